@@ -1,0 +1,75 @@
+# make tune: measure this machine and write report.html. make test: lint, types and tests.
+PYTHON ?= python3
+BIN := .venv/bin
+REPORT ?= report.html
+RUN_ARGS ?=
+CUDA := $(if $(shell command -v nvidia-smi),$(shell echo ,cuda))
+
+.DEFAULT_GOAL := help
+.PHONY: help tune test lint format browser regret clean
+
+help:
+	@echo "make tune    install into .venv, measure on the best device here, write $(REPORT)"
+	@echo "make test    install into .venv, then lint, check types and run the tests"
+	@echo "make regret  what the shipped tables' answers cost on batches that they were not tuned on"
+	@echo "make lint    ruff and mypy only          make format  let ruff rewrite the sources"
+	@echo "make clean   remove .venv and caches"
+
+tune: .venv/tune
+	$(BIN)/nsa-tune run --device auto $(RUN_ARGS)
+	$(BIN)/nsa-tune report --format html --out $(REPORT)
+	@echo "The report is in $(REPORT)."
+
+test: lint browser
+	$(BIN)/pytest -n 2
+
+lint: .venv/test
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+format: .venv/test
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+# --group needs pip 25.1; the pip that venv brings may be older.
+.venv/pip:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	    { echo "nsa-tune needs Python 3.11 or newer: make PYTHON=/path/to/python3.11"; exit 1; }
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
+	@touch $@
+
+# The kernel libraries of a GPU need a newer torch than the one that CI is pinned to.
+.venv/constraints.txt: .venv/pip constraints.txt
+	if [ -n "$(CUDA)" ]; then grep -Ev '^(torch|triton)==' constraints.txt >$@; \
+	else cp constraints.txt $@; fi
+
+.venv/tune: .venv/constraints.txt pyproject.toml
+	$(BIN)/pip install -c .venv/constraints.txt -e '.[tune,report$(CUDA)]'
+	@touch $@
+
+.venv/test: .venv/tune
+	$(BIN)/pip install -c .venv/constraints.txt --group dev
+	@touch $@
+
+# The tests open reports in a real browser.
+browser:
+	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || \
+	command -v google-chrome >/dev/null || \
+	if ! command -v apt-get >/dev/null; then \
+	    echo "make test needs Chromium: install it with this system's package manager"; exit 1; \
+	elif [ "$$(id -u)" = 0 ]; then \
+	    apt-get update && apt-get install -y --no-install-recommends chromium; \
+	elif command -v sudo >/dev/null; then \
+	    sudo apt-get update && sudo apt-get install -y --no-install-recommends chromium; \
+	else \
+	    echo "make test needs Chromium: as root, apt-get update && apt-get install chromium"; exit 1; \
+	fi
+
+# Held-out batches, measured on the GPU, replayed against the shipped tables.
+regret: .venv/tune
+	for table in benchmarks/held_out/*.tsv; do $(BIN)/python benchmarks/regret.py score $$table; done
+
+clean:
+	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist

@@ -1,0 +1,201 @@
+"""What a table's answers cost on batches that it was not tuned on, beside the engine's rule.
+
+    python benchmarks/regret.py measure --heads 128 --kv-dtype fp8 --batches 100 --out held-out.tsv
+    python benchmarks/regret.py score held-out.tsv [--db TABLE]
+
+`measure` needs the GPU: it draws seeded random batches, half of them ragged, and times every arm.
+`score` replays that file anywhere: regret is the time of the arm that was chosen over the best
+arm's, minus one. Without --db the shipped table answers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from random import Random
+
+from nsa_tune import Batch, Dispatcher
+from nsa_tune.backend.point import Answer
+from nsa_tune.backend.points import POINTS
+from nsa_tune.backend.records import Measurement, Status, Table
+from nsa_tune.backend.rules import SGLANG_0_5_23
+from nsa_tune.backend.tables import read_text
+
+_KV_DTYPES = {"bf16": "bf16", "fp8_packed": "fp8"}
+
+Choose = Callable[[Batch], str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One held-out batch: what each choice of one question was measured to cost."""
+
+    batch: Batch
+    cost_us: dict[str, float]
+
+    def regret(self, choice: str | None) -> float | None:
+        """Relative loss of `choice`; None where it was not measured."""
+        cost = None if choice is None else self.cost_us.get(choice)
+        return None if cost is None else cost / min(self.cost_us.values()) - 1
+
+
+def measure(arguments: argparse.Namespace) -> None:
+    """Time all arms on random batches and write them as a text table."""
+    from nsa_tune.autotune import devices
+    from nsa_tune.autotune.measure import measure_batch
+    from nsa_tune.autotune.timing import timer_for
+    from nsa_tune.backend import detect
+    from nsa_tune.backend.layouts import layout_of
+    from nsa_tune.backend.point import Setting
+    from nsa_tune.backend.profiles import profile_of
+    from nsa_tune.db.exchange import write_text
+
+    device = devices.pick_device(arguments.device)
+    timer = timer_for(device)
+    setting = Setting(
+        profile_of(arguments.model),
+        arguments.heads,
+        layout_of(arguments.kv_dtype),
+        devices.describe(device),
+        dict(detect.library_versions()),
+    )
+    rows: dict[tuple[str, str, str], Measurement] = {}
+    for point in POINTS.values():
+        random, done = Random(arguments.seed), 0
+        while done < arguments.batches:
+            batch = point.sample(setting, random)
+            arms = [a for a in point.candidates(setting) if a.allowed(batch, setting) is None]
+            if len(arms) < 2:
+                continue
+            for row in measure_batch(point, batch, arms, setting, device, timer):
+                rows[row.point, row.batch, row.arm] = row
+            done += 1
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    key = devices.key_of(setting, timer)
+    write_text(Table(key, setting.device, tuple(rows.values()), "", now), arguments.out)
+
+
+def cells(table: Table, answer: Answer) -> Iterator[Cell]:
+    """The batches of `table` on which `answer` has a choice."""
+    times: dict[str, dict[str, float]] = {}
+    for row in table.measurements:
+        if row.status is Status.OK and row.latency_us is not None:
+            times.setdefault(row.batch, {})[row.arm] = row.latency_us
+    for word, by_arm in times.items():
+        cost = {
+            choice: min(by_arm[arm] for arm in arms if arm in by_arm)
+            for choice, arms in answer.choices.items()
+            if any(arm in by_arm for arm in arms)
+        }
+        if len(cost) > 1:
+            yield Cell(Batch.parse(word), cost)
+
+
+def choosers(dispatcher: Dispatcher, answer: Answer) -> dict[str, Choose]:
+    """Who decides: the table, the engine's rule, and always the same choice."""
+
+    def by_table(batch: Batch) -> str | None:
+        chosen: str | None = getattr(dispatcher.plan(batch), answer.name)
+        return chosen
+
+    def by_rule(batch: Batch) -> str | None:
+        return SGLANG_0_5_23.choose(answer, batch, dispatcher.setting)
+
+    found: dict[str, Choose] = {"nsa-tune": by_table, SGLANG_0_5_23.name: by_rule}
+    for choice in answer.choices:
+        found[f"always {choice}"] = partial(_always, choice)
+    return found
+
+
+def _always(choice: str, batch: Batch) -> str:
+    del batch
+    return choice
+
+
+def summary(regrets: list[float]) -> dict[str, float]:
+    """Mean, median, 99th percentile and worst of relative regrets."""
+    ordered = sorted(regrets)
+    last = len(ordered) - 1
+    return {
+        "batches": len(ordered),
+        "mean": sum(ordered) / len(ordered),
+        "median": ordered[last // 2],
+        "p99": ordered[min(round(0.99 * len(ordered)), last)],
+        "worst": ordered[-1],
+    }
+
+
+def score(arguments: argparse.Namespace) -> None:
+    """Print the regret of each chooser for each question."""
+    held_out = read_text(arguments.table)
+    key = held_out.key
+    dispatcher = Dispatcher.open(
+        arguments.db, key.gpu, model=key.model, heads=key.heads,
+        kv_dtype=_KV_DTYPES[key.kv_layout], strict=True,
+    )  # fmt: skip
+    result = []
+    for point in POINTS.values():
+        for answer in point.answers:
+            found = list(cells(held_out, answer))
+            if not found:
+                continue
+            for name, choose in choosers(dispatcher, answer).items():
+                scored = [(cell.regret(choose(cell.batch)), cell) for cell in found]
+                kept = [(regret, cell) for regret, cell in scored if regret is not None]
+                if len(kept) < len(found):
+                    continue  # not a choice on every batch: no fair mean
+                worst = max(kept, key=lambda pair: pair[0])[1].batch
+                ragged = [r for r, cell in kept if len(set(cell.batch.lens or ())) > 1]
+                result.append(
+                    {
+                        "question": answer.name,
+                        "who": name,
+                        **summary([regret for regret, _ in kept]),
+                        "ragged": len(ragged),
+                        "ragged_mean": sum(ragged) / len(ragged) if ragged else 0.0,
+                        "worst_batch": str(worst),
+                    }
+                )
+    if arguments.json:
+        json.dump({"schema": "nsa-tune/regret/1", "key": key.gpu, "rows": result}, sys.stdout)
+        return
+    print(f"{key.gpu}, {key.model}, {key.heads} heads, {key.kv_layout}; table: {dispatcher.source}")
+    print("| question | who decides | batches | mean | median | p99 | worst | ragged mean |")
+    print("|---|---|---|---|---|---|---|---|")
+    for row in result:
+        figures = " | ".join(
+            f"{row[name]:.2%}" for name in ("mean", "median", "p99", "worst", "ragged_mean")
+        )
+        print(f"| {row['question']} | {row['who']} | {row['batches']} | {figures} |")
+
+
+def main() -> None:
+    """Parse and run one of the two commands."""
+    parser = argparse.ArgumentParser(description="Regret on batches that were not tuned on.")
+    commands = parser.add_subparsers(required=True)
+    measuring = commands.add_parser("measure", help="time all arms on random batches")
+    measuring.add_argument("--device", default="auto")
+    measuring.add_argument("--model", default="deepseek-v3.2")
+    measuring.add_argument("--heads", type=int, default=128)
+    measuring.add_argument("--kv-dtype", default="fp8")
+    measuring.add_argument("--batches", type=int, default=100, help="per decision point")
+    measuring.add_argument("--seed", type=int, default=7)
+    measuring.add_argument("--out", type=Path, required=True)
+    measuring.set_defaults(run=measure)
+    scoring = commands.add_parser("score", help="regret of the table's answers on a held-out file")
+    scoring.add_argument("table", type=Path)
+    scoring.add_argument("--db", type=Path)
+    scoring.add_argument("--json", action="store_true")
+    scoring.set_defaults(run=score)
+    arguments = parser.parse_args()
+    arguments.run(arguments)
+
+
+if __name__ == "__main__":
+    main()

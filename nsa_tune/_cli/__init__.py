@@ -1,0 +1,1 @@
+"""Parts of the command line: progress, and how answers are printed."""

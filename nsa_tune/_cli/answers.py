@@ -1,0 +1,114 @@
+"""What the commands answer, as JSON documents and as text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, fields
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from nsa_tune.autotune.doctor import Diagnosis
+    from nsa_tune.autotune.run import RunResult
+    from nsa_tune.backend.dispatcher import Dispatcher
+    from nsa_tune.backend.plan import Plan, Reason
+    from nsa_tune.backend.records import Key, Table
+
+__all__ = ["as_text", "decisions", "diagnosed", "explained", "listed", "looked_up", "measured"]
+
+_NO_DECISIONS = ("batch",)
+
+
+def as_text(document: Mapping[str, Any]) -> str:
+    """A document as the one line that goes to stdout."""
+    return json.dumps(document, ensure_ascii=False)
+
+
+def decisions(plan: Plan) -> dict[str, str | bool | None]:
+    """The fields of `plan` that are decisions, by name."""
+    names = [field.name for field in fields(plan) if not field.name.startswith("_")]
+    return {name: getattr(plan, name) for name in names if name not in _NO_DECISIONS}
+
+
+def looked_up(dispatcher: Dispatcher, plan: Plan) -> dict[str, Any]:
+    """The answer of `lookup`."""
+    return {
+        "schema": "nsa-tune/lookup/1",
+        "batch": str(plan.batch),
+        "tuned": dispatcher.table is not None,
+        "source": dispatcher.source,
+        "plan": decisions(plan),
+    }
+
+
+def explained(dispatcher: Dispatcher, plan: Plan) -> dict[str, Any]:
+    """The answer of `explain`: `lookup`'s, with the reason of every decision."""
+    return {
+        **looked_up(dispatcher, plan),
+        "schema": "nsa-tune/explain/1",
+        "key": None if dispatcher.table is None else _key(dispatcher.table.key),
+        "reasons": {name: _reason(reason) for name, reason in plan.reasons.items()},
+    }
+
+
+def _reason(reason: Reason) -> dict[str, Any]:
+    return {
+        "verdict": str(reason.verdict),
+        "source": reason.source,
+        "estimates_us": dict(reason.estimates_us),
+        "intervals_us": {name: list(ends) for name, ends in reason.intervals_us.items()},
+        "guards": dict(reason.guards),
+        "text": reason.text,
+    }
+
+
+def measured(result: RunResult, database: str, section: Mapping[str, Any]) -> dict[str, Any]:
+    """The answer of `run`; `section` is the table's part of the report document."""
+    return {
+        "schema": "nsa-tune/run/1",
+        "outcome": result.outcome,
+        "measured": result.measured,
+        "skipped": result.skipped,
+        "failed": result.failed,
+        "seconds": round(result.seconds, 1),
+        "database": database,
+        "key": section["key"],
+        "crossovers": [
+            {"answer": answer["answer"], **line}
+            for point in section["points"]
+            for answer in point["answers"]
+            for line in answer["lines"]
+        ],
+        "failures": section["failures"],
+    }
+
+
+def diagnosed(diagnosis: Diagnosis) -> dict[str, Any]:
+    """The answer of `doctor`."""
+    return {
+        "schema": "nsa-tune/doctor/1",
+        "fit": diagnosis.fit,
+        "conclusion": diagnosis.conclusion,
+        "findings": [asdict(finding) for finding in diagnosis.findings],
+    }
+
+
+def listed(database: str, tables: list[Table]) -> dict[str, Any]:
+    """The answer of `db list`."""
+    return {
+        "schema": "nsa-tune/db-list/1",
+        "database": database,
+        "tables": [
+            {
+                "digest": table.key.digest,
+                "key": _key(table.key),
+                "measurements": len(table.measurements),
+                "measured_at": table.measured_at,
+            }
+            for table in tables
+        ],
+    }
+
+
+def _key(key: Key) -> dict[str, Any]:
+    return {**asdict(key), "libraries": dict(key.libraries)}

@@ -1,0 +1,133 @@
+"""How a run reports its progress on stderr: a bar on a terminal, plain lines anywhere else."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING
+
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as RichProgress
+from rich.table import Column
+from rich.text import Text
+
+from nsa_tune.backend.batch import Batch
+from nsa_tune.backend.point import Point, Setting
+from nsa_tune.backend.records import Key, Measurement, Status
+from nsa_tune.reports.plain import plain
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["BarProgress", "LineProgress", "RunProgress", "progress_for"]
+
+_LINE_EVERY_S = 10.0
+
+
+class RunProgress:
+    """Counts wins; says nothing by itself."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self.wins: dict[str, Counter[str]] = {}
+
+    def start(self, setting: Setting, key: Key, batches: int, skipped: int) -> None:
+        """Say what is going to be measured."""
+        known = f"; {skipped} measurements are there already" if skipped else ""
+        self._say(
+            f"{key.model}, {setting.heads} local heads, {key.kv_layout} on {key.gpu}: "
+            f"{batches} batches to measure{known}"
+        )
+
+    def batch(
+        self, done: int, total: int, point: Point, batch: Batch, rows: Sequence[Measurement],
+        seconds: float,
+    ) -> None:  # fmt: skip
+        """Count the winner of a batch, and say what failed."""
+        timed = [(row.latency_us, row.arm) for row in rows if row.latency_us is not None]
+        if timed:
+            self.wins.setdefault(point.name, Counter())[min(timed)[1]] += 1
+        for row in rows:
+            if row.status is not Status.OK:
+                self._say(f"{row.arm} {row.status} on {batch}: {row.reason}")
+
+    def standing(self, point: Point) -> str:
+        """The arms of `point` by how many batches they won so far."""
+        wins = self.wins.get(point.name, Counter())
+        return ", ".join(f"{arm} {count}" for arm, count in wins.most_common(3))
+
+    def _say(self, text: str) -> None:
+        self.console.print(Text(plain(text)), soft_wrap=True)
+
+
+class LineProgress(RunProgress):
+    """A plain line now and then."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__(console)
+        self._next_line_at = _LINE_EVERY_S
+
+    def batch(
+        self, done: int, total: int, point: Point, batch: Batch, rows: Sequence[Measurement],
+        seconds: float,
+    ) -> None:  # fmt: skip
+        """As the base; a line every ten seconds and at the end."""
+        super().batch(done, total, point, batch, rows, seconds)
+        if seconds >= self._next_line_at or done == total:
+            self._next_line_at = seconds + _LINE_EVERY_S
+            left = seconds / done * (total - done)
+            self._say(
+                f"{done}/{total} batches, {seconds:.0f} s, about {left:.0f} s left; last "
+                f"{batch}; wins in {point.name}: {self.standing(point)}"
+            )
+
+
+class BarProgress(RunProgress):
+    """A bar with the last batch, the time left and the wins so far."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__(console)
+        # Narrow terminals cut the words at the end, never the numbers.
+        rest = Column(ratio=1, no_wrap=True, overflow="ellipsis")
+        self.bar = RichProgress(
+            BarColumn(bar_width=16),
+            MofNCompleteColumn(table_column=Column(no_wrap=True, min_width=9)),
+            TimeRemainingColumn(table_column=Column(no_wrap=True, min_width=8)),
+            TextColumn("{task.fields[batch]}  {task.fields[standing]}", markup=False,
+                       table_column=rest),
+            console=console,
+            transient=True,
+            expand=True,
+        )  # fmt: skip
+        self._task = self.bar.add_task("", total=None, batch="starting", standing="")
+
+    def start(self, setting: Setting, key: Key, batches: int, skipped: int) -> None:
+        """As the base; the bar gets its length."""
+        super().start(setting, key, batches, skipped)
+        self.bar.update(self._task, total=batches)
+
+    def batch(
+        self, done: int, total: int, point: Point, batch: Batch, rows: Sequence[Measurement],
+        seconds: float,
+    ) -> None:  # fmt: skip
+        """As the base; the bar moves."""
+        super().batch(done, total, point, batch, rows, seconds)
+        self.bar.update(self._task, completed=done, batch=str(batch), standing=self.standing(point))
+
+
+class _Silent(RunProgress):
+    def _say(self, text: str) -> None:
+        del text
+
+
+def progress_for(
+    console: Console, *, quiet: bool
+) -> tuple[RunProgress, AbstractContextManager[object]]:
+    """The progress that suits `console`, and the context in which it shows."""
+    if quiet:
+        return _Silent(console), nullcontext()
+    if console.is_terminal:
+        bar = BarProgress(console)
+        return bar, bar.bar
+    return LineProgress(console), nullcontext()

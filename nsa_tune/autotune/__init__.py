@@ -1,0 +1,1 @@
+"""Decide what to measure, measure it, keep it. Needs torch."""

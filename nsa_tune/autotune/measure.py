@@ -1,0 +1,141 @@
+"""Measure all arms of one batch: build, check against the reference, then time interleaved."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from time import sleep
+
+import torch
+
+from nsa_tune._errors import MachineUnfit
+from nsa_tune.autotune.timing import Sampler, Timer, Timing, interleave
+from nsa_tune.backend.batch import Batch
+from nsa_tune.backend.point import Arm, Case, Point, Setting
+from nsa_tune.backend.records import Measurement, Status
+
+__all__ = ["ContextLost", "measure_batch"]
+
+_log = logging.getLogger(__name__)
+_REASON_LENGTH = 300
+_ATTEMPTS = 5
+_BACK_OFF_SECONDS = 0.5
+
+
+class ContextLost(MachineUnfit):
+    """An arm broke the CUDA context: only a new process can go on."""
+
+    def __init__(self, arm: str, batch: str, measured: Sequence[Measurement]) -> None:
+        super().__init__(
+            f"{arm} broke the CUDA context on {batch} and is recorded as failed; "
+            "run the same command again to continue with the next batch"
+        )
+        self.measured = list(measured)
+
+
+@dataclass(frozen=True, slots=True)
+class _Ready:
+    """An arm that gave the right answer and waits to be timed."""
+
+    arm: Arm
+    sampler: Sampler
+    error: float
+
+
+def measure_batch(
+    point: Point,
+    batch: Batch,
+    arms: Sequence[Arm],
+    setting: Setting,
+    device: torch.device,
+    timer: Timer,
+) -> list[Measurement]:
+    """One measurement for each of `arms`, failed ones with their reason.
+
+    Raises:
+        ContextLost: when the device cannot go on in this process; it carries what was measured.
+        MachineUnfit: when the device stays slowed down.
+    """
+    word = str(batch)
+    case = point.case(batch, setting, device)
+    ready: list[_Ready] = []
+    failed: list[Measurement] = []
+    for arm in arms:
+        outcome = _prepare(point, word, arm, case, timer)
+        if isinstance(outcome, _Ready):
+            ready.append(outcome)
+            continue
+        failed.append(outcome)
+        _log.warning("%s failed on %s: %s", arm.name, word, outcome.reason)
+        if not _alive(device):
+            raise ContextLost(arm.name, word, failed)
+    timed = _steadily([one.sampler for one in ready], timer) if ready else []
+    passed = [
+        _passed(point.name, word, one, timing) for one, timing in zip(ready, timed, strict=True)
+    ]
+    del ready, case
+    timer.release()
+    return passed + failed
+
+
+def _steadily(samplers: Sequence[Sampler], timer: Timer) -> list[Timing]:
+    """Time `samplers` against each other, again while the device's clock was not steady.
+
+    A clock that climbs after a pause leaves no trace in the driver's counters, only samples that
+    disagree. An arm that is noisy at every attempt is kept, with the interval that it has.
+    """
+    for attempt in range(1, _ATTEMPTS + 1):
+        timings = interleave(samplers, timer)
+        steady = timer.steady()
+        if steady and (
+            attempt == _ATTEMPTS or all(one.half_width <= timer.widest for one in timings)
+        ):
+            return timings
+        _log.info("attempt %d is discarded, the device's clock was not steady", attempt)
+        if not steady:
+            sleep(_BACK_OFF_SECONDS * attempt)
+    raise MachineUnfit(
+        "the GPU stays slowed down (heat, power or another process), so nothing it is timed at "
+        "would hold; see nsa-tune doctor, and run the same command again to continue"
+    )
+
+
+def _prepare(point: Point, word: str, arm: Arm, case: Case, timer: Timer) -> _Ready | Measurement:
+    try:
+        run = arm.build(case)
+        error = case.error_of(run())
+        if error > case.tolerance:
+            reason = f"relative error {error:.3g} passes {case.tolerance:g}"
+            return Measurement(point.name, word, arm.name, Status.WRONG, error=error, reason=reason)
+        return _Ready(arm, timer.sampler(run), error)
+    except Exception as failure:  # noqa: BLE001 - a kernel library may raise anything
+        reason = f"{type(failure).__name__}: {failure}"
+        one_line = " ".join(reason.split())[:_REASON_LENGTH]
+        return Measurement(point.name, word, arm.name, Status.FAILED, reason=one_line)
+
+
+def _passed(point: str, word: str, one: _Ready, timing: Timing) -> Measurement:
+    return Measurement(
+        point,
+        word,
+        one.arm.name,
+        Status.OK,
+        latency_us=timing.median_us,
+        low_us=timing.low_us,
+        high_us=timing.high_us,
+        samples=timing.samples,
+        error=one.error,
+    )
+
+
+def _alive(device: torch.device) -> bool:
+    """False when the CUDA context is lost: every later call would fail with the old error."""
+    if device.type != "cuda":
+        return True
+    try:
+        torch.cuda.synchronize(device)
+        torch.zeros(1, device=device).item()
+    except RuntimeError:
+        return False
+    return True

@@ -1,0 +1,1 @@
+"""What the runtime needs: batches, decision points, guards, policies and the dispatcher."""

@@ -1,0 +1,45 @@
+"""Paged pools with scattered pages: which slot of the pool holds which token of a batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+__all__ = ["Paging", "scatter"]
+
+
+@dataclass(frozen=True, slots=True)
+class Paging:
+    """Where the tokens of a batch lie."""
+
+    starts: torch.Tensor
+    """[sequences + 1] int64: first flattened token of each sequence."""
+    slots: torch.Tensor
+    """[kv tokens] int32: slot of each token, sequence after sequence."""
+    block_table: torch.Tensor
+    """[sequences, pages of the longest] int32; unused entries repeat page 0."""
+
+
+def scatter(lens: list[int], page_size: int, pool_slots: int, device: torch.device) -> Paging:
+    """Give each sequence pages from all over a pool of `pool_slots`, in a seeded random order.
+
+    Args:
+        lens: kv tokens of each sequence.
+        page_size: tokens a page.
+        pool_slots: slots of the pool, at least what the pages of all sequences take.
+    """
+    generator = torch.Generator(device="cpu").manual_seed(len(lens))
+    pages = [-(-length // page_size) for length in lens]
+    assert sum(pages) * page_size <= pool_slots, "the pool is smaller than the batch"
+    ids = torch.randperm(pool_slots // page_size, generator=generator)[: sum(pages)]
+    table = torch.zeros(len(lens), max(pages), dtype=torch.int32)
+    slots, first = [], 0
+    for row, (length, count) in enumerate(zip(lens, pages, strict=True)):
+        own = ids[first : first + count]
+        table[row, :count] = own
+        offsets = torch.arange(length)
+        slots.append(own[offsets // page_size] * page_size + offsets % page_size)
+        first += count
+    starts = torch.tensor([0, *lens]).cumsum(0)
+    return Paging(starts.to(device), torch.cat(slots).to(torch.int32).to(device), table.to(device))

@@ -1,0 +1,107 @@
+"""The packed fp8 KV layout (656 bytes a token for V3.2): quantize, dequantize, paged gather.
+
+A token is `rank` e4m3 values, one fp32 scale for each 128 of them, then `rope` bf16 values.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from nsa_tune.backend.layouts import SCALE_TILE, KVLayout
+
+__all__ = ["dequantize", "dequantize_reference", "quantize_reference"]
+
+_E4M3_MAX = 448.0
+_TOKENS_PER_PROGRAM = 8
+
+
+def quantize_reference(latents: torch.Tensor, rank: int) -> torch.Tensor:
+    """Pack latents, with scales that are powers of two.
+
+    Power-of-two scales make value = e4m3 * scale exact in bf16, and are the only ones that
+    FlashMLA's SM100 kernel reads right (it truncates a scale to ue8m0).
+
+    Args:
+        latents: [tokens, rank + rope] bf16.
+        rank: width of the quantized part, a multiple of 128.
+
+    Returns:
+        [tokens, rank + 4 * rank / 128 + 2 * rope] uint8.
+    """
+    tiles = latents[:, :rank].float().unflatten(-1, (-1, SCALE_TILE))
+    largest = tiles.abs().amax(-1, keepdim=True).clamp_min(1e-4)
+    scales = torch.exp2(torch.ceil(torch.log2(largest / _E4M3_MAX)))
+    values = (tiles / scales).to(torch.float8_e4m3fn).flatten(1)
+    rope = latents[:, rank:].contiguous()
+    parts = [values.view(torch.uint8), scales.flatten(1).view(torch.uint8), rope.view(torch.uint8)]
+    return torch.cat(parts, dim=-1)
+
+
+def dequantize_reference(
+    pool: torch.Tensor, slots: torch.Tensor, rank: int, rope: int
+) -> torch.Tensor:
+    """`dequantize` in plain torch, on any device."""
+    rows = pool[slots.long()]
+    values = rows[:, :rank].contiguous().view(torch.float8_e4m3fn).float()
+    scales = rows[:, rank : rank + 4 * (rank // SCALE_TILE)].contiguous().view(torch.float32)
+    latent = values.unflatten(-1, (-1, SCALE_TILE)) * scales[..., None]
+    tail = rows[:, -2 * rope :].contiguous().view(torch.bfloat16)
+    return torch.cat((latent.flatten(1).to(torch.bfloat16), tail), dim=-1)
+
+
+@triton.jit
+def _dequantize_kernel(
+    values, scales, tails, slots, out, tokens,
+    TILES: tl.constexpr, TILE: tl.constexpr, ROPE: tl.constexpr,
+    BYTES: tl.constexpr, TOKENS: tl.constexpr,
+):  # fmt: skip
+    # One row of the block is one scale tile of one token, so its scale is loaded once.
+    row = tl.arange(0, TOKENS * TILES)
+    token = tl.program_id(0) * TOKENS + row // TILES
+    tile = row % TILES
+    here = token < tokens
+    # 64-bit: a pool of 4 million tokens passes 2**31 bytes.
+    slot = tl.load(slots + token, mask=here, other=0).to(tl.int64)
+    column = tile[:, None] * TILE + tl.arange(0, TILE)[None, :]
+    value = tl.load(values + slot[:, None] * BYTES + column, mask=here[:, None], other=0.0)
+    scale = tl.load(scales + slot * (BYTES // 4) + TILES * TILE // 4 + tile, mask=here, other=0.0)
+    latent = value.to(tl.float32) * scale[:, None]
+    width = TILES * TILE + ROPE
+    start = out + token.to(tl.int64)[:, None] * width
+    tl.store(start + column, latent.to(tl.bfloat16), mask=here[:, None])
+
+    token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
+    here = token < tokens
+    slot = tl.load(slots + token, mask=here, other=0).to(tl.int64)
+    column = tl.arange(0, ROPE)[None, :]
+    source = tails + slot[:, None] * (BYTES // 2) + (BYTES // 2 - ROPE)
+    tail = tl.load(source + column, mask=here[:, None], other=0.0)
+    start = out + token.to(tl.int64)[:, None] * width + TILES * TILE
+    tl.store(start + column, tail, mask=here[:, None])
+
+
+def dequantize(pool: torch.Tensor, slots: torch.Tensor, rank: int, rope: int) -> torch.Tensor:
+    """Gather tokens of a paged pool and widen them to bf16, in one pass.
+
+    Args:
+        pool: [slots of the pool, bytes a token] uint8, contiguous.
+        slots: [tokens] int32: page * page size + offset of each token.
+        rank: quantized width, a multiple of 128.
+        rope: bf16 width, a power of two.
+
+    Returns:
+        [tokens, rank + rope] bf16.
+    """
+    tokens, width = slots.numel(), KVLayout.FP8_PACKED.token_bytes(rank, rope)
+    assert pool.is_contiguous() and pool.shape[1] == width
+    out = torch.empty(tokens, rank + rope, dtype=torch.bfloat16, device=pool.device)
+    grid = (triton.cdiv(tokens, _TOKENS_PER_PROGRAM),)
+    _dequantize_kernel[grid](
+        pool.view(torch.float8_e4m3fn), pool.view(torch.float32), pool.view(torch.bfloat16),
+        slots, out, tokens,
+        TILES=rank // SCALE_TILE, TILE=SCALE_TILE, ROPE=rope,
+        BYTES=width, TOKENS=_TOKENS_PER_PROGRAM, num_warps=8,
+    )  # fmt: skip
+    return out

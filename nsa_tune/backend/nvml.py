@@ -1,0 +1,140 @@
+"""The driver's own view of the GPUs, read through NVML with ctypes: no package, no CUDA context."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from functools import cache
+
+__all__ = ["GpuState", "driver_version", "gpu_names", "gpu_state"]
+
+# nvml.h: clock types, throttle ("clocks event") reasons and the sensor.
+_CLOCK_SM = 1
+_CLOCK_MEM = 2
+_SENSOR_GPU = 0
+_REASONS = {
+    0x0000000000000002: "application clocks",
+    0x0000000000000004: "software power cap",
+    0x0000000000000008: "hardware slowdown",
+    0x0000000000000020: "software thermal slowdown",
+    0x0000000000000040: "hardware thermal slowdown",
+    0x0000000000000080: "power brake",
+}
+# A capped clock is a GPU's normal state under full load; the others mean that time is not steady.
+_UNSTEADY = 0x08 | 0x20 | 0x40 | 0x80
+
+
+class _Process(ctypes.Structure):
+    _fields_ = (
+        ("pid", ctypes.c_uint),
+        ("used_memory", ctypes.c_ulonglong),
+        ("gpu_instance", ctypes.c_uint),
+        ("compute_instance", ctypes.c_uint),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class GpuState:
+    """One GPU at one moment."""
+
+    sm_clock_mhz: int
+    sm_clock_max_mhz: int
+    memory_clock_mhz: int
+    temperature_c: int
+    throttle_reasons: tuple[str, ...]
+    unsteady: bool
+    """True while a slowdown or power brake holds, so that a sample taken now is worthless."""
+    processes: tuple[int, ...]
+    """Process ids that compute on this GPU."""
+
+
+@cache
+def _library() -> ctypes.CDLL | None:
+    try:
+        library = ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return None
+    return library if library.nvmlInit_v2() == 0 else None
+
+
+def _text(call: str, *arguments: object) -> str:
+    library = _library()
+    buffer = ctypes.create_string_buffer(96)
+    if library is None or library[call](*arguments, buffer, ctypes.c_uint(96)) != 0:
+        return ""
+    return buffer.value.decode(errors="replace")
+
+
+def driver_version() -> str:
+    """The NVIDIA driver's version, or "" where there is none."""
+    return _text("nvmlSystemGetDriverVersion")
+
+
+def _handles() -> list[ctypes.c_void_p]:
+    library = _library()
+    count = ctypes.c_uint()
+    if library is None or library.nvmlDeviceGetCount_v2(ctypes.byref(count)) != 0:
+        return []
+    handles = []
+    for i in range(count.value):
+        handle = ctypes.c_void_p()
+        if library.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(i), ctypes.byref(handle)) == 0:
+            handles.append(handle)
+    return handles
+
+
+def _handle(gpu: int | str) -> ctypes.c_void_p | None:
+    library = _library()
+    if isinstance(gpu, int):
+        return dict(enumerate(_handles())).get(gpu)
+    handle = ctypes.c_void_p()
+    if library is None:
+        return None
+    found = library.nvmlDeviceGetHandleByUUID(gpu.encode(), ctypes.byref(handle))
+    return handle if found == 0 else None
+
+
+def gpu_names() -> list[str]:
+    """Names of the GPUs that the driver reports, in its order; [] where there is no driver."""
+    return [_text("nvmlDeviceGetName", handle) for handle in _handles()]
+
+
+def _number(call: str, *arguments: object) -> int:
+    library = _library()
+    value = ctypes.c_uint()
+    if library is None or library[call](*arguments, ctypes.byref(value)) != 0:
+        return 0
+    return value.value
+
+
+def _processes(handle: ctypes.c_void_p) -> tuple[int, ...]:
+    library = _library()
+    count, found = ctypes.c_uint(64), (_Process * 64)()
+    if library is None:
+        return ()
+    call = library.nvmlDeviceGetComputeRunningProcesses_v3
+    if call(handle, ctypes.byref(count), found) != 0:
+        return ()
+    return tuple(process.pid for process in found[: count.value])
+
+
+def gpu_state(gpu: int | str) -> GpuState | None:
+    """The state of the GPU with NVML's ordinal or UUID `gpu`, or None where NVML has none.
+
+    NVML counts all GPUs of the host, CUDA the visible ones: only the UUID is the same in both.
+    """
+    library, handle = _library(), _handle(gpu)
+    if library is None or handle is None:
+        return None
+    mask = ctypes.c_ulonglong()
+    if library.nvmlDeviceGetCurrentClocksThrottleReasons(handle, ctypes.byref(mask)) != 0:
+        mask.value = 0
+    return GpuState(
+        sm_clock_mhz=_number("nvmlDeviceGetClockInfo", handle, ctypes.c_uint(_CLOCK_SM)),
+        sm_clock_max_mhz=_number("nvmlDeviceGetMaxClockInfo", handle, ctypes.c_uint(_CLOCK_SM)),
+        memory_clock_mhz=_number("nvmlDeviceGetClockInfo", handle, ctypes.c_uint(_CLOCK_MEM)),
+        temperature_c=_number("nvmlDeviceGetTemperature", handle, ctypes.c_uint(_SENSOR_GPU)),
+        throttle_reasons=tuple(text for bit, text in _REASONS.items() if mask.value & bit),
+        unsteady=bool(mask.value & _UNSTEADY),
+        processes=_processes(handle),
+    )

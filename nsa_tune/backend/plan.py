@@ -1,0 +1,139 @@
+"""Plan: every decision for one batch. The engine reads it; the reasons are made when asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from nsa_tune.backend.batch import Batch, Mode
+from nsa_tune.backend.layouts import KVLayout
+from nsa_tune.backend.verdict import Verdict
+
+__all__ = ["DERIVED", "Derived", "Origin", "Plan", "Reason", "derive"]
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why one field of a plan has its value. Mappings go by choice."""
+
+    verdict: Verdict
+    source: str
+    """The table, the engine's rule, or the limit that decided."""
+    estimates_us: Mapping[str, float]
+    """Microseconds of each allowed choice's best arm."""
+    intervals_us: Mapping[str, tuple[float, float]]
+    """95 % intervals of these."""
+    guards: Mapping[str, str]
+    """Forbidden choices, and why."""
+    text: str
+    """One sentence."""
+
+
+class Origin(Protocol):
+    """Who made a plan and can say why."""
+
+    def names(self, plan: Plan) -> tuple[str, ...]:
+        """The fields of `plan` that have a reason."""
+        ...
+
+    def reason(self, plan: Plan, name: str) -> Reason:
+        """Why the field `name` of `plan` has its value."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Every decision for one batch.
+
+    None means that the field does not apply to the batch's mode, or that every choice is
+    forbidden; the engine then keeps its own.
+    """
+
+    batch: Batch
+    prefill_path: str | None
+    """"mha" (expanded, dense) or "mla" (absorbed, sparse); None unless in extend."""
+    mha_kernel: str | None
+    """The dense kernel, should the path be mha: "fa3", ..."""
+    sparse_prefill: str | None
+    """The sparse kernel, should the path be mla: "flashmla_sparse", "flashmla_kv", ..."""
+    indexer_layout: str | None
+    """"native", "pairs" or "flatten"; None in extend."""
+    topk_transform: str | None
+    """"paged" or "ragged": how the indexer's top-k hands its indices to the sparse kernel."""
+    dequantize_prefix: bool | None
+    """Whether the fp8 prefix is read back to bf16; None unless in extend."""
+    skip_topk: bool
+    """Whether every token is selected anyway, so that no top-k need be computed."""
+    _origin: Origin = field(repr=False, compare=False)
+
+    @property
+    def reasons(self) -> Mapping[str, Reason]:
+        """The reason of each field that applies, made on access."""
+        return _Reasons(self, self._origin)
+
+
+class _Reasons(Mapping[str, Reason]):
+    """A plan's reasons, each made when it is looked at."""
+
+    __slots__ = ("_names", "_origin", "_plan")
+
+    def __init__(self, plan: Plan, origin: Origin) -> None:
+        self._plan = plan
+        self._origin = origin
+        self._names = origin.names(plan)
+
+    def __getitem__(self, name: str) -> Reason:
+        if name not in self._names:
+            raise KeyError(name)
+        return self._origin.reason(self._plan, name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+# --- what follows from the tuned choices
+
+DERIVED = ("topk_transform", "dequantize_prefix", "skip_topk")
+"""The fields that follow from the batch and the other choices."""
+
+_READS_BF16 = frozenset({"flashmla_sparse", "torch_sparse"})
+"""Sparse prefill kernels that read bf16 latents: from an fp8 pool, dequantized ones."""
+
+
+class Derived(NamedTuple):
+    """The derived fields of a plan."""
+
+    topk_transform: str | None
+    dequantize_prefix: bool | None
+    skip_topk: bool
+
+
+def derive(
+    batch: Batch,
+    layout: KVLayout,
+    index_topk: int,
+    prefill_path: str | None,
+    sparse_prefill: str | None,
+) -> Derived:
+    """The derived fields, as SGLang 0.5.23 couples them.
+
+    Its lines are dsa_backend.py:4101 (transform) and 1301 (dequantize), dsa_indexer.py:846 (skip).
+    The top-k transform follows the prefill kernel in extend and the decode kernels, which are all
+    paged, elsewhere: never one from the other.
+    """
+    if batch.mode is not Mode.EXTEND:
+        return Derived("paged", None, False)
+    packed, reads_bf16 = layout is KVLayout.FP8_PACKED, sparse_prefill in _READS_BF16
+    transform: str | None = "ragged" if packed and reads_bf16 else "paged"
+    if sparse_prefill is None:
+        transform = None
+    dequantize: bool | None = (
+        packed and batch.kv_tokens > batch.q_tokens and (prefill_path == "mha" or reads_bf16)
+    )
+    if prefill_path is None:
+        dequantize = None
+    return Derived(transform, dequantize, batch.max_kv <= index_topk)

@@ -1,0 +1,158 @@
+"""What a decision point is: arms, features, guards and a baseline, declared in one place.
+
+The declarations load the standard library only. An arm's `build` imports torch and its kernel
+library when it is called, and not before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from nsa_tune._errors import UnknownName
+
+if TYPE_CHECKING:
+    import torch
+
+    from nsa_tune.backend.batch import Batch, Mode
+    from nsa_tune.backend.layouts import KVLayout
+    from nsa_tune.backend.profiles import ModelProfile
+    from nsa_tune.backend.records import Device
+
+__all__ = ["Answer", "Arm", "Case", "Guard", "Point", "Setting"]
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """Everything besides the batch that an answer depends on."""
+
+    profile: ModelProfile
+    heads: int
+    """Local heads."""
+    layout: KVLayout
+    device: Device
+    libraries: Mapping[str, str] = field(default_factory=dict)
+    """Distribution name to version, as installed where the table was measured."""
+    max_chunk_kv: int = 131072
+    """Most kv tokens that the engine expands at once for MHA (SGLANG_MAX_KV_CHUNK_CAPACITY)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """A hard limit of an arm. No table overrides it."""
+
+    name: str
+    kind: str
+    """"formula" (from device and version), "probe" (found by experiment) or "semantic"."""
+    source: str
+    """Where the limit is written down: file and line, or the rule that it follows from."""
+    check: Callable[[Batch, Setting], str | None]
+    """One clause that says which limit is passed, or None while the arm is allowed."""
+
+
+class Case(Protocol):
+    """The input tensors of one batch, ready for every arm of a point, and their right answer."""
+
+    def error_of(self, output: torch.Tensor) -> float:
+        """Largest relative error of a row of `output` against the reference; NaN counts as inf."""
+        ...
+
+    @property
+    def tolerance(self) -> float:
+        """Errors above this make an arm wrong."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """One way to answer a decision point, timed whole."""
+
+    name: str
+    """Unique in its point; the part before "/" is the path where a point has paths."""
+    build: Callable[[Any], Callable[[], torch.Tensor]]
+    """Takes the point's case, does what happens once a pass on the host, and returns what is
+    timed: a call without arguments that launches the whole arm and returns its output."""
+    layouts: frozenset[KVLayout]
+    requires: str | None = None
+    """The provider of its kernels (`backend.providers`); None for plain torch."""
+    archs: frozenset[str] | None = None
+    """Architectures that its kernels exist for; None runs anywhere."""
+    guards: tuple[Guard, ...] = ()
+    reference: bool = False
+    """Plain torch: timed only where no kernel library answers the same choice."""
+
+    def allowed(self, batch: Batch, setting: Setting) -> str | None:
+        """Why this arm must not run on `batch`, or None when it may."""
+        if setting.layout not in self.layouts:
+            return f"{self.name} does not read {setting.layout} pools"
+        if self.archs is not None and setting.device.arch not in self.archs:
+            return f"{self.name} has no kernels for {setting.device.arch}"
+        for guard in self.guards:
+            reason = guard.check(batch, setting)
+            if reason is not None:
+                return reason
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One question that a point's measurements answer: each choice costs its best allowed arm."""
+
+    name: str
+    """The name of the field in a `Plan`."""
+    choices: Mapping[str, tuple[str, ...]]
+    """Choice to the arms that realise it. On a tie the earlier choice is the stable default."""
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A decision point."""
+
+    name: str
+    modes: frozenset[Mode]
+    arms: tuple[Arm, ...]
+    answers: tuple[Answer, ...]
+    terms: tuple[str, ...]
+    """Names of what `cost_terms` returns."""
+    cost_terms: Callable[[Batch, Setting], tuple[float, ...]]
+    """Amounts of work that an arm's time is a sum of, with weights of its own: tokens, pairs."""
+    coordinates: tuple[str, ...]
+    """Names of what `locate` returns."""
+    locate: Callable[[Batch, Setting], tuple[float, ...]]
+    """Where a batch lies, in log2 of its features, for interpolating between measurements."""
+    sheet: Callable[[Batch], int]
+    """Batches on different sheets do work of a different kind and never share a surface."""
+    grid: Callable[[Setting], list[Batch]]
+    """The default sweep, coarse batches first, so that a part of it is already usable."""
+    case: Callable[[Batch, Setting, torch.device], Case]
+    """The input tensors of a batch on a device. Imports torch."""
+    sample: Callable[[Setting, Any], Batch]
+    """A random batch from `random.Random`, for held-out checks: ragged half of the time."""
+
+    def arm(self, name: str) -> Arm:
+        """The arm called `name`.
+
+        Raises:
+            UnknownName: when the point has no such arm.
+        """
+        for arm in self.arms:
+            if arm.name == name:
+                return arm
+        raise UnknownName.of(f"arm of {self.name}", name, [arm.name for arm in self.arms])
+
+    def candidates(self, setting: Setting) -> Iterator[Arm]:
+        """The arms worth timing in this setting: all that the device has kernels for.
+
+        A reference arm is among them only where no other arm realises one of its choices.
+        """
+        fits = [
+            arm
+            for arm in self.arms
+            if setting.layout in arm.layouts
+            and (arm.archs is None or setting.device.arch in arm.archs)
+        ]
+        kernels = {arm.name.partition("/")[0] for arm in fits if not arm.reference}
+        for arm in fits:
+            if not arm.reference or arm.name.partition("/")[0] not in kernels:
+                yield arm

@@ -1,0 +1,24 @@
+"""The decision points, one file each. Everything else is generic over this registry."""
+
+from __future__ import annotations
+
+from nsa_tune._errors import UnknownName
+from nsa_tune.backend.point import Point
+from nsa_tune.backend.points.indexer_layout import INDEXER_LAYOUT
+from nsa_tune.backend.points.prefill import PREFILL
+
+__all__ = ["POINTS", "point_of"]
+
+POINTS: dict[str, Point] = {point.name: point for point in (PREFILL, INDEXER_LAYOUT)}
+
+
+def point_of(name: str) -> Point:
+    """The decision point called `name`.
+
+    Raises:
+        UnknownName: when there is none.
+    """
+    try:
+        return POINTS[name]
+    except KeyError:
+        raise UnknownName.of("decision point", name, list(POINTS)) from None

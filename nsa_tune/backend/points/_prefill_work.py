@@ -1,0 +1,99 @@
+"""How much work a prefill batch is: the terms that an arm's time is a sum of.
+
+Sums of tokens are not enough. Dense attention computes whole tiles of queries, so that 64
+sequences of one new token cost 64 tiles; sparse attention runs one query on one SM (or two), so
+that a batch costs whole waves of them. Measured on an H100 (docs/policy.md), each of the two
+terms halves the worst error of a model without it.
+"""
+
+from __future__ import annotations
+
+from math import log2
+
+from nsa_tune.backend import guards
+from nsa_tune.backend.batch import Batch
+from nsa_tune.backend.point import Setting
+
+__all__ = ["COORDINATES", "TERMS", "cost_terms", "locate"]
+
+_TILE = 128
+"""Queries that FlashAttention-3 computes at once for head dims of 192 and 128."""
+
+TERMS = (
+    "sequences",
+    "q_tokens",
+    "kv_tokens",
+    "tokens_read_back",
+    "attended_pairs",
+    "attended_pairs_in_whole_waves",
+    "query_tiles",
+    "pairs_in_whole_tiles",
+)
+COORDINATES = ("q_tokens", "kv_tokens", "attended_per_query", "sequences")
+
+
+def _attended(batch: Batch, topk: int) -> int:
+    """Pairs that sparse attention computes: a query attends to at most `topk` keys.
+
+    From sums alone it is an upper bound, reached while all queries are below or all above.
+    """
+    if batch.max_kv <= topk:
+        return batch.pairs
+    if batch.lens is None:
+        return min(batch.pairs, batch.q_tokens * topk)
+    total = 0
+    for prefix, new in batch.lens:
+        below = min(max(topk - prefix, 0), new)
+        total += below * prefix + below * (below + 1) // 2 + (new - below) * topk
+    return total
+
+
+def _tiles(batch: Batch) -> tuple[float, float]:
+    """(query tiles, pairs in them); from sums alone as if all sequences were equal."""
+    if batch.lens is None:
+        count = batch.sequences
+        tiles = -(-batch.q_tokens // (count * _TILE))
+        pairs = _TILE * tiles * (batch.prefix_tokens / count + _TILE * (tiles + 1) / 2)
+        return count * tiles, count * pairs
+    total, pairs = 0, 0
+    for prefix, new in batch.lens:
+        tiles = -(-new // _TILE)
+        total += tiles
+        # Tile i of a sequence sees its prefix and the tiles up to itself.
+        pairs += _TILE * tiles * prefix + _TILE * _TILE * tiles * (tiles + 1) // 2
+    return total, pairs
+
+
+def _wave(setting: Setting) -> int:
+    """Queries that the device computes at once: one SM does 64 heads of a query."""
+    heads = guards.padded_heads(setting.heads) or 128
+    return max(setting.device.sms // (heads // 64), 1)
+
+
+def cost_terms(batch: Batch, setting: Setting) -> tuple[float, ...]:
+    """Amounts of work, in the order of `TERMS`."""
+    attended = _attended(batch, setting.profile.index_topk)
+    wave = _wave(setting)
+    tiles, pairs = _tiles(batch)
+    return (
+        batch.sequences,
+        batch.q_tokens,
+        batch.kv_tokens,
+        batch.kv_tokens if batch.prefix_tokens else 0,
+        attended,
+        attended / batch.q_tokens * wave * -(-batch.q_tokens // wave),
+        tiles,
+        pairs,
+    )
+
+
+def locate(batch: Batch, setting: Setting) -> tuple[float, ...]:
+    """Where the batch lies, in the order of `COORDINATES`: octaves of q tokens, half octaves of
+    the others, along which the kernels' efficiency changes less."""
+    attended = _attended(batch, setting.profile.index_topk)
+    return (
+        log2(batch.q_tokens),
+        log2(batch.kv_tokens) / 2,
+        log2(attended / batch.q_tokens) / 2,
+        log2(batch.sequences) / 2,
+    )

@@ -1,0 +1,104 @@
+"""Records that travel between the tuner, the store, the policy and the reports."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, fields
+from enum import StrEnum
+
+__all__ = ["Device", "Key", "Measurement", "Status", "Table"]
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """Facts of one device that the guards and the timing need. Sizes are bytes."""
+
+    name: str
+    """As the driver reports it ("NVIDIA H100 80GB HBM3"), or "CPU " and the processor's name."""
+    arch: str
+    """"sm90", "sm100", ... or "cpu"."""
+    sms: int = 0
+    shared_memory_optin: int = 0
+    """cudaDevAttrMaxSharedMemoryPerBlockOptin: what one block may ask for, not one SM's whole."""
+    memory: int = 0
+    l2: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """What a table of measurements is valid for. Two keys that differ anywhere do not mix."""
+
+    gpu: str
+    driver: str
+    libraries: tuple[tuple[str, str], ...]
+    """(distribution, version), sorted: torch and every kernel library that answered."""
+    model: str
+    heads: int
+    """Local heads."""
+    kv_layout: str
+    protocol: str
+    """Name and version of the timing protocol: numbers of two protocols do not compare."""
+
+    @property
+    def digest(self) -> str:
+        """16 hex digits that name this key in a database; frozen by a test."""
+        text = json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def differences(self, other: Key) -> Iterator[tuple[str, str, str]]:
+        """(field, ours, theirs) for each field, library by library, where `other` differs."""
+        for field in fields(self):
+            ours, theirs = getattr(self, field.name), getattr(other, field.name)
+            if field.name == "libraries":
+                mine, yours = dict(ours), dict(theirs)
+                for name in sorted(mine.keys() | yours.keys()):
+                    if mine.get(name) != yours.get(name):
+                        yield name, mine.get(name, "absent"), yours.get(name, "absent")
+            elif ours != theirs:
+                yield field.name, str(ours), str(theirs)
+
+
+class Status(StrEnum):
+    """How an arm's measurement ended."""
+
+    OK = "ok"
+    FAILED = "failed"
+    """It raised, or its library is missing."""
+    WRONG = "wrong"
+    """Its output was not the reference's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """One arm on one batch. Latencies are microseconds of the whole arm."""
+
+    point: str
+    batch: str
+    """`str(Batch)`."""
+    arm: str
+    status: Status
+    latency_us: float | None = None
+    """Median over the samples."""
+    low_us: float | None = None
+    high_us: float | None = None
+    """95 % interval of the median."""
+    samples: int = 0
+    error: float | None = None
+    """Largest relative error of an output row against the reference."""
+    reason: str = ""
+    """Why it failed, in one line; empty when it did not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Everything measured under one key, and where it was read from."""
+
+    key: Key
+    device: Device
+    measurements: tuple[Measurement, ...]
+    source: str
+    """A path, or "shipped:NAME"."""
+    measured_at: str = ""
+    """ISO 8601, UTC, of the newest measurement."""

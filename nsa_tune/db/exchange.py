@@ -1,0 +1,56 @@
+"""Tables out of a database into text files, and back."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+
+from nsa_tune._errors import NoTunedData, StoreReadOnly
+from nsa_tune.backend.records import Table
+from nsa_tune.backend.tables import read_text
+from nsa_tune.backend.text_table import format_row, format_table
+from nsa_tune.db.store import Store
+
+__all__ = ["import_text", "write_text"]
+
+
+def write_text(table: Table, path: Path) -> None:
+    """Write `table` to `path`, whole or not at all; floats keep 4 significant digits.
+
+    Raises:
+        StoreReadOnly: when the file cannot be written.
+    """
+    draft = path.with_name(f".{path.name}.draft")
+    try:
+        draft.write_text(format_table(table), encoding="utf-8", newline="\n")
+        draft.replace(path)
+    except OSError as error:
+        with suppress(OSError):
+            draft.unlink(missing_ok=True)
+        raise StoreReadOnly(f"{path} cannot be written: {error.strerror}") from error
+
+
+def import_text(store: Store, path: Path) -> int:
+    """Add to `store` what the text table `path` holds and `store` does not; how many rows.
+
+    They keep the time when they were measured, so they do not hide newer measurements.
+
+    Raises:
+        StoreError: when the file cannot be read, or the database not written.
+    """
+    table = read_text(path)
+    try:
+        known = {format_row(measurement) for measurement in store.table(table.key).measurements}
+    except NoTunedData:
+        known = set()
+    earlier = store.measured(table.key, at=table.measured_at)
+    new = [
+        row
+        for row in table.measurements
+        if format_row(row) not in known and (row.point, row.batch, row.arm) not in earlier
+    ]
+    if new:
+        run = store.begin_run(table.key, table.device, {"import": str(path)})
+        store.add(run, new, measured_at=table.measured_at)
+        store.end_run(run, "done")
+    return len(new)

@@ -1,0 +1,127 @@
+"""The schema, as the steps that made it. A released step is never edited: a change is a new one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from nsa_tune.backend.tables import schema_version
+
+if TYPE_CHECKING:
+    from sqlite_utils import Database
+
+__all__ = ["MIGRATIONS", "migrate"]
+
+
+def first_schema(db: Database) -> None:
+    """Keys, devices, runs, measurements, and `newest`: what counts, each row with its full key."""
+    for statement in _FIRST_SCHEMA:
+        db.execute(statement)
+
+
+_FIRST_SCHEMA = (
+    """
+    CREATE TABLE nsa_tune_migrations (
+        version INTEGER PRIMARY KEY, name TEXT NOT NULL, applied_at TEXT NOT NULL
+    )
+    """,
+    """
+    CREATE TABLE keys (
+        id INTEGER PRIMARY KEY,
+        digest TEXT NOT NULL UNIQUE,
+        gpu TEXT NOT NULL,
+        driver TEXT NOT NULL,
+        libraries TEXT NOT NULL,  -- JSON: distribution to version
+        model TEXT NOT NULL,
+        heads INTEGER NOT NULL,  -- local heads
+        kv_layout TEXT NOT NULL,
+        protocol TEXT NOT NULL
+    )
+    """,
+    """
+    CREATE TABLE devices (
+        id INTEGER PRIMARY KEY,
+        name TEXT NOT NULL,
+        arch TEXT NOT NULL,
+        sms INTEGER NOT NULL,
+        shared_memory_optin INTEGER NOT NULL,  -- bytes, as memory and l2
+        memory INTEGER NOT NULL,
+        l2 INTEGER NOT NULL,
+        UNIQUE (name, arch, sms, shared_memory_optin, memory, l2)
+    )
+    """,
+    """
+    CREATE TABLE runs (
+        id INTEGER PRIMARY KEY,
+        key_id INTEGER NOT NULL REFERENCES keys (id),
+        device_id INTEGER NOT NULL REFERENCES devices (id),
+        arguments TEXT NOT NULL,  -- JSON
+        started_at TEXT NOT NULL,  -- ISO 8601, UTC
+        ended_at TEXT,  -- NULL, as outcome: running or killed
+        outcome TEXT CHECK (outcome IN ('done', 'interrupted', 'budget'))
+    )
+    """,
+    """
+    CREATE TABLE measurements (
+        id INTEGER PRIMARY KEY,
+        run_id INTEGER NOT NULL REFERENCES runs (id),
+        point TEXT NOT NULL,
+        batch TEXT NOT NULL,
+        arm TEXT NOT NULL,
+        status TEXT NOT NULL CHECK (status IN ('ok', 'failed', 'wrong')),
+        latency_us REAL,
+        low_us REAL,
+        high_us REAL,
+        samples INTEGER NOT NULL,
+        error REAL,
+        reason TEXT NOT NULL,
+        measured_at TEXT NOT NULL,  -- ISO 8601, UTC
+        CHECK (status <> 'ok' OR min(coalesce(latency_us, 0), coalesce(low_us, 0),
+            coalesce(high_us, 0)) > 0)
+    )
+    """,
+    "CREATE INDEX measurements_of_run ON measurements (run_id, point, batch, arm)",
+    "CREATE INDEX runs_of_key ON runs (key_id)",
+    # measured_at, not id: importing an old table must not hide newer measurements.
+    """
+    CREATE VIEW newest AS
+    SELECT measurement_id, run_id, key_id, gpu, driver, libraries, model, heads, kv_layout,
+        protocol, point, batch, arm, status, latency_us, low_us, high_us, samples, error, reason,
+        measured_at
+    FROM (
+        SELECT measurements.id AS measurement_id, measurements.*, runs.key_id,
+            row_number() OVER (
+                PARTITION BY runs.key_id, point, batch, arm
+                ORDER BY measured_at DESC, measurements.id DESC
+            ) AS place
+        FROM measurements JOIN runs ON runs.id = measurements.run_id
+    ) JOIN keys ON keys.id = key_id
+    WHERE place = 1
+    """,
+)
+
+MIGRATIONS: tuple[Callable[[Database], None], ...] = (first_schema,)
+"""Step i makes schema i + 1."""
+
+
+def migrate(db: Database, path: Path) -> None:
+    """Bring `db` to the newest schema, each step in one transaction with the row recording it.
+
+    Raises:
+        StoreNewer: when a newer nsa-tune wrote it; nothing is changed then.
+        StoreCorrupt: when it is not nsa-tune's; nothing is changed then.
+    """
+    for version, step in enumerate(MIGRATIONS, 1):
+        if schema_version(db.conn, path) >= version:
+            continue
+        with db.conn:
+            db.conn.execute("BEGIN IMMEDIATE")
+            # Again, under the write lock: another process may have done it in the meantime.
+            if schema_version(db.conn, path) < version:
+                step(db)
+                now = datetime.now(UTC).isoformat()
+                db.table("nsa_tune_migrations").insert(
+                    {"version": version, "name": step.__name__, "applied_at": now}
+                )

@@ -1,0 +1,237 @@
+"""Store: the tuner's database. What `add` has returned from is on the disk."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, fields
+from datetime import UTC, datetime
+from pathlib import Path
+from time import monotonic, sleep
+from types import TracebackType
+from typing import Self
+
+from sqlite_utils import Database
+
+from nsa_tune._errors import NoTunedData, StoreCorrupt, StoreMissing, StoreReadOnly
+from nsa_tune.backend.records import Device, Key, Measurement, Table
+from nsa_tune.backend.tables import (
+    check_regular_file,
+    schema_version,
+    store_errors,
+    table_of,
+    tables_of,
+)
+from nsa_tune.db.migrations import migrate
+
+__all__ = ["Store"]
+
+_BUSY_TIMEOUT_S = 30.0
+"""How long to wait for another writer; a transaction here takes milliseconds."""
+
+
+class Store:
+    """An open database. Nothing measured is ever deleted: newer rows count, older ones stay."""
+
+    def __init__(self, db: Database, path: Path) -> None:
+        self._db = db
+        self.path = path
+
+    @classmethod
+    def open(cls, path: Path, *, create: bool = True) -> Self:
+        """The database at `path` for reading and writing, migrated to the newest schema.
+
+        Raises:
+            StoreMissing: when there is none and `create` is false.
+            StoreReadOnly: when it, or its directory, cannot be written.
+            StoreNewer: when a newer nsa-tune wrote it.
+            StoreCorrupt: when it is not nsa-tune's, or damaged. It is left as it is.
+            StoreError: when it is locked, or the disk is full.
+        """
+        try:
+            check_regular_file(path)
+        except StoreMissing:
+            if not create:
+                raise
+            _make_directory(path.parent)
+        with store_errors(path, writing=True), ExitStack() as opened:
+            connection = _connect(path, create)
+            opened.callback(connection.close)
+            db = Database(connection, execute_plugins=False)
+            _check(connection, path)
+            _prepare(connection)
+            migrate(db, path)
+            opened.pop_all()
+        return cls(db, path)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:  # fmt: skip
+        self.close()
+
+    def close(self) -> None:
+        """Close the database; the last one to do so folds the log into the file."""
+        self._db.close()
+
+    def begin_run(self, key: Key, device: Device, arguments: Mapping[str, object]) -> int:
+        """The number of a new run that measures under `key` on `device`."""
+        identity = {
+            **{field.name: getattr(key, field.name) for field in fields(key)},
+            "libraries": json.dumps(dict(key.libraries)),
+            "digest": key.digest,
+        }
+        with self._writing():
+            run = {
+                "key_id": self._id_of("keys", identity),
+                "device_id": self._id_of("devices", asdict(device)),
+                "arguments": json.dumps(arguments, default=str, sort_keys=True),
+                "started_at": _now(),
+            }
+            return self._insert("runs", run)
+
+    def add(
+        self, run: int, measurements: Sequence[Measurement], *, measured_at: str | None = None
+    ) -> None:
+        """Store `measurements` of `run`, all or none; on the disk when this returns.
+
+        They count as measured now, unless `measured_at` (ISO 8601, UTC) says otherwise.
+        """
+        now = measured_at or _now()
+        rows = [
+            {
+                **asdict(measurement),
+                "status": str(measurement.status),
+                # A reason may quote a path that is no UTF-8.
+                "reason": measurement.reason.encode("utf-8", "backslashreplace").decode(),
+                "run_id": run,
+                "measured_at": now,
+            }
+            for measurement in measurements
+        ]
+        with self._writing():
+            self._db.table("measurements").insert_all(rows)
+
+    def end_run(self, run: int, outcome: str) -> None:
+        """Note how `run` ended: "done", "interrupted" or "budget"."""
+        with self._writing():
+            self._db.table("runs").update(run, {"ended_at": _now(), "outcome": outcome})
+
+    def measured(self, key: Key, *, at: str | None = None) -> set[tuple[str, str, str]]:
+        """(point, batch, arm) of everything measured under `key`, failures among them.
+
+        With `at`, of what was measured at that time (ISO 8601, UTC).
+        """
+        with store_errors(self.path):
+            rows = self._db.execute(
+                "SELECT DISTINCT point, batch, arm FROM measurements "
+                "JOIN runs ON runs.id = run_id JOIN keys ON keys.id = key_id "
+                "WHERE digest = ? AND measured_at = coalesce(?, measured_at)",
+                [key.digest, at],
+            ).fetchall()
+        return set(rows)
+
+    def tables(self) -> list[Table]:
+        """Every table with at least one measurement, oldest key first."""
+        with store_errors(self.path):
+            return tables_of(self._db.conn, self.path)
+
+    def table(self, key: Key) -> Table:
+        """The newest measurements under `key`; none yet when a run has only begun.
+
+        Raises:
+            NoTunedData: when no run of this key ever began.
+        """
+        with store_errors(self.path):
+            found = self._db.execute("SELECT id FROM keys WHERE digest = ?", [key.digest])
+            row = found.fetchone()
+            if row is None:
+                raise NoTunedData(
+                    f"{self.path} has no table for {key.model}, {key.heads} heads, "
+                    f"{key.kv_layout} on {key.gpu}; measure one with `nsa-tune run`"
+                )
+            return table_of(self._db.conn, self.path, row[0], key)
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        with store_errors(self.path, writing=True), self._db.conn:
+            # IMMEDIATE: a transaction that reads first and writes later is refused at once, without
+            # a wait, when another process wrote in between.
+            self._db.conn.execute("BEGIN IMMEDIATE")
+            yield
+
+    def _id_of(self, table: str, row: dict[str, object]) -> int:
+        """The id of `row` in `table`, put there where it is new."""
+        where = " AND ".join(f"{column} = ?" for column in row)
+        for found in self._db.table(table).rows_where(where, list(row.values()), select="id"):
+            return int(found["id"])
+        return self._insert(table, row)
+
+    def _insert(self, table: str, row: dict[str, object]) -> int:
+        number = self._db.table(table).insert(row).last_pk
+        assert isinstance(number, int), "every table has an integer key"
+        return number
+
+
+def _make_directory(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StoreReadOnly(
+            f"{path} cannot be made ({error.strerror}); "
+            "give another place for the database with --db or NSA_TUNE_DB"
+        ) from error
+
+
+def _connect(path: Path, create: bool) -> sqlite3.Connection:
+    uri = f"{path.absolute().as_uri()}?mode={'rwc' if create else 'rw'}"
+    return sqlite3.connect(uri, uri=True, timeout=_BUSY_TIMEOUT_S)
+
+
+def _check(connection: sqlite3.Connection, path: Path) -> None:
+    """Refuse a database that is not ours or not whole, before anything in it changes."""
+    schema_version(connection, path)
+    (verdict,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+    if verdict != "ok":
+        raise StoreCorrupt(
+            f"{path} is damaged ({verdict}); move it away, or put a copy of it in its place"
+        )
+
+
+def _prepare(connection: sqlite3.Connection) -> None:
+    connection.execute("PRAGMA foreign_keys = ON")
+    # SQLite opens a file that may not be written without a word; only a write shows it.
+    connection.execute("BEGIN IMMEDIATE")
+    connection.execute("CREATE TABLE nsa_tune_probe (x)")
+    connection.rollback()
+    # WAL: readers never wait for the tuner. Where the file system has no shared memory (NFS),
+    # SQLite keeps its old journal, which is as safe.
+    _use_log(connection)
+    # FULL: a commit survives a crash of the machine, which a faulty kernel on a GPU can cause. It
+    # costs one fsync a batch, outside of anything timed.
+    connection.execute("PRAGMA synchronous = FULL")
+
+
+def _use_log(connection: sqlite3.Connection) -> None:
+    deadline = monotonic() + _BUSY_TIMEOUT_S
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+        except sqlite3.OperationalError as error:
+            # Two processes that make one database meet here, where SQLite's own timeout does not
+            # hold: the second is refused at once.
+            busy = error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY
+            if not busy or monotonic() > deadline:
+                raise
+            sleep(0.01)
+        else:
+            return
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="microseconds")

@@ -1,0 +1,107 @@
+"""One cell a measured batch and answer: what each choice took, and what was chosen."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from nsa_tune.backend.records import Measurement, Status
+from nsa_tune.backend.verdict import decide
+
+if TYPE_CHECKING:
+    from nsa_tune.backend.batch import Batch
+    from nsa_tune.backend.point import Answer
+    from nsa_tune.backend.policy import Policy
+    from nsa_tune.backend.rules import Rule
+
+__all__ = ["Cell", "Time", "cells_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Time:
+    """The measured time of a choice: that of its fastest allowed arm, in microseconds."""
+
+    arm: str
+    latency_us: float
+    low_us: float
+    high_us: float
+    samples: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One measured batch under one answer."""
+
+    point: str
+    answer: str
+    batch: Batch
+    times: Mapping[str, Time]
+    """Choice to its time, fastest first; a choice that no arm measured is absent."""
+    forbidden: Mapping[str, str]
+    """Choice to the guard's clause that rules it out."""
+    choice: str | None
+    """What the table's policy answers; None where every choice is forbidden."""
+    verdict: str
+    default: str
+    """What the engine's own rule answers."""
+
+    @property
+    def best(self) -> str | None:
+        """The fastest measured choice; None when nothing allowed was measured."""
+        return next(iter(self.times), None)
+
+    @property
+    def margin(self) -> float | None:
+        """Time of the second fastest choice over that of the fastest; None when there is none."""
+        ordered = list(self.times.values())
+        return ordered[1].latency_us / ordered[0].latency_us if len(ordered) > 1 else None
+
+    def cost(self, choice: str | None) -> float | None:
+        """Time of `choice` over that of the best: 1 is the best; None when not measured."""
+        if choice is None or choice not in self.times:
+            return None
+        return self.times[choice].latency_us / min(t.latency_us for t in self.times.values())
+
+
+def cells_of(
+    answer: Answer, policy: Policy, measurements: Iterable[Measurement], rule: Rule
+) -> list[Cell]:
+    """The cells of `answer` over the batches of `policy`, in the order of their lengths."""
+    measured: dict[str, dict[str, Measurement]] = defaultdict(dict)
+    for row in measurements:
+        if row.point == policy.point.name and row.status is Status.OK:
+            measured[row.batch][row.arm] = row
+    cells = [_cell(answer, policy, batch, measured[str(batch)], rule) for batch in policy.measured]
+    return sorted(cells, key=lambda cell: (cell.batch.mode, cell.batch.lens or ()))
+
+
+def _cell(
+    answer: Answer, policy: Policy, batch: Batch, rows: Mapping[str, Measurement], rule: Rule
+) -> Cell:
+    default = rule.choose(answer, batch, policy.setting)
+    decision = decide(answer, policy, batch, policy.setting, default)
+    allowed = policy.survey(batch).latencies
+    times = {
+        choice: min((_time(rows[arm]) for arm in arms if arm in rows and arm in allowed),
+                    key=lambda time: time.latency_us, default=None)
+        for choice, arms in answer.choices.items()
+    }  # fmt: skip
+    known = [(choice, time) for choice, time in times.items() if time is not None]
+    return Cell(
+        point=policy.point.name,
+        answer=answer.name,
+        batch=batch,
+        times=dict(sorted(known, key=lambda pair: pair[1].latency_us)),
+        forbidden=decision.forbidden,
+        choice=decision.choice,
+        verdict=str(decision.verdict),
+        default=default,
+    )
+
+
+def _time(row: Measurement) -> Time:
+    assert row.latency_us is not None
+    low, high = row.low_us or row.latency_us, row.high_us or row.latency_us
+    return Time(row.arm, row.latency_us, low, high, row.samples)

@@ -1,0 +1,105 @@
+"""Progress of a run: who sees what."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from nsa_tune._cli.progress import BarProgress, LineProgress, RunProgress, progress_for
+from nsa_tune.backend.batch import Batch
+from nsa_tune.backend.layouts import KVLayout
+from nsa_tune.backend.point import Setting
+from nsa_tune.backend.profiles import PROFILES
+from nsa_tune.backend.records import Measurement, Status
+from tests.reports.synthetic import H100, key_of, measured, toy_point
+
+POINT = toy_point()
+BATCH = Batch.extend([0], [64])
+SETTING = Setting(PROFILES["deepseek-v3.2"], 128, KVLayout.FP8_PACKED, H100)
+
+
+def _console(*, terminal: bool) -> Console:
+    return Console(file=io.StringIO(), force_terminal=terminal, width=120, color_system=None)
+
+
+def _text(progress: RunProgress) -> str:
+    file = progress.console.file
+    assert isinstance(file, io.StringIO)
+    return file.getvalue()
+
+
+def _rows(steep_us: float) -> list[Measurement]:
+    return [
+        measured("toy", BATCH, "steep/a", steep_us, 0.01),
+        measured("toy", BATCH, "flat/a", 50.0, 0.01),
+    ]
+
+
+def test_the_start_names_model_heads_layout_and_device() -> None:
+    progress, _ = progress_for(_console(terminal=False), quiet=False)
+
+    progress.start(SETTING, key_of(), 12, 34)
+
+    assert _text(progress) == (
+        "deepseek-v3.2, 128 local heads, fp8_packed on NVIDIA H100 80GB HBM3: 12 batches to "
+        "measure; 34 measurements are there already\n"
+    )
+
+
+def test_plain_lines_come_now_and_then_and_at_the_end() -> None:
+    progress, _ = progress_for(_console(terminal=False), quiet=False)
+
+    for done, seconds in ((1, 1.0), (2, 12.0), (3, 13.0), (4, 14.0)):
+        progress.batch(done, 4, POINT, BATCH, _rows(10.0 * done), seconds)
+
+    assert isinstance(progress, LineProgress)
+    assert _text(progress).splitlines() == [
+        "2/4 batches, 12 s, about 12 s left; last extend:0+64; wins in toy: steep/a 2",
+        "4/4 batches, 14 s, about 0 s left; last extend:0+64; wins in toy: steep/a 4",
+    ]
+
+
+def test_the_winner_so_far_counts_batches() -> None:
+    progress, _ = progress_for(_console(terminal=False), quiet=True)
+
+    for steep_us in (10.0, 90.0, 20.0):
+        progress.batch(1, 9, POINT, BATCH, _rows(steep_us), 1.0)
+
+    assert progress.standing(POINT) == "steep/a 2, flat/a 1"
+
+
+def test_a_terminal_gets_a_bar_with_the_batch_and_the_winner() -> None:
+    progress, shown = progress_for(_console(terminal=True), quiet=False)
+
+    with shown:
+        progress.start(SETTING, key_of(), 2, 0)
+        progress.batch(1, 2, POINT, BATCH, _rows(10.0), 1.0)
+        assert isinstance(progress, BarProgress)
+        progress.bar.refresh()
+
+    assert "1/2" in _text(progress)
+    assert "extend:0+64  steep/a 1" in _text(progress)
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_quiet_says_nothing(terminal: bool) -> None:
+    progress, shown = progress_for(_console(terminal=terminal), quiet=True)
+
+    with shown:
+        progress.start(SETTING, key_of(), 1, 0)
+        progress.batch(1, 1, POINT, BATCH, _rows(10.0), 99.0)
+
+    assert _text(progress) == ""
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_failure_is_told_at_once_and_obeyed_by_no_terminal(terminal: bool) -> None:
+    progress, shown = progress_for(_console(terminal=terminal), quiet=False)
+    failed = Measurement("toy", str(BATCH), "flat/a", Status.FAILED, reason="[red]out of\x07memory")
+
+    with shown:
+        progress.batch(1, 5, POINT, BATCH, [failed], 1.0)
+
+    assert "flat/a failed on extend:0+64: [red]out of?memory" in _text(progress)

@@ -1,0 +1,107 @@
+"""A made-up point that a CPU really runs in milliseconds, with arms that go wrong on request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import log2
+from random import Random
+from time import sleep
+
+import torch
+
+from nsa_tune.backend.batch import Batch, Mode
+from nsa_tune.backend.layouts import KVLayout
+from nsa_tune.backend.point import Answer, Arm, Case, Guard, Point, Setting
+
+__all__ = ["RunnablePoint", "runnable"]
+
+Build = Callable[["RunnableCase"], Callable[[], torch.Tensor]]
+_ANY = frozenset(KVLayout)
+
+
+@dataclass
+class RunnableCase:
+    """The answer is the number of new tokens."""
+
+    batch: Batch
+    tolerance = 0.01
+
+    def error_of(self, output: torch.Tensor) -> float:
+        error = abs(float(output[0]) - self.batch.q_tokens) / self.batch.q_tokens
+        return float("inf") if error != error else error
+
+
+RunnablePoint = Point
+
+
+def _right(seconds: float) -> Build:
+    def build(case: RunnableCase) -> Callable[[], torch.Tensor]:
+        def run() -> torch.Tensor:
+            sleep(seconds)
+            return torch.tensor([float(case.batch.q_tokens)])
+
+        return run
+
+    return build
+
+
+def _wrong(case: RunnableCase) -> Callable[[], torch.Tensor]:
+    return lambda: torch.tensor([case.batch.q_tokens * 1.5])
+
+
+def _nan(case: RunnableCase) -> Callable[[], torch.Tensor]:
+    return lambda: torch.tensor([float("nan")])
+
+
+def _raises(case: RunnableCase) -> Callable[[], torch.Tensor]:
+    def run() -> torch.Tensor:
+        raise RuntimeError("the kernel\n\tsays no")
+
+    return run
+
+
+def _few(batch: Batch, setting: Setting) -> str | None:
+    del setting
+    return "more than 4 sequences" if batch.sequences > 4 else None
+
+
+ARMS = {
+    "fast": _right(0.0001),
+    "slow": _right(0.0004),
+    "wrong": _wrong,
+    "nan": _nan,
+    "raises": _raises,
+}
+
+
+def _case(batch: Batch, setting: Setting, device: torch.device) -> Case:
+    return RunnableCase(batch)
+
+
+def _sample(setting: Setting, random: Random) -> Batch:
+    return Batch.decode([random.randint(1, 100)])
+
+
+def runnable(*arms: str, batches: int = 6) -> Point:
+    """A decode point with the named arms; its grid has `batches` batches, the last of which is
+    one that a guard of the first arm forbids."""
+    few = (Guard("few", "formula", "made up", _few),)
+    built = tuple(
+        Arm(name, ARMS[name], _ANY, guards=few if i == 0 else ()) for i, name in enumerate(arms)
+    )
+    grid = [Batch.decode([10 * (i + 1)] * min(i + 1, 5)) for i in range(batches)]
+    return Point(
+        name="runnable",
+        modes=frozenset({Mode.DECODE}),
+        arms=built,
+        answers=(Answer("runnable", {name: (name,) for name in arms}),),
+        terms=("rows",),
+        cost_terms=lambda batch, setting: (batch.q_tokens,),
+        coordinates=("rows",),
+        locate=lambda batch, setting: (log2(batch.q_tokens),),
+        sheet=lambda batch: 0,
+        grid=lambda setting: grid,
+        case=_case,
+        sample=_sample,
+    )

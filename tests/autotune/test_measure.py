@@ -1,0 +1,139 @@
+"""Measuring a batch: only right arms are timed, the others are kept with their reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from nsa_tune import Batch, MachineUnfit
+from nsa_tune.autotune.measure import measure_batch
+from nsa_tune.autotune.timing import CpuTimer
+from nsa_tune.backend.layouts import KVLayout
+from nsa_tune.backend.point import Setting
+from nsa_tune.backend.profiles import profile_of
+from nsa_tune.backend.records import Device, Measurement, Status
+from tests.autotune.fake_point import runnable
+
+CPU = torch.device("cpu")
+SETTING = Setting(profile_of("tiny"), 4, KVLayout.FP8_PACKED, Device("CPU", "cpu"))
+
+
+def measured(*arms: str, timer: CpuTimer | None = None) -> dict[str, Measurement]:
+    point = runnable(*arms)
+    rows = measure_batch(
+        point, Batch.decode([10, 20]), point.arms, SETTING, CPU, timer or CpuTimer()
+    )
+    return {row.arm: row for row in rows}
+
+
+def test_right_arms_have_a_latency_with_its_interval() -> None:
+    rows = measured("fast", "slow")
+
+    for row in rows.values():
+        assert row.status is Status.OK
+        assert row.latency_us is not None
+        assert row.low_us is not None
+        assert row.high_us is not None
+        assert row.low_us <= row.latency_us <= row.high_us
+        assert row.samples >= 8
+        assert row.error == 0.0
+        assert (row.point, row.batch, row.reason) == ("runnable", "decode:n1:10,20", "")
+    assert rows["slow"].latency_us > 2 * rows["fast"].latency_us  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("arm", ["wrong", "nan"])
+def test_a_wrong_arm_is_never_timed(arm: str) -> None:
+    row = measured("fast", arm)[arm]
+
+    assert row.status is Status.WRONG
+    assert row.latency_us is None
+    assert "passes 0.01" in row.reason
+
+
+def test_an_arm_that_raises_is_failed_with_its_reason_on_one_line() -> None:
+    row = measured("fast", "raises")["raises"]
+
+    assert row.status is Status.FAILED
+    assert row.latency_us is None
+    assert row.reason == "RuntimeError: the kernel says no"
+
+
+def test_a_failing_arm_does_not_keep_the_others_from_being_timed() -> None:
+    rows = measured("raises", "nan", "fast")
+
+    assert rows["fast"].status is Status.OK
+
+
+def test_all_arms_failing_is_a_result_too() -> None:
+    assert {row.status for row in measured("raises", "wrong").values()} == {
+        Status.FAILED, Status.WRONG,
+    }  # fmt: skip
+
+
+class Slowed(CpuTimer):
+    """A device that is slowed down for a while."""
+
+    def __init__(self, attempts: int) -> None:
+        self.left = attempts
+        self.sampled = 0
+
+    def sampler(self, run: Callable[[], torch.Tensor]) -> Callable[[], float]:
+        def sample() -> float:
+            self.sampled += 1
+            return 1000.0 if self.left > 0 else 10.0
+
+        return sample
+
+    def steady(self) -> bool:
+        self.left -= 1
+        return self.left < 0
+
+
+def test_what_was_timed_during_a_slowdown_is_discarded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nsa_tune.autotune.measure._BACK_OFF_SECONDS", 0.0)
+    timer = Slowed(2)
+    row = measured("fast", timer=timer)["fast"]
+
+    assert row.latency_us == 10.0
+    assert timer.sampled == 3 * row.samples
+
+
+def test_a_device_that_stays_slowed_down_is_unfit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nsa_tune.autotune.measure._BACK_OFF_SECONDS", 0.0)
+
+    with pytest.raises(MachineUnfit, match="stays slowed down"):
+        measured("fast", timer=Slowed(99))
+
+
+class Climbing(CpuTimer):
+    """A clock that climbs during the first attempt."""
+
+    widest = 0.05
+
+    def __init__(self, rounds: int) -> None:
+        self.rounds = rounds
+        self.sampled = 0
+
+    def sampler(self, run: Callable[[], torch.Tensor]) -> Callable[[], float]:
+        def sample() -> float:
+            self.sampled += 1
+            return 10.0 + max(self.rounds - self.sampled, 0)
+
+        return sample
+
+
+def test_samples_that_disagree_are_taken_again() -> None:
+    timer = Climbing(40)
+    row = measured("fast", timer=timer)["fast"]
+
+    assert (row.latency_us, row.low_us, row.high_us) == (10.0, 10.0, 10.0)
+    assert timer.sampled > row.samples
+
+
+def test_an_arm_that_is_always_noisy_is_kept_with_its_wide_interval() -> None:
+    row = measured("fast", timer=Climbing(100_000))["fast"]
+
+    assert row.status is Status.OK
+    assert row.high_us > row.low_us  # type: ignore[operator]

@@ -1,0 +1,141 @@
+"""A made-up decision point with made-up times: whatever is generic over points works on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from math import log2
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+from nsa_tune.backend.batch import Batch, Mode
+from nsa_tune.backend.layouts import KVLayout
+from nsa_tune.backend.point import Answer, Arm, Case, Guard, Point, Setting
+from nsa_tune.backend.policy import Policy
+from nsa_tune.backend.profiles import profile_of
+from nsa_tune.backend.records import Device, Key, Measurement, Status, Table
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = [
+    "BATCHES",
+    "DEVICE",
+    "FAKE",
+    "KEY",
+    "SETTING",
+    "Times",
+    "linear",
+    "measured",
+    "policy_of",
+    "table_of",
+]
+
+Times = Mapping[str, Callable[[Batch], float]]
+"""Arm to its true microseconds."""
+
+DEVICE = Device("Test GPU", "sm90", 132, 232448, 80 * 2**30, 50 * 2**20)
+SETTING = Setting(profile_of("deepseek-v3.2"), 128, KVLayout.FP8_PACKED, DEVICE)
+KEY = Key("Test GPU", "1.0", (("torch", "2.0"),), "deepseek-v3.2", 128, "fp8_packed", "fake 1")
+
+
+def _dense(batch: Batch, setting: Setting) -> str | None:
+    return "too long for dense" if batch.max_kv > setting.profile.index_topk else None
+
+
+def _not_captured(batch: Batch, setting: Setting) -> str | None:
+    del setting
+    return "not under capture" if batch.captured else None
+
+
+def _few_rows(batch: Batch, setting: Setting) -> str | None:
+    del setting
+    return "more than 4096 rows" if batch.q_tokens > 4096 else None
+
+
+def _nothing(case: Any) -> Callable[[], torch.Tensor]:
+    raise NotImplementedError("a made-up arm cannot be built")
+
+
+def _no_case(batch: Batch, setting: Setting, device: torch.device) -> Case:
+    raise NotImplementedError("a made-up point has no tensors")
+
+
+_ANY = frozenset(KVLayout)
+_PACKED = frozenset({KVLayout.FP8_PACKED})
+_DENSE = (
+    Guard("dense", "semantic", "made up", _dense),
+    Guard("captured", "semantic", "made up", _not_captured),
+)
+
+BATCHES = [
+    Batch.extend([prefix], [new])
+    for prefix in (0, 256, 512, 1024, 2048, 8192)
+    for new in (1, 8, 64, 256, 1024, 4096)
+]
+
+FAKE = Point(
+    name="fake",
+    modes=frozenset({Mode.EXTEND}),
+    arms=(
+        Arm("mha/dense", _nothing, _ANY, archs=frozenset({"sm90"}), guards=_DENSE),
+        Arm("mla/wide", _nothing, _ANY),
+        Arm("mla/packed", _nothing, _PACKED, guards=(Guard("rows", "formula", "", _few_rows),)),
+        Arm("mla/plain", _nothing, _ANY, reference=True),
+    ),
+    answers=(
+        Answer("prefill_path", {"mha": ("mha/dense",), "mla": ("mla/wide", "mla/packed")}),
+        Answer("sparse_prefill", {"wide": ("mla/wide",), "packed": ("mla/packed",)}),
+    ),
+    terms=("q_tokens", "kv_tokens"),
+    cost_terms=lambda batch, setting: (batch.q_tokens, batch.kv_tokens),
+    coordinates=("q_tokens", "kv_tokens"),
+    locate=lambda batch, setting: (log2(batch.q_tokens), log2(batch.kv_tokens)),
+    sheet=lambda batch: int(batch.prefix_tokens > 0),
+    grid=lambda setting: BATCHES,
+    case=_no_case,
+    sample=lambda setting, random: _random_batch(random),
+)
+
+
+def _random_batch(random: Random) -> Batch:
+    return Batch.extend([random.randint(0, 8192)], [random.randint(1, 4096)])
+
+
+def linear(q: float, kv: float, constant: float) -> Callable[[Batch], float]:
+    """A time that is linear in the made-up point's cost terms."""
+    return lambda batch: q * batch.q_tokens + kv * batch.kv_tokens + constant
+
+
+def measured(
+    times: Times, batches: Iterable[Batch] = BATCHES, setting: Setting = SETTING
+) -> list[Measurement]:
+    """A measurement of each allowed arm on each batch, 0.2 % wide."""
+    rows = []
+    for batch in batches:
+        for arm in FAKE.arms:
+            if arm.name in times and arm.allowed(batch, setting) is None:
+                time = times[arm.name](batch)
+                rows.append(
+                    Measurement(
+                        FAKE.name,
+                        str(batch),
+                        arm.name,
+                        Status.OK,
+                        time,
+                        time * 0.999,
+                        time * 1.001,
+                        samples=10,
+                        error=0.0,
+                    )
+                )
+    return rows
+
+
+def policy_of(times: Times, setting: Setting = SETTING) -> Policy:
+    """The policy of a sweep with these true times."""
+    return Policy.compile(FAKE, setting, measured(times, setting=setting))
+
+
+def table_of(times: Times, key: Key = KEY, measured_at: str = "2025-01-01T00:00:00Z") -> Table:
+    """The table of a sweep with these true times."""
+    return Table(key, DEVICE, tuple(measured(times)), "made up", measured_at)

@@ -1,0 +1,185 @@
+"""The prefill point: its arms agree, its guards hold, its batches cover both regimes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from random import Random
+
+import pytest
+import torch
+
+from nsa_tune import Batch, BatchError
+from nsa_tune.backend.cases.prefill import PrefillCase, prefill_case
+from nsa_tune.backend.detect import KNOWN
+from nsa_tune.backend.layouts import KVLayout
+from nsa_tune.backend.point import Setting
+from nsa_tune.backend.points import point_of
+from nsa_tune.backend.profiles import profile_of
+from nsa_tune.backend.records import Device
+
+PREFILL = point_of("prefill")
+CPU = torch.device("cpu")
+TINY = Setting(profile_of("tiny"), 4, KVLayout.FP8_PACKED, Device("CPU", "cpu"))
+H100 = Setting(
+    profile_of("deepseek-v3.2"), 128, KVLayout.FP8_PACKED, KNOWN["NVIDIA H100 80GB HBM3"],
+    {"sgl-flash-mla": "1.0.0"},
+)  # fmt: skip
+BATCHES = [
+    Batch.extend([0], [1]),
+    Batch.extend([0], [128]),
+    Batch.extend([96], [32]),
+    Batch.extend([0, 100, 7], [33, 1, 64]),
+    Batch.extend([0], [300]),
+    Batch.extend([500, 3], [40, 9]),
+]
+
+
+def runs() -> Iterator[tuple[KVLayout, Batch, str]]:
+    for layout in KVLayout:
+        setting = replace(TINY, layout=layout)
+        for batch in BATCHES:
+            for arm in PREFILL.candidates(setting):
+                if arm.allowed(batch, setting) is None:
+                    yield layout, batch, arm.name
+
+
+@pytest.mark.parametrize(("layout", "batch", "name"), list(runs()), ids=str)
+def test_every_arm_computes_the_reference(layout: KVLayout, batch: Batch, name: str) -> None:
+    case = prefill_case(batch, replace(TINY, layout=layout), CPU)
+    output = PREFILL.arm(name).build(case)()
+
+    assert output.shape == (batch.q_tokens, 4, 32)
+    assert case.error_of(output) < case.tolerance
+
+
+def test_local_heads_are_padded_inside_an_arm_and_cut_off_again() -> None:
+    case = prefill_case(BATCHES[3], replace(TINY, heads=2), CPU)
+
+    assert PREFILL.arm("mla/torch_kv").build(case)().shape == (98, 2, 32)
+
+
+def wrong(case: PrefillCase, row: int, factor: float) -> torch.Tensor:
+    output = PREFILL.arm("mla/torch_kv").build(case)().clone()
+    output[row] *= factor
+    return output
+
+
+@pytest.mark.parametrize("row", [0, 32, 33, 97])
+def test_a_wrong_row_at_the_edge_of_a_sequence_is_noticed(row: int) -> None:
+    case = prefill_case(BATCHES[3], TINY, CPU)
+
+    assert case.error_of(wrong(case, row, 1.05)) > case.tolerance
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_an_output_that_is_not_finite_anywhere_is_infinitely_wrong(value: float) -> None:
+    case = prefill_case(BATCHES[3], TINY, CPU)
+
+    assert case.error_of(wrong(case, 61, value)) == float("inf")
+
+
+def test_attending_to_one_token_too_many_is_noticed() -> None:
+    case = prefill_case(Batch.extend([96], [32]), TINY, CPU)
+    case.topk_length = case.topk_length + 1
+    case.paged_indices[0, 97] = case.slots[97]
+
+    assert case.error_of(PREFILL.arm("mla/torch_kv").build(case)()) > case.tolerance
+
+
+def test_the_selection_is_everything_in_the_dense_regime_and_distinct_tokens_beyond() -> None:
+    dense = prefill_case(Batch.extend([60], [4]), TINY, CPU)
+    assert dense.ragged_indices[0, :61].tolist() == list(range(61))
+    assert (dense.ragged_indices[0, 61:] == -1).all()
+
+    sparse = prefill_case(Batch.extend([100, 4000], [1, 1]), TINY, CPU)
+    chosen = sparse.ragged_indices[1]
+    assert chosen.min() >= 101
+    assert chosen.max() < 101 + 4001
+    assert chosen.unique().numel() > 120
+    assert chosen.max() - chosen.min() > 3500, "spread over the whole context"
+
+
+def test_a_batch_of_sums_only_cannot_be_measured() -> None:
+    sums = Batch.from_totals(mode="extend", q_tokens=4, kv_tokens=8, max_kv=8)
+    with pytest.raises(BatchError, match="cannot be measured"):
+        prefill_case(sums, TINY, CPU)
+
+
+def test_hopper_times_its_kernels_and_a_cpu_times_torch() -> None:
+    assert [arm.name for arm in PREFILL.candidates(H100)] == [
+        "mha/fa3", "mla/flashmla_sparse", "mla/flashmla_kv",
+    ]  # fmt: skip
+    bf16 = replace(H100, layout=KVLayout.BF16)
+    assert [arm.name for arm in PREFILL.candidates(bf16)] == ["mha/fa3", "mla/flashmla_sparse"]
+    assert [arm.name for arm in PREFILL.candidates(TINY)] == [
+        "mha/torch", "mla/torch_sparse", "mla/torch_kv",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("setting", [H100, TINY], ids=["H100", "tiny"])
+def test_the_grid_has_both_regimes_ragged_counts_and_no_batch_twice(setting: Setting) -> None:
+    grid = PREFILL.grid(setting)
+    topk = setting.profile.index_topk
+
+    assert len({str(batch) for batch in grid}) == len(grid)
+    assert {batch.max_kv <= topk for batch in grid} == {True, False}
+    assert {batch.prefix_tokens > 0 for batch in grid} == {True, False}
+    assert {batch.sequences for batch in grid} >= {1, 4, 16}
+
+
+def test_the_first_half_of_the_grid_spans_the_whole_of_it() -> None:
+    grid = PREFILL.grid(H100)
+    half = grid[: len(grid) // 2]
+
+    for feature in ("q_tokens", "kv_tokens", "sequences"):
+        whole = {getattr(batch, feature) for batch in grid}
+        part = {getattr(batch, feature) for batch in half}
+        assert min(part) == min(whole)
+        assert max(part) >= max(whole) // 2
+
+
+def test_samples_are_seeded_and_half_of_them_ragged() -> None:
+    first = [PREFILL.sample(H100, Random(3)) for _ in range(1)]
+    random = Random(3)
+    drawn = [PREFILL.sample(H100, random) for _ in range(200)]
+
+    assert first[0] == drawn[0]
+    ragged = sum(len(set(batch.lens or ())) > 1 for batch in drawn)
+    assert 50 < ragged < 150
+    dense = sum(batch.max_kv <= 2048 for batch in drawn)
+    assert 60 < dense < 140
+
+
+def test_cost_terms_round_to_tiles_of_queries_and_waves_of_the_device() -> None:
+    terms = dict(
+        zip(PREFILL.terms, PREFILL.cost_terms(Batch.extend([100] * 2, [1] * 2), H100), strict=True)
+    )
+
+    assert terms["tokens_read_back"] == 202
+    assert terms["attended_pairs"] == 202
+    assert terms["attended_pairs_in_whole_waves"] == 101 * 66
+    assert terms["query_tiles"] == 2
+    assert terms["pairs_in_whole_tiles"] == 2 * (128 * 100 + 128 * 128)
+
+
+def test_without_a_prefix_nothing_is_read_back() -> None:
+    terms = PREFILL.cost_terms(Batch.extend([0], [100]), H100)
+
+    assert terms[PREFILL.terms.index("tokens_read_back")] == 0
+
+
+def test_a_query_attends_to_index_topk_tokens_at_most() -> None:
+    mixed = Batch.extend([0, 5000], [4096, 10])
+    terms = PREFILL.cost_terms(mixed, H100)
+    exact = 2048 * 2049 // 2 + 2048 * 2048 + 10 * 2048
+
+    assert terms[PREFILL.terms.index("attended_pairs")] == exact
+
+
+def test_sums_of_equal_sequences_cost_what_their_lengths_cost() -> None:
+    lengths = Batch.extend([300] * 5, [200] * 5)
+    sums = Batch.from_totals(mode="extend", q_tokens=1000, kv_tokens=2500, max_kv=500, sequences=5)
+
+    assert PREFILL.cost_terms(sums, H100) == pytest.approx(PREFILL.cost_terms(lengths, H100))
+    assert PREFILL.locate(sums, H100) == pytest.approx(PREFILL.locate(lengths, H100))

@@ -1,0 +1,31 @@
+"""What every test gets: no settings of the person who runs it, and a home of its own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+# Triton reads this when it is first imported: without a GPU its kernels run interpreted.
+if shutil.which("nvidia-smi") is None:
+    os.environ["TRITON_INTERPRET"] = "1"
+
+# No deadline: how long an example takes says more about the machine than about the code.
+settings.register_profile("nsa-tune", deadline=None, max_examples=60)
+settings.load_profile("nsa-tune")
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(
+    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """Scrub NSA_TUNE_* and XDG_*, and point HOME to an empty directory, which is returned."""
+    for name in list(os.environ):
+        if name.startswith(("NSA_TUNE_", "XDG_")):
+            monkeypatch.delenv(name)
+    home = tmp_path_factory.mktemp("home")
+    monkeypatch.setenv("HOME", str(home))
+    return home

@@ -1,0 +1,119 @@
+"""The schema's steps: each whole or not at all, and recorded."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from sqlite_utils import Database
+
+from nsa_tune.backend import tables
+from nsa_tune.db import migrations
+from nsa_tune.db.migrations import MIGRATIONS, migrate
+from nsa_tune.db.store import Store
+from tests.records import DEVICE, KEY, ok
+
+
+def _schema(path: Path) -> set[str]:
+    with closing(sqlite3.connect(path)) as connection:
+        return {sql for (sql,) in connection.execute("SELECT sql FROM sqlite_master") if sql}
+
+
+def test_there_is_one_step_for_each_schema_version() -> None:
+    assert len(MIGRATIONS) == tables.SCHEMA_VERSION
+
+
+def test_the_step_is_recorded(tmp_path: Path) -> None:
+    path = tmp_path / "nsa-tune.db"
+    Store.open(path).close()
+
+    with closing(sqlite3.connect(path)) as connection:
+        rows = connection.execute("SELECT version, name FROM nsa_tune_migrations").fetchall()
+    assert rows == [(1, "first_schema")]
+
+
+def test_opening_again_changes_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "nsa-tune.db"
+    Store.open(path).close()
+    before = path.read_bytes()
+
+    Store.open(path).close()
+
+    assert path.read_bytes() == before
+
+
+def test_the_schema_is_frozen_by_its_names(tmp_path: Path) -> None:
+    path = tmp_path / "nsa-tune.db"
+    Store.open(path).close()
+
+    with closing(Database(path)) as db:
+        assert db.table_names() == [
+            "nsa_tune_migrations", "keys", "devices", "runs", "measurements",
+        ]  # fmt: skip
+        assert db.view_names() == ["newest"]
+        assert {key.other_table for key in db.table("measurements").foreign_keys} == {"runs"}
+        assert {key.other_table for key in db.table("runs").foreign_keys} == {"keys", "devices"}
+
+
+def test_a_row_is_shown_with_its_full_key(tmp_path: Path) -> None:
+    path = tmp_path / "nsa-tune.db"
+    with Store.open(path) as store:
+        store.add(store.begin_run(KEY, DEVICE, {}), [ok("extend:0+128")])
+
+    with closing(Database(path)) as db:
+        (row,) = db.view("newest").rows
+    assert row["gpu"] == KEY.gpu
+    assert row["libraries"] == '{"sgl-flash-mla": "1.0.0", "torch": "2.13.0"}'
+    assert (row["batch"], row["latency_us"]) == ("extend:0+128", 100.0)
+
+
+def test_a_step_that_fails_leaves_the_schema_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "nsa-tune.db"
+    Store.open(path).close()
+    before = _schema(path)
+
+    def second(db: Database) -> None:
+        db.execute("ALTER TABLE runs ADD COLUMN host TEXT")
+        db.execute("CREATE TABLE hosts (name TEXT)")
+        raise RuntimeError("the power went")
+
+    monkeypatch.setattr(tables, "SCHEMA_VERSION", 2)
+    monkeypatch.setattr(migrations, "MIGRATIONS", (*MIGRATIONS, second))
+    with pytest.raises(RuntimeError, match="power"):
+        Store.open(path)
+
+    assert _schema(path) == before
+    with closing(Database(path)) as db:
+        assert tables.schema_version(db.conn, path) == 1
+
+
+def test_an_older_database_is_brought_up_with_its_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "nsa-tune.db"
+    with Store.open(path) as store:
+        store.add(store.begin_run(KEY, DEVICE, {}), [ok("extend:0+128")])
+
+    def second(db: Database) -> None:
+        db.execute("ALTER TABLE runs ADD COLUMN host TEXT")
+
+    monkeypatch.setattr(tables, "SCHEMA_VERSION", 2)
+    monkeypatch.setattr(migrations, "MIGRATIONS", (*MIGRATIONS, second))
+    with Store.open(path) as store:
+        assert len(store.table(KEY).measurements) == 1
+    with closing(Database(path)) as db:
+        assert "host" in db.table("runs").columns_dict
+        assert tables.schema_version(db.conn, path) == 2
+
+
+def test_a_step_that_another_process_has_done_is_not_done_again(tmp_path: Path) -> None:
+    path = tmp_path / "nsa-tune.db"
+    with closing(Database(path)) as one, closing(Database(path)) as other:
+        migrate(one, path)
+        migrate(other, path)
+
+        assert other.table("nsa_tune_migrations").count == 1

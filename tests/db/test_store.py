@@ -1,0 +1,210 @@
+"""The store: what it keeps, and what it says about files that it cannot use."""
+
+from __future__ import annotations
+
+import sqlite3
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from nsa_tune._errors import NoTunedData, StoreError
+from nsa_tune.backend.records import Measurement, Status, Table
+from nsa_tune.backend.tables import read_database
+from nsa_tune.db.store import Store
+from tests.records import DEVICE, KEY, failed, ok, tables
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Where a database may be made."""
+    return tmp_path / "data" / "nsa-tune.db"
+
+
+def _filled(path: Path, *measurements: Measurement) -> None:
+    with Store.open(path) as store:
+        run = store.begin_run(KEY, DEVICE, {})
+        store.add(run, measurements)
+        store.end_run(run, "done")
+
+
+def test_what_was_added_is_read_back(path: Path) -> None:
+    rows = (ok("extend:0+128"), failed("extend:0+128", "mla", "no kernel\twith tabs\n"))
+
+    _filled(path, *rows)
+
+    with Store.open(path, create=False) as store:
+        table = store.table(KEY)
+    assert (table.key, table.device, table.measurements) == (KEY, DEVICE, rows)
+    assert table.source == str(path)
+    assert table.measured_at.endswith("+00:00")
+    assert read_database(path) == [table]
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25)
+@given(original=tables())
+def test_any_table_survives_the_database(original: Table, path: Path) -> None:
+    with Store.open(path) as store:
+        run = store.begin_run(original.key, original.device, {})
+        store.add(run, original.measurements)
+        read = store.table(original.key)
+
+        assert set(read.measurements) >= set(original.measurements)
+        assert (read.key, read.device) == (original.key, original.device)
+
+
+def test_the_newest_row_counts_and_the_older_one_stays(path: Path) -> None:
+    _filled(path, ok("extend:0+128", latency_us=100.0), ok("extend:0+256"))
+    _filled(path, ok("extend:0+128", latency_us=90.0))
+
+    with Store.open(path) as store:
+        latencies = {row.batch: row.latency_us for row in store.table(KEY).measurements}
+    assert latencies == {"extend:0+128": 90.0, "extend:0+256": 100.0}
+    with closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("SELECT count(*) FROM measurements").fetchone() == (3,)
+
+
+def test_a_row_measured_earlier_does_not_hide_a_newer_one(path: Path) -> None:
+    with Store.open(path) as store:
+        run = store.begin_run(KEY, DEVICE, {})
+        store.add(run, [ok("extend:0+128", latency_us=90.0)])
+        store.add(
+            run, [ok("extend:0+128", latency_us=100.0)],
+            measured_at="2020-01-01T00:00:00.000000+00:00",
+        )  # fmt: skip
+
+        assert [row.latency_us for row in store.table(KEY).measurements] == [90.0]
+
+
+def test_measured_knows_failures_too(path: Path) -> None:
+    _filled(path, ok("extend:0+128"), failed("extend:0+128", "mla", "no kernel"))
+
+    with Store.open(path) as store:
+        assert store.measured(KEY) == {
+            ("prefill", "extend:0+128", "mha/fa3"),
+            ("prefill", "extend:0+128", "mla"),
+        }
+        assert store.measured(replace(KEY, heads=64)) == set()
+
+
+def test_keys_do_not_mix(path: Path) -> None:
+    other = replace(KEY, libraries=(("torch", "2.14.0"),))
+    _filled(path, ok("extend:0+128"))
+    with Store.open(path) as store:
+        store.add(store.begin_run(other, DEVICE, {}), [ok("extend:0+256")])
+
+        assert [table.key for table in store.tables()] == [KEY, other]
+        assert [row.batch for row in store.table(other).measurements] == ["extend:0+256"]
+
+
+def test_a_run_without_measurements_has_an_empty_table_and_is_not_listed(path: Path) -> None:
+    with Store.open(path) as store:
+        store.begin_run(KEY, DEVICE, {})
+
+        assert store.table(KEY).measurements == ()
+        assert store.tables() == []
+    assert read_database(path) == []
+
+
+def test_an_unknown_key_is_no_tuned_data(path: Path) -> None:
+    with Store.open(path) as store, pytest.raises(NoTunedData, match="nsa-tune run"):
+        store.table(KEY)
+
+
+def test_a_run_notes_its_arguments_and_its_end(path: Path) -> None:
+    with Store.open(path) as store:
+        done = store.begin_run(KEY, DEVICE, {"heads": 128, "database": path})
+        store.end_run(done, "budget")
+        store.begin_run(KEY, DEVICE, {})
+
+    with closing(sqlite3.connect(path)) as connection:
+        rows = connection.execute("SELECT arguments, outcome, ended_at IS NULL FROM runs")
+        assert rows.fetchall() == [
+            (f'{{"database": "{path}", "heads": 128}}', "budget", 0),
+            ("{}", None, 1),
+        ]
+
+
+def test_an_outcome_nobody_knows_is_refused(path: Path) -> None:
+    with Store.open(path) as store:
+        run = store.begin_run(KEY, DEVICE, {})
+        with pytest.raises(StoreError, match="does not take such a row"):
+            store.end_run(run, "fine")
+
+
+@pytest.mark.parametrize("latency_us", [None, 0.0, -1.0, float("nan")])
+def test_a_success_without_a_latency_is_refused_with_all_that_came_along(
+    latency_us: float | None, path: Path
+) -> None:
+    bad = replace(ok("extend:0+256"), latency_us=latency_us)
+    with Store.open(path) as store:
+        run = store.begin_run(KEY, DEVICE, {})
+        with pytest.raises(StoreError, match="does not take such a row"):
+            store.add(run, [ok("extend:0+128"), bad])
+
+        assert store.measured(KEY) == set()
+        store.add(run, [ok("extend:0+128")])
+        assert len(store.measured(KEY)) == 1
+
+
+def test_a_reason_with_a_lone_surrogate_is_stored(path: Path) -> None:
+    _filled(path, failed("extend:0+128", "mla", "cannot open \udcff.so"))
+
+    assert read_database(path)[0].measurements[0].reason == "cannot open \\udcff.so"
+
+
+def test_nothing_to_add_is_no_error(path: Path) -> None:
+    _filled(path)
+
+    assert read_database(path) == []
+
+
+def test_a_reader_sees_what_is_stored_while_another_process_writes(path: Path) -> None:
+    _filled(path, ok("extend:0+128"))
+    with closing(sqlite3.connect(path)) as writer:
+        writer.execute("BEGIN IMMEDIATE")
+        writer.execute("UPDATE measurements SET latency_us = 1")
+
+        (table,) = read_database(path)
+
+        assert [row.latency_us for row in table.measurements] == [100.0]
+
+
+def test_adding_does_not_wait_for_a_reader(path: Path) -> None:
+    _filled(path, ok("extend:0+128"))
+    with closing(sqlite3.connect(path)) as reader, Store.open(path) as store:
+        reader.execute("BEGIN")
+        assert reader.execute("SELECT count(*) FROM newest").fetchone() == (1,)
+
+        store.add(store.begin_run(KEY, DEVICE, {}), [ok("extend:0+256")])
+
+        assert len(store.measured(KEY)) == 2
+        assert reader.execute("SELECT count(*) FROM newest").fetchone() == (1,)
+
+
+def test_many_may_make_and_fill_one_database_at_once(path: Path) -> None:
+    def fill(number: int) -> None:
+        with Store.open(path) as store:
+            run = store.begin_run(KEY, DEVICE, {"number": number})
+            for i in range(5):
+                store.add(run, [ok(f"extend:{number}+{i + 1}")])
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(fill, range(8)))
+
+    (table,) = read_database(path)
+    assert len(table.measurements) == 40
+    with closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("SELECT count(*) FROM keys").fetchone() == (1,)
+        assert connection.execute("SELECT count(*) FROM runs").fetchone() == (8,)
+
+
+def test_wrong_results_are_kept_with_their_numbers(path: Path) -> None:
+    wrong = replace(ok("extend:0+128"), status=Status.WRONG, error=float("inf"), reason="off")
+
+    _filled(path, wrong)
+
+    assert read_database(path)[0].measurements == (wrong,)

@@ -1,0 +1,74 @@
+"""Every Hopper arm against the reference, on the GPU itself: ``pytest -m gpu`` on a Hopper."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from nsa_tune import Batch
+from nsa_tune.autotune import devices
+from nsa_tune.backend import detect, providers
+from nsa_tune.backend.layouts import KVLayout
+from nsa_tune.backend.point import Setting
+from nsa_tune.backend.points import POINTS
+from nsa_tune.backend.profiles import profile_of
+
+HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
+MISSING = [name for name in providers.PROVIDERS if providers.answering(name) is None]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU"),
+    pytest.mark.skipif(bool(MISSING), reason=f"needs {', '.join(MISSING)}"),
+]
+
+PREFILLS = [
+    Batch.extend([0], [300]),
+    Batch.extend([1920], [128]),
+    Batch.extend([0, 512, 100], [300, 64, 1]),
+    Batch.extend([8192], [512]),
+]
+VERIFIES = [
+    Batch.verify([8192] * 64, 2),
+    Batch.verify([4096, 100, 9000], 4),
+    Batch.verify([4096] * 7, 3),
+]
+
+
+@pytest.fixture(scope="module")
+def device() -> torch.device:
+    return torch.device("cuda:0")
+
+
+@pytest.fixture(scope="module")
+def setting(device: torch.device) -> Setting:
+    return Setting(
+        profile_of("deepseek-v3.2"), 128, KVLayout.FP8_PACKED, devices.describe(device),
+        dict(detect.library_versions()),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("layout", list(KVLayout))
+@pytest.mark.parametrize("heads", [128, 64, 16])
+@pytest.mark.parametrize("batch", PREFILLS, ids=str)
+def test_prefill_arms(
+    setting: Setting, device: torch.device, layout: KVLayout, heads: int, batch: Batch
+) -> None:
+    check("prefill", replace(setting, layout=layout, heads=heads), device, batch)
+
+
+@pytest.mark.parametrize("batch", VERIFIES, ids=str)
+def test_indexer_arms(setting: Setting, device: torch.device, batch: Batch) -> None:
+    check("indexer_layout", setting, device, batch)
+
+
+def check(name: str, setting: Setting, device: torch.device, batch: Batch) -> None:
+    point = POINTS[name]
+    case = point.case(batch, setting, device)
+    ran = 0
+    for arm in point.candidates(setting):
+        if arm.allowed(batch, setting) is None:
+            assert case.error_of(arm.build(case)()) <= case.tolerance, arm.name
+            ran += 1
+    assert ran

@@ -1,0 +1,153 @@
+"""Chart specs: pure, compiled by the real Vega-Lite, and never by colour alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from nsa_tune.reports.chart_rows import curve_rows, facet_of, map_rows
+from nsa_tune.reports.charts import THEMES, Spec, curves, winner_map, with_rows
+from nsa_tune.reports.report import AnswerReport, build
+from tests.reports.synthetic import real_table
+
+vl_convert = pytest.importorskip("vl_convert")
+
+
+@pytest.fixture(scope="module")
+def answers() -> dict[str, AnswerReport]:
+    section = build([real_table()]).sections[0]
+    return {answer.answer.name: answer for answer in section.answers if answer.lines}
+
+
+@pytest.fixture(params=["prefill_path", "sparse_prefill", "indexer_layout"])
+def answer(request: pytest.FixtureRequest, answers: dict[str, AnswerReport]) -> AnswerReport:
+    return answers[request.param]
+
+
+def _layers(spec: Spec) -> Iterator[Spec]:
+    yield spec
+    for layer in spec.get("layer", []):
+        yield from _layers(layer)
+
+
+def _encoded(spec: Spec) -> set[str]:
+    """The data fields that a spec reads."""
+    channels = [c for layer in _layers(spec) for c in layer.get("encoding", {}).values()]
+    flat = [one for c in channels for one in (c if isinstance(c, list) else [c])]
+    made = {t["as"] for layer in _layers(spec) for t in layer.get("transform", []) if "as" in t}
+    return {one["field"] for one in flat if isinstance(one, dict) and "field" in one} - made
+
+
+def test_charts_are_pure(answer: AnswerReport) -> None:
+    choices = answer.measured
+
+    assert winner_map("x", "y", choices) == winner_map("x", "y", choices)
+    assert curves("x", choices) == curves("x", choices)
+    assert json.loads(json.dumps(curves("x", choices))) == curves("x", choices)
+
+
+def test_the_winner_map_compiles_and_reads_what_its_rows_have(answer: AnswerReport) -> None:
+    rows = map_rows(answer, answer.lines)
+    spec = winner_map("new tokens", "prefix tokens", answer.measured)
+
+    assert _encoded(spec) <= rows[0].keys()
+    assert _drawn(with_rows(spec, {"cells": rows}))
+
+
+def test_the_curves_compile_and_read_what_their_rows_have(answer: AnswerReport) -> None:
+    line = next(line for line in answer.lines if line.edges)
+    rows = curve_rows(answer, line)
+    spec = curves("new tokens", answer.measured)
+
+    known = {field for name in rows for field in rows[name][0]}
+    assert _encoded(spec) <= known
+    assert _drawn(with_rows(spec, rows))
+
+
+def test_a_line_from_zero_compiles(answer: AnswerReport) -> None:
+    line = answer.lines[0]
+    rows = curve_rows(answer, line)
+    rows["estimates"].append({**rows["estimates"][0], "x": 0})
+
+    assert _drawn(with_rows(curves("prefix tokens", answer.measured, from_zero=True), rows))
+
+
+def test_layers_without_rows_are_left_out(answer: AnswerReport) -> None:
+    line = answer.lines[-1]
+    rows = {**curve_rows(answer, line), "edges": []}
+
+    spec = with_rows(curves("new tokens", answer.measured), rows)
+
+    assert not [one for one in spec["layer"] if one["data"]["name"] == "edges"]
+    assert _drawn(spec)
+
+
+def _drawn(spec: Spec) -> str:
+    spec = {**spec, "params": [{"name": "dark", "value": False}]}
+    if spec.get("width") == "container":
+        spec["width"] = 400
+    svg: str = vl_convert.vegalite_to_svg(spec, config=THEMES["light"])
+    assert "NaN" not in svg
+    return svg
+
+
+def test_every_measured_cell_of_a_line_is_on_the_map(answer: AnswerReport) -> None:
+    rows = map_rows(answer, answer.lines)
+
+    on_lines = {str(line.slice.batch(v)) for line in answer.lines for v in line.slice.values}
+    assert {row["batch"] for row in rows} == on_lines
+    assert {row["facet"] for row in rows} == {facet_of(line) for line in answer.lines}
+
+
+def test_a_cell_is_sure_pale_or_hatched_by_its_verdict(answers: dict[str, AnswerReport]) -> None:
+    answer = answers["prefill_path"]
+    verdicts = {str(cell.batch): cell.verdict for cell in answer.cells}
+
+    kinds = {(verdicts[str(row["batch"])], row["kind"]) for row in map_rows(answer, answer.lines)}
+
+    known = {("win", "sure"), ("only", "only"), ("tie", "pale"), ("unsure", "pale")}
+    assert {("win", "sure"), ("only", "only")} <= kinds <= known
+
+
+def test_a_forbidden_choice_is_named_with_its_limit(answers: dict[str, AnswerReport]) -> None:
+    answer = answers["prefill_path"]
+
+    rows = [row for row in map_rows(answer, answer.lines) if row["kind"] == "only"]
+
+    assert all("mha: dense attention" in str(row["limit"]) for row in rows)
+
+
+def test_choices_differ_in_dash_and_shape_as_well_as_in_colour() -> None:
+    choices = [f"choice {i}" for i in range(6)]
+
+    spec = curves("x", choices)
+
+    encodings = [layer.get("encoding", {}) for layer in _layers(spec)]
+    for channel in ("strokeDash", "shape"):
+        (encoded,) = [one[channel] for one in encodings if "scale" in one.get(channel, {})]
+        assert len({json.dumps(mark) for mark in encoded["scale"]["range"]}) == len(choices)
+
+
+@pytest.mark.parametrize("theme", THEMES)
+def test_a_themes_colours_stand_out_from_its_page(theme: str) -> None:
+    page = {"light": "#ffffff", "dark": "#161a21"}[theme]
+    config: dict[str, Any] = THEMES[theme]
+
+    assert _contrast(config["axis"]["labelColor"], page) >= 7
+    # Two colours of the light palette (orange and sky) are light: dash and shape tell them too.
+    assert all(_contrast(colour, page) >= 2 for colour in config["range"]["category"])
+
+
+def _contrast(one: str, other: str) -> float:
+    """WCAG's contrast ratio."""
+
+    def luminance(colour: str) -> float:
+        parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+        linear = [p / 12.92 if p <= 0.03928 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)

@@ -1,0 +1,419 @@
+"""The command line: data on stdout, talk on stderr, exit codes, and sentences for bad input."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+import nsa_tune
+from nsa_tune import _errors, cli
+from nsa_tune._errors import NsaTuneError
+from nsa_tune.backend import tables
+from nsa_tune.db.exchange import import_text, write_text
+from nsa_tune.db.store import Store
+from nsa_tune.reports.html import charts_javascript
+from tests.reports.synthetic import H100, real_table
+
+GPU = ("--gpu", H100.name)
+
+
+class Answer(NamedTuple):
+    """How one command ended."""
+
+    code: int
+    out: str
+    err: str
+
+
+class Shell:
+    """Runs commands in this process."""
+
+    def __init__(self, captured: pytest.CaptureFixture[str]) -> None:
+        self._captured = captured
+
+    def __call__(self, *arguments: str) -> Answer:
+        with pytest.raises(SystemExit) as left:
+            cli.main(arguments)
+        assert isinstance(left.value.code, int)
+        return Answer(left.value.code, *self._captured.readouterr())
+
+
+@pytest.fixture
+def shell(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Shell:
+    monkeypatch.setattr(tables, "shipped", list)
+    monkeypatch.setenv("XDG_DATA_DIRS", str(tmp_path / "nowhere"))
+    return Shell(capsys)
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Path:
+    path, text = tmp_path / "some.db", tmp_path / "some.tsv"
+    with Store.open(path) as store:
+        for heads in (128, 16):
+            write_text(real_table(heads=heads), text)
+            import_text(store, text)
+    return path
+
+
+# --- lookup and explain
+
+
+def test_lookup_prints_one_decision_a_line(shell: Shell, database: Path) -> None:
+    answer = shell("lookup", "extend:1920+128", *GPU, "--db", str(database))
+
+    decisions = dict(line.split(" = ") for line in answer.out.splitlines())
+    assert answer.code == 0
+    assert decisions["prefill_path"] == "mla"
+    assert "indexer_layout" not in decisions
+    assert answer.err == ""
+
+
+def test_lookup_takes_lists_of_lengths(shell: Shell, database: Path) -> None:
+    common = (*GPU, "--db", str(database), "--json")
+
+    word = shell("lookup", "extend:0+300,512+64", *common)
+    lists = shell("lookup", "--prefix", "0,512", "--extend", "300,64", *common)
+
+    assert word == lists
+    document = json.loads(word.out)
+    assert document["schema"] == "nsa-tune/lookup/1"
+    assert document["batch"] == "extend:0+300,512+64"
+    assert document["tuned"] is True
+
+
+def test_a_captured_pass_is_never_dense(shell: Shell, database: Path) -> None:
+    batch = ("lookup", "extend:0+2048", *GPU, "--db", str(database), "--json")
+
+    assert json.loads(shell(*batch).out)["plan"]["prefill_path"] == "mha"
+    assert json.loads(shell(*batch, "--captured").out)["plan"]["prefill_path"] == "mla"
+
+
+def test_without_a_table_the_rule_answers_and_stderr_says_so(
+    shell: Shell, caplog: pytest.LogCaptureFixture
+) -> None:
+    answer = shell("lookup", "extend:0+128", *GPU, "--json")
+
+    assert answer.code == 0
+    assert json.loads(answer.out)["tuned"] is False
+    assert "nothing is tuned for deepseek-v3.2 with 128 local heads" in caplog.text
+
+
+def test_strict_makes_a_miss_an_error(shell: Shell, database: Path) -> None:
+    answer = shell(
+        "lookup", "extend:0+128", *GPU, "--heads", "64", "--strict", "--db", str(database)
+    )
+
+    assert answer.code == 3
+    assert answer.out == ""
+    assert "heads" in answer.err
+
+
+def test_explain_gives_reasons_in_words_and_as_json(shell: Shell, database: Path) -> None:
+    command = ("explain", "extend:1024+512", *GPU, "--db", str(database))
+
+    text, document = shell(*command), json.loads(shell(*command, "--json").out)
+
+    assert "prefill_path = " in text.out
+    assert document["schema"] == "nsa-tune/explain/1"
+    assert document["reasons"].keys() >= {"prefill_path", "sparse_prefill"}
+    reason = document["reasons"]["prefill_path"]
+    assert reason["estimates_us"].keys() == {"mha", "mla"} == reason["intervals_us"].keys()
+    assert reason["text"] in text.out
+    assert document["key"]["gpu"] == H100.name
+
+
+# --- report
+
+
+@pytest.mark.parametrize("form", ["terminal", "md", "csv", "json", "html"])
+def test_a_report_goes_to_stdout_or_to_a_file(
+    shell: Shell, database: Path, tmp_path: Path, form: str
+) -> None:
+    command = ("report", "--heads", "16", "--db", str(database), "--format", form)
+
+    shown, path = shell(*command), tmp_path / "out"
+    written = shell(*command, "--out", str(path))
+
+    assert (shown.code, written.code) == (0, 0)
+    assert written.out == ""
+    assert written.err == f"wrote {path}\n"
+    assert path.read_text(encoding="utf-8").strip() == shown.out.strip()
+    assert "prefill_path" in shown.out.replace("\\", "")
+
+
+def test_reports_take_what_the_options_match(shell: Shell, database: Path) -> None:
+    every = json.loads(shell("report", "--json", "--db", str(database)).out)
+    one = json.loads(shell("report", "--json", "--heads", "16", "--db", str(database)).out)
+
+    assert [section["key"]["heads"] for section in one["sections"]] == [16]
+    assert {section["key"]["heads"] for section in every["sections"]} == {16, 128}
+
+
+def test_csv_has_the_table_that_was_asked_for(shell: Shell, database: Path) -> None:
+    answer = shell("report", "--format", "csv", "--table", "costs", "--db", str(database))
+
+    rows = list(csv.DictReader(io.StringIO(answer.out)))
+    assert {row["who"] for row in rows} == {"SGLang 0.5.23", "table"}
+
+
+def test_without_vl_convert_the_page_is_written_and_stderr_says_what_is_missing(
+    shell: Shell, database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "vl_convert", None)
+    charts_javascript.cache_clear()
+    path = tmp_path / "report.html"
+
+    answer = shell("report", "--format", "html", "--out", str(path), "--db", str(database))
+
+    assert answer.code == 0
+    assert "pip install 'nsa-tune[report]'" in answer.err
+    assert "<table>" in path.read_text(encoding="utf-8")
+
+
+def test_nothing_measured_is_exit_code_3(shell: Shell) -> None:
+    answer = shell("report")
+
+    assert (answer.code, answer.out) == (3, "")
+    assert answer.err == (
+        "nsa-tune: nothing is measured yet, and no table ships; measure with `nsa-tune run`\n"
+    )
+
+
+# --- run, on this machine's processor
+
+_RUN = ("run", "--device", "cpu", "--points", "indexer_layout", "--budget", "0")
+
+
+def test_a_run_ends_with_the_crossover_table(shell: Shell, tmp_path: Path) -> None:
+    path = str(tmp_path / "run.db")
+
+    first = shell(*_RUN, "--db", path)
+    second = shell(*_RUN, "--db", path, "--json", "--quiet")
+
+    assert first.code == second.code == 0
+    assert "tiny, 4 local heads" in first.out
+    assert "tiny, 4 local heads, fp8_packed" in first.err
+    assert "budget: " in first.err
+    document = json.loads(second.out)
+    assert document["schema"] == "nsa-tune/run/1"
+    assert document["outcome"] == "budget"
+    assert document["skipped"] > 0 < document["measured"]
+    assert second.err == ""
+
+
+def test_an_interrupted_run_prints_what_it_has_and_leaves_with_130(
+    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from nsa_tune.autotune import run as module
+    from nsa_tune.autotune.measure import measure_batch
+
+    calls = []
+
+    def interrupted(*arguments: object) -> object:
+        calls.append(arguments)
+        if len(calls) > 2:
+            raise KeyboardInterrupt
+        return measure_batch(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(module, "measure_batch", interrupted)
+    answer = shell(*_RUN[:-2], "--db", str(tmp_path / "run.db"), "--json", "--quiet")
+
+    assert answer.code == 130
+    document = json.loads(answer.out)
+    assert document["outcome"] == "interrupted"
+    assert document["measured"] > 0
+
+
+def test_an_interrupt_anywhere_is_130(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "select", interrupted)
+
+    assert shell("report").code == 130
+
+
+# --- doctor and db
+
+
+def test_doctor_ends_with_one_line(shell: Shell, database: Path) -> None:
+    text = shell("doctor", "--db", str(database))
+    document = json.loads(shell("doctor", "--db", str(database), "--json").out)
+
+    assert text.out.splitlines()[-1] == document["conclusion"]
+    assert document["schema"] == "nsa-tune/doctor/1"
+    assert text.code == (0 if document["fit"] else 5)
+
+
+def test_an_unfit_machine_is_exit_code_5(shell: Shell, tmp_path: Path) -> None:
+    path = tmp_path / "bad.db"
+    path.write_text("no database")
+
+    assert shell("doctor", "--db", str(path)).code == 5
+
+
+def test_a_table_goes_out_and_in_again(shell: Shell, database: Path, tmp_path: Path) -> None:
+    text, other = str(tmp_path / "out.tsv"), str(tmp_path / "other.db")
+    before = json.loads(shell("db", "list", "--db", str(database), "--json").out)["tables"]
+
+    several = shell("db", "export", "--out", text, "--db", str(database))
+    one = shell("db", "export", "--out", text, "--heads", "16", "--db", str(database))
+    imported = shell("db", "import", text, "--db", other)
+    again = shell("db", "import", text, "--db", other)
+
+    after = json.loads(shell("db", "list", "--db", other, "--json").out)
+    assert several.code == 2
+    assert all(table["digest"] in several.err for table in before)
+    assert (one.code, imported.code) == (0, 0)
+    assert after["schema"] == "nsa-tune/db-list/1"
+    assert [table["key"] for table in after["tables"]] == [
+        table["key"] for table in before if table["key"]["heads"] == 16
+    ]
+    assert again.err.startswith("0 measurements added")
+
+
+def test_an_export_by_digest_takes_that_table(shell: Shell, database: Path, tmp_path: Path) -> None:
+    text = tmp_path / "out.tsv"
+    listed = shell("db", "list", "--db", str(database)).out.splitlines()
+    digest = listed[0].split()[0]
+
+    answer = shell("db", "export", "--key", digest[:8], "--out", str(text), "--db", str(database))
+
+    assert answer.code == 0
+    assert tables.read_text(text).key.digest == digest
+
+
+# --- bad input
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["lookup", "nonsense"], 2, "is no batch"),
+        (["lookup"], 2, "give one batch"),
+        (["lookup", "extend:0+8", "--extend", "8"], 2, "give one batch"),
+        (["lookup", "extend:0+8", "--prefix", "8"], 2, "--prefix goes with --extend"),
+        (["lookup", "--extend", "8,x"], 2, "no list of lengths"),
+        (["lookup", "extend:0+0"], 2, "new lengths at least 1"),
+        (["lookup", "extend:0+9999999999"], 2, "int32"),
+        (["lookup", "--prefix", "-4", "--extend", "8"], 2, "at least 0"),
+        (["lookup", "extend:0+8", "--model", "gpt-2"], 2, "unknown model 'gpt-2'"),
+        (["lookup", "extend:0+8", "--model", "tiny", "--heads", "3"], 2, "do not divide"),
+        (["lookup", "extend:0+8", "--kv-dtype", "fp3"], 2, "--kv-dtype"),
+        (["run", "--device", "tpu"], 2, "unknown device 'tpu'"),
+        (["run", "--device", "cuda:99"], 5, "there is no GPU"),
+        (["run", "--points", "decode,nothing", "--device", "cpu"], 2, "unknown decision point"),
+        (["run", "--model", "tiny", "--heads", "3", "--device", "cpu"], 2, "do not divide"),
+        (["run", "--budget", "-1"], 2, "--budget"),
+        (["report", "--format", "pdf"], 2, "--format"),
+        (["report", "--db", "/nowhere/some.db"], 1, "there is no /nowhere/some.db"),
+        (["db", "list", "--db", "/nowhere/some.db"], 1, "there is no /nowhere/some.db"),
+        (["db", "import", "/nowhere/table.tsv"], 1, "/nowhere/table.tsv"),
+        (["report", "--nonsense"], 2, "--nonsense"),
+        (["nonsense"], 2, "nonsense"),
+    ],
+)
+def test_bad_input_is_a_sentence_and_a_code(
+    shell: Shell, arguments: Sequence[str], code: int, words: str
+) -> None:
+    answer = shell(*arguments)
+
+    assert answer.code == code
+    assert answer.out == ""
+    assert words in " ".join(answer.err.split())
+    assert "Traceback" not in answer.err
+
+
+def test_an_unknown_csv_table_is_named(shell: Shell, database: Path) -> None:
+    answer = shell("report", "--format", "csv", "--table", "winners", "--db", str(database))
+
+    assert answer.code == 2
+    assert "use one of: crossovers, cells, costs, failures" in answer.err
+
+
+def test_a_file_that_cannot_be_written_is_a_sentence(
+    shell: Shell, database: Path, tmp_path: Path
+) -> None:
+    answer = shell("report", "--out", str(tmp_path / "no" / "file"), "--db", str(database))
+
+    assert answer.code == 1
+    assert "cannot be written (No such file or directory); give another file" in answer.err
+
+
+@pytest.mark.parametrize(
+    "error", [getattr(_errors, name) for name in _errors.__all__], ids=_errors.__all__
+)
+def test_every_error_becomes_its_exit_code(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch, error: type[NsaTuneError]
+) -> None:
+    def failing(*_: object) -> None:
+        raise error("what is wrong, and what to do\x1b[31m")
+
+    monkeypatch.setattr(cli, "select", failing)
+
+    answer = shell("report")
+
+    assert answer.code == error.exit_code
+    assert answer.err == "nsa-tune: what is wrong, and what to do?[31m\n"
+
+
+def test_the_version_is_printed(shell: Shell) -> None:
+    assert shell("--version") == Answer(0, f"{nsa_tune.__version__}\n", "")
+
+
+# --- as a process of its own
+
+
+def _process(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "nsa_tune.cli", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, **environment},
+        timeout=120,
+    )
+
+
+def test_the_module_runs_as_a_program(database: Path) -> None:
+    done = _process("report", "--heads", "16", "--json", NSA_TUNE_DB=str(database))
+
+    assert done.returncode == 0
+    assert done.stderr == ""
+    assert json.loads(done.stdout)["sections"][0]["key"]["heads"] == 16
+
+
+def test_help_and_answers_load_neither_torch_nor_pandas(database: Path) -> None:
+    script = (
+        "import sys; from nsa_tune import cli\n"
+        "try: cli.main(['lookup', 'extend:0+8', '--gpu', 'x'])\n"
+        "except SystemExit: pass\n"
+        "assert not {'torch', 'pandas', 'sqlite_utils'} & sys.modules.keys()"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=120
+    )
+
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_reader_that_leaves_early_is_no_traceback(database: Path) -> None:
+    command = f"{sys.executable} -m nsa_tune.cli report --json --db {database} | head -c 10"
+
+    done = subprocess.run(
+        command, shell=True, capture_output=True, text=True, check=False, timeout=120
+    )
+
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,79 @@
+"""Every command and option is documented in docs/cli.md and has help; nothing else is."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from nsa_tune._cli.options import Format
+from nsa_tune.cli import app
+from nsa_tune.reports.flat import FLAT
+
+DOCS = Path(__file__).parent.parent / "docs"
+CLI = (DOCS / "cli.md").read_text(encoding="utf-8")
+REPORTS = (DOCS / "reports.md").read_text(encoding="utf-8")
+
+
+def _commands(command: Any, name: str) -> Iterator[tuple[str, Any]]:
+    """(name, command) of everything that can be typed."""
+    children = getattr(command, "commands", {})
+    if not children or name == "nsa-tune":
+        yield name, command
+    for child, below in children.items():
+        yield from _commands(below, f"{name} {child}")
+
+
+COMMANDS = dict(_commands(typer.main.get_command(app), "nsa-tune"))
+SECTIONS = {
+    part.splitlines()[0]: part for part in CLI.split("\n## ") if part.startswith("nsa-tune")
+}
+_each = pytest.mark.parametrize("name", COMMANDS)
+
+
+def _options(name: str) -> set[str]:
+    found = {
+        word
+        for parameter in COMMANDS[name].params
+        for word in (*parameter.opts, *parameter.secondary_opts)
+        if word.startswith("-")
+    }
+    return found - {"-h", "--help"}
+
+
+def test_each_command_has_a_section_and_each_section_a_command() -> None:
+    assert list(SECTIONS) == list(COMMANDS)
+
+
+@_each
+def test_a_command_and_its_options_have_help(name: str) -> None:
+    command = COMMANDS[name]
+
+    assert command.help
+    for parameter in command.params:
+        assert getattr(parameter, "help", None), parameter.name
+
+
+@_each
+def test_exactly_the_options_that_exist_are_documented(name: str) -> None:
+    rows = [line for line in SECTIONS[name].splitlines() if line.startswith("| `-")]
+    documented = {
+        word for row in rows for word in re.findall(r"`(--?[a-z-]+)`", row.split(" | ")[0])
+    }
+
+    assert documented == _options(name)
+
+
+@pytest.mark.parametrize("schema", ["run", "lookup", "explain", "report", "doctor", "db-list"])
+def test_schemas_are_documented(schema: str) -> None:
+    assert f"`nsa-tune/{schema}/1`" in CLI
+
+
+def test_formats_and_flat_tables_are_documented() -> None:
+    for word in (*Format, *FLAT):
+        assert f"`{word}`" in CLI
+        assert f"| `{word}` |" in REPORTS

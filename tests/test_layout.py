@@ -1,0 +1,126 @@
+"""House rules: small modules, arrows that go one way, errors that are not swallowed."""
+
+from __future__ import annotations
+
+import ast
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import nsa_tune
+
+ROOT = Path(nsa_tune.__file__).parent
+LINES = 400
+FORBIDDEN = {
+    "backend": ("db", "autotune", "reports", "cli"),
+    "db": ("autotune", "reports", "cli"),
+    "autotune": ("reports", "cli"),
+    "reports": ("autotune", "cli"),
+}
+"""What a package may not import, not even inside of a function."""
+MAY_CATCH_ALL = ("autotune/measure.py", "backend/integrations/")
+"""One arm's measurement, and the hooks that must never raise into an engine."""
+MAY_LOAD_TORCH = ("backend/cases/", "backend/kernels/")
+"""What the arms import when they are built, and nothing else imports when it is loaded."""
+
+_FILES = {str(path.relative_to(ROOT)): path for path in sorted(ROOT.rglob("*.py"))}
+_RUNTIME = {
+    name: path
+    for name, path in _FILES.items()
+    if name in ("__init__.py", "_errors.py")
+    or (name.startswith("backend/") and not name.startswith(MAY_LOAD_TORCH))
+}
+_CAREFUL = {name: p for name, p in _FILES.items() if not name.startswith(MAY_CATCH_ALL)}
+_SILENT = {name: path for name, path in _FILES.items() if name != "cli.py"}
+
+
+def _each(files: dict[str, Path]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("path", files.values(), ids=files.keys())
+
+
+def _imports(tree: ast.AST, path: Path) -> Iterator[str]:
+    """Every module that the code under `tree` imports, whole names."""
+    package = ["nsa_tune", *path.relative_to(ROOT).parts[:-1]]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            module = ".".join([*base, *([node.module] if node.module else [])])
+            yield from (f"{module}.{alias.name}" for alias in node.names)
+
+
+def _imported_when_loaded(tree: ast.Module, path: Path) -> Iterator[str]:
+    """As `_imports`, without what functions and TYPE_CHECKING import."""
+    for node in tree.body:
+        later = isinstance(node, ast.FunctionDef | ast.ClassDef)
+        typing = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        if not later and not typing:
+            yield from _imports(node, path)
+
+
+def _within(package: str, names: set[str]) -> set[str]:
+    return {name for name in names if name == package or name.startswith(f"{package}.")}
+
+
+def _parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@_each(_FILES)
+def test_a_module_is_small(path: Path) -> None:
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= LINES
+
+
+@_each(_FILES)
+def test_a_module_says_what_it_is_and_what_is_public(path: Path) -> None:
+    tree = _parsed(path)
+    assert ast.get_docstring(tree)
+
+    if any(not isinstance(node, ast.Expr | ast.ImportFrom) for node in tree.body):
+        named = [node.targets[0] for node in tree.body if isinstance(node, ast.Assign)]
+        named += [node.target for node in tree.body if isinstance(node, ast.AnnAssign)]
+        assert "__all__" in {name.id for name in named if isinstance(name, ast.Name)}
+
+
+@_each(_FILES)
+def test_arrows_go_one_way(path: Path) -> None:
+    imported = set(_imports(_parsed(path), path))
+
+    for other in FORBIDDEN.get(path.relative_to(ROOT).parts[0], ()):
+        assert not _within(f"nsa_tune.{other}", imported)
+
+
+@_each(_RUNTIME)
+def test_the_runtime_path_loads_the_standard_library_only(path: Path) -> None:
+    imported = set(_imported_when_loaded(_parsed(path), path))
+
+    tops = {name.partition(".")[0] for name in imported}
+    assert tops - sys.stdlib_module_names <= {"nsa_tune"}
+    for lazy in MAY_LOAD_TORCH:
+        assert not _within("nsa_tune." + lazy.strip("/").replace("/", "."), imported)
+
+
+@_each(_SILENT)
+def test_only_the_command_line_prints(path: Path) -> None:
+    calls = [node.func for node in ast.walk(_parsed(path)) if isinstance(node, ast.Call)]
+
+    assert "print" not in {call.id for call in calls if isinstance(call, ast.Name)}
+
+
+@_each(_CAREFUL)
+def test_only_two_places_catch_everything(path: Path) -> None:
+    handlers = [node for node in ast.walk(_parsed(path)) if isinstance(node, ast.ExceptHandler)]
+    for handler in handlers:
+        assert handler.type is not None, f"line {handler.lineno}"
+        caught = {node.id for node in ast.walk(handler.type) if isinstance(node, ast.Name)}
+        assert not caught & {"Exception", "BaseException"}, f"line {handler.lineno}"
+
+
+def test_the_version_is_the_projects() -> None:
+    project = tomllib.loads((ROOT.parent / "pyproject.toml").read_text(encoding="utf-8"))
+
+    assert project["project"]["version"] == nsa_tune.__version__

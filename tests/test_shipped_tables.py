@@ -1,0 +1,95 @@
+"""The tables that ship: whole, clean, and good on batches that they were not tuned on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.regret import cells, choosers, summary
+from nsa_tune import Batch, Dispatcher
+from nsa_tune.backend.points import POINTS
+from nsa_tune.backend.records import Status
+from nsa_tune.backend.rules import SGLANG_0_5_23
+from nsa_tune.backend.tables import read_text, shipped
+
+H100 = "NVIDIA H100 80GB HBM3"
+HELD_OUT = sorted((Path(__file__).parents[1] / "benchmarks" / "held_out").glob("*.tsv"))
+KV_DTYPES = {"bf16": "bf16", "fp8_packed": "fp8"}
+
+
+def opened(heads: int = 128, kv_dtype: str = "fp8") -> Dispatcher:
+    return Dispatcher.open(
+        gpu=H100, model="deepseek-v3.2", heads=heads, kv_dtype=kv_dtype, strict=True
+    )
+
+
+def test_v32_ships_for_an_h100_at_three_head_counts_and_both_kv_formats() -> None:
+    keys = {(t.key.gpu, t.key.heads, t.key.kv_layout) for t in map(read_text, shipped())}
+
+    assert keys >= {
+        (H100, heads, layout) for heads in (128, 64, 16) for layout in ("fp8_packed", "bf16")
+    }
+
+
+@pytest.mark.parametrize("path", shipped(), ids=lambda path: path.stem)
+def test_a_shipped_table_is_clean_and_has_every_point(path: Path) -> None:
+    table = read_text(path)
+
+    assert {row.status for row in table.measurements} == {Status.OK}
+    assert {row.point for row in table.measurements} == set(POINTS)
+    assert table.key.protocol == "cuda-graph/1"
+    assert {name for name, _ in table.key.libraries} >= {"torch", "sgl-flash-mla"}
+    # Wider than 5 % means that the clock changed while the arm was timed.
+    wide = [
+        row
+        for row in table.measurements
+        if row.latency_us and row.low_us and row.high_us
+        and (row.high_us - row.low_us) / (2 * row.latency_us) > 0.05
+    ]  # fmt: skip
+    assert len(wide) <= len(table.measurements) // 200
+    assert max(row.error or 0 for row in table.measurements) < 0.01
+
+
+def test_a_long_prefix_with_few_new_tokens_takes_mla_on_an_h100() -> None:
+    assert opened().plan(Batch.extend([1920], [128])).prefill_path == "mla"
+
+
+def test_a_cold_prompt_up_to_index_topk_takes_mha_on_an_h100() -> None:
+    assert opened().plan(Batch.extend([0], [2048])).prefill_path == "mha"
+    assert opened().plan(Batch.extend([0], [2049])).prefill_path == "mla"
+
+
+def test_the_readme_s_answers() -> None:
+    plan = opened().plan(Batch.extend(prefix_lens=[1920], extend_lens=[128]))
+    assert plan.sparse_prefill == "flashmla_sparse"
+    verify = Batch.verify(context_lens=[8192] * 64, next_n=2)
+    assert opened().plan(verify).indexer_layout == "native"
+
+
+@pytest.mark.parametrize("path", HELD_OUT, ids=lambda path: path.stem)
+@pytest.mark.parametrize("question", ["prefill_path", "sparse_prefill", "indexer_layout"])
+def test_regret_on_held_out_batches_is_under_2_percent_and_no_batch_over_15(
+    path: Path, question: str
+) -> None:
+    held_out = read_text(path)
+    key = held_out.key
+    dispatcher = Dispatcher.open(
+        gpu=key.gpu, model=key.model, heads=key.heads, kv_dtype=KV_DTYPES[key.kv_layout],
+        strict=True,
+    )  # fmt: skip
+    (answer,) = (a for p in POINTS.values() for a in p.answers if a.name == question)
+    found = list(cells(held_out, answer))
+    by = choosers(dispatcher, answer)
+    regrets = {
+        who: [cell.regret(by[who](cell.batch)) for cell in found]
+        for who in ("nsa-tune", SGLANG_0_5_23.name)
+    }
+
+    assert len(found) >= 60
+    assert None not in regrets["nsa-tune"], "the plan names a measured choice"
+    ours = summary([r for r in regrets["nsa-tune"] if r is not None])
+    engine = summary([r for r in regrets[SGLANG_0_5_23.name] if r is not None])
+    assert ours["mean"] < 0.02
+    assert ours["worst"] < 0.15
+    assert ours["mean"] < engine["mean"] / 10
