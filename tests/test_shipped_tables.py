@@ -24,11 +24,12 @@ def opened(heads: int = 128, kv_dtype: str = "fp8") -> Dispatcher:
     )
 
 
-def test_v32_ships_for_an_h100_at_three_head_counts_and_both_kv_formats() -> None:
+@pytest.mark.parametrize("gpu", [H100, "NVIDIA H200"])
+def test_v32_ships_at_three_head_counts_and_both_kv_formats(gpu: str) -> None:
     keys = {(t.key.gpu, t.key.heads, t.key.kv_layout) for t in map(read_text, shipped())}
 
     assert keys >= {
-        (H100, heads, layout) for heads in (128, 64, 16) for layout in ("fp8_packed", "bf16")
+        (gpu, heads, layout) for heads in (128, 64, 16) for layout in ("fp8_packed", "bf16")
     }
 
 
