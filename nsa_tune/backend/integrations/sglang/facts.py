@@ -1,0 +1,112 @@
+"""What the plug-in must know of an attention backend, and when it has to leave one alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+from nsa_tune.backend.guards import padded_heads
+from nsa_tune.backend.layouts import KVLayout
+from nsa_tune.backend.profiles import PROFILES, ModelProfile
+
+__all__ = ["Facts", "LeftAlone", "facts_of"]
+
+_CHUNK = 8192
+"""SGLang's own chunk on an 80 GB GPU, where no size was asked for."""
+
+
+class LeftAlone(Exception):
+    """This backend is not steered; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """One backend, as a table is looked up for it."""
+
+    profile: ModelProfile
+    heads: int
+    """Local heads."""
+    layout: KVLayout
+    impl: str
+    """The prefill implementation that it was started with."""
+    scratch_bytes: int
+    """What flashmla_kv takes for a full chunk: the engine has kept that much memory free."""
+
+    @property
+    def kv_dtype(self) -> str:
+        """As `Dispatcher.open` takes it."""
+        return "fp8" if self.layout is KVLayout.FP8_PACKED else "bf16"
+
+    def __str__(self) -> str:
+        return f"{self.profile.name}, {self.heads} local heads, {self.kv_dtype} KV"
+
+
+def facts_of(backend: Any, model_runner: Any) -> Facts:
+    """The facts of a DSA backend that the engine has just built.
+
+    Raises:
+        LeftAlone: for a model, a pool or a mode of operation that nothing was measured for.
+    """
+    for what, applies in _UNMEASURED.items():
+        if applies(backend, model_runner):
+            raise LeftAlone(f"nothing is measured for {what}")
+    profile = _profile(backend)
+    chunk = model_runner.server_args.chunked_prefill_size or 0
+    padded = padded_heads(backend.num_q_heads) or backend.num_q_heads
+    return Facts(
+        profile,
+        backend.num_q_heads,
+        _layout(backend, profile),
+        backend.dsa_prefill_impl,
+        # The decode kernel leaves one fp32 row of 512 values a query and head.
+        scratch_bytes=(chunk if chunk > 0 else _CHUNK) * padded * profile.rank * 4,
+    )
+
+
+def _context_parallel(backend: Any, model_runner: Any) -> bool:
+    del backend, model_runner
+    context = import_module("sglang.srt.runtime_context")
+    return bool(context.get_parallel().attn_cp_size > 1)
+
+
+_UNMEASURED: dict[str, Callable[[Any, Any], bool]] = {
+    "deterministic inference": lambda backend, _: backend.num_splits != 0,
+    "HiSparse": lambda backend, _: backend.hisparse_coordinator is not None,
+    "pooled indexer keys": lambda backend, _: getattr(backend, "dsa_index_kpool", 1) > 1,
+    "decode context parallelism": lambda backend, _: getattr(backend, "dcp_size", 1) > 1,
+    "a sharded KV pool": lambda backend, _: getattr(backend, "_kv_shard_pool", None) is not None,
+    "attention sinks": lambda _, runner: bool(
+        getattr(runner.model_config.hf_config, "learnable_sink", False)
+    ),
+    "context parallelism": _context_parallel,
+}
+"""Modes of operation that change what a batch costs or which kernels may run; in words."""
+
+
+def _profile(backend: Any) -> ModelProfile:
+    shape = (
+        backend.kv_lora_rank, backend.qk_nope_head_dim, backend.qk_rope_head_dim,
+        backend.dsa_index_topk,
+    )  # fmt: skip
+    for profile in PROFILES.values():
+        if shape == (profile.rank, profile.nope, profile.rope, profile.index_topk):
+            return profile
+    raise LeftAlone(
+        "no model profile has kv_lora_rank, qk_nope_head_dim, qk_rope_head_dim and index_topk of "
+        f"{', '.join(map(str, shape))}"
+    )
+
+
+def _layout(backend: Any, profile: ModelProfile) -> KVLayout:
+    pool = backend.token_to_kv_pool
+    if backend.dsa_kv_cache_store_fp8:
+        packed = KVLayout.FP8_PACKED
+        if backend.kv_cache_dim == packed.token_bytes(profile.rank, profile.rope):
+            return packed
+    elif str(pool.dtype) == "torch.bfloat16" and backend.kv_cache_dim == profile.latent:
+        return KVLayout.BF16
+    raise LeftAlone(
+        f"nothing is measured for a KV pool of {pool.dtype} with rows of {backend.kv_cache_dim}"
+    )

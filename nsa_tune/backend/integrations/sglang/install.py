@@ -1,0 +1,86 @@
+"""Hooking. The hooks go through SGLang's own registry, once the engine itself has imported what
+they are for.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pkgutil import resolve_name
+from typing import Any
+
+from nsa_tune.backend.integrations.sglang.backend import around_init
+from nsa_tune.backend.integrations.sglang.edge import attempt, say_once
+from nsa_tune.backend.integrations.sglang.indexer import around_context_lens
+from nsa_tune.backend.integrations.sglang.post_import import when_imported
+from nsa_tune.backend.integrations.sglang.prefill import around_prefill
+from nsa_tune.backend.integrations.sglang.releases import (
+    Symbol,
+    checked,
+    installed_version,
+    release_of,
+)
+from nsa_tune.backend.integrations.sglang.symbols import hooks_on, mismatch
+
+__all__ = ["OFF_SWITCH", "install", "switched_off"]
+
+OFF_SWITCH = "NSA_TUNE_DISABLE"
+
+_HOOKS: Mapping[str, Callable[..., Any]] = {
+    "backend": around_init,
+    "prefill": around_prefill,
+    "indexer": around_context_lens,
+}
+"""By the symbol's name."""
+
+_arranged: set[str] = set()
+"""The modules that were seen to."""
+
+
+def install() -> None:
+    """Arrange the hooks for the installed SGLang, or say in one line why there are none."""
+    if switched_off():
+        say_once(logging.INFO, f"{OFF_SWITCH} is set: SGLang is left alone")
+        return
+    version = installed_version()
+    release = None if version is None else release_of(version)
+    if release is None:
+        say_once(
+            logging.WARNING,
+            f"SGLang {version or 'of an unknown version'} is left alone: the plug-in was checked "
+            f"with {checked()}",
+        )
+        return
+    for module in dict.fromkeys(symbol.module for symbol in release.symbols):
+        if module not in _arranged:
+            _arranged.add(module)
+            symbols = [symbol for symbol in release.symbols if symbol.module == module]
+            when_imported(module, partial(attempt, "hooking SGLang", _hook, symbols))
+
+
+def switched_off() -> bool:
+    """Whether the environment switches the plug-in off."""
+    return os.environ.get(OFF_SWITCH, "").strip().lower() not in ("", "0", "false", "no", "off")
+
+
+def _hook(symbols: Sequence[Symbol]) -> None:
+    registry = sys.modules["sglang.srt.plugins.hook_registry"]
+    source = registry.HookSource("nsa_tune", "nsa-tune")
+    fitting = []
+    for symbol in symbols:
+        problem = mismatch(symbol)
+        if problem is not None:
+            say_once(logging.WARNING, f"not hooked: {problem}")
+            continue
+        fitting.append(symbol)
+        registry.HookRegistry.register(
+            symbol.target, _HOOKS[symbol.name], registry.HookType.AROUND, source=source
+        )
+    registry.HookRegistry.apply_hooks()
+    for symbol in fitting:
+        # The registry logs a failure and goes on.
+        if not hooks_on(resolve_name(symbol.target)):
+            say_once(logging.WARNING, f"not hooked: SGLang did not apply {symbol.target}")

@@ -1,0 +1,211 @@
+"""Steering `set_dsa_prefill_impl`: dense MHA or not, and by which kernel MLA runs.
+
+The engine's own method runs first. What it decided is then changed within these bounds:
+
+- MHA is turned off, never on. The engine turns it on wherever that is exact and possible, so
+  there is nothing to add, and MHA that it has refused (in a CUDA graph, say) stays refused.
+- The kernel is one that reads the same pool, was measured, and takes no more scratch memory than
+  the engine has to spare.
+- Only plain extend batches are steered, and only from lists of lengths that the host has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import hypot
+from operator import add
+from typing import Any, NamedTuple
+
+from nsa_tune.backend.batch import Batch, Mode
+from nsa_tune.backend.decision_log import DecisionLog
+from nsa_tune.backend.dispatcher import Dispatcher
+from nsa_tune.backend.integrations.sglang.edge import attempt
+from nsa_tune.backend.integrations.sglang.facts import Facts
+from nsa_tune.backend.layouts import KVLayout
+
+__all__ = ["Answer", "Answers", "Prefill", "Totals", "around_prefill", "totals_of"]
+
+_ATTRIBUTE = "_nsa_tune_prefill"
+_MOST_RECENT = 4096
+
+
+def around_prefill(original: Callable[..., Any], backend: Any, forward_batch: Any = None) -> Any:
+    """The hook around `set_dsa_prefill_impl`, which runs once a forward pass."""
+    prefill = backend.__dict__.get(_ATTRIBUTE)
+    if prefill is None:
+        return original(backend, forward_batch)
+    prefill.give_back()
+    result = original(backend, forward_batch)
+    if forward_batch is not None and not attempt(
+        "steering a prefill", prefill.steer, forward_batch
+    ):
+        prefill.abandon()
+        delattr(backend, _ATTRIBUTE)
+    return result
+
+
+class Totals(NamedTuple):
+    """What an extend batch comes to, in tokens and in (query, key) pairs."""
+
+    sequences: int
+    q_tokens: int
+    kv_tokens: int
+    max_kv: int
+    pairs: int
+
+
+def totals_of(prefix_lens: Any, extend_lens: Any) -> Totals | None:
+    """The totals of an extend batch; None unless both are lists, as the host has them.
+
+    Some passes carry tensors instead. Reading those could wait for the device.
+    """
+    if type(prefix_lens) is not list or type(extend_lens) is not list:
+        return None
+    if len(extend_lens) == 1 == len(prefix_lens):
+        prefix, new = prefix_lens[0], extend_lens[0]
+        kv_tokens = prefix + new
+        if new < 1:
+            return None
+        return Totals(1, new, kv_tokens, kv_tokens, prefix * new + new * (new + 1) // 2)
+    q_tokens = sum(extend_lens)
+    # A padded batch ends in sequences without tokens.
+    sequences = len(extend_lens) - extend_lens.count(0)
+    if q_tokens < 1 or len(extend_lens) != len(prefix_lens):
+        return None
+    kv_lens = list(map(add, prefix_lens, extend_lens))
+    # kv² - prefix² = new (2 prefix + new). Norms are summed in C, and exact to below half a pair
+    # while a batch has fewer than 2**50 of them.
+    kv_norm, prefix_norm = hypot(*kv_lens), hypot(*prefix_lens)
+    pairs = (round(kv_norm * kv_norm - prefix_norm * prefix_norm) + q_tokens) // 2
+    return Totals(sequences, q_tokens, sum(kv_lens), max(kv_lens), pairs)
+
+
+class Answer(NamedTuple):
+    """What is best for a batch."""
+
+    mla: bool
+    """Whether MLA beats MHA."""
+    impl: str
+    """The kernel for MLA."""
+
+
+class Answers:
+    """The plans of a dispatcher as SGLang's settings; recent ones are kept."""
+
+    def __init__(self, dispatcher: Dispatcher, facts: Facts, impls: frozenset[str]) -> None:
+        self._plan = dispatcher.plan
+        setting = dispatcher.setting
+        self.table = {
+            "gpu": setting.device.name,
+            "model": setting.profile.name,
+            "heads": setting.heads,
+            "kv_layout": str(setting.layout),
+        }
+        """Which table answers, for the decision log."""
+        self._impls = impls
+        self._recent: dict[Totals, Answer | None] = {}
+        self._index_topk = facts.profile.index_topk
+        # What a prefix takes while flashmla_sparse reads it; a bf16 pool is read where it lies.
+        packed = facts.layout is KVLayout.FP8_PACKED
+        self._most_kv = facts.scratch_bytes // (2 * facts.profile.latent) if packed else None
+
+    def of(self, totals: Totals) -> Answer | None:
+        """What to do for a batch; None leaves it to the engine."""
+        if totals in self._recent:
+            return self._recent[totals]
+        if len(self._recent) >= _MOST_RECENT:
+            self._recent.clear()
+        answer = self._recent[totals] = self._fresh(totals)
+        return answer
+
+    def _fresh(self, totals: Totals) -> Answer | None:
+        sequences, q_tokens, kv_tokens, max_kv, pairs = totals
+        plan = self._plan(
+            Batch.from_totals(
+                mode=Mode.EXTEND,
+                q_tokens=q_tokens,
+                kv_tokens=kv_tokens,
+                max_kv=max_kv,
+                sequences=sequences,
+                pairs=pairs,
+            )
+        )
+        impl = plan.sparse_prefill
+        if impl is None or impl not in self._impls:
+            return None
+        reads_back = impl == "flashmla_sparse" and kv_tokens > q_tokens
+        if self._most_kv is not None and reads_back and kv_tokens > self._most_kv:
+            return None
+        # Beyond index_topk the engine takes MHA only where it was told to put up with the
+        # difference: no table has a say in that.
+        return Answer(plan.prefill_path == "mla" and max_kv <= self._index_topk, impl)
+
+
+class Prefill:
+    """Steers one backend."""
+
+    def __init__(self, backend: Any, answers: Answers, log: DecisionLog | None) -> None:
+        self._backend = backend
+        self._answers = answers
+        self._log = log
+        self._own: tuple[bool, str] | None = None
+        """The engine's own `use_mha` and `dsa_prefill_impl`, where they were changed."""
+
+    @classmethod
+    def attach(cls, backend: Any, answers: Answers, log: DecisionLog | None) -> None:
+        """Steer `backend` from now on."""
+        setattr(backend, _ATTRIBUTE, cls(backend, answers, log))
+
+    def give_back(self) -> None:
+        """Undo the last pass: the engine's method writes its kernel only sometimes."""
+        if self._own is not None:
+            self._backend.dsa_prefill_impl = self._own[1]
+            self._own = None
+
+    def abandon(self) -> None:
+        """Put back what the engine's method has just decided."""
+        if self._own is not None:
+            self._backend.use_mha, self._backend.dsa_prefill_impl = self._own
+            self._own = None
+
+    def steer(self, forward_batch: Any) -> bool:
+        """Change what the engine's method has decided, if that is worth it. Always True."""
+        mode = forward_batch.forward_mode
+        # Halves of a batch must agree with each other, and a mixed batch with the decode kernel.
+        if (
+            mode is not type(mode).EXTEND
+            or forward_batch.tbo_children
+            or forward_batch.tbo_parent_token_range is not None
+        ):
+            return True
+        prefix_lens = forward_batch.extend_prefix_lens_cpu
+        extend_lens = forward_batch.extend_seq_lens_cpu
+        totals = totals_of(prefix_lens, extend_lens)
+        answer = None if totals is None else self._answers.of(totals)
+        if answer is None:
+            return True
+        backend = self._backend
+        own_mha, own_impl = backend.use_mha, backend.dsa_prefill_impl
+        mha = own_mha and not answer.mla
+        impl = own_impl if mha else answer.impl
+        if mha is not own_mha or impl != own_impl:
+            self._own = (own_mha, own_impl)
+            backend.use_mha, backend.dsa_prefill_impl = mha, impl
+        if self._log is not None and (count := self._log.due()):
+            self._log.write(
+                count,
+                _batch(prefix_lens, extend_lens),
+                own={"prefill_path": _path(own_mha), "sparse_prefill": own_impl},
+                taken={"prefill_path": _path(mha), "sparse_prefill": impl},
+                table=self._answers.table,
+            )
+        return True
+
+
+def _path(mha: bool) -> str:
+    return "mha" if mha else "mla"
+
+
+def _batch(prefix_lens: Sequence[int], extend_lens: Sequence[int]) -> Batch:
+    lens = [pair for pair in zip(prefix_lens, extend_lens, strict=True) if pair[1]]
+    return Batch.extend([prefix for prefix, _ in lens], [new for _, new in lens])

@@ -1,0 +1,140 @@
+"""What of SGLang the plug-in touches, by release. All else here is the same for every release.
+
+Each symbol, signature and name was read from the wheels of 0.5.15 to 0.5.23, and the tests read
+the first, a middle and the last of them again.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import metadata
+
+from nsa_tune.backend.layouts import KVLayout
+
+__all__ = [
+    "AUTO",
+    "RELEASES",
+    "Release",
+    "Symbol",
+    "checked",
+    "installed_version",
+    "release_of",
+]
+
+Version = tuple[int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Symbol:
+    """A method of the engine that is hooked."""
+
+    name: str
+    """What the plug-in calls it."""
+    module: str
+    path: str
+    """Class and method within the module."""
+    arguments: tuple[str, ...]
+    """Its first arguments, which the hook relies upon."""
+    exact: bool
+    """Whether it may have no others."""
+
+    @property
+    def target(self) -> str:
+        """The dotted path, as SGLang's hook registry takes it."""
+        return f"{self.module}.{self.path}"
+
+    def accepts(self, arguments: tuple[str, ...]) -> bool:
+        """Whether a method with these arguments is the one that the hook was written for."""
+        given = arguments if self.exact else arguments[: len(self.arguments)]
+        return given == self.arguments
+
+
+AUTO = "flashmla_auto"
+"""The value of `dsa_prefill_impl` with which the engine chooses anew in each pass."""
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """SGLang from one version to another, both included."""
+
+    first: Version
+    last: Version
+    symbols: tuple[Symbol, ...]
+    """"backend" comes first: the others do nothing for a backend that it has not seen."""
+    prefill_impls: Mapping[KVLayout, frozenset[str]]
+    """Values of `dsa_prefill_impl` that read one pool layout: a batch may have any of these."""
+    prefill_auto: Mapping[KVLayout, frozenset[str]]
+    """What the engine may make of AUTO."""
+    arguments: frozenset[str]
+    """Launch arguments that advice may name, as fields of ServerArgs."""
+    environment: frozenset[str]
+    """Environment variables that advice may name."""
+
+
+_MODULE = "sglang.srt.layers.attention.dsa_backend"
+_CLASS = "DeepseekSparseAttnBackend"
+
+RELEASES = (
+    Release(
+        first=(0, 5, 15),
+        last=(0, 5, 23),
+        symbols=(
+            Symbol("backend", _MODULE, f"{_CLASS}.__init__", ("self", "model_runner"), False),
+            Symbol(
+                "prefill", _MODULE, f"{_CLASS}.set_dsa_prefill_impl", ("self", "forward_batch"),
+                True,
+            ),
+            Symbol(
+                "indexer", _MODULE, f"{_CLASS}._build_paged_mqa_schedule_2d_ctx_lens",
+                (
+                    "self", "forward_mode", "cache_seqlens_int32", "seqlens_expanded",
+                    "batch_size",
+                ),
+                True,
+            ),
+        ),
+        prefill_impls={
+            KVLayout.FP8_PACKED: frozenset({"flashmla_kv", "flashmla_sparse"}),
+            KVLayout.BF16: frozenset({"flashmla_sparse", "fa3", "tilelang"}),
+        },
+        prefill_auto={
+            KVLayout.FP8_PACKED: frozenset({"flashmla_kv", "flashmla_sparse"}),
+            KVLayout.BF16: frozenset({"flashmla_sparse"}),
+        },
+        arguments=frozenset({"chunked_prefill_size", "dsa_prefill_backend", "dsa_decode_backend"}),
+        environment=frozenset(
+            {"SGLANG_DSA_PREFILL_DENSE_ATTN_KV_LEN_THRESHOLD", "SGLANG_MAX_KV_CHUNK_CAPACITY"}
+        ),
+    ),
+)  # fmt: skip
+
+
+def release_of(version: str) -> Release | None:
+    """The release that `version` (as `sglang.__version__` has it) belongs to, if it is known."""
+    match = re.match(r"(\d+)\.(\d+)\.(\d+)", version)
+    if match is None:
+        return None
+    number = (int(match[1]), int(match[2]), int(match[3]))
+    for release in RELEASES:
+        if release.first <= number <= release.last:
+            return release
+    return None
+
+
+def installed_version() -> str | None:
+    """The version of SGLang in this environment."""
+    try:
+        return metadata.version("sglang")
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def checked() -> str:
+    """The known versions, in words."""
+    ranges = [
+        (".".join(map(str, release.first)), ".".join(map(str, release.last)))
+        for release in RELEASES
+    ]
+    return ", ".join(f"{first} to {last}" for first, last in ranges)

@@ -1,0 +1,108 @@
+"""Advice as records, and as lines for a shell."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from nsa_tune.backend.verdict import MARGIN, Verdict
+
+__all__ = ["Advice", "Advised", "Unadvised"]
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """One setting, with a value other than its default. Ratios are geometric means."""
+
+    name: str
+    """The environment variable, or the launch argument with its dashes."""
+    value: str
+    default: str
+    verdict: Verdict
+    """WIN, or UNSURE where the intervals leave room for the default."""
+    gain: float
+    """Time with the default over time with this value."""
+    low: float
+    """Least gain, were all measurements off to the same side; 95 %."""
+    high: float
+    batches: int
+    """Batches that the setting has a say in, and over which the ratios are taken."""
+    changed: int
+    """Those of them that it changes."""
+    worst: float
+    """The most that one batch becomes slower: its time with this value over the default's."""
+    worst_batch: str
+    lost: float
+    """Time with this value over the best that the table knows, batch by batch."""
+    lost_at_worst: float
+    note: str = ""
+
+    @property
+    def is_variable(self) -> bool:
+        """Whether it is an environment variable."""
+        return not self.name.startswith("--")
+
+
+@dataclass(frozen=True, slots=True)
+class Unadvised:
+    """One setting that stays at its default."""
+
+    name: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Advised:
+    """All advice for one table and one release of SGLang."""
+
+    engine: str
+    version: str
+    gpu: str
+    model: str
+    heads: int
+    kv_layout: str
+    source: str
+    weights: str
+    """What the batches are and how they count."""
+    advice: tuple[Advice, ...]
+    unadvised: tuple[Unadvised, ...]
+
+    def shell(self) -> Iterator[str]:
+        """Lines for a shell: exports, and the arguments in NSA_TUNE_SGLANG_ARGS."""
+        where = f"{self.model}, {self.heads} local heads, {self.kv_layout} KV, on {self.gpu}"
+        yield _comment(f"{self.engine} {self.version}: {where}")
+        yield _comment(f"from {self.source}; {self.weights}")
+        arguments: list[str] = []
+        for one in self.advice:
+            yield _comment(_in_words(one))
+            words = [one.name, one.value]
+            if one.verdict is not Verdict.WIN:
+                yield _comment(f"not sure enough: {'='.join(words)}")
+            elif one.is_variable:
+                yield f"export {one.name}={shlex.quote(one.value)}"
+            else:
+                arguments += words
+        if arguments:
+            yield f"NSA_TUNE_SGLANG_ARGS={shlex.quote(shlex.join(arguments))}"
+        for other in self.unadvised:
+            yield _comment(f"{other.name}: {other.why}")
+
+
+def _comment(text: str) -> str:
+    return "# " + " ".join(text.split())
+
+
+def _in_words(one: Advice) -> str:
+    text = (
+        f"{one.name} {one.value} instead of {one.default}: {one.gain:.2f}x "
+        f"({one.low:.2f} to {one.high:.2f}) over {one.batches} batches, {one.changed} of them "
+        "changed"
+    )
+    if one.worst > 1 + MARGIN:
+        text += f"; loses up to {one.worst:.2f}x, on {one.worst_batch}"
+    if one.lost > 1 + MARGIN:
+        text += (
+            f"; the table would be {one.lost:.2f}x faster still, {one.lost_at_worst:.2f}x at most"
+        )
+    return f"{text}. {one.note}" if one.note else text

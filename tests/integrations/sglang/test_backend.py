@@ -1,0 +1,207 @@
+"""What happens to a backend that the engine has just built."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from nsa_tune.backend import detect
+from nsa_tune.backend.integrations.sglang import backend as module
+from nsa_tune.backend.integrations.sglang.backend import around_init, attach
+from nsa_tune.backend.integrations.sglang.indexer import around_context_lens
+from nsa_tune.backend.integrations.sglang.prefill import around_prefill
+from tests.integrations.sglang.engine import Engine, model_runner
+from tests.integrations.sglang.tables import GPU, table_file
+from tests.integrations.sglang.wheels import Wheel
+
+HOOKS: dict[str, Callable[..., Any]] = {
+    "__init__": around_init,
+    "set_dsa_prefill_impl": around_prefill,
+    "_build_paged_mqa_schedule_2d_ctx_lens": around_context_lens,
+}
+
+
+@pytest.fixture
+def engine(wheel: Wheel, monkeypatch: pytest.MonkeyPatch) -> Engine:
+    monkeypatch.setattr(module, "installed_version", lambda: wheel.version)
+    monkeypatch.setattr(detect, "local_device_name", lambda: GPU)
+    for cached in (module._dispatcher, module._log):
+        cached.cache_clear()
+    return Engine.of(wheel, monkeypatch)
+
+
+@pytest.fixture
+def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table in which sparse prefill always wins."""
+    monkeypatch.setenv("NSA_TUNE_DB", str(table_file(tmp_path, sparse_us=1.0, mha_us=1e6)))
+
+
+def _built(engine: Engine, runner: Any = None, **changes: Any) -> Any:
+    """A backend of the engine's class, built under the hooks as the engine would build it."""
+
+    def constructor(self: Any, model_runner: Any, skip_prefill: bool = False) -> None:
+        assert not skip_prefill
+        vars(self).update(vars(engine.backend(type(self), **changes)), seen=model_runner)
+
+    engine.backend_class.__init__ = constructor  # type: ignore[misc]
+    runner = runner or model_runner()
+    backend = engine.hooked(HOOKS)(runner, skip_prefill=False)
+    assert backend.seen is runner
+    return backend
+
+
+def _steers(engine: Engine, backend: Any) -> bool:
+    return bool(engine.decided(backend, engine.batch([0], [64]))[:2] == (False, "flashmla_sparse"))
+
+
+@pytest.mark.usefixtures("measured")
+def test_a_measured_backend_is_steered_and_says_by_what(
+    engine: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    assert _steers(engine, _built(engine))
+    assert _steers(engine, _built(engine))
+
+    (line,) = [r.message for r in caplog.records if r.name == "nsa_tune.sglang"]
+    assert line.startswith("deepseek-v3.2, 128 local heads, fp8 KV: prefill by MHA or MLA")
+    assert "table.tsv" in line
+
+
+def test_without_a_table_the_engine_decides_and_one_line_says_so(
+    engine: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(2):
+        backend = _built(engine)
+        assert engine.decided(backend, engine.batch([0], [64]))[:2] == (True, "flashmla_kv")
+
+    (line,) = [r.message for r in caplog.records]
+    assert line.startswith("SGLang decides by itself: nothing is tuned for deepseek-v3.2")
+
+
+@pytest.mark.usefixtures("measured")
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"num_splits": 1}, "deterministic inference"),
+        ({"hisparse_coordinator": object()}, "HiSparse"),
+        ({"dsa_index_kpool": 4}, "pooled indexer keys"),
+        ({"dcp_size": 2}, "decode context parallelism"),
+        ({"_kv_shard_pool": object()}, "a sharded KV pool"),
+        ({"qk_nope_head_dim": 64}, "no model profile"),
+        ({"kv_cache_dim": 528}, "rows of 528"),
+        ({"dsa_kv_cache_store_fp8": False, "kv_cache_dim": 576}, "torch.float8_e4m3fn"),
+        ({"num_q_heads": 8}, "8 local heads"),
+    ],
+)
+def test_what_was_not_measured_is_left_alone(
+    engine: Engine, changes: dict[str, Any], why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    backend = _built(engine, **changes)
+
+    assert not _steers(engine, backend)
+    assert why in caplog.text
+    assert "SGLang decides by itself" in caplog.text
+
+
+@pytest.mark.usefixtures("measured")
+def test_context_parallelism_and_sinks_are_left_alone(
+    engine: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    runner = model_runner()
+    runner.model_config.hf_config.learnable_sink = True
+    assert not _steers(engine, _built(engine, runner))
+    assert "attention sinks" in caplog.text
+    engine.state.attn_cp_size = 2
+    assert not _steers(engine, _built(engine))
+    assert "for context parallelism" in caplog.text
+
+
+@pytest.mark.usefixtures("measured")
+def test_a_kernel_that_was_not_compared_stays(
+    engine: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The user chose it, and the table cannot say what leaving it would cost."""
+    caplog.set_level(logging.INFO)
+    backend = _built(engine, dsa_prefill_impl="flashmla_sparse_q8")
+
+    engine.decided(backend, engine.batch([4000], [64]))
+    assert backend.dsa_prefill_impl == "flashmla_sparse_q8"
+    (line,) = [record.message for record in caplog.records if record.name == "nsa_tune.sglang"]
+    assert line.endswith("how to prefill: flashmla_sparse_q8 is not among what was measured")
+
+
+@pytest.mark.usefixtures("measured")
+def test_auto_is_steered_where_all_that_it_chooses_from_was_measured(engine: Engine) -> None:
+    assert _steers(engine, _built(engine, dsa_prefill_impl="flashmla_auto"))
+
+
+@pytest.mark.usefixtures("measured")
+@pytest.mark.parametrize(
+    ("next_n", "backend_name", "paired"),
+    [(2, "auto", True), (2, "deepgemm", True), (2, "cutedsl", False), (4, "auto", False),
+     (None, "auto", False)],
+)  # fmt: skip
+def test_pairs_are_for_two_draft_tokens_and_deep_gemm(
+    engine: Engine, next_n: int | None, backend_name: str, paired: bool
+) -> None:
+    runner = model_runner(dsa_paged_mqa_logits_backend=backend_name)
+    backend = _built(engine, runner, speculative_num_draft_tokens=next_n)
+
+    assert hasattr(backend, "_nsa_tune_indexer") == paired
+
+
+@pytest.mark.usefixtures("measured")
+def test_the_torch_fallback_of_the_indexer_is_left_alone(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SGLANG_FP8_PAGED_MQA_LOGITS_TORCH", "1")
+    backend = _built(engine, speculative_num_draft_tokens=2)
+
+    assert not hasattr(backend, "_nsa_tune_indexer")
+
+
+@pytest.mark.usefixtures("measured")
+def test_a_hook_that_is_missing_is_said(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
+    backend = engine.backend(engine.hooked({"__init__": HOOKS["__init__"]}))
+    attach(backend, model_runner())
+
+    for name in ("set_dsa_prefill_impl", "_build_paged_mqa_schedule_2d_ctx_lens"):
+        assert f"{name} is not hooked: SGLang decides that itself" in caplog.text
+
+
+@pytest.mark.usefixtures("measured")
+def test_a_backend_of_another_shape_is_no_exception(
+    engine: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    backend = _built(engine, SimpleNamespace())
+
+    assert engine.decided(backend, engine.batch([0], [64]))[:2] == (True, "flashmla_kv")
+    assert "looking at an attention backend failed" in caplog.text
+
+
+def test_the_constructors_own_exceptions_pass(engine: Engine) -> None:
+    def constructor(self: Any, model_runner: Any) -> None:
+        raise MemoryError("no room")
+
+    engine.backend_class.__init__ = constructor  # type: ignore[misc]
+    with pytest.raises(MemoryError):
+        engine.hooked(HOOKS)(model_runner())
+
+
+@pytest.mark.usefixtures("measured")
+def test_bf16_pools_have_tables_of_their_own(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not hasattr(_built(engine, fp8=False), "_nsa_tune_prefill")  # the table is for fp8
+    monkeypatch.setenv("NSA_TUNE_DB", str(table_file(tmp_path, "bf16")))
+    module._dispatcher.cache_clear()
+    backend = _built(engine, fp8=False)
+
+    assert backend.token_to_kv_pool.dtype is torch.bfloat16
+    assert hasattr(backend, "_nsa_tune_prefill")

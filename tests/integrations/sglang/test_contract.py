@@ -1,0 +1,159 @@
+"""What the plug-in takes for granted of SGLang, read again in the wheels."""
+
+from __future__ import annotations
+
+import ast
+
+import pytest
+
+from nsa_tune.backend.integrations.sglang.releases import RELEASES, Release, Symbol, release_of
+from nsa_tune.backend.layouts import KVLayout
+from tests.integrations.sglang.wheels import BACKEND, MODES, VERSIONS, Wheel
+
+_SYMBOLS = {symbol.name: symbol for release in RELEASES for symbol in release.symbols}
+_HOOKS = "sglang/srt/plugins/hook_registry.py"
+
+
+def _release(wheel: Wheel) -> Release:
+    release = release_of(wheel.version)
+    assert release is not None
+    return release
+
+
+def _method(wheel: Wheel, name: str) -> ast.FunctionDef:
+    found = wheel.definition(BACKEND, f"DeepseekSparseAttnBackend.{name}")
+    assert isinstance(found, ast.FunctionDef)
+    return found
+
+
+@pytest.mark.parametrize("symbol", _SYMBOLS.values(), ids=_SYMBOLS)
+def test_each_hooked_symbol_is_there_with_its_signature(wheel: Wheel, symbol: Symbol) -> None:
+    file = symbol.module.replace(".", "/") + ".py"
+    method = wheel.definition(file, symbol.path)
+
+    assert symbol in _release(wheel).symbols
+    assert isinstance(method, ast.FunctionDef)
+    assert symbol.accepts(tuple(arg.arg for arg in method.args.args))
+
+
+def test_every_call_passes_what_the_hooks_take(wheel: Wheel) -> None:
+    calls = [node for node in ast.walk(wheel.tree(BACKEND)) if isinstance(node, ast.Call)]
+    named = {node: node.func.attr for node in calls if isinstance(node.func, ast.Attribute)}
+    prefill = [node for node, name in named.items() if name == "set_dsa_prefill_impl"]
+    indexer = [
+        node for node, name in named.items() if name == "_build_paged_mqa_schedule_2d_ctx_lens"
+    ]
+
+    assert prefill
+    assert all({word.arg for word in node.keywords} <= {"forward_batch"} for node in prefill)
+    assert all(len(node.args) + len(node.keywords) == 1 for node in prefill)
+    assert indexer
+    assert all(len(node.args) == 4 and not node.keywords for node in indexer)
+
+
+def test_the_decision_is_taken_before_what_depends_on_it(wheel: Wheel) -> None:
+    body = [ast.unparse(node) for node in _method(wheel, "init_forward_metadata").body]
+    at = {
+        text: min(i for i, line in enumerate(body) if text in line)
+        for text in ("set_dsa_prefill_impl", "use_flashmla_kv =", "get_topk_transform_method")
+    }
+
+    assert at["set_dsa_prefill_impl"] < at["use_flashmla_kv ="]
+    assert at["set_dsa_prefill_impl"] < at["get_topk_transform_method"]
+
+
+def test_only_the_backend_itself_reads_its_prefill_implementation(wheel: Wheel) -> None:
+    """A captured graph must hold nothing that depends on it."""
+    readers = {
+        name
+        for name in wheel.names("sglang/srt/")
+        if name.endswith(".py") and ".dsa_prefill_impl" in wheel.text(name)
+    }
+
+    assert readers == {BACKEND}
+
+
+@pytest.mark.parametrize("layout", KVLayout)
+def test_each_implementation_has_a_branch_of_the_forward_pass(
+    wheel: Wheel, layout: KVLayout
+) -> None:
+    body = ast.unparse(_method(wheel, "forward_extend"))
+
+    for impl in _release(wheel).prefill_impls[layout]:
+        assert f"'{impl}'" in body
+
+
+def test_the_constructor_sets_all_that_is_read(wheel: Wheel) -> None:
+    written = {
+        target.attr
+        for node in ast.walk(_method(wheel, "__init__"))
+        if isinstance(node, ast.Assign | ast.AnnAssign)
+        for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
+        if isinstance(target, ast.Attribute)
+    }
+
+    assert {
+        "use_mha", "dsa_prefill_impl", "dsa_kv_cache_store_fp8", "kv_cache_dim", "num_q_heads",
+        "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "dsa_index_topk", "num_splits",
+        "hisparse_coordinator", "token_to_kv_pool", "speculative_num_draft_tokens",
+    } <= written  # fmt: skip
+
+
+def test_the_launch_arguments_that_are_read_are_there(wheel: Wheel) -> None:
+    assert {"chunked_prefill_size", "dsa_paged_mqa_logits_backend"} <= dict(wheel.fields()).keys()
+
+
+def test_a_forward_batch_has_its_lengths_on_the_host(wheel: Wheel) -> None:
+    fields = {
+        node.target.id: ast.unparse(node.annotation)
+        for node in ast.walk(wheel.definition(MODES, "ForwardBatch"))
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+    }
+
+    assert fields["extend_prefix_lens_cpu"] == "Optional[List[int]]"
+    assert fields["extend_seq_lens_cpu"] == "Optional[List[int]]"
+    assert {"tbo_children", "tbo_parent_token_range"} <= fields.keys()
+
+
+def test_context_parallelism_can_be_asked_for(wheel: Wheel) -> None:
+    text = wheel.text("sglang/srt/runtime_context.py")
+
+    assert "def get_parallel(" in text
+    assert "attn_cp_size" in text
+
+
+def test_the_hook_registry_takes_a_hook_and_its_source(wheel: Wheel) -> None:
+    register = wheel.definition(_HOOKS, "HookRegistry.register")
+    assert isinstance(register, ast.FunctionDef)
+
+    arguments = register.args
+    assert [one.arg for one in arguments.args] == ["cls", "target", "hook", "hook_type"]
+    assert [one.arg for one in arguments.kwonlyargs] == ["source"]
+    assert wheel.has(_HOOKS, "HookSource")
+
+
+def test_each_launch_argument_that_advice_may_name_exists(wheel: Wheel) -> None:
+    assert _release(wheel).arguments <= dict(wheel.fields()).keys()
+
+
+def test_each_environment_variable_that_advice_may_name_exists(wheel: Wheel) -> None:
+    envs = wheel.definition("sglang/srt/environ.py", "Envs")
+    names = {
+        target.id
+        for node in envs.body
+        if isinstance(node, ast.Assign)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+
+    assert _release(wheel).environment <= names
+
+
+@pytest.mark.parametrize("version", [*VERSIONS, "0.5.15.post1", "0.5.20rc1", "0.5.16.dev3+g1a2b"])
+def test_versions_within_the_range_are_known(version: str) -> None:
+    assert release_of(version) is not None
+
+
+@pytest.mark.parametrize("version", ["0.5.14", "0.5.24", "0.6.0", "1.0.0", "main", ""])
+def test_other_versions_are_not(version: str) -> None:
+    assert release_of(version) is None

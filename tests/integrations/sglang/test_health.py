@@ -1,0 +1,134 @@
+"""The doctor's view of the plug-in, in environments that are right and wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integrations.sglang.site import Site
+from tests.integrations.sglang.tables import GPU, table_file
+from tests.integrations.sglang.wheels import Wheel
+
+_LOOK = """
+import json, os
+from nsa_tune.backend import detect
+detect.local_device_name = lambda: os.environ.get("GPU", "No GPU")
+from nsa_tune.backend.integrations.sglang.health import health
+print(json.dumps({one.name: [one.ok, one.detail] for one in health()}))
+"""
+
+
+@pytest.fixture
+def site(oldest: Wheel, tmp_path: Path) -> Site:
+    return Site(tmp_path / "site", oldest)
+
+
+def _look(site: Site, **variables: str) -> dict[str, tuple[bool, str]]:
+    done = site.run(_LOOK, **variables)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return {name: (ok, detail) for name, (ok, detail) in found.items()}
+
+
+def _wrong(found: dict[str, tuple[bool, str]]) -> set[str]:
+    return {name for name, (ok, _) in found.items() if not ok}
+
+
+def test_all_is_well_where_everything_is(wheel: Wheel, tmp_path: Path) -> None:
+    site = Site(tmp_path / "site", wheel)
+    found = _look(site, NSA_TUNE_DB=str(table_file(tmp_path)), GPU=GPU)
+
+    assert _wrong(found) == set()
+    assert found["sglang"][1].startswith(f"SGLang {wheel.version}; ")
+    assert "deepseek-v3.2 with 128 local heads" in found["table"][1]
+    assert found["hook on prefill"][1].endswith("set_dsa_prefill_impl is hooked")
+    assert len([name for name in found if name.startswith("source of")]) == 3
+
+
+def test_no_table_is_named(site: Site) -> None:
+    found = _look(site)
+
+    assert _wrong(found) == {"table"}
+    assert found["table"][1] == "nothing is measured for 'No GPU': run `nsa-tune run`"
+
+
+_HOOKS = {"hook on backend", "hook on prefill", "hook on indexer"}
+
+
+def test_the_allow_list_is_named(site: Site) -> None:
+    found = _look(site, SGLANG_PLUGINS="other")
+
+    assert _wrong(found) == {"table", "allowed"} | _HOOKS
+    assert found["allowed"][1] == "SGLANG_PLUGINS=other leaves nsa_tune out"
+
+
+def test_the_off_switch_is_named(site: Site) -> None:
+    assert _wrong(_look(site, NSA_TUNE_DISABLE="1")) == {"table", "switch"} | _HOOKS
+
+
+def test_a_missing_entry_point_is_named(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A real installation beside the tests would bring one."""
+    site.without_entry_point()
+    no_others = "import sys\nfrom importlib import metadata\n" + (
+        "metadata.entry_points = lambda group: ()\n"
+    )
+    done = site.run(no_others + _LOOK)
+    found = json.loads(done.stdout.splitlines()[-1])
+
+    assert found["entry point"][0] is False
+    assert "install nsa-tune where SGLang is installed" in found["entry point"][1]
+
+
+def test_a_silent_failure_is_found(site: Site) -> None:
+    """SGLang logs that it could not apply a hook, and serves without it."""
+    path = site.folder / "sglang/srt/plugins/hook_registry.py"
+    text = path.read_text()
+    apply = "    def _apply_target(cls, target: str, hooks: list):\n"
+    assert apply in text
+    path.write_text(
+        text.replace(
+            apply,
+            f'{apply}        if "prefill" in target:\n            raise ValueError("made up")\n',
+        )
+    )
+    found = _look(site)
+
+    assert _wrong(found) == {"table", "hook on prefill"}
+    assert "is not hooked: Failed to apply hooks to" in found["hook on prefill"][1]
+    assert "ValueError: made up" in found["hook on prefill"][1]
+
+
+def test_an_engine_that_cannot_be_imported_is_named(site: Site) -> None:
+    path = site.folder / "sglang/srt/layers/attention/dsa_backend.py"
+    site.backend("import deep_gemm_is_not_here\n" + path.read_text())
+    found = _look(site)
+
+    assert _wrong(found) == {"table"} | _HOOKS
+    assert "No module named 'deep_gemm_is_not_here'" in found["hook on backend"][1]
+
+
+def test_an_engine_that_ends_the_process_is_named(site: Site) -> None:
+    path = site.folder / "sglang/srt/layers/attention/dsa_backend.py"
+    site.backend(path.read_text() + "\nimport os\nos._exit(7)\n")
+
+    assert "ended with 7" in _look(site)["hook on backend"][1]
+
+
+def test_a_changed_signature_is_named(site: Site) -> None:
+    path = site.folder / "sglang/srt/layers/attention/dsa_backend.py"
+    site.backend(path.read_text().replace("forward_batch=None", "forward_batch, when"))
+    found = _look(site)
+
+    assert _wrong(found) == {"table", "source of prefill", "hook on prefill"}
+    assert found["source of prefill"][1].endswith("(self, forward_batch, when)")
+    assert "takes (self, forward_batch, when)" in found["hook on prefill"][1]
+
+
+def test_an_unknown_release_ends_the_examination(oldest: Wheel, tmp_path: Path) -> None:
+    found = _look(Site(tmp_path / "site", oldest, version="0.9.0"))
+
+    assert _wrong(found) == {"table", "sglang"}
+    assert found["sglang"][1] == "SGLang 0.9.0; the plug-in was checked with 0.5.15 to 0.5.23"
