@@ -23,7 +23,7 @@ def pick_device(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
     kind, _, ordinal = name.partition(":")
-    if kind not in ("cpu", "cuda") or (ordinal and not ordinal.isdigit()):
+    if kind not in ("cpu", "cuda") or (ordinal and not (ordinal.isascii() and ordinal.isdigit())):
         raise UsageError(f"unknown device {name!r}; use auto, cpu, cuda or cuda:N")
     if kind == "cpu":
         return torch.device("cpu")

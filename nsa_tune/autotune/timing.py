@@ -8,7 +8,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import ceil, floor, sqrt
+from math import floor, sqrt
 from statistics import median
 from time import perf_counter, perf_counter_ns
 from typing import Protocol
@@ -49,9 +49,8 @@ class Timing:
         count = len(ordered)
         # Ranks n/2 -+ 0.98 sqrt(n): the normal approximation of the binomial.
         reach = 0.98 * sqrt(count)
-        low = max(floor(count / 2 - reach), 0)
-        high = min(ceil(count / 2 + reach), count - 1)
-        return cls(median(ordered), ordered[low], ordered[high], count)
+        low = max(floor(count / 2 - reach) - 1, 0)
+        return cls(median(ordered), ordered[low], ordered[count - 1 - low], count)
 
     @property
     def half_width(self) -> float:
@@ -132,6 +131,7 @@ class CudaTimer:
 
     def warm_up(self, samplers: Sequence[Sampler]) -> None:
         """Keep a GPU that was idle busy for a while: it clocks down, during a compile for one."""
+        self._clocked_down |= perf_counter() - self._latest > _IDLE_SECONDS
         if not self._clocked_down:
             return
         end = perf_counter() + _WARM_UP_SECONDS

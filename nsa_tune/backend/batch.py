@@ -104,24 +104,39 @@ class Batch:
         max_kv: int,
         sequences: int = 1,
         pairs: int | None = None,
-        next_n: int = 1,
+        next_n: int | None = None,
         captured: bool = False,
     ) -> Batch:
         """A batch from sums that the engine has already.
 
-        Without `pairs` the sequences are taken as equally long.
+        Without `pairs` the sequences are taken as equally long. `next_n` is q_tokens over
+        sequences, except in an extend, where it is 1.
 
         Raises:
-            BatchError: when the sums contradict each other.
+            BatchError: when the sums are no whole numbers, or contradict each other.
         """
         if mode not in _MODES:
             raise BatchError(f"unknown mode {mode!r}; use one of: {', '.join(_MODES)}")
-        if not (0 < sequences <= q_tokens <= kv_tokens <= MAX_TOKENS and next_n >= 1):
+        try:
+            # An int32 of numpy would wrap around in the products of the guards.
+            q_tokens, kv_tokens = index(q_tokens), index(kv_tokens)
+            max_kv, sequences = index(max_kv), index(sequences)
+            pairs = None if pairs is None else index(pairs)
+            next_n = None if next_n is None else index(next_n)
+        except TypeError as error:
+            raise BatchError(f"sums must be whole numbers: {error}") from None
+        if not 0 < sequences <= q_tokens <= kv_tokens <= MAX_TOKENS:
             raise BatchError(
-                "a batch needs 1 <= sequences <= q_tokens <= kv_tokens < 2**31 and next_n >= 1, "
-                f"got {sequences}, {q_tokens}, {kv_tokens} and {next_n}"
+                "a batch needs 1 <= sequences <= q_tokens <= kv_tokens < 2**31, "
+                f"got {sequences}, {q_tokens} and {kv_tokens}"
             )
-        if not kv_tokens <= max_kv * sequences <= kv_tokens * sequences:
+        each = 1 if mode == Mode.EXTEND else q_tokens // sequences
+        if next_n not in (None, each) or (mode != Mode.EXTEND and q_tokens != sequences * each):
+            raise BatchError(
+                f"next_n {next_n} contradicts {q_tokens} new tokens in {sequences} sequences "
+                f"in mode {mode}"
+            )
+        if max_kv > kv_tokens - (sequences - 1) or kv_tokens > max_kv * sequences:
             raise BatchError(
                 f"max_kv {max_kv} contradicts {kv_tokens} kv tokens in {sequences} sequences"
             )
@@ -133,7 +148,7 @@ class Batch:
                 f"pairs {pairs} contradicts {q_tokens} queries of at most {max_kv} keys"
             )
         return cls(
-            _MODES[mode], sequences, q_tokens, kv_tokens, max_kv, pairs, next_n, captured, None
+            _MODES[mode], sequences, q_tokens, kv_tokens, max_kv, pairs, each, captured, None
         )
 
     @classmethod
@@ -222,6 +237,7 @@ class Batch:
         return cls._of_contexts(mode, [int(word) for word in words], int(match["next_n"]), False)
 
 
+_MOST_WRITTEN = 2**18
 _MODES = {str(mode): mode for mode in Mode}
 _WORD = re.compile(
     r"(?P<mode>[a-z_]+):(?:n(?P<next_n>\d{1,9}):)?"
@@ -245,4 +261,6 @@ def _unfold(text: str) -> list[str]:
     for run in text.split(","):
         word, _, count = run.partition("x")
         words.extend([word] * int(count or 1))
+        if len(words) > _MOST_WRITTEN:
+            raise BatchError(f"a written batch has at most {_MOST_WRITTEN} sequences")
     return words

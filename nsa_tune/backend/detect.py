@@ -21,6 +21,9 @@ KNOWN: dict[str, Device] = {
     for device in (
         Device("NVIDIA H100 80GB HBM3", "sm90", 132, 232448, 80 * 2**30, 50 * 2**20),
         Device("NVIDIA H100 PCIe", "sm90", 114, 232448, 80 * 2**30, 50 * 2**20),
+        Device("NVIDIA H100 NVL", "sm90", 132, 232448, 94 * 2**30, 50 * 2**20),
+        Device("NVIDIA H800", "sm90", 132, 232448, 80 * 2**30, 50 * 2**20),
+        Device("NVIDIA GH200 480GB", "sm90", 132, 232448, 96 * 2**30, 50 * 2**20),
         Device("NVIDIA H200", "sm90", 132, 232448, 141 * 10**9, 60 * 2**20),
         Device("NVIDIA H20", "sm90", 78, 232448, 96 * 2**30, 60 * 2**20),
         Device("NVIDIA B200", "sm100", 148, 232448, 180 * 10**9, 126 * 2**20),

@@ -14,6 +14,7 @@ from nsa_tune.backend.point import Guard, Setting
 __all__ = [
     "CHUNK_CAPACITY",
     "DENSE_EXACT",
+    "FA3_WORKS",
     "FLASHMLA_OFFSETS",
     "FLASHMLA_SCHEDULE",
     "MQA_LOGITS_BYTES",
@@ -55,26 +56,39 @@ class _ScheduleBuild:
     """FlashMLA's schedule kernel in one build: 4 * (a * rows + 1) bytes of shared memory."""
 
     distribution: str
+    version: str
+    """What the version begins with; another one is a build that nobody has looked at."""
+    archs: frozenset[str]
     a: int
     past: str
     """What happens past the limit."""
 
 
+_SM90, _SM100 = frozenset({"sm90"}), frozenset({"sm100", "sm103"})
+_BOTH = _SM90 | _SM100
+
 # First that is installed wins, which is also the order in which `flash_mla` is resolved.
 _SCHEDULE_BUILDS = (
-    _ScheduleBuild("sgl-flash-mla", 3, "falls back to a one-thread schedule, 8x slower"),
-    _ScheduleBuild("sglang-kernel", 5, "falls back to a one-thread schedule"),
-    _ScheduleBuild("sgl-kernel", 5, "falls back to a one-thread schedule"),
-    _ScheduleBuild("flash-mla", 5, "ends the process"),
+    _ScheduleBuild("sgl-flash-mla", "1.", _SM90, 3, "falls back to one thread, 8x slower"),
+    _ScheduleBuild("sgl-flash-mla", "1.", _SM100, 4, "raises"),
+    _ScheduleBuild("sglang-kernel", "0.4.", _BOTH, 5, "falls back to one thread"),
+    _ScheduleBuild("sgl-kernel", "0.", _BOTH, 5, "falls back to one thread"),
+    _ScheduleBuild("flash-mla", "1.", _BOTH, 5, "ends the process"),
 )
 
 
 def _flashmla_schedule(batch: Batch, setting: Setting) -> str | None:
-    for build in _SCHEDULE_BUILDS:
-        if build.distribution in setting.libraries:
+    installed = [one for one in _SCHEDULE_BUILDS if one.distribution in setting.libraries]
+    first = installed[0].distribution if installed else ""
+    for build in installed:
+        if (
+            build.distribution == first
+            and setting.libraries[first].startswith(build.version)
+            and setting.device.arch in build.archs
+        ):
             break
     else:
-        return "no build of flash_mla is known here, so its schedule limit is unknown"
+        return "no known build of flash_mla answers here, so its schedule limit is unknown"
     optin = setting.device.shared_memory_optin
     limit = (optin // 4 - 1) // build.a
     if batch.q_tokens > limit:
@@ -120,6 +134,17 @@ def _next_n_sm90(batch: Batch, setting: Setting) -> str | None:
     return None
 
 
+def _fa3_works(batch: Batch, setting: Setting) -> str | None:
+    # At most one tile of 128 queries more a sequence than the queries fill.
+    tiles = batch.q_tokens // 128 + batch.sequences
+    # Above 4096 of them the plan makes one schedule for all heads.
+    works = tiles if tiles - 1 > 4096 else tiles * setting.heads
+    most = (8 * 2**20 - 4 * (setting.device.sms + 1) - 128) // 28
+    if works > most:
+        return f"up to {works} work items pass the {most} that FlashInfer's fa3 plan has room for"
+    return None
+
+
 def _mqa_logits_bytes(batch: Batch, setting: Setting) -> str | None:
     # DeepGEMM pads a row of fp32 logits to 256 values.
     row = -(-batch.max_kv // 256) * 256 * 4
@@ -138,6 +163,10 @@ CHUNK_CAPACITY = Guard(
     _chunk_capacity,
 )  # fmt: skip
 NOT_CAPTURED = Guard("not_captured", "semantic", "SGLang 0.5.23 dsa_backend.py:4050", _not_captured)
+FA3_WORKS = Guard(
+    "fa3_works", "formula", "FlashInfer scheduler.cuh:870 PrefillSM90Plan, 8 MiB int workspace",
+    _fa3_works,
+)  # fmt: skip
 FLASHMLA_SCHEDULE = Guard(
     "flashmla_schedule", "formula",
     "FlashMLA get_decoding_sched_meta.cu:109, 4*(5b+1); sgl-flash-mla 1.0.0 legacy 4*(3b+1)",

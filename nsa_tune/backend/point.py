@@ -80,7 +80,7 @@ class Arm:
     """Architectures that its kernels exist for; None runs anywhere."""
     guards: tuple[Guard, ...] = ()
     reference: bool = False
-    """Plain torch: timed only where no kernel library answers the same choice."""
+    """Plain torch: timed only where the point has no kernels for the device."""
 
     def allowed(self, batch: Batch, setting: Setting) -> str | None:
         """Why this arm must not run on `batch`, or None when it may."""
@@ -144,7 +144,8 @@ class Point:
     def candidates(self, setting: Setting) -> Iterator[Arm]:
         """The arms worth timing in this setting: all that the device has kernels for.
 
-        A reference arm is among them only where no other arm realises one of its choices.
+        Reference arms are among them only where there are no kernels at all: timed against a
+        kernel, plain torch would speak for a library that is not there.
         """
         fits = [
             arm
@@ -152,7 +153,5 @@ class Point:
             if setting.layout in arm.layouts
             and (arm.archs is None or setting.device.arch in arm.archs)
         ]
-        kernels = {arm.name.partition("/")[0] for arm in fits if not arm.reference}
-        for arm in fits:
-            if not arm.reference or arm.name.partition("/")[0] not in kernels:
-                yield arm
+        kernels = [arm for arm in fits if not arm.reference]
+        yield from kernels or fits

@@ -219,6 +219,8 @@ def check_regular_file(path: Path) -> None:
         ) from None
     except OSError as error:
         raise StoreError(f"{path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise StoreError(f"{str(path)!r} is no path: {error}") from error
     if not stat.S_ISREG(mode):
         what = "a directory" if stat.S_ISDIR(mode) else "not a regular file"
         raise StoreError(f"{path} is {what}; give the path of a database file")
@@ -346,7 +348,10 @@ def _key(row: tuple[object, ...]) -> Key:
     texts = (gpu, driver, libraries, model, kv_layout, protocol)
     if not all(isinstance(text, str) for text in texts):
         raise ValueError("a key with something else than text")
-    versions = json.loads(str(libraries))
+    try:
+        versions = json.loads(str(libraries))
+    except RecursionError:
+        raise ValueError("libraries nested without end") from None
     if not isinstance(versions, dict):
         raise ValueError("libraries that are no JSON object")
     pairs = tuple((name, str(version)) for name, version in versions.items())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from pathlib import Path
 
-from nsa_tune._errors import NoTunedData, StoreReadOnly
+from nsa_tune._errors import NoTunedData, StoreReadOnly, UsageError
 from nsa_tune.backend.records import Table
 from nsa_tune.backend.tables import read_text
 from nsa_tune.backend.text_table import format_row, format_table
@@ -18,8 +18,11 @@ def write_text(table: Table, path: Path) -> None:
     """Write `table` to `path`, whole or not at all; floats keep 4 significant digits.
 
     Raises:
+        UsageError: when `path` has no name.
         StoreReadOnly: when the file cannot be written.
     """
+    if not path.name:
+        raise UsageError(f"{str(path)!r} names no file to write the table to")
     draft = path.with_name(f".{path.name}.draft")
     try:
         draft.write_text(format_table(table), encoding="utf-8", newline="\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from nsa_tune import Batch, MachineUnfit
 from nsa_tune.autotune.measure import measure_batch
 from nsa_tune.autotune.timing import CpuTimer
 from nsa_tune.backend.layouts import KVLayout
-from nsa_tune.backend.point import Setting
+from nsa_tune.backend.point import Case, Setting
 from nsa_tune.backend.profiles import profile_of
 from nsa_tune.backend.records import Device, Measurement, Status
 from tests.autotune.fake_point import runnable
@@ -137,3 +138,30 @@ def test_an_arm_that_is_always_noisy_is_kept_with_its_wide_interval() -> None:
 
     assert row.status is Status.OK
     assert row.high_us > row.low_us  # type: ignore[operator]
+
+
+class Faulty(CpuTimer):
+    """A fault that shows only when an arm is replayed."""
+
+    def sampler(self, run: Callable[[], torch.Tensor]) -> Callable[[], float]:
+        def sample() -> float:
+            raise RuntimeError("an illegal address")
+
+        return sample
+
+
+def test_a_fault_while_timing_fails_the_arms_of_the_batch_and_not_the_run() -> None:
+    rows = measured("fast", "slow", timer=Faulty())
+
+    assert {row.status for row in rows.values()} == {Status.FAILED}
+    assert rows["fast"].reason == "RuntimeError: an illegal address"
+
+
+def test_inputs_that_do_not_fit_fail_every_arm() -> None:
+    def case(batch: Batch, setting: Setting, device: torch.device) -> Case:
+        raise MemoryError("no room")
+
+    point = replace(runnable("fast", "slow"), case=case)
+    rows = measure_batch(point, Batch.decode([1]), point.arms, SETTING, CPU, CpuTimer())
+
+    assert [row.reason for row in rows] == ["MemoryError: no room"] * 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -107,7 +108,12 @@ def test_totals_of_equal_sequences_are_the_batch_itself(prefix: int, new: int, c
         ({"kv_tokens": 7}, "q_tokens <= kv_tokens"),
         ({"kv_tokens": 2**31}, "kv_tokens < 2"),
         ({"sequences": 9}, "sequences <= q_tokens"),
-        ({"next_n": 0}, "next_n >= 1"),
+        ({"next_n": 0}, "next_n 0 contradicts 8 new tokens"),
+        ({"next_n": 5}, "next_n 5 contradicts 8 new tokens in 1 sequences in mode extend"),
+        ({"mode": "decode", "sequences": 3, "max_kv": 90}, "contradicts 8 new tokens"),
+        ({"q_tokens": 8.0}, "whole numbers"),
+        ({"max_kv": None}, "whole numbers"),
+        ({"sequences": 8}, "max_kv 100 contradicts 100 kv tokens"),
         ({"max_kv": 9}, "max_kv 9 contradicts"),
         ({"max_kv": 101}, "max_kv 101 contradicts"),
         ({"pairs": 7}, "pairs 7 contradicts"),
@@ -165,3 +171,25 @@ def test_the_word_of_a_verify_reads_back(contexts: list[int], next_n: int) -> No
 def test_other_words_are_refused(text: str) -> None:
     with pytest.raises(BatchError):
         Batch.parse(text)
+
+
+def test_next_n_of_sums_is_what_the_sums_say() -> None:
+    verify = Batch.from_totals(
+        mode="target_verify", sequences=64, q_tokens=256, kv_tokens=64 * 8192, max_kv=8192
+    )
+
+    assert verify.next_n == 4
+
+
+def test_sums_of_numpy_become_plain_integers() -> None:
+    sums: dict[str, Any] = {"q_tokens": 1 << 20, "kv_tokens": 1_100_000, "max_kv": 1_100_000}
+    narrow: dict[str, Any] = {name: np.int32(value) for name, value in sums.items()}
+    batch = Batch.from_totals(mode="extend", **narrow)
+
+    assert batch == Batch.from_totals(mode="extend", **sums)
+    assert {type(getattr(batch, name)) for name in sums} == {int}
+
+
+def test_a_written_batch_of_too_many_sequences_is_refused_at_once() -> None:
+    with pytest.raises(BatchError, match="at most 262144 sequences"):
+        Batch.parse("extend:1+1x999999,1+1x999999")

@@ -90,7 +90,7 @@ def test_an_unknown_build_or_device_forbids_flashmla_kv() -> None:
     unknown_build = replace(_SETTING, libraries={"torch": "2.13.0"})
     unknown_device = replace(_SETTING, device=Device("New GPU", "sm90"))
 
-    assert "no build" in str(guards.FLASHMLA_SCHEDULE.check(_rows(8), unknown_build))
+    assert "no known build" in str(guards.FLASHMLA_SCHEDULE.check(_rows(8), unknown_build))
     assert guards.FLASHMLA_SCHEDULE.check(_rows(8), unknown_device) is not None
 
 
@@ -166,3 +166,19 @@ def test_what_is_forbidden_stays_forbidden_when_a_batch_grows(
 def test_every_limit_names_its_kind_and_its_source(guard: Guard) -> None:
     assert guard.kind in {"formula", "probe", "semantic"}
     assert guard.source
+
+
+def test_a_build_of_another_version_or_architecture_has_a_limit_of_its_own_or_none() -> None:
+    b200 = replace(_SETTING, device=replace(_SETTING.device, arch="sm100"))
+    newer = replace(_SETTING, libraries={"sgl-flash-mla": "9.9.9"})
+
+    assert guards.FLASHMLA_SCHEDULE.check(_rows(14527), b200) is None
+    assert "limit of 14527" in str(guards.FLASHMLA_SCHEDULE.check(_rows(14528), b200))
+    assert "no known build" in str(guards.FLASHMLA_SCHEDULE.check(_rows(8), newer))
+
+
+def test_more_work_items_than_fa3_plans_for_are_refused() -> None:
+    assert guards.FA3_WORKS.check(Batch.extend([0] * 64, [2048] * 64), _SETTING) is None
+    assert "work items" in str(
+        guards.FA3_WORKS.check(Batch.extend([0] * 3000, [32] * 3000), _SETTING)
+    )

@@ -291,7 +291,9 @@ PREFILL = Point(
     name="prefill",
     modes=frozenset({Mode.EXTEND}),
     arms=(
-        Arm("mha/fa3", _build_mha_fa3, _ANY, "flashinfer", _HOPPER, _DENSE),
+        Arm(
+            "mha/fa3", _build_mha_fa3, _ANY, "flashinfer", _HOPPER, (*_DENSE, guards.FA3_WORKS)
+        ),
         Arm(
             "mla/flashmla_sparse", _build_mla_flashmla_sparse, _ANY, "flash_mla", _FLASHMLA,
             _SPARSE_FWD,
