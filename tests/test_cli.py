@@ -16,6 +16,7 @@ import pytest
 
 import nsa_tune
 from nsa_tune import _errors, cli
+from nsa_tune._cli import reporting
 from nsa_tune._errors import NsaTuneError
 from nsa_tune.backend import tables
 from nsa_tune.db.exchange import import_text, write_text
@@ -239,7 +240,7 @@ def test_an_interrupt_anywhere_is_130(shell: Shell, monkeypatch: pytest.MonkeyPa
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "select", interrupted)
+    monkeypatch.setattr(reporting, "select", interrupted)
 
     assert shell("report").code == 130
 
@@ -360,7 +361,7 @@ def test_every_error_becomes_its_exit_code(
     def failing(*_: object) -> None:
         raise error("what is wrong, and what to do\x1b[31m")
 
-    monkeypatch.setattr(cli, "select", failing)
+    monkeypatch.setattr(reporting, "select", failing)
 
     answer = shell("report")
 
