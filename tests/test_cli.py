@@ -418,3 +418,42 @@ def test_a_reader_that_leaves_early_is_no_traceback(database: Path) -> None:
     )
 
     assert "Traceback" not in done.stderr
+
+
+# --- advise
+
+
+def test_advise_prints_lines_that_a_shell_reads(shell: Shell, database: Path) -> None:
+    answer = shell("advise", *GPU, "--heads", "128", "--db", str(database))
+
+    assert answer.code == 0
+    lines = answer.out.splitlines()
+    assert lines
+    assert all(line.startswith(("#", "export ", "NSA_TUNE_SGLANG_ARGS=")) for line in lines)
+    done = subprocess.run(["sh", "-n"], input=answer.out, text=True, capture_output=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_advise_weights_the_batches_of_a_decision_log(
+    shell: Shell, database: Path, tmp_path: Path
+) -> None:
+    log = tmp_path / "decisions.jsonl"
+    log.write_text(
+        '{"schema": "nsa-tune/decision/1", "time": 1.0, "gpu": "x", "model": "deepseek-v3.2", '
+        '"heads": 128, "kv_layout": "fp8_packed", "count": 3, "batch": "extend:1920+128", '
+        '"own": {}, "taken": {}}\n'
+    )
+    command = ("advise", *GPU, "--db", str(database), "--json")
+
+    weighted = json.loads(shell(*command, "--log", str(log)).out)
+
+    assert weighted["schema"] == "nsa-tune/advise/1"
+    assert weighted["weights"] == "weighted by the batches given"
+    assert json.loads(shell(*command).out)["weights"] == "each measured batch counts the same"
+
+
+def test_advise_knows_which_releases_it_knows(shell: Shell, database: Path) -> None:
+    answer = shell("advise", *GPU, "--db", str(database), "--engine-version", "0.4.0")
+
+    assert answer.code == 2
+    assert "0.4.0" in answer.err

@@ -18,6 +18,7 @@ __all__ = [
     "BatchWord",
     "Captured",
     "Database",
+    "Engine",
     "Extend",
     "Format",
     "Gpu",
@@ -38,6 +39,12 @@ class KvDtype(StrEnum):
 
     BF16 = "bf16"
     FP8 = "fp8"
+
+
+class Engine(StrEnum):
+    """Inference engines that the plug-ins and the advice know."""
+
+    SGLANG = "sglang"
 
 
 class Format(StrEnum):
