@@ -21,7 +21,6 @@ from nsa_tune._errors import NsaTuneError
 from nsa_tune.backend import tables
 from nsa_tune.db.exchange import import_text, write_text
 from nsa_tune.db.store import Store
-from nsa_tune.reports.html import charts_javascript
 from tests.reports.synthetic import H100, real_table
 
 GPU = ("--gpu", H100.name)
@@ -172,7 +171,6 @@ def test_without_vl_convert_the_page_is_written_and_stderr_says_what_is_missing(
     shell: Shell, database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "vl_convert", None)
-    charts_javascript.cache_clear()
     path = tmp_path / "report.html"
 
     answer = shell("report", "--format", "html", "--out", str(path), "--db", str(database))
@@ -340,7 +338,7 @@ def test_an_unknown_csv_table_is_named(shell: Shell, database: Path) -> None:
     answer = shell("report", "--format", "csv", "--table", "winners", "--db", str(database))
 
     assert answer.code == 2
-    assert "use one of: crossovers, cells, costs, failures" in answer.err
+    assert "use one of: crossovers, cells, costs, chunks, roofline, failures" in answer.err
 
 
 def test_a_file_that_cannot_be_written_is_a_sentence(
