@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nsa_tune.reports.charts.theme import Rows
 from nsa_tune.reports.default_cost import worst_first
@@ -33,6 +33,8 @@ __all__ = [
 FASTEST = "fastest allowed"
 """Who chose, where the table did."""
 
+_CLOSE = 1.3
+"""Factor on a logarithmic axis under which two numbers would lie upon each other."""
 _KINDS = {"win": "sure", "only": "only"}
 
 
@@ -101,8 +103,13 @@ def curve_rows(answer: AnswerReport, line: Line) -> dict[str, Rows]:
 
 
 def edge_rows(line: Line) -> Rows:
-    """The crossovers of one line."""
-    return [_edge_row(line, edge) for edge in line.edges]
+    """The crossovers of one line; one that lies close after another has no `label`."""
+    rows: Rows = []
+    for edge in line.edges:
+        row = _edge_row(line, edge)
+        crowded = any(one["label"] and row["x"] < _CLOSE * one["x"] for one in rows)
+        rows.append({**row, "label": "" if crowded else str(row["x"])})
+    return rows
 
 
 def estimate_rows(line: Line) -> Rows:
@@ -125,7 +132,7 @@ def time_rows(cell: Cell) -> Iterator[tuple[dict[str, object], float]]:
         yield row, cell.cost(choice) or 1.0
 
 
-def _edge_row(line: Line, edge: Edge) -> dict[str, object]:
+def _edge_row(line: Line, edge: Edge) -> dict[str, Any]:
     until = line.slice.amount(edge.value - 1)
     return {
         "x": edge.value - 1,

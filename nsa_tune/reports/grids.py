@@ -74,8 +74,13 @@ def fingerprint(section: Section) -> list[tuple[str, str]]:
         ("timing protocol", key.protocol),
         ("measured", _minute(table.measured_at)),
         ("measurements", measured),
-        ("source", table.source),
+        ("source", _file(table.source)),
     ]
+
+
+def _file(source: str) -> str:
+    """A source without its directories: a report is sent to others."""
+    return source.rpartition("/")[2] or source
 
 
 def _minute(moment: str) -> str:

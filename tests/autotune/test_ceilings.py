@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
+from typing import TYPE_CHECKING
+
 import torch
 
 from nsa_tune.autotune import ceilings
@@ -14,6 +15,9 @@ from nsa_tune.backend.points import POINTS
 from nsa_tune.backend.profiles import PROFILES
 from nsa_tune.backend.records import Device, Measurement, Status
 from nsa_tune.reports import roofline
+
+if TYPE_CHECKING:
+    import pytest
 
 CPU = torch.device("cpu")
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import json
-import zlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,13 +23,7 @@ from nsa_tune.reports.crossovers import Line
 from nsa_tune.reports.figures import axis_titles, most_telling
 from nsa_tune.reports.report import AnswerReport, PointReport, Section
 
-__all__ = ["chunk_plot", "cost_plot", "line_panel", "packed", "roof_plot"]
-
-
-def packed(value: object) -> str:
-    """`value` as JSON, deflated, in base64: a tenth of the text, and nothing that is markup."""
-    text = json.dumps(value, separators=(",", ":")).encode()
-    return base64.b64encode(zlib.compress(text, 9)).decode()
+__all__ = ["chunk_plot", "cost_plot", "line_panel", "roof_plot"]
 
 
 def line_panel(answer: AnswerReport, lines: tuple[Line, ...]) -> dict[str, Any]:
