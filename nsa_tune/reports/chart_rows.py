@@ -27,6 +27,7 @@ __all__ = [
     "map_cells",
     "map_rows",
     "roof_rows",
+    "scatter_rows",
     "time_rows",
 ]
 
@@ -69,6 +70,24 @@ def map_rows(placed: Iterable[tuple[Line, int, Cell]]) -> Rows:
         {"facet": facet_of(line), "x": value, "y": line.slice.fixed[-1][1], **_map_row(cell)}
         for line, value, cell in placed
     ]
+
+
+def scatter_rows(answer: AnswerReport) -> dict[str, Rows] | None:
+    """The data sets of `charts.winner_scatter`; None when every batch is on a line."""
+    on_lines = {line.slice.batch(value) for line in answer.lines for value in line.slice.values}
+    if on_lines.issuperset(cell.batch for cell in answer.cells):
+        return None
+    rows: Rows = []
+    for cell in answer.cells:
+        row = _map_row(cell)
+        del row["margin"]
+        times = (f"{choice} {_us(time.latency_us)}" for choice, time in cell.times.items())
+        mean = round(cell.batch.kv_tokens / cell.batch.sequences)
+        rows.append({"x": cell.batch.q_tokens, "y": mean, **row, "times": "; ".join(times)})
+    return {
+        "batches": [row for row in rows if row["kind"] != "only"],
+        "only": [row for row in rows if row["kind"] == "only"],
+    }
 
 
 def _map_row(cell: Cell) -> dict[str, object]:

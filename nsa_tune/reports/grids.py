@@ -259,7 +259,7 @@ def _chunk_note(curves: Sequence[ChunkCurve]) -> str:
         f"No {arm} in chunks of {chunk} and more: {clause}."
         for arm, (chunk, clause) in from_chunk.items()
     )
-    return " ".join(["Attention of one layer, one sequence.", *limits])
+    return " ".join(["One layer, one sequence.", *limits])
 
 
 def roof_grid(section: Section, point: PointReport) -> Grid:

@@ -16,6 +16,7 @@ from nsa_tune.reports.chart_rows import (
     map_cells,
     map_rows,
     roof_rows,
+    scatter_rows,
     time_rows,
 )
 from nsa_tune.reports.charts.theme import Rows
@@ -23,7 +24,7 @@ from nsa_tune.reports.crossovers import Line
 from nsa_tune.reports.figures import axis_titles, most_telling
 from nsa_tune.reports.report import AnswerReport, PointReport, Section
 
-__all__ = ["chunk_plot", "cost_plot", "line_panel", "roof_plot"]
+__all__ = ["chunk_plot", "cost_plot", "line_panel", "roof_plot", "scatter_plot"]
 
 
 def line_panel(answer: AnswerReport, lines: tuple[Line, ...]) -> dict[str, Any]:
@@ -67,6 +68,12 @@ def cost_plot(answer: AnswerReport) -> dict[str, Any] | None:
         return None
     spec = charts.default_costs("new tokens in the batch", answer.measured)
     return _plot(spec, rows)
+
+
+def scatter_plot(answer: AnswerReport) -> dict[str, Any] | None:
+    """The winner of every batch; None where all are on the map, or there is one choice only."""
+    rows = scatter_rows(answer) if len(answer.measured) > 1 else None
+    return None if rows is None else _plot(charts.winner_scatter(answer.measured), rows)
 
 
 def chunk_plot(point: PointReport, rule: str) -> dict[str, Any]:

@@ -75,9 +75,27 @@ def _crossovers(section: Section, start: str, rule: str, drawn: Drawn | None) ->
             body = _panel(answer, lines, rule)
             question = answer.answer.name
             yield article("crossovers", body, name=name, point=point, question=question)
+        if drawn is not None and (plot := packing.scatter_plot(answer)) is not None:
+            yield _scatter(f"{start}-{answer.answer.name}-batches", point, answer, plot, drawn)
     grid = choices_grid(section)
     if grid.rows:
         yield article("crossovers", heading(grid) + grid_table(grid))
+
+
+def _scatter(
+    name: str, point: str, answer: AnswerReport, plot: dict[str, Any], drawn: Drawn
+) -> str:
+    drawn.plots[name] = plot
+    question = answer.answer.name
+    caption = (
+        "The fastest choice of every measured batch, ragged ones too. Pale: tie or unsure. "
+        "Hollow: no other is allowed."
+    )
+    body = (
+        f"<h3>{escape(question)}, every batch</h3>"
+        f'<div class="charts" hidden>{figure("plot", caption)}</div>'
+    )
+    return article("crossovers", body, name=name, point=point, question=question)
 
 
 def _answers(section: Section) -> Iterator[tuple[str, AnswerReport]]:
@@ -173,7 +191,7 @@ def _chunk_card(point: PointReport, name: str, rule: str, drawn: Drawn | None) -
     if drawn is not None:
         drawn.plots[name] = packing.chunk_plot(point, rule)
         caption = (
-            "Prompt tokens a second through attention of one layer, one sequence. The big mark is "
+            "Prompt tokens a second through one layer's arms, one sequence. The big mark is "
             "the best chunk size of its prompt; hollow marks lie outside of what was measured."
         )
         charts = f'<div class="charts" hidden>{figure("plot", caption)}</div>'
