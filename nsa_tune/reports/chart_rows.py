@@ -73,17 +73,19 @@ def map_rows(placed: Iterable[tuple[Line, int, Cell]]) -> Rows:
 
 
 def scatter_rows(answer: AnswerReport) -> dict[str, Rows] | None:
-    """The data sets of `charts.winner_scatter`; None when every batch is on a line."""
+    """The data sets of `charts.winner_scatter`; None when every batch has its place on a map."""
     on_lines = {line.slice.batch(value) for line in answer.lines for value in line.slice.values}
-    if on_lines.issuperset(cell.batch for cell in answer.cells):
-        return None
     rows: Rows = []
     for cell in answer.cells:
+        if cell.batch in on_lines:
+            continue
         row = _map_row(cell)
         del row["margin"]
         times = (f"{choice} {_us(time.latency_us)}" for choice, time in cell.times.items())
         mean = round(cell.batch.kv_tokens / cell.batch.sequences)
         rows.append({"x": cell.batch.q_tokens, "y": mean, **row, "times": "; ".join(times)})
+    if not rows:
+        return None
     return {
         "batches": [row for row in rows if row["kind"] != "only"],
         "only": [row for row in rows if row["kind"] == "only"],

@@ -1,4 +1,4 @@
-"""The fastest choice of every measured batch, ragged ones too, over two sums that all have."""
+"""The fastest choice of batches that no map has a place for, over two sums that all have."""
 
 from __future__ import annotations
 

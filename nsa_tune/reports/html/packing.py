@@ -71,7 +71,7 @@ def cost_plot(answer: AnswerReport) -> dict[str, Any] | None:
 
 
 def scatter_plot(answer: AnswerReport) -> dict[str, Any] | None:
-    """The winner of every batch; None where all are on the map, or there is one choice only."""
+    """The winners of ragged batches; None without any, or with one choice only."""
     rows = scatter_rows(answer) if len(answer.measured) > 1 else None
     return None if rows is None else _plot(charts.winner_scatter(answer.measured), rows)
 

@@ -88,11 +88,11 @@ def _scatter(
     drawn.plots[name] = plot
     question = answer.answer.name
     caption = (
-        "The fastest choice of every measured batch, ragged ones too. Pale: tie or unsure. "
-        "Hollow: no other is allowed."
+        "The fastest choice of each batch that has no place on a map, as its sequences are "
+        "unequal. Pale: tie or unsure. Hollow: no other is allowed."
     )
     body = (
-        f"<h3>{escape(question)}, every batch</h3>"
+        f"<h3>{escape(question)}, ragged batches</h3>"
         f'<div class="charts" hidden>{figure("plot", caption)}</div>'
     )
     return article("crossovers", body, name=name, point=point, question=question)
