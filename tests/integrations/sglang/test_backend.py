@@ -123,6 +123,23 @@ def test_context_parallelism_and_sinks_are_left_alone(
 
 
 @pytest.mark.usefixtures("measured")
+@pytest.mark.parametrize(("draft", "shared"), [(True, True), (True, False), (False, True)])
+def test_top_k_that_a_draft_worker_shares_stays_pool_slots(
+    engine: Engine, draft: bool, shared: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without a conversion, the draft's decode would take flashmla_sparse's offsets for slots."""
+    runner = model_runner()
+    runner.is_draft_worker = draft
+    runner.model_config.hf_config.index_share_for_mtp_iteration = shared
+
+    assert _steers(engine, _built(engine, runner)) == (not (draft and shared))
+    assert ("top-k shared over MTP steps" in caplog.text) == (draft and shared)
+    caplog.clear()
+    engine.backend_class.prepare_mtp_seed_indices = None  # type: ignore[attr-defined]
+    assert _steers(engine, _built(engine, runner))
+
+
+@pytest.mark.usefixtures("measured")
 def test_a_kernel_that_was_not_compared_stays(
     engine: Engine, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -73,13 +73,12 @@ def test_only_the_backend_itself_reads_its_prefill_implementation(wheel: Wheel) 
     assert readers == {BACKEND}
 
 
-@pytest.mark.parametrize("layout", KVLayout)
-def test_each_implementation_has_a_branch_of_the_forward_pass(
-    wheel: Wheel, layout: KVLayout
-) -> None:
+def test_each_implementation_has_a_branch_of_the_forward_pass(wheel: Wheel) -> None:
     body = ast.unparse(_method(wheel, "forward_extend"))
+    impls = _release(wheel).prefill_impls
 
-    for impl in _release(wheel).prefill_impls[layout]:
+    assert impls.keys() == {KVLayout.FP8_PACKED, KVLayout.BF16}
+    for impl in frozenset().union(*impls.values()):
         assert f"'{impl}'" in body
 
 
@@ -113,6 +112,15 @@ def test_a_forward_batch_has_its_lengths_on_the_host(wheel: Wheel) -> None:
     assert fields["extend_prefix_lens_cpu"] == "Optional[List[int]]"
     assert fields["extend_seq_lens_cpu"] == "Optional[List[int]]"
     assert {"tbo_children", "tbo_parent_token_range"} <= fields.keys()
+
+
+def test_a_draft_workers_seeds_are_known_to_be_converted_or_not(wheel: Wheel) -> None:
+    """Offsets into a batch's own keys must not be copied where pool slots are meant."""
+    assert "self.is_draft_worker = " in wheel.text("sglang/srt/model_executor/model_runner.py")
+    workers = wheel.text("sglang/srt/speculative/eagle_worker_v2.py")
+    assert "index_share_for_mtp_iteration" in workers
+    converts = wheel.has(BACKEND, "DeepseekSparseAttnBackend.prepare_mtp_seed_indices")
+    assert converts == (wheel.version == "0.5.23")
 
 
 def test_context_parallelism_can_be_asked_for(wheel: Wheel) -> None:

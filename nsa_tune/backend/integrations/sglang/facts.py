@@ -71,6 +71,17 @@ def _context_parallel(backend: Any, model_runner: Any) -> bool:
     return bool(context.get_parallel().attn_cp_size > 1)
 
 
+def _shared_over_mtp_steps(backend: Any, model_runner: Any) -> bool:
+    """Whether the draft worker hands its prefill's top-k to its decode as pool slots.
+
+    In flashmla_sparse over packed fp8 they are offsets into the batch's own keys, and releases
+    without this method copy them as they are.
+    """
+    shared = getattr(model_runner.model_config.hf_config, "index_share_for_mtp_iteration", False)
+    converted = hasattr(backend, "prepare_mtp_seed_indices")
+    return bool(getattr(model_runner, "is_draft_worker", False) and shared and not converted)
+
+
 _UNMEASURED: dict[str, Callable[[Any, Any], bool]] = {
     "deterministic inference": lambda backend, _: backend.num_splits != 0,
     "HiSparse": lambda backend, _: backend.hisparse_coordinator is not None,
@@ -81,6 +92,7 @@ _UNMEASURED: dict[str, Callable[[Any, Any], bool]] = {
         getattr(runner.model_config.hf_config, "learnable_sink", False)
     ),
     "context parallelism": _context_parallel,
+    "top-k shared over MTP steps": _shared_over_mtp_steps,
 }
 """Modes of operation that change what a batch costs or which kernels may run; in words."""
 
