@@ -11,7 +11,6 @@ from nsa_tune.backend.layouts import KVLayout
 from tests.integrations.sglang.wheels import BACKEND, MODES, VERSIONS, Wheel
 
 _SYMBOLS = {symbol.name: symbol for release in RELEASES for symbol in release.symbols}
-_HOOKS = "sglang/srt/plugins/hook_registry.py"
 
 
 def _release(wheel: Wheel) -> Release:
@@ -128,16 +127,6 @@ def test_context_parallelism_can_be_asked_for(wheel: Wheel) -> None:
 
     assert "def get_parallel(" in text
     assert "attn_cp_size" in text
-
-
-def test_the_hook_registry_takes_a_hook_and_its_source(wheel: Wheel) -> None:
-    register = wheel.definition(_HOOKS, "HookRegistry.register")
-    assert isinstance(register, ast.FunctionDef)
-
-    arguments = register.args
-    assert [one.arg for one in arguments.args] == ["cls", "target", "hook", "hook_type"]
-    assert [one.arg for one in arguments.kwonlyargs] == ["source"]
-    assert wheel.has(_HOOKS, "HookSource")
 
 
 def test_each_launch_argument_that_advice_may_name_exists(wheel: Wheel) -> None:

@@ -42,7 +42,7 @@ class Symbol:
 
     @property
     def target(self) -> str:
-        """The dotted path, as SGLang's hook registry takes it."""
+        """The dotted path."""
         return f"{self.module}.{self.path}"
 
     def accepts(self, arguments: tuple[str, ...]) -> bool:
