@@ -136,7 +136,12 @@ def model_runner(**arguments: Any) -> Any:
         server_args=SimpleNamespace(
             **{"chunked_prefill_size": 8192, "dsa_paged_mqa_logits_backend": "auto", **arguments}
         ),
-        model_config=SimpleNamespace(hf_config=SimpleNamespace()),
+        model_config=SimpleNamespace(
+            hf_config=SimpleNamespace(),
+            hf_text_config=SimpleNamespace(index_n_heads=64),
+            v_head_dim=128,
+            index_head_dim=128,
+        ),
     )
 
 

@@ -123,6 +123,51 @@ def test_context_parallelism_and_sinks_are_left_alone(
 
 
 @pytest.mark.usefixtures("measured")
+@pytest.mark.parametrize(("name", "value"), [("v_head_dim", 256), ("index_head_dim", 64)])
+def test_a_model_of_another_shape_is_left_alone(
+    engine: Engine, name: str, value: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    runner = model_runner()
+    setattr(runner.model_config, name, value)
+
+    assert not _steers(engine, _built(engine, runner))
+    assert f"{name} {value}" in caplog.text
+
+
+@pytest.mark.usefixtures("measured")
+def test_a_model_with_other_index_heads_is_left_alone(
+    engine: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    runner = model_runner()
+    runner.model_config.hf_text_config.index_n_heads = 32
+
+    assert not _steers(engine, _built(engine, runner))
+    assert "index_n_heads 32" in caplog.text
+
+
+@pytest.mark.usefixtures("measured")
+@pytest.mark.parametrize(("value", "steered"), [("1", False), ("true", False), ("0", True)])
+def test_top_k_of_one_rank_must_fit_all_ranks(
+    engine: Engine, value: str, steered: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks that decide by themselves may differ, in the form of the indices too."""
+    monkeypatch.setenv("SGLANG_DSA_TOPK_BROADCAST", value)
+
+    assert _steers(engine, _built(engine)) == steered
+
+
+@pytest.mark.usefixtures("measured")
+def test_a_fault_leaves_nothing_attached(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
+    runner = model_runner()
+    del runner.server_args.dsa_paged_mqa_logits_backend
+    backend = _built(engine, runner, speculative_num_draft_tokens=2)
+
+    assert not _steers(engine, backend)
+    assert not [name for name in vars(backend) if name.startswith("_nsa_tune")]
+    assert "so SGLang decides by itself: AttributeError" in caplog.text
+
+
+@pytest.mark.usefixtures("measured")
 @pytest.mark.parametrize(("draft", "shared"), [(True, True), (True, False), (False, True)])
 def test_top_k_that_a_draft_worker_shares_stays_pool_slots(
     engine: Engine, draft: bool, shared: bool, caplog: pytest.LogCaptureFixture

@@ -122,6 +122,16 @@ def test_a_draft_workers_seeds_are_known_to_be_converted_or_not(wheel: Wheel) ->
     assert converts == (wheel.version == "0.5.23")
 
 
+def test_the_models_shape_is_where_it_is_looked_for(wheel: Wheel) -> None:
+    config = wheel.text("sglang/srt/configs/model_config.py")
+
+    assert "self.v_head_dim = self.hf_text_config.v_head_dim" in config
+    assert "self.index_head_dim = (" in config
+    assert "return config.index_n_heads" in config
+    indexer = wheel.text("sglang/srt/layers/attention/dsa/dsa_indexer.py")
+    assert "envs.SGLANG_DSA_TOPK_BROADCAST.get()" in indexer
+
+
 def test_context_parallelism_can_be_asked_for(wheel: Wheel) -> None:
     text = wheel.text("sglang/srt/runtime_context.py")
 

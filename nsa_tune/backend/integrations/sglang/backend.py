@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable
 from functools import cache
 from math import inf
@@ -13,7 +12,7 @@ from nsa_tune._errors import NoTunedData
 from nsa_tune.backend.decision_log import DecisionLog
 from nsa_tune.backend.dispatcher import Dispatcher
 from nsa_tune.backend.integrations.sglang.edge import attempt, say_once
-from nsa_tune.backend.integrations.sglang.facts import LeftAlone, facts_of
+from nsa_tune.backend.integrations.sglang.facts import LeftAlone, facts_of, variable_set
 from nsa_tune.backend.integrations.sglang.indexer import PAIR, Indexer
 from nsa_tune.backend.integrations.sglang.prefill import Answers, Prefill
 from nsa_tune.backend.integrations.sglang.releases import (
@@ -45,19 +44,23 @@ def attach(backend: Any, model_runner: Any) -> None:
     except (LeftAlone, NoTunedData) as reason:
         say_once(logging.WARNING, f"SGLang decides by itself: {reason}")
         return
-    steered = []
     impls = _measured(dispatcher, release.prefill_impls[facts.layout])
     own = release.prefill_auto[facts.layout] if facts.impl == AUTO else {facts.impl}
     # What the engine would run must be among what was compared.
-    if own <= impls:
-        Prefill.attach(backend, Answers(dispatcher, facts, impls), _log())
+    answers = Answers(dispatcher, facts, impls) if own <= impls else None
+    paired = _pairs_possible(backend, model_runner, dispatcher)
+    log = _log()
+    # All that may fail has been done: a backend is steered as is said, or not at all.
+    steered = []
+    if answers is not None:
+        Prefill.attach(backend, answers, log)
         steered.append(f"prefill by MHA or MLA ({', '.join(sorted(impls))})")
     else:
         say_once(
             logging.WARNING,
             f"SGLang decides by itself how to prefill: {facts.impl} is not among what was measured",
         )
-    if _pairs_possible(backend, model_runner, dispatcher):
+    if paired:
         Indexer.attach(backend, dispatcher)
         steered.append("the indexer's rows")
     if steered:
@@ -94,5 +97,5 @@ def _pairs_possible(backend: Any, model_runner: Any, dispatcher: Dispatcher) -> 
         backend.speculative_num_draft_tokens == PAIR
         and dispatcher.setting.device.arch == "sm90"
         and model_runner.server_args.dsa_paged_mqa_logits_backend in ("auto", "deepgemm")
-        and os.environ.get("SGLANG_FP8_PAGED_MQA_LOGITS_TORCH", "0").lower() in ("", "0", "false")
+        and not variable_set("SGLANG_FP8_PAGED_MQA_LOGITS_TORCH")
     )

@@ -108,6 +108,9 @@ class Answers:
         # What a prefix takes while flashmla_sparse reads it; a bf16 pool is read where it lies.
         packed = facts.layout is KVLayout.FP8_PACKED
         self._most_kv = facts.scratch_bytes // (2 * facts.profile.latent) if packed else None
+        # flashmla_kv takes scratch by the query; an engine that runs it anyway has seen to that.
+        own_kv = facts.impl == "flashmla_kv"
+        self._most_q = None if own_kv else facts.scratch_bytes // facts.scratch_bytes_a_query
 
     def of(self, totals: Totals) -> Answer | None:
         """What to do for a batch; None leaves it to the engine."""
@@ -135,6 +138,8 @@ class Answers:
             return None
         reads_back = impl == "flashmla_sparse" and kv_tokens > q_tokens
         if self._most_kv is not None and reads_back and kv_tokens > self._most_kv:
+            return None
+        if self._most_q is not None and impl == "flashmla_kv" and q_tokens > self._most_q:
             return None
         # Beyond index_topk the engine takes MHA only where it was told to put up with the
         # difference: no table has a say in that.
