@@ -136,6 +136,7 @@ def model_runner(**arguments: Any) -> Any:
         server_args=SimpleNamespace(
             **{"chunked_prefill_size": 8192, "dsa_paged_mqa_logits_backend": "auto", **arguments}
         ),
+        layer_info=SimpleNamespace(num_effective_layers=61),
         model_config=SimpleNamespace(
             hf_config=SimpleNamespace(),
             hf_text_config=SimpleNamespace(index_n_heads=64),

@@ -57,7 +57,8 @@ def _built(engine: Engine, runner: Any = None, **changes: Any) -> Any:
 
 
 def _steers(engine: Engine, backend: Any) -> bool:
-    return bool(engine.decided(backend, engine.batch([0], [64]))[:2] == (False, "flashmla_sparse"))
+    batch = engine.batch([4000], [64])
+    return bool(engine.decided(backend, batch)[:2] == (False, "flashmla_sparse"))
 
 
 @pytest.mark.usefixtures("measured")
@@ -185,6 +186,35 @@ def test_top_k_that_a_draft_worker_shares_stays_pool_slots(
 
 
 @pytest.mark.usefixtures("measured")
+@pytest.mark.parametrize(("layers", "steered"), [(61, True), (1, False), (None, False)])
+def test_a_kernel_must_gain_in_all_layers_what_it_costs_once(
+    engine: Engine, layers: int | None, steered: bool
+) -> None:
+    runner = model_runner()
+    for later in (True, False):
+        if later:
+            runner.layer_info.num_effective_layers = layers
+        else:
+            del runner.layer_info
+            runner.num_effective_layers = layers
+        assert _steers(engine, _built(engine, runner)) == steered
+
+
+@pytest.mark.usefixtures("measured")
+def test_rows_that_this_release_reads_to_their_end_are_left_to_it(
+    engine: Engine, wheel: Wheel
+) -> None:
+    """0.5.15 does not tell flashmla_sparse how many of a row's indices count."""
+    old = wheel.version == "0.5.15"
+    backend = _built(engine)
+    for prefixes, measured in (([2047], True), ([2046], not old), ([4000, 0], not old)):
+        batch = engine.batch(prefixes, [64] * len(prefixes))
+        impl = engine.decided(backend, batch)[1]
+        assert impl == ("flashmla_sparse" if measured else "flashmla_kv")
+    assert engine.decided(backend, engine.batch([0], [64]))[0] == old
+
+
+@pytest.mark.usefixtures("measured")
 def test_a_kernel_that_was_not_compared_stays(
     engine: Engine, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -258,7 +288,11 @@ def test_the_constructors_own_exceptions_pass(engine: Engine) -> None:
 
 @pytest.mark.usefixtures("measured")
 def test_bf16_pools_have_tables_of_their_own(
-    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    engine: Engine,
+    wheel: Wheel,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     assert not hasattr(_built(engine, fp8=False), "_nsa_tune_prefill")  # the table is for fp8
     monkeypatch.setenv("NSA_TUNE_DB", str(table_file(tmp_path, "bf16")))
@@ -266,4 +300,5 @@ def test_bf16_pools_have_tables_of_their_own(
     backend = _built(engine, fp8=False)
 
     assert backend.token_to_kv_pool.dtype is torch.bfloat16
-    assert hasattr(backend, "_nsa_tune_prefill")
+    assert hasattr(backend, "_nsa_tune_prefill") == (wheel.version != "0.5.15")
+    assert ("does not call flashmla_sparse as" in caplog.text) == (wheel.version == "0.5.15")

@@ -132,6 +132,29 @@ def test_the_models_shape_is_where_it_is_looked_for(wheel: Wheel) -> None:
     assert "envs.SGLANG_DSA_TOPK_BROADCAST.get()" in indexer
 
 
+def test_whether_the_sparse_kernel_is_told_where_a_row_ends_is_known(wheel: Wheel) -> None:
+    arguments = {one.arg for one in _method(wheel, "_forward_flashmla_sparse").args.args}
+
+    assert ("topk_length" in arguments) == _release(wheel).passes_topk_length
+
+
+def test_the_number_of_layers_is_where_it_is_looked_for(wheel: Wheel) -> None:
+    folder = "sglang/srt/model_executor/"
+    runner = wheel.text(f"{folder}model_runner.py")
+    if "self.layer_info" in runner:
+        setup = wheel.text(f"{folder}model_runner_components/layer_setup.py")
+        assert "    num_effective_layers: int\n" in setup
+    else:
+        assert "self.num_effective_layers = " in runner
+
+
+def test_what_flashmla_sparse_costs_once_a_pass_is_there(wheel: Wheel) -> None:
+    body = ast.unparse(_method(wheel, "init_forward_metadata"))
+
+    assert "torch.repeat_interleave(cu_seqlens_k[:-1], extend_seq_lens)" in body
+    assert "== sum(indexer_seq_lens_cpu)" in body
+
+
 def test_context_parallelism_can_be_asked_for(wheel: Wheel) -> None:
     text = wheel.text("sglang/srt/runtime_context.py")
 

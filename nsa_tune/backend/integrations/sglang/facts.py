@@ -37,6 +37,9 @@ class Facts:
     scratch_bytes_a_query: int
     """What flashmla_kv takes for each new token: one fp32 row of the latent's rank a head."""
 
+    layers: int | None
+    """Attention layers that this process runs; None where the engine does not say."""
+
     @property
     def kv_dtype(self) -> str:
         """As `Dispatcher.open` takes it."""
@@ -66,7 +69,15 @@ def facts_of(backend: Any, model_runner: Any) -> Facts:
         backend.dsa_prefill_impl,
         scratch_bytes=(chunk if chunk > 0 else _CHUNK) * each,
         scratch_bytes_a_query=each,
+        layers=_layers(model_runner),
     )
+
+
+def _layers(model_runner: Any) -> int | None:
+    # 0.5.15 has the count itself, later releases a record of it.
+    holder = getattr(model_runner, "layer_info", model_runner)
+    count = getattr(holder, "num_effective_layers", None)
+    return count if type(count) is int and count > 0 else None
 
 
 def variable_set(name: str) -> bool:
