@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Protocol
 
+from nsa_tune._errors import NoTunedData
 from nsa_tune.autotune import devices
 from nsa_tune.autotune.measure import ContextLost, measure_batch
+from nsa_tune.autotune.schedule import Exhaustive, MakeSchedule, Schedule
 from nsa_tune.autotune.timing import Timer, timer_for
 from nsa_tune.backend import detect
 from nsa_tune.backend.batch import Batch
 from nsa_tune.backend.layouts import layout_of
-from nsa_tune.backend.point import Arm, Point, Setting
+from nsa_tune.backend.point import Point, Setting
 from nsa_tune.backend.points import POINTS, point_of
 from nsa_tune.backend.profiles import profile_of
 from nsa_tune.backend.records import Key, Measurement, Status, Table
@@ -89,15 +91,6 @@ class NoProgress:
         """Nothing."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Cell:
-    """One batch to measure, with the arms that are still missing."""
-
-    point: Point
-    batch: Batch
-    arms: tuple[Arm, ...]
-
-
 def default_model(device: torch.device) -> str:
     """What is measured when nobody says: V3.2 on a GPU, the tiny profile on a CPU."""
     return "deepseek-v3.2" if device.type == "cuda" else "tiny"
@@ -115,21 +108,11 @@ def _setting(request: RunRequest, device: torch.device) -> Setting:
     )
 
 
-def _cells(
-    points: Sequence[Point], setting: Setting, stored: set[tuple[str, str, str]]
-) -> Iterator[_Cell]:
-    """What is missing of the points' grids. A batch that leaves no choice needs no measuring."""
-    for point in points:
-        arms = list(point.candidates(setting))
-        for batch in point.grid(setting):
-            allowed = [arm for arm in arms if arm.allowed(batch, setting) is None]
-            word = str(batch)
-            missing = tuple(a for a in allowed if (point.name, word, a.name) not in stored)
-            if len(allowed) > 1 and missing:
-                yield _Cell(point, batch, missing)
-
-
-def run(request: RunRequest, progress: Progress | None = None) -> RunResult:
+def run(
+    request: RunRequest,
+    progress: Progress | None = None,
+    make_schedule: MakeSchedule = Exhaustive,
+) -> RunResult:
     """Measure what is missing, batch by batch, until done, out of budget or interrupted.
 
     Raises:
@@ -145,15 +128,17 @@ def run(request: RunRequest, progress: Progress | None = None) -> RunResult:
     timer = timer_for(device)
     key = devices.key_of(setting, timer)
     with Store.open(request.database) as store:
-        stored = set() if request.fresh else store.measured(key)
-        cells = list(_cells(points, setting, stored))
-        progress.start(setting, key, len(cells), len(stored))
+        stored = () if request.fresh else _known(store, key)
+        schedule = make_schedule(points, setting, stored)
+        progress.start(setting, key, schedule.remaining()[0], len(stored))
         number = store.begin_run(key, setting.device, _arguments(request))
         started = perf_counter()
         rows: list[Measurement] = []
         outcome = "interrupted"
         try:
-            outcome = _sweep(request, cells, setting, device, timer, store, number, progress, rows)
+            outcome = _sweep(
+                request, schedule, setting, device, timer, store, number, progress, rows
+            )
         except KeyboardInterrupt:
             # What was measured is stored; the caller reports it and leaves with 130.
             pass
@@ -169,24 +154,35 @@ def run(request: RunRequest, progress: Progress | None = None) -> RunResult:
         )
 
 
+def _known(store: Store, key: Key) -> tuple[Measurement, ...]:
+    try:
+        return store.table(key).measurements
+    except NoTunedData:
+        return ()
+
+
 def _sweep(
-    request: RunRequest, cells: list[_Cell], setting: Setting, device: torch.device, timer: Timer,
+    request: RunRequest, schedule: Schedule, setting: Setting, device: torch.device, timer: Timer,
     store: Store, number: int, progress: Progress, rows: list[Measurement],
 ) -> str:  # fmt: skip
-    """Measure and store `cells` in their order; returns how it ended."""
+    """Measure and store what `schedule` hands out; returns how it ended."""
     started = perf_counter()
-    for done, cell in enumerate(cells, start=1):
+    done = 0
+    while (job := schedule.next()) is not None:
         try:
-            new = measure_batch(cell.point, cell.batch, cell.arms, setting, device, timer)
+            new = measure_batch(job.point, job.batch, job.arms, setting, device, timer)
         except ContextLost as lost:
             store.add(number, lost.measured)
             rows.extend(lost.measured)
             raise
         store.add(number, new)
         rows.extend(new)
+        schedule.done(job, new)
+        done += 1
+        left, _ = schedule.remaining()
         seconds = perf_counter() - started
-        progress.batch(done, len(cells), cell.point, cell.batch, new, seconds)
-        if request.budget_s is not None and seconds >= request.budget_s and done < len(cells):
+        progress.batch(done, done + left, job.point, job.batch, new, seconds)
+        if request.budget_s is not None and seconds >= request.budget_s and left:
             return "budget"
     return "done"
 
