@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from contextlib import closing
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -25,13 +27,13 @@ def test_there_is_one_step_for_each_schema_version() -> None:
     assert len(MIGRATIONS) == tables.SCHEMA_VERSION
 
 
-def test_the_step_is_recorded(tmp_path: Path) -> None:
+def test_the_steps_are_recorded(tmp_path: Path) -> None:
     path = tmp_path / "nsa-tune.db"
     Store.open(path).close()
 
     with closing(sqlite3.connect(path)) as connection:
         rows = connection.execute("SELECT version, name FROM nsa_tune_migrations").fetchall()
-    assert rows == [(1, "first_schema")]
+    assert rows == [(1, "first_schema"), (2, "discarded_samples_and_checks")]
 
 
 def test_opening_again_changes_nothing(tmp_path: Path) -> None:
@@ -50,7 +52,7 @@ def test_the_schema_is_frozen_by_its_names(tmp_path: Path) -> None:
 
     with closing(Database(path)) as db:
         assert db.table_names() == [
-            "nsa_tune_migrations", "keys", "devices", "runs", "measurements",
+            "nsa_tune_migrations", "keys", "devices", "runs", "measurements", "checks",
         ]  # fmt: skip
         assert db.view_names() == ["newest"]
         assert {key.other_table for key in db.table("measurements").foreign_keys} == {"runs"}
@@ -76,19 +78,19 @@ def test_a_step_that_fails_leaves_the_schema_before_it(
     Store.open(path).close()
     before = _schema(path)
 
-    def second(db: Database) -> None:
+    def another(db: Database) -> None:
         db.execute("ALTER TABLE runs ADD COLUMN host TEXT")
         db.execute("CREATE TABLE hosts (name TEXT)")
         raise RuntimeError("the power went")
 
-    monkeypatch.setattr(tables, "SCHEMA_VERSION", 2)
-    monkeypatch.setattr(migrations, "MIGRATIONS", (*MIGRATIONS, second))
+    monkeypatch.setattr(tables, "SCHEMA_VERSION", len(MIGRATIONS) + 1)
+    monkeypatch.setattr(migrations, "MIGRATIONS", (*MIGRATIONS, another))
     with pytest.raises(RuntimeError, match="power"):
         Store.open(path)
 
     assert _schema(path) == before
     with closing(Database(path)) as db:
-        assert tables.schema_version(db.conn, path) == 1
+        assert tables.schema_version(db.conn, path) == len(MIGRATIONS)
 
 
 def test_an_older_database_is_brought_up_with_its_rows(
@@ -98,16 +100,16 @@ def test_an_older_database_is_brought_up_with_its_rows(
     with Store.open(path) as store:
         store.add(store.begin_run(KEY, DEVICE, {}), [ok("extend:0+128")])
 
-    def second(db: Database) -> None:
+    def another(db: Database) -> None:
         db.execute("ALTER TABLE runs ADD COLUMN host TEXT")
 
-    monkeypatch.setattr(tables, "SCHEMA_VERSION", 2)
-    monkeypatch.setattr(migrations, "MIGRATIONS", (*MIGRATIONS, second))
+    monkeypatch.setattr(tables, "SCHEMA_VERSION", len(MIGRATIONS) + 1)
+    monkeypatch.setattr(migrations, "MIGRATIONS", (*MIGRATIONS, another))
     with Store.open(path) as store:
         assert len(store.table(KEY).measurements) == 1
     with closing(Database(path)) as db:
         assert "host" in db.table("runs").columns_dict
-        assert tables.schema_version(db.conn, path) == 2
+        assert tables.schema_version(db.conn, path) == len(MIGRATIONS) + 1
 
 
 def test_a_step_that_another_process_has_done_is_not_done_again(tmp_path: Path) -> None:
@@ -116,4 +118,41 @@ def test_a_step_that_another_process_has_done_is_not_done_again(tmp_path: Path) 
         migrate(one, path)
         migrate(other, path)
 
-        assert other.table("nsa_tune_migrations").count == 1
+        assert other.table("nsa_tune_migrations").count == len(MIGRATIONS)
+
+
+def test_what_the_first_schema_stored_is_read_and_has_discarded_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "nsa-tune.db"
+    with monkeypatch.context() as older:
+        older.setattr(migrations, "MIGRATIONS", MIGRATIONS[:1])
+        with closing(Database(path)) as db:
+            migrate(db, path)
+            insert_first_schema_row(db)
+    before = tables.read_database(path)
+
+    with Store.open(path) as store:
+        assert store.tables() == before
+    assert [row.discarded for row in before[0].measurements] == [0]
+
+
+def insert_first_schema_row(db: Database) -> None:
+    """A measurement as the first schema's writer stored it."""
+    key = {**asdict(KEY), "libraries": json.dumps(dict(KEY.libraries)), "digest": KEY.digest}
+    db.table("keys").insert({"id": 1, **key})
+    db.table("devices").insert({"id": 1, **asdict(DEVICE)})
+    db.table("runs").insert(
+        {"id": 1, "key_id": 1, "device_id": 1, "arguments": "{}", "started_at": "2026"}
+    )
+    row = {**asdict(ok("extend:0+128")), "status": "ok", "run_id": 1, "measured_at": "2026"}
+    del row["discarded"]
+    db.table("measurements").insert(row)
+
+
+def test_the_count_of_discarded_samples_is_kept(tmp_path: Path) -> None:
+    row = replace(ok("extend:0+128"), discarded=6)
+    with Store.open(tmp_path / "nsa-tune.db") as store:
+        store.add(store.begin_run(KEY, DEVICE, {}), [row])
+
+        assert store.table(KEY).measurements == (row,)
