@@ -89,7 +89,7 @@ def measure_batch(
 def _prepare(point: Point, word: str, arm: Arm, case: Case, timer: Timer) -> _Ready | Measurement:
     try:
         run = arm.build(case)
-        error = case.error_of(run())
+        error = case.error_of(timer.first(run))
         if error > case.tolerance:
             reason = f"relative error {error:.3g} passes {case.tolerance:g}"
             return Measurement(point.name, word, arm.name, Status.WRONG, error=error, reason=reason)

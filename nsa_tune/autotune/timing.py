@@ -56,8 +56,13 @@ class Timer(Protocol):
     widest: float
     """A half width above this means that the clock changed meanwhile."""
 
+    def first(self, run: Run) -> torch.Tensor:
+        """Run an arm once, where its samples will be taken: what is made once is made now."""
+        ...
+
     def sampler(self, run: Run) -> Sampler:
-        """Prepare an arm; each call of the result launches it once and returns microseconds."""
+        """Prepare an arm that has run; each call of the result launches it once and returns
+        microseconds."""
         ...
 
     def warm_up(self, samplers: Sequence[Sampler]) -> None:
@@ -94,18 +99,23 @@ class CudaTimer:
         self._clocked_down = True
         self._share_a_pool()
 
-    def sampler(self, run: Run) -> Sampler:
-        """Warm `run` up, capture it, and return what replays it once."""
+    def first(self, run: Run) -> torch.Tensor:
+        """Run on the stream that is captured later; returns when the GPU has finished."""
         self._clocked_down |= perf_counter() - self._latest > _IDLE_SECONDS
+        # The inputs were made on the stream that is current here.
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
-            for _ in range(2):
-                run()
+            output = run()
             self._stream.synchronize()
+        return output
+
+    def sampler(self, run: Run) -> Sampler:
+        """Capture `run`, and return what replays it once."""
         graph = self._capture(run)
+        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
 
         def sample(_keep: Run = run) -> float:
             # The graph holds addresses, not tensors: what `run` closes over must outlive it.
-            start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             with torch.cuda.stream(self._stream):
                 self._flush.zero_()
                 start.record()
@@ -176,9 +186,12 @@ class CpuTimer:
     most_seconds = 0.05
     widest = float("inf")
 
+    def first(self, run: Run) -> torch.Tensor:
+        """Run once."""
+        return run()
+
     def sampler(self, run: Run) -> Sampler:
-        """Warm `run` up and return what calls it once."""
-        run()
+        """What calls `run` once."""
 
         def sample() -> float:
             start = perf_counter_ns()
