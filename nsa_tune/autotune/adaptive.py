@@ -151,8 +151,9 @@ class _Sweep:
         self.point, self._setting, self._target = point, setting, target
         self._arms = tuple(point.candidates(setting))
         self._rows = {(r.batch, r.arm): r for r in known if r.point == point.name}
-        traced = _most_frequent(point, trace)
-        self._candidates = self._sites([*point.grid(setting), *(batch for batch, _ in traced)])
+        grid = point.grid(setting)
+        traced = _most_frequent(point, grid, trace)
+        self._candidates = self._sites([*grid, *(batch for batch, _ in traced)])
         self.size = sum(len(self._open(site.batch)) for site in self._candidates.values())
         """Measurements that all candidates would take."""
         self.known = sum(word in self._candidates for word, _ in self._rows)
@@ -339,13 +340,21 @@ class _Sweep:
         return tuple(arm for arm in missing if arm.name in wanted) or missing
 
 
-def _most_frequent(point: Point, trace: Sequence[Weighted]) -> list[Weighted]:
-    """The batches of `trace` that `point` answers, those that occur most."""
-    own: dict[str, Weighted] = {}
+def _most_frequent(
+    point: Point, grid: Sequence[Batch], trace: Sequence[Weighted]
+) -> list[Weighted]:
+    """The batches of `trace` that occur most, of those that `point` answers.
+
+    Batches with more tokens than any of the grid are left out: on a CPU they would take minutes.
+    """
+    most_q = max((batch.q_tokens for batch in grid), default=0)
+    most_kv = max((batch.kv_tokens for batch in grid), default=0)
+    own: dict[Batch, float] = {}
     for batch, weight in trace:
-        if batch.mode in point.modes and batch.lens is not None:
-            own[str(batch)] = (batch, own.get(str(batch), (batch, 0.0))[1] + weight)
-    return sorted(own.values(), key=lambda pair: (-pair[1], str(pair[0])))[:_MOST_TRACED]
+        fits = batch.q_tokens <= most_q and batch.kv_tokens <= most_kv
+        if fits and batch.mode in point.modes and batch.lens is not None:
+            own[batch] = own.get(batch, 0.0) + weight
+    return sorted(own.items(), key=lambda pair: (-pair[1], str(pair[0])))[:_MOST_TRACED]
 
 
 def _nearest(site: _Site, places: Sequence[_Site]) -> float:
