@@ -27,6 +27,7 @@ __all__ = [
     "SCHEMA_VERSION",
     "Wanted",
     "check_regular_file",
+    "connect_read_only",
     "default_database",
     "find",
     "read_database",
@@ -39,13 +40,15 @@ __all__ = [
     "tables_of",
 ]
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 """The newest database schema that this version reads and writes."""
 
 _SHIPPED = Path(__file__).parent.parent / "tables"
 _FILE = Path("nsa-tune", "nsa-tune.db")
 _BUSY_TIMEOUT_S = 10.0
 _KEYS = "SELECT id, gpu, driver, libraries, model, heads, kv_layout, protocol FROM keys ORDER BY id"
+_DISCARDED_SINCE = 3
+"""The schema that counts discarded samples."""
 _ROWS = (
     "SELECT point, batch, arm, status, latency_us, low_us, high_us, samples, error, reason, "
     "{discarded}, measured_at FROM newest WHERE key_id = ? ORDER BY measurement_id"
@@ -252,14 +255,18 @@ def read_database(path: Path, wanted: Wanted | None = None) -> list[Table]:
         StoreCorrupt: when it is no database of nsa-tune, or damaged.
     """
     check_regular_file(path)
-    with store_errors(path), closing(_connect(path)) as connection:
+    with store_errors(path), closing(connect_read_only(path)) as connection:
         connection.execute("BEGIN")  # one view of the file, whatever a tuner adds meanwhile
         if schema_version(connection, path) == 0:
             return []
         return tables_of(connection, path, wanted)
 
 
-def _connect(path: Path) -> sqlite3.Connection:
+def connect_read_only(path: Path) -> sqlite3.Connection:
+    """A connection that cannot change `path`, in a directory that nobody may write too.
+
+    SQLite's own errors leave it: use it within `store_errors`.
+    """
     uri = path.absolute().as_uri()
     connection = sqlite3.connect(f"{uri}?mode=ro", uri=True, timeout=_BUSY_TIMEOUT_S)
     try:
@@ -328,7 +335,7 @@ def table_of(connection: sqlite3.Connection, path: Path, number: int, key: Key) 
         ValueError: when a row is not what nsa-tune writes.
     """
     # A database that only an older version has written is read as it is.
-    discarded = "discarded" if schema_version(connection, path) > 1 else "0"
+    discarded = "discarded" if schema_version(connection, path) >= _DISCARDED_SINCE else "0"
     rows = connection.execute(_ROWS.format(discarded=discarded), [number]).fetchall()
     facts = connection.execute(_DEVICE, [number]).fetchone()
     if facts is None:

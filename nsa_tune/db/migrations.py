@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nsa_tune.backend.tables import schema_version
+from nsa_tune.db.views import VIEWS
 
 if TYPE_CHECKING:
     from sqlite_utils import Database
@@ -103,6 +104,12 @@ _FIRST_SCHEMA = (
 )
 
 
+def views(db: Database) -> None:
+    """v_regret, v_winner, v_limits and v_crossover, over what `newest` shows."""
+    for statement in VIEWS:
+        db.execute(statement)
+
+
 def discarded_samples_and_checks(db: Database) -> None:
     """How many samples a measurement threw away, and what `nsa-tune check` found."""
     for statement in _DISCARDED_AND_CHECKS:
@@ -143,7 +150,11 @@ _DISCARDED_AND_CHECKS = (
     "CREATE INDEX checks_of_key ON checks (digest, checked_at)",
 )
 
-MIGRATIONS: tuple[Callable[[Database], None], ...] = (first_schema, discarded_samples_and_checks)
+MIGRATIONS: tuple[Callable[[Database], None], ...] = (
+    first_schema,
+    views,
+    discarded_samples_and_checks,
+)
 """Step i makes schema i + 1."""
 
 

@@ -33,7 +33,8 @@ def test_the_steps_are_recorded(tmp_path: Path) -> None:
 
     with closing(sqlite3.connect(path)) as connection:
         rows = connection.execute("SELECT version, name FROM nsa_tune_migrations").fetchall()
-    assert rows == [(1, "first_schema"), (2, "discarded_samples_and_checks")]
+    assert rows == [(i, step.__name__) for i, step in enumerate(MIGRATIONS, start=1)]
+    assert rows[0] == (1, "first_schema")
 
 
 def test_opening_again_changes_nothing(tmp_path: Path) -> None:
@@ -54,7 +55,9 @@ def test_the_schema_is_frozen_by_its_names(tmp_path: Path) -> None:
         assert db.table_names() == [
             "nsa_tune_migrations", "keys", "devices", "runs", "measurements", "checks",
         ]  # fmt: skip
-        assert db.view_names() == ["newest"]
+        assert set(db.view_names()) == {
+            "newest", "v_regret", "v_winner", "v_limits", "v_crossover",
+        }  # fmt: skip
         assert {key.other_table for key in db.table("measurements").foreign_keys} == {"runs"}
         assert {key.other_table for key in db.table("runs").foreign_keys} == {"keys", "devices"}
 
