@@ -14,7 +14,7 @@ from nsa_tune.backend.batch import Batch, Mode
 from nsa_tune.backend.layouts import KVLayout
 from nsa_tune.backend.point import Answer, Arm, Case, Guard, Point, Setting
 
-__all__ = ["RunnablePoint", "runnable"]
+__all__ = ["ARMS", "FORTY", "TWO_ARMS", "RunnableCase", "RunnablePoint", "runnable"]
 
 Build = Callable[["RunnableCase"], Callable[[], torch.Tensor]]
 _ANY = frozenset(KVLayout)
@@ -105,3 +105,8 @@ def runnable(*arms: str, batches: int = 6) -> Point:
         case=_case,
         sample=_sample,
     )
+
+
+TWO_ARMS = {"runnable": runnable("fast", "slow")}
+"""6 batches: 4 with two choices, 2 with one only."""
+FORTY = {"runnable": runnable("slow", "fast", batches=40)}

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from textwrap import dedent
 
@@ -23,20 +24,20 @@ from nsa_tune import (
     UsageError,
 )
 from nsa_tune.autotune import devices
-from nsa_tune.autotune.run import NoProgress, RunRequest, RunResult, run
-from nsa_tune.backend import points
+from nsa_tune.autotune.run import NoProgress, RunRequest, RunResult
+from nsa_tune.autotune.run import run as isolated_run
 from nsa_tune.backend.point import Arm, Point, Setting
 from nsa_tune.backend.points import POINTS
 from nsa_tune.backend.records import Measurement, Status
-from tests.autotune.fake_point import runnable
 
 
 @pytest.fixture
-def request_(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunRequest:
+def request_(tmp_path: Path) -> RunRequest:
     """A run over a made-up point of 6 batches: 4 with two choices, 2 with one only."""
-    monkeypatch.setattr(points, "POINTS", {"runnable": runnable("fast", "slow")})
-    monkeypatch.setattr("nsa_tune.autotune.run.POINTS", points.POINTS)
-    return RunRequest(tmp_path / "t.db", device="cpu", points=("runnable",))
+    return RunRequest(tmp_path / "t.db", device="cpu", points=("runnable",), isolate=False)
+
+
+run = partial(isolated_run, registry="tests.autotune.fake_point:TWO_ARMS")
 
 
 def cells(result: RunResult) -> set[tuple[str, str]]:
@@ -112,7 +113,7 @@ def test_another_head_count_has_a_key_of_its_own(request_: RunRequest) -> None:
         ({"heads": 0}, HeadsError, "must be a positive whole number"),
         ({"kv_dtype": "int4"}, UnknownName, "unknown KV dtype 'int4'; use one of: bf16, fp8"),
         ({"points": ("prefil",)}, UnknownName, "unknown decision point 'prefil'"),
-        ({"device": "tpu"}, UsageError, "unknown device 'tpu'; use auto, cpu, cuda or cuda:N"),
+        ({"device": "tpu"}, UsageError, "unknown device 'tpu'; use auto, cpu, cuda, cuda:N or all"),
         ({"device": "cuda:x"}, UsageError, "unknown device 'cuda:x'"),
         ({"device": "cuda:99"}, DeviceMissing, "there is no GPU 'cuda:99'"),
     ],
@@ -144,16 +145,14 @@ CHILD = dedent(
     import sys
     from pathlib import Path
     from nsa_tune.autotune.run import NoProgress, RunRequest, run
-    from nsa_tune.backend import points
-    from tests.autotune.fake_point import runnable
-    points.POINTS["runnable"] = runnable("slow", "fast", batches=40)
 
     class Tell(NoProgress):
         def batch(self, done, total, point, batch, rows, seconds):
             for row in rows:
                 print(row.batch, row.arm, flush=True)
 
-    run(RunRequest(Path(sys.argv[1]), device="cpu", points=("runnable",)), Tell())
+    request = RunRequest(Path(sys.argv[1]), device="cpu", isolate=False)
+    run(request, Tell(), registry="tests.autotune.fake_point:FORTY")
     """
 )
 
