@@ -80,6 +80,7 @@ def counted(result: RunResult) -> dict[str, Any]:
         "quarantined": [asdict(arm) for arm in result.quarantined],
         "workers_replaced": result.replaced,
         "seconds": round(result.seconds, 1),
+        "expected_regret": dict(result.expected_regret),
         "units": [{**asdict(unit), "out_of_line": unit.out_of_line} for unit in result.units],
     }
 

@@ -48,6 +48,19 @@ def run(
         float | None,
         typer.Option("--budget", min=0, help="Seconds after which to stop; what is done is kept."),
     ] = None,
+    target_regret: Annotated[
+        float,
+        typer.Option(
+            "--target-regret",
+            min=0,
+            max=1,
+            help="Regret to expect on the worst tenth of batches; 0 measures the whole grid.",
+        ),
+    ] = 0.01,
+    trace: Annotated[
+        Path | None,
+        typer.Option("--trace", help="Requests, or an engine's decision log, to take batches of."),
+    ] = None,
     database: Database = None,
     fresh: Annotated[
         bool,
@@ -73,7 +86,7 @@ def run(
     json: AsJson = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")] = False,
 ) -> None:
-    """Measure every arm over the decision points' batches, and store each as soon as it is done.
+    """Measure the decision points' arms where it matters, and store each batch when it is done.
 
     Without --model a GPU measures deepseek-v3.2 and a CPU the tiny profile; without --heads all of
     the model's heads. Arms run in a worker process for each GPU, so one that crashes or hangs ends
@@ -95,6 +108,8 @@ def run(
         points=() if points == "all" else tuple(points.split(",")),
         budget_s=budget,
         fresh=fresh,
+        target_regret=target_regret,
+        trace=trace,
         isolate=isolate,
         deadlines=Deadlines(first=arm_timeout),
     )
@@ -139,6 +154,9 @@ def _print_run(result: RunResult, path: Path, *, as_document: bool, quiet: bool)
         f"{result.outcome}: {result.measured} measurements in {result.seconds:.0f} s, "
         f"{result.failed} failed, {result.skipped} were there already; in {path}"
     )
+    if result.expected_regret:
+        left = ", ".join(f"{name} {r:.1%}" for name, r in result.expected_regret.items())
+        say(f"regret to expect on the worst tenth of batches: {left}")
 
 
 def doctor(

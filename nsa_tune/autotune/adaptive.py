@@ -38,7 +38,7 @@ from nsa_tune.backend.point import Arm, Point, Setting
 from nsa_tune.backend.policy import Policy
 from nsa_tune.backend.records import Measurement, Status
 
-__all__ = ["TAIL", "Adaptive", "Weighted"]
+__all__ = ["TAIL", "Adaptive", "Weighted", "most_frequent"]
 
 Weighted = tuple[Batch, float]
 """A batch and how often it occurs."""
@@ -152,7 +152,7 @@ class _Sweep:
         self._arms = tuple(point.candidates(setting))
         self._rows = {(r.batch, r.arm): r for r in known if r.point == point.name}
         grid = point.grid(setting)
-        traced = _most_frequent(point, grid, trace)
+        traced = most_frequent(point, grid, trace)
         self._candidates = self._sites([*grid, *(batch for batch, _ in traced)])
         self.size = sum(len(self._open(site.batch)) for site in self._candidates.values())
         """Measurements that all candidates would take."""
@@ -340,9 +340,7 @@ class _Sweep:
         return tuple(arm for arm in missing if arm.name in wanted) or missing
 
 
-def _most_frequent(
-    point: Point, grid: Sequence[Batch], trace: Sequence[Weighted]
-) -> list[Weighted]:
+def most_frequent(point: Point, grid: Sequence[Batch], trace: Sequence[Weighted]) -> list[Weighted]:
     """The batches of `trace` that occur most, of those that `point` answers.
 
     Batches with more tokens than any of the grid are left out: on a CPU they would take minutes.

@@ -56,6 +56,7 @@ class Bench:
             self._setting,
             devices.key_of(self._setting, self._timer.timer),
             devices.unit_of(self._device),
+            devices.others_on(self._device),
         )
         recorder.note(Stage.IDLE)
 

@@ -35,6 +35,8 @@ class Hello:
     key: Key
     unit: str
     """Which of several equal devices: a GPU's UUID."""
+    others: tuple[int, ...] = ()
+    """Other processes that compute on it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,8 @@ class Incident:
     """Something out of the ordinary that the run survived."""
 
     kind: str
-    """"worker_replaced", "quarantined", "unit_dropped" or "unit_out_of_line"."""
+    """"worker_replaced", "quarantined", "unit_dropped", "unit_out_of_line" or
+    "others_compute"."""
     text: str
     """One sentence."""
     facts: Mapping[str, object] = field(default_factory=dict)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from nsa_tune._errors import MachineUnfit
+from nsa_tune.autotune.choosing import schedule_for
 from nsa_tune.autotune.fleet import Fleet, Post
 from nsa_tune.autotune.isolation import Deadlines, IsolatedStation
 from nsa_tune.autotune.ledger import flush_all
@@ -15,7 +16,7 @@ from nsa_tune.autotune.messages import Hello, Start
 from nsa_tune.autotune.progress import Incident, NoProgress, Progress
 from nsa_tune.autotune.quarantine import Quarantined
 from nsa_tune.autotune.registry import ALL, REGISTRY, check_device, every_gpu, points_in
-from nsa_tune.autotune.schedule import Exhaustive, MakeSchedule
+from nsa_tune.autotune.schedule import MakeSchedule
 from nsa_tune.autotune.station import Station
 from nsa_tune.autotune.sweep import Sweep
 from nsa_tune.autotune.units import UnitReport
@@ -45,6 +46,10 @@ class RunRequest:
     budget_s: float | None = None
     fresh: bool = False
     """Measure again what is stored already; the older rows stay."""
+    target_regret: float = 0.0
+    """The regret to expect on the worst tenth of batches at which to stop; 0 takes every batch."""
+    trace: Path | None = None
+    """Requests, or an engine's decisions, whose batches are to be measured as well."""
     isolate: bool = True
     """Measure in worker processes; without, a crash of an arm is one of the run."""
     deadlines: Deadlines = field(default_factory=Deadlines)
@@ -72,6 +77,9 @@ class RunResult:
     outcome: str
     """"done", "budget" or "interrupted"."""
     seconds: float
+    expected_regret: Mapping[str, float] = field(default_factory=dict)
+    """By question, what an adaptive run expects to be left on the worst tenth of batches; the
+    largest of its keys'."""
 
     @property
     def table(self) -> Table:
@@ -82,7 +90,7 @@ class RunResult:
 def run(
     request: RunRequest,
     progress: Progress | None = None,
-    make_schedule: MakeSchedule = Exhaustive,
+    make_schedule: MakeSchedule | None = None,
     *,
     registry: str = REGISTRY,
     devices: Sequence[str] | None = None,
@@ -90,6 +98,7 @@ def run(
     """Measure what is missing, batch by batch, until done, out of budget or interrupted.
 
     Args:
+        make_schedule: what is measured, in place of what the request's target and trace say.
         registry: "module:attribute" of the decision points.
         devices: names of the devices to share the batches, instead of the request's.
 
@@ -100,6 +109,7 @@ def run(
     """
     progress = progress or NoProgress()
     points = _check(request, registry)
+    make_schedule = make_schedule or schedule_for(request.target_regret, request.trace)
     start = Start(
         request.device, request.model, request.heads, request.kv_dtype, request.points, registry
     )
@@ -115,6 +125,7 @@ def run(
             sweeps.append(sweep)
             posts += [Post(station, sweep, hello.unit) for station, hello in ours]
             progress.start(sweep.setting, key, sweep.left(), sweep.skipped)
+        _warn_of_others(ready, progress)
         fleet = Fleet(posts, progress)
         outcome = _measure(fleet, sweeps, request.budget_s)
         return _result(fleet, sweeps, store, outcome, progress)
@@ -169,6 +180,16 @@ def _station(request: RunRequest, start: Start) -> Station:
     return InlineStation(start)
 
 
+def _warn_of_others(ready: Sequence[tuple[Station, Hello]], progress: Progress) -> None:
+    for _, hello in ready:
+        if hello.others:
+            processes = ", ".join(map(str, hello.others))
+            text = f"others compute on {hello.unit}: process {processes}; times may be theirs too"
+            progress.incident(
+                Incident("others_compute", text, {"unit": hello.unit, "processes": hello.others})
+            )
+
+
 def _measure(fleet: Fleet, sweeps: Sequence[Sweep], budget_s: float | None) -> str:
     """Let the fleet measure; however that ends, what is measured is stored."""
     outcome = "interrupted"
@@ -202,7 +223,16 @@ def _result(
         units=units,
         outcome=outcome,
         seconds=fleet.seconds,
+        expected_regret=_worst(sweep.schedule.expected() for sweep in sweeps),
     )
+
+
+def _worst(found: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    worst: dict[str, float] = {}
+    for expected in found:
+        for name, regret in expected.items():
+            worst[name] = max(regret, worst.get(name, 0.0))
+    return worst
 
 
 def _arguments(request: RunRequest) -> dict[str, object]:
@@ -215,4 +245,6 @@ def _arguments(request: RunRequest) -> dict[str, object]:
         "points": list(request.points),
         "budget_s": request.budget_s,
         "fresh": request.fresh,
+        "target_regret": request.target_regret,
+        "trace": None if request.trace is None else str(request.trace),
     }

@@ -48,6 +48,10 @@ class Schedule(Protocol):
         that they will take, or None where only the pace so far can tell."""
         ...
 
+    def expected(self) -> dict[str, float]:
+        """The regret that is expected to be left, by question; empty where nobody estimates it."""
+        ...
+
 
 MakeSchedule: TypeAlias = Callable[[Sequence[Point], Setting, Sequence[Measurement]], Schedule]
 """Makes the schedule of one key from its points, its setting and what is measured already."""
@@ -72,6 +76,10 @@ class Exhaustive:
     def remaining(self) -> tuple[int, float | None]:
         """What is left of the grid."""
         return len(self._jobs), None
+
+    def expected(self) -> dict[str, float]:
+        """Nothing: a grid does not ask."""
+        return {}
 
 
 def _missing(
