@@ -67,15 +67,17 @@ class Bench:
             MachineUnfit: when the device stays slowed down.
         """
         answer = self._measure(work)
-        if any(out_of_memory(row) for row in answer.rows) and not answer.lost:
+        if _short_of_memory(answer):
             # A device whose memory is in pieces has room after all.
             gc.collect()
             memory.give_back(self._device)
             answer = self._measure(work)
-        held, total = memory.held_by_others(self._device) if not answer.lost else (0, 0)
-        if held > _ELSEWHERE * total:
-            rows = tuple(held_elsewhere(r, held) if out_of_memory(r) else r for r in answer.rows)
-            answer = replace(answer, rows=rows)
+        if _short_of_memory(answer):
+            held, total = memory.held_by_others(self._device)
+            if held > _ELSEWHERE * total:
+                answer = replace(answer, rows=tuple(
+                    held_elsewhere(row, held) if out_of_memory(row) else row for row in answer.rows
+                ))  # fmt: skip
         self._recorder.note(Stage.IDLE)
         return answer
 
@@ -106,6 +108,10 @@ class Bench:
         if guilty is None:
             return rows
         return [r for r in rows if r is guilty or r.reason != guilty.reason]
+
+
+def _short_of_memory(answer: Answer) -> bool:
+    return not answer.lost and any(out_of_memory(row) for row in answer.rows)
 
 
 def _setting(start: Start, device: torch.device) -> Setting:

@@ -113,10 +113,11 @@ class Fleet:
         """Bring the rows of all posts to the disk, then say so."""
         flush_all(sweep.ledger for sweep in self._sweeps)
         told, self._told = self._told, []
+        under_way = sum(post.task is not None and not post.task.anchor for post in self._posts)
+        left = sum(sweep.left() for sweep in self._sweeps)
+        total = self._done + len(told) + under_way + left
         for task, rows in told:
             self._done += 1
-            under_way = sum(post.task is not None and not post.task.anchor for post in self._posts)
-            total = self._done + sum(sweep.left() for sweep in self._sweeps) + under_way
             self._progress.batch(
                 self._done, total, task.job.point, task.job.batch, rows, self.seconds
             )

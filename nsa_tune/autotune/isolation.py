@@ -143,11 +143,17 @@ class IsolatedStation:
     def _check_deadline(self, worker: WorkerProcess) -> Step | None:
         moment = worker.moment()
         since = moment.since if moment.stage is Stage.STARTING else max(moment.since, self._sent_at)
-        limit = self._deadlines.of(moment.stage)
+        limit = self._limit(moment.stage)
         if monotonic() - since < limit:
             return None
         worker.kill()
         return self._bury(moment, f"no end after {limit:.0f} s")
+
+    def _limit(self, stage: Stage) -> float:
+        if self._hello is not None and self._hello.setting.device.arch == "cpu":
+            # A processor may need minutes for a launch that a GPU does in milliseconds.
+            return self._deadlines.first
+        return self._deadlines.of(stage)
 
     def _bury(self, moment: Moment, reason: str) -> Step | None:
         """The worker is dead: say which arm killed it, and go on with the others."""

@@ -14,15 +14,21 @@ _PAGES = "/proc/self/statm"
 
 
 def held_by_others(device: torch.device) -> tuple[int, int]:
-    """Bytes that other processes hold of `device`'s memory, about, and all of its bytes."""
+    """Bytes that other processes hold of `device`'s memory, about, and all of its bytes.
+
+    A host of which half is free was not short of memory: then it is a limit of this process.
+    """
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         ours = torch.cuda.memory_reserved(device) + _CONTEXT_BYTES
         return max(total - free - ours, 0), total
     facts = _memory_facts()
     total = facts.get("MemTotal", 0)
+    available = facts.get("MemAvailable", 0)
+    if 2 * available > total:
+        return 0, total
     resident = int(Path(_PAGES).read_text(encoding="ascii").split()[1]) * 4096
-    return max(total - facts.get("MemAvailable", 0) - resident, 0), total
+    return max(total - available - resident, 0), total
 
 
 def give_back(device: torch.device) -> None:

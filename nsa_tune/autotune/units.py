@@ -28,7 +28,7 @@ class UnitReport:
     batches: int
     """That it measured for the table."""
     ratio: float | None
-    """Its time over the other units' on the same cells, the median; None without other units."""
+    """Its time over what is usual among the units, on the same cells; None without others."""
 
     @property
     def out_of_line(self) -> bool:
@@ -67,11 +67,14 @@ class Anchors:
                 self._times[unit][row.point, row.batch, row.arm] = row.latency_us
 
     def ratio(self, unit: str) -> float | None:
-        """The median over the cells that others measured too of its time over theirs."""
-        others = [times for other, times in self._times.items() if other != unit]
-        ratios = [
-            time / median(theirs)
-            for cell, time in self._times[unit].items()
-            if (theirs := [times[cell] for times in others if cell in times])
-        ]
-        return median(ratios) if ratios else None
+        """How long `unit` takes, over what is usual: the median over the cells that others
+        measured too. Of two units the other one is the usual."""
+        usual = list(self._times.values())
+        if len(usual) == 2:
+            usual.remove(self._times[unit])
+        ratios = []
+        for cell, time in self._times[unit].items():
+            times = [measured[cell] for measured in usual if cell in measured]
+            if len(times) == len(usual):
+                ratios.append(time / median(times))
+        return median(ratios) if ratios and len(self._times) > 1 else None

@@ -18,6 +18,7 @@ from nsa_tune.autotune.isolation import Deadlines
 from nsa_tune.autotune.progress import Incident
 from nsa_tune.autotune.run import NoProgress, RunRequest, RunResult, run
 from nsa_tune.backend.records import Measurement, Status
+from tests.autotune.kills import Trial, processes_of
 
 T = TypeVar("T")
 ROOT = Path(__file__).parents[2]
@@ -47,19 +48,10 @@ def rows_of(result: RunResult, arm: str) -> list[Measurement]:
     return [row for row in result.table.measurements if row.arm == arm]
 
 
-def children(pid: int) -> list[int]:
-    """The process ids of what `pid` started."""
-    try:
-        text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
-    except FileNotFoundError:
-        return []
-    return [int(word) for word in text.split()]
-
-
 def workers() -> list[int]:
     """Workers of this process that still run."""
     name = b"nsa_tune.autotune.worker"
-    return [p for p in children(os.getpid()) if name in Path(f"/proc/{p}/cmdline").read_bytes()]
+    return [p for p in processes_of(os.getpid()) if name in Path(f"/proc/{p}/cmdline").read_bytes()]
 
 
 @pytest.mark.slow
@@ -158,7 +150,7 @@ def test_a_worker_does_not_outlive_a_run_that_is_killed(tmp_path: Path, signal_:
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     ) as parent:
-        worker = awaited(lambda: children(parent.pid))[0]
+        worker = awaited(lambda: processes_of(parent.pid))[0]
         awaited(lambda: (tmp_path / "t.db").exists())
         parent.send_signal(signal_)
 
@@ -172,3 +164,12 @@ def awaited(look: Callable[[], T]) -> T:
         assert time.monotonic() < end, "waited for a minute"
         time.sleep(0.02)
     return found
+
+
+@pytest.mark.slow
+def test_runs_that_are_killed_at_random_moments_lose_nothing(tmp_path: Path) -> None:
+    trial = Trial(tmp_path)
+
+    trial.kill(4)
+
+    assert (trial.kills, trial.finished >= 1) == (4, True)

@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from textwrap import dedent
+from typing import NoReturn
 
 import pytest
 
@@ -23,12 +24,13 @@ from nsa_tune import (
     UnknownName,
     UsageError,
 )
-from nsa_tune.autotune import devices
+from nsa_tune.autotune import devices, memory
 from nsa_tune.autotune.run import NoProgress, RunRequest, RunResult
 from nsa_tune.autotune.run import run as isolated_run
 from nsa_tune.backend.point import Arm, Point, Setting
 from nsa_tune.backend.points import POINTS
 from nsa_tune.backend.records import Measurement, Status
+from tests.autotune.fake_point import TWO_ARMS
 
 
 @pytest.fixture
@@ -42,6 +44,17 @@ run = partial(isolated_run, registry="tests.autotune.fake_point:TWO_ARMS")
 
 def cells(result: RunResult) -> set[tuple[str, str]]:
     return {(row.batch, row.arm) for row in result.table.measurements}
+
+
+class Interrupts(NoProgress):
+    """Ctrl-C after the second batch."""
+
+    def batch(
+        self, done: int, total: int, point: Point, batch: Batch, rows: Sequence[Measurement],
+        seconds: float,
+    ) -> None:  # fmt: skip
+        if done == 2:
+            raise KeyboardInterrupt
 
 
 def test_a_run_measures_every_batch_that_leaves_a_choice(request_: RunRequest) -> None:
@@ -72,23 +85,42 @@ def test_a_fresh_run_measures_again_and_keeps_the_older_rows(request_: RunReques
         assert db.execute("select count(*) from measurements").fetchone() == (16,)
 
 
+def test_an_interrupted_fresh_run_is_gone_on_with(request_: RunRequest) -> None:
+    run(request_)
+    stopped = run(replace(request_, fresh=True), Interrupts())
+    rest = run(request_)
+
+    assert (stopped.measured, stopped.skipped, stopped.outcome) == (4, 0, "interrupted")
+    assert (rest.measured, rest.skipped, rest.outcome) == (4, 4, "done")
+    assert (run(request_).measured, run(request_).skipped) == (0, 8)
+
+
+@pytest.mark.parametrize(("held", "again"), [(0, 0), (60 * 2**30, 1)])
+def test_memory_that_others_held_is_tried_again(
+    request_: RunRequest, monkeypatch: pytest.MonkeyPatch, held: int, again: int
+) -> None:
+    def no_room(case: object) -> NoReturn:
+        raise MemoryError("no room")
+
+    arm = replace(TWO_ARMS["runnable"].arms[1], name="big", build=no_room)
+    point = replace(TWO_ARMS["runnable"], arms=(*TWO_ARMS["runnable"].arms, arm))
+    one = replace(point, grid=lambda setting: [Batch.decode([10])])
+    monkeypatch.setitem(TWO_ARMS, "runnable", one)
+    monkeypatch.setattr(memory, "held_by_others", lambda device: (held, 80 * 2**30))
+
+    first, second = run(request_), run(request_)
+
+    assert (first.measured, first.failed) == (3, 1)
+    assert second.measured == again
+    assert second.quarantined == ()
+
+
 def test_a_budget_ends_the_run_after_the_batch_that_used_it_up(request_: RunRequest) -> None:
     short = run(replace(request_, budget_s=0.0))
     rest = run(request_)
 
     assert (short.measured, short.outcome) == (2, "budget")
     assert (rest.measured, rest.skipped, rest.outcome) == (6, 2, "done")
-
-
-class Interrupts(NoProgress):
-    """Ctrl-C after the second batch."""
-
-    def batch(
-        self, done: int, total: int, point: Point, batch: Batch, rows: Sequence[Measurement],
-        seconds: float,
-    ) -> None:  # fmt: skip
-        if done == 2:
-            raise KeyboardInterrupt
 
 
 def test_an_interrupted_run_returns_what_it_measured(request_: RunRequest) -> None:
