@@ -16,6 +16,7 @@ from typing import Self
 from sqlite_utils import Database
 
 from nsa_tune._errors import NoTunedData, StoreCorrupt, StoreMissing, StoreReadOnly
+from nsa_tune.backend.checks import Check
 from nsa_tune.backend.records import Device, Key, Measurement, Table
 from nsa_tune.backend.tables import (
     check_regular_file,
@@ -122,6 +123,20 @@ class Store:
         """Note how `run` ended: "done", "interrupted" or "budget"."""
         with self._writing():
             self._db.table("runs").update(run, {"ended_at": _now(), "outcome": outcome})
+
+    def add_check(self, check: Check) -> None:
+        """Keep the outcome of a check; on the disk when this returns."""
+        row = {
+            "digest": check.digest,
+            "driver": check.driver,
+            "libraries": json.dumps(dict(check.libraries), sort_keys=True),
+            "checked_at": check.checked_at,
+            "holds": int(check.holds),
+            "drift": check.drift,
+            "anchors": json.dumps([asdict(anchor) for anchor in check.anchors]),
+        }
+        with self._writing():
+            self._db.table("checks").insert(row)
 
     def measured(self, key: Key, *, at: str | None = None) -> set[tuple[str, str, str]]:
         """(point, batch, arm) of everything measured under `key`, failures among them.
