@@ -6,12 +6,13 @@ RUN_ARGS ?=
 CUDA := $(if $(shell command -v nvidia-smi),$(shell echo ,cuda))
 
 .DEFAULT_GOAL := help
-.PHONY: help tune test lint format browser regret clean
+.PHONY: help tune test lint format browser regret kills clean
 
 help:
 	@echo "make tune    install into .venv, measure on the best device here, write $(REPORT)"
 	@echo "make test    install into .venv, then lint, check types and run the tests"
 	@echo "make regret  what the shipped tables' answers cost on batches that they were not tuned on"
+	@echo "make kills   a run that is killed at 100 random moments, and what it loses"
 	@echo "make lint    ruff and mypy only          make format  let ruff rewrite the sources"
 	@echo "make clean   remove .venv and caches"
 
@@ -70,6 +71,9 @@ browser:
 # Held-out batches, measured on the GPU, replayed against the shipped tables.
 regret: .venv/tune
 	for table in benchmarks/held_out/*.tsv; do $(BIN)/python benchmarks/regret.py score $$table; done
+
+kills: .venv/test
+	$(BIN)/python -m tests.autotune.kills 100
 
 clean:
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist

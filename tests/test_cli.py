@@ -214,7 +214,7 @@ def test_a_run_ends_with_the_crossover_table(shell: Shell, tmp_path: Path) -> No
 def test_an_interrupted_run_prints_what_it_has_and_leaves_with_130(
     shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from nsa_tune.autotune import run as module
+    from nsa_tune.autotune import bench
     from nsa_tune.autotune.measure import measure_batch
 
     calls = []
@@ -225,8 +225,10 @@ def test_an_interrupted_run_prints_what_it_has_and_leaves_with_130(
             raise KeyboardInterrupt
         return measure_batch(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(module, "measure_batch", interrupted)
-    answer = shell(*_RUN[:-2], "--db", str(tmp_path / "run.db"), "--json", "--quiet")
+    monkeypatch.setattr(bench, "measure_batch", interrupted)
+    answer = shell(
+        *_RUN[:-2], "--no-isolate", "--db", str(tmp_path / "run.db"), "--json", "--quiet"
+    )
 
     assert answer.code == 130
     document = json.loads(answer.out)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,16 @@ if TYPE_CHECKING:
     from nsa_tune.backend.plan import Plan, Reason
     from nsa_tune.backend.records import Key, Table
 
-__all__ = ["as_text", "decisions", "diagnosed", "explained", "listed", "looked_up", "measured"]
+__all__ = [
+    "as_text",
+    "counted",
+    "decisions",
+    "diagnosed",
+    "explained",
+    "listed",
+    "looked_up",
+    "measured",
+]
 
 _NO_DECISIONS = ("batch",)
 
@@ -62,16 +71,40 @@ def _reason(reason: Reason) -> dict[str, Any]:
     }
 
 
-def measured(result: RunResult, database: str, section: Mapping[str, Any]) -> dict[str, Any]:
-    """The answer of `run`; `section` is the table's part of the report document."""
+def counted(result: RunResult) -> dict[str, Any]:
+    """What a run did, in numbers."""
     return {
-        "schema": "nsa-tune/run/1",
-        "outcome": result.outcome,
         "measured": result.measured,
         "skipped": result.skipped,
         "failed": result.failed,
+        "quarantined": [asdict(arm) for arm in result.quarantined],
+        "workers_replaced": result.replaced,
         "seconds": round(result.seconds, 1),
+        "expected_regret": dict(result.expected_regret),
+        "units": [{**asdict(unit), "out_of_line": unit.out_of_line} for unit in result.units],
+    }
+
+
+def measured(
+    result: RunResult, database: str, sections: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """The answer of `run`; `sections` are the tables' parts of the report document.
+
+    A run on GPUs of several models has a table for each: the first one's are on top.
+    """
+    tables = [_tuned(section) for section in sections]
+    return {
+        "schema": "nsa-tune/run/1",
+        "outcome": result.outcome,
+        **counted(result),
         "database": database,
+        **tables[0],
+        "tables": tables,
+    }
+
+
+def _tuned(section: Mapping[str, Any]) -> dict[str, Any]:
+    return {
         "key": section["key"],
         "crossovers": [
             {"answer": answer["answer"], **line}

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,8 +14,10 @@ from rich.console import Console
 
 from nsa_tune._cli import answers
 from nsa_tune._cli.console import say, tables_console
+from nsa_tune._cli.events import Together, events_into
 from nsa_tune._cli.options import AsJson, Database, Engine, Heads, KvDtype, Model
 from nsa_tune._errors import ExtraMissing, MachineUnfit
+from nsa_tune.autotune.isolation import Deadlines
 from nsa_tune.backend import tables
 from nsa_tune.reports import build
 from nsa_tune.reports.document import document
@@ -28,7 +34,7 @@ _INTERRUPTED = 130
 
 def run(
     device: Annotated[
-        str, typer.Option("--device", help="auto, cpu, cuda or cuda:N; auto takes the best one.")
+        str, typer.Option("--device", help="auto, cpu, cuda, cuda:N, or all GPUs of this host.")
     ] = "auto",
     model: Model = None,
     heads: Heads = None,
@@ -42,28 +48,57 @@ def run(
         float | None,
         typer.Option("--budget", min=0, help="Seconds after which to stop; what is done is kept."),
     ] = None,
+    target_regret: Annotated[
+        float,
+        typer.Option(
+            "--target-regret",
+            min=0,
+            max=1,
+            help="Regret to expect on the worst tenth of batches; 0 measures the whole grid.",
+        ),
+    ] = 0.01,
+    trace: Annotated[
+        Path | None,
+        typer.Option("--trace", help="Requests, or an engine's decision log, to take batches of."),
+    ] = None,
     database: Database = None,
     fresh: Annotated[
         bool,
         typer.Option("--fresh/--resume", help="Measure again, or only what is missing."),
     ] = False,
+    isolate: Annotated[
+        bool,
+        typer.Option(
+            "--isolate/--no-isolate",
+            help="Measure in worker processes, or in this one (for debuggers and profilers).",
+        ),
+    ] = True,
+    arm_timeout: Annotated[
+        float,
+        typer.Option(
+            "--arm-timeout", min=1, help="Seconds after which an arm's first touch counts as hung."
+        ),
+    ] = Deadlines().first,
+    events: Annotated[
+        str | None,
+        typer.Option("--events", help="File to append events to as JSON lines, or - for stderr."),
+    ] = None,
     json: AsJson = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")] = False,
 ) -> None:
-    """Measure every arm over the decision points' batches, and store each as soon as it is done.
+    """Measure the decision points' arms where it matters, and store each batch when it is done.
 
     Without --model a GPU measures deepseek-v3.2 and a CPU the tiny profile; without --heads all of
-    the model's heads. Ends with the crossover table.
+    the model's heads. Arms run in a worker process for each GPU, so one that crashes or hangs ends
+    its worker and not the run. Ends with the crossover table.
     """
     from nsa_tune._cli.progress import progress_for
+    from nsa_tune.autotune.run import RunRequest
+    from nsa_tune.autotune.run import run as tune
 
-    try:
-        from nsa_tune.autotune.run import RunRequest
-        from nsa_tune.autotune.run import run as tune
-    except ModuleNotFoundError as error:
-        if error.name not in ("torch", "triton"):
-            raise
-        raise ExtraMissing.of("measuring", "tune") from None
+    for library in ("torch", "triton"):
+        if importlib.util.find_spec(library) is None:
+            raise ExtraMissing.of("measuring", "tune")
     request = RunRequest(
         database=database or tables.default_database(),
         device=device,
@@ -73,27 +108,55 @@ def run(
         points=() if points == "all" else tuple(points.split(",")),
         budget_s=budget,
         fresh=fresh,
+        target_regret=target_regret,
+        trace=trace,
+        isolate=isolate,
+        deadlines=Deadlines(first=arm_timeout),
     )
-    progress, shown = progress_for(Console(stderr=True), quiet=quiet)
-    with shown:
-        result = tune(request, progress)
+    progress, shown = progress_for(Console(stderr=True), quiet=quiet or events == "-")
+    with events_into(events) as written, _terminated_as_interrupted():
+        told = progress if written is None else Together(progress, written)
+        with shown:
+            result = tune(request, told)
+        if written is not None:
+            written.end(result.outcome, **answers.counted(result))
     _print_run(result, request.database, as_document=json, quiet=quiet)
     if result.outcome == "interrupted":
         raise typer.Exit(_INTERRUPTED)
 
 
+@contextmanager
+def _terminated_as_interrupted() -> Iterator[None]:
+    """SIGTERM, which a batch system sends first, ends a run as Ctrl-C does."""
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def _print_run(result: RunResult, path: Path, *, as_document: bool, quiet: bool) -> None:
-    found = build([result.table])
+    found = build(list(result.tables))
     if as_document:
-        section = document(found)["sections"][0]
-        typer.echo(answers.as_text(answers.measured(result, str(path), section)))
+        sections = document(found)["sections"]
+        typer.echo(answers.as_text(answers.measured(result, str(path), sections)))
     else:
         print_crossovers(found, tables_console())
-    if not quiet:
-        say(
-            f"{result.outcome}: {result.measured} measurements in {result.seconds:.0f} s, "
-            f"{result.failed} failed, {result.skipped} were there already; in {path}"
-        )
+    if quiet:
+        return
+    for arm in result.quarantined:
+        say(f"quarantined: {arm.arm} of {arm.point}, not tried again without --fresh: {arm.reason}")
+    say(
+        f"{result.outcome}: {result.measured} measurements in {result.seconds:.0f} s, "
+        f"{result.failed} failed, {result.skipped} were there already; in {path}"
+    )
+    if result.expected_regret:
+        left = ", ".join(f"{name} {r:.1%}" for name, r in result.expected_regret.items())
+        say(f"regret to expect on the worst tenth of batches: {left}")
 
 
 def doctor(

@@ -12,6 +12,7 @@ from rich.progress import Progress as RichProgress
 from rich.table import Column
 from rich.text import Text
 
+from nsa_tune.autotune.progress import Incident
 from nsa_tune.backend.batch import Batch
 from nsa_tune.backend.point import Point, Setting
 from nsa_tune.backend.records import Key, Measurement, Status
@@ -26,14 +27,19 @@ _LINE_EVERY_S = 10.0
 
 
 class RunProgress:
-    """Counts wins; says nothing by itself."""
+    """Counts wins, arms and failures; says nothing by itself."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
         self.wins: dict[str, Counter[str]] = {}
+        self.arms = 0
+        self.failed = 0
+        self.quarantined = 0
+        self.batches = 0
 
     def start(self, setting: Setting, key: Key, batches: int, skipped: int) -> None:
         """Say what is going to be measured."""
+        self.batches += batches
         known = f"; {skipped} measurements are there already" if skipped else ""
         self._say(
             f"{key.model}, {setting.heads} local heads, {key.kv_layout} on {key.gpu}: "
@@ -48,9 +54,25 @@ class RunProgress:
         timed = [(row.latency_us, row.arm) for row in rows if row.latency_us is not None]
         if timed:
             self.wins.setdefault(point.name, Counter())[min(timed)[1]] += 1
+        self.arms += len(rows)
         for row in rows:
             if row.status is not Status.OK:
+                self.failed += 1
                 self._say(f"{row.arm} {row.status} on {batch}: {row.reason}")
+
+    def incident(self, incident: Incident) -> None:
+        """Say what happened."""
+        self.quarantined += incident.kind == "quarantined"
+        self._say(incident.text)
+
+    def pace(self, seconds: float) -> str:
+        """Arms a second, and how many failed."""
+        words = [f"{self.arms / seconds:.1f} arms/s" if seconds > 0 else "starting"]
+        if self.failed:
+            words.append(f"{self.failed} failed")
+        if self.quarantined:
+            words.append(f"{self.quarantined} quarantined")
+        return ", ".join(words)
 
     def standing(self, point: Point) -> str:
         """The arms of `point` by how many batches they won so far."""
@@ -78,8 +100,8 @@ class LineProgress(RunProgress):
             self._next_line_at = seconds + _LINE_EVERY_S
             left = seconds / done * (total - done)
             self._say(
-                f"{done}/{total} batches, {seconds:.0f} s, about {left:.0f} s left; last "
-                f"{batch}; wins in {point.name}: {self.standing(point)}"
+                f"{done}/{total} batches, {seconds:.0f} s, about {left:.0f} s left, "
+                f"{self.pace(seconds)}; last {batch}; wins in {point.name}: {self.standing(point)}"
             )
 
 
@@ -94,18 +116,19 @@ class BarProgress(RunProgress):
             BarColumn(bar_width=16),
             MofNCompleteColumn(table_column=Column(no_wrap=True, min_width=9)),
             TimeRemainingColumn(table_column=Column(no_wrap=True, min_width=8)),
-            TextColumn("{task.fields[batch]}  {task.fields[standing]}", markup=False,
-                       table_column=rest),
+            TextColumn("{task.fields[pace]}  {task.fields[batch]}  {task.fields[standing]}",
+                       markup=False, table_column=rest),
             console=console,
             transient=True,
             expand=True,
         )  # fmt: skip
-        self._task = self.bar.add_task("", total=None, batch="starting", standing="")
+        self._task = self.bar.add_task("", total=None, pace="starting", batch="",
+                                       standing="")  # fmt: skip
 
     def start(self, setting: Setting, key: Key, batches: int, skipped: int) -> None:
         """As the base; the bar gets its length."""
         super().start(setting, key, batches, skipped)
-        self.bar.update(self._task, total=batches)
+        self.bar.update(self._task, total=self.batches)
 
     def batch(
         self, done: int, total: int, point: Point, batch: Batch, rows: Sequence[Measurement],
@@ -113,7 +136,8 @@ class BarProgress(RunProgress):
     ) -> None:  # fmt: skip
         """As the base; the bar moves."""
         super().batch(done, total, point, batch, rows, seconds)
-        self.bar.update(self._task, completed=done, batch=str(batch), standing=self.standing(point))
+        self.bar.update(self._task, completed=done, total=total, pace=self.pace(seconds),
+                        batch=str(batch), standing=self.standing(point))  # fmt: skip
 
 
 class _Silent(RunProgress):

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
+
 import torch
 
-from nsa_tune._errors import DeviceMissing, LibraryMissing, UsageError
+from nsa_tune._errors import DeviceMissing, LibraryMissing
+from nsa_tune.autotune.registry import check_device
 from nsa_tune.autotune.timing import Timer
-from nsa_tune.backend import detect, providers
+from nsa_tune.backend import detect, nvml, providers
 from nsa_tune.backend.point import Arm, Setting
 from nsa_tune.backend.records import Device, Key
 
-__all__ = ["check_libraries", "describe", "key_of", "pick_device"]
+__all__ = ["check_libraries", "describe", "key_of", "others_on", "pick_device", "unit_of"]
 
 
 def pick_device(name: str) -> torch.device:
@@ -22,9 +25,8 @@ def pick_device(name: str) -> torch.device:
     """
     if name == "auto":
         return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+    check_device(name)
     kind, _, ordinal = name.partition(":")
-    if kind not in ("cpu", "cuda") or (ordinal and not (ordinal.isascii() and ordinal.isdigit())):
-        raise UsageError(f"unknown device {name!r}; use auto, cpu, cuda or cuda:N")
     if kind == "cpu":
         return torch.device("cpu")
     count = torch.cuda.device_count()
@@ -49,6 +51,19 @@ def describe(device: torch.device) -> Device:
         memory=properties.total_memory,
         l2=properties.L2_cache_size,
     )
+
+
+def unit_of(device: torch.device) -> str:
+    """What tells `device` from others of its model: a GPU's UUID, as NVML writes it."""
+    if device.type == "cpu":
+        return "cpu"
+    return f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+
+
+def others_on(device: torch.device) -> tuple[int, ...]:
+    """Ids of other processes that compute on `device`, as far as the driver tells."""
+    state = None if device.type == "cpu" else nvml.gpu_state(unit_of(device))
+    return tuple(pid for pid in state.processes if pid != os.getpid()) if state else ()
 
 
 def key_of(setting: Setting, timer: Timer) -> Key:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from time import sleep
 
 import torch
 
@@ -19,8 +18,6 @@ __all__ = ["ContextLost", "measure_batch"]
 
 _log = logging.getLogger(__name__)
 _REASON_LENGTH = 300
-_ATTEMPTS = 5
-_BACK_OFF_SECONDS = 0.5
 
 
 class ContextLost(MachineUnfit):
@@ -55,7 +52,7 @@ def measure_batch(
 
     Raises:
         ContextLost: when the device cannot go on in this process; it carries what was measured.
-        MachineUnfit: when the device stays slowed down.
+        SlowedDown: when the device stays slowed down.
     """
     word = str(batch)
     try:
@@ -76,7 +73,7 @@ def measure_batch(
         if not _alive(device):
             raise ContextLost(arm.name, word, failed)
     try:
-        timed = _steadily([one.sampler for one in ready], timer) if ready else []
+        timed = interleave([one.sampler for one in ready], timer) if ready else []
     except NsaTuneError:
         raise
     except Exception as failure:  # noqa: BLE001 - a fault shows when its graph is replayed
@@ -89,32 +86,10 @@ def measure_batch(
     return passed + failed
 
 
-def _steadily(samplers: Sequence[Sampler], timer: Timer) -> list[Timing]:
-    """Time `samplers` against each other, again while the device's clock was not steady.
-
-    A clock that climbs after a pause leaves no trace in the driver's counters, only samples that
-    disagree. An arm that is noisy at every attempt is kept, with the interval that it has.
-    """
-    for attempt in range(1, _ATTEMPTS + 1):
-        timings = interleave(samplers, timer)
-        steady = timer.steady()
-        if steady and (
-            attempt == _ATTEMPTS or all(one.half_width <= timer.widest for one in timings)
-        ):
-            return timings
-        _log.info("attempt %d is discarded, the device's clock was not steady", attempt)
-        if not steady:
-            sleep(_BACK_OFF_SECONDS * attempt)
-    raise MachineUnfit(
-        "the GPU stays slowed down (heat, power or another process), so nothing it is timed at "
-        "would hold; see nsa-tune doctor, and run the same command again to continue"
-    )
-
-
 def _prepare(point: Point, word: str, arm: Arm, case: Case, timer: Timer) -> _Ready | Measurement:
     try:
         run = arm.build(case)
-        error = case.error_of(run())
+        error = case.error_of(timer.first(run))
         if error > case.tolerance:
             reason = f"relative error {error:.3g} passes {case.tolerance:g}"
             return Measurement(point.name, word, arm.name, Status.WRONG, error=error, reason=reason)
@@ -149,6 +124,7 @@ def _passed(point: str, word: str, one: _Ready, timing: Timing) -> Measurement:
         low_us=timing.low_us,
         high_us=timing.high_us,
         samples=timing.samples,
+        discarded=timing.discarded,
         error=one.error,
     )
 

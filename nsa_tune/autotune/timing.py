@@ -6,56 +6,45 @@ The protocol's name is part of a table's key, because numbers of two protocols d
 from __future__ import annotations
 
 import gc
+import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from math import floor, sqrt
-from statistics import median
-from time import perf_counter, perf_counter_ns
+from dataclasses import replace
+from time import perf_counter, perf_counter_ns, sleep
 from typing import Protocol
 
 import torch
 
+from nsa_tune._errors import MachineUnfit
+from nsa_tune.autotune.intervals import Timing
+from nsa_tune.autotune.sequential import LOOKS, Contest
 from nsa_tune.backend import nvml
 
-__all__ = ["CpuTimer", "CudaTimer", "Timer", "Timing", "interleave", "timer_for"]
+__all__ = ["CpuTimer", "CudaTimer", "SlowedDown", "Timer", "Timing", "interleave", "timer_for"]
+
+_log = logging.getLogger(__name__)
 
 Run = Callable[[], torch.Tensor]
 Sampler = Callable[[], float]
 
-TARGET_HALF_WIDTH = 0.005
-"""Stop when every arm's interval is within this of its median."""
-FEWEST_ROUNDS = 4
-MOST_ROUNDS = 20
 _MOST_RESERVED = 0.4
 _IDLE_SECONDS = 0.3
 _WARM_UP_SECONDS = 0.1
 _LOWEST_CLOCK = 0.6
 """Of the highest clock. Full load under the power cap stays well above."""
+_SLOWDOWNS = 5
+"""Rounds in a row that may be lost to a slowdown before the device counts as unfit."""
+_ATTEMPTS = 5
+_BACK_OFF_SECONDS = 0.5
 
 
-@dataclass(frozen=True, slots=True)
-class Timing:
-    """Samples of one arm, summed up. Microseconds."""
+class SlowedDown(MachineUnfit):
+    """The device stays slowed down, so that nothing it is timed at would hold."""
 
-    median_us: float
-    low_us: float
-    high_us: float
-    samples: int
-
-    @classmethod
-    def of(cls, samples_us: Sequence[float]) -> Timing:
-        """Median and its distribution-free 95 % interval, from the order statistics."""
-        ordered = sorted(samples_us)
-        count = len(ordered)
-        # Ranks n/2 -+ 0.98 sqrt(n): the normal approximation of the binomial.
-        reach = 0.98 * sqrt(count)
-        low = max(floor(count / 2 - reach) - 1, 0)
-        return cls(median(ordered), ordered[low], ordered[count - 1 - low], count)
-
-    @property
-    def half_width(self) -> float:
-        """Half of the interval, relative to the median."""
-        return (self.high_us - self.low_us) / (2 * self.median_us)
+    def __init__(self) -> None:
+        super().__init__(
+            "the GPU stays slowed down (heat, power or another process), so nothing it is timed at "
+            "would hold; see nsa-tune doctor, and run the same command again to continue"
+        )
 
 
 class Timer(Protocol):
@@ -63,12 +52,17 @@ class Timer(Protocol):
 
     protocol: str
     most_seconds: float
-    """Time for one arm, after which `FEWEST_ROUNDS` are enough."""
+    """Time for one arm, after which its fewest samples are enough."""
     widest: float
     """A half width above this means that the clock changed meanwhile."""
 
+    def first(self, run: Run) -> torch.Tensor:
+        """Run an arm once, where its samples will be taken: what is made once is made now."""
+        ...
+
     def sampler(self, run: Run) -> Sampler:
-        """Prepare an arm; each call of the result launches it once and returns microseconds."""
+        """Prepare an arm that has run; each call of the result launches it once and returns
+        microseconds."""
         ...
 
     def warm_up(self, samplers: Sequence[Sampler]) -> None:
@@ -105,18 +99,23 @@ class CudaTimer:
         self._clocked_down = True
         self._share_a_pool()
 
-    def sampler(self, run: Run) -> Sampler:
-        """Warm `run` up, capture it, and return what replays it once."""
+    def first(self, run: Run) -> torch.Tensor:
+        """Run on the stream that is captured later; returns when the GPU has finished."""
         self._clocked_down |= perf_counter() - self._latest > _IDLE_SECONDS
+        # The inputs were made on the stream that is current here.
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
-            for _ in range(2):
-                run()
+            output = run()
             self._stream.synchronize()
+        return output
+
+    def sampler(self, run: Run) -> Sampler:
+        """Capture `run`, and return what replays it once."""
         graph = self._capture(run)
+        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
 
         def sample(_keep: Run = run) -> float:
             # The graph holds addresses, not tensors: what `run` closes over must outlive it.
-            start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             with torch.cuda.stream(self._stream):
                 self._flush.zero_()
                 start.record()
@@ -159,10 +158,10 @@ class CudaTimer:
 
     def steady(self) -> bool:
         """Whether the driver reports no slowdown and a clock near the usual one."""
-        state = nvml.gpu_state(self._uuid)
-        if state is None:
+        clock = nvml.clock(self._uuid)
+        if clock is None:
             return True
-        return not state.unsteady and state.sm_clock_mhz >= _LOWEST_CLOCK * state.sm_clock_max_mhz
+        return not clock.unsteady and clock.sm_mhz >= _LOWEST_CLOCK * clock.sm_max_mhz
 
     def _capture(self, run: Run) -> torch.cuda.CUDAGraph:
         """One launch of `run` as a graph.
@@ -187,9 +186,12 @@ class CpuTimer:
     most_seconds = 0.05
     widest = float("inf")
 
+    def first(self, run: Run) -> torch.Tensor:
+        """Run once."""
+        return run()
+
     def sampler(self, run: Run) -> Sampler:
-        """Warm `run` up and return what calls it once."""
-        run()
+        """What calls `run` once."""
 
         def sample() -> float:
             start = perf_counter_ns()
@@ -215,22 +217,50 @@ def timer_for(device: torch.device) -> Timer:
 
 
 def interleave(samplers: Sequence[Sampler], timer: Timer) -> list[Timing]:
-    """Time arms against each other, each round once forward and once in reverse.
+    """Time arms against each other until each is known to be slower, equal, or beyond telling.
 
-    Drift of the clock then falls on all arms alike. Ends when all intervals are narrow, after
-    `MOST_ROUNDS`, or when the time is used up and every arm has its fewest samples.
+    A clock that climbs after a pause leaves no trace in the driver's counters, only samples that
+    disagree: they are taken again. An arm that is noisy at every attempt is kept, with the
+    interval that it has.
+
+    Raises:
+        SlowedDown: when the device stays slowed down.
     """
-    samples: list[list[float]] = [[] for _ in samplers]
-    numbered = list(enumerate(samplers))
+    discarded = [0] * len(samplers)
+    for attempt in range(1, _ATTEMPTS + 1):
+        timings = _compare(samplers, timer, discarded).timings()
+        climbed = any(one.samples >= LOOKS[0] and one.half_width > timer.widest for one in timings)
+        if attempt == _ATTEMPTS or not climbed:
+            break
+        _log.info("attempt %d is discarded, the device's clock was not steady", attempt)
+        discarded = [n + one.samples for n, one in zip(discarded, timings, strict=True)]
+    return [replace(one, discarded=n) for one, n in zip(timings, discarded, strict=True)]
+
+
+def _compare(samplers: Sequence[Sampler], timer: Timer, discarded: list[int]) -> Contest:
+    """One contest, each round once forward and once in reverse: drift falls on all arms alike.
+
+    Samples of a round after which the device is slowed down are counted in `discarded`.
+    """
+    contest = Contest(len(samplers))
     timer.warm_up(samplers)
     end = perf_counter() + timer.most_seconds * len(samplers)
-    for done in range(1, MOST_ROUNDS + 1):
-        for order in (numbered, numbered[::-1]):
-            for i, sample in order:
-                samples[i].append(sample())
-        if done < FEWEST_ROUNDS:
+    slowdowns = 0
+    while order := contest.active:
+        forward = [samplers[arm]() for arm in order]
+        back = [samplers[arm]() for arm in reversed(order)]
+        if not timer.steady():
+            slowdowns += 1
+            for arm in order:
+                discarded[arm] += 2
+            if slowdowns > _SLOWDOWNS:
+                raise SlowedDown
+            _log.info("a round is discarded, the device is slowed down")
+            sleep(_BACK_OFF_SECONDS * slowdowns)
+            timer.warm_up(samplers)
             continue
-        timings = [Timing.of(values) for values in samples]
-        if perf_counter() > end or all(t.half_width <= TARGET_HALF_WIDTH for t in timings):
-            break
-    return [Timing.of(values) for values in samples]
+        slowdowns = 0
+        contest.add(dict(zip(order, zip(forward, reversed(back), strict=True), strict=True)))
+        if perf_counter() > end and contest.taken >= LOOKS[0]:
+            contest.stop()
+    return contest

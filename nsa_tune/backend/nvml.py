@@ -6,7 +6,7 @@ import ctypes
 from dataclasses import dataclass
 from functools import cache
 
-__all__ = ["GpuState", "driver_version", "gpu_names", "gpu_state"]
+__all__ = ["Clock", "GpuState", "clock", "driver_version", "gpu_names", "gpu_state"]
 
 # nvml.h: clock types, throttle ("clocks event") reasons and the sensor.
 _CLOCK_SM = 1
@@ -31,6 +31,16 @@ class _Process(ctypes.Structure):
         ("gpu_instance", ctypes.c_uint),
         ("compute_instance", ctypes.c_uint),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """How fast one GPU runs at one moment: what a timer asks after every round."""
+
+    sm_mhz: int
+    sm_max_mhz: int
+    unsteady: bool
+    """True while a slowdown or power brake holds, so that a sample taken now is worthless."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,23 +128,48 @@ def _processes(handle: ctypes.c_void_p) -> tuple[int, ...]:
     return tuple(process.pid for process in found[: count.value])
 
 
+def _reasons_mask(handle: ctypes.c_void_p) -> int:
+    library, mask = _library(), ctypes.c_ulonglong()
+    if library is None:
+        return 0
+    call = library.nvmlDeviceGetCurrentClocksThrottleReasons
+    return mask.value if call(handle, ctypes.byref(mask)) == 0 else 0
+
+
+@cache
+def _named(uuid: str) -> tuple[ctypes.c_void_p, int] | None:
+    """The handle and the highest SM clock of the GPU with this UUID."""
+    handle = _handle(uuid)
+    if handle is None:
+        return None
+    return handle, _number("nvmlDeviceGetMaxClockInfo", handle, ctypes.c_uint(_CLOCK_SM))
+
+
+def clock(uuid: str) -> Clock | None:
+    """The clock of the GPU with this UUID, in some tens of microseconds; None without NVML."""
+    known = _named(uuid)
+    if known is None:
+        return None
+    handle, highest = known
+    now = _number("nvmlDeviceGetClockInfo", handle, ctypes.c_uint(_CLOCK_SM))
+    return Clock(now, highest, bool(_reasons_mask(handle) & _UNSTEADY))
+
+
 def gpu_state(gpu: int | str) -> GpuState | None:
     """The state of the GPU with NVML's ordinal or UUID `gpu`, or None where NVML has none.
 
     NVML counts all GPUs of the host, CUDA the visible ones: only the UUID is the same in both.
     """
-    library, handle = _library(), _handle(gpu)
-    if library is None or handle is None:
+    handle = _handle(gpu)
+    if handle is None:
         return None
-    mask = ctypes.c_ulonglong()
-    if library.nvmlDeviceGetCurrentClocksThrottleReasons(handle, ctypes.byref(mask)) != 0:
-        mask.value = 0
+    mask = _reasons_mask(handle)
     return GpuState(
         sm_clock_mhz=_number("nvmlDeviceGetClockInfo", handle, ctypes.c_uint(_CLOCK_SM)),
         sm_clock_max_mhz=_number("nvmlDeviceGetMaxClockInfo", handle, ctypes.c_uint(_CLOCK_SM)),
         memory_clock_mhz=_number("nvmlDeviceGetClockInfo", handle, ctypes.c_uint(_CLOCK_MEM)),
         temperature_c=_number("nvmlDeviceGetTemperature", handle, ctypes.c_uint(_SENSOR_GPU)),
-        throttle_reasons=tuple(text for bit, text in _REASONS.items() if mask.value & bit),
-        unsteady=bool(mask.value & _UNSTEADY),
+        throttle_reasons=tuple(text for bit, text in _REASONS.items() if mask & bit),
+        unsteady=bool(mask & _UNSTEADY),
         processes=_processes(handle),
     )

@@ -89,6 +89,8 @@ class Measurement:
     """Largest relative error of an output row against the reference."""
     reason: str = ""
     """Why it failed, in one line; empty when it did not."""
+    discarded: int = 0
+    """Samples thrown away because the device was slowed down. Not in a table's text form."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,16 +40,18 @@ __all__ = [
     "tables_of",
 ]
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 """The newest database schema that this version reads and writes."""
 
 _SHIPPED = Path(__file__).parent.parent / "tables"
 _FILE = Path("nsa-tune", "nsa-tune.db")
 _BUSY_TIMEOUT_S = 10.0
 _KEYS = "SELECT id, gpu, driver, libraries, model, heads, kv_layout, protocol FROM keys ORDER BY id"
+_DISCARDED_SINCE = 3
+"""The schema that counts discarded samples."""
 _ROWS = (
     "SELECT point, batch, arm, status, latency_us, low_us, high_us, samples, error, reason, "
-    "measured_at FROM newest WHERE key_id = ? ORDER BY measurement_id"
+    "{discarded}, measured_at FROM newest WHERE key_id = ? ORDER BY measurement_id"
 )
 _DEVICE = (
     "SELECT name, arch, sms, shared_memory_optin, memory, l2 FROM devices "
@@ -332,7 +334,9 @@ def table_of(connection: sqlite3.Connection, path: Path, number: int, key: Key) 
     Raises:
         ValueError: when a row is not what nsa-tune writes.
     """
-    rows = connection.execute(_ROWS, [number]).fetchall()
+    # A database that only an older version has written is read as it is.
+    discarded = "discarded" if schema_version(connection, path) >= _DISCARDED_SINCE else "0"
+    rows = connection.execute(_ROWS.format(discarded=discarded), [number]).fetchall()
     facts = connection.execute(_DEVICE, [number]).fetchone()
     if facts is None:
         raise ValueError("a key without a device")

@@ -43,6 +43,7 @@ _UNESCAPES = {letter: character for character, letter in _ESCAPES.items()} | {"-
 def checked_measurement(
     point: object, batch: object, arm: object, status: object, latency_us: object,
     low_us: object, high_us: object, samples: object, error: object, reason: object,
+    discarded: object = 0,
 ) -> Measurement:  # fmt: skip
     """The measurement of one stored row.
 
@@ -56,11 +57,13 @@ def checked_measurement(
         raise ValueError(f"status {status!r} is none of: {', '.join(_STATUSES)}")
     if type(samples) is not int or samples < 0:
         raise ValueError(f"samples {samples!r} is not a count")
+    if type(discarded) is not int or discarded < 0:
+        raise ValueError(f"discarded {discarded!r} is not a count")
     latency, low, high = _latency(latency_us), _latency(low_us), _latency(high_us)
     if known is Status.OK and (latency is None or low is None or high is None):
         raise ValueError("a successful measurement needs a latency and its interval")
     return Measurement(
-        point, batch, arm, known, latency, low, high, samples, _number(error), reason
+        point, batch, arm, known, latency, low, high, samples, _number(error), reason, discarded
     )
 
 

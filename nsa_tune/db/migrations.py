@@ -110,7 +110,51 @@ def views(db: Database) -> None:
         db.execute(statement)
 
 
-MIGRATIONS: tuple[Callable[[Database], None], ...] = (first_schema, views)
+def discarded_samples_and_checks(db: Database) -> None:
+    """How many samples a measurement threw away, and what `nsa-tune check` found."""
+    for statement in _DISCARDED_AND_CHECKS:
+        db.execute(statement)
+
+
+_DISCARDED_AND_CHECKS = (
+    "ALTER TABLE measurements ADD COLUMN discarded INTEGER NOT NULL DEFAULT 0",
+    "DROP VIEW newest",
+    """
+    CREATE VIEW newest AS
+    SELECT measurement_id, run_id, key_id, gpu, driver, libraries, model, heads, kv_layout,
+        protocol, point, batch, arm, status, latency_us, low_us, high_us, samples, error, reason,
+        measured_at, discarded
+    FROM (
+        SELECT measurements.id AS measurement_id, measurements.*, runs.key_id,
+            row_number() OVER (
+                PARTITION BY runs.key_id, point, batch, arm
+                ORDER BY measured_at DESC, measurements.id DESC
+            ) AS place
+        FROM measurements JOIN runs ON runs.id = measurements.run_id
+    ) JOIN keys ON keys.id = key_id
+    WHERE place = 1
+    """,
+    # The digest, not a key's id: a table that came with the package is in no database.
+    """
+    CREATE TABLE checks (
+        id INTEGER PRIMARY KEY,
+        digest TEXT NOT NULL,  -- of the key of the table that was checked
+        driver TEXT NOT NULL,  -- of the machine it was checked on, as libraries
+        libraries TEXT NOT NULL,  -- JSON: distribution to version, sorted
+        checked_at TEXT NOT NULL,  -- ISO 8601, UTC
+        holds INTEGER NOT NULL CHECK (holds IN (0, 1)),
+        drift REAL NOT NULL,  -- median over the anchors of here / table, minus 1
+        anchors TEXT NOT NULL  -- JSON: what each anchor took, there and here
+    )
+    """,
+    "CREATE INDEX checks_of_key ON checks (digest, checked_at)",
+)
+
+MIGRATIONS: tuple[Callable[[Database], None], ...] = (
+    first_schema,
+    views,
+    discarded_samples_and_checks,
+)
 """Step i makes schema i + 1."""
 
 

@@ -16,6 +16,7 @@ from typing import Self
 from sqlite_utils import Database
 
 from nsa_tune._errors import NoTunedData, StoreCorrupt, StoreMissing, StoreReadOnly
+from nsa_tune.backend.checks import Check
 from nsa_tune.backend.records import Device, Key, Measurement, Table
 from nsa_tune.backend.tables import (
     check_regular_file,
@@ -30,6 +31,7 @@ __all__ = ["Store"]
 
 _BUSY_TIMEOUT_S = 30.0
 """How long to wait for another writer; a transaction here takes milliseconds."""
+_TIMES = "SELECT point, batch, arm, measured_at FROM newest WHERE key_id = ?"
 
 
 class Store:
@@ -122,6 +124,20 @@ class Store:
         with self._writing():
             self._db.table("runs").update(run, {"ended_at": _now(), "outcome": outcome})
 
+    def add_check(self, check: Check) -> None:
+        """Keep the outcome of a check; on the disk when this returns."""
+        row = {
+            "digest": check.digest,
+            "driver": check.driver,
+            "libraries": json.dumps(dict(check.libraries), sort_keys=True),
+            "checked_at": check.checked_at,
+            "holds": int(check.holds),
+            "drift": check.drift,
+            "anchors": json.dumps([asdict(anchor) for anchor in check.anchors]),
+        }
+        with self._writing():
+            self._db.table("checks").insert(row)
+
     def measured(self, key: Key, *, at: str | None = None) -> set[tuple[str, str, str]]:
         """(point, batch, arm) of everything measured under `key`, failures among them.
 
@@ -136,6 +152,41 @@ class Store:
             ).fetchall()
         return set(rows)
 
+    def current(self, key: Key) -> list[Measurement]:
+        """The newest measurements under `key` that need not be taken again, oldest first.
+
+        A point's rows from before its latest run with `fresh` are not among them: whether that run
+        came to its end or not, what it had not measured yet is still to be measured.
+        """
+        with store_errors(self.path):
+            number = self._key_number(key)
+            if number is None:
+                return []
+            since = self._fresh_since(number)
+            found = self._db.execute(_TIMES, [number]).fetchall()
+            times = {(point, batch, arm): time for point, batch, arm, time in found}
+            table = table_of(self._db.conn, self.path, number, key)
+        return [
+            row
+            for row in table.measurements
+            if times[row.point, row.batch, row.arm] >= max(since.get(row.point, ""), since[""])
+        ]
+
+    def _fresh_since(self, number: int) -> dict[str, str]:
+        """When each point's latest fresh run began; "" stands for every point."""
+        since = {"": ""}
+        query = "SELECT arguments, started_at FROM runs WHERE key_id = ? ORDER BY started_at"
+        for text, started_at in self._db.execute(query, [number]):
+            arguments = json.loads(text)
+            if isinstance(arguments, dict) and arguments.get("fresh") is True:
+                points = arguments.get("points") or [""]
+                since.update(dict.fromkeys(points, started_at))
+        return since
+
+    def _key_number(self, key: Key) -> int | None:
+        row = self._db.execute("SELECT id FROM keys WHERE digest = ?", [key.digest]).fetchone()
+        return None if row is None else int(row[0])
+
     def tables(self) -> list[Table]:
         """Every table with at least one measurement, oldest key first."""
         with store_errors(self.path):
@@ -148,14 +199,13 @@ class Store:
             NoTunedData: when no run of this key ever began.
         """
         with store_errors(self.path):
-            found = self._db.execute("SELECT id FROM keys WHERE digest = ?", [key.digest])
-            row = found.fetchone()
-            if row is None:
+            number = self._key_number(key)
+            if number is None:
                 raise NoTunedData(
                     f"{self.path} has no table for {key.model}, {key.heads} heads, "
                     f"{key.kv_layout} on {key.gpu}; measure one with `nsa-tune run`"
                 )
-            return table_of(self._db.conn, self.path, row[0], key)
+            return table_of(self._db.conn, self.path, number, key)
 
     @contextmanager
     def _writing(self) -> Iterator[None]:

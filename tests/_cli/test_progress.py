@@ -8,6 +8,7 @@ import pytest
 from rich.console import Console
 
 from nsa_tune._cli.progress import BarProgress, LineProgress, RunProgress, progress_for
+from nsa_tune.autotune.progress import Incident
 from nsa_tune.backend.batch import Batch
 from nsa_tune.backend.layouts import KVLayout
 from nsa_tune.backend.point import Setting
@@ -56,8 +57,8 @@ def test_plain_lines_come_now_and_then_and_at_the_end() -> None:
 
     assert isinstance(progress, LineProgress)
     assert _text(progress).splitlines() == [
-        "2/4 batches, 12 s, about 12 s left; last extend:0+64; wins in toy: steep/a 2",
-        "4/4 batches, 14 s, about 0 s left; last extend:0+64; wins in toy: steep/a 4",
+        "2/4 batches, 12 s, about 12 s left, 0.3 arms/s; last extend:0+64; wins in toy: steep/a 2",
+        "4/4 batches, 14 s, about 0 s left, 0.6 arms/s; last extend:0+64; wins in toy: steep/a 4",
     ]
 
 
@@ -80,7 +81,7 @@ def test_a_terminal_gets_a_bar_with_the_batch_and_the_winner() -> None:
         progress.bar.refresh()
 
     assert "1/2" in _text(progress)
-    assert "extend:0+64  steep/a 1" in _text(progress)
+    assert "2.0 arms/s  extend:0+64  steep/a 1" in _text(progress)
 
 
 @pytest.mark.parametrize("terminal", [True, False])
@@ -103,3 +104,14 @@ def test_a_failure_is_told_at_once_and_obeyed_by_no_terminal(terminal: bool) -> 
         progress.batch(1, 5, POINT, BATCH, [failed], 1.0)
 
     assert "flat/a failed on extend:0+64: [red]out of?memory" in _text(progress)
+
+
+def test_failures_and_quarantined_arms_are_counted_beside_the_pace() -> None:
+    progress, _ = progress_for(_console(terminal=False), quiet=False)
+    failed = Measurement("toy", str(BATCH), "flat/a", Status.WRONG, reason="relative error 1")
+
+    progress.batch(1, 4, POINT, BATCH, [*_rows(10.0)[:1], failed], 4.0)
+    progress.incident(Incident("quarantined", "flat/a of toy is quarantined"))
+
+    assert progress.pace(4.0) == "0.5 arms/s, 1 failed, 1 quarantined"
+    assert "flat/a of toy is quarantined\n" in _text(progress)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import log2
 from random import Random
 from time import sleep
@@ -14,7 +14,16 @@ from nsa_tune.backend.batch import Batch, Mode
 from nsa_tune.backend.layouts import KVLayout
 from nsa_tune.backend.point import Answer, Arm, Case, Guard, Point, Setting
 
-__all__ = ["RunnablePoint", "runnable"]
+__all__ = [
+    "ARMS",
+    "FORTY",
+    "HUNDREDS",
+    "MANY",
+    "TWO_ARMS",
+    "RunnableCase",
+    "RunnablePoint",
+    "runnable",
+]
 
 Build = Callable[["RunnableCase"], Callable[[], torch.Tensor]]
 _ANY = frozenset(KVLayout)
@@ -105,3 +114,18 @@ def runnable(*arms: str, batches: int = 6) -> Point:
         case=_case,
         sample=_sample,
     )
+
+
+TWO_ARMS = {"runnable": runnable("fast", "slow")}
+"""6 batches: 4 with two choices, 2 with one only."""
+FORTY = {"runnable": runnable("slow", "fast", batches=40)}
+
+
+def _distinct(batches: int) -> Point:
+    grid = [Batch.decode([10 * (i + 1)]) for i in range(batches)]
+    return replace(runnable("slow", "fast"), grid=lambda setting: grid)
+
+
+MANY = {"runnable": _distinct(40)}
+"""40 batches with two choices each."""
+HUNDREDS = {"runnable": _distinct(400)}

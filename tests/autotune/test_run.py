@@ -9,8 +9,10 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from textwrap import dedent
+from typing import NoReturn
 
 import pytest
 
@@ -22,25 +24,37 @@ from nsa_tune import (
     UnknownName,
     UsageError,
 )
-from nsa_tune.autotune import devices
-from nsa_tune.autotune.run import NoProgress, RunRequest, RunResult, run
-from nsa_tune.backend import points
+from nsa_tune.autotune import devices, memory
+from nsa_tune.autotune.run import NoProgress, RunRequest, RunResult
+from nsa_tune.autotune.run import run as isolated_run
 from nsa_tune.backend.point import Arm, Point, Setting
 from nsa_tune.backend.points import POINTS
 from nsa_tune.backend.records import Measurement, Status
-from tests.autotune.fake_point import runnable
+from tests.autotune.fake_point import TWO_ARMS
 
 
 @pytest.fixture
-def request_(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunRequest:
+def request_(tmp_path: Path) -> RunRequest:
     """A run over a made-up point of 6 batches: 4 with two choices, 2 with one only."""
-    monkeypatch.setattr(points, "POINTS", {"runnable": runnable("fast", "slow")})
-    monkeypatch.setattr("nsa_tune.autotune.run.POINTS", points.POINTS)
-    return RunRequest(tmp_path / "t.db", device="cpu", points=("runnable",))
+    return RunRequest(tmp_path / "t.db", device="cpu", points=("runnable",), isolate=False)
+
+
+run = partial(isolated_run, registry="tests.autotune.fake_point:TWO_ARMS")
 
 
 def cells(result: RunResult) -> set[tuple[str, str]]:
     return {(row.batch, row.arm) for row in result.table.measurements}
+
+
+class Interrupts(NoProgress):
+    """Ctrl-C after the second batch."""
+
+    def batch(
+        self, done: int, total: int, point: Point, batch: Batch, rows: Sequence[Measurement],
+        seconds: float,
+    ) -> None:  # fmt: skip
+        if done == 2:
+            raise KeyboardInterrupt
 
 
 def test_a_run_measures_every_batch_that_leaves_a_choice(request_: RunRequest) -> None:
@@ -71,23 +85,42 @@ def test_a_fresh_run_measures_again_and_keeps_the_older_rows(request_: RunReques
         assert db.execute("select count(*) from measurements").fetchone() == (16,)
 
 
+def test_an_interrupted_fresh_run_is_gone_on_with(request_: RunRequest) -> None:
+    run(request_)
+    stopped = run(replace(request_, fresh=True), Interrupts())
+    rest = run(request_)
+
+    assert (stopped.measured, stopped.skipped, stopped.outcome) == (4, 0, "interrupted")
+    assert (rest.measured, rest.skipped, rest.outcome) == (4, 4, "done")
+    assert (run(request_).measured, run(request_).skipped) == (0, 8)
+
+
+@pytest.mark.parametrize(("held", "again"), [(0, 0), (60 * 2**30, 1)])
+def test_memory_that_others_held_is_tried_again(
+    request_: RunRequest, monkeypatch: pytest.MonkeyPatch, held: int, again: int
+) -> None:
+    def no_room(case: object) -> NoReturn:
+        raise MemoryError("no room")
+
+    arm = replace(TWO_ARMS["runnable"].arms[1], name="big", build=no_room)
+    point = replace(TWO_ARMS["runnable"], arms=(*TWO_ARMS["runnable"].arms, arm))
+    one = replace(point, grid=lambda setting: [Batch.decode([10])])
+    monkeypatch.setitem(TWO_ARMS, "runnable", one)
+    monkeypatch.setattr(memory, "held_by_others", lambda device: (held, 80 * 2**30))
+
+    first, second = run(request_), run(request_)
+
+    assert (first.measured, first.failed) == (3, 1)
+    assert second.measured == again
+    assert second.quarantined == ()
+
+
 def test_a_budget_ends_the_run_after_the_batch_that_used_it_up(request_: RunRequest) -> None:
     short = run(replace(request_, budget_s=0.0))
     rest = run(request_)
 
     assert (short.measured, short.outcome) == (2, "budget")
     assert (rest.measured, rest.skipped, rest.outcome) == (6, 2, "done")
-
-
-class Interrupts(NoProgress):
-    """Ctrl-C after the second batch."""
-
-    def batch(
-        self, done: int, total: int, point: Point, batch: Batch, rows: Sequence[Measurement],
-        seconds: float,
-    ) -> None:  # fmt: skip
-        if done == 2:
-            raise KeyboardInterrupt
 
 
 def test_an_interrupted_run_returns_what_it_measured(request_: RunRequest) -> None:
@@ -112,7 +145,7 @@ def test_another_head_count_has_a_key_of_its_own(request_: RunRequest) -> None:
         ({"heads": 0}, HeadsError, "must be a positive whole number"),
         ({"kv_dtype": "int4"}, UnknownName, "unknown KV dtype 'int4'; use one of: bf16, fp8"),
         ({"points": ("prefil",)}, UnknownName, "unknown decision point 'prefil'"),
-        ({"device": "tpu"}, UsageError, "unknown device 'tpu'; use auto, cpu, cuda or cuda:N"),
+        ({"device": "tpu"}, UsageError, "unknown device 'tpu'; use auto, cpu, cuda, cuda:N or all"),
         ({"device": "cuda:x"}, UsageError, "unknown device 'cuda:x'"),
         ({"device": "cuda:99"}, DeviceMissing, "there is no GPU 'cuda:99'"),
     ],
@@ -144,16 +177,14 @@ CHILD = dedent(
     import sys
     from pathlib import Path
     from nsa_tune.autotune.run import NoProgress, RunRequest, run
-    from nsa_tune.backend import points
-    from tests.autotune.fake_point import runnable
-    points.POINTS["runnable"] = runnable("slow", "fast", batches=40)
 
     class Tell(NoProgress):
         def batch(self, done, total, point, batch, rows, seconds):
             for row in rows:
                 print(row.batch, row.arm, flush=True)
 
-    run(RunRequest(Path(sys.argv[1]), device="cpu", points=("runnable",)), Tell())
+    request = RunRequest(Path(sys.argv[1]), device="cpu", isolate=False)
+    run(request, Tell(), registry="tests.autotune.fake_point:FORTY")
     """
 )
 

@@ -1,50 +1,15 @@
-"""Timing: medians with honest intervals, arms interleaved, stopped when the interval is narrow."""
+"""Timing: arms interleaved, each stopped when enough is known; slowdowns are thrown away."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from statistics import median
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
-from nsa_tune.autotune.timing import (
-    FEWEST_ROUNDS,
-    MOST_ROUNDS,
-    CpuTimer,
-    Timing,
-    interleave,
-    timer_for,
-)
-
-latencies = st.lists(st.floats(1, 1e6), min_size=8, max_size=60)
-
-
-@given(latencies)
-def test_the_interval_holds_the_median_and_lies_within_the_samples(samples: list[float]) -> None:
-    timing = Timing.of(samples)
-
-    assert timing.median_us == median(samples)
-    assert min(samples) <= timing.low_us <= timing.median_us <= timing.high_us <= max(samples)
-    assert timing.samples == len(samples)
-
-
-def test_the_interval_of_many_samples_leaves_the_outliers_out() -> None:
-    timing = Timing.of([100.0] * 38 + [1.0, 9000.0])
-
-    assert (timing.low_us, timing.high_us) == (100.0, 100.0)
-
-
-def test_the_interval_covers_the_true_median_19_times_in_20() -> None:
-    generator = torch.Generator().manual_seed(1)
-    drawn = torch.randn(2000, 16, generator=generator).tolist()
-    timings = [Timing.of([100 + x for x in row]) for row in drawn]
-    covered = sum(timing.low_us <= 100 <= timing.high_us for timing in timings)
-
-    assert 0.94 < covered / len(timings) < 0.99
+from nsa_tune.autotune.sequential import LOOKS, MOST_SAMPLES
+from nsa_tune.autotune.timing import CpuTimer, SlowedDown, interleave, timer_for
 
 
 @dataclass
@@ -53,6 +18,8 @@ class Recorded:
 
     most_seconds: float = 60.0
     order: list[str] = field(default_factory=list)
+    slowed: list[bool] = field(default_factory=list)
+    """Whether the device is slowed down after each round; steady after the last one."""
     protocol: str = "made-up/1"
     widest: float = 1.0
 
@@ -65,6 +32,9 @@ class Recorded:
 
         return sample
 
+    def first(self, run: Callable[[], torch.Tensor]) -> torch.Tensor:
+        raise NotImplementedError
+
     def sampler(self, run: Callable[[], torch.Tensor]) -> Callable[[], float]:
         raise NotImplementedError
 
@@ -75,36 +45,76 @@ class Recorded:
         raise NotImplementedError
 
     def steady(self) -> bool:
-        return True
+        return not (self.slowed and self.slowed.pop(0))
+
+
+@pytest.fixture(autouse=True)
+def _no_back_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nsa_tune.autotune.timing._BACK_OFF_SECONDS", 0.0)
 
 
 def test_arms_run_forward_then_in_reverse() -> None:
     device = Recorded()
-    interleave([device.arm("a", 1.0), device.arm("b", 2.0), device.arm("c", 3.0)], device)
+    interleave([device.arm("a", 1.0), device.arm("b", 1.1), device.arm("c", 1.2)], device)
 
     assert device.order[:13] == ["warm-up", *"abccba", *"abccba"]
 
 
-def test_steady_arms_are_done_after_the_fewest_rounds() -> None:
+def test_steady_arms_are_done_at_the_first_look() -> None:
     device = Recorded()
-    timings = interleave([device.arm("a", 1.0), device.arm("b", 2.0)], device)
+    timings = interleave([device.arm("a", 1.0), device.arm("b", 1.2)], device)
 
-    assert [timing.samples for timing in timings] == [2 * FEWEST_ROUNDS] * 2
-    assert [timing.median_us for timing in timings] == [1.0, 2.0]
+    assert [timing.samples for timing in timings] == [LOOKS[0]] * 2
+    assert [timing.median_us for timing in timings] == [1.0, 1.2]
 
 
-def test_one_noisy_arm_keeps_all_of_them_going_up_to_the_cap() -> None:
+def test_an_arm_far_behind_is_not_run_again() -> None:
     device = Recorded()
-    timings = interleave([device.arm("a", 1.0, 1.5), device.arm("b", 2.0)], device)
+    interleave([device.arm("a", 1.0), device.arm("b", 4.0), device.arm("c", 1.1)], device)
 
-    assert [timing.samples for timing in timings] == [2 * MOST_ROUNDS] * 2
+    assert device.order[:9] == ["warm-up", *"abccba", *"ac"]
+    assert device.order.count("b") == 2
 
 
-def test_no_more_than_the_fewest_rounds_when_the_time_is_used_up() -> None:
+def test_arms_that_noise_hides_are_sampled_up_to_the_cap() -> None:
+    device = Recorded()
+    timings = interleave([device.arm("a", 1.0, 1.5, 1.5), device.arm("b", 1.1, 1.4, 1.6)], device)
+
+    assert [timing.samples for timing in timings] == [MOST_SAMPLES] * 2
+
+
+def test_no_more_than_the_fewest_samples_when_the_time_is_used_up() -> None:
     device = Recorded(most_seconds=0.0)
     timings = interleave([device.arm("a", 1.0, 1.5)], device)
 
-    assert timings[0].samples == 2 * FEWEST_ROUNDS
+    assert timings[0].samples == LOOKS[0]
+
+
+def test_a_round_during_a_slowdown_is_discarded_counted_and_repeated() -> None:
+    device = Recorded(slowed=[False, True, True, False])
+    times = [1.0, 1.0, *[9.0] * 4, *[1.0] * 6]
+    timings = interleave([device.arm("a", *times)], device)
+
+    assert (timings[0].median_us, timings[0].high_us) == (1.0, 1.0)
+    assert (timings[0].samples, timings[0].discarded) == (LOOKS[0], 4)
+    assert device.order.count("warm-up") == 3
+
+
+def test_a_device_that_stays_slowed_down_is_unfit() -> None:
+    device = Recorded(slowed=[True] * 99)
+
+    with pytest.raises(SlowedDown, match="stays slowed down"):
+        interleave([device.arm("a", 1.0)], device)
+
+
+def test_samples_that_disagree_are_taken_again_and_counted() -> None:
+    """A clock that climbs during the first attempt."""
+    device = Recorded(widest=0.05)
+    times = [2.0 - i / MOST_SAMPLES for i in range(MOST_SAMPLES)] + [1.0] * MOST_SAMPLES
+    timing = interleave([device.arm("a", *times)], device)[0]
+
+    assert (timing.low_us, timing.high_us) == (1.0, 1.0)
+    assert timing.discarded == MOST_SAMPLES
 
 
 def test_a_cpu_has_a_protocol_of_its_own() -> None:
@@ -115,14 +125,16 @@ def test_a_cpu_has_a_protocol_of_its_own() -> None:
     assert timer.steady()
 
 
-def test_a_cpu_sampler_runs_the_arm_once_a_sample_and_once_to_warm_up() -> None:
+def test_a_cpu_sampler_runs_the_arm_once_a_sample() -> None:
     runs: list[int] = []
 
     def run() -> torch.Tensor:
         runs.append(1)
         return torch.zeros(1)
 
-    sample = CpuTimer().sampler(run)
+    timer = CpuTimer()
+    assert timer.first(run).tolist() == [0.0]
+    sample = timer.sampler(run)
     assert len(runs) == 1
     assert sample() > 0
     assert len(runs) == 2
@@ -141,7 +153,10 @@ def test_a_graph_keeps_what_its_arm_closes_over_alive() -> None:
         source = torch.full((1 << 20,), 3.0, device=device)
         return lambda: target.copy_(source * 2)
 
-    sample = timer.sampler(arm())
+    run = arm()
+    timer.first(run)
+    sample = timer.sampler(run)
+    del run
     torch.cuda.empty_cache()
     scratch = torch.zeros(1 << 20, device=device)
     target.zero_()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from contextlib import closing
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -25,7 +27,7 @@ def test_there_is_one_step_for_each_schema_version() -> None:
     assert len(MIGRATIONS) == tables.SCHEMA_VERSION
 
 
-def test_the_step_is_recorded(tmp_path: Path) -> None:
+def test_the_steps_are_recorded(tmp_path: Path) -> None:
     path = tmp_path / "nsa-tune.db"
     Store.open(path).close()
 
@@ -51,7 +53,7 @@ def test_the_schema_is_frozen_by_its_names(tmp_path: Path) -> None:
 
     with closing(Database(path)) as db:
         assert db.table_names() == [
-            "nsa_tune_migrations", "keys", "devices", "runs", "measurements",
+            "nsa_tune_migrations", "keys", "devices", "runs", "measurements", "checks",
         ]  # fmt: skip
         assert set(db.view_names()) == {
             "newest", "v_regret", "v_winner", "v_limits", "v_crossover",
@@ -120,3 +122,40 @@ def test_a_step_that_another_process_has_done_is_not_done_again(tmp_path: Path) 
         migrate(other, path)
 
         assert other.table("nsa_tune_migrations").count == len(MIGRATIONS)
+
+
+def test_what_the_first_schema_stored_is_read_and_has_discarded_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "nsa-tune.db"
+    with monkeypatch.context() as older:
+        older.setattr(migrations, "MIGRATIONS", MIGRATIONS[:1])
+        with closing(Database(path)) as db:
+            migrate(db, path)
+            insert_first_schema_row(db)
+    before = tables.read_database(path)
+
+    with Store.open(path) as store:
+        assert store.tables() == before
+    assert [row.discarded for row in before[0].measurements] == [0]
+
+
+def insert_first_schema_row(db: Database) -> None:
+    """A measurement as the first schema's writer stored it."""
+    key = {**asdict(KEY), "libraries": json.dumps(dict(KEY.libraries)), "digest": KEY.digest}
+    db.table("keys").insert({"id": 1, **key})
+    db.table("devices").insert({"id": 1, **asdict(DEVICE)})
+    db.table("runs").insert(
+        {"id": 1, "key_id": 1, "device_id": 1, "arguments": "{}", "started_at": "2026"}
+    )
+    row = {**asdict(ok("extend:0+128")), "status": "ok", "run_id": 1, "measured_at": "2026"}
+    del row["discarded"]
+    db.table("measurements").insert(row)
+
+
+def test_the_count_of_discarded_samples_is_kept(tmp_path: Path) -> None:
+    row = replace(ok("extend:0+128"), discarded=6)
+    with Store.open(tmp_path / "nsa-tune.db") as store:
+        store.add(store.begin_run(KEY, DEVICE, {}), [row])
+
+        assert store.table(KEY).measurements == (row,)

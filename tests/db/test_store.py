@@ -208,3 +208,39 @@ def test_wrong_results_are_kept_with_their_numbers(path: Path) -> None:
     _filled(path, wrong)
 
     assert read_database(path)[0].measurements == (wrong,)
+
+
+def _batches(store: Store) -> list[str]:
+    return [row.batch for row in store.current(KEY)]
+
+
+def test_a_fresh_run_that_was_interrupted_is_gone_on_with(path: Path) -> None:
+    with Store.open(path) as store:
+        assert store.current(KEY) == []
+        store.add(store.begin_run(KEY, DEVICE, {}), [ok("extend:0+1"), ok("extend:0+2")])
+        assert _batches(store) == ["extend:0+1", "extend:0+2"]
+
+        fresh = store.begin_run(KEY, DEVICE, {"fresh": True, "points": []})
+        assert _batches(store) == []
+        store.add(fresh, [ok("extend:0+2")])
+        store.add(store.begin_run(KEY, DEVICE, {"fresh": False}), [ok("extend:0+3")])
+
+        assert _batches(store) == ["extend:0+2", "extend:0+3"]
+        assert len(store.table(KEY).measurements) == 3, "the older row still counts in the table"
+
+
+def test_a_fresh_run_of_one_point_leaves_the_others_alone(path: Path) -> None:
+    other = replace(ok("decode:n1:1"), point="decode")
+    with Store.open(path) as store:
+        store.add(store.begin_run(KEY, DEVICE, {}), [ok("extend:0+1"), other])
+        store.begin_run(KEY, DEVICE, {"fresh": True, "points": ["prefill"]})
+
+        assert _batches(store) == ["decode:n1:1"]
+
+
+def test_a_fresh_run_of_another_key_leaves_this_one_alone(path: Path) -> None:
+    with Store.open(path) as store:
+        store.add(store.begin_run(KEY, DEVICE, {}), [ok("extend:0+1")])
+        store.begin_run(replace(KEY, heads=64), DEVICE, {"fresh": True, "points": []})
+
+        assert _batches(store) == ["extend:0+1"]

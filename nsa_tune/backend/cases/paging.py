@@ -32,14 +32,16 @@ def scatter(lens: list[int], page_size: int, pool_slots: int, device: torch.devi
     generator = torch.Generator(device="cpu").manual_seed(len(lens))
     pages = [-(-length // page_size) for length in lens]
     assert sum(pages) * page_size <= pool_slots, "the pool is smaller than the batch"
-    ids = torch.randperm(pool_slots // page_size, generator=generator)[: sum(pages)]
-    table = torch.zeros(len(lens), max(pages), dtype=torch.int32)
-    slots, first = [], 0
-    for row, (length, count) in enumerate(zip(lens, pages, strict=True)):
-        own = ids[first : first + count]
-        table[row, :count] = own
-        offsets = torch.arange(length)
-        slots.append(own[offsets // page_size] * page_size + offsets % page_size)
-        first += count
-    starts = torch.tensor([0, *lens]).cumsum(0)
-    return Paging(starts.to(device), torch.cat(slots).to(torch.int32).to(device), table.to(device))
+    free = torch.randperm(pool_slots // page_size, generator=generator)[: sum(pages)].to(device)
+    starts = torch.tensor([0, *lens]).cumsum(0).to(device)
+    counts = torch.tensor(pages, device=device)
+    first = counts.cumsum(0) - counts
+    column = torch.arange(max(pages), device=device)
+    own = free[(first[:, None] + column).clamp_max(len(free) - 1)]
+    table = torch.where(column < counts[:, None], own, 0).int()
+    # On the device: a big batch has millions of tokens, which a CPU takes longer to place than a
+    # GPU takes to time all arms.
+    row = torch.repeat_interleave(starts.diff(), output_size=sum(lens))
+    offset = torch.arange(sum(lens), device=device) - starts[row]
+    slots = free[first[row] + offset // page_size] * page_size + offset % page_size
+    return Paging(starts, slots.int(), table)

@@ -1,0 +1,118 @@
+"""Progress of a run for programs: one JSON object a line."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, TextIO
+
+from nsa_tune._errors import UsageError
+from nsa_tune.autotune.progress import Incident, Progress
+from nsa_tune.backend.batch import Batch
+from nsa_tune.backend.point import Point, Setting
+from nsa_tune.backend.records import Key, Measurement
+
+__all__ = ["EventProgress", "Together", "events_into"]
+
+_SCHEMA = "nsa-tune/event/1"
+_log = logging.getLogger(__name__)
+
+
+class EventProgress:
+    """Writes what happens as soon as it happens. A reader that is gone does not end the run."""
+
+    def __init__(self, file: TextIO) -> None:
+        self._file: TextIO | None = file
+
+    def start(self, setting: Setting, key: Key, batches: int, skipped: int) -> None:
+        """Event "start"."""
+        facts = {**asdict(key), "libraries": dict(key.libraries), "digest": key.digest}
+        self._write("start", key=facts, batches=batches, skipped=skipped)
+
+    def batch(
+        self, done: int, total: int, point: Point, batch: Batch, rows: Sequence[Measurement],
+        seconds: float,
+    ) -> None:  # fmt: skip
+        """Event "batch", with all rows, which are on the disk."""
+        self._write(
+            "batch", done=done, total=total, seconds=round(seconds, 3), point=point.name,
+            batch=str(batch), rows=[_row(row) for row in rows],
+        )  # fmt: skip
+
+    def incident(self, incident: Incident) -> None:
+        """An event of the incident's kind."""
+        self._write(incident.kind, text=incident.text, **incident.facts)
+
+    def end(self, outcome: str, **facts: object) -> None:
+        """Event "end"; none comes when the run fails."""
+        self._write("end", outcome=outcome, **facts)
+
+    def _write(self, event: str, **facts: Any) -> None:
+        document = {"schema": _SCHEMA, "event": event, **facts}
+        if self._file is None:
+            return
+        try:
+            self._file.write(json.dumps(document) + "\n")
+            self._file.flush()
+        except OSError as error:
+            self._file = None
+            _log.warning("no more events are written: %s", error.strerror)
+
+
+def _row(row: Measurement) -> dict[str, Any]:
+    words = {"arm": row.arm, "status": str(row.status)}
+    numbers = {"latency_us": row.latency_us, "low_us": row.low_us, "high_us": row.high_us}
+    return {**words, **(numbers if row.latency_us is not None else {"reason": row.reason})}
+
+
+class Together:
+    """Tells several."""
+
+    def __init__(self, *parts: Progress) -> None:
+        self._parts = parts
+
+    def start(self, setting: Setting, key: Key, batches: int, skipped: int) -> None:
+        """To each."""
+        for part in self._parts:
+            part.start(setting, key, batches, skipped)
+
+    def batch(
+        self, done: int, total: int, point: Point, batch: Batch, rows: Sequence[Measurement],
+        seconds: float,
+    ) -> None:  # fmt: skip
+        """To each."""
+        for part in self._parts:
+            part.batch(done, total, point, batch, rows, seconds)
+
+    def incident(self, incident: Incident) -> None:
+        """To each."""
+        for part in self._parts:
+            part.incident(incident)
+
+
+@contextmanager
+def events_into(target: str | None) -> Iterator[EventProgress | None]:
+    """Events into the file `target`, "-" for stderr; None for none.
+
+    Raises:
+        UsageError: when the file cannot be written.
+    """
+    if target is None:
+        yield None
+    elif target == "-":
+        yield EventProgress(sys.stderr)
+    else:
+        with _opened(Path(target)) as file:
+            yield EventProgress(file)
+
+
+def _opened(path: Path) -> TextIO:
+    try:
+        return path.open("a", encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"events cannot be written to {path}: {error.strerror}") from error

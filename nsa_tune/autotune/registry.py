@@ -1,0 +1,51 @@
+"""Names that a run and its workers look up alike: decision points and devices."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Mapping, Sequence
+
+from nsa_tune._errors import UnknownName, UsageError
+from nsa_tune.backend import nvml
+from nsa_tune.backend.point import Point
+
+__all__ = ["ALL", "REGISTRY", "check_device", "every_gpu", "points_in"]
+
+REGISTRY = "nsa_tune.backend.points:POINTS"
+"""Where the decision points are: "module:attribute" of a mapping by name."""
+ALL = "all"
+"""The device name that stands for every GPU."""
+
+
+def points_in(registry: str, names: Sequence[str]) -> list[Point]:
+    """The points called `names`, or all, of the mapping at "module:attribute".
+
+    Raises:
+        UnknownName: when there is no point of such a name.
+    """
+    module, _, attribute = registry.partition(":")
+    points: Mapping[str, Point] = getattr(importlib.import_module(module), attribute)
+    for name in names:
+        if name not in points:
+            raise UnknownName.of("decision point", name, list(points))
+    return [points[name] for name in names or points]
+
+
+def check_device(name: str) -> None:
+    """Pass when `name` is "auto", "all", "cpu", "cuda" or "cuda:N".
+
+    Raises:
+        UsageError: for any other word.
+    """
+    kind, colon, ordinal = name.partition(":")
+    numbered = kind == "cuda" and ordinal.isascii() and ordinal.isdigit()
+    if not (numbered if colon else kind in ("auto", ALL, "cpu", "cuda")):
+        raise UsageError(f"unknown device {name!r}; use auto, cpu, cuda, cuda:N or all")
+
+
+def every_gpu() -> list[str]:
+    """Device names of all GPUs that this process may use; one where nobody can count them."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    count = len(nvml.gpu_names()) if visible is None else len(visible.split(","))
+    return [f"cuda:{i}" for i in range(max(count, 1))]

@@ -1,0 +1,96 @@
+"""Schedule: which batch is measured next. `Exhaustive` takes all of the points' grids in turn."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+from nsa_tune.backend.batch import Batch
+from nsa_tune.backend.point import Arm, Point, Setting
+from nsa_tune.backend.records import Measurement
+
+__all__ = ["Exhaustive", "Job", "MakeSchedule", "Schedule"]
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One batch to measure, with the arms to time against each other on it."""
+
+    point: Point
+    batch: Batch
+    arms: tuple[Arm, ...]
+
+
+class Schedule(Protocol):
+    """Hands out jobs, and hears what became of them. One for each key; called by one thread.
+
+    With several GPUs some jobs are under way while the next one is asked for.
+    """
+
+    def next(self) -> Job | None:
+        """The next job, or None when there is none before another one is done.
+
+        A run ends when this is None while no job is under way.
+        """
+        ...
+
+    def done(self, job: Job, measurements: Sequence[Measurement]) -> None:
+        """`job` has ended with `measurements`.
+
+        An arm that is quarantined has none, one that failed has one that says so.
+        """
+        ...
+
+    def remaining(self) -> tuple[int, float | None]:
+        """How many jobs are still to be handed out, as far as that is known, and the seconds
+        that they will take, or None where only the pace so far can tell."""
+        ...
+
+    def expected(self) -> dict[str, float]:
+        """The regret that is expected to be left, by question; empty where nobody estimates it."""
+        ...
+
+
+MakeSchedule: TypeAlias = Callable[[Sequence[Point], Setting, Sequence[Measurement]], Schedule]
+"""Makes the schedule of one key from its points, its setting and what is measured already."""
+
+
+class Exhaustive:
+    """Every batch of every point's grid that leaves a choice, in the grids' order."""
+
+    def __init__(
+        self, points: Sequence[Point], setting: Setting, known: Sequence[Measurement]
+    ) -> None:
+        stored = {(row.point, row.batch, row.arm) for row in known}
+        self._jobs = deque(_missing(points, setting, stored))
+
+    def next(self) -> Job | None:
+        """The next batch of the grid that lacks a measurement."""
+        return self._jobs.popleft() if self._jobs else None
+
+    def done(self, job: Job, measurements: Sequence[Measurement]) -> None:
+        """Nothing: the grid is the grid."""
+
+    def remaining(self) -> tuple[int, float | None]:
+        """What is left of the grid."""
+        return len(self._jobs), None
+
+    def expected(self) -> dict[str, float]:
+        """Nothing: a grid does not ask."""
+        return {}
+
+
+def _missing(
+    points: Sequence[Point], setting: Setting, stored: set[tuple[str, str, str]]
+) -> Iterator[Job]:
+    """What is missing of the points' grids. A batch that leaves no choice needs no measuring."""
+    for point in points:
+        arms = list(point.candidates(setting))
+        for batch in point.grid(setting):
+            allowed = [arm for arm in arms if arm.allowed(batch, setting) is None]
+            word = str(batch)
+            missing = tuple(a for a in allowed if (point.name, word, a.name) not in stored)
+            if len(allowed) > 1 and missing:
+                yield Job(point, batch, missing)

@@ -1,0 +1,98 @@
+"""Events of a run: one JSON object a line, for programs."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from nsa_tune import UsageError
+from nsa_tune._cli.events import EventProgress, Together, events_into
+from nsa_tune.autotune.progress import Incident, NoProgress
+from nsa_tune.backend.batch import Batch
+from nsa_tune.backend.layouts import KVLayout
+from nsa_tune.backend.point import Setting
+from nsa_tune.backend.profiles import PROFILES
+from nsa_tune.backend.records import Measurement, Status
+from tests.reports.synthetic import H100, key_of, measured, toy_point
+
+POINT = toy_point()
+BATCH = Batch.extend([0], [64])
+SETTING = Setting(PROFILES["deepseek-v3.2"], 128, KVLayout.FP8_PACKED, H100)
+
+
+def test_each_event_is_a_line_with_its_schema() -> None:
+    file = io.StringIO()
+    events = EventProgress(file)
+    failed = Measurement("toy", str(BATCH), "flat/a", Status.FAILED, reason="no\nkernel ü")
+
+    events.start(SETTING, key_of(), 12, 34)
+    events.batch(1, 12, POINT, BATCH, [measured("toy", BATCH, "steep/a", 5.0, 0.1), failed], 1.25)
+    events.incident(Incident("quarantined", "flat/a is out", {"arm": "flat/a"}))
+    events.end("done", measured=2)
+
+    start, batch, quarantined, end = map(json.loads, file.getvalue().splitlines())
+    assert {e["schema"] for e in (start, batch, quarantined, end)} == {"nsa-tune/event/1"}
+    assert (start["event"], start["batches"], start["skipped"]) == ("start", 12, 34)
+    assert start["key"]["digest"] == key_of().digest
+    assert (batch["event"], batch["done"], batch["total"], batch["seconds"]) == (
+        "batch", 1, 12, 1.25,
+    )  # fmt: skip
+    assert (batch["point"], batch["batch"]) == ("toy", "extend:0+64")
+    assert batch["rows"][0]["latency_us"] == 5.0
+    assert batch["rows"][1] == {"arm": "flat/a", "status": "failed", "reason": "no\nkernel ü"}
+    assert (quarantined["event"], quarantined["arm"]) == ("quarantined", "flat/a")
+    assert end == {
+        "schema": "nsa-tune/event/1", "event": "end", "outcome": "done", "measured": 2,
+    }  # fmt: skip
+
+
+def test_a_file_is_appended_to(tmp_path: Path) -> None:
+    for outcome in ("budget", "done"):
+        with events_into(str(tmp_path / "events")) as events:
+            assert events is not None
+            events.end(outcome)
+
+    lines = (tmp_path / "events").read_text().splitlines()
+    assert [json.loads(line)["outcome"] for line in lines] == ["budget", "done"]
+
+
+def test_a_file_that_cannot_be_written_is_said_before_the_run(tmp_path: Path) -> None:
+    with (
+        pytest.raises(UsageError, match="events cannot be written to"),
+        events_into(str(tmp_path / "none" / "events")),
+    ):
+        raise AssertionError
+
+
+def test_a_reader_that_is_gone_does_not_end_the_run(caplog: pytest.LogCaptureFixture) -> None:
+    class Gone(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError(32, "Broken pipe")
+
+    events = EventProgress(Gone())
+    events.end("done")
+    events.end("done")
+
+    assert [record.getMessage() for record in caplog.records] == [
+        "no more events are written: Broken pipe"
+    ]
+
+
+def test_nobody_asked_for_events() -> None:
+    with events_into(None) as events:
+        assert events is None
+
+
+def test_several_are_told_the_same() -> None:
+    file = io.StringIO()
+
+    together = Together(EventProgress(file), NoProgress(), EventProgress(file))
+    together.start(SETTING, key_of(), 1, 0)
+    together.batch(1, 1, POINT, BATCH, [], 1.0)
+    together.incident(Incident("quarantined", "out"))
+
+    names = [json.loads(line)["event"] for line in file.getvalue().splitlines()]
+    assert names == ["start", "start", "batch", "batch", "quarantined", "quarantined"]

@@ -1,0 +1,225 @@
+"""Several devices: they share the batches, one that breaks is replaced, and odd ones are named."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import pytest
+
+from nsa_tune import MachineUnfit
+from nsa_tune.autotune.fleet import Fleet, Post
+from nsa_tune.autotune.messages import Hello
+from nsa_tune.autotune.progress import Incident, NoProgress
+from nsa_tune.autotune.run import RunRequest, run
+from nsa_tune.autotune.schedule import Exhaustive, Job
+from nsa_tune.autotune.station import Step
+from nsa_tune.autotune.sweep import Sweep
+from nsa_tune.backend.batch import Batch
+from nsa_tune.backend.layouts import KVLayout
+from nsa_tune.backend.point import Point, Setting
+from nsa_tune.backend.profiles import profile_of
+from nsa_tune.backend.records import Key, Measurement, Status
+from nsa_tune.db.store import Store
+from tests.autotune.fake_point import MANY
+from tests.records import DEVICE, KEY
+
+SETTING = Setting(profile_of("deepseek-v3.2"), 128, KVLayout.FP8_PACKED, DEVICE)
+POINT = MANY["runnable"]
+BATCHES = 40
+
+
+class Scripted:
+    """A device whose jobs take some calls of `advance`, and which breaks after some jobs."""
+
+    connection: Connection | None = None
+
+    def __init__(self, unit: str, slowness: float = 1.0, calls: int = 1, lives: int = 10**6):
+        self.unit, self.slowness, self.calls, self.lives = unit, slowness, calls, lives
+        self.job: Job | None = None
+        self.closed = False
+        self._left = 0
+
+    def hello(self) -> Hello:
+        return Hello(SETTING, KEY, self.unit)
+
+    def begin(self, job: Job) -> None:
+        self.job, self._left = job, self.calls
+
+    def advance(self) -> Step | None:
+        assert self.job is not None
+        if self.lives == 0:
+            raise MachineUnfit(f"{self.unit} fell off the bus")
+        self._left -= 1
+        if self._left > 0:
+            return None
+        self.lives -= 1
+        rows = [
+            Measurement(
+                self.job.point.name, str(self.job.batch), arm.name, Status.OK,
+                time := self.slowness * self.job.batch.kv_tokens, time, time, 8,
+            )
+            for arm in self.job.arms
+        ]  # fmt: skip
+        self.job = None
+        return Step(rows, finished=True)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Listener(NoProgress):
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.incidents: list[Incident] = []
+        self.counts: list[tuple[int, int]] = []
+
+    def batch(
+        self, done: int, total: int, point: Point, batch: Batch, rows: Sequence[Measurement],
+        seconds: float,
+    ) -> None:  # fmt: skip
+        self.counts.append((done, total))
+
+    def incident(self, incident: Incident) -> None:
+        self.incidents.append(incident)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with Store.open(tmp_path / "t.db") as store:
+        yield store
+
+
+Make = Callable[..., tuple[Fleet, Sweep, Listener]]
+
+
+@pytest.fixture
+def fleet(store: Store) -> Make:
+    def make(*stations: Scripted) -> tuple[Fleet, Sweep, Listener]:
+        hellos = [station.hello() for station in stations]
+        sweep = Sweep(hellos, [POINT], store, {"fresh": False}, Exhaustive)
+        posts = [Post(station, sweep, station.unit) for station in stations]
+        listener = Listener()
+        return Fleet(posts, listener), sweep, listener
+
+    return make
+
+
+def stored(store: Store, key: Key = KEY) -> Counter[tuple[str, str]]:
+    return Counter((row.batch, row.arm) for row in store.table(key).measurements)
+
+
+def test_devices_share_the_batches_and_each_row_is_stored_once(fleet: Make, store: Store) -> None:
+    runner, sweep, listener = fleet(Scripted("A"), Scripted("B"))
+
+    assert runner.measure(None) == "done"
+
+    assert len(stored(store)) == sweep.measured == 2 * BATCHES
+    assert sum(unit.batches for unit in sweep.units()) == BATCHES
+    assert listener.counts == [(done, BATCHES) for done in range(1, BATCHES + 1)]
+
+
+def test_a_slow_device_gets_fewer_batches(fleet: Make) -> None:
+    runner, sweep, _ = fleet(Scripted("A"), Scripted("B", calls=4))
+
+    runner.measure(None)
+
+    fast, slow = (unit.batches for unit in sweep.units())
+    assert fast + slow == BATCHES
+    assert 3 * slow < fast
+
+
+def test_a_device_that_is_out_of_line_is_named_by_cells_that_all_measured(fleet: Make) -> None:
+    runner, sweep, _ = fleet(Scripted("A"), Scripted("B", 1.1), Scripted("C", 1.01))
+
+    runner.measure(None)
+
+    ratios = {unit.unit: unit.ratio for unit in sweep.units()}
+    assert ratios == pytest.approx({"A": 1 / 1.01, "B": 1.1 / 1.01, "C": 1.0})
+    assert [unit.unit for unit in sweep.units() if unit.out_of_line] == ["B"]
+
+
+def test_of_two_devices_each_is_compared_with_the_other(fleet: Make) -> None:
+    runner, sweep, _ = fleet(Scripted("A"), Scripted("B", 1.04))
+
+    runner.measure(None)
+
+    assert [unit.ratio for unit in sweep.units()] == pytest.approx([1 / 1.04, 1.04])
+
+
+def test_one_device_alone_is_compared_with_nothing(fleet: Make) -> None:
+    runner, sweep, _ = fleet(Scripted("A"))
+
+    runner.measure(None)
+
+    assert [(unit.batches, unit.ratio) for unit in sweep.units()] == [(BATCHES, None)]
+
+
+def test_the_work_of_a_device_that_breaks_is_done_by_the_others(fleet: Make, store: Store) -> None:
+    broken = Scripted("B", lives=7)
+    runner, _, listener = fleet(Scripted("A"), broken)
+
+    assert runner.measure(None) == "done"
+
+    assert len(stored(store)) == 2 * BATCHES
+    assert broken.closed
+    assert [incident.kind for incident in listener.incidents] == ["unit_dropped"]
+    assert "B is left out: B fell off the bus" in listener.incidents[0].text
+
+
+def test_when_the_last_device_breaks_the_run_ends_and_keeps_its_rows(
+    fleet: Make, store: Store
+) -> None:
+    runner, sweep, _ = fleet(Scripted("A", lives=3), Scripted("B", lives=5))
+
+    with pytest.raises(MachineUnfit, match="fell off the bus"):
+        runner.measure(None)
+
+    sweep.ledger.flush()
+    assert len(stored(store)) == 2 * sum(unit.batches for unit in sweep.units()) > 0
+
+
+def test_a_budget_lets_every_device_finish_its_batch(fleet: Make, store: Store) -> None:
+    runner, sweep, _ = fleet(Scripted("A"), Scripted("B"))
+
+    assert runner.measure(0.0) == "budget"
+
+    assert len(stored(store)) == 2 * sum(unit.batches for unit in sweep.units()) <= 8
+
+
+def test_devices_of_different_models_have_a_sweep_each(store: Store) -> None:
+    class Other(Scripted):
+        def hello(self) -> Hello:
+            return Hello(SETTING, replace(KEY, gpu="NVIDIA H200"), self.unit)
+
+    posts = []
+    for station in (Scripted("A"), Other("B")):
+        sweep = Sweep([station.hello()], [POINT], store, {"fresh": False}, Exhaustive)
+        posts.append(Post(station, sweep, station.unit))
+
+    assert Fleet(posts, NoProgress()).measure(None) == "done"
+
+    assert len(stored(store)) == 2 * BATCHES
+    assert stored(store) == stored(store, replace(KEY, gpu="NVIDIA H200"))
+
+
+@pytest.mark.slow
+def test_two_workers_on_a_processor_share_a_run(tmp_path: Path) -> None:
+    request = RunRequest(tmp_path / "t.db", device="cpu")
+
+    result = run(request, registry="tests.autotune.fake_point:MANY", devices=["cpu", "cpu"])
+
+    alone = run(
+        replace(request, database=tmp_path / "alone.db", isolate=False),
+        registry="tests.autotune.fake_point:MANY",
+    )
+    assert {(row.batch, row.arm) for row in result.table.measurements} == {
+        (row.batch, row.arm) for row in alone.table.measurements
+    }
+    assert [unit.unit for unit in result.units] == ["cpu", "cpu/1"]
+    assert all(unit.batches > 0 and unit.ratio is not None for unit in result.units)
+    assert sum(unit.batches for unit in result.units) == len(alone.table.measurements) / 2
