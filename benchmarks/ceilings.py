@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 from nsa_tune.autotune import devices
+from nsa_tune.autotune.bench import default_model
 from nsa_tune.autotune.ceilings import measure_ceilings
-from nsa_tune.autotune.run import default_model
 from nsa_tune.autotune.timing import timer_for
 from nsa_tune.backend import detect
 from nsa_tune.backend.layouts import KVLayout
