@@ -13,6 +13,7 @@ from nsa_tune._cli.files import write_file
 from nsa_tune._cli.options import AsJson, Database, Format, Gpu, Heads, KvDtypeOption, Model
 from nsa_tune._errors import ExtraMissing, UsageError
 from nsa_tune.backend.layouts import layout_of
+from nsa_tune.backend.profiles import family_of
 from nsa_tune.reports import Report, build
 from nsa_tune.reports.document import as_csv, as_json, as_markdown
 from nsa_tune.reports.html import as_html, charts_javascript
@@ -44,7 +45,7 @@ def report(
 
     Takes every table that the options match, from the first place that has one.
     """
-    layout = None if kv_dtype is None else str(layout_of(kv_dtype))
+    layout = None if kv_dtype is None else str(layout_of(kv_dtype, family_of(model)))
     found = build(select(database, Wish(gpu, model, heads, layout)))
     form = Format.JSON if json else form
     if form is Format.TERMINAL and out is None:

@@ -17,6 +17,7 @@ __all__ = [
     "FA3_WORKS",
     "FLASHMLA_OFFSETS",
     "FLASHMLA_SCHEDULE",
+    "INT32",
     "MQA_LOGITS_BYTES",
     "NEXT_N_SM90",
     "NOT_CAPTURED",

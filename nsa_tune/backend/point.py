@@ -129,6 +129,10 @@ class Point:
     """The input tensors of a batch on a device. Imports torch."""
     sample: Callable[[Setting, Any], Batch]
     """A random batch from `random.Random`, for held-out checks: ragged half of the time."""
+    families: frozenset[str] = frozenset({"dsa"})
+    """Families of models that the question arises in."""
+    group: str = ""
+    """A name for several points of one file, which may stand for all of them."""
 
     def arm(self, name: str) -> Arm:
         """The arm called `name`.
