@@ -31,7 +31,9 @@ __all__ = ["Dispatcher"]
 
 _log = logging.getLogger(__name__)
 
-_FIELDS = ("prefill_path", "mha_kernel", "sparse_prefill", "indexer_layout")
+_FIELDS = (
+    "prefill_path", "mha_kernel", "sparse_prefill", "indexer_layout", "decode", "indexer_metadata",
+)  # fmt: skip
 _MOST_RECENT = 1024
 _CONTEXTS = 17
 """Context lengths at which a captured size is weighed."""
@@ -112,7 +114,9 @@ class Dispatcher:
         found, problem = _found(None if db is None else Path(db), wanted)
         for table in in_order(found, here):
             libraries = dict(table.key.libraries if here is None else here.libraries)
-            setting = Setting(profile, heads, layout, table.device, libraries)
+            setting = Setting(
+                profile, heads, layout, table.device, libraries, limits=dict(table.limits)
+            )
             try:
                 return cls(
                     setting, _compiled(setting, table), source=_source(table, here), table=table
@@ -191,10 +195,10 @@ class Dispatcher:
         return explained(self.plan(batch), self.source)
 
     def _plan(self, batch: Batch, chosen: Mapping[str, str | None], because: _Because) -> Plan:
-        path, mha_kernel, sparse, indexer = map(chosen.get, _FIELDS)
+        path, mha_kernel, sparse, indexer, decode, metadata = map(chosen.get, _FIELDS)
         setting = self.setting
         derived = derive(batch, setting.layout, setting.profile.index_topk, path, sparse)
-        return Plan(batch, path, mha_kernel, sparse, indexer, *derived, because)
+        return Plan(batch, path, mha_kernel, sparse, indexer, decode, metadata, *derived, because)
 
     def _plan_captured(self, mode: Mode, batch_size: int, next_n: int) -> Plan:
         choices: dict[str, Choice] = {}

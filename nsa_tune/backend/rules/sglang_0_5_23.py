@@ -58,6 +58,20 @@ def _indexer_layout(batch: Batch, setting: Setting) -> str:
     return "native" if native else "flatten"
 
 
+def _decode(batch: Batch, setting: Setting) -> str:
+    del batch
+    if _sm(setting) >= 100:
+        return "trtllm"
+    if setting.layout is KVLayout.FP8_PACKED:
+        return _named("flashmla_kv", setting)
+    return "torch_sparse" if setting.device.arch == "cpu" else "fa3"
+
+
+def _indexer_metadata(batch: Batch, setting: Setting) -> str:
+    del batch
+    return "torch" if setting.device.arch == "cpu" else "deep_gemm"
+
+
 SGLANG_0_5_23 = Rule(
     "SGLang 0.5.23",
     {
@@ -65,5 +79,7 @@ SGLANG_0_5_23 = Rule(
         "mha_kernel": Default(_mha_kernel, "layers/attention/dsa_backend.py:3373"),
         "sparse_prefill": Default(_sparse_prefill, "arg_groups/overrides.py:716"),
         "indexer_layout": Default(_indexer_layout, "layers/attention/dsa_backend.py:938"),
+        "decode": Default(_decode, "arg_groups/overrides.py:716"),
+        "indexer_metadata": Default(_indexer_metadata, "layers/attention/dsa_backend.py:938"),
     },
 )
