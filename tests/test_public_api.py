@@ -49,6 +49,8 @@ def test_a_plan_has_these_fields() -> None:
         "mha_kernel",
         "sparse_prefill",
         "indexer_layout",
+        "decode",
+        "indexer_metadata",
         "topk_transform",
         "dequantize_prefix",
         "skip_topk",

@@ -30,7 +30,9 @@ __all__ = ["Dispatcher"]
 
 _log = logging.getLogger(__name__)
 
-_FIELDS = ("prefill_path", "mha_kernel", "sparse_prefill", "indexer_layout")
+_FIELDS = (
+    "prefill_path", "mha_kernel", "sparse_prefill", "indexer_layout", "decode", "indexer_metadata",
+)  # fmt: skip
 _V4_FIELDS = ("v4_prefill_c4", "v4_prefill_c128")
 _MOST_RECENT = 1024
 _CONTEXTS = 17
@@ -113,7 +115,9 @@ class Dispatcher:
         found, problem = _found(None if db is None else Path(db), wanted)
         for table in in_order(found, here):
             libraries = dict(table.key.libraries if here is None else here.libraries)
-            setting = Setting(profile, heads, layout, table.device, libraries)
+            setting = Setting(
+                profile, heads, layout, table.device, libraries, limits=dict(table.limits)
+            )
             try:
                 return cls(
                     setting, _compiled(setting, table), source=_source(table, here), table=table
@@ -192,11 +196,13 @@ class Dispatcher:
         return explained(self.plan(batch), self.source)
 
     def _plan(self, batch: Batch, chosen: Mapping[str, str | None], because: _Because) -> Plan:
-        path, mha_kernel, sparse, indexer = map(chosen.get, _FIELDS)
+        path, mha_kernel, sparse, indexer, decode, metadata = map(chosen.get, _FIELDS)
         setting = self.setting
         derived = derive(batch, setting.layout, setting.profile.index_topk, path, sparse)
         v4 = [chosen.get(name) for name in _V4_FIELDS]
-        return Plan(batch, path, mha_kernel, sparse, indexer, *derived, because, *v4)
+        return Plan(
+            batch, path, mha_kernel, sparse, indexer, decode, metadata, *derived, because, *v4
+        )
 
     def _plan_captured(self, mode: Mode, batch_size: int, next_n: int) -> Plan:
         choices: dict[str, Choice] = {}

@@ -59,6 +59,10 @@ class Plan:
     """The sparse kernel, should the path be mla: "flashmla_sparse", "flashmla_kv", ..."""
     indexer_layout: str | None
     """"native", "pairs" or "flatten"; None in extend."""
+    decode: str | None
+    """The sparse kernel that decodes: "flashmla_kv", "flashmla_sparse", ...; None in extend."""
+    indexer_metadata: str | None
+    """Who schedules the indexer's paged logits, where they are: "deep_gemm" or "triton"."""
     topk_transform: str | None
     """"paged" or "ragged": how the indexer's top-k hands its indices to the sparse kernel."""
     dequantize_prefix: bool | None

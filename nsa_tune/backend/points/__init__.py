@@ -6,14 +6,18 @@ from collections.abc import Mapping, Sequence
 
 from nsa_tune._errors import UnknownName, UsageError
 from nsa_tune.backend.point import Point
+from nsa_tune.backend.points.decode import DECODE
 from nsa_tune.backend.points.indexer_layout import INDEXER_LAYOUT
+from nsa_tune.backend.points.indexer_metadata import INDEXER_METADATA
 from nsa_tune.backend.points.prefill import PREFILL
 from nsa_tune.backend.points.v4_prefill import V4_PREFILL
 from nsa_tune.backend.profiles import ModelProfile
 
 __all__ = ["POINTS", "point_of", "points_for"]
 
-POINTS: dict[str, Point] = {point.name: point for point in (PREFILL, INDEXER_LAYOUT, *V4_PREFILL)}
+POINTS: dict[str, Point] = {
+    point.name: point for point in (PREFILL, DECODE, INDEXER_LAYOUT, INDEXER_METADATA, *V4_PREFILL)
+}
 
 
 def point_of(name: str) -> Point:

@@ -29,6 +29,7 @@ __all__ = ["V4_PREFILL"]
 
 _RATIOS = (4, 128)
 _GATHERED_AT_ONCE = 2**16
+_INT32 = 2**31
 
 
 def _padded(case: V4PrefillCase) -> Callable[[], torch.Tensor]:
@@ -213,7 +214,7 @@ def _indices_guard(ratio: int) -> Guard:
             return f"FlashMLA computes at most 128 heads, {setting.heads} given"
         # The combined indices are the wider ones: padded to a multiple of 128.
         width = profile.window + work.extra_width(profile, ratio, batch.max_kv) + 127
-        if batch.q_tokens * width >= guards.INT32:
+        if batch.q_tokens * width >= _INT32:
             return f"{batch.q_tokens} rows of {width} indices overflow FlashMLA's int32 offsets"
         return None
 
@@ -233,11 +234,22 @@ _FLASHMLA = frozenset({"sm90", "sm100"})
 
 def _arms(ratio: int) -> tuple[Arm, ...]:
     both = (_ratio_guard(ratio), _indices_guard(ratio))
-    paged = (*both, _COLUMNS, guards.FLASHMLA_SCHEDULE, guards.FLASHMLA_OFFSETS)
+    paged = (
+        *both, _COLUMNS, guards.FLASHMLA_SCHEDULE, guards.FLASHMLA_OFFSETS,
+        guards.FLASHMLA_SCRATCH,
+    )  # fmt: skip
     gathers = (*both, _workspace_guard(ratio))
     return (
         Arm("sparse_fwd", _build_sparse_fwd, _V4, "flash_mla", _FLASHMLA, gathers),
-        Arm("with_kvcache", _build_with_kvcache, _V4, "flash_mla", _FLASHMLA, paged),
+        Arm(
+            "with_kvcache",
+            _build_with_kvcache,
+            _V4,
+            "flash_mla",
+            _FLASHMLA,
+            paged,
+            surcharge_us=guards.schedule_surcharge_us,
+        ),
         Arm("torch_sparse", _build_torch_sparse, _V4, guards=both[:1], reference=True),
         Arm("torch_kv", _build_torch_kv, _V4, guards=both[:1], reference=True),
     )

@@ -67,6 +67,20 @@ def _indexer_layout(batch: Batch, setting: Setting) -> str:
     return "native" if native else "flatten"
 
 
+def _decode(batch: Batch, setting: Setting) -> str:
+    del batch
+    if _sm(setting) >= 100:
+        return "trtllm"
+    if setting.layout is KVLayout.FP8_PACKED:
+        return _named("flashmla_kv", setting)
+    return "torch_sparse" if setting.device.arch == "cpu" else "fa3"
+
+
+def _indexer_metadata(batch: Batch, setting: Setting) -> str:
+    del batch
+    return "torch" if setting.device.arch == "cpu" else "deep_gemm"
+
+
 SGLANG_0_5_23 = Rule(
     "SGLang 0.5.23",
     {
@@ -76,5 +90,7 @@ SGLANG_0_5_23 = Rule(
         "v4_prefill_c4": Default(_v4_prefill, "layers/attention/deepseek_v4_backend.py:2917"),
         "v4_prefill_c128": Default(_v4_prefill, "layers/attention/deepseek_v4_backend.py:2917"),
         "indexer_layout": Default(_indexer_layout, "layers/attention/dsa_backend.py:938"),
+        "decode": Default(_decode, "arg_groups/overrides.py:716"),
+        "indexer_metadata": Default(_indexer_metadata, "layers/attention/dsa_backend.py:938"),
     },
 )
