@@ -189,4 +189,3 @@ def test_every_limit_is_one_that_guards_consult() -> None:
         name for one in probing.LIMITS.values() for name in (one.name, one.price_name, one.also)
     }
     assert named - {""} == set(guards.PROBED)
-    assert isinstance(search(counted(1, []), 1, 2), Found)
