@@ -68,7 +68,9 @@ def test_exactly_the_options_that_exist_are_documented(name: str) -> None:
     assert documented == _options(name)
 
 
-@pytest.mark.parametrize("schema", ["run", "lookup", "explain", "report", "doctor", "db-list"])
+@pytest.mark.parametrize(
+    "schema", ["run", "probe", "lookup", "explain", "report", "doctor", "db-list"]
+)
 def test_schemas_are_documented(schema: str) -> None:
     assert f"`nsa-tune/{schema}/1`" in CLI
 

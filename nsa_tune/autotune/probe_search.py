@@ -71,12 +71,9 @@ def attempt(trial: str, size: int, target: Target, deadline_s: float) -> Try:
         try:
             said, complained = child.communicate(timeout=deadline_s)
         except subprocess.TimeoutExpired:
-            _end(child.pid)
-            child.communicate()
             return Try(size, Outcome.HUNG, f"not done after {deadline_s:g} s")
-        except BaseException:
+        finally:
             _end(child.pid)
-            raise
     return _judged(size, child.returncode, said, complained)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Protocol
@@ -144,6 +144,7 @@ def run(request: RunRequest, progress: Progress | None = None) -> RunResult:
     timer = timer_for(device)
     key = devices.key_of(setting, timer)
     with Store.open(request.database) as store:
+        setting = replace(setting, limits=store.limits(key))
         stored = set() if request.fresh else store.measured(key)
         cells = list(_cells(points, setting, stored))
         progress.start(setting, key, len(cells), len(stored))

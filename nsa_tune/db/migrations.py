@@ -102,7 +102,24 @@ _FIRST_SCHEMA = (
     """,
 )
 
-MIGRATIONS: tuple[Callable[[Database], None], ...] = (first_schema,)
+
+def probed_limits(db: Database) -> None:
+    """Limits that probes found; of one key and name the newest counts."""
+    db.execute(_PROBED_LIMITS)
+
+
+_PROBED_LIMITS = """
+    CREATE TABLE limits (
+        id INTEGER PRIMARY KEY,
+        run_id INTEGER NOT NULL REFERENCES runs (id),
+        name TEXT NOT NULL,
+        value INTEGER NOT NULL CHECK (value >= 0),
+        past TEXT NOT NULL,  -- what happened behind it
+        found_at TEXT NOT NULL  -- ISO 8601, UTC
+    )
+    """
+
+MIGRATIONS: tuple[Callable[[Database], None], ...] = (first_schema, probed_limits)
 """Step i makes schema i + 1."""
 
 

@@ -25,13 +25,13 @@ def test_there_is_one_step_for_each_schema_version() -> None:
     assert len(MIGRATIONS) == tables.SCHEMA_VERSION
 
 
-def test_the_step_is_recorded(tmp_path: Path) -> None:
+def test_each_step_is_recorded(tmp_path: Path) -> None:
     path = tmp_path / "nsa-tune.db"
     Store.open(path).close()
 
     with closing(sqlite3.connect(path)) as connection:
         rows = connection.execute("SELECT version, name FROM nsa_tune_migrations").fetchall()
-    assert rows == [(1, "first_schema")]
+    assert rows == [(1, "first_schema"), (2, "probed_limits")]
 
 
 def test_opening_again_changes_nothing(tmp_path: Path) -> None:
@@ -50,9 +50,10 @@ def test_the_schema_is_frozen_by_its_names(tmp_path: Path) -> None:
 
     with closing(Database(path)) as db:
         assert db.table_names() == [
-            "nsa_tune_migrations", "keys", "devices", "runs", "measurements",
+            "nsa_tune_migrations", "keys", "devices", "runs", "measurements", "limits",
         ]  # fmt: skip
         assert db.view_names() == ["newest"]
+        assert {key.other_table for key in db.table("limits").foreign_keys} == {"runs"}
         assert {key.other_table for key in db.table("measurements").foreign_keys} == {"runs"}
         assert {key.other_table for key in db.table("runs").foreign_keys} == {"keys", "devices"}
 
@@ -76,19 +77,19 @@ def test_a_step_that_fails_leaves_the_schema_before_it(
     Store.open(path).close()
     before = _schema(path)
 
-    def second(db: Database) -> None:
+    def third(db: Database) -> None:
         db.execute("ALTER TABLE runs ADD COLUMN host TEXT")
         db.execute("CREATE TABLE hosts (name TEXT)")
         raise RuntimeError("the power went")
 
-    monkeypatch.setattr(tables, "SCHEMA_VERSION", 2)
-    monkeypatch.setattr(migrations, "MIGRATIONS", (*MIGRATIONS, second))
+    monkeypatch.setattr(tables, "SCHEMA_VERSION", 3)
+    monkeypatch.setattr(migrations, "MIGRATIONS", (*MIGRATIONS, third))
     with pytest.raises(RuntimeError, match="power"):
         Store.open(path)
 
     assert _schema(path) == before
     with closing(Database(path)) as db:
-        assert tables.schema_version(db.conn, path) == 1
+        assert tables.schema_version(db.conn, path) == 2
 
 
 def test_an_older_database_is_brought_up_with_its_rows(
@@ -98,16 +99,16 @@ def test_an_older_database_is_brought_up_with_its_rows(
     with Store.open(path) as store:
         store.add(store.begin_run(KEY, DEVICE, {}), [ok("extend:0+128")])
 
-    def second(db: Database) -> None:
+    def third(db: Database) -> None:
         db.execute("ALTER TABLE runs ADD COLUMN host TEXT")
 
-    monkeypatch.setattr(tables, "SCHEMA_VERSION", 2)
-    monkeypatch.setattr(migrations, "MIGRATIONS", (*MIGRATIONS, second))
+    monkeypatch.setattr(tables, "SCHEMA_VERSION", 3)
+    monkeypatch.setattr(migrations, "MIGRATIONS", (*MIGRATIONS, third))
     with Store.open(path) as store:
         assert len(store.table(KEY).measurements) == 1
     with closing(Database(path)) as db:
         assert "host" in db.table("runs").columns_dict
-        assert tables.schema_version(db.conn, path) == 2
+        assert tables.schema_version(db.conn, path) == 3
 
 
 def test_a_step_that_another_process_has_done_is_not_done_again(tmp_path: Path) -> None:
@@ -116,4 +117,21 @@ def test_a_step_that_another_process_has_done_is_not_done_again(tmp_path: Path) 
         migrate(one, path)
         migrate(other, path)
 
-        assert other.table("nsa_tune_migrations").count == 1
+        assert other.table("nsa_tune_migrations").count == len(MIGRATIONS)
+
+
+def test_a_database_of_the_first_schema_is_read_without_limits_and_then_takes_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "nsa-tune.db"
+    with monkeypatch.context() as earlier:
+        earlier.setattr(migrations, "MIGRATIONS", MIGRATIONS[:1])
+        with Store.open(path) as store:
+            store.add(store.begin_run(KEY, DEVICE, {}), [ok("extend:0+128")])
+
+    (table,) = tables.read_database(path)
+    assert (len(table.measurements), table.limits) == (1, {})
+    with Store.open(path) as store:
+        store.add_limits(store.begin_run(KEY, DEVICE, {}), {"rows": (7, "it ended")})
+    (table,) = tables.read_database(path)
+    assert (len(table.measurements), table.limits) == (1, {"rows": 7})
