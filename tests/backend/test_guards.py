@@ -259,7 +259,11 @@ def test_logits_may_take_a_quarter_of_the_memory() -> None:
     assert guards.MQA_LOGITS_BYTES.check(Batch.verify([1025] * 128, 2), setting) is not None
 
 
-@pytest.mark.parametrize("guard", _ALL, ids=lambda guard: guard.name)
+# FA3's plan holds less above 4096 tiles, where one schedule serves all heads.
+_MONOTONE = [guard for guard in _ALL if guard is not guards.FA3_WORKS]
+
+
+@pytest.mark.parametrize("guard", _MONOTONE, ids=lambda guard: guard.name)
 @given(
     st.lists(st.tuples(st.integers(0, 300000), st.integers(1, 300000)), min_size=1, max_size=4),
     st.integers(1, 300000),
