@@ -47,7 +47,9 @@ def shell(copy: Path, *arguments: str) -> str:
 
 def test_a_made_up_arm_appears_everywhere(copy: Path) -> None:
     ran = json.loads(
-        shell(copy, "run", "--device", "cpu", "--points", "decode", "--budget", "6", "-q", "--json")
+        shell(
+            copy, "run", "--device", "cpu", "--points", "decode", "--budget", "20", "-q", "--json"
+        )
     )
     assert ran["measured"] > 0
     assert ran["failures"] == []

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nsa_tune.backend.tables import schema_version
+from nsa_tune.db.views import VIEWS
 
 if TYPE_CHECKING:
     from sqlite_utils import Database
@@ -119,7 +120,14 @@ _PROBED_LIMITS = """
     )
     """
 
-MIGRATIONS: tuple[Callable[[Database], None], ...] = (first_schema, probed_limits)
+
+def views(db: Database) -> None:
+    """v_regret, v_winner, v_limits and v_crossover, over what `newest` shows."""
+    for statement in VIEWS:
+        db.execute(statement)
+
+
+MIGRATIONS: tuple[Callable[[Database], None], ...] = (first_schema, views, probed_limits)
 """Step i makes schema i + 1."""
 
 

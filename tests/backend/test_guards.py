@@ -84,8 +84,8 @@ def test_a_slow_schedule_costs_time_for_each_row_behind_the_cliff_and_nothing_be
     surcharge = guards.schedule_surcharge_us
 
     assert surcharge(_rows(19370), _SLOW) == 0
-    assert surcharge(_rows(19371), _SLOW) == pytest.approx(6400, rel=0.1)
-    assert surcharge(_rows(30000), _SLOW) == pytest.approx(9900, rel=0.1)
+    assert surcharge(_rows(19371), _SLOW) == pytest.approx(6160, rel=0.01)
+    assert surcharge(_rows(30000), _SLOW) == pytest.approx(9540, rel=0.01)
     probed = replace(_SLOW, limits={"flashmla_schedule_ns_per_row": 100})
     assert surcharge(_rows(30000), probed) == pytest.approx(3000)
 
@@ -259,7 +259,11 @@ def test_logits_may_take_a_quarter_of_the_memory() -> None:
     assert guards.MQA_LOGITS_BYTES.check(Batch.verify([1025] * 128, 2), setting) is not None
 
 
-@pytest.mark.parametrize("guard", _ALL, ids=lambda guard: guard.name)
+# FA3's plan holds less above 4096 tiles, where one schedule serves all heads.
+_MONOTONE = [guard for guard in _ALL if guard is not guards.FA3_WORKS]
+
+
+@pytest.mark.parametrize("guard", _MONOTONE, ids=lambda guard: guard.name)
 @given(
     st.lists(st.tuples(st.integers(0, 300000), st.integers(1, 300000)), min_size=1, max_size=4),
     st.integers(1, 300000),

@@ -29,8 +29,8 @@ __all__ = [
 
 INT32 = 2**31
 _SHARE_OF_MEMORY = 4
-_SLOW_NS_PER_ROW = 330
-"""Measured on an H100 with sgl-flash-mla 1.0.0: 6.0 ms more at 19371 rows, 10.5 ms at 30000."""
+_SLOW_NS_PER_ROW = 318
+"""`nsa-tune probe` on an H100 with sgl-flash-mla 1.0.0: 6.2 ms more at 19371 rows."""
 
 
 def padded_heads(heads: int) -> int | None:

@@ -83,7 +83,8 @@ _MLA = (
         surcharge_us=guards.schedule_surcharge_us,
     ),
     Arm(
-        "mla/triton", mla.build_triton, _ANY, archs=ANY_GPU,
+        # Not where FlashMLA runs: so many times slower there that a sweep would be mostly its time.
+        "mla/triton", mla.build_triton, _ANY, archs=ANY_GPU - _FLASHMLA,
         guards=(guards.SOME_ROWS, guards.TRITON_SHAPE),
     ),
     Arm("mla/torch_sparse", mla.build_torch_sparse, _ANY, reference=True),

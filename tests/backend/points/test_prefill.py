@@ -111,11 +111,11 @@ def test_a_batch_of_sums_only_cannot_be_measured() -> None:
 
 def test_hopper_times_its_kernels_and_a_cpu_times_torch() -> None:
     assert [arm.name for arm in PREFILL.candidates(H100)] == [
-        "mha/fa3", "mha/fa2", "mha/sdpa", "mla/flashmla_sparse", "mla/flashmla_kv", "mla/triton",
+        "mha/fa3", "mha/fa2", "mha/sdpa", "mla/flashmla_sparse", "mla/flashmla_kv",
     ]  # fmt: skip
     bf16 = replace(H100, layout=KVLayout.BF16)
     assert [arm.name for arm in PREFILL.candidates(bf16)] == [
-        "mha/fa3", "mha/fa2", "mha/sdpa", "mla/flashmla_sparse", "mla/triton",
+        "mha/fa3", "mha/fa2", "mha/sdpa", "mla/flashmla_sparse",
     ]  # fmt: skip
     assert [arm.name for arm in PREFILL.candidates(TINY)] == [
         "mha/torch", "mla/torch_sparse", "mla/torch_kv",
@@ -245,4 +245,4 @@ def test_a_kernel_is_not_planned_for_a_profile_that_it_cannot_take() -> None:
     batch = Batch.extend([50], [10])
 
     allowed = [a.name for a in PREFILL.candidates(tiny) if a.allowed(batch, tiny) is None]
-    assert allowed == ["mha/sdpa", "mla/triton"]
+    assert allowed == ["mha/sdpa"]
