@@ -27,6 +27,7 @@ from nsa_tune import Dispatcher
 from nsa_tune.backend.decision_log import DecisionLog
 from nsa_tune.backend.integrations.sglang.facts import facts_of
 from nsa_tune.backend.integrations.sglang.indexer import Indexer, around_context_lens
+from nsa_tune.backend.integrations.sglang.once import charged
 from nsa_tune.backend.integrations.sglang.prefill import Answers, Prefill, around_prefill
 from tests.integrations.sglang.engine import Engine, model_runner
 from tests.integrations.sglang.wheels import VERSIONS, wheel_of
@@ -34,6 +35,7 @@ from tests.integrations.sglang.wheels import VERSIONS, wheel_of
 SEQUENCES = (1, 2, 4, 8, 16, 32, 64)
 ROUNDS = 7
 PASSES = 400
+_LAYERS = 61
 _IMPLS = frozenset({"flashmla_kv", "flashmla_sparse"})
 _PREFILL, _INDEXER = "set_dsa_prefill_impl", "_build_paged_mqa_schedule_2d_ctx_lens"
 
@@ -79,7 +81,7 @@ def _microseconds(backend: Any, batches: Sequence[Any]) -> float:
 def _steered(engine: Engine, base: type, dispatcher: Dispatcher, log: Path | None) -> Any:
     """A backend of class `base` under the hook, which has seen no batch yet."""
     backend = engine.backend(engine.hooked_class(base, {_PREFILL: around_prefill}))
-    answers = Answers(dispatcher, facts_of(backend, model_runner()), _IMPLS)
+    answers = Answers(charged(dispatcher, _LAYERS), facts_of(backend, model_runner()), _IMPLS)
     Prefill.attach(backend, answers, None if log is None else DecisionLog(log))
     return backend
 
@@ -146,6 +148,23 @@ def others(engine: Engine, dispatcher: Dispatcher) -> dict[str, float]:
     return found
 
 
+def ragged(sequences: int) -> float:
+    """Host microseconds that SGLang adds a pass for flashmla_sparse over packed fp8: a slice a
+    sequence of the page table, and a sum over a tensor; on a GPU also the wait for a length."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    lens = torch.randint(1000, 3000, (sequences,))
+    table = torch.zeros(sequences, 3000, dtype=torch.int32, device=device)
+    news = torch.full((sequences,), 64, device=device)
+    times = []
+    for _ in range(50):
+        start = time.perf_counter()
+        flat = torch.cat([table[i, :length] for i, length in enumerate(lens.tolist())])
+        assert flat.shape[0] == sum(lens)
+        torch.repeat_interleave(news, news)
+        times.append((time.perf_counter() - start) * 1e6)
+    return median(times)
+
+
 def _each(call: Pass, backend: Any) -> float:
     start = time.perf_counter()
     for _ in range(PASSES * 5):
@@ -174,6 +193,7 @@ def main() -> None:
         "table": dispatcher.source,
         "prefill": prefill(engine, opened),
         "others": others(engine, dispatcher),
+        "ragged_us": {sequences: ragged(sequences) for sequences in SEQUENCES},
     }
     if arguments.json:
         print(json.dumps(found))
@@ -188,6 +208,8 @@ def main() -> None:
         )
     for name, value in found["others"].items():
         print(f"{name.removesuffix('_us')}: {value:.1f} us added")
+    costs = ", ".join(f"{us:.0f} at {n}" for n, us in found["ragged_us"].items())
+    print(f"SGLang's own work once a pass for flashmla_sparse, us by sequences: {costs}")
 
 
 if __name__ == "__main__":

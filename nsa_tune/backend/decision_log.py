@@ -26,6 +26,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import stat
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -75,7 +76,8 @@ class DecisionLog:
     def from_environment(cls) -> DecisionLog | None:
         """The log that NSA_TUNE_LOG asks for, if it does."""
         path = os.environ.get(VARIABLE, "")
-        return cls(Path(path).expanduser()) if path else None
+        # Path.expanduser raises for a user that is not there.
+        return cls(Path(os.path.expanduser(path))) if path else None  # noqa: PTH111
 
     def due(self) -> int:
         """Count a decision. How many the next line stands for, or 0 while none is due."""
@@ -123,9 +125,13 @@ class DecisionLog:
 
     def _opened(self) -> int:
         if self._file is None:
-            flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+            # A pipe that nobody reads would hold up the engine, here or when it is full.
+            flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
             self._file = os.open(self._path, flags, 0o644)
-            size = os.fstat(self._file).st_size
+            status = os.fstat(self._file)
+            if not stat.S_ISREG(status.st_mode):
+                raise OSError("it is no regular file")
+            size = status.st_size
             # A full disk or a lost machine may have left half a line.
             if size and os.pread(self._file, 1, size - 1) != b"\n":
                 os.write(self._file, b"\n")

@@ -108,10 +108,10 @@ class Places:
     def _nearby(self, cell: tuple[int, ...]) -> list[int]:
         """The places among which are the nearest ones of every location in `cell`."""
         centre = tuple((i + 0.5) / _CELLS_AN_OCTAVE for i in cell)
-        ranked = sorted((dist(centre, place), i) for i, place in enumerate(self.locations))
+        distances = [dist(centre, place) for place in self.locations]
         diagonal = sqrt(len(cell)) / _CELLS_AN_OCTAVE
-        reach = ranked[min(_NEIGHBOURS, len(ranked) - 1)][0] + diagonal + _SAME
-        near = [i for distance, i in ranked if distance <= reach]
+        reach = sorted(distances)[min(_NEIGHBOURS, len(distances) - 1)] + diagonal + _SAME
+        near = [i for i, distance in enumerate(distances) if distance <= reach]
         if len(self._cells) >= _MOST_CELLS:
             self._cells.clear()
         self._cells[cell] = near
@@ -122,7 +122,8 @@ class Places:
         """For each place the weights of the others, as if it had not been measured."""
         every = []
         for i, here in enumerate(self.locations):
-            others = sorted((dist(here, p), j) for j, p in enumerate(self.locations) if j != i)
+            others = [(dist(here, p), j) for j, p in enumerate(self.locations) if j != i]
+            others.sort()
             every.append(_weights(others[: _NEIGHBOURS + 1]))
         return tuple(every)
 

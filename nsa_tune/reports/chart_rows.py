@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nsa_tune.reports.charts.theme import Rows
 from nsa_tune.reports.default_cost import worst_first
@@ -27,12 +27,15 @@ __all__ = [
     "map_cells",
     "map_rows",
     "roof_rows",
+    "scatter_rows",
     "time_rows",
 ]
 
 FASTEST = "fastest allowed"
 """Who chose, where the table did."""
 
+_CLOSE = 1.3
+"""Factor on a logarithmic axis under which two numbers would lie upon each other."""
 _KINDS = {"win": "sure", "only": "only"}
 
 
@@ -69,6 +72,26 @@ def map_rows(placed: Iterable[tuple[Line, int, Cell]]) -> Rows:
     ]
 
 
+def scatter_rows(answer: AnswerReport) -> dict[str, Rows] | None:
+    """The data sets of `charts.winner_scatter`; None when every batch has its place on a map."""
+    on_lines = {line.slice.batch(value) for line in answer.lines for value in line.slice.values}
+    rows: Rows = []
+    for cell in answer.cells:
+        if cell.batch in on_lines:
+            continue
+        row = _map_row(cell)
+        del row["margin"]
+        times = (f"{choice} {_us(time.latency_us)}" for choice, time in cell.times.items())
+        mean = round(cell.batch.kv_tokens / cell.batch.sequences)
+        rows.append({"x": cell.batch.q_tokens, "y": mean, **row, "times": "; ".join(times)})
+    if not rows:
+        return None
+    return {
+        "batches": [row for row in rows if row["kind"] != "only"],
+        "only": [row for row in rows if row["kind"] == "only"],
+    }
+
+
 def _map_row(cell: Cell) -> dict[str, object]:
     cost = cell.cost(cell.default)
     rule = f"; the default takes {cell.default}, {cost:.3g}x" if cost and cost > 1 else ""
@@ -101,8 +124,13 @@ def curve_rows(answer: AnswerReport, line: Line) -> dict[str, Rows]:
 
 
 def edge_rows(line: Line) -> Rows:
-    """The crossovers of one line."""
-    return [_edge_row(line, edge) for edge in line.edges]
+    """The crossovers of one line; one that lies close after another has no `label`."""
+    rows: Rows = []
+    for edge in line.edges:
+        row = _edge_row(line, edge)
+        crowded = any(one["label"] and row["x"] < _CLOSE * one["x"] for one in rows)
+        rows.append({**row, "label": "" if crowded else str(row["x"])})
+    return rows
 
 
 def estimate_rows(line: Line) -> Rows:
@@ -125,7 +153,7 @@ def time_rows(cell: Cell) -> Iterator[tuple[dict[str, object], float]]:
         yield row, cell.cost(choice) or 1.0
 
 
-def _edge_row(line: Line, edge: Edge) -> dict[str, object]:
+def _edge_row(line: Line, edge: Edge) -> dict[str, Any]:
     until = line.slice.amount(edge.value - 1)
     return {
         "x": edge.value - 1,

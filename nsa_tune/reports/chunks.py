@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 from nsa_tune.backend.batch import Batch, Mode
 
 if TYPE_CHECKING:
-    from nsa_tune.backend.point import Setting
     from nsa_tune.backend.policy import Policy
     from nsa_tune.backend.rules import Rule
 
@@ -74,11 +73,10 @@ class _Pass:
 def chunk_curves(policy: Policy, rule: Rule) -> tuple[ChunkCurve, ...]:
     """Curves for prompts of one sequence, within the measured new tokens and kv tokens.
 
-    None for a point that does not answer `prefill_path`, or of which too little was measured.
+    None for a point that does not prefill, or of which too little was measured.
     """
-    names = {answer.name for answer in policy.point.answers}
     extends = [b for b in policy.measured if b.mode is Mode.EXTEND and b.sequences == 1]
-    if "prefill_path" not in names or not extends:
+    if not extends:
         return ()
     setting = policy.setting
     topk = setting.profile.index_topk
@@ -138,7 +136,7 @@ def _pass(policy: Policy, rule: Rule, batch: Batch) -> _Pass | None:
     if not timed:
         return None
     arm = min(timed, key=lambda name: timed[name].latency_us)
-    default = _default_arms(policy, rule, batch, policy.setting)
+    default = _default_arms(policy, rule, batch)
     return _Pass(
         arm,
         timed[arm].latency_us,
@@ -148,15 +146,13 @@ def _pass(policy: Policy, rule: Rule, batch: Batch) -> _Pass | None:
     )
 
 
-def _default_arms(policy: Policy, rule: Rule, batch: Batch, setting: Setting) -> set[str]:
-    """The arms that the engine's rule leaves: its path, and the kernel that it takes for that."""
-    allowed = {arm.name for arm in policy.point.arms}
-    path = None
+def _default_arms(policy: Policy, rule: Rule, batch: Batch) -> set[str]:
+    """The arms that the engine's rule leaves: none that another choice of a question stands for.
+
+    A question about a path that is not taken takes no more away.
+    """
+    left = {arm.name for arm in policy.point.arms}
     for answer in policy.point.answers:
-        choice = rule.choose(answer, batch, setting)
-        if answer.name == "prefill_path":
-            path = choice
-            allowed &= set(answer.choices.get(choice, ()))
-        elif (answer.name == "mha_kernel") == (path == "mha"):
-            allowed &= set(answer.choices.get(choice, ()))
-    return allowed
+        taken = set(answer.choices.get(rule.choose(answer, batch, policy.setting), ()))
+        left -= {arm for arms in answer.choices.values() for arm in arms} - taken
+    return left

@@ -105,7 +105,7 @@ def trace(answer: Answer, policy: Remembering, line: Slice) -> Line:
         return seen[value]
 
     def limited(value: int) -> Set[str]:
-        return policy.survey(line.batch(value)).refused.keys()
+        return policy.refused(line.batch(value))
 
     positions = sorted(_positions(limited, line.values))
     runs = _merged(_runs(at, positions))
@@ -144,11 +144,10 @@ def _first(holds: Callable[[int], bool], low: int, high: int) -> int:
 
 
 def _positions(limited: Callable[[int], Set[str]], values: Sequence[int]) -> set[int]:
-    """The measured values, two more between each pair, and both sides of every limit: where the
+    """The measured values, one more between each pair, and both sides of every limit: where the
     arms change that a guard forbids, `limited`."""
     found = set(values)
-    for low, high in pairwise(values):
-        found |= {max(round(low * (high / low) ** (k / 3)), low) for k in (1, 2) if low > 0}
+    found |= {max(isqrt(low * high), low) for low, high in pairwise(values)}
     for low, high in pairwise(sorted(found)):
         here = low
         while (forbidden := limited(here)) != limited(high):

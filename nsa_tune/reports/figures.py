@@ -17,6 +17,7 @@ from nsa_tune.reports.chart_rows import (
     map_cells,
     map_rows,
     roof_rows,
+    scatter_rows,
 )
 from nsa_tune.reports.charts.theme import Rows, Spec
 from nsa_tune.reports.crossovers import Line
@@ -90,6 +91,9 @@ def _of_section(section: Section, rule: str) -> Iterator[tuple[str, Spec]]:
     for answer in section.answers:
         for lines in bundles_of(answer):
             yield from _of_lines(section, answer, lines)
+        if len(answer.measured) > 1 and (batches := scatter_rows(answer)):
+            spec = charts.with_rows(charts.winner_scatter(answer.measured), batches)
+            yield _plain(f"{answer.answer.name} batches"), spec
         rows = cost_rows(answer)
         if rows["costs"] and rows["mean"]:
             spec = charts.default_costs("new tokens in the batch", answer.measured)

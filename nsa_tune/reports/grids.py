@@ -74,8 +74,13 @@ def fingerprint(section: Section) -> list[tuple[str, str]]:
         ("timing protocol", key.protocol),
         ("measured", _minute(table.measured_at)),
         ("measurements", measured),
-        ("source", table.source),
+        ("source", _file(table.source)),
     ]
+
+
+def _file(source: str) -> str:
+    """A source without its directories: a report is sent to others."""
+    return source.rpartition("/")[2] or source
 
 
 def _minute(moment: str) -> str:
@@ -254,7 +259,7 @@ def _chunk_note(curves: Sequence[ChunkCurve]) -> str:
         f"No {arm} in chunks of {chunk} and more: {clause}."
         for arm, (chunk, clause) in from_chunk.items()
     )
-    return " ".join(["Attention of one layer, one sequence.", *limits])
+    return " ".join(["One layer, one sequence.", *limits])
 
 
 def roof_grid(section: Section, point: PointReport) -> Grid:

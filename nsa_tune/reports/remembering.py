@@ -31,6 +31,7 @@ class Remembering(Policy):
         self._surveyed: dict[Batch, Survey] = {}
         self._estimated: dict[Batch, dict[str, Estimate]] = {}
         self._decided: dict[tuple[str, Batch], Choice] = {}
+        self._arms = tuple(self.point.candidates(self.setting))
 
     @classmethod
     def of(
@@ -54,6 +55,12 @@ class Remembering(Policy):
         if batch not in self._estimated:
             self._estimated[batch] = super().estimates(batch)
         return self._estimated[batch]
+
+    def refused(self, batch: Batch) -> frozenset[str]:
+        """The arms that a guard forbids, without asking how long the others take."""
+        return frozenset(
+            arm.name for arm in self._arms if arm.allowed(batch, self.setting) is not None
+        )
 
     def decide(self, answer: Answer, batch: Batch) -> Choice:
         """The choice for `batch`, where the engine's rule is the default."""

@@ -91,7 +91,7 @@ def achieved_of(
         batch = batches.get(row.batch)
         if batch is None or row.status is not Status.OK or row.latency_us is None:
             continue
-        work = work_of(row.arm, batch, policy.setting)
+        work = work_of(row.point, row.arm, batch, policy.setting)
         if work is not None:
             found.append(_achieved(row, row.latency_us / 1e6, work, ceilings))
     return tuple(found)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 
@@ -75,10 +75,15 @@ def _read(path: Path, wish: Wish) -> Iterator[tuple[Key, Table | None]]:
     """(key, table where `wish` matches) of everything in `path`."""
     if path.suffix == ".tsv":
         key = text_table.read_key(path)
-        yield key, text_table.read_text(path) if wish.matches(key) else None
+        yield key, _text_table(path) if wish.matches(key) else None
         return
     for table in tables.read_database(path):
         yield table.key, table if wish.matches(table.key) else None
+
+
+def _text_table(path: Path) -> Table:
+    table = text_table.read_text(path)
+    return replace(table, source=f"shipped:{path.stem}") if path in tables.shipped() else table
 
 
 def _nothing(wish: Wish, known: list[Key]) -> str:

@@ -39,9 +39,9 @@ class Work:
         return self.flops / self.moved
 
 
-def work_of(arm: str, batch: Batch, setting: Setting) -> Work | None:
-    """The work of the arm called `arm`; None for a way that is not described here."""
-    describe = _WAYS.get(arm.partition("/")[0])
+def work_of(point: str, arm: str, batch: Batch, setting: Setting) -> Work | None:
+    """The work of `arm` of `point`; None for a way that is not described here."""
+    describe = _POINTS.get(point) or _WAYS.get((point, arm.partition("/")[0]))
     return None if describe is None else describe(batch, setting)
 
 
@@ -97,7 +97,8 @@ def _indexer(batch: Batch, setting: Setting) -> Work:
     return Work(flops, keys + queries + batch.pairs * _FP32, "fp8")
 
 
-_WAYS: dict[str, Callable[[Batch, Setting], Work]] = {
-    "mha": _mha, "mla": _mla, "native": _indexer, "pairs": _indexer, "flatten": _indexer,
+_POINTS: dict[str, Callable[[Batch, Setting], Work]] = {"decode": _mla, "indexer_layout": _indexer}
+_WAYS: dict[tuple[str, str], Callable[[Batch, Setting], Work]] = {
+    ("prefill", "mha"): _mha, ("prefill", "mla"): _mla,
 }  # fmt: skip
-"""By the part of an arm's name before "/"."""
+"""By the point and the part of an arm's name before "/"."""

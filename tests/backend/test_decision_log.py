@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -158,13 +159,49 @@ def test_a_file_that_cannot_be_written_ends_the_log_with_one_warning(
     assert len([r for r in caplog.records if r.levelno == logging.WARNING]) == 1
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_a_full_disk_ends_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    log = DecisionLog(Path("/dev/full"))
+def test_a_full_disk_ends_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(file: int, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    log = DecisionLog(tmp_path / "d.jsonl")
+    monkeypatch.setattr(os, "write", full)
     _write(log)
 
     assert log.due() == 0
     assert "No space left on device" in caplog.text
+
+
+def test_a_pipe_is_no_log(tmp_path: Path) -> None:
+    """Nobody may be reading it: a process of its own, for the engine would wait for ever."""
+    os.mkfifo(tmp_path / "pipe")
+    code = (
+        "from pathlib import Path; from nsa_tune import Batch\n"
+        "from nsa_tune.backend.decision_log import DecisionLog\n"
+        f"log = DecisionLog(Path({str(tmp_path / 'pipe')!r}), lines_a_second=1e9)\n"
+        "for i in range(2000):\n"
+        f"    log.write(1, Batch.extend([i], [1]), own={{}}, taken={{}}, table={TABLE!r})\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=30,
+        check=True,
+    )  # fmt: skip
+
+    assert "it is no regular file" in done.stderr
+
+
+def test_a_home_that_is_not_there_ends_the_log_when_it_is_written(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("NSA_TUNE_LOG", "~no-such-user/d.jsonl")
+    log = DecisionLog.from_environment()
+    assert log is not None
+    _write(log)
+
+    assert log.due() == 0
+    assert "~no-such-user" in caplog.text
 
 
 def test_a_file_does_not_grow_beyond_its_limit(

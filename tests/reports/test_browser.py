@@ -25,6 +25,7 @@ pytest.importorskip("vl_convert")
 SCHEMES: tuple[Scheme, ...] = ("light", "dark")
 PANELS = ("t0-prefill_path-0", "t0-sparse_prefill-0", "t0-indexer_layout-0")
 PLOTS = {
+    "crossovers": ("t0-indexer_layout-batches",),
     "cost": ("t0-cost-prefill_path", "t0-cost-sparse_prefill", "t0-cost-indexer_layout"),
     "chunks": ("t0-chunks-prefill",),
     "roofline": ("t0-roofline-prefill", "t0-roofline-indexer_layout"),
@@ -64,7 +65,6 @@ def test_every_chart_draws_offline_without_a_complaint(
             assert panel.locator(".map .mark-rect path").count() > 10
             assert panel.locator(".curves .mark-line path").count() >= 2
             assert panel.locator(".role-legend").count() == 2
-        _photographed(page, tmp_path / f"crossovers-{scheme}.png")
         for view, plots in PLOTS.items():
             visit.view(view)
             for plot in plots:
@@ -106,7 +106,7 @@ def test_a_filter_changes_what_is_shown_and_the_url_restores_it(visit: Visit) ->
     shown = page.locator("article.panel:visible").evaluate_all("all => all.map(one => one.id)")
     hash_text = page.evaluate("location.hash")
 
-    assert shown == ["t1-indexer_layout-0"]
+    assert shown == ["t1-indexer_layout-0", "t1-indexer_layout-batches"]
     assert hash_text == "#heads=16&kv=bf16&question=indexer_layout"
     page.goto("about:blank")
     again = visit.open(hash_text)
@@ -194,7 +194,7 @@ def test_the_keyboard_reaches_views_filters_lines_and_tables(visit: Visit) -> No
     page = visit.open()
 
     reached = []
-    for _ in range(16):
+    for _ in range(18):
         page.keyboard.press("Tab")
         reached.append(
             page.evaluate(
@@ -205,8 +205,9 @@ def test_the_keyboard_reaches_views_filters_lines_and_tables(visit: Visit) -> No
 
     # A chart that is wider than the window scrolls, and then the keyboard reaches it too.
     steps = [name for name in reached if name != "chart vega-embed"]
-    assert steps[:11] == [
-        "skip", *["view"] * 5, "filter-heads", "filter-kv", "filter-question", "line", "scroll",
+    assert steps[:12] == [
+        "skip", *["view"] * 5, "filter-heads", "filter-kv", "filter-point", "filter-question",
+        "line", "scroll",
     ]  # fmt: skip
 
 
@@ -236,7 +237,7 @@ def test_a_narrow_window_scrolls_in_its_charts_and_not_as_a_whole(
     with Visit(browser, page_file, width=390) as visit:
         page = visit.page
         page.goto(visit.url)
-        for view, panel in {"crossovers": PANELS[0], **{v: p[0] for v, p in PLOTS.items()}}.items():
+        for view, panel in [("crossovers", PANELS[0]), *((v, p[0]) for v, p in PLOTS.items())]:
             visit.view(view)
             visit.drawn(panel)
             assert page.evaluate("document.documentElement.scrollWidth") <= 390

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,10 +14,12 @@ from nsa_tune.reports.chart_rows import (
     chunk_rows,
     cost_rows,
     curve_rows,
+    edge_rows,
     facet_of,
     map_cells,
     map_rows,
     roof_rows,
+    scatter_rows,
 )
 from nsa_tune.reports.charts import (
     THEMES,
@@ -27,11 +30,13 @@ from nsa_tune.reports.charts import (
     default_costs,
     roofline,
     winner_map,
+    winner_scatter,
     with_rows,
 )
 from nsa_tune.reports.charts.theme import PAGES
+from nsa_tune.reports.crossovers import Edge
 from nsa_tune.reports.report import AnswerReport, Section, build
-from tests.reports.synthetic import real_table
+from tests.reports.synthetic import real_table, toy_point, toy_table
 
 vl_convert = pytest.importorskip("vl_convert")
 
@@ -126,6 +131,36 @@ def test_the_roofline_compiles_and_reads_what_its_rows_have(section: Section) ->
         heights = [row["y"] for row in rows["roof"]]
         assert heights[0] < heights[1] == heights[2]
         assert _drawn(with_rows(spec, rows))
+
+
+def test_a_batch_is_either_on_the_map_or_on_the_scatter(answers: dict[str, AnswerReport]) -> None:
+    answer = answers["indexer_layout"]
+    sets = scatter_rows(answer)
+    assert sets is not None
+    spec = with_rows(winner_scatter(answer.measured), sets)
+    rows = [row for some in sets.values() for row in some]
+
+    every = [*_map_rows(answer), *rows]
+    assert sorted(row["batch"] for row in every) == sorted(cell.word for cell in answer.cells)
+    assert any("," in str(row["batch"]) for row in rows)
+    assert all(row["x"] >= 1 and row["y"] >= 1 for row in rows)
+    assert _drawn(spec)
+
+
+def test_a_map_that_has_every_batch_needs_no_scatter() -> None:
+    toy = toy_point()
+    (section,) = build([toy_table(toy)], points={"toy": toy}).sections
+
+    assert scatter_rows(section.points[0].answers[0]) is None
+
+
+def test_crossovers_close_together_share_one_label(answer: AnswerReport) -> None:
+    line = answer.lines[0]
+    edges = [Edge("a", "b", value, value - 1, value + 1) for value in (65, 67, 513)]
+
+    rows = edge_rows(replace(line, edges=tuple(edges)))
+
+    assert [row["label"] for row in rows] == ["64", "", "512"]
 
 
 def test_a_line_from_zero_compiles(answer: AnswerReport) -> None:

@@ -67,6 +67,19 @@ def test_the_best_size_has_the_highest_rate() -> None:
 
 
 def test_a_point_that_does_not_prefill_has_no_curves() -> None:
+    (section,) = build([real_table(points=("indexer_layout",))]).sections
+
+    assert section.points[0].chunks == ()
+
+
+def test_any_point_that_prefills_has_curves() -> None:
     toy = toy_point()
 
-    assert build([toy_table(toy)], points={"toy": toy}).sections[0].points[0].chunks == ()
+    (curve,) = build([toy_table(toy)], points={"toy": toy}).sections[0].points[0].chunks
+
+    assert curve.prompt == 4096
+    # flat/a costs 100 + 0.1 a token, and the rule takes the first declared: 10 + 1 a token.
+    one = curve.points[-1]
+    assert (one.chunk, one.arms) == (4096, ("flat/a",))
+    assert one.total_us == pytest.approx(509.6)
+    assert one.default_us == pytest.approx(4106)

@@ -27,7 +27,7 @@ def section() -> Section:
 
 
 def _work(arm: str, batch: Batch, setting: Setting = SETTING) -> Work:
-    work = work_of(arm, batch, setting)
+    work = work_of("prefill", arm, batch, setting)
     assert work is not None
     return work
 
@@ -61,7 +61,8 @@ def test_without_a_prefix_the_pool_is_not_read() -> None:
 
 
 def test_an_unknown_way_has_no_work() -> None:
-    assert work_of("sideways/any", Batch.extend([0], [2]), SETTING) is None
+    assert work_of("prefill", "sideways/any", Batch.extend([0], [2]), SETTING) is None
+    assert work_of("elsewhere", "mha/fa3", Batch.extend([0], [2]), SETTING) is None
 
 
 def test_the_best_measurement_of_each_kind_is_a_ceiling() -> None:

@@ -11,7 +11,16 @@
     if (!text) return null;
     const bytes = Uint8Array.from(atob(text), (character) => character.charCodeAt(0));
     const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
-    return JSON.parse(await new Response(stream).text());
+    return new Response(stream).text();
+  }
+
+  // The charts' script, where it is in the page: the policy knows the hash of its text.
+  async function loadCharts() {
+    const packed = document.getElementById("nsa-tune-charts");
+    if (!packed || window.nsaTuneEmbed) return;
+    const script = document.createElement("script");
+    script.textContent = await inflated(packed.textContent);
+    document.body.append(script);
   }
 
   function unpack(columns) {
@@ -82,8 +91,10 @@
       section.hidden = Object.entries(section.dataset).some(([name, value]) => differs(name, value));
     }
     for (const card of document.querySelectorAll("article")) {
-      const { view, question } = card.dataset;
-      card.hidden = view !== page.view || (question !== undefined && differs("question", question));
+      const unwanted = ["point", "question"].some(
+        (name) => card.dataset[name] !== undefined && differs(name, card.dataset[name]),
+      );
+      card.hidden = card.dataset.view !== page.view || unwanted;
     }
     for (const button of page.buttons) {
       button.setAttribute("aria-pressed", String(button.dataset.view === page.view));
@@ -215,8 +226,9 @@
   async function start() {
     page?.watcher?.disconnect();
     const form = document.querySelector("form.filters");
+    await loadCharts();
     page = {
-      data: await inflated(document.getElementById("nsa-tune-data").textContent),
+      data: JSON.parse(await inflated(document.getElementById("nsa-tune-data").textContent)),
       form,
       buttons: [...document.querySelectorAll("nav.views button")],
       panels: [...document.querySelectorAll("article.panel")],

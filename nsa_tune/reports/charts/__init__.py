@@ -11,6 +11,7 @@ from nsa_tune.reports.charts.curves import curves
 from nsa_tune.reports.charts.maps import winner_map
 from nsa_tune.reports.charts.overview import overview
 from nsa_tune.reports.charts.roofline import roofline
+from nsa_tune.reports.charts.scatter import winner_scatter
 from nsa_tune.reports.charts.theme import THEMES, Rows, Spec, picture_theme, with_rows
 
 __all__ = [
@@ -24,5 +25,6 @@ __all__ = [
     "picture_theme",
     "roofline",
     "winner_map",
+    "winner_scatter",
     "with_rows",
 ]

@@ -28,7 +28,8 @@ def curves(x_title: str, choices: Sequence[str], *, from_zero: bool = False) -> 
 
     Data sets: "estimates" (x, choice, us, wide: the interval is from us / wide to us * wide),
     "measured" (x, choice, arm, us, low, high, samples, over: the time over the best one's) and
-    "edges" (x, low, high, limit, text). With `from_zero` x may be 0, which a logarithm cannot show.
+    "edges" (x, low, high, limit, label, text). With `from_zero` x may be 0, which a logarithm
+    cannot show.
     """
     x = {
         "field": "x",
@@ -102,6 +103,6 @@ def _edge_layers() -> list[Spec]:
             "data": data,
             "mark": {"type": "text", "y": -4, "align": "center", "baseline": "bottom",
                      "fontSize": 11},
-            "encoding": {"text": {"field": "x", "type": "quantitative", "format": "d"}},
+            "encoding": {"text": {"field": "label", "type": "nominal"}},
         },
     ]  # fmt: skip

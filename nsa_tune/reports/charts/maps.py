@@ -8,7 +8,9 @@ from nsa_tune.reports.charts.theme import SCHEMA, Spec, choice_colour, tips
 
 __all__ = ["winner_map"]
 
-_WIDTH, _HEIGHT = 34, 24
+_WIDTH, _HEIGHT = 27, 24
+_INNER = 0.94
+"""Share of its step that a cell fills."""
 _THREE_DIGITS = (
     "format(datum.margin, datum.margin < 9.995 ? '.2f' : datum.margin < 99.95 ? '.1f' : '.0f')"
 )
@@ -53,7 +55,8 @@ def _layers(choices: Sequence[str]) -> list[Spec]:
         {
             "transform": [{"filter": "datum.kind == 'only'"}],
             "mark": {
-                "type": "point", "shape": _hatch(), "size": 480, "stroke": "#ffffff",
+                "type": "point", "shape": _hatch(), "size": (_HEIGHT * _INNER) ** 2,
+                "stroke": "#ffffff",
                 "strokeWidth": 1.3, "strokeOpacity": 0.75, "filled": False,
             },
         },
@@ -73,17 +76,19 @@ def _layers(choices: Sequence[str]) -> list[Spec]:
 
 def _band(field: str, title: str, axis: Spec, **more: object) -> Spec:
     axis = {"title": title, "grid": False, "ticks": False, "domain": False, **axis}
-    scale = {"paddingInner": 0.06}
+    scale = {"paddingInner": round(1 - _INNER, 2)}
     return {"field": field, "type": "ordinal", "axis": axis, "scale": scale, **more}
 
 
 def _hatch() -> str:
-    """Diagonal strokes over a cell, as an SVG path: 3 units wide and 2 high."""
+    """Diagonal strokes over a cell, as an SVG path: 2 units high, and as wide as a cell is then."""
+    edge = _WIDTH / _HEIGHT
     strokes = []
     for i in range(-4, 5):
         # The stroke through (i / 2, 0) at 45 degrees, cut at the cell's edges.
-        left, right = max(i / 2 - 1, -1.5), min(i / 2 + 1, 1.5)
-        strokes.append(f"M{left},{i / 2 - left}L{right},{i / 2 - right}")
+        left, right = max(i / 2 - 1, -edge), min(i / 2 + 1, edge)
+        if left < right:
+            strokes.append(f"M{left:g},{i / 2 - left:g}L{right:g},{i / 2 - right:g}")
     return "".join(strokes)
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from math import exp, fsum, log
 
@@ -20,6 +20,7 @@ from nsa_tune.reports.compare.crossings import (
     shifts,
 )
 from nsa_tune.reports.compare.judging import SAME_WITHIN, Judged, Verdict, judge
+from nsa_tune.reports.compare.one_sided import one_sided
 from nsa_tune.reports.report import build, setting_of
 
 __all__ = ["ArmSummary", "Comparison", "Difference", "compare"]
@@ -43,10 +44,6 @@ class ArmSummary:
     counts: Mapping[Verdict, int]
     geomean: float | None
     """Of the second side's times over the first's; None when no cell succeeded on both."""
-    missing: int
-    """Cells that only the first side has."""
-    added: int
-    """Cells that only the second side has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,16 +98,17 @@ def compare(
         {(row.point, row.batch, row.arm): row for row in table.measurements}
         for table in (before, after)
     )
+    settings = setting_of(before), setting_of(after)
     cells = judge(
-        ours, theirs, points, setting_of(before), same_within,
-        one_gpu=before.key.gpu == after.key.gpu,
-    )  # fmt: skip
+        ours, theirs, points, settings[0], same_within, one_gpu=before.key.gpu == after.key.gpu
+    )
+    cells += one_sided(ours, theirs, points, *settings)
     one, other = build([before, after], points=points, rule=rule).sections
     return Comparison(
         before=before,
         after=after,
         differences=tuple(_differences(before, after)),
-        arms=tuple(_summaries(cells, ours, theirs)),
+        arms=tuple(_summaries(cells)),
         cells=tuple(cells),
         shifts=tuple(shifts(one, other)),
         moved=tuple(moved_crossovers(one, other)),
@@ -130,26 +128,11 @@ def _differences(before: Table, after: Table) -> Iterator[Difference]:
         yield Difference("measured_at", before.measured_at, after.measured_at)
 
 
-_Place = tuple[str, str, str]
-
-
-def _summaries(
-    cells: Sequence[Judged], ours: Iterable[_Place], theirs: Iterable[_Place]
-) -> Iterator[ArmSummary]:
-    first, second = set(ours), set(theirs)
-    missing = Counter((point, arm) for point, _, arm in first - second)
-    added = Counter((point, arm) for point, _, arm in second - first)
-    judged: dict[tuple[str, str], list[Judged]] = {}
+def _summaries(cells: Iterable[Judged]) -> Iterator[ArmSummary]:
+    judged: dict[tuple[str, str], list[Judged]] = defaultdict(list)
     for cell in cells:
-        judged.setdefault((cell.point, cell.arm), []).append(cell)
-    for point, arm in sorted(judged.keys() | missing.keys() | added.keys()):
-        own = judged.get((point, arm), [])
+        judged[cell.point, cell.arm].append(cell)
+    for (point, arm), own in sorted(judged.items()):
         logs = [log(cell.ratio) for cell in own if cell.ratio is not None]
-        yield ArmSummary(
-            point,
-            arm,
-            Counter(cell.verdict for cell in own),
-            exp(fsum(logs) / len(logs)) if logs else None,
-            missing[point, arm],
-            added[point, arm],
-        )
+        counts = Counter(cell.verdict for cell in own)
+        yield ArmSummary(point, arm, counts, exp(fsum(logs) / len(logs)) if logs else None)

@@ -26,8 +26,8 @@ def title(comparison: Comparison) -> str:
 def conclusion(comparisons: Sequence[Comparison], fail_on: float | None) -> str:
     """One line: how many cells are what, and whether that is a regression."""
     counts = {verdict: sum(one.counts[verdict] for one in comparisons) for verdict in Verdict}
-    total = sum(counts.values())
     words = ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count)
+    total = sum(counts.values()) - counts[Verdict.ONLY_BEFORE] - counts[Verdict.ONLY_AFTER]
     if not total:
         return "no cell was measured on both sides"
     same = f"{total} cells: {words} ({counts[Verdict.SAME] / total:.1%} same)"
@@ -65,11 +65,10 @@ def _arms(comparison: Comparison) -> Grid:
     verdicts = list(Verdict)
     rows = [
         (one.point, one.arm, "-" if one.geomean is None else f"{one.geomean:.3f}x",
-         *(str(one.counts.get(verdict, 0)) for verdict in verdicts),
-         str(one.missing), str(one.added))
+         *(str(one.counts.get(verdict, 0)) for verdict in verdicts))
         for one in comparison.arms
     ]  # fmt: skip
-    columns = ("point", "arm", "mean", *map(str, verdicts), "only before", "only after")
+    columns = ("point", "arm", "mean", *map(str, verdicts))
     return Grid(
         "Arms", columns, tuple(rows), frozenset(range(2, len(columns))),
         note="mean: geometric mean of the time after over the time before; below 1 is faster.",
@@ -110,7 +109,8 @@ def _winners(comparison: Comparison) -> Grid:
 
 
 _ORDER = (
-    Verdict.BROKEN, Verdict.SLOWER, Verdict.FASTER, Verdict.UNCLEAR, Verdict.MENDED, Verdict.SAME,
+    Verdict.BROKEN, Verdict.SLOWER, Verdict.FASTER, Verdict.UNCLEAR, Verdict.MENDED,
+    Verdict.ONLY_BEFORE, Verdict.ONLY_AFTER, Verdict.SAME,
 )  # fmt: skip
 
 

@@ -24,7 +24,7 @@ from nsa_tune.backend.surface import features_of
 if TYPE_CHECKING:
     from nsa_tune.backend.point import Point, Setting
 
-__all__ = ["SAME_WITHIN", "Judged", "Verdict", "judge", "percent"]
+__all__ = ["SAME_WITHIN", "Judged", "Rows", "Verdict", "judge", "percent"]
 
 SAME_WITHIN = 0.03
 """Relative difference up to which two times count as the same."""
@@ -48,6 +48,9 @@ class Verdict(StrEnum):
     BROKEN = "broken"
     """It failed, or is wrong, and was not before."""
     MENDED = "mended"
+    ONLY_BEFORE = "only before"
+    """The second side has no such cell."""
+    ONLY_AFTER = "only after"
 
 
 @dataclass(frozen=True, slots=True)

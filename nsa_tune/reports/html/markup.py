@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import base64
+import zlib
 from collections.abc import Iterable
 from html import escape
 from importlib import resources
 
 from nsa_tune.reports.grids import Grid
 
-__all__ = ["article", "asset", "attributes", "figure", "grid_table", "heading", "note", "select"]
+__all__ = [
+    "article",
+    "asset",
+    "attributes",
+    "figure",
+    "grid_table",
+    "heading",
+    "note",
+    "packed_text",
+    "select",
+]
 
 
 def asset(name: str) -> str:
@@ -16,16 +28,23 @@ def asset(name: str) -> str:
     return resources.files("nsa_tune.reports").joinpath("assets").joinpath(name).read_text("utf-8")
 
 
+def packed_text(name: str, text: str) -> str:
+    """An element that holds `text` for the script: deflated, and in base64, which is no markup."""
+    data = base64.b64encode(zlib.compress(text.encode(), 9)).decode() if text else ""
+    return f'<script type="text/plain" id="{name}">{data}</script>'
+
+
 def attributes(facts: Iterable[tuple[str, str]]) -> str:
     """Data attributes, with a space before each."""
     return "".join(f' data-{name}="{escape(value)}"' for name, value in facts)
 
 
-def article(view: str, body: str, *, name: str = "", question: str = "") -> str:
+def article(view: str, body: str, *, name: str = "", point: str = "", question: str = "") -> str:
     """One card of a view; with a `name`, one that the script draws charts in."""
     drawn = f' id="{escape(name)}"' if name else ""
     kind = "panel" if name else "plain"
-    facts = [("view", view), *([("question", question)] if question else [])]
+    named = (("view", view), ("point", point), ("question", question))
+    facts = [(fact, value) for fact, value in named if value]
     return f'<article class="{kind}"{drawn}{attributes(facts)}>{body}</article>'
 
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import json
-import zlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,6 +16,7 @@ from nsa_tune.reports.chart_rows import (
     map_cells,
     map_rows,
     roof_rows,
+    scatter_rows,
     time_rows,
 )
 from nsa_tune.reports.charts.theme import Rows
@@ -26,13 +24,7 @@ from nsa_tune.reports.crossovers import Line
 from nsa_tune.reports.figures import axis_titles, most_telling
 from nsa_tune.reports.report import AnswerReport, PointReport, Section
 
-__all__ = ["chunk_plot", "cost_plot", "line_panel", "packed", "roof_plot"]
-
-
-def packed(value: object) -> str:
-    """`value` as JSON, deflated, in base64: a tenth of the text, and nothing that is markup."""
-    text = json.dumps(value, separators=(",", ":")).encode()
-    return base64.b64encode(zlib.compress(text, 9)).decode()
+__all__ = ["chunk_plot", "cost_plot", "line_panel", "roof_plot", "scatter_plot"]
 
 
 def line_panel(answer: AnswerReport, lines: tuple[Line, ...]) -> dict[str, Any]:
@@ -76,6 +68,12 @@ def cost_plot(answer: AnswerReport) -> dict[str, Any] | None:
         return None
     spec = charts.default_costs("new tokens in the batch", answer.measured)
     return _plot(spec, rows)
+
+
+def scatter_plot(answer: AnswerReport) -> dict[str, Any] | None:
+    """The winners of ragged batches; None without any, or with one choice only."""
+    rows = scatter_rows(answer) if len(answer.measured) > 1 else None
+    return None if rows is None else _plot(charts.winner_scatter(answer.measured), rows)
 
 
 def chunk_plot(point: PointReport, rule: str) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from html import escape
@@ -16,8 +17,7 @@ from pathlib import Path
 from nsa_tune.backend.records import Key
 from nsa_tune.reports import charts
 from nsa_tune.reports.grids import fingerprint, title_of
-from nsa_tune.reports.html.markup import asset, attributes, select
-from nsa_tune.reports.html.packing import packed
+from nsa_tune.reports.html.markup import asset, attributes, packed_text, select
 from nsa_tune.reports.html.views import VIEWS, Drawn, cards_of
 from nsa_tune.reports.report import Report
 
@@ -54,9 +54,13 @@ def as_html(report: Report, javascript: str | None = None) -> str:
 
 
 def offline(javascript: str | None) -> Frame:
-    """The frame of a file: style and scripts are in it, and nothing else may be loaded."""
+    """The frame of a file: style and scripts are in it, and nothing else may be loaded.
+
+    The charts' script is deflated, which makes a third of it; the policy names what it inflates to.
+    """
     style, script = asset("page.css"), asset("page.js")
-    scripts = [script] if javascript is None else [javascript, script]
+    scripts = [script] if javascript is None else [script, javascript]
+    charts_script = "" if javascript is None else packed_text("nsa-tune-charts", javascript)
     policy = (
         f"default-src 'none'; script-src {' '.join(map(_hash, scripts))}; "
         f"style-src {_hash(style)}; base-uri 'none'; form-action 'none'"
@@ -64,7 +68,7 @@ def offline(javascript: str | None) -> Frame:
     return Frame(
         head=f'<meta http-equiv="Content-Security-Policy" content="{escape(policy)}">\n'
         f"<style>{style}</style>",
-        end="\n".join(f"<script>{text}</script>" for text in scripts),
+        end=f"{charts_script}<script>{script}</script>",
         has_charts=javascript is not None,
     )
 
@@ -76,7 +80,8 @@ def written(report: Report, frame: Frame) -> str:
     sections = [_section(report, i, facts[i], drawn) for i in range(len(report.sections))]
     data = ""
     if drawn is not None:
-        data = packed({"themes": charts.THEMES, "panels": drawn.panels, "plots": drawn.plots})
+        every = {"themes": charts.THEMES, "panels": drawn.panels, "plots": drawn.plots}
+        data = json.dumps(every, separators=(",", ":"))
     return "\n".join(
         [
             "<!doctype html>",
@@ -95,7 +100,7 @@ def written(report: Report, frame: Frame) -> str:
             *sections,
             "</main>",
             _CREDITS if frame.has_charts else "",
-            f'<script type="text/plain" id="nsa-tune-data">{data}</script>',
+            packed_text("nsa-tune-data", data),
             frame.end,
             "</body>",
             "</html>",
@@ -162,11 +167,16 @@ def _filters(report: Report, facts: Sequence[Facts]) -> str:
         for name, values in fields.items()
         if len(values) > 1
     ]
-    questions = dict.fromkeys(
-        answer.answer.name for section in report.sections for answer in section.answers
-    )
-    if len(questions) > 1:
-        selects.append(select("filter-question", "Question", [_ALL, *questions]))
+    points = [point for section in report.sections for point in section.points]
+    asked = {
+        "point": dict.fromkeys(point.point.name for point in points),
+        "question": dict.fromkeys(one.answer.name for point in points for one in point.answers),
+    }
+    selects += [
+        select(f"filter-{name}", name.capitalize(), [_ALL, *values])
+        for name, values in asked.items()
+        if len(values) > 1
+    ]
     return "".join(selects)
 
 

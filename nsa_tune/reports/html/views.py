@@ -67,27 +67,53 @@ def cards_of(report: Report, number: int, drawn: Drawn | None) -> str:
 
 
 def _crossovers(section: Section, start: str, rule: str, drawn: Drawn | None) -> Iterator[str]:
-    for answer in section.answers:
+    for point, answer in _answers(section):
         for i, lines in enumerate(bundles_of(answer)):
             name = f"{start}-{answer.answer.name}-{i}"
             if drawn is not None:
                 drawn.panels[name] = packing.line_panel(answer, lines)
-            yield _panel(name, answer, lines, rule)
+            body = _panel(answer, lines, rule)
+            question = answer.answer.name
+            yield article("crossovers", body, name=name, point=point, question=question)
+        if drawn is not None and (plot := packing.scatter_plot(answer)) is not None:
+            yield _scatter(f"{start}-{answer.answer.name}-batches", point, answer, plot, drawn)
     grid = choices_grid(section)
     if grid.rows:
         yield article("crossovers", heading(grid) + grid_table(grid))
 
 
-def _panel(name: str, answer: AnswerReport, lines: tuple[Line, ...], rule: str) -> str:
-    grid = crossover_grid(answer.answer.name, lines)
+def _scatter(
+    name: str, point: str, answer: AnswerReport, plot: dict[str, Any], drawn: Drawn
+) -> str:
+    drawn.plots[name] = plot
+    question = answer.answer.name
+    caption = (
+        "The fastest choice of each batch that has no place on a map, as its sequences are "
+        "unequal. Pale: tie or unsure. Hollow: no other is allowed."
+    )
     body = (
+        f"<h3>{escape(question)}, ragged batches</h3>"
+        f'<div class="charts" hidden>{figure("plot", caption)}</div>'
+    )
+    return article("crossovers", body, name=name, point=point, question=question)
+
+
+def _answers(section: Section) -> Iterator[tuple[str, AnswerReport]]:
+    """(point's name, question) of all."""
+    for point in section.points:
+        for answer in point.answers:
+            yield point.point.name, answer
+
+
+def _panel(answer: AnswerReport, lines: tuple[Line, ...], rule: str) -> str:
+    grid = crossover_grid(answer.answer.name, lines)
+    return (
         f"<h3>{escape(grid.title)}</h3><p>{escape(cost_sentence(answer, rule))}</p>"
         f'<div class="charts two" hidden>'
         f'<p class="pick"><label>Line <select class="line">{_options(lines)}</select></label> '
         f'<output class="sentence"></output></p>{figure("map")}{figure("curves")}</div>'
         f"{note(grid.note)}{grid_table(grid)}"
     )
-    return article("crossovers", body, name=name, question=answer.answer.name)
 
 
 def _options(lines: tuple[Line, ...]) -> str:
@@ -111,7 +137,7 @@ def _costs(section: Section, start: str, rule: str, drawn: Drawn | None) -> Iter
                       "what was not measured: there is nothing to compare.</p>")  # fmt: skip
         return
     yield article("cost", heading(grid) + grid_table(grid))
-    for answer in section.answers:
+    for point, answer in _answers(section):
         worst = _without_question(worst_grid([answer], rule, _WORST))
         plot = packing.cost_plot(answer) if drawn is not None else None
         name = f"{start}-cost-{answer.answer.name}"
@@ -131,7 +157,7 @@ def _costs(section: Section, start: str, rule: str, drawn: Drawn | None) -> Iter
             f'<div class="beside">{charts}{table if worst.rows else ""}</div>'
         )
         kind = name if plot is not None else ""
-        yield article("cost", body, name=kind, question=answer.answer.name)
+        yield article("cost", body, name=kind, point=point, question=answer.answer.name)
 
 
 def _without_question(grid: Grid) -> Grid:
@@ -165,12 +191,13 @@ def _chunk_card(point: PointReport, name: str, rule: str, drawn: Drawn | None) -
     if drawn is not None:
         drawn.plots[name] = packing.chunk_plot(point, rule)
         caption = (
-            "Prompt tokens a second through attention of one layer, one sequence. The big mark is "
+            "Prompt tokens a second through one layer's arms, one sequence. The big mark is "
             "the best chunk size of its prompt; hollow marks lie outside of what was measured."
         )
         charts = f'<div class="charts" hidden>{figure("plot", caption)}</div>'
-    body = f'{heading(grid)}<div class="beside">{charts}{grid_table(grid)}</div>'
-    return article("chunks", body, name=name if drawn is not None else "")
+    body = heading(grid) + charts + grid_table(grid)
+    name = name if drawn is not None else ""
+    return article("chunks", body, name=name, point=point.point.name)
 
 
 # --- roofline and failures
@@ -185,8 +212,9 @@ def _roofs(section: Section, start: str, drawn: Drawn | None) -> Iterator[str]:
         if drawn is not None:
             drawn.plots[name] = packing.roof_plot(section, point)
             charts = f'<div class="charts" hidden>{figure("plot", _roof_caption(section))}</div>'
-        body = f'{heading(grid)}<div class="beside">{charts}{grid_table(grid)}</div>'
-        yield article("roofline", body, name=name if drawn is not None else "")
+        body = heading(grid) + charts + grid_table(grid)
+        name = name if drawn is not None else ""
+        yield article("roofline", body, name=name, point=point.point.name)
     if not found:
         yield article("roofline", "<p>No arm was measured whose work is known.</p>")
 

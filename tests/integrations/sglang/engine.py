@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from nsa_tune.backend.integrations.sglang.install import wrapped
 from tests.integrations.sglang.wheels import BACKEND, MODES, Wheel
 
 __all__ = ["Engine", "State", "model_runner"]
@@ -45,7 +46,6 @@ class Engine:
     backend_class: type
     modes: Any
     transforms: Any
-    registry: ModuleType
     state: State = field(default_factory=State)
 
     @classmethod
@@ -62,20 +62,16 @@ class Engine:
         methods = {name: wheel.compiled(BACKEND, f"{_CLASS}.{name}", names) for name in DECISIONS}
         for name, module in _modules(state).items():
             monkeypatch.setitem(_sys_modules(), name, module)
-        registry = ModuleType("sglang.srt.plugins.hook_registry")
-        exec(wheel.text("sglang/srt/plugins/hook_registry.py"), vars(registry))
-        return cls(type(_CLASS, (), methods), modes, transforms, registry, state)
+        return cls(type(_CLASS, (), methods), modes, transforms, state)
 
     def hooked(self, hooks: dict[str, Callable[..., Any]]) -> type:
-        """The class with `hooks` around its methods, as the engine's own registry wraps them."""
+        """The class with `hooks` around its methods, as the plug-in puts them there."""
         return self.hooked_class(self.backend_class, hooks)
 
     def hooked_class(self, base: type, hooks: dict[str, Callable[..., Any]]) -> type:
         """The same for another class."""
-        kind = self.registry.HookType.AROUND
-        wrap = self.registry._wrap_fn
-        wrapped = {name: wrap(getattr(base, name), hook, kind) for name, hook in hooks.items()}
-        return type(_CLASS, (base,), wrapped)
+        methods = {name: wrapped(getattr(base, name), hook) for name, hook in hooks.items()}
+        return type(_CLASS, (base,), methods)
 
     def backend(self, kind: type | None = None, **changes: Any) -> Any:
         """A backend with the attributes that its decisions read, for DeepSeek-V3.2 with fp8 KV."""
@@ -140,7 +136,13 @@ def model_runner(**arguments: Any) -> Any:
         server_args=SimpleNamespace(
             **{"chunked_prefill_size": 8192, "dsa_paged_mqa_logits_backend": "auto", **arguments}
         ),
-        model_config=SimpleNamespace(hf_config=SimpleNamespace()),
+        layer_info=SimpleNamespace(num_effective_layers=61),
+        model_config=SimpleNamespace(
+            hf_config=SimpleNamespace(),
+            hf_text_config=SimpleNamespace(index_n_heads=64),
+            v_head_dim=128,
+            index_head_dim=128,
+        ),
     )
 
 

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from textwrap import indent
 
 from tests.integrations.sglang.wheels import Wheel
 
@@ -66,6 +67,11 @@ class Site:
     def backend(self, text: str) -> None:
         """Make `text` the module of the attention backend."""
         self.write("sglang/srt/layers/attention/dsa_backend.py", text)
+
+    def plugin(self, name: str, code: str) -> None:
+        """Add a plug-in of somebody else's, whose entry point runs `code`."""
+        self.write(f"{name}.py", f"def register():\n{indent(code.strip(), '    ')}\n")
+        self._distribution(name, "1.0", f"[{_GROUP}]\n{name} = {name}:register\n")
 
     def without_entry_point(self) -> None:
         """As if nsa-tune were not installed."""

@@ -57,7 +57,8 @@ def _built(engine: Engine, runner: Any = None, **changes: Any) -> Any:
 
 
 def _steers(engine: Engine, backend: Any) -> bool:
-    return bool(engine.decided(backend, engine.batch([0], [64]))[:2] == (False, "flashmla_sparse"))
+    batch = engine.batch([4000], [64])
+    return bool(engine.decided(backend, batch)[:2] == (False, "flashmla_sparse"))
 
 
 @pytest.mark.usefixtures("measured")
@@ -120,6 +121,97 @@ def test_context_parallelism_and_sinks_are_left_alone(
     engine.state.attn_cp_size = 2
     assert not _steers(engine, _built(engine))
     assert "for context parallelism" in caplog.text
+
+
+@pytest.mark.usefixtures("measured")
+@pytest.mark.parametrize(("name", "value"), [("v_head_dim", 256), ("index_head_dim", 64)])
+def test_a_model_of_another_shape_is_left_alone(
+    engine: Engine, name: str, value: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    runner = model_runner()
+    setattr(runner.model_config, name, value)
+
+    assert not _steers(engine, _built(engine, runner))
+    assert f"{name} {value}" in caplog.text
+
+
+@pytest.mark.usefixtures("measured")
+def test_a_model_with_other_index_heads_is_left_alone(
+    engine: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    runner = model_runner()
+    runner.model_config.hf_text_config.index_n_heads = 32
+
+    assert not _steers(engine, _built(engine, runner))
+    assert "index_n_heads 32" in caplog.text
+
+
+@pytest.mark.usefixtures("measured")
+@pytest.mark.parametrize(("value", "steered"), [("1", False), ("true", False), ("0", True)])
+def test_top_k_of_one_rank_must_fit_all_ranks(
+    engine: Engine, value: str, steered: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks that decide by themselves may differ, in the form of the indices too."""
+    monkeypatch.setenv("SGLANG_DSA_TOPK_BROADCAST", value)
+
+    assert _steers(engine, _built(engine)) == steered
+
+
+@pytest.mark.usefixtures("measured")
+def test_a_fault_leaves_nothing_attached(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
+    runner = model_runner()
+    del runner.server_args.dsa_paged_mqa_logits_backend
+    backend = _built(engine, runner, speculative_num_draft_tokens=2)
+
+    assert not _steers(engine, backend)
+    assert not [name for name in vars(backend) if name.startswith("_nsa_tune")]
+    assert "so SGLang decides by itself: AttributeError" in caplog.text
+
+
+@pytest.mark.usefixtures("measured")
+@pytest.mark.parametrize(("draft", "shared"), [(True, True), (True, False), (False, True)])
+def test_top_k_that_a_draft_worker_shares_stays_pool_slots(
+    engine: Engine, draft: bool, shared: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without a conversion, the draft's decode would take flashmla_sparse's offsets for slots."""
+    runner = model_runner()
+    runner.is_draft_worker = draft
+    runner.model_config.hf_config.index_share_for_mtp_iteration = shared
+
+    assert _steers(engine, _built(engine, runner)) == (not (draft and shared))
+    assert ("top-k shared over MTP steps" in caplog.text) == (draft and shared)
+    caplog.clear()
+    engine.backend_class.prepare_mtp_seed_indices = None  # type: ignore[attr-defined]
+    assert _steers(engine, _built(engine, runner))
+
+
+@pytest.mark.usefixtures("measured")
+@pytest.mark.parametrize(("layers", "steered"), [(61, True), (1, False), (None, False)])
+def test_a_kernel_must_gain_in_all_layers_what_it_costs_once(
+    engine: Engine, layers: int | None, steered: bool
+) -> None:
+    runner = model_runner()
+    for later in (True, False):
+        if later:
+            runner.layer_info.num_effective_layers = layers
+        else:
+            del runner.layer_info
+            runner.num_effective_layers = layers
+        assert _steers(engine, _built(engine, runner)) == steered
+
+
+@pytest.mark.usefixtures("measured")
+def test_rows_that_this_release_reads_to_their_end_are_left_to_it(
+    engine: Engine, wheel: Wheel
+) -> None:
+    """0.5.15 does not tell flashmla_sparse how many of a row's indices count."""
+    old = wheel.version == "0.5.15"
+    backend = _built(engine)
+    for prefixes, measured in (([2047], True), ([2046], not old), ([4000, 0], not old)):
+        batch = engine.batch(prefixes, [64] * len(prefixes))
+        impl = engine.decided(backend, batch)[1]
+        assert impl == ("flashmla_sparse" if measured else "flashmla_kv")
+    assert engine.decided(backend, engine.batch([0], [64]))[0] == old
 
 
 @pytest.mark.usefixtures("measured")
@@ -196,7 +288,11 @@ def test_the_constructors_own_exceptions_pass(engine: Engine) -> None:
 
 @pytest.mark.usefixtures("measured")
 def test_bf16_pools_have_tables_of_their_own(
-    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    engine: Engine,
+    wheel: Wheel,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     assert not hasattr(_built(engine, fp8=False), "_nsa_tune_prefill")  # the table is for fp8
     monkeypatch.setenv("NSA_TUNE_DB", str(table_file(tmp_path, "bf16")))
@@ -204,4 +300,5 @@ def test_bf16_pools_have_tables_of_their_own(
     backend = _built(engine, fp8=False)
 
     assert backend.token_to_kv_pool.dtype is torch.bfloat16
-    assert hasattr(backend, "_nsa_tune_prefill")
+    assert hasattr(backend, "_nsa_tune_prefill") == (wheel.version != "0.5.15")
+    assert ("does not call flashmla_sparse as" in caplog.text) == (wheel.version == "0.5.15")

@@ -11,7 +11,6 @@ from nsa_tune.backend.layouts import KVLayout
 from tests.integrations.sglang.wheels import BACKEND, MODES, VERSIONS, Wheel
 
 _SYMBOLS = {symbol.name: symbol for release in RELEASES for symbol in release.symbols}
-_HOOKS = "sglang/srt/plugins/hook_registry.py"
 
 
 def _release(wheel: Wheel) -> Release:
@@ -73,13 +72,12 @@ def test_only_the_backend_itself_reads_its_prefill_implementation(wheel: Wheel) 
     assert readers == {BACKEND}
 
 
-@pytest.mark.parametrize("layout", [KVLayout.BF16, KVLayout.FP8_PACKED])
-def test_each_implementation_has_a_branch_of_the_forward_pass(
-    wheel: Wheel, layout: KVLayout
-) -> None:
+def test_each_implementation_has_a_branch_of_the_forward_pass(wheel: Wheel) -> None:
     body = ast.unparse(_method(wheel, "forward_extend"))
+    impls = _release(wheel).prefill_impls
 
-    for impl in _release(wheel).prefill_impls[layout]:
+    assert impls.keys() == {KVLayout.FP8_PACKED, KVLayout.BF16}
+    for impl in frozenset().union(*impls.values()):
         assert f"'{impl}'" in body
 
 
@@ -115,21 +113,53 @@ def test_a_forward_batch_has_its_lengths_on_the_host(wheel: Wheel) -> None:
     assert {"tbo_children", "tbo_parent_token_range"} <= fields.keys()
 
 
+def test_a_draft_workers_seeds_are_known_to_be_converted_or_not(wheel: Wheel) -> None:
+    """Offsets into a batch's own keys must not be copied where pool slots are meant."""
+    assert "self.is_draft_worker = " in wheel.text("sglang/srt/model_executor/model_runner.py")
+    workers = wheel.text("sglang/srt/speculative/eagle_worker_v2.py")
+    assert "index_share_for_mtp_iteration" in workers
+    converts = wheel.has(BACKEND, "DeepseekSparseAttnBackend.prepare_mtp_seed_indices")
+    assert converts == (wheel.version == "0.5.23")
+
+
+def test_the_models_shape_is_where_it_is_looked_for(wheel: Wheel) -> None:
+    config = wheel.text("sglang/srt/configs/model_config.py")
+
+    assert "self.v_head_dim = self.hf_text_config.v_head_dim" in config
+    assert "self.index_head_dim = (" in config
+    assert "return config.index_n_heads" in config
+    indexer = wheel.text("sglang/srt/layers/attention/dsa/dsa_indexer.py")
+    assert "envs.SGLANG_DSA_TOPK_BROADCAST.get()" in indexer
+
+
+def test_whether_the_sparse_kernel_is_told_where_a_row_ends_is_known(wheel: Wheel) -> None:
+    arguments = {one.arg for one in _method(wheel, "_forward_flashmla_sparse").args.args}
+
+    assert ("topk_length" in arguments) == _release(wheel).passes_topk_length
+
+
+def test_the_number_of_layers_is_where_it_is_looked_for(wheel: Wheel) -> None:
+    folder = "sglang/srt/model_executor/"
+    runner = wheel.text(f"{folder}model_runner.py")
+    if "self.layer_info" in runner:
+        setup = wheel.text(f"{folder}model_runner_components/layer_setup.py")
+        assert "    num_effective_layers: int\n" in setup
+    else:
+        assert "self.num_effective_layers = " in runner
+
+
+def test_what_flashmla_sparse_costs_once_a_pass_is_there(wheel: Wheel) -> None:
+    body = ast.unparse(_method(wheel, "init_forward_metadata"))
+
+    assert "torch.repeat_interleave(cu_seqlens_k[:-1], extend_seq_lens)" in body
+    assert "== sum(indexer_seq_lens_cpu)" in body
+
+
 def test_context_parallelism_can_be_asked_for(wheel: Wheel) -> None:
     text = wheel.text("sglang/srt/runtime_context.py")
 
     assert "def get_parallel(" in text
     assert "attn_cp_size" in text
-
-
-def test_the_hook_registry_takes_a_hook_and_its_source(wheel: Wheel) -> None:
-    register = wheel.definition(_HOOKS, "HookRegistry.register")
-    assert isinstance(register, ast.FunctionDef)
-
-    arguments = register.args
-    assert [one.arg for one in arguments.args] == ["cls", "target", "hook", "hook_type"]
-    assert [one.arg for one in arguments.kwonlyargs] == ["source"]
-    assert wheel.has(_HOOKS, "HookSource")
 
 
 def test_each_launch_argument_that_advice_may_name_exists(wheel: Wheel) -> None:

@@ -83,22 +83,37 @@ def test_a_missing_entry_point_is_named(site: Site, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_silent_failure_is_found(site: Site) -> None:
-    """SGLang logs that it could not apply a hook, and serves without it."""
-    path = site.folder / "sglang/srt/plugins/hook_registry.py"
-    text = path.read_text()
-    apply = "    def _apply_target(cls, target: str, hooks: list):\n"
-    assert apply in text
-    path.write_text(
-        text.replace(
-            apply,
-            f'{apply}        if "prefill" in target:\n            raise ValueError("made up")\n',
-        )
+    """A method that does not let itself be replaced: the engine serves without the hook."""
+    path = site.folder / "sglang/srt/layers/attention/dsa_backend.py"
+    fixed = (
+        "class Fixed(type):\n"
+        "    def __setattr__(cls, name, value):\n"
+        "        if 'prefill' in name:\n"
+        "            raise ValueError('made up')\n"
+        "        super().__setattr__(name, value)\n\n"
+    )
+    kind = "class DeepseekSparseAttnBackend"
+    site.backend(fixed + path.read_text().replace(f"{kind}:", f"{kind}(metaclass=Fixed):"))
+    found = _look(site)
+
+    assert _wrong(found) == {"table", "hook on prefill"}
+    assert "set_dsa_prefill_impl failed" in found["hook on prefill"][1]
+    assert "ValueError: made up" in found["hook on prefill"][1]
+
+
+def test_a_hook_under_another_plug_ins_replacement_is_found(site: Site) -> None:
+    """SGLang puts the replacement over the hook, and nothing calls the hook any more."""
+    site.plugin(
+        "another",
+        "from sglang.srt.plugins.hook_registry import HookRegistry, HookType\n"
+        "def replacement(self, forward_batch=None): pass\n"
+        "HookRegistry.register(\n"
+        "    'sglang.srt.layers.attention.dsa_backend.DeepseekSparseAttnBackend'\n"
+        "    '.set_dsa_prefill_impl', replacement, HookType.REPLACE)\n",
     )
     found = _look(site)
 
     assert _wrong(found) == {"table", "hook on prefill"}
-    assert "is not hooked: Failed to apply hooks to" in found["hook on prefill"][1]
-    assert "ValueError: made up" in found["hook on prefill"][1]
 
 
 def test_an_engine_that_cannot_be_imported_is_named(site: Site) -> None:

@@ -12,6 +12,7 @@ from tests.integrations.sglang.site import Site
 from tests.integrations.sglang.wheels import Wheel
 
 MODULE = "sglang.srt.layers.attention.dsa_backend"
+CLASS = f"{MODULE}.DeepseekSparseAttnBackend"
 _LOAD = """
 import json, logging, sys
 logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(name)s: %(message)s")
@@ -50,7 +51,6 @@ def test_each_method_is_hooked_once_when_the_engine_imports_it(
 
     assert found == {"hooks": [1, 1, 1], "early": False, "heavy": []}
     assert "Executed general plugin: nsa_tune" in log
-    assert "plugin=nsa_tune, dist=nsa-tune" in log
 
 
 @pytest.mark.parametrize(
@@ -67,6 +67,45 @@ def test_it_is_hooked_once_however_often_it_is_loaded(
     site: Site, before: str, between: str
 ) -> None:
     assert _loaded(site, before, between)[0]["hooks"] == [1, 1, 1]
+
+
+_OTHER = """
+import builtins
+from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+builtins.others = []
+def hook(original, *arguments, **keywords):
+    others.append("{method}")
+    return original(*arguments, **keywords)
+HookRegistry.register("{target}", hook, HookType.AROUND)
+"""
+_CALL = """
+from sglang.srt import plugins
+plugins.load_plugins()
+from sglang.srt.layers.attention.dsa_backend import DeepseekSparseAttnBackend as Backend
+from nsa_tune.backend.integrations.sglang.symbols import hooks_on
+names = ("__init__", "set_dsa_prefill_impl", "_build_paged_mqa_schedule_2d_ctx_lens")
+backend = object.__new__(Backend)
+backend.set_dsa_prefill_impl(None)
+backend._build_paged_mqa_schedule_2d_ctx_lens(1, 2, 3, 4)
+import json
+print(json.dumps([others, [hooks_on(getattr(Backend, name)) for name in names]]))
+"""
+
+
+@pytest.mark.parametrize(
+    "method", ["set_dsa_prefill_impl", "_build_paged_mqa_schedule_2d_ctx_lens"]
+)
+@pytest.mark.parametrize("name", ["another", "zanother"])
+def test_hooks_of_another_plug_in_run_once_and_so_do_these(
+    wheel: Wheel, method: str, name: str, tmp_path: Path
+) -> None:
+    """Its hook makes SGLang's registry import the backend while it applies hooks."""
+    site = Site(tmp_path / "site", wheel)
+    site.plugin(name, _OTHER.format(method=method, target=f"{CLASS}.{method}"))
+    done = site.run(_CALL)
+    assert done.returncode == 0, done.stderr
+
+    assert json.loads(done.stdout.splitlines()[-1]) == [[method], [1, 1, 1]]
 
 
 def test_the_allow_list_leaves_it_out(site: Site) -> None:

@@ -202,6 +202,22 @@ def test_a_prefix_that_would_not_fit_is_left_to_the_engine(engine: Engine) -> No
     assert engine.decided(backend, engine.batch([most - 63], [64]))[1] == "flashmla_kv"
 
 
+@pytest.mark.parametrize("impl", ["flashmla_sparse", "flashmla_auto"])
+def test_a_kernels_scratch_that_would_not_fit_is_left_to_the_engine(
+    engine: Engine, impl: str
+) -> None:
+    """Without chunks a batch may be longer than what flashmla_kv has memory for."""
+    table = dispatcher("fp8", sparse_us=1e6, mha_us=1e9)
+    kind = engine.hooked({"set_dsa_prefill_impl": around_prefill})
+    backend, plain = (engine.backend(one, dsa_prefill_impl=impl) for one in (kind, None))
+    facts = facts_of(backend, model_runner(chunked_prefill_size=-1))
+    Prefill.attach(backend, Answers(table, facts, PACKED), None)
+
+    assert engine.decided(backend, engine.batch([0], [8192]))[1] == "flashmla_kv"
+    batch = engine.batch([0], [8193])
+    assert engine.decided(backend, batch)[1] == engine.decided(plain, batch)[1]
+
+
 def test_the_engines_kernel_comes_back_after_each_pass(engine: Engine) -> None:
     backend, _ = _steered(engine, dispatcher("fp8", sparse_us=1.0))
 

@@ -9,6 +9,7 @@ from functools import cache
 import pytest
 
 from nsa_tune.backend.batch import Batch
+from nsa_tune.backend.point import Guard, Setting
 from nsa_tune.backend.records import Measurement, Status, Table
 from nsa_tune.backend.tables import read_text, shipped
 from nsa_tune.reports.compare import Comparison, Verdict, compare
@@ -98,15 +99,52 @@ def test_a_crossover_that_went_away_is_one_that_moved() -> None:
     assert (moved.after, moved.by) == ("flat throughout", None)
 
 
-def test_cells_of_one_side_only_are_counted() -> None:
-    before = toy_table(POINT)
-    after = replace(before, measurements=before.measurements[2:])
+@pytest.mark.parametrize("verdict", [Verdict.ONLY_BEFORE, Verdict.ONLY_AFTER])
+def test_cells_of_one_side_only_have_a_verdict_of_their_own(verdict: Verdict) -> None:
+    whole = toy_table(POINT)
+    part = replace(whole, measurements=whole.measurements[2:])
+    sides = (whole, part) if verdict is Verdict.ONLY_BEFORE else (part, whole)
 
-    by_arm = {one.arm: one for one in compare(before, after, points={"toy": POINT}).arms}
-    other_way = {one.arm: one for one in compare(after, before, points={"toy": POINT}).arms}
+    found = compare(*sides, points={"toy": POINT})
+    alone = [cell for cell in found.cells if cell.verdict is verdict]
 
-    assert (by_arm["flat/a"].missing, by_arm["flat/a"].added) == (1, 0)
-    assert (other_way["flat/a"].missing, other_way["flat/a"].added) == (0, 1)
+    assert {(cell.arm, cell.batch) for cell in alone} == {
+        ("steep/a", "extend:0+1"), ("flat/a", "extend:0+1"),
+    }  # fmt: skip
+    assert all(cell.reason == "not measured on the other side" for cell in alone)
+    assert {one.counts[verdict] for one in found.arms} == {1}
+    assert found.regressions(0.0) == []
+    assert conclusion([found], None) == f"24 cells: 24 same, 2 {verdict} (100.0% same)"
+
+
+def test_a_limit_that_keeps_an_arm_from_the_other_side_is_named() -> None:
+    def reached(batch: Batch, setting: Setting) -> str | None:
+        most = 1024 * setting.device.l2
+        return f"more than {most} tokens" if batch.q_tokens > most else None
+
+    point = replace(
+        POINT,
+        arms=tuple(
+            replace(arm, guards=(Guard("l2", "formula", "made up", reached),))
+            if arm.name == "steep/a" else arm
+            for arm in POINT.arms
+        ),
+    )  # fmt: skip
+    roomy = toy_table(POINT)
+    small = replace(
+        roomy,
+        device=replace(roomy.device, l2=2),
+        measurements=tuple(
+            row for row in roomy.measurements
+            if row.arm == "flat/a" or Batch.parse(row.batch).q_tokens <= 2048
+        ),
+    )  # fmt: skip
+
+    found = compare(roomy, small, points={"toy": point})
+
+    (lost,) = (cell for cell in found.cells if cell.verdict is Verdict.ONLY_BEFORE)
+    assert lost.batch == "extend:0+4096"
+    assert lost.reason == "not allowed on the other side: more than 2048 tokens"
 
 
 def test_the_fingerprints_differ_field_by_field() -> None:

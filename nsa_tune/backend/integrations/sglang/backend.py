@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable
 from functools import cache
 from math import inf
@@ -13,8 +12,14 @@ from nsa_tune._errors import NoTunedData
 from nsa_tune.backend.decision_log import DecisionLog
 from nsa_tune.backend.dispatcher import Dispatcher
 from nsa_tune.backend.integrations.sglang.edge import attempt, say_once
-from nsa_tune.backend.integrations.sglang.facts import LeftAlone, facts_of
+from nsa_tune.backend.integrations.sglang.facts import (
+    Facts,
+    LeftAlone,
+    facts_of,
+    variable_set,
+)
 from nsa_tune.backend.integrations.sglang.indexer import PAIR, Indexer
+from nsa_tune.backend.integrations.sglang.once import charged
 from nsa_tune.backend.integrations.sglang.prefill import Answers, Prefill
 from nsa_tune.backend.integrations.sglang.releases import (
     AUTO,
@@ -23,6 +28,7 @@ from nsa_tune.backend.integrations.sglang.releases import (
     release_of,
 )
 from nsa_tune.backend.integrations.sglang.symbols import hooks_on
+from nsa_tune.backend.layouts import KVLayout
 
 __all__ = ["around_init", "attach"]
 
@@ -45,24 +51,49 @@ def attach(backend: Any, model_runner: Any) -> None:
     except (LeftAlone, NoTunedData) as reason:
         say_once(logging.WARNING, f"SGLang decides by itself: {reason}")
         return
-    steered = []
     impls = _measured(dispatcher, release.prefill_impls[facts.layout])
     own = release.prefill_auto[facts.layout] if facts.impl == AUTO else {facts.impl}
-    # What the engine would run must be among what was compared.
-    if own <= impls:
-        Prefill.attach(backend, Answers(dispatcher, facts, impls), _log())
+    problem = _unmeasured(facts, own, impls, release)
+    answers = None if problem else _answers(dispatcher, facts, impls, release)
+    paired = _pairs_possible(backend, model_runner, dispatcher)
+    log = _log()
+    # All that may fail has been done: a backend is steered as is said, or not at all.
+    steered = []
+    if answers is not None:
+        Prefill.attach(backend, answers, log)
         steered.append(f"prefill by MHA or MLA ({', '.join(sorted(impls))})")
     else:
-        say_once(
-            logging.WARNING,
-            f"SGLang decides by itself how to prefill: {facts.impl} is not among what was measured",
-        )
-    if _pairs_possible(backend, model_runner, dispatcher):
+        say_once(logging.WARNING, f"SGLang decides by itself how to prefill: {problem}")
+    if paired:
         Indexer.attach(backend, dispatcher)
         steered.append("the indexer's rows")
     if steered:
         say_once(logging.INFO, f"{facts}: {' and '.join(steered)} by {dispatcher.source}")
     _check_hooks(backend, release)
+
+
+def _unmeasured(
+    facts: Facts, own: frozenset[str] | set[str], impls: frozenset[str], release: Release
+) -> str:
+    """Why the table has no say in prefill; "" when it has one."""
+    # What the engine would run must be among what was compared.
+    if not own <= impls:
+        return f"{facts.impl} is not among what was measured"
+    if impls == {"flashmla_sparse"} and not release.passes_topk_length:
+        return "it does not call flashmla_sparse as that was measured"
+    return ""
+
+
+def _answers(
+    dispatcher: Dispatcher, facts: Facts, impls: frozenset[str], release: Release
+) -> Answers:
+    """The answers for a backend, in which flashmla_sparse bears what it costs once a pass."""
+    if facts.layout is KVLayout.FP8_PACKED:
+        if facts.layers is None:
+            impls -= {"flashmla_sparse"}
+        else:
+            dispatcher = charged(dispatcher, facts.layers)
+    return Answers(dispatcher, facts, impls, passes_topk_length=release.passes_topk_length)
 
 
 def _check_hooks(backend: Any, release: Release) -> None:
@@ -94,5 +125,5 @@ def _pairs_possible(backend: Any, model_runner: Any, dispatcher: Dispatcher) -> 
         backend.speculative_num_draft_tokens == PAIR
         and dispatcher.setting.device.arch == "sm90"
         and model_runner.server_args.dsa_paged_mqa_logits_backend in ("auto", "deepgemm")
-        and os.environ.get("SGLANG_FP8_PAGED_MQA_LOGITS_TORCH", "0").lower() in ("", "0", "false")
+        and not variable_set("SGLANG_FP8_PAGED_MQA_LOGITS_TORCH")
     )

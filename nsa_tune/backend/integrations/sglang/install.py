@@ -1,14 +1,16 @@
-"""Hooking. The hooks go through SGLang's own registry, once the engine itself has imported what
-they are for.
+"""Hooking. The hooks are put around the engine's methods once the engine itself has imported them.
+
+SGLang's registry would import a hook's target at once, and applies what is registered for a target
+anew when it is entered while it applies hooks: importing a module is such a moment, for another
+plug-in may have a hook in the same module. So the methods are wrapped here, as the registry would.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import sys
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import partial, wraps
 from pkgutil import resolve_name
 from typing import Any
 
@@ -23,9 +25,9 @@ from nsa_tune.backend.integrations.sglang.releases import (
     installed_version,
     release_of,
 )
-from nsa_tune.backend.integrations.sglang.symbols import hooks_on, mismatch
+from nsa_tune.backend.integrations.sglang.symbols import mismatch
 
-__all__ = ["OFF_SWITCH", "install", "switched_off"]
+__all__ = ["OFF_SWITCH", "install", "switched_off", "wrapped"]
 
 OFF_SWITCH = "NSA_TUNE_DISABLE"
 
@@ -67,20 +69,25 @@ def switched_off() -> bool:
 
 
 def _hook(symbols: Sequence[Symbol]) -> None:
-    registry = sys.modules["sglang.srt.plugins.hook_registry"]
-    source = registry.HookSource("nsa_tune", "nsa-tune")
-    fitting = []
     for symbol in symbols:
         problem = mismatch(symbol)
-        if problem is not None:
+        if problem is None:
+            attempt(f"hooking {symbol.target}", _wrap, symbol)
+        else:
             say_once(logging.WARNING, f"not hooked: {problem}")
-            continue
-        fitting.append(symbol)
-        registry.HookRegistry.register(
-            symbol.target, _HOOKS[symbol.name], registry.HookType.AROUND, source=source
-        )
-    registry.HookRegistry.apply_hooks()
-    for symbol in fitting:
-        # The registry logs a failure and goes on.
-        if not hooks_on(resolve_name(symbol.target)):
-            say_once(logging.WARNING, f"not hooked: SGLang did not apply {symbol.target}")
+
+
+def _wrap(symbol: Symbol) -> None:
+    owner, _, name = symbol.target.rpartition(".")
+    owner_class = resolve_name(owner)
+    setattr(owner_class, name, wrapped(getattr(owner_class, name), _HOOKS[symbol.name]))
+
+
+def wrapped(method: Callable[..., Any], hook: Callable[..., Any]) -> Callable[..., Any]:
+    """`method` with `hook` around it, which gets it as its first argument."""
+
+    @wraps(method)
+    def with_hook(*arguments: Any, **keywords: Any) -> Any:
+        return hook(method, *arguments, **keywords)
+
+    return with_hook

@@ -92,7 +92,14 @@ class Answer(NamedTuple):
 class Answers:
     """The plans of a dispatcher as SGLang's settings; recent ones are kept."""
 
-    def __init__(self, dispatcher: Dispatcher, facts: Facts, impls: frozenset[str]) -> None:
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        facts: Facts,
+        impls: frozenset[str],
+        *,
+        passes_topk_length: bool = True,
+    ) -> None:
         self._plan = dispatcher.plan
         setting = dispatcher.setting
         self.table = {
@@ -105,9 +112,14 @@ class Answers:
         self._impls = impls
         self._recent: dict[Totals, Answer | None] = {}
         self._index_topk = facts.profile.index_topk
+        self.least_prefix = 0 if passes_topk_length else self._index_topk - 1
+        """Of the shortest prefix: from here on flashmla_sparse runs as it was measured."""
         # What a prefix takes while flashmla_sparse reads it; a bf16 pool is read where it lies.
         packed = facts.layout is KVLayout.FP8_PACKED
         self._most_kv = facts.scratch_bytes // (2 * facts.profile.latent) if packed else None
+        # flashmla_kv takes scratch by the query; an engine that runs it anyway has seen to that.
+        own_kv = facts.impl == "flashmla_kv"
+        self._most_q = None if own_kv else facts.scratch_bytes // facts.scratch_bytes_a_query
 
     def of(self, totals: Totals) -> Answer | None:
         """What to do for a batch; None leaves it to the engine."""
@@ -135,6 +147,8 @@ class Answers:
             return None
         reads_back = impl == "flashmla_sparse" and kv_tokens > q_tokens
         if self._most_kv is not None and reads_back and kv_tokens > self._most_kv:
+            return None
+        if self._most_q is not None and impl == "flashmla_kv" and q_tokens > self._most_q:
             return None
         # Beyond index_topk the engine takes MHA only where it was told to put up with the
         # difference: no table has a say in that.
@@ -182,7 +196,11 @@ class Prefill:
         extend_lens = forward_batch.extend_seq_lens_cpu
         totals = totals_of(prefix_lens, extend_lens)
         answer = None if totals is None else self._answers.of(totals)
-        if answer is None:
+        if answer is None or (
+            (least := self._answers.least_prefix)
+            and answer.impl == "flashmla_sparse"
+            and min(prefix_lens) < least
+        ):
             return True
         backend = self._backend
         own_mha, own_impl = backend.use_mha, backend.dsa_prefill_impl

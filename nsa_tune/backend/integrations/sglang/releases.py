@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 
 from nsa_tune.backend.layouts import KVLayout
@@ -42,7 +42,7 @@ class Symbol:
 
     @property
     def target(self) -> str:
-        """The dotted path, as SGLang's hook registry takes it."""
+        """The dotted path."""
         return f"{self.module}.{self.path}"
 
     def accepts(self, arguments: tuple[str, ...]) -> bool:
@@ -67,6 +67,9 @@ class Release:
     """Values of `dsa_prefill_impl` that read one pool layout: a batch may have any of these."""
     prefill_auto: Mapping[KVLayout, frozenset[str]]
     """What the engine may make of AUTO."""
+    passes_topk_length: bool
+    """Whether flashmla_sparse is told where a row's indices end, as it is when it is measured.
+    Otherwise it goes through all index_topk of them, however few keys a token has."""
     arguments: frozenset[str]
     """Launch arguments that advice may name, as fields of ServerArgs."""
     environment: frozenset[str]
@@ -76,39 +79,39 @@ class Release:
 _MODULE = "sglang.srt.layers.attention.dsa_backend"
 _CLASS = "DeepseekSparseAttnBackend"
 
-RELEASES = (
-    Release(
-        first=(0, 5, 15),
-        last=(0, 5, 23),
-        symbols=(
-            Symbol("backend", _MODULE, f"{_CLASS}.__init__", ("self", "model_runner"), False),
-            Symbol(
-                "prefill", _MODULE, f"{_CLASS}.set_dsa_prefill_impl", ("self", "forward_batch"),
-                True,
-            ),
-            Symbol(
-                "indexer", _MODULE, f"{_CLASS}._build_paged_mqa_schedule_2d_ctx_lens",
-                (
-                    "self", "forward_mode", "cache_seqlens_int32", "seqlens_expanded",
-                    "batch_size",
-                ),
-                True,
-            ),
+_OLDER = Release(
+    first=(0, 5, 15),
+    last=(0, 5, 16),
+    symbols=(
+        Symbol("backend", _MODULE, f"{_CLASS}.__init__", ("self", "model_runner"), False),
+        Symbol(
+            "prefill", _MODULE, f"{_CLASS}.set_dsa_prefill_impl", ("self", "forward_batch"), True
         ),
-        prefill_impls={
-            KVLayout.FP8_PACKED: frozenset({"flashmla_kv", "flashmla_sparse"}),
-            KVLayout.BF16: frozenset({"flashmla_sparse", "fa3", "tilelang"}),
-        },
-        prefill_auto={
-            KVLayout.FP8_PACKED: frozenset({"flashmla_kv", "flashmla_sparse"}),
-            KVLayout.BF16: frozenset({"flashmla_sparse"}),
-        },
-        arguments=frozenset({"chunked_prefill_size", "dsa_prefill_backend", "dsa_decode_backend"}),
-        environment=frozenset(
-            {"SGLANG_DSA_PREFILL_DENSE_ATTN_KV_LEN_THRESHOLD", "SGLANG_MAX_KV_CHUNK_CAPACITY"}
+        Symbol(
+            "indexer", _MODULE, f"{_CLASS}._build_paged_mqa_schedule_2d_ctx_lens",
+            ("self", "forward_mode", "cache_seqlens_int32", "seqlens_expanded", "batch_size"),
+            True,
         ),
     ),
+    prefill_impls={
+        KVLayout.FP8_PACKED: frozenset({"flashmla_kv", "flashmla_sparse"}),
+        KVLayout.BF16: frozenset({"flashmla_sparse", "fa3", "tilelang"}),
+    },
+    prefill_auto={
+        KVLayout.FP8_PACKED: frozenset({"flashmla_kv", "flashmla_sparse"}),
+        KVLayout.BF16: frozenset({"flashmla_sparse"}),
+    },
+    passes_topk_length=False,
+    arguments=frozenset({"chunked_prefill_size", "dsa_prefill_backend", "dsa_decode_backend"}),
+    environment=frozenset(
+        {"SGLANG_DSA_PREFILL_DENSE_ATTN_KV_LEN_THRESHOLD", "SGLANG_MAX_KV_CHUNK_CAPACITY"}
+    ),
 )  # fmt: skip
+
+RELEASES = (
+    _OLDER,
+    replace(_OLDER, first=(0, 5, 17), last=(0, 5, 23), passes_topk_length=True),
+)
 
 
 def release_of(version: str) -> Release | None:

@@ -10,6 +10,7 @@ from nsa_tune.backend.integrations.sglang.releases import Symbol
 __all__ = ["hooks_on", "mismatch"]
 
 _PACKAGE = __name__.rpartition(".")[0]
+_HOOKING = {f"{_PACKAGE}.{name}" for name in ("backend", "prefill", "indexer")}
 
 
 def mismatch(symbol: Symbol) -> str | None:
@@ -25,10 +26,21 @@ def mismatch(symbol: Symbol) -> str | None:
 
 
 def hooks_on(method: object) -> int:
-    """How many of the plug-in's hooks are around `method`, as SGLang's registry wraps them."""
+    """How many of the plug-in's hooks run when `method` is called.
+
+    A replacement by another plug-in names what it replaces as wrapped, but does not call it.
+    """
     count = 0
     while method is not None:
         held = [cell.cell_contents for cell in getattr(method, "__closure__", None) or ()]
-        count += any(getattr(one, "__module__", "").startswith(_PACKAGE) for one in held)
-        method = getattr(method, "__wrapped__", None)
+        inner = getattr(method, "__wrapped__", None)
+        if not any(one is inner for one in held):
+            break
+        count += any(_is_hook(one) for one in held if one is not inner)
+        method = inner
     return count
+
+
+def _is_hook(one: object) -> bool:
+    # A wrapped method bears the module of the engine's own.
+    return getattr(one, "__module__", None) in _HOOKING
