@@ -13,7 +13,16 @@ from typing import Annotated
 import typer
 
 import nsa_tune
-from nsa_tune._cli import advising, asking, checking, comparing, measuring, reporting, serving
+from nsa_tune._cli import (
+    advising,
+    asking,
+    checking,
+    comparing,
+    measuring,
+    probing,
+    reporting,
+    serving,
+)
 from nsa_tune._cli.console import say
 from nsa_tune._cli.databases import db
 from nsa_tune._errors import NsaTuneError
@@ -30,6 +39,7 @@ app = typer.Typer(
 for command in (
     measuring.run,
     checking.check,
+    probing.probe,
     asking.lookup,
     asking.explain,
     reporting.report,

@@ -49,10 +49,14 @@ def test_a_plan_has_these_fields() -> None:
         "mha_kernel",
         "sparse_prefill",
         "indexer_layout",
+        "decode",
+        "indexer_metadata",
         "topk_transform",
         "dequantize_prefix",
         "skip_topk",
         "_origin",
+        "v4_prefill_c4",
+        "v4_prefill_c128",
     ]
     assert list(nsa_tune.Reason.__dataclass_fields__) == [
         "verdict",

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from nsa_tune.autotune.doctor import Diagnosis
+    from nsa_tune.autotune.probe import Probed
+    from nsa_tune.autotune.probe_search import Try
     from nsa_tune.autotune.run import RunResult
     from nsa_tune.backend.dispatcher import Dispatcher
     from nsa_tune.backend.plan import Plan, Reason
@@ -23,6 +25,7 @@ __all__ = [
     "listed",
     "looked_up",
     "measured",
+    "probed",
 ]
 
 _NO_DECISIONS = ("batch",)
@@ -114,6 +117,29 @@ def _tuned(section: Mapping[str, Any]) -> dict[str, Any]:
         ],
         "failures": section["failures"],
     }
+
+
+def probed(found: list[Probed], database: str) -> dict[str, Any]:
+    """The answer of `probe`."""
+    return {
+        "schema": "nsa-tune/probe/1",
+        "database": database,
+        "limits": [
+            {
+                "name": one.name,
+                "limit": one.found.limit,
+                "formula": one.formula,
+                "past": None if one.found.past is None else _tried(one.found.past),
+                "ns_per_row": one.ns_per_row,
+                "tries": [_tried(each) for each in one.found.tries],
+            }
+            for one in found
+        ],
+    }
+
+
+def _tried(one: Try) -> dict[str, Any]:
+    return {"size": one.size, "outcome": str(one.outcome), "words": one.words}
 
 
 def diagnosed(diagnosis: Diagnosis) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from nsa_tune._cli import answers
 from nsa_tune._cli.console import say, tables_console
 from nsa_tune._cli.options import AsJson, Gpu, Heads, KvDtypeOption, Model, share_of
 from nsa_tune.backend.layouts import layout_of
+from nsa_tune.backend.profiles import family_of
 from nsa_tune.reports.compare import compare as compared
 from nsa_tune.reports.compare import pairs_of, side_of
 from nsa_tune.reports.compare.document import conclusion, document, grids, title
@@ -52,7 +53,7 @@ def compare(
     """
     tolerance = share_of("--same-within", same_within)
     limit = None if fail_on is None else share_of("--fail-on", fail_on)
-    layout = None if kv_dtype is None else str(layout_of(kv_dtype))
+    layout = None if kv_dtype is None else str(layout_of(kv_dtype, family_of(model)))
     wish = Wish(gpu, model, heads, layout)
     pairs = pairs_of(side_of(before, wish), side_of(after, wish), across_gpus=across_gpus)
     found = [compared(one, other, same_within=tolerance) for one, other in pairs]

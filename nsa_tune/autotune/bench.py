@@ -17,7 +17,6 @@ from nsa_tune.autotune.recorder import NO_ARM, Recorder, Stage
 from nsa_tune.autotune.registry import points_in
 from nsa_tune.autotune.timing import Run, Sampler, Timer, timer_for
 from nsa_tune.backend import detect
-from nsa_tune.backend.layouts import layout_of
 from nsa_tune.backend.point import Arm, Case, Setting
 from nsa_tune.backend.profiles import profile_of
 from nsa_tune.backend.records import Measurement, Status
@@ -47,8 +46,9 @@ class Bench:
         if self._device.type == "cuda":
             # Kernels of libraries are launched on the current device, whatever their inputs' is.
             torch.cuda.set_device(self._device)
-        self._points = {p.name: p for p in points_in(start.registry, start.points)}
         self._setting = _setting(start, self._device)
+        profile = self._setting.profile
+        self._points = {p.name: p for p in points_in(start.registry, start.points, profile)}
         arms = [arm for p in self._points.values() for arm in p.candidates(self._setting)]
         devices.check_libraries(arms)
         self._timer = _Watched(timer_for(self._device), recorder)
@@ -120,7 +120,7 @@ def _setting(start: Start, device: torch.device) -> Setting:
     return Setting(
         profile=profile,
         heads=heads,
-        layout=layout_of(start.kv_dtype),
+        layout=profile.layout(start.kv_dtype),
         device=devices.describe(device),
         libraries=dict(detect.library_versions()),
     )

@@ -13,7 +13,9 @@ from nsa_tune.backend import detect, nvml, providers
 from nsa_tune.backend.point import Arm, Setting
 from nsa_tune.backend.records import Device, Key
 
-__all__ = ["check_libraries", "describe", "key_of", "others_on", "pick_device", "unit_of"]
+__all__ = [
+    "check_libraries", "describe", "key_of", "key_with", "others_on", "pick_device", "unit_of",
+]  # fmt: skip
 
 
 def pick_device(name: str) -> torch.device:
@@ -68,6 +70,11 @@ def others_on(device: torch.device) -> tuple[int, ...]:
 
 def key_of(setting: Setting, timer: Timer) -> Key:
     """The key that measurements of `setting` on this machine are stored under."""
+    return key_with(setting, timer.protocol)
+
+
+def key_with(setting: Setting, protocol: str) -> Key:
+    """`key_of` for the timing protocol of that name."""
     on_gpu = setting.device.arch != "cpu"
     return Key(
         gpu=setting.device.name,
@@ -76,7 +83,7 @@ def key_of(setting: Setting, timer: Timer) -> Key:
         model=setting.profile.name,
         heads=setting.heads,
         kv_layout=str(setting.layout),
-        protocol=timer.protocol,
+        protocol=protocol,
     )
 
 

@@ -6,11 +6,13 @@ import importlib
 import os
 from collections.abc import Mapping, Sequence
 
-from nsa_tune._errors import UnknownName, UsageError
+from nsa_tune._errors import UsageError
 from nsa_tune.backend import nvml
 from nsa_tune.backend.point import Point
+from nsa_tune.backend.points import named, points_for
+from nsa_tune.backend.profiles import ModelProfile
 
-__all__ = ["ALL", "REGISTRY", "check_device", "every_gpu", "points_in"]
+__all__ = ["ALL", "REGISTRY", "check_device", "check_points", "every_gpu", "points_in"]
 
 REGISTRY = "nsa_tune.backend.points:POINTS"
 """Where the decision points are: "module:attribute" of a mapping by name."""
@@ -18,18 +20,31 @@ ALL = "all"
 """The device name that stands for every GPU."""
 
 
-def points_in(registry: str, names: Sequence[str]) -> list[Point]:
-    """The points called `names`, or all, of the mapping at "module:attribute".
+def points_in(registry: str, names: Sequence[str], profile: ModelProfile) -> list[Point]:
+    """Those of the mapping at "module:attribute" that arise in a model: the ones called `names`,
+    or grouped under one, or all.
 
     Raises:
         UnknownName: when there is no point of such a name.
+        UsageError: for a point that does not arise in the model.
     """
+    return points_for(profile, names, _mapping(registry))
+
+
+def check_points(registry: str, names: Sequence[str]) -> None:
+    """Pass when each of `names` is a point's or a group's, whatever the model.
+
+    Raises:
+        UnknownName: when one is not.
+    """
+    for name in names:
+        named(name, _mapping(registry))
+
+
+def _mapping(registry: str) -> Mapping[str, Point]:
     module, _, attribute = registry.partition(":")
     points: Mapping[str, Point] = getattr(importlib.import_module(module), attribute)
-    for name in names:
-        if name not in points:
-            raise UnknownName.of("decision point", name, list(points))
-    return [points[name] for name in names or points]
+    return points
 
 
 def check_device(name: str) -> None:

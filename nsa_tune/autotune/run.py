@@ -15,13 +15,19 @@ from nsa_tune.autotune.ledger import flush_all
 from nsa_tune.autotune.messages import Hello, Start
 from nsa_tune.autotune.progress import Incident, NoProgress, Progress
 from nsa_tune.autotune.quarantine import Quarantined
-from nsa_tune.autotune.registry import ALL, REGISTRY, check_device, every_gpu, points_in
+from nsa_tune.autotune.registry import (
+    ALL,
+    REGISTRY,
+    check_device,
+    check_points,
+    every_gpu,
+    points_in,
+)
 from nsa_tune.autotune.schedule import MakeSchedule
 from nsa_tune.autotune.station import Station
 from nsa_tune.autotune.sweep import Sweep
 from nsa_tune.autotune.units import UnitReport
 from nsa_tune.backend.layouts import layout_of
-from nsa_tune.backend.point import Point
 from nsa_tune.backend.profiles import profile_of
 from nsa_tune.backend.records import Table
 from nsa_tune.db.store import Store
@@ -108,7 +114,7 @@ def run(
         StoreError: when the database cannot be used; it names the file with what is not in it.
     """
     progress = progress or NoProgress()
-    points = _check(request, registry)
+    _check(request, registry)
     make_schedule = make_schedule or schedule_for(request.target_regret, request.trace)
     start = Start(
         request.device, request.model, request.heads, request.kv_dtype, request.points, registry
@@ -121,6 +127,7 @@ def run(
         for key in dict.fromkeys(hello.key for _, hello in ready):
             ours = [(station, hello) for station, hello in ready if hello.key == key]
             hellos = [hello for _, hello in ours]
+            points = points_in(registry, request.points, hellos[0].setting.profile)
             sweep = Sweep(hellos, points, store, _arguments(request), make_schedule)
             sweeps.append(sweep)
             posts += [Post(station, sweep, hello.unit) for station, hello in ours]
@@ -131,15 +138,18 @@ def run(
         return _result(fleet, sweeps, store, outcome, progress)
 
 
-def _check(request: RunRequest, registry: str) -> list[Point]:
-    """The points asked for; refuses what is wrong on any device, before a worker is started."""
+def _check(request: RunRequest, registry: str) -> None:
+    """Refuse what is wrong on any device, before a worker is started."""
     check_device(request.device)
-    layout_of(request.kv_dtype)
-    if request.model is not None:
-        profile = profile_of(request.model)
-        if request.heads is not None:
-            profile.check_heads(request.heads)
-    return points_in(registry, request.points)
+    if request.model is None:
+        check_points(registry, request.points)
+        layout_of(request.kv_dtype)
+        return
+    profile = profile_of(request.model)
+    points_in(registry, request.points, profile)
+    profile.layout(request.kv_dtype)
+    if request.heads is not None:
+        profile.check_heads(request.heads)
 
 
 def _stations(

@@ -18,9 +18,9 @@ from nsa_tune.autotune.run import RunRequest, run
 from nsa_tune.autotune.schedule import Job, Schedule
 from nsa_tune.backend import tables
 from nsa_tune.backend.checks import Check
-from nsa_tune.backend.layouts import layout_of
 from nsa_tune.backend.matching import Here, differing, in_order, nothing_for
 from nsa_tune.backend.point import Point, Setting
+from nsa_tune.backend.profiles import profile_of
 from nsa_tune.backend.records import Measurement, Table
 from nsa_tune.db.store import Store
 
@@ -70,9 +70,8 @@ def check(
         MachineUnfit: when this machine cannot measure.
         StoreError: when the database cannot be used.
     """
-    wanted = tables.Wanted(
-        request.gpu, request.model, request.heads, str(layout_of(request.kv_dtype))
-    )
+    layout = profile_of(request.model).layout(request.kv_dtype)
+    wanted = tables.Wanted(request.gpu, request.model, request.heads, str(layout))
     here = Here.of(request.gpu)
     found = in_order(tables.find(request.database, **wanted._asdict()), here)
     if not found:

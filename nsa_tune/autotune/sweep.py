@@ -37,7 +37,9 @@ class Sweep:
         self, hellos: Sequence[Hello], points: Sequence[Point], store: Store,
         arguments: Mapping[str, object], make_schedule: MakeSchedule,
     ) -> None:  # fmt: skip
-        self.setting, self.key = hellos[0].setting, hellos[0].key
+        self.key = hellos[0].key
+        # What a probe found on such a device bounds what is handed out.
+        self.setting = replace(hellos[0].setting, limits=store.limits(self.key))
         known = [] if arguments["fresh"] else store.current(self.key)
         self.quarantine = Quarantine(known)
         # What failed because somebody else held the memory is tried again.

@@ -19,7 +19,10 @@ from nsa_tune.autotune.intervals import Timing
 from nsa_tune.autotune.sequential import LOOKS, Contest
 from nsa_tune.backend import nvml
 
-__all__ = ["CpuTimer", "CudaTimer", "SlowedDown", "Timer", "Timing", "interleave", "timer_for"]
+__all__ = [
+    "CpuTimer", "CudaTimer", "SlowedDown", "Timer", "Timing", "interleave", "protocol_of",
+    "timer_for",
+]  # fmt: skip
 
 _log = logging.getLogger(__name__)
 
@@ -209,6 +212,11 @@ class CpuTimer:
     def steady(self) -> bool:
         """Nobody tells: a CPU's samples are taken as they come."""
         return True
+
+
+def protocol_of(device: torch.device) -> str:
+    """The name of the protocol of `device`, without starting it."""
+    return CudaTimer.protocol if device.type == "cuda" else CpuTimer.protocol
 
 
 def timer_for(device: torch.device) -> Timer:

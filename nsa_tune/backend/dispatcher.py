@@ -16,11 +16,10 @@ from nsa_tune._errors import BatchError, NoTunedData, NsaTuneError, StoreError, 
 from nsa_tune.backend import detect, tables
 from nsa_tune.backend.batch import MAX_TOKENS, Batch, Mode
 from nsa_tune.backend.explain import derived_reason, explained, reason_of
-from nsa_tune.backend.layouts import layout_of
 from nsa_tune.backend.matching import Here, differing, in_order, nothing_for
 from nsa_tune.backend.plan import DERIVED, Plan, Reason, derive
 from nsa_tune.backend.point import Answer, Setting
-from nsa_tune.backend.points import POINTS
+from nsa_tune.backend.points import POINTS, points_for
 from nsa_tune.backend.policy import Policy
 from nsa_tune.backend.profiles import profile_of
 from nsa_tune.backend.records import Device, Table
@@ -31,7 +30,10 @@ __all__ = ["Dispatcher"]
 
 _log = logging.getLogger(__name__)
 
-_FIELDS = ("prefill_path", "mha_kernel", "sparse_prefill", "indexer_layout")
+_FIELDS = (
+    "prefill_path", "mha_kernel", "sparse_prefill", "indexer_layout", "decode", "indexer_metadata",
+)  # fmt: skip
+_V4_FIELDS = ("v4_prefill_c4", "v4_prefill_c128")
 _MOST_RECENT = 1024
 _CONTEXTS = 17
 """Context lengths at which a captured size is weighed."""
@@ -104,7 +106,8 @@ class Dispatcher:
             UsageError: for an unknown model or KV dtype, or heads that do not divide the model's.
             NoTunedData: when `strict` and there is no usable table; it names what differs.
         """
-        profile, layout = profile_of(model), layout_of(kv_dtype)
+        profile = profile_of(model)
+        layout = profile.layout(kv_dtype)
         profile.check_heads(heads)
         gpu = detect.local_device_name() if gpu is None else gpu
         here = Here.of(gpu)
@@ -112,7 +115,9 @@ class Dispatcher:
         found, problem = _found(None if db is None else Path(db), wanted)
         for table in in_order(found, here):
             libraries = dict(table.key.libraries if here is None else here.libraries)
-            setting = Setting(profile, heads, layout, table.device, libraries)
+            setting = Setting(
+                profile, heads, layout, table.device, libraries, limits=dict(table.limits)
+            )
             try:
                 return cls(
                     setting, _compiled(setting, table), source=_source(table, here), table=table
@@ -191,10 +196,13 @@ class Dispatcher:
         return explained(self.plan(batch), self.source)
 
     def _plan(self, batch: Batch, chosen: Mapping[str, str | None], because: _Because) -> Plan:
-        path, mha_kernel, sparse, indexer = map(chosen.get, _FIELDS)
+        path, mha_kernel, sparse, indexer, decode, metadata = map(chosen.get, _FIELDS)
         setting = self.setting
         derived = derive(batch, setting.layout, setting.profile.index_topk, path, sparse)
-        return Plan(batch, path, mha_kernel, sparse, indexer, *derived, because)
+        v4 = [chosen.get(name) for name in _V4_FIELDS]
+        return Plan(
+            batch, path, mha_kernel, sparse, indexer, decode, metadata, *derived, because, *v4
+        )
 
     def _plan_captured(self, mode: Mode, batch_size: int, next_n: int) -> Plan:
         choices: dict[str, Choice] = {}
@@ -244,6 +252,8 @@ class _Because:
         """The fields of `plan` that have a reason."""
         extend = plan.batch.mode is Mode.EXTEND
         tuned = self._dispatcher.questions(plan.batch.mode)
+        if self._dispatcher.setting.profile.family == "v4":
+            return tuned
         return (*tuned, *(name for name in DERIVED if extend or name != "dequantize_prefix"))
 
     def reason(self, plan: Plan, name: str) -> Reason:
@@ -257,7 +267,8 @@ class _Because:
 
 def _compiled(setting: Setting, table: Table | None) -> list[Policy]:
     rows = () if table is None else table.measurements
-    return [Policy.compile(point, setting, rows) for point in POINTS.values()]
+    arising = points_for(setting.profile, (), POINTS)
+    return [Policy.compile(point, setting, rows) for point in arising]
 
 
 def _found(db: Path | None, wanted: tables.Wanted) -> tuple[list[Table], str]:

@@ -159,7 +159,7 @@ READS: Mapping[str, frozenset[KVLayout]] = {
     "flashmla_kv": _PACKED,
     "fa3": _BF16,
     "tilelang": _BF16,
-    "triton": _BF16,
+    "triton": _BF16 | _PACKED,
     "trtllm": frozenset({KVLayout.BF16, KVLayout.FP8_RAW}),
     "torch_sparse": _BF16,
     "torch_kv": _PACKED,
@@ -200,7 +200,7 @@ class Conversion:
 
 _BOTH = frozenset(Role)
 _PREFILL = frozenset({Role.PREFILL})
-_GATHERED = frozenset({"flashmla_sparse", "triton", "torch_sparse"})
+_GATHERED = frozenset({"flashmla_sparse", "torch_sparse"})
 
 CONVERSIONS: tuple[Conversion, ...] = (
     Conversion(

@@ -59,6 +59,10 @@ class Plan:
     """The sparse kernel, should the path be mla: "flashmla_sparse", "flashmla_kv", ..."""
     indexer_layout: str | None
     """"native", "pairs" or "flatten"; None in extend."""
+    decode: str | None
+    """The sparse kernel that decodes: "flashmla_kv", "flashmla_sparse", ...; None in extend."""
+    indexer_metadata: str | None
+    """Who schedules the indexer's paged logits, where they are: "deep_gemm" or "triton"."""
     topk_transform: str | None
     """"paged" or "ragged": how the indexer's top-k hands its indices to the sparse kernel."""
     dequantize_prefix: bool | None
@@ -66,6 +70,10 @@ class Plan:
     skip_topk: bool
     """Whether every token is selected anyway, so that no top-k need be computed."""
     _origin: Origin = field(repr=False, compare=False)
+    v4_prefill_c4: str | None = None
+    """In V4's layers of compression ratio 4: "sparse_fwd" or "with_kvcache"; None elsewhere."""
+    v4_prefill_c128: str | None = None
+    """The same in its layers of ratio 128."""
 
     @property
     def reasons(self) -> Mapping[str, Reason]:
@@ -125,6 +133,9 @@ def derive(
     The top-k transform follows the prefill kernel in extend and the decode kernels, which are all
     paged, elsewhere: never one from the other.
     """
+    if layout is KVLayout.V4_PAGED:
+        # V4's layers differ, and `sparse_fwd` and `with_kvcache` each say both by themselves.
+        return Derived(None, None, False)
     if batch.mode is not Mode.EXTEND:
         return Derived("paged", None, False)
     packed, reads_bf16 = layout is KVLayout.FP8_PACKED, sparse_prefill in _READS_BF16

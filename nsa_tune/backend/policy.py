@@ -65,6 +65,7 @@ class _Candidate(NamedTuple):
     checks: tuple[Callable[[Batch, Setting], str | None], ...]
     surface: Surface | None
     failures: _Failures | None
+    surcharge_us: Callable[[Batch, Setting], float] | None
 
 
 class Policy:
@@ -89,6 +90,7 @@ class Policy:
                 tuple(guard.check for guard in arm.guards),
                 surfaces.get(arm.name),
                 failures.get(arm.name),
+                arm.surcharge_us,
             )
             for arm in point.candidates(setting)
         )
@@ -117,7 +119,10 @@ class Policy:
             own = [(batches[text], row) for (name, text), row in rows.items() if name == arm]
             passed = [(batch, row) for batch, row in own if row.status is Status.OK]
             measured.update(row.batch for _, row in passed)
-            surfaces[arm] = Surface.fit(point, setting, passed, shared)
+            # What lies behind a cliff would bend the surface before it.
+            more_us = point.arm(arm).surcharge_us
+            smooth = [one for one in passed if more_us is None or not more_us(one[0], setting)]
+            surfaces[arm] = Surface.fit(point, setting, smooth, shared)
             if len(passed) < len(own):
                 failures[arm] = _failures_of(point, setting, own)
         return cls(
@@ -131,7 +136,7 @@ class Policy:
         latencies: dict[str, float | None] = {}
         refused: dict[str, str] = {}
         failed: dict[str, str] = {}
-        for name, checks, surface, failures in self._candidates:
+        for name, checks, surface, failures, surcharge_us in self._candidates:
             for check in checks:
                 reason = check(batch, setting)
                 if reason is not None:
@@ -143,7 +148,10 @@ class Policy:
                 elif failures is not None and (reason := failures.near(features)) is not None:
                     failed[name] = reason
                 else:
-                    latencies[name] = surface.latency_us(features)
+                    latency_us = surface.latency_us(features)
+                    if latency_us is not None and surcharge_us is not None:
+                        latency_us += surcharge_us(batch, setting)
+                    latencies[name] = latency_us
         return Survey(latencies, refused, failed)
 
     def estimates(self, batch: Batch) -> dict[str, Estimate]:
@@ -158,7 +166,8 @@ class Policy:
             if features is not None and surface is not None:
                 estimate = surface.estimate_at(features)
                 if estimate is not None:
-                    found[arm.name] = estimate
+                    more_us = arm.surcharge_us(batch, self.setting) if arm.surcharge_us else 0.0
+                    found[arm.name] = estimate.plus(more_us)
         return found
 
     def spread(self, arm: str) -> float:

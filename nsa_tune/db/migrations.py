@@ -104,6 +104,23 @@ _FIRST_SCHEMA = (
 )
 
 
+def probed_limits(db: Database) -> None:
+    """Limits that probes found; of one key and name the newest counts."""
+    db.execute(_PROBED_LIMITS)
+
+
+_PROBED_LIMITS = """
+    CREATE TABLE limits (
+        id INTEGER PRIMARY KEY,
+        run_id INTEGER NOT NULL REFERENCES runs (id),
+        name TEXT NOT NULL,
+        value INTEGER NOT NULL CHECK (value >= 0),
+        past TEXT NOT NULL,  -- what happened behind it
+        found_at TEXT NOT NULL  -- ISO 8601, UTC
+    )
+    """
+
+
 def views(db: Database) -> None:
     """v_regret, v_winner, v_limits and v_crossover, over what `newest` shows."""
     for statement in VIEWS:
@@ -154,6 +171,7 @@ MIGRATIONS: tuple[Callable[[Database], None], ...] = (
     first_schema,
     views,
     discarded_samples_and_checks,
+    probed_limits,
 )
 """Step i makes schema i + 1."""
 

@@ -53,11 +53,12 @@ def test_the_schema_is_frozen_by_its_names(tmp_path: Path) -> None:
 
     with closing(Database(path)) as db:
         assert db.table_names() == [
-            "nsa_tune_migrations", "keys", "devices", "runs", "measurements", "checks",
+            "nsa_tune_migrations", "keys", "devices", "runs", "measurements", "checks", "limits",
         ]  # fmt: skip
         assert set(db.view_names()) == {
             "newest", "v_regret", "v_winner", "v_limits", "v_crossover",
         }  # fmt: skip
+        assert {key.other_table for key in db.table("limits").foreign_keys} == {"runs"}
         assert {key.other_table for key in db.table("measurements").foreign_keys} == {"runs"}
         assert {key.other_table for key in db.table("runs").foreign_keys} == {"keys", "devices"}
 
@@ -159,3 +160,21 @@ def test_the_count_of_discarded_samples_is_kept(tmp_path: Path) -> None:
         store.add(store.begin_run(KEY, DEVICE, {}), [row])
 
         assert store.table(KEY).measurements == (row,)
+
+
+def test_a_database_of_the_first_schema_is_read_without_limits_and_then_takes_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "nsa-tune.db"
+    with monkeypatch.context() as earlier:
+        earlier.setattr(migrations, "MIGRATIONS", MIGRATIONS[:1])
+        with closing(Database(path)) as db:
+            migrate(db, path)
+            insert_first_schema_row(db)
+
+    (table,) = tables.read_database(path)
+    assert (len(table.measurements), table.limits) == (1, {})
+    with Store.open(path) as store:
+        store.add_limits(store.begin_run(KEY, DEVICE, {}), {"rows": (7, "it ended")})
+    (table,) = tables.read_database(path)
+    assert (len(table.measurements), table.limits) == (1, {"rows": 7})
