@@ -55,7 +55,8 @@ class Model:
         config = SimpleNamespace(
             hf_config=SimpleNamespace(index_topk=TOPK), context_len=longest,
             num_attention_heads=self.heads, qk_nope_head_dim=NOPE, kv_lora_rank=RANK,
-            qk_rope_head_dim=ROPE,
+            qk_rope_head_dim=ROPE, v_head_dim=V, index_head_dim=128,
+            hf_text_config=SimpleNamespace(index_n_heads=64),
         )  # fmt: skip
         arguments = SimpleNamespace(
             enable_deterministic_inference=False, dsa_prefill_backend="flashmla_kv",
@@ -66,7 +67,7 @@ class Model:
         runner = SimpleNamespace(
             device=str(device), page_size=PAGE, server_args=arguments, model_config=config,
             token_to_kv_pool=self.pool, req_to_token_pool=self.requests,
-            hisparse_coordinator=None, kv_cache_dtype=self.pool.dtype,
+            hisparse_coordinator=None, kv_cache_dtype=self.pool.dtype, num_effective_layers=61,
         )  # fmt: skip
         self.module = import_module(BACKEND)
         self.modes = import_module("sglang.srt.model_executor.forward_batch_info").ForwardMode
