@@ -438,18 +438,27 @@ def test_advise_weights_the_batches_of_a_decision_log(
     shell: Shell, database: Path, tmp_path: Path
 ) -> None:
     log = tmp_path / "decisions.jsonl"
-    log.write_text(
-        '{"schema": "nsa-tune/decision/1", "time": 1.0, "gpu": "x", "model": "deepseek-v3.2", '
-        '"heads": 128, "kv_layout": "fp8_packed", "count": 3, "batch": "extend:1920+128", '
-        '"own": {}, "taken": {}}\n'
-    )
     command = ("advise", *GPU, "--db", str(database), "--json")
+    unweighted = json.loads(shell(*command).out)
+    assert unweighted["weights"] == "each measured batch counts the same"
+    key = {name: unweighted[name] for name in ("gpu", "model", "heads", "kv_layout")}
+    line = {
+        "schema": "nsa-tune/decision/1", "time": 1.0, **key, "count": 3,
+        "batch": "extend:1920+128", "own": {}, "taken": {},
+    }  # fmt: skip
+    other = {**line, "heads": 1, "batch": "decode:n1:64"}
+    log.write_text(f"{json.dumps(other)}\n{json.dumps(line)}\n")
 
     weighted = json.loads(shell(*command, "--log", str(log)).out)
 
-    assert weighted["schema"] == "nsa-tune/advise/1"
+    assert weighted["schema"] == "nsa-tune/advise/2"
     assert weighted["weights"] == "weighted by the batches given"
-    assert json.loads(shell(*command).out)["weights"] == "each measured batch counts the same"
+    log.write_text(f"{json.dumps(other)}\n")
+    foreign = shell(*command, "--log", str(log))
+    assert foreign.code == 2
+    assert f"it has {key['gpu']}, {key['model']}, 1, {key['kv_layout']}" in foreign.err
+    log.write_text("")
+    assert "it has no decisions" in shell(*command, "--log", str(log)).err
 
 
 def test_advise_knows_which_releases_it_knows(shell: Shell, database: Path) -> None:

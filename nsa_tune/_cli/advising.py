@@ -20,7 +20,10 @@ from nsa_tune._cli.options import (
     Model,
     Strict,
 )
+from nsa_tune._errors import UsageError
+from nsa_tune.backend.batch import Batch
 from nsa_tune.backend.decision_log import read_decisions
+from nsa_tune.backend.dispatcher import Dispatcher
 from nsa_tune.reports.advise import advise as advised
 from nsa_tune.reports.plain import plain
 
@@ -36,6 +39,10 @@ def advise(
         Path | None,
         typer.Option("--log", help="Decision log (NSA_TUNE_LOG) to weight the batches by."),
     ] = None,
+    eager_prefill: Annotated[
+        bool,
+        typer.Option("--eager-prefill", help="The engine runs prefills without CUDA graphs."),
+    ] = False,
     gpu: Gpu = None,
     model: Model = None,
     heads: Heads = None,
@@ -49,11 +56,31 @@ def advise(
     Each with what it gains, how sure that is, and what it loses against the whole table.
     """
     del engine  # there is one
-    batches = None if log is None else [(one.batch, one.count) for one in read_decisions(log)]
     dispatcher = dispatcher_for(gpu, model, heads, kv_dtype, database, strict)
-    found = advised(dispatcher, version, batches)
+    batches = None if log is None else _logged(log, dispatcher)
+    found = advised(dispatcher, version, batches, eager_prefill=eager_prefill)
     if json:
-        typer.echo(answers.as_text({"schema": "nsa-tune/advise/1", **asdict(found)}))
+        typer.echo(answers.as_text({"schema": "nsa-tune/advise/2", **asdict(found)}))
         return
     for line in found.shell():
         typer.echo(plain(line))
+
+
+def _logged(log: Path, dispatcher: Dispatcher) -> list[tuple[Batch, float]]:
+    """The decisions in `log` by this table's GPU, model, heads and KV layout."""
+    setting = dispatcher.setting
+    wanted = (setting.device.name, setting.profile.name, setting.heads, str(setting.layout))
+    found: list[tuple[Batch, float]] = []
+    others: set[tuple[str, str, int, str]] = set()
+    for one in read_decisions(log):
+        key = (one.gpu, one.model, one.heads, one.kv_layout)
+        if key == wanted:
+            found.append((one.batch, one.count))
+        else:
+            others.add(key)
+    if not found:
+        words = "; ".join(", ".join(map(str, key)) for key in sorted(others)) or "no decisions"
+        raise UsageError(
+            f"{log} has no decisions for {', '.join(map(str, wanted))}; it has {words}"
+        )
+    return found

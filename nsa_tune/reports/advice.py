@@ -8,24 +8,40 @@ from dataclasses import dataclass
 
 from nsa_tune.backend.verdict import MARGIN, Verdict
 
-__all__ = ["Advice", "Advised", "Unadvised"]
+__all__ = ["Advice", "Advised", "Setting", "Unadvised"]
 
 
 @dataclass(frozen=True, slots=True)
-class Advice:
-    """One setting, with a value other than its default. Ratios are geometric means."""
+class Setting:
+    """One of the engine's own settings."""
 
     name: str
     """The environment variable, or the launch argument with its dashes."""
     value: str
     default: str
+
+    @property
+    def is_variable(self) -> bool:
+        """Whether it is an environment variable."""
+        return not self.name.startswith("--")
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """Settings other than the defaults. Ratios are geometric means, of all of them together."""
+
+    settings: tuple[Setting, ...]
     verdict: Verdict
-    """WIN, or UNSURE where the intervals leave room for the default."""
+    """WIN, or UNSURE where the intervals leave room for the defaults, where all batches together
+    do not become faster, or where one becomes much slower."""
     gain: float
     """Time with the default over time with this value."""
     low: float
-    """Least gain, were all measurements off to the same side; 95 %."""
+    """Least gain, were all measurements off to the same side; 95 %. It says nothing of how near
+    the batches and their weights are to those that an engine will run."""
     high: float
+    total: float
+    """Time of all batches together with the defaults over that with these values."""
     batches: int
     """Batches that the setting has a say in, and over which the ratios are taken."""
     changed: int
@@ -37,11 +53,8 @@ class Advice:
     """Time with this value over the best that the table knows, batch by batch."""
     lost_at_worst: float
     note: str = ""
-
-    @property
-    def is_variable(self) -> bool:
-        """Whether it is an environment variable."""
-        return not self.name.startswith("--")
+    reservation: str = ""
+    """Why it is to be looked at first, however sure; empty when it need not be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +89,15 @@ class Advised:
         arguments: list[str] = []
         for one in self.advice:
             yield _comment(_in_words(one))
-            words = [one.name, one.value]
-            if one.verdict is not Verdict.WIN:
-                yield _comment(f"not sure enough: {'='.join(words)}")
-            elif one.is_variable:
-                yield f"export {one.name}={shlex.quote(one.value)}"
-            else:
-                arguments += words
+            unsure = one.verdict is not Verdict.WIN
+            reservation = "not sure enough" if unsure else one.reservation
+            for setting in one.settings:
+                if reservation:
+                    yield _comment(f"{reservation}: {setting.name}={setting.value}")
+                elif setting.is_variable:
+                    yield f"export {setting.name}={shlex.quote(setting.value)}"
+                else:
+                    arguments += [setting.name, setting.value]
         if arguments:
             yield f"NSA_TUNE_SGLANG_ARGS={shlex.quote(shlex.join(arguments))}"
         for other in self.unadvised:
@@ -94,10 +109,12 @@ def _comment(text: str) -> str:
 
 
 def _in_words(one: Advice) -> str:
+    changes = " with ".join(
+        f"{setting.name} {setting.value} instead of {setting.default}" for setting in one.settings
+    )
     text = (
-        f"{one.name} {one.value} instead of {one.default}: {one.gain:.2f}x "
-        f"({one.low:.2f} to {one.high:.2f}) over {one.batches} batches, {one.changed} of them "
-        "changed"
+        f"{changes}: {one.gain:.2f}x ({one.low:.2f} to {one.high:.2f}) over {one.batches} "
+        f"batches, {one.changed} of them changed; all together {one.total:.2f}x"
     )
     if one.worst > 1 + MARGIN:
         text += f"; loses up to {one.worst:.2f}x, on {one.worst_batch}"

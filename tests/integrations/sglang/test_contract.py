@@ -138,6 +138,21 @@ def test_whether_the_sparse_kernel_is_told_where_a_row_ends_is_known(wheel: Whee
     assert ("topk_length" in arguments) == _release(wheel).passes_topk_length
 
 
+def test_the_size_up_to_which_a_prefill_is_a_graph_is_known(wheel: Wheel) -> None:
+    hook = "sglang/srt/arg_groups/memory_hook.py"
+    text = wheel.text("sglang/srt/server_args.py")
+    text += wheel.text(hook) if wheel.names(hook) else ""
+    expected = {
+        "0.5.15": (0, '("MLA attention", lambda: self.use_mla_backend())'),
+        "0.5.18": (2048, "prefill_cuda_graph_config.max_bs = 2048"),
+        "0.5.23": (8192, "prefill_cuda_graph_config.max_bs = min(8192, cfg.chunked_prefill_size)"),
+    }
+    tokens, line = expected[wheel.version]
+
+    assert _release(wheel).graph_tokens == tokens
+    assert line in text
+
+
 def test_the_number_of_layers_is_where_it_is_looked_for(wheel: Wheel) -> None:
     folder = "sglang/srt/model_executor/"
     runner = wheel.text(f"{folder}model_runner.py")

@@ -70,6 +70,8 @@ class Release:
     passes_topk_length: bool
     """Whether flashmla_sparse is told where a row's indices end, as it is when it is measured.
     Otherwise it goes through all index_topk of them, however few keys a token has."""
+    graph_tokens: int
+    """New tokens up to which a prefill runs as a CUDA graph by default, for MLA models; 0: none."""
     arguments: frozenset[str]
     """Launch arguments that advice may name, as fields of ServerArgs."""
     environment: frozenset[str]
@@ -102,7 +104,10 @@ _OLDER = Release(
         KVLayout.BF16: frozenset({"flashmla_sparse"}),
     },
     passes_topk_length=False,
-    arguments=frozenset({"chunked_prefill_size", "dsa_prefill_backend", "dsa_decode_backend"}),
+    graph_tokens=0,
+    arguments=frozenset(
+        {"chunked_prefill_size", "dsa_prefill_backend", "dsa_decode_backend", "kv_cache_dtype"}
+    ),
     environment=frozenset(
         {"SGLANG_DSA_PREFILL_DENSE_ATTN_KV_LEN_THRESHOLD", "SGLANG_MAX_KV_CHUNK_CAPACITY"}
     ),
@@ -110,7 +115,8 @@ _OLDER = Release(
 
 RELEASES = (
     _OLDER,
-    replace(_OLDER, first=(0, 5, 17), last=(0, 5, 23), passes_topk_length=True),
+    replace(_OLDER, first=(0, 5, 17), last=(0, 5, 22), passes_topk_length=True, graph_tokens=2048),
+    replace(_OLDER, first=(0, 5, 23), last=(0, 5, 23), passes_topk_length=True, graph_tokens=8192),
 )
 
 
@@ -135,9 +141,6 @@ def installed_version() -> str | None:
 
 
 def checked() -> str:
-    """The known versions, in words."""
-    ranges = [
-        (".".join(map(str, release.first)), ".".join(map(str, release.last)))
-        for release in RELEASES
-    ]
-    return ", ".join(f"{first} to {last}" for first, last in ranges)
+    """The known versions, in words; there are no gaps between them."""
+    first, last = (".".join(map(str, one)) for one in (RELEASES[0].first, RELEASES[-1].last))
+    return f"{first} to {last}"
