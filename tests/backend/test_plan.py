@@ -82,7 +82,9 @@ class _Counting:
 
 
 def _plan(origin: _Counting) -> Plan:
-    return Plan(_WARM, "mla", None, "flashmla_kv", None, "paged", False, True, origin)
+    return Plan(
+        _WARM, "mla", None, "flashmla_kv", None, None, None, None, "paged", False, True, origin
+    )
 
 
 def test_reasons_are_made_when_they_are_looked_at() -> None:
