@@ -176,7 +176,7 @@ def test_a_line_without_a_crossover_draws_too(visit: Visit) -> None:
     page = visit.open()
     panel = page.locator("#t0-prefill_path-0")
 
-    panel.locator("select.line").select_option(label="prefix 1536")
+    panel.locator("select.line").select_option(label="prefix 1792")
     page.wait_for_selector("#t0-prefill_path-0 .sentence:text('mla throughout')")
 
     assert panel.locator(".curves .mark-line path").count() == 2
