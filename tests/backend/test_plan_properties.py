@@ -1,11 +1,13 @@
 """Any batch, table, limit and machine: a plan is always made, and never passes a limit.
 
-`PLANS=1000000` makes as many of them; the default keeps the suite short.
+`PLANS=1000000`, as in `make nightly`, makes as many of them; the default keeps the suite short.
 """
 
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -31,6 +33,7 @@ from nsa_tune.backend.verdict import Verdict
 
 H100 = KNOWN["NVIDIA H100 80GB HBM3"]
 PLANS = int(os.environ.get("PLANS", "20000"))
+_ROOT = Path(__file__).parents[2]
 _PLANS_EACH = 200
 _EXPLAINED_EACH = 3
 _PREFILL = ("prefill_path", "mha_kernel", "sparse_prefill")
@@ -209,3 +212,37 @@ def test_what_is_written_answers_as_asking_everything(stem: str) -> None:
                 for each, has_lens in ((batch, True), (batch.sums, False)):
                     choose = dispatcher.chooser(name, batch.mode, batch.next_n, has_lens=has_lens)
                     assert choose(each) == getattr(dispatcher.plan(each), name)
+
+
+_ANOTHER_PROCESS = """
+import hashlib
+from random import Random
+from nsa_tune import Dispatcher
+from nsa_tune.backend.points import POINTS
+found = hashlib.sha256()
+for heads, kv_dtype in ((128, "fp8"), (16, "bf16")):
+    by = Dispatcher.open(
+        gpu="NVIDIA H100 80GB HBM3", model="deepseek-v3.2", heads=heads, kv_dtype=kv_dtype
+    )
+    random = Random(6)
+    for _ in range(200):
+        for point in POINTS.values():
+            batch = point.sample(by.setting, random)
+            found.update(f"{by.plan(batch)} {by.plan(batch.sums)}".encode())
+    for size in (1, 8, 64):
+        found.update(f"{by.captured(size, 2)} {by.explain(batch)}".encode())
+print(found.hexdigest())
+"""
+
+
+def test_two_processes_plan_alike_whatever_their_hash_seeds() -> None:
+    digests = {
+        subprocess.run(
+            [sys.executable, "-c", _ANOTHER_PROCESS], check=True, capture_output=True, text=True,
+            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(_ROOT)},
+        ).stdout
+        for seed in ("1", "2", "777")
+    }  # fmt: skip
+
+    assert len(digests) == 1
+    assert len(digests.pop()) == 65

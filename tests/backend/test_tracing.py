@@ -85,7 +85,7 @@ def test_what_is_written_computes_the_same(
 ) -> None:
     batch = Batch.extend([p for p, _ in lens], [n for _, n in lens], captured=captured).sums
 
-    assert _WRITTEN[function](batch) == function(batch)
+    assert _WRITTEN[function](batch) == function(batch)  # type: ignore[index]
 
 
 _WRITTEN = {one: _written(one) for one in (_attended, _mixed, _limits, _never_equal)}
