@@ -22,6 +22,10 @@ _MOST_REGRET = 0.01
 """Mean regret of the cost models on measured batches above which the surfaces decide instead."""
 
 
+_JUDGED = 256
+"""Batches of a sheet on which the models are judged, at most."""
+
+
 class Extent(NamedTuple):
     """What was measured, in tokens."""
 
@@ -153,19 +157,27 @@ def _badly_chosen(
     by_arm: Mapping[str, Sequence[tuple[_Sample, Measurement]]],
 ) -> frozenset[int]:
     """`Compiled.by_surfaces`, by how well the models choose among what was measured."""
-    times: dict[str, dict[str, float]] = defaultdict(dict)
-    costs: dict[str, dict[str, float]] = defaultdict(dict)
     sheets: dict[str, int] = {}
+    for own in by_arm.values():
+        sheets |= {row.batch: sample.sheet for sample, row in own if row.status is Status.OK}
+    judged = _spread(sheets)
+    times: dict[str, dict[str, float]] = {text: {} for text in judged}
+    costs: dict[str, dict[str, float]] = {text: {} for text in judged}
     for arm, own in by_arm.items():
         for sample, row in own:
             model = models[arm].get(sample.sheet)
-            if row.latency_us is not None and row.status is Status.OK and model is not None:
-                sheets[row.batch] = sample.sheet
+            if row.batch in times and row.latency_us is not None and model is not None:
                 times[row.batch][arm] = row.latency_us
                 costs[row.batch][arm] = model.latency_us(sample.terms)
+    answers = [
+        answer
+        for answer in point.answers
+        if sum(not models.keys().isdisjoint(arms) for arms in answer.choices.values()) > 1
+    ]
     losses: dict[tuple[int, str], list[float]] = defaultdict(list)
-    for text, sheet in sheets.items():
-        for answer in point.answers:
+    for text in judged:
+        sheet = sheets[text]
+        for answer in answers:
             measured = _choice_costs(answer, times[text])
             if len(measured) > 1:
                 modelled = _choice_costs(answer, costs[text])
@@ -174,6 +186,14 @@ def _badly_chosen(
     return frozenset(
         sheet for (sheet, _), some in losses.items() if sum(some) / len(some) > _MOST_REGRET
     )
+
+
+def _spread(sheets: Mapping[str, int]) -> list[str]:
+    """Enough batches of each sheet, spread over all."""
+    by_sheet: dict[int, list[str]] = defaultdict(list)
+    for text in sorted(sheets):
+        by_sheet[sheets[text]].append(text)
+    return [text for some in by_sheet.values() for text in some[:: len(some) // _JUDGED + 1]]
 
 
 def _choice_costs(answer: Answer, arms: Mapping[str, float]) -> dict[str, float]:

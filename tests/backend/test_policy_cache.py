@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
@@ -9,7 +10,7 @@ from random import Random
 import pytest
 
 from nsa_tune import Batch, Dispatcher
-from nsa_tune.backend import opening, policy_cache
+from nsa_tune.backend import policy_cache
 from nsa_tune.backend.policy import Policy
 from nsa_tune.db.exchange import import_text
 from nsa_tune.db.store import Store
@@ -48,7 +49,7 @@ def _compiles(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         found.append(1)
         return original(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(opening.Policy, "compile", compiling)
+    monkeypatch.setattr(Policy, "compile", compiling)
     return found
 
 
@@ -132,7 +133,7 @@ def test_a_directory_that_cannot_be_written_does_no_harm(
     def refused(*_: object, **__: object) -> None:
         raise PermissionError("read-only file system")
 
-    monkeypatch.setattr(policy_cache.tempfile, "mkstemp", refused)
+    monkeypatch.setattr(tempfile, "mkstemp", refused)
 
     assert opened(database).plan(_SHORT).prefill_path == "mha"
     assert _kept(database) == []
