@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 import nsa_tune
-from nsa_tune._cli import asking, measuring, reporting
+from nsa_tune._cli import advising, asking, comparing, measuring, reporting, serving
 from nsa_tune._cli.console import say
 from nsa_tune._cli.databases import db
 from nsa_tune._errors import NsaTuneError
@@ -32,6 +32,9 @@ for command in (
     asking.lookup,
     asking.explain,
     reporting.report,
+    advising.advise,
+    comparing.compare,
+    serving.dashboard,
     measuring.doctor,
 ):
     app.command()(command)

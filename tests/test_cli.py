@@ -21,7 +21,6 @@ from nsa_tune._errors import NsaTuneError
 from nsa_tune.backend import tables
 from nsa_tune.db.exchange import import_text, write_text
 from nsa_tune.db.store import Store
-from nsa_tune.reports.html import charts_javascript
 from tests.reports.synthetic import H100, real_table
 
 GPU = ("--gpu", H100.name)
@@ -172,7 +171,6 @@ def test_without_vl_convert_the_page_is_written_and_stderr_says_what_is_missing(
     shell: Shell, database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "vl_convert", None)
-    charts_javascript.cache_clear()
     path = tmp_path / "report.html"
 
     answer = shell("report", "--format", "html", "--out", str(path), "--db", str(database))
@@ -340,7 +338,7 @@ def test_an_unknown_csv_table_is_named(shell: Shell, database: Path) -> None:
     answer = shell("report", "--format", "csv", "--table", "winners", "--db", str(database))
 
     assert answer.code == 2
-    assert "use one of: crossovers, cells, costs, failures" in answer.err
+    assert "use one of: crossovers, cells, costs, chunks, roofline, failures" in answer.err
 
 
 def test_a_file_that_cannot_be_written_is_a_sentence(
@@ -418,3 +416,42 @@ def test_a_reader_that_leaves_early_is_no_traceback(database: Path) -> None:
     )
 
     assert "Traceback" not in done.stderr
+
+
+# --- advise
+
+
+def test_advise_prints_lines_that_a_shell_reads(shell: Shell, database: Path) -> None:
+    answer = shell("advise", *GPU, "--heads", "128", "--db", str(database))
+
+    assert answer.code == 0
+    lines = answer.out.splitlines()
+    assert lines
+    assert all(line.startswith(("#", "export ", "NSA_TUNE_SGLANG_ARGS=")) for line in lines)
+    done = subprocess.run(["sh", "-n"], input=answer.out, text=True, capture_output=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_advise_weights_the_batches_of_a_decision_log(
+    shell: Shell, database: Path, tmp_path: Path
+) -> None:
+    log = tmp_path / "decisions.jsonl"
+    log.write_text(
+        '{"schema": "nsa-tune/decision/1", "time": 1.0, "gpu": "x", "model": "deepseek-v3.2", '
+        '"heads": 128, "kv_layout": "fp8_packed", "count": 3, "batch": "extend:1920+128", '
+        '"own": {}, "taken": {}}\n'
+    )
+    command = ("advise", *GPU, "--db", str(database), "--json")
+
+    weighted = json.loads(shell(*command, "--log", str(log)).out)
+
+    assert weighted["schema"] == "nsa-tune/advise/1"
+    assert weighted["weights"] == "weighted by the batches given"
+    assert json.loads(shell(*command).out)["weights"] == "each measured batch counts the same"
+
+
+def test_advise_knows_which_releases_it_knows(shell: Shell, database: Path) -> None:
+    answer = shell("advise", *GPU, "--db", str(database), "--engine-version", "0.4.0")
+
+    assert answer.code == 2
+    assert "0.4.0" in answer.err

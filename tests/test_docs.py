@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import typer
 
 from nsa_tune._cli.options import Format
 from nsa_tune.cli import app
+from nsa_tune.db.store import Store
 from nsa_tune.reports.flat import FLAT
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -68,7 +71,12 @@ def test_exactly_the_options_that_exist_are_documented(name: str) -> None:
     assert documented == _options(name)
 
 
-@pytest.mark.parametrize("schema", ["run", "lookup", "explain", "report", "doctor", "db-list"])
+_SCHEMAS = [
+    "run", "lookup", "explain", "report", "compare", "live", "measurements", "doctor", "db-list",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("schema", _SCHEMAS)
 def test_schemas_are_documented(schema: str) -> None:
     assert f"`nsa-tune/{schema}/1`" in CLI
 
@@ -77,3 +85,12 @@ def test_formats_and_flat_tables_are_documented() -> None:
     for word in (*Format, *FLAT):
         assert f"`{word}`" in CLI
         assert f"| `{word}` |" in REPORTS
+
+
+def test_the_views_of_a_database_are_documented(tmp_path: Path) -> None:
+    Store.open(tmp_path / "some.db").close()
+
+    with closing(sqlite3.connect(tmp_path / "some.db")) as connection:
+        rows = connection.execute("SELECT name FROM sqlite_master WHERE type = 'view'").fetchall()
+    documented = set(re.findall(r"^\| `(newest|v_\w+)` \|", REPORTS, re.MULTILINE))
+    assert documented == {name for (name,) in rows}

@@ -28,7 +28,7 @@ from nsa_tune.backend import detect
 from nsa_tune.backend.dispatcher import Dispatcher
 from nsa_tune.reports.plain import plain
 
-__all__ = ["explain", "lookup"]
+__all__ = ["dispatcher_for", "explain", "lookup"]
 
 
 def lookup(
@@ -49,7 +49,7 @@ def lookup(
     Without a table for the key the engine's own rule answers, and stderr says so.
     """
     asked = batch_of(batch, prefix, extend, captured)
-    dispatcher = _dispatcher(gpu, model, heads, kv_dtype, database, strict)
+    dispatcher = dispatcher_for(gpu, model, heads, kv_dtype, database, strict)
     plan = dispatcher.plan(asked)
     if json:
         typer.echo(answers.as_text(answers.looked_up(dispatcher, plan)))
@@ -74,7 +74,7 @@ def explain(
 ) -> None:
     """Say why the plan for one batch is what it is: estimates, intervals, limits and sources."""
     asked = batch_of(batch, prefix, extend, captured)
-    dispatcher = _dispatcher(gpu, model, heads, kv_dtype, database, strict)
+    dispatcher = dispatcher_for(gpu, model, heads, kv_dtype, database, strict)
     if json:
         typer.echo(answers.as_text(answers.explained(dispatcher, dispatcher.plan(asked))))
     else:
@@ -82,7 +82,7 @@ def explain(
             typer.echo(plain(line))
 
 
-def _dispatcher(
+def dispatcher_for(
     gpu: str | None,
     model: str | None,
     heads: int | None,
@@ -90,6 +90,12 @@ def _dispatcher(
     database: Path | None,
     strict: bool,
 ) -> Dispatcher:
+    """The dispatcher for what a command line names; the rest is this machine's.
+
+    Raises:
+        UsageError: as `Dispatcher.open`.
+        NoTunedData: as `Dispatcher.open`, when `strict`.
+    """
     gpu = gpu or detect.local_device_name()
     model = model_of(model, gpu)
     return Dispatcher.open(

@@ -11,14 +11,14 @@ from nsa_tune.backend.records import Table
 __all__ = ["only_table", "write_file"]
 
 
-def write_file(path: Path, text: str) -> None:
-    """Write `text` to `path`.
+def write_file(path: Path, data: str | bytes) -> None:
+    """Write `data` to `path`, text as UTF-8.
 
     Raises:
         NsaTuneError: when it cannot be written.
     """
     try:
-        path.write_text(text, encoding="utf-8", newline="\n")
+        path.write_bytes(data if isinstance(data, bytes) else data.encode())
     except OSError as error:
         raise NsaTuneError(
             f"{path} cannot be written ({error.strerror}); give another file with --out"

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from nsa_tune._cli import answers
 from nsa_tune._cli.console import say, tables_console
-from nsa_tune._cli.options import AsJson, Database, Heads, KvDtype, Model
+from nsa_tune._cli.options import AsJson, Database, Engine, Heads, KvDtype, Model
 from nsa_tune._errors import ExtraMissing, MachineUnfit
 from nsa_tune.backend import tables
 from nsa_tune.reports import build
@@ -96,14 +96,21 @@ def _print_run(result: RunResult, path: Path, *, as_document: bool, quiet: bool)
         )
 
 
-def doctor(database: Database = None, json: AsJson = False) -> None:
+def doctor(
+    database: Database = None,
+    engine: Annotated[
+        Engine | None,
+        typer.Option("--engine", help="Look instead whether the plug-in steers this engine."),
+    ] = None,
+    json: AsJson = False,
+) -> None:
     """Examine this machine: GPU, driver, libraries, clocks, other processes and the database.
 
-    Exits with 5 when it cannot measure.
+    Exits with 5 when it cannot measure, or, with --engine, when the plug-in does not steer it.
     """
-    from nsa_tune.autotune.doctor import examine
+    from nsa_tune.autotune.doctor import examine, examine_engine
 
-    diagnosis = examine(database=database)
+    diagnosis = examine(database=database) if engine is None else examine_engine(database)
     if json:
         typer.echo(answers.as_text(answers.diagnosed(diagnosis)))
     else:

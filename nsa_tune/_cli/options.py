@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from nsa_tune._errors import BatchError
+from nsa_tune._errors import BatchError, UsageError
 from nsa_tune.backend.batch import Batch
 from nsa_tune.backend.profiles import profile_of
 
@@ -18,6 +18,7 @@ __all__ = [
     "BatchWord",
     "Captured",
     "Database",
+    "Engine",
     "Extend",
     "Format",
     "Gpu",
@@ -27,9 +28,11 @@ __all__ = [
     "Model",
     "Prefix",
     "Strict",
+    "Theme",
     "batch_of",
     "heads_of",
     "model_of",
+    "share_of",
 ]
 
 
@@ -40,6 +43,12 @@ class KvDtype(StrEnum):
     FP8 = "fp8"
 
 
+class Engine(StrEnum):
+    """Inference engines that the plug-ins and the advice know."""
+
+    SGLANG = "sglang"
+
+
 class Format(StrEnum):
     """What a report can be written as."""
 
@@ -48,6 +57,15 @@ class Format(StrEnum):
     CSV = "csv"
     JSON = "json"
     HTML = "html"
+    SVG = "svg"
+    PNG = "png"
+
+
+class Theme(StrEnum):
+    """What a picture is made to stand on."""
+
+    LIGHT = "light"
+    DARK = "dark"
 
 
 AsJson = Annotated[
@@ -127,3 +145,19 @@ def model_of(model: str | None, gpu: str) -> str:
 def heads_of(heads: int | None, model: str) -> int:
     """The local heads to ask about: those given, else all of the model's."""
     return profile_of(model).heads if heads is None else heads
+
+
+def share_of(option: str, text: str) -> float:
+    """The share that `text` is: 0.05 of ``5%``, and of ``0.05`` too.
+
+    Raises:
+        UsageError: when it is none, or 100 % and more.
+    """
+    number = text.strip()
+    try:
+        share = float(number.removesuffix("%")) / (100 if number.endswith("%") else 1)
+    except ValueError:
+        raise UsageError(f"{option} {text!r} is no share; write it like 5%") from None
+    if not 0 <= share < 1:
+        raise UsageError(f"{option} {text!r} is not between 0% and 100%")
+    return share

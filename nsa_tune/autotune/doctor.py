@@ -13,7 +13,7 @@ from typing import Protocol
 from nsa_tune._errors import StoreError, StoreMissing
 from nsa_tune.backend import detect, nvml, providers, tables
 
-__all__ = ["CHECKS", "Check", "Diagnosis", "Finding", "State", "examine"]
+__all__ = ["CHECKS", "Check", "Diagnosis", "Finding", "State", "examine", "examine_engine"]
 
 
 class State(StrEnum):
@@ -42,23 +42,25 @@ class Diagnosis:
     """All findings, and what they come to."""
 
     findings: tuple[Finding, ...]
+    task: str = "measure"
+    """What the machine is to do."""
 
     @property
     def fit(self) -> bool:
-        """Whether `nsa-tune run` can measure here."""
+        """Whether the machine can do it."""
         return all(finding.state is not State.FAIL for finding in self.findings)
 
     @property
     def conclusion(self) -> str:
         """One line: whether to go on, or what to mend first."""
         for state, words in (
-            (State.FAIL, "This machine cannot measure"),
-            (State.WARN, "This machine can measure, but look at this first"),
+            (State.FAIL, f"This machine cannot {self.task}"),
+            (State.WARN, f"This machine can {self.task}, but look at this first"),
         ):
             subjects = [one.subject for one in self.findings if one.state is state]
             if subjects:
                 return f"{words}: {', '.join(dict.fromkeys(subjects))}."
-        return f"OK: this machine is ready to measure on {detect.local_device_name()}."
+        return f"OK: this machine is ready to {self.task} on {detect.local_device_name()}."
 
 
 class Check(Protocol):
@@ -73,6 +75,17 @@ def examine(checks: Sequence[Check] | None = None, *, database: Path | None = No
     """Run `checks`, by default all of them; `database` is where measurements would go."""
     every = [*CHECKS, DatabaseCheck(database)] if checks is None else checks
     return Diagnosis(tuple(finding for check in every for finding in check.look()))
+
+
+def examine_engine(database: Path | None = None) -> Diagnosis:
+    """Whether the plug-in steers SGLang here, by importing its backend in a process of its own."""
+    from nsa_tune.backend.integrations.sglang.health import health
+
+    found = [
+        Finding(name, State.OK if ok else State.FAIL, text)
+        for name, ok, text in health(db=database)
+    ]
+    return Diagnosis(tuple(found), "steer SGLang")
 
 
 class DeviceCheck:

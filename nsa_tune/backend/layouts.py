@@ -1,19 +1,63 @@
-"""KV cache layouts: how one token's latent lies in a paged pool, byte by byte."""
+"""KV cache layouts: how tokens lie in a paged pool byte by byte, who reads which, and what it
+costs to turn one into another."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 
-from nsa_tune._errors import UnknownName
+from nsa_tune._errors import UnknownName, UsageError
 
-__all__ = ["SCALE_TILE", "KVLayout", "layout_of"]
+__all__ = [
+    "CONVERSIONS",
+    "READS",
+    "SCALE_TILE",
+    "V4_SCALE_TILE",
+    "Conversion",
+    "KVLayout",
+    "Pairing",
+    "Role",
+    "Span",
+    "layout_of",
+    "layouts_of",
+    "pair",
+    "topk_transform",
+]
 
 SCALE_TILE = 128
 """Values that share one fp32 scale in the packed fp8 layout."""
+V4_SCALE_TILE = 64
+"""Values that share one ue8m0 scale in the V4 layout."""
+_V4_SCALE_BYTES = 8
+"""A token's scales are padded to a multiple of this, so that they load as one word."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One field of a token, where it lies in the token's bytes."""
+
+    name: str
+    dtype: str
+    """"bf16", "e4m3", "fp32" or "ue8m0"."""
+    offset: int
+    count: int
+
+    @property
+    def size(self) -> int:
+        """Bytes that the field takes."""
+        return self.count * _WIDTHS[self.dtype]
+
+
+_WIDTHS = {"bf16": 2, "e4m3": 1, "fp32": 4, "ue8m0": 1}
 
 
 class KVLayout(StrEnum):
-    """The layout of a paged MLA pool. Members of one pool never mix."""
+    """The layout of a paged MLA pool. Members of one pool never mix.
+
+    `rank` is the width of the part that fp8 layouts quantize (512 in V3.2, 448 in V4), `rope` that
+    of the rotated part behind it (64).
+    """
 
     BF16 = "bf16"
     """`rank + rope` bf16 values a token: 576 values, 1152 bytes for V3.2."""
@@ -22,23 +66,235 @@ class KVLayout(StrEnum):
     """FlashMLA's V3.2 layout: `rank` e4m3 values, one fp32 scale for each 128 of them, then
     `rope` bf16 values: 512 + 16 + 128 = 656 bytes a token. value = e4m3 * scale."""
 
+    FP8_RAW = "fp8_raw"
+    """TRT-LLM's layout: `rank + rope` e4m3 values and no scale: 576 bytes for V3.2."""
+
+    V4_PAGED = "v4_paged"
+    """DeepSeek V4's layout, a page as a structure of arrays: first every token's row of `rank`
+    e4m3 and `rope` bf16 values (448 + 128 = 576 bytes), then every token's ue8m0 scales, one for
+    64 values and padded to 8 bytes: 584 bytes a token, the page padded to a multiple of 576.
+    value = e4m3 * 2 ** (scale - 127)."""
+
+    def spans(self, rank: int, rope: int) -> tuple[Span, ...]:
+        """The fields of one token, in order.
+
+        In `V4_PAGED` the scales' offset counts from the token's own scales, behind all rows.
+        """
+        match self:
+            case KVLayout.BF16:
+                return (Span("latent", "bf16", 0, rank), Span("rope", "bf16", 2 * rank, rope))
+            case KVLayout.FP8_RAW:
+                return (Span("latent", "e4m3", 0, rank), Span("rope", "e4m3", rank, rope))
+            case KVLayout.FP8_PACKED:
+                scales = rank // SCALE_TILE
+                return (
+                    Span("latent", "e4m3", 0, rank),
+                    Span("scales", "fp32", rank, scales),
+                    Span("rope", "bf16", rank + 4 * scales, rope),
+                )
+            case KVLayout.V4_PAGED:
+                padded = _up(rank // V4_SCALE_TILE, _V4_SCALE_BYTES)
+                return (
+                    Span("latent", "e4m3", 0, rank),
+                    Span("rope", "bf16", rank, rope),
+                    Span("scales", "ue8m0", 0, padded),
+                )
+
     def token_bytes(self, rank: int, rope: int) -> int:
-        """Bytes that one token takes in the pool."""
-        if self is KVLayout.BF16:
-            return 2 * (rank + rope)
-        return rank + 4 * (rank // SCALE_TILE) + 2 * rope
+        """Bytes that one token takes in the pool, without the padding of pages."""
+        return sum(span.size for span in self.spans(rank, rope))
+
+    def page_bytes(self, rank: int, rope: int, page_size: int) -> int:
+        """Bytes from one page of `page_size` tokens to the next."""
+        tokens = page_size * self.token_bytes(rank, rope)
+        return _up(tokens, rank + 2 * rope) if self is KVLayout.V4_PAGED else tokens
 
 
-_BY_KV_DTYPE = {"bf16": KVLayout.BF16, "fp8": KVLayout.FP8_PACKED}
+def _up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple
 
 
-def layout_of(kv_dtype: str) -> KVLayout:
-    """The layout that the DSA kernels read for `kv_dtype`: ``"bf16"`` or ``"fp8"``.
+_BY_KV_DTYPE: dict[str, dict[str, KVLayout]] = {
+    "dsa": {"bf16": KVLayout.BF16, "fp8": KVLayout.FP8_PACKED},
+    "v4": {"fp8": KVLayout.V4_PAGED},
+}
+_OF_KV_DTYPE = {
+    "bf16": frozenset({KVLayout.BF16}),
+    "fp8": frozenset({KVLayout.FP8_PACKED, KVLayout.FP8_RAW, KVLayout.V4_PAGED}),
+}
+
+
+def layout_of(kv_dtype: str, family: str = "dsa") -> KVLayout:
+    """The layout that the kernels of a model family read for `kv_dtype`: ``"bf16"`` or ``"fp8"``.
 
     Raises:
-        UnknownName: for any other name.
+        UnknownName: for any other name; V4's pools are fp8 only.
+    """
+    known = _BY_KV_DTYPE[family]
+    try:
+        return known[kv_dtype]
+    except KeyError:
+        raise UnknownName.of("KV dtype", kv_dtype, list(known)) from None
+
+
+def layouts_of(kv_dtype: str) -> frozenset[KVLayout]:
+    """Every layout that a pool of `kv_dtype` may have, whoever reads it.
+
+    Raises:
+        UnknownName: for another name than ``"bf16"`` and ``"fp8"``.
     """
     try:
-        return _BY_KV_DTYPE[kv_dtype]
+        return _OF_KV_DTYPE[kv_dtype]
     except KeyError:
-        raise UnknownName.of("KV dtype", kv_dtype, list(_BY_KV_DTYPE)) from None
+        raise UnknownName.of("KV dtype", kv_dtype, list(_OF_KV_DTYPE)) from None
+
+
+# --- who reads what, and what can be turned into it
+
+_BF16 = frozenset({KVLayout.BF16})
+_PACKED = frozenset({KVLayout.FP8_PACKED})
+
+READS: Mapping[str, frozenset[KVLayout]] = {
+    "flashmla_sparse": _BF16,
+    "flashmla_kv": _PACKED,
+    "fa3": _BF16,
+    "tilelang": _BF16,
+    "triton": _BF16,
+    "trtllm": frozenset({KVLayout.BF16, KVLayout.FP8_RAW}),
+    "torch_sparse": _BF16,
+    "torch_kv": _PACKED,
+    # V4's kernel over a copy of 512 values a token, which no pool holds.
+    "sparse_fwd": frozenset(),
+    "with_kvcache": frozenset({KVLayout.V4_PAGED}),
+}
+"""Sparse attention implementations, and the layouts that their kernels read as they are."""
+
+
+class Role(StrEnum):
+    """What an implementation is used for."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """A kernel that turns tokens of one layout into another."""
+
+    source: KVLayout
+    target: KVLayout
+    kernel: str
+    """Module and function below `nsa_tune.backend.kernels`."""
+    readers: frozenset[str]
+    """Implementations that take its output; none: it only fills pools."""
+    roles: frozenset[Role]
+    """In which of their roles they may pay for it in every layer."""
+    gathers: bool
+    """True: the tokens of the batch into a compact copy. False: in place, slot by slot."""
+
+    def moved_bytes(self, tokens: int, rank: int, rope: int) -> int:
+        """Bytes read and written for `tokens` tokens, their int32 slots among them."""
+        each = self.source.token_bytes(rank, rope) + self.target.token_bytes(rank, rope)
+        return tokens * (each + 4)
+
+
+_BOTH = frozenset(Role)
+_PREFILL = frozenset({Role.PREFILL})
+_GATHERED = frozenset({"flashmla_sparse", "triton", "torch_sparse"})
+
+CONVERSIONS: tuple[Conversion, ...] = (
+    Conversion(
+        KVLayout.FP8_PACKED, KVLayout.BF16, "packed_fp8.dequantize", _GATHERED, _BOTH, True
+    ),
+    Conversion(
+        KVLayout.V4_PAGED, KVLayout.BF16, "v4_paged.dequantize", frozenset({"sparse_fwd"}), _BOTH,
+        True,
+    ),
+    # Once a layer and chunk. A decode step would pay for its whole context to read a part of it.
+    Conversion(
+        KVLayout.FP8_RAW, KVLayout.FP8_PACKED, "packed_fp8.requantize_raw",
+        frozenset({"flashmla_kv"}), _PREFILL, False,
+    ),
+    Conversion(
+        KVLayout.BF16, KVLayout.FP8_PACKED, "packed_fp8.quantize", frozenset(), frozenset(), False
+    ),
+    Conversion(
+        KVLayout.BF16, KVLayout.V4_PAGED, "v4_paged.quantize", frozenset(), frozenset(), False
+    ),
+)  # fmt: skip
+"""Every conversion that there is a kernel for."""
+
+
+def _reach(name: str, pool: KVLayout, role: Role) -> tuple[Conversion | None, ...]:
+    """How `name` gets at tokens of `pool`: (None,) as they are, else the conversions that do."""
+    if pool in READS[name]:
+        return (None,)
+    return tuple(
+        one
+        for one in CONVERSIONS
+        if one.source is pool and name in one.readers and role in one.roles
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Pairing:
+    """A prefill and a decode implementation over one pool."""
+
+    pool: KVLayout
+    prefill: Conversion | None
+    """What the prefill implementation needs first; None reads the pool."""
+    decode: Conversion | None
+
+
+def pair(prefill: str, decode: str, kv_dtype: str) -> Pairing:
+    """The pool that `prefill` and `decode` can share, with the conversions that this takes.
+
+    Of several pools the one with the fewest conversions, best none in decode.
+
+    Raises:
+        UnknownName: for an implementation or KV dtype that is not known.
+        UsageError: when no pool and no conversion serves both.
+    """
+    for name in (prefill, decode):
+        if name not in READS:
+            raise UnknownName.of("implementation", name, list(READS))
+    found = list(_pairings(prefill, decode, kv_dtype))
+    if not found:
+        raise UsageError(
+            f"prefill by {prefill} reads {_words(prefill)} and decode by {decode} reads "
+            f"{_words(decode)}, and no conversion lets them share a pool of {kv_dtype}"
+        )
+    return min(found, key=lambda one: (one.decode is not None, one.prefill is not None))
+
+
+def _pairings(prefill: str, decode: str, kv_dtype: str) -> Iterator[Pairing]:
+    for pool in KVLayout:
+        if pool in layouts_of(kv_dtype):
+            for first in _reach(prefill, pool, Role.PREFILL):
+                for second in _reach(decode, pool, Role.DECODE):
+                    yield Pairing(pool, first, second)
+
+
+def _words(name: str) -> str:
+    return " or ".join(sorted(READS[name])) or "a converted copy"
+
+
+def topk_transform(pool: KVLayout, role: Role, prefill: str | None, decode: str | None) -> str:
+    """How the indexer's top-k hands its indices on: ``"paged"`` or ``"ragged"``.
+
+    It follows the prefill implementation in prefill and the decode implementation in decode, never
+    one from the other: slots of the pool ("paged") for one that reads the pool or an in-place
+    conversion of it, positions in the compact copy ("ragged") for one that reads gathered tokens.
+
+    Raises:
+        UnknownName: when the role's implementation is not known.
+        UsageError: when it cannot read `pool`.
+    """
+    name = prefill if role is Role.PREFILL else decode
+    if name is None or name not in READS:
+        raise UnknownName.of("implementation", str(name), list(READS))
+    ways = _reach(name, pool, role)
+    if not ways:
+        raise UsageError(f"{role} by {name} reads {_words(name)}, not a pool of {pool}")
+    conversion = ways[0]
+    return "ragged" if conversion is not None and conversion.gathers else "paged"

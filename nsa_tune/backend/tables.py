@@ -27,6 +27,7 @@ __all__ = [
     "SCHEMA_VERSION",
     "Wanted",
     "check_regular_file",
+    "connect_read_only",
     "default_database",
     "find",
     "read_database",
@@ -39,7 +40,7 @@ __all__ = [
     "tables_of",
 ]
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """The newest database schema that this version reads and writes."""
 
 _SHIPPED = Path(__file__).parent.parent / "tables"
@@ -252,14 +253,18 @@ def read_database(path: Path, wanted: Wanted | None = None) -> list[Table]:
         StoreCorrupt: when it is no database of nsa-tune, or damaged.
     """
     check_regular_file(path)
-    with store_errors(path), closing(_connect(path)) as connection:
+    with store_errors(path), closing(connect_read_only(path)) as connection:
         connection.execute("BEGIN")  # one view of the file, whatever a tuner adds meanwhile
         if schema_version(connection, path) == 0:
             return []
         return tables_of(connection, path, wanted)
 
 
-def _connect(path: Path) -> sqlite3.Connection:
+def connect_read_only(path: Path) -> sqlite3.Connection:
+    """A connection that cannot change `path`, in a directory that nobody may write too.
+
+    SQLite's own errors leave it: use it within `store_errors`.
+    """
     uri = path.absolute().as_uri()
     connection = sqlite3.connect(f"{uri}?mode=ro", uri=True, timeout=_BUSY_TIMEOUT_S)
     try:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nsa_tune.backend.tables import schema_version
+from nsa_tune.db.views import VIEWS
 
 if TYPE_CHECKING:
     from sqlite_utils import Database
@@ -102,7 +103,14 @@ _FIRST_SCHEMA = (
     """,
 )
 
-MIGRATIONS: tuple[Callable[[Database], None], ...] = (first_schema,)
+
+def views(db: Database) -> None:
+    """v_regret, v_winner, v_limits and v_crossover, over what `newest` shows."""
+    for statement in VIEWS:
+        db.execute(statement)
+
+
+MIGRATIONS: tuple[Callable[[Database], None], ...] = (first_schema, views)
 """Step i makes schema i + 1."""
 
 

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from nsa_tune.backend.records import Measurement, Status
-from nsa_tune.backend.verdict import decide
+from nsa_tune.backend.records import Measurement
 
 if TYPE_CHECKING:
     from nsa_tune.backend.batch import Batch
     from nsa_tune.backend.point import Answer
-    from nsa_tune.backend.policy import Policy
-    from nsa_tune.backend.rules import Rule
+    from nsa_tune.reports.remembering import Remembering
 
 __all__ = ["Cell", "Time", "cells_of"]
 
@@ -37,6 +34,8 @@ class Cell:
     point: str
     answer: str
     batch: Batch
+    word: str
+    """`str(batch)`, which takes long for a big batch."""
     times: Mapping[str, Time]
     """Choice to its time, fastest first; a choice that no arm measured is absent."""
     forbidden: Mapping[str, str]
@@ -66,22 +65,22 @@ class Cell:
 
 
 def cells_of(
-    answer: Answer, policy: Policy, measurements: Iterable[Measurement], rule: Rule
+    answer: Answer,
+    policy: Remembering,
+    batches: Mapping[str, Batch],
+    measured: Mapping[str, Mapping[str, Measurement]],
 ) -> list[Cell]:
-    """The cells of `answer` over the batches of `policy`, in the order of their lengths."""
-    measured: dict[str, dict[str, Measurement]] = defaultdict(dict)
-    for row in measurements:
-        if row.point == policy.point.name and row.status is Status.OK:
-            measured[row.batch][row.arm] = row
-    cells = [_cell(answer, policy, batch, measured[str(batch)], rule) for batch in policy.measured]
-    return sorted(cells, key=lambda cell: (cell.batch.mode, cell.batch.lens or ()))
+    """The cells of `answer` over `batches` (by their words), in their order.
+
+    `measured` has for each word the successful measurements by arm.
+    """
+    return [_cell(answer, policy, word, batch, measured[word]) for word, batch in batches.items()]
 
 
 def _cell(
-    answer: Answer, policy: Policy, batch: Batch, rows: Mapping[str, Measurement], rule: Rule
+    answer: Answer, policy: Remembering, word: str, batch: Batch, rows: Mapping[str, Measurement]
 ) -> Cell:
-    default = rule.choose(answer, batch, policy.setting)
-    decision = decide(answer, policy, batch, policy.setting, default)
+    decision = policy.decide(answer, batch)
     allowed = policy.survey(batch).latencies
     times = {
         choice: min((_time(rows[arm]) for arm in arms if arm in rows and arm in allowed),
@@ -93,11 +92,12 @@ def _cell(
         point=policy.point.name,
         answer=answer.name,
         batch=batch,
+        word=word,
         times=dict(sorted(known, key=lambda pair: pair[1].latency_us)),
         forbidden=decision.forbidden,
         choice=decision.choice,
         verdict=str(decision.verdict),
-        default=default,
+        default=decision.default,
     )
 
 

@@ -2,14 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from nsa_tune.reports.cells import Cell, Time
-from nsa_tune.reports.charts import Rows
-from nsa_tune.reports.crossovers import Edge, Line
-from nsa_tune.reports.report import AnswerReport
+from nsa_tune.reports.charts.theme import Rows
+from nsa_tune.reports.default_cost import worst_first
 
-__all__ = ["curve_rows", "facet_of", "map_rows"]
+if TYPE_CHECKING:
+    from nsa_tune.backend.batch import Batch
+    from nsa_tune.reports.cells import Cell
+    from nsa_tune.reports.chunks import ChunkCurve
+    from nsa_tune.reports.crossovers import Edge, Line
+    from nsa_tune.reports.report import AnswerReport
+    from nsa_tune.reports.roofline import Achieved, Ceilings
+
+__all__ = [
+    "FASTEST",
+    "chunk_rows",
+    "cost_rows",
+    "curve_rows",
+    "edge_rows",
+    "estimate_rows",
+    "facet_of",
+    "map_cells",
+    "map_rows",
+    "roof_rows",
+    "time_rows",
+]
+
+FASTEST = "fastest allowed"
+"""Who chose, where the table did."""
+
+_KINDS = {"win": "sure", "only": "only"}
 
 
 def facet_of(line: Line) -> str:
@@ -23,57 +47,82 @@ def _words(name: str, value: int) -> str:
     return f"{name} {value}"
 
 
-def map_rows(answer: AnswerReport, lines: Iterable[Line]) -> Rows:
-    """One row a cell on `lines`: x along it, y its last fixed length; `facet` names the others."""
-    by_batch = {str(cell.batch): cell for cell in answer.cells}
-    rows = []
+# --- the winner map
+
+
+def map_cells(
+    cells: Mapping[Batch, Cell], lines: Iterable[Line]
+) -> Iterator[tuple[Line, int, Cell]]:
+    """(line, value on it, cell) of everything measured on `lines`."""
     for line in lines:
         for value in line.slice.values:
-            cell = by_batch.get(str(line.slice.batch(value)))
+            cell = cells.get(line.slice.batch(value))
             if cell is not None:
-                where = {"facet": facet_of(line), "x": value, "y": line.slice.fixed[-1][1]}
-                rows.append({**where, **_map_row(cell)})
-    return rows
+                yield line, value, cell
+
+
+def map_rows(placed: Iterable[tuple[Line, int, Cell]]) -> Rows:
+    """One row a cell: x along its line, y its last fixed length; `facet` names the others."""
+    return [
+        {"facet": facet_of(line), "x": value, "y": line.slice.fixed[-1][1], **_map_row(cell)}
+        for line, value, cell in placed
+    ]
 
 
 def _map_row(cell: Cell) -> dict[str, object]:
-    kinds = {"win": "sure", "only": "only"}
     cost = cell.cost(cell.default)
-    rule = f"; the default takes {cell.default}" if cost and cost > 1 else ""
+    rule = f"; the default takes {cell.default}, {cost:.3g}x" if cost and cost > 1 else ""
     return {
         "choice": cell.choice or "",
-        "kind": kinds.get(cell.verdict, "pale"),
+        "kind": _KINDS.get(cell.verdict, "pale"),
         "margin": None if cell.margin is None else _rounded(cell.margin),
-        "batch": str(cell.batch),
+        "batch": cell.word,
         "fastest": f"{cell.choice or 'none'} ({cell.verdict}){rule}",
-        "times": "; ".join(f"{name} {_time(time)}" for name, time in cell.times.items()),
         "limit": "; ".join(f"{name}: {clause}" for name, clause in cell.forbidden.items()) or "-",
     }
 
 
+# --- curves along a line
+
+
 def curve_rows(answer: AnswerReport, line: Line) -> dict[str, Rows]:
     """The data sets of `charts.curves` for one line."""
+    batches = {line.slice.batch(value): value for value in line.slice.values}
     return {
-        "estimates": [
-            {"x": value, "choice": choice, "us": _rounded(one.latency_us),
-             "wide": round(one.high_us / one.latency_us, 3)}
-            for value, estimates in line.samples
-            for choice, one in estimates.items()
+        "estimates": estimate_rows(line),
+        "measured": [
+            {"x": batches[cell.batch], **row, "over": f"{over:.3g}x"}
+            for cell in answer.cells
+            if cell.batch in batches
+            for row, over in time_rows(cell)
         ],
-        "measured": list(_measured(answer.cells, line)),
-        "edges": [_edge_row(line, edge) for edge in line.edges],
-    }  # fmt: skip
+        "edges": edge_rows(line),
+    }
 
 
-def _measured(cells: Iterable[Cell], line: Line) -> Rows:
-    batches = {str(line.slice.batch(value)): value for value in line.slice.values}
+def edge_rows(line: Line) -> Rows:
+    """The crossovers of one line."""
+    return [_edge_row(line, edge) for edge in line.edges]
+
+
+def estimate_rows(line: Line) -> Rows:
+    """Each choice's estimate at each sampled value; `wide` is the interval's half as a factor."""
     return [
-        {"x": batches[str(cell.batch)], "choice": choice, "us": _rounded(time.latency_us),
-         "arm": time.arm, "time": _time(time), "samples": time.samples}
-        for cell in cells
-        if str(cell.batch) in batches
-        for choice, time in cell.times.items()
+        {"x": value, "choice": choice, "us": _rounded(one.latency_us),
+         "wide": round(one.high_us / one.latency_us, 3)}
+        for value, estimates in line.samples
+        for choice, one in estimates.items()
     ]  # fmt: skip
+
+
+def time_rows(cell: Cell) -> Iterator[tuple[dict[str, object], float]]:
+    """(row, time over the best one's) of each choice that was measured."""
+    for choice, time in cell.times.items():
+        row: dict[str, object] = {
+            "choice": choice, "arm": time.arm, "us": _rounded(time.latency_us),
+            "low": _rounded(time.low_us), "high": _rounded(time.high_us), "samples": time.samples,
+        }  # fmt: skip
+        yield row, cell.cost(choice) or 1.0
 
 
 def _edge_row(line: Line, edge: Edge) -> dict[str, object]:
@@ -87,8 +136,91 @@ def _edge_row(line: Line, edge: Edge) -> dict[str, object]:
     }
 
 
-def _time(time: Time) -> str:
-    return f"{time.latency_us:.4g} us ({time.low_us:.4g}-{time.high_us:.4g})"
+# --- the other charts
+
+
+def chunk_rows(curves: Sequence[ChunkCurve], rule: str) -> Rows:
+    """The data set of `charts.chunk_rates`."""
+    rows: Rows = []
+    for curve in curves:
+        for point in curve.points:
+            common = {
+                "chunk": point.chunk,
+                "prompt": str(curve.prompt),
+                "extrapolated": point.extrapolated,
+                "limit": "; ".join(point.limits.values()) or "-",
+            }
+            for who, total_us in ((FASTEST, point.total_us), (rule, point.default_us)):
+                if total_us is not None:
+                    arms = ", ".join(point.arms) if who == FASTEST else f"as {rule} takes them"
+                    rate = _rounded(curve.rate(total_us) / 1e6)
+                    best = who == FASTEST and point is curve.best
+                    rows.append({**common, "who": who, "rate": rate, "arms": arms, "best": best})
+    return rows
+
+
+def cost_rows(answer: AnswerReport) -> dict[str, Rows]:
+    """The data sets of `charts.default_costs`: every batch with a choice to make."""
+    mean = answer.default_cost
+    costly = worst_first([cell for cell in answer.cells if len(cell.times) > 1], free_too=True)
+    return {
+        "costs": [
+            {
+                "x": cell.batch.q_tokens,
+                "cost": _rounded(cost),
+                "choice": cell.best,
+                "batch": cell.word,
+                "default": cell.default,
+                "taken": _us(cell.times[cell.default].latency_us),
+                "best": _us(cell.times[cell.best or cell.default].latency_us),
+            }
+            for cell, cost in costly
+        ],
+        "mean": [] if mean is None else [
+            {"cost": _rounded(mean.geomean), "text": f"mean {mean.geomean:.3g}x"}
+        ],
+    }  # fmt: skip
+
+
+def roof_rows(achieved: Sequence[Achieved], ceilings: Ceilings | None) -> dict[str, Rows]:
+    """The data sets of `charts.roofline`; "roof" is empty without ceilings."""
+    return {
+        "roof": [] if ceilings is None else _roof(achieved, ceilings),
+        "achieved": [
+            {
+                "x": _rounded(one.intensity),
+                "y": _rounded(one.flops_per_s / 1e12),
+                "choice": one.arm,
+                "batch": one.batch,
+                "moved": f"{one.bytes_per_s / 1e12:.3g}",
+                "share": "-" if one.share is None else f"{one.share:.0%}",
+                "bound": one.bound or "-",
+            }
+            for one in achieved
+        ],
+    }
+
+
+def _roof(achieved: Sequence[Achieved], ceilings: Ceilings) -> Rows:
+    """Three corners for each precision that some arm multiplies in."""
+    rows: Rows = []
+    bandwidth = ceilings.bytes_per_s / 1e12
+    for precision in dict.fromkeys(one.precision for one in achieved):
+        peak = ceilings.flops_per_s.get(precision)
+        if peak is None:
+            continue
+        ridge = peak / ceilings.bytes_per_s
+        left = min(*(one.intensity for one in achieved), ridge / 4)
+        right = max(*(one.intensity for one in achieved), ridge * 2)
+        text = f"{precision} {peak / 1e12:.0f} TFLOP/s, copy {bandwidth:.2f} TB/s"
+        for x, words in ((left, ""), (ridge, ""), (right, text)):
+            y = min(x * ceilings.bytes_per_s, peak) / 1e12
+            rows.append({"x": _rounded(x), "y": _rounded(y), "text": words, "precision": precision})
+    return rows
+
+
+def _us(value: float) -> str:
+    return f"{value:.4g} us"
 
 
 def _rounded(value: float) -> float:

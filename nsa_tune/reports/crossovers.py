@@ -13,12 +13,12 @@ from itertools import groupby, pairwise
 from math import inf, isqrt
 from typing import TYPE_CHECKING
 
-from nsa_tune.backend.verdict import Choice, Verdict, decide
+from nsa_tune.backend.verdict import Choice, Verdict
 
 if TYPE_CHECKING:
-    from nsa_tune.backend.point import Answer, Setting
-    from nsa_tune.backend.policy import Policy
+    from nsa_tune.backend.point import Answer
     from nsa_tune.backend.surface import Estimate
+    from nsa_tune.reports.remembering import Remembering
     from nsa_tune.reports.slices import Slice
 
 __all__ = ["Edge", "Line", "Range", "trace"]
@@ -95,17 +95,19 @@ class Line:
         return f"{self.answer}{where}: {self.summary}"
 
 
-def trace(answer: Answer, policy: Policy, setting: Setting, line: Slice) -> Line:
+def trace(answer: Answer, policy: Remembering, line: Slice) -> Line:
     """The ranges and crossovers of `answer` along `line`, from its first value to its last."""
     seen: dict[int, Choice] = {}
-    default = next(iter(answer.choices))
 
     def at(value: int) -> Choice:
         if value not in seen:
-            seen[value] = decide(answer, policy, line.batch(value), setting, default)
+            seen[value] = policy.decide(answer, line.batch(value))
         return seen[value]
 
-    positions = sorted(_positions(at, line.values))
+    def limited(value: int) -> Set[str]:
+        return policy.survey(line.batch(value)).refused.keys()
+
+    positions = sorted(_positions(limited, line.values))
     runs = _merged(_runs(at, positions))
     edges = [_edge(at, a, b) for a, b in pairwise(runs) if a.choice and b.choice]
     borders = [_border(at, a, b, edges) for a, b in pairwise(runs)]
@@ -141,21 +143,22 @@ def _first(holds: Callable[[int], bool], low: int, high: int) -> int:
     return high
 
 
-def _positions(at: _At, values: Sequence[int]) -> set[int]:
-    """The measured values, two more between each pair, and both sides of every limit."""
+def _positions(limited: Callable[[int], Set[str]], values: Sequence[int]) -> set[int]:
+    """The measured values, two more between each pair, and both sides of every limit: where the
+    arms change that a guard forbids, `limited`."""
     found = set(values)
     for low, high in pairwise(values):
         found |= {max(round(low * (high / low) ** (k / 3)), low) for k in (1, 2) if low > 0}
     for low, high in pairwise(sorted(found)):
         here = low
-        while (forbidden := at(here).forbidden.keys()) != at(high).forbidden.keys():
-            here = _first(_unlike(at, forbidden), here, high)
+        while (forbidden := limited(here)) != limited(high):
+            here = _first(_unlike(limited, forbidden), here, high)
             found |= {here - 1, here}
     return found
 
 
-def _unlike(at: _At, forbidden: Set[str]) -> Callable[[int], bool]:
-    return lambda value: at(value).forbidden.keys() != forbidden
+def _unlike(limited: Callable[[int], Set[str]], forbidden: Set[str]) -> Callable[[int], bool]:
+    return lambda value: limited(value) != forbidden
 
 
 def _runs(at: _At, positions: list[int]) -> Iterator[Range]:

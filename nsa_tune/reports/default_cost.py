@@ -35,15 +35,15 @@ def cost_of_choice(cells: Sequence[Cell]) -> Cost | None:
     return _cost([(cell, cell.cost(cell.choice)) for cell in cells])
 
 
-def worst_first(cells: Sequence[Cell]) -> list[tuple[Cell, float]]:
-    """(cell, cost of the engine's rule) where the rule is not the best, the worst first."""
+def worst_first(cells: Sequence[Cell], *, free_too: bool = False) -> list[tuple[Cell, float]]:
+    """(cell, cost of the engine's rule), the worst first; `free_too` those where it is the best."""
     costs = [(cell, cost) for cell in cells if (cost := cell.cost(cell.default)) is not None]
-    costly = [(cell, cost) for cell, cost in costs if cost > 1]
-    return sorted(costly, key=lambda pair: (-pair[1], str(pair[0].batch)))
+    costly = [(cell, cost) for cell, cost in costs if free_too or cost > 1]
+    return sorted(costly, key=lambda pair: (-pair[1], pair[0].word))
 
 
 def _cost(pairs: list[tuple[Cell, float | None]]) -> Cost | None:
-    known = [(cost, str(cell.batch)) for cell, cost in pairs if cost is not None]
+    known = [(cost, cell.word) for cell, cost in pairs if cost is not None]
     if not known:
         return None
     worst, batch = max(known)

@@ -44,9 +44,15 @@ def _section(section: Section) -> dict[str, Any]:
         "measured_at": table.measured_at,
         "measurements": len(table.measurements),
         "points": [
-            {"point": point.point.name, "answers": [_answer(answer) for answer in point.answers]}
+            {
+                "point": point.point.name,
+                "answers": [_answer(answer) for answer in point.answers],
+                "chunks": [asdict(curve) for curve in point.chunks],
+                "roofline": [asdict(one) for one in point.achieved],
+            }
             for point in section.points
         ],
+        "ceilings": None if section.ceilings is None else asdict(section.ceilings),
         "failures": [asdict(failure) for failure in section.failures],
     }
 
@@ -80,7 +86,7 @@ def _cost(cost: Cost | None) -> dict[str, Any] | None:
 
 def _cell(cell: Cell) -> dict[str, Any]:
     return {
-        "batch": str(cell.batch),
+        "batch": cell.word,
         "choice": cell.choice,
         "verdict": cell.verdict,
         "default": cell.default,

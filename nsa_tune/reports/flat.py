@@ -9,7 +9,7 @@ from nsa_tune.reports.report import Report, Section
 
 __all__ = ["FLAT", "FlatTable", "Row"]
 
-Row = tuple[str | int | float, ...]
+Row = tuple[str | int | float | None, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ def _cells(report: Report) -> Iterator[Row]:
     for section in report.sections:
         for answer in section.answers:
             for cell in answer.cells:
-                start = (*_who(section), answer.answer.name, str(cell.batch))
+                start = (*_who(section), answer.answer.name, cell.word)
                 end = (cell.choice or "", cell.verdict, cell.default)
                 for choice, time in cell.times.items():
                     yield (*start, choice, time.arm, time.latency_us, time.low_us, time.high_us,
@@ -66,6 +66,24 @@ def _failures(report: Report) -> Iterator[Row]:
                 yield (*_who(section), one.point, batch, one.arm, one.status, one.reason)
 
 
+def _chunks(report: Report) -> Iterator[Row]:
+    for section in report.sections:
+        for point in section.points:
+            for curve in point.chunks:
+                for one in curve.points:
+                    yield (*_who(section), point.point.name, curve.prompt, one.chunk, one.total_us,
+                           one.default_us, " ".join(one.arms), one.extrapolated)  # fmt: skip
+
+
+def _roofline(report: Report) -> Iterator[Row]:
+    for section in report.sections:
+        for point in section.points:
+            for one in point.achieved:
+                yield (*_who(section), one.point, one.batch, one.arm, one.precision,
+                       one.intensity, one.flops_per_s, one.bytes_per_s, one.share,
+                       one.bound)  # fmt: skip
+
+
 FLAT = {
     "crossovers": FlatTable(
         (*_WHO, "question", "mode", "slice", "axis", "left", "right", "value", "low", "high",
@@ -80,6 +98,15 @@ FLAT = {
     "costs": FlatTable(
         (*_WHO, "question", "who", "batches", "geomean", "worst", "worst_batch", "unmeasured"),
         _costs,
+    ),
+    "chunks": FlatTable(
+        (*_WHO, "point", "prompt", "chunk", "total_us", "default_us", "arms", "extrapolated"),
+        _chunks,
+    ),
+    "roofline": FlatTable(
+        (*_WHO, "point", "batch", "arm", "precision", "flops_a_byte", "flops_per_s",
+         "bytes_per_s", "share", "bound"),
+        _roofline,
     ),
     "failures": FlatTable((*_WHO, "point", "batch", "arm", "status", "reason"), _failures),
 }  # fmt: skip

@@ -16,7 +16,7 @@ __all__ = ["frame"]
 
 
 def frame(report: Report, name: str) -> pd.DataFrame:
-    """The flat table `name` ("crossovers", "cells", "costs" or "failures") of `report`.
+    """The flat table `name` of `report`: one of those that `nsa_tune.reports.flat.FLAT` names.
 
     Times are microseconds; costs are ratios to the best measured choice.
 

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import groupby
 
 from nsa_tune.backend.records import Status
+from nsa_tune.reports.chunks import ChunkCurve
 from nsa_tune.reports.crossovers import Line
 from nsa_tune.reports.default_cost import Cost, worst_first
-from nsa_tune.reports.report import AnswerReport, Section
+from nsa_tune.reports.report import AnswerReport, PointReport, Section
+from nsa_tune.reports.roofline import Achieved
 
 __all__ = [
     "Grid",
     "bundles_of",
     "choices_grid",
+    "chunk_grid",
     "cost_grid",
     "cost_sentence",
     "crossover_grid",
@@ -25,6 +28,7 @@ __all__ = [
     "failure_grid",
     "fingerprint",
     "grids_of",
+    "roof_grid",
     "title_of",
     "worst_grid",
 ]
@@ -88,7 +92,9 @@ def grids_of(section: Section, rule: str) -> Iterator[Grid]:
         *crossover_grids(section),
         choices_grid(section),
         cost_grid(section, rule),
-        worst_grid(section, rule),
+        worst_grid(section.answers, rule),
+        *(chunk_grid(point, rule) for point in section.points),
+        *(roof_grid(section, point) for point in section.points if point.achieved),
         failure_grid(section),
     ]
     return (grid for grid in every if grid.rows)
@@ -194,15 +200,15 @@ def _cost(cost: Cost) -> tuple[str, str]:
     return f"{cost.geomean:.3f}x", f"{cost.worst:.2f}x"
 
 
-def worst_grid(section: Section, rule: str) -> Grid:
-    """The batches on which the engine's rule costs most, the worst first."""
+def worst_grid(answers: Sequence[AnswerReport], rule: str, most: int = _WORST) -> Grid:
+    """The batches on which the engine's rule costs most: of each answer the `most` worst."""
     rows = []
-    for answer in section.answers:
-        for cell, cost in worst_first(answer.cells)[:_WORST]:
+    for answer in answers:
+        for cell, cost in worst_first(answer.cells)[:most]:
             assert cell.best is not None
             taken, best = cell.times[cell.default], cell.times[cell.best]
             rows.append(
-                (answer.answer.name, str(cell.batch), cell.default, f"{taken.latency_us:.1f}",
+                (answer.answer.name, cell.word, cell.default, f"{taken.latency_us:.1f}",
                  cell.best, f"{best.latency_us:.1f}", f"{cost:.2f}x")
             )  # fmt: skip
     return Grid(
@@ -211,6 +217,77 @@ def worst_grid(section: Section, rule: str) -> Grid:
         rows=tuple(rows),
         numeric=frozenset({3, 5, 6}),
     )
+
+
+def chunk_grid(point: PointReport, rule: str) -> Grid:
+    """For each prompt length the chunk size that attention likes best, and what that is worth."""
+    rows = []
+    for curve in point.chunks:
+        best, worst = curve.best, max(curve.points, key=lambda one: one.total_us)
+        by_rule = "-" if best.default_us is None else _rate(curve.rate(best.default_us))
+        rows.append(
+            (str(curve.prompt), str(best.chunk), _rate(curve.rate(best.total_us)), by_rule,
+             str(worst.chunk), _rate(curve.rate(worst.total_us)), ", ".join(best.arms))
+        )  # fmt: skip
+    return Grid(
+        title=f"Chunk size ({point.point.name})",
+        columns=("prompt", "best chunk", "tokens/s", rule, "worst chunk", "tokens/s", "arms"),
+        rows=tuple(rows),
+        numeric=frozenset(range(6)),
+        note=_chunk_note(point.chunks),
+    )
+
+
+def _rate(tokens_per_s: float) -> str:
+    return f"{tokens_per_s / 1e6:.3g} M"
+
+
+def _chunk_note(curves: Sequence[ChunkCurve]) -> str:
+    """What the rates are of, and from which chunk size on a limit takes an arm away."""
+    from_chunk: dict[str, tuple[int, str]] = {}
+    for curve in curves:
+        for one in curve.points:
+            for arm, clause in one.limits.items():
+                if arm not in from_chunk or one.chunk < from_chunk[arm][0]:
+                    from_chunk[arm] = one.chunk, clause
+    limits = (
+        f"No {arm} in chunks of {chunk} and more: {clause}."
+        for arm, (chunk, clause) in from_chunk.items()
+    )
+    return " ".join(["Attention of one layer, one sequence.", *limits])
+
+
+def roof_grid(section: Section, point: PointReport) -> Grid:
+    """The rates that each arm came to, and how near that is to what the device reached."""
+    groups: dict[str, list[Achieved]] = defaultdict(list)
+    for one in point.achieved:
+        groups[one.arm].append(one)
+    return Grid(
+        title=f"Achieved rates ({point.point.name})",
+        columns=("arm", "batches", "most TFLOP/s", "most TB/s", "median of roof", "best of roof",
+                 "bound by", "best batch"),
+        rows=tuple(_roof_row(arm, own) for arm, own in groups.items()),
+        numeric=frozenset(range(1, 6)),
+        note=_ceilings(section),
+    )  # fmt: skip
+
+
+def _roof_row(arm: str, own: Sequence[Achieved]) -> tuple[str, ...]:
+    ordered = sorted(own, key=lambda one: (one.share or 0.0, one.flops_per_s))
+    middle, best = ordered[len(ordered) // 2], ordered[-1]
+    shares = ["-" if one.share is None else f"{one.share:.0%}" for one in (middle, best)]
+    flops, moved = (max(rates) / 1e12 for rates in zip(
+        *((one.flops_per_s, one.bytes_per_s) for one in own), strict=True))  # fmt: skip
+    return (arm, str(len(own)), f"{flops:.3g}", f"{moved:.3g}", *shares, best.bound or "-",
+            best.batch)  # fmt: skip
+
+
+def _ceilings(section: Section) -> str:
+    ceilings = section.ceilings
+    if ceilings is None:
+        return "Neither copy bandwidth nor matrix rate was measured, so there is no roof."
+    rates = ", ".join(f"{name} {peak / 1e12:.0f}" for name, peak in ceilings.flops_per_s.items())
+    return f"Measured: copy {ceilings.bytes_per_s / 1e12:.2f} TB/s, TFLOP/s of {rates}."
 
 
 def failure_grid(section: Section) -> Grid:

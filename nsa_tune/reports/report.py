@@ -8,22 +8,23 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from nsa_tune._errors import StoreCorrupt
-from nsa_tune.backend.batch import Batch
 from nsa_tune.backend.layouts import KVLayout
 from nsa_tune.backend.point import Answer, Point, Setting
 from nsa_tune.backend.points import POINTS
-from nsa_tune.backend.policy import Policy, Survey
+from nsa_tune.backend.policy import Policy
 from nsa_tune.backend.profiles import profile_of
 from nsa_tune.backend.records import Key, Measurement, Status, Table
 from nsa_tune.backend.rules import SGLANG_0_5_23, Rule
-from nsa_tune.backend.surface import Estimate
 from nsa_tune.reports.cells import Cell, cells_of
+from nsa_tune.reports.chunks import ChunkCurve, chunk_curves
 from nsa_tune.reports.crossovers import Line, trace
 from nsa_tune.reports.default_cost import Cost, cost_of_choice, cost_of_default
-from nsa_tune.reports.slices import slices_of
+from nsa_tune.reports.remembering import Remembering
+from nsa_tune.reports.roofline import POINT as ROOFLINE
+from nsa_tune.reports.roofline import Achieved, Ceilings, achieved_of, ceilings_of
+from nsa_tune.reports.slices import Slice, slices_of
 
 __all__ = ["AnswerReport", "Failure", "PointReport", "Report", "Section", "build"]
 
@@ -61,6 +62,10 @@ class PointReport:
     policy: Policy
     measurements: tuple[Measurement, ...]
     answers: tuple[AnswerReport, ...]
+    chunks: tuple[ChunkCurve, ...]
+    """A long prompt over chunk sizes; empty for a point that does not prefill."""
+    achieved: tuple[Achieved, ...]
+    """What every measurement came to, where the work of its arm is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +75,8 @@ class Section:
     table: Table
     points: tuple[PointReport, ...]
     failures: tuple[Failure, ...]
+    ceilings: Ceilings | None
+    """None when the table has no measurement of a copy and of a matrix product."""
 
     @property
     def key(self) -> Key:
@@ -89,25 +96,6 @@ class Report:
     sections: tuple[Section, ...]
     rule: str
     """The engine rule that costs are given for."""
-
-
-class _Remembering(Policy):
-    """A policy that keeps what it worked out: a report asks about one batch for every question."""
-
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self._surveys: dict[Batch, Survey] = {}
-        self._estimates: dict[Batch, dict[str, Estimate]] = {}
-
-    def survey(self, batch: Batch) -> Survey:
-        if batch not in self._surveys:
-            self._surveys[batch] = super().survey(batch)
-        return self._surveys[batch]
-
-    def estimates(self, batch: Batch) -> dict[str, Estimate]:
-        if batch not in self._estimates:
-            self._estimates[batch] = super().estimates(batch)
-        return self._estimates[batch]
 
 
 def build(
@@ -140,32 +128,44 @@ def _section(table: Table, points: Mapping[str, Point], rule: Rule) -> Section:
     by_point: dict[str, list[Measurement]] = defaultdict(list)
     for row in table.measurements:
         by_point[row.point].append(row)
+    ceilings = ceilings_of(by_point[ROOFLINE])
     reports = tuple(
-        _point_report(point, setting, by_point[name], rule)
+        _point_report(Remembering.of(point, setting, by_point[name], rule), ceilings)
         for name, point in points.items()
         if name in by_point
     )
-    return Section(table, reports, tuple(_failures(table.measurements)))
+    return Section(table, reports, tuple(_failures(table.measurements)), ceilings)
 
 
-def _point_report(
-    point: Point, setting: Setting, rows: Sequence[Measurement], rule: Rule
-) -> PointReport:
-    policy = _Remembering.compile(point, setting, rows)
-    answers = tuple(_answer_report(answer, policy, rows, rule) for answer in point.answers)
-    return PointReport(point, policy, tuple(rows), answers)
+def _point_report(policy: Remembering, ceilings: Ceilings | None) -> PointReport:
+    ordered = sorted(policy.measured, key=lambda batch: (batch.mode, batch.lens or ()))
+    batches = {str(batch): batch for batch in ordered}
+    measured: dict[str, dict[str, Measurement]] = {word: {} for word in batches}
+    for row in policy.measurements:
+        if row.status is Status.OK and row.batch in measured:
+            measured[row.batch][row.arm] = row
+    slices = slices_of(ordered)
+    answers = tuple(
+        _answer_report(answer, policy, cells_of(answer, policy, batches, measured), slices)
+        for answer in policy.point.answers
+    )
+    return PointReport(
+        point=policy.point,
+        policy=policy,
+        measurements=policy.measurements,
+        answers=answers,
+        chunks=chunk_curves(policy, policy.rule),
+        achieved=achieved_of(policy, batches, policy.measurements, ceilings),
+    )
 
 
 def _answer_report(
-    answer: Answer, policy: Policy, rows: Sequence[Measurement], rule: Rule
+    answer: Answer, policy: Remembering, cells: list[Cell], slices: Sequence[Slice]
 ) -> AnswerReport:
-    cells = cells_of(answer, policy, rows, rule)
     measured = tuple(c for c in answer.choices if any(c in cell.times for cell in cells))
     lines: tuple[Line, ...] = ()
     if len(measured) > 1:
-        lines = tuple(
-            trace(answer, policy, policy.setting, line) for line in slices_of(policy.measured)
-        )
+        lines = tuple(trace(answer, policy, line) for line in slices)
     # A batch with one choice left has nothing to win or to lose.
     open_cells = [cell for cell in cells if len(cell.times) > 1]
     return AnswerReport(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from nsa_tune.backend.batch import Batch, Mode
 
@@ -38,6 +38,8 @@ class Slice:
     """The other lengths, the one to group by first."""
     values: tuple[int, ...]
     """Measured values of the axis, ascending."""
+    _made: dict[int, Batch] = field(default_factory=dict, compare=False, repr=False)
+    """Batches that were asked for: every question of a point asks for the same ones."""
 
     @property
     def label(self) -> str:
@@ -63,7 +65,11 @@ class Slice:
 
     def batch(self, value: int) -> Batch:
         """The batch at `value` of the axis, measured or not."""
-        return _batch_of(self.mode, {**dict(self.fixed), self.axis: value})
+        made = self._made.get(value)
+        if made is None:
+            made = _batch_of(self.mode, {**dict(self.fixed), self.axis: value})
+            self._made[value] = made
+        return made
 
 
 def _batch_of(mode: Mode, lengths: dict[str, int]) -> Batch:

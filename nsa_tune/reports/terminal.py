@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from rich import box
@@ -16,7 +17,7 @@ from nsa_tune.reports.plain import plain
 if TYPE_CHECKING:
     from nsa_tune.reports.report import Report, Section
 
-__all__ = ["as_terminal_text", "print_crossovers", "print_report"]
+__all__ = ["as_terminal_text", "print_crossovers", "print_grids", "print_report"]
 
 
 def as_terminal_text(report: Report) -> str:
@@ -45,6 +46,13 @@ def print_crossovers(report: Report, console: Console) -> None:
             _print_grid(grid, console)
 
 
+def print_grids(title: str, grids: Iterable[Grid], console: Console) -> None:
+    """Tables under one title."""
+    console.print(Text(plain(title), style="bold"))
+    for grid in grids:
+        _print_grid(grid, console)
+
+
 def _print_heading(section: Section, console: Console) -> None:
     console.print(Text(plain(title_of(section)), style="bold"))
 
@@ -60,5 +68,5 @@ def _print_grid(grid: Grid, console: Console) -> None:
     console.print()
     console.print(Text(plain(grid.title), style="bold"))
     if grid.note:
-        console.print(Text(grid.note, style="dim"))
+        console.print(Text(plain(grid.note), style="dim"))
     console.print(table)

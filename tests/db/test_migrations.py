@@ -31,7 +31,8 @@ def test_the_step_is_recorded(tmp_path: Path) -> None:
 
     with closing(sqlite3.connect(path)) as connection:
         rows = connection.execute("SELECT version, name FROM nsa_tune_migrations").fetchall()
-    assert rows == [(1, "first_schema")]
+    assert rows == [(i, step.__name__) for i, step in enumerate(MIGRATIONS, start=1)]
+    assert rows[0] == (1, "first_schema")
 
 
 def test_opening_again_changes_nothing(tmp_path: Path) -> None:
@@ -52,7 +53,9 @@ def test_the_schema_is_frozen_by_its_names(tmp_path: Path) -> None:
         assert db.table_names() == [
             "nsa_tune_migrations", "keys", "devices", "runs", "measurements",
         ]  # fmt: skip
-        assert db.view_names() == ["newest"]
+        assert set(db.view_names()) == {
+            "newest", "v_regret", "v_winner", "v_limits", "v_crossover",
+        }  # fmt: skip
         assert {key.other_table for key in db.table("measurements").foreign_keys} == {"runs"}
         assert {key.other_table for key in db.table("runs").foreign_keys} == {"keys", "devices"}
 
@@ -76,19 +79,19 @@ def test_a_step_that_fails_leaves_the_schema_before_it(
     Store.open(path).close()
     before = _schema(path)
 
-    def second(db: Database) -> None:
+    def another(db: Database) -> None:
         db.execute("ALTER TABLE runs ADD COLUMN host TEXT")
         db.execute("CREATE TABLE hosts (name TEXT)")
         raise RuntimeError("the power went")
 
-    monkeypatch.setattr(tables, "SCHEMA_VERSION", 2)
-    monkeypatch.setattr(migrations, "MIGRATIONS", (*MIGRATIONS, second))
+    monkeypatch.setattr(tables, "SCHEMA_VERSION", len(MIGRATIONS) + 1)
+    monkeypatch.setattr(migrations, "MIGRATIONS", (*MIGRATIONS, another))
     with pytest.raises(RuntimeError, match="power"):
         Store.open(path)
 
     assert _schema(path) == before
     with closing(Database(path)) as db:
-        assert tables.schema_version(db.conn, path) == 1
+        assert tables.schema_version(db.conn, path) == len(MIGRATIONS)
 
 
 def test_an_older_database_is_brought_up_with_its_rows(
@@ -98,16 +101,16 @@ def test_an_older_database_is_brought_up_with_its_rows(
     with Store.open(path) as store:
         store.add(store.begin_run(KEY, DEVICE, {}), [ok("extend:0+128")])
 
-    def second(db: Database) -> None:
+    def another(db: Database) -> None:
         db.execute("ALTER TABLE runs ADD COLUMN host TEXT")
 
-    monkeypatch.setattr(tables, "SCHEMA_VERSION", 2)
-    monkeypatch.setattr(migrations, "MIGRATIONS", (*MIGRATIONS, second))
+    monkeypatch.setattr(tables, "SCHEMA_VERSION", len(MIGRATIONS) + 1)
+    monkeypatch.setattr(migrations, "MIGRATIONS", (*MIGRATIONS, another))
     with Store.open(path) as store:
         assert len(store.table(KEY).measurements) == 1
     with closing(Database(path)) as db:
         assert "host" in db.table("runs").columns_dict
-        assert tables.schema_version(db.conn, path) == 2
+        assert tables.schema_version(db.conn, path) == len(MIGRATIONS) + 1
 
 
 def test_a_step_that_another_process_has_done_is_not_done_again(tmp_path: Path) -> None:
@@ -116,4 +119,4 @@ def test_a_step_that_another_process_has_done_is_not_done_again(tmp_path: Path) 
         migrate(one, path)
         migrate(other, path)
 
-        assert other.table("nsa_tune_migrations").count == 1
+        assert other.table("nsa_tune_migrations").count == len(MIGRATIONS)

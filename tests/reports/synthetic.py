@@ -110,30 +110,51 @@ _REAL: dict[str, Cost] = {
 
 
 def real_table(
-    *, points: tuple[str, ...] = tuple(POINTS), spread: float = 0.01, **changes: Any
+    *,
+    points: tuple[str, ...] = tuple(POINTS),
+    spread: float = 0.01,
+    ceilings: bool = False,
+    scale: Callable[[str, Batch], float] = lambda arm, batch: 1.0,
+    **changes: Any,
 ) -> Table:
-    """The real points' grids on an H100; the arm mla/flashmla_kv fails past 8192 tokens."""
+    """The real points' grids on an H100; the arm mla/flashmla_kv fails past 8192 tokens.
+
+    `scale` makes an arm slower on a batch; `ceilings` adds 3 TB/s, 600 and 1200 TFLOP/s.
+    """
     key = key_of(**changes)
     libraries = dict(key.libraries)
     setting = Setting(PROFILES[key.model], key.heads, KVLayout(key.kv_layout), H100, libraries)
-    rows = []
+    rows = list(CEILINGS) if ceilings else []
     for name in points:
         point = POINTS[name]
         arms = list(point.candidates(setting))
         for batch in point.grid(setting):
             allowed = [arm.name for arm in arms if arm.allowed(batch, setting) is None]
             if len(allowed) > 1:
-                rows += [_real_row(name, batch, arm, spread) for arm in allowed]
+                rows += [_real_row(name, batch, arm, spread, scale(arm, batch)) for arm in allowed]
     return Table(key, H100, tuple(rows), "made up", "2026-11-21T09:00:00Z")
 
 
-def _real_row(point: str, batch: Batch, arm: str, spread: float) -> Measurement:
+def _ceiling(batch: str, arm: str, latency_us: float) -> Measurement:
+    return Measurement("roofline", batch, arm, Status.OK, latency_us, latency_us, latency_us, 9)
+
+
+CEILINGS = (
+    _ceiling("copy:1500000000", "copy", 1000.0),
+    _ceiling("copy:1500000", "copy", 10.0),
+    _ceiling("matmul:10000x10000x3000", "matmul_bf16", 1000.0),
+    _ceiling("matmul:10000x10000x3000", "matmul_fp8", 500.0),
+)
+"""3 TB/s (a smaller copy is slower), 600 and 1200 TFLOP/s."""
+
+
+def _real_row(point: str, batch: Batch, arm: str, spread: float, scale: float) -> Measurement:
     if arm == "mla/flashmla_kv" and batch.q_tokens > 8192:
         reason = "CUDA error: an illegal memory access was encountered"
         return Measurement(point, str(batch), arm, Status.FAILED, reason=reason)
     # A repeatable wobble, so that no surface is perfect.
     wobble = 1 + 0.01 * ((hash_of(f"{batch}{arm}") % 201) / 100 - 1)
-    return measured(point, batch, arm, _REAL[arm](batch) * wobble, spread)
+    return measured(point, batch, arm, _REAL[arm](batch) * wobble * scale, spread)
 
 
 def hash_of(text: str) -> int:

@@ -2,136 +2,95 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING
 
 import pytest
-from playwright.sync_api import Browser, Locator, Page, sync_playwright
 
-from nsa_tune.backend.records import Measurement, Status
+from nsa_tune.backend.records import Measurement, Status, Table
+from nsa_tune.backend.tables import read_text, shipped
 from nsa_tune.reports.html import as_html, charts_javascript
 from nsa_tune.reports.report import Report, build
-from tests.reports.synthetic import real_table
+from tests.reports.browsing import Scheme, Visit, centre
+from tests.reports.synthetic import CEILINGS, real_table
+from tests.reports.test_html import HOSTILE
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
 
 pytest.importorskip("vl_convert")
 
-_NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-BROWSER = next(filter(None, map(shutil.which, _NAMES)), None)
-pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium is installed")
-ARGUMENTS = [
-    "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-sync",
-    "--disable-component-update", "--no-first-run",
-]  # fmt: skip
-Scheme = Literal["light", "dark"]
-HOSTILE = "</script><img src=x onerror='window.hostile=1'><script>window.hostile=1</script>"
+SCHEMES: tuple[Scheme, ...] = ("light", "dark")
+PANELS = ("t0-prefill_path-0", "t0-sparse_prefill-0", "t0-indexer_layout-0")
+PLOTS = {
+    "cost": ("t0-cost-prefill_path", "t0-cost-sparse_prefill", "t0-cost-indexer_layout"),
+    "chunks": ("t0-chunks-prefill",),
+    "roofline": ("t0-roofline-prefill", "t0-roofline-indexer_layout"),
+}
+PATH = "#t0-prefill_path-0"
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=BROWSER, args=ARGUMENTS)
-        yield browser
-        browser.close()
+def _shipped(name: str) -> Table:
+    return next(read_text(path) for path in shipped() if name in path.name)
 
 
 @pytest.fixture(scope="module")
 def page_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of two H100 tables that ship, the first with made-up ceilings."""
     path = tmp_path_factory.mktemp("report") / "report.html"
-    report = build([real_table(), real_table(heads=16)])
+    first = _shipped("h100-80gb-hbm3_deepseek-v3.2_h128_fp8")
+    first = replace(first, measurements=(*first.measurements, *CEILINGS))
+    report = build([first, _shipped("h100-80gb-hbm3_deepseek-v3.2_h16_bf16")])
     path.write_text(as_html(report, charts_javascript()), encoding="utf-8")
     return path
 
 
-def _centre(element: Locator) -> tuple[float, float]:
-    """Where the mouse goes; a number or a hatch may lie over the element."""
-    element.scroll_into_view_if_needed()
-    box = element.bounding_box()
-    assert box is not None
-    return box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
-
-
-class Visit:
-    """One page in a context of its own, and what it complained of."""
-
-    def __init__(self, browser: Browser, path: Path, scheme: Scheme = "light") -> None:
-        self.context = browser.new_context(
-            offline=True, color_scheme=scheme, viewport={"width": 1280, "height": 1000}
-        )
-        self.page = self.context.new_page()
-        self.page.set_default_timeout(10_000)
-        self.complaints: list[str] = []
-        self.requests: list[str] = []
-        self.page.on("console", lambda message: self.complaints.append(message.text))
-        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
-        self.page.on("request", lambda request: self.requests.append(request.url))
-        self.url = path.as_uri()
-
-    def open(self, hash_text: str = "") -> Page:
-        """The page, when the charts in view are drawn."""
-        self.page.goto(self.url + hash_text)
-        self.page.wait_for_selector("article.panel[data-drawn]")
-        return self.page
-
-    def drawn(self, panel: str) -> None:
-        """Bring a panel into view and wait for its charts."""
-        self.page.locator(f"#{panel}").scroll_into_view_if_needed()
-        self.page.wait_for_selector(f"#{panel}[data-drawn] .curves svg")
-
-
 @pytest.fixture
 def visit(browser: Browser, page_file: Path) -> Iterator[Visit]:
-    visit = Visit(browser, page_file)
-    yield visit
-    visit.context.close()
+    with Visit(browser, page_file) as visit:
+        yield visit
 
 
-PANELS = ("t0-prefill_path-0", "t0-sparse_prefill-0", "t0-indexer_layout-0")
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", SCHEMES)
 def test_every_chart_draws_offline_without_a_complaint(
     browser: Browser, page_file: Path, tmp_path: Path, scheme: Scheme
 ) -> None:
-    visit = Visit(browser, page_file, scheme)
-    page = visit.open()
-    for panel in PANELS:
-        visit.drawn(panel)
+    with Visit(browser, page_file, scheme) as visit:
+        page = visit.open()
+        for name in PANELS:
+            panel = visit.drawn(name)
+            assert panel.locator(".map .mark-rect path").count() > 10
+            assert panel.locator(".curves .mark-line path").count() >= 2
+            assert panel.locator(".role-legend").count() == 2
+        _photographed(page, tmp_path / f"crossovers-{scheme}.png")
+        for view, plots in PLOTS.items():
+            visit.view(view)
+            for plot in plots:
+                panel = visit.drawn(plot)
+                assert panel.locator(".mark-symbol path").count() > 10
+                assert panel.locator("figcaption").inner_text()
+            _photographed(page, tmp_path / f"{view}-{scheme}.png")
+        visit.view("failures")
+        assert "No arm failed" in page.locator("article:visible").inner_text()
+        _photographed(page, tmp_path / f"failures-{scheme}.png", 20_000)
 
-    for panel in PANELS:
-        cells = page.locator(f"#{panel} .map .mark-rect path")
-        lines = page.locator(f"#{panel} .curves .mark-line path")
-        assert cells.count() > 10
-        assert lines.count() >= 2
-        assert page.locator(f"#{panel} .role-legend").count() == 2
-    assert visit.complaints == []
-    assert visit.requests == [visit.url]
-    picture = page.screenshot(full_page=True, path=tmp_path / f"report-{scheme}.png")
-    assert len(picture) > 50_000
-    visit.context.close()
+        assert visit.complaints == []
+        assert visit.requests == [visit.url]
 
 
-def test_dark_and_light_pages_differ_in_their_charts(browser: Browser, page_file: Path) -> None:
-    fills = {}
-    schemes: tuple[Scheme, ...] = ("light", "dark")
-    for scheme in schemes:
-        visit = Visit(browser, page_file, scheme)
-        cell = visit.open().locator("#t0-prefill_path-0 .map .mark-rect path").first
-        fills[scheme] = cell.get_attribute("fill")
-        visit.context.close()
-
-    assert fills["light"] != fills["dark"]
+def _photographed(page: Page, path: Path, least: int = 50_000) -> None:
+    assert len(page.screenshot(full_page=True, path=path)) > least
 
 
 def test_a_change_of_scheme_draws_anew(visit: Visit) -> None:
     page = visit.open()
-    cell = page.locator("#t0-prefill_path-0 .map .mark-rect path").first
+    cell = page.locator(f"{PATH} .map .mark-rect path").first
     before = cell.get_attribute("fill")
 
     page.emulate_media(color_scheme="dark")
-    page.wait_for_selector("#t0-prefill_path-0[data-drawn$=true]")
+    page.wait_for_selector(f"{PATH}[data-drawn$=true]")
 
     assert cell.get_attribute("fill") != before
 
@@ -139,15 +98,16 @@ def test_a_change_of_scheme_draws_anew(visit: Visit) -> None:
 def test_a_filter_changes_what_is_shown_and_the_url_restores_it(visit: Visit) -> None:
     page = visit.open()
     assert page.locator("section.table:visible").count() == 1
-
+    # The two tables differ in both, and a choice of one table takes both filters.
     page.locator("select[name=filter-heads]").select_option("16")
+    page.locator("select[name=filter-kv]").select_option("bf16")
     page.locator("select[name=filter-question]").select_option("indexer_layout")
     page.wait_for_selector("#t1-indexer_layout-0[data-drawn]")
     shown = page.locator("article.panel:visible").evaluate_all("all => all.map(one => one.id)")
     hash_text = page.evaluate("location.hash")
 
     assert shown == ["t1-indexer_layout-0"]
-    assert hash_text == "#heads=16&question=indexer_layout"
+    assert hash_text == "#heads=16&kv=bf16&question=indexer_layout"
     page.goto("about:blank")
     again = visit.open(hash_text)
     restored = again.locator("article.panel:visible").evaluate_all("all => all.map(one => one.id)")
@@ -156,12 +116,26 @@ def test_a_filter_changes_what_is_shown_and_the_url_restores_it(visit: Visit) ->
     assert visit.complaints == []
 
 
+def test_the_url_keeps_the_view(visit: Visit) -> None:
+    page = visit.open()
+    visit.view("chunks")
+    visit.drawn("t0-chunks-prefill")
+
+    assert page.evaluate("location.hash") == "#view=chunks"
+    page.goto("about:blank")
+    visit.open("#view=chunks")
+    assert page.locator("nav.views button[aria-pressed=true]").inner_text() == "Chunk size"
+    assert page.locator("article:visible").count() == 1
+    visit.view("crossovers")
+    assert page.evaluate("location.hash") == ""
+
+
 def test_another_line_changes_the_charts_and_the_url(visit: Visit) -> None:
     page = visit.open()
-    panel = page.locator("#t0-prefill_path-0")
+    panel = page.locator(PATH)
     before = panel.locator(".sentence").inner_text()
 
-    panel.locator("select.line").select_option(label="4 sequences, prefix 1024")
+    panel.locator("select.line").select_option(label="4 sequences, prefix 1536")
     page.wait_for_function(
         "old => document.querySelector('#t0-prefill_path-0 .sentence').textContent !== old",
         arg=before,
@@ -174,22 +148,28 @@ def test_another_line_changes_the_charts_and_the_url(visit: Visit) -> None:
 
 def test_a_line_without_a_crossover_draws_too(visit: Visit) -> None:
     page = visit.open()
-    panel = page.locator("#t0-prefill_path-0")
+    panel = page.locator(PATH)
 
-    panel.locator("select.line").select_option(label="prefix 1792")
-    page.wait_for_selector("#t0-prefill_path-0 .sentence:text('mla throughout')")
+    panel.locator("select.line").select_option(label="prefix 1920")
+    page.wait_for_selector(f"{PATH} .sentence:text('mla throughout')")
 
     assert panel.locator(".curves .mark-line path").count() == 2
     assert panel.locator(".curves .mark-rule.role-mark").count() == 0
     assert visit.complaints == []
 
 
+def test_a_hatched_cell_names_its_limit(visit: Visit) -> None:
+    caption = visit.open().locator(f"{PATH} .map figcaption").inner_text()
+
+    assert "Hatched: no other is allowed (mha: dense attention equals sparse only" in caption
+
+
 def test_a_click_on_the_map_picks_the_line(visit: Visit) -> None:
     page = visit.open()
-    panel = page.locator("#t0-prefill_path-0")
+    panel = page.locator(PATH)
     chosen = panel.locator("select.line").input_value()
 
-    page.mouse.click(*_centre(panel.locator(".map .mark-rect path").last))
+    page.mouse.click(*centre(panel.locator(".map .mark-rect path").last))
     page.wait_for_function(
         "old => document.querySelector('#t0-prefill_path-0 select').value !== old", arg=chosen
     )
@@ -197,39 +177,69 @@ def test_a_click_on_the_map_picks_the_line(visit: Visit) -> None:
     assert panel.locator("select.line").input_value() != chosen
 
 
-def test_a_tooltip_tells_times_and_limits_as_text(visit: Visit) -> None:
+def test_a_tooltip_tells_times_spread_samples_and_regret_as_text(visit: Visit) -> None:
     page = visit.open()
 
-    page.mouse.move(*_centre(page.locator("#t0-prefill_path-0 .map .mark-rect path").first))
+    page.mouse.move(*centre(page.locator(f"{PATH} .map .mark-rect path").first))
     page.wait_for_selector("dl.tip:visible")
 
     words = page.locator("dl.tip").inner_text()
     assert "extend:" in words
-    assert " us (" in words
+    for word in (" us ±", "n ", "regret 0.0 %"):
+        assert word in words
     assert visit.complaints == []
 
 
-def test_the_keyboard_reaches_filters_lines_and_tables(visit: Visit) -> None:
+def test_the_keyboard_reaches_views_filters_lines_and_tables(visit: Visit) -> None:
     page = visit.open()
 
     reached = []
-    for _ in range(8):
+    for _ in range(16):
         page.keyboard.press("Tab")
         reached.append(
-            page.evaluate("document.activeElement.className || document.activeElement.name")
+            page.evaluate(
+                "(document.activeElement.dataset.view ? 'view' : document.activeElement.className)"
+                " || document.activeElement.name"
+            )
         )
 
     # A chart that is wider than the window scrolls, and then the keyboard reaches it too.
     steps = [name for name in reached if name != "chart vega-embed"]
-    assert steps[:5] == ["skip", "filter-heads", "filter-question", "line", "scroll"]
+    assert steps[:11] == [
+        "skip", *["view"] * 5, "filter-heads", "filter-kv", "filter-question", "line", "scroll",
+    ]  # fmt: skip
+
+
+def test_a_view_opens_by_the_keyboard(visit: Visit) -> None:
+    page = visit.open()
+
+    page.locator("button[data-view=roofline]").focus()
+    page.keyboard.press("Enter")
+
+    visit.drawn("t0-roofline-prefill")
+    assert page.evaluate("location.hash") == "#view=roofline"
 
 
 def test_a_hash_of_nonsense_is_passed_over(visit: Visit) -> None:
-    page = visit.open("#heads=99&question=<b>&t0-prefill_path-0=-7&t0-indexer_layout-0=1e9")
+    lines = "t0-prefill_path-0=-7&t0-indexer_layout-0=1e9"
+    page = visit.open(f"#heads=99&view=<b>&question=<b>&{lines}")
 
     assert page.locator("select[name=filter-heads]").input_value() == "128"
     assert page.locator("select[name=filter-question]").input_value() == "all"
+    assert page.locator("button[aria-pressed=true]").inner_text() == "Crossovers"
     assert visit.complaints == []
+
+
+def test_a_narrow_window_scrolls_in_its_charts_and_not_as_a_whole(
+    browser: Browser, page_file: Path
+) -> None:
+    with Visit(browser, page_file, width=390) as visit:
+        page = visit.page
+        page.goto(visit.url)
+        for view, panel in {"crossovers": PANELS[0], **{v: p[0] for v, p in PLOTS.items()}}.items():
+            visit.view(view)
+            visit.drawn(panel)
+            assert page.evaluate("document.documentElement.scrollWidth") <= 390
 
 
 def test_hostile_strings_stay_text(browser: Browser, tmp_path: Path) -> None:
@@ -241,16 +251,17 @@ def test_hostile_strings_stay_text(browser: Browser, tmp_path: Path) -> None:
     report = build([replace(table, key=key, measurements=(*table.measurements, bad))])
     path = tmp_path / "hostile.html"
     path.write_text(as_html(report, charts_javascript()), encoding="utf-8")
-    visit = Visit(browser, path)
 
-    page = visit.open()
+    with Visit(browser, path) as visit:
+        page = visit.open()
+        visit.view("failures")
 
-    assert page.evaluate("window.hostile === undefined")
-    assert page.locator("img").count() == 0
-    assert HOSTILE in page.locator("h1").inner_text()
-    assert visit.complaints == []
-    assert visit.requests == [visit.url]
-    visit.context.close()
+        assert page.evaluate("window.hostile === undefined")
+        assert page.locator("img").count() == 0
+        assert HOSTILE in page.locator("h1").inner_text()
+        assert HOSTILE in page.locator("article:visible td").last.inner_text()
+        assert visit.complaints == []
+        assert visit.requests == [visit.url]
 
 
 @pytest.mark.parametrize("javascript", [None, "charts"])
@@ -258,15 +269,14 @@ def test_a_page_of_nothing_or_without_charts_stands(
     browser: Browser, tmp_path: Path, javascript: str | None
 ) -> None:
     path = tmp_path / "page.html"
-    report = Report((), "a rule") if javascript else build([real_table()])
+    report = Report((), "a rule") if javascript else build([real_table(points=("prefill",))])
     text = as_html(report, charts_javascript() if javascript else None)
     path.write_text(text, encoding="utf-8")
-    visit = Visit(browser, path)
 
-    visit.page.goto(visit.url)
-    visit.page.wait_for_load_state()
+    with Visit(browser, path) as visit:
+        visit.page.goto(visit.url)
+        visit.page.wait_for_load_state()
 
-    assert visit.page.locator("h1").is_visible()
-    assert visit.page.locator(".charts:visible").count() == 0
-    assert visit.complaints == []
-    visit.context.close()
+        assert visit.page.locator("h1").is_visible()
+        assert visit.page.locator(".charts:visible").count() == 0
+        assert visit.complaints == []

@@ -8,23 +8,51 @@ from typing import Any
 
 import pytest
 
-from nsa_tune.reports.chart_rows import curve_rows, facet_of, map_rows
-from nsa_tune.reports.charts import THEMES, Spec, curves, winner_map, with_rows
-from nsa_tune.reports.report import AnswerReport, build
+from nsa_tune.reports.chart_rows import (
+    FASTEST,
+    chunk_rows,
+    cost_rows,
+    curve_rows,
+    facet_of,
+    map_cells,
+    map_rows,
+    roof_rows,
+)
+from nsa_tune.reports.charts import (
+    THEMES,
+    Rows,
+    Spec,
+    chunk_rates,
+    curves,
+    default_costs,
+    roofline,
+    winner_map,
+    with_rows,
+)
+from nsa_tune.reports.charts.theme import PAGES
+from nsa_tune.reports.report import AnswerReport, Section, build
 from tests.reports.synthetic import real_table
 
 vl_convert = pytest.importorskip("vl_convert")
 
 
 @pytest.fixture(scope="module")
-def answers() -> dict[str, AnswerReport]:
-    section = build([real_table()]).sections[0]
+def section() -> Section:
+    return build([real_table(ceilings=True)]).sections[0]
+
+
+@pytest.fixture(scope="module")
+def answers(section: Section) -> dict[str, AnswerReport]:
     return {answer.answer.name: answer for answer in section.answers if answer.lines}
 
 
 @pytest.fixture(params=["prefill_path", "sparse_prefill", "indexer_layout"])
 def answer(request: pytest.FixtureRequest, answers: dict[str, AnswerReport]) -> AnswerReport:
     return answers[request.param]
+
+
+def _map_rows(answer: AnswerReport) -> Rows:
+    return map_rows(map_cells({cell.batch: cell for cell in answer.cells}, answer.lines))
 
 
 def _layers(spec: Spec) -> Iterator[Spec]:
@@ -50,7 +78,7 @@ def test_charts_are_pure(answer: AnswerReport) -> None:
 
 
 def test_the_winner_map_compiles_and_reads_what_its_rows_have(answer: AnswerReport) -> None:
-    rows = map_rows(answer, answer.lines)
+    rows = _map_rows(answer)
     spec = winner_map("new tokens", "prefix tokens", answer.measured)
 
     assert _encoded(spec) <= rows[0].keys()
@@ -65,6 +93,39 @@ def test_the_curves_compile_and_read_what_their_rows_have(answer: AnswerReport) 
     known = {field for name in rows for field in rows[name][0]}
     assert _encoded(spec) <= known
     assert _drawn(with_rows(spec, rows))
+
+
+def test_the_costs_compile_and_read_what_their_rows_have(answer: AnswerReport) -> None:
+    rows = cost_rows(answer)
+    spec = default_costs("new tokens in the batch", answer.measured)
+
+    assert _encoded(spec) <= {field for name in rows for field in rows[name][0]}
+    assert len(rows["costs"]) == sum(len(cell.times) > 1 for cell in answer.cells)
+    assert min(row["cost"] for row in rows["costs"]) == 1
+    assert _drawn(with_rows(spec, rows))
+
+
+def test_the_chunk_rates_compile_and_read_what_their_rows_have(section: Section) -> None:
+    (point,) = [point for point in section.points if point.chunks]
+    rows = {"chunks": chunk_rows(point.chunks, "a rule")}
+    spec = chunk_rates([str(curve.prompt) for curve in point.chunks], [FASTEST, "a rule"])
+
+    assert _encoded(spec) <= rows["chunks"][0].keys()
+    assert {row["who"] for row in rows["chunks"]} == {FASTEST, "a rule"}
+    assert sum(row["best"] for row in rows["chunks"]) == len(point.chunks)
+    assert _drawn(with_rows(spec, rows))
+
+
+def test_the_roofline_compiles_and_reads_what_its_rows_have(section: Section) -> None:
+    assert section.ceilings is not None
+    for point in section.points:
+        rows = roof_rows(point.achieved, section.ceilings)
+        spec = roofline(sorted({one.arm for one in point.achieved}))
+
+        assert _encoded(spec) <= {field for name in rows for field in rows[name][0]}
+        heights = [row["y"] for row in rows["roof"]]
+        assert heights[0] < heights[1] == heights[2]
+        assert _drawn(with_rows(spec, rows))
 
 
 def test_a_line_from_zero_compiles(answer: AnswerReport) -> None:
@@ -95,7 +156,7 @@ def _drawn(spec: Spec) -> str:
 
 
 def test_every_measured_cell_of_a_line_is_on_the_map(answer: AnswerReport) -> None:
-    rows = map_rows(answer, answer.lines)
+    rows = _map_rows(answer)
 
     on_lines = {str(line.slice.batch(v)) for line in answer.lines for v in line.slice.values}
     assert {row["batch"] for row in rows} == on_lines
@@ -106,7 +167,7 @@ def test_a_cell_is_sure_pale_or_hatched_by_its_verdict(answers: dict[str, Answer
     answer = answers["prefill_path"]
     verdicts = {str(cell.batch): cell.verdict for cell in answer.cells}
 
-    kinds = {(verdicts[str(row["batch"])], row["kind"]) for row in map_rows(answer, answer.lines)}
+    kinds = {(verdicts[str(row["batch"])], row["kind"]) for row in _map_rows(answer)}
 
     known = {("win", "sure"), ("only", "only"), ("tie", "pale"), ("unsure", "pale")}
     assert {("win", "sure"), ("only", "only")} <= kinds <= known
@@ -115,7 +176,7 @@ def test_a_cell_is_sure_pale_or_hatched_by_its_verdict(answers: dict[str, Answer
 def test_a_forbidden_choice_is_named_with_its_limit(answers: dict[str, AnswerReport]) -> None:
     answer = answers["prefill_path"]
 
-    rows = [row for row in map_rows(answer, answer.lines) if row["kind"] == "only"]
+    rows = [row for row in _map_rows(answer) if row["kind"] == "only"]
 
     assert all("mha: dense attention" in str(row["limit"]) for row in rows)
 
@@ -133,12 +194,13 @@ def test_choices_differ_in_dash_and_shape_as_well_as_in_colour() -> None:
 
 @pytest.mark.parametrize("theme", THEMES)
 def test_a_themes_colours_stand_out_from_its_page(theme: str) -> None:
-    page = {"light": "#ffffff", "dark": "#161a21"}[theme]
+    page = PAGES[theme]
     config: dict[str, Any] = THEMES[theme]
 
     assert _contrast(config["axis"]["labelColor"], page) >= 7
     # Two colours of the light palette (orange and sky) are light: dash and shape tell them too.
     assert all(_contrast(colour, page) >= 2 for colour in config["range"]["category"])
+    assert all(_contrast(colour, page) >= 1.8 for colour in config["range"]["ordinal"])
 
 
 def _contrast(one: str, other: str) -> float:

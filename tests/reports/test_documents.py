@@ -75,7 +75,7 @@ def test_a_frame_holds_the_flat_table(report: Report, name: str) -> None:
 
 def test_an_unknown_table_is_named(report: Report) -> None:
     for write in (as_csv, frame):
-        with pytest.raises(UnknownName, match="crossovers, cells, costs, failures"):
+        with pytest.raises(UnknownName, match="crossovers, cells, costs, chunks"):
             write(report, "winners")
 
 

@@ -160,7 +160,6 @@ def test_a_page_of_nothing_stands() -> None:
 
 def test_without_vl_convert_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "vl_convert", None)
-    charts_javascript.cache_clear()
 
     with pytest.raises(ExtraMissing, match=r"pip install 'nsa-tune\[report\]'"):
         charts_javascript()

@@ -9,12 +9,25 @@ import torch
 import triton
 import triton.language as tl
 
+from nsa_tune.backend.kernels.e4m3 import on_e4m3_grid
 from nsa_tune.backend.layouts import SCALE_TILE, KVLayout
 
-__all__ = ["dequantize", "dequantize_reference", "quantize_reference"]
+__all__ = [
+    "dequantize",
+    "dequantize_reference",
+    "quantize",
+    "quantize_reference",
+    "requantize_raw",
+    "requantize_raw_reference",
+]
 
 _E4M3_MAX = 448.0
-_TOKENS_PER_PROGRAM = 8
+_SMALLEST = 1e-4
+"""The least magnitude that a scale is made for, so that a tile of zeros has one."""
+_DEQUANTIZE = (8, 8)
+"""(tokens a program, warps), as all of these: measured by benchmarks/bandwidth.py."""
+_QUANTIZE = (8, 8)
+_REQUANTIZE = (8, 4)
 
 
 def quantize_reference(latents: torch.Tensor, rank: int) -> torch.Tensor:
@@ -31,7 +44,7 @@ def quantize_reference(latents: torch.Tensor, rank: int) -> torch.Tensor:
         [tokens, rank + 4 * rank / 128 + 2 * rope] uint8.
     """
     tiles = latents[:, :rank].float().unflatten(-1, (-1, SCALE_TILE))
-    largest = tiles.abs().amax(-1, keepdim=True).clamp_min(1e-4)
+    largest = tiles.abs().amax(-1, keepdim=True).clamp_min(_SMALLEST)
     scales = torch.exp2(torch.ceil(torch.log2(largest / _E4M3_MAX)))
     values = (tiles / scales).to(torch.float8_e4m3fn).flatten(1)
     rope = latents[:, rank:].contiguous()
@@ -49,6 +62,14 @@ def dequantize_reference(
     latent = values.unflatten(-1, (-1, SCALE_TILE)) * scales[..., None]
     tail = rows[:, -2 * rope :].contiguous().view(torch.bfloat16)
     return torch.cat((latent.flatten(1).to(torch.bfloat16), tail), dim=-1)
+
+
+def requantize_raw_reference(raw: torch.Tensor, rank: int) -> torch.Tensor:
+    """Raw tokens [tokens, rank + rope] e4m3 as packed ones: scales of 1, rope widened to bf16."""
+    scales = torch.ones(raw.shape[0], rank // SCALE_TILE, device=raw.device)
+    rope = raw[:, rank:].to(torch.bfloat16)
+    parts = [raw[:, :rank].view(torch.uint8), scales.view(torch.uint8), rope.view(torch.uint8)]
+    return torch.cat(parts, dim=-1)
 
 
 @triton.jit
@@ -97,11 +118,114 @@ def dequantize(pool: torch.Tensor, slots: torch.Tensor, rank: int, rope: int) ->
     tokens, width = slots.numel(), KVLayout.FP8_PACKED.token_bytes(rank, rope)
     assert pool.is_contiguous() and pool.shape[1] == width
     out = torch.empty(tokens, rank + rope, dtype=torch.bfloat16, device=pool.device)
-    grid = (triton.cdiv(tokens, _TOKENS_PER_PROGRAM),)
-    _dequantize_kernel[grid](
+    each, warps = _DEQUANTIZE
+    _dequantize_kernel[(triton.cdiv(tokens, each),)](
         pool.view(torch.float8_e4m3fn), pool.view(torch.float32), pool.view(torch.bfloat16),
         slots, out, tokens,
-        TILES=rank // SCALE_TILE, TILE=SCALE_TILE, ROPE=rope,
-        BYTES=width, TOKENS=_TOKENS_PER_PROGRAM, num_warps=8,
+        TILES=rank // SCALE_TILE, TILE=SCALE_TILE, ROPE=rope, BYTES=width, TOKENS=each,
+        num_warps=warps,
     )  # fmt: skip
     return out
+
+
+@triton.jit
+def _quantize_kernel(
+    latents, slots, values, scales, tails, tokens, stride,
+    TILES: tl.constexpr, TILE: tl.constexpr, ROPE: tl.constexpr,
+    BYTES: tl.constexpr, TOKENS: tl.constexpr, LARGEST: tl.constexpr, SMALLEST: tl.constexpr,
+):  # fmt: skip
+    row = tl.arange(0, TOKENS * TILES)
+    token = tl.program_id(0) * TOKENS + row // TILES
+    tile = row % TILES
+    here = token < tokens
+    slot = tl.load(slots + token, mask=here, other=0).to(tl.int64)
+    column = tile[:, None] * TILE + tl.arange(0, TILE)[None, :]
+    start = latents + token.to(tl.int64)[:, None] * stride
+    latent = tl.load(start + column, mask=here[:, None], other=0.0).to(tl.float32)
+    largest = tl.maximum(tl.max(tl.abs(latent), axis=1), SMALLEST)
+    exponent = tl.ceil(tl.log2(largest / LARGEST))
+    value = on_e4m3_grid(latent * tl.exp2(-exponent)[:, None]).to(values.dtype.element_ty)
+    tl.store(values + slot[:, None] * BYTES + column, value, mask=here[:, None])
+    place = scales + slot * (BYTES // 4) + TILES * TILE // 4 + tile
+    tl.store(place, tl.exp2(exponent), mask=here)
+
+    token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
+    here = token < tokens
+    slot = tl.load(slots + token, mask=here, other=0).to(tl.int64)
+    column = tl.arange(0, ROPE)[None, :]
+    start = latents + token.to(tl.int64)[:, None] * stride + TILES * TILE
+    tail = tl.load(start + column, mask=here[:, None], other=0.0)
+    target = tails + slot[:, None] * (BYTES // 2) + (BYTES // 2 - ROPE)
+    tl.store(target + column, tail, mask=here[:, None])
+
+
+def quantize(
+    latents: torch.Tensor, slots: torch.Tensor, pool: torch.Tensor, rank: int, rope: int
+) -> None:
+    """Write tokens into their slots of a paged pool, packed as `quantize_reference` packs them.
+
+    Args:
+        latents: [tokens, rank + rope] bf16, rows contiguous.
+        slots: [tokens] int32, all different.
+        pool: [slots of the pool, bytes a token] uint8, contiguous; written.
+        rank: quantized width, a multiple of 128.
+        rope: bf16 width, a power of two.
+    """
+    tokens, width = slots.numel(), KVLayout.FP8_PACKED.token_bytes(rank, rope)
+    assert pool.is_contiguous() and pool.shape[1] == width and latents.stride(1) == 1
+    each, warps = _QUANTIZE
+    _quantize_kernel[(triton.cdiv(tokens, each),)](
+        latents, slots,
+        pool.view(torch.float8_e4m3fn), pool.view(torch.float32), pool.view(torch.bfloat16),
+        tokens, latents.stride(0),
+        TILES=rank // SCALE_TILE, TILE=SCALE_TILE, ROPE=rope, BYTES=width, TOKENS=each,
+        LARGEST=_E4M3_MAX, SMALLEST=_SMALLEST, num_warps=warps,
+    )  # fmt: skip
+
+
+@triton.jit
+def _requantize_raw_kernel(
+    raw, values, slots, words, tails, tokens,
+    RANK_WORDS: tl.constexpr, SCALES: tl.constexpr, ROPE: tl.constexpr,
+    BYTES: tl.constexpr, TOKENS: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
+    here = (token < tokens)[:, None]
+    slot = tl.load(slots + token, mask=token < tokens, other=0).to(tl.int64)[:, None]
+    # The latent's bytes stay as they are, so they move as words.
+    column = tl.arange(0, RANK_WORDS)[None, :]
+    source = raw + slot * (RANK_WORDS + ROPE // 4)
+    tl.store(words + slot * (BYTES // 4) + column, tl.load(source + column, mask=here), mask=here)
+    column = tl.arange(0, SCALES)[None, :]
+    one = tl.full((TOKENS, SCALES), 0x3F800000, tl.int32)  # 1.0 as fp32
+    tl.store(words + slot * (BYTES // 4) + RANK_WORDS + column, one, mask=here)
+    column = tl.arange(0, ROPE)[None, :]
+    tail = tl.load(values + slot * (4 * RANK_WORDS + ROPE) + 4 * RANK_WORDS + column, mask=here)
+    target = tails + slot * (BYTES // 2) + (BYTES // 2 - ROPE)
+    tl.store(target + column, tail.to(tl.float32).to(tl.bfloat16), mask=here)
+
+
+def requantize_raw(
+    raw: torch.Tensor, slots: torch.Tensor, pool: torch.Tensor, rank: int, rope: int
+) -> None:
+    """Pack tokens of a raw fp8 pool into the same slots of a packed one.
+
+    A raw value stands for itself, so the scales are 1 and the rope part is only widened.
+
+    Args:
+        raw: [slots, rank + rope] e4m3, contiguous.
+        slots: [tokens] int32: the slots to convert.
+        pool: [slots, bytes a token] uint8, contiguous; written at `slots`.
+        rank: quantized width, a power of two of at least 128.
+        rope: bf16 width, a power of two.
+    """
+    tokens, width = slots.numel(), KVLayout.FP8_PACKED.token_bytes(rank, rope)
+    assert raw.is_contiguous() and raw.shape == (pool.shape[0], rank + rope)
+    assert pool.is_contiguous() and pool.shape[1] == width
+    each, warps = _REQUANTIZE
+    _requantize_raw_kernel[(triton.cdiv(tokens, each),)](
+        raw.view(torch.int32), raw, slots, pool.view(torch.int32), pool.view(torch.bfloat16),
+        tokens,
+        RANK_WORDS=rank // 4, SCALES=rank // SCALE_TILE, ROPE=rope, BYTES=width, TOKENS=each,
+        num_warps=warps,
+    )  # fmt: skip

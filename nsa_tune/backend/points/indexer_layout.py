@@ -101,7 +101,7 @@ _FLATTEN = Guard(
     _more_than_one,
 )  # fmt: skip
 _SPLITS: dict[str, tuple[Guard, ...]] = {"native": (), "pairs": (_PAIRS,), "flatten": (_FLATTEN,)}
-_ANY = frozenset(KVLayout)
+_ANY = frozenset({KVLayout.BF16, KVLayout.FP8_PACKED})
 _DEEP_GEMM_ARCHS = frozenset({"sm90", "sm100"})
 
 

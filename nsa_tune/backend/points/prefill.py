@@ -268,7 +268,7 @@ def _case(batch: Batch, setting: Setting, device: torch.device) -> Case:
     return prefill_case(batch, setting, device)
 
 
-_ANY = frozenset(KVLayout)
+_ANY = frozenset({KVLayout.BF16, KVLayout.FP8_PACKED})
 _PACKED = frozenset({KVLayout.FP8_PACKED})
 _HOPPER = frozenset({"sm90"})
 _FLASHMLA = frozenset({"sm90", "sm100"})

@@ -1,86 +1,107 @@
-// Filters, and charts that are drawn when they come into view. All text is inserted as text.
-(async () => {
+// Views, filters, and charts that are drawn when they come into view. All text is inserted as text.
+(() => {
   "use strict";
-  const data = await unpacked(document.getElementById("nsa-tune-data").textContent);
   const dark = window.matchMedia("(prefers-color-scheme: dark)");
-  const form = document.querySelector("form.filters");
-  const panels = [...document.querySelectorAll("article.panel")];
-  const chosen = new Map(); // panel id -> index of its line
-  const drawn = new Map(); // panel id -> what it was drawn for
+  const DEFAULT_VIEW = "crossovers";
+  let page = null; // what is on the page now; a live page is replaced as a whole
 
-  async function unpacked(text) {
+  // --- data
+
+  async function inflated(text) {
     if (!text) return null;
     const bytes = Uint8Array.from(atob(text), (character) => character.charCodeAt(0));
     const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
     return JSON.parse(await new Response(stream).text());
   }
 
+  function unpack(columns) {
+    const fields = Object.entries(columns).map(([name, column]) => [
+      name, Array.isArray(column) ? column : column.at.map((i) => column.words[i]),
+    ]);
+    const count = fields.length ? fields[0][1].length : 0;
+    return Array.from({ length: count }, (_, i) =>
+      Object.fromEntries(fields.map(([name, column]) => [name, column[i]])),
+    );
+  }
+
+  const unpackAll = (sets) =>
+    Object.fromEntries(Object.entries(sets).map(([name, columns]) => [name, unpack(columns)]));
+
+  // A panel's rows, unpacked when it is first drawn.
+  function rowsOf(content) {
+    if (!content.unpacked) {
+      const cells = unpack(content.cells);
+      const times = unpack(content.times);
+      cells.forEach((cell) => (cell.times = []));
+      times.forEach((time) => cells[time.cell].times.push(time));
+      content.unpacked = cells;
+    }
+    return content.unpacked;
+  }
+
   // --- state, in the URL's hash
 
-  const filters = () => (form ? [...form.elements].filter((element) => element.name) : []);
-
-  const firstOf = (id) => (data ? data.panels[id].first : 0);
+  const filters = () => [...page.form.elements].filter((element) => element.name);
+  const named = (select) => select.name.replace("filter-", "");
 
   function readHash() {
     const state = new URLSearchParams(location.hash.slice(1));
     for (const select of filters()) {
-      const wanted = state.get(select.name.replace("filter-", ""));
-      const known = [...select.options].some((option) => option.value === wanted);
-      select.selectedIndex = known ? [...select.options].findIndex((o) => o.value === wanted) : 0;
+      const at = [...select.options].findIndex((one) => one.value === state.get(named(select)));
+      select.selectedIndex = Math.max(at, 0);
     }
-    for (const panel of panels) {
+    const known = page.buttons.some((button) => button.dataset.view === state.get("view"));
+    page.view = known ? state.get("view") : DEFAULT_VIEW;
+    for (const panel of page.panels) {
       const select = panel.querySelector("select.line");
+      if (!select) continue;
+      const first = page.data ? page.data.panels[panel.id].first : 0;
       const index = Number(state.get(panel.id) ?? NaN);
-      select.value = String(index in select.options ? index : firstOf(panel.id));
-      chosen.set(panel.id, Number(select.value));
+      select.value = String(index in select.options ? index : first);
+      page.lines.set(panel.id, Number(select.value));
     }
   }
 
   function writeHash() {
     const state = new URLSearchParams();
+    if (page.view !== DEFAULT_VIEW) state.set("view", page.view);
     for (const select of filters()) {
-      if (select.selectedIndex > 0) state.set(select.name.replace("filter-", ""), select.value);
+      if (select.selectedIndex > 0) state.set(named(select), select.value);
     }
-    for (const [id, index] of chosen) if (index !== firstOf(id)) state.set(id, String(index));
+    for (const [id, index] of page.lines) {
+      if (index !== page.data?.panels[id].first) state.set(id, String(index));
+    }
     const hash = state.toString();
     history.replaceState(null, "", hash ? `#${hash}` : location.pathname + location.search);
   }
 
-  function applyFilters() {
-    const wanted = Object.fromEntries(
-      filters().map((select) => [select.name.replace("filter-", ""), select.value]),
-    );
+  function show() {
+    const wanted = new Map(filters().map((select) => [named(select), select.value]));
+    const differs = (name, value) => (wanted.get(name) ?? "all") !== "all" && wanted.get(name) !== value;
     for (const section of document.querySelectorAll("section.table")) {
-      section.hidden = ["gpu", "model", "heads", "kv"].some(
-        (name) => name in wanted && section.dataset[name] !== wanted[name],
-      );
+      section.hidden = Object.entries(section.dataset).some(([name, value]) => differs(name, value));
     }
-    for (const panel of panels) {
-      const question = wanted.question ?? "all";
-      panel.hidden = question !== "all" && panel.dataset.question !== question;
+    for (const card of document.querySelectorAll("article")) {
+      const { view, question } = card.dataset;
+      card.hidden = view !== page.view || (question !== undefined && differs("question", question));
+    }
+    for (const button of page.buttons) {
+      button.setAttribute("aria-pressed", String(button.dataset.view === page.view));
     }
   }
 
-  // --- charts
-
-  function unpack(columns) {
-    const fields = Object.keys(columns);
-    const count = fields.length ? columns[fields[0]].length : 0;
-    return Array.from({ length: count }, (_, i) =>
-      Object.fromEntries(fields.map((field) => [field, columns[field][i]])),
-    );
-  }
+  // --- tooltips
 
   const tip = document.createElement("dl");
   tip.className = "tip";
   tip.hidden = true;
   document.body.append(tip);
 
-  function showTip(_handler, event, _item, value) {
+  function showTip(_handler, event, item, value) {
     tip.hidden = value === null || value === undefined || value === "";
     if (tip.hidden) return;
     tip.replaceChildren();
-    for (const [name, text] of Object.entries(value)) {
+    for (const [name, text] of [...Object.entries(value), ...timesOf(item?.datum)]) {
       const [term, detail] = [document.createElement("dt"), document.createElement("dd")];
       term.textContent = name;
       detail.textContent = text;
@@ -92,43 +113,77 @@
     tip.style.top = `${Math.max(top, 8)}px`;
   }
 
-  function embed(element, spec, datasets) {
-    const config = data.themes[dark.matches ? "dark" : "light"];
+  // What a map's cell was made from: each choice's time, spread, samples and regret.
+  function timesOf(datum) {
+    const times = datum?.times ?? [];
+    const best = Math.min(...times.map((time) => time.us));
+    return times.map((time) => {
+      const spread = (100 * (time.high - time.low)) / 2 / time.us;
+      const regret = 100 * (time.us / best - 1);
+      return [
+        time.choice,
+        `${time.us} us ±${spread.toPrecision(2)} %, n ${time.samples}, regret ${regret.toFixed(1)} %`,
+      ];
+    });
+  }
+
+  // --- charts
+
+  function embed(element, spec, datasets, description) {
+    const config = page.data.themes[dark.matches ? "dark" : "light"];
     const params = [...(spec.params ?? []), { name: "dark", value: dark.matches }];
     // ast: expressions are interpreted, not compiled, as the page's policy asks.
     const options = {
       ast: true, actions: false, renderer: "svg", defaultStyle: false, config, tooltip: showTip,
     };
-    // As with_rows in charts.py: a layer without rows has no extent.
+    // As with_rows in theme.py: a layer without rows has no extent.
     const layer = spec.layer.filter((one) => !one.data || datasets[one.data.name].length > 0);
-    return window.nsaTuneEmbed(element, { ...spec, layer, params, datasets }, options);
+    const full = { ...spec, layer, params, datasets, description };
+    return window.nsaTuneEmbed(element, full, options);
   }
 
   async function draw(panel) {
-    const content = data.panels[panel.id];
-    const index = chosen.get(panel.id);
-    const line = content.lines[index];
-    const state = `${index} ${dark.matches}`;
-    if (drawn.get(panel.id) === state) return;
-    drawn.set(panel.id, state);
+    const state = `${page.lines.get(panel.id) ?? ""} ${dark.matches}`;
+    if (page.drawn.get(panel.id) === state) return;
+    page.drawn.set(panel.id, state);
+    if (page.data.panels[panel.id]) await drawLine(panel, page.data.panels[panel.id]);
+    else await drawPlot(panel, page.data.plots[panel.id]);
+    panel.dataset.drawn = state;
+  }
+
+  function drawPlot(panel, content) {
+    const figure = panel.querySelector("figure");
+    const words = figure.querySelector("figcaption").textContent;
+    return embed(figure.querySelector(".chart"), content.spec, unpackAll(content.rows), words);
+  }
+
+  function caption(figure, words) {
+    figure.querySelector("figcaption").textContent = words;
+    return words;
+  }
+
+  async function drawLine(panel, content) {
+    const line = content.lines[page.lines.get(panel.id)];
     const [map, curves] = panel.querySelectorAll("figure");
+    const cells = rowsOf(content).filter((cell) => cell.facet === line.facet);
+    const limit = cells.find((cell) => cell.kind === "only" && cell.limit !== "-")?.limit;
     panel.querySelector(".sentence").textContent = line.sentence;
-    map.querySelector("figcaption").textContent =
-      "Fastest choice" + (line.facet ? `, ${line.facet}` : "") +
-      ". Pale: tie or unsure. Hatched: a limit forbids the rest. Number: second over first.";
-    curves.querySelector("figcaption").textContent =
-      "Time" + (line.label ? `, ${line.label}` : "") +
-      ". Bands: 95 % intervals. Vertical lines: crossovers, dotted where a limit ends a choice.";
-    const cells = unpack(content.cells).filter((cell) => cell.facet === line.facet);
-    const rows = Object.fromEntries(
-      Object.entries(line.rows).map(([name, packed]) => [name, unpack(packed)]),
+    const mapWords = caption(
+      map,
+      `Fastest choice${line.facet ? `, ${line.facet}` : ""}. Number: second over first. ` +
+        `Pale: tie or unsure.${limit ? ` Hatched: no other is allowed (${limit}).` : ""}`,
     );
-    const describe = (spec, figure) => ({
-      ...spec, description: figure.querySelector("figcaption").textContent,
-    });
+    const curveWords = caption(
+      curves,
+      `Time${line.label ? `, ${line.label}` : ""}. Bands: 95 % intervals. ` +
+        "Vertical lines: crossovers, dotted where a limit ends a choice.",
+    );
+    const rows = {
+      estimates: unpack(line.estimates), measured: measured(cells, line), edges: unpack(line.edges),
+    };
     const [picture] = await Promise.all([
-      embed(map.querySelector(".chart"), describe(content.map, map), { cells }),
-      embed(curves.querySelector(".chart"), describe(content.curves, curves), rows),
+      embed(map.querySelector(".chart"), content.map, { cells }, mapWords),
+      embed(curves.querySelector(".chart"), content.curves, rows, curveWords),
     ]);
     picture.view.addEventListener("click", (_event, item) => {
       const at = content.lines.findIndex(
@@ -136,53 +191,87 @@
       );
       if (at >= 0) choose(panel, at);
     });
-    panel.dataset.drawn = state;
+  }
+
+  // The measured points of a line are its cells' times.
+  function measured(cells, line) {
+    return cells.filter((cell) => cell.y === line.y).flatMap((cell) => {
+      const best = Math.min(...cell.times.map((time) => time.us));
+      return cell.times.map((time) => ({
+        ...time, x: cell.x, over: `${(time.us / best).toPrecision(3)}x`,
+      }));
+    });
   }
 
   function choose(panel, index) {
-    chosen.set(panel.id, index);
+    page.lines.set(panel.id, index);
     panel.querySelector("select.line").value = String(index);
     writeHash();
     draw(panel);
   }
 
-  const visible = new Set();
-  const watcher = new IntersectionObserver(
-    (entries) => {
-      for (const { target, isIntersecting } of entries) {
-        if (isIntersecting) visible.add(target);
-        else visible.delete(target);
-        if (isIntersecting) draw(target);
-      }
-    },
-    { rootMargin: "200px" },
-  );
+  // --- start, and again when a live page was replaced
 
-  // --- start
+  async function start() {
+    page?.watcher?.disconnect();
+    const form = document.querySelector("form.filters");
+    page = {
+      data: await inflated(document.getElementById("nsa-tune-data").textContent),
+      form,
+      buttons: [...document.querySelectorAll("nav.views button")],
+      panels: [...document.querySelectorAll("article.panel")],
+      view: DEFAULT_VIEW,
+      lines: new Map(), // panel id -> index of its line
+      drawn: new Map(), // panel id -> what it was drawn for
+      visible: new Set(),
+    };
+    form.hidden = form.elements.length === 0;
+    document.querySelectorAll("nav.views").forEach((nav) => (nav.hidden = false));
+    if (page.data) document.querySelectorAll(".charts").forEach((place) => (place.hidden = false));
+    refresh();
+    if (page.data) watch();
+  }
+
+  function watch() {
+    const current = page;
+    page.watcher = new IntersectionObserver(
+      (entries) => {
+        for (const { target, isIntersecting } of entries) {
+          if (isIntersecting) current.visible.add(target);
+          else current.visible.delete(target);
+          if (isIntersecting && current === page) draw(target);
+        }
+      },
+      { rootMargin: "200px" },
+    );
+    page.panels.forEach((panel) => page.watcher.observe(panel));
+  }
 
   function refresh() {
     readHash();
-    applyFilters();
-    if (data) visible.forEach(draw);
+    show();
+    if (page.data) page.visible.forEach(draw);
   }
 
-  if (form) {
-    form.hidden = false;
-    form.addEventListener("submit", (event) => event.preventDefault());
-    form.addEventListener("change", () => {
-      applyFilters();
+  document.addEventListener("submit", (event) => event.preventDefault());
+  document.addEventListener("change", (event) => {
+    const panel = event.target.closest("article.panel");
+    if (event.target.matches("select.line")) {
+      if (page.data) choose(panel, Number(event.target.value));
+    } else if (event.target.closest("form.filters")) {
+      show();
       writeHash();
-    });
-  }
-  refresh();
+    }
+  });
+  document.addEventListener("click", (event) => {
+    const button = event.target.closest("nav.views button");
+    if (!button) return;
+    page.view = button.dataset.view;
+    show();
+    writeHash();
+  });
   window.addEventListener("hashchange", refresh);
-  if (!data) return;
-  dark.addEventListener("change", () => visible.forEach(draw));
-  for (const panel of panels) {
-    panel.querySelector(".charts").hidden = false;
-    panel.querySelector("select.line").addEventListener("change", (event) => {
-      choose(panel, Number(event.target.value));
-    });
-    watcher.observe(panel);
-  }
+  dark.addEventListener("change", () => page.data && page.visible.forEach(draw));
+  document.addEventListener("nsa-tune-replaced", start);
+  start();
 })();

@@ -68,3 +68,60 @@ def test_the_triton_gather_equals_the_reference_bit_for_bit(
     gathered = packed_fp8.dequantize(pool, slots, rank, rope)
 
     assert torch.equal(gathered, packed_fp8.dequantize_reference(pool, slots, rank, rope))
+
+
+@pytest.mark.parametrize(("rank", "rope"), [(512, 64), (128, 32)])
+@pytest.mark.parametrize("tokens", [1, 8, 37])
+def test_the_triton_quantizer_writes_the_reference_into_the_slots_and_nothing_else(
+    rank: int, rope: int, tokens: int, kernel_device: torch.device
+) -> None:
+    given = latents(tokens, rank, rope)
+    packed = packed_fp8.quantize_reference(given, rank)
+    pool = torch.full((64, packed.shape[1]), 7, dtype=torch.uint8, device=kernel_device)
+    slots = torch.randperm(64, generator=torch.Generator().manual_seed(1))[:tokens]
+
+    packed_fp8.quantize(given.to(kernel_device), slots.int().to(kernel_device), pool, rank, rope)
+
+    assert torch.equal(pool[slots.to(kernel_device)].cpu(), packed)
+    assert int((pool != 7).any(1).sum()) == tokens
+
+
+def test_the_triton_quantizer_reads_rows_by_their_stride(kernel_device: torch.device) -> None:
+    wide = torch.cat((latents(3), latents(3)), dim=1).to(kernel_device)
+    pool = torch.zeros(3, 656, dtype=torch.uint8, device=kernel_device)
+    slots = torch.arange(3, dtype=torch.int32, device=kernel_device)
+
+    packed_fp8.quantize(wide[:, : RANK + ROPE], slots, pool, RANK, ROPE)
+
+    assert torch.equal(pool.cpu(), packed_fp8.quantize_reference(latents(3), RANK))
+
+
+def raw_tokens(tokens: int, rank: int, rope: int) -> torch.Tensor:
+    return latents(tokens, rank, rope).to(torch.float8_e4m3fn)
+
+
+def test_a_raw_token_repacked_dequantizes_to_its_own_values() -> None:
+    raw = raw_tokens(5, RANK, ROPE)
+    packed = packed_fp8.requantize_raw_reference(raw, RANK)
+    back = packed_fp8.dequantize_reference(packed, torch.arange(5), RANK, ROPE)
+
+    assert packed.shape == (5, 656)
+    assert torch.equal(back.float(), raw.float())
+
+
+@pytest.mark.parametrize(("rank", "rope"), [(512, 64), (128, 32)])
+@pytest.mark.parametrize("tokens", [1, 8, 37])
+def test_the_triton_repacker_equals_the_reference_at_the_slots_and_nowhere_else(
+    rank: int, rope: int, tokens: int, kernel_device: torch.device
+) -> None:
+    raw = raw_tokens(64, rank, rope)
+    expected = packed_fp8.requantize_raw_reference(raw, rank)
+    pool = torch.full_like(expected, 7, device=kernel_device)
+    slots = torch.randperm(64, generator=torch.Generator().manual_seed(2))[:tokens]
+
+    packed_fp8.requantize_raw(
+        raw.to(kernel_device), slots.int().to(kernel_device), pool, rank, rope
+    )
+
+    assert torch.equal(pool.cpu()[slots], expected[slots])
+    assert int((pool != 7).any(1).sum()) == tokens

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 from tests.integrations.sglang.wheels import Wheel
@@ -33,7 +34,10 @@ class DeepseekSparseAttnBackend:
 _REAL = (
     "sglang/srt/environ.py", "sglang/srt/debug_utils/cuda_coredump.py", "sglang/srt/plugins/",
 )  # fmt: skip
-_ENTRY = "[sglang.srt.plugins]\nnsa_tune = nsa_tune.backend.integrations.sglang:register\n"
+_GROUP = "sglang.srt.plugins"
+_PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+_POINTS: dict[str, str] = _PROJECT["entry-points"][_GROUP]
+_ENTRY = "\n".join([f"[{_GROUP}]", *(f"{name} = {where}" for name, where in _POINTS.items()), ""])
 
 
 class Site:

@@ -132,3 +132,26 @@ def test_an_unknown_release_ends_the_examination(oldest: Wheel, tmp_path: Path) 
 
     assert _wrong(found) == {"table", "sglang"}
     assert found["sglang"][1] == "SGLang 0.9.0; the plug-in was checked with 0.5.15 to 0.5.23"
+
+
+_DOCTOR = """
+import os, sys
+from nsa_tune.backend import detect
+detect.local_device_name = lambda: os.environ["GPU"]
+from nsa_tune import cli
+cli.main(["doctor", "--engine", "sglang"])
+"""
+
+
+def test_the_doctor_of_the_command_line_finds_a_hook_that_failed_silently(
+    site: Site, tmp_path: Path
+) -> None:
+    variables = {"NSA_TUNE_DB": str(table_file(tmp_path)), "GPU": GPU}
+    well = site.run(_DOCTOR, **variables)
+    site.backend("class DeepseekSparseAttnBackend:\n    pass\n")
+
+    ill = site.run(_DOCTOR, **variables)
+
+    assert (well.returncode, ill.returncode) == (0, 5), well.stderr + ill.stderr
+    assert well.stdout.splitlines()[-1].startswith("OK: this machine is ready to steer SGLang")
+    assert ill.stdout.splitlines()[-1].startswith("This machine cannot steer SGLang: ")

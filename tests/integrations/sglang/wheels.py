@@ -33,6 +33,7 @@ class Wheel:
 
     def __init__(self, version: str, path: Path) -> None:
         self.version = version
+        self.path = path
         self._zip = zipfile.ZipFile(path)
 
     def names(self, prefix: str = "") -> list[str]:

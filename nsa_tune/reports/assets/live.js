@@ -1,0 +1,145 @@
+// What is going on, asked for every two seconds; the page itself is replaced when it has changed.
+// All text is inserted as text.
+(() => {
+  "use strict";
+  const POLL_MS = 2000;
+  const HIDDEN_POLL_MS = 15000;
+  const LEAST_BETWEEN_PAGES_MS = 8000;
+  const SILENT_S = 300; // a run that stored nothing for so long was probably killed
+  let tag = "";
+  let live = null;
+  let replacedAt = performance.now();
+
+  function element(kind, words, name) {
+    const made = document.createElement(kind);
+    if (words !== undefined) made.textContent = words;
+    if (name) made.className = name;
+    return made;
+  }
+
+  const seconds = (since) => Math.max((Date.now() - Date.parse(since)) / 1000, 0);
+
+  function ago(moment) {
+    const gone = seconds(moment);
+    if (!Number.isFinite(gone)) return "at an unknown time";
+    if (gone < 90) return `${Math.round(gone)} s ago`;
+    return gone < 5400 ? `${Math.round(gone / 60)} min ago` : `${Math.round(gone / 3600)} h ago`;
+  }
+
+  function time(one) {
+    if (one.status !== "ok") return `${one.status}: ${one.reason}`;
+    return `${Number(one.latency_us.toPrecision(4))} us`;
+  }
+
+  function list(title, rows) {
+    const part = element("div");
+    const items = element("ol");
+    for (const one of rows) items.append(element("li", `${one.arm} on ${one.batch}: ${time(one)}`));
+    part.append(element("h3", title), items);
+    return part;
+  }
+
+  function progress(run) {
+    const bar = element("progress");
+    bar.max = run.expected;
+    bar.value = Math.min(run.done, run.expected);
+    bar.setAttribute("aria-label", "measured so far");
+    return bar;
+  }
+
+  function runWords(run) {
+    const silent = seconds(run.measured_at ?? run.started_at);
+    const failed = run.failed ? `, ${run.failed} failed` : "";
+    const parts = [`${run.measurements} measurements${failed}`];
+    if (run.expected) parts.unshift(`${Math.min(run.done, run.expected)} of ${run.expected} measured`);
+    const taken = (Date.parse(run.measured_at) - Date.parse(run.started_at)) / 1000;
+    const left = run.expected - run.done;
+    if (run.expected && run.measurements > 9 && left > 0) {
+      parts.push(`about ${Math.round((taken / run.measurements) * left)} s left`);
+    }
+    parts.push(
+      silent > SILENT_S ? `nothing for ${Math.round(silent / 60)} min: it was probably killed`
+        : `the last ${ago(run.measured_at ?? run.started_at)}`,
+    );
+    return parts.join("; ");
+  }
+
+  function running(database, run) {
+    const box = element("div", undefined, "run");
+    const what = run.what ? `${run.what} on ${run.gpu}` : "nothing stored yet";
+    box.append(element("h2", `Run ${run.number} in ${database.name}: ${what}`));
+    if (run.expected) box.append(progress(run));
+    box.append(element("p", runWords(run)));
+    const now = element("div", undefined, "now");
+    const own = (rows) => rows.filter((one) => one.run === run.number);
+    now.append(list("Newest", own(database.newest)));
+    if (own(database.failures).length) now.append(list("Failures", own(database.failures)));
+    box.append(now);
+    return box;
+  }
+
+  function resting(database) {
+    const box = element("div", undefined, "run");
+    const last = database.runs[0];
+    const ended = last ? `the last run ended ${ago(last.ended_at)} (${last.outcome}, ${last.measurements} measurements)` : "";
+    box.append(element("p", `${database.name}: no run is going on${ended ? `; ${ended}` : ""}.`, "note"));
+    return box;
+  }
+
+  function show() {
+    const strip = document.getElementById("live");
+    const boxes = [];
+    for (const database of live.databases) {
+      if (database.problem) {
+        const box = element("div", undefined, "run");
+        box.append(element("p", database.problem, "problem"));
+        boxes.push(box);
+        continue;
+      }
+      const going = database.runs.filter((run) => !run.outcome);
+      going.forEach((run) => boxes.push(running(database, run)));
+      if (!going.length && database.runs.length) boxes.push(resting(database));
+    }
+    strip.replaceChildren(...boxes);
+  }
+
+  // The new page's text comes from the same server, escaped by it; its scripts do not run.
+  async function replace() {
+    const answer = await fetch(".", { cache: "no-cache" });
+    if (!answer.ok) return;
+    const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
+    const place = window.scrollY;
+    for (const query of ["main", "h1", "form.filters", "nav.views", "#nsa-tune-data"]) {
+      const [old, now] = [document.querySelector(query), fresh.querySelector(query)];
+      if (old && now) old.replaceWith(document.adoptNode(now));
+      else if (now && query === "nav.views") document.querySelector("form.filters").before(document.adoptNode(now));
+    }
+    document.title = fresh.title;
+    document.getElementById("live").dataset.state = fresh.getElementById("live").dataset.state;
+    replacedAt = performance.now();
+    document.dispatchEvent(new Event("nsa-tune-replaced"));
+    window.scrollTo(0, place);
+  }
+
+  const busy = () =>
+    document.activeElement?.matches("main select, main .scroll, form.filters select") ?? false;
+
+  async function poll() {
+    try {
+      const answer = await fetch("api/live", { headers: tag ? { "If-None-Match": tag } : {} });
+      if (answer.status === 200) {
+        tag = answer.headers.get("ETag") ?? "";
+        live = await answer.json();
+      }
+      if (live) show();
+      const shown = document.getElementById("live").dataset.state;
+      const rested = performance.now() - replacedAt > LEAST_BETWEEN_PAGES_MS;
+      if (live && live.state !== shown && rested && !busy()) await replace();
+    } catch (problem) {
+      if (!(problem instanceof TypeError)) throw problem; // not reached: the dashboard has ended
+    }
+    setTimeout(poll, document.hidden ? HIDDEN_POLL_MS : POLL_MS);
+  }
+
+  poll();
+})();

@@ -1,0 +1,100 @@
+"""The winner map: the fastest choice of each measured batch over two lengths."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from nsa_tune.reports.charts.theme import SCHEMA, Spec, choice_colour, tips
+
+__all__ = ["winner_map"]
+
+_WIDTH, _HEIGHT = 34, 24
+_THREE_DIGITS = (
+    "format(datum.margin, datum.margin < 9.995 ? '.2f' : datum.margin < 99.95 ? '.1f' : '.0f')"
+)
+
+
+def winner_map(x_title: str, y_title: str, choices: Sequence[str]) -> Spec:
+    """The fastest choice of each measured batch over two lengths.
+
+    Full colour is a sure winner, pale a tie or unsure, hatched one whose rivals a hard limit
+    forbids. The number is the time of the second over that of the first.
+
+    Data set "cells": x, y, choice, kind ("sure", "pale" or "only"), margin, and the texts batch,
+    fastest, limit.
+    """
+    return {
+        "$schema": SCHEMA,
+        "data": {"name": "cells"},
+        "width": {"step": _WIDTH},
+        "height": {"step": _HEIGHT},
+        "encoding": {
+            "x": _band("x", x_title, {"labelAngle": 0, "labelOverlap": True}),
+            "y": _band("y", y_title, {}, sort="descending"),
+            # On every layer, as a number or a hatch lies over its cell.
+            "tooltip": tips({"batch": "batch", "fastest": "answer", "limit": "forbidden"}),
+        },
+        "layer": _layers(choices),
+        "resolve": {"scale": {"color": "independent"}},
+    }
+
+
+def _layers(choices: Sequence[str]) -> list[Spec]:
+    """The cells, the hatches over some of them, and the numbers over the rest."""
+    pale = {"condition": {"test": "datum.kind == 'pale'", "value": 0.35}, "value": 1}
+    return [
+        {
+            "mark": {"type": "rect", "cornerRadius": 2},
+            "encoding": {
+                "color": choice_colour(choices, legend={"symbolType": "square"}),
+                "opacity": pale,
+            },
+        },
+        {
+            "transform": [{"filter": "datum.kind == 'only'"}],
+            "mark": {
+                "type": "point", "shape": _hatch(), "size": 480, "stroke": "#ffffff",
+                "strokeWidth": 1.3, "strokeOpacity": 0.75, "filled": False,
+            },
+        },
+        {
+            "transform": [
+                {"filter": "datum.kind != 'only' && datum.margin"},
+                {"calculate": _THREE_DIGITS, "as": "shown"},
+            ],
+            "mark": {"type": "text", "fontSize": 10},
+            "encoding": {
+                "text": {"field": "shown", "type": "nominal"},
+                "color": _ink_on(choices),
+            },
+        },
+    ]  # fmt: skip
+
+
+def _band(field: str, title: str, axis: Spec, **more: object) -> Spec:
+    axis = {"title": title, "grid": False, "ticks": False, "domain": False, **axis}
+    scale = {"paddingInner": 0.06}
+    return {"field": field, "type": "ordinal", "axis": axis, "scale": scale, **more}
+
+
+def _hatch() -> str:
+    """Diagonal strokes over a cell, as an SVG path: 3 units wide and 2 high."""
+    strokes = []
+    for i in range(-4, 5):
+        # The stroke through (i / 2, 0) at 45 degrees, cut at the cell's edges.
+        left, right = max(i / 2 - 1, -1.5), min(i / 2 + 1, 1.5)
+        strokes.append(f"M{left},{i / 2 - left}L{right},{i / 2 - right}")
+    return "".join(strokes)
+
+
+def _ink_on(choices: Sequence[str]) -> Spec:
+    """Text colour over a cell: white on the darkest blue, the page's ink on pale cells."""
+    first = choices[0] if choices else ""
+    return {
+        "condition": [
+            {"test": "datum.kind == 'pale'", "value": {"expr": "dark ? '#e6e9ef' : '#1f2430'"}},
+            {"test": {"field": "choice", "equal": first},
+             "value": {"expr": "dark ? '#10131a' : '#ffffff'"}},
+        ],
+        "value": "#10131a",
+    }  # fmt: skip

@@ -1,0 +1,34 @@
+"""The picture of one question: where each choice wins, and how the times cross on one line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from nsa_tune.reports.charts.theme import SCHEMA, Rows, Spec, with_rows
+
+__all__ = ["overview"]
+
+
+def overview(
+    title: str, subtitle: str, panels: Mapping[str, tuple[Spec, Mapping[str, Rows]]]
+) -> Spec:
+    """`panels` (caption to spec and data sets) side by side under `title`."""
+    parts, datasets = [], {}
+    for caption, (spec, rows) in panels.items():
+        drawn = with_rows(spec, rows)
+        datasets.update(drawn.pop("datasets"))
+        drawn.pop("$schema")
+        if drawn.get("width") == "container":
+            drawn["width"] = 420
+        drawn["title"] = {"text": caption, "fontSize": 12, "fontWeight": 500, "offset": 10}
+        parts.append(drawn)
+    return {
+        "$schema": SCHEMA,
+        "title": {"text": title, "subtitle": subtitle, "fontSize": 17, "subtitleFontSize": 13,
+                  "offset": 14},
+        "hconcat": parts,
+        "spacing": 40,
+        "datasets": datasets,
+        # Each panel has its own scales; the first one's legend names the colours of both.
+        "resolve": {"scale": {"color": "independent", "shape": "independent"}},
+    }  # fmt: skip

@@ -1,0 +1,116 @@
+"""What the charts have in common: colours for light and dark, marks, scales, tooltips.
+
+Colours come from a theme's `range`, so that one spec serves light and dark pages. A choice has its
+colour, dash and shape by its place in the answer, so that no chart depends on colour alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+__all__ = [
+    "DASHES",
+    "PAGES",
+    "SCHEMA",
+    "SHAPES",
+    "THEMES",
+    "Rows",
+    "Spec",
+    "choice_colour",
+    "log_axis",
+    "picture_theme",
+    "repeated",
+    "tips",
+    "with_rows",
+]
+
+Spec = dict[str, Any]
+Rows = list[dict[str, Any]]
+
+SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
+DASHES = [[1, 0], [6, 3], [2, 2], [8, 3, 2, 3], [4, 4], [1, 3]]
+SHAPES = ["circle", "square", "triangle-up", "diamond", "cross", "triangle-down"]
+
+# Okabe and Ito's colours, told apart with any colour vision; the dark page's are lighter.
+_LIGHT = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00"]
+_DARK = ["#56a8e0", "#e6a817", "#2fbf94", "#dda0c4", "#f0e442", "#f0784a"]
+# One hue from strong to faint, for lengths: the order can be read without the legend.
+_LIGHT_RAMP = ["#0b3c61", "#1f6ea8", "#4f9fd1", "#8cc3e6"]
+_DARK_RAMP = ["#d3eafa", "#8cc8f2", "#4c9fdb", "#2f72a8"]
+
+PAGES: Mapping[str, str] = {"light": "#ffffff", "dark": "#161a21"}
+"""The colour behind a chart, by theme."""
+
+
+def _theme(ink: str, faint: str, grid: str, category: list[str], ramp: list[str]) -> Spec:
+    return {
+        "background": "transparent",
+        "font": "system-ui, sans-serif",
+        "view": {"stroke": None},
+        "range": {"category": category, "ordinal": ramp, "symbol": SHAPES},
+        "axis": {
+            "labelColor": ink, "titleColor": ink, "gridColor": grid, "domainColor": faint,
+            "tickColor": faint, "labelFontSize": 11, "titleFontSize": 12, "titleFontWeight": 500,
+            "titlePadding": 8,
+        },
+        "legend": {
+            "labelColor": ink, "titleColor": ink, "orient": "top", "title": None,
+            "symbolOpacity": 1, "labelFontSize": 12, "symbolSize": 90, "symbolStrokeWidth": 2,
+            "labelLimit": 240,
+        },
+        "text": {"color": ink},
+        "rule": {"color": ink},
+        "title": {
+            "color": ink, "fontWeight": 600, "anchor": "start", "subtitleColor": ink,
+            "subtitlePadding": 6,
+        },
+    }  # fmt: skip
+
+
+THEMES: Mapping[str, Spec] = {
+    "light": _theme("#1f2430", "#8a92a0", "#e6e8ec", _LIGHT, _LIGHT_RAMP),
+    "dark": _theme("#e6e9ef", "#7d8697", "#30363f", _DARK, _DARK_RAMP),
+}
+"""Vega-Lite configs."""
+
+
+def picture_theme(name: str) -> Spec:
+    """The theme for a file: with a background of its own, and a font that is measured the same
+    everywhere."""
+    font = "Arial, Helvetica, Liberation Sans, sans-serif"
+    return {**THEMES[name], "background": PAGES[name], "font": font, "padding": 16, "aria": False}
+
+
+def with_rows(spec: Spec, rows: Mapping[str, Rows]) -> Spec:
+    """`spec` with its data sets. Layers of an empty one are left out: they have no extent."""
+    layers = [
+        layer for layer in spec["layer"] if "data" not in layer or rows[layer["data"]["name"]]
+    ]
+    return {**spec, "layer": layers, "datasets": dict(rows)}
+
+
+def choice_colour(choices: Sequence[str], **legend: Any) -> Spec:
+    """The colour of each choice, by its place."""
+    return {"field": "choice", "type": "nominal", "scale": {"domain": list(choices)}, **legend}
+
+
+def log_axis(field: str, title: str, *, base: int = 10, ticks: int = 8, form: str = "~g",
+             nice: bool = False) -> Spec:  # fmt: skip
+    """A quantitative channel on a logarithmic axis, which ends where the data do unless `nice`."""
+    return {
+        "field": field,
+        "type": "quantitative",
+        "scale": {"type": "log", "base": base, "nice": nice},
+        "axis": {"title": title, "format": form, "labelOverlap": "greedy", "tickCount": ticks},
+    }
+
+
+def tips(fields: Mapping[str, str]) -> list[Spec]:
+    """A tooltip of texts: field to its title."""
+    return [{"field": field, "type": "nominal", "title": title} for field, title in fields.items()]
+
+
+def repeated(items: Sequence[Any], choices: Sequence[str]) -> list[Any]:
+    """One of `items` for each choice, from the start again when they run out."""
+    return [items[i % len(items)] for i in range(len(choices))]

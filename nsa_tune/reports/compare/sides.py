@@ -1,0 +1,97 @@
+"""The two sides of a comparison: which tables, and which of them belong together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from nsa_tune._errors import NoTunedData, UsageError
+from nsa_tune.backend import tables, text_table
+from nsa_tune.backend.records import Key, Table
+from nsa_tune.reports.runs import run_table
+from nsa_tune.reports.select import Wish
+
+__all__ = ["pairs_of", "side_of"]
+
+_RUN = "run:"
+
+
+def side_of(word: str, wish: Wish) -> list[Table]:
+    """The tables that `word` names: FILE, FILE@DIGEST (of a key, or its beginning) or FILE@run:N.
+
+    Raises:
+        StoreError: when the file cannot be read.
+        NoTunedData: when it has no such table.
+        UsageError: when a run's number is none.
+    """
+    path, chosen = _split(word)
+    if chosen.startswith(_RUN):
+        number = chosen.removeprefix(_RUN)
+        if not number.isdecimal():
+            raise UsageError(f"{word!r} names no run; write FILE@run:3")
+        found = [run_table(path, int(number))]
+    elif path.suffix == ".tsv":
+        found = [text_table.read_text(path)]
+    else:
+        found = tables.read_database(path)
+    if not chosen.startswith(_RUN):
+        found = [table for table in found if table.key.digest.startswith(chosen)]
+    found = [table for table in found if wish.matches(table.key)]
+    if not found:
+        raise NoTunedData(f"{word} has no table of {wish}; `nsa-tune db list` shows what there is")
+    return found
+
+
+def _split(word: str) -> tuple[Path, str]:
+    """(file, what is chosen in it); a file may have an @ in its name."""
+    if Path(word).exists() or "@" not in word:
+        return Path(word), ""
+    name, _, chosen = word.rpartition("@")
+    return Path(name), chosen
+
+
+def pairs_of(
+    ours: Sequence[Table], theirs: Sequence[Table], *, across_gpus: bool
+) -> list[tuple[Table, Table]]:
+    """The tables of both sides that were measured in one setting, together.
+
+    Raises:
+        UsageError: when a side has several of a setting, the GPUs differ and `across_gpus` is
+            false, or the timing protocols differ.
+        NoTunedData: when nothing belongs together.
+    """
+    left, right = (_by_setting(side, across_gpus) for side in (ours, theirs))
+    both = [setting for setting in left if setting in right]
+    if not both:
+        if not across_gpus and _by_setting(ours, True).keys() & _by_setting(theirs, True).keys():
+            gpus = " and ".join(repr(side[0].key.gpu) for side in (ours, theirs))
+            raise UsageError(f"these are different GPUs, {gpus}: --across-gpus compares them")
+        kinds = " and ".join(_kind(side[0].key) for side in (ours, theirs))
+        raise NoTunedData(f"nothing on one side was measured on the other: {kinds}")
+    pairs = [(left[setting], right[setting]) for setting in both]
+    for one, other in pairs:
+        if one.key.protocol != other.key.protocol:
+            raise UsageError(
+                f"times by {one.key.protocol} and by {other.key.protocol} do not compare: "
+                "they are different timing protocols"
+            )
+    return pairs
+
+
+def _by_setting(side: Sequence[Table], across_gpus: bool) -> dict[tuple[object, ...], Table]:
+    found: dict[tuple[object, ...], Table] = {}
+    for table in side:
+        key = table.key
+        setting = (key.model, key.heads, key.kv_layout, "" if across_gpus else key.gpu)
+        if setting in found:
+            digests = ", ".join(one.key.digest for one in (found[setting], table))
+            raise UsageError(
+                f"{table.source} has several tables of {_kind(key)}: choose with FILE@DIGEST, "
+                f"one of {digests}"
+            )
+        found[setting] = table
+    return found
+
+
+def _kind(key: Key) -> str:
+    return f"{key.model} with {key.heads} local heads and {key.kv_layout} on {key.gpu!r}"

@@ -1,0 +1,170 @@
+"""The databases that a dashboard shows: what is in them now, and what is going on."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+from nsa_tune._errors import NoTunedData, NsaTuneError
+from nsa_tune.backend import tables, text_table
+from nsa_tune.backend.points import POINTS
+from nsa_tune.backend.records import Table
+from nsa_tune.backend.rules import SGLANG_0_5_23
+from nsa_tune.reports.report import Report, Section, build, setting_of
+from nsa_tune.reports.runs import Run, newest_of, places_measured, runs_of, state_of
+
+__all__ = ["SCHEMA", "Watched"]
+
+SCHEMA = "nsa-tune/live/1"
+_RUNS, _NEWEST, _FAILURES = 5, 8, 8
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """One look at a database."""
+
+    state: object
+    """Changes whenever the database does; the problem's text where it cannot be read."""
+    tables: tuple[Table, ...]
+    problem: str
+
+
+class Watched:
+    """Databases and text tables, read anew when they change, and never written."""
+
+    def __init__(self, paths: Iterable[Path]) -> None:
+        self.paths = tuple(dict.fromkeys(paths))
+        self._seen: dict[Path, _Seen] = {}
+        self._sections: dict[tuple[object, ...], Section] = {}
+        self._expected: dict[tuple[object, ...], int] = {}
+        self._lock = Lock()
+
+    @property
+    def state(self) -> str:
+        """A word that changes whenever something on the page would."""
+        states = [(str(path), self._state(path)) for path in self.paths]
+        return hashlib.sha256(repr(states).encode()).hexdigest()[:16]
+
+    def tables(self) -> list[Table]:
+        """Everything that can be read now, in the order of the paths."""
+        with self._lock:
+            return [table for path in self.paths for table in self._look(path).tables]
+
+    def report(self) -> Report:
+        """The report over `tables`; what did not change is not worked out again."""
+        found = self.tables()
+        with self._lock:
+            keys = [(table.source, table.key, table.measured_at, len(table.measurements))
+                    for table in found]  # fmt: skip
+            for key, table in zip(keys, found, strict=True):
+                if key not in self._sections:
+                    (self._sections[key],) = self._built(table)
+            self._sections = {key: self._sections[key] for key in keys}
+            return Report(tuple(self._sections[key] for key in keys), SGLANG_0_5_23.name)
+
+    def live(self) -> dict[str, Any]:
+        """What is going on: runs, newest measurements, failures and problems, for each database.
+
+        Nothing in it changes while nothing is stored.
+        """
+        databases = [self._live(path) for path in self.paths]
+        return {"schema": SCHEMA, "state": self.state, "databases": databases}
+
+    def _built(self, table: Table) -> Sequence[Section]:
+        return build([table]).sections
+
+    # --- one path
+
+    def _state(self, path: Path) -> object:
+        try:
+            if path.suffix == ".tsv":
+                stat = path.stat()
+                return stat.st_mtime_ns, stat.st_size
+            return state_of(path)
+        except OSError as error:
+            return f"{path} cannot be read: {error.strerror}"
+        except NsaTuneError as error:
+            return str(error)
+
+    def _look(self, path: Path) -> _Seen:
+        state = self._state(path)
+        seen = self._seen.get(path)
+        if seen is None or seen.state != state:
+            seen = self._seen[path] = _read(path, state)
+        return seen
+
+    def _live(self, path: Path) -> dict[str, Any]:
+        with self._lock:
+            seen = self._look(path)
+        live: dict[str, Any] = {
+            "name": path.name, "path": str(path), "problem": seen.problem, "runs": [],
+            "newest": [], "failures": [],
+        }  # fmt: skip
+        if seen.problem or path.suffix == ".tsv":
+            return live
+        try:
+            live["runs"] = [self._run(path, run, seen.tables) for run in runs_of(path, _RUNS)]
+            live["newest"] = [asdict(one) for one in newest_of(path, _NEWEST)]
+            live["failures"] = [asdict(one) for one in newest_of(path, _FAILURES, failed=True)]
+        except NsaTuneError as error:
+            live["problem"] = str(error)
+        return live
+
+    def _run(self, path: Path, run: Run, found: Sequence[Table]) -> dict[str, Any]:
+        table = next((table for table in found if table.key.digest == run.digest), None)
+        expected = done = None
+        if table is not None and run.outcome is None:
+            points = tuple(run.arguments.get("points") or POINTS)
+            expected = self._expectation(table, points)
+            done = run.measurements if run.arguments.get("fresh") else (
+                places_measured(path, run.digest, points)
+            )  # fmt: skip
+        key = None if table is None else table.key
+        what = "" if key is None else f"{key.model}, {key.heads} local heads, {key.kv_layout}"
+        return {
+            **asdict(run), "gpu": "" if key is None else key.gpu, "what": what,
+            "expected": expected, "done": done,
+        }  # fmt: skip
+
+    def _expectation(self, table: Table, points: Sequence[str]) -> int:
+        """How many measurements a whole sweep of `points` comes to."""
+        place = (table.key.digest, tuple(points))
+        if place not in self._expected:
+            setting = setting_of(table)
+            total = 0
+            for name in points:
+                point = POINTS.get(name)
+                if point is None:
+                    continue
+                arms = list(point.candidates(setting))
+                for batch in point.grid(setting):
+                    allowed = sum(arm.allowed(batch, setting) is None for arm in arms)
+                    # A batch that leaves no choice is not measured.
+                    total += allowed if allowed > 1 else 0
+            self._expected[place] = total
+        return self._expected[place]
+
+
+def _read(path: Path, state: object) -> _Seen:
+    try:
+        if path.suffix == ".tsv":
+            return _Seen(state, (text_table.read_text(path),), "")
+        return _Seen(state, tuple(_readable(tables.read_database(path))), "")
+    except NoTunedData as error:
+        return _Seen(state, (), str(error))
+    except NsaTuneError as error:
+        return _Seen(state, (), str(error))
+
+
+def _readable(found: Iterable[Table]) -> Iterable[Table]:
+    """Without the tables that this version cannot make a report of."""
+    for table in found:
+        try:
+            setting_of(table)
+        except NsaTuneError:
+            continue
+        yield table

@@ -1,0 +1,79 @@
+"""A policy that keeps what it worked out: a report asks about one batch for every question."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from nsa_tune.backend.policy import Policy, Survey
+from nsa_tune.backend.verdict import Choice, decide
+
+if TYPE_CHECKING:
+    from nsa_tune.backend.batch import Batch
+    from nsa_tune.backend.point import Answer, Point, Setting
+    from nsa_tune.backend.records import Measurement
+    from nsa_tune.backend.rules import Rule
+    from nsa_tune.backend.surface import Estimate
+
+__all__ = ["Remembering"]
+
+
+class Remembering(Policy):
+    """A policy of one table in a report."""
+
+    rule: Rule
+    measurements: tuple[Measurement, ...]
+    """Everything measured of the point."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._surveyed: dict[Batch, Survey] = {}
+        self._estimated: dict[Batch, dict[str, Estimate]] = {}
+        self._decided: dict[tuple[str, Batch], Choice] = {}
+
+    @classmethod
+    def of(
+        cls, point: Point, setting: Setting, rows: Sequence[Measurement], rule: Rule
+    ) -> Remembering:
+        """The policy of `point` from `rows`; `rule` is the engine's."""
+        remembered = replace(
+            point, locate=_remembered(point.locate), cost_terms=_remembered(point.cost_terms)
+        )
+        policy = cls.compile(remembered, setting, rows)
+        assert isinstance(policy, cls)
+        policy.rule, policy.measurements = rule, tuple(rows)
+        return policy
+
+    def survey(self, batch: Batch) -> Survey:
+        if batch not in self._surveyed:
+            self._surveyed[batch] = super().survey(batch)
+        return self._surveyed[batch]
+
+    def estimates(self, batch: Batch) -> dict[str, Estimate]:
+        if batch not in self._estimated:
+            self._estimated[batch] = super().estimates(batch)
+        return self._estimated[batch]
+
+    def decide(self, answer: Answer, batch: Batch) -> Choice:
+        """The choice for `batch`, where the engine's rule is the default."""
+        place = (answer.name, batch)
+        if place not in self._decided:
+            default = self.rule.choose(answer, batch, self.setting)
+            self._decided[place] = decide(answer, self, batch, self.setting, default)
+        return self._decided[place]
+
+
+def _remembered(
+    work_out: Callable[[Batch, Setting], tuple[float, ...]],
+) -> Callable[[Batch, Setting], tuple[float, ...]]:
+    """`work_out` for one setting, once a batch: every arm asks for the same."""
+    known: dict[Batch, tuple[float, ...]] = {}
+
+    def once(batch: Batch, setting: Setting) -> tuple[float, ...]:
+        found = known.get(batch)
+        if found is None:
+            found = known[batch] = work_out(batch, setting)
+        return found
+
+    return once

@@ -1,0 +1,216 @@
+"""Whole comparisons: two made-up runs, and two tables that ship."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+from nsa_tune.backend.batch import Batch
+from nsa_tune.backend.records import Measurement, Status, Table
+from nsa_tune.backend.tables import read_text, shipped
+from nsa_tune.reports.compare import Comparison, Verdict, compare
+from nsa_tune.reports.compare.document import conclusion, document, grids, title
+from nsa_tune.reports.compare.judging import Judged
+from nsa_tune.reports.grids import Grid
+from tests.reports.synthetic import FLAT, STEEP, Cost, hash_of, real_table, toy_point, toy_table
+
+POINT = toy_point()
+
+
+def _toys(steep: Cost = STEEP, flat: Cost = FLAT, limit: int | None = None) -> Comparison:
+    """The toy point as it is, against one with other costs."""
+    points = {"toy": POINT}
+    before = toy_table(POINT)
+    if limit is None:
+        return compare(before, toy_table(POINT, steep=steep, flat=flat), points=points)
+    after = toy_table(toy_point(limit), steep=steep, flat=flat)
+    return compare(before, after, points=points)
+
+
+def _noise(arm: str, batch: Batch) -> float:
+    """What runs of one version differ by: 0.3 % in the median."""
+    return 1 + 0.02 * ((hash_of(f"{arm}{batch}again") % 1001) / 500 - 1) ** 3
+
+
+@cache
+def _again() -> Comparison:
+    return compare(real_table(), real_table(scale=_noise))
+
+
+def test_a_second_run_of_the_same_versions_is_the_same() -> None:
+    comparison = _again()
+
+    assert comparison.counts[Verdict.SAME] / len(comparison.cells) > 0.95
+    assert comparison.moved == ()
+    assert comparison.regressions(0.05) == []
+    assert [one.field for one in comparison.differences] == []
+
+
+def test_a_slower_arm_is_found_and_named() -> None:
+    comparison = _toys(flat=lambda batch: 1.1 * FLAT(batch))
+
+    by_arm = {one.arm: one for one in comparison.arms}
+    assert by_arm["flat/a"].geomean == pytest.approx(1.1)
+    assert by_arm["flat/a"].counts[Verdict.SLOWER] == 13
+    assert by_arm["steep/a"].counts[Verdict.SAME] == 13
+    regressions = comparison.regressions(0.05)
+    assert regressions[0] == "flat/a takes 1.100x in the mean of its cells"
+    assert len(regressions) == 14
+    assert comparison.regressions(0.2) == []
+
+
+def test_a_slowdown_under_the_noise_of_a_cell_is_found_by_the_mean() -> None:
+    comparison = _toys(flat=lambda batch: 1.06 * FLAT(batch))
+
+    assert comparison.regressions(0.05) == ["flat/a takes 1.060x in the mean of its cells"]
+
+
+def test_a_broken_cell_is_a_regression_whatever_the_limit() -> None:
+    table = toy_table(POINT)
+    first = table.measurements[0]
+    broken = Measurement("toy", first.batch, first.arm, Status.FAILED, reason="boom")
+    after = replace(table, measurements=(broken, *table.measurements[1:]))
+
+    comparison = compare(table, after, points={"toy": POINT})
+
+    assert comparison.regressions(0.9) == [f"{first.arm} on {first.batch} broken: failed: boom"]
+
+
+def test_a_crossover_that_moved_is_told_with_both_sides() -> None:
+    comparison = _toys(steep=lambda batch: 10 + 2 * batch.q_tokens)
+
+    (moved,) = comparison.moved
+    assert moved.by == pytest.approx(0.5, abs=0.05)
+    assert moved.before.startswith("steep until 99 new tokens")
+    assert moved.after.startswith("steep until 4")
+    (shift,) = comparison.shifts
+    assert (shift.left, shift.right, shift.count) == ("steep", "flat", 1)
+    assert shift.mean == moved.by
+    assert [one.batch for one in comparison.winners] == ["extend:0+64"]
+
+
+def test_a_crossover_that_went_away_is_one_that_moved() -> None:
+    (moved,) = _toys(steep=lambda batch: 3 * FLAT(batch)).moved
+
+    assert (moved.after, moved.by) == ("flat throughout", None)
+
+
+def test_cells_of_one_side_only_are_counted() -> None:
+    before = toy_table(POINT)
+    after = replace(before, measurements=before.measurements[2:])
+
+    by_arm = {one.arm: one for one in compare(before, after, points={"toy": POINT}).arms}
+    other_way = {one.arm: one for one in compare(after, before, points={"toy": POINT}).arms}
+
+    assert (by_arm["flat/a"].missing, by_arm["flat/a"].added) == (1, 0)
+    assert (other_way["flat/a"].missing, other_way["flat/a"].added) == (0, 1)
+
+
+def test_the_fingerprints_differ_field_by_field() -> None:
+    before = toy_table(POINT)
+    key = replace(before.key, driver="1.2", libraries=(("torch", "9.9"),))
+    after = replace(before, key=key, device=replace(before.device, l2=7), measured_at="later")
+
+    differences = compare(before, after, points={"toy": POINT}).differences
+
+    assert {one.field: one.after for one in differences} == {
+        "driver": "1.2", "torch": "9.9", "sgl-flash-mla": "absent", "sgl-deep-gemm": "absent",
+        "flashinfer-python": "absent", "l2": "7", "measured_at": "later",
+    }  # fmt: skip
+
+
+# --- as text and as a document
+
+
+def _grids(comparison: Comparison, *, every: bool = False) -> dict[str, Grid]:
+    return {grid.title: grid for grid in grids(comparison, every=every)}
+
+
+def test_the_fingerprint_stands_on_top_and_same_cells_stay_out() -> None:
+    before, slower = toy_table(POINT), toy_table(POINT, flat=lambda batch: 1.05 * FLAT(batch))
+    after = replace(slower, key=replace(slower.key, driver="1.2"))
+    comparison = compare(before, after, points={"toy": POINT})
+
+    found = list(grids(comparison, every=False))
+
+    assert [grid.title for grid in found] == [
+        "What differs", "Arms", "Where choices cross, on average", "Cells that are not the same",
+    ]  # fmt: skip
+    assert {row[0] for row in found[-1].rows} == {"slower"}
+    for grid in found:
+        assert {len(row) for row in grid.rows} == {len(grid.columns)}
+    assert len(_grids(comparison, every=True)["Cells"].rows) == 26
+
+
+def test_a_long_list_says_how_much_it_leaves_out() -> None:
+    comparison = _toys(steep=lambda b: 1.2 * STEEP(b), flat=lambda b: 1.2 * FLAT(b))
+
+    grid = _grids(comparison)["Cells that are not the same"]
+
+    assert len(grid.rows) == 15
+    assert grid.note == "And 11 more: --all lists every cell."
+
+
+@pytest.mark.parametrize(
+    ("flat", "fail_on", "end"),
+    [
+        (FLAT, None, "(100.0% same)"),
+        (FLAT, 0.05, "(100.0% same); none by more than 5 %"),
+        (lambda b: 1.06 * FLAT(b), 0.05, "; 1 regression of more than 5 %"),
+        (lambda b: 1.2 * FLAT(b), 0.05, "; 14 regressions of more than 5 %"),
+    ],
+)
+def test_the_conclusion_counts(flat: Cost, fail_on: float | None, end: str) -> None:
+    line = conclusion([_toys(flat=flat)], fail_on)
+
+    assert line.startswith("26 cells: ")
+    assert line.endswith(end)
+
+
+def test_nothing_in_common_is_said() -> None:
+    table = toy_table(POINT)
+    empty = replace(table, measurements=())
+
+    assert "no cell" in conclusion([compare(table, empty, points={"toy": POINT})], None)
+
+
+def test_the_document_is_json_with_a_versioned_schema() -> None:
+    comparison = _toys(steep=lambda batch: 10 + 2 * batch.q_tokens)
+
+    found = json.loads(json.dumps(document([comparison], 0.05), allow_nan=False))
+
+    assert found["schema"] == "nsa-tune/compare/1"
+    (one,) = found["comparisons"]
+    assert one["counts"]["slower"] == comparison.counts[Verdict.SLOWER]
+    assert one["cells"][0].keys() == set(Judged.__slots__)
+    assert one["moved_crossovers"][0]["by"] == comparison.moved[0].by
+    assert one["shifts"][0]["low"] is None
+    assert found["regressions"] == comparison.regressions(0.05)
+
+
+def test_the_title_names_setting_and_sides() -> None:
+    assert title(_again()) == (
+        "deepseek-v3.2, 128 local heads, fp8_packed: made up against made up"
+    )
+
+
+# --- the tables that ship
+
+
+def _shipped(gpu: str) -> Table:
+    tables = [read_text(path) for path in shipped() if "h16_fp8" in path.name]
+    return next(table for table in tables if table.key.gpu == gpu)
+
+
+def test_an_h200_against_an_h100_names_what_moved() -> None:
+    comparison = compare(_shipped("NVIDIA H100 80GB HBM3"), _shipped("NVIDIA H200"))
+
+    assert {"gpu", "memory"} <= {one.field for one in comparison.differences}
+    means = {one.arm: one.geomean for one in comparison.arms}
+    assert all(mean is not None and mean < 1 for mean in means.values())
+    shift = next(one for one in comparison.shifts if (one.left, one.right) == ("mla", "mha"))
+    assert shift.high < 1
+    assert {one.answer for one in comparison.moved} >= {"prefill_path"}

@@ -1,0 +1,207 @@
+"""What a dashboard answers, over a real connection."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("starlette")
+pytest.importorskip("uvicorn")
+
+from nsa_tune.backend.records import Measurement, Status, Table
+from nsa_tune.backend.text_table import format_table
+from nsa_tune.db.store import Store
+from nsa_tune.reports.document import SCHEMA
+from tests.reports.dashboard.serving import Served, served
+from tests.reports.synthetic import key_of, real_table
+from tests.reports.test_html import HOSTILE
+
+TABLE = real_table(points=("indexer_layout",))
+
+
+def store(path: Path, table: Table = TABLE, *, outcome: str | None = "done") -> Path:
+    """A database with one run that measured `table`."""
+    with Store.open(path) as opened:
+        run = opened.begin_run(table.key, table.device, {"points": ["indexer_layout"]})
+        opened.add(run, table.measurements)
+        if outcome is not None:
+            opened.end_run(run, outcome)
+    return path
+
+
+@pytest.fixture(scope="module")
+def dashboard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    place = tmp_path_factory.mktemp("served")
+    text = place / "other.tsv"
+    text.write_text(format_table(replace(TABLE, key=key_of(heads=16))), encoding="utf-8")
+    with served(store(place / "some.db"), text, place / "none.db") as running:
+        yield running
+
+
+def test_the_page_has_every_table_and_loads_its_own_files_only(dashboard: Served) -> None:
+    answer = dashboard.get("/")
+
+    page = answer.body.decode()
+    assert answer.status == 200
+    assert answer.headers["content-type"] == "text/html; charset=utf-8"
+    assert page.count('<section class="table"') == 2
+    assert 'data-heads="128"' in page
+    assert 'data-heads="16"' in page
+    assert "<style" not in page
+    assert 'src="assets/page.js"' in page
+    assert "Database" in page
+
+
+@pytest.mark.parametrize("name", ["page.css", "page.js", "live.css", "live.js"])
+def test_assets_are_served_with_their_type(dashboard: Served, name: str) -> None:
+    answer = dashboard.get(f"/assets/{name}")
+
+    kind = "css" if name.endswith(".css") else "javascript"
+    assert answer.headers["content-type"] == f"text/{kind}; charset=utf-8"
+    assert answer.body
+
+
+@pytest.mark.parametrize("path", ["/assets/../serving.py", "/assets/none.js", "/elsewhere"])
+def test_nothing_else_is_there(dashboard: Served, path: str) -> None:
+    assert dashboard.get(path).status == 404
+
+
+@pytest.mark.parametrize("path", ["/", "/assets/page.js", "/api/live", "/api/report",
+                                  "/api/measurements"])  # fmt: skip
+def test_what_is_known_already_is_not_sent_again(dashboard: Served, path: str) -> None:
+    first = dashboard.get(path)
+
+    again = dashboard.get(path, If_None_Match=f'"x", {first.headers["etag"]}')
+    other = dashboard.get(path, If_None_Match='"x"')
+
+    assert (again.status, again.body) == (304, b"")
+    assert again.headers["etag"] == first.headers["etag"] == other.headers["etag"]
+    assert (other.status, other.body) == (200, first.body)
+
+
+def test_measurements_come_by_table(dashboard: Served) -> None:
+    every = dashboard.get("/api/measurements").document
+    one = dashboard.get(f"/api/measurements?key={TABLE.key.digest[:8]}").document
+
+    assert every["schema"] == "nsa-tune/measurements/1"
+    assert len(every["tables"]) == 2
+    (table,) = one["tables"]
+    assert len(table["measurements"]) == len(TABLE.measurements)
+    assert table["key"]["libraries"] == dict(TABLE.key.libraries)
+
+
+def test_the_report_is_the_one_that_the_command_prints(dashboard: Served) -> None:
+    document = dashboard.get("/api/report").document
+
+    assert document["schema"] == SCHEMA
+    assert [section["key"]["heads"] for section in document["sections"]] == [128, 16]
+
+
+def test_a_missing_database_is_told_and_hides_no_other(dashboard: Served) -> None:
+    databases = dashboard.get("/api/live").document["databases"]
+
+    assert [one["name"] for one in databases] == ["some.db", "other.tsv", "none.db"]
+    assert [bool(one["problem"]) for one in databases] == [False, False, True]
+    assert "there is no" in databases[2]["problem"]
+
+
+def test_a_request_by_another_name_is_refused(dashboard: Served) -> None:
+    assert dashboard.get("/", Host="evil.example").status == 421
+
+
+def test_a_token_is_asked_for_everywhere(tmp_path: Path) -> None:
+    with served(store(tmp_path / "some.db"), token="s3cret") as running:
+        for path in ("/", "/assets/page.js", "/api/live", "/api/report", "/api/measurements"):
+            assert running.get(path).status == 401
+        assert running.get("/api/live", Authorization="Bearer s3cret").status == 200
+
+
+def test_a_run_that_goes_on_is_followed(tmp_path: Path) -> None:
+    some = TABLE.measurements[:20]
+    path = store(tmp_path / "some.db", replace(TABLE, measurements=some), outcome=None)
+    with served(path) as running:
+        first = running.get("/api/live")
+        page = running.get("/")
+        with Store.open(path) as opened:
+            failed = Measurement("indexer_layout", "decode:n1:64", "native/deep_gemm",
+                                 Status.FAILED, reason="boom")  # fmt: skip
+            opened.add(1, [TABLE.measurements[20], failed])
+        second = running.get("/api/live", If_None_Match=first.headers["etag"])
+        with Store.open(path) as opened:
+            opened.end_run(1, "done")
+        third = running.get("/api/live")
+
+        (run,) = first.document["databases"][0]["runs"]
+        assert (run["done"], run["outcome"], run["failed"]) == (20, None, 0)
+        assert run["expected"] == len(TABLE.measurements)
+        database = second.document["databases"][0]
+        assert second.status == 200
+        assert (database["runs"][0]["done"], database["runs"][0]["failed"]) == (22, 1)
+        assert database["newest"][0]["reason"] == "boom"
+        assert [one["batch"] for one in database["failures"]] == ["decode:n1:64"]
+        assert third.document["databases"][0]["runs"][0]["outcome"] == "done"
+        assert len({first.document["state"], second.document["state"],
+                    third.document["state"]}) == 3  # fmt: skip
+        assert running.get("/", If_None_Match=page.headers["etag"]).status == 200
+
+
+def test_hostile_words_stay_words(tmp_path: Path) -> None:
+    bad = Measurement(
+        "indexer_layout", "decode:n1:64", "native/deep_gemm", Status.FAILED, error=float("inf"),
+        reason=HOSTILE,
+    )  # fmt: skip
+    key = replace(TABLE.key, gpu=HOSTILE, driver=HOSTILE, libraries=((HOSTILE, HOSTILE),))
+    hostile = replace(TABLE, key=key, measurements=(*TABLE.measurements, bad))
+    with served(store(tmp_path / "<b>.db", hostile)) as running:
+        page = running.get("/").body.decode()
+        live = running.get("/api/live")
+        document = running.get("/api/measurements").document
+
+    assert "<script>window.hostile" not in page
+    assert "<img src=x" not in page
+    assert live.headers["content-type"] == "application/json"
+    assert live.document["databases"][0]["failures"][0]["reason"] == HOSTILE
+    assert document["tables"][0]["measurements"][-1]["error"] is None
+
+
+def test_a_table_of_an_unknown_model_hides_no_other(tmp_path: Path) -> None:
+    path = store(tmp_path / "some.db")
+    with Store.open(path) as opened:
+        strange = replace(TABLE.key, model="gpt-2")
+        opened.add(opened.begin_run(strange, TABLE.device, {}), TABLE.measurements[:4])
+
+    with served(path) as running:
+        assert running.get("/").body.decode().count('<section class="table"') == 1
+
+
+def test_an_empty_database_and_a_damaged_one_are_pages_too(tmp_path: Path) -> None:
+    empty, damaged = tmp_path / "empty.db", tmp_path / "damaged.db"
+    Store.open(empty).close()
+    damaged.write_text("no database at all")
+
+    with served(empty, damaged) as running:
+        page = running.get("/")
+        live = running.get("/api/live").document
+
+    assert page.status == 200
+    assert "Nothing is measured yet" in page.body.decode()
+    assert "not an SQLite database" in live["databases"][1]["problem"]
+
+
+def test_looking_writes_nothing(tmp_path: Path) -> None:
+    path = store(tmp_path / "some.db")
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA journal_mode = DELETE")
+    path.chmod(0o444)
+    before = path.read_bytes()
+
+    with served(path) as running:
+        assert running.get("/").status == running.get("/api/measurements").status == 200
+
+    assert path.read_bytes() == before
+    assert [one.name for one in tmp_path.iterdir()] == ["some.db"]

@@ -1,0 +1,106 @@
+"""The dashboard in a real browser: it follows a run, and hostile words stay words."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+pytest.importorskip("starlette")
+pytest.importorskip("uvicorn")
+pytest.importorskip("vl_convert")
+
+from nsa_tune.backend.records import Measurement, Status
+from nsa_tune.backend.text_table import format_table
+from nsa_tune.db.store import Store
+from tests.reports.browsing import Visit
+from tests.reports.dashboard.serving import served
+from tests.reports.dashboard.test_application import TABLE, store
+from tests.reports.synthetic import key_of
+from tests.reports.test_html import HOSTILE
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+# A page is replaced 8 s after the last time at the earliest, which a test need not wait for.
+_HURRY = "LEAST_BETWEEN_PAGES_MS = 8000", "LEAST_BETWEEN_PAGES_MS = 0"
+
+
+def _visit(browser: Browser, url: str) -> Visit:
+    visit = Visit(browser, url)
+    visit.page.route("**/live.js", lambda route: _hurried(visit, route))
+    return visit
+
+
+def _hurried(visit: Visit, route: object) -> None:
+    fetched = route.fetch()  # type: ignore[attr-defined]
+    text = fetched.text()
+    assert _HURRY[0] in text
+    route.fulfill(response=fetched, body=text.replace(*_HURRY))  # type: ignore[attr-defined]
+
+
+def test_a_run_is_followed_while_it_goes_on(browser: Browser, tmp_path: Path) -> None:
+    half = replace(TABLE, measurements=TABLE.measurements[:200])
+    path = store(tmp_path / "some.db", half, outcome=None)
+    with served(path) as dashboard, _visit(browser, dashboard.url) as visit:
+        page = visit.open("#t0-indexer_layout-0=1")
+        page.wait_for_selector("#live .run progress")
+        assert f"200 of {len(TABLE.measurements)} measured" in page.inner_text("#live")
+        line = page.locator("#t0-indexer_layout-0 select.line")
+        assert line.input_value() == "1"
+
+        with Store.open(path) as opened:
+            opened.add(1, TABLE.measurements[200:])
+        page.wait_for_selector(
+            f"#live :text('{len(TABLE.measurements)} of {len(TABLE.measurements)} measured')"
+        )
+        page.wait_for_selector(f"dd:text-is('{len(TABLE.measurements)} ok')")
+        page.wait_for_selector("article.panel[data-drawn] .map svg")
+        assert line.input_value() == "1"
+
+        with Store.open(path) as opened:
+            opened.end_run(1, "done")
+        page.wait_for_selector("#live :text('no run is going on')")
+        assert "(done, " in page.inner_text("#live")
+        assert visit.complaints == []
+        assert {url.removeprefix(dashboard.url).partition("/")[0] for url in visit.requests} == {
+            "", "assets", "api",
+        }  # fmt: skip
+        page.screenshot(full_page=True, path=tmp_path / "dashboard.png")
+
+
+def test_several_databases_stand_side_by_side(browser: Browser, tmp_path: Path) -> None:
+    one = store(tmp_path / "one.db")
+    other = store(tmp_path / "other.db", replace(TABLE, key=key_of(driver="999.1")))
+    text = tmp_path / "table.tsv"
+    text.write_text(format_table(replace(TABLE, key=key_of(driver="1.1"))), encoding="utf-8")
+    with served(one, other, text) as dashboard, _visit(browser, dashboard.url) as visit:
+        page = visit.open()
+        assert page.locator("section.table:visible").count() == 3
+        page.locator("select[name=filter-database]").select_option("other.db")
+        assert page.locator("section.table:visible").count() == 1
+        assert page.evaluate("location.hash") == "#database=other.db"
+        page.locator("select[name=filter-database]").select_option("all")
+        page.locator("select[name=filter-versions]").select_option("driver 1.1")
+        assert page.locator("section.table:visible").count() == 1
+        assert visit.complaints == []
+
+
+def test_hostile_words_in_a_running_database_stay_words(browser: Browser, tmp_path: Path) -> None:
+    bad = [
+        Measurement("indexer_layout", "decode:n1:64", arm, Status.FAILED, reason=HOSTILE)
+        for arm in ("native/deep_gemm", HOSTILE)
+    ]
+    key = replace(TABLE.key, gpu=HOSTILE)
+    hostile = replace(TABLE, key=key, measurements=(*TABLE.measurements, *bad))
+    path = store(tmp_path / "<img src=x onerror=alert(1)>.db", hostile, outcome=None)
+    with served(path) as dashboard, _visit(browser, dashboard.url) as visit:
+        page = visit.open()
+        page.wait_for_selector("#live .run ol li")
+
+        assert HOSTILE in page.inner_text("#live")
+        assert page.evaluate("window.hostile === undefined")
+        assert page.locator("img").count() == 0
+        assert visit.complaints == []
