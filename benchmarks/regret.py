@@ -22,12 +22,13 @@ from random import Random
 
 from nsa_tune import Batch, Dispatcher
 from nsa_tune.backend.point import Answer
-from nsa_tune.backend.points import POINTS
+from nsa_tune.backend.points import POINTS, points_for
 from nsa_tune.backend.records import Measurement, Status, Table
 from nsa_tune.backend.rules import SGLANG_0_5_23
+from nsa_tune.backend.serving import Match
 from nsa_tune.backend.tables import read_text
 
-_KV_DTYPES = {"bf16": "bf16", "fp8_packed": "fp8"}
+_KV_DTYPES = {"bf16": "bf16", "fp8_packed": "fp8", "v4_paged": "fp8"}
 
 Choose = Callable[[Batch], str | None]
 
@@ -51,22 +52,22 @@ def measure(arguments: argparse.Namespace) -> None:
     from nsa_tune.autotune.measure import measure_batch
     from nsa_tune.autotune.timing import timer_for
     from nsa_tune.backend import detect
-    from nsa_tune.backend.layouts import layout_of
     from nsa_tune.backend.point import Setting
     from nsa_tune.backend.profiles import profile_of
     from nsa_tune.db.exchange import write_text
 
     device = devices.pick_device(arguments.device)
     timer = timer_for(device)
+    profile = profile_of(arguments.model)
     setting = Setting(
-        profile_of(arguments.model),
+        profile,
         arguments.heads,
-        layout_of(arguments.kv_dtype),
+        profile.layout(arguments.kv_dtype),
         devices.describe(device),
         dict(detect.library_versions()),
     )
     rows: dict[tuple[str, str, str], Measurement] = {}
-    for point in POINTS.values():
+    for point in points_for(profile):
         random, done = Random(arguments.seed), 0
         while done < arguments.batches:
             batch = point.sample(setting, random)
@@ -137,8 +138,11 @@ def score(arguments: argparse.Namespace) -> None:
     key = held_out.key
     dispatcher = Dispatcher.open(
         arguments.db, key.gpu, model=key.model, heads=key.heads,
-        kv_dtype=_KV_DTYPES[key.kv_layout], strict=True,
+        kv_dtype=_KV_DTYPES[key.kv_layout],
     )  # fmt: skip
+    # A machine with that GPU may have other versions than the table: those do not matter here.
+    if dispatcher.match not in (Match.EXACT, Match.STALE):
+        sys.exit(f"there is no table of {key.gpu} to score: {dispatcher.source}")
     result = []
     for point in POINTS.values():
         for answer in point.answers:

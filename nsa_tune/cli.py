@@ -13,7 +13,15 @@ from typing import Annotated
 import typer
 
 import nsa_tune
-from nsa_tune._cli import advising, asking, comparing, measuring, reporting, serving
+from nsa_tune._cli import (
+    advising,
+    asking,
+    comparing,
+    measuring,
+    probing,
+    reporting,
+    serving,
+)
 from nsa_tune._cli.console import say
 from nsa_tune._cli.databases import db
 from nsa_tune._errors import NsaTuneError
@@ -29,6 +37,7 @@ app = typer.Typer(
 )
 for command in (
     measuring.run,
+    probing.probe,
     asking.lookup,
     asking.explain,
     reporting.report,

@@ -72,7 +72,8 @@ def test_exactly_the_options_that_exist_are_documented(name: str) -> None:
 
 
 _SCHEMAS = [
-    "run", "lookup", "explain", "report", "compare", "live", "measurements", "doctor", "db-list",
+    "run", "probe", "lookup", "explain", "report", "compare", "live", "measurements", "doctor",
+    "db-list",
 ]  # fmt: skip
 
 

@@ -51,11 +51,12 @@ def test_a_plan_has_these_fields() -> None:
         "indexer_layout",
         "decode",
         "indexer_metadata",
-        "v4_prefill",
         "topk_transform",
         "dequantize_prefix",
         "skip_topk",
         "_origin",
+        "v4_prefill_c4",
+        "v4_prefill_c128",
     ]
     assert list(nsa_tune.Reason.__dataclass_fields__) == [
         "verdict",

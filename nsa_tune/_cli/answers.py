@@ -9,12 +9,23 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from nsa_tune.autotune.doctor import Diagnosis
+    from nsa_tune.autotune.probe import Probed
+    from nsa_tune.autotune.probe_search import Try
     from nsa_tune.autotune.run import RunResult
     from nsa_tune.backend.dispatcher import Dispatcher
     from nsa_tune.backend.plan import Plan, Reason
     from nsa_tune.backend.records import Key, Table
 
-__all__ = ["as_text", "decisions", "diagnosed", "explained", "listed", "looked_up", "measured"]
+__all__ = [
+    "as_text",
+    "decisions",
+    "diagnosed",
+    "explained",
+    "listed",
+    "looked_up",
+    "measured",
+    "probed",
+]
 
 _NO_DECISIONS = ("batch",)
 
@@ -59,6 +70,10 @@ def _reason(reason: Reason) -> dict[str, Any]:
         "intervals_us": {name: list(ends) for name, ends in reason.intervals_us.items()},
         "guards": dict(reason.guards),
         "text": reason.text,
+        "expected_regret": reason.expected_regret,
+        "to_win": dict(reason.to_win),
+        "rows": [row._asdict() for row in reason.rows],
+        "consulted": [guard._asdict() for guard in reason.consulted],
     }
 
 
@@ -81,6 +96,29 @@ def measured(result: RunResult, database: str, section: Mapping[str, Any]) -> di
         ],
         "failures": section["failures"],
     }
+
+
+def probed(found: list[Probed], database: str) -> dict[str, Any]:
+    """The answer of `probe`."""
+    return {
+        "schema": "nsa-tune/probe/1",
+        "database": database,
+        "limits": [
+            {
+                "name": one.name,
+                "limit": one.found.limit,
+                "formula": one.formula,
+                "past": None if one.found.past is None else _tried(one.found.past),
+                "ns_per_row": one.ns_per_row,
+                "tries": [_tried(each) for each in one.found.tries],
+            }
+            for one in found
+        ],
+    }
+
+
+def _tried(one: Try) -> dict[str, Any]:
+    return {"size": one.size, "outcome": str(one.outcome), "words": one.words}
 
 
 def diagnosed(diagnosis: Diagnosis) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from nsa_tune._cli.files import only_table
 from nsa_tune._cli.options import AsJson, Database, Gpu, Heads, KvDtypeOption, Model
 from nsa_tune.backend import tables
 from nsa_tune.backend.layouts import layout_of
+from nsa_tune.backend.profiles import family_of
 from nsa_tune.reports.plain import plain
 from nsa_tune.reports.select import Wish
 
@@ -56,7 +57,7 @@ def db_export(
     """Write one table of a database as text that can be compared, committed and imported."""
     from nsa_tune.db.exchange import write_text
 
-    layout = None if kv_dtype is None else str(layout_of(kv_dtype))
+    layout = None if kv_dtype is None else str(layout_of(kv_dtype, family_of(model)))
     wish = Wish(gpu, model, heads, layout)
     path = database or tables.default_database()
     known = [one for one in tables.read_database(path) if wish.matches(one.key)]

@@ -11,7 +11,7 @@ import typer
 
 from nsa_tune._errors import BatchError, UsageError
 from nsa_tune.backend.batch import Batch
-from nsa_tune.backend.profiles import profile_of
+from nsa_tune.backend.profiles import PROFILES, profile_of
 
 __all__ = [
     "AsJson",
@@ -83,7 +83,7 @@ Gpu = Annotated[
     str | None, typer.Option("--gpu", help='GPU as its driver names it: "NVIDIA H100 80GB HBM3".')
 ]
 Model = Annotated[
-    str | None, typer.Option("--model", help="Model profile: deepseek-v3.2, glm-5 or tiny.")
+    str | None, typer.Option("--model", help=f"Model profile: {', '.join(PROFILES)}.")
 ]
 Heads = Annotated[
     int | None,
@@ -108,7 +108,12 @@ Extend = Annotated[
     typer.Option("--extend", help="New tokens of each sequence, comma-separated: 300,64."),
 ]
 Captured = Annotated[bool, typer.Option("--captured", help="The pass is captured in a CUDA graph.")]
-Strict = Annotated[bool, typer.Option("--strict", help="Exit with 3 where no table has the key.")]
+Strict = Annotated[
+    bool,
+    typer.Option(
+        "--strict", help="Exit with 3 unless a table of this GPU, driver and libraries answers."
+    ),
+]
 
 
 def batch_of(word: str | None, prefix: str | None, extend: str | None, captured: bool) -> Batch:

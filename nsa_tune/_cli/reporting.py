@@ -26,6 +26,7 @@ from nsa_tune._cli.options import (
 )
 from nsa_tune._errors import ExtraMissing, UnknownName, UsageError
 from nsa_tune.backend.layouts import layout_of
+from nsa_tune.backend.profiles import family_of
 from nsa_tune.backend.records import Table
 from nsa_tune.reports import Report, build
 from nsa_tune.reports.document import as_csv, as_json, as_markdown
@@ -71,7 +72,7 @@ def report(
 
     Takes every table that the options match, from the first place that has one.
     """
-    layout = None if kv_dtype is None else str(layout_of(kv_dtype))
+    layout = None if kv_dtype is None else str(layout_of(kv_dtype, family_of(model)))
     form = Format.JSON if json else form
     with _nothing_collected():
         found = select(database, Wish(gpu, model, heads, layout))

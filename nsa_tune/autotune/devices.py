@@ -10,7 +10,7 @@ from nsa_tune.backend import detect, providers
 from nsa_tune.backend.point import Arm, Setting
 from nsa_tune.backend.records import Device, Key
 
-__all__ = ["check_libraries", "describe", "key_of", "pick_device"]
+__all__ = ["check_libraries", "describe", "key_of", "key_with", "pick_device"]
 
 
 def pick_device(name: str) -> torch.device:
@@ -53,6 +53,11 @@ def describe(device: torch.device) -> Device:
 
 def key_of(setting: Setting, timer: Timer) -> Key:
     """The key that measurements of `setting` on this machine are stored under."""
+    return key_with(setting, timer.protocol)
+
+
+def key_with(setting: Setting, protocol: str) -> Key:
+    """`key_of` for the timing protocol of that name."""
     on_gpu = setting.device.arch != "cpu"
     return Key(
         gpu=setting.device.name,
@@ -61,7 +66,7 @@ def key_of(setting: Setting, timer: Timer) -> Key:
         model=setting.profile.name,
         heads=setting.heads,
         kv_layout=str(setting.layout),
-        protocol=timer.protocol,
+        protocol=protocol,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Protocol
@@ -13,9 +13,8 @@ from nsa_tune.autotune.measure import ContextLost, measure_batch
 from nsa_tune.autotune.timing import Timer, timer_for
 from nsa_tune.backend import detect
 from nsa_tune.backend.batch import Batch
-from nsa_tune.backend.layouts import layout_of
 from nsa_tune.backend.point import Arm, Point, Setting
-from nsa_tune.backend.points import POINTS, point_of
+from nsa_tune.backend.points import POINTS, points_for
 from nsa_tune.backend.profiles import profile_of
 from nsa_tune.backend.records import Key, Measurement, Status, Table
 from nsa_tune.db.store import Store
@@ -109,7 +108,7 @@ def _setting(request: RunRequest, device: torch.device) -> Setting:
     return Setting(
         profile=profile,
         heads=heads,
-        layout=layout_of(request.kv_dtype),
+        layout=profile.layout(request.kv_dtype),
         device=devices.describe(device),
         libraries=dict(detect.library_versions()),
     )
@@ -140,11 +139,12 @@ def run(request: RunRequest, progress: Progress | None = None) -> RunResult:
     progress = progress or NoProgress()
     device = devices.pick_device(request.device)
     setting = _setting(request, device)
-    points = [point_of(name) for name in request.points] or list(POINTS.values())
+    points = points_for(setting.profile, request.points, POINTS)
     devices.check_libraries([arm for point in points for arm in point.candidates(setting)])
     timer = timer_for(device)
     key = devices.key_of(setting, timer)
     with Store.open(request.database) as store:
+        setting = replace(setting, limits=store.limits(key))
         stored = set() if request.fresh else store.measured(key)
         cells = list(_cells(points, setting, stored))
         progress.start(setting, key, len(cells), len(stored))

@@ -17,7 +17,7 @@ import torch
 
 from nsa_tune.backend import nvml
 
-__all__ = ["CpuTimer", "CudaTimer", "Timer", "Timing", "interleave", "timer_for"]
+__all__ = ["CpuTimer", "CudaTimer", "Timer", "Timing", "interleave", "protocol_of", "timer_for"]
 
 Run = Callable[[], torch.Tensor]
 Sampler = Callable[[], float]
@@ -207,6 +207,11 @@ class CpuTimer:
     def steady(self) -> bool:
         """Nobody tells: a CPU's samples are taken as they come."""
         return True
+
+
+def protocol_of(device: torch.device) -> str:
+    """The name of the protocol of `device`, without starting it."""
+    return CudaTimer.protocol if device.type == "cuda" else CpuTimer.protocol
 
 
 def timer_for(device: torch.device) -> Timer:

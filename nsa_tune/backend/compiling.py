@@ -14,9 +14,9 @@ from nsa_tune.backend.costs import CostModel, Failures, boxes, fit
 from nsa_tune.backend.records import Measurement, Status
 
 if TYPE_CHECKING:
-    from nsa_tune.backend.point import Answer, Point, Setting
+    from nsa_tune.backend.point import Answer, Arm, Point, Setting
 
-__all__ = ["Compiled", "Extent", "compiled", "own_rows"]
+__all__ = ["Compiled", "Extent", "behind_a_cliff", "compiled", "own_rows"]
 
 _MOST_REGRET = 0.01
 """Mean regret of the cost models on measured batches above which the surfaces decide instead."""
@@ -79,10 +79,17 @@ def compiled(point: Point, setting: Setting, rows: Sequence[Measurement]) -> Com
     for row in rows:
         by_arm[row.arm].append((samples[row.batch], row))
     gaps = _gaps(rows)
+    before: dict[str, list[tuple[_Sample, Measurement]]] = {}
     models: dict[str, dict[int, CostModel]] = {}
     failures: dict[str, Failures] = {}
     for arm, own in by_arm.items():
-        models[arm] = _models(own, gaps[arm])
+        # What lies behind a cliff would bend the model before it.
+        before[arm] = [
+            (sample, row)
+            for sample, row in own
+            if not behind_a_cliff(point.arm(arm), sample.batch, setting)
+        ]
+        models[arm] = _models(before[arm], gaps[arm])
         if any(row.status is not Status.OK for _, row in own):
             failures[arm] = _failures(own)
     succeeded = {row.batch for row in rows if row.status is Status.OK}
@@ -93,7 +100,12 @@ def compiled(point: Point, setting: Setting, rows: Sequence[Measurement]) -> Com
         if contexts
         else None
     )
-    return Compiled(models, failures, _badly_chosen(point, models, by_arm), extent)
+    return Compiled(models, failures, _badly_chosen(point, models, before), extent)
+
+
+def behind_a_cliff(arm: Arm, batch: Batch, setting: Setting) -> bool:
+    """Whether the arm takes more on `batch` than the batches before a cliff tell."""
+    return arm.surcharge_us is not None and arm.surcharge_us(batch, setting) > 0
 
 
 def _sample(point: Point, setting: Setting, text: str) -> _Sample:

@@ -42,6 +42,7 @@ _DISTRIBUTIONS = (
     "sgl-deep-gemm",
     "deep-gemm",
     "flashinfer-python",
+    "vllm",
 )
 
 

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from nsa_tune._errors import NoTunedData, NsaTuneError, StoreError
 from nsa_tune.backend import detect, policy_cache, tables
 from nsa_tune.backend.environment import Environment
-from nsa_tune.backend.layouts import layout_of
 from nsa_tune.backend.matching import (
     Here,
     differing,
@@ -21,8 +20,8 @@ from nsa_tune.backend.matching import (
     nothing_for,
     of_the_same_architecture,
 )
-from nsa_tune.backend.point import Setting
-from nsa_tune.backend.points import POINTS
+from nsa_tune.backend.point import Point, Setting
+from nsa_tune.backend.points import POINTS, points_for
 from nsa_tune.backend.policy import Policy
 from nsa_tune.backend.profiles import profile_of
 from nsa_tune.backend.records import Device, Table
@@ -79,7 +78,8 @@ class Request:
         Raises:
             UsageError: for an unknown model or KV dtype, or heads that do not divide the model's.
         """
-        profile, layout = profile_of(model), layout_of(kv_dtype)
+        profile = profile_of(model)
+        layout = profile.layout(kv_dtype)
         profile.check_heads(heads)
         gpu = detect.local_device_name() if gpu is None else gpu
         return cls(
@@ -148,7 +148,7 @@ class Request:
         self, entry: policy_cache.Entry, here: Here | None, strict: bool, environment: Environment
     ) -> Opened | None:
         """What the kept policies answer; None when they are stale and that will not do."""
-        table = Table(entry.key, entry.device, (), entry.source, entry.measured_at)
+        table = Table(entry.key, entry.device, (), entry.source, entry.measured_at, entry.limits)
         differences = tuple(differing(table, here))
         if strict and differences:
             return None
@@ -166,7 +166,7 @@ class Request:
     ) -> Opened:
         table = found.table
         setting = self._setting_of(table, found.device, here)
-        policies = [Policy.compile(point, setting, table.measurements) for point in POINTS.values()]
+        policies = [Policy.compile(point, setting, table.measurements) for point in self._points()]
         if kept is not None and found.match is not Match.ARCHITECTURE:
             kept.keep(table, policies)
         serving = self._serving(found, setting, policies, environment)
@@ -174,7 +174,11 @@ class Request:
 
     def _setting_of(self, table: Table, device: Device, here: Here | None) -> Setting:
         libraries = dict(table.key.libraries if here is None else here.libraries)
-        return replace(self.setting, device=device, libraries=libraries)
+        limits = dict(table.limits) if table.key.gpu == self.wanted.gpu else {}
+        return replace(self.setting, device=device, libraries=libraries, limits=limits)
+
+    def _points(self) -> list[Point]:
+        return points_for(self.setting.profile, (), POINTS)
 
     def _serving(
         self, found: _Found, setting: Setting, policies: list[Policy], environment: Environment
@@ -200,7 +204,7 @@ class Request:
         setting = replace(self.setting, device=device, libraries=libraries)
         serving = Serving(
             setting,
-            [Policy.compile(point, setting, ()) for point in POINTS.values()],
+            [Policy.compile(point, setting, ()) for point in self._points()],
             source=f"the rule of {self.rule.name}: {problem}",
             match=Match.RULE,
             rule=self.rule,

@@ -12,8 +12,8 @@ from nsa_tune.backend.records import Key
 from nsa_tune.backend.verdict import Verdict
 
 __all__ = [
+    "DECIDED",
     "DERIVED",
-    "NAMES",
     "TUNED",
     "Consulted",
     "Derived",
@@ -108,11 +108,9 @@ class Plan:
     indexer_layout: str | None
     """"native", "pairs" or "flatten"; None in extend."""
     decode: str | None
-    """The sparse kernel of decoding; None in extend, or where none was measured."""
+    """The sparse kernel that decodes: "flashmla_kv", "flashmla_sparse", ...; None in extend."""
     indexer_metadata: str | None
-    """Who makes the indexer's schedule; None in extend, or where none was measured."""
-    v4_prefill: str | None
-    """The kernel of a V4 prefill; None unless in extend, or where none was measured."""
+    """Who schedules the indexer's paged logits, where they are: "deep_gemm" or "triton"."""
     topk_transform: str | None
     """"paged" or "ragged": how the indexer's top-k hands its indices to the sparse kernel."""
     dequantize_prefix: bool | None
@@ -120,6 +118,10 @@ class Plan:
     skip_topk: bool
     """Whether every token is selected anyway, so that no top-k need be computed."""
     _origin: Origin = field(repr=False, compare=False)
+    v4_prefill_c4: str | None = None
+    """In V4's layers of compression ratio 4: "sparse_fwd" or "with_kvcache"; None elsewhere."""
+    v4_prefill_c128: str | None = None
+    """The same in its layers of ratio 128."""
 
     @property
     def reasons(self) -> Mapping[str, Reason]:
@@ -197,6 +199,9 @@ def coupled(
     The top-k transform follows the prefill kernel in extend and the decode kernels, which are all
     paged, elsewhere: never one from the other.
     """
+    if layout is KVLayout.V4_PAGED:
+        # V4's layers differ, and `sparse_fwd` and `with_kvcache` each say both by themselves.
+        return Derived(None, None, False)
     if mode is not Mode.EXTEND:
         return Derived("paged", None, False)
     packed, reads_bf16 = layout is KVLayout.FP8_PACKED, sparse_prefill in _READS_BF16
@@ -211,10 +216,12 @@ def coupled(
 
 # --- making plans
 
-NAMES = tuple(one.name for one in fields(Plan))
-TUNED = tuple(name for name in NAMES[1:-1] if name not in DERIVED)
-"""The fields that answer a question, in the order of `Plan`."""
+_NAMES = tuple(one.name for one in fields(Plan))
+DECIDED = tuple(name for name in _NAMES if name not in ("batch", "_origin"))
+"""The fields that are decisions, in the order of `Plan`."""
+TUNED = tuple(name for name in DECIDED if name not in DERIVED)
+"""Those of them that answer a question."""
 
-PlanDraft = type("PlanDraft", (), {"__slots__": NAMES})
+PlanDraft = type("PlanDraft", (), {"__slots__": _NAMES})
 """A plan while it is filled in. Its class is then set to `Plan`, which has the same slots and is
 frozen: setting the fields of a frozen class one by one takes longer than deciding them."""

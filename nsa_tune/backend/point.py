@@ -20,7 +20,12 @@ if TYPE_CHECKING:
     from nsa_tune.backend.profiles import ModelProfile
     from nsa_tune.backend.records import Device
 
-__all__ = ["Answer", "Arm", "Case", "Guard", "Point", "Setting"]
+__all__ = ["ANY_GPU", "Answer", "Arm", "Case", "Guard", "Point", "Setting"]
+
+ANY_GPU = frozenset(
+    {"sm80", "sm86", "sm87", "sm89", "sm90", "sm100", "sm103", "sm110", "sm120", "sm121"}
+)
+"""Architectures that have bf16 tensor cores, for kernels that are compiled where they run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +41,8 @@ class Setting:
     """Distribution name to version, as installed where the table was measured."""
     max_chunk_kv: int = 131072
     """Most kv tokens that the engine expands at once for MHA (SGLANG_MAX_KV_CHUNK_CAPACITY)."""
+    limits: Mapping[str, int] = field(default_factory=dict)
+    """What `nsa-tune probe` found, by the names in `backend.guards.PROBED`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +88,8 @@ class Arm:
     guards: tuple[Guard, ...] = ()
     reference: bool = False
     """Plain torch: timed only where the point has no kernels for the device."""
+    surcharge_us: Callable[[Batch, Setting], float] | None = None
+    """What a batch behind a cliff takes more than the measurements before it tell; 0 before it."""
 
     def allowed(self, batch: Batch, setting: Setting) -> str | None:
         """Why this arm must not run on `batch`, or None when it may."""
@@ -129,6 +138,10 @@ class Point:
     """The input tensors of a batch on a device. Imports torch."""
     sample: Callable[[Setting, Any], Batch]
     """A random batch from `random.Random`, for held-out checks: ragged half of the time."""
+    families: frozenset[str] = frozenset({"dsa"})
+    """Families of models that the question arises in."""
+    group: str = ""
+    """A name for several points of one file, which may stand for all of them."""
 
     def arm(self, name: str) -> Arm:
         """The arm called `name`.

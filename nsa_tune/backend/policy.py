@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
 from nsa_tune.backend.batch import Batch
-from nsa_tune.backend.compiling import Compiled, compiled, own_rows
+from nsa_tune.backend.compiling import Compiled, behind_a_cliff, compiled, own_rows
 from nsa_tune.backend.costs import CostModel, Failures
 from nsa_tune.backend.records import Measurement, Status
 from nsa_tune.backend.surface import Estimate, Places, Surface, features_of
@@ -47,6 +47,15 @@ class Candidate(NamedTuple):
     guards: tuple[Guard, ...]
     models: Mapping[int, CostModel]
     failures: Failures | None
+    surcharge_us: Callable[[Batch, Setting], float] | None
+
+    def cost_us(self, sheet: int, terms: Sequence[float], batch: Batch, setting: Setting) -> float:
+        """The time by the model of this sheet, with what a cliff adds."""
+        return self.models[sheet].latency_us(terms) + self.more_us(batch, setting)
+
+    def more_us(self, batch: Batch, setting: Setting) -> float:
+        """What a cliff adds."""
+        return 0.0 if self.surcharge_us is None else self.surcharge_us(batch, setting)
 
     def refusal(self, batch: Batch, setting: Setting) -> str | None:
         """Which guard forbids the arm on `batch`, in its own words."""
@@ -78,6 +87,7 @@ class Policy:
                 arm.guards,
                 compiled.models.get(arm.name, {}),
                 compiled.failures.get(arm.name),
+                arm.surcharge_us,
             )
             for arm in point.candidates(setting)
         )
@@ -121,7 +131,7 @@ class Policy:
                 return sheet, self._by_surfaces(batch)
             terms = self.point.cost_terms(batch, self.setting)
             return sheet, {
-                one.name: one.models[sheet].latency_us(terms)
+                one.name: one.cost_us(sheet, terms, batch, self.setting)
                 for one in self.candidates
                 if sheet in one.models
             }
@@ -131,12 +141,13 @@ class Policy:
 
     def _by_surfaces(self, batch: Batch) -> dict[str, float | None]:
         features = features_of(self.point, batch, self.setting)
-        found = {one.name: self.surfaces.get(one.name) for one in self.candidates}
-        return {
-            name: surface.latency_us(features)
-            for name, surface in found.items()
-            if surface is not None
-        }
+        found: dict[str, float | None] = {}
+        for one in self.candidates:
+            surface = self.surfaces.get(one.name)
+            time_us = None if surface is None else surface.latency_us(features)
+            if time_us is not None:
+                found[one.name] = time_us + one.more_us(batch, self.setting)
+        return found
 
     def estimates(self, batch: Batch) -> dict[str, Estimate]:
         """Each arm's time on `batch`, whether a guard allows it or not; in declared order.
@@ -152,7 +163,8 @@ class Policy:
             surface = self.surfaces.get(arm.name)
             estimate = None if surface is None else surface.estimate_at(features)
             if estimate is not None:
-                found[arm.name] = estimate
+                more_us = arm.surcharge_us(batch, self.setting) if arm.surcharge_us else 0.0
+                found[arm.name] = estimate.plus(more_us)
         return found
 
     def spread(self, arm: str) -> float:
@@ -190,8 +202,12 @@ class Policy:
         samples: dict[str, list[tuple[Batch, Measurement]]] = defaultdict(list)
         batches = {str(batch): batch for batch in self.measured}
         for row in self.rows:
-            if row.status is Status.OK:
-                samples[row.arm].append((batches.get(row.batch) or Batch.parse(row.batch), row))
+            batch = batches.get(row.batch)
+            # What lies behind a cliff would bend the surface before it.
+            if row.status is not Status.OK or batch is None:
+                continue
+            if not behind_a_cliff(self.point.arm(row.arm), batch, self.setting):
+                samples[row.arm].append((batch, row))
         shared: dict[tuple[tuple[float, ...], ...], Places] = {}
         return {
             arm: Surface.fit(self.point, self.setting, own, shared) for arm, own in samples.items()

@@ -48,6 +48,7 @@ class Entry:
     device: Device
     source: str
     measured_at: str
+    limits: Mapping[str, int]
     compiled: Mapping[str, Compiled]
     """By point."""
     rows: str
@@ -59,7 +60,9 @@ class Entry:
 
     def table(self) -> Table:
         """The table as it was read."""
-        return Table(self.key, self.device, self.measurements(), self.source, self.measured_at)
+        return Table(
+            self.key, self.device, self.measurements(), self.source, self.measured_at, self.limits
+        )
 
 
 def content_of(database: Path) -> str | None:
@@ -109,6 +112,7 @@ def store(file: Path, content: str, table: Table, compiled: Mapping[str, Compile
         "device": asdict(table.device),
         "source": table.source,
         "measured_at": table.measured_at,
+        "limits": dict(table.limits),
         "points": {name: _plain(one) for name, one in compiled.items()},
     }
     rows = list(map(_CELLS, table.measurements))
@@ -165,6 +169,7 @@ def _entry(found: Mapping[str, Any], rows: str) -> Entry:
         Device(**found["device"]),
         found["source"],
         found["measured_at"],
+        {str(name): int(value) for name, value in found["limits"].items()},
         {name: _compiled(one) for name, one in found["points"].items()},
         rows,
     )

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from nsa_tune._errors import HeadsError, UnknownName
+from nsa_tune.backend.layouts import SCALE_TILE, V4_SCALE_TILE, KVLayout, layout_of
 
-__all__ = ["PROFILES", "ModelProfile", "profile_of"]
+__all__ = ["PROFILES", "ModelProfile", "family_of", "profile_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +28,28 @@ class ModelProfile:
     index_heads: int = 64
     index_dim: int = 128
     index_topk: int = 2048
-    """Tokens that a query attends to; up to this many, sparse equals dense."""
+    """Tokens that a query attends to; up to this many, sparse equals dense. In V4 compressed
+    tokens, beside those of the window."""
     page_size: int = 64
+    family: str = "dsa"
+    """"dsa" (one pool of latents) or "v4" (a window of tokens, and compressed ones behind it)."""
+    window: int = 0
+    """Tokens before and with a query that it attends to uncompressed; 0 outside of V4."""
+    ratios: tuple[int, ...] = ()
+    """Compression ratios of V4's layers, those of the window alone left out."""
 
     def __post_init__(self) -> None:
-        assert self.rank % 128 == 0, "the packed fp8 layout scales tiles of 128 values"
+        tile = V4_SCALE_TILE if self.family == "v4" else SCALE_TILE
+        assert self.rank % tile == 0, "fp8 layouts scale whole tiles of values"
         assert self.index_topk % self.page_size == 0
+
+    def layout(self, kv_dtype: str) -> KVLayout:
+        """The layout of this model's pools for `kv_dtype`.
+
+        Raises:
+            UnknownName: when it has none of that name.
+        """
+        return layout_of(kv_dtype, self.family)
 
     @property
     def latent(self) -> int:
@@ -68,7 +85,21 @@ PROFILES: dict[str, ModelProfile] = {
         ModelProfile("deepseek-v3.2", heads=128),
         # zai-org/GLM-5 config.json
         ModelProfile("glm-5", heads=64, nope=192, v=256, index_heads=32),
-        # No model: small enough that a CPU measures a whole table in a minute.
+        # deepseek-ai/DeepSeek-V4-Pro and -Flash config.json: a head of 512, of which 448 are
+        # quantized and 64 rotated, is key and value alike. Pages as SGLang's: 256 tokens.
+        ModelProfile(
+            "deepseek-v4", heads=128, rank=448, nope=448, v=512, index_topk=1024, page_size=256,
+            family="v4", window=128, ratios=(4, 128),
+        ),
+        ModelProfile(
+            "deepseek-v4-flash", heads=64, rank=448, nope=448, v=512, index_topk=512,
+            page_size=256, family="v4", window=128, ratios=(4, 128),
+        ),
+        # No models: small enough that a CPU measures a whole table in a minute.
+        ModelProfile(
+            "tiny-v4", heads=4, rank=64, nope=64, rope=32, v=96, index_heads=4, index_dim=32,
+            index_topk=256, page_size=256, family="v4", window=64, ratios=(4, 128),
+        ),
         ModelProfile(
             "tiny", heads=4, rank=128, nope=32, rope=32, v=32,
             index_heads=4, index_dim=32, index_topk=128, page_size=16,
@@ -87,3 +118,9 @@ def profile_of(name: str) -> ModelProfile:
         return PROFILES[name]
     except KeyError:
         raise UnknownName.of("model", name, list(PROFILES)) from None
+
+
+def family_of(name: str | None) -> str:
+    """The family of the model called `name`; "dsa" for no name, or one that is not known."""
+    profile = PROFILES.get(name or "")
+    return "dsa" if profile is None else profile.family

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
 
@@ -102,3 +103,5 @@ class Table:
     """A path, or "shipped:NAME"."""
     measured_at: str = ""
     """ISO 8601, UTC, of the newest measurement."""
+    limits: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    """What probes found under this key."""

@@ -12,7 +12,7 @@ from nsa_tune._errors import UnknownName
 from nsa_tune.backend.batch import MAX_TOKENS, Batch, Mode
 from nsa_tune.backend.certificate import certified
 from nsa_tune.backend.explain import derived_reason, reason_of
-from nsa_tune.backend.plan import DERIVED, NAMES, TUNED, Origin, Plan, Reason, coupled, facts_of
+from nsa_tune.backend.plan import DECIDED, DERIVED, TUNED, Origin, Plan, Reason, coupled, facts_of
 from nsa_tune.backend.straightline import Asked, Kind, Question, choice_function, plan_function
 from nsa_tune.backend.verdict import Choice, Verdict, decide, decide_for_all, pick
 
@@ -121,8 +121,9 @@ class Serving:
 
     def _plan(self, batch: Batch, chosen: Mapping[str, str | None], origin: Origin) -> Plan:
         facts = facts_of(batch, self.setting.profile.index_topk)
-        fields: tuple[Any, ...] = (batch, *self.decisions(batch.mode, chosen, *facts), origin)
-        return Plan(*fields)
+        decided = self.decisions(batch.mode, chosen, *facts)
+        fields: dict[str, Any] = dict(zip(DECIDED, decided, strict=True))
+        return Plan(batch=batch, _origin=origin, **fields)
 
     def decisions(
         self, mode: Mode, chosen: Mapping[str, str | None], has_prefix: bool, within_topk: bool
@@ -131,7 +132,7 @@ class Serving:
         path, sparse = chosen.get("prefill_path"), chosen.get("sparse_prefill")
         derived = coupled(mode, self.setting.layout, path, sparse, has_prefix, within_topk)
         found = {**chosen, **derived._asdict()}
-        return tuple(map(found.get, NAMES[1:-1]))
+        return tuple(map(found.get, DECIDED))
 
     def chooser(
         self, name: str, mode: Mode, next_n: int, has_lens: bool
@@ -314,6 +315,8 @@ class _Because:
         """The fields of `plan` that have a reason."""
         extend = plan.batch.mode is Mode.EXTEND
         tuned = self._serving.questions(plan.batch.mode)
+        if self._serving.setting.profile.family == "v4":
+            return tuned
         return (*tuned, *(name for name in DERIVED if extend or name != "dequantize_prefix"))
 
     def reason(self, plan: Plan, name: str) -> Reason:

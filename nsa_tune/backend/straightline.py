@@ -11,11 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from nsa_tune.backend.batch import Batch, Mode
-from nsa_tune.backend.plan import NAMES, Plan, PlanDraft
+from nsa_tune.backend.plan import DECIDED, Plan, PlanDraft
 from nsa_tune.backend.source import Scope, Writer
 from nsa_tune.backend.tracing import (
     Expression,
@@ -89,7 +90,7 @@ def plan_function(
     tail = [
         "plan = new(Draft)",
         "plan.batch = batch",
-        f"{', '.join(f'plan.{name}' for name in NAMES[1:])} = held[{key}]",
+        f"{', '.join(f'plan.{name}' for name in (*DECIDED, '_origin'))} = held[{key}]",
         "plan.__class__ = Plan",
         "return plan",
     ]
@@ -142,6 +143,13 @@ def _function(
         return writer.function(tail, helpers)
     except Untraceable:
         return None
+
+
+class _Cost(NamedTuple):
+    """What an arm costs: by its model, and what a cliff adds."""
+
+    model: object
+    more: Tree[float]
 
 
 class _Arm(NamedTuple):
@@ -210,11 +218,11 @@ class _PointCode:
         possible = [one for one in candidates if refusals[one.name] is not True]
         compared = self._compared([one.name for one in possible])
         costs = {
-            one.name: one.models[sheet].latency_us(cast("Sequence[float]", terms))
+            one.name: self._cost(one, sheet, terms, scope)
             for one in possible
             if sheet in one.models and one.name in compared
         }
-        scope = writer.share(list(costs.values()), scope)
+        scope = writer.share([cost.model for cost in costs.values()], scope)
         times = self._times({one: str(refusals[one] or "") for one in costs}, costs, scope)
         arms: dict[str, _Arm] = {}
         for one in possible:
@@ -226,8 +234,15 @@ class _PointCode:
             text = self._answer(question, arms, scope)
             writer.line(f"{question.answer.name} = {text}", scope)
 
+    def _cost(
+        self, one: Candidate, sheet: int, terms: Sequence[float | Expression], scope: Scope
+    ) -> _Cost:
+        batch, setting = cast("Batch", self.batch), self.asked.policy.setting
+        more = self.trace.follow(lambda: one.more_us(batch, setting), scope.facts)
+        return _Cost(one.models[sheet].latency_us(cast("Sequence[float]", terms)), more)
+
     def _times(
-        self, refusals: Mapping[str, str], costs: Mapping[str, float], scope: Scope
+        self, refusals: Mapping[str, str], costs: Mapping[str, _Cost], scope: Scope
     ) -> dict[str, str]:
         """Write the time of each arm; arms that are forbidden alike stand together."""
         writer = self.writer
@@ -240,9 +255,13 @@ class _PointCode:
                 at = scope.inside()
                 writer.line(f"{' = '.join(times[name] for name in names)} = inf", at)
                 writer.line("else:", scope)
-            at = writer.share([costs[name] for name in names], at)
+            at = writer.share([costs[name].model for name in names], at)
             for name in names:
-                writer.line(f"{times[name]} = {writer.value(costs[name], at)}", at)
+                text = writer.value(costs[name].model, at)
+                more = writer.select(costs[name].more, at, partial(writer.value, scope=at))
+                writer.line(
+                    f"{times[name]} = {text}{'' if more in ('0', '0.0') else f' + {more}'}", at
+                )
         return times
 
     def _compared(self, possible: Sequence[str]) -> set[str]:

@@ -47,6 +47,15 @@ class Estimate:
     extrapolated: bool
     """True outside of the range that was measured."""
 
+    def plus(self, more_us: float) -> Estimate:
+        """The estimate of what takes `more_us` longer."""
+        if not more_us:
+            return self
+        return Estimate(
+            self.latency_us + more_us, self.low_us + more_us, self.high_us + more_us,
+            self.extrapolated,
+        )  # fmt: skip
+
 
 class Features(NamedTuple):
     """All that a surface knows of a batch."""

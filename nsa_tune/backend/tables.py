@@ -30,6 +30,7 @@ __all__ = [
     "connect_read_only",
     "default_database",
     "find",
+    "limits_of",
     "read_database",
     "read_text",
     "schema_version",
@@ -40,7 +41,7 @@ __all__ = [
     "tables_of",
 ]
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 """The newest database schema that this version reads and writes."""
 
 _SHIPPED = Path(__file__).parent.parent / "tables"
@@ -54,6 +55,10 @@ _ROWS = (
 _DEVICE = (
     "SELECT name, arch, sms, shared_memory_optin, memory, l2 FROM devices "
     "JOIN runs ON runs.device_id = devices.id WHERE key_id = ? ORDER BY runs.id DESC LIMIT 1"
+)
+_LIMITS = (
+    "SELECT name, value FROM limits JOIN runs ON runs.id = run_id WHERE key_id = ? "
+    "ORDER BY found_at, limits.id"
 )
 _log = logging.getLogger(__name__)
 
@@ -345,7 +350,22 @@ def table_of(connection: sqlite3.Connection, path: Path, number: int, key: Key) 
         tuple(checked_measurement(*row[:-1]) for row in rows),
         str(path),
         max((str(row[-1]) for row in rows), default=""),
+        limits_of(connection, number),
     )
+
+
+def limits_of(connection: sqlite3.Connection, number: int) -> dict[str, int]:
+    """The limits that probes found under the key with this `number`, the newest of each name.
+
+    Raises:
+        ValueError: when a row is not what nsa-tune writes.
+    """
+    # Schema 1 has no such table.
+    known = connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'limits'").fetchone()
+    found = connection.execute(_LIMITS, [number]).fetchall() if known else []
+    if not all(isinstance(name, str) for name, _ in found):
+        raise ValueError("a limit without a name")
+    return {name: _count(value) for name, value in found}
 
 
 def _key(row: tuple[object, ...]) -> Key:

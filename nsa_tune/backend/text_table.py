@@ -30,6 +30,7 @@ _COLUMNS = (
     "point", "batch", "arm", "status", "latency_us", "low_us", "high_us", "samples", "error",
     "reason",
 )  # fmt: skip
+_LIMIT = "limit "
 _NOTHING = "-"
 _HEAD_LINE = re.compile(b"#")
 _COUNT = re.compile("[0-9]{1,18}")
@@ -99,6 +100,8 @@ def format_table(table: Table) -> str:
         # A file that was cut short, or merged by hand, no longer has as many.
         ("rows", str(len(table.measurements))),
         *(("library", f"{name} {version}") for name, version in key.libraries),
+        # A name each: earlier versions of nsa-tune pass over names that they do not know.
+        *((f"{_LIMIT}{name}", str(value)) for name, value in sorted(table.limits.items())),
     ]
     rows = sorted(table.measurements, key=lambda m: (m.point, _natural(m.batch), m.arm))
     lines = [
@@ -175,8 +178,9 @@ def read_text(path: Path) -> Table:
             raise _damage(path, i, f"a second row for {' '.join(place)}")
     device = Device(head.text("gpu"), head.text("arch"), *map(head.number, _DEVICE_NUMBERS))
     return Table(
-        head.key, device, tuple(measurements.values()), str(path), head.text("measured_at")
-    )
+        head.key, device, tuple(measurements.values()), str(path), head.text("measured_at"),
+        head.limits,
+    )  # fmt: skip
 
 
 def read_key(path: Path) -> Key:
@@ -263,6 +267,12 @@ class _Head:
         if not _COUNT.fullmatch(text):
             raise _damage(self.path, self.facts[name][0], f"{name} is {text!r}, not a number")
         return int(text)
+
+    @property
+    def limits(self) -> dict[str, int]:
+        """What probes found."""
+        names = [name for name in self.facts if name.startswith(_LIMIT)]
+        return {name.removeprefix(_LIMIT): self.number(name) for name in names}
 
     @property
     def key(self) -> Key:

@@ -36,7 +36,8 @@ def write_text(table: Table, path: Path) -> None:
 def import_text(store: Store, path: Path) -> int:
     """Add to `store` what the text table `path` holds and `store` does not; how many rows.
 
-    They keep the time when they were measured, so they do not hide newer measurements.
+    They keep the time when they were measured, so they do not hide newer measurements. Limits are
+    taken over where `store` has none of that name.
 
     Raises:
         StoreError: when the file cannot be read, or the database not written.
@@ -55,5 +56,15 @@ def import_text(store: Store, path: Path) -> int:
     if new:
         run = store.begin_run(table.key, table.device, {"import": str(path)})
         store.add(run, new, measured_at=table.measured_at)
+        store.end_run(run, "done")
+    known_limits = store.limits(table.key)
+    limits = {
+        name: (value, f"imported from {path}")
+        for name, value in table.limits.items()
+        if name not in known_limits
+    }
+    if limits:
+        run = store.begin_run(table.key, table.device, {"import": str(path)})
+        store.add_limits(run, limits)
         store.end_run(run, "done")
     return len(new)

@@ -110,7 +110,23 @@ def views(db: Database) -> None:
         db.execute(statement)
 
 
-MIGRATIONS: tuple[Callable[[Database], None], ...] = (first_schema, views)
+def probed_limits(db: Database) -> None:
+    """Limits that probes found; of one key and name the newest counts."""
+    db.execute(_PROBED_LIMITS)
+
+
+_PROBED_LIMITS = """
+    CREATE TABLE limits (
+        id INTEGER PRIMARY KEY,
+        run_id INTEGER NOT NULL REFERENCES runs (id),
+        name TEXT NOT NULL,
+        value INTEGER NOT NULL CHECK (value >= 0),
+        past TEXT NOT NULL,  -- what happened behind it
+        found_at TEXT NOT NULL  -- ISO 8601, UTC
+    )
+    """
+
+MIGRATIONS: tuple[Callable[[Database], None], ...] = (first_schema, views, probed_limits)
 """Step i makes schema i + 1."""
 
 

@@ -19,6 +19,7 @@ from nsa_tune._errors import NoTunedData, StoreCorrupt, StoreMissing, StoreReadO
 from nsa_tune.backend.records import Device, Key, Measurement, Table
 from nsa_tune.backend.tables import (
     check_regular_file,
+    limits_of,
     schema_version,
     store_errors,
     table_of,
@@ -116,6 +117,22 @@ class Store:
         ]
         with self._writing():
             self._db.table("measurements").insert_all(rows)
+
+    def add_limits(self, run: int, found: Mapping[str, tuple[int, str]]) -> None:
+        """Store the limits that `run` found: name to (value, what happened behind it)."""
+        now = _now()
+        rows = [
+            {"run_id": run, "name": name, "value": value, "past": past, "found_at": now}
+            for name, (value, past) in found.items()
+        ]
+        with self._writing():
+            self._db.table("limits").insert_all(rows)
+
+    def limits(self, key: Key) -> dict[str, int]:
+        """The limits that probes found under `key`, the newest of each name."""
+        with store_errors(self.path):
+            row = self._db.execute("SELECT id FROM keys WHERE digest = ?", [key.digest]).fetchone()
+            return {} if row is None else limits_of(self._db.conn, row[0])
 
     def end_run(self, run: int, outcome: str) -> None:
         """Note how `run` ended: "done", "interrupted" or "budget"."""

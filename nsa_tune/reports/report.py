@@ -120,7 +120,10 @@ def setting_of(table: Table) -> Setting:
         layout = KVLayout(key.kv_layout)
     except ValueError:
         raise StoreCorrupt(f"{table.source} has an unknown KV layout {key.kv_layout!r}") from None
-    return Setting(profile_of(key.model), key.heads, layout, table.device, dict(key.libraries))
+    return Setting(
+        profile_of(key.model), key.heads, layout, table.device, dict(key.libraries),
+        limits=dict(table.limits),
+    )  # fmt: skip
 
 
 def _section(table: Table, points: Mapping[str, Point], rule: Rule) -> Section:

@@ -16,19 +16,10 @@ from nsa_tune.backend.profiles import profile_of
 from nsa_tune.backend.records import Device
 
 _H100 = Device("NVIDIA H100 80GB HBM3", "sm90", 132, 232448, 80 * 2**30, 50 * 2**20)
-_SETTING = Setting(
-    profile_of("deepseek-v3.2"), 128, KVLayout.FP8_PACKED, _H100, {"sgl-flash-mla": "1.0.0"}
-)
-_ALL = (
-    guards.CHUNK_CAPACITY,
-    guards.DENSE_EXACT,
-    guards.FLASHMLA_OFFSETS,
-    guards.FLASHMLA_SCHEDULE,
-    guards.MQA_LOGITS_BYTES,
-    guards.NEXT_N_SM90,
-    guards.NOT_CAPTURED,
-    guards.SPARSE_FWD_OFFSETS,
-)
+_LIBRARIES = {"flash-mla": "1.0.0", "sgl-deep-gemm": "0.1.5.post1"}
+_SETTING = Setting(profile_of("deepseek-v3.2"), 128, KVLayout.FP8_PACKED, _H100, _LIBRARIES)
+_SLOW = replace(_SETTING, libraries={"sgl-flash-mla": "1.0.0"})
+_ALL = tuple(guard for name in guards.__all__ if isinstance(guard := getattr(guards, name), Guard))
 
 
 def _rows(count: int) -> Batch:
@@ -81,9 +72,131 @@ def test_dense_is_never_captured() -> None:
     ],
 )
 def test_the_schedule_limit_depends_on_the_build(libraries: dict[str, str], limit: int) -> None:
-    setting = replace(_SETTING, libraries=libraries)
+    assert guards.schedule_rows(replace(_SETTING, libraries=libraries)) == limit
 
-    assert _limit(guards.FLASHMLA_SCHEDULE, setting, 8, 40000) == limit
+
+def test_a_schedule_that_ends_the_process_is_forbidden_and_one_that_is_slow_is_not() -> None:
+    assert _limit(guards.FLASHMLA_SCHEDULE, _SETTING, 8, 40000) == 11622
+    assert guards.FLASHMLA_SCHEDULE.check(_rows(30000), _SLOW) is None
+
+
+def test_a_slow_schedule_costs_time_for_each_row_behind_the_cliff_and_nothing_before() -> None:
+    surcharge = guards.schedule_surcharge_us
+
+    assert surcharge(_rows(19370), _SLOW) == 0
+    assert surcharge(_rows(19371), _SLOW) == pytest.approx(6400, rel=0.1)
+    assert surcharge(_rows(30000), _SLOW) == pytest.approx(9900, rel=0.1)
+    probed = replace(_SLOW, limits={"flashmla_schedule_ns_per_row": 100})
+    assert surcharge(_rows(30000), probed) == pytest.approx(3000)
+
+
+def test_sglangs_own_schedule_stays_under_48_kib() -> None:
+    b200 = Device("NVIDIA B200", "sm100", 132, 232448)
+    setting = replace(_SETTING, device=b200, libraries={"sglang": "0.5.23"})
+
+    assert guards.schedule_rows(setting) == 2246
+    assert guards.schedule_rows(replace(setting, device=replace(b200, sms=148))) == 2220
+
+
+@pytest.mark.parametrize(
+    ("guard", "name", "formula"),
+    [
+        (guards.FLASHMLA_SCHEDULE, "flashmla_schedule_rows", 11622),
+        (guards.FLASHMLA_OFFSETS, "flashmla_decode_rows", 32701),
+        (guards.METADATA_ROWS, "deep_gemm_metadata_rows", 58112),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_the_smaller_of_formula_and_probe_counts(guard: Guard, name: str, formula: int) -> None:
+    assert _limit(guard, _SETTING, 8, 2**21) == formula
+    assert _limit(guard, replace(_SETTING, limits={name: formula - 9}), 8, 2**21) == formula - 9
+    assert _limit(guard, replace(_SETTING, limits={name: formula + 9}), 8, 2**21) == formula
+
+
+@pytest.mark.parametrize(
+    ("version", "arch", "limit"),
+    [
+        ("0.1.0", "sm90", 14496),
+        ("0.1.4", "sm90", 58112),
+        ("0.1.5.post1", "sm90", 58112),
+        ("0.2.5", "sm90", 58112),
+        ("0.2.5", "sm100", 29056),
+        ("0.0.9", "sm90", None),
+        ("0.1.5", "sm80", None),
+    ],
+)
+def test_the_metadata_rows_of_deep_gemm_depend_on_build_and_architecture(
+    version: str, arch: str, limit: int | None
+) -> None:
+    setting = replace(
+        _SETTING, device=replace(_H100, arch=arch), libraries={"sgl-deep-gemm": version}
+    )
+
+    assert guards.metadata_rows(setting) == limit
+    assert (guards.METADATA_ROWS.check(_rows(8), setting) is None) == (limit is not None)
+
+
+def test_a_probe_speaks_for_a_build_that_nobody_knows() -> None:
+    limits = {"deep_gemm_metadata_rows": 5000, "flashmla_schedule_rows": 4000}
+    setting = replace(_SETTING, libraries={"torch": "2.11.0"}, limits=limits)
+
+    assert _limit(guards.METADATA_ROWS, setting, 8, 40000) == 5000
+    assert _limit(guards.FLASHMLA_SCHEDULE, setting, 8, 40000) == 4000
+
+
+def test_kernels_take_the_shapes_that_they_were_built_for() -> None:
+    tiny = replace(_SETTING, profile=profile_of("tiny"), heads=4)
+    glm = replace(_SETTING, profile=profile_of("glm-5"), heads=64)
+    shapes = (guards.FLASHMLA_SHAPE, guards.MQA_SHAPE, guards.RAGGED_SHAPE)
+
+    for guard in shapes:
+        assert guard.check(_rows(8), _SETTING) is None
+        assert guard.check(_rows(8), glm) is None
+        assert "tiny" in str(guard.check(_rows(8), tiny)) or "no" in str(
+            guard.check(_rows(8), tiny)
+        )
+    assert guards.TRITON_SHAPE.check(_rows(8), tiny) is None
+    assert guards.TRTLLM_SPARSE_SHAPE.check(_rows(8), glm) is not None
+    odd = replace(tiny, profile=replace(tiny.profile, rope=24))
+    assert guards.TRITON_SHAPE.check(_rows(8), odd) is not None
+
+
+def test_a_batch_without_queries_is_for_no_kernel() -> None:
+    assert guards.SOME_ROWS.check(_rows(8), _SETTING) is None
+    assert guards.SOME_ROWS.check(replace(_rows(8), q_tokens=0), _SETTING) is not None
+
+
+@pytest.mark.parametrize(
+    ("guard", "batch", "fits"),
+    [
+        # 8 GiB of scratch at 32701 rows of 128 heads; a quarter of 32 GiB is 8.
+        (guards.FLASHMLA_SCRATCH, Batch.extend([0], [32600]), 40),
+        (guards.SPARSE_FWD_BYTES, Batch.extend([0], [32600]), 40),
+        (guards.WIDENED_BYTES, Batch.extend([2**23], [1]), 40),
+        (guards.SELECTION_BYTES, Batch.decode([4096] * 3640), 40),
+    ],
+    ids=lambda value: value.name if isinstance(value, Guard) else "",
+)
+def test_what_an_arm_allocates_fits_a_quarter_of_the_memory(
+    guard: Guard, batch: Batch, fits: int
+) -> None:
+    setting = replace(_SETTING, device=replace(_H100, memory=fits * 2**30))
+
+    assert guard.check(batch, setting) is None
+    assert "GiB" in str(guard.check(batch, replace(setting, device=replace(_H100, memory=2**34))))
+
+
+def test_a_bf16_pool_is_not_widened() -> None:
+    setting = replace(_SETTING, layout=KVLayout.BF16, device=replace(_H100, memory=2**30))
+
+    assert guards.WIDENED_BYTES.check(Batch.extend([2**23], [1]), setting) is None
+
+
+def test_trtllms_workspace_bounds_sequences_times_the_longest() -> None:
+    few, many = Batch.extend([0] * 32, [2048] * 32), Batch.extend([0] * 512, [2048] * 512)
+
+    assert guards.TRTLLM_RAGGED_WORKSPACE.check(few, _SETTING) is None
+    assert "MiB of workspace" in str(guards.TRTLLM_RAGGED_WORKSPACE.check(many, _SETTING))
 
 
 def test_an_unknown_build_or_device_forbids_flashmla_kv() -> None:
@@ -170,6 +283,7 @@ def test_every_limit_names_its_kind_and_its_source(guard: Guard) -> None:
 
 def test_a_build_of_another_version_or_architecture_has_a_limit_of_its_own_or_none() -> None:
     b200 = replace(_SETTING, device=replace(_SETTING.device, arch="sm100"))
+    b200 = replace(b200, libraries={"sgl-flash-mla": "1.0.0"})
     newer = replace(_SETTING, libraries={"sgl-flash-mla": "9.9.9"})
 
     assert guards.FLASHMLA_SCHEDULE.check(_rows(14527), b200) is None
@@ -177,7 +291,9 @@ def test_a_build_of_another_version_or_architecture_has_a_limit_of_its_own_or_no
     assert "no known build" in str(guards.FLASHMLA_SCHEDULE.check(_rows(8), newer))
 
 
-def test_more_work_items_than_fa3_plans_for_are_refused() -> None:
+def test_more_work_items_than_flashinfer_plans_for_are_refused() -> None:
+    assert guards.FA2_WORKS.check(Batch.extend([0] * 64, [2048] * 64), _SETTING) is None
+    assert guards.FA2_WORKS.check(Batch.extend([0], [2**21]), _SETTING) is not None
     assert guards.FA3_WORKS.check(Batch.extend([0] * 64, [2048] * 64), _SETTING) is None
     assert "work items" in str(
         guards.FA3_WORKS.check(Batch.extend([0] * 3000, [32] * 3000), _SETTING)

@@ -7,6 +7,7 @@ from dataclasses import FrozenInstanceError
 import pytest
 
 from nsa_tune.backend.batch import Batch
+from nsa_tune.backend.dispatcher import Dispatcher
 from nsa_tune.backend.layouts import KVLayout
 from nsa_tune.backend.plan import Derived, Plan, Reason, derive
 from nsa_tune.backend.verdict import Verdict
@@ -82,9 +83,7 @@ class _Counting:
 
 
 def _plan(origin: _Counting) -> Plan:
-    return Plan(
-        _WARM, "mla", None, "flashmla_kv", None, None, None, None, "paged", False, True, origin
-    )
+    return Plan(_WARM, "mla", None, "flashmla_kv", None, None, None, "paged", False, True, origin)
 
 
 def test_reasons_are_made_when_they_are_looked_at() -> None:
@@ -113,3 +112,28 @@ def test_plans_are_immutable_and_compare_by_their_decisions() -> None:
         plan.extra = 1  # type: ignore[attr-defined]
     assert plan == _plan(_Counting())
     assert "_origin" not in repr(plan)
+
+
+def test_v4_answers_for_each_ratio_and_derives_nothing() -> None:
+    dispatcher = Dispatcher.open(
+        gpu="NVIDIA H100 80GB HBM3", model="deepseek-v4", heads=128, kv_dtype="fp8"
+    )
+    plan = dispatcher.plan(_WARM)
+
+    assert (plan.v4_prefill_c4, plan.v4_prefill_c128) == ("sparse_fwd", "sparse_fwd")
+    assert set(plan.reasons) == {"v4_prefill_c4", "v4_prefill_c128"}
+    assert plan.prefill_path is None
+    assert plan.topk_transform is None
+    assert plan.dequantize_prefix is None
+    assert "v4_prefill_c128 = sparse_fwd" in dispatcher.explain(_WARM)
+
+
+def test_other_models_have_no_v4_answers() -> None:
+    dispatcher = Dispatcher.open(
+        gpu="NVIDIA H100 80GB HBM3", model="deepseek-v3.2", heads=128, kv_dtype="fp8"
+    )
+    plan = dispatcher.plan(_WARM)
+
+    assert plan.v4_prefill_c4 is None
+    assert plan.v4_prefill_c128 is None
+    assert not [name for name in plan.reasons if name.startswith("v4")]

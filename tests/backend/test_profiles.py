@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from nsa_tune import HeadsError, UnknownName, UsageError
-from nsa_tune.backend.profiles import PROFILES, profile_of
+from nsa_tune.backend.profiles import PROFILES, family_of, profile_of
 
 
 def test_v32_has_the_shape_of_its_config() -> None:
@@ -50,3 +50,20 @@ def test_heads_that_do_not_divide_are_refused_with_those_that_do(heads: int) -> 
 def test_what_is_no_count_of_heads_is_a_usage_error(heads: Any) -> None:
     with pytest.raises(UsageError, match="positive whole number"):
         profile_of("deepseek-v3.2").check_heads(heads)
+
+
+def test_v4_heads_are_512_wide_of_which_448_are_quantized() -> None:
+    for name, heads, topk in (("deepseek-v4", 128, 1024), ("deepseek-v4-flash", 64, 512)):
+        profile = profile_of(name)
+        assert (profile.heads, profile.index_topk, profile.window) == (heads, topk, 128)
+        assert (profile.rank, profile.latent, profile.v) == (448, 512, 512)
+        assert profile.softmax_scale == pytest.approx(512**-0.5)
+        assert str(profile.layout("fp8")) == "v4_paged"
+
+
+def test_a_model_names_the_layouts_of_its_family() -> None:
+    assert str(profile_of("glm-5").layout("fp8")) == "fp8_packed"
+    assert family_of("deepseek-v4") == "v4"
+    assert family_of("deepseek-v3.2") == family_of(None) == family_of("unheard of") == "dsa"
+    with pytest.raises(UnknownName, match="unknown KV dtype 'bf16'; use one of: fp8"):
+        profile_of("deepseek-v4").layout("bf16")

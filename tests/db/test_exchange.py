@@ -89,3 +89,24 @@ def test_a_text_that_cannot_be_written(tmp_path: Path) -> None:
         write_text(table(*ROWS), tmp_path / "taken")
 
     assert [p.name for p in tmp_path.iterdir()] == ["taken"]
+
+
+def test_limits_travel_with_a_table_and_do_not_replace_ones_own(tmp_path: Path) -> None:
+    path = tmp_path / "h100.tsv"
+    write_text(replace(table(*ROWS), limits={"rows": 100, "next_n": 2}), path)
+
+    assert read_text(path).limits == {"next_n": 2, "rows": 100}
+    with Store.open(tmp_path / "nsa-tune.db") as store:
+        store.add_limits(store.begin_run(KEY, DEVICE, {}), {"rows": (90, "SIGSEGV")})
+        import_text(store, path)
+        import_text(store, path)
+        assert store.table(KEY).limits == {"rows": 90, "next_n": 2}
+
+
+def test_a_limit_that_is_no_number_is_damage(tmp_path: Path) -> None:
+    path = tmp_path / "h100.tsv"
+    write_text(replace(table(*ROWS), limits={"rows": 100}), path)
+    path.write_text(path.read_text().replace("# limit rows = 100", "# limit rows = many"))
+
+    with pytest.raises(StoreCorrupt, match="limit rows is 'many'"):
+        read_text(path)

@@ -25,7 +25,7 @@ def test_there_is_one_step_for_each_schema_version() -> None:
     assert len(MIGRATIONS) == tables.SCHEMA_VERSION
 
 
-def test_the_step_is_recorded(tmp_path: Path) -> None:
+def test_each_step_is_recorded(tmp_path: Path) -> None:
     path = tmp_path / "nsa-tune.db"
     Store.open(path).close()
 
@@ -51,11 +51,12 @@ def test_the_schema_is_frozen_by_its_names(tmp_path: Path) -> None:
 
     with closing(Database(path)) as db:
         assert db.table_names() == [
-            "nsa_tune_migrations", "keys", "devices", "runs", "measurements",
+            "nsa_tune_migrations", "keys", "devices", "runs", "measurements", "limits",
         ]  # fmt: skip
         assert set(db.view_names()) == {
             "newest", "v_regret", "v_winner", "v_limits", "v_crossover",
         }  # fmt: skip
+        assert {key.other_table for key in db.table("limits").foreign_keys} == {"runs"}
         assert {key.other_table for key in db.table("measurements").foreign_keys} == {"runs"}
         assert {key.other_table for key in db.table("runs").foreign_keys} == {"keys", "devices"}
 
@@ -120,3 +121,20 @@ def test_a_step_that_another_process_has_done_is_not_done_again(tmp_path: Path) 
         migrate(other, path)
 
         assert other.table("nsa_tune_migrations").count == len(MIGRATIONS)
+
+
+def test_a_database_of_the_first_schema_is_read_without_limits_and_then_takes_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "nsa-tune.db"
+    with monkeypatch.context() as earlier:
+        earlier.setattr(migrations, "MIGRATIONS", MIGRATIONS[:1])
+        with Store.open(path) as store:
+            store.add(store.begin_run(KEY, DEVICE, {}), [ok("extend:0+128")])
+
+    (table,) = tables.read_database(path)
+    assert (len(table.measurements), table.limits) == (1, {})
+    with Store.open(path) as store:
+        store.add_limits(store.begin_run(KEY, DEVICE, {}), {"rows": (7, "it ended")})
+    (table,) = tables.read_database(path)
+    assert (len(table.measurements), table.limits) == (1, {"rows": 7})

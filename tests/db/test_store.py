@@ -208,3 +208,30 @@ def test_wrong_results_are_kept_with_their_numbers(path: Path) -> None:
     _filled(path, wrong)
 
     assert read_database(path)[0].measurements == (wrong,)
+
+
+def test_the_newest_limit_of_a_name_counts_under_its_key_alone(path: Path) -> None:
+    other = replace(KEY, heads=16)
+    with Store.open(path) as store:
+        run = store.begin_run(KEY, DEVICE, {"probe": "rows"})
+        store.add_limits(run, {"rows": (100, "exit code 1"), "next_n": (2, "refused")})
+        store.add_limits(store.begin_run(KEY, DEVICE, {}), {"rows": (90, "SIGSEGV")})
+        store.add_limits(store.begin_run(other, DEVICE, {}), {"rows": (5, "hung")})
+        store.add(run, [ok("extend:0+128")])
+
+        assert store.limits(KEY) == {"rows": 90, "next_n": 2}
+        assert store.limits(replace(KEY, heads=8)) == {}
+    (table,) = read_database(path)
+    assert table.limits == {"rows": 90, "next_n": 2}
+
+
+def test_a_limit_below_zero_is_refused(path: Path) -> None:
+    with Store.open(path) as store, pytest.raises(StoreError):
+        store.add_limits(store.begin_run(KEY, DEVICE, {}), {"rows": (-1, "")})
+
+
+def test_a_key_with_limits_and_no_measurement_is_no_table(path: Path) -> None:
+    with Store.open(path) as store:
+        store.add_limits(store.begin_run(KEY, DEVICE, {}), {"rows": (1, "")})
+
+    assert read_database(path) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 
 import pytest
@@ -15,6 +16,7 @@ from nsa_tune.backend.point import Setting
 from nsa_tune.backend.points import POINTS
 from nsa_tune.backend.profiles import profile_of
 
+_log = logging.getLogger(__name__)
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
 MISSING = [name for name in providers.PROVIDERS if providers.answering(name) is None]
 pytestmark = [
@@ -34,6 +36,17 @@ VERIFIES = [
     Batch.verify([4096, 100, 9000], 4),
     Batch.verify([4096] * 7, 3),
 ]
+DECODES = [
+    Batch.decode([5000]),
+    Batch.decode([300, 2048, 40000, 1]),
+    Batch.verify([8191, 100, 9000] * 20, 4),
+]
+SCHEDULES = [
+    Batch.decode([5]),
+    Batch.verify([9000, 4096, 77] * 11, 2),
+    Batch.extend([0], [1000]),
+    Batch.extend([5000], [4096]),
+]
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +62,7 @@ def setting(device: torch.device) -> Setting:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("layout", list(KVLayout))
+@pytest.mark.parametrize("layout", [KVLayout.BF16, KVLayout.FP8_PACKED])
 @pytest.mark.parametrize("heads", [128, 64, 16])
 @pytest.mark.parametrize("batch", PREFILLS, ids=str)
 def test_prefill_arms(
@@ -63,12 +76,30 @@ def test_indexer_arms(setting: Setting, device: torch.device, batch: Batch) -> N
     check("indexer_layout", setting, device, batch)
 
 
+@pytest.mark.parametrize("layout", list(KVLayout))
+@pytest.mark.parametrize("heads", [128, 64, 16])
+@pytest.mark.parametrize("batch", DECODES, ids=str)
+def test_decode_arms(
+    setting: Setting, device: torch.device, layout: KVLayout, heads: int, batch: Batch
+) -> None:
+    check("decode", replace(setting, layout=layout, heads=heads), device, batch)
+
+
+@pytest.mark.parametrize("batch", SCHEDULES, ids=str)
+def test_schedules_are_deep_gemms_bit_for_bit(
+    setting: Setting, device: torch.device, batch: Batch
+) -> None:
+    check("indexer_metadata", setting, device, batch)
+
+
 def check(name: str, setting: Setting, device: torch.device, batch: Batch) -> None:
     point = POINTS[name]
     case = point.case(batch, setting, device)
     ran = 0
     for arm in point.candidates(setting):
         if arm.allowed(batch, setting) is None:
-            assert case.error_of(arm.build(case)()) <= case.tolerance, arm.name
+            error = case.error_of(arm.build(case)())
+            _log.info("%s %s on %s: error %.3g", name, arm.name, batch, error)
+            assert error <= case.tolerance, arm.name
             ran += 1
     assert ran

@@ -111,7 +111,7 @@ _REAL: dict[str, Cost] = {
 
 def real_table(
     *,
-    points: tuple[str, ...] = tuple(POINTS),
+    points: tuple[str, ...] = ("prefill", "indexer_layout"),
     spread: float = 0.01,
     ceilings: bool = False,
     scale: Callable[[str, Batch], float] = lambda arm, batch: 1.0,
@@ -127,7 +127,7 @@ def real_table(
     rows = list(CEILINGS) if ceilings else []
     for name in points:
         point = POINTS[name]
-        arms = list(point.candidates(setting))
+        arms = [arm for arm in point.candidates(setting) if arm.name in _REAL]
         for batch in point.grid(setting):
             allowed = [arm.name for arm in arms if arm.allowed(batch, setting) is None]
             if len(allowed) > 1:

@@ -19,8 +19,9 @@ def section() -> Section:
     return build([real_table()]).sections[0]
 
 
-def test_every_answer_of_every_point_is_reported(section: Section) -> None:
-    answers = [answer.name for point in POINTS.values() for answer in point.answers]
+def test_every_answer_of_every_measured_point_is_reported(section: Section) -> None:
+    measured = (POINTS[name] for name in ("prefill", "indexer_layout"))
+    answers = [answer.name for point in measured for answer in point.answers]
 
     assert [answer.answer.name for answer in section.answers] == answers
 

@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from nsa_tune.backend.kernels.e4m3 import on_e4m3_grid
+from nsa_tune.backend.kernels.e4m3 import on_e4m3_grid, scale_exponent
 from nsa_tune.backend.layouts import SCALE_TILE, KVLayout
 
 __all__ = [
@@ -132,7 +132,7 @@ def dequantize(pool: torch.Tensor, slots: torch.Tensor, rank: int, rope: int) ->
 def _quantize_kernel(
     latents, slots, values, scales, tails, tokens, stride,
     TILES: tl.constexpr, TILE: tl.constexpr, ROPE: tl.constexpr,
-    BYTES: tl.constexpr, TOKENS: tl.constexpr, LARGEST: tl.constexpr, SMALLEST: tl.constexpr,
+    BYTES: tl.constexpr, TOKENS: tl.constexpr, SMALLEST: tl.constexpr,
 ):  # fmt: skip
     row = tl.arange(0, TOKENS * TILES)
     token = tl.program_id(0) * TOKENS + row // TILES
@@ -143,11 +143,12 @@ def _quantize_kernel(
     start = latents + token.to(tl.int64)[:, None] * stride
     latent = tl.load(start + column, mask=here[:, None], other=0.0).to(tl.float32)
     largest = tl.maximum(tl.max(tl.abs(latent), axis=1), SMALLEST)
-    exponent = tl.ceil(tl.log2(largest / LARGEST))
-    value = on_e4m3_grid(latent * tl.exp2(-exponent)[:, None]).to(values.dtype.element_ty)
+    exponent = scale_exponent(largest)
+    inverse = ((127 - exponent) << 23).to(tl.float32, bitcast=True)
+    value = on_e4m3_grid(latent * inverse[:, None]).to(values.dtype.element_ty)
     tl.store(values + slot[:, None] * BYTES + column, value, mask=here[:, None])
     place = scales + slot * (BYTES // 4) + TILES * TILE // 4 + tile
-    tl.store(place, tl.exp2(exponent), mask=here)
+    tl.store(place, ((127 + exponent) << 23).to(tl.float32, bitcast=True), mask=here)
 
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     here = token < tokens
@@ -179,7 +180,7 @@ def quantize(
         pool.view(torch.float8_e4m3fn), pool.view(torch.float32), pool.view(torch.bfloat16),
         tokens, latents.stride(0),
         TILES=rank // SCALE_TILE, TILE=SCALE_TILE, ROPE=rope, BYTES=width, TOKENS=each,
-        LARGEST=_E4M3_MAX, SMALLEST=_SMALLEST, num_warps=warps,
+        SMALLEST=_SMALLEST, num_warps=warps,
     )  # fmt: skip
 
 

@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from nsa_tune.backend.kernels.e4m3 import on_e4m3_grid
+from nsa_tune.backend.kernels.e4m3 import on_e4m3_grid, scale_exponent
 from nsa_tune.backend.layouts import V4_SCALE_TILE, KVLayout
 
 __all__ = [
@@ -93,7 +93,7 @@ def _places(
 
 @triton.jit
 def _dequantize_kernel(
-    values, tails, scales, slots, out, tokens, page_bytes, page_size, stride,
+    values, tails, scales, slots, out, tokens, page_bytes, page_halves, page_size, stride,
     TILES: tl.constexpr, TILES_UP: tl.constexpr, TILE: tl.constexpr, ROPE: tl.constexpr,
     SCALES: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
@@ -122,8 +122,9 @@ def _dequantize_kernel(
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     here = token < tokens
     slot = tl.load(slots + token, mask=here, other=0)
-    page = (slot // page_size).to(tl.int64) * page_bytes
-    start = (page + (slot % page_size) * ROW + TILES * TILE) // 2
+    # In bf16 values, by a product of its own: of a quotient the compiler knows no alignment.
+    page = (slot // page_size).to(tl.int64) * page_halves
+    start = page + (slot % page_size) * (ROW // 2) + TILES * TILE // 2
     column = tl.arange(0, ROPE)[None, :]
     tail = tl.load(tails + start[:, None] + column, mask=here[:, None], other=0.0)
     target = out + token.to(tl.int64)[:, None] * stride + TILES * TILE
@@ -163,7 +164,7 @@ def dequantize(
     tiles = rank // V4_SCALE_TILE
     _dequantize_kernel[(triton.cdiv(tokens, each),)](
         pool.view(torch.float8_e4m3fn), pool.view(torch.bfloat16), pool, slots, out,
-        tokens, pool.shape[1], page_size, out.stride(0),
+        tokens, pool.shape[1], pool.shape[1] // 2, page_size, out.stride(0),
         TILES=tiles, TILES_UP=triton.next_power_of_2(tiles), TILE=V4_SCALE_TILE, ROPE=rope,
         SCALES=layout.token_bytes(rank, rope) - rank - 2 * rope, TOKENS=each, num_warps=warps,
     )  # fmt: skip
@@ -172,9 +173,9 @@ def dequantize(
 
 @triton.jit
 def _quantize_kernel(
-    latents, slots, values, tails, scales, tokens, page_bytes, page_size, stride,
+    latents, slots, values, tails, scales, tokens, page_bytes, page_halves, page_size, stride,
     TILES: tl.constexpr, TILES_UP: tl.constexpr, TILE: tl.constexpr, ROPE: tl.constexpr,
-    SCALES: tl.constexpr, TOKENS: tl.constexpr, LARGEST: tl.constexpr, SMALLEST: tl.constexpr,
+    SCALES: tl.constexpr, TOKENS: tl.constexpr, SMALLEST: tl.constexpr,
 ):  # fmt: skip
     ROW: tl.constexpr = TILES * TILE + 2 * ROPE
     row = tl.arange(0, TOKENS * TILES_UP)
@@ -188,20 +189,21 @@ def _quantize_kernel(
     start = latents + token.to(tl.int64)[:, None] * stride
     latent = tl.load(start + column, mask=here[:, None], other=0.0).to(tl.float32)
     largest = tl.maximum(tl.max(tl.abs(latent), axis=1), SMALLEST)
-    exponent = tl.ceil(tl.log2(largest / LARGEST))
-    value = on_e4m3_grid(latent * tl.exp2(-exponent)[:, None]).to(values.dtype.element_ty)
+    exponent = scale_exponent(largest)
+    inverse = ((127 - exponent) << 23).to(tl.float32, bitcast=True)
+    value = on_e4m3_grid(latent * inverse[:, None]).to(values.dtype.element_ty)
     tl.store(values + (page + offset * ROW)[:, None] + column, value, mask=here[:, None])
     place = scales + page + page_size * ROW + offset * SCALES + tile
-    tl.store(place, (exponent.to(tl.int32) + 127).to(tl.uint8), mask=here)
+    tl.store(place, (127 + exponent).to(tl.uint8), mask=here)
 
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     here = token < tokens
     slot = tl.load(slots + token, mask=here, other=0)
-    page = (slot // page_size).to(tl.int64) * page_bytes
+    page = (slot // page_size).to(tl.int64) * page_halves
     column = tl.arange(0, ROPE)[None, :]
     start = latents + token.to(tl.int64)[:, None] * stride + TILES * TILE
     tail = tl.load(start + column, mask=here[:, None], other=0.0)
-    target = (page + (slot % page_size) * ROW + TILES * TILE) // 2
+    target = page + (slot % page_size) * (ROW // 2) + TILES * TILE // 2
     tl.store(tails + target[:, None] + column, tail, mask=here[:, None])
 
 
@@ -230,8 +232,8 @@ def quantize(
     tiles = rank // V4_SCALE_TILE
     _quantize_kernel[(triton.cdiv(tokens, each),)](
         latents, slots, pool.view(torch.float8_e4m3fn), pool.view(torch.bfloat16), pool,
-        tokens, pool.shape[1], page_size, latents.stride(0),
+        tokens, pool.shape[1], pool.shape[1] // 2, page_size, latents.stride(0),
         TILES=tiles, TILES_UP=triton.next_power_of_2(tiles), TILE=V4_SCALE_TILE, ROPE=rope,
         SCALES=layout.token_bytes(rank, rope) - rank - 2 * rope, TOKENS=each,
-        LARGEST=_E4M3_MAX, SMALLEST=_SMALLEST, num_warps=warps,
+        SMALLEST=_SMALLEST, num_warps=warps,
     )  # fmt: skip

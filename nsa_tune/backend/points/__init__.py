@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from nsa_tune._errors import UnknownName
+from collections.abc import Mapping, Sequence
+
+from nsa_tune._errors import UnknownName, UsageError
 from nsa_tune.backend.point import Point
+from nsa_tune.backend.points.decode import DECODE
 from nsa_tune.backend.points.indexer_layout import INDEXER_LAYOUT
+from nsa_tune.backend.points.indexer_metadata import INDEXER_METADATA
 from nsa_tune.backend.points.prefill import PREFILL
+from nsa_tune.backend.points.v4_prefill import V4_PREFILL
+from nsa_tune.backend.profiles import ModelProfile
 
-__all__ = ["POINTS", "point_of"]
+__all__ = ["POINTS", "point_of", "points_for"]
 
-POINTS: dict[str, Point] = {point.name: point for point in (PREFILL, INDEXER_LAYOUT)}
+POINTS: dict[str, Point] = {
+    point.name: point for point in (PREFILL, DECODE, INDEXER_LAYOUT, INDEXER_METADATA, *V4_PREFILL)
+}
 
 
 def point_of(name: str) -> Point:
@@ -22,3 +30,30 @@ def point_of(name: str) -> Point:
         return POINTS[name]
     except KeyError:
         raise UnknownName.of("decision point", name, list(POINTS)) from None
+
+
+def points_for(
+    profile: ModelProfile, names: Sequence[str] = (), points: Mapping[str, Point] | None = None
+) -> list[Point]:
+    """Those of `points` (None: of the registry) that arise in a model: all of them, or the ones
+    called `names` or grouped under one.
+
+    Raises:
+        UnknownName: for a name that neither a point nor a group has.
+        UsageError: for a point that does not arise in the model.
+    """
+    known = POINTS if points is None else points
+    arising = [point for point in known.values() if profile.family in point.families]
+    if not names:
+        return arising
+    found: list[Point] = []
+    for name in names:
+        grouped = [point for point in known.values() if point.group == name]
+        found += grouped or [point_of(name)]
+    for point in found:
+        if point not in arising:
+            raise UsageError(
+                f"decision point {point.name} does not arise in {profile.name}; it has: "
+                f"{', '.join(one.name for one in arising)}"
+            )
+    return found

@@ -17,7 +17,7 @@ from nsa_tune.backend import guards
 from nsa_tune.backend.batch import Batch
 from nsa_tune.backend.point import Setting
 
-__all__ = ["COORDINATES", "TERMS", "cost_terms", "locate"]
+__all__ = ["COORDINATES", "TERMS", "attended_of", "cost_terms", "locate", "wave_of"]
 
 _TILE = 128
 """Queries that FlashAttention-3 computes at once for head dims of 192 and 128."""
@@ -35,7 +35,7 @@ TERMS = (
 COORDINATES = ("q_tokens", "kv_tokens", "attended_per_query", "sequences")
 
 
-def _attended(batch: Batch, topk: int) -> int:
+def attended_of(batch: Batch, topk: int) -> int:
     """Pairs that sparse attention computes: a query attends to at most `topk` keys.
 
     From sums alone it is an upper bound, reached while all queries are below or all above.
@@ -78,7 +78,7 @@ def _tiles(batch: Batch) -> tuple[float, float]:
     return total, pairs
 
 
-def _wave(setting: Setting) -> int:
+def wave_of(setting: Setting) -> int:
     """Queries that the device computes at once: one SM does 64 heads of a query."""
     heads = guards.padded_heads(setting.heads) or 128
     return max(setting.device.sms // (heads // 64), 1)
@@ -86,8 +86,8 @@ def _wave(setting: Setting) -> int:
 
 def cost_terms(batch: Batch, setting: Setting) -> tuple[float, ...]:
     """Amounts of work, in the order of `TERMS`."""
-    attended = _attended(batch, setting.profile.index_topk)
-    wave = _wave(setting)
+    attended = attended_of(batch, setting.profile.index_topk)
+    wave = wave_of(setting)
     tiles, pairs = _tiles(batch)
     return (
         batch.sequences,
@@ -104,7 +104,7 @@ def cost_terms(batch: Batch, setting: Setting) -> tuple[float, ...]:
 def locate(batch: Batch, setting: Setting) -> tuple[float, ...]:
     """Where the batch lies, in the order of `COORDINATES`: octaves of q tokens, half octaves of
     the others, along which the kernels' efficiency changes less."""
-    attended = _attended(batch, setting.profile.index_topk)
+    attended = attended_of(batch, setting.profile.index_topk)
     return (
         log2(batch.q_tokens),
         log2(batch.kv_tokens) / 2,

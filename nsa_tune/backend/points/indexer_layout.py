@@ -108,8 +108,10 @@ _DEEP_GEMM_ARCHS = frozenset({"sm90", "sm100"})
 def _arms() -> tuple[Arm, ...]:
     arms = []
     for name, step in _STEPS.items():
-        limits = (*_SPLITS[name], guards.MQA_LOGITS_BYTES)
-        kernel = (*limits, guards.NEXT_N_SM90) if name == "native" else limits
+        limits = (*_SPLITS[name], guards.SOME_ROWS, guards.MQA_LOGITS_BYTES)
+        kernel = (*limits, guards.MQA_SHAPE)
+        if name == "native":
+            kernel = (*kernel, guards.NEXT_N_SM90)
         arms.append(
             Arm(f"{name}/deep_gemm", _deep_gemm(step), _ANY, "deep_gemm", _DEEP_GEMM_ARCHS, kernel)
         )
@@ -143,26 +145,42 @@ def _most_keys(setting: Setting) -> int:
 
 
 def _grid(setting: Setting) -> list[Batch]:
-    """Sequences by context by next_n, all equal and, for powers of two, of three lengths.
+    """Sequences by context by next_n, all equal and, for powers of two, of several lengths.
 
     With equal contexts and a power-of-two batch each sequence's keys fall on the same SMs for all
     of its split rows, which then share the L2; contexts of a real batch never line up like that.
+    Half of the contexts are no multiples of a page or of a segment of 256 keys, as real ones.
     """
-    topk = setting.profile.index_topk
+    topk, random = setting.profile.index_topk, Random(1)
     fits = []
     for i, count in enumerate(_SEQUENCES[::2] if setting.device.arch == "cpu" else _SEQUENCES):
         for j, scale in enumerate((1 / 2, 1, 2, 4, 8, 16, 32, 64)):
             context = round(scale * topk)
             if count * context <= _most_keys(setting):
-                rank = i % 2 + j % 2
-                fits += [(rank, (context,) * count, next_n) for next_n in (2, 3, 4)]
+                rank, uneven = i % 2 + j % 2, (i // 2 + j + 1) % 2
+                equal = _uneven(random, context) if uneven else context
+                fits += [(rank, (equal,) * count, next_n) for next_n in (2, 3, 4)]
                 if count > 1 and count & (count - 1) == 0 and scale < 64:
                     mixed = _three_lengths(count, context)
+                    if uneven:
+                        mixed = _many_lengths(random, count, context)
                     fits += [(rank, mixed, next_n) for next_n in (2, 3, 4)]
     # Shuffled within a rank, so that any first part of the sweep is spread over all of it.
     order = Random(0)
     fits = sorted(fits, key=lambda fit: (fit[0], order.random()))
     return [_batch(list(contexts), next_n) for _, contexts, next_n in fits]
+
+
+def _uneven(random: Random, context: int) -> int:
+    """An odd length of 3/4 to all of `context`."""
+    return random.randint(context * 3 // 4, context - 1) | 1
+
+
+def _many_lengths(random: Random, count: int, context: int) -> tuple[int, ...]:
+    """`count` contexts of up to 8 uneven lengths about `context`."""
+    kinds = min(count, 8)
+    lengths = [_uneven(random, round(context * (k + 1) * 2 / (kinds + 1))) for k in range(kinds)]
+    return tuple(lengths[i * kinds // count] for i in range(count))
 
 
 def _three_lengths(count: int, context: int) -> tuple[int, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from dataclasses import dataclass
 from importlib import metadata, util
+from pathlib import Path
 from types import ModuleType
 
 from nsa_tune._errors import LibraryMissing
@@ -43,12 +44,17 @@ PROVIDERS: dict[str, Library] = {
                 ("sglang-kernel", "sgl_kernel.flash_mla"),
                 ("sgl-kernel", "sgl_kernel.flash_mla"),
                 ("flash-mla", "flash_mla"),
+                ("vllm", "vllm.third_party.flashmla.flash_mla_interface"),
             ),
             "pip install sgl-flash-mla",
         ),
         Library(
             "deep_gemm",
-            (("sgl-deep-gemm", "deep_gemm"), ("deep-gemm", "deep_gemm")),
+            (
+                ("sgl-deep-gemm", "deep_gemm"),
+                ("deep-gemm", "deep_gemm"),
+                ("vllm", "vllm.third_party.deep_gemm"),
+            ),
             "pip install sgl-deep-gemm",
         ),
         Library(
@@ -65,10 +71,23 @@ def answering(name: str) -> Answering | None:
             version = metadata.version(distribution)
         except metadata.PackageNotFoundError:
             continue
-        # find_spec of a submodule would import its parent: the top package is enough.
-        if util.find_spec(module.partition(".")[0]) is not None:
+        if _present(module):
             return Answering(name, distribution, version, module)
     return None
+
+
+def _present(module: str) -> bool:
+    """Whether `module` is installed, found without importing its parents as find_spec would."""
+    top, *rest = module.split(".")
+    spec = util.find_spec(top)
+    if spec is None or not rest:
+        return spec is not None
+    *inner, last = rest
+    for location in spec.submodule_search_locations or ():
+        folder = Path(location, *inner)
+        if (folder / last).is_dir() or any(folder.glob(f"{last}.*")):
+            return True
+    return False
 
 
 def load(name: str) -> ModuleType:

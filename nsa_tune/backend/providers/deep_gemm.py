@@ -3,19 +3,48 @@
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nsa_tune._errors import LibraryMissing
 from nsa_tune.backend import providers
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["paged_mqa_logits", "schedule"]
+    from nsa_tune.backend.kernels.mqa_schedule import Split
+
+__all__ = ["paged_mqa_logits", "schedule", "schedule_split", "sms"]
 
 
 @cache
 def _module() -> Any:
     return providers.load("deep_gemm")
+
+
+def sms() -> int:
+    """SMs that the logits kernel runs on, for which a schedule is made."""
+    return int(_module().get_num_sms())
+
+
+@cache
+def schedule_split(arch: str) -> Split:
+    """How this build deals a schedule on `arch`, read in the sources that it compiles.
+
+    Raises:
+        LibraryMissing: when it has no sources of a schedule that is known.
+    """
+    from nsa_tune.backend.kernels.mqa_schedule import Split
+
+    sources = Path(_module().__file__).parent / "include" / "deep_gemm" / "scheduler"
+    if arch != "sm90" and (sources / "sm100_paged_mqa_logits.cuh").is_file():
+        return Split.WHOLE_ROWS
+    for name in ("sm90_paged_mqa_logits.cuh", "paged_mqa_logits.cuh"):
+        if (sources / name).is_file():
+            # The word that the deal by which the last SMs get more is written with.
+            newer = "pivot" in (sources / name).read_text(encoding="utf-8")
+            return Split.LAST_MORE if newer else Split.FIRST_MORE
+    raise LibraryMissing(f"{sources} has no schedule that is known: pip install sgl-deep-gemm")
 
 
 def schedule(context_lens: torch.Tensor, page_size: int) -> torch.Tensor:

@@ -61,6 +61,17 @@ def _sparse_prefill(batch: Batch, setting: Setting) -> str:
     return "fa3" if setting.device.arch != "cpu" else "torch_sparse"
 
 
+def _decode(batch: Batch, setting: Setting) -> str:
+    # One backend is picked for prefill and decode alike.
+    del batch
+    sm = capability(setting)
+    if setting.layout is KVLayout.FP8_PACKED:
+        return "trtllm" if sm >= 100 else kernel_here("flashmla_kv", setting)
+    if sm >= 100:
+        return "fa4" if setting.heads <= 16 else "flashmla_sparse"
+    return "fa3" if setting.device.arch != "cpu" else "torch_sparse"
+
+
 def _indexer_layout(batch: Batch, setting: Setting) -> str:
     # vLLM brings a DeepGEMM of its own, which takes 4 on SM90 as well.
     native = batch.next_n in (1, 2, 4) or 100 <= capability(setting) < 110
@@ -80,6 +91,7 @@ VLLM_0_33_0 = Rule(
             _sparse_prefill,
             "platforms/cuda.py:97, v1/attention/backends/mla/flashmla_sparse.py:442",
         ),
+        "decode": Default(_decode, "platforms/cuda.py:97"),
         "indexer_layout": Default(
             _indexer_layout, "v1/attention/backends/mla/indexer.py:958, utils/deep_gemm.py:684"
         ),

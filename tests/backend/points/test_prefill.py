@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from random import Random
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +18,7 @@ from nsa_tune.backend.layouts import KVLayout
 from nsa_tune.backend.point import Setting
 from nsa_tune.backend.points import point_of
 from nsa_tune.backend.profiles import profile_of
+from nsa_tune.backend.providers import flashinfer
 from nsa_tune.backend.records import Device
 
 PREFILL = point_of("prefill")
@@ -108,10 +111,12 @@ def test_a_batch_of_sums_only_cannot_be_measured() -> None:
 
 def test_hopper_times_its_kernels_and_a_cpu_times_torch() -> None:
     assert [arm.name for arm in PREFILL.candidates(H100)] == [
-        "mha/fa3", "mla/flashmla_sparse", "mla/flashmla_kv",
+        "mha/fa3", "mha/fa2", "mha/sdpa", "mla/flashmla_sparse", "mla/flashmla_kv", "mla/triton",
     ]  # fmt: skip
     bf16 = replace(H100, layout=KVLayout.BF16)
-    assert [arm.name for arm in PREFILL.candidates(bf16)] == ["mha/fa3", "mla/flashmla_sparse"]
+    assert [arm.name for arm in PREFILL.candidates(bf16)] == [
+        "mha/fa3", "mha/fa2", "mha/sdpa", "mla/flashmla_sparse", "mla/triton",
+    ]  # fmt: skip
     assert [arm.name for arm in PREFILL.candidates(TINY)] == [
         "mha/torch", "mla/torch_sparse", "mla/torch_kv",
     ]  # fmt: skip
@@ -183,3 +188,61 @@ def test_sums_of_equal_sequences_cost_what_their_lengths_cost() -> None:
 
     assert PREFILL.cost_terms(sums, H100) == pytest.approx(PREFILL.cost_terms(lengths, H100))
     assert PREFILL.locate(sums, H100) == pytest.approx(PREFILL.locate(lengths, H100))
+
+
+@pytest.mark.parametrize("layout", [KVLayout.BF16, KVLayout.FP8_PACKED])
+@pytest.mark.parametrize("batch", BATCHES[:4], ids=str)
+def test_the_triton_arm_computes_the_reference(layout: KVLayout, batch: Batch) -> None:
+    case = prefill_case(batch, replace(TINY, layout=layout), CPU)
+
+    assert case.error_of(PREFILL.arm("mla/triton").build(case)()) < case.tolerance
+
+
+def test_trtllm_gets_lengths_offsets_and_one_scale(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, Any] = {}
+    batch = Batch.extend([100, 0], [3, 20])
+    case = prefill_case(batch, TINY, CPU)
+
+    def ragged(**arguments: Any) -> torch.Tensor:
+        given.update(arguments)
+        return PREFILL.arm("mha/torch").build(case)()
+
+    class Module:
+        trtllm_ragged_attention_deepseek = staticmethod(ragged)
+
+    monkeypatch.setattr(flashinfer, "_module", lambda name: Module)
+    out = PREFILL.arm("mha/trtllm_ragged").build(case)()
+
+    assert case.error_of(out) < case.tolerance
+    assert given["seq_lens"].tolist() == [103, 20]
+    assert given["cum_seq_lens_q"].tolist() == [0, 3, 23]
+    assert given["cum_seq_lens_kv"].tolist() == [0, 103, 123]
+    assert (given["max_q_len"], given["max_kv_len"], given["batch_size"]) == (20, 103, 2)
+    assert given["bmm1_scale"] == pytest.approx(64**-0.5)
+    assert (given["key"].shape, given["value"].shape) == ((123, 4, 64), (123, 4, 32))
+
+
+def test_a_workspace_is_made_once_a_device_however_many_threads_ask() -> None:
+    with ThreadPoolExecutor(8) as pool:
+        made = list(pool.map(lambda _: flashinfer.workspace(CPU), range(32)))
+
+    assert len({one.data_ptr() for one in made}) == 1
+    assert not made[0][:64].any()
+
+
+def test_blackwell_gets_trtllms_dense_kernels_and_ampere_the_portable_ones() -> None:
+    b200 = replace(H100, device=KNOWN["NVIDIA B200"])
+    a100 = replace(H100, device=replace(H100.device, arch="sm80"))
+
+    assert [arm.name for arm in PREFILL.candidates(b200)][:3] == [
+        "mha/trtllm_ragged", "mha/fa2", "mha/sdpa",
+    ]  # fmt: skip
+    assert [arm.name for arm in PREFILL.candidates(a100)] == ["mha/fa2", "mha/sdpa", "mla/triton"]
+
+
+def test_a_kernel_is_not_planned_for_a_profile_that_it_cannot_take() -> None:
+    tiny = replace(H100, profile=profile_of("tiny"), heads=4)
+    batch = Batch.extend([50], [10])
+
+    allowed = [a.name for a in PREFILL.candidates(tiny) if a.allowed(batch, tiny) is None]
+    assert allowed == ["mha/sdpa", "mla/triton"]

@@ -29,13 +29,13 @@ def fake_flash_mla(calls: list[dict[str, Any]], *, switch: bool) -> SimpleNamesp
         calls.append({"q": q, "kv": kv, "indices": indices, "scale": scale, **keywords})
         return (q,)
 
-    def sparse_old(q: Any, kv: Any, indices: Any, scale: float, topk_length: Any) -> tuple[Any]:
-        return sparse(q, kv, indices, scale, topk_length=topk_length)
+    def sparse_old(q: Any, kv: Any, indices: Any, scale: float, **keywords: Any) -> tuple[Any]:
+        return sparse(q, kv, indices, scale, **keywords)
 
     def sparse_new(
-        q: Any, kv: Any, indices: Any, scale: float, topk_length: Any, use_legacy: bool = False
+        q: Any, kv: Any, indices: Any, scale: float, use_legacy: bool = False, **keywords: Any
     ) -> tuple[Any]:
-        return sparse(q, kv, indices, scale, topk_length=topk_length, use_legacy=use_legacy)
+        return sparse(q, kv, indices, scale, use_legacy=use_legacy, **keywords)
 
     def kvcache_new(*, use_legacy: bool = False, **keywords: Any) -> tuple[torch.Tensor, None]:
         return with_kvcache(use_legacy=use_legacy, **keywords)
@@ -47,13 +47,10 @@ def fake_flash_mla(calls: list[dict[str, Any]], *, switch: bool) -> SimpleNamesp
     )
 
 
-def use(
-    monkeypatch: pytest.MonkeyPatch, *, switch: bool = True, major: int = 9
-) -> list[dict[str, Any]]:
+def use(monkeypatch: pytest.MonkeyPatch, *, switch: bool = True) -> list[dict[str, Any]]:
     calls: list[dict[str, Any]] = []
     module = fake_flash_mla(calls, switch=switch)
     monkeypatch.setattr(flash_mla, "_module", lambda: module)
-    monkeypatch.setattr(flash_mla, "_major", lambda tensor: major)
     return calls
 
 
@@ -61,21 +58,47 @@ Q = torch.zeros(3, 64, 576, dtype=torch.bfloat16)
 INDICES = torch.zeros(3, 1, 128, dtype=torch.int32)
 
 
-def test_hopper_takes_the_legacy_kernels_where_there_is_a_switch(
+def two_pools(sink: torch.Tensor) -> torch.Tensor:
+    lengths = torch.ones(3, dtype=torch.int32)
+    return flash_mla.sparse_decode_two_pools(
+        Q[:, None], Q, INDICES, lengths, Q, INDICES, lengths, 0.1, sink
+    )
+
+
+def test_v32_and_v4_formats_take_the_legacy_kernels_where_there_is_a_switch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     calls = use(monkeypatch)
     flash_mla.sparse_forward(Q, Q, INDICES, 0.1, None)
     flash_mla.sparse_decode(Q[:, None], Q, INDICES, 0.1)
+    two_pools(torch.zeros(64))
 
-    assert [call["use_legacy"] for call in calls] == [True, True]
+    assert [call["use_legacy"] for call in calls] == [True, True, True]
 
 
-def test_blackwell_takes_the_current_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = use(monkeypatch, major=10)
+def test_the_window_and_the_compressed_tokens_are_two_pools_of_one_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls = use(monkeypatch)
+    sink = torch.zeros(64)
+    two_pools(sink)
+
+    (call,) = calls
+    assert call["attn_sink"] is sink
+    assert call["extra_k_cache"] is Q
+    assert call["extra_indices_in_kvcache"] is INDICES
+    assert call["topk_length"].tolist() == call["extra_topk_length"].tolist() == [1, 1, 1]
+    assert (call["block_table"], call["cache_seqlens"]) == (None, None)
+
+
+def test_a_sink_is_passed_to_the_prefill_kernel_only_where_there_is_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls = use(monkeypatch)
     flash_mla.sparse_forward(Q, Q, INDICES, 0.1, None)
+    flash_mla.sparse_forward(Q, Q, INDICES, 0.1, None, torch.zeros(64))
 
-    assert calls[0]["use_legacy"] is False
+    assert [call.get("attn_sink") is None for call in calls] == [True, False]
 
 
 def test_a_build_without_the_switch_is_called_without_it(monkeypatch: pytest.MonkeyPatch) -> None:

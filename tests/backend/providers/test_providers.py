@@ -61,6 +61,38 @@ def test_the_first_of_several_distributions_wins(site: Path) -> None:
     assert found.distribution == "sgl-flash-mla"
 
 
+@pytest.mark.parametrize(
+    ("library", "module"),
+    [
+        ("flash_mla", "vllm.third_party.flashmla.flash_mla_interface"),
+        ("deep_gemm", "vllm.third_party.deep_gemm"),
+    ],
+)
+def test_vllm_answers_with_the_builds_that_it_brings_without_being_imported(
+    site: Path, library: str, module: str
+) -> None:
+    install(site, "vllm", "0.33.0", module)
+    (site / "vllm" / "__init__.py").write_text("raise RuntimeError('imported')")
+
+    assert providers.answering(library) == providers.Answering(library, "vllm", "0.33.0", module)
+    assert "vllm" not in sys.modules
+
+
+def test_a_vllm_that_was_built_without_a_library_does_not_answer_for_it(site: Path) -> None:
+    install(site, "vllm", "0.33.0", "vllm.third_party.deep_gemm")
+
+    assert providers.answering("flash_mla") is None
+    assert providers.answering("deep_gemm") is not None
+
+
+def test_a_source_build_answers_where_no_wheel_does(site: Path) -> None:
+    install(site, "flash_mla", "1.0.0+9241ae3", "flash_mla")
+    found = providers.answering("flash_mla")
+
+    assert found is not None
+    assert (found.distribution, found.version) == ("flash-mla", "1.0.0+9241ae3")
+
+
 def test_metadata_without_its_module_does_not_answer(site: Path) -> None:
     install(site, "sgl-deep-gemm", "0.2", "elsewhere")
 

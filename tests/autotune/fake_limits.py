@@ -1,0 +1,93 @@
+"""Trials that go wrong behind a limit, each in a way of its own. Run by real child processes."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import time
+
+from nsa_tune.autotune.probe_child import Target, WrongAnswer
+
+__all__ = [
+    "abort", "dear", "exits", "hangs", "leaves", "memory", "nan", "raises", "segfaults", "wrong",
+]  # fmt: skip
+
+LIMIT = 37
+
+
+def segfaults(size: int, target: Target) -> dict[str, float]:
+    del target
+    if size > LIMIT:
+        ctypes.string_at(0)
+    return {}
+
+
+def abort(size: int, target: Target) -> dict[str, float]:
+    del target
+    if size > LIMIT:
+        os.abort()
+    return {}
+
+
+def exits(size: int, target: Target) -> dict[str, float]:
+    """As FlashMLA does: a message, then exit(1) from within the library."""
+    del target
+    if size > LIMIT:
+        sys.stderr.write("CUDA error (file.cu:1): invalid argument\n")
+        sys.stderr.flush()
+        os._exit(1)
+    return {}
+
+
+def leaves(size: int, target: Target) -> dict[str, float]:
+    """Ends with success before it has an answer."""
+    del target
+    if size > LIMIT:
+        os._exit(0)
+    return {}
+
+
+def raises(size: int, target: Target) -> dict[str, float]:
+    del target
+    if size > LIMIT:
+        raise RuntimeError("Assertion error: smem_size <= smem_capacity")
+    return {}
+
+
+def hangs(size: int, target: Target) -> dict[str, float]:
+    del target
+    if size > LIMIT:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        time.sleep(600)
+    return {}
+
+
+def wrong(size: int, target: Target) -> dict[str, float]:
+    del target
+    if size > LIMIT:
+        raise WrongAnswer("relative error 1")
+    return {}
+
+
+def nan(size: int, target: Target) -> dict[str, float]:
+    del target
+    return {"us": float("nan") if size > LIMIT else 1.0}
+
+
+class OutOfMemoryError(RuntimeError):
+    """As torch's."""
+
+
+def memory(size: int, target: Target) -> dict[str, float]:
+    del target
+    if size > LIMIT:
+        raise OutOfMemoryError("CUDA out of memory")
+    return {}
+
+
+def dear(size: int, target: Target) -> dict[str, float]:
+    """A size costs 1 us, and 3 us behind the limit."""
+    del target
+    return {"us": float(size if size <= LIMIT else 3 * size)}

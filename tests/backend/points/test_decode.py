@@ -1,0 +1,166 @@
+"""The decode point: its arms agree with the reference, and its batches span what engines decode."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from random import Random
+
+import pytest
+import torch
+
+from nsa_tune import Batch
+from nsa_tune.backend.cases.prefill import prefill_case
+from nsa_tune.backend.detect import KNOWN
+from nsa_tune.backend.layouts import KVLayout
+from nsa_tune.backend.point import Setting
+from nsa_tune.backend.points import point_of
+from nsa_tune.backend.profiles import profile_of
+from nsa_tune.backend.providers import flash_mla, flashinfer
+from nsa_tune.backend.records import Device
+
+DECODE = point_of("decode")
+CPU = torch.device("cpu")
+TINY = Setting(profile_of("tiny"), 4, KVLayout.FP8_PACKED, Device("CPU", "cpu"))
+H100 = Setting(
+    profile_of("deepseek-v3.2"), 128, KVLayout.FP8_PACKED, KNOWN["NVIDIA H100 80GB HBM3"],
+    {"sgl-flash-mla": "1.0.0", "sgl-deep-gemm": "0.1.5.post1"},
+)  # fmt: skip
+BATCHES = [
+    Batch.decode([5]),
+    Batch.decode([300, 129, 64]),
+    Batch.verify([40, 700], 2),
+    Batch.draft_extend([500], 4),
+]
+
+
+def runs() -> Iterator[tuple[KVLayout, Batch, str]]:
+    for layout in (KVLayout.BF16, KVLayout.FP8_PACKED):
+        names = [arm.name for arm in DECODE.arms if arm.reference and layout in arm.layouts]
+        for batch in BATCHES:
+            for name in [*names, "triton"]:
+                yield layout, batch, name
+
+
+@pytest.mark.parametrize(("layout", "batch", "name"), list(runs()), ids=str)
+def test_every_arm_computes_the_reference(layout: KVLayout, batch: Batch, name: str) -> None:
+    case = prefill_case(batch, replace(TINY, layout=layout), CPU)
+    output = DECODE.arm(name).build(case)()
+
+    assert output.shape == (batch.q_tokens, 4, 32)
+    assert case.error_of(output) < case.tolerance
+
+
+def attend(
+    q: torch.Tensor, latents: torch.Tensor, indices: torch.Tensor, scale: float
+) -> torch.Tensor:
+    """What a sparse kernel computes, for the library's edge in these tests."""
+    from nsa_tune.backend.kernels.sparse_mla import sparse_mla_reference
+
+    return sparse_mla_reference(q, latents, indices, scale, 128)
+
+
+def test_flashmla_sparse_reads_a_gather_whose_size_does_not_depend_on_the_context(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen = []
+
+    def forward(
+        q: torch.Tensor, kv: torch.Tensor, indices: torch.Tensor, scale: float, length: torch.Tensor
+    ) -> torch.Tensor:
+        del length
+        seen.append((q.shape[1], kv.shape[0], indices.shape))
+        return attend(q, kv[:, 0], indices[:, 0], scale)
+
+    monkeypatch.setattr(flash_mla, "sparse_forward", forward)
+    for context in (100, 900):
+        case = prefill_case(Batch.verify([context, 77], 2), TINY, CPU)
+        out = DECODE.arm("flashmla_sparse").build(case)()
+        assert case.error_of(out) < case.tolerance
+    # Heads are padded to 64, and 4 rows of 128 selected tokens are gathered.
+    assert seen == [(64, 512, (4, 1, 128))] * 2
+
+
+def test_trtllm_gets_pages_slots_and_the_lengths_before_selection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given: dict[str, object] = {}
+
+    def decode(**arguments: object) -> torch.Tensor:
+        given.update(arguments)
+        q, pool, indices = (arguments[name] for name in ("query", "kv_cache", "block_tables"))
+        assert isinstance(q, torch.Tensor)
+        assert isinstance(pool, torch.Tensor)
+        assert isinstance(indices, torch.Tensor)
+        return attend(q[:, 0], pool.flatten(0, 2), indices[:, 0], case.profile.softmax_scale)[
+            :, None
+        ]
+
+    class Module:
+        trtllm_batch_decode_with_kv_cache_mla = staticmethod(decode)
+
+    monkeypatch.setattr(flashinfer, "_module", lambda name: Module)
+    case = prefill_case(Batch.verify([700, 40], 2), replace(TINY, layout=KVLayout.BF16), CPU)
+    out = DECODE.arm("trtllm").build(case)()
+
+    assert case.error_of(out) < case.tolerance
+    assert given["sparse_mla_top_k"] == 128
+    assert given["max_seq_len"] == 700
+    lens = given["seq_lens"]
+    assert isinstance(lens, torch.Tensor)
+    assert lens.tolist() == [699, 700, 39, 40]
+    pool = given["kv_cache"]
+    assert isinstance(pool, torch.Tensor)
+    assert pool.shape[1:] == (1, 16, 160)
+
+
+@pytest.mark.parametrize(
+    ("change", "names"),
+    [
+        (lambda s: s, ["flashmla_kv", "flashmla_sparse", "triton"]),
+        (lambda s: replace(s, layout=KVLayout.BF16), ["flashmla_sparse", "triton"]),
+        (
+            lambda s: replace(s, layout=KVLayout.BF16, device=KNOWN["NVIDIA B200"]),
+            ["trtllm", "flashmla_sparse", "triton"],
+        ),
+        (lambda s: replace(s, device=replace(s.device, arch="sm80")), ["triton"]),
+        (lambda s: TINY, ["torch_kv", "torch_sparse"]),
+    ],
+)
+def test_a_device_times_the_kernels_that_it_has(
+    change: Callable[[Setting], Setting], names: list[str]
+) -> None:
+    setting = change(H100)
+    assert [arm.name for arm in DECODE.candidates(setting)] == names
+
+
+@pytest.mark.parametrize("setting", [H100, TINY], ids=["H100", "tiny"])
+def test_the_grid_spans_batch_context_and_next_n_with_uneven_contexts(setting: Setting) -> None:
+    grid = DECODE.grid(setting)
+    topk = setting.profile.index_topk
+
+    assert 40 <= len(grid) <= 150
+    assert len({str(batch) for batch in grid}) == len(grid)
+    assert {batch.next_n for batch in grid} == {1, 2, 4}
+    assert {batch.sequences for batch in grid} >= {1, 4, 16, 64}
+    assert max(batch.max_kv for batch in grid) >= 56 * topk
+    assert any(len(set(batch.lens or ())) == 3 for batch in grid)
+    assert sum(batch.max_kv % 64 > 0 for batch in grid) >= len(grid) // 2
+
+
+def test_samples_are_seeded_and_half_of_them_ragged() -> None:
+    random = Random(5)
+    drawn = [DECODE.sample(H100, random) for _ in range(100)]
+
+    assert drawn[0] == DECODE.sample(H100, Random(5))
+    assert 20 < sum(len(set(batch.lens or ())) > 1 for batch in drawn) < 80
+
+
+def test_sums_of_equal_sequences_cost_what_their_lengths_cost() -> None:
+    lengths = Batch.verify([5000] * 6, 2)
+    sums = Batch.from_totals(
+        mode="target_verify", q_tokens=12, kv_tokens=30000, max_kv=5000, sequences=6
+    )
+
+    assert DECODE.cost_terms(sums, H100) == pytest.approx(DECODE.cost_terms(lengths, H100))
+    assert DECODE.locate(sums, H100) == pytest.approx(DECODE.locate(lengths, H100))
