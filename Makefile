@@ -6,11 +6,13 @@ RUN_ARGS ?=
 CUDA := $(if $(shell command -v nvidia-smi),$(shell echo ,cuda))
 
 .DEFAULT_GOAL := help
-.PHONY: help tune test lint format browser regret kills clean
+.PHONY: help tune test nightly lint format browser regret lookup kills clean
 
 help:
 	@echo "make tune    install into .venv, measure on the best device here, write $(REPORT)"
 	@echo "make test    install into .venv, then lint, check types and run the tests"
+	@echo "make nightly a million random plans on random tables, limits and machines"
+	@echo "make lookup  what a plan costs, in empty Python calls"
 	@echo "make regret  what the shipped tables' answers cost on batches that they were not tuned on"
 	@echo "make kills   a run that is killed at 100 random moments, and what it loses"
 	@echo "make lint    ruff and mypy only          make format  let ruff rewrite the sources"
@@ -67,6 +69,12 @@ browser:
 	else \
 	    echo "make test needs Chromium: as root, apt-get update && apt-get install chromium"; exit 1; \
 	fi
+
+nightly: .venv/test
+	PLANS=1000000 $(BIN)/pytest tests/backend/test_plan_properties.py
+
+lookup: .venv/tune
+	$(BIN)/python benchmarks/lookup.py
 
 # Held-out batches, measured on the GPU, replayed against the shipped tables.
 regret: .venv/tune

@@ -25,6 +25,7 @@ from nsa_tune.backend.point import Answer
 from nsa_tune.backend.points import POINTS, points_for
 from nsa_tune.backend.records import Measurement, Status, Table
 from nsa_tune.backend.rules import SGLANG_0_5_23
+from nsa_tune.backend.serving import Match
 from nsa_tune.backend.tables import read_text
 
 _KV_DTYPES = {"bf16": "bf16", "fp8_packed": "fp8", "v4_paged": "fp8"}
@@ -137,8 +138,11 @@ def score(arguments: argparse.Namespace) -> None:
     key = held_out.key
     dispatcher = Dispatcher.open(
         arguments.db, key.gpu, model=key.model, heads=key.heads,
-        kv_dtype=_KV_DTYPES[key.kv_layout], strict=True,
+        kv_dtype=_KV_DTYPES[key.kv_layout],
     )  # fmt: skip
+    # A machine with that GPU may have other versions than the table: those do not matter here.
+    if dispatcher.match not in (Match.EXACT, Match.STALE):
+        sys.exit(f"there is no table of {key.gpu} to score: {dispatcher.source}")
     result = []
     for point in POINTS.values():
         for answer in point.answers:

@@ -65,15 +65,21 @@ def test_a_plan_has_these_fields() -> None:
         "intervals_us",
         "guards",
         "text",
+        "expected_regret",
+        "to_win",
+        "key",
+        "rows",
+        "consulted",
     ]
 
 
 def test_the_dispatcher_is_opened_like_this() -> None:
     parameters = inspect.signature(nsa_tune.Dispatcher.open).parameters
 
-    assert list(parameters) == ["db", "gpu", "model", "heads", "kv_dtype", "strict"]
+    assert list(parameters) == ["db", "gpu", "model", "heads", "kv_dtype", "strict", "rule"]
     assert list(inspect.signature(nsa_tune.Dispatcher.captured).parameters)[1:] == [
         "batch_size",
         "next_n",
         "mode",
+        "contexts",
     ]

@@ -71,6 +71,10 @@ def _reason(reason: Reason) -> dict[str, Any]:
         "intervals_us": {name: list(ends) for name, ends in reason.intervals_us.items()},
         "guards": dict(reason.guards),
         "text": reason.text,
+        "expected_regret": reason.expected_regret,
+        "to_win": dict(reason.to_win),
+        "rows": [row._asdict() for row in reason.rows],
+        "consulted": [guard._asdict() for guard in reason.consulted],
     }
 
 

@@ -108,7 +108,12 @@ Extend = Annotated[
     typer.Option("--extend", help="New tokens of each sequence, comma-separated: 300,64."),
 ]
 Captured = Annotated[bool, typer.Option("--captured", help="The pass is captured in a CUDA graph.")]
-Strict = Annotated[bool, typer.Option("--strict", help="Exit with 3 where no table has the key.")]
+Strict = Annotated[
+    bool,
+    typer.Option(
+        "--strict", help="Exit with 3 unless a table of this GPU, driver and libraries answers."
+    ),
+]
 
 
 def batch_of(word: str | None, prefix: str | None, extend: str | None, captured: bool) -> Batch:

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import re
+import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from operator import index, mul
+from functools import cache
+from itertools import groupby
+from math import hypot
+from operator import add, index, mul, sub
+from typing import cast
 
 from nsa_tune._errors import BatchError
 
@@ -25,8 +30,21 @@ class Mode(StrEnum):
     DRAFT_EXTEND = "draft_extend"
 
 
+_MODES: dict[str, Mode] = {str(mode): mode for mode in Mode}
+_EXTEND = Mode.EXTEND
+
+
+class _Draft:
+    """A batch while it is filled in."""
+
+    __slots__ = (
+        "captured", "kv_lens", "kv_tokens", "max_kv", "mode", "new_lens", "next_n", "pairs",
+        "q_tokens", "sequences",
+    )  # fmt: skip
+
+
 @dataclass(frozen=True, slots=True)
-class Batch:
+class Batch(_Draft):
     """One forward pass. Make it with `extend`, `decode`, `verify`, `draft_extend` or `from_totals`.
 
     All numbers are tokens, summed over the sequences unless their name says otherwise.
@@ -46,13 +64,32 @@ class Batch:
     """New tokens a sequence, where it is the same for all (1 in extend)."""
     captured: bool = False
     """True while a CUDA graph captures or replays the pass."""
-    lens: tuple[tuple[int, int], ...] | None = None
-    """(prefix, new) of each sequence; None when only the sums are known."""
+    kv_lens: tuple[int, ...] | None = None
+    """Each sequence's kv tokens; None when only the sums are known."""
+    new_lens: tuple[int, ...] | None = None
+    """Each sequence's new tokens, likewise."""
 
     @property
     def prefix_tokens(self) -> int:
         """Tokens that were in the KV pool before this pass."""
         return self.kv_tokens - self.q_tokens
+
+    @property
+    def lens(self) -> tuple[tuple[int, int], ...] | None:
+        """(prefix, new) of each sequence; None when only the sums are known."""
+        if self.kv_lens is None or self.new_lens is None:
+            return None
+        return tuple(zip(map(sub, self.kv_lens, self.new_lens), self.new_lens, strict=True))
+
+    @property
+    def sums(self) -> Batch:
+        """The same batch without its lengths."""
+        if self.kv_lens is None:
+            return self
+        return _made(
+            self.mode, self.sequences, self.q_tokens, self.kv_tokens, self.max_kv, self.pairs,
+            self.next_n, self.captured, None, None,
+        )  # fmt: skip
 
     @classmethod
     def extend(
@@ -63,7 +100,24 @@ class Batch:
         Raises:
             BatchError: on no sequence, unequal counts, a negative prefix, or no new token.
         """
-        return cls._of_lens(Mode.EXTEND, prefix_lens, extend_lens, 1, captured)
+        prefixes, news = tuple(prefix_lens), tuple(extend_lens)
+        words = _words(len(news))
+        try:
+            # Packing refuses what is no whole number or below 0, faster than looking at each.
+            words.pack(*prefixes)
+            words.pack(*news)
+        except struct.error:
+            prefixes, news = _checked(prefixes, news)
+        q_tokens = sum(news)
+        kv_tokens = sum(prefixes, q_tokens)
+        if not (type(kv_tokens) is int and news and all(news) and kv_tokens <= MAX_TOKENS):
+            prefixes, news = _checked(prefixes, news)
+            q_tokens, kv_tokens = sum(news), sum(prefixes) + sum(news)
+        kv_lens = tuple(map(add, prefixes, news))
+        return _made(
+            Mode.EXTEND, len(news), q_tokens, kv_tokens, max(kv_lens),
+            _pairs(prefixes, kv_lens, q_tokens), 1, captured, kv_lens, news,
+        )  # fmt: skip
 
     @classmethod
     def decode(cls, context_lens: Sequence[int], *, captured: bool = False) -> Batch:
@@ -72,7 +126,7 @@ class Batch:
         Raises:
             BatchError: on no sequence or a context below 1.
         """
-        return cls._of_contexts(Mode.DECODE, context_lens, 1, captured)
+        return _of_contexts(Mode.DECODE, context_lens, 1, captured)
 
     @classmethod
     def verify(cls, context_lens: Sequence[int], next_n: int, *, captured: bool = False) -> Batch:
@@ -81,7 +135,7 @@ class Batch:
         Raises:
             BatchError: on no sequence, next_n below 1, or a context shorter than next_n.
         """
-        return cls._of_contexts(Mode.TARGET_VERIFY, context_lens, next_n, captured)
+        return _of_contexts(Mode.TARGET_VERIFY, context_lens, next_n, captured)
 
     @classmethod
     def draft_extend(
@@ -92,7 +146,7 @@ class Batch:
         Raises:
             BatchError: as `verify`.
         """
-        return cls._of_contexts(Mode.DRAFT_EXTEND, context_lens, next_n, captured)
+        return _of_contexts(Mode.DRAFT_EXTEND, context_lens, next_n, captured)
 
     @classmethod
     def from_totals(
@@ -115,14 +169,17 @@ class Batch:
         Raises:
             BatchError: when the sums are no whole numbers, or contradict each other.
         """
-        if mode not in _MODES:
+        known = _MODES.get(mode)
+        if known is None:
             raise BatchError(f"unknown mode {mode!r}; use one of: {', '.join(_MODES)}")
         try:
             # An int32 of numpy would wrap around in the products of the guards.
             q_tokens, kv_tokens = index(q_tokens), index(kv_tokens)
             max_kv, sequences = index(max_kv), index(sequences)
-            pairs = None if pairs is None else index(pairs)
-            next_n = None if next_n is None else index(next_n)
+            if pairs is not None:
+                pairs = index(pairs)
+            if next_n is not None:
+                next_n = index(next_n)
         except TypeError as error:
             raise BatchError(f"sums must be whole numbers: {error}") from None
         if not 0 < sequences <= q_tokens <= kv_tokens <= MAX_TOKENS:
@@ -130,8 +187,9 @@ class Batch:
                 "a batch needs 1 <= sequences <= q_tokens <= kv_tokens < 2**31, "
                 f"got {sequences}, {q_tokens} and {kv_tokens}"
             )
-        each = 1 if mode == Mode.EXTEND else q_tokens // sequences
-        if next_n not in (None, each) or (mode != Mode.EXTEND and q_tokens != sequences * each):
+        each = 1 if known is _EXTEND else q_tokens // sequences
+        uneven = known is not _EXTEND and q_tokens != sequences * each
+        if uneven or next_n not in (None, each):
             raise BatchError(
                 f"next_n {next_n} contradicts {q_tokens} new tokens in {sequences} sequences "
                 f"in mode {mode}"
@@ -147,69 +205,21 @@ class Batch:
             raise BatchError(
                 f"pairs {pairs} contradicts {q_tokens} queries of at most {max_kv} keys"
             )
-        return cls(
-            _MODES[mode], sequences, q_tokens, kv_tokens, max_kv, pairs, each, captured, None
+        return _made(
+            known, sequences, q_tokens, kv_tokens, max_kv, pairs, each, captured, None, None
         )
-
-    @classmethod
-    def _of_contexts(
-        cls, mode: Mode, context_lens: Iterable[int], next_n: int, captured: bool
-    ) -> Batch:
-        try:
-            next_n, contexts = index(next_n), list(map(index, context_lens))
-        except TypeError as error:
-            raise BatchError(f"lengths must be whole numbers: {error}") from None
-        if next_n < 1:
-            raise BatchError(f"next_n must be at least 1, got {next_n}")
-        if contexts and min(contexts) < next_n:
-            raise BatchError(
-                f"a context counts its {next_n} new tokens, so {min(contexts)} is too short"
-            )
-        prefixes = [context - next_n for context in contexts]
-        return cls._of_lens(mode, prefixes, [next_n] * len(contexts), next_n, captured)
-
-    @classmethod
-    def _of_lens(
-        cls, mode: Mode, prefix_lens: Iterable[int], new_lens: Iterable[int], next_n: int,
-        captured: bool,
-    ) -> Batch:  # fmt: skip
-        try:
-            prefixes, news = list(map(index, prefix_lens)), list(map(index, new_lens))
-        except TypeError as error:
-            raise BatchError(f"lengths must be whole numbers: {error}") from None
-        if not prefixes or len(prefixes) != len(news):
-            raise BatchError(
-                "a batch needs one prefix length and one new length a sequence, "
-                f"got {len(prefixes)} and {len(news)}"
-            )
-        if min(prefixes) < 0 or min(news) < 1:
-            raise BatchError(
-                "prefix lengths must be at least 0 and new lengths at least 1, "
-                f"got {min(prefixes)} and {min(news)}"
-            )
-        q_tokens, prefix_tokens = sum(news), sum(prefixes)
-        if q_tokens + prefix_tokens > MAX_TOKENS:
-            raise BatchError(f"{q_tokens + prefix_tokens} kv tokens pass the int32 of the kernels")
-        pairs = sum(map(mul, prefixes, news)) + (sum(map(mul, news, news)) + q_tokens) // 2
-        max_kv = max(map(int.__add__, prefixes, news))
-        lens = tuple(zip(prefixes, news, strict=True))
-        return cls(
-            mode, len(news), q_tokens, q_tokens + prefix_tokens, max_kv, pairs, next_n, captured,
-            lens,
-        )  # fmt: skip
 
     def __str__(self) -> str:
         """The batch as one word, read back by `parse`: ``extend:1920+128,0+300x4``."""
-        if self.lens is None:
+        if self.kv_lens is None or self.new_lens is None:
             return (
                 f"{self.mode}:q={self.q_tokens},kv={self.kv_tokens},max={self.max_kv},"
                 f"n={self.sequences}"
             )
         if self.mode is Mode.EXTEND:
-            words = [f"{prefix}+{new}" for prefix, new in self.lens]
-            return f"{self.mode}:{_fold(words)}"
-        contexts = [str(prefix + new) for prefix, new in self.lens]
-        return f"{self.mode}:n{self.next_n}:{_fold(contexts)}"
+            pairs = zip(self.kv_lens, self.new_lens, strict=True)
+            return f"{self.mode}:{_fold([f'{kv - new}+{new}' for kv, new in pairs])}"
+        return f"{self.mode}:n{self.next_n}:{_fold(map(str, self.kv_lens))}"
 
     @classmethod
     def parse(cls, text: str) -> Batch:
@@ -224,43 +234,163 @@ class Batch:
                 f"{text!r} is no batch; write extend:PREFIX+NEW[xCOUNT],... or "
                 "target_verify:nNEXT_N:CONTEXT[xCOUNT],..."
             )
-        mode, words = _MODES[match["mode"]], _unfold(match["lens"])
-        if (mode is Mode.EXTEND) != (match["next_n"] is None):
+        mode, next_n = _MODES[match["mode"]], match["next_n"]
+        if (mode is Mode.EXTEND) != (next_n is None):
             raise BatchError(f"{text!r}: next_n goes with every mode but extend")
-        if mode is Mode.EXTEND:
-            if any("+" not in word for word in words):
-                raise BatchError(f"{text!r}: each sequence of an extend is PREFIX+NEW")
-            pairs = [word.split("+") for word in words]
-            return cls.extend([int(p) for p, _ in pairs], [int(e) for _, e in pairs])
-        if any("+" in word for word in words):
-            raise BatchError(f"{text!r}: only an extend has PREFIX+NEW")
-        return cls._of_contexts(mode, [int(word) for word in words], int(match["next_n"]), False)
+        return _of_runs(mode, int(next_n or 1), text, _runs(match["lens"]))
 
+
+# --- making batches
+
+_new = object.__new__
+
+
+def _made(
+    mode: Mode, sequences: int, q_tokens: int, kv_tokens: int, max_kv: int, pairs: int,
+    next_n: int, captured: bool, kv_lens: tuple[int, ...] | None,
+    new_lens: tuple[int, ...] | None,
+) -> Batch:  # fmt: skip
+    """`Batch(...)` in a fifth of its time: a frozen class sets each field through a call, which
+    comes to more than a whole plan. A draft is filled in like any object, and then frozen."""
+    draft = cast("Batch", _new(_Draft))
+    draft.mode = mode  # type: ignore[misc]
+    draft.sequences = sequences  # type: ignore[misc]
+    draft.q_tokens = q_tokens  # type: ignore[misc]
+    draft.kv_tokens = kv_tokens  # type: ignore[misc]
+    draft.max_kv = max_kv  # type: ignore[misc]
+    draft.pairs = pairs  # type: ignore[misc]
+    draft.next_n = next_n  # type: ignore[misc]
+    draft.captured = captured  # type: ignore[misc]
+    draft.kv_lens = kv_lens  # type: ignore[misc]
+    draft.new_lens = new_lens  # type: ignore[misc]
+    draft.__class__ = Batch
+    return draft
+
+
+@cache
+def _words(count: int) -> struct.Struct:
+    return struct.Struct(f"{count}I")
+
+
+def _checked(
+    prefix_lens: Iterable[int], new_lens: Iterable[int]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The lengths as plain integers.
+
+    Raises:
+        BatchError: when they cannot be.
+    """
+    try:
+        prefixes, news = tuple(map(index, prefix_lens)), tuple(map(index, new_lens))
+    except TypeError as error:
+        raise BatchError(f"lengths must be whole numbers: {error}") from None
+    if not prefixes or len(prefixes) != len(news):
+        raise BatchError(
+            "a batch needs one prefix length and one new length a sequence, "
+            f"got {len(prefixes)} and {len(news)}"
+        )
+    if min(prefixes) < 0 or min(news) < 1:
+        raise BatchError(
+            "prefix lengths must be at least 0 and new lengths at least 1, "
+            f"got {min(prefixes)} and {min(news)}"
+        )
+    if sum(prefixes) + sum(news) > MAX_TOKENS:
+        raise BatchError(f"{sum(prefixes) + sum(news)} kv tokens pass the int32 of the kernels")
+    return prefixes, news
+
+
+_EXACT_SQUARES = 2.0**48
+"""Up to here `hypot`, which is good to one unit in the last place, squares to the right integer."""
+
+
+def _pairs(prefixes: Sequence[int], kv_lens: Sequence[int], q_tokens: int) -> int:
+    """The sum of new * prefix + new * (new + 1) / 2, which is half of kv**2 - prefix**2 + new."""
+    squares = hypot(*kv_lens) ** 2
+    if squares <= _EXACT_SQUARES:
+        twice = round(squares) - round(hypot(*prefixes) ** 2)
+    else:
+        twice = sum(map(mul, kv_lens, kv_lens)) - sum(map(mul, prefixes, prefixes))
+    return (twice + q_tokens) // 2
+
+
+def _of_contexts(mode: Mode, context_lens: Iterable[int], next_n: int, captured: bool) -> Batch:
+    contexts = tuple(context_lens)
+    count = len(contexts)
+    try:
+        next_n = index(next_n)
+        if type(sum(contexts)) is not int:
+            contexts = tuple(map(index, contexts))
+    except TypeError as error:
+        raise BatchError(f"lengths must be whole numbers: {error}") from None
+    kv_tokens = sum(contexts)
+    if next_n < 1:
+        raise BatchError(f"next_n must be at least 1, got {next_n}")
+    if contexts and min(contexts) < next_n:
+        raise BatchError(
+            f"a context counts its {next_n} new tokens, so {min(contexts)} is too short"
+        )
+    if not contexts or kv_tokens > MAX_TOKENS:
+        _checked([context - next_n for context in contexts], [next_n] * count)
+    pairs = next_n * kv_tokens - count * (next_n * (next_n - 1) // 2)
+    return _made(
+        mode, count, count * next_n, kv_tokens, max(contexts), pairs, next_n, captured, contexts,
+        (next_n,) * count,
+    )  # fmt: skip
+
+
+# --- words
 
 _MOST_WRITTEN = 2**18
-_MODES = {str(mode): mode for mode in Mode}
+
 _WORD = re.compile(
     r"(?P<mode>[a-z_]+):(?:n(?P<next_n>\d{1,9}):)?"
     r"(?P<lens>\d{1,10}(?:\+\d{1,10})?(?:x\d{1,6})?(?:,\d{1,10}(?:\+\d{1,10})?(?:x\d{1,6})?)*)"
 )
 
 
-def _fold(words: list[str]) -> str:
+def _fold(words: Iterable[str]) -> str:
     """Runs of equal words written once, with their count."""
-    runs: list[tuple[str, int]] = []
-    for word in words:
-        if runs and runs[-1][0] == word:
-            runs[-1] = (word, runs[-1][1] + 1)
-        else:
-            runs.append((word, 1))
-    return ",".join(word if count == 1 else f"{word}x{count}" for word, count in runs)
+    counted = ((word, sum(1 for _ in run)) for word, run in groupby(words))
+    return ",".join(word if count == 1 else f"{word}x{count}" for word, count in counted)
 
 
-def _unfold(text: str) -> list[str]:
-    words: list[str] = []
+def _runs(text: str) -> list[tuple[str, str, str, int]]:
+    """(length, "+" or "", new length or "", count) of each run in `text`."""
+    runs = []
     for run in text.split(","):
         word, _, count = run.partition("x")
-        words.extend([word] * int(count or 1))
-        if len(words) > _MOST_WRITTEN:
+        runs.append((*word.partition("+"), int(count or 1)))
+    return runs
+
+
+def _of_runs(
+    mode: Mode, next_n: int, text: str, runs: Iterable[tuple[str, str, str, int]]
+) -> Batch:
+    """The batch of `text`, summed run by run: a table has thousands of equal sequences."""
+    extends = mode is Mode.EXTEND
+    sequences = q_tokens = kv_tokens = pairs = longest = 0
+    kv_lens: list[int] = []
+    new_lens: list[int] = []
+    for word, plus, more, count in runs:
+        if bool(plus) != extends:
+            form = "each sequence of an extend is" if extends else "only an extend has"
+            raise BatchError(f"{text!r}: {form} PREFIX+NEW")
+        new = int(more) if extends else next_n
+        kv = int(word) + new if extends else int(word)
+        if not (new >= 1 and kv >= new and count >= 1):
+            raise BatchError(f"{text!r}: new lengths at least 1, and contexts that hold them")
+        sequences += count
+        if sequences > _MOST_WRITTEN:
             raise BatchError(f"a written batch has at most {_MOST_WRITTEN} sequences")
-    return words
+        q_tokens += count * new
+        kv_tokens += count * kv
+        pairs += count * (new * (kv - new) + new * (new + 1) // 2)
+        longest = max(longest, kv)
+        kv_lens += [kv] * count
+        new_lens += [new] * count
+    if kv_tokens > MAX_TOKENS:
+        raise BatchError(f"{kv_tokens} kv tokens pass the int32 of the kernels")
+    return _made(
+        mode, sequences, q_tokens, kv_tokens, longest, pairs, next_n, False, tuple(kv_lens),
+        tuple(new_lens),
+    )  # fmt: skip

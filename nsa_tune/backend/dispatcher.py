@@ -7,50 +7,32 @@ be (an unknown model, heads that do not divide) is an error.
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Iterable, Mapping
-from math import exp, log
+from math import inf
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING
 
-from nsa_tune._errors import BatchError, NoTunedData, NsaTuneError, StoreError, UnknownName
-from nsa_tune.backend import detect, tables
-from nsa_tune.backend.batch import MAX_TOKENS, Batch, Mode
-from nsa_tune.backend.explain import derived_reason, explained, reason_of
-from nsa_tune.backend.matching import Here, differing, in_order, nothing_for
-from nsa_tune.backend.plan import DERIVED, Plan, Reason, derive
-from nsa_tune.backend.point import Answer, Setting
-from nsa_tune.backend.points import POINTS, points_for
-from nsa_tune.backend.policy import Policy
-from nsa_tune.backend.profiles import profile_of
-from nsa_tune.backend.records import Device, Table
+from nsa_tune._errors import BatchError, NsaTuneError
+from nsa_tune.backend.batch import Batch, Mode
+from nsa_tune.backend.explain import explained
+from nsa_tune.backend.opening import Opened, Request
+from nsa_tune.backend.plan import Plan
 from nsa_tune.backend.rules import SGLANG_0_5_23, Rule
-from nsa_tune.backend.verdict import Choice, decide, decide_for_all, pick
+from nsa_tune.backend.serving import Match, Serving
+
+if TYPE_CHECKING:
+    from nsa_tune.backend.point import Setting
+    from nsa_tune.backend.policy import Policy
+    from nsa_tune.backend.records import Table
+    from nsa_tune.backend.verdict import Choice
 
 __all__ = ["Dispatcher"]
 
 _log = logging.getLogger(__name__)
 
-_FIELDS = (
-    "prefill_path", "mha_kernel", "sparse_prefill", "indexer_layout", "decode", "indexer_metadata",
-)  # fmt: skip
-_V4_FIELDS = ("v4_prefill_c4", "v4_prefill_c128")
-_MOST_RECENT = 1024
-_CONTEXTS = 17
-"""Context lengths at which a captured size is weighed."""
-_UNMEASURED = (1024, 131072)
-"""Shortest and longest context where nothing was measured."""
-
-
-class _Question(NamedTuple):
-    answer: Answer
-    default: Callable[[Batch, Setting], str]
-
-
-class _Asked(NamedTuple):
-    """A policy with the questions that it answers."""
-
-    policy: Policy
-    questions: tuple[_Question, ...]
+_EXTEND = Mode.EXTEND
+_WORSE = tuple(Match)
 
 
 class Dispatcher:
@@ -65,26 +47,22 @@ class Dispatcher:
         table: Table | None = None,
         rule: Rule = SGLANG_0_5_23,
     ) -> None:
-        self.setting = setting
-        self.source = source
-        """Where the answers come from, and how that differs from this machine."""
-        self.table = table
-        """The measurements; None when the engine's rule answers."""
-        self.rule = rule
-        self.policies = {policy.point.name: policy for policy in policies}
-        asked = [self._asked(policy) for policy in self.policies.values()]
-        self._by_mode = {
-            mode: tuple(one for one in asked if mode in one.policy.point.modes) for mode in Mode
-        }
-        self._because = _Because(self, None)
-        self._recent: dict[Batch, Plan] = {}
-        self._captured: dict[tuple[Mode, int, int], Plan] = {}
-
-    def _asked(self, policy: Policy) -> _Asked:
-        return _Asked(
-            policy,
-            tuple(_Question(answer, self.rule.chooser(answer)) for answer in policy.point.answers),
+        """A dispatcher that cannot be reloaded; `Dispatcher.open` makes one that can."""
+        match = Match.RULE if table is None else Match.EXACT
+        key = None if table is None else table.key
+        self._take(
+            Opened(
+                Serving(setting, policies, source=source, match=match, rule=rule, key=key),
+                lambda: table,
+            ),
+            None,
         )
+
+    def _take(self, opened: Opened, request: Request | None) -> None:
+        self._serving, self._opened = opened.serving, opened
+        self._request = request
+        self._reloading = threading.Lock()
+        self._captured: dict[tuple[Mode, int, int], _Captured] = {}
 
     @classmethod
     def open(
@@ -96,88 +74,157 @@ class Dispatcher:
         heads: int,
         kv_dtype: str,
         strict: bool = False,
+        rule: Rule = SGLANG_0_5_23,
     ) -> Dispatcher:
         """The dispatcher for `gpu` as the driver names it (None: this machine's) and local `heads`.
 
-        `db` is a database or text table that is searched before the standard places. Without a
-        usable table the engine's rule answers, unless `strict`.
+        `db` is a database or text table that is searched before the standard places. A table of
+        exactly this GPU and these versions answers; else, unless `strict`, one of this GPU with
+        other versions, one of another GPU of the same architecture, and at last `rule`. `match`
+        and `source` say which.
 
         Raises:
-            UsageError: for an unknown model or KV dtype, or heads that do not divide the model's.
-            NoTunedData: when `strict` and there is no usable table; it names what differs.
+            UsageError: for an unknown model or KV dtype, heads that do not divide the model's, or
+                a variable NSA_TUNE_... that means nothing.
+            NoTunedData: when `strict`, or NSA_TUNE_ASSERT_HIT, and there is no exact table; it
+                names what differs.
         """
-        profile = profile_of(model)
-        layout = profile.layout(kv_dtype)
-        profile.check_heads(heads)
-        gpu = detect.local_device_name() if gpu is None else gpu
-        here = Here.of(gpu)
-        wanted = tables.Wanted(gpu, model, heads, str(layout))
-        found, problem = _found(None if db is None else Path(db), wanted)
-        for table in in_order(found, here):
-            libraries = dict(table.key.libraries if here is None else here.libraries)
-            setting = Setting(
-                profile, heads, layout, table.device, libraries, limits=dict(table.limits)
-            )
+        request = Request.of(db, gpu, model, heads, kv_dtype, strict, rule)
+        self = cls.__new__(cls)
+        self._take(request.opened(), request)
+        return self
+
+    def reload(self) -> str | None:
+        """Look for tables again, as `open` did. None when what was found now answers.
+
+        Otherwise the old table goes on, and the sentence says why. Plans that are under way are
+        wholly the old table's or the new one's. What was decided for a captured size stays: the
+        graph exists.
+        """
+        with self._reloading:
+            if self._request is None:
+                return "this dispatcher was not opened from a table"
+            old = self._serving
             try:
-                return cls(
-                    setting, _compiled(setting, table), source=_source(table, here), table=table
-                )
+                opened = self._request.opened()
             except NsaTuneError as error:
-                problem = f"{table.source} cannot be used: {error}"
-        if strict:
-            raise NoTunedData(problem)
-        _log.warning("%s answers, without measurements: %s", SGLANG_0_5_23.name, problem)
-        device = detect.KNOWN.get(gpu) or Device(gpu, "cpu" if gpu == detect.cpu_name() else "")
-        libraries = {} if here is None else dict(here.libraries)
-        setting = Setting(profile, heads, layout, device, libraries)
-        source = f"the rule of {SGLANG_0_5_23.name}: {problem}"
-        return cls(setting, _compiled(setting, None), source=source)
+                problem = str(error)
+            else:
+                new = opened.serving
+                if new.match is not Match.RULE or old.match is Match.RULE:
+                    self._opened, self._serving = opened, new
+                    return None
+                problem = new.source
+            _log.warning("not reloaded, %s goes on: %s", old.source, problem)
+            return problem
+
+    # --- what answers
+
+    @property
+    def setting(self) -> Setting:
+        """What the answers are for."""
+        return self._serving.setting
+
+    @property
+    def source(self) -> str:
+        """Where the answers come from, and how that differs from this machine."""
+        return self._serving.source
+
+    @property
+    def match(self) -> Match:
+        """How well the table fits."""
+        return self._serving.match
+
+    @property
+    def rule(self) -> Rule:
+        """The engine's rule, which answers where nothing is measured."""
+        return self._serving.rule
+
+    @property
+    def policies(self) -> Mapping[str, Policy]:
+        """The compiled measurements, by point."""
+        return self._serving.policies
+
+    @property
+    def table(self) -> Table | None:
+        """The measurements; None when the engine's rule answers."""
+        return self._opened.table
+
+    # --- plans
 
     def plan(self, batch: Batch) -> Plan:
         """Every decision for `batch`. Does not raise because of a table.
 
-        Recent plans are kept for batches without lens: an engine asks again in every layer.
+        A captured batch gets what `captured` gives for its size.
         """
-        if batch.lens is not None:
-            return self._fresh_plan(batch)
-        plan = self._recent.get(batch)
-        if plan is None:
-            if len(self._recent) >= _MOST_RECENT:
-                self._recent.clear()
-            plan = self._recent[batch] = self._fresh_plan(batch)
-        return plan
+        serving = self._serving
+        if batch.mode is _EXTEND:
+            return serving.extend(batch)
+        if batch.captured:
+            return self._replayed(batch)
+        return serving.steps[batch.mode][batch.next_n](batch)
 
-    def _fresh_plan(self, batch: Batch) -> Plan:
-        setting = self.setting
-        chosen: dict[str, str | None] = {}
-        for policy, questions in self._by_mode[batch.mode]:
-            survey = policy.survey(batch)
-            for answer, default in questions:
-                chosen[answer.name] = pick(answer, survey, default(batch, setting))[0]
-        return self._plan(batch, chosen, self._because)
+    def chooser(
+        self, name: str, mode: str = "extend", next_n: int = 1, *, has_lens: bool = False
+    ) -> Callable[[Batch], str | None]:
+        """A function that gives the tuned field `name` of `plan(batch)` alone, in less time.
 
-    def captured(self, batch_size: int, next_n: int = 1, mode: str | None = None) -> Plan:
-        """The one plan that a CUDA graph of `batch_size` sequences may hold, at any context.
-
-        Of the choices that are allowed at every context it has the least mean regret over the
-        measured ones. `mode` defaults to decode for next_n 1 and to target_verify above.
+        It is made for batches of `mode` and `next_n` that are not captured, with lengths or sums
+        alone; others take longer. It goes on by the table of this moment: after a `reload` ask for
+        it again.
 
         Raises:
-            BatchError: for sizes below 1 or a mode that is not captured by size.
+            UnknownName: when the mode has no such question.
+            BatchError: when there is no such mode.
+        """
+        return self._serving.chooser(name, _mode(mode), next_n, has_lens)
+
+    def captured(
+        self,
+        batch_size: int,
+        next_n: int = 1,
+        mode: str | None = None,
+        contexts: Mapping[int, float] | None = None,
+    ) -> Plan:
+        """The one plan that a CUDA graph of `batch_size` sequences may hold, at any context.
+
+        Of the choices that are allowed at every context it has the least mean regret over
+        `contexts`, a histogram of context length to how often it comes, or else over the measured
+        range. It is decided once: later calls, and plans of captured batches of this size, give
+        the same. `mode` defaults to decode for next_n 1 and to target_verify above.
+
+        Raises:
+            BatchError: for sizes below 1, a mode that is not captured by size, a histogram that
+                is none, or one that differs from what the size was decided for.
         """
         word = mode or str(Mode.DECODE if next_n == 1 else Mode.TARGET_VERIFY)
         if word == Mode.EXTEND or word not in list(Mode):
             raise BatchError(f"a graph is captured by size for decoding, not for {word!r}")
+        histogram = None if contexts is None else _histogram(contexts, next_n)
         key = (Mode(word), batch_size, next_n)
-        if key not in self._captured:
-            self._captured[key] = self._plan_captured(*key)
-        return self._captured[key]
+        found = self._captured.get(key)
+        if found is None:
+            if batch_size < 1 or next_n < 1:
+                raise BatchError(f"a graph of {batch_size} sequences of {next_n} tokens is none")
+            plan = self._serving.captured_plan(*key, histogram)
+            # Of two threads that get here together both have the answer of the first.
+            found = self._captured.setdefault(key, (histogram, plan))
+        if histogram is not None and histogram != found[0]:
+            raise BatchError(
+                f"{batch_size} sequences of {next_n} tokens are decided for other contexts "
+                "already; give them at the first call, or open another dispatcher"
+            )
+        return found[1]
+
+    def _replayed(self, batch: Batch) -> Plan:
+        plan = self.captured(batch.sequences, batch.next_n, batch.mode)
+        return self._serving.replayed(plan, batch)
+
+    # --- reasons
 
     def questions(self, mode: Mode) -> tuple[str, ...]:
         """The tuned fields of a plan for `mode`."""
-        return tuple(
-            question.answer.name for asked in self._by_mode[mode] for question in asked.questions
-        )
+        return self._serving.questions(mode)
 
     def decide(self, batch: Batch, name: str) -> Choice:
         """The choice behind the tuned field `name` of `plan(batch)`, with all that led to it.
@@ -185,102 +232,31 @@ class Dispatcher:
         Raises:
             UnknownName: when the batch's mode has no such question.
         """
-        for policy, questions in self._by_mode[batch.mode]:
-            for answer, default in questions:
-                if answer.name == name:
-                    return decide(answer, policy, batch, self.setting, default(batch, self.setting))
-        raise UnknownName.of(f"question in {batch.mode}", name, list(self.questions(batch.mode)))
+        return self._serving.decide(batch, name)
 
     def explain(self, batch: Batch) -> str:
-        """The plan for `batch` in words: each decision with its estimates and reasons."""
+        """The plan for `batch` in words: each decision with what it rests on."""
         return explained(self.plan(batch), self.source)
 
-    def _plan(self, batch: Batch, chosen: Mapping[str, str | None], because: _Because) -> Plan:
-        path, mha_kernel, sparse, indexer, decode, metadata = map(chosen.get, _FIELDS)
-        setting = self.setting
-        derived = derive(batch, setting.layout, setting.profile.index_topk, path, sparse)
-        v4 = [chosen.get(name) for name in _V4_FIELDS]
-        return Plan(
-            batch, path, mha_kernel, sparse, indexer, decode, metadata, *derived, because, *v4
-        )
 
-    def _plan_captured(self, mode: Mode, batch_size: int, next_n: int) -> Plan:
-        choices: dict[str, Choice] = {}
-        batches = self._captured_batches(mode, batch_size, next_n)
-        for policy, questions in self._by_mode[mode]:
-            for answer, default in questions:
-                choices[answer.name] = decide_for_all(
-                    answer, policy, batches, self.setting, default
-                )
-        chosen = {name: choice.choice for name, choice in choices.items()}
-        return self._plan(batches[-1], chosen, _Because(self, choices))
+_Captured = tuple[Mapping[int, float] | None, Plan]
 
-    def _captured_batches(self, mode: Mode, batch_size: int, next_n: int) -> list[Batch]:
-        """Batches of equal contexts, spread evenly in octaves over the measured range."""
-        measured = [batch for asked in self._by_mode[mode] for batch in asked.policy.measured]
-        contexts = [round(batch.kv_tokens / batch.sequences) for batch in measured]
-        # A big batch was never measured at the longest contexts: its keys fill no pool.
-        most = max([batch.kv_tokens for batch in measured], default=MAX_TOKENS) // max(
-            batch_size, 1
-        )
-        shortest, longest = (min(contexts), max(contexts)) if contexts else _UNMEASURED
-        low, high = (max(min(length, most), next_n) for length in (shortest, longest))
-        steps = [i / (_CONTEXTS - 1) for i in range(_CONTEXTS)]
-        spaced = {round(exp(log(low) + step * (log(high) - log(low)))) for step in steps}
-        return [
-            Batch.from_totals(
-                mode=mode,
-                sequences=batch_size,
-                q_tokens=batch_size * next_n,
-                kv_tokens=batch_size * context,
-                max_kv=context,
-                next_n=next_n,
-                captured=True,
+
+def _mode(word: str) -> Mode:
+    if word not in list(Mode):
+        raise BatchError(f"unknown mode {word!r}; use one of: {', '.join(Mode)}")
+    return Mode(word)
+
+
+def _histogram(contexts: Mapping[int, float], next_n: int) -> dict[int, float]:
+    """`contexts` without those that never come, checked."""
+    found = {length: weight for length, weight in contexts.items() if weight}
+    if not found:
+        raise BatchError("a histogram of contexts needs one that comes")
+    for length, weight in found.items():
+        if type(length) is not int or length < next_n or not 0 < weight < inf:
+            raise BatchError(
+                f"a histogram has whole contexts of at least {next_n} tokens and positive "
+                f"weights, got {length!r}: {weight!r}"
             )
-            for context in sorted(spaced)
-        ]
-
-
-class _Because:
-    """Says why a plan's fields have their values: by deciding again, or from `choices`."""
-
-    def __init__(self, dispatcher: Dispatcher, choices: Mapping[str, Choice] | None) -> None:
-        self._dispatcher = dispatcher
-        self._choices = choices
-
-    def names(self, plan: Plan) -> tuple[str, ...]:
-        """The fields of `plan` that have a reason."""
-        extend = plan.batch.mode is Mode.EXTEND
-        tuned = self._dispatcher.questions(plan.batch.mode)
-        if self._dispatcher.setting.profile.family == "v4":
-            return tuned
-        return (*tuned, *(name for name in DERIVED if extend or name != "dequantize_prefix"))
-
-    def reason(self, plan: Plan, name: str) -> Reason:
-        """Why the field `name` of `plan` has its value."""
-        by = self._dispatcher
-        if name in DERIVED:
-            return derived_reason(plan, name, by.rule)
-        choice = by.decide(plan.batch, name) if self._choices is None else self._choices[name]
-        return reason_of(choice, by.rule, by.source)
-
-
-def _compiled(setting: Setting, table: Table | None) -> list[Policy]:
-    rows = () if table is None else table.measurements
-    arising = points_for(setting.profile, (), POINTS)
-    return [Policy.compile(point, setting, rows) for point in arising]
-
-
-def _found(db: Path | None, wanted: tables.Wanted) -> tuple[list[Table], str]:
-    """The tables for `wanted`, newest first, or none and why."""
-    try:
-        found = tables.find(db, **wanted._asdict())
-    except StoreError as error:
-        return [], str(error)
-    return found, "" if found else nothing_for(db, wanted)
-
-
-def _source(table: Table, here: Here | None) -> str:
-    text = f"{table.source}, measured {table.measured_at}" if table.measured_at else table.source
-    differences = differing(table, here)
-    return f"{text}; {'; '.join(differences)}" if differences else text
+    return found

@@ -3,37 +3,101 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import product
+from dataclasses import dataclass
+from itertools import combinations_with_replacement
 from math import hypot
 from operator import mul
 
-__all__ = ["nonnegative_weights"]
+__all__ = ["fitted_weights", "nonnegative_weights"]
 
 
 def nonnegative_weights(rows: Sequence[tuple[float, ...]]) -> tuple[float, ...]:
-    """The w >= 0 that minimises the sum over `rows` of (row . w - 1)**2.
+    """The w >= 0 that minimises the sum over `rows` of (row . w - 1)**2."""
+    return fitted_weights(list(zip(*rows, strict=True)), [1.0] * len(rows))
 
-    Lawson and Hanson's active set on the normal equations: a handful of columns.
+
+def fitted_weights(
+    columns: Sequence[Sequence[float]], targets: Sequence[float], tolerance: float = 0.0
+) -> tuple[float, ...]:
+    """The w >= 0, one a column, that minimises the squared error of their sum to `targets`.
+
+    With a `tolerance` columns are left out, the least useful first, until the root mean square
+    error would pass the best one by more than this part of it. The last column stays.
     """
-    width = len(rows[0])
-    norms = [hypot(*(row[j] for row in rows)) or 1.0 for j in range(width)]
-    scaled = [[row[j] / norms[j] for j in range(width)] for row in rows]
-    right = [sum(row[j] for row in scaled) for j in range(width)]
-    gram = [[0.0] * width for _ in range(width)]
-    for i, j in product(range(width), repeat=2):
-        # Two terms may be the same number on a whole sheet: the ridge keeps the system regular.
-        gram[i][j] = sum(row[i] * row[j] for row in scaled) + (1e-9 if i == j else 0.0)
-    weights = [0.0] * width
-    free: list[int] = []
-    for _ in range(3 * width):
-        slopes = {
-            j: right[j] - sum(map(mul, gram[j], weights)) for j in range(width) if j not in free
-        }
-        steepest = max(slopes, key=slopes.__getitem__, default=None)
-        if steepest is None or slopes[steepest] <= 1e-9 * len(rows):
+    system = _System.of(columns, targets)
+    weights = system.solved(range(len(columns)))
+    limit = system.squares(weights) * (1 + tolerance) ** 2 + _NEGLIGIBLE**2 * system.total
+    while tolerance:
+        used = [j for j, weight in enumerate(weights) if weight > 0]
+        fewer = [
+            system.solved([j for j in used if j != left_out])
+            for left_out in used
+            if left_out != len(weights) - 1
+        ]
+        best = min(fewer, key=system.squares, default=None)
+        if best is None or system.squares(best) > limit:
             break
-        free = _settled(gram, right, weights, [*free, steepest])
-    return tuple(weight / norm for weight, norm in zip(weights, norms, strict=True))
+        weights = best
+    return system.unscaled(weights)
+
+
+_NEGLIGIBLE = 5e-4
+"""A relative error that no measurement is as good as."""
+
+
+@dataclass(frozen=True, slots=True)
+class _System:
+    """The normal equations of some columns, scaled to length 1."""
+
+    norms: list[float]
+    gram: list[list[float]]
+    right: list[float]
+    total: float
+    """The sum of squared targets."""
+
+    @classmethod
+    def of(cls, columns: Sequence[Sequence[float]], targets: Sequence[float]) -> _System:
+        norms = [hypot(*column) or 1.0 for column in columns]
+        # By columns, so that the sums run in C.
+        scaled = [[x / norm for x in column] for column, norm in zip(columns, norms, strict=True)]
+        width = len(scaled)
+        gram = [[0.0] * width for _ in range(width)]
+        for i, j in combinations_with_replacement(range(width), 2):
+            # Two terms may be the same number on a whole sheet: the ridge keeps it regular.
+            ridge = 1e-9 if i == j else 0.0
+            gram[i][j] = gram[j][i] = sum(map(mul, scaled[i], scaled[j])) + ridge
+        right = [sum(map(mul, column, targets)) for column in scaled]
+        return cls(norms, gram, right, sum(map(mul, targets, targets)))
+
+    def solved(self, columns: Iterable[int]) -> list[float]:
+        """The best weights, of which only those of `columns` may be more than 0.
+
+        Lawson and Hanson's active set on the normal equations: a handful of columns.
+        """
+        gram, right = self.gram, self.right
+        allowed = list(columns)
+        weights = [0.0] * len(right)
+        free: list[int] = []
+        for _ in range(3 * len(right)):
+            slopes = {
+                j: right[j] - sum(map(mul, gram[j], weights)) for j in allowed if j not in free
+            }
+            steepest = max(slopes, key=slopes.__getitem__, default=None)
+            if steepest is None or slopes[steepest] <= 1e-9 * self.total:
+                break
+            free = _settled(gram, right, weights, [*free, steepest])
+        return weights
+
+    def squares(self, weights: Sequence[float]) -> float:
+        """The sum of squared errors."""
+        errors = self.total
+        for weight, row, right in zip(weights, self.gram, self.right, strict=True):
+            errors += weight * (sum(map(mul, row, weights)) - 2 * right)
+        return max(errors, 0.0)
+
+    def unscaled(self, weights: Sequence[float]) -> tuple[float, ...]:
+        """`weights` for the columns as they were given."""
+        return tuple(weight / norm for weight, norm in zip(weights, self.norms, strict=True))
 
 
 def _settled(

@@ -10,7 +10,7 @@ from nsa_tune._errors import StoreError
 from nsa_tune.backend import detect, nvml, tables, text_table
 from nsa_tune.backend.records import Key, Table
 
-__all__ = ["Here", "differing", "in_order", "nothing_for"]
+__all__ = ["Here", "differing", "in_order", "nothing_for", "of_the_same_architecture"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +44,23 @@ def differing(table: Table, here: Here | None) -> list[str]:
 def in_order(found: Iterable[Table], here: Here | None) -> list[Table]:
     """`found` (newest first), those of exactly this driver and these libraries before the rest."""
     return sorted(found, key=lambda table: bool(differing(table, here)))
+
+
+def of_the_same_architecture(db: Path | None, wanted: tables.Wanted, arch: str) -> Iterator[Table]:
+    """Tables of other GPUs with this architecture, and else all that is `wanted`."""
+    fields = ("model", "heads", "kv_layout")
+    others = [
+        key.gpu
+        for _, key in _keys(db)
+        if key.gpu != wanted.gpu
+        and all(getattr(key, name) == getattr(wanted, name) for name in fields)
+    ]
+    for gpu in dict.fromkeys(others):
+        try:
+            found = tables.find(db, **wanted._replace(gpu=gpu)._asdict())
+        except StoreError:
+            continue
+        yield from (table for table in found if table.device.arch == arch)
 
 
 def nothing_for(db: Path | None, wanted: tables.Wanted) -> str:

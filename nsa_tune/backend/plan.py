@@ -3,14 +3,52 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import NamedTuple, Protocol
 
 from nsa_tune.backend.batch import Batch, Mode
 from nsa_tune.backend.layouts import KVLayout
+from nsa_tune.backend.records import Key
 from nsa_tune.backend.verdict import Verdict
 
-__all__ = ["DERIVED", "Derived", "Origin", "Plan", "Reason", "derive"]
+__all__ = [
+    "DECIDED",
+    "DERIVED",
+    "TUNED",
+    "Consulted",
+    "Derived",
+    "Origin",
+    "Plan",
+    "PlanDraft",
+    "Reason",
+    "Row",
+    "coupled",
+    "derive",
+    "facts_of",
+]
+
+
+class Row(NamedTuple):
+    """A measurement that an estimate is interpolated from."""
+
+    batch: str
+    arm: str
+    latency_us: float
+    weight: float
+    """Its part in the interpolation; those of one arm sum to 1."""
+
+
+class Consulted(NamedTuple):
+    """A guard that was asked about an arm."""
+
+    arm: str
+    guard: str
+    kind: str
+    """"formula", "probe" or "semantic"."""
+    source: str
+    """Where the limit is written down."""
+    reason: str | None
+    """How the batch passes the limit; None while the arm is allowed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +66,16 @@ class Reason:
     """Forbidden choices, and why."""
     text: str
     """One sentence."""
+    expected_regret: float | None = None
+    """Relative loss to be expected, as the estimates are uncertain; None without two of them."""
+    to_win: Mapping[str, str] = field(default_factory=dict)
+    """Other choices, and what would have to change for them to be taken."""
+    key: Key | None = None
+    """What the measurements are valid for; None when none decided."""
+    rows: tuple[Row, ...] = ()
+    """The measurements behind the estimates."""
+    consulted: tuple[Consulted, ...] = ()
+    """The guards that were asked, for each arm up to the first that forbids it."""
 
 
 class Origin(Protocol):
@@ -127,7 +175,25 @@ def derive(
     prefill_path: str | None,
     sparse_prefill: str | None,
 ) -> Derived:
-    """The derived fields, as SGLang 0.5.23 couples them.
+    """The derived fields, as SGLang 0.5.23 couples them."""
+    return coupled(batch.mode, layout, prefill_path, sparse_prefill, *facts_of(batch, index_topk))
+
+
+def facts_of(batch: Batch, index_topk: int) -> tuple[bool, bool]:
+    """What the derived fields depend on besides the choices: whether there is a prefix, and
+    whether no sequence is longer than index_topk."""
+    return batch.kv_tokens > batch.q_tokens, batch.max_kv <= index_topk
+
+
+def coupled(
+    mode: Mode,
+    layout: KVLayout,
+    prefill_path: str | None,
+    sparse_prefill: str | None,
+    has_prefix: bool,
+    within_topk: bool,
+) -> Derived:
+    """`derive` by `facts_of`.
 
     Its lines are dsa_backend.py:4101 (transform) and 1301 (dequantize), dsa_indexer.py:846 (skip).
     The top-k transform follows the prefill kernel in extend and the decode kernels, which are all
@@ -136,15 +202,26 @@ def derive(
     if layout is KVLayout.V4_PAGED:
         # V4's layers differ, and `sparse_fwd` and `with_kvcache` each say both by themselves.
         return Derived(None, None, False)
-    if batch.mode is not Mode.EXTEND:
+    if mode is not Mode.EXTEND:
         return Derived("paged", None, False)
     packed, reads_bf16 = layout is KVLayout.FP8_PACKED, sparse_prefill in _READS_BF16
     transform: str | None = "ragged" if packed and reads_bf16 else "paged"
     if sparse_prefill is None:
         transform = None
-    dequantize: bool | None = (
-        packed and batch.kv_tokens > batch.q_tokens and (prefill_path == "mha" or reads_bf16)
-    )
+    dequantize: bool | None = packed and has_prefix and (prefill_path == "mha" or reads_bf16)
     if prefill_path is None:
         dequantize = None
-    return Derived(transform, dequantize, batch.max_kv <= index_topk)
+    return Derived(transform, dequantize, within_topk)
+
+
+# --- making plans
+
+_NAMES = tuple(one.name for one in fields(Plan))
+DECIDED = tuple(name for name in _NAMES if name not in ("batch", "_origin"))
+"""The fields that are decisions, in the order of `Plan`."""
+TUNED = tuple(name for name in DECIDED if name not in DERIVED)
+"""Those of them that answer a question."""
+
+PlanDraft = type("PlanDraft", (), {"__slots__": _NAMES})
+"""A plan while it is filled in. Its class is then set to `Plan`, which has the same slots and is
+frozen: setting the fields of a frozen class one by one takes longer than deciding them."""

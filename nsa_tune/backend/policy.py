@@ -1,21 +1,30 @@
-"""Policy: the measurements of one key and one point, compiled for lookup."""
+"""Policy: the measurements of one key and one point, compiled for decisions and for estimates.
+
+A decision is made from a batch's sums: hard limits first, then the arms' cost models. An estimate
+of how long an arm takes comes from its surface, which also knows the measured neighbours of the
+batch; surfaces are made when first asked for. On a sheet where the cost models choose badly among
+what was measured, the surfaces decide.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
-from math import dist, inf
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
+from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
-from nsa_tune._errors import BatchError, StoreCorrupt
 from nsa_tune.backend.batch import Batch
+from nsa_tune.backend.compiling import Compiled, behind_a_cliff, compiled, own_rows
+from nsa_tune.backend.costs import CostModel, Failures
 from nsa_tune.backend.records import Measurement, Status
-from nsa_tune.backend.surface import Estimate, Features, Places, Surface, features_of
+from nsa_tune.backend.surface import Estimate, Places, Surface, features_of
 
 if TYPE_CHECKING:
-    from nsa_tune.backend.point import Point, Setting
+    from nsa_tune.backend.point import Guard, Point, Setting
 
-__all__ = ["Policy", "Survey"]
+__all__ = ["Candidate", "Policy", "Survey"]
 
 _log = logging.getLogger(__name__)
 
@@ -24,48 +33,37 @@ class Survey(NamedTuple):
     """How the arms that this device could run stand on one batch; each is in one of the three."""
 
     latencies: dict[str, float | None]
-    """Allowed arms with their estimated microseconds; None where too little was measured."""
+    """Allowed arms with their microseconds by the models; None where too little was measured."""
     refused: dict[str, str]
     """Arms that a guard forbids, and why."""
     failed: dict[str, str]
     """Arms that gave a wrong output or failed when they were measured, and how."""
 
 
-class _Attempt(NamedTuple):
-    """One measurement of an arm that did not always succeed."""
+class Candidate(NamedTuple):
+    """An arm that this device could run."""
 
-    where: tuple[float, ...]
-    batch: str
-    failure: str | None
-
-
-class _Failures:
-    """What is known of an arm that failed somewhere."""
-
-    def __init__(self, wrong: str | None, attempts: Mapping[int, list[_Attempt]]) -> None:
-        self._wrong = wrong
-        self._attempts = attempts
-
-    def near(self, features: Features) -> str | None:
-        """Why the arm must not run there: wrong somewhere, or failed on the nearest batch."""
-        if self._wrong is not None:
-            return self._wrong
-        attempts = self._attempts.get(features.sheet)
-        if not attempts:
-            return None
-        # Of a success and a failure equally near, the failure counts.
-        nearest = min(
-            attempts, key=lambda one: (dist(one.where, features.where), one.failure is None)
-        )
-        return nearest.failure and f"failed on {nearest.batch}: {nearest.failure}"
-
-
-class _Candidate(NamedTuple):
     name: str
-    checks: tuple[Callable[[Batch, Setting], str | None], ...]
-    surface: Surface | None
-    failures: _Failures | None
+    guards: tuple[Guard, ...]
+    models: Mapping[int, CostModel]
+    failures: Failures | None
     surcharge_us: Callable[[Batch, Setting], float] | None
+
+    def cost_us(self, sheet: int, terms: Sequence[float], batch: Batch, setting: Setting) -> float:
+        """The time by the model of this sheet, with what a cliff adds."""
+        return self.models[sheet].latency_us(terms) + self.more_us(batch, setting)
+
+    def more_us(self, batch: Batch, setting: Setting) -> float:
+        """What a cliff adds."""
+        return 0.0 if self.surcharge_us is None else self.surcharge_us(batch, setting)
+
+    def refusal(self, batch: Batch, setting: Setting) -> str | None:
+        """Which guard forbids the arm on `batch`, in its own words."""
+        for guard in self.guards:
+            reason = guard.check(batch, setting)
+            if reason is not None:
+                return reason
+        return None
 
 
 class Policy:
@@ -75,25 +73,25 @@ class Policy:
         self,
         point: Point,
         setting: Setting,
-        surfaces: Mapping[str, Surface],
-        failures: Mapping[str, _Failures],
-        measured: tuple[Batch, ...],
+        compiled: Compiled,
+        rows: Callable[[], Iterable[Measurement]],
     ) -> None:
+        """`rows` gives the measurements when an estimate is first asked for."""
         self.point = point
         self.setting = setting
-        self.measured = measured
-        """The batches on which some arm succeeded, sorted by their text."""
-        self._surfaces = dict(surfaces)
-        self._candidates = tuple(
-            _Candidate(
+        self.compiled = compiled
+        self._rows = rows
+        self.candidates = tuple(
+            Candidate(
                 arm.name,
-                tuple(guard.check for guard in arm.guards),
-                surfaces.get(arm.name),
-                failures.get(arm.name),
+                arm.guards,
+                compiled.models.get(arm.name, {}),
+                compiled.failures.get(arm.name),
                 arm.surcharge_us,
             )
             for arm in point.candidates(setting)
         )
+        """The arms that this device could run, in declared order."""
 
     @classmethod
     def compile(cls, point: Point, setting: Setting, measurements: Iterable[Measurement]) -> Policy:
@@ -104,70 +102,69 @@ class Policy:
         Raises:
             StoreCorrupt: when a row's batch cannot be read.
         """
-        known = {arm.name for arm in point.arms}
-        rows = {
-            (row.arm, row.batch): row
-            for row in measurements
-            if row.point == point.name and row.arm in known
-        }
-        batches = {text: _parsed(point, text) for text in sorted({text for _, text in rows})}
-        shared: dict[tuple[tuple[float, ...], ...], Places] = {}
-        surfaces: dict[str, Surface] = {}
-        failures: dict[str, _Failures] = {}
-        measured: set[str] = set()
-        for arm in sorted({arm for arm, _ in rows}):
-            own = [(batches[text], row) for (name, text), row in rows.items() if name == arm]
-            passed = [(batch, row) for batch, row in own if row.status is Status.OK]
-            measured.update(row.batch for _, row in passed)
-            # What lies behind a cliff would bend the surface before it.
-            more_us = point.arm(arm).surcharge_us
-            smooth = [one for one in passed if more_us is None or not more_us(one[0], setting)]
-            surfaces[arm] = Surface.fit(point, setting, smooth, shared)
-            if len(passed) < len(own):
-                failures[arm] = _failures_of(point, setting, own)
-        return cls(
-            point, setting, surfaces, failures, tuple(batches[text] for text in sorted(measured))
-        )
+        rows = own_rows(point, measurements)
+        return cls(point, setting, compiled(point, setting, rows), lambda: rows)
 
     def survey(self, batch: Batch) -> Survey:
-        """Which arms may run on `batch`, guards first, and what they are estimated to take."""
-        features = self._features(batch)
+        """Which arms may run on `batch`, guards first, and what they cost by its sums."""
         setting = self.setting
+        sheet, costs = self._placed(batch)
         latencies: dict[str, float | None] = {}
         refused: dict[str, str] = {}
         failed: dict[str, str] = {}
-        for name, checks, surface, failures, surcharge_us in self._candidates:
-            for check in checks:
-                reason = check(batch, setting)
-                if reason is not None:
-                    refused[name] = reason
-                    break
+        for candidate in self.candidates:
+            name, failures = candidate.name, candidate.failures
+            if (reason := candidate.refusal(batch, setting)) is not None:
+                refused[name] = reason
+            elif failures and sheet is not None and (reason := failures.reason(sheet, batch)):
+                failed[name] = reason
             else:
-                if features is None or surface is None:
-                    latencies[name] = None
-                elif failures is not None and (reason := failures.near(features)) is not None:
-                    failed[name] = reason
-                else:
-                    latency_us = surface.latency_us(features)
-                    if latency_us is not None and surcharge_us is not None:
-                        latency_us += surcharge_us(batch, setting)
-                    latencies[name] = latency_us
+                latencies[name] = costs.get(name)
         return Survey(latencies, refused, failed)
+
+    def _placed(self, batch: Batch) -> tuple[int | None, Mapping[str, float | None]]:
+        """The sheet of a batch, and what each candidate costs there; none, with a warning, where
+        the point cannot place it: an engine must go on."""
+        try:
+            sheet = self.point.sheet(batch)
+            if sheet in self.compiled.by_surfaces:
+                return sheet, self._by_surfaces(batch)
+            terms = self.point.cost_terms(batch, self.setting)
+            return sheet, {
+                one.name: one.cost_us(sheet, terms, batch, self.setting)
+                for one in self.candidates
+                if sheet in one.models
+            }
+        except (ArithmeticError, ValueError) as error:
+            _log.warning("%s cannot place %s: %s", self.point.name, batch, error)
+            return None, {}
+
+    def _by_surfaces(self, batch: Batch) -> dict[str, float | None]:
+        features = features_of(self.point, batch, self.setting)
+        found: dict[str, float | None] = {}
+        for one in self.candidates:
+            surface = self.surfaces.get(one.name)
+            time_us = None if surface is None else surface.latency_us(features)
+            if time_us is not None:
+                found[one.name] = time_us + one.more_us(batch, self.setting)
+        return found
 
     def estimates(self, batch: Batch) -> dict[str, Estimate]:
         """Each arm's time on `batch`, whether a guard allows it or not; in declared order.
 
         An arm with too few measurements is left out.
         """
-        features = self._features(batch)
+        try:
+            features = features_of(self.point, batch, self.setting)
+        except (ArithmeticError, ValueError):
+            return {}
         found: dict[str, Estimate] = {}
         for arm in self.point.arms:
-            surface = self._surfaces.get(arm.name)
-            if features is not None and surface is not None:
-                estimate = surface.estimate_at(features)
-                if estimate is not None:
-                    more_us = arm.surcharge_us(batch, self.setting) if arm.surcharge_us else 0.0
-                    found[arm.name] = estimate.plus(more_us)
+            surface = self.surfaces.get(arm.name)
+            estimate = None if surface is None else surface.estimate_at(features)
+            if estimate is not None:
+                more_us = arm.surcharge_us(batch, self.setting) if arm.surcharge_us else 0.0
+                found[arm.name] = estimate.plus(more_us)
         return found
 
     def spread(self, arm: str) -> float:
@@ -175,35 +172,43 @@ class Policy:
 
         Infinite for an arm without a surface.
         """
-        surface = self._surfaces.get(arm)
+        surface = self.surfaces.get(arm)
         return inf if surface is None else surface.spread
 
-    def _features(self, batch: Batch) -> Features | None:
-        """None, with a warning, where the point cannot place the batch: an engine must go on."""
+    def rows_used(self, arm: str, batch: Batch) -> list[tuple[Measurement, float]]:
+        """The measurements that the arm's estimate on `batch` is made of, with their weights."""
+        surface = self.surfaces.get(arm)
+        if surface is None:
+            return []
         try:
-            return features_of(self.point, batch, self.setting)
-        except (ArithmeticError, ValueError) as error:
-            _log.warning("%s cannot place %s: %s", self.point.name, batch, error)
-            return None
+            return surface.rows_used(features_of(self.point, batch, self.setting))
+        except (ArithmeticError, ValueError):
+            return []
 
+    @cached_property
+    def rows(self) -> tuple[Measurement, ...]:
+        """The point's measurements, sorted."""
+        return tuple(own_rows(self.point, self._rows()))
 
-def _parsed(point: Point, text: str) -> Batch:
-    try:
-        batch = Batch.parse(text)
-    except BatchError as error:
-        raise StoreCorrupt(f"the table has a row for an impossible batch: {error}") from error
-    if batch.mode not in point.modes:
-        raise StoreCorrupt(f"the table has a row of {point.name} for {text}, another kind of pass")
-    return batch
+    @cached_property
+    def measured(self) -> tuple[Batch, ...]:
+        """The batches on which some arm succeeded, sorted by their text."""
+        texts = sorted({row.batch for row in self.rows if row.status is Status.OK})
+        return tuple(map(Batch.parse, texts))
 
-
-def _failures_of(point: Point, setting: Setting, own: list[tuple[Batch, Measurement]]) -> _Failures:
-    wrong = None
-    attempts: dict[int, list[_Attempt]] = {}
-    for batch, row in sorted(own, key=lambda pair: pair[1].batch):
-        if row.status is Status.WRONG and wrong is None:
-            wrong = f"wrong output on {row.batch}: {row.reason}"
-        features = features_of(point, batch, setting)
-        failure = None if row.status is Status.OK else row.reason or str(row.status)
-        attempts.setdefault(features.sheet, []).append(_Attempt(features.where, row.batch, failure))
-    return _Failures(wrong, attempts)
+    @cached_property
+    def surfaces(self) -> Mapping[str, Surface]:
+        """By arm; only arms that were measured."""
+        samples: dict[str, list[tuple[Batch, Measurement]]] = defaultdict(list)
+        batches = {str(batch): batch for batch in self.measured}
+        for row in self.rows:
+            batch = batches.get(row.batch)
+            # What lies behind a cliff would bend the surface before it.
+            if row.status is not Status.OK or batch is None:
+                continue
+            if not behind_a_cliff(self.point.arm(row.arm), batch, self.setting):
+                samples[row.arm].append((batch, row))
+        shared: dict[tuple[tuple[float, ...], ...], Places] = {}
+        return {
+            arm: Surface.fit(self.point, self.setting, own, shared) for arm, own in samples.items()
+        }

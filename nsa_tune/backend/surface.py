@@ -174,6 +174,7 @@ class _Sheet:
         ]
         self._noise = [max(_noise(m) for _, m in pairs) for pairs in samples]
         self._trust = self._best_trust()
+        self._rows = [[m for _, m in pairs] for pairs in samples]
 
     def _model(self, terms: tuple[float, ...]) -> float:
         weights = self._weights
@@ -200,6 +201,14 @@ class _Sheet:
             half = max(half, 2 * self.spread) * (_WIDER_OUTSIDE + around.outside)
         latency_us, wide = self.latency_us(features), exp(min(half, 20.0))
         return Estimate(latency_us, latency_us / wide, latency_us * wide, around.outside > 0)
+
+    def rows_used(self, features: Features) -> list[tuple[Measurement, float]]:
+        """The measurements at the places that the residual is interpolated from."""
+        return [
+            (row, weight / len(self._rows[i]))
+            for i, weight in self._places.around(features.where).weights
+            for row in self._rows[i]
+        ]
 
     @cached_property
     def spread(self) -> float:
@@ -278,6 +287,11 @@ class Surface:
         """As `latency_us`, with the interval."""
         sheet = self._sheets.get(features.sheet)
         return None if sheet is None else sheet.estimate(features)
+
+    def rows_used(self, features: Features) -> list[tuple[Measurement, float]]:
+        """The measurements behind the estimate, with weights that sum to 1."""
+        sheet = self._sheets.get(features.sheet)
+        return [] if sheet is None else sheet.rows_used(features)
 
     def estimate(self, batch: Batch, setting: Setting) -> Estimate | None:
         """The estimate for `batch`, or None on a sheet where too little was measured."""

@@ -1,7 +1,8 @@
 """Verdicts: which choice answers a question, how sure that is, and why the others do not.
 
-Guards come first, the estimates next, the winner last. `pick` is the part that costs time at run
-time; `decide` gives the same choice with everything that a reader wants to know.
+Guards come first, the costs next, the winner last. `pick` chooses, by the cost models, and is what
+plans are compiled from; `decide` gives the same choice with everything that a reader wants
+to know, and says by the estimates how sure it is.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from nsa_tune.backend.point import Answer, Setting
     from nsa_tune.backend.policy import Policy, Survey
 
-__all__ = ["MARGIN", "Choice", "Verdict", "decide", "decide_for_all", "pick"]
+__all__ = ["MARGIN", "Choice", "Verdict", "decide", "decide_for_all", "pick", "settle"]
 
 MARGIN = 0.01
 """Choices whose times are this close, relatively, count as equal."""
@@ -31,15 +32,15 @@ class Verdict(StrEnum):
     WIN = "win"
     """Faster than every other by more than the margin, at the far ends of the intervals too."""
     TIE = "tie"
-    """Within the margin of another; the stable default of those was taken."""
+    """Estimated within the margin of another."""
     UNSURE = "unsure"
-    """Estimated as fastest, but the intervals leave room for another."""
+    """Chosen as fastest, but the estimates leave room for another, or even speak for it."""
     ONLY = "only"
     """Every other choice is forbidden."""
     RULE = "rule"
     """Too little is measured to compare: the engine's own rule, or what is allowed instead."""
     FORCED = "forced"
-    """Follows from the batch and the other choices; there is nothing to tune."""
+    """Follows from the batch and the other choices, or NSA_TUNE_FORCE asks for it."""
     NONE = "none"
     """Every choice is forbidden: there is no answer, and the engine keeps its own."""
 
@@ -64,27 +65,78 @@ class Choice:
     """The choices of a tie, the taken one among them."""
 
 
-def decide(answer: Answer, policy: Policy, batch: Batch, setting: Setting, default: str) -> Choice:
-    """The answer to `answer` for `batch`; `default` is what the engine's rule would take."""
+def decide(
+    answer: Answer,
+    policy: Policy,
+    batch: Batch,
+    setting: Setting,
+    default: str,
+    forced: str | None = None,
+) -> Choice:
+    """The answer to `answer` for `batch`.
+
+    `default` is what the engine's rule would take, `forced` an arm that is taken if it is allowed.
+    """
     survey = policy.survey(batch)
-    choice, verdict = pick(answer, survey, default)
+    choice, verdict = pick(answer, survey, default, forced)
     every = policy.estimates(batch)
     arms = _best_arms(answer, survey)
     estimates = {name: every[arm] for name, arm in arms.items() if arm in every}
     tied: tuple[str, ...] = ()
-    if verdict is Verdict.TIE:
-        tied = _tied({name: estimate.latency_us for name, estimate in estimates.items()})
-    elif verdict is Verdict.UNSURE and choice is not None:
-        ahead = (_least_ratio(estimates[choice], estimates[o]) for o in estimates if o != choice)
-        if min(ahead) > 1 + MARGIN:
-            verdict = Verdict.WIN
+    if verdict in _COMPARED and choice is not None:
+        verdict, tied = _confirmed(choice, [estimates], [1.0])
     forbidden = _forbidden(answer, policy, survey, batch, setting)
     return Choice(answer.name, choice, verdict, estimates, arms, forbidden, default, tied)
 
 
-def pick(answer: Answer, survey: Survey, default: str) -> tuple[str | None, Verdict]:
-    """The choice, and its verdict but for WIN: a winner by estimate is UNSURE here."""
-    latencies = survey.latencies
+def pick(
+    answer: Answer, survey: Survey, default: str, forced: str | None = None
+) -> tuple[str | None, Verdict]:
+    """The choice, and its verdict as far as the costs say: a winner is UNSURE here."""
+    allowed, costs = _costs(answer, survey.latencies)
+    for choice in allowed:
+        if forced in answer.choices[choice] and forced in survey.latencies:
+            return choice, Verdict.FORCED
+    return settle(answer, lambda: _known(answer, [survey]), allowed, costs, default)
+
+
+def settle(
+    answer: Answer,
+    known: Callable[[], Sequence[str]],
+    allowed: Sequence[str],
+    costs: Mapping[str, float],
+    default: str,
+) -> tuple[str | None, Verdict]:
+    """The choice among `allowed` (in declared order), by `costs` where two of them have one.
+
+    `known` gives the choices that the device has any arm for, allowed or not.
+    """
+    if len(allowed) == 1 and (costs or default in answer.choices):
+        return allowed[0], Verdict.ONLY
+    if len(costs) >= 2:
+        tied = _tied(costs)
+        if len(tied) == 1:
+            return tied[0], Verdict.UNSURE
+        return (default if default in tied else tied[0]), Verdict.TIE
+    if default in allowed:
+        return default, Verdict.RULE
+    # A rule may name what this point has no arm for on this device (a kernel that nobody
+    # declared). No guard speaks against that, so it stands, unless every known way is forbidden.
+    possible = known()
+    if default not in possible and (allowed or not possible):
+        return default, Verdict.RULE
+    if allowed:
+        return next(iter(costs), allowed[0]), Verdict.RULE
+    return None, Verdict.NONE
+
+
+_COMPARED = frozenset({Verdict.TIE, Verdict.UNSURE})
+
+
+def _costs(
+    answer: Answer, latencies: Mapping[str, float | None]
+) -> tuple[list[str], dict[str, float]]:
+    """The allowed choices, and what those of them cost whose arms have been measured."""
     allowed: list[str] = []
     costs: dict[str, float] = {}
     for choice, arms in answer.choices.items():
@@ -99,44 +151,42 @@ def pick(answer: Answer, survey: Survey, default: str) -> tuple[str | None, Verd
             allowed.append(choice)
         if best is not None:
             costs[choice] = best
-    return _settle(answer, (survey,), allowed, costs, default)
+    return allowed, costs
 
 
-def _settle(
-    answer: Answer,
-    surveys: Sequence[Survey],
-    allowed: Sequence[str],
-    costs: Mapping[str, float],
-    default: str,
-) -> tuple[str | None, Verdict]:
-    """The choice among `allowed` (in declared order), by `costs` where two of them have one."""
-    if len(allowed) == 1 and (costs or default in answer.choices):
-        return allowed[0], Verdict.ONLY
-    if len(costs) >= 2:
-        tied = _tied(costs)
-        if len(tied) == 1:
-            return tied[0], Verdict.UNSURE
-        return (default if default in tied else tied[0]), Verdict.TIE
-    if default in allowed:
-        return default, Verdict.RULE
-    # A rule may name what this point has no arm for on this device (a kernel that nobody
-    # declared). No guard speaks against that, so it stands, unless every known way is forbidden.
-    known = [choice for choice in answer.choices if _stands(answer, surveys, choice)]
-    if default not in known and (allowed or not known):
-        return default, Verdict.RULE
-    if allowed:
-        return next(iter(costs), allowed[0]), Verdict.RULE
-    return None, Verdict.NONE
-
-
-def _stands(answer: Answer, surveys: Sequence[Survey], choice: str) -> bool:
-    """Whether a survey knows an arm of `choice`, allowed or not."""
-    return any(
-        arm in standing
-        for survey in surveys
-        for standing in survey
-        for arm in answer.choices[choice]
+def _confirmed(
+    choice: str, estimates: Sequence[Mapping[str, Estimate]], weights: Sequence[float]
+) -> tuple[Verdict, tuple[str, ...]]:
+    """What the estimates of one or more batches say of a choice by costs, and who ties with it."""
+    known = [name for name in estimates[0] if all(name in one for one in estimates)]
+    if choice not in known or len(known) < 2:
+        return Verdict.UNSURE, ()
+    losses = {name: 1 + _regret(name, known, estimates, weights) for name in known}
+    tied = _tied(losses)
+    if choice not in tied:
+        return Verdict.UNSURE, ()
+    if len(tied) > 1:
+        return Verdict.TIE, tied
+    ahead = min(
+        sum(
+            weight * _least_ratio(one[choice], one[other])
+            for one, weight in zip(estimates, weights, strict=True)
+        )
+        for other in known
+        if other != choice
     )
+    return (Verdict.WIN if ahead > 1 + MARGIN else Verdict.UNSURE), ()
+
+
+def _known(answer: Answer, surveys: Sequence[Survey]) -> list[str]:
+    """The choices that a survey knows an arm of, allowed or not."""
+    arms = {
+        arm
+        for survey in surveys
+        for standing in (survey.latencies, survey.refused, survey.failed)
+        for arm in standing
+    }
+    return [choice for choice, names in answer.choices.items() if not arms.isdisjoint(names)]
 
 
 def _tied(costs: Mapping[str, float]) -> tuple[str, ...]:
@@ -190,53 +240,83 @@ def decide_for_all(
     batches: Sequence[Batch],
     setting: Setting,
     default: Callable[[Batch, Setting], str],
+    *,
+    weights: Sequence[float] = (),
+    forced: str | None = None,
 ) -> Choice:
     """The one choice for all of `batches` with the least mean regret, as a captured graph needs.
 
-    It must be allowed on each batch on which anything is. Estimates are geometric means.
+    It must be allowed on each batch on which anything is. `weights` say how often each batch
+    comes, equally without. Estimates are geometric means.
     """
     surveys = [policy.survey(batch) for batch in batches]
     every = [decide(answer, policy, batch, setting, default(batch, setting)) for batch in batches]
-    open_ones = [one for one in every if one.arms] or every
-    allowed = [choice for choice in answer.choices if all(choice in one.arms for one in open_ones)]
-    known = [choice for choice in allowed if all(choice in one.estimates for one in open_ones)]
-    costs = {choice: 1 + _mean_regret(choice, known, open_ones) for choice in known}
+    open_ones = [i for i, one in enumerate(every) if one.arms] or list(range(len(every)))
+    decisions = [every[i] for i in open_ones]
+    total = sum(weights[i] for i in open_ones) if weights else len(open_ones)
+    shares = [(weights[i] if weights else 1.0) / total for i in open_ones]
 
-    choice, verdict = _settle(answer, surveys, allowed, costs, open_ones[0].default)
-    if verdict is Verdict.UNSURE and choice is not None:
-        ahead = (_mean_least_ratio(choice, other, open_ones) for other in known if other != choice)
-        if min(ahead) > 1 + MARGIN:
-            verdict = Verdict.WIN
-    estimates = {name: _mean_estimate([one.estimates[name] for one in open_ones]) for name in known}
+    costs = [_costs(answer, surveys[i].latencies)[1] for i in open_ones]
+    allowed = [name for name in answer.choices if all(name in one.arms for one in decisions)]
+    compared = [name for name in allowed if all(name in one for one in costs)]
+    losses = {name: 1 + _cost_regret(name, compared, costs, shares) for name in compared}
+    # What the rule takes most often is the default for all.
+    defaults = [one.default for one in decisions]
+    usual = max(dict.fromkeys(defaults), key=defaults.count)
+
+    choice, verdict = settle(answer, lambda: _known(answer, surveys), allowed, losses, usual)
+    wanted = [name for name in allowed if forced in answer.choices[name]]
+    if wanted and all(forced in surveys[i].latencies for i in open_ones):
+        choice, verdict = wanted[0], Verdict.FORCED
+    estimated = [
+        name for name in allowed if all(name in decision.estimates for decision in decisions)
+    ]
+    tied: tuple[str, ...] = ()
+    if verdict in _COMPARED and choice is not None:
+        verdict, tied = _confirmed(choice, [one.estimates for one in decisions], shares)
     return Choice(
         answer=answer.name,
         choice=choice,
         verdict=verdict,
-        estimates=estimates,
-        arms={name: open_ones[0].arms[name] for name in allowed},
+        estimates={
+            name: _mean_estimate([one.estimates[name] for one in decisions], shares)
+            for name in estimated
+        },
+        arms={name: decisions[0].arms[name] for name in allowed},
         # Of several reasons against a choice the one at the shortest context.
-        forbidden={name: why for one in reversed(open_ones) for name, why in one.forbidden.items()},
-        default=open_ones[0].default,
-        tied=_tied(costs) if verdict is Verdict.TIE else (),
+        forbidden={
+            name: why
+            for one in reversed(decisions)
+            for name, why in one.forbidden.items()
+            if name not in allowed
+        },
+        default=usual,
+        tied=tied,
     )
 
 
-def _mean_regret(choice: str, known: Sequence[str], decisions: Sequence[Choice]) -> float:
-    total = 0.0
-    for one in decisions:
-        best = min(one.estimates[name].latency_us for name in known)
-        total += one.estimates[choice].latency_us / best - 1
-    return total / len(decisions)
+def _cost_regret(
+    choice: str, among: Sequence[str], costs: Sequence[Mapping[str, float]], shares: Sequence[float]
+) -> float:
+    return sum(
+        share * (one[choice] / min(one[name] for name in among) - 1)
+        for one, share in zip(costs, shares, strict=True)
+    )
 
 
-def _mean_least_ratio(best: str, other: str, decisions: Sequence[Choice]) -> float:
-    ratios = [_least_ratio(one.estimates[best], one.estimates[other]) for one in decisions]
-    return sum(ratios) / len(ratios)
+def _regret(
+    choice: str,
+    among: Sequence[str],
+    estimates: Sequence[Mapping[str, Estimate]],
+    shares: Sequence[float],
+) -> float:
+    costs = [{name: one[name].latency_us for name in among} for one in estimates]
+    return _cost_regret(choice, among, costs, shares)
 
 
-def _mean_estimate(estimates: Sequence[Estimate]) -> Estimate:
+def _mean_estimate(estimates: Sequence[Estimate], shares: Sequence[float]) -> Estimate:
     def mean(values: Sequence[float]) -> float:
-        return exp(sum(map(log, values)) / len(values))
+        return exp(sum(share * log(x) for x, share in zip(values, shares, strict=True)))
 
     return Estimate(
         mean([one.latency_us for one in estimates]),

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nsa_tune import Batch, BatchError, Dispatcher, NoTunedData, UnknownName, UsageError
-from nsa_tune.backend import detect, dispatcher, nvml, tables
+from nsa_tune.backend import detect, nvml, opening, tables
 from nsa_tune.backend.batch import Mode
 from nsa_tune.backend.layouts import KVLayout
 from nsa_tune.backend.point import Answer, Point, Setting
@@ -54,7 +54,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(detect.KNOWN, "Test GPU", DEVICE)
     monkeypatch.setattr(detect, "driver_version", lambda: "1.0")
     monkeypatch.setattr(detect, "library_versions", lambda: (("torch", "2.0"),))
-    monkeypatch.setattr(dispatcher, "POINTS", {FAKE.name: FAKE})
+    monkeypatch.setattr(opening, "POINTS", {FAKE.name: FAKE})
 
 
 def _write(path: Path, table: Table) -> Path:
@@ -434,7 +434,7 @@ H100 = "NVIDIA H100 80GB HBM3"
 
 @pytest.fixture
 def real_points(monkeypatch: pytest.MonkeyPatch) -> dict[str, Point]:
-    monkeypatch.setattr(dispatcher, "POINTS", POINTS)
+    monkeypatch.setattr(opening, "POINTS", POINTS)
     return POINTS
 
 

@@ -1,4 +1,4 @@
-"""SGLang 0.5.23's own choices, written down once."""
+"""The engines' own choices, written down once."""
 
 from __future__ import annotations
 
@@ -6,20 +6,23 @@ from dataclasses import replace
 
 import pytest
 
+from nsa_tune import UnknownName
 from nsa_tune.backend.batch import Batch
 from nsa_tune.backend.layouts import KVLayout
 from nsa_tune.backend.point import Answer, Setting
 from nsa_tune.backend.profiles import profile_of
 from nsa_tune.backend.records import Device
+from nsa_tune.backend.rules import RULES, Rule, rule_of
 from nsa_tune.backend.rules import SGLANG_0_5_23 as SGLANG
+from nsa_tune.backend.rules import VLLM_0_33_0 as VLLM
 
 
 def _setting(arch: str, layout: KVLayout = KVLayout.FP8_PACKED) -> Setting:
     return Setting(profile_of("deepseek-v3.2"), 128, layout, Device("some device", arch))
 
 
-def _choose(name: str, batch: Batch, setting: Setting) -> str:
-    return SGLANG.choose(Answer(name, {"first": (), "second": ()}), batch, setting)
+def _choose(name: str, batch: Batch, setting: Setting, rule: Rule = SGLANG) -> str:
+    return rule.choose(Answer(name, {"first": (), "second": ()}), batch, setting)
 
 
 _SHORT = Batch.extend([1920], [128])
@@ -104,9 +107,76 @@ def test_a_question_that_the_engine_does_not_ask_gets_the_first_declared_choice(
     assert SGLANG.source("colour") == "SGLang 0.5.23"
 
 
-@pytest.mark.parametrize("name", SGLANG.defaults)
-def test_each_default_names_file_and_line(name: str) -> None:
-    file, _, line = SGLANG.source(name).removeprefix("SGLang 0.5.23 ").partition(":")
+@pytest.mark.parametrize(
+    ("rule", "name"), [(rule, name) for rule in RULES.values() for name in rule.defaults],
+    ids=lambda one: one.name if isinstance(one, Rule) else one,
+)  # fmt: skip
+def test_each_default_names_files_and_lines(rule: Rule, name: str) -> None:
+    for place in rule.source(name).removeprefix(f"{rule.name} ").split(", "):
+        file, _, line = place.partition(":")
+        assert file.endswith(".py")
+        assert line.isdecimal()
 
-    assert file.endswith(".py")
-    assert line.isdecimal()
+
+def test_rules_are_found_by_name() -> None:
+    assert rule_of("vLLM 0.33.0") is VLLM
+    with pytest.raises(UnknownName, match=r"SGLang 0\.5\.23"):
+        rule_of("SGLang 0.0.1")
+
+
+# --- vLLM
+
+
+@pytest.mark.parametrize(
+    ("arch", "heads", "new", "path"),
+    [
+        ("sm90", 128, 256, "mla"),
+        ("sm90", 128, 257, "mha"),
+        ("sm90", 16, 128, "mla"),
+        ("sm90", 16, 129, "mha"),
+        ("sm100", 128, 1024, "mla"),
+        ("sm100", 128, 1025, "mha"),
+        ("sm120", 128, 2000, "mla"),
+    ],
+)
+def test_vllm_takes_few_new_tokens_for_a_decode(arch: str, heads: int, new: int, path: str) -> None:
+    setting = replace(_setting(arch), heads=heads)
+
+    assert _choose("prefill_path", Batch.extend([0], [new]), setting, VLLM) == path
+
+
+def test_vllm_keeps_within_index_topk_and_out_of_graphs() -> None:
+    setting = _setting("sm90")
+
+    assert _choose("prefill_path", Batch.extend([1], [2048]), setting, VLLM) == "mla"
+    captured = Batch.extend([0], [2048], captured=True)
+    assert _choose("prefill_path", captured, setting, VLLM) == "mla"
+
+
+@pytest.mark.parametrize(
+    ("arch", "layout", "heads", "new", "kernel"),
+    [
+        ("sm90", KVLayout.FP8_PACKED, 128, 2000, "flashmla_sparse"),
+        ("sm90", KVLayout.FP8_PACKED, 128, 200, "flashmla_kv"),
+        ("sm90", KVLayout.FP8_PACKED, 16, 2000, "flashmla_kv"),
+        ("sm100", KVLayout.FP8_PACKED, 128, 2000, "trtllm"),
+        ("sm100", KVLayout.BF16, 128, 2000, "flashmla_sparse"),
+        ("cpu", KVLayout.BF16, 128, 2000, "torch_sparse"),
+    ],
+)
+def test_vllm_s_sparse_kernel_follows_the_pool_the_heads_and_the_new_tokens(
+    arch: str, layout: KVLayout, heads: int, new: int, kernel: str
+) -> None:
+    setting = replace(_setting(arch, layout), heads=heads)
+
+    assert _choose("sparse_prefill", Batch.extend([4096], [new]), setting, VLLM) == kernel
+
+
+@pytest.mark.parametrize(
+    ("arch", "next_n", "layout"),
+    [("sm90", 2, "native"), ("sm90", 3, "flatten"), ("sm90", 4, "native"), ("sm100", 3, "native")],
+)
+def test_vllm_s_rows_follow_its_own_deep_gemm(arch: str, next_n: int, layout: str) -> None:
+    batch = Batch.verify([99], next_n)
+
+    assert _choose("indexer_layout", batch, _setting(arch), VLLM) == layout

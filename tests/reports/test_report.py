@@ -52,7 +52,7 @@ def test_neighbouring_lines_with_one_answer_are_one_row(section: Section) -> Non
     rows = [row for grid in grids_of(section, "a rule") for row in grid.rows]
 
     folded = [row for row in rows if " to " in row[1]]
-    assert ("1", "1536 to 126976", "mla throughout") in folded
+    assert ("1", "1792 to 126976", "mla throughout") in folded
     assert all("until" not in row[2] for row in folded)
 
 

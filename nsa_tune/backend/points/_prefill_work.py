@@ -8,7 +8,10 @@ terms halves the worst error of a model without it.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import repeat
 from math import log2
+from operator import sub
 
 from nsa_tune.backend import guards
 from nsa_tune.backend.batch import Batch
@@ -39,28 +42,39 @@ def attended_of(batch: Batch, topk: int) -> int:
     """
     if batch.max_kv <= topk:
         return batch.pairs
-    if batch.lens is None:
+    if batch.kv_lens is None:
         return min(batch.pairs, batch.q_tokens * topk)
     total = 0
-    for prefix, new in batch.lens:
+    for prefix, new, count in _runs(batch):
         below = min(max(topk - prefix, 0), new)
-        total += below * prefix + below * (below + 1) // 2 + (new - below) * topk
+        total += count * (below * prefix + below * (below + 1) // 2 + (new - below) * topk)
     return total
+
+
+def _runs(batch: Batch) -> Iterable[tuple[int, int, int]]:
+    """(prefix, new, count) of sequences that are alike: all of them, or each by itself."""
+    kv_lens, new_lens = batch.kv_lens, batch.new_lens
+    assert kv_lens is not None
+    assert new_lens is not None
+    count, kv, new = len(kv_lens), kv_lens[0], new_lens[0]
+    if kv_lens.count(kv) == count == new_lens.count(new):
+        return ((kv - new, new, count),)
+    return zip(map(sub, kv_lens, new_lens), new_lens, repeat(1), strict=False)
 
 
 def _tiles(batch: Batch) -> tuple[float, float]:
     """(query tiles, pairs in them); from sums alone as if all sequences were equal."""
-    if batch.lens is None:
+    if batch.kv_lens is None:
         count = batch.sequences
         tiles = -(-batch.q_tokens // (count * _TILE))
         pairs = _TILE * tiles * (batch.prefix_tokens / count + _TILE * (tiles + 1) / 2)
         return count * tiles, count * pairs
     total, pairs = 0, 0
-    for prefix, new in batch.lens:
+    for prefix, new, count in _runs(batch):
         tiles = -(-new // _TILE)
-        total += tiles
+        total += count * tiles
         # Tile i of a sequence sees its prefix and the tiles up to itself.
-        pairs += _TILE * tiles * prefix + _TILE * _TILE * tiles * (tiles + 1) // 2
+        pairs += count * _TILE * tiles * (prefix + _TILE * (tiles + 1) // 2)
     return total, pairs
 
 

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from nsa_tune.backend.batch import Batch
     from nsa_tune.backend.point import Answer, Setting
 
-__all__ = ["Default", "Rule"]
+__all__ = ["Default", "Rule", "capability", "kernel_here"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,3 +46,21 @@ class Rule:
         """Where the engine decides the question called `answer`."""
         default = self.defaults.get(answer)
         return self.name if default is None else f"{self.name} {default.source}"
+
+
+_TORCH = {"fa3": "torch", "flashmla_sparse": "torch_sparse", "flashmla_kv": "torch_kv"}
+
+
+def capability(setting: Setting) -> int:
+    """Compute capability times ten; a CPU counts as Hopper, anything else as 0."""
+    arch = setting.device.arch
+    if arch == "cpu":
+        return 90
+    digits = arch.removeprefix("sm")
+    return int(digits) if digits.isdecimal() else 0
+
+
+def kernel_here(kernel: str, setting: Setting) -> str:
+    """`kernel`, or on a CPU the torch arm in its place: no engine's rule covers a CPU, and a table
+    that was measured on one has so a default to compare with."""
+    return _TORCH[kernel] if setting.device.arch == "cpu" else kernel

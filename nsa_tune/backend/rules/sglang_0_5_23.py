@@ -1,36 +1,17 @@
-"""SGLang 0.5.23's own choices for DeepSeek sparse attention. Paths are relative to sglang/srt.
-
-On a CPU, which SGLang's rule does not cover, the torch arms take the place of Hopper's kernels,
-so that a table measured on a CPU has a default to compare with.
-"""
+"""SGLang 0.5.23's own choices for DeepSeek sparse attention. Paths are relative to sglang/srt."""
 
 from __future__ import annotations
 
 from nsa_tune.backend.batch import Batch, Mode
 from nsa_tune.backend.layouts import KVLayout
 from nsa_tune.backend.point import Setting
-from nsa_tune.backend.rules.rule import Default, Rule
+from nsa_tune.backend.rules.rule import Default, Rule, capability, kernel_here
 
 __all__ = ["SGLANG_0_5_23"]
 
-_TORCH = {"fa3": "torch", "flashmla_sparse": "torch_sparse", "flashmla_kv": "torch_kv"}
-
-
-def _sm(setting: Setting) -> int:
-    """Compute capability times ten; a CPU counts as Hopper, anything else as 0."""
-    arch = setting.device.arch
-    if arch == "cpu":
-        return 90
-    digits = arch.removeprefix("sm")
-    return int(digits) if digits.isdecimal() else 0
-
-
-def _named(kernel: str, setting: Setting) -> str:
-    return _TORCH[kernel] if setting.device.arch == "cpu" else kernel
-
 
 def _prefill_path(batch: Batch, setting: Setting) -> str:
-    sm = _sm(setting)
+    sm = capability(setting)
     dense = (
         batch.mode is Mode.EXTEND
         and not batch.captured
@@ -43,14 +24,14 @@ def _prefill_path(batch: Batch, setting: Setting) -> str:
 
 def _mha_kernel(batch: Batch, setting: Setting) -> str:
     del batch
-    return "trtllm_ragged" if _sm(setting) >= 100 else _named("fa3", setting)
+    return "trtllm_ragged" if capability(setting) >= 100 else kernel_here("fa3", setting)
 
 
 def _sparse_prefill(batch: Batch, setting: Setting) -> str:
     del batch
     if setting.layout is KVLayout.BF16:
-        return _named("flashmla_sparse", setting)
-    return "trtllm" if _sm(setting) >= 100 else _named("flashmla_kv", setting)
+        return kernel_here("flashmla_sparse", setting)
+    return "trtllm" if capability(setting) >= 100 else kernel_here("flashmla_kv", setting)
 
 
 def _v4_prefill(batch: Batch, setting: Setting) -> str:
@@ -59,20 +40,22 @@ def _v4_prefill(batch: Batch, setting: Setting) -> str:
     del batch
     if setting.device.arch == "cpu":
         return "torch_sparse"
-    return "sparse_fwd" if _sm(setting) < 120 else "with_kvcache"
+    return "sparse_fwd" if capability(setting) < 120 else "with_kvcache"
 
 
 def _indexer_layout(batch: Batch, setting: Setting) -> str:
-    native = batch.mode is Mode.TARGET_VERIFY and batch.next_n >= 2 and 100 <= _sm(setting) < 110
+    native = (
+        batch.mode is Mode.TARGET_VERIFY and batch.next_n >= 2 and 100 <= capability(setting) < 110
+    )
     return "native" if native else "flatten"
 
 
 def _decode(batch: Batch, setting: Setting) -> str:
     del batch
-    if _sm(setting) >= 100:
+    if capability(setting) >= 100:
         return "trtllm"
     if setting.layout is KVLayout.FP8_PACKED:
-        return _named("flashmla_kv", setting)
+        return kernel_here("flashmla_kv", setting)
     return "torch_sparse" if setting.device.arch == "cpu" else "fa3"
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from nsa_tune.backend import detect
+from nsa_tune.backend import detect, nvml
 from nsa_tune.backend.integrations.sglang import backend as module
 from nsa_tune.backend.integrations.sglang.backend import around_init, attach
 from nsa_tune.backend.integrations.sglang.indexer import around_context_lens
@@ -82,7 +82,29 @@ def test_without_a_table_the_engine_decides_and_one_line_says_so(
         assert engine.decided(backend, engine.batch([0], [64]))[:2] == (True, "flashmla_kv")
 
     (line,) = [r.message for r in caplog.records]
-    assert line.startswith("SGLang decides by itself: nothing is tuned for deepseek-v3.2")
+    assert "answers, without measurements: nothing is tuned for deepseek-v3.2" in line
+
+
+def test_a_table_of_another_gpu_is_left_alone(
+    engine: Engine, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The package has tables of the H100, which is of the H20's architecture."""
+    monkeypatch.setattr(detect, "local_device_name", lambda: "NVIDIA H20")
+    backend = _built(engine)
+
+    assert engine.decided(backend, engine.batch([1900], [64]))[:2] == (True, "flashmla_kv")
+    assert "measured on NVIDIA H100 80GB HBM3, another GPU of sm90" in caplog.text
+    assert caplog.records[-1].message == "SGLang decides by itself: that table is of another GPU"
+
+
+@pytest.mark.usefixtures("measured")
+def test_a_table_of_other_versions_steers_and_says_so(
+    engine: Engine, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nvml, "gpu_names", lambda: [GPU])
+    assert _steers(engine, _built(engine))
+
+    assert "stale: " in caplog.text
 
 
 @pytest.mark.usefixtures("measured")
@@ -97,7 +119,6 @@ def test_without_a_table_the_engine_decides_and_one_line_says_so(
         ({"qk_nope_head_dim": 64}, "no model profile"),
         ({"kv_cache_dim": 528}, "rows of 528"),
         ({"dsa_kv_cache_store_fp8": False, "kv_cache_dim": 576}, "torch.float8_e4m3fn"),
-        ({"num_q_heads": 8}, "8 local heads"),
     ],
 )
 def test_what_was_not_measured_is_left_alone(

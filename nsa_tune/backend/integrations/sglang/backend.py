@@ -29,6 +29,7 @@ from nsa_tune.backend.integrations.sglang.releases import (
 )
 from nsa_tune.backend.integrations.sglang.symbols import hooks_on
 from nsa_tune.backend.layouts import KVLayout
+from nsa_tune.backend.serving import Match
 
 __all__ = ["around_init", "attach"]
 
@@ -50,6 +51,12 @@ def attach(backend: Any, model_runner: Any) -> None:
         dispatcher = _dispatcher(facts.profile.name, facts.heads, facts.kv_dtype)
     except (LeftAlone, NoTunedData) as reason:
         say_once(logging.WARNING, f"SGLang decides by itself: {reason}")
+        return
+    if dispatcher.match is Match.RULE:
+        return  # opening has said so
+    if dispatcher.match is Match.ARCHITECTURE:
+        # Of two GPUs of one architecture one may have a seventh of the other's arithmetic.
+        say_once(logging.WARNING, "SGLang decides by itself: that table is of another GPU")
         return
     impls = _measured(dispatcher, release.prefill_impls[facts.layout])
     own = release.prefill_auto[facts.layout] if facts.impl == AUTO else {facts.impl}
@@ -106,7 +113,7 @@ def _check_hooks(backend: Any, release: Release) -> None:
 
 @cache
 def _dispatcher(model: str, heads: int, kv_dtype: str) -> Dispatcher:
-    return Dispatcher.open(model=model, heads=heads, kv_dtype=kv_dtype, strict=True)
+    return Dispatcher.open(model=model, heads=heads, kv_dtype=kv_dtype)
 
 
 @cache

@@ -1,0 +1,232 @@
+"""What a plan costs, as ratios to an empty Python call, beside other ways of looking something up.
+
+    python benchmarks/lookup.py [--json]
+
+Each batch is drawn at random and new to the dispatcher, which keeps no plans. A figure is the
+median over the batches of the best of several rounds; a shared machine makes single rounds slow.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import sqlite3
+import sys
+import tempfile
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from random import Random
+from statistics import median
+from time import perf_counter_ns, process_time
+from typing import Any, NamedTuple
+
+from nsa_tune import Batch, Dispatcher
+from nsa_tune.backend import detect
+from nsa_tune.backend.batch import Mode
+from nsa_tune.backend.points import POINTS
+from nsa_tune.backend.records import Measurement, Table
+from nsa_tune.backend.tables import read_text, shipped
+
+_GPU = "NVIDIA H100 80GB HBM3"
+_KEY: dict[str, Any] = {"model": "deepseek-v3.2", "heads": 128, "kv_dtype": "fp8"}
+_BATCHES, _CALLS, _ROUNDS = 200, 200, 7
+_MEASUREMENTS = 5000
+
+
+class Figure(NamedTuple):
+    """One line of the result."""
+
+    what: str
+    microseconds: float
+    limit_us: float | None
+    """What it is meant to stay under."""
+
+
+def best_ns(function: Callable[[Any], object], arguments: Sequence[Any]) -> float:
+    """Nanoseconds of a call: the best round for each argument, the median over the arguments."""
+    rounds = []
+    for argument in arguments:
+        best = float("inf")
+        for _ in range(_ROUNDS):
+            start = perf_counter_ns()
+            for _ in range(_CALLS):
+                function(argument)
+            best = min(best, (perf_counter_ns() - start) / _CALLS)
+        rounds.append(best)
+    return median(rounds)
+
+
+def _empty(argument: object) -> object:
+    return argument
+
+
+def _batches(name: str, dispatcher: Dispatcher) -> list[Batch]:
+    random, point = Random(17), POINTS[name]
+    return [point.sample(dispatcher.setting, random) for _ in range(_BATCHES)]
+
+
+def _planning(dispatcher: Dispatcher) -> Iterator[Figure]:
+    for name, kind in (("prefill", "extend"), ("indexer_layout", "verify")):
+        batches = _batches(name, dispatcher)
+        sums = [batch.sums for batch in batches]
+        yield Figure(f"whole plan, {kind}, from sums", best_ns(dispatcher.plan, sums) / 1e3, 1.0)
+        for question in dispatcher.questions(sums[0].mode):
+            chosen = [_chooser(dispatcher, question, batch) for batch in sums]
+            times = [best_ns(f, [b]) for f, b in zip(chosen, sums, strict=True)]
+            yield Figure(f"{question} alone, from sums", median(times) / 1e3, 0.25)
+        lens = best_ns(dispatcher.plan, batches) / 1e3
+        yield Figure(f"whole plan, {kind}, from the lengths of its sequences", lens, None)
+
+
+def _chooser(dispatcher: Dispatcher, name: str, batch: Batch) -> Callable[[Batch], object]:
+    return dispatcher.chooser(name, batch.mode, batch.next_n)
+
+
+def _making() -> Iterator[Figure]:
+    random = Random(3)
+    prefixes = [random.randrange(8192) for _ in range(64)]
+    news = [random.randrange(1, 512) for _ in range(64)]
+    sequences = best_ns(lambda _: Batch.extend(prefixes, news), [0] * 5) / 1e3
+    yield Figure("a batch of 64 sequences from their lengths", sequences, 5.0)
+    sums = best_ns(
+        lambda _: Batch.from_totals(
+            mode="extend", sequences=8, q_tokens=1024, kv_tokens=9216, max_kv=2048, pairs=999_999
+        ),
+        [0] * 5,
+    )
+    yield Figure("a batch from sums", sums / 1e3, None)
+
+
+def _others(dispatcher: Dispatcher, folder: Path) -> Iterator[Figure]:
+    batches = [batch.sums for batch in _batches("prefill", dispatcher)]
+    keys = [(b.sequences, b.q_tokens, b.kv_tokens, b.max_kv) for b in batches]
+    plans = dict(zip(keys, batches, strict=True))
+    yield Figure("dict, of batches seen before", best_ns(plans.__getitem__, keys) / 1e3, None)
+    bounds = [2**k for k in range(32)]
+    at = best_ns(partial(bisect_left, bounds), [batch.q_tokens for batch in batches]) / 1e3
+    yield Figure("bisect of one sum in 32 bounds", at, None)
+    path = folder / "plans.db"
+    connection = sqlite3.connect(path)
+    connection.execute(
+        "CREATE TABLE plans (n, q, kv, longest, path, PRIMARY KEY (n, q, kv, longest))"
+    )
+    connection.executemany("INSERT OR IGNORE INTO plans VALUES (?, ?, ?, ?, 'mla')", keys)
+    connection.commit()
+    query = "SELECT path FROM plans WHERE n = ? AND q = ? AND kv = ? AND longest = ?"
+    some = keys[:40]
+    found = best_ns(lambda key: connection.execute(query, key).fetchone(), some) / 1e3
+    yield Figure("sqlite3, by primary key", found, None)
+    try:
+        from sqlite_utils import Database
+    except ImportError:
+        return
+    table = Database(path)["plans"]
+    yield Figure("sqlite-utils, by primary key", best_ns(table.get, some[:8]) / 1e3, None)  # type: ignore[union-attr]
+
+
+def _opening(folder: Path) -> Iterator[Figure]:
+    """Milliseconds as microseconds: a table of 5,000 measurements, compiled and kept."""
+    from nsa_tune.db.exchange import import_text, write_text
+    from nsa_tune.db.store import Store
+
+    path, text = folder / "big.db", folder / "big.tsv"
+    write_text(_big(), text)
+    with Store.open(path) as store:
+        import_text(store, text)
+    first, kept = [], []
+    for _ in range(5):
+        for file in folder.glob("*.compiled"):
+            file.unlink()
+        first.append(_opened(path))
+        kept.append(_opened(path))
+    yield Figure(f"opening {_MEASUREMENTS} measurements", min(first), 50_000)
+    yield Figure("opening them again, compiled", min(kept), 5_000)
+
+
+def _opened(path: Path) -> float:
+    # Of this process alone: what others do on the machine says nothing.
+    start = process_time()
+    Dispatcher.open(path, _GPU, **_KEY)
+    return (process_time() - start) * 1e6
+
+
+def _big() -> Table:
+    """The shipped table, continued as a sweep does: batches of equal sequences, random sizes."""
+    (path,) = (path for path in shipped() if path.stem == "h100-80gb-hbm3_deepseek-v3.2_h128_fp8")
+    table = read_text(path)
+    dispatcher = Dispatcher.open(path, _GPU, **_KEY)
+    rows = list(table.measurements)
+    known = {(row.point, row.batch, row.arm) for row in rows}
+    for row in _made_up(dispatcher):
+        if len(rows) >= _MEASUREMENTS:
+            break
+        place = (row.point, row.batch, row.arm)
+        if place not in known:
+            known.add(place)
+            rows.append(row)
+    return replace(table, measurements=tuple(rows))
+
+
+def _made_up(dispatcher: Dispatcher) -> Iterable[Measurement]:
+    random = Random(5)
+    example = dispatcher.policies["prefill"].rows[0]
+    while True:
+        for name, policy in dispatcher.policies.items():
+            batch = _equal(POINTS[name].sample(dispatcher.setting, random))
+            for arm, one in policy.estimates(batch).items():
+                yield replace(
+                    example, point=name, batch=str(batch), arm=arm, latency_us=one.latency_us,
+                    low_us=one.latency_us * 0.995, high_us=one.latency_us * 1.005,
+                )  # fmt: skip
+
+
+def _equal(batch: Batch) -> Batch:
+    """The batch with all its sequences like the first."""
+    assert batch.lens is not None
+    prefix, new = batch.lens[0]
+    count = min(len(batch.lens), 2**24 // (prefix + new))
+    if batch.mode is Mode.EXTEND:
+        return Batch.extend([prefix] * count, [new] * count)
+    return Batch.verify([prefix + new] * count, new)
+
+
+def figures() -> list[Figure]:
+    """Every line of the result; the empty call first."""
+    dispatcher = Dispatcher.open(gpu=_GPU, **_KEY)
+    with tempfile.TemporaryDirectory() as folder:
+        return [
+            Figure("an empty call", best_ns(_empty, [0] * 50) / 1e3, None),
+            *_planning(dispatcher),
+            *_making(),
+            *_others(dispatcher, Path(folder)),
+            *_opening(Path(folder)),
+        ]
+
+
+def main() -> None:
+    """Print the figures, as a table or as JSON."""
+    parser = argparse.ArgumentParser(description="What a plan costs, in empty calls.")
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    found = figures()
+    floor = found[0].microseconds
+    cpu, python = detect.cpu_name(), platform.python_version()
+    if arguments.json:
+        rows = [{**one._asdict(), "ratio": one.microseconds / floor} for one in found]
+        document = {"schema": "nsa-tune/lookup-cost/1", "cpu": cpu, "python": python, "rows": rows}
+        json.dump(document, sys.stdout)
+        return
+    print(f"{cpu}, Python {python}")
+    print("| what | empty calls | us | meant to stay under |")
+    print("|---|---|---|---|")
+    for one in found:
+        limit = "" if one.limit_us is None else f"{one.limit_us:g} us"
+        print(f"| {one.what} | {one.microseconds / floor:.3g} | {one.microseconds:.3g} | {limit} |")
+
+
+if __name__ == "__main__":
+    main()

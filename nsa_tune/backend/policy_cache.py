@@ -1,0 +1,197 @@
+"""Compiled policies, kept in a file beside the database that they were made from.
+
+A process that finds one need not read and compile the measurements again. It is found by the
+request and used only if the database still has the very bytes that it was made from, the code is
+the same, and the file is whole and belongs to the user or to the database's owner; otherwise it
+is ignored, and written anew. Where nothing can be written there is none. It never holds a limit:
+guards are code.
+
+The file has three lines: its format with a digest of the rest, what decisions need, and the
+measurements, which are only parsed when somebody asks for reasons. All JSON.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, fields
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+from nsa_tune.backend.compiling import Compiled, Extent
+from nsa_tune.backend.costs import Box, CostModel, Failures
+from nsa_tune.backend.records import Device, Key, Measurement, Table
+from nsa_tune.backend.text_table import checked_measurement
+
+__all__ = ["Entry", "content_of", "file_of", "load", "store"]
+
+_log = logging.getLogger(__name__)
+
+_FORMAT = "nsa-tune-compiled 1"
+_CELLS = attrgetter(*(field.name for field in fields(Measurement)))
+_CODE = ("points", "batch", "compiling", "costs", "guards", "least_squares", "policy_cache")
+"""The modules that decide what is compiled."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A compiled table."""
+
+    key: Key
+    device: Device
+    source: str
+    measured_at: str
+    limits: Mapping[str, int]
+    compiled: Mapping[str, Compiled]
+    """By point."""
+    rows: str
+    """The measurements as JSON."""
+
+    def measurements(self) -> tuple[Measurement, ...]:
+        """The measurements, parsed."""
+        return tuple(checked_measurement(*row) for row in json.loads(self.rows))
+
+    def table(self) -> Table:
+        """The table as it was read."""
+        return Table(
+            self.key, self.device, self.measurements(), self.source, self.measured_at, self.limits
+        )
+
+
+def content_of(database: Path) -> str | None:
+    """A digest of what is in `database` and in its log, or None where that cannot be read."""
+    digest = hashlib.sha256()
+    try:
+        for path in (database, database.with_name(f"{database.name}-wal")):
+            if path == database or path.exists():
+                digest.update(path.read_bytes())
+    except OSError:
+        return None
+    return digest.hexdigest()
+
+
+def file_of(database: Path, request: Sequence[object]) -> Path:
+    """Where the answer to `request` is kept: one file for each, whatever the database's content."""
+    digest = hashlib.sha256(json.dumps([str(one) for one in request]).encode())
+    return database.with_name(f"{database.name}.{digest.hexdigest()[:16]}.compiled")
+
+
+def load(file: Path, database: Path, content: str) -> Entry | None:
+    """What `file` holds, if it was made from this `content` by this code and is whole."""
+    try:
+        if file.stat().st_uid not in (os.getuid(), database.stat().st_uid):
+            return None
+        head, _, body = file.read_bytes().partition(b"\n")
+        if head.decode() != f"{_FORMAT} {hashlib.sha256(body).hexdigest()}":
+            return None
+        facts, rows, _ = body.decode().split("\n")
+        found = json.loads(facts)
+        if found["content"] != content or found["code"] != _code():
+            return None
+        return _entry(found, rows)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        _log.debug("%s is ignored: %s", file, error)
+        return None
+
+
+def store(file: Path, content: str, table: Table, compiled: Mapping[str, Compiled]) -> None:
+    """Write `file` for the next process, if that is possible."""
+    facts = {
+        "content": content,
+        "code": _code(),
+        "key": asdict(table.key),
+        "device": asdict(table.device),
+        "source": table.source,
+        "measured_at": table.measured_at,
+        "limits": dict(table.limits),
+        "points": {name: _plain(one) for name, one in compiled.items()},
+    }
+    rows = list(map(_CELLS, table.measurements))
+    body = f"{json.dumps(facts)}\n{json.dumps(rows)}\n".encode()
+    head = f"{_FORMAT} {hashlib.sha256(body).hexdigest()}\n".encode()
+    temporary = None
+    try:
+        handle, temporary = tempfile.mkstemp(prefix=f"{file.name}.", dir=file.parent)
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(head + body)
+        os.replace(temporary, file)  # noqa: PTH105
+    except OSError as error:
+        _log.debug("%s is not written: %s", file, error)
+        if temporary is not None:
+            with suppress(OSError):
+                os.unlink(temporary)  # noqa: PTH108
+
+
+def _code() -> str:
+    """Which code compiles here: names, sizes and times of its files."""
+    names = tuple(f"{__package__}.{name}" for name in _CODE)
+    facts = []
+    for name, module in sorted(sys.modules.items()):
+        if name in names or name.startswith(f"{names[0]}."):
+            path = getattr(module, "__file__", None)
+            status = os.stat(path) if path else None  # noqa: PTH116
+            facts.append((name, status and (status.st_size, status.st_mtime_ns)))
+    return hashlib.sha256(repr(facts).encode()).hexdigest()
+
+
+# --- compiled policies as plain values
+
+
+def _plain(compiled: Compiled) -> dict[str, Any]:
+    return {
+        "models": {
+            arm: {str(sheet): model.weights for sheet, model in models.items()}
+            for arm, models in compiled.models.items()
+        },
+        "failures": {
+            arm: [one.wrong, {str(sheet): boxes for sheet, boxes in one.boxes.items()}]
+            for arm, one in compiled.failures.items()
+        },
+        "by_surfaces": sorted(compiled.by_surfaces),
+        "extent": compiled.extent,
+    }
+
+
+def _entry(found: Mapping[str, Any], rows: str) -> Entry:
+    key = dict(found["key"])
+    key["libraries"] = tuple((name, version) for name, version in key["libraries"])
+    return Entry(
+        Key(**key),
+        Device(**found["device"]),
+        found["source"],
+        found["measured_at"],
+        {str(name): int(value) for name, value in found["limits"].items()},
+        {name: _compiled(one) for name, one in found["points"].items()},
+        rows,
+    )
+
+
+def _compiled(plain: Mapping[str, Any]) -> Compiled:
+    return Compiled(
+        models={
+            arm: {
+                int(sheet): CostModel(tuple(map(float, weights)))
+                for sheet, weights in models.items()
+            }
+            for arm, models in plain["models"].items()
+        },
+        failures={
+            arm: Failures(wrong, {int(sheet): _boxes(some) for sheet, some in boxes.items()})
+            for arm, (wrong, boxes) in plain["failures"].items()
+        },
+        by_surfaces=frozenset(map(int, plain["by_surfaces"])),
+        extent=plain["extent"] and Extent(*plain["extent"]),
+    )
+
+
+def _boxes(plain: Iterable[Any]) -> tuple[Box, ...]:
+    return tuple(Box(tuple(low), tuple(high), reason) for low, high, reason in plain)

@@ -1,0 +1,226 @@
+"""Writing traced expressions and conditions down as the body of a Python function of a batch."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+from nsa_tune.backend.tracing import Expression, Fork, Leaf, Trace, Tree, Untraceable
+
+__all__ = ["Scope", "Writer"]
+
+T = TypeVar("T")
+
+_MOST_LINES = 2000
+_INPUTS = ("sequences", "q_tokens", "kv_tokens", "max_kv", "pairs")
+
+
+class Scope(NamedTuple):
+    """A place in the function: what is known there, what has a name, and how far it is indented."""
+
+    facts: Mapping[int, bool]
+    """Conditions by number, and how they have turned out."""
+    names: Mapping[int, str]
+    """Expressions by number, and the variables that hold them."""
+    depth: int
+
+    def inside(self, depth: int = 1) -> Scope:
+        """The same, further in."""
+        return self._replace(depth=self.depth + depth)
+
+
+class Writer:
+    """The lines of one function."""
+
+    def __init__(self, trace: Trace) -> None:
+        self.lines: list[str] = []
+        self._trace = trace
+        self._variables = 0
+
+    def line(self, text: str, scope: Scope) -> None:
+        """Write one line."""
+        self.lines.append("    " * scope.depth + text)
+
+    def variable(self) -> str:
+        """A name that nothing has yet."""
+        self._variables += 1
+        return f"v{self._variables}"
+
+    def branch(
+        self, condition: str, scope: Scope, yes: Callable[[Scope], None],
+        no: Callable[[Scope], None],
+    ) -> None:  # fmt: skip
+        """Write both ways of a condition that is text already."""
+        self.line(f"if {condition}:", scope)
+        yes(scope.inside())
+        self.line("else:", scope)
+        no(scope.inside())
+
+    def fork(self, tree: Tree[T], scope: Scope, then: Callable[[T, Scope], None]) -> None:
+        """Write the conditions of `tree` that are still open, and `then` at each of its leaves."""
+        if isinstance(tree, Leaf):
+            then(tree.value, scope)
+            return
+        known = scope.facts.get(tree.condition.number)
+        if known is not None:
+            self.fork(tree.yes if known else tree.no, scope, then)
+            return
+        self.branch(
+            self.value(tree.condition, scope),
+            scope,
+            lambda here: self.fork(tree.yes, self._knowing(tree.condition, True, here), then),
+            lambda here: self.fork(tree.no, self._knowing(tree.condition, False, here), then),
+        )
+
+    def _knowing(self, condition: Expression, truth: bool, scope: Scope) -> Scope:
+        settled = self._trace.consequences(condition, truth)
+        return scope._replace(facts={**scope.facts, **settled})
+
+    def pruned(self, tree: Tree[T], scope: Scope) -> Tree[T]:
+        """`tree` without the conditions that are known."""
+        if isinstance(tree, Leaf):
+            return tree
+        known = scope.facts.get(tree.condition.number)
+        if known is not None:
+            return self.pruned(tree.yes if known else tree.no, scope)
+        yes = self.pruned(tree.yes, self._knowing(tree.condition, True, scope))
+        no = self.pruned(tree.no, self._knowing(tree.condition, False, scope))
+        return Fork(tree.condition, yes, no)
+
+    def refusal(self, tree: Tree[object], scope: Scope) -> bool | str:
+        """A pruned tree of reasons as one condition: whether there is a reason."""
+        if isinstance(tree, Leaf):
+            return tree.value is not None
+        yes, no = self.refusal(tree.yes, scope), self.refusal(tree.no, scope)
+        if yes == no:
+            return yes
+        condition = self.value(tree.condition, scope)
+        if yes is True:
+            return condition if no is False else f"({condition} or {no})"
+        if yes is False:
+            return f"(not {condition})" if no is True else f"(not {condition} and {no})"
+        if no is True:
+            return f"(not {condition} or {yes})"
+        if no is False:
+            return f"({condition} and {yes})"
+        return f"({yes} if {condition} else {no})"
+
+    def any_refusal(self, trees: Iterable[Tree[object]], scope: Scope) -> bool | str:
+        """As `refusal` of several; of upper bounds of one number only the least."""
+        bounds: dict[int, tuple[int, Expression]] = {}
+        conditions: list[str] = []
+        for tree in trees:
+            bounded = _bound(tree)
+            if bounded is not None:
+                least, node = bounded
+                known = bounds.get(node.number)
+                bounds[node.number] = (min(least, known[0]) if known else least, node)
+                continue
+            refused = self.refusal(tree, scope)
+            if refused is True:
+                return True
+            if refused is not False:
+                conditions.append(str(refused))
+        limits = [f"{self.value(node, scope)} >= {least}" for least, node in bounds.values()]
+        return " or ".join([*limits, *conditions]) or False
+
+    def select(self, tree: Tree[T], scope: Scope, text: Callable[[T], str]) -> str:
+        """A tree as one conditional expression of its leaves' texts."""
+        if isinstance(tree, Leaf):
+            return text(tree.value)
+        known = scope.facts.get(tree.condition.number)
+        if known is not None:
+            return self.select(tree.yes if known else tree.no, scope, text)
+        yes = self.select(tree.yes, self._knowing(tree.condition, True, scope), text)
+        no = self.select(tree.no, self._knowing(tree.condition, False, scope), text)
+        return yes if yes == no else f"({yes} if {self.value(tree.condition, scope)} else {no})"
+
+    def value(self, node: object, scope: Scope) -> str:
+        """An expression or plain number as text."""
+        if not isinstance(node, Expression):
+            return repr(node)
+        name = scope.names.get(node.number)
+        if name is not None:
+            return name
+        if node.operation == "input":
+            return f"batch.{node.arguments[0]}"
+        if node.operation == "local":
+            return str(node.arguments[0])
+        texts = [self.value(argument, scope) for argument in node.arguments]
+        if node.operation == "neg":
+            return f"(-{texts[0]})"
+        return f"({texts[0]} {node.operation} {texts[1]})"
+
+    def share(self, groups: Sequence[object], scope: Scope) -> Scope:
+        """Write a variable for each expression that is used more than once, and by more than one
+        of `groups` if there are several expressions of these."""
+        users: Counter[int] = Counter()
+        uses: Counter[int] = Counter()
+        found: dict[int, Expression] = {}
+        for group in groups:
+            own: dict[int, Expression] = {}
+            uses[getattr(group, "number", -1)] += 1
+            self._collect(group, scope, own)
+            users.update(own.keys())
+            found = {**found, **own}
+        for node in found.values():
+            uses.update(one.number for one in node.arguments if isinstance(one, Expression))
+        for number, node in found.items():
+            if uses[number] > 1 and (users[number] > 1 or len(groups) == 1):
+                name = self.variable()
+                self.line(f"{name} = {self.value(node, scope)}", scope)
+                scope = scope._replace(names={**scope.names, number: name})
+        return scope
+
+    def _collect(self, node: object, scope: Scope, found: dict[int, Expression]) -> None:
+        """What `node` is made of, and then itself."""
+        if not isinstance(node, Expression) or node.number in (*scope.names, *found):
+            return
+        if node.operation not in ("input", "local"):
+            for argument in node.arguments:
+                self._collect(argument, scope, found)
+            found[node.number] = node
+
+    def conditions(self, tree: Tree[T]) -> list[Expression]:
+        """Every condition of `tree`."""
+        if isinstance(tree, Leaf):
+            return []
+        return [tree.condition, *self.conditions(tree.yes), *self.conditions(tree.no)]
+
+    def function(self, tail: Sequence[str], names: Mapping[str, object]) -> Callable[[Any], Any]:
+        """The function of `batch` with these lines and then `tail`; `names` are its globals.
+
+        Terms that cannot be computed go the slow way, which knows what to do.
+
+        Raises:
+            Untraceable: when it became too long.
+        """
+        if len(self.lines) > _MOST_LINES:
+            raise Untraceable("too many lines")
+        body = "\n".join([*self.lines, *(f"        {line}" for line in tail)])
+        head = []
+        for name in _INPUTS:
+            if body.count(f"batch.{name}") > 1:
+                head.append(f"        {name} = batch.{name}")
+                body = body.replace(f"batch.{name}", name)
+        ways = ["    except (ArithmeticError, ValueError):", "        return slow(batch)"]
+        text = "\n".join(["def function(batch):", "    try:", *head, body, *ways])
+        namespace = dict(names)
+        exec(compile(text, "<decisions>", "exec"), namespace)
+        function: Callable[[Any], Any] = namespace["function"]  # type: ignore[assignment]
+        return function
+
+
+def _bound(tree: Tree[object]) -> tuple[int, Expression] | None:
+    """Of a tree that refuses from some whole number on, that and what is compared with it."""
+    if isinstance(tree, Leaf) or not isinstance(tree.yes, Leaf) or not isinstance(tree.no, Leaf):
+        return None
+    if tree.yes.value is None or tree.no.value is not None:
+        return None
+    least, node = tree.condition.arguments[0], tree.condition.arguments[-1]
+    if type(least) is not int or not isinstance(node, Expression) or not node.is_whole:
+        return None
+    steps = {"<": 1, "<=": 0}
+    operation = tree.condition.operation
+    return (least + steps[operation], node) if operation in steps else None
