@@ -107,7 +107,7 @@ def test_an_explanation_has_all_of_it(opened: Dispatcher) -> None:
     assert "would win with" in text
     assert "estimates are interpolated from" in text
     assert "limits asked" in text
-    assert "mha/fa3: allowed (some_rows, dense_exact, chunk_capacity, not_captured, ragged_shape, " in text
+    assert "mha/fa3: allowed (some_rows, dense_exact, chunk_capacity, not_captured, " in text
 
 
 def test_every_reason_of_any_plan_can_be_made(opened: Dispatcher) -> None:
