@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from nsa_tune.reports.charts.theme import Rows
 from nsa_tune.reports.default_cost import worst_first
+from nsa_tune.reports.roofline import share_text
 
 if TYPE_CHECKING:
     from nsa_tune.backend.batch import Batch
@@ -221,7 +222,7 @@ def roof_rows(achieved: Sequence[Achieved], ceilings: Ceilings | None) -> dict[s
                 "choice": one.arm,
                 "batch": one.batch,
                 "moved": f"{one.bytes_per_s / 1e12:.3g}",
-                "share": "-" if one.share is None else f"{one.share:.0%}",
+                "share": share_text(one.share),
                 "bound": one.bound or "-",
             }
             for one in achieved

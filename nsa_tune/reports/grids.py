@@ -14,7 +14,7 @@ from nsa_tune.reports.chunks import ChunkCurve
 from nsa_tune.reports.crossovers import Line
 from nsa_tune.reports.default_cost import Cost, worst_first
 from nsa_tune.reports.report import AnswerReport, PointReport, Section
-from nsa_tune.reports.roofline import Achieved
+from nsa_tune.reports.roofline import Achieved, share_text
 
 __all__ = [
     "Grid",
@@ -280,7 +280,7 @@ def roof_grid(section: Section, point: PointReport) -> Grid:
 def _roof_row(arm: str, own: Sequence[Achieved]) -> tuple[str, ...]:
     ordered = sorted(own, key=lambda one: (one.share or 0.0, one.flops_per_s))
     middle, best = ordered[len(ordered) // 2], ordered[-1]
-    shares = ["-" if one.share is None else f"{one.share:.0%}" for one in (middle, best)]
+    shares = [share_text(one.share) for one in (middle, best)]
     flops, moved = (max(rates) / 1e12 for rates in zip(
         *((one.flops_per_s, one.bytes_per_s) for one in own), strict=True))  # fmt: skip
     return (arm, str(len(own)), f"{flops:.3g}", f"{moved:.3g}", *shares, best.bound or "-",
