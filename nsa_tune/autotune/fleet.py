@@ -70,7 +70,7 @@ class Fleet:
             for post in self._ready(busy):
                 self._attempt(self._advance, post)
             self._store()
-        return "budget" if any(sweep.left() for sweep in self._sweeps) else "done"
+        return "budget" if spent and any(sweep.left() for sweep in self._sweeps) else "done"
 
     def _ready(self, busy: Sequence[Post]) -> Sequence[Post]:
         """The posts to advance, after a wait for the first one to have news."""
