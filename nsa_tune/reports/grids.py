@@ -255,9 +255,12 @@ def _chunk_note(curves: Sequence[ChunkCurve]) -> str:
             for arm, clause in one.limits.items():
                 if arm not in from_chunk or one.chunk < from_chunk[arm][0]:
                     from_chunk[arm] = one.chunk, clause
+    alike: dict[tuple[int, str], list[str]] = defaultdict(list)
+    for arm, limit in from_chunk.items():
+        alike[limit].append(arm)
     limits = (
-        f"No {arm} in chunks of {chunk} and more: {clause}."
-        for arm, (chunk, clause) in from_chunk.items()
+        f"No {' or '.join(arms)} in chunks of {chunk} and more: {clause}."
+        for (chunk, clause), arms in alike.items()
     )
     return " ".join(["One layer, one sequence.", *limits])
 
