@@ -30,6 +30,7 @@ __all__ = [
     "connect_read_only",
     "default_database",
     "find",
+    "find_all",
     "limits_of",
     "read_database",
     "read_text",
@@ -114,12 +115,15 @@ def find(db: Path | None, *, gpu: str, model: str, heads: int, kv_layout: str) -
     Raises:
         StoreError: when `db` is given and cannot be read.
     """
-    wanted = Wanted(gpu, model, heads, kv_layout)
+    return next(find_all(db, Wanted(gpu, model, heads, kv_layout)), [])
+
+
+def find_all(db: Path | None, wanted: Wanted) -> Iterator[list[Table]]:
+    """As `find`, from one source after the other; only sources that have any."""
     for places in chain(([path] for path in _databases(db)), [shipped()]):
         found = [table for path in places for table in _usable(path, wanted, path == db)]
         if found:
-            return sorted(found, key=lambda table: table.measured_at, reverse=True)
-    return []
+            yield sorted(found, key=lambda table: table.measured_at, reverse=True)
 
 
 def _usable(path: Path, wanted: Wanted, named: bool) -> list[Table]:
