@@ -124,17 +124,24 @@ class AnswerCode:
         costs: dict[str, str] = {}
         for choice, names in choices.items():
             times = [str(self.arms[name].time) for name in names if self.arms[name].measured]
-            if len(times) > 1:
-                costs[choice] = self.writer.variable()
-                self.writer.line(f"{costs[choice]} = min({', '.join(times)})", self.scope)
-            elif times:
-                costs[choice] = times[0]
+            if times:
+                costs[choice] = self._minimum(times)
         return costs
+
+    def _minimum(self, times: Sequence[str]) -> str:
+        """The variable with the least of `times`, written where there are several."""
+        least = times[0]
+        for time in times[1:]:
+            # A call of `min` takes ten times as long.
+            shorter = self.writer.variable()
+            self.writer.line(f"{shorter} = {least} if {least} <= {time} else {time}", self.scope)
+            least = shorter
+        return least
 
     def _limit(self, costs: Mapping[str, str]) -> str:
         """Write the time up to which a choice ties with the best."""
-        limit = self.writer.variable()
-        self.writer.line(f"{limit} = min({', '.join(costs.values())}) * {_AHEAD}", self.scope)
+        least, limit = self._minimum(list(costs.values())), self.writer.variable()
+        self.writer.line(f"{limit} = {least} * {_AHEAD}", self.scope)
         return limit
 
     def _within(self, costs: Mapping[str, str], limit: str) -> str:
@@ -167,11 +174,23 @@ class AnswerCode:
 
     def _by_cases(self, choices: Mapping[str, Sequence[str]]) -> str:
         """The choice where some arms have no time: what is allowed decides who is compared."""
-        costs = self._costs(choices)
-        limit = self._limit(costs) if len(costs) > 1 else ""
+        arms = {choice: [self.arms[name] for name in names] for choice, names in choices.items()}
+        timed = {
+            choice: names
+            for choice, names in choices.items()
+            if any(arm.measured for arm in arms[choice])
+        }
+        costs, limit = {}, ""
+        if len(timed) > 1:
+            costs = self._costs(timed)
+            limit = self._limit(costs)
+        for choice, cost in costs.items():
+            if all(arm.measured for arm in arms[choice]):
+                # Its arms are forbidden together when its time is infinite.
+                closed = f"{cost} == inf" if all(arm.limits for arm in arms[choice]) else ""
+                arms[choice] = [ArmCode(closed, cost, measured=True)]
         tests: dict[str, str] = {}
-        for name in (name for names in choices.values() for name in names):
-            arm = self.arms[name]
+        for arm in (arm for some in arms.values() for arm in some):
             if arm.limits and (arm.limits not in tests or arm.time is not None):
                 tests[arm.limits] = arm.refusal
         if len(tests) > _MOST_LIMITS:
@@ -179,26 +198,22 @@ class AnswerCode:
 
         def case(refused: frozenset[str], asked: Sequence[str]) -> str:
             if not asked:
-                return self._case(choices, costs, limit, refused)
+                return self._case(arms, costs, limit, refused)
             yes, no = case(refused | {asked[0]}, asked[1:]), case(refused, asked[1:])
             return yes if yes == no else f"({yes} if {tests[asked[0]]} else {no})"
 
         return case(frozenset(), list(tests))
 
     def _case(
-        self, choices: Mapping[str, Sequence[str]], costs: Mapping[str, str], limit: str,
+        self, arms: Mapping[str, Sequence[ArmCode]], costs: Mapping[str, str], limit: str,
         refused: frozenset[str],
     ) -> str:  # fmt: skip
         """The choice where the arms with the limits `refused` are forbidden, and no others."""
         allowed = {
-            choice: [self.arms[name] for name in names if self.arms[name].limits not in refused]
-            for choice, names in choices.items()
+            choice: [arm for arm in some if arm.limits not in refused]
+            for choice, some in arms.items()
         }
-        timed = {
-            choice: cost
-            for choice, cost in costs.items()
-            if any(arm.measured for arm in allowed[choice])
-        }
+        timed = [choice for choice, some in allowed.items() if any(arm.measured for arm in some)]
         if len(timed) > 1:
-            return self._within(timed, limit)
-        return self._settled([one for one in choices if allowed[one]], [*timed])
+            return self._within({choice: costs[choice] for choice in timed}, limit)
+        return self._settled([choice for choice, some in allowed.items() if some], timed)

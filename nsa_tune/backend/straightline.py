@@ -87,14 +87,13 @@ def plan_function(
         topk = asked[0].policy.setting.profile.index_topk if asked else 0
         key += f"batch.kv_tokens > batch.q_tokens, batch.max_kv <= {topk}"
     tail = [
-        "plan = new(Draft)",
+        "plan = Draft()",
         "plan.batch = batch",
         f"{', '.join(f'plan.{name}' for name in (*DECIDED, '_origin'))} = held[{key}]",
         "plan.__class__ = Plan",
         "return plan",
     ]
     known: dict[str, object] = {
-        "new": object.__new__,
         "Draft": PlanDraft,
         "Plan": Plan,
         "held": held,
@@ -167,7 +166,7 @@ class _PointCode:
         """Write the code; all of it the slow way where the point cannot be followed."""
         start = len(self.writer.lines)
         try:
-            self._write(_BODY)
+            self._write(_BODY._replace(facts=self.batch.facts))
         except Untraceable:
             del self.writer.lines[start:]
             self._ask(_BODY)

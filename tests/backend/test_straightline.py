@@ -129,7 +129,7 @@ def test_three_choices_and_their_ties_are_compared() -> None:
 
 @given(
     st.sets(st.sampled_from(list(TIMES))),
-    st.sampled_from([FAKE, THREE]),
+    st.sampled_from([FAKE, THREE, replace(FAKE, answers=FAKE.answers[:1])]),
     st.sampled_from(["mha", "mla", "wide", "other"]),
     st.integers(0, 10**6),
 )
