@@ -105,12 +105,14 @@ class Batch(_Draft):
         try:
             # Packing refuses what is no whole number or below 0, faster than looking at each.
             words.pack(*prefixes)
-            words.pack(*news)
+            # Four zero bytes in a row are a zero, or several numbers with zeros in them.
+            some = _ZERO not in words.pack(*news) or all(news)
         except struct.error:
             prefixes, news = _checked(prefixes, news)
+            some = True
         q_tokens = sum(news)
         kv_tokens = sum(prefixes, q_tokens)
-        if not (type(kv_tokens) is int and news and all(news) and kv_tokens <= MAX_TOKENS):
+        if not (type(kv_tokens) is int and news and some and kv_tokens <= MAX_TOKENS):
             prefixes, news = _checked(prefixes, news)
             q_tokens, kv_tokens = sum(news), sum(prefixes) + sum(news)
         kv_lens = tuple(map(add, prefixes, news))
@@ -242,8 +244,6 @@ class Batch(_Draft):
 
 # --- making batches
 
-_new = object.__new__
-
 
 def _made(
     mode: Mode, sequences: int, q_tokens: int, kv_tokens: int, max_kv: int, pairs: int,
@@ -252,7 +252,7 @@ def _made(
 ) -> Batch:  # fmt: skip
     """`Batch(...)` in a fifth of its time: a frozen class sets each field through a call, which
     comes to more than a whole plan. A draft is filled in like any object, and then frozen."""
-    draft = cast("Batch", _new(_Draft))
+    draft = cast("Batch", _Draft())
     draft.mode = mode  # type: ignore[misc]
     draft.sequences = sequences  # type: ignore[misc]
     draft.q_tokens = q_tokens  # type: ignore[misc]
@@ -265,6 +265,9 @@ def _made(
     draft.new_lens = new_lens  # type: ignore[misc]
     draft.__class__ = Batch
     return draft
+
+
+_ZERO = bytes(4)
 
 
 @cache

@@ -111,11 +111,10 @@ class Writer:
         bounds: dict[int, tuple[int, Expression]] = {}
         conditions: list[str] = []
         for tree in trees:
-            bounded = _bound(tree)
-            if bounded is not None:
-                least, node = bounded
-                known = bounds.get(node.number)
-                bounds[node.number] = (min(least, known[0]) if known else least, node)
+            if (bounded := _bounds(tree)) is not None:
+                for least, node in bounded:
+                    known = bounds.get(node.number)
+                    bounds[node.number] = (min(least, known[0]) if known else least, node)
                 continue
             refused = self.refusal(tree, scope)
             if refused is True:
@@ -212,15 +211,18 @@ class Writer:
         return function
 
 
-def _bound(tree: Tree[object]) -> tuple[int, Expression] | None:
-    """Of a tree that refuses from some whole number on, that and what is compared with it."""
-    if isinstance(tree, Leaf) or not isinstance(tree.yes, Leaf) or not isinstance(tree.no, Leaf):
+def _bounds(tree: Tree[object]) -> list[tuple[int, Expression]] | None:
+    """Of a tree that refuses from some whole numbers on, these and what is compared with them."""
+    if isinstance(tree, Leaf):
+        return [] if tree.value is None else None
+    if not isinstance(tree.yes, Leaf) or tree.yes.value is None:
         return None
-    if tree.yes.value is None or tree.no.value is not None:
+    others = _bounds(tree.no)
+    if others is None:
         return None
     least, node = tree.condition.arguments[0], tree.condition.arguments[-1]
     if type(least) is not int or not isinstance(node, Expression) or not node.is_whole:
         return None
     steps = {"<": 1, "<=": 0}
     operation = tree.condition.operation
-    return (least + steps[operation], node) if operation in steps else None
+    return [(least + steps[operation], node), *others] if operation in steps else None

@@ -67,8 +67,8 @@ def _tiles(batch: Batch) -> tuple[float, float]:
     if batch.kv_lens is None:
         count = batch.sequences
         tiles = -(-batch.q_tokens // (count * _TILE))
-        pairs = _TILE * tiles * (batch.prefix_tokens / count + _TILE * (tiles + 1) / 2)
-        return count * tiles, count * pairs
+        pairs = _TILE * tiles * (batch.prefix_tokens + count * (_TILE // 2) * (tiles + 1))
+        return count * tiles, pairs
     total, pairs = 0, 0
     for prefix, new, count in _runs(batch):
         tiles = -(-new // _TILE)
@@ -95,7 +95,7 @@ def cost_terms(batch: Batch, setting: Setting) -> tuple[float, ...]:
         batch.kv_tokens,
         batch.kv_tokens if batch.prefix_tokens else 0,
         attended,
-        attended / batch.q_tokens * wave * -(-batch.q_tokens // wave),
+        attended / batch.q_tokens * wave * ((batch.q_tokens + (wave - 1)) // wave),
         tiles,
         pairs,
     )
