@@ -60,6 +60,8 @@ class AnswerCode:
     known: Sequence[str]
     """The choices that the device has an arm for, allowed or not."""
     arms: Mapping[str, ArmCode]
+    minima: dict[tuple[str, str], str]
+    """Variables that this place has for the smaller of two others; new ones are added."""
 
     def text(self) -> str:
         """The choice, as an expression; what that needs is written before it.
@@ -133,8 +135,11 @@ class AnswerCode:
         least = times[0]
         for time in times[1:]:
             # A call of `min` takes ten times as long.
-            shorter = self.writer.variable()
-            self.writer.line(f"{shorter} = {least} if {least} <= {time} else {time}", self.scope)
+            shorter = self.minima.get((least, time))
+            if shorter is None:
+                shorter = self.minima[least, time] = self.writer.variable()
+                text = f"{shorter} = {least} if {least} <= {time} else {time}"
+                self.writer.line(text, self.scope)
             least = shorter
         return least
 

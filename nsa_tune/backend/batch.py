@@ -32,6 +32,7 @@ class Mode(StrEnum):
 
 _MODES: dict[str, Mode] = {str(mode): mode for mode in Mode}
 _EXTEND = Mode.EXTEND
+_INTS = (int,) * 5
 
 
 class _Draft:
@@ -171,19 +172,19 @@ class Batch(_Draft):
         Raises:
             BatchError: when the sums are no whole numbers, or contradict each other.
         """
-        known = _MODES.get(mode)
+        known = mode if type(mode) is Mode else _MODES.get(mode)
         if known is None:
             raise BatchError(f"unknown mode {mode!r}; use one of: {', '.join(_MODES)}")
-        try:
+        types = type(q_tokens), type(kv_tokens), type(max_kv), type(sequences), type(pairs)
+        if types != _INTS or next_n is not None:
             # An int32 of numpy would wrap around in the products of the guards.
-            q_tokens, kv_tokens = index(q_tokens), index(kv_tokens)
-            max_kv, sequences = index(max_kv), index(sequences)
-            if pairs is not None:
-                pairs = index(pairs)
-            if next_n is not None:
-                next_n = index(next_n)
-        except TypeError as error:
-            raise BatchError(f"sums must be whole numbers: {error}") from None
+            try:
+                q_tokens, kv_tokens = index(q_tokens), index(kv_tokens)
+                max_kv, sequences = index(max_kv), index(sequences)
+                pairs = None if pairs is None else index(pairs)
+                next_n = None if next_n is None else index(next_n)
+            except TypeError as error:
+                raise BatchError(f"sums must be whole numbers: {error}") from None
         if not 0 < sequences <= q_tokens <= kv_tokens <= MAX_TOKENS:
             raise BatchError(
                 "a batch needs 1 <= sequences <= q_tokens <= kv_tokens < 2**31, "

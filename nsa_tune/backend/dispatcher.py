@@ -46,13 +46,25 @@ class Dispatcher:
         source: str,
         table: Table | None = None,
         rule: Rule = SGLANG_0_5_23,
+        forced: Mapping[str, str] | None = None,
     ) -> None:
-        """A dispatcher that cannot be reloaded; `Dispatcher.open` makes one that can."""
+        """A dispatcher that cannot be reloaded; `Dispatcher.open` makes one that can.
+
+        `forced` has for a point the arm that is taken where it is allowed.
+        """
         match = Match.RULE if table is None else Match.EXACT
         key = None if table is None else table.key
         self._take(
             Opened(
-                Serving(setting, policies, source=source, match=match, rule=rule, key=key),
+                Serving(
+                    setting,
+                    policies,
+                    source=source,
+                    match=match,
+                    rule=rule,
+                    key=key,
+                    forced=forced,
+                ),
                 lambda: table,
             ),
             None,
@@ -142,6 +154,11 @@ class Dispatcher:
     def rule(self) -> Rule:
         """The engine's rule, which answers where nothing is measured."""
         return self._serving.rule
+
+    @property
+    def forced(self) -> Mapping[str, str]:
+        """For a point the arm that NSA_TUNE_FORCE asks for."""
+        return self._serving.forced
 
     @property
     def policies(self) -> Mapping[str, Policy]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
+from nsa_tune.backend.batch import MAX_TOKENS
 from nsa_tune.backend.tracing import Expression, Fork, Leaf, Trace, Tree, Untraceable
 
 __all__ = ["Scope", "Writer"]
@@ -121,7 +122,9 @@ class Writer:
                 return True
             if refused is not False:
                 conditions.append(str(refused))
-        limits = [f"{self.value(node, scope)} >= {least}" for least, node in bounds.values()]
+        limits = [
+            f"{self.value(node, scope)} >= {least}" for least, node in _reachable(bounds.values())
+        ]
         return " or ".join([*limits, *conditions]) or False
 
     def select(self, tree: Tree[T], scope: Scope, text: Callable[[T], str]) -> str:
@@ -209,6 +212,44 @@ class Writer:
         exec(compile(text, "<decisions>", "exec"), namespace)
         function: Callable[[Any], Any] = namespace["function"]  # type: ignore[assignment]
         return function
+
+
+def _reachable(
+    bounds: Collection[tuple[int, Expression]],
+) -> Iterator[tuple[int, Expression]]:
+    """Of upper bounds those that a batch within all the others can pass."""
+    most = dict.fromkeys(_INPUTS[:4], MAX_TOKENS)
+    plain = {number for number, (_, node) in enumerate(bounds) if node.operation == "input"}
+    for number, (least, node) in enumerate(bounds):
+        if number in plain:
+            yield least, node
+            name = str(node.arguments[0])
+            if name in most:
+                most[name] = min(most[name], least - 1)
+    # No sum is more than kv_tokens, and each sequence has a new token.
+    most = {name: min(tokens, most["kv_tokens"]) for name, tokens in most.items()}
+    most["sequences"] = min(most["sequences"], most["q_tokens"])
+    for number, (least, node) in enumerate(bounds):
+        largest = None if number in plain else _largest(node, most)
+        if number not in plain and (largest is None or largest >= least):
+            yield least, node
+
+
+def _largest(node: object, most: Mapping[str, int]) -> int | None:
+    """What an expression that only grows with its inputs is at most; None of others."""
+    if not isinstance(node, Expression):
+        return node if type(node) is int and node >= 0 else None
+    if node.operation == "input":
+        return most.get(str(node.arguments[0]))
+    if node.operation not in ("+", "*", "//"):
+        return None
+    left, right = (_largest(argument, most) for argument in node.arguments)
+    if left is None or right is None:
+        return None
+    if node.operation == "//":
+        divisor = node.arguments[1]
+        return left // divisor if type(divisor) is int and divisor > 0 else None
+    return left + right if node.operation == "+" else left * right
 
 
 def _bounds(tree: Tree[object]) -> list[tuple[int, Expression]] | None:

@@ -218,8 +218,9 @@ class _PointCode:
             )
             for one in possible
         }
+        minima: dict[tuple[str, str], str] = {}
         for question in self.asked.questions:
-            text = self._answer(question, arms, scope)
+            text = self._answer(question, arms, minima, scope)
             writer.line(f"{question.answer.name} = {text}", scope)
 
     def _cost(
@@ -279,7 +280,10 @@ class _PointCode:
         trees = [self.trace.follow(check, scope.facts) for check in checks]
         return self.writer.any_refusal(trees, scope)
 
-    def _answer(self, question: Question, arms: Mapping[str, ArmCode], scope: Scope) -> str:
+    def _answer(
+        self, question: Question, arms: Mapping[str, ArmCode],
+        minima: dict[tuple[str, str], str], scope: Scope,
+    ) -> str:  # fmt: skip
         """The choice for one question, as an expression."""
         answer, setting = question.answer, self.asked.policy.setting
         rules = self.trace.follow(
@@ -292,4 +296,4 @@ class _PointCode:
             for choice, names in answer.choices.items()
             if any(one.name in names for one in self.asked.policy.candidates)
         ]
-        return AnswerCode(self.writer, scope, answer, rules, known, arms).text()
+        return AnswerCode(self.writer, scope, answer, rules, known, arms, minima).text()
