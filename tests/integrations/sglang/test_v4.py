@@ -29,6 +29,7 @@ from tests.integrations.sglang.wheels import Wheel
 HOOKS = {"_use_sparse_prefill": around_sparse_prefill}
 BOTH = Layers({4: 30, 128: 30}, 0)
 ROUNDS = 700
+PAGED = {"with_kvcache"}
 QUESTIONS = {4: "v4_prefill_c4", 128: "v4_prefill_c128"}
 
 
@@ -137,17 +138,27 @@ def test_where_the_ratios_differ_the_layers_are_weighed(c4: int, c128: int) -> N
     for prefix in range(20_000, 400_000, 20_000):
         for new in (1, 16, 48, 96):
             batch = Batch.extend([prefix], [new])
-            times = {
-                ratio: table.policies[QUESTIONS[ratio]].survey(batch).latencies for ratio in counts
-            }
-            sums = {
-                arm: sum(n * (times[ratio][arm] or 0) for ratio, n in counts.items())
+            times = {ratio: table.policies[QUESTIONS[ratio]].estimates(batch) for ratio in counts}
+            sparse_us, paged_us = (
+                sum(n * times[ratio][arm].latency_us for ratio, n in counts.items())
                 for arm in ("sparse_fwd", "with_kvcache")
-            }
-            faster = sums["with_kvcache"] * (1 + MARGIN) < sums["sparse_fwd"]
-            assert answers.paged(batch) == faster
-            seen.add(faster)
-    assert seen == {True, False}
+            )
+            faster = paged_us * (1 + MARGIN) < sparse_us
+            plan = table.plan(batch)
+            chosen = {getattr(plan, QUESTIONS[ratio]) for ratio in counts}
+            assert answers.paged(batch) == (faster if len(chosen) > 1 else chosen == PAGED)
+            seen.add((faster, len(chosen)))
+    assert {faster for faster, _ in seen} == {True, False}
+    assert max(count for _, count in seen) == len(counts)
+
+
+def test_the_same_batch_goes_either_way_by_what_the_model_is_made_of() -> None:
+    batch = Batch.extend([80_000], [1])
+    plan = v4_dispatcher().plan(batch)
+
+    assert (plan.v4_prefill_c4, plan.v4_prefill_c128) == ("with_kvcache", "sparse_fwd")
+    assert _answers(layers=Layers({4: 40, 128: 2}, 0)).paged(batch)
+    assert not _answers(layers=Layers({4: 2, 128: 40}, 0)).paged(batch)
 
 
 def test_layers_of_the_window_alone_count_against_the_paged_kernel() -> None:
@@ -237,7 +248,7 @@ def test_a_fault_leaves_the_engines_answer_for_good_and_is_said_once(
     assert engine.asked(backend, batch) == {False}
     other = engine.batch([70_000], [5])
     assert engine.asked(backend, other) == {True}
-    del answers.paged  # type: ignore[method-assign]
+    del answers.paged
     assert engine.asked(backend, engine.batch([70_000], [4])) == {True}
     assert engine.asked(backend, other) == {True}
     assert len([r for r in caplog.records if "steering a V4 prefill failed" in r.message]) == 1

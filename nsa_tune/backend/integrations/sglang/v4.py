@@ -121,6 +121,9 @@ class V4Answers:
     def _gains(self, batch: Batch) -> bool:
         """Whether all layers together are faster that way, by more than counts as equal.
 
+        By the estimates, which know the measured neighbours: near a break-even the cost models that
+        plans are made by may be off by more than a layer gains.
+
         What either way does once a pass is in each layer's time: the paged kernel's schedule, and
         in layers of ratio 128 and of the window alone the combining of indices, which is the less.
         What the sparse way does besides to prepare a pass is in none, so that it is dearer still.
@@ -136,12 +139,12 @@ class V4Answers:
             )
         sparse_us = paged_us = 0.0
         for count, question, one in asked:
-            times = self._policies[question].survey(one).latencies
-            sparse, paged = times.get(_SPARSE), times.get(_PAGED)
-            if sparse is None or paged is None:
+            policy = self._policies[question]
+            times = policy.estimates(one)
+            if _PAGED not in policy.survey(one).latencies or not times.keys() >= {_SPARSE, _PAGED}:
                 return False  # forbidden, or not measured
-            sparse_us += count * sparse
-            paged_us += count * paged
+            sparse_us += count * times[_SPARSE].latency_us
+            paged_us += count * times[_PAGED].latency_us
         return paged_us * (1 + MARGIN) < sparse_us
 
 
