@@ -39,7 +39,8 @@ class Cell:
     times: Mapping[str, Time]
     """Choice to its time, fastest first; a choice that no arm measured is absent."""
     forbidden: Mapping[str, str]
-    """Choice to the guard's clause that rules it out; not of choices without an arm for the device."""
+    """Choice to the guard's clause that rules it out; choices that no arm of this device realises
+    are absent."""
     choice: str | None
     """What the table's policy answers; None where every choice is forbidden."""
     verdict: str
