@@ -275,7 +275,9 @@ def test_the_same_seed_asks_for_the_same_batches() -> None:
 
 def test_a_replay_asks_only_for_what_was_recorded() -> None:
     table = read_text(TABLE)
-    recorded = {(row.point, row.batch, row.arm) for row in table.measurements}
+    recorded = {
+        (row.point, row.batch, row.arm) for row in table.measurements if row.point in POINTS
+    }
     asked = [recorded_part(point, table) for point in POINTS.values()]
 
     assert {(p.name, arm.name) for p in asked for arm in p.arms} == {
@@ -303,4 +305,5 @@ def test_a_fifth_of_the_grid_answers_as_well_as_all_of_it(path: Path) -> None:
     assert {row["question"] for row in rows} >= {"prefill_path", "sparse_prefill", "indexer_layout"}
     for row in rows:
         assert row["share"] <= 0.2  # type: ignore[operator]
-        assert row["mean"] <= row["grid_mean"] + 0.002  # type: ignore[operator]
+        if "mean" in row:  # of the points that have held-out batches
+            assert row["mean"] <= row["grid_mean"] + 0.002  # type: ignore[operator]

@@ -46,6 +46,9 @@ class Scripted:
     def hello(self) -> Hello:
         return Hello(SETTING, KEY, self.unit)
 
+    def ceilings(self) -> Step:
+        raise AssertionError("not asked for")
+
     def begin(self, job: Job) -> None:
         self.job, self._left = job, self.calls
 
