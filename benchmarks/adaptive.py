@@ -89,7 +89,7 @@ def regrets(rows: Iterable[Measurement], table: Table, held_out: Table) -> dict[
     for point in POINTS.values():
         policy = Policy.compile(point, setting, rows)
         for answer in point.answers:
-            for cell in cells(held_out, answer):
+            for cell in cells(held_out, point.name, answer):
                 rule = SGLANG_0_5_23.choose(answer, cell.batch, setting)
                 regret = cell.regret(pick(answer, policy.survey(cell.batch), rule)[0])
                 if regret is not None:

@@ -82,11 +82,11 @@ def measure(arguments: argparse.Namespace) -> None:
     write_text(Table(key, setting.device, tuple(rows.values()), "", now), arguments.out)
 
 
-def cells(table: Table, answer: Answer) -> Iterator[Cell]:
-    """The batches of `table` on which `answer` has a choice."""
+def cells(table: Table, point: str, answer: Answer) -> Iterator[Cell]:
+    """The batches of `table` on which `answer` of the point called `point` has a choice."""
     times: dict[str, dict[str, float]] = {}
     for row in table.measurements:
-        if row.status is Status.OK and row.latency_us is not None:
+        if row.point == point and row.status is Status.OK and row.latency_us is not None:
             times.setdefault(row.batch, {})[row.arm] = row.latency_us
     for word, by_arm in times.items():
         cost = {
@@ -146,7 +146,7 @@ def score(arguments: argparse.Namespace) -> None:
     result = []
     for point in POINTS.values():
         for answer in point.answers:
-            found = list(cells(held_out, answer))
+            found = list(cells(held_out, point.name, answer))
             if not found:
                 continue
             for name, choose in choosers(dispatcher, answer).items():

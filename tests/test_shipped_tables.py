@@ -88,6 +88,19 @@ def test_v4_s_few_new_tokens_behind_a_long_prefix_take_the_decode_kernel_on_an_h
     assert v4.plan(Batch.extend([131072], [512])).v4_prefill_c4 == "sparse_fwd"
 
 
+def test_regret_tells_two_points_on_the_same_batches_apart() -> None:
+    (path,) = (path for path in shipped() if "deepseek-v4_h128" in path.stem)
+    table = read_text(path)
+    times = {(row.point, row.batch, row.arm): row.latency_us for row in table.measurements}
+
+    for name in ("v4_prefill_c4", "v4_prefill_c128"):
+        found = list(cells(table, name, POINTS[name].answers[0]))
+        assert len(found) > 50
+        for cell in found:
+            for arm, cost_us in cell.cost_us.items():
+                assert cost_us == times[name, str(cell.batch), arm]
+
+
 def test_the_readme_s_answers() -> None:
     plan = opened().plan(Batch.extend(prefix_lens=[1920], extend_lens=[128]))
     assert plan.sparse_prefill == "flashmla_sparse"
@@ -105,8 +118,10 @@ def test_regret_on_held_out_batches_is_under_2_percent_and_no_batch_over_15(
     dispatcher = Dispatcher.open(
         gpu=key.gpu, model=key.model, heads=key.heads, kv_dtype=KV_DTYPES[key.kv_layout],
     )  # fmt: skip
-    (answer,) = (a for p in POINTS.values() for a in p.answers if a.name == question)
-    found = list(cells(held_out, answer))
+    ((point, answer),) = (
+        (p.name, a) for p in POINTS.values() for a in p.answers if a.name == question
+    )
+    found = list(cells(held_out, point, answer))
     by = choosers(dispatcher, answer)
     regrets = {
         who: [cell.regret(by[who](cell.batch)) for cell in found]

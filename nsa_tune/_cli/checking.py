@@ -9,6 +9,8 @@ import typer
 from rich.console import Console
 
 from nsa_tune._cli import answers
+from nsa_tune._cli.console import say
+from nsa_tune._cli.measuring import interruptible
 from nsa_tune._cli.options import AsJson, Database, Heads, KvDtype, Model, heads_of, model_of
 from nsa_tune._errors import ExtraMissing
 from nsa_tune.backend import detect
@@ -61,8 +63,10 @@ def check(
         gpu, name, heads_of(heads, name), str(kv_dtype), database, device, anchors, keep
     )
     progress, shown = progress_for(Console(stderr=True), quiet=quiet)
-    with shown:
+    with interruptible("interrupted: a part of the cells says nothing of the table"), shown:
         result = examine(request, progress)
+    if result.not_kept:
+        say(f"the outcome is not stored: {result.not_kept}")
     if json:
         typer.echo(answers.as_text(_document(result)))
     else:

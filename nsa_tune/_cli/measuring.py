@@ -16,7 +16,7 @@ from nsa_tune._cli import answers
 from nsa_tune._cli.console import say, tables_console
 from nsa_tune._cli.events import Together, events_into
 from nsa_tune._cli.options import AsJson, Database, Engine, Heads, KvDtype, Model
-from nsa_tune._errors import ExtraMissing, MachineUnfit
+from nsa_tune._errors import ExtraMissing, MachineUnfit, UsageError
 from nsa_tune.autotune.isolation import Deadlines
 from nsa_tune.backend import tables
 from nsa_tune.reports import build
@@ -27,7 +27,7 @@ from nsa_tune.reports.terminal import print_crossovers
 if TYPE_CHECKING:
     from nsa_tune.autotune.run import RunRequest, RunResult
 
-__all__ = ["doctor", "run"]
+__all__ = ["doctor", "interruptible", "run"]
 
 _INTERRUPTED = 130
 
@@ -105,7 +105,7 @@ def run(
         model=model,
         heads=heads,
         kv_dtype=str(kv_dtype),
-        points=() if points == "all" else tuple(points.split(",")),
+        points=() if points == "all" else _names(points),
         budget_s=budget,
         fresh=fresh,
         target_regret=target_regret,
@@ -114,7 +114,7 @@ def run(
         deadlines=Deadlines(first=arm_timeout),
     )
     progress, shown = progress_for(Console(stderr=True), quiet=quiet or events == "-")
-    with events_into(events) as written, _terminated_as_interrupted():
+    with interruptible("interrupted; what was measured is kept"), events_into(events) as written:
         told = progress if written is None else Together(progress, written)
         with shown:
             result = tune(request, told)
@@ -125,9 +125,17 @@ def run(
         raise typer.Exit(_INTERRUPTED)
 
 
+def _names(points: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in points.split(","))
+    if not all(names):
+        raise UsageError(f"--points {points!r} lacks a name; write it like prefill,decode")
+    return names
+
+
 @contextmanager
-def _terminated_as_interrupted() -> Iterator[None]:
-    """SIGTERM, which a batch system sends first, ends a run as Ctrl-C does."""
+def interruptible(sentence: str) -> Iterator[None]:
+    """Within it SIGTERM, which a batch system sends first, is as Ctrl-C: exit code 130, and
+    `sentence` where the command has nothing else to say."""
 
     def interrupt(number: int, frame: object) -> None:
         raise KeyboardInterrupt
@@ -135,6 +143,9 @@ def _terminated_as_interrupted() -> Iterator[None]:
     before = signal.signal(signal.SIGTERM, interrupt)
     try:
         yield
+    except KeyboardInterrupt:
+        say(f"nsa-tune: {sentence}")
+        raise typer.Exit(_INTERRUPTED) from None
     finally:
         signal.signal(signal.SIGTERM, before)
 

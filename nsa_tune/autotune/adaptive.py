@@ -55,6 +55,8 @@ _TRACE_SHARE = 0.5
 _SHARE, _SHARE_AT = 0.2, 0.01
 """The most measurements, of all that the candidates would take, at this target and higher ones; a
 lower target may take more in proportion."""
+_FEW = 200
+"""Measurements that are worth no saving: on a GPU they take three seconds."""
 _REFIT = 6
 """Batches between two fits."""
 _PATIENCE = 18
@@ -86,7 +88,7 @@ class Adaptive:
         ]
         self._of = {sweep.point.name: sweep for sweep in self._sweeps}
         share = min(_SHARE * max(_SHARE_AT / max(target_regret, 1e-9), 1.0), 1.0)
-        most = floor(share * sum(sweep.size for sweep in self._sweeps))
+        most = max(floor(share * sum(sweep.size for sweep in self._sweeps)), _FEW)
         # Of a small grid the coarse part alone may be more.
         most -= sum(sweep.known for sweep in self._sweeps)
         self._left = max(most, sum(sweep.queued for sweep in self._sweeps))

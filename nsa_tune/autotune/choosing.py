@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -16,6 +17,8 @@ from nsa_tune.backend.records import Measurement
 
 __all__ = ["schedule_for"]
 
+_log = logging.getLogger(__name__)
+
 
 def schedule_for(target_regret: float, trace: Path | None) -> MakeSchedule:
     """Makes an adaptive schedule, or with a target of 0 one of every batch.
@@ -23,10 +26,32 @@ def schedule_for(target_regret: float, trace: Path | None) -> MakeSchedule:
     Raises:
         UsageError: when `trace` cannot be read.
     """
-    batches = [] if trace is None else weighted_batches(trace)
+    if trace is None:
+        return partial(Adaptive, target_regret=target_regret) if target_regret > 0 else Exhaustive
+    batches = weighted_batches(trace)
+    make: MakeSchedule = partial(_whole, batches)
     if target_regret > 0:
-        return partial(Adaptive, target_regret=target_regret, trace=batches)
-    return partial(_whole, batches) if batches else Exhaustive
+        make = partial(Adaptive, target_regret=target_regret, trace=batches)
+    return partial(_traced, trace, batches, make)
+
+
+def _traced(
+    path: Path, trace: Sequence[Weighted], make: MakeSchedule, points: Sequence[Point],
+    setting: Setting, known: Sequence[Measurement],
+) -> Schedule:  # fmt: skip
+    """What `make` makes, after a word on the batches of the trace that no point takes."""
+    taken = {
+        batch for point in points for batch, _ in most_frequent(point, point.grid(setting), trace)
+    }
+    total = sum(count for _, count in trace)
+    left_out = sum(count for batch, count in trace if batch not in taken)
+    if left_out:
+        _log.warning(
+            "%s: %.0f of %.0f passes drawn from it are left out, since no decision point of this "
+            "run answers them, or they are larger than all of its grid's batches",
+            path, left_out, total,
+        )  # fmt: skip
+    return make(points, setting, known)
 
 
 def _whole(

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
-from nsa_tune._errors import NoTunedData
+from nsa_tune._errors import NoTunedData, StoreError
 from nsa_tune.autotune.anchors import MOST_DRIFT, anchors_of, drift_of, jobs_of
 from nsa_tune.autotune.isolation import Deadlines
 from nsa_tune.autotune.progress import Progress
@@ -58,6 +58,8 @@ class CheckResult:
     problems: tuple[str, ...]
     """Why the table does not hold, one sentence each; none when it does."""
     seconds: float
+    not_kept: str = ""
+    """Why the outcome is not in the database; empty where it is, or was not to be."""
 
 
 def check(
@@ -68,7 +70,7 @@ def check(
     Raises:
         NoTunedData: when there is no such table, or it has no cell to compare.
         MachineUnfit: when this machine cannot measure.
-        StoreError: when the database cannot be used.
+        KeyboardInterrupt: as the run, so that a part of the cells concludes nothing.
     """
     layout = profile_of(request.model).layout(request.kv_dtype)
     wanted = tables.Wanted(request.gpu, request.model, request.heads, str(layout))
@@ -93,15 +95,27 @@ def check(
             ),
             progress, chosen, registry=registry,
         )  # fmt: skip
+    if result.outcome == "interrupted":
+        raise KeyboardInterrupt
     if not jobs:
         raise NoTunedData(f"{table.source} has no batch with two arms that are worth comparing")
     outcome = _judged(table, result.table, jobs)
-    if request.keep:
-        with Store.open(request.database or tables.default_database()) as store:
-            store.add_check(outcome)
     return CheckResult(
-        outcome, table, tuple(differing(table, here)), tuple(_problems(outcome)), result.seconds
-    )
+        outcome, table, tuple(differing(table, here)), tuple(_problems(outcome)), result.seconds,
+        _keep(outcome, request.database or tables.default_database()) if request.keep else "",
+    )  # fmt: skip
+
+
+def _keep(outcome: Check, database: Path) -> str:
+    """Store `outcome`; returns why that failed. What was found is worth saying all the same."""
+    if database.suffix == ".tsv":
+        return f"{database} is a text table, which keeps no outcomes"
+    try:
+        with Store.open(database) as store:
+            store.add_check(outcome)
+    except StoreError as error:
+        return str(error)
+    return ""
 
 
 def _judged(table: Table, now: Table, jobs: Sequence[Job]) -> Check:

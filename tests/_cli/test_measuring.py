@@ -64,6 +64,42 @@ def test_an_interrupted_run_ends_in_seconds_with_130_and_its_table(
     assert stored == (document["measured"],)
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_before_the_first_batch_is_130_and_a_sentence(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    """While the worker loads torch there is nothing to report yet."""
+    database = tmp_path / "t.db"
+    events = database.with_suffix(".events")
+    with subprocess.Popen(
+        [*COMMAND, "--db", str(database), "--events", str(events)],
+        cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    ) as run:  # fmt: skip
+        end = time.monotonic() + 60
+        while not events.exists():
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        run.send_signal(number)
+        _, err = run.communicate(timeout=30)
+
+    assert run.returncode == 130
+    assert "interrupted" in err
+    assert "Traceback" not in err
+
+
+def test_points_may_be_written_with_spaces(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [*COMMAND, "--db", str(tmp_path / "t.db"), "--points", "decode, indexer_layout",
+         "--budget", "0", "--no-isolate"],
+        cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["measured"] == 2
+
+
 def test_a_database_that_takes_no_more_rows_is_a_sentence_that_names_them(tmp_path: Path) -> None:
     database = tmp_path / "t.db"
     with running(database) as run, closing(sqlite3.connect(database)) as other:

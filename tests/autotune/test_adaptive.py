@@ -12,6 +12,7 @@ import pytest
 
 from benchmarks.adaptive import compare, recorded_part, replay, setting_of
 from nsa_tune import Batch
+from nsa_tune.autotune import adaptive
 from nsa_tune.autotune.adaptive import Adaptive
 from nsa_tune.autotune.schedule import Job
 from nsa_tune.backend.layouts import KVLayout
@@ -223,8 +224,9 @@ def test_no_point_is_refined_before_all_are_covered() -> None:
     assert len([job for job in jobs if job.point.name == "few"]) > 10
 
 
-def test_what_is_left_is_told_when_the_cap_ends_it() -> None:
+def test_what_is_left_is_told_when_the_cap_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Most of a fifth goes into the coarse part here, and noise keeps the doubt up."""
+    monkeypatch.setattr(adaptive, "_FEW", 0)
     random = Random(0)
 
     def noise(job: Job) -> list[Measurement]:

@@ -11,7 +11,7 @@ from nsa_tune.backend.points.indexer_layout import INDEXER_LAYOUT
 from nsa_tune.backend.points.indexer_metadata import INDEXER_METADATA
 from nsa_tune.backend.points.prefill import PREFILL
 from nsa_tune.backend.points.v4_prefill import V4_PREFILL
-from nsa_tune.backend.profiles import ModelProfile
+from nsa_tune.backend.profiles import PROFILES, ModelProfile
 
 __all__ = ["POINTS", "named", "point_of", "points_for"]
 
@@ -63,8 +63,9 @@ def points_for(
         found += named(name, known)
     for point in found:
         if point not in arising:
+            models = [name for name, one in PROFILES.items() if one.family in point.families]
             raise UsageError(
-                f"decision point {point.name} does not arise in {profile.name}; it has: "
-                f"{', '.join(one.name for one in arising)}"
+                f"decision point {point.name} does not arise in {profile.name}, which has: "
+                f"{', '.join(one.name for one in arising)}; it arises in: {', '.join(models)}"
             )
     return found

@@ -133,7 +133,7 @@ def test_the_name_of_the_file_stands_for_both_ratios() -> None:
 
 
 def test_a_point_that_does_not_arise_in_the_model_is_refused_with_those_that_do() -> None:
-    with pytest.raises(UsageError, match=r"prefill does not arise in deepseek-v4; it has: v4_pre"):
+    with pytest.raises(UsageError, match=r"prefill does not arise in deepseek-v4, which has: v4"):
         points_for(profile_of("deepseek-v4"), ["prefill"])
     with pytest.raises(UsageError, match=r"v4_prefill_c4 does not arise in deepseek-v3\.2"):
         points_for(profile_of("deepseek-v3.2"), ["v4_prefill"])
