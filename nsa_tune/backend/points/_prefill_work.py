@@ -17,7 +17,7 @@ from nsa_tune.backend import guards
 from nsa_tune.backend.batch import Batch
 from nsa_tune.backend.point import Setting
 
-__all__ = ["COORDINATES", "TERMS", "attended_of", "cost_terms", "locate", "wave_of"]
+__all__ = ["COORDINATES", "TERMS", "attended_of", "cost_terms", "locate", "runs", "wave_of"]
 
 _TILE = 128
 """Queries that FlashAttention-3 computes at once for head dims of 192 and 128."""
@@ -47,13 +47,13 @@ def attended_of(batch: Batch, topk: int) -> int:
     if batch.kv_lens is None:
         return min(batch.pairs, batch.q_tokens * topk)
     total = 0
-    for prefix, new, count in _runs(batch):
+    for prefix, new, count in runs(batch):
         below = min(max(topk - prefix, 0), new)
         total += count * (below * prefix + below * (below + 1) // 2 + (new - below) * topk)
     return total
 
 
-def _runs(batch: Batch) -> Iterable[tuple[int, int, int]]:
+def runs(batch: Batch) -> Iterable[tuple[int, int, int]]:
     """(prefix, new, count) of sequences that are alike: all of them, or each by itself."""
     kv_lens, new_lens = batch.kv_lens, batch.new_lens
     assert kv_lens is not None
@@ -72,7 +72,7 @@ def _tiles(batch: Batch) -> tuple[float, float]:
         pairs = _TILE * tiles * (batch.prefix_tokens + count * (_TILE // 2) * (tiles + 1))
         return count * tiles, pairs
     total, pairs = 0, 0
-    for prefix, new, count in _runs(batch):
+    for prefix, new, count in runs(batch):
         tiles = -(-new // _TILE)
         total += count * tiles
         # Tile i of a sequence sees its prefix and the tiles up to itself.

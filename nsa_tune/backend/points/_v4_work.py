@@ -8,6 +8,7 @@ from random import Random
 from nsa_tune.backend import guards
 from nsa_tune.backend.batch import Batch
 from nsa_tune.backend.point import Setting
+from nsa_tune.backend.points._prefill_work import runs
 from nsa_tune.backend.profiles import ModelProfile
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "gathered",
     "grid",
     "locate",
+    "most_gathered",
     "sample",
 ]
 
@@ -40,12 +42,20 @@ def extra_width(profile: ModelProfile, ratio: int, max_kv: int) -> int:
 
 def gathered(batch: Batch, setting: Setting, ratio: int) -> tuple[int, int]:
     """Window tokens and compressed tokens that [window; extra] is made of."""
-    before = setting.profile.window - 1
     if batch.lens is None:
-        window = min(batch.kv_tokens, batch.q_tokens + batch.sequences * before)
-        return window, batch.kv_tokens // ratio
-    window = sum(min(prefix + new, new + before) for prefix, new in batch.lens)
-    return window, sum((prefix + new) // ratio for prefix, new in batch.lens)
+        return most_gathered(batch, setting, ratio)
+    before, window, compressed = setting.profile.window - 1, 0, 0
+    for prefix, new, count in runs(batch):
+        window += count * min(prefix + new, new + before)
+        compressed += count * ((prefix + new) // ratio)
+    return window, compressed
+
+
+def most_gathered(batch: Batch, setting: Setting, ratio: int) -> tuple[int, int]:
+    """`gathered` by a batch's sums: at least as many."""
+    before = setting.profile.window - 1
+    window = min(batch.kv_tokens, batch.q_tokens + batch.sequences * before)
+    return window, batch.kv_tokens // ratio
 
 
 def _seen(tokens: float, ratio: int, most: int) -> float:
@@ -63,14 +73,20 @@ def _attended(batch: Batch, setting: Setting, ratio: int) -> float:
     """Pairs of queries and keys; from sums alone as if all sequences were equal."""
     profile = setting.profile
     most = extra_width(profile, ratio, batch.max_kv)
-    count = batch.sequences
-    equal = [(batch.prefix_tokens / count, batch.q_tokens / count)] * count
-    total = 0.0
-    for prefix, new in batch.lens or equal:
-        end = prefix + new
-        total += _seen(end, 1, profile.window) - _seen(prefix, 1, profile.window)
-        total += _seen(end, ratio, most) - _seen(prefix, ratio, most)
-    return total
+    if batch.lens is None:
+        count = batch.sequences
+        equal = _pairs(batch.prefix_tokens / count, batch.q_tokens / count, ratio, most, profile)
+        return count * equal
+    return sum(
+        count * _pairs(prefix, new, ratio, most, profile) for prefix, new, count in runs(batch)
+    )
+
+
+def _pairs(prefix: float, new: float, ratio: int, most: int, profile: ModelProfile) -> float:
+    """Pairs of one sequence."""
+    end = prefix + new
+    in_window = _seen(end, 1, profile.window) - _seen(prefix, 1, profile.window)
+    return in_window + _seen(end, ratio, most) - _seen(prefix, ratio, most)
 
 
 def cost_terms(batch: Batch, setting: Setting, ratio: int) -> tuple[float, ...]:

@@ -199,7 +199,7 @@ def _whole_columns(batch: Batch, setting: Setting) -> str | None:
 def _workspace_guard(ratio: int) -> Guard:
     def check(batch: Batch, setting: Setting) -> str | None:
         profile = setting.profile
-        needed = 2 * profile.latent * sum(work.gathered(batch, setting, ratio))
+        needed = 2 * profile.latent * sum(work.most_gathered(batch, setting, ratio))
         if setting.device.memory and needed > setting.device.memory // 4:
             return f"{needed / 2**30:.1f} GiB of workspace pass a quarter of the device's memory"
         return None
