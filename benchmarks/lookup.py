@@ -255,8 +255,14 @@ def main() -> None:
     print("| what | empty calls | us | meant to stay under |")
     print("|---|---|---|---|")
     for one in found:
-        limit = "" if one.limit_us is None else f"{one.limit_us:g} us"
-        print(f"| {one.what} | {one.microseconds / floor:.3g} | {one.microseconds:.3g} | {limit} |")
+        limit = "" if one.limit_us is None else f"{one.limit_us:,g} us"
+        calls, time_us = _shown(one.microseconds / floor), _shown(one.microseconds)
+        print(f"| {one.what} | {calls} | {time_us} | {limit} |")
+
+
+def _shown(number: float) -> str:
+    """Three digits, or whole thousands."""
+    return f"{number:.3g}" if number < 1000 else f"{number:,.0f}"
 
 
 if __name__ == "__main__":

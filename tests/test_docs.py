@@ -13,6 +13,9 @@ import pytest
 import typer
 
 from nsa_tune._cli.options import Format
+from nsa_tune.backend.guards import PROBED
+from nsa_tune.backend.layouts import CONVERSIONS, READS, KVLayout
+from nsa_tune.backend.points import POINTS
 from nsa_tune.cli import app
 from nsa_tune.db.store import Store
 from nsa_tune.reports.flat import FLAT
@@ -96,3 +99,74 @@ def test_the_views_of_a_database_are_documented(tmp_path: Path) -> None:
         rows = connection.execute("SELECT name FROM sqlite_master WHERE type = 'view'").fetchall()
     documented = set(re.findall(r"^\| `(newest|v_\w+)` \|", REPORTS, re.MULTILINE))
     assert documented == {name for (name,) in rows}
+
+
+# --- docs/decision-points.md
+
+
+POINTS_PAGE = (DOCS / "decision-points.md").read_text(encoding="utf-8")
+
+
+def _rows_under(heading: str) -> Iterator[list[str]]:
+    """The cells of every table row of a section."""
+    section = POINTS_PAGE.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    for line in section.splitlines():
+        if line.startswith("| ") and not line.startswith("|---"):
+            yield [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def test_the_page_names_every_guard_with_its_kind_and_source() -> None:
+    guards = {
+        guard.name: [guard.kind, guard.source]
+        for point in POINTS.values()
+        for arm in point.arms
+        for guard in arm.guards
+    }
+    documented = {
+        row[0].strip("`"): [row[1], row[4]] for row in _rows_under("Guards") if len(row) == 5
+    }
+
+    assert documented.pop("guard") == ["kind", "source"]
+    assert documented == guards
+
+
+def test_the_page_names_every_limit_that_can_be_probed() -> None:
+    probed = {
+        name.strip(" `")
+        for row in _rows_under("Guards")
+        if len(row) == 5
+        for name in row[2].split(",")
+    }
+
+    assert probed - {"", "probed as"} == set(PROBED)
+
+
+@pytest.mark.parametrize("name", [name for name in POINTS if not POINTS[name].group])
+def test_the_page_names_every_arm_of_a_point(name: str) -> None:
+    section = POINTS_PAGE.partition(f"\n## `{name}`\n")[2].partition("\n## ")[0]
+    rows = " ".join(row[0] for row in _rows_under(f"`{name}`"))
+    layout = POINTS[name] is POINTS["indexer_layout"]
+
+    assert section
+    for arm in POINTS[name].arms:
+        word = arm.name.partition("/")[0] if layout else arm.name
+        assert f"`{word}`" in rows
+
+
+def test_the_page_tells_what_each_conversion_moves() -> None:
+    told = {row[1]: row[2] for row in _rows_under("KV layouts") if len(row) == 4}
+
+    for one in CONVERSIONS:
+        rank = 448 if KVLayout.V4_PAGED in (one.source, one.target) else 512
+        assert told[f"`{one.kernel}`"].endswith(f"= {one.moved_bytes(1, rank, 64)}")
+
+
+def test_the_page_says_who_reads_which_layout() -> None:
+    words = {"triton": "Triton", "trtllm": "TRT-LLM"}
+    told = {row[0].strip("`"): row[3] for row in _rows_under("KV layouts") if len(row) == 4}
+
+    for name, layouts in READS.items():
+        if name.startswith("torch"):
+            continue
+        for layout in layouts:
+            assert words.get(name, name) in told[layout], (name, layout)

@@ -57,6 +57,7 @@ def test_a_plan_has_these_fields() -> None:
         "_origin",
         "v4_prefill_c4",
         "v4_prefill_c128",
+        "layout_conversion",
     ]
     assert list(nsa_tune.Reason.__dataclass_fields__) == [
         "verdict",
@@ -76,8 +77,8 @@ def test_a_plan_has_these_fields() -> None:
 def test_the_dispatcher_is_opened_like_this() -> None:
     parameters = inspect.signature(nsa_tune.Dispatcher.open).parameters
 
-    assert list(parameters) == [
-        "db", "gpu", "model", "heads", "kv_dtype", "strict", "rule", "demote_failed",
+    assert list(parameters) == ["db", "gpu", "model", "heads", "kv_dtype", "strict", "rule",
+        "demote_failed",
     ]  # fmt: skip
     assert list(inspect.signature(nsa_tune.Dispatcher.captured).parameters)[1:] == [
         "batch_size",

@@ -120,6 +120,11 @@ _DERIVED_TEXTS: dict[str, dict[object, str]] = {
         True: "no sequence is longer than index_topk, so every token is selected",
         False: "the batch decodes, or a sequence is longer than index_topk",
     },
+    "layout_conversion": {
+        "packed_fp8.dequantize": "the pool is packed fp8, and the kernel reads bf16",
+        "packed_fp8.requantize_raw": "the pool is raw fp8, and the kernel reads packed fp8",
+        None: "the kernel reads the pool as it is, or nothing of it",
+    },
 }
 
 

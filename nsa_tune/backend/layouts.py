@@ -22,6 +22,7 @@ __all__ = [
     "layout_of",
     "layouts_of",
     "pair",
+    "reach",
     "topk_transform",
 ]
 
@@ -225,7 +226,7 @@ CONVERSIONS: tuple[Conversion, ...] = (
 """Every conversion that there is a kernel for."""
 
 
-def _reach(name: str, pool: KVLayout, role: Role) -> tuple[Conversion | None, ...]:
+def reach(name: str, pool: KVLayout, role: Role) -> tuple[Conversion | None, ...]:
     """How `name` gets at tokens of `pool`: (None,) as they are, else the conversions that do."""
     if pool in READS[name]:
         return (None,)
@@ -270,8 +271,8 @@ def pair(prefill: str, decode: str, kv_dtype: str) -> Pairing:
 def _pairings(prefill: str, decode: str, kv_dtype: str) -> Iterator[Pairing]:
     for pool in KVLayout:
         if pool in layouts_of(kv_dtype):
-            for first in _reach(prefill, pool, Role.PREFILL):
-                for second in _reach(decode, pool, Role.DECODE):
+            for first in reach(prefill, pool, Role.PREFILL):
+                for second in reach(decode, pool, Role.DECODE):
                     yield Pairing(pool, first, second)
 
 
@@ -293,7 +294,7 @@ def topk_transform(pool: KVLayout, role: Role, prefill: str | None, decode: str 
     name = prefill if role is Role.PREFILL else decode
     if name is None or name not in READS:
         raise UnknownName.of("implementation", str(name), list(READS))
-    ways = _reach(name, pool, role)
+    ways = reach(name, pool, role)
     if not ways:
         raise UsageError(f"{role} by {name} reads {_words(name)}, not a pool of {pool}")
     conversion = ways[0]

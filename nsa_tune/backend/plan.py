@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import NamedTuple, Protocol
 
 from nsa_tune.backend.batch import Batch, Mode
-from nsa_tune.backend.layouts import KVLayout
+from nsa_tune.backend.layouts import READS, KVLayout, Role, reach
 from nsa_tune.backend.records import Key
 from nsa_tune.backend.verdict import Verdict
 
@@ -122,6 +122,10 @@ class Plan:
     """In V4's layers of compression ratio 4: "sparse_fwd" or "with_kvcache"; None elsewhere."""
     v4_prefill_c128: str | None = None
     """The same in its layers of ratio 128."""
+    layout_conversion: str | None = None
+    """The kernel (below `nsa_tune.backend.kernels`) that turns what the attention reads of the pool
+    into its own layout, as "packed_fp8.dequantize"; None where nothing is turned. V4's two
+    prefill fields each say it by themselves."""
 
     @property
     def reasons(self) -> Mapping[str, Reason]:
@@ -153,7 +157,7 @@ class _Reasons(Mapping[str, Reason]):
 
 # --- what follows from the tuned choices
 
-DERIVED = ("topk_transform", "dequantize_prefix", "skip_topk")
+DERIVED = ("topk_transform", "dequantize_prefix", "skip_topk", "layout_conversion")
 """The fields that follow from the batch and the other choices."""
 
 _READS_BF16 = frozenset({"flashmla_sparse", "torch_sparse"})
@@ -166,6 +170,7 @@ class Derived(NamedTuple):
     topk_transform: str | None
     dequantize_prefix: bool | None
     skip_topk: bool
+    layout_conversion: str | None = None
 
 
 def derive(
@@ -174,9 +179,11 @@ def derive(
     index_topk: int,
     prefill_path: str | None,
     sparse_prefill: str | None,
+    decode: str | None = None,
 ) -> Derived:
     """The derived fields, as SGLang 0.5.23 couples them."""
-    return coupled(batch.mode, layout, prefill_path, sparse_prefill, *facts_of(batch, index_topk))
+    facts = facts_of(batch, index_topk)
+    return coupled(batch.mode, layout, prefill_path, sparse_prefill, *facts, decode)
 
 
 def facts_of(batch: Batch, index_topk: int) -> tuple[bool, bool]:
@@ -192,6 +199,7 @@ def coupled(
     sparse_prefill: str | None,
     has_prefix: bool,
     within_topk: bool,
+    decode: str | None = None,
 ) -> Derived:
     """`derive` by `facts_of`.
 
@@ -203,7 +211,7 @@ def coupled(
         # V4's layers differ, and `sparse_fwd` and `with_kvcache` each say both by themselves.
         return Derived(None, None, False)
     if mode is not Mode.EXTEND:
-        return Derived("paged", None, False)
+        return Derived("paged", None, False, _conversion(decode, layout, Role.DECODE))
     packed, reads_bf16 = layout is KVLayout.FP8_PACKED, sparse_prefill in _READS_BF16
     transform: str | None = "ragged" if packed and reads_bf16 else "paged"
     if sparse_prefill is None:
@@ -211,7 +219,25 @@ def coupled(
     dequantize: bool | None = packed and has_prefix and (prefill_path == "mha" or reads_bf16)
     if prefill_path is None:
         dequantize = None
-    return Derived(transform, dequantize, within_topk)
+    if prefill_path == "mha":
+        # Dense kernels all read bf16.
+        conversion = "packed_fp8.dequantize" if dequantize else None
+    else:
+        # New tokens are at hand in bf16, and need no gathered copy.
+        reader = prefill_path and sparse_prefill
+        conversion = _conversion(reader, layout, Role.PREFILL, gathers=has_prefix)
+    return Derived(transform, dequantize, within_topk, conversion)
+
+
+def _conversion(
+    reader: str | None, layout: KVLayout, role: Role, *, gathers: bool = True
+) -> str | None:
+    """The kernel that makes `layout` readable; not one into a copy unless it `gathers`."""
+    if reader is None or reader not in READS:
+        return None
+    ways = reach(reader, layout, role)
+    first = ways[0] if ways else None
+    return None if first is None or (first.gathers and not gathers) else first.kernel
 
 
 # --- making plans

@@ -130,7 +130,9 @@ class Serving:
     ) -> tuple[str | bool | None, ...]:
         """The choices and what follows from them, as a plan holds them."""
         path, sparse = chosen.get("prefill_path"), chosen.get("sparse_prefill")
-        derived = coupled(mode, self.setting.layout, path, sparse, has_prefix, within_topk)
+        derived = coupled(
+            mode, self.setting.layout, path, sparse, has_prefix, within_topk, chosen.get("decode")
+        )
         found = {**chosen, **derived._asdict()}
         return tuple(map(found.get, DECIDED))
 

@@ -85,7 +85,12 @@ class Expression:
     def __rmul__(self, other: object) -> Expression:
         return self.trace.node("*", other, self)
 
-    def __truediv__(self, other: object) -> Expression:
+    def __truediv__(self, other: object) -> Expression | float:
+        if self.operation == "*" and self.is_whole and other is self.arguments[0]:
+            factor = self.arguments[1]
+            # Exact, and a sum that could be 0 here is none.
+            if type(factor) is int and _name(other) in _AT_LEAST_ONE:
+                return float(factor)
         return self.trace.node("/", self, other)
 
     def __rtruediv__(self, other: object) -> Expression:
@@ -149,6 +154,7 @@ class Expression:
 _TRUTHS = frozenset({"<", "<=", "==", "!="})
 _NAMED = frozenset({"input", "local"})
 _NEGATIONS = {"==": "!=", "!=": "==", "<": "<=", "<=": "<"}
+_AT_LEAST_ONE = ("sequences", "q_tokens", "kv_tokens", "max_kv")
 _NEVER_MORE = {("q_tokens", "kv_tokens"), ("sequences", "q_tokens"), ("max_kv", "kv_tokens")}
 """Sums of which the first is at most the second, in any batch."""
 
@@ -354,8 +360,8 @@ class SymbolicBatch:
     def facts(self) -> dict[int, bool]:
         """What holds of every batch: there is a sequence, and each has a new token."""
         trace, found = self.q_tokens.trace, dict[int, bool]()
-        for tokens in (self.sequences, self.q_tokens, self.kv_tokens, self.max_kv):
-            found |= trace.consequences(trace.node("<", 0, tokens), True)
+        for name in _AT_LEAST_ONE:
+            found |= trace.consequences(trace.node("<", 0, trace.node("input", name)), True)
         return found
 
     @property

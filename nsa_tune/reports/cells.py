@@ -39,7 +39,8 @@ class Cell:
     times: Mapping[str, Time]
     """Choice to its time, fastest first; a choice that no arm measured is absent."""
     forbidden: Mapping[str, str]
-    """Choice to the guard's clause that rules it out."""
+    """Choice to the guard's clause that rules it out; choices that no arm of this device realises
+    are absent."""
     choice: str | None
     """What the table's policy answers; None where every choice is forbidden."""
     verdict: str
@@ -82,6 +83,8 @@ def _cell(
 ) -> Cell:
     decision = policy.decide(answer, batch)
     allowed = policy.survey(batch).latencies
+    # That no arm of a choice is for this device and layout holds for every cell alike.
+    runnable = {arm.name for arm in policy.candidates}
     times = {
         choice: min((_time(rows[arm]) for arm in arms if arm in rows and arm in allowed),
                     key=lambda time: time.latency_us, default=None)
@@ -94,7 +97,11 @@ def _cell(
         batch=batch,
         word=word,
         times=dict(sorted(known, key=lambda pair: pair[1].latency_us)),
-        forbidden=decision.forbidden,
+        forbidden={
+            choice: why
+            for choice, why in decision.forbidden.items()
+            if runnable.intersection(answer.choices[choice])
+        },
         choice=decision.choice,
         verdict=str(decision.verdict),
         default=decision.default,

@@ -283,7 +283,7 @@ def test_decoding_carries_no_prefill_choice() -> None:
 
     assert (plan.prefill_path, plan.mha_kernel, plan.sparse_prefill) == (None, None, None)
     assert (plan.dequantize_prefix, plan.topk_transform, plan.skip_topk) == (None, "paged", False)
-    assert set(plan.reasons) == {"topk_transform", "skip_topk"}
+    assert set(plan.reasons) == {"topk_transform", "skip_topk", "layout_conversion"}
 
 
 @given(

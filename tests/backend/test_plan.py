@@ -61,6 +61,30 @@ def test_an_fp8_prefix_is_dequantized_for_kernels_that_read_bf16(
     assert derive(batch, layout, 2048, path, sparse).dequantize_prefix is dequantize
 
 
+@pytest.mark.parametrize(
+    ("batch", "layout", "path", "sparse", "decode", "conversion"),
+    [
+        (_WARM, _FP8, "mha", "flashmla_kv", None, "packed_fp8.dequantize"),
+        (_WARM, _FP8, "mla", "flashmla_sparse", None, "packed_fp8.dequantize"),
+        (_WARM, _FP8, "mla", "flashmla_kv", None, None),
+        (_COLD, _FP8, "mla", "flashmla_sparse", None, None),
+        (_COLD, KVLayout.FP8_RAW, "mla", "flashmla_kv", None, "packed_fp8.requantize_raw"),
+        (_WARM, _BF16, "mha", "flashmla_sparse", None, None),
+        (_WARM, _FP8, None, None, None, None),
+        (_WARM, _FP8, "mla", "nobody's", None, None),
+        (Batch.decode([9]), _FP8, None, None, "flashmla_sparse", "packed_fp8.dequantize"),
+        (Batch.decode([9]), _FP8, None, None, "flashmla_kv", None),
+        (Batch.decode([9]), KVLayout.FP8_RAW, None, None, "flashmla_kv", None),
+        (Batch.decode([9]), _FP8, None, None, None, None),
+    ],
+)
+def test_the_layout_is_converted_for_kernels_that_do_not_read_the_pool(
+    batch: Batch, layout: KVLayout, path: str | None, sparse: str | None, decode: str | None,
+    conversion: str | None,
+) -> None:  # fmt: skip
+    assert derive(batch, layout, 2048, path, sparse, decode).layout_conversion == conversion
+
+
 @pytest.mark.parametrize(("new", "skip"), [(2047, True), (2048, True), (2049, False)])
 def test_topk_is_skipped_while_every_token_is_selected(new: int, skip: bool) -> None:
     batch = Batch.extend([0, 0], [1, new])

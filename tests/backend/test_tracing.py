@@ -196,3 +196,14 @@ def test_a_division_by_zero_goes_the_slow_way() -> None:
 
     assert function(Batch.extend([0], [6])) == 1
     assert function(Batch.extend([0], [5])) == "slow"
+
+
+def test_a_product_over_its_own_factor_is_the_other_one() -> None:
+    assert _followed(lambda batch: batch.q_tokens * 2048 / batch.q_tokens) == Leaf(2048.0)
+
+    over_another = _followed(lambda batch: batch.q_tokens * 2048 / batch.sequences)
+    not_whole = _followed(lambda batch: batch.q_tokens * 0.1 / batch.q_tokens)
+    perhaps_zero = _followed(lambda batch: batch.prefix_tokens * 3 / batch.prefix_tokens)
+    for tree in (over_another, not_whole, perhaps_zero):
+        assert isinstance(tree, Leaf)
+        assert isinstance(tree.value, Expression)

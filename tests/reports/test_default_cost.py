@@ -11,7 +11,7 @@ from nsa_tune.backend.records import Table
 from nsa_tune.backend.rules import Default, Rule
 from nsa_tune.reports.default_cost import cost_of_choice, cost_of_default, worst_first
 from nsa_tune.reports.report import AnswerReport, build
-from tests.reports.synthetic import FLAT, STEEP, toy_point, toy_table
+from tests.reports.synthetic import FLAT, STEEP, real_table, toy_point, toy_table
 
 ALWAYS_STEEP = Rule("a made-up engine", {"toy_path": Default(lambda b, s: "steep", "engine.py:1")})
 
@@ -98,3 +98,12 @@ def test_a_table_without_measurements_has_no_answers() -> None:
     empty = Table(table.key, table.device, (), table.source)
 
     assert build([empty], points={"toy": point}).sections[0].answers == ()
+
+
+def test_a_kernel_of_other_devices_is_no_limit_of_a_cell() -> None:
+    (point,) = build([real_table(points=("prefill",))]).sections[0].points
+    (path, kernel, sparse) = point.answers
+
+    assert {choice for cell in kernel.cells for choice in cell.forbidden} <= {"fa3", "fa2", "sdpa"}
+    assert {choice for cell in sparse.cells for choice in cell.forbidden} <= set(sparse.measured)
+    assert {choice for cell in path.cells for choice in cell.forbidden} == {"mha"}

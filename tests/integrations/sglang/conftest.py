@@ -20,6 +20,12 @@ def oldest() -> Wheel:
     return _fetched(VERSIONS[0])
 
 
+@pytest.fixture(scope="session")
+def newest() -> Wheel:
+    """The wheel of the last release."""
+    return _fetched(VERSIONS[-1])
+
+
 def _fetched(version: str) -> Wheel:
     try:
         return wheel_of(version)

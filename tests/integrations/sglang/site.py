@@ -1,7 +1,7 @@
 """A directory that looks like an environment with SGLang and nsa-tune in it.
 
-The wheel's own `plugins` package and environment variables are real; the attention backend is a
-module of two dozen lines with the same names.
+The wheel's own `plugins` package and environment variables are real; the attention backends are
+modules of two dozen lines with the same names.
 """
 
 from __future__ import annotations
@@ -32,6 +32,14 @@ class DeepseekSparseAttnBackend:
     ):
         return seqlens_expanded
 """
+_V4_BACKEND = """
+class DeepseekV4AttnBackend:
+    def __init__(self, model_runner, skip_prefill=False):
+        self.runner = model_runner
+
+    def _use_sparse_prefill(self, forward_batch, *, num_qo_tokens):
+        return True
+"""
 _REAL = (
     "sglang/srt/environ.py", "sglang/srt/debug_utils/cuda_coredump.py", "sglang/srt/plugins/",
 )  # fmt: skip
@@ -50,6 +58,7 @@ class Site:
             if name.startswith(_REAL) and name.endswith(".py"):
                 self.write(name, wheel.text(name))
         self.backend(_BACKEND)
+        self.v4_backend(_V4_BACKEND)
         for inside in {path.parent for path in self.folder.rglob("*.py")}:
             for package in (inside, *inside.parents):
                 if package.is_relative_to(self.folder / "sglang"):
@@ -67,6 +76,10 @@ class Site:
     def backend(self, text: str) -> None:
         """Make `text` the module of the attention backend."""
         self.write("sglang/srt/layers/attention/dsa_backend.py", text)
+
+    def v4_backend(self, text: str) -> None:
+        """Make `text` the module of V4's attention backend."""
+        self.write("sglang/srt/layers/attention/deepseek_v4_backend.py", text)
 
     def plugin(self, name: str, code: str) -> None:
         """Add a plug-in of somebody else's, whose entry point runs `code`."""

@@ -31,7 +31,7 @@ HOOKS: dict[str, Callable[..., Any]] = {
 def engine(wheel: Wheel, monkeypatch: pytest.MonkeyPatch) -> Engine:
     monkeypatch.setattr(module, "installed_version", lambda: wheel.version)
     monkeypatch.setattr(detect, "local_device_name", lambda: GPU)
-    for cached in (module._dispatcher, module._log):
+    for cached in (module._dispatcher, module.decision_log):
         cached.cache_clear()
     return Engine.of(wheel, monkeypatch)
 

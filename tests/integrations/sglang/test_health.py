@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from nsa_tune.backend.integrations.sglang.releases import release_of
 from tests.integrations.sglang.site import Site
 from tests.integrations.sglang.tables import GPU, table_file
 from tests.integrations.sglang.wheels import Wheel
@@ -45,7 +46,19 @@ def test_all_is_well_where_everything_is(wheel: Wheel, tmp_path: Path) -> None:
     assert found["sglang"][1].startswith(f"SGLang {wheel.version}; ")
     assert "deepseek-v3.2 with 128 local heads" in found["table"][1]
     assert found["hook on prefill"][1].endswith("set_dsa_prefill_impl is hooked")
-    assert len([name for name in found if name.startswith("source of")]) == 3
+    release = release_of(wheel.version)
+    assert release is not None
+    names = {f"{what} {one.name}" for one in release.symbols for what in ("source of", "hook on")}
+    assert {name for name in found if name.startswith(("source of", "hook on"))} == names
+
+
+def test_a_switch_of_v4s_that_has_gone_is_named(newest: Wheel, tmp_path: Path) -> None:
+    site = Site(tmp_path / "site", newest)
+    site.v4_backend("class DeepseekV4AttnBackend:\n    def __init__(self, model_runner): pass\n")
+    found = _look(site, NSA_TUNE_DB=str(table_file(tmp_path)), GPU=GPU)
+
+    assert _wrong(found) == {"source of v4_prefill", "hook on v4_prefill"}
+    assert "_use_sparse_prefill is not there" in found["hook on v4_prefill"][1]
 
 
 def test_no_table_is_named(site: Site) -> None:

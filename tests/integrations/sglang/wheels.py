@@ -21,6 +21,7 @@ VERSIONS = ("0.5.15", "0.5.18", "0.5.23")
 _CACHE = Path(__file__).parents[3] / ".cache" / "sglang"
 
 BACKEND = "sglang/srt/layers/attention/dsa_backend.py"
+V4_BACKEND = "sglang/srt/layers/attention/deepseek_v4_backend.py"
 MODES = "sglang/srt/model_executor/forward_batch_info.py"
 
 

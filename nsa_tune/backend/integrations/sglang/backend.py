@@ -31,7 +31,7 @@ from nsa_tune.backend.integrations.sglang.symbols import hooks_on
 from nsa_tune.backend.layouts import KVLayout
 from nsa_tune.backend.serving import Match
 
-__all__ = ["around_init", "attach"]
+__all__ = ["around_init", "attach", "check_hooks", "decision_log", "opened"]
 
 
 def around_init(
@@ -48,22 +48,18 @@ def attach(backend: Any, model_runner: Any) -> None:
     assert release is not None, "only a known release is hooked"
     try:
         facts = facts_of(backend, model_runner)
-        dispatcher = _dispatcher(facts.profile.name, facts.heads, facts.kv_dtype)
+        dispatcher = opened(facts.profile.name, facts.heads, facts.kv_dtype)
     except (LeftAlone, NoTunedData) as reason:
         say_once(logging.WARNING, f"SGLang decides by itself: {reason}")
         return
-    if dispatcher.match is Match.RULE:
-        return  # opening has said so
-    if dispatcher.match is Match.ARCHITECTURE:
-        # Of two GPUs of one architecture one may have a seventh of the other's arithmetic.
-        say_once(logging.WARNING, "SGLang decides by itself: that table is of another GPU")
+    if dispatcher is None:
         return
     impls = _measured(dispatcher, release.prefill_impls[facts.layout])
     own = release.prefill_auto[facts.layout] if facts.impl == AUTO else {facts.impl}
     problem = _unmeasured(facts, own, impls, release)
     answers = None if problem else _answers(dispatcher, facts, impls, release)
     paired = _pairs_possible(backend, model_runner, dispatcher)
-    log = _log()
+    log = decision_log()
     # All that may fail has been done: a backend is steered as is said, or not at all.
     steered = []
     if answers is not None:
@@ -76,7 +72,7 @@ def attach(backend: Any, model_runner: Any) -> None:
         steered.append("the indexer's rows")
     if steered:
         say_once(logging.INFO, f"{facts}: {' and '.join(steered)} by {dispatcher.source}")
-    _check_hooks(backend, release)
+    check_hooks(backend)
 
 
 def _unmeasured(
@@ -103,12 +99,31 @@ def _answers(
     return Answers(dispatcher, facts, impls, passes_topk_length=release.passes_topk_length)
 
 
-def _check_hooks(backend: Any, release: Release) -> None:
+def check_hooks(backend: Any) -> None:
     """SGLang goes on without a hook that it could not apply: say so."""
-    for symbol in release.symbols:
-        name = symbol.path.rpartition(".")[2]
-        if not hooks_on(getattr(type(backend), name, None)):
+    release = release_of(installed_version() or "")
+    classes = {one.__name__ for one in type(backend).__mro__}
+    for symbol in release.symbols if release is not None else ():
+        owner, _, name = symbol.path.rpartition(".")
+        # A process that has V4's backend need not have DSA's.
+        if owner in classes and not hooks_on(getattr(type(backend), name, None)):
             say_once(logging.WARNING, f"{symbol.target} is not hooked: SGLang decides that itself")
+
+
+def opened(model: str, heads: int, kv_dtype: str) -> Dispatcher | None:
+    """The dispatcher that may steer; None, and a line that says why, where none may.
+
+    Raises:
+        NoTunedData: when there must be a table and is none.
+    """
+    dispatcher = _dispatcher(model, heads, kv_dtype)
+    if dispatcher.match is Match.RULE:
+        return None  # opening has said so
+    if dispatcher.match is Match.ARCHITECTURE:
+        # Of two GPUs of one architecture one may have a seventh of the other's arithmetic.
+        say_once(logging.WARNING, "SGLang decides by itself: that table is of another GPU")
+        return None
+    return dispatcher
 
 
 @cache
@@ -117,7 +132,8 @@ def _dispatcher(model: str, heads: int, kv_dtype: str) -> Dispatcher:
 
 
 @cache
-def _log() -> DecisionLog | None:
+def decision_log() -> DecisionLog | None:
+    """The one log of this process, if NSA_TUNE_LOG asks for it."""
     return DecisionLog.from_environment()
 
 

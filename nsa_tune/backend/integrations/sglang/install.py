@@ -26,6 +26,8 @@ from nsa_tune.backend.integrations.sglang.releases import (
     release_of,
 )
 from nsa_tune.backend.integrations.sglang.symbols import mismatch
+from nsa_tune.backend.integrations.sglang.v4 import around_sparse_prefill
+from nsa_tune.backend.integrations.sglang.v4_backend import around_v4_init
 
 __all__ = ["OFF_SWITCH", "install", "switched_off", "wrapped"]
 
@@ -35,6 +37,8 @@ _HOOKS: Mapping[str, Callable[..., Any]] = {
     "backend": around_init,
     "prefill": around_prefill,
     "indexer": around_context_lens,
+    "v4_backend": around_v4_init,
+    "v4_prefill": around_sparse_prefill,
 }
 """By the symbol's name."""
 

@@ -62,7 +62,8 @@ class Release:
     first: Version
     last: Version
     symbols: tuple[Symbol, ...]
-    """"backend" comes first: the others do nothing for a backend that it has not seen."""
+    """"backend" and "v4_backend" come first: the others of their class do nothing for a backend
+    that these have not seen."""
     prefill_impls: Mapping[KVLayout, frozenset[str]]
     """Values of `dsa_prefill_impl` that read one pool layout: a batch may have any of these."""
     prefill_auto: Mapping[KVLayout, frozenset[str]]
@@ -80,6 +81,8 @@ class Release:
 
 _MODULE = "sglang.srt.layers.attention.dsa_backend"
 _CLASS = "DeepseekSparseAttnBackend"
+_V4_MODULE = "sglang.srt.layers.attention.deepseek_v4_backend"
+_V4_CLASS = "DeepseekV4AttnBackend"
 
 _OLDER = Release(
     first=(0, 5, 15),
@@ -113,11 +116,23 @@ _OLDER = Release(
     ),
 )  # fmt: skip
 
+_V4_SYMBOLS = (
+    Symbol("v4_backend", _V4_MODULE, f"{_V4_CLASS}.__init__", ("self", "model_runner"), False),
+    Symbol(
+        "v4_prefill", _V4_MODULE, f"{_V4_CLASS}._use_sparse_prefill",
+        ("self", "forward_batch", "num_qo_tokens"), True,
+    ),
+)  # fmt: skip
+"""Before 0.5.23 the switch is a condition within `forward`, which nothing can be put around."""
+
 RELEASES = (
     _OLDER,
     replace(_OLDER, first=(0, 5, 17), last=(0, 5, 22), passes_topk_length=True, graph_tokens=2048),
-    replace(_OLDER, first=(0, 5, 23), last=(0, 5, 23), passes_topk_length=True, graph_tokens=8192),
-)
+    replace(
+        _OLDER, first=(0, 5, 23), last=(0, 5, 23), symbols=_OLDER.symbols + _V4_SYMBOLS,
+        passes_topk_length=True, graph_tokens=8192,
+    ),
+)  # fmt: skip
 
 
 def release_of(version: str) -> Release | None:

@@ -10,7 +10,8 @@ from nsa_tune.backend.integrations.sglang.releases import Symbol
 __all__ = ["hooks_on", "mismatch"]
 
 _PACKAGE = __name__.rpartition(".")[0]
-_HOOKING = {f"{_PACKAGE}.{name}" for name in ("backend", "prefill", "indexer")}
+_MODULES = ("backend", "prefill", "indexer", "v4_backend", "v4")
+_HOOKING = {f"{_PACKAGE}.{name}" for name in _MODULES}
 
 
 def mismatch(symbol: Symbol) -> str | None:
