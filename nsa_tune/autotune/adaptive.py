@@ -173,8 +173,8 @@ class _Sweep:
         self._calibrations = {answer.name: Calibration() for answer in point.answers}
         self.regret: dict[str, float] = {}
         self._lowest, self._since = inf, 0
-        self._fitted = -1
-        """Rows that were there at the latest fit."""
+        self._news = True
+        """Whether a job has ended since the latest fit."""
         self._over = False
         measured = {batch for batch, _ in self._rows}
         self._places: list[_Site] = []
@@ -190,7 +190,7 @@ class _Sweep:
     def next(self) -> Job | None:
         """The next job, or None when the point is done or waits for results."""
         while True:
-            if not self._queue and self._fitted != len(self._rows):
+            if not self._queue and self._news:
                 self._refine()
             if not self._queue:
                 return None
@@ -200,7 +200,7 @@ class _Sweep:
 
     def done(self, job: Job, measurements: Sequence[Measurement]) -> None:
         """Add the rows, and see how far the policy before them was right."""
-        self._since += 1
+        self._since, self._news = self._since + 1, True
         for row in measurements:
             self._rows[row.batch, row.arm] = row
         times = {
@@ -283,7 +283,7 @@ class _Sweep:
 
     def _refine(self) -> None:
         """Fit, estimate what is left to gain, and queue the batches that promise most of it."""
-        self._fitted = len(self._rows)
+        self._news = False
         policy, grounds = self.judge()
         worst = max(self.regret.values(), default=0.0)
         if worst < (1 - _FALL) * self._lowest:

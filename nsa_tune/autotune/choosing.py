@@ -41,14 +41,17 @@ def _traced(
 ) -> Schedule:  # fmt: skip
     """What `make` makes, after a word on the batches of the trace that no point takes."""
     taken = {
-        batch for point in points for batch, _ in most_frequent(point, point.grid(setting), trace)
+        batch
+        for point in points
+        for batch, _ in most_frequent(point, point.grid(setting), trace)
+        if sum(arm.allowed(batch, setting) is None for arm in point.candidates(setting)) > 1
     }
     total = sum(count for _, count in trace)
     left_out = sum(count for batch, count in trace if batch not in taken)
     if left_out:
         _log.warning(
             "%s: %.0f of %.0f passes drawn from it are left out, since no decision point of this "
-            "run answers them, or they are larger than all of its grid's batches",
+            "run has a choice on them, or they are larger than all of its grid's batches",
             path, left_out, total,
         )  # fmt: skip
     return make(points, setting, known)

@@ -267,6 +267,21 @@ def test_jobs_under_way_do_not_hold_up_others() -> None:
     assert len({str(job.batch) for job in [*waiting, *sweep(schedule)] if job}) >= 8
 
 
+def test_jobs_that_bring_no_rows_do_not_end_a_sweep() -> None:
+    """The arms of a job may be quarantined by the time it is handed out."""
+    random, jobs = Random(0), []
+
+    def noise(job: Job) -> list[Measurement]:
+        jobs.append(job)
+        if 30 < len(jobs) <= 36:
+            return []
+        return [replace(row, latency_us=random.uniform(1, 100)) for row in measured(job)]
+
+    sweep(Adaptive([point()], SETTING, ()), noise)
+
+    assert len(jobs) > 36
+
+
 def test_the_same_seed_asks_for_the_same_batches() -> None:
     table = read_text(TABLE)
 

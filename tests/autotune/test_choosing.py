@@ -51,6 +51,18 @@ def test_the_whole_grid_is_followed_by_a_trace_s_batches(tmp_path: Path) -> None
     assert all(word.startswith("extend:0+") for word in traced)
 
 
+def test_a_point_without_a_choice_takes_nothing_of_a_trace(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No kernel of `indexer_metadata` runs on a CPU, and its grid has batches of any size."""
+    path = trace(tmp_path / "t.jsonl", 30)
+
+    schedule_for(0.01, path)([POINTS["indexer_metadata"]], SETTING, ())
+
+    (record,) = caplog.records
+    assert "250 of 250 passes" in record.getMessage()
+
+
 @pytest.mark.parametrize("target", [0.0, 0.01])
 def test_what_is_left_out_of_a_trace_is_told(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, target: float
