@@ -10,6 +10,7 @@ from nsa_tune import UnknownName
 from nsa_tune.backend.batch import Batch
 from nsa_tune.backend.layouts import KVLayout
 from nsa_tune.backend.point import Answer, Setting
+from nsa_tune.backend.points import POINTS
 from nsa_tune.backend.profiles import profile_of
 from nsa_tune.backend.records import Device
 from nsa_tune.backend.rules import RULES, Rule, rule_of
@@ -180,3 +181,19 @@ def test_vllm_s_rows_follow_its_own_deep_gemm(arch: str, next_n: int, layout: st
     batch = Batch.verify([99], next_n)
 
     assert _choose("indexer_layout", batch, _setting(arch), VLLM) == layout
+
+
+@pytest.mark.parametrize("rule", RULES.values(), ids=list(RULES))
+def test_a_rule_has_a_default_for_every_question(rule: Rule) -> None:
+    questions = {answer.name for point in POINTS.values() for answer in point.answers}
+
+    assert questions == set(rule.defaults)
+
+
+def test_vllm_widens_v4_s_pools_in_prefill_and_schedules_with_deep_gemm() -> None:
+    setting = replace(_setting("sm90", KVLayout.V4_PAGED), profile=profile_of("deepseek-v4"))
+    batch = Batch.extend([4096], [2000])
+
+    assert _choose("v4_prefill_c4", batch, setting, VLLM) == "sparse_fwd"
+    assert _choose("v4_prefill_c128", batch, setting, VLLM) == "sparse_fwd"
+    assert _choose("indexer_metadata", Batch.decode([99]), setting, VLLM) == "deep_gemm"

@@ -78,6 +78,16 @@ def _indexer_layout(batch: Batch, setting: Setting) -> str:
     return "native" if native else "flatten"
 
 
+def _indexer_metadata(batch: Batch, setting: Setting) -> str:
+    del batch
+    return "torch" if setting.device.arch == "cpu" else "deep_gemm"
+
+
+def _v4_prefill(batch: Batch, setting: Setting) -> str:
+    del batch
+    return "torch_sparse" if setting.device.arch == "cpu" else "sparse_fwd"
+
+
 VLLM_0_33_0 = Rule(
     "vLLM 0.33.0",
     {
@@ -95,5 +105,8 @@ VLLM_0_33_0 = Rule(
         "indexer_layout": Default(
             _indexer_layout, "v1/attention/backends/mla/indexer.py:958, utils/deep_gemm.py:684"
         ),
+        "indexer_metadata": Default(_indexer_metadata, "v1/attention/backends/mla/indexer.py:1747"),
+        "v4_prefill_c4": Default(_v4_prefill, "models/deepseek_v4/nvidia/flashmla.py:390"),
+        "v4_prefill_c128": Default(_v4_prefill, "models/deepseek_v4/nvidia/flashmla.py:390"),
     },
 )
