@@ -28,13 +28,15 @@ from nsa_tune import Batch, Dispatcher
 from nsa_tune.backend import detect
 from nsa_tune.backend.batch import Mode
 from nsa_tune.backend.points import POINTS
-from nsa_tune.backend.records import Measurement, Table
+from nsa_tune.backend.policy import Policy
+from nsa_tune.backend.records import Measurement, Status, Table
 from nsa_tune.backend.tables import read_text, shipped
 
 _GPU = "NVIDIA H100 80GB HBM3"
 _KEY: dict[str, Any] = {"model": "deepseek-v3.2", "heads": 128, "kv_dtype": "fp8"}
 _BATCHES, _CALLS, _ROUNDS = 200, 200, 7
 _MEASUREMENTS = 5000
+_KINDS = (("prefill", "extend"), ("indexer_layout", "verify"))
 
 
 class Figure(NamedTuple):
@@ -69,17 +71,45 @@ def _batches(name: str, dispatcher: Dispatcher) -> list[Batch]:
     return [point.sample(dispatcher.setting, random) for _ in range(_BATCHES)]
 
 
+def _complete(dispatcher: Dispatcher) -> Dispatcher:
+    """The dispatcher with made-up times for every arm that its table has none of."""
+    random, policies = Random(23), []
+    for policy in dispatcher.policies.values():
+        rows = list(policy.rows)
+        known = {row.arm for row in rows}
+        batches = [policy.point.sample(dispatcher.setting, random) for _ in range(60)]
+        for i, one in enumerate(policy.candidates):
+            for batch in () if one.name in known else batches:
+                # Crossing times, so that the answer is not known beforehand.
+                time_us = 5 + 20 / (1 + i) + 0.01 * (1 + i) * batch.q_tokens
+                rows.append(
+                    Measurement(
+                        policy.point.name, str(batch), one.name, Status.OK, time_us, time_us,
+                        time_us, 5,
+                    )
+                )  # fmt: skip
+        policies.append(Policy.compile(policy.point, dispatcher.setting, rows))
+    return Dispatcher(dispatcher.setting, policies, source="made up", rule=dispatcher.rule)
+
+
 def _planning(dispatcher: Dispatcher) -> Iterator[Figure]:
-    for name, kind in (("prefill", "extend"), ("indexer_layout", "verify")):
+    yield from _plans_of(dispatcher, "")
+    for name, kind in _KINDS:
         batches = _batches(name, dispatcher)
         sums = [batch.sums for batch in batches]
-        yield Figure(f"whole plan, {kind}, from sums", best_ns(dispatcher.plan, sums) / 1e3, 1.0)
         for question in dispatcher.questions(sums[0].mode):
             chosen = [_chooser(dispatcher, question, batch) for batch in sums]
             times = [best_ns(f, [b]) for f, b in zip(chosen, sums, strict=True)]
-            yield Figure(f"{question} alone, from sums", median(times) / 1e3, 0.25)
+            yield Figure(f"{question} alone, {kind}, from sums", median(times) / 1e3, 0.25)
         lens = best_ns(dispatcher.plan, batches) / 1e3
         yield Figure(f"whole plan, {kind}, from the lengths of its sequences", lens, None)
+
+
+def _plans_of(dispatcher: Dispatcher, note: str) -> Iterator[Figure]:
+    for name, kind in _KINDS:
+        sums = [batch.sums for batch in _batches(name, dispatcher)]
+        time_us = best_ns(dispatcher.plan, sums) / 1e3
+        yield Figure(f"whole plan, {kind}, from sums{note}", time_us, 1.0)
 
 
 def _chooser(dispatcher: Dispatcher, name: str, batch: Batch) -> Callable[[Batch], object]:
@@ -201,6 +231,7 @@ def figures() -> list[Figure]:
         return [
             Figure("an empty call", best_ns(_empty, [0] * 50) / 1e3, None),
             *_planning(dispatcher),
+            *_plans_of(_complete(dispatcher), ", times for every arm of every point"),
             *_making(),
             *_others(dispatcher, Path(folder)),
             *_opening(Path(folder)),

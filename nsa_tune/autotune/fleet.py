@@ -71,7 +71,7 @@ class Fleet:
             for post in self._ready(busy):
                 self._attempt(self._advance, post)
             self._store()
-        return "budget" if any(sweep.left() for sweep in self._sweeps) else "done"
+        return "budget" if spent and any(sweep.left() for sweep in self._sweeps) else "done"
 
     def ceilings(self) -> None:
         """Have one device of each sweep that lacks them measure what it reaches itself.

@@ -32,6 +32,7 @@ class Mode(StrEnum):
 
 _MODES: dict[str, Mode] = {str(mode): mode for mode in Mode}
 _EXTEND = Mode.EXTEND
+_INTS = (int,) * 5
 
 
 class _Draft:
@@ -105,12 +106,14 @@ class Batch(_Draft):
         try:
             # Packing refuses what is no whole number or below 0, faster than looking at each.
             words.pack(*prefixes)
-            words.pack(*news)
+            # Four zero bytes in a row are a zero, or several numbers with zeros in them.
+            some = _ZERO not in words.pack(*news) or all(news)
         except struct.error:
             prefixes, news = _checked(prefixes, news)
+            some = True
         q_tokens = sum(news)
         kv_tokens = sum(prefixes, q_tokens)
-        if not (type(kv_tokens) is int and news and all(news) and kv_tokens <= MAX_TOKENS):
+        if not (type(kv_tokens) is int and news and some and kv_tokens <= MAX_TOKENS):
             prefixes, news = _checked(prefixes, news)
             q_tokens, kv_tokens = sum(news), sum(prefixes) + sum(news)
         kv_lens = tuple(map(add, prefixes, news))
@@ -169,19 +172,19 @@ class Batch(_Draft):
         Raises:
             BatchError: when the sums are no whole numbers, or contradict each other.
         """
-        known = _MODES.get(mode)
+        known = mode if type(mode) is Mode else _MODES.get(mode)
         if known is None:
             raise BatchError(f"unknown mode {mode!r}; use one of: {', '.join(_MODES)}")
-        try:
+        types = type(q_tokens), type(kv_tokens), type(max_kv), type(sequences), type(pairs)
+        if types != _INTS or next_n is not None:
             # An int32 of numpy would wrap around in the products of the guards.
-            q_tokens, kv_tokens = index(q_tokens), index(kv_tokens)
-            max_kv, sequences = index(max_kv), index(sequences)
-            if pairs is not None:
-                pairs = index(pairs)
-            if next_n is not None:
-                next_n = index(next_n)
-        except TypeError as error:
-            raise BatchError(f"sums must be whole numbers: {error}") from None
+            try:
+                q_tokens, kv_tokens = index(q_tokens), index(kv_tokens)
+                max_kv, sequences = index(max_kv), index(sequences)
+                pairs = None if pairs is None else index(pairs)
+                next_n = None if next_n is None else index(next_n)
+            except TypeError as error:
+                raise BatchError(f"sums must be whole numbers: {error}") from None
         if not 0 < sequences <= q_tokens <= kv_tokens <= MAX_TOKENS:
             raise BatchError(
                 "a batch needs 1 <= sequences <= q_tokens <= kv_tokens < 2**31, "
@@ -242,8 +245,6 @@ class Batch(_Draft):
 
 # --- making batches
 
-_new = object.__new__
-
 
 def _made(
     mode: Mode, sequences: int, q_tokens: int, kv_tokens: int, max_kv: int, pairs: int,
@@ -252,7 +253,7 @@ def _made(
 ) -> Batch:  # fmt: skip
     """`Batch(...)` in a fifth of its time: a frozen class sets each field through a call, which
     comes to more than a whole plan. A draft is filled in like any object, and then frozen."""
-    draft = cast("Batch", _new(_Draft))
+    draft = cast("Batch", _Draft())
     draft.mode = mode  # type: ignore[misc]
     draft.sequences = sequences  # type: ignore[misc]
     draft.q_tokens = q_tokens  # type: ignore[misc]
@@ -265,6 +266,9 @@ def _made(
     draft.new_lens = new_lens  # type: ignore[misc]
     draft.__class__ = Batch
     return draft
+
+
+_ZERO = bytes(4)
 
 
 @cache

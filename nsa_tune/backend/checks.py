@@ -19,7 +19,7 @@ from nsa_tune.backend.tables import (
     store_errors,
 )
 
-__all__ = ["Anchor", "Check", "failed_digests", "read_checks"]
+__all__ = ["Anchor", "Check", "failed_checks", "failed_digests", "read_checks"]
 
 _SINCE = 3
 """The schema that has checks."""
@@ -59,6 +59,14 @@ class Check:
     """The median over all cells of the time here over the table's, minus one."""
     anchors: tuple[Anchor, ...]
 
+    @property
+    def trouble(self) -> str:
+        """Why it failed: the first batch that did not hold, or else how far all times moved."""
+        for anchor in self.anchors:
+            if anchor.problem:
+                return f"{anchor.batch}: {anchor.problem}"
+        return f"times moved by {self.drift:+.0%}"
+
 
 def read_checks(path: Path) -> list[Check]:
     """Every check in the database `path`, the oldest first; none in one of an older schema.
@@ -88,7 +96,14 @@ def _check(row: tuple[str, str, str, str, int, float, str]) -> Check:
 def failed_digests(
     paths: Iterable[Path], driver: str, libraries: tuple[tuple[str, str], ...]
 ) -> frozenset[str]:
-    """Digests of the tables whose newest check with this driver and these libraries failed.
+    """Digests of the tables whose newest check with this driver and these libraries failed."""
+    return frozenset(failed_checks(paths, driver, libraries))
+
+
+def failed_checks(
+    paths: Iterable[Path], driver: str, libraries: tuple[tuple[str, str], ...]
+) -> dict[str, Check]:
+    """By digest, the newest check of a table with this driver and these libraries, if it failed.
 
     Databases that cannot be read, and text tables, say nothing.
     """
@@ -98,7 +113,7 @@ def failed_digests(
         known = newest.get(check.digest)
         if here and (known is None or known.checked_at <= check.checked_at):
             newest[check.digest] = check
-    return frozenset(digest for digest, check in newest.items() if not check.holds)
+    return {digest: check for digest, check in newest.items() if not check.holds}
 
 
 def _readable(paths: Iterable[Path]) -> Iterator[Check]:

@@ -46,13 +46,25 @@ class Dispatcher:
         source: str,
         table: Table | None = None,
         rule: Rule = SGLANG_0_5_23,
+        forced: Mapping[str, str] | None = None,
     ) -> None:
-        """A dispatcher that cannot be reloaded; `Dispatcher.open` makes one that can."""
+        """A dispatcher that cannot be reloaded; `Dispatcher.open` makes one that can.
+
+        `forced` has for a point the arm that is taken where it is allowed.
+        """
         match = Match.RULE if table is None else Match.EXACT
         key = None if table is None else table.key
         self._take(
             Opened(
-                Serving(setting, policies, source=source, match=match, rule=rule, key=key),
+                Serving(
+                    setting,
+                    policies,
+                    source=source,
+                    match=match,
+                    rule=rule,
+                    key=key,
+                    forced=forced,
+                ),
                 lambda: table,
             ),
             None,
@@ -75,13 +87,16 @@ class Dispatcher:
         kv_dtype: str,
         strict: bool = False,
         rule: Rule = SGLANG_0_5_23,
+        demote_failed: bool = False,
     ) -> Dispatcher:
         """The dispatcher for `gpu` as the driver names it (None: this machine's) and local `heads`.
 
         `db` is a database or text table that is searched before the standard places. A table of
         exactly this GPU and these versions answers; else, unless `strict`, one of this GPU with
         other versions, one of another GPU of the same architecture, and at last `rule`. `match`
-        and `source` say which.
+        and `source` say which. With `demote_failed`, or NSA_TUNE_DEMOTE_FAILED, a table whose
+        newest `nsa-tune check` with this driver and these libraries failed is stale, and comes
+        after all others of this GPU.
 
         Raises:
             UsageError: for an unknown model or KV dtype, heads that do not divide the model's, or
@@ -89,7 +104,7 @@ class Dispatcher:
             NoTunedData: when `strict`, or NSA_TUNE_ASSERT_HIT, and there is no exact table; it
                 names what differs.
         """
-        request = Request.of(db, gpu, model, heads, kv_dtype, strict, rule)
+        request = Request.of(db, gpu, model, heads, kv_dtype, strict, rule, demote_failed)
         self = cls.__new__(cls)
         self._take(request.opened(), request)
         return self
@@ -139,6 +154,11 @@ class Dispatcher:
     def rule(self) -> Rule:
         """The engine's rule, which answers where nothing is measured."""
         return self._serving.rule
+
+    @property
+    def forced(self) -> Mapping[str, str]:
+        """For a point the arm that NSA_TUNE_FORCE asks for."""
+        return self._serving.forced
 
     @property
     def policies(self) -> Mapping[str, Policy]:

@@ -1,4 +1,4 @@
-"""What the environment says about dispatching: NSA_TUNE_DISABLE, _FORCE, _ASSERT_HIT, _DB, _LOG.
+"""What the environment says about dispatching: NSA_TUNE_DISABLE, _FORCE and so on.
 
 They are read when a dispatcher is opened or reloaded. A wrong value is an error that names the
 variable and the value; only a file that is not there is a warning, as the engine can go on.
@@ -31,6 +31,8 @@ class Environment:
     """NSA_TUNE_DISABLE: no table is used; the engine's rule answers."""
     assert_hit: bool = False
     """NSA_TUNE_ASSERT_HIT: anything but a table of exactly this machine is an error."""
+    demote_failed: bool = False
+    """NSA_TUNE_DEMOTE_FAILED: a table that failed `nsa-tune check` here comes after all others."""
     forced: Mapping[str, str] = field(default_factory=dict)
     """NSA_TUNE_FORCE=point=arm,...: for a point the arm that is taken where guards allow it."""
 
@@ -45,6 +47,7 @@ class Environment:
         return cls(
             _flag("NSA_TUNE_DISABLE", environ),
             _flag("NSA_TUNE_ASSERT_HIT", environ),
+            _flag("NSA_TUNE_DEMOTE_FAILED", environ),
             _forced(environ.get("NSA_TUNE_FORCE", ""), points),
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from nsa_tune._errors import NoTunedData, NsaTuneError, StoreError
 from nsa_tune.backend import detect, policy_cache, tables
+from nsa_tune.backend.checks import Check, failed_checks
 from nsa_tune.backend.environment import Environment
 from nsa_tune.backend.matching import (
     Here,
@@ -55,6 +56,12 @@ class _Found(NamedTuple):
     device: Device
     """The device that will run, which the limits are those of."""
     differences: tuple[str, ...]
+    demoted: bool = False
+    """Whether it failed a check here: then nothing about it is kept."""
+
+
+_Failed = Mapping[str, Check]
+"""Failed checks, by the digest of the table's key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +74,12 @@ class Request:
     """Without the device's facts and libraries, which a table has."""
     strict: bool
     rule: Rule
+    demote_failed: bool = False
 
     @classmethod
     def of(
         cls, db: str | Path | None, gpu: str | None, model: str, heads: int, kv_dtype: str,
-        strict: bool, rule: Rule,
+        strict: bool, rule: Rule, demote_failed: bool = False,
     ) -> Request:  # fmt: skip
         """The request of `Dispatcher.open`.
 
@@ -88,6 +96,7 @@ class Request:
             Setting(profile, heads, layout, Device(gpu, "")),
             strict,
             rule,
+            demote_failed,
         )
 
     def opened(self) -> Opened:
@@ -104,12 +113,13 @@ class Request:
         if environment.disabled:
             problems.append("NSA_TUNE_DISABLE is set")
         else:
-            kept = _Kept.beside(self, here)
+            failed = self._failed(here, environment)
+            kept = _Kept.beside(self, here, failed)
             if kept is not None and (entry := kept.entry()) is not None:
                 opened = self._kept(entry, here, strict, environment)
                 if opened is not None:
                     return opened
-            for found in self._candidates(here, strict, problems):
+            for found in self._candidates(here, strict, failed, problems):
                 try:
                     return self._tuned(found, here, environment, kept)
                 except NsaTuneError as error:
@@ -120,20 +130,40 @@ class Request:
             raise NoTunedData(problem + asserted)
         return self._untuned(problem, here, environment)
 
-    def _candidates(self, here: Here | None, strict: bool, problems: list[str]) -> Iterator[_Found]:
-        """The tables that may answer, best first; `problems` gets why others may not."""
+    def _failed(self, here: Here | None, environment: Environment) -> _Failed:
+        """The tables that are demoted, by digest."""
+        if here is None or not (self.demote_failed or environment.demote_failed):
+            return {}
+        return failed_checks(tables.sources(self.db), here.driver, here.libraries)
+
+    def _in_order(self, here: Here | None, failed: _Failed, problems: list[str]) -> Iterator[Table]:
+        """The tables of this GPU, best first."""
+        demoted: list[Table] = []
         try:
-            found = tables.find(self.db, **self.wanted._asdict())
+            for found in tables.find_all(self.db, self.wanted):
+                for table in in_order(found, here):
+                    if table.key.digest not in failed:
+                        yield table
+                    else:
+                        demoted.append(table)
+                if not failed:
+                    return  # the first source that has any answers
         except StoreError as error:
             problems.append(str(error))
-            found = []
-        for table in in_order(found, here):
-            differences = tuple(differing(table, here))
+        yield from demoted
+
+    def _candidates(
+        self, here: Here | None, strict: bool, failed: _Failed, problems: list[str]
+    ) -> Iterator[_Found]:
+        """The tables that may answer, best first; `problems` gets why others may not."""
+        for table in self._in_order(here, failed, problems):
+            differences = tuple(_different(table, here, failed))
             if strict and differences:
                 problems.append(f"{table.source} is stale: {'; '.join(differences)}")
             else:
                 match = Match.STALE if differences else Match.EXACT
-                yield _Found(table, match, table.device, differences)
+                demoted = table.key.digest in failed
+                yield _Found(table, match, table.device, differences, demoted)
         if not strict:
             yield from self._elsewhere()
 
@@ -167,7 +197,7 @@ class Request:
         table = found.table
         setting = self._setting_of(table, found.device, here)
         policies = [Policy.compile(point, setting, table.measurements) for point in self._points()]
-        if kept is not None and found.match is not Match.ARCHITECTURE:
+        if kept is not None and found.match is not Match.ARCHITECTURE and not found.demoted:
             kept.keep(table, policies)
         serving = self._serving(found, setting, policies, environment)
         return Opened(serving, lambda: table)
@@ -222,7 +252,7 @@ class _Kept:
     content: str
 
     @classmethod
-    def beside(cls, request: Request, here: Here | None) -> _Kept | None:
+    def beside(cls, request: Request, here: Here | None, failed: _Failed) -> _Kept | None:
         """Where they are, or would be; None unless the first source is a database."""
         database = next(tables.sources(request.db), None)
         # Nothing is written beside a text table: it may lie in a package or a repository.
@@ -231,7 +261,7 @@ class _Kept:
         content = policy_cache.content_of(database)
         if content is None:
             return None
-        asked = (*request.wanted, here, *POINTS)
+        asked = (*request.wanted, here, *sorted(failed), *POINTS)
         return cls(database, policy_cache.file_of(database, asked), content)
 
     def entry(self) -> policy_cache.Entry | None:
@@ -244,6 +274,13 @@ class _Kept:
         if unchanged and table.source == str(self.database):
             compiled = {policy.point.name: policy.compiled for policy in policies}
             policy_cache.store(self.file, self.content, table, compiled)
+
+
+def _different(table: Table, here: Here | None, failed: _Failed) -> Iterator[str]:
+    yield from differing(table, here)
+    check = failed.get(table.key.digest)
+    if check is not None:
+        yield f"failed nsa-tune check here at {check.checked_at} ({check.trouble})"
 
 
 def _source(found: _Found) -> str:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
+from nsa_tune.backend.batch import MAX_TOKENS
 from nsa_tune.backend.tracing import Expression, Fork, Leaf, Trace, Tree, Untraceable
 
 __all__ = ["Scope", "Writer"]
@@ -111,18 +112,19 @@ class Writer:
         bounds: dict[int, tuple[int, Expression]] = {}
         conditions: list[str] = []
         for tree in trees:
-            bounded = _bound(tree)
-            if bounded is not None:
-                least, node = bounded
-                known = bounds.get(node.number)
-                bounds[node.number] = (min(least, known[0]) if known else least, node)
+            if (bounded := _bounds(tree)) is not None:
+                for least, node in bounded:
+                    known = bounds.get(node.number)
+                    bounds[node.number] = (min(least, known[0]) if known else least, node)
                 continue
             refused = self.refusal(tree, scope)
             if refused is True:
                 return True
             if refused is not False:
                 conditions.append(str(refused))
-        limits = [f"{self.value(node, scope)} >= {least}" for least, node in bounds.values()]
+        limits = [
+            f"{self.value(node, scope)} >= {least}" for least, node in _reachable(bounds.values())
+        ]
         return " or ".join([*limits, *conditions]) or False
 
     def select(self, tree: Tree[T], scope: Scope, text: Callable[[T], str]) -> str:
@@ -212,15 +214,56 @@ class Writer:
         return function
 
 
-def _bound(tree: Tree[object]) -> tuple[int, Expression] | None:
-    """Of a tree that refuses from some whole number on, that and what is compared with it."""
-    if isinstance(tree, Leaf) or not isinstance(tree.yes, Leaf) or not isinstance(tree.no, Leaf):
+def _reachable(
+    bounds: Collection[tuple[int, Expression]],
+) -> Iterator[tuple[int, Expression]]:
+    """Of upper bounds those that a batch within all the others can pass."""
+    most = dict.fromkeys(_INPUTS[:4], MAX_TOKENS)
+    plain = {number for number, (_, node) in enumerate(bounds) if node.operation == "input"}
+    for number, (least, node) in enumerate(bounds):
+        if number in plain:
+            yield least, node
+            name = str(node.arguments[0])
+            if name in most:
+                most[name] = min(most[name], least - 1)
+    # No sum is more than kv_tokens, and each sequence has a new token.
+    most = {name: min(tokens, most["kv_tokens"]) for name, tokens in most.items()}
+    most["sequences"] = min(most["sequences"], most["q_tokens"])
+    for number, (least, node) in enumerate(bounds):
+        largest = None if number in plain else _largest(node, most)
+        if number not in plain and (largest is None or largest >= least):
+            yield least, node
+
+
+def _largest(node: object, most: Mapping[str, int]) -> int | None:
+    """What an expression that only grows with its inputs is at most; None of others."""
+    if not isinstance(node, Expression):
+        return node if type(node) is int and node >= 0 else None
+    if node.operation == "input":
+        return most.get(str(node.arguments[0]))
+    if node.operation not in ("+", "*", "//"):
         return None
-    if tree.yes.value is None or tree.no.value is not None:
+    left, right = (_largest(argument, most) for argument in node.arguments)
+    if left is None or right is None:
+        return None
+    if node.operation == "//":
+        divisor = node.arguments[1]
+        return left // divisor if type(divisor) is int and divisor > 0 else None
+    return left + right if node.operation == "+" else left * right
+
+
+def _bounds(tree: Tree[object]) -> list[tuple[int, Expression]] | None:
+    """Of a tree that refuses from some whole numbers on, these and what is compared with them."""
+    if isinstance(tree, Leaf):
+        return [] if tree.value is None else None
+    if not isinstance(tree.yes, Leaf) or tree.yes.value is None:
+        return None
+    others = _bounds(tree.no)
+    if others is None:
         return None
     least, node = tree.condition.arguments[0], tree.condition.arguments[-1]
     if type(least) is not int or not isinstance(node, Expression) or not node.is_whole:
         return None
     steps = {"<": 1, "<=": 0}
     operation = tree.condition.operation
-    return (least + steps[operation], node) if operation in steps else None
+    return [(least + steps[operation], node), *others] if operation in steps else None

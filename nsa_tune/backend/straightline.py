@@ -15,19 +15,19 @@ from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
+from nsa_tune.backend.answering import AnswerCode, ArmCode, open_choices
 from nsa_tune.backend.batch import Batch, Mode
 from nsa_tune.backend.plan import DECIDED, Plan, PlanDraft
 from nsa_tune.backend.source import Scope, Writer
 from nsa_tune.backend.tracing import (
     Expression,
-    Leaf,
     SymbolicBatch,
     Trace,
     Tree,
     Untraceable,
     values,
 )
-from nsa_tune.backend.verdict import MARGIN, pick, settle
+from nsa_tune.backend.verdict import pick
 
 if TYPE_CHECKING:
     from nsa_tune.backend.point import Answer, Setting
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 __all__ = ["Asked", "Kind", "Question", "choice_function", "plan_function"]
 
 _BODY = Scope({}, {}, 2)
-_AHEAD = repr(1 + MARGIN)
 
 
 class Question(NamedTuple):
@@ -88,14 +87,13 @@ def plan_function(
         topk = asked[0].policy.setting.profile.index_topk if asked else 0
         key += f"batch.kv_tokens > batch.q_tokens, batch.max_kv <= {topk}"
     tail = [
-        "plan = new(Draft)",
+        "plan = Draft()",
         "plan.batch = batch",
         f"{', '.join(f'plan.{name}' for name in (*DECIDED, '_origin'))} = held[{key}]",
         "plan.__class__ = Plan",
         "return plan",
     ]
     known: dict[str, object] = {
-        "new": object.__new__,
         "Draft": PlanDraft,
         "Plan": Plan,
         "held": held,
@@ -152,16 +150,6 @@ class _Cost(NamedTuple):
     more: Tree[float]
 
 
-class _Arm(NamedTuple):
-    """An arm that is not ruled out for every batch here."""
-
-    refusal: str
-    """Condition under which it is forbidden; "" if never."""
-    time: str | None
-    """The variable with its time, infinite where it is forbidden; None when none is needed."""
-    measured: bool
-
-
 @dataclass(frozen=True, slots=True)
 class _PointCode:
     """The code that answers the questions of one point: a variable for each, named like it."""
@@ -178,7 +166,7 @@ class _PointCode:
         """Write the code; all of it the slow way where the point cannot be followed."""
         start = len(self.writer.lines)
         try:
-            self._write(_BODY)
+            self._write(_BODY._replace(facts=self.batch.facts))
         except Untraceable:
             del self.writer.lines[start:]
             self._ask(_BODY)
@@ -216,22 +204,23 @@ class _PointCode:
         writer, candidates = self.writer, self.asked.policy.candidates
         refusals = {one.name: self._refusal(one, sheet, scope) for one in candidates}
         possible = [one for one in candidates if refusals[one.name] is not True]
-        compared = self._compared([one.name for one in possible])
+        compared = self._compared([one.name for one in possible if sheet in one.models])
         costs = {
             one.name: self._cost(one, sheet, terms, scope)
             for one in possible
-            if sheet in one.models and one.name in compared
+            if one.name in compared
         }
         scope = writer.share([cost.model for cost in costs.values()], scope)
         times = self._times({one: str(refusals[one] or "") for one in costs}, costs, scope)
-        arms: dict[str, _Arm] = {}
-        for one in possible:
-            refusal, time = str(refusals[one.name] or ""), times.get(one.name)
-            if time is not None:
-                refusal = refusal and f"{time} == inf"
-            arms[one.name] = _Arm(refusal, time, sheet in one.models)
+        arms = {
+            one.name: ArmCode(
+                str(refusals[one.name] or ""), times.get(one.name), sheet in one.models
+            )
+            for one in possible
+        }
+        minima: dict[tuple[str, str], str] = {}
         for question in self.asked.questions:
-            text = self._answer(question, arms, scope)
+            text = self._answer(question, arms, minima, scope)
             writer.line(f"{question.answer.name} = {text}", scope)
 
     def _cost(
@@ -264,11 +253,11 @@ class _PointCode:
                 )
         return times
 
-    def _compared(self, possible: Sequence[str]) -> set[str]:
+    def _compared(self, measured: Sequence[str]) -> set[str]:
         """The arms whose time matters: those of questions that leave more than one choice."""
         found: set[str] = set()
         for question in self.asked.questions:
-            choices = _open(question.answer, possible)
+            choices = open_choices(question.answer, measured)
             if len(choices) > 1:
                 found.update(arm for arms in choices.values() for arm in arms)
         return found
@@ -291,13 +280,14 @@ class _PointCode:
         trees = [self.trace.follow(check, scope.facts) for check in checks]
         return self.writer.any_refusal(trees, scope)
 
-    def _answer(self, question: Question, arms: Mapping[str, _Arm], scope: Scope) -> str:
+    def _answer(
+        self, question: Question, arms: Mapping[str, ArmCode],
+        minima: dict[tuple[str, str], str], scope: Scope,
+    ) -> str:  # fmt: skip
         """The choice for one question, as an expression."""
-        answer = question.answer
-        choices = _open(answer, arms)
+        answer, setting = question.answer, self.asked.policy.setting
         rules = self.trace.follow(
-            lambda: question.default(cast("Batch", self.batch), self.asked.policy.setting),
-            scope.facts,
+            lambda: question.default(cast("Batch", self.batch), setting), scope.facts
         )
         if any(isinstance(rule, Expression) for rule in values(rules)):
             raise Untraceable("a rule that computes its choice")
@@ -306,85 +296,4 @@ class _PointCode:
             for choice, names in answer.choices.items()
             if any(one.name in names for one in self.asked.policy.candidates)
         ]
-
-        def settled(allowed: Sequence[str], costs: Mapping[str, float]) -> str:
-            """What is taken where nothing is compared: that depends on the rule alone."""
-            return self.writer.select(
-                rules,
-                scope,
-                lambda rule: repr(settle(answer, lambda: known, allowed, costs, rule)[0]),
-            )
-
-        forbidden = [arms[name].refusal for names in choices.values() for name in names]
-        closed = settled([], {}) if all(forbidden) else ""
-        if len(choices) > 1:
-            return self._least(choices, arms, rules, scope, closed)
-        if not choices:
-            return closed
-        [(choice, names)] = choices.items()
-        measured = [arms[name].measured for name in names]
-        if any(measured) != all(measured):
-            raise Untraceable("an arm without measurements")
-        only = settled([choice], {choice: 1.0} if all(measured) else {})
-        if not closed or closed == only:
-            return only
-        return f"{closed} if {' and '.join(map(_bracketed, forbidden))} else {only}"
-
-    def _least(
-        self, choices: Mapping[str, Sequence[str]], arms: Mapping[str, _Arm],
-        rules: Tree[str], scope: Scope, closed: str,
-    ) -> str:  # fmt: skip
-        """The choice with the least time; of those that tie the rule's, or else the first.
-
-        `closed` is what is taken where all are forbidden; "" where that cannot be.
-        """
-        writer = self.writer
-        costs: dict[str, str] = {}
-        for choice, names in choices.items():
-            times = [arms[name].time for name in names]
-            if not all(arms[name].measured for name in names):
-                raise Untraceable("an arm without measurements")
-            costs[choice] = str(times[0])
-            if len(times) > 1:
-                costs[choice] = writer.variable()
-                writer.line(f"{costs[choice]} = min({', '.join(map(str, times))})", scope)
-        if len(costs) == 2:
-            return self._of_two(costs, rules, scope, closed)
-        limit = writer.variable()
-        writer.line(f"{limit} = min({', '.join(costs.values())}) * {_AHEAD}", scope)
-
-        def taken(rule: str) -> str:
-            order = [rule, *(name for name in costs if name != rule)] if rule in costs else [*costs]
-            tests = [f"{name!r} if {costs[name]} <= {limit} else " for name in order[:-1]]
-            return f"({''.join(tests)}{order[-1]!r})"
-
-        text = writer.select(rules, scope, taken)
-        return f"{closed} if {limit} == inf else {text}" if closed else text
-
-    def _of_two(self, costs: Mapping[str, str], rules: Tree[str], scope: Scope, closed: str) -> str:
-        (first, a), (second, b) = costs.items()
-        tied = self.writer.select(
-            rules, scope, lambda rule: repr(second if rule == second else first)
-        )
-        if isinstance(rules, Leaf) or tied in (repr(first), repr(second)):
-            if tied == repr(second):
-                first, a, second, b = second, b, first, a
-            text = f"({first!r} if {a} < inf else {closed})" if closed else repr(first)
-            return f"{text} if {a} <= {b} * {_AHEAD} else {second!r}"
-        if closed:
-            tied = f"({closed} if {a} == inf else {tied})"
-        return (
-            f"{first!r} if {b} > {a} * {_AHEAD} else {second!r} if {a} > {b} * {_AHEAD} else {tied}"
-        )
-
-
-def _bracketed(condition: str) -> str:
-    return f"({condition})"
-
-
-def _open(answer: Answer, arms: Mapping[str, object] | Sequence[str]) -> dict[str, list[str]]:
-    """The choices with an arm among `arms`, and these arms."""
-    found = {
-        choice: [name for name in names if name in arms] for choice, names in answer.choices.items()
-    }
-    return {choice: names for choice, names in found.items() if names}
+        return AnswerCode(self.writer, scope, answer, rules, known, arms, minima).text()

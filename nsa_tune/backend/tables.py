@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from nsa_tune._errors import StoreCorrupt, StoreError, StoreMissing, StoreNewer, StoreReadOnly
+from nsa_tune.backend.newest import newest_rows
 from nsa_tune.backend.records import Device, Key, Status, Table
 from nsa_tune.backend.text_table import checked_measurement, read_key, read_text
 
@@ -30,6 +31,7 @@ __all__ = [
     "connect_read_only",
     "default_database",
     "find",
+    "find_all",
     "limits_of",
     "read_database",
     "read_text",
@@ -50,10 +52,6 @@ _BUSY_TIMEOUT_S = 10.0
 _KEYS = "SELECT id, gpu, driver, libraries, model, heads, kv_layout, protocol FROM keys ORDER BY id"
 _DISCARDED_SINCE = 3
 """The schema that counts discarded samples."""
-_ROWS = (
-    "SELECT point, batch, arm, status, latency_us, low_us, high_us, samples, error, reason, "
-    "{discarded}, measured_at FROM newest WHERE key_id = ? ORDER BY measurement_id"
-)
 _DEVICE = (
     "SELECT name, arch, sms, shared_memory_optin, memory, l2 FROM devices "
     "JOIN runs ON runs.device_id = devices.id WHERE key_id = ? ORDER BY runs.id DESC LIMIT 1"
@@ -114,12 +112,15 @@ def find(db: Path | None, *, gpu: str, model: str, heads: int, kv_layout: str) -
     Raises:
         StoreError: when `db` is given and cannot be read.
     """
-    wanted = Wanted(gpu, model, heads, kv_layout)
+    return next(find_all(db, Wanted(gpu, model, heads, kv_layout)), [])
+
+
+def find_all(db: Path | None, wanted: Wanted) -> Iterator[list[Table]]:
+    """As `find`, from one source after the other; only sources that have any."""
     for places in chain(([path] for path in _databases(db)), [shipped()]):
         found = [table for path in places for table in _usable(path, wanted, path == db)]
         if found:
-            return sorted(found, key=lambda table: table.measured_at, reverse=True)
-    return []
+            yield sorted(found, key=lambda table: table.measured_at, reverse=True)
 
 
 def _usable(path: Path, wanted: Wanted, named: bool) -> list[Table]:
@@ -341,7 +342,7 @@ def table_of(connection: sqlite3.Connection, path: Path, number: int, key: Key) 
     """
     # A database that only an older version has written is read as it is.
     discarded = "discarded" if schema_version(connection, path) >= _DISCARDED_SINCE else "0"
-    rows = connection.execute(_ROWS.format(discarded=discarded), [number]).fetchall()
+    rows = newest_rows(connection, number, discarded)
     facts = connection.execute(_DEVICE, [number]).fetchone()
     if facts is None:
         raise ValueError("a key without a device")
@@ -351,9 +352,9 @@ def table_of(connection: sqlite3.Connection, path: Path, number: int, key: Key) 
     return Table(
         key,
         Device(name, arch, *map(_count, numbers)),
-        tuple(checked_measurement(*row[:-1]) for row in rows),
+        tuple(checked_measurement(*row[:-2]) for row in rows),
         str(path),
-        max((str(row[-1]) for row in rows), default=""),
+        max((str(row[-2]) for row in rows), default=""),
         limits_of(connection, number),
     )
 

@@ -60,7 +60,14 @@ def checked_measurement(
         raise ValueError(f"samples {samples!r} is not a count")
     if type(discarded) is not int or discarded < 0:
         raise ValueError(f"discarded {discarded!r} is not a count")
-    latency, low, high = _latency(latency_us), _latency(low_us), _latency(high_us)
+    latency, low, high = latency_us, low_us, high_us
+    if not (
+        type(latency) is type(low) is type(high) is float
+        and 0 < latency < inf
+        and 0 < low < inf
+        and 0 < high < inf
+    ):
+        latency, low, high = _latency(latency_us), _latency(low_us), _latency(high_us)
     if known is Status.OK and (latency is None or low is None or high is None):
         raise ValueError("a successful measurement needs a latency and its interval")
     return Measurement(

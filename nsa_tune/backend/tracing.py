@@ -351,6 +351,14 @@ class SymbolicBatch:
         self.has_lens = has_lens
 
     @property
+    def facts(self) -> dict[int, bool]:
+        """What holds of every batch: there is a sequence, and each has a new token."""
+        trace, found = self.q_tokens.trace, dict[int, bool]()
+        for tokens in (self.sequences, self.q_tokens, self.kv_tokens, self.max_kv):
+            found |= trace.consequences(trace.node("<", 0, tokens), True)
+        return found
+
+    @property
     def prefix_tokens(self) -> Expression:
         """As `Batch.prefix_tokens`."""
         return self.kv_tokens - self.q_tokens

@@ -22,7 +22,7 @@ from nsa_tune.backend.batch import Mode
 from nsa_tune.backend.detect import KNOWN
 from nsa_tune.backend.layouts import KVLayout
 from nsa_tune.backend.point import Setting
-from nsa_tune.backend.points import POINTS
+from nsa_tune.backend.points import POINTS, points_for
 from nsa_tune.backend.policy import Policy
 from nsa_tune.backend.profiles import PROFILES
 from nsa_tune.backend.records import Device, Measurement, Status
@@ -61,6 +61,24 @@ def _damaged(rows: tuple[Measurement, ...], random: Random) -> list[Measurement]
         else:
             time_us = row.latency_us * scale[row.arm] * 2 ** random.gauss(0, 0.1)
             found.append(replace(row, latency_us=time_us, low_us=time_us, high_us=time_us))
+    return found
+
+
+def _made_up(setting: Setting, random: Random) -> list[Measurement]:
+    """Rows of arms that no shipped table may have: any of any point, of any times."""
+    found = []
+    arising = points_for(setting.profile, (), POINTS)
+    for point in random.sample(arising, min(2, len(arising))):
+        batches = [point.sample(setting, random) for _ in range(random.choice((2, 6, 20)))]
+        for arm in point.arms:
+            slope, least = random.choice((0.0, 0.1, 1.0)), random.choice((1.0, 10.0, 10.05))
+            for batch in batches if random.random() < 0.7 else ():
+                time_us = least + slope * batch.q_tokens
+                found.append(
+                    Measurement(
+                        point.name, str(batch), arm.name, Status.OK, time_us, time_us, time_us, 5
+                    )
+                )
     return found
 
 
@@ -153,7 +171,7 @@ def _has_own_plan(batch: Batch) -> bool:
 def test_no_plan_fails_or_passes_a_limit(stem: str, seed: int) -> None:
     random = Random(seed)
     setting = _setting(random)
-    rows = _damaged(_rows(stem), random)
+    rows = [*_damaged(_rows(stem), random), *_made_up(setting, random)]
     policies = [Policy.compile(point, setting, rows) for point in POINTS.values()]
     rule = random.choice(list(RULES.values()))
     dispatcher = Dispatcher(setting, policies, source="made up", rule=rule)
@@ -218,7 +236,7 @@ _ANOTHER_PROCESS = """
 import hashlib
 from random import Random
 from nsa_tune import Dispatcher
-from nsa_tune.backend.points import POINTS
+from nsa_tune.backend.points import POINTS, points_for
 found = hashlib.sha256()
 for heads, kv_dtype in ((128, "fp8"), (16, "bf16")):
     by = Dispatcher.open(

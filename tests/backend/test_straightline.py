@@ -20,6 +20,7 @@ from nsa_tune.backend.records import Measurement, Status
 from nsa_tune.backend.rules import SGLANG_0_5_23, VLLM_0_33_0, Rule
 from nsa_tune.backend.rules.rule import Default
 from nsa_tune.backend.serving import Match, Serving
+from nsa_tune.backend.straightline import Asked
 from tests.backend.fake_point import FAKE, SETTING, Times, linear, measured, policy_of
 
 TIMES: Times = {
@@ -126,9 +127,26 @@ def test_three_choices_and_their_ties_are_compared() -> None:
         _same(serving, batches)
 
 
-def test_an_arm_without_measurements_leaves_to_the_slow_way() -> None:
-    _same(_serving(policy_of({"mla/wide": TIMES["mla/wide"]})), _batches(5))
-    _same(_serving(policy_of({})), _batches(5))
+@given(
+    st.sets(st.sampled_from(list(TIMES))),
+    st.sampled_from([FAKE, THREE, replace(FAKE, answers=FAKE.answers[:1])]),
+    st.sampled_from(["mha", "mla", "wide", "other"]),
+    st.integers(0, 10**6),
+)
+@settings(max_examples=40)
+def test_arms_without_measurements_are_written_down_too(
+    arms: set[str], point: Point, default: str, seed: int
+) -> None:
+    rule = Rule("made up", {"prefill_path": Default(lambda batch, setting: default, "here")})
+    rows = measured({arm: TIMES[arm] for arm in TIMES if arm in arms})
+    serving = _serving(Policy.compile(point, SETTING, rows), rule=rule)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Asked, "chosen", None)  # so that asking it in the slow way would raise
+        assert _is_written(serving)
+        plans = [serving.extend(batch) for batch in _batches(seed)]
+
+    assert plans == [serving.slow_plan(batch) for batch in _batches(seed)]
 
 
 def test_a_sheet_that_the_models_choose_badly_on_leaves_to_the_surfaces() -> None:

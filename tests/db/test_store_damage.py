@@ -153,7 +153,7 @@ def test_a_newer_schema_says_upgrade(use: Use, path: Path) -> None:
         "UPDATE measurements SET samples = 'all'",
         "DELETE FROM nsa_tune_migrations",
         "DELETE FROM runs; DELETE FROM devices",
-        "DROP VIEW newest",
+        "DROP TABLE measurements",
         "DROP TABLE keys",
     ],
 )

@@ -84,7 +84,7 @@ def _next_n_sm90(batch: Batch, setting: Setting) -> str | None:
 
 def _mqa_logits_bytes(batch: Batch, setting: Setting) -> str | None:
     # DeepGEMM pads a row of fp32 logits to 256 values.
-    row = -(-batch.max_kv // 256) * 256 * 4
+    row = (batch.max_kv + 255) // 256 * 1024
     needed = batch.q_tokens * row
     if setting.device.memory and needed > setting.device.memory // 4:
         return f"{needed / 2**30:.1f} GiB of logits pass a quarter of the device's memory"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["bf16_bits", "on_e4m3_grid", "scale_exponent"]
+__all__ = ["on_e4m3_grid", "scale_exponent"]
 
 
 @triton.jit
@@ -31,14 +31,3 @@ def scale_exponent(largest):
     """
     bits = largest.to(tl.int32, bitcast=True)
     return (bits >> 23) - 127 - 8 + ((bits & 0x7FFFFF) > 0x600000).to(tl.int32)
-
-
-@triton.jit
-def bf16_bits(byte):
-    """int32 bytes of e4m3 numbers to the 16 bits of the same numbers as bf16, exactly.
-
-    An e4m3 number is 2**-120 of what its bits mean in the fields of an fp32 one, subnormals too.
-    """
-    magnitude = ((byte & 0x7F) << 20).to(tl.float32, bitcast=True) * 1.329227995784916e36  # 2**120
-    bits = tl.where((byte & 0x7F) == 0x7F, 0x7FC0, magnitude.to(tl.int32, bitcast=True) >> 16)
-    return bits | ((byte & 0x80) << 8)

@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from nsa_tune.backend.kernels.e4m3 import bf16_bits, on_e4m3_grid, scale_exponent
+from nsa_tune.backend.kernels.e4m3 import on_e4m3_grid, scale_exponent
 from nsa_tune.backend.layouts import SCALE_TILE, KVLayout
 
 __all__ = [
@@ -186,27 +186,24 @@ def quantize(
 
 @triton.jit
 def _requantize_raw_kernel(
-    words, pairs, slots, out, tokens,
+    raw, values, slots, words, tails, tokens,
     RANK_WORDS: tl.constexpr, SCALES: tl.constexpr, ROPE: tl.constexpr,
-    WORDS: tl.constexpr, WORDS_UP: tl.constexpr, TOKENS: tl.constexpr,
+    BYTES: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
-    """A packed token is written in one piece, as 4-byte words: latent, scales, rope."""
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
+    here = (token < tokens)[:, None]
     slot = tl.load(slots + token, mask=token < tokens, other=0).to(tl.int64)[:, None]
-    column = tl.arange(0, WORDS_UP)[None, :]
-    here = (token < tokens)[:, None] & (column < WORDS)
-    stride: tl.constexpr = RANK_WORDS + ROPE // 4
-    in_latent = column < RANK_WORDS
-    # The latent's bytes stay as they are.
-    latent = tl.load(words + slot * stride + column, mask=here & in_latent, other=0)
-    # A pair of e4m3 becomes a word of two bf16.
-    in_rope = column >= RANK_WORDS + SCALES
-    place = slot * (2 * stride) + 2 * RANK_WORDS + column - (RANK_WORDS + SCALES)
-    pair = tl.load(pairs + place, mask=here & in_rope, other=0).to(tl.int32)
-    rope = bf16_bits(pair & 0xFF) | (bf16_bits((pair >> 8) & 0xFF) << 16)
-    one = 0x3F800000  # 1.0 as fp32
-    word = tl.where(in_latent, latent, tl.where(in_rope, rope, one))
-    tl.store(out + slot * WORDS + column, word, mask=here)
+    # The latent's bytes stay as they are, so they move as words.
+    column = tl.arange(0, RANK_WORDS)[None, :]
+    source = raw + slot * (RANK_WORDS + ROPE // 4)
+    tl.store(words + slot * (BYTES // 4) + column, tl.load(source + column, mask=here), mask=here)
+    column = tl.arange(0, SCALES)[None, :]
+    one = tl.full((TOKENS, SCALES), 0x3F800000, tl.int32)  # 1.0 as fp32
+    tl.store(words + slot * (BYTES // 4) + RANK_WORDS + column, one, mask=here)
+    column = tl.arange(0, ROPE)[None, :]
+    tail = tl.load(values + slot * (4 * RANK_WORDS + ROPE) + 4 * RANK_WORDS + column, mask=here)
+    target = tails + slot * (BYTES // 2) + (BYTES // 2 - ROPE)
+    tl.store(target + column, tail.to(tl.float32).to(tl.bfloat16), mask=here)
 
 
 def requantize_raw(
@@ -228,7 +225,8 @@ def requantize_raw(
     assert pool.is_contiguous() and pool.shape[1] == width
     each, warps = _REQUANTIZE
     _requantize_raw_kernel[(triton.cdiv(tokens, each),)](
-        raw.view(torch.int32), raw.view(torch.int16), slots, pool.view(torch.int32), tokens,
-        RANK_WORDS=rank // 4, SCALES=rank // SCALE_TILE, ROPE=rope, WORDS=width // 4,
-        WORDS_UP=triton.next_power_of_2(width // 4), TOKENS=each, num_warps=warps,
+        raw.view(torch.int32), raw, slots, pool.view(torch.int32), pool.view(torch.bfloat16),
+        tokens,
+        RANK_WORDS=rank // 4, SCALES=rank // SCALE_TILE, ROPE=rope, BYTES=width, TOKENS=each,
+        num_warps=warps,
     )  # fmt: skip

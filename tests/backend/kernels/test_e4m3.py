@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from nsa_tune.backend.kernels.e4m3 import bf16_bits, on_e4m3_grid, scale_exponent
+from nsa_tune.backend.kernels.e4m3 import on_e4m3_grid, scale_exponent
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -52,22 +52,3 @@ def test_a_scale_is_the_smallest_power_of_two_that_fits_448_times_it(
 
     expected = torch.arange(-20, 12)
     assert torch.equal(found.cpu(), torch.cat([expected, expected + 1, expected, expected]).int())
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _widened(source, target, COUNT: tl.constexpr):  # type: ignore[no-untyped-def]
-    place = tl.arange(0, COUNT)
-    tl.store(target + place, bf16_bits(tl.load(source + place)))
-
-
-def test_every_e4m3_number_widens_to_the_same_bf16(kernel_device: torch.device) -> None:
-    numbers = torch.arange(256, dtype=torch.uint8)
-    expected = numbers.view(torch.float8_e4m3fn).to(torch.bfloat16)
-    found = torch.empty(256, dtype=torch.int32, device=kernel_device)
-
-    _widened[(1,)](numbers.int().to(kernel_device), found, COUNT=256)
-
-    widened = found.cpu().to(torch.int16).view(torch.bfloat16)
-    assert torch.equal(widened.isnan(), expected.isnan())
-    same = ~expected.isnan()
-    assert torch.equal(widened[same], expected[same])

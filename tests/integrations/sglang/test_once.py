@@ -25,7 +25,7 @@ def test_without_a_prefix_only_the_wait_counts() -> None:
     assert cost_us(Batch.extend([0, 9], [64, 64])) == PASS_US + 2 * SEQUENCE_US
 
 
-@pytest.mark.parametrize("layers", [1, 61])
+@pytest.mark.parametrize("layers", [1, 16])
 def test_the_kernel_is_taken_where_all_layers_gain_more_than_that(
     plain: Dispatcher, layers: int
 ) -> None:
@@ -56,3 +56,14 @@ def test_other_answers_stay(plain: Dispatcher) -> None:
         batch = Batch.decode([random.randrange(1, 9000)])
         assert dear.plan(batch).indexer_layout == plain.plan(batch).indexer_layout
     assert dear.source == plain.source
+
+
+def test_a_forced_arm_stays_forced(monkeypatch: pytest.MonkeyPatch, plain: Dispatcher) -> None:
+    monkeypatch.setenv("NSA_TUNE_FORCE", "prefill=mla/flashmla_kv")
+    forced = Dispatcher.open(
+        gpu="NVIDIA H100 80GB HBM3", model="deepseek-v3.2", heads=128, kv_dtype="fp8"
+    )
+    batch = Batch.extend([9000], [4096]).sums
+
+    assert charged(plain, 61).chooser("sparse_prefill")(batch) == "flashmla_sparse"
+    assert charged(forced, 61).chooser("sparse_prefill")(batch) == "flashmla_kv"

@@ -11,15 +11,13 @@ import pytest
 import torch
 
 from nsa_tune import Batch, Dispatcher
-from nsa_tune.backend.batch import Mode
 from nsa_tune.backend.decision_log import DecisionLog
 from nsa_tune.backend.integrations.sglang.facts import facts_of
 from nsa_tune.backend.integrations.sglang.prefill import (
     Answers,
     Prefill,
-    Totals,
     around_prefill,
-    totals_of,
+    sums_of,
 )
 from nsa_tune.backend.layouts import KVLayout
 from tests.integrations.sglang.engine import Engine, model_runner
@@ -129,7 +127,7 @@ def test_with_the_plug_in_the_plan_is_followed_and_no_bound_is_left(
         if not one.plain:
             assert (mha, impl) == (own_mha, own_impl)
             continue
-        plan = table.plan(_totals_batch(one.batch))
+        plan = table.plan(_sums(one.batch))
         assert mha == (own_mha and plan.prefill_path == "mha")
         if not mha:
             # Where every kernel is forbidden the engine keeps its own.
@@ -145,10 +143,10 @@ def test_with_the_plug_in_the_plan_is_followed_and_no_bound_is_left(
     assert changed > 20 or not fp8
 
 
-def _totals_batch(batch: Any) -> Batch:
-    totals = totals_of(batch.extend_prefix_lens_cpu, batch.extend_seq_lens_cpu)
-    assert totals is not None
-    return Batch.from_totals(mode=Mode.EXTEND, **totals._asdict())
+def _sums(batch: Any) -> Batch:
+    sums = sums_of(batch.extend_prefix_lens_cpu, batch.extend_seq_lens_cpu)
+    assert sums is not None
+    return sums
 
 
 def test_mha_is_never_turned_on(engine: Engine) -> None:
@@ -235,7 +233,7 @@ def test_a_fault_gives_the_engine_back_its_decision_and_is_said_once(
     backend, answers = _steered(engine, dispatcher("fp8", sparse_us=1.0))
     assert engine.decided(backend, engine.batch([4000], [64]))[1] == "flashmla_sparse"
 
-    def broken(totals: Totals) -> None:
+    def broken(batch: Batch) -> None:
         raise ZeroDivisionError(f"a fault of {engine.backend_class}")
 
     answers.of = broken  # type: ignore[method-assign]
@@ -286,20 +284,17 @@ def test_decisions_are_logged_with_what_the_engine_would_have_done(
 
 
 @pytest.mark.parametrize("sequences", [1, 2, 3, 64])
-def test_totals_are_those_of_the_batch(sequences: int) -> None:
+def test_sums_are_those_of_the_batch(sequences: int) -> None:
     random = Random(sequences)
     for _ in range(50):
         prefixes = [random.randrange(100_000) for _ in range(sequences)]
         news = [random.randrange(1, 10_000) for _ in range(sequences)]
-        batch = Batch.extend(prefixes, news)
 
-        assert totals_of(prefixes, news) == Totals(
-            batch.sequences, batch.q_tokens, batch.kv_tokens, batch.max_kv, batch.pairs
-        )
+        assert sums_of(prefixes, news) == Batch.extend(prefixes, news).sums
 
 
 def test_padding_does_not_count() -> None:
-    assert totals_of([5, 0, 0], [3, 0, 0]) == totals_of([5], [3])
+    assert sums_of([5, 0, 0], [3, 0, 0]) == sums_of([5], [3])
 
 
 @pytest.mark.parametrize(
@@ -308,4 +303,4 @@ def test_padding_does_not_count() -> None:
      ([], []), ([1, 2], [3]), ((0,), (1,))],
 )  # fmt: skip
 def test_what_is_no_pair_of_lists_is_left_alone(prefixes: Any, news: Any) -> None:
-    assert totals_of(prefixes, news) is None
+    assert sums_of(prefixes, news) is None

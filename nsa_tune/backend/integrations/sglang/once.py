@@ -44,8 +44,9 @@ def charged(dispatcher: Dispatcher, layers: int) -> Dispatcher:
     setting = dispatcher.setting
     policies[_POINT] = Policy.compile(policies[_POINT].point, setting, rows)
     return Dispatcher(
-        setting, policies.values(), source=dispatcher.source, table=table, rule=dispatcher.rule
-    )
+        setting, policies.values(), source=dispatcher.source, table=table, rule=dispatcher.rule,
+        forced=dispatcher.forced,
+    )  # fmt: skip
 
 
 def _charged(row: Measurement, layers: int) -> Measurement:

@@ -23,10 +23,10 @@ from nsa_tune.backend.integrations.sglang.edge import attempt
 from nsa_tune.backend.integrations.sglang.facts import Facts
 from nsa_tune.backend.layouts import KVLayout
 
-__all__ = ["Answer", "Answers", "Prefill", "Totals", "around_prefill", "totals_of"]
+__all__ = ["Answer", "Answers", "Prefill", "around_prefill", "sums_of"]
 
 _ATTRIBUTE = "_nsa_tune_prefill"
-_MOST_RECENT = 4096
+_EXTEND = Mode.EXTEND
 
 
 def around_prefill(original: Callable[..., Any], backend: Any, forward_batch: Any = None) -> Any:
@@ -44,18 +44,8 @@ def around_prefill(original: Callable[..., Any], backend: Any, forward_batch: An
     return result
 
 
-class Totals(NamedTuple):
-    """What an extend batch comes to, in tokens and in (query, key) pairs."""
-
-    sequences: int
-    q_tokens: int
-    kv_tokens: int
-    max_kv: int
-    pairs: int
-
-
-def totals_of(prefix_lens: Any, extend_lens: Any) -> Totals | None:
-    """The totals of an extend batch; None unless both are lists, as the host has them.
+def sums_of(prefix_lens: Any, extend_lens: Any) -> Batch | None:
+    """An extend batch by its sums; None unless both are lists, as the host has them.
 
     Some passes carry tensors instead. Reading those could wait for the device.
     """
@@ -66,7 +56,10 @@ def totals_of(prefix_lens: Any, extend_lens: Any) -> Totals | None:
         kv_tokens = prefix + new
         if new < 1:
             return None
-        return Totals(1, new, kv_tokens, kv_tokens, prefix * new + new * (new + 1) // 2)
+        return Batch.from_totals(
+            mode=_EXTEND, q_tokens=new, kv_tokens=kv_tokens, max_kv=kv_tokens, sequences=1,
+            pairs=prefix * new + new * (new + 1) // 2,
+        )  # fmt: skip
     q_tokens = sum(extend_lens)
     # A padded batch ends in sequences without tokens.
     sequences = len(extend_lens) - extend_lens.count(0)
@@ -77,7 +70,10 @@ def totals_of(prefix_lens: Any, extend_lens: Any) -> Totals | None:
     # while a batch has fewer than 2**50 of them.
     kv_norm, prefix_norm = hypot(*kv_lens), hypot(*prefix_lens)
     pairs = (round(kv_norm * kv_norm - prefix_norm * prefix_norm) + q_tokens) // 2
-    return Totals(sequences, q_tokens, sum(kv_lens), max(kv_lens), pairs)
+    return Batch.from_totals(
+        mode=_EXTEND, q_tokens=q_tokens, kv_tokens=sum(kv_lens), max_kv=max(kv_lens),
+        sequences=sequences, pairs=pairs,
+    )  # fmt: skip
 
 
 class Answer(NamedTuple):
@@ -90,7 +86,7 @@ class Answer(NamedTuple):
 
 
 class Answers:
-    """The plans of a dispatcher as SGLang's settings; recent ones are kept."""
+    """The choices of a dispatcher as SGLang's settings."""
 
     def __init__(
         self,
@@ -100,7 +96,9 @@ class Answers:
         *,
         passes_topk_length: bool = True,
     ) -> None:
-        self._plan = dispatcher.plan
+        # Each question alone takes less time than a plan, which answers more.
+        self._path = dispatcher.chooser("prefill_path")
+        self._kernel = dispatcher.chooser("sparse_prefill")
         setting = dispatcher.setting
         self.table = {
             "gpu": setting.device.name,
@@ -110,7 +108,7 @@ class Answers:
         }
         """Which table answers, for the decision log."""
         self._impls = impls
-        self._recent: dict[Totals, Answer | None] = {}
+        self._answers = {(mla, impl): Answer(mla, impl) for mla in (False, True) for impl in impls}
         self._index_topk = facts.profile.index_topk
         self.least_prefix = 0 if passes_topk_length else self._index_topk - 1
         """Of the shortest prefix: from here on flashmla_sparse runs as it was measured."""
@@ -121,28 +119,9 @@ class Answers:
         own_kv = facts.impl == "flashmla_kv"
         self._most_q = None if own_kv else facts.scratch_bytes // facts.scratch_bytes_a_query
 
-    def of(self, totals: Totals) -> Answer | None:
-        """What to do for a batch; None leaves it to the engine."""
-        if totals in self._recent:
-            return self._recent[totals]
-        if len(self._recent) >= _MOST_RECENT:
-            self._recent.clear()
-        answer = self._recent[totals] = self._fresh(totals)
-        return answer
-
-    def _fresh(self, totals: Totals) -> Answer | None:
-        sequences, q_tokens, kv_tokens, max_kv, pairs = totals
-        plan = self._plan(
-            Batch.from_totals(
-                mode=Mode.EXTEND,
-                q_tokens=q_tokens,
-                kv_tokens=kv_tokens,
-                max_kv=max_kv,
-                sequences=sequences,
-                pairs=pairs,
-            )
-        )
-        impl = plan.sparse_prefill
+    def of(self, batch: Batch) -> Answer | None:
+        """What to do for a batch from sums; None leaves it to the engine."""
+        impl, q_tokens, kv_tokens = self._kernel(batch), batch.q_tokens, batch.kv_tokens
         if impl is None or impl not in self._impls:
             return None
         reads_back = impl == "flashmla_sparse" and kv_tokens > q_tokens
@@ -152,7 +131,8 @@ class Answers:
             return None
         # Beyond index_topk the engine takes MHA only where it was told to put up with the
         # difference: no table has a say in that.
-        return Answer(plan.prefill_path == "mla" and max_kv <= self._index_topk, impl)
+        mla = batch.max_kv <= self._index_topk and self._path(batch) == "mla"
+        return self._answers[mla, impl]
 
 
 class Prefill:
@@ -194,8 +174,8 @@ class Prefill:
             return True
         prefix_lens = forward_batch.extend_prefix_lens_cpu
         extend_lens = forward_batch.extend_seq_lens_cpu
-        totals = totals_of(prefix_lens, extend_lens)
-        answer = None if totals is None else self._answers.of(totals)
+        sums = sums_of(prefix_lens, extend_lens)
+        answer = None if sums is None else self._answers.of(sums)
         if answer is None or (
             (least := self._answers.least_prefix)
             and answer.impl == "flashmla_sparse"

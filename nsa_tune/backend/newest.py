@@ -1,0 +1,31 @@
+"""A key's newest measurements, read out of a database by themselves, for speed."""
+
+from __future__ import annotations
+
+import sqlite3
+from operator import itemgetter
+from typing import Any
+
+__all__ = ["newest_rows"]
+
+_ROWS = (
+    "SELECT point, batch, arm, status, latency_us, low_us, high_us, samples, error, reason, "
+    "{discarded}, measured_at, measurements.id FROM measurements "
+    "JOIN runs ON runs.id = run_id WHERE key_id = ? ORDER BY measurements.id"
+)
+
+
+def newest_rows(
+    connection: sqlite3.Connection, number: int, discarded: str
+) -> list[tuple[Any, ...]]:
+    """What the view `newest` has for the key with this `number`, in half its time.
+
+    `discarded` is the column with that name, or what stands for it.
+    """
+    found: dict[tuple[object, ...], tuple[Any, ...]] = {}
+    for row in connection.execute(_ROWS.format(discarded=discarded), [number]):
+        place = row[:3]
+        known = found.get(place)
+        if known is None or known[-2] <= row[-2]:
+            found[place] = row
+    return sorted(found.values(), key=itemgetter(-1))

@@ -1,0 +1,77 @@
+"""Limits as conditions of code: those that others imply are left out, and none that matters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+from typing import cast
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nsa_tune.backend.batch import Batch, Mode
+from nsa_tune.backend.source import Scope, Writer
+from nsa_tune.backend.tracing import SymbolicBatch, Trace
+
+Limit = Callable[[Batch], str | None]
+
+
+def _refusal(limits: list[Limit]) -> bool | str:
+    trace = Trace()
+    batch = cast("Batch", SymbolicBatch(trace, Mode.EXTEND, 1, None, has_lens=False))
+    trees = [trace.follow(lambda limit=limit: limit(batch)) for limit in limits]  # type: ignore[misc]
+    return Writer(trace).any_refusal(trees, Scope({}, {}, 0))
+
+
+def _kv(most: int) -> Limit:
+    return lambda batch: "kv" if batch.kv_tokens > most else None
+
+
+def _mixed(a: int, b: int, c: int, most: int) -> Limit:
+    return lambda batch: "mixed" if a * (batch.q_tokens // b) + c * batch.sequences > most else None
+
+
+def test_a_limit_that_another_implies_is_not_asked() -> None:
+    assert _refusal([_mixed(3, 16, 1, 2**21), _kv(2**17)]) == "batch.kv_tokens >= 131073"
+    assert "batch.sequences" in str(_refusal([_mixed(3, 16, 1, 2**17), _kv(2**17)]))
+    assert "batch.sequences" in str(_refusal([_mixed(3, 16, 1, 2**21)]))
+
+
+def test_a_limit_on_pairs_says_nothing_of_tokens() -> None:
+    few: Limit = lambda batch: "pairs" if batch.pairs > 99 else None  # noqa: E731
+    many: Limit = lambda batch: "product" if batch.pairs * 2 + batch.q_tokens > 150 else None  # noqa: E731
+
+    assert "q_tokens" in str(_refusal([few, many, _kv(10)]))
+
+
+def test_steps_of_one_guard_become_one_bound() -> None:
+    def guard(batch: Batch) -> str | None:
+        if batch.q_tokens > 900:
+            return "far too many"
+        return "too many" if batch.q_tokens > 300 else None
+
+    assert _refusal([guard]) == "batch.q_tokens >= 301"
+
+
+_small = st.integers(1, 40)
+
+
+@given(
+    st.lists(st.tuples(_small, _small, _small, st.integers(0, 2000)), max_size=3),
+    st.integers(1, 400),
+    st.integers(0, 999),
+)
+def test_what_is_asked_forbids_what_the_limits_forbid(
+    mixed: list[tuple[int, int, int, int]], most_kv: int, seed: int
+) -> None:
+    limits = [*(_mixed(*one) for one in mixed), _kv(most_kv)]
+    refusal, random = _refusal(limits), Random(seed)
+    for _ in range(20):
+        count = random.randint(1, 20)
+        batch = Batch.extend(
+            [random.randint(0, 9) for _ in range(count)],
+            [random.randint(1, 30) for _ in range(count)],
+        )
+
+        forbidden = any(limit(batch) is not None for limit in limits)
+        assert eval(str(refusal), {"batch": batch}) == forbidden
