@@ -5,7 +5,8 @@
 Each table is a whole grid that was measured. The schedule asks for batches and is given what was
 recorded of them. Then both tables, the one that it chose and the whole one, answer for batches
 that neither was tuned on: the held-out file of the same name where there is one, and for the
-adaptive one the part of the grid that it did not ask for.
+adaptive one the part of the grid that it did not ask for ("rest"). `tail` is the mean regret of
+the worst tenth of the batches, which is what a sweep estimates as `expected`.
 """
 
 from __future__ import annotations
@@ -19,10 +20,12 @@ from pathlib import Path
 from statistics import fmean
 
 from benchmarks.regret import cells
-from nsa_tune.autotune.adaptive import Adaptive
+from nsa_tune import Batch
+from nsa_tune.autotune.adaptive import TAIL, Adaptive
+from nsa_tune.autotune.expected import tail_mean
 from nsa_tune.backend import tables
 from nsa_tune.backend.layouts import KVLayout
-from nsa_tune.backend.point import Setting
+from nsa_tune.backend.point import Point, Setting
 from nsa_tune.backend.points import POINTS
 from nsa_tune.backend.policy import Policy
 from nsa_tune.backend.profiles import profile_of
@@ -52,10 +55,23 @@ def setting_of(table: Table) -> Setting:
     return Setting(profile_of(key.model), key.heads, layout, table.device, dict(key.libraries))
 
 
+def recorded_part(point: Point, table: Table) -> Point:
+    """`point` with the arms and the batches that `table` has.
+
+    What was added to it since could be asked for, and would use up measurements without an answer.
+    """
+    rows = [row for row in table.measurements if row.point == point.name]
+    arms = {row.arm for row in rows}
+    kept = tuple(arm for arm in point.arms if arm.name in arms)
+    grid = [Batch.parse(word) for word in sorted({row.batch for row in rows})]
+    return replace(point, arms=kept, grid=lambda setting: grid)
+
+
 def replay(table: Table, *, target_regret: float = 0.01, seed: int = 0) -> Replay:
     """Sweep `table` adaptively."""
     recorded = {(row.point, row.batch, row.arm): row for row in table.measurements}
-    points = list(POINTS.values())
+    points = [recorded_part(point, table) for point in POINTS.values()]
+    points = [point for point in points if point.arms]
     schedule = Adaptive(points, setting_of(table), (), target_regret=target_regret, seed=seed)
     rows: list[Measurement] = []
     while (job := schedule.next()) is not None:
@@ -89,7 +105,7 @@ def not_asked_for(table: Table, rows: Iterable[Measurement]) -> Table:
 
 
 def compare(path: Path, target_regret: float, seeds: Sequence[int]) -> list[dict[str, object]]:
-    """One row a question: mean and worst regret of both tables, and what they took."""
+    """One row a question: the regret of both tables, and what they took; the mean of `seeds`."""
     table = read_text(path)
     held_out = read_text(HELD_OUT / path.name) if (HELD_OUT / path.name).exists() else None
     whole = regrets(table.measurements, table, held_out) if held_out else {}
@@ -100,16 +116,22 @@ def compare(path: Path, target_regret: float, seeds: Sequence[int]) -> list[dict
         rest = regrets(swept.rows, table, not_asked_for(table, swept.rows))
         for question, losses in rest.items():
             row = {"share": swept.share, "expected": swept.expected[question]}
-            row["rest_mean"], row["rest_worst"] = fmean(losses), max(losses)
+            row |= _summary("rest_", losses)
             if question in outside:
-                row["mean"], row["worst"] = fmean(outside[question]), max(outside[question])
-                row["grid_mean"], row["grid_worst"] = fmean(whole[question]), max(whole[question])
+                row |= _summary("", outside[question]) | _summary("grid_", whole[question])
             found.setdefault(question, []).append(row)
     return [
         {"table": path.stem, "question": question}
         | {name: fmean(row[name] for row in rows) for name in rows[0]}
         for question, rows in found.items()
     ]
+
+
+def _summary(prefix: str, losses: Sequence[float]) -> dict[str, float]:
+    """Mean, mean of the worst tenth, and worst."""
+    tail = tail_mean([(loss, 1.0) for loss in losses], TAIL)
+    named = {"mean": fmean(losses), "tail": tail, "worst": max(losses)}
+    return {f"{prefix}{name}": value for name, value in named.items()}
 
 
 def main() -> None:
@@ -128,7 +150,8 @@ def main() -> None:
     if arguments.json:
         json.dump({"schema": "nsa-tune/adaptive/1", "rows": rows}, sys.stdout)
         return
-    names = ("share", "mean", "grid_mean", "worst", "grid_worst", "rest_mean", "expected")
+    names = ("share", "mean", "grid_mean", "tail", "grid_tail", "worst", "grid_worst", "rest_mean",
+             "rest_tail", "expected")  # fmt: skip
     print("| table | question |", " | ".join(names), "|")
     print("|---" * (2 + len(names)) + "|")
     for row in rows:

@@ -1,6 +1,8 @@
 """Measure what this device reaches, copy bandwidth and matrix rate, for the roofline of a report.
 
 python -m benchmarks.ceilings nsa-tune.db   adds it to every table of this device in a database
+
+`nsa-tune run` over every point does so itself.
 """
 
 from __future__ import annotations
@@ -9,13 +11,8 @@ import sys
 from pathlib import Path
 
 from nsa_tune.autotune import devices
-from nsa_tune.autotune.bench import default_model
 from nsa_tune.autotune.ceilings import measure_ceilings
 from nsa_tune.autotune.timing import timer_for
-from nsa_tune.backend import detect
-from nsa_tune.backend.layouts import KVLayout
-from nsa_tune.backend.point import Setting
-from nsa_tune.backend.profiles import profile_of
 from nsa_tune.backend.records import Status
 from nsa_tune.backend.tables import read_database
 from nsa_tune.db.store import Store
@@ -26,10 +23,7 @@ def main(database: Path) -> None:
     """Measure, print the ceilings, and store them under each key of `database` that fits."""
     device = devices.pick_device("auto")
     described = devices.describe(device)
-    profile = profile_of(default_model(device))
-    libraries = dict(detect.library_versions())
-    setting = Setting(profile, profile.heads, KVLayout.FP8_PACKED, described, libraries)
-    rows = measure_ceilings(setting, device, timer_for(device))
+    rows = measure_ceilings(described.arch, device, timer_for(device))
     for row in rows:
         words = row.reason if row.status is not Status.OK else f"{row.latency_us:.1f} us"
         print(f"{row.arm} {row.batch}: {words}")

@@ -25,7 +25,7 @@ from nsa_tune.reports.plain import plain
 from nsa_tune.reports.terminal import print_crossovers
 
 if TYPE_CHECKING:
-    from nsa_tune.autotune.run import RunResult
+    from nsa_tune.autotune.run import RunRequest, RunResult
 
 __all__ = ["doctor", "run"]
 
@@ -120,7 +120,7 @@ def run(
             result = tune(request, told)
         if written is not None:
             written.end(result.outcome, **answers.counted(result))
-    _print_run(result, request.database, as_document=json, quiet=quiet)
+    _print_run(result, request, as_document=json, quiet=quiet)
     if result.outcome == "interrupted":
         raise typer.Exit(_INTERRUPTED)
 
@@ -139,15 +139,16 @@ def _terminated_as_interrupted() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _print_run(result: RunResult, path: Path, *, as_document: bool, quiet: bool) -> None:
-    found = build(list(result.tables))
+def _print_run(result: RunResult, request: RunRequest, *, as_document: bool, quiet: bool) -> None:
+    found, path = build(list(result.tables)), str(request.database)
     if as_document:
         sections = document(found)["sections"]
-        typer.echo(answers.as_text(answers.measured(result, str(path), sections)))
+        typer.echo(answers.as_text(answers.measured(result, path, sections)))
     else:
         print_crossovers(found, tables_console())
     if quiet:
         return
+    target = request.target_regret
     for arm in result.quarantined:
         say(f"quarantined: {arm.arm} of {arm.point}, not tried again without --fresh: {arm.reason}")
     say(
@@ -157,6 +158,11 @@ def _print_run(result: RunResult, path: Path, *, as_document: bool, quiet: bool)
     if result.expected_regret:
         left = ", ".join(f"{name} {r:.1%}" for name, r in result.expected_regret.items())
         say(f"regret to expect on the worst tenth of batches: {left}")
+        if result.outcome == "done" and max(result.expected_regret.values()) > target:
+            say(
+                f"that is over the target of {target:.1%}, and more batches did not lower it, or a "
+                "fifth of the grid was reached; --target-regret 0 measures the whole grid"
+            )
 
 
 def doctor(

@@ -53,8 +53,8 @@ _MOST_TRACED = 160
 _TRACE_SHARE = 0.5
 """Of the weight, for the batches of a trace."""
 _SHARE, _SHARE_AT = 0.2, 0.01
-"""The most measurements, of all that the candidates would take, at this target; a lower target
-may take more in proportion."""
+"""The most measurements, of all that the candidates would take, at this target and higher ones; a
+lower target may take more in proportion."""
 _REFIT = 6
 """Batches between two fits."""
 _PATIENCE = 18
@@ -81,23 +81,26 @@ class Adaptive:
         trace: Sequence[Weighted] = (),
         seed: int = 0,
     ) -> None:
-        self._sweeps = deque(
+        self._sweeps = [
             _Sweep(point, setting, known, target_regret, trace, seed) for point in points
-        )
+        ]
         self._of = {sweep.point.name: sweep for sweep in self._sweeps}
-        share = min(_SHARE * _SHARE_AT / max(target_regret, 1e-9), 1.0)
-        self._left = floor(share * sum(sweep.size for sweep in self._sweeps))
-        self._left -= sum(sweep.known for sweep in self._sweeps)
+        share = min(_SHARE * max(_SHARE_AT / max(target_regret, 1e-9), 1.0), 1.0)
+        most = floor(share * sum(sweep.size for sweep in self._sweeps))
+        # Of a small grid the coarse part alone may be more.
+        most -= sum(sweep.known for sweep in self._sweeps)
+        self._left = max(most, sum(sweep.queued for sweep in self._sweeps))
 
     def next(self) -> Job | None:
         """The next job of the next point that has one."""
-        for _ in range(len(self._sweeps) if self._left > 0 else 0):
-            sweep = self._sweeps[0]
-            self._sweeps.rotate(-1)
-            job = sweep.next()
+        # No point is refined with measurements that another's coarse part needs.
+        for sweep in sorted(self._sweeps, key=lambda sweep: not sweep.queued):
+            job = sweep.next() if self._left > 0 else None
             if job is not None:
+                self._sweeps.remove(sweep)
+                self._sweeps.append(sweep)
                 self._left -= len(job.arms)
-                return job
+                return job if self._left >= 0 else None
         return None
 
     def done(self, job: Job, measurements: Sequence[Measurement]) -> None:
@@ -107,11 +110,15 @@ class Adaptive:
     def remaining(self) -> tuple[int, float | None]:
         """The jobs that are certain: what is left of the coarse ones, and a few of refinement."""
         jobs = sum(sweep.remaining() for sweep in self._sweeps)
-        return jobs if self._left > 0 else 0, None
+        return max(min(jobs, ceil(self._left / 2)), 0), None
 
     def expected(self) -> dict[str, float]:
-        """Each question's expected regret on the worst tenth of batches, as last estimated."""
-        return {name: value for sweep in self._of.values() for name, value in sweep.regret.items()}
+        """Each question's expected regret on the worst tenth of batches, by all that is known."""
+        found: dict[str, float] = {}
+        for sweep in self._of.values():
+            sweep.judge()
+            found |= sweep.regret
+        return found
 
 
 @dataclass(slots=True)
@@ -164,16 +171,24 @@ class _Sweep:
         self._calibrations = {answer.name: Calibration() for answer in point.answers}
         self.regret: dict[str, float] = {}
         self._lowest, self._since = inf, 0
+        self._fitted = -1
+        """Rows that were there at the latest fit."""
+        self._over = False
         measured = {batch for batch, _ in self._rows}
         self._places: list[_Site] = []
         for word in measured & self._candidates.keys():
             self._take(self._candidates.pop(word))
         self._queue = deque(self._coarse())
 
+    @property
+    def queued(self) -> int:
+        """Measurements that the jobs in the queue take."""
+        return sum(len(job.arms) for job in self._queue)
+
     def next(self) -> Job | None:
         """The next job, or None when the point is done or waits for results."""
         while True:
-            if not self._queue:
+            if not self._queue and self._fitted != len(self._rows):
                 self._refine()
             if not self._queue:
                 return None
@@ -200,7 +215,8 @@ class _Sweep:
 
     def remaining(self) -> int:
         """Jobs in the queue, and those before the point may be given up."""
-        return len(self._queue) + (max(_PATIENCE - self._since, 0) if self._candidates else 0)
+        open_ended = self._candidates and not self._over
+        return len(self._queue) + (max(_PATIENCE - self._since, 0) if open_ended else 0)
 
     # --- what there is
 
@@ -265,13 +281,13 @@ class _Sweep:
 
     def _refine(self) -> None:
         """Fit, estimate what is left to gain, and queue the batches that promise most of it."""
-        policy = Policy.compile(self.point, self._setting, self._rows.values())
-        grounds = self._grounds()
-        self._judge(policy, grounds)
+        self._fitted = len(self._rows)
+        policy, grounds = self.judge()
         worst = max(self.regret.values(), default=0.0)
         if worst < (1 - _FALL) * self._lowest:
             self._lowest, self._since = worst, 0
-        if worst <= self._target or self._since >= _PATIENCE:
+        self._over = worst <= self._target or self._since >= _PATIENCE
+        if self._over:
             return
         for _ in range(_REFIT):
             word = self._most_promising()
@@ -283,6 +299,7 @@ class _Sweep:
             self._tests[word] = contenders(policy, site.batch, wider)
             self._take(site)
             self._queue.append(Job(self.point, site.batch, self._worthwhile(policy, site.batch)))
+        self._over = not self._queue
 
     def _grounds(self) -> dict[int, _Ground]:
         """What the spreads of each sheet stand on."""
@@ -295,8 +312,10 @@ class _Sweep:
             for sheet, distances in found.items()
         }
 
-    def _judge(self, policy: Policy, grounds: Mapping[int, _Ground]) -> None:
-        """The expected regret of every batch of the sample, and of their worst tenth."""
+    def judge(self) -> tuple[Policy, Mapping[int, _Ground]]:
+        """Fit, and estimate the regret of every batch of the sample and of their worst tenth."""
+        policy = Policy.compile(self.point, self._setting, self._rows.values())
+        grounds = self._grounds()
         found: dict[str, list[tuple[float, float]]] = {}
         for site in self._sample:
             site.regret = 0.0
@@ -306,6 +325,7 @@ class _Sweep:
                 found.setdefault(name, []).append((regret, site.weight))
                 site.regret += regret
         self.regret = {name: tail_mean(pairs, TAIL) for name, pairs in found.items()}
+        return policy, grounds
 
     def _most_promising(self) -> str | None:
         """The candidate that comes nearest to the most expected regret, for what it costs."""

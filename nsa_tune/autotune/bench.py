@@ -10,7 +10,8 @@ from typing import Any, cast
 import torch
 
 from nsa_tune.autotune import devices, memory
-from nsa_tune.autotune.measure import ContextLost, measure_batch
+from nsa_tune.autotune.ceilings import measure_ceilings
+from nsa_tune.autotune.measure import ContextLost, alive, measure_batch
 from nsa_tune.autotune.messages import Answer, Hello, Start, Work
 from nsa_tune.autotune.quarantine import for_inputs, held_elsewhere, out_of_memory
 from nsa_tune.autotune.recorder import NO_ARM, Recorder, Stage
@@ -80,6 +81,20 @@ class Bench:
                 ))  # fmt: skip
         self._recorder.note(Stage.IDLE)
         return answer
+
+    def ceilings(self) -> Answer:
+        """Measure what the device reaches in copies and products."""
+        rows = measure_ceilings(
+            self._setting.device.arch, self._device, self._timer.timer,
+            lambda index: self._recorder.note(Stage.FIRST, index),
+        )  # fmt: skip
+        lost = not alive(self._device)
+        if not lost:
+            # Their tensors are larger than any batch's.
+            gc.collect()
+            memory.give_back(self._device)
+        self._recorder.note(Stage.IDLE)
+        return Answer(tuple(rows), lost)
 
     def _measure(self, work: Work) -> Answer:
         point = self._points[work.point]

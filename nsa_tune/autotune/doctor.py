@@ -12,8 +12,19 @@ from typing import Protocol
 
 from nsa_tune._errors import StoreError, StoreMissing
 from nsa_tune.backend import detect, nvml, providers, tables
+from nsa_tune.backend.points import POINTS
+from nsa_tune.backend.records import Status
 
-__all__ = ["CHECKS", "Check", "Diagnosis", "Finding", "State", "examine", "examine_engine"]
+__all__ = [
+    "CHECKS",
+    "ArmCheck",
+    "Check",
+    "Diagnosis",
+    "Finding",
+    "State",
+    "examine",
+    "examine_engine",
+]
 
 
 class State(StrEnum):
@@ -139,6 +150,48 @@ class LibraryCheck:
                 yield Finding(name, State.OK, text)
 
 
+class ArmCheck:
+    """The arms that the shipped tables have no measurement of on a GPU like this one.
+
+    They are written from their libraries' contracts and tested against fakes of them.
+    """
+
+    def look(self) -> Iterator[Finding]:
+        """One finding an architecture; without a GPU one for all."""
+        measured = set(_measured_arms())
+        names = nvml.gpu_names()
+        archs = {device.arch for name in names if (device := detect.KNOWN.get(name)) is not None}
+        for arch in sorted(archs) if names else [""]:
+            places = {(point, arm) for where, point, arm in measured if arch in ("", where)}
+            missing = [
+                f"{arm.name} of {point.group or point.name}"
+                for point in POINTS.values()
+                for arm in point.arms
+                if arm.archs and (not arch or arch in arm.archs)
+                and (point.name, arm.name) not in places
+            ]  # fmt: skip
+            subject = f"arms {arch}".strip()
+            if missing:
+                text = (
+                    f"not measured here, in no shipped table: {', '.join(dict.fromkeys(missing))}"
+                )
+                yield Finding(subject, State.NOTE, text)
+            else:
+                yield Finding(subject, State.OK, "the shipped tables have every one")
+        if names and not archs:
+            text = "on no GPU of this kind was any arm measured: run decides, after it has verified"
+            yield Finding("arms", State.NOTE, text)
+
+
+def _measured_arms() -> Iterator[tuple[str, str, str]]:
+    """(architecture, point, arm) of what the shipped tables have."""
+    for path in tables.shipped():
+        table = tables.read_text(path)
+        for row in table.measurements:
+            if row.status is Status.OK:
+                yield table.device.arch, row.point, row.arm
+
+
 class ClockCheck:
     """Clocks, temperature and what slows the GPUs down at this moment."""
 
@@ -217,6 +270,7 @@ CHECKS: tuple[Check, ...] = (
     DeviceCheck(),
     TorchCheck(),
     LibraryCheck(),
+    ArmCheck(),
     ClockCheck(),
     ProcessCheck(),
     ReportCheck(),

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import wait
 from time import perf_counter
 
 from nsa_tune._errors import MachineUnfit
+from nsa_tune.autotune.ceilings import POINT as CEILINGS
 from nsa_tune.autotune.ledger import flush_all
 from nsa_tune.autotune.progress import Incident, Progress
 from nsa_tune.autotune.quarantine import Quarantined
@@ -70,7 +71,24 @@ class Fleet:
             for post in self._ready(busy):
                 self._attempt(self._advance, post)
             self._store()
-        return "budget" if any(sweep.left() for sweep in self._sweeps) else "done"
+        return "budget" if spent and any(sweep.left() for sweep in self._sweeps) else "done"
+
+    def ceilings(self) -> None:
+        """Have one device of each sweep that lacks them measure what it reaches itself.
+
+        Raises:
+            StoreError: when the database takes no more rows.
+        """
+        for sweep in self._sweeps:
+            if not sweep.lacks_ceilings:
+                continue
+            post = next(post for post in self._posts if post.sweep is sweep)
+            step = post.station.ceilings()
+            if step.replaced:
+                self._tell_replaced(post, "measuring the ceilings", step.replaced,
+                                    {"point": CEILINGS})  # fmt: skip
+            sweep.ledger.note(step.rows)
+            sweep.ledger.flush()
 
     def _ready(self, busy: Sequence[Post]) -> Sequence[Post]:
         """The posts to advance, after a wait for the first one to have news."""
@@ -99,15 +117,20 @@ class Fleet:
     def _report(self, post: Post, task: Task, step: Step, out: Sequence[Quarantined]) -> None:
         batch = str(task.job.batch)
         if step.replaced:
-            self.replaced += 1
             arms = ", ".join(row.arm for row in step.rows)
-            text = f"the worker is replaced after {arms} on {batch}: {step.replaced}"
-            facts = {"unit": post.unit, "point": task.job.point.name, "batch": batch}
-            facts |= {"arms": arms, "reason": step.replaced}
-            self._progress.incident(Incident("worker_replaced", text, facts))
+            facts = {"point": task.job.point.name, "batch": batch, "arms": arms}
+            self._tell_replaced(post, f"{arms} on {batch}", step.replaced, facts)
         for arm in out:
             text = f"{arm.arm} of {arm.point} is quarantined: not tried again without --fresh"
             self._progress.incident(Incident("quarantined", text, asdict(arm)))
+
+    def _tell_replaced(
+        self, post: Post, after: str, reason: str, facts: Mapping[str, object]
+    ) -> None:
+        self.replaced += 1
+        text = f"the worker is replaced after {after}: {reason}"
+        facts = {"unit": post.unit, **facts, "reason": reason}
+        self._progress.incident(Incident("worker_replaced", text, facts))
 
     def _store(self) -> None:
         """Bring the rows of all posts to the disk, then say so."""

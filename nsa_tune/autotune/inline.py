@@ -30,6 +30,13 @@ class InlineStation:
         """As `Station`'s."""
         return self._bench.hello
 
+    def ceilings(self) -> Step:
+        """As `Station`'s."""
+        answer = self._bench.ceilings()
+        if answer.lost:
+            self._broken_by = "measuring the ceilings"
+        return Step(list(answer.rows), finished=True)
+
     def begin(self, job: Job) -> None:
         """As `Station`'s.
 

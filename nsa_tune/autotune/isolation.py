@@ -8,7 +8,8 @@ from multiprocessing.connection import Connection
 from time import monotonic
 
 from nsa_tune._errors import MachineUnfit
-from nsa_tune.autotune.messages import Answer, Hello, Refusal, Start, Work
+from nsa_tune.autotune.ceilings import ceilings_for, failed
+from nsa_tune.autotune.messages import Answer, Hello, Refusal, Roof, Start, Work
 from nsa_tune.autotune.process import Died, WorkerProcess
 from nsa_tune.autotune.quarantine import for_inputs, with_worker
 from nsa_tune.autotune.recorder import Moment, Stage
@@ -70,6 +71,29 @@ class IsolatedStation:
             self._worker.connection.poll(1.0)
             self.advance()
         return self._hello
+
+    def ceilings(self) -> Step:
+        """As `Station`'s; a worker that dies of it is replaced before the next job."""
+        worker, hello = self._worker, self.hello()
+        assert worker is not None, "nothing has ended the worker that said hello"
+        try:
+            worker.send(Roof())
+            if not worker.connection.poll(self._deadlines.first):
+                worker.kill()
+                raise Died(f"no end after {self._deadlines.first:.0f} s")
+            message = worker.receive()
+        except Died as death:
+            reason, at = str(death), max(worker.moment().arm, 0)
+            _log.info("a worker ended: %s", reason)
+            self.close()
+            arch = hello.setting.device.arch
+            one = ceilings_for(arch, large=arch != "cpu")[at]
+            return Step([with_worker(failed(one, reason))], finished=True, replaced=reason)
+        assert isinstance(message, Answer), "ceilings are answered, whatever became of them"
+        if message.lost:
+            self.close()
+        reason = message.rows[-1].reason if message.lost else ""
+        return Step(list(message.rows), finished=True, replaced=reason)
 
     def begin(self, job: Job) -> None:
         """As `Station`'s."""

@@ -14,7 +14,7 @@ from nsa_tune.backend.batch import Batch
 from nsa_tune.backend.point import Arm, Case, Point, Setting
 from nsa_tune.backend.records import Measurement, Status
 
-__all__ = ["ContextLost", "measure_batch"]
+__all__ = ["ContextLost", "alive", "measure_batch"]
 
 _log = logging.getLogger(__name__)
 _REASON_LENGTH = 300
@@ -70,7 +70,7 @@ def measure_batch(
             continue
         failed.append(outcome)
         _log.warning("%s failed on %s: %s", arm.name, word, outcome.reason)
-        if not _alive(device):
+        if not alive(device):
             raise ContextLost(arm.name, word, failed)
     try:
         timed = interleave([one.sampler for one in ready], timer) if ready else []
@@ -109,7 +109,7 @@ def _all_failed(
 ) -> list[Measurement]:
     """A failure that no single arm can be blamed for, so that the next run passes the batch."""
     rows = [_failed(point, word, arm, failure) for arm in arms]
-    if not _alive(device):
+    if not alive(device):
         raise ContextLost(" or ".join(arm.name for arm in arms), word, rows) from failure
     return rows
 
@@ -129,7 +129,7 @@ def _passed(point: str, word: str, one: _Ready, timing: Timing) -> Measurement:
     )
 
 
-def _alive(device: torch.device) -> bool:
+def alive(device: torch.device) -> bool:
     """False when the CUDA context is lost: every later call would fail with the old error."""
     if device.type != "cuda":
         return True

@@ -9,7 +9,7 @@ from nsa_tune.backend.batch import Batch
 from nsa_tune.backend.point import Setting
 from nsa_tune.backend.records import Key, Measurement
 
-__all__ = ["Answer", "Hello", "Refusal", "Start", "Work"]
+__all__ = ["Answer", "Hello", "Refusal", "Roof", "Start", "Work"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +56,13 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True)
+class Roof:
+    """Measure what the device itself reaches. Answered by Answer, or by the worker's death."""
+
+
+@dataclass(frozen=True, slots=True)
 class Answer:
-    """What became of a Work. Arms without a row are to be measured again."""
+    """What became of a Work or a Roof. Arms without a row are to be measured again."""
 
     rows: tuple[Measurement, ...]
     lost: bool = False

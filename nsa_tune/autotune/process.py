@@ -15,7 +15,7 @@ from pickle import UnpicklingError
 from time import monotonic
 
 from nsa_tune._errors import MachineUnfit
-from nsa_tune.autotune.messages import Answer, Hello, Refusal, Start, Work
+from nsa_tune.autotune.messages import Answer, Hello, Refusal, Roof, Start, Work
 from nsa_tune.autotune.recorder import Moment, Recorder
 
 __all__ = ["Died", "WorkerProcess"]
@@ -72,8 +72,8 @@ class WorkerProcess:
         """What the worker is doing, or was when it died."""
         return self._recorder.read()
 
-    def send(self, work: Work) -> None:
-        """Hand over a batch."""
+    def send(self, work: Work | Roof) -> None:
+        """Hand over a batch, or ask for the ceilings."""
         # Last words are about this batch, and a library that chatters fills no memory.
         os.ftruncate(self._output, 0)
         with suppress(ConnectionError):

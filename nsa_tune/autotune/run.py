@@ -56,6 +56,8 @@ class RunRequest:
     """The regret to expect on the worst tenth of batches at which to stop; 0 takes every batch."""
     trace: Path | None = None
     """Requests, or an engine's decisions, whose batches are to be measured as well."""
+    ceilings: bool = True
+    """With every point, also measure what a GPU itself reaches, once for each key."""
     isolate: bool = True
     """Measure in worker processes; without, a crash of an arm is one of the run."""
     deadlines: Deadlines = field(default_factory=Deadlines)
@@ -204,6 +206,7 @@ def _measure(fleet: Fleet, sweeps: Sequence[Sweep], budget_s: float | None) -> s
     """Let the fleet measure; however that ends, what is measured is stored."""
     outcome = "interrupted"
     try:
+        fleet.ceilings()
         outcome = fleet.measure(budget_s)
     except KeyboardInterrupt:
         # The caller reports what there is and leaves with 130.
@@ -255,6 +258,7 @@ def _arguments(request: RunRequest) -> dict[str, object]:
         "points": list(request.points),
         "budget_s": request.budget_s,
         "fresh": request.fresh,
+        "ceilings": request.ceilings and not request.points,
         "target_regret": request.target_regret,
         "trace": None if request.trace is None else str(request.trace),
     }

@@ -88,7 +88,8 @@ def check(
         result = run(
             RunRequest(
                 Path(directory, "check.db"), request.device, request.model, request.heads,
-                request.kv_dtype, isolate=request.isolate, deadlines=request.deadlines,
+                request.kv_dtype, ceilings=False, isolate=request.isolate,
+                deadlines=request.deadlines,
             ),
             progress, chosen, registry=registry,
         )  # fmt: skip

@@ -32,6 +32,10 @@ class Station(Protocol):
         """Wait until the device is ready, and say what it is."""
         ...
 
+    def ceilings(self) -> Step:
+        """Measure what the device itself reaches, and wait for it; before any job."""
+        ...
+
     @property
     def job(self) -> Job | None:
         """What it is measuring."""

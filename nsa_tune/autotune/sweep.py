@@ -6,6 +6,8 @@ from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from nsa_tune.autotune.ceilings import POINT as CEILINGS
+from nsa_tune.autotune.ceilings import lacks_ceilings
 from nsa_tune.autotune.ledger import Ledger
 from nsa_tune.autotune.messages import Hello
 from nsa_tune.autotune.quarantine import Quarantine, Quarantined, passing
@@ -41,6 +43,9 @@ class Sweep:
         # What a probe found on such a device bounds what is handed out.
         self.setting = replace(hellos[0].setting, limits=store.limits(self.key))
         known = [] if arguments["fresh"] else store.current(self.key)
+        wanted = bool(arguments.get("ceilings"))
+        self.lacks_ceilings = wanted and lacks_ceilings(self.setting.device, known)
+        known = [row for row in known if row.point != CEILINGS]
         self.quarantine = Quarantine(known)
         # What failed because somebody else held the memory is tried again.
         known = [row for row in known if not passing(row)]

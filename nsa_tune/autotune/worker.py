@@ -14,7 +14,7 @@ import sys
 from multiprocessing.connection import Connection
 
 from nsa_tune._errors import NsaTuneError
-from nsa_tune.autotune.messages import Refusal
+from nsa_tune.autotune.messages import Refusal, Roof
 from nsa_tune.autotune.recorder import Recorder
 
 __all__ = ["main"]
@@ -50,7 +50,8 @@ def _serve(connection: Connection, recorder: Recorder) -> None:
     bench = Bench(start, recorder)
     connection.send(bench.hello)
     while True:
-        connection.send(bench.measure(connection.recv()))
+        wanted = connection.recv()
+        connection.send(bench.ceilings() if isinstance(wanted, Roof) else bench.measure(wanted))
 
 
 def _die_with(parent: int) -> None:

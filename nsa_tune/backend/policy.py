@@ -19,7 +19,7 @@ from nsa_tune.backend.batch import Batch
 from nsa_tune.backend.compiling import Compiled, behind_a_cliff, compiled, own_rows
 from nsa_tune.backend.costs import CostModel, Failures
 from nsa_tune.backend.records import Measurement, Status
-from nsa_tune.backend.surface import Estimate, Places, Surface, features_of
+from nsa_tune.backend.surface import Estimate, SharedPlaces, Surface, features_of
 
 if TYPE_CHECKING:
     from nsa_tune.backend.point import Guard, Point, Setting
@@ -81,6 +81,8 @@ class Policy:
         self.setting = setting
         self.compiled = compiled
         self._rows = rows
+        self.places: SharedPlaces = {}
+        """Where surfaces look for places; policies of the same batches may have one in common."""
         self.candidates = tuple(
             Candidate(
                 arm.name,
@@ -208,7 +210,7 @@ class Policy:
                 continue
             if not behind_a_cliff(self.point.arm(row.arm), batch, self.setting):
                 samples[row.arm].append((batch, row))
-        shared: dict[tuple[tuple[float, ...], ...], Places] = {}
         return {
-            arm: Surface.fit(self.point, self.setting, own, shared) for arm, own in samples.items()
+            arm: Surface.fit(self.point, self.setting, own, self.places)
+            for arm, own in samples.items()
         }

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import ceil, dist, exp, expm1, floor, inf, log, sqrt
 from operator import mul
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from nsa_tune.backend.least_squares import nonnegative_weights
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from nsa_tune.backend.point import Point, Setting
     from nsa_tune.backend.records import Measurement
 
-__all__ = ["Estimate", "Features", "Places", "Surface", "features_of"]
+__all__ = ["Estimate", "Features", "Places", "SharedPlaces", "Surface", "features_of"]
 
 _FEWEST = 3
 """Measured points that a sheet needs; with fewer the arm counts as unknown there."""
@@ -126,6 +126,10 @@ class Places:
             others.sort()
             every.append(_weights(others[: _NEIGHBOURS + 1]))
         return tuple(every)
+
+
+SharedPlaces: TypeAlias = dict[tuple[tuple[float, ...], ...], Places]
+"""By their locations."""
 
 
 class _Around(NamedTuple):
@@ -258,7 +262,7 @@ class Surface:
         point: Point,
         setting: Setting,
         samples: Sequence[tuple[Batch, Measurement]],
-        shared: dict[tuple[tuple[float, ...], ...], Places] | None = None,
+        shared: SharedPlaces | None = None,
     ) -> Surface:
         """The surface through `samples`, successful measurements of one arm in any order.
 

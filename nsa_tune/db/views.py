@@ -8,6 +8,7 @@ from __future__ import annotations
 
 __all__ = ["VIEWS"]
 
+# The ceilings of a device (point "roofline") are measured one by one and leave no choice.
 VIEWS = (
     """
     CREATE VIEW v_regret AS
@@ -16,7 +17,7 @@ VIEWS = (
         first_value(latency_us) OVER fastest_first AS best_us,
         latency_us / first_value(latency_us) OVER fastest_first - 1 AS regret,
         row_number() OVER fastest_first AS place
-    FROM newest WHERE status = 'ok'
+    FROM newest WHERE status = 'ok' AND point <> 'roofline'
     WINDOW fastest_first AS (PARTITION BY key_id, point, batch ORDER BY latency_us, arm)
     """,
     # A batch with one arm has a winner without a runner-up.
@@ -40,7 +41,8 @@ VIEWS = (
     UNION ALL
     SELECT arms.key_id, arms.gpu, arms.model, arms.heads, arms.kv_layout, arms.point, arms.arm,
         'absent', '', count(*), min(batches.batch)
-    FROM (SELECT DISTINCT key_id, gpu, model, heads, kv_layout, point, arm FROM newest) AS arms
+    FROM (SELECT DISTINCT key_id, gpu, model, heads, kv_layout, point, arm FROM newest
+        WHERE point <> 'roofline') AS arms
     JOIN (SELECT DISTINCT key_id, point, batch FROM newest) AS batches
         ON batches.key_id = arms.key_id AND batches.point = arms.point
     LEFT JOIN (SELECT DISTINCT key_id, point, batch, arm FROM newest) AS there

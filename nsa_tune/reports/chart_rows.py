@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from nsa_tune.reports.charts.theme import Rows
 from nsa_tune.reports.default_cost import worst_first
+from nsa_tune.reports.roofline import share_text
 
 if TYPE_CHECKING:
     from nsa_tune.backend.batch import Batch
@@ -26,6 +28,7 @@ __all__ = [
     "facet_of",
     "map_cells",
     "map_rows",
+    "map_size",
     "roof_rows",
     "scatter_rows",
     "time_rows",
@@ -36,6 +39,8 @@ FASTEST = "fastest allowed"
 
 _CLOSE = 1.3
 """Factor on a logarithmic axis under which two numbers would lie upon each other."""
+_BESIDE = 1.12
+"""Factor between marks of batches that have one place on a logarithmic axis."""
 _KINDS = {"win": "sure", "only": "only"}
 
 
@@ -72,10 +77,22 @@ def map_rows(placed: Iterable[tuple[Line, int, Cell]]) -> Rows:
     ]
 
 
+def map_size(cells: Rows) -> tuple[int, int]:
+    """The most columns and rows that the map of one facet has."""
+    lengths: dict[str, tuple[set[int], set[int]]] = {}
+    for cell in cells:
+        columns, rows = lengths.setdefault(cell["facet"], (set(), set()))
+        columns.add(cell["x"])
+        rows.add(cell["y"])
+    widest = max((len(columns) for columns, _ in lengths.values()), default=1)
+    return widest, max((len(rows) for _, rows in lengths.values()), default=1)
+
+
 def scatter_rows(answer: AnswerReport) -> dict[str, Rows] | None:
     """The data sets of `charts.winner_scatter`; None when every batch has its place on a map."""
     on_lines = {line.slice.batch(value) for line in answer.lines for value in line.slice.values}
     rows: Rows = []
+    taken: Counter[tuple[int, int]] = Counter()
     for cell in answer.cells:
         if cell.batch in on_lines:
             continue
@@ -83,7 +100,10 @@ def scatter_rows(answer: AnswerReport) -> dict[str, Rows] | None:
         del row["margin"]
         times = (f"{choice} {_us(time.latency_us)}" for choice, time in cell.times.items())
         mean = round(cell.batch.kv_tokens / cell.batch.sequences)
-        rows.append({"x": cell.batch.q_tokens, "y": mean, **row, "times": "; ".join(times)})
+        place = (cell.batch.q_tokens, mean)
+        x = _rounded(place[0] * _BESIDE ** taken[place])
+        taken[place] += 1
+        rows.append({"x": x, "y": mean, **row, "times": "; ".join(times)})
     if not rows:
         return None
     return {
@@ -205,7 +225,7 @@ def cost_rows(answer: AnswerReport) -> dict[str, Rows]:
             for cell, cost in costly
         ],
         "mean": [] if mean is None else [
-            {"cost": _rounded(mean.geomean), "text": f"mean {mean.geomean:.3g}x"}
+            {"cost": _rounded(mean.geomean), "text": f"mean {mean.geomean:.2f}x"}
         ],
     }  # fmt: skip
 
@@ -221,7 +241,7 @@ def roof_rows(achieved: Sequence[Achieved], ceilings: Ceilings | None) -> dict[s
                 "choice": one.arm,
                 "batch": one.batch,
                 "moved": f"{one.bytes_per_s / 1e12:.3g}",
-                "share": "-" if one.share is None else f"{one.share:.0%}",
+                "share": share_text(one.share),
                 "bound": one.bound or "-",
             }
             for one in achieved
@@ -230,7 +250,8 @@ def roof_rows(achieved: Sequence[Achieved], ceilings: Ceilings | None) -> dict[s
 
 
 def _roof(achieved: Sequence[Achieved], ceilings: Ceilings) -> Rows:
-    """Three corners for each precision that some arm multiplies in."""
+    """Three corners for each precision that some arm multiplies in; one line where all arms stay
+    far from what the matrix units could do."""
     rows: Rows = []
     bandwidth = ceilings.bytes_per_s / 1e12
     for precision in dict.fromkeys(one.precision for one in achieved):
@@ -238,10 +259,13 @@ def _roof(achieved: Sequence[Achieved], ceilings: Ceilings) -> Rows:
         if peak is None:
             continue
         ridge = peak / ceilings.bytes_per_s
+        most = max(one.intensity for one in achieved)
         left = min(*(one.intensity for one in achieved), ridge / 4)
-        right = max(*(one.intensity for one in achieved), ridge * 2)
-        text = f"{precision} {peak / 1e12:.0f} TFLOP/s, copy {bandwidth:.2f} TB/s"
-        for x, words in ((left, ""), (ridge, ""), (right, text)):
+        corners = [(left, ""), (4 * most, f"copy {bandwidth:.2f} TB/s")]
+        if 8 * most > ridge:
+            text = f"{precision} {peak / 1e12:.0f} TFLOP/s, copy {bandwidth:.2f} TB/s"
+            corners = [(left, ""), (ridge, ""), (max(most, ridge * 2), text)]
+        for x, words in corners:
             y = min(x * ceilings.bytes_per_s, peak) / 1e12
             rows.append({"x": _rounded(x), "y": _rounded(y), "text": words, "precision": precision})
     return rows

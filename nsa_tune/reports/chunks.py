@@ -73,8 +73,10 @@ class _Pass:
 def chunk_curves(policy: Policy, rule: Rule) -> tuple[ChunkCurve, ...]:
     """Curves for prompts of one sequence, within the measured new tokens and kv tokens.
 
-    None for a point that does not prefill, or of which too little was measured.
+    None for a point that is not of prefill alone, or of which too little was measured.
     """
+    if policy.point.modes != {Mode.EXTEND}:
+        return ()
     extends = [b for b in policy.measured if b.mode is Mode.EXTEND and b.sequences == 1]
     if not extends:
         return ()

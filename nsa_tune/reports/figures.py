@@ -16,6 +16,7 @@ from nsa_tune.reports.chart_rows import (
     facet_of,
     map_cells,
     map_rows,
+    map_size,
     roof_rows,
     scatter_rows,
 )
@@ -96,7 +97,8 @@ def _of_section(section: Section, rule: str) -> Iterator[tuple[str, Spec]]:
             yield _plain(f"{answer.answer.name} batches"), spec
         rows = cost_rows(answer)
         if rows["costs"] and rows["mean"]:
-            spec = charts.default_costs("new tokens in the batch", answer.measured)
+            worst = max(row["cost"] for row in rows["costs"])
+            spec = charts.default_costs("new tokens in the batch", answer.measured, worst)
             yield _plain(f"{answer.answer.name} cost"), charts.with_rows(spec, rows)
     for point in section.points:
         yield from _of_point(section, point, rule)
@@ -111,8 +113,8 @@ def _of_lines(
     titles = axis_titles(lines)
     maps: dict[str, tuple[Spec, Mapping[str, Rows]]] = {}
     for facet in dict.fromkeys(facet_of(line) for line in lines):
-        spec = charts.winner_map(*titles, answer.measured)
         own = {"cells": [row for row in rows if row["facet"] == facet]}
+        spec = charts.winner_map(*titles, answer.measured, *map_size(own["cells"]))
         maps[facet] = spec, own
         yield _plain(f"{question} map {facet}"), charts.with_rows(spec, own)
     from_zero = any(line.slice.values[0] == 0 for line in lines)

@@ -14,7 +14,7 @@ from nsa_tune.reports.chunks import ChunkCurve
 from nsa_tune.reports.crossovers import Line
 from nsa_tune.reports.default_cost import Cost, worst_first
 from nsa_tune.reports.report import AnswerReport, PointReport, Section
-from nsa_tune.reports.roofline import Achieved
+from nsa_tune.reports.roofline import Achieved, share_text
 
 __all__ = [
     "Grid",
@@ -255,9 +255,12 @@ def _chunk_note(curves: Sequence[ChunkCurve]) -> str:
             for arm, clause in one.limits.items():
                 if arm not in from_chunk or one.chunk < from_chunk[arm][0]:
                     from_chunk[arm] = one.chunk, clause
+    alike: dict[tuple[int, str], list[str]] = defaultdict(list)
+    for arm, limit in from_chunk.items():
+        alike[limit].append(arm)
     limits = (
-        f"No {arm} in chunks of {chunk} and more: {clause}."
-        for arm, (chunk, clause) in from_chunk.items()
+        f"No {' or '.join(arms)} in chunks of {chunk} and more: {clause}."
+        for (chunk, clause), arms in alike.items()
     )
     return " ".join(["One layer, one sequence.", *limits])
 
@@ -280,7 +283,7 @@ def roof_grid(section: Section, point: PointReport) -> Grid:
 def _roof_row(arm: str, own: Sequence[Achieved]) -> tuple[str, ...]:
     ordered = sorted(own, key=lambda one: (one.share or 0.0, one.flops_per_s))
     middle, best = ordered[len(ordered) // 2], ordered[-1]
-    shares = ["-" if one.share is None else f"{one.share:.0%}" for one in (middle, best)]
+    shares = [share_text(one.share) for one in (middle, best)]
     flops, moved = (max(rates) / 1e12 for rates in zip(
         *((one.flops_per_s, one.bytes_per_s) for one in own), strict=True))  # fmt: skip
     return (arm, str(len(own)), f"{flops:.3g}", f"{moved:.3g}", *shares, best.bound or "-",

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from nsa_tune.backend.point import Answer, Point, Setting
     from nsa_tune.backend.records import Measurement
     from nsa_tune.backend.rules import Rule
-    from nsa_tune.backend.surface import Estimate
+    from nsa_tune.backend.surface import Estimate, SharedPlaces
 
 __all__ = ["Remembering"]
 
@@ -35,15 +35,17 @@ class Remembering(Policy):
 
     @classmethod
     def of(
-        cls, point: Point, setting: Setting, rows: Sequence[Measurement], rule: Rule
-    ) -> Remembering:
-        """The policy of `point` from `rows`; `rule` is the engine's."""
+        cls, point: Point, setting: Setting, rows: Sequence[Measurement], rule: Rule,
+        places: SharedPlaces,
+    ) -> Remembering:  # fmt: skip
+        """The policy of `point` from `rows`; `rule` is the engine's, and `places` the report's:
+        its tables are of much the same batches."""
         remembered = replace(
             point, locate=_remembered(point.locate), cost_terms=_remembered(point.cost_terms)
         )
         policy = cls.compile(remembered, setting, rows)
         assert isinstance(policy, cls)
-        policy.rule, policy.measurements = rule, tuple(rows)
+        policy.rule, policy.measurements, policy.places = rule, tuple(rows), places
         return policy
 
     def survey(self, batch: Batch) -> Survey:

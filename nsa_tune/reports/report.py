@@ -17,6 +17,7 @@ from nsa_tune.backend.policy import Policy
 from nsa_tune.backend.profiles import profile_of
 from nsa_tune.backend.records import Key, Measurement, Status, Table
 from nsa_tune.backend.rules import SGLANG_0_5_23, Rule
+from nsa_tune.backend.surface import SharedPlaces
 from nsa_tune.reports.cells import Cell, cells_of
 from nsa_tune.reports.chunks import ChunkCurve, chunk_curves
 from nsa_tune.reports.crossovers import Line, trace
@@ -110,7 +111,8 @@ def build(
         StoreCorrupt: when a table names a KV layout or a batch that does not exist.
         UnknownName: when a table is of a model that this version does not know.
     """
-    return Report(tuple(_section(table, points, rule) for table in tables), rule.name)
+    places: SharedPlaces = {}
+    return Report(tuple(_section(table, points, rule, places) for table in tables), rule.name)
 
 
 def setting_of(table: Table) -> Setting:
@@ -126,14 +128,16 @@ def setting_of(table: Table) -> Setting:
     )  # fmt: skip
 
 
-def _section(table: Table, points: Mapping[str, Point], rule: Rule) -> Section:
+def _section(
+    table: Table, points: Mapping[str, Point], rule: Rule, places: SharedPlaces
+) -> Section:
     setting = setting_of(table)
     by_point: dict[str, list[Measurement]] = defaultdict(list)
     for row in table.measurements:
         by_point[row.point].append(row)
     ceilings = ceilings_of(by_point[ROOFLINE])
     reports = tuple(
-        _point_report(Remembering.of(point, setting, by_point[name], rule), ceilings)
+        _point_report(Remembering.of(point, setting, by_point[name], rule, places), ceilings)
         for name, point in points.items()
         if name in by_point
     )

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from nsa_tune.backend.batch import Batch
     from nsa_tune.backend.policy import Policy
 
-__all__ = ["POINT", "Achieved", "Ceilings", "achieved_of", "ceilings_of"]
+__all__ = ["POINT", "Achieved", "Ceilings", "achieved_of", "ceilings_of", "share_text"]
 
 POINT = "roofline"
 _COPY = re.compile(r"copy:(\d{1,18})")
@@ -60,6 +60,13 @@ class Achieved:
     """Of the ceiling at this intensity: 1 is the roof. None where none was measured."""
     bound: str
     """Which ceiling is the lower one there: "memory" or "compute"; empty without one."""
+
+
+def share_text(share: float | None) -> str:
+    """A share of the roof in words."""
+    if share is None:
+        return "-"
+    return f"{share:.0%}" if share >= 0.01 else "under 1%"
 
 
 def ceilings_of(measurements: Iterable[Measurement]) -> Ceilings | None:

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from nsa_tune.backend.layouts import KVLayout
+from nsa_tune.backend.points import POINTS
 
 if TYPE_CHECKING:
     from nsa_tune.backend.batch import Batch
@@ -21,6 +23,7 @@ __all__ = ["Work", "work_of"]
 
 _BF16 = 2
 _FP32 = 4
+_INT32 = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +100,30 @@ def _indexer(batch: Batch, setting: Setting) -> Work:
     return Work(flops, keys + queries + batch.pairs * _FP32, "fp8")
 
 
-_POINTS: dict[str, Callable[[Batch, Setting], Work]] = {"decode": _mla, "indexer_layout": _indexer}
+def _schedule(batch: Batch, setting: Setting) -> Work:
+    """No matrix product: each row's context is divided into splits, and they are summed up."""
+    rows = batch.q_tokens
+    return Work(2 * rows, rows * _INT32 + (setting.device.sms + 1) * 2 * _INT32, "bf16")
+
+
+def _v4(name: str, batch: Batch, setting: Setting) -> Work:
+    """A layer of `name`'s compression ratio: keys are values, heads see the same ones."""
+    profile, heads, point = setting.profile, setting.heads, POINTS[name]
+    amounts = dict(zip(point.terms, point.cost_terms(batch, setting), strict=True))
+    attended = amounts["attended_pairs"]
+    read = min(amounts["gathered_tokens"], attended)
+    latents = read * setting.layout.token_bytes(profile.rank, profile.rope)
+    queries = batch.q_tokens * heads * (profile.latent + profile.v) * _BF16
+    indices = amounts["index_columns"] * _INT32
+    return Work(
+        2 * attended * heads * (profile.latent + profile.v), latents + queries + indices, "bf16"
+    )
+
+
+_POINTS: dict[str, Callable[[Batch, Setting], Work]] = {
+    "decode": _mla, "indexer_layout": _indexer, "indexer_metadata": _schedule,
+    **{name: partial(_v4, name) for name, point in POINTS.items() if point.group == "v4_prefill"},
+}  # fmt: skip
 _WAYS: dict[tuple[str, str], Callable[[Batch, Setting], Work]] = {
     ("prefill", "mha"): _mha, ("prefill", "mla"): _mla,
 }  # fmt: skip

@@ -74,6 +74,48 @@ def test_an_absent_library_matters_on_a_gpu_only(
     assert "pip install sgl-flash-mla" in finding.text
 
 
+@pytest.mark.parametrize(
+    ("gpu", "there", "missing"),
+    [
+        ("NVIDIA H100 80GB HBM3", set(), {"mha/trtllm_ragged of prefill"}),
+        ("NVIDIA B200", {"mha/trtllm_ragged of prefill", "mla/flashmla_sparse of prefill",
+                         "with_kvcache of v4_prefill"}, {"mha/fa3 of prefill"}),
+    ],
+)  # fmt: skip
+def test_arms_that_no_shipped_table_has_on_such_a_gpu_are_told(
+    monkeypatch: pytest.MonkeyPatch, gpu: str, there: set[str], missing: set[str]
+) -> None:
+    monkeypatch.setattr(nvml, "gpu_names", lambda: [gpu])
+
+    (finding,) = doctor.ArmCheck().look()
+    told = set(finding.text.partition(": ")[2].split(", "))
+
+    assert there <= told
+    assert not missing & told
+    assert not {arm for arm in told if arm.startswith("mla/flashmla")} or gpu == "NVIDIA B200"
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_without_a_gpu_arms_that_no_table_has_at_all_are_told() -> None:
+    (finding,) = doctor.ArmCheck().look()
+
+    assert finding.state is State.NOTE
+    assert "not measured here" in finding.text
+    assert "mha/trtllm_ragged of prefill" in finding.text
+    assert "mha/fa3" not in finding.text
+
+
+def test_where_no_table_is_of_the_gpu_s_kind_nothing_is_said_of_single_arms(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(nvml, "gpu_names", lambda: ["NVIDIA X1"])
+
+    (finding,) = doctor.ArmCheck().look()
+
+    assert finding.state is State.NOTE
+    assert "no GPU of this kind" in finding.text
+
+
 def test_who_answers_for_a_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     answer = Answering("flash_mla", "sglang-kernel", "0.4.1", "sgl_kernel.flash_mla")
     monkeypatch.setattr(providers, "answering", lambda name: answer)

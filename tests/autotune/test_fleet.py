@@ -46,6 +46,9 @@ class Scripted:
     def hello(self) -> Hello:
         return Hello(SETTING, KEY, self.unit)
 
+    def ceilings(self) -> Step:
+        raise AssertionError("not asked for")
+
     def begin(self, job: Job) -> None:
         self.job, self._left = job, self.calls
 
@@ -189,6 +192,21 @@ def test_a_budget_lets_every_device_finish_its_batch(fleet: Make, store: Store) 
     assert runner.measure(0.0) == "budget"
 
     assert len(stored(store)) == 2 * sum(unit.batches for unit in sweep.units()) <= 8
+
+
+def test_a_schedule_that_ends_early_is_no_spent_budget(store: Store) -> None:
+    """An adaptive one does not know how much is left before its last batch has told."""
+
+    class Guessing(Exhaustive):
+        def remaining(self) -> tuple[int, float | None]:
+            return 18, None
+
+    station = Scripted("A")
+    sweep = Sweep([station.hello()], [POINT], store, {"fresh": False}, Guessing)
+    runner = Fleet([Post(station, sweep, "A")], NoProgress())
+
+    assert runner.measure(None) == "done"
+    assert sweep.measured == 2 * BATCHES
 
 
 def test_devices_of_different_models_have_a_sweep_each(store: Store) -> None:

@@ -18,6 +18,7 @@ from nsa_tune.reports.chart_rows import (
     facet_of,
     map_cells,
     map_rows,
+    map_size,
     roof_rows,
     scatter_rows,
 )
@@ -36,6 +37,7 @@ from nsa_tune.reports.charts import (
 from nsa_tune.reports.charts.theme import PAGES
 from nsa_tune.reports.crossovers import Edge
 from nsa_tune.reports.report import AnswerReport, Section, build
+from nsa_tune.reports.roofline import Achieved, Ceilings
 from tests.reports.synthetic import real_table, toy_point, toy_table
 
 vl_convert = pytest.importorskip("vl_convert")
@@ -77,17 +79,71 @@ def _encoded(spec: Spec) -> set[str]:
 def test_charts_are_pure(answer: AnswerReport) -> None:
     choices = answer.measured
 
-    assert winner_map("x", "y", choices) == winner_map("x", "y", choices)
+    assert winner_map("x", "y", choices, 9, 5) == winner_map("x", "y", choices, 9, 5)
     assert curves("x", choices) == curves("x", choices)
     assert json.loads(json.dumps(curves("x", choices))) == curves("x", choices)
 
 
 def test_the_winner_map_compiles_and_reads_what_its_rows_have(answer: AnswerReport) -> None:
     rows = _map_rows(answer)
-    spec = winner_map("new tokens", "prefix tokens", answer.measured)
+    spec = winner_map("new tokens", "prefix tokens", answer.measured, *map_size(rows))
 
     assert _encoded(spec) <= rows[0].keys()
     assert _drawn(with_rows(spec, {"cells": rows}))
+
+
+def test_a_map_of_few_batches_has_larger_cells_than_one_of_many() -> None:
+    few, many = (winner_map("x", "y", ("a", "b"), *size) for size in ((2, 1), (40, 30)))
+
+    for side in ("width", "height"):
+        assert few[side]["step"] > many[side]["step"] >= 24
+
+
+def test_a_map_is_as_large_as_its_largest_facet() -> None:
+    cells = [
+        {"facet": facet, "x": x, "y": y}
+        for facet, xs, ys in (("one", 3, 2), ("two", 1, 5))
+        for x in range(xs)
+        for y in range(ys)
+    ]
+
+    assert map_size(cells) == (3, 5)
+    assert map_size([]) == (1, 1)
+
+
+def test_costs_near_one_fill_their_axis() -> None:
+    (low, high) = default_costs("x", ("a", "b"), 1.1)["encoding"]["y"]["scale"]["domain"]
+
+    assert low == 1
+    assert 1.1 < high < 1.5
+
+
+def test_batches_of_one_place_stand_side_by_side() -> None:
+    point = toy_point()
+    table = toy_table(point)
+    row = table.measurements[0]
+    twice = [replace(row, batch=word) for word in ("extend:4+2,4+4", "extend:5+3,3+3")]
+    other = [replace(one, arm="flat/a") for one in twice]
+    both = replace(table, measurements=(*table.measurements, *twice, *other))
+    (report,) = build([both], points={point.name: point}).sections[0].points
+
+    found = scatter_rows(report.answers[0])
+
+    assert found is not None
+    first, second = found["batches"]
+    assert (first["x"], first["y"], second["y"]) == (6, 7, 7)
+    assert 6 < second["x"] < 7
+
+
+def test_a_roof_ends_where_no_arm_is_near_the_matrix_units() -> None:
+    one = Achieved("p", "a", "b", "bf16", 0.5, 1e9, 2e9, 0.001, "memory")
+    ceilings = Ceilings(3e12, {"bf16": 600e12})
+
+    low = roof_rows([one], ceilings)["roof"]
+    high = roof_rows([replace(one, intensity=100.0)], ceilings)["roof"]
+
+    assert [row["text"] for row in low] == ["", "copy 3.00 TB/s"]
+    assert low[-1]["x"] < 200 and len(high) == 3
 
 
 def test_the_curves_compile_and_read_what_their_rows_have(answer: AnswerReport) -> None:
@@ -102,7 +158,7 @@ def test_the_curves_compile_and_read_what_their_rows_have(answer: AnswerReport) 
 
 def test_the_costs_compile_and_read_what_their_rows_have(answer: AnswerReport) -> None:
     rows = cost_rows(answer)
-    spec = default_costs("new tokens in the batch", answer.measured)
+    spec = default_costs("new tokens in the batch", answer.measured, 20.0)
 
     assert _encoded(spec) <= {field for name in rows for field in rows[name][0]}
     assert len(rows["costs"]) == sum(len(cell.times) > 1 for cell in answer.cells)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from nsa_tune.backend.batch import Batch
+from nsa_tune.backend.batch import Batch, Mode
 from nsa_tune.backend.rules import SGLANG_0_5_23
 from nsa_tune.reports.chunks import ChunkCurve, ChunkPoint
 from nsa_tune.reports.report import PointReport, build
@@ -70,6 +72,15 @@ def test_a_point_that_does_not_prefill_has_no_curves() -> None:
     (section,) = build([real_table(points=("indexer_layout",))]).sections
 
     assert section.points[0].chunks == ()
+
+
+def test_a_point_that_is_not_of_prefill_alone_has_no_curves() -> None:
+    point = toy_point()
+    table = toy_table(point)
+    schedule = replace(point, modes=frozenset(Mode))
+
+    assert build([table], points={"toy": point}).sections[0].points[0].chunks
+    assert build([table], points={"toy": schedule}).sections[0].points[0].chunks == ()
 
 
 def test_any_point_that_prefills_has_curves() -> None:

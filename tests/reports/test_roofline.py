@@ -14,7 +14,7 @@ from nsa_tune.backend.records import Status
 from nsa_tune.reports.chart_rows import roof_rows
 from nsa_tune.reports.grids import roof_grid
 from nsa_tune.reports.report import Section, build
-from nsa_tune.reports.roofline import ceilings_of
+from nsa_tune.reports.roofline import ceilings_of, share_text
 from nsa_tune.reports.work import Work, work_of
 from tests.reports.synthetic import CEILINGS, H100, real_table
 
@@ -58,6 +58,43 @@ def test_without_a_prefix_the_pool_is_not_read() -> None:
 
     assert cold.moved == _work("mha/fa3", Batch.extend([0], [64]), bf16).moved
     assert warm.moved != _work("mha/fa3", Batch.extend([1], [63]), bf16).moved
+
+
+def test_decoding_does_the_work_of_its_rows() -> None:
+    one, four = (work_of("decode", "triton", Batch.decode([4096] * n), SETTING) for n in (1, 4))
+
+    assert one is not None and four is not None
+    assert four.flops == 4 * one.flops
+    assert one.moved < four.moved < 2 * one.moved, "the projection's weights count once"
+
+
+def test_a_schedule_reads_its_rows_and_multiplies_nothing_to_speak_of() -> None:
+    work = work_of("indexer_metadata", "deep_gemm", Batch.decode([4096] * 1024), SETTING)
+
+    assert work is not None
+    assert work.moved == 1024 * 4 + (H100.sms + 1) * 8
+    assert work.intensity < 1
+
+
+@pytest.mark.parametrize(("ratio", "compressed"), [(4, 1024), (128, 64)])
+def test_a_v4_query_attends_to_its_window_and_its_compressed_tokens(
+    ratio: int, compressed: int
+) -> None:
+    setting = Setting(PROFILES["deepseek-v4"], 128, KVLayout.V4_PAGED, H100)
+    point = f"v4_prefill_c{ratio}"
+    work = work_of(point, "sparse_fwd", Batch.extend([8191], [1]), setting)
+
+    assert work is not None
+    # 128 heads, keys and values of 512.
+    assert work.flops == 2 * (128 + compressed) * 128 * (512 + 512)
+    heads, read = 128 * (512 + 512) * 2, (128 + compressed) * 584
+    assert heads + read < work.moved <= heads + read + (128 + 1024) * 4
+
+
+def test_a_share_that_rounds_to_nothing_is_said_to_be_little() -> None:
+    assert [share_text(s) for s in (None, 0.0, 0.004, 0.01, 0.876)] == [
+        "-", "under 1%", "under 1%", "1%", "88%",
+    ]  # fmt: skip
 
 
 def test_an_unknown_way_has_no_work() -> None:

@@ -27,7 +27,7 @@ _E4M3_MAX = 448.0
 _SMALLEST = 1e-8
 """The least magnitude that a scale is made for, so that a tile of zeros has one."""
 _BIAS = 127
-_DEQUANTIZE = (8, 8)
+_DEQUANTIZE = (8, 2)
 """(tokens a program, warps), as all of these: measured by benchmarks/bandwidth.py."""
 _QUANTIZE = (8, 8)
 

@@ -21,6 +21,7 @@ __all__ = ["COORDINATES", "TERMS", "attended_of", "cost_terms", "locate", "wave_
 
 _TILE = 128
 """Queries that FlashAttention-3 computes at once for head dims of 192 and 128."""
+_FEWEST_KEYS = 128
 
 TERMS = (
     "sequences",
@@ -31,6 +32,7 @@ TERMS = (
     "attended_pairs_in_whole_waves",
     "query_tiles",
     "pairs_in_whole_tiles",
+    "queries_merged",
 )
 COORDINATES = ("q_tokens", "kv_tokens", "attended_per_query", "sequences")
 
@@ -98,7 +100,17 @@ def cost_terms(batch: Batch, setting: Setting) -> tuple[float, ...]:
         attended / batch.q_tokens * wave * ((batch.q_tokens + (wave - 1)) // wave),
         tiles,
         pairs,
+        batch.q_tokens if _splits_keys(tiles, batch, setting) else 0,
     )
+
+
+def _splits_keys(tiles: float, batch: Batch, setting: Setting) -> bool:
+    """Whether FlashAttention-2 splits the keys, and merges partial outputs, to fill the device.
+
+    FlashInfer runs two blocks an SM and splits into 128 keys at least (scheduler.cuh,
+    PrefillSplitQOKVIndptr).
+    """
+    return tiles * setting.heads <= setting.device.sms and batch.max_kv > _FEWEST_KEYS
 
 
 def locate(batch: Batch, setting: Setting) -> tuple[float, ...]:

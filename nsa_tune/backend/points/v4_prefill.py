@@ -235,10 +235,10 @@ _FLASHMLA = frozenset({"sm90", "sm100"})
 def _arms(ratio: int) -> tuple[Arm, ...]:
     both = (_ratio_guard(ratio), _indices_guard(ratio))
     paged = (
-        *both, _COLUMNS, guards.FLASHMLA_SCHEDULE, guards.FLASHMLA_OFFSETS,
+        guards.SOME_ROWS, *both, _COLUMNS, guards.FLASHMLA_SCHEDULE, guards.FLASHMLA_OFFSETS,
         guards.FLASHMLA_SCRATCH,
     )  # fmt: skip
-    gathers = (*both, _workspace_guard(ratio))
+    gathers = (guards.SOME_ROWS, *both, _workspace_guard(ratio))
     return (
         Arm("sparse_fwd", _build_sparse_fwd, _V4, "flash_mla", _FLASHMLA, gathers),
         Arm(

@@ -19,11 +19,14 @@
 
   const seconds = (since) => Math.max((Date.now() - Date.parse(since)) / 1000, 0);
 
+  function lasting(duration) {
+    if (duration < 90) return `${Math.round(duration)} s`;
+    return duration < 5400 ? `${Math.round(duration / 60)} min` : `${Math.round(duration / 3600)} h`;
+  }
+
   function ago(moment) {
     const gone = seconds(moment);
-    if (!Number.isFinite(gone)) return "at an unknown time";
-    if (gone < 90) return `${Math.round(gone)} s ago`;
-    return gone < 5400 ? `${Math.round(gone / 60)} min ago` : `${Math.round(gone / 3600)} h ago`;
+    return Number.isFinite(gone) ? `${lasting(gone)} ago` : "at an unknown time";
   }
 
   function time(one) {
@@ -47,15 +50,20 @@
     return bar;
   }
 
+  // Such a run stops when little regret is expected to be left, and nobody knows when that is.
+  const adaptive = (run) => run.arguments.target_regret > 0;
+
   function runWords(run) {
     const silent = seconds(run.measured_at ?? run.started_at);
     const failed = run.failed ? `, ${run.failed} failed` : "";
-    const parts = [`${run.measurements} measurements${failed}`];
-    if (run.expected) parts.unshift(`${Math.min(run.done, run.expected)} of ${run.expected} measured`);
+    const own = `${run.measurements} measurements${failed}`;
+    const most = adaptive(run) ? "at most " : "";
+    const parts = [run.expected ? `${Math.min(run.done, run.expected)} of ${most}${run.expected} measured` : own];
+    if (run.expected && (failed || run.done !== run.measurements)) parts.push(`${own} by this run`);
     const taken = (Date.parse(run.measured_at) - Date.parse(run.started_at)) / 1000;
     const left = run.expected - run.done;
-    if (run.expected && run.measurements > 9 && left > 0) {
-      parts.push(`about ${Math.round((taken / run.measurements) * left)} s left`);
+    if (run.expected && run.measurements > 9 && left > 0 && !adaptive(run)) {
+      parts.push(`about ${lasting((taken / run.measurements) * left)} left`);
     }
     parts.push(
       silent > SILENT_S ? `nothing for ${Math.round(silent / 60)} min: it was probably killed`
@@ -68,7 +76,7 @@
     const box = element("div", undefined, "run");
     const what = run.what ? `${run.what} on ${run.gpu}` : "nothing stored yet";
     box.append(element("h2", `Run ${run.number} in ${database.name}: ${what}`));
-    if (run.expected) box.append(progress(run));
+    if (run.expected && !adaptive(run)) box.append(progress(run));
     box.append(element("p", runWords(run)));
     const now = element("div", undefined, "now");
     const own = (rows) => rows.filter((one) => one.run === run.number);

@@ -16,9 +16,13 @@ from nsa_tune.reports.charts.theme import (
 
 __all__ = ["default_costs"]
 
+_LEAST = 1.25
+"""Where the axis of costs ends at least."""
 
-def default_costs(x_title: str, choices: Sequence[str]) -> Spec:
-    """The rule's time over the best choice's against the size of the batch; 1 costs nothing.
+
+def default_costs(x_title: str, choices: Sequence[str], worst: float) -> Spec:
+    """The rule's time over the best choice's against the size of the batch; 1 costs nothing and
+    `worst` is the most.
 
     Data sets: "costs" (x, cost, choice: the best one, and the texts batch, default, taken, best)
     and "mean" (cost, text).
@@ -27,7 +31,9 @@ def default_costs(x_title: str, choices: Sequence[str]) -> Spec:
     shape = {**colour, "scale": {"domain": list(choices), "range": repeated(SHAPES, choices)}}
     told = tips({"batch": "batch", "default": "default", "taken": "takes", "choice": "best",
                  "best": "takes, the best", "cost": "cost"})  # fmt: skip
-    y = log_axis("cost", "default over best", ticks=6, nice=True)
+    y = log_axis("cost", "default over best", ticks=6)
+    # A little over the worst; and a default that is the best everywhere has an axis too.
+    y["scale"]["domain"] = [1, round(max(1.06 * worst, _LEAST), 3)]
     return {
         "$schema": SCHEMA,
         "width": "container",
@@ -50,7 +56,7 @@ def default_costs(x_title: str, choices: Sequence[str]) -> Spec:
             },
             {
                 "data": {"name": "mean"},
-                "mark": {"type": "text", "align": "right", "baseline": "bottom", "dy": -4,
+                "mark": {"type": "text", "align": "left", "baseline": "middle", "dx": 5,
                          "x": "width", "fontSize": 11},
                 "encoding": {"text": {"field": "text", "type": "nominal"}},
             },

@@ -35,7 +35,13 @@ def curves(x_title: str, choices: Sequence[str], *, from_zero: bool = False) -> 
         "field": "x",
         "type": "quantitative",
         "scale": {"type": "symlog"} if from_zero else {"type": "log", "base": 2, "nice": False},
-        "axis": {"title": x_title, "format": "d", "labelOverlap": "greedy", "tickCount": 8},
+        "axis": {
+            "title": x_title,
+            "format": "d",
+            "labelOverlap": "greedy",
+            "labelSeparation": 6,
+            "tickCount": 8,
+        },
     }
     return {
         "$schema": SCHEMA,

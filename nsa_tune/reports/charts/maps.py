@@ -8,7 +8,10 @@ from nsa_tune.reports.charts.theme import SCHEMA, Spec, choice_colour, tips
 
 __all__ = ["winner_map"]
 
-_WIDTH, _HEIGHT = 27, 24
+_WIDTHS, _HEIGHTS = (27, 48), (24, 36)
+"""Least and most pixels of a column and of a row."""
+_WHOLE_WIDTH, _WHOLE_HEIGHT = 400, 240
+"""What a map takes if its columns and rows may be as large as that."""
 _INNER = 0.94
 """Share of its step that a cell fills."""
 _THREE_DIGITS = (
@@ -16,8 +19,9 @@ _THREE_DIGITS = (
 )
 
 
-def winner_map(x_title: str, y_title: str, choices: Sequence[str]) -> Spec:
-    """The fastest choice of each measured batch over two lengths.
+def winner_map(x_title: str, y_title: str, choices: Sequence[str], columns: int, rows: int) -> Spec:
+    """The fastest choice of each measured batch over two lengths, of which a map shows up to
+    `columns` and `rows` values.
 
     Full colour is a sure winner, pale a tie or unsure, hatched one whose rivals a hard limit
     forbids. The number is the time of the second over that of the first.
@@ -25,23 +29,30 @@ def winner_map(x_title: str, y_title: str, choices: Sequence[str]) -> Spec:
     Data set "cells": x, y, choice, kind ("sure", "pale" or "only"), margin, and the texts batch,
     fastest, limit.
     """
+    width = _step(_WHOLE_WIDTH, columns, _WIDTHS)
+    height = _step(_WHOLE_HEIGHT, rows, _HEIGHTS)
     return {
         "$schema": SCHEMA,
         "data": {"name": "cells"},
-        "width": {"step": _WIDTH},
-        "height": {"step": _HEIGHT},
+        "width": {"step": width},
+        "height": {"step": height},
         "encoding": {
             "x": _band("x", x_title, {"labelAngle": 0, "labelOverlap": True}),
             "y": _band("y", y_title, {}, sort="descending"),
             # On every layer, as a number or a hatch lies over its cell.
             "tooltip": tips({"batch": "batch", "fastest": "answer", "limit": "forbidden"}),
         },
-        "layer": _layers(choices),
+        "layer": _layers(choices, width, height),
         "resolve": {"scale": {"color": "independent"}},
     }
 
 
-def _layers(choices: Sequence[str]) -> list[Spec]:
+def _step(whole: int, count: int, bounds: tuple[int, int]) -> int:
+    """Pixels of one of `count` columns or rows: a map of few is not smaller than its titles."""
+    return min(max(whole // max(count, 1), bounds[0]), bounds[1])
+
+
+def _layers(choices: Sequence[str], width: int, height: int) -> list[Spec]:
     """The cells, the hatches over some of them, and the numbers over the rest."""
     pale = {"condition": {"test": "datum.kind == 'pale'", "value": 0.35}, "value": 1}
     return [
@@ -55,7 +66,7 @@ def _layers(choices: Sequence[str]) -> list[Spec]:
         {
             "transform": [{"filter": "datum.kind == 'only'"}],
             "mark": {
-                "type": "point", "shape": _hatch(), "size": (_HEIGHT * _INNER) ** 2,
+                "type": "point", "shape": _hatch(width / height), "size": (height * _INNER) ** 2,
                 "stroke": "#ffffff",
                 "strokeWidth": 1.3, "strokeOpacity": 0.75, "filled": False,
             },
@@ -80,9 +91,8 @@ def _band(field: str, title: str, axis: Spec, **more: object) -> Spec:
     return {"field": field, "type": "ordinal", "axis": axis, "scale": scale, **more}
 
 
-def _hatch() -> str:
-    """Diagonal strokes over a cell, as an SVG path: 2 units high, and as wide as a cell is then."""
-    edge = _WIDTH / _HEIGHT
+def _hatch(edge: float) -> str:
+    """Diagonal strokes over a cell, as an SVG path: 2 units high and `edge` times as wide."""
     strokes = []
     for i in range(-4, 5):
         # The stroke through (i / 2, 0) at 45 degrees, cut at the cell's edges.

@@ -95,14 +95,19 @@ def choice_colour(choices: Sequence[str], **legend: Any) -> Spec:
     return {"field": "choice", "type": "nominal", "scale": {"domain": list(choices)}, **legend}
 
 
-def log_axis(field: str, title: str, *, base: int = 10, ticks: int = 8, form: str = "~g",
-             nice: bool = False) -> Spec:  # fmt: skip
-    """A quantitative channel on a logarithmic axis, which ends where the data do unless `nice`."""
+def log_axis(field: str, title: str, *, base: int = 10, ticks: int = 8, form: str = "~g") -> Spec:
+    """A quantitative channel on a logarithmic axis, which ends where the data do."""
     return {
         "field": field,
         "type": "quantitative",
-        "scale": {"type": "log", "base": base, "nice": nice},
-        "axis": {"title": title, "format": form, "labelOverlap": "greedy", "tickCount": ticks},
+        "scale": {"type": "log", "base": base, "nice": False},
+        "axis": {
+            "title": title,
+            "format": form,
+            "labelOverlap": "greedy",
+            "labelSeparation": 6,
+            "tickCount": ticks,
+        },
     }
 
 

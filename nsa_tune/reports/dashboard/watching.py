@@ -9,9 +9,11 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from nsa_tune._errors import NoTunedData, NsaTuneError
+from nsa_tune._errors import NoTunedData, NsaTuneError, UsageError
 from nsa_tune.backend import tables, text_table
-from nsa_tune.backend.points import POINTS
+from nsa_tune.backend.point import Point
+from nsa_tune.backend.points import points_for
+from nsa_tune.backend.profiles import profile_of
 from nsa_tune.backend.records import Table
 from nsa_tune.backend.rules import SGLANG_0_5_23
 from nsa_tune.reports.report import Report, Section, build, setting_of
@@ -118,10 +120,10 @@ class Watched:
         table = next((table for table in found if table.key.digest == run.digest), None)
         expected = done = None
         if table is not None and run.outcome is None:
-            points = tuple(run.arguments.get("points") or POINTS)
+            points = _points_of(table, run.arguments.get("points") or ())
             expected = self._expectation(table, points)
             done = run.measurements if run.arguments.get("fresh") else (
-                places_measured(path, run.digest, points)
+                places_measured(path, run.digest, [point.name for point in points])
             )  # fmt: skip
         key = None if table is None else table.key
         what = "" if key is None else f"{key.model}, {key.heads} local heads, {key.kv_layout}"
@@ -130,16 +132,13 @@ class Watched:
             "expected": expected, "done": done,
         }  # fmt: skip
 
-    def _expectation(self, table: Table, points: Sequence[str]) -> int:
+    def _expectation(self, table: Table, points: Sequence[Point]) -> int:
         """How many measurements a whole sweep of `points` comes to."""
-        place = (table.key.digest, tuple(points))
+        place = (table.key.digest, *(point.name for point in points))
         if place not in self._expected:
             setting = setting_of(table)
             total = 0
-            for name in points:
-                point = POINTS.get(name)
-                if point is None:
-                    continue
+            for point in points:
                 arms = list(point.candidates(setting))
                 for batch in point.grid(setting):
                     allowed = sum(arm.allowed(batch, setting) is None for arm in arms)
@@ -147,6 +146,14 @@ class Watched:
                     total += allowed if allowed > 1 else 0
             self._expected[place] = total
         return self._expected[place]
+
+
+def _points_of(table: Table, names: Sequence[str]) -> list[Point]:
+    """The points that a run over `names` measures; none where a later version knows more."""
+    try:
+        return points_for(profile_of(table.key.model), names)
+    except UsageError:
+        return []
 
 
 def _read(path: Path, state: object) -> _Seen:

@@ -15,6 +15,7 @@ from nsa_tune.reports.chart_rows import (
     facet_of,
     map_cells,
     map_rows,
+    map_size,
     roof_rows,
     scatter_rows,
     time_rows,
@@ -34,9 +35,10 @@ def line_panel(answer: AnswerReport, lines: tuple[Line, ...]) -> dict[str, Any]:
     """
     x_title, y_title = axis_titles(lines)
     placed = list(map_cells({cell.batch: cell for cell in answer.cells}, lines))
+    cells = map_rows(placed)
     return {
-        "map": charts.winner_map(x_title, y_title, answer.measured),
-        "cells": _columns(map_rows(placed)),
+        "map": charts.winner_map(x_title, y_title, answer.measured, *map_size(cells)),
+        "cells": _columns(cells),
         "times": _columns(
             [{"cell": i, **row} for i, (_, _, cell) in enumerate(placed) for row, _ in
              time_rows(cell)]
@@ -66,7 +68,8 @@ def cost_plot(answer: AnswerReport) -> dict[str, Any] | None:
     rows = cost_rows(answer)
     if not rows["costs"] or not rows["mean"]:
         return None
-    spec = charts.default_costs("new tokens in the batch", answer.measured)
+    worst = max(row["cost"] for row in rows["costs"])
+    spec = charts.default_costs("new tokens in the batch", answer.measured, worst)
     return _plot(spec, rows)
 
 

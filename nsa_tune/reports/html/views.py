@@ -88,11 +88,12 @@ def _scatter(
     drawn.plots[name] = plot
     question = answer.answer.name
     caption = (
-        "The fastest choice of each batch that has no place on a map, as its sequences are "
-        "unequal. Pale: tie or unsure. Hollow: no other is allowed."
+        "The fastest choice of each batch that no map has a place for: its sequences are unequal, "
+        "or no other batch shares its lengths. Those of one place stand side by side. Pale: tie "
+        "or unsure. Hollow: no other is allowed."
     )
     body = (
-        f"<h3>{escape(question)}, ragged batches</h3>"
+        f"<h3>{escape(question)}, other batches</h3>"
         f'<div class="charts" hidden>{figure("plot", caption)}</div>'
     )
     return article("crossovers", body, name=name, point=point, question=question)

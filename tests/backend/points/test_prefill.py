@@ -168,6 +168,19 @@ def test_cost_terms_round_to_tiles_of_queries_and_waves_of_the_device() -> None:
     assert terms["pairs_in_whole_tiles"] == 2 * (128 * 100 + 128 * 128)
 
 
+@pytest.mark.parametrize(
+    ("heads", "prefix", "new", "merged"),
+    [(64, 0, 256, 256), (64, 0, 512, 0), (64, 0, 128, 0), (128, 128, 128, 128), (128, 128, 256, 0)],
+)
+def test_partial_outputs_are_merged_while_the_tiles_of_all_heads_leave_half_the_blocks_empty(
+    heads: int, prefix: int, new: int, merged: int
+) -> None:
+    """The batches on which FlashAttention-2 took longer on an H100 than one of twice the size."""
+    terms = PREFILL.cost_terms(Batch.extend([prefix], [new]), replace(H100, heads=heads))
+
+    assert terms[PREFILL.terms.index("queries_merged")] == merged
+
+
 def test_without_a_prefix_nothing_is_read_back() -> None:
     terms = PREFILL.cost_terms(Batch.extend([0], [100]), H100)
 

@@ -13,10 +13,14 @@ import pytest
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 
+from nsa_tune.autotune.schedule import Exhaustive
+from nsa_tune.backend.points import points_for
 from nsa_tune.backend.records import Measurement, Status, Table
+from nsa_tune.backend.tables import read_database
 from nsa_tune.backend.text_table import format_table
 from nsa_tune.db.store import Store
 from nsa_tune.reports.document import SCHEMA
+from nsa_tune.reports.report import setting_of
 from tests.reports.dashboard.serving import Served, served
 from tests.reports.synthetic import key_of, real_table
 from tests.reports.test_html import HOSTILE
@@ -148,6 +152,26 @@ def test_a_run_that_goes_on_is_followed(tmp_path: Path) -> None:
         assert len({first.document["state"], second.document["state"],
                     third.document["state"]}) == 3  # fmt: skip
         assert running.get("/", If_None_Match=page.headers["etag"]).status == 200
+
+
+@pytest.mark.parametrize(
+    ("model", "layout", "names"),
+    [("deepseek-v3.2", "fp8_packed", []), ("deepseek-v4", "v4_paged", ["v4_prefill"])],
+)
+def test_a_run_is_expected_to_measure_what_its_sweep_hands_out(
+    tmp_path: Path, model: str, layout: str, names: list[str]
+) -> None:
+    path = tmp_path / "some.db"
+    with Store.open(path) as opened:
+        key = key_of(model, kv_layout=layout)
+        opened.add(opened.begin_run(key, TABLE.device, {"points": names}), TABLE.measurements[:1])
+    setting = setting_of(read_database(path)[0])
+    sweep = Exhaustive(points_for(setting.profile, names), setting, [])
+
+    with served(path) as running:
+        (run,) = running.get("/api/live").document["databases"][0]["runs"]
+
+    assert run["expected"] == sum(len(job.arms) for job in iter(sweep.next, None)) > 100
 
 
 def test_hostile_words_stay_words(tmp_path: Path) -> None:

@@ -71,6 +71,24 @@ def test_a_run_is_followed_while_it_goes_on(browser: Browser, tmp_path: Path) ->
         page.screenshot(full_page=True, path=tmp_path / "dashboard.png")
 
 
+def test_a_run_that_stops_when_it_knows_enough_has_no_end_in_sight(
+    browser: Browser, tmp_path: Path
+) -> None:
+    path = tmp_path / "some.db"
+    with Store.open(path) as opened:
+        run = opened.begin_run(
+            TABLE.key, TABLE.device, {"points": ["indexer_layout"], "target_regret": 0.01}
+        )
+        opened.add(run, TABLE.measurements[:50])
+    with served(path) as dashboard, _visit(browser, dashboard.url) as visit:
+        page = visit.open()
+        page.wait_for_selector("#live .run :text('measured')")
+
+        words = f"50 of at most {len(TABLE.measurements)} measured; the last"
+        assert words in page.inner_text("#live")
+        assert page.locator("#live progress").count() == 0
+
+
 def test_several_databases_stand_side_by_side(browser: Browser, tmp_path: Path) -> None:
     one = store(tmp_path / "one.db")
     other = store(tmp_path / "other.db", replace(TABLE, key=key_of(driver="999.1")))
