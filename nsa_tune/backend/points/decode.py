@@ -37,7 +37,7 @@ def _case(batch: Batch, setting: Setting, device: torch.device) -> Case:
 
 def _cost_terms(batch: Batch, setting: Setting) -> tuple[float, ...]:
     attended, wave = attended_of(batch, setting.profile.index_topk), wave_of(setting)
-    waves = -(-batch.q_tokens // wave)
+    waves = (batch.q_tokens + (wave - 1)) // wave
     return (batch.q_tokens, attended, attended / batch.q_tokens * wave * waves, waves)
 
 
