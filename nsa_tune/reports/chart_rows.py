@@ -61,11 +61,11 @@ def _words(name: str, value: int) -> str:
 def map_cells(
     cells: Mapping[Batch, Cell], lines: Iterable[Line]
 ) -> Iterator[tuple[Line, int, Cell]]:
-    """(line, value on it, cell) of everything measured on `lines`."""
+    """(line, value on it, cell) of everything measured on `lines` that leaves a choice at all."""
     for line in lines:
         for value in line.slice.values:
             cell = cells.get(line.slice.batch(value))
-            if cell is not None:
+            if cell is not None and cell.choice is not None:
                 yield line, value, cell
 
 
@@ -94,7 +94,7 @@ def scatter_rows(answer: AnswerReport) -> dict[str, Rows] | None:
     rows: Rows = []
     taken: Counter[tuple[int, int]] = Counter()
     for cell in answer.cells:
-        if cell.batch in on_lines:
+        if cell.batch in on_lines or cell.choice is None:
             continue
         row = _map_row(cell)
         del row["margin"]

@@ -18,6 +18,7 @@ from nsa_tune.backend.profiles import profile_of
 from nsa_tune.backend.records import Key, Measurement, Status, Table
 from nsa_tune.backend.rules import SGLANG_0_5_23, Rule
 from nsa_tune.backend.surface import SharedPlaces
+from nsa_tune.backend.verdict import Verdict
 from nsa_tune.reports.cells import Cell, cells_of
 from nsa_tune.reports.chunks import ChunkCurve, chunk_curves
 from nsa_tune.reports.crossovers import Line, trace
@@ -172,7 +173,11 @@ def _answer_report(
     measured = tuple(c for c in answer.choices if any(c in cell.times for cell in cells))
     lines: tuple[Line, ...] = ()
     if len(measured) > 1:
-        lines = tuple(trace(answer, policy, line) for line in slices)
+        traced = (trace(answer, policy, line) for line in slices)
+        # Where a limit forbids every choice there is no question.
+        lines = tuple(
+            line for line in traced if any(one.verdict != Verdict.NONE for one in line.ranges)
+        )
     # A batch with one choice left has nothing to win or to lose.
     open_cells = [cell for cell in cells if len(cell.times) > 1]
     return AnswerReport(

@@ -7,11 +7,13 @@ from dataclasses import replace
 import pytest
 
 from nsa_tune._errors import StoreCorrupt, UnknownName
+from nsa_tune.backend.batch import Batch
 from nsa_tune.backend.points import POINTS
 from nsa_tune.backend.records import Status
+from nsa_tune.reports.chart_rows import map_cells, map_rows, scatter_rows
 from nsa_tune.reports.grids import choices_grid, cost_sentence, fingerprint, grids_of
 from nsa_tune.reports.report import Section, build
-from tests.reports.synthetic import real_table
+from tests.reports.synthetic import real_table, toy_point, toy_table
 
 
 @pytest.fixture(scope="module")
@@ -90,3 +92,21 @@ def test_an_unknown_model_is_named() -> None:
 
     with pytest.raises(UnknownName, match="gpt-2"):
         build([strange])
+
+
+def test_where_every_choice_is_forbidden_there_is_no_question() -> None:
+    limited = toy_point(1000)
+    pairs = [Batch.extend([0, 0], [new, new]) for new in (512, 1024, 2048)]
+    point = replace(limited, grid=lambda setting: [*limited.grid(setting), *pairs])
+    table = toy_table(point)
+    guards = limited.arms[0].guards
+    strict = replace(point, arms=tuple(replace(arm, guards=guards) for arm in point.arms))
+
+    (before,) = build([table], points={"toy": point}).sections[0].answers
+    (after,) = build([table], points={"toy": strict}).sections[0].answers
+
+    assert [line.slice.label for line in before.lines] == ["prefix 0", "2 sequences, prefix 0"]
+    assert [line.slice.label for line in after.lines] == ["prefix 0"]
+    placed = map_rows(map_cells({cell.batch: cell for cell in after.cells}, after.lines))
+    assert max(row["x"] for row in placed) == 512
+    assert scatter_rows(after) is None
