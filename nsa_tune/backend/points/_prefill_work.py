@@ -108,9 +108,11 @@ def _splits_keys(tiles: float, batch: Batch, setting: Setting) -> bool:
     """Whether FlashAttention-2 splits the keys, and merges partial outputs, to fill the device.
 
     FlashInfer runs two blocks an SM and splits into 128 keys at least (scheduler.cuh,
-    PrefillSplitQOKVIndptr).
+    PrefillSplitQOKVIndptr). Beyond index_topk no dense arm runs.
     """
-    return tiles * setting.heads <= setting.device.sms and batch.max_kv > _FEWEST_KEYS
+    if not _FEWEST_KEYS < batch.max_kv <= setting.profile.index_topk:
+        return False
+    return tiles * setting.heads <= setting.device.sms
 
 
 def locate(batch: Batch, setting: Setting) -> tuple[float, ...]:
