@@ -12,22 +12,27 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
+from math import inf
 from pathlib import Path
 from random import Random
 
 from nsa_tune import Batch, Dispatcher
-from nsa_tune.backend.point import Answer
+from nsa_tune.backend.point import Answer, Arm, Point, Setting
 from nsa_tune.backend.points import POINTS, points_for
-from nsa_tune.backend.records import Measurement, Status, Table
+from nsa_tune.backend.records import Status, Table
 from nsa_tune.backend.rules import SGLANG_0_5_23
 from nsa_tune.backend.serving import Match
 from nsa_tune.backend.tables import read_text
 
+_TRIES = 1000
+"""Random batches among which one leaves a choice, if any does."""
 _KV_DTYPES = {"bf16": "bf16", "fp8_packed": "fp8", "v4_paged": "fp8"}
 
 Choose = Callable[[Batch], str | None]
@@ -47,39 +52,60 @@ class Cell:
 
 
 def measure(arguments: argparse.Namespace) -> None:
-    """Time all arms on random batches and write them as a text table."""
+    """Time all arms on random batches and write them as a text table, however that ends.
+
+    A file that is there already is gone on with.
+    """
     from nsa_tune.autotune import devices
     from nsa_tune.autotune.measure import measure_batch
     from nsa_tune.autotune.timing import timer_for
     from nsa_tune.backend import detect
-    from nsa_tune.backend.point import Setting
     from nsa_tune.backend.profiles import profile_of
     from nsa_tune.db.exchange import write_text
 
     device = devices.pick_device(arguments.device)
     timer = timer_for(device)
     profile = profile_of(arguments.model)
-    setting = Setting(
-        profile,
-        arguments.heads,
-        profile.layout(arguments.kv_dtype),
-        devices.describe(device),
-        dict(detect.library_versions()),
-    )
-    rows: dict[tuple[str, str, str], Measurement] = {}
-    for point in points_for(profile):
-        random, done = Random(arguments.seed), 0
-        while done < arguments.batches:
-            batch = point.sample(setting, random)
-            arms = [a for a in point.candidates(setting) if a.allowed(batch, setting) is None]
-            if len(arms) < 2:
-                continue
-            for row in measure_batch(point, batch, arms, setting, device, timer):
-                rows[row.point, row.batch, row.arm] = row
-            done += 1
-    now = datetime.now(UTC).isoformat(timespec="seconds")
+    layout = profile.layout(arguments.kv_dtype)
+    libraries = dict(detect.library_versions())
+    setting = Setting(profile, arguments.heads, layout, devices.describe(device), libraries)
     key = devices.key_of(setting, timer)
-    write_text(Table(key, setting.device, tuple(rows.values()), "", now), arguments.out)
+    out: Path = arguments.out
+    before = read_text(out) if out.exists() else None
+    if before is not None and before.key != key:
+        raise SystemExit(f"{out} is of another key: {before.key.differences(key)}")
+    rows = {(r.point, r.batch, r.arm): r for r in (before.measurements if before else ())}
+    names = arguments.points.split(",") if arguments.points else ()
+    points = points_for(profile, names)
+    end = time.monotonic() + arguments.budget
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        for point, batch, arms in drawn(points, setting, arguments.batches, arguments.seed):
+            if time.monotonic() > end:
+                break
+            missing = [arm for arm in arms if (point.name, str(batch), arm.name) not in rows]
+            # Arms are timed against each other, so all of them again.
+            for row in measure_batch(point, batch, arms, setting, device, timer) if missing else ():
+                rows[row.point, row.batch, row.arm] = row
+    finally:
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        write_text(Table(key, setting.device, tuple(rows.values()), "", now), out)
+
+
+def drawn(
+    points: Sequence[Point], setting: Setting, batches: int, seed: int
+) -> Iterator[tuple[Point, Batch, list[Arm]]]:
+    """`batches` random ones of each point that leave a choice, with the arms; points in turn."""
+    some = [point for point in points if len(list(point.candidates(setting))) > 1]
+    randoms = {point.name: Random(seed) for point in some}
+    for _ in range(batches):
+        for point in some:
+            for _ in range(_TRIES):
+                batch = point.sample(setting, randoms[point.name])
+                arms = [a for a in point.candidates(setting) if a.allowed(batch, setting) is None]
+                if len(arms) > 1:
+                    yield point, batch, arms
+                    break
 
 
 def cells(table: Table, point: str, answer: Answer) -> Iterator[Cell]:
@@ -189,6 +215,8 @@ def main() -> None:
     measuring.add_argument("--heads", type=int, default=128)
     measuring.add_argument("--kv-dtype", default="fp8")
     measuring.add_argument("--batches", type=int, default=100, help="per decision point")
+    measuring.add_argument("--points", help="decision points, comma-separated; default: all")
+    measuring.add_argument("--budget", type=float, default=inf, help="seconds after which to stop")
     measuring.add_argument("--seed", type=int, default=7)
     measuring.add_argument("--out", type=Path, required=True)
     measuring.set_defaults(run=measure)
