@@ -33,15 +33,13 @@ from nsa_tune.autotune.expected import (
 )
 from nsa_tune.autotune.schedule import Job
 from nsa_tune.autotune.spacing import farthest_first
+from nsa_tune.autotune.weights import Weighted, most_frequent
 from nsa_tune.backend.batch import Batch
 from nsa_tune.backend.point import Arm, Point, Setting
 from nsa_tune.backend.policy import Policy
 from nsa_tune.backend.records import Measurement, Status
 
-__all__ = ["TAIL", "Adaptive", "Weighted", "most_frequent"]
-
-Weighted = tuple[Batch, float]
-"""A batch and how often it occurs."""
+__all__ = ["TAIL", "Adaptive"]
 
 TAIL = 0.1
 """The share of batches, the worst ones, whose mean regret is to be under the target. On most
@@ -49,7 +47,6 @@ batches one arm is faster by far, and a mean over all of them would hide the oth
 _COARSE = 1.5
 """Coarse batches on a sheet, times the square root of its candidates."""
 _SAMPLED = 160
-_MOST_TRACED = 160
 _TRACE_SHARE = 0.5
 """Of the weight, for the batches of a trace."""
 _SHARE, _SHARE_AT = 0.2, 0.01
@@ -178,8 +175,13 @@ class _Sweep:
         self._over = False
         measured = {batch for batch, _ in self._rows}
         self._places: list[_Site] = []
+        self._unfinished: list[Batch] = []
+        """Batches of which an earlier run has some arms."""
         for word in measured & self._candidates.keys():
-            self._take(self._candidates.pop(word))
+            site = self._candidates.pop(word)
+            self._take(site)
+            if self._missing(site.batch):
+                self._unfinished.append(site.batch)
         self._queue = deque(self._coarse())
 
     @property
@@ -285,6 +287,12 @@ class _Sweep:
         """Fit, estimate what is left to gain, and queue the batches that promise most of it."""
         self._news = False
         policy, grounds = self.judge()
+        unfinished, self._unfinished = self._unfinished, []
+        for batch in unfinished:
+            if arms := self._in_question(policy, batch):
+                self._queue.append(Job(self.point, batch, arms))
+        if self._queue:
+            return
         worst = max(self.regret.values(), default=0.0)
         if worst < (1 - _FALL) * self._lowest:
             self._lowest, self._since = worst, 0
@@ -300,7 +308,8 @@ class _Sweep:
             wider = _wider(near, grounds.get(site.sheet))
             self._tests[word] = contenders(policy, site.batch, wider)
             self._take(site)
-            self._queue.append(Job(self.point, site.batch, self._worthwhile(policy, site.batch)))
+            arms = self._in_question(policy, site.batch) or self._missing(site.batch)
+            self._queue.append(Job(self.point, site.batch, arms))
         self._over = not self._queue
 
     def _grounds(self) -> dict[int, _Ground]:
@@ -345,7 +354,7 @@ class _Sweep:
                 gains[word] = gain
         return max(gains, key=gains.__getitem__, default=None)
 
-    def _worthwhile(self, policy: Policy, batch: Batch) -> tuple[Arm, ...]:
+    def _in_question(self, policy: Policy, batch: Batch) -> tuple[Arm, ...]:
         """The arms that are missing on `batch` and in the question there."""
         estimates = policy.estimates(batch)
         missing = self._missing(batch)
@@ -359,22 +368,7 @@ class _Sweep:
                 limit = log(min(estimates[arm].high_us for arm in arms) * _OUT_OF_THE_QUESTION)
                 close = [arm for arm in arms if log(estimates[arm].low_us) < limit]
                 wanted.update(close if len(close) > 1 else ())
-        return tuple(arm for arm in missing if arm.name in wanted) or missing
-
-
-def most_frequent(point: Point, grid: Sequence[Batch], trace: Sequence[Weighted]) -> list[Weighted]:
-    """The batches of `trace` that occur most, of those that `point` answers.
-
-    Batches with more tokens than any of the grid are left out: on a CPU they would take minutes.
-    """
-    most_q = max((batch.q_tokens for batch in grid), default=0)
-    most_kv = max((batch.kv_tokens for batch in grid), default=0)
-    own: dict[Batch, float] = {}
-    for batch, weight in trace:
-        fits = batch.q_tokens <= most_q and batch.kv_tokens <= most_kv
-        if fits and batch.mode in point.modes and batch.lens is not None:
-            own[batch] = own.get(batch, 0.0) + weight
-    return sorted(own.items(), key=lambda pair: (-pair[1], str(pair[0])))[:_MOST_TRACED]
+        return tuple(arm for arm in missing if arm.name in wanted)
 
 
 def _nearest(site: _Site, places: Sequence[_Site]) -> float:

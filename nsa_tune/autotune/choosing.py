@@ -8,9 +8,10 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from nsa_tune.autotune.adaptive import Adaptive, Weighted, most_frequent
+from nsa_tune.autotune.adaptive import Adaptive
 from nsa_tune.autotune.schedule import Exhaustive, MakeSchedule, Schedule
 from nsa_tune.autotune.traced import weighted_batches
+from nsa_tune.autotune.weights import Weighted, most_frequent
 from nsa_tune.backend.batch import Batch
 from nsa_tune.backend.point import Point, Setting
 from nsa_tune.backend.records import Measurement

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import wait
 from time import perf_counter
@@ -77,18 +78,22 @@ class Fleet:
         """Have one device of each sweep that lacks them measure what it reaches itself.
 
         Raises:
+            MachineUnfit: when no device of a sweep can go on.
             StoreError: when the database takes no more rows.
         """
         for sweep in self._sweeps:
             if not sweep.lacks_ceilings:
                 continue
             post = next(post for post in self._posts if post.sweep is sweep)
-            step = post.station.ceilings()
-            if step.replaced:
-                self._tell_replaced(post, "measuring the ceilings", step.replaced,
-                                    {"point": CEILINGS})  # fmt: skip
-            sweep.ledger.note(step.rows)
-            sweep.ledger.flush()
+            self._attempt(self._measure_ceilings, post)
+
+    def _measure_ceilings(self, post: Post) -> None:
+        step = post.station.ceilings()
+        if step.replaced:
+            facts = {"point": CEILINGS}
+            self._tell_replaced(post, "measuring the ceilings", step.replaced, facts)
+        post.sweep.ledger.note(step.rows)
+        post.sweep.ledger.flush()
 
     def _ready(self, busy: Sequence[Post]) -> Sequence[Post]:
         """The posts to advance, after a wait for the first one to have news."""
@@ -154,10 +159,12 @@ class Fleet:
         try:
             act(post)
         except MachineUnfit as error:
-            post.station.close()
             self._posts.remove(post)
             if post.task is not None:
                 post.sweep.give_back(post.unit, post.task)
+            # A device that hangs in its driver keeps its worker from ending, too.
+            with suppress(MachineUnfit):
+                post.station.close()
             if not any(other.sweep is post.sweep for other in self._posts):
                 raise
             text, facts = f"{post.unit} is left out: {error}", {"unit": post.unit}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Protocol, TypeAlias
 
 from nsa_tune.backend.batch import Batch
@@ -58,13 +59,15 @@ MakeSchedule: TypeAlias = Callable[[Sequence[Point], Setting, Sequence[Measureme
 
 
 class Exhaustive:
-    """Every batch of every point's grid that leaves a choice, in the grids' order."""
+    """Every batch of a grid that leaves a choice, in the grids' order; points in turn."""
 
     def __init__(
         self, points: Sequence[Point], setting: Setting, known: Sequence[Measurement]
     ) -> None:
         stored = {(row.point, row.batch, row.arm) for row in known}
-        self._jobs = deque(_missing(points, setting, stored))
+        queues = [list(_missing(point, setting, stored)) for point in points]
+        turns = zip_longest(*queues)
+        self._jobs = deque(job for turn in turns for job in turn if job is not None)
 
     def next(self) -> Job | None:
         """The next batch of the grid that lacks a measurement."""
@@ -82,15 +85,12 @@ class Exhaustive:
         return {}
 
 
-def _missing(
-    points: Sequence[Point], setting: Setting, stored: set[tuple[str, str, str]]
-) -> Iterator[Job]:
-    """What is missing of the points' grids. A batch that leaves no choice needs no measuring."""
-    for point in points:
-        arms = list(point.candidates(setting))
-        for batch in point.grid(setting):
-            allowed = [arm for arm in arms if arm.allowed(batch, setting) is None]
-            word = str(batch)
-            missing = tuple(a for a in allowed if (point.name, word, a.name) not in stored)
-            if len(allowed) > 1 and missing:
-                yield Job(point, batch, missing)
+def _missing(point: Point, setting: Setting, stored: set[tuple[str, str, str]]) -> Iterator[Job]:
+    """What is missing of a point's grid. A batch that leaves no choice needs no measuring."""
+    arms = list(point.candidates(setting))
+    for batch in point.grid(setting):
+        allowed = [arm for arm in arms if arm.allowed(batch, setting) is None]
+        word = str(batch)
+        missing = tuple(a for a in allowed if (point.name, word, a.name) not in stored)
+        if len(allowed) > 1 and missing:
+            yield Job(point, batch, missing)

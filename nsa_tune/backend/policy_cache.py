@@ -36,7 +36,10 @@ _log = logging.getLogger(__name__)
 
 _FORMAT = "nsa-tune-compiled 1"
 _CELLS = attrgetter(*(field.name for field in fields(Measurement)))
-_CODE = ("points", "batch", "compiling", "costs", "guards", "least_squares", "policy_cache")
+_CODE = (
+    "points", "batch", "compiling", "costs", "guards", "layouts", "least_squares", "point",
+    "policy_cache", "profiles", "records", "text_table",
+)  # fmt: skip
 """The modules that decide what is compiled."""
 
 
@@ -105,21 +108,21 @@ def load(file: Path, database: Path, content: str) -> Entry | None:
 
 def store(file: Path, content: str, table: Table, compiled: Mapping[str, Compiled]) -> None:
     """Write `file` for the next process, if that is possible."""
-    facts = {
-        "content": content,
-        "code": _code(),
-        "key": asdict(table.key),
-        "device": asdict(table.device),
-        "source": table.source,
-        "measured_at": table.measured_at,
-        "limits": dict(table.limits),
-        "points": {name: _plain(one) for name, one in compiled.items()},
-    }
-    rows = list(map(_CELLS, table.measurements))
-    body = f"{json.dumps(facts)}\n{json.dumps(rows)}\n".encode()
-    head = f"{_FORMAT} {hashlib.sha256(body).hexdigest()}\n".encode()
     temporary = None
     try:
+        facts = {
+            "content": content,
+            "code": _code(),
+            "key": asdict(table.key),
+            "device": asdict(table.device),
+            "source": table.source,
+            "measured_at": table.measured_at,
+            "limits": dict(table.limits),
+            "points": {name: _plain(one) for name, one in compiled.items()},
+        }
+        rows = list(map(_CELLS, table.measurements))
+        body = f"{json.dumps(facts)}\n{json.dumps(rows)}\n".encode()
+        head = f"{_FORMAT} {hashlib.sha256(body).hexdigest()}\n".encode()
         handle, temporary = tempfile.mkstemp(prefix=f"{file.name}.", dir=file.parent)
         with os.fdopen(handle, "wb") as stream:
             stream.write(head + body)

@@ -129,13 +129,18 @@ def test_what_is_known_is_not_measured_again() -> None:
     assert len(again) < len(first)
 
 
-def test_the_missing_arm_of_a_known_batch_is_left_alone() -> None:
-    """A batch is measured whole or by the arms that are in the question there."""
-    row = measured(Job(point(), Batch.decode([500]), point().arms[:1]))
+@pytest.mark.parametrize(("length", "finished"), [(500, True), (3900, False)])
+def test_of_a_known_batch_the_missing_arm_is_measured_where_it_is_in_the_question(
+    length: int, finished: bool
+) -> None:
+    """A row may be missing because the run was killed, or because the arm is too slow by far."""
+    (slow,) = (arm for arm in point().arms if arm.name == "slow")
+    row = measured(Job(point(), Batch.decode([length]), (slow,)))
 
     jobs = sweep(Adaptive([point()], SETTING, row))
 
-    assert 500 not in lengths(jobs)
+    found = [job.arms for job in jobs if job.batch == Batch.decode([length])]
+    assert [[arm.name for arm in arms] for arms in found] == ([["fast"]] if finished else [])
 
 
 def test_a_trace_brings_its_own_batches() -> None:

@@ -174,6 +174,18 @@ def test_the_work_of_a_device_that_breaks_is_done_by_the_others(fleet: Make, sto
     assert "B is left out: B fell off the bus" in listener.incidents[0].text
 
 
+def test_a_device_whose_worker_cannot_be_ended_is_left_out_too(fleet: Make, store: Store) -> None:
+    class Stuck(Scripted):
+        def close(self) -> None:
+            raise MachineUnfit("the worker hangs in the driver")
+
+    runner, _, listener = fleet(Scripted("A"), Stuck("B", lives=7))
+
+    assert runner.measure(None) == "done"
+    assert len(stored(store)) == 2 * BATCHES
+    assert [incident.kind for incident in listener.incidents] == ["unit_dropped"]
+
+
 def test_when_the_last_device_breaks_the_run_ends_and_keeps_its_rows(
     fleet: Make, store: Store
 ) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from nsa_tune.autotune.schedule import Exhaustive, Job, Schedule
 from nsa_tune.backend.layouts import KVLayout
 from nsa_tune.backend.point import Setting
@@ -28,6 +30,15 @@ def test_every_batch_that_leaves_a_choice_comes_once_in_the_grids_order() -> Non
         str(batch) for batch in point.grid(SETTING)[:4]
     ]
     assert schedule.remaining() == (0, None)
+
+
+def test_points_take_turns() -> None:
+    """A run that ends early has seen something of each."""
+    one, other = runnable("fast", "slow"), replace(runnable("fast", "slow"), name="other")
+
+    found = jobs(Exhaustive([one, other], SETTING, []))
+
+    assert [job.point.name for job in found] == ["runnable", "other"] * 4
 
 
 def test_arms_that_are_measured_are_left_out_and_their_batches_when_none_is_left() -> None:

@@ -12,6 +12,7 @@ import pytest
 from nsa_tune import Batch, Dispatcher
 from nsa_tune.backend import policy_cache
 from nsa_tune.backend.policy import Policy
+from nsa_tune.backend.serving import Match
 from nsa_tune.db.exchange import import_text
 from nsa_tune.db.store import Store
 from tests.backend.fake_point import FAKE, SETTING, Times, table_of
@@ -125,6 +126,20 @@ def test_code_that_compiles_otherwise_does_not_use_it(
     opened(database)
 
     assert compiled
+
+
+def test_code_that_cannot_be_read_does_no_harm(
+    database: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a zip archive, or while the package is exchanged."""
+
+    def unreadable() -> str:
+        raise NotADirectoryError("nsa_tune.zip")
+
+    monkeypatch.setattr(policy_cache, "_code", unreadable)
+
+    assert opened(database).match is not Match.RULE
+    assert not _kept(database)
 
 
 def test_a_directory_that_cannot_be_written_does_no_harm(

@@ -145,6 +145,18 @@ def test_context_parallelism_and_sinks_are_left_alone(
 
 
 @pytest.mark.usefixtures("measured")
+def test_stages_of_a_pipeline_are_left_alone(
+    engine: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One of other length would be charged otherwise, and takes the top-k of the one before."""
+    runner = model_runner()
+    runner.server_args.pp_size = 2
+
+    assert not _steers(engine, _built(engine, runner))
+    assert "for pipeline parallelism" in caplog.text
+
+
+@pytest.mark.usefixtures("measured")
 @pytest.mark.parametrize(("name", "value"), [("v_head_dim", 256), ("index_head_dim", 64)])
 def test_a_model_of_another_shape_is_left_alone(
     engine: Engine, name: str, value: int, caplog: pytest.LogCaptureFixture

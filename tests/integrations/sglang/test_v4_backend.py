@@ -196,6 +196,14 @@ def test_the_layers_are_those_of_this_process(engine: V4Engine) -> None:
     assert stage.most_q == 2048
 
 
+def test_beyond_what_the_engine_ever_gives_the_paged_kernel_nothing_is_turned_off(
+    engine: V4Engine,
+) -> None:
+    facts = v4_facts_of(engine.backend(), v4_model_runner(chunked_prefill_size=131072))
+
+    assert facts.most_q == 11673
+
+
 @pytest.mark.usefixtures("measured")
 def test_other_local_heads_have_no_table_here(
     engine: V4Engine, caplog: pytest.LogCaptureFixture

@@ -57,6 +57,9 @@ def attach(backend: Any, model_runner: Any) -> None:
     impls = _measured(dispatcher, release.prefill_impls[facts.layout])
     own = release.prefill_auto[facts.layout] if facts.impl == AUTO else {facts.impl}
     problem = _unmeasured(facts, own, impls, release)
+    if facts.layers is None and facts.layout is KVLayout.FP8_PACKED:
+        # What flashmla_sparse costs once a pass cannot be shared out.
+        impls -= {"flashmla_sparse"}
     answers = None if problem else _answers(dispatcher, facts, impls, release)
     paired = _pairs_possible(backend, model_runner, dispatcher)
     log = decision_log()
@@ -91,11 +94,8 @@ def _answers(
     dispatcher: Dispatcher, facts: Facts, impls: frozenset[str], release: Release
 ) -> Answers:
     """The answers for a backend, in which flashmla_sparse bears what it costs once a pass."""
-    if facts.layout is KVLayout.FP8_PACKED:
-        if facts.layers is None:
-            impls -= {"flashmla_sparse"}
-        else:
-            dispatcher = charged(dispatcher, facts.layers)
+    if facts.layout is KVLayout.FP8_PACKED and facts.layers is not None:
+        dispatcher = charged(dispatcher, facts.layers)
     return Answers(dispatcher, facts, impls, passes_topk_length=release.passes_topk_length)
 
 

@@ -112,6 +112,8 @@ _UNMEASURED: dict[str, Callable[[Any, Any], bool]] = {
         getattr(runner.model_config.hf_config, "learnable_sink", False)
     ),
     "context parallelism": _context_parallel,
+    # A stage of other length is charged otherwise, and its top-k goes on to the next stage.
+    "pipeline parallelism": lambda _, runner: getattr(runner.server_args, "pp_size", 1) > 1,
     "top-k shared over MTP steps": _shared_over_mtp_steps,
     # A rank that decides otherwise (it has another table, say) would take rank 0's for its own.
     "top-k broadcast from one rank": lambda *_: variable_set("SGLANG_DSA_TOPK_BROADCAST"),
