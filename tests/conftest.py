@@ -9,6 +9,12 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from nsa_tune.backend import tables
+from nsa_tune.db.exchange import import_text, write_text
+from nsa_tune.db.store import Store
+from tests.reports.synthetic import real_table
+from tests.shell import Shell
+
 # Triton reads this when it is first imported: without a GPU its kernels run interpreted.
 if shutil.which("nvidia-smi") is None:
     os.environ["TRITON_INTERPRET"] = "1"
@@ -29,3 +35,24 @@ def clean_environment(
     home = tmp_path_factory.mktemp("home")
     monkeypatch.setenv("HOME", str(home))
     return home
+
+
+@pytest.fixture
+def shell(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Shell:
+    """Runs commands where no table ships."""
+    monkeypatch.setattr(tables, "shipped", list)
+    monkeypatch.setenv("XDG_DATA_DIRS", str(tmp_path / "nowhere"))
+    return Shell(capsys)
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Path:
+    """A database with the made-up H100's tables of two head counts."""
+    path, text = tmp_path / "some.db", tmp_path / "some.tsv"
+    with Store.open(path) as store:
+        for heads in (128, 16):
+            write_text(real_table(heads=heads), text)
+            import_text(store, text)
+    return path

@@ -5,66 +5,19 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
 import nsa_tune
-from nsa_tune import _errors, cli
+from nsa_tune import _errors
 from nsa_tune._cli import reporting
 from nsa_tune._errors import NsaTuneError
 from nsa_tune.backend import tables
-from nsa_tune.db.exchange import import_text, write_text
-from nsa_tune.db.store import Store
-from tests.reports.synthetic import H100, real_table
-
-GPU = ("--gpu", H100.name)
-
-
-class Answer(NamedTuple):
-    """How one command ended."""
-
-    code: int
-    out: str
-    err: str
-
-
-class Shell:
-    """Runs commands in this process."""
-
-    def __init__(self, captured: pytest.CaptureFixture[str]) -> None:
-        self._captured = captured
-
-    def __call__(self, *arguments: str) -> Answer:
-        with pytest.raises(SystemExit) as left:
-            cli.main(arguments)
-        assert isinstance(left.value.code, int)
-        return Answer(left.value.code, *self._captured.readouterr())
-
-
-@pytest.fixture
-def shell(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> Shell:
-    monkeypatch.setattr(tables, "shipped", list)
-    monkeypatch.setenv("XDG_DATA_DIRS", str(tmp_path / "nowhere"))
-    return Shell(capsys)
-
-
-@pytest.fixture
-def database(tmp_path: Path) -> Path:
-    path, text = tmp_path / "some.db", tmp_path / "some.tsv"
-    with Store.open(path) as store:
-        for heads in (128, 16):
-            write_text(real_table(heads=heads), text)
-            import_text(store, text)
-    return path
-
+from tests.reports.synthetic import H100
+from tests.shell import GPU, Answer, Shell
 
 # --- lookup and explain
 
@@ -375,98 +328,3 @@ def test_every_error_becomes_its_exit_code(
 
 def test_the_version_is_printed(shell: Shell) -> None:
     assert shell("--version") == Answer(0, f"{nsa_tune.__version__}\n", "")
-
-
-# --- as a process of its own
-
-
-def _process(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "nsa_tune.cli", *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, **environment},
-        timeout=120,
-    )
-
-
-def test_the_module_runs_as_a_program(database: Path) -> None:
-    done = _process("report", "--heads", "16", "--json", NSA_TUNE_DB=str(database))
-
-    assert done.returncode == 0
-    assert done.stderr == ""
-    assert json.loads(done.stdout)["sections"][0]["key"]["heads"] == 16
-
-
-def test_help_and_answers_load_neither_torch_nor_pandas(database: Path) -> None:
-    script = (
-        "import sys; from nsa_tune import cli\n"
-        "try: cli.main(['lookup', 'extend:0+8', '--gpu', 'x'])\n"
-        "except SystemExit: pass\n"
-        "assert not {'torch', 'pandas', 'sqlite_utils'} & sys.modules.keys()"
-    )
-
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=120
-    )
-
-    assert done.returncode == 0, done.stderr
-
-
-def test_a_reader_that_leaves_early_is_no_traceback(database: Path) -> None:
-    command = f"{sys.executable} -m nsa_tune.cli report --json --db {database} | head -c 10"
-
-    done = subprocess.run(
-        command, shell=True, capture_output=True, text=True, check=False, timeout=120
-    )
-
-    assert "Traceback" not in done.stderr
-
-
-# --- advise
-
-
-def test_advise_prints_lines_that_a_shell_reads(shell: Shell, database: Path) -> None:
-    answer = shell("advise", *GPU, "--heads", "128", "--db", str(database))
-
-    assert answer.code == 0
-    lines = answer.out.splitlines()
-    assert lines
-    assert all(line.startswith(("#", "export ", "NSA_TUNE_SGLANG_ARGS=")) for line in lines)
-    done = subprocess.run(["sh", "-n"], input=answer.out, text=True, capture_output=True)
-    assert done.returncode == 0, done.stderr
-
-
-def test_advise_weights_the_batches_of_a_decision_log(
-    shell: Shell, database: Path, tmp_path: Path
-) -> None:
-    log = tmp_path / "decisions.jsonl"
-    command = ("advise", *GPU, "--db", str(database), "--json")
-    unweighted = json.loads(shell(*command).out)
-    assert unweighted["weights"] == "each measured batch counts the same"
-    key = {name: unweighted[name] for name in ("gpu", "model", "heads", "kv_layout")}
-    line = {
-        "schema": "nsa-tune/decision/1", "time": 1.0, **key, "count": 3,
-        "batch": "extend:1920+128", "own": {}, "taken": {},
-    }  # fmt: skip
-    other = {**line, "heads": 1, "batch": "decode:n1:64"}
-    log.write_text(f"{json.dumps(other)}\n{json.dumps(line)}\n")
-
-    weighted = json.loads(shell(*command, "--log", str(log)).out)
-
-    assert weighted["schema"] == "nsa-tune/advise/2"
-    assert weighted["weights"] == "weighted by the batches given"
-    log.write_text(f"{json.dumps(other)}\n")
-    foreign = shell(*command, "--log", str(log))
-    assert foreign.code == 2
-    assert f"it has {key['gpu']}, {key['model']}, 1, {key['kv_layout']}" in foreign.err
-    log.write_text("")
-    assert "it has no decisions" in shell(*command, "--log", str(log)).err
-
-
-def test_advise_knows_which_releases_it_knows(shell: Shell, database: Path) -> None:
-    answer = shell("advise", *GPU, "--db", str(database), "--engine-version", "0.4.0")
-
-    assert answer.code == 2
-    assert "0.4.0" in answer.err

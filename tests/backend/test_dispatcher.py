@@ -1,243 +1,46 @@
-"""The dispatcher: opens what fits, answers from it, and goes on by the engine's rule."""
+"""The dispatcher: answers from a table, or by the engine's rule, eagerly and under capture."""
 
 from __future__ import annotations
 
-import logging
-import sqlite3
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nsa_tune import Batch, BatchError, Dispatcher, NoTunedData, UnknownName, UsageError
-from nsa_tune.backend import detect, nvml, opening, tables
+from nsa_tune import Batch, BatchError, Dispatcher, UnknownName
+from nsa_tune.backend import detect, opening
 from nsa_tune.backend.batch import Mode
 from nsa_tune.backend.layouts import KVLayout
 from nsa_tune.backend.point import Answer, Point, Setting
 from nsa_tune.backend.points import POINTS
 from nsa_tune.backend.policy import Policy
 from nsa_tune.backend.records import Key, Measurement, Status, Table
-from nsa_tune.backend.text_table import format_table
 from nsa_tune.backend.verdict import Verdict
 from tests.backend.fake_point import (
-    DEVICE,
     FAKE,
-    KEY,
     SETTING,
     Times,
     linear,
     policy_of,
     table_of,
 )
+from tests.backend.machine import TIMES, opened, set_up, written
 
-TIMES: Times = {
-    "mha/dense": linear(0.1, 0.2, 5),
-    "mla/wide": linear(0.4, 0.01, 12),
-    "mla/packed": linear(0.5, 0, 18),
-}
 _COLD, _WARM = Batch.extend([0], [64]), Batch.extend([1024], [8])
 
 
 @pytest.fixture(autouse=True)
 def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A machine with the made-up GPU, the made-up point only, and no table anywhere."""
-    monkeypatch.delenv("NSA_TUNE_DB", raising=False)
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
-    monkeypatch.setenv("XDG_DATA_DIRS", str(tmp_path / "site"))
-    monkeypatch.setattr(tables, "_SHIPPED", tmp_path / "shipped")
-    monkeypatch.setattr(nvml, "gpu_names", lambda: ("Test GPU",))
-    monkeypatch.setitem(detect.KNOWN, "Test GPU", DEVICE)
-    monkeypatch.setattr(detect, "driver_version", lambda: "1.0")
-    monkeypatch.setattr(detect, "library_versions", lambda: (("torch", "2.0"),))
-    monkeypatch.setattr(opening, "POINTS", {FAKE.name: FAKE})
-
-
-def _write(path: Path, table: Table) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(format_table(table))
-    return path
-
-
-def _open(db: Path | None = None, **changes: Any) -> Dispatcher:
-    asked: dict[str, Any] = {
-        "gpu": "Test GPU", "model": "deepseek-v3.2", "heads": 128, "kv_dtype": "fp8"
-    }  # fmt: skip
-    return Dispatcher.open(db, **{**asked, **changes})
+    """The machine of tests."""
+    set_up(monkeypatch, tmp_path)
 
 
 def _made(times: Times = TIMES) -> Dispatcher:
     return Dispatcher(SETTING, [policy_of(times)], source="made up")
-
-
-# --- opening
-
-
-def test_a_table_answers(tmp_path: Path) -> None:
-    path = _write(tmp_path / "t.tsv", table_of(TIMES))
-
-    opened = _open(path)
-
-    assert opened.plan(_COLD).prefill_path == "mha"
-    assert opened.plan(_WARM).prefill_path == "mla"
-    assert opened.source == f"{path}, measured 2025-01-01T00:00:00Z"
-    assert opened.table is not None
-    assert opened.table.key == KEY
-
-
-def test_no_gpu_means_this_machine(tmp_path: Path) -> None:
-    path = _write(tmp_path / "t.tsv", table_of(TIMES))
-
-    assert _open(path, gpu=None).table is not None
-
-
-def test_shipped_tables_answer_on_a_machine_without_that_gpu(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(nvml, "gpu_names", lambda: ())
-    _write(tmp_path / "shipped" / "test-gpu.tsv", table_of(TIMES))
-
-    opened = _open()
-
-    assert opened.plan(_WARM).prefill_path == "mla"
-    assert opened.source.startswith("shipped:test-gpu")
-
-
-@pytest.mark.parametrize("here", [True, False])
-def test_of_several_tables_the_local_versions_win_where_the_gpu_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, here: bool
-) -> None:
-    other = replace(KEY, driver="2.0", libraries=(("torch", "2.1"),))
-    _write(tmp_path / "shipped" / "ours.tsv", table_of(TIMES, KEY, "2025-01-01T00:00:00Z"))
-    _write(tmp_path / "shipped" / "newer.tsv", table_of(TIMES, other, "2025-06-01T00:00:00Z"))
-    monkeypatch.setattr(nvml, "gpu_names", lambda: ("Test GPU",) if here else ())
-
-    assert _open().source.partition(",")[0] == ("shipped:ours" if here else "shipped:newer")
-
-
-def test_the_source_says_in_what_the_table_differs_from_this_machine(tmp_path: Path) -> None:
-    other = replace(KEY, driver="2.0", libraries=(("torch", "2.1"),))
-    path = _write(tmp_path / "t.tsv", table_of(TIMES, other))
-
-    source = _open(path).source
-
-    assert "driver: measured with 2.0, here 1.0; torch: measured with 2.1, here 2.0" in source
-
-
-@pytest.mark.parametrize(("here", "version"), [(True, "2.0"), (False, "2.1")])
-def test_guards_are_given_the_versions_that_will_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, here: bool, version: str
-) -> None:
-    path = _write(tmp_path / "t.tsv", table_of(TIMES, replace(KEY, libraries=(("torch", "2.1"),))))
-    monkeypatch.setattr(nvml, "gpu_names", lambda: ("Test GPU",) if here else ())
-
-    assert _open(path).setting.libraries == {"torch": version}
-
-
-@pytest.mark.parametrize(
-    "change",
-    [{"model": "gpt-2"}, {"heads": 48}, {"heads": 0}, {"kv_dtype": "int4"}],
-    ids=str,
-)
-def test_a_request_that_cannot_be_is_a_usage_error(change: dict[str, Any]) -> None:
-    with pytest.raises(UsageError):
-        _open(**change)
-
-
-def _missing(path: Path) -> None:
-    del path
-
-
-def _truncated(path: Path) -> None:
-    text = format_table(table_of(TIMES))
-    path.write_text(text[: len(text) // 2])
-
-
-def _text(path: Path) -> None:
-    path.write_text("not a table")
-
-
-def _foreign(path: Path) -> None:
-    with sqlite3.connect(path) as connection:
-        connection.execute("CREATE TABLE birds (name TEXT)")
-    connection.close()
-
-
-def _bad_batch(path: Path) -> None:
-    table = table_of(TIMES)
-    rows = (replace(table.measurements[0], batch="extend:0+0"), *table.measurements[1:])
-    path.write_text(format_table(replace(table, measurements=rows)))
-
-
-_DAMAGES = [
-    (_missing, "t.tsv", "there is no"),
-    (_missing, "t.db", "there is no"),
-    (_truncated, "t.tsv", "cut short"),
-    (_text, "t.tsv", "not a table of nsa-tune"),
-    (_text, "t.db", "not an SQLite database"),
-    (_foreign, "t.db", "not one of nsa-tune"),
-    (_bad_batch, "t.tsv", "impossible batch"),
-]
-
-
-@pytest.mark.parametrize(("damage", "name", "clause"), _DAMAGES)
-def test_an_unusable_table_means_the_rule_and_a_logged_reason(
-    damage: Callable[[Path], None],
-    name: str,
-    clause: str,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    path = tmp_path / name
-    damage(path)
-
-    with caplog.at_level(logging.WARNING, "nsa_tune"):
-        opened = _open(path)
-
-    assert opened.table is None
-    assert opened.plan(_WARM).prefill_path == "mha"
-    assert opened.plan(_WARM).reasons["prefill_path"].verdict is Verdict.RULE
-    assert str(path) in caplog.text
-    assert clause in caplog.text
-    assert str(path) in opened.source
-
-
-@pytest.mark.parametrize(("damage", "name", "clause"), _DAMAGES)
-def test_strict_refuses_an_unusable_table(
-    damage: Callable[[Path], None], name: str, clause: str, tmp_path: Path
-) -> None:
-    path = tmp_path / name
-    damage(path)
-
-    with pytest.raises(NoTunedData, match=clause) as caught:
-        _open(path, strict=True)
-    assert caught.value.exit_code == 3
-
-
-def test_strict_names_the_fields_that_differ_from_the_nearest_table(tmp_path: Path) -> None:
-    path = _write(tmp_path / "t.tsv", table_of(TIMES))
-
-    with pytest.raises(NoTunedData) as caught:
-        _open(path, gpu="NVIDIA H200", heads=64, strict=True)
-
-    assert str(caught.value) == (
-        "nothing is tuned for deepseek-v3.2 with 64 local heads and KV layout fp8_packed on "
-        f"'NVIDIA H200'; the nearest table, {path}, differs in gpu ('Test GPU' there), heads "
-        "('128' there); measure with `nsa-tune run`"
-    )
-
-
-def test_a_table_that_cannot_be_compiled_gives_way_to_the_next(tmp_path: Path) -> None:
-    _write(tmp_path / "shipped" / "good.tsv", table_of(TIMES, measured_at="2025-01-01T00:00:00Z"))
-    bad = tmp_path / "shipped" / "newer.tsv"
-    _bad_batch(bad)
-    bad.write_text(bad.read_text().replace("2025-01-01", "2025-09-01"))
-
-    assert _open().source.startswith("shipped:good")
 
 
 # --- planning
@@ -444,34 +247,34 @@ def real_points(monkeypatch: pytest.MonkeyPatch) -> dict[str, Point]:
 def test_without_a_table_every_mode_gets_the_rule_within_the_guards(
     gpu: str, kv_dtype: str
 ) -> None:
-    opened = _open(gpu=gpu, kv_dtype=kv_dtype)
+    found = opened(gpu=gpu, kv_dtype=kv_dtype)
     random = Random(5)
-    batches = [point.sample(opened.setting, random) for point in POINTS.values() for _ in range(20)]
+    batches = [point.sample(found.setting, random) for point in POINTS.values() for _ in range(20)]
 
     for batch in [*batches, Batch.decode([5000] * 8), Batch.extend([0], [100], captured=True)]:
-        plan = opened.plan(batch)
-        for name in opened.questions(batch.mode):
-            choice = opened.decide(batch, name)
+        plan = found.plan(batch)
+        for name in found.questions(batch.mode):
+            choice = found.decide(batch, name)
             assert getattr(plan, name) == choice.choice
             assert choice.verdict in {Verdict.RULE, Verdict.ONLY, Verdict.NONE}
-        assert opened.explain(batch)
-    assert opened.captured(64, 2).prefill_path is None
+        assert found.explain(batch)
+    assert found.captured(64, 2).prefill_path is None
 
 
 @pytest.mark.usefixtures("real_points")
 def test_without_a_table_hopper_gets_sglangs_rule() -> None:
-    opened = _open(gpu=H100, kv_dtype="bf16")
+    found = opened(gpu=H100, kv_dtype="bf16")
 
-    assert opened.plan(Batch.extend([1920], [128])).prefill_path == "mha"
-    assert opened.plan(Batch.extend([4096], [128])).prefill_path == "mla"
-    assert opened.plan(Batch.extend([0], [128], captured=True)).prefill_path == "mla"
-    assert opened.plan(Batch.extend([4096], [128])).sparse_prefill == "flashmla_sparse"
-    assert opened.plan(Batch.verify([8192], 2)).indexer_layout == "flatten"
+    assert found.plan(Batch.extend([1920], [128])).prefill_path == "mha"
+    assert found.plan(Batch.extend([4096], [128])).prefill_path == "mla"
+    assert found.plan(Batch.extend([0], [128], captured=True)).prefill_path == "mla"
+    assert found.plan(Batch.extend([4096], [128])).sparse_prefill == "flashmla_sparse"
+    assert found.plan(Batch.verify([8192], 2)).indexer_layout == "flatten"
 
 
 @pytest.mark.usefixtures("real_points")
 def test_an_unknown_build_of_flashmla_never_gets_its_decode_kernel_for_prefill() -> None:
-    plan = _open(gpu=H100).plan(Batch.extend([4096], [128]))
+    plan = opened(gpu=H100).plan(Batch.extend([4096], [128]))
 
     assert plan.sparse_prefill == "flashmla_sparse"
     assert "schedule limit is unknown" in plan.reasons["sparse_prefill"].guards["flashmla_kv"]
@@ -494,11 +297,11 @@ def test_a_table_of_the_real_points_is_read_back_into_plans(tmp_path: Path) -> N
                         Measurement(point.name, str(batch), arm.name, Status.OK, us, us, us)
                     )
     table = Table(key, detect.KNOWN[H100], tuple(rows), "made up", "2025-01-01T00:00:00Z")
-    opened = _open(_write(tmp_path / "t.tsv", table), gpu=H100)
+    found = opened(written(tmp_path / "t.tsv", table), gpu=H100)
 
-    plan = opened.plan(Batch.extend([1920], [128]))
+    plan = found.plan(Batch.extend([1920], [128]))
     last = list(POINTS["prefill"].candidates(setting))[-1].name
     assert plan.reasons["prefill_path"].verdict is Verdict.WIN
     assert plan.prefill_path == last.partition("/")[0]
     assert plan.sparse_prefill == last.partition("/")[2]
-    assert opened.plan(Batch.verify([8192] * 4, 2)).reasons["indexer_layout"].estimates_us
+    assert found.plan(Batch.verify([8192] * 4, 2)).reasons["indexer_layout"].estimates_us
