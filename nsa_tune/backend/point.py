@@ -140,6 +140,9 @@ class Point:
     """A random batch from `random.Random`, for held-out checks: ragged half of the time."""
     families: frozenset[str] = frozenset({"dsa"})
     """Families of models that the question arises in."""
+    term_bounds: Callable[[Batch, Setting], tuple[tuple[float, float] | None, ...]] | None = None
+    """For each of `terms`, by a batch's sums, the least and the most that it may be, in sums and
+    products of two sums; None for one that needs no such bounds."""
     group: str = ""
     """A name for several points of one file, which may stand for all of them."""
 

@@ -13,7 +13,8 @@ from nsa_tune.backend.batch import MAX_TOKENS, Batch, Mode
 from nsa_tune.backend.certificate import certified
 from nsa_tune.backend.explain import derived_reason, reason_of
 from nsa_tune.backend.plan import DECIDED, DERIVED, TUNED, Origin, Plan, Reason, coupled, facts_of
-from nsa_tune.backend.straightline import Asked, Kind, Question, choice_function, plan_function
+from nsa_tune.backend.point_code import Asked, Kind, Question
+from nsa_tune.backend.straightline import choice_function, plan_function
 from nsa_tune.backend.verdict import Choice, Verdict, decide, decide_for_all, pick
 
 if TYPE_CHECKING:

@@ -255,6 +255,7 @@ class Trace:
 
     def __init__(self) -> None:
         self._nodes: dict[tuple[object, ...], Expression] = {}
+        self._by_number: list[Expression] = []
         self._decided: list[Expression] = []
         self._forced: tuple[bool, ...] = ()
         self._known: dict[int, bool] = {}
@@ -277,7 +278,12 @@ class Trace:
         if found is None:
             found = Expression(self, len(self._nodes), operation, arguments)
             self._nodes[key] = found
+            self._by_number.append(found)
         return found
+
+    def numbered(self, number: int) -> Expression:
+        """The expression that has this number."""
+        return self._by_number[number]
 
     def consequences(self, condition: Expression, truth: bool) -> Mapping[int, bool]:
         """The conditions, by number, that are settled when `condition` turns out so."""

@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from nsa_tune.backend.batch import Batch, Mode
 from nsa_tune.backend.layouts import KVLayout
 from nsa_tune.backend.point import Answer, Point, Setting
+from nsa_tune.backend.point_code import Asked
 from nsa_tune.backend.policy import Policy
 from nsa_tune.backend.records import Measurement, Status
 from nsa_tune.backend.rules import SGLANG_0_5_23, VLLM_0_33_0, Rule
 from nsa_tune.backend.rules.rule import Default
 from nsa_tune.backend.serving import Match, Serving
-from nsa_tune.backend.straightline import Asked
 from tests.backend.fake_point import FAKE, SETTING, Times, linear, measured, policy_of
 
 TIMES: Times = {

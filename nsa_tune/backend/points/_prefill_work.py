@@ -17,7 +17,16 @@ from nsa_tune.backend import guards
 from nsa_tune.backend.batch import Batch
 from nsa_tune.backend.point import Setting
 
-__all__ = ["COORDINATES", "TERMS", "attended_of", "cost_terms", "locate", "runs", "wave_of"]
+__all__ = [
+    "COORDINATES",
+    "TERMS",
+    "attended_of",
+    "cost_terms",
+    "locate",
+    "runs",
+    "term_bounds",
+    "wave_of",
+]
 
 _TILE = 128
 """Queries that FlashAttention-3 computes at once for head dims of 192 and 128."""
@@ -69,8 +78,10 @@ def _tiles(batch: Batch) -> tuple[float, float]:
     if batch.kv_lens is None:
         count = batch.sequences
         tiles = -(-batch.q_tokens // (count * _TILE))
-        pairs = _TILE * tiles * (batch.prefix_tokens + count * (_TILE // 2) * (tiles + 1))
-        return count * tiles, pairs
+        queries = float(_TILE) * tiles
+        # Half of the keys of the last tile, that is, and of all before it.
+        keys = 0.5 * count * (queries + float(_TILE)) + batch.prefix_tokens
+        return count * tiles, queries * keys
     total, pairs = 0, 0
     for prefix, new, count in runs(batch):
         tiles = -(-new // _TILE)
@@ -104,13 +115,37 @@ def cost_terms(batch: Batch, setting: Setting) -> tuple[float, ...]:
     )
 
 
+def term_bounds(batch: Batch, setting: Setting) -> tuple[tuple[float, float] | None, ...]:
+    """The least and the most of those of `TERMS` that are dear to compute from a batch's sums.
+
+    A sequence of the mean `new` tokens has at most new / 128 + 1 tiles. With their 128 queries each
+    sees prefix + 64 * (tiles + 1) keys, which over all sequences comes to at most
+    (q_tokens + 128) * (prefix_tokens + q_tokens / 2) + 128 * q_tokens + 2**14 * sequences.
+    """
+    topk, wave = setting.profile.index_topk, wave_of(setting)
+    attended = attended_of(batch, topk)
+    tiles = batch.q_tokens / _TILE
+    most = (batch.q_tokens + _TILE) * (batch.kv_tokens + (_TILE + _TILE * _TILE))
+    return (
+        None,
+        None,
+        None,
+        None,
+        None,
+        (attended, attended + topk * (wave - 1)),
+        (tiles, tiles + batch.sequences),
+        (_TILE * batch.prefix_tokens, most),
+        None,
+    )
+
+
 def _splits_keys(tiles: float, batch: Batch, setting: Setting) -> bool:
     """Whether FlashAttention-2 splits the keys, and merges partial outputs, to fill the device.
 
     FlashInfer runs two blocks an SM and splits into 128 keys at least (scheduler.cuh,
     PrefillSplitQOKVIndptr). Beyond index_topk no dense arm runs.
     """
-    if not _FEWEST_KEYS < batch.max_kv <= setting.profile.index_topk:
+    if batch.max_kv > setting.profile.index_topk or batch.max_kv <= _FEWEST_KEYS:
         return False
     return tiles * setting.heads <= setting.device.sms
 

@@ -41,6 +41,14 @@ def _cost_terms(batch: Batch, setting: Setting) -> tuple[float, ...]:
     return (batch.q_tokens, attended, attended / batch.q_tokens * wave * waves, waves)
 
 
+def _term_bounds(batch: Batch, setting: Setting) -> tuple[tuple[float, float] | None, ...]:
+    # Whole waves are at most one more than the queries fill; in one of these no query attends to
+    # more than index_topk.
+    attended, wave = attended_of(batch, setting.profile.index_topk), wave_of(setting)
+    most = attended + setting.profile.index_topk * (wave - 1)
+    return (None, None, (attended, most), (1, (batch.q_tokens + (wave - 1)) / wave))
+
+
 def _locate(batch: Batch, setting: Setting) -> tuple[float, ...]:
     attended = attended_of(batch, setting.profile.index_topk)
     mean = batch.kv_tokens / batch.sequences
@@ -142,6 +150,7 @@ DECODE = Point(
     answers=(Answer("decode", {arm.name: (arm.name,) for arm in _ARMS}),),
     terms=("rows", "attended_pairs", "attended_pairs_in_whole_waves", "waves"),
     cost_terms=_cost_terms,
+    term_bounds=_term_bounds,
     coordinates=("rows", "attended_per_row", "mean_context"),
     locate=_locate,
     sheet=lambda batch: 0,

@@ -115,6 +115,7 @@ PREFILL = Point(
     ),
     terms=work.TERMS,
     cost_terms=work.cost_terms,
+    term_bounds=work.term_bounds,
     coordinates=work.COORDINATES,
     locate=work.locate,
     sheet=lambda batch: int(batch.prefix_tokens > 0),
