@@ -22,10 +22,12 @@ def newest_rows(
 
     `discarded` is the column with that name, or what stands for it.
     """
+    rows = connection.execute(_ROWS.format(discarded=discarded), [number]).fetchall()
+    if len({row[:3] for row in rows}) == len(rows):
+        return rows
     found: dict[tuple[object, ...], tuple[Any, ...]] = {}
-    for row in connection.execute(_ROWS.format(discarded=discarded), [number]):
-        place = row[:3]
-        known = found.get(place)
+    for row in rows:
+        known = found.get(row[:3])
         if known is None or known[-2] <= row[-2]:
-            found[place] = row
+            found[row[:3]] = row
     return sorted(found.values(), key=itemgetter(-1))

@@ -28,7 +28,7 @@ from typing import Any
 from nsa_tune.backend.compiling import Compiled, Extent
 from nsa_tune.backend.costs import Box, CostModel, Failures
 from nsa_tune.backend.records import Device, Key, Measurement, Table
-from nsa_tune.backend.text_table import checked_measurement
+from nsa_tune.backend.text_table import checked_measurements
 
 __all__ = ["Entry", "content_of", "file_of", "load", "store"]
 
@@ -59,7 +59,7 @@ class Entry:
 
     def measurements(self) -> tuple[Measurement, ...]:
         """The measurements, parsed."""
-        return tuple(checked_measurement(*row) for row in json.loads(self.rows))
+        return checked_measurements(json.loads(self.rows))
 
     def table(self) -> Table:
         """The table as it was read."""

@@ -22,7 +22,7 @@ from typing import NamedTuple
 from nsa_tune._errors import StoreCorrupt, StoreError, StoreMissing, StoreNewer, StoreReadOnly
 from nsa_tune.backend.newest import newest_rows
 from nsa_tune.backend.records import Device, Key, Status, Table
-from nsa_tune.backend.text_table import checked_measurement, read_key, read_text
+from nsa_tune.backend.text_table import checked_measurements, read_key, read_text
 
 __all__ = [
     "SCHEMA_VERSION",
@@ -352,7 +352,7 @@ def table_of(connection: sqlite3.Connection, path: Path, number: int, key: Key) 
     return Table(
         key,
         Device(name, arch, *map(_count, numbers)),
-        tuple(checked_measurement(*row[:-2]) for row in rows),
+        checked_measurements([row[:-2] for row in rows]),
         str(path),
         max((str(row[-2]) for row in rows), default=""),
         limits_of(connection, number),

@@ -13,16 +13,24 @@ tabs or newlines in its cell.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
-from math import inf
+from itertools import chain, takewhile
+from math import inf, isfinite
 from pathlib import Path
+from typing import Any
 
 from nsa_tune._errors import StoreCorrupt, StoreError, StoreMissing, StoreNewer
-from nsa_tune.backend.records import Device, Key, Measurement, Status, Table
+from nsa_tune.backend.records import Device, Key, Measurement, Status, Table, measurement_of
 
-__all__ = ["checked_measurement", "format_row", "format_table", "read_key", "read_text"]
+__all__ = [
+    "checked_measurement",
+    "checked_measurements",
+    "format_row",
+    "format_table",
+    "read_key",
+    "read_text",
+]
 
 _FORMAT, _VERSION = "nsa-tune-table", 1
 _DEVICE_NUMBERS = ("sms", "shared_memory_optin", "memory", "l2")
@@ -32,6 +40,7 @@ _COLUMNS = (
 )  # fmt: skip
 _LIMIT = "limit "
 _NOTHING = "-"
+_OK = str(Status.OK)
 _HEAD_LINE = re.compile(b"#")
 _COUNT = re.compile("[0-9]{1,18}")
 _STATUSES = {str(status): status for status in Status}
@@ -70,8 +79,45 @@ def checked_measurement(
         latency, low, high = _latency(latency_us), _latency(low_us), _latency(high_us)
     if known is Status.OK and (latency is None or low is None or high is None):
         raise ValueError("a successful measurement needs a latency and its interval")
-    return Measurement(
+    return measurement_of(
         point, batch, arm, known, latency, low, high, samples, _number(error), reason, discarded
+    )
+
+
+def checked_measurements(rows: Sequence[Sequence[Any]]) -> tuple[Measurement, ...]:
+    """`checked_measurement` of each of `rows`, which have all eleven values.
+
+    Raises:
+        ValueError: as that.
+    """
+    if not _are_plain([row for row in rows if row[3] == _OK]):
+        return tuple([checked_measurement(*row) for row in rows])
+    return tuple(
+        [
+            measurement_of(*row[:3], Status.OK, *row[4:])
+            if row[3] == _OK
+            else checked_measurement(*row)
+            for row in rows
+        ]
+    )
+
+
+def _are_plain(rows: Sequence[Sequence[Any]]) -> bool:
+    """Whether all rows are beyond doubt what nsa-tune writes of successes: column by column that
+    is asked in a fifth of the time."""
+    point, batch, arm, status, latency, low, high, samples, error, reason, discarded = (
+        zip(*rows, strict=True) if rows else [()] * 11
+    )
+    times = (*latency, *low, *high)
+    return (
+        {*map(type, chain(point, batch, arm, status, reason))} <= {str}
+        and {*map(type, times)} <= {float}
+        and {*map(type, error)} <= {float, type(None)}
+        and {*map(type, chain(samples, discarded))} <= {int}
+        # The sum of numbers that are not all finite is not either.
+        and isfinite(sum(times))
+        and min(times, default=1.0) > 0
+        and min(chain(samples, discarded), default=0) >= 0
     )
 
 
