@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import log
+from itertools import pairwise
+from math import inf, log
 from typing import TYPE_CHECKING, NamedTuple
 
 from nsa_tune._errors import BatchError, StoreCorrupt
@@ -14,7 +15,7 @@ from nsa_tune.backend.costs import CostModel, Failures, boxes, fit
 from nsa_tune.backend.records import Measurement, Status
 
 if TYPE_CHECKING:
-    from nsa_tune.backend.point import Answer, Arm, Point, Setting
+    from nsa_tune.backend.point import Arm, Point, Setting
 
 __all__ = ["Compiled", "Extent", "behind_a_cliff", "compiled", "own_rows"]
 
@@ -49,6 +50,14 @@ class Compiled:
     extent: Extent | None
 
 
+class _Success(NamedTuple):
+    """What an arm took on a batch."""
+
+    batch: str
+    terms: tuple[float, ...]
+    latency_us: float
+
+
 class _Sample(NamedTuple):
     """What decisions know of a measured batch."""
 
@@ -79,17 +88,17 @@ def compiled(point: Point, setting: Setting, rows: Sequence[Measurement]) -> Com
     for row in rows:
         by_arm[row.arm].append((samples[row.batch], row))
     gaps = _gaps(rows)
-    before: dict[str, list[tuple[_Sample, Measurement]]] = {}
+    successes: dict[str, dict[int, list[_Success]]] = {}
     models: dict[str, dict[int, CostModel]] = {}
     failures: dict[str, Failures] = {}
     for arm, own in by_arm.items():
         # What lies behind a cliff would bend the model before it.
-        before[arm] = [
+        successes[arm] = _successes(
             (sample, row)
             for sample, row in own
             if not behind_a_cliff(point.arm(arm), sample.batch, setting)
-        ]
-        models[arm] = _models(before[arm], gaps[arm])
+        )
+        models[arm] = _models(successes[arm], gaps[arm])
         if any(row.status is not Status.OK for _, row in own):
             failures[arm] = _failures(own)
     succeeded = {row.batch for row in rows if row.status is Status.OK}
@@ -100,7 +109,7 @@ def compiled(point: Point, setting: Setting, rows: Sequence[Measurement]) -> Com
         if contexts
         else None
     )
-    return Compiled(models, failures, _badly_chosen(point, models, before), extent)
+    return Compiled(models, failures, _badly_chosen(point, models, successes), extent)
 
 
 def behind_a_cliff(arm: Arm, batch: Batch, setting: Setting) -> bool:
@@ -120,30 +129,40 @@ def _sample(point: Point, setting: Setting, text: str) -> _Sample:
 
 def _gaps(rows: Iterable[Measurement]) -> dict[str, dict[str, float]]:
     """By arm and batch: how far, as a logarithm, the nearest other arm's time is; 0 without one."""
-    logs: dict[str, list[tuple[str, float]]] = defaultdict(list)
+    logs: dict[str, list[tuple[float, str]]] = defaultdict(list)
     for row in rows:
         if row.status is Status.OK and row.latency_us is not None:
-            logs[row.batch].append((row.arm, log(row.latency_us)))
+            logs[row.batch].append((log(row.latency_us), row.arm))
     gaps: dict[str, dict[str, float]] = defaultdict(dict)
     for batch, times in logs.items():
-        for arm, time in times:
-            others = [abs(time - other) for name, other in times if name != arm]
-            gaps[arm][batch] = min(others, default=0.0)
+        # Sorted, the nearest is the one before or the one behind.
+        times.sort()
+        steps = [behind - before for (before, _), (behind, _) in pairwise(times)]
+        for (_, arm), before, behind in zip(times, [inf, *steps], [*steps, inf], strict=True):
+            gaps[arm][batch] = min(before, behind) if steps else 0.0
     return gaps
 
 
-def _models(
-    own: Iterable[tuple[_Sample, Measurement]], gaps: Mapping[str, float]
-) -> dict[int, CostModel]:
-    terms: dict[int, list[tuple[float, ...]]] = defaultdict(list)
-    times: dict[int, list[float]] = defaultdict(list)
-    near: dict[int, list[float]] = defaultdict(list)
+def _successes(own: Iterable[tuple[_Sample, Measurement]]) -> dict[int, list[_Success]]:
+    """By sheet."""
+    found: dict[int, list[_Success]] = defaultdict(list)
     for sample, row in own:
         if row.status is Status.OK and row.latency_us is not None:
-            terms[sample.sheet].append(sample.terms)
-            times[sample.sheet].append(row.latency_us)
-            near[sample.sheet].append(gaps[row.batch])
-    fitted = {sheet: fit(terms[sheet], times[sheet], near[sheet]) for sheet in sorted(terms)}
+            found[sample.sheet].append(_Success(row.batch, sample.terms, row.latency_us))
+    return found
+
+
+def _models(
+    successes: Mapping[int, Sequence[_Success]], gaps: Mapping[str, float]
+) -> dict[int, CostModel]:
+    fitted = {
+        sheet: fit(
+            [one.terms for one in some],
+            [one.latency_us for one in some],
+            [gaps[one.batch] for one in some],
+        )
+        for sheet, some in sorted(successes.items())
+    }
     return {sheet: model for sheet, model in fitted.items() if model is not None}
 
 
@@ -166,53 +185,56 @@ def _failures(own: Sequence[tuple[_Sample, Measurement]]) -> Failures:
 def _badly_chosen(
     point: Point,
     models: Mapping[str, Mapping[int, CostModel]],
-    by_arm: Mapping[str, Sequence[tuple[_Sample, Measurement]]],
+    successes: Mapping[str, Mapping[int, Sequence[_Success]]],
 ) -> frozenset[int]:
     """`Compiled.by_surfaces`, by how well the models choose among what was measured."""
-    sheets: dict[str, int] = {}
-    for own in by_arm.values():
-        sheets |= {row.batch: sample.sheet for sample, row in own if row.status is Status.OK}
-    judged = _spread(sheets)
-    times: dict[str, dict[str, float]] = {text: {} for text in judged}
-    costs: dict[str, dict[str, float]] = {text: {} for text in judged}
-    for arm, own in by_arm.items():
-        for sample, row in own:
-            model = models[arm].get(sample.sheet)
-            if row.batch in times and row.latency_us is not None and model is not None:
-                times[row.batch][arm] = row.latency_us
-                costs[row.batch][arm] = model.latency_us(sample.terms)
-    answers = [
-        answer
+    measured = {arm for arm, sheets in models.items() if sheets}
+    questions = [
+        [arms for arms in answer.choices.values() if not measured.isdisjoint(arms)]
         for answer in point.answers
-        if sum(not models.keys().isdisjoint(arms) for arms in answer.choices.values()) > 1
     ]
-    losses: dict[tuple[int, str], list[float]] = defaultdict(list)
-    for text in judged:
-        sheet = sheets[text]
-        for answer in answers:
-            measured = _choice_costs(answer, times[text])
-            if len(measured) > 1:
-                modelled = _choice_costs(answer, costs[text])
-                taken = min(modelled, key=modelled.__getitem__)
-                losses[sheet, answer.name].append(measured[taken] / min(measured.values()) - 1)
-    return frozenset(
-        sheet for (sheet, _), some in losses.items() if sum(some) / len(some) > _MOST_REGRET
-    )
+    found = set()
+    for sheet in {sheet for some in successes.values() for sheet in some}:
+        times = _judged(sheet, models, successes)
+        for choices in questions if len(times) else ():
+            losses = [loss for one in times.values() if (loss := _loss(choices, one)) is not None]
+            if losses and sum(losses) / len(losses) > _MOST_REGRET:
+                found.add(sheet)
+    return frozenset(found)
 
 
-def _spread(sheets: Mapping[str, int]) -> list[str]:
-    """Enough batches of each sheet, spread over all."""
-    by_sheet: dict[int, list[str]] = defaultdict(list)
-    for text in sorted(sheets):
-        by_sheet[sheets[text]].append(text)
-    return [text for some in by_sheet.values() for text in some[:: len(some) // _JUDGED + 1]]
+_Times = Mapping[str, tuple[float, float]]
+"""By arm: as measured, and by its model."""
 
 
-def _choice_costs(answer: Answer, arms: Mapping[str, float]) -> dict[str, float]:
-    """Each choice of which an arm is among `arms`, with the least of their times."""
-    found: dict[str, float] = {}
-    for choice, names in answer.choices.items():
-        times = [arms[name] for name in names if name in arms]
-        if times:
-            found[choice] = min(times)
-    return found
+def _judged(
+    sheet: int,
+    models: Mapping[str, Mapping[int, CostModel]],
+    successes: Mapping[str, Mapping[int, Sequence[_Success]]],
+) -> dict[str, _Times]:
+    """The times on enough batches of a sheet, spread over all."""
+    texts = sorted({one.batch for some in successes.values() for one in some.get(sheet, ())})
+    times: dict[str, dict[str, tuple[float, float]]] = {
+        text: {} for text in texts[:: len(texts) // _JUDGED + 1]
+    }
+    for arm, sheets in successes.items():
+        model = models[arm].get(sheet)
+        for one in sheets.get(sheet, ()) if model is not None else ():
+            if one.batch in times:
+                assert model is not None
+                times[one.batch][arm] = (one.latency_us, model.latency_us(one.terms))
+    return {**times}
+
+
+def _loss(choices: Sequence[Sequence[str]], times: _Times) -> float | None:
+    """What is lost by taking the choice that is best by the models; None without another."""
+    best, fastest, least, known = 0.0, inf, inf, 0
+    for arms in choices:
+        some = [times[arm] for arm in arms if arm in times]
+        if some:
+            known += 1
+            time, cost = some[0] if len(some) == 1 else map(min, zip(*some, strict=True))
+            fastest = min(fastest, time)
+            if cost < least:
+                best, least = time, cost
+    return best / fastest - 1 if known > 1 else None

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import combinations_with_replacement
-from math import hypot
+from itertools import combinations
+from math import dist, hypot
 from operator import mul
 
 __all__ = ["fitted_weights", "nonnegative_weights"]
@@ -30,7 +30,7 @@ def fitted_weights(
     while tolerance:
         used = [j for j, weight in enumerate(weights) if weight > 0]
         fewer = [
-            system.solved([j for j in used if j != left_out])
+            system.solved([j for j in used if j != left_out], weights)
             for left_out in used
             if left_out != len(weights) - 1
         ]
@@ -41,6 +41,7 @@ def fitted_weights(
     return system.unscaled(weights)
 
 
+_RIDGE = 1e-9
 _NEGLIGIBLE = 5e-4
 """A relative error that no measurement is as good as."""
 
@@ -58,26 +59,35 @@ class _System:
     @classmethod
     def of(cls, columns: Sequence[Sequence[float]], targets: Sequence[float]) -> _System:
         norms = [hypot(*column) or 1.0 for column in columns]
-        # By columns, so that the sums run in C.
-        scaled = [[x / norm for x in column] for column, norm in zip(columns, norms, strict=True)]
-        width = len(scaled)
-        gram = [[0.0] * width for _ in range(width)]
-        for i, j in combinations_with_replacement(range(width), 2):
-            # Two terms may be the same number on a whole sheet: the ridge keeps it regular.
-            ridge = 1e-9 if i == j else 0.0
-            gram[i][j] = gram[j][i] = sum(map(mul, scaled[i], scaled[j])) + ridge
+        scaled = [
+            tuple([x / norm for x in column]) for column, norm in zip(columns, norms, strict=True)
+        ]
+        # Two terms may be the same number on a whole sheet: the ridge keeps it regular.
+        gram = [
+            [1.0 + _RIDGE if i == j else 0.0 for j in range(len(scaled))]
+            for i in range(len(scaled))
+        ]
+        used = [i for i, column in enumerate(scaled) if any(column)]
+        for i, j in combinations(used, 2):
+            # The product of vectors of length 1, by a function that runs in C.
+            gram[i][j] = gram[j][i] = 1.0 - dist(scaled[i], scaled[j]) ** 2 / 2
         right = [sum(map(mul, column, targets)) for column in scaled]
         return cls(norms, gram, right, sum(map(mul, targets, targets)))
 
-    def solved(self, columns: Iterable[int]) -> list[float]:
+    def solved(self, columns: Iterable[int], start: Sequence[float] = ()) -> list[float]:
         """The best weights, of which only those of `columns` may be more than 0.
 
-        Lawson and Hanson's active set on the normal equations: a handful of columns.
+        Lawson and Hanson's active set on the normal equations: a handful of columns. From weights
+        that are nearly as good, `start`, it has fewer steps to go.
         """
         gram, right = self.gram, self.right
         allowed = list(columns)
         weights = [0.0] * len(right)
         free: list[int] = []
+        if start:
+            for j in allowed:
+                weights[j] = start[j]
+            free = _settled(gram, right, weights, [j for j in allowed if weights[j] > 0])
         for _ in range(3 * len(right)):
             slopes = {
                 j: right[j] - sum(map(mul, gram[j], weights)) for j in allowed if j not in free

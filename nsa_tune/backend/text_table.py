@@ -94,10 +94,10 @@ def checked_measurements(rows: Sequence[Sequence[Any]]) -> tuple[Measurement, ..
         return tuple([checked_measurement(*row) for row in rows])
     return tuple(
         [
-            measurement_of(*row[:3], Status.OK, *row[4:])
-            if row[3] == _OK
-            else checked_measurement(*row)
-            for row in rows
+            measurement_of(a, b, c, Status.OK, d, e, f, g, h, i, j)
+            if status == _OK
+            else checked_measurement(a, b, c, status, d, e, f, g, h, i, j)
+            for a, b, c, status, d, e, f, g, h, i, j in rows
         ]
     )
 
