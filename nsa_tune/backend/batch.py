@@ -237,10 +237,11 @@ class Batch(_Draft):
                 f"{text!r} is no batch; write extend:PREFIX+NEW[xCOUNT],... or "
                 "target_verify:nNEXT_N:CONTEXT[xCOUNT],..."
             )
-        mode, next_n = _MODES[match["mode"]], match["next_n"]
-        if (mode is Mode.EXTEND) != (next_n is None):
+        word, next_n, lens = match.groups()
+        mode = _MODES[word]
+        if (mode is _EXTEND) != (next_n is None):
             raise BatchError(f"{text!r}: next_n goes with every mode but extend")
-        return _of_runs(mode, int(next_n or 1), text, _runs(match["lens"]))
+        return _of_runs(mode, int(next_n or 1), text, lens)
 
 
 # --- making batches
@@ -358,27 +359,19 @@ def _fold(words: Iterable[str]) -> str:
     return ",".join(word if count == 1 else f"{word}x{count}" for word, count in counted)
 
 
-def _runs(text: str) -> list[tuple[str, str, str, int]]:
-    """(length, "+" or "", new length or "", count) of each run in `text`."""
-    runs = []
-    for run in text.split(","):
-        word, _, count = run.partition("x")
-        runs.append((*word.partition("+"), int(count or 1)))
-    return runs
-
-
-def _of_runs(
-    mode: Mode, next_n: int, text: str, runs: Iterable[tuple[str, str, str, int]]
-) -> Batch:
+def _of_runs(mode: Mode, next_n: int, text: str, lens: str) -> Batch:
     """The batch of `text`, summed run by run: a table has thousands of equal sequences."""
-    extends = mode is Mode.EXTEND
+    extends = mode is _EXTEND
     sequences = q_tokens = kv_tokens = pairs = longest = 0
     kv_lens: list[int] = []
     new_lens: list[int] = []
-    for word, plus, more, count in runs:
+    for run in lens.split(","):
+        word, _, times = run.partition("x")
+        word, plus, more = word.partition("+")
         if bool(plus) != extends:
             form = "each sequence of an extend is" if extends else "only an extend has"
             raise BatchError(f"{text!r}: {form} PREFIX+NEW")
+        count = int(times) if times else 1
         new = int(more) if extends else next_n
         kv = int(word) + new if extends else int(word)
         if not (new >= 1 and kv >= new and count >= 1):
@@ -389,7 +382,8 @@ def _of_runs(
         q_tokens += count * new
         kv_tokens += count * kv
         pairs += count * (new * (kv - new) + new * (new + 1) // 2)
-        longest = max(longest, kv)
+        if kv > longest:
+            longest = kv
         kv_lens += [kv] * count
         new_lens += [new] * count
     if kv_tokens > MAX_TOKENS:

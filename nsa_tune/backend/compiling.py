@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from math import inf, log
+from itertools import groupby, pairwise
+from math import log
+from operator import attrgetter, itemgetter, mul
 from typing import TYPE_CHECKING, NamedTuple
 
 from nsa_tune._errors import BatchError, StoreCorrupt
@@ -23,6 +24,7 @@ _MOST_REGRET = 0.01
 """Mean regret of the cost models on measured batches above which the surfaces decide instead."""
 
 
+_COST = itemgetter(1)
 _JUDGED = 256
 """Batches of a sheet on which the models are judged, at most."""
 
@@ -50,12 +52,12 @@ class Compiled:
     extent: Extent | None
 
 
-class _Success(NamedTuple):
-    """What an arm took on a batch."""
+class _Successes(NamedTuple):
+    """What an arm took on the batches of a sheet, in columns."""
 
-    batch: str
-    terms: tuple[float, ...]
-    latency_us: float
+    batches: list[str]
+    terms: list[tuple[float, ...]]
+    times_us: list[float]
 
 
 class _Sample(NamedTuple):
@@ -68,13 +70,12 @@ class _Sample(NamedTuple):
 
 def own_rows(point: Point, measurements: Iterable[Measurement]) -> list[Measurement]:
     """The point's rows of arms that it knows, the last of each, sorted by arm and batch."""
-    known = {arm.name for arm in point.arms}
-    rows = {
-        (row.arm, row.batch): row
-        for row in measurements
-        if row.point == point.name and row.arm in known
-    }
-    return [rows[key] for key in sorted(rows)]
+    by_arm: dict[str, dict[str, Measurement]] = {arm.name: {} for arm in point.arms}
+    name = point.name
+    for row in measurements:
+        if row.point == name and row.arm in by_arm:
+            by_arm[row.arm][row.batch] = row
+    return [by_arm[arm][batch] for arm in sorted(by_arm) for batch in sorted(by_arm[arm])]
 
 
 def compiled(point: Point, setting: Setting, rows: Sequence[Measurement]) -> Compiled:
@@ -84,23 +85,16 @@ def compiled(point: Point, setting: Setting, rows: Sequence[Measurement]) -> Com
         StoreCorrupt: when a row's batch cannot be read.
     """
     samples = {text: _sample(point, setting, text) for text in sorted({row.batch for row in rows})}
-    by_arm: dict[str, list[tuple[_Sample, Measurement]]] = defaultdict(list)
-    for row in rows:
-        by_arm[row.arm].append((samples[row.batch], row))
     gaps = _gaps(rows)
-    successes: dict[str, dict[int, list[_Success]]] = {}
+    successes: dict[str, dict[int, _Successes]] = {}
     models: dict[str, dict[int, CostModel]] = {}
     failures: dict[str, Failures] = {}
-    for arm, own in by_arm.items():
-        # What lies behind a cliff would bend the model before it.
-        successes[arm] = _successes(
-            (sample, row)
-            for sample, row in own
-            if not behind_a_cliff(point.arm(arm), sample.batch, setting)
-        )
+    for arm, some in groupby(rows, attrgetter("arm")):
+        own = list(some)
+        successes[arm] = _successes(own, samples, point.arm(arm), setting)
         models[arm] = _models(successes[arm], gaps[arm])
-        if any(row.status is not Status.OK for _, row in own):
-            failures[arm] = _failures(own)
+        if any(row.status is not Status.OK for row in own):
+            failures[arm] = _failures((samples[row.batch], row) for row in own)
     succeeded = {row.batch for row in rows if row.status is Status.OK}
     contexts = [samples[text].batch for text in succeeded]
     means = [round(batch.kv_tokens / batch.sequences) for batch in contexts]
@@ -135,42 +129,52 @@ def _gaps(rows: Iterable[Measurement]) -> dict[str, dict[str, float]]:
             logs[row.batch].append((log(row.latency_us), row.arm))
     gaps: dict[str, dict[str, float]] = defaultdict(dict)
     for batch, times in logs.items():
+        if len(times) == 2:
+            (one, first), (other, second) = times
+            gaps[first][batch] = gaps[second][batch] = abs(one - other)
+            continue
         # Sorted, the nearest is the one before or the one behind.
         times.sort()
-        steps = [behind - before for (before, _), (behind, _) in pairwise(times)]
-        for (_, arm), before, behind in zip(times, [inf, *steps], [*steps, inf], strict=True):
-            gaps[arm][batch] = min(before, behind) if steps else 0.0
+        steps = [behind - before for (before, _), (behind, _) in pairwise(times)] or [0.0]
+        nearest = [steps[0], *map(min, pairwise(steps)), steps[-1]]
+        for (_, arm), gap in zip(times, nearest, strict=False):
+            gaps[arm][batch] = gap
     return gaps
 
 
-def _successes(own: Iterable[tuple[_Sample, Measurement]]) -> dict[int, list[_Success]]:
-    """By sheet."""
-    found: dict[int, list[_Success]] = defaultdict(list)
-    for sample, row in own:
-        if row.status is Status.OK and row.latency_us is not None:
-            found[sample.sheet].append(_Success(row.batch, sample.terms, row.latency_us))
+def _successes(
+    own: Iterable[Measurement], samples: Mapping[str, _Sample], arm: Arm, setting: Setting
+) -> dict[int, _Successes]:
+    """By sheet. What lies behind a cliff would bend the model before it."""
+    found: dict[int, _Successes] = defaultdict(lambda: _Successes([], [], []))
+    for row in own:
+        text, time_us = row.batch, row.latency_us
+        if row.status is not Status.OK or time_us is None:
+            continue
+        batch, sheet, terms = samples[text]
+        if arm.surcharge_us is None or not behind_a_cliff(arm, batch, setting):
+            batches, every, times_us = found[sheet]
+            batches.append(text)
+            every.append(terms)
+            times_us.append(time_us)
     return found
 
 
-def _models(
-    successes: Mapping[int, Sequence[_Success]], gaps: Mapping[str, float]
-) -> dict[int, CostModel]:
+def _models(successes: Mapping[int, _Successes], gaps: Mapping[str, float]) -> dict[int, CostModel]:
     fitted = {
-        sheet: fit(
-            [one.terms for one in some],
-            [one.latency_us for one in some],
-            [gaps[one.batch] for one in some],
-        )
-        for sheet, some in sorted(successes.items())
+        sheet: fit(terms, times_us, list(map(gaps.__getitem__, batches)))
+        for sheet, (batches, terms, times_us) in sorted(successes.items())
     }
     return {sheet: model for sheet, model in fitted.items() if model is not None}
 
 
-def _failures(own: Sequence[tuple[_Sample, Measurement]]) -> Failures:
-    wrong = [row for _, row in own if row.status is Status.WRONG]
+def _failures(own: Iterable[tuple[_Sample, Measurement]]) -> Failures:
+    wrong: list[Measurement] = []
     failed: dict[int, list[tuple[Batch, str]]] = defaultdict(list)
     passed: dict[int, list[Batch]] = defaultdict(list)
     for sample, row in own:
+        if row.status is Status.WRONG:
+            wrong.append(row)
         if row.status is Status.OK:
             passed[sample.sheet].append(sample.batch)
         else:
@@ -185,7 +189,7 @@ def _failures(own: Sequence[tuple[_Sample, Measurement]]) -> Failures:
 def _badly_chosen(
     point: Point,
     models: Mapping[str, Mapping[int, CostModel]],
-    successes: Mapping[str, Mapping[int, Sequence[_Success]]],
+    successes: Mapping[str, Mapping[int, _Successes]],
 ) -> frozenset[int]:
     """`Compiled.by_surfaces`, by how well the models choose among what was measured."""
     measured = {arm for arm, sheets in models.items() if sheets}
@@ -210,31 +214,33 @@ _Times = Mapping[str, tuple[float, float]]
 def _judged(
     sheet: int,
     models: Mapping[str, Mapping[int, CostModel]],
-    successes: Mapping[str, Mapping[int, Sequence[_Success]]],
+    successes: Mapping[str, Mapping[int, _Successes]],
 ) -> dict[str, _Times]:
     """The times on enough batches of a sheet, spread over all."""
-    texts = sorted({one.batch for some in successes.values() for one in some.get(sheet, ())})
+    own = {arm: some[sheet] for arm, some in successes.items() if sheet in some}
+    texts = sorted({batch for some in own.values() for batch in some.batches})
     times: dict[str, dict[str, tuple[float, float]]] = {
         text: {} for text in texts[:: len(texts) // _JUDGED + 1]
     }
-    for arm, sheets in successes.items():
+    for arm, (batches, every, times_us) in own.items():
         model = models[arm].get(sheet)
-        for one in sheets.get(sheet, ()) if model is not None else ():
-            if one.batch in times:
-                assert model is not None
-                times[one.batch][arm] = (one.latency_us, model.latency_us(one.terms))
+        if model is not None:
+            weights, constant = model.weights, model.weights[-1]
+            for batch, terms, time_us in zip(batches, every, times_us, strict=True):
+                if batch in times:
+                    times[batch][arm] = (time_us, sum(map(mul, weights, terms), constant))
     return {**times}
 
 
 def _loss(choices: Sequence[Sequence[str]], times: _Times) -> float | None:
     """What is lost by taking the choice that is best by the models; None without another."""
-    best, fastest, least, known = 0.0, inf, inf, 0
+    known: list[tuple[float, float]] = []
     for arms in choices:
         some = [times[arm] for arm in arms if arm in times]
-        if some:
-            known += 1
-            time, cost = some[0] if len(some) == 1 else map(min, zip(*some, strict=True))
-            fastest = min(fastest, time)
-            if cost < least:
-                best, least = time, cost
-    return best / fastest - 1 if known > 1 else None
+        if len(some) > 1:
+            known.append((min([time for time, _ in some]), min([cost for _, cost in some])))
+        else:
+            known += some
+    if len(known) < 2:
+        return None
+    return min(known, key=_COST)[0] / min(known)[0] - 1

@@ -54,7 +54,7 @@ def fit(
     `gaps` has for each batch the log distance to the nearest other arm's time; near ones count
     more. Without it all count alike.
     """
-    if len(set(terms)) < FEWEST:
+    if not _differ(terms):
         return None
     counts = [_CLOSE / (_CLOSE + gap) for gap in gaps] or [1.0] * len(times_us)
     # Errors count relatively, so all is divided by the time.
@@ -63,6 +63,16 @@ def fit(
     *weights, constant = fitted_weights([*columns, scales], counts, _WORSE)
     # A model of nothing but terms that are 0 on some batch would be free there.
     return CostModel((*weights, max(constant, 0.01 * min(times_us))))
+
+
+def _differ(terms: Iterable[tuple[float, ...]]) -> bool:
+    """Whether there are enough different ones."""
+    found: set[tuple[float, ...]] = set()
+    for one in terms:
+        found.add(one)
+        if len(found) >= FEWEST:
+            return True
+    return False
 
 
 class Box(NamedTuple):

@@ -7,7 +7,7 @@ is ignored, and written anew. Where nothing can be written there is none. It nev
 guards are code.
 
 The file has three lines: its format with a digest of the rest, what decisions need, and the
-measurements, which are only parsed when somebody asks for reasons. All JSON.
+measurements, which are only parsed when somebody asks for reasons. Both are JSON.
 """
 
 from __future__ import annotations
@@ -16,11 +16,14 @@ import hashlib
 import json
 import logging
 import os
+import struct
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
+from functools import partial
+from math import nan
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -34,8 +37,7 @@ __all__ = ["Entry", "content_of", "file_of", "load", "store"]
 
 _log = logging.getLogger(__name__)
 
-_FORMAT = "nsa-tune-compiled 1"
-_CELLS = attrgetter(*(field.name for field in fields(Measurement)))
+_FORMAT = "nsa-tune-compiled 2"
 _CODE = (
     "points", "batch", "compiling", "costs", "guards", "layouts", "least_squares", "point",
     "policy_cache", "profiles", "records", "text_table",
@@ -55,11 +57,11 @@ class Entry:
     compiled: Mapping[str, Compiled]
     """By point."""
     rows: str
-    """The measurements as JSON."""
+    """The measurements, packed."""
 
     def measurements(self) -> tuple[Measurement, ...]:
         """The measurements, parsed."""
-        return checked_measurements(json.loads(self.rows))
+        return checked_measurements(_unpacked(self.rows))
 
     def table(self) -> Table:
         """The table as it was read."""
@@ -120,8 +122,7 @@ def store(file: Path, content: str, table: Table, compiled: Mapping[str, Compile
             "limits": dict(table.limits),
             "points": {name: _plain(one) for name, one in compiled.items()},
         }
-        rows = list(map(_CELLS, table.measurements))
-        body = f"{json.dumps(facts)}\n{json.dumps(rows)}\n".encode()
+        body = f"{json.dumps(facts)}\n{_packed(table.measurements)}\n".encode()
         head = f"{_FORMAT} {hashlib.sha256(body).hexdigest()}\n".encode()
         handle, temporary = tempfile.mkstemp(prefix=f"{file.name}.", dir=file.parent)
         with os.fdopen(handle, "wb") as stream:
@@ -144,6 +145,60 @@ def _code() -> str:
             status = os.stat(path) if path else None  # noqa: PTH116
             facts.append((name, status and (status.st_size, status.st_mtime_ns)))
     return hashlib.sha256(repr(facts).encode()).hexdigest()
+
+
+# --- measurements as text
+
+
+def _packed(measurements: Sequence[Measurement]) -> str:
+    """Measurements as JSON, column by column, each as one text: of 5,000 of them that takes an
+    eighth of the time that 55,000 values take."""
+    return json.dumps(
+        [_PACKS[name][0](list(map(attrgetter(name), measurements))) for name in _PACKS]
+    )
+
+
+def _unpacked(text: str) -> list[Sequence[object]]:
+    columns = json.loads(text)
+    return [read(column) for (_, read), column in zip(_PACKS.values(), columns, strict=True)]
+
+
+def _joined(texts: Sequence[str]) -> str | list[str]:
+    joined = "\n".join(texts)
+    return joined if joined.count("\n") == len(texts) - 1 else [*texts]
+
+
+def _split(column: str | list[str]) -> list[str]:
+    return column.split("\n") if isinstance(column, str) else column
+
+
+def _digits(kind: str, numbers: Sequence[float | None]) -> str:
+    known = [nan if number is None else number for number in numbers]
+    return struct.pack(f"<{len(known)}{kind}", *known).hex()
+
+
+def _numbers(kind: str, digits: str) -> list[float | None]:
+    found = bytes.fromhex(digits)
+    numbers = struct.unpack(f"<{len(found) // 8}{kind}", found)
+    return [None if number != number else number for number in numbers]
+
+
+_TEXT = (_joined, _split)
+_FLOAT, _WHOLE = ((partial(_digits, kind), partial(_numbers, kind)) for kind in "dq")
+_PACKS: Mapping[str, tuple[Callable[[Any], Any], Callable[[Any], Sequence[object]]]] = {
+    "point": _TEXT,
+    "batch": _TEXT,
+    "arm": _TEXT,
+    "status": _TEXT,
+    "latency_us": _FLOAT,
+    "low_us": _FLOAT,
+    "high_us": _FLOAT,
+    "samples": _WHOLE,
+    "error": _FLOAT,
+    "reason": _TEXT,
+    "discarded": _WHOLE,
+}
+"""How each field of a measurement is written, and read again."""
 
 
 # --- compiled policies as plain values

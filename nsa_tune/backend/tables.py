@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from nsa_tune._errors import StoreCorrupt, StoreError, StoreMissing, StoreNewer, StoreReadOnly
-from nsa_tune.backend.newest import newest_rows
+from nsa_tune.backend.newest import newest_columns
 from nsa_tune.backend.records import Device, Key, Status, Table
 from nsa_tune.backend.text_table import checked_measurements, read_key, read_text
 
@@ -342,7 +342,7 @@ def table_of(connection: sqlite3.Connection, path: Path, number: int, key: Key) 
     """
     # A database that only an older version has written is read as it is.
     discarded = "discarded" if schema_version(connection, path) >= _DISCARDED_SINCE else "0"
-    rows = newest_rows(connection, number, discarded)
+    *columns, measured_at = newest_columns(connection, number, discarded)
     facts = connection.execute(_DEVICE, [number]).fetchone()
     if facts is None:
         raise ValueError("a key without a device")
@@ -352,9 +352,9 @@ def table_of(connection: sqlite3.Connection, path: Path, number: int, key: Key) 
     return Table(
         key,
         Device(name, arch, *map(_count, numbers)),
-        checked_measurements([row[:-2] for row in rows]),
+        checked_measurements(columns),
         str(path),
-        max((str(row[-2]) for row in rows), default=""),
+        max(map(str, measured_at), default=""),
         limits_of(connection, number),
     )
 

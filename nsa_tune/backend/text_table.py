@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, takewhile
+from itertools import chain, compress, repeat, takewhile
 from math import inf, isfinite
 from pathlib import Path
 from typing import Any
@@ -84,33 +84,33 @@ def checked_measurement(
     )
 
 
-def checked_measurements(rows: Sequence[Sequence[Any]]) -> tuple[Measurement, ...]:
-    """`checked_measurement` of each of `rows`, which have all eleven values.
+def checked_measurements(columns: Sequence[Sequence[Any]]) -> tuple[Measurement, ...]:
+    """`checked_measurement` of each row of `columns`, which are all eleven.
 
     Raises:
         ValueError: as that.
     """
-    if not _are_plain([row for row in rows if row[3] == _OK]):
-        return tuple([checked_measurement(*row) for row in rows])
-    return tuple(
-        [
-            measurement_of(a, b, c, Status.OK, d, e, f, g, h, i, j)
-            if status == _OK
-            else checked_measurement(a, b, c, status, d, e, f, g, h, i, j)
-            for a, b, c, status, d, e, f, g, h, i, j in rows
-        ]
-    )
+    succeeded = [status == _OK for status in columns[3]]
+    plain = columns
+    if not all(succeeded):
+        plain = [list(compress(column, succeeded)) for column in columns]
+    if not _are_plain(plain):
+        return tuple(map(checked_measurement, *columns))
+    found = list(map(measurement_of, *columns[:3], repeat(Status.OK), *columns[4:]))
+    if plain is not columns:
+        for i, is_plain in enumerate(succeeded):
+            if not is_plain:
+                found[i] = checked_measurement(*[column[i] for column in columns])
+    return tuple(found)
 
 
-def _are_plain(rows: Sequence[Sequence[Any]]) -> bool:
-    """Whether all rows are beyond doubt what nsa-tune writes of successes: column by column that
+def _are_plain(columns: Sequence[Sequence[Any]]) -> bool:
+    """Whether all of these successes are beyond doubt what nsa-tune writes: column by column that
     is asked in a fifth of the time."""
-    point, batch, arm, status, latency, low, high, samples, error, reason, discarded = (
-        zip(*rows, strict=True) if rows else [()] * 11
-    )
+    point, batch, arm, _, latency, low, high, samples, error, reason, discarded = columns
     times = (*latency, *low, *high)
     return (
-        {*map(type, chain(point, batch, arm, status, reason))} <= {str}
+        {*map(type, chain(point, batch, arm, reason))} <= {str}
         and {*map(type, times)} <= {float}
         and {*map(type, error)} <= {float, type(None)}
         and {*map(type, chain(samples, discarded))} <= {int}
