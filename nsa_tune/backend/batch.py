@@ -7,18 +7,14 @@ import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import cache
 from itertools import groupby
-from math import hypot
-from operator import add, index, mul, sub
-from typing import cast
+from operator import index, sub
+from typing import Any
 
 from nsa_tune._errors import BatchError
+from nsa_tune.backend.lengths import MAX_TOKENS, lanes, number_of, pairs_of
 
 __all__ = ["MAX_TOKENS", "Batch", "Mode"]
-
-MAX_TOKENS = 2**31 - 1
-"""Kernels index tokens with int32: no length or sum may pass this."""
 
 
 class Mode(StrEnum):
@@ -102,25 +98,35 @@ class Batch(_Draft):
             BatchError: on no sequence, unequal counts, a negative prefix, or no new token.
         """
         prefixes, news = tuple(prefix_lens), tuple(extend_lens)
-        words = _words(len(news))
+        pack, unpack, size, fill, top = lanes(len(news))
         try:
             # Packing refuses what is no whole number or below 0, faster than looking at each.
-            words.pack(*prefixes)
-            # Four zero bytes in a row are a zero, or several numbers with zeros in them.
-            some = _ZERO not in words.pack(*news) or all(news)
+            before = number_of(pack(*prefixes), "little")
+            added = number_of(pack(*news), "little")
         except struct.error:
-            prefixes, news = _checked(prefixes, news)
-            some = True
+            return cls.extend(*_checked(prefixes, news), captured=captured)
         q_tokens = sum(news)
         kv_tokens = sum(prefixes, q_tokens)
-        if not (type(kv_tokens) is int and news and some and kv_tokens <= MAX_TOKENS):
-            prefixes, news = _checked(prefixes, news)
-            q_tokens, kv_tokens = sum(news), sum(prefixes) + sum(news)
-        kv_lens = tuple(map(add, prefixes, news))
-        return _made(
-            Mode.EXTEND, len(news), q_tokens, kv_tokens, max(kv_lens),
-            _pairs(prefixes, kv_lens, q_tokens), 1, captured, kv_lens, news,
-        )  # fmt: skip
+        # With `fill` added a lane overflows into its top bit unless it was 0.
+        if not (
+            type(kv_tokens) is int and 0 < kv_tokens <= MAX_TOKENS and (added + fill) & top == top
+        ):
+            return cls.extend(*_checked(prefixes, news), captured=captured)
+        kv_lens = unpack((before + added).to_bytes(size, "little"))
+        # As `_made`, whose call takes as long as a sum.
+        draft: Any = _Draft()
+        draft.mode = _EXTEND
+        draft.sequences = len(news)
+        draft.q_tokens = q_tokens
+        draft.kv_tokens = kv_tokens
+        draft.max_kv = max(kv_lens)
+        draft.pairs = pairs_of(prefixes, kv_lens, q_tokens)
+        draft.next_n = 1
+        draft.captured = captured
+        draft.kv_lens = kv_lens
+        draft.new_lens = news
+        draft.__class__ = Batch
+        return draft  # type: ignore[no-any-return]
 
     @classmethod
     def decode(cls, context_lens: Sequence[int], *, captured: bool = False) -> Batch:
@@ -254,27 +260,19 @@ def _made(
 ) -> Batch:  # fmt: skip
     """`Batch(...)` in a fifth of its time: a frozen class sets each field through a call, which
     comes to more than a whole plan. A draft is filled in like any object, and then frozen."""
-    draft = cast("Batch", _Draft())
-    draft.mode = mode  # type: ignore[misc]
-    draft.sequences = sequences  # type: ignore[misc]
-    draft.q_tokens = q_tokens  # type: ignore[misc]
-    draft.kv_tokens = kv_tokens  # type: ignore[misc]
-    draft.max_kv = max_kv  # type: ignore[misc]
-    draft.pairs = pairs  # type: ignore[misc]
-    draft.next_n = next_n  # type: ignore[misc]
-    draft.captured = captured  # type: ignore[misc]
-    draft.kv_lens = kv_lens  # type: ignore[misc]
-    draft.new_lens = new_lens  # type: ignore[misc]
+    draft: Any = _Draft()
+    draft.mode = mode
+    draft.sequences = sequences
+    draft.q_tokens = q_tokens
+    draft.kv_tokens = kv_tokens
+    draft.max_kv = max_kv
+    draft.pairs = pairs
+    draft.next_n = next_n
+    draft.captured = captured
+    draft.kv_lens = kv_lens
+    draft.new_lens = new_lens
     draft.__class__ = Batch
-    return draft
-
-
-_ZERO = bytes(4)
-
-
-@cache
-def _words(count: int) -> struct.Struct:
-    return struct.Struct(f"{count}I")
+    return draft  # type: ignore[no-any-return]
 
 
 def _checked(
@@ -302,20 +300,6 @@ def _checked(
     if sum(prefixes) + sum(news) > MAX_TOKENS:
         raise BatchError(f"{sum(prefixes) + sum(news)} kv tokens pass the int32 of the kernels")
     return prefixes, news
-
-
-_EXACT_SQUARES = 2.0**48
-"""Up to here `hypot`, which is good to one unit in the last place, squares to the right integer."""
-
-
-def _pairs(prefixes: Sequence[int], kv_lens: Sequence[int], q_tokens: int) -> int:
-    """The sum of new * prefix + new * (new + 1) / 2, which is half of kv**2 - prefix**2 + new."""
-    squares = hypot(*kv_lens) ** 2
-    if squares <= _EXACT_SQUARES:
-        twice = round(squares) - round(hypot(*prefixes) ** 2)
-    else:
-        twice = sum(map(mul, kv_lens, kv_lens)) - sum(map(mul, prefixes, prefixes))
-    return (twice + q_tokens) // 2
 
 
 def _of_contexts(mode: Mode, context_lens: Iterable[int], next_n: int, captured: bool) -> Batch:
