@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -12,7 +13,9 @@ import pytest
 from nsa_tune import Batch, Dispatcher
 from nsa_tune.backend import policy_cache
 from nsa_tune.backend.policy import Policy
+from nsa_tune.backend.records import Status
 from nsa_tune.backend.serving import Match
+from nsa_tune.backend.text_table import checked_measurements
 from nsa_tune.db.exchange import import_text
 from nsa_tune.db.store import Store
 from tests.backend.fake_point import FAKE, SETTING, Times, table_of
@@ -163,3 +166,16 @@ def test_nothing_is_written_beside_a_text_table(
     opened(path)
 
     assert list(path.parent.iterdir()) == [path]
+
+
+def test_measurements_are_read_back_as_they_were_written() -> None:
+    plain = table_of(TIMES).measurements
+    odd = [
+        replace(plain[0], status=Status.FAILED, latency_us=None, low_us=None, high_us=None),
+        replace(plain[1], reason="two\nlines\tand a tab", error=0.1 + 0.2, discarded=2),
+        replace(plain[2], reason="\u2028 \ud800"),
+    ]
+    for rows in ((), plain, (*plain, *odd)):
+        packed = policy_cache._packed(rows)
+        assert "\n" not in packed
+        assert checked_measurements(policy_cache._unpacked(packed)) == tuple(rows)

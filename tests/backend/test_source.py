@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsa_tune.backend.batch import Batch, Mode
-from nsa_tune.backend.source import Scope, Writer
-from nsa_tune.backend.tracing import SymbolicBatch, Trace
+from nsa_tune.backend.source import Scope, Writer, merged
+from nsa_tune.backend.tracing import Fork, Leaf, SymbolicBatch, Trace
 
 Limit = Callable[[Batch], str | None]
 
@@ -75,3 +75,36 @@ def test_what_is_asked_forbids_what_the_limits_forbid(
 
         forbidden = any(limit(batch) is not None for limit in limits)
         assert eval(str(refusal), {"batch": batch}) == forbidden
+
+
+def test_conditions_on_which_nothing_depends_are_left_out() -> None:
+    trace = Trace()
+    batch = SymbolicBatch(trace, Mode.EXTEND, 1, None, has_lens=False)
+
+    def terms(unused: int) -> tuple[object, ...]:
+        last = 1 if batch.q_tokens > 7 else unused
+        return (batch.kv_tokens, last) if batch.max_kv > 5 else (batch.sequences, 2)
+
+    tree = merged(trace.follow(lambda: terms(1)))
+    whole = merged(trace.follow(lambda: terms(3)))
+
+    assert isinstance(tree, Fork)
+    assert isinstance(tree.yes, Leaf)
+    assert isinstance(whole, Fork)
+    assert isinstance(whole.yes, Fork)
+
+
+def test_a_whole_number_with_many_weights_is_copied_once() -> None:
+    trace = Trace()
+    batch = SymbolicBatch(trace, Mode.EXTEND, 1, None, has_lens=False)
+    writer, scope = Writer(trace), Scope({}, {}, 0)
+    models = [batch.q_tokens * weight + 1.5 * batch.kv_tokens for weight in (0.5, 0.25)]
+    models += [0.125 * batch.q_tokens + 2.5 * batch.q_tokens, 3 * batch.q_tokens]
+
+    scope = writer.floats(models, scope)
+    assert writer.lines == []
+
+    scope = writer.floats([*models, 0.75 * batch.q_tokens], scope)
+    assert writer.lines == ["v1 = batch.q_tokens + 0.0"]
+    assert writer.value(models[2], scope) == "((0.125 * v1) + (2.5 * v1))"
+    assert writer.value(models[3], scope) == "(3 * batch.q_tokens)"

@@ -5,13 +5,20 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 
 from nsa_tune._errors import StoreCorrupt, StoreError, StoreMissing, StoreNewer
 from nsa_tune.backend.records import Measurement, Status, Table
-from nsa_tune.backend.text_table import format_table, read_key, read_text
+from nsa_tune.backend.text_table import (
+    checked_measurement,
+    checked_measurements,
+    format_table,
+    read_key,
+    read_text,
+)
 from tests.records import KEY, failed, ok, table, tables
 
 
@@ -179,3 +186,45 @@ def test_wrong_measurements_keep_their_latency(tmp_path: Path) -> None:
     )
 
     assert read_text(_written(format_table(table(wrong)), tmp_path)).measurements == (wrong,)
+
+
+def _rows(count: int) -> list[list[Any]]:
+    times = (9.5, 9.25, 9.75)
+    return [["p", f"decode:n1:{i + 1}", "a", "ok", *times, 5, None, "", 0] for i in range(count)]
+
+
+def _checked(rows: list[list[Any]]) -> tuple[Measurement, ...]:
+    return checked_measurements(list(zip(*rows, strict=True)))
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        ["p", "decode:n1:9", "a", "failed", None, None, None, 0, None, "no memory", 3],
+        ["p", "decode:n1:9", "a", "wrong", 4.0, 4.0, 4.0, 5, 0.5, "rows differ", 0],
+        ["p", "decode:n1:9", "a", "ok", 4, 3.5, 5, 5, 1, "", 0],
+    ],
+)
+def test_rows_are_checked_together_as_alone(row: list[Any]) -> None:
+    for rows in ([row], _rows(3), [*_rows(2), row, *_rows(1)]):
+        assert _checked(rows) == tuple(checked_measurement(*one) for one in rows)
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (0, b"p"), (1, None), (2, 3), (3, "fine"), (3, None), (4, None), (4, 0.0),
+        (5, float("inf")), (6, float("nan")), (6, -1.0), (4, "9.5"), (7, -1), (7, 2.5), (8, "x"), (9, None), (10, -2),
+        (10, True),
+    ],
+)  # fmt: skip
+def test_one_bad_value_among_many_is_refused(place: int, value: Any) -> None:
+    rows = _rows(5)
+    rows[3][place] = value
+
+    with pytest.raises(ValueError, match=r"\S"):
+        _checked(rows)
+
+
+def test_no_rows_are_no_measurements() -> None:
+    assert checked_measurements([()] * 11) == ()
