@@ -214,8 +214,8 @@ def test_rows_are_checked_together_as_alone(row: list[Any]) -> None:
     ("place", "value"),
     [
         (0, b"p"), (1, None), (2, 3), (3, "fine"), (3, None), (4, None), (4, 0.0),
-        (5, float("inf")), (6, float("nan")), (6, -1.0), (4, "9.5"), (7, -1), (7, 2.5), (8, "x"), (9, None), (10, -2),
-        (10, True),
+        (5, float("inf")), (6, float("nan")), (6, -1.0), (4, "9.5"), (7, -1),
+        (7, 2.5), (8, "x"), (9, None), (10, -2), (10, True),
     ],
 )  # fmt: skip
 def test_one_bad_value_among_many_is_refused(place: int, value: Any) -> None:
