@@ -50,6 +50,11 @@ class Figure(NamedTuple):
 
 def best_ns(function: Callable[[Any], object], arguments: Sequence[Any]) -> float:
     """Nanoseconds of a call: the best round for each argument, the median over the arguments."""
+    return median(each_ns(function, arguments))
+
+
+def each_ns(function: Callable[[Any], object], arguments: Sequence[Any]) -> list[float]:
+    """Nanoseconds of a call with each argument: the best round."""
     rounds = []
     for argument in arguments:
         best = float("inf")
@@ -59,7 +64,7 @@ def best_ns(function: Callable[[Any], object], arguments: Sequence[Any]) -> floa
                 function(argument)
             best = min(best, (perf_counter_ns() - start) / _CALLS)
         rounds.append(best)
-    return median(rounds)
+    return rounds
 
 
 def _empty(argument: object) -> object:
@@ -108,8 +113,12 @@ def _planning(dispatcher: Dispatcher) -> Iterator[Figure]:
 def _plans_of(dispatcher: Dispatcher, note: str) -> Iterator[Figure]:
     for name, kind in _KINDS:
         sums = [batch.sums for batch in _batches(name, dispatcher)]
-        time_us = best_ns(dispatcher.plan, sums) / 1e3
-        yield Figure(f"whole plan, {kind}, from sums{note}", time_us, 1.0)
+        times = sorted(each_ns(dispatcher.plan, sums))
+        yield Figure(f"whole plan, {kind}, from sums{note}", median(times) / 1e3, 1.0)
+        slow = times[len(times) * 9 // 10]
+        yield Figure(
+            f"whole plan, {kind}, from sums{note}: a tenth takes more than", slow / 1e3, None
+        )
 
 
 def _chooser(dispatcher: Dispatcher, name: str, batch: Batch) -> Callable[[Batch], object]:

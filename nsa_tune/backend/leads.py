@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import lru_cache
 from itertools import product
 from typing import NamedTuple, TypeAlias
 
@@ -223,10 +224,11 @@ def _difference(
     return total
 
 
-def typical(mode: Mode, next_n: int) -> list[Batch]:
+@lru_cache(maxsize=64)
+def typical(mode: Mode, next_n: int) -> tuple[Batch, ...]:
     """Batches of a kind, from a few tokens to many."""
     news = (1, 16, 128, 1024, 4096) if mode is Mode.EXTEND else (next_n,)
-    return [
+    return tuple(
         Batch.from_totals(
             mode=mode,
             sequences=sequences,
@@ -237,4 +239,4 @@ def typical(mode: Mode, next_n: int) -> list[Batch]:
         for sequences in (1, 4, 16, 64)
         for new in news
         for prefix in (0, 128, 1024, 4096, 32768)
-    ]
+    )

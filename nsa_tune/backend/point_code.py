@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias, cast
 
 from nsa_tune.backend.answering import AnswerCode, ArmCode, open_choices
 from nsa_tune.backend.batch import Batch, Mode
@@ -39,6 +39,9 @@ if TYPE_CHECKING:
 __all__ = ["BODY", "Asked", "Kind", "PointCode", "Question"]
 
 BODY = Scope({}, {}, 2)
+
+Refusals: TypeAlias = Mapping[str, Sequence[Tree[object]]]
+"""Of each arm what may forbid it, as trees of reasons."""
 
 
 class Question(NamedTuple):
@@ -153,8 +156,11 @@ class PointCode:
 
     def _arms(self, sheet: int, terms: Sequence[float | Expression], scope: Scope) -> None:
         """Write the answers, with all models or, where a lead is certain, with fewer."""
-        stand, scope = self._standing(sheet, scope)
-        for lead in self._leads(sheet, terms, stand, scope):
+        refusals = {
+            one.name: self._refusals(one, sheet, scope) for one in self.asked.policy.candidates
+        }
+        stand, scope = self._standing(refusals, scope)
+        for lead in self._leads(sheet, terms, {arm: refusals[arm] for arm in stand}, scope):
             if not lead.text:
                 self._compare(sheet, terms, lead.standing(stand), scope)
                 return
@@ -164,14 +170,11 @@ class PointCode:
             scope = scope.inside()
         self._compare(sheet, terms, stand, scope)
 
-    def _standing(self, sheet: int, scope: Scope) -> tuple[Standing, Scope]:
+    def _standing(self, refusals: Refusals, scope: Scope) -> tuple[Standing, Scope]:
         """The arms that are not ruled out for every batch; what their limits share is written."""
-        trees = {
-            one.name: self._refusals(one, sheet, scope) for one in self.asked.policy.candidates
-        }
         open_arms = {
             name: some
-            for name, some in trees.items()
+            for name, some in refusals.items()
             if self.writer.any_refusal(some, scope) is not True
         }
         conditions = {
@@ -185,9 +188,11 @@ class PointCode:
         return {name: str(limit or "") for name, limit in limits.items()}, scope
 
     def _leads(
-        self, sheet: int, terms: Sequence[float | Expression], stand: Standing, scope: Scope
+        self, sheet: int, terms: Sequence[float | Expression], refusals: Refusals, scope: Scope
     ) -> list[Lead]:
         """The leads that are worth asking for, best first."""
+        if self.batch.has_lens:
+            return []
         policy, batch = self.asked.policy, cast("Batch", self.batch)
         asked = [
             Contest(question.answer.choices, self._rule(question, scope))
@@ -196,9 +201,9 @@ class PointCode:
         arms = [
             one
             for one in policy.candidates
-            if one.name in stand and any(contest.choice_of(one.name) for contest in asked)
+            if one.name in refusals and any(contest.choice_of(one.name) for contest in asked)
         ]
-        if self.batch.has_lens or not all(sheet in one.models for one in arms):
+        if not all(sheet in one.models for one in arms):
             return []
         bounds: Bounds = {}
         if (term_bounds := policy.point.term_bounds) is not None:
@@ -208,13 +213,13 @@ class PointCode:
         plain = scope._replace(names={})
         free = {
             one.name: self.writer.any_refusal(
-                [*self._refusals(one, sheet, scope), self._surcharged(one, scope)], plain
+                [*refusals[one.name], self._surcharged(one, scope)], plain
             )
             for one in arms
         }
         return leads(asked, forms, bounds, free, self._typical(scope))
 
-    def _typical(self, scope: Scope) -> list[Batch]:
+    def _typical(self, scope: Scope) -> Sequence[Batch]:
         """Batches of which everything holds that is known here; any where there is none."""
         batches = typical(self.kind.mode, self.kind.next_n)
         return [batches[i] for i in holding(self.writer.known(scope), batches)] or batches
