@@ -27,7 +27,7 @@ _SMALLEST = 1e-4
 _DEQUANTIZE = (8, 8)
 """(tokens a program, warps), as all of these: measured by benchmarks/bandwidth.py."""
 _QUANTIZE = (8, 8)
-_REQUANTIZE = (8, 4)
+_REQUANTIZE = (4, 4)
 
 
 def quantize_reference(latents: torch.Tensor, rank: int) -> torch.Tensor:
@@ -187,23 +187,27 @@ def quantize(
 @triton.jit
 def _requantize_raw_kernel(
     raw, values, slots, words, tails, tokens,
-    RANK_WORDS: tl.constexpr, SCALES: tl.constexpr, ROPE: tl.constexpr,
+    RANK_WORDS: tl.constexpr, SCALES: tl.constexpr, ROPE: tl.constexpr, TAIL: tl.constexpr,
     BYTES: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     here = (token < tokens)[:, None]
     slot = tl.load(slots + token, mask=token < tokens, other=0).to(tl.int64)[:, None]
+    # All is loaded before anything is stored, or the second load waits for the first store.
     # The latent's bytes stay as they are, so they move as words.
-    column = tl.arange(0, RANK_WORDS)[None, :]
-    source = raw + slot * (RANK_WORDS + ROPE // 4)
-    tl.store(words + slot * (BYTES // 4) + column, tl.load(source + column, mask=here), mask=here)
-    column = tl.arange(0, SCALES)[None, :]
-    one = tl.full((TOKENS, SCALES), 0x3F800000, tl.int32)  # 1.0 as fp32
-    tl.store(words + slot * (BYTES // 4) + RANK_WORDS + column, one, mask=here)
-    column = tl.arange(0, ROPE)[None, :]
-    tail = tl.load(values + slot * (4 * RANK_WORDS + ROPE) + 4 * RANK_WORDS + column, mask=here)
-    target = tails + slot * (BYTES // 2) + (BYTES // 2 - ROPE)
-    tl.store(target + column, tail.to(tl.float32).to(tl.bfloat16), mask=here)
+    word = tl.arange(0, RANK_WORDS)[None, :]
+    latent = tl.load(raw + slot * (RANK_WORDS + ROPE // 4) + word, mask=here)
+    # Behind it come the scales and the rope part, in halves of words: written as one piece.
+    half = tl.arange(0, TAIL)[None, :]
+    source = values + slot * (4 * RANK_WORDS + ROPE) + (4 * RANK_WORDS - 2 * SCALES) + half
+    ours = half < 2 * SCALES + ROPE
+    rope = tl.load(source, mask=here & ours & (half >= 2 * SCALES), other=0.0)
+    widened = rope.to(tl.float32).to(tl.bfloat16).to(tl.int16, bitcast=True)
+    one = tl.where(half % 2 == 1, 0x3F80, 0).to(tl.int16)  # 1.0 as fp32 has it in its upper half
+    tail = tl.where(half < 2 * SCALES, one, widened).to(tl.bfloat16, bitcast=True)
+    tl.store(words + slot * (BYTES // 4) + word, latent, mask=here)
+    target = tails + slot * (BYTES // 2) + (BYTES // 2 - ROPE - 2 * SCALES)
+    tl.store(target + half, tail, mask=here & ours)
 
 
 def requantize_raw(
@@ -223,10 +227,10 @@ def requantize_raw(
     tokens, width = slots.numel(), KVLayout.FP8_PACKED.token_bytes(rank, rope)
     assert raw.is_contiguous() and raw.shape == (pool.shape[0], rank + rope)
     assert pool.is_contiguous() and pool.shape[1] == width
-    each, warps = _REQUANTIZE
+    scales, (each, warps) = rank // SCALE_TILE, _REQUANTIZE
     _requantize_raw_kernel[(triton.cdiv(tokens, each),)](
         raw.view(torch.int32), raw, slots, pool.view(torch.int32), pool.view(torch.bfloat16),
         tokens,
-        RANK_WORDS=rank // 4, SCALES=rank // SCALE_TILE, ROPE=rope, BYTES=width, TOKENS=each,
-        num_warps=warps,
+        RANK_WORDS=rank // 4, SCALES=scales, ROPE=rope,
+        TAIL=triton.next_power_of_2(2 * scales + rope), BYTES=width, TOKENS=each, num_warps=warps,
     )  # fmt: skip
