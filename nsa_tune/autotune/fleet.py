@@ -31,6 +31,12 @@ class Post:
     sweep: Sweep
     unit: str
     task: Task | None = None
+    at_ceilings: bool = False
+
+    @property
+    def busy(self) -> bool:
+        """Whether its station measures something."""
+        return self.at_ceilings or self.task is not None
 
 
 class Fleet:
@@ -64,36 +70,15 @@ class Fleet:
             # A budget of nothing still measures one batch.
             spent = budget_s is not None and self.seconds >= budget_s and self._done > 0
             for post in self._posts:
-                if post.task is None and not spent:
+                if not post.busy and not spent:
                     self._attempt(self._take_up, post)
-            busy = [post for post in self._posts if post.task is not None]
+            busy = [post for post in self._posts if post.busy]
             if not busy:
                 break
             for post in self._ready(busy):
                 self._attempt(self._advance, post)
             self._store()
         return "budget" if spent and any(sweep.left() for sweep in self._sweeps) else "done"
-
-    def ceilings(self) -> None:
-        """Have one device of each sweep that lacks them measure what it reaches itself.
-
-        Raises:
-            MachineUnfit: when no device of a sweep can go on.
-            StoreError: when the database takes no more rows.
-        """
-        for sweep in self._sweeps:
-            if not sweep.lacks_ceilings:
-                continue
-            post = next(post for post in self._posts if post.sweep is sweep)
-            self._attempt(self._measure_ceilings, post)
-
-    def _measure_ceilings(self, post: Post) -> None:
-        step = post.station.ceilings()
-        if step.replaced:
-            facts = {"point": CEILINGS}
-            self._tell_replaced(post, "measuring the ceilings", step.replaced, facts)
-        post.sweep.ledger.note(step.rows)
-        post.sweep.ledger.flush()
 
     def _ready(self, busy: Sequence[Post]) -> Sequence[Post]:
         """The posts to advance, after a wait for the first one to have news."""
@@ -104,13 +89,20 @@ class Fleet:
         return busy
 
     def _take_up(self, post: Post) -> None:
+        if post.sweep.hand_out_ceilings():
+            post.at_ceilings = True
+            post.station.begin_ceilings()
+            return
         post.task = post.sweep.next(post.unit)
         if post.task is not None:
             post.station.begin(post.task.arms)
 
     def _advance(self, post: Post) -> None:
         step, task = post.station.advance(), post.task
-        if step is None or task is None:
+        if step is None:
+            return
+        if task is None:
+            self._take_ceilings(post, step)
             return
         self._report(post, task, step, post.sweep.take(post.unit, task, step.rows))
         if step.finished:
@@ -118,6 +110,13 @@ class Fleet:
             post.task = None
             if not task.anchor:
                 self._told.append((task, rows))
+
+    def _take_ceilings(self, post: Post, step: Step) -> None:
+        post.at_ceilings = False
+        if step.replaced:
+            facts = {"point": CEILINGS}
+            self._tell_replaced(post, "measuring the ceilings", step.replaced, facts)
+        post.sweep.ledger.note(step.rows)
 
     def _report(self, post: Post, task: Task, step: Step, out: Sequence[Quarantined]) -> None:
         batch = str(task.job.batch)
@@ -162,6 +161,8 @@ class Fleet:
             self._posts.remove(post)
             if post.task is not None:
                 post.sweep.give_back(post.unit, post.task)
+            if post.at_ceilings:
+                post.sweep.give_back_ceilings()
             # A device that hangs in its driver keeps its worker from ending, too.
             with suppress(MachineUnfit):
                 post.station.close()

@@ -23,19 +23,13 @@ class InlineStation:
         self._bench = Bench(start, self._recorder)
         self._arms: tuple[str, ...] = ()
         self._broken_by = ""
+        self._at_ceilings = False
         self.job: Job | None = None
         self.connection: Connection | None = None
 
     def hello(self) -> Hello:
         """As `Station`'s."""
         return self._bench.hello
-
-    def ceilings(self) -> Step:
-        """As `Station`'s."""
-        answer = self._bench.ceilings()
-        if answer.lost:
-            self._broken_by = "measuring the ceilings"
-        return Step(list(answer.rows), finished=True)
 
     def begin(self, job: Job) -> None:
         """As `Station`'s.
@@ -51,8 +45,18 @@ class InlineStation:
         self.job = job
         self._arms = tuple(arm.name for arm in job.arms)
 
+    def begin_ceilings(self) -> None:
+        """As `Station`'s."""
+        self._at_ceilings = True
+
     def advance(self) -> Step | None:
-        """Measure the job's arms that are left; returns when that is done."""
+        """Measure the job's arms that are left, or the ceilings; returns when that is done."""
+        if self._at_ceilings:
+            self._at_ceilings = False
+            answer = self._bench.ceilings()
+            if answer.lost:
+                self._broken_by = "measuring the ceilings"
+            return Step(list(answer.rows), finished=True)
         assert self.job is not None, "a station without a job has nothing to advance"
         answer = self._bench.measure(Work(self.job.point.name, self.job.batch, self._arms))
         rows = [with_worker(row) if answer.lost else row for row in answer.rows]

@@ -52,6 +52,7 @@ class IsolatedStation:
         self._vain = 0
         self._sent_at = monotonic()
         self._arms: list[str] = []
+        self._at_ceilings = False
         self.job: Job | None = None
 
     @property
@@ -72,34 +73,17 @@ class IsolatedStation:
             self.advance()
         return self._hello
 
-    def ceilings(self) -> Step:
-        """As `Station`'s; a worker that dies of it is replaced before the next job."""
-        worker, hello = self._worker, self.hello()
-        assert worker is not None, "nothing has ended the worker that said hello"
-        try:
-            worker.send(Roof())
-            if not worker.connection.poll(self._deadlines.first):
-                worker.kill()
-                raise Died(f"no end after {self._deadlines.first:.0f} s")
-            message = worker.receive()
-        except Died as death:
-            reason, at = str(death), max(worker.moment().arm, 0)
-            _log.info("a worker ended: %s", reason)
-            self.close()
-            arch = hello.setting.device.arch
-            one = ceilings_for(arch, large=arch != "cpu")[at]
-            return Step([with_worker(failed(one, reason))], finished=True, replaced=reason)
-        assert isinstance(message, Answer), "ceilings are answered, whatever became of them"
-        if message.lost:
-            self.close()
-        reason = message.rows[-1].reason if message.lost else ""
-        return Step(list(message.rows), finished=True, replaced=reason)
-
     def begin(self, job: Job) -> None:
         """As `Station`'s."""
         self.job = job
         self._arms = [arm.name for arm in job.arms]
         self._dispatch()
+
+    def begin_ceilings(self) -> None:
+        """As `Station`'s; a worker that dies of it is replaced before the next job."""
+        assert self._worker is not None, "nothing has ended the worker that said hello"
+        self._at_ceilings, self._sent_at = True, monotonic()
+        self._worker.send(Roof())
 
     def advance(self) -> Step | None:
         """As `Station`'s.
@@ -149,6 +133,11 @@ class IsolatedStation:
 
     def _take(self, answer: Answer) -> Step:
         rows = list(answer.rows)
+        if self._at_ceilings:
+            self._at_ceilings = False
+            if answer.lost:
+                self.close()
+            return Step(rows, finished=True, replaced=rows[-1].reason if answer.lost else "")
         if answer.lost:
             rows = [with_worker(row) for row in rows]
             self.close()
@@ -183,6 +172,8 @@ class IsolatedStation:
         """The worker is dead: say which arm killed it, and go on with the others."""
         self.close()
         _log.info("a worker ended: %s", reason)
+        if self._at_ceilings:
+            return self._without_ceilings(max(moment.arm, 0), reason)
         blamed = moment.stage in (Stage.FIRST, Stage.SAMPLE)
         self._vain = 0 if blamed else self._vain + 1
         if self._vain == _MOST_VAIN or self._hello is None:
@@ -198,6 +189,13 @@ class IsolatedStation:
             self._dispatch()
             return None
         return self._step(rows, reason)
+
+    def _without_ceilings(self, at: int, reason: str) -> Step:
+        """Measuring the ceiling of this number killed the worker."""
+        self._at_ceilings = False
+        arch = self.hello().setting.device.arch
+        one = ceilings_for(arch, large=arch != "cpu")[at]
+        return Step([with_worker(failed(one, reason))], finished=True, replaced=reason)
 
     def _failed(self, arm: str, reason: str) -> Measurement:
         assert self.job is not None

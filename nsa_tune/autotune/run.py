@@ -206,7 +206,6 @@ def _measure(fleet: Fleet, sweeps: Sequence[Sweep], budget_s: float | None) -> s
     """Let the fleet measure; however that ends, what is measured is stored."""
     outcome = "interrupted"
     try:
-        fleet.ceilings()
         outcome = fleet.measure(budget_s)
     except KeyboardInterrupt:
         # The caller reports what there is and leaves with 130.

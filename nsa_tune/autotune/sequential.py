@@ -26,6 +26,9 @@ MOST_SAMPLES = LOOKS[-1]
 FAR = {2: 3.0, 4: 1.5}
 """Samples at which an arm that was slower by this factor in each of them is done: no noise of a
 timer comes near, and such an arm is what a sweep would spend most of its time on."""
+APART = 2.0
+"""Samples of an arm further apart than this were disturbed, and say nothing of how far it is: those
+of the last arm of a round follow each other at once, so that one hiccup of the device hits both."""
 TARGET_HALF_WIDTH = 0.005
 """An arm whose own interval is within this of its median needs no more samples for itself."""
 CHEAP_US = 4000.0
@@ -120,10 +123,14 @@ class Contest:
             log(slow / fast)
             for slow, fast in zip(self._samples[arm], self._samples[best], strict=True)
         ]
-        if self._taken in FAR and min(ratios) > log(FAR[self._taken]):
+        if self._taken in FAR and min(ratios) > log(FAR[self._taken]) and self._agree(arm):
             self._verdicts[arm] = Verdict.WIN
         elif self._taken in LOOKS:
             self._verdicts[arm] = verdict_of(interval_of(ratios, ALPHA / len(LOOKS)))
+
+    def _agree(self, arm: int) -> bool:
+        samples = self._samples[arm]
+        return max(samples) <= APART * min(samples)
 
     def _done(self, arm: int) -> bool:
         if self._taken >= MOST_SAMPLES:

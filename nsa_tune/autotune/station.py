@@ -32,10 +32,6 @@ class Station(Protocol):
         """Wait until the device is ready, and say what it is."""
         ...
 
-    def ceilings(self) -> Step:
-        """Measure what the device itself reaches, and wait for it; before any job."""
-        ...
-
     @property
     def job(self) -> Job | None:
         """What it is measuring."""
@@ -50,8 +46,12 @@ class Station(Protocol):
         """Measure `job`."""
         ...
 
+    def begin_ceilings(self) -> None:
+        """Measure what the device itself reaches, in place of a job."""
+        ...
+
     def advance(self) -> Step | None:
-        """Go on with the job as far as that is possible without waiting."""
+        """Go on with what was begun as far as that is possible without waiting."""
         ...
 
     def close(self) -> None:

@@ -44,7 +44,7 @@ class Sweep:
         self.setting = replace(hellos[0].setting, limits=store.limits(self.key))
         known = [] if arguments["fresh"] else store.current(self.key)
         wanted = bool(arguments.get("ceilings"))
-        self.lacks_ceilings = wanted and lacks_ceilings(self.setting.device, known)
+        self._lacks_ceilings = wanted and lacks_ceilings(self.setting.device, known)
         known = [row for row in known if row.point != CEILINGS]
         self.quarantine = Quarantine(known)
         # What failed because somebody else held the memory is tried again.
@@ -70,6 +70,15 @@ class Sweep:
                 return Task(job, arms)
             self.schedule.done(job, [])
         return None
+
+    def hand_out_ceilings(self) -> bool:
+        """Whether to measure the ceilings; once, unless that is given back."""
+        wanted, self._lacks_ceilings = self._lacks_ceilings, False
+        return wanted
+
+    def give_back_ceilings(self) -> None:
+        """A unit is gone before it measured them."""
+        self._lacks_ceilings = True
 
     def _next_job(self) -> Job | None:
         return self._returned.popleft() if self._returned else self.schedule.next()

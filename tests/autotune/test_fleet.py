@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from nsa_tune import MachineUnfit
+from nsa_tune.autotune.ceilings import POINT as CEILINGS
 from nsa_tune.autotune.fleet import Fleet, Post
 from nsa_tune.autotune.messages import Hello
 from nsa_tune.autotune.progress import Incident, NoProgress
@@ -30,6 +31,7 @@ from tests.records import DEVICE, KEY
 SETTING = Setting(profile_of("deepseek-v3.2"), 128, KVLayout.FP8_PACKED, DEVICE)
 POINT = MANY["runnable"]
 BATCHES = 40
+ROOF = Measurement(CEILINGS, "copy:1", "copy", Status.OK, 1.0, 1.0, 1.0, 8)
 
 
 class Scripted:
@@ -41,21 +43,26 @@ class Scripted:
         self.unit, self.slowness, self.calls, self.lives = unit, slowness, calls, lives
         self.job: Job | None = None
         self.closed = False
+        self.roof = self.roofs = 0
         self._left = 0
 
     def hello(self) -> Hello:
         return Hello(SETTING, KEY, self.unit)
 
-    def ceilings(self) -> Step:
-        raise AssertionError("not asked for")
+    def begin_ceilings(self) -> None:
+        self.roof = self.calls
 
     def begin(self, job: Job) -> None:
         self.job, self._left = job, self.calls
 
     def advance(self) -> Step | None:
-        assert self.job is not None
         if self.lives == 0:
             raise MachineUnfit(f"{self.unit} fell off the bus")
+        if self.roof:
+            self.roof -= 1
+            self.roofs += not self.roof
+            return None if self.roof else Step([ROOF], finished=True)
+        assert self.job is not None
         self._left -= 1
         if self._left > 0:
             return None
@@ -102,9 +109,10 @@ Make = Callable[..., tuple[Fleet, Sweep, Listener]]
 
 @pytest.fixture
 def fleet(store: Store) -> Make:
-    def make(*stations: Scripted) -> tuple[Fleet, Sweep, Listener]:
+    def make(*stations: Scripted, ceilings: bool = False) -> tuple[Fleet, Sweep, Listener]:
         hellos = [station.hello() for station in stations]
-        sweep = Sweep(hellos, [POINT], store, {"fresh": False}, Exhaustive)
+        arguments = {"fresh": False, "ceilings": ceilings}
+        sweep = Sweep(hellos, [POINT], store, arguments, Exhaustive)
         posts = [Post(station, sweep, station.unit) for station in stations]
         listener = Listener()
         return Fleet(posts, listener), sweep, listener
@@ -124,6 +132,30 @@ def test_devices_share_the_batches_and_each_row_is_stored_once(fleet: Make, stor
     assert len(stored(store)) == sweep.measured == 2 * BATCHES
     assert sum(unit.batches for unit in sweep.units()) == BATCHES
     assert listener.counts == [(done, BATCHES) for done in range(1, BATCHES + 1)]
+
+
+def test_one_device_measures_the_ceilings_while_the_others_measure_batches(
+    fleet: Make, store: Store
+) -> None:
+    one, two = Scripted("a", calls=10), Scripted("b")
+    told, sweep, _ = fleet(one, two, ceilings=True)
+
+    assert told.measure(None) == "done"
+    assert (one.roofs, two.roofs) == (1, 0)
+    assert stored(store)["copy:1", "copy"] == 1
+    counts = {unit.unit: unit.batches for unit in sweep.units()}
+    assert counts["b"] > counts["a"]
+
+
+def test_the_ceilings_of_a_device_that_breaks_are_measured_by_another(
+    fleet: Make, store: Store
+) -> None:
+    one, two = Scripted("a", lives=0), Scripted("b")
+    told, _, _ = fleet(one, two, ceilings=True)
+
+    assert told.measure(None) == "done"
+    assert two.roofs == 1
+    assert stored(store)["copy:1", "copy"] == 1
 
 
 def test_a_slow_device_gets_fewer_batches(fleet: Make) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from nsa_tune.autotune.schedule import Exhaustive, Job, Schedule
+from nsa_tune.backend.batch import Batch
 from nsa_tune.backend.layouts import KVLayout
 from nsa_tune.backend.point import Setting
 from nsa_tune.backend.profiles import profile_of
@@ -55,3 +56,14 @@ def test_arms_that_are_measured_are_left_out_and_their_batches_when_none_is_left
     assert str(found[0].batch) == second
     assert [arm.name for arm in found[0].arms] == ["fast"]
     assert len(found) == 3
+
+
+def test_the_last_jobs_of_a_large_grid_go_largest_first() -> None:
+    grid = [Batch.decode([8 + i] * (1 + i % 3)) for i in range(200)]
+    point = replace(runnable("fast", "slow"), grid=lambda setting: grid)
+
+    found = [job.batch for job in jobs(Exhaustive([point], SETTING, []))]
+
+    assert found[:-32] == grid[:-32]
+    assert [batch.q_tokens for batch in found[-32:]] == sorted([1, 2, 3] * 10 + [1, 2])[::-1]
+    assert set(found) == set(grid)

@@ -112,6 +112,16 @@ def test_an_arm_clearly_behind_is_done_after_two_rounds() -> None:
     assert samples(run([steady(180), steady(100)])) == [4, LOOKS[0]]
 
 
+def test_an_arm_that_one_hiccup_hit_twice_goes_on() -> None:
+    contest = Contest(2)
+    contest.add({0: (7.6, 7.6), 1: (33.0, 465.0)})
+    while contest.active:
+        contest.add({arm: (7.6, 7.6) if arm == 0 else (5.0, 5.0) for arm in contest.active})
+
+    slow, fast = contest.timings()
+    assert fast.median_us == 5.0 < slow.median_us
+
+
 def test_close_arms_are_told_apart() -> None:
     contest = run([steady(100), steady(103)])
 
