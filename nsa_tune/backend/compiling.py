@@ -92,7 +92,7 @@ def compiled(point: Point, setting: Setting, rows: Sequence[Measurement]) -> Com
     for arm, some in groupby(rows, attrgetter("arm")):
         own = list(some)
         successes[arm] = _successes(own, samples, point.arm(arm), setting)
-        models[arm] = _models(successes[arm], gaps[arm])
+        models[arm] = _models(successes[arm], gaps[arm], point.columns_of(arm))
         if any(row.status is not Status.OK for row in own):
             failures[arm] = _failures((samples[row.batch], row) for row in own)
     succeeded = {row.batch for row in rows if row.status is Status.OK}
@@ -160,9 +160,11 @@ def _successes(
     return found
 
 
-def _models(successes: Mapping[int, _Successes], gaps: Mapping[str, float]) -> dict[int, CostModel]:
+def _models(
+    successes: Mapping[int, _Successes], gaps: Mapping[str, float], columns: Sequence[int]
+) -> dict[int, CostModel]:
     fitted = {
-        sheet: fit(terms, times_us, list(map(gaps.__getitem__, batches)))
+        sheet: fit(terms, times_us, list(map(gaps.__getitem__, batches)), columns)
         for sheet, (batches, terms, times_us) in sorted(successes.items())
     }
     return {sheet: model for sheet, model in fitted.items() if model is not None}

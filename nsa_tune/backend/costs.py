@@ -47,22 +47,29 @@ class CostModel:
 
 
 def fit(
-    terms: Sequence[tuple[float, ...]], times_us: Sequence[float], gaps: Sequence[float] = ()
+    terms: Sequence[tuple[float, ...]],
+    times_us: Sequence[float],
+    gaps: Sequence[float] = (),
+    columns: Sequence[int] | None = None,
 ) -> CostModel | None:
     """The model of batches with these cost terms and times, or None of too few different ones.
 
     `gaps` has for each batch the log distance to the nearest other arm's time; near ones count
-    more. Without it all count alike.
+    more. Without it all count alike. Of the terms only those numbered in `columns` get weights.
     """
     if not _differ(terms):
         return None
     counts = [_CLOSE / (_CLOSE + gap) for gap in gaps] or [1.0] * len(times_us)
     # Errors count relatively, so all is divided by the time.
     scales = list(map(truediv, counts, times_us))
-    columns = [list(map(mul, column, scales)) for column in zip(*terms, strict=True)]
-    *weights, constant = fitted_weights([*columns, scales], counts, _WORSE)
+    amounts = list(zip(*terms, strict=True))
+    used = range(len(amounts)) if columns is None else columns
+    scaled = [list(map(mul, amounts[i], scales)) for i in used]
+    *own, constant = fitted_weights([*scaled, scales], counts, _WORSE)
+    weights = dict(zip(used, own, strict=True))
     # A model of nothing but terms that are 0 on some batch would be free there.
-    return CostModel((*weights, max(constant, 0.01 * min(times_us))))
+    least = max(constant, 0.01 * min(times_us))
+    return CostModel((*(weights.get(i, 0.0) for i in range(len(amounts))), least))
 
 
 def _differ(terms: Iterable[tuple[float, ...]]) -> bool:

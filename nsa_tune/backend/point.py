@@ -88,6 +88,9 @@ class Arm:
     guards: tuple[Guard, ...] = ()
     reference: bool = False
     """Plain torch: timed only where the point has no kernels for the device."""
+    terms: tuple[str, ...] | None = None
+    """Those of the point's cost terms that its time may depend on; None for all. A fit finds
+    weights for whatever it is offered, so an arm is offered no other kernel's work."""
     surcharge_us: Callable[[Batch, Setting], float] | None = None
     """What a batch behind a cliff takes more than the measurements before it tell; 0 before it."""
 
@@ -156,6 +159,11 @@ class Point:
             if arm.name == name:
                 return arm
         raise UnknownName.of(f"arm of {self.name}", name, [arm.name for arm in self.arms])
+
+    def columns_of(self, arm: str) -> tuple[int, ...]:
+        """Which of `terms`, by number, the time of `arm` may depend on."""
+        own = self.arm(arm).terms
+        return tuple(i for i, name in enumerate(self.terms) if own is None or name in own)
 
     def candidates(self, setting: Setting) -> Iterator[Arm]:
         """The arms worth timing in this setting: all that the device has kernels for.

@@ -269,11 +269,13 @@ class Surface:
         `shared` lets the arms of one point have their places in common.
         """
         shared = {} if shared is None else shared
+        columns = point.columns_of(samples[0][1].arm) if samples else ()
         found: dict[int, dict[tuple[float, ...], list[tuple[tuple[float, ...], Measurement]]]] = {}
         for batch, measurement in sorted(samples, key=lambda sample: sample[1].batch):
             features = features_of(point, batch, setting)
             pairs = found.setdefault(features.sheet, {}).setdefault(features.where, [])
-            pairs.append((features.terms, measurement))
+            own = [t if i in columns else 0.0 for i, t in enumerate(features.terms)]
+            pairs.append((tuple(own), measurement))
         sheets = {}
         for sheet, by_place in sorted(found.items()):
             if len(by_place) >= _FEWEST:

@@ -23,6 +23,7 @@ from tests.backend.fake_point import SETTING
 BATCHES = typical(Mode.EXTEND, 1)
 RIVALS = Contest({"a": ("one",), "b": ("two",)}, Leaf("neither"))
 
+TERMS = POINTS["prefill"].terms
 LONG = [batch for batch in BATCHES if batch.max_kv > 2048 and batch.prefix_tokens]
 
 
@@ -55,7 +56,7 @@ def _time(weights: tuple[float, ...], batch: Batch) -> float:
 
 
 _weight = st.one_of(st.just(0.0), st.floats(1e-7, 1e-2))
-_weights = st.tuples(*[_weight] * 9, st.floats(0.1, 50))
+_weights = st.tuples(*[_weight] * len(TERMS), st.floats(0.1, 50))
 
 
 @given(_weights, _weights, st.sampled_from(["a", "b", "neither"]))
@@ -75,11 +76,11 @@ def test_a_lead_holds_only_where_the_winner_is_taken(
             assert won <= lost * (1 + MARGIN) if favoured else won * (1 + MARGIN) < lost
 
 
-WORK = (0.0, 0.1, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+WORK = (0.0, 0.1, *[0.0] * (len(TERMS) - 2))
 
 
 def test_a_lead_by_one_sum_is_one_comparison() -> None:
-    flat, steep = (*[0.0] * 9, 50.0), (*WORK, 1.0)
+    flat, steep = (*[0.0] * len(TERMS), 50.0), (*WORK, 1.0)
     found = {lead.winner: lead.text for lead in _leads({"one": flat, "two": steep})}
 
     assert found["one"].startswith("batch.q_tokens >= 49")

@@ -19,6 +19,10 @@ from nsa_tune.backend.point import Setting
 
 __all__ = [
     "COORDINATES",
+    "OF_FA2",
+    "OF_FA3",
+    "OF_MLA",
+    "OF_SDPA",
     "TERMS",
     "attended_of",
     "cost_terms",
@@ -30,6 +34,7 @@ __all__ = [
 
 _TILE = 128
 """Queries that FlashAttention-3 computes at once for head dims of 192 and 128."""
+_NARROWEST = 16
 _FEWEST_KEYS = 128
 
 TERMS = (
@@ -42,7 +47,16 @@ TERMS = (
     "query_tiles",
     "pairs_in_whole_tiles",
     "queries_merged",
+    "narrow_tiles",
+    "pairs_in_narrow_tiles",
+    "kv_tokens_in_a_tile",
 )
+_OF_ALL = ("sequences", "q_tokens", "kv_tokens", "tokens_read_back")
+_OF_MHA = (*_OF_ALL, "kv_tokens_in_a_tile")
+OF_FA3 = (*_OF_MHA, "query_tiles", "pairs_in_whole_tiles")
+OF_FA2 = (*_OF_MHA, "narrow_tiles", "pairs_in_narrow_tiles", "queries_merged")
+OF_SDPA = (*_OF_MHA, "attended_pairs", "query_tiles", "pairs_in_whole_tiles")
+OF_MLA = (*_OF_ALL, "attended_pairs", "attended_pairs_in_whole_waves")
 COORDINATES = ("q_tokens", "kv_tokens", "attended_per_query", "sequences")
 
 
@@ -73,22 +87,31 @@ def runs(batch: Batch) -> Iterable[tuple[int, int, int]]:
     return zip(map(sub, kv_lens, new_lens), new_lens, repeat(1), strict=False)
 
 
-def _tiles(batch: Batch) -> tuple[float, float]:
-    """(query tiles, pairs in them); from sums alone as if all sequences were equal."""
+def _tiles(batch: Batch, tile: int) -> tuple[float, float]:
+    """(tiles of `tile` queries, pairs in them); from sums alone as if all sequences were equal."""
     if batch.kv_lens is None:
         count = batch.sequences
-        tiles = -(-batch.q_tokens // (count * _TILE))
-        queries = float(_TILE) * tiles
-        # Half of the keys of the last tile, that is, and of all before it.
-        keys = 0.5 * count * (queries + float(_TILE)) + batch.prefix_tokens
-        return count * tiles, queries * keys
+        tiles = -(-batch.q_tokens // (count * tile))
+        before = 0.5 * tile * (tiles - 1) * count + batch.prefix_tokens
+        return count * tiles, (tiles * before + batch.q_tokens) * tile
     total, pairs = 0, 0
     for prefix, new, count in runs(batch):
-        tiles = -(-new // _TILE)
+        tiles = -(-new // tile)
         total += count * tiles
-        # Tile i of a sequence sees its prefix and the tiles up to itself.
-        pairs += count * _TILE * tiles * (prefix + _TILE * (tiles + 1) // 2)
+        # Each tile sees the prefix and the tiles before it, and the last one the sequence's end.
+        pairs += count * tile * (tiles * prefix + tile * tiles * (tiles - 1) // 2 + new)
     return total, pairs
+
+
+def _narrow_tile(batch: Batch) -> int:
+    """Queries that FlashAttention-2 computes at once, by the mean of new tokens a sequence, a
+    whole number: 16, from 17 on 64, from 65 on 128 (FlashInfer, utils.cuh, FA2DetermineCtaTileQ).
+
+    Without a branch, which every plan would take, also where no dense arm may run.
+    """
+    some = batch.q_tokens >= 17 * batch.sequences
+    many = batch.q_tokens >= 65 * batch.sequences
+    return _NARROWEST + 48 * some + 64 * many
 
 
 def wave_of(setting: Setting) -> int:
@@ -101,7 +124,8 @@ def cost_terms(batch: Batch, setting: Setting) -> tuple[float, ...]:
     """Amounts of work, in the order of `TERMS`."""
     attended = attended_of(batch, setting.profile.index_topk)
     wave = wave_of(setting)
-    tiles, pairs = _tiles(batch)
+    tiles, pairs = _tiles(batch, _TILE)
+    narrow_tiles, narrow_pairs = _tiles(batch, _narrow_tile(batch))
     return (
         batch.sequences,
         batch.q_tokens,
@@ -111,7 +135,10 @@ def cost_terms(batch: Batch, setting: Setting) -> tuple[float, ...]:
         attended / batch.q_tokens * wave * ((batch.q_tokens + (wave - 1)) // wave),
         tiles,
         pairs,
-        batch.q_tokens if _splits_keys(tiles, batch, setting) else 0,
+        batch.q_tokens if _splits_keys(narrow_tiles, batch, setting) else 0,
+        narrow_tiles,
+        narrow_pairs,
+        batch.kv_tokens + (_TILE - batch.kv_tokens) * (batch.kv_tokens < _TILE),
     )
 
 
@@ -121,6 +148,7 @@ def term_bounds(batch: Batch, setting: Setting) -> tuple[tuple[float, float] | N
     A sequence of the mean `new` tokens has at most new / 128 + 1 tiles. With their 128 queries each
     sees prefix + 64 * (tiles + 1) keys, which over all sequences comes to at most
     (q_tokens + 128) * (prefix_tokens + q_tokens / 2) + 128 * q_tokens + 2**14 * sequences.
+    Narrow tiles have no more pairs.
     """
     topk, wave = setting.profile.index_topk, wave_of(setting)
     attended = attended_of(batch, topk)
@@ -135,6 +163,9 @@ def term_bounds(batch: Batch, setting: Setting) -> tuple[tuple[float, float] | N
         (attended, attended + topk * (wave - 1)),
         (tiles, tiles + batch.sequences),
         (_TILE * batch.prefix_tokens, most),
+        (0, batch.q_tokens),
+        (tiles, batch.q_tokens / _NARROWEST + batch.sequences),
+        (_NARROWEST * batch.prefix_tokens, most),
         None,
     )
 

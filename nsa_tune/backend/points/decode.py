@@ -38,14 +38,16 @@ def _case(batch: Batch, setting: Setting, device: torch.device) -> Case:
 def _cost_terms(batch: Batch, setting: Setting) -> tuple[float, ...]:
     attended, wave = attended_of(batch, setting.profile.index_topk), wave_of(setting)
     waves = (batch.q_tokens + (wave - 1)) // wave
-    return (batch.q_tokens, attended, attended / batch.q_tokens * wave * waves, waves)
+    # Queries follow one another on an SM, and the last wave takes as long as its longest query.
+    mean, longest = attended / batch.q_tokens, min(batch.max_kv, setting.profile.index_topk)
+    return (batch.q_tokens, attended, (mean * (waves - 1) + longest) * wave, waves)
 
 
 def _term_bounds(batch: Batch, setting: Setting) -> tuple[tuple[float, float] | None, ...]:
-    # Whole waves are at most one more than the queries fill; in one of these no query attends to
-    # more than index_topk.
+    # The waves before the last hold fewer than all queries; in the last no query attends to more
+    # than index_topk.
     attended, wave = attended_of(batch, setting.profile.index_topk), wave_of(setting)
-    most = attended + setting.profile.index_topk * (wave - 1)
+    most = attended + setting.profile.index_topk * wave
     return (None, None, (attended, most), (1, (batch.q_tokens + (wave - 1)) / wave))
 
 
@@ -148,7 +150,7 @@ DECODE = Point(
     modes=frozenset({Mode.DECODE, Mode.TARGET_VERIFY, Mode.DRAFT_EXTEND}),
     arms=_ARMS,
     answers=(Answer("decode", {arm.name: (arm.name,) for arm in _ARMS}),),
-    terms=("rows", "attended_pairs", "attended_pairs_in_whole_waves", "waves"),
+    terms=("rows", "attended_pairs", "attended_pairs_in_waves_to_the_longest", "waves"),
     cost_terms=_cost_terms,
     term_bounds=_term_bounds,
     coordinates=("rows", "attended_per_row", "mean_context"),

@@ -61,34 +61,35 @@ _DECODE_KERNEL = (
 _MHA = (
     Arm(
         "mha/fa3", mha.build_fa3, _ANY, "flashinfer", _HOPPER,
-        (*_DENSE, guards.RAGGED_SHAPE, guards.FA3_WORKS),
+        (*_DENSE, guards.RAGGED_SHAPE, guards.FA3_WORKS), terms=work.OF_FA3,
     ),
     Arm(
         "mha/trtllm_ragged", mha.build_trtllm_ragged, _ANY, "flashinfer", _BLACKWELL,
-        (*_DENSE, guards.RAGGED_SHAPE, guards.TRTLLM_RAGGED_WORKSPACE),
+        (*_DENSE, guards.RAGGED_SHAPE, guards.TRTLLM_RAGGED_WORKSPACE), terms=work.OF_FA3,
     ),
     Arm(
         "mha/fa2", mha.build_fa2, _ANY, "flashinfer", ANY_GPU,
-        (*_DENSE, guards.RAGGED_SHAPE, guards.FA2_WORKS),
+        (*_DENSE, guards.RAGGED_SHAPE, guards.FA2_WORKS), terms=work.OF_FA2,
     ),
-    Arm("mha/sdpa", mha.build_torch, _ANY, archs=ANY_GPU, guards=_DENSE),
-    Arm("mha/torch", mha.build_torch, _ANY, guards=_DENSE, reference=True),
+    Arm("mha/sdpa", mha.build_torch, _ANY, archs=ANY_GPU, guards=_DENSE, terms=work.OF_SDPA),
+    Arm("mha/torch", mha.build_torch, _ANY, guards=_DENSE, reference=True, terms=work.OF_SDPA),
 )  # fmt: skip
 _MLA = (
     Arm(
-        "mla/flashmla_sparse", mla.build_flashmla_sparse, _ANY, "flash_mla", _FLASHMLA, _SPARSE_FWD
+        "mla/flashmla_sparse", mla.build_flashmla_sparse, _ANY, "flash_mla", _FLASHMLA, _SPARSE_FWD,
+        terms=work.OF_MLA,
     ),
     Arm(
         "mla/flashmla_kv", mla.build_flashmla_kv, _PACKED, "flash_mla", _FLASHMLA, _DECODE_KERNEL,
-        surcharge_us=guards.schedule_surcharge_us,
+        surcharge_us=guards.schedule_surcharge_us, terms=work.OF_MLA,
     ),
     Arm(
         # Not where FlashMLA runs: so many times slower there that a sweep would be mostly its time.
         "mla/triton", mla.build_triton, _ANY, archs=ANY_GPU - _FLASHMLA,
-        guards=(guards.SOME_ROWS, guards.TRITON_SHAPE),
+        guards=(guards.SOME_ROWS, guards.TRITON_SHAPE), terms=work.OF_MLA,
     ),
-    Arm("mla/torch_sparse", mla.build_torch_sparse, _ANY, reference=True),
-    Arm("mla/torch_kv", mla.build_torch_kv, _PACKED, reference=True),
+    Arm("mla/torch_sparse", mla.build_torch_sparse, _ANY, reference=True, terms=work.OF_MLA),
+    Arm("mla/torch_kv", mla.build_torch_kv, _PACKED, reference=True, terms=work.OF_MLA),
 )  # fmt: skip
 
 

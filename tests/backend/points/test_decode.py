@@ -8,6 +8,8 @@ from random import Random
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from nsa_tune import Batch
 from nsa_tune.backend.cases.prefill import prefill_case
@@ -164,3 +166,23 @@ def test_sums_of_equal_sequences_cost_what_their_lengths_cost() -> None:
 
     assert DECODE.cost_terms(sums, H100) == pytest.approx(DECODE.cost_terms(lengths, H100))
     assert DECODE.locate(sums, H100) == pytest.approx(DECODE.locate(lengths, H100))
+
+
+def test_the_last_wave_takes_as_long_as_its_longest_query() -> None:
+    """Three queries side by side: seen on an H100 with contexts of 296, 1411 and 364 tokens."""
+    index = DECODE.terms.index("attended_pairs_in_waves_to_the_longest")
+    uneven = DECODE.cost_terms(Batch.decode([296, 1411, 364]), H100)
+    equal = DECODE.cost_terms(Batch.decode([690] * 3), H100)
+
+    assert uneven[index] == pytest.approx(66 * 1411)
+    assert equal[index] == pytest.approx(66 * 690)
+
+
+@given(st.lists(st.integers(1, 200_000), min_size=1, max_size=300), st.sampled_from((1, 2, 4)))
+def test_bounds_by_sums_hold_for_the_terms_that_have_them(contexts: list[int], next_n: int) -> None:
+    batch = Batch.verify([context + next_n for context in contexts], next_n)
+    assert DECODE.term_bounds is not None
+    bounds = DECODE.term_bounds(batch, H100)
+
+    for value, pair in zip(DECODE.cost_terms(batch, H100), bounds, strict=True):
+        assert pair is None or (pair[0] <= value * (1 + 1e-12) and value <= pair[1] * (1 + 1e-12))

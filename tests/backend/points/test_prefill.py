@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from nsa_tune import Batch, BatchError
 from nsa_tune.backend.cases.prefill import PrefillCase, prefill_case
@@ -156,16 +158,72 @@ def test_samples_are_seeded_and_half_of_them_ragged() -> None:
     assert 60 < dense < 140
 
 
+def terms_of(batch: Batch) -> dict[str, float]:
+    return dict(zip(PREFILL.terms, PREFILL.cost_terms(batch, H100), strict=True))
+
+
 def test_cost_terms_round_to_tiles_of_queries_and_waves_of_the_device() -> None:
-    terms = dict(
-        zip(PREFILL.terms, PREFILL.cost_terms(Batch.extend([100] * 2, [1] * 2), H100), strict=True)
-    )
+    terms = terms_of(Batch.extend([100] * 2, [1] * 2))
 
     assert terms["tokens_read_back"] == 202
     assert terms["attended_pairs"] == 202
     assert terms["attended_pairs_in_whole_waves"] == 101 * 66
     assert terms["query_tiles"] == 2
-    assert terms["pairs_in_whole_tiles"] == 2 * (128 * 100 + 128 * 128)
+    assert terms["pairs_in_whole_tiles"] == 2 * 128 * 101
+
+
+def test_a_tile_sees_the_tiles_before_it_and_the_last_one_the_end_of_its_sequence() -> None:
+    terms = terms_of(Batch.extend([100], [300]))
+
+    assert terms["query_tiles"] == 3
+    assert terms["pairs_in_whole_tiles"] == 128 * (100 + 128 + 100 + 256 + 100 + 300)
+
+
+@pytest.mark.parametrize(
+    ("new", "tile"), [(1, 16), (16, 16), (17, 64), (64, 64), (65, 128), (500, 128)]
+)
+def test_narrow_tiles_follow_the_mean_of_new_tokens(new: int, tile: int) -> None:
+    """FlashInfer's FA2DetermineCtaTileQ for heads of up to 256."""
+    equal = terms_of(Batch.extend([10] * 4, [new] * 4))
+    ragged = terms_of(Batch.extend([10] * 4, [1, 1, 1, 4 * new - 3]))
+
+    assert equal["narrow_tiles"] == 4 * -(-new // tile)
+    assert ragged["narrow_tiles"] == 3 + -(-(4 * new - 3) // tile)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3000), st.integers(1, 3000)), min_size=1, max_size=9),
+    st.booleans(),
+)
+def test_bounds_by_sums_hold_for_the_terms_that_have_them(
+    sequences: list[tuple[int, int]], summed: bool
+) -> None:
+    prefixes, news = zip(*sequences, strict=True)
+    batch = Batch.extend(list(prefixes), list(news))
+    if summed:
+        batch = Batch.from_totals(
+            mode=batch.mode, sequences=batch.sequences, q_tokens=batch.q_tokens,
+            kv_tokens=batch.kv_tokens, max_kv=batch.max_kv,
+        )  # fmt: skip
+    assert PREFILL.term_bounds is not None
+    bounds = PREFILL.term_bounds(batch, H100)
+
+    for value, pair in zip(PREFILL.cost_terms(batch, H100), bounds, strict=True):
+        assert pair is None or (pair[0] <= value * (1 + 1e-12) and value <= pair[1] * (1 + 1e-12))
+
+
+@pytest.mark.parametrize("tokens", [1, 100, 127, 128, 129, 5000])
+def test_up_to_a_tile_the_projection_of_kv_tokens_costs_a_whole_one(tokens: int) -> None:
+    assert terms_of(Batch.extend([0], [tokens]))["kv_tokens_in_a_tile"] == max(tokens, 128)
+
+
+def test_an_arm_depends_on_the_work_of_its_own_kernels() -> None:
+    own = {arm.name: set(arm.terms or PREFILL.terms) for arm in PREFILL.arms}
+
+    assert "narrow_tiles" in own["mha/fa2"] - own["mha/fa3"]
+    assert "query_tiles" in own["mha/fa3"] - own["mha/fa2"]
+    assert own["mla/flashmla_sparse"].isdisjoint({"query_tiles", "narrow_tiles", "queries_merged"})
+    assert all(terms <= set(PREFILL.terms) for terms in own.values())
 
 
 @pytest.mark.parametrize(
