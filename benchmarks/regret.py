@@ -26,7 +26,7 @@ from random import Random
 from nsa_tune import Batch, Dispatcher
 from nsa_tune.backend.point import Answer, Arm, Point, Setting
 from nsa_tune.backend.points import POINTS, points_for
-from nsa_tune.backend.records import Status, Table
+from nsa_tune.backend.records import Measurement, Status, Table
 from nsa_tune.backend.rules import SGLANG_0_5_23
 from nsa_tune.backend.serving import Match
 from nsa_tune.backend.tables import read_text
@@ -54,7 +54,7 @@ class Cell:
 def measure(arguments: argparse.Namespace) -> None:
     """Time all arms on random batches and write them as a text table, however that ends.
 
-    A file that is there already is gone on with.
+    A file that is there already is gone on with, and batches that were disturbed are timed again.
     """
     from nsa_tune.autotune import devices
     from nsa_tune.autotune.measure import measure_batch
@@ -83,13 +83,22 @@ def measure(arguments: argparse.Namespace) -> None:
         for point, batch, arms in drawn(points, setting, arguments.batches, arguments.seed):
             if time.monotonic() > end:
                 break
-            missing = [arm for arm in arms if (point.name, str(batch), arm.name) not in rows]
+            done = (rows.get((point.name, str(batch), arm.name)) for arm in arms)
+            if all(row is not None and _is_steady(row) for row in done):
+                continue
             # Arms are timed against each other, so all of them again.
-            for row in measure_batch(point, batch, arms, setting, device, timer) if missing else ():
+            for row in measure_batch(point, batch, arms, setting, device, timer):
                 rows[row.point, row.batch, row.arm] = row
     finally:
         now = datetime.now(UTC).isoformat(timespec="seconds")
         write_text(Table(key, setting.device, tuple(rows.values()), "", now), out)
+
+
+def _is_steady(row: Measurement) -> bool:
+    """Whether the device was undisturbed: half of the interval is at most a quarter of the time."""
+    if row.latency_us is None or row.low_us is None or row.high_us is None:
+        return True
+    return row.high_us - row.low_us <= 0.5 * row.latency_us
 
 
 def drawn(

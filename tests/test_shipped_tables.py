@@ -10,6 +10,8 @@ import pytest
 from benchmarks.regret import cells, choosers, summary
 from nsa_tune import Batch, Dispatcher
 from nsa_tune.autotune.ceilings import POINT as CEILINGS
+from nsa_tune.backend.layouts import KVLayout
+from nsa_tune.backend.point import Setting
 from nsa_tune.backend.points import POINTS, points_for
 from nsa_tune.backend.profiles import profile_of
 from nsa_tune.backend.records import Status
@@ -18,7 +20,6 @@ from nsa_tune.backend.tables import read_text, shipped
 
 H100 = "NVIDIA H100 80GB HBM3"
 HELD_OUT = sorted((Path(__file__).parents[1] / "benchmarks" / "held_out").glob("*.tsv"))
-MAIN_POINTS = {"prefill", "indexer_layout", "v4_prefill_c4", "v4_prefill_c128"}
 KV_DTYPES = {"bf16": "bf16", "fp8_packed": "fp8"}
 
 
@@ -35,14 +36,35 @@ def test_v32_ships_at_three_head_counts_and_both_kv_formats(gpu: str) -> None:
     }
 
 
+@pytest.mark.parametrize("gpu", [H100, "NVIDIA H200"])
+def test_v4_and_v4_flash_ship_with_all_of_their_heads(gpu: str) -> None:
+    keys = {(t.key.gpu, t.key.model, t.key.heads) for t in map(read_text, shipped())}
+
+    assert keys >= {(gpu, "deepseek-v4", 128), (gpu, "deepseek-v4-flash", 64)}
+
+
+@pytest.mark.parametrize("path", shipped(), ids=lambda path: path.stem)
+def test_every_arm_of_hopper_is_in_its_tables(path: Path) -> None:
+    table = read_text(path)
+    profile = profile_of(table.key.model)
+    setting = Setting(
+        profile, table.key.heads, KVLayout(table.key.kv_layout), table.device,
+        dict(table.key.libraries),
+    )  # fmt: skip
+
+    measured = {(row.point, row.arm) for row in table.measurements if row.point != CEILINGS}
+    assert measured == {
+        (point.name, arm.name) for point in points_for(profile) for arm in point.candidates(setting)
+    }
+
+
 @pytest.mark.parametrize("path", shipped(), ids=lambda path: path.stem)
 def test_a_shipped_table_is_clean_and_has_every_point(path: Path) -> None:
     table = read_text(path)
 
     assert {row.status for row in table.measurements} == {Status.OK}
     arising = {point.name for point in points_for(profile_of(table.key.model))}
-    present = {row.point for row in table.measurements}
-    assert arising & MAIN_POINTS <= present <= arising | {CEILINGS}
+    assert {row.point for row in table.measurements} == arising | {CEILINGS}
     assert table.key.protocol == "cuda-graph/1"
     assert {name for name, _ in table.key.libraries} >= {"torch", "sgl-flash-mla"}
     # Wider than 5 % means that the clock changed while the arm was timed, or that it was slower
@@ -59,7 +81,7 @@ def test_a_shipped_table_is_clean_and_has_every_point(path: Path) -> None:
         and (row.high_us - row.low_us) / (2 * row.latency_us) > 0.05
         and row.low_us < 1.1 * best[row.point, row.batch]
     ]  # fmt: skip
-    assert len(wide) <= len(table.measurements) // 200
+    assert len(wide) <= len(table.measurements) // 100
     assert max(row.error or 0 for row in table.measurements) < 0.01
 
 
@@ -89,7 +111,7 @@ def test_v4_s_few_new_tokens_behind_a_long_prefix_take_the_decode_kernel_on_an_h
 
 
 def test_regret_tells_two_points_on_the_same_batches_apart() -> None:
-    (path,) = (path for path in shipped() if "deepseek-v4_h128" in path.stem)
+    (path,) = (path for path in shipped() if path.stem == "h200_deepseek-v4_h128_fp8")
     table = read_text(path)
     times = {(row.point, row.batch, row.arm): row.latency_us for row in table.measurements}
 
@@ -109,8 +131,18 @@ def test_the_readme_s_answers() -> None:
 
 
 @pytest.mark.parametrize("path", HELD_OUT, ids=lambda path: path.stem)
-@pytest.mark.parametrize("question", ["prefill_path", "sparse_prefill", "indexer_layout"])
-def test_regret_on_held_out_batches_is_under_2_percent_and_no_batch_over_15(
+@pytest.mark.parametrize(
+    "question",
+    [
+        "prefill_path",
+        "mha_kernel",
+        "sparse_prefill",
+        "decode",
+        "indexer_layout",
+        "indexer_metadata",
+    ],
+)
+def test_regret_on_held_out_batches_is_under_half_a_percent_and_no_batch_over_15(
     path: Path, question: str
 ) -> None:
     held_out = read_text(path)
@@ -128,10 +160,11 @@ def test_regret_on_held_out_batches_is_under_2_percent_and_no_batch_over_15(
         for who in ("nsa-tune", SGLANG_0_5_23.name)
     }
 
-    assert len(found) >= 60
+    assert len(found) >= 290
     assert None not in regrets["nsa-tune"], "the plan names a measured choice"
     ours = summary([r for r in regrets["nsa-tune"] if r is not None])
     engine = summary([r for r in regrets[SGLANG_0_5_23.name] if r is not None])
-    assert ours["mean"] < 0.02
+    assert ours["mean"] < 0.005
+    assert ours["p99"] < 0.07
     assert ours["worst"] < 0.15
     assert ours["mean"] < engine["mean"] / 10
