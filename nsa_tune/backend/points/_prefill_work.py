@@ -50,11 +50,19 @@ TERMS = (
     "narrow_tiles",
     "pairs_in_narrow_tiles",
     "kv_tokens_in_a_tile",
+    "pairs_of_the_busiest",
+    "narrow_pairs_of_the_busiest",
 )
 _OF_ALL = ("sequences", "q_tokens", "kv_tokens", "tokens_read_back")
 _OF_MHA = (*_OF_ALL, "kv_tokens_in_a_tile")
-OF_FA3 = (*_OF_MHA, "query_tiles", "pairs_in_whole_tiles")
-OF_FA2 = (*_OF_MHA, "narrow_tiles", "pairs_in_narrow_tiles", "queries_merged")
+OF_FA3 = (*_OF_MHA, "query_tiles", "pairs_in_whole_tiles", "pairs_of_the_busiest")
+OF_FA2 = (
+    *_OF_MHA,
+    "narrow_tiles",
+    "pairs_in_narrow_tiles",
+    "queries_merged",
+    "narrow_pairs_of_the_busiest",
+)
 OF_SDPA = (*_OF_MHA, "attended_pairs", "query_tiles", "pairs_in_whole_tiles")
 OF_MLA = (*_OF_ALL, "attended_pairs", "attended_pairs_in_whole_waves")
 COORDINATES = ("q_tokens", "kv_tokens", "attended_per_query", "sequences")
@@ -125,7 +133,12 @@ def cost_terms(batch: Batch, setting: Setting) -> tuple[float, ...]:
     attended = attended_of(batch, setting.profile.index_topk)
     wave = wave_of(setting)
     tiles, pairs = _tiles(batch, _TILE)
-    narrow_tiles, narrow_pairs = _tiles(batch, _narrow_tile(batch))
+    narrow = _narrow_tile(batch)
+    narrow_tiles, narrow_pairs = _tiles(batch, narrow)
+    # A tile's keys are one SM's work, unless they are split among all.
+    share = setting.heads / setting.device.sms
+    evenly, narrow_evenly = pairs * share, narrow_pairs * share
+    splits = _splits_keys(narrow_tiles, batch, setting)
     return (
         batch.sequences,
         batch.q_tokens,
@@ -135,11 +148,18 @@ def cost_terms(batch: Batch, setting: Setting) -> tuple[float, ...]:
         attended / batch.q_tokens * wave * ((batch.q_tokens + (wave - 1)) // wave),
         tiles,
         pairs,
-        batch.q_tokens if _splits_keys(narrow_tiles, batch, setting) else 0,
+        batch.q_tokens if splits else 0,
         narrow_tiles,
         narrow_pairs,
-        batch.kv_tokens + (_TILE - batch.kv_tokens) * (batch.kv_tokens < _TILE),
+        _larger(batch.kv_tokens, _TILE),
+        _larger(evenly, batch.max_kv * _TILE),
+        narrow_evenly if splits else _larger(narrow_evenly, batch.max_kv * narrow),
     )
+
+
+def _larger(one: float, other: float) -> float:
+    """The larger one, without a branch."""
+    return one + (other - one) * (one < other)
 
 
 def term_bounds(batch: Batch, setting: Setting) -> tuple[tuple[float, float] | None, ...]:
@@ -166,6 +186,8 @@ def term_bounds(batch: Batch, setting: Setting) -> tuple[tuple[float, float] | N
         (0, batch.q_tokens),
         (tiles, batch.q_tokens / _NARROWEST + batch.sequences),
         (_NARROWEST * batch.prefix_tokens, most),
+        None,
+        None,
         None,
     )
 
