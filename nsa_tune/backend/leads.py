@@ -44,7 +44,7 @@ _FIXED = 2
 """What asking costs besides its products, in these."""
 _SURE = 1 + 1e-6
 """Ahead by this much in exact arithmetic is ahead in floating point, in whatever order terms are
-added: each rounding is below 2e-16."""
+added and multiplied: each rounding is below 2e-16 of what is rounded."""
 
 
 class Form(NamedTuple):
@@ -68,6 +68,12 @@ class Contest(NamedTuple):
     choices: Mapping[str, Sequence[str]]
     rule: Tree[str]
     """What the engine's rule takes."""
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether an arm realises several choices."""
+        arms = [arm for some in self.choices.values() for arm in some]
+        return len({*arms}) < len(arms)
 
     def choice_of(self, arm: str) -> str | None:
         """The choice that `arm` realises, if any."""
@@ -148,6 +154,8 @@ def leads(
     `limits` has as code when an arm is forbidden or behind a cliff. What a lead is worth is on how
     many of `batches` it holds, for what it costs.
     """
+    if any(one.overlaps for one in asked):
+        return []
     found = []
     for winner, quotients in product(forms, (False, True)):
         lead = _of(winner, asked, forms, bounds, limits[winner], quotients=quotients)

@@ -106,6 +106,13 @@ def test_there_is_no_lead_where_the_losers_answer_another_question() -> None:
     assert not _leads(weights, paths, kernels)
 
 
+def test_there_is_no_lead_among_arms_of_several_choices() -> None:
+    weights = {"one": (*WORK, 1.0), "two": (0.0, 0.2, *WORK[2:], 2.0)}
+    both = Contest({"a": ("one",), "b": ("one", "two")}, Leaf("a"))
+
+    assert not _leads(weights, both)
+
+
 def test_a_lead_that_seldom_holds_is_not_asked_for() -> None:
     few = (*WORK, 1.0)
     many = (*WORK[:1], 0.0, *WORK[2:], 1e9)
