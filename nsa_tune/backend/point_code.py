@@ -271,10 +271,11 @@ class PointCode:
                 writer.line("else:", scope)
             at = writer.share([costs[name].model for name in names], at)
             for name in names:
-                text = writer.value(costs[name].model, at)
-                more = writer.select(costs[name].more, at, partial(writer.value, scope=at))
+                here = writer.share([costs[name].model], at)
+                text = writer.value(costs[name].model, here)
+                more = writer.select(costs[name].more, here, partial(writer.value, scope=here))
                 writer.line(
-                    f"{times[name]} = {text}{'' if more in ('0', '0.0') else f' + {more}'}", at
+                    f"{times[name]} = {text}{'' if more in ('0', '0.0') else f' + {more}'}", here
                 )
         return times
 

@@ -15,6 +15,7 @@ __all__ = ["Scope", "Writer", "merged"]
 T = TypeVar("T")
 
 _MOST_LINES = 2000
+_QUOTIENTS = ("//", "/")
 _MANY = 3
 """Products of a number for which a copy of it pays."""
 _INPUTS = ("sequences", "q_tokens", "kv_tokens", "max_kv", "pairs")
@@ -84,8 +85,12 @@ class Writer:
         """Write a variable for each quotient in `condition`: models often have the same."""
         found: dict[int, Expression] = {}
         self._collect(condition, scope, found)
+        quotients = [node for node in found.values() if node.operation in _QUOTIENTS]
+        divisors: dict[int, Expression] = {}
+        for node in quotients:
+            self._collect(node.arguments[1], scope, divisors)
         for number, node in found.items():
-            if node.operation in ("//", "/"):
+            if node.operation in _QUOTIENTS or (number in divisors and node.operation == "+"):
                 scope = self._assigned(number, node, scope)
         return scope
 
@@ -175,6 +180,11 @@ class Writer:
             texts[1] = scope.floats[weighted.number]
         if node.operation == "neg":
             return f"(-{texts[0]})"
+        if node.operation == "*":
+            for truth, amount in ((0, 1), (1, 0)):
+                if _is_truth(node.arguments[truth]):
+                    # Half the time of a product, and none for what is not wanted.
+                    return f"({texts[amount]} if {texts[truth]} else 0)"
         return f"({texts[0]} {node.operation} {texts[1]})"
 
     def known(self, scope: Scope) -> str:
@@ -281,6 +291,10 @@ def _alike(one: Tree[tuple[T, ...]], other: Tree[tuple[T, ...]]) -> bool:
 
 def _identity(value: object) -> tuple[str, object]:
     return ("", value.number) if isinstance(value, Expression) else (type(value).__name__, value)
+
+
+def _is_truth(node: object) -> bool:
+    return isinstance(node, Expression) and node.is_truth
 
 
 def _weighted(node: Expression) -> Expression | None:

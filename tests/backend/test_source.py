@@ -108,3 +108,35 @@ def test_a_whole_number_with_many_weights_is_copied_once() -> None:
     assert writer.lines == ["v1 = batch.q_tokens + 0.0"]
     assert writer.value(models[2], scope) == "((0.125 * v1) + (2.5 * v1))"
     assert writer.value(models[3], scope) == "(3 * batch.q_tokens)"
+
+
+def test_a_product_with_a_truth_is_a_choice() -> None:
+    trace = Trace()
+    batch = SymbolicBatch(trace, Mode.EXTEND, 1, None, has_lens=False)
+    larger = batch.q_tokens + (9 - batch.q_tokens) * (batch.q_tokens < 9)
+    writer, scope = Writer(trace), Scope({}, {}, 0)
+
+    text = writer.value(larger + (batch.max_kv > 5) * 7, scope)
+
+    assert " if (5 < batch.max_kv) else 0" in text
+    for new, most in ((3, 3), (20, 21)):
+        one = Batch.extend([most - new], [new])
+        assert eval(text, {"batch": one}) == max(new, 9) + 7 * (most > 5)
+
+
+def test_quotients_of_a_condition_are_computed_once_with_their_divisors() -> None:
+    trace = Trace()
+    batch = SymbolicBatch(trace, Mode.EXTEND, 1, None, has_lens=False)
+    writer = Writer(trace)
+
+    def tree() -> int:
+        tile = 16 + 48 * (batch.q_tokens >= 17)
+        return 1 if batch.kv_tokens // tile < 4 else 0
+
+    writer.fork(trace.follow(tree), Scope({}, {}, 0), lambda value, at: writer.line(f"{value}", at))
+
+    assert writer.lines[:3] == [
+        "v1 = (16 + (48 if (17 <= batch.q_tokens) else 0))",
+        "v2 = (batch.kv_tokens // v1)",
+        "if (v2 < 4):",
+    ]
