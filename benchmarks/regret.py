@@ -1,11 +1,11 @@
 """What a table's answers cost on batches that it was not tuned on, beside the engine's rule.
 
     python benchmarks/regret.py measure --heads 128 --kv-dtype fp8 --batches 100 --out held-out.tsv
-    python benchmarks/regret.py score held-out.tsv [--db TABLE]
+    python benchmarks/regret.py score held-out.tsv [--db TABLE] [--sums]
 
 `measure` needs the GPU: it draws seeded random batches, half of them ragged, and times every arm.
 `score` replays that file anywhere: regret is the time of the arm that was chosen over the best
-arm's, minus one. Without --db the shipped table answers.
+arm's, minus one. Without --db the shipped table answers; --sums asks it without the lengths.
 """
 
 from __future__ import annotations
@@ -149,6 +149,14 @@ def choosers(dispatcher: Dispatcher, answer: Answer) -> dict[str, Choose]:
     return found
 
 
+def summed(batch: Batch) -> Batch:
+    """`batch` as an engine that keeps no lengths gives it."""
+    return Batch.from_totals(
+        mode=batch.mode, sequences=batch.sequences, q_tokens=batch.q_tokens,
+        kv_tokens=batch.kv_tokens, max_kv=batch.max_kv,
+    )  # fmt: skip
+
+
 def _always(choice: str, batch: Batch) -> str:
     del batch
     return choice
@@ -185,7 +193,13 @@ def score(arguments: argparse.Namespace) -> None:
             if not found:
                 continue
             for name, choose in choosers(dispatcher, answer).items():
-                scored = [(cell.regret(choose(cell.batch)), cell) for cell in found]
+                scored = [
+                    (
+                        cell.regret(choose(summed(cell.batch) if arguments.sums else cell.batch)),
+                        cell,
+                    )
+                    for cell in found
+                ]
                 kept = [(regret, cell) for regret, cell in scored if regret is not None]
                 if len(kept) < len(found):
                     continue  # not a choice on every batch: no fair mean
@@ -232,6 +246,7 @@ def main() -> None:
     scoring = commands.add_parser("score", help="regret of the table's answers on a held-out file")
     scoring.add_argument("table", type=Path)
     scoring.add_argument("--db", type=Path)
+    scoring.add_argument("--sums", action="store_true", help="ask without the lengths")
     scoring.add_argument("--json", action="store_true")
     scoring.set_defaults(run=score)
     arguments = parser.parse_args()

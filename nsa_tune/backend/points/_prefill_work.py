@@ -134,7 +134,9 @@ def cost_terms(batch: Batch, setting: Setting) -> tuple[float, ...]:
     wave = wave_of(setting)
     tiles, pairs = _tiles(batch, _TILE)
     narrow = _narrow_tile(batch)
-    narrow_tiles, narrow_pairs = _tiles(batch, narrow)
+    # From lengths counting takes a pass over them; from sums a question would be a branch.
+    alike = batch.kv_lens is not None and narrow == _TILE
+    narrow_tiles, narrow_pairs = (tiles, pairs) if alike else _tiles(batch, narrow)
     # A tile's keys are one SM's work, unless they are split among all.
     share = setting.heads / setting.device.sms
     evenly, narrow_evenly = pairs * share, narrow_pairs * share
