@@ -138,7 +138,7 @@ def cost_terms(batch: Batch, setting: Setting) -> tuple[float, ...]:
     alike = batch.kv_lens is not None and narrow == _TILE
     narrow_tiles, narrow_pairs = (tiles, pairs) if alike else _tiles(batch, narrow)
     # A tile's keys are one SM's work, unless they are split among all.
-    share = setting.heads / setting.device.sms
+    share = setting.heads / max(setting.device.sms, 1)
     evenly, narrow_evenly = pairs * share, narrow_pairs * share
     splits = _splits_keys(narrow_tiles, batch, setting)
     return (

@@ -239,6 +239,11 @@ def test_up_to_a_tile_the_projection_of_kv_tokens_costs_a_whole_one(tokens: int)
     assert terms_of(Batch.extend([0], [tokens]))["kv_tokens_in_a_tile"] == max(tokens, 128)
 
 
+def test_a_device_without_sms_has_terms_too() -> None:
+    """A processor."""
+    assert all(term >= 0 for term in PREFILL.cost_terms(Batch.extend([5], [7]), TINY))
+
+
 def test_an_arm_depends_on_the_work_of_its_own_kernels() -> None:
     own = {arm.name: set(arm.terms or PREFILL.terms) for arm in PREFILL.arms}
 

@@ -247,9 +247,14 @@ def test_an_h200_against_an_h100_names_what_moved() -> None:
     comparison = compare(_shipped("NVIDIA H100 80GB HBM3"), _shipped("NVIDIA H200"))
 
     assert {"gpu", "memory"} <= {one.field for one in comparison.differences}
-    means = {one.arm: one.geomean for one in comparison.arms if one.geomean is not None}
-    assert len(means) >= 5
-    assert all(mean < 1 for mean in means.values())
+    means = {
+        (one.point, one.arm): one.geomean for one in comparison.arms if one.geomean is not None
+    }
+    # Memory is faster, and with it whatever moves more than a schedule's few numbers.
+    assert means["roofline", "copy"] < 0.85
+    moving = [m for (point, _), m in means.items() if point in {"prefill", "indexer_layout"}]
+    assert len(moving) >= 5
+    assert all(mean < 1 for mean in moving)
     shift = next(one for one in comparison.shifts if (one.left, one.right) == ("mla", "mha"))
     assert shift.mean < 1
     assert {one.answer for one in comparison.moved} >= {"prefill_path"}
