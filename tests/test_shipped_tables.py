@@ -85,6 +85,15 @@ def test_a_shipped_table_is_clean_and_has_every_point(path: Path) -> None:
     assert max(row.error or 0 for row in table.measurements) < 0.01
 
 
+def test_the_probed_limits_ship_with_an_h100_s_table_and_bound_its_plans() -> None:
+    found = opened().setting.limits
+
+    assert found["deep_gemm_metadata_rows"] == 58112
+    assert found["flashmla_schedule_rows"] == 19370
+    assert opened().plan(Batch.decode([64] * 58113)).indexer_metadata == "triton"
+    assert "58112" in opened().plan(Batch.decode([64] * 58113)).reasons["indexer_metadata"].text
+
+
 def test_a_long_prefix_with_few_new_tokens_takes_mla_on_an_h100() -> None:
     assert opened().plan(Batch.extend([1920], [128])).prefill_path == "mla"
 
