@@ -24,6 +24,7 @@ from nsa_tune.backend.policy import Policy
 from nsa_tune.backend.surface import Estimate
 from nsa_tune.backend.verdict import MARGIN, Verdict
 from nsa_tune.reports.advice import Advice, Advised, Setting, Unadvised
+from nsa_tune.reports.advise_v4 import advise_v4, measured_by
 from nsa_tune.reports.weighing import Cell, Change, Settings, weigh
 
 __all__ = ["advise"]
@@ -67,17 +68,23 @@ def advise(
     release = release_of(version or newest)
     if release is None:
         raise UsageError(f"nothing is known of SGLang {version}; known are {checked()}")
+    setting = dispatcher.setting
+    v4 = setting.profile.family == "v4"
     policy = dispatcher.policies.get("prefill")
-    if policy is None or not policy.measured:
+    if not v4 and (policy is None or not policy.measured):
         raise NoTunedData(f"there is nothing to advise from: {dispatcher.source}")
     given = None if batches is None else [one for one in batches if one[0].mode is Mode.EXTEND]
     if given is not None and not given:
         raise UsageError("there is no prefill among the batches to weight by")
-    weighted = [(batch, 1.0) for batch in policy.measured] if given is None else given
-    setting = dispatcher.setting
+    measured = measured_by(dispatcher) if policy is None or v4 else policy.measured
+    weighted = [(batch, 1.0) for batch in measured] if given is None else given
     if eager_prefill:
         release = replace(release, graph_tokens=0)
-    found = list(_Advisor(dispatcher, policy, release, weighted, given is not None).run())
+    found = (
+        [advise_v4(dispatcher, weighted)]
+        if policy is None or v4
+        else list(_Advisor(dispatcher, policy, release, weighted, given is not None).run())
+    )
     return Advised(
         "SGLang",
         version or newest,
@@ -138,7 +145,15 @@ class _Advisor:
             if isinstance(one, Advice) and one.verdict is Verdict.WIN:
                 kept = limited
         yield self._chunk(kept)
-        yield Unadvised(_argument(DECODE), "the table has no measurements of decode attention")
+        yield self._decode()
+
+    def _decode(self) -> Unadvised:
+        """In decoding SGLang's flashmla_sparse reads bf16 pools only; its fa3 is no arm here."""
+        if self._setting.layout is KVLayout.FP8_PACKED and self._setting.device.arch == "sm90":
+            why = "of SGLang's kernels for this pool only the default, flashmla_kv, is measured"
+        else:
+            why = "SGLang's default for this pool is not among what is measured"
+        return Unadvised(_argument(DECODE), why)
 
     def _impl(self) -> Advice | Unadvised:
         name, default = _argument(PREFILL), self._default.impl

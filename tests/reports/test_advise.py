@@ -280,7 +280,7 @@ def test_a_pool_with_one_kernel_has_no_choice() -> None:
 
     why = {one.name: one.why for one in advised.unadvised}
     assert why[_argument(PREFILL)] == "nothing but flashmla_sparse was measured"
-    assert why[_argument(DECODE)] == "the table has no measurements of decode attention"
+    assert why[_argument(DECODE)] == "SGLang's default for this pool is not among what is measured"
 
 
 def test_a_chunk_size_is_weighed_over_prompts() -> None:

@@ -77,6 +77,8 @@ class Release:
     """Launch arguments that advice may name, as fields of ServerArgs."""
     environment: frozenset[str]
     """Environment variables that advice may name."""
+    v4_environment: frozenset[str]
+    """The same for V4."""
 
 
 _MODULE = "sglang.srt.layers.attention.dsa_backend"
@@ -114,6 +116,7 @@ _OLDER = Release(
     environment=frozenset(
         {"SGLANG_DSA_PREFILL_DENSE_ATTN_KV_LEN_THRESHOLD", "SGLANG_MAX_KV_CHUNK_CAPACITY"}
     ),
+    v4_environment=frozenset({"SGLANG_OPT_FLASHMLA_SPARSE_PREFILL"}),
 )  # fmt: skip
 
 _V4_SYMBOLS = (
