@@ -81,9 +81,8 @@ class IsolatedStation:
 
     def begin_ceilings(self) -> None:
         """As `Station`'s; a worker that dies of it is replaced before the next job."""
-        assert self._worker is not None, "nothing has ended the worker that said hello"
-        self._at_ceilings, self._sent_at = True, monotonic()
-        self._worker.send(Roof())
+        self._at_ceilings = True
+        self._dispatch()
 
     def advance(self) -> Step | None:
         """As `Station`'s.
@@ -113,13 +112,19 @@ class IsolatedStation:
             worker.close()
 
     def _dispatch(self) -> None:
-        """Send what is left of the job, to a new worker where there is none."""
-        assert self.job is not None
+        """Send what is left of the job, or ask for the ceilings; a new worker where there is none,
+        once it has said hello."""
         if self._worker is None:
             self._worker, self._greeted = WorkerProcess(self._start), False
         self._sent_at = monotonic()
         if self._greeted:
-            self._worker.send(Work(self.job.point.name, self.job.batch, tuple(self._arms)))
+            self._worker.send(self._wanted())
+
+    def _wanted(self) -> Work | Roof:
+        if self._at_ceilings:
+            return Roof()
+        assert self.job is not None, "nothing else is begun"
+        return Work(self.job.point.name, self.job.batch, tuple(self._arms))
 
     def _greet(self, hello: Hello) -> None:
         if self._hello is not None and self._hello.key != hello.key:
@@ -128,7 +133,7 @@ class IsolatedStation:
                 "to measure under the new key"
             )
         self._hello, self._greeted = hello, True
-        if self.job is not None:
+        if self.job is not None or self._at_ceilings:
             self._dispatch()
 
     def _take(self, answer: Answer) -> Step:

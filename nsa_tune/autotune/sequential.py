@@ -23,12 +23,12 @@ ALPHA = 0.05
 LOOKS = (8, 12, 16, 24, 32, 40)
 """Samples an arm at which its interval is looked at. The last is the cap."""
 MOST_SAMPLES = LOOKS[-1]
-FAR = {2: 3.0, 4: 1.5}
+FAR = {2: 3.0, 4: 1.5, 6: 1.5}
 """Samples at which an arm that was slower by this factor in each of them is done: no noise of a
 timer comes near, and such an arm is what a sweep would spend most of its time on."""
 APART = 2.0
-"""Samples of an arm further apart than this were disturbed, and say nothing of how far it is: those
-of the last arm of a round follow each other at once, so that one hiccup of the device hits both."""
+"""An arm whose median is further from its least sample than this was disturbed, and is not known to
+be far: the last arm of a round is sampled twice at once, so that one hiccup hits both."""
 TARGET_HALF_WIDTH = 0.005
 """An arm whose own interval is within this of its median needs no more samples for itself."""
 CHEAP_US = 4000.0
@@ -129,8 +129,8 @@ class Contest:
             self._verdicts[arm] = verdict_of(interval_of(ratios, ALPHA / len(LOOKS)))
 
     def _agree(self, arm: int) -> bool:
-        samples = self._samples[arm]
-        return max(samples) <= APART * min(samples)
+        ordered = sorted(self._samples[arm])
+        return ordered[len(ordered) // 2] <= APART * ordered[0]
 
     def _done(self, arm: int) -> bool:
         if self._taken >= MOST_SAMPLES:

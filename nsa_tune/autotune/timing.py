@@ -16,7 +16,7 @@ import torch
 
 from nsa_tune._errors import MachineUnfit
 from nsa_tune.autotune.intervals import Timing
-from nsa_tune.autotune.sequential import LOOKS, Contest
+from nsa_tune.autotune.sequential import FAR, LOOKS, Contest
 from nsa_tune.backend import nvml
 
 __all__ = [
@@ -237,7 +237,12 @@ def interleave(samplers: Sequence[Sampler], timer: Timer) -> list[Timing]:
     discarded = [0] * len(samplers)
     for attempt in range(1, _ATTEMPTS + 1):
         timings = _compare(samplers, timer, discarded).timings()
-        climbed = any(one.samples >= LOOKS[0] and one.half_width > timer.widest for one in timings)
+        near = FAR[LOOKS[0] - 2] * min((one.median_us for one in timings), default=0.0)
+        # Of an arm far behind its noise says nothing of the clock.
+        climbed = any(
+            one.samples >= LOOKS[0] and one.half_width > timer.widest and one.low_us < near
+            for one in timings
+        )
         if attempt == _ATTEMPTS or not climbed:
             break
         _log.info("attempt %d is discarded, the device's clock was not steady", attempt)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from math import hypot
 from operator import mul
+from typing import TypeAlias
 
 __all__ = ["MAX_TOKENS", "lanes", "number_of", "pairs_of"]
 
@@ -16,16 +17,24 @@ MAX_TOKENS = 2**31 - 1
 number_of = int.from_bytes
 
 
-@lru_cache(maxsize=256)
-def lanes(
-    count: int,
-) -> tuple[Callable[..., bytes], Callable[[bytes], tuple[int, ...]], int, int, int]:
+Lanes: TypeAlias = tuple[Callable[..., bytes], Callable[[bytes], tuple[int, ...]], int, int, int]
+_MOST_KEPT = 4096
+"""Sequences up to which lanes are kept: 256 kinds of them take 8 MB."""
+
+
+def lanes(count: int) -> Lanes:
     """For adding `count` lengths at once, each as 32 bits of one long number: to bytes, from them,
     how many these are, the largest signed number in each lane, and the highest bit of each."""
+    return _kept(count) if count <= _MOST_KEPT else _lanes(count)
+
+
+def _lanes(count: int) -> Lanes:
     words = struct.Struct(f"<{count}I")
     ones = int.from_bytes(words.pack(*[1] * count), "little")
     return words.pack, words.unpack, words.size, ones * MAX_TOKENS, ones << 31
 
+
+_kept = lru_cache(maxsize=256)(_lanes)
 
 _EXACT_SQUARES = 2.0**48
 """Up to here the squares of `hypot`, which is good to one unit in the last place, are each less

@@ -22,11 +22,16 @@ def newest_columns(
     order: the fields of a measurement column by column, and when each was measured.
 
     `discarded` is the column with that name, or what stands for it.
+
+    Raises:
+        ValueError: when the newest of several rows cannot be told.
     """
     rows = connection.execute(_ROWS.format(discarded=discarded, id=""), [number]).fetchall()
     columns = list(zip(*rows, strict=True)) or [()] * _WIDTH
     if len({*zip(*columns[:3], strict=True)}) == len(rows):
         return columns
+    if not all(isinstance(time, str) for time in columns[-1]):
+        raise ValueError("a time of measurement that is no text")
     query = _ROWS.format(discarded=discarded, id=", measurements.id")
     found = {
         row[:3]: row[:_WIDTH]

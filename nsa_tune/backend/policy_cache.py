@@ -40,7 +40,7 @@ _log = logging.getLogger(__name__)
 _FORMAT = "nsa-tune-compiled 2"
 _CODE = (
     "points", "batch", "compiling", "costs", "guards", "layouts", "least_squares", "lengths",
-    "point", "policy_cache", "profiles", "records", "text_table",
+    "newest", "point", "policy_cache", "profiles", "records", "tables", "text_table",
 )  # fmt: skip
 """The modules that decide what is compiled."""
 

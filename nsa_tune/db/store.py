@@ -32,7 +32,10 @@ __all__ = ["Store"]
 
 _BUSY_TIMEOUT_S = 30.0
 """How long to wait for another writer; a transaction here takes milliseconds."""
-_TIMES = "SELECT point, batch, arm, measured_at FROM newest WHERE key_id = ?"
+_TIMES = (
+    "SELECT point, batch, arm, measured_at FROM newest WHERE key_id = ? "
+    "ORDER BY measured_at, measurement_id"
+)
 
 
 class Store:
@@ -183,10 +186,11 @@ class Store:
             found = self._db.execute(_TIMES, [number]).fetchall()
             times = {(point, batch, arm): time for point, batch, arm, time in found}
             table = table_of(self._db.conn, self.path, number, key)
+        rows = {(row.point, row.batch, row.arm): row for row in table.measurements}
         return [
-            row
-            for row in table.measurements
-            if times[row.point, row.batch, row.arm] >= max(since.get(row.point, ""), since[""])
+            rows[cell]
+            for cell, time in times.items()
+            if time >= max(since.get(cell[0], ""), since[""])
         ]
 
     def _fresh_since(self, number: int) -> dict[str, str]:

@@ -14,7 +14,8 @@ from typing import TypeVar
 import pytest
 
 from nsa_tune import MachineUnfit
-from nsa_tune.autotune.isolation import Deadlines
+from nsa_tune.autotune.isolation import Deadlines, IsolatedStation
+from nsa_tune.autotune.messages import Start
 from nsa_tune.autotune.progress import Incident
 from nsa_tune.autotune.run import NoProgress, RunRequest, RunResult, run
 from nsa_tune.backend.records import Measurement, Status
@@ -157,7 +158,24 @@ def test_a_worker_does_not_outlive_a_run_that_is_killed(tmp_path: Path, signal_:
     awaited(lambda: not Path(f"/proc/{worker}").exists())
 
 
-def awaited(look: Callable[[], T]) -> T:
+def test_ceilings_are_measured_by_a_new_worker_where_the_last_one_is_gone() -> None:
+    """Another device gave them back, and this one's last job had broken its worker."""
+    start = Start("cpu", "tiny", None, "fp8", (), "tests.autotune.fake_point:TWO_ARMS")
+    station = IsolatedStation(start, Deadlines())
+    try:
+        station.hello()
+        station.close()
+        station.begin_ceilings()
+        step = awaited(station.advance)
+    finally:
+        station.close()
+
+    assert step.finished
+    assert step.replaced == ""
+    assert {row.arm for row in step.rows} >= {"copy", "matmul_bf16"}
+
+
+def awaited(look: Callable[[], T | None]) -> T:
     """What `look` returns as soon as it is true."""
     end = time.monotonic() + 60
     while not (found := look()):

@@ -76,6 +76,22 @@ def test_an_arm_far_behind_is_not_run_again() -> None:
     assert device.order.count("b") == 2
 
 
+def test_a_hiccup_of_an_arm_far_behind_costs_one_round_more() -> None:
+    device = Recorded(widest=0.05)
+    timings = interleave([device.arm("a", 1.0), device.arm("b", 9.0, 25.0, 9.0, 9.0)], device)
+
+    assert device.order.count("b") == 4
+    assert [timing.discarded for timing in timings] == [0, 0]
+
+
+def test_the_noise_of_an_arm_far_behind_says_nothing_of_the_clock() -> None:
+    device = Recorded(widest=0.05)
+    timings = interleave([device.arm("a", 1.0), device.arm("b", 1000.0, 2500.0)], device)
+
+    assert device.order.count("b") == LOOKS[0]
+    assert [timing.discarded for timing in timings] == [0, 0]
+
+
 def test_arms_that_noise_hides_are_sampled_up_to_the_cap() -> None:
     device = Recorded()
     timings = interleave([device.arm("a", 1.0, 1.5, 1.5), device.arm("b", 1.1, 1.4, 1.6)], device)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from nsa_tune._errors import NoTunedData, StoreError
+from nsa_tune._errors import NoTunedData, StoreCorrupt, StoreError
 from nsa_tune.backend.records import Measurement, Status, Table
 from nsa_tune.backend.tables import read_database
 from nsa_tune.db.store import Store
@@ -77,6 +77,30 @@ def test_a_row_measured_earlier_does_not_hide_a_newer_one(path: Path) -> None:
         )  # fmt: skip
 
         assert [row.latency_us for row in store.table(KEY).measurements] == [90.0]
+
+
+def test_what_counts_now_comes_oldest_first(path: Path) -> None:
+    """Three failures before a first success put an arm out, not three after it."""
+    with Store.open(path) as store:
+        run = store.begin_run(KEY, DEVICE, {})
+        for batch in ("extend:64+64", "extend:0+1", "extend:0+3", "extend:0+2"):
+            store.add(run, [ok(batch)])
+        store.add(run, [ok("extend:0+3")])
+
+        assert [row.batch for row in store.current(KEY)] == [
+            "extend:64+64", "extend:0+1", "extend:0+2", "extend:0+3",
+        ]  # fmt: skip
+
+
+def test_rows_whose_order_cannot_be_told_are_damage(path: Path) -> None:
+    _filled(path, ok("extend:0+128"))
+    _filled(path, ok("extend:0+128"))
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("UPDATE measurements SET measured_at = x'05' WHERE id = 1")
+        db.commit()
+
+    with pytest.raises(StoreCorrupt, match="a time of measurement that is no text"):
+        read_database(path)
 
 
 def test_measured_knows_failures_too(path: Path) -> None:

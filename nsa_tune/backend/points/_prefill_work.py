@@ -174,7 +174,7 @@ def term_bounds(batch: Batch, setting: Setting) -> tuple[tuple[float, float] | N
     """
     topk, wave = setting.profile.index_topk, wave_of(setting)
     attended = attended_of(batch, topk)
-    tiles = batch.q_tokens / _TILE
+    tiles, share = batch.q_tokens / _TILE, setting.heads / max(setting.device.sms, 1)
     most = (batch.q_tokens + _TILE) * (batch.kv_tokens + (_TILE + _TILE * _TILE))
     return (
         None,
@@ -188,9 +188,9 @@ def term_bounds(batch: Batch, setting: Setting) -> tuple[tuple[float, float] | N
         (0, batch.q_tokens),
         (tiles, batch.q_tokens / _NARROWEST + batch.sequences),
         (_NARROWEST * batch.prefix_tokens, most),
-        None,
-        None,
-        None,
+        (batch.kv_tokens, batch.kv_tokens + _TILE),
+        (share * _TILE * batch.prefix_tokens, share * most + _TILE * batch.max_kv),
+        (share * _NARROWEST * batch.prefix_tokens, share * most + _TILE * batch.max_kv),
     )
 
 
