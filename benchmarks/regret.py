@@ -1,11 +1,12 @@
 """What a table's answers cost on batches that it was not tuned on, beside the engine's rule.
 
     python benchmarks/regret.py measure --heads 128 --kv-dtype fp8 --batches 100 --out held-out.tsv
-    python benchmarks/regret.py score held-out.tsv [--db TABLE] [--sums]
+    python benchmarks/regret.py score held-out.tsv [--db TABLE] [--sums] [--without TABLE]
 
 `measure` needs the GPU: it draws seeded random batches, half of them ragged, and times every arm.
 `score` replays that file anywhere: regret is the time of the arm that was chosen over the best
-arm's, minus one. Without --db the shipped table answers; --sums asks it without the lengths.
+arm's, minus one. Without --db the shipped table answers; --sums asks it without the lengths,
+and --without leaves out the batches of another table.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from math import inf
@@ -179,6 +180,10 @@ def score(arguments: argparse.Namespace) -> None:
     """Print the regret of each chooser for each question."""
     held_out = read_text(arguments.table)
     key = held_out.key
+    if arguments.without is not None:
+        seen = {(row.point, row.batch) for row in read_text(arguments.without).measurements}
+        unseen = [row for row in held_out.measurements if (row.point, row.batch) not in seen]
+        held_out = replace(held_out, measurements=tuple(unseen))
     dispatcher = Dispatcher.open(
         arguments.db, key.gpu, model=key.model, heads=key.heads,
         kv_dtype=_KV_DTYPES[key.kv_layout],
@@ -246,6 +251,7 @@ def main() -> None:
     scoring = commands.add_parser("score", help="regret of the table's answers on a held-out file")
     scoring.add_argument("table", type=Path)
     scoring.add_argument("--db", type=Path)
+    scoring.add_argument("--without", type=Path, help="a table whose batches are left out")
     scoring.add_argument("--sums", action="store_true", help="ask without the lengths")
     scoring.add_argument("--json", action="store_true")
     scoring.set_defaults(run=score)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import ceil, dist, exp, expm1, floor, inf, log, sqrt
+from math import ceil, dist, exp, expm1, floor, fsum, inf, log, sqrt
 from operator import mul
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
@@ -46,6 +46,16 @@ class Estimate:
     high_us: float
     extrapolated: bool
     """True outside of the range that was measured."""
+
+    @classmethod
+    def total(cls, parts: Sequence[Estimate]) -> Estimate:
+        """The estimate of several things one after the other, were all off to the same side."""
+        return cls(
+            fsum(one.latency_us for one in parts),
+            fsum(one.low_us for one in parts),
+            fsum(one.high_us for one in parts),
+            any(one.extrapolated for one in parts),
+        )
 
     def plus(self, more_us: float) -> Estimate:
         """The estimate of what takes `more_us` longer."""

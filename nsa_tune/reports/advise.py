@@ -312,12 +312,7 @@ class _Advisor:
             if one is None or one.extrapolated:
                 return None
             parts.append(one)
-        return Estimate(
-            fsum(one.latency_us for one in parts),
-            fsum(one.low_us for one in parts),
-            fsum(one.high_us for one in parts),
-            False,
-        )
+        return Estimate.total(parts)
 
 
 def _with(settings: Settings, field: str, value: object) -> Settings:

@@ -7,11 +7,11 @@ way whatever it says. A layer of each compression ratio counts the same.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from math import fsum
 
 from nsa_tune._errors import NoTunedData
 from nsa_tune.backend.batch import Batch
 from nsa_tune.backend.dispatcher import Dispatcher
+from nsa_tune.backend.integrations.sglang.releases import MOST_PAGED
 from nsa_tune.backend.policy import Policy
 from nsa_tune.backend.surface import Estimate
 from nsa_tune.reports.advice import Advice, Setting, Unadvised
@@ -20,9 +20,6 @@ from nsa_tune.reports.weighing import Cell, Change, weigh
 __all__ = ["SPARSE_PREFILL", "advise_v4", "measured_by"]
 
 SPARSE_PREFILL = "SGLANG_OPT_FLASHMLA_SPARSE_PREFILL"
-_MOST_PAGED = 11673
-"""New tokens above which the variable is not asked (dsv4/metadata.py,
-_LARGE_INDEXER_QUERY_THRESHOLD)."""
 _SPARSE, _PAGED = "sparse_fwd", "with_kvcache"
 _NOTE = (
     "Off, it still goes the sparse way above {} new tokens. One layer of each compression ratio "
@@ -54,10 +51,10 @@ def advise_v4(
         sparse, paged = (_together(policies, arm, batch) for arm in (_SPARSE, _PAGED))
         if sparse is None or paged is None:
             continue
-        after = sparse if batch.q_tokens > _MOST_PAGED else paged
+        after = sparse if batch.q_tokens > MOST_PAGED else paged
         cell = Cell(batch, weight, None, {_SPARSE: sparse, _PAGED: paged})
         changes.append(Change(cell, sparse, after))
-    note = _NOTE.format(_MOST_PAGED)
+    note = _NOTE.format(MOST_PAGED)
     found = weigh([Setting(SPARSE_PREFILL, "0", "1")], changes, note)
     return found or Unadvised(SPARSE_PREFILL, "off it gains nothing over the default, 1")
 
@@ -78,9 +75,4 @@ def _together(policies: Sequence[Policy], arm: str, batch: Batch) -> Estimate | 
         if allowed.get(arm) is None or arm not in estimates:
             return None
         parts.append(estimates[arm])
-    return Estimate(
-        fsum(one.latency_us for one in parts),
-        fsum(one.low_us for one in parts),
-        fsum(one.high_us for one in parts),
-        any(one.extrapolated for one in parts),
-    )
+    return Estimate.total(parts)

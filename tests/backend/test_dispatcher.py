@@ -28,15 +28,12 @@ from tests.backend.fake_point import (
     policy_of,
     table_of,
 )
-from tests.backend.machine import TIMES, opened, set_up, written
+from tests.backend.machine import TIMES, opened, written
 
 _COLD, _WARM = Batch.extend([0], [64]), Batch.extend([1024], [8])
 
 
-@pytest.fixture(autouse=True)
-def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The machine of tests."""
-    set_up(monkeypatch, tmp_path)
+pytestmark = pytest.mark.usefixtures("machine")
 
 
 def _made(times: Times = TIMES) -> Dispatcher:
@@ -236,7 +233,8 @@ H100 = "NVIDIA H100 80GB HBM3"
 
 
 @pytest.fixture
-def real_points(monkeypatch: pytest.MonkeyPatch) -> dict[str, Point]:
+def real_points(machine: None, monkeypatch: pytest.MonkeyPatch) -> dict[str, Point]:
+    """On the machine of tests, which has a made-up one otherwise."""
     monkeypatch.setattr(opening, "POINTS", POINTS)
     return POINTS
 

@@ -19,15 +19,12 @@ from tests.backend.fake_point import (
     KEY,
     table_of,
 )
-from tests.backend.machine import TIMES, opened, set_up, written
+from tests.backend.machine import TIMES, opened, written
 
 _COLD, _WARM = Batch.extend([0], [64]), Batch.extend([1024], [8])
 
 
-@pytest.fixture(autouse=True)
-def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The machine of tests."""
-    set_up(monkeypatch, tmp_path)
+pytestmark = pytest.mark.usefixtures("machine")
 
 
 def test_a_table_answers(tmp_path: Path) -> None:

@@ -15,15 +15,12 @@ from nsa_tune.backend.rules import VLLM_0_33_0
 from nsa_tune.backend.serving import Match
 from nsa_tune.backend.verdict import Verdict
 from tests.backend.fake_point import DEVICE, KEY, table_of
-from tests.backend.machine import SLOW_DENSE, TIMES, opened, set_up, written
+from tests.backend.machine import SLOW_DENSE, TIMES, opened, written
 
 _SHORT = Batch.extend([0], [64])
 
 
-@pytest.fixture(autouse=True)
-def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The machine of tests."""
-    set_up(monkeypatch, tmp_path)
+pytestmark = pytest.mark.usefixtures("machine")
 
 
 def test_a_table_of_these_versions_is_exact(tmp_path: Path) -> None:

@@ -13,15 +13,12 @@ import pytest
 from nsa_tune import Batch, Dispatcher, Plan
 from nsa_tune.backend.text_table import format_table
 from tests.backend.fake_point import FAKE, SETTING, policy_of, table_of
-from tests.backend.machine import SLOW_DENSE, TIMES, opened, set_up, written
+from tests.backend.machine import SLOW_DENSE, TIMES, opened, written
 
 _SHORT = Batch.extend([0], [64])
 
 
-@pytest.fixture(autouse=True)
-def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The machine of tests."""
-    set_up(monkeypatch, tmp_path)
+pytestmark = pytest.mark.usefixtures("machine")
 
 
 def test_a_new_table_answers_after_a_reload_and_not_before(tmp_path: Path) -> None:

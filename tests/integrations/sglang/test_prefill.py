@@ -13,11 +13,11 @@ import torch
 from nsa_tune import Batch, Dispatcher
 from nsa_tune.backend.decision_log import DecisionLog
 from nsa_tune.backend.integrations.sglang.facts import facts_of
+from nsa_tune.backend.integrations.sglang.passes import sums_of
 from nsa_tune.backend.integrations.sglang.prefill import (
     Answers,
     Prefill,
     around_prefill,
-    sums_of,
 )
 from nsa_tune.backend.layouts import KVLayout
 from tests.integrations.sglang.engine import Engine, model_runner

@@ -14,12 +14,12 @@ import torch
 
 from nsa_tune import Batch, Dispatcher
 from nsa_tune.backend.decision_log import DecisionLog, read_decisions
+from nsa_tune.backend.integrations.sglang.passes import batch_of
 from nsa_tune.backend.integrations.sglang.v4 import (
     Layers,
     V4Answers,
     V4Prefill,
     around_sparse_prefill,
-    batch_of,
 )
 from nsa_tune.backend.verdict import MARGIN
 from tests.integrations.sglang.engine_v4 import ForwardBatch, V4Engine

@@ -11,22 +11,20 @@ The engine's own method runs first. What it decided is then changed within these
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from math import hypot
-from operator import add
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from nsa_tune.backend.batch import Batch, Mode
+from nsa_tune.backend.batch import Batch
 from nsa_tune.backend.decision_log import DecisionLog
 from nsa_tune.backend.dispatcher import Dispatcher
 from nsa_tune.backend.integrations.sglang.edge import attempt
 from nsa_tune.backend.integrations.sglang.facts import Facts
+from nsa_tune.backend.integrations.sglang.passes import batch_of, is_plain_extend, sums_of
 from nsa_tune.backend.layouts import KVLayout
 
-__all__ = ["Answer", "Answers", "Prefill", "around_prefill", "sums_of"]
+__all__ = ["Answer", "Answers", "Prefill", "around_prefill"]
 
 _ATTRIBUTE = "_nsa_tune_prefill"
-_EXTEND = Mode.EXTEND
 
 
 def around_prefill(original: Callable[..., Any], backend: Any, forward_batch: Any = None) -> Any:
@@ -42,38 +40,6 @@ def around_prefill(original: Callable[..., Any], backend: Any, forward_batch: An
         prefill.abandon()
         delattr(backend, _ATTRIBUTE)
     return result
-
-
-def sums_of(prefix_lens: Any, extend_lens: Any) -> Batch | None:
-    """An extend batch by its sums; None unless both are lists, as the host has them.
-
-    Some passes carry tensors instead. Reading those could wait for the device.
-    """
-    if type(prefix_lens) is not list or type(extend_lens) is not list:
-        return None
-    if len(extend_lens) == 1 == len(prefix_lens):
-        prefix, new = prefix_lens[0], extend_lens[0]
-        kv_tokens = prefix + new
-        if new < 1:
-            return None
-        return Batch.from_totals(
-            mode=_EXTEND, q_tokens=new, kv_tokens=kv_tokens, max_kv=kv_tokens, sequences=1,
-            pairs=prefix * new + new * (new + 1) // 2,
-        )  # fmt: skip
-    q_tokens = sum(extend_lens)
-    # A padded batch ends in sequences without tokens.
-    sequences = len(extend_lens) - extend_lens.count(0)
-    if q_tokens < 1 or len(extend_lens) != len(prefix_lens):
-        return None
-    kv_lens = list(map(add, prefix_lens, extend_lens))
-    # kv² - prefix² = new (2 prefix + new). Norms are summed in C, and exact to below half a pair
-    # while a batch has fewer than 2**50 of them.
-    kv_norm, prefix_norm = hypot(*kv_lens), hypot(*prefix_lens)
-    pairs = (round(kv_norm * kv_norm - prefix_norm * prefix_norm) + q_tokens) // 2
-    return Batch.from_totals(
-        mode=_EXTEND, q_tokens=q_tokens, kv_tokens=sum(kv_lens), max_kv=max(kv_lens),
-        sequences=sequences, pairs=pairs,
-    )  # fmt: skip
 
 
 class Answer(NamedTuple):
@@ -164,13 +130,7 @@ class Prefill:
 
     def steer(self, forward_batch: Any) -> bool:
         """Change what the engine's method has decided, if that is worth it. Always True."""
-        mode = forward_batch.forward_mode
-        # Halves of a batch must agree with each other, and a mixed batch with the decode kernel.
-        if (
-            mode is not type(mode).EXTEND
-            or forward_batch.tbo_children
-            or forward_batch.tbo_parent_token_range is not None
-        ):
+        if not is_plain_extend(forward_batch):
             return True
         prefix_lens = forward_batch.extend_prefix_lens_cpu
         extend_lens = forward_batch.extend_seq_lens_cpu
@@ -190,9 +150,11 @@ class Prefill:
             self._own = (own_mha, own_impl)
             backend.use_mha, backend.dsa_prefill_impl = mha, impl
         if self._log is not None and (count := self._log.due()):
+            batch = batch_of(prefix_lens, extend_lens)
+            assert batch is not None, "it has sums"
             self._log.write(
                 count,
-                _batch(prefix_lens, extend_lens),
+                batch,
                 own={"prefill_path": _path(own_mha), "sparse_prefill": own_impl},
                 taken={"prefill_path": _path(mha), "sparse_prefill": impl},
                 table=self._answers.table,
@@ -202,8 +164,3 @@ class Prefill:
 
 def _path(mha: bool) -> str:
     return "mha" if mha else "mla"
-
-
-def _batch(prefix_lens: Sequence[int], extend_lens: Sequence[int]) -> Batch:
-    lens = [pair for pair in zip(prefix_lens, extend_lens, strict=True) if pair[1]]
-    return Batch.extend([prefix for prefix, _ in lens], [new for _, new in lens])

@@ -15,6 +15,7 @@ from nsa_tune.backend.layouts import KVLayout
 
 __all__ = [
     "AUTO",
+    "MOST_PAGED",
     "RELEASES",
     "Release",
     "Symbol",
@@ -51,6 +52,9 @@ class Symbol:
         return given == self.arguments
 
 
+MOST_PAGED = 11673
+"""New tokens above which V4 never attends to the pools where they lie (dsv4/metadata.py,
+_LARGE_INDEXER_QUERY_THRESHOLD)."""
 AUTO = "flashmla_auto"
 """The value of `dsa_prefill_impl` with which the engine chooses anew in each pass."""
 

@@ -31,9 +31,10 @@ from nsa_tune.backend.batch import Batch
 from nsa_tune.backend.decision_log import DecisionLog
 from nsa_tune.backend.dispatcher import Dispatcher
 from nsa_tune.backend.integrations.sglang.edge import attempt
+from nsa_tune.backend.integrations.sglang.passes import batch_of, is_plain_extend
 from nsa_tune.backend.verdict import MARGIN
 
-__all__ = ["Layers", "V4Answers", "V4Prefill", "around_sparse_prefill", "batch_of"]
+__all__ = ["Layers", "V4Answers", "V4Prefill", "around_sparse_prefill"]
 
 _ATTRIBUTE = "_nsa_tune_v4"
 _MOST_RECENT = 4096
@@ -49,22 +50,6 @@ def around_sparse_prefill(
     if own and prefill is not None and prefill.turns_off(forward_batch):
         return False
     return own
-
-
-def batch_of(prefix_lens: Any, extend_lens: Any) -> Batch | None:
-    """An extend batch by its lengths; None unless both are lists, as the host has them.
-
-    Some passes carry tensors instead. Reading those could wait for the device.
-    """
-    if type(prefix_lens) is not list or type(extend_lens) is not list:
-        return None
-    if len(prefix_lens) != len(extend_lens):
-        return None
-    if 0 in extend_lens:
-        # A padded batch ends in sequences without tokens.
-        pairs = [pair for pair in zip(prefix_lens, extend_lens, strict=True) if pair[1]]
-        prefix_lens, extend_lens = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
-    return Batch.extend(prefix_lens, extend_lens) if extend_lens else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,13 +166,7 @@ class V4Prefill:
         return True
 
     def _decided(self, forward_batch: Any) -> bool:
-        mode = forward_batch.forward_mode
-        # Halves of a batch must agree with each other, and a mixed batch with decoding.
-        if (
-            mode is not type(mode).EXTEND
-            or forward_batch.tbo_children
-            or forward_batch.tbo_parent_token_range is not None
-        ):
+        if not is_plain_extend(forward_batch):
             return False
         batch = batch_of(forward_batch.extend_prefix_lens_cpu, forward_batch.extend_seq_lens_cpu)
         if batch is None:

@@ -14,14 +14,12 @@ from nsa_tune.backend.dispatcher import Dispatcher
 from nsa_tune.backend.integrations.sglang.backend import check_hooks, decision_log, opened
 from nsa_tune.backend.integrations.sglang.edge import attempt, say_once
 from nsa_tune.backend.integrations.sglang.facts import LeftAlone
+from nsa_tune.backend.integrations.sglang.releases import MOST_PAGED
 from nsa_tune.backend.integrations.sglang.v4 import Layers, V4Answers, V4Prefill
 from nsa_tune.backend.profiles import PROFILES, ModelProfile
 
 __all__ = ["V4Facts", "around_v4_init", "attach_v4", "v4_facts_of"]
 
-_MOST_PAGED = 11673
-"""New tokens above which the engine itself never attends to the pools where they lie
-(dsv4/metadata.py, _LARGE_INDEXER_QUERY_THRESHOLD)."""
 _CHUNK = 8192
 """SGLang's own chunk on an 80 GB GPU, where no size was asked for."""
 
@@ -89,7 +87,7 @@ def v4_facts_of(backend: Any, model_runner: Any) -> V4Facts:
     chunk = model_runner.server_args.chunked_prefill_size or 0
     # The paged kernel's fp32 results take twice the bytes of its queries, so those of a quarter of
     # a full chunk take less than the queries of the three quarters that are not there.
-    most_q = min((chunk if chunk > 0 else _CHUNK) // 4, _MOST_PAGED)
+    most_q = min((chunk if chunk > 0 else _CHUNK) // 4, MOST_PAGED)
     return V4Facts(profile, heads, layers, most_q=most_q)
 
 
