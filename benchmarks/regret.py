@@ -105,15 +105,18 @@ def _is_steady(row: Measurement) -> bool:
 def drawn(
     points: Sequence[Point], setting: Setting, batches: int, seed: int
 ) -> Iterator[tuple[Point, Batch, list[Arm]]]:
-    """`batches` random ones of each point that leave a choice, with the arms; points in turn."""
+    """`batches` different random ones of each point that leave a choice, with the arms; points in
+    turn."""
     some = [point for point in points if len(list(point.candidates(setting))) > 1]
     randoms = {point.name: Random(seed) for point in some}
+    seen: dict[str, set[Batch]] = {point.name: set() for point in some}
     for _ in range(batches):
         for point in some:
             for _ in range(_TRIES):
                 batch = point.sample(setting, randoms[point.name])
                 arms = [a for a in point.candidates(setting) if a.allowed(batch, setting) is None]
-                if len(arms) > 1:
+                if len(arms) > 1 and batch not in seen[point.name]:
+                    seen[point.name].add(batch)
                     yield point, batch, arms
                     break
 

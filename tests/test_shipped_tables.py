@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.regret import cells, choosers, summary
+from benchmarks.regret import cells, choosers, drawn, summary
 from nsa_tune import Batch, Dispatcher
 from nsa_tune.autotune.ceilings import POINT as CEILINGS
 from nsa_tune.backend.layouts import KVLayout
@@ -177,3 +177,14 @@ def test_regret_on_held_out_batches_is_under_half_a_percent_and_no_batch_over_15
     assert ours["p99"] < 0.07
     assert ours["worst"] < 0.15
     assert ours["mean"] < engine["mean"] / 10
+
+
+def test_held_out_batches_are_all_different() -> None:
+    path = next(path for path in shipped() if path.stem == "h200_deepseek-v4_h128_fp8")
+    table = read_text(path)
+    profile = profile_of(table.key.model)
+    setting = Setting(profile, 128, KVLayout.V4_PAGED, table.device, dict(table.key.libraries))
+
+    found = [(point.name, batch) for point, batch, _ in drawn(points_for(profile), setting, 300, 7)]
+
+    assert len(found) == len(set(found)) == 600

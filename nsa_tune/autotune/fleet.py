@@ -68,16 +68,18 @@ class Fleet:
         """
         while True:
             # A budget of nothing still measures one batch.
-            spent = budget_s is not None and self.seconds >= budget_s and self._done > 0
-            for post in self._posts:
+            over = self._done + len(self._told)
+            spent = budget_s is not None and self.seconds >= budget_s and over > 0
+            for post in list(self._posts):
                 if not post.busy and not spent:
                     self._attempt(self._take_up, post)
+            # Behind the next jobs' begin: no device waits for the disk.
+            self._store()
             busy = [post for post in self._posts if post.busy]
             if not busy:
                 break
             for post in self._ready(busy):
                 self._attempt(self._advance, post)
-            self._store()
         return "budget" if spent and any(sweep.left() for sweep in self._sweeps) else "done"
 
     def _ready(self, busy: Sequence[Post]) -> Sequence[Post]:

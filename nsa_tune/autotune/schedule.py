@@ -75,7 +75,7 @@ class Exhaustive:
         queues = [list(_missing(point, setting, stored)) for point in points]
         jobs = [job for turn in zip_longest(*queues) for job in turn if job is not None]
         if len(jobs) >= _MANY:
-            jobs[-_LAST:] = sorted(jobs[-_LAST:], key=lambda job: -job.batch.q_tokens)
+            jobs[-_LAST:] = sorted(jobs[-_LAST:], key=_size, reverse=True)
         self._jobs = deque(jobs)
 
     def next(self) -> Job | None:
@@ -92,6 +92,11 @@ class Exhaustive:
     def expected(self) -> dict[str, float]:
         """Nothing: a grid does not ask."""
         return {}
+
+
+def _size(job: Job) -> tuple[int, int]:
+    """What orders jobs by the time that they take, roughly."""
+    return job.batch.q_tokens, job.batch.kv_tokens
 
 
 def _missing(point: Point, setting: Setting, stored: set[tuple[str, str, str]]) -> Iterator[Job]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import cycle
 
 import pytest
 import torch
@@ -102,28 +103,32 @@ def test_a_device_that_stays_slowed_down_is_unfit(monkeypatch: pytest.MonkeyPatc
         measured("fast", timer=Slowed(99))
 
 
-class Climbing(CpuTimer):
-    """A clock that climbs for many samples."""
+class Wavering(CpuTimer):
+    """A clock that is never the same for long."""
 
     widest = 0.05
 
-    def __init__(self, samples: int) -> None:
-        self.samples = samples
-        self.sampled = 0
+    def __init__(self, most_seconds: float = 60.0) -> None:
+        self.most_seconds = most_seconds
 
     def sampler(self, run: Callable[[], torch.Tensor]) -> Callable[[], float]:
-        def sample() -> float:
-            self.sampled += 1
-            return 10.0 + max(self.samples - self.sampled, 0)
-
-        return sample
+        times = cycle([10.0, 20.0])
+        return lambda: next(times)
 
 
-def test_an_arm_that_is_always_noisy_is_kept_with_its_wide_interval() -> None:
-    row = measured("fast", timer=Climbing(100_000))["fast"]
+def test_an_arm_that_is_always_noisy_is_taken_again_and_kept_with_its_wide_interval() -> None:
+    row = measured("fast", timer=Wavering())["fast"]
 
     assert row.status is Status.OK
-    assert row.high_us > row.low_us  # type: ignore[operator]
+    assert (row.low_us, row.high_us) == (10.0, 20.0)
+    assert row.discarded == 4 * row.samples
+
+
+def test_a_noisy_arm_is_not_taken_again_once_its_time_is_over() -> None:
+    row = measured("fast", timer=Wavering(most_seconds=0.0))["fast"]
+
+    assert (row.low_us, row.high_us) == (10.0, 20.0)
+    assert row.discarded == 0
 
 
 class Faulty(CpuTimer):

@@ -29,7 +29,7 @@ TERMS = (
     "gathered_tokens",
     "index_columns",
     "attended_pairs",
-    "attended_pairs_in_whole_waves",
+    "attended_pairs_in_waves_to_the_longest",
 )
 COORDINATES = ("q_tokens", "gathered_tokens", "attended_per_query", "sequences")
 
@@ -92,17 +92,21 @@ def _pairs(prefix: float, new: float, ratio: int, most: int, profile: ModelProfi
 def cost_terms(batch: Batch, setting: Setting, ratio: int) -> tuple[float, ...]:
     """Amounts of work in a layer of compression ratio `ratio`, in the order of `TERMS`."""
     attended = _attended(batch, setting, ratio)
-    # One SM computes 64 heads of a query, so that a batch costs whole waves of queries.
+    # One SM computes 64 heads of a query, so that a batch costs whole waves of queries, of which
+    # the last takes as long as its longest query.
     heads = guards.padded_heads(setting.heads) or 128
     wave = max(setting.device.sms // (heads // 64), 1)
+    waves = (batch.q_tokens + (wave - 1)) // wave
     profile = setting.profile
+    extra = extra_width(profile, ratio, batch.max_kv)
+    longest = min(batch.max_kv, profile.window) + min(batch.max_kv // ratio, extra)
     return (
         batch.sequences,
         batch.q_tokens,
         sum(gathered(batch, setting, ratio)),
-        batch.q_tokens * (profile.window + extra_width(profile, ratio, batch.max_kv)),
+        batch.q_tokens * (profile.window + extra),
         attended,
-        attended / batch.q_tokens * wave * -(-batch.q_tokens // wave),
+        (attended / batch.q_tokens * (waves - 1) + longest) * wave,
     )
 
 
