@@ -20,7 +20,20 @@ from nsa_tune.backend.tables import read_text, shipped
 
 H100 = "NVIDIA H100 80GB HBM3"
 HELD_OUT = sorted((Path(__file__).parents[1] / "benchmarks" / "held_out").glob("*.tsv"))
-KV_DTYPES = {"bf16": "bf16", "fp8_packed": "fp8"}
+QUESTIONS = {
+    "deepseek-v3.2": (
+        "prefill_path", "mha_kernel", "sparse_prefill", "decode", "indexer_layout",
+        "indexer_metadata",
+    ),
+    "deepseek-v4": ("v4_prefill_c4", "v4_prefill_c128"),
+    "deepseek-v4-flash": ("v4_prefill_c4", "v4_prefill_c128"),
+}  # fmt: skip
+ASKED = [
+    (path, question)
+    for path in HELD_OUT
+    for question in QUESTIONS[path.stem.split("_")[1]]
+]  # fmt: skip
+KV_DTYPES = {"bf16": "bf16", "fp8_packed": "fp8", "v4_paged": "fp8"}
 
 
 def opened(heads: int = 128, kv_dtype: str = "fp8") -> Dispatcher:
@@ -41,6 +54,12 @@ def test_v4_and_v4_flash_ship_with_all_of_their_heads(gpu: str) -> None:
     keys = {(t.key.gpu, t.key.model, t.key.heads) for t in map(read_text, shipped())}
 
     assert keys >= {(gpu, "deepseek-v4", 128), (gpu, "deepseek-v4-flash", 64)}
+
+
+@pytest.mark.parametrize("gpu", ["h100-80gb-hbm3", "h200"])
+@pytest.mark.parametrize("model", list(QUESTIONS))
+def test_both_gpus_have_held_out_batches_of_every_model(gpu: str, model: str) -> None:
+    assert any(path.stem.startswith(f"{gpu}_{model}_") for path in HELD_OUT)
 
 
 @pytest.mark.parametrize("path", shipped(), ids=lambda path: path.stem)
@@ -139,19 +158,10 @@ def test_the_readme_s_answers() -> None:
     assert opened().plan(verify).indexer_layout == "native"
 
 
-@pytest.mark.parametrize("path", HELD_OUT, ids=lambda path: path.stem)
 @pytest.mark.parametrize(
-    "question",
-    [
-        "prefill_path",
-        "mha_kernel",
-        "sparse_prefill",
-        "decode",
-        "indexer_layout",
-        "indexer_metadata",
-    ],
+    ("path", "question"), ASKED, ids=[f"{path.stem}-{question}" for path, question in ASKED]
 )
-def test_regret_on_held_out_batches_is_under_half_a_percent_and_no_batch_over_15(
+def test_regret_on_held_out_batches_is_under_half_a_percent_and_6_at_p99(
     path: Path, question: str
 ) -> None:
     held_out = read_text(path)
@@ -169,14 +179,14 @@ def test_regret_on_held_out_batches_is_under_half_a_percent_and_no_batch_over_15
         for who in ("nsa-tune", SGLANG_0_5_23.name)
     }
 
-    assert len(found) >= 290
+    assert len(found) >= 300
     assert None not in regrets["nsa-tune"], "the plan names a measured choice"
     ours = summary([r for r in regrets["nsa-tune"] if r is not None])
     engine = summary([r for r in regrets[SGLANG_0_5_23.name] if r is not None])
     assert ours["mean"] < 0.005
-    assert ours["p99"] < 0.07
+    assert ours["p99"] < 0.06
     assert ours["worst"] < 0.15
-    assert ours["mean"] < engine["mean"] / 10
+    assert ours["mean"] < engine["mean"] / 5
 
 
 def test_held_out_batches_are_all_different() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping
-from math import ceil, floor
+from math import ceil, floor, isfinite
 from typing import TypeAlias
 
 from nsa_tune.backend.tracing import Expression
@@ -88,8 +88,9 @@ def is_positive(polynomial: Polynomial) -> bool | str:
     if least <= 0 and all(factor < 0 for factor in factors.values()):
         return False
     ((names, factor), *others) = factors.items()
-    if not others and len(names) == 1:
-        bound = -constant / factor
+    bound = -constant / factor
+    # A factor next to nothing has a bound past all numbers.
+    if not others and len(names) == 1 and isfinite(bound):
         return f"{names[0]} " + (f">= {floor(bound) + 1}" if factor > 0 else f"< {ceil(bound)}")
     return f"{_written(factors)} > {-constant!r}"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from nsa_tune.backend.batch import Batch, Mode
@@ -61,6 +61,7 @@ _factor = st.floats(-1e6, 1e6)
 _names = st.sampled_from([(), (Q,), (KV,), (N,), (KV, Q), (N, Q)])
 
 
+@example({(): 4.0, (Q,): -2.2250738585072014e-308}, [(1, 1, 1)])
 @given(
     st.dictionaries(_names, _factor),
     st.lists(st.tuples(*[st.integers(1, 40)] * 3), min_size=1, max_size=20),

@@ -21,6 +21,7 @@ __all__ = [
     "COORDINATES",
     "OF_FA2",
     "OF_FA3",
+    "OF_FLASHMLA_KV",
     "OF_MLA",
     "OF_SDPA",
     "TERMS",
@@ -50,11 +51,15 @@ TERMS = (
     "narrow_tiles",
     "pairs_in_narrow_tiles",
     "kv_tokens_in_a_tile",
+    "q_tokens_in_a_tile",
     "pairs_of_the_busiest",
     "narrow_pairs_of_the_busiest",
 )
-_OF_ALL = ("sequences", "q_tokens", "kv_tokens", "tokens_read_back")
+_OF_SUMS = ("sequences", "q_tokens")
+_OF_ALL = ("kv_tokens", "tokens_read_back")
 _OF_MHA = (*_OF_ALL, "kv_tokens_in_a_tile")
+# What a sequence and its queries cost is in their tiles. Where all sequences are equal nothing
+# tells the two apart, and half of it would be charged to ragged ones again.
 OF_FA3 = (*_OF_MHA, "query_tiles", "pairs_in_whole_tiles", "pairs_of_the_busiest")
 OF_FA2 = (
     *_OF_MHA,
@@ -63,8 +68,14 @@ OF_FA2 = (
     "queries_merged",
     "narrow_pairs_of_the_busiest",
 )
-OF_SDPA = (*_OF_MHA, "attended_pairs", "query_tiles", "pairs_in_whole_tiles")
-OF_MLA = (*_OF_ALL, "attended_pairs", "attended_pairs_in_whole_waves")
+OF_SDPA = (*_OF_SUMS, *_OF_MHA, "attended_pairs", "query_tiles", "pairs_in_whole_tiles")
+OF_FLASHMLA_KV = (
+    *_OF_SUMS,
+    *_OF_ALL,
+    "attended_pairs",
+    "attended_pairs_in_whole_waves",
+)
+OF_MLA = (*OF_FLASHMLA_KV, "q_tokens_in_a_tile")
 COORDINATES = ("q_tokens", "kv_tokens", "attended_per_query", "sequences")
 
 
@@ -154,6 +165,7 @@ def cost_terms(batch: Batch, setting: Setting) -> tuple[float, ...]:
         narrow_tiles,
         narrow_pairs,
         _larger(batch.kv_tokens, _TILE),
+        _larger(batch.q_tokens, _TILE),
         _larger(evenly, batch.max_kv * _TILE),
         narrow_evenly if splits else _larger(narrow_evenly, batch.max_kv * narrow),
     )
@@ -189,6 +201,7 @@ def term_bounds(batch: Batch, setting: Setting) -> tuple[tuple[float, float] | N
         (tiles, batch.q_tokens / _NARROWEST + batch.sequences),
         (_NARROWEST * batch.prefix_tokens, most),
         (batch.kv_tokens, batch.kv_tokens + _TILE),
+        (batch.q_tokens, batch.q_tokens + _TILE),
         (share * _TILE * batch.prefix_tokens, share * most + _TILE * batch.max_kv),
         (share * _NARROWEST * batch.prefix_tokens, share * most + _TILE * batch.max_kv),
     )

@@ -81,7 +81,7 @@ _MLA = (
     ),
     Arm(
         "mla/flashmla_kv", mla.build_flashmla_kv, _PACKED, "flash_mla", _FLASHMLA, _DECODE_KERNEL,
-        surcharge_us=guards.schedule_surcharge_us, terms=work.OF_MLA,
+        surcharge_us=guards.schedule_surcharge_us, terms=work.OF_FLASHMLA_KV,
     ),
     Arm(
         # Not where FlashMLA runs: so many times slower there that a sweep would be mostly its time.
