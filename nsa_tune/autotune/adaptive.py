@@ -134,7 +134,7 @@ class _Site:
 
     @classmethod
     def of(cls, point: Point, setting: Setting, batch: Batch, weight: float = 0.0) -> _Site:
-        return cls(batch, point.sheet(batch), point.locate(batch, setting), weight)
+        return cls(batch, point.sheet(batch, setting), point.locate(batch, setting), weight)
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,7 +51,7 @@ def jobs_of(
                 if _NO_TIE <= gap < inf:
                     close.append((gap, word, batch))
         close = sorted(close, key=lambda one: one[:2])[: max(ceil(_CLOSEST * len(close)), each)]
-        places = [(float(point.sheet(b)), *point.locate(b, setting)) for _, _, b in close]
+        places = [(float(point.sheet(b, setting)), *point.locate(b, setting)) for _, _, b in close]
         for i in farthest_first(places)[:each]:
             _, word, batch = close[i]
             measured = times[point.name, word]

@@ -7,26 +7,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 from math import log
-from operator import attrgetter, itemgetter, mul
+from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 from nsa_tune._errors import BatchError, StoreCorrupt
 from nsa_tune.backend.batch import Batch
 from nsa_tune.backend.costs import CostModel, Failures, boxes, fit
+from nsa_tune.backend.judging import Successes, judged
 from nsa_tune.backend.records import Measurement, Status
 
 if TYPE_CHECKING:
     from nsa_tune.backend.point import Arm, Point, Setting
 
 __all__ = ["Compiled", "Extent", "behind_a_cliff", "compiled", "own_rows"]
-
-_MOST_REGRET = 0.01
-"""Mean regret of the cost models on measured batches above which the surfaces decide instead."""
-
-
-_COST = itemgetter(1)
-_JUDGED = 256
-"""Batches of a sheet on which the models are judged, at most."""
 
 
 class Extent(NamedTuple):
@@ -50,14 +43,6 @@ class Compiled:
     by_surfaces: frozenset[int]
     """The sheets on which the cost models choose badly, so that the surfaces decide."""
     extent: Extent | None
-
-
-class _Successes(NamedTuple):
-    """What an arm took on the batches of a sheet, in columns."""
-
-    batches: list[str]
-    terms: list[tuple[float, ...]]
-    times_us: list[float]
 
 
 class _Sample(NamedTuple):
@@ -86,7 +71,7 @@ def compiled(point: Point, setting: Setting, rows: Sequence[Measurement]) -> Com
     """
     samples = {text: _sample(point, setting, text) for text in sorted({row.batch for row in rows})}
     gaps = _gaps(rows)
-    successes: dict[str, dict[int, _Successes]] = {}
+    successes: dict[str, dict[int, Successes]] = {}
     models: dict[str, dict[int, CostModel]] = {}
     failures: dict[str, Failures] = {}
     for arm, some in groupby(rows, attrgetter("arm")):
@@ -103,7 +88,8 @@ def compiled(point: Point, setting: Setting, rows: Sequence[Measurement]) -> Com
         if contexts
         else None
     )
-    return Compiled(models, failures, _badly_chosen(point, models, successes), extent)
+    models, by_surfaces = judged(point.answers, models, successes)
+    return Compiled(models, failures, by_surfaces, extent)
 
 
 def behind_a_cliff(arm: Arm, batch: Batch, setting: Setting) -> bool:
@@ -118,7 +104,7 @@ def _sample(point: Point, setting: Setting, text: str) -> _Sample:
         raise StoreCorrupt(f"the table has a row for an impossible batch: {error}") from error
     if batch.mode not in point.modes:
         raise StoreCorrupt(f"the table has a row of {point.name} for {text}, another kind of pass")
-    return _Sample(batch, point.sheet(batch), point.cost_terms(batch, setting))
+    return _Sample(batch, point.sheet(batch, setting), point.cost_terms(batch, setting))
 
 
 def _gaps(rows: Iterable[Measurement]) -> dict[str, dict[str, float]]:
@@ -144,9 +130,9 @@ def _gaps(rows: Iterable[Measurement]) -> dict[str, dict[str, float]]:
 
 def _successes(
     own: Iterable[Measurement], samples: Mapping[str, _Sample], arm: Arm, setting: Setting
-) -> dict[int, _Successes]:
+) -> dict[int, Successes]:
     """By sheet. What lies behind a cliff would bend the model before it."""
-    found: dict[int, _Successes] = defaultdict(lambda: _Successes([], [], []))
+    found: dict[int, Successes] = defaultdict(lambda: Successes([], [], []))
     for row in own:
         text, time_us = row.batch, row.latency_us
         if row.status is not Status.OK or time_us is None:
@@ -161,7 +147,7 @@ def _successes(
 
 
 def _models(
-    successes: Mapping[int, _Successes], gaps: Mapping[str, float], columns: Sequence[int]
+    successes: Mapping[int, Successes], gaps: Mapping[str, float], columns: Sequence[int]
 ) -> dict[int, CostModel]:
     fitted = {
         sheet: fit(terms, times_us, list(map(gaps.__getitem__, batches)), columns)
@@ -186,63 +172,3 @@ def _failures(own: Iterable[tuple[_Sample, Measurement]]) -> Failures:
         f"wrong output on {wrong[0].batch}: {wrong[0].reason}" if wrong else None,
         {sheet: boxes(some, passed[sheet]) for sheet, some in failed.items()},
     )
-
-
-def _badly_chosen(
-    point: Point,
-    models: Mapping[str, Mapping[int, CostModel]],
-    successes: Mapping[str, Mapping[int, _Successes]],
-) -> frozenset[int]:
-    """`Compiled.by_surfaces`, by how well the models choose among what was measured."""
-    measured = {arm for arm, sheets in models.items() if sheets}
-    questions = [
-        [arms for arms in answer.choices.values() if not measured.isdisjoint(arms)]
-        for answer in point.answers
-    ]
-    found = set()
-    for sheet in {sheet for some in successes.values() for sheet in some}:
-        times = _judged(sheet, models, successes)
-        for choices in questions if len(times) else ():
-            losses = [loss for one in times.values() if (loss := _loss(choices, one)) is not None]
-            if losses and sum(losses) / len(losses) > _MOST_REGRET:
-                found.add(sheet)
-    return frozenset(found)
-
-
-_Times = Mapping[str, tuple[float, float]]
-"""By arm: as measured, and by its model."""
-
-
-def _judged(
-    sheet: int,
-    models: Mapping[str, Mapping[int, CostModel]],
-    successes: Mapping[str, Mapping[int, _Successes]],
-) -> dict[str, _Times]:
-    """The times on enough batches of a sheet, spread over all."""
-    own = {arm: some[sheet] for arm, some in successes.items() if sheet in some}
-    texts = sorted({batch for some in own.values() for batch in some.batches})
-    times: dict[str, dict[str, tuple[float, float]]] = {
-        text: {} for text in texts[:: len(texts) // _JUDGED + 1]
-    }
-    for arm, (batches, every, times_us) in own.items():
-        model = models[arm].get(sheet)
-        if model is not None:
-            weights, constant = model.weights, model.weights[-1]
-            for batch, terms, time_us in zip(batches, every, times_us, strict=True):
-                if batch in times:
-                    times[batch][arm] = (time_us, sum(map(mul, weights, terms), constant))
-    return {**times}
-
-
-def _loss(choices: Sequence[Sequence[str]], times: _Times) -> float | None:
-    """What is lost by taking the choice that is best by the models; None without another."""
-    known: list[tuple[float, float]] = []
-    for arms in choices:
-        some = [times[arm] for arm in arms if arm in times]
-        if len(some) > 1:
-            known.append((min([time for time, _ in some]), min([cost for _, cost in some])))
-        else:
-            known += some
-    if len(known) < 2:
-        return None
-    return min(known, key=_COST)[0] / min(known)[0] - 1

@@ -133,7 +133,7 @@ class Point:
     """Names of what `locate` returns."""
     locate: Callable[[Batch, Setting], tuple[float, ...]]
     """Where a batch lies, in log2 of its features, for interpolating between measurements."""
-    sheet: Callable[[Batch], int]
+    sheet: Callable[[Batch, Setting], int]
     """Batches on different sheets do work of a different kind and never share a surface."""
     grid: Callable[[Setting], list[Batch]]
     """The default sweep, coarse batches first, so that a part of it is already usable."""

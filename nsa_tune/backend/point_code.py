@@ -112,7 +112,7 @@ class PointCode:
 
     def _write(self, scope: Scope) -> None:
         policy, batch = self.asked.policy, cast("Batch", self.batch)
-        sheets = self.trace.follow(lambda: policy.point.sheet(batch))
+        sheets = self.trace.follow(lambda: policy.point.sheet(batch, policy.setting))
         self.writer.fork(sheets, scope, self._sheet)
 
     def _sheet(self, sheet: int, scope: Scope) -> None:

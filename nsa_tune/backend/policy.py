@@ -128,7 +128,7 @@ class Policy:
         """The sheet of a batch, and what each candidate costs there; none, with a warning, where
         the point cannot place it: an engine must go on."""
         try:
-            sheet = self.point.sheet(batch)
+            sheet = self.point.sheet(batch, self.setting)
             if sheet in self.compiled.by_surfaces:
                 return sheet, self._by_surfaces(batch)
             terms = self.point.cost_terms(batch, self.setting)

@@ -39,8 +39,8 @@ _log = logging.getLogger(__name__)
 
 _FORMAT = "nsa-tune-compiled 2"
 _CODE = (
-    "points", "batch", "compiling", "costs", "guards", "layouts", "least_squares", "lengths",
-    "newest", "point", "policy_cache", "profiles", "records", "tables", "text_table",
+    "points", "batch", "compiling", "costs", "guards", "judging", "layouts", "least_squares",
+    "lengths", "newest", "point", "policy_cache", "profiles", "records", "tables", "text_table",
 )  # fmt: skip
 """The modules that decide what is compiled."""
 

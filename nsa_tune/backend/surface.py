@@ -79,7 +79,7 @@ class Features(NamedTuple):
 def features_of(point: Point, batch: Batch, setting: Setting) -> Features:
     """The features of `batch` as `point` declares them."""
     return Features(
-        point.sheet(batch), point.locate(batch, setting), point.cost_terms(batch, setting)
+        point.sheet(batch, setting), point.locate(batch, setting), point.cost_terms(batch, setting)
     )
 
 

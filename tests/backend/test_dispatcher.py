@@ -156,7 +156,7 @@ LAYOUTS = replace(
     name="layouts",
     modes=frozenset({Mode.DECODE, Mode.TARGET_VERIFY}),
     answers=(Answer("indexer_layout", {"native": ("mla/wide",), "flatten": ("mla/packed",)}),),
-    sheet=lambda batch: batch.next_n,
+    sheet=lambda batch, setting: batch.next_n,
 )
 
 

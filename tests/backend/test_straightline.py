@@ -199,7 +199,7 @@ _LAYOUTS = replace(
     FAKE,
     modes=frozenset({Mode.DECODE, Mode.TARGET_VERIFY}),
     answers=(Answer("indexer_layout", {"native": ("mla/wide",), "flatten": ("mla/packed",)}),),
-    sheet=lambda batch: batch.next_n,
+    sheet=lambda batch, setting: batch.next_n,
 )
 
 

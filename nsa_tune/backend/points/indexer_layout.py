@@ -29,6 +29,8 @@ _SEQUENCES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 
 _STEPS = {"native": None, "pairs": 2, "flatten": 1}
 """Queries a row; native takes all next_n."""
+_SEGMENT = 256
+"""Keys that DeepGEMM gives an SM at once (csrc/apis/attention.hpp, split_kv)."""
 
 
 def _deep_gemm(step: int | None) -> Callable[[IndexerCase], Callable[[], torch.Tensor]]:
@@ -132,6 +134,15 @@ def _cost_terms(batch: Batch, setting: Setting) -> tuple[float, ...]:
     return (batch.q_tokens, batch.kv_tokens)
 
 
+def _sheet(batch: Batch, setting: Setting) -> int:
+    """By queries a sequence, and by whether an SM has more than one segment of keys once they are
+    flattened: up to there `flatten` is the fastest, and a second segment costs as much as a row."""
+    next_n = batch.next_n
+    if next_n * batch.kv_tokens > _SEGMENT * setting.device.sms:
+        return 2 * next_n + 1
+    return 2 * next_n
+
+
 def _locate(batch: Batch, setting: Setting) -> tuple[float, ...]:
     del setting
     skew = batch.max_kv * batch.sequences / batch.kv_tokens
@@ -226,7 +237,7 @@ INDEXER_LAYOUT = Point(
     cost_terms=_cost_terms,
     coordinates=("keys", "sequences", "longest_over_mean"),
     locate=_locate,
-    sheet=lambda batch: batch.next_n,
+    sheet=_sheet,
     grid=_grid,
     case=_case,
     sample=_sample,

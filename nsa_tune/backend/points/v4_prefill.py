@@ -273,7 +273,7 @@ def _point(ratio: int) -> Point:
         cost_terms=partial(work.cost_terms, ratio=ratio),
         coordinates=work.COORDINATES,
         locate=partial(work.locate, ratio=ratio),
-        sheet=lambda batch: 0,
+        sheet=lambda batch, setting: 0,
         grid=work.grid,
         case=partial(_case, ratio),
         sample=work.sample,

@@ -109,3 +109,20 @@ def test_powers_of_two_are_swept_with_contexts_of_three_lengths_too() -> None:
 
     assert {batch.sequences for batch in mixed} == {2, 4, 8, 16, 32, 64, 128, 256}
     assert any(str(batch) == "target_verify:n2:6144x3,4096x2,2048x3" for batch in mixed)
+
+
+@pytest.mark.parametrize("next_n", [2, 4])
+def test_batches_with_at_most_a_segment_of_keys_an_sm_have_a_sheet_of_their_own(
+    next_n: int,
+) -> None:
+    fits = 132 * 256 // next_n
+
+    few, more = (INDEXER.sheet(Batch.verify([k], next_n), H100) for k in (fits, fits + 1))
+
+    assert few != more == INDEXER.sheet(Batch.verify([fits] * 4, next_n), H100)
+    assert few == INDEXER.sheet(Batch.verify([fits // 4] * 4, next_n), H100)
+    assert {few, more}.isdisjoint(
+        INDEXER.sheet(Batch.verify([k], n), H100)
+        for n in {2, 3, 4} - {next_n}
+        for k in (fits, 8 * fits)
+    )
