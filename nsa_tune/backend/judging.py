@@ -26,7 +26,7 @@ _MOST_REGRET = 0.01
 """Mean regret on measured batches above which the surfaces decide."""
 _LEAST_GAIN = 0.0002
 """Mean regret, over all questions, that one model with factors must spare."""
-_JUDGED = 256
+_JUDGED = 100
 """Batches of a sheet on which the models are judged, at most."""
 _COST = itemgetter(1)
 
