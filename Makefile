@@ -78,7 +78,7 @@ lookup: .venv/tune
 
 # Held-out batches, measured on the GPU, replayed against the shipped tables.
 regret: .venv/tune
-	for table in benchmarks/held_out/*.tsv; do $(BIN)/python benchmarks/regret.py score $$table; done
+	for table in benchmarks/held_out/*.tsv benchmarks/held_out/later/*.tsv; do $(BIN)/python benchmarks/regret.py score $$table; done
 
 kills: .venv/test
 	$(BIN)/python -m tests.autotune.kills 100

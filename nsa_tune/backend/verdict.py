@@ -246,18 +246,20 @@ def decide_for_all(
 ) -> Choice:
     """The one choice for all of `batches` with the least mean regret, as a captured graph needs.
 
-    It must be allowed on each batch on which anything is. `weights` say how often each batch
-    comes, equally without. Estimates are geometric means.
+    It must be allowed on each batch on which anything is. Batches of which too little is measured
+    have no say, unless none has. `weights` say how often each batch comes, equally without.
+    Estimates are geometric means.
     """
     surveys = [policy.survey(batch) for batch in batches]
     every = [decide(answer, policy, batch, setting, default(batch, setting)) for batch in batches]
     open_ones = [i for i, one in enumerate(every) if one.arms] or list(range(len(every)))
-    decisions = [every[i] for i in open_ones]
-    total = sum(weights[i] for i in open_ones) if weights else len(open_ones)
-    shares = [(weights[i] if weights else 1.0) / total for i in open_ones]
+    allowed = [name for name in answer.choices if all(name in every[i].arms for i in open_ones)]
+    told = [_weighed(answer, *one) for one in zip(every, surveys, strict=True)]
+    counted = [i for i in open_ones if sum(name in told[i] for name in allowed) > 1] or open_ones
+    decisions, costs = [every[i] for i in counted], [told[i] for i in counted]
+    total = sum(weights[i] for i in counted) if weights else len(counted)
+    shares = [(weights[i] if weights else 1.0) / total for i in counted]
 
-    costs = [_costs(answer, surveys[i].latencies)[1] for i in open_ones]
-    allowed = [name for name in answer.choices if all(name in one.arms for one in decisions)]
     compared = [name for name in allowed if all(name in one for one in costs)]
     losses = {name: 1 + _cost_regret(name, compared, costs, shares) for name in compared}
     # What the rule takes most often is the default for all.
@@ -286,13 +288,22 @@ def decide_for_all(
         # Of several reasons against a choice the one at the shortest context.
         forbidden={
             name: why
-            for one in reversed(decisions)
-            for name, why in one.forbidden.items()
+            for i in reversed(open_ones)
+            for name, why in every[i].forbidden.items()
             if name not in allowed
         },
         default=usual,
         tied=tied,
     )
+
+
+def _weighed(answer: Answer, decision: Choice, survey: Survey) -> dict[str, float]:
+    """What each choice costs on one batch of several. How much one is ahead counts there, so that
+    the estimates tell, and the costs, which say who is ahead, only where one has no estimate."""
+    costs = _costs(answer, survey.latencies)[1]
+    if all(name in decision.estimates for name in costs):
+        return {name: decision.estimates[name].latency_us for name in costs}
+    return costs
 
 
 def _cost_regret(

@@ -9,9 +9,11 @@ import pytest
 
 from nsa_tune import Batch, BatchError, Dispatcher
 from nsa_tune.backend.points import POINTS
+from nsa_tune.backend.tables import read_text, shipped
 from nsa_tune.backend.verdict import Verdict
 
 H100 = "NVIDIA H100 80GB HBM3"
+(_TABLE,) = (path for path in shipped() if path.stem == "h100-80gb-hbm3_deepseek-v3.2_h128_fp8")
 
 
 def _opened() -> Dispatcher:
@@ -112,3 +114,28 @@ def test_the_points_of_decoding_are_all_captured() -> None:
 
     assert names
     assert set(opened.captured(8, 2).reasons) >= names
+
+
+@pytest.mark.parametrize("next_n", [2, 4])
+def test_over_the_measured_contexts_no_choice_beats_a_graph_s_by_more_than_a_tie(
+    next_n: int,
+) -> None:
+    times: dict[str, dict[str, float]] = {}
+    for row in read_text(_TABLE).measurements:
+        if row.point == "indexer_layout" and row.latency_us is not None:
+            times.setdefault(row.batch, {})[row.arm.partition("/")[0]] = row.latency_us
+    sizes: dict[int, dict[int, dict[str, float]]] = {}
+    for word, by_choice in times.items():
+        batch = Batch.parse(word)
+        if batch.next_n == next_n and batch.kv_tokens == batch.max_kv * batch.sequences:
+            sizes.setdefault(batch.sequences, {})[batch.max_kv] = by_choice
+    opened = _opened()
+
+    for size, by_context in sizes.items():
+        chosen = opened.captured(size, next_n, contexts=dict.fromkeys(by_context, 1))
+        lost = {
+            choice: sum(one[choice] / min(one.values()) - 1 for one in by_context.values())
+            for choice in next(iter(by_context.values()))
+        }
+        assert chosen.indexer_layout is not None
+        assert lost[chosen.indexer_layout] - min(lost.values()) < 0.012 * len(by_context)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -160,17 +160,23 @@ LAYOUTS = replace(
 )
 
 
-def _decoder(wide: Callable[[Batch], float], packed: Callable[[Batch], float]) -> Dispatcher:
+CONTEXTS = (1024, 4096, 16384, 65536)
+
+
+def _decoder(
+    wide: Callable[[Batch], float], packed: Callable[[Batch], float],
+    point: Point = LAYOUTS, contexts: Sequence[int] = CONTEXTS,
+) -> Dispatcher:  # fmt: skip
     rows = []
     for sequences in (1, 4, 16, 64):
-        for context in (1024, 4096, 16384, 65536):
+        for context in contexts:
             batch = Batch.verify([context] * sequences, 2)
             for arm, time in (("mla/wide", wide), ("mla/packed", packed)):
                 us = time(batch)
                 rows.append(
                     Measurement("layouts", str(batch), arm, Status.OK, us, us, us, samples=9)
                 )
-    return Dispatcher(SETTING, [Policy.compile(LAYOUTS, SETTING, rows)], source="made up")
+    return Dispatcher(SETTING, [Policy.compile(point, SETTING, rows)], source="made up")
 
 
 def test_a_captured_size_gets_one_choice_by_mean_regret() -> None:
@@ -184,6 +190,17 @@ def test_a_captured_size_gets_one_choice_by_mean_regret() -> None:
     assert plan.reasons["indexer_layout"].verdict in {Verdict.WIN, Verdict.UNSURE}
     assert plan.reasons["topk_transform"].verdict is Verdict.FORCED
     assert (plan.prefill_path, plan.sparse_prefill, plan.mha_kernel) == (None, None, None)
+
+
+def test_contexts_of_which_too_little_is_measured_have_no_say_in_a_captured_size() -> None:
+    point = replace(LAYOUTS, sheet=lambda batch, setting: int(batch.max_kv > 2048))
+    native, flatten = linear(0, 0.0001, 2), linear(0, 0.001, 9)
+    made = _decoder(native, flatten, point, contexts=(4096, 16384, 65536))
+
+    assert made.plan(Batch.verify([1024], 2)).indexer_layout == "flatten", "SGLang's rule"
+    plan = made.captured(1, next_n=2, contexts={1024: 9, 16384: 1})
+    assert plan.indexer_layout == "native"
+    assert plan.reasons["indexer_layout"].verdict is Verdict.WIN
 
 
 def test_a_captured_size_is_decided_once() -> None:

@@ -154,7 +154,7 @@ def _explained(plan: Plan, dispatcher: Dispatcher) -> None:
     """The reasons are of the plan's own choices."""
     for name, reason in plan.reasons.items():
         assert reason.text
-        if name in dispatcher.questions(plan.batch.mode) and not _has_own_plan(plan.batch):
+        if name in dispatcher.questions(plan.batch.mode) and _has_own_plan(plan.batch):
             choice = dispatcher.decide(plan.batch, name)
             assert choice.choice == getattr(plan, name)
             assert (choice.verdict is Verdict.NONE) == (choice.choice is None)
@@ -163,6 +163,7 @@ def _explained(plan: Plan, dispatcher: Dispatcher) -> None:
 
 
 def _has_own_plan(batch: Batch) -> bool:
+    """All but those of a captured size, which is decided for every context at once."""
     return not (batch.captured and batch.mode is not Mode.EXTEND)
 
 
@@ -181,7 +182,7 @@ def test_no_plan_fails_or_passes_a_limit(stem: str, seed: int) -> None:
         batch = _batch(random, setting)
         plan = dispatcher.plan(batch)
         _check(plan, dispatcher)
-        if not (batch.captured and batch.mode is not Mode.EXTEND):
+        if _has_own_plan(batch):
             assert plan == slow(batch)
         if i < _EXPLAINED_EACH:
             _explained(plan, dispatcher)
