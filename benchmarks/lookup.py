@@ -119,6 +119,19 @@ def _plans_of(dispatcher: Dispatcher, note: str) -> Iterator[Figure]:
         yield Figure(
             f"whole plan, {kind}, from sums{note}: a tenth takes more than", slow / 1e3, None
         )
+        if kind == "extend" and not note:
+            yield from _dense_or_not(dispatcher, sums)
+
+
+def _dense_or_not(dispatcher: Dispatcher, sums: Sequence[Batch]) -> Iterator[Figure]:
+    """Plans are of two kinds: where dense attention is exact every kernel may run."""
+    topk = dispatcher.setting.profile.index_topk
+    for where, some in (
+        ("more than index_topk tokens in a sequence", [b for b in sums if b.max_kv > topk]),
+        ("at most as many in each", [b for b in sums if b.max_kv <= topk]),
+    ):
+        name = f"the same, {where} ({len(some)} of {len(sums)})"
+        yield Figure(name, best_ns(dispatcher.plan, some) / 1e3, None)
 
 
 def _chooser(dispatcher: Dispatcher, name: str, batch: Batch) -> Callable[[Batch], object]:
