@@ -12,10 +12,12 @@ from nsa_tune import Batch, Dispatcher
 from nsa_tune.autotune.ceilings import POINT as CEILINGS
 from nsa_tune.backend.layouts import KVLayout
 from nsa_tune.backend.point import Setting
+from nsa_tune.backend.point_code import PointCode
 from nsa_tune.backend.points import POINTS, points_for
 from nsa_tune.backend.profiles import profile_of
 from nsa_tune.backend.records import Status
 from nsa_tune.backend.rules import SGLANG_0_5_23
+from nsa_tune.backend.source import Scope
 from nsa_tune.backend.tables import read_text, shipped
 
 H100 = "NVIDIA H100 80GB HBM3"
@@ -103,6 +105,33 @@ def test_a_shipped_table_is_clean_and_has_every_point(path: Path) -> None:
     ]  # fmt: skip
     assert len(wide) <= len(table.measurements) // 100
     assert max(row.error or 0 for row in table.measurements) < 0.01
+
+
+@pytest.mark.parametrize("path", shipped(), ids=lambda path: path.stem)
+def test_every_decision_of_a_shipped_table_is_written_down_as_code(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    slow = PointCode._ask
+
+    def spied(code: PointCode, scope: Scope) -> None:
+        asked.append(code.asked.policy.point.name)
+        slow(code, scope)
+
+    monkeypatch.setattr(PointCode, "_ask", spied)
+    key = read_text(path).key
+    dispatcher = Dispatcher.open(
+        gpu=key.gpu, model=key.model, heads=key.heads, kv_dtype=KV_DTYPES[key.kv_layout],
+    )  # fmt: skip
+    steps = [
+        Batch.verify([5000] * 4, n) if n > 1 else Batch.decode([5000] * 4) for n in range(1, 5)
+    ]
+
+    for batch in (Batch.extend([4000] * 4, [100] * 4), *steps):
+        dispatcher.plan(batch)
+        dispatcher.plan(batch.sums)
+
+    assert not asked
 
 
 def test_the_probed_limits_ship_with_an_h100_s_table_and_bound_its_plans() -> None:

@@ -66,6 +66,16 @@ class Fleet:
             StoreError: when the database takes no more rows.
             MachineUnfit: when no device of a sweep can go on.
         """
+        try:
+            spent = self._work(budget_s)
+        except (MachineUnfit, KeyboardInterrupt):
+            # What was finished before is stored and told all the same.
+            self._store()
+            raise
+        return "budget" if spent and any(sweep.left() for sweep in self._sweeps) else "done"
+
+    def _work(self, budget_s: float | None) -> bool:
+        """Have every post measure until nothing is left; returns whether the budget is spent."""
         while True:
             # A budget of nothing still measures one batch.
             over = self._done + len(self._told)
@@ -77,10 +87,9 @@ class Fleet:
             self._store()
             busy = [post for post in self._posts if post.busy]
             if not busy:
-                break
+                return spent
             for post in self._ready(busy):
                 self._attempt(self._advance, post)
-        return "budget" if spent and any(sweep.left() for sweep in self._sweeps) else "done"
 
     def _ready(self, busy: Sequence[Post]) -> Sequence[Post]:
         """The posts to advance, after a wait for the first one to have news."""

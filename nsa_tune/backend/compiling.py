@@ -79,7 +79,7 @@ def compiled(point: Point, setting: Setting, rows: Sequence[Measurement]) -> Com
         successes[arm] = _successes(own, samples, point.arm(arm), setting)
         models[arm] = _models(successes[arm], gaps[arm], point.columns_of(arm))
         if any(row.status is not Status.OK for row in own):
-            failures[arm] = _failures((samples[row.batch], row) for row in own)
+            failures[arm] = _failures(point, ((samples[row.batch], row) for row in own))
     succeeded = {row.batch for row in rows if row.status is Status.OK}
     contexts = [samples[text].batch for text in succeeded]
     means = [round(batch.kv_tokens / batch.sequences) for batch in contexts]
@@ -156,7 +156,7 @@ def _models(
     return {sheet: model for sheet, model in fitted.items() if model is not None}
 
 
-def _failures(own: Iterable[tuple[_Sample, Measurement]]) -> Failures:
+def _failures(point: Point, own: Iterable[tuple[_Sample, Measurement]]) -> Failures:
     wrong: list[Measurement] = []
     failed: dict[int, list[tuple[Batch, str]]] = defaultdict(list)
     passed: dict[int, list[Batch]] = defaultdict(list)
@@ -164,11 +164,11 @@ def _failures(own: Iterable[tuple[_Sample, Measurement]]) -> Failures:
         if row.status is Status.WRONG:
             wrong.append(row)
         if row.status is Status.OK:
-            passed[sample.sheet].append(sample.batch)
+            passed[point.kin(sample.sheet)].append(sample.batch)
         else:
             reason = f"failed on {row.batch}: {row.reason or row.status}"
-            failed[sample.sheet].append((sample.batch, reason))
+            failed[point.kin(sample.sheet)].append((sample.batch, reason))
     return Failures(
         f"wrong output on {wrong[0].batch}: {wrong[0].reason}" if wrong else None,
-        {sheet: boxes(some, passed[sheet]) for sheet, some in failed.items()},
+        {kin: boxes(some, passed[kin]) for kin, some in failed.items()},
     )

@@ -32,7 +32,8 @@ _BELOW = 0.7
 
 @dataclass(frozen=True, slots=True)
 class CostModel:
-    """One arm's time on one sheet, linear in the point's cost terms."""
+    """One arm's time on one sheet, linear in the point's cost terms; or another arm's times what
+    this one takes of it on the mean (`judging.py`)."""
 
     weights: tuple[float, ...]
     """Microseconds for one of each term, and last, positive, those of a batch without any work."""
@@ -106,13 +107,13 @@ class Failures:
     wrong: str | None
     """How its output was wrong once: then it is not taken anywhere."""
     boxes: Mapping[int, tuple[Box, ...]]
-    """By sheet."""
+    """By `Point.kin` of sheets."""
 
-    def reason(self, sheet: int, batch: Batch) -> str | None:
+    def reason(self, kin: int, batch: Batch) -> str | None:
         """Why the arm must not run there."""
         if self.wrong is not None:
             return self.wrong
-        for box in self.boxes.get(sheet, ()):
+        for box in self.boxes.get(kin, ()):
             if box.holds(batch):
                 return box.reason
         return None

@@ -210,8 +210,9 @@ class Dispatcher:
 
         Of the choices that are allowed at every context it has the least mean regret over
         `contexts`, a histogram of context length to how often it comes, or else over the measured
-        range. It is decided once: later calls, and plans of captured batches of this size, give
-        the same. `mode` defaults to decode for next_n 1 and to target_verify above.
+        range; contexts of which too little is measured have no say. It is decided once: later
+        calls, and plans of captured batches of this size, give the same. `mode` defaults to decode
+        for next_n 1 and to target_verify above.
 
         Raises:
             BatchError: for sizes below 1, a mode that is not captured by size, a histogram that

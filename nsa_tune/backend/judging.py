@@ -1,9 +1,10 @@
 """Judging cost models by what they choose among the measured batches of a sheet.
 
-Each arm's model is fitted by itself, to a wide range of times. Where two arms run side by side over
-all of it, a few percent apart, the errors of two fits decide between them: then one model with a
-factor for each arm, which always chooses the same, may lose less, and takes their place. Where
-even that is not enough the surfaces decide.
+Each arm's model is fitted by itself, to a wide range of times. Where one arm is the fastest all
+over it, by a few percent here and by more there, the errors of two fits may say otherwise where it
+is close: then one model with a factor for each arm, which always chooses the same, loses less and
+takes their place. It tells who is ahead, and how far only on the mean: that is for the surfaces,
+which decide where even this is not enough.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ __all__ = ["Models", "Successes", "judged"]
 _MOST_REGRET = 0.01
 """Mean regret on measured batches above which the surfaces decide."""
 _LEAST_GAIN = 0.0002
-"""Mean regret, over all questions, that one model with factors must spare."""
+"""Mean regret, summed over the questions, that one model with factors must spare."""
 _JUDGED = 100
 """Batches of a sheet on which the models are judged, at most."""
 _COST = itemgetter(1)
@@ -62,8 +63,9 @@ def judged(
     for sheet in {sheet for some in successes.values() for sheet in some}:
         times = list(_timed(sheet, models, successes).values())
         losses = _mean_losses(questions, times)
-        if sum(losses) > _LEAST_GAIN:
-            shares = _shares(times)
+        shares = _shares(times)
+        own = {arm for arm, sheets in models.items() if sheet in sheets}
+        if sum(losses) > _LEAST_GAIN and shares.keys() == own:
             alike = _mean_losses(questions, [_in_step(one, shares) for one in times])
             if sum(alike) < sum(losses) - _LEAST_GAIN:
                 losses = alike
@@ -117,10 +119,12 @@ def _loss(choices: Sequence[Sequence[str]], times: _Times) -> float | None:
 
 
 def _shares(times: Sequence[_Times]) -> dict[str, float]:
-    """Each arm's mean time as a share of the fastest arm's on the same batch."""
+    """Each arm's mean time as a share of the fastest's, on batches where it has another beside."""
     logs: dict[str, list[float]] = {}
     for one in times:
-        fastest = min((time for time, _ in one.values()), default=0.0)
+        if len(one) < 2:
+            continue
+        fastest = min(time for time, _ in one.values())
         for arm, (time, _) in one.items():
             logs.setdefault(arm, []).append(log(time / fastest))
     return {arm: exp(fmean(some)) for arm, some in logs.items()}

@@ -117,6 +117,10 @@ class Answer:
     """Choice to the arms that realise it. On a tie the earlier choice is the stable default."""
 
 
+def _itself(sheet: int) -> int:
+    return sheet
+
+
 @dataclass(frozen=True, slots=True)
 class Point:
     """A decision point."""
@@ -146,6 +150,9 @@ class Point:
     term_bounds: Callable[[Batch, Setting], tuple[tuple[float, float] | None, ...]] | None = None
     """For each of `terms`, by a batch's sums, the least and the most that it may be, in sums and
     products of two sums; None for one that needs no such bounds."""
+    kin: Callable[[int], int] = _itself
+    """A number that sheets share whose batches differ in size only: what fails on a batch of one
+    fails on the bigger ones of all."""
     group: str = ""
     """A name for several points of one file, which may stand for all of them."""
 

@@ -300,7 +300,7 @@ class PointCode:
                 return [Leaf("wrong")]
             checks += [
                 lambda box=box: True if box.holds(batch) else None  # type: ignore[misc]
-                for box in candidate.failures.boxes.get(sheet, ())
+                for box in candidate.failures.boxes.get(self.asked.policy.point.kin(sheet), ())
             ]
         # Each on its own: followed together they would branch without end.
         return [self.trace.follow(check, scope.facts) for check in checks]

@@ -33,7 +33,8 @@ class Survey(NamedTuple):
     """How the arms that this device could run stand on one batch; each is in one of the three."""
 
     latencies: dict[str, float | None]
-    """Allowed arms with their microseconds by the models; None where too little was measured."""
+    """Allowed arms with what the models say they cost, to compare by; None where too little was
+    measured."""
     refused: dict[str, str]
     """Arms that a guard forbids, and why."""
     failed: dict[str, str]
@@ -111,6 +112,7 @@ class Policy:
         """Which arms may run on `batch`, guards first, and what they cost by its sums."""
         setting = self.setting
         sheet, costs = self._placed(batch)
+        kin = None if sheet is None else self.point.kin(sheet)
         latencies: dict[str, float | None] = {}
         refused: dict[str, str] = {}
         failed: dict[str, str] = {}
@@ -118,7 +120,7 @@ class Policy:
             name, failures = candidate.name, candidate.failures
             if (reason := candidate.refusal(batch, setting)) is not None:
                 refused[name] = reason
-            elif failures and sheet is not None and (reason := failures.reason(sheet, batch)):
+            elif failures and kin is not None and (reason := failures.reason(kin, batch)):
                 failed[name] = reason
             else:
                 latencies[name] = costs.get(name)

@@ -131,6 +131,23 @@ def test_a_noisy_arm_is_not_taken_again_once_its_time_is_over() -> None:
     assert row.discarded == 0
 
 
+def test_waiting_for_a_slowed_device_does_not_count_as_the_time_of_its_arms(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("nsa_tune.autotune.timing._BACK_OFF_SECONDS", 0.02)
+
+    class SlowedFirst(Wavering):
+        slow = 2
+
+        def steady(self) -> bool:
+            self.slow -= 1
+            return self.slow < 0
+
+    row = measured("fast", timer=SlowedFirst(most_seconds=0.01))["fast"]
+
+    assert row.discarded > 2 * 2, "also the samples of noisy attempts"
+
+
 class Faulty(CpuTimer):
     """A fault that shows only when an arm is replayed."""
 

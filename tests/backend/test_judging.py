@@ -83,3 +83,12 @@ def test_a_single_arm_has_nothing_to_be_judged_by() -> None:
     models = {"flatten": {0: model(0.1, 9.0)}}
 
     assert judged([LAYOUT], models, {"flatten": TIMES["flatten"]}) == (models, frozenset())
+
+
+def test_an_arm_that_was_never_timed_beside_another_leaves_all_as_they_are() -> None:
+    alone = Successes(["100"], [(100.0,)], [5500.0])
+    times = {**TIMES, "pairs": {0: alone}}
+    models = {**CROSSING, "pairs": {0: model(5.0, 500.0)}}
+    answer = Answer("layout", {**LAYOUT.choices, "pairs": ("pairs",)})
+
+    assert judged([answer], models, times)[0] == models

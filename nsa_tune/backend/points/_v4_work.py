@@ -99,7 +99,7 @@ def cost_terms(batch: Batch, setting: Setting, ratio: int) -> tuple[float, ...]:
     waves = (batch.q_tokens + (wave - 1)) // wave
     profile = setting.profile
     extra = extra_width(profile, ratio, batch.max_kv)
-    longest = min(batch.max_kv, profile.window) + min(batch.max_kv // ratio, extra)
+    longest = _smaller(batch.max_kv, profile.window) + _smaller(batch.max_kv // ratio, extra)
     return (
         batch.sequences,
         batch.q_tokens,
@@ -108,6 +108,11 @@ def cost_terms(batch: Batch, setting: Setting, ratio: int) -> tuple[float, ...]:
         attended,
         (attended / batch.q_tokens * (waves - 1) + longest) * wave,
     )
+
+
+def _smaller(one: float, other: float) -> float:
+    """The smaller one, without a branch, which a plan's code would have to take."""
+    return one + (other - one) * (other < one)
 
 
 def locate(batch: Batch, setting: Setting, ratio: int) -> tuple[float, ...]:

@@ -238,6 +238,7 @@ INDEXER_LAYOUT = Point(
     coordinates=("keys", "sequences", "longest_over_mean"),
     locate=_locate,
     sheet=_sheet,
+    kin=lambda sheet: sheet // 2,
     grid=_grid,
     case=_case,
     sample=_sample,

@@ -14,8 +14,9 @@ from nsa_tune.backend.detect import KNOWN
 from nsa_tune.backend.layouts import KVLayout
 from nsa_tune.backend.point import Setting
 from nsa_tune.backend.points import point_of
+from nsa_tune.backend.policy import Policy
 from nsa_tune.backend.profiles import profile_of
-from nsa_tune.backend.records import Device
+from nsa_tune.backend.records import Device, Measurement, Status
 
 INDEXER = point_of("indexer_layout")
 CPU = torch.device("cpu")
@@ -126,3 +127,23 @@ def test_batches_with_at_most_a_segment_of_keys_an_sm_have_a_sheet_of_their_own(
         for n in {2, 3, 4} - {next_n}
         for k in (fits, 8 * fits)
     )
+
+
+def test_an_arm_that_failed_on_few_keys_is_not_taken_for_more() -> None:
+    grid = [b for b in INDEXER.grid(H100) if b.next_n == 2 and b.kv_tokens <= 16000]
+    rows = [
+        Measurement(INDEXER.name, str(b), arm, Status.OK, 9.0, 9.0, 9.0, 9)
+        for b in grid
+        for arm in ("native/deep_gemm", "flatten/deep_gemm")
+    ]
+    failed = Batch.verify([4000] * 4, 2)
+    rows.append(
+        Measurement(INDEXER.name, str(failed), "flatten/deep_gemm", Status.FAILED, reason="hung")
+    )
+
+    policy = Policy.compile(INDEXER, H100, rows)
+
+    bigger = Batch.verify([20000] * 16, 2)
+    assert INDEXER.sheet(bigger, H100) != INDEXER.sheet(failed, H100)
+    assert "flatten/deep_gemm" in policy.survey(bigger).failed
+    assert "flatten/deep_gemm" not in policy.survey(Batch.verify([20000] * 16, 3)).failed
