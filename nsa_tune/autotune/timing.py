@@ -228,9 +228,9 @@ def interleave(samplers: Sequence[Sampler], timer: Timer) -> list[Timing]:
     """Time arms against each other until each is known to be slower, equal, or beyond telling.
 
     A clock that climbs after a pause leaves no trace in the driver's counters, only samples that
-    disagree: they are taken again. An arm that is noisy at every attempt, or until the samples
-    took as long as they may, is kept with the interval that it has: at the power cap the clock
-    wavers.
+    disagree: they are taken again, as long as that fits into the time that arms may take. An arm
+    that is noisy at every attempt is kept with the interval that it has: at the power cap the
+    clock wavers.
 
     Raises:
         SlowedDown: when the device stays slowed down.
@@ -240,14 +240,15 @@ def interleave(samplers: Sequence[Sampler], timer: Timer) -> list[Timing]:
     for attempt in range(1, _ATTEMPTS + 1):
         timings = _compare(samplers, timer, discarded).timings()
         # What the arms themselves took: waiting for the device to recover is no sampling.
-        left_us -= sum(one.median_us * one.samples for one in timings)
+        took_us = sum(one.median_us * one.samples for one in timings)
+        left_us -= took_us
         near = FAR[LOOKS[0] - 2] * min((one.median_us for one in timings), default=0.0)
         # Of an arm far behind its noise says nothing of the clock.
         climbed = any(
             one.samples >= LOOKS[0] and one.half_width > timer.widest and one.low_us < near
             for one in timings
         )
-        if attempt == _ATTEMPTS or not climbed or left_us < 0:
+        if attempt == _ATTEMPTS or not climbed or left_us < took_us:
             break
         _log.info("attempt %d is discarded, the device's clock was not steady", attempt)
         discarded = [n + one.samples for n, one in zip(discarded, timings, strict=True)]
