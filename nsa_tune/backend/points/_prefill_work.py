@@ -28,6 +28,7 @@ __all__ = [
     "attended_of",
     "cost_terms",
     "locate",
+    "pairs_in_waves",
     "runs",
     "term_bounds",
     "wave_of",
@@ -137,6 +138,13 @@ def wave_of(setting: Setting) -> int:
     """Queries that the device computes at once: one SM does 64 heads of a query."""
     heads = guards.padded_heads(setting.heads) or 128
     return max(setting.device.sms // (heads // 64), 1)
+
+
+def pairs_in_waves(attended: float, queries: int, longest: float, wave: int) -> float:
+    """`attended` pairs where `wave` queries run at once and the last of them, with up to `longest`
+    keys, are waited for: queries follow one another on an SM."""
+    waves = (queries + (wave - 1)) // wave
+    return (attended / queries * (waves - 1) + longest) * wave
 
 
 def cost_terms(batch: Batch, setting: Setting) -> tuple[float, ...]:

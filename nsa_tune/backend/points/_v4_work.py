@@ -5,10 +5,9 @@ from __future__ import annotations
 from math import exp, log, log2
 from random import Random
 
-from nsa_tune.backend import guards
 from nsa_tune.backend.batch import Batch
 from nsa_tune.backend.point import Setting
-from nsa_tune.backend.points._prefill_work import runs
+from nsa_tune.backend.points._prefill_work import pairs_in_waves, runs, wave_of
 from nsa_tune.backend.profiles import ModelProfile
 
 __all__ = [
@@ -92,11 +91,6 @@ def _pairs(prefix: float, new: float, ratio: int, most: int, profile: ModelProfi
 def cost_terms(batch: Batch, setting: Setting, ratio: int) -> tuple[float, ...]:
     """Amounts of work in a layer of compression ratio `ratio`, in the order of `TERMS`."""
     attended = _attended(batch, setting, ratio)
-    # One SM computes 64 heads of a query, so that a batch costs whole waves of queries, of which
-    # the last takes as long as its longest query.
-    heads = guards.padded_heads(setting.heads) or 128
-    wave = max(setting.device.sms // (heads // 64), 1)
-    waves = (batch.q_tokens + (wave - 1)) // wave
     profile = setting.profile
     extra = extra_width(profile, ratio, batch.max_kv)
     longest = _smaller(batch.max_kv, profile.window) + _smaller(batch.max_kv // ratio, extra)
@@ -106,7 +100,7 @@ def cost_terms(batch: Batch, setting: Setting, ratio: int) -> tuple[float, ...]:
         sum(gathered(batch, setting, ratio)),
         batch.q_tokens * (profile.window + extra),
         attended,
-        (attended / batch.q_tokens * (waves - 1) + longest) * wave,
+        pairs_in_waves(attended, batch.q_tokens, longest, wave_of(setting)),
     )
 
 

@@ -16,7 +16,7 @@ from nsa_tune.backend.batch import Batch, Mode
 from nsa_tune.backend.layouts import KVLayout
 from nsa_tune.backend.point import ANY_GPU, Answer, Arm, Case, Point, Setting
 from nsa_tune.backend.points import _mla as mla
-from nsa_tune.backend.points._prefill_work import attended_of, wave_of
+from nsa_tune.backend.points._prefill_work import attended_of, pairs_in_waves, wave_of
 
 if TYPE_CHECKING:
     import torch
@@ -37,10 +37,13 @@ def _case(batch: Batch, setting: Setting, device: torch.device) -> Case:
 
 def _cost_terms(batch: Batch, setting: Setting) -> tuple[float, ...]:
     attended, wave = attended_of(batch, setting.profile.index_topk), wave_of(setting)
-    waves = (batch.q_tokens + (wave - 1)) // wave
-    # Queries follow one another on an SM, and the last wave takes as long as its longest query.
-    mean, longest = attended / batch.q_tokens, min(batch.max_kv, setting.profile.index_topk)
-    return (batch.q_tokens, attended, (mean * (waves - 1) + longest) * wave, waves)
+    longest = min(batch.max_kv, setting.profile.index_topk)
+    return (
+        batch.q_tokens,
+        attended,
+        pairs_in_waves(attended, batch.q_tokens, longest, wave),
+        (batch.q_tokens + (wave - 1)) // wave,
+    )
 
 
 def _term_bounds(batch: Batch, setting: Setting) -> tuple[tuple[float, float] | None, ...]:
