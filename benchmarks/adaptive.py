@@ -21,18 +21,18 @@ from statistics import fmean
 
 from benchmarks.regret import cells
 from nsa_tune import Batch
-from nsa_tune.autotune.adaptive import TAIL, Adaptive
-from nsa_tune.autotune.expected import tail_mean
-from nsa_tune.backend import tables
-from nsa_tune.backend.layouts import KVLayout
-from nsa_tune.backend.point import Point, Setting
+from nsa_tune.autotune.search.adaptive import TAIL, Adaptive
+from nsa_tune.autotune.search.expected import tail_mean
+from nsa_tune.backend.baselines import SGLANG_0_5_23
+from nsa_tune.backend.costmodel.policy import Policy
+from nsa_tune.backend.dispatch.decide import pick
 from nsa_tune.backend.points import POINTS
-from nsa_tune.backend.policy import Policy
-from nsa_tune.backend.profiles import profile_of
-from nsa_tune.backend.records import Measurement, Table
-from nsa_tune.backend.rules import SGLANG_0_5_23
-from nsa_tune.backend.tables import read_text
-from nsa_tune.backend.verdict import pick
+from nsa_tune.backend.types.layouts import KVLayout
+from nsa_tune.backend.types.point import Point, Setting
+from nsa_tune.backend.types.profiles import profile_of
+from nsa_tune.backend.types.records import Measurement, Table
+from nsa_tune.db import reader as tables
+from nsa_tune.db.reader import read_text
 
 HELD_OUT = Path(__file__).parent / "held_out"
 

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 import torch
 
 from nsa_tune._errors import NsaTuneError
-from nsa_tune.autotune import devices
-from nsa_tune.autotune.timing import interleave, timer_for
-from nsa_tune.backend import detect
+from nsa_tune.autotune.bench import devices
+from nsa_tune.autotune.bench.timing import interleave, timer_for
+from nsa_tune.backend.hardware import detect
 from nsa_tune.backend.kernels import combine_indices, concat_key, packed_fp8, v4_paged
-from nsa_tune.backend.layouts import CONVERSIONS, KVLayout
+from nsa_tune.backend.types.layouts import CONVERSIONS, KVLayout
 
 _RANK, _ROPE = 512, 64
 _V4_RANK = 448

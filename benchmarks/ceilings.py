@@ -10,13 +10,13 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from nsa_tune.autotune import devices
-from nsa_tune.autotune.ceilings import measure_ceilings
-from nsa_tune.autotune.timing import timer_for
-from nsa_tune.backend.records import Status
-from nsa_tune.backend.tables import read_database
+from nsa_tune.autotune.bench import devices
+from nsa_tune.autotune.bench.ceilings import measure_ceilings
+from nsa_tune.autotune.bench.timing import timer_for
+from nsa_tune.backend.types.records import Status
+from nsa_tune.db.reader import read_database
 from nsa_tune.db.store import Store
-from nsa_tune.reports.roofline import ceilings_of
+from nsa_tune.reports.content.roofline import ceilings_of
 
 
 def main(database: Path) -> None:

@@ -25,12 +25,12 @@ from time import perf_counter_ns, process_time
 from typing import Any, NamedTuple
 
 from nsa_tune import Batch, Dispatcher
-from nsa_tune.backend import detect
-from nsa_tune.backend.batch import Mode
+from nsa_tune.backend.costmodel.policy import Policy
+from nsa_tune.backend.hardware import detect
 from nsa_tune.backend.points import POINTS
-from nsa_tune.backend.policy import Policy
-from nsa_tune.backend.records import Measurement, Status, Table
-from nsa_tune.backend.tables import read_text, shipped
+from nsa_tune.backend.types.batch import Mode
+from nsa_tune.backend.types.records import Measurement, Status, Table
+from nsa_tune.db.reader import read_text, shipped
 
 _GPU = "NVIDIA H100 80GB HBM3"
 _KEY: dict[str, Any] = {"model": "deepseek-v3.2", "heads": 128, "kv_dtype": "fp8"}

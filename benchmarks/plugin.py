@@ -23,14 +23,14 @@ from typing import Any
 import torch
 
 from nsa_tune import Dispatcher
-from nsa_tune.backend import detect
-from nsa_tune.backend.decision_log import DecisionLog
-from nsa_tune.backend.integrations.sglang.facts import facts_of
-from nsa_tune.backend.integrations.sglang.indexer import Indexer, around_context_lens
-from nsa_tune.backend.integrations.sglang.once import charged
-from nsa_tune.backend.integrations.sglang.prefill import Answers, Prefill, around_prefill
-from tests.integrations.sglang.engine import Engine, model_runner
-from tests.integrations.sglang.wheels import VERSIONS, wheel_of
+from nsa_tune.backend.engines.decision_log import DecisionLog
+from nsa_tune.backend.engines.sglang.facts import facts_of
+from nsa_tune.backend.engines.sglang.indexer import Indexer, around_context_lens
+from nsa_tune.backend.engines.sglang.once import charged
+from nsa_tune.backend.engines.sglang.prefill import Answers, Prefill, around_prefill
+from nsa_tune.backend.hardware import detect
+from tests.backend.engines.sglang.engine import Engine, model_runner
+from tests.backend.engines.sglang.wheels import VERSIONS, wheel_of
 
 SEQUENCES = (1, 2, 4, 8, 16, 32, 64)
 ROUNDS = 40

@@ -22,14 +22,14 @@ from typing import Any
 
 from benchmarks.plugin import SEQUENCES, _Modules
 from nsa_tune import Dispatcher
-from nsa_tune.backend.integrations.sglang.v4 import (
+from nsa_tune.backend.engines.sglang.v4 import (
     Layers,
     V4Answers,
     V4Prefill,
     around_sparse_prefill,
 )
-from tests.integrations.sglang.engine_v4 import V4Engine
-from tests.integrations.sglang.wheels import VERSIONS, wheel_of
+from tests.backend.engines.sglang.engine_v4 import V4Engine
+from tests.backend.engines.sglang.wheels import VERSIONS, wheel_of
 
 ROUNDS = 7
 PASSES = 200

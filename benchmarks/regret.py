@@ -25,12 +25,12 @@ from pathlib import Path
 from random import Random
 
 from nsa_tune import Batch, Dispatcher
-from nsa_tune.backend.point import Answer, Arm, Point, Setting
+from nsa_tune.backend.baselines import SGLANG_0_5_23
+from nsa_tune.backend.dispatch.serving import Match
 from nsa_tune.backend.points import POINTS, points_for
-from nsa_tune.backend.records import Measurement, Status, Table
-from nsa_tune.backend.rules import SGLANG_0_5_23
-from nsa_tune.backend.serving import Match
-from nsa_tune.backend.tables import read_text
+from nsa_tune.backend.types.point import Answer, Arm, Point, Setting
+from nsa_tune.backend.types.records import Measurement, Status, Table
+from nsa_tune.db.reader import read_text
 
 _TRIES = 1000
 """Random batches among which one leaves a choice, if any does."""
@@ -57,11 +57,11 @@ def measure(arguments: argparse.Namespace) -> None:
 
     A file that is there already is gone on with, and batches that were disturbed are timed again.
     """
-    from nsa_tune.autotune import devices
-    from nsa_tune.autotune.measure import measure_batch
-    from nsa_tune.autotune.timing import timer_for
-    from nsa_tune.backend import detect
-    from nsa_tune.backend.profiles import profile_of
+    from nsa_tune.autotune.bench import devices
+    from nsa_tune.autotune.bench.measure import measure_batch
+    from nsa_tune.autotune.bench.timing import timer_for
+    from nsa_tune.backend.hardware import detect
+    from nsa_tune.backend.types.profiles import profile_of
     from nsa_tune.db.exchange import write_text
 
     device = devices.pick_device(arguments.device)

@@ -16,10 +16,10 @@ from dataclasses import asdict, dataclass
 from math import log
 from pathlib import Path
 
-from nsa_tune.autotune.ceilings import POINT as CEILINGS
-from nsa_tune.autotune.sequential import verdict_of
-from nsa_tune.backend.records import Measurement, Status, Table
-from nsa_tune.backend.tables import read_text
+from nsa_tune.autotune.bench.ceilings import POINT as CEILINGS
+from nsa_tune.autotune.bench.sequential import verdict_of
+from nsa_tune.backend.types.records import Measurement, Status, Table
+from nsa_tune.db.reader import read_text
 
 Cells = dict[tuple[str, str], dict[str, Measurement]]
 """By point and batch, then by arm."""

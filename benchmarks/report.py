@@ -11,8 +11,8 @@ import tempfile
 from pathlib import Path
 from time import perf_counter
 
-from nsa_tune.backend.tables import shipped
 from nsa_tune.db.exchange import import_text
+from nsa_tune.db.reader import shipped
 from nsa_tune.db.store import Store
 
 MEASUREMENTS = 10_000

@@ -176,8 +176,9 @@ def _error(ours: torch.Tensor, theirs: torch.Tensor) -> float:
 
 def _table(folder: Path, heads: int) -> Path:
     """The H100's shipped table, as if it had been measured here and with so many heads."""
-    from nsa_tune.backend import detect, tables
-    from nsa_tune.backend.text_table import format_table
+    from nsa_tune.backend.hardware import detect
+    from nsa_tune.db import reader as tables
+    from nsa_tune.db.text_table import format_table
 
     path = next(one for one in tables.shipped() if one.name.endswith("v3.2_h128_fp8.tsv"))
     table = tables.read_text(path)

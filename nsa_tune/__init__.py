@@ -22,9 +22,9 @@ from nsa_tune._errors import (
     UnknownName,
     UsageError,
 )
-from nsa_tune.backend.batch import Batch
-from nsa_tune.backend.dispatcher import Dispatcher
-from nsa_tune.backend.plan import Plan, Reason
+from nsa_tune.backend.dispatch.dispatcher import Dispatcher
+from nsa_tune.backend.dispatch.plan import Plan, Reason
+from nsa_tune.backend.types.batch import Batch
 
 __all__ = [
     "Batch",

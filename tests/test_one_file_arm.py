@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 import nsa_tune
-from nsa_tune.backend.tables import read_database
+from nsa_tune.db.reader import read_database
 
-DECODE = Path("nsa_tune", "backend", "points", "decode.py")
+DECODE = Path("nsa_tune", "backend", "points", "decode", "__init__.py")
 MADE_UP = '    Arm("made_up", mla.build_torch_kv, _PACKED, reference=True),\n'
 BATCH = "decode:n1:700,90,90"
 

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.pace import batches_of, pace
 from benchmarks.repeat import Changed, cells_of, changed, differences
-from nsa_tune.backend.records import Measurement, Status, Table
+from nsa_tune.backend.types.records import Measurement, Status, Table
 from tests.reports.synthetic import real_table
 
 

@@ -9,16 +9,16 @@ import pytest
 
 from benchmarks.regret import cells, choosers, drawn, summary
 from nsa_tune import Batch, Dispatcher
-from nsa_tune.autotune.ceilings import POINT as CEILINGS
-from nsa_tune.backend.layouts import KVLayout
-from nsa_tune.backend.point import Setting
-from nsa_tune.backend.point_code import PointCode
+from nsa_tune.autotune.bench.ceilings import POINT as CEILINGS
+from nsa_tune.backend.baselines import SGLANG_0_5_23
+from nsa_tune.backend.dispatch.point_code import PointCode
+from nsa_tune.backend.dispatch.source import Scope
 from nsa_tune.backend.points import POINTS, points_for
-from nsa_tune.backend.profiles import profile_of
-from nsa_tune.backend.records import Status
-from nsa_tune.backend.rules import SGLANG_0_5_23
-from nsa_tune.backend.source import Scope
-from nsa_tune.backend.tables import read_text, shipped
+from nsa_tune.backend.types.layouts import KVLayout
+from nsa_tune.backend.types.point import Setting
+from nsa_tune.backend.types.profiles import profile_of
+from nsa_tune.backend.types.records import Status
+from nsa_tune.db.reader import read_text, shipped
 
 H100 = "NVIDIA H100 80GB HBM3"
 HELD_OUT = sorted((Path(__file__).parents[1] / "benchmarks" / "held_out").glob("*.tsv"))

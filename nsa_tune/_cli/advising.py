@@ -21,11 +21,11 @@ from nsa_tune._cli.options import (
     Strict,
 )
 from nsa_tune._errors import UsageError
-from nsa_tune.backend.batch import Batch
-from nsa_tune.backend.decision_log import read_decisions
-from nsa_tune.backend.dispatcher import Dispatcher
-from nsa_tune.reports.advise import advise as advised
-from nsa_tune.reports.plain import plain
+from nsa_tune.backend.dispatch.dispatcher import Dispatcher
+from nsa_tune.backend.engines.decision_log import read_decisions
+from nsa_tune.backend.types.batch import Batch
+from nsa_tune.reports.advice.advise import advise as advised
+from nsa_tune.reports.output.plain import plain
 
 __all__ = ["advise"]
 

@@ -8,13 +8,13 @@ from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from nsa_tune.autotune.doctor import Diagnosis
-    from nsa_tune.autotune.probe import Probed
-    from nsa_tune.autotune.probe_search import Try
-    from nsa_tune.autotune.run import RunResult
-    from nsa_tune.backend.dispatcher import Dispatcher
-    from nsa_tune.backend.plan import Plan, Reason
-    from nsa_tune.backend.records import Key, Table
+    from nsa_tune.autotune.health.doctor import Diagnosis
+    from nsa_tune.autotune.probe.run import Probed
+    from nsa_tune.autotune.probe.search import Try
+    from nsa_tune.autotune.runner.run import RunResult
+    from nsa_tune.backend.dispatch.dispatcher import Dispatcher
+    from nsa_tune.backend.dispatch.plan import Plan, Reason
+    from nsa_tune.backend.types.records import Key, Table
 
 __all__ = [
     "as_text",

@@ -24,9 +24,9 @@ from nsa_tune._cli.options import (
     heads_of,
     model_of,
 )
-from nsa_tune.backend import detect
-from nsa_tune.backend.dispatcher import Dispatcher
-from nsa_tune.reports.plain import plain
+from nsa_tune.backend.dispatch.dispatcher import Dispatcher
+from nsa_tune.backend.hardware import detect
+from nsa_tune.reports.output.plain import plain
 
 __all__ = ["dispatcher_for", "explain", "lookup"]
 

@@ -13,11 +13,11 @@ from nsa_tune._cli.console import say
 from nsa_tune._cli.measuring import interruptible
 from nsa_tune._cli.options import AsJson, Database, Heads, KvDtype, Model, heads_of, model_of
 from nsa_tune._errors import ExtraMissing
-from nsa_tune.backend import detect
-from nsa_tune.reports.plain import plain
+from nsa_tune.backend.hardware import detect
+from nsa_tune.reports.output.plain import plain
 
 if TYPE_CHECKING:
-    from nsa_tune.autotune.sentinel import CheckResult
+    from nsa_tune.autotune.health.sentinel import CheckResult
 
 __all__ = ["check"]
 
@@ -54,8 +54,8 @@ def check(
     for library in ("torch", "triton"):
         if importlib.util.find_spec(library) is None:
             raise ExtraMissing.of("measuring", "tune")
-    from nsa_tune.autotune.sentinel import CheckRequest
-    from nsa_tune.autotune.sentinel import check as examine
+    from nsa_tune.autotune.health.sentinel import CheckRequest
+    from nsa_tune.autotune.health.sentinel import check as examine
 
     gpu = detect.cpu_name() if device == "cpu" else detect.local_device_name()
     name = model_of(model, gpu)

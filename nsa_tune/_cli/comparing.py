@@ -9,14 +9,14 @@ import typer
 from nsa_tune._cli import answers
 from nsa_tune._cli.console import say, tables_console
 from nsa_tune._cli.options import AsJson, Gpu, Heads, KvDtypeOption, Model, share_of
-from nsa_tune.backend.layouts import layout_of
-from nsa_tune.backend.profiles import family_of
+from nsa_tune.backend.types.layouts import layout_of
+from nsa_tune.backend.types.profiles import family_of
 from nsa_tune.reports.compare import compare as compared
 from nsa_tune.reports.compare import pairs_of, side_of
 from nsa_tune.reports.compare.document import conclusion, document, grids, title
-from nsa_tune.reports.plain import plain
-from nsa_tune.reports.select import Wish
-from nsa_tune.reports.terminal import print_grids
+from nsa_tune.reports.content.select import Wish
+from nsa_tune.reports.output.plain import plain
+from nsa_tune.reports.output.terminal import print_grids
 
 __all__ = ["compare"]
 

@@ -7,7 +7,7 @@ import sys
 from rich.console import Console
 from rich.text import Text
 
-from nsa_tune.reports.plain import plain
+from nsa_tune.reports.output.plain import plain
 
 __all__ = ["say", "tables_console"]
 

@@ -11,11 +11,11 @@ from nsa_tune._cli import answers
 from nsa_tune._cli.console import say
 from nsa_tune._cli.files import only_table
 from nsa_tune._cli.options import AsJson, Database, Gpu, Heads, KvDtypeOption, Model
-from nsa_tune.backend import tables
-from nsa_tune.backend.layouts import layout_of
-from nsa_tune.backend.profiles import family_of
-from nsa_tune.reports.plain import plain
-from nsa_tune.reports.select import Wish
+from nsa_tune.backend.types.layouts import layout_of
+from nsa_tune.backend.types.profiles import family_of
+from nsa_tune.db import reader as tables
+from nsa_tune.reports.content.select import Wish
+from nsa_tune.reports.output.plain import plain
 
 __all__ = ["db"]
 

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from nsa_tune._errors import UsageError
-from nsa_tune.autotune.progress import Incident, Progress
-from nsa_tune.backend.batch import Batch
-from nsa_tune.backend.point import Point, Setting
-from nsa_tune.backend.records import Key, Measurement
+from nsa_tune.autotune.runner.progress import Incident, Progress
+from nsa_tune.backend.types.batch import Batch
+from nsa_tune.backend.types.point import Point, Setting
+from nsa_tune.backend.types.records import Key, Measurement
 
 __all__ = ["EventProgress", "Together", "events_into"]
 

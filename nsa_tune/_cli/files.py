@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from nsa_tune._errors import NoTunedData, NsaTuneError, UsageError
-from nsa_tune.backend.records import Table
+from nsa_tune.backend.types.records import Table
 
 __all__ = ["only_table", "write_file"]
 

@@ -17,15 +17,15 @@ from nsa_tune._cli.console import say, tables_console
 from nsa_tune._cli.events import Together, events_into
 from nsa_tune._cli.options import AsJson, Database, Engine, Heads, KvDtype, Model
 from nsa_tune._errors import ExtraMissing, MachineUnfit, UsageError
-from nsa_tune.autotune.isolation import Deadlines
-from nsa_tune.backend import tables
+from nsa_tune.autotune.worker.isolation import Deadlines
+from nsa_tune.db import reader as tables
 from nsa_tune.reports import build
-from nsa_tune.reports.document import document
-from nsa_tune.reports.plain import plain
-from nsa_tune.reports.terminal import print_crossovers
+from nsa_tune.reports.output.document import document
+from nsa_tune.reports.output.plain import plain
+from nsa_tune.reports.output.terminal import print_crossovers
 
 if TYPE_CHECKING:
-    from nsa_tune.autotune.run import RunRequest, RunResult
+    from nsa_tune.autotune.runner.run import RunRequest, RunResult
 
 __all__ = ["doctor", "interruptible", "run"]
 
@@ -93,8 +93,8 @@ def run(
     its worker and not the run. Ends with the crossover table.
     """
     from nsa_tune._cli.progress import progress_for
-    from nsa_tune.autotune.run import RunRequest
-    from nsa_tune.autotune.run import run as tune
+    from nsa_tune.autotune.runner.run import RunRequest
+    from nsa_tune.autotune.runner.run import run as tune
 
     for library in ("torch", "triton"):
         if importlib.util.find_spec(library) is None:
@@ -188,7 +188,7 @@ def doctor(
 
     Exits with 5 when it cannot measure, or, with --engine, when the plug-in does not steer it.
     """
-    from nsa_tune.autotune.doctor import examine, examine_engine
+    from nsa_tune.autotune.health.doctor import examine, examine_engine
 
     diagnosis = examine(database=database) if engine is None else examine_engine(database)
     if json:

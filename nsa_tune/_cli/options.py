@@ -10,8 +10,8 @@ from typing import Annotated
 import typer
 
 from nsa_tune._errors import BatchError, UsageError
-from nsa_tune.backend.batch import Batch
-from nsa_tune.backend.profiles import PROFILES, profile_of
+from nsa_tune.backend.types.batch import Batch
+from nsa_tune.backend.types.profiles import PROFILES, profile_of
 
 __all__ = [
     "AsJson",

@@ -10,12 +10,12 @@ from nsa_tune._cli import answers
 from nsa_tune._cli.console import say
 from nsa_tune._cli.options import AsJson, Database, Heads, KvDtype, Model
 from nsa_tune._errors import ExtraMissing
-from nsa_tune.backend import tables
-from nsa_tune.reports.plain import plain
+from nsa_tune.db import reader as tables
+from nsa_tune.reports.output.plain import plain
 
 if TYPE_CHECKING:
-    from nsa_tune.autotune.probe import Probed
-    from nsa_tune.autotune.probe_search import Try
+    from nsa_tune.autotune.probe.run import Probed
+    from nsa_tune.autotune.probe.search import Try
 
 __all__ = ["probe"]
 
@@ -58,8 +58,8 @@ def probe(
     hangs, or gives a wrong answer or no number, is over the limit.
     """
     try:
-        from nsa_tune.autotune.probe import ProbeRequest
-        from nsa_tune.autotune.probe import probe as search
+        from nsa_tune.autotune.probe.run import ProbeRequest
+        from nsa_tune.autotune.probe.run import probe as search
     except ModuleNotFoundError as error:
         if error.name not in ("torch", "triton"):
             raise

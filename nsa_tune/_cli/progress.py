@@ -12,11 +12,11 @@ from rich.progress import Progress as RichProgress
 from rich.table import Column
 from rich.text import Text
 
-from nsa_tune.autotune.progress import Incident
-from nsa_tune.backend.batch import Batch
-from nsa_tune.backend.point import Point, Setting
-from nsa_tune.backend.records import Key, Measurement, Status
-from nsa_tune.reports.plain import plain
+from nsa_tune.autotune.runner.progress import Incident
+from nsa_tune.backend.types.batch import Batch
+from nsa_tune.backend.types.point import Point, Setting
+from nsa_tune.backend.types.records import Key, Measurement, Status
+from nsa_tune.reports.output.plain import plain
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -25,17 +25,17 @@ from nsa_tune._cli.options import (
     Theme,
 )
 from nsa_tune._errors import ExtraMissing, UnknownName, UsageError
-from nsa_tune.backend.layouts import layout_of
-from nsa_tune.backend.profiles import family_of
-from nsa_tune.backend.records import Table
+from nsa_tune.backend.types.layouts import layout_of
+from nsa_tune.backend.types.profiles import family_of
+from nsa_tune.backend.types.records import Table
 from nsa_tune.reports import Report, build
-from nsa_tune.reports.document import as_csv, as_json, as_markdown
-from nsa_tune.reports.figures import Figure, figures_of
-from nsa_tune.reports.flat import FLAT
+from nsa_tune.reports.content.select import Wish, select
 from nsa_tune.reports.html import as_html, bundling
-from nsa_tune.reports.pictures import drawn, write_pictures
-from nsa_tune.reports.select import Wish, select
-from nsa_tune.reports.terminal import as_terminal_text, print_report
+from nsa_tune.reports.output.document import as_csv, as_json, as_markdown
+from nsa_tune.reports.output.figures import Figure, figures_of
+from nsa_tune.reports.output.flat import FLAT
+from nsa_tune.reports.output.pictures import drawn, write_pictures
+from nsa_tune.reports.output.terminal import as_terminal_text, print_report
 
 __all__ = ["report"]
 

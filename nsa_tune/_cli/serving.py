@@ -10,7 +10,7 @@ import typer
 
 from nsa_tune._cli.console import say
 from nsa_tune._errors import ExtraMissing
-from nsa_tune.backend import tables
+from nsa_tune.db import reader as tables
 
 __all__ = ["dashboard"]
 

@@ -6,10 +6,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from nsa_tune._errors import NoTunedData, StoreReadOnly, UsageError
-from nsa_tune.backend.records import Table
-from nsa_tune.backend.tables import read_text
-from nsa_tune.backend.text_table import format_row, format_table
+from nsa_tune.backend.types.records import Table
+from nsa_tune.db.reader import read_text
 from nsa_tune.db.store import Store
+from nsa_tune.db.text_table import format_row, format_table
 
 __all__ = ["import_text", "write_text"]
 

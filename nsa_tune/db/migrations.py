@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nsa_tune.backend.tables import schema_version
+from nsa_tune.db.reader import schema_version
 from nsa_tune.db.views import VIEWS
 
 if TYPE_CHECKING:

@@ -16,9 +16,10 @@ from typing import Self
 from sqlite_utils import Database
 
 from nsa_tune._errors import NoTunedData, StoreCorrupt, StoreMissing, StoreReadOnly
-from nsa_tune.backend.checks import Check
-from nsa_tune.backend.records import Device, Key, Measurement, Table
-from nsa_tune.backend.tables import (
+from nsa_tune.backend.types.records import Device, Key, Measurement, Table
+from nsa_tune.db.checks import Check
+from nsa_tune.db.migrations import migrate
+from nsa_tune.db.reader import (
     check_regular_file,
     limits_of,
     schema_version,
@@ -26,7 +27,6 @@ from nsa_tune.backend.tables import (
     table_of,
     tables_of,
 )
-from nsa_tune.db.migrations import migrate
 
 __all__ = ["Store"]
 

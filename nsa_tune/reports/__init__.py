@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from nsa_tune.reports.report import Report, build
+from nsa_tune.reports.content.report import Report, build
 
 __all__ = ["Report", "build"]

@@ -10,12 +10,12 @@ import pytest
 
 from nsa_tune import UsageError
 from nsa_tune._cli.events import EventProgress, Together, events_into
-from nsa_tune.autotune.progress import Incident, NoProgress
-from nsa_tune.backend.batch import Batch
-from nsa_tune.backend.layouts import KVLayout
-from nsa_tune.backend.point import Setting
-from nsa_tune.backend.profiles import PROFILES
-from nsa_tune.backend.records import Measurement, Status
+from nsa_tune.autotune.runner.progress import Incident, NoProgress
+from nsa_tune.backend.types.batch import Batch
+from nsa_tune.backend.types.layouts import KVLayout
+from nsa_tune.backend.types.point import Setting
+from nsa_tune.backend.types.profiles import PROFILES
+from nsa_tune.backend.types.records import Measurement, Status
 from tests.reports.synthetic import H100, key_of, measured, toy_point
 
 POINT = toy_point()

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from nsa_tune.backend.tables import read_text
+from nsa_tune.db.reader import read_text
 
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-m", "nsa_tune.cli", "run", "--device", "cpu", "--json"]

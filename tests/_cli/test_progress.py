@@ -8,12 +8,12 @@ import pytest
 from rich.console import Console
 
 from nsa_tune._cli.progress import BarProgress, LineProgress, RunProgress, progress_for
-from nsa_tune.autotune.progress import Incident
-from nsa_tune.backend.batch import Batch
-from nsa_tune.backend.layouts import KVLayout
-from nsa_tune.backend.point import Setting
-from nsa_tune.backend.profiles import PROFILES
-from nsa_tune.backend.records import Measurement, Status
+from nsa_tune.autotune.runner.progress import Incident
+from nsa_tune.backend.types.batch import Batch
+from nsa_tune.backend.types.layouts import KVLayout
+from nsa_tune.backend.types.point import Setting
+from nsa_tune.backend.types.profiles import PROFILES
+from nsa_tune.backend.types.records import Measurement, Status
 from tests.reports.synthetic import H100, key_of, measured, toy_point
 
 POINT = toy_point()

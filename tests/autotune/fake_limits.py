@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 
-from nsa_tune.autotune.probe_child import Target, WrongAnswer
+from nsa_tune.autotune.probe.child import Target, WrongAnswer
 
 __all__ = [
     "abort", "dear", "exits", "hangs", "leaves", "memory", "nan", "raises", "segfaults", "wrong",

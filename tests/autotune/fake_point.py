@@ -10,9 +10,9 @@ from time import sleep
 
 import torch
 
-from nsa_tune.backend.batch import Batch, Mode
-from nsa_tune.backend.layouts import KVLayout
-from nsa_tune.backend.point import Answer, Arm, Case, Guard, Point, Setting
+from nsa_tune.backend.types.batch import Batch, Mode
+from nsa_tune.backend.types.layouts import KVLayout
+from nsa_tune.backend.types.point import Answer, Arm, Case, Guard, Point, Setting
 
 __all__ = [
     "ARMS",

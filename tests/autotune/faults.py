@@ -12,8 +12,8 @@ from time import sleep
 
 import torch
 
-from nsa_tune.backend.batch import Batch
-from nsa_tune.backend.point import Arm, Point
+from nsa_tune.backend.types.batch import Batch
+from nsa_tune.backend.types.point import Arm, Point
 from tests.autotune.fake_point import ARMS, RunnableCase, runnable
 
 __all__ = ["FAULTS", "HANG", "LATE", "SOMETIMES"]

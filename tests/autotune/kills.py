@@ -20,7 +20,7 @@ _LONGEST_S = 6.0
 _RUN = """
 import sys
 from pathlib import Path
-from nsa_tune.autotune.run import NoProgress, RunRequest, run
+from nsa_tune.autotune.runner.run import NoProgress, RunRequest, run
 
 class Tell(NoProgress):
     def batch(self, done, total, point, batch, rows, seconds):

@@ -7,12 +7,12 @@ from math import log2
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from nsa_tune.backend.batch import Batch, Mode
-from nsa_tune.backend.layouts import KVLayout
-from nsa_tune.backend.point import Answer, Arm, Case, Guard, Point, Setting
-from nsa_tune.backend.policy import Policy
-from nsa_tune.backend.profiles import profile_of
-from nsa_tune.backend.records import Device, Key, Measurement, Status, Table
+from nsa_tune.backend.costmodel.policy import Policy
+from nsa_tune.backend.types.batch import Batch, Mode
+from nsa_tune.backend.types.layouts import KVLayout
+from nsa_tune.backend.types.point import Answer, Arm, Case, Guard, Point, Setting
+from nsa_tune.backend.types.profiles import profile_of
+from nsa_tune.backend.types.records import Device, Key, Measurement, Status, Table
 
 if TYPE_CHECKING:
     import torch

@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nsa_tune import Dispatcher
-from nsa_tune.backend import detect, nvml, opening, tables
-from nsa_tune.backend.records import Table
-from nsa_tune.backend.text_table import format_table
+from nsa_tune.backend.dispatch import opening
+from nsa_tune.backend.hardware import detect, nvml
+from nsa_tune.backend.types.records import Table
+from nsa_tune.db import reader as tables
+from nsa_tune.db.text_table import format_table
 from tests.backend.fake_point import DEVICE, FAKE, Times, linear
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from nsa_tune._errors import StoreCorrupt, StoreReadOnly
-from nsa_tune.backend.tables import read_text
 from nsa_tune.db.exchange import import_text, write_text
+from nsa_tune.db.reader import read_text
 from nsa_tune.db.store import Store
 from tests.records import DEVICE, KEY, failed, ok, table
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from sqlite_utils import Database
 
-from nsa_tune.backend import tables
 from nsa_tune.db import migrations
+from nsa_tune.db import reader as tables
 from nsa_tune.db.migrations import MIGRATIONS, migrate
 from nsa_tune.db.store import Store
 from tests.records import DEVICE, KEY, ok

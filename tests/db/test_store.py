@@ -12,8 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from nsa_tune._errors import NoTunedData, StoreCorrupt, StoreError
-from nsa_tune.backend.records import Measurement, Status, Table
-from nsa_tune.backend.tables import read_database
+from nsa_tune.backend.types.records import Measurement, Status, Table
+from nsa_tune.db.reader import read_database
 from nsa_tune.db.store import Store
 from tests.records import DEVICE, KEY, failed, ok, tables
 

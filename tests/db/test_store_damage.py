@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from nsa_tune._errors import StoreCorrupt, StoreError, StoreMissing, StoreNewer, StoreReadOnly
-from nsa_tune.backend.tables import read_database
 from nsa_tune.db import store as store_module
+from nsa_tune.db.reader import read_database
 from nsa_tune.db.store import Store
 from tests.records import DEVICE, KEY, ok
 

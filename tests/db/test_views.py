@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from nsa_tune.backend.records import Measurement, Status
+from nsa_tune.backend.types.records import Measurement, Status
 from nsa_tune.db.store import Store
 from tests.records import DEVICE, KEY, failed, ok
 

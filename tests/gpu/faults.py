@@ -9,8 +9,8 @@ import torch
 import triton
 import triton.language as tl
 
-from nsa_tune.backend.batch import Batch
-from nsa_tune.backend.point import Arm, Point, Setting
+from nsa_tune.backend.types.batch import Batch
+from nsa_tune.backend.types.point import Arm, Point, Setting
 from tests.autotune.fake_point import RunnableCase, runnable
 
 __all__ = ["FINE", "HANGS", "LATE", "MEMORY", "STRAYS"]

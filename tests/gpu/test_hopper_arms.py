@@ -9,12 +9,13 @@ import pytest
 import torch
 
 from nsa_tune import Batch
-from nsa_tune.autotune import devices
-from nsa_tune.backend import detect, providers
-from nsa_tune.backend.layouts import KVLayout
-from nsa_tune.backend.point import Setting
+from nsa_tune.autotune.bench import devices
+from nsa_tune.backend import libraries as providers
+from nsa_tune.backend.hardware import detect
 from nsa_tune.backend.points import POINTS
-from nsa_tune.backend.profiles import profile_of
+from nsa_tune.backend.types.layouts import KVLayout
+from nsa_tune.backend.types.point import Setting
+from nsa_tune.backend.types.profiles import profile_of
 
 _log = logging.getLogger(__name__)
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9

@@ -6,11 +6,12 @@ import pytest
 import torch
 
 from nsa_tune import Batch
-from nsa_tune.autotune import devices
-from nsa_tune.backend import detect, providers
-from nsa_tune.backend.point import Setting
+from nsa_tune.autotune.bench import devices
+from nsa_tune.backend import libraries as providers
+from nsa_tune.backend.hardware import detect
 from nsa_tune.backend.points import POINTS, points_for
-from nsa_tune.backend.profiles import profile_of
+from nsa_tune.backend.types.point import Setting
+from nsa_tune.backend.types.profiles import profile_of
 
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
 pytestmark = [

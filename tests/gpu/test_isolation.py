@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from nsa_tune.autotune.isolation import Deadlines
-from nsa_tune.autotune.run import RunRequest, RunResult, run
-from nsa_tune.backend import nvml
-from nsa_tune.backend.records import Status
+from nsa_tune.autotune.runner.run import RunRequest, RunResult, run
+from nsa_tune.autotune.worker.isolation import Deadlines
+from nsa_tune.backend.hardware import nvml
+from nsa_tune.backend.types.records import Status
 
 pytestmark = [
     pytest.mark.gpu,

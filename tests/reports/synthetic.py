@@ -6,12 +6,12 @@ from collections.abc import Callable
 from math import log2
 from typing import Any
 
-from nsa_tune.backend.batch import Batch, Mode
-from nsa_tune.backend.layouts import KVLayout
-from nsa_tune.backend.point import Answer, Arm, Guard, Point, Setting
 from nsa_tune.backend.points import POINTS
-from nsa_tune.backend.profiles import PROFILES
-from nsa_tune.backend.records import Device, Key, Measurement, Status, Table
+from nsa_tune.backend.types.batch import Batch, Mode
+from nsa_tune.backend.types.layouts import KVLayout
+from nsa_tune.backend.types.point import Answer, Arm, Guard, Point, Setting
+from nsa_tune.backend.types.profiles import PROFILES
+from nsa_tune.backend.types.records import Device, Key, Measurement, Status, Table
 
 H100 = Device("NVIDIA H100 80GB HBM3", "sm90", 132, 232448, 80 * 2**30, 50 * 2**20)
 LIBRARIES = (

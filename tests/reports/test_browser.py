@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nsa_tune.backend.records import Measurement, Status, Table
-from nsa_tune.backend.tables import read_text, shipped
+from nsa_tune.backend.types.records import Measurement, Status, Table
+from nsa_tune.db.reader import read_text, shipped
+from nsa_tune.reports.content.report import Report, build
 from nsa_tune.reports.html import as_html, charts_javascript
-from nsa_tune.reports.report import Report, build
 from tests.reports.browsing import Scheme, Visit, centre
 from tests.reports.synthetic import CEILINGS, real_table
 from tests.reports.test_html import HOSTILE

@@ -9,19 +9,6 @@ from typing import Any
 
 import pytest
 
-from nsa_tune.reports.chart_rows import (
-    FASTEST,
-    chunk_rows,
-    cost_rows,
-    curve_rows,
-    edge_rows,
-    facet_of,
-    map_cells,
-    map_rows,
-    map_size,
-    roof_rows,
-    scatter_rows,
-)
 from nsa_tune.reports.charts import (
     THEMES,
     Rows,
@@ -35,9 +22,22 @@ from nsa_tune.reports.charts import (
     with_rows,
 )
 from nsa_tune.reports.charts.theme import PAGES
-from nsa_tune.reports.crossovers import Edge
-from nsa_tune.reports.report import AnswerReport, Section, build
-from nsa_tune.reports.roofline import Achieved, Ceilings
+from nsa_tune.reports.content.crossovers import Edge
+from nsa_tune.reports.content.report import AnswerReport, Section, build
+from nsa_tune.reports.content.roofline import Achieved, Ceilings
+from nsa_tune.reports.output.chart_rows import (
+    FASTEST,
+    chunk_rows,
+    cost_rows,
+    curve_rows,
+    edge_rows,
+    facet_of,
+    map_cells,
+    map_rows,
+    map_size,
+    roof_rows,
+    scatter_rows,
+)
 from tests.reports.synthetic import real_table, toy_point, toy_table
 
 vl_convert = pytest.importorskip("vl_convert")

@@ -13,9 +13,9 @@ from html.parser import HTMLParser
 import pytest
 
 from nsa_tune._errors import ExtraMissing
-from nsa_tune.backend.records import Measurement, Status
+from nsa_tune.backend.types.records import Measurement, Status
+from nsa_tune.reports.content.report import Report, build
 from nsa_tune.reports.html import as_html, charts_javascript
-from nsa_tune.reports.report import Report, build
 from tests.reports.synthetic import real_table
 
 HOSTILE = (

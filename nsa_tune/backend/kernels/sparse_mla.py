@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from nsa_tune.backend.layouts import SCALE_TILE, KVLayout
+from nsa_tune.backend.types.layouts import SCALE_TILE, KVLayout
 
 __all__ = ["sparse_mla", "sparse_mla_reference"]
 

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from nsa_tune.backend.kernels.e4m3 import on_e4m3_grid, scale_exponent
-from nsa_tune.backend.layouts import V4_SCALE_TILE, KVLayout
+from nsa_tune.backend.types.layouts import V4_SCALE_TILE, KVLayout
 
 __all__ = [
     "dequantize",

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from nsa_tune._errors import UnknownName, UsageError
-from nsa_tune.backend.point import Point
 from nsa_tune.backend.points.decode import DECODE
 from nsa_tune.backend.points.indexer_layout import INDEXER_LAYOUT
 from nsa_tune.backend.points.indexer_metadata import INDEXER_METADATA
 from nsa_tune.backend.points.prefill import PREFILL
 from nsa_tune.backend.points.v4_prefill import V4_PREFILL
-from nsa_tune.backend.profiles import PROFILES, ModelProfile
+from nsa_tune.backend.types.point import Point
+from nsa_tune.backend.types.profiles import PROFILES, ModelProfile
 
 __all__ = ["POINTS", "named", "point_of", "points_for"]
 

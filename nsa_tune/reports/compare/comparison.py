@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from math import exp, fsum, log
 
-from nsa_tune.backend.point import Point
+from nsa_tune.backend.baselines import SGLANG_0_5_23, Rule
 from nsa_tune.backend.points import POINTS
-from nsa_tune.backend.records import Table
-from nsa_tune.backend.rules import SGLANG_0_5_23, Rule
+from nsa_tune.backend.types.point import Point
+from nsa_tune.backend.types.records import Table
 from nsa_tune.reports.compare.crossings import (
     Moved,
     Shift,
@@ -21,7 +21,7 @@ from nsa_tune.reports.compare.crossings import (
 )
 from nsa_tune.reports.compare.judging import SAME_WITHIN, Judged, Verdict, judge
 from nsa_tune.reports.compare.one_sided import one_sided
-from nsa_tune.reports.report import build, setting_of
+from nsa_tune.reports.content.report import build, setting_of
 
 __all__ = ["ArmSummary", "Comparison", "Difference", "compare"]
 

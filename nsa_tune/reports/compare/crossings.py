@@ -12,12 +12,12 @@ from math import exp, inf, log
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING
 
-from nsa_tune.backend.batch import Mode
+from nsa_tune.backend.types.batch import Mode
 
 if TYPE_CHECKING:
-    from nsa_tune.reports.cells import Cell
-    from nsa_tune.reports.crossovers import Edge, Line
-    from nsa_tune.reports.report import AnswerReport, Section
+    from nsa_tune.reports.content.cells import Cell
+    from nsa_tune.reports.content.crossovers import Edge, Line
+    from nsa_tune.reports.content.report import AnswerReport, Section
 
 __all__ = ["Moved", "Shift", "Winner", "moved_crossovers", "other_winners", "shifts"]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from nsa_tune.reports.compare.comparison import Comparison
 from nsa_tune.reports.compare.judging import Judged, Verdict, percent
-from nsa_tune.reports.grids import Grid
+from nsa_tune.reports.output.grids import Grid
 
 __all__ = ["SCHEMA", "conclusion", "document", "grids", "title"]
 

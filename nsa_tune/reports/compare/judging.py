@@ -17,12 +17,12 @@ from statistics import fmean, median
 from typing import TYPE_CHECKING
 
 from nsa_tune._errors import BatchError
-from nsa_tune.backend.batch import Batch
-from nsa_tune.backend.records import Measurement, Status
-from nsa_tune.backend.surface import features_of
+from nsa_tune.backend.costmodel.surface import features_of
+from nsa_tune.backend.types.batch import Batch
+from nsa_tune.backend.types.records import Measurement, Status
 
 if TYPE_CHECKING:
-    from nsa_tune.backend.point import Point, Setting
+    from nsa_tune.backend.types.point import Point, Setting
 
 __all__ = ["SAME_WITHIN", "Judged", "Rows", "Verdict", "judge", "percent"]
 

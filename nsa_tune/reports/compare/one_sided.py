@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from nsa_tune._errors import BatchError
-from nsa_tune.backend.batch import Batch
+from nsa_tune.backend.types.batch import Batch
 from nsa_tune.reports.compare.judging import Judged, Rows, Verdict
 
 if TYPE_CHECKING:
-    from nsa_tune.backend.point import Arm, Point, Setting
+    from nsa_tune.backend.types.point import Arm, Point, Setting
 
 __all__ = ["one_sided"]
 

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from nsa_tune._errors import NoTunedData, UsageError
-from nsa_tune.backend import tables, text_table
-from nsa_tune.backend.records import Key, Table
-from nsa_tune.reports.runs import run_table
-from nsa_tune.reports.select import Wish
+from nsa_tune.backend.types.records import Key, Table
+from nsa_tune.db import reader as tables
+from nsa_tune.db import text_table
+from nsa_tune.reports.content.runs import run_table
+from nsa_tune.reports.content.select import Wish
 
 __all__ = ["pairs_of", "side_of"]
 

@@ -19,10 +19,10 @@ from starlette.routing import Route
 from nsa_tune._errors import ExtraMissing
 from nsa_tune.reports.dashboard.access import Gate
 from nsa_tune.reports.dashboard.watching import Watched
-from nsa_tune.reports.document import as_json
 from nsa_tune.reports.html.bundle import charts_javascript
 from nsa_tune.reports.html.markup import asset
 from nsa_tune.reports.html.page import Frame, written
+from nsa_tune.reports.output.document import as_json
 
 if TYPE_CHECKING:
     from starlette.requests import Request

@@ -10,14 +10,15 @@ from threading import Lock
 from typing import Any
 
 from nsa_tune._errors import NoTunedData, NsaTuneError, UsageError
-from nsa_tune.backend import tables, text_table
-from nsa_tune.backend.point import Point
+from nsa_tune.backend.baselines import SGLANG_0_5_23
 from nsa_tune.backend.points import points_for
-from nsa_tune.backend.profiles import profile_of
-from nsa_tune.backend.records import Table
-from nsa_tune.backend.rules import SGLANG_0_5_23
-from nsa_tune.reports.report import Report, Section, build, setting_of
-from nsa_tune.reports.runs import Run, newest_of, places_measured, runs_of, state_of
+from nsa_tune.backend.types.point import Point
+from nsa_tune.backend.types.profiles import profile_of
+from nsa_tune.backend.types.records import Table
+from nsa_tune.db import reader as tables
+from nsa_tune.db import text_table
+from nsa_tune.reports.content.report import Report, Section, build, setting_of
+from nsa_tune.reports.content.runs import Run, newest_of, places_measured, runs_of, state_of
 
 __all__ = ["SCHEMA", "Watched"]
 

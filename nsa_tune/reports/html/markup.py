@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from html import escape
 from importlib import resources
 
-from nsa_tune.reports.grids import Grid
+from nsa_tune.reports.output.grids import Grid
 
 __all__ = [
     "article",

@@ -6,7 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from nsa_tune.reports import charts
-from nsa_tune.reports.chart_rows import (
+from nsa_tune.reports.charts.theme import Rows
+from nsa_tune.reports.content.crossovers import Line
+from nsa_tune.reports.content.report import AnswerReport, PointReport, Section
+from nsa_tune.reports.output.chart_rows import (
     FASTEST,
     chunk_rows,
     cost_rows,
@@ -20,10 +23,7 @@ from nsa_tune.reports.chart_rows import (
     scatter_rows,
     time_rows,
 )
-from nsa_tune.reports.charts.theme import Rows
-from nsa_tune.reports.crossovers import Line
-from nsa_tune.reports.figures import axis_titles, most_telling
-from nsa_tune.reports.report import AnswerReport, PointReport, Section
+from nsa_tune.reports.output.figures import axis_titles, most_telling
 
 __all__ = ["chunk_plot", "cost_plot", "line_panel", "roof_plot", "scatter_plot"]
 

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
-from nsa_tune.backend.records import Key
+from nsa_tune.backend.types.records import Key
 from nsa_tune.reports import charts
-from nsa_tune.reports.grids import fingerprint, title_of
+from nsa_tune.reports.content.report import Report
 from nsa_tune.reports.html.markup import asset, attributes, packed_text, select
 from nsa_tune.reports.html.views import VIEWS, Drawn, cards_of
-from nsa_tune.reports.report import Report
+from nsa_tune.reports.output.grids import fingerprint, title_of
 
 __all__ = ["Frame", "as_html", "offline", "written"]
 

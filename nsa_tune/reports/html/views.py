@@ -7,9 +7,12 @@ from dataclasses import dataclass, field, replace
 from html import escape
 from typing import Any
 
-from nsa_tune.reports.chart_rows import facet_of
-from nsa_tune.reports.crossovers import Line
-from nsa_tune.reports.grids import (
+from nsa_tune.reports.content.crossovers import Line
+from nsa_tune.reports.content.report import AnswerReport, PointReport, Report, Section
+from nsa_tune.reports.html import packing
+from nsa_tune.reports.html.markup import article, figure, grid_table, heading, note
+from nsa_tune.reports.output.chart_rows import facet_of
+from nsa_tune.reports.output.grids import (
     Grid,
     bundles_of,
     choices_grid,
@@ -21,9 +24,6 @@ from nsa_tune.reports.grids import (
     roof_grid,
     worst_grid,
 )
-from nsa_tune.reports.html import packing
-from nsa_tune.reports.html.markup import article, figure, grid_table, heading, note
-from nsa_tune.reports.report import AnswerReport, PointReport, Report, Section
 
 __all__ = ["VIEWS", "Drawn", "cards_of"]
 

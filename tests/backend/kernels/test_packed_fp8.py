@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from nsa_tune.backend.kernels import packed_fp8
-from nsa_tune.backend.layouts import KVLayout
+from nsa_tune.backend.types.layouts import KVLayout
 
 RANK, ROPE = 512, 64
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from nsa_tune.backend.kernels import v4_paged
-from nsa_tune.backend.layouts import KVLayout
+from nsa_tune.backend.types.layouts import KVLayout
 
 RANK, ROPE, PAGE = 448, 64, 64
 CPU = torch.device("cpu")

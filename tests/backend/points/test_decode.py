@@ -12,14 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsa_tune import Batch
-from nsa_tune.backend.cases.prefill import prefill_case
-from nsa_tune.backend.detect import KNOWN
-from nsa_tune.backend.layouts import KVLayout
-from nsa_tune.backend.point import Setting
+from nsa_tune.backend.hardware.detect import KNOWN
+from nsa_tune.backend.libraries.flash_mla import calls as flash_mla
+from nsa_tune.backend.libraries.flashinfer import calls as flashinfer
 from nsa_tune.backend.points import point_of
-from nsa_tune.backend.profiles import profile_of
-from nsa_tune.backend.providers import flash_mla, flashinfer
-from nsa_tune.backend.records import Device
+from nsa_tune.backend.points.prefill.case import prefill_case
+from nsa_tune.backend.types.layouts import KVLayout
+from nsa_tune.backend.types.point import Setting
+from nsa_tune.backend.types.profiles import profile_of
+from nsa_tune.backend.types.records import Device
 
 DECODE = point_of("decode")
 CPU = torch.device("cpu")

@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from nsa_tune import Batch
-from nsa_tune.backend.cases.indexer import indexer_case
-from nsa_tune.backend.detect import KNOWN
-from nsa_tune.backend.layouts import KVLayout
-from nsa_tune.backend.point import Setting
+from nsa_tune.backend.costmodel.policy import Policy
+from nsa_tune.backend.hardware.detect import KNOWN
 from nsa_tune.backend.points import point_of
-from nsa_tune.backend.policy import Policy
-from nsa_tune.backend.profiles import profile_of
-from nsa_tune.backend.records import Device, Measurement, Status
+from nsa_tune.backend.points.indexer_layout.case import indexer_case
+from nsa_tune.backend.types.layouts import KVLayout
+from nsa_tune.backend.types.point import Setting
+from nsa_tune.backend.types.profiles import profile_of
+from nsa_tune.backend.types.records import Device, Measurement, Status
 
 INDEXER = point_of("indexer_layout")
 CPU = torch.device("cpu")

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from nsa_tune import Batch
-from nsa_tune.backend.cases.metadata import metadata_case
-from nsa_tune.backend.detect import KNOWN
-from nsa_tune.backend.layouts import KVLayout
-from nsa_tune.backend.point import Setting
+from nsa_tune.backend.hardware.detect import KNOWN
 from nsa_tune.backend.points import point_of
-from nsa_tune.backend.profiles import profile_of
-from nsa_tune.backend.records import Device
+from nsa_tune.backend.points.indexer_metadata.case import metadata_case
+from nsa_tune.backend.types.layouts import KVLayout
+from nsa_tune.backend.types.point import Setting
+from nsa_tune.backend.types.profiles import profile_of
+from nsa_tune.backend.types.records import Device
 
 METADATA = point_of("indexer_metadata")
 CPU = torch.device("cpu")

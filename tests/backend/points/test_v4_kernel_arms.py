@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from nsa_tune import Batch
-from nsa_tune.backend.cases.v4_prefill import v4_prefill_case
-from nsa_tune.backend.layouts import KVLayout
-from nsa_tune.backend.point import Setting
+from nsa_tune.backend.libraries.flash_mla import calls as flash_mla
 from nsa_tune.backend.points import POINTS
-from nsa_tune.backend.profiles import profile_of
-from nsa_tune.backend.providers import flash_mla
-from nsa_tune.backend.records import Device
+from nsa_tune.backend.points.v4_prefill.case import v4_prefill_case
+from nsa_tune.backend.types.layouts import KVLayout
+from nsa_tune.backend.types.point import Setting
+from nsa_tune.backend.types.profiles import profile_of
+from nsa_tune.backend.types.records import Device
 
 TINY = Setting(profile_of("tiny-v4"), 4, KVLayout.V4_PAGED, Device("CPU", "cpu"))
 RANK, ROPE = 64, 32

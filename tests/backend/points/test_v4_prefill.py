@@ -13,13 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsa_tune import Batch, BatchError, UsageError
-from nsa_tune.backend.cases.v4_prefill import V4PrefillCase, v4_prefill_case
-from nsa_tune.backend.detect import KNOWN
-from nsa_tune.backend.layouts import KVLayout
-from nsa_tune.backend.point import Setting
-from nsa_tune.backend.points import POINTS, _v4_work, points_for
-from nsa_tune.backend.profiles import PROFILES, profile_of
-from nsa_tune.backend.records import Device
+from nsa_tune.backend.hardware.detect import KNOWN
+from nsa_tune.backend.points import POINTS, points_for
+from nsa_tune.backend.points.v4_prefill import terms as _v4_work
+from nsa_tune.backend.points.v4_prefill.case import V4PrefillCase, v4_prefill_case
+from nsa_tune.backend.types.layouts import KVLayout
+from nsa_tune.backend.types.point import Setting
+from nsa_tune.backend.types.profiles import PROFILES, profile_of
+from nsa_tune.backend.types.records import Device
 
 CPU = torch.device("cpu")
 TINY = Setting(profile_of("tiny-v4"), 4, KVLayout.V4_PAGED, Device("CPU", "cpu"))

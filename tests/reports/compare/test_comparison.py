@@ -8,14 +8,14 @@ from functools import cache
 
 import pytest
 
-from nsa_tune.backend.batch import Batch
-from nsa_tune.backend.point import Guard, Setting
-from nsa_tune.backend.records import Measurement, Status, Table
-from nsa_tune.backend.tables import read_text, shipped
+from nsa_tune.backend.types.batch import Batch
+from nsa_tune.backend.types.point import Guard, Setting
+from nsa_tune.backend.types.records import Measurement, Status, Table
+from nsa_tune.db.reader import read_text, shipped
 from nsa_tune.reports.compare import Comparison, Verdict, compare
 from nsa_tune.reports.compare.document import conclusion, document, grids, title
 from nsa_tune.reports.compare.judging import Judged
-from nsa_tune.reports.grids import Grid
+from nsa_tune.reports.output.grids import Grid
 from tests.reports.synthetic import FLAT, STEEP, Cost, hash_of, real_table, toy_point, toy_table
 
 POINT = toy_point()

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsa_tune.backend.batch import Batch
-from nsa_tune.backend.layouts import KVLayout
-from nsa_tune.backend.point import Setting
-from nsa_tune.backend.profiles import PROFILES
-from nsa_tune.backend.records import Measurement, Status
+from nsa_tune.backend.types.batch import Batch
+from nsa_tune.backend.types.layouts import KVLayout
+from nsa_tune.backend.types.point import Setting
+from nsa_tune.backend.types.profiles import PROFILES
+from nsa_tune.backend.types.records import Measurement, Status
 from nsa_tune.reports.compare.judging import Judged, Verdict, judge, percent
 from tests.reports.synthetic import H100, measured, toy_point
 

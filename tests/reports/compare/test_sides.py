@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from nsa_tune._errors import NoTunedData, StoreMissing, UsageError
-from nsa_tune.backend.records import Table
+from nsa_tune.backend.types.records import Table
 from nsa_tune.db.exchange import write_text
 from nsa_tune.db.store import Store
 from nsa_tune.reports.compare import pairs_of, side_of
-from nsa_tune.reports.select import Wish
+from nsa_tune.reports.content.select import Wish
 from tests.reports.synthetic import real_table
 
 TABLE = real_table(points=("indexer_layout",))

@@ -13,14 +13,14 @@ import pytest
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 
-from nsa_tune.autotune.schedule import Exhaustive
+from nsa_tune.autotune.runner.schedule import Exhaustive
 from nsa_tune.backend.points import points_for
-from nsa_tune.backend.records import Measurement, Status, Table
-from nsa_tune.backend.tables import read_database
-from nsa_tune.backend.text_table import format_table
+from nsa_tune.backend.types.records import Measurement, Status, Table
+from nsa_tune.db.reader import read_database
 from nsa_tune.db.store import Store
-from nsa_tune.reports.document import SCHEMA
-from nsa_tune.reports.report import setting_of
+from nsa_tune.db.text_table import format_table
+from nsa_tune.reports.content.report import setting_of
+from nsa_tune.reports.output.document import SCHEMA
 from tests.reports.dashboard.serving import Served, served
 from tests.reports.synthetic import key_of, real_table
 from tests.reports.test_html import HOSTILE

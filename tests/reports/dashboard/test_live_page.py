@@ -12,9 +12,9 @@ pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 pytest.importorskip("vl_convert")
 
-from nsa_tune.backend.records import Measurement, Status
-from nsa_tune.backend.text_table import format_table
+from nsa_tune.backend.types.records import Measurement, Status
 from nsa_tune.db.store import Store
+from nsa_tune.db.text_table import format_table
 from tests.reports.browsing import Visit
 from tests.reports.dashboard.serving import served
 from tests.reports.dashboard.test_application import TABLE, store

@@ -1,0 +1,1 @@
+"""Timing one batch: devices, timing protocols, checks against the reference."""

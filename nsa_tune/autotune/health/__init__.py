@@ -1,0 +1,1 @@
+"""Whether this machine can be measured, and whether a table still holds on it."""

@@ -1,0 +1,280 @@
+"""Doctor: whether this machine can measure, and what would disturb it. One small class a check."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from importlib import metadata, util
+from pathlib import Path
+from typing import Protocol
+
+from nsa_tune._errors import StoreError, StoreMissing
+from nsa_tune.backend import libraries as providers
+from nsa_tune.backend.hardware import detect, nvml
+from nsa_tune.backend.points import POINTS
+from nsa_tune.backend.types.records import Status
+from nsa_tune.db import reader as tables
+
+__all__ = [
+    "CHECKS",
+    "ArmCheck",
+    "Check",
+    "Diagnosis",
+    "Finding",
+    "State",
+    "examine",
+    "examine_engine",
+]
+
+
+class State(StrEnum):
+    """How much a finding matters."""
+
+    OK = "ok"
+    NOTE = "note"
+    """Worth knowing; nothing is worse for it."""
+    WARN = "warn"
+    """Measuring works, but may be disturbed or incomplete."""
+    FAIL = "fail"
+    """Measuring does not work."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the examination."""
+
+    subject: str
+    state: State
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """All findings, and what they come to."""
+
+    findings: tuple[Finding, ...]
+    task: str = "measure"
+    """What the machine is to do."""
+
+    @property
+    def fit(self) -> bool:
+        """Whether the machine can do it."""
+        return all(finding.state is not State.FAIL for finding in self.findings)
+
+    @property
+    def conclusion(self) -> str:
+        """One line: whether to go on, or what to mend first."""
+        for state, words in (
+            (State.FAIL, f"This machine cannot {self.task}"),
+            (State.WARN, f"This machine can {self.task}, but look at this first"),
+        ):
+            subjects = [one.subject for one in self.findings if one.state is state]
+            if subjects:
+                return f"{words}: {', '.join(dict.fromkeys(subjects))}."
+        return f"OK: this machine is ready to {self.task} on {detect.local_device_name()}."
+
+
+class Check(Protocol):
+    """Looks at one thing."""
+
+    def look(self) -> Iterator[Finding]:
+        """What it found."""
+        ...
+
+
+def examine(checks: Sequence[Check] | None = None, *, database: Path | None = None) -> Diagnosis:
+    """Run `checks`, by default all of them; `database` is where measurements would go."""
+    every = [*CHECKS, DatabaseCheck(database)] if checks is None else checks
+    return Diagnosis(tuple(finding for check in every for finding in check.look()))
+
+
+def examine_engine(database: Path | None = None) -> Diagnosis:
+    """Whether the plug-in steers SGLang here, by importing its backend in a process of its own."""
+    from nsa_tune.backend.engines.sglang.health import health
+
+    found = [
+        Finding(name, State.OK if ok else State.FAIL, text)
+        for name, ok, text in health(db=database)
+    ]
+    return Diagnosis(tuple(found), "steer SGLang")
+
+
+class DeviceCheck:
+    """The GPUs, or the processor."""
+
+    def look(self) -> Iterator[Finding]:
+        """One finding a GPU."""
+        names = nvml.gpu_names()
+        for i, name in enumerate(names):
+            known = "" if name in detect.KNOWN else ", of no kind that nsa-tune has met"
+            yield Finding(f"GPU {i}", State.OK if not known else State.NOTE, f"{name}{known}")
+        if names:
+            yield Finding("driver", State.OK, detect.driver_version() or "unknown")
+        else:
+            text = f"no NVIDIA GPU; the reference arms run on the {detect.cpu_name()}"
+            yield Finding("GPU", State.NOTE, text)
+
+
+class TorchCheck:
+    """PyTorch, and whether it sees the GPUs that the driver reports."""
+
+    def look(self) -> Iterator[Finding]:
+        """One finding."""
+        if util.find_spec("torch") is None:
+            yield Finding("torch", State.FAIL, "not installed: pip install 'nsa-tune[tune]'")
+            return
+        import torch
+
+        gpus = nvml.gpu_names()
+        if gpus and not torch.cuda.is_available():
+            text = f"{torch.__version__} cannot use this GPU; install a CUDA build of torch"
+            yield Finding("torch", State.FAIL, text)
+        else:
+            cuda = f", CUDA {torch.version.cuda}" if gpus else ""
+            yield Finding("torch", State.OK, f"{torch.__version__}{cuda}")
+
+
+class LibraryCheck:
+    """Who answers for each kernel library."""
+
+    def look(self) -> Iterator[Finding]:
+        """One finding a library."""
+        # Without a GPU no arm needs them.
+        absent = State.WARN if nvml.gpu_names() else State.NOTE
+        for name, library in providers.PROVIDERS.items():
+            found = providers.answering(name)
+            if found is None:
+                yield Finding(name, absent, f"nobody answers: {library.install}")
+            else:
+                text = f"{found.distribution} {found.version}, as {found.module}"
+                yield Finding(name, State.OK, text)
+
+
+class ArmCheck:
+    """The arms that the shipped tables have no measurement of on a GPU like this one.
+
+    They are written from their libraries' contracts and tested against fakes of them.
+    """
+
+    def look(self) -> Iterator[Finding]:
+        """One finding an architecture; without a GPU one for all."""
+        measured = set(_measured_arms())
+        names = nvml.gpu_names()
+        archs = {device.arch for name in names if (device := detect.KNOWN.get(name)) is not None}
+        for arch in sorted(archs) if names else [""]:
+            places = {(point, arm) for where, point, arm in measured if arch in ("", where)}
+            missing = [
+                f"{arm.name} of {point.group or point.name}"
+                for point in POINTS.values()
+                for arm in point.arms
+                if arm.archs and (not arch or arch in arm.archs)
+                and (point.name, arm.name) not in places
+            ]  # fmt: skip
+            subject = f"arms {arch}".strip()
+            if missing:
+                text = (
+                    f"not measured here, in no shipped table: {', '.join(dict.fromkeys(missing))}"
+                )
+                yield Finding(subject, State.NOTE, text)
+            else:
+                yield Finding(subject, State.OK, "the shipped tables have every one")
+        if names and not archs:
+            text = "on no GPU of this kind was any arm measured: run decides, after it has verified"
+            yield Finding("arms", State.NOTE, text)
+
+
+def _measured_arms() -> Iterator[tuple[str, str, str]]:
+    """(architecture, point, arm) of what the shipped tables have."""
+    for path in tables.shipped():
+        table = tables.read_text(path)
+        for row in table.measurements:
+            if row.status is Status.OK:
+                yield table.device.arch, row.point, row.arm
+
+
+class ClockCheck:
+    """Clocks, temperature and what slows the GPUs down at this moment."""
+
+    def look(self) -> Iterator[Finding]:
+        """One finding a GPU."""
+        for i in range(len(nvml.gpu_names())):
+            state = nvml.gpu_state(i)
+            if state is None:
+                yield Finding(f"clocks {i}", State.NOTE, "the driver does not report them")
+                continue
+            slowed = ", ".join(state.throttle_reasons) or "nothing slows it down"
+            text = (
+                f"SM {state.sm_clock_mhz} of {state.sm_clock_max_mhz} MHz, memory "
+                f"{state.memory_clock_mhz} MHz, {state.temperature_c} C; {slowed}"
+            )
+            yield Finding(f"clocks {i}", State.WARN if state.unsteady else State.OK, text)
+
+
+class ProcessCheck:
+    """Other processes that compute on the GPUs."""
+
+    def look(self) -> Iterator[Finding]:
+        """One finding a GPU."""
+        for i in range(len(nvml.gpu_names())):
+            state = nvml.gpu_state(i)
+            others = [pid for pid in state.processes if pid != os.getpid()] if state else []
+            if others:
+                text = f"others compute here: process {', '.join(map(str, others))}"
+                yield Finding(f"processes {i}", State.WARN, text)
+            else:
+                yield Finding(f"processes {i}", State.OK, "no other process computes here")
+
+
+class ReportCheck:
+    """The optional package that draws charts."""
+
+    def look(self) -> Iterator[Finding]:
+        """One finding."""
+        try:
+            version = metadata.version("vl-convert-python")
+        except metadata.PackageNotFoundError:
+            text = "reports have tables only; pip install 'nsa-tune[report]' adds charts"
+            yield Finding("charts", State.NOTE, text)
+        else:
+            yield Finding("charts", State.OK, f"vl-convert-python {version}")
+
+
+class DatabaseCheck:
+    """The database, and the tables that are found for this machine."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._path = path
+
+    def look(self) -> Iterator[Finding]:
+        """The database, then the tables."""
+        path = self._path or tables.default_database()
+        try:
+            known = tables.read_database(path)
+        except StoreMissing:
+            yield Finding("database", State.NOTE, f"{path} is not there yet; `run` makes it")
+        except StoreError as error:
+            yield Finding("database", State.FAIL, str(error))
+        else:
+            writable = os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)
+            rows = sum(len(table.measurements) for table in known)
+            text = f"{path}: {len(known)} tables, {rows} measurements"
+            state, text = (State.OK, text) if writable else (
+                State.WARN, f"{text}; it cannot be written, give another with --db"
+            )  # fmt: skip
+            yield Finding("database", state, text)
+        shipped = tables.shipped()
+        yield Finding("shipped tables", State.OK if shipped else State.NOTE, str(len(shipped)))
+
+
+CHECKS: tuple[Check, ...] = (
+    DeviceCheck(),
+    TorchCheck(),
+    LibraryCheck(),
+    ArmCheck(),
+    ClockCheck(),
+    ProcessCheck(),
+    ReportCheck(),
+)
+"""All but the database's, which needs a path."""

@@ -1,0 +1,1 @@
+"""Finding kernels' hard limits by experiment, each try in a process of its own."""

@@ -1,0 +1,1 @@
+"""Which batch is measured next, and when enough is known."""

@@ -1,0 +1,1 @@
+"""Batches that engines run: request traces, a simulated scheduler, decision logs."""

@@ -1,1 +1,0 @@
-"""Input tensors of each decision point's batches, and their right answers. Needs torch."""

@@ -1,0 +1,1 @@
+"""From measurements to times: fitted latency models, surfaces, and regret."""

@@ -1,0 +1,155 @@
+"""What an arm costs by a batch's sums alone, and where it failed: all that a decision needs.
+
+An arm's time is a sum of amounts of work, the point's cost terms, each with a weight that is not
+negative. That is exact enough to choose by, and cheap enough for every forward pass; what it
+misses is for the surfaces (`surface.py`), which say how long a batch takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from operator import attrgetter, mul, truediv
+from typing import NamedTuple
+
+from nsa_tune.backend.costmodel.least_squares import fitted_weights
+from nsa_tune.backend.types.batch import Batch
+
+__all__ = ["FEWEST", "Box", "CostModel", "Failures", "boxes", "fit"]
+
+FEWEST = 3
+"""Batches that must have been measured; with fewer an arm's time counts as unknown."""
+
+_SUMS = attrgetter("sequences", "q_tokens", "kv_tokens", "max_kv")
+_CLOSE = 0.25
+"""Log distance to the nearest other arm at which a batch counts half in a fit: a model's errors
+matter where two arms come close, and nowhere else (docs/policy.md)."""
+_WORSE = 0.01
+"""How much worse a fit may be for the sake of fewer terms: each costs time in every plan."""
+_BELOW = 0.7
+"""A failure speaks for batches of at least this part of its own in every sum: half an octave."""
+
+
+@dataclass(frozen=True, slots=True)
+class CostModel:
+    """One arm's time on one sheet, linear in the point's cost terms; or another arm's times what
+    this one takes of it on the mean (`judging.py`)."""
+
+    weights: tuple[float, ...]
+    """Microseconds for one of each term, and last, positive, those of a batch without any work."""
+
+    def latency_us(self, terms: Sequence[float]) -> float:
+        """The time of a batch with these terms, which are never negative."""
+        total = self.weights[-1]
+        for weight, term in zip(self.weights, terms, strict=False):
+            if weight:
+                total = total + weight * term
+        return total
+
+
+def fit(
+    terms: Sequence[tuple[float, ...]],
+    times_us: Sequence[float],
+    gaps: Sequence[float] = (),
+    columns: Sequence[int] | None = None,
+) -> CostModel | None:
+    """The model of batches with these cost terms and times, or None of too few different ones.
+
+    `gaps` has for each batch the log distance to the nearest other arm's time; near ones count
+    more. Without it all count alike. Of the terms only those numbered in `columns` get weights.
+    """
+    if not _differ(terms):
+        return None
+    counts = [_CLOSE / (_CLOSE + gap) for gap in gaps] or [1.0] * len(times_us)
+    # Errors count relatively, so all is divided by the time.
+    scales = list(map(truediv, counts, times_us))
+    amounts = list(zip(*terms, strict=True))
+    used = range(len(amounts)) if columns is None else columns
+    scaled = [list(map(mul, amounts[i], scales)) for i in used]
+    *own, constant = fitted_weights([*scaled, scales], counts, _WORSE)
+    weights = dict(zip(used, own, strict=True))
+    # A model of nothing but terms that are 0 on some batch would be free there.
+    least = max(constant, 0.01 * min(times_us))
+    return CostModel((*(weights.get(i, 0.0) for i in range(len(amounts))), least))
+
+
+def _differ(terms: Iterable[tuple[float, ...]]) -> bool:
+    """Whether there are enough different ones."""
+    found: set[tuple[float, ...]] = set()
+    for one in terms:
+        found.add(one)
+        if len(found) >= FEWEST:
+            return True
+    return False
+
+
+class Box(NamedTuple):
+    """A range of batches, by sequences, q tokens, kv tokens and longest sequence."""
+
+    low: tuple[int, int, int, int]
+    high: tuple[int | None, int | None, int | None, int | None]
+    """Both ends are inside; None is without an end."""
+    reason: str
+
+    def holds(self, batch: Batch) -> bool:
+        """Whether `batch` lies inside."""
+        sums = (batch.sequences, batch.q_tokens, batch.kv_tokens, batch.max_kv)
+        for size, low, high in zip(sums, self.low, self.high, strict=True):
+            if size < low or (high is not None and size > high):
+                return False
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class Failures:
+    """Where an arm failed when it was measured."""
+
+    wrong: str | None
+    """How its output was wrong once: then it is not taken anywhere."""
+    boxes: Mapping[int, tuple[Box, ...]]
+    """By `Point.kin` of sheets."""
+
+    def reason(self, kin: int, batch: Batch) -> str | None:
+        """Why the arm must not run there."""
+        if self.wrong is not None:
+            return self.wrong
+        for box in self.boxes.get(kin, ()):
+            if box.holds(batch):
+                return box.reason
+        return None
+
+
+def boxes(failed: Iterable[tuple[Batch, str]], passed: Iterable[Batch]) -> tuple[Box, ...]:
+    """What `failed`, (batch, reason) pairs of one arm on one sheet, forbids.
+
+    A batch that is bigger than a failed one in every sum fails too, so far as is known, and one
+    that is only a little smaller may. Where the arm passed is left out.
+    """
+    good = sorted({_SUMS(batch) for batch in passed})
+    found: list[Box] = []
+    for batch, reason in sorted(failed, key=lambda pair: (_SUMS(pair[0]), pair[1])):
+        if not any(box.holds(batch) for box in found):
+            found.append(_box(_SUMS(batch), reason, good))
+    return tuple(found)
+
+
+def _box(
+    failed: tuple[int, int, int, int], reason: str, good: Sequence[tuple[int, int, int, int]]
+) -> Box:
+    low = [round(_BELOW * size) if good else 0 for size in failed]
+    high: list[int | None] = [None] * len(low)
+    for sums in good:
+        inside = all(
+            size >= bottom and (top is None or size <= top)
+            for size, bottom, top in zip(sums, low, high, strict=True)
+        )
+        if not inside or sums == failed:
+            continue  # of a success and a failure with the same sums the failure counts
+        ratios = [size / own for size, own in zip(sums, failed, strict=True)]
+        smallest = min(range(len(ratios)), key=ratios.__getitem__)
+        if ratios[smallest] < 1:
+            low[smallest] = sums[smallest] + 1
+        else:
+            largest = max(range(len(ratios)), key=ratios.__getitem__)
+            high[largest] = sums[largest] - 1
+    return Box((low[0], low[1], low[2], low[3]), (high[0], high[1], high[2], high[3]), reason)

@@ -1,0 +1,322 @@
+"""One arm's time over the batches of a point: a cost model, corrected by what was measured nearby.
+
+The model is linear in the point's cost terms, with weights that are not negative, fitted to
+relative errors. What it misses, log(measured / model), is interpolated between the measured
+points of the same sheet, so that a measured batch gets exactly what was measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import ceil, dist, exp, expm1, floor, fsum, inf, log, sqrt
+from operator import mul
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+from nsa_tune.backend.costmodel.least_squares import nonnegative_weights
+
+if TYPE_CHECKING:
+    from nsa_tune.backend.types.batch import Batch
+    from nsa_tune.backend.types.point import Point, Setting
+    from nsa_tune.backend.types.records import Measurement
+
+__all__ = ["Estimate", "Features", "Places", "SharedPlaces", "Surface", "features_of"]
+
+_FEWEST = 3
+"""Measured points that a sheet needs; with fewer the arm counts as unknown there."""
+_NEIGHBOURS = 6
+_TRUSTS = (1.0, 0.75, 0.5, 0.25, 0.0)
+_CELLS_AN_OCTAVE = 4
+_MOST_CELLS = 4096
+_SAME = 1e-9
+"""Octaves under which two locations are one."""
+_GAP = 2.0
+"""Octaves from the nearest measured place at which the measured range counts as left."""
+_WIDER_OUTSIDE = 3.0
+"""How much wider an interval is at once outside of the measured range; then once more an octave."""
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """An arm's time on one batch, in microseconds, with its 95 % interval."""
+
+    latency_us: float
+    low_us: float
+    high_us: float
+    extrapolated: bool
+    """True outside of the range that was measured."""
+
+    @classmethod
+    def total(cls, parts: Sequence[Estimate]) -> Estimate:
+        """The estimate of several things one after the other, were all off to the same side."""
+        return cls(
+            fsum(one.latency_us for one in parts),
+            fsum(one.low_us for one in parts),
+            fsum(one.high_us for one in parts),
+            any(one.extrapolated for one in parts),
+        )
+
+    def plus(self, more_us: float) -> Estimate:
+        """The estimate of what takes `more_us` longer."""
+        if not more_us:
+            return self
+        return Estimate(
+            self.latency_us + more_us, self.low_us + more_us, self.high_us + more_us,
+            self.extrapolated,
+        )  # fmt: skip
+
+
+class Features(NamedTuple):
+    """All that a surface knows of a batch."""
+
+    sheet: int
+    where: tuple[float, ...]
+    """Location, in octaves."""
+    terms: tuple[float, ...]
+
+
+def features_of(point: Point, batch: Batch, setting: Setting) -> Features:
+    """The features of `batch` as `point` declares them."""
+    return Features(
+        point.sheet(batch, setting), point.locate(batch, setting), point.cost_terms(batch, setting)
+    )
+
+
+class Places:
+    """The measured locations of a sheet. Arms measured on the same batches share one object."""
+
+    def __init__(self, locations: Sequence[tuple[float, ...]]) -> None:
+        self.locations = tuple(locations)
+        self._low = tuple(map(min, zip(*self.locations, strict=True)))
+        self._high = tuple(map(max, zip(*self.locations, strict=True)))
+        self._cells: dict[tuple[int, ...], list[int]] = {}
+        # The arms of a point ask for the same location object one after the other.
+        self._latest: tuple[tuple[float, ...] | None, _Around] = (None, _Around(0.0, ()))
+
+    def around(self, where: tuple[float, ...]) -> _Around:
+        """The measured places that speak for `where`, with weights that sum to 1."""
+        asked, answer = self._latest
+        if asked is where:
+            return answer
+        inside = tuple(
+            [
+                low if x < low else high if x > high else x
+                for x, low, high in zip(where, self._low, self._high, strict=True)
+            ]
+        )
+        cell = tuple([floor(x * _CELLS_AN_OCTAVE) for x in inside])
+        near = self._cells.get(cell) or self._nearby(cell)
+        locations = self.locations
+        ranked = sorted([(dist(inside, locations[i]), i) for i in near])
+        beyond = 0.0 if inside == where else dist(inside, where)
+        outside = max(beyond, ranked[0][0] - _GAP)
+        answer = _Around(outside, _weights(ranked[: _NEIGHBOURS + 1]))
+        self._latest = (where, answer)
+        return answer
+
+    def _nearby(self, cell: tuple[int, ...]) -> list[int]:
+        """The places among which are the nearest ones of every location in `cell`."""
+        centre = tuple((i + 0.5) / _CELLS_AN_OCTAVE for i in cell)
+        distances = [dist(centre, place) for place in self.locations]
+        diagonal = sqrt(len(cell)) / _CELLS_AN_OCTAVE
+        reach = sorted(distances)[min(_NEIGHBOURS, len(distances) - 1)] + diagonal + _SAME
+        near = [i for i, distance in enumerate(distances) if distance <= reach]
+        if len(self._cells) >= _MOST_CELLS:
+            self._cells.clear()
+        self._cells[cell] = near
+        return near
+
+    @cached_property
+    def left_out(self) -> tuple[tuple[tuple[int, float], ...], ...]:
+        """For each place the weights of the others, as if it had not been measured."""
+        every = []
+        for i, here in enumerate(self.locations):
+            others = [(dist(here, p), j) for j, p in enumerate(self.locations) if j != i]
+            others.sort()
+            every.append(_weights(others[: _NEIGHBOURS + 1]))
+        return tuple(every)
+
+
+SharedPlaces: TypeAlias = dict[tuple[tuple[float, ...], ...], Places]
+"""By their locations."""
+
+
+class _Around(NamedTuple):
+    outside: float
+    """Octaves from the measured range; 0 or less within."""
+    weights: tuple[tuple[int, float], ...]
+    """(index of a place, weight)."""
+
+
+def _weights(ranked: Sequence[tuple[float, int]]) -> tuple[tuple[int, float], ...]:
+    """Inverse-distance weights of `ranked` (distance, index), nearest first.
+
+    The last of many neighbours only sets the reach at which a weight has faded to nothing, so
+    that the interpolated value does not jump where neighbours change.
+    """
+    if ranked[0][0] < _SAME:
+        return ((ranked[0][1], 1.0),)
+    reach = 1.01 * ranked[-1][0] if len(ranked) > _NEIGHBOURS else inf
+    fade = 1.0 / reach
+    raw = [(i, (1.0 / distance - fade) ** 2) for distance, i in ranked[:_NEIGHBOURS]]
+    total = sum([weight for _, weight in raw])
+    return tuple([(i, weight / total) for i, weight in raw])
+
+
+class _Sheet:
+    """The surface of one arm on one sheet."""
+
+    def __init__(
+        self, places: Places, samples: Sequence[Sequence[tuple[tuple[float, ...], Measurement]]]
+    ) -> None:
+        """`samples` has for each place the (cost terms, measurement) pairs taken there."""
+        flat = [pair for pairs in samples for pair in pairs]
+        times = [_time(measurement) for _, measurement in flat]
+        self._places = places
+        self._weights = nonnegative_weights(
+            [
+                tuple(term / time for term in (*terms, 1.0))
+                for (terms, _), time in zip(flat, times, strict=True)
+            ]
+        )
+        # A model of nothing but terms that are 0 on some batch would have no logarithm there.
+        self._least = 0.01 * min(times)
+        self._residuals = [
+            sum(log(_time(m) / self._model(terms)) for terms, m in pairs) / len(pairs)
+            for pairs in samples
+        ]
+        self._noise = [max(_noise(m) for _, m in pairs) for pairs in samples]
+        self._trust = self._best_trust()
+        self._rows = [[m for _, m in pairs] for pairs in samples]
+
+    def _model(self, terms: tuple[float, ...]) -> float:
+        weights = self._weights
+        return max(sum(map(mul, weights, terms), weights[-1]), self._least)
+
+    def latency_us(self, features: Features) -> float:
+        """The estimated time."""
+        residuals = self._residuals
+        residual = 0.0
+        around = self._places.around(features.where).weights
+        for i, weight in around:
+            residual += weight * residuals[i]
+        if len(around) > 1:
+            residual *= self._trust
+        return self._model(features.terms) * exp(residual)
+
+    def estimate(self, features: Features) -> Estimate:
+        """The estimated time with its interval."""
+        around = self._places.around(features.where)
+        noise = sum(weight * self._noise[i] for i, weight in around.weights)
+        # Two spreads are about 95 % if the errors are about normal.
+        half = noise if len(around.weights) == 1 else max(noise, 2 * self.spread)
+        if around.outside > 0:
+            half = max(half, 2 * self.spread) * (_WIDER_OUTSIDE + around.outside)
+        latency_us, wide = self.latency_us(features), exp(min(half, 20.0))
+        return Estimate(latency_us, latency_us / wide, latency_us * wide, around.outside > 0)
+
+    def rows_used(self, features: Features) -> list[tuple[Measurement, float]]:
+        """The measurements at the places that the residual is interpolated from."""
+        return [
+            (row, weight / len(self._rows[i]))
+            for i, weight in self._places.around(features.where).weights
+            for row in self._rows[i]
+        ]
+
+    @cached_property
+    def spread(self) -> float:
+        """Log error that two thirds of the places stay under when they are left out."""
+        errors = sorted(abs(error) for error in self._errors(self._trust))
+        return errors[ceil(0.68 * len(errors)) - 1]
+
+    def _errors(self, trust: float) -> list[float]:
+        """The log error at each place when it is left out and its neighbours are trusted so far."""
+        residuals = self._residuals
+        return [
+            residuals[i] - trust * sum([weight * residuals[j] for j, weight in others])
+            for i, others in enumerate(self._places.left_out)
+        ]
+
+    def _best_trust(self) -> float:
+        """How much of its neighbours' residual a place has, by leaving each place out.
+
+        A residual that is smooth is interpolated whole. One that jumps from batch to batch, as
+        where L2 hits depend on how rows fall on SMs, predicts little of the next one.
+        """
+        return min(_TRUSTS, key=lambda trust: sum([error**2 for error in self._errors(trust)]))
+
+
+def _time(measurement: Measurement) -> float:
+    assert measurement.latency_us is not None
+    return measurement.latency_us
+
+
+def _noise(measurement: Measurement) -> float:
+    """Half the measurement's own interval, as a logarithm."""
+    time = _time(measurement)
+    low, high = measurement.low_us or time, measurement.high_us or time
+    return max(log(high / time), log(time / low), 0.0)
+
+
+class Surface:
+    """One arm's time over all sheets of a point."""
+
+    def __init__(self, point: Point, sheets: Mapping[int, _Sheet]) -> None:
+        self._point = point
+        self._sheets = dict(sheets)
+
+    @classmethod
+    def fit(
+        cls,
+        point: Point,
+        setting: Setting,
+        samples: Sequence[tuple[Batch, Measurement]],
+        shared: SharedPlaces | None = None,
+    ) -> Surface:
+        """The surface through `samples`, successful measurements of one arm in any order.
+
+        `shared` lets the arms of one point have their places in common.
+        """
+        shared = {} if shared is None else shared
+        columns = point.columns_of(samples[0][1].arm) if samples else ()
+        found: dict[int, dict[tuple[float, ...], list[tuple[tuple[float, ...], Measurement]]]] = {}
+        for batch, measurement in sorted(samples, key=lambda sample: sample[1].batch):
+            features = features_of(point, batch, setting)
+            pairs = found.setdefault(features.sheet, {}).setdefault(features.where, [])
+            own = [t if i in columns else 0.0 for i, t in enumerate(features.terms)]
+            pairs.append((tuple(own), measurement))
+        sheets = {}
+        for sheet, by_place in sorted(found.items()):
+            if len(by_place) >= _FEWEST:
+                locations = tuple(sorted(by_place))
+                places = shared.setdefault(locations, Places(locations))
+                sheets[sheet] = _Sheet(places, [by_place[where] for where in locations])
+        return cls(point, sheets)
+
+    def latency_us(self, features: Features) -> float | None:
+        """The estimated time, or None on a sheet where too little was measured."""
+        sheet = self._sheets.get(features.sheet)
+        return None if sheet is None else sheet.latency_us(features)
+
+    def estimate_at(self, features: Features) -> Estimate | None:
+        """As `latency_us`, with the interval."""
+        sheet = self._sheets.get(features.sheet)
+        return None if sheet is None else sheet.estimate(features)
+
+    def rows_used(self, features: Features) -> list[tuple[Measurement, float]]:
+        """The measurements behind the estimate, with weights that sum to 1."""
+        sheet = self._sheets.get(features.sheet)
+        return [] if sheet is None else sheet.rows_used(features)
+
+    def estimate(self, batch: Batch, setting: Setting) -> Estimate | None:
+        """The estimate for `batch`, or None on a sheet where too little was measured."""
+        return self.estimate_at(features_of(self._point, batch, setting))
+
+    @property
+    def spread(self) -> float:
+        """Relative error between measured points, by leaving each out; of the worst sheet.
+
+        Infinite where no sheet has enough points.
+        """
+        return max((expm1(sheet.spread) for sheet in self._sheets.values()), default=inf)

@@ -1,0 +1,337 @@
+"""Verdicts: which choice answers a question, how sure that is, and why the others do not.
+
+Guards come first, the costs next, the winner last. `pick` chooses, by the cost models, and is what
+plans are compiled from; `decide` gives the same choice with everything that a reader wants
+to know, and says by the estimates how sure it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from math import exp, hypot, log
+from typing import TYPE_CHECKING
+
+from nsa_tune.backend.costmodel.surface import Estimate
+
+if TYPE_CHECKING:
+    from nsa_tune.backend.costmodel.policy import Policy, Survey
+    from nsa_tune.backend.types.batch import Batch
+    from nsa_tune.backend.types.point import Answer, Setting
+
+__all__ = ["MARGIN", "Choice", "Verdict", "decide", "decide_for_all", "pick", "settle"]
+
+MARGIN = 0.01
+"""Choices whose times are this close, relatively, count as equal."""
+
+
+class Verdict(StrEnum):
+    """How a choice came about."""
+
+    WIN = "win"
+    """Faster than every other by more than the margin, at the far ends of the intervals too."""
+    TIE = "tie"
+    """Estimated within the margin of another."""
+    UNSURE = "unsure"
+    """Chosen as fastest, but the estimates leave room for another, or even speak for it."""
+    ONLY = "only"
+    """Every other choice is forbidden."""
+    RULE = "rule"
+    """Too little is measured to compare: the engine's own rule, or what is allowed instead."""
+    FORCED = "forced"
+    """Follows from the batch and the other choices, or NSA_TUNE_FORCE asks for it."""
+    NONE = "none"
+    """Every choice is forbidden: there is no answer, and the engine keeps its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The answer to one question for one batch."""
+
+    answer: str
+    """Name of the question."""
+    choice: str | None
+    verdict: Verdict
+    estimates: Mapping[str, Estimate]
+    """Choice to the estimate of its best allowed arm; only those that have one."""
+    arms: Mapping[str, str]
+    """Choice to its best allowed arm; only allowed ones."""
+    forbidden: Mapping[str, str]
+    """Choice to why it must not be taken."""
+    default: str
+    """What the engine's rule takes."""
+    tied: tuple[str, ...] = ()
+    """The choices of a tie, the taken one among them."""
+
+
+def decide(
+    answer: Answer,
+    policy: Policy,
+    batch: Batch,
+    setting: Setting,
+    default: str,
+    forced: str | None = None,
+) -> Choice:
+    """The answer to `answer` for `batch`.
+
+    `default` is what the engine's rule would take, `forced` an arm that is taken if it is allowed.
+    """
+    survey = policy.survey(batch)
+    choice, verdict = pick(answer, survey, default, forced)
+    every = policy.estimates(batch)
+    arms = _best_arms(answer, survey)
+    estimates = {name: every[arm] for name, arm in arms.items() if arm in every}
+    tied: tuple[str, ...] = ()
+    if verdict in _COMPARED and choice is not None:
+        verdict, tied = _confirmed(choice, [estimates], [1.0])
+    forbidden = _forbidden(answer, policy, survey, batch, setting)
+    return Choice(answer.name, choice, verdict, estimates, arms, forbidden, default, tied)
+
+
+def pick(
+    answer: Answer, survey: Survey, default: str, forced: str | None = None
+) -> tuple[str | None, Verdict]:
+    """The choice, and its verdict as far as the costs say: a winner is UNSURE here."""
+    allowed, costs = _costs(answer, survey.latencies)
+    for choice in allowed:
+        if forced in answer.choices[choice] and forced in survey.latencies:
+            return choice, Verdict.FORCED
+    return settle(answer, lambda: _known(answer, [survey]), allowed, costs, default)
+
+
+def settle(
+    answer: Answer,
+    known: Callable[[], Sequence[str]],
+    allowed: Sequence[str],
+    costs: Mapping[str, float],
+    default: str,
+) -> tuple[str | None, Verdict]:
+    """The choice among `allowed` (in declared order), by `costs` where two of them have one.
+
+    `known` gives the choices that the device has any arm for, allowed or not.
+    """
+    if len(allowed) == 1 and (costs or default in answer.choices):
+        return allowed[0], Verdict.ONLY
+    if len(costs) >= 2:
+        tied = _tied(costs)
+        if len(tied) == 1:
+            return tied[0], Verdict.UNSURE
+        return (default if default in tied else tied[0]), Verdict.TIE
+    if default in allowed:
+        return default, Verdict.RULE
+    # A rule may name what this point has no arm for on this device (a kernel that nobody
+    # declared). No guard speaks against that, so it stands, unless every known way is forbidden.
+    possible = known()
+    if default not in possible and (allowed or not possible):
+        return default, Verdict.RULE
+    if allowed:
+        return next(iter(costs), allowed[0]), Verdict.RULE
+    return None, Verdict.NONE
+
+
+_COMPARED = frozenset({Verdict.TIE, Verdict.UNSURE})
+
+
+def _costs(
+    answer: Answer, latencies: Mapping[str, float | None]
+) -> tuple[list[str], dict[str, float]]:
+    """The allowed choices, and what those of them cost whose arms have been measured."""
+    allowed: list[str] = []
+    costs: dict[str, float] = {}
+    for choice, arms in answer.choices.items():
+        best, is_open = None, False
+        for arm in arms:
+            if arm in latencies:
+                is_open = True
+                latency_us = latencies[arm]
+                if latency_us is not None and (best is None or latency_us < best):
+                    best = latency_us
+        if is_open:
+            allowed.append(choice)
+        if best is not None:
+            costs[choice] = best
+    return allowed, costs
+
+
+def _confirmed(
+    choice: str, estimates: Sequence[Mapping[str, Estimate]], weights: Sequence[float]
+) -> tuple[Verdict, tuple[str, ...]]:
+    """What the estimates of one or more batches say of a choice by costs, and who ties with it."""
+    known = [name for name in estimates[0] if all(name in one for one in estimates)]
+    if choice not in known or len(known) < 2:
+        return Verdict.UNSURE, ()
+    losses = {name: 1 + _regret(name, known, estimates, weights) for name in known}
+    tied = _tied(losses)
+    if choice not in tied:
+        return Verdict.UNSURE, ()
+    if len(tied) > 1:
+        return Verdict.TIE, tied
+    ahead = min(
+        sum(
+            weight * _least_ratio(one[choice], one[other])
+            for one, weight in zip(estimates, weights, strict=True)
+        )
+        for other in known
+        if other != choice
+    )
+    return (Verdict.WIN if ahead > 1 + MARGIN else Verdict.UNSURE), ()
+
+
+def _known(answer: Answer, surveys: Sequence[Survey]) -> list[str]:
+    """The choices that a survey knows an arm of, allowed or not."""
+    arms = {
+        arm
+        for survey in surveys
+        for standing in (survey.latencies, survey.refused, survey.failed)
+        for arm in standing
+    }
+    return [choice for choice, names in answer.choices.items() if not arms.isdisjoint(names)]
+
+
+def _tied(costs: Mapping[str, float]) -> tuple[str, ...]:
+    limit = min(costs.values()) * (1 + MARGIN)
+    return tuple([choice for choice, cost in costs.items() if cost <= limit])
+
+
+def _best_arms(answer: Answer, survey: Survey) -> dict[str, str]:
+    """Each allowed choice's fastest allowed arm; the first declared where none has a time."""
+    best: dict[str, str] = {}
+    for choice, arms in answer.choices.items():
+        open_arms = [arm for arm in arms if arm in survey.latencies]
+        timed = [(t, arm) for arm in open_arms if (t := survey.latencies[arm]) is not None]
+        if timed:
+            # On equal times the first declared, as `min` keeps the first.
+            best[choice] = min(timed, key=lambda pair: pair[0])[1]
+        elif open_arms:
+            best[choice] = open_arms[0]
+    return best
+
+
+def _least_ratio(best: Estimate, other: Estimate) -> float:
+    """The low end of the interval of other / best; the two errors are independent."""
+    down = log(other.latency_us / other.low_us)
+    up = log(best.high_us / best.latency_us)
+    return other.latency_us / best.latency_us * exp(-hypot(down, up))
+
+
+def _forbidden(
+    answer: Answer, policy: Policy, survey: Survey, batch: Batch, setting: Setting
+) -> dict[str, str]:
+    reasons: dict[str, str] = {}
+    for choice, names in answer.choices.items():
+        if any(name in survey.latencies for name in names):
+            continue
+        why = {**survey.refused, **survey.failed}
+        found = [why[name] for name in names if name in why]
+        if not found:
+            # None of its arms fits this device and layout, or all are references that a kernel
+            # stands for; only the former is worth a word.
+            texts = (policy.point.arm(name).allowed(batch, setting) for name in names)
+            found = [text for text in texts if text is not None]
+        if found:
+            reasons[choice] = "; ".join(dict.fromkeys(found))
+    return reasons
+
+
+def decide_for_all(
+    answer: Answer,
+    policy: Policy,
+    batches: Sequence[Batch],
+    setting: Setting,
+    default: Callable[[Batch, Setting], str],
+    *,
+    weights: Sequence[float] = (),
+    forced: str | None = None,
+) -> Choice:
+    """The one choice for all of `batches` with the least mean regret, as a captured graph needs.
+
+    It must be allowed on each batch on which anything is. Batches of which too little is measured
+    have no say, unless none has. `weights` say how often each batch comes, equally without.
+    Estimates are geometric means.
+    """
+    surveys = [policy.survey(batch) for batch in batches]
+    every = [decide(answer, policy, batch, setting, default(batch, setting)) for batch in batches]
+    open_ones = [i for i, one in enumerate(every) if one.arms] or list(range(len(every)))
+    allowed = [name for name in answer.choices if all(name in every[i].arms for i in open_ones)]
+    told = [_weighed(answer, *one) for one in zip(every, surveys, strict=True)]
+    counted = [i for i in open_ones if sum(name in told[i] for name in allowed) > 1] or open_ones
+    decisions, costs = [every[i] for i in counted], [told[i] for i in counted]
+    total = sum(weights[i] for i in counted) if weights else len(counted)
+    shares = [(weights[i] if weights else 1.0) / total for i in counted]
+
+    compared = [name for name in allowed if all(name in one for one in costs)]
+    losses = {name: 1 + _cost_regret(name, compared, costs, shares) for name in compared}
+    # What the rule takes most often is the default for all.
+    defaults = [one.default for one in decisions]
+    usual = max(dict.fromkeys(defaults), key=defaults.count)
+
+    choice, verdict = settle(answer, lambda: _known(answer, surveys), allowed, losses, usual)
+    wanted = [name for name in allowed if forced in answer.choices[name]]
+    if wanted and all(forced in surveys[i].latencies for i in open_ones):
+        choice, verdict = wanted[0], Verdict.FORCED
+    estimated = [
+        name for name in allowed if all(name in decision.estimates for decision in decisions)
+    ]
+    tied: tuple[str, ...] = ()
+    if verdict in _COMPARED and choice is not None:
+        verdict, tied = _confirmed(choice, [one.estimates for one in decisions], shares)
+    return Choice(
+        answer=answer.name,
+        choice=choice,
+        verdict=verdict,
+        estimates={
+            name: _mean_estimate([one.estimates[name] for one in decisions], shares)
+            for name in estimated
+        },
+        arms={name: decisions[0].arms[name] for name in allowed},
+        # Of several reasons against a choice the one at the shortest context.
+        forbidden={
+            name: why
+            for i in reversed(open_ones)
+            for name, why in every[i].forbidden.items()
+            if name not in allowed
+        },
+        default=usual,
+        tied=tied,
+    )
+
+
+def _weighed(answer: Answer, decision: Choice, survey: Survey) -> dict[str, float]:
+    """What each choice costs on one batch of several. How much one is ahead counts there, so that
+    the estimates tell, and the costs, which say who is ahead, only where one has no estimate."""
+    costs = _costs(answer, survey.latencies)[1]
+    if all(name in decision.estimates for name in costs):
+        return {name: decision.estimates[name].latency_us for name in costs}
+    return costs
+
+
+def _cost_regret(
+    choice: str, among: Sequence[str], costs: Sequence[Mapping[str, float]], shares: Sequence[float]
+) -> float:
+    return sum(
+        share * (one[choice] / min(one[name] for name in among) - 1)
+        for one, share in zip(costs, shares, strict=True)
+    )
+
+
+def _regret(
+    choice: str,
+    among: Sequence[str],
+    estimates: Sequence[Mapping[str, Estimate]],
+    shares: Sequence[float],
+) -> float:
+    costs = [{name: one[name].latency_us for name in among} for one in estimates]
+    return _cost_regret(choice, among, costs, shares)
+
+
+def _mean_estimate(estimates: Sequence[Estimate], shares: Sequence[float]) -> Estimate:
+    def mean(values: Sequence[float]) -> float:
+        return exp(sum(share * log(x) for x, share in zip(values, shares, strict=True)))
+
+    return Estimate(
+        mean([one.latency_us for one in estimates]),
+        mean([one.low_us for one in estimates]),
+        mean([one.high_us for one in estimates]),
+        any(one.extrapolated for one in estimates),
+    )

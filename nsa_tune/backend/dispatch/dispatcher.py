@@ -1,0 +1,283 @@
+"""Dispatcher: opens the table for a key once and answers from it, batch after batch.
+
+Without a usable table it answers by the engine's own rule and says so; only a request that cannot
+be (an unknown model, heads that do not divide) is an error.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from math import inf
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from nsa_tune._errors import BatchError, NsaTuneError
+from nsa_tune.backend.baselines import SGLANG_0_5_23, Rule
+from nsa_tune.backend.dispatch.explain import explained
+from nsa_tune.backend.dispatch.opening import Opened, Request
+from nsa_tune.backend.dispatch.plan import Plan
+from nsa_tune.backend.dispatch.serving import Match, Serving
+from nsa_tune.backend.types.batch import Batch, Mode
+
+if TYPE_CHECKING:
+    from nsa_tune.backend.costmodel.policy import Policy
+    from nsa_tune.backend.dispatch.decide import Choice
+    from nsa_tune.backend.types.point import Setting
+    from nsa_tune.backend.types.records import Table
+
+__all__ = ["Dispatcher"]
+
+_log = logging.getLogger(__name__)
+
+_EXTEND = Mode.EXTEND
+_WORSE = tuple(Match)
+
+
+class Dispatcher:
+    """Answers for one GPU, model, head count and KV format. Safe to share between threads."""
+
+    def __init__(
+        self,
+        setting: Setting,
+        policies: Iterable[Policy],
+        *,
+        source: str,
+        table: Table | None = None,
+        rule: Rule = SGLANG_0_5_23,
+        forced: Mapping[str, str] | None = None,
+    ) -> None:
+        """A dispatcher that cannot be reloaded; `Dispatcher.open` makes one that can.
+
+        `forced` has for a point the arm that is taken where it is allowed.
+        """
+        match = Match.RULE if table is None else Match.EXACT
+        key = None if table is None else table.key
+        self._take(
+            Opened(
+                Serving(
+                    setting,
+                    policies,
+                    source=source,
+                    match=match,
+                    rule=rule,
+                    key=key,
+                    forced=forced,
+                ),
+                lambda: table,
+            ),
+            None,
+        )
+
+    def _take(self, opened: Opened, request: Request | None) -> None:
+        self._serving, self._opened = opened.serving, opened
+        self._request = request
+        self._reloading = threading.Lock()
+        self._captured: dict[tuple[Mode, int, int], _Captured] = {}
+
+    @classmethod
+    def open(
+        cls,
+        db: str | Path | None = None,
+        gpu: str | None = None,
+        *,
+        model: str,
+        heads: int,
+        kv_dtype: str,
+        strict: bool = False,
+        rule: Rule = SGLANG_0_5_23,
+        demote_failed: bool = False,
+    ) -> Dispatcher:
+        """The dispatcher for `gpu` as the driver names it (None: this machine's) and local `heads`.
+
+        `db` is a database or text table that is searched before the standard places. A table of
+        exactly this GPU and these versions answers; else, unless `strict`, one of this GPU with
+        other versions, one of another GPU of the same architecture, and at last `rule`. `match`
+        and `source` say which. With `demote_failed`, or NSA_TUNE_DEMOTE_FAILED, a table whose
+        newest `nsa-tune check` with this driver and these libraries failed is stale, and comes
+        after all others of this GPU.
+
+        Raises:
+            UsageError: for an unknown model or KV dtype, heads that do not divide the model's, or
+                a variable NSA_TUNE_... that means nothing.
+            NoTunedData: when `strict`, or NSA_TUNE_ASSERT_HIT, and there is no exact table; it
+                names what differs.
+        """
+        request = Request.of(db, gpu, model, heads, kv_dtype, strict, rule, demote_failed)
+        self = cls.__new__(cls)
+        self._take(request.opened(), request)
+        return self
+
+    def reload(self) -> str | None:
+        """Look for tables again, as `open` did. None when what was found now answers.
+
+        Otherwise the old table goes on, and the sentence says why. Plans that are under way are
+        wholly the old table's or the new one's. What was decided for a captured size stays: the
+        graph exists.
+        """
+        with self._reloading:
+            if self._request is None:
+                return "this dispatcher was not opened from a table"
+            old = self._serving
+            try:
+                opened = self._request.opened()
+            except NsaTuneError as error:
+                problem = str(error)
+            else:
+                new = opened.serving
+                if new.match is not Match.RULE or old.match is Match.RULE:
+                    self._opened, self._serving = opened, new
+                    return None
+                problem = new.source
+            _log.warning("not reloaded, %s goes on: %s", old.source, problem)
+            return problem
+
+    # --- what answers
+
+    @property
+    def setting(self) -> Setting:
+        """What the answers are for."""
+        return self._serving.setting
+
+    @property
+    def source(self) -> str:
+        """Where the answers come from, and how that differs from this machine."""
+        return self._serving.source
+
+    @property
+    def match(self) -> Match:
+        """How well the table fits."""
+        return self._serving.match
+
+    @property
+    def rule(self) -> Rule:
+        """The engine's rule, which answers where nothing is measured."""
+        return self._serving.rule
+
+    @property
+    def forced(self) -> Mapping[str, str]:
+        """For a point the arm that NSA_TUNE_FORCE asks for."""
+        return self._serving.forced
+
+    @property
+    def policies(self) -> Mapping[str, Policy]:
+        """The compiled measurements, by point."""
+        return self._serving.policies
+
+    @property
+    def table(self) -> Table | None:
+        """The measurements; None when the engine's rule answers."""
+        return self._opened.table
+
+    # --- plans
+
+    def plan(self, batch: Batch) -> Plan:
+        """Every decision for `batch`. Does not raise because of a table.
+
+        A captured batch gets what `captured` gives for its size.
+        """
+        serving = self._serving
+        if batch.mode is _EXTEND:
+            return serving.extend(batch)
+        if batch.captured:
+            return self._replayed(batch)
+        return serving.steps[batch.mode][batch.next_n](batch)
+
+    def chooser(
+        self, name: str, mode: str = "extend", next_n: int = 1, *, has_lens: bool = False
+    ) -> Callable[[Batch], str | None]:
+        """A function that gives the tuned field `name` of `plan(batch)` alone, in less time.
+
+        It is made for batches of `mode` and `next_n` that are not captured, with lengths or sums
+        alone; others take longer. It goes on by the table of this moment: after a `reload` ask for
+        it again.
+
+        Raises:
+            UnknownName: when the mode has no such question.
+            BatchError: when there is no such mode.
+        """
+        return self._serving.chooser(name, _mode(mode), next_n, has_lens)
+
+    def captured(
+        self,
+        batch_size: int,
+        next_n: int = 1,
+        mode: str | None = None,
+        contexts: Mapping[int, float] | None = None,
+    ) -> Plan:
+        """The one plan that a CUDA graph of `batch_size` sequences may hold, at any context.
+
+        Of the choices that are allowed at every context it has the least mean regret over
+        `contexts`, a histogram of context length to how often it comes, or else over the measured
+        range; contexts of which too little is measured have no say. It is decided once: later
+        calls, and plans of captured batches of this size, give the same. `mode` defaults to decode
+        for next_n 1 and to target_verify above.
+
+        Raises:
+            BatchError: for sizes below 1, a mode that is not captured by size, a histogram that
+                is none, or one that differs from what the size was decided for.
+        """
+        word = mode or str(Mode.DECODE if next_n == 1 else Mode.TARGET_VERIFY)
+        if word == Mode.EXTEND or word not in list(Mode):
+            raise BatchError(f"a graph is captured by size for decoding, not for {word!r}")
+        histogram = None if contexts is None else _histogram(contexts, next_n)
+        key = (Mode(word), batch_size, next_n)
+        found = self._captured.get(key)
+        if found is None:
+            if batch_size < 1 or next_n < 1:
+                raise BatchError(f"a graph of {batch_size} sequences of {next_n} tokens is none")
+            plan = self._serving.captured_plan(*key, histogram)
+            # Of two threads that get here together both have the answer of the first.
+            found = self._captured.setdefault(key, (histogram, plan))
+        if histogram is not None and histogram != found[0]:
+            raise BatchError(
+                f"{batch_size} sequences of {next_n} tokens are decided for other contexts "
+                "already; give them at the first call, or open another dispatcher"
+            )
+        return found[1]
+
+    def _replayed(self, batch: Batch) -> Plan:
+        plan = self.captured(batch.sequences, batch.next_n, batch.mode)
+        return self._serving.replayed(plan, batch)
+
+    # --- reasons
+
+    def questions(self, mode: Mode) -> tuple[str, ...]:
+        """The tuned fields of a plan for `mode`."""
+        return self._serving.questions(mode)
+
+    def decide(self, batch: Batch, name: str) -> Choice:
+        """The choice behind the tuned field `name` of `plan(batch)`, with all that led to it.
+
+        Raises:
+            UnknownName: when the batch's mode has no such question.
+        """
+        return self._serving.decide(batch, name)
+
+    def explain(self, batch: Batch) -> str:
+        """The plan for `batch` in words: each decision with what it rests on."""
+        return explained(self.plan(batch), self.source)
+
+
+_Captured = tuple[Mapping[int, float] | None, Plan]
+
+
+def _mode(word: str) -> Mode:
+    if word not in list(Mode):
+        raise BatchError(f"unknown mode {word!r}; use one of: {', '.join(Mode)}")
+    return Mode(word)
+
+
+def _histogram(contexts: Mapping[int, float], next_n: int) -> dict[int, float]:
+    """`contexts` without those that never come, checked."""
+    found = {length: weight for length, weight in contexts.items() if weight}
+    if not found:
+        raise BatchError("a histogram of contexts needs one that comes")
+    for length, weight in found.items():
+        if type(length) is not int or length < next_n or not 0 < weight < inf:
+            raise BatchError(
+                f"a histogram has whole contexts of at least {next_n} tokens and positive "
+                f"weights, got {length!r}: {weight!r}"
+            )
+    return found

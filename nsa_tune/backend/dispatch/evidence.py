@@ -1,0 +1,219 @@
+"""The certificate of a decision: what it rests on, what it may cost, and what would change it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from math import ceil, erf, exp, hypot, log, sqrt
+from typing import TYPE_CHECKING
+
+from nsa_tune.backend.costmodel.surface import Estimate
+from nsa_tune.backend.dispatch.decide import Choice, Verdict
+from nsa_tune.backend.dispatch.plan import Consulted, Reason, Row
+from nsa_tune.backend.types.batch import MAX_TOKENS, Batch, Mode
+
+if TYPE_CHECKING:
+    from nsa_tune.backend.costmodel.policy import Policy
+    from nsa_tune.backend.dispatch.serving import Serving
+    from nsa_tune.backend.types.point import Answer
+
+__all__ = ["certified", "expected_regret", "moved"]
+
+_AXES = {
+    Mode.EXTEND: ("new tokens", "prefix tokens", "sequences"),
+    Mode.DECODE: ("context tokens", "sequences"),
+    Mode.TARGET_VERIFY: ("context tokens", "sequences"),
+    Mode.DRAFT_EXTEND: ("context tokens", "sequences"),
+}
+"""What is changed, one at a time and for all sequences alike, to find where another choice wins."""
+_STEPS = 48
+"""Quarter octaves that are gone either way."""
+
+
+def certified(reason: Reason, choice: Choice, serving: Serving, batch: Batch) -> Reason:
+    """`reason` with all that `choice` rests on."""
+    policy = serving.policy_of(batch.mode, choice.answer)
+    measured = choice.verdict not in (Verdict.RULE, Verdict.NONE)
+    return replace(
+        reason,
+        key=serving.key if measured else None,
+        rows=tuple(_rows(policy, choice, batch)),
+        consulted=tuple(_consulted(policy, serving.answer_of(batch.mode, choice.answer), batch)),
+        expected_regret=_regret(choice),
+        to_win=dict(_to_win(choice, serving, batch)),
+    )
+
+
+def _rows(policy: Policy, choice: Choice, batch: Batch) -> Iterator[Row]:
+    """The measurements that the estimates are interpolated from, by arm and weight."""
+    for name in choice.estimates:
+        arm = choice.arms[name]
+        for measurement, weight in policy.rows_used(arm, batch):
+            assert measurement.latency_us is not None
+            yield Row(measurement.batch, arm, measurement.latency_us, weight)
+
+
+def _consulted(policy: Policy, answer: Answer, batch: Batch) -> Iterator[Consulted]:
+    """Every guard of the question's arms, up to the one that forbids the arm."""
+    arms = {arm for names in answer.choices.values() for arm in names}
+    for candidate in policy.candidates:
+        if candidate.name in arms:
+            for guard in candidate.guards:
+                reason = guard.check(batch, policy.setting)
+                yield Consulted(candidate.name, guard.name, guard.kind, guard.source, reason)
+                if reason is not None:
+                    break
+
+
+# --- what it may cost
+
+
+def _regret(choice: Choice) -> float | None:
+    taken = choice.estimates.get(choice.choice or "")
+    others = [one for name, one in choice.estimates.items() if name != choice.choice]
+    if taken is None or not others:
+        return None
+    return max(expected_regret(taken, other) for other in others)
+
+
+def expected_regret(taken: Estimate, other: Estimate) -> float:
+    """What is lost on average, relatively, by having taken the one: 0 if it is surely faster.
+
+    The logarithm of the ratio is taken as normal, with the estimates' intervals as two deviations.
+    """
+    mean = log(taken.latency_us / other.latency_us)
+    halves = (log(one.high_us / one.latency_us) for one in (taken, other))
+    deviation = min(hypot(*halves) / 2, 2.0)
+    if deviation < 1e-6:
+        return max(exp(mean) - 1, 0.0)
+    above = exp(mean + deviation**2 / 2) * _normal((mean + deviation**2) / deviation)
+    return max(above - _normal(mean / deviation), 0.0)
+
+
+def _normal(x: float) -> float:
+    return (1 + erf(x / sqrt(2))) / 2
+
+
+# --- what would change it
+
+
+def _to_win(choice: Choice, serving: Serving, batch: Batch) -> Iterator[tuple[str, str]]:
+    """For each other choice that this device has an arm for, what would have to be different."""
+    policy = serving.policy_of(batch.mode, choice.answer)
+    here = {candidate.name for candidate in policy.candidates}
+    others = {
+        name: arms
+        for name, arms in serving.answer_of(batch.mode, choice.answer).choices.items()
+        if name != choice.choice and not here.isdisjoint(arms)
+    }
+    turns = _turns(choice.answer, serving, batch, set(others))
+    taken = choice.estimates.get(choice.choice or "")
+    for name in others:
+        found = [turns[name]] if name in turns else []
+        if taken and name in choice.estimates:
+            saved = 1 - taken.latency_us / choice.estimates[name].latency_us
+            if saved > 0.0005:
+                found.insert(0, f"{saved:.1%} less time")
+        if name in choice.forbidden:
+            found = [f"{found[0] if found else 'other limits'}, where none forbids it"]
+        if found:
+            yield name, ", or ".join(found)
+
+
+def _turns(name: str, serving: Serving, batch: Batch, wanted: set[str]) -> Mapping[str, str]:
+    """For each choice the nearest change of one length that makes it win.
+
+    A captured size is decided for all its contexts, so it has none.
+    """
+    if not wanted or (batch.captured and batch.mode is not Mode.EXTEND):
+        return {}
+    choose = serving.chooser(name, batch.mode, batch.next_n, False)
+    found: dict[str, tuple[int, str]] = {}
+    for axis in _AXES[batch.mode]:
+        here = _size(batch, axis)
+        for sizes in (_sizes(here, 1), _sizes(here, -1)):
+            last = here
+            for step, size in enumerate(sizes):
+                other = moved(batch, axis, size)
+                if other is None:
+                    break
+                choice = choose(other)
+                if choice in wanted and step < found.get(choice, (_STEPS + 1, ""))[0]:
+                    first = _first(batch, axis, choose, choice, last, size)
+                    found[choice] = (step, f"{_amount(first, axis, batch)} instead of {here}")
+                last = size
+    return {choice: text for choice, (_, text) in found.items()}
+
+
+def _size(batch: Batch, axis: str) -> int:
+    """The length of a sequence, on average, or their count."""
+    if axis == "sequences":
+        return batch.sequences
+    tokens = {
+        "new tokens": batch.q_tokens,
+        "prefix tokens": batch.prefix_tokens,
+        "context tokens": batch.kv_tokens,
+    }[axis]
+    return round(tokens / batch.sequences)
+
+
+def _sizes(here: int, sign: int) -> list[int]:
+    """Sizes from `here` on, upwards or downwards, in quarter octaves."""
+    start = max(here, 1)
+    sizes = [round(start * 2 ** (sign * step / 4)) for step in range(1, _STEPS + 1)]
+    return [size for size in dict.fromkeys(sizes) if size != here]
+
+
+def moved(batch: Batch, axis: str, size: int) -> Batch | None:
+    """The sums of `batch` with this length in all sequences, or this count; None if that is none.
+
+    A ragged batch keeps its raggedness: all its sequences grow or shrink alike.
+    """
+    count, longest = batch.sequences, batch.max_kv
+    if axis == "sequences":
+        count = size
+        q_tokens = round(batch.q_tokens / batch.sequences * size)
+        kv_tokens = round(batch.kv_tokens / batch.sequences * size)
+    else:
+        more = size - _size(batch, axis)
+        q_tokens = batch.q_tokens + (more * count if axis == "new tokens" else 0)
+        kv_tokens, longest = batch.kv_tokens + more * count, longest + more
+    if not (1 <= count <= q_tokens <= kv_tokens <= MAX_TOKENS):
+        return None
+    longest = min(max(longest, ceil(kv_tokens / count)), kv_tokens - count + 1)
+    pairs = _equal_pairs(count, q_tokens, kv_tokens) * (
+        batch.pairs / _equal_pairs(batch.sequences, batch.q_tokens, batch.kv_tokens)
+    )
+    return Batch.from_totals(
+        mode=batch.mode,
+        sequences=count,
+        q_tokens=q_tokens,
+        kv_tokens=kv_tokens,
+        max_kv=longest,
+        pairs=min(max(round(pairs), q_tokens), q_tokens * longest),
+        next_n=batch.next_n,
+        captured=batch.captured,
+    )
+
+
+def _equal_pairs(count: int, q_tokens: int, kv_tokens: int) -> float:
+    return q_tokens * ((kv_tokens - q_tokens) / count + (q_tokens / count + 1) / 2)
+
+
+def _first(
+    batch: Batch, axis: str, choose: Callable[[Batch], str | None], choice: str, near: int, far: int
+) -> int:
+    """The size nearest to `near` on the way to `far` from which on `choice` wins."""
+    while abs(far - near) > 1:
+        middle = (near + far) // 2
+        other = moved(batch, axis, middle)
+        if other is not None and choose(other) == choice:
+            far = middle
+        else:
+            near = middle
+    return far
+
+
+def _amount(size: int, axis: str, batch: Batch) -> str:
+    each = " a sequence" if axis != "sequences" and batch.sequences > 1 else ""
+    return f"{size} {axis}{each}"

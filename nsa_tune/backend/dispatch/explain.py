@@ -1,0 +1,217 @@
+"""Decisions in words: the reason of one field, and the whole plan as text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from nsa_tune.backend.dispatch.decide import Choice, Verdict
+from nsa_tune.backend.dispatch.plan import DERIVED, Consulted, Plan, Reason, Row
+
+if TYPE_CHECKING:
+    from nsa_tune.backend.baselines.baseline import Rule
+    from nsa_tune.backend.types.records import Key
+
+__all__ = ["derived_reason", "explained", "reason_of"]
+
+
+def reason_of(choice: Choice, rule: Rule, table: str) -> Reason:
+    """The reason behind `choice`; `table` names where the measurements are from."""
+    match choice.verdict:
+        case Verdict.RULE:
+            source = rule.source(choice.answer)
+        case Verdict.ONLY | Verdict.NONE:
+            source = "hard limits"
+        case Verdict.FORCED:
+            source = "NSA_TUNE_FORCE"
+        case _:
+            source = table
+    estimates = choice.estimates
+    return Reason(
+        verdict=choice.verdict,
+        source=source,
+        estimates_us={name: one.latency_us for name, one in estimates.items()},
+        intervals_us={name: (one.low_us, one.high_us) for name, one in estimates.items()},
+        guards=dict(choice.forbidden),
+        text=_sentence(choice, rule),
+    )
+
+
+def _sentence(choice: Choice, rule: Rule) -> str:
+    text = _finding(choice, rule)
+    if any(one.extrapolated for one in choice.estimates.values()):
+        text += ", estimated from outside of the measured range"
+    if choice.forbidden:
+        text += "; " + "; ".join(f"not {name}: {why}" for name, why in choice.forbidden.items())
+    return text
+
+
+def _finding(choice: Choice, rule: Rule) -> str:
+    match choice.verdict:
+        case Verdict.WIN:
+            return _comparison(choice, "is faster than")
+        case Verdict.UNSURE if _ahead(choice):
+            return f"{_comparison(choice, 'looks faster than')}, which the intervals leave open"
+        case Verdict.UNSURE:
+            return _contradiction(choice)
+        case Verdict.TIE:
+            why = f"is {rule.name}'s" if choice.choice == choice.default else "comes first"
+            return f"{' and '.join(choice.tied)} take equally long; {choice.choice} {why}"
+        case Verdict.ONLY:
+            return f"only {choice.choice} is allowed"
+        case Verdict.FORCED:
+            return f"NSA_TUNE_FORCE asks for {choice.choice}, and no limit forbids it"
+        case Verdict.RULE if choice.choice == choice.default:
+            return f"too little is measured here; {rule.name} takes {choice.choice}"
+        case Verdict.RULE:
+            return f"too little is measured here, and {rule.name}'s {choice.default} is not allowed"
+    return "every choice is forbidden"
+
+
+def _ahead(choice: Choice) -> bool:
+    """Whether the taken choice has the least estimate of all, and more than one has any."""
+    times = {name: one.latency_us for name, one in choice.estimates.items()}
+    return len(times) > 1 and min(times, key=times.__getitem__) == choice.choice
+
+
+def _comparison(choice: Choice, verb: str) -> str:
+    """The taken choice against the next best one."""
+    times = {name: one.latency_us for name, one in choice.estimates.items()}
+    assert choice.choice is not None
+    taken = times.pop(choice.choice)
+    other = min(times, key=times.__getitem__)
+    return (
+        f"{choice.choice} ({_microseconds(taken)}) {verb} {other} ({_microseconds(times[other])}) "
+        f"by {times[other] / taken:.3g}x"
+    )
+
+
+def _contradiction(choice: Choice) -> str:
+    """The cost models chose what the measurements nearby do not confirm."""
+    times = {name: one.latency_us for name, one in choice.estimates.items()}
+    others = {name: time for name, time in times.items() if name != choice.choice}
+    if choice.choice not in times or not others:
+        return f"the cost models take {choice.choice}; too little is measured nearby to confirm it"
+    other = min(others, key=others.__getitem__)
+    return (
+        f"too close to tell: the cost models take {choice.choice} "
+        f"({_microseconds(times[choice.choice])}), the measurements nearby speak for {other} "
+        f"({_microseconds(others[other])})"
+    )
+
+
+def _microseconds(time_us: float) -> str:
+    """Three or more significant digits, with the unit."""
+    return f"{time_us:.0f} us" if time_us >= 1000 else f"{time_us:.3g} us"
+
+
+_DERIVED_TEXTS: dict[str, dict[object, str]] = {
+    "topk_transform": {
+        "paged": "the kernel that takes the indices reads the pool itself",
+        "ragged": "the sparse prefill kernel reads what was read back from the fp8 pool",
+        None: "no sparse prefill kernel is allowed",
+    },
+    "dequantize_prefix": {
+        True: "there is an fp8 prefix, and the kernel reads bf16",
+        False: "there is no prefix, or nothing that must be widened for the kernel",
+        None: "there is no prefill path",
+    },
+    "skip_topk": {
+        True: "no sequence is longer than index_topk, so every token is selected",
+        False: "the batch decodes, or a sequence is longer than index_topk",
+    },
+    "layout_conversion": {
+        "packed_fp8.dequantize": "the pool is packed fp8, and the kernel reads bf16",
+        "packed_fp8.requantize_raw": "the pool is raw fp8, and the kernel reads packed fp8",
+        None: "the kernel reads the pool as it is, or nothing of it",
+    },
+}
+
+
+def derived_reason(plan: Plan, name: str, rule: Rule) -> Reason:
+    """The reason of a field that follows from the batch and the other choices."""
+    text = _DERIVED_TEXTS[name][getattr(plan, name)]
+    return Reason(Verdict.FORCED, f"coupled as in {rule.name}", {}, {}, {}, text)
+
+
+def explained(plan: Plan, source: str) -> str:
+    """The whole plan as text: each decision with its estimates, then what they all rest on."""
+    return "\n".join(_lines(plan, source))
+
+
+def _lines(plan: Plan, source: str) -> Iterator[str]:
+    batch, reasons = plan.batch, dict(plan.reasons)
+    yield f"batch   {_short(str(batch))}"
+    yield (
+        f"        sequences {batch.sequences}, new tokens {batch.q_tokens}, kv tokens "
+        f"{batch.kv_tokens}, longest {batch.max_kv}" + (", captured" if batch.captured else "")
+    )
+    yield f"source  {source}"
+    key = next((reason.key for reason in reasons.values() if reason.key), None)
+    if key is not None:
+        yield f"key     {_key(key)}"
+    for name, reason in reasons.items():
+        yield f"{name} = {getattr(plan, name)}  ({reason.verdict})"
+        yield f"    {reason.text}"
+        if name not in DERIVED:
+            yield from _figures(reason)
+    yield from _measurements({row: None for reason in reasons.values() for row in reason.rows})
+    yield from _limits({one: None for reason in reasons.values() for one in reason.consulted})
+
+
+def _figures(reason: Reason) -> Iterator[str]:
+    for choice, time_us in sorted(reason.estimates_us.items(), key=lambda item: item[1]):
+        low_us, high_us = reason.intervals_us[choice]
+        yield (
+            f"    {choice:<16} {_microseconds(time_us):>10}  "
+            f"[{_microseconds(low_us)}, {_microseconds(high_us)}]"
+        )
+    yield f"    decided by {reason.source}"
+    if reason.expected_regret is not None:
+        yield f"    expected regret {reason.expected_regret:.2%}"
+    for choice, change in reason.to_win.items():
+        yield f"    {choice} would win with {change}"
+
+
+_MOST_ROWS = 3
+"""Measurements of an arm that an explanation lists."""
+
+
+def _measurements(rows: Iterable[Row]) -> Iterator[str]:
+    by_arm: dict[str, list[Row]] = {}
+    for row in rows:
+        by_arm.setdefault(row.arm, []).append(row)
+    if by_arm:
+        yield "estimates are interpolated from"
+    for arm, own in by_arm.items():
+        heaviest = sorted(own, key=lambda row: (-row.weight, row.batch))[:_MOST_ROWS]
+        words = [
+            f"{_short(row.batch)} {_microseconds(row.latency_us)} ({row.weight:.0%})"
+            for row in heaviest
+        ]
+        more = f" and {len(own) - len(words)} more" if len(own) > len(words) else ""
+        yield f"    {arm}: {', '.join(words)}{more}"
+
+
+def _limits(consulted: Iterable[Consulted]) -> Iterator[str]:
+    by_arm: dict[str, list[Consulted]] = {}
+    for guard in consulted:
+        by_arm.setdefault(guard.arm, []).append(guard)
+    if by_arm:
+        yield "limits asked"
+    for arm, guards in by_arm.items():
+        words = [guard.guard if guard.reason is None else f"not {guard.guard}" for guard in guards]
+        allowed = "forbidden" if guards[-1].reason else "allowed"
+        yield f"    {arm}: {allowed} ({', '.join(words)})"
+
+
+def _key(key: Key) -> str:
+    libraries = ", ".join(f"{name} {version}" for name, version in key.libraries)
+    return (
+        f"{key.gpu}, driver {key.driver or 'none'}, {key.model}, {key.heads} heads, "
+        f"{key.kv_layout}, {key.protocol}, {libraries or 'no libraries'}"
+    )
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 100 else f"{text[:97]}..."

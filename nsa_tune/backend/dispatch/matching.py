@@ -1,0 +1,100 @@
+"""Which of several tables fits this machine, and in what a table differs from what was asked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from nsa_tune._errors import StoreError
+from nsa_tune.backend.hardware import detect, nvml
+from nsa_tune.backend.types.records import Key, Table
+from nsa_tune.db import reader as tables
+from nsa_tune.db import text_table
+
+__all__ = ["Here", "differing", "in_order", "nothing_for", "of_the_same_architecture"]
+
+
+@dataclass(frozen=True, slots=True)
+class Here:
+    """What this machine would add to a key."""
+
+    driver: str
+    libraries: tuple[tuple[str, str], ...]
+
+    @classmethod
+    def of(cls, gpu: str) -> Here | None:
+        """This machine's part of the key for `gpu`, or None when it has no such device."""
+        if gpu in nvml.gpu_names():
+            return cls(detect.driver_version(), detect.library_versions())
+        if gpu == detect.cpu_name():
+            return cls("", detect.library_versions())
+        return None
+
+
+def differing(table: Table, here: Here | None) -> list[str]:
+    """ "field: measured with X, here Y" for all that the key has and this machine has not."""
+    if here is None:
+        return []
+    local = replace(table.key, driver=here.driver, libraries=here.libraries)
+    return [
+        f"{name}: measured with {theirs or 'none'}, here {ours or 'none'}"
+        for name, ours, theirs in local.differences(table.key)
+    ]
+
+
+def in_order(found: Iterable[Table], here: Here | None) -> list[Table]:
+    """`found` (newest first), those of exactly this driver and these libraries before the rest."""
+    return sorted(found, key=lambda table: bool(differing(table, here)))
+
+
+def of_the_same_architecture(db: Path | None, wanted: tables.Wanted, arch: str) -> Iterator[Table]:
+    """Tables of other GPUs with this architecture, and else all that is `wanted`."""
+    fields = ("model", "heads", "kv_layout")
+    others = [
+        key.gpu
+        for _, key in _keys(db)
+        if key.gpu != wanted.gpu
+        and all(getattr(key, name) == getattr(wanted, name) for name in fields)
+    ]
+    for gpu in dict.fromkeys(others):
+        try:
+            found = tables.find(db, **wanted._replace(gpu=gpu)._asdict())
+        except StoreError:
+            continue
+        yield from (table for table in found if table.device.arch == arch)
+
+
+def nothing_for(db: Path | None, wanted: tables.Wanted) -> str:
+    """One sentence: nothing is tuned for `wanted`, and what the nearest table differs in."""
+    asked = (
+        f"nothing is tuned for {wanted.model} with {wanted.heads} local heads and KV layout "
+        f"{wanted.kv_layout} on {wanted.gpu!r}"
+    )
+    known = [(_differences(key, wanted), source) for source, key in _keys(db)]
+    if not known:
+        return f"{asked}, nor is there a table for anything else; measure with `nsa-tune run`"
+    differences, source = min(known, key=lambda one: (len(one[0]), sorted(one[0]), one[1]))
+    if not differences:
+        return f"{asked}: in {source} no measurement succeeded; measure with `nsa-tune run`"
+    words = ", ".join(
+        f"{field} ({theirs!r} there)" for field, theirs in sorted(differences.items())
+    )
+    return f"{asked}; the nearest table, {source}, differs in {words}; measure with `nsa-tune run`"
+
+
+def _differences(key: Key, wanted: tables.Wanted) -> dict[str, str]:
+    asked = replace(key, **wanted._asdict())
+    return {field: theirs for field, _, theirs in asked.differences(key)}
+
+
+def _keys(db: Path | None) -> Iterator[tuple[str, Key]]:
+    """(source, key) of every table that can be read; `find` has warned of the others."""
+    for path in tables.sources(db):
+        try:
+            if path.suffix == ".tsv":
+                yield str(path), text_table.read_key(path)
+            else:
+                yield from ((table.source, table.key) for table in tables.read_database(path))
+        except StoreError:
+            continue

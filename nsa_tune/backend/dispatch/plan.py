@@ -1,0 +1,253 @@
+"""Plan: every decision for one batch. The engine reads it; the reasons are made when asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from typing import NamedTuple, Protocol
+
+from nsa_tune.backend.dispatch.decide import Verdict
+from nsa_tune.backend.types.batch import Batch, Mode
+from nsa_tune.backend.types.layouts import READS, KVLayout, Role, reach
+from nsa_tune.backend.types.records import Key
+
+__all__ = [
+    "DECIDED",
+    "DERIVED",
+    "TUNED",
+    "Consulted",
+    "Derived",
+    "Origin",
+    "Plan",
+    "PlanDraft",
+    "Reason",
+    "Row",
+    "coupled",
+    "derive",
+    "facts_of",
+]
+
+
+class Row(NamedTuple):
+    """A measurement that an estimate is interpolated from."""
+
+    batch: str
+    arm: str
+    latency_us: float
+    weight: float
+    """Its part in the interpolation; those of one arm sum to 1."""
+
+
+class Consulted(NamedTuple):
+    """A guard that was asked about an arm."""
+
+    arm: str
+    guard: str
+    kind: str
+    """"formula", "probe" or "semantic"."""
+    source: str
+    """Where the limit is written down."""
+    reason: str | None
+    """How the batch passes the limit; None while the arm is allowed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why one field of a plan has its value. Mappings go by choice."""
+
+    verdict: Verdict
+    source: str
+    """The table, the engine's rule, or the limit that decided."""
+    estimates_us: Mapping[str, float]
+    """Microseconds of each allowed choice's best arm."""
+    intervals_us: Mapping[str, tuple[float, float]]
+    """95 % intervals of these."""
+    guards: Mapping[str, str]
+    """Forbidden choices, and why."""
+    text: str
+    """One sentence."""
+    expected_regret: float | None = None
+    """Relative loss to be expected, as the estimates are uncertain; None without two of them."""
+    to_win: Mapping[str, str] = field(default_factory=dict)
+    """Other choices, and what would have to change for them to be taken."""
+    key: Key | None = None
+    """What the measurements are valid for; None when none decided."""
+    rows: tuple[Row, ...] = ()
+    """The measurements behind the estimates."""
+    consulted: tuple[Consulted, ...] = ()
+    """The guards that were asked, for each arm up to the first that forbids it."""
+
+
+class Origin(Protocol):
+    """Who made a plan and can say why."""
+
+    def names(self, plan: Plan) -> tuple[str, ...]:
+        """The fields of `plan` that have a reason."""
+        ...
+
+    def reason(self, plan: Plan, name: str) -> Reason:
+        """Why the field `name` of `plan` has its value."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Every decision for one batch.
+
+    None means that the field does not apply to the batch's mode, or that every choice is
+    forbidden; the engine then keeps its own.
+    """
+
+    batch: Batch
+    prefill_path: str | None
+    """"mha" (expanded, dense) or "mla" (absorbed, sparse); None unless in extend."""
+    mha_kernel: str | None
+    """The dense kernel, should the path be mha: "fa3", ..."""
+    sparse_prefill: str | None
+    """The sparse kernel, should the path be mla: "flashmla_sparse", "flashmla_kv", ..."""
+    indexer_layout: str | None
+    """"native", "pairs" or "flatten"; None in extend."""
+    decode: str | None
+    """The sparse kernel that decodes: "flashmla_kv", "flashmla_sparse", ...; None in extend."""
+    indexer_metadata: str | None
+    """Who schedules the indexer's paged logits, where they are: "deep_gemm" or "triton"."""
+    topk_transform: str | None
+    """"paged" or "ragged": how the indexer's top-k hands its indices to the sparse kernel."""
+    dequantize_prefix: bool | None
+    """Whether the fp8 prefix is read back to bf16; None unless in extend."""
+    skip_topk: bool
+    """Whether every token is selected anyway, so that no top-k need be computed."""
+    _origin: Origin = field(repr=False, compare=False)
+    v4_prefill_c4: str | None = None
+    """In V4's layers of compression ratio 4: "sparse_fwd" or "with_kvcache"; None elsewhere."""
+    v4_prefill_c128: str | None = None
+    """The same in its layers of ratio 128."""
+    layout_conversion: str | None = None
+    """The kernel (below `nsa_tune.backend.kernels`) that turns what the attention reads of the pool
+    into its own layout, as "packed_fp8.dequantize"; None where nothing is turned. V4's two
+    prefill fields each say it by themselves."""
+
+    @property
+    def reasons(self) -> Mapping[str, Reason]:
+        """The reason of each field that applies, made on access."""
+        return _Reasons(self, self._origin)
+
+
+class _Reasons(Mapping[str, Reason]):
+    """A plan's reasons, each made when it is looked at."""
+
+    __slots__ = ("_names", "_origin", "_plan")
+
+    def __init__(self, plan: Plan, origin: Origin) -> None:
+        self._plan = plan
+        self._origin = origin
+        self._names = origin.names(plan)
+
+    def __getitem__(self, name: str) -> Reason:
+        if name not in self._names:
+            raise KeyError(name)
+        return self._origin.reason(self._plan, name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+# --- what follows from the tuned choices
+
+DERIVED = ("topk_transform", "dequantize_prefix", "skip_topk", "layout_conversion")
+"""The fields that follow from the batch and the other choices."""
+
+_READS_BF16 = frozenset({"flashmla_sparse", "torch_sparse"})
+"""Sparse prefill kernels that read bf16 latents: from an fp8 pool, dequantized ones."""
+
+
+class Derived(NamedTuple):
+    """The derived fields of a plan."""
+
+    topk_transform: str | None
+    dequantize_prefix: bool | None
+    skip_topk: bool
+    layout_conversion: str | None = None
+
+
+def derive(
+    batch: Batch,
+    layout: KVLayout,
+    index_topk: int,
+    prefill_path: str | None,
+    sparse_prefill: str | None,
+    decode: str | None = None,
+) -> Derived:
+    """The derived fields, as SGLang 0.5.23 couples them."""
+    facts = facts_of(batch, index_topk)
+    return coupled(batch.mode, layout, prefill_path, sparse_prefill, *facts, decode)
+
+
+def facts_of(batch: Batch, index_topk: int) -> tuple[bool, bool]:
+    """What the derived fields depend on besides the choices: whether there is a prefix, and
+    whether no sequence is longer than index_topk."""
+    return batch.kv_tokens > batch.q_tokens, batch.max_kv <= index_topk
+
+
+def coupled(
+    mode: Mode,
+    layout: KVLayout,
+    prefill_path: str | None,
+    sparse_prefill: str | None,
+    has_prefix: bool,
+    within_topk: bool,
+    decode: str | None = None,
+) -> Derived:
+    """`derive` by `facts_of`.
+
+    Its lines are dsa_backend.py:4101 (transform) and 1301 (dequantize), dsa_indexer.py:846 (skip).
+    The top-k transform follows the prefill kernel in extend and the decode kernels, which are all
+    paged, elsewhere: never one from the other.
+    """
+    if layout is KVLayout.V4_PAGED:
+        # V4's layers differ, and `sparse_fwd` and `with_kvcache` each say both by themselves.
+        return Derived(None, None, False)
+    if mode is not Mode.EXTEND:
+        return Derived("paged", None, False, _conversion(decode, layout, Role.DECODE))
+    packed, reads_bf16 = layout is KVLayout.FP8_PACKED, sparse_prefill in _READS_BF16
+    transform: str | None = "ragged" if packed and reads_bf16 else "paged"
+    if sparse_prefill is None:
+        transform = None
+    dequantize: bool | None = packed and has_prefix and (prefill_path == "mha" or reads_bf16)
+    if prefill_path is None:
+        dequantize = None
+    if prefill_path == "mha":
+        # Dense kernels all read bf16.
+        conversion = "packed_fp8.dequantize" if dequantize else None
+    else:
+        # New tokens are at hand in bf16, and need no gathered copy.
+        reader = prefill_path and sparse_prefill
+        conversion = _conversion(reader, layout, Role.PREFILL, gathers=has_prefix)
+    return Derived(transform, dequantize, within_topk, conversion)
+
+
+def _conversion(
+    reader: str | None, layout: KVLayout, role: Role, *, gathers: bool = True
+) -> str | None:
+    """The kernel that makes `layout` readable; not one into a copy unless it `gathers`."""
+    if reader is None or reader not in READS:
+        return None
+    ways = reach(reader, layout, role)
+    first = ways[0] if ways else None
+    return None if first is None or (first.gathers and not gathers) else first.kernel
+
+
+# --- making plans
+
+_NAMES = tuple(one.name for one in fields(Plan))
+DECIDED = tuple(name for name in _NAMES if name not in ("batch", "_origin"))
+"""The fields that are decisions, in the order of `Plan`."""
+TUNED = tuple(name for name in DECIDED if name not in DERIVED)
+"""Those of them that answer a question."""
+
+PlanDraft = type("PlanDraft", (), {"__slots__": _NAMES})
+"""A plan while it is filled in. Its class is then set to `Plan`, which has the same slots and is
+frozen: setting the fields of a frozen class one by one takes longer than deciding them."""

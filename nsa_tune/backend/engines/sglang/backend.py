@@ -1,0 +1,152 @@
+"""What happens when the engine has built an attention backend: it is looked at, and steered."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import cache
+from math import inf
+from typing import Any
+
+from nsa_tune._errors import NoTunedData
+from nsa_tune.backend.dispatch.dispatcher import Dispatcher
+from nsa_tune.backend.dispatch.serving import Match
+from nsa_tune.backend.engines.decision_log import DecisionLog
+from nsa_tune.backend.engines.sglang.edge import attempt, say_once
+from nsa_tune.backend.engines.sglang.facts import (
+    Facts,
+    LeftAlone,
+    facts_of,
+    variable_set,
+)
+from nsa_tune.backend.engines.sglang.indexer import PAIR, Indexer
+from nsa_tune.backend.engines.sglang.once import charged
+from nsa_tune.backend.engines.sglang.prefill import Answers, Prefill
+from nsa_tune.backend.engines.sglang.releases import (
+    AUTO,
+    Release,
+    installed_version,
+    release_of,
+)
+from nsa_tune.backend.engines.sglang.symbols import hooks_on
+from nsa_tune.backend.types.layouts import KVLayout
+
+__all__ = ["around_init", "attach", "check_hooks", "decision_log", "opened"]
+
+
+def around_init(
+    original: Callable[..., None], backend: Any, model_runner: Any, *rest: Any, **named: Any
+) -> None:
+    """The hook around the backend's constructor."""
+    original(backend, model_runner, *rest, **named)
+    attempt("looking at an attention backend", attach, backend, model_runner)
+
+
+def attach(backend: Any, model_runner: Any) -> None:
+    """Steer `backend` as far as there are measurements for it, and say what comes of it."""
+    release = release_of(installed_version() or "")
+    assert release is not None, "only a known release is hooked"
+    try:
+        facts = facts_of(backend, model_runner)
+        dispatcher = opened(facts.profile.name, facts.heads, facts.kv_dtype)
+    except (LeftAlone, NoTunedData) as reason:
+        say_once(logging.WARNING, f"SGLang decides by itself: {reason}")
+        return
+    if dispatcher is None:
+        return
+    impls = _measured(dispatcher, release.prefill_impls[facts.layout])
+    own = release.prefill_auto[facts.layout] if facts.impl == AUTO else {facts.impl}
+    problem = _unmeasured(facts, own, impls, release)
+    if facts.layers is None and facts.layout is KVLayout.FP8_PACKED:
+        # What flashmla_sparse costs once a pass cannot be shared out.
+        impls -= {"flashmla_sparse"}
+    answers = None if problem else _answers(dispatcher, facts, impls, release)
+    paired = _pairs_possible(backend, model_runner, dispatcher)
+    log = decision_log()
+    # All that may fail has been done: a backend is steered as is said, or not at all.
+    steered = []
+    if answers is not None:
+        Prefill.attach(backend, answers, log)
+        steered.append(f"prefill by MHA or MLA ({', '.join(sorted(impls))})")
+    else:
+        say_once(logging.WARNING, f"SGLang decides by itself how to prefill: {problem}")
+    if paired:
+        Indexer.attach(backend, dispatcher)
+        steered.append("the indexer's rows")
+    if steered:
+        say_once(logging.INFO, f"{facts}: {' and '.join(steered)} by {dispatcher.source}")
+    check_hooks(backend)
+
+
+def _unmeasured(
+    facts: Facts, own: frozenset[str] | set[str], impls: frozenset[str], release: Release
+) -> str:
+    """Why the table has no say in prefill; "" when it has one."""
+    # What the engine would run must be among what was compared.
+    if not own <= impls:
+        return f"{facts.impl} is not among what was measured"
+    if impls == {"flashmla_sparse"} and not release.passes_topk_length:
+        return "it does not call flashmla_sparse as that was measured"
+    return ""
+
+
+def _answers(
+    dispatcher: Dispatcher, facts: Facts, impls: frozenset[str], release: Release
+) -> Answers:
+    """The answers for a backend, in which flashmla_sparse bears what it costs once a pass."""
+    if facts.layout is KVLayout.FP8_PACKED and facts.layers is not None:
+        dispatcher = charged(dispatcher, facts.layers)
+    return Answers(dispatcher, facts, impls, passes_topk_length=release.passes_topk_length)
+
+
+def check_hooks(backend: Any) -> None:
+    """SGLang goes on without a hook that it could not apply: say so."""
+    release = release_of(installed_version() or "")
+    classes = {one.__name__ for one in type(backend).__mro__}
+    for symbol in release.symbols if release is not None else ():
+        owner, _, name = symbol.path.rpartition(".")
+        # A process that has V4's backend need not have DSA's.
+        if owner in classes and not hooks_on(getattr(type(backend), name, None)):
+            say_once(logging.WARNING, f"{symbol.target} is not hooked: SGLang decides that itself")
+
+
+def opened(model: str, heads: int, kv_dtype: str) -> Dispatcher | None:
+    """The dispatcher that may steer; None, and a line that says why, where none may.
+
+    Raises:
+        NoTunedData: when there must be a table and is none.
+    """
+    dispatcher = _dispatcher(model, heads, kv_dtype)
+    if dispatcher.match is Match.RULE:
+        return None  # opening has said so
+    if dispatcher.match is Match.ARCHITECTURE:
+        # Of two GPUs of one architecture one may have a seventh of the other's arithmetic.
+        say_once(logging.WARNING, "SGLang decides by itself: that table is of another GPU")
+        return None
+    return dispatcher
+
+
+@cache
+def _dispatcher(model: str, heads: int, kv_dtype: str) -> Dispatcher:
+    return Dispatcher.open(model=model, heads=heads, kv_dtype=kv_dtype)
+
+
+@cache
+def decision_log() -> DecisionLog | None:
+    """The one log of this process, if NSA_TUNE_LOG asks for it."""
+    return DecisionLog.from_environment()
+
+
+def _measured(dispatcher: Dispatcher, impls: frozenset[str]) -> frozenset[str]:
+    """Those of `impls` that the table has times of."""
+    policy = dispatcher.policies["prefill"]
+    return frozenset(impl for impl in impls if policy.spread(f"mla/{impl}") < inf)
+
+
+def _pairs_possible(backend: Any, model_runner: Any, dispatcher: Dispatcher) -> bool:
+    return (
+        backend.speculative_num_draft_tokens == PAIR
+        and dispatcher.setting.device.arch == "sm90"
+        and model_runner.server_args.dsa_paged_mqa_logits_backend in ("auto", "deepgemm")
+        and not variable_set("SGLANG_FP8_PAGED_MQA_LOGITS_TORCH")
+    )

@@ -1,0 +1,62 @@
+"""What SGLang pays once a pass for flashmla_sparse over packed fp8, beside each layer's kernels.
+
+The indexer then hands over offsets into the batch's own keys instead of pool slots, and SGLang
+makes what these need when it prepares the pass (dsa_backend.py, 0.5.15: 904-932, 0.5.23:
+1310-1345): a `repeat_interleave` whose length the host must read from the device; with a prefix
+also a slice a sequence and a Python `sum` over a tensor. No arm's time holds that, for an arm is
+one layer. It is charged to the arm here, divided by the layers, so that flashmla_sparse is taken
+only where all layers together gain more than it costs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+from nsa_tune.backend.costmodel.policy import Policy
+from nsa_tune.backend.dispatch.dispatcher import Dispatcher
+from nsa_tune.backend.types.batch import Batch
+from nsa_tune.backend.types.records import Measurement
+
+__all__ = ["PASS_US", "SEQUENCE_US", "charged", "cost_us"]
+
+PASS_US = 300.0
+"""For waiting until the device has caught up: the launches that the host had queued ahead. An
+assumption, on the careful side; it depends on the host and on the model around the attention."""
+SEQUENCE_US = 20.0
+"""Host work a sequence, in a batch with a prefix; `benchmarks.plugin` times it, at 5 to 20 us."""
+
+_POINT, _ARM = "prefill", "mla/flashmla_sparse"
+
+
+def cost_us(batch: Batch) -> float:
+    """What a pass over `batch` takes longer with flashmla_sparse, all layers' kernels aside."""
+    return PASS_US + (SEQUENCE_US * batch.sequences if batch.prefix_tokens else 0.0)
+
+
+@cache
+def charged(dispatcher: Dispatcher, layers: int) -> Dispatcher:
+    """`dispatcher`, with that cost in flashmla_sparse's times, for a model of `layers` layers."""
+    table = dispatcher.table
+    assert table is not None, "only a table steers"
+    rows = [_charged(row, layers) for row in table.measurements if row.point == _POINT]
+    policies = dict(dispatcher.policies)
+    setting = dispatcher.setting
+    policies[_POINT] = Policy.compile(policies[_POINT].point, setting, rows)
+    return Dispatcher(
+        setting, policies.values(), source=dispatcher.source, table=table, rule=dispatcher.rule,
+        forced=dispatcher.forced,
+    )  # fmt: skip
+
+
+def _charged(row: Measurement, layers: int) -> Measurement:
+    if row.arm != _ARM or row.latency_us is None:
+        return row
+    more = cost_us(Batch.parse(row.batch)) / layers
+    low, high = row.low_us, row.high_us
+    return replace(
+        row,
+        latency_us=row.latency_us + more,
+        low_us=None if low is None else low + more,
+        high_us=None if high is None else high + more,
+    )

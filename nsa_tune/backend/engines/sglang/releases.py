@@ -1,0 +1,168 @@
+"""What of SGLang the plug-in touches, by release. All else here is the same for every release.
+
+Each symbol, signature and name was read from the wheels of 0.5.15 to 0.5.23, and the tests read
+the first, a middle and the last of them again.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from importlib import metadata
+
+from nsa_tune.backend.types.layouts import KVLayout
+
+__all__ = [
+    "AUTO",
+    "MOST_PAGED",
+    "RELEASES",
+    "Release",
+    "Symbol",
+    "checked",
+    "installed_version",
+    "release_of",
+]
+
+Version = tuple[int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Symbol:
+    """A method of the engine that is hooked."""
+
+    name: str
+    """What the plug-in calls it."""
+    module: str
+    path: str
+    """Class and method within the module."""
+    arguments: tuple[str, ...]
+    """Its first arguments, which the hook relies upon."""
+    exact: bool
+    """Whether it may have no others."""
+
+    @property
+    def target(self) -> str:
+        """The dotted path."""
+        return f"{self.module}.{self.path}"
+
+    def accepts(self, arguments: tuple[str, ...]) -> bool:
+        """Whether a method with these arguments is the one that the hook was written for."""
+        given = arguments if self.exact else arguments[: len(self.arguments)]
+        return given == self.arguments
+
+
+MOST_PAGED = 11673
+"""New tokens above which V4 never attends to the pools where they lie (dsv4/metadata.py,
+_LARGE_INDEXER_QUERY_THRESHOLD)."""
+AUTO = "flashmla_auto"
+"""The value of `dsa_prefill_impl` with which the engine chooses anew in each pass."""
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """SGLang from one version to another, both included."""
+
+    first: Version
+    last: Version
+    symbols: tuple[Symbol, ...]
+    """"backend" and "v4_backend" come first: the others of their class do nothing for a backend
+    that these have not seen."""
+    prefill_impls: Mapping[KVLayout, frozenset[str]]
+    """Values of `dsa_prefill_impl` that read one pool layout: a batch may have any of these."""
+    prefill_auto: Mapping[KVLayout, frozenset[str]]
+    """What the engine may make of AUTO."""
+    passes_topk_length: bool
+    """Whether flashmla_sparse is told where a row's indices end, as it is when it is measured.
+    Otherwise it goes through all index_topk of them, however few keys a token has."""
+    graph_tokens: int
+    """New tokens up to which a prefill runs as a CUDA graph by default, for MLA models; 0: none."""
+    arguments: frozenset[str]
+    """Launch arguments that advice may name, as fields of ServerArgs."""
+    environment: frozenset[str]
+    """Environment variables that advice may name."""
+    v4_environment: frozenset[str]
+    """The same for V4."""
+
+
+_MODULE = "sglang.srt.layers.attention.dsa_backend"
+_CLASS = "DeepseekSparseAttnBackend"
+_V4_MODULE = "sglang.srt.layers.attention.deepseek_v4_backend"
+_V4_CLASS = "DeepseekV4AttnBackend"
+
+_OLDER = Release(
+    first=(0, 5, 15),
+    last=(0, 5, 16),
+    symbols=(
+        Symbol("backend", _MODULE, f"{_CLASS}.__init__", ("self", "model_runner"), False),
+        Symbol(
+            "prefill", _MODULE, f"{_CLASS}.set_dsa_prefill_impl", ("self", "forward_batch"), True
+        ),
+        Symbol(
+            "indexer", _MODULE, f"{_CLASS}._build_paged_mqa_schedule_2d_ctx_lens",
+            ("self", "forward_mode", "cache_seqlens_int32", "seqlens_expanded", "batch_size"),
+            True,
+        ),
+    ),
+    prefill_impls={
+        KVLayout.FP8_PACKED: frozenset({"flashmla_kv", "flashmla_sparse"}),
+        KVLayout.BF16: frozenset({"flashmla_sparse", "fa3", "tilelang"}),
+    },
+    prefill_auto={
+        KVLayout.FP8_PACKED: frozenset({"flashmla_kv", "flashmla_sparse"}),
+        KVLayout.BF16: frozenset({"flashmla_sparse"}),
+    },
+    passes_topk_length=False,
+    graph_tokens=0,
+    arguments=frozenset(
+        {"chunked_prefill_size", "dsa_prefill_backend", "dsa_decode_backend", "kv_cache_dtype"}
+    ),
+    environment=frozenset(
+        {"SGLANG_DSA_PREFILL_DENSE_ATTN_KV_LEN_THRESHOLD", "SGLANG_MAX_KV_CHUNK_CAPACITY"}
+    ),
+    v4_environment=frozenset({"SGLANG_OPT_FLASHMLA_SPARSE_PREFILL"}),
+)  # fmt: skip
+
+_V4_SYMBOLS = (
+    Symbol("v4_backend", _V4_MODULE, f"{_V4_CLASS}.__init__", ("self", "model_runner"), False),
+    Symbol(
+        "v4_prefill", _V4_MODULE, f"{_V4_CLASS}._use_sparse_prefill",
+        ("self", "forward_batch", "num_qo_tokens"), True,
+    ),
+)  # fmt: skip
+"""Before 0.5.23 the switch is a condition within `forward`, which nothing can be put around."""
+
+RELEASES = (
+    _OLDER,
+    replace(_OLDER, first=(0, 5, 17), last=(0, 5, 22), passes_topk_length=True, graph_tokens=2048),
+    replace(
+        _OLDER, first=(0, 5, 23), last=(0, 5, 23), symbols=_OLDER.symbols + _V4_SYMBOLS,
+        passes_topk_length=True, graph_tokens=8192,
+    ),
+)  # fmt: skip
+
+
+def release_of(version: str) -> Release | None:
+    """The release that `version` (as `sglang.__version__` has it) belongs to, if it is known."""
+    match = re.match(r"(\d+)\.(\d+)\.(\d+)", version)
+    if match is None:
+        return None
+    number = (int(match[1]), int(match[2]), int(match[3]))
+    for release in RELEASES:
+        if release.first <= number <= release.last:
+            return release
+    return None
+
+
+def installed_version() -> str | None:
+    """The version of SGLang in this environment."""
+    try:
+        return metadata.version("sglang")
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def checked() -> str:
+    """The known versions, in words; there are no gaps between them."""
+    first, last = (".".join(map(str, one)) for one in (RELEASES[0].first, RELEASES[-1].last))
+    return f"{first} to {last}"

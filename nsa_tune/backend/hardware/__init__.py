@@ -1,0 +1,1 @@
+"""The machine: known GPUs, and what NVML says of them."""

@@ -1,0 +1,81 @@
+"""What this machine is: its device, driver and kernel libraries. Standard library only."""
+
+from __future__ import annotations
+
+from importlib import metadata
+from pathlib import Path
+
+from nsa_tune.backend.hardware import nvml
+from nsa_tune.backend.types.records import Device
+
+__all__ = [
+    "KNOWN",
+    "cpu_name",
+    "driver_version",
+    "library_versions",
+    "local_device_name",
+]
+
+KNOWN: dict[str, Device] = {
+    device.name: device
+    for device in (
+        Device("NVIDIA H100 80GB HBM3", "sm90", 132, 232448, 80 * 2**30, 50 * 2**20),
+        Device("NVIDIA H100 PCIe", "sm90", 114, 232448, 80 * 2**30, 50 * 2**20),
+        Device("NVIDIA H100 NVL", "sm90", 132, 232448, 94 * 2**30, 50 * 2**20),
+        Device("NVIDIA H800", "sm90", 132, 232448, 80 * 2**30, 50 * 2**20),
+        Device("NVIDIA GH200 480GB", "sm90", 132, 232448, 96 * 2**30, 50 * 2**20),
+        Device("NVIDIA H200", "sm90", 132, 232448, 141 * 10**9, 60 * 2**20),
+        Device("NVIDIA H20", "sm90", 78, 232448, 96 * 2**30, 60 * 2**20),
+        Device("NVIDIA B200", "sm100", 148, 232448, 180 * 10**9, 126 * 2**20),
+    )
+}
+"""Facts of well-known GPUs, for answers about a GPU that neither a table nor this machine has.
+Measured tables carry their own."""
+
+_DISTRIBUTIONS = (
+    "torch",
+    "triton",
+    "sgl-flash-mla",
+    "sglang-kernel",
+    "sgl-kernel",
+    "flash-mla",
+    "sgl-deep-gemm",
+    "deep-gemm",
+    "flashinfer-python",
+    "vllm",
+)
+
+
+def cpu_name() -> str:
+    """ "CPU " and the processor's model name."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    for line in lines:
+        name, _, value = line.partition(":")
+        if name.strip() == "model name":
+            return f"CPU {value.strip()}"
+    return "CPU"
+
+
+def local_device_name() -> str:
+    """The first GPU's name as the driver reports it, or the CPU's where there is no GPU."""
+    names = nvml.gpu_names()
+    return names[0] if names else cpu_name()
+
+
+def driver_version() -> str:
+    """The NVIDIA driver's version, or "" where there is none."""
+    return nvml.driver_version()
+
+
+def library_versions() -> tuple[tuple[str, str], ...]:
+    """(distribution, version) of each library that a timing depends on, sorted, as installed."""
+    found = {}
+    for name in _DISTRIBUTIONS:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return tuple(sorted(found.items()))

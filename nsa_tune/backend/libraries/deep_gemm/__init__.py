@@ -1,0 +1,1 @@
+"""DeepGEMM: calls and limits."""

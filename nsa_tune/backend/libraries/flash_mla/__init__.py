@@ -1,0 +1,1 @@
+"""FlashMLA: calls and limits."""

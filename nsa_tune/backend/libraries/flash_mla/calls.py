@@ -1,0 +1,146 @@
+"""FlashMLA's two sparse kernels behind one signature each, whoever brings them."""
+
+from __future__ import annotations
+
+import inspect
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from nsa_tune.backend import libraries as providers
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["sparse_decode", "sparse_decode_two_pools", "sparse_forward"]
+
+
+@cache
+def _module() -> Any:
+    return providers.load("flash_mla")
+
+
+@cache
+def _legacy_keywords(function: str) -> dict[str, bool]:
+    """`use_legacy=True` where the build has that switch.
+
+    sgl-flash-mla carries two libraries. The current one has no SM90 kernels, and on SM100 reads
+    V4.1's formats only: queries of 512 and tokens of 528 or 288 bytes. Everything that is called
+    here, V3.2's 576 and 656 and V4's 584 bytes, is in the legacy one, for both architectures.
+    """
+    parameters = inspect.signature(getattr(_module(), function)).parameters
+    return {"use_legacy": True} if "use_legacy" in parameters else {}
+
+
+def sparse_forward(
+    q: torch.Tensor,
+    kv: torch.Tensor,
+    indices: torch.Tensor,
+    scale: float,
+    topk_length: torch.Tensor | None,
+    sink: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """flash_mla_sparse_fwd.
+
+    Args:
+        q: [tokens, 64 or 128, 576 or 512] bf16.
+        kv: [kv tokens, 1, as wide as q] bf16.
+        indices: [tokens, 1, topk] int32, -1 where empty.
+        scale: softmax scale.
+        topk_length: [tokens] int32, how many leading indices count.
+        sink: [heads] fp32, a logit that takes part in the softmax and has no value.
+
+    Returns:
+        [tokens, heads, 512] bf16.
+    """
+    call = _module().flash_mla_sparse_fwd
+    keywords: dict[str, Any] = dict(_legacy_keywords("flash_mla_sparse_fwd"))
+    if sink is not None:
+        keywords["attn_sink"] = sink
+    out: torch.Tensor = call(q, kv, indices, scale, topk_length=topk_length, **keywords)[0]
+    return out
+
+
+def sparse_decode(
+    q: torch.Tensor, pool: torch.Tensor, indices: torch.Tensor, scale: float
+) -> torch.Tensor:
+    """flash_mla_with_kvcache over a packed fp8 pool, its schedule computed anew.
+
+    Args:
+        q: [rows, 1, 64 or 128, 576] bf16.
+        pool: [pages, page size, 1, 656] e4m3.
+        indices: [rows, 1, topk] int32 slots of the pool, -1 where empty.
+        scale: softmax scale.
+
+    Returns:
+        [rows, 1, heads, 512] bf16.
+    """
+    module = _module()
+    call = module.flash_mla_with_kvcache
+    # A schedule is bound to its first call's shapes and values, so each call gets a fresh one.
+    schedule, _ = module.get_mla_metadata()
+    out: torch.Tensor = call(
+        q=q,
+        k_cache=pool,
+        block_table=None,
+        cache_seqlens=None,
+        head_dim_v=512,
+        tile_scheduler_metadata=schedule,
+        num_splits=None,
+        softmax_scale=scale,
+        is_fp8_kvcache=True,
+        indices=indices,
+        **_legacy_keywords("flash_mla_with_kvcache"),
+    )[0]
+    return out
+
+
+def sparse_decode_two_pools(
+    q: torch.Tensor,
+    pool: torch.Tensor,
+    indices: torch.Tensor,
+    lengths: torch.Tensor,
+    extra_pool: torch.Tensor | None,
+    extra_indices: torch.Tensor | None,
+    extra_lengths: torch.Tensor | None,
+    scale: float,
+    sink: torch.Tensor,
+) -> torch.Tensor:
+    """flash_mla_with_kvcache over V4's window and compressed tokens, its schedule computed anew.
+
+    Args:
+        q: [rows, 1, 64 or 128, 512] bf16.
+        pool: [pages, page size, 1, 584] uint8, pages padded to a multiple of 576 bytes.
+        indices: [rows, 1, a multiple of 64] int32 slots of the pool, -1 where empty.
+        lengths: [rows] int32, how many leading indices count.
+        extra_pool: as `pool`, of any page size; None where a layer has no compressed tokens.
+        extra_indices: [rows, 1, a multiple of 64] int32 slots of the extra pool.
+        extra_lengths: [rows] int32.
+        scale: softmax scale.
+        sink: [heads] fp32, a logit that takes part in the softmax and has no value.
+
+    Returns:
+        [rows, 1, heads, 512] bf16.
+    """
+    module = _module()
+    call = module.flash_mla_with_kvcache
+    # As above: bound to its first call's shapes and lengths.
+    schedule, _ = module.get_mla_metadata()
+    out: torch.Tensor = call(
+        q=q,
+        k_cache=pool,
+        block_table=None,
+        cache_seqlens=None,
+        head_dim_v=512,
+        tile_scheduler_metadata=schedule,
+        num_splits=None,
+        softmax_scale=scale,
+        is_fp8_kvcache=True,
+        indices=indices,
+        attn_sink=sink,
+        extra_k_cache=extra_pool,
+        extra_indices_in_kvcache=extra_indices,
+        topk_length=lengths,
+        extra_topk_length=extra_lengths,
+        **_legacy_keywords("flash_mla_with_kvcache"),
+    )[0]
+    return out

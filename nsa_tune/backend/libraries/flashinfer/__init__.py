@@ -1,0 +1,1 @@
+"""FlashInfer: calls and limits."""

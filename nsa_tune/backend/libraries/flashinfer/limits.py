@@ -1,0 +1,107 @@
+"""FlashInfer's limits: head widths by backend, work items of its plans, TRT-LLM's workspace."""
+
+from __future__ import annotations
+
+from nsa_tune.backend.types.batch import Batch
+from nsa_tune.backend.types.point import Guard, Setting
+
+__all__ = [
+    "FA2_WORKS",
+    "FA3_WORKS",
+    "RAGGED_SHAPE",
+    "TRTLLM_RAGGED_WORKSPACE",
+    "TRTLLM_SPARSE_SHAPE",
+    "WORKSPACE_BYTES",
+    "WORKSPACE_BYTES_TRTLLM",
+]
+
+WORKSPACE_BYTES = 128 * 2**20
+"""Float workspace of the wrappers for FA2 and FA3."""
+WORKSPACE_BYTES_TRTLLM = 512 * 2**20
+_INT_WORKSPACE = 8 * 2**20
+
+
+def _fa3_works(batch: Batch, setting: Setting) -> str | None:
+    # At most one tile of 128 queries more a sequence than the queries fill.
+    tiles = batch.q_tokens // 128 + batch.sequences
+    # Above 4096 of them the plan makes one schedule for all heads.
+    works = tiles if tiles - 1 > 4096 else tiles * setting.heads
+    most = (_INT_WORKSPACE - 4 * (setting.device.sms + 1) - 128) // 28
+    if works > most:
+        return f"up to {works} work items pass the {most} that FlashInfer's fa3 plan has room for"
+    return None
+
+
+def _fa2_works(batch: Batch, setting: Setting) -> str | None:
+    del setting
+    # Three int32 a tile of at least 16 queries, one a row to merge, and the sequences' offsets.
+    tiles = batch.q_tokens // 16 + batch.sequences
+    needed = 4 * (3 * tiles + batch.q_tokens + 2 * (batch.sequences + 1))
+    if needed > _INT_WORKSPACE:
+        return f"a plan of {needed} bytes passes the {_INT_WORKSPACE} of FlashInfer's int workspace"
+    return None
+
+
+_RAGGED_WIDTHS = {(64, 64), (128, 128), (256, 256), (192, 128)}
+
+
+def _ragged_shape(batch: Batch, setting: Setting) -> str | None:
+    del batch
+    profile = setting.profile
+    widths = (profile.nope + profile.rope, profile.v)
+    if widths in _RAGGED_WIDTHS:
+        return None
+    return f"FlashInfer's ragged attention has no kernels for head widths {widths}"
+
+
+def _ragged_workspace(batch: Batch, setting: Setting) -> str | None:
+    longest = min(batch.q_tokens, batch.max_kv)
+    if batch.lens is not None:
+        longest = max(new for _, new in batch.lens)
+    stats = 8 * setting.heads * batch.sequences * -(-longest // 256) * 256
+    needed = 8 * 2**20 + stats + 2**20
+    if needed > WORKSPACE_BYTES_TRTLLM:
+        return (
+            f"TRT-LLM's ragged attention needs {needed / 2**20:.0f} MiB of workspace, "
+            f"it has {WORKSPACE_BYTES_TRTLLM // 2**20}"
+        )
+    return None
+
+
+def _trtllm_sparse_shape(batch: Batch, setting: Setting) -> str | None:
+    del batch
+    profile = setting.profile
+    if (
+        (profile.rank, profile.rope, profile.nope) == (512, 64, 128)
+        and setting.heads <= 128
+        and profile.index_topk % 4 == 0
+        and profile.page_size in (32, 64)
+    ):
+        return None
+    return (
+        "TRT-LLM's sparse MLA takes latents of 512 + 64, nope 128, up to 128 heads, topk % 4 == 0 "
+        "and pages of 32 or 64"
+    )
+
+
+FA3_WORKS = Guard(
+    "fa3_works", "formula", "FlashInfer scheduler.cuh:870 PrefillSM90Plan, 8 MiB int workspace",
+    _fa3_works,
+)  # fmt: skip
+FA2_WORKS = Guard(
+    "fa2_works", "formula", "FlashInfer scheduler.cuh PrefillPlan, 8 MiB int workspace", _fa2_works
+)
+RAGGED_SHAPE = Guard(
+    "ragged_shape", "formula", "FlashInfer prefill.py BatchPrefillWithRaggedKVCacheWrapper",
+    _ragged_shape,
+)  # fmt: skip
+TRTLLM_RAGGED_WORKSPACE = Guard(
+    "trtllm_ragged_workspace", "formula",
+    "FlashInfer 0.6.12 trtllm_fmha_kernel_launcher.cu: 8 MiB counters, 8 * heads * sequences * "
+    "longest, 1 MiB",
+    _ragged_workspace,
+)  # fmt: skip
+TRTLLM_SPARSE_SHAPE = Guard(
+    "trtllm_sparse_shape", "formula", "FlashInfer 0.6.12 mla/_core.py:1054 sparse_mla_top_k",
+    _trtllm_sparse_shape,
+)  # fmt: skip

@@ -1,0 +1,120 @@
+"""Input tensors of the indexer: fp8 queries, weights and the paged pool of index keys."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+import torch
+
+from nsa_tune._errors import BatchError
+from nsa_tune.backend.points.paging import scatter
+from nsa_tune.backend.types.batch import Batch
+from nsa_tune.backend.types.point import Setting
+from nsa_tune.backend.types.profiles import ModelProfile
+
+__all__ = ["IndexerCase", "indexer_case"]
+
+_CHECKED_ROWS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class _Pool:
+    packed: torch.Tensor
+    """[pages, page size, 1, dim + 4] uint8: a page's e4m3 keys, then its fp32 scales."""
+    keys: torch.Tensor
+    """[slots, dim] e4m3."""
+    scales: torch.Tensor
+    """[slots] fp32."""
+
+
+# A sweep jumps between the pool sizes; all of them together take twice the largest.
+@lru_cache(maxsize=6)
+def _pool(profile: ModelProfile, slots: int, device: torch.device) -> _Pool:
+    generator = torch.Generator(device=device).manual_seed(1)
+    page, dim = profile.page_size, profile.index_dim
+    values = torch.randn(slots, dim, generator=generator, device=device)
+    keys = values.to(torch.float8_e4m3fn)
+    scales = 0.5 + torch.rand(slots, generator=generator, device=device)
+    # DeepGEMM's page holds all keys first and all scales after them, whatever its shape says.
+    pages = torch.cat(
+        (
+            keys.view(torch.uint8).view(-1, page * dim),
+            scales.view(-1, page).view(torch.uint8).view(-1, page * 4),
+        ),
+        dim=1,
+    )
+    return _Pool(pages.view(-1, page, 1, dim + 4), keys, scales)
+
+
+class IndexerCase:
+    """One decode-like batch, ready for every arm of the indexer_layout point."""
+
+    tolerance = 2e-3
+    """fp8 products summed in fp32: only the order of the sum differs."""
+
+    def __init__(self, batch: Batch, setting: Setting, pool: _Pool, device: torch.device) -> None:
+        assert batch.lens is not None
+        profile = setting.profile
+        self.batch, self.profile, self.device = batch, profile, device
+        self.pool, self._keys = pool.packed, pool
+        contexts = [prefix + new for prefix, new in batch.lens]
+        self._contexts = contexts
+        self.max_context = batch.max_kv
+        paging = scatter(contexts, profile.page_size, pool.keys.shape[0], device)
+        self.slots, self.starts, self.block_table = (
+            paging.slots, paging.starts, paging.block_table,
+        )  # fmt: skip
+        rows, heads = batch.sequences, profile.index_heads
+        generator = torch.Generator(device=device).manual_seed(2)
+        shape = (rows, batch.next_n, heads, profile.index_dim)
+        q = torch.randn(shape, generator=generator, device=device)
+        self.q = q.to(torch.float8_e4m3fn)
+        """[sequences, next_n, heads, dim] e4m3."""
+        self.weights = torch.rand(rows * batch.next_n, heads, generator=generator, device=device)
+        """[sequences * next_n, heads] fp32."""
+        last = torch.tensor(contexts, device=device, dtype=torch.int32)
+        back = torch.arange(batch.next_n - 1, -1, -1, device=device, dtype=torch.int32)
+        self.context_lens = (last[:, None] - back).contiguous()
+        """[sequences, next_n] int32: keys that each query sees."""
+
+    @cached_property
+    def _reference(self) -> list[tuple[int, torch.Tensor]]:
+        """(row, its logits [keys that it sees] fp32) of the rows that are compared."""
+        total = self.batch.sequences * self.batch.next_n
+        found = []
+        for row in sorted(
+            {round(i * (total - 1) / (_CHECKED_ROWS - 1)) for i in range(_CHECKED_ROWS)}
+        ):
+            sequence, step = divmod(row, self.batch.next_n)
+            seen = self._contexts[sequence] - (self.batch.next_n - 1 - step)
+            start = sum(self._contexts[:sequence])
+            slots = self.slots[start : start + seen].long()
+            scores = self._keys.keys[slots].float() @ self.q[sequence, step].float().T
+            logits = (scores.relu() * self.weights[row]).sum(-1) * self._keys.scales[slots]
+            found.append((row, logits))
+        return found
+
+    def error_of(self, output: torch.Tensor) -> float:
+        """Largest relative error of a checked row of logits, over the keys it sees."""
+        errors = [
+            (output[row, : len(logits)].float() - logits).norm() / logits.norm()
+            for row, logits in self._reference
+        ]
+        # One transfer for all rows. The norm of anything that is not finite is not finite.
+        return float(torch.stack(errors).nan_to_num(nan=float("inf")).max())
+
+
+def indexer_case(batch: Batch, setting: Setting, device: torch.device) -> IndexerCase:
+    """The inputs of `batch`.
+
+    Raises:
+        BatchError: when only the batch's sums are known.
+    """
+    if batch.lens is None:
+        raise BatchError("a batch of sums only cannot be measured; give the lengths")
+    page = setting.profile.page_size
+    needed = sum(-(-(prefix + new) // page) * page for prefix, new in batch.lens)
+    smallest = 2**12 if device.type == "cpu" else 2**18
+    slots = max(smallest, 1 << (needed - 1).bit_length())
+    return IndexerCase(batch, setting, _pool(setting.profile, slots, device), device)

@@ -1,0 +1,189 @@
+"""Input tensors of the prefill point: one layer's queries, weights, paged pool and selection."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+import torch
+
+from nsa_tune._errors import BatchError
+from nsa_tune.backend.kernels import packed_fp8
+from nsa_tune.backend.points.paging import Paging, scatter
+from nsa_tune.backend.types.batch import Batch
+from nsa_tune.backend.types.layouts import KVLayout
+from nsa_tune.backend.types.point import Setting
+from nsa_tune.backend.types.profiles import ModelProfile
+
+__all__ = ["PrefillCase", "prefill_case"]
+
+_CHECKED_ROWS = 24
+_ROWS_AT_ONCE = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """What all batches of one setting share; bf16 unless said otherwise."""
+
+    pool: torch.Tensor
+    """[slots, bytes a token] uint8 (packed fp8) or [slots, latent] bf16."""
+    latents: torch.Tensor
+    """[slots, latent]: the values that the pool stands for."""
+    w_kv: torch.Tensor
+    """[heads * (nope + v), rank]: kv_b_proj's weight."""
+    w_uk: torch.Tensor
+    """[heads, nope, rank]: its key half, for absorbing into q."""
+    w_uv: torch.Tensor
+    """[heads, rank, v]: its value half."""
+
+
+@lru_cache(maxsize=2)
+def _layer(
+    profile: ModelProfile, heads: int, layout: KVLayout, slots: int, device: torch.device
+) -> _Layer:
+    generator = torch.Generator(device=device).manual_seed(1)
+
+    def normal(*shape: int, std: float = 1.0) -> torch.Tensor:
+        values = torch.randn(*shape, generator=generator, device=device, dtype=torch.float32)
+        return (values * std).to(torch.bfloat16)
+
+    latents = normal(slots, profile.latent)
+    pool = latents
+    if layout is KVLayout.FP8_PACKED:
+        pool = packed_fp8.quantize_reference(latents, profile.rank)
+        everything = torch.arange(slots, device=device)
+        # The new tokens' latents are what the pool holds of them, so that every arm sees the
+        # same values and an arm's error is its own.
+        latents = packed_fp8.dequantize_reference(pool, everything, profile.rank, profile.rope)
+    w_kv = normal(heads * (profile.nope + profile.v), profile.rank, std=profile.rank**-0.5)
+    halves = w_kv.view(heads, profile.nope + profile.v, profile.rank)
+    return _Layer(
+        pool,
+        latents,
+        w_kv,
+        halves[:, : profile.nope].contiguous(),
+        halves[:, profile.nope :].transpose(1, 2).contiguous(),
+    )
+
+
+class PrefillCase:
+    """One extend batch, ready for every arm of the prefill point."""
+
+    tolerance = 0.02
+    """bf16 operands and probabilities leave 0.003 to 0.008; a wrong key leaves far more."""
+
+    def __init__(
+        self, batch: Batch, setting: Setting, layer: _Layer, paging: Paging, device: torch.device
+    ) -> None:
+        assert batch.lens is not None
+        self.batch, self.setting, self.device = batch, setting, device
+        self.profile, self.heads, self.layout = setting.profile, setting.heads, setting.layout
+        self.pool, self.w_kv, self.w_uk, self.w_uv = (
+            layer.pool, layer.w_kv, layer.w_uk, layer.w_uv,
+        )  # fmt: skip
+        self._layer = layer
+        self.slots = paging.slots
+        self.has_prefix = batch.prefix_tokens > 0
+        prefix = torch.tensor([p for p, _ in batch.lens], device=device)
+        new = torch.tensor([e for _, e in batch.lens], device=device)
+        self.starts_q = torch.cat((new.new_zeros(1), new.cumsum(0)))
+        """[sequences + 1] int64: first query of each sequence."""
+        self.starts_kv = paging.starts
+        """[sequences + 1] int64: first kv token of each sequence."""
+        sequence = torch.repeat_interleave(torch.arange(len(new), device=device), new)
+        row = torch.arange(batch.q_tokens, device=device)
+        self.positions = row - self.starts_q[sequence] + prefix[sequence]
+        """[q tokens] int64: index of each query in its sequence."""
+        self.first_key = self.starts_kv[sequence]
+        """[q tokens] int64: first flattened kv token of each query's sequence."""
+        self.topk_length = (self.positions + 1).clamp_max(self.profile.index_topk).int()
+        """[q tokens] int32: keys that each query attends to."""
+        new_slots = self.slots[self.first_key + self.positions].long()
+        self.new_latent = layer.latents[new_slots, : self.profile.rank]
+        """[q tokens, rank]: the new tokens' latents, at hand before they are in the pool."""
+        self.new_rope = layer.latents[new_slots, self.profile.rank :]
+        generator = torch.Generator(device=device).manual_seed(2)
+        shape = (batch.q_tokens, self.heads, self.profile.nope + self.profile.rope)
+        self.q = torch.randn(shape, generator=generator, device=device, dtype=torch.bfloat16)
+        """[q tokens, heads, nope + rope] bf16."""
+
+    @cached_property
+    def ragged_indices(self) -> torch.Tensor:
+        """[q tokens, topk] int32 into the flattened kv tokens, -1 behind `topk_length`.
+
+        Up to index_topk keys the selection is all of them; beyond, keys spread over the whole
+        context in a scrambled order, as a top-k returns them.
+        """
+        topk = self.profile.index_topk
+        generator = torch.Generator(device=self.device).manual_seed(3)
+        order = torch.randperm(topk, generator=generator, device=self.device)
+        column = torch.arange(topk, device=self.device)
+        out = torch.empty(self.batch.q_tokens, topk, dtype=torch.int32, device=self.device)
+        for start in range(0, self.batch.q_tokens, _ROWS_AT_ONCE):
+            rows = slice(start, start + _ROWS_AT_ONCE)
+            seen = (self.positions[rows] + 1)[:, None]
+            jitter = torch.rand(seen.shape[0], topk, generator=generator, device=self.device)
+            spread = ((order + jitter) * (seen / topk)).long().clamp_max(seen - 1)
+            chosen = torch.where(seen > topk, spread, column) + self.first_key[rows, None]
+            out[rows] = torch.where(column < seen, chosen, -1).int()
+        return out
+
+    @cached_property
+    def paged_indices(self) -> torch.Tensor:
+        """`ragged_indices` as slots of the pool: [q tokens, topk] int32."""
+        out = self.ragged_indices.clone()
+        for start in range(0, self.batch.q_tokens, _ROWS_AT_ONCE):
+            part = out[start : start + _ROWS_AT_ONCE]
+            part.copy_(torch.where(part >= 0, self.slots[part.clamp_min(0).long()], -1))
+        return out
+
+    @cached_property
+    def _checked(self) -> torch.Tensor:
+        """Rows whose output is compared: the ends of the batch and of its sequences, and some."""
+        ends = torch.cat((self.starts_q[:-1], self.starts_q[1:] - 1))
+        generator = torch.Generator(device="cpu").manual_seed(4)
+        some = torch.randint(self.batch.q_tokens, (_CHECKED_ROWS,), generator=generator)
+        edges = ends[torch.linspace(0, len(ends) - 1, min(len(ends), 8)).long().to(ends.device)]
+        rows: torch.Tensor = torch.unique(torch.cat((edges, some.to(self.device))))
+        return rows
+
+    @cached_property
+    def _reference(self) -> torch.Tensor:
+        """[checked rows, heads, v] fp32: softmax attention over each row's selection."""
+        profile, rows = self.profile, self._checked
+        indices = self.ragged_indices[rows].long()
+        keys = self._layer.latents[self.slots[indices.clamp_min(0)].long()].float()
+        q = self.q[rows].float()
+        absorbed = torch.einsum("rhn,hnc->rhc", q[..., : profile.nope], self.w_uk.float())
+        scores = torch.einsum("rhc,rkc->rhk", absorbed, keys[..., : profile.rank])
+        scores += torch.einsum("rhd,rkd->rhk", q[..., profile.nope :], keys[..., profile.rank :])
+        scores = (scores * profile.softmax_scale).masked_fill((indices < 0)[:, None], -torch.inf)
+        mixed = torch.einsum("rhk,rkc->rhc", scores.softmax(-1), keys[..., : profile.rank])
+        return torch.einsum("rhc,hcv->rhv", mixed, self.w_uv.float())
+
+    def error_of(self, output: torch.Tensor) -> float:
+        """Largest relative error of a checked row; inf when any output is not finite."""
+        if not bool(torch.isfinite(output).all()):
+            return float("inf")
+        reference = self._reference
+        difference = output[self._checked].float() - reference
+        return float((difference.norm(dim=(1, 2)) / reference.norm(dim=(1, 2))).max())
+
+
+def prefill_case(batch: Batch, setting: Setting, device: torch.device) -> PrefillCase:
+    """The inputs of `batch`.
+
+    Raises:
+        BatchError: when only the batch's sums are known.
+    """
+    if batch.lens is None:
+        raise BatchError("a batch of sums only cannot be measured; give the lengths")
+    page = setting.profile.page_size
+    lens = [prefix + new for prefix, new in batch.lens]
+    needed = sum(-(-length // page) * page for length in lens)
+    # At least a few times what the L2 holds, so that scattered pages are really scattered.
+    smallest = 2**12 if device.type == "cpu" else 2**18
+    slots = max(smallest, 1 << (needed - 1).bit_length())
+    layer = _layer(setting.profile, setting.heads, setting.layout, slots, device)
+    paging = scatter(lens, page, slots, device)
+    return PrefillCase(batch, setting, layer, paging, device)

@@ -1,0 +1,230 @@
+"""Absorbed MLA arms, of prefill and decode alike: absorb q, sparse attention, project to v."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from nsa_tune.backend.points import guards
+from nsa_tune.backend.points.prefill.mha import read_back
+from nsa_tune.backend.types.layouts import KVLayout
+
+if TYPE_CHECKING:
+    import torch
+
+    from nsa_tune.backend.points.prefill.case import PrefillCase
+
+__all__ = [
+    "build_flashmla_kv",
+    "build_flashmla_selected",
+    "build_flashmla_sparse",
+    "build_torch_kv",
+    "build_torch_selected",
+    "build_torch_sparse",
+    "build_triton",
+    "build_trtllm",
+]
+
+_GATHERED_AT_ONCE = 2**17
+
+Run = Callable[[], "torch.Tensor"]
+
+
+def _absorb(case: PrefillCase, heads: int) -> torch.Tensor:
+    """q in latent space [q tokens, `heads`, rank + rope] bf16, zero in the padding heads."""
+    import torch
+
+    profile = case.profile
+    pad = heads > case.heads
+    q = (torch.zeros if pad else torch.empty)(
+        case.q.shape[0], heads, profile.latent, dtype=case.q.dtype, device=case.device
+    )
+    own = q[:, : case.heads]
+    nope = case.q[..., : profile.nope].transpose(0, 1)
+    torch.bmm(nope, case.w_uk, out=own[..., : profile.rank].transpose(0, 1))
+    own[..., profile.rank :].copy_(case.q[..., profile.nope :])
+    return q
+
+
+def _project(case: PrefillCase, mixed: torch.Tensor) -> torch.Tensor:
+    """Values [q tokens, heads, v] of mixed latents [q tokens, >= heads, rank]."""
+    import torch
+
+    out = torch.empty(
+        mixed.shape[0], case.heads, case.profile.v, dtype=mixed.dtype, device=case.device
+    )
+    torch.bmm(mixed[:, : case.heads].transpose(0, 1), case.w_uv, out=out.transpose(0, 1))
+    return out
+
+
+def _padded(case: PrefillCase) -> int:
+    padded = guards.padded_heads(case.heads)
+    assert padded is not None
+    return padded
+
+
+# --- what sparse attention over bf16 reads: (latents, indices into them)
+
+
+def _source(case: PrefillCase) -> tuple[Run, torch.Tensor]:
+    """A bf16 pool where it lies; of a packed one all that the batch holds, read back first.
+
+    Without a prefix the new tokens' two parts are only joined.
+    """
+    import torch
+
+    if case.layout is KVLayout.BF16:
+        return lambda: case.pool, case.paged_indices
+    if case.has_prefix:
+        return read_back(case), case.ragged_indices
+    return lambda: torch.cat((case.new_latent, case.new_rope), dim=-1), case.ragged_indices
+
+
+def _selected(case: PrefillCase) -> tuple[Run, torch.Tensor]:
+    """A bf16 pool where it lies; of a packed one each row's selection, whatever the context."""
+    import torch
+
+    from nsa_tune.backend.kernels import packed_fp8
+
+    if case.layout is KVLayout.BF16:
+        return lambda: case.pool, case.paged_indices
+    rank, rope = case.profile.rank, case.profile.rope
+    chosen = case.paged_indices
+    place = torch.arange(chosen.numel(), device=case.device, dtype=torch.int32).view_as(chosen)
+    place = torch.where(chosen >= 0, place, -1)
+    on_cpu = case.device.type == "cpu"
+    widen = packed_fp8.dequantize_reference if on_cpu else packed_fp8.dequantize
+
+    def gather() -> torch.Tensor:
+        return widen(case.pool, chosen.clamp_min(0).flatten(), rank, rope)
+
+    return gather, place
+
+
+# --- arms
+
+
+def _sparse_forward(case: PrefillCase, source: tuple[Run, torch.Tensor]) -> Run:
+    from nsa_tune.backend.libraries.flash_mla import calls as flash_mla
+
+    padded, (latents, chosen) = _padded(case), source
+    indices = chosen[:, None]
+
+    def run() -> torch.Tensor:
+        q, kv = _absorb(case, padded), latents()[:, None]
+        scale = case.profile.softmax_scale
+        return _project(case, flash_mla.sparse_forward(q, kv, indices, scale, case.topk_length))
+
+    return run
+
+
+def build_flashmla_sparse(case: PrefillCase) -> Run:
+    """flash_mla_sparse_fwd: over the bf16 pool itself, or over what is dequantized first."""
+    return _sparse_forward(case, _source(case))
+
+
+def build_flashmla_selected(case: PrefillCase) -> Run:
+    """flash_mla_sparse_fwd: over the bf16 pool itself, or over each row's dequantized selection.
+
+    What it reads has the same size at any context, as a captured decode needs.
+    """
+    return _sparse_forward(case, _selected(case))
+
+
+def build_flashmla_kv(case: PrefillCase) -> Run:
+    """flash_mla_with_kvcache: the decode kernel over the packed pool, one row a query."""
+    import torch
+
+    from nsa_tune.backend.libraries.flash_mla import calls as flash_mla
+
+    padded = _padded(case)
+    pool = case.pool.view(torch.float8_e4m3fn).view(
+        -1, case.profile.page_size, 1, case.pool.shape[1]
+    )
+    indices = case.paged_indices[:, None]
+
+    def run() -> torch.Tensor:
+        q = _absorb(case, padded)[:, None]
+        out = flash_mla.sparse_decode(q, pool, indices, case.profile.softmax_scale)
+        return _project(case, out[:, 0])
+
+    return run
+
+
+def build_trtllm(case: PrefillCase) -> Run:
+    """TRT-LLM's sparse MLA over the pool itself, one row a query."""
+    from nsa_tune.backend.libraries.flashinfer import calls as flashinfer
+
+    profile = case.profile
+    pool = case.pool.view(-1, 1, profile.page_size, case.pool.shape[1])
+    indices = case.paged_indices[:, None]
+    seen = (case.positions + 1).int()
+    longest = case.batch.max_kv
+
+    def run() -> torch.Tensor:
+        q = _absorb(case, case.heads)[:, None]
+        scale = profile.softmax_scale
+        out = flashinfer.trtllm_sparse_decode(q, pool, indices, seen, longest, profile.nope, scale)
+        return _project(case, out[:, 0])
+
+    return run
+
+
+def build_triton(case: PrefillCase) -> Run:
+    """nsa-tune's own kernel over the pool itself, whichever of the two layouts it has."""
+    from nsa_tune.backend.kernels import sparse_mla
+
+    rank, scale, indices = case.profile.rank, case.profile.softmax_scale, case.paged_indices
+
+    def run() -> torch.Tensor:
+        q = _absorb(case, case.heads)
+        return _project(case, sparse_mla.sparse_mla(q, case.pool, indices, scale, rank))
+
+    return run
+
+
+# --- the same in torch
+
+
+def _sparse_torch(
+    case: PrefillCase, gather: Callable[[torch.Tensor], torch.Tensor], indices: torch.Tensor
+) -> torch.Tensor:
+    """Sparse attention in torch over `gather(indices)`, some rows at a time; then project."""
+    import torch
+
+    profile = case.profile
+    q = _absorb(case, case.heads)
+    mixed = torch.empty(*q.shape[:2], profile.rank, dtype=q.dtype, device=case.device)
+    step = max(_GATHERED_AT_ONCE // profile.index_topk, 1)
+    for start in range(0, q.shape[0], step):
+        rows = slice(start, start + step)
+        chosen = indices[rows]
+        keys = gather(chosen.clamp_min(0).flatten()).view(*chosen.shape, profile.latent)
+        scores = torch.einsum("rhc,rkc->rhk", q[rows], keys).float() * profile.softmax_scale
+        weights = scores.masked_fill((chosen < 0)[:, None], -torch.inf).softmax(-1).to(q.dtype)
+        mixed[rows] = torch.einsum("rhk,rkc->rhc", weights, keys[..., : profile.rank])
+    return _project(case, mixed)
+
+
+def build_torch_sparse(case: PrefillCase) -> Run:
+    """The order of flashmla_sparse in torch: read everything back, then select from it."""
+    latents, chosen = _source(case)
+    return lambda: _sparse_torch(case, latents().__getitem__, chosen)
+
+
+def build_torch_selected(case: PrefillCase) -> Run:
+    """As `build_torch_sparse`, but reads back what is selected only."""
+    latents, chosen = _selected(case)
+    return lambda: _sparse_torch(case, latents().__getitem__, chosen)
+
+
+def build_torch_kv(case: PrefillCase) -> Run:
+    """The order of flashmla_kv in torch: select from the packed pool, then widen the selection."""
+    from nsa_tune.backend.kernels import packed_fp8
+
+    rank, rope = case.profile.rank, case.profile.rope
+
+    def gather(slots: torch.Tensor) -> torch.Tensor:
+        return packed_fp8.dequantize_reference(case.pool, slots, rank, rope)
+
+    return lambda: _sparse_torch(case, gather, case.paged_indices)

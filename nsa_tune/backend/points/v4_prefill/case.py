@@ -1,0 +1,211 @@
+"""Input tensors of V4's prefill: queries, a pool of window tokens, a pool of compressed ones, and
+what each query selects of both."""
+
+from __future__ import annotations
+
+from functools import cached_property, lru_cache
+
+import torch
+
+from nsa_tune._errors import BatchError
+from nsa_tune.backend.kernels import v4_paged
+from nsa_tune.backend.points.paging import Paging, scatter
+from nsa_tune.backend.types.batch import Batch
+from nsa_tune.backend.types.point import Setting
+from nsa_tune.backend.types.profiles import ModelProfile
+
+__all__ = ["TokenPool", "V4PrefillCase", "v4_prefill_case"]
+
+_CHECKED_ROWS = 24
+_ROWS_AT_ONCE = 2048
+_INDEX_COLUMNS = 64
+"""flash_mla_with_kvcache takes rows of a multiple of this many indices."""
+
+
+class TokenPool:
+    """A paged pool of the V4 layout, with the values that it stands for."""
+
+    def __init__(
+        self, profile: ModelProfile, slots: int, page_size: int, seed: int, device: torch.device
+    ) -> None:
+        self.page_size = page_size
+        self.rank, self.rope = profile.rank, profile.rope
+        pages = slots // page_size
+        self.bytes = v4_paged.empty_pool(pages, page_size, self.rank, self.rope, device)
+        """[pages, bytes a page] uint8."""
+        generator = torch.Generator(device=device).manual_seed(seed)
+        shape = (pages * page_size, profile.latent)
+        latents = torch.randn(shape, generator=generator, device=device, dtype=torch.bfloat16)
+        every = torch.arange(pages * page_size, dtype=torch.int32, device=device)
+        if device.type == "cpu":
+            v4_paged.quantize_reference(latents, every, self.bytes, page_size, self.rank)
+        else:
+            v4_paged.quantize(latents, every, self.bytes, page_size, self.rank, self.rope)
+
+    @property
+    def rows(self) -> torch.Tensor:
+        """As FlashMLA takes it: [pages, page size, 1, bytes a token] uint8."""
+        return v4_paged.rows_of(self.bytes, self.page_size, self.rank, self.rope)
+
+    def read(self, slots: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """Values [tokens, rank + rope] bf16 of the tokens in `slots`, into `out` if given."""
+        where = (self.bytes, slots, self.page_size, self.rank, self.rope)
+        if self.bytes.device.type != "cpu":
+            return v4_paged.dequantize(*where, out)
+        values = v4_paged.dequantize_reference(*where)
+        return values if out is None else out.copy_(values)
+
+
+@lru_cache(maxsize=4)
+def _pool(
+    profile: ModelProfile, slots: int, page_size: int, seed: int, device: torch.device
+) -> TokenPool:
+    return TokenPool(profile, slots, page_size, seed, device)
+
+
+class V4PrefillCase:
+    """One extend batch in a layer of one compression ratio, ready for every arm of its point."""
+
+    tolerance = 0.02
+    """bf16 operands and probabilities; a wrong key leaves far more."""
+
+    def __init__(self, batch: Batch, setting: Setting, ratio: int, device: torch.device) -> None:
+        assert batch.lens is not None
+        self.batch, self.setting, self.ratio, self.device = batch, setting, ratio, device
+        self.profile, self.heads = setting.profile, setting.heads
+        profile = self.profile
+        totals = [prefix + new for prefix, new in batch.lens]
+        windows = [
+            min(t, new + profile.window - 1) for t, (_, new) in zip(totals, batch.lens, strict=True)
+        ]
+        # A compressed token stands for `ratio` tokens, all of which came before its reader.
+        extras = [total // ratio for total in totals]
+        self.window_pool, self._window = self._placed(windows, profile.page_size, seed=1)
+        page = max(profile.page_size // ratio, 1)
+        self.extra_pool, self._extra = self._placed(extras, page, seed=2)
+        self.window_slots, self.extra_slots = self._window.slots, self._extra.slots
+        """[window tokens] and [compressed tokens] int32: what [window; extra] is gathered from."""
+        self._locate_queries(windows, totals)
+        generator = torch.Generator(device=device).manual_seed(3)
+        shape = (batch.q_tokens, self.heads, profile.latent)
+        self.q = torch.randn(shape, generator=generator, device=device, dtype=torch.bfloat16)
+        """[q tokens, heads, rank + rope] bf16."""
+        self.sink = torch.randn(self.heads, generator=generator, device=device)
+        """[heads] fp32: a logit that takes part in the softmax and has no value."""
+
+    def _placed(self, lens: list[int], page_size: int, seed: int) -> tuple[TokenPool, Paging]:
+        needed = sum(-(-length // page_size) * page_size for length in lens)
+        # At least a few times what the L2 holds, so that scattered pages are really scattered.
+        smallest = 2**11 if self.device.type == "cpu" else 2**18
+        slots = max(smallest, 1 << max(needed - 1, 0).bit_length())
+        pool = _pool(self.profile, slots, page_size, seed, self.device)
+        return pool, scatter(lens, page_size, slots, self.device)
+
+    def _locate_queries(self, windows: list[int], totals: list[int]) -> None:
+        assert self.batch.lens is not None
+        device = self.device
+        new = torch.tensor([new for _, new in self.batch.lens], device=device)
+        total, window = torch.tensor(totals, device=device), torch.tensor(windows, device=device)
+        self._starts_q = torch.cat((new.new_zeros(1), new.cumsum(0)))
+        sequence = torch.repeat_interleave(torch.arange(len(new), device=device), new)
+        row = torch.arange(self.batch.q_tokens, device=device)
+        self._positions = row - self._starts_q[sequence] + (total - new)[sequence]
+        self._first_window = (self._window.starts[:-1] - (total - window))[sequence]
+        self._first_extra = self._extra.starts[:-1][sequence]
+        self.window_lengths = (self._positions + 1).clamp_max(self.profile.window).int()
+        """[q tokens] int32: window tokens that each query attends to."""
+        seen = (self._positions + 1) // self.ratio
+        self.extra_lengths = seen.clamp_max(self._most_extra).int()
+        """[q tokens] int32: compressed tokens that each query attends to."""
+
+    @property
+    def _most_extra(self) -> int:
+        """Ratio 4 selects index_topk compressed tokens; ratio 128 attends to all of them."""
+        if self.ratio == 4:
+            return self.profile.index_topk
+        return max(self.batch.max_kv // self.ratio, 1)
+
+    @cached_property
+    def window_indices(self) -> torch.Tensor:
+        """[q tokens, window] int32 into the gathered window tokens, -1 behind the length."""
+        column = torch.arange(self.profile.window, device=self.device)
+        length = self.window_lengths[:, None]
+        first = self._first_window + self._positions + 1 - self.window_lengths
+        return torch.where(column < length, first[:, None] + column, -1).int()
+
+    @cached_property
+    def extra_indices(self) -> torch.Tensor:
+        """[q tokens, a multiple of 64] int32 into the gathered compressed tokens, -1 behind the
+        length. Where not all are selected, they are spread over the context and scrambled."""
+        most = self._most_extra
+        width = -(-most // _INDEX_COLUMNS) * _INDEX_COLUMNS
+        rows = self.batch.q_tokens
+        out = torch.full((rows, width), -1, dtype=torch.int32, device=self.device)
+        generator = torch.Generator(device=self.device).manual_seed(4)
+        order = torch.randperm(most, generator=generator, device=self.device)
+        column = torch.arange(most, device=self.device)
+        for start in range(0, rows, _ROWS_AT_ONCE):
+            part = slice(start, start + _ROWS_AT_ONCE)
+            seen = ((self._positions[part] + 1) // self.ratio)[:, None]
+            jitter = torch.rand(seen.shape[0], most, generator=generator, device=self.device)
+            spread = ((order + jitter) * (seen / most)).long().clamp_max(seen - 1)
+            chosen = torch.where(seen > most, spread, column) + self._first_extra[part, None]
+            inside = column < self.extra_lengths[part, None]
+            out[part, :most] = torch.where(inside, chosen, -1).int()
+        return out
+
+    def paged(self, indices: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+        """Indices into gathered tokens as slots of their pool, -1 as it is."""
+        out = indices.clone()
+        for start in range(0, len(out) if slots.numel() else 0, _ROWS_AT_ONCE):
+            part = out[start : start + _ROWS_AT_ONCE]
+            part.copy_(torch.where(part >= 0, slots[part.clamp_min(0).long()], -1))
+        return out
+
+    @cached_property
+    def _checked(self) -> torch.Tensor:
+        """Rows whose output is compared: the ends of the batch and of its sequences, and some."""
+        ends = torch.cat((self._starts_q[:-1], self._starts_q[1:] - 1))
+        generator = torch.Generator(device="cpu").manual_seed(5)
+        some = torch.randint(self.batch.q_tokens, (_CHECKED_ROWS,), generator=generator)
+        edges = ends[torch.linspace(0, len(ends) - 1, min(len(ends), 8)).long().to(ends.device)]
+        rows: torch.Tensor = torch.unique(torch.cat((edges, some.to(self.device))))
+        return rows
+
+    @cached_property
+    def _reference(self) -> torch.Tensor:
+        """[checked rows, heads, rank + rope] fp32: softmax attention with a sink."""
+        out = []
+        for row in self._checked.tolist():
+            window = self.window_indices[row, : int(self.window_lengths[row])].long()
+            extra = self.extra_indices[row, : int(self.extra_lengths[row])].long()
+            parts = (
+                self.window_pool.read(self.window_slots[window]),
+                self.extra_pool.read(self.extra_slots[extra]),
+            )
+            keys = torch.cat(parts).float()
+            scores = self.q[row].float() @ keys.T * self.profile.softmax_scale
+            every = torch.cat((scores, self.sink[:, None]), dim=1).softmax(-1)
+            out.append(every[:, :-1] @ keys)
+        return torch.stack(out)
+
+    def error_of(self, output: torch.Tensor) -> float:
+        """Largest relative error of a checked row; inf when any output is not finite."""
+        if not bool(torch.isfinite(output).all()):
+            return float("inf")
+        reference = self._reference
+        difference = output[self._checked].float() - reference
+        return float((difference.norm(dim=(1, 2)) / reference.norm(dim=(1, 2))).max())
+
+
+def v4_prefill_case(
+    batch: Batch, setting: Setting, ratio: int, device: torch.device
+) -> V4PrefillCase:
+    """The inputs of `batch` in a layer of compression ratio `ratio`.
+
+    Raises:
+        BatchError: when only the batch's sums are known.
+    """
+    if batch.lens is None:
+        raise BatchError("a batch of sums only cannot be measured; give the lengths")
+    return V4PrefillCase(batch, setting, ratio, device)

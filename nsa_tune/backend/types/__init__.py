@@ -1,0 +1,1 @@
+"""Batches, model profiles, KV layouts, measurements, and what a decision point is."""

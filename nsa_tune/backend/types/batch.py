@@ -1,0 +1,378 @@
+"""Batch: what one forward pass holds, and the sums that its decisions depend on."""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import groupby
+from operator import index, sub
+from typing import Any
+
+from nsa_tune._errors import BatchError
+from nsa_tune.backend.types.lengths import MAX_TOKENS, lanes, number_of, pairs_of
+
+__all__ = ["MAX_TOKENS", "Batch", "Mode"]
+
+
+class Mode(StrEnum):
+    """Which kind of forward pass a batch is; the words are SGLang's."""
+
+    EXTEND = "extend"
+    DECODE = "decode"
+    TARGET_VERIFY = "target_verify"
+    DRAFT_EXTEND = "draft_extend"
+
+
+_MODES: dict[str, Mode] = {str(mode): mode for mode in Mode}
+_EXTEND = Mode.EXTEND
+_INTS = (int,) * 5
+
+
+class _Draft:
+    """A batch while it is filled in."""
+
+    __slots__ = (
+        "captured", "kv_lens", "kv_tokens", "max_kv", "mode", "new_lens", "next_n", "pairs",
+        "q_tokens", "sequences",
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Batch(_Draft):
+    """One forward pass. Make it with `extend`, `decode`, `verify`, `draft_extend` or `from_totals`.
+
+    All numbers are tokens, summed over the sequences unless their name says otherwise.
+    """
+
+    mode: Mode
+    sequences: int
+    q_tokens: int
+    """New tokens: the rows that attention computes."""
+    kv_tokens: int
+    """Tokens attended to, the new ones among them."""
+    max_kv: int
+    """The longest sequence's kv tokens."""
+    pairs: int
+    """(query, key) pairs that dense causal attention computes."""
+    next_n: int = 1
+    """New tokens a sequence, where it is the same for all (1 in extend)."""
+    captured: bool = False
+    """True while a CUDA graph captures or replays the pass."""
+    kv_lens: tuple[int, ...] | None = None
+    """Each sequence's kv tokens; None when only the sums are known."""
+    new_lens: tuple[int, ...] | None = None
+    """Each sequence's new tokens, likewise."""
+
+    @property
+    def prefix_tokens(self) -> int:
+        """Tokens that were in the KV pool before this pass."""
+        return self.kv_tokens - self.q_tokens
+
+    @property
+    def lens(self) -> tuple[tuple[int, int], ...] | None:
+        """(prefix, new) of each sequence; None when only the sums are known."""
+        if self.kv_lens is None or self.new_lens is None:
+            return None
+        return tuple(zip(map(sub, self.kv_lens, self.new_lens), self.new_lens, strict=True))
+
+    @property
+    def sums(self) -> Batch:
+        """The same batch without its lengths."""
+        if self.kv_lens is None:
+            return self
+        return _made(
+            self.mode, self.sequences, self.q_tokens, self.kv_tokens, self.max_kv, self.pairs,
+            self.next_n, self.captured, None, None,
+        )  # fmt: skip
+
+    @classmethod
+    def extend(
+        cls, prefix_lens: Sequence[int], extend_lens: Sequence[int], *, captured: bool = False
+    ) -> Batch:
+        """A prefill: sequence i has `prefix_lens[i]` cached and `extend_lens[i]` new tokens.
+
+        Raises:
+            BatchError: on no sequence, unequal counts, a negative prefix, or no new token.
+        """
+        prefixes, news = tuple(prefix_lens), tuple(extend_lens)
+        pack, unpack, size, fill, top = lanes(len(news))
+        try:
+            # Packing refuses what is no whole number or below 0, faster than looking at each.
+            before = number_of(pack(*prefixes), "little")
+            added = number_of(pack(*news), "little")
+        except struct.error:
+            return cls.extend(*_checked(prefixes, news), captured=captured)
+        q_tokens = sum(news)
+        kv_tokens = sum(prefixes, q_tokens)
+        # With `fill` added a lane overflows into its top bit unless it was 0.
+        if not (
+            type(kv_tokens) is int and 0 < kv_tokens <= MAX_TOKENS and (added + fill) & top == top
+        ):
+            return cls.extend(*_checked(prefixes, news), captured=captured)
+        kv_lens = unpack((before + added).to_bytes(size, "little"))
+        # As `_made`, whose call takes as long as a sum.
+        draft: Any = _Draft()
+        draft.mode = _EXTEND
+        draft.sequences = len(news)
+        draft.q_tokens = q_tokens
+        draft.kv_tokens = kv_tokens
+        draft.max_kv = max(kv_lens)
+        draft.pairs = pairs_of(prefixes, kv_lens, q_tokens)
+        draft.next_n = 1
+        draft.captured = captured
+        draft.kv_lens = kv_lens
+        draft.new_lens = news
+        draft.__class__ = Batch
+        return draft  # type: ignore[no-any-return]
+
+    @classmethod
+    def decode(cls, context_lens: Sequence[int], *, captured: bool = False) -> Batch:
+        """One new token a sequence; `context_lens` counts it.
+
+        Raises:
+            BatchError: on no sequence or a context below 1.
+        """
+        return _of_contexts(Mode.DECODE, context_lens, 1, captured)
+
+    @classmethod
+    def verify(cls, context_lens: Sequence[int], next_n: int, *, captured: bool = False) -> Batch:
+        """A target verification of `next_n` tokens a sequence; `context_lens` counts them.
+
+        Raises:
+            BatchError: on no sequence, next_n below 1, or a context shorter than next_n.
+        """
+        return _of_contexts(Mode.TARGET_VERIFY, context_lens, next_n, captured)
+
+    @classmethod
+    def draft_extend(
+        cls, context_lens: Sequence[int], next_n: int, *, captured: bool = False
+    ) -> Batch:
+        """A draft model's extend by `next_n` tokens a sequence; `context_lens` counts them.
+
+        Raises:
+            BatchError: as `verify`.
+        """
+        return _of_contexts(Mode.DRAFT_EXTEND, context_lens, next_n, captured)
+
+    @classmethod
+    def from_totals(
+        cls,
+        *,
+        mode: str,
+        q_tokens: int,
+        kv_tokens: int,
+        max_kv: int,
+        sequences: int = 1,
+        pairs: int | None = None,
+        next_n: int | None = None,
+        captured: bool = False,
+    ) -> Batch:
+        """A batch from sums that the engine has already.
+
+        Without `pairs` the sequences are taken as equally long. `next_n` is q_tokens over
+        sequences, except in an extend, where it is 1.
+
+        Raises:
+            BatchError: when the sums are no whole numbers, or contradict each other.
+        """
+        known = mode if type(mode) is Mode else _MODES.get(mode)
+        if known is None:
+            raise BatchError(f"unknown mode {mode!r}; use one of: {', '.join(_MODES)}")
+        types = type(q_tokens), type(kv_tokens), type(max_kv), type(sequences), type(pairs)
+        if types != _INTS or next_n is not None:
+            # An int32 of numpy would wrap around in the products of the guards.
+            try:
+                q_tokens, kv_tokens = index(q_tokens), index(kv_tokens)
+                max_kv, sequences = index(max_kv), index(sequences)
+                pairs = None if pairs is None else index(pairs)
+                next_n = None if next_n is None else index(next_n)
+            except TypeError as error:
+                raise BatchError(f"sums must be whole numbers: {error}") from None
+        if not 0 < sequences <= q_tokens <= kv_tokens <= MAX_TOKENS:
+            raise BatchError(
+                "a batch needs 1 <= sequences <= q_tokens <= kv_tokens < 2**31, "
+                f"got {sequences}, {q_tokens} and {kv_tokens}"
+            )
+        each = 1 if known is _EXTEND else q_tokens // sequences
+        uneven = known is not _EXTEND and q_tokens != sequences * each
+        if uneven or next_n not in (None, each):
+            raise BatchError(
+                f"next_n {next_n} contradicts {q_tokens} new tokens in {sequences} sequences "
+                f"in mode {mode}"
+            )
+        if max_kv > kv_tokens - (sequences - 1) or kv_tokens > max_kv * sequences:
+            raise BatchError(
+                f"max_kv {max_kv} contradicts {kv_tokens} kv tokens in {sequences} sequences"
+            )
+        if pairs is None:
+            new = q_tokens / sequences
+            pairs = round(q_tokens * ((kv_tokens - q_tokens) / sequences + (new + 1) / 2))
+        elif not q_tokens <= pairs <= q_tokens * max_kv:
+            raise BatchError(
+                f"pairs {pairs} contradicts {q_tokens} queries of at most {max_kv} keys"
+            )
+        return _made(
+            known, sequences, q_tokens, kv_tokens, max_kv, pairs, each, captured, None, None
+        )
+
+    def __str__(self) -> str:
+        """The batch as one word, read back by `parse`: ``extend:1920+128,0+300x4``."""
+        if self.kv_lens is None or self.new_lens is None:
+            return (
+                f"{self.mode}:q={self.q_tokens},kv={self.kv_tokens},max={self.max_kv},"
+                f"n={self.sequences}"
+            )
+        if self.mode is Mode.EXTEND:
+            pairs = zip(self.kv_lens, self.new_lens, strict=True)
+            return f"{self.mode}:{_fold([f'{kv - new}+{new}' for kv, new in pairs])}"
+        return f"{self.mode}:n{self.next_n}:{_fold(map(str, self.kv_lens))}"
+
+    @classmethod
+    def parse(cls, text: str) -> Batch:
+        """The batch that `str` wrote. One with sums only cannot be read back.
+
+        Raises:
+            BatchError: when `text` is not of that form.
+        """
+        match = _WORD.fullmatch(text)
+        if match is None or match["mode"] not in _MODES:
+            raise BatchError(
+                f"{text!r} is no batch; write extend:PREFIX+NEW[xCOUNT],... or "
+                "target_verify:nNEXT_N:CONTEXT[xCOUNT],..."
+            )
+        word, next_n, lens = match.groups()
+        mode = _MODES[word]
+        if (mode is _EXTEND) != (next_n is None):
+            raise BatchError(f"{text!r}: next_n goes with every mode but extend")
+        return _of_runs(mode, int(next_n or 1), text, lens)
+
+
+# --- making batches
+
+
+def _made(
+    mode: Mode, sequences: int, q_tokens: int, kv_tokens: int, max_kv: int, pairs: int,
+    next_n: int, captured: bool, kv_lens: tuple[int, ...] | None,
+    new_lens: tuple[int, ...] | None,
+) -> Batch:  # fmt: skip
+    """`Batch(...)` in a fifth of its time: a frozen class sets each field through a call, which
+    comes to more than a whole plan. A draft is filled in like any object, and then frozen."""
+    draft: Any = _Draft()
+    draft.mode = mode
+    draft.sequences = sequences
+    draft.q_tokens = q_tokens
+    draft.kv_tokens = kv_tokens
+    draft.max_kv = max_kv
+    draft.pairs = pairs
+    draft.next_n = next_n
+    draft.captured = captured
+    draft.kv_lens = kv_lens
+    draft.new_lens = new_lens
+    draft.__class__ = Batch
+    return draft  # type: ignore[no-any-return]
+
+
+def _checked(
+    prefix_lens: Iterable[int], new_lens: Iterable[int]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The lengths as plain integers.
+
+    Raises:
+        BatchError: when they cannot be.
+    """
+    try:
+        prefixes, news = tuple(map(index, prefix_lens)), tuple(map(index, new_lens))
+    except TypeError as error:
+        raise BatchError(f"lengths must be whole numbers: {error}") from None
+    if not prefixes or len(prefixes) != len(news):
+        raise BatchError(
+            "a batch needs one prefix length and one new length a sequence, "
+            f"got {len(prefixes)} and {len(news)}"
+        )
+    if min(prefixes) < 0 or min(news) < 1:
+        raise BatchError(
+            "prefix lengths must be at least 0 and new lengths at least 1, "
+            f"got {min(prefixes)} and {min(news)}"
+        )
+    if sum(prefixes) + sum(news) > MAX_TOKENS:
+        raise BatchError(f"{sum(prefixes) + sum(news)} kv tokens pass the int32 of the kernels")
+    return prefixes, news
+
+
+def _of_contexts(mode: Mode, context_lens: Iterable[int], next_n: int, captured: bool) -> Batch:
+    contexts = tuple(context_lens)
+    count = len(contexts)
+    try:
+        next_n = index(next_n)
+        if type(sum(contexts)) is not int:
+            contexts = tuple(map(index, contexts))
+    except TypeError as error:
+        raise BatchError(f"lengths must be whole numbers: {error}") from None
+    kv_tokens = sum(contexts)
+    if next_n < 1:
+        raise BatchError(f"next_n must be at least 1, got {next_n}")
+    if contexts and min(contexts) < next_n:
+        raise BatchError(
+            f"a context counts its {next_n} new tokens, so {min(contexts)} is too short"
+        )
+    if not contexts or kv_tokens > MAX_TOKENS:
+        _checked([context - next_n for context in contexts], [next_n] * count)
+    pairs = next_n * kv_tokens - count * (next_n * (next_n - 1) // 2)
+    return _made(
+        mode, count, count * next_n, kv_tokens, max(contexts), pairs, next_n, captured, contexts,
+        (next_n,) * count,
+    )  # fmt: skip
+
+
+# --- words
+
+_MOST_WRITTEN = 2**18
+
+_WORD = re.compile(
+    r"(?P<mode>[a-z_]+):(?:n(?P<next_n>\d{1,9}):)?"
+    r"(?P<lens>\d{1,10}(?:\+\d{1,10})?(?:x\d{1,6})?(?:,\d{1,10}(?:\+\d{1,10})?(?:x\d{1,6})?)*)"
+)
+
+
+def _fold(words: Iterable[str]) -> str:
+    """Runs of equal words written once, with their count."""
+    counted = ((word, sum(1 for _ in run)) for word, run in groupby(words))
+    return ",".join(word if count == 1 else f"{word}x{count}" for word, count in counted)
+
+
+def _of_runs(mode: Mode, next_n: int, text: str, lens: str) -> Batch:
+    """The batch of `text`, summed run by run: a table has thousands of equal sequences."""
+    extends = mode is _EXTEND
+    sequences = q_tokens = kv_tokens = pairs = longest = 0
+    kv_lens: list[int] = []
+    new_lens: list[int] = []
+    for run in lens.split(","):
+        word, _, times = run.partition("x")
+        word, plus, more = word.partition("+")
+        if bool(plus) != extends:
+            form = "each sequence of an extend is" if extends else "only an extend has"
+            raise BatchError(f"{text!r}: {form} PREFIX+NEW")
+        count = int(times) if times else 1
+        new = int(more) if extends else next_n
+        kv = int(word) + new if extends else int(word)
+        if not (new >= 1 and kv >= new and count >= 1):
+            raise BatchError(f"{text!r}: new lengths at least 1, and contexts that hold them")
+        sequences += count
+        if sequences > _MOST_WRITTEN:
+            raise BatchError(f"a written batch has at most {_MOST_WRITTEN} sequences")
+        q_tokens += count * new
+        kv_tokens += count * kv
+        pairs += count * (new * (kv - new) + new * (new + 1) // 2)
+        if kv > longest:
+            longest = kv
+        kv_lens += [kv] * count
+        new_lens += [new] * count
+    if kv_tokens > MAX_TOKENS:
+        raise BatchError(f"{kv_tokens} kv tokens pass the int32 of the kernels")
+    return _made(
+        mode, sequences, q_tokens, kv_tokens, longest, pairs, next_n, False, tuple(kv_lens),
+        tuple(new_lens),
+    )  # fmt: skip

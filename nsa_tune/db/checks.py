@@ -1,0 +1,126 @@
+"""What `nsa-tune check` found: whether a table still held on a machine, as a database keeps it.
+
+Read with the standard library only, since a dispatcher may ask before it trusts a table.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from nsa_tune._errors import StoreError
+from nsa_tune.db.reader import (
+    check_regular_file,
+    connect_read_only,
+    schema_version,
+    store_errors,
+)
+
+__all__ = ["Anchor", "Check", "failed_checks", "failed_digests", "read_checks"]
+
+_SINCE = 3
+"""The schema that has checks."""
+_CHECKS = (
+    "SELECT digest, driver, libraries, checked_at, holds, drift, anchors FROM checks "
+    "ORDER BY checked_at, id"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Anchor:
+    """One batch that was timed again."""
+
+    point: str
+    batch: str
+    there_us: dict[str, float]
+    """By arm, in the table."""
+    here_us: dict[str, float]
+    """By arm, now; only arms that succeeded."""
+    problem: str = ""
+    """Why the table does not hold on this batch; empty where it does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """Whether one table held on one machine at one time."""
+
+    digest: str
+    """Of the table's key."""
+    driver: str
+    """Of the machine, as `libraries`."""
+    libraries: tuple[tuple[str, str], ...]
+    checked_at: str
+    """ISO 8601, UTC."""
+    holds: bool
+    drift: float
+    """The median over all cells of the time here over the table's, minus one."""
+    anchors: tuple[Anchor, ...]
+
+    @property
+    def trouble(self) -> str:
+        """Why it failed: the first batch that did not hold, or else how far all times moved."""
+        for anchor in self.anchors:
+            if anchor.problem:
+                return f"{anchor.batch}: {anchor.problem}"
+        return f"times moved by {self.drift:+.0%}"
+
+
+def read_checks(path: Path) -> list[Check]:
+    """Every check in the database `path`, the oldest first; none in one of an older schema.
+
+    Raises:
+        StoreError: when it cannot be read.
+    """
+    check_regular_file(path)
+    with store_errors(path), closing(connect_read_only(path)) as connection:
+        if schema_version(connection, path) < _SINCE:
+            return []
+        rows = connection.execute(_CHECKS).fetchall()
+    try:
+        return [_check(row) for row in rows]
+    except (KeyError, TypeError, ValueError) as error:
+        raise StoreError(f"{path} has a check that cannot be read: {error!r}") from error
+
+
+def _check(row: tuple[str, str, str, str, int, float, str]) -> Check:
+    digest, driver, libraries, checked_at, holds, drift, anchors = row
+    return Check(
+        digest, driver, tuple(sorted(json.loads(libraries).items())), checked_at, bool(holds),
+        float(drift), tuple(Anchor(**anchor) for anchor in json.loads(anchors)),
+    )  # fmt: skip
+
+
+def failed_digests(
+    paths: Iterable[Path], driver: str, libraries: tuple[tuple[str, str], ...]
+) -> frozenset[str]:
+    """Digests of the tables whose newest check with this driver and these libraries failed."""
+    return frozenset(failed_checks(paths, driver, libraries))
+
+
+def failed_checks(
+    paths: Iterable[Path], driver: str, libraries: tuple[tuple[str, str], ...]
+) -> dict[str, Check]:
+    """By digest, the newest check of a table with this driver and these libraries, if it failed.
+
+    Databases that cannot be read, and text tables, say nothing.
+    """
+    newest: dict[str, Check] = {}
+    for check in _readable(paths):
+        here = (check.driver, check.libraries) == (driver, tuple(sorted(libraries)))
+        known = newest.get(check.digest)
+        if here and (known is None or known.checked_at <= check.checked_at):
+            newest[check.digest] = check
+    return {digest: check for digest, check in newest.items() if not check.holds}
+
+
+def _readable(paths: Iterable[Path]) -> Iterator[Check]:
+    for path in paths:
+        if path.suffix != ".tsv":
+            try:
+                found = read_checks(path)
+            except StoreError:
+                continue
+            yield from found

@@ -1,0 +1,396 @@
+"""Reading measured tables, from SQLite databases and from text, with the standard library only.
+
+The search order is: the database named by the caller, NSA_TUNE_DB, the user's data directory
+(XDG_DATA_HOME), the site's (XDG_DATA_DIRS), then the tables that ship with the package.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sqlite3
+import stat
+import tempfile
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+from typing import NamedTuple
+
+from nsa_tune._errors import StoreCorrupt, StoreError, StoreMissing, StoreNewer, StoreReadOnly
+from nsa_tune.backend.types.records import Device, Key, Status, Table
+from nsa_tune.db.newest import newest_columns
+from nsa_tune.db.text_table import checked_measurements, read_key, read_text
+
+__all__ = [
+    "SCHEMA_VERSION",
+    "Wanted",
+    "check_regular_file",
+    "connect_read_only",
+    "default_database",
+    "find",
+    "find_all",
+    "limits_of",
+    "read_database",
+    "read_text",
+    "schema_version",
+    "shipped",
+    "sources",
+    "store_errors",
+    "table_of",
+    "tables_of",
+]
+
+SCHEMA_VERSION = 4
+"""The newest database schema that this version reads and writes."""
+
+_SHIPPED = Path(__file__).parent.parent / "tables"
+_FILE = Path("nsa-tune", "nsa-tune.db")
+_BUSY_TIMEOUT_S = 10.0
+_KEYS = "SELECT id, gpu, driver, libraries, model, heads, kv_layout, protocol FROM keys ORDER BY id"
+_DISCARDED_SINCE = 3
+"""The schema that counts discarded samples."""
+_DEVICE = (
+    "SELECT name, arch, sms, shared_memory_optin, memory, l2 FROM devices "
+    "JOIN runs ON runs.device_id = devices.id WHERE key_id = ? ORDER BY runs.id DESC LIMIT 1"
+)
+_LIMITS = (
+    "SELECT name, value FROM limits JOIN runs ON runs.id = run_id WHERE key_id = ? "
+    "ORDER BY found_at, limits.id"
+)
+_log = logging.getLogger(__name__)
+
+
+class Wanted(NamedTuple):
+    """The fields of a key that a caller asks for; driver and libraries may differ."""
+
+    gpu: str
+    model: str
+    heads: int
+    kv_layout: str
+
+    def matches(self, key: Key) -> bool:
+        """Whether `key` has all four."""
+        return self == (key.gpu, key.model, key.heads, key.kv_layout)
+
+
+# --- where tables are
+
+
+def default_database() -> Path:
+    """NSA_TUNE_DB, else nsa-tune/nsa-tune.db in the user's data directory.
+
+    A user id without a home directory, as clusters have them, gets a directory of its own under
+    the system's temporary one, with a warning.
+    """
+    named = os.environ.get("NSA_TUNE_DB")
+    return _expanded(named) if named else _user_database()
+
+
+def shipped() -> list[Path]:
+    """The text tables that came with the package, sorted by name."""
+    return sorted(_SHIPPED.glob("*.tsv"))
+
+
+def sources(db: Path | None) -> Iterator[Path]:
+    """Databases and text tables in the order in which they are searched.
+
+    Paths that somebody named (`db`, NSA_TUNE_DB) come even where there is no such file; the
+    standard places only where there is one.
+    """
+    return chain(_databases(db), shipped())
+
+
+def find(db: Path | None, *, gpu: str, model: str, heads: int, kv_layout: str) -> list[Table]:
+    """Tables with these four fields from the first source that has any, newest first.
+
+    The shipped tables together are one source. A table in which nothing succeeded is passed over,
+    and a source that cannot be read is skipped with a warning.
+
+    Raises:
+        StoreError: when `db` is given and cannot be read.
+    """
+    return next(find_all(db, Wanted(gpu, model, heads, kv_layout)), [])
+
+
+def find_all(db: Path | None, wanted: Wanted) -> Iterator[list[Table]]:
+    """As `find`, from one source after the other; only sources that have any."""
+    for places in chain(([path] for path in _databases(db)), [shipped()]):
+        found = [table for path in places for table in _usable(path, wanted, path == db)]
+        if found:
+            yield sorted(found, key=lambda table: table.measured_at, reverse=True)
+
+
+def _usable(path: Path, wanted: Wanted, named: bool) -> list[Table]:
+    try:
+        tables = _read(path, wanted)
+    except StoreError as error:
+        if named:
+            raise
+        _log.warning("%s is skipped: %s", path, error)
+        return []
+    return [table for table in tables if any(m.status is Status.OK for m in table.measurements)]
+
+
+def _databases(db: Path | None) -> Iterator[Path]:
+    named = os.environ.get("NSA_TUNE_DB")
+    seen: set[Path] = set()
+    for path in (db, _expanded(named) if named else None):
+        if path is not None and path not in seen:
+            seen.add(path)
+            yield path
+    site = os.environ.get("XDG_DATA_DIRS") or "/usr/local/share:/usr/share"
+    standard = [_user_database(), *(Path(place) / _FILE for place in site.split(":") if place)]
+    # os.path, not Path: a directory that may not be searched is one without our file.
+    yield from (path for path in standard if path not in seen and os.path.isfile(path))  # noqa: PTH113
+
+
+def _user_database() -> Path:
+    data = os.environ.get("XDG_DATA_HOME", "")
+    if Path(data).is_absolute():
+        return Path(data) / _FILE
+    return _expanded("~/.local/share") / _FILE
+
+
+def _expanded(path: str) -> Path:
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        place = Path(tempfile.gettempdir(), f"nsa-tune-{os.getuid()}")
+        _log.warning("there is no home directory for %s: using %s; set NSA_TUNE_DB", path, place)
+        return place / Path(path).name
+
+
+# --- both kinds of file
+
+
+@contextmanager
+def store_errors(path: Path, *, writing: bool = False) -> Iterator[None]:
+    """Turn SQLite's errors about `path` into a StoreError that says what to do."""
+    try:
+        yield
+    except sqlite3.ProgrammingError:
+        raise  # a mistake in nsa-tune, not in the file
+    except sqlite3.Error as error:
+        raise _translated(path, error, writing) from error
+
+
+def _translated(path: Path, error: sqlite3.Error, writing: bool) -> StoreError:
+    code = getattr(error, "sqlite_errorcode", None)
+    match code & 0xFF if code is not None else None:
+        case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
+            return StoreError(
+                f"{path} is locked by another process; wait until that one ends and try again"
+            )
+        case sqlite3.SQLITE_READONLY:
+            return StoreReadOnly(
+                f"{path} cannot be written; make it writable or give another database with --db"
+            )
+        case sqlite3.SQLITE_CANTOPEN if writing:
+            return StoreReadOnly(
+                f"{path} cannot be opened for writing; make the file and its directory writable "
+                "or give another database with --db"
+            )
+        case sqlite3.SQLITE_CANTOPEN:
+            return StoreError(f"{path} cannot be opened; check who may read it and its directory")
+        case sqlite3.SQLITE_FULL:
+            return StoreError(
+                f"the disk is full under {path}; free some space and run again: "
+                "what was stored before is kept"
+            )
+        case sqlite3.SQLITE_IOERR:
+            return StoreError(f"{path}: {error}; check the disk, or use a database elsewhere")
+        case sqlite3.SQLITE_CONSTRAINT:
+            return StoreError(f"{path} does not take such a row: {error}")
+        case sqlite3.SQLITE_NOTADB:
+            return StoreCorrupt(
+                f"{path} is not an SQLite database; give the path of another with --db"
+            )
+    return StoreCorrupt(
+        f"{path} is damaged ({error}); move it away, or put a copy of it in its place"
+    )
+
+
+def check_regular_file(path: Path) -> None:
+    """Pass when `path` is a file.
+
+    Raises:
+        StoreMissing: when there is nothing.
+        StoreError: when it is a directory or a device, or may not be looked at.
+    """
+    try:
+        mode = path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        raise StoreMissing(
+            f"there is no {path}; make it with `nsa-tune run`, or give another with --db"
+        ) from None
+    except OSError as error:
+        raise StoreError(f"{path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise StoreError(f"{str(path)!r} is no path: {error}") from error
+    if not stat.S_ISREG(mode):
+        what = "a directory" if stat.S_ISDIR(mode) else "not a regular file"
+        raise StoreError(f"{path} is {what}; give the path of a database file")
+
+
+def _read(path: Path, wanted: Wanted) -> list[Table]:
+    check_regular_file(path)
+    if path.suffix != ".tsv":
+        return read_database(path, wanted)
+    if not wanted.matches(read_key(path)):
+        return []
+    table = read_text(path)
+    if path.parent == _SHIPPED:
+        table = replace(table, source=f"shipped:{path.stem}")
+    return [table]
+
+
+# --- databases
+
+
+def read_database(path: Path, wanted: Wanted | None = None) -> list[Table]:
+    """Every table in the database `path`, or those that are `wanted`, without changing the file.
+
+    Of several measurements of one arm on one batch the newest counts.
+
+    Raises:
+        StoreMissing: when there is no such file.
+        StoreNewer: when a newer nsa-tune wrote it.
+        StoreCorrupt: when it is no database of nsa-tune, or damaged.
+    """
+    check_regular_file(path)
+    with store_errors(path), closing(connect_read_only(path)) as connection:
+        connection.execute("BEGIN")  # one view of the file, whatever a tuner adds meanwhile
+        if schema_version(connection, path) == 0:
+            return []
+        return tables_of(connection, path, wanted)
+
+
+def connect_read_only(path: Path) -> sqlite3.Connection:
+    """A connection that cannot change `path`, in a directory that nobody may write too.
+
+    SQLite's own errors leave it: use it within `store_errors`.
+    """
+    uri = path.absolute().as_uri()
+    connection = sqlite3.connect(f"{uri}?mode=ro", uri=True, timeout=_BUSY_TIMEOUT_S)
+    try:
+        connection.execute("PRAGMA schema_version")
+    except sqlite3.Error as error:
+        connection.close()
+        # SQLite makes an index beside a WAL database even to read it, which a read-only directory
+        # refuses. With nothing in the log there, the file alone is whole.
+        log = path.with_name(f"{path.name}-wal")
+        if error.sqlite_errorcode & 0xFF not in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY):
+            raise
+        if log.exists() and log.stat().st_size:
+            raise
+        connection = sqlite3.connect(f"{uri}?immutable=1", uri=True)
+    return connection
+
+
+def schema_version(connection: sqlite3.Connection, path: Path) -> int:
+    """The schema of an open database; 0 when it is empty.
+
+    Raises:
+        StoreNewer: when this version does not know the schema.
+        StoreCorrupt: when the database is not nsa-tune's.
+    """
+    names = [name for (name,) in connection.execute("SELECT name FROM sqlite_master")]
+    if not names:
+        return 0
+    if "nsa_tune_migrations" not in names:
+        raise StoreCorrupt(
+            f"{path} is a database, but not one of nsa-tune; give the path of another with --db"
+        )
+    (version,) = connection.execute("SELECT max(version) FROM nsa_tune_migrations").fetchone()
+    if not isinstance(version, int):
+        raise StoreCorrupt(f"{path} does not say which schema it has; move it away")
+    if version > SCHEMA_VERSION:
+        raise StoreNewer(
+            f"{path} was written by a newer nsa-tune (schema {version}, this one reads up to "
+            f"{SCHEMA_VERSION}); upgrade nsa-tune, or give another database with --db"
+        )
+    return version
+
+
+def tables_of(
+    connection: sqlite3.Connection, path: Path, wanted: Wanted | None = None
+) -> list[Table]:
+    """The tables in an open database of nsa-tune, in the order in which their keys came.
+
+    Keys without a measurement are left out.
+    """
+    try:
+        keys = {row[0]: _key(row) for row in connection.execute(_KEYS)}
+        tables = [
+            table_of(connection, path, number, key)
+            for number, key in keys.items()
+            if wanted is None or wanted.matches(key)
+        ]
+    except (ValueError, TypeError) as error:
+        raise StoreCorrupt(f"{path} is damaged ({error}); move it away") from error
+    return [table for table in tables if table.measurements]
+
+
+def table_of(connection: sqlite3.Connection, path: Path, number: int, key: Key) -> Table:
+    """The newest measurements of the key with this `number` in an open database, perhaps none.
+
+    Raises:
+        ValueError: when a row is not what nsa-tune writes.
+    """
+    # A database that only an older version has written is read as it is.
+    discarded = "discarded" if schema_version(connection, path) >= _DISCARDED_SINCE else "0"
+    *columns, measured_at = newest_columns(connection, number, discarded)
+    facts = connection.execute(_DEVICE, [number]).fetchone()
+    if facts is None:
+        raise ValueError("a key without a device")
+    name, arch, *numbers = facts
+    if not isinstance(name, str) or not isinstance(arch, str):
+        raise ValueError("a device without a name")
+    return Table(
+        key,
+        Device(name, arch, *map(_count, numbers)),
+        checked_measurements(columns),
+        str(path),
+        max(map(str, measured_at), default=""),
+        limits_of(connection, number),
+    )
+
+
+def limits_of(connection: sqlite3.Connection, number: int) -> dict[str, int]:
+    """The limits that probes found under the key with this `number`, the newest of each name.
+
+    Raises:
+        ValueError: when a row is not what nsa-tune writes.
+    """
+    # Schemas before 3 have no such table.
+    known = connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'limits'").fetchone()
+    found = connection.execute(_LIMITS, [number]).fetchall() if known else []
+    if not all(isinstance(name, str) for name, _ in found):
+        raise ValueError("a limit without a name")
+    return {name: _count(value) for name, value in found}
+
+
+def _key(row: tuple[object, ...]) -> Key:
+    _, gpu, driver, libraries, model, heads, kv_layout, protocol = row
+    texts = (gpu, driver, libraries, model, kv_layout, protocol)
+    if not all(isinstance(text, str) for text in texts):
+        raise ValueError("a key with something else than text")
+    try:
+        versions = json.loads(str(libraries))
+    except RecursionError:
+        raise ValueError("libraries nested without end") from None
+    if not isinstance(versions, dict):
+        raise ValueError("libraries that are no JSON object")
+    pairs = tuple((name, str(version)) for name, version in versions.items())
+    return Key(
+        str(gpu), str(driver), pairs, str(model), _count(heads), str(kv_layout), str(protocol)
+    )
+
+
+def _count(value: object) -> int:
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{value!r} is not a count")
+    return value

@@ -1,0 +1,378 @@
+"""The text form of one table: diffable, one row a measurement, read with the standard library.
+
+    # format = nsa-tune-table 1
+    # gpu = NVIDIA H100 80GB HBM3
+    # ... the device's other facts, the key, and how many rows follow
+    # library = torch 2.13.0
+    point<TAB>batch<TAB>arm<TAB>status<TAB>latency_us<TAB>...
+
+Floats have 4 significant digits, "-" stands for nothing, and backslash escapes keep a text with
+tabs or newlines in its cell.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain, compress, repeat, takewhile
+from math import inf, isfinite
+from pathlib import Path
+from typing import Any
+
+from nsa_tune._errors import StoreCorrupt, StoreError, StoreMissing, StoreNewer
+from nsa_tune.backend.types.records import Device, Key, Measurement, Status, Table, measurement_of
+
+__all__ = [
+    "checked_measurement",
+    "checked_measurements",
+    "format_row",
+    "format_table",
+    "read_key",
+    "read_text",
+]
+
+_FORMAT, _VERSION = "nsa-tune-table", 1
+_DEVICE_NUMBERS = ("sms", "shared_memory_optin", "memory", "l2")
+_COLUMNS = (
+    "point", "batch", "arm", "status", "latency_us", "low_us", "high_us", "samples", "error",
+    "reason",
+)  # fmt: skip
+_LIMIT = "limit "
+_NOTHING = "-"
+_OK = str(Status.OK)
+_HEAD_LINE = re.compile(b"#")
+_COUNT = re.compile("[0-9]{1,18}")
+_STATUSES = {str(status): status for status in Status}
+_SPECIAL = re.compile(r"[\\\x00-\x1f\x7f\x85\u2028\u2029]")
+_ESCAPED = re.compile(r"\\(?:u([0-9a-f]{4})|(.?))", re.DOTALL)
+_ESCAPES = {"\n": "n", "\t": "t", "\r": "r", "\\": "\\"}
+_UNESCAPES = {letter: character for character, letter in _ESCAPES.items()} | {"-": "-"}
+
+
+def checked_measurement(
+    point: object, batch: object, arm: object, status: object, latency_us: object,
+    low_us: object, high_us: object, samples: object, error: object, reason: object,
+    discarded: object = 0,
+) -> Measurement:  # fmt: skip
+    """The measurement of one stored row.
+
+    Raises:
+        ValueError: when a value is not of its kind, or a successful one has no usable latency.
+    """
+    if not (type(point) is type(batch) is type(arm) is type(reason) is str):
+        raise ValueError("point, batch, arm and reason must be text")
+    known = _STATUSES.get(status) if isinstance(status, str) else None
+    if known is None:
+        raise ValueError(f"status {status!r} is none of: {', '.join(_STATUSES)}")
+    if type(samples) is not int or samples < 0:
+        raise ValueError(f"samples {samples!r} is not a count")
+    if type(discarded) is not int or discarded < 0:
+        raise ValueError(f"discarded {discarded!r} is not a count")
+    latency, low, high = latency_us, low_us, high_us
+    if not (
+        type(latency) is type(low) is type(high) is float
+        and 0 < latency < inf
+        and 0 < low < inf
+        and 0 < high < inf
+    ):
+        latency, low, high = _latency(latency_us), _latency(low_us), _latency(high_us)
+    if known is Status.OK and (latency is None or low is None or high is None):
+        raise ValueError("a successful measurement needs a latency and its interval")
+    return measurement_of(
+        point, batch, arm, known, latency, low, high, samples, _number(error), reason, discarded
+    )
+
+
+def checked_measurements(columns: Sequence[Sequence[Any]]) -> tuple[Measurement, ...]:
+    """`checked_measurement` of each row of `columns`, which are all eleven.
+
+    Raises:
+        ValueError: as that.
+    """
+    succeeded = [status == _OK for status in columns[3]]
+    plain = columns
+    if not all(succeeded):
+        plain = [list(compress(column, succeeded)) for column in columns]
+    if not _are_plain(plain):
+        return tuple(map(checked_measurement, *columns))
+    found = list(map(measurement_of, *columns[:3], repeat(Status.OK), *columns[4:]))
+    if plain is not columns:
+        for i, is_plain in enumerate(succeeded):
+            if not is_plain:
+                found[i] = checked_measurement(*[column[i] for column in columns])
+    return tuple(found)
+
+
+def _are_plain(columns: Sequence[Sequence[Any]]) -> bool:
+    """Whether all of these successes are beyond doubt what nsa-tune writes: column by column that
+    is asked in a fifth of the time."""
+    point, batch, arm, _, latency, low, high, samples, error, reason, discarded = columns
+    times = (*latency, *low, *high)
+    return (
+        {*map(type, chain(point, batch, arm, reason))} <= {str}
+        and {*map(type, times)} <= {float}
+        and {*map(type, error)} <= {float, type(None)}
+        and {*map(type, chain(samples, discarded))} <= {int}
+        # The sum of numbers that are not all finite is not either.
+        and isfinite(sum(times))
+        and min(times, default=1.0) > 0
+        and min(chain(samples, discarded), default=0) >= 0
+    )
+
+
+def _number(value: object) -> float | None:
+    if value is None or type(value) is float:
+        return value
+    if type(value) is int:
+        return float(value)
+    raise ValueError(f"{value!r} is not a number")
+
+
+def _latency(value: object) -> float | None:
+    number = _number(value)
+    if number is not None and not 0 < number < inf:
+        raise ValueError(f"a latency of {number} us cannot be")
+    return number
+
+
+# --- writing
+
+
+def format_table(table: Table) -> str:
+    """`table` as text: the same text for the same measurements in whatever order."""
+    key, device = table.key, table.device
+    facts = [
+        ("format", f"{_FORMAT} {_VERSION}"),
+        ("gpu", key.gpu),
+        ("arch", device.arch),
+        *((name, str(getattr(device, name))) for name in _DEVICE_NUMBERS),
+        ("driver", key.driver),
+        ("model", key.model),
+        ("heads", str(key.heads)),
+        ("kv_layout", key.kv_layout),
+        ("protocol", key.protocol),
+        ("measured_at", table.measured_at),
+        # A file that was cut short, or merged by hand, no longer has as many.
+        ("rows", str(len(table.measurements))),
+        *(("library", f"{name} {version}") for name, version in key.libraries),
+        # A name each: earlier versions of nsa-tune pass over names that they do not know.
+        *((f"{_LIMIT}{name}", str(value)) for name, value in sorted(table.limits.items())),
+    ]
+    rows = sorted(table.measurements, key=lambda m: (m.point, _natural(m.batch), m.arm))
+    lines = [
+        # No space is left at the end of a line without a value: editors would remove it.
+        *(f"# {name} =" + (f" {_escaped(value)}" if value else "") for name, value in facts),
+        "\t".join(_COLUMNS),
+        *map(format_row, rows),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def format_row(measurement: Measurement) -> str:
+    """The line of one measurement, without its newline."""
+    return "\t".join(_cells(measurement))
+
+
+def _cells(row: Measurement) -> Iterator[str]:
+    for column in _COLUMNS:
+        value = getattr(row, column)
+        if value is None or value == "":
+            yield _NOTHING
+        elif isinstance(value, float):
+            yield repr(float(f"{value:.4g}")).removesuffix(".0")
+        else:
+            text = _escaped(str(value))
+            yield "\\-" if text == _NOTHING else text
+
+
+def _escaped(text: str) -> str:
+    # A lone surrogate (an undecodable path in a reason) has no UTF-8 form.
+    text = text.encode("utf-8", "backslashreplace").decode("utf-8")
+    return _SPECIAL.sub(lambda m: "\\" + (_ESCAPES.get(m[0]) or f"u{ord(m[0]):04x}"), text)
+
+
+def _natural(text: str) -> tuple[list[str | tuple[int, str]], str]:
+    """A sort key that puts 512 before 1024: digits compare by value."""
+    parts: list[str | tuple[int, str]] = list(re.split("([0-9]+)", text))
+    for i, part in enumerate(parts[1::2]):
+        digits = str(part).lstrip("0")
+        parts[2 * i + 1] = (len(digits), digits)
+    return parts, text
+
+
+# --- reading
+
+
+def read_text(path: Path) -> Table:
+    """The table in the text file `path`.
+
+    Raises:
+        StoreMissing: when there is no such file.
+        StoreNewer: when a newer nsa-tune wrote it.
+        StoreCorrupt: when it is no table, or damaged; names the line.
+    """
+    lines = _lines(_bytes(path), path)
+    head = _Head.of(lines, path)
+    rows = lines[head.length : -1]
+    if lines[-1] != "":
+        raise _damage(path, len(lines), "the last line was cut short")
+    if rows[:1] != ["\t".join(_COLUMNS)]:
+        raise _damage(path, head.length + 1, f"the columns must be: {' '.join(_COLUMNS)}")
+    if len(rows) - 1 != head.number("rows"):
+        raise _damage(
+            path, len(lines), f"{len(rows) - 1} rows, where the head says {head.number('rows')}"
+        )
+    measurements: dict[tuple[str, str, str], Measurement] = {}
+    for i, row in enumerate(rows[1:], head.length + 2):
+        try:
+            measurement = _parsed(row)
+        except ValueError as error:
+            raise _damage(path, i, str(error)) from None
+        place = (measurement.point, measurement.batch, measurement.arm)
+        if measurements.setdefault(place, measurement) is not measurement:
+            raise _damage(path, i, f"a second row for {' '.join(place)}")
+    device = Device(head.text("gpu"), head.text("arch"), *map(head.number, _DEVICE_NUMBERS))
+    return Table(
+        head.key, device, tuple(measurements.values()), str(path), head.text("measured_at"),
+        head.limits,
+    )  # fmt: skip
+
+
+def read_key(path: Path) -> Key:
+    """The key of the table in `path`, from its first lines alone.
+
+    Raises:
+        StoreError: as `read_text`.
+    """
+    return _Head.of(_lines(_bytes(path, head_only=True), path), path).key
+
+
+def _bytes(path: Path, *, head_only: bool = False) -> bytes:
+    """The whole file; with `head_only`, its first lines, those that begin with "#"."""
+    try:
+        with path.open("rb") as file:
+            if head_only:
+                return b"".join(takewhile(_HEAD_LINE.match, file))
+            return file.read()
+    except FileNotFoundError:
+        raise StoreMissing(f"there is no {path}") from None
+    except OSError as error:
+        raise StoreError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def _lines(data: bytes, path: Path) -> list[str]:
+    try:
+        # Not splitlines, which also splits at characters that a reason may hold.
+        return data.decode("utf-8").replace("\r\n", "\n").split("\n")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise _damage(path, line, "not UTF-8 text") from None
+
+
+def _damage(path: Path, line: int, what: str) -> StoreCorrupt:
+    return StoreCorrupt(f"{path}, line {line}: {what}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Head:
+    """The "# name = value" lines of a table."""
+
+    path: Path
+    facts: Mapping[str, tuple[int, str]]
+    """Name to line number and value."""
+    libraries: tuple[tuple[str, str], ...]
+    length: int
+
+    @classmethod
+    def of(cls, lines: list[str], path: Path) -> _Head:
+        """The head that begins `lines`; names that this version does not know are kept."""
+        name, _, version = lines[0].removeprefix("# format = ").partition(" ")
+        if name != _FORMAT:
+            raise _damage(path, 1, f"not a table of nsa-tune, which begins '# format = {_FORMAT}'")
+        if version != str(_VERSION):
+            raise StoreNewer(
+                f"{path} has format {version!r}, which this nsa-tune does not read; upgrade it"
+            )
+        facts: dict[str, tuple[int, str]] = {}
+        libraries = []
+        length = 0
+        for length, line in enumerate(takewhile(lambda line: line.startswith("#"), lines), 1):
+            name, separator, value = line.removeprefix("# ").partition(" =")
+            try:
+                value = _unescaped(value.removeprefix(" "))
+            except ValueError as error:
+                raise _damage(path, length, str(error)) from None
+            if not separator or (name in facts and name != "library"):
+                raise _damage(path, length, "not a new '# name = value'")
+            facts[name] = (length, value)
+            if name == "library":
+                distribution, _, version = value.partition(" ")
+                libraries.append((distribution, version))
+        return cls(path, facts, tuple(libraries), length)
+
+    def text(self, name: str) -> str:
+        """The value of `name`."""
+        if name not in self.facts:
+            raise _damage(self.path, self.length, f"there is no line '# {name} = ...'")
+        return self.facts[name][1]
+
+    def number(self, name: str) -> int:
+        """The value of `name`, a whole number from 0."""
+        text = self.text(name)
+        if not _COUNT.fullmatch(text):
+            raise _damage(self.path, self.facts[name][0], f"{name} is {text!r}, not a number")
+        return int(text)
+
+    @property
+    def limits(self) -> dict[str, int]:
+        """What probes found."""
+        names = [name for name in self.facts if name.startswith(_LIMIT)]
+        return {name.removeprefix(_LIMIT): self.number(name) for name in names}
+
+    @property
+    def key(self) -> Key:
+        """What the table is valid for."""
+        return Key(
+            gpu=self.text("gpu"),
+            driver=self.text("driver"),
+            libraries=self.libraries,
+            model=self.text("model"),
+            heads=self.number("heads"),
+            kv_layout=self.text("kv_layout"),
+            protocol=self.text("protocol"),
+        )
+
+
+def _parsed(row: str) -> Measurement:
+    cells = row.split("\t")
+    if len(cells) != len(_COLUMNS):
+        raise ValueError(f"{len(cells)} cells, where a row has {len(_COLUMNS)}")
+    point, batch, arm, status, latency, low, high, samples, error, reason = cells
+    if not _COUNT.fullmatch(samples):
+        raise ValueError(f"samples {samples!r} is not a count")
+    return checked_measurement(
+        _text(point), _text(batch), _text(arm), status,
+        _float(latency), _float(low), _float(high), int(samples), _float(error), _text(reason),
+    )  # fmt: skip
+
+
+def _text(cell: str) -> str:
+    return "" if cell == _NOTHING else _unescaped(cell)
+
+
+def _float(cell: str) -> float | None:
+    return None if cell == _NOTHING else float(cell)
+
+
+def _unescaped(cell: str) -> str:
+    return _ESCAPED.sub(_character, cell) if "\\" in cell else cell
+
+
+def _character(escape: re.Match[str]) -> str:
+    code, letter = escape.groups()
+    if code:
+        return chr(int(code, 16))
+    if letter not in _UNESCAPES:
+        raise ValueError(f"{escape[0]} is no escape")
+    return _UNESCAPES[letter]

@@ -1,0 +1,1 @@
+"""Flags that an engine already has and that a table speaks for."""

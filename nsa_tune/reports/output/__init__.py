@@ -1,0 +1,1 @@
+"""How a report is written: terminal, Markdown, CSV, JSON, pictures."""

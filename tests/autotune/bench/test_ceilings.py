@@ -1,0 +1,155 @@
+"""What a device reaches, measured on the CPU, as the roofline of a report reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from nsa_tune.autotune.bench import ceilings, devices
+from nsa_tune.autotune.bench.ceilings import measure_ceilings
+from nsa_tune.autotune.bench.timing import CpuTimer, SlowedDown
+from nsa_tune.autotune.runner import sweep
+from nsa_tune.autotune.runner.progress import Incident, NoProgress
+from nsa_tune.autotune.runner.run import RunRequest, RunResult, run
+from nsa_tune.backend.points import POINTS
+from nsa_tune.backend.types.records import Device, Measurement, Status
+from nsa_tune.reports.content import roofline
+
+CPU = torch.device("cpu")
+TWO_ARMS = "tests.autotune.fake_point:TWO_ARMS"
+
+
+def measured(arch: str = "cpu") -> list[Measurement]:
+    """The ceilings of a CPU that calls itself `arch`."""
+    return measure_ceilings(arch, CPU, CpuTimer())
+
+
+def test_a_cpu_gets_a_roof_of_its_own() -> None:
+    rows = measured()
+    found = roofline.ceilings_of(rows)
+
+    assert {row.status for row in rows} == {Status.OK}
+    assert all(row.low_us and row.high_us and row.samples for row in rows)
+    assert found is not None
+    assert found.bytes_per_s > 1e8
+    assert set(found.flops_per_s) == {"bf16"}
+
+
+def test_a_product_that_the_device_has_not_is_a_failure_with_its_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refused(*_: object, **__: object) -> torch.Tensor:
+        raise RuntimeError("no such\nmatrix unit")
+
+    monkeypatch.setattr(torch, "_scaled_mm", refused)
+
+    (failed,) = (row for row in measured("sm90") if row.arm == "matmul_fp8")
+
+    assert failed.status is Status.FAILED
+    assert failed.reason == "RuntimeError: no such matrix unit"
+
+
+def test_ceilings_are_no_decision_point() -> None:
+    assert ceilings.POINT == roofline.POINT
+    assert ceilings.POINT not in POINTS
+
+
+# --- as a part of a run
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This processor, which says that it is a GPU."""
+    describe = devices.describe
+
+    def described(device: torch.device) -> Device:
+        return replace(describe(device), arch="sm90")
+
+    monkeypatch.setattr(devices, "describe", described)
+
+
+def tuned(tmp_path: Path, **wishes: object) -> RunResult:
+    request = RunRequest(tmp_path / "t.db", device="cpu", isolate=False)
+    return run(replace(request, **wishes), registry=TWO_ARMS)  # type: ignore[arg-type]
+
+
+def roof_of(rows: Sequence[Measurement]) -> list[Measurement]:
+    return [row for row in rows if row.point == ceilings.POINT]
+
+
+@pytest.mark.usefixtures("gpu")
+def test_a_run_measures_the_ceilings_of_a_gpu_once_for_each_key(tmp_path: Path) -> None:
+    first, again = tuned(tmp_path), tuned(tmp_path)
+
+    stored = roof_of(first.table.measurements)
+    assert first.outcome == "done"
+    assert {row.arm for row in stored if row.status is Status.OK} >= {"copy", "matmul_bf16"}
+    assert roofline.ceilings_of(stored) is not None
+    assert (first.measured, again.measured, again.skipped) == (8 + len(stored), 0, 8)
+
+
+@pytest.mark.usefixtures("gpu")
+def test_a_fresh_run_measures_the_ceilings_again(tmp_path: Path) -> None:
+    first, fresh = tuned(tmp_path), tuned(tmp_path, fresh=True)
+
+    assert fresh.measured == first.measured
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize("wishes", [{"points": ("runnable",)}, {"ceilings": False}])
+def test_a_run_of_some_points_or_a_check_leaves_the_ceilings_alone(
+    tmp_path: Path, wishes: dict[str, object]
+) -> None:
+    assert roof_of(tuned(tmp_path, **wishes).table.measurements) == []
+
+
+def test_a_processor_gets_no_roof_from_a_run(tmp_path: Path) -> None:
+    assert roof_of(tuned(tmp_path).table.measurements) == []
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize("failure", [RuntimeError("out of memory"), SlowedDown()])
+def test_ceilings_that_fail_are_recorded_and_tried_again_by_the_next_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: Exception
+) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise failure
+
+    with monkeypatch.context() as patch:
+        patch.setattr("nsa_tune.autotune.bench.timing.interleave", fails)
+        failed = tuned(tmp_path)
+    again = tuned(tmp_path)
+
+    assert {row.status for row in roof_of(failed.table.measurements)} == {Status.FAILED}
+    assert str(failure)[:20] in roof_of(failed.table.measurements)[0].reason
+    assert failed.outcome == "done"
+    assert failed.quarantined == again.quarantined == ()
+    assert roofline.ceilings_of(roof_of(again.table.measurements)) is not None
+
+
+def test_a_worker_that_dies_of_the_ceilings_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweep, "lacks_ceilings", lambda device, known: True)
+    incidents: list[Incident] = []
+
+    class Remember(NoProgress):
+        def incident(self, incident: Incident) -> None:
+            incidents.append(incident)
+
+    result = run(
+        RunRequest(tmp_path / "t.db", device="cpu"), Remember(),
+        registry="tests.autotune.roofless:POINTS",
+    )  # fmt: skip
+
+    (row,) = roof_of(result.table.measurements)
+    assert (row.arm, row.status) == ("copy", Status.FAILED)
+    assert row.reason == "worker lost: exit code 3: the copy engine is gone"
+    assert (result.outcome, result.measured, result.failed, result.replaced) == ("done", 9, 1, 1)
+    assert [one.text for one in incidents if one.kind == "worker_replaced"] == [
+        "the worker is replaced after measuring the ceilings: exit code 3: the copy engine is gone"
+    ]

@@ -1,0 +1,72 @@
+"""Request traces: both formats, and what is wrong with a file that is neither."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from nsa_tune import UsageError
+from nsa_tune.autotune.workload.requests import Request, read_requests
+
+MOONCAKE = """\
+{"timestamp": 1500, "input_length": 700, "output_length": 20, "hash_ids": [0, 7]}
+
+{"timestamp": 500, "input_length": 513, "output_length": 3, "hash_ids": [0, 1]}
+{"timestamp": 600, "input_length": 10, "output_length": 0, "hash_ids": [2]}
+"""
+AZURE = """\
+TIMESTAMP,ContextTokens,GeneratedTokens
+2023-11-16 18:15:46.6805900,374,44
+2023-11-16 18:15:50.9951690,396,109
+"""
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    return tmp_path / "trace"
+
+
+def test_mooncakes_requests_come_in_order_of_arrival_with_their_blocks(trace: Path) -> None:
+    trace.write_text(MOONCAKE)
+
+    assert read_requests(trace) == [Request(0.0, 513, 3, (0, 1)), Request(1.0, 700, 20, (0, 7))]
+
+
+@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+def test_azures_requests_have_no_blocks(trace: Path, newline: str) -> None:
+    trace.write_bytes(AZURE.replace("\n", newline).encode())
+
+    first, second = read_requests(trace)
+
+    assert (first.arrival_s, first.input_tokens, first.output_tokens) == (0.0, 374, 44)
+    assert second.arrival_s == pytest.approx(4.314579)
+    assert first.blocks == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "no trace that nsa-tune reads"),
+        ("when,what\n1,2\n", "no trace that nsa-tune reads"),
+        (AZURE.splitlines()[0] + "\n", "has no request"),
+        (AZURE + "yesterday,1,2\n", "line 4 of"),
+        (AZURE + "2023-11-16 18:15:50,many,2\n", "line 4 of"),
+        (AZURE + "2023-11-16 18:15:50\n", "line 4 of"),
+        (MOONCAKE + '{"timestamp": 1}\n', "line 5 of"),
+        (MOONCAKE + "{\n", "line 5 of"),
+    ],
+)
+def test_a_file_that_is_no_trace_is_told_why(trace: Path, text: str, message: str) -> None:
+    trace.write_text(text)
+
+    with pytest.raises(UsageError, match=message):
+        read_requests(trace)
+
+
+def test_a_file_that_is_not_there_or_no_text(trace: Path) -> None:
+    with pytest.raises(UsageError, match="cannot be read"):
+        read_requests(trace)
+    trace.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(UsageError, match="no text"):
+        read_requests(trace)

@@ -1,0 +1,139 @@
+"""Reasons in words, and a whole plan as text."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from nsa_tune import Batch, Dispatcher
+from nsa_tune.backend.baselines import SGLANG_0_5_23
+from nsa_tune.backend.costmodel.surface import Estimate
+from nsa_tune.backend.dispatch.decide import Choice, Verdict
+from nsa_tune.backend.dispatch.explain import reason_of
+from tests.backend.fake_point import SETTING, Times, linear, policy_of
+
+TIMES: Times = {
+    "mha/dense": linear(0.1, 0.2, 5),
+    "mla/wide": linear(0.4, 0.01, 12),
+    "mla/packed": linear(0.5, 0, 18),
+}
+CHOICE = Choice(
+    answer="prefill_path",
+    choice="mla",
+    verdict=Verdict.WIN,
+    estimates={"mha": Estimate(2010, 2000, 2020, False), "mla": Estimate(20.0, 19, 21, False)},
+    arms={"mha": "mha/dense", "mla": "mla/packed"},
+    forbidden={},
+    default="mha",
+)
+
+
+def _explained(batch: Batch, times: Times = TIMES) -> str:
+    return Dispatcher(SETTING, [policy_of(times)], source="made up").explain(batch)
+
+
+@pytest.mark.parametrize(
+    ("choice", "text"),
+    [
+        (CHOICE, "mla (20 us) is faster than mha (2010 us) by 100x"),
+        (
+            replace(CHOICE, verdict=Verdict.UNSURE),
+            "mla (20 us) looks faster than mha (2010 us) by 100x, which the intervals leave open",
+        ),
+        (
+            replace(CHOICE, verdict=Verdict.TIE, choice="mha", tied=("mha", "mla")),
+            "mha and mla take equally long; mha is SGLang 0.5.23's",
+        ),
+        (
+            replace(CHOICE, verdict=Verdict.TIE, tied=("mla", "other")),
+            "mla and other take equally long; mla comes first",
+        ),
+        (
+            replace(CHOICE, verdict=Verdict.ONLY, forbidden={"mha": "too long"}),
+            "only mla is allowed; not mha: too long",
+        ),
+        (
+            replace(CHOICE, verdict=Verdict.RULE, choice="mha", estimates={}),
+            "too little is measured here; SGLang 0.5.23 takes mha",
+        ),
+        (
+            replace(CHOICE, verdict=Verdict.RULE, estimates={}, forbidden={"mha": "too long"}),
+            "too little is measured here, and SGLang 0.5.23's mha is not allowed; "
+            "not mha: too long",
+        ),
+        (
+            replace(CHOICE, verdict=Verdict.NONE, choice=None, estimates={}),
+            "every choice is forbidden",
+        ),
+        (
+            replace(CHOICE, estimates={**CHOICE.estimates, "mha": Estimate(30.0, 9, 99, True)}),
+            "mla (20 us) is faster than mha (30 us) by 1.5x, estimated from outside of the "
+            "measured range",
+        ),
+    ],
+)
+def test_a_reason_is_one_sentence(choice: Choice, text: str) -> None:
+    assert reason_of(choice, SGLANG_0_5_23, "a table").text == text
+
+
+@pytest.mark.parametrize(
+    ("verdict", "source"),
+    [
+        (Verdict.WIN, "a table"),
+        (Verdict.TIE, "a table"),
+        (Verdict.UNSURE, "a table"),
+        (Verdict.ONLY, "hard limits"),
+        (Verdict.RULE, "SGLang 0.5.23 layers/attention/dsa_backend.py:4049"),
+        (Verdict.NONE, "hard limits"),
+    ],
+)
+def test_a_reason_names_what_decided(verdict: Verdict, source: str) -> None:
+    choice = replace(CHOICE, verdict=verdict, tied=("mha", "mla"))
+
+    assert reason_of(choice, SGLANG_0_5_23, "a table").source == source
+
+
+def test_an_explanation_names_batch_source_times_and_limits() -> None:
+    lines = _explained(Batch.extend([2048], [64])).splitlines()
+
+    assert lines[0] == "batch   extend:2048+64"
+    assert lines[1].strip() == "sequences 1, new tokens 64, kv tokens 2112, longest 2112"
+    assert lines[2] == "source  made up"
+    assert "prefill_path = mla  (only)" in lines
+    assert "    only mla is allowed; not mha: too long for dense" in lines
+    assert "    packed                50 us  [50 us, 50.1 us]" in lines
+    assert "skip_topk = False  (forced)" in lines
+
+
+def test_the_estimates_are_listed_fastest_first() -> None:
+    text = _explained(Batch.extend([1024], [8]))
+
+    assert text.index("packed                22 us") < text.index("wide                25.5 us")
+
+
+def test_a_capture_is_mentioned() -> None:
+    assert "longest 64, captured" in _explained(Batch.extend([0], [64], captured=True))
+
+
+def test_a_long_ragged_batch_is_shortened() -> None:
+    first = _explained(Batch.extend(range(200), range(1, 201))).splitlines()[0]
+
+    assert first.endswith("...")
+    assert len(first) < 120
+
+
+@pytest.mark.parametrize(
+    ("batch", "name", "text"),
+    [
+        (Batch.extend([0], [64]), "dequantize_prefix", "there is no prefix"),
+        (Batch.extend([8], [64]), "skip_topk", "no sequence is longer than index_topk"),
+        (Batch.decode([64]), "skip_topk", "the batch decodes"),
+    ],
+)
+def test_what_follows_says_from_what(batch: Batch, name: str, text: str) -> None:
+    reason = Dispatcher(SETTING, [policy_of(TIMES)], source="x").plan(batch).reasons[name]
+
+    assert reason.verdict is Verdict.FORCED
+    assert reason.source == "coupled as in SGLang 0.5.23"
+    assert reason.text.startswith(text)

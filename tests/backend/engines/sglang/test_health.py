@@ -1,0 +1,185 @@
+"""The doctor's view of the plug-in, in environments that are right and wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nsa_tune.backend.engines.sglang.releases import release_of
+from tests.backend.engines.sglang.site import Site
+from tests.backend.engines.sglang.tables import GPU, table_file
+from tests.backend.engines.sglang.wheels import Wheel
+
+_LOOK = """
+import json, os
+from nsa_tune.backend.hardware import detect
+detect.local_device_name = lambda: os.environ.get("GPU", "No GPU")
+from nsa_tune.backend.engines.sglang.health import health
+print(json.dumps({one.name: [one.ok, one.detail] for one in health()}))
+"""
+
+
+@pytest.fixture
+def site(oldest: Wheel, tmp_path: Path) -> Site:
+    return Site(tmp_path / "site", oldest)
+
+
+def _look(site: Site, **variables: str) -> dict[str, tuple[bool, str]]:
+    done = site.run(_LOOK, **variables)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return {name: (ok, detail) for name, (ok, detail) in found.items()}
+
+
+def _wrong(found: dict[str, tuple[bool, str]]) -> set[str]:
+    return {name for name, (ok, _) in found.items() if not ok}
+
+
+def test_all_is_well_where_everything_is(wheel: Wheel, tmp_path: Path) -> None:
+    site = Site(tmp_path / "site", wheel)
+    found = _look(site, NSA_TUNE_DB=str(table_file(tmp_path)), GPU=GPU)
+
+    assert _wrong(found) == set()
+    assert found["sglang"][1].startswith(f"SGLang {wheel.version}; ")
+    assert "deepseek-v3.2 with 128 local heads" in found["table"][1]
+    assert found["hook on prefill"][1].endswith("set_dsa_prefill_impl is hooked")
+    release = release_of(wheel.version)
+    assert release is not None
+    names = {f"{what} {one.name}" for one in release.symbols for what in ("source of", "hook on")}
+    assert {name for name in found if name.startswith(("source of", "hook on"))} == names
+
+
+def test_a_switch_of_v4s_that_has_gone_is_named(newest: Wheel, tmp_path: Path) -> None:
+    site = Site(tmp_path / "site", newest)
+    site.v4_backend("class DeepseekV4AttnBackend:\n    def __init__(self, model_runner): pass\n")
+    found = _look(site, NSA_TUNE_DB=str(table_file(tmp_path)), GPU=GPU)
+
+    assert _wrong(found) == {"source of v4_prefill", "hook on v4_prefill"}
+    assert "_use_sparse_prefill is not there" in found["hook on v4_prefill"][1]
+
+
+def test_no_table_is_named(site: Site) -> None:
+    found = _look(site)
+
+    assert _wrong(found) == {"table"}
+    assert found["table"][1] == "nothing is measured for 'No GPU': run `nsa-tune run`"
+
+
+_HOOKS = {"hook on backend", "hook on prefill", "hook on indexer"}
+
+
+def test_the_allow_list_is_named(site: Site) -> None:
+    found = _look(site, SGLANG_PLUGINS="other")
+
+    assert _wrong(found) == {"table", "allowed"} | _HOOKS
+    assert found["allowed"][1] == "SGLANG_PLUGINS=other leaves nsa_tune out"
+
+
+def test_the_off_switch_is_named(site: Site) -> None:
+    assert _wrong(_look(site, NSA_TUNE_DISABLE="1")) == {"table", "switch"} | _HOOKS
+
+
+def test_a_missing_entry_point_is_named(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A real installation beside the tests would bring one."""
+    site.without_entry_point()
+    no_others = "import sys\nfrom importlib import metadata\n" + (
+        "metadata.entry_points = lambda group: ()\n"
+    )
+    done = site.run(no_others + _LOOK)
+    found = json.loads(done.stdout.splitlines()[-1])
+
+    assert found["entry point"][0] is False
+    assert "install nsa-tune where SGLang is installed" in found["entry point"][1]
+
+
+def test_a_silent_failure_is_found(site: Site) -> None:
+    """A method that does not let itself be replaced: the engine serves without the hook."""
+    path = site.folder / "sglang/srt/layers/attention/dsa_backend.py"
+    fixed = (
+        "class Fixed(type):\n"
+        "    def __setattr__(cls, name, value):\n"
+        "        if 'prefill' in name:\n"
+        "            raise ValueError('made up')\n"
+        "        super().__setattr__(name, value)\n\n"
+    )
+    kind = "class DeepseekSparseAttnBackend"
+    site.backend(fixed + path.read_text().replace(f"{kind}:", f"{kind}(metaclass=Fixed):"))
+    found = _look(site)
+
+    assert _wrong(found) == {"table", "hook on prefill"}
+    assert "set_dsa_prefill_impl failed" in found["hook on prefill"][1]
+    assert "ValueError: made up" in found["hook on prefill"][1]
+
+
+def test_a_hook_under_another_plug_ins_replacement_is_found(site: Site) -> None:
+    """SGLang puts the replacement over the hook, and nothing calls the hook any more."""
+    site.plugin(
+        "another",
+        "from sglang.srt.plugins.hook_registry import HookRegistry, HookType\n"
+        "def replacement(self, forward_batch=None): pass\n"
+        "HookRegistry.register(\n"
+        "    'sglang.srt.layers.attention.dsa_backend.DeepseekSparseAttnBackend'\n"
+        "    '.set_dsa_prefill_impl', replacement, HookType.REPLACE)\n",
+    )
+    found = _look(site)
+
+    assert _wrong(found) == {"table", "hook on prefill"}
+
+
+def test_an_engine_that_cannot_be_imported_is_named(site: Site) -> None:
+    path = site.folder / "sglang/srt/layers/attention/dsa_backend.py"
+    site.backend("import deep_gemm_is_not_here\n" + path.read_text())
+    found = _look(site)
+
+    assert _wrong(found) == {"table"} | _HOOKS
+    assert "No module named 'deep_gemm_is_not_here'" in found["hook on backend"][1]
+
+
+def test_an_engine_that_ends_the_process_is_named(site: Site) -> None:
+    path = site.folder / "sglang/srt/layers/attention/dsa_backend.py"
+    site.backend(path.read_text() + "\nimport os\nos._exit(7)\n")
+
+    assert "ended with 7" in _look(site)["hook on backend"][1]
+
+
+def test_a_changed_signature_is_named(site: Site) -> None:
+    path = site.folder / "sglang/srt/layers/attention/dsa_backend.py"
+    site.backend(path.read_text().replace("forward_batch=None", "forward_batch, when"))
+    found = _look(site)
+
+    assert _wrong(found) == {"table", "source of prefill", "hook on prefill"}
+    assert found["source of prefill"][1].endswith("(self, forward_batch, when)")
+    assert "takes (self, forward_batch, when)" in found["hook on prefill"][1]
+
+
+def test_an_unknown_release_ends_the_examination(oldest: Wheel, tmp_path: Path) -> None:
+    found = _look(Site(tmp_path / "site", oldest, version="0.9.0"))
+
+    assert _wrong(found) == {"table", "sglang"}
+    assert found["sglang"][1] == "SGLang 0.9.0; the plug-in was checked with 0.5.15 to 0.5.23"
+
+
+_DOCTOR = """
+import os, sys
+from nsa_tune.backend.hardware import detect
+detect.local_device_name = lambda: os.environ["GPU"]
+from nsa_tune import cli
+cli.main(["doctor", "--engine", "sglang"])
+"""
+
+
+def test_the_doctor_of_the_command_line_finds_a_hook_that_failed_silently(
+    site: Site, tmp_path: Path
+) -> None:
+    variables = {"NSA_TUNE_DB": str(table_file(tmp_path)), "GPU": GPU}
+    well = site.run(_DOCTOR, **variables)
+    site.backend("class DeepseekSparseAttnBackend:\n    pass\n")
+
+    ill = site.run(_DOCTOR, **variables)
+
+    assert (well.returncode, ill.returncode) == (0, 5), well.stderr + ill.stderr
+    assert well.stdout.splitlines()[-1].startswith("OK: this machine is ready to steer SGLang")
+    assert ill.stdout.splitlines()[-1].startswith("This machine cannot steer SGLang: ")

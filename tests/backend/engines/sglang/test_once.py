@@ -1,0 +1,69 @@
+"""What flashmla_sparse costs once a pass, charged to its times."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from nsa_tune import Batch, Dispatcher
+from nsa_tune.backend.engines.sglang.once import PASS_US, SEQUENCE_US, charged, cost_us
+
+KV, SPARSE = "mla/flashmla_kv", "mla/flashmla_sparse"
+
+
+@pytest.fixture(scope="module")
+def plain() -> Dispatcher:
+    """The package's own table."""
+    return Dispatcher.open(
+        gpu="NVIDIA H100 80GB HBM3", model="deepseek-v3.2", heads=128, kv_dtype="fp8"
+    )
+
+
+def test_without_a_prefix_only_the_wait_counts() -> None:
+    assert cost_us(Batch.extend([0] * 8, [64] * 8)) == PASS_US
+    assert cost_us(Batch.extend([0, 9], [64, 64])) == PASS_US + 2 * SEQUENCE_US
+
+
+@pytest.mark.parametrize("layers", [1, 16])
+def test_the_kernel_is_taken_where_all_layers_gain_more_than_that(
+    plain: Dispatcher, layers: int
+) -> None:
+    dear = charged(plain, layers)
+    taken = given_up = 0
+    for batch in plain.policies["prefill"].measured:
+        times = plain.policies["prefill"].survey(batch).latencies
+        kv, sparse = times.get(KV), times.get(SPARSE)
+        if kv is None or sparse is None:
+            continue
+        before, after = plain.plan(batch).sparse_prefill, dear.plan(batch).sparse_prefill
+        gain = layers * (kv - sparse) / cost_us(batch)
+        # Near the break-even the surfaces' errors decide.
+        if gain > 1.5 and kv > 1.1 * sparse:
+            assert after == "flashmla_sparse"
+            taken += 1
+        elif gain < 0.5:
+            assert after == "flashmla_kv"
+            given_up += before == "flashmla_sparse"
+    assert taken > 10
+    assert given_up > 0
+
+
+def test_other_answers_stay(plain: Dispatcher) -> None:
+    dear = charged(plain, 61)
+    random = Random(1)
+    for _ in range(50):
+        batch = Batch.decode([random.randrange(1, 9000)])
+        assert dear.plan(batch).indexer_layout == plain.plan(batch).indexer_layout
+    assert dear.source == plain.source
+
+
+def test_a_forced_arm_stays_forced(monkeypatch: pytest.MonkeyPatch, plain: Dispatcher) -> None:
+    monkeypatch.setenv("NSA_TUNE_FORCE", "prefill=mla/flashmla_kv")
+    forced = Dispatcher.open(
+        gpu="NVIDIA H100 80GB HBM3", model="deepseek-v3.2", heads=128, kv_dtype="fp8"
+    )
+    batch = Batch.extend([9000], [4096]).sums
+
+    assert charged(plain, 61).chooser("sparse_prefill")(batch) == "flashmla_sparse"
+    assert charged(forced, 61).chooser("sparse_prefill")(batch) == "flashmla_kv"

@@ -1,0 +1,29 @@
+"""SGLang 0.5.15's whole attention backend on a CPU, with the plug-in on and off.
+
+Its loader, registry, constructor, metadata and dequantization are the wheel's; torch computes
+what FlashMLA, FlashAttention and DeepGEMM would.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks._sglang_engine import unpack
+from benchmarks.sglang_backend import compare
+from tests.backend.engines.sglang.wheels import Wheel
+
+
+@pytest.mark.slow
+def test_outputs_agree_while_decisions_differ(
+    oldest: Wheel, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    unpack([oldest.path], tmp_path / "site")
+
+    assert compare(tmp_path / "site", rehearse=True) == 0, capsys.readouterr().out
+    lines = capsys.readouterr().out.splitlines()
+    # This release's flashmla_sparse goes through all of index_topk, so MHA stays below it.
+    assert not any("'mha': True" in line and "steered {'mha': False" in line for line in lines)
+    assert any("SGLang {'rows': [16, 1]}, steered {'rows': [8, 2]}" in line for line in lines)
+    assert lines[-1].startswith("OK: 6 passes, ")
