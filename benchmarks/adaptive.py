@@ -22,9 +22,9 @@ from statistics import fmean
 from benchmarks.regret import cells
 from nsa_tune import Batch
 from nsa_tune.autotune.search.adaptive import TAIL, Adaptive
-from nsa_tune.autotune.search.expected import tail_mean
 from nsa_tune.backend.baselines import SGLANG_0_5_23
 from nsa_tune.backend.costmodel.policy import Policy
+from nsa_tune.backend.costmodel.regret import tail_mean
 from nsa_tune.backend.dispatch.decide import pick
 from nsa_tune.backend.points import POINTS
 from nsa_tune.backend.types.layouts import KVLayout
@@ -79,7 +79,7 @@ def replay(table: Table, *, target_regret: float = 0.01, seed: int = 0) -> Repla
         found = [recorded[name] for name in names if name in recorded]
         schedule.done(job, found)
         rows += found
-    return Replay(tuple(rows), len(rows) / len(recorded), schedule.expected())
+    return Replay(tuple(rows), len(rows) / len(recorded), schedule.expected_regret())
 
 
 def regrets(rows: Iterable[Measurement], table: Table, held_out: Table) -> dict[str, list[float]]:
@@ -87,13 +87,13 @@ def regrets(rows: Iterable[Measurement], table: Table, held_out: Table) -> dict[
     setting, rows = setting_of(table), list(rows)
     found: dict[str, list[float]] = {}
     for point in POINTS.values():
-        policy = Policy.compile(point, setting, rows)
-        for answer in point.answers:
-            for cell in cells(held_out, point.name, answer):
-                rule = SGLANG_0_5_23.choose(answer, cell.batch, setting)
-                regret = cell.regret(pick(answer, policy.survey(cell.batch), rule)[0])
+        policy = Policy.fit(point, setting, rows)
+        for question in point.questions:
+            for cell in cells(held_out, point.name, question):
+                baseline = SGLANG_0_5_23.choose(question, cell.batch, setting)
+                regret = cell.regret(pick(question, policy.survey(cell.batch), baseline)[0])
                 if regret is not None:
-                    found.setdefault(answer.name, []).append(regret)
+                    found.setdefault(question.name, []).append(regret)
     return found
 
 

@@ -16,7 +16,7 @@ from nsa_tune.autotune.bench.timing import timer_for
 from nsa_tune.backend.types.records import Status
 from nsa_tune.db.reader import read_database
 from nsa_tune.db.store import Store
-from nsa_tune.reports.content.roofline import ceilings_of
+from nsa_tune.reports.analysis.roofline import ceilings_of
 
 
 def main(database: Path) -> None:

@@ -93,8 +93,8 @@ def _complete(dispatcher: Dispatcher) -> Dispatcher:
                         time_us, 5,
                     )
                 )  # fmt: skip
-        policies.append(Policy.compile(policy.point, dispatcher.setting, rows))
-    return Dispatcher(dispatcher.setting, policies, source="made up", rule=dispatcher.rule)
+        policies.append(Policy.fit(policy.point, dispatcher.setting, rows))
+    return Dispatcher(dispatcher.setting, policies, source="made up", baseline=dispatcher.baseline)
 
 
 def _planning(dispatcher: Dispatcher) -> Iterator[Figure]:
@@ -135,7 +135,7 @@ def _dense_or_not(dispatcher: Dispatcher, sums: Sequence[Batch]) -> Iterator[Fig
 
 
 def _chooser(dispatcher: Dispatcher, name: str, batch: Batch) -> Callable[[Batch], object]:
-    return dispatcher.chooser(name, batch.mode, batch.next_n)
+    return dispatcher.chooser(name, batch.mode)
 
 
 def _making() -> Iterator[Figure]:
@@ -146,7 +146,7 @@ def _making() -> Iterator[Figure]:
     yield Figure("a batch of 64 sequences from their lengths", sequences, 5.0)
     sums = best_ns(
         lambda _: Batch.from_totals(
-            mode="extend", sequences=8, q_tokens=1024, kv_tokens=9216, max_kv=2048, pairs=999_999
+            mode="extend", batch_size=8, q_tokens=1024, kv_tokens=9216, max_kv=2048, pairs=999_999
         ),
         [0] * 5,
     )
@@ -155,7 +155,7 @@ def _making() -> Iterator[Figure]:
 
 def _others(dispatcher: Dispatcher, folder: Path) -> Iterator[Figure]:
     batches = [batch.sums for batch in _batches("prefill", dispatcher)]
-    keys = [(b.sequences, b.q_tokens, b.kv_tokens, b.max_kv) for b in batches]
+    keys = [(b.batch_size, b.q_tokens, b.kv_tokens, b.max_kv) for b in batches]
     plans = dict(zip(keys, batches, strict=True))
     yield Figure("dict, of batches seen before", best_ns(plans.__getitem__, keys) / 1e3, None)
     bounds = [2**k for k in range(32)]

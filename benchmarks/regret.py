@@ -1,4 +1,4 @@
-"""What a table's answers cost on batches that it was not tuned on, beside the engine's rule.
+"""What a table's answers cost on batches that it was not tuned on, beside the engine's baseline.
 
     python benchmarks/regret.py measure --heads 128 --kv-dtype fp8 --batches 100 --out held-out.tsv
     python benchmarks/regret.py score held-out.tsv [--db TABLE] [--sums] [--without TABLE]
@@ -26,9 +26,10 @@ from random import Random
 
 from nsa_tune import Batch, Dispatcher
 from nsa_tune.backend.baselines import SGLANG_0_5_23
-from nsa_tune.backend.dispatch.serving import Match
+from nsa_tune.backend.costmodel.regret import regret
+from nsa_tune.backend.dispatch.table_planner import Match
 from nsa_tune.backend.points import POINTS, points_for
-from nsa_tune.backend.types.point import Answer, Arm, Point, Setting
+from nsa_tune.backend.types.point import Arm, Point, Question, Setting
 from nsa_tune.backend.types.records import Measurement, Status, Table
 from nsa_tune.db.reader import read_text
 
@@ -48,8 +49,7 @@ class Cell:
 
     def regret(self, choice: str | None) -> float | None:
         """Relative loss of `choice`; None where it was not measured."""
-        cost = None if choice is None else self.cost_us.get(choice)
-        return None if cost is None else cost / min(self.cost_us.values()) - 1
+        return None if choice not in self.cost_us else regret(self.cost_us, choice)
 
 
 def measure(arguments: argparse.Namespace) -> None:
@@ -70,7 +70,7 @@ def measure(arguments: argparse.Namespace) -> None:
     layout = profile.layout(arguments.kv_dtype)
     libraries = dict(detect.library_versions())
     setting = Setting(profile, arguments.heads, layout, devices.describe(device), libraries)
-    key = devices.key_of(setting, timer)
+    key = devices.key_of(setting, timer.protocol)
     out: Path = arguments.out
     before = read_text(out) if out.exists() else None
     if before is not None and before.key != key:
@@ -121,8 +121,8 @@ def drawn(
                     break
 
 
-def cells(table: Table, point: str, answer: Answer) -> Iterator[Cell]:
-    """The batches of `table` on which `answer` of the point called `point` has a choice."""
+def cells(table: Table, point: str, question: Question) -> Iterator[Cell]:
+    """The batches of `table` on which `question` of the point called `point` has a choice."""
     times: dict[str, dict[str, float]] = {}
     for row in table.measurements:
         if row.point == point and row.status is Status.OK and row.latency_us is not None:
@@ -130,25 +130,25 @@ def cells(table: Table, point: str, answer: Answer) -> Iterator[Cell]:
     for word, by_arm in times.items():
         cost = {
             choice: min(by_arm[arm] for arm in arms if arm in by_arm)
-            for choice, arms in answer.choices.items()
+            for choice, arms in question.choices.items()
             if any(arm in by_arm for arm in arms)
         }
         if len(cost) > 1:
             yield Cell(Batch.parse(word), cost)
 
 
-def choosers(dispatcher: Dispatcher, answer: Answer) -> dict[str, Choose]:
-    """Who decides: the table, the engine's rule, and always the same choice."""
+def choosers(dispatcher: Dispatcher, question: Question) -> dict[str, Choose]:
+    """Who decides: the table, the engine's baseline, and always the same choice."""
 
     def by_table(batch: Batch) -> str | None:
-        chosen: str | None = getattr(dispatcher.plan(batch), answer.name)
+        chosen: str | None = getattr(dispatcher.plan(batch), question.name)
         return chosen
 
-    def by_rule(batch: Batch) -> str | None:
-        return SGLANG_0_5_23.choose(answer, batch, dispatcher.setting)
+    def by_baseline(batch: Batch) -> str | None:
+        return SGLANG_0_5_23.choose(question, batch, dispatcher.setting)
 
-    found: dict[str, Choose] = {"nsa-tune": by_table, SGLANG_0_5_23.name: by_rule}
-    for choice in answer.choices:
+    found: dict[str, Choose] = {"nsa-tune": by_table, SGLANG_0_5_23.name: by_baseline}
+    for choice in question.choices:
         found[f"always {choice}"] = partial(_always, choice)
     return found
 
@@ -156,7 +156,7 @@ def choosers(dispatcher: Dispatcher, answer: Answer) -> dict[str, Choose]:
 def summed(batch: Batch) -> Batch:
     """`batch` as an engine that keeps no lengths gives it."""
     return Batch.from_totals(
-        mode=batch.mode, sequences=batch.sequences, q_tokens=batch.q_tokens,
+        mode=batch.mode, batch_size=batch.batch_size, q_tokens=batch.q_tokens,
         kv_tokens=batch.kv_tokens, max_kv=batch.max_kv,
     )  # fmt: skip
 
@@ -196,11 +196,11 @@ def score(arguments: argparse.Namespace) -> None:
         sys.exit(f"there is no table of {key.gpu} to score: {dispatcher.source}")
     result = []
     for point in POINTS.values():
-        for answer in point.answers:
-            found = list(cells(held_out, point.name, answer))
+        for question in point.questions:
+            found = list(cells(held_out, point.name, question))
             if not found:
                 continue
-            for name, choose in choosers(dispatcher, answer).items():
+            for name, choose in choosers(dispatcher, question).items():
                 scored = [
                     (
                         cell.regret(choose(summed(cell.batch) if arguments.sums else cell.batch)),
@@ -215,7 +215,7 @@ def score(arguments: argparse.Namespace) -> None:
                 ragged = [r for r, cell in kept if len(set(cell.batch.lens or ())) > 1]
                 result.append(
                     {
-                        "question": answer.name,
+                        "question": question.name,
                         "who": name,
                         **summary([regret for regret, _ in kept]),
                         "ragged": len(ragged),

@@ -17,7 +17,7 @@ from math import log
 from pathlib import Path
 
 from nsa_tune.autotune.bench.ceilings import POINT as CEILINGS
-from nsa_tune.autotune.bench.sequential import verdict_of
+from nsa_tune.autotune.bench.race import verdict_of
 from nsa_tune.backend.types.records import Measurement, Status, Table
 from nsa_tune.db.reader import read_text
 

@@ -1,6 +1,7 @@
-"""The command line. Each command parses, calls one public function and prints what it returns.
+"""The command line.
 
-Data goes to stdout, talk and progress to stderr. The commands are in `_cli/`, by what they are for.
+Each command parses its options, calls one public function and prints the result: data to stdout,
+messages and progress to stderr. The commands are in `_cli/`.
 """
 
 from __future__ import annotations
@@ -13,47 +14,37 @@ from typing import Annotated
 import typer
 
 import nsa_tune
-from nsa_tune._cli import (
-    advising,
-    asking,
-    checking,
-    comparing,
-    measuring,
-    probing,
-    reporting,
-    serving,
-)
+from nsa_tune._cli.advise import advise
+from nsa_tune._cli.check import check
+from nsa_tune._cli.compare import compare
 from nsa_tune._cli.console import say
-from nsa_tune._cli.databases import db
+from nsa_tune._cli.dashboard import dashboard
+from nsa_tune._cli.db import db
+from nsa_tune._cli.doctor import doctor
+from nsa_tune._cli.lookup import explain, lookup
+from nsa_tune._cli.probe import probe
+from nsa_tune._cli.report import report
+from nsa_tune._cli.run import run
 from nsa_tune._errors import NsaTuneError
 
 __all__ = ["app", "main"]
 
 app = typer.Typer(
     help="Measure which attention implementation of a DeepSeek sparse attention model is fastest "
-    "for which batch on this GPU, and answer from the measurements.",
+    "for which batch on this GPU, and choose by these measurements.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for command in (
-    measuring.run,
-    checking.check,
-    probing.probe,
-    asking.lookup,
-    asking.explain,
-    reporting.report,
-    advising.advise,
-    comparing.compare,
-    serving.dashboard,
-    measuring.doctor,
-):
+    run, check, probe, lookup, explain, report, advise, compare, dashboard, doctor,
+):  # fmt: skip
     app.command()(command)
 app.add_typer(db, name="db")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line and leave the process with its exit code."""
+    """Run the command line, and exit with its code."""
     logging.basicConfig(format="nsa-tune: %(message)s", stream=sys.stderr)
     try:
         app(arguments, prog_name="nsa-tune")

@@ -9,13 +9,13 @@ import pytest
 from nsa_tune import cli
 from tests.reports.synthetic import H100
 
-__all__ = ["GPU", "Answer", "Shell"]
+__all__ = ["GPU", "Result", "Shell"]
 
 GPU = ("--gpu", H100.name)
 """The GPU of the `database` fixture."""
 
 
-class Answer(NamedTuple):
+class Result(NamedTuple):
     """How one command ended."""
 
     code: int
@@ -29,8 +29,8 @@ class Shell:
     def __init__(self, captured: pytest.CaptureFixture[str]) -> None:
         self._captured = captured
 
-    def __call__(self, *arguments: str) -> Answer:
+    def __call__(self, *arguments: str) -> Result:
         with pytest.raises(SystemExit) as left:
             cli.main(arguments)
         assert isinstance(left.value.code, int)
-        return Answer(left.value.code, *self._captured.readouterr())
+        return Result(left.value.code, *self._captured.readouterr())

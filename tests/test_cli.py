@@ -13,11 +13,11 @@ import pytest
 
 import nsa_tune
 from nsa_tune import _errors
-from nsa_tune._cli import reporting
+from nsa_tune._cli import report as reporting
 from nsa_tune._errors import NsaTuneError
 from nsa_tune.db import reader as tables
 from tests.reports.synthetic import H100
-from tests.shell import GPU, Answer, Shell
+from tests.shell import GPU, Result, Shell
 
 # --- lookup and explain
 
@@ -78,7 +78,7 @@ def test_explain_gives_reasons_in_words_and_as_json(shell: Shell, database: Path
     text, document = shell(*command), json.loads(shell(*command, "--json").out)
 
     assert "prefill_path = " in text.out
-    assert document["schema"] == "nsa-tune/explain/1"
+    assert document["schema"] == "nsa-tune/explain/2"
     assert document["reasons"].keys() >= {"prefill_path", "sparse_prefill"}
     reason = document["reasons"]["prefill_path"]
     assert reason["estimates_us"].keys() == {"mha", "mla"} == reason["intervals_us"].keys()
@@ -158,7 +158,7 @@ def test_a_run_ends_with_the_crossover_table(shell: Shell, tmp_path: Path) -> No
     assert "tiny, 4 local heads, fp8_packed" in first.err
     assert "budget: " in first.err
     document = json.loads(second.out)
-    assert document["schema"] == "nsa-tune/run/1"
+    assert document["schema"] == "nsa-tune/run/2"
     assert document["outcome"] == "budget"
     assert document["skipped"] > 0 < document["measured"]
     assert second.err == ""
@@ -167,8 +167,8 @@ def test_a_run_ends_with_the_crossover_table(shell: Shell, tmp_path: Path) -> No
 def test_an_interrupted_run_prints_what_it_has_and_leaves_with_130(
     shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from nsa_tune.autotune.bench import bench
     from nsa_tune.autotune.bench.measure import measure_batch
+    from nsa_tune.autotune.worker import server
 
     calls = []
 
@@ -178,7 +178,7 @@ def test_an_interrupted_run_prints_what_it_has_and_leaves_with_130(
             raise KeyboardInterrupt
         return measure_batch(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(bench, "measure_batch", interrupted)
+    monkeypatch.setattr(server, "measure_batch", interrupted)
     answer = shell(
         *_RUN[:-2], "--no-isolate", "--db", str(tmp_path / "run.db"), "--json", "--quiet"
     )
@@ -193,7 +193,7 @@ def test_an_interrupt_anywhere_is_130(shell: Shell, monkeypatch: pytest.MonkeyPa
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(reporting, "select", interrupted)
+    monkeypatch.setattr(reporting, "select_tables", interrupted)
 
     assert shell("report").code == 130
 
@@ -258,7 +258,7 @@ def test_an_export_by_digest_takes_that_table(shell: Shell, database: Path, tmp_
         (["lookup"], 2, "give one batch"),
         (["lookup", "extend:0+8", "--extend", "8"], 2, "give one batch"),
         (["lookup", "extend:0+8", "--prefix", "8"], 2, "--prefix goes with --extend"),
-        (["lookup", "--extend", "8,x"], 2, "no list of lengths"),
+        (["lookup", "--extend", "8,x"], 2, "not a list of lengths"),
         (["lookup", "extend:0+0"], 2, "new lengths at least 1"),
         (["lookup", "extend:0+9999999999"], 2, "int32"),
         (["lookup", "--prefix", "-4", "--extend", "8"], 2, "at least 0"),
@@ -318,7 +318,7 @@ def test_every_error_becomes_its_exit_code(
     def failing(*_: object) -> None:
         raise error("what is wrong, and what to do\x1b[31m")
 
-    monkeypatch.setattr(reporting, "select", failing)
+    monkeypatch.setattr(reporting, "select_tables", failing)
 
     answer = shell("report")
 
@@ -327,4 +327,4 @@ def test_every_error_becomes_its_exit_code(
 
 
 def test_the_version_is_printed(shell: Shell) -> None:
-    assert shell("--version") == Answer(0, f"{nsa_tune.__version__}\n", "")
+    assert shell("--version") == Result(0, f"{nsa_tune.__version__}\n", "")

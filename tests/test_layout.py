@@ -1,4 +1,4 @@
-"""House rules: small modules, arrows that go one way, errors that are not swallowed."""
+"""House baselines: small modules, arrows that go one way, errors that are not swallowed."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Parts of the command line: progress, and how answers are printed."""
+"""The commands, a module each, and what they share: options, messages, JSON documents."""

@@ -1,4 +1,4 @@
-"""Progress of a run for programs: one JSON object a line."""
+"""Progress of a run for programs: events as JSON lines."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 
 
 class EventProgress:
-    """Writes what happens as soon as it happens. A reader that is gone does not end the run."""
+    """Writes each event at once. When writing fails, it stops, and the run goes on."""
 
     def __init__(self, file: TextIO) -> None:
         self._file: TextIO | None = file
@@ -38,7 +38,7 @@ class EventProgress:
         self, done: int, total: int, point: Point, batch: Batch, rows: Sequence[Measurement],
         seconds: float,
     ) -> None:  # fmt: skip
-        """Event "batch", with all rows, which are on the disk."""
+        """Event "batch", with all of its rows, which are stored by now."""
         self._write(
             "batch", done=done, total=total, seconds=round(seconds, 3), point=point.name,
             batch=str(batch), rows=[_row(row) for row in rows],
@@ -49,7 +49,7 @@ class EventProgress:
         self._write(incident.kind, text=incident.text, **incident.facts)
 
     def end(self, outcome: str, **facts: object) -> None:
-        """Event "end"; none comes when the run fails."""
+        """Event "end". A run that fails writes none."""
         self._write("end", outcome=outcome, **facts)
 
     def _write(self, event: str, **facts: Any) -> None:
@@ -71,13 +71,13 @@ def _row(row: Measurement) -> dict[str, Any]:
 
 
 class Together:
-    """Tells several."""
+    """Passes every call on to several `Progress` objects."""
 
     def __init__(self, *parts: Progress) -> None:
         self._parts = parts
 
     def start(self, setting: Setting, key: Key, batches: int, skipped: int) -> None:
-        """To each."""
+        """Passed on."""
         for part in self._parts:
             part.start(setting, key, batches, skipped)
 
@@ -85,19 +85,19 @@ class Together:
         self, done: int, total: int, point: Point, batch: Batch, rows: Sequence[Measurement],
         seconds: float,
     ) -> None:  # fmt: skip
-        """To each."""
+        """Passed on."""
         for part in self._parts:
             part.batch(done, total, point, batch, rows, seconds)
 
     def incident(self, incident: Incident) -> None:
-        """To each."""
+        """Passed on."""
         for part in self._parts:
             part.incident(incident)
 
 
 @contextmanager
 def events_into(target: str | None) -> Iterator[EventProgress | None]:
-    """Events into the file `target`, "-" for stderr; None for none.
+    """Writes events to the file `target`; "-" is stderr, None writes none.
 
     Raises:
         UsageError: when the file cannot be written.

@@ -1,35 +1,42 @@
-"""The options that several commands share, and what their values mean."""
+"""Options that several commands share, one by one and in groups.
+
+A group is a dataclass with a field for each option. `grouped` turns a parameter that is annotated
+with a group into the group's options.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, fields, is_dataclass, replace
 from enum import StrEnum
+from functools import wraps
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
 from nsa_tune._errors import BatchError, UsageError
+from nsa_tune.backend.dispatch.dispatcher import Dispatcher
+from nsa_tune.backend.hardware import detect
 from nsa_tune.backend.types.batch import Batch
-from nsa_tune.backend.types.profiles import PROFILES, profile_of
+from nsa_tune.backend.types.layouts import layout_of
+from nsa_tune.backend.types.profiles import PROFILES, family_of, profile_of
+from nsa_tune.reports.analysis.selection import TableFilter
 
 __all__ = [
     "AsJson",
-    "BatchWord",
-    "Captured",
+    "BatchOptions",
     "Database",
+    "DispatcherOptions",
     "Engine",
-    "Extend",
     "Format",
-    "Gpu",
     "Heads",
     "KvDtype",
-    "KvDtypeOption",
     "Model",
-    "Prefix",
-    "Strict",
+    "TableOptions",
     "Theme",
-    "batch_of",
+    "grouped",
     "heads_of",
     "model_of",
     "share_of",
@@ -37,20 +44,20 @@ __all__ = [
 
 
 class KvDtype(StrEnum):
-    """The KV formats that have a pool layout."""
+    """Formats of the KV pool."""
 
     BF16 = "bf16"
     FP8 = "fp8"
 
 
 class Engine(StrEnum):
-    """Inference engines that the plug-ins and the advice know."""
+    """Inference engines with a plug-in."""
 
     SGLANG = "sglang"
 
 
 class Format(StrEnum):
-    """What a report can be written as."""
+    """Output formats of a report."""
 
     TERMINAL = "terminal"
     MD = "md"
@@ -62,7 +69,7 @@ class Format(StrEnum):
 
 
 class Theme(StrEnum):
-    """What a picture is made to stand on."""
+    """Page colours that a picture can be drawn for."""
 
     LIGHT = "light"
     DARK = "dark"
@@ -75,7 +82,7 @@ Database = Annotated[
     Path | None,
     typer.Option(
         "--db",
-        help="Database, instead of NSA_TUNE_DB or the one in the user's data directory.",
+        help="Database. Default: NSA_TUNE_DB, or the one in the user's data directory.",
         dir_okay=False,
     ),
 ]
@@ -87,82 +94,173 @@ Model = Annotated[
 ]
 Heads = Annotated[
     int | None,
-    typer.Option("--heads", help="Local heads: the model's over the tensor-parallel size."),
-]
-KvDtypeOption = Annotated[KvDtype | None, typer.Option("--kv-dtype", help="Format of the KV pool.")]
-BatchWord = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="[BATCH]",
-        help="extend:PREFIX+NEW[xCOUNT],... or target_verify:nNEXT_N:CONTEXT[xCOUNT],...; "
-        "decode and draft_extend are written like target_verify.",
-        show_default=False,
-    ),
-]
-Prefix = Annotated[
-    str | None,
-    typer.Option("--prefix", help="Prefix lengths of an extend, comma-separated: 0,512."),
-]
-Extend = Annotated[
-    str | None,
-    typer.Option("--extend", help="New tokens of each sequence, comma-separated: 300,64."),
-]
-Captured = Annotated[bool, typer.Option("--captured", help="The pass is captured in a CUDA graph.")]
-Strict = Annotated[
-    bool,
     typer.Option(
-        "--strict", help="Exit with 3 unless a table of this GPU, driver and libraries answers."
+        "--heads", help="Local heads: the model's heads divided by the tensor-parallel size."
     ),
 ]
 
 
-def batch_of(word: str | None, prefix: str | None, extend: str | None, captured: bool) -> Batch:
-    """The batch that a command line describes: by one word, or by lists of lengths.
+def grouped(command: Callable[..., None]) -> Callable[..., None]:
+    """`command` with the options of its groups in their place, as Typer reads them."""
+    hints = get_type_hints(command, include_extras=True)
+    groups: dict[str, Any] = {}
+    parameters: list[inspect.Parameter] = []
+    for name, parameter in inspect.signature(command).parameters.items():
+        if not is_dataclass(hints[name]):
+            parameters.append(
+                parameter.replace(kind=parameter.KEYWORD_ONLY, annotation=hints[name])
+            )
+            continue
+        groups[name] = hints[name]
+        within = get_type_hints(hints[name], include_extras=True)
+        parameters += [
+            inspect.Parameter(
+                field.name, parameter.KEYWORD_ONLY, default=field.default,
+                annotation=within[field.name],
+            )
+            for field in fields(hints[name])
+        ]  # fmt: skip
 
-    Raises:
-        BatchError: when it describes none, or two.
-    """
-    if (word is None) == (extend is None):
-        raise BatchError(
-            "give one batch: as a word like extend:1920+128, or with --extend (and --prefix)"
+    @wraps(command)
+    def with_groups(**given: Any) -> None:
+        for name, group in groups.items():
+            given[name] = group(**{field.name: given.pop(field.name) for field in fields(group)})
+        command(**given)
+
+    with_groups.__annotations__ = {one.name: one.annotation for one in parameters}
+    with_groups.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return with_groups
+
+
+@dataclass(frozen=True, slots=True)
+class TableOptions:
+    """Options that choose tables by their key."""
+
+    gpu: Gpu = None
+    model: Model = None
+    heads: Heads = None
+    kv_dtype: Annotated[
+        KvDtype | None, typer.Option("--kv-dtype", help="Format of the KV pool.")
+    ] = None
+
+    @property
+    def filter(self) -> TableFilter:
+        """The filter that these options describe."""
+        layout = (
+            None if self.kv_dtype is None else str(layout_of(self.kv_dtype, family_of(self.model)))
         )
-    if word is not None:
-        if prefix is not None:
-            raise BatchError("--prefix goes with --extend, not with a batch given as a word")
-        return replace(Batch.parse(word), captured=captured)
-    news = _lengths(extend or "")
-    prefixes = [0] * len(news) if prefix is None else _lengths(prefix)
-    return Batch.extend(prefixes, news, captured=captured)
+        return TableFilter(self.gpu, self.model, self.heads, layout)
+
+
+@dataclass(frozen=True, slots=True)
+class DispatcherOptions:
+    """Options that choose the table of a dispatcher; what is not given is this machine's."""
+
+    gpu: Gpu = None
+    model: Model = None
+    heads: Heads = None
+    kv_dtype: Annotated[KvDtype, typer.Option("--kv-dtype", help="Format of the KV pool.")] = (
+        KvDtype.FP8
+    )
+    database: Database = None
+    strict: Annotated[
+        bool,
+        typer.Option(
+            "--strict", help="Exit with 3 unless a table of this GPU, driver and libraries answers."
+        ),
+    ] = False
+
+    def open(self) -> Dispatcher:
+        """The dispatcher.
+
+        Raises:
+            UsageError: as `Dispatcher.open`.
+            NoTunedData: as `Dispatcher.open`, with `--strict`.
+        """
+        gpu = self.gpu or detect.local_device_name()
+        model = model_of(self.model, gpu)
+        return Dispatcher.open(
+            self.database,
+            gpu,
+            model=model,
+            heads=heads_of(self.heads, model),
+            kv_dtype=str(self.kv_dtype),
+            strict=self.strict,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class BatchOptions:
+    """A batch, as one word or as lists of lengths."""
+
+    batch: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[BATCH]",
+            help="extend:PREFIX+NEW,... or target_verify:nNEXT_N:CONTEXT,...; decode and "
+            "draft_extend like target_verify; xCOUNT behind a sequence repeats it.",
+            show_default=False,
+        ),
+    ] = None
+    prefix: Annotated[
+        str | None,
+        typer.Option("--prefix", help="Prefix lengths of an extend, comma-separated: 0,512."),
+    ] = None
+    extend: Annotated[
+        str | None,
+        typer.Option("--extend", help="New tokens of each sequence, comma-separated: 300,64."),
+    ] = None
+    captured: Annotated[
+        bool, typer.Option("--captured", help="The pass is captured in a CUDA graph.")
+    ] = False
+
+    def described(self) -> Batch:
+        """The batch.
+
+        Raises:
+            BatchError: when the options describe none, or two.
+        """
+        if (self.batch is None) == (self.extend is None):
+            raise BatchError(
+                "give one batch: as a word like extend:1920+128, or with --extend (and --prefix)"
+            )
+        if self.batch is not None:
+            if self.prefix is not None:
+                raise BatchError("--prefix goes with --extend, not with a batch given as a word")
+            return replace(Batch.parse(self.batch), captured=self.captured)
+        news = _lengths(self.extend or "")
+        prefixes = [0] * len(news) if self.prefix is None else _lengths(self.prefix)
+        return Batch.extend(prefixes, news, captured=self.captured)
 
 
 def _lengths(text: str) -> list[int]:
     try:
         return [int(part) for part in text.split(",")]
     except ValueError:
-        raise BatchError(f"{text!r} is no list of lengths like 0,512") from None
+        raise BatchError(f"{text!r} is not a list of lengths like 0,512") from None
 
 
 def model_of(model: str | None, gpu: str) -> str:
-    """The model to ask about: the one given, else V3.2 on a GPU and the tiny one on a CPU."""
+    """`model`, or the default: deepseek-v3.2 on a GPU, tiny on a CPU."""
     return model or ("tiny" if gpu.startswith("CPU") else "deepseek-v3.2")
 
 
 def heads_of(heads: int | None, model: str) -> int:
-    """The local heads to ask about: those given, else all of the model's."""
+    """`heads`, or by default all heads of `model`."""
     return profile_of(model).heads if heads is None else heads
 
 
 def share_of(option: str, text: str) -> float:
-    """The share that `text` is: 0.05 of ``5%``, and of ``0.05`` too.
+    """The number that `text` stands for: 0.05 for both ``5%`` and ``0.05``.
 
     Raises:
-        UsageError: when it is none, or 100 % and more.
+        UsageError: when it is not a number, or not from 0 % to below 100 %.
     """
     number = text.strip()
     try:
         share = float(number.removesuffix("%")) / (100 if number.endswith("%") else 1)
     except ValueError:
-        raise UsageError(f"{option} {text!r} is no share; write it like 5%") from None
+        raise UsageError(f"{option} {text!r} is not a percentage; write it like 5%") from None
     if not 0 <= share < 1:
         raise UsageError(f"{option} {text!r} is not between 0% and 100%")
     return share

@@ -1,4 +1,4 @@
-"""How a run reports its progress on stderr: a bar on a terminal, plain lines anywhere else."""
+"""Progress of a run for people, on stderr: a bar on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from nsa_tune.autotune.runner.progress import Incident
 from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.point import Point, Setting
 from nsa_tune.backend.types.records import Key, Measurement, Status
-from nsa_tune.reports.output.plain import plain
+from nsa_tune.reports.formats.plain import plain
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -27,7 +27,7 @@ _LINE_EVERY_S = 10.0
 
 
 class RunProgress:
-    """Counts wins, arms and failures; says nothing by itself."""
+    """Counts wins, arms and failures, and prints what is unusual."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
@@ -38,9 +38,9 @@ class RunProgress:
         self.batches = 0
 
     def start(self, setting: Setting, key: Key, batches: int, skipped: int) -> None:
-        """Say what is going to be measured."""
+        """Print what is going to be measured."""
         self.batches += batches
-        known = f"; {skipped} measurements are there already" if skipped else ""
+        known = f"; {skipped} measurements are stored already" if skipped else ""
         self._say(
             f"{key.model}, {setting.heads} local heads, {key.kv_layout} on {key.gpu}: "
             f"{batches} batches to measure{known}"
@@ -50,7 +50,7 @@ class RunProgress:
         self, done: int, total: int, point: Point, batch: Batch, rows: Sequence[Measurement],
         seconds: float,
     ) -> None:  # fmt: skip
-        """Count the winner of a batch, and say what failed."""
+        """Count the fastest arm of a batch, and print failures."""
         timed = [(row.latency_us, row.arm) for row in rows if row.latency_us is not None]
         if timed:
             self.wins.setdefault(point.name, Counter())[min(timed)[1]] += 1
@@ -61,12 +61,12 @@ class RunProgress:
                 self._say(f"{row.arm} {row.status} on {batch}: {row.reason}")
 
     def incident(self, incident: Incident) -> None:
-        """Say what happened."""
+        """Print what happened."""
         self.quarantined += incident.kind == "quarantined"
         self._say(incident.text)
 
     def pace(self, seconds: float) -> str:
-        """Arms a second, and how many failed."""
+        """Arms measured per second, and how many failed or are quarantined."""
         words = [f"{self.arms / seconds:.1f} arms/s" if seconds > 0 else "starting"]
         if self.failed:
             words.append(f"{self.failed} failed")
@@ -75,7 +75,7 @@ class RunProgress:
         return ", ".join(words)
 
     def standing(self, point: Point) -> str:
-        """The arms of `point` by how many batches they won so far."""
+        """The arms of `point` that were fastest most often, with the number of batches."""
         wins = self.wins.get(point.name, Counter())
         return ", ".join(f"{arm} {count}" for arm, count in wins.most_common(3))
 
@@ -84,7 +84,7 @@ class RunProgress:
 
 
 class LineProgress(RunProgress):
-    """A plain line now and then."""
+    """Prints a line every ten seconds."""
 
     def __init__(self, console: Console) -> None:
         super().__init__(console)
@@ -94,7 +94,7 @@ class LineProgress(RunProgress):
         self, done: int, total: int, point: Point, batch: Batch, rows: Sequence[Measurement],
         seconds: float,
     ) -> None:  # fmt: skip
-        """As the base; a line every ten seconds and at the end."""
+        """Also prints a line, every ten seconds and at the end."""
         super().batch(done, total, point, batch, rows, seconds)
         if seconds >= self._next_line_at or done == total:
             self._next_line_at = seconds + _LINE_EVERY_S
@@ -106,11 +106,11 @@ class LineProgress(RunProgress):
 
 
 class BarProgress(RunProgress):
-    """A bar with the last batch, the time left and the wins so far."""
+    """A bar with the time left, the latest batch and the arms that were fastest most often."""
 
     def __init__(self, console: Console) -> None:
         super().__init__(console)
-        # Narrow terminals cut the words at the end, never the numbers.
+        # A narrow terminal cuts off these words, never the numbers before them.
         rest = Column(ratio=1, no_wrap=True, overflow="ellipsis")
         self.bar = RichProgress(
             BarColumn(bar_width=16),
@@ -126,7 +126,7 @@ class BarProgress(RunProgress):
                                        standing="")  # fmt: skip
 
     def start(self, setting: Setting, key: Key, batches: int, skipped: int) -> None:
-        """As the base; the bar gets its length."""
+        """Also sets the length of the bar."""
         super().start(setting, key, batches, skipped)
         self.bar.update(self._task, total=self.batches)
 
@@ -134,7 +134,7 @@ class BarProgress(RunProgress):
         self, done: int, total: int, point: Point, batch: Batch, rows: Sequence[Measurement],
         seconds: float,
     ) -> None:  # fmt: skip
-        """As the base; the bar moves."""
+        """Also moves the bar."""
         super().batch(done, total, point, batch, rows, seconds)
         self.bar.update(self._task, completed=done, total=total, pace=self.pace(seconds),
                         batch=str(batch), standing=self.standing(point))  # fmt: skip
@@ -148,7 +148,7 @@ class _Silent(RunProgress):
 def progress_for(
     console: Console, *, quiet: bool
 ) -> tuple[RunProgress, AbstractContextManager[object]]:
-    """The progress that suits `console`, and the context in which it shows."""
+    """The progress for `console`, and the context manager that displays it."""
     if quiet:
         return _Silent(console), nullcontext()
     if console.is_terminal:

@@ -1,1 +1,1 @@
-"""Decide what to measure, measure it, keep it. Needs torch."""
+"""The offline autotuner: measures the arms of decision points and stores what it measures."""

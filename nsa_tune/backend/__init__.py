@@ -1,1 +1,1 @@
-"""What the runtime needs: batches, decision points, guards, policies and the dispatcher."""
+"""What an engine needs to decide: decision points, latency models, the dispatcher, plug-ins."""

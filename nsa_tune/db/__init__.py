@@ -1,3 +1,3 @@
-"""The tuner's side of the database: schema, migrations, store, and the exchange with text."""
+"""All that reads or writes rows: schema, migrations, store, the fast reader, text tables."""
 
 from __future__ import annotations

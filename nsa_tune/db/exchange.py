@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from nsa_tune._errors import NoTunedData, StoreReadOnly, UsageError
-from nsa_tune.backend.types.records import Table
+from nsa_tune.backend.types.records import Table, Weights
 from nsa_tune.db.reader import read_text
 from nsa_tune.db.store import Store
 from nsa_tune.db.text_table import format_row, format_table
@@ -14,8 +14,10 @@ from nsa_tune.db.text_table import format_row, format_table
 __all__ = ["import_text", "write_text"]
 
 
-def write_text(table: Table, path: Path) -> None:
+def write_text(table: Table, path: Path, weights: Weights | None = None) -> None:
     """Write `table` to `path`, whole or not at all; floats keep 4 significant digits.
+
+    `weights` are what was fitted to its measurements, rounded so.
 
     Raises:
         UsageError: when `path` has no name.
@@ -25,7 +27,7 @@ def write_text(table: Table, path: Path) -> None:
         raise UsageError(f"{str(path)!r} names no file to write the table to")
     draft = path.with_name(f".{path.name}.draft")
     try:
-        draft.write_text(format_table(table), encoding="utf-8", newline="\n")
+        draft.write_text(format_table(table, weights), encoding="utf-8", newline="\n")
         draft.replace(path)
     except OSError as error:
         with suppress(OSError):

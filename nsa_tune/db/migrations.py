@@ -167,11 +167,30 @@ _DISCARDED_AND_CHECKS = (
     "CREATE INDEX checks_of_key ON checks (digest, checked_at)",
 )
 
+
+def fitted_weights(db: Database) -> None:
+    """What was fitted to a key's measurements, and to which."""
+    db.execute(_WEIGHTS)
+
+
+_WEIGHTS = """
+    CREATE TABLE weights (
+        key_id INTEGER PRIMARY KEY REFERENCES keys (id),
+        rows INTEGER NOT NULL,  -- measurements of the key when it was fitted
+        newest_id INTEGER NOT NULL,  -- the last of them
+        stamp TEXT NOT NULL,  -- what the fit depends on besides
+        points TEXT NOT NULL,  -- JSON: decision point to text
+        measured_at TEXT NOT NULL,  -- of the newest measurement
+        fitted_at TEXT NOT NULL  -- both ISO 8601, UTC
+    )
+    """
+
 MIGRATIONS: tuple[Callable[[Database], None], ...] = (
     first_schema,
     views,
     discarded_samples_and_checks,
     probed_limits,
+    fitted_weights,
 )
 """Step i makes schema i + 1."""
 

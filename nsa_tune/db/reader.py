@@ -15,14 +15,15 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
 from nsa_tune._errors import StoreCorrupt, StoreError, StoreMissing, StoreNewer, StoreReadOnly
-from nsa_tune.backend.types.records import Device, Key, Status, Table
+from nsa_tune.backend.types.records import Device, Key, Status, StoredTable, Table, Weights
 from nsa_tune.db.newest import newest_columns
-from nsa_tune.db.text_table import checked_measurements, read_key, read_text
+from nsa_tune.db.text_table import checked_measurements, read_key, read_stored_text, read_text
 
 __all__ = [
     "SCHEMA_VERSION",
@@ -31,7 +32,7 @@ __all__ = [
     "connect_read_only",
     "default_database",
     "find",
-    "find_all",
+    "find_stored",
     "limits_of",
     "read_database",
     "read_text",
@@ -43,7 +44,7 @@ __all__ = [
     "tables_of",
 ]
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 """The newest database schema that this version reads and writes."""
 
 _SHIPPED = Path(__file__).parent.parent / "tables"
@@ -59,6 +60,13 @@ _DEVICE = (
 _LIMITS = (
     "SELECT name, value FROM limits JOIN runs ON runs.id = run_id WHERE key_id = ? "
     "ORDER BY found_at, limits.id"
+)
+_WEIGHTS_SINCE = 5
+"""The schema that keeps weights."""
+_WEIGHTS = "SELECT rows, newest_id, stamp, points, measured_at FROM weights WHERE key_id = ?"
+_COUNT = (
+    "SELECT count(*), max(measurements.id) FROM measurements JOIN runs ON runs.id = run_id "
+    "WHERE key_id = ?"
 )
 _log = logging.getLogger(__name__)
 
@@ -112,26 +120,32 @@ def find(db: Path | None, *, gpu: str, model: str, heads: int, kv_layout: str) -
     Raises:
         StoreError: when `db` is given and cannot be read.
     """
-    return next(find_all(db, Wanted(gpu, model, heads, kv_layout)), [])
+    return [one.read() for one in next(find_stored(db, Wanted(gpu, model, heads, kv_layout)), [])]
 
 
-def find_all(db: Path | None, wanted: Wanted) -> Iterator[list[Table]]:
+def find_stored(db: Path | None, wanted: Wanted) -> Iterator[list[StoredTable]]:
     """As `find`, from one source after the other; only sources that have any."""
     for places in chain(([path] for path in _databases(db)), [shipped()]):
         found = [table for path in places for table in _usable(path, wanted, path == db)]
         if found:
-            yield sorted(found, key=lambda table: table.measured_at, reverse=True)
+            yield sorted(found, key=lambda table: table.head.measured_at, reverse=True)
 
 
-def _usable(path: Path, wanted: Wanted, named: bool) -> list[Table]:
+def _usable(path: Path, wanted: Wanted, named: bool) -> list[StoredTable]:
     try:
-        tables = _read(path, wanted)
+        return [table for table in _stored(path, wanted) if _succeeded(table)]
     except StoreError as error:
         if named:
             raise
         _log.warning("%s is skipped: %s", path, error)
         return []
-    return [table for table in tables if any(m.status is Status.OK for m in table.measurements)]
+
+
+def _succeeded(table: StoredTable) -> bool:
+    # Weights are fitted to successes.
+    return table.weights is not None or any(
+        one.status is Status.OK for one in table.read().measurements
+    )
 
 
 def _databases(db: Path | None) -> Iterator[Path]:
@@ -235,16 +249,21 @@ def check_regular_file(path: Path) -> None:
         raise StoreError(f"{path} is {what}; give the path of a database file")
 
 
-def _read(path: Path, wanted: Wanted) -> list[Table]:
+def _stored(path: Path, wanted: Wanted) -> list[StoredTable]:
     check_regular_file(path)
     if path.suffix != ".tsv":
-        return read_database(path, wanted)
+        return _stored_in_database(path, wanted)
     if not wanted.matches(read_key(path)):
         return []
-    table = read_text(path)
-    if path.parent == _SHIPPED:
-        table = replace(table, source=f"shipped:{path.stem}")
-    return [table]
+    table = read_stored_text(path)
+    if path.parent != _SHIPPED:
+        return [table]
+    name = f"shipped:{path.stem}"
+    return [
+        table._replace(
+            head=replace(table.head, source=name), read=lambda: replace(table.read(), source=name)
+        )
+    ]
 
 
 # --- databases
@@ -266,6 +285,60 @@ def read_database(path: Path, wanted: Wanted | None = None) -> list[Table]:
         if schema_version(connection, path) == 0:
             return []
         return tables_of(connection, path, wanted)
+
+
+def _stored_in_database(path: Path, wanted: Wanted) -> list[StoredTable]:
+    """The tables in `path` that are `wanted`; those without weights are read at once."""
+    with store_errors(path), closing(connect_read_only(path)) as connection:
+        connection.execute("BEGIN")
+        version = schema_version(connection, path)
+        if version < _WEIGHTS_SINCE:
+            tables = tables_of(connection, path, wanted) if version else []
+            return [StoredTable(one, None, partial(_itself, one)) for one in tables]
+        try:
+            keys = [(row[0], _key(row)) for row in connection.execute(_KEYS)]
+            found = [
+                _stored_table(connection, path, number, key)
+                for number, key in keys
+                if wanted.matches(key)
+            ]
+        except (ValueError, TypeError) as error:
+            raise _damaged(path, error) from error
+    return [one for one in found if one is not None]
+
+
+def _stored_table(
+    connection: sqlite3.Connection, path: Path, number: int, key: Key
+) -> StoredTable | None:
+    row = connection.execute(_WEIGHTS, [number]).fetchone()
+    count = connection.execute(_COUNT, [number]).fetchone()
+    if row is None or row[:2] != count:
+        table = table_of(connection, path, number, key)
+        return StoredTable(table, None, partial(_itself, table)) if table.measurements else None
+    _, _, stamp, points, measured_at = row
+    texts = json.loads(points)
+    if not isinstance(texts, dict):
+        raise ValueError("weights that are no JSON object")
+    head = _head_of(connection, path, number, key, str(measured_at))
+    weights = Weights(str(stamp), {name: str(text) for name, text in texts.items()})
+    return StoredTable(head, weights, partial(_only, path, key))
+
+
+def _itself(table: Table) -> Table:
+    return table
+
+
+def _only(path: Path, key: Key) -> Table:
+    """The whole table of `key`, read again."""
+    wanted = Wanted(key.gpu, key.model, key.heads, key.kv_layout)
+    for table in read_database(path, wanted):
+        if table.key == key:
+            return table
+    raise StoreMissing(f"{path} no longer has the table {key.digest}")
+
+
+def _damaged(path: Path, error: Exception) -> StoreCorrupt:
+    return StoreCorrupt(f"{path} is damaged ({error}); move it away")
 
 
 def connect_read_only(path: Path) -> sqlite3.Connection:
@@ -330,7 +403,7 @@ def tables_of(
             if wanted is None or wanted.matches(key)
         ]
     except (ValueError, TypeError) as error:
-        raise StoreCorrupt(f"{path} is damaged ({error}); move it away") from error
+        raise _damaged(path, error) from error
     return [table for table in tables if table.measurements]
 
 
@@ -343,20 +416,23 @@ def table_of(connection: sqlite3.Connection, path: Path, number: int, key: Key) 
     # A database that only an older version has written is read as it is.
     discarded = "discarded" if schema_version(connection, path) >= _DISCARDED_SINCE else "0"
     *columns, measured_at = newest_columns(connection, number, discarded)
+    newest = max(map(str, measured_at), default="")
+    head = _head_of(connection, path, number, key, newest)
+    return replace(head, measurements=checked_measurements(columns))
+
+
+def _head_of(
+    connection: sqlite3.Connection, path: Path, number: int, key: Key, measured_at: str
+) -> Table:
+    """The table of the key with this `number`, without its measurements."""
     facts = connection.execute(_DEVICE, [number]).fetchone()
     if facts is None:
         raise ValueError("a key without a device")
     name, arch, *numbers = facts
     if not isinstance(name, str) or not isinstance(arch, str):
         raise ValueError("a device without a name")
-    return Table(
-        key,
-        Device(name, arch, *map(_count, numbers)),
-        checked_measurements(columns),
-        str(path),
-        max(map(str, measured_at), default=""),
-        limits_of(connection, number),
-    )
+    device = Device(name, arch, *map(_count, numbers))
+    return Table(key, device, (), str(path), measured_at, limits_of(connection, number))
 
 
 def limits_of(connection: sqlite3.Connection, number: int) -> dict[str, int]:

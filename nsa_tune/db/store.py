@@ -16,7 +16,7 @@ from typing import Self
 from sqlite_utils import Database
 
 from nsa_tune._errors import NoTunedData, StoreCorrupt, StoreMissing, StoreReadOnly
-from nsa_tune.backend.types.records import Device, Key, Measurement, Table
+from nsa_tune.backend.types.records import Device, Key, Measurement, Table, Weights
 from nsa_tune.db.checks import Check
 from nsa_tune.db.migrations import migrate
 from nsa_tune.db.reader import (
@@ -32,6 +32,10 @@ __all__ = ["Store"]
 
 _BUSY_TIMEOUT_S = 30.0
 """How long to wait for another writer; a transaction here takes milliseconds."""
+_COUNT = (
+    "SELECT count(*), max(measurements.id) FROM measurements JOIN runs ON runs.id = run_id "
+    "WHERE key_id = ?"
+)
 _TIMES = (
     "SELECT point, batch, arm, measured_at FROM newest WHERE key_id = ? "
     "ORDER BY measured_at, measurement_id"
@@ -132,6 +136,27 @@ class Store:
         ]
         with self._writing():
             self._db.table("limits").insert_all(rows)
+
+    def set_weights(self, table: Table, weights: Weights) -> bool:
+        """Keep what was fitted to `table`; False when rows were added since it was read."""
+        with self._writing():
+            number = self._key_number(table.key)
+            assert number is not None, "a table that was read has a key"
+            known = table_of(self._db.conn, self.path, number, table.key)
+            if known.measurements != table.measurements:
+                return False
+            rows, newest_id = self._db.execute(_COUNT, [number]).fetchone()
+            row = {
+                "key_id": number,
+                "rows": rows,
+                "newest_id": newest_id,
+                "stamp": weights.stamp,
+                "points": json.dumps(dict(weights.points), sort_keys=True),
+                "measured_at": known.measured_at,
+                "fitted_at": _now(),
+            }
+            self._db.table("weights").upsert(row, pk="key_id")
+        return True
 
     def limits(self, key: Key) -> dict[str, int]:
         """The limits that probes found under `key`, the newest of each name."""

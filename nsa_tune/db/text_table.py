@@ -4,6 +4,8 @@
     # gpu = NVIDIA H100 80GB HBM3
     # ... the device's other facts, the key, and how many rows follow
     # library = torch 2.13.0
+    # weights = STAMP DIGEST-OF-THE-ROWS
+    # weights prefill = {"models": ...}
     point<TAB>batch<TAB>arm<TAB>status<TAB>latency_us<TAB>...
 
 Floats have 4 significant digits, "-" stands for nothing, and backslash escapes keep a text with
@@ -12,16 +14,26 @@ tabs or newlines in its cell.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, compress, repeat, takewhile
 from math import inf, isfinite
 from pathlib import Path
 from typing import Any
 
 from nsa_tune._errors import StoreCorrupt, StoreError, StoreMissing, StoreNewer
-from nsa_tune.backend.types.records import Device, Key, Measurement, Status, Table, measurement_of
+from nsa_tune.backend.types.records import (
+    Device,
+    Key,
+    Measurement,
+    Status,
+    StoredTable,
+    Table,
+    Weights,
+    measurement_of,
+)
 
 __all__ = [
     "checked_measurement",
@@ -29,6 +41,7 @@ __all__ = [
     "format_row",
     "format_table",
     "read_key",
+    "read_stored_text",
     "read_text",
 ]
 
@@ -39,6 +52,7 @@ _COLUMNS = (
     "reason",
 )  # fmt: skip
 _LIMIT = "limit "
+_WEIGHTS = "weights"
 _NOTHING = "-"
 _OK = str(Status.OK)
 _HEAD_LINE = re.compile(b"#")
@@ -139,8 +153,11 @@ def _latency(value: object) -> float | None:
 # --- writing
 
 
-def format_table(table: Table) -> str:
-    """`table` as text: the same text for the same measurements in whatever order."""
+def format_table(table: Table, weights: Weights | None = None) -> str:
+    """`table` as text: the same text for the same measurements in whatever order.
+
+    `weights` are what was fitted to exactly these measurements.
+    """
     key, device = table.key, table.device
     facts = [
         ("format", f"{_FORMAT} {_VERSION}"),
@@ -159,14 +176,26 @@ def format_table(table: Table) -> str:
         # A name each: earlier versions of nsa-tune pass over names that they do not know.
         *((f"{_LIMIT}{name}", str(value)) for name, value in sorted(table.limits.items())),
     ]
-    rows = sorted(table.measurements, key=lambda m: (m.point, _natural(m.batch), m.arm))
+    ordered = sorted(table.measurements, key=lambda m: (m.point, _natural(m.batch), m.arm))
+    rows = ["\t".join(_COLUMNS), *map(format_row, ordered)]
+    if weights is not None:
+        facts.append((_WEIGHTS, f"{weights.stamp} {_digest(_joined(rows))}"))
+        facts += [(f"{_WEIGHTS} {name}", text) for name, text in sorted(weights.points.items())]
     lines = [
         # No space is left at the end of a line without a value: editors would remove it.
         *(f"# {name} =" + (f" {_escaped(value)}" if value else "") for name, value in facts),
-        "\t".join(_COLUMNS),
-        *map(format_row, rows),
+        *rows,
     ]
+    return _joined(lines)
+
+
+def _joined(lines: Sequence[str]) -> str:
     return "\n".join(lines) + "\n"
+
+
+def _digest(rows: str) -> str:
+    """What tells that weights are those of these rows."""
+    return hashlib.sha256(rows.encode()).hexdigest()[:32]
 
 
 def format_row(measurement: Measurement) -> str:
@@ -213,7 +242,22 @@ def read_text(path: Path) -> Table:
         StoreCorrupt: when it is no table, or damaged; names the line.
     """
     lines = _lines(_bytes(path), path)
+    return _read(_Head.of(lines, path), lines, path)
+
+
+def read_stored_text(path: Path) -> StoredTable:
+    """The same table, of which only the head is read now.
+
+    Raises:
+        StoreError: as `read_text`.
+    """
+    lines = _lines(_bytes(path), path)
     head = _Head.of(lines, path)
+    weights = head.weights(_digest("\n".join(lines[head.length :])))
+    return StoredTable(head.table(path), weights, lambda: _read(head, lines, path))
+
+
+def _read(head: _Head, lines: Sequence[str], path: Path) -> Table:
     rows = lines[head.length : -1]
     if lines[-1] != "":
         raise _damage(path, len(lines), "the last line was cut short")
@@ -232,11 +276,7 @@ def read_text(path: Path) -> Table:
         place = (measurement.point, measurement.batch, measurement.arm)
         if measurements.setdefault(place, measurement) is not measurement:
             raise _damage(path, i, f"a second row for {' '.join(place)}")
-    device = Device(head.text("gpu"), head.text("arch"), *map(head.number, _DEVICE_NUMBERS))
-    return Table(
-        head.key, device, tuple(measurements.values()), str(path), head.text("measured_at"),
-        head.limits,
-    )  # fmt: skip
+    return replace(head.table(path), measurements=tuple(measurements.values()))
 
 
 def read_key(path: Path) -> Key:
@@ -323,6 +363,22 @@ class _Head:
         if not _COUNT.fullmatch(text):
             raise _damage(self.path, self.facts[name][0], f"{name} is {text!r}, not a number")
         return int(text)
+
+    def table(self, path: Path) -> Table:
+        """The table without its measurements."""
+        device = Device(self.text("gpu"), self.text("arch"), *map(self.number, _DEVICE_NUMBERS))
+        return Table(self.key, device, (), str(path), self.text("measured_at"), self.limits)
+
+    def weights(self, rows: str) -> Weights | None:
+        """What was fitted to the rows with this digest, if it is there."""
+        if _WEIGHTS not in self.facts:
+            return None
+        stamp, _, fitted_to = self.text(_WEIGHTS).partition(" ")
+        if fitted_to != rows:
+            return None
+        begin = f"{_WEIGHTS} "
+        names = [name for name in self.facts if name.startswith(begin)]
+        return Weights(stamp, {name.removeprefix(begin): self.text(name) for name in names})
 
     @property
     def limits(self) -> dict[str, int]:

@@ -59,7 +59,7 @@ def test_a_file_is_appended_to(tmp_path: Path) -> None:
     assert [json.loads(line)["outcome"] for line in lines] == ["budget", "done"]
 
 
-def test_a_file_that_cannot_be_written_is_said_before_the_run(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_written_is_refused_before_the_run(tmp_path: Path) -> None:
     with (
         pytest.raises(UsageError, match="events cannot be written to"),
         events_into(str(tmp_path / "none" / "events")),
@@ -67,7 +67,7 @@ def test_a_file_that_cannot_be_written_is_said_before_the_run(tmp_path: Path) ->
         raise AssertionError
 
 
-def test_a_reader_that_is_gone_does_not_end_the_run(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_run_goes_on_when_events_cannot_be_written(caplog: pytest.LogCaptureFixture) -> None:
     class Gone(io.StringIO):
         def write(self, text: str) -> int:
             raise BrokenPipeError(32, "Broken pipe")
@@ -81,12 +81,12 @@ def test_a_reader_that_is_gone_does_not_end_the_run(caplog: pytest.LogCaptureFix
     ]
 
 
-def test_nobody_asked_for_events() -> None:
+def test_without_a_target_there_are_no_events() -> None:
     with events_into(None) as events:
         assert events is None
 
 
-def test_several_are_told_the_same() -> None:
+def test_calls_are_passed_on_to_every_progress() -> None:
     file = io.StringIO()
 
     together = Together(EventProgress(file), NoProgress(), EventProgress(file))

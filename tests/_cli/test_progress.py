@@ -45,11 +45,11 @@ def test_the_start_names_model_heads_layout_and_device() -> None:
 
     assert _text(progress) == (
         "deepseek-v3.2, 128 local heads, fp8_packed on NVIDIA H100 80GB HBM3: 12 batches to "
-        "measure; 34 measurements are there already\n"
+        "measure; 34 measurements are stored already\n"
     )
 
 
-def test_plain_lines_come_now_and_then_and_at_the_end() -> None:
+def test_plain_lines_are_printed_every_ten_seconds_and_at_the_end() -> None:
     progress, _ = progress_for(_console(terminal=False), quiet=False)
 
     for done, seconds in ((1, 1.0), (2, 12.0), (3, 13.0), (4, 14.0)):
@@ -62,7 +62,7 @@ def test_plain_lines_come_now_and_then_and_at_the_end() -> None:
     ]
 
 
-def test_the_winner_so_far_counts_batches() -> None:
+def test_wins_are_counted_in_batches() -> None:
     progress, _ = progress_for(_console(terminal=False), quiet=True)
 
     for steep_us in (10.0, 90.0, 20.0):
@@ -96,7 +96,7 @@ def test_quiet_says_nothing(terminal: bool) -> None:
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-def test_a_failure_is_told_at_once_and_obeyed_by_no_terminal(terminal: bool) -> None:
+def test_a_failure_is_printed_at_once_without_control_characters(terminal: bool) -> None:
     progress, shown = progress_for(_console(terminal=terminal), quiet=False)
     failed = Measurement("toy", str(BATCH), "flat/a", Status.FAILED, reason="[red]out of\x07memory")
 
@@ -106,7 +106,7 @@ def test_a_failure_is_told_at_once_and_obeyed_by_no_terminal(terminal: bool) -> 
     assert "flat/a failed on extend:0+64: [red]out of?memory" in _text(progress)
 
 
-def test_failures_and_quarantined_arms_are_counted_beside_the_pace() -> None:
+def test_failures_and_quarantined_arms_are_counted_with_the_pace() -> None:
     progress, _ = progress_for(_console(terminal=False), quiet=False)
     failed = Measurement("toy", str(BATCH), "flat/a", Status.WRONG, reason="relative error 1")
 

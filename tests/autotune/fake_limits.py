@@ -1,4 +1,4 @@
-"""Trials that go wrong behind a limit, each in a way of its own. Run by real child processes."""
+"""Trials that fail beyond a limit, each in another way. They run in real child processes."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def exits(size: int, target: Target) -> dict[str, float]:
 
 
 def leaves(size: int, target: Target) -> dict[str, float]:
-    """Ends with success before it has an answer."""
+    """Ends with exit code 0 before it returns anything."""
     del target
     if size > LIMIT:
         os._exit(0)
@@ -88,6 +88,6 @@ def memory(size: int, target: Target) -> dict[str, float]:
 
 
 def dear(size: int, target: Target) -> dict[str, float]:
-    """A size costs 1 us, and 3 us behind the limit."""
+    """Each row takes 1 us, and 3 us beyond the limit."""
     del target
     return {"us": float(size if size <= LIMIT else 3 * size)}

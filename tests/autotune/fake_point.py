@@ -1,4 +1,4 @@
-"""A made-up point that a CPU really runs in milliseconds, with arms that go wrong on request."""
+"""A fake point that a CPU runs in milliseconds, with arms that fail on request."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from time import sleep
 import torch
 
 from nsa_tune.backend.types.batch import Batch, Mode
+from nsa_tune.backend.types.formula import Formulas, Limit
 from nsa_tune.backend.types.layouts import KVLayout
-from nsa_tune.backend.types.point import Answer, Arm, Case, Guard, Point, Setting
+from nsa_tune.backend.types.point import Arm, Case, Guard, Point, Question, Setting
 
 __all__ = [
     "ARMS",
@@ -31,7 +32,7 @@ _ANY = frozenset(KVLayout)
 
 @dataclass
 class RunnableCase:
-    """The answer is the number of new tokens."""
+    """A case whose right output is the number of new tokens."""
 
     batch: Batch
     tolerance = 0.01
@@ -70,10 +71,12 @@ def _raises(case: RunnableCase) -> Callable[[], torch.Tensor]:
     return run
 
 
-def _few(batch: Batch, setting: Setting) -> str | None:
+def _few(setting: Setting) -> tuple[Limit, ...]:
     del setting
-    return "more than 4 sequences" if batch.sequences > 4 else None
+    return (Limit("batch_size > 4", "more than 4 sequences"),)
 
+
+_FORMULAS = Formulas({}, ("q_tokens",), {"rows": "log2(q_tokens)"}, functions={"log2": log2})
 
 ARMS = {
     "fast": _right(0.0001),
@@ -104,12 +107,8 @@ def runnable(*arms: str, batches: int = 6) -> Point:
         name="runnable",
         modes=frozenset({Mode.DECODE}),
         arms=built,
-        answers=(Answer("runnable", {name: (name,) for name in arms}),),
-        terms=("rows",),
-        cost_terms=lambda batch, setting: (batch.q_tokens,),
-        coordinates=("rows",),
-        locate=lambda batch, setting: (log2(batch.q_tokens),),
-        sheet=lambda batch, setting: 0,
+        questions=(Question("runnable", {name: (name,) for name in arms}),),
+        formulas=lambda setting: _FORMULAS,
         grid=lambda setting: grid,
         case=_case,
         sample=_sample,

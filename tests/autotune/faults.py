@@ -1,4 +1,4 @@
-"""A made-up point whose arms take their process down, block it, or answer wrong."""
+"""A fake point whose arms kill their process, block it, or return wrong output."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _does_not_compile(case: RunnableCase) -> Launch:
 
 
 def _late(fault: Callable[[], object]) -> Callable[[RunnableCase], Launch]:
-    """Right when it is checked, and `fault` when it is timed."""
+    """An arm that passes its check and calls `fault` when it is timed."""
 
     def build(case: RunnableCase) -> Launch:
         calls = iter(range(_TWICE))

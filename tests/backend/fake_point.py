@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from nsa_tune.backend.costmodel.policy import Policy
 from nsa_tune.backend.types.batch import Batch, Mode
+from nsa_tune.backend.types.formula import Formulas, Limit
 from nsa_tune.backend.types.layouts import KVLayout
-from nsa_tune.backend.types.point import Answer, Arm, Case, Guard, Point, Setting
+from nsa_tune.backend.types.point import Arm, Case, Guard, Point, Question, Setting
 from nsa_tune.backend.types.profiles import profile_of
 from nsa_tune.backend.types.records import Device, Key, Measurement, Status, Table
 
@@ -21,6 +22,7 @@ __all__ = [
     "BATCHES",
     "DEVICE",
     "FAKE",
+    "FORMULAS",
     "KEY",
     "SETTING",
     "Times",
@@ -38,18 +40,18 @@ SETTING = Setting(profile_of("deepseek-v3.2"), 128, KVLayout.FP8_PACKED, DEVICE)
 KEY = Key("Test GPU", "1.0", (("torch", "2.0"),), "deepseek-v3.2", 128, "fp8_packed", "fake 1")
 
 
-def _dense(batch: Batch, setting: Setting) -> str | None:
-    return "too long for dense" if batch.max_kv > setting.profile.index_topk else None
+def _dense(setting: Setting) -> tuple[Limit, ...]:
+    return (Limit(f"max_kv > {setting.profile.index_topk}", "too long for dense"),)
 
 
-def _not_captured(batch: Batch, setting: Setting) -> str | None:
+def _not_captured(setting: Setting) -> tuple[Limit, ...]:
     del setting
-    return "not under capture" if batch.captured else None
+    return (Limit("captured", "not under capture"),)
 
 
-def _few_rows(batch: Batch, setting: Setting) -> str | None:
+def _few_rows(setting: Setting) -> tuple[Limit, ...]:
     del setting
-    return "more than 4096 rows" if batch.q_tokens > 4096 else None
+    return (Limit("q_tokens > 4096", "more than 4096 rows"),)
 
 
 def _nothing(case: Any) -> Callable[[], torch.Tensor]:
@@ -73,6 +75,14 @@ BATCHES = [
     for new in (1, 8, 64, 256, 1024, 4096)
 ]
 
+FORMULAS = Formulas(
+    values={},
+    features=("q_tokens", "kv_tokens"),
+    coordinates={"q_tokens": "log2(q_tokens)", "kv_tokens": "log2(kv_tokens)"},
+    regime="1 if prefix_tokens else 0",
+    functions={"log2": log2},
+)
+
 FAKE = Point(
     name="fake",
     modes=frozenset({Mode.EXTEND}),
@@ -82,15 +92,11 @@ FAKE = Point(
         Arm("mla/packed", _nothing, _PACKED, guards=(Guard("rows", "formula", "", _few_rows),)),
         Arm("mla/plain", _nothing, _ANY, reference=True),
     ),
-    answers=(
-        Answer("prefill_path", {"mha": ("mha/dense",), "mla": ("mla/wide", "mla/packed")}),
-        Answer("sparse_prefill", {"wide": ("mla/wide",), "packed": ("mla/packed",)}),
+    questions=(
+        Question("prefill_path", {"mha": ("mha/dense",), "mla": ("mla/wide", "mla/packed")}),
+        Question("sparse_prefill", {"wide": ("mla/wide",), "packed": ("mla/packed",)}),
     ),
-    terms=("q_tokens", "kv_tokens"),
-    cost_terms=lambda batch, setting: (batch.q_tokens, batch.kv_tokens),
-    coordinates=("q_tokens", "kv_tokens"),
-    locate=lambda batch, setting: (log2(batch.q_tokens), log2(batch.kv_tokens)),
-    sheet=lambda batch, setting: int(batch.prefix_tokens > 0),
+    formulas=lambda setting: FORMULAS,
     grid=lambda setting: BATCHES,
     case=_no_case,
     sample=lambda setting, random: _random_batch(random),
@@ -102,7 +108,7 @@ def _random_batch(random: Random) -> Batch:
 
 
 def linear(q: float, kv: float, constant: float) -> Callable[[Batch], float]:
-    """A time that is linear in the made-up point's cost terms."""
+    """A time that is linear in the made-up point's features."""
     return lambda batch: q * batch.q_tokens + kv * batch.kv_tokens + constant
 
 
@@ -133,7 +139,7 @@ def measured(
 
 def policy_of(times: Times, setting: Setting = SETTING) -> Policy:
     """The policy of a sweep with these true times."""
-    return Policy.compile(FAKE, setting, measured(times, setting=setting))
+    return Policy.fit(FAKE, setting, measured(times, setting=setting))
 
 
 def table_of(times: Times, key: Key = KEY, measured_at: str = "2025-01-01T00:00:00Z") -> Table:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from nsa_tune.autotune.runner.run import RunRequest, RunResult, run
-from nsa_tune.autotune.worker.isolation import Deadlines
+from nsa_tune.autotune.worker.isolated import Deadlines
 from nsa_tune.backend.hardware import nvml
 from nsa_tune.backend.types.records import Status
 

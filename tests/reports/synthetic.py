@@ -8,8 +8,9 @@ from typing import Any
 
 from nsa_tune.backend.points import POINTS
 from nsa_tune.backend.types.batch import Batch, Mode
+from nsa_tune.backend.types.formula import Formulas, Limit
 from nsa_tune.backend.types.layouts import KVLayout
-from nsa_tune.backend.types.point import Answer, Arm, Guard, Point, Setting
+from nsa_tune.backend.types.point import Arm, Guard, Point, Question, Setting
 from nsa_tune.backend.types.profiles import PROFILES
 from nsa_tune.backend.types.records import Device, Key, Measurement, Status, Table
 
@@ -44,12 +45,12 @@ def _no_case(*_: object) -> Any:
     raise AssertionError("nothing is measured here")
 
 
-def _limit(most: int) -> Guard:
-    def check(batch: Batch, setting: Setting) -> str | None:
-        del setting
-        return f"steep ends at {most} tokens" if batch.q_tokens > most else None
+_FORMULAS = Formulas({}, ("q_tokens",), {"q_tokens": "log2(q_tokens)"}, functions={"log2": log2})
 
-    return Guard("most", "formula", "made up", check)
+
+def _limit(most: int) -> Guard:
+    limits = (Limit(f"q_tokens > {most}", f"steep ends at {most} tokens"),)
+    return Guard("most", "formula", "made up", lambda setting: limits)
 
 
 def toy_point(limit: int | None = None) -> Point:
@@ -64,12 +65,8 @@ def toy_point(limit: int | None = None) -> Point:
             Arm("steep/a", _no_case, layouts, guards=limits),
             Arm("flat/a", _no_case, layouts),
         ),
-        answers=(Answer("toy_path", {"steep": ("steep/a",), "flat": ("flat/a",)}),),
-        terms=("q_tokens",),
-        cost_terms=lambda batch, setting: (batch.q_tokens,),
-        coordinates=("q_tokens",),
-        locate=lambda batch, setting: (log2(batch.q_tokens),),
-        sheet=lambda batch, setting: 0,
+        questions=(Question("toy_path", {"steep": ("steep/a",), "flat": ("flat/a",)}),),
+        formulas=lambda setting: _FORMULAS,
         grid=lambda setting: [Batch.extend([0], [new]) for new in news],
         case=_no_case,
         sample=_no_case,

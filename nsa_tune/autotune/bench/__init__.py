@@ -1,1 +1,1 @@
-"""Timing one batch: devices, timing protocols, checks against the reference."""
+"""Measuring on one device: timing protocols, samples and their intervals, failures, ceilings."""

@@ -1,7 +1,7 @@
-"""What the device itself reaches: copy bandwidth and matrix rate, the roof over every arm.
+"""Roofline ceilings: the copy bandwidth and the matmul rate that a device reaches.
 
-They are stored as measurements of a point of their own, which no policy reads: the batch is the
-size of the copy or of the product, the arm says what was done.
+They are stored as measurements of the point "roofline", which no policy reads. The batch says the
+size ("copy:BYTES", "matmul:MxNxK"), the arm says what was done.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 from nsa_tune._errors import MachineUnfit
+from nsa_tune.autotune.bench.failures import failed_row, reason_of
 from nsa_tune.backend.types.records import Measurement, Status
 
 if TYPE_CHECKING:
@@ -19,19 +20,18 @@ if TYPE_CHECKING:
     from nsa_tune.autotune.bench.timing import Timer
     from nsa_tune.backend.types.records import Device
 
-__all__ = ["POINT", "Ceiling", "ceilings_for", "failed", "lacks_ceilings", "measure_ceilings"]
+__all__ = ["POINT", "Ceiling", "ceilings_for", "lacks_ceilings", "measure_ceilings"]
 
 POINT = "roofline"
-"""As `nsa_tune.reports.content.roofline` reads it; the batches' words are described there."""
+"""The point's name, by which reports find the rows."""
 
 _Make: TypeAlias = "Callable[[torch.device], Callable[[], torch.Tensor]]"
 _HAS_FP8 = frozenset({"sm89", "sm90", "sm100", "sm103", "sm120"})
-_REASON_LENGTH = 300
 
 
 @dataclass(frozen=True, slots=True)
 class Ceiling:
-    """One copy or product to time."""
+    """One copy or matrix product to time."""
 
     batch: str
     arm: str
@@ -39,22 +39,22 @@ class Ceiling:
 
 
 def ceilings_for(arch: str, *, large: bool) -> list[Ceiling]:
-    """What is timed on a device of `arch`: on a GPU `large` copies and products, 2 GB at most."""
+    """The ceilings of a device of `arch`. `large` ones, for a GPU, take at most 2 GB of memory."""
     copies = [2**28, 2**30] if large else [2**26]
     products = [(8192, 8192, 8192), (16384, 8192, 4096)] if large else [(512, 512, 512)]
     found = [Ceiling(f"copy:{size}", "copy", _copy(size)) for size in copies]
     for shape in products:
         word = f"matmul:{'x'.join(map(str, shape))}"
         found.append(Ceiling(word, "matmul_bf16", _product(*shape)))
-        # Nothing but a GPU of these multiplies in fp8.
+        # Other devices have no fp8 matrix instructions.
         if arch in _HAS_FP8:
             found.append(Ceiling(word, "matmul_fp8", _fp8_product(*shape)))
     return found
 
 
 def lacks_ceilings(device: Device, known: Iterable[Measurement]) -> bool:
-    """Whether `device` should have ceilings and `known` holds none; after failures, none is."""
-    # A processor's caches hold whole batches: its memory's bandwidth is no roof over them.
+    """Whether `device` needs ceilings and the rows `known` hold none that succeeded."""
+    # A CPU's caches hold whole batches, so memory bandwidth is no ceiling for them.
     if device.arch == "cpu":
         return False
     return not any(row.point == POINT and row.status is Status.OK for row in known)
@@ -66,9 +66,9 @@ def measure_ceilings(
     timer: Timer,
     note: Callable[[int], None] = lambda index: None,
 ) -> list[Measurement]:
-    """One measurement for each copy and product; failed ones where the device has no such thing.
+    """Measure each of `ceilings_for(arch)`; a failure becomes a failed row. Takes about a second.
 
-    Takes about a second. `note` is told the number of each before it is touched.
+    `note` is called with the index of each one before it runs.
     """
     rows = []
     for index, one in enumerate(ceilings_for(arch, large=device.type == "cuda")):
@@ -77,22 +77,16 @@ def measure_ceilings(
     return rows
 
 
-def failed(ceiling: Ceiling, reason: str) -> Measurement:
-    """`ceiling`, which could not be measured for `reason`."""
-    one_line = " ".join(reason.split())[:_REASON_LENGTH]
-    return Measurement(POINT, ceiling.batch, ceiling.arm, Status.FAILED, reason=one_line)
-
-
 def _measured(one: Ceiling, device: torch.device, timer: Timer) -> Measurement:
     from nsa_tune.autotune.bench.timing import interleave
 
     try:
         run = one.make(device)
-        # A library makes its handle and workspace at the first call, which no graph can hold.
+        # A library allocates its handle and workspace in the first call: not inside a capture.
         timer.first(run)
         (timing,) = interleave([timer.sampler(run)], timer)
     except (RuntimeError, MachineUnfit) as failure:
-        return failed(one, f"{type(failure).__name__}: {failure}")
+        return failed_row(POINT, one.batch, one.arm, reason_of(failure))
     finally:
         timer.release()
     return Measurement(
@@ -102,7 +96,7 @@ def _measured(one: Ceiling, device: torch.device, timer: Timer) -> Measurement:
 
 
 def _copy(size: int) -> _Make:
-    """`size` bytes read, and as many written."""
+    """Reads `size` bytes and writes as many."""
 
     def make(device: torch.device) -> Callable[[], torch.Tensor]:
         import torch
@@ -118,7 +112,7 @@ def _product(m: int, n: int, k: int) -> _Make:
     def make(device: torch.device) -> Callable[[], torch.Tensor]:
         import torch
 
-        # Random bits: a product of zeros draws less power, and clocks higher.
+        # Random values: a product of zeros draws less power, so the GPU would clock higher.
         left = torch.randn(m, k, device=device).to(torch.bfloat16)
         right = torch.randn(n, k, device=device).to(torch.bfloat16).t()
         out = torch.empty(m, n, dtype=torch.bfloat16, device=device)

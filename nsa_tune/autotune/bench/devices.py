@@ -1,4 +1,4 @@
-"""The device to measure on, with the facts that its guards need."""
+"""Torch devices: which one to measure on, and the facts that guards and keys need of it."""
 
 from __future__ import annotations
 
@@ -7,23 +7,35 @@ import os
 import torch
 
 from nsa_tune._errors import DeviceMissing, LibraryMissing
-from nsa_tune.autotune.bench.registry import check_device
-from nsa_tune.autotune.bench.timing import Timer
+from nsa_tune.autotune.bench.device_names import check_device
 from nsa_tune.backend import libraries as providers
 from nsa_tune.backend.hardware import detect, nvml
 from nsa_tune.backend.types.point import Arm, Setting
+from nsa_tune.backend.types.profiles import profile_of
 from nsa_tune.backend.types.records import Device, Key
 
 __all__ = [
-    "check_libraries", "describe", "key_of", "key_with", "others_on", "pick_device", "unit_of",
-]  # fmt: skip
+    "check_libraries",
+    "default_model",
+    "describe",
+    "key_of",
+    "others_on",
+    "pick_device",
+    "setting_of",
+    "unit_of",
+]
+
+
+def default_model(device: torch.device) -> str:
+    """The model to measure when the user names none: V3.2 on a GPU, the tiny profile on a CPU."""
+    return "deepseek-v3.2" if device.type == "cuda" else "tiny"
 
 
 def pick_device(name: str) -> torch.device:
     """The torch device for "auto", "cpu", "cuda" or "cuda:N".
 
     Raises:
-        UsageError: for any other word.
+        UsageError: for any other name.
         DeviceMissing: when there is no such GPU, or torch cannot use it.
     """
     if name == "auto":
@@ -42,7 +54,7 @@ def pick_device(name: str) -> torch.device:
 
 
 def describe(device: torch.device) -> Device:
-    """The facts of `device`, asked from the driver."""
+    """The facts of `device`, as torch and the driver report them."""
     if device.type == "cpu":
         return Device(detect.cpu_name(), "cpu")
     properties = torch.cuda.get_device_properties(device)
@@ -57,25 +69,43 @@ def describe(device: torch.device) -> Device:
 
 
 def unit_of(device: torch.device) -> str:
-    """What tells `device` from others of its model: a GPU's UUID, as NVML writes it."""
+    """What identifies the device among equal ones: a GPU's UUID as NVML writes it, or "cpu"."""
     if device.type == "cpu":
         return "cpu"
     return f"GPU-{torch.cuda.get_device_properties(device).uuid}"
 
 
 def others_on(device: torch.device) -> tuple[int, ...]:
-    """Ids of other processes that compute on `device`, as far as the driver tells."""
+    """Ids of other processes that compute on `device`; empty where the driver does not say."""
     state = None if device.type == "cpu" else nvml.gpu_state(unit_of(device))
     return tuple(pid for pid in state.processes if pid != os.getpid()) if state else ()
 
 
-def key_of(setting: Setting, timer: Timer) -> Key:
-    """The key that measurements of `setting` on this machine are stored under."""
-    return key_with(setting, timer.protocol)
+def setting_of(device: torch.device, model: str, heads: int | None, kv_dtype: str) -> Setting:
+    """What is measured on `device` of this machine.
+
+    Args:
+        heads: local heads; None takes all of the model's.
+        kv_dtype: "bf16" or "fp8".
+
+    Raises:
+        UsageError: for a model, heads or a dtype that do not exist.
+    """
+    profile = profile_of(model)
+    return Setting(
+        profile=profile,
+        heads=profile.heads if heads is None else profile.check_heads(heads),
+        layout=profile.layout(kv_dtype),
+        device=describe(device),
+        libraries=dict(detect.library_versions()),
+    )
 
 
-def key_with(setting: Setting, protocol: str) -> Key:
-    """`key_of` for the timing protocol of that name."""
+def key_of(setting: Setting, protocol: str) -> Key:
+    """The key that measurements of `setting` on this machine are stored under.
+
+    `protocol` is the name of a timing protocol, as `timing.protocol_of` gives it.
+    """
     on_gpu = setting.device.arch != "cpu"
     return Key(
         gpu=setting.device.name,
@@ -89,10 +119,10 @@ def key_with(setting: Setting, protocol: str) -> Key:
 
 
 def check_libraries(arms: list[Arm]) -> None:
-    """Refuse to start when an arm's kernel library is not installed.
+    """Make sure that the kernel libraries of `arms` are installed.
 
     Raises:
-        LibraryMissing: with the commands that install what is missing.
+        LibraryMissing: when one is not; it gives the commands that install what is missing.
     """
     needed = sorted({arm.requires for arm in arms if arm.requires is not None})
     missing = [name for name in needed if providers.answering(name) is None]

@@ -1,4 +1,4 @@
-"""Measure all arms of one batch: build, check against the reference, then time interleaved."""
+"""Measure the arms of one batch: build each, check its output, then time all of them in turns."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from nsa_tune._errors import MachineUnfit, NsaTuneError
+from nsa_tune.autotune.bench.failures import failed_row, reason_of
 from nsa_tune.autotune.bench.timing import Sampler, Timer, Timing, interleave
 from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.point import Arm, Case, Point, Setting
@@ -17,11 +18,13 @@ from nsa_tune.backend.types.records import Measurement, Status
 __all__ = ["ContextLost", "alive", "measure_batch"]
 
 _log = logging.getLogger(__name__)
-_REASON_LENGTH = 300
 
 
 class ContextLost(MachineUnfit):
-    """An arm broke the CUDA context: only a new process can go on."""
+    """An arm broke the CUDA context: only a new process can go on.
+
+    `measured` has the rows so far.
+    """
 
     def __init__(self, arm: str, batch: str, measured: Sequence[Measurement]) -> None:
         super().__init__(
@@ -33,7 +36,7 @@ class ContextLost(MachineUnfit):
 
 @dataclass(frozen=True, slots=True)
 class _Ready:
-    """An arm that gave the right answer and waits to be timed."""
+    """An arm whose output is right, ready to be timed."""
 
     arm: Arm
     sampler: Sampler
@@ -48,10 +51,14 @@ def measure_batch(
     device: torch.device,
     timer: Timer,
 ) -> list[Measurement]:
-    """One measurement for each of `arms`, failed ones with their reason.
+    """Measure `arms` on `batch`.
+
+    Returns:
+        A row for each arm: its time in microseconds, or the reason of its failure. An arm whose
+        output differs from the reference by more than the case's tolerance is WRONG and not timed.
 
     Raises:
-        ContextLost: when the device cannot go on in this process; it carries what was measured.
+        ContextLost: when an arm broke the CUDA context; it carries the rows that there are.
         SlowedDown: when the device stays slowed down.
     """
     word = str(batch)
@@ -59,7 +66,7 @@ def measure_batch(
         case = point.case(batch, setting, device)
     except NsaTuneError:
         raise
-    except Exception as failure:  # noqa: BLE001 - memory may be short even for the inputs
+    except Exception as failure:  # noqa: BLE001 - even the input tensors may not fit into memory
         return _all_failed(point, word, arms, failure, device)
     ready: list[_Ready] = []
     failed: list[Measurement] = []
@@ -76,7 +83,7 @@ def measure_batch(
         timed = interleave([one.sampler for one in ready], timer) if ready else []
     except NsaTuneError:
         raise
-    except Exception as failure:  # noqa: BLE001 - a fault shows when its graph is replayed
+    except Exception as failure:  # noqa: BLE001 - a kernel may fault at its graph's replay only
         return failed + _all_failed(point, word, [one.arm for one in ready], failure, device)
     passed = [
         _passed(point.name, word, one, timing) for one, timing in zip(ready, timed, strict=True)
@@ -99,15 +106,13 @@ def _prepare(point: Point, word: str, arm: Arm, case: Case, timer: Timer) -> _Re
 
 
 def _failed(point: Point, word: str, arm: Arm, failure: Exception) -> Measurement:
-    reason = f"{type(failure).__name__}: {failure}"
-    one_line = " ".join(reason.split())[:_REASON_LENGTH]
-    return Measurement(point.name, word, arm.name, Status.FAILED, reason=one_line)
+    return failed_row(point.name, word, arm.name, reason_of(failure))
 
 
 def _all_failed(
     point: Point, word: str, arms: Sequence[Arm], failure: Exception, device: torch.device
 ) -> list[Measurement]:
-    """A failure that no single arm can be blamed for, so that the next run passes the batch."""
+    """Rows for a failure that may be any arm's: all get one, so the next run skips the batch."""
     rows = [_failed(point, word, arm, failure) for arm in arms]
     if not alive(device):
         raise ContextLost(" or ".join(arm.name for arm in arms), word, rows) from failure
@@ -130,7 +135,7 @@ def _passed(point: str, word: str, one: _Ready, timing: Timing) -> Measurement:
 
 
 def alive(device: torch.device) -> bool:
-    """False when the CUDA context is lost: every later call would fail with the old error."""
+    """False when the CUDA context is broken: then every later CUDA call repeats the old error."""
     if device.type != "cuda":
         return True
     try:

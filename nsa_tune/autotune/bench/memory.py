@@ -1,4 +1,4 @@
-"""Memory that ran out: whether an arm needs too much, or somebody else holds it."""
+"""Memory of a device: what other processes hold of it, and what torch can give back."""
 
 from __future__ import annotations
 
@@ -6,17 +6,18 @@ from pathlib import Path
 
 import torch
 
-__all__ = ["give_back", "held_by_others"]
+__all__ = ["held_by_others", "release_cached"]
 
 _CONTEXT_BYTES = 2 * 2**30
-"""What CUDA, the kernels' code and the libraries take beside torch's own memory, at most."""
+"""The most that CUDA, loaded kernels and libraries take beside torch's own memory."""
 _PAGES = "/proc/self/statm"
 
 
 def held_by_others(device: torch.device) -> tuple[int, int]:
-    """Bytes that other processes hold of `device`'s memory, about, and all of its bytes.
+    """Estimated bytes of `device`'s memory that other processes hold, and its size in bytes.
 
-    A host of which half is free was not short of memory: then it is a limit of this process.
+    On a CPU it is 0 while half of the host's memory is free: what ran out then is a limit of this
+    process, such as RLIMIT_AS.
     """
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
@@ -31,14 +32,14 @@ def held_by_others(device: torch.device) -> tuple[int, int]:
     return max(total - available - resident, 0), total
 
 
-def give_back(device: torch.device) -> None:
-    """Return what torch keeps for later to the device."""
+def release_cached(device: torch.device) -> None:
+    """Return the memory that torch caches on a GPU to the device."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
 
 
 def _memory_facts() -> dict[str, int]:
-    """Bytes by name, of /proc/meminfo."""
+    """The fields of /proc/meminfo, in bytes."""
     lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
     parts = [line.split() for line in lines]
     return {words[0].rstrip(":"): int(words[1]) * 1024 for words in parts}

@@ -1,6 +1,6 @@
-"""Timing protocols: how one launch of an arm becomes one number of microseconds.
+"""Timing protocols: how launches of arms become microseconds.
 
-The protocol's name is part of a table's key, because numbers of two protocols do not compare.
+A protocol's name is part of a table's key, because times of two protocols cannot be compared.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 
 from nsa_tune._errors import MachineUnfit
 from nsa_tune.autotune.bench.intervals import Timing
-from nsa_tune.autotune.bench.sequential import FAR, LOOKS, Contest
+from nsa_tune.autotune.bench.race import FAR, LOOKS, Race
 from nsa_tune.backend.hardware import nvml
 
 __all__ = [
@@ -27,65 +27,72 @@ __all__ = [
 _log = logging.getLogger(__name__)
 
 Run = Callable[[], torch.Tensor]
+"""Launches a whole arm and returns its output."""
 Sampler = Callable[[], float]
+"""Launches an arm once and returns its time in microseconds."""
 
 _MOST_RESERVED = 0.4
+"""Share of a GPU's memory that torch may keep reserved between batches."""
 _IDLE_SECONDS = 0.3
+"""A GPU that was idle for so long may have clocked down."""
 _WARM_UP_SECONDS = 0.1
 _LOWEST_CLOCK = 0.6
-"""Of the highest clock. Full load under the power cap stays well above."""
+"""Below this share of the highest clock a GPU counts as slowed down. A GPU at its power cap stays
+well above."""
 _SLOWDOWNS = 5
-"""Rounds in a row that may be lost to a slowdown before the device counts as unfit."""
+"""Rounds in a row that may be discarded for a slowdown before the device counts as unfit."""
 _ATTEMPTS = 5
+"""Races of the same arms, when the clock was not steady."""
 _BACK_OFF_SECONDS = 0.5
+"""Pause after a slowdown; the n-th in a row takes n times as long."""
 
 
 class SlowedDown(MachineUnfit):
-    """The device stays slowed down, so that nothing it is timed at would hold."""
+    """The device stays slowed down: times taken now would not hold later."""
 
     def __init__(self) -> None:
         super().__init__(
-            "the GPU stays slowed down (heat, power or another process), so nothing it is timed at "
-            "would hold; see nsa-tune doctor, and run the same command again to continue"
+            "the GPU stays slowed down (heat, power or another process), and times taken now would "
+            "not hold later; see nsa-tune doctor, and run the same command again to continue"
         )
 
 
 class Timer(Protocol):
-    """One protocol on one device."""
+    """A timing protocol on one device."""
 
     protocol: str
     most_seconds: float
-    """Time for one arm, after which its fewest samples are enough."""
+    """Seconds for each arm. After them a race ends as soon as each arm has 8 samples."""
     widest: float
-    """A half width above this means that the clock changed meanwhile."""
+    """A relative half width above this means that the device's clock changed during the race."""
 
     def first(self, run: Run) -> torch.Tensor:
-        """Run an arm once, where its samples will be taken: what is made once is made now."""
+        """Run an arm for the first time, on the stream that samples it: it may compile or allocate
+        here. Returns its output."""
         ...
 
     def sampler(self, run: Run) -> Sampler:
-        """Prepare an arm that has run; each call of the result launches it once and returns
-        microseconds."""
+        """Prepare to time an arm that `first` has run."""
         ...
 
     def warm_up(self, samplers: Sequence[Sampler]) -> None:
-        """Bring the device to the clock that the samples will be taken at."""
+        """Bring the device up to its clock under load."""
         ...
 
     def release(self) -> None:
-        """Called between batches, when no sampler is alive."""
+        """Free memory between batches, when no sampler is alive."""
         ...
 
     def steady(self) -> bool:
-        """False while the device is slowed down, so that what was just timed is worth nothing."""
+        """False while the device is slowed down: the samples just taken are to be discarded."""
         ...
 
 
 class CudaTimer:
-    """CUDA graph, replayed behind an L2 flush, timed by events.
+    """Replays a CUDA graph of the arm after an L2 flush, and times the replay by events.
 
-    A graph holds launches only, so the host's overhead is in no sample. The flush before the
-    first event also keeps the GPU busy while the host queues the replay behind it.
+    A graph holds only the GPU's work, so host overhead is in no sample. The flush before the first
+    event also keeps the GPU busy while the host queues the replay.
     """
 
     protocol = "cuda-graph/1"
@@ -103,9 +110,9 @@ class CudaTimer:
         self._share_a_pool()
 
     def first(self, run: Run) -> torch.Tensor:
-        """Run on the stream that is captured later; returns when the GPU has finished."""
+        """Run on the stream that is captured later, and wait until the GPU has finished."""
         self._clocked_down |= perf_counter() - self._latest > _IDLE_SECONDS
-        # The inputs were made on the stream that is current here.
+        # The inputs were written on the current stream: wait for it.
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
             output = run()
@@ -113,12 +120,12 @@ class CudaTimer:
         return output
 
     def sampler(self, run: Run) -> Sampler:
-        """Capture `run`, and return what replays it once."""
+        """Capture `run`; the sampler replays the graph once."""
         graph = self._capture(run)
         start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
 
         def sample(_keep: Run = run) -> float:
-            # The graph holds addresses, not tensors: what `run` closes over must outlive it.
+            # The graph holds addresses only: `_keep` keeps alive the tensors that `run` refers to.
             with torch.cuda.stream(self._stream):
                 self._flush.zero_()
                 start.record()
@@ -132,7 +139,7 @@ class CudaTimer:
         return sample
 
     def warm_up(self, samplers: Sequence[Sampler]) -> None:
-        """Keep a GPU that was idle busy for a while: it clocks down, during a compile for one."""
+        """Keep a GPU busy for 0.1 s if it was idle, as during a compilation: it clocked down."""
         self._clocked_down |= perf_counter() - self._latest > _IDLE_SECONDS
         if not self._clocked_down:
             return
@@ -143,15 +150,16 @@ class CudaTimer:
         self._clocked_down = False
 
     def _share_a_pool(self) -> None:
-        # Graphs that are replayed one after the other may share their memory. The pool lives as
-        # long as one graph that uses it, so an empty-handed one stays.
+        # Graphs that are replayed one after another may share a memory pool. A pool lives as long
+        # as a graph uses it, so this small one stays alive between batches.
         self._pool = torch.cuda.graph_pool_handle()
         self._keeper = self._capture(lambda: torch.zeros(1, device=self._device))
 
     def release(self) -> None:
-        """Give memory back before it is short; after every batch it would cost more than timing.
+        """Free the graphs' pool when torch has reserved 40 % of the memory.
 
-        Batches of many sizes leave holes in the pool that no later graph fits into.
+        Batches of many sizes leave holes in the pool that no later graph fits into. Freeing it
+        after every batch would take longer than the timing.
         """
         total = torch.cuda.get_device_properties(self._device).total_memory
         if torch.cuda.memory_reserved(self._device) > _MOST_RESERVED * total:
@@ -160,7 +168,7 @@ class CudaTimer:
             torch.cuda.empty_cache()
 
     def steady(self) -> bool:
-        """Whether the driver reports no slowdown and a clock near the usual one."""
+        """Whether NVML reports no slowdown and a clock of at least 60 % of the highest."""
         clock = nvml.clock(self._uuid)
         if clock is None:
             return True
@@ -183,7 +191,7 @@ class CudaTimer:
 
 
 class CpuTimer:
-    """A monotonic clock around the call, warm caches: a CPU's table is for a CPU."""
+    """Reads a monotonic clock before and after the call, with warm caches."""
 
     protocol = "cpu-clock/1"
     most_seconds = 0.05
@@ -194,7 +202,7 @@ class CpuTimer:
         return run()
 
     def sampler(self, run: Run) -> Sampler:
-        """What calls `run` once."""
+        """The sampler calls `run` once."""
 
         def sample() -> float:
             start = perf_counter_ns()
@@ -204,33 +212,35 @@ class CpuTimer:
         return sample
 
     def warm_up(self, samplers: Sequence[Sampler]) -> None:
-        """Each sampler has run once already."""
+        """Nothing to do: every arm has run once already."""
 
     def release(self) -> None:
-        """Nothing is held."""
+        """Nothing to free."""
 
     def steady(self) -> bool:
-        """Nobody tells: a CPU's samples are taken as they come."""
+        """Always: nothing reports a CPU's slowdowns."""
         return True
 
 
 def protocol_of(device: torch.device) -> str:
-    """The name of the protocol of `device`, without starting it."""
+    """The name of the timing protocol of `device`, without creating a timer."""
     return CudaTimer.protocol if device.type == "cuda" else CpuTimer.protocol
 
 
 def timer_for(device: torch.device) -> Timer:
-    """The protocol of `device`."""
+    """A timer for `device`, by its timing protocol."""
     return CudaTimer(device) if device.type == "cuda" else CpuTimer()
 
 
 def interleave(samplers: Sequence[Sampler], timer: Timer) -> list[Timing]:
-    """Time arms against each other until each is known to be slower, equal, or beyond telling.
+    """Time arms in turns until each is known slower than the fastest or equal, or time is up.
 
-    A clock that climbs after a pause leaves no trace in the driver's counters, only samples that
-    disagree: they are taken again, as long as that fits into the time that arms may take. An arm
-    that is noisy at every attempt is kept with the interval that it has: at the power cap the
-    clock wavers.
+    A clock that still climbs after a pause shows in no counter of the driver, only in samples that
+    disagree. The race is then run again, as long as the arms' time allows. After the last attempt
+    a noisy arm keeps its wide interval: at the power cap the clock never settles.
+
+    Returns:
+        A `Timing` for each sampler, in their order.
 
     Raises:
         SlowedDown: when the device stays slowed down.
@@ -238,33 +248,33 @@ def interleave(samplers: Sequence[Sampler], timer: Timer) -> list[Timing]:
     discarded = [0] * len(samplers)
     left_us = timer.most_seconds * len(samplers) * 1e6
     for attempt in range(1, _ATTEMPTS + 1):
-        timings = _compare(samplers, timer, discarded).timings()
-        # What the arms themselves took: waiting for the device to recover is no sampling.
+        timings = _run_race(samplers, timer, discarded).timings()
+        # Time in the arms themselves: pauses after a slowdown do not count.
         took_us = sum(one.median_us * one.samples for one in timings)
         left_us -= took_us
         near = FAR[LOOKS[0] - 2] * min((one.median_us for one in timings), default=0.0)
-        # Of an arm far behind its noise says nothing of the clock.
+        # An arm far behind the fastest may be noisy by itself.
         climbed = any(
             one.samples >= LOOKS[0] and one.half_width > timer.widest and one.low_us < near
             for one in timings
         )
         if attempt == _ATTEMPTS or not climbed or left_us < took_us:
             break
-        _log.info("attempt %d is discarded, the device's clock was not steady", attempt)
+        _log.info("attempt %d is discarded: the device's clock was not steady", attempt)
         discarded = [n + one.samples for n, one in zip(discarded, timings, strict=True)]
     return [replace(one, discarded=n) for one, n in zip(timings, discarded, strict=True)]
 
 
-def _compare(samplers: Sequence[Sampler], timer: Timer, discarded: list[int]) -> Contest:
-    """One contest, each round once forward and once in reverse: drift falls on all arms alike.
+def _run_race(samplers: Sequence[Sampler], timer: Timer, discarded: list[int]) -> Race:
+    """Run one race. A round samples the arms forward and in reverse, so drift hits all alike.
 
-    Samples of a round after which the device is slowed down are counted in `discarded`.
+    A round during which the device slowed down is repeated; `discarded` counts its samples by arm.
     """
-    contest = Contest(len(samplers))
+    race = Race(len(samplers))
     timer.warm_up(samplers)
     end = perf_counter() + timer.most_seconds * len(samplers)
     slowdowns = 0
-    while order := contest.active:
+    while order := race.active:
         forward = [samplers[arm]() for arm in order]
         back = [samplers[arm]() for arm in reversed(order)]
         if not timer.steady():
@@ -278,7 +288,7 @@ def _compare(samplers: Sequence[Sampler], timer: Timer, discarded: list[int]) ->
             timer.warm_up(samplers)
             continue
         slowdowns = 0
-        contest.add(dict(zip(order, zip(forward, reversed(back), strict=True), strict=True)))
-        if perf_counter() > end and contest.taken >= LOOKS[0]:
-            contest.stop()
-    return contest
+        race.add(dict(zip(order, zip(forward, reversed(back), strict=True), strict=True)))
+        if perf_counter() > end and race.taken >= LOOKS[0]:
+            race.stop()
+    return race

@@ -1,1 +1,1 @@
-"""Whether this machine can be measured, and whether a table still holds on it."""
+"""`nsa-tune doctor` and `nsa-tune check`: is the machine fit, and does a table still hold?"""

@@ -1,4 +1,4 @@
-"""Doctor: whether this machine can measure, and what would disturb it. One small class a check."""
+"""`nsa-tune doctor`: can this machine measure, and what would disturb it? Each check is a class."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from nsa_tune.db import reader as tables
 __all__ = [
     "CHECKS",
     "ArmCheck",
-    "Check",
     "Diagnosis",
     "Finding",
+    "MachineCheck",
     "State",
     "examine",
     "examine_engine",
@@ -34,7 +34,7 @@ class State(StrEnum):
 
     OK = "ok"
     NOTE = "note"
-    """Worth knowing; nothing is worse for it."""
+    """Worth knowing, and harmless."""
     WARN = "warn"
     """Measuring works, but may be disturbed or incomplete."""
     FAIL = "fail"
@@ -43,7 +43,7 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of the examination."""
+    """One line of the diagnosis."""
 
     subject: str
     state: State
@@ -52,11 +52,11 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """All findings, and what they come to."""
+    """All findings, and the conclusion."""
 
     findings: tuple[Finding, ...]
     task: str = "measure"
-    """What the machine is to do."""
+    """What the machine shall be able to do, as in "this machine can ..."."""
 
     @property
     def fit(self) -> bool:
@@ -65,7 +65,7 @@ class Diagnosis:
 
     @property
     def conclusion(self) -> str:
-        """One line: whether to go on, or what to mend first."""
+        """One line: whether the machine is fit, or what to fix first."""
         for state, words in (
             (State.FAIL, f"This machine cannot {self.task}"),
             (State.WARN, f"This machine can {self.task}, but look at this first"),
@@ -76,22 +76,24 @@ class Diagnosis:
         return f"OK: this machine is ready to {self.task} on {detect.local_device_name()}."
 
 
-class Check(Protocol):
-    """Looks at one thing."""
+class MachineCheck(Protocol):
+    """Checks one thing of this machine."""
 
     def look(self) -> Iterator[Finding]:
         """What it found."""
         ...
 
 
-def examine(checks: Sequence[Check] | None = None, *, database: Path | None = None) -> Diagnosis:
-    """Run `checks`, by default all of them; `database` is where measurements would go."""
+def examine(
+    checks: Sequence[MachineCheck] | None = None, *, database: Path | None = None
+) -> Diagnosis:
+    """Run `checks`, by default all of them. `database` is where measurements would be stored."""
     every = [*CHECKS, DatabaseCheck(database)] if checks is None else checks
     return Diagnosis(tuple(finding for check in every for finding in check.look()))
 
 
 def examine_engine(database: Path | None = None) -> Diagnosis:
-    """Whether the plug-in steers SGLang here, by importing its backend in a process of its own."""
+    """Whether the plug-in is active in SGLang: imports SGLang's backend in a process of its own."""
     from nsa_tune.backend.engines.sglang.health import health
 
     found = [
@@ -102,13 +104,13 @@ def examine_engine(database: Path | None = None) -> Diagnosis:
 
 
 class DeviceCheck:
-    """The GPUs, or the processor."""
+    """The GPUs, or the CPU."""
 
     def look(self) -> Iterator[Finding]:
-        """One finding a GPU."""
+        """One finding for each GPU."""
         names = nvml.gpu_names()
         for i, name in enumerate(names):
-            known = "" if name in detect.KNOWN else ", of no kind that nsa-tune has met"
+            known = "" if name in detect.KNOWN else ", a model that nsa-tune does not know"
             yield Finding(f"GPU {i}", State.OK if not known else State.NOTE, f"{name}{known}")
         if names:
             yield Finding("driver", State.OK, detect.driver_version() or "unknown")
@@ -137,29 +139,29 @@ class TorchCheck:
 
 
 class LibraryCheck:
-    """Who answers for each kernel library."""
+    """Which distribution provides each kernel library."""
 
     def look(self) -> Iterator[Finding]:
-        """One finding a library."""
-        # Without a GPU no arm needs them.
+        """One finding for each library."""
+        # Without a GPU nothing needs them.
         absent = State.WARN if nvml.gpu_names() else State.NOTE
         for name, library in providers.PROVIDERS.items():
             found = providers.answering(name)
             if found is None:
-                yield Finding(name, absent, f"nobody answers: {library.install}")
+                yield Finding(name, absent, f"not installed: {library.install}")
             else:
                 text = f"{found.distribution} {found.version}, as {found.module}"
                 yield Finding(name, State.OK, text)
 
 
 class ArmCheck:
-    """The arms that the shipped tables have no measurement of on a GPU like this one.
+    """Arms that no shipped table has measured on a GPU of this architecture.
 
-    They are written from their libraries' contracts and tested against fakes of them.
+    They have only been tested against fakes of their libraries.
     """
 
     def look(self) -> Iterator[Finding]:
-        """One finding an architecture; without a GPU one for all."""
+        """One finding for each architecture; without a GPU one for all architectures."""
         measured = set(_measured_arms())
         names = nvml.gpu_names()
         archs = {device.arch for name in names if (device := detect.KNOWN.get(name)) is not None}
@@ -175,18 +177,18 @@ class ArmCheck:
             subject = f"arms {arch}".strip()
             if missing:
                 text = (
-                    f"not measured here, in no shipped table: {', '.join(dict.fromkeys(missing))}"
+                    f"not measured here, no shipped table has: {', '.join(dict.fromkeys(missing))}"
                 )
                 yield Finding(subject, State.NOTE, text)
             else:
                 yield Finding(subject, State.OK, "the shipped tables have every one")
         if names and not archs:
-            text = "on no GPU of this kind was any arm measured: run decides, after it has verified"
+            text = "no arm was measured on this GPU model; `run` checks each arm before it times it"
             yield Finding("arms", State.NOTE, text)
 
 
 def _measured_arms() -> Iterator[tuple[str, str, str]]:
-    """(architecture, point, arm) of what the shipped tables have."""
+    """(architecture, point, arm) of every success in the shipped tables."""
     for path in tables.shipped():
         table = tables.read_text(path)
         for row in table.measurements:
@@ -195,10 +197,10 @@ def _measured_arms() -> Iterator[tuple[str, str, str]]:
 
 
 class ClockCheck:
-    """Clocks, temperature and what slows the GPUs down at this moment."""
+    """Clocks and temperature of the GPUs, and what slows them down now."""
 
     def look(self) -> Iterator[Finding]:
-        """One finding a GPU."""
+        """One finding for each GPU."""
         for i in range(len(nvml.gpu_names())):
             state = nvml.gpu_state(i)
             if state is None:
@@ -216,12 +218,12 @@ class ProcessCheck:
     """Other processes that compute on the GPUs."""
 
     def look(self) -> Iterator[Finding]:
-        """One finding a GPU."""
+        """One finding for each GPU."""
         for i in range(len(nvml.gpu_names())):
             state = nvml.gpu_state(i)
             others = [pid for pid in state.processes if pid != os.getpid()] if state else []
             if others:
-                text = f"others compute here: process {', '.join(map(str, others))}"
+                text = f"other processes compute here: process {', '.join(map(str, others))}"
                 yield Finding(f"processes {i}", State.WARN, text)
             else:
                 yield Finding(f"processes {i}", State.OK, "no other process computes here")
@@ -242,18 +244,20 @@ class ReportCheck:
 
 
 class DatabaseCheck:
-    """The database, and the tables that are found for this machine."""
+    """The database, and the shipped tables."""
 
     def __init__(self, path: Path | None = None) -> None:
         self._path = path
 
     def look(self) -> Iterator[Finding]:
-        """The database, then the tables."""
+        """One finding for the database, one for the shipped tables."""
         path = self._path or tables.default_database()
         try:
             known = tables.read_database(path)
         except StoreMissing:
-            yield Finding("database", State.NOTE, f"{path} is not there yet; `run` makes it")
+            yield Finding(
+                "database", State.NOTE, f"{path} does not exist yet; `nsa-tune run` creates it"
+            )
         except StoreError as error:
             yield Finding("database", State.FAIL, str(error))
         else:
@@ -261,14 +265,14 @@ class DatabaseCheck:
             rows = sum(len(table.measurements) for table in known)
             text = f"{path}: {len(known)} tables, {rows} measurements"
             state, text = (State.OK, text) if writable else (
-                State.WARN, f"{text}; it cannot be written, give another with --db"
+                State.WARN, f"{text}; it is not writable, give another one with --db"
             )  # fmt: skip
             yield Finding("database", state, text)
         shipped = tables.shipped()
         yield Finding("shipped tables", State.OK if shipped else State.NOTE, str(len(shipped)))
 
 
-CHECKS: tuple[Check, ...] = (
+CHECKS: tuple[MachineCheck, ...] = (
     DeviceCheck(),
     TorchCheck(),
     LibraryCheck(),
@@ -277,4 +281,4 @@ CHECKS: tuple[Check, ...] = (
     ProcessCheck(),
     ReportCheck(),
 )
-"""All but the database's, which needs a path."""
+"""All but `DatabaseCheck`, which needs a path."""

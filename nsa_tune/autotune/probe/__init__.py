@@ -1,1 +1,1 @@
-"""Finding kernels' hard limits by experiment, each try in a process of its own."""
+"""`nsa-tune probe`: finds hard limits of kernels by experiment, each try in its own process."""

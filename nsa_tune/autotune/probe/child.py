@@ -1,7 +1,7 @@
-"""One try of a probe, alone in its process: ``python -m nsa_tune.autotune.probe.child TRIAL JSON``.
+"""The process of one try: ``python -m nsa_tune.autotune.probe.child TRIAL JSON``.
 
-Prints one last line, "nsa-tune: " and the try's numbers as JSON, when it went well. Everything else
-that can happen to a process (an exit code, a signal, silence) is for the parent to see.
+When the trial succeeds, the last line on stdout is "nsa-tune: " and its numbers as JSON. All else
+that may happen (an exception, exit(), a signal, a hang) the parent sees from outside.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ __all__ = ["MARK", "OUT_OF_MEMORY", "WRONG", "Target", "WrongAnswer", "main"]
 
 MARK = "nsa-tune: "
 WRONG = 91
-"""Exit code of a wrong answer: not a number, or not the reference's."""
+"""Exit code when the output differs from the reference."""
 OUT_OF_MEMORY = 92
-"""Exit code of a device whose memory is too small for the try."""
+"""Exit code when the device's memory is too small for the try."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a try is made for."""
+    """What a trial is run for. JSON carries it to the process."""
 
     model: str
     heads: int
@@ -33,14 +33,15 @@ class Target:
 
 
 class WrongAnswer(Exception):
-    """A try came back with something else than the reference."""
+    """The output of a trial differs from the reference."""
 
 
 Trial = Callable[[int, Target], dict[str, float]]
+"""Runs a kernel at a size; returns what it measured, and raises when the size is over the limit."""
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the trial ``module:function`` with the size and target in JSON; the exit code."""
+    """Run the trial ``module:function`` with the size and target in JSON; returns an exit code."""
     name, text = arguments
     module, _, function = name.partition(":")
     given = json.loads(text)
@@ -51,7 +52,7 @@ def main(arguments: Sequence[str]) -> int:
         sys.stderr.write(f"{wrong}\n")
         return WRONG
     except RuntimeError as error:
-        # torch.OutOfMemoryError is one; its name is all that needs no torch.
+        # torch.OutOfMemoryError, recognised by name because this module does not import torch.
         if type(error).__name__ != "OutOfMemoryError":
             raise
         sys.stderr.write(f"{error}\n")
@@ -62,5 +63,5 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    # By its own name, so that a trial's WrongAnswer is the one that is caught here.
+    # Import this module by its name: trials raise that module's WrongAnswer, not __main__'s.
     sys.exit(importlib.import_module("nsa_tune.autotune.probe.child").main(sys.argv[1:]))

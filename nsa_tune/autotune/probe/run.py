@@ -1,4 +1,4 @@
-"""Probe: find the limits of this machine's kernels by experiment, and store them under its key."""
+"""`nsa-tune probe`: find limits of this machine's kernels by experiment, and store them."""
 
 from __future__ import annotations
 
@@ -10,13 +10,18 @@ from typing import Protocol
 from nsa_tune._errors import MachineUnfit, UnknownName
 from nsa_tune.autotune.bench import devices
 from nsa_tune.autotune.bench.timing import protocol_of
+from nsa_tune.autotune.probe.bisection import Found, find_limit
 from nsa_tune.autotune.probe.child import Target
-from nsa_tune.autotune.probe.search import Found, Outcome, Try, attempt, search
+from nsa_tune.autotune.probe.tries import Outcome, Try, attempt
 from nsa_tune.backend import libraries as providers
-from nsa_tune.backend.hardware import detect
-from nsa_tune.backend.points import guards
+from nsa_tune.backend.dispatch.refit import refit
+from nsa_tune.backend.libraries.deep_gemm.limits import metadata_rows
+from nsa_tune.backend.libraries.flash_mla.limits import (
+    padded_heads,
+    schedule_rows,
+    split_parts,
+)
 from nsa_tune.backend.types.point import Setting
-from nsa_tune.backend.types.profiles import profile_of
 from nsa_tune.db.store import Store
 
 __all__ = ["LIMITS", "Limit", "ProbeProgress", "ProbeRequest", "Probed", "probe"]
@@ -29,28 +34,30 @@ class Limit:
     """One limit that can be found by experiment."""
 
     name: str
-    """As in `backend.guards.PROBED`."""
+    """One of `backend.libraries.probed.PROBED`."""
     trial: str
-    """ "module:function" that tries one size in its own process."""
+    """"module:function" of the trial; see `probe.child.Trial`."""
     start: int
-    """Where doubling begins."""
+    """The size at which doubling begins."""
     most: Callable[[Setting], int]
     """The largest size to try."""
     expected: Callable[[Setting], int | None]
-    """What a formula says; it is tried first."""
+    """The limit by a formula, which is tried first; None without a formula."""
     requires: str | None = None
-    price: str | None = None
-    """A trial that gives the microseconds of a size. Where the limit is a cliff it is run on both
-    sides, and what the far side costs more for each row is stored as `price_name`."""
-    price_name: str = ""
+    """The kernel library that it is a limit of."""
+    time_trial: str | None = None
+    """For a limit behind which the kernel may still run, but slower (outcome WRONG): a trial that
+    returns the microseconds of a size. It runs on both sides of the limit, and the nanoseconds that
+    a row takes more behind it are stored as `time_name`."""
+    time_name: str = ""
     also: str = ""
-    """Where it is no cliff, another limit that ends at the same size: nothing may run behind."""
+    """Another limit, which is set to the same size when the kernel does not run behind it."""
 
 
 def _flashmla_most(setting: Setting) -> int:
-    """Rows up to which FlashMLA's decode kernel has room for its offsets."""
-    heads = guards.padded_heads(setting.heads) or 128
-    return (2**31 - 1) // (heads * 512) - guards.split_parts(setting)
+    """The most rows whose offsets fit into 32 bits in FlashMLA's decode kernel."""
+    heads = padded_heads(setting.heads) or 128
+    return (2**31 - 1) // (heads * 512) - split_parts(setting)
 
 
 LIMITS: dict[str, Limit] = {
@@ -58,7 +65,7 @@ LIMITS: dict[str, Limit] = {
     for limit in (
         Limit(
             "deep_gemm_metadata_rows", f"{_TRIALS}:metadata_rows", 1024,
-            lambda setting: 2**18, guards.metadata_rows, "deep_gemm",
+            lambda setting: 2**18, metadata_rows, "deep_gemm",
         ),
         Limit(
             "deep_gemm_next_n", f"{_TRIALS}:next_n", 1, lambda setting: 8,
@@ -66,7 +73,7 @@ LIMITS: dict[str, Limit] = {
         ),
         Limit(
             "flashmla_schedule_rows", f"{_TRIALS}:schedule_rows", 1024, _flashmla_most,
-            guards.schedule_rows, "flash_mla", f"{_TRIALS}:schedule_time",
+            schedule_rows, "flash_mla", f"{_TRIALS}:schedule_time",
             "flashmla_schedule_ns_per_row", "flashmla_decode_rows",
         ),
         Limit(
@@ -79,7 +86,7 @@ LIMITS: dict[str, Limit] = {
 
 @dataclass(frozen=True, slots=True)
 class ProbeRequest:
-    """What `nsa-tune probe` was asked for."""
+    """The options of `nsa-tune probe`."""
 
     database: Path
     device: str = "auto"
@@ -88,29 +95,30 @@ class ProbeRequest:
     """Local heads; None takes all of the model's."""
     kv_dtype: str = "fp8"
     limits: tuple[str, ...] = ()
-    """Names of limits; none means all that this machine's kernels have."""
+    """Names of limits; none means all that apply to this machine's kernels."""
     blind: bool = False
-    """Search without what the formulas say."""
+    """Do not try first what the formulas say."""
     deadline_s: float = 120.0
     """Seconds after which a try counts as hung."""
 
 
 @dataclass(frozen=True, slots=True)
 class Probed:
-    """What was found of one limit."""
+    """What the probe found of one limit."""
 
     name: str
     formula: int | None
+    """The limit by its formula."""
     found: Found
     ns_per_row: int | None = None
-    """What a row costs more behind a cliff."""
+    """Nanoseconds that a row takes more behind the limit, where the kernel runs, but slower."""
 
 
 class ProbeProgress(Protocol):
-    """Who is told how the probe goes."""
+    """What a probe calls to report what it does."""
 
     def tried(self, name: str, one: Try) -> None:
-        """A try of the limit `name` has ended."""
+        """A try for the limit `name` has ended."""
         ...
 
 
@@ -123,15 +131,10 @@ def probe(request: ProbeRequest, progress: ProbeProgress | None = None) -> list[
         StoreError: when the database cannot be used.
     """
     device = devices.pick_device(request.device)
-    profile = profile_of(request.model)
-    heads = profile.heads if request.heads is None else profile.check_heads(request.heads)
-    setting = Setting(
-        profile, heads, profile.layout(request.kv_dtype), devices.describe(device),
-        dict(detect.library_versions()),
-    )  # fmt: skip
+    setting = devices.setting_of(device, request.model, request.heads, request.kv_dtype)
     limits = _wanted(request, setting)
-    key = devices.key_with(setting, protocol_of(device))
-    target = Target(request.model, heads, request.kv_dtype, str(device))
+    key = devices.key_of(setting, protocol_of(device))
+    target = Target(request.model, setting.heads, request.kv_dtype, str(device))
     results = []
     with Store.open(request.database) as store:
         number = store.begin_run(key, setting.device, {"probe": [limit.name for limit in limits]})
@@ -144,6 +147,7 @@ def probe(request: ProbeRequest, progress: ProbeProgress | None = None) -> list[
             outcome = "done"
         finally:
             store.end_run(number, outcome)
+        refit(store, key)
     return results
 
 
@@ -167,7 +171,7 @@ def _wanted(request: ProbeRequest, setting: Setting) -> list[Limit]:
 def _fits(limit: Limit, setting: Setting) -> bool:
     if limit.requires is None:
         return True
-    # Kernels of a library are for a GPU.
+    # The libraries have kernels for GPUs only.
     return setting.device.arch != "cpu" and providers.answering(limit.requires) is not None
 
 
@@ -183,15 +187,16 @@ def _probed(
 
     formula, most = limit.expected(setting), limit.most(setting)
     expected = None if request.blind else formula
-    found = search(run, min(limit.start, most), most, expected)
-    price = None
-    if limit.price is not None and found.past is not None and found.past.outcome is Outcome.WRONG:
-        price = _price(limit.price, found, target, request.deadline_s)
-    return Probed(limit.name, formula, found, price)
+    found = find_limit(run, min(limit.start, most), most, expected)
+    slower = None
+    past = found.past
+    if limit.time_trial is not None and past is not None and past.outcome is Outcome.WRONG:
+        slower = _ns_per_row_behind(limit.time_trial, found, target, request.deadline_s)
+    return Probed(limit.name, formula, found, slower)
 
 
-def _price(trial: str, found: Found, target: Target, deadline_s: float) -> int | None:
-    """Nanoseconds a row that the smallest size behind the limit takes more."""
+def _ns_per_row_behind(trial: str, found: Found, target: Target, deadline_s: float) -> int | None:
+    """Nanoseconds per row that the smallest size behind the limit takes more; None if it fails."""
     assert found.past is not None
     sizes = (found.limit, found.past.size)
     before, after = (attempt(trial, size, target, deadline_s) for size in sizes)
@@ -201,14 +206,14 @@ def _price(trial: str, found: Found, target: Target, deadline_s: float) -> int |
 
 
 def _rows(limit: Limit, one: Probed) -> dict[str, tuple[int, str]]:
-    """What is stored. A search that ended for want of memory says nothing about the kernel."""
+    """The limits to store. When memory ran out, nothing is known about the kernel."""
     found, past = one.found, one.found.past
     if past is None or past.outcome is Outcome.MEMORY:
         return {}
     words = f"{past.size}: {past.outcome}, {past.words}"
     rows = {one.name: (found.limit, words)}
     if one.ns_per_row is not None:
-        rows[limit.price_name] = (one.ns_per_row, words)
+        rows[limit.time_name] = (one.ns_per_row, words)
     elif limit.also and past.outcome is not Outcome.WRONG:
         rows[limit.also] = (found.limit, words)
     return rows

@@ -1,6 +1,6 @@
-"""What a probe tries, one function a limit: it runs a kernel at one size, and checks its output.
+"""Trials, one for each limit: they run a kernel at one size, and check its output.
 
-Each runs in a process of its own (`probe_child`), which it may lose.
+Each call has a process of its own (`probe.child`), because a kernel behind its limit may end it.
 """
 
 from __future__ import annotations
@@ -11,30 +11,32 @@ import torch
 
 from nsa_tune.autotune.bench import devices
 from nsa_tune.autotune.probe.child import Target, WrongAnswer
-from nsa_tune.backend.hardware import detect
 from nsa_tune.backend.kernels import packed_fp8
 from nsa_tune.backend.kernels.mqa_schedule import mqa_schedule_reference
 from nsa_tune.backend.libraries.deep_gemm import calls as deep_gemm
 from nsa_tune.backend.libraries.flash_mla import calls as flash_mla
-from nsa_tune.backend.points import guards
+from nsa_tune.backend.libraries.flash_mla.limits import padded_heads
 from nsa_tune.backend.points.indexer_layout.case import indexer_case
 from nsa_tune.backend.types.batch import Batch
-from nsa_tune.backend.types.point import Setting
 from nsa_tune.backend.types.profiles import profile_of
 
 __all__ = ["decode_rows", "metadata_rows", "next_n", "schedule_rows", "schedule_time"]
 
 _SLOTS = 4096
+"""Tokens in the pool."""
 _CHECKED_AT_ONCE = 64
+"""Rows that are compared with the reference at once, to save memory."""
 _SCHEDULED_KEYS = 64
-"""Few keys a row, so that the schedule is most of the time."""
+"""Keys of each row: few, so that the schedule takes most of the time."""
 _SLOW = 1.5
+"""Time per row, over that of an eighth of the rows, at which a size is behind the limit."""
 _CANARY_BYTES = 12 * 2**30
 _CANARY = 0x5A
+"""The byte that fills the memory which the kernel must not write to."""
 
 
 def metadata_rows(size: int, target: Target) -> dict[str, float]:
-    """DeepGEMM's metadata kernel over `size` rows, against the reference bit for bit."""
+    """DeepGEMM's metadata kernel over `size` rows; every bit must be the reference's."""
     device = torch.device(target.device)
     generator = torch.Generator().manual_seed(size)
     lens = torch.randint(1, 100000, (size, 1), generator=generator, dtype=torch.int32).to(device)
@@ -42,14 +44,14 @@ def metadata_rows(size: int, target: Target) -> dict[str, float]:
     split = deep_gemm.schedule_split(devices.describe(device).arch)
     torch.cuda.synchronize(device)
     if not torch.equal(given, mqa_schedule_reference(lens, deep_gemm.sms(), split)):
-        raise WrongAnswer(f"the schedule of {size} rows is not the reference's")
+        raise WrongAnswer(f"the metadata of {size} rows is not the reference's")
     return {}
 
 
 def next_n(size: int, target: Target) -> dict[str, float]:
-    """DeepGEMM's paged logits with `size` queries a row."""
+    """DeepGEMM's paged logits with next_n = `size` queries for each row."""
     device = torch.device(target.device)
-    setting = _setting(target, device)
+    setting = devices.setting_of(device, target.model, target.heads, target.kv_dtype)
     batch = Batch.verify([5000, 700, 64], size) if size > 1 else Batch.decode([5000, 700, 64])
     case = indexer_case(batch, setting, device)
     plan = deep_gemm.schedule(case.context_lens, case.profile.page_size)
@@ -64,9 +66,9 @@ def next_n(size: int, target: Target) -> dict[str, float]:
 
 
 def schedule_rows(size: int, target: Target) -> dict[str, float]:
-    """FlashMLA's schedule and decode kernel over `size` rows against an eighth as many.
+    """FlashMLA's schedule and decode kernel: time per row of `size` rows and of an eighth of them.
 
-    More than 1.5 times as slow a row is behind the cliff, and raises WrongAnswer with both times.
+    Behind the limit a row takes more than 1.5 times as long; that raises WrongAnswer.
     """
     operands = _decode_operands(size, target, _SCHEDULED_KEYS)
     few = tuple(part[: max(size // 8, 1)].contiguous() for part in (operands[0], operands[2]))
@@ -81,16 +83,16 @@ def schedule_rows(size: int, target: Target) -> dict[str, float]:
 
 
 def schedule_time(size: int, target: Target) -> dict[str, float]:
-    """Microseconds of FlashMLA's schedule and decode kernel over `size` rows of few keys."""
+    """Microseconds of FlashMLA's schedule and decode kernel over `size` rows of 64 keys."""
     q, pool, indices = _decode_operands(size, target, _SCHEDULED_KEYS)
     return {"us": _microseconds(q, pool, indices, profile_of(target.model).softmax_scale)}
 
 
 def decode_rows(size: int, target: Target) -> dict[str, float]:
-    """FlashMLA's decode kernel over `size` rows: every checked row right, no foreign byte written.
+    """FlashMLA's decode kernel over `size` rows: right results, and no write outside its memory.
 
-    An int32 offset that wraps points before the scratch memory, where a buffer with a known
-    content is laid: a result can be right and somebody else's memory not.
+    An int32 offset that overflows points below the scratch memory. A buffer of known bytes is
+    allocated there first, because results may be right although other memory was overwritten.
     """
     device = torch.device(target.device)
     free, _ = torch.cuda.mem_get_info(device)
@@ -116,17 +118,21 @@ def decode_rows(size: int, target: Target) -> dict[str, float]:
     if worst > 0.02:
         raise WrongAnswer(f"relative error {worst:.3g} with {size} rows")
     if any(bool((part != _CANARY).any()) for part in canary.split(2**28)):
-        raise WrongAnswer(f"{size} rows write over memory that is not theirs")
+        raise WrongAnswer(f"{size} rows write to memory outside their buffers")
     return {"error": worst}
 
 
 def _decode_operands(
     size: int, target: Target, topk: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """q [size, 1, padded heads, 576] bf16, a packed pool, and full selections of `topk`."""
+    """Inputs of the decode kernel, random but the same for the same size.
+
+    Returns q [size, 1, padded heads, 576] bf16, the packed fp8 pool [pages, page size, 1, bytes]
+    and selected tokens [size, 1, topk] int32.
+    """
     device, profile = torch.device(target.device), profile_of(target.model)
     generator = torch.Generator(device=device).manual_seed(size)
-    heads = guards.padded_heads(target.heads) or 128
+    heads = padded_heads(target.heads) or 128
     latents = torch.randn(_SLOTS, profile.latent, generator=generator, device=device)
     packed = packed_fp8.quantize_reference(latents.to(torch.bfloat16), profile.rank)
     pool = packed.view(torch.float8_e4m3fn).view(-1, profile.page_size, 1, packed.shape[1])
@@ -142,7 +148,7 @@ def _decode_operands(
 def _microseconds(
     q: torch.Tensor, pool: torch.Tensor, indices: torch.Tensor, scale: float
 ) -> float:
-    """The least of five launches, the schedule made anew in each."""
+    """The shortest of five launches in microseconds; each computes its schedule anew."""
     times = []
     for _ in range(6):
         torch.cuda.synchronize(q.device)
@@ -151,10 +157,3 @@ def _microseconds(
         torch.cuda.synchronize(q.device)
         times.append((perf_counter() - started) * 1e6)
     return min(times[1:])
-
-
-def _setting(target: Target, device: torch.device) -> Setting:
-    profile = profile_of(target.model)
-    layout = profile.layout(target.kv_dtype)
-    libraries = dict(detect.library_versions())
-    return Setting(profile, target.heads, layout, devices.describe(device), libraries)

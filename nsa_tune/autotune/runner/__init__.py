@@ -1,1 +1,1 @@
-"""A run: which batches on which GPU, in which order, stored as they come."""
+"""A tuning run: spreads batches over the devices and stores every row as soon as it is measured."""

@@ -1,4 +1,4 @@
-"""Who is told how a run goes."""
+"""Progress callbacks: a run calls them to report what it does."""
 
 from __future__ import annotations
 
@@ -15,37 +15,38 @@ __all__ = ["Incident", "NoProgress", "Progress"]
 
 @dataclass(frozen=True, slots=True)
 class Incident:
-    """Something out of the ordinary that the run survived."""
+    """Something unusual happened, and the run continues."""
 
     kind: str
     """"worker_replaced", "quarantined", "unit_dropped", "unit_out_of_line" or
     "others_compute"."""
     text: str
-    """One sentence."""
+    """One sentence for people."""
     facts: Mapping[str, object] = field(default_factory=dict)
+    """The same for programs; values can be written as JSON."""
 
 
 class Progress(Protocol):
-    """Who is told how the run goes."""
+    """What a run calls, from its main thread."""
 
     def start(self, setting: Setting, key: Key, batches: int, skipped: int) -> None:
-        """`batches` are to be measured; `skipped` rows were there already. Once for each key."""
+        """A sweep starts: `batches` to measure, `skipped` rows stored before. Once for each key."""
         ...
 
     def batch(
         self, done: int, total: int, point: Point, batch: Batch, rows: Sequence[Measurement],
         seconds: float,
     ) -> None:  # fmt: skip
-        """Batch number `done` is stored; `seconds` since the start."""
+        """Batch number `done` of `total` is stored, `seconds` after the start of the run."""
         ...
 
     def incident(self, incident: Incident) -> None:
-        """Something went wrong, and the run goes on."""
+        """Something unusual happened."""
         ...
 
 
 class NoProgress:
-    """Tells nobody."""
+    """A `Progress` that does nothing."""
 
     def start(self, setting: Setting, key: Key, batches: int, skipped: int) -> None:
         """Nothing."""

@@ -1,4 +1,4 @@
-"""One tuning run: sweep the points on the devices, store every batch as soon as it is measured."""
+"""`nsa-tune run`: measure decision points on the devices, and store each batch as it is done."""
 
 from __future__ import annotations
 
@@ -8,25 +8,20 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from nsa_tune._errors import MachineUnfit
-from nsa_tune.autotune.bench.registry import (
-    ALL,
-    REGISTRY,
-    check_device,
-    check_points,
-    every_gpu,
-    points_in,
-)
-from nsa_tune.autotune.runner.fleet import Fleet, Post
-from nsa_tune.autotune.runner.ledger import flush_all
+from nsa_tune.autotune.bench.device_names import ALL, check_device, every_gpu
+from nsa_tune.autotune.bench.registry import REGISTRY, check_points, points_in
+from nsa_tune.autotune.runner.device_agreement import DeviceReport
+from nsa_tune.autotune.runner.device_pool import DevicePool, PooledDevice
 from nsa_tune.autotune.runner.progress import Incident, NoProgress, Progress
-from nsa_tune.autotune.runner.schedule import MakeSchedule
-from nsa_tune.autotune.runner.station import Station
+from nsa_tune.autotune.runner.quarantine import Quarantined
+from nsa_tune.autotune.runner.row_writer import flush_all
 from nsa_tune.autotune.runner.sweep import Sweep
-from nsa_tune.autotune.runner.units import UnitReport
-from nsa_tune.autotune.search.choosing import schedule_for
-from nsa_tune.autotune.worker.isolation import Deadlines, IsolatedStation
-from nsa_tune.autotune.worker.messages import Hello, Start
-from nsa_tune.autotune.worker.quarantine import Quarantined
+from nsa_tune.autotune.search.schedule import MakeSchedule
+from nsa_tune.autotune.search.strategy import schedule_for
+from nsa_tune.autotune.worker.executor import Executor
+from nsa_tune.autotune.worker.isolated import Deadlines, IsolatedExecutor
+from nsa_tune.autotune.worker.messages import Ready, Setup
+from nsa_tune.backend.dispatch.refit import refit
 from nsa_tune.backend.types.layouts import layout_of
 from nsa_tune.backend.types.profiles import profile_of
 from nsa_tune.backend.types.records import Table
@@ -37,7 +32,7 @@ __all__ = ["NoProgress", "Progress", "RunRequest", "RunResult", "run"]
 
 @dataclass(frozen=True, slots=True)
 class RunRequest:
-    """What `nsa-tune run` was asked for."""
+    """The options of `nsa-tune run`."""
 
     database: Path
     device: str = "auto"
@@ -50,18 +45,19 @@ class RunRequest:
     points: tuple[str, ...] = ()
     """Names of decision points; none means all."""
     budget_s: float | None = None
+    """Seconds after which no new batch is started."""
     fresh: bool = False
-    """Measure again what is stored already; the older rows stay."""
+    """Measure again what is stored already. The older rows stay in the database."""
     target_regret: float = 0.0
-    """The regret to expect on the worst tenth of batches at which to stop; 0 takes every batch."""
+    """Stop when this regret is expected on the worst tenth of batches; 0 measures every batch."""
     trace: Path | None = None
-    """Requests, or an engine's decisions, whose batches are to be measured as well."""
+    """Requests, or an engine's decision log, whose batches are measured too."""
     ceilings: bool = True
-    """With every point, also measure what a GPU itself reaches, once for each key."""
+    """Also measure a GPU's roofline ceilings, once for each key, if no `points` are named."""
     isolate: bool = True
-    """Measure in worker processes; without, a crash of an arm is one of the run."""
+    """Measure in worker processes. Otherwise an arm that crashes ends the run."""
     deadlines: Deadlines = field(default_factory=Deadlines)
-    """When a worker is taken for hanging."""
+    """When a worker counts as hung."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,29 +65,29 @@ class RunResult:
     """What a run did."""
 
     tables: tuple[Table, ...]
-    """Everything known under the run's keys, older runs included; one key a model of GPU."""
+    """Everything stored under the run's keys, by earlier runs too. One key for each GPU model."""
     measured: int
     """Rows stored by this run."""
     skipped: int
-    """Rows that were there already."""
+    """Rows that were stored before."""
     failed: int
     """Rows of this run whose arm failed or was wrong."""
     quarantined: tuple[Quarantined, ...]
-    """Arms that are not tried any more."""
+    """Arms that are no longer tried."""
     replaced: int
-    """Workers that an arm killed, or that were killed because of one."""
-    units: tuple[UnitReport, ...]
+    """Worker processes that died, or were killed because they hung."""
+    units: tuple[DeviceReport, ...]
     """What each device did."""
     outcome: str
     """"done", "budget" or "interrupted"."""
     seconds: float
     expected_regret: Mapping[str, float] = field(default_factory=dict)
-    """By question, what an adaptive run expects to be left on the worst tenth of batches; the
-    largest of its keys'."""
+    """By question: the regret that is expected on the worst tenth of batches, the largest over the
+    run's keys. Empty without a target regret."""
 
     @property
     def table(self) -> Table:
-        """The table, where the devices have one key."""
+        """The table of the first key; the only one unless the GPUs are of several models."""
         return self.tables[0]
 
 
@@ -103,45 +99,45 @@ def run(
     registry: str = REGISTRY,
     devices: Sequence[str] | None = None,
 ) -> RunResult:
-    """Measure what is missing, batch by batch, until done, out of budget or interrupted.
+    """Measure what is not stored yet, batch by batch, until done, out of budget or interrupted.
 
     Args:
-        make_schedule: what is measured, in place of what the request's target and trace say.
-        registry: "module:attribute" of the decision points.
-        devices: names of the devices to share the batches, instead of the request's.
+        make_schedule: makes each sweep's schedule, instead of the request's target and trace.
+        registry: "module:attribute" of the mapping that has the decision points.
+        devices: names of devices that share the batches, instead of the request's device.
 
     Raises:
         UsageError: for names, heads or devices that do not exist.
         MachineUnfit: when this machine cannot measure them.
-        StoreError: when the database cannot be used; it names the file with what is not in it.
+        StoreError: when the database cannot be used; it names the file that has the rows instead.
     """
     progress = progress or NoProgress()
     _check(request, registry)
     make_schedule = make_schedule or schedule_for(request.target_regret, request.trace)
-    start = Start(
+    setup = Setup(
         request.device, request.model, request.heads, request.kv_dtype, request.points, registry
     )
     names = devices or (every_gpu() if request.device == ALL else [request.device])
     with ExitStack() as opened:
-        ready = _stations(request, start, names, opened, progress)
+        executors = _executors(request, setup, names, opened, progress)
         store = opened.enter_context(Store.open(request.database))
-        posts, sweeps = [], []
-        for key in dict.fromkeys(hello.key for _, hello in ready):
-            ours = [(station, hello) for station, hello in ready if hello.key == key]
-            hellos = [hello for _, hello in ours]
-            points = points_in(registry, request.points, hellos[0].setting.profile)
-            sweep = Sweep(hellos, points, store, _arguments(request), make_schedule)
+        pooled, sweeps = [], []
+        for key in dict.fromkeys(ready.key for _, ready in executors):
+            ours = [(executor, ready) for executor, ready in executors if ready.key == key]
+            equal = [ready for _, ready in ours]
+            points = points_in(registry, request.points, equal[0].setting.profile)
+            sweep = Sweep(equal, points, store, _arguments(request), make_schedule)
             sweeps.append(sweep)
-            posts += [Post(station, sweep, hello.unit) for station, hello in ours]
+            pooled += [PooledDevice(executor, sweep, ready.unit) for executor, ready in ours]
             progress.start(sweep.setting, key, sweep.left(), sweep.skipped)
-        _warn_of_others(ready, progress)
-        fleet = Fleet(posts, progress)
-        outcome = _measure(fleet, sweeps, request.budget_s)
-        return _result(fleet, sweeps, store, outcome, progress)
+        _report_other_processes([ready for _, ready in executors], progress)
+        pool = DevicePool(pooled, progress)
+        outcome = _measure(pool, sweeps, request.budget_s)
+        return _result(pool, sweeps, store, outcome, progress)
 
 
 def _check(request: RunRequest, registry: str) -> None:
-    """Refuse what is wrong on any device, before a worker is started."""
+    """Raise what does not depend on the device, before a worker is started."""
     check_device(request.device)
     if request.model is None:
         check_points(registry, request.points)
@@ -154,88 +150,92 @@ def _check(request: RunRequest, registry: str) -> None:
         profile.check_heads(request.heads)
 
 
-def _stations(
-    request: RunRequest, start: Start, names: Sequence[str], opened: ExitStack, progress: Progress
-) -> list[tuple[Station, Hello]]:
-    """The devices, ready to measure. Of several, those that cannot are left out.
+def _executors(
+    request: RunRequest, setup: Setup, names: Sequence[str], opened: ExitStack, progress: Progress
+) -> list[tuple[Executor, Ready]]:
+    """An executor for each device. Of several devices, those that cannot measure are left out.
 
     Raises:
         NsaTuneError: when none can.
     """
-    stations: list[Station] = []
+    started: list[Executor] = []
     for name in names:
-        station = _station(request, replace(start, device=name))
-        opened.callback(station.close)
-        stations.append(station)
-    ready: list[tuple[Station, Hello]] = []
-    for name, station in zip(names, stations, strict=True):
+        executor = _executor(request, replace(setup, device=name))
+        opened.callback(executor.close)
+        started.append(executor)
+    found: list[tuple[Executor, Ready]] = []
+    for name, executor in zip(names, started, strict=True):
         try:
-            hello = station.hello()
+            ready = executor.ready()
         except MachineUnfit as error:
-            if len(names) == 1 or (name == names[-1] and not ready):
+            if len(names) == 1 or (name == names[-1] and not found):
                 raise
             progress.incident(Incident("unit_dropped", f"{name} is left out: {error}",
                                        {"unit": name, "reason": str(error)}))  # fmt: skip
             continue
-        if any(other.unit == hello.unit for _, other in ready):
-            hello = replace(hello, unit=f"{hello.unit}/{len(ready)}")
-        ready.append((station, hello))
-    return ready
+        if any(other.unit == ready.unit for _, other in found):
+            ready = replace(ready, unit=f"{ready.unit}/{len(found)}")
+        found.append((executor, ready))
+    return found
 
 
-def _station(request: RunRequest, start: Start) -> Station:
+def _executor(request: RunRequest, setup: Setup) -> Executor:
     if request.isolate:
-        return IsolatedStation(start, request.deadlines)
-    # Loads torch, which a run with workers does without.
-    from nsa_tune.autotune.runner.inline import InlineStation
+        return IsolatedExecutor(setup, request.deadlines)
+    # Imported only here, because it loads torch: with workers, this process does not need it.
+    from nsa_tune.autotune.worker.in_process import InProcessExecutor
 
-    return InlineStation(start)
+    return InProcessExecutor(setup)
 
 
-def _warn_of_others(ready: Sequence[tuple[Station, Hello]], progress: Progress) -> None:
-    for _, hello in ready:
-        if hello.others:
-            processes = ", ".join(map(str, hello.others))
-            text = f"others compute on {hello.unit}: process {processes}; times may be theirs too"
+def _report_other_processes(devices: Sequence[Ready], progress: Progress) -> None:
+    for ready in devices:
+        if ready.others:
+            processes = ", ".join(map(str, ready.others))
+            text = (
+                f"other processes compute on {ready.unit} and may slow it down: process {processes}"
+            )
             progress.incident(
-                Incident("others_compute", text, {"unit": hello.unit, "processes": hello.others})
+                Incident("others_compute", text, {"unit": ready.unit, "processes": ready.others})
             )
 
 
-def _measure(fleet: Fleet, sweeps: Sequence[Sweep], budget_s: float | None) -> str:
-    """Let the fleet measure; however that ends, what is measured is stored."""
+def _measure(pool: DevicePool, sweeps: Sequence[Sweep], budget_s: float | None) -> str:
+    """Measure; returns the outcome. However it ends, the rows that were measured are stored."""
     outcome = "interrupted"
     try:
-        outcome = fleet.measure(budget_s)
+        outcome = pool.measure(budget_s)
     except KeyboardInterrupt:
-        # The caller reports what there is and leaves with 130.
+        # The command prints what was measured and exits with 130.
         pass
     finally:
-        flush_all(sweep.ledger for sweep in sweeps)
+        flush_all(sweep.writer for sweep in sweeps)
     for sweep in sweeps:
-        sweep.ledger.end(outcome)
+        sweep.writer.end(outcome)
     return outcome
 
 
 def _result(
-    fleet: Fleet, sweeps: Sequence[Sweep], store: Store, outcome: str, progress: Progress
+    pool: DevicePool, sweeps: Sequence[Sweep], store: Store, outcome: str, progress: Progress
 ) -> RunResult:
-    units = tuple(unit for sweep in sweeps for unit in sweep.units())
+    units = tuple(unit for sweep in sweeps for unit in sweep.device_reports())
     for unit in units:
         if unit.out_of_line and unit.ratio is not None:
             text = f"{unit.unit} takes {unit.ratio:.3f} times as long as the other {unit.device}"
             progress.incident(Incident("unit_out_of_line", text, asdict(unit)))
+    for sweep in sweeps:
+        refit(store, sweep.key)
     return RunResult(
         tables=tuple(store.table(sweep.key) for sweep in sweeps),
         measured=sum(sweep.measured for sweep in sweeps),
         skipped=sum(sweep.skipped for sweep in sweeps),
         failed=sum(sweep.failed for sweep in sweeps),
         quarantined=tuple(arm for sweep in sweeps for arm in sweep.quarantine.arms),
-        replaced=fleet.replaced,
+        replaced=pool.replaced,
         units=units,
         outcome=outcome,
-        seconds=fleet.seconds,
-        expected_regret=_worst(sweep.schedule.expected() for sweep in sweeps),
+        seconds=pool.seconds,
+        expected_regret=_worst(sweep.schedule.expected_regret() for sweep in sweeps),
     )
 
 
@@ -248,7 +248,7 @@ def _worst(found: Iterable[Mapping[str, float]]) -> dict[str, float]:
 
 
 def _arguments(request: RunRequest) -> dict[str, object]:
-    """What the database keeps of the request."""
+    """The part of the request that the database stores with the run."""
     return {
         "device": request.device,
         "model": request.model,

@@ -1,4 +1,4 @@
-"""Sweep: everything that a run measures under one key, on one device or several equal ones."""
+"""A sweep: everything that a run measures under one key, on one device or on several equal ones."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from dataclasses import dataclass, replace
 
 from nsa_tune.autotune.bench.ceilings import POINT as CEILINGS
 from nsa_tune.autotune.bench.ceilings import lacks_ceilings
-from nsa_tune.autotune.runner.ledger import Ledger
-from nsa_tune.autotune.runner.schedule import Job, MakeSchedule
-from nsa_tune.autotune.runner.units import Anchors, UnitReport
-from nsa_tune.autotune.worker.messages import Hello
-from nsa_tune.autotune.worker.quarantine import Quarantine, Quarantined, passing
+from nsa_tune.autotune.bench.failures import may_pass_later
+from nsa_tune.autotune.bench.job import Job
+from nsa_tune.autotune.runner.device_agreement import DeviceAgreement, DeviceReport
+from nsa_tune.autotune.runner.quarantine import Quarantine, Quarantined
+from nsa_tune.autotune.runner.row_writer import RowWriter
+from nsa_tune.autotune.search.schedule import MakeSchedule
+from nsa_tune.autotune.worker.messages import Ready
 from nsa_tune.backend.types.point import Point
 from nsa_tune.backend.types.records import Measurement, Status
 from nsa_tune.db.store import Store
@@ -22,115 +24,115 @@ __all__ = ["Sweep", "Task"]
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A job in the hands of a unit."""
+    """A job that a unit measures."""
 
     job: Job
     """As the schedule handed it out."""
-    arms: Job
+    to_measure: Job
     """The same without quarantined arms."""
-    anchor: bool = False
-    """Another unit's job once more, to compare the two; its rows are not stored."""
+    repeated: bool = False
+    """Another unit measures it for the table. Its rows only serve to compare the units."""
 
 
 class Sweep:
-    """Hands out a schedule's jobs to units and takes their rows."""
+    """Hands out a schedule's jobs to units and collects their rows."""
 
     def __init__(
-        self, hellos: Sequence[Hello], points: Sequence[Point], store: Store,
+        self, devices: Sequence[Ready], points: Sequence[Point], store: Store,
         arguments: Mapping[str, object], make_schedule: MakeSchedule,
     ) -> None:  # fmt: skip
-        self.key = hellos[0].key
-        # What a probe found on such a device bounds what is handed out.
-        self.setting = replace(hellos[0].setting, limits=store.limits(self.key))
+        self.key = devices[0].key
+        # Guards use the limits that `nsa-tune probe` found on such a device.
+        self.setting = replace(devices[0].setting, limits=store.limits(self.key))
         known = [] if arguments["fresh"] else store.current(self.key)
         wanted = bool(arguments.get("ceilings"))
         self._lacks_ceilings = wanted and lacks_ceilings(self.setting.device, known)
         known = [row for row in known if row.point != CEILINGS]
         self.quarantine = Quarantine(known)
-        # What failed because somebody else held the memory is tried again.
-        known = [row for row in known if not passing(row)]
+        # What failed because other processes held the memory is measured again.
+        known = [row for row in known if not may_pass_later(row)]
         self.skipped = len(known)
         self.schedule = make_schedule(points, self.setting, known)
-        self._units = [hello.unit for hello in hellos]
-        self._anchors = Anchors(self._units)
+        self._units = [device.unit for device in devices]
+        self._agreement = DeviceAgreement(self._units)
         self._returned: deque[Job] = deque()
         self._rows: dict[str, list[Measurement]] = {unit: [] for unit in self._units}
         self._batches: Counter[str] = Counter()
         number = store.begin_run(self.key, self.setting.device, {**arguments, "units": self._units})
-        self.ledger = Ledger(store, number, self.key, self.setting.device)
+        self.writer = RowWriter(store, number, self.key, self.setting.device)
 
     def next(self, unit: str) -> Task | None:
         """What `unit` is to measure now; None while there is nothing for it."""
-        while (job := self._anchors.owed_by(unit)) is not None:
-            if (arms := self._free(job)) is not None:
-                return Task(job, arms, anchor=True)
+        while (job := self._agreement.owed_by(unit)) is not None:
+            if (to_measure := self._without_quarantined(job)) is not None:
+                return Task(job, to_measure, repeated=True)
         while (job := self._next_job()) is not None:
-            if (arms := self._free(job)) is not None:
-                self._anchors.handed_out(job, unit)
-                return Task(job, arms)
+            if (to_measure := self._without_quarantined(job)) is not None:
+                self._agreement.handed_out(job, unit)
+                return Task(job, to_measure)
             self.schedule.done(job, [])
         return None
 
     def hand_out_ceilings(self) -> bool:
-        """Whether to measure the ceilings; once, unless that is given back."""
+        """Whether the caller is to measure the ceilings: true once, until they are given back."""
         wanted, self._lacks_ceilings = self._lacks_ceilings, False
         return wanted
 
     def give_back_ceilings(self) -> None:
-        """A unit is gone before it measured them."""
+        """The unit that was to measure the ceilings is gone: another one shall."""
         self._lacks_ceilings = True
 
     def _next_job(self) -> Job | None:
         return self._returned.popleft() if self._returned else self.schedule.next()
 
-    def _free(self, job: Job) -> Job | None:
-        """`job` with the arms that are not quarantined, or None when all are."""
+    def _without_quarantined(self, job: Job) -> Job | None:
+        """`job` without its quarantined arms; None when no arm is left."""
         arms = tuple(a for a in job.arms if not self.quarantine.holds(job.point.name, a.name))
         return replace(job, arms=arms) if arms else None
 
     def take(self, unit: str, task: Task, rows: Sequence[Measurement]) -> list[Quarantined]:
-        """Some rows of `task` are there; returns the arms that are quarantined because of them."""
-        self._anchors.note(unit, rows)
-        if task.anchor:
+        """Take some rows of `task`; returns the arms that they put into quarantine."""
+        self._agreement.note(unit, rows)
+        if task.repeated:
             return []
         self._rows[unit].extend(rows)
-        self.ledger.note(rows)
+        self.writer.add(rows)
         return self.quarantine.note(rows)
 
     def finished(self, unit: str, task: Task) -> list[Measurement]:
-        """`task` is over; returns all of its rows."""
+        """`task` has ended; returns all of its rows."""
         rows, self._rows[unit] = self._rows[unit], []
-        if not task.anchor:
+        if not task.repeated:
             self._batches[unit] += 1
             self.schedule.done(task.job, rows)
         return rows
 
     def give_back(self, unit: str, task: Task) -> None:
-        """`unit` is gone before it finished `task`: another one shall do what is left of it."""
+        """`unit` is gone before `task` ended: another one shall measure the arms that are left."""
         rows, self._rows[unit] = self._rows[unit], []
-        over = {row.arm for row in rows}
-        arms = tuple(arm for arm in task.job.arms if arm.name not in over)
-        if arms and not task.anchor:
+        measured = {row.arm for row in rows}
+        arms = tuple(arm for arm in task.job.arms if arm.name not in measured)
+        if arms and not task.repeated:
             self._returned.append(replace(task.job, arms=arms))
 
     def left(self) -> int:
-        """Jobs that are still to be handed out, as far as that is known."""
-        return self.schedule.remaining()[0] + len(self._returned)
+        """Jobs that are still to be handed out, as far as the schedule knows."""
+        return self.schedule.remaining() + len(self._returned)
 
     @property
     def measured(self) -> int:
-        """Rows that are stored."""
-        return len(self.ledger.stored)
+        """Rows that this run has stored."""
+        return len(self.writer.stored)
 
     @property
     def failed(self) -> int:
-        """Stored rows whose arm failed or was wrong."""
-        return sum(row.status is not Status.OK for row in self.ledger.stored)
+        """Rows that this run has stored of arms that failed or were wrong."""
+        return sum(row.status is not Status.OK for row in self.writer.stored)
 
-    def units(self) -> list[UnitReport]:
+    def device_reports(self) -> list[DeviceReport]:
         """What each unit did."""
         name = self.setting.device.name
         return [
-            UnitReport(unit, name, self._batches[unit], self._anchors.ratio(unit))
+            DeviceReport(unit, name, self._batches[unit], self._agreement.ratio(unit))
             for unit in self._units
         ]

@@ -1,1 +1,1 @@
-"""Which batch is measured next, and when enough is known."""
+"""Schedules: which batch is measured next, and when a sweep has measured enough."""

@@ -1,1 +1,1 @@
-"""The process that measures, its parent, and what the two say to each other."""
+"""Executors: each measures on one device, in a worker process that a crash may take down."""

@@ -1,6 +1,6 @@
-"""The child's side of a worker process: measures what its parent sends, until that one is gone.
+"""A worker process: measures what its parent asks for, until the parent is gone.
 
-Run as ``python -m nsa_tune.autotune.worker.main CONNECTION RECORDER PARENT``: two inherited
+Run as ``python -m nsa_tune.autotune.worker.main CONNECTION RECORDER PARENT``: two inherited file
 descriptors and the parent's process id.
 """
 
@@ -14,8 +14,8 @@ import sys
 from multiprocessing.connection import Connection
 
 from nsa_tune._errors import NsaTuneError
-from nsa_tune.autotune.worker.messages import Refusal, Roof
-from nsa_tune.autotune.worker.recorder import Recorder
+from nsa_tune.autotune.worker.flight_recorder import FlightRecorder
+from nsa_tune.autotune.worker.messages import CannotContinue, MeasureCeilings
 
 __all__ = ["main"]
 
@@ -29,35 +29,39 @@ def main(arguments: list[str]) -> None:
     for descriptor in (connection_fd, recorder_fd):
         # A compiler that an arm starts must not keep the connection open.
         os.set_inheritable(descriptor, False)
-    # What fails is told to the parent; on stderr it would stand for a dying library's last words.
+    # Errors go to the parent as messages. The parent quotes stderr's last line when this process
+    # dies, and that line should be the failing library's.
     logging.getLogger("nsa_tune").setLevel(logging.CRITICAL)
-    # The terminal's Ctrl-C is for the parent, which ends its workers itself.
+    # Ctrl-C reaches every process of the terminal, but the parent ends its workers itself.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with Connection(connection_fd) as connection:
         try:
-            _serve(connection, Recorder(recorder_fd))
+            _serve(connection, FlightRecorder(recorder_fd))
         except (EOFError, ConnectionError):
             return
         except NsaTuneError as error:
-            connection.send(Refusal(error))
+            connection.send(CannotContinue(error))
 
 
-def _serve(connection: Connection, recorder: Recorder) -> None:
-    start = connection.recv()
-    # Not before the parent has said something: this import takes seconds.
-    from nsa_tune.autotune.bench.bench import Bench
+def _serve(connection: Connection, recorder: FlightRecorder) -> None:
+    setup = connection.recv()
+    # Imported only now, because it loads torch, which takes seconds.
+    from nsa_tune.autotune.worker.server import MeasurementServer
 
-    bench = Bench(start, recorder)
-    connection.send(bench.hello)
+    server = MeasurementServer(setup, recorder)
+    connection.send(server.ready)
     while True:
-        wanted = connection.recv()
-        connection.send(bench.ceilings() if isinstance(wanted, Roof) else bench.measure(wanted))
+        message = connection.recv()
+        if isinstance(message, MeasureCeilings):
+            connection.send(server.measure_ceilings())
+        else:
+            connection.send(server.measure(message))
 
 
 def _die_with(parent: int) -> None:
-    """Have the kernel kill this process when its parent is gone, however that one ended.
+    """Have the kernel kill this process when its parent is gone, however the parent ended.
 
-    A worker that waits for its next batch sees the connection close; one that hangs does not.
+    An idle worker sees its connection close, but one that hangs in a kernel does not.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""What a run and its workers tell each other, pickled, over one connection each."""
+"""Messages between a run and its worker processes, pickled over one pipe each."""
 
 from __future__ import annotations
 
@@ -9,17 +9,19 @@ from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.point import Setting
 from nsa_tune.backend.types.records import Key, Measurement
 
-__all__ = ["Answer", "Hello", "Refusal", "Roof", "Start", "Work"]
+__all__ = ["CannotContinue", "MeasureBatch", "MeasureCeilings", "Ready", "Results", "Setup"]
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
-    """The first message to a worker: what it is going to measure. Answered by Hello or Refusal."""
+class Setup:
+    """To the worker, first: what it will measure. It replies with Ready or CannotContinue."""
 
     device: str
-    """"auto", "cpu" or "cuda:N" among the devices that the worker sees."""
+    """"auto", "cpu", "cuda" or "cuda:N"."""
     model: str | None
+    """None takes V3.2 on a GPU and the tiny profile on a CPU."""
     heads: int | None
+    """Local heads; None takes all of the model's."""
     kv_dtype: str
     points: tuple[str, ...]
     """Names of decision points; none means all."""
@@ -28,27 +30,27 @@ class Start:
 
 
 @dataclass(frozen=True, slots=True)
-class Hello:
-    """The worker is ready on a device."""
+class Ready:
+    """From the worker: its device is ready, and this is what it measures."""
 
     setting: Setting
     key: Key
     unit: str
-    """Which of several equal devices: a GPU's UUID."""
+    """Which of several equal devices it is: a GPU's UUID, or "cpu"."""
     others: tuple[int, ...] = ()
-    """Other processes that compute on it."""
+    """Ids of other processes that compute on the device."""
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
-    """The worker cannot go on, for a reason that a new one would meet as well."""
+class CannotContinue:
+    """From the worker: an error that a new worker would meet as well."""
 
     error: NsaTuneError
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
-    """One batch to measure. Answered by Answer or Refusal, or by the worker's death."""
+class MeasureBatch:
+    """To the worker: measure one batch. It replies with Results or CannotContinue, or dies."""
 
     point: str
     batch: Batch
@@ -56,14 +58,17 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True)
-class Roof:
-    """Measure what the device itself reaches. Answered by Answer, or by the worker's death."""
+class MeasureCeilings:
+    """To the worker: measure the roofline ceilings. It replies with Results, or dies."""
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """What became of a Work or a Roof. Arms without a row are to be measured again."""
+class Results:
+    """From the worker: the rows of a MeasureBatch or MeasureCeilings.
+
+    An arm without a row was not measured, though it did not fail: it is to be measured again.
+    """
 
     rows: tuple[Measurement, ...]
-    lost: bool = False
-    """The device can no longer be used in this process; the one row says which arm did it."""
+    context_lost: bool = False
+    """This process can no longer use the device. The rows then are of the arm that broke it."""

@@ -1,4 +1,4 @@
-"""The parent's side of a worker process: start it, listen to it, say why it died, end it."""
+"""The parent's side of a worker process: starts it, talks to it, says why it died, ends it."""
 
 from __future__ import annotations
 
@@ -15,45 +15,54 @@ from pickle import UnpicklingError
 from time import monotonic
 
 from nsa_tune._errors import MachineUnfit
-from nsa_tune.autotune.worker.messages import Answer, Hello, Refusal, Roof, Start, Work
-from nsa_tune.autotune.worker.recorder import Moment, Recorder
+from nsa_tune.autotune.worker.flight_recorder import Activity, FlightRecorder
+from nsa_tune.autotune.worker.messages import (
+    CannotContinue,
+    MeasureBatch,
+    MeasureCeilings,
+    Ready,
+    Results,
+    Setup,
+)
 
 __all__ = ["Died", "WorkerProcess"]
 
-_TAIL = 4096
-_LINE = 200
-_LEAVE_S = 2.0
+_TAIL_BYTES = 4096
+_LONGEST_LINE = 200
+_EXIT_S = 2.0
+"""Time for a worker that closed its connection to exit by itself."""
 _KILL_S = 60.0
-"""A driver may need a while to take a spinning kernel off its GPU."""
+"""Time for a killed worker to end: the driver may first have to stop a spinning kernel."""
 
 
 class Died(Exception):
-    """The worker is gone; the text says how."""
+    """The worker died; the text says how."""
 
 
 class WorkerProcess:
-    """One worker, in a session of its own so that what it starts ends with it."""
+    """One worker, in a session of its own: `kill` also ends the processes that it started."""
 
-    def __init__(self, start: Start) -> None:
+    def __init__(self, setup: Setup) -> None:
         self.started_at = monotonic()
-        self._recorder = Recorder.create()
+        self._recorder = FlightRecorder.create()
         self._output = os.memfd_create("nsa-tune-output")
-        # Both sides share the file's offset: appending, the worker goes on after a truncation.
+        # Both processes share the file offset. With O_APPEND the worker writes at the end of the
+        # file, also after `send` has truncated it.
         fcntl.fcntl(self._output, fcntl.F_SETFL, os.O_RDWR | os.O_APPEND)
         self.connection, theirs = Pipe()
         try:
             self._process = self._spawn(theirs)
         finally:
             theirs.close()
-        # A worker that died at once has closed its end; `receive` will say so.
+        # A worker that died at once has closed its end of the pipe; `receive` reports it.
         with suppress(ConnectionError):
-            self.connection.send(start)
+            self.connection.send(setup)
 
     def _spawn(self, theirs: Connection) -> subprocess.Popen[bytes]:
         descriptors = (theirs.fileno(), self._recorder.descriptor)
         words = [*map(str, descriptors), str(os.getpid())]
         return subprocess.Popen(
-            # -P: a file named like a module in the working directory is not ours.
+            # -P: do not import modules from the working directory.
             [sys.executable, "-u", "-P", "-m", "nsa_tune.autotune.worker.main", *words],
             stdin=subprocess.DEVNULL,
             stdout=self._output,
@@ -68,52 +77,52 @@ class WorkerProcess:
         """The worker's process id."""
         return self._process.pid
 
-    def moment(self) -> Moment:
+    def activity(self) -> Activity:
         """What the worker is doing, or was when it died."""
         return self._recorder.read()
 
-    def send(self, work: Work | Roof) -> None:
-        """Hand over a batch, or ask for the ceilings."""
-        # Last words are about this batch, and a library that chatters fills no memory.
+    def send(self, request: MeasureBatch | MeasureCeilings) -> None:
+        """Ask the worker to measure."""
+        # So the last line is about this batch, and a verbose library fills no memory.
         os.ftruncate(self._output, 0)
         with suppress(ConnectionError):
-            self.connection.send(work)
+            self.connection.send(request)
 
-    def receive(self) -> Hello | Answer | Refusal:
-        """The message that has come.
+    def receive(self) -> Ready | Results | CannotContinue:
+        """The next message of the worker; blocks until there is one.
 
         Raises:
-            Died: when there will be none.
+            Died: when the worker died instead.
         """
         try:
             message = self.connection.recv()
         except (EOFError, OSError, UnpicklingError) as error:
-            # It is on its way out: its own exit code says more than ours would.
+            # It may be about to exit: its own exit code says more than our SIGKILL.
             with suppress(subprocess.TimeoutExpired):
-                self._process.wait(_LEAVE_S)
+                self._process.wait(_EXIT_S)
             self.kill()
-            raise Died(self._obituary()) from error
-        assert isinstance(message, Hello | Answer | Refusal)
+            raise Died(self._cause_of_death()) from error
+        assert isinstance(message, Ready | Results | CannotContinue)
         return message
 
-    def _obituary(self) -> str:
+    def _cause_of_death(self) -> str:
         code = self._process.returncode
         how = f"exit code {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
-        last = self.last_words()
+        last = self.last_line()
         return f"{how}: {last}" if last else how
 
-    def last_words(self) -> str:
-        """The last line that the worker or a library in it wrote."""
+    def last_line(self) -> str:
+        """The last line that the worker, or a library in it, wrote to stdout or stderr."""
         size = os.fstat(self._output).st_size
-        tail = os.pread(self._output, _TAIL, max(size - _TAIL, 0))
+        tail = os.pread(self._output, _TAIL_BYTES, max(size - _TAIL_BYTES, 0))
         lines = [line.strip() for line in tail.decode(errors="replace").splitlines()]
-        return next((line[:_LINE] for line in reversed(lines) if line), "")
+        return next((line[:_LONGEST_LINE] for line in reversed(lines) if line), "")
 
     def kill(self) -> None:
-        """End the worker and everything that it started, and wait until it is gone.
+        """Kill the worker and every process that it started, and wait until it has ended.
 
         Raises:
-            MachineUnfit: when the driver does not let go of it.
+            MachineUnfit: when it does not end, because it hangs in the driver.
         """
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
@@ -126,7 +135,7 @@ class WorkerProcess:
             ) from None
 
     def close(self) -> None:
-        """Kill the worker and give everything back."""
+        """Kill the worker and free what belongs to it."""
         try:
             self.kill()
         finally:
@@ -137,6 +146,6 @@ class WorkerProcess:
 
 
 def _environment() -> dict[str, str]:
-    """Ours, with the import path of this process."""
+    """The environment of this process, with its import path."""
     paths = [str(Path(path).absolute()) for path in sys.path]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}

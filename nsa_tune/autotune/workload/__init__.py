@@ -1,1 +1,1 @@
-"""Batches that engines run: request traces, a simulated scheduler, decision logs."""
+"""Batches of a real workload, from request traces or from an engine's decision log."""

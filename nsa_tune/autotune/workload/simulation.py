@@ -1,17 +1,18 @@
-"""Forward passes from requests: a small simulation of how an engine batches them.
+"""A small simulation of an engine's scheduler: from requests to the batches of forward passes.
 
-What it does, after SGLang's scheduler with its defaults, radix cache on and overlap left out:
+It follows SGLang's scheduler with its defaults, with the radix cache and without overlap:
 
-1. A request waits until it comes first and fewer than `max_running` are running.
-2. Its longest cached prefix is taken from the cache, in blocks of 512 tokens and never all of it:
-   the last token is always computed. Blocks are cached when their request is prefilled; the one
-   used longest ago is evicted beyond `cache_tokens`.
-3. While one waits and there is room, the pass is an extend: waiting requests in their order, until
-   the chunk is full. A request that does not fit is cut, and goes on first in the next pass.
-4. Otherwise the pass is a decode of all that run: `next_n` tokens are verified for each, of which
-   `1 + acceptance * (next_n - 1)` are kept.
-5. A pass takes `q_tokens / prefill_rate` seconds, or `decode_s`. Nothing but the order of arrivals
-   depends on these.
+1. Requests wait in the order of their arrival until fewer than `max_running` are running.
+2. A request's longest cached prefix comes from the cache, in blocks of 512 tokens, but for the
+   last token, which is always computed. The blocks of a request are cached when it is prefilled.
+   Beyond `cache_tokens` the least recently used block is evicted.
+3. While a request waits and may run, the pass is an extend: it takes waiting requests in their
+   order until the chunk is full. A request that does not fit is split, and its rest comes first in
+   the next pass.
+4. Otherwise the pass is a decode of all running requests: it verifies `next_n` tokens for each, and
+   `1 + acceptance * (next_n - 1)` of them are kept.
+5. An extend takes `q_tokens / prefill_rate` seconds and a decode `decode_s`. This only decides
+   which requests have arrived by the next pass.
 """
 
 from __future__ import annotations
@@ -23,51 +24,55 @@ from heapq import heappop, heappush
 from itertools import takewhile
 from math import ceil, floor
 
-from nsa_tune.autotune.workload.requests import BLOCK, Request
+from nsa_tune.autotune.workload.requests import BLOCK, TraceRequest
 from nsa_tune.backend.types.batch import Batch
 
-__all__ = ["Engine", "Pass", "passes"]
+__all__ = ["Pass", "SchedulerConfig", "passes"]
 
 
 @dataclass(frozen=True, slots=True)
-class Engine:
-    """What of an engine decides about its batches."""
+class SchedulerConfig:
+    """The settings of an engine that its batches depend on."""
 
     chunk_tokens: int = 8192
-    """Most new tokens of an extend pass (SGLang: --chunked-prefill-size)."""
+    """The most new tokens of an extend pass (SGLang: --chunked-prefill-size)."""
     next_n: int = 2
-    """Tokens a sequence in a decode pass; 1 without speculation."""
+    """Tokens of each sequence in a decode pass; 1 without speculative decoding."""
     acceptance: float = 0.7
-    """Share of the speculated tokens that are kept."""
+    """Share of the speculated tokens that are accepted."""
     max_running: int = 64
     cache_tokens: int = 2**20
     prefill_rate: float = 20_000.0
-    """Tokens a second."""
+    """Tokens per second."""
     decode_s: float = 0.03
-    """Seconds a decode pass."""
+    """Seconds per decode pass."""
 
     @property
     def kept(self) -> float:
-        """Tokens that a sequence gains a decode pass."""
+        """Tokens that a sequence gains in each decode pass."""
         return 1 + self.acceptance * (self.next_n - 1)
 
 
 class Pass:
-    """One forward pass. Its batch is to be asked for before the next pass."""
+    """One forward pass. Call `batch` before the simulation goes on: it refers to live state."""
 
     def __init__(
-        self, engine: Engine, step: int, extend: Sequence[tuple[int, int]], running: Sequence[_Run]
+        self,
+        engine: SchedulerConfig,
+        step: int,
+        extend: Sequence[tuple[int, int]],
+        running: Sequence[_Run],
     ) -> None:
         self._engine, self._step = engine, step
         self._extend, self._running = extend, running
 
     @property
     def is_extend(self) -> bool:
-        """Whether it is a prefill."""
+        """Whether it is a prefill pass."""
         return bool(self._extend)
 
     def batch(self) -> Batch:
-        """What the pass holds."""
+        """The batch of the pass."""
         if self._extend:
             return Batch.extend([p for p, _ in self._extend], [n for _, n in self._extend])
         engine = self._engine
@@ -79,44 +84,44 @@ class Pass:
 
 @dataclass(frozen=True, order=True, slots=True)
 class _Run:
-    """A request that is being answered; the first to end is the least."""
+    """A running request. They are ordered by their end, for a heap."""
 
     end: int
-    """The decode pass that is its last."""
+    """The number of its last decode pass."""
     number: int
     start: int
     input_tokens: int
 
-    def context(self, step: int, engine: Engine) -> int:
-        """Tokens it has in decode pass `step`, those that are verified among them."""
+    def context(self, step: int, engine: SchedulerConfig) -> int:
+        """Its context length in decode pass `step`, including the tokens to verify."""
         gained = floor((step - self.start) * engine.kept)
         return self.input_tokens + gained + engine.next_n
 
 
 @dataclass(slots=True)
 class _Waiting:
-    request: Request
+    request: TraceRequest
     number: int
     ready: int | None = None
-    """Tokens that are in the pool; None until it is looked up."""
+    """Tokens already in the pool; None before the cache is asked."""
 
 
 class _Cache:
-    """Blocks that are in the pool, the least recently used first."""
+    """The prefix cache: blocks in the pool, the least recently used first."""
 
     def __init__(self, tokens: int) -> None:
         self._most = tokens // BLOCK
         self._blocks: OrderedDict[int, None] = OrderedDict()
 
-    def prefix(self, request: Request) -> int:
-        """Tokens of `request` that are there; the last token never is."""
+    def prefix(self, request: TraceRequest) -> int:
+        """Cached leading tokens of `request`, at most all but its last."""
         found = list(takewhile(self._blocks.__contains__, request.blocks))
         for block in found:
             self._blocks.move_to_end(block)
         return min(len(found) * BLOCK, request.input_tokens - 1)
 
-    def add(self, request: Request) -> None:
-        """`request` is prefilled."""
+    def add(self, request: TraceRequest) -> None:
+        """`request` is prefilled: cache its blocks, and evict others."""
         for block in request.blocks:
             self._blocks[block] = None
             self._blocks.move_to_end(block)
@@ -124,8 +129,8 @@ class _Cache:
             self._blocks.popitem(last=False)
 
 
-def passes(requests: Sequence[Request], engine: Engine) -> Iterator[Pass]:
-    """The forward passes that `engine` runs for `requests`, which are in order of arrival."""
+def passes(requests: Sequence[TraceRequest], engine: SchedulerConfig) -> Iterator[Pass]:
+    """The forward passes of an engine for `requests`, which are in order of arrival."""
     arrivals = deque(_Waiting(request, number) for number, request in enumerate(requests))
     waiting: deque[_Waiting] = deque()
     running: list[_Run] = []
@@ -148,9 +153,12 @@ def passes(requests: Sequence[Request], engine: Engine) -> Iterator[Pass]:
 
 
 def _extend(
-    waiting: deque[_Waiting], running: list[_Run], cache: _Cache, engine: Engine, step: int
+    waiting: deque[_Waiting], running: list[_Run], cache: _Cache, engine: SchedulerConfig, step: int
 ) -> list[tuple[int, int]]:
-    """Fill a chunk from `waiting`; what is whole then runs."""
+    """Fill a chunk from `waiting`; requests that are then prefilled start to run.
+
+    Returns the prefix length and the number of new tokens of each sequence.
+    """
     lens: list[tuple[int, int]] = []
     room = engine.chunk_tokens
     while waiting and room > 0 and len(running) < engine.max_running:

@@ -1,4 +1,4 @@
-"""What an engine's rule is: for each question the choice that the engine takes by itself."""
+"""What an engine's baseline is: for each question the choice that the engine takes by itself."""
 
 from __future__ import annotations
 
@@ -6,46 +6,53 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from nsa_tune.backend.types.formula import Switch, function_of
+
 if TYPE_CHECKING:
     from nsa_tune.backend.types.batch import Batch
-    from nsa_tune.backend.types.point import Answer, Setting
+    from nsa_tune.backend.types.point import Question, Setting
 
-__all__ = ["Default", "Rule", "capability", "kernel_here"]
+__all__ = ["Baseline", "Default", "capability", "kernel_here", "taken"]
 
 
 @dataclass(frozen=True, slots=True)
 class Default:
     """The engine's choice for one question."""
 
-    choose: Callable[[Batch, Setting], str]
+    choice: Callable[[Setting], str | Switch]
+    """What it takes in a setting: always the same, or one of two by a formula."""
     source: str
     """File and line of the engine."""
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class Baseline:
     """One release of an engine."""
 
     name: str
     defaults: Mapping[str, Default]
     """By the name of the question."""
 
-    def choose(self, answer: Answer, batch: Batch, setting: Setting) -> str:
-        """The engine's choice, or the first declared one for a question it does not ask."""
-        return self.chooser(answer)(batch, setting)
+    def choice(self, question: Question, setting: Setting) -> str | Switch:
+        """What the engine takes, or the first declared choice of a question it does not ask."""
+        default = self.defaults.get(question.name)
+        return next(iter(question.choices)) if default is None else default.choice(setting)
 
-    def chooser(self, answer: Answer) -> Callable[[Batch, Setting], str]:
-        """`choose` with the question looked up already."""
-        default = self.defaults.get(answer.name)
-        if default is not None:
-            return default.choose
-        first = next(iter(answer.choices))
-        return lambda batch, setting: first
+    def choose(self, question: Question, batch: Batch, setting: Setting) -> str:
+        """`choice` for one batch."""
+        return taken(self.choice(question, setting), batch)
 
     def source(self, answer: str) -> str:
         """Where the engine decides the question called `answer`."""
         default = self.defaults.get(answer)
         return self.name if default is None else f"{self.name} {default.source}"
+
+
+def taken(choice: str | Switch, batch: Batch) -> str:
+    """What a baseline's choice comes to for `batch`."""
+    if isinstance(choice, str):
+        return choice
+    return choice.yes if function_of(choice.condition)(batch) else choice.no
 
 
 _TORCH = {"fa3": "torch", "flashmla_sparse": "torch_sparse", "flashmla_kv": "torch_kv"}
@@ -61,6 +68,6 @@ def capability(setting: Setting) -> int:
 
 
 def kernel_here(kernel: str, setting: Setting) -> str:
-    """`kernel`, or on a CPU the torch arm in its place: no engine's rule covers a CPU, and a table
-    that was measured on one has so a default to compare with."""
+    """`kernel`, or on a CPU the torch arm in its place: no engine's baseline covers a CPU, and so a
+    table that was measured on one has a default to compare with."""
     return _TORCH[kernel] if setting.device.arch == "cpu" else kernel

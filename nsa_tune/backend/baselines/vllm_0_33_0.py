@@ -6,8 +6,8 @@ to the decode kernel. Of a ragged batch, the mean decides here.
 
 from __future__ import annotations
 
-from nsa_tune.backend.baselines.baseline import Default, Rule, capability, kernel_here
-from nsa_tune.backend.types.batch import Batch, Mode
+from nsa_tune.backend.baselines.baseline import Baseline, Default, capability, kernel_here
+from nsa_tune.backend.types.formula import Switch
 from nsa_tune.backend.types.layouts import KVLayout
 from nsa_tune.backend.types.point import Setting
 
@@ -19,29 +19,25 @@ _FEWEST_HEADS = 32
 """Local heads from which on an fp8 prefill is widened for the bf16 kernel."""
 
 
-def _short(batch: Batch, setting: Setting) -> bool:
+def _short(setting: Setting) -> str:
     """Whether the new tokens of a sequence are few enough to count as a decode."""
     if 100 <= capability(setting) < 110:
         threshold = _BLACKWELL_THRESHOLDS.get(setting.heads, 1024)
     else:
         threshold = _HOPPER_THRESHOLDS.get(setting.heads, 256)
-    return batch.q_tokens <= threshold * batch.sequences
+    return f"q_tokens <= {threshold} * batch_size"
 
 
-def _prefill_path(batch: Batch, setting: Setting) -> str:
+def _prefill_path(setting: Setting) -> str | Switch:
     sm = capability(setting)
-    dense = (
-        batch.mode is Mode.EXTEND
-        and not batch.captured
-        and (sm == 90 or 100 <= sm < 110)
-        and batch.max_kv <= setting.profile.index_topk
-        and not _short(batch, setting)
-    )
-    return "mha" if dense else "mla"
+    if sm != 90 and not 100 <= sm < 110:
+        return "mla"
+    within = f"max_kv <= {setting.profile.index_topk}"
+    dense = f"is_extend and not captured and {within} and not {_short(setting)}"
+    return Switch(dense, "mha", "mla")
 
 
-def _mha_kernel(batch: Batch, setting: Setting) -> str:
-    del batch
+def _mha_kernel(setting: Setting) -> str:
     if capability(setting) < 100:
         return kernel_here("fa3", setting)
     profile = setting.profile
@@ -49,21 +45,22 @@ def _mha_kernel(batch: Batch, setting: Setting) -> str:
     return "trtllm_ragged" if wide and capability(setting) < 110 else "fa4"
 
 
-def _sparse_prefill(batch: Batch, setting: Setting) -> str:
+def _sparse_prefill(setting: Setting) -> str | Switch:
     sm = capability(setting)
     if setting.layout is KVLayout.FP8_PACKED:
         if sm >= 100:
             return "trtllm"
-        mixed = setting.heads < _FEWEST_HEADS or _short(batch, setting)
-        return kernel_here("flashmla_kv" if mixed else "flashmla_sparse", setting)
+        mixed = kernel_here("flashmla_kv", setting)
+        if setting.heads < _FEWEST_HEADS:
+            return mixed
+        return Switch(_short(setting), mixed, kernel_here("flashmla_sparse", setting))
     if sm >= 100:
         return "fa4" if setting.heads <= 16 else "flashmla_sparse"
     return "fa3" if setting.device.arch != "cpu" else "torch_sparse"
 
 
-def _decode(batch: Batch, setting: Setting) -> str:
+def _decode(setting: Setting) -> str:
     # One backend is picked for prefill and decode alike.
-    del batch
     sm = capability(setting)
     if setting.layout is KVLayout.FP8_PACKED:
         return "trtllm" if sm >= 100 else kernel_here("flashmla_kv", setting)
@@ -72,23 +69,22 @@ def _decode(batch: Batch, setting: Setting) -> str:
     return "fa3" if setting.device.arch != "cpu" else "torch_sparse"
 
 
-def _indexer_layout(batch: Batch, setting: Setting) -> str:
+def _indexer_layout(setting: Setting) -> str | Switch:
     # vLLM brings a DeepGEMM of its own, which takes 4 on SM90 as well.
-    native = batch.next_n in (1, 2, 4) or 100 <= capability(setting) < 110
-    return "native" if native else "flatten"
+    if 100 <= capability(setting) < 110:
+        return "native"
+    return Switch("next_n == 1 or next_n == 2 or next_n == 4", "native", "flatten")
 
 
-def _indexer_metadata(batch: Batch, setting: Setting) -> str:
-    del batch
+def _indexer_metadata(setting: Setting) -> str:
     return "torch" if setting.device.arch == "cpu" else "deep_gemm"
 
 
-def _v4_prefill(batch: Batch, setting: Setting) -> str:
-    del batch
+def _v4_prefill(setting: Setting) -> str:
     return "torch_sparse" if setting.device.arch == "cpu" else "sparse_fwd"
 
 
-VLLM_0_33_0 = Rule(
+VLLM_0_33_0 = Baseline(
     "vLLM 0.33.0",
     {
         "prefill_path": Default(

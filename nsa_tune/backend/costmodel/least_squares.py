@@ -62,7 +62,7 @@ class _System:
         scaled = [
             tuple([x / norm for x in column]) for column, norm in zip(columns, norms, strict=True)
         ]
-        # Two terms may be the same number on a whole sheet: the ridge keeps it regular.
+        # Two terms may be the same number on a whole regime: the ridge keeps it regular.
         gram = [
             [1.0 + _RIDGE if i == j else 0.0 for j in range(len(scaled))]
             for i in range(len(scaled))

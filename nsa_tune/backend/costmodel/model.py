@@ -1,8 +1,8 @@
-"""What an arm costs by a batch's sums alone, and where it failed: all that a decision needs.
+"""What a decision needs of an arm: its latency models, and where it failed.
 
-An arm's time is a sum of amounts of work, the point's cost terms, each with a weight that is not
-negative. That is exact enough to choose by, and cheap enough for every forward pass; what it
-misses is for the surfaces (`surface.py`), which say how long a batch takes.
+An arm's time is a weighted sum of the point's features; no weight is negative. That is exact enough
+to choose by, and cheap enough for every forward pass. How long a batch takes is for the surfaces
+(`surface.py`), which know what such a sum misses.
 """
 
 from __future__ import annotations
@@ -14,69 +14,71 @@ from typing import NamedTuple
 
 from nsa_tune.backend.costmodel.least_squares import fitted_weights
 from nsa_tune.backend.types.batch import Batch
+from nsa_tune.backend.types.formula import function_of
 
-__all__ = ["FEWEST", "Box", "CostModel", "Failures", "boxes", "fit"]
+__all__ = ["FEWEST", "Box", "Failures", "LatencyModel", "boxes", "fit"]
 
 FEWEST = 3
 """Batches that must have been measured; with fewer an arm's time counts as unknown."""
 
-_SUMS = attrgetter("sequences", "q_tokens", "kv_tokens", "max_kv")
+_SUMS = ("batch_size", "q_tokens", "kv_tokens", "max_kv")
+_sums = attrgetter(*_SUMS)
 _CLOSE = 0.25
 """Log distance to the nearest other arm at which a batch counts half in a fit: a model's errors
 matter where two arms come close, and nowhere else (docs/policy.md)."""
 _WORSE = 0.01
-"""How much worse a fit may be for the sake of fewer terms: each costs time in every plan."""
+"""How much worse a fit may be for the sake of fewer features: each costs time in every plan."""
 _BELOW = 0.7
 """A failure speaks for batches of at least this part of its own in every sum: half an octave."""
 
 
 @dataclass(frozen=True, slots=True)
-class CostModel:
-    """One arm's time on one sheet, linear in the point's cost terms; or another arm's times what
-    this one takes of it on the mean (`judging.py`)."""
+class LatencyModel:
+    """One arm's time in one regime, linear in the point's features: its own model, or another arm's
+    times a factor (`model_selection.py`)."""
 
     weights: tuple[float, ...]
-    """Microseconds for one of each term, and last, positive, those of a batch without any work."""
+    """Microseconds for one of each feature; the last, positive, is for a batch without work."""
 
-    def latency_us(self, terms: Sequence[float]) -> float:
-        """The time of a batch with these terms, which are never negative."""
+    def latency_us(self, features: Sequence[float]) -> float:
+        """The time of a batch with these features, which are never negative."""
         total = self.weights[-1]
-        for weight, term in zip(self.weights, terms, strict=False):
+        for weight, feature in zip(self.weights, features, strict=False):
             if weight:
-                total = total + weight * term
+                total = total + weight * feature
         return total
 
 
 def fit(
-    terms: Sequence[tuple[float, ...]],
+    features: Sequence[tuple[float, ...]],
     times_us: Sequence[float],
     gaps: Sequence[float] = (),
     columns: Sequence[int] | None = None,
-) -> CostModel | None:
-    """The model of batches with these cost terms and times, or None of too few different ones.
+) -> LatencyModel | None:
+    """The model of batches with these features and times, or None of too few different ones.
 
     `gaps` has for each batch the log distance to the nearest other arm's time; near ones count
-    more. Without it all count alike. Of the terms only those numbered in `columns` get weights.
+    more. Without it all count alike. Of the features only those numbered in `columns` get weights.
     """
-    if not _differ(terms):
+    if not _differ(features):
         return None
     counts = [_CLOSE / (_CLOSE + gap) for gap in gaps] or [1.0] * len(times_us)
     # Errors count relatively, so all is divided by the time.
     scales = list(map(truediv, counts, times_us))
-    amounts = list(zip(*terms, strict=True))
+    amounts = list(zip(*features, strict=True))
     used = range(len(amounts)) if columns is None else columns
     scaled = [list(map(mul, amounts[i], scales)) for i in used]
     *own, constant = fitted_weights([*scaled, scales], counts, _WORSE)
     weights = dict(zip(used, own, strict=True))
-    # A model of nothing but terms that are 0 on some batch would be free there.
+    # A model of nothing but features that are 0 on some batch would be free there.
     least = max(constant, 0.01 * min(times_us))
-    return CostModel((*(weights.get(i, 0.0) for i in range(len(amounts))), least))
+    return LatencyModel((*(weights.get(i, 0.0) for i in range(len(amounts))), least))
 
 
-def _differ(terms: Iterable[tuple[float, ...]]) -> bool:
+def _differ(features: Iterable[tuple[float, ...]]) -> bool:
     """Whether there are enough different ones."""
     found: set[tuple[float, ...]] = set()
-    for one in terms:
+    for one in features:
         found.add(one)
         if len(found) >= FEWEST:
             return True
@@ -91,13 +93,21 @@ class Box(NamedTuple):
     """Both ends are inside; None is without an end."""
     reason: str
 
+    @property
+    def formula(self) -> str:
+        """The formula of whether a batch lies inside."""
+        tests = [f"{name} >= {low}" for name, low in zip(_SUMS, self.low, strict=True) if low > 0]
+        tests += [
+            f"{name} <= {high}"
+            for name, high in zip(_SUMS, self.high, strict=True)
+            if high is not None
+        ]
+        return " and ".join(tests) or "True"
+
     def holds(self, batch: Batch) -> bool:
         """Whether `batch` lies inside."""
-        sums = (batch.sequences, batch.q_tokens, batch.kv_tokens, batch.max_kv)
-        for size, low, high in zip(sums, self.low, self.high, strict=True):
-            if size < low or (high is not None and size > high):
-                return False
-        return True
+        inside: bool = function_of(self.formula)(batch)
+        return inside
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +117,7 @@ class Failures:
     wrong: str | None
     """How its output was wrong once: then it is not taken anywhere."""
     boxes: Mapping[int, tuple[Box, ...]]
-    """By `Point.kin` of sheets."""
+    """By `Point.kin` of regimes."""
 
     def reason(self, kin: int, batch: Batch) -> str | None:
         """Why the arm must not run there."""
@@ -120,16 +130,16 @@ class Failures:
 
 
 def boxes(failed: Iterable[tuple[Batch, str]], passed: Iterable[Batch]) -> tuple[Box, ...]:
-    """What `failed`, (batch, reason) pairs of one arm on one sheet, forbids.
+    """What `failed`, (batch, reason) pairs of one arm on one regime, forbids.
 
     A batch that is bigger than a failed one in every sum fails too, so far as is known, and one
     that is only a little smaller may. Where the arm passed is left out.
     """
-    good = sorted({_SUMS(batch) for batch in passed})
+    good = sorted({_sums(batch) for batch in passed})
     found: list[Box] = []
-    for batch, reason in sorted(failed, key=lambda pair: (_SUMS(pair[0]), pair[1])):
+    for batch, reason in sorted(failed, key=lambda pair: (_sums(pair[0]), pair[1])):
         if not any(box.holds(batch) for box in found):
-            found.append(_box(_SUMS(batch), reason, good))
+            found.append(_box(_sums(batch), reason, good))
     return tuple(found)
 
 

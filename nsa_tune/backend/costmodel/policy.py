@@ -1,9 +1,9 @@
-"""Policy: the measurements of one key and one point, compiled for decisions and for estimates.
+"""Policy: the measurements of one key and one point, fitted for decisions and for estimates.
 
-A decision is made from a batch's sums: hard limits first, then the arms' cost models. An estimate
-of how long an arm takes comes from its surface, which also knows the measured neighbours of the
-batch; surfaces are made when first asked for. On a sheet where the cost models choose badly among
-what was measured, the surfaces decide.
+A decision is made from a batch's sums: hard limits first, then the arms' latency models. An
+estimate of how long an arm takes comes from its surface, which also knows the measured neighbours
+of the batch; surfaces are made when first asked for. In a regime where the models choose badly
+among what was measured, the surfaces decide.
 """
 
 from __future__ import annotations
@@ -13,16 +13,19 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from math import inf
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Self
 
-from nsa_tune.backend.costmodel.compiling import Compiled, behind_a_cliff, compiled, own_rows
-from nsa_tune.backend.costmodel.model import CostModel, Failures
-from nsa_tune.backend.costmodel.surface import Estimate, SharedPlaces, Surface, features_of
+from nsa_tune.backend.costmodel.features import Features
+from nsa_tune.backend.costmodel.fitting import Fitted, behind_a_cliff, fitted, own_rows
+from nsa_tune.backend.costmodel.model import Failures, LatencyModel
+from nsa_tune.backend.costmodel.surface import Estimate, SharedPlaces, Surface
 from nsa_tune.backend.types.batch import Batch
+from nsa_tune.backend.types.formula import Limit, function_of
+from nsa_tune.backend.types.point import first_refusal
 from nsa_tune.backend.types.records import Measurement, Status
 
 if TYPE_CHECKING:
-    from nsa_tune.backend.types.point import Guard, Point, Setting
+    from nsa_tune.backend.types.point import Arm, Guard, Point, Setting
 
 __all__ = ["Candidate", "Policy", "Survey"]
 
@@ -46,58 +49,56 @@ class Candidate(NamedTuple):
 
     name: str
     guards: tuple[Guard, ...]
-    models: Mapping[int, CostModel]
+    limits: tuple[Limit, ...]
+    """What the guards come to in the policy's setting."""
+    models: Mapping[int, LatencyModel]
+    """By regime."""
     failures: Failures | None
-    surcharge_us: Callable[[Batch, Setting], float] | None
+    surcharge: str
+    """The formula of what a cliff adds, in microseconds; "" where there is none."""
 
-    def cost_us(self, sheet: int, terms: Sequence[float], batch: Batch, setting: Setting) -> float:
-        """The time by the model of this sheet, with what a cliff adds."""
-        return self.models[sheet].latency_us(terms) + self.more_us(batch, setting)
+    def cost_us(self, regime: int, features: Sequence[float], batch: Batch) -> float:
+        """The time by the model of this regime, with what a cliff adds."""
+        return self.models[regime].latency_us(features) + self.more_us(batch)
 
-    def more_us(self, batch: Batch, setting: Setting) -> float:
+    def more_us(self, batch: Batch) -> float:
         """What a cliff adds."""
-        return 0.0 if self.surcharge_us is None else self.surcharge_us(batch, setting)
-
-    def refusal(self, batch: Batch, setting: Setting) -> str | None:
-        """Which guard forbids the arm on `batch`, in its own words."""
-        for guard in self.guards:
-            reason = guard.check(batch, setting)
-            if reason is not None:
-                return reason
-        return None
+        more_us: float = function_of(self.surcharge)(batch) if self.surcharge else 0.0
+        return more_us
 
 
 class Policy:
-    """The compiled measurements of one point in one setting. Immutable."""
+    """The fitted measurements of one point in one setting. Immutable."""
 
     def __init__(
         self,
-        point: Point,
-        setting: Setting,
-        compiled: Compiled,
+        features: Features,
+        fitted: Fitted,
         rows: Callable[[], Iterable[Measurement]],
     ) -> None:
         """`rows` gives the measurements when an estimate is first asked for."""
-        self.point = point
-        self.setting = setting
-        self.compiled = compiled
+        self.point = features.point
+        self.setting = features.setting
+        self.features = features
+        self.fitted = fitted
         self._rows = rows
         self.places: SharedPlaces = {}
         """Where surfaces look for places; policies of the same batches may have one in common."""
-        self.candidates = tuple(
-            Candidate(
-                arm.name,
-                arm.guards,
-                compiled.models.get(arm.name, {}),
-                compiled.failures.get(arm.name),
-                arm.surcharge_us,
-            )
-            for arm in point.candidates(setting)
-        )
+        self.candidates = tuple(map(self._candidate, self.point.candidates(self.setting)))
         """The arms that this device could run, in declared order."""
 
+    def _candidate(self, arm: Arm) -> Candidate:
+        return Candidate(
+            arm.name,
+            arm.guards,
+            tuple(limit for guard in arm.guards for limit in guard.limits(self.setting)),
+            self.fitted.models.get(arm.name, {}),
+            self.fitted.failures.get(arm.name),
+            "" if arm.surcharge is None else arm.surcharge(self.setting),
+        )
+
     @classmethod
-    def compile(cls, point: Point, setting: Setting, measurements: Iterable[Measurement]) -> Policy:
+    def fit(cls, point: Point, setting: Setting, measurements: Iterable[Measurement]) -> Self:
         """The policy of `point`; rows of other points and of arms it does not know are left out.
 
         Of several rows for one batch and arm the last counts.
@@ -106,19 +107,24 @@ class Policy:
             StoreCorrupt: when a row's batch cannot be read.
         """
         rows = own_rows(point, measurements)
-        return cls(point, setting, compiled(point, setting, rows), lambda: rows)
+        features = Features(point, setting)
+        return cls(features, fitted(features, rows), lambda: rows)
+
+    @property
+    def unmeasured(self) -> tuple[str, ...]:
+        """The arms that this device could run and that neither succeeded nor failed here."""
+        return tuple(one.name for one in self.candidates if not one.models and one.failures is None)
 
     def survey(self, batch: Batch) -> Survey:
         """Which arms may run on `batch`, guards first, and what they cost by its sums."""
-        setting = self.setting
-        sheet, costs = self._placed(batch)
-        kin = None if sheet is None else self.point.kin(sheet)
+        regime, costs = self._placed(batch)
+        kin = None if regime is None else self.point.kin(regime)
         latencies: dict[str, float | None] = {}
         refused: dict[str, str] = {}
         failed: dict[str, str] = {}
         for candidate in self.candidates:
             name, failures = candidate.name, candidate.failures
-            if (reason := candidate.refusal(batch, setting)) is not None:
+            if (reason := first_refusal(candidate.limits, batch)) is not None:
                 refused[name] = reason
             elif failures and kin is not None and (reason := failures.reason(kin, batch)):
                 failed[name] = reason
@@ -127,30 +133,30 @@ class Policy:
         return Survey(latencies, refused, failed)
 
     def _placed(self, batch: Batch) -> tuple[int | None, Mapping[str, float | None]]:
-        """The sheet of a batch, and what each candidate costs there; none, with a warning, where
+        """The regime of a batch, and what each candidate costs there; none, with a warning, where
         the point cannot place it: an engine must go on."""
         try:
-            sheet = self.point.sheet(batch, self.setting)
-            if sheet in self.compiled.by_surfaces:
-                return sheet, self._by_surfaces(batch)
-            terms = self.point.cost_terms(batch, self.setting)
-            return sheet, {
-                one.name: one.cost_us(sheet, terms, batch, self.setting)
+            regime = self.features.regime(batch)
+            if regime in self.fitted.by_surfaces:
+                return regime, self._by_surfaces(batch)
+            features = self.features.features(batch)
+            return regime, {
+                one.name: one.cost_us(regime, features, batch)
                 for one in self.candidates
-                if sheet in one.models
+                if regime in one.models
             }
         except (ArithmeticError, ValueError) as error:
             _log.warning("%s cannot place %s: %s", self.point.name, batch, error)
             return None, {}
 
     def _by_surfaces(self, batch: Batch) -> dict[str, float | None]:
-        features = features_of(self.point, batch, self.setting)
+        at = self.features.position(batch)
         found: dict[str, float | None] = {}
         for one in self.candidates:
             surface = self.surfaces.get(one.name)
-            time_us = None if surface is None else surface.latency_us(features)
+            time_us = None if surface is None else surface.latency_us(at)
             if time_us is not None:
-                found[one.name] = time_us + one.more_us(batch, self.setting)
+                found[one.name] = time_us + one.more_us(batch)
         return found
 
     def estimates(self, batch: Batch) -> dict[str, Estimate]:
@@ -159,16 +165,15 @@ class Policy:
         An arm with too few measurements is left out.
         """
         try:
-            features = features_of(self.point, batch, self.setting)
+            at = self.features.position(batch)
         except (ArithmeticError, ValueError):
             return {}
         found: dict[str, Estimate] = {}
         for arm in self.point.arms:
             surface = self.surfaces.get(arm.name)
-            estimate = None if surface is None else surface.estimate_at(features)
+            estimate = None if surface is None else surface.estimate(at)
             if estimate is not None:
-                more_us = arm.surcharge_us(batch, self.setting) if arm.surcharge_us else 0.0
-                found[arm.name] = estimate.plus(more_us)
+                found[arm.name] = estimate.plus(arm.surcharge_us(batch, self.setting))
         return found
 
     def spread(self, arm: str) -> float:
@@ -185,7 +190,7 @@ class Policy:
         if surface is None:
             return []
         try:
-            return surface.rows_used(features_of(self.point, batch, self.setting))
+            return surface.rows_used(self.features.position(batch))
         except (ArithmeticError, ValueError):
             return []
 
@@ -212,7 +217,4 @@ class Policy:
                 continue
             if not behind_a_cliff(self.point.arm(row.arm), batch, self.setting):
                 samples[row.arm].append((batch, row))
-        return {
-            arm: Surface.fit(self.point, self.setting, own, self.places)
-            for arm, own in samples.items()
-        }
+        return {arm: Surface.fit(self.features, own, self.places) for arm, own in samples.items()}

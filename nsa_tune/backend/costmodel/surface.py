@@ -1,8 +1,8 @@
-"""One arm's time over the batches of a point: a cost model, corrected by what was measured nearby.
+"""One arm's time over a point's batches: a latency model, corrected by what was measured nearby.
 
-The model is linear in the point's cost terms, with weights that are not negative, fitted to
+The model is linear in the point's features, with weights that are not negative, fitted to
 relative errors. What it misses, log(measured / model), is interpolated between the measured
-points of the same sheet, so that a measured batch gets exactly what was measured.
+points of the same regime, so that a measured batch gets exactly what was measured.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 from nsa_tune.backend.costmodel.least_squares import nonnegative_weights
 
 if TYPE_CHECKING:
+    from nsa_tune.backend.costmodel.features import Features, Position
     from nsa_tune.backend.types.batch import Batch
-    from nsa_tune.backend.types.point import Point, Setting
     from nsa_tune.backend.types.records import Measurement
 
-__all__ = ["Estimate", "Features", "Places", "SharedPlaces", "Surface", "features_of"]
+__all__ = ["Estimate", "Places", "SharedPlaces", "Surface"]
 
 _FEWEST = 3
-"""Measured points that a sheet needs; with fewer the arm counts as unknown there."""
+"""Measured points that a regime needs; with fewer the arm counts as unknown there."""
 _NEIGHBOURS = 6
 _TRUSTS = (1.0, 0.75, 0.5, 0.25, 0.0)
 _CELLS_AN_OCTAVE = 4
@@ -67,24 +67,8 @@ class Estimate:
         )  # fmt: skip
 
 
-class Features(NamedTuple):
-    """All that a surface knows of a batch."""
-
-    sheet: int
-    where: tuple[float, ...]
-    """Location, in octaves."""
-    terms: tuple[float, ...]
-
-
-def features_of(point: Point, batch: Batch, setting: Setting) -> Features:
-    """The features of `batch` as `point` declares them."""
-    return Features(
-        point.sheet(batch, setting), point.locate(batch, setting), point.cost_terms(batch, setting)
-    )
-
-
 class Places:
-    """The measured locations of a sheet. Arms measured on the same batches share one object."""
+    """The measured locations of a regime. Arms measured on the same batches share one object."""
 
     def __init__(self, locations: Sequence[tuple[float, ...]]) -> None:
         self.locations = tuple(locations)
@@ -164,63 +148,63 @@ def _weights(ranked: Sequence[tuple[float, int]]) -> tuple[tuple[int, float], ..
     return tuple([(i, weight / total) for i, weight in raw])
 
 
-class _Sheet:
-    """The surface of one arm on one sheet."""
+class _Regime:
+    """The surface of one arm on one regime."""
 
     def __init__(
         self, places: Places, samples: Sequence[Sequence[tuple[tuple[float, ...], Measurement]]]
     ) -> None:
-        """`samples` has for each place the (cost terms, measurement) pairs taken there."""
+        """`samples` has for each place the (features, measurement) pairs taken there."""
         flat = [pair for pairs in samples for pair in pairs]
         times = [_time(measurement) for _, measurement in flat]
         self._places = places
         self._weights = nonnegative_weights(
             [
-                tuple(term / time for term in (*terms, 1.0))
-                for (terms, _), time in zip(flat, times, strict=True)
+                tuple(x / time for x in (*features, 1.0))
+                for (features, _), time in zip(flat, times, strict=True)
             ]
         )
-        # A model of nothing but terms that are 0 on some batch would have no logarithm there.
+        # A model of nothing but features that are 0 on some batch would have no logarithm there.
         self._least = 0.01 * min(times)
         self._residuals = [
-            sum(log(_time(m) / self._model(terms)) for terms, m in pairs) / len(pairs)
+            sum(log(_time(m) / self._model(features)) for features, m in pairs) / len(pairs)
             for pairs in samples
         ]
         self._noise = [max(_noise(m) for _, m in pairs) for pairs in samples]
         self._trust = self._best_trust()
         self._rows = [[m for _, m in pairs] for pairs in samples]
 
-    def _model(self, terms: tuple[float, ...]) -> float:
+    def _model(self, features: tuple[float, ...]) -> float:
         weights = self._weights
-        return max(sum(map(mul, weights, terms), weights[-1]), self._least)
+        return max(sum(map(mul, weights, features), weights[-1]), self._least)
 
-    def latency_us(self, features: Features) -> float:
+    def latency_us(self, at: Position) -> float:
         """The estimated time."""
         residuals = self._residuals
         residual = 0.0
-        around = self._places.around(features.where).weights
+        around = self._places.around(at.coordinates).weights
         for i, weight in around:
             residual += weight * residuals[i]
         if len(around) > 1:
             residual *= self._trust
-        return self._model(features.terms) * exp(residual)
+        return self._model(at.features) * exp(residual)
 
-    def estimate(self, features: Features) -> Estimate:
+    def estimate(self, at: Position) -> Estimate:
         """The estimated time with its interval."""
-        around = self._places.around(features.where)
+        around = self._places.around(at.coordinates)
         noise = sum(weight * self._noise[i] for i, weight in around.weights)
         # Two spreads are about 95 % if the errors are about normal.
         half = noise if len(around.weights) == 1 else max(noise, 2 * self.spread)
         if around.outside > 0:
             half = max(half, 2 * self.spread) * (_WIDER_OUTSIDE + around.outside)
-        latency_us, wide = self.latency_us(features), exp(min(half, 20.0))
+        latency_us, wide = self.latency_us(at), exp(min(half, 20.0))
         return Estimate(latency_us, latency_us / wide, latency_us * wide, around.outside > 0)
 
-    def rows_used(self, features: Features) -> list[tuple[Measurement, float]]:
+    def rows_used(self, at: Position) -> list[tuple[Measurement, float]]:
         """The measurements at the places that the residual is interpolated from."""
         return [
             (row, weight / len(self._rows[i]))
-            for i, weight in self._places.around(features.where).weights
+            for i, weight in self._places.around(at.coordinates).weights
             for row in self._rows[i]
         ]
 
@@ -260,17 +244,15 @@ def _noise(measurement: Measurement) -> float:
 
 
 class Surface:
-    """One arm's time over all sheets of a point."""
+    """One arm's time over all regimes of a point."""
 
-    def __init__(self, point: Point, sheets: Mapping[int, _Sheet]) -> None:
-        self._point = point
-        self._sheets = dict(sheets)
+    def __init__(self, regimes: Mapping[int, _Regime]) -> None:
+        self._regimes = dict(regimes)
 
     @classmethod
     def fit(
         cls,
-        point: Point,
-        setting: Setting,
+        features: Features,
         samples: Sequence[tuple[Batch, Measurement]],
         shared: SharedPlaces | None = None,
     ) -> Surface:
@@ -279,44 +261,40 @@ class Surface:
         `shared` lets the arms of one point have their places in common.
         """
         shared = {} if shared is None else shared
-        columns = point.columns_of(samples[0][1].arm) if samples else ()
+        columns = features.columns(samples[0][1].arm) if samples else ()
         found: dict[int, dict[tuple[float, ...], list[tuple[tuple[float, ...], Measurement]]]] = {}
         for batch, measurement in sorted(samples, key=lambda sample: sample[1].batch):
-            features = features_of(point, batch, setting)
-            pairs = found.setdefault(features.sheet, {}).setdefault(features.where, [])
-            own = [t if i in columns else 0.0 for i, t in enumerate(features.terms)]
+            at = features.position(batch)
+            pairs = found.setdefault(at.regime, {}).setdefault(at.coordinates, [])
+            own = [x if i in columns else 0.0 for i, x in enumerate(at.features)]
             pairs.append((tuple(own), measurement))
-        sheets = {}
-        for sheet, by_place in sorted(found.items()):
+        regimes = {}
+        for regime, by_place in sorted(found.items()):
             if len(by_place) >= _FEWEST:
                 locations = tuple(sorted(by_place))
                 places = shared.setdefault(locations, Places(locations))
-                sheets[sheet] = _Sheet(places, [by_place[where] for where in locations])
-        return cls(point, sheets)
+                regimes[regime] = _Regime(places, [by_place[where] for where in locations])
+        return cls(regimes)
 
-    def latency_us(self, features: Features) -> float | None:
-        """The estimated time, or None on a sheet where too little was measured."""
-        sheet = self._sheets.get(features.sheet)
-        return None if sheet is None else sheet.latency_us(features)
+    def latency_us(self, at: Position) -> float | None:
+        """The estimated time, or None in a regime where too little was measured."""
+        regime = self._regimes.get(at.regime)
+        return None if regime is None else regime.latency_us(at)
 
-    def estimate_at(self, features: Features) -> Estimate | None:
+    def estimate(self, at: Position) -> Estimate | None:
         """As `latency_us`, with the interval."""
-        sheet = self._sheets.get(features.sheet)
-        return None if sheet is None else sheet.estimate(features)
+        regime = self._regimes.get(at.regime)
+        return None if regime is None else regime.estimate(at)
 
-    def rows_used(self, features: Features) -> list[tuple[Measurement, float]]:
+    def rows_used(self, at: Position) -> list[tuple[Measurement, float]]:
         """The measurements behind the estimate, with weights that sum to 1."""
-        sheet = self._sheets.get(features.sheet)
-        return [] if sheet is None else sheet.rows_used(features)
-
-    def estimate(self, batch: Batch, setting: Setting) -> Estimate | None:
-        """The estimate for `batch`, or None on a sheet where too little was measured."""
-        return self.estimate_at(features_of(self._point, batch, setting))
+        regime = self._regimes.get(at.regime)
+        return [] if regime is None else regime.rows_used(at)
 
     @property
     def spread(self) -> float:
-        """Relative error between measured points, by leaving each out; of the worst sheet.
+        """Relative error between measured points, by leaving each out; of the worst regime.
 
-        Infinite where no sheet has enough points.
+        Infinite where no regime has enough points.
         """
-        return max((expm1(sheet.spread) for sheet in self._sheets.values()), default=inf)
+        return max((expm1(regime.spread) for regime in self._regimes.values()), default=inf)

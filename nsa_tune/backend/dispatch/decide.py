@@ -1,8 +1,8 @@
 """Verdicts: which choice answers a question, how sure that is, and why the others do not.
 
-Guards come first, the costs next, the winner last. `pick` chooses, by the cost models, and is what
-plans are compiled from; `decide` gives the same choice with everything that a reader wants
-to know, and says by the estimates how sure it is.
+Hard limits come first, the arms' times next, the winner last. `pick` chooses by the latency models;
+`decide` gives the same choice with everything that a reader wants to know, and says by the
+estimates how sure it is. Compiled decisions (`compiled.py`) share `settle` with both.
 """
 
 from __future__ import annotations
@@ -13,17 +13,16 @@ from enum import StrEnum
 from math import exp, hypot, log
 from typing import TYPE_CHECKING
 
+from nsa_tune.backend.costmodel.regret import MARGIN, mean_regret
 from nsa_tune.backend.costmodel.surface import Estimate
 
 if TYPE_CHECKING:
+    from nsa_tune.backend.baselines import Baseline
     from nsa_tune.backend.costmodel.policy import Policy, Survey
     from nsa_tune.backend.types.batch import Batch
-    from nsa_tune.backend.types.point import Answer, Setting
+    from nsa_tune.backend.types.point import Question
 
-__all__ = ["MARGIN", "Choice", "Verdict", "decide", "decide_for_all", "pick", "settle"]
-
-MARGIN = 0.01
-"""Choices whose times are this close, relatively, count as equal."""
+__all__ = ["Choice", "Verdict", "decide", "decide_for_all", "pick", "settle"]
 
 
 class Verdict(StrEnum):
@@ -37,19 +36,19 @@ class Verdict(StrEnum):
     """Chosen as fastest, but the estimates leave room for another, or even speak for it."""
     ONLY = "only"
     """Every other choice is forbidden."""
-    RULE = "rule"
-    """Too little is measured to compare: the engine's own rule, or what is allowed instead."""
+    BASELINE = "baseline"
+    """Too little is measured to compare: the engine's own baseline, or what is allowed instead."""
     FORCED = "forced"
     """Follows from the batch and the other choices, or NSA_TUNE_FORCE asks for it."""
     NONE = "none"
-    """Every choice is forbidden: there is no answer, and the engine keeps its own."""
+    """Every choice is forbidden: there is no question, and the engine keeps its own."""
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The answer to one question for one batch."""
+    """What is chosen for one question on one batch, and why."""
 
-    answer: str
+    question: str
     """Name of the question."""
     choice: str | None
     verdict: Verdict
@@ -60,48 +59,47 @@ class Choice:
     forbidden: Mapping[str, str]
     """Choice to why it must not be taken."""
     default: str
-    """What the engine's rule takes."""
+    """What the engine's baseline takes."""
     tied: tuple[str, ...] = ()
     """The choices of a tie, the taken one among them."""
 
 
 def decide(
-    answer: Answer,
+    question: Question,
     policy: Policy,
     batch: Batch,
-    setting: Setting,
     default: str,
     forced: str | None = None,
 ) -> Choice:
-    """The answer to `answer` for `batch`.
+    """The choice for one question on `batch`, with all that led to it.
 
-    `default` is what the engine's rule would take, `forced` an arm that is taken if it is allowed.
+    `default` is the choice of the engine's baseline, `forced` an arm to take if it is allowed.
     """
     survey = policy.survey(batch)
-    choice, verdict = pick(answer, survey, default, forced)
+    choice, verdict = pick(question, survey, default, forced)
     every = policy.estimates(batch)
-    arms = _best_arms(answer, survey)
+    arms = _best_arms(question, survey)
     estimates = {name: every[arm] for name, arm in arms.items() if arm in every}
     tied: tuple[str, ...] = ()
     if verdict in _COMPARED and choice is not None:
         verdict, tied = _confirmed(choice, [estimates], [1.0])
-    forbidden = _forbidden(answer, policy, survey, batch, setting)
-    return Choice(answer.name, choice, verdict, estimates, arms, forbidden, default, tied)
+    forbidden = _forbidden(question, policy, survey, batch)
+    return Choice(question.name, choice, verdict, estimates, arms, forbidden, default, tied)
 
 
 def pick(
-    answer: Answer, survey: Survey, default: str, forced: str | None = None
+    question: Question, survey: Survey, default: str, forced: str | None = None
 ) -> tuple[str | None, Verdict]:
     """The choice, and its verdict as far as the costs say: a winner is UNSURE here."""
-    allowed, costs = _costs(answer, survey.latencies)
+    allowed, costs = _costs(question, survey.latencies)
     for choice in allowed:
-        if forced in answer.choices[choice] and forced in survey.latencies:
+        if forced in question.choices[choice] and forced in survey.latencies:
             return choice, Verdict.FORCED
-    return settle(answer, lambda: _known(answer, [survey]), allowed, costs, default)
+    return settle(question, lambda: _known(question, [survey]), allowed, costs, default)
 
 
 def settle(
-    answer: Answer,
+    question: Question,
     known: Callable[[], Sequence[str]],
     allowed: Sequence[str],
     costs: Mapping[str, float],
@@ -111,7 +109,7 @@ def settle(
 
     `known` gives the choices that the device has any arm for, allowed or not.
     """
-    if len(allowed) == 1 and (costs or default in answer.choices):
+    if len(allowed) == 1 and (costs or default in question.choices):
         return allowed[0], Verdict.ONLY
     if len(costs) >= 2:
         tied = _tied(costs)
@@ -119,14 +117,14 @@ def settle(
             return tied[0], Verdict.UNSURE
         return (default if default in tied else tied[0]), Verdict.TIE
     if default in allowed:
-        return default, Verdict.RULE
-    # A rule may name what this point has no arm for on this device (a kernel that nobody
+        return default, Verdict.BASELINE
+    # A baseline may name what this point has no arm for on this device (a kernel that nobody
     # declared). No guard speaks against that, so it stands, unless every known way is forbidden.
     possible = known()
     if default not in possible and (allowed or not possible):
-        return default, Verdict.RULE
+        return default, Verdict.BASELINE
     if allowed:
-        return next(iter(costs), allowed[0]), Verdict.RULE
+        return next(iter(costs), allowed[0]), Verdict.BASELINE
     return None, Verdict.NONE
 
 
@@ -134,12 +132,12 @@ _COMPARED = frozenset({Verdict.TIE, Verdict.UNSURE})
 
 
 def _costs(
-    answer: Answer, latencies: Mapping[str, float | None]
+    question: Question, latencies: Mapping[str, float | None]
 ) -> tuple[list[str], dict[str, float]]:
     """The allowed choices, and what those of them cost whose arms have been measured."""
     allowed: list[str] = []
     costs: dict[str, float] = {}
-    for choice, arms in answer.choices.items():
+    for choice, arms in question.choices.items():
         best, is_open = None, False
         for arm in arms:
             if arm in latencies:
@@ -161,7 +159,8 @@ def _confirmed(
     known = [name for name in estimates[0] if all(name in one for one in estimates)]
     if choice not in known or len(known) < 2:
         return Verdict.UNSURE, ()
-    losses = {name: 1 + _regret(name, known, estimates, weights) for name in known}
+    times = [{name: one[name].latency_us for name in known} for one in estimates]
+    losses = {name: 1 + mean_regret(times, weights, name) for name in known}
     tied = _tied(losses)
     if choice not in tied:
         return Verdict.UNSURE, ()
@@ -178,7 +177,7 @@ def _confirmed(
     return (Verdict.WIN if ahead > 1 + MARGIN else Verdict.UNSURE), ()
 
 
-def _known(answer: Answer, surveys: Sequence[Survey]) -> list[str]:
+def _known(question: Question, surveys: Sequence[Survey]) -> list[str]:
     """The choices that a survey knows an arm of, allowed or not."""
     arms = {
         arm
@@ -186,7 +185,7 @@ def _known(answer: Answer, surveys: Sequence[Survey]) -> list[str]:
         for standing in (survey.latencies, survey.refused, survey.failed)
         for arm in standing
     }
-    return [choice for choice, names in answer.choices.items() if not arms.isdisjoint(names)]
+    return [choice for choice, names in question.choices.items() if not arms.isdisjoint(names)]
 
 
 def _tied(costs: Mapping[str, float]) -> tuple[str, ...]:
@@ -194,10 +193,10 @@ def _tied(costs: Mapping[str, float]) -> tuple[str, ...]:
     return tuple([choice for choice, cost in costs.items() if cost <= limit])
 
 
-def _best_arms(answer: Answer, survey: Survey) -> dict[str, str]:
+def _best_arms(question: Question, survey: Survey) -> dict[str, str]:
     """Each allowed choice's fastest allowed arm; the first declared where none has a time."""
     best: dict[str, str] = {}
-    for choice, arms in answer.choices.items():
+    for choice, arms in question.choices.items():
         open_arms = [arm for arm in arms if arm in survey.latencies]
         timed = [(t, arm) for arm in open_arms if (t := survey.latencies[arm]) is not None]
         if timed:
@@ -215,11 +214,9 @@ def _least_ratio(best: Estimate, other: Estimate) -> float:
     return other.latency_us / best.latency_us * exp(-hypot(down, up))
 
 
-def _forbidden(
-    answer: Answer, policy: Policy, survey: Survey, batch: Batch, setting: Setting
-) -> dict[str, str]:
+def _forbidden(question: Question, policy: Policy, survey: Survey, batch: Batch) -> dict[str, str]:
     reasons: dict[str, str] = {}
-    for choice, names in answer.choices.items():
+    for choice, names in question.choices.items():
         if any(name in survey.latencies for name in names):
             continue
         why = {**survey.refused, **survey.failed}
@@ -227,7 +224,7 @@ def _forbidden(
         if not found:
             # None of its arms fits this device and layout, or all are references that a kernel
             # stands for; only the former is worth a word.
-            texts = (policy.point.arm(name).allowed(batch, setting) for name in names)
+            texts = (policy.point.arm(name).allowed(batch, policy.setting) for name in names)
             found = [text for text in texts if text is not None]
         if found:
             reasons[choice] = "; ".join(dict.fromkeys(found))
@@ -235,11 +232,10 @@ def _forbidden(
 
 
 def decide_for_all(
-    answer: Answer,
+    question: Question,
     policy: Policy,
     batches: Sequence[Batch],
-    setting: Setting,
-    default: Callable[[Batch, Setting], str],
+    baseline: Baseline,
     *,
     weights: Sequence[float] = (),
     forced: str | None = None,
@@ -251,23 +247,27 @@ def decide_for_all(
     Estimates are geometric means.
     """
     surveys = [policy.survey(batch) for batch in batches]
-    every = [decide(answer, policy, batch, setting, default(batch, setting)) for batch in batches]
+    every = [
+        decide(question, policy, batch, baseline.choose(question, batch, policy.setting))
+        for batch in batches
+    ]
     open_ones = [i for i, one in enumerate(every) if one.arms] or list(range(len(every)))
-    allowed = [name for name in answer.choices if all(name in every[i].arms for i in open_ones)]
-    told = [_weighed(answer, *one) for one in zip(every, surveys, strict=True)]
+    allowed = [name for name in question.choices if all(name in every[i].arms for i in open_ones)]
+    told = [_weighed(question, *one) for one in zip(every, surveys, strict=True)]
     counted = [i for i in open_ones if sum(name in told[i] for name in allowed) > 1] or open_ones
     decisions, costs = [every[i] for i in counted], [told[i] for i in counted]
     total = sum(weights[i] for i in counted) if weights else len(counted)
     shares = [(weights[i] if weights else 1.0) / total for i in counted]
 
     compared = [name for name in allowed if all(name in one for one in costs)]
-    losses = {name: 1 + _cost_regret(name, compared, costs, shares) for name in compared}
-    # What the rule takes most often is the default for all.
+    times = [{name: one[name] for name in compared} for one in costs]
+    losses = {name: 1 + mean_regret(times, shares, name) for name in compared}
+    # What the baseline takes most often is the default for all.
     defaults = [one.default for one in decisions]
     usual = max(dict.fromkeys(defaults), key=defaults.count)
 
-    choice, verdict = settle(answer, lambda: _known(answer, surveys), allowed, losses, usual)
-    wanted = [name for name in allowed if forced in answer.choices[name]]
+    choice, verdict = settle(question, lambda: _known(question, surveys), allowed, losses, usual)
+    wanted = [name for name in allowed if forced in question.choices[name]]
     if wanted and all(forced in surveys[i].latencies for i in open_ones):
         choice, verdict = wanted[0], Verdict.FORCED
     estimated = [
@@ -277,7 +277,7 @@ def decide_for_all(
     if verdict in _COMPARED and choice is not None:
         verdict, tied = _confirmed(choice, [one.estimates for one in decisions], shares)
     return Choice(
-        answer=answer.name,
+        question=question.name,
         choice=choice,
         verdict=verdict,
         estimates={
@@ -297,32 +297,13 @@ def decide_for_all(
     )
 
 
-def _weighed(answer: Answer, decision: Choice, survey: Survey) -> dict[str, float]:
+def _weighed(question: Question, decision: Choice, survey: Survey) -> dict[str, float]:
     """What each choice costs on one batch of several. How much one is ahead counts there, so that
     the estimates tell, and the costs, which say who is ahead, only where one has no estimate."""
-    costs = _costs(answer, survey.latencies)[1]
+    costs = _costs(question, survey.latencies)[1]
     if all(name in decision.estimates for name in costs):
         return {name: decision.estimates[name].latency_us for name in costs}
     return costs
-
-
-def _cost_regret(
-    choice: str, among: Sequence[str], costs: Sequence[Mapping[str, float]], shares: Sequence[float]
-) -> float:
-    return sum(
-        share * (one[choice] / min(one[name] for name in among) - 1)
-        for one, share in zip(costs, shares, strict=True)
-    )
-
-
-def _regret(
-    choice: str,
-    among: Sequence[str],
-    estimates: Sequence[Mapping[str, Estimate]],
-    shares: Sequence[float],
-) -> float:
-    costs = [{name: one[name].latency_us for name in among} for one in estimates]
-    return _cost_regret(choice, among, costs, shares)
 
 
 def _mean_estimate(estimates: Sequence[Estimate], shares: Sequence[float]) -> Estimate:

@@ -1,7 +1,7 @@
 """Dispatcher: opens the table for a key once and answers from it, batch after batch.
 
-Without a usable table it answers by the engine's own rule and says so; only a request that cannot
-be (an unknown model, heads that do not divide) is an error.
+Without a usable table it answers by the engine's own baseline and says so; only a request that
+cannot be (an unknown model, heads that do not divide) is an error.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nsa_tune._errors import BatchError, NsaTuneError
-from nsa_tune.backend.baselines import SGLANG_0_5_23, Rule
+from nsa_tune.backend.baselines import DEFAULT_BASELINE, Baseline
 from nsa_tune.backend.dispatch.explain import explained
 from nsa_tune.backend.dispatch.opening import Opened, Request
 from nsa_tune.backend.dispatch.plan import Plan
-from nsa_tune.backend.dispatch.serving import Match, Serving
+from nsa_tune.backend.dispatch.table_planner import Match, TablePlanner
 from nsa_tune.backend.types.batch import Batch, Mode
 
 if TYPE_CHECKING:
@@ -45,23 +45,23 @@ class Dispatcher:
         *,
         source: str,
         table: Table | None = None,
-        rule: Rule = SGLANG_0_5_23,
+        baseline: Baseline = DEFAULT_BASELINE,
         forced: Mapping[str, str] | None = None,
     ) -> None:
         """A dispatcher that cannot be reloaded; `Dispatcher.open` makes one that can.
 
         `forced` has for a point the arm that is taken where it is allowed.
         """
-        match = Match.RULE if table is None else Match.EXACT
+        match = Match.BASELINE if table is None else Match.EXACT
         key = None if table is None else table.key
         self._take(
             Opened(
-                Serving(
+                TablePlanner(
                     setting,
                     policies,
                     source=source,
                     match=match,
-                    rule=rule,
+                    baseline=baseline,
                     key=key,
                     forced=forced,
                 ),
@@ -71,7 +71,7 @@ class Dispatcher:
         )
 
     def _take(self, opened: Opened, request: Request | None) -> None:
-        self._serving, self._opened = opened.serving, opened
+        self._planner, self._opened = opened.planner, opened
         self._request = request
         self._reloading = threading.Lock()
         self._captured: dict[tuple[Mode, int, int], _Captured] = {}
@@ -86,14 +86,14 @@ class Dispatcher:
         heads: int,
         kv_dtype: str,
         strict: bool = False,
-        rule: Rule = SGLANG_0_5_23,
+        baseline: Baseline = DEFAULT_BASELINE,
         demote_failed: bool = False,
     ) -> Dispatcher:
         """The dispatcher for `gpu` as the driver names it (None: this machine's) and local `heads`.
 
         `db` is a database or text table that is searched before the standard places. A table of
         exactly this GPU and these versions answers; else, unless `strict`, one of this GPU with
-        other versions, one of another GPU of the same architecture, and at last `rule`. `match`
+        other versions, one of another GPU of the same architecture, and at last `baseline`. `match`
         and `source` say which. With `demote_failed`, or NSA_TUNE_DEMOTE_FAILED, a table whose
         newest `nsa-tune check` with this driver and these libraries failed is stale, and comes
         after all others of this GPU.
@@ -104,9 +104,11 @@ class Dispatcher:
             NoTunedData: when `strict`, or NSA_TUNE_ASSERT_HIT, and there is no exact table; it
                 names what differs.
         """
-        request = Request.of(db, gpu, model, heads, kv_dtype, strict, rule, demote_failed)
+        request = Request.of(db, gpu, model, heads, kv_dtype, strict, baseline, demote_failed)
         self = cls.__new__(cls)
-        self._take(request.opened(), request)
+        opened = request.opened()
+        opened.planner.prepare()
+        self._take(opened, request)
         return self
 
     def reload(self) -> str | None:
@@ -119,15 +121,16 @@ class Dispatcher:
         with self._reloading:
             if self._request is None:
                 return "this dispatcher was not opened from a table"
-            old = self._serving
+            old = self._planner
             try:
                 opened = self._request.opened()
             except NsaTuneError as error:
                 problem = str(error)
             else:
-                new = opened.serving
-                if new.match is not Match.RULE or old.match is Match.RULE:
-                    self._opened, self._serving = opened, new
+                new = opened.planner
+                if new.match is not Match.BASELINE or old.match is Match.BASELINE:
+                    new.prepare()
+                    self._opened, self._planner = opened, new
                     return None
                 problem = new.source
             _log.warning("not reloaded, %s goes on: %s", old.source, problem)
@@ -138,36 +141,42 @@ class Dispatcher:
     @property
     def setting(self) -> Setting:
         """What the answers are for."""
-        return self._serving.setting
+        return self._planner.setting
 
     @property
     def source(self) -> str:
         """Where the answers come from, and how that differs from this machine."""
-        return self._serving.source
+        return self._planner.source
 
     @property
     def match(self) -> Match:
         """How well the table fits."""
-        return self._serving.match
+        return self._planner.match
 
     @property
-    def rule(self) -> Rule:
-        """The engine's rule, which answers where nothing is measured."""
-        return self._serving.rule
+    def baseline(self) -> Baseline:
+        """The engine's baseline, which answers where nothing is measured."""
+        return self._planner.baseline
 
     @property
     def forced(self) -> Mapping[str, str]:
         """For a point the arm that NSA_TUNE_FORCE asks for."""
-        return self._serving.forced
+        return self._planner.forced
 
     @property
     def policies(self) -> Mapping[str, Policy]:
         """The compiled measurements, by point."""
-        return self._serving.policies
+        return self._planner.policies
+
+    @property
+    def unmeasured(self) -> Mapping[str, tuple[str, ...]]:
+        """For a point the arms that this GPU could run and that the table has nothing of, as one
+        that was measured before they were added: they are not chosen while others have times."""
+        return self._planner.unmeasured
 
     @property
     def table(self) -> Table | None:
-        """The measurements; None when the engine's rule answers."""
+        """The measurements; None when the engine's baseline answers."""
         return self._opened.table
 
     # --- plans
@@ -177,27 +186,24 @@ class Dispatcher:
 
         A captured batch gets what `captured` gives for its size.
         """
-        serving = self._serving
+        planner = self._planner
         if batch.mode is _EXTEND:
-            return serving.extend(batch)
+            return planner.extend(batch)
         if batch.captured:
             return self._replayed(batch)
-        return serving.steps[batch.mode][batch.next_n](batch)
+        return planner.step(batch)
 
-    def chooser(
-        self, name: str, mode: str = "extend", next_n: int = 1, *, has_lens: bool = False
-    ) -> Callable[[Batch], str | None]:
+    def chooser(self, name: str, mode: str = "extend") -> Callable[[Batch], str | None]:
         """A function that gives the tuned field `name` of `plan(batch)` alone, in less time.
 
-        It is made for batches of `mode` and `next_n` that are not captured, with lengths or sums
-        alone; others take longer. It goes on by the table of this moment: after a `reload` ask for
-        it again.
+        It is made for batches of `mode`; others, and captured ones, take longer. It goes on by the
+        table of this moment: after a `reload` ask for it again.
 
         Raises:
             UnknownName: when the mode has no such question.
             BatchError: when there is no such mode.
         """
-        return self._serving.chooser(name, _mode(mode), next_n, has_lens)
+        return self._planner.chooser(name, _mode(mode))
 
     def captured(
         self,
@@ -227,7 +233,7 @@ class Dispatcher:
         if found is None:
             if batch_size < 1 or next_n < 1:
                 raise BatchError(f"a graph of {batch_size} sequences of {next_n} tokens is none")
-            plan = self._serving.captured_plan(*key, histogram)
+            plan = self._planner.captured_plan(*key, histogram)
             # Of two threads that get here together both have the answer of the first.
             found = self._captured.setdefault(key, (histogram, plan))
         if histogram is not None and histogram != found[0]:
@@ -238,14 +244,14 @@ class Dispatcher:
         return found[1]
 
     def _replayed(self, batch: Batch) -> Plan:
-        plan = self.captured(batch.sequences, batch.next_n, batch.mode)
-        return self._serving.replayed(plan, batch)
+        plan = self.captured(batch.batch_size, batch.next_n, batch.mode)
+        return self._planner.replayed(plan, batch)
 
     # --- reasons
 
     def questions(self, mode: Mode) -> tuple[str, ...]:
         """The tuned fields of a plan for `mode`."""
-        return self._serving.questions(mode)
+        return self._planner.questions(mode)
 
     def decide(self, batch: Batch, name: str) -> Choice:
         """The choice behind the tuned field `name` of `plan(batch)`, with all that led to it.
@@ -253,11 +259,15 @@ class Dispatcher:
         Raises:
             UnknownName: when the batch's mode has no such question.
         """
-        return self._serving.decide(batch, name)
+        return self._planner.decide(batch, name)
 
     def explain(self, batch: Batch) -> str:
         """The plan for `batch` in words: each decision with what it rests on."""
-        return explained(self.plan(batch), self.source)
+        lacking = ""
+        if self.match is not Match.BASELINE and self.unmeasured:
+            arms = (f"{point} {', '.join(names)}" for point, names in self.unmeasured.items())
+            lacking = f"; it has nothing of {'; '.join(arms)}: measure them with `nsa-tune run`"
+        return explained(self.plan(batch), self.source + lacking)
 
 
 _Captured = tuple[Mapping[int, float] | None, Plan]

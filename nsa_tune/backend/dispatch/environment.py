@@ -28,7 +28,7 @@ class Environment:
     """The settings of one opening."""
 
     disabled: bool = False
-    """NSA_TUNE_DISABLE: no table is used; the engine's rule answers."""
+    """NSA_TUNE_DISABLE: no table is used; the engine's baseline answers."""
     assert_hit: bool = False
     """NSA_TUNE_ASSERT_HIT: anything but a table of exactly this machine is an error."""
     demote_failed: bool = False

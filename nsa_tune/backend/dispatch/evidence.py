@@ -1,23 +1,23 @@
-"""The certificate of a decision: what it rests on, what it may cost, and what would change it."""
+"""The evidence of a decision: what it rests on, what it may cost, and what would change it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from math import ceil, erf, exp, hypot, log, sqrt
+from math import ceil
 from typing import TYPE_CHECKING
 
-from nsa_tune.backend.costmodel.surface import Estimate
+from nsa_tune.backend.costmodel.regret import expected_regret
 from nsa_tune.backend.dispatch.decide import Choice, Verdict
 from nsa_tune.backend.dispatch.plan import Consulted, Reason, Row
 from nsa_tune.backend.types.batch import MAX_TOKENS, Batch, Mode
 
 if TYPE_CHECKING:
     from nsa_tune.backend.costmodel.policy import Policy
-    from nsa_tune.backend.dispatch.serving import Serving
-    from nsa_tune.backend.types.point import Answer
+    from nsa_tune.backend.dispatch.table_planner import TablePlanner
+    from nsa_tune.backend.types.point import Question
 
-__all__ = ["certified", "expected_regret", "moved"]
+__all__ = ["certified", "moved"]
 
 _AXES = {
     Mode.EXTEND: ("new tokens", "prefix tokens", "sequences"),
@@ -30,17 +30,19 @@ _STEPS = 48
 """Quarter octaves that are gone either way."""
 
 
-def certified(reason: Reason, choice: Choice, serving: Serving, batch: Batch) -> Reason:
+def certified(reason: Reason, choice: Choice, planner: TablePlanner, batch: Batch) -> Reason:
     """`reason` with all that `choice` rests on."""
-    policy = serving.policy_of(batch.mode, choice.answer)
-    measured = choice.verdict not in (Verdict.RULE, Verdict.NONE)
+    policy = planner.policy_of(batch.mode, choice.question)
+    measured = choice.verdict not in (Verdict.BASELINE, Verdict.NONE)
     return replace(
         reason,
-        key=serving.key if measured else None,
+        key=planner.key if measured else None,
         rows=tuple(_rows(policy, choice, batch)),
-        consulted=tuple(_consulted(policy, serving.answer_of(batch.mode, choice.answer), batch)),
+        consulted=tuple(
+            _consulted(policy, planner.question_of(batch.mode, choice.question), batch)
+        ),
         expected_regret=_regret(choice),
-        to_win=dict(_to_win(choice, serving, batch)),
+        to_win=dict(_to_win(choice, planner, batch)),
     )
 
 
@@ -53,7 +55,7 @@ def _rows(policy: Policy, choice: Choice, batch: Batch) -> Iterator[Row]:
             yield Row(measurement.batch, arm, measurement.latency_us, weight)
 
 
-def _consulted(policy: Policy, answer: Answer, batch: Batch) -> Iterator[Consulted]:
+def _consulted(policy: Policy, answer: Question, batch: Batch) -> Iterator[Consulted]:
     """Every guard of the question's arms, up to the one that forbids the arm."""
     arms = {arm for names in answer.choices.values() for arm in names}
     for candidate in policy.candidates:
@@ -76,37 +78,19 @@ def _regret(choice: Choice) -> float | None:
     return max(expected_regret(taken, other) for other in others)
 
 
-def expected_regret(taken: Estimate, other: Estimate) -> float:
-    """What is lost on average, relatively, by having taken the one: 0 if it is surely faster.
-
-    The logarithm of the ratio is taken as normal, with the estimates' intervals as two deviations.
-    """
-    mean = log(taken.latency_us / other.latency_us)
-    halves = (log(one.high_us / one.latency_us) for one in (taken, other))
-    deviation = min(hypot(*halves) / 2, 2.0)
-    if deviation < 1e-6:
-        return max(exp(mean) - 1, 0.0)
-    above = exp(mean + deviation**2 / 2) * _normal((mean + deviation**2) / deviation)
-    return max(above - _normal(mean / deviation), 0.0)
-
-
-def _normal(x: float) -> float:
-    return (1 + erf(x / sqrt(2))) / 2
-
-
 # --- what would change it
 
 
-def _to_win(choice: Choice, serving: Serving, batch: Batch) -> Iterator[tuple[str, str]]:
+def _to_win(choice: Choice, planner: TablePlanner, batch: Batch) -> Iterator[tuple[str, str]]:
     """For each other choice that this device has an arm for, what would have to be different."""
-    policy = serving.policy_of(batch.mode, choice.answer)
+    policy = planner.policy_of(batch.mode, choice.question)
     here = {candidate.name for candidate in policy.candidates}
     others = {
         name: arms
-        for name, arms in serving.answer_of(batch.mode, choice.answer).choices.items()
+        for name, arms in planner.question_of(batch.mode, choice.question).choices.items()
         if name != choice.choice and not here.isdisjoint(arms)
     }
-    turns = _turns(choice.answer, serving, batch, set(others))
+    turns = _turns(choice.question, planner, batch, set(others))
     taken = choice.estimates.get(choice.choice or "")
     for name in others:
         found = [turns[name]] if name in turns else []
@@ -120,14 +104,14 @@ def _to_win(choice: Choice, serving: Serving, batch: Batch) -> Iterator[tuple[st
             yield name, ", or ".join(found)
 
 
-def _turns(name: str, serving: Serving, batch: Batch, wanted: set[str]) -> Mapping[str, str]:
+def _turns(name: str, planner: TablePlanner, batch: Batch, wanted: set[str]) -> Mapping[str, str]:
     """For each choice the nearest change of one length that makes it win.
 
     A captured size is decided for all its contexts, so it has none.
     """
     if not wanted or (batch.captured and batch.mode is not Mode.EXTEND):
         return {}
-    choose = serving.chooser(name, batch.mode, batch.next_n, False)
+    choose = planner.chooser(name, batch.mode)
     found: dict[str, tuple[int, str]] = {}
     for axis in _AXES[batch.mode]:
         here = _size(batch, axis)
@@ -148,13 +132,13 @@ def _turns(name: str, serving: Serving, batch: Batch, wanted: set[str]) -> Mappi
 def _size(batch: Batch, axis: str) -> int:
     """The length of a sequence, on average, or their count."""
     if axis == "sequences":
-        return batch.sequences
+        return batch.batch_size
     tokens = {
         "new tokens": batch.q_tokens,
         "prefix tokens": batch.prefix_tokens,
         "context tokens": batch.kv_tokens,
     }[axis]
-    return round(tokens / batch.sequences)
+    return round(tokens / batch.batch_size)
 
 
 def _sizes(here: int, sign: int) -> list[int]:
@@ -169,11 +153,11 @@ def moved(batch: Batch, axis: str, size: int) -> Batch | None:
 
     A ragged batch keeps its raggedness: all its sequences grow or shrink alike.
     """
-    count, longest = batch.sequences, batch.max_kv
+    count, longest = batch.batch_size, batch.max_kv
     if axis == "sequences":
         count = size
-        q_tokens = round(batch.q_tokens / batch.sequences * size)
-        kv_tokens = round(batch.kv_tokens / batch.sequences * size)
+        q_tokens = round(batch.q_tokens / batch.batch_size * size)
+        kv_tokens = round(batch.kv_tokens / batch.batch_size * size)
     else:
         more = size - _size(batch, axis)
         q_tokens = batch.q_tokens + (more * count if axis == "new tokens" else 0)
@@ -182,11 +166,11 @@ def moved(batch: Batch, axis: str, size: int) -> Batch | None:
         return None
     longest = min(max(longest, ceil(kv_tokens / count)), kv_tokens - count + 1)
     pairs = _equal_pairs(count, q_tokens, kv_tokens) * (
-        batch.pairs / _equal_pairs(batch.sequences, batch.q_tokens, batch.kv_tokens)
+        batch.pairs / _equal_pairs(batch.batch_size, batch.q_tokens, batch.kv_tokens)
     )
     return Batch.from_totals(
         mode=batch.mode,
-        sequences=count,
+        batch_size=count,
         q_tokens=q_tokens,
         kv_tokens=kv_tokens,
         max_kv=longest,
@@ -215,5 +199,5 @@ def _first(
 
 
 def _amount(size: int, axis: str, batch: Batch) -> str:
-    each = " a sequence" if axis != "sequences" and batch.sequences > 1 else ""
+    each = " a sequence" if axis != "sequences" and batch.batch_size > 1 else ""
     return f"{size} {axis}{each}"

@@ -9,17 +9,17 @@ from nsa_tune.backend.dispatch.decide import Choice, Verdict
 from nsa_tune.backend.dispatch.plan import DERIVED, Consulted, Plan, Reason, Row
 
 if TYPE_CHECKING:
-    from nsa_tune.backend.baselines.baseline import Rule
+    from nsa_tune.backend.baselines.baseline import Baseline
     from nsa_tune.backend.types.records import Key
 
 __all__ = ["derived_reason", "explained", "reason_of"]
 
 
-def reason_of(choice: Choice, rule: Rule, table: str) -> Reason:
+def reason_of(choice: Choice, baseline: Baseline, table: str) -> Reason:
     """The reason behind `choice`; `table` names where the measurements are from."""
     match choice.verdict:
-        case Verdict.RULE:
-            source = rule.source(choice.answer)
+        case Verdict.BASELINE:
+            source = baseline.source(choice.question)
         case Verdict.ONLY | Verdict.NONE:
             source = "hard limits"
         case Verdict.FORCED:
@@ -33,12 +33,12 @@ def reason_of(choice: Choice, rule: Rule, table: str) -> Reason:
         estimates_us={name: one.latency_us for name, one in estimates.items()},
         intervals_us={name: (one.low_us, one.high_us) for name, one in estimates.items()},
         guards=dict(choice.forbidden),
-        text=_sentence(choice, rule),
+        text=_sentence(choice, baseline),
     )
 
 
-def _sentence(choice: Choice, rule: Rule) -> str:
-    text = _finding(choice, rule)
+def _sentence(choice: Choice, baseline: Baseline) -> str:
+    text = _finding(choice, baseline)
     if any(one.extrapolated for one in choice.estimates.values()):
         text += ", estimated from outside of the measured range"
     if choice.forbidden:
@@ -46,7 +46,7 @@ def _sentence(choice: Choice, rule: Rule) -> str:
     return text
 
 
-def _finding(choice: Choice, rule: Rule) -> str:
+def _finding(choice: Choice, baseline: Baseline) -> str:
     match choice.verdict:
         case Verdict.WIN:
             return _comparison(choice, "is faster than")
@@ -55,16 +55,17 @@ def _finding(choice: Choice, rule: Rule) -> str:
         case Verdict.UNSURE:
             return _contradiction(choice)
         case Verdict.TIE:
-            why = f"is {rule.name}'s" if choice.choice == choice.default else "comes first"
+            why = f"is {baseline.name}'s" if choice.choice == choice.default else "comes first"
             return f"{' and '.join(choice.tied)} take equally long; {choice.choice} {why}"
         case Verdict.ONLY:
             return f"only {choice.choice} is allowed"
         case Verdict.FORCED:
             return f"NSA_TUNE_FORCE asks for {choice.choice}, and no limit forbids it"
-        case Verdict.RULE if choice.choice == choice.default:
-            return f"too little is measured here; {rule.name} takes {choice.choice}"
-        case Verdict.RULE:
-            return f"too little is measured here, and {rule.name}'s {choice.default} is not allowed"
+        case Verdict.BASELINE if choice.choice == choice.default:
+            return f"too little is measured here; {baseline.name} takes {choice.choice}"
+        case Verdict.BASELINE:
+            own = f"{baseline.name}'s {choice.default}"
+            return f"too little is measured here, and {own} is not allowed"
     return "every choice is forbidden"
 
 
@@ -128,10 +129,10 @@ _DERIVED_TEXTS: dict[str, dict[object, str]] = {
 }
 
 
-def derived_reason(plan: Plan, name: str, rule: Rule) -> Reason:
+def derived_reason(plan: Plan, name: str, baseline: Baseline) -> Reason:
     """The reason of a field that follows from the batch and the other choices."""
     text = _DERIVED_TEXTS[name][getattr(plan, name)]
-    return Reason(Verdict.FORCED, f"coupled as in {rule.name}", {}, {}, {}, text)
+    return Reason(Verdict.FORCED, f"coupled as in {baseline.name}", {}, {}, {}, text)
 
 
 def explained(plan: Plan, source: str) -> str:
@@ -143,7 +144,7 @@ def _lines(plan: Plan, source: str) -> Iterator[str]:
     batch, reasons = plan.batch, dict(plan.reasons)
     yield f"batch   {_short(str(batch))}"
     yield (
-        f"        sequences {batch.sequences}, new tokens {batch.q_tokens}, kv tokens "
+        f"        sequences {batch.batch_size}, new tokens {batch.q_tokens}, kv tokens "
         f"{batch.kv_tokens}, longest {batch.max_kv}" + (", captured" if batch.captured else "")
     )
     yield f"source  {source}"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from nsa_tune._errors import StoreError
 from nsa_tune.backend.hardware import detect, nvml
-from nsa_tune.backend.types.records import Key, Table
+from nsa_tune.backend.types.records import Key, StoredTable, Table
 from nsa_tune.db import reader as tables
 from nsa_tune.db import text_table
 
@@ -48,7 +48,9 @@ def in_order(found: Iterable[Table], here: Here | None) -> list[Table]:
     return sorted(found, key=lambda table: bool(differing(table, here)))
 
 
-def of_the_same_architecture(db: Path | None, wanted: tables.Wanted, arch: str) -> Iterator[Table]:
+def of_the_same_architecture(
+    db: Path | None, wanted: tables.Wanted, arch: str
+) -> Iterator[StoredTable]:
     """Tables of other GPUs with this architecture, and else all that is `wanted`."""
     fields = ("model", "heads", "kv_layout")
     others = [
@@ -59,10 +61,10 @@ def of_the_same_architecture(db: Path | None, wanted: tables.Wanted, arch: str) 
     ]
     for gpu in dict.fromkeys(others):
         try:
-            found = tables.find(db, **wanted._replace(gpu=gpu)._asdict())
+            found = next(tables.find_stored(db, wanted._replace(gpu=gpu)), [])
         except StoreError:
             continue
-        yield from (table for table in found if table.device.arch == arch)
+        yield from (table for table in found if table.head.device.arch == arch)
 
 
 def nothing_for(db: Path | None, wanted: tables.Wanted) -> str:

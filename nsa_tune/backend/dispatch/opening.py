@@ -1,37 +1,37 @@
-"""Opening: which table answers a request, from an exact one down to the engine's rule."""
+"""Opening: which table answers a request, from an exact one down to the engine's baseline."""
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from nsa_tune._errors import NoTunedData, NsaTuneError, StoreError
-from nsa_tune.backend.costmodel import artifact as policy_cache
+from nsa_tune._errors import NoTunedData, NsaTuneError, StoreCorrupt, StoreError
+from nsa_tune.backend.costmodel.features import Features
 from nsa_tune.backend.costmodel.policy import Policy
+from nsa_tune.backend.costmodel.weights import fitted_of, stamp_of
 from nsa_tune.backend.dispatch.environment import Environment
 from nsa_tune.backend.dispatch.matching import (
     Here,
     differing,
-    in_order,
     nothing_for,
     of_the_same_architecture,
 )
-from nsa_tune.backend.dispatch.serving import Match, Serving
+from nsa_tune.backend.dispatch.table_planner import Match, TablePlanner
 from nsa_tune.backend.hardware import detect
 from nsa_tune.backend.points import POINTS, points_for
 from nsa_tune.backend.types.point import Point, Setting
 from nsa_tune.backend.types.profiles import profile_of
-from nsa_tune.backend.types.records import Device, Table
+from nsa_tune.backend.types.records import Device, StoredTable, Table
 from nsa_tune.db import reader as tables
 from nsa_tune.db.checks import Check, failed_checks
 
 if TYPE_CHECKING:
-    from nsa_tune.backend.baselines import Rule
+    from nsa_tune.backend.baselines import Baseline
 
 __all__ = ["Opened", "Request"]
 
@@ -41,25 +41,23 @@ _log = logging.getLogger(__name__)
 class Opened(NamedTuple):
     """What answers, and the measurements behind it."""
 
-    serving: Serving
+    planner: TablePlanner
     read: Callable[[], Table | None]
 
     @property
     def table(self) -> Table | None:
-        """The measurements; None when the engine's rule answers."""
+        """The measurements; None when the engine's baseline answers."""
         return self.read()
 
 
 class _Found(NamedTuple):
     """A table that could answer."""
 
-    table: Table
+    table: StoredTable
     match: Match
     device: Device
     """The device that will run, which the limits are those of."""
     differences: tuple[str, ...]
-    demoted: bool = False
-    """Whether it failed a check here: then nothing about it is kept."""
 
 
 _Failed = Mapping[str, Check]
@@ -75,13 +73,13 @@ class Request:
     setting: Setting
     """Without the device's facts and libraries, which a table has."""
     strict: bool
-    rule: Rule
+    baseline: Baseline
     demote_failed: bool = False
 
     @classmethod
     def of(
         cls, db: str | Path | None, gpu: str | None, model: str, heads: int, kv_dtype: str,
-        strict: bool, rule: Rule, demote_failed: bool = False,
+        strict: bool, baseline: Baseline, demote_failed: bool = False,
     ) -> Request:  # fmt: skip
         """The request of `Dispatcher.open`.
 
@@ -97,7 +95,7 @@ class Request:
             tables.Wanted(gpu, model, heads, str(layout)),
             Setting(profile, heads, layout, Device(gpu, "")),
             strict,
-            rule,
+            baseline,
             demote_failed,
         )
 
@@ -116,16 +114,11 @@ class Request:
             problems.append("NSA_TUNE_DISABLE is set")
         else:
             failed = self._failed(here, environment)
-            kept = _Kept.beside(self, here, failed)
-            if kept is not None and (entry := kept.entry()) is not None:
-                opened = self._kept(entry, here, strict, environment)
-                if opened is not None:
-                    return opened
             for found in self._candidates(here, strict, failed, problems):
                 try:
-                    return self._tuned(found, here, environment, kept)
+                    return self._tuned(found, here, environment)
                 except NsaTuneError as error:
-                    problems.append(f"{found.table.source} cannot be used: {error}")
+                    problems.append(f"{found.table.head.source} cannot be used: {error}")
         problem = problems[-1] if problems else nothing_for(self.db, self.wanted)
         if strict:
             asserted = "" if self.strict else " (NSA_TUNE_ASSERT_HIT is set)"
@@ -138,13 +131,16 @@ class Request:
             return {}
         return failed_checks(tables.sources(self.db), here.driver, here.libraries)
 
-    def _in_order(self, here: Here | None, failed: _Failed, problems: list[str]) -> Iterator[Table]:
+    def _in_order(
+        self, here: Here | None, failed: _Failed, problems: list[str]
+    ) -> Iterator[StoredTable]:
         """The tables of this GPU, best first."""
-        demoted: list[Table] = []
+        demoted: list[StoredTable] = []
         try:
-            for found in tables.find_all(self.db, self.wanted):
-                for table in in_order(found, here):
-                    if table.key.digest not in failed:
+            for found in tables.find_stored(self.db, self.wanted):
+                # Those of exactly this driver and these libraries before the rest.
+                for table in sorted(found, key=lambda one: bool(differing(one.head, here))):
+                    if table.head.key.digest not in failed:
                         yield table
                     else:
                         demoted.append(table)
@@ -159,13 +155,12 @@ class Request:
     ) -> Iterator[_Found]:
         """The tables that may answer, best first; `problems` gets why others may not."""
         for table in self._in_order(here, failed, problems):
-            differences = tuple(_different(table, here, failed))
+            differences = tuple(_different(table.head, here, failed))
             if strict and differences:
-                problems.append(f"{table.source} is stale: {'; '.join(differences)}")
+                problems.append(f"{table.head.source} is stale: {'; '.join(differences)}")
             else:
                 match = Match.STALE if differences else Match.EXACT
-                demoted = table.key.digest in failed
-                yield _Found(table, match, table.device, differences, demoted)
+                yield _Found(table, match, table.head.device, differences)
         if not strict:
             yield from self._elsewhere()
 
@@ -173,36 +168,14 @@ class Request:
         device = detect.KNOWN.get(self.wanted.gpu)
         if device is not None:
             for table in of_the_same_architecture(self.db, self.wanted, device.arch):
-                difference = f"measured on {table.key.gpu}, another GPU of {device.arch}"
+                difference = f"measured on {table.head.key.gpu}, another GPU of {device.arch}"
                 yield _Found(table, Match.ARCHITECTURE, device, (difference,))
 
-    def _kept(
-        self, entry: policy_cache.Entry, here: Here | None, strict: bool, environment: Environment
-    ) -> Opened | None:
-        """What the kept policies answer; None when they are stale and that will not do."""
-        table = Table(entry.key, entry.device, (), entry.source, entry.measured_at, entry.limits)
-        differences = tuple(differing(table, here))
-        if strict and differences:
-            return None
-        match = Match.STALE if differences else Match.EXACT
-        setting = self._setting_of(table, entry.device, here)
-        policies = [
-            Policy(POINTS[name], setting, compiled, entry.measurements)
-            for name, compiled in entry.compiled.items()
-        ]
-        found = _Found(table, match, entry.device, differences)
-        return Opened(self._serving(found, setting, policies, environment), cache(entry.table))
-
-    def _tuned(
-        self, found: _Found, here: Here | None, environment: Environment, kept: _Kept | None
-    ) -> Opened:
+    def _tuned(self, found: _Found, here: Here | None, environment: Environment) -> Opened:
         table = found.table
-        setting = self._setting_of(table, found.device, here)
-        policies = [Policy.compile(point, setting, table.measurements) for point in self._points()]
-        if kept is not None and found.match is not Match.ARCHITECTURE and not found.demoted:
-            kept.keep(table, policies)
-        serving = self._serving(found, setting, policies, environment)
-        return Opened(serving, lambda: table)
+        setting = self._setting_of(table.head, found.device, here)
+        policies = _policies(table, [Features(point, setting) for point in self._points()])
+        return Opened(self._planner(found, setting, policies, environment), cache(table.read))
 
     def _setting_of(self, table: Table, device: Device, here: Here | None) -> Setting:
         libraries = dict(table.key.libraries if here is None else here.libraries)
@@ -212,70 +185,52 @@ class Request:
     def _points(self) -> list[Point]:
         return points_for(self.setting.profile, (), POINTS)
 
-    def _serving(
+    def _planner(
         self, found: _Found, setting: Setting, policies: list[Policy], environment: Environment
-    ) -> Serving:
-        serving = Serving(
+    ) -> TablePlanner:
+        planner = TablePlanner(
             setting,
             policies,
             source=_source(found),
             match=found.match,
-            rule=self.rule,
-            key=found.table.key,
+            baseline=self.baseline,
+            key=found.table.head.key,
             forced=environment.forced,
         )
         if found.match is not Match.EXACT:
-            _log.warning("%s", serving.source)
-        return serving
+            _log.warning("%s", planner.source)
+        return planner
 
     def _untuned(self, problem: str, here: Here | None, environment: Environment) -> Opened:
         gpu = self.wanted.gpu
-        _log.warning("%s answers, without measurements: %s", self.rule.name, problem)
+        _log.warning("%s answers, without measurements: %s", self.baseline.name, problem)
         device = detect.KNOWN.get(gpu) or Device(gpu, "cpu" if gpu == detect.cpu_name() else "")
         libraries = {} if here is None else dict(here.libraries)
         setting = replace(self.setting, device=device, libraries=libraries)
-        serving = Serving(
+        planner = TablePlanner(
             setting,
-            [Policy.compile(point, setting, ()) for point in self._points()],
-            source=f"the rule of {self.rule.name}: {problem}",
-            match=Match.RULE,
-            rule=self.rule,
+            [Policy.fit(point, setting, ()) for point in self._points()],
+            source=f"the baseline of {self.baseline.name}: {problem}",
+            match=Match.BASELINE,
+            baseline=self.baseline,
             forced=environment.forced,
         )
-        return Opened(serving, lambda: None)
+        return Opened(planner, lambda: None)
 
 
-@dataclass(frozen=True, slots=True)
-class _Kept:
-    """The compiled policies beside the first source, for one request."""
+def _policies(table: StoredTable, features: Sequence[Features]) -> list[Policy]:
+    """The policies of a table: from its weights where they are current, else fitted now.
 
-    database: Path
-    file: Path
-    content: str
-
-    @classmethod
-    def beside(cls, request: Request, here: Here | None, failed: _Failed) -> _Kept | None:
-        """Where they are, or would be; None unless the first source is a database."""
-        database = next(tables.sources(request.db), None)
-        # Nothing is written beside a text table: it may lie in a package or a repository.
-        if database is None or database.suffix == ".tsv":
-            return None
-        content = policy_cache.content_of(database)
-        if content is None:
-            return None
-        asked = (*request.wanted, here, *sorted(failed), *POINTS)
-        return cls(database, policy_cache.file_of(database, asked), content)
-
-    def entry(self) -> policy_cache.Entry | None:
-        """The kept policies, if they still hold."""
-        return policy_cache.load(self.file, self.database, self.content)
-
-    def keep(self, table: Table, policies: list[Policy]) -> None:
-        """Keep `policies`, unless the database has changed while it was read."""
-        unchanged = policy_cache.content_of(self.database) == self.content
-        if unchanged and table.source == str(self.database):
-            compiled = {policy.point.name: policy.compiled for policy in policies}
-            policy_cache.store(self.file, self.content, table, compiled)
+    Raises:
+        StoreError: when the table cannot be read.
+    """
+    rows = cache(lambda: table.read().measurements)
+    if table.weights is not None and table.weights.stamp == stamp_of(features):
+        try:
+            return [Policy(one, fitted_of(table.weights, one), rows) for one in features]
+        except StoreCorrupt as error:
+            _log.warning("%s is fitted again: %s", table.head.source, error)
+    return [Policy.fit(one.point, one.setting, rows()) for one in features]
 
 
 def _different(table: Table, here: Here | None, failed: _Failed) -> Iterator[str]:
@@ -286,7 +241,7 @@ def _different(table: Table, here: Here | None, failed: _Failed) -> Iterator[str
 
 
 def _source(found: _Found) -> str:
-    table = found.table
+    table = found.table.head
     text = f"{table.source}, measured {table.measured_at}" if table.measured_at else table.source
     if not found.differences:
         return text

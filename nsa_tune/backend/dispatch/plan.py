@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 
 from nsa_tune.backend.dispatch.decide import Verdict
 from nsa_tune.backend.types.batch import Batch, Mode
-from nsa_tune.backend.types.layouts import READS, KVLayout, Role, reach
+from nsa_tune.backend.types.layouts import READS, Conversion, KVLayout, Role, reach
 from nsa_tune.backend.types.records import Key
 
 __all__ = [
@@ -57,7 +57,7 @@ class Reason:
 
     verdict: Verdict
     source: str
-    """The table, the engine's rule, or the limit that decided."""
+    """The table, the engine's baseline, or the limit that decided."""
     estimates_us: Mapping[str, float]
     """Microseconds of each allowed choice's best arm."""
     intervals_us: Mapping[str, tuple[float, float]]
@@ -160,9 +160,6 @@ class _Reasons(Mapping[str, Reason]):
 DERIVED = ("topk_transform", "dequantize_prefix", "skip_topk", "layout_conversion")
 """The fields that follow from the batch and the other choices."""
 
-_READS_BF16 = frozenset({"flashmla_sparse", "torch_sparse"})
-"""Sparse prefill kernels that read bf16 latents: from an fp8 pool, dequantized ones."""
-
 
 class Derived(NamedTuple):
     """The derived fields of a plan."""
@@ -211,33 +208,27 @@ def coupled(
         # V4's layers differ, and `sparse_fwd` and `with_kvcache` each say both by themselves.
         return Derived(None, None, False)
     if mode is not Mode.EXTEND:
-        return Derived("paged", None, False, _conversion(decode, layout, Role.DECODE))
-    packed, reads_bf16 = layout is KVLayout.FP8_PACKED, sparse_prefill in _READS_BF16
-    transform: str | None = "ragged" if packed and reads_bf16 else "paged"
-    if sparse_prefill is None:
-        transform = None
-    dequantize: bool | None = packed and has_prefix and (prefill_path == "mha" or reads_bf16)
-    if prefill_path is None:
-        dequantize = None
+        way = _conversion(decode, layout, Role.DECODE)
+        return Derived("paged", None, False, None if way is None else way.kernel)
+    way = _conversion(sparse_prefill, layout, Role.PREFILL)
+    reads_copy = way is not None and way.gathers
+    transform = None if sparse_prefill is None else "ragged" if reads_copy else "paged"
+    # Dense kernels all read bf16. New tokens are at hand in bf16, and need no copy.
+    dense = prefill_path == "mha" and layout is KVLayout.FP8_PACKED
+    dequantize = None if prefill_path is None else has_prefix and (dense or reads_copy)
     if prefill_path == "mha":
-        # Dense kernels all read bf16.
         conversion = "packed_fp8.dequantize" if dequantize else None
+    elif prefill_path is None or way is None or (reads_copy and not has_prefix):
+        conversion = None
     else:
-        # New tokens are at hand in bf16, and need no gathered copy.
-        reader = prefill_path and sparse_prefill
-        conversion = _conversion(reader, layout, Role.PREFILL, gathers=has_prefix)
+        conversion = way.kernel
     return Derived(transform, dequantize, within_topk, conversion)
 
 
-def _conversion(
-    reader: str | None, layout: KVLayout, role: Role, *, gathers: bool = True
-) -> str | None:
-    """The kernel that makes `layout` readable; not one into a copy unless it `gathers`."""
-    if reader is None or reader not in READS:
-        return None
-    ways = reach(reader, layout, role)
-    first = ways[0] if ways else None
-    return None if first is None or (first.gathers and not gathers) else first.kernel
+def _conversion(reader: str | None, layout: KVLayout, role: Role) -> Conversion | None:
+    """What makes `layout` readable; None where `reader` reads it as it is, or not at all."""
+    ways = () if reader is None or reader not in READS else reach(reader, layout, role)
+    return ways[0] if ways else None
 
 
 # --- making plans

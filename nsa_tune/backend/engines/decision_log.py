@@ -47,9 +47,17 @@ _LINES_A_SECOND = 2.0
 _MOST_BYTES = 256 * 2**20
 """A file of this size is not added to."""
 _LONGEST_WORD = 1000
-_FEATURES = (
-    "mode", "sequences", "q_tokens", "kv_tokens", "max_kv", "pairs", "next_n", "captured",
-)  # fmt: skip
+_FEATURES = {
+    "mode": "mode",
+    "sequences": "batch_size",
+    "q_tokens": "q_tokens",
+    "kv_tokens": "kv_tokens",
+    "max_kv": "max_kv",
+    "pairs": "pairs",
+    "next_n": "next_n",
+    "captured": "captured",
+}
+"""Fields of a line, and of a batch."""
 
 
 class DecisionLog:
@@ -109,7 +117,7 @@ class DecisionLog:
             **table,
             "count": count,
             "batch": word if 0 < len(word) <= _LONGEST_WORD else None,
-            **{name: getattr(batch, name) for name in _FEATURES},
+            **{name: getattr(batch, field) for name, field in _FEATURES.items()},
             "own": dict(own),
             "taken": dict(taken),
         }
@@ -191,7 +199,7 @@ def _decision(line: str) -> Decision | None:
         batch = (
             Batch.parse(word)
             if word is not None
-            else Batch.from_totals(**{name: found[name] for name in _FEATURES})
+            else Batch.from_totals(**{field: found[name] for name, field in _FEATURES.items()})
         )
         return Decision(
             float(found["time"]), str(found["gpu"]), str(found["model"]), int(found["heads"]),

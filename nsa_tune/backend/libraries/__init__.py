@@ -1,4 +1,4 @@
-"""Who answers for each kernel library. Asking whether one is there imports nothing."""
+"""Which installed package provides each kernel library. Looking for one does not import it."""
 
 from __future__ import annotations
 

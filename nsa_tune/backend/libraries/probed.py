@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from nsa_tune.backend.types.formula import Limit
 from nsa_tune.backend.types.point import Setting
 
-__all__ = ["PROBED", "bound"]
+__all__ = ["PROBED", "bound", "quarter_of_memory", "rows_in_quarter_of_memory"]
 
 PROBED: dict[str, str] = {
     "flashmla_schedule_rows": "most rows that FlashMLA schedules at full speed",
@@ -23,3 +24,23 @@ def bound(setting: Setting, name: str, formula: int | None) -> int | None:
     if probed is None or formula is None:
         return formula if probed is None else probed
     return min(probed, formula)
+
+
+def quarter_of_memory(
+    needed: str, what: str, setting: Setting, passed: str = ""
+) -> tuple[Limit, ...]:
+    """The limit that `needed`, a formula of bytes, stays within a quarter of the device's memory;
+    none where the memory is unknown. `passed` is the same as a bound, where there is one."""
+    if not setting.device.memory:
+        return ()
+    why = f"{{{needed} / 1073741824:.1f}} GiB of {what} pass a quarter of the device's memory"
+    return (Limit(passed or f"{needed} > {setting.device.memory // 4}", why),)
+
+
+def rows_in_quarter_of_memory(
+    row_bytes: int, what: str, setting: Setting, more_rows: int = 0
+) -> tuple[Limit, ...]:
+    """The same for `row_bytes` a query token, of which there are `more_rows` more."""
+    rows = f"(q_tokens + {more_rows})" if more_rows else "q_tokens"
+    most = setting.device.memory // 4 // row_bytes - more_rows
+    return quarter_of_memory(f"{rows} * {row_bytes}", what, setting, f"q_tokens > {max(most, 0)}")

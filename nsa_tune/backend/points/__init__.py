@@ -1,4 +1,4 @@
-"""The decision points, one file each. Everything else is generic over this registry."""
+"""The decision points, a folder each. Everything else is generic over this registry."""
 
 from __future__ import annotations
 
@@ -16,7 +16,14 @@ from nsa_tune.backend.types.profiles import PROFILES, ModelProfile
 __all__ = ["POINTS", "named", "point_of", "points_for"]
 
 POINTS: dict[str, Point] = {
-    point.name: point for point in (PREFILL, DECODE, INDEXER_LAYOUT, INDEXER_METADATA, *V4_PREFILL)
+    point.name: point
+    for point in (
+        PREFILL,
+        DECODE,
+        INDEXER_LAYOUT,
+        INDEXER_METADATA,
+        *V4_PREFILL,
+    )
 }
 
 

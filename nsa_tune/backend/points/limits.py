@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from nsa_tune.backend.types.batch import Batch
+from nsa_tune.backend.libraries.probed import rows_in_quarter_of_memory
+from nsa_tune.backend.types.formula import NO_ROWS, Limit
 from nsa_tune.backend.types.point import Guard, Setting
 
 __all__ = [
@@ -15,28 +16,40 @@ __all__ = [
 ]
 
 
-def _dense_exact(batch: Batch, setting: Setting) -> str | None:
+def _dense_exact(setting: Setting) -> tuple[Limit, ...]:
     topk = setting.profile.index_topk
-    if batch.max_kv > topk:
-        return f"dense attention equals sparse only up to {topk} kv tokens, {batch.max_kv} given"
-    return None
+    why = f"dense attention equals sparse only up to {topk} kv tokens, {{max_kv}} given"
+    return (Limit(f"max_kv > {topk}", why),)
 
 
-def _chunk_capacity(batch: Batch, setting: Setting) -> str | None:
-    if batch.kv_tokens > setting.max_chunk_kv:
-        return f"{batch.kv_tokens} kv tokens pass the chunk capacity of {setting.max_chunk_kv}"
-    return None
+def _chunk_capacity(setting: Setting) -> tuple[Limit, ...]:
+    most = setting.max_chunk_kv
+    why = f"{{kv_tokens}} kv tokens pass the chunk capacity of {most}"
+    return (Limit(f"kv_tokens > {most}", why),)
 
 
-def _not_captured(batch: Batch, setting: Setting) -> str | None:
+def _not_captured(setting: Setting) -> tuple[Limit, ...]:
     del setting
-    return "dense MHA plans on the host, which a CUDA graph cannot hold" if batch.captured else None
+    return (Limit("captured", "dense MHA plans on the host, which a CUDA graph cannot hold"),)
 
 
-def _some_rows(batch: Batch, setting: Setting) -> str | None:
-    # No constructor of Batch makes such a batch; an idle rank of data parallelism has one.
+def _some_rows(setting: Setting) -> tuple[Limit, ...]:
     del setting
-    return None if batch.q_tokens > 0 else "a kernel cannot be launched without a query"
+    return (Limit(NO_ROWS, "a kernel cannot be launched without a query"),)
+
+
+def _triton_shape(setting: Setting) -> tuple[Limit, ...]:
+    widths = (setting.profile.rank, setting.profile.rope)
+    if all(width >= 16 and not width & (width - 1) for width in widths):
+        return ()
+    why = f"the Triton kernel takes widths that are powers of two from 16, not {widths}"
+    return (Limit("True", why),)
+
+
+def _selection_bytes(setting: Setting) -> tuple[Limit, ...]:
+    profile = setting.profile
+    row_bytes = profile.index_topk * 2 * profile.latent
+    return rows_in_quarter_of_memory(row_bytes, "gathered latents", setting)
 
 
 DENSE_EXACT = Guard(
@@ -49,22 +62,6 @@ CHUNK_CAPACITY = Guard(
 )  # fmt: skip
 NOT_CAPTURED = Guard("not_captured", "semantic", "SGLang 0.5.23 dsa_backend.py:4050", _not_captured)
 SOME_ROWS = Guard("some_rows", "semantic", "CUDA refuses a grid of 0 blocks", _some_rows)
-
-
-def _triton_shape(batch: Batch, setting: Setting) -> str | None:
-    del batch
-    widths = (setting.profile.rank, setting.profile.rope)
-    if any(width < 16 or width & (width - 1) for width in widths):
-        return f"the Triton kernel takes widths that are powers of two from 16, not {widths}"
-    return None
-
-
-def _selection_bytes(batch: Batch, setting: Setting) -> str | None:
-    profile, memory = setting.profile, setting.device.memory
-    needed = batch.q_tokens * profile.index_topk * 2 * profile.latent
-    if memory and needed > memory // 4:
-        return f"{needed / 2**30:.1f} GiB of gathered latents pass a quarter of the device's memory"
-    return None
 
 
 TRITON_SHAPE = Guard(

@@ -35,8 +35,16 @@ class _Draft:
     """A batch while it is filled in."""
 
     __slots__ = (
-        "captured", "kv_lens", "kv_tokens", "max_kv", "mode", "new_lens", "next_n", "pairs",
-        "q_tokens", "sequences",
+        "batch_size",
+        "captured",
+        "kv_lens",
+        "kv_tokens",
+        "max_kv",
+        "mode",
+        "new_lens",
+        "next_n",
+        "pairs",
+        "q_tokens",
     )  # fmt: skip
 
 
@@ -48,7 +56,7 @@ class Batch(_Draft):
     """
 
     mode: Mode
-    sequences: int
+    batch_size: int
     q_tokens: int
     """New tokens: the rows that attention computes."""
     kv_tokens: int
@@ -84,7 +92,7 @@ class Batch(_Draft):
         if self.kv_lens is None:
             return self
         return _made(
-            self.mode, self.sequences, self.q_tokens, self.kv_tokens, self.max_kv, self.pairs,
+            self.mode, self.batch_size, self.q_tokens, self.kv_tokens, self.max_kv, self.pairs,
             self.next_n, self.captured, None, None,
         )  # fmt: skip
 
@@ -116,7 +124,7 @@ class Batch(_Draft):
         # As `_made`, whose call takes as long as a sum.
         draft: Any = _Draft()
         draft.mode = _EXTEND
-        draft.sequences = len(news)
+        draft.batch_size = len(news)
         draft.q_tokens = q_tokens
         draft.kv_tokens = kv_tokens
         draft.max_kv = max(kv_lens)
@@ -165,7 +173,7 @@ class Batch(_Draft):
         q_tokens: int,
         kv_tokens: int,
         max_kv: int,
-        sequences: int = 1,
+        batch_size: int = 1,
         pairs: int | None = None,
         next_n: int | None = None,
         captured: bool = False,
@@ -181,41 +189,41 @@ class Batch(_Draft):
         known = mode if type(mode) is Mode else _MODES.get(mode)
         if known is None:
             raise BatchError(f"unknown mode {mode!r}; use one of: {', '.join(_MODES)}")
-        types = type(q_tokens), type(kv_tokens), type(max_kv), type(sequences), type(pairs)
+        types = type(q_tokens), type(kv_tokens), type(max_kv), type(batch_size), type(pairs)
         if types != _INTS or next_n is not None:
             # An int32 of numpy would wrap around in the products of the guards.
             try:
                 q_tokens, kv_tokens = index(q_tokens), index(kv_tokens)
-                max_kv, sequences = index(max_kv), index(sequences)
+                max_kv, batch_size = index(max_kv), index(batch_size)
                 pairs = None if pairs is None else index(pairs)
                 next_n = None if next_n is None else index(next_n)
             except TypeError as error:
                 raise BatchError(f"sums must be whole numbers: {error}") from None
-        if not 0 < sequences <= q_tokens <= kv_tokens <= MAX_TOKENS:
+        if not 0 < batch_size <= q_tokens <= kv_tokens <= MAX_TOKENS:
             raise BatchError(
-                "a batch needs 1 <= sequences <= q_tokens <= kv_tokens < 2**31, "
-                f"got {sequences}, {q_tokens} and {kv_tokens}"
+                "a batch needs 1 <= batch_size <= q_tokens <= kv_tokens < 2**31, "
+                f"got {batch_size}, {q_tokens} and {kv_tokens}"
             )
-        each = 1 if known is _EXTEND else q_tokens // sequences
-        uneven = known is not _EXTEND and q_tokens != sequences * each
+        each = 1 if known is _EXTEND else q_tokens // batch_size
+        uneven = known is not _EXTEND and q_tokens != batch_size * each
         if uneven or next_n not in (None, each):
             raise BatchError(
-                f"next_n {next_n} contradicts {q_tokens} new tokens in {sequences} sequences "
+                f"next_n {next_n} contradicts {q_tokens} new tokens in {batch_size} sequences "
                 f"in mode {mode}"
             )
-        if max_kv > kv_tokens - (sequences - 1) or kv_tokens > max_kv * sequences:
+        if max_kv > kv_tokens - (batch_size - 1) or kv_tokens > max_kv * batch_size:
             raise BatchError(
-                f"max_kv {max_kv} contradicts {kv_tokens} kv tokens in {sequences} sequences"
+                f"max_kv {max_kv} contradicts {kv_tokens} kv tokens in {batch_size} sequences"
             )
         if pairs is None:
-            new = q_tokens / sequences
-            pairs = round(q_tokens * ((kv_tokens - q_tokens) / sequences + (new + 1) / 2))
+            new = q_tokens / batch_size
+            pairs = round(q_tokens * ((kv_tokens - q_tokens) / batch_size + (new + 1) / 2))
         elif not q_tokens <= pairs <= q_tokens * max_kv:
             raise BatchError(
                 f"pairs {pairs} contradicts {q_tokens} queries of at most {max_kv} keys"
             )
         return _made(
-            known, sequences, q_tokens, kv_tokens, max_kv, pairs, each, captured, None, None
+            known, batch_size, q_tokens, kv_tokens, max_kv, pairs, each, captured, None, None
         )
 
     def __str__(self) -> str:
@@ -223,7 +231,7 @@ class Batch(_Draft):
         if self.kv_lens is None or self.new_lens is None:
             return (
                 f"{self.mode}:q={self.q_tokens},kv={self.kv_tokens},max={self.max_kv},"
-                f"n={self.sequences}"
+                f"n={self.batch_size}"
             )
         if self.mode is Mode.EXTEND:
             pairs = zip(self.kv_lens, self.new_lens, strict=True)
@@ -254,7 +262,7 @@ class Batch(_Draft):
 
 
 def _made(
-    mode: Mode, sequences: int, q_tokens: int, kv_tokens: int, max_kv: int, pairs: int,
+    mode: Mode, batch_size: int, q_tokens: int, kv_tokens: int, max_kv: int, pairs: int,
     next_n: int, captured: bool, kv_lens: tuple[int, ...] | None,
     new_lens: tuple[int, ...] | None,
 ) -> Batch:  # fmt: skip
@@ -262,7 +270,7 @@ def _made(
     comes to more than a whole plan. A draft is filled in like any object, and then frozen."""
     draft: Any = _Draft()
     draft.mode = mode
-    draft.sequences = sequences
+    draft.batch_size = batch_size
     draft.q_tokens = q_tokens
     draft.kv_tokens = kv_tokens
     draft.max_kv = max_kv
@@ -346,7 +354,7 @@ def _fold(words: Iterable[str]) -> str:
 def _of_runs(mode: Mode, next_n: int, text: str, lens: str) -> Batch:
     """The batch of `text`, summed run by run: a table has thousands of equal sequences."""
     extends = mode is _EXTEND
-    sequences = q_tokens = kv_tokens = pairs = longest = 0
+    batch_size = q_tokens = kv_tokens = pairs = longest = 0
     kv_lens: list[int] = []
     new_lens: list[int] = []
     for run in lens.split(","):
@@ -360,8 +368,8 @@ def _of_runs(mode: Mode, next_n: int, text: str, lens: str) -> Batch:
         kv = int(word) + new if extends else int(word)
         if not (new >= 1 and kv >= new and count >= 1):
             raise BatchError(f"{text!r}: new lengths at least 1, and contexts that hold them")
-        sequences += count
-        if sequences > _MOST_WRITTEN:
+        batch_size += count
+        if batch_size > _MOST_WRITTEN:
             raise BatchError(f"a written batch has at most {_MOST_WRITTEN} sequences")
         q_tokens += count * new
         kv_tokens += count * kv
@@ -373,6 +381,6 @@ def _of_runs(mode: Mode, next_n: int, text: str, lens: str) -> Batch:
     if kv_tokens > MAX_TOKENS:
         raise BatchError(f"{kv_tokens} kv tokens pass the int32 of the kernels")
     return _made(
-        mode, sequences, q_tokens, kv_tokens, longest, pairs, next_n, False, tuple(kv_lens),
+        mode, batch_size, q_tokens, kv_tokens, longest, pairs, next_n, False, tuple(kv_lens),
         tuple(new_lens),
     )  # fmt: skip

@@ -168,7 +168,8 @@ READS: Mapping[str, frozenset[KVLayout]] = {
     "sparse_fwd": frozenset(),
     "with_kvcache": frozenset({KVLayout.V4_PAGED}),
 }
-"""Sparse attention implementations, and the layouts that their kernels read as they are."""
+"""Sparse attention implementations, and the layouts that their kernels read as they are. With
+`CONVERSIONS` this is the only place that says who reads what: plans derive from it."""
 
 
 class Role(StrEnum):

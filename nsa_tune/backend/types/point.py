@@ -6,21 +6,22 @@ library when it is called, and not before.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from nsa_tune._errors import UnknownName
+from nsa_tune._errors import StoreCorrupt, UnknownName
+from nsa_tune.backend.types.formula import Formulas, Limit, function_of, refusal
+from nsa_tune.backend.types.layouts import KVLayout
+from nsa_tune.backend.types.profiles import ModelProfile, profile_of
 
 if TYPE_CHECKING:
     import torch
 
     from nsa_tune.backend.types.batch import Batch, Mode
-    from nsa_tune.backend.types.layouts import KVLayout
-    from nsa_tune.backend.types.profiles import ModelProfile
-    from nsa_tune.backend.types.records import Device
+    from nsa_tune.backend.types.records import Device, Table
 
-__all__ = ["ANY_GPU", "Answer", "Arm", "Case", "Guard", "Point", "Setting"]
+__all__ = ["ANY_GPU", "Arm", "Case", "Guard", "Point", "Question", "Setting", "first_refusal"]
 
 ANY_GPU = frozenset(
     {"sm80", "sm86", "sm87", "sm89", "sm90", "sm100", "sm103", "sm110", "sm120", "sm121"}
@@ -42,7 +43,26 @@ class Setting:
     max_chunk_kv: int = 131072
     """Most kv tokens that the engine expands at once for MHA (SGLANG_MAX_KV_CHUNK_CAPACITY)."""
     limits: Mapping[str, int] = field(default_factory=dict)
-    """What `nsa-tune probe` found, by the names in `backend.guards.PROBED`."""
+    """What `nsa-tune probe` found, by the names in `backend.libraries.probed.PROBED`."""
+
+    @classmethod
+    def of(cls, table: Table) -> Setting:
+        """The setting that `table` was measured in.
+
+        Raises:
+            StoreCorrupt: for a KV layout that does not exist.
+            UnknownName: for a model that does not.
+        """
+        key = table.key
+        try:
+            layout = KVLayout(key.kv_layout)
+        except ValueError:
+            text = f"{table.source} has an unknown KV layout {key.kv_layout!r}"
+            raise StoreCorrupt(text) from None
+        return cls(
+            profile_of(key.model), key.heads, layout, table.device, dict(key.libraries),
+            limits=dict(table.limits),
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +74,21 @@ class Guard:
     """"formula" (from device and version), "probe" (found by experiment) or "semantic"."""
     source: str
     """Where the limit is written down: file and line, or the rule that it follows from."""
-    check: Callable[[Batch, Setting], str | None]
-    """One clause that says which limit is passed, or None while the arm is allowed."""
+    limits: Callable[[Setting], tuple[Limit, ...]]
+    """What must not be passed in a setting; the first that is gives the reason."""
+
+    def check(self, batch: Batch, setting: Setting) -> str | None:
+        """One clause that says which limit `batch` passes, or None while the arm is allowed."""
+        return first_refusal(self.limits(setting), batch)
+
+
+def first_refusal(limits: Iterable[Limit], batch: Batch) -> str | None:
+    """Why the first of `limits` that `batch` passes forbids an arm; None where none does."""
+    for limit in limits:
+        reason = refusal(limit, batch)
+        if reason is not None:
+            return reason
+    return None
 
 
 class Case(Protocol):
@@ -88,11 +121,19 @@ class Arm:
     guards: tuple[Guard, ...] = ()
     reference: bool = False
     """Plain torch: timed only where the point has no kernels for the device."""
-    terms: tuple[str, ...] | None = None
-    """Those of the point's cost terms that its time may depend on; None for all. A fit finds
+    features: tuple[str, ...] | None = None
+    """Those of the point's features that its time may depend on; None for all. A fit finds
     weights for whatever it is offered, so an arm is offered no other kernel's work."""
-    surcharge_us: Callable[[Batch, Setting], float] | None = None
-    """What a batch behind a cliff takes more than the measurements before it tell; 0 before it."""
+    surcharge: Callable[[Setting], str] | None = None
+    """The formula of the microseconds that a batch behind a cliff takes more than the
+    measurements before it tell; 0 before it."""
+
+    def surcharge_us(self, batch: Batch, setting: Setting) -> float:
+        """What `batch` takes more because it lies behind a cliff."""
+        if self.surcharge is None:
+            return 0.0
+        more_us: float = function_of(self.surcharge(setting))(batch)
+        return more_us
 
     def allowed(self, batch: Batch, setting: Setting) -> str | None:
         """Why this arm must not run on `batch`, or None when it may."""
@@ -108,17 +149,13 @@ class Arm:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Question:
     """One question that a point's measurements answer: each choice costs its best allowed arm."""
 
     name: str
     """The name of the field in a `Plan`."""
     choices: Mapping[str, tuple[str, ...]]
     """Choice to the arms that realise it. On a tie the earlier choice is the stable default."""
-
-
-def _itself(sheet: int) -> int:
-    return sheet
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,17 +165,9 @@ class Point:
     name: str
     modes: frozenset[Mode]
     arms: tuple[Arm, ...]
-    answers: tuple[Answer, ...]
-    terms: tuple[str, ...]
-    """Names of what `cost_terms` returns."""
-    cost_terms: Callable[[Batch, Setting], tuple[float, ...]]
-    """Amounts of work that an arm's time is a sum of, with weights of its own: tokens, pairs."""
-    coordinates: tuple[str, ...]
-    """Names of what `locate` returns."""
-    locate: Callable[[Batch, Setting], tuple[float, ...]]
-    """Where a batch lies, in log2 of its features, for interpolating between measurements."""
-    sheet: Callable[[Batch, Setting], int]
-    """Batches on different sheets do work of a different kind and never share a surface."""
+    questions: tuple[Question, ...]
+    formulas: Callable[[Setting], Formulas]
+    """What an arm's time is computed from: features, coordinates, and the regime."""
     grid: Callable[[Setting], list[Batch]]
     """The default sweep, coarse batches first, so that a part of it is already usable."""
     case: Callable[[Batch, Setting, torch.device], Case]
@@ -147,14 +176,11 @@ class Point:
     """A random batch from `random.Random`, for held-out checks: ragged half of the time."""
     families: frozenset[str] = frozenset({"dsa"})
     """Families of models that the question arises in."""
-    term_bounds: Callable[[Batch, Setting], tuple[tuple[float, float] | None, ...]] | None = None
-    """For each of `terms`, by a batch's sums, the least and the most that it may be, in sums and
-    products of two sums; None for one that needs no such bounds."""
-    kin: Callable[[int], int] = _itself
-    """A number that sheets share whose batches differ in size only: what fails on a batch of one
-    fails on the bigger ones of all."""
+    regimes_alike: int = 1
+    """How many regimes in a row differ in size only: what fails on a batch of one of them fails on
+    the bigger ones of all."""
     group: str = ""
-    """A name for several points of one file, which may stand for all of them."""
+    """A name for several points of one folder, which may stand for all of them."""
 
     def arm(self, name: str) -> Arm:
         """The arm called `name`.
@@ -167,10 +193,9 @@ class Point:
                 return arm
         raise UnknownName.of(f"arm of {self.name}", name, [arm.name for arm in self.arms])
 
-    def columns_of(self, arm: str) -> tuple[int, ...]:
-        """Which of `terms`, by number, the time of `arm` may depend on."""
-        own = self.arm(arm).terms
-        return tuple(i for i, name in enumerate(self.terms) if own is None or name in own)
+    def kin(self, regime: int) -> int:
+        """A number that regimes share which differ in size only."""
+        return regime // self.regimes_alike
 
     def candidates(self, setting: Setting) -> Iterator[Arm]:
         """The arms worth timing in this setting: all that the device has kernels for.

@@ -5,12 +5,21 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
-__all__ = ["Device", "Key", "Measurement", "Status", "Table", "measurement_of"]
+__all__ = [
+    "Device",
+    "Key",
+    "Measurement",
+    "Status",
+    "StoredTable",
+    "Table",
+    "Weights",
+    "measurement_of",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,3 +143,23 @@ class Table:
     """ISO 8601, UTC, of the newest measurement."""
     limits: Mapping[str, int] = dataclasses.field(default_factory=dict)
     """What probes found under this key."""
+
+
+class Weights(NamedTuple):
+    """What was fitted to a table's measurements, as `backend.costmodel.weights` writes it."""
+
+    stamp: str
+    """What it depends on besides the measurements."""
+    points: Mapping[str, str]
+    """Text by decision point."""
+
+
+class StoredTable(NamedTuple):
+    """A table in a file: its head at once, its measurements when they are asked for."""
+
+    head: Table
+    """Without measurements."""
+    weights: Weights | None
+    """None where there are none, or none of these measurements."""
+    read: Callable[[], Table]
+    """Reads the whole table, anew at each call. Raises StoreError when it cannot."""

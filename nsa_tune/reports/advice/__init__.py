@@ -1,1 +1,1 @@
-"""Flags that an engine already has and that a table speaks for."""
+"""Advice: values for the options that an engine already has, derived from a table."""

@@ -1,11 +1,11 @@
-// What is going on, asked for every two seconds; the page itself is replaced when it has changed.
-// All text is inserted as text.
+// Polls the state of runs every two seconds, and replaces the page's content when it has changed.
+// Texts are never inserted as markup.
 (() => {
   "use strict";
   const POLL_MS = 2000;
   const HIDDEN_POLL_MS = 15000;
   const LEAST_BETWEEN_PAGES_MS = 8000;
-  const SILENT_S = 300; // a run that stored nothing for so long was probably killed
+  const SILENT_S = 300; // a run that has stored nothing for this long was probably killed
   let tag = "";
   let live = null;
   let replacedAt = performance.now();
@@ -50,7 +50,7 @@
     return bar;
   }
 
-  // Such a run stops when little regret is expected to be left, and nobody knows when that is.
+  // An adaptive run stops once the expected regret is low; when that is, cannot be told before.
   const adaptive = (run) => run.arguments.target_regret > 0;
 
   function runWords(run) {
@@ -111,7 +111,7 @@
     strip.replaceChildren(...boxes);
   }
 
-  // The new page's text comes from the same server, escaped by it; its scripts do not run.
+  // The new content comes escaped from the same server; scripts in it do not run.
   async function replace() {
     const answer = await fetch(".", { cache: "no-cache" });
     if (!answer.ok) return;
@@ -144,7 +144,7 @@
       const rested = performance.now() - replacedAt > LEAST_BETWEEN_PAGES_MS;
       if (live && live.state !== shown && rested && !busy()) await replace();
     } catch (problem) {
-      if (!(problem instanceof TypeError)) throw problem; // not reached: the dashboard has ended
+      if (!(problem instanceof TypeError)) throw problem; // a TypeError means that the dashboard is not running any more
     }
     setTimeout(poll, document.hidden ? HIDDEN_POLL_MS : POLL_MS);
   }

@@ -1,9 +1,9 @@
-// Views, filters, and charts that are drawn when they come into view. All text is inserted as text.
+// Views, filters, and charts, which are drawn when they scroll into view. Texts are never inserted as markup.
 (() => {
   "use strict";
   const dark = window.matchMedia("(prefers-color-scheme: dark)");
   const DEFAULT_VIEW = "crossovers";
-  let page = null; // what is on the page now; a live page is replaced as a whole
+  let page = null; // the page's current content; the dashboard replaces it as a whole
 
   // --- data
 
@@ -14,7 +14,7 @@
     return new Response(stream).text();
   }
 
-  // The charts' script, where it is in the page: the policy knows the hash of its text.
+  // In a file the charts' script is part of the page, and the policy has the hash of its text.
   async function loadCharts() {
     const packed = document.getElementById("nsa-tune-charts");
     if (!packed || window.nsaTuneEmbed) return;
@@ -124,7 +124,7 @@
     tip.style.top = `${Math.max(top, 8)}px`;
   }
 
-  // What a map's cell was made from: each choice's time, spread, samples and regret.
+  // The tooltip of a map's cell: time, interval, samples and regret of each choice.
   function timesOf(datum) {
     const times = datum?.times ?? [];
     const best = Math.min(...times.map((time) => time.us));
@@ -143,11 +143,11 @@
   function embed(element, spec, datasets, description) {
     const config = page.data.themes[dark.matches ? "dark" : "light"];
     const params = [...(spec.params ?? []), { name: "dark", value: dark.matches }];
-    // ast: expressions are interpreted, not compiled, as the page's policy asks.
+    // ast: Vega interprets expressions, because the page's policy forbids compiling them.
     const options = {
       ast: true, actions: false, renderer: "svg", defaultStyle: false, config, tooltip: showTip,
     };
-    // As with_rows in theme.py: a layer without rows has no extent.
+    // Like with_rows in theme.py: drop layers without rows, which Vega cannot scale.
     const layer = spec.layer.filter((one) => !one.data || datasets[one.data.name].length > 0);
     const full = { ...spec, layer, params, datasets, description };
     return window.nsaTuneEmbed(element, full, options);
@@ -204,7 +204,7 @@
     });
   }
 
-  // The measured points of a line are its cells' times.
+  // The measured points of a line are the times of its cells on the map.
   function measured(cells, line) {
     return cells.filter((cell) => cell.y === line.y).flatMap((cell) => {
       const best = Math.min(...cell.times.map((time) => time.us));
@@ -221,7 +221,7 @@
     draw(panel);
   }
 
-  // --- start, and again when a live page was replaced
+  // --- start, and start again after the dashboard replaced the page
 
   async function start() {
     page?.watcher?.disconnect();

@@ -1,4 +1,4 @@
-"""Curves: time against one length, with intervals, measured points and crossovers."""
+"""The curves: time against one length, with intervals, measured points and crossovers."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from nsa_tune.reports.charts.theme import (
     DASHES,
     SCHEMA,
-    SHAPES,
     Spec,
     choice_colour,
+    choice_shape,
     log_axis,
     repeated,
     tips,
@@ -28,8 +28,8 @@ def curves(x_title: str, choices: Sequence[str], *, from_zero: bool = False) -> 
 
     Data sets: "estimates" (x, choice, us, wide: the interval is from us / wide to us * wide),
     "measured" (x, choice, arm, us, low, high, samples, over: the time over the best one's) and
-    "edges" (x, low, high, limit, label, text). With `from_zero` x may be 0, which a logarithm
-    cannot show.
+    "edges" (x, low, high, limit, label, text). `from_zero` is for data with x = 0, which a
+    logarithmic axis cannot show.
     """
     x = {
         "field": "x",
@@ -47,7 +47,7 @@ def curves(x_title: str, choices: Sequence[str], *, from_zero: bool = False) -> 
         "$schema": SCHEMA,
         "width": "container",
         "height": 300,
-        # Shared, the dashes' missing legend would take that of colour and shape with it.
+        # If shared, hiding the legend of dashes would hide that of colour and shape too.
         "resolve": {"legend": {"strokeDash": "independent"}},
         "encoding": {"x": x},
         "layer": [*_edge_layers(), *_time_layers(x_title, choices)],
@@ -55,11 +55,11 @@ def curves(x_title: str, choices: Sequence[str], *, from_zero: bool = False) -> 
 
 
 def _time_layers(x_title: str, choices: Sequence[str]) -> list[Spec]:
-    """The bands, the lines, and the measured points on top."""
+    """Interval bands, lines, and the measured points on top."""
     us = log_axis("us", "microseconds", ticks=6)
     colour = choice_colour(choices)
-    shape = {**colour, "scale": {"domain": list(choices), "range": repeated(SHAPES, choices)}}
-    # A field of its own, or the legend would show dashes around its symbols.
+    shape = choice_shape(choices)
+    # Dashes use a field of their own: on "choice" the legend would draw its symbols dashed.
     dashes = {"domain": list(choices), "range": repeated(DASHES, choices)}
     dash = {"field": "dash", "type": "nominal", "scale": dashes, "legend": None}
     told = tips({"choice": "choice", "arm": "arm", "x": x_title, "time": "time",
@@ -90,7 +90,7 @@ def _time_layers(x_title: str, choices: Sequence[str]) -> list[Spec]:
 
 
 def _edge_layers() -> list[Spec]:
-    """A band for each crossover's interval, a rule at its value, and the value as text."""
+    """For each crossover a band over its interval, a vertical line at its value, and the value."""
     data = {"name": "edges"}
     limit = {"condition": {"test": "datum.limit", "value": [2, 4]}, "value": [1, 0]}
     told = tips({"text": "crossover", "limit": "limit"})

@@ -1,4 +1,4 @@
-"""The picture of one question: where each choice wins, and how the times cross on one line."""
+"""The overview of one question: its winner map beside the curves of one line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Achieved rates under the ceilings that were measured."""
+"""The roofline chart: achieved rates under the measured ceilings."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ from collections.abc import Sequence
 
 from nsa_tune.reports.charts.theme import (
     SCHEMA,
-    SHAPES,
     Spec,
     choice_colour,
+    choice_shape,
     log_axis,
-    repeated,
     tips,
 )
 
@@ -20,13 +19,13 @@ __all__ = ["roofline"]
 def roofline(arms: Sequence[str]) -> Spec:
     """TFLOP/s against flops a byte, with the measured copy bandwidth and matrix rate as the roof.
 
-    Data sets: "roof" (x, y, precision, text: only on its last point; empty where none was
-    measured) and "achieved" (x, y, choice: the arm, and the texts batch, moved, share, bound).
+    Data sets: "roof" (x, y, precision, and text on the last point; empty without measured
+    ceilings) and "achieved" (x, y, choice: the arm, and the texts batch, moved, share, bound).
     """
     x = log_axis("x", "flops a byte", form="~g")
     y = log_axis("y", "TFLOP/s", ticks=6)
     colour = choice_colour(arms)
-    shape = {**colour, "scale": {"domain": list(arms), "range": repeated(SHAPES, arms)}}
+    shape = choice_shape(arms)
     told = tips({"choice": "arm", "batch": "batch", "y": "TFLOP/s", "moved": "TB/s",
                  "x": "flops a byte", "share": "of the roof", "bound": "bound by"})  # fmt: skip
     return {

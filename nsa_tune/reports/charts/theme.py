@@ -1,7 +1,7 @@
-"""What the charts have in common: colours for light and dark, marks, scales, tooltips.
+"""What all charts share: colours for light and dark pages, marks, scales, tooltips.
 
-Colours come from a theme's `range`, so that one spec serves light and dark pages. A choice has its
-colour, dash and shape by its place in the answer, so that no chart depends on colour alone.
+Colours come from the theme, so one spec serves light and dark pages. A choice has its own colour,
+dash and shape, by its position among the choices, so no chart depends on colour alone.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ __all__ = [
     "Rows",
     "Spec",
     "choice_colour",
+    "choice_shape",
     "log_axis",
     "picture_theme",
     "repeated",
@@ -32,15 +33,15 @@ SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
 DASHES = [[1, 0], [6, 3], [2, 2], [8, 3, 2, 3], [4, 4], [1, 3]]
 SHAPES = ["circle", "square", "triangle-up", "diamond", "cross", "triangle-down"]
 
-# Okabe and Ito's colours, told apart with any colour vision; the dark page's are lighter.
+# The palette of Okabe and Ito, safe for colour-blind readers; lighter on dark pages.
 _LIGHT = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00"]
 _DARK = ["#56a8e0", "#e6a817", "#2fbf94", "#dda0c4", "#f0e442", "#f0784a"]
-# One hue from strong to faint, for lengths: the order can be read without the legend.
+# One hue from strong to faint, for lengths, so that their order shows without the legend.
 _LIGHT_RAMP = ["#0b3c61", "#1f6ea8", "#4f9fd1", "#8cc3e6"]
 _DARK_RAMP = ["#d3eafa", "#8cc8f2", "#4c9fdb", "#2f72a8"]
 
 PAGES: Mapping[str, str] = {"light": "#ffffff", "dark": "#161a21"}
-"""The colour behind a chart, by theme."""
+"""Background colour by theme."""
 
 
 def _theme(ink: str, faint: str, grid: str, category: list[str], ramp: list[str]) -> Spec:
@@ -76,27 +77,32 @@ THEMES: Mapping[str, Spec] = {
 
 
 def picture_theme(name: str) -> Spec:
-    """The theme for a file: with a background of its own, and a font that is measured the same
-    everywhere."""
+    """The theme for a picture file: with a background, and fonts of equal width everywhere."""
     font = "Arial, Helvetica, Liberation Sans, sans-serif"
     return {**THEMES[name], "background": PAGES[name], "font": font, "padding": 16, "aria": False}
 
 
 def with_rows(spec: Spec, rows: Mapping[str, Rows]) -> Spec:
-    """`spec` with its data sets. Layers of an empty one are left out: they have no extent."""
+    """`spec` with its data sets. Layers with an empty one are dropped: Vega cannot scale them."""
     layers = [
         layer for layer in spec["layer"] if "data" not in layer or rows[layer["data"]["name"]]
     ]
     return {**spec, "layer": layers, "datasets": dict(rows)}
 
 
+def choice_shape(choices: Sequence[str], **legend: Any) -> Spec:
+    """The mark of each choice, by its position; in the same legend as its colour."""
+    scale = {"domain": list(choices), "range": repeated(SHAPES, choices)}
+    return {**choice_colour(choices, **legend), "scale": scale}
+
+
 def choice_colour(choices: Sequence[str], **legend: Any) -> Spec:
-    """The colour of each choice, by its place."""
+    """The colour of each choice, by its position."""
     return {"field": "choice", "type": "nominal", "scale": {"domain": list(choices)}, **legend}
 
 
 def log_axis(field: str, title: str, *, base: int = 10, ticks: int = 8, form: str = "~g") -> Spec:
-    """A quantitative channel on a logarithmic axis, which ends where the data do."""
+    """A quantitative channel on a logarithmic axis that fits the data."""
     return {
         "field": field,
         "type": "quantitative",
@@ -112,10 +118,10 @@ def log_axis(field: str, title: str, *, base: int = 10, ticks: int = 8, form: st
 
 
 def tips(fields: Mapping[str, str]) -> list[Spec]:
-    """A tooltip of texts: field to its title."""
+    """A tooltip of texts, from field names and their titles."""
     return [{"field": field, "type": "nominal", "title": title} for field, title in fields.items()]
 
 
 def repeated(items: Sequence[Any], choices: Sequence[str]) -> list[Any]:
-    """One of `items` for each choice, from the start again when they run out."""
+    """One of `items` for each choice, starting over when they run out."""
     return [items[i % len(items)] for i in range(len(choices))]

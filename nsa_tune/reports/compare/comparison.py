@@ -1,17 +1,25 @@
-"""Comparison: two tables of one setting, cell by cell, crossover by crossover."""
+"""Comparison of two tables of one model, head count and KV layout: cells and crossovers."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from math import exp, fsum, log
+from statistics import geometric_mean
 
-from nsa_tune.backend.baselines import SGLANG_0_5_23, Rule
+from nsa_tune.backend.baselines import DEFAULT_BASELINE, Baseline
 from nsa_tune.backend.points import POINTS
-from nsa_tune.backend.types.point import Point
+from nsa_tune.backend.types.point import Point, Setting
 from nsa_tune.backend.types.records import Table
-from nsa_tune.reports.compare.crossings import (
+from nsa_tune.reports.analysis.report import build
+from nsa_tune.reports.compare.cell_verdicts import (
+    SAME_WITHIN,
+    CellVerdict,
+    JudgedCell,
+    judge,
+    one_sided,
+)
+from nsa_tune.reports.compare.moved_crossovers import (
     Moved,
     Shift,
     Winner,
@@ -19,16 +27,13 @@ from nsa_tune.reports.compare.crossings import (
     other_winners,
     shifts,
 )
-from nsa_tune.reports.compare.judging import SAME_WITHIN, Judged, Verdict, judge
-from nsa_tune.reports.compare.one_sided import one_sided
-from nsa_tune.reports.content.report import build, setting_of
 
 __all__ = ["ArmSummary", "Comparison", "Difference", "compare"]
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One field of the fingerprint."""
+    """One field of key or device in which the tables differ."""
 
     field: str
     before: str
@@ -37,44 +42,47 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class ArmSummary:
-    """All cells of one arm."""
+    """The cells of one arm, summed up."""
 
     point: str
     arm: str
-    counts: Mapping[Verdict, int]
+    counts: Mapping[CellVerdict, int]
     geomean: float | None
-    """Of the second side's times over the first's; None when no cell succeeded on both."""
+    """Geometric mean of time after over time before; None if no cell succeeded on both sides."""
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Two tables against each other; the second is told by the first."""
+    """What changed from table `before` to table `after`."""
 
     before: Table
     after: Table
     differences: tuple[Difference, ...]
     arms: tuple[ArmSummary, ...]
-    cells: tuple[Judged, ...]
+    cells: tuple[JudgedCell, ...]
     shifts: tuple[Shift, ...]
     moved: tuple[Moved, ...]
     winners: tuple[Winner, ...]
 
     @property
-    def counts(self) -> Counter[Verdict]:
+    def counts(self) -> Counter[CellVerdict]:
         """How many cells have each verdict."""
         return Counter(cell.verdict for cell in self.cells)
 
     def regressions(self, limit: float) -> list[str]:
-        """What is surely slower by more than `limit` (0.05 is 5 %), or broken: cells, by the low
-        end of their interval, and arms, by their mean over all cells, which is far surer."""
+        """Arms and cells that are slower by more than `limit` (0.05 is 5 %), and broken cells.
+
+        A cell counts by the lower end of its interval; an arm by the mean over its cells, which is
+        far more certain.
+        """
         cells = [
             f"{cell.arm} on {cell.batch} {cell.verdict}: {cell.reason}"
             for cell in self.cells
-            if cell.verdict is Verdict.BROKEN
-            or (cell.verdict is Verdict.SLOWER and (cell.low or 0) > 1 + limit)
+            if cell.verdict is CellVerdict.BROKEN
+            or (cell.verdict is CellVerdict.SLOWER and (cell.low or 0) > 1 + limit)
         ]
         arms = [
-            f"{arm.arm} takes {arm.geomean:.3f}x in the mean of its cells"
+            f"{arm.arm} takes {arm.geomean:.3f}x as long, in the mean of its cells"
             for arm in self.arms
             if arm.geomean is not None and arm.geomean > 1 + limit
         ]
@@ -87,9 +95,9 @@ def compare(
     *,
     same_within: float = SAME_WITHIN,
     points: Mapping[str, Point] = POINTS,
-    rule: Rule = SGLANG_0_5_23,
+    baseline: Baseline = DEFAULT_BASELINE,
 ) -> Comparison:
-    """`after` as against `before`, two tables of one model, head count and KV layout.
+    """What changed from `before` to `after`, two tables of one model, head count and KV layout.
 
     Raises:
         StoreCorrupt: when a table cannot be read as one of its points.
@@ -98,12 +106,12 @@ def compare(
         {(row.point, row.batch, row.arm): row for row in table.measurements}
         for table in (before, after)
     )
-    settings = setting_of(before), setting_of(after)
+    settings = Setting.of(before), Setting.of(after)
     cells = judge(
         ours, theirs, points, settings[0], same_within, one_gpu=before.key.gpu == after.key.gpu
     )
     cells += one_sided(ours, theirs, points, *settings)
-    one, other = build([before, after], points=points, rule=rule).sections
+    one, other = build([before, after], points=points, baseline=baseline).sections
     return Comparison(
         before=before,
         after=after,
@@ -128,11 +136,11 @@ def _differences(before: Table, after: Table) -> Iterator[Difference]:
         yield Difference("measured_at", before.measured_at, after.measured_at)
 
 
-def _summaries(cells: Iterable[Judged]) -> Iterator[ArmSummary]:
-    judged: dict[tuple[str, str], list[Judged]] = defaultdict(list)
+def _summaries(cells: Iterable[JudgedCell]) -> Iterator[ArmSummary]:
+    judged: dict[tuple[str, str], list[JudgedCell]] = defaultdict(list)
     for cell in cells:
         judged[cell.point, cell.arm].append(cell)
     for (point, arm), own in sorted(judged.items()):
-        logs = [log(cell.ratio) for cell in own if cell.ratio is not None]
+        ratios = [cell.ratio for cell in own if cell.ratio is not None]
         counts = Counter(cell.verdict for cell in own)
-        yield ArmSummary(point, arm, counts, exp(fsum(logs) / len(logs)) if logs else None)
+        yield ArmSummary(point, arm, counts, geometric_mean(ratios) if ratios else None)

@@ -1,4 +1,4 @@
-"""The two sides of a comparison: which tables, and which of them belong together."""
+"""The two sides of a comparison: which tables each has, and which pairs to compare."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from nsa_tune._errors import NoTunedData, UsageError
 from nsa_tune.backend.types.records import Key, Table
 from nsa_tune.db import reader as tables
 from nsa_tune.db import text_table
-from nsa_tune.reports.content.runs import run_table
-from nsa_tune.reports.content.select import Wish
+from nsa_tune.db.runs import run_table
+from nsa_tune.reports.analysis.selection import TableFilter
 
 __all__ = ["pairs_of", "side_of"]
 
 _RUN = "run:"
 
 
-def side_of(word: str, wish: Wish) -> list[Table]:
-    """The tables that `word` names: FILE, FILE@DIGEST (of a key, or its beginning) or FILE@run:N.
+def side_of(word: str, wanted: TableFilter) -> list[Table]:
+    """The tables that `word` names: FILE, FILE@DIGEST (or the start of it), or FILE@run:N.
 
     Raises:
         StoreError: when the file cannot be read.
         NoTunedData: when it has no such table.
-        UsageError: when a run's number is none.
+        UsageError: when the N of FILE@run:N is not a number.
     """
     path, chosen = _split(word)
     if chosen.startswith(_RUN):
         number = chosen.removeprefix(_RUN)
         if not number.isdecimal():
-            raise UsageError(f"{word!r} names no run; write FILE@run:3")
+            raise UsageError(f"{word!r} has no run number; write FILE@run:3")
         found = [run_table(path, int(number))]
     elif path.suffix == ".tsv":
         found = [text_table.read_text(path)]
@@ -37,14 +37,14 @@ def side_of(word: str, wish: Wish) -> list[Table]:
         found = tables.read_database(path)
     if not chosen.startswith(_RUN):
         found = [table for table in found if table.key.digest.startswith(chosen)]
-    found = [table for table in found if wish.matches(table.key)]
+    found = [table for table in found if wanted.matches(table.key)]
     if not found:
-        raise NoTunedData(f"{word} has no table of {wish}; `nsa-tune db list` shows what there is")
+        raise NoTunedData(f"{word} has no table for {wanted}; `nsa-tune db list` lists its tables")
     return found
 
 
 def _split(word: str) -> tuple[Path, str]:
-    """(file, what is chosen in it); a file may have an @ in its name."""
+    """(file, what follows the @). A file name may have an @ in it."""
     if Path(word).exists() or "@" not in word:
         return Path(word), ""
     name, _, chosen = word.rpartition("@")
@@ -54,27 +54,27 @@ def _split(word: str) -> tuple[Path, str]:
 def pairs_of(
     ours: Sequence[Table], theirs: Sequence[Table], *, across_gpus: bool
 ) -> list[tuple[Table, Table]]:
-    """The tables of both sides that were measured in one setting, together.
+    """The pairs of tables with the same model, heads and KV layout (and GPU).
 
     Raises:
-        UsageError: when a side has several of a setting, the GPUs differ and `across_gpus` is
-            false, or the timing protocols differ.
-        NoTunedData: when nothing belongs together.
+        UsageError: when a side has several tables for one pair, when the GPUs differ and
+            `across_gpus` is false, or when the timing protocols differ.
+        NoTunedData: when there is no pair.
     """
     left, right = (_by_setting(side, across_gpus) for side in (ours, theirs))
     both = [setting for setting in left if setting in right]
     if not both:
         if not across_gpus and _by_setting(ours, True).keys() & _by_setting(theirs, True).keys():
             gpus = " and ".join(repr(side[0].key.gpu) for side in (ours, theirs))
-            raise UsageError(f"these are different GPUs, {gpus}: --across-gpus compares them")
+            raise UsageError(f"the GPUs differ: {gpus}; compare them with --across-gpus")
         kinds = " and ".join(_kind(side[0].key) for side in (ours, theirs))
-        raise NoTunedData(f"nothing on one side was measured on the other: {kinds}")
+        raise NoTunedData(f"the sides have no setting in common: {kinds}")
     pairs = [(left[setting], right[setting]) for setting in both]
     for one, other in pairs:
         if one.key.protocol != other.key.protocol:
             raise UsageError(
-                f"times by {one.key.protocol} and by {other.key.protocol} do not compare: "
-                "they are different timing protocols"
+                f"times under the timing protocols {one.key.protocol} and {other.key.protocol} "
+                "cannot be compared"
             )
     return pairs
 
@@ -87,8 +87,8 @@ def _by_setting(side: Sequence[Table], across_gpus: bool) -> dict[tuple[object, 
         if setting in found:
             digests = ", ".join(one.key.digest for one in (found[setting], table))
             raise UsageError(
-                f"{table.source} has several tables of {_kind(key)}: choose with FILE@DIGEST, "
-                f"one of {digests}"
+                f"{table.source} has several tables of {_kind(key)}; choose one by FILE@DIGEST, "
+                f"with one of the digests {digests}"
             )
         found[setting] = table
     return found

@@ -1,6 +1,4 @@
-"""The report as a page that is served, and that stays true while a run goes on.
+"""The dashboard: the report as a page on a local web server, live while a run goes on.
 
-Needs starlette and uvicorn (the extra `dashboard`), which are imported only here.
+Needs starlette and uvicorn (the extra `dashboard`), which only this package imports.
 """
-
-from __future__ import annotations

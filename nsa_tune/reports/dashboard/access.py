@@ -1,4 +1,4 @@
-"""Who may look: only this machine, or whoever has the token."""
+"""Access control: only this machine, or visitors with the token."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ HEADERS: Mapping[str, str] = {
     "cross-origin-resource-policy": "same-origin",
     "cross-origin-opener-policy": "same-origin",
 }
-"""On every answer."""
+"""Headers of every response."""
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach `host`."""
+    """Whether `host` is an address that only this machine can reach."""
     if host == "localhost":
         return True
     try:
@@ -45,29 +45,31 @@ def is_loopback(host: str) -> bool:
 
 
 def token_for(host: str, *, remote: bool, given: str | None) -> str | None:
-    """The token that a visitor of `host` must have: the one given, or a new one; None needs none.
+    """The token that visitors need: `given`, or a new one where others can reach `host`.
+
+    None on this machine's own address, if none is given.
 
     Raises:
-        UsageError: when others could reach `host` and nobody allowed that.
+        UsageError: when others can reach `host` and `remote` is false.
     """
     if is_loopback(host):
         return given
     if not remote:
         raise UsageError(
-            f"others can reach {host}: --remote allows that, and then a token is needed"
+            f"others can reach {host}; allow that with --remote, which makes them need a token"
         )
     return given or secrets.token_urlsafe(24)
 
 
 class Gate:
-    """Lets a request through to `app`, or answers for it. Only reading is allowed."""
+    """Passes permitted requests to `app`, and refuses the others. Only reading is permitted."""
 
     def __init__(self, app: ASGIApp, token: str | None) -> None:
         self._app = app
         self._token = token
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request."""
+        """Serve one request."""
 
         async def sealed(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -76,7 +78,7 @@ class Gate:
             await send(message)
 
         if scope["type"] != "http":
-            # Nothing here speaks a websocket: closing is the only answer to one.
+            # The dashboard has no websockets.
             await send({"type": "websocket.close", "code": 1008})
             return
         refused = self._refusal(scope)
@@ -89,13 +91,13 @@ class Gate:
         await self._app(scope, receive, sealed)
 
     def _refusal(self, scope: Scope) -> tuple[int, str, list[tuple[bytes, bytes]]] | None:
-        """(status, text, headers) of the answer, or None where the request may pass."""
+        """(status, text, headers) of a refusal; None if the request is permitted."""
         plain = [(b"content-type", b"text/plain; charset=utf-8"), (b"cache-control", b"no-store")]
         if scope["method"] not in ("GET", "HEAD"):
             return 405, "this dashboard only reads\n", [*plain, (b"allow", b"GET, HEAD")]
         headers = {name.lower(): value.decode("latin-1") for name, value in scope["headers"]}
         if self._token is None:
-            # A page elsewhere can point a name of its own at 127.0.0.1, and would read it all.
+            # Against DNS rebinding: a hostile page could point its own name at 127.0.0.1.
             host = headers.get(b"host", "").rsplit(":", 1)[0] if _has_port(headers) else (
                 headers.get(b"host", "")
             )  # fmt: skip
@@ -105,13 +107,13 @@ class Gate:
         query = parse_qs(scope["query_string"].decode("latin-1"))
         given = query.get("token", [""])[0]
         if given and self._matches(given):
-            # Into a cookie, so that it does not stay in the address and in the history.
+            # Moved into a cookie, so that it is not left in the address bar and the history.
             cookie = f"{_COOKIE}={given}; HttpOnly; SameSite=Strict; Path=/".encode("latin-1")
             moved = [*plain, (b"location", b"."), (b"set-cookie", cookie)]
             return 303, "", moved
         if self._matches(_bearer(headers)) or self._matches(_cookie(headers)):
             return None
-        words = "open the address that nsa-tune dashboard printed: it has the token\n"
+        words = "open the address that nsa-tune dashboard printed; it contains the token\n"
         return 401, words, [*plain, (b"www-authenticate", b"Bearer")]
 
     def _matches(self, given: str) -> bool:

@@ -1,4 +1,4 @@
-"""The dashboard as an ASGI application: the page, its assets, and what is behind it as JSON."""
+"""The dashboard as an ASGI application: the page, its assets, and JSON."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from starlette.routing import Route
 
 from nsa_tune._errors import ExtraMissing
 from nsa_tune.reports.dashboard.access import Gate
-from nsa_tune.reports.dashboard.watching import Watched
-from nsa_tune.reports.html.bundle import charts_javascript
+from nsa_tune.reports.dashboard.watched_files import WatchedFiles
+from nsa_tune.reports.formats.json_document import as_json
 from nsa_tune.reports.html.markup import asset
 from nsa_tune.reports.html.page import Frame, written
-from nsa_tune.reports.output.document import as_json
+from nsa_tune.reports.html.vega_bundle import charts_javascript
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -37,9 +37,9 @@ _TYPES = {".css": "text/css", ".js": "text/javascript"}
 def application(paths: list[Path], *, token: str | None = None) -> ASGIApp:
     """The dashboard over `paths`, databases and text tables, which it never writes.
 
-    With a `token` every request needs it; without, only this machine's own names are answered.
+    With a `token` every request needs it. Without one, only requests to localhost are served.
     """
-    pages = _Pages(Watched(paths))
+    pages = _Pages(WatchedFiles(paths))
     routes = [
         Route("/", pages.page),
         Route("/assets/{name}", pages.asset),
@@ -51,16 +51,16 @@ def application(paths: list[Path], *, token: str | None = None) -> ASGIApp:
 
 
 class _Pages:
-    """What each address answers. Reading and building happen off the event loop."""
+    """The responses. Files are read and reports made in threads, not on the event loop."""
 
-    def __init__(self, watched: Watched) -> None:
+    def __init__(self, watched: WatchedFiles) -> None:
         self._watched = watched
         self._page: tuple[str, str] = ("", "")
 
     async def page(self, request: Request) -> Response:
-        """The report, with a strip that tells what is going on."""
+        """The report as a page, with the state of runs on top."""
         html = await run_in_threadpool(self._written)
-        return _answer(request, html.encode(), "text/html")
+        return _response(request, html.encode(), "text/html")
 
     def _written(self) -> str:
         state, html = self._page
@@ -77,7 +77,7 @@ class _Pages:
         text = (await run_in_threadpool(_assets)).get(name)
         if text is None:
             return Response("there is no such file\n", 404, media_type="text/plain")
-        return _answer(request, text.encode(), _TYPES[Path(name).suffix])
+        return _response(request, text.encode(), _TYPES[Path(name).suffix])
 
     async def live(self, request: Request) -> Response:
         """Runs, newest measurements and failures."""
@@ -87,10 +87,10 @@ class _Pages:
     async def report(self, request: Request) -> Response:
         """The report as `nsa-tune report --json` prints it."""
         text = await run_in_threadpool(lambda: as_json(self._watched.report()))
-        return _answer(request, text.encode(), "application/json")
+        return _response(request, text.encode(), "application/json")
 
     async def measurements(self, request: Request) -> Response:
-        """Every measurement that counts, by table; `key` takes one table, by its digest."""
+        """The newest measurement of each cell, by table; `?key=DIGEST` selects one table."""
         wanted = request.query_params.get("key", "")
         found = await run_in_threadpool(self._watched.tables)
         document: dict[str, Any] = {
@@ -112,7 +112,7 @@ class _Pages:
 
 @cache
 def _assets() -> dict[str, str]:
-    """Name to text of everything that the page loads; charts.js where vl-convert is installed."""
+    """Name to text of the files that the page loads; charts.js only if vl-convert is installed."""
     found = {name: asset(name) for name in ("page.css", "page.js", "live.css", "live.js")}
     with suppress(ExtraMissing):
         found["charts.js"] = charts_javascript()
@@ -131,9 +131,9 @@ def _frame(state: str, *, has_charts: bool) -> Frame:
 
 
 def _json(request: Request, document: dict[str, Any]) -> Response:
-    # A failure's error may be infinite, which JSON does not know.
+    # The error of a wrong result may be infinite, which JSON cannot express.
     text = json.dumps(_finite(document), ensure_ascii=False, allow_nan=False)
-    return _answer(request, text.encode("utf-8", "backslashreplace"), "application/json")
+    return _response(request, text.encode("utf-8", "backslashreplace"), "application/json")
 
 
 def _finite(value: Any) -> Any:
@@ -146,8 +146,8 @@ def _finite(value: Any) -> Any:
     return value
 
 
-def _answer(request: Request, body: bytes, media_type: str) -> Response:
-    """`body`, or 304 where the visitor has it already."""
+def _response(request: Request, body: bytes, media_type: str) -> Response:
+    """`body`, or 304 if the browser already has it."""
     tag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
     headers = {"etag": tag, "cache-control": "private, no-cache"}
     known = [one.strip().removeprefix("W/") for one in

@@ -1,4 +1,4 @@
-"""Pieces of HTML. Every text that came out of a table is escaped here and nowhere else."""
+"""Pieces of HTML. The texts of a table are escaped in the functions that put them in."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from collections.abc import Iterable
 from html import escape
 from importlib import resources
 
-from nsa_tune.reports.output.grids import Grid
+from nsa_tune.reports.formats.display_tables import DisplayTable
 
 __all__ = [
     "article",
     "asset",
     "attributes",
     "figure",
-    "grid_table",
     "heading",
+    "html_table",
     "note",
     "packed_text",
     "select",
@@ -29,7 +29,7 @@ def asset(name: str) -> str:
 
 
 def packed_text(name: str, text: str) -> str:
-    """An element that holds `text` for the script: deflated, and in base64, which is no markup."""
+    """An element that holds `text` for the script, deflated and in base64."""
     data = base64.b64encode(zlib.compress(text.encode(), 9)).decode() if text else ""
     return f'<script type="text/plain" id="{name}">{data}</script>'
 
@@ -40,7 +40,7 @@ def attributes(facts: Iterable[tuple[str, str]]) -> str:
 
 
 def article(view: str, body: str, *, name: str = "", point: str = "", question: str = "") -> str:
-    """One card of a view; with a `name`, one that the script draws charts in."""
+    """One card of a view. The script draws charts into cards with a `name`."""
     drawn = f' id="{escape(name)}"' if name else ""
     kind = "panel" if name else "plain"
     named = (("view", view), ("point", point), ("question", question))
@@ -48,18 +48,18 @@ def article(view: str, body: str, *, name: str = "", point: str = "", question: 
     return f'<article class="{kind}"{drawn}{attributes(facts)}>{body}</article>'
 
 
-def heading(grid: Grid) -> str:
+def heading(table: DisplayTable) -> str:
     """A table's title and note."""
-    return f"<h3>{escape(grid.title)}</h3>{note(grid.note)}"
+    return f"<h3>{escape(table.title)}</h3>{note(table.note)}"
 
 
 def note(text: str) -> str:
-    """A sentence in small print; nothing of nothing."""
+    """Small print; empty for an empty text."""
     return f'<p class="note">{escape(text)}</p>' if text else ""
 
 
 def figure(kind: str, caption: str = "") -> str:
-    """The place of one chart."""
+    """The element that one chart is drawn into."""
     return (
         f'<figure class="{kind}"><figcaption>{escape(caption)}</figcaption>'
         f'<div class="chart"></div></figure>'
@@ -67,23 +67,23 @@ def figure(kind: str, caption: str = "") -> str:
 
 
 def select(name: str, label: str, values: Iterable[str]) -> str:
-    """A labelled list to choose one value from."""
+    """A labelled drop-down list."""
     options = "".join(f"<option>{escape(value)}</option>" for value in values)
     return f'<label>{escape(label)} <select name="{name}">{options}</select></label>'
 
 
-def grid_table(grid: Grid) -> str:
-    """A table that scrolls sideways where it is too wide, by keyboard too."""
+def html_table(table: DisplayTable) -> str:
+    """A table that scrolls sideways where it is too wide, also by keyboard."""
 
     def cells(tag: str, row: tuple[str, ...]) -> str:
         return "".join(
-            f"<{tag}{' class=number' if i in grid.numeric else ''}>{escape(cell)}</{tag}>"
+            f"<{tag}{' class=number' if i in table.numeric else ''}>{escape(cell)}</{tag}>"
             for i, cell in enumerate(row)
         )
 
-    body = "".join(f"<tr>{cells('td', row)}</tr>" for row in grid.rows)
+    body = "".join(f"<tr>{cells('td', row)}</tr>" for row in table.rows)
     return (
-        f'<div class="scroll" tabindex="0" role="group" aria-label="{escape(grid.title)}">'
-        f"<table><thead><tr>{cells('th', grid.columns)}</tr></thead>"
+        f'<div class="scroll" tabindex="0" role="group" aria-label="{escape(table.title)}">'
+        f"<table><thead><tr>{cells('th', table.columns)}</tr></thead>"
         f"<tbody>{body}</tbody></table></div>"
     )

@@ -1,7 +1,7 @@
 """A report as one HTML page.
 
-Everything out of a table is escaped or inserted as text; the Content-Security-Policy names the
-page's own scripts and style by their hashes and allows nothing else.
+Texts out of a table are escaped. The Content-Security-Policy allows the page's own scripts and
+style, by their hashes, and nothing else.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from html import escape
 from pathlib import Path
 
 from nsa_tune.backend.types.records import Key
-from nsa_tune.reports import charts
-from nsa_tune.reports.content.report import Report
+from nsa_tune.reports.analysis.report import Report
+from nsa_tune.reports.charts.theme import THEMES
+from nsa_tune.reports.formats.display_tables import fingerprint
+from nsa_tune.reports.html.cards import VIEWS, Drawn, cards_of
 from nsa_tune.reports.html.markup import asset, attributes, packed_text, select
-from nsa_tune.reports.html.views import VIEWS, Drawn, cards_of
-from nsa_tune.reports.output.grids import fingerprint, title_of
 
 __all__ = ["Frame", "as_html", "offline", "written"]
 
@@ -29,34 +29,34 @@ _CREDITS = (
 )
 _ALL = "all"
 Facts = Mapping[str, str]
-"""What a section is filtered by."""
+"""The values by which the page's filters choose sections."""
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """How a page gets its style and scripts."""
+    """The parts of a page that differ between a file and the dashboard: style and scripts."""
 
     head: str
-    """Elements of the head."""
+    """Elements for the head."""
     end: str
-    """Elements after the page's data."""
+    """Elements behind the page's data."""
     has_charts: bool
     extra: str = ""
-    """An element that stands above the tables."""
+    """An element above the tables."""
 
 
 def as_html(report: Report, javascript: str | None = None) -> str:
     """The page of `report` as one file; `javascript` (`charts_javascript`) draws its charts.
 
-    Without it the page has every table, and a sentence that says how to get charts.
+    Without it the page has every table, and tells how to get charts.
     """
     return written(report, offline(javascript))
 
 
 def offline(javascript: str | None) -> Frame:
-    """The frame of a file: style and scripts are in it, and nothing else may be loaded.
+    """The frame of a file, with style and scripts in it; nothing else may be loaded.
 
-    The charts' script is deflated, which makes a third of it; the policy names what it inflates to.
+    The charts' script is deflated to a third. The policy has the hash of what it inflates to.
     """
     style, script = asset("page.css"), asset("page.js")
     scripts = [script] if javascript is None else [script, javascript]
@@ -80,7 +80,7 @@ def written(report: Report, frame: Frame) -> str:
     sections = [_section(report, i, facts[i], drawn) for i in range(len(report.sections))]
     data = ""
     if drawn is not None:
-        every = {"themes": charts.THEMES, "panels": drawn.panels, "plots": drawn.plots}
+        every = {"themes": THEMES, "panels": drawn.panels, "plots": drawn.plots}
         data = json.dumps(every, separators=(",", ":"))
     return "\n".join(
         [
@@ -128,14 +128,14 @@ def _header(report: Report, facts: Sequence[Facts], frame: Frame) -> str:
         note += "<p>Nothing is measured yet: <code>nsa-tune run</code> measures this machine.</p>"
     return (
         f"<header><h1>{escape(_title(report))}</h1>"
-        f"<p>Which attention implementation is fastest for which batch, by measurement, and what "
-        f"{escape(report.rule)} would have taken.</p>{note}{frame.extra}{_views(report)}"
+        f"<p>The fastest attention implementation for each measured batch, compared with what "
+        f"{escape(report.baseline)} takes by default.</p>{note}{frame.extra}{_views(report)}"
         f'<form class="filters" hidden>{_filters(report, facts)}</form></header>'
     )
 
 
 def _views(report: Report) -> str:
-    """The buttons that show one view at a time; without the script all are shown."""
+    """Buttons that show one view at a time. Without the script all views are shown."""
     if not report.sections:
         return ""
     buttons = "".join(
@@ -156,11 +156,11 @@ _NAMES = {
     "versions": "Versions",
 }
 _WITH_ALL = ("database", "versions")
-"""Tables that differ in these only are worth seeing together."""
+"""Filters that can also show all tables: those that differ only in these make a comparison."""
 
 
 def _filters(report: Report, facts: Sequence[Facts]) -> str:
-    """A list for each field in which the tables differ; the script shows them."""
+    """A drop-down list for each field in which the tables differ; the script shows them."""
     fields = {name: dict.fromkeys(one[name] for one in facts) for name in _NAMES}
     selects = [
         select(f"filter-{name}", _NAMES[name], [*([_ALL] if name in _WITH_ALL else []), *values])
@@ -170,7 +170,7 @@ def _filters(report: Report, facts: Sequence[Facts]) -> str:
     points = [point for section in report.sections for point in section.points]
     asked = {
         "point": dict.fromkeys(point.point.name for point in points),
-        "question": dict.fromkeys(one.answer.name for point in points for one in point.answers),
+        "question": dict.fromkeys(one.name for point in points for one in point.questions),
     }
     selects += [
         select(f"filter-{name}", name.capitalize(), [_ALL, *values])
@@ -181,7 +181,7 @@ def _filters(report: Report, facts: Sequence[Facts]) -> str:
 
 
 def _facts(report: Report) -> list[Facts]:
-    """What the filters go by, for each section."""
+    """The filter values of each section."""
     keys = [section.key for section in report.sections]
     differing = dict.fromkeys(
         name
@@ -204,8 +204,8 @@ def _facts(report: Report) -> list[Facts]:
 
 
 def _database(path: Path, sources: Set[Path]) -> str:
-    """The file's name; with its directory where another file has the same name."""
-    # A text table holds one key: the other filters tell it from the next.
+    """The file's name, with its directory if another file has the same name."""
+    # A text table holds one key, so the other filters suffice.
     if path.suffix == ".tsv" or str(path).startswith("shipped:"):
         return "text tables"
     alike = sum(other.name == path.name for other in sources)
@@ -213,7 +213,7 @@ def _database(path: Path, sources: Set[Path]) -> str:
 
 
 def _versions(key: Key, names: Iterable[str]) -> str:
-    """Driver, protocol and libraries in which the tables differ, in words."""
+    """Driver, protocol and libraries, as far as the tables differ in them."""
     known = {"driver": key.driver, "protocol": key.protocol, **dict(key.libraries)}
     return ", ".join(f"{name} {known.get(name) or 'none'}" for name in names)
 
@@ -229,6 +229,6 @@ def _section(report: Report, number: int, facts: Facts, drawn: Drawn | None) -> 
     )
     return (
         f'<section class="table"{attributes(facts.items())} aria-labelledby="title-{number}">'
-        f'<h2 id="title-{number}">{escape(title_of(section))}</h2>'
+        f'<h2 id="title-{number}">{escape(section.title)}</h2>'
         f'<dl class="card">{items}</dl>{cards_of(report, number, drawn)}</section>'
     )

@@ -1,4 +1,4 @@
-"""What a device reaches, measured on the CPU, as the roofline of a report reads it."""
+"""Roofline ceilings, measured on the CPU, and as a part of a run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from nsa_tune.autotune.runner.progress import Incident, NoProgress
 from nsa_tune.autotune.runner.run import RunRequest, RunResult, run
 from nsa_tune.backend.points import POINTS
 from nsa_tune.backend.types.records import Device, Measurement, Status
-from nsa_tune.reports.content import roofline
+from nsa_tune.reports.analysis import roofline
 
 CPU = torch.device("cpu")
 TWO_ARMS = "tests.autotune.fake_point:TWO_ARMS"
@@ -28,7 +28,7 @@ def measured(arch: str = "cpu") -> list[Measurement]:
     return measure_ceilings(arch, CPU, CpuTimer())
 
 
-def test_a_cpu_gets_a_roof_of_its_own() -> None:
+def test_ceilings_of_a_cpu() -> None:
     rows = measured()
     found = roofline.ceilings_of(rows)
 
@@ -39,7 +39,7 @@ def test_a_cpu_gets_a_roof_of_its_own() -> None:
     assert set(found.flops_per_s) == {"bf16"}
 
 
-def test_a_product_that_the_device_has_not_is_a_failure_with_its_reason(
+def test_a_product_that_the_device_lacks_is_a_failure_with_its_reason(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def refused(*_: object, **__: object) -> torch.Tensor:
@@ -63,7 +63,7 @@ def test_ceilings_are_no_decision_point() -> None:
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """This processor, which says that it is a GPU."""
+    """Makes this CPU say that it is a GPU."""
     describe = devices.describe
 
     def described(device: torch.device) -> Device:
@@ -101,13 +101,13 @@ def test_a_fresh_run_measures_the_ceilings_again(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("gpu")
 @pytest.mark.parametrize("wishes", [{"points": ("runnable",)}, {"ceilings": False}])
-def test_a_run_of_some_points_or_a_check_leaves_the_ceilings_alone(
+def test_a_run_of_some_points_or_a_check_measures_no_ceilings(
     tmp_path: Path, wishes: dict[str, object]
 ) -> None:
     assert roof_of(tuned(tmp_path, **wishes).table.measurements) == []
 
 
-def test_a_processor_gets_no_roof_from_a_run(tmp_path: Path) -> None:
+def test_a_run_measures_no_ceilings_of_a_cpu(tmp_path: Path) -> None:
     assert roof_of(tuned(tmp_path).table.measurements) == []
 
 
@@ -143,7 +143,7 @@ def test_a_worker_that_dies_of_the_ceilings_is_replaced(
 
     result = run(
         RunRequest(tmp_path / "t.db", device="cpu"), Remember(),
-        registry="tests.autotune.roofless:POINTS",
+        registry="tests.autotune.fatal_ceilings:POINTS",
     )  # fmt: skip
 
     (row,) = roof_of(result.table.measurements)

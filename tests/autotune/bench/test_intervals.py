@@ -1,7 +1,8 @@
-"""Samples summed up: medians with honest intervals."""
+"""Intervals of the median hold it as often as they say."""
 
 from __future__ import annotations
 
+from random import Random
 from statistics import median
 
 import pytest
@@ -9,7 +10,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsa_tune.autotune.bench.intervals import Timing
+from nsa_tune.autotune.bench.intervals import Timing, interval_of
+from nsa_tune.autotune.bench.race import ALPHA, LOOKS
+
+logs = st.lists(st.floats(-5, 5), min_size=8, max_size=60)
 
 latencies = st.lists(st.floats(1, 1e6), min_size=6, max_size=60)
 
@@ -51,3 +55,42 @@ def test_an_interval_is_always_of_positive_times(samples: list[float]) -> None:
     timing = Timing.of(samples)
 
     assert 0 < timing.low_us <= timing.median_us <= timing.high_us
+
+
+@given(logs, st.floats(0.001, 0.2))
+def test_an_interval_holds_the_median_and_lies_within_the_values(
+    values: list[float], alpha: float
+) -> None:
+    found = interval_of(values, alpha)
+
+    if found is not None:
+        ordered = sorted(values)
+        middle = len(values) // 2
+        assert min(values) <= found[0] <= ordered[middle]
+        assert ordered[(len(values) - 1) // 2] <= found[1] <= max(values)
+
+
+@given(logs)
+def test_more_confidence_is_a_wider_interval(values: list[float]) -> None:
+    narrow, wide = interval_of(values, 0.2), interval_of(values, 0.01)
+
+    assert narrow is not None
+    if wide is not None:
+        assert wide[0] <= narrow[0] <= narrow[1] <= wide[1]
+
+
+def test_too_few_values_have_no_interval() -> None:
+    assert interval_of([1.0] * 5, 0.05) is None
+    assert interval_of([1.0] * 6, 0.05) == (1.0, 1.0)
+
+
+@pytest.mark.parametrize("alpha", [0.05, ALPHA / len(LOOKS)])
+@pytest.mark.parametrize("count", [8, 12, 24, 40])
+def test_an_interval_misses_the_median_no_more_often_than_it_says(alpha: float, count: int) -> None:
+    random, trials, missed = Random(count), 4000, 0
+    for _ in range(trials):
+        found = interval_of([random.gauss(0, 1) for _ in range(count)], alpha)
+        missed += found is not None and not found[0] <= 0 <= found[1]
+
+    # Three standard errors of the trials beyond what is allowed.
+    assert missed / trials <= alpha + 3 * (alpha / trials) ** 0.5

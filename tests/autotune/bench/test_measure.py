@@ -68,7 +68,7 @@ def test_a_failing_arm_does_not_keep_the_others_from_being_timed() -> None:
     assert rows["fast"].status is Status.OK
 
 
-def test_all_arms_failing_is_a_result_too() -> None:
+def test_all_arms_may_fail() -> None:
     assert {row.status for row in measured("raises", "wrong").values()} == {
         Status.FAILED, Status.WRONG,
     }  # fmt: skip
@@ -104,7 +104,7 @@ def test_a_device_that_stays_slowed_down_is_unfit(monkeypatch: pytest.MonkeyPatc
 
 
 class Wavering(CpuTimer):
-    """A clock that is never the same for long."""
+    """A device whose clock never settles."""
 
     widest = 0.05
 
@@ -116,7 +116,7 @@ class Wavering(CpuTimer):
         return lambda: next(times)
 
 
-def test_an_arm_that_is_always_noisy_is_taken_again_and_kept_with_its_wide_interval() -> None:
+def test_a_noisy_arm_is_sampled_again_and_keeps_its_wide_interval() -> None:
     row = measured("fast", timer=Wavering())["fast"]
 
     assert row.status is Status.OK
@@ -124,7 +124,7 @@ def test_an_arm_that_is_always_noisy_is_taken_again_and_kept_with_its_wide_inter
     assert row.discarded == 4 * row.samples
 
 
-def test_a_noisy_arm_is_not_taken_again_once_its_time_is_over() -> None:
+def test_a_noisy_arm_is_not_sampled_again_when_its_time_is_used_up() -> None:
     row = measured("fast", timer=Wavering(most_seconds=0.0))["fast"]
 
     assert (row.low_us, row.high_us) == (10.0, 20.0)

@@ -1,4 +1,4 @@
-"""Timing: arms interleaved, each stopped when enough is known; slowdowns are thrown away."""
+"""Timing: arms in turns, each until its verdict is known; rounds in a slowdown are discarded."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
-from nsa_tune.autotune.bench.sequential import LOOKS, MOST_SAMPLES
+from nsa_tune.autotune.bench.race import LOOKS, MOST_SAMPLES
 from nsa_tune.autotune.bench.timing import CpuTimer, SlowedDown, interleave, timer_for
 
 
 @dataclass
 class Recorded:
-    """A device whose arms take made-up times; remembers who ran when."""
+    """A fake device whose arms take given times; records the order in which they run."""
 
     most_seconds: float = 60.0
     order: list[str] = field(default_factory=list)
@@ -60,7 +60,7 @@ def test_arms_run_forward_then_in_reverse() -> None:
     assert device.order[:13] == ["warm-up", *"abccba", *"abccba"]
 
 
-def test_steady_arms_are_done_at_the_first_look() -> None:
+def test_steady_arms_leave_at_the_first_look() -> None:
     device = Recorded()
     timings = interleave([device.arm("a", 1.0), device.arm("b", 1.2)], device)
 
@@ -68,7 +68,7 @@ def test_steady_arms_are_done_at_the_first_look() -> None:
     assert [timing.median_us for timing in timings] == [1.0, 1.2]
 
 
-def test_an_arm_far_behind_is_not_run_again() -> None:
+def test_a_far_slower_arm_is_not_run_again() -> None:
     device = Recorded()
     interleave([device.arm("a", 1.0), device.arm("b", 4.0), device.arm("c", 1.1)], device)
 
@@ -76,7 +76,7 @@ def test_an_arm_far_behind_is_not_run_again() -> None:
     assert device.order.count("b") == 2
 
 
-def test_a_hiccup_of_an_arm_far_behind_costs_one_round_more() -> None:
+def test_a_disturbance_of_a_far_slower_arm_costs_one_more_round() -> None:
     device = Recorded(widest=0.05)
     timings = interleave([device.arm("a", 1.0), device.arm("b", 9.0, 25.0, 9.0, 9.0)], device)
 
@@ -84,7 +84,7 @@ def test_a_hiccup_of_an_arm_far_behind_costs_one_round_more() -> None:
     assert [timing.discarded for timing in timings] == [0, 0]
 
 
-def test_the_noise_of_an_arm_far_behind_says_nothing_of_the_clock() -> None:
+def test_the_noise_of_a_far_slower_arm_does_not_repeat_the_race() -> None:
     device = Recorded(widest=0.05)
     timings = interleave([device.arm("a", 1.0), device.arm("b", 1000.0, 2500.0)], device)
 
@@ -92,14 +92,14 @@ def test_the_noise_of_an_arm_far_behind_says_nothing_of_the_clock() -> None:
     assert [timing.discarded for timing in timings] == [0, 0]
 
 
-def test_arms_that_noise_hides_are_sampled_up_to_the_cap() -> None:
+def test_noisy_arms_get_the_most_samples() -> None:
     device = Recorded()
     timings = interleave([device.arm("a", 1.0, 1.5, 1.5), device.arm("b", 1.1, 1.4, 1.6)], device)
 
     assert [timing.samples for timing in timings] == [MOST_SAMPLES] * 2
 
 
-def test_no_more_than_the_fewest_samples_when_the_time_is_used_up() -> None:
+def test_a_race_ends_after_the_fewest_samples_when_the_time_is_used_up() -> None:
     device = Recorded(most_seconds=0.0)
     timings = interleave([device.arm("a", 1.0, 1.5)], device)
 
@@ -123,7 +123,7 @@ def test_a_device_that_stays_slowed_down_is_unfit() -> None:
         interleave([device.arm("a", 1.0)], device)
 
 
-def test_samples_that_disagree_are_taken_again_and_counted() -> None:
+def test_samples_that_disagree_are_repeated_and_counted() -> None:
     """A clock that climbs during the first attempt."""
     device = Recorded(widest=0.05)
     times = [2.0 - i / MOST_SAMPLES for i in range(MOST_SAMPLES)] + [1.0] * MOST_SAMPLES
@@ -133,7 +133,7 @@ def test_samples_that_disagree_are_taken_again_and_counted() -> None:
     assert timing.discarded == MOST_SAMPLES
 
 
-def test_a_cpu_has_a_protocol_of_its_own() -> None:
+def test_a_cpu_has_another_protocol() -> None:
     timer = timer_for(torch.device("cpu"))
 
     assert isinstance(timer, CpuTimer)
@@ -158,7 +158,7 @@ def test_a_cpu_sampler_runs_the_arm_once_a_sample() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_a_graph_keeps_what_its_arm_closes_over_alive() -> None:
+def test_a_graph_keeps_its_arm_s_tensors_alive() -> None:
     from nsa_tune.autotune.bench.timing import CudaTimer
 
     device = torch.device("cuda:0")

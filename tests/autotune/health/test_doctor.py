@@ -1,4 +1,4 @@
-"""Doctor: each check on a machine made up for it, and the one line that they come to."""
+"""Doctor: each check on a fake machine, and the conclusion."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _state(monkeypatch: pytest.MonkeyPatch, state: GpuState | None) -> None:
     monkeypatch.setattr(nvml, "gpu_state", lambda ordinal: state)
 
 
-def _found(check: doctor.Check) -> dict[str, Finding]:
+def _found(check: doctor.MachineCheck) -> dict[str, Finding]:
     return {finding.subject: finding for finding in check.look()}
 
 
@@ -48,14 +48,14 @@ def test_a_gpu_is_named_with_its_driver() -> None:
     assert found["driver"].text == "580.65.06"
 
 
-def test_a_gpu_nobody_has_met_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_gpu_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nvml, "gpu_names", lambda: ["NVIDIA X1"])
 
     assert _found(doctor.DeviceCheck())["GPU 0"].state is State.NOTE
 
 
 @pytest.mark.usefixtures("no_gpu")
-def test_without_a_gpu_the_processor_is_named() -> None:
+def test_without_a_gpu_the_cpu_is_named() -> None:
     found = _found(doctor.DeviceCheck())
 
     assert found["GPU"].state is State.NOTE
@@ -83,7 +83,7 @@ def test_an_absent_library_matters_on_a_gpu_only(
                          "with_kvcache of v4_prefill"}, {"mha/fa3 of prefill"}),
     ],
 )  # fmt: skip
-def test_arms_that_no_shipped_table_has_on_such_a_gpu_are_told(
+def test_arms_that_no_shipped_table_has_on_such_a_gpu_are_noted(
     monkeypatch: pytest.MonkeyPatch, gpu: str, there: set[str], missing: set[str]
 ) -> None:
     monkeypatch.setattr(nvml, "gpu_names", lambda: [gpu])
@@ -97,7 +97,7 @@ def test_arms_that_no_shipped_table_has_on_such_a_gpu_are_told(
 
 
 @pytest.mark.usefixtures("no_gpu")
-def test_without_a_gpu_arms_that_no_table_has_at_all_are_told() -> None:
+def test_without_a_gpu_arms_that_no_table_has_are_noted() -> None:
     (finding,) = doctor.ArmCheck().look()
 
     assert finding.state is State.NOTE
@@ -106,7 +106,7 @@ def test_without_a_gpu_arms_that_no_table_has_at_all_are_told() -> None:
     assert "mha/fa3" not in finding.text
 
 
-def test_where_no_table_is_of_the_gpu_s_kind_nothing_is_said_of_single_arms(
+def test_on_an_unknown_gpu_no_single_arm_is_noted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(nvml, "gpu_names", lambda: ["NVIDIA X1"])
@@ -114,10 +114,10 @@ def test_where_no_table_is_of_the_gpu_s_kind_nothing_is_said_of_single_arms(
     (finding,) = doctor.ArmCheck().look()
 
     assert finding.state is State.NOTE
-    assert "no GPU of this kind" in finding.text
+    assert "no arm was measured on this GPU model" in finding.text
 
 
-def test_who_answers_for_a_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_distribution_of_a_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     answer = Answering("flash_mla", "sglang-kernel", "0.4.1", "sgl_kernel.flash_mla")
     monkeypatch.setattr(providers, "answering", lambda name: answer)
 
@@ -147,7 +147,7 @@ def test_a_torch_that_cannot_use_the_gpu_fails(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.usefixtures("one_gpu")
-def test_calm_clocks_are_reported() -> None:
+def test_clocks_are_reported() -> None:
     finding = _found(doctor.ClockCheck())["clocks 0"]
 
     assert finding.state is State.OK

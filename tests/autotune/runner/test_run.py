@@ -57,7 +57,7 @@ class Interrupts(NoProgress):
             raise KeyboardInterrupt
 
 
-def test_a_run_measures_every_batch_that_leaves_a_choice(request_: RunRequest) -> None:
+def test_a_run_measures_every_batch_with_two_allowed_arms(request_: RunRequest) -> None:
     result = run(request_)
 
     assert result.outcome == "done"
@@ -85,7 +85,7 @@ def test_a_fresh_run_measures_again_and_keeps_the_older_rows(request_: RunReques
         assert db.execute("select count(*) from measurements").fetchone() == (16,)
 
 
-def test_an_interrupted_fresh_run_is_gone_on_with(request_: RunRequest) -> None:
+def test_an_interrupted_fresh_run_can_be_continued(request_: RunRequest) -> None:
     run(request_)
     stopped = run(replace(request_, fresh=True), Interrupts())
     rest = run(request_)
@@ -96,7 +96,7 @@ def test_an_interrupted_fresh_run_is_gone_on_with(request_: RunRequest) -> None:
 
 
 @pytest.mark.parametrize(("held", "again"), [(0, 0), (60 * 2**30, 1)])
-def test_memory_that_others_held_is_tried_again(
+def test_an_arm_is_tried_again_when_other_processes_held_the_memory(
     request_: RunRequest, monkeypatch: pytest.MonkeyPatch, held: int, again: int
 ) -> None:
     def no_room(case: object) -> NoReturn:
@@ -131,7 +131,7 @@ def test_an_interrupted_run_returns_what_it_measured(request_: RunRequest) -> No
     assert run(request_).skipped == 4
 
 
-def test_another_head_count_has_a_key_of_its_own(request_: RunRequest) -> None:
+def test_another_head_count_has_another_key(request_: RunRequest) -> None:
     run(request_)
 
     assert run(replace(request_, heads=2)).skipped == 0
@@ -201,7 +201,7 @@ def child(database: Path) -> subprocess.Popen[str]:
 
 
 @pytest.mark.parametrize("told", [1, 5])
-def test_a_killed_run_loses_nothing_and_goes_on_where_it_stopped(tmp_path: Path, told: int) -> None:
+def test_a_killed_run_loses_nothing_and_the_next_one_continues(tmp_path: Path, told: int) -> None:
     database = tmp_path / "killed.db"
     with child(database) as first:
         assert first.stdout is not None
@@ -229,7 +229,7 @@ def test_a_killed_run_loses_nothing_and_goes_on_where_it_stopped(tmp_path: Path,
     assert set(rows) == set(expected)
 
 
-def test_the_tiny_profile_is_what_a_cpu_measures_by_default(request_: RunRequest) -> None:
+def test_a_cpu_measures_the_tiny_profile_by_default(request_: RunRequest) -> None:
     settings: list[Setting] = []
 
     class Remember(NoProgress):

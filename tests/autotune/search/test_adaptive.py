@@ -1,4 +1,4 @@
-"""The adaptive sweep: coarse first, then where it is close, and an end; replayed without a GPU."""
+"""The adaptive schedule: coarse, then where arms are close, then its end; without a GPU."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ import pytest
 
 from benchmarks.adaptive import compare, recorded_part, replay, setting_of
 from nsa_tune import Batch
-from nsa_tune.autotune.runner.schedule import Job
+from nsa_tune.autotune.bench.job import Job
 from nsa_tune.autotune.search import adaptive
 from nsa_tune.autotune.search.adaptive import Adaptive
 from nsa_tune.backend.points import POINTS
+from nsa_tune.backend.types.formula import Formulas
 from nsa_tune.backend.types.layouts import KVLayout
 from nsa_tune.backend.types.point import Point, Setting
 from nsa_tune.backend.types.profiles import profile_of
@@ -25,6 +26,7 @@ from tests.autotune.fake_point import runnable
 SETTING = Setting(profile_of("tiny"), 4, KVLayout.FP8_PACKED, Device("CPU", "cpu"))
 TABLE = next(path for path in shipped() if path.stem.startswith("h100") and "h128_fp8" in path.stem)
 CROSSOVER = 300
+FORMULAS = Formulas({}, ("kv_tokens",), {"kv_tokens": "log2(kv_tokens)"}, functions={"log2": log2})
 
 
 def _sample(setting: Setting, random: Random) -> Batch:
@@ -36,8 +38,7 @@ def point() -> Point:
     return replace(
         runnable("fast", "slow"),
         grid=lambda setting: [Batch.decode([n]) for n in range(10, 4000, 10)],
-        cost_terms=lambda batch, setting: (batch.kv_tokens,),
-        locate=lambda batch, setting: (log2(batch.kv_tokens),),
+        formulas=lambda setting: FORMULAS,
         sample=_sample,
     )
 
@@ -71,17 +72,17 @@ def lengths(jobs: Sequence[Job]) -> list[int]:
     return [job.batch.kv_tokens for job in jobs]
 
 
-def test_it_ends_long_before_the_grid_does() -> None:
+def test_it_measures_a_small_part_of_the_grid() -> None:
     schedule = Adaptive([point()], SETTING, ())
     jobs = sweep(schedule)
 
     assert len(jobs) < 0.2 * len(point().grid(SETTING))
-    assert schedule.expected()["runnable"] <= 0.01
-    assert schedule.remaining() == (0, None)
+    assert schedule.expected_regret()["runnable"] <= 0.01
+    assert schedule.remaining() == 0
     assert schedule.next() is None
 
 
-def test_it_starts_all_over_the_features() -> None:
+def test_coarse_batches_cover_the_whole_grid() -> None:
     first = lengths(sweep(Adaptive([point()], SETTING, ()))[:8])
 
     assert min(first) < 50
@@ -114,7 +115,7 @@ def test_refinement_goes_where_two_arms_are_close() -> None:
     assert all(CROSSOVER / 3 < length < CROSSOVER * 3 for length in later[:6])
 
 
-def test_what_is_known_is_not_measured_again() -> None:
+def test_stored_rows_are_not_measured_again() -> None:
     known: list[Measurement] = []
 
     def remembered(job: Job) -> list[Measurement]:
@@ -129,10 +130,10 @@ def test_what_is_known_is_not_measured_again() -> None:
 
 
 @pytest.mark.parametrize(("length", "finished"), [(500, True), (3900, False)])
-def test_of_a_known_batch_the_missing_arm_is_measured_where_it_is_in_the_question(
+def test_a_missing_arm_of_a_stored_batch_is_measured_where_it_may_be_the_fastest(
     length: int, finished: bool
 ) -> None:
-    """A row may be missing because the run was killed, or because the arm is too slow by far."""
+    """A row may be missing because the run was killed, or because the arm is clearly slower."""
     (slow,) = (arm for arm in point().arms if arm.name == "slow")
     row = measured(Job(point(), Batch.decode([length]), (slow,)))
 
@@ -142,7 +143,7 @@ def test_of_a_known_batch_the_missing_arm_is_measured_where_it_is_in_the_questio
     assert [[arm.name for arm in arms] for arms in found] == ([["fast"]] if finished else [])
 
 
-def test_a_trace_brings_its_own_batches() -> None:
+def test_batches_of_a_trace_are_measured() -> None:
     trace = [(Batch.decode([301]), 50.0), (Batch.decode([303, 307]), 1.0)]
     words = {str(batch) for batch, _ in trace}
 
@@ -153,7 +154,7 @@ def test_a_trace_brings_its_own_batches() -> None:
     assert words & {str(job.batch) for job in traced}
 
 
-def test_batches_of_other_points_in_a_trace_are_passed_over() -> None:
+def test_batches_of_a_trace_that_are_another_point_s_are_ignored() -> None:
     trace = [(Batch.extend([0], [301]), 50.0)]
 
     jobs = sweep(Adaptive([point()], SETTING, (), trace=trace))
@@ -161,7 +162,7 @@ def test_batches_of_other_points_in_a_trace_are_passed_over() -> None:
     assert {job.batch.mode for job in jobs} == {Batch.decode([1]).mode}
 
 
-def test_an_arm_that_always_fails_does_not_keep_it_going() -> None:
+def test_it_ends_although_an_arm_always_fails() -> None:
     def half(job: Job) -> list[Measurement]:
         return [
             row if row.arm == "fast" else replace(row, status=Status.FAILED, latency_us=None)
@@ -171,7 +172,7 @@ def test_an_arm_that_always_fails_does_not_keep_it_going() -> None:
     assert len(sweep(Adaptive([point()], SETTING, ()), half)) < 100
 
 
-def test_an_arm_that_is_quarantined_does_not_keep_it_going() -> None:
+def test_it_ends_although_an_arm_is_quarantined() -> None:
     jobs = sweep(
         Adaptive([point()], SETTING, ()),
         lambda job: [row for row in measured(job) if row.arm == "fast"],
@@ -180,9 +181,9 @@ def test_an_arm_that_is_quarantined_does_not_keep_it_going() -> None:
     assert len(jobs) < 100
 
 
-def test_a_lower_target_takes_more() -> None:
+def test_a_lower_target_takes_more_measurements() -> None:
     def odd(job: Job) -> list[Measurement]:
-        """Every other batch is off by 30 %, which no surface foresees."""
+        """Every other batch is off by 30 %, which no surface can predict."""
         off = 1.3 if job.batch.kv_tokens % 20 else 1.0
         return [
             replace(row, latency_us=row.latency_us * off if row.arm == "fast" else row.latency_us)  # type: ignore[operator]
@@ -196,13 +197,13 @@ def test_a_lower_target_takes_more() -> None:
 
 
 @pytest.mark.parametrize("target", [0.02, 0.3, 1.0])
-def test_a_higher_target_still_covers_the_features(target: float) -> None:
+def test_a_higher_target_still_covers_the_whole_grid(target: float) -> None:
     schedule = Adaptive([point()], SETTING, (), target_regret=target)
     first = lengths(sweep(schedule))
 
     assert min(first) < 50
     assert max(first) > 3000
-    assert schedule.expected()["runnable"] <= target
+    assert schedule.expected_regret()["runnable"] <= target
 
 
 def test_a_small_grid_is_covered_although_that_is_more_than_a_fifth_of_it() -> None:
@@ -212,7 +213,7 @@ def test_a_small_grid_is_covered_although_that_is_more_than_a_fifth_of_it() -> N
 
 
 def test_no_point_is_refined_before_all_are_covered() -> None:
-    """A small grid is done with its coarse part first, and noise would have it refined for long."""
+    """Noise would have the small grid, whose coarse batches are done first, refined for long."""
     random = Random(0)
 
     def noise(job: Job) -> list[Measurement]:
@@ -228,8 +229,10 @@ def test_no_point_is_refined_before_all_are_covered() -> None:
     assert len([job for job in jobs if job.point.name == "few"]) > 10
 
 
-def test_what_is_left_is_told_when_the_cap_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Most of a fifth goes into the coarse part here, and noise keeps the doubt up."""
+def test_the_expected_regret_is_known_when_the_most_measurements_end_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Coarse batches take most of the allowed measurements, and noise keeps the regret high."""
     monkeypatch.setattr(adaptive, "_FEW", 0)
     random = Random(0)
 
@@ -241,11 +244,11 @@ def test_what_is_left_is_told_when_the_cap_ends_it(monkeypatch: pytest.MonkeyPat
     jobs = sweep(schedule, noise)
 
     assert sum(len(job.arms) for job in jobs) <= 2 * 129 / 5
-    assert schedule.remaining() == (0, None)
-    assert schedule.expected()["runnable"] > 0.01
+    assert schedule.remaining() == 0
+    assert schedule.expected_regret()["runnable"] > 0.01
 
 
-def test_what_is_left_is_told_of_what_was_measured_before() -> None:
+def test_the_expected_regret_is_known_of_rows_stored_before() -> None:
     known: list[Measurement] = []
 
     def remembered(job: Job) -> list[Measurement]:
@@ -256,11 +259,11 @@ def test_what_is_left_is_told_of_what_was_measured_before() -> None:
     sweep(first, remembered)
     again = Adaptive([point()], SETTING, known)
 
-    assert again.expected() == pytest.approx(first.expected(), rel=0.5)
+    assert again.expected_regret() == pytest.approx(first.expected_regret(), rel=0.5)
 
 
-def test_jobs_under_way_do_not_hold_up_others() -> None:
-    """Eight GPUs ask before the first one has answered."""
+def test_jobs_in_progress_do_not_delay_others() -> None:
+    """Eight GPUs ask for a job before the first one is done."""
     schedule = Adaptive([point()], SETTING, ())
     waiting = [schedule.next() for _ in range(8)]
     assert all(waiting)
@@ -271,7 +274,7 @@ def test_jobs_under_way_do_not_hold_up_others() -> None:
     assert len({str(job.batch) for job in [*waiting, *sweep(schedule)] if job}) >= 8
 
 
-def test_jobs_that_bring_no_rows_do_not_end_a_sweep() -> None:
+def test_jobs_without_rows_do_not_end_a_search() -> None:
     """The arms of a job may be quarantined by the time it is handed out."""
     random, jobs = Random(0), []
 

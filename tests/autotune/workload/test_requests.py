@@ -1,4 +1,4 @@
-"""Request traces: both formats, and what is wrong with a file that is neither."""
+"""Request traces: both formats, and the message about a file that is neither."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from nsa_tune import UsageError
-from nsa_tune.autotune.workload.requests import Request, read_requests
+from nsa_tune.autotune.workload.requests import TraceRequest, read_requests
 
 MOONCAKE = """\
 {"timestamp": 1500, "input_length": 700, "output_length": 20, "hash_ids": [0, 7]}
@@ -30,7 +30,10 @@ def trace(tmp_path: Path) -> Path:
 def test_mooncakes_requests_come_in_order_of_arrival_with_their_blocks(trace: Path) -> None:
     trace.write_text(MOONCAKE)
 
-    assert read_requests(trace) == [Request(0.0, 513, 3, (0, 1)), Request(1.0, 700, 20, (0, 7))]
+    assert read_requests(trace) == [
+        TraceRequest(0.0, 513, 3, (0, 1)),
+        TraceRequest(1.0, 700, 20, (0, 7)),
+    ]
 
 
 @pytest.mark.parametrize("newline", ["\n", "\r\n"])
@@ -47,8 +50,8 @@ def test_azures_requests_have_no_blocks(trace: Path, newline: str) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "no trace that nsa-tune reads"),
-        ("when,what\n1,2\n", "no trace that nsa-tune reads"),
+        ("", "not a trace that nsa-tune reads"),
+        ("when,what\n1,2\n", "not a trace that nsa-tune reads"),
         (AZURE.splitlines()[0] + "\n", "has no request"),
         (AZURE + "yesterday,1,2\n", "line 4 of"),
         (AZURE + "2023-11-16 18:15:50,many,2\n", "line 4 of"),
@@ -57,16 +60,18 @@ def test_azures_requests_have_no_blocks(trace: Path, newline: str) -> None:
         (MOONCAKE + "{\n", "line 5 of"),
     ],
 )
-def test_a_file_that_is_no_trace_is_told_why(trace: Path, text: str, message: str) -> None:
+def test_a_file_that_is_not_a_trace_is_refused_with_a_reason(
+    trace: Path, text: str, message: str
+) -> None:
     trace.write_text(text)
 
     with pytest.raises(UsageError, match=message):
         read_requests(trace)
 
 
-def test_a_file_that_is_not_there_or_no_text(trace: Path) -> None:
+def test_a_missing_file_and_one_that_is_not_text_are_refused(trace: Path) -> None:
     with pytest.raises(UsageError, match="cannot be read"):
         read_requests(trace)
     trace.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(UsageError, match="no text"):
+    with pytest.raises(UsageError, match="not text"):
         read_requests(trace)

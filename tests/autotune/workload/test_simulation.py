@@ -1,4 +1,4 @@
-"""The simulated scheduler: every token is computed once, chunks are kept, prefixes are shared."""
+"""The simulated scheduler: each token is computed once, chunks hold, prefixes are shared."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nsa_tune import Batch
-from nsa_tune.autotune.workload.requests import Request
-from nsa_tune.autotune.workload.simulation import Engine, passes
+from nsa_tune.autotune.workload.requests import TraceRequest
+from nsa_tune.autotune.workload.simulation import SchedulerConfig, passes
 
-ENGINE = Engine(chunk_tokens=1000, next_n=2, acceptance=0.5, max_running=4)
+ENGINE = SchedulerConfig(chunk_tokens=1000, next_n=2, acceptance=0.5, max_running=4)
 
 requests = st.lists(
     st.builds(
-        Request,
+        TraceRequest,
         st.floats(0, 10),
         st.integers(1, 3000),
         st.integers(1, 40),
@@ -25,17 +25,17 @@ requests = st.lists(
 ).map(lambda found: sorted(found, key=lambda one: one.arrival_s))
 
 
-def run(found: list[Request], engine: Engine = ENGINE) -> list[Batch]:
+def run(found: list[TraceRequest], engine: SchedulerConfig = ENGINE) -> list[Batch]:
     return [one.batch() for one in passes(found, engine)]
 
 
-def words(found: list[Request], engine: Engine = ENGINE) -> list[str]:
+def words(found: list[TraceRequest], engine: SchedulerConfig = ENGINE) -> list[str]:
     return [str(batch) for batch in run(found, engine)]
 
 
 @given(requests)
 @settings(max_examples=50)
-def test_without_a_cache_every_input_token_is_computed_once(found: list[Request]) -> None:
+def test_without_a_cache_every_input_token_is_computed_once(found: list[TraceRequest]) -> None:
     batches = run(found, replace(ENGINE, cache_tokens=0))
 
     assert sum(b.q_tokens for b in batches if b.mode == "extend") == sum(
@@ -45,44 +45,46 @@ def test_without_a_cache_every_input_token_is_computed_once(found: list[Request]
 
 @given(requests)
 @settings(max_examples=50)
-def test_limits_are_kept_and_everybody_is_served(found: list[Request]) -> None:
+def test_limits_hold_and_every_request_is_served(found: list[TraceRequest]) -> None:
     batches = run(found)
     extends = [batch for batch in batches if batch.mode == "extend"]
     decodes = [batch for batch in batches if batch.mode != "extend"]
 
     assert all(batch.q_tokens <= ENGINE.chunk_tokens for batch in extends)
-    assert all(batch.sequences <= ENGINE.max_running for batch in decodes)
-    assert sum(b.sequences for b in decodes) * ENGINE.kept >= sum(o.output_tokens for o in found)
+    assert all(batch.batch_size <= ENGINE.max_running for batch in decodes)
+    assert sum(b.batch_size for b in decodes) * ENGINE.kept >= sum(o.output_tokens for o in found)
 
 
-def test_a_long_request_is_prefilled_in_chunks_before_anybody_decodes() -> None:
-    assert words([Request(0.0, 2500, 2)]) == [
+def test_a_long_request_is_prefilled_in_chunks_before_any_decode() -> None:
+    assert words([TraceRequest(0.0, 2500, 2)]) == [
         "extend:0+1000", "extend:1000+1000", "extend:2000+500",
         "target_verify:n2:2502", "target_verify:n2:2503",
     ]  # fmt: skip
 
 
 def test_what_is_left_of_a_chunk_goes_to_the_next_request() -> None:
-    assert words([Request(0.0, 700, 1), Request(0.0, 600, 1)])[:2] == [
+    assert words([TraceRequest(0.0, 700, 1), TraceRequest(0.0, 600, 1)])[:2] == [
         "extend:0+700,0+300", "extend:300+300",
     ]  # fmt: skip
 
 
 def test_a_shared_prefix_is_read_from_the_cache() -> None:
-    found = [Request(0.0, 600, 1, (1, 2)), Request(5.0, 800, 1, (1, 3))]
+    found = [TraceRequest(0.0, 600, 1, (1, 2)), TraceRequest(5.0, 800, 1, (1, 3))]
 
     assert "extend:512+288" in words(found)
 
 
 def test_a_whole_input_in_the_cache_still_computes_its_last_token() -> None:
-    found = [Request(0.0, 512, 1, (1,)), Request(5.0, 512, 1, (1,))]
+    found = [TraceRequest(0.0, 512, 1, (1,)), TraceRequest(5.0, 512, 1, (1,))]
 
     assert "extend:511+1" in words(found)
 
 
-def test_what_was_used_longest_ago_is_evicted() -> None:
+def test_the_least_recently_used_block_is_evicted() -> None:
     small = replace(ENGINE, cache_tokens=1024)
-    found = [Request(float(i), 600, 1, (block, block)) for i, block in enumerate((1, 2, 1, 3, 2))]
+    found = [
+        TraceRequest(float(i), 600, 1, (block, block)) for i, block in enumerate((1, 2, 1, 3, 2))
+    ]
 
     extends = [word for word in words(found, small) if word.startswith("extend")]
 
@@ -92,7 +94,7 @@ def test_what_was_used_longest_ago_is_evicted() -> None:
 
 
 def test_running_requests_decode_together_until_each_ends() -> None:
-    found = [Request(0.0, 10, 2), Request(0.0, 20, 4)]
+    found = [TraceRequest(0.0, 10, 2), TraceRequest(0.0, 20, 4)]
 
     assert words(found, replace(ENGINE, next_n=1)) == [
         "extend:0+10,0+20", "decode:n1:11,21", "decode:n1:12,22", "decode:n1:23", "decode:n1:24",
@@ -102,7 +104,7 @@ def test_running_requests_decode_together_until_each_ends() -> None:
 def test_a_request_waits_while_too_many_run() -> None:
     one_at_a_time = replace(ENGINE, max_running=1, next_n=1)
 
-    assert words([Request(0.0, 10, 1), Request(0.0, 20, 1)], one_at_a_time) == [
+    assert words([TraceRequest(0.0, 10, 1), TraceRequest(0.0, 20, 1)], one_at_a_time) == [
         "extend:0+10", "decode:n1:11", "extend:0+20", "decode:n1:21",
     ]  # fmt: skip
 

@@ -16,9 +16,19 @@ from hypothesis import strategies as st
 from nsa_tune import StoreCorrupt
 from nsa_tune.backend.costmodel.policy import Policy
 from nsa_tune.backend.types.batch import Batch
+from nsa_tune.backend.types.formula import Value
 from nsa_tune.backend.types.layouts import KVLayout
 from nsa_tune.backend.types.records import Measurement, Status
-from tests.backend.fake_point import BATCHES, FAKE, SETTING, Times, linear, measured, policy_of
+from tests.backend.fake_point import (
+    BATCHES,
+    FAKE,
+    FORMULAS,
+    SETTING,
+    Times,
+    linear,
+    measured,
+    policy_of,
+)
 
 TIMES: Times = {
     "mha/dense": linear(0.1, 0.2, 5),
@@ -97,7 +107,7 @@ def test_an_arm_is_not_taken_near_where_it_failed() -> None:
     rows = measured(TIMES)
     big = Batch.extend([8192], [4096])
     rows = [row for row in rows if (row.arm, row.batch) != ("mla/packed", str(big))]
-    policy = Policy.compile(FAKE, SETTING, [*rows, _failed("mla/packed", big)])
+    policy = Policy.fit(FAKE, SETTING, [*rows, _failed("mla/packed", big)])
 
     near, far = Batch.extend([8000], [4000]), Batch.extend([8000], [100])
     reason = "failed on extend:8192+4096: out of memory"
@@ -109,7 +119,7 @@ def test_an_arm_is_not_taken_near_where_it_failed() -> None:
 def test_an_arm_that_was_wrong_once_is_not_taken_anywhere() -> None:
     rows = measured(TIMES)
     rows[-1] = replace(_failed(rows[-1].arm, BATCHES[-1], Status.WRONG), reason="off by 0.3")
-    policy = Policy.compile(FAKE, SETTING, rows)
+    policy = Policy.fit(FAKE, SETTING, rows)
 
     survey = policy.survey(Batch.extend([0], [1]))
 
@@ -119,7 +129,7 @@ def test_an_arm_that_was_wrong_once_is_not_taken_anywhere() -> None:
 def test_a_later_row_replaces_an_earlier_one() -> None:
     rows = measured(TIMES)
     batch = Batch.parse(rows[0].batch)
-    policy = Policy.compile(FAKE, SETTING, [*rows, replace(rows[0], latency_us=99.0)])
+    policy = Policy.fit(FAKE, SETTING, [*rows, replace(rows[0], latency_us=99.0)])
 
     assert policy.estimates(batch)[rows[0].arm].latency_us == pytest.approx(99)
 
@@ -131,7 +141,7 @@ def test_rows_of_other_points_and_of_unknown_arms_are_left_out() -> None:
         replace(rows[0], arm="mla/future", batch="not a batch"),
     ]
 
-    policy = Policy.compile(FAKE, SETTING, rows + foreign)
+    policy = Policy.fit(FAKE, SETTING, rows + foreign)
 
     assert policy.estimates(BATCHES[3]) == policy_of(TIMES).estimates(BATCHES[3])
 
@@ -141,14 +151,14 @@ def test_a_row_for_an_impossible_batch_is_a_corrupt_table(text: str) -> None:
     rows = measured(TIMES)
 
     with pytest.raises(StoreCorrupt, match="the table has a row"):
-        Policy.compile(FAKE, SETTING, [*rows, replace(rows[0], batch=text)])
+        Policy.fit(FAKE, SETTING, [*rows, replace(rows[0], batch=text)])
 
 
 def test_the_measured_batches_are_those_where_something_succeeded() -> None:
     failed = Batch.extend([1], [1])
     rows = [*measured(TIMES, BATCHES[:5]), _failed("mla/wide", failed)]
 
-    policy = Policy.compile(FAKE, SETTING, rows)
+    policy = Policy.fit(FAKE, SETTING, rows)
 
     assert {str(batch) for batch in policy.measured} == {str(batch) for batch in BATCHES[:5]}
 
@@ -163,11 +173,8 @@ def test_the_spread_of_an_arm_without_a_surface_is_infinite() -> None:
 def test_a_batch_that_cannot_be_placed_leaves_the_arms_unknown(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    def breaks(batch: Batch, setting: object) -> tuple[float, ...]:
-        return (1 / (batch.q_tokens - 77), 1.0)
-
-    rows = measured(TIMES)
-    policy = Policy.compile(replace(FAKE, cost_terms=breaks), SETTING, rows)
+    breaks = FORMULAS._replace(values={"odd": Value("1 / (q_tokens - 77)")}, features=("odd",))
+    policy = Policy.fit(replace(FAKE, formulas=lambda setting: breaks), SETTING, measured(TIMES))
 
     with caplog.at_level(logging.WARNING):
         survey = policy.survey(Batch.extend([0], [77]))

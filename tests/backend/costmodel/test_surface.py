@@ -10,12 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nsa_tune.backend.costmodel.surface import Places, Surface, features_of
+from nsa_tune.backend.costmodel.features import Features
+from nsa_tune.backend.costmodel.surface import Estimate, Places, Surface
 from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.records import Measurement
 from tests.backend.fake_point import BATCHES, FAKE, SETTING, linear, measured
 
 _ARM = "mla/wide"
+FEATURES = Features(FAKE, SETTING)
 
 
 def _bumpy(batch: Batch) -> float:
@@ -29,7 +31,11 @@ def _samples(rows: list[Measurement]) -> list[tuple[Batch, Measurement]]:
 
 
 def _surface(rows: list[Measurement]) -> Surface:
-    return Surface.fit(FAKE, SETTING, _samples(rows))
+    return Surface.fit(FEATURES, _samples(rows))
+
+
+def _estimate(surface: Surface, batch: Batch) -> Estimate | None:
+    return surface.estimate(FEATURES.position(batch))
 
 
 BUMPY = _surface(measured({_ARM: _bumpy}))
@@ -37,7 +43,7 @@ BUMPY = _surface(measured({_ARM: _bumpy}))
 
 @pytest.mark.parametrize("batch", BATCHES, ids=str)
 def test_a_measured_batch_gets_what_was_measured(batch: Batch) -> None:
-    estimate = BUMPY.estimate(batch, SETTING)
+    estimate = _estimate(BUMPY, batch)
 
     assert estimate is not None
     assert estimate.latency_us == pytest.approx(_bumpy(batch), rel=1e-9)
@@ -51,7 +57,7 @@ def test_a_measured_batch_gets_what_was_measured(batch: Batch) -> None:
 def test_between_measured_batches_the_estimate_is_near(prefix: int, new: int) -> None:
     batch = Batch.extend([prefix], [new])
 
-    estimate = BUMPY.estimate(batch, SETTING)
+    estimate = _estimate(BUMPY, batch)
 
     assert estimate is not None
     assert estimate.low_us < estimate.latency_us < estimate.high_us
@@ -64,7 +70,7 @@ def test_a_linear_time_is_found_everywhere(prefix: int, new: int) -> None:
     true = linear(0.5, 0.02, 10)
     surface = _LINEAR
 
-    estimate = surface.estimate(Batch.extend([prefix], [new]), SETTING)
+    estimate = _estimate(surface, Batch.extend([prefix], [new]))
 
     assert estimate is not None
     assert estimate.latency_us == pytest.approx(true(Batch.extend([prefix], [new])), rel=1e-3)
@@ -83,8 +89,8 @@ _LINEAR = _surface(measured({_ARM: linear(0.5, 0.02, 10)}))
     ids=str,
 )
 def test_outside_the_linear_model_goes_on_with_a_wider_interval(batch: Batch) -> None:
-    inside, outside = Batch.extend([3000], [700]), BUMPY.estimate(batch, SETTING)
-    within = BUMPY.estimate(inside, SETTING)
+    inside, outside = Batch.extend([3000], [700]), _estimate(BUMPY, batch)
+    within = _estimate(BUMPY, inside)
 
     assert outside is not None
     assert within is not None
@@ -97,7 +103,7 @@ def test_outside_the_linear_model_goes_on_with_a_wider_interval(batch: Batch) ->
 def test_the_further_outside_the_wider_the_interval() -> None:
     widths = []
     for prefix in (20_000, 80_000, 320_000):
-        estimate = BUMPY.estimate(Batch.extend([prefix], [64]), SETTING)
+        estimate = _estimate(BUMPY, Batch.extend([prefix], [64]))
         assert estimate is not None
         widths.append(estimate.high_us / estimate.low_us)
     assert widths == sorted(widths)
@@ -108,25 +114,25 @@ def test_a_hole_in_the_sweep_counts_as_outside() -> None:
     corners = [Batch.extend([p], [n]) for p in (64, 65536) for n in (1, 2048)]
     surface = _surface(measured({_ARM: _bumpy}, corners))
 
-    estimate = surface.estimate(Batch.extend([2048], [45]), SETTING)
+    estimate = _estimate(surface, Batch.extend([2048], [45]))
 
     assert estimate is not None
     assert estimate.extrapolated
 
 
-def test_a_sheet_with_too_few_points_is_unknown() -> None:
+def test_a_regime_with_too_few_points_is_unknown() -> None:
     cold = [batch for batch in BATCHES if batch.prefix_tokens == 0]
     warm = [batch for batch in BATCHES if batch.prefix_tokens][:2]
     surface = _surface(measured({_ARM: _bumpy}, cold + warm))
 
-    assert surface.estimate(Batch.extend([0], [100]), SETTING) is not None
-    assert surface.estimate(Batch.extend([100], [100]), SETTING) is None
+    assert _estimate(surface, Batch.extend([0], [100])) is not None
+    assert _estimate(surface, Batch.extend([100], [100])) is None
 
 
 def test_nothing_measured_is_no_surface() -> None:
     surface = _surface([])
 
-    assert surface.estimate(BATCHES[0], SETTING) is None
+    assert _estimate(surface, BATCHES[0]) is None
     assert surface.spread == float("inf")
 
 
@@ -136,8 +142,8 @@ def test_the_order_of_the_samples_does_not_matter() -> None:
     Random(7).shuffle(shuffled)
     batches = [Batch.extend([p], [n]) for p in (0, 300, 5000) for n in (3, 500, 4000)]
 
-    first = [_surface(rows).estimate(batch, SETTING) for batch in batches]
-    second = [_surface(shuffled).estimate(batch, SETTING) for batch in batches]
+    first = [_estimate(_surface(rows), batch) for batch in batches]
+    second = [_estimate(_surface(shuffled), batch) for batch in batches]
 
     assert first == second
 
@@ -146,9 +152,9 @@ def test_what_was_asked_before_does_not_matter() -> None:
     fresh, used = _surface(measured({_ARM: _bumpy})), _surface(measured({_ARM: _bumpy}))
     asked = Batch.extend([777], [333])
     for prefix in range(0, 9000, 111):
-        used.estimate(Batch.extend([prefix], [1 + prefix % 1000]), SETTING)
+        _estimate(used, Batch.extend([prefix], [1 + prefix % 1000]))
 
-    assert fresh.estimate(asked, SETTING) == used.estimate(asked, SETTING)
+    assert _estimate(fresh, asked) == _estimate(used, asked)
 
 
 def test_the_lookup_by_cells_finds_the_nearest_places() -> None:
@@ -176,7 +182,7 @@ def test_two_batches_at_one_location_are_averaged() -> None:
         replace(rows[0], batch=str(two), latency_us=time / 0.8, low_us=None, high_us=None),
     ]
 
-    estimate = _surface(rows).estimate(one, SETTING)
+    estimate = _estimate(_surface(rows), one)
 
     assert estimate is not None
     assert estimate.latency_us == pytest.approx(time, rel=0.01)
@@ -190,11 +196,3 @@ def test_the_spread_says_how_far_off_points_are_that_were_left_out() -> None:
 
     assert _LINEAR.spread < 1e-3
     assert 0.002 < fine.spread < coarse.spread < 0.2
-
-
-def test_features_are_what_the_point_declares() -> None:
-    features = features_of(FAKE, Batch.extend([96], [32]), SETTING)
-
-    assert features.sheet == 1
-    assert features.where == (5.0, 7.0)
-    assert features.terms == (32, 128)

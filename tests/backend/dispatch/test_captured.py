@@ -108,7 +108,7 @@ def test_the_points_of_decoding_are_all_captured() -> None:
     names = {
         answer.name
         for point in POINTS.values()
-        for answer in point.answers
+        for answer in point.questions
         if opened.captured(8, 2).batch.mode in point.modes
     }
 
@@ -127,8 +127,8 @@ def test_over_the_measured_contexts_no_choice_beats_a_graph_s_by_more_than_a_tie
     sizes: dict[int, dict[int, dict[str, float]]] = {}
     for word, by_choice in times.items():
         batch = Batch.parse(word)
-        if batch.next_n == next_n and batch.kv_tokens == batch.max_kv * batch.sequences:
-            sizes.setdefault(batch.sequences, {})[batch.max_kv] = by_choice
+        if batch.next_n == next_n and batch.kv_tokens == batch.max_kv * batch.batch_size:
+            sizes.setdefault(batch.batch_size, {})[batch.max_kv] = by_choice
     opened = _opened()
 
     for size, by_context in sizes.items():

@@ -40,7 +40,7 @@ def dispatcher(
 ) -> Dispatcher:
     setting = replace(SETTING, limits=limits or {})
     table = rows(*(2**k for k in range(6, 15))) + (more or [])
-    return Dispatcher(setting, [Policy.compile(PREFILL, setting, table)], source="made up")
+    return Dispatcher(setting, [Policy.fit(PREFILL, setting, table)], source="made up")
 
 
 def chosen(by: Dispatcher, count: int) -> str | None:

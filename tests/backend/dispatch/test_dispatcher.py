@@ -1,4 +1,4 @@
-"""The dispatcher: answers from a table, or by the engine's rule, eagerly and under capture."""
+"""The dispatcher: answers from a table, or by the engine's baseline, eagerly and under capture."""
 
 from __future__ import annotations
 
@@ -18,11 +18,13 @@ from nsa_tune.backend.dispatch.decide import Verdict
 from nsa_tune.backend.hardware import detect
 from nsa_tune.backend.points import POINTS
 from nsa_tune.backend.types.batch import Mode
+from nsa_tune.backend.types.formula import Value
 from nsa_tune.backend.types.layouts import KVLayout
-from nsa_tune.backend.types.point import Answer, Point, Setting
+from nsa_tune.backend.types.point import Point, Question, Setting
 from nsa_tune.backend.types.records import Key, Measurement, Status, Table
 from tests.backend.fake_point import (
     FAKE,
+    FORMULAS,
     SETTING,
     Times,
     linear,
@@ -106,7 +108,7 @@ _MADE = _made()
 
 def test_sums_and_lengths_give_the_same_plan() -> None:
     whole = Batch.extend([100, 100], [28, 28])
-    sums = Batch.from_totals(mode="extend", sequences=2, q_tokens=56, kv_tokens=256, max_kv=128)
+    sums = Batch.from_totals(mode="extend", batch_size=2, q_tokens=56, kv_tokens=256, max_kv=128)
 
     ours, theirs = _made().plan(whole), _made().plan(sums)
 
@@ -124,16 +126,14 @@ def test_a_batch_of_sums_that_was_planned_before_gets_the_same_plan() -> None:
     assert again == _made().plan(again.batch)
 
 
-def test_a_point_that_breaks_on_a_batch_means_the_rule() -> None:
-    def breaks(batch: Batch, setting: Setting) -> tuple[float, ...]:
-        return (1 / (batch.q_tokens - 77), 1.0)
-
-    fragile = replace(FAKE, cost_terms=breaks)
-    policy = Policy.compile(fragile, SETTING, table_of(TIMES).measurements)
+def test_a_point_that_breaks_on_a_batch_means_the_baseline() -> None:
+    breaks = FORMULAS._replace(values={"odd": Value("1 / (q_tokens - 77)")}, features=("odd",))
+    fragile = replace(FAKE, formulas=lambda setting: breaks)
+    policy = Policy.fit(fragile, SETTING, table_of(TIMES).measurements)
     plan = Dispatcher(SETTING, [policy], source="made up").plan(Batch.extend([1024], [77]))
 
     assert plan.prefill_path == "mha"
-    assert plan.reasons["prefill_path"].verdict is Verdict.RULE
+    assert plan.reasons["prefill_path"].verdict is Verdict.BASELINE
     assert plan.reasons["prefill_path"].source.startswith("SGLang 0.5.23 layers/attention/")
 
 
@@ -156,8 +156,8 @@ LAYOUTS = replace(
     FAKE,
     name="layouts",
     modes=frozenset({Mode.DECODE, Mode.TARGET_VERIFY}),
-    answers=(Answer("indexer_layout", {"native": ("mla/wide",), "flatten": ("mla/packed",)}),),
-    sheet=lambda batch, setting: batch.next_n,
+    questions=(Question("indexer_layout", {"native": ("mla/wide",), "flatten": ("mla/packed",)}),),
+    formulas=lambda setting: FORMULAS._replace(regime="next_n"),
 )
 
 
@@ -177,7 +177,7 @@ def _decoder(
                 rows.append(
                     Measurement("layouts", str(batch), arm, Status.OK, us, us, us, samples=9)
                 )
-    return Dispatcher(SETTING, [Policy.compile(point, SETTING, rows)], source="made up")
+    return Dispatcher(SETTING, [Policy.fit(point, SETTING, rows)], source="made up")
 
 
 def test_a_captured_size_gets_one_choice_by_mean_regret() -> None:
@@ -194,11 +194,12 @@ def test_a_captured_size_gets_one_choice_by_mean_regret() -> None:
 
 
 def test_contexts_of_which_too_little_is_measured_have_no_say_in_a_captured_size() -> None:
-    point = replace(LAYOUTS, sheet=lambda batch, setting: int(batch.max_kv > 2048))
+    by_length = FORMULAS._replace(regime="1 if max_kv > 2048 else 0")
+    point = replace(LAYOUTS, formulas=lambda setting: by_length)
     native, flatten = linear(0, 0.0001, 2), linear(0, 0.001, 9)
     made = _decoder(native, flatten, point, contexts=(4096, 16384, 65536))
 
-    assert made.plan(Batch.verify([1024], 2)).indexer_layout == "flatten", "SGLang's rule"
+    assert made.plan(Batch.verify([1024], 2)).indexer_layout == "flatten", "SGLang's baseline"
     plan = made.captured(1, next_n=2, contexts={1024: 9, 16384: 1})
     assert plan.indexer_layout == "native"
     assert plan.reasons["indexer_layout"].verdict is Verdict.WIN
@@ -218,12 +219,12 @@ def test_a_captured_size_stays_in_the_measured_range() -> None:
     assert made.captured(10**6, next_n=2).batch.max_kv == 4
 
 
-def test_a_captured_size_without_measurements_gets_the_rule() -> None:
-    policy = Policy.compile(LAYOUTS, SETTING, ())
+def test_a_captured_size_without_measurements_gets_the_baseline() -> None:
+    policy = Policy.fit(LAYOUTS, SETTING, ())
     plan = Dispatcher(SETTING, [policy], source="made up").captured(64, next_n=2)
 
     assert plan.indexer_layout == "flatten"
-    assert plan.reasons["indexer_layout"].verdict is Verdict.RULE
+    assert plan.reasons["indexer_layout"].verdict is Verdict.BASELINE
 
 
 def test_the_mode_of_a_captured_size_follows_next_n_unless_given() -> None:
@@ -260,7 +261,7 @@ def real_points(machine: None, monkeypatch: pytest.MonkeyPatch) -> dict[str, Poi
 @pytest.mark.usefixtures("real_points")
 @pytest.mark.parametrize("gpu", [H100, "NVIDIA H200", "NVIDIA B200", "Unheard-of GPU"])
 @pytest.mark.parametrize("kv_dtype", ["bf16", "fp8"])
-def test_without_a_table_every_mode_gets_the_rule_within_the_guards(
+def test_without_a_table_every_mode_gets_the_baseline_within_the_guards(
     gpu: str, kv_dtype: str
 ) -> None:
     found = opened(gpu=gpu, kv_dtype=kv_dtype)
@@ -272,13 +273,13 @@ def test_without_a_table_every_mode_gets_the_rule_within_the_guards(
         for name in found.questions(batch.mode):
             choice = found.decide(batch, name)
             assert getattr(plan, name) == choice.choice
-            assert choice.verdict in {Verdict.RULE, Verdict.ONLY, Verdict.NONE}
+            assert choice.verdict in {Verdict.BASELINE, Verdict.ONLY, Verdict.NONE}
         assert found.explain(batch)
     assert found.captured(64, 2).prefill_path is None
 
 
 @pytest.mark.usefixtures("real_points")
-def test_without_a_table_hopper_gets_sglangs_rule() -> None:
+def test_without_a_table_hopper_gets_sglangs_baseline() -> None:
     found = opened(gpu=H100, kv_dtype="bf16")
 
     assert found.plan(Batch.extend([1920], [128])).prefill_path == "mha"

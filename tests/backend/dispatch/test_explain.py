@@ -19,7 +19,7 @@ TIMES: Times = {
     "mla/packed": linear(0.5, 0, 18),
 }
 CHOICE = Choice(
-    answer="prefill_path",
+    question="prefill_path",
     choice="mla",
     verdict=Verdict.WIN,
     estimates={"mha": Estimate(2010, 2000, 2020, False), "mla": Estimate(20.0, 19, 21, False)},
@@ -54,11 +54,11 @@ def _explained(batch: Batch, times: Times = TIMES) -> str:
             "only mla is allowed; not mha: too long",
         ),
         (
-            replace(CHOICE, verdict=Verdict.RULE, choice="mha", estimates={}),
+            replace(CHOICE, verdict=Verdict.BASELINE, choice="mha", estimates={}),
             "too little is measured here; SGLang 0.5.23 takes mha",
         ),
         (
-            replace(CHOICE, verdict=Verdict.RULE, estimates={}, forbidden={"mha": "too long"}),
+            replace(CHOICE, verdict=Verdict.BASELINE, estimates={}, forbidden={"mha": "too long"}),
             "too little is measured here, and SGLang 0.5.23's mha is not allowed; "
             "not mha: too long",
         ),
@@ -84,7 +84,7 @@ def test_a_reason_is_one_sentence(choice: Choice, text: str) -> None:
         (Verdict.TIE, "a table"),
         (Verdict.UNSURE, "a table"),
         (Verdict.ONLY, "hard limits"),
-        (Verdict.RULE, "SGLang 0.5.23 layers/attention/dsa_backend.py:4049"),
+        (Verdict.BASELINE, "SGLang 0.5.23 layers/attention/dsa_backend.py:4049"),
         (Verdict.NONE, "hard limits"),
     ],
 )

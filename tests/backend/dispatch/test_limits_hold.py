@@ -12,7 +12,8 @@ from nsa_tune import Batch, Dispatcher
 from nsa_tune.backend.costmodel.policy import Policy
 from nsa_tune.backend.dispatch.plan import Plan
 from nsa_tune.backend.hardware.detect import KNOWN
-from nsa_tune.backend.points import guards, points_for
+from nsa_tune.backend.libraries.probed import PROBED
+from nsa_tune.backend.points import points_for
 from nsa_tune.backend.types.layouts import KVLayout
 from nsa_tune.backend.types.point import Setting
 from nsa_tune.backend.types.profiles import profile_of
@@ -36,7 +37,7 @@ def settings_of(draw: st.DrawFn) -> Setting:
         H100, arch=arch, memory=draw(st.sampled_from([2**33, 80 * 2**30])),
         shared_memory_optin=draw(st.sampled_from([0, 101376, 232448])),
     )  # fmt: skip
-    names = draw(st.sets(st.sampled_from(sorted(guards.PROBED))))
+    names = draw(st.sets(st.sampled_from(sorted(PROBED))))
     profile = profile_of(draw(st.sampled_from(["deepseek-v3.2", "glm-5", "tiny"])))
     return Setting(
         profile,
@@ -79,7 +80,7 @@ def policies(setting: Setting, seed: int) -> list[Policy]:
                     us = 10 ** random.uniform(0, 6)
                     status = random.choices((Status.OK, Status.FAILED), (9, 1))[0]
                     rows.append(Measurement(point.name, str(batch), arm.name, status, us, us, us))
-        made.append(Policy.compile(point, setting, rows))
+        made.append(Policy.fit(point, setting, rows))
     return made
 
 
@@ -90,7 +91,7 @@ def broken(plan: Plan, batch: Batch, setting: Setting) -> list[str]:
         if batch.mode not in point.modes:
             continue
         candidates = {arm.name: arm for arm in point.candidates(setting)}
-        for answer in point.answers:
+        for answer in point.questions:
             chosen = getattr(plan, answer.name)
             arms = [candidates[n] for n in answer.choices.get(chosen, ()) if n in candidates]
             if arms and all(arm.allowed(batch, setting) is not None for arm in arms):

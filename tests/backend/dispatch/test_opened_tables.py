@@ -150,7 +150,7 @@ def test_an_unusable_table_means_the_rule_and_a_logged_reason(
 
     assert found.table is None
     assert found.plan(_WARM).prefill_path == "mha"
-    assert found.plan(_WARM).reasons["prefill_path"].verdict is Verdict.RULE
+    assert found.plan(_WARM).reasons["prefill_path"].verdict is Verdict.BASELINE
     assert str(path) in caplog.text
     assert clause in caplog.text
     assert str(path) in found.source

@@ -1,4 +1,4 @@
-"""Which table answers, from an exact one down to the engine's rule, and what that says."""
+"""Which table answers, from an exact one down to the engine's baseline, and what that says."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from nsa_tune import Batch, NoTunedData
 from nsa_tune.backend.baselines import VLLM_0_33_0
 from nsa_tune.backend.dispatch import opening
 from nsa_tune.backend.dispatch.decide import Verdict
-from nsa_tune.backend.dispatch.serving import Match
+from nsa_tune.backend.dispatch.table_planner import Match
 from nsa_tune.backend.hardware import detect
 from nsa_tune.backend.points import POINTS
 from nsa_tune.backend.types.records import Device
@@ -58,7 +58,7 @@ def test_another_gpu_of_the_architecture_answers_before_the_rule(
     assert "measured on Test GPU, another GPU of sm90" in found.source
     assert found.setting.device is sibling, "limits are those of the device that runs"
     assert found.plan(_SHORT).prefill_path == "mla"
-    assert opened(path, gpu="Other GPU").match is Match.RULE
+    assert opened(path, gpu="Other GPU").match is Match.BASELINE
     with pytest.raises(NoTunedData, match="gpu"):
         opened(path, gpu=sibling.name, strict=True)
 
@@ -69,18 +69,18 @@ def test_an_unknown_gpu_gets_the_rule(monkeypatch: pytest.MonkeyPatch) -> None:
     found = opened(gpu="NVIDIA Z9000")
     plan = found.plan(Batch.extend([0], [100]))
 
-    assert found.match is Match.RULE
+    assert found.match is Match.BASELINE
     assert found.setting.device == Device("NVIDIA Z9000", "")
     assert (plan.prefill_path, plan.sparse_prefill) == ("mla", "flashmla_kv")
-    assert plan.reasons["prefill_path"].verdict is Verdict.RULE
+    assert plan.reasons["prefill_path"].verdict is Verdict.BASELINE
     assert found.plan(Batch.verify([100], 2)).indexer_layout == "flatten"
 
 
 def test_another_engine_s_rule_can_answer(tmp_path: Path) -> None:
     del tmp_path
-    found = opened(rule=VLLM_0_33_0)
+    found = opened(baseline=VLLM_0_33_0)
 
-    assert found.source.startswith("the rule of vLLM 0.33.0: nothing is tuned")
+    assert found.source.startswith("the baseline of vLLM 0.33.0: nothing is tuned")
 
 
 # --- variables
@@ -94,7 +94,7 @@ def test_disabled_means_the_rule_whatever_is_there(
 
     found = opened(path)
 
-    assert (found.match, found.table) == (Match.RULE, None)
+    assert (found.match, found.table) == (Match.BASELINE, None)
     assert found.source.endswith("NSA_TUNE_DISABLE is set")
 
 

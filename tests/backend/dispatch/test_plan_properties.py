@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nsa_tune import Batch, Dispatcher, Plan
-from nsa_tune.backend.baselines import RULES
+from nsa_tune.backend.baselines import BASELINES
 from nsa_tune.backend.costmodel.policy import Policy
 from nsa_tune.backend.dispatch.decide import Verdict
 from nsa_tune.backend.hardware.detect import KNOWN
@@ -132,7 +132,7 @@ def _check(plan: Plan, dispatcher: Dispatcher) -> None:
     """No choice without an arm that every guard allows; none of another kind of pass."""
     batch, setting = plan.batch, dispatcher.setting
     for policy in dispatcher.policies.values():
-        for answer in policy.point.answers:
+        for answer in policy.point.questions:
             choice = getattr(plan, answer.name)
             if batch.mode not in policy.point.modes:
                 assert choice is None
@@ -142,8 +142,10 @@ def _check(plan: Plan, dispatcher: Dispatcher) -> None:
             if any(arm.name in here for arm in arms):
                 assert any(arm.allowed(batch, setting) is None for arm in arms)
             else:
-                # What only the engine's rule knows, or nothing.
-                assert choice is None or choice == dispatcher.rule.choose(answer, batch, setting)
+                # What only the engine's baseline knows, or nothing.
+                assert choice is None or choice == dispatcher.baseline.choose(
+                    answer, batch, setting
+                )
     if batch.captured or batch.max_kv > setting.profile.index_topk:
         assert plan.prefill_path != "mha" or not dispatcher.policies["prefill"].candidates
     if batch.mode is not Mode.EXTEND:
@@ -173,10 +175,10 @@ def test_no_plan_fails_or_passes_a_limit(stem: str, seed: int) -> None:
     random = Random(seed)
     setting = _setting(random)
     rows = [*_damaged(_rows(stem), random), *_made_up(setting, random)]
-    policies = [Policy.compile(point, setting, rows) for point in POINTS.values()]
-    rule = random.choice(list(RULES.values()))
-    dispatcher = Dispatcher(setting, policies, source="made up", rule=rule)
-    slow = dispatcher._serving.slow_plan
+    policies = [Policy.fit(point, setting, rows) for point in POINTS.values()]
+    baseline = random.choice(list(BASELINES.values()))
+    dispatcher = Dispatcher(setting, policies, source="made up", baseline=baseline)
+    slow = dispatcher._planner.slow_plan
 
     for i in range(_PLANS_EACH):
         batch = _batch(random, setting)
@@ -211,26 +213,30 @@ def test_a_corrupted_table_never_raises_out_of_a_plan(tmp_path: Path, data: st.D
 
 
 @pytest.mark.parametrize("stem", [path.stem for path in shipped()])
-def test_what_is_written_answers_as_asking_everything(stem: str) -> None:
+def test_a_shipped_table_is_compiled_whole_and_answers_as_asking_everything(
+    stem: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (path,) = (path for path in shipped() if path.stem == stem)
     key, random = read_text(path).key, Random(11)
     dispatcher = Dispatcher.open(
         path, key.gpu, model=key.model, heads=key.heads,
         kv_dtype="bf16" if key.kv_layout == "bf16" else "fp8",
     )  # fmt: skip
-    serving = dispatcher._serving
+    planner = dispatcher._planner
+    slow = planner.slow_plan
 
-    assert serving.planner(Mode.EXTEND, 1) != serving.slow_plan
-    assert not any(policy.compiled.by_surfaces for policy in dispatcher.policies.values())
+    def never(batch: Batch) -> Plan:
+        raise AssertionError(f"{batch} is asked about")
+
+    monkeypatch.setattr(planner, "slow_plan", never)
     for point in POINTS.values():
         for _ in range(40):
-            batch = point.sample(dispatcher.setting, random)
-            assert dispatcher.plan(batch) == serving.slow_plan(batch)
-            assert dispatcher.plan(batch.sums) == serving.slow_plan(batch.sums)
-            for name in dispatcher.questions(batch.mode):
-                for each, has_lens in ((batch, True), (batch.sums, False)):
-                    choose = dispatcher.chooser(name, batch.mode, batch.next_n, has_lens=has_lens)
-                    assert choose(each) == getattr(dispatcher.plan(each), name)
+            whole = point.sample(dispatcher.setting, random)
+            for batch in (whole, whole.sums):
+                plan = slow(batch)
+                assert dispatcher.plan(batch) == plan
+                for name in dispatcher.questions(batch.mode):
+                    assert dispatcher.chooser(name, batch.mode)(batch) == getattr(plan, name)
 
 
 _ANOTHER_PROCESS = """

@@ -66,8 +66,8 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     "batch",
     [
         Batch.extend(range(400), [3] * 400),
-        Batch.from_totals(mode="extend", q_tokens=30, kv_tokens=90, max_kv=50, sequences=3),
-        Batch.from_totals(mode="decode", q_tokens=3, kv_tokens=90, max_kv=50, sequences=3),
+        Batch.from_totals(mode="extend", q_tokens=30, kv_tokens=90, max_kv=50, batch_size=3),
+        Batch.from_totals(mode="decode", q_tokens=3, kv_tokens=90, max_kv=50, batch_size=3),
     ],
 )
 def test_a_batch_too_long_for_a_word_keeps_its_sums(batch: Batch, tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ def test_a_batch_too_long_for_a_word_keeps_its_sums(batch: Batch, tmp_path: Path
     _write(DecisionLog(path), batch)
 
     (decision,) = read_decisions(path)
-    names = ("mode", "sequences", "q_tokens", "kv_tokens", "max_kv", "pairs", "next_n", "captured")
+    names = ("mode", "batch_size", "q_tokens", "kv_tokens", "max_kv", "pairs", "next_n", "captured")
     assert decision.batch.lens is None
     assert [getattr(decision.batch, n) for n in names] == [getattr(batch, n) for n in names]
 

@@ -8,10 +8,9 @@ from random import Random
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from nsa_tune import Batch
+from nsa_tune.backend.costmodel.features import Features
 from nsa_tune.backend.hardware.detect import KNOWN
 from nsa_tune.backend.libraries.flash_mla import calls as flash_mla
 from nsa_tune.backend.libraries.flashinfer import calls as flashinfer
@@ -29,6 +28,7 @@ H100 = Setting(
     profile_of("deepseek-v3.2"), 128, KVLayout.FP8_PACKED, KNOWN["NVIDIA H100 80GB HBM3"],
     {"sgl-flash-mla": "1.0.0", "sgl-deep-gemm": "0.1.5.post1"},
 )  # fmt: skip
+FEATURES = Features(DECODE, H100)
 BATCHES = [
     Batch.decode([5]),
     Batch.decode([300, 129, 64]),
@@ -145,7 +145,7 @@ def test_the_grid_spans_batch_context_and_next_n_with_uneven_contexts(setting: S
     assert 40 <= len(grid) <= 150
     assert len({str(batch) for batch in grid}) == len(grid)
     assert {batch.next_n for batch in grid} == {1, 2, 4}
-    assert {batch.sequences for batch in grid} >= {1, 4, 16, 64}
+    assert {batch.batch_size for batch in grid} >= {1, 4, 16, 64}
     assert max(batch.max_kv for batch in grid) >= 56 * topk
     assert any(len(set(batch.lens or ())) == 3 for batch in grid)
     assert sum(batch.max_kv % 64 > 0 for batch in grid) >= len(grid) // 2
@@ -162,28 +162,18 @@ def test_samples_are_seeded_and_half_of_them_ragged() -> None:
 def test_sums_of_equal_sequences_cost_what_their_lengths_cost() -> None:
     lengths = Batch.verify([5000] * 6, 2)
     sums = Batch.from_totals(
-        mode="target_verify", q_tokens=12, kv_tokens=30000, max_kv=5000, sequences=6
+        mode="target_verify", q_tokens=12, kv_tokens=30000, max_kv=5000, batch_size=6
     )
 
-    assert DECODE.cost_terms(sums, H100) == pytest.approx(DECODE.cost_terms(lengths, H100))
-    assert DECODE.locate(sums, H100) == pytest.approx(DECODE.locate(lengths, H100))
+    assert FEATURES.features(sums) == pytest.approx(FEATURES.features(lengths))
+    assert FEATURES.coordinates(sums) == pytest.approx(FEATURES.coordinates(lengths))
 
 
 def test_the_last_wave_takes_as_long_as_its_longest_query() -> None:
     """Three queries side by side: seen on an H100 with contexts of 296, 1411 and 364 tokens."""
-    index = DECODE.terms.index("attended_pairs_in_waves_to_the_longest")
-    uneven = DECODE.cost_terms(Batch.decode([296, 1411, 364]), H100)
-    equal = DECODE.cost_terms(Batch.decode([690] * 3), H100)
+    name = "attended_pairs_in_waves_to_the_longest"
+    uneven = FEATURES.by_name(Batch.decode([296, 1411, 364]))
+    equal = FEATURES.by_name(Batch.decode([690] * 3))
 
-    assert uneven[index] == pytest.approx(66 * 1411)
-    assert equal[index] == pytest.approx(66 * 690)
-
-
-@given(st.lists(st.integers(1, 200_000), min_size=1, max_size=300), st.sampled_from((1, 2, 4)))
-def test_bounds_by_sums_hold_for_the_terms_that_have_them(contexts: list[int], next_n: int) -> None:
-    batch = Batch.verify([context + next_n for context in contexts], next_n)
-    assert DECODE.term_bounds is not None
-    bounds = DECODE.term_bounds(batch, H100)
-
-    for value, pair in zip(DECODE.cost_terms(batch, H100), bounds, strict=True):
-        assert pair is None or (pair[0] <= value * (1 + 1e-12) and value <= pair[1] * (1 + 1e-12))
+    assert uneven[name] == pytest.approx(66 * 1411)
+    assert equal[name] == pytest.approx(66 * 690)

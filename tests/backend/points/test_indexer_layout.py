@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from nsa_tune import Batch
+from nsa_tune.backend.costmodel.features import Features
 from nsa_tune.backend.costmodel.policy import Policy
 from nsa_tune.backend.hardware.detect import KNOWN
 from nsa_tune.backend.points import point_of
@@ -24,6 +25,7 @@ TINY = Setting(profile_of("tiny"), 4, KVLayout.FP8_PACKED, Device("CPU", "cpu"))
 H100 = Setting(
     profile_of("deepseek-v3.2"), 128, KVLayout.FP8_PACKED, KNOWN["NVIDIA H100 80GB HBM3"]
 )
+REGIME = Features(INDEXER, H100).regime
 BATCHES = [
     Batch.decode([5]),
     Batch.verify([64, 3, 200], 2),
@@ -93,7 +95,7 @@ def test_the_grid_spans_batch_context_and_next_n(setting: Setting) -> None:
 
     assert len({str(batch) for batch in grid}) == len(grid)
     assert {batch.next_n for batch in grid} == {2, 3, 4}
-    assert len({batch.sequences for batch in grid}) >= 6
+    assert len({batch.batch_size for batch in grid}) >= 6
     assert max(batch.max_kv for batch in grid) == 64 * setting.profile.index_topk
 
 
@@ -108,24 +110,22 @@ def test_samples_are_seeded_and_some_are_ragged() -> None:
 def test_powers_of_two_are_swept_with_contexts_of_three_lengths_too() -> None:
     mixed = [batch for batch in INDEXER.grid(H100) if len(set(batch.lens or ())) > 1]
 
-    assert {batch.sequences for batch in mixed} == {2, 4, 8, 16, 32, 64, 128, 256}
+    assert {batch.batch_size for batch in mixed} == {2, 4, 8, 16, 32, 64, 128, 256}
     assert any(str(batch) == "target_verify:n2:6144x3,4096x2,2048x3" for batch in mixed)
 
 
 @pytest.mark.parametrize("next_n", [2, 4])
-def test_batches_with_at_most_a_segment_of_keys_an_sm_have_a_sheet_of_their_own(
+def test_batches_with_at_most_a_segment_of_keys_an_sm_have_a_regime_of_their_own(
     next_n: int,
 ) -> None:
     fits = 132 * 256 // next_n
 
-    few, more = (INDEXER.sheet(Batch.verify([k], next_n), H100) for k in (fits, fits + 1))
+    few, more = (REGIME(Batch.verify([k], next_n)) for k in (fits, fits + 1))
 
-    assert few != more == INDEXER.sheet(Batch.verify([fits] * 4, next_n), H100)
-    assert few == INDEXER.sheet(Batch.verify([fits // 4] * 4, next_n), H100)
+    assert few != more == REGIME(Batch.verify([fits] * 4, next_n))
+    assert few == REGIME(Batch.verify([fits // 4] * 4, next_n))
     assert {few, more}.isdisjoint(
-        INDEXER.sheet(Batch.verify([k], n), H100)
-        for n in {2, 3, 4} - {next_n}
-        for k in (fits, 8 * fits)
+        REGIME(Batch.verify([k], n)) for n in {2, 3, 4} - {next_n} for k in (fits, 8 * fits)
     )
 
 
@@ -141,9 +141,9 @@ def test_an_arm_that_failed_on_few_keys_is_not_taken_for_more() -> None:
         Measurement(INDEXER.name, str(failed), "flatten/deep_gemm", Status.FAILED, reason="hung")
     )
 
-    policy = Policy.compile(INDEXER, H100, rows)
+    policy = Policy.fit(INDEXER, H100, rows)
 
     bigger = Batch.verify([20000] * 16, 2)
-    assert INDEXER.sheet(bigger, H100) != INDEXER.sheet(failed, H100)
+    assert REGIME(bigger) != REGIME(failed)
     assert "flatten/deep_gemm" in policy.survey(bigger).failed
     assert "flatten/deep_gemm" not in policy.survey(Batch.verify([20000] * 16, 3)).failed

@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from nsa_tune import Batch, BatchError
+from nsa_tune.backend.costmodel.features import Features
 from nsa_tune.backend.hardware.detect import KNOWN
 from nsa_tune.backend.libraries.flashinfer import calls as flashinfer
 from nsa_tune.backend.points import point_of
@@ -30,6 +29,7 @@ H100 = Setting(
     profile_of("deepseek-v3.2"), 128, KVLayout.FP8_PACKED, KNOWN["NVIDIA H100 80GB HBM3"],
     {"sgl-flash-mla": "1.0.0"},
 )  # fmt: skip
+FEATURES = Features(PREFILL, H100)
 BATCHES = [
     Batch.extend([0], [1]),
     Batch.extend([0], [128]),
@@ -132,14 +132,14 @@ def test_the_grid_has_both_regimes_ragged_counts_and_no_batch_twice(setting: Set
     assert len({str(batch) for batch in grid}) == len(grid)
     assert {batch.max_kv <= topk for batch in grid} == {True, False}
     assert {batch.prefix_tokens > 0 for batch in grid} == {True, False}
-    assert {batch.sequences for batch in grid} >= {1, 4, 16}
+    assert {batch.batch_size for batch in grid} >= {1, 4, 16}
 
 
 def test_the_first_half_of_the_grid_spans_the_whole_of_it() -> None:
     grid = PREFILL.grid(H100)
     half = grid[: len(grid) // 2]
 
-    for feature in ("q_tokens", "kv_tokens", "sequences"):
+    for feature in ("q_tokens", "kv_tokens", "batch_size"):
         whole = {getattr(batch, feature) for batch in grid}
         part = {getattr(batch, feature) for batch in half}
         assert min(part) == min(whole)
@@ -158,26 +158,25 @@ def test_samples_are_seeded_and_half_of_them_ragged() -> None:
     assert 60 < dense < 140
 
 
-def terms_of(batch: Batch, heads: int = 128) -> dict[str, float]:
-    terms = PREFILL.cost_terms(batch, replace(H100, heads=heads))
-    return dict(zip(PREFILL.terms, terms, strict=True))
+def features_of(batch: Batch, heads: int = 128) -> dict[str, float]:
+    return Features(PREFILL, replace(H100, heads=heads)).by_name(batch)
 
 
-def test_cost_terms_round_to_tiles_of_queries_and_waves_of_the_device() -> None:
-    terms = terms_of(Batch.extend([100] * 2, [1] * 2))
+def test_features_round_to_tiles_of_queries_and_waves_of_the_device() -> None:
+    features = features_of(Batch.extend([100] * 2, [1] * 2))
 
-    assert terms["tokens_read_back"] == 202
-    assert terms["attended_pairs"] == 202
-    assert terms["attended_pairs_in_whole_waves"] == 101 * 66
-    assert terms["query_tiles"] == 2
-    assert terms["pairs_in_whole_tiles"] == 2 * 128 * 101
+    assert features["tokens_read_back"] == 202
+    assert features["attended_pairs"] == 202
+    assert features["attended_pairs_in_whole_waves"] == 101 * 66
+    assert features["query_tiles"] == 2
+    assert features["pairs_in_whole_tiles"] == 2 * 128 * 101
 
 
 def test_a_tile_sees_the_tiles_before_it_and_the_last_one_the_end_of_its_sequence() -> None:
-    terms = terms_of(Batch.extend([100], [300]))
+    features = features_of(Batch.extend([100], [300]))
 
-    assert terms["query_tiles"] == 3
-    assert terms["pairs_in_whole_tiles"] == 128 * (100 + 128 + 100 + 256 + 100 + 300)
+    assert features["query_tiles"] == 3
+    assert features["pairs_in_whole_tiles"] == 128 * (100 + 128 + 100 + 256 + 100 + 300)
 
 
 @pytest.mark.parametrize(
@@ -185,32 +184,11 @@ def test_a_tile_sees_the_tiles_before_it_and_the_last_one_the_end_of_its_sequenc
 )
 def test_narrow_tiles_follow_the_mean_of_new_tokens(new: int, tile: int) -> None:
     """FlashInfer's FA2DetermineCtaTileQ for heads of up to 256."""
-    equal = terms_of(Batch.extend([10] * 4, [new] * 4))
-    ragged = terms_of(Batch.extend([10] * 4, [1, 1, 1, 4 * new - 3]))
+    equal = features_of(Batch.extend([10] * 4, [new] * 4))
+    ragged = features_of(Batch.extend([10] * 4, [1, 1, 1, 4 * new - 3]))
 
     assert equal["narrow_tiles"] == 4 * -(-new // tile)
     assert ragged["narrow_tiles"] == 3 + -(-(4 * new - 3) // tile)
-
-
-@given(
-    st.lists(st.tuples(st.integers(0, 3000), st.integers(1, 3000)), min_size=1, max_size=9),
-    st.booleans(),
-)
-def test_bounds_by_sums_hold_for_the_terms_that_have_them(
-    sequences: list[tuple[int, int]], summed: bool
-) -> None:
-    prefixes, news = zip(*sequences, strict=True)
-    batch = Batch.extend(list(prefixes), list(news))
-    if summed:
-        batch = Batch.from_totals(
-            mode=batch.mode, sequences=batch.sequences, q_tokens=batch.q_tokens,
-            kv_tokens=batch.kv_tokens, max_kv=batch.max_kv,
-        )  # fmt: skip
-    assert PREFILL.term_bounds is not None
-    bounds = PREFILL.term_bounds(batch, H100)
-
-    for value, pair in zip(PREFILL.cost_terms(batch, H100), bounds, strict=True):
-        assert pair is None or (pair[0] <= value * (1 + 1e-12) and value <= pair[1] * (1 + 1e-12))
 
 
 @pytest.mark.parametrize(
@@ -228,29 +206,30 @@ def test_the_busiest_sm_has_its_share_or_one_tile_s_keys_that_nobody_splits(
     batch: Batch, wide: float, narrow: float
 ) -> None:
     """Seen on an H100 with 16 heads: 64 new tokens behind 1920 take fa3 60.8 us and fa2 45.5."""
-    terms = terms_of(batch, heads=16)
+    features = features_of(batch, heads=16)
 
-    assert terms["pairs_of_the_busiest"] == pytest.approx(wide)
-    assert terms["narrow_pairs_of_the_busiest"] == pytest.approx(narrow)
+    assert features["pairs_of_the_busiest"] == pytest.approx(wide)
+    assert features["narrow_pairs_of_the_busiest"] == pytest.approx(narrow)
 
 
 @pytest.mark.parametrize("tokens", [1, 100, 127, 128, 129, 5000])
 def test_up_to_a_tile_the_projection_of_kv_tokens_costs_a_whole_one(tokens: int) -> None:
-    assert terms_of(Batch.extend([0], [tokens]))["kv_tokens_in_a_tile"] == max(tokens, 128)
+    assert features_of(Batch.extend([0], [tokens]))["kv_tokens_in_a_tile"] == max(tokens, 128)
 
 
-def test_a_device_without_sms_has_terms_too() -> None:
+def test_a_device_without_sms_has_features_too() -> None:
     """A processor."""
-    assert all(term >= 0 for term in PREFILL.cost_terms(Batch.extend([5], [7]), TINY))
+    assert all(one >= 0 for one in Features(PREFILL, TINY).by_name(Batch.extend([5], [7])).values())
 
 
 def test_an_arm_depends_on_the_work_of_its_own_kernels() -> None:
-    own = {arm.name: set(arm.terms or PREFILL.terms) for arm in PREFILL.arms}
+    every = set(PREFILL.formulas(H100).features)
+    own = {arm.name: set(arm.features or every) for arm in PREFILL.arms}
 
     assert "narrow_tiles" in own["mha/fa2"] - own["mha/fa3"]
     assert "query_tiles" in own["mha/fa3"] - own["mha/fa2"]
     assert own["mla/flashmla_sparse"].isdisjoint({"query_tiles", "narrow_tiles", "queries_merged"})
-    assert all(terms <= set(PREFILL.terms) for terms in own.values())
+    assert all(some <= every for some in own.values())
 
 
 @pytest.mark.parametrize(
@@ -261,31 +240,26 @@ def test_partial_outputs_are_merged_while_the_tiles_of_all_heads_leave_half_the_
     heads: int, prefix: int, new: int, merged: int
 ) -> None:
     """The batches on which FlashAttention-2 took longer on an H100 than one of twice the size."""
-    terms = PREFILL.cost_terms(Batch.extend([prefix], [new]), replace(H100, heads=heads))
-
-    assert terms[PREFILL.terms.index("queries_merged")] == merged
+    assert features_of(Batch.extend([prefix], [new]), heads)["queries_merged"] == merged
 
 
 def test_without_a_prefix_nothing_is_read_back() -> None:
-    terms = PREFILL.cost_terms(Batch.extend([0], [100]), H100)
-
-    assert terms[PREFILL.terms.index("tokens_read_back")] == 0
+    assert features_of(Batch.extend([0], [100]))["tokens_read_back"] == 0
 
 
 def test_a_query_attends_to_index_topk_tokens_at_most() -> None:
     mixed = Batch.extend([0, 5000], [4096, 10])
-    terms = PREFILL.cost_terms(mixed, H100)
     exact = 2048 * 2049 // 2 + 2048 * 2048 + 10 * 2048
 
-    assert terms[PREFILL.terms.index("attended_pairs")] == exact
+    assert features_of(mixed)["attended_pairs"] == exact
 
 
 def test_sums_of_equal_sequences_cost_what_their_lengths_cost() -> None:
     lengths = Batch.extend([300] * 5, [200] * 5)
-    sums = Batch.from_totals(mode="extend", q_tokens=1000, kv_tokens=2500, max_kv=500, sequences=5)
+    sums = Batch.from_totals(mode="extend", q_tokens=1000, kv_tokens=2500, max_kv=500, batch_size=5)
 
-    assert PREFILL.cost_terms(sums, H100) == pytest.approx(PREFILL.cost_terms(lengths, H100))
-    assert PREFILL.locate(sums, H100) == pytest.approx(PREFILL.locate(lengths, H100))
+    assert FEATURES.features(sums) == pytest.approx(FEATURES.features(lengths))
+    assert FEATURES.coordinates(sums) == pytest.approx(FEATURES.coordinates(lengths))
 
 
 @pytest.mark.parametrize("layout", [KVLayout.BF16, KVLayout.FP8_PACKED])

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsa_tune import Batch, BatchError, UsageError
+from nsa_tune.backend.costmodel.features import Features
 from nsa_tune.backend.hardware.detect import KNOWN
 from nsa_tune.backend.points import POINTS, points_for
-from nsa_tune.backend.points.v4_prefill import terms as _v4_work
 from nsa_tune.backend.points.v4_prefill.case import V4PrefillCase, v4_prefill_case
 from nsa_tune.backend.types.layouts import KVLayout
 from nsa_tune.backend.types.point import Setting
@@ -209,16 +209,16 @@ def test_other_layouts_are_refused() -> None:
 )
 def test_attended_pairs_are_counted_exactly(lens: list[tuple[int, int]], ratio: int) -> None:
     batch = Batch.extend([p for p, _ in lens], [n for _, n in lens])
-    most = _v4_work.extra_width(TINY.profile, ratio, batch.max_kv)
+    most = TINY.profile.index_topk if ratio == 4 else max(batch.max_kv // ratio, 1)
     exact = sum(
         min(i, TINY.profile.window) + min(i // ratio, most)
         for prefix, new in lens
         for i in range(prefix + 1, prefix + new + 1)
     )
-    terms = dict(zip(_v4_work.TERMS, _v4_work.cost_terms(batch, TINY, ratio), strict=True))
+    features = Features(POINTS[f"v4_prefill_c{ratio}"], TINY).by_name(batch)
 
-    assert terms["attended_pairs"] == exact
-    assert terms["gathered_tokens"] == sum(
+    assert features["attended_pairs"] == exact
+    assert features["gathered_tokens"] == sum(
         min(prefix + new, new + TINY.profile.window - 1) + (prefix + new) // ratio
         for prefix, new in lens
     )
@@ -228,11 +228,13 @@ def test_attended_pairs_are_counted_exactly(lens: list[tuple[int, int]], ratio: 
 def test_sums_of_equal_sequences_cost_nearly_what_their_lengths_cost(ratio: int) -> None:
     lengths = Batch.extend([2048] * 4, [256] * 4)
     sums = Batch.from_totals(
-        mode="extend", q_tokens=1024, kv_tokens=4 * 2304, max_kv=2304, sequences=4
+        mode="extend", q_tokens=1024, kv_tokens=4 * 2304, max_kv=2304, batch_size=4
     )
 
-    assert _v4_work.cost_terms(sums, H100, ratio) == pytest.approx(
-        _v4_work.cost_terms(lengths, H100, ratio)
+    point = POINTS[f"v4_prefill_c{ratio}"]
+
+    assert Features(point, H100).by_name(sums) == pytest.approx(
+        Features(point, H100).by_name(lengths)
     )
 
 
@@ -254,7 +256,7 @@ def test_samples_are_seeded_allowed_and_half_of_them_ragged() -> None:
 
     assert all(batch.q_tokens <= 16384 for batch in drawn)
     assert all(batch.kv_tokens <= 2**19 for batch in drawn)
-    several = [batch for batch in drawn if batch.sequences > 1]
+    several = [batch for batch in drawn if batch.batch_size > 1]
     assert 20 < sum(len(set(batch.lens or ())) > 1 for batch in several) < 80
 
 

@@ -19,7 +19,7 @@ def test_an_extend_sums_over_its_sequences() -> None:
     batch = Batch.extend([0, 512], [300, 64])
 
     assert batch.mode is Mode.EXTEND
-    assert (batch.sequences, batch.q_tokens, batch.kv_tokens) == (2, 364, 876)
+    assert (batch.batch_size, batch.q_tokens, batch.kv_tokens) == (2, 364, 876)
     assert (batch.prefix_tokens, batch.max_kv, batch.next_n) == (512, 576, 1)
     assert batch.pairs == 300 * 301 // 2 + 64 * 512 + 64 * 65 // 2
 
@@ -37,7 +37,7 @@ def test_contexts_of_a_verify_count_its_new_tokens() -> None:
     batch = Batch.verify([8192] * 64, next_n=2)
 
     assert batch.mode is Mode.TARGET_VERIFY
-    assert (batch.sequences, batch.q_tokens, batch.kv_tokens) == (64, 128, 64 * 8192)
+    assert (batch.batch_size, batch.q_tokens, batch.kv_tokens) == (64, 128, 64 * 8192)
     assert batch.lens == ((8190, 2),) * 64
 
 
@@ -87,7 +87,7 @@ def test_totals_of_equal_sequences_are_the_batch_itself(prefix: int, new: int, c
 
     totals = Batch.from_totals(
         mode="extend",
-        sequences=count,
+        batch_size=count,
         q_tokens=batch.q_tokens,
         kv_tokens=batch.kv_tokens,
         max_kv=batch.max_kv,
@@ -104,16 +104,16 @@ def test_totals_of_equal_sequences_are_the_batch_itself(prefix: int, new: int, c
     ("change", "clause"),
     [
         ({"mode": "prefill"}, "unknown mode 'prefill'; use one of: extend, decode"),
-        ({"q_tokens": 0}, "1 <= sequences <= q_tokens"),
+        ({"q_tokens": 0}, "1 <= batch_size <= q_tokens"),
         ({"kv_tokens": 7}, "q_tokens <= kv_tokens"),
         ({"kv_tokens": 2**31}, "kv_tokens < 2"),
-        ({"sequences": 9}, "sequences <= q_tokens"),
+        ({"batch_size": 9}, "batch_size <= q_tokens"),
         ({"next_n": 0}, "next_n 0 contradicts 8 new tokens"),
         ({"next_n": 5}, "next_n 5 contradicts 8 new tokens in 1 sequences in mode extend"),
-        ({"mode": "decode", "sequences": 3, "max_kv": 90}, "contradicts 8 new tokens"),
+        ({"mode": "decode", "batch_size": 3, "max_kv": 90}, "contradicts 8 new tokens"),
         ({"q_tokens": 8.0}, "whole numbers"),
         ({"max_kv": None}, "whole numbers"),
-        ({"sequences": 8}, "max_kv 100 contradicts 100 kv tokens"),
+        ({"batch_size": 8}, "max_kv 100 contradicts 100 kv tokens"),
         ({"max_kv": 9}, "max_kv 9 contradicts"),
         ({"max_kv": 101}, "max_kv 101 contradicts"),
         ({"pairs": 7}, "pairs 7 contradicts"),
@@ -175,7 +175,7 @@ def test_other_words_are_refused(text: str) -> None:
 
 def test_next_n_of_sums_is_what_the_sums_say() -> None:
     verify = Batch.from_totals(
-        mode="target_verify", sequences=64, q_tokens=256, kv_tokens=64 * 8192, max_kv=8192
+        mode="target_verify", batch_size=64, q_tokens=256, kv_tokens=64 * 8192, max_kv=8192
     )
 
     assert verify.next_n == 4

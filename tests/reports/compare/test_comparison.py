@@ -9,13 +9,19 @@ from functools import cache
 import pytest
 
 from nsa_tune.backend.types.batch import Batch
+from nsa_tune.backend.types.formula import Limit
 from nsa_tune.backend.types.point import Guard, Setting
 from nsa_tune.backend.types.records import Measurement, Status, Table
 from nsa_tune.db.reader import read_text, shipped
-from nsa_tune.reports.compare import Comparison, Verdict, compare
-from nsa_tune.reports.compare.document import conclusion, document, grids, title
-from nsa_tune.reports.compare.judging import Judged
-from nsa_tune.reports.output.grids import Grid
+from nsa_tune.reports.compare.cell_verdicts import CellVerdict, JudgedCell
+from nsa_tune.reports.compare.comparison import Comparison, compare
+from nsa_tune.reports.compare.rendering import (
+    comparison_document,
+    comparison_tables,
+    conclusion,
+    title,
+)
+from nsa_tune.reports.formats.display_tables import DisplayTable
 from tests.reports.synthetic import FLAT, STEEP, Cost, hash_of, real_table, toy_point, toy_table
 
 POINT = toy_point()
@@ -44,7 +50,7 @@ def _again() -> Comparison:
 def test_a_second_run_of_the_same_versions_is_the_same() -> None:
     comparison = _again()
 
-    assert comparison.counts[Verdict.SAME] / len(comparison.cells) > 0.95
+    assert comparison.counts[CellVerdict.SAME] / len(comparison.cells) > 0.95
     assert comparison.moved == ()
     assert comparison.regressions(0.05) == []
     assert [one.field for one in comparison.differences] == []
@@ -55,10 +61,10 @@ def test_a_slower_arm_is_found_and_named() -> None:
 
     by_arm = {one.arm: one for one in comparison.arms}
     assert by_arm["flat/a"].geomean == pytest.approx(1.1)
-    assert by_arm["flat/a"].counts[Verdict.SLOWER] == 13
-    assert by_arm["steep/a"].counts[Verdict.SAME] == 13
+    assert by_arm["flat/a"].counts[CellVerdict.SLOWER] == 13
+    assert by_arm["steep/a"].counts[CellVerdict.SAME] == 13
     regressions = comparison.regressions(0.05)
-    assert regressions[0] == "flat/a takes 1.100x in the mean of its cells"
+    assert regressions[0] == "flat/a takes 1.100x as long, in the mean of its cells"
     assert len(regressions) == 14
     assert comparison.regressions(0.2) == []
 
@@ -66,7 +72,7 @@ def test_a_slower_arm_is_found_and_named() -> None:
 def test_a_slowdown_under_the_noise_of_a_cell_is_found_by_the_mean() -> None:
     comparison = _toys(flat=lambda batch: 1.06 * FLAT(batch))
 
-    assert comparison.regressions(0.05) == ["flat/a takes 1.060x in the mean of its cells"]
+    assert comparison.regressions(0.05) == ["flat/a takes 1.060x as long, in the mean of its cells"]
 
 
 def test_a_broken_cell_is_a_regression_whatever_the_limit() -> None:
@@ -99,11 +105,11 @@ def test_a_crossover_that_went_away_is_one_that_moved() -> None:
     assert (moved.after, moved.by) == ("flat throughout", None)
 
 
-@pytest.mark.parametrize("verdict", [Verdict.ONLY_BEFORE, Verdict.ONLY_AFTER])
-def test_cells_of_one_side_only_have_a_verdict_of_their_own(verdict: Verdict) -> None:
+@pytest.mark.parametrize("verdict", [CellVerdict.ONLY_BEFORE, CellVerdict.ONLY_AFTER])
+def test_cells_of_one_side_only_have_a_verdict_of_their_own(verdict: CellVerdict) -> None:
     whole = toy_table(POINT)
     part = replace(whole, measurements=whole.measurements[2:])
-    sides = (whole, part) if verdict is Verdict.ONLY_BEFORE else (part, whole)
+    sides = (whole, part) if verdict is CellVerdict.ONLY_BEFORE else (part, whole)
 
     found = compare(*sides, points={"toy": POINT})
     alone = [cell for cell in found.cells if cell.verdict is verdict]
@@ -118,9 +124,9 @@ def test_cells_of_one_side_only_have_a_verdict_of_their_own(verdict: Verdict) ->
 
 
 def test_a_limit_that_keeps_an_arm_from_the_other_side_is_named() -> None:
-    def reached(batch: Batch, setting: Setting) -> str | None:
+    def reached(setting: Setting) -> tuple[Limit, ...]:
         most = 1024 * setting.device.l2
-        return f"more than {most} tokens" if batch.q_tokens > most else None
+        return (Limit(f"q_tokens > {most}", f"more than {most} tokens"),)
 
     point = replace(
         POINT,
@@ -142,7 +148,7 @@ def test_a_limit_that_keeps_an_arm_from_the_other_side_is_named() -> None:
 
     found = compare(roomy, small, points={"toy": point})
 
-    (lost,) = (cell for cell in found.cells if cell.verdict is Verdict.ONLY_BEFORE)
+    (lost,) = (cell for cell in found.cells if cell.verdict is CellVerdict.ONLY_BEFORE)
     assert lost.batch == "extend:0+4096"
     assert lost.reason == "not allowed on the other side: more than 2048 tokens"
 
@@ -163,8 +169,8 @@ def test_the_fingerprints_differ_field_by_field() -> None:
 # --- as text and as a document
 
 
-def _grids(comparison: Comparison, *, every: bool = False) -> dict[str, Grid]:
-    return {grid.title: grid for grid in grids(comparison, every=every)}
+def _grids(comparison: Comparison, *, every: bool = False) -> dict[str, DisplayTable]:
+    return {grid.title: grid for grid in comparison_tables(comparison, every=every)}
 
 
 def test_the_fingerprint_stands_on_top_and_same_cells_stay_out() -> None:
@@ -172,7 +178,7 @@ def test_the_fingerprint_stands_on_top_and_same_cells_stay_out() -> None:
     after = replace(slower, key=replace(slower.key, driver="1.2"))
     comparison = compare(before, after, points={"toy": POINT})
 
-    found = list(grids(comparison, every=False))
+    found = list(comparison_tables(comparison, every=False))
 
     assert [grid.title for grid in found] == [
         "What differs", "Arms", "Where choices cross, on average", "Cells that are not the same",
@@ -218,12 +224,12 @@ def test_nothing_in_common_is_said() -> None:
 def test_the_document_is_json_with_a_versioned_schema() -> None:
     comparison = _toys(steep=lambda batch: 10 + 2 * batch.q_tokens)
 
-    found = json.loads(json.dumps(document([comparison], 0.05), allow_nan=False))
+    found = json.loads(json.dumps(comparison_document([comparison], 0.05), allow_nan=False))
 
-    assert found["schema"] == "nsa-tune/compare/1"
+    assert found["schema"] == "nsa-tune/compare/2"
     (one,) = found["comparisons"]
-    assert one["counts"]["slower"] == comparison.counts[Verdict.SLOWER]
-    assert one["cells"][0].keys() == set(Judged.__slots__)
+    assert one["counts"]["slower"] == comparison.counts[CellVerdict.SLOWER]
+    assert one["cells"][0].keys() == set(JudgedCell.__slots__)
     assert one["moved_crossovers"][0]["by"] == comparison.moved[0].by
     assert one["shifts"][0]["low"] is None
     assert found["regressions"] == comparison.regressions(0.05)
@@ -257,4 +263,4 @@ def test_an_h200_against_an_h100_names_what_moved() -> None:
     assert all(mean < 1 for mean in moving)
     shift = next(one for one in comparison.shifts if (one.left, one.right) == ("mla", "mha"))
     assert shift.mean < 1
-    assert {one.answer for one in comparison.moved} >= {"prefill_path"}
+    assert {one.question for one in comparison.moved} >= {"prefill_path"}

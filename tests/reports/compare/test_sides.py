@@ -12,8 +12,8 @@ from nsa_tune._errors import NoTunedData, StoreMissing, UsageError
 from nsa_tune.backend.types.records import Table
 from nsa_tune.db.exchange import write_text
 from nsa_tune.db.store import Store
-from nsa_tune.reports.compare import pairs_of, side_of
-from nsa_tune.reports.content.select import Wish
+from nsa_tune.reports.analysis.selection import TableFilter
+from nsa_tune.reports.compare.sides import pairs_of, side_of
 from tests.reports.synthetic import real_table
 
 TABLE = real_table(points=("indexer_layout",))
@@ -36,15 +36,15 @@ def _changed(**changes: Any) -> Table:
 
 
 def test_a_database_gives_all_its_tables_or_the_one_of_a_digest(database: Path) -> None:
-    assert len(side_of(str(database), Wish())) == 2
-    (one,) = side_of(f"{database}@{OTHER.key.digest[:6]}", Wish())
+    assert len(side_of(str(database), TableFilter())) == 2
+    (one,) = side_of(f"{database}@{OTHER.key.digest[:6]}", TableFilter())
     assert one.key == OTHER.key
-    (one,) = side_of(str(database), Wish(heads=16))
+    (one,) = side_of(str(database), TableFilter(heads=16))
     assert one.key == OTHER.key
 
 
 def test_a_run_is_a_table_of_its_own(database: Path) -> None:
-    (one,) = side_of(f"{database}@run:2", Wish())
+    (one,) = side_of(f"{database}@run:2", TableFilter())
 
     assert one.key == OTHER.key
     assert one.source.endswith("@run:2")
@@ -53,7 +53,7 @@ def test_a_run_is_a_table_of_its_own(database: Path) -> None:
 def test_a_text_table_is_a_side(tmp_path: Path) -> None:
     write_text(TABLE, tmp_path / "some.tsv")
 
-    (one,) = side_of(str(tmp_path / "some.tsv"), Wish())
+    (one,) = side_of(str(tmp_path / "some.tsv"), TableFilter())
 
     assert one.key == TABLE.key
 
@@ -66,12 +66,12 @@ def test_what_is_not_there_is_a_sentence(
     database: Path, chosen: str, error: type[Exception]
 ) -> None:
     with pytest.raises(error):
-        side_of(f"{database}{chosen}", Wish())
+        side_of(f"{database}{chosen}", TableFilter())
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(StoreMissing):
-        side_of(str(tmp_path / "none.db"), Wish())
+        side_of(str(tmp_path / "none.db"), TableFilter())
 
 
 def test_tables_of_one_setting_belong_together_whatever_their_versions() -> None:
@@ -83,7 +83,9 @@ def test_tables_of_one_setting_belong_together_whatever_their_versions() -> None
 def test_different_gpus_are_refused_unless_asked_for() -> None:
     h200 = _changed(gpu="NVIDIA H200")
 
-    with pytest.raises(UsageError, match=r"'NVIDIA H100 80GB HBM3' and 'NVIDIA H200': --across"):
+    with pytest.raises(
+        UsageError, match=r"'NVIDIA H100 80GB HBM3' and 'NVIDIA H200'; compare them with --across"
+    ):
         pairs_of([TABLE], [h200], across_gpus=False)
     assert pairs_of([TABLE], [h200], across_gpus=True) == [(TABLE, h200)]
 

@@ -83,10 +83,10 @@ def test_without_a_token_this_machines_names_are_answered(host: str) -> None:
     "host", ["evil.example", "evil.example:8400", "localhost.evil.example", "", "127.0.0.1.x:80"]
 )
 def test_another_name_for_this_machine_is_not_answered(host: str) -> None:
-    answer = _asked(None, {"host": host})
+    question = _asked(None, {"host": host})
 
-    assert answer.status == 421
-    assert b"through" not in answer.body
+    assert question.status == 421
+    assert b"through" not in question.body
 
 
 @pytest.mark.parametrize(
@@ -116,19 +116,19 @@ def test_the_token_opens(headers: dict[str, str]) -> None:
     ],
 )
 def test_anything_else_does_not(headers: dict[str, str]) -> None:
-    answer = _asked(TOKEN, {"host": "127.0.0.1:8400", **headers})
+    question = _asked(TOKEN, {"host": "127.0.0.1:8400", **headers})
 
-    assert answer.status == 401
-    assert b"through" not in answer.body
-    assert TOKEN.encode() not in answer.body
+    assert question.status == 401
+    assert b"through" not in question.body
+    assert TOKEN.encode() not in question.body
 
 
 def test_a_token_in_the_address_becomes_a_cookie_and_leaves_the_address() -> None:
-    answer = _asked(TOKEN, {"host": "gpu7.example"}, query=f"token={TOKEN}")
+    question = _asked(TOKEN, {"host": "gpu7.example"}, query=f"token={TOKEN}")
 
-    assert answer.status == 303
-    assert answer.headers["location"] == "."
-    assert answer.headers["set-cookie"] == (
+    assert question.status == 303
+    assert question.headers["location"] == "."
+    assert question.headers["set-cookie"] == (
         f"nsa_tune_token={TOKEN}; HttpOnly; SameSite=Strict; Path=/"
     )
     assert _asked(TOKEN, {}, query="token=wrong").status == 401
@@ -141,12 +141,12 @@ def test_nothing_but_reading_is_allowed(method: str) -> None:
 
 
 def test_every_answer_has_the_headers_that_keep_a_browser_careful() -> None:
-    for answer in (
+    for question in (
         _asked(None, {"host": "localhost"}),
         _asked(None, {"host": "evil.example"}),
         _asked(TOKEN, {}),
     ):
-        assert answer.headers.items() >= HEADERS.items()
+        assert question.headers.items() >= HEADERS.items()
     policy = HEADERS["content-security-policy"]
     assert "default-src 'none'" in policy
     assert "unsafe" not in policy

@@ -13,17 +13,17 @@ import pytest
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 
-from nsa_tune.autotune.runner.schedule import Exhaustive
+from nsa_tune.autotune.search.exhaustive import Exhaustive
 from nsa_tune.backend.points import points_for
+from nsa_tune.backend.types.point import Setting
 from nsa_tune.backend.types.records import Measurement, Status, Table
 from nsa_tune.db.reader import read_database
 from nsa_tune.db.store import Store
 from nsa_tune.db.text_table import format_table
-from nsa_tune.reports.content.report import setting_of
-from nsa_tune.reports.output.document import SCHEMA
-from tests.reports.dashboard.serving import Served, served
+from nsa_tune.reports.formats.json_document import SCHEMA
+from tests.reports.dashboard.served import Served, served
+from tests.reports.html.test_html import HOSTILE
 from tests.reports.synthetic import key_of, real_table
-from tests.reports.test_html import HOSTILE
 
 TABLE = real_table(points=("indexer_layout",))
 
@@ -48,11 +48,11 @@ def dashboard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 def test_the_page_has_every_table_and_loads_its_own_files_only(dashboard: Served) -> None:
-    answer = dashboard.get("/")
+    question = dashboard.get("/")
 
-    page = answer.body.decode()
-    assert answer.status == 200
-    assert answer.headers["content-type"] == "text/html; charset=utf-8"
+    page = question.body.decode()
+    assert question.status == 200
+    assert question.headers["content-type"] == "text/html; charset=utf-8"
     assert page.count('<section class="table"') == 2
     assert 'data-heads="128"' in page
     assert 'data-heads="16"' in page
@@ -63,11 +63,11 @@ def test_the_page_has_every_table_and_loads_its_own_files_only(dashboard: Served
 
 @pytest.mark.parametrize("name", ["page.css", "page.js", "live.css", "live.js"])
 def test_assets_are_served_with_their_type(dashboard: Served, name: str) -> None:
-    answer = dashboard.get(f"/assets/{name}")
+    question = dashboard.get(f"/assets/{name}")
 
     kind = "css" if name.endswith(".css") else "javascript"
-    assert answer.headers["content-type"] == f"text/{kind}; charset=utf-8"
-    assert answer.body
+    assert question.headers["content-type"] == f"text/{kind}; charset=utf-8"
+    assert question.body
 
 
 @pytest.mark.parametrize("path", ["/assets/../serving.py", "/assets/none.js", "/elsewhere"])
@@ -165,7 +165,7 @@ def test_a_run_is_expected_to_measure_what_its_sweep_hands_out(
     with Store.open(path) as opened:
         key = key_of(model, kv_layout=layout)
         opened.add(opened.begin_run(key, TABLE.device, {"points": names}), TABLE.measurements[:1])
-    setting = setting_of(read_database(path)[0])
+    setting = Setting.of(read_database(path)[0])
     sweep = Exhaustive(points_for(setting.profile, names), setting, [])
 
     with served(path) as running:

@@ -16,10 +16,10 @@ from nsa_tune.backend.types.records import Measurement, Status
 from nsa_tune.db.store import Store
 from nsa_tune.db.text_table import format_table
 from tests.reports.browsing import Visit
-from tests.reports.dashboard.serving import served
+from tests.reports.dashboard.served import served
 from tests.reports.dashboard.test_application import TABLE, store
+from tests.reports.html.test_html import HOSTILE
 from tests.reports.synthetic import key_of
-from tests.reports.test_html import HOSTILE
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser

@@ -10,7 +10,7 @@ from typing import Any
 
 from nsa_tune._errors import NoTunedData
 from nsa_tune.backend.dispatch.dispatcher import Dispatcher
-from nsa_tune.backend.dispatch.serving import Match
+from nsa_tune.backend.dispatch.table_planner import Match
 from nsa_tune.backend.engines.decision_log import DecisionLog
 from nsa_tune.backend.engines.sglang.edge import attempt, say_once
 from nsa_tune.backend.engines.sglang.facts import (
@@ -117,7 +117,7 @@ def opened(model: str, heads: int, kv_dtype: str) -> Dispatcher | None:
         NoTunedData: when there must be a table and is none.
     """
     dispatcher = _dispatcher(model, heads, kv_dtype)
-    if dispatcher.match is Match.RULE:
+    if dispatcher.match is Match.BASELINE:
         return None  # opening has said so
     if dispatcher.match is Match.ARCHITECTURE:
         # Of two GPUs of one architecture one may have a seventh of the other's arithmetic.

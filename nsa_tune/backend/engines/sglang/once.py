@@ -31,7 +31,7 @@ _POINT, _ARM = "prefill", "mla/flashmla_sparse"
 
 def cost_us(batch: Batch) -> float:
     """What a pass over `batch` takes longer with flashmla_sparse, all layers' kernels aside."""
-    return PASS_US + (SEQUENCE_US * batch.sequences if batch.prefix_tokens else 0.0)
+    return PASS_US + (SEQUENCE_US * batch.batch_size if batch.prefix_tokens else 0.0)
 
 
 @cache
@@ -42,10 +42,10 @@ def charged(dispatcher: Dispatcher, layers: int) -> Dispatcher:
     rows = [_charged(row, layers) for row in table.measurements if row.point == _POINT]
     policies = dict(dispatcher.policies)
     setting = dispatcher.setting
-    policies[_POINT] = Policy.compile(policies[_POINT].point, setting, rows)
+    policies[_POINT] = Policy.fit(policies[_POINT].point, setting, rows)
     return Dispatcher(
-        setting, policies.values(), source=dispatcher.source, table=table, rule=dispatcher.rule,
-        forced=dispatcher.forced,
+        setting, policies.values(), source=dispatcher.source, table=table,
+        baseline=dispatcher.baseline, forced=dispatcher.forced,
     )  # fmt: skip
 
 

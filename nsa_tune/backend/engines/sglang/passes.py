@@ -40,7 +40,7 @@ def sums_of(prefix_lens: Any, extend_lens: Any) -> Batch | None:
         if new < 1:
             return None
         return Batch.from_totals(
-            mode=_EXTEND, q_tokens=new, kv_tokens=kv_tokens, max_kv=kv_tokens, sequences=1,
+            mode=_EXTEND, q_tokens=new, kv_tokens=kv_tokens, max_kv=kv_tokens, batch_size=1,
             pairs=prefix * new + new * (new + 1) // 2,
         )  # fmt: skip
     q_tokens = sum(extend_lens)
@@ -55,7 +55,7 @@ def sums_of(prefix_lens: Any, extend_lens: Any) -> Batch | None:
     pairs = (round(kv_norm * kv_norm - prefix_norm * prefix_norm) + q_tokens) // 2
     return Batch.from_totals(
         mode=_EXTEND, q_tokens=q_tokens, kv_tokens=sum(kv_lens), max_kv=max(kv_lens),
-        sequences=sequences, pairs=pairs,
+        batch_size=sequences, pairs=pairs,
     )  # fmt: skip
 
 

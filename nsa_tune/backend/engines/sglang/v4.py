@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from typing import Any
 from weakref import ref
 
-from nsa_tune.backend.dispatch.decide import MARGIN
+from nsa_tune.backend.costmodel.regret import MARGIN
 from nsa_tune.backend.dispatch.dispatcher import Dispatcher
 from nsa_tune.backend.engines.decision_log import DecisionLog
 from nsa_tune.backend.engines.sglang.edge import attempt

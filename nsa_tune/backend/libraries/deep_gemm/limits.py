@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nsa_tune.backend.libraries.probed import bound
-from nsa_tune.backend.types.batch import Batch
+from nsa_tune.backend.libraries.probed import bound, quarter_of_memory
+from nsa_tune.backend.types.formula import Limit
 from nsa_tune.backend.types.point import Guard, Setting
 
 __all__ = [
+    "ARCHS",
     "METADATA_ROWS",
     "MQA_LOGITS_BYTES",
     "MQA_SHAPE",
     "NEXT_N_SM90",
     "metadata_rows",
 ]
+
+
+ARCHS = frozenset({"sm90", "sm100"})
+"""Architectures that its metadata and paged logits exist for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,37 +67,31 @@ def metadata_rows(setting: Setting) -> int | None:
     return bound(setting, "deep_gemm_metadata_rows", formula)
 
 
-def _metadata(batch: Batch, setting: Setting) -> str | None:
+def _metadata(setting: Setting) -> tuple[Limit, ...]:
     limit = metadata_rows(setting)
     if limit is None:
-        return "no known build of deep_gemm answers here, so its limit of metadata rows is unknown"
-    if batch.q_tokens > limit:
-        return (
-            f"{batch.q_tokens} rows pass the {limit} that DeepGEMM's metadata kernel has room for"
-        )
-    return None  # fmt: skip
+        why = "no known build of deep_gemm answers here, so its limit of metadata rows is unknown"
+        return (Limit("True", why),)
+    why = f"{{q_tokens}} rows pass the {limit} that DeepGEMM's metadata kernel has room for"
+    return (Limit(f"q_tokens > {limit}", why),)
 
 
-def _next_n_sm90(batch: Batch, setting: Setting) -> str | None:
+def _next_n(setting: Setting) -> tuple[Limit, ...]:
     limit = bound(setting, "deep_gemm_next_n", 2 if setting.device.arch == "sm90" else None)
-    if limit is not None and batch.next_n > limit:
-        where = setting.device.arch.upper()
-        words = "1 or 2" if limit == 2 else f"up to {limit}"
-        return f"DeepGEMM takes next_n {words} on {where}, {batch.next_n} given"
-    return None
+    if limit is None:
+        return ()
+    words = "1 or 2" if limit == 2 else f"up to {limit}"
+    where = setting.device.arch.upper()
+    why = f"DeepGEMM takes next_n {words} on {where}, {{next_n}} given"
+    return (Limit(f"next_n > {limit}", why),)
 
 
-def _mqa_logits_bytes(batch: Batch, setting: Setting) -> str | None:
+def _mqa_logits_bytes(setting: Setting) -> tuple[Limit, ...]:
     # DeepGEMM pads a row of fp32 logits to 256 values.
-    row = (batch.max_kv + 255) // 256 * 1024
-    needed = batch.q_tokens * row
-    if setting.device.memory and needed > setting.device.memory // 4:
-        return f"{needed / 2**30:.1f} GiB of logits pass a quarter of the device's memory"
-    return None
+    return quarter_of_memory("q_tokens * ((max_kv + 255) // 256 * 1024)", "logits", setting)
 
 
-def _mqa_shape(batch: Batch, setting: Setting) -> str | None:
-    del batch
+def _mqa_shape(setting: Setting) -> tuple[Limit, ...]:
     profile = setting.profile
     heads = {32, 64} if setting.device.arch == "sm90" else {8, 16, 32, 64}
     pages = {64} if setting.device.arch == "sm90" else {32, 64}
@@ -101,11 +100,12 @@ def _mqa_shape(batch: Batch, setting: Setting) -> str | None:
         and profile.index_dim in (32, 64, 128)
         and profile.page_size in pages
     ):
-        return None
-    return (
+        return ()
+    why = (
         f"DeepGEMM's paged logits do not take {profile.index_heads} index heads of "
         f"{profile.index_dim} values with pages of {profile.page_size} on {setting.device.arch}"
     )
+    return (Limit("True", why),)
 
 
 METADATA_ROWS = Guard(
@@ -113,7 +113,7 @@ METADATA_ROWS = Guard(
     "DeepGEMM csrc/jit_kernels/impls/sm90_fp8_mqa_logits.hpp:199 (4a bytes, before 88965b0 16a+4)",
     _metadata,
 )  # fmt: skip
-NEXT_N_SM90 = Guard("next_n_sm90", "formula", "DeepGEMM sm90_fp8_mqa_logits.hpp:363", _next_n_sm90)
+NEXT_N_SM90 = Guard("next_n_sm90", "formula", "DeepGEMM sm90_fp8_mqa_logits.hpp:363", _next_n)
 MQA_LOGITS_BYTES = Guard(
     "mqa_logits_bytes", "formula", "DeepGEMM csrc/apis/attention.hpp:245", _mqa_logits_bytes
 )

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nsa_tune.backend.libraries.probed import bound
-from nsa_tune.backend.types.batch import Batch
+from nsa_tune.backend.libraries.probed import (
+    bound,
+    quarter_of_memory,
+    rows_in_quarter_of_memory,
+)
+from nsa_tune.backend.types.formula import Limit
 from nsa_tune.backend.types.layouts import KVLayout
 from nsa_tune.backend.types.point import Guard, Setting
 
 __all__ = [
+    "ARCHS",
+    "DECODE_KERNEL",
+    "DECODE_ROWS",
     "FLASHMLA_OFFSETS",
     "FLASHMLA_SCHEDULE",
     "FLASHMLA_SCRATCH",
     "FLASHMLA_SHAPE",
     "SCHEDULE_BUILDS",
+    "SPARSE_FWD",
     "SPARSE_FWD_BYTES",
     "SPARSE_FWD_OFFSETS",
     "WIDENED_BYTES",
@@ -23,12 +31,13 @@ __all__ = [
     "padded_heads",
     "schedule_build",
     "schedule_rows",
-    "schedule_surcharge_us",
+    "schedule_surcharge",
     "split_parts",
 ]
 
+ARCHS = frozenset({"sm90", "sm100"})
+"""Architectures that both sparse kernels exist for."""
 INT32 = 2**31
-_SHARE_OF_MEMORY = 4
 _SLOW_NS_PER_ROW = 318
 """`nsa-tune probe` on an H100 with sgl-flash-mla 1.0.0: 6.2 ms more at 19371 rows."""
 
@@ -113,119 +122,126 @@ def schedule_rows(setting: Setting) -> int | None:
     return bound(setting, "flashmla_schedule_rows", formula)
 
 
-def _flashmla_schedule(batch: Batch, setting: Setting) -> str | None:
+def _schedule(setting: Setting) -> tuple[Limit, ...]:
     build, limit = schedule_build(setting), schedule_rows(setting)
     if limit is None:
-        return "no known build of flash_mla answers here, so its schedule limit is unknown"
-    if batch.q_tokens <= limit or (build is not None and build.survives and limit > 0):
-        return None
+        why = "no known build of flash_mla answers here, so its schedule limit is unknown"
+        return (Limit("True", why),)
+    if build is not None and build.survives and limit > 0:
+        return ()
     past = f", where {build.distribution} {build.past}" if build is not None else ""
-    return f"{batch.q_tokens} rows pass FlashMLA's schedule limit of {limit}{past}"
+    why = f"{{q_tokens}} rows pass FlashMLA's schedule limit of {limit}{past}"
+    return (Limit(f"q_tokens > {limit}", why),)
 
 
-def schedule_surcharge_us(batch: Batch, setting: Setting) -> float:
-    """Microseconds that a schedule beyond the cliff of a build that survives it takes more."""
+def schedule_surcharge(setting: Setting) -> str:
+    """The formula of the microseconds that a schedule takes more beyond the cliff of a build that
+    survives it."""
     limit = schedule_rows(setting)
-    if limit is None or batch.q_tokens <= limit:
-        return 0.0
+    if limit is None:
+        return "0.0"
     per_row = setting.limits.get("flashmla_schedule_ns_per_row", _SLOW_NS_PER_ROW)
-    return batch.q_tokens * per_row / 1e3
+    return f"(0.0 if q_tokens <= {limit} else q_tokens * {per_row} / 1e3)"
 
 
 # --- offsets, memory and shapes
 
 
-def _flashmla_offsets(batch: Batch, setting: Setting) -> str | None:
+def _decode_offsets(setting: Setting) -> tuple[Limit, ...]:
     heads = padded_heads(setting.heads)
     if heads is None:
-        return f"FlashMLA computes at most 128 heads, {setting.heads} given"
-    limit = bound(
+        return (_too_many_heads(setting),)
+    limits = [_index_offsets(setting, "FlashMLA's")]
+    rows = bound(
         setting, "flashmla_decode_rows", (INT32 - 1) // (heads * 512) - split_parts(setting)
     )
-    if limit is not None and batch.q_tokens > limit:
-        return (
-            f"{batch.q_tokens} rows of {heads} heads pass {limit}, "
+    if rows is not None:
+        why = (
+            f"{{q_tokens}} rows of {heads} heads pass {rows}, "
             "behind which FlashMLA's int32 split offsets overflow"
         )
-    if batch.q_tokens * setting.profile.index_topk >= INT32:
-        return f"{batch.q_tokens} rows overflow FlashMLA's int32 index offsets"
-    return None
+        limits.insert(0, Limit(f"q_tokens > {rows}", why))
+    return tuple(limits)
 
 
-def _flashmla_scratch(batch: Batch, setting: Setting) -> str | None:
-    heads = padded_heads(setting.heads) or 128
-    needed = (batch.q_tokens + split_parts(setting)) * heads * (512 + 1) * 4
-    return _too_much(needed, "scratch memory of FlashMLA's decode kernel", setting)
-
-
-def _sparse_fwd_offsets(batch: Batch, setting: Setting) -> str | None:
+def _sparse_fwd_offsets(setting: Setting) -> tuple[Limit, ...]:
     if padded_heads(setting.heads) is None:
-        return f"FlashMLA computes at most 128 heads, {setting.heads} given"
-    if batch.q_tokens * setting.profile.index_topk >= INT32:
-        return f"{batch.q_tokens} rows overflow flash_mla_sparse_fwd's int32 index offsets"
-    return None
+        return (_too_many_heads(setting),)
+    return (_index_offsets(setting, "flash_mla_sparse_fwd's"),)
 
 
-def _sparse_fwd_bytes(batch: Batch, setting: Setting) -> str | None:
+def _index_offsets(setting: Setting, whose: str) -> Limit:
+    why = f"{{q_tokens}} rows overflow {whose} int32 index offsets"
+    return Limit(f"q_tokens > {(INT32 - 1) // setting.profile.index_topk}", why)
+
+
+def _too_many_heads(setting: Setting) -> Limit:
+    return Limit("True", f"FlashMLA computes at most 128 heads, {setting.heads} given")
+
+
+def _decode_scratch(setting: Setting) -> tuple[Limit, ...]:
+    heads = padded_heads(setting.heads) or 128
+    what, more = "scratch memory of FlashMLA's decode kernel", split_parts(setting)
+    return rows_in_quarter_of_memory(heads * (512 + 1) * 4, what, setting, more)
+
+
+def _sparse_fwd_bytes(setting: Setting) -> tuple[Limit, ...]:
     heads, profile = padded_heads(setting.heads) or 128, setting.profile
     # q and the output in bf16, two fp32 statistics a head.
-    needed = batch.q_tokens * heads * (2 * (profile.latent + profile.rank) + 8)
-    return _too_much(needed, "operands of flash_mla_sparse_fwd", setting)
+    row_bytes = heads * (2 * (profile.latent + profile.rank) + 8)
+    return rows_in_quarter_of_memory(row_bytes, "operands of flash_mla_sparse_fwd", setting)
 
 
-def _widened_bytes(batch: Batch, setting: Setting) -> str | None:
-    if setting.layout is not KVLayout.FP8_PACKED or not batch.prefix_tokens:
-        return None
-    needed = batch.kv_tokens * 2 * setting.profile.latent
-    return _too_much(needed, "dequantized latents", setting)
+def _widened_bytes(setting: Setting) -> tuple[Limit, ...]:
+    if setting.layout is not KVLayout.FP8_PACKED:
+        return ()
+    # Without a prefix nothing is dequantized.
+    token_bytes = 2 * setting.profile.latent
+    passed = f"prefix_tokens and kv_tokens > {setting.device.memory // 4 // token_bytes}"
+    needed = f"kv_tokens * {token_bytes}"
+    return quarter_of_memory(needed, "dequantized latents", setting, passed)
 
 
-def _too_much(needed: int, what: str, setting: Setting) -> str | None:
-    memory = setting.device.memory
-    if memory and needed > memory // _SHARE_OF_MEMORY:
-        return f"{needed / 2**30:.1f} GiB of {what} pass a quarter of the device's memory"
-    return None
-
-
-def _flashmla_shape(batch: Batch, setting: Setting) -> str | None:
-    del batch
+def _shape(setting: Setting) -> tuple[Limit, ...]:
     profile = setting.profile
-    if (profile.rank, profile.rope) != (512, 64):
-        return (
-            f"FlashMLA's sparse kernels take latents of 512 + 64 values, {profile.name} has "
-            f"{profile.rank} + {profile.rope}"
-        )
-    return None
+    if (profile.rank, profile.rope) == (512, 64):
+        return ()
+    why = (
+        f"FlashMLA's sparse kernels take latents of 512 + 64 values, {profile.name} has "
+        f"{profile.rank} + {profile.rope}"
+    )
+    return (Limit("True", why),)
 
 
 def multiple_of_topk(multiple: int, kernel: str, source: str) -> Guard:
     """The guard that `kernel` takes an index_topk that is a multiple of `multiple` only."""
 
-    def check(batch: Batch, setting: Setting) -> str | None:
-        del batch
+    def limits(setting: Setting) -> tuple[Limit, ...]:
         topk = setting.profile.index_topk
-        return f"{kernel} needs topk % {multiple} == 0, got {topk}" if topk % multiple else None
+        if topk % multiple == 0:
+            return ()
+        return (Limit("True", f"{kernel} needs topk % {multiple} == 0, got {topk}"),)
 
-    return Guard(f"topk_multiple_{multiple}", "formula", source, check)
+    return Guard(f"topk_multiple_{multiple}", "formula", source, limits)
 
 
 FLASHMLA_SCHEDULE = Guard(
     "flashmla_schedule", "formula",
     "FlashMLA get_decoding_sched_meta.cu:109, 4*(5b+1); sgl-flash-mla 1.0.0 legacy 4*(3b+1)",
-    _flashmla_schedule,
+    _schedule,
 )  # fmt: skip
 FLASHMLA_OFFSETS = Guard(
     "flashmla_offsets", "formula",
     "FlashMLA csrc/smxx/decode/combine/combine.cu:46 (b + parts) * s_q * h * 512 < 2**31",
-    _flashmla_offsets,
+    _decode_offsets,
 )  # fmt: skip
 FLASHMLA_SCRATCH = Guard(
     "flashmla_scratch", "formula", "FlashMLA csrc/api/sparse_decode.h o_accum, lse_accum",
-    _flashmla_scratch,
+    _decode_scratch,
 )  # fmt: skip
 FLASHMLA_SHAPE = Guard(
     "flashmla_shape", "formula", "FlashMLA csrc/api/sparse_decode.h, sparse_fwd.h: d_qk 576",
-    _flashmla_shape,
+    _shape,
 )  # fmt: skip
 SPARSE_FWD_OFFSETS = Guard(
     "sparse_fwd_offsets", "formula", "FlashMLA csrc/sm90/prefill/sparse/phase1.cuh:470",
@@ -239,3 +255,25 @@ WIDENED_BYTES = Guard(
     "widened_bytes", "formula", "SGLang 0.5.23 dsa_backend.py:2442 dequantize_k_cache_paged_dsa",
     _widened_bytes,
 )  # fmt: skip
+
+# --- all that limits a kernel
+
+DECODE_ROWS = (FLASHMLA_SCHEDULE, FLASHMLA_OFFSETS, FLASHMLA_SCRATCH)
+"""Of flash_mla_with_kvcache, whatever it reads."""
+DECODE_KERNEL = (
+    FLASHMLA_SHAPE,
+    *DECODE_ROWS,
+    multiple_of_topk(
+        64, "flash_mla_with_kvcache", "FlashMLA csrc/sm90/decode/sparse_fp8/splitkv_mla.cuh:689"
+    ),
+)
+"""Of flash_mla_with_kvcache over V3.2's packed pool."""
+SPARSE_FWD = (
+    FLASHMLA_SHAPE,
+    SPARSE_FWD_OFFSETS,
+    SPARSE_FWD_BYTES,
+    multiple_of_topk(
+        128, "flash_mla_sparse_fwd", "FlashMLA csrc/sm90/prefill/sparse/phase1.cuh:577"
+    ),
+)
+"""Of flash_mla_sparse_fwd over V3.2's latents, besides the memory of what is dequantized first."""

@@ -7,7 +7,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from nsa_tune.backend import libraries as providers
-from nsa_tune.backend.points.guards import WORKSPACE_BYTES, WORKSPACE_BYTES_TRTLLM
+from nsa_tune.backend.libraries.flashinfer.limits import WORKSPACE_BYTES, WORKSPACE_BYTES_TRTLLM
 
 if TYPE_CHECKING:
     import torch

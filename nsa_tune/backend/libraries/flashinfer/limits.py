@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nsa_tune.backend.types.batch import Batch
+from nsa_tune.backend.types.formula import Limit
 from nsa_tune.backend.types.point import Guard, Setting
 
 __all__ = [
@@ -21,55 +21,47 @@ WORKSPACE_BYTES_TRTLLM = 512 * 2**20
 _INT_WORKSPACE = 8 * 2**20
 
 
-def _fa3_works(batch: Batch, setting: Setting) -> str | None:
+def _fa3_works(setting: Setting) -> tuple[Limit, ...]:
     # At most one tile of 128 queries more a sequence than the queries fill.
-    tiles = batch.q_tokens // 128 + batch.sequences
+    tiles = "(q_tokens // 128 + batch_size)"
     # Above 4096 of them the plan makes one schedule for all heads.
-    works = tiles if tiles - 1 > 4096 else tiles * setting.heads
+    works = f"{tiles} * ({setting.heads} if {tiles} <= 4097 else 1)"
     most = (_INT_WORKSPACE - 4 * (setting.device.sms + 1) - 128) // 28
-    if works > most:
-        return f"up to {works} work items pass the {most} that FlashInfer's fa3 plan has room for"
-    return None
+    why = f"up to {{{works}}} work items pass the {most} that FlashInfer's fa3 plan has room for"
+    return (Limit(f"{works} > {most}", why),)
 
 
-def _fa2_works(batch: Batch, setting: Setting) -> str | None:
+def _fa2_works(setting: Setting) -> tuple[Limit, ...]:
     del setting
     # Three int32 a tile of at least 16 queries, one a row to merge, and the sequences' offsets.
-    tiles = batch.q_tokens // 16 + batch.sequences
-    needed = 4 * (3 * tiles + batch.q_tokens + 2 * (batch.sequences + 1))
-    if needed > _INT_WORKSPACE:
-        return f"a plan of {needed} bytes passes the {_INT_WORKSPACE} of FlashInfer's int workspace"
-    return None
+    needed = "4 * (3 * (q_tokens // 16 + batch_size) + q_tokens + 2 * (batch_size + 1))"
+    why = f"a plan of {{{needed}}} bytes passes the {_INT_WORKSPACE} of FlashInfer's int workspace"
+    return (Limit(f"{needed} > {_INT_WORKSPACE}", why),)
 
 
 _RAGGED_WIDTHS = {(64, 64), (128, 128), (256, 256), (192, 128)}
 
 
-def _ragged_shape(batch: Batch, setting: Setting) -> str | None:
-    del batch
+def _ragged_shape(setting: Setting) -> tuple[Limit, ...]:
     profile = setting.profile
     widths = (profile.nope + profile.rope, profile.v)
     if widths in _RAGGED_WIDTHS:
-        return None
-    return f"FlashInfer's ragged attention has no kernels for head widths {widths}"
+        return ()
+    why = f"FlashInfer's ragged attention has no kernels for head widths {widths}"
+    return (Limit("True", why),)
 
 
-def _ragged_workspace(batch: Batch, setting: Setting) -> str | None:
-    longest = min(batch.q_tokens, batch.max_kv)
-    if batch.lens is not None:
-        longest = max(new for _, new in batch.lens)
-    stats = 8 * setting.heads * batch.sequences * -(-longest // 256) * 256
-    needed = 8 * 2**20 + stats + 2**20
-    if needed > WORKSPACE_BYTES_TRTLLM:
-        return (
-            f"TRT-LLM's ragged attention needs {needed / 2**20:.0f} MiB of workspace, "
-            f"it has {WORKSPACE_BYTES_TRTLLM // 2**20}"
-        )
-    return None
+def _ragged_workspace(setting: Setting) -> tuple[Limit, ...]:
+    stats = f"{8 * setting.heads} * batch_size * ((max_new + 255) // 256) * 256"
+    needed = f"({stats} + {8 * 2**20 + 2**20})"
+    why = (
+        f"TRT-LLM's ragged attention needs {{{needed} / 1048576:.0f}} MiB of workspace, "
+        f"it has {WORKSPACE_BYTES_TRTLLM // 2**20}"
+    )
+    return (Limit(f"{needed} > {WORKSPACE_BYTES_TRTLLM}", why),)
 
 
-def _trtllm_sparse_shape(batch: Batch, setting: Setting) -> str | None:
-    del batch
+def _trtllm_sparse_shape(setting: Setting) -> tuple[Limit, ...]:
     profile = setting.profile
     if (
         (profile.rank, profile.rope, profile.nope) == (512, 64, 128)
@@ -77,11 +69,12 @@ def _trtllm_sparse_shape(batch: Batch, setting: Setting) -> str | None:
         and profile.index_topk % 4 == 0
         and profile.page_size in (32, 64)
     ):
-        return None
-    return (
+        return ()
+    why = (
         "TRT-LLM's sparse MLA takes latents of 512 + 64, nope 128, up to 128 heads, topk % 4 == 0 "
         "and pages of 32 or 64"
     )
+    return (Limit("True", why),)
 
 
 FA3_WORKS = Guard(

@@ -65,7 +65,7 @@ class IndexerCase:
         self.slots, self.starts, self.block_table = (
             paging.slots, paging.starts, paging.block_table,
         )  # fmt: skip
-        rows, heads = batch.sequences, profile.index_heads
+        rows, heads = batch.batch_size, profile.index_heads
         generator = torch.Generator(device=device).manual_seed(2)
         shape = (rows, batch.next_n, heads, profile.index_dim)
         q = torch.randn(shape, generator=generator, device=device)
@@ -81,7 +81,7 @@ class IndexerCase:
     @cached_property
     def _reference(self) -> list[tuple[int, torch.Tensor]]:
         """(row, its logits [keys that it sees] fp32) of the rows that are compared."""
-        total = self.batch.sequences * self.batch.next_n
+        total = self.batch.batch_size * self.batch.next_n
         found = []
         for row in sorted(
             {round(i * (total - 1) / (_CHECKED_ROWS - 1)) for i in range(_CHECKED_ROWS)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from nsa_tune.backend.points import guards
+from nsa_tune.backend.libraries.flash_mla.limits import padded_heads
 from nsa_tune.backend.points.prefill.mha import read_back
 from nsa_tune.backend.types.layouts import KVLayout
 
@@ -58,7 +58,7 @@ def _project(case: PrefillCase, mixed: torch.Tensor) -> torch.Tensor:
 
 
 def _padded(case: PrefillCase) -> int:
-    padded = guards.padded_heads(case.heads)
+    padded = padded_heads(case.heads)
     assert padded is not None
     return padded
 

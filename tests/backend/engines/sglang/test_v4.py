@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from nsa_tune import Batch, Dispatcher
-from nsa_tune.backend.dispatch.decide import MARGIN
+from nsa_tune.backend.costmodel.regret import MARGIN
 from nsa_tune.backend.engines.decision_log import DecisionLog, read_decisions
 from nsa_tune.backend.engines.sglang.passes import batch_of
 from nsa_tune.backend.engines.sglang.v4 import (

@@ -1,0 +1,74 @@
+"""The command `compare`: what changed between two measurements of the same setting."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from nsa_tune._cli import json_documents
+from nsa_tune._cli.console import say, tables_console
+from nsa_tune._cli.options import AsJson, TableOptions, grouped, share_of
+from nsa_tune.reports.compare.comparison import compare as compare_tables
+from nsa_tune.reports.compare.rendering import (
+    comparison_document,
+    comparison_tables,
+    conclusion,
+    title,
+)
+from nsa_tune.reports.compare.sides import pairs_of, side_of
+from nsa_tune.reports.formats.plain import plain
+from nsa_tune.reports.formats.terminal import print_tables
+
+__all__ = ["compare"]
+
+_REGRESSION = 4
+
+
+@grouped
+def compare(
+    before: Annotated[
+        str, typer.Argument(help="Database or text table, FILE@DIGEST of a key, or FILE@run:N.")
+    ],
+    after: Annotated[str, typer.Argument(help="The other side, named likewise.")],
+    tables: TableOptions,
+    across_gpus: Annotated[
+        bool, typer.Option("--across-gpus", help="Also compare tables of different GPUs.")
+    ] = False,
+    same_within: Annotated[
+        str, typer.Option("--same-within", help="Difference that counts as the same.")
+    ] = "3%",
+    fail_on: Annotated[
+        str | None,
+        typer.Option(
+            "--fail-on", help="Exit with 4 if an arm or a cell is surely slower by more, or broken."
+        ),
+    ] = None,
+    every: Annotated[
+        bool, typer.Option("--all", help="List every cell, also those that are the same.")
+    ] = (False),
+    json: AsJson = False,
+) -> None:
+    """Say what is faster, slower or the same on the second side, and which crossovers moved.
+
+    Compares tables that have the same model, head count and KV layout on both sides.
+    """
+    tolerance = share_of("--same-within", same_within)
+    limit = None if fail_on is None else share_of("--fail-on", fail_on)
+    wanted = tables.filter
+    pairs = pairs_of(side_of(before, wanted), side_of(after, wanted), across_gpus=across_gpus)
+    found = [compare_tables(one, other, same_within=tolerance) for one, other in pairs]
+    if json:
+        typer.echo(json_documents.as_text(comparison_document(found, limit)))
+    else:
+        console = tables_console()
+        for one in found:
+            print_tables(title(one), comparison_tables(one, every=every), console)
+        typer.echo(plain(conclusion(found, limit)))
+    if limit is None:
+        return
+    regressions = [line for one in found for line in one.regressions(limit)]
+    for line in regressions:
+        say(line)
+    if regressions:
+        raise typer.Exit(_REGRESSION)

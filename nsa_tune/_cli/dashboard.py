@@ -1,0 +1,52 @@
+"""The command `dashboard`: the report as a web page, live while a run goes on."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from nsa_tune._cli.console import say
+from nsa_tune._errors import ExtraMissing
+from nsa_tune.db import reader
+
+__all__ = ["dashboard"]
+
+_TOKEN = "NSA_TUNE_DASHBOARD_TOKEN"
+
+
+def dashboard(
+    files: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="[FILE]...",
+            help="Databases and text tables. Default: NSA_TUNE_DB, or the user's database.",
+            show_default=False,
+        ),
+    ] = None,
+    host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option("--port", min=0, max=65535, help="Port; 0 takes a free one.")
+    ] = 8400,
+    remote: Annotated[
+        bool,
+        typer.Option("--remote", help="Allow an address that others can reach; they need a token."),
+    ] = False,
+) -> None:
+    """Serve the report as a web page, live while a run goes on. Databases are only read."""
+    try:
+        from nsa_tune.reports.dashboard.server import serve
+    except ModuleNotFoundError as error:
+        if error.name not in ("starlette", "uvicorn"):
+            raise
+        raise ExtraMissing.of("the dashboard", "dashboard") from None
+    serve(
+        files or [reader.default_database()],
+        host=host,
+        port=port,
+        remote=remote,
+        token=os.environ.get(_TOKEN) or None,
+        ready=lambda address: say(f"the dashboard is at {address}; Ctrl-C ends it"),
+    )

@@ -1,0 +1,97 @@
+"""The commands `db list`, `db export` and `db import`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from nsa_tune._cli import json_documents
+from nsa_tune._cli.console import say
+from nsa_tune._cli.options import AsJson, Database, TableOptions, grouped
+from nsa_tune._errors import NoTunedData, UsageError
+from nsa_tune.backend.types.records import Table
+from nsa_tune.db import reader
+from nsa_tune.reports.formats.plain import plain
+
+__all__ = ["db"]
+
+db = typer.Typer(
+    help="List the tables of a database; export and import them as text.", no_args_is_help=True
+)
+
+
+@db.command("list")
+def db_list(database: Database = None, json: AsJson = False) -> None:
+    """List the tables of a database."""
+    path = database or reader.default_database()
+    known = reader.read_database(path)
+    if json:
+        typer.echo(json_documents.as_text(json_documents.of_db_list(str(path), known)))
+        return
+    for one in known:
+        key = one.key
+        typer.echo(
+            plain(
+                f"{key.digest}  {key.gpu}, {key.model}, {key.heads} local heads, {key.kv_layout}, "
+                f"{key.protocol}: {len(one.measurements)} measurements, {one.measured_at}"
+            )
+        )
+    if not known:
+        say(f"{path} has no tables; measure with `nsa-tune run`")
+
+
+@db.command("export")
+@grouped
+def db_export(
+    out: Annotated[Path, typer.Option("--out", "-o", help="Text table to write.")],
+    key: Annotated[
+        str | None, typer.Option("--key", help="Digest of the table's key, as `db list` shows it.")
+    ] = None,
+    *,
+    tables: TableOptions,
+    database: Database = None,
+) -> None:
+    """Write one table of a database as a text file, to compare, commit or import."""
+    from nsa_tune.backend.dispatch.refit import write_fitted
+
+    wanted = tables.filter
+    path = database or reader.default_database()
+    known = [one for one in reader.read_database(path) if wanted.matches(one.key)]
+    if key is not None:
+        known = [one for one in known if one.key.digest.startswith(key)]
+    write_fitted(_only_table(known, path), out)
+    say(f"wrote {out}")
+
+
+@db.command("import")
+def db_import(
+    file: Annotated[Path, typer.Argument(help="Text table that `db export` wrote.")],
+    database: Database = None,
+) -> None:
+    """Add a text table to a database. Measurements that are already there stay unchanged."""
+    from nsa_tune.backend.dispatch.refit import refit
+    from nsa_tune.db.exchange import import_text
+    from nsa_tune.db.store import Store
+
+    with Store.open(database or reader.default_database()) as store:
+        added = import_text(store, file)
+        refit(store, reader.read_text(file).key)
+        say(f"{added} measurements added to {store.path}")
+
+
+def _only_table(found: Sequence[Table], path: Path) -> Table:
+    """The table in `found`, all of which came from `path`.
+
+    Raises:
+        NoTunedData: when there is none.
+        UsageError: when there are several; the message has their digests.
+    """
+    if not found:
+        raise NoTunedData(f"{path} has no such table; `nsa-tune db list` shows what there is")
+    if len(found) > 1:
+        digests = ", ".join(table.key.digest for table in found)
+        raise UsageError(f"{len(found)} tables match; choose one with --key: {digests}")
+    return found[0]

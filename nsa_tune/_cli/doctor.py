@@ -1,0 +1,39 @@
+"""The command `doctor`: can this machine measure, and is the plug-in active in an engine?"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from nsa_tune._cli import json_documents
+from nsa_tune._cli.options import AsJson, Database, Engine
+from nsa_tune._errors import MachineUnfit
+from nsa_tune.reports.formats.plain import plain
+
+__all__ = ["doctor"]
+
+
+def doctor(
+    database: Database = None,
+    engine: Annotated[
+        Engine | None,
+        typer.Option("--engine", help="Check whether the plug-in is active in this engine."),
+    ] = None,
+    json: AsJson = False,
+) -> None:
+    """Examine this machine: GPU, driver, libraries, clocks, other processes and the database.
+
+    Exits with 5 when it cannot measure, or, with --engine, when the plug-in is not active there.
+    """
+    from nsa_tune.autotune.health.doctor import examine, examine_engine
+
+    diagnosis = examine(database=database) if engine is None else examine_engine(database)
+    if json:
+        typer.echo(json_documents.as_text(json_documents.of_doctor(diagnosis)))
+    else:
+        for finding in diagnosis.findings:
+            typer.echo(plain(f"{finding.state:<5} {finding.subject:<16} {finding.text}"))
+        typer.echo(plain(diagnosis.conclusion))
+    if not diagnosis.fit:
+        raise typer.Exit(MachineUnfit.exit_code)

@@ -1,0 +1,99 @@
+"""The command `probe`: find limits of kernels by experiment."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from nsa_tune._cli import json_documents
+from nsa_tune._cli.console import say
+from nsa_tune._cli.measuring import (
+    INTERRUPTED,
+    ModelOptions,
+    Quiet,
+    check_packages,
+    names_of,
+)
+from nsa_tune._cli.options import AsJson, Database, grouped
+from nsa_tune.db import reader as tables
+from nsa_tune.reports.formats.plain import plain
+
+if TYPE_CHECKING:
+    from nsa_tune.autotune.probe.run import Probed
+    from nsa_tune.autotune.probe.tries import Try
+
+__all__ = ["probe"]
+
+
+class _PrintedTries:
+    """A `ProbeProgress` that prints each try to stderr."""
+
+    def tried(self, name: str, one: Try) -> None:
+        """One line for each try."""
+        say(plain(f"{name} {one.size}: {one.outcome}{', ' + one.words if one.words else ''}"))
+
+
+@grouped
+def probe(
+    *,
+    limits: Annotated[
+        str, typer.Option("--limits", help="Names of limits, comma-separated, or all.")
+    ] = "all",
+    device: Annotated[
+        str, typer.Option("--device", help="auto, cuda or cuda:N; auto takes the first GPU.")
+    ] = "auto",
+    model: ModelOptions,
+    blind: Annotated[
+        bool, typer.Option("--blind", help="Do not try first what the formulas say.")
+    ] = False,
+    deadline: Annotated[
+        float, typer.Option("--deadline", min=1, help="Seconds after which a try counts as hung.")
+    ] = 120.0,
+    database: Database = None,
+    json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Find limits of this machine's kernels by experiment, and store them for the guards.
+
+    Sizes are doubled, then bisected, and each is tried in a process of its own. A size is over the
+    limit when its process exits, is killed, hangs or returns wrong numbers.
+    """
+    check_packages("probing")
+    from nsa_tune.autotune.probe.run import ProbeRequest
+    from nsa_tune.autotune.probe.run import probe as find_limits
+
+    request = ProbeRequest(
+        database=database or tables.default_database(),
+        device=device,
+        model=model.model or "deepseek-v3.2",
+        heads=model.heads,
+        kv_dtype=str(model.kv_dtype),
+        limits=names_of("--limits", limits),
+        blind=blind,
+        deadline_s=deadline,
+    )
+    try:
+        found = find_limits(request, None if quiet else _PrintedTries())
+    except KeyboardInterrupt:
+        raise typer.Exit(INTERRUPTED) from None
+    if json:
+        document = json_documents.of_probe(found, str(request.database))
+        typer.echo(json_documents.as_text(document))
+        return
+    for one in found:
+        typer.echo(plain(_line(one)))
+    if not quiet:
+        say(f"stored in {request.database}")
+
+
+def _line(one: Probed) -> str:
+    past, formula = one.found.past, one.formula
+    expected = "no formula" if formula is None else f"formula {formula}"
+    text = f"{one.name:<24} {one.found.limit:>8}  {expected}"
+    if past is None:
+        return f"{text}; every size that was tried succeeded"
+    text += f"; {past.size}: {past.outcome}, {past.words}"
+    if one.ns_per_row is not None:
+        text += f"; beyond the limit a row takes {one.ns_per_row} ns more"
+    return text

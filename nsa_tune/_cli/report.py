@@ -1,0 +1,159 @@
+"""The command `report`: what was measured, as text, as an HTML page or as pictures."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from nsa_tune._cli.console import say, tables_console
+from nsa_tune._cli.options import AsJson, Database, Format, TableOptions, Theme, grouped
+from nsa_tune._errors import ExtraMissing, NsaTuneError, UnknownName, UsageError
+from nsa_tune.backend.types.records import Table
+from nsa_tune.reports.analysis.report import Report, build
+from nsa_tune.reports.analysis.selection import select_tables
+from nsa_tune.reports.charts.figures import Figure, figures_of
+from nsa_tune.reports.charts.pictures import drawn, write_pictures
+from nsa_tune.reports.formats.flat_tables import FLAT, as_csv
+from nsa_tune.reports.formats.json_document import as_json
+from nsa_tune.reports.formats.markdown import as_markdown
+from nsa_tune.reports.formats.terminal import as_terminal_text, print_report
+from nsa_tune.reports.html.page import as_html
+from nsa_tune.reports.html.vega_bundle import bundling
+
+__all__ = ["report"]
+
+_PICTURES = (Format.SVG, Format.PNG)
+
+
+@grouped
+def report(
+    tables: TableOptions,
+    database: Database = None,
+    form: Annotated[
+        Format, typer.Option("--format", help="What to write.", case_sensitive=False)
+    ] = Format.TERMINAL,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help="File to write instead of stdout. For pictures: a "
+                     "directory, or a file for one picture."),
+    ] = None,
+    table: Annotated[
+        str,
+        typer.Option("--table", help=f"For csv: {', '.join(FLAT)}."),
+    ] = "crossovers",
+    chart: Annotated[
+        str, typer.Option("--chart", help="For svg and png: name of charts; * matches anything.")
+    ] = "*",
+    theme: Annotated[
+        Theme, typer.Option("--theme", help="For svg and png: light or dark.")
+    ] = Theme.LIGHT,
+    json: AsJson = False,
+) -> None:  # fmt: skip
+    """Show the crossovers, what the engine's default costs, and which arms failed.
+
+    Includes every matching table of the first place that has one: the database, then the user's
+    and the site's, then the tables that ship.
+    """
+    form = Format.JSON if json else form
+    with _without_garbage_collection():
+        found = select_tables(database, tables.filter)
+        _report(found, form, out, table, chart, str(theme))
+
+
+@contextmanager
+def _without_garbage_collection() -> Iterator[None]:
+    """Without garbage collection, which takes a quarter of a report's time and frees nothing."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _report(
+    found: Sequence[Table], form: Format, out: Path | None, table: str, chart: str, theme: str
+) -> None:
+    if form is Format.TERMINAL and out is None:
+        print_report(build(found), tables_console())
+        return
+    if form in _PICTURES:
+        _draw(build(found), form, out, chart, theme)
+        return
+    text = _page(found) if form is Format.HTML else _written(build(found), form, table)
+    if out is not None:
+        _write_file(out, text)
+        say(f"wrote {out}")
+    elif form is Format.HTML and sys.stdout.isatty():
+        raise UsageError("an HTML page is not for a terminal; give a file with --out report.html")
+    else:
+        typer.echo(text, nl=False)
+
+
+def _written(found: Report, form: Format, table: str) -> str:
+    match form:
+        case Format.MD:
+            return as_markdown(found)
+        case Format.CSV:
+            return as_csv(found, table)
+        case Format.JSON:
+            return as_json(found)
+        case _:
+            return as_terminal_text(found)
+
+
+def _page(found: Sequence[Table]) -> str:
+    # The charts' script is made in another process meanwhile.
+    with bundling() as javascript:
+        report = build(found)
+        try:
+            return as_html(report, javascript())
+        except ExtraMissing as missing:
+            say(str(missing))
+            return as_html(report)
+
+
+def _draw(found: Report, form: Format, out: Path | None, chart: str, theme: str) -> None:
+    if out is None:
+        raise UsageError(f"give a directory for the {form} files with --out")
+    figures = _chosen(list(figures_of(found)), chart)
+    if out.suffix != f".{form}":
+        count = sum(1 for _ in write_pictures(figures, out, form, theme))
+        say(f"wrote {count} pictures to {out}")
+        return
+    if len(figures) > 1:
+        raise UsageError(
+            f"{len(figures)} charts cannot go into the one file {out}: choose one with --chart, or "
+            "give a directory"
+        )
+    _write_file(out, drawn(figures[0].spec, form, theme))
+    say(f"wrote {out}")
+
+
+def _chosen(figures: list[Figure], pattern: str) -> list[Figure]:
+    chosen = [figure for figure in figures if fnmatchcase(figure.name, pattern)]
+    if not chosen:
+        raise UnknownName.of("chart", pattern, [figure.name for figure in figures])
+    return chosen
+
+
+def _write_file(path: Path, data: str | bytes) -> None:
+    """Write `data` to `path`, text as UTF-8.
+
+    Raises:
+        NsaTuneError: when it cannot be written.
+    """
+    try:
+        path.write_bytes(data if isinstance(data, bytes) else data.encode())
+    except OSError as error:
+        raise NsaTuneError(
+            f"{path} cannot be written ({error.strerror}); give another file with --out"
+        ) from error

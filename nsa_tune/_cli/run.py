@@ -1,0 +1,158 @@
+"""The command `run`: measure on this machine, and store the measurements."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from nsa_tune._cli import json_documents
+from nsa_tune._cli.console import say, tables_console
+from nsa_tune._cli.events import Together, events_into
+from nsa_tune._cli.measuring import (
+    INTERRUPTED,
+    ModelOptions,
+    Quiet,
+    check_packages,
+    interruptible,
+    names_of,
+)
+from nsa_tune._cli.options import AsJson, Database, grouped
+from nsa_tune.autotune.worker.isolated import Deadlines
+from nsa_tune.db import reader as tables
+from nsa_tune.reports.analysis.report import build
+from nsa_tune.reports.formats.json_document import report_document
+from nsa_tune.reports.formats.terminal import print_crossovers
+
+if TYPE_CHECKING:
+    from nsa_tune.autotune.runner.run import RunRequest, RunResult
+
+__all__ = ["run"]
+
+
+@grouped
+def run(
+    *,
+    device: Annotated[
+        str, typer.Option("--device", help="auto, cpu, cuda, cuda:N, or all GPUs of this host.")
+    ] = "auto",
+    model: ModelOptions,
+    points: Annotated[
+        str, typer.Option("--points", help="Decision points, comma-separated, or all.")
+    ] = "all",
+    budget: Annotated[
+        float | None,
+        typer.Option("--budget", min=0, help="Start no new batch after so many seconds."),
+    ] = None,
+    target_regret: Annotated[
+        float,
+        typer.Option(
+            "--target-regret",
+            min=0,
+            max=1,
+            help="Stop when this regret is expected on the worst tenth of batches; "
+            "0 measures the whole grid.",
+        ),
+    ] = 0.01,
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            "--trace",
+            help="File with requests, or an engine's decision log, whose batches are measured too.",
+        ),
+    ] = None,
+    database: Database = None,
+    fresh: Annotated[
+        bool,
+        typer.Option("--fresh/--resume", help="Measure again, or only what is missing."),
+    ] = False,
+    isolate: Annotated[
+        bool,
+        typer.Option(
+            "--isolate/--no-isolate",
+            help="Measure in worker processes, or in this one (for debuggers and profilers).",
+        ),
+    ] = True,
+    arm_timeout: Annotated[
+        float,
+        typer.Option(
+            "--arm-timeout",
+            min=1,
+            help="Seconds after which an arm's first call, which may compile, counts as hung.",
+        ),
+    ] = Deadlines().first,
+    events: Annotated[
+        str | None,
+        typer.Option("--events", help="Append events as JSON lines to this file; - is stderr."),
+    ] = None,
+    json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Measure the arms of the decision points, and store each batch as soon as it is measured.
+
+    Without --model a GPU measures deepseek-v3.2 and a CPU the tiny profile; without --heads all of
+    the model's heads. Each device has a worker process, which is replaced when an arm crashes or
+    hangs. At the end the crossovers are printed: the batches at which another arm becomes faster.
+    """
+    from nsa_tune._cli.progress import progress_for
+    from nsa_tune.autotune.runner.run import RunRequest
+    from nsa_tune.autotune.runner.run import run as tune
+
+    check_packages("measuring")
+    request = RunRequest(
+        database=database or tables.default_database(),
+        device=device,
+        model=model.model,
+        heads=model.heads,
+        kv_dtype=str(model.kv_dtype),
+        points=names_of("--points", points),
+        budget_s=budget,
+        fresh=fresh,
+        target_regret=target_regret,
+        trace=trace,
+        isolate=isolate,
+        deadlines=Deadlines(first=arm_timeout),
+    )
+    progress, shown = progress_for(Console(stderr=True), quiet=quiet or events == "-")
+    with interruptible("interrupted; what was measured is stored"), events_into(events) as written:
+        told = progress if written is None else Together(progress, written)
+        with shown:
+            result = tune(request, told)
+        if written is not None:
+            written.end(result.outcome, **json_documents.run_counts(result))
+    _print_result(result, request, as_document=json)
+    if not quiet:
+        _print_summary(result, request)
+    if result.outcome == "interrupted":
+        raise typer.Exit(INTERRUPTED)
+
+
+def _print_result(result: RunResult, request: RunRequest, *, as_document: bool) -> None:
+    found = build(list(result.tables))
+    if not as_document:
+        print_crossovers(found, tables_console())
+        return
+    sections = report_document(found)["sections"]
+    document = json_documents.of_run(result, str(request.database), sections)
+    typer.echo(json_documents.as_text(document))
+
+
+def _print_summary(result: RunResult, request: RunRequest) -> None:
+    for arm in result.quarantined:
+        say(f"quarantined: {arm.arm} of {arm.point}, not tried again without --fresh: {arm.reason}")
+    say(
+        f"{result.outcome}: {result.measured} measurements in {result.seconds:.0f} s, "
+        f"{result.failed} failed, {result.skipped} stored before; in {request.database}"
+    )
+    if not result.expected_regret:
+        return
+    left = ", ".join(f"{name} {r:.1%}" for name, r in result.expected_regret.items())
+    say(f"expected regret on the worst tenth of batches: {left}")
+    target = request.target_regret
+    if result.outcome == "done" and max(result.expected_regret.values()) > target:
+        say(
+            f"the target of {target:.1%} is not reached: more batches no longer lowered the regret "
+            "or the target allows no more measurements; --target-regret 0 measures the whole grid"
+        )

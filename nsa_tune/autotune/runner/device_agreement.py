@@ -1,0 +1,86 @@
+"""Whether several GPUs of one model agree: every one of them times the sweep's first batches.
+
+A "unit" is one of several devices of the same model.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from nsa_tune.autotune.bench.job import Job
+from nsa_tune.backend.types.records import Measurement
+
+__all__ = ["OUT_OF_LINE", "DeviceAgreement", "DeviceReport"]
+
+OUT_OF_LINE = 0.03
+"""Healthy GPUs of one model are within 1 % of each other. Beyond this, one has a problem."""
+_SHARED_JOBS = 5
+"""Batches that every unit measures."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceReport:
+    """What one unit did in a run."""
+
+    unit: str
+    """A GPU's UUID, or "cpu"."""
+    device: str
+    """Name of its model."""
+    batches: int
+    """That it measured for the table."""
+    ratio: float | None
+    """Its time over the other units' on the same batches; None for a single unit."""
+
+    @property
+    def out_of_line(self) -> bool:
+        """Whether it is so much faster or slower that its rows do not fit the others'."""
+        return self.ratio is not None and abs(self.ratio - 1) > OUT_OF_LINE
+
+
+class DeviceAgreement:
+    """Has every unit measure the first few jobs of a sweep, and compares their times.
+
+    Only the rows of the unit that got a job first are stored.
+    """
+
+    def __init__(self, units: Sequence[str]) -> None:
+        self._owed: dict[str, deque[Job]] = {unit: deque() for unit in units}
+        self._times: dict[str, dict[tuple[str, str, str], float]] = {unit: {} for unit in units}
+        self._jobs = 0
+
+    def handed_out(self, job: Job, unit: str) -> None:
+        """`unit` got `job`. If it is one of the first jobs, the other units owe it too."""
+        if self._jobs == _SHARED_JOBS or len(self._owed) == 1:
+            return
+        self._jobs += 1
+        for other, owed in self._owed.items():
+            if other != unit:
+                owed.append(job)
+
+    def owed_by(self, unit: str) -> Job | None:
+        """The next shared job that `unit` has not measured; it then no longer owes it."""
+        return self._owed[unit].popleft() if self._owed[unit] else None
+
+    def note(self, unit: str, rows: Iterable[Measurement]) -> None:
+        """Take the times of `unit`, of shared jobs and of others."""
+        for row in rows:
+            if row.latency_us is not None:
+                self._times[unit][row.point, row.batch, row.arm] = row.latency_us
+
+    def ratio(self, unit: str) -> float | None:
+        """Time of `unit` over the usual time, as the median over what all units measured.
+
+        The usual time is the median of all units; of two units it is the other one's.
+        """
+        usual = list(self._times.values())
+        if len(usual) == 2:
+            usual.remove(self._times[unit])
+        ratios = []
+        for cell, time in self._times[unit].items():
+            times = [measured[cell] for measured in usual if cell in measured]
+            if len(times) == len(usual):
+                ratios.append(time / median(times))
+        return median(ratios) if ratios and len(self._times) > 1 else None

@@ -1,0 +1,96 @@
+"""The row writer: stores measured rows, in the database or, if it refuses them, in a text file."""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from pathlib import Path
+
+from nsa_tune._errors import StoreError, StoreReadOnly
+from nsa_tune.backend.types.records import Device, Key, Measurement, Table
+from nsa_tune.db.exchange import write_text
+from nsa_tune.db.store import Store
+
+__all__ = ["RowWriter", "flush_all"]
+
+_log = logging.getLogger(__name__)
+
+
+class RowWriter:
+    """Writes the rows of one run under one key."""
+
+    def __init__(self, store: Store, run: int, key: Key, device: Device) -> None:
+        self._store = store
+        self._run = run
+        self._key = key
+        self._device = device
+        self._pending: list[Measurement] = []
+        self.stored: list[Measurement] = []
+        """Rows that are in the database."""
+
+    def add(self, rows: Iterable[Measurement]) -> None:
+        """Take `rows` to store at the next `flush`."""
+        self._pending.extend(rows)
+
+    def flush(self) -> None:
+        """Store the rows that were added, all of them or none.
+
+        Raises:
+            StoreError: when the database refuses them; the text names the file that has them.
+        """
+        if not self._pending:
+            return
+        try:
+            self._store.add(self._run, self._pending)
+        except StoreError as error:
+            raise type(error)(f"{error}; {self._write_beside()}") from error
+        self.stored.extend(self._pending)
+        self._pending.clear()
+
+    def end(self, outcome: str) -> None:
+        """Store how the run ended; logs a warning when the database refuses it."""
+        try:
+            self._store.end_run(self._run, outcome)
+        except StoreError as error:
+            _log.warning("how the run ended is not stored: %s", error)
+
+    def _write_beside(self) -> str:
+        """Write the pending rows to a text table; returns the clause that says where it is."""
+        count, now = len(self._pending), datetime.now(UTC)
+        table = Table(
+            self._key, self._device, tuple(self._pending), "pending",
+            now.isoformat(timespec="microseconds"),
+        )  # fmt: skip
+        name = f"{self._store.path.stem}-pending-{now:%Y%m%dT%H%M%S}-{os.getpid()}.tsv"
+        for directory in (self._store.path.parent, Path(tempfile.gettempdir())):
+            path = directory / name
+            try:
+                write_text(table, path)
+            except StoreReadOnly as error:
+                _log.info("%s", error)
+                continue
+            self._pending.clear()
+            return (
+                f"the last {count} measurements are in {path}: "
+                f"add them later with `nsa-tune db import {path}`"
+            )
+        return f"the last {count} measurements are lost, no file could be written for them"
+
+
+def flush_all(writers: Iterable[RowWriter]) -> None:
+    """Flush each of `writers`, also after one has failed.
+
+    Raises:
+        StoreError: of the first writer's type, with the texts of all that failed.
+    """
+    errors = []
+    for writer in writers:
+        try:
+            writer.flush()
+        except StoreError as error:
+            errors.append(error)
+    if errors:
+        raise type(errors[0])("; ".join(map(str, errors))) from errors[0]

@@ -1,0 +1,223 @@
+"""The executor that survives its arms: they run in a worker process, which is replaced if it dies.
+
+An arm may hang, call exit() inside a library or break the CUDA context. The flight recorder tells
+which arm it was, and the other arms of the batch are measured in a new worker.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from time import monotonic
+
+from nsa_tune._errors import MachineUnfit
+from nsa_tune.autotune.bench.ceilings import POINT as CEILINGS
+from nsa_tune.autotune.bench.ceilings import ceilings_for
+from nsa_tune.autotune.bench.failures import failed_row, with_inputs, with_worker
+from nsa_tune.autotune.bench.job import Job
+from nsa_tune.autotune.worker.executor import JobUpdate
+from nsa_tune.autotune.worker.flight_recorder import Activity, Stage
+from nsa_tune.autotune.worker.messages import (
+    CannotContinue,
+    MeasureBatch,
+    MeasureCeilings,
+    Ready,
+    Results,
+    Setup,
+)
+from nsa_tune.autotune.worker.process import Died, WorkerProcess
+from nsa_tune.backend.types.records import Measurement
+
+__all__ = ["Deadlines", "IsolatedExecutor"]
+
+_MOST_UNEXPLAINED = 3
+"""Workers in a row that may die before they touch an arm."""
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Deadlines:
+    """Seconds without progress after which a worker counts as hung."""
+
+    first: float = 180.0
+    """For the first use of an arm, which may compile its kernel, and for making the inputs."""
+    sample: float = 30.0
+    """For one launch of an arm that has run before."""
+    start: float = 300.0
+    """For loading torch and finding the device."""
+
+    def of(self, stage: Stage) -> float:
+        """The deadline of `stage`."""
+        return {Stage.STARTING: self.start, Stage.SAMPLE: self.sample}.get(stage, self.first)
+
+
+class IsolatedExecutor:
+    """An `Executor` with a worker process for its device."""
+
+    def __init__(self, setup: Setup, deadlines: Deadlines) -> None:
+        self._setup = setup
+        self._deadlines = deadlines
+        self._worker: WorkerProcess | None = WorkerProcess(setup)
+        self._ready: Ready | None = None
+        self._accepts_work = False
+        """Whether the present worker has said that it is ready."""
+        self._unexplained = 0
+        self._sent_at = monotonic()
+        self._arms: list[str] = []
+        self._at_ceilings = False
+        self.job: Job | None = None
+
+    @property
+    def connection(self) -> Connection | None:
+        """As `Executor.connection`."""
+        return None if self._worker is None else self._worker.connection
+
+    def ready(self) -> Ready:
+        """As `Executor.ready`.
+
+        Raises:
+            NsaTuneError: what the worker found wrong with the request or the machine.
+        """
+        while self._ready is None:
+            if self._worker is None:
+                self._worker = WorkerProcess(self._setup)
+            self._worker.connection.poll(1.0)
+            self.advance()
+        return self._ready
+
+    def begin(self, job: Job) -> None:
+        """As `Executor.begin`."""
+        self.job = job
+        self._arms = [arm.name for arm in job.arms]
+        self._dispatch()
+
+    def begin_ceilings(self) -> None:
+        """As `Executor.begin_ceilings`; a worker that dies of them is replaced by the next job."""
+        self._at_ceilings = True
+        self._dispatch()
+
+    def advance(self) -> JobUpdate | None:
+        """As `Executor.advance`.
+
+        Raises:
+            NsaTuneError: when a new worker would not get any further.
+        """
+        worker = self._worker
+        assert worker is not None, "`begin` comes before `advance`"
+        if not worker.connection.poll():
+            return self._check_deadline(worker)
+        try:
+            message = worker.receive()
+        except Died as death:
+            return self._after_death(worker.activity(), str(death))
+        if isinstance(message, CannotContinue):
+            raise message.error
+        if isinstance(message, Ready):
+            self._note_ready(message)
+            return None
+        return self._update_from(message)
+
+    def close(self) -> None:
+        """As `Executor.close`."""
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            worker.close()
+
+    def _dispatch(self) -> None:
+        """Ask for the ceilings, or for what is left of the job. A new worker gets the message when
+        it is ready."""
+        if self._worker is None:
+            self._worker, self._accepts_work = WorkerProcess(self._setup), False
+        self._sent_at = monotonic()
+        if self._accepts_work:
+            self._worker.send(self._request())
+
+    def _request(self) -> MeasureBatch | MeasureCeilings:
+        if self._at_ceilings:
+            return MeasureCeilings()
+        assert self.job is not None, "either ceilings or a job are in progress"
+        return MeasureBatch(self.job.point.name, self.job.batch, tuple(self._arms))
+
+    def _note_ready(self, ready: Ready) -> None:
+        if self._ready is not None and self._ready.key != ready.key:
+            raise MachineUnfit(
+                "the driver or a library changed during the run; run the same command again "
+                "to measure under the new key"
+            )
+        self._ready, self._accepts_work = ready, True
+        if self.job is not None or self._at_ceilings:
+            self._dispatch()
+
+    def _update_from(self, results: Results) -> JobUpdate:
+        rows, lost = list(results.rows), results.context_lost
+        if lost:
+            self.close()
+        if self._at_ceilings:
+            self._at_ceilings = False
+            return JobUpdate(rows, finished=True, replaced=rows[-1].reason if lost else "")
+        if lost:
+            rows = [with_worker(row) for row in rows]
+        self._unexplained = 0
+        return self._update(rows, rows[0].reason if lost and rows else "")
+
+    def _update(self, rows: list[Measurement], replaced: str = "") -> JobUpdate:
+        """Go on with the arms that have no row, if there were any rows at all."""
+        measured = {row.arm for row in rows}
+        self._arms = [name for name in self._arms if name not in measured] if measured else []
+        if self._arms:
+            self._dispatch()
+        else:
+            self.job = None
+        return JobUpdate(rows, finished=self.job is None, replaced=replaced)
+
+    def _check_deadline(self, worker: WorkerProcess) -> JobUpdate | None:
+        activity = worker.activity()
+        since = activity.since
+        if activity.stage is not Stage.STARTING:
+            since = max(since, self._sent_at)
+        limit = self._limit(activity.stage)
+        if monotonic() - since < limit:
+            return None
+        worker.kill()
+        return self._after_death(activity, f"no end after {limit:.0f} s")
+
+    def _limit(self, stage: Stage) -> float:
+        if self._ready is not None and self._ready.setting.device.arch == "cpu":
+            # A launch that takes a GPU milliseconds may take a CPU minutes.
+            return self._deadlines.first
+        return self._deadlines.of(stage)
+
+    def _after_death(self, activity: Activity, reason: str) -> JobUpdate | None:
+        """Blame the arm that was running when the worker died, and go on with the others."""
+        self.close()
+        _log.info("a worker ended: %s", reason)
+        if self._at_ceilings:
+            return self._without_ceilings(max(activity.arm, 0), reason)
+        in_arm = activity.stage in (Stage.FIRST, Stage.SAMPLE)
+        self._unexplained = 0 if in_arm else self._unexplained + 1
+        if self._unexplained == _MOST_UNEXPLAINED or self._ready is None:
+            raise MachineUnfit(
+                f"the worker process ended before it touched an arm ({reason}); "
+                "see nsa-tune doctor, and run the same command again to continue"
+            )
+        if in_arm:
+            rows = [with_worker(self._failed(self._arms[activity.arm], reason))]
+        elif activity.stage is Stage.INPUTS:
+            rows = [with_inputs(self._failed(name, reason)) for name in self._arms]
+        else:
+            self._dispatch()
+            return None
+        return self._update(rows, reason)
+
+    def _without_ceilings(self, index: int, reason: str) -> JobUpdate:
+        """The worker died while it measured ceiling number `index`; no others are tried."""
+        self._at_ceilings = False
+        arch = self.ready().setting.device.arch
+        one = ceilings_for(arch, large=arch != "cpu")[index]
+        row = with_worker(failed_row(CEILINGS, one.batch, one.arm, reason))
+        return JobUpdate([row], finished=True, replaced=reason)
+
+    def _failed(self, arm: str, reason: str) -> Measurement:
+        assert self.job is not None
+        return failed_row(self.job.point.name, str(self.job.batch), arm, reason)

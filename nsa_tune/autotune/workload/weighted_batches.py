@@ -1,0 +1,126 @@
+"""Weighted batches: what an engine runs and how often, drawn from a trace or a decision log.
+
+A trace of requests goes through a simulated scheduler (`simulation`). A decision log, which an
+engine's plug-in writes (NSA_TUNE_LOG), has the batches already, each with its count.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from random import Random
+
+from nsa_tune._errors import UsageError
+from nsa_tune.autotune.workload.requests import read_requests
+from nsa_tune.autotune.workload.simulation import SchedulerConfig, passes
+from nsa_tune.backend.engines.decision_log import SCHEMA, read_decisions
+from nsa_tune.backend.types.batch import Batch, Mode
+from nsa_tune.backend.types.point import Point
+
+__all__ = ["SCHEDULERS", "WeightedBatch", "most_frequent", "weighted_batches"]
+
+_log = logging.getLogger(__name__)
+
+WeightedBatch = tuple[Batch, float]
+"""A batch, and how often it occurs."""
+
+SCHEDULERS = (
+    SchedulerConfig(chunk_tokens=4096, next_n=2),
+    SchedulerConfig(chunk_tokens=8192, next_n=3),
+    SchedulerConfig(chunk_tokens=16384, next_n=4),
+)
+"""All of these are simulated, because a trace does not say how its engine is configured."""
+_DRAWN = 150
+"""Extend passes to draw, and decode passes too."""
+_MOST_FREQUENT = 160
+"""Batches of a trace that a point is tuned on, at most."""
+
+
+def weighted_batches(path: Path, *, seed: int = 0, drawn: int = _DRAWN) -> list[WeightedBatch]:
+    """Draw at most `drawn` extend and `drawn` decode passes from `path`; the weights are counts.
+
+    Every pass is as likely as any other of its kind, so a frequent batch is drawn more often.
+
+    Raises:
+        UsageError: when `path` is neither a trace nor a decision log, or has no batch.
+    """
+    random = Random(seed)
+    batches = _logged(path, random, drawn) if _is_log(path) else _simulated(path, random, drawn)
+    words = Counter(map(str, batches))
+    if not words:
+        raise UsageError(f"{path} has no batch with the lengths of its sequences")
+    return [(Batch.parse(word), float(count)) for word, count in sorted(words.items())]
+
+
+def most_frequent(
+    point: Point, grid: Sequence[Batch], trace: Sequence[WeightedBatch]
+) -> list[WeightedBatch]:
+    """The most frequent batches of `trace` that `point` is for, at most 160.
+
+    Batches with more tokens than every batch of the grid are left out: on a CPU one would take
+    minutes.
+    """
+    most_q = max((batch.q_tokens for batch in grid), default=0)
+    most_kv = max((batch.kv_tokens for batch in grid), default=0)
+    own: dict[Batch, float] = {}
+    for batch, weight in trace:
+        fits = batch.q_tokens <= most_q and batch.kv_tokens <= most_kv
+        if fits and batch.mode in point.modes and batch.lens is not None:
+            own[batch] = own.get(batch, 0.0) + weight
+    return sorted(own.items(), key=lambda pair: (-pair[1], str(pair[0])))[:_MOST_FREQUENT]
+
+
+def _is_log(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return SCHEMA.encode() in file.readline(1 << 16)
+    except OSError as error:
+        raise UsageError(f"the trace {path} cannot be read: {error.strerror}") from error
+
+
+def _simulated(path: Path, random: Random, drawn: int) -> Iterable[Batch]:
+    requests = read_requests(path)
+    for i, scheduler in enumerate(SCHEDULERS):
+        share = drawn // len(SCHEDULERS) + (i < drawn % len(SCHEDULERS))
+        extends, decodes = _Reservoir(share, random), _Reservoir(share, random)
+        for one in passes(requests, scheduler):
+            kept = extends if one.is_extend else decodes
+            slot = kept.slot()
+            if slot is not None:
+                kept.batches[slot] = one.batch()
+        yield from extends.batches.values()
+        yield from decodes.batches.values()
+
+
+class _Reservoir:
+    """A uniform sample of a stream of unknown length (Vitter's algorithm R)."""
+
+    def __init__(self, size: int, random: Random) -> None:
+        self.batches: dict[int, Batch] = {}
+        self._size, self._random, self._seen = size, random, 0
+
+    def slot(self) -> int | None:
+        """The index at which to keep the next one of the stream; None to skip it."""
+        self._seen += 1
+        if self._seen <= self._size:
+            return self._seen - 1
+        slot = self._random.randrange(self._seen)
+        return slot if slot < self._size else None
+
+
+def _logged(path: Path, random: Random, drawn: int) -> Iterable[Batch]:
+    counts: dict[bool, Counter[str]] = {True: Counter(), False: Counter()}
+    sums_only = 0
+    for decision in read_decisions(path):
+        if decision.batch.lens is None:
+            sums_only += decision.count
+        else:
+            counts[decision.batch.mode is Mode.EXTEND][str(decision.batch)] += decision.count
+    if sums_only:
+        _log.warning("%s: %d decisions have sums only and cannot be measured", path, sums_only)
+    for found in counts.values():
+        if found:
+            words = random.choices(list(found), list(found.values()), k=drawn)
+            yield from map(Batch.parse, words)

@@ -1,0 +1,366 @@
+"""TablePlanner: the plans of one table. A dispatcher holds one, and swaps it on reload."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import StrEnum
+from functools import cached_property
+from math import exp, log
+from typing import TYPE_CHECKING, Any
+
+from nsa_tune._errors import UnknownName
+from nsa_tune.backend.dispatch.compiled import Decisions
+from nsa_tune.backend.dispatch.compiled import Key as DecisionKey
+from nsa_tune.backend.dispatch.decide import Choice, Verdict, decide, decide_for_all, pick
+from nsa_tune.backend.dispatch.evidence import certified
+from nsa_tune.backend.dispatch.explain import derived_reason, reason_of
+from nsa_tune.backend.dispatch.plan import (
+    DECIDED,
+    DERIVED,
+    TUNED,
+    Origin,
+    Plan,
+    PlanDraft,
+    Reason,
+    coupled,
+    facts_of,
+)
+from nsa_tune.backend.types.batch import MAX_TOKENS, Batch, Mode
+
+if TYPE_CHECKING:
+    from nsa_tune.backend.baselines import Baseline
+    from nsa_tune.backend.costmodel.policy import Policy
+    from nsa_tune.backend.types.point import Question, Setting
+    from nsa_tune.backend.types.records import Key
+
+__all__ = ["Match", "TablePlanner"]
+
+_CONTEXTS = 17
+"""Context lengths at which a captured size is weighed when nobody says which will come."""
+_UNMEASURED = (1024, 131072)
+"""Shortest and longest context where nothing was measured."""
+
+
+class Match(StrEnum):
+    """How well the table that answers fits what was asked for; the best first."""
+
+    EXACT = "exact"
+    """Measured on this GPU, with this driver and these libraries, as far as that can be seen."""
+    STALE = "stale"
+    """Measured on this GPU, with another driver or other library versions."""
+    ARCHITECTURE = "architecture"
+    """Measured on another GPU of the same architecture."""
+    BASELINE = "baseline"
+    """Nothing was measured: the engine's own baseline answers."""
+
+
+class TablePlanner:
+    """Answers for one setting from one set of policies. Safe to share between threads."""
+
+    def __init__(
+        self,
+        setting: Setting,
+        policies: Iterable[Policy],
+        *,
+        source: str,
+        match: Match,
+        baseline: Baseline,
+        key: Key | None = None,
+        forced: Mapping[str, str] | None = None,
+    ) -> None:
+        """`forced` has for a point the arm that is taken where it is allowed."""
+        self.setting = setting
+        self.source = source
+        self.match = match
+        self.baseline = baseline
+        self.key = key
+        self.forced = dict(forced or {})
+        self.policies = {policy.point.name: policy for policy in policies}
+        self._by_mode = {
+            mode: tuple(one for one in self.policies.values() if mode in one.point.modes)
+            for mode in Mode
+        }
+        self._origin = _Because(self, None)
+        self._choosers: dict[tuple[str, Mode], Callable[[Batch], str | None]] = {}
+
+    # --- plans
+
+    def prepare(self) -> None:
+        """Write the functions now, so that no request waits for them."""
+        _ = self.extend, self.step
+
+    @cached_property
+    def extend(self) -> Callable[[Batch], Plan]:
+        """The plan of an extend batch."""
+        return self._planners[Mode.EXTEND]
+
+    @cached_property
+    def step(self) -> Callable[[Batch], Plan]:
+        """The plan of a batch of any other mode that is not captured."""
+        planners = self._planners
+        first = planners[Mode.DECODE]
+        if all(one is first for mode, one in planners.items() if mode is not Mode.EXTEND):
+            return first
+        return lambda batch: planners[batch.mode](batch)
+
+    @cached_property
+    def _planners(self) -> Mapping[Mode, Callable[[Batch], Plan]]:
+        if self.forced:
+            return dict.fromkeys(Mode, self.slow_plan)
+        # Modes that ask the same have one function.
+        made: dict[tuple[str, ...], Callable[[Batch], Plan]] = {}
+        planners: dict[Mode, Callable[[Batch], Plan]] = {}
+        for mode, policies in self._by_mode.items():
+            names = (str(mode is Mode.EXTEND), *(one.point.name for one in policies))
+            if names not in made:
+                made[names] = self._planner(mode, policies)
+            planners[mode] = made[names]
+        return planners
+
+    def _planner(self, mode: Mode, policies: Sequence[Policy]) -> Callable[[Batch], Plan]:
+        questions = [question for one in policies for question in one.point.questions]
+        decisions = Decisions(policies, self.baseline, questions)
+        facts: tuple[str, ...] = ()
+        if mode is Mode.EXTEND:
+            # What the derived fields depend on besides the choices, as `facts_of`.
+            facts = ("kv_tokens > q_tokens", f"max_kv <= {self.setting.profile.index_topk}")
+        fields = ", ".join(f"plan.{name}" for name in (*DECIDED, "_origin"))
+        tail = [
+            "plan = Draft()",
+            "plan.batch = batch",
+            f"{fields} = held[key]",
+            "plan.__class__ = Plan",
+            "return plan",
+        ]
+        held = _Held(self, mode, decisions)
+        names = {"Draft": PlanDraft, "Plan": Plan, "held": held, "slow": self.slow_plan}
+        known = {"is_extend": str(mode is Mode.EXTEND)}
+        return decisions.function((), facts, tail, names, known, (*DECIDED, "_origin", "batch"))
+
+    def slow_plan(self, batch: Batch) -> Plan:
+        """The plan of any batch as its own, captured or not, by asking everything."""
+        chosen: dict[str, str | None] = {}
+        for policy in self._by_mode[batch.mode]:
+            survey = policy.survey(batch)
+            forced = self.forced.get(policy.point.name)
+            for question in policy.point.questions:
+                default = self.baseline.choose(question, batch, self.setting)
+                chosen[question.name] = pick(question, survey, default, forced)[0]
+        return self._plan(batch, chosen, self._origin)
+
+    def _plan(self, batch: Batch, chosen: Mapping[str, str | None], origin: Origin) -> Plan:
+        facts = facts_of(batch, self.setting.profile.index_topk)
+        decided = self.decisions(batch.mode, chosen, *facts)
+        fields: dict[str, Any] = dict(zip(DECIDED, decided, strict=True))
+        return Plan(batch=batch, _origin=origin, **fields)
+
+    def decisions(
+        self, mode: Mode, chosen: Mapping[str, str | None], has_prefix: bool, within_topk: bool
+    ) -> tuple[str | bool | None, ...]:
+        """The choices and what follows from them, as a plan holds them."""
+        path, sparse = chosen.get("prefill_path"), chosen.get("sparse_prefill")
+        derived = coupled(
+            mode, self.setting.layout, path, sparse, has_prefix, within_topk, chosen.get("decode")
+        )
+        found = {**chosen, **derived._asdict()}
+        return tuple(map(found.get, DECIDED))
+
+    def chooser(self, name: str, mode: Mode) -> Callable[[Batch], str | None]:
+        """The function for one field of the plans of this mode; batches of another take longer.
+
+        Raises:
+            UnknownName: when the mode has no such question.
+        """
+        if (name, mode) not in self._choosers:
+            self._choosers[name, mode] = self._chooser(name, mode)
+        return self._choosers[name, mode]
+
+    def _chooser(self, name: str, mode: Mode) -> Callable[[Batch], str | None]:
+        policy, question = self._question(mode, name)
+
+        def slow(batch: Batch) -> str | None:
+            value: str | None = getattr(self.slow_plan(batch), name)
+            return value
+
+        if self.forced:
+            return slow
+        decisions = Decisions([policy], self.baseline, [question])
+        other = "batch.mode is not mode" + (" or batch.captured" * (mode is not Mode.EXTEND))
+        names = {"held": _Chosen(name, decisions), "mode": mode, "slow": slow}
+        head = [f"if {other}:", "    return slow(batch)"]
+        known = {"is_extend": str(mode is Mode.EXTEND)}
+        return decisions.function(head, (), ["return held[key]"], names, known)
+
+    # --- captured sizes
+
+    def captured_plan(
+        self, mode: Mode, batch_size: int, next_n: int, contexts: Mapping[int, float] | None
+    ) -> Plan:
+        """The one plan for every context, or for `contexts` (length to how often it comes)."""
+        lengths = sorted(contexts or self._spaced(mode, batch_size, next_n))
+        weights = [contexts[length] for length in lengths] if contexts else []
+        batches = [
+            Batch.from_totals(
+                mode=mode,
+                batch_size=batch_size,
+                q_tokens=batch_size * next_n,
+                kv_tokens=batch_size * length,
+                max_kv=length,
+                next_n=next_n,
+                captured=True,
+            )
+            for length in lengths
+        ]
+        choices: dict[str, Choice] = {}
+        for policy in self._by_mode[mode]:
+            forced = self.forced.get(policy.point.name)
+            for question in policy.point.questions:
+                choices[question.name] = decide_for_all(
+                    question, policy, batches, self.baseline, weights=weights, forced=forced
+                )
+        chosen = {name: choice.choice for name, choice in choices.items()}
+        because = _Because(self, choices)
+        return self._plan(batches[-1], chosen, because)
+
+    def replayed(self, plan: Plan, batch: Batch) -> Plan:
+        """A captured size's `plan` for one replay, without what a limit forbids on `batch`."""
+        forbidden = {}
+        for policy in self._by_mode[batch.mode]:
+            survey = policy.survey(batch)
+            why = {**survey.refused, **survey.failed}
+            for question in policy.point.questions:
+                arms = question.choices.get(getattr(plan, question.name), ())
+                found = [why[arm] for arm in arms if arm in why]
+                if found and survey.latencies.keys().isdisjoint(arms):
+                    forbidden[question.name] = found[0]
+        chosen = {name: getattr(plan, name) for name in TUNED if name not in forbidden}
+        origin = plan._origin
+        assert isinstance(origin, _Because)
+        return self._plan(batch, chosen, origin.without(forbidden))
+
+    def _spaced(self, mode: Mode, batch_size: int, next_n: int) -> set[int]:
+        """Contexts spread evenly in octaves over the measured range."""
+        extents = [one.fitted.extent for one in self._by_mode[mode] if one.fitted.extent]
+        # A big batch was never measured at the longest contexts: its keys fill no pool.
+        most = max([extent.most_kv for extent in extents], default=MAX_TOKENS) // batch_size
+        shortest = min([extent.shortest for extent in extents], default=_UNMEASURED[0])
+        longest = max([extent.longest for extent in extents], default=_UNMEASURED[1])
+        low, high = (max(min(length, most), next_n) for length in (shortest, longest))
+        steps = [i / (_CONTEXTS - 1) for i in range(_CONTEXTS)]
+        return {round(exp(log(low) + step * (log(high) - log(low)))) for step in steps}
+
+    # --- reasons
+
+    @property
+    def unmeasured(self) -> Mapping[str, tuple[str, ...]]:
+        """By point, the arms that could run here and of which the table has nothing."""
+        found = {name: policy.unmeasured for name, policy in self.policies.items()}
+        return {name: arms for name, arms in found.items() if arms}
+
+    def questions(self, mode: Mode) -> tuple[str, ...]:
+        """The tuned fields of a plan for `mode`."""
+        policies = self._by_mode[mode]
+        return tuple(question.name for one in policies for question in one.point.questions)
+
+    def decide(self, batch: Batch, name: str) -> Choice:
+        """The choice behind the tuned field `name` of a plan, with all that led to it.
+
+        Raises:
+            UnknownName: when the batch's mode has no such question.
+        """
+        policy, question = self._question(batch.mode, name)
+        default = self.baseline.choose(question, batch, self.setting)
+        return decide(question, policy, batch, default, self.forced.get(policy.point.name))
+
+    def policy_of(self, mode: Mode, name: str) -> Policy:
+        """The policy that answers the question called `name`.
+
+        Raises:
+            UnknownName: when the mode has no such question.
+        """
+        return self._question(mode, name)[0]
+
+    def question_of(self, mode: Mode, name: str) -> Question:
+        """The question called `name`, with its choices and their arms.
+
+        Raises:
+            UnknownName: when the mode has no such question.
+        """
+        return self._question(mode, name)[1]
+
+    def _question(self, mode: Mode, name: str) -> tuple[Policy, Question]:
+        for policy in self._by_mode[mode]:
+            for question in policy.point.questions:
+                if question.name == name:
+                    return policy, question
+        raise UnknownName.of(f"question in {mode}", name, list(self.questions(mode)))
+
+
+class _Held(dict[DecisionKey, tuple[object, ...]]):
+    """What plans of one mode hold besides their batch, by the key of their decisions."""
+
+    def __init__(self, planner: TablePlanner, mode: Mode, decisions: Decisions) -> None:
+        super().__init__()
+        self._planner = planner
+        self._mode = mode
+        self._decisions = decisions
+
+    def __missing__(self, key: DecisionKey) -> tuple[object, ...]:
+        chosen = self._decisions.choices(key)
+        facts = key[-2:] if self._mode is Mode.EXTEND else (False, False)
+        by = self._planner
+        held = self[key] = (*by.decisions(self._mode, chosen, *facts), by._origin)
+        return held
+
+
+class _Chosen(dict[DecisionKey, str | None]):
+    """The choices of one question, by the key of the decision."""
+
+    def __init__(self, name: str, decisions: Decisions) -> None:
+        super().__init__()
+        self._name = name
+        self._decisions = decisions
+
+    def __missing__(self, key: DecisionKey) -> str | None:
+        choice = self[key] = self._decisions.choices(key)[self._name]
+        return choice
+
+
+class _Because:
+    """Says why a plan's fields have their values: by deciding again, or from `choices`."""
+
+    def __init__(
+        self,
+        planner: TablePlanner,
+        choices: Mapping[str, Choice] | None,
+        forbidden: Mapping[str, str] | None = None,
+    ) -> None:
+        self._planner = planner
+        self._choices = choices
+        self._forbidden = forbidden or {}
+
+    def without(self, forbidden: Mapping[str, str]) -> _Because:
+        """The same for a replay on which a limit speaks against these choices."""
+        return _Because(self._planner, self._choices, forbidden)
+
+    def names(self, plan: Plan) -> tuple[str, ...]:
+        """The fields of `plan` that have a reason."""
+        extend = plan.batch.mode is Mode.EXTEND
+        tuned = self._planner.questions(plan.batch.mode)
+        if self._planner.setting.profile.family == "v4":
+            return tuned
+        return (*tuned, *(name for name in DERIVED if extend or name != "dequantize_prefix"))
+
+    def reason(self, plan: Plan, name: str) -> Reason:
+        """Why the field `name` of `plan` has its value."""
+        by = self._planner
+        if name in DERIVED:
+            return derived_reason(plan, name, by.baseline)
+        if name in self._forbidden:
+            why = self._forbidden[name]
+            text = f"what the graph holds must not run on this batch: {why}"
+            assert self._choices is not None
+            held = str(self._choices[name].choice)
+            return Reason(Verdict.NONE, "hard limits", {}, {}, {held: why}, text)
+        choice = by.decide(plan.batch, name) if self._choices is None else self._choices[name]
+        return certified(reason_of(choice, by.baseline, by.source), choice, by, plan.batch)

@@ -1,0 +1,38 @@
+"""The arms that decode. A pass reads back as much at any context, so a CUDA graph can hold each."""
+
+from __future__ import annotations
+
+from nsa_tune.backend.libraries.flash_mla import limits as flash_mla
+from nsa_tune.backend.libraries.flashinfer import limits as flashinfer
+from nsa_tune.backend.points import limits
+from nsa_tune.backend.points.prefill import mla
+from nsa_tune.backend.types.layouts import KVLayout
+from nsa_tune.backend.types.point import ANY_GPU, Arm
+
+__all__ = ["ARMS"]
+
+_BF16 = frozenset({KVLayout.BF16})
+_PACKED = frozenset({KVLayout.FP8_PACKED})
+_BOTH = _BF16 | _PACKED
+_BLACKWELL = frozenset({"sm100", "sm103"})
+
+ARMS = (
+    Arm(
+        "flashmla_kv", mla.build_flashmla_kv, _PACKED, "flash_mla", flash_mla.ARCHS,
+        (limits.SOME_ROWS, *flash_mla.DECODE_KERNEL), surcharge=flash_mla.schedule_surcharge,
+    ),
+    Arm(
+        "trtllm", mla.build_trtllm, _BF16, "flashinfer", _BLACKWELL,
+        (limits.SOME_ROWS, flashinfer.TRTLLM_SPARSE_SHAPE),
+    ),
+    Arm(
+        "flashmla_sparse", mla.build_flashmla_selected, _BOTH, "flash_mla", flash_mla.ARCHS,
+        (limits.SOME_ROWS, *flash_mla.SPARSE_FWD, limits.SELECTION_BYTES),
+    ),
+    Arm(
+        "triton", mla.build_triton, _BOTH, archs=ANY_GPU,
+        guards=(limits.SOME_ROWS, limits.TRITON_SHAPE),
+    ),
+    Arm("torch_kv", mla.build_torch_kv, _PACKED, reference=True),
+    Arm("torch_sparse", mla.build_torch_selected, _BOTH, reference=True),
+)  # fmt: skip

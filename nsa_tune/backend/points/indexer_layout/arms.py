@@ -1,0 +1,116 @@
+"""The arms of the indexer's logits: each layout by DeepGEMM, and in torch as its reference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from nsa_tune.backend.libraries.deep_gemm.limits import (
+    ARCHS,
+    MQA_LOGITS_BYTES,
+    MQA_SHAPE,
+    NEXT_N_SM90,
+)
+from nsa_tune.backend.points.limits import SOME_ROWS
+from nsa_tune.backend.types.formula import Limit
+from nsa_tune.backend.types.layouts import KVLayout
+from nsa_tune.backend.types.point import Arm, Guard, Setting
+
+if TYPE_CHECKING:
+    import torch
+
+    from nsa_tune.backend.points.indexer_layout.case import IndexerCase
+
+__all__ = ["ARMS", "STEPS"]
+
+STEPS = {"native": None, "pairs": 2, "flatten": 1}
+"""Queries a row; native takes all next_n."""
+
+
+def _deep_gemm(step: int | None) -> Callable[[IndexerCase], Callable[[], torch.Tensor]]:
+    """DeepGEMM's paged MQA logits with `step` queries a row."""
+
+    def build(case: IndexerCase) -> Callable[[], torch.Tensor]:
+        from nsa_tune.backend.libraries.deep_gemm import calls as deep_gemm
+
+        each = step or case.batch.next_n
+        repeats = case.batch.next_n // each
+        q = case.q.view(-1, each, *case.q.shape[2:])
+        lens = case.context_lens.view(-1, each)
+        table = case.block_table.repeat_interleave(repeats, dim=0)
+        metadata = deep_gemm.schedule(lens, case.profile.page_size)
+        return lambda: deep_gemm.paged_mqa_logits(
+            q, case.pool, case.weights, lens, table, metadata, case.max_context
+        )
+
+    return build
+
+
+def _torch(step: int | None) -> Callable[[IndexerCase], Callable[[], torch.Tensor]]:
+    """The same in torch: each row gathers its keys and scores `step` queries against them."""
+
+    def build(case: IndexerCase) -> Callable[[], torch.Tensor]:
+        import torch
+
+        each = step or case.batch.next_n
+        repeats = case.batch.next_n // each
+        page, dim = case.profile.page_size, case.profile.index_dim
+        flat = case.pool.view(case.pool.shape[0], page * (dim + 4))
+        q = case.q.view(-1, each, *case.q.shape[2:])
+        weights = case.weights.view(-1, each, case.weights.shape[1])
+        lens = case.context_lens.view(-1, each)
+
+        def run() -> torch.Tensor:
+            out = torch.zeros(*lens.shape, case.max_context, device=case.device)
+            for row in range(lens.shape[0]):
+                seen = int(lens[row, -1])
+                pages = flat[case.block_table[row // repeats, : -(-seen // page)].long()]
+                keys = pages[:, : page * dim].contiguous().view(torch.float8_e4m3fn)
+                scales = pages[:, page * dim :].contiguous().view(torch.float32).flatten()
+                scores = torch.einsum("nhd,kd->nhk", q[row].float(), keys.float().view(-1, dim))
+                logits = torch.einsum("nhk,nh->nk", scores.relu(), weights[row]) * scales
+                out[row, :, :seen] = logits[:, :seen]
+            return out.flatten(0, 1)
+
+        return run
+
+    return build
+
+
+def _even_next_n(setting: Setting) -> tuple[Limit, ...]:
+    del setting
+    why = "pairs split an even next_n of 4 or more, {next_n} given"
+    return (Limit("next_n < 4 or next_n % 2", why),)
+
+
+def _more_than_one(setting: Setting) -> tuple[Limit, ...]:
+    del setting
+    return (Limit("next_n == 1", "with next_n 1 flatten is native itself"),)
+
+
+_PAIRS = Guard(
+    "pairs_even", "semantic", "2 queries a row; with next_n 2 it is native itself", _even_next_n
+)
+_FLATTEN = Guard(
+    "flatten_splits", "semantic", "1 query a row; with next_n 1 it is native itself",
+    _more_than_one,
+)  # fmt: skip
+_SPLITS: dict[str, tuple[Guard, ...]] = {"native": (), "pairs": (_PAIRS,), "flatten": (_FLATTEN,)}
+_ANY = frozenset({KVLayout.BF16, KVLayout.FP8_PACKED})
+
+
+def _arms() -> tuple[Arm, ...]:
+    arms = []
+    for name, step in STEPS.items():
+        limits = (*_SPLITS[name], SOME_ROWS, MQA_LOGITS_BYTES)
+        kernel = (*limits, MQA_SHAPE)
+        if name == "native":
+            kernel = (*kernel, NEXT_N_SM90)
+        arms.append(Arm(f"{name}/deep_gemm", _deep_gemm(step), _ANY, "deep_gemm", ARCHS, kernel))
+    for name, step in STEPS.items():
+        limits = (*_SPLITS[name], MQA_LOGITS_BYTES)
+        arms.append(Arm(f"{name}/torch", _torch(step), _ANY, guards=limits, reference=True))
+    return tuple(arms)
+
+
+ARMS = _arms()

@@ -1,0 +1,21 @@
+"""Features of the indexer's schedule: rows, and the warps that they fill."""
+
+from __future__ import annotations
+
+from math import log2
+
+from nsa_tune.backend.types.formula import Formulas, Value
+from nsa_tune.backend.types.point import Setting
+
+__all__ = ["formulas"]
+
+
+def formulas(setting: Setting) -> Formulas:
+    """The features of a batch, and where it lies: octaves of its rows, quarters of its context."""
+    del setting
+    values = {"rows": Value("q_tokens"), "warps_of_rows": Value("(q_tokens + 31) // 32")}
+    coordinates = {
+        "rows": "log2(q_tokens)",
+        "mean_context": "log2(kv_tokens / batch_size) / 4",
+    }
+    return Formulas(values, tuple(values), coordinates, functions={"log2": log2})

@@ -1,0 +1,58 @@
+"""The arms of prefill: expanded MHA by `mha`, absorbed MLA by `mla`."""
+
+from __future__ import annotations
+
+from nsa_tune.backend.libraries.flash_mla import limits as flash_mla
+from nsa_tune.backend.libraries.flashinfer import limits as flashinfer
+from nsa_tune.backend.points import limits
+from nsa_tune.backend.points.prefill import features, mha, mla
+from nsa_tune.backend.types.layouts import KVLayout
+from nsa_tune.backend.types.point import ANY_GPU, Arm
+
+__all__ = ["MHA", "MLA"]
+
+_ANY = frozenset({KVLayout.BF16, KVLayout.FP8_PACKED})
+_PACKED = frozenset({KVLayout.FP8_PACKED})
+_HOPPER = frozenset({"sm90"})
+_BLACKWELL = frozenset({"sm100", "sm103"})
+_DENSE = (limits.SOME_ROWS, limits.DENSE_EXACT, limits.CHUNK_CAPACITY, limits.NOT_CAPTURED)
+
+MHA = (
+    Arm(
+        "mha/fa3", mha.build_fa3, _ANY, "flashinfer", _HOPPER,
+        (*_DENSE, flashinfer.RAGGED_SHAPE, flashinfer.FA3_WORKS), features=features.OF_FA3,
+    ),
+    Arm(
+        "mha/trtllm_ragged", mha.build_trtllm_ragged, _ANY, "flashinfer", _BLACKWELL,
+        (*_DENSE, flashinfer.RAGGED_SHAPE, flashinfer.TRTLLM_RAGGED_WORKSPACE),
+        features=features.OF_FA3,
+    ),
+    Arm(
+        "mha/fa2", mha.build_fa2, _ANY, "flashinfer", ANY_GPU,
+        (*_DENSE, flashinfer.RAGGED_SHAPE, flashinfer.FA2_WORKS), features=features.OF_FA2,
+    ),
+    Arm("mha/sdpa", mha.build_torch, _ANY, archs=ANY_GPU, guards=_DENSE, features=features.OF_SDPA),
+    Arm(
+        "mha/torch", mha.build_torch, _ANY, guards=_DENSE, reference=True,
+        features=features.OF_SDPA,
+    ),
+)  # fmt: skip
+MLA = (
+    Arm(
+        "mla/flashmla_sparse", mla.build_flashmla_sparse, _ANY, "flash_mla", flash_mla.ARCHS,
+        (limits.SOME_ROWS, *flash_mla.SPARSE_FWD, flash_mla.WIDENED_BYTES),
+        features=features.OF_MLA,
+    ),
+    Arm(
+        "mla/flashmla_kv", mla.build_flashmla_kv, _PACKED, "flash_mla", flash_mla.ARCHS,
+        (limits.SOME_ROWS, *flash_mla.DECODE_KERNEL),
+        surcharge=flash_mla.schedule_surcharge, features=features.OF_FLASHMLA_KV,
+    ),
+    Arm(
+        # Not where FlashMLA runs: so many times slower there that a sweep would be mostly its time.
+        "mla/triton", mla.build_triton, _ANY, archs=ANY_GPU - flash_mla.ARCHS,
+        guards=(limits.SOME_ROWS, limits.TRITON_SHAPE), features=features.OF_MLA,
+    ),
+    Arm("mla/torch_sparse", mla.build_torch_sparse, _ANY, reference=True, features=features.OF_MLA),
+    Arm("mla/torch_kv", mla.build_torch_kv, _PACKED, reference=True, features=features.OF_MLA),
+)  # fmt: skip

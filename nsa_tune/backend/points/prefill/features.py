@@ -1,0 +1,206 @@
+"""How much work a prefill batch is: the features that an arm's time is a weighted sum of.
+
+Sums of tokens are not enough. Dense attention computes whole tiles of queries: 64 sequences of one
+new token cost 64 tiles. Sparse attention runs one query on one SM (or two): a batch costs whole
+waves of queries (docs/policy.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from itertools import repeat
+from math import log2
+from operator import sub
+from typing import Any
+
+from nsa_tune.backend.libraries.flash_mla.limits import padded_heads
+from nsa_tune.backend.types.batch import Batch
+from nsa_tune.backend.types.formula import Formulas, Value, larger, smaller
+from nsa_tune.backend.types.point import Setting
+
+__all__ = [
+    "OF_FA2",
+    "OF_FA3",
+    "OF_FLASHMLA_KV",
+    "OF_MLA",
+    "OF_SDPA",
+    "attended_by_length",
+    "attended_pairs",
+    "formulas",
+    "pairs_in_waves",
+    "runs",
+    "wave_of",
+]
+
+_REGIMES = frozenset({0, 1})
+"""Without any prefix nothing is read back: that is a regime of its own."""
+_TILE = 128
+"""Queries that FlashAttention-3 computes at once for head dims of 192 and 128."""
+_FEWEST_KEYS = 128
+"""Keys of the smallest part into which FlashAttention-2 splits them."""
+
+_FEATURES = (
+    "batch_size",
+    "q_tokens",
+    "kv_tokens",
+    "tokens_read_back",
+    "attended_pairs",
+    "attended_pairs_in_whole_waves",
+    "query_tiles",
+    "pairs_in_whole_tiles",
+    "queries_merged",
+    "narrow_tiles",
+    "pairs_in_narrow_tiles",
+    "kv_tokens_in_a_tile",
+    "q_tokens_in_a_tile",
+    "pairs_of_the_busiest",
+    "narrow_pairs_of_the_busiest",
+)
+_OF_SUMS = ("batch_size", "q_tokens")
+_OF_ALL = ("kv_tokens", "tokens_read_back")
+_OF_MHA = (*_OF_ALL, "kv_tokens_in_a_tile")
+# What a sequence and its queries cost is in their tiles. Where all sequences are equal nothing
+# tells the two apart, and half of it would be charged to ragged ones again.
+OF_FA3 = (*_OF_MHA, "query_tiles", "pairs_in_whole_tiles", "pairs_of_the_busiest")
+OF_FA2 = (
+    *_OF_MHA,
+    "narrow_tiles",
+    "pairs_in_narrow_tiles",
+    "queries_merged",
+    "narrow_pairs_of_the_busiest",
+)
+OF_SDPA = (*_OF_SUMS, *_OF_MHA, "attended_pairs", "query_tiles", "pairs_in_whole_tiles")
+OF_FLASHMLA_KV = (
+    *_OF_SUMS,
+    *_OF_ALL,
+    "attended_pairs",
+    "attended_pairs_in_whole_waves",
+)
+OF_MLA = (*OF_FLASHMLA_KV, "q_tokens_in_a_tile")
+
+
+def formulas(setting: Setting) -> Formulas:
+    """The features of a prefill batch, and where it lies: octaves of its q tokens, half octaves of
+    the others, along which the kernels' efficiency changes less."""
+    topk, wave = setting.profile.index_topk, wave_of(setting)
+    # A tile's keys are one SM's work, unless they are split among all.
+    share = setting.heads / max(setting.device.sms, 1)
+    values = {
+        **attended_pairs(topk),
+        "attended_pairs_in_whole_waves": Value(
+            f"attended_pairs / q_tokens * {wave} * ((q_tokens + {wave - 1}) // {wave})"
+        ),
+        "tokens_read_back": Value("kv_tokens if prefix_tokens else 0"),
+        "kv_tokens_in_a_tile": Value(larger("kv_tokens", str(_TILE))),
+        "q_tokens_in_a_tile": Value(larger("q_tokens", str(_TILE))),
+        **_tiles("query_tiles", "pairs_in_whole_tiles", str(_TILE)),
+        "even_share": Value(f"pairs_in_whole_tiles * {share!r}"),
+        "pairs_of_the_busiest": Value(larger("even_share", f"max_kv * {_TILE}")),
+        # FlashAttention-2's tile, by the mean of new tokens a sequence, a whole number: 16, from
+        # 17 on 64, from 65 on 128 (FlashInfer, utils.cuh, FA2DetermineCtaTileQ).
+        "narrow": Value(
+            "128 if q_tokens >= 65 * batch_size else 64 if q_tokens >= 17 * batch_size else 16"
+        ),
+        **_tiles("narrow_tiles", "pairs_in_narrow_tiles", "narrow"),
+        # It splits the keys, and merges partial outputs, to fill the device: two blocks an SM
+        # (FlashInfer scheduler.cuh, PrefillSplitQOKVIndptr).
+        "splits": Value(
+            f"{_FEWEST_KEYS} < max_kv <= {topk} "
+            f"and narrow_tiles * {setting.heads} <= {setting.device.sms}"
+        ),
+        "queries_merged": Value("q_tokens if splits else 0"),
+        "narrow_share": Value(f"pairs_in_narrow_tiles * {share!r}"),
+        "narrow_pairs_of_the_busiest": Value(
+            f"narrow_share if splits else {larger('narrow_share', 'max_kv * narrow')}"
+        ),
+    }
+    coordinates = {
+        "q_tokens": "log2(q_tokens)",
+        "kv_tokens": "log2(kv_tokens) / 2",
+        "attended_per_query": "log2(attended_pairs / q_tokens) / 2",
+        "batch_size": "log2(batch_size) / 2",
+    }
+    functions: dict[str, Callable[..., Any]] = {
+        "attended_by_length": attended_by_length,
+        "log2": log2,
+        "tiles_by_length": _tiles_by_length,
+    }
+    return Formulas(
+        values, _FEATURES, coordinates, "1 if prefix_tokens else 0", functions, _REGIMES
+    )
+
+
+def wave_of(setting: Setting) -> int:
+    """Queries that the device computes at once: one SM does 64 heads of a query."""
+    heads = padded_heads(setting.heads) or 128
+    return max(setting.device.sms // (heads // 64), 1)
+
+
+def pairs_in_waves(attended: str, longest: str, wave: int) -> dict[str, Value]:
+    """`waves` of `wave` queries that run at once, and `attended` pairs where the last query of all,
+    with up to `longest` keys, is waited for: queries follow one another on an SM."""
+    return {
+        "waves": Value(f"(q_tokens + {wave - 1}) // {wave}"),
+        "attended_pairs_in_waves_to_the_longest": Value(
+            f"({attended} / q_tokens * (waves - 1) + {longest}) * {wave}"
+        ),
+    }
+
+
+def attended_pairs(topk: int) -> dict[str, Value]:
+    """Pairs that sparse attention computes: a query attends to at most `topk` keys.
+
+    From sums alone it is an upper bound, reached while all queries are below or all above.
+    """
+    few = f"pairs if max_kv <= {topk} else"
+    return {
+        "all_full": Value(f"q_tokens * {topk}"),
+        # Several models multiply it: a product of floats takes a third of a mixed one's time.
+        "attended_pairs": Value(
+            f"1.0 * ({few} {smaller('pairs', 'all_full')})",
+            f"1.0 * ({few} attended_by_length(batch, {topk}))",
+        ),
+    }
+
+
+def attended_by_length(batch: Batch, topk: int) -> int:
+    """`attended_pairs` of a batch whose lengths are known."""
+    total = 0
+    for prefix, new, count in runs(batch):
+        below = min(max(topk - prefix, 0), new)
+        total += count * (below * prefix + below * (below + 1) // 2 + (new - below) * topk)
+    return total
+
+
+def _tiles(tiles: str, pairs: str, tile: str) -> dict[str, Value]:
+    """Tiles of `tile` queries, and the pairs in them; from sums as if all sequences were equal."""
+    each = f"{tiles}_each"
+    before = f"(0.5 * {tile} * ({each} - 1) * batch_size + prefix_tokens)"
+    return {
+        each: Value(f"-(-q_tokens // (batch_size * {tile}))"),
+        f"{tiles}, {pairs}": Value(
+            f"batch_size * {each}, ({each} * {before} + q_tokens) * {tile}",
+            f"tiles_by_length(batch, {tile})",
+        ),
+    }
+
+
+def _tiles_by_length(batch: Batch, tile: int) -> tuple[int, int]:
+    total, pairs = 0, 0
+    for prefix, new, count in runs(batch):
+        tiles = -(-new // tile)
+        total += count * tiles
+        # Each tile sees the prefix and the tiles before it, and the last one the sequence's end.
+        pairs += count * tile * (tiles * prefix + tile * tiles * (tiles - 1) // 2 + new)
+    return total, pairs
+
+
+def runs(batch: Batch) -> Iterable[tuple[int, int, int]]:
+    """(prefix, new, count) of sequences that are alike: all of them, or each by itself."""
+    kv_lens, new_lens = batch.kv_lens, batch.new_lens
+    assert kv_lens is not None
+    assert new_lens is not None
+    count, kv, new = len(kv_lens), kv_lens[0], new_lens[0]
+    if kv_lens.count(kv) == count == new_lens.count(new):
+        return ((kv - new, new, count),)
+    return zip(map(sub, kv_lens, new_lens), new_lens, repeat(1), strict=False)

@@ -1,0 +1,200 @@
+"""A report over tables, as plain records.
+
+Every output format (terminal, markdown, CSV, JSON, HTML, pictures) only lays these records out.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from nsa_tune.backend.baselines import DEFAULT_BASELINE, Baseline
+from nsa_tune.backend.costmodel.policy import Policy
+from nsa_tune.backend.costmodel.surface import SharedPlaces
+from nsa_tune.backend.dispatch.decide import Verdict
+from nsa_tune.backend.points import POINTS
+from nsa_tune.backend.types.point import Point, Question, Setting
+from nsa_tune.backend.types.records import Key, Measurement, Status, Table
+from nsa_tune.reports.analysis.cached_policy import CachedPolicy
+from nsa_tune.reports.analysis.cells import Cell, cells_of
+from nsa_tune.reports.analysis.chunk_sizes import ChunkCurve, chunk_curves
+from nsa_tune.reports.analysis.costs import Cost, cost_of_choice, cost_of_default
+from nsa_tune.reports.analysis.crossovers import Line, trace
+from nsa_tune.reports.analysis.roofline import POINT as ROOFLINE
+from nsa_tune.reports.analysis.roofline import Achieved, Ceilings, achieved_of, ceilings_of
+from nsa_tune.reports.analysis.slices import Slice, slices_of
+
+__all__ = ["Failure", "PointReport", "QuestionReport", "Report", "Section", "build"]
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Batches on which one arm failed or was wrong for one reason."""
+
+    point: str
+    arm: str
+    status: str
+    reason: str
+    batches: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class QuestionReport:
+    """One question of a point."""
+
+    name: str
+    choices: tuple[str, ...]
+    measured: tuple[str, ...]
+    """The choices that at least one arm was measured for, in declared order."""
+    lines: tuple[Line, ...]
+    """Empty when fewer than two choices were measured: no crossover is possible."""
+    cells: tuple[Cell, ...]
+    default_cost: Cost | None
+    tuned_cost: Cost | None
+
+    @property
+    def line_groups(self) -> list[tuple[Line, ...]]:
+        """The lines, grouped by mode and axis: each group fits into one table or one map."""
+        groups = groupby(self.lines, key=lambda line: (line.slice.mode, line.slice.axis))
+        return [tuple(lines) for _, lines in groups]
+
+
+@dataclass(frozen=True, slots=True)
+class PointReport:
+    """One decision point."""
+
+    point: Point
+    policy: Policy
+    measurements: tuple[Measurement, ...]
+    questions: tuple[QuestionReport, ...]
+    chunks: tuple[ChunkCurve, ...]
+    """Time of a long prompt by chunk size; empty for a point that does not prefill."""
+    achieved: tuple[Achieved, ...]
+    """Flops and bytes a second of each measurement whose arm's work is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """One table."""
+
+    table: Table
+    points: tuple[PointReport, ...]
+    failures: tuple[Failure, ...]
+    ceilings: Ceilings | None
+    """What the device reaches; None unless the table has measurements of both a copy and a matrix
+    product."""
+
+    @property
+    def key(self) -> Key:
+        """What the table is valid for."""
+        return self.table.key
+
+    @property
+    def title(self) -> str:
+        """GPU, model, local heads and KV layout in one line."""
+        key = self.key
+        return f"{key.gpu}, {key.model}, {key.heads} local heads, {key.kv_layout}"
+
+    @property
+    def questions(self) -> tuple[QuestionReport, ...]:
+        """The questions of all points."""
+        return tuple(question for point in self.points for question in point.questions)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """One section for each table."""
+
+    sections: tuple[Section, ...]
+    baseline: str
+    """Name of the engine baseline whose cost is shown."""
+
+
+def build(
+    tables: Iterable[Table],
+    *,
+    points: Mapping[str, Point] = POINTS,
+    baseline: Baseline = DEFAULT_BASELINE,
+) -> Report:
+    """The report over `tables`, in their order.
+
+    Raises:
+        StoreCorrupt: when a table names a KV layout or a batch that does not exist.
+        UnknownName: when a table is of a model that this version does not know.
+    """
+    places: SharedPlaces = {}
+    return Report(
+        tuple(_section(table, points, baseline, places) for table in tables), baseline.name
+    )
+
+
+def _section(
+    table: Table, points: Mapping[str, Point], baseline: Baseline, places: SharedPlaces
+) -> Section:
+    setting = Setting.of(table)
+    by_point: dict[str, list[Measurement]] = defaultdict(list)
+    for row in table.measurements:
+        by_point[row.point].append(row)
+    ceilings = ceilings_of(by_point[ROOFLINE])
+    reports = tuple(
+        _point_report(CachedPolicy.of(point, setting, by_point[name], baseline, places), ceilings)
+        for name, point in points.items()
+        if name in by_point
+    )
+    return Section(table, reports, tuple(_failures(table.measurements)), ceilings)
+
+
+def _point_report(policy: CachedPolicy, ceilings: Ceilings | None) -> PointReport:
+    ordered = sorted(policy.measured, key=lambda batch: (batch.mode, batch.lens or ()))
+    batches = {str(batch): batch for batch in ordered}
+    measured: dict[str, dict[str, Measurement]] = {word: {} for word in batches}
+    for row in policy.measurements:
+        if row.status is Status.OK and row.batch in measured:
+            measured[row.batch][row.arm] = row
+    slices = slices_of(ordered)
+    questions = tuple(
+        _question_report(question, policy, cells_of(question, policy, batches, measured), slices)
+        for question in policy.point.questions
+    )
+    return PointReport(
+        point=policy.point,
+        policy=policy,
+        measurements=policy.measurements,
+        questions=questions,
+        chunks=chunk_curves(policy, policy.baseline),
+        achieved=achieved_of(policy, batches, policy.measurements, ceilings),
+    )
+
+
+def _question_report(
+    question: Question, policy: CachedPolicy, cells: list[Cell], slices: Sequence[Slice]
+) -> QuestionReport:
+    measured = tuple(c for c in question.choices if any(c in cell.times for cell in cells))
+    lines: tuple[Line, ...] = ()
+    if len(measured) > 1:
+        traced = (trace(question, policy, line) for line in slices)
+        # Leave out lines on which every choice is forbidden.
+        lines = tuple(
+            line for line in traced if any(one.verdict != Verdict.NONE for one in line.ranges)
+        )
+    # With one choice left, choosing costs nothing.
+    open_cells = [cell for cell in cells if len(cell.times) > 1]
+    return QuestionReport(
+        name=question.name,
+        choices=tuple(question.choices),
+        measured=measured,
+        lines=lines,
+        cells=tuple(cells),
+        default_cost=cost_of_default(open_cells),
+        tuned_cost=cost_of_choice(open_cells),
+    )
+
+
+def _failures(rows: Iterable[Measurement]) -> list[Failure]:
+    groups: dict[tuple[str, str, str, str], list[str]] = defaultdict(list)
+    for row in rows:
+        if row.status is not Status.OK:
+            groups[(row.point, row.arm, str(row.status), row.reason)].append(row.batch)
+    return [Failure(*what, tuple(batches)) for what, batches in sorted(groups.items())]

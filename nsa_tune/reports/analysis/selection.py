@@ -1,0 +1,94 @@
+"""Selection of the tables for a report."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import groupby
+from pathlib import Path
+
+from nsa_tune._errors import NoTunedData, StoreError
+from nsa_tune.backend.types.records import Key, Table
+from nsa_tune.db import reader as tables
+from nsa_tune.db import text_table
+
+__all__ = ["TableFilter", "select_tables"]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class TableFilter:
+    """Values that a table's key must have; None accepts any."""
+
+    gpu: str | None = None
+    model: str | None = None
+    heads: int | None = None
+    """Local heads."""
+    kv_layout: str | None = None
+
+    def matches(self, key: Key) -> bool:
+        """Whether `key` has every value that is asked for."""
+        return all(value is None or value == getattr(key, name) for name, value in self._fields())
+
+    def _fields(self) -> Iterator[tuple[str, str | int | None]]:
+        yield "gpu", self.gpu
+        yield "model", self.model
+        yield "heads", self.heads
+        yield "kv_layout", self.kv_layout
+
+    def __str__(self) -> str:
+        """What is asked for, as text for messages."""
+        words = [f"{name} {value!r}" for name, value in self._fields() if value is not None]
+        return ", ".join(words) or "anything"
+
+
+def select_tables(db: Path | None, wanted: TableFilter) -> list[Table]:
+    """The tables that match `wanted`, newest first, from the first source that has any.
+
+    Sources are searched in the order of `tables.sources`; the shipped tables are one source.
+
+    Raises:
+        NoTunedData: when no source has one; the message lists what there is.
+        StoreError: when `db` is given and cannot be read.
+    """
+    known: dict[Key, None] = {}
+    for _, paths in groupby(tables.sources(db), key=lambda path: path.suffix == ".tsv" or path):
+        found = []
+        for path in paths:
+            try:
+                for key, table in _read(path, wanted):
+                    known[key] = None
+                    found += [table] if table is not None else []
+            except StoreError as error:
+                if path == db:
+                    raise
+                _log.warning("%s is skipped: %s", path, error)
+        if found:
+            return sorted(found, key=lambda table: table.measured_at, reverse=True)
+    raise NoTunedData(_no_table_message(wanted, list(known)))
+
+
+def _read(path: Path, wanted: TableFilter) -> Iterator[tuple[Key, Table | None]]:
+    """(key, table) of everything in `path`; without the table where the key does not match."""
+    if path.suffix == ".tsv":
+        key = text_table.read_key(path)
+        yield key, _text_table(path) if wanted.matches(key) else None
+        return
+    for table in tables.read_database(path):
+        yield table.key, table if wanted.matches(table.key) else None
+
+
+def _text_table(path: Path) -> Table:
+    table = text_table.read_text(path)
+    return replace(table, source=f"shipped:{path.stem}") if path in tables.shipped() else table
+
+
+def _no_table_message(wanted: TableFilter, known: list[Key]) -> str:
+    if not known:
+        return "nothing is measured yet, and no table ships; measure with `nsa-tune run`"
+    lines = dict.fromkeys(
+        f"{key.gpu!r} {key.model} {key.heads} heads {key.kv_layout}" for key in known
+    )
+    return f"nothing is measured for {wanted}; there is: {'; '.join(lines)}"

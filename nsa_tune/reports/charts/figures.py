@@ -1,0 +1,205 @@
+"""Figures: the charts of a report, each with its rows and a name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import log
+from typing import NamedTuple
+
+from nsa_tune.reports.analysis.crossovers import Line
+from nsa_tune.reports.analysis.report import PointReport, QuestionReport, Report, Section
+from nsa_tune.reports.analysis.slices import UNITS
+from nsa_tune.reports.charts.chunk_rates import chunk_rates
+from nsa_tune.reports.charts.curves import curves
+from nsa_tune.reports.charts.default_costs import default_costs
+from nsa_tune.reports.charts.overview import overview
+from nsa_tune.reports.charts.roofline import roofline
+from nsa_tune.reports.charts.rows import (
+    FASTEST,
+    chunk_rows,
+    cost_rows,
+    curve_rows,
+    facet_of,
+    map_cells,
+    map_rows,
+    map_size,
+    roofline_rows,
+    scatter_rows,
+)
+from nsa_tune.reports.charts.theme import Rows, Spec, with_rows
+from nsa_tune.reports.charts.winner_map import winner_map
+from nsa_tune.reports.charts.winner_scatter import winner_scatter
+
+__all__ = [
+    "Chart",
+    "Figure",
+    "axis_titles",
+    "chunk_chart",
+    "cost_chart",
+    "figures_of",
+    "line_curves",
+    "most_telling",
+    "roofline_chart",
+    "scatter_chart",
+]
+
+
+class Chart(NamedTuple):
+    """A spec and the rows of the data sets that it names."""
+
+    spec: Spec
+    rows: Mapping[str, Rows]
+
+    @property
+    def complete(self) -> Spec:
+        """The spec with its rows in it."""
+        return with_rows(self.spec, self.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One chart to draw into a file."""
+
+    name: str
+    """The file's name without its suffix."""
+    spec: Spec
+    """With its data sets."""
+
+
+def figures_of(report: Report) -> Iterator[Figure]:
+    """All charts of `report`, with curves for the lines that have a crossover.
+
+    With several tables the names begin with the table's.
+    """
+    taken: set[str] = set()
+    for section in report.sections:
+        start = f"{_slug(section)}-" if len(report.sections) > 1 else ""
+        for name, spec in _of_section(section, report.baseline):
+            unique, i = f"{start}{name}", 1
+            while unique in taken:
+                i += 1
+                unique = f"{start}{name}-{i}"
+            taken.add(unique)
+            yield Figure(unique, spec)
+
+
+def _slug(section: Section) -> str:
+    key = section.key
+    return _plain(f"{key.gpu} {key.model} h{key.heads} {key.kv_layout}")
+
+
+def _plain(text: str) -> str:
+    """`text` as a part of a file name. A GPU's name may come from any database."""
+    return re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-.") or "unnamed"
+
+
+def axis_titles(lines: Sequence[Line]) -> tuple[str, str]:
+    """The titles of x and y for lines that run along one axis."""
+    along = lines[0].slice
+    return along.unit.removesuffix(" each"), UNITS[along.fixed[-1][0]]
+
+
+def most_telling(lines: Sequence[Line]) -> int:
+    """Index of the line to show first.
+
+    It is on the first map that has a crossover, and its crossover is nearest to the middle.
+    """
+    facets = list(dict.fromkeys(facet_of(line) for line in lines))
+
+    def rank(line: Line) -> tuple[bool, int, float]:
+        crossings = [edge for edge in line.edges if not edge.limit]
+        if not crossings:
+            return True, 0, 0.0
+        low, high = max(line.slice.values[0], 1), line.slice.values[-1]
+        off = abs(log(crossings[0].value) - (log(low) + log(high)) / 2)
+        return False, facets.index(facet_of(line)), off
+
+    return min(range(len(lines)), key=lambda i: (rank(lines[i]), i))
+
+
+# --- single charts, for files and for the HTML page
+
+
+def scatter_chart(question: QuestionReport) -> Chart | None:
+    """The winners of batches that are on no map; None without any, or with one choice only."""
+    rows = scatter_rows(question) if len(question.measured) > 1 else None
+    return None if rows is None else Chart(winner_scatter(question.measured), rows)
+
+
+def cost_chart(question: QuestionReport) -> Chart | None:
+    """What the engine's baseline costs; None where its choices were not measured."""
+    rows = cost_rows(question)
+    if not rows["costs"] or not rows["mean"]:
+        return None
+    worst = max(row["cost"] for row in rows["costs"])
+    return Chart(default_costs("new tokens in the batch", question.measured, worst), rows)
+
+
+def chunk_chart(point: PointReport, baseline: str) -> Chart:
+    """Prefill rate against chunk size."""
+    prompts = [str(curve.prompt) for curve in point.chunks]
+    rows = {"chunks": chunk_rows(point.chunks, baseline)}
+    return Chart(chunk_rates(prompts, [FASTEST, baseline]), rows)
+
+
+def roofline_chart(section: Section, point: PointReport) -> Chart:
+    """Achieved rates, under the device's ceilings where they were measured."""
+    arms = list(dict.fromkeys(one.arm for one in point.achieved))
+    return Chart(roofline(arms), roofline_rows(point.achieved, section.ceilings))
+
+
+def line_curves(question: QuestionReport, lines: Sequence[Line]) -> Spec:
+    """The spec of the curves of each of `lines`, which run along one axis."""
+    from_zero = any(line.slice.values[0] == 0 for line in lines)
+    return curves(axis_titles(lines)[0], question.measured, from_zero=from_zero)
+
+
+# --- all charts of a report
+
+
+def _of_section(section: Section, baseline: str) -> Iterator[tuple[str, Spec]]:
+    for question in section.questions:
+        for lines in question.line_groups:
+            yield from _of_lines(section, question, lines)
+        for kind, chart in (
+            ("batches", scatter_chart(question)),
+            ("cost", cost_chart(question)),
+        ):
+            if chart is not None:
+                yield _plain(f"{question.name} {kind}"), chart.complete
+    for point in section.points:
+        if point.chunks:
+            yield _plain(f"{point.point.name} chunk size"), chunk_chart(point, baseline).complete
+        if point.achieved:
+            yield _plain(f"{point.point.name} roofline"), roofline_chart(section, point).complete
+
+
+def _of_lines(
+    section: Section, question: QuestionReport, lines: Sequence[Line]
+) -> Iterator[tuple[str, Spec]]:
+    by_batch = {cell.batch: cell for cell in question.cells}
+    rows = map_rows(map_cells(by_batch, lines))
+    maps: dict[str, Chart] = {}
+    for facet in dict.fromkeys(facet_of(line) for line in lines):
+        own = [row for row in rows if row["facet"] == facet]
+        spec = winner_map(*axis_titles(lines), question.measured, *map_size(own))
+        maps[facet] = Chart(spec, {"cells": own})
+        yield _plain(f"{question.name} map {facet}"), maps[facet].complete
+    spec = line_curves(question, lines)
+    for line in lines:
+        if line.edges:
+            drawn = with_rows(spec, curve_rows(question, line))
+            yield _plain(f"{question.name} curves {line.slice.label}"), drawn
+    chosen = lines[most_telling(lines)]
+    caption = f"Fastest{_where(facet_of(chosen))}. Hatched: no other is allowed. Number: 2nd / 1st"
+    panels = {
+        caption: maps[facet_of(chosen)],
+        f"Time{_where(chosen.slice.label)}": Chart(spec, curve_rows(question, chosen)),
+    }
+    yield _plain(f"{question.name} overview"), overview(chosen.sentence, section.title, panels)
+
+
+def _where(words: str) -> str:
+    return f", {words}" if words else ""

@@ -1,0 +1,281 @@
+"""Rows of the charts' data sets, made from the records of a report."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from nsa_tune.reports.analysis.costs import worst_first
+from nsa_tune.reports.analysis.roofline import share_text
+from nsa_tune.reports.charts.theme import Rows
+
+if TYPE_CHECKING:
+    from nsa_tune.backend.types.batch import Batch
+    from nsa_tune.reports.analysis.cells import Cell
+    from nsa_tune.reports.analysis.chunk_sizes import ChunkCurve
+    from nsa_tune.reports.analysis.crossovers import Edge, Line
+    from nsa_tune.reports.analysis.report import QuestionReport
+    from nsa_tune.reports.analysis.roofline import Achieved, Ceilings
+
+__all__ = [
+    "FASTEST",
+    "chunk_rows",
+    "cost_rows",
+    "curve_rows",
+    "edge_rows",
+    "estimate_rows",
+    "facet_of",
+    "map_cells",
+    "map_rows",
+    "map_size",
+    "roofline_rows",
+    "scatter_rows",
+    "time_rows",
+]
+
+FASTEST = "fastest allowed"
+"""Label of the table's choices, beside the baseline's name."""
+
+_CLOSE = 1.3
+"""Two labels on a logarithmic axis overlap when their values differ by less than this factor."""
+_BESIDE = 1.12
+"""Marks at the same place on a logarithmic axis are moved apart by this factor."""
+_KINDS = {"win": "sure", "only": "only"}
+
+
+def facet_of(line: Line) -> str:
+    """The lengths that are fixed on the winner map of `line`: ``4 sequences``, or ""."""
+    return ", ".join(_words(name, value) for name, value in line.slice.fixed[:-1])
+
+
+def _words(name: str, value: int) -> str:
+    if name == "sequences":
+        return "1 sequence" if value == 1 else f"{value} sequences"
+    return f"{name} {value}"
+
+
+# --- the winner map
+
+
+def map_cells(
+    cells: Mapping[Batch, Cell], lines: Iterable[Line]
+) -> Iterator[tuple[Line, int, Cell]]:
+    """(line, value on it, cell) of every measured batch on `lines` with an allowed choice."""
+    for line in lines:
+        for value in line.slice.values:
+            cell = cells.get(line.slice.batch(value))
+            if cell is not None and cell.choice is not None:
+                yield line, value, cell
+
+
+def map_rows(placed: Iterable[tuple[Line, int, Cell]]) -> Rows:
+    """One row for each cell: x along its line, y the last fixed length, `facet` the others."""
+    return [
+        {"facet": facet_of(line), "x": value, "y": line.slice.fixed[-1][1], **_map_row(cell)}
+        for line, value, cell in placed
+    ]
+
+
+def map_size(cells: Rows) -> tuple[int, int]:
+    """The largest numbers of columns and rows over the facets."""
+    lengths: dict[str, tuple[set[int], set[int]]] = {}
+    for cell in cells:
+        columns, rows = lengths.setdefault(cell["facet"], (set(), set()))
+        columns.add(cell["x"])
+        rows.add(cell["y"])
+    widest = max((len(columns) for columns, _ in lengths.values()), default=1)
+    return widest, max((len(rows) for _, rows in lengths.values()), default=1)
+
+
+def scatter_rows(question: QuestionReport) -> dict[str, Rows] | None:
+    """The data sets of `winner_scatter`; None when every batch is on a winner map."""
+    on_lines = {line.slice.batch(value) for line in question.lines for value in line.slice.values}
+    rows: Rows = []
+    taken: Counter[tuple[int, int]] = Counter()
+    for cell in question.cells:
+        if cell.batch in on_lines or cell.choice is None:
+            continue
+        row = _map_row(cell)
+        del row["margin"]
+        times = (f"{choice} {_us(time.latency_us)}" for choice, time in cell.times.items())
+        mean = round(cell.batch.kv_tokens / cell.batch.batch_size)
+        place = (cell.batch.q_tokens, mean)
+        x = _rounded(place[0] * _BESIDE ** taken[place])
+        taken[place] += 1
+        rows.append({"x": x, "y": mean, **row, "times": "; ".join(times)})
+    if not rows:
+        return None
+    return {
+        "batches": [row for row in rows if row["kind"] != "only"],
+        "only": [row for row in rows if row["kind"] == "only"],
+    }
+
+
+def _map_row(cell: Cell) -> dict[str, object]:
+    cost = cell.cost(cell.default)
+    baseline = f"; the default takes {cell.default}, {cost:.3g}x" if cost and cost > 1 else ""
+    return {
+        "choice": cell.choice or "",
+        "kind": _KINDS.get(cell.verdict, "pale"),
+        "margin": None if cell.margin is None else _rounded(cell.margin),
+        "batch": cell.word,
+        "fastest": f"{cell.choice or 'none'} ({cell.verdict}){baseline}",
+        "limit": "; ".join(f"{name}: {clause}" for name, clause in cell.forbidden.items()) or "-",
+    }
+
+
+# --- curves along a line
+
+
+def curve_rows(question: QuestionReport, line: Line) -> dict[str, Rows]:
+    """The data sets of `curves` for one line."""
+    batches = {line.slice.batch(value): value for value in line.slice.values}
+    return {
+        "estimates": estimate_rows(line),
+        "measured": [
+            {"x": batches[cell.batch], **row, "over": f"{over:.3g}x"}
+            for cell in question.cells
+            if cell.batch in batches
+            for row, over in time_rows(cell)
+        ],
+        "edges": edge_rows(line),
+    }
+
+
+def edge_rows(line: Line) -> Rows:
+    """The crossovers of one line. One close behind another has no `label`."""
+    rows: Rows = []
+    for edge in line.edges:
+        row = _edge_row(line, edge)
+        crowded = any(one["label"] and row["x"] < _CLOSE * one["x"] for one in rows)
+        rows.append({**row, "label": "" if crowded else str(row["x"])})
+    return rows
+
+
+def estimate_rows(line: Line) -> Rows:
+    """Each choice's estimate at each sampled value; its interval is us / wide to us * wide."""
+    return [
+        {"x": value, "choice": choice, "us": _rounded(one.latency_us),
+         "wide": round(one.high_us / one.latency_us, 3)}
+        for value, estimates in line.samples
+        for choice, one in estimates.items()
+    ]  # fmt: skip
+
+
+def time_rows(cell: Cell) -> Iterator[tuple[dict[str, object], float]]:
+    """(row, time over the best choice's) of each measured choice."""
+    for choice, time in cell.times.items():
+        row: dict[str, object] = {
+            "choice": choice, "arm": time.arm, "us": _rounded(time.latency_us),
+            "low": _rounded(time.low_us), "high": _rounded(time.high_us), "samples": time.samples,
+        }  # fmt: skip
+        yield row, cell.cost(choice) or 1.0
+
+
+def _edge_row(line: Line, edge: Edge) -> dict[str, Any]:
+    until = line.slice.amount(edge.value - 1)
+    return {
+        "x": edge.value - 1,
+        "low": edge.low,
+        "high": edge.high,
+        "limit": edge.limit,
+        "text": f"{edge.left} until {until} {edge.interval}, then {edge.right}",
+    }
+
+
+# --- the other charts
+
+
+def chunk_rows(curves: Sequence[ChunkCurve], baseline: str) -> Rows:
+    """The data set of `chunk_rates`."""
+    rows: Rows = []
+    for curve in curves:
+        for point in curve.points:
+            common = {
+                "chunk": point.chunk,
+                "prompt": str(curve.prompt),
+                "extrapolated": point.extrapolated,
+                "limit": "; ".join(point.limits.values()) or "-",
+            }
+            for who, total_us in ((FASTEST, point.total_us), (baseline, point.default_us)):
+                if total_us is not None:
+                    arms = ", ".join(point.arms) if who == FASTEST else f"as {baseline} takes them"
+                    rate = _rounded(curve.rate(total_us) / 1e6)
+                    best = who == FASTEST and point is curve.best
+                    rows.append({**common, "who": who, "rate": rate, "arms": arms, "best": best})
+    return rows
+
+
+def cost_rows(question: QuestionReport) -> dict[str, Rows]:
+    """The data sets of `default_costs`: every batch with two or more allowed choices."""
+    mean = question.default_cost
+    costly = worst_first([cell for cell in question.cells if len(cell.times) > 1], free_too=True)
+    return {
+        "costs": [
+            {
+                "x": cell.batch.q_tokens,
+                "cost": _rounded(cost),
+                "choice": cell.best,
+                "batch": cell.word,
+                "default": cell.default,
+                "taken": _us(cell.times[cell.default].latency_us),
+                "best": _us(cell.times[cell.best or cell.default].latency_us),
+            }
+            for cell, cost in costly
+        ],
+        "mean": [] if mean is None else [
+            {"cost": _rounded(mean.geomean), "text": f"mean {mean.geomean:.2f}x"}
+        ],
+    }  # fmt: skip
+
+
+def roofline_rows(achieved: Sequence[Achieved], ceilings: Ceilings | None) -> dict[str, Rows]:
+    """The data sets of `roofline`; "roof" is empty without ceilings."""
+    return {
+        "roof": [] if ceilings is None else _roof(achieved, ceilings),
+        "achieved": [
+            {
+                "x": _rounded(one.intensity),
+                "y": _rounded(one.flops_per_s / 1e12),
+                "choice": one.arm,
+                "batch": one.batch,
+                "moved": f"{one.bytes_per_s / 1e12:.3g}",
+                "share": share_text(one.share),
+                "bound": one.bound or "-",
+            }
+            for one in achieved
+        ],
+    }
+
+
+def _roof(achieved: Sequence[Achieved], ceilings: Ceilings) -> Rows:
+    """Three points for each precision that an arm uses.
+
+    Where all arms stay far below the matrix rate, only the line of the copy bandwidth.
+    """
+    rows: Rows = []
+    bandwidth = ceilings.bytes_per_s / 1e12
+    for precision in dict.fromkeys(one.precision for one in achieved):
+        peak = ceilings.flops_per_s.get(precision)
+        if peak is None:
+            continue
+        ridge = peak / ceilings.bytes_per_s
+        most = max(one.intensity for one in achieved)
+        left = min(*(one.intensity for one in achieved), ridge / 4)
+        corners = [(left, ""), (4 * most, f"copy {bandwidth:.2f} TB/s")]
+        if 8 * most > ridge:
+            text = f"{precision} {peak / 1e12:.0f} TFLOP/s, copy {bandwidth:.2f} TB/s"
+            corners = [(left, ""), (ridge, ""), (max(most, ridge * 2), text)]
+        for x, words in corners:
+            y = min(x * ceilings.bytes_per_s, peak) / 1e12
+            rows.append({"x": _rounded(x), "y": _rounded(y), "text": words, "precision": precision})
+    return rows
+
+
+def _us(value: float) -> str:
+    return f"{value:.4g} us"
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.4g}")

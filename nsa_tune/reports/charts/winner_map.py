@@ -1,0 +1,115 @@
+"""The winner map: the fastest choice of each measured batch over two lengths."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from nsa_tune.reports.charts.theme import SCHEMA, Spec, choice_colour, tips
+
+__all__ = ["winner_map"]
+
+_WIDTHS, _HEIGHTS = (27, 48), (24, 36)
+"""Least and most pixels of a column and of a row."""
+_WHOLE_WIDTH, _WHOLE_HEIGHT = 400, 240
+"""Pixels of a map whose columns and rows are within these bounds."""
+_INNER = 0.94
+"""Share of its step that a cell fills."""
+_THREE_DIGITS = (
+    "format(datum.margin, datum.margin < 9.995 ? '.2f' : datum.margin < 99.95 ? '.1f' : '.0f')"
+)
+
+
+def winner_map(x_title: str, y_title: str, choices: Sequence[str], columns: int, rows: int) -> Spec:
+    """The fastest choice of each measured batch, over up to `columns` and `rows` values of two
+    lengths.
+
+    Full colour: a sure winner. Pale: a tie or unsure. Hatched: limits forbid every other choice.
+    The number is the second fastest choice's time over the fastest one's.
+
+    Data set "cells": x, y, choice, kind ("sure", "pale" or "only"), margin, and the texts batch,
+    fastest, limit.
+    """
+    width = _step(_WHOLE_WIDTH, columns, _WIDTHS)
+    height = _step(_WHOLE_HEIGHT, rows, _HEIGHTS)
+    return {
+        "$schema": SCHEMA,
+        "data": {"name": "cells"},
+        "width": {"step": width},
+        "height": {"step": height},
+        "encoding": {
+            "x": _band("x", x_title, {"labelAngle": 0, "labelOverlap": True}),
+            "y": _band("y", y_title, {}, sort="descending"),
+            # Shared by all layers, because numbers and hatches lie over the cells.
+            "tooltip": tips({"batch": "batch", "fastest": "answer", "limit": "forbidden"}),
+        },
+        "layer": _layers(choices, width, height),
+        "resolve": {"scale": {"color": "independent"}},
+    }
+
+
+def _step(whole: int, count: int, bounds: tuple[int, int]) -> int:
+    """Pixels of one of `count` columns or rows, within `bounds`."""
+    return min(max(whole // max(count, 1), bounds[0]), bounds[1])
+
+
+def _layers(choices: Sequence[str], width: int, height: int) -> list[Spec]:
+    """The cells, the hatches over some of them, and the numbers over the rest."""
+    pale = {"condition": {"test": "datum.kind == 'pale'", "value": 0.35}, "value": 1}
+    return [
+        {
+            "mark": {"type": "rect", "cornerRadius": 2},
+            "encoding": {
+                "color": choice_colour(choices, legend={"symbolType": "square"}),
+                "opacity": pale,
+            },
+        },
+        {
+            "transform": [{"filter": "datum.kind == 'only'"}],
+            "mark": {
+                "type": "point", "shape": _hatch(width / height), "size": (height * _INNER) ** 2,
+                "stroke": "#ffffff",
+                "strokeWidth": 1.3, "strokeOpacity": 0.75, "filled": False,
+            },
+        },
+        {
+            "transform": [
+                {"filter": "datum.kind != 'only' && datum.margin"},
+                {"calculate": _THREE_DIGITS, "as": "shown"},
+            ],
+            "mark": {"type": "text", "fontSize": 10},
+            "encoding": {
+                "text": {"field": "shown", "type": "nominal"},
+                "color": _ink_on(choices),
+            },
+        },
+    ]  # fmt: skip
+
+
+def _band(field: str, title: str, axis: Spec, **more: object) -> Spec:
+    axis = {"title": title, "grid": False, "ticks": False, "domain": False, **axis}
+    scale = {"paddingInner": round(1 - _INNER, 2)}
+    return {"field": field, "type": "ordinal", "axis": axis, "scale": scale, **more}
+
+
+def _hatch(edge: float) -> str:
+    """Diagonal strokes over a cell, as an SVG path: 2 units high and `edge` times as wide."""
+    strokes = []
+    for i in range(-4, 5):
+        # The stroke through (i / 2, 0) at 45 degrees, cut at the cell's edges.
+        left, right = max(i / 2 - 1, -edge), min(i / 2 + 1, edge)
+        if left < right:
+            strokes.append(f"M{left:g},{i / 2 - left:g}L{right:g},{i / 2 - right:g}")
+    return "".join(strokes)
+
+
+def _ink_on(choices: Sequence[str]) -> Spec:
+    """Text colour over a cell: white on the darkest blue, the page's ink on pale cells."""
+    first = choices[0] if choices else ""
+    return {
+        "condition": [
+            {"test": "datum.kind == 'pale'", "value": {"expr": "dark ? '#e6e9ef' : '#1f2430'"}},
+            {"test": {"field": "choice", "equal": first},
+             "value": {"expr": "dark ? '#10131a' : '#ffffff'"}},
+        ],
+        "value": "#10131a",
+    }  # fmt: skip

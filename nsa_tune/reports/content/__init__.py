@@ -1,1 +1,0 @@
-"""What a report says: records made from tables."""

@@ -1,0 +1,1 @@
+"""A report as text: terminal, Markdown, CSV, JSON."""

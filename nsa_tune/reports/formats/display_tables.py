@@ -1,0 +1,300 @@
+"""The tables of a report as texts, laid out by terminal, Markdown and HTML alike."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import groupby
+
+from nsa_tune.backend.types.records import Status
+from nsa_tune.reports.analysis.chunk_sizes import ChunkCurve
+from nsa_tune.reports.analysis.costs import Cost, worst_first
+from nsa_tune.reports.analysis.crossovers import Line
+from nsa_tune.reports.analysis.report import PointReport, QuestionReport, Section
+from nsa_tune.reports.analysis.roofline import Achieved, share_text
+
+__all__ = [
+    "DisplayTable",
+    "choices_table",
+    "chunk_table",
+    "cost_sentence",
+    "cost_table",
+    "crossover_table",
+    "crossover_tables",
+    "display_tables",
+    "failure_table",
+    "fingerprint",
+    "roofline_table",
+    "worst_table",
+]
+
+_WORST = 5
+
+
+@dataclass(frozen=True, slots=True)
+class DisplayTable:
+    """One table to show; all cells are texts."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    numeric: frozenset[int] = frozenset()
+    """Indices of the columns to align to the right."""
+    note: str = ""
+    """Text under the title."""
+
+
+def fingerprint(section: Section) -> list[tuple[str, str]]:
+    """(name, value) of what the table of `section` is valid for and where it comes from."""
+    key, table = section.key, section.table
+    counts = Counter(row.status for row in table.measurements)
+    measured = f"{counts[Status.OK]} ok"
+    for status in (Status.FAILED, Status.WRONG):
+        if counts[status]:
+            measured += f", {counts[status]} {status}"
+    return [
+        ("GPU" if section.table.device.arch != "cpu" else "device", key.gpu),
+        ("architecture", table.device.arch),
+        ("driver", key.driver or "none"),
+        ("model", key.model),
+        ("local heads", str(key.heads)),
+        ("KV layout", key.kv_layout),
+        *key.libraries,
+        ("timing protocol", key.protocol),
+        ("measured", _minute(table.measured_at)),
+        ("measurements", measured),
+        ("source", _file(table.source)),
+    ]
+
+
+def _file(source: str) -> str:
+    """A source without its directories, which are nobody's business once a report is sent on."""
+    return source.rpartition("/")[2] or source
+
+
+def _minute(moment: str) -> str:
+    """An ISO 8601 time to the minute; anything else as it is."""
+    try:
+        return datetime.fromisoformat(moment).astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC")
+    except ValueError:
+        return moment or "unknown"
+
+
+def display_tables(section: Section, baseline: str) -> Iterator[DisplayTable]:
+    """Every table of `section`, in reading order; empty ones are left out."""
+    every = [
+        *crossover_tables(section),
+        choices_table(section),
+        cost_table(section, baseline),
+        worst_table(section.questions, baseline),
+        *(chunk_table(point, baseline) for point in section.points),
+        *(roofline_table(section, point) for point in section.points if point.achieved),
+        failure_table(section),
+    ]
+    return (table for table in every if table.rows)
+
+
+def crossover_tables(section: Section) -> list[DisplayTable]:
+    """One table for each question, mode and axis."""
+    return [
+        crossover_table(question.name, lines)
+        for question in section.questions
+        for lines in question.line_groups
+    ]
+
+
+def crossover_table(question: str, lines: Sequence[Line]) -> DisplayTable:
+    """The fastest choices along each of `lines`, which share mode and axis."""
+    along = lines[0].slice
+    names = tuple(name for name, _ in along.fixed)
+    return DisplayTable(
+        title=f"{question} by {along.unit.removesuffix(' each')} ({along.mode})",
+        columns=(*names, "fastest"),
+        rows=tuple((*where, line.summary) for where, line in _folded(lines)),
+        numeric=frozenset(range(len(names))),
+        note=_legend(lines),
+    )
+
+
+def _legend(lines: Sequence[Line]) -> str:
+    """What the brackets mean, and each limit once."""
+    edges = [edge for line in lines for edge in line.edges]
+    # Texts that differ only in numbers count as one limit.
+    limits = {re.sub(r"\d+", "", edge.limit): edge.limit for edge in edges if edge.limit}
+    words = ["(a-b): between a and b no choice is sure to win."] if len(edges) > len(limits) else []
+    return " ".join([*words, *(f"(limit): {limit}." for limit in limits.values())])
+
+
+def _folded(lines: Sequence[Line]) -> Iterator[tuple[tuple[str, ...], Line]]:
+    """(fixed values, line). Neighbours with one choice throughout share a row."""
+
+    def alike(line: Line) -> tuple[object, ...]:
+        outer = line.slice.fixed[:-1]
+        one = not line.edges and len(line.ranges) == 1
+        return (outer, line.summary) if one else (outer, line.slice.fixed)
+
+    for _, group in groupby(lines, key=alike):
+        members = list(group)
+        first, last = members[0].slice.fixed, members[-1].slice.fixed
+        where = [str(value) for _, value in first]
+        if first != last:
+            where[-1] = f"{where[-1]} to {last[-1][1]}"
+        yield tuple(where), members[0]
+
+
+def choices_table(section: Section) -> DisplayTable:
+    """The questions for which fewer than two choices were measured."""
+    rows = [
+        (question.name, ", ".join(question.measured) or "none")
+        for question in section.questions
+        if len(question.measured) < 2
+    ]
+    return DisplayTable("Questions with one measured choice", ("question", "choice"), tuple(rows))
+
+
+def cost_table(section: Section, baseline: str) -> DisplayTable:
+    """What the engine's baseline and the table cost against the best measured choice."""
+    rows = [
+        (question.name, str(cost.batches), *_cost(cost), cost.worst_batch,
+         *(_cost(question.tuned_cost) if question.tuned_cost else ("-", "-")))
+        for question in section.questions
+        if (cost := question.default_cost) is not None
+    ]  # fmt: skip
+    return DisplayTable(
+        title=f"Cost of the default ({baseline})",
+        columns=("question", "batches", "mean", "worst", "worst batch", "table mean",
+                 "table worst"),
+        rows=tuple(rows),
+        numeric=frozenset({1, 2, 3, 5, 6}),
+        note="Time over that of the best measured choice: geometric mean and worst. The columns "
+        "\"table\" are for the table's choices, on the batches that it was made from.",
+    )  # fmt: skip
+
+
+def cost_sentence(question: QuestionReport, baseline: str) -> str:
+    """What the engine's baseline costs, in one sentence."""
+    cost = question.default_cost
+    if cost is None:
+        return f"{baseline} takes a choice that was not measured."
+    if cost.worst <= 1:
+        return f"{baseline} takes the fastest choice on all {cost.batches} measured batches."
+    return (
+        f"{baseline} takes {cost.geomean:.2f}x as long as the best choice (geometric mean of "
+        f"{cost.batches} batches), {cost.worst:.2f}x on the worst batch ({cost.worst_batch})."
+    )
+
+
+def _cost(cost: Cost) -> tuple[str, str]:
+    return f"{cost.geomean:.3f}x", f"{cost.worst:.2f}x"
+
+
+def worst_table(
+    questions: Sequence[QuestionReport], baseline: str, most: int = _WORST
+) -> DisplayTable:
+    """The batches on which the engine's baseline costs most, `most` for each question."""
+    rows = []
+    for question in questions:
+        for cell, cost in worst_first(question.cells)[:most]:
+            assert cell.best is not None
+            taken, best = cell.times[cell.default], cell.times[cell.best]
+            rows.append(
+                (question.name, cell.word, cell.default, f"{taken.latency_us:.1f}",
+                 cell.best, f"{best.latency_us:.1f}", f"{cost:.2f}x")
+            )  # fmt: skip
+    return DisplayTable(
+        title=f"Where the default ({baseline}) costs most",
+        columns=("question", "batch", "default", "us", "best", "us", "cost"),
+        rows=tuple(rows),
+        numeric=frozenset({3, 5, 6}),
+    )
+
+
+def chunk_table(point: PointReport, baseline: str) -> DisplayTable:
+    """The fastest and the slowest chunk size for each prompt length."""
+    rows = []
+    for curve in point.chunks:
+        best, worst = curve.best, max(curve.points, key=lambda one: one.total_us)
+        by_baseline = "-" if best.default_us is None else _rate(curve.rate(best.default_us))
+        rows.append(
+            (str(curve.prompt), str(best.chunk), _rate(curve.rate(best.total_us)), by_baseline,
+             str(worst.chunk), _rate(curve.rate(worst.total_us)), ", ".join(best.arms))
+        )  # fmt: skip
+    return DisplayTable(
+        title=f"Chunk size ({point.point.name})",
+        columns=("prompt", "best chunk", "tokens/s", baseline, "worst chunk", "tokens/s", "arms"),
+        rows=tuple(rows),
+        numeric=frozenset(range(6)),
+        note=_chunk_note(point.chunks),
+    )
+
+
+def _rate(tokens_per_s: float) -> str:
+    return f"{tokens_per_s / 1e6:.3g} M"
+
+
+def _chunk_note(curves: Sequence[ChunkCurve]) -> str:
+    """What the rates are of, and the chunk size from which a limit forbids an arm."""
+    from_chunk: dict[str, tuple[int, str]] = {}
+    for curve in curves:
+        for one in curve.points:
+            for arm, clause in one.limits.items():
+                if arm not in from_chunk or one.chunk < from_chunk[arm][0]:
+                    from_chunk[arm] = one.chunk, clause
+    alike: dict[tuple[int, str], list[str]] = defaultdict(list)
+    for arm, limit in from_chunk.items():
+        alike[limit].append(arm)
+    limits = (
+        f"Chunks of {chunk} and more cannot run {' or '.join(arms)}: {clause}."
+        for (chunk, clause), arms in alike.items()
+    )
+    return " ".join(["One sequence, attention of one layer.", *limits])
+
+
+def roofline_table(section: Section, point: PointReport) -> DisplayTable:
+    """The rates that each arm achieves, as such and as a share of the measured ceilings."""
+    groups: dict[str, list[Achieved]] = defaultdict(list)
+    for one in point.achieved:
+        groups[one.arm].append(one)
+    return DisplayTable(
+        title=f"Achieved rates ({point.point.name})",
+        columns=("arm", "batches", "most TFLOP/s", "most TB/s", "median of roof", "best of roof",
+                 "bound by", "best batch"),
+        rows=tuple(_roof_row(arm, own) for arm, own in groups.items()),
+        numeric=frozenset(range(1, 6)),
+        note=_ceilings(section),
+    )  # fmt: skip
+
+
+def _roof_row(arm: str, own: Sequence[Achieved]) -> tuple[str, ...]:
+    ordered = sorted(own, key=lambda one: (one.share or 0.0, one.flops_per_s))
+    middle, best = ordered[len(ordered) // 2], ordered[-1]
+    shares = [share_text(one.share) for one in (middle, best)]
+    flops, moved = (max(rates) / 1e12 for rates in zip(
+        *((one.flops_per_s, one.bytes_per_s) for one in own), strict=True))  # fmt: skip
+    return (arm, str(len(own)), f"{flops:.3g}", f"{moved:.3g}", *shares, best.bound or "-",
+            best.batch)  # fmt: skip
+
+
+def _ceilings(section: Section) -> str:
+    ceilings = section.ceilings
+    if ceilings is None:
+        return "No ceilings: copy bandwidth and matrix rate of the device were not measured."
+    rates = ", ".join(f"{name} {peak / 1e12:.0f}" for name, peak in ceilings.flops_per_s.items())
+    return f"Measured: copy {ceilings.bytes_per_s / 1e12:.2f} TB/s, TFLOP/s of {rates}."
+
+
+def failure_table(section: Section) -> DisplayTable:
+    """Arms that failed or gave wrong results, and why."""
+    rows = [
+        (one.arm, one.status, str(len(one.batches)), one.batches[0], one.reason)
+        for one in section.failures
+    ]
+    return DisplayTable(
+        title="Arms that failed",
+        columns=("arm", "how", "batches", "first batch", "reason"),
+        rows=tuple(rows),
+        numeric=frozenset({2}),
+    )

@@ -1,0 +1,159 @@
+"""Flat tables over all sections of a report, as CSV or as pandas DataFrames."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from nsa_tune._errors import ExtraMissing, UnknownName
+from nsa_tune.reports.analysis.report import Report, Section
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["FLAT", "FlatTable", "Row", "as_csv", "frame"]
+
+Row = tuple[str | int | float | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FlatTable:
+    """Columns, and a function that gives the rows of a report."""
+
+    columns: tuple[str, ...]
+    rows: Callable[[Report], Iterator[Row]]
+
+
+_WHO = ("gpu", "model", "heads", "kv_layout")
+
+
+def _who(section: Section) -> Row:
+    key = section.key
+    return (key.gpu, key.model, key.heads, key.kv_layout)
+
+
+def _crossovers(report: Report) -> Iterator[Row]:
+    for section in report.sections:
+        for question in section.questions:
+            for line in question.lines:
+                along = line.slice
+                start = (*_who(section), question.name, str(along.mode), along.label)
+                for edge in line.edges:
+                    yield (*start, along.axis, edge.left, edge.right, edge.value, edge.low,
+                           edge.high, edge.limit)  # fmt: skip
+
+
+def _cells(report: Report) -> Iterator[Row]:
+    for section in report.sections:
+        for question in section.questions:
+            for cell in question.cells:
+                start = (*_who(section), question.name, cell.word)
+                end = (cell.choice or "", cell.verdict, cell.default)
+                for choice, time in cell.times.items():
+                    yield (*start, choice, time.arm, time.latency_us, time.low_us, time.high_us,
+                           time.samples, *end)  # fmt: skip
+
+
+def _costs(report: Report) -> Iterator[Row]:
+    for section in report.sections:
+        for question in section.questions:
+            costs = ((report.baseline, question.default_cost), ("table", question.tuned_cost))
+            for who, cost in costs:
+                if cost is not None:
+                    yield (*_who(section), question.name, who, cost.batches, cost.geomean,
+                           cost.worst, cost.worst_batch, cost.unmeasured)  # fmt: skip
+
+
+def _failures(report: Report) -> Iterator[Row]:
+    for section in report.sections:
+        for one in section.failures:
+            for batch in one.batches:
+                yield (*_who(section), one.point, batch, one.arm, one.status, one.reason)
+
+
+def _chunks(report: Report) -> Iterator[Row]:
+    for section in report.sections:
+        for point in section.points:
+            for curve in point.chunks:
+                for one in curve.points:
+                    yield (*_who(section), point.point.name, curve.prompt, one.chunk, one.total_us,
+                           one.default_us, " ".join(one.arms), one.extrapolated)  # fmt: skip
+
+
+def _roofline(report: Report) -> Iterator[Row]:
+    for section in report.sections:
+        for point in section.points:
+            for one in point.achieved:
+                yield (*_who(section), one.point, one.batch, one.arm, one.precision,
+                       one.intensity, one.flops_per_s, one.bytes_per_s, one.share,
+                       one.bound)  # fmt: skip
+
+
+FLAT = {
+    "crossovers": FlatTable(
+        (*_WHO, "question", "mode", "slice", "axis", "left", "right", "value", "low", "high",
+         "limit"),
+        _crossovers,
+    ),
+    "cells": FlatTable(
+        (*_WHO, "question", "batch", "choice", "arm", "latency_us", "low_us", "high_us",
+         "samples", "chosen", "verdict", "default"),
+        _cells,
+    ),
+    "costs": FlatTable(
+        (*_WHO, "question", "who", "batches", "geomean", "worst", "worst_batch", "unmeasured"),
+        _costs,
+    ),
+    "chunks": FlatTable(
+        (*_WHO, "point", "prompt", "chunk", "total_us", "default_us", "arms", "extrapolated"),
+        _chunks,
+    ),
+    "roofline": FlatTable(
+        (*_WHO, "point", "batch", "arm", "precision", "flops_a_byte", "flops_per_s",
+         "bytes_per_s", "share", "bound"),
+        _roofline,
+    ),
+    "failures": FlatTable((*_WHO, "point", "batch", "arm", "status", "reason"), _failures),
+}  # fmt: skip
+
+
+def as_csv(report: Report, name: str = "crossovers") -> str:
+    """The flat table `name` of `report` as CSV.
+
+    Raises:
+        UnknownName: when there is no such table.
+    """
+    table = _flat_table(name)
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(table.columns)
+    writer.writerows(table.rows(report))
+    return out.getvalue()
+
+
+def frame(report: Report, name: str) -> pd.DataFrame:
+    """The flat table `name` of `report` as a pandas DataFrame.
+
+    Times are microseconds; costs are ratios to the best measured choice.
+
+    Raises:
+        UnknownName: when there is no such table.
+        ExtraMissing: when pandas is not installed.
+    """
+    # Imported here because pandas loads slower than the rest of a report is made.
+    try:
+        import pandas as pd
+    except ModuleNotFoundError:
+        raise ExtraMissing.of("a DataFrame", "report") from None
+
+    table = _flat_table(name)
+    return pd.DataFrame(list(table.rows(report)), columns=list(table.columns))
+
+
+def _flat_table(name: str) -> FlatTable:
+    if name not in FLAT:
+        raise UnknownName.of("table", name, list(FLAT))
+    return FLAT[name]

@@ -1,0 +1,232 @@
+"""The cards of a page, by view: text and tables, and the data of the charts on them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from html import escape
+from typing import Any
+
+from nsa_tune.reports.analysis.crossovers import Line
+from nsa_tune.reports.analysis.report import QuestionReport, Report, Section
+from nsa_tune.reports.charts.figures import (
+    Chart,
+    chunk_chart,
+    cost_chart,
+    roofline_chart,
+    scatter_chart,
+)
+from nsa_tune.reports.charts.rows import facet_of
+from nsa_tune.reports.formats.display_tables import (
+    DisplayTable,
+    choices_table,
+    chunk_table,
+    cost_sentence,
+    cost_table,
+    crossover_table,
+    failure_table,
+    roofline_table,
+    worst_table,
+)
+from nsa_tune.reports.html.chart_data import line_panel, plot
+from nsa_tune.reports.html.markup import article, figure, heading, html_table, note
+
+__all__ = ["VIEWS", "Drawn", "cards_of"]
+
+VIEWS = {
+    "crossovers": "Crossovers",
+    "cost": "Default's cost",
+    "chunks": "Chunk size",
+    "roofline": "Roofline",
+    "failures": "Failures",
+}
+"""Name in the URL to the text on the button."""
+
+_WORST = 10
+
+
+@dataclass(slots=True)
+class Drawn:
+    """Data of the charts by card name, filled while the cards are written."""
+
+    panels: dict[str, Any] = field(default_factory=dict)
+    """Cards with a winner map, and the curves of a line to choose."""
+    plots: dict[str, Any] = field(default_factory=dict)
+    """Cards with one chart."""
+
+
+def cards_of(report: Report, number: int, drawn: Drawn | None) -> str:
+    """The cards of section `number`; without charts if `drawn` is None."""
+    section = report.sections[number]
+    start = f"t{number}"
+    cards = [
+        *_crossovers(section, start, report.baseline, drawn),
+        *_costs(section, start, report.baseline, drawn),
+        *_chunks(section, start, report.baseline, drawn),
+        *_rooflines(section, start, drawn),
+        _failures(section),
+    ]
+    return "".join(cards)
+
+
+def _chart(name: str, chart: Chart | None, caption: str, drawn: Drawn | None) -> tuple[str, str]:
+    """(name of the card, element of its chart); both empty where no chart is drawn."""
+    if drawn is None or chart is None:
+        return "", ""
+    drawn.plots[name] = plot(chart)
+    return name, f'<div class="charts" hidden>{figure("plot", caption)}</div>'
+
+
+# --- crossovers
+
+_SCATTER_CAPTION = (
+    "The fastest choice of each batch that is on no map, because its sequences are unequal or no "
+    "other batch shares its lengths. Batches at the same place are moved apart. Pale: tie or "
+    "unsure. Hollow: no other choice is allowed."
+)
+
+
+def _crossovers(section: Section, start: str, baseline: str, drawn: Drawn | None) -> Iterator[str]:
+    for point, question in _questions(section):
+        for i, lines in enumerate(question.line_groups):
+            name = f"{start}-{question.name}-{i}"
+            if drawn is not None:
+                drawn.panels[name] = line_panel(question, lines)
+            body = _panel(question, lines, baseline)
+            yield article("crossovers", body, name=name, point=point, question=question.name)
+        scatter = scatter_chart(question)
+        name, chart = _chart(f"{start}-{question.name}-batches", scatter, _SCATTER_CAPTION, drawn)
+        if chart:
+            body = f"<h3>{escape(question.name)}, other batches</h3>{chart}"
+            yield article("crossovers", body, name=name, point=point, question=question.name)
+    table = choices_table(section)
+    if table.rows:
+        yield article("crossovers", heading(table) + html_table(table))
+
+
+def _questions(section: Section) -> Iterator[tuple[str, QuestionReport]]:
+    """(point's name, question), for every question."""
+    for point in section.points:
+        for question in point.questions:
+            yield point.point.name, question
+
+
+def _panel(question: QuestionReport, lines: tuple[Line, ...], baseline: str) -> str:
+    table = crossover_table(question.name, lines)
+    return (
+        f"<h3>{escape(table.title)}</h3><p>{escape(cost_sentence(question, baseline))}</p>"
+        f'<div class="charts two" hidden>'
+        f'<p class="pick"><label>Line <select class="line">{_options(lines)}</select></label> '
+        f'<output class="sentence"></output></p>{figure("map")}{figure("curves")}</div>'
+        f"{note(table.note)}{html_table(table)}"
+    )
+
+
+def _options(lines: tuple[Line, ...]) -> str:
+    groups: dict[str, list[str]] = {}
+    for i, line in enumerate(lines):
+        option = f'<option value="{i}">{escape(line.slice.label or "all")}</option>'
+        groups.setdefault(facet_of(line), []).append(option)
+    return "".join(
+        f'<optgroup label="{escape(facet)}">{"".join(members)}</optgroup>'
+        for facet, members in groups.items()
+    )
+
+
+# --- what the default costs
+
+
+def _costs(section: Section, start: str, baseline: str, drawn: Drawn | None) -> Iterator[str]:
+    table = cost_table(section, baseline)
+    if not table.rows:
+        yield article("cost", "<p>Nothing to compare: no batch was measured with two choices, or "
+                      f"what {escape(baseline)} takes was not measured.</p>")  # fmt: skip
+        return
+    yield article("cost", heading(table) + html_table(table))
+    caption = (
+        f"{baseline}'s time over that of the best choice, one point for each measured batch. "
+        "Colour and shape show the best choice. At 1 the default is the best."
+    )
+    for point, question in _questions(section):
+        worst = _without_question(worst_table([question], baseline, _WORST))
+        name, chart = _chart(f"{start}-cost-{question.name}", cost_chart(question), caption, drawn)
+        if not worst.rows and not chart:
+            continue
+        listed = f"<div>{note('The worst batches first:')}{html_table(worst)}</div>"
+        body = (
+            f"<h3>{escape(question.name)}</h3><p>{escape(cost_sentence(question, baseline))}</p>"
+            f'<div class="beside">{chart}{listed if worst.rows else ""}</div>'
+        )
+        yield article("cost", body, name=name, point=point, question=question.name)
+
+
+def _without_question(table: DisplayTable) -> DisplayTable:
+    """`table` without the column of the question, which the card's title names."""
+    return replace(
+        table,
+        columns=table.columns[1:],
+        rows=tuple(row[1:] for row in table.rows),
+        numeric=frozenset(column - 1 for column in table.numeric),
+    )
+
+
+# --- chunk sizes
+
+_CHUNK_CAPTION = (
+    "Prompt tokens a second through the attention of one layer, one sequence. Big mark: the best "
+    "chunk size of the prompt. Hollow mark: extrapolated beyond the measured batches."
+)
+
+
+def _chunks(section: Section, start: str, baseline: str, drawn: Drawn | None) -> Iterator[str]:
+    found = [point for point in section.points if point.chunks]
+    for point in found:
+        name, chart = _chart(
+            f"{start}-chunks-{point.point.name}",
+            chunk_chart(point, baseline),
+            _CHUNK_CAPTION,
+            drawn,
+        )
+        table = chunk_table(point, baseline)
+        body = heading(table) + chart + html_table(table)
+        yield article("chunks", body, name=name, point=point.point.name)
+    if not found:
+        yield article(
+            "chunks",
+            "<p>The measured batches hold no prompt that is longer than one chunk. (A run skips "
+            "batches with only one allowed choice.)</p>",
+        )
+
+
+# --- roofline and failures
+
+
+def _rooflines(section: Section, start: str, drawn: Drawn | None) -> Iterator[str]:
+    found = [point for point in section.points if point.achieved]
+    for point in found:
+        name, chart = _chart(
+            f"{start}-roofline-{point.point.name}", roofline_chart(section, point),
+            _roofline_caption(section), drawn,
+        )  # fmt: skip
+        table = roofline_table(section, point)
+        body = heading(table) + chart + html_table(table)
+        yield article("roofline", body, name=name, point=point.point.name)
+    if not found:
+        yield article("roofline", "<p>The work of the measured arms is not known.</p>")
+
+
+def _roofline_caption(section: Section) -> str:
+    words = (
+        "One point for each measured batch and arm: the least work that the arm must do, over its "
+        "time."
+    )
+    if section.ceilings is None:
+        return words
+    return f"{words} Grey: the copy bandwidth and matrix rate measured on this device."
+
+
+def _failures(section: Section) -> str:
+    table = failure_table(section)
+    if not table.rows:
+        return article("failures", "<p>No arm failed, and none gave a wrong result.</p>")
+    return article("failures", heading(table) + html_table(table))

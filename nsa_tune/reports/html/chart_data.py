@@ -1,0 +1,77 @@
+"""The data that the page's script draws charts from: specs and rows, in few bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from nsa_tune.reports.analysis.crossovers import Line
+from nsa_tune.reports.analysis.report import QuestionReport
+from nsa_tune.reports.charts.figures import Chart, axis_titles, line_curves, most_telling
+from nsa_tune.reports.charts.rows import (
+    edge_rows,
+    estimate_rows,
+    facet_of,
+    map_cells,
+    map_rows,
+    map_size,
+    time_rows,
+)
+from nsa_tune.reports.charts.theme import Rows
+from nsa_tune.reports.charts.winner_map import winner_map
+
+__all__ = ["line_panel", "plot"]
+
+
+def line_panel(question: QuestionReport, lines: tuple[Line, ...]) -> dict[str, Any]:
+    """The winner maps of `lines`, and the curves of each.
+
+    Each measured time is stored once; the script makes both the points of the curves and the
+    tooltips of the map from it.
+    """
+    placed = list(map_cells({cell.batch: cell for cell in question.cells}, lines))
+    cells = map_rows(placed)
+    return {
+        "map": winner_map(*axis_titles(lines), question.measured, *map_size(cells)),
+        "cells": _columns(cells),
+        "times": _columns(
+            [{"cell": i, **row} for i, (_, _, cell) in enumerate(placed) for row, _ in
+             time_rows(cell)]
+        ),
+        "curves": line_curves(question, lines),
+        "first": most_telling(lines),
+        "lines": [
+            {
+                "facet": facet_of(line),
+                "y": line.slice.fixed[-1][1],
+                "label": line.slice.label,
+                "sentence": line.summary,
+                "estimates": _columns(
+                    sorted(estimate_rows(line), key=lambda row: (row["choice"], row["x"]))
+                ),
+                "edges": _columns(edge_rows(line)),
+            }
+            for line in lines
+        ],
+    }  # fmt: skip
+
+
+def plot(chart: Chart) -> dict[str, Any]:
+    """One chart with its rows."""
+    rows = {name: _columns(some) for name, some in chart.rows.items()}
+    return {"spec": chart.spec, "rows": rows}
+
+
+def _columns(rows: Rows) -> dict[str, Any]:
+    """`rows` as columns: field names occur once, and similar neighbours compress well."""
+    return {field: _column([row[field] for row in rows]) for field in (rows[0] if rows else ())}
+
+
+def _column(values: Sequence[Any]) -> Any:
+    """The values; repeated texts as indices into a list of the different ones."""
+    if not all(isinstance(value, str) for value in values):
+        return values
+    words = {word: i for i, word in enumerate(dict.fromkeys(values))}
+    if len(words) == len(values):
+        return values
+    return {"words": list(words), "at": [words[value] for value in values]}

@@ -1,1 +1,0 @@
-"""How a report is written: terminal, Markdown, CSV, JSON, pictures."""

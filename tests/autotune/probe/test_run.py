@@ -1,0 +1,125 @@
+"""`nsa-tune probe`: what is found on a fake limit, and what is stored."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from nsa_tune._errors import MachineUnfit, UnknownName
+from nsa_tune.autotune.probe import run as probing
+from nsa_tune.autotune.probe.run import Limit, ProbeRequest, probe
+from nsa_tune.autotune.probe.tries import Try
+from nsa_tune.backend.libraries.probed import PROBED
+from nsa_tune.db.reader import read_database
+from nsa_tune.db.store import Store
+from tests.autotune import fake_limits
+from tests.autotune.fake_limits import LIMIT
+from tests.records import ok
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(autouse=True)
+def importable_children(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+
+
+def fake(name: str) -> str:
+    return f"{fake_limits.__name__}:{name}"
+
+
+def limit_of(trial: str, **changes: object) -> dict[str, Limit]:
+    one = Limit("rows", fake(trial), 32, lambda setting: 64, lambda setting: 36)
+    return {"rows": replace(one, **changes)}  # type: ignore[arg-type]
+
+
+def request(tmp_path: Path, **changes: object) -> ProbeRequest:
+    made = ProbeRequest(tmp_path / "nsa-tune.db", device="cpu", model="tiny")
+    return replace(made, **changes)  # type: ignore[arg-type]
+
+
+def stored(tmp_path: Path) -> dict[str, int]:
+    """What the database keeps under its one key."""
+    with Store.open(tmp_path / "nsa-tune.db") as store:
+        rows = store._db.execute("SELECT name, value FROM limits").fetchall()
+    return dict(rows)
+
+
+@pytest.mark.parametrize("blind", [False, True])
+def test_a_limit_is_stored_and_the_try_past_it_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, blind: bool
+) -> None:
+    monkeypatch.setattr(probing, "LIMITS", limit_of("segfaults"))
+    seen: list[Try] = []
+
+    class Progress:
+        def tried(self, name: str, one: Try) -> None:
+            assert name == "rows"
+            seen.append(one)
+
+    (one,) = probe(request(tmp_path, blind=blind), Progress())
+
+    assert (one.found.limit, one.formula) == (LIMIT, 36)
+    assert one.found.past is not None
+    assert "SIGSEGV" in one.found.past.words
+    assert list(one.found.tries) == seen
+    assert [each.size for each in seen][:2] == ([32, 64] if blind else [36, 37])
+    assert stored(tmp_path) == {"rows": LIMIT}
+
+
+def test_a_slow_kernel_stores_its_time_and_a_dead_one_the_other_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both = {"time_trial": fake("dear"), "time_name": "rows_ns", "also": "deadly_rows"}
+    monkeypatch.setattr(probing, "LIMITS", limit_of("wrong", **both))
+    (one,) = probe(request(tmp_path))
+    # 38 rows for 114 us instead of 37.
+    assert one.ns_per_row == round((3 * 38 - 37) * 1e3 / 38)
+    assert stored(tmp_path) == {"rows": LIMIT, "rows_ns": one.ns_per_row}
+
+    monkeypatch.setattr(probing, "LIMITS", limit_of("exits", **both))
+    (one,) = probe(request(tmp_path))
+    assert one.ns_per_row is None
+    assert stored(tmp_path)["deadly_rows"] == LIMIT
+
+
+def test_nothing_is_stored_when_memory_runs_out_or_every_size_succeeds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(probing, "LIMITS", limit_of("memory"))
+    probe(request(tmp_path))
+    monkeypatch.setattr(probing, "LIMITS", limit_of("segfaults", most=lambda setting: LIMIT - 2))
+    (one,) = probe(request(tmp_path))
+
+    assert one.found.past is None
+    assert stored(tmp_path) == {}
+
+
+def test_a_stored_limit_is_in_the_table_of_its_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(probing, "LIMITS", limit_of("raises"))
+    probe(request(tmp_path))
+    path = tmp_path / "nsa-tune.db"
+    with Store.open(path) as store:
+        run = store._db.execute("SELECT max(id) FROM runs").fetchone()[0]
+        store.add(run, [ok("extend:0+128")])
+
+    (table,) = read_database(path)
+    assert table.limits == {"rows": LIMIT}
+
+
+def test_a_cpu_has_nothing_to_probe_and_unknown_limits_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(MachineUnfit, match="nothing to probe"):
+        probe(request(tmp_path))
+    with pytest.raises(UnknownName, match="deep_gemm_metadata_rows"):
+        probe(request(tmp_path, limits=("depth",)))
+
+
+def test_guards_use_every_limit() -> None:
+    named = {
+        name for one in probing.LIMITS.values() for name in (one.name, one.time_name, one.also)
+    }
+    assert named - {""} == set(PROBED)

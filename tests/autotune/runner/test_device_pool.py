@@ -1,0 +1,326 @@
+"""The device pool: devices share the batches, also when one breaks, and are compared."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import pytest
+
+from nsa_tune import MachineUnfit
+from nsa_tune.autotune.bench.ceilings import POINT as CEILINGS
+from nsa_tune.autotune.bench.job import Job
+from nsa_tune.autotune.runner.device_pool import DevicePool, PooledDevice
+from nsa_tune.autotune.runner.progress import Incident, NoProgress
+from nsa_tune.autotune.runner.run import RunRequest, run
+from nsa_tune.autotune.runner.sweep import Sweep
+from nsa_tune.autotune.search.exhaustive import Exhaustive
+from nsa_tune.autotune.worker.executor import JobUpdate
+from nsa_tune.autotune.worker.messages import Ready
+from nsa_tune.backend.types.batch import Batch
+from nsa_tune.backend.types.layouts import KVLayout
+from nsa_tune.backend.types.point import Point, Setting
+from nsa_tune.backend.types.profiles import profile_of
+from nsa_tune.backend.types.records import Key, Measurement, Status
+from nsa_tune.db.store import Store
+from tests.autotune.fake_point import MANY
+from tests.records import DEVICE, KEY
+
+SETTING = Setting(profile_of("deepseek-v3.2"), 128, KVLayout.FP8_PACKED, DEVICE)
+POINT = MANY["runnable"]
+BATCHES = 40
+CEILING = Measurement(CEILINGS, "copy:1", "copy", Status.OK, 1.0, 1.0, 1.0, 8)
+
+
+class Scripted:
+    """A device whose jobs take some calls of `advance`, and which breaks after some jobs."""
+
+    connection: Connection | None = None
+
+    def __init__(self, unit: str, slowness: float = 1.0, calls: int = 1, lives: int = 10**6):
+        self.unit, self.slowness, self.calls, self.lives = unit, slowness, calls, lives
+        self.job: Job | None = None
+        self.closed = False
+        self.ceiling_calls = self.ceilings = 0
+        self._left = 0
+
+    def ready(self) -> Ready:
+        return Ready(SETTING, KEY, self.unit)
+
+    def begin_ceilings(self) -> None:
+        self.ceiling_calls = self.calls
+
+    def begin(self, job: Job) -> None:
+        self.job, self._left = job, self.calls
+
+    def advance(self) -> JobUpdate | None:
+        if self.lives == 0:
+            raise MachineUnfit(f"{self.unit} fell off the bus")
+        if self.ceiling_calls:
+            self.ceiling_calls -= 1
+            self.ceilings += not self.ceiling_calls
+            return None if self.ceiling_calls else JobUpdate([CEILING], finished=True)
+        assert self.job is not None
+        self._left -= 1
+        if self._left > 0:
+            return None
+        self.lives -= 1
+        rows = [
+            Measurement(
+                self.job.point.name, str(self.job.batch), arm.name, Status.OK,
+                time := self.slowness * self.job.batch.kv_tokens, time, time, 8,
+            )
+            for arm in self.job.arms
+        ]  # fmt: skip
+        self.job = None
+        return JobUpdate(rows, finished=True)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Listener(NoProgress):
+    """Records the calls."""
+
+    def __init__(self) -> None:
+        self.incidents: list[Incident] = []
+        self.counts: list[tuple[int, int]] = []
+
+    def batch(
+        self, done: int, total: int, point: Point, batch: Batch, rows: Sequence[Measurement],
+        seconds: float,
+    ) -> None:  # fmt: skip
+        self.counts.append((done, total))
+
+    def incident(self, incident: Incident) -> None:
+        self.incidents.append(incident)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with Store.open(tmp_path / "t.db") as store:
+        yield store
+
+
+Make = Callable[..., tuple[DevicePool, Sweep, Listener]]
+
+
+@pytest.fixture
+def pool(store: Store) -> Make:
+    def make(*executors: Scripted, ceilings: bool = False) -> tuple[DevicePool, Sweep, Listener]:
+        devices = [executor.ready() for executor in executors]
+        arguments = {"fresh": False, "ceilings": ceilings}
+        sweep = Sweep(devices, [POINT], store, arguments, Exhaustive)
+        pooled = [PooledDevice(executor, sweep, executor.unit) for executor in executors]
+        listener = Listener()
+        return DevicePool(pooled, listener), sweep, listener
+
+    return make
+
+
+def stored(store: Store, key: Key = KEY) -> Counter[tuple[str, str]]:
+    return Counter((row.batch, row.arm) for row in store.table(key).measurements)
+
+
+def test_devices_share_the_batches_and_each_row_is_stored_once(pool: Make, store: Store) -> None:
+    runner, sweep, listener = pool(Scripted("A"), Scripted("B"))
+
+    assert runner.measure(None) == "done"
+
+    assert len(stored(store)) == sweep.measured == 2 * BATCHES
+    assert sum(unit.batches for unit in sweep.device_reports()) == BATCHES
+    assert listener.counts == [(done, BATCHES) for done in range(1, BATCHES + 1)]
+
+
+def test_no_device_waits_for_the_disk(store: Store) -> None:
+    class Watching(Scripted):
+        def begin(self, job: Job) -> None:
+            on_disk.append(sweep.measured)
+            super().begin(job)
+
+    on_disk: list[int] = []
+    executor = Watching("A")
+    sweep = Sweep([executor.ready()], [POINT], store, {"fresh": False}, Exhaustive)
+
+    assert DevicePool([PooledDevice(executor, sweep, "A")], NoProgress()).measure(None) == "done"
+
+    assert on_disk == [2 * max(batch - 1, 0) for batch in range(BATCHES)]
+    assert sweep.measured == 2 * BATCHES
+
+
+def test_one_device_measures_the_ceilings_while_the_others_measure_batches(
+    pool: Make, store: Store
+) -> None:
+    one, two = Scripted("a", calls=10), Scripted("b")
+    told, sweep, _ = pool(one, two, ceilings=True)
+
+    assert told.measure(None) == "done"
+    assert (one.ceilings, two.ceilings) == (1, 0)
+    assert stored(store)["copy:1", "copy"] == 1
+    counts = {unit.unit: unit.batches for unit in sweep.device_reports()}
+    assert counts["b"] > counts["a"]
+
+
+def test_the_ceilings_of_a_device_that_breaks_are_measured_by_another(
+    pool: Make, store: Store
+) -> None:
+    one, two = Scripted("a", lives=0), Scripted("b")
+    told, _, _ = pool(one, two, ceilings=True)
+
+    assert told.measure(None) == "done"
+    assert two.ceilings == 1
+    assert stored(store)["copy:1", "copy"] == 1
+
+
+def test_a_slow_device_gets_fewer_batches(pool: Make) -> None:
+    runner, sweep, _ = pool(Scripted("A"), Scripted("B", calls=4))
+
+    runner.measure(None)
+
+    fast, slow = (unit.batches for unit in sweep.device_reports())
+    assert fast + slow == BATCHES
+    assert 3 * slow < fast
+
+
+def test_a_device_that_is_out_of_line_is_found_by_batches_that_all_measured(pool: Make) -> None:
+    runner, sweep, _ = pool(Scripted("A"), Scripted("B", 1.1), Scripted("C", 1.01))
+
+    runner.measure(None)
+
+    ratios = {unit.unit: unit.ratio for unit in sweep.device_reports()}
+    assert ratios == pytest.approx({"A": 1 / 1.01, "B": 1.1 / 1.01, "C": 1.0})
+    assert [unit.unit for unit in sweep.device_reports() if unit.out_of_line] == ["B"]
+
+
+def test_of_two_devices_each_is_compared_with_the_other(pool: Make) -> None:
+    runner, sweep, _ = pool(Scripted("A"), Scripted("B", 1.04))
+
+    runner.measure(None)
+
+    assert [unit.ratio for unit in sweep.device_reports()] == pytest.approx([1 / 1.04, 1.04])
+
+
+def test_a_single_device_has_no_ratio(pool: Make) -> None:
+    runner, sweep, _ = pool(Scripted("A"))
+
+    runner.measure(None)
+
+    assert [(unit.batches, unit.ratio) for unit in sweep.device_reports()] == [(BATCHES, None)]
+
+
+def test_the_work_of_a_device_that_breaks_is_done_by_the_others(pool: Make, store: Store) -> None:
+    broken = Scripted("B", lives=7)
+    runner, _, listener = pool(Scripted("A"), broken)
+
+    assert runner.measure(None) == "done"
+
+    assert len(stored(store)) == 2 * BATCHES
+    assert broken.closed
+    assert [incident.kind for incident in listener.incidents] == ["unit_dropped"]
+    assert "B is left out: B fell off the bus" in listener.incidents[0].text
+
+
+def test_a_device_whose_worker_cannot_be_killed_is_left_out_too(pool: Make, store: Store) -> None:
+    class Stuck(Scripted):
+        def close(self) -> None:
+            raise MachineUnfit("the worker hangs in the driver")
+
+    runner, _, listener = pool(Scripted("A"), Stuck("B", lives=7))
+
+    assert runner.measure(None) == "done"
+    assert len(stored(store)) == 2 * BATCHES
+    assert [incident.kind for incident in listener.incidents] == ["unit_dropped"]
+
+
+def test_when_the_last_device_breaks_the_run_ends_and_keeps_its_rows(
+    pool: Make, store: Store
+) -> None:
+    runner, sweep, _ = pool(Scripted("A", lives=3), Scripted("B", lives=5))
+
+    with pytest.raises(MachineUnfit, match="fell off the bus"):
+        runner.measure(None)
+
+    sweep.writer.flush()
+    assert len(stored(store)) == 2 * sum(unit.batches for unit in sweep.device_reports()) > 0
+
+
+@pytest.mark.parametrize("error", [MachineUnfit("a broken context"), KeyboardInterrupt()])
+def test_what_was_finished_before_a_run_fails_is_stored_and_reported(
+    pool: Make, store: Store, error: BaseException
+) -> None:
+    class Broken(Scripted):
+        jobs = 0
+
+        def begin(self, job: Job) -> None:
+            self.jobs += 1
+            if self.jobs == 4:
+                raise error
+            super().begin(job)
+
+    runner, _, listener = pool(Broken("A"))
+
+    with pytest.raises(type(error)):
+        runner.measure(None)
+
+    assert [done for done, _ in listener.counts] == [1, 2, 3]
+    assert len(stored(store)) == 6
+
+
+def test_a_budget_lets_every_device_finish_its_batch(pool: Make, store: Store) -> None:
+    runner, sweep, _ = pool(Scripted("A"), Scripted("B"))
+
+    assert runner.measure(0.0) == "budget"
+
+    assert 0 < len(stored(store)) == 2 * sum(unit.batches for unit in sweep.device_reports()) <= 8
+
+
+def test_a_schedule_that_ends_early_is_done_and_not_out_of_budget(store: Store) -> None:
+    """An adaptive schedule does not know how many jobs are left before its last one is done."""
+
+    class Guessing(Exhaustive):
+        def remaining(self) -> int:
+            return 18
+
+    executor = Scripted("A")
+    sweep = Sweep([executor.ready()], [POINT], store, {"fresh": False}, Guessing)
+    runner = DevicePool([PooledDevice(executor, sweep, "A")], NoProgress())
+
+    assert runner.measure(None) == "done"
+    assert sweep.measured == 2 * BATCHES
+
+
+def test_devices_of_different_models_have_separate_sweeps(store: Store) -> None:
+    class Other(Scripted):
+        def ready(self) -> Ready:
+            return Ready(SETTING, replace(KEY, gpu="NVIDIA H200"), self.unit)
+
+    pooled = []
+    for executor in (Scripted("A"), Other("B")):
+        sweep = Sweep([executor.ready()], [POINT], store, {"fresh": False}, Exhaustive)
+        pooled.append(PooledDevice(executor, sweep, executor.unit))
+
+    assert DevicePool(pooled, NoProgress()).measure(None) == "done"
+
+    assert len(stored(store)) == 2 * BATCHES
+    assert stored(store) == stored(store, replace(KEY, gpu="NVIDIA H200"))
+
+
+@pytest.mark.slow
+def test_two_workers_on_a_cpu_share_a_run(tmp_path: Path) -> None:
+    request = RunRequest(tmp_path / "t.db", device="cpu")
+
+    result = run(request, registry="tests.autotune.fake_point:MANY", devices=["cpu", "cpu"])
+
+    alone = run(
+        replace(request, database=tmp_path / "alone.db", isolate=False),
+        registry="tests.autotune.fake_point:MANY",
+    )
+    assert {(row.batch, row.arm) for row in result.table.measurements} == {
+        (row.batch, row.arm) for row in alone.table.measurements
+    }
+    assert [unit.unit for unit in result.units] == ["cpu", "cpu/1"]
+    assert all(unit.batches > 0 and unit.ratio is not None for unit in result.units)
+    assert sum(unit.batches for unit in result.units) == len(alone.table.measurements) / 2

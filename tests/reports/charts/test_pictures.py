@@ -1,0 +1,99 @@
+"""Charts as files, without a browser."""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from nsa_tune._errors import ExtraMissing, NsaTuneError
+from nsa_tune.reports.analysis.report import build
+from nsa_tune.reports.charts.figures import Figure, figures_of
+from nsa_tune.reports.charts.pictures import as_png, as_svg, write_pictures
+from nsa_tune.reports.charts.theme import PAGES
+from tests.reports.synthetic import real_table
+
+pytest.importorskip("vl_convert")
+
+
+@pytest.fixture(scope="module")
+def figures() -> dict[str, Figure]:
+    report = build([real_table(ceilings=True)])
+    return {figure.name: figure for figure in figures_of(report)}
+
+
+def test_every_kind_of_chart_is_a_figure(figures: dict[str, Figure]) -> None:
+    assert figures.keys() >= {
+        "prefill-path-map-4-sequences", "prefill-path-curves-prefix-1024",
+        "prefill-path-overview", "prefill-path-cost", "prefill-chunk-size", "prefill-roofline",
+        "indexer-layout-map-next-n-2", "indexer-layout-overview", "indexer-layout-roofline",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("theme", PAGES)
+@pytest.mark.parametrize(
+    "name", ["prefill-path-overview", "prefill-chunk-size", "prefill-path-cost", "prefill-roofline"]
+)
+def test_an_svg_is_whole_and_stands_on_its_themes_page(
+    figures: dict[str, Figure], name: str, theme: str
+) -> None:
+    svg = as_svg(figures[name].spec, theme)
+
+    root = ElementTree.fromstring(svg)
+    assert root.tag.endswith("svg")
+    assert len(re.findall("<path", svg)) > 20
+    assert f'fill="{PAGES[theme]}"' in svg
+    assert "NaN" not in svg
+
+
+def test_an_overview_names_the_line_that_it_shows(figures: dict[str, Figure]) -> None:
+    svg = as_svg(figures["prefill-path-overview"].spec)
+
+    assert re.search(r"prefill_path, prefix \d+: mla until \d+ new tokens", svg)
+    assert "NVIDIA H100 80GB HBM3, deepseek-v3.2, 128 local heads, fp8_packed" in svg
+
+
+def test_a_png_is_one(figures: dict[str, Figure]) -> None:
+    assert as_png(figures["prefill-path-cost"].spec).startswith(b"\x89PNG\r\n")
+
+
+def test_pictures_are_written_by_name(figures: dict[str, Figure], tmp_path: Path) -> None:
+    some = [figures["prefill-path-cost"], figures["prefill-chunk-size"]]
+
+    paths = list(write_pictures(some, tmp_path / "new", "svg"))
+
+    assert [path.name for path in paths] == ["prefill-path-cost.svg", "prefill-chunk-size.svg"]
+    assert all(path.read_text(encoding="utf-8").startswith("<svg") for path in paths)
+
+
+def test_a_place_that_cannot_be_written_is_a_sentence(
+    figures: dict[str, Figure], tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+
+    with pytest.raises(NsaTuneError, match="give another directory with --out"):
+        list(write_pictures([figures["prefill-path-cost"]], tmp_path / "file" / "x", "svg"))
+
+
+def test_names_from_a_database_make_harmless_file_names() -> None:
+    table = real_table(points=("indexer_layout",))
+    hostile = replace(table, key=replace(table.key, gpu="../../etc/<b>\x00'"))
+
+    names = [figure.name for figure in figures_of(build([table, hostile]))]
+
+    assert len(set(names)) == len(names)
+    assert all(re.fullmatch(r"[a-z0-9.-]+", name) for name in names)
+    assert not any(name.startswith(".") for name in names)
+
+
+def test_without_vl_convert_the_error_names_the_extra(
+    figures: dict[str, Figure], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "vl_convert", None)
+
+    with pytest.raises(ExtraMissing, match=r"pip install 'nsa-tune\[report\]'"):
+        as_svg(figures["prefill-path-cost"].spec)
