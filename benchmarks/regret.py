@@ -30,6 +30,7 @@ from nsa_tune.backend.costmodel.regret import regret
 from nsa_tune.backend.dispatch.table_planner import Match
 from nsa_tune.backend.points import POINTS, points_for
 from nsa_tune.backend.types.point import Arm, Point, Question, Setting
+from nsa_tune.backend.types.profiles import profile_of
 from nsa_tune.backend.types.records import Measurement, Status, Table
 from nsa_tune.db.reader import read_text
 
@@ -124,7 +125,8 @@ def drawn(
 def cells(table: Table, point: str, question: Question) -> Iterator[Cell]:
     """The batches of `table` on which `question` of the point called `point` has a choice."""
     times: dict[str, dict[str, float]] = {}
-    for row in table.measurements:
+    layers = profile_of(table.key.model).alike
+    for row in (one.amortised(layers) for one in table.measurements):
         if row.point == point and row.status is Status.OK and row.latency_us is not None:
             times.setdefault(row.batch, {})[row.arm] = row.latency_us
     for word, by_arm in times.items():

@@ -52,6 +52,7 @@ def _measurements(draw: st.DrawFn) -> Measurement:
         draw(_hostile), draw(_hostile), draw(_hostile), status,
         draw(number), draw(number), draw(number), draw(st.integers(0, 10**6)),
         draw(st.none() | _rounded | st.just(float("inf"))), draw(_hostile),
+        pass_us=draw(st.none() | _rounded | st.just(0.0)),
     )  # fmt: skip
 
 

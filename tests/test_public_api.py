@@ -51,6 +51,8 @@ def test_a_plan_has_these_fields() -> None:
         "indexer_layout",
         "decode",
         "indexer_metadata",
+        "indexer_prefill",
+        "indexer_topk",
         "topk_transform",
         "dequantize_prefix",
         "skip_topk",
@@ -79,6 +81,7 @@ def test_the_dispatcher_is_opened_like_this() -> None:
 
     assert list(parameters) == [
         "db", "gpu", "model", "heads", "kv_dtype", "strict", "baseline", "demote_failed",
+        "layers",
     ]  # fmt: skip
     assert list(inspect.signature(nsa_tune.Dispatcher.captured).parameters)[1:] == [
         "batch_size",

@@ -185,12 +185,40 @@ _WEIGHTS = """
     )
     """
 
+
+def costs_of_a_pass(db: Database) -> None:
+    """What an arm takes once a pass, apart from what it takes in each layer."""
+    for statement in _COSTS_OF_A_PASS:
+        db.execute(statement)
+
+
+_COSTS_OF_A_PASS = (
+    "ALTER TABLE measurements ADD COLUMN pass_us REAL CHECK (pass_us IS NULL OR pass_us >= 0)",
+    "DROP VIEW newest",
+    """
+    CREATE VIEW newest AS
+    SELECT measurement_id, run_id, key_id, gpu, driver, libraries, model, heads, kv_layout,
+        protocol, point, batch, arm, status, latency_us, low_us, high_us, samples, error, reason,
+        measured_at, discarded, pass_us
+    FROM (
+        SELECT measurements.id AS measurement_id, measurements.*, runs.key_id,
+            row_number() OVER (
+                PARTITION BY runs.key_id, point, batch, arm
+                ORDER BY measured_at DESC, measurements.id DESC
+            ) AS place
+        FROM measurements JOIN runs ON runs.id = measurements.run_id
+    ) JOIN keys ON keys.id = key_id
+    WHERE place = 1
+    """,
+)
+
 MIGRATIONS: tuple[Callable[[Database], None], ...] = (
     first_schema,
     views,
     discarded_samples_and_checks,
     probed_limits,
     fitted_weights,
+    costs_of_a_pass,
 )
 """Step i makes schema i + 1."""
 

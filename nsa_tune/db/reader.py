@@ -44,7 +44,7 @@ __all__ = [
     "tables_of",
 ]
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 """The newest database schema that this version reads and writes."""
 
 _SHIPPED = Path(__file__).parent.parent / "tables"
@@ -61,6 +61,8 @@ _LIMITS = (
     "SELECT name, value FROM limits JOIN runs ON runs.id = run_id WHERE key_id = ? "
     "ORDER BY found_at, limits.id"
 )
+_PASS_SINCE = 6
+"""The schema that has what an arm takes once a pass."""
 _WEIGHTS_SINCE = 5
 """The schema that keeps weights."""
 _WEIGHTS = "SELECT rows, newest_id, stamp, points, measured_at FROM weights WHERE key_id = ?"
@@ -414,8 +416,10 @@ def table_of(connection: sqlite3.Connection, path: Path, number: int, key: Key) 
         ValueError: when a row is not what nsa-tune writes.
     """
     # A database that only an older version has written is read as it is.
-    discarded = "discarded" if schema_version(connection, path) >= _DISCARDED_SINCE else "0"
-    *columns, measured_at = newest_columns(connection, number, discarded)
+    version = schema_version(connection, path)
+    discarded = "discarded" if version >= _DISCARDED_SINCE else "0"
+    pass_us = "pass_us" if version >= _PASS_SINCE else "NULL"
+    *columns, measured_at = newest_columns(connection, number, discarded, pass_us)
     newest = max(map(str, measured_at), default="")
     head = _head_of(connection, path, number, key, newest)
     return replace(head, measurements=checked_measurements(columns))

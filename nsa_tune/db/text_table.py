@@ -45,12 +45,14 @@ __all__ = [
     "read_text",
 ]
 
-_FORMAT, _VERSION = "nsa-tune-table", 1
+_FORMAT, _VERSIONS = "nsa-tune-table", ("1", "2")
+"""The second has what an arm takes once a pass."""
 _DEVICE_NUMBERS = ("sms", "shared_memory_optin", "memory", "l2")
 _COLUMNS = (
     "point", "batch", "arm", "status", "latency_us", "low_us", "high_us", "samples", "error",
     "reason",
 )  # fmt: skip
+_PASS = "pass_us"
 _LIMIT = "limit "
 _WEIGHTS = "weights"
 _NOTHING = "-"
@@ -67,7 +69,7 @@ _UNESCAPES = {letter: character for character, letter in _ESCAPES.items()} | {"-
 def checked_measurement(
     point: object, batch: object, arm: object, status: object, latency_us: object,
     low_us: object, high_us: object, samples: object, error: object, reason: object,
-    discarded: object = 0,
+    discarded: object = 0, pass_us: object = None,
 ) -> Measurement:  # fmt: skip
     """The measurement of one stored row.
 
@@ -94,12 +96,13 @@ def checked_measurement(
     if known is Status.OK and (latency is None or low is None or high is None):
         raise ValueError("a successful measurement needs a latency and its interval")
     return measurement_of(
-        point, batch, arm, known, latency, low, high, samples, _number(error), reason, discarded
-    )
+        point, batch, arm, known, latency, low, high, samples, _number(error), reason, discarded,
+        _pass_cost(pass_us),
+    )  # fmt: skip
 
 
 def checked_measurements(columns: Sequence[Sequence[Any]]) -> tuple[Measurement, ...]:
-    """`checked_measurement` of each row of `columns`, which are all eleven.
+    """`checked_measurement` of each row of `columns`, which are all twelve.
 
     Raises:
         ValueError: as that.
@@ -121,7 +124,7 @@ def checked_measurements(columns: Sequence[Sequence[Any]]) -> tuple[Measurement,
 def _are_plain(columns: Sequence[Sequence[Any]]) -> bool:
     """Whether all of these successes are beyond doubt what nsa-tune writes: column by column that
     is asked in a fifth of the time."""
-    point, batch, arm, _, latency, low, high, samples, error, reason, discarded = columns
+    point, batch, arm, _, latency, low, high, samples, error, reason, discarded, passes = columns
     times = (*latency, *low, *high)
     return (
         {*map(type, chain(point, batch, arm, reason))} <= {str}
@@ -132,6 +135,8 @@ def _are_plain(columns: Sequence[Sequence[Any]]) -> bool:
         and isfinite(sum(times))
         and min(times, default=1.0) > 0
         and min(chain(samples, discarded), default=0) >= 0
+        and {*map(type, passes)} <= {float, type(None)}
+        and all(one is None or 0 <= one < inf for one in passes)
     )
 
 
@@ -141,6 +146,13 @@ def _number(value: object) -> float | None:
     if type(value) is int:
         return float(value)
     raise ValueError(f"{value!r} is not a number")
+
+
+def _pass_cost(value: object) -> float | None:
+    number = _number(value)
+    if number is not None and not 0 <= number < inf:
+        raise ValueError(f"a cost of {number} us a pass cannot be")
+    return number
 
 
 def _latency(value: object) -> float | None:
@@ -159,8 +171,10 @@ def format_table(table: Table, weights: Weights | None = None) -> str:
     `weights` are what was fitted to exactly these measurements.
     """
     key, device = table.key, table.device
+    # Earlier versions read the first format, so that is written where it suffices.
+    costs_a_pass = any(row.pass_us is not None for row in table.measurements)
     facts = [
-        ("format", f"{_FORMAT} {_VERSION}"),
+        ("format", f"{_FORMAT} {2 if costs_a_pass else 1}"),
         ("gpu", key.gpu),
         ("arch", device.arch),
         *((name, str(getattr(device, name))) for name in _DEVICE_NUMBERS),
@@ -177,7 +191,8 @@ def format_table(table: Table, weights: Weights | None = None) -> str:
         *((f"{_LIMIT}{name}", str(value)) for name, value in sorted(table.limits.items())),
     ]
     ordered = sorted(table.measurements, key=lambda m: (m.point, _natural(m.batch), m.arm))
-    rows = ["\t".join(_COLUMNS), *map(format_row, ordered)]
+    columns = _columns(with_pass=costs_a_pass)
+    rows = ["\t".join(columns), *("\t".join(_cells(row, columns)) for row in ordered)]
     if weights is not None:
         facts.append((_WEIGHTS, f"{weights.stamp} {_digest(_joined(rows))}"))
         facts += [(f"{_WEIGHTS} {name}", text) for name, text in sorted(weights.points.items())]
@@ -200,11 +215,15 @@ def _digest(rows: str) -> str:
 
 def format_row(measurement: Measurement) -> str:
     """The line of one measurement, without its newline."""
-    return "\t".join(_cells(measurement))
+    return "\t".join(_cells(measurement, _columns(with_pass=True)))
 
 
-def _cells(row: Measurement) -> Iterator[str]:
-    for column in _COLUMNS:
+def _columns(*, with_pass: bool) -> tuple[str, ...]:
+    return (*_COLUMNS, _PASS) if with_pass else _COLUMNS
+
+
+def _cells(row: Measurement, columns: Sequence[str]) -> Iterator[str]:
+    for column in columns:
         value = getattr(row, column)
         if value is None or value == "":
             yield _NOTHING
@@ -261,8 +280,9 @@ def _read(head: _Head, lines: Sequence[str], path: Path) -> Table:
     rows = lines[head.length : -1]
     if lines[-1] != "":
         raise _damage(path, len(lines), "the last line was cut short")
-    if rows[:1] != ["\t".join(_COLUMNS)]:
-        raise _damage(path, head.length + 1, f"the columns must be: {' '.join(_COLUMNS)}")
+    columns = _columns(with_pass=head.version != "1")
+    if rows[:1] != ["\t".join(columns)]:
+        raise _damage(path, head.length + 1, f"the columns must be: {' '.join(columns)}")
     if len(rows) - 1 != head.number("rows"):
         raise _damage(
             path, len(lines), f"{len(rows) - 1} rows, where the head says {head.number('rows')}"
@@ -270,7 +290,7 @@ def _read(head: _Head, lines: Sequence[str], path: Path) -> Table:
     measurements: dict[tuple[str, str, str], Measurement] = {}
     for i, row in enumerate(rows[1:], head.length + 2):
         try:
-            measurement = _parsed(row)
+            measurement = _parsed(row, len(columns))
         except ValueError as error:
             raise _damage(path, i, str(error)) from None
         place = (measurement.point, measurement.batch, measurement.arm)
@@ -323,6 +343,8 @@ class _Head:
     """Name to line number and value."""
     libraries: tuple[tuple[str, str], ...]
     length: int
+    version: str
+    """Of the format."""
 
     @classmethod
     def of(cls, lines: list[str], path: Path) -> _Head:
@@ -330,10 +352,11 @@ class _Head:
         name, _, version = lines[0].removeprefix("# format = ").partition(" ")
         if name != _FORMAT:
             raise _damage(path, 1, f"not a table of nsa-tune, which begins '# format = {_FORMAT}'")
-        if version != str(_VERSION):
+        if version not in _VERSIONS:
             raise StoreNewer(
                 f"{path} has format {version!r}, which this nsa-tune does not read; upgrade it"
             )
+        written = version
         facts: dict[str, tuple[int, str]] = {}
         libraries = []
         length = 0
@@ -349,7 +372,7 @@ class _Head:
             if name == "library":
                 distribution, _, version = value.partition(" ")
                 libraries.append((distribution, version))
-        return cls(path, facts, tuple(libraries), length)
+        return cls(path, facts, tuple(libraries), length, written)
 
     def text(self, name: str) -> str:
         """The value of `name`."""
@@ -400,16 +423,17 @@ class _Head:
         )
 
 
-def _parsed(row: str) -> Measurement:
+def _parsed(row: str, width: int) -> Measurement:
     cells = row.split("\t")
-    if len(cells) != len(_COLUMNS):
-        raise ValueError(f"{len(cells)} cells, where a row has {len(_COLUMNS)}")
-    point, batch, arm, status, latency, low, high, samples, error, reason = cells
+    if len(cells) != width:
+        raise ValueError(f"{len(cells)} cells, where a row has {width}")
+    point, batch, arm, status, latency, low, high, samples, error, reason, *more = cells
     if not _COUNT.fullmatch(samples):
         raise ValueError(f"samples {samples!r} is not a count")
     return checked_measurement(
         _text(point), _text(batch), _text(arm), status,
         _float(latency), _float(low), _float(high), int(samples), _float(error), _text(reason),
+        pass_us=_float(more[0]) if more else None,
     )  # fmt: skip
 
 

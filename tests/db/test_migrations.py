@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from sqlite_utils import Database
 
+from nsa_tune._errors import StoreCorrupt
 from nsa_tune.db import migrations
 from nsa_tune.db import reader as tables
 from nsa_tune.db.migrations import MIGRATIONS, migrate
@@ -151,7 +152,7 @@ def insert_first_schema_row(db: Database) -> None:
         {"id": 1, "key_id": 1, "device_id": 1, "arguments": "{}", "started_at": "2026"}
     )
     row = {**asdict(ok("extend:0+128")), "status": "ok", "run_id": 1, "measured_at": "2026"}
-    del row["discarded"]
+    del row["discarded"], row["pass_us"]
     db.table("measurements").insert(row)
 
 
@@ -179,3 +180,53 @@ def test_a_database_of_the_first_schema_is_read_without_limits_and_then_takes_th
         store.add_limits(store.begin_run(KEY, DEVICE, {}), {"rows": (7, "it ended")})
     (table,) = tables.read_database(path)
     assert (len(table.measurements), table.limits) == (1, {"rows": 7})
+
+
+@pytest.mark.parametrize("cost", [None, 0.0, 21.456789])
+def test_the_cost_of_a_pass_is_kept_with_all_its_digits(tmp_path: Path, cost: float | None) -> None:
+    row = replace(ok("extend:0+128"), pass_us=cost)
+    path = tmp_path / "nsa-tune.db"
+    with Store.open(path) as store:
+        store.add(store.begin_run(KEY, DEVICE, {}), [row])
+
+        assert store.table(KEY).measurements == (row,)
+    with closing(Database(path)) as db:
+        (shown,) = db.view("newest").rows
+    assert shown["pass_us"] == cost
+
+
+@pytest.mark.parametrize("cost", [-1.0, float("inf")])
+def test_a_cost_of_a_pass_that_cannot_be_is_refused(tmp_path: Path, cost: float) -> None:
+    path = tmp_path / "nsa-tune.db"
+    with Store.open(path) as store:
+        store.add(store.begin_run(KEY, DEVICE, {}), [ok("extend:0+128")])
+    with closing(sqlite3.connect(path)) as connection, connection:
+        if cost < 0:
+            with pytest.raises(sqlite3.IntegrityError, match="pass_us"):
+                connection.execute("UPDATE measurements SET pass_us = ?", [cost])
+            connection.execute("PRAGMA ignore_check_constraints = ON")
+        connection.execute("UPDATE measurements SET pass_us = ?", [cost])
+
+    with pytest.raises(StoreCorrupt, match=r"a cost of .* us a pass cannot be"):
+        tables.read_database(path)
+
+
+def test_a_database_without_costs_of_a_pass_is_read_without_and_then_takes_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "nsa-tune.db"
+    with monkeypatch.context() as earlier:
+        earlier.setattr(migrations, "MIGRATIONS", MIGRATIONS[:5])
+        with closing(Database(path)) as db:
+            migrate(db, path)
+            insert_first_schema_row(db)
+
+    (table,) = tables.read_database(path)
+    assert [row.pass_us for row in table.measurements] == [None]
+    row = replace(ok("extend:0+256"), pass_us=21.5)
+    with Store.open(path) as store:
+        store.add(store.begin_run(KEY, DEVICE, {}), [row])
+    (table,) = tables.read_database(path)
+    assert {one.batch: one.pass_us for one in table.measurements} == {
+        "extend:0+128": None, "extend:0+256": 21.5,
+    }  # fmt: skip

@@ -69,6 +69,60 @@ def test_the_text_is_frozen() -> None:
     )
 
 
+def test_the_text_with_costs_of_a_pass_is_frozen(tmp_path: Path) -> None:
+    rows = (ok("extend:0+64"), replace(ok("extend:1920+128"), pass_us=21.4567))
+    lines = format_table(table(*rows)).splitlines()
+
+    assert lines[0] == "# format = nsa-tune-table 2"
+    assert lines[-3:] == [
+        "point\tbatch\tarm\tstatus\tlatency_us\tlow_us\thigh_us\tsamples\terror\treason\tpass_us",
+        "prefill\textend:0+64\tmha/fa3\tok\t100\t50\t200\t30\t0.001\t-\t-",
+        "prefill\textend:1920+128\tmha/fa3\tok\t100\t50\t200\t30\t0.001\t-\t21.46",
+    ]
+    read = read_text(_written("\n".join([*lines, ""]), tmp_path))
+    assert [row.pass_us for row in read.measurements] == [None, 21.46]
+
+
+@pytest.mark.parametrize(("costs", "version"), [((None, None), 1), ((None, 0.0), 2), ((3, 4), 2)])
+def test_the_first_format_is_written_where_it_suffices(
+    costs: tuple[float | None, ...], version: int, tmp_path: Path
+) -> None:
+    rows = [replace(ok(f"extend:{i}+1"), pass_us=cost) for i, cost in enumerate(costs)]
+    text = format_table(table(*rows))
+
+    assert text.startswith(f"# format = nsa-tune-table {version}\n")
+    assert ("\tpass_us\n" in text) == (version == 2)
+    read = read_text(_written(text, tmp_path))
+    assert tuple(row.pass_us for row in read.measurements) == costs
+
+
+@pytest.mark.parametrize(
+    ("cell", "complaint"),
+    [
+        ("-1", "a cost of -1.0 us a pass cannot be"), ("inf", "a cost of inf us a pass"),
+        ("nan", "a cost of nan us a pass"), ("dear", "could not convert"),
+    ],
+)  # fmt: skip
+def test_a_cost_of_a_pass_that_cannot_be_is_told_with_its_line(
+    cell: str, complaint: str, tmp_path: Path
+) -> None:
+    text = format_table(table(replace(ok("extend:0+1"), pass_us=21.0)))
+    assert text.endswith("\t21\n")
+
+    with pytest.raises(StoreCorrupt, match=complaint) as caught:
+        read_text(_written(text.replace("\t21\n", f"\t{cell}\n"), tmp_path))
+    assert "line 18" in str(caught.value)
+
+
+def test_a_row_has_the_columns_of_its_format(tmp_path: Path) -> None:
+    second = format_table(table(replace(ok("extend:0+1"), pass_us=21.0)))
+
+    with pytest.raises(StoreCorrupt, match="10 cells, where a row has 11"):
+        read_text(_written(second.replace("\t21\n", "\n"), tmp_path))
+    with pytest.raises(StoreCorrupt, match="the columns must be: point"):
+        read_text(_written(second.replace("table 2", "table 1"), tmp_path))
+
+
 def test_rows_are_sorted_with_numbers_in_their_order() -> None:
     rows = [ok("extend:0+1024"), ok("extend:0+512", "mla/b"), ok("extend:0+512", "mla/a")]
     random.Random(1).shuffle(rows)
@@ -156,7 +210,7 @@ def test_a_file_cut_anywhere_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_newer_format_says_upgrade(tmp_path: Path) -> None:
-    text = format_table(table()).replace("nsa-tune-table 1", "nsa-tune-table 2")
+    text = format_table(table()).replace("nsa-tune-table 1", "nsa-tune-table 3")
 
     with pytest.raises(StoreNewer, match="upgrade"):
         read_text(_written(text, tmp_path))
@@ -190,7 +244,9 @@ def test_wrong_measurements_keep_their_latency(tmp_path: Path) -> None:
 
 def _rows(count: int) -> list[list[Any]]:
     times = (9.5, 9.25, 9.75)
-    return [["p", f"decode:n1:{i + 1}", "a", "ok", *times, 5, None, "", 0] for i in range(count)]
+    return [
+        ["p", f"decode:n1:{i + 1}", "a", "ok", *times, 5, None, "", 0, None] for i in range(count)
+    ]
 
 
 def _checked(rows: list[list[Any]]) -> tuple[Measurement, ...]:
@@ -200,9 +256,12 @@ def _checked(rows: list[list[Any]]) -> tuple[Measurement, ...]:
 @pytest.mark.parametrize(
     "row",
     [
-        ["p", "decode:n1:9", "a", "failed", None, None, None, 0, None, "no memory", 3],
-        ["p", "decode:n1:9", "a", "wrong", 4.0, 4.0, 4.0, 5, 0.5, "rows differ", 0],
-        ["p", "decode:n1:9", "a", "ok", 4, 3.5, 5, 5, 1, "", 0],
+        ["p", "decode:n1:9", "a", "failed", None, None, None, 0, None, "no memory", 3, None],
+        ["p", "decode:n1:9", "a", "wrong", 4.0, 4.0, 4.0, 5, 0.5, "rows differ", 0, 7.5],
+        ["p", "decode:n1:9", "a", "ok", 4, 3.5, 5, 5, 1, "", 0, None],
+        ["p", "decode:n1:9", "a", "ok", 4.0, 3.5, 5.0, 5, 1.0, "", 0, 7.5],
+        ["p", "decode:n1:9", "a", "ok", 4.0, 3.5, 5.0, 5, 1.0, "", 0, 0.0],
+        ["p", "decode:n1:9", "a", "ok", 4.0, 3.5, 5.0, 5, 1.0, "", 0, 7],
     ],
 )
 def test_rows_are_checked_together_as_alone(row: list[Any]) -> None:
@@ -216,6 +275,7 @@ def test_rows_are_checked_together_as_alone(row: list[Any]) -> None:
         (0, b"p"), (1, None), (2, 3), (3, "fine"), (3, None), (4, None), (4, 0.0),
         (5, float("inf")), (6, float("nan")), (6, -1.0), (4, "9.5"), (7, -1),
         (7, 2.5), (8, "x"), (9, None), (10, -2), (10, True),
+        (11, -0.5), (11, float("inf")), (11, float("nan")), (11, "7"), (11, True),
     ],
 )  # fmt: skip
 def test_one_bad_value_among_many_is_refused(place: int, value: Any) -> None:
@@ -227,4 +287,4 @@ def test_one_bad_value_among_many_is_refused(place: int, value: Any) -> None:
 
 
 def test_no_rows_are_no_measurements() -> None:
-    assert checked_measurements([()] * 11) == ()
+    assert checked_measurements([()] * 12) == ()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 
 import torch
 
@@ -18,6 +19,9 @@ from nsa_tune.backend.types.records import Measurement, Status
 __all__ = ["ContextLost", "alive", "measure_batch"]
 
 _log = logging.getLogger(__name__)
+
+_PAIRS = 11
+"""Pairs of a first and a later layer from which the cost of a pass is taken."""
 
 
 class ContextLost(MachineUnfit):
@@ -41,6 +45,8 @@ class _Ready:
     arm: Arm
     sampler: Sampler
     error: float
+    first: Sampler | None
+    """The same in the first layer of a pass."""
 
 
 def measure_batch(
@@ -81,12 +87,14 @@ def measure_batch(
             raise ContextLost(arm.name, word, failed)
     try:
         timed = interleave([one.sampler for one in ready], timer) if ready else []
+        passes = [_pass_us(one) for one in ready]
     except NsaTuneError:
         raise
     except Exception as failure:  # noqa: BLE001 - a kernel may fault at its graph's replay only
         return failed + _all_failed(point, word, [one.arm for one in ready], failure, device)
     passed = [
-        _passed(point.name, word, one, timing) for one, timing in zip(ready, timed, strict=True)
+        _passed(point.name, word, one, timing, pass_us)
+        for one, timing, pass_us in zip(ready, timed, passes, strict=True)
     ]
     del ready, case
     timer.release()
@@ -100,7 +108,12 @@ def _prepare(point: Point, word: str, arm: Arm, case: Case, timer: Timer) -> _Re
         if error > case.tolerance:
             reason = f"relative error {error:.3g} passes {case.tolerance:g}"
             return Measurement(point.name, word, arm.name, Status.WRONG, error=error, reason=reason)
-        return _Ready(arm, timer.sampler(run), error)
+        first = None if arm.first is None else arm.first(case)
+        if first is not None:
+            timer.first(first)
+        return _Ready(
+            arm, timer.sampler(run), error, None if first is None else timer.sampler(first)
+        )
     except Exception as failure:  # noqa: BLE001 - a kernel library may raise anything
         return _failed(point, word, arm, failure)
 
@@ -119,7 +132,17 @@ def _all_failed(
     return rows
 
 
-def _passed(point: str, word: str, one: _Ready, timing: Timing) -> Measurement:
+def _pass_us(one: _Ready) -> float | None:
+    """What the first layer of a pass takes more than the others: the median over pairs."""
+    if one.first is None:
+        return None
+    differences = [one.first() - one.sampler() for _ in range(_PAIRS)]
+    return max(median(differences), 0.0)
+
+
+def _passed(
+    point: str, word: str, one: _Ready, timing: Timing, pass_us: float | None
+) -> Measurement:
     return Measurement(
         point,
         word,
@@ -131,6 +154,7 @@ def _passed(point: str, word: str, one: _Ready, timing: Timing) -> Measurement:
         samples=timing.samples,
         discarded=timing.discarded,
         error=one.error,
+        pass_us=pass_us,
     )
 
 

@@ -95,7 +95,7 @@ class CudaTimer:
     event also keeps the GPU busy while the host queues the replay.
     """
 
-    protocol = "cuda-graph/1"
+    protocol = "cuda-graph/2"
     most_seconds = 0.3
     widest = 0.05
 

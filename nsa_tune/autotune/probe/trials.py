@@ -100,7 +100,7 @@ def decode_rows(size: int, target: Target) -> dict[str, float]:
     profile = profile_of(target.model)
     q, pool, indices = _decode_operands(size, target, profile.index_topk)
     scale = profile.softmax_scale
-    out = flash_mla.sparse_decode(q, pool, indices, scale)[:, 0]
+    out = flash_mla.sparse_decode(q, pool, indices, scale, flash_mla.new_schedule())[:, 0]
     torch.cuda.synchronize(device)
     latents = packed_fp8.dequantize_reference(
         pool.view(torch.uint8).view(_SLOTS, -1), torch.arange(_SLOTS, device=device), profile.rank,
@@ -153,7 +153,7 @@ def _microseconds(
     for _ in range(6):
         torch.cuda.synchronize(q.device)
         started = perf_counter()
-        flash_mla.sparse_decode(q, pool, indices, scale)
+        flash_mla.sparse_decode(q, pool, indices, scale, flash_mla.new_schedule())
         torch.cuda.synchronize(q.device)
         times.append((perf_counter() - started) * 1e6)
     return min(times[1:])

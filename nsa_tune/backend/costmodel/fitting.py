@@ -54,13 +54,17 @@ class _Sample(NamedTuple):
     features: tuple[float, ...]
 
 
-def own_rows(point: Point, measurements: Iterable[Measurement]) -> list[Measurement]:
-    """The point's rows of arms that it knows, the last of each, sorted by arm and batch."""
+def own_rows(features: Features, measurements: Iterable[Measurement]) -> list[Measurement]:
+    """The point's rows of arms that it knows, the last of each, sorted by arm and batch.
+
+    Each has a layer's share of the cost of a pass in its times.
+    """
+    point, layers = features.point, features.setting.sharing
     by_arm: dict[str, dict[str, Measurement]] = {arm.name: {} for arm in point.arms}
     name = point.name
     for row in measurements:
         if row.point == name and row.arm in by_arm:
-            by_arm[row.arm][row.batch] = row
+            by_arm[row.arm][row.batch] = row.amortised(layers)
     return [by_arm[arm][batch] for arm in sorted(by_arm) for batch in sorted(by_arm[arm])]
 
 

@@ -76,7 +76,7 @@ class Policy:
         fitted: Fitted,
         rows: Callable[[], Iterable[Measurement]],
     ) -> None:
-        """`rows` gives the measurements when an estimate is first asked for."""
+        """`rows` gives the measurements as they were taken, when first an estimate is asked for."""
         self.point = features.point
         self.setting = features.setting
         self.features = features
@@ -106,9 +106,9 @@ class Policy:
         Raises:
             StoreCorrupt: when a row's batch cannot be read.
         """
-        rows = own_rows(point, measurements)
         features = Features(point, setting)
-        return cls(features, fitted(features, rows), lambda: rows)
+        kept = tuple(measurements)
+        return cls(features, fitted(features, own_rows(features, kept)), lambda: kept)
 
     @property
     def unmeasured(self) -> tuple[str, ...]:
@@ -196,8 +196,8 @@ class Policy:
 
     @cached_property
     def rows(self) -> tuple[Measurement, ...]:
-        """The point's measurements, sorted."""
-        return tuple(own_rows(self.point, self._rows()))
+        """The point's measurements, sorted; each has a layer's share of the cost of a pass."""
+        return tuple(own_rows(self.features, self._rows()))
 
     @cached_property
     def measured(self) -> tuple[Batch, ...]:

@@ -36,7 +36,7 @@ def stamp_of(features: Iterable[Features]) -> str:
 
 def _dependencies(features: Features) -> Iterable[str]:
     point = features.point
-    yield f"{point.name} {point.regimes_alike}"
+    yield f"{point.name} {point.regimes_alike} {features.setting.sharing}"
     yield from features.formulas.texts()
     for question in point.questions:
         yield f"{question.name} {question.choices}"
@@ -53,7 +53,7 @@ def fit_weights(features: Sequence[Features], measurements: Sequence[Measurement
     """
     texts = {}
     for one in features:
-        found = fitted(one, own_rows(one.point, measurements))
+        found = fitted(one, own_rows(one, measurements))
         texts[one.point.name] = json.dumps(_plain(found), separators=(",", ":"))
     return Weights(stamp_of(features), texts)
 

@@ -88,6 +88,7 @@ class Dispatcher:
         strict: bool = False,
         baseline: Baseline = DEFAULT_BASELINE,
         demote_failed: bool = False,
+        layers: int | None = None,
     ) -> Dispatcher:
         """The dispatcher for `gpu` as the driver names it (None: this machine's) and local `heads`.
 
@@ -96,7 +97,8 @@ class Dispatcher:
         other versions, one of another GPU of the same architecture, and at last `baseline`. `match`
         and `source` say which. With `demote_failed`, or NSA_TUNE_DEMOTE_FAILED, a table whose
         newest `nsa-tune check` with this driver and these libraries failed is stale, and comes
-        after all others of this GPU.
+        after all others of this GPU. `layers` is how many layers share what is computed once a
+        pass; None stands for the whole model's.
 
         Raises:
             UsageError: for an unknown model or KV dtype, heads that do not divide the model's, or
@@ -104,7 +106,9 @@ class Dispatcher:
             NoTunedData: when `strict`, or NSA_TUNE_ASSERT_HIT, and there is no exact table; it
                 names what differs.
         """
-        request = Request.of(db, gpu, model, heads, kv_dtype, strict, baseline, demote_failed)
+        request = Request.of(
+            db, gpu, model, heads, kv_dtype, strict, baseline, demote_failed, layers
+        )
         self = cls.__new__(cls)
         opened = request.opened()
         opened.planner.prepare()
@@ -267,7 +271,7 @@ class Dispatcher:
         if self.match is not Match.BASELINE and self.unmeasured:
             arms = (f"{point} {', '.join(names)}" for point, names in self.unmeasured.items())
             lacking = f"; it has nothing of {'; '.join(arms)}: measure them with `nsa-tune run`"
-        return explained(self.plan(batch), self.source + lacking)
+        return explained(self.plan(batch), self.source + lacking, self.setting.sharing)
 
 
 _Captured = tuple[Mapping[int, float] | None, Plan]

@@ -52,7 +52,7 @@ def _rows(policy: Policy, choice: Choice, batch: Batch) -> Iterator[Row]:
         arm = choice.arms[name]
         for measurement, weight in policy.rows_used(arm, batch):
             assert measurement.latency_us is not None
-            yield Row(measurement.batch, arm, measurement.latency_us, weight)
+            yield Row(measurement.batch, arm, measurement.latency_us, weight, measurement.pass_us)
 
 
 def _consulted(policy: Policy, answer: Question, batch: Batch) -> Iterator[Consulted]:

@@ -88,14 +88,16 @@ def _comparison(choice: Choice, verb: str) -> str:
 
 
 def _contradiction(choice: Choice) -> str:
-    """The cost models chose what the measurements nearby do not confirm."""
+    """The latency models chose what the measurements nearby do not confirm."""
     times = {name: one.latency_us for name, one in choice.estimates.items()}
     others = {name: time for name, time in times.items() if name != choice.choice}
     if choice.choice not in times or not others:
-        return f"the cost models take {choice.choice}; too little is measured nearby to confirm it"
+        return (
+            f"the latency models take {choice.choice}; too little is measured nearby to confirm it"
+        )
     other = min(others, key=others.__getitem__)
     return (
-        f"too close to tell: the cost models take {choice.choice} "
+        f"too close to tell: the latency models take {choice.choice} "
         f"({_microseconds(times[choice.choice])}), the measurements nearby speak for {other} "
         f"({_microseconds(others[other])})"
     )
@@ -135,12 +137,15 @@ def derived_reason(plan: Plan, name: str, baseline: Baseline) -> Reason:
     return Reason(Verdict.FORCED, f"coupled as in {baseline.name}", {}, {}, {}, text)
 
 
-def explained(plan: Plan, source: str) -> str:
-    """The whole plan as text: each decision with its estimates, then what they all rest on."""
-    return "\n".join(_lines(plan, source))
+def explained(plan: Plan, source: str, layers: int) -> str:
+    """The whole plan as text: each decision with its estimates, then what they all rest on.
+
+    `layers` is how many layers share what is computed once a pass.
+    """
+    return "\n".join(_lines(plan, source, layers))
 
 
-def _lines(plan: Plan, source: str) -> Iterator[str]:
+def _lines(plan: Plan, source: str, layers: int) -> Iterator[str]:
     batch, reasons = plan.batch, dict(plan.reasons)
     yield f"batch   {_short(str(batch))}"
     yield (
@@ -156,7 +161,9 @@ def _lines(plan: Plan, source: str) -> Iterator[str]:
         yield f"    {reason.text}"
         if name not in DERIVED:
             yield from _figures(reason)
-    yield from _measurements({row: None for reason in reasons.values() for row in reason.rows})
+    rows = {row: None for reason in reasons.values() for row in reason.rows}
+    yield from _measurements(rows)
+    yield from _costs_of_a_pass(rows, layers)
     yield from _limits({one: None for reason in reasons.values() for one in reason.consulted})
 
 
@@ -179,9 +186,7 @@ _MOST_ROWS = 3
 
 
 def _measurements(rows: Iterable[Row]) -> Iterator[str]:
-    by_arm: dict[str, list[Row]] = {}
-    for row in rows:
-        by_arm.setdefault(row.arm, []).append(row)
+    by_arm = _by_arm(rows)
     if by_arm:
         yield "estimates are interpolated from"
     for arm, own in by_arm.items():
@@ -192,6 +197,24 @@ def _measurements(rows: Iterable[Row]) -> Iterator[str]:
         ]
         more = f" and {len(own) - len(words)} more" if len(own) > len(words) else ""
         yield f"    {arm}: {', '.join(words)}{more}"
+
+
+def _costs_of_a_pass(rows: Iterable[Row], layers: int) -> Iterator[str]:
+    """What of an arm's estimate is a share of what it takes once a pass."""
+    word = "1 layer" if layers == 1 else f"{layers} layers"
+    for arm, own in _by_arm(rows).items():
+        costs = [(row.pass_us, row.weight) for row in own if row.pass_us is not None]
+        weight = sum(weight for _, weight in costs)
+        if weight:
+            mean_us = sum(cost * part for cost, part in costs) / weight
+            yield f"{arm} takes {_microseconds(mean_us)} once a pass, spread over {word}"
+
+
+def _by_arm(rows: Iterable[Row]) -> dict[str, list[Row]]:
+    by_arm: dict[str, list[Row]] = {}
+    for row in rows:
+        by_arm.setdefault(row.arm, []).append(row)
+    return by_arm
 
 
 def _limits(consulted: Iterable[Consulted]) -> Iterator[str]:

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from nsa_tune._errors import NoTunedData, NsaTuneError, StoreCorrupt, StoreError
+from nsa_tune._errors import NoTunedData, NsaTuneError, StoreCorrupt, StoreError, UsageError
 from nsa_tune.backend.costmodel.features import Features
 from nsa_tune.backend.costmodel.policy import Policy
 from nsa_tune.backend.costmodel.weights import fitted_of, stamp_of
@@ -79,7 +79,7 @@ class Request:
     @classmethod
     def of(
         cls, db: str | Path | None, gpu: str | None, model: str, heads: int, kv_dtype: str,
-        strict: bool, baseline: Baseline, demote_failed: bool = False,
+        strict: bool, baseline: Baseline, demote_failed: bool = False, layers: int | None = None,
     ) -> Request:  # fmt: skip
         """The request of `Dispatcher.open`.
 
@@ -89,11 +89,13 @@ class Request:
         profile = profile_of(model)
         layout = profile.layout(kv_dtype)
         profile.check_heads(heads)
+        if layers is not None and (type(layers) is not int or layers < 1):
+            raise UsageError(f"layers must be a positive whole number, got {layers!r}")
         gpu = detect.local_device_name() if gpu is None else gpu
         return cls(
             None if db is None else Path(db),
             tables.Wanted(gpu, model, heads, str(layout)),
-            Setting(profile, heads, layout, Device(gpu, "")),
+            Setting(profile, heads, layout, Device(gpu, ""), layers=layers or 0),
             strict,
             baseline,
             demote_failed,

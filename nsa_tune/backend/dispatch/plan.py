@@ -36,6 +36,8 @@ class Row(NamedTuple):
     latency_us: float
     weight: float
     """Its part in the interpolation; those of one arm sum to 1."""
+    pass_us: float | None = None
+    """What it takes once a pass, whose share is in `latency_us`; None where nothing is shared."""
 
 
 class Consulted(NamedTuple):

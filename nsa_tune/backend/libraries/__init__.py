@@ -58,6 +58,11 @@ PROVIDERS: dict[str, Library] = {
             "pip install sgl-deep-gemm",
         ),
         Library(
+            "sglang_kernel",
+            (("sglang-kernel", "sgl_kernel"), ("sgl-kernel", "sgl_kernel")),
+            "pip install sglang-kernel",
+        ),
+        Library(
             "flashinfer", (("flashinfer-python", "flashinfer"),), "pip install flashinfer-python"
         ),
     )

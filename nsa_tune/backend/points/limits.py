@@ -9,11 +9,14 @@ from nsa_tune.backend.types.point import Guard, Setting
 __all__ = [
     "CHUNK_CAPACITY",
     "DENSE_EXACT",
+    "FEW_ROWS",
     "NOT_CAPTURED",
     "SELECTION_BYTES",
     "SOME_ROWS",
     "TRITON_SHAPE",
 ]
+
+_FEW = 64
 
 
 def _dense_exact(setting: Setting) -> tuple[Limit, ...]:
@@ -64,6 +67,16 @@ NOT_CAPTURED = Guard("not_captured", "semantic", "SGLang 0.5.23 dsa_backend.py:4
 SOME_ROWS = Guard("some_rows", "semantic", "CUDA refuses a grid of 0 blocks", _some_rows)
 
 
+def _few_rows(setting: Setting) -> tuple[Limit, ...]:
+    del setting
+    why = f"{{q_tokens}} rows pass the {_FEW} that splitting each row's selection is made for"
+    return (Limit(f"q_tokens > {_FEW}", why),)
+
+
+FEW_ROWS = Guard(
+    "few_rows", "semantic", "kernels/split_sparse_mla.py: slower than any other arm beyond",
+    _few_rows,
+)  # fmt: skip
 TRITON_SHAPE = Guard(
     "triton_shape", "formula", "backend/kernels/sparse_mla.py: one block spans a latent",
     _triton_shape,

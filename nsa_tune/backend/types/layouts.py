@@ -161,6 +161,7 @@ READS: Mapping[str, frozenset[KVLayout]] = {
     "fa3": _BF16,
     "tilelang": _BF16,
     "triton": _BF16 | _PACKED,
+    "triton_split": _BF16,
     "trtllm": frozenset({KVLayout.BF16, KVLayout.FP8_RAW}),
     "torch_sparse": _BF16,
     "torch_kv": _PACKED,

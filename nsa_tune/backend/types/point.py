@@ -45,6 +45,14 @@ class Setting:
     limits: Mapping[str, int] = field(default_factory=dict)
     """What `nsa-tune probe` found, by the names in `backend.libraries.probed.PROBED`."""
 
+    layers: int = 0
+    """Layers that share what an arm takes once a pass; 0 stands for the whole model's."""
+
+    @property
+    def sharing(self) -> int:
+        """Layers over which the cost of a pass is spread."""
+        return self.layers or self.profile.alike
+
     @classmethod
     def of(cls, table: Table) -> Setting:
         """The setting that `table` was measured in.
@@ -111,8 +119,8 @@ class Arm:
     name: str
     """Unique in its point; the part before "/" is the path where a point has paths."""
     build: Callable[[Any], Callable[[], torch.Tensor]]
-    """Takes the point's case, does what happens once a pass on the host, and returns what is
-    timed: a call without arguments that launches the whole arm and returns its output."""
+    """Takes the point's case and returns what is timed: a call without arguments that launches the
+    whole arm in one layer and returns its output. What happens once a pass is done before."""
     layouts: frozenset[KVLayout]
     requires: str | None = None
     """The provider of its kernels (`backend.providers`); None for plain torch."""
@@ -127,6 +135,9 @@ class Arm:
     surcharge: Callable[[Setting], str] | None = None
     """The formula of the microseconds that a batch behind a cliff takes more than the
     measurements before it tell; 0 before it."""
+    first: Callable[[Any], Callable[[], torch.Tensor]] | None = None
+    """As `build`, for the first layer of a pass: with what the pass computes once for all layers.
+    The difference between the two is the cost of a pass. None where nothing is shared."""
 
     def surcharge_us(self, batch: Batch, setting: Setting) -> float:
         """What `batch` takes more because it lies behind a cliff."""

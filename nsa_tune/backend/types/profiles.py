@@ -31,6 +31,8 @@ class ModelProfile:
     """Tokens that a query attends to; up to this many, sparse equals dense. In V4 compressed
     tokens, beside those of the window."""
     page_size: int = 64
+    layers: int = 61
+    """Layers of the whole model that have such attention."""
     family: str = "dsa"
     """"dsa" (one pool of latents) or "v4" (a window of tokens, and compressed ones behind it)."""
     window: int = 0
@@ -50,6 +52,11 @@ class ModelProfile:
             UnknownName: when it has none of that name.
         """
         return layout_of(kv_dtype, self.family)
+
+    @property
+    def alike(self) -> int:
+        """Layers that share what is computed once a pass: those of one compression ratio."""
+        return max(self.layers // max(len(self.ratios), 1), 1)
 
     @property
     def latent(self) -> int:
@@ -84,7 +91,7 @@ PROFILES: dict[str, ModelProfile] = {
         # deepseek-ai/DeepSeek-V3.2 config.json
         ModelProfile("deepseek-v3.2", heads=128),
         # zai-org/GLM-5 config.json
-        ModelProfile("glm-5", heads=64, nope=192, v=256, index_heads=32),
+        ModelProfile("glm-5", heads=64, nope=192, v=256, index_heads=32, layers=78),
         # deepseek-ai/DeepSeek-V4-Pro and -Flash config.json: a head of 512, of which 448 are
         # quantized and 64 rotated, is key and value alike. Pages as SGLang's: 256 tokens.
         ModelProfile(
@@ -93,7 +100,7 @@ PROFILES: dict[str, ModelProfile] = {
         ),
         ModelProfile(
             "deepseek-v4-flash", heads=64, rank=448, nope=448, v=512, index_topk=512,
-            page_size=256, family="v4", window=128, ratios=(4, 128),
+            page_size=256, family="v4", window=128, ratios=(4, 128), layers=43,
         ),
         # No models: small enough that a CPU measures a whole table in a minute.
         ModelProfile(

@@ -83,7 +83,7 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """One arm on one batch. Latencies are microseconds of the whole arm."""
+    """One arm on one batch. Latencies are microseconds of the whole arm in one layer."""
 
     point: str
     batch: str
@@ -102,6 +102,21 @@ class Measurement:
     """Why it failed, in one line; empty when it did not."""
     discarded: int = 0
     """Samples thrown away because the device was slowed down. Not in a table's text form."""
+    pass_us: float | None = None
+    """What the arm takes once a pass, before its first layer, for all layers together: a schedule,
+    say. None where nothing is shared, or where it was not measured apart."""
+
+    def amortised(self, layers: int) -> Measurement:
+        """The same with each layer's share of the pass in its times."""
+        if not self.pass_us or self.latency_us is None:
+            return self
+        share = self.pass_us / layers
+        return dataclasses.replace(
+            self,
+            latency_us=self.latency_us + share,
+            low_us=None if self.low_us is None else self.low_us + share,
+            high_us=None if self.high_us is None else self.high_us + share,
+        )
 
 
 _Draft: Any = type("_Draft", (), {"__slots__": tuple(one.name for one in fields(Measurement))})
@@ -110,7 +125,7 @@ _Draft: Any = type("_Draft", (), {"__slots__": tuple(one.name for one in fields(
 def measurement_of(
     point: str, batch: str, arm: str, status: Status, latency_us: float | None,
     low_us: float | None, high_us: float | None, samples: int, error: float | None, reason: str,
-    discarded: int,
+    discarded: int, pass_us: float | None,
 ) -> Measurement:  # fmt: skip
     """`Measurement(...)` in a fifth of its time: a frozen class sets each field through a call.
     A draft is filled in like any object, and then frozen."""
@@ -126,6 +141,7 @@ def measurement_of(
     draft.error = error
     draft.reason = reason
     draft.discarded = discarded
+    draft.pass_us = pass_us
     draft.__class__ = Measurement
     return cast("Measurement", draft)
 

@@ -43,8 +43,8 @@ class CachedPolicy(Policy):
 
         `places` is shared by all tables of a report, which hold much the same batches.
         """
-        features, own = _CachedFeatures(point, setting), own_rows(point, rows)
-        policy = cls(features, fitted(features, own), lambda: own)
+        features = _CachedFeatures(point, setting)
+        policy = cls(features, fitted(features, own_rows(features, rows)), lambda: rows)
         policy.baseline, policy.measurements, policy.places = baseline, tuple(rows), places
         return policy
 

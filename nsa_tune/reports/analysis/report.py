@@ -150,7 +150,7 @@ def _point_report(policy: CachedPolicy, ceilings: Ceilings | None) -> PointRepor
     ordered = sorted(policy.measured, key=lambda batch: (batch.mode, batch.lens or ()))
     batches = {str(batch): batch for batch in ordered}
     measured: dict[str, dict[str, Measurement]] = {word: {} for word in batches}
-    for row in policy.measurements:
+    for row in policy.rows:
         if row.status is Status.OK and row.batch in measured:
             measured[row.batch][row.arm] = row
     slices = slices_of(ordered)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import cycle
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from nsa_tune.backend.types.layouts import KVLayout
 from nsa_tune.backend.types.point import Case, Setting
 from nsa_tune.backend.types.profiles import profile_of
 from nsa_tune.backend.types.records import Device, Measurement, Status
-from tests.autotune.fake_point import runnable
+from tests.autotune.fake_point import ARMS, runnable
 
 CPU = torch.device("cpu")
 SETTING = Setting(profile_of("tiny"), 4, KVLayout.FP8_PACKED, Device("CPU", "cpu"))
@@ -173,3 +174,58 @@ def test_inputs_that_do_not_fit_fail_every_arm() -> None:
     rows = measure_batch(point, Batch.decode([1]), point.arms, SETTING, CPU, CpuTimer())
 
     assert [row.reason for row in rows] == ["MemoryError: no room"] * 2
+
+
+class Scripted(CpuTimer):
+    """A device on which a first layer takes these times in turn, and any other 10 us."""
+
+    def __init__(self, first_us: list[float]) -> None:
+        self.first_us = cycle(first_us)
+
+    def sampler(self, run: Callable[[], torch.Tensor]) -> Callable[[], float]:
+        return (lambda: next(self.first_us)) if run.__name__ == "first" else (lambda: 10.0)
+
+
+def _first(case: Any) -> Callable[[], torch.Tensor]:
+    def first() -> torch.Tensor:
+        return torch.tensor([float(case.batch.q_tokens)])
+
+    return first
+
+
+def measured_with(
+    build_first: Callable[[Any], Callable[[], torch.Tensor]], first_us: list[float]
+) -> dict[str, Measurement]:
+    """Two arms, the second of which has `build_first`."""
+    point = runnable("fast", "slow")
+    arms = (point.arms[0], replace(point.arms[1], first=build_first))
+    timer = Scripted(first_us)
+    rows = measure_batch(point, Batch.decode([10, 20]), arms, SETTING, CPU, timer)
+    return {row.arm: row for row in rows}
+
+
+def test_what_the_first_layer_takes_more_is_the_cost_of_a_pass() -> None:
+    # A disturbance now and then does not move the median.
+    rows = measured_with(_first, [30.0, 31.0, 29.0, 30.0, 900.0])
+
+    assert rows["slow"].pass_us == 20.0
+    assert rows["slow"].latency_us == 10.0
+    assert rows["fast"].pass_us is None
+
+
+def test_a_cost_of_a_pass_within_the_noise_is_none_at_all() -> None:
+    assert measured_with(_first, [9.8])["slow"].pass_us == 0.0
+
+
+def test_a_first_layer_that_fails_fails_its_arm_only() -> None:
+    def failing(case: Any) -> Callable[[], torch.Tensor]:
+        return ARMS["raises"](case)
+
+    def not_built(case: Any) -> Callable[[], torch.Tensor]:
+        raise RuntimeError("no schedule")
+
+    rows = measured_with(failing, [30.0])
+    assert (rows["slow"].status, rows["slow"].pass_us) == (Status.FAILED, None)
+    assert rows["slow"].reason == "RuntimeError: the kernel says no"
+    assert rows["fast"].status is Status.OK
+    assert measured_with(not_built, [30.0])["slow"].reason == "RuntimeError: no schedule"

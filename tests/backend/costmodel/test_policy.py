@@ -14,20 +14,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nsa_tune import StoreCorrupt
+from nsa_tune.backend.baselines import SGLANG_0_5_23
 from nsa_tune.backend.costmodel.policy import Policy
 from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.formula import Value
 from nsa_tune.backend.types.layouts import KVLayout
 from nsa_tune.backend.types.records import Measurement, Status
+from nsa_tune.reports.analysis.cached_policy import CachedPolicy
 from tests.backend.fake_point import (
     BATCHES,
     FAKE,
     FORMULAS,
+    PASS_US,
     SETTING,
     Times,
     linear,
     measured,
     policy_of,
+    sharing_rows,
 )
 
 TIMES: Times = {
@@ -209,3 +213,40 @@ def test_estimates_do_not_depend_on_the_hash_seed() -> None:
     }
     assert len(outputs) == 1
     assert "latency_us" in outputs.pop()
+
+
+@pytest.mark.parametrize(
+    ("layers", "share_us", "faster"),
+    [(1, PASS_US, "mla/wide"), (61, PASS_US / 61, "mla/packed"), (0, PASS_US / 61, "mla/packed")],
+)
+def test_a_layer_takes_its_share_of_what_a_pass_costs(
+    layers: int, share_us: float, faster: str
+) -> None:
+    policy = Policy.fit(FAKE, replace(SETTING, layers=layers), sharing_rows())
+
+    for batch in (BATCHES[14], Batch.extend([3000], [300])):
+        survey = policy.survey(batch).latencies
+        times = {name: time for name, time in survey.items() if time is not None}
+        assert min(times, key=times.__getitem__) == faster
+        assert times["mla/packed"] == pytest.approx(40 + 0.01 * batch.q_tokens + share_us, rel=0.01)
+        estimates = policy.estimates(batch)
+        assert min(estimates, key=lambda name: estimates[name].latency_us) == faster
+        packed = estimates["mla/packed"]
+        assert packed.latency_us == pytest.approx(times["mla/packed"], rel=0.01)
+        assert packed.low_us <= packed.latency_us <= packed.high_us
+
+
+def test_the_share_of_a_pass_is_added_once() -> None:
+    setting = replace(SETTING, layers=10)
+    policies: list[Policy] = [
+        Policy.fit(FAKE, setting, sharing_rows()),
+        Policy.fit(FAKE, setting, iter(sharing_rows())),
+        CachedPolicy.of(FAKE, setting, sharing_rows(), SGLANG_0_5_23, {}),
+    ]
+    assert len({policy.rows for policy in policies}) == 1
+    rows = policies[0].rows
+    packed = next(row for row in rows if (row.arm, row.batch) == ("mla/packed", str(BATCHES[0])))
+
+    assert packed.latency_us == pytest.approx(40.01 + 30)
+    assert packed.high_us == pytest.approx(40.01 * 1.001 + 30)
+    assert packed.pass_us == PASS_US

@@ -18,7 +18,7 @@ from nsa_tune.backend.types.records import Table, Weights
 from nsa_tune.db.exchange import import_text, write_text
 from nsa_tune.db.store import Store
 from nsa_tune.db.text_table import read_text
-from tests.backend.fake_point import FAKE, KEY, SETTING, Times, table_of
+from tests.backend.fake_point import FAKE, KEY, SETTING, Times, sharing_rows, table_of
 from tests.backend.machine import SLOW_DENSE, TIMES, opened, set_up, written
 
 _SHORT = Batch.extend([0], [64])
@@ -165,6 +165,42 @@ def test_the_stamp_covers_what_a_fit_depends_on() -> None:
     ]
     stamps = {stamp_of([one]) for one in (FEATURES, *others)}
     assert len(stamps) == 5
+
+
+def test_the_stamp_covers_how_many_layers_share_a_pass() -> None:
+    def stamp(layers: int) -> str:
+        return stamp_of([Features(FAKE, replace(SETTING, layers=layers))])
+
+    assert len({stamp(layers) for layers in (0, 1, 60)}) == 3
+    assert stamp(0) == stamp(SETTING.profile.layers), "the whole model's"
+
+
+@pytest.mark.parametrize(("layers", "faster"), [(1, "mla/wide"), (61, "mla/packed")])
+def test_weights_are_of_times_with_a_layer_s_share_of_the_pass(layers: int, faster: str) -> None:
+    rows, batch = sharing_rows(), Batch.extend([3000], [300])
+    features = Features(FAKE, replace(SETTING, layers=layers))
+    fitted = fitted_of(fit_weights([features], rows), features)
+
+    assert fitted == Policy.fit(FAKE, features.setting, rows).fitted
+    times = Policy(features, fitted, lambda: rows).survey(batch).latencies
+    known = {name: time for name, time in times.items() if time is not None}
+    assert min(known, key=known.__getitem__) == faster
+
+
+def test_fewer_layers_than_the_weights_were_fitted_for_are_fitted_anew(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fits: list[int]
+) -> None:
+    set_up(monkeypatch, tmp_path)
+    table = replace(table_of(TIMES), measurements=tuple(sharing_rows()))
+    path = tmp_path / "t.tsv"
+    write_text(table, path, _weights(table))
+    batch = Batch.extend([3000], [300])
+
+    assert opened(path).plan(batch).sparse_prefill == "packed"
+    assert opened(path, layers=61).plan(batch).sparse_prefill == "packed"
+    assert fits == []
+    assert opened(path, layers=1).plan(batch).sparse_prefill == "wide"
+    assert fits == [1]
 
 
 def test_what_is_read_is_what_was_written() -> None:

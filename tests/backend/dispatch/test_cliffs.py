@@ -19,7 +19,7 @@ from nsa_tune.backend.types.records import Measurement, Status
 PREFILL = POINTS["prefill"]
 SETTING = Setting(
     profile_of("deepseek-v3.2"), 128, KVLayout.FP8_PACKED, KNOWN["NVIDIA H100 80GB HBM3"],
-    {"sgl-flash-mla": "1.0.0"},
+    {"sgl-flash-mla": "1.0.0"}, layers=1,
 )  # fmt: skip
 US_PER_ROW = {"mla/flashmla_sparse": 2.0, "mla/flashmla_kv": 1.8}
 
@@ -36,9 +36,11 @@ def rows(*counts: int, extra_us: float = 0.0) -> list[Measurement]:
 
 
 def dispatcher(
-    limits: Mapping[str, int] | None = None, more: list[Measurement] | None = None
+    limits: Mapping[str, int] | None = None,
+    more: list[Measurement] | None = None,
+    layers: int = 1,
 ) -> Dispatcher:
-    setting = replace(SETTING, limits=limits or {})
+    setting = replace(SETTING, limits=limits or {}, layers=layers)
     table = rows(*(2**k for k in range(6, 15))) + (more or [])
     return Dispatcher(setting, [Policy.fit(PREFILL, setting, table)], source="made up")
 
@@ -56,6 +58,22 @@ def test_behind_the_cliff_the_slow_schedule_is_reckoned_with() -> None:
     # 318 ns more for each row.
     assert reason.estimates_us["flashmla_kv"] == pytest.approx((1.8 + 0.318) * 19371, rel=0.02)
     assert not reason.guards.get("flashmla_kv")
+
+
+def test_layers_of_a_pass_share_the_slow_schedule() -> None:
+    by = dispatcher(layers=61)
+    batch = Batch.extend([8192], [19371])
+
+    # 5 ns more for each row, where 200 are to be had.
+    assert chosen(by, 19371) == "flashmla_kv"
+    reason = by.plan(batch).reasons["sparse_prefill"]
+    assert reason.estimates_us["flashmla_kv"] == pytest.approx((1.8 + 0.318 / 61) * 19371, rel=0.01)
+    # Two layers save too little to pay for it, three do.
+    dear = {"flashmla_schedule_ns_per_row": 500}
+    assert chosen(dispatcher(dear, layers=2), 19371) == "flashmla_sparse"
+    assert chosen(dispatcher(dear, layers=3), 19371) == "flashmla_kv"
+    # Without a number of its own it is the model's.
+    assert chosen(dispatcher(dear, layers=0), 19371) == "flashmla_kv"
 
 
 def test_a_probed_price_decides_whether_to_go_past() -> None:

@@ -8,10 +8,12 @@ import pytest
 
 from nsa_tune import Batch, Dispatcher
 from nsa_tune.backend.baselines import SGLANG_0_5_23
+from nsa_tune.backend.costmodel.policy import Policy
 from nsa_tune.backend.costmodel.surface import Estimate
 from nsa_tune.backend.dispatch.decide import Choice, Verdict
 from nsa_tune.backend.dispatch.explain import reason_of
-from tests.backend.fake_point import SETTING, Times, linear, policy_of
+from nsa_tune.backend.types.records import Measurement
+from tests.backend.fake_point import FAKE, SETTING, Times, linear, policy_of, sharing_rows
 
 TIMES: Times = {
     "mha/dense": linear(0.1, 0.2, 5),
@@ -137,3 +139,52 @@ def test_what_follows_says_from_what(batch: Batch, name: str, text: str) -> None
     assert reason.verdict is Verdict.FORCED
     assert reason.source == "coupled as in SGLang 0.5.23"
     assert reason.text.startswith(text)
+
+
+@pytest.mark.parametrize(("layers", "words"), [(1, "1 layer"), (61, "61 layers"), (0, "61 layers")])
+def test_what_an_arm_takes_once_a_pass_is_told(layers: int, words: str) -> None:
+    setting = replace(SETTING, layers=layers)
+    by = Dispatcher(setting, [Policy.fit(FAKE, setting, sharing_rows())], source="made up")
+
+    told = [
+        line for line in by.explain(Batch.extend([3000], [64])).splitlines() if "a pass" in line
+    ]
+
+    assert told == [f"mla/packed takes 300 us once a pass, spread over {words}"]
+
+
+def test_the_cost_of_a_pass_is_the_weighted_mean_of_the_rows_that_have_one() -> None:
+    def cost(row: Measurement) -> float | None:
+        batch = Batch.parse(row.batch)
+        # A table's rows may be older than costs of a pass.
+        older = row.arm != "mla/packed" or batch.q_tokens == 256
+        return None if older else 10.0 if batch.prefix_tokens < 1000 else 30.0
+
+    rows = [replace(row, pass_us=cost(row)) for row in sharing_rows()]
+    by = Dispatcher(SETTING, [Policy.fit(FAKE, SETTING, rows)], source="made up")
+    batch = Batch.extend([700], [100])
+    used = by.plan(batch).reasons["sparse_prefill"].rows
+    parts = {10.0: 0.0, 30.0: 0.0, None: 0.0}
+    for row in used:
+        if row.arm == "mla/packed":
+            parts[row.pass_us] += row.weight
+    assert all(parts.values()), "the estimate rests on rows of each kind"
+    mean = (10 * parts[10.0] + 30 * parts[30.0]) / (parts[10.0] + parts[30.0])
+
+    assert f"mla/packed takes {mean:.3g} us once a pass, spread over" in by.explain(batch)
+
+
+def test_without_a_cost_of_a_pass_none_is_told() -> None:
+    assert "once a pass" not in _explained(Batch.extend([2048], [64]))
+
+
+def test_a_contradiction_names_the_latency_models() -> None:
+    ahead = replace(CHOICE, verdict=Verdict.UNSURE, choice="mha")
+    alone = replace(CHOICE, verdict=Verdict.UNSURE, estimates={})
+
+    texts = [reason_of(one, SGLANG_0_5_23, "a table").text for one in (ahead, alone)]
+    assert texts == [
+        "too close to tell: the latency models take mha (2010 us), the measurements nearby speak "
+        "for mla (20 us)",
+        "the latency models take mla; too little is measured nearby to confirm it",
+    ]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nsa_tune import Batch, NoTunedData
+from nsa_tune import Batch, NoTunedData, UsageError
 from nsa_tune.backend.baselines import VLLM_0_33_0
 from nsa_tune.backend.dispatch import opening
 from nsa_tune.backend.dispatch.decide import Verdict
@@ -131,3 +131,16 @@ def test_the_named_database_is_searched_first(
     monkeypatch.setenv("NSA_TUNE_DB", str(written(tmp_path / "n.tsv", table_of(SLOW_DENSE))))
 
     assert opened().plan(_SHORT).prefill_path == "mla"
+
+
+@pytest.mark.parametrize("layers", [0, -1, 2.0, True, "61"])
+def test_layers_that_no_model_has_are_refused(layers: object) -> None:
+    with pytest.raises(UsageError) as caught:
+        opened(layers=layers)
+
+    assert str(caught.value) == f"layers must be a positive whole number, got {layers!r}"
+
+
+def test_layers_are_the_model_s_unless_told() -> None:
+    assert opened().setting.sharing == 61
+    assert opened(layers=15).setting.sharing == 15

@@ -11,6 +11,7 @@ import torch
 
 from nsa_tune.backend.libraries.deep_gemm import calls as deep_gemm
 from nsa_tune.backend.libraries.flash_mla import calls as flash_mla
+from nsa_tune.backend.libraries.sglang_kernel import calls as sglang_kernel
 
 
 @pytest.fixture(autouse=True)
@@ -62,7 +63,7 @@ INDICES = torch.zeros(3, 1, 128, dtype=torch.int32)
 def two_pools(sink: torch.Tensor) -> torch.Tensor:
     lengths = torch.ones(3, dtype=torch.int32)
     return flash_mla.sparse_decode_two_pools(
-        Q[:, None], Q, INDICES, lengths, Q, INDICES, lengths, 0.1, sink
+        Q[:, None], Q, INDICES, lengths, Q, INDICES, lengths, 0.1, sink, flash_mla.new_schedule()
     )
 
 
@@ -71,7 +72,7 @@ def test_v32_and_v4_formats_take_the_legacy_kernels_where_there_is_a_switch(
 ) -> None:
     calls = use(monkeypatch)
     flash_mla.sparse_forward(Q, Q, INDICES, 0.1, None)
-    flash_mla.sparse_decode(Q[:, None], Q, INDICES, 0.1)
+    flash_mla.sparse_decode(Q[:, None], Q, INDICES, 0.1, flash_mla.new_schedule())
     two_pools(torch.zeros(64))
 
     assert [call["use_legacy"] for call in calls] == [True, True, True]
@@ -105,18 +106,23 @@ def test_a_sink_is_passed_to_the_prefill_kernel_only_where_there_is_one(
 def test_a_build_without_the_switch_is_called_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = use(monkeypatch, switch=False)
     flash_mla.sparse_forward(Q, Q, INDICES, 0.1, None)
-    flash_mla.sparse_decode(Q[:, None], Q, INDICES, 0.1)
+    flash_mla.sparse_decode(Q[:, None], Q, INDICES, 0.1, flash_mla.new_schedule())
 
     assert all("use_legacy" not in call for call in calls)
 
 
-def test_every_decode_call_gets_a_schedule_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layers_of_a_pass_share_the_schedule_that_they_are_given(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     calls = use(monkeypatch)
+    schedule = flash_mla.new_schedule()
     for _ in range(2):
-        flash_mla.sparse_decode(Q[:, None], Q, INDICES, 0.1)
+        flash_mla.sparse_decode(Q[:, None], Q, INDICES, 0.1, schedule)
+    flash_mla.sparse_decode(Q[:, None], Q, INDICES, 0.1, flash_mla.new_schedule())
 
-    schedules = [call["tile_scheduler_metadata"] for call in calls]
-    assert schedules[0] is not schedules[1]
+    first, second, third = [call["tile_scheduler_metadata"] for call in calls]
+    assert first is second is schedule
+    assert third is not schedule
     assert calls[0]["is_fp8_kvcache"] is True
     assert calls[0]["block_table"] is None
     assert calls[0]["head_dim_v"] == 512
@@ -144,3 +150,81 @@ def test_deep_gemm_is_called_with_the_schedule_of_its_own_sm_count(
     assert deep_gemm.schedule(one, 64).shape == (79, 2)
     deep_gemm.paged_mqa_logits(one, one, one, one, one, one, 4096)
     assert seen == [(64, 78), (4096, False)]
+
+
+def use_sgl_kernel(monkeypatch: pytest.MonkeyPatch) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
+    """What sglang-kernel's functions are called with, each with its name first."""
+    seen: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+
+    class Module:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def __getattr__(self, function: str) -> Any:
+            def call(*arguments: Any, **keywords: Any) -> Any:
+                seen.append(((f"{self.name}.{function}", *arguments), keywords))
+                return keywords.get("qv", arguments[0] if arguments else None)
+
+            return call
+
+    monkeypatch.setattr(sglang_kernel, "_module", Module)
+    return seen
+
+
+NOPE = torch.zeros(3, 16, 512, dtype=torch.bfloat16)
+ROPE = torch.zeros(3, 16, 64, dtype=torch.bfloat16)
+POOL = torch.zeros(9, 576, dtype=torch.bfloat16)
+PAGES = torch.zeros(3, 2048, dtype=torch.int32)
+
+
+def test_fa3_reads_pages_of_one_token_with_the_selection_as_their_table(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen = use_sgl_kernel(monkeypatch)
+    lengths, starts = torch.ones(3, dtype=torch.int32), torch.arange(4, dtype=torch.int32)
+    out = sglang_kernel.fa3_sparse(NOPE, ROPE, POOL, PAGES, lengths, starts, 0.1)
+
+    (((name,), given),) = seen
+    assert name == "sgl_kernel.flash_attn.flash_attn_with_kvcache"
+    assert out.shape == given["qv"].shape == NOPE.shape
+    assert given["q"] is ROPE
+    assert given["page_table"] is PAGES
+    assert given["k_cache"].shape == (9, 1, 1, 64)
+    assert given["v_cache"].shape == (9, 1, 1, 512)
+    # Both are views of the pool: latents first, rope behind them.
+    assert given["v_cache"].data_ptr() == POOL.data_ptr()
+    assert given["k_cache"].data_ptr() == POOL.data_ptr() + 512 * POOL.element_size()
+    assert (given["cache_seqlens"], given["cu_seqlens_q"]) == (lengths, starts)
+    assert (given["max_seqlen_q"], given["causal"], given["softmax_scale"]) == (1, True, 0.1)
+
+
+def test_fa3_without_lengths_takes_every_row_as_a_whole_selection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen = use_sgl_kernel(monkeypatch)
+    out = sglang_kernel.fa3_sparse(NOPE, ROPE, POOL, PAGES, None, None, 0.1, splits=4)
+
+    ((_, given),) = seen
+    assert out.shape == NOPE.shape
+    assert given["q"].shape == (3, 1, 16, 64)
+    assert given["qv"].shape == (3, 1, 16, 512)
+    assert given["num_splits"] == 4
+    assert not {"cache_seqlens", "cu_seqlens_q", "max_seqlen_q"} & given.keys()
+
+
+def test_sglangs_top_k_takes_2048_and_its_operands_in_order(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen = use_sgl_kernel(monkeypatch)
+    scores, lengths, starts, table, offsets = (torch.zeros(1) for _ in range(5))
+    sglang_kernel.topk(scores, lengths, starts)
+    sglang_kernel.topk_paged(scores, lengths, table, starts)
+    sglang_kernel.topk_ragged(scores, lengths, offsets, starts)
+
+    wanted = [
+        ("fast_topk_v2", scores, lengths, 2048, starts),
+        ("fast_topk_transform_fused", scores, lengths, table, starts, 2048, None),
+        ("fast_topk_transform_ragged_fused", scores, lengths, offsets, 2048, starts),
+    ]
+    for (given, _), (name, *operands) in zip(seen, wanted, strict=True):
+        assert given == (f"sgl_kernel.top_k.{name}", *operands)

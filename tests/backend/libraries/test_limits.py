@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from nsa_tune.backend.libraries.deep_gemm import limits as deep_gemm
 from nsa_tune.backend.libraries.flash_mla import limits as flash_mla
 from nsa_tune.backend.libraries.flashinfer import limits as flashinfer
+from nsa_tune.backend.libraries.sglang_kernel import limits as sglang_kernel
 from nsa_tune.backend.points import limits
 from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.formula import function_of
@@ -25,7 +26,7 @@ _SETTING = Setting(profile_of("deepseek-v3.2"), 128, KVLayout.FP8_PACKED, _H100,
 _SLOW = replace(_SETTING, libraries={"sgl-flash-mla": "1.0.0"})
 _ALL = tuple(
     guard
-    for module in (deep_gemm, flash_mla, flashinfer, limits)
+    for module in (deep_gemm, flash_mla, flashinfer, limits, sglang_kernel)
     for name in module.__all__
     if isinstance(guard := getattr(module, name), Guard)
 )
@@ -94,10 +95,15 @@ def test_a_slow_schedule_costs_time_for_each_row_behind_the_cliff_and_nothing_be
         more_us: float = function_of(flash_mla.schedule_surcharge(setting))(batch)
         return more_us
 
+    alone = replace(_SLOW, layers=1)
+    assert surcharge(_rows(19370), alone) == 0
+    assert surcharge(_rows(19371), alone) == pytest.approx(6160, rel=0.01)
+    assert surcharge(_rows(30000), alone) == pytest.approx(9540, rel=0.01)
+    # The model's layers share it.
     assert surcharge(_rows(19370), _SLOW) == 0
-    assert surcharge(_rows(19371), _SLOW) == pytest.approx(6160, rel=0.01)
-    assert surcharge(_rows(30000), _SLOW) == pytest.approx(9540, rel=0.01)
-    probed = replace(_SLOW, limits={"flashmla_schedule_ns_per_row": 100})
+    assert surcharge(_rows(30000), _SLOW) == pytest.approx(9540 / 61)
+    assert surcharge(_rows(30000), replace(_SLOW, layers=10)) == pytest.approx(954)
+    probed = replace(alone, limits={"flashmla_schedule_ns_per_row": 100})
     assert surcharge(_rows(30000), probed) == pytest.approx(3000)
 
 
@@ -312,4 +318,39 @@ def test_more_work_items_than_flashinfer_plans_for_are_refused() -> None:
     assert flashinfer.FA3_WORKS.check(Batch.extend([0] * 64, [2048] * 64), _SETTING) is None
     assert "work items" in str(
         flashinfer.FA3_WORKS.check(Batch.extend([0] * 3000, [32] * 3000), _SETTING)
+    )
+
+
+@pytest.mark.parametrize(
+    ("model", "heads", "allowed"),
+    [
+        ("deepseek-v3.2", 128, True), ("deepseek-v3.2", 8, True), ("glm-5", 64, True),
+        ("tiny", 4, False), ("deepseek-v3.2", 256, False),
+    ],
+)  # fmt: skip
+def test_fa3_over_a_selection_is_built_for_one_width_and_up_to_128_heads(
+    model: str, heads: int, allowed: bool
+) -> None:
+    setting = replace(_SETTING, profile=profile_of(model), heads=heads)
+    reason = sglang_kernel.FA3_SPARSE_SHAPE.check(_rows(8), setting)
+
+    assert (reason is None) == allowed
+    assert allowed or f"{heads} heads" in str(reason)
+
+
+@pytest.mark.parametrize(
+    ("heads", "most"), [(128, 32767), (16, 262143), (4, 1048575), (1, 1048575)]
+)
+def test_fa3_over_a_selection_ends_where_an_int32_offset_does(heads: int, most: int) -> None:
+    # Of the output (heads * 512 a row) or of the page table (2048 a row), whichever is wider.
+    setting = replace(_SETTING, heads=heads)
+
+    assert _limit(sglang_kernel.FA3_SPARSE_OFFSETS, setting, 8, 2**21) == most
+    assert most * max(heads * 512, 2048) < 2**31 <= (most + 1) * max(heads * 512, 2048)
+
+
+def test_splitting_a_selection_is_for_few_rows() -> None:
+    assert _limit(limits.FEW_ROWS, _SETTING, 8, 4096) == 64
+    assert limits.FEW_ROWS.check(Batch.decode([9] * 65), _SETTING) == (
+        "65 rows pass the 64 that splitting each row's selection is made for"
     )

@@ -12,8 +12,11 @@ import torch
 from nsa_tune import Batch
 from nsa_tune.backend.costmodel.features import Features
 from nsa_tune.backend.hardware.detect import KNOWN
+from nsa_tune.backend.kernels import split_sparse_mla
+from nsa_tune.backend.kernels.sparse_mla import sparse_mla_reference
 from nsa_tune.backend.libraries.flash_mla import calls as flash_mla
 from nsa_tune.backend.libraries.flashinfer import calls as flashinfer
+from nsa_tune.backend.libraries.sglang_kernel import calls as sglang_kernel
 from nsa_tune.backend.points import point_of
 from nsa_tune.backend.points.prefill.case import prefill_case
 from nsa_tune.backend.types.layouts import KVLayout
@@ -58,8 +61,6 @@ def attend(
     q: torch.Tensor, latents: torch.Tensor, indices: torch.Tensor, scale: float
 ) -> torch.Tensor:
     """What a sparse kernel computes, for the library's edge in these tests."""
-    from nsa_tune.backend.kernels.sparse_mla import sparse_mla_reference
-
     return sparse_mla_reference(q, latents, indices, scale, 128)
 
 
@@ -121,7 +122,10 @@ def test_trtllm_gets_pages_slots_and_the_lengths_before_selection(
     ("change", "names"),
     [
         (lambda s: s, ["flashmla_kv", "flashmla_sparse", "triton"]),
-        (lambda s: replace(s, layout=KVLayout.BF16), ["flashmla_sparse", "triton"]),
+        (
+            lambda s: replace(s, layout=KVLayout.BF16),
+            ["fa3", "flashmla_sparse", "triton", "triton_split"],
+        ),
         (
             lambda s: replace(s, layout=KVLayout.BF16, device=KNOWN["NVIDIA B200"]),
             ["trtllm", "flashmla_sparse", "triton"],
@@ -177,3 +181,59 @@ def test_the_last_wave_takes_as_long_as_its_longest_query() -> None:
 
     assert uneven[name] == pytest.approx(66 * 1411)
     assert equal[name] == pytest.approx(66 * 690)
+
+
+def fa3_sparse(
+    q_nope: torch.Tensor, q_rope: torch.Tensor, pool: torch.Tensor, indices: torch.Tensor,
+    lengths: torch.Tensor, starts: torch.Tensor, scale: float,
+) -> torch.Tensor:  # fmt: skip
+    """FlashAttention-3's contract: the leading indices count, and are read unchecked."""
+    counts = torch.arange(indices.shape[1]) < lengths[:, None]
+    assert bool((indices[counts] >= 0).all())
+    assert starts.tolist() == list(range(len(lengths) + 1))
+    assert q_nope.stride(-1) == q_rope.stride(-1) == 1
+    chosen = torch.where(counts, indices, -1)
+    return sparse_mla_reference(torch.cat((q_nope, q_rope), -1), pool, chosen, scale, 128)
+
+
+@pytest.mark.parametrize("batch", BATCHES, ids=str)
+@pytest.mark.parametrize("name", ["fa3", "triton_split"])
+def test_an_arm_over_a_bf16_pool_passes_what_its_kernel_reads(
+    batch: Batch, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sglang_kernel, "fa3_sparse", fa3_sparse)
+    monkeypatch.setattr(
+        split_sparse_mla, "split_sparse_mla", split_sparse_mla.split_sparse_mla_reference
+    )
+    case = prefill_case(batch, replace(TINY, layout=KVLayout.BF16), CPU)
+    output = DECODE.arm(name).build(case)()
+
+    assert output.shape == (batch.q_tokens, 4, 32)
+    assert case.error_of(output) < case.tolerance
+
+
+def test_only_the_arm_with_a_schedule_has_a_cost_of_a_pass() -> None:
+    assert [arm.name for arm in DECODE.arms if arm.first is not None] == ["flashmla_kv"]
+
+
+def test_a_layer_reads_the_schedule_of_its_pass_and_the_first_makes_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given = []
+
+    def kernel(
+        q: torch.Tensor, pool: torch.Tensor, indices: torch.Tensor, scale: float, schedule: object
+    ) -> torch.Tensor:
+        given.append(schedule)
+        return q[..., :128]
+
+    monkeypatch.setattr(flash_mla, "sparse_decode", kernel)
+    monkeypatch.setattr(flash_mla, "new_schedule", object)
+    arm, case = DECODE.arm("flashmla_kv"), prefill_case(BATCHES[1], TINY, CPU)
+    assert arm.first is not None
+    later, first = arm.build(case), arm.first(case)
+    for run in (later, later, first, first):
+        assert run().shape == (3, 4, 32)
+
+    assert given[0] is given[1]
+    assert len({id(one) for one in given}) == 3

@@ -15,12 +15,14 @@ from nsa_tune import Batch, BatchError
 from nsa_tune.backend.costmodel.features import Features
 from nsa_tune.backend.hardware.detect import KNOWN
 from nsa_tune.backend.libraries.flashinfer import calls as flashinfer
+from nsa_tune.backend.libraries.sglang_kernel import calls as sglang_kernel
 from nsa_tune.backend.points import point_of
 from nsa_tune.backend.points.prefill.case import PrefillCase, prefill_case
 from nsa_tune.backend.types.layouts import KVLayout
 from nsa_tune.backend.types.point import Setting
 from nsa_tune.backend.types.profiles import profile_of
 from nsa_tune.backend.types.records import Device
+from tests.backend.points.test_decode import fa3_sparse
 
 PREFILL = point_of("prefill")
 CPU = torch.device("cpu")
@@ -117,7 +119,7 @@ def test_hopper_times_its_kernels_and_a_cpu_times_torch() -> None:
     ]  # fmt: skip
     bf16 = replace(H100, layout=KVLayout.BF16)
     assert [arm.name for arm in PREFILL.candidates(bf16)] == [
-        "mha/fa3", "mha/fa2", "mha/sdpa", "mla/flashmla_sparse",
+        "mha/fa3", "mha/fa2", "mha/sdpa", "mla/flashmla_sparse", "mla/fa3",
     ]  # fmt: skip
     assert [arm.name for arm in PREFILL.candidates(TINY)] == [
         "mha/torch", "mla/torch_sparse", "mla/torch_kv",
@@ -318,3 +320,19 @@ def test_a_kernel_is_not_planned_for_a_profile_that_it_cannot_take() -> None:
 
     allowed = [a.name for a in PREFILL.candidates(tiny) if a.allowed(batch, tiny) is None]
     assert allowed == ["mha/sdpa"]
+
+
+@pytest.mark.parametrize("batch", BATCHES, ids=str)
+def test_fa3_reads_the_bf16_pool_by_the_selection(
+    batch: Batch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sglang_kernel, "fa3_sparse", fa3_sparse)
+    case = prefill_case(batch, replace(TINY, layout=KVLayout.BF16), CPU)
+    output = PREFILL.arm("mla/fa3").build(case)()
+
+    assert output.shape == (batch.q_tokens, 4, 32)
+    assert case.error_of(output) < case.tolerance
+
+
+def test_only_the_arm_with_a_schedule_has_a_cost_of_a_pass() -> None:
+    assert [arm.name for arm in PREFILL.arms if arm.first is not None] == ["mla/flashmla_kv"]

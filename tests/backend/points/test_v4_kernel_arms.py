@@ -65,8 +65,9 @@ def values(pool: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
 def sparse_decode_two_pools(
     q: torch.Tensor, pool: torch.Tensor, indices: torch.Tensor, lengths: torch.Tensor,
     extra_pool: torch.Tensor, extra_indices: torch.Tensor, extra_lengths: torch.Tensor,
-    scale: float, sink: torch.Tensor,
+    scale: float, sink: torch.Tensor, schedule: object,
 ) -> torch.Tensor:  # fmt: skip
+    assert schedule is not None
     assert q.shape[1] == 1 and q.shape[2] in (64, 128)
     parts, counts = [], []
     for tokens, chosen, length in (
@@ -89,8 +90,32 @@ def test_a_kernel_arm_passes_what_its_kernel_reads(
 ) -> None:
     monkeypatch.setattr(flash_mla, "sparse_forward", sparse_forward)
     monkeypatch.setattr(flash_mla, "sparse_decode_two_pools", sparse_decode_two_pools)
+    monkeypatch.setattr(flash_mla, "new_schedule", object)
     case = v4_prefill_case(batch, replace(TINY, heads=heads), ratio, torch.device("cpu"))
     output = POINTS[f"v4_prefill_c{ratio}"].arm(arm).build(case)()
 
     assert output.shape == (batch.q_tokens, heads, RANK + ROPE)
     assert case.error_of(output) < case.tolerance
+
+
+def test_the_layers_of_a_pass_share_a_schedule_and_the_first_makes_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given = []
+
+    def kernel(q: torch.Tensor, *operands: object) -> torch.Tensor:
+        given.append(operands[-1])
+        return q
+
+    monkeypatch.setattr(flash_mla, "sparse_decode_two_pools", kernel)
+    monkeypatch.setattr(flash_mla, "new_schedule", object)
+    case = v4_prefill_case(BATCHES[1], TINY, 4, torch.device("cpu"))
+    arm = POINTS["v4_prefill_c4"].arm("with_kvcache")
+    assert arm.first is not None
+    later, first = arm.build(case), arm.first(case)
+    for run in (later, later, first, first):
+        run()
+
+    assert given[0] is given[1]
+    assert len({id(one) for one in given}) == 3
+    assert POINTS["v4_prefill_c4"].arm("sparse_fwd").first is None

@@ -67,3 +67,17 @@ def test_a_model_names_the_layouts_of_its_family() -> None:
     assert family_of("deepseek-v3.2") == family_of(None) == family_of("unheard of") == "dsa"
     with pytest.raises(UnknownName, match="unknown KV dtype 'bf16'; use one of: fp8"):
         profile_of("deepseek-v4").layout("bf16")
+
+
+@pytest.mark.parametrize(
+    ("model", "layers", "alike"),
+    [
+        ("deepseek-v3.2", 61, 61),
+        ("glm-5", 78, 78),
+        # Those of one compression ratio share what is computed once a pass.
+        ("deepseek-v4", 61, 30),
+        ("deepseek-v4-flash", 43, 21),
+    ],
+)
+def test_a_profile_knows_how_many_layers_share_a_pass(model: str, layers: int, alike: int) -> None:
+    assert (profile_of(model).layers, profile_of(model).alike) == (layers, alike)

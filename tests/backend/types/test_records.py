@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 import pytest
 
 from nsa_tune.backend.types.records import Key
-from tests.records import KEY
+from tests.records import KEY, failed, ok
 
 
 def test_digest_is_frozen() -> None:
@@ -34,3 +34,20 @@ def test_differences_name_each_field_and_library() -> None:
         ("triton", "absent", "3.9.0"),
         ("heads", "128", "64"),
     ]
+
+
+def test_a_layer_s_share_of_a_pass_is_added_to_all_its_times() -> None:
+    row = replace(ok("extend:0+64", latency_us=100.0), pass_us=30.0)
+    shared = row.amortised(10)
+
+    assert (shared.latency_us, shared.low_us, shared.high_us) == (103.0, 53.0, 203.0)
+    assert shared.pass_us == 30.0
+    assert row.amortised(1).latency_us == 130.0
+
+
+def test_where_nothing_is_shared_a_row_stays_as_it_is() -> None:
+    rows = [ok("extend:0+64"), failed("extend:0+64", "mla", "no kernel")]
+    rows.append(replace(rows[0], pass_us=0.0))
+    rows.append(replace(rows[1], pass_us=5.0))
+
+    assert [row.amortised(61) for row in rows] == rows

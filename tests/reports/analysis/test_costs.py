@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import prod
 
 import pytest
@@ -114,3 +115,15 @@ def test_a_kernel_of_other_devices_is_no_limit_of_a_cell() -> None:
     assert {choice for cell in kernel.cells for choice in cell.forbidden} <= here
     assert {choice for cell in sparse.cells for choice in cell.forbidden} <= here
     assert {choice for cell in path.cells for choice in cell.forbidden} == {"mha"}
+
+
+def test_a_cell_s_times_have_a_layer_s_share_of_the_pass() -> None:
+    point = toy_point(None)
+    table = toy_table(point)
+    rows = tuple(replace(row, pass_us=6100.0) for row in table.measurements)
+    shared = build([replace(table, measurements=rows)], points={"toy": point})
+
+    plain = {cell.word: cell for cell in _question().cells}
+    for cell in shared.sections[0].questions[0].cells:
+        for choice, time in cell.times.items():
+            assert time.latency_us == pytest.approx(plain[cell.word].times[choice].latency_us + 100)

@@ -3,9 +3,9 @@
 The indexer then hands over offsets into the batch's own keys instead of pool slots, and SGLang
 makes what these need when it prepares the pass (dsa_backend.py, 0.5.15: 904-932, 0.5.23:
 1310-1345): a `repeat_interleave` whose length the host must read from the device; with a prefix
-also a slice a sequence and a Python `sum` over a tensor. No arm's time holds that, for an arm is
-one layer. It is charged to the arm here, divided by the layers, so that flashmla_sparse is taken
-only where all layers together gain more than it costs.
+also a slice a sequence and a Python `sum` over a tensor. No measurement holds that, for it is the
+engine's own work. It is added here to what the arm takes once a pass, so that flashmla_sparse is
+taken only where all layers together gain more than it costs.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ def cost_us(batch: Batch) -> float:
 
 @cache
 def charged(dispatcher: Dispatcher, layers: int) -> Dispatcher:
-    """`dispatcher`, with that cost in flashmla_sparse's times, for a model of `layers` layers."""
+    """`dispatcher`, with that cost in flashmla_sparse's passes, for a model of `layers` layers."""
     table = dispatcher.table
     assert table is not None, "only a table steers"
-    rows = [_charged(row, layers) for row in table.measurements if row.point == _POINT]
+    rows = [_charged(row) for row in table.measurements if row.point == _POINT]
     policies = dict(dispatcher.policies)
-    setting = dispatcher.setting
+    setting = replace(dispatcher.setting, layers=layers)
     policies[_POINT] = Policy.fit(policies[_POINT].point, setting, rows)
     return Dispatcher(
         setting, policies.values(), source=dispatcher.source, table=table,
@@ -49,14 +49,7 @@ def charged(dispatcher: Dispatcher, layers: int) -> Dispatcher:
     )  # fmt: skip
 
 
-def _charged(row: Measurement, layers: int) -> Measurement:
+def _charged(row: Measurement) -> Measurement:
     if row.arm != _ARM or row.latency_us is None:
         return row
-    more = cost_us(Batch.parse(row.batch)) / layers
-    low, high = row.low_us, row.high_us
-    return replace(
-        row,
-        latency_us=row.latency_us + more,
-        low_us=None if low is None else low + more,
-        high_us=None if high is None else high + more,
-    )
+    return replace(row, pass_us=(row.pass_us or 0.0) + cost_us(Batch.parse(row.batch)))

@@ -11,7 +11,7 @@ from nsa_tune.backend import libraries as providers
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["sparse_decode", "sparse_decode_two_pools", "sparse_forward"]
+__all__ = ["new_schedule", "sparse_decode", "sparse_decode_two_pools", "sparse_forward"]
 
 
 @cache
@@ -60,24 +60,30 @@ def sparse_forward(
     return out
 
 
+def new_schedule() -> Any:
+    """The schedule of one pass, empty: the first call that gets it computes it, later ones read it.
+
+    It is bound to the shapes and values of that call, so that each batch needs its own.
+    """
+    return _module().get_mla_metadata()[0]
+
+
 def sparse_decode(
-    q: torch.Tensor, pool: torch.Tensor, indices: torch.Tensor, scale: float
+    q: torch.Tensor, pool: torch.Tensor, indices: torch.Tensor, scale: float, schedule: Any
 ) -> torch.Tensor:
-    """flash_mla_with_kvcache over a packed fp8 pool, its schedule computed anew.
+    """flash_mla_with_kvcache over a packed fp8 pool.
 
     Args:
         q: [rows, 1, 64 or 128, 576] bf16.
         pool: [pages, page size, 1, 656] e4m3.
         indices: [rows, 1, topk] int32 slots of the pool, -1 where empty.
         scale: softmax scale.
+        schedule: of `new_schedule`.
 
     Returns:
         [rows, 1, heads, 512] bf16.
     """
-    module = _module()
-    call = module.flash_mla_with_kvcache
-    # A schedule is bound to its first call's shapes and values, so each call gets a fresh one.
-    schedule, _ = module.get_mla_metadata()
+    call = _module().flash_mla_with_kvcache
     out: torch.Tensor = call(
         q=q,
         k_cache=pool,
@@ -104,8 +110,9 @@ def sparse_decode_two_pools(
     extra_lengths: torch.Tensor | None,
     scale: float,
     sink: torch.Tensor,
+    schedule: Any,
 ) -> torch.Tensor:
-    """flash_mla_with_kvcache over V4's window and compressed tokens, its schedule computed anew.
+    """flash_mla_with_kvcache over V4's window and compressed tokens.
 
     Args:
         q: [rows, 1, 64 or 128, 512] bf16.
@@ -117,14 +124,12 @@ def sparse_decode_two_pools(
         extra_lengths: [rows] int32.
         scale: softmax scale.
         sink: [heads] fp32, a logit that takes part in the softmax and has no value.
+        schedule: of `new_schedule`.
 
     Returns:
         [rows, 1, heads, 512] bf16.
     """
-    module = _module()
-    call = module.flash_mla_with_kvcache
-    # As above: bound to its first call's shapes and lengths.
-    schedule, _ = module.get_mla_metadata()
+    call = _module().flash_mla_with_kvcache
     out: torch.Tensor = call(
         q=q,
         k_cache=pool,

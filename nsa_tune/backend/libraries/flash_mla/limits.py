@@ -136,12 +136,13 @@ def _schedule(setting: Setting) -> tuple[Limit, ...]:
 
 def schedule_surcharge(setting: Setting) -> str:
     """The formula of the microseconds that a schedule takes more beyond the cliff of a build that
-    survives it."""
+    survives it: a layer's share, as it is computed once a pass."""
     limit = schedule_rows(setting)
     if limit is None:
         return "0.0"
     per_row = setting.limits.get("flashmla_schedule_ns_per_row", _SLOW_NS_PER_ROW)
-    return f"(0.0 if q_tokens <= {limit} else q_tokens * {per_row} / 1e3)"
+    share = per_row / 1e3 / setting.sharing
+    return f"(0.0 if q_tokens <= {limit} else q_tokens * {share!r})"
 
 
 # --- offsets, memory and shapes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from nsa_tune.backend.libraries.flash_mla import limits as flash_mla
 from nsa_tune.backend.libraries.flashinfer import limits as flashinfer
+from nsa_tune.backend.libraries.sglang_kernel import limits as sglang_kernel
 from nsa_tune.backend.points import limits
 from nsa_tune.backend.points.prefill import mla
 from nsa_tune.backend.types.layouts import KVLayout
@@ -14,12 +15,18 @@ __all__ = ["ARMS"]
 _BF16 = frozenset({KVLayout.BF16})
 _PACKED = frozenset({KVLayout.FP8_PACKED})
 _BOTH = _BF16 | _PACKED
+_HOPPER = frozenset({"sm90"})
 _BLACKWELL = frozenset({"sm100", "sm103"})
 
 ARMS = (
     Arm(
         "flashmla_kv", mla.build_flashmla_kv, _PACKED, "flash_mla", flash_mla.ARCHS,
         (limits.SOME_ROWS, *flash_mla.DECODE_KERNEL), surcharge=flash_mla.schedule_surcharge,
+        first=mla.first_flashmla_kv,
+    ),
+    Arm(
+        "fa3", mla.build_fa3, _BF16, "sglang_kernel", _HOPPER,
+        (limits.SOME_ROWS, *sglang_kernel.FA3_SPARSE),
     ),
     Arm(
         "trtllm", mla.build_trtllm, _BF16, "flashinfer", _BLACKWELL,
@@ -32,6 +39,10 @@ ARMS = (
     Arm(
         "triton", mla.build_triton, _BOTH, archs=ANY_GPU,
         guards=(limits.SOME_ROWS, limits.TRITON_SHAPE),
+    ),
+    Arm(
+        "triton_split", mla.build_triton_split, _BF16, archs=_HOPPER,
+        guards=(limits.SOME_ROWS, limits.TRITON_SHAPE, limits.FEW_ROWS),
     ),
     Arm("torch_kv", mla.build_torch_kv, _PACKED, reference=True),
     Arm("torch_sparse", mla.build_torch_selected, _BOTH, reference=True),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from nsa_tune.backend.libraries.flash_mla import limits as flash_mla
 from nsa_tune.backend.libraries.flashinfer import limits as flashinfer
+from nsa_tune.backend.libraries.sglang_kernel import limits as sglang_kernel
 from nsa_tune.backend.points import limits
 from nsa_tune.backend.points.prefill import features, mha, mla
 from nsa_tune.backend.types.layouts import KVLayout
@@ -12,6 +13,7 @@ from nsa_tune.backend.types.point import ANY_GPU, Arm
 __all__ = ["MHA", "MLA"]
 
 _ANY = frozenset({KVLayout.BF16, KVLayout.FP8_PACKED})
+_BF16 = frozenset({KVLayout.BF16})
 _PACKED = frozenset({KVLayout.FP8_PACKED})
 _HOPPER = frozenset({"sm90"})
 _BLACKWELL = frozenset({"sm100", "sm103"})
@@ -47,6 +49,11 @@ MLA = (
         "mla/flashmla_kv", mla.build_flashmla_kv, _PACKED, "flash_mla", flash_mla.ARCHS,
         (limits.SOME_ROWS, *flash_mla.DECODE_KERNEL),
         surcharge=flash_mla.schedule_surcharge, features=features.OF_FLASHMLA_KV,
+        first=mla.first_flashmla_kv,
+    ),
+    Arm(
+        "mla/fa3", mla.build_fa3, _BF16, "sglang_kernel", _HOPPER,
+        (limits.SOME_ROWS, *sglang_kernel.FA3_SPARSE), features=features.OF_MLA,
     ),
     Arm(
         # Not where FlashMLA runs: so many times slower there that a sweep would be mostly its time.

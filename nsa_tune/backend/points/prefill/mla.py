@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nsa_tune.backend.libraries.flash_mla.limits import padded_heads
 from nsa_tune.backend.points.prefill.mha import read_back
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from nsa_tune.backend.points.prefill.case import PrefillCase
 
 __all__ = [
+    "build_fa3",
     "build_flashmla_kv",
     "build_flashmla_selected",
     "build_flashmla_sparse",
@@ -22,7 +23,9 @@ __all__ = [
     "build_torch_selected",
     "build_torch_sparse",
     "build_triton",
+    "build_triton_split",
     "build_trtllm",
+    "first_flashmla_kv",
 ]
 
 _GATHERED_AT_ONCE = 2**17
@@ -133,6 +136,20 @@ def build_flashmla_selected(case: PrefillCase) -> Run:
 
 def build_flashmla_kv(case: PrefillCase) -> Run:
     """flash_mla_with_kvcache: the decode kernel over the packed pool, one row a query."""
+    from nsa_tune.backend.libraries.flash_mla import calls as flash_mla
+
+    schedule = flash_mla.new_schedule()
+    return _flashmla_kv(case, lambda: schedule)
+
+
+def first_flashmla_kv(case: PrefillCase) -> Run:
+    """The same in the first layer of a pass, which computes the schedule for all."""
+    from nsa_tune.backend.libraries.flash_mla import calls as flash_mla
+
+    return _flashmla_kv(case, flash_mla.new_schedule)
+
+
+def _flashmla_kv(case: PrefillCase, schedule: Callable[[], Any]) -> Run:
     import torch
 
     from nsa_tune.backend.libraries.flash_mla import calls as flash_mla
@@ -145,8 +162,42 @@ def build_flashmla_kv(case: PrefillCase) -> Run:
 
     def run() -> torch.Tensor:
         q = _absorb(case, padded)[:, None]
-        out = flash_mla.sparse_decode(q, pool, indices, case.profile.softmax_scale)
+        scale = case.profile.softmax_scale
+        out = flash_mla.sparse_decode(q, pool, indices, scale, schedule())
         return _project(case, out[:, 0])
+
+    return run
+
+
+def build_fa3(case: PrefillCase) -> Run:
+    """FlashAttention-3 over the bf16 pool: pages of one token, the selection as the page table."""
+    import torch
+
+    from nsa_tune.backend.libraries.sglang_kernel import calls as sglang_kernel
+
+    rank, scale, indices = case.profile.rank, case.profile.softmax_scale, case.paged_indices
+    lengths = case.topk_length
+    starts = torch.arange(len(lengths) + 1, dtype=torch.int32, device=case.device)
+
+    def run() -> torch.Tensor:
+        q = _absorb(case, case.heads)
+        nope, rope = q[..., :rank], q[..., rank:]
+        out = sglang_kernel.fa3_sparse(nope, rope, case.pool, indices, lengths, starts, scale)
+        return _project(case, out)
+
+    return run
+
+
+def build_triton_split(case: PrefillCase) -> Run:
+    """nsa-tune's kernel for few rows over a bf16 pool: each row's selection is split."""
+    from nsa_tune.backend.kernels import split_sparse_mla
+
+    rank, scale, indices = case.profile.rank, case.profile.softmax_scale, case.paged_indices
+
+    def run() -> torch.Tensor:
+        q = _absorb(case, case.heads)
+        out = split_sparse_mla.split_sparse_mla(q, case.pool, indices, scale, rank)
+        return _project(case, out)
 
     return run
 

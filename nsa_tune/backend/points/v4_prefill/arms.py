@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nsa_tune.backend.libraries.flash_mla.limits import (
     ARCHS,
@@ -95,6 +95,20 @@ def _build_with_kvcache(case: V4PrefillCase) -> Callable[[], torch.Tensor]:
     """flash_mla_with_kvcache over both pools."""
     from nsa_tune.backend.libraries.flash_mla import calls as flash_mla
 
+    schedule = flash_mla.new_schedule()
+    return _with_kvcache(case, lambda: schedule)
+
+
+def _first_with_kvcache(case: V4PrefillCase) -> Callable[[], torch.Tensor]:
+    """The same in the first layer of a pass, which computes the schedule for all of its ratio."""
+    from nsa_tune.backend.libraries.flash_mla import calls as flash_mla
+
+    return _with_kvcache(case, flash_mla.new_schedule)
+
+
+def _with_kvcache(case: V4PrefillCase, schedule: Callable[[], Any]) -> Callable[[], torch.Tensor]:
+    from nsa_tune.backend.libraries.flash_mla import calls as flash_mla
+
     pad, sink = _padded(case), _padded_sink(case)
     indices = case.paged(case.window_indices, case.window_slots)[:, None]
     extra = case.paged(case.extra_indices, case.extra_slots)[:, None]
@@ -104,7 +118,7 @@ def _build_with_kvcache(case: V4PrefillCase) -> Callable[[], torch.Tensor]:
     def run() -> torch.Tensor:
         out = flash_mla.sparse_decode_two_pools(
             pad()[:, None], case.window_pool.rows, indices, lengths, case.extra_pool.rows, extra,
-            extra_lengths, case.profile.softmax_scale, sink,
+            extra_lengths, case.profile.softmax_scale, sink, schedule(),
         )  # fmt: skip
         return out[:, 0, : case.heads]
 
@@ -184,6 +198,7 @@ def arms_of(ratio: int) -> tuple[Arm, ...]:
             ARCHS,
             paged,
             surcharge=schedule_surcharge,
+            first=_first_with_kvcache,
         ),
         Arm("torch_sparse", _build_torch_sparse, _V4, guards=both[:1], reference=True),
         Arm("torch_kv", _build_torch_kv, _V4, guards=both[:1], reference=True),

@@ -1,0 +1,1 @@
+"""sglang-kernel: FlashAttention-3 over a selection, and SGLang's top-k."""

@@ -1,0 +1,39 @@
+"""sglang-kernel's limits: shapes and int32 offsets of its FlashAttention-3 over selected tokens."""
+
+from __future__ import annotations
+
+from nsa_tune.backend.types.formula import Limit
+from nsa_tune.backend.types.point import Guard, Setting
+
+__all__ = ["FA3_SPARSE", "FA3_SPARSE_OFFSETS", "FA3_SPARSE_SHAPE"]
+
+_INT32 = 2**31
+
+
+def _shape(setting: Setting) -> tuple[Limit, ...]:
+    profile = setting.profile
+    if (profile.rank, profile.rope) == (512, 64) and setting.heads <= 128:
+        return ()
+    why = (
+        "FlashAttention-3 over selected tokens is built for latents of 512 + 64 values and up to "
+        f"128 heads, {profile.name} has {profile.rank} + {profile.rope} and {setting.heads} heads"
+    )
+    return (Limit("True", why),)
+
+
+def _offsets(setting: Setting) -> tuple[Limit, ...]:
+    most = (_INT32 - 1) // max(setting.profile.index_topk, setting.heads * setting.profile.rank)
+    why = f"{{q_tokens}} rows pass {most}, behind which offsets of a page table or output overflow"
+    return (Limit(f"q_tokens > {most}", why),)
+
+
+FA3_SPARSE_SHAPE = Guard(
+    "fa3_sparse_shape", "formula", "sglang-kernel 0.4.5 flash_ops: hdim 64, v 512, sm90 bf16 only",
+    _shape,
+)  # fmt: skip
+FA3_SPARSE_OFFSETS = Guard(
+    "fa3_sparse_offsets", "formula", "sglang-kernel 0.4.5 flash_ops: int32 page table and strides",
+    _offsets,
+)  # fmt: skip
+FA3_SPARSE = (FA3_SPARSE_SHAPE, FA3_SPARSE_OFFSETS)
+"""Of `fa3_sparse`."""
