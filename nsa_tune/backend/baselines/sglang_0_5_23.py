@@ -55,6 +55,16 @@ def _indexer_metadata(setting: Setting) -> str:
     return "torch" if setting.device.arch == "cpu" else "deep_gemm"
 
 
+def _indexer_prefill(setting: Setting) -> str:
+    # In chunks only where the logits pass 0.3 of the memory, or 0.2 of what is free; above a
+    # quarter of the memory nothing else is allowed here.
+    return "torch" if setting.device.arch == "cpu" else "ragged"
+
+
+def _indexer_topk(setting: Setting) -> str:
+    return "torch" if setting.device.arch == "cpu" else "sglang"
+
+
 SGLANG_0_5_23 = Baseline(
     "SGLang 0.5.23",
     {
@@ -66,5 +76,13 @@ SGLANG_0_5_23 = Baseline(
         "indexer_layout": Default(_indexer_layout, "layers/attention/dsa_backend.py:938"),
         "decode": Default(_decode, "arg_groups/overrides.py:716"),
         "indexer_metadata": Default(_indexer_metadata, "layers/attention/dsa_backend.py:938"),
+        "indexer_prefill": Default(
+            _indexer_prefill,
+            "layers/attention/dsa/dsa_indexer.py:1463, mqa_logits_utils.py:20",
+        ),
+        "indexer_topk": Default(
+            _indexer_topk,
+            "layers/attention/dsa/dsa_topk_backend.py:30, arg_groups/fields/exec_.py:386",
+        ),
     },
 )

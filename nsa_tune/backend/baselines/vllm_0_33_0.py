@@ -80,6 +80,18 @@ def _indexer_metadata(setting: Setting) -> str:
     return "torch" if setting.device.arch == "cpu" else "deep_gemm"
 
 
+def _indexer_prefill(setting: Setting) -> str | Switch:
+    # 512 MiB of logits at a time: VLLM_SPARSE_INDEXER_MAX_LOGITS_MB.
+    if setting.device.arch == "cpu":
+        return "torch"
+    return Switch(f"q_tokens * kv_tokens * 4 > {2**29}", "chunked", "ragged")
+
+
+def _indexer_topk(setting: Setting) -> str:
+    # Kernels of its own: per_row in prefill; in decode cooperative up to 64 rows, and persistent.
+    return "torch" if setting.device.arch == "cpu" else "vllm"
+
+
 def _v4_prefill(setting: Setting) -> str:
     return "torch_sparse" if setting.device.arch == "cpu" else "sparse_fwd"
 
@@ -102,6 +114,8 @@ VLLM_0_33_0 = Baseline(
             _indexer_layout, "v1/attention/backends/mla/indexer.py:958, utils/deep_gemm.py:684"
         ),
         "indexer_metadata": Default(_indexer_metadata, "v1/attention/backends/mla/indexer.py:1747"),
+        "indexer_prefill": Default(_indexer_prefill, "v1/attention/backends/mla/indexer.py:1506"),
+        "indexer_topk": Default(_indexer_topk, "indexer_topk.py:22"),
         "v4_prefill_c4": Default(_v4_prefill, "models/deepseek_v4/nvidia/flashmla.py:390"),
         "v4_prefill_c128": Default(_v4_prefill, "models/deepseek_v4/nvidia/flashmla.py:390"),
     },

@@ -113,6 +113,11 @@ class Plan:
     """The sparse kernel that decodes: "flashmla_kv", "flashmla_sparse", ...; None in extend."""
     indexer_metadata: str | None
     """Who schedules the indexer's paged logits, where they are: "deep_gemm" or "triton"."""
+    indexer_prefill: str | None
+    """How the indexer scores keys: "ragged", "paged" or "chunked"; None unless in extend, and where
+    every token is selected anyway."""
+    indexer_topk: str | None
+    """Who selects the keys: "sglang", "sampled" or "flashinfer"; None where all are."""
     topk_transform: str | None
     """"paged" or "ragged": how the indexer's top-k hands its indices to the sparse kernel."""
     dequantize_prefix: bool | None

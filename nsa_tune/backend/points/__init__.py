@@ -8,6 +8,8 @@ from nsa_tune._errors import UnknownName, UsageError
 from nsa_tune.backend.points.decode import DECODE
 from nsa_tune.backend.points.indexer_layout import INDEXER_LAYOUT
 from nsa_tune.backend.points.indexer_metadata import INDEXER_METADATA
+from nsa_tune.backend.points.indexer_prefill import INDEXER_PREFILL
+from nsa_tune.backend.points.indexer_topk import INDEXER_TOPK
 from nsa_tune.backend.points.prefill import PREFILL
 from nsa_tune.backend.points.v4_prefill import V4_PREFILL
 from nsa_tune.backend.types.point import Point
@@ -22,6 +24,8 @@ POINTS: dict[str, Point] = {
         DECODE,
         INDEXER_LAYOUT,
         INDEXER_METADATA,
+        INDEXER_PREFILL,
+        INDEXER_TOPK,
         *V4_PREFILL,
     )
 }

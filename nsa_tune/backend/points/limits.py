@@ -10,7 +10,9 @@ __all__ = [
     "CHUNK_CAPACITY",
     "DENSE_EXACT",
     "FEW_ROWS",
+    "NOTHING_TO_SELECT",
     "NOT_CAPTURED",
+    "SAMPLED_TOPK",
     "SELECTION_BYTES",
     "SOME_ROWS",
     "TRITON_SHAPE",
@@ -36,6 +38,20 @@ def _not_captured(setting: Setting) -> tuple[Limit, ...]:
     return (Limit("captured", "dense MHA plans on the host, which a CUDA graph cannot hold"),)
 
 
+def _nothing_to_select(setting: Setting) -> tuple[Limit, ...]:
+    topk = setting.profile.index_topk
+    # A captured graph computes it at every context.
+    why = f"{{max_kv}} kv tokens are all selected, {topk} at most: nothing is scored"
+    return (Limit(f"max_kv <= {topk} and not captured", why),)
+
+
+def _sampled_topk(setting: Setting) -> tuple[Limit, ...]:
+    topk = setting.profile.index_topk
+    if topk <= _SAMPLED_TOPK:
+        return ()
+    return (Limit("True", f"sampled_topk selects up to {_SAMPLED_TOPK} scores, not {topk}"),)
+
+
 def _some_rows(setting: Setting) -> tuple[Limit, ...]:
     del setting
     return (Limit(NO_ROWS, "a kernel cannot be launched without a query"),)
@@ -55,6 +71,9 @@ def _selection_bytes(setting: Setting) -> tuple[Limit, ...]:
     return rows_in_quarter_of_memory(row_bytes, "gathered latents", setting)
 
 
+_SAMPLED_TOPK = 2048
+"""Half of the scores that it can list."""
+
 DENSE_EXACT = Guard(
     "dense_exact", "semantic", "the indexer selects index_topk tokens of at most as many",
     _dense_exact,
@@ -64,6 +83,14 @@ CHUNK_CAPACITY = Guard(
     _chunk_capacity,
 )  # fmt: skip
 NOT_CAPTURED = Guard("not_captured", "semantic", "SGLang 0.5.23 dsa_backend.py:4050", _not_captured)
+NOTHING_TO_SELECT = Guard(
+    "nothing_to_select", "semantic", "the indexer selects index_topk tokens of at most as many",
+    _nothing_to_select,
+)  # fmt: skip
+SAMPLED_TOPK = Guard(
+    "sampled_topk", "formula", "backend/kernels/sampled_topk.py: twice as many are listed",
+    _sampled_topk,
+)  # fmt: skip
 SOME_ROWS = Guard("some_rows", "semantic", "CUDA refuses a grid of 0 blocks", _some_rows)
 
 

@@ -1,12 +1,13 @@
-"""Paged pools with scattered pages: which slot of the pool holds which token of a batch."""
+"""Where a batch's tokens lie in a pool of scattered pages, and which of them its queries see."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
-__all__ = ["Paging", "scatter"]
+__all__ = ["Paging", "query_rows", "scatter"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,3 +46,21 @@ def scatter(lens: list[int], page_size: int, pool_slots: int, device: torch.devi
     offset = torch.arange(sum(lens), device=device) - starts[row]
     slots = free[first[row] + offset // page_size] * page_size + offset % page_size
     return Paging(starts, slots.int(), table)
+
+
+def query_rows(
+    lens: Sequence[tuple[int, int]], device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Which keys each query of a batch sees: those of its sequence up to its own.
+
+    Args:
+        lens: (prefix, new) of each sequence.
+
+    Returns:
+        The sequence of each query, [q tokens] int64, and how many keys it sees, [q tokens] int32.
+    """
+    prefix, new = torch.tensor(lens, device=device).unbind(1)
+    total = sum(one for _, one in lens)
+    sequence = torch.repeat_interleave(new, output_size=total)
+    row = torch.arange(total, device=device) - (new.cumsum(0) - new)[sequence]
+    return sequence, (prefix[sequence] + row + 1).int()

@@ -8,7 +8,7 @@ bounds.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -101,6 +101,19 @@ def _indexer(batch: Batch, setting: Setting) -> Work:
     return Work(flops, keys + queries + batch.pairs * _FP32, "fp8")
 
 
+def _gathered_indexer(batch: Batch, setting: Setting) -> Work:
+    """The same over keys that are gathered first: written, and read by the logits kernel."""
+    work, profile = _indexer(batch, setting), setting.profile
+    gathered = 2 * batch.kv_tokens * (profile.index_dim + _FP32)
+    return replace(work, moved=work.moved + gathered)
+
+
+def _topk(batch: Batch, setting: Setting) -> Work:
+    """No matrix product: each score is read and compared once, and the places are written."""
+    places = batch.q_tokens * (setting.profile.index_topk + 1) * _INT32
+    return Work(batch.pairs, batch.pairs * _FP32 + places, "bf16")
+
+
 def _schedule(batch: Batch, setting: Setting) -> Work:
     """No matrix product: each row's context is divided into splits, which are summed."""
     rows = batch.q_tokens
@@ -123,9 +136,13 @@ def _v4(name: str, batch: Batch, setting: Setting) -> Work:
 
 _POINTS: dict[str, Callable[[Batch, Setting], Work]] = {
     "decode": _mla, "indexer_layout": _indexer, "indexer_metadata": _schedule,
+    "indexer_topk": _topk,
     **{name: partial(_v4, name) for name, point in POINTS.items() if point.group == "v4_prefill"},
 }  # fmt: skip
 _WAYS: dict[tuple[str, str], Callable[[Batch, Setting], Work]] = {
     ("prefill", "mha"): _mha, ("prefill", "mla"): _mla,
+    ("indexer_prefill", "ragged"): _gathered_indexer,
+    ("indexer_prefill", "chunked"): _gathered_indexer, ("indexer_prefill", "paged"): _indexer,
+    ("indexer_prefill", "torch"): _gathered_indexer,
 }  # fmt: skip
 """By the point and the part of an arm's name before "/"."""

@@ -197,3 +197,17 @@ def test_vllm_widens_v4_s_pools_in_prefill_and_schedules_with_deep_gemm() -> Non
     assert _choose("v4_prefill_c4", batch, setting, VLLM) == "sparse_fwd"
     assert _choose("v4_prefill_c128", batch, setting, VLLM) == "sparse_fwd"
     assert _choose("indexer_metadata", Batch.decode([99]), setting, VLLM) == "deep_gemm"
+
+
+def test_both_engines_gather_the_indexer_s_keys_and_vllm_bounds_the_logits() -> None:
+    setting = _setting("sm90")
+    small, big = Batch.extend([4096], [1000]), Batch.extend([32768], [8192])
+
+    assert _choose("indexer_prefill", big, setting) == "ragged"
+    assert _choose("indexer_prefill", small, setting, VLLM) == "ragged"
+    assert _choose("indexer_prefill", big, setting, VLLM) == "chunked"
+    assert _choose("indexer_topk", Batch.decode([9000]), setting) == "sglang"
+    assert _choose("indexer_topk", Batch.decode([9000]), setting, VLLM) == "vllm"
+    for question in ("indexer_prefill", "indexer_topk"):
+        assert _choose(question, big, _setting("cpu")) == "torch"
+        assert _choose(question, big, _setting("cpu"), VLLM) == "torch"

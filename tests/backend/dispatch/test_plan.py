@@ -107,7 +107,8 @@ class _Counting:
 
 
 def _plan(origin: _Counting) -> Plan:
-    return Plan(_WARM, "mla", None, "flashmla_kv", None, None, None, "paged", False, True, origin)
+    kernels = ("mla", None, "flashmla_kv", None, None, None, None, None)
+    return Plan(_WARM, *kernels, "paged", False, True, origin)
 
 
 def test_reasons_are_made_when_they_are_looked_at() -> None:

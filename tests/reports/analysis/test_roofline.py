@@ -165,3 +165,21 @@ def test_a_table_without_ceilings_has_rates_and_no_roof() -> None:
 def test_bytes_a_second_are_flops_a_second_over_flops_a_byte(section: Section) -> None:
     for one in section.points[0].achieved:
         assert one.bytes_per_s == pytest.approx(one.flops_per_s / one.intensity)
+
+
+def test_a_selection_reads_each_score_that_a_query_sees_once() -> None:
+    batch = Batch.extend([32768], [8192])
+    work = work_of("indexer_topk", "sampled", batch, SETTING)
+
+    assert work is not None
+    assert work.moved == batch.pairs * 4 + 8192 * (2048 + 1) * 4
+    assert work.intensity < 1
+
+
+def test_gathered_keys_are_written_and_read_again() -> None:
+    batch = Batch.extend([32768], [8192])
+    works = {arm: work_of("indexer_prefill", arm, batch, SETTING) for arm in ("ragged", "paged")}
+
+    assert works["ragged"] is not None and works["paged"] is not None
+    assert works["ragged"].flops == works["paged"].flops == 2 * batch.pairs * 64 * 128
+    assert works["ragged"].moved == works["paged"].moved + 2 * 40960 * 132

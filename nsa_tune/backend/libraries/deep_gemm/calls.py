@@ -1,4 +1,4 @@
-"""DeepGEMM's paged MQA logits: the scores of the sparse-attention indexer."""
+"""DeepGEMM's MQA logits, paged and ragged: the scores of the sparse-attention indexer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from nsa_tune.backend.kernels.mqa_schedule import Split
 
-__all__ = ["paged_mqa_logits", "schedule", "schedule_split", "sms"]
+__all__ = ["paged_mqa_logits", "ragged_mqa_logits", "schedule", "schedule_split", "sms"]
 
 
 @cache
@@ -91,3 +91,31 @@ def paged_mqa_logits(
         q, pool, weights, context_lens, block_table, metadata, max_context, clean_logits=False
     )
     return logits
+
+
+def ragged_mqa_logits(
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    scales: torch.Tensor,
+    weights: torch.Tensor,
+    first: torch.Tensor,
+    end: torch.Tensor,
+) -> torch.Tensor:
+    """fp8_mqa_logits, as SGLang calls it in prefill (dsa_indexer.py) and vLLM (utils/deep_gemm.py).
+
+    Args:
+        q: [rows, heads, dim] e4m3, contiguous.
+        keys: [keys, dim] e4m3, contiguous: of all sequences, one behind the other.
+        scales: [keys] fp32, contiguous.
+        weights: [rows, heads] fp32.
+        first: [rows] int32: the first key that each query sees.
+        end: [rows] int32: where the keys end that it sees.
+
+    Returns:
+        [rows, keys] fp32; outside of a query's keys it holds nothing. Rows lie 256 to 511 values
+        further apart than they are long.
+    """
+    logits: torch.Tensor = _module().fp8_mqa_logits(
+        q, (keys, scales), weights, first, end, clean_logits=False
+    )
+    return logits[: len(q), : len(keys)]

@@ -14,7 +14,9 @@ __all__ = [
     "MQA_LOGITS_BYTES",
     "MQA_SHAPE",
     "NEXT_N_SM90",
+    "RAGGED_LOGITS_BYTES",
     "metadata_rows",
+    "ragged_logits_bytes",
 ]
 
 
@@ -91,6 +93,16 @@ def _mqa_logits_bytes(setting: Setting) -> tuple[Limit, ...]:
     return quarter_of_memory("q_tokens * ((max_kv + 255) // 256 * 1024)", "logits", setting)
 
 
+def ragged_logits_bytes(rows: str = "q_tokens") -> str:
+    """The formula of the bytes of ragged logits: each row is as wide as all keys together, and 256
+    more, in whole multiples of 256."""
+    return f"{rows} * ((kv_tokens + 511) // 256 * 1024)"
+
+
+def _ragged_logits_bytes(setting: Setting) -> tuple[Limit, ...]:
+    return quarter_of_memory(ragged_logits_bytes(), "logits", setting)
+
+
 def _mqa_shape(setting: Setting) -> tuple[Limit, ...]:
     profile = setting.profile
     heads = {32, 64} if setting.device.arch == "sm90" else {8, 16, 32, 64}
@@ -116,6 +128,9 @@ METADATA_ROWS = Guard(
 NEXT_N_SM90 = Guard("next_n_sm90", "formula", "DeepGEMM sm90_fp8_mqa_logits.hpp:363", _next_n)
 MQA_LOGITS_BYTES = Guard(
     "mqa_logits_bytes", "formula", "DeepGEMM csrc/apis/attention.hpp:245", _mqa_logits_bytes
+)
+RAGGED_LOGITS_BYTES = Guard(
+    "ragged_logits_bytes", "formula", "DeepGEMM csrc/apis/attention.hpp:80", _ragged_logits_bytes
 )
 MQA_SHAPE = Guard(
     "mqa_shape", "formula", "DeepGEMM csrc/apis/attention.hpp:198-403 host asserts", _mqa_shape

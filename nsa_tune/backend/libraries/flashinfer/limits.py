@@ -9,6 +9,7 @@ __all__ = [
     "FA2_WORKS",
     "FA3_WORKS",
     "RAGGED_SHAPE",
+    "TOPK_WORKS",
     "TRTLLM_RAGGED_WORKSPACE",
     "TRTLLM_SPARSE_SHAPE",
     "WORKSPACE_BYTES",
@@ -77,6 +78,19 @@ def _trtllm_sparse_shape(setting: Setting) -> tuple[Limit, ...]:
     return (Limit("True", why),)
 
 
+_FILTERED_TOPK = 2048
+"""FILTERED_TOPK_MAX_K."""
+
+
+def _topk_works(setting: Setting) -> tuple[Limit, ...]:
+    topk = setting.profile.index_topk
+    if topk > _FILTERED_TOPK:
+        why = f"FlashInfer's graph-safe top-k selects up to {_FILTERED_TOPK}, not {topk}"
+        return (Limit("True", why),)
+    why = f"{{q_tokens}} rows of {topk} pass the 32-bit offsets of FlashInfer's top-k"
+    return (Limit(f"q_tokens * {topk} >= {2**32}", why),)
+
+
 FA3_WORKS = Guard(
     "fa3_works", "formula", "FlashInfer scheduler.cuh:870 PrefillSM90Plan, 8 MiB int workspace",
     _fa3_works,
@@ -97,4 +111,9 @@ TRTLLM_RAGGED_WORKSPACE = Guard(
 TRTLLM_SPARSE_SHAPE = Guard(
     "trtllm_sparse_shape", "formula", "FlashInfer 0.6.12 mla/_core.py:1054 sparse_mla_top_k",
     _trtllm_sparse_shape,
+)  # fmt: skip
+TOPK_WORKS = Guard(
+    "flashinfer_topk", "formula",
+    "FlashInfer 0.6.15 topk.cuh FILTERED_TOPK_MAX_K; FilteredTopKUnifiedKernel bid * top_k",
+    _topk_works,
 )  # fmt: skip

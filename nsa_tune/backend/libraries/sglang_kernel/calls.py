@@ -9,20 +9,18 @@ import importlib
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from nsa_tune.backend import libraries
+from nsa_tune.backend import libraries as providers
+from nsa_tune.backend.libraries.sglang_kernel.limits import TOPK
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["TOPK", "fa3_sparse", "topk", "topk_paged", "topk_ragged"]
-
-TOPK = 2048
-"""The only count that the top-k kernels take: `sgl_kernel/top_k.py`, an assertion in each call."""
+__all__ = ["fa3_sparse", "topk", "topk_paged", "topk_ragged"]
 
 
 @cache
 def _module(name: str) -> Any:
-    libraries.load("sglang_kernel")
+    providers.load("sglang_kernel")
     return importlib.import_module(name)
 
 

@@ -1,11 +1,11 @@
-"""sglang-kernel's limits: shapes and int32 offsets of its FlashAttention-3 over selected tokens."""
+"""sglang-kernel's limits: FlashAttention-3 over selected tokens, and top-k."""
 
 from __future__ import annotations
 
 from nsa_tune.backend.types.formula import Limit
 from nsa_tune.backend.types.point import Guard, Setting
 
-__all__ = ["FA3_SPARSE", "FA3_SPARSE_OFFSETS", "FA3_SPARSE_SHAPE"]
+__all__ = ["FA3_SPARSE", "FA3_SPARSE_OFFSETS", "FA3_SPARSE_SHAPE", "TOPK", "TOPK_COUNT"]
 
 _INT32 = 2**31
 
@@ -37,3 +37,19 @@ FA3_SPARSE_OFFSETS = Guard(
 )  # fmt: skip
 FA3_SPARSE = (FA3_SPARSE_SHAPE, FA3_SPARSE_OFFSETS)
 """Of `fa3_sparse`."""
+
+TOPK = 2048
+"""The only count that the top-k kernels take."""
+
+
+def _topk_count(setting: Setting) -> tuple[Limit, ...]:
+    topk = setting.profile.index_topk
+    if topk == TOPK:
+        return ()
+    return (Limit("True", f"fast_topk_v2 selects {TOPK} scores, not {topk}"),)
+
+
+TOPK_COUNT = Guard(
+    "topk_2048", "formula", "sglang-kernel sgl_kernel/top_k.py: an assertion in each call",
+    _topk_count,
+)  # fmt: skip

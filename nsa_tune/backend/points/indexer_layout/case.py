@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -13,13 +14,15 @@ from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.point import Setting
 from nsa_tune.backend.types.profiles import ModelProfile
 
-__all__ = ["IndexerCase", "indexer_case"]
+__all__ = ["IndexerCase", "KeyPool", "indexer_case", "key_pool", "slots_for"]
 
 _CHECKED_ROWS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class _Pool:
+class KeyPool:
+    """The index keys of one layer."""
+
     packed: torch.Tensor
     """[pages, page size, 1, dim + 4] uint8: a page's e4m3 keys, then its fp32 scales."""
     keys: torch.Tensor
@@ -30,7 +33,8 @@ class _Pool:
 
 # A sweep jumps between the pool sizes; all of them together take twice the largest.
 @lru_cache(maxsize=6)
-def _pool(profile: ModelProfile, slots: int, device: torch.device) -> _Pool:
+def key_pool(profile: ModelProfile, slots: int, device: torch.device) -> KeyPool:
+    """The pool of `slots` tokens that the batches of one size share."""
     generator = torch.Generator(device=device).manual_seed(1)
     page, dim = profile.page_size, profile.index_dim
     values = torch.randn(slots, dim, generator=generator, device=device)
@@ -44,7 +48,7 @@ def _pool(profile: ModelProfile, slots: int, device: torch.device) -> _Pool:
         ),
         dim=1,
     )
-    return _Pool(pages.view(-1, page, 1, dim + 4), keys, scales)
+    return KeyPool(pages.view(-1, page, 1, dim + 4), keys, scales)
 
 
 class IndexerCase:
@@ -53,7 +57,7 @@ class IndexerCase:
     tolerance = 2e-3
     """fp8 products summed in fp32: only the order of the sum differs."""
 
-    def __init__(self, batch: Batch, setting: Setting, pool: _Pool, device: torch.device) -> None:
+    def __init__(self, batch: Batch, setting: Setting, pool: KeyPool, device: torch.device) -> None:
         assert batch.lens is not None
         profile = setting.profile
         self.batch, self.profile, self.device = batch, profile, device
@@ -113,8 +117,12 @@ def indexer_case(batch: Batch, setting: Setting, device: torch.device) -> Indexe
     """
     if batch.lens is None:
         raise BatchError("a batch of sums only cannot be measured; give the lengths")
-    page = setting.profile.page_size
-    needed = sum(-(-(prefix + new) // page) * page for prefix, new in batch.lens)
+    slots = slots_for(batch.lens, setting.profile.page_size, device)
+    return IndexerCase(batch, setting, key_pool(setting.profile, slots, device), device)
+
+
+def slots_for(lens: Iterable[tuple[int, int]], page_size: int, device: torch.device) -> int:
+    """Slots of the pool for a batch of (prefix, new): few sizes, so that batches share pools."""
+    needed = sum(-(-(prefix + new) // page_size) * page_size for prefix, new in lens)
     smallest = 2**12 if device.type == "cpu" else 2**18
-    slots = max(smallest, 1 << (needed - 1).bit_length())
-    return IndexerCase(batch, setting, _pool(setting.profile, slots, device), device)
+    return max(smallest, 1 << (needed - 1).bit_length())

@@ -1,0 +1,416 @@
+"""The largest scores of each row, exactly, in little more than one reading of the row: CUDA.
+
+A sample of the row says how large a score must be for somewhat more than enough to be as large.
+Those are listed in shared memory in one reading, and the ones to take are found among them. Where
+the sample misled, the threshold is corrected and the row read again, from the L2 by then.
+
+In Triton the same took three times as long: without shared memory each score's place in the list
+takes a scan over the tile. PyTorch compiles the source by NVRTC, which it brings along, when a
+shape is first asked for; that must not be within a graph's capture.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+
+__all__ = ["SOURCE", "Shape", "defines", "sampled_topk", "sampled_topk_reference", "shape_of"]
+
+_FEW_ROWS = 264
+"""Two for each SM: fewer rows leave threads over."""
+_ROOM = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How a row is read."""
+
+    threads: int
+    blocks: int
+    """Blocks that an SM should hold at once."""
+    sample: int
+    room: int
+    """Scores that can be listed; about 1.4 times as many as are wanted usually are."""
+
+
+SOURCE = r"""
+__device__ __forceinline__ int key_of(float score) {
+  // Keys order as integers what scores order as numbers; adding 0 makes one zero of two.
+  int bits = __float_as_int(score + 0.0f);
+  return bits ^ ((bits >> 31) & 0x7fffffff);
+}
+
+__device__ __forceinline__ float score_of(int key) {
+  return __int_as_float(key ^ ((key >> 31) & 0x7fffffff));
+}
+
+__device__ __forceinline__ int middle_of(int low, int high) {
+  return (low & high) + ((low ^ high) >> 1);
+}
+
+// How far from where `most` are as large to where `fewest` are lies where `aim` are, if they thin
+// out evenly.
+__device__ __forceinline__ float thinned(float most, float aim, float fewest) {
+  return __logf(most / aim) / __logf(most / fmaxf(fewest, 0.5f));
+}
+
+// Sum over the block. Three totals in turn, so that one barrier is enough.
+__device__ __forceinline__ int summed(int mine, int* totals, int& turn) {
+  mine = __reduce_add_sync(0xffffffffu, mine);
+  int now = turn % 3, next = (turn + 1) % 3;
+  if ((threadIdx.x & 31) == 0) atomicAdd(&totals[now], mine);
+  if (threadIdx.x == 0) totals[next] = 0;
+  __syncthreads();
+  ++turn;
+  return totals[now];
+}
+
+// How many scores stand before the first that lies on 16 bytes.
+__device__ __forceinline__ int head_of(const float* source, int length) {
+  int head = (int)((16 - ((unsigned long long)source & 15)) & 15) / 4;
+  return head < length ? head : length;
+}
+
+// Lists the scores that are as large as `least`; counts also what no longer fits.
+__device__ __forceinline__ void list_row(const float* source, int length, float least, int2* list,
+                                         int* listed) {
+  const unsigned all = 0xffffffffu;
+  const int thread = threadIdx.x, lane = thread & 31, head = head_of(source, length);
+  const float4* body = reinterpret_cast<const float4*>(source + head);
+  const int quads = (length - head) / 4, rest = length - head - 4 * quads;
+  for (int i = thread; i < head + rest; i += THREADS) {
+    int at = i < head ? i : 4 * quads + i;
+    float score = source[at];
+    if (score >= least) {
+      int spot = atomicAdd(listed, 1);
+      if (spot < ROOM) list[spot] = make_int2(__float_as_int(score), at);
+    }
+  }
+  // All threads of a warp stay to the end: they add up what they found.
+  for (int i = thread; i - lane < quads; i += 4 * THREADS) {
+    float score[16];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      float none = __int_as_float(0x7fffffff);
+      float4 four = make_float4(none, none, none, none);
+      if (i + j * THREADS < quads) four = __ldg(body + i + j * THREADS);
+      score[4 * j] = four.x;
+      score[4 * j + 1] = four.y;
+      score[4 * j + 2] = four.z;
+      score[4 * j + 3] = four.w;
+    }
+    int own = 0;
+#pragma unroll
+    for (int j = 0; j < 16; ++j) own += score[j] >= least;
+    int before = own;
+#pragma unroll
+    for (int d = 1; d < 32; d *= 2) {
+      int left = __shfl_up_sync(all, before, d);
+      if (lane >= d) before += left;
+    }
+    int total = __shfl_sync(all, before, 31), base = 0;
+    if (total == 0) continue;
+    if (lane == 0) base = atomicAdd(listed, total);
+    base = __shfl_sync(all, base, 0);
+    if (base + total > ROOM) continue;
+    int2* spot = list + base + before - own;
+    int at = head + 4 * i;
+#pragma unroll
+    for (int j = 0; j < 16; ++j) {
+      if (score[j] >= least) {
+        *spot++ = make_int2(__float_as_int(score[j]), at + (j >> 2) * 4 * THREADS + (j & 3));
+      }
+    }
+  }
+}
+
+// Where fewer than enough are as large as `past` and too many as `least`: equal ones fill up.
+__device__ __forceinline__ void fill_up(const float* source, int length, float least, float past,
+                                        int* own, int* listed) {
+  const int thread = threadIdx.x;
+  if (thread == 0) *listed = 0;
+  __syncthreads();
+  for (int at = thread; at < length; at += THREADS) {
+    if (source[at] >= past) own[atomicAdd(listed, 1)] = at;
+  }
+  __syncthreads();
+  for (int at = thread; at < length; at += THREADS) {
+    if (source[at] >= least && !(source[at] >= past)) {
+      int spot = *listed < COUNT ? atomicAdd(listed, 1) : COUNT;
+      if (spot < COUNT) own[spot] = at;
+    }
+  }
+  __syncthreads();
+  for (int i = *listed + thread; i < COUNT; i += THREADS) own[i] = -1;
+}
+
+// Writes the largest COUNT of those listed: narrows down to the key that so many are as large as.
+__device__ __forceinline__ void settle(const int2* list, int found, int threshold, int* own,
+                                       int* totals, int& turn, int* counts) {
+  const int FEW = 64, thread = threadIdx.x;
+  __shared__ int2 last[FEW];
+  const int kept = ROOM / THREADS;
+  int mine[kept];
+  int largest = -0x7fffffff;
+#pragma unroll
+  for (int i = 0; i < kept; ++i) {
+    int spot = i * THREADS + thread;
+    mine[i] = spot < found ? key_of(__int_as_float(list[spot].x)) : -0x7fffffff;
+    largest = max(largest, mine[i]);
+  }
+  largest = __reduce_max_sync(0xffffffffu, largest);
+  if (thread == 0) counts[0] = counts[1] = 0;
+  if ((thread & 31) == 0) atomicMax(&counts[2], largest);
+  __syncthreads();
+  int low = threshold, high = counts[2] + 1, most = found, fewest = 0;
+  if (found == COUNT) {
+    high = low;
+    fewest = found;
+  }
+  for (int i = 0; low + 1 < high && most - fewest > FEW; ++i) {
+    // A little to both sides of where it would lie if scores thinned out evenly; or halfway.
+    int middle = middle_of(low, high);
+    if (i % 4 != 3) {
+      float aim = COUNT + (i % 2 ? 0.03f : -0.03f) * (most - fewest);
+      float part = fminf(fmaxf(thinned(most, aim, fewest), 0.0f), 1.0f);
+      middle = key_of(score_of(low) * (1.0f - part) + score_of(high) * part);
+      if (i % 4 == 2) middle = low + (int)(((float)high - (float)low) * part);
+      middle = middle <= low ? low + 1 : middle >= high ? high - 1 : middle;
+    }
+    int part = 0;
+#pragma unroll
+    for (int j = 0; j < kept; ++j) part += mine[j] >= middle;
+    int count = summed(part, totals, turn);
+    if (count >= COUNT) {
+      low = middle;
+      most = count;
+    }
+    if (count <= COUNT) {
+      high = middle;
+      fewest = count;
+    }
+  }
+  const bool equal = most - fewest > FEW;
+#pragma unroll
+  for (int i = 0; i < kept; ++i) {
+    if (mine[i] >= high) {
+      own[atomicAdd(&counts[0], 1)] = list[i * THREADS + thread].y;
+    } else if (mine[i] >= low) {
+      int spot = atomicAdd(&counts[1], 1), at = list[i * THREADS + thread].y;
+      if (!equal) {
+        last[spot] = make_int2(mine[i], at);
+      } else if (fewest + spot < COUNT) {
+        own[fewest + spot] = at;
+      }
+    }
+  }
+  if (equal) return;
+  // The last few find their places by comparing each with each.
+  __syncthreads();
+  for (int i = thread; i < counts[1]; i += THREADS) {
+    int place = fewest;
+    for (int j = 0; j < counts[1]; ++j) {
+      place += last[j].x > last[i].x || (last[j].x == last[i].x && j < i);
+    }
+    if (place < COUNT) own[place] = last[i].y;
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) sampled_topk(
+    const float* scores, const int* lengths, const int* row_starts, int* out, int stride,
+    int has_starts) {
+  const int LEAST = -0x7f800001, PAST = 0x7f800001;  // minus infinity; no number
+  __shared__ int2 list[ROOM];  // a score's bits, its place
+  __shared__ int totals[3], listed, lowest, counts[3];
+  const int row = blockIdx.x, thread = threadIdx.x, length = lengths[row];
+  const float* source = scores + (long long)row * stride + (has_starts ? row_starts[row] : 0);
+  int* own = out + (long long)row * COUNT;
+  if (length <= COUNT) {
+    for (int i = thread; i < COUNT; i += THREADS) own[i] = i < length ? i : -1;
+    return;
+  }
+  if (thread < 3) totals[thread] = 0;
+  if (thread == 0) {
+    lowest = 0x7fffffff;
+    counts[2] = -0x7fffffff;
+  }
+
+  // The sample: sectors of 8 scores, evenly spread.
+  const int each = SAMPLE / THREADS;
+  const int spread = length / SAMPLE > 1 ? length / SAMPLE * 8 : 8;
+  float sample[each];
+#pragma unroll
+  for (int i = 0; i < each; ++i) {
+    int member = i * THREADS + thread;
+    int at = (member >> 3) * spread + (member & 7);
+    sample[i] = at < length ? source[at] : __int_as_float(0x7fffffff);
+  }
+  int smallest = 0x7fffffff, largest = -0x7fffffff;
+#pragma unroll
+  for (int i = 0; i < each; ++i) {
+    if (sample[i] == sample[i]) {
+      smallest = min(smallest, key_of(sample[i]));
+      largest = max(largest, key_of(sample[i]));
+    }
+  }
+  smallest = __reduce_min_sync(0xffffffffu, smallest);
+  largest = __reduce_max_sync(0xffffffffu, largest);
+  __syncthreads();
+  if ((thread & 31) == 0) {
+    atomicMin(&lowest, smallest);
+    atomicMax(&counts[2], largest);
+  }
+  __syncthreads();
+  smallest = lowest;
+  largest = counts[2];
+  const int taken = length < SAMPLE ? length : SAMPLE;
+  const float share = (float)taken / length, expected = COUNT * share;
+  const float margin = 4.0f * sqrtf(expected * (1.0f - share)) + 1.0f;
+  float many = fminf(expected + margin + 1.0f, (float)taken);
+  int turn = 0, bottom = LEAST, top = PAST, threshold = LEAST, found = 0;
+  bool exact = false, forced = false;
+
+  for (int attempt = 0;; ++attempt) {
+    if (forced) {
+      threshold = bottom + 1;
+    } else if (attempt < 4) {
+      // The largest key that about `many` of the sample are as large as: where it would lie if
+      // they thinned out evenly, in turns with halfway; by key at last, which ends.
+      int low = smallest, high = largest + 1, most = taken, fewest = 0;
+      for (int i = 0; low + 1 < high; ++i) {
+        int middle = middle_of(low, high);
+        if (i < 12) {
+          float part = i % 4 ? thinned(most, many + 0.25f * margin, fewest) : 0.5f;
+          int value = key_of(score_of(low) * (1.0f - part) + score_of(high) * part);
+          middle = value <= low ? low + 1 : value >= high ? high - 1 : value;
+        }
+        float least = score_of(middle);
+        int mine = 0;
+#pragma unroll
+        for (int j = 0; j < each; ++j) mine += sample[j] >= least;
+        int count = summed(mine, totals, turn);
+        if (count >= many) {
+          low = middle;
+          most = count;
+          if (count <= many + 0.5f * margin) break;
+        } else {
+          high = middle;
+          fewest = count;
+        }
+      }
+      exact = low + 1 >= high;
+      threshold = low;
+      many = most;
+      if (threshold <= bottom || threshold >= top) threshold = middle_of(bottom, top);
+    } else {
+      threshold = middle_of(bottom, top);
+    }
+    if (bottom + 1 >= top) break;
+    if (thread == 0) listed = 0;
+    __syncthreads();
+    list_row(source, length, score_of(threshold), list, &listed);
+    __syncthreads();
+    found = listed;
+    __syncthreads();
+    if (found >= COUNT && found <= ROOM) break;
+    // A threshold that is itself in the sample may be what too many scores are equal to.
+    forced = found > ROOM && exact && !forced;
+    if (found < COUNT) {
+      top = threshold;
+    } else {
+      bottom = threshold;
+    }
+    many = fminf(many * (0.5f * (COUNT + ROOM)) / fmaxf((float)found, 1.0f), (float)taken);
+    many = fmaxf(many, 1.0f);
+  }
+
+  if (bottom + 1 >= top) {
+    fill_up(source, length, score_of(bottom), score_of(top), own, &listed);
+    return;
+  }
+
+  settle(list, found, threshold, own, totals, turn, counts);
+}
+"""
+"""One block a row."""
+
+
+def sampled_topk_reference(
+    scores: torch.Tensor,
+    lengths: torch.Tensor,
+    count: int = 2048,
+    row_starts: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """`sampled_topk` in plain torch, with the largest first."""
+    columns = scores.shape[1]
+    column = torch.arange(columns, device=scores.device)
+    first = torch.zeros_like(lengths) if row_starts is None else row_starts
+    place = column[None] - first[:, None]
+    outside = (place < 0) | (place >= lengths[:, None])
+    found = scores.masked_fill(outside, -torch.inf).topk(min(count, columns), dim=1).indices
+    found = torch.where(outside.gather(1, found), -1, found - first[:, None])
+    return torch.nn.functional.pad(found, (0, max(count - columns, 0)), value=-1).int()
+
+
+def defines(shape: Shape, count: int) -> str:
+    """What stands before `SOURCE`."""
+    numbers = {
+        "THREADS": shape.threads,
+        "BLOCKS": shape.blocks,
+        "SAMPLE": shape.sample,
+        "ROOM": shape.room,
+        "COUNT": count,
+    }
+    return "".join(f"#define {name} {number}\n" for name, number in numbers.items())
+
+
+@cache
+def _kernel(shape: Shape, count: int) -> Any:
+    # Not public in PyTorch 2.11 and 2.13, where it takes and returns the same.
+    compile_kernel = torch.cuda._compile_kernel
+    return compile_kernel(defines(shape, count) + SOURCE, "sampled_topk")
+
+
+def sampled_topk(
+    scores: torch.Tensor,
+    lengths: torch.Tensor,
+    count: int = 2048,
+    row_starts: torch.Tensor | None = None,
+    shape: Shape | None = None,
+) -> torch.Tensor:
+    """The `count` largest scores of each row, as places in the row; exact.
+
+    Args:
+        scores: [rows, columns] fp32 on a GPU from SM80, last dimension contiguous.
+        lengths: [rows] int32, contiguous: how many scores of a row count. Read unchecked.
+        count: how many are wanted, half of what can be listed at most.
+        row_starts: [rows] int32, the first column that counts; None for 0.
+        shape: how rows are read; by default what was measured best on an H200.
+
+    Returns:
+        [rows, count] int32 relative to `row_starts`, in no order; -1 beyond a row's length. Which
+        of equal scores are taken may differ from call to call; what is no number is never taken.
+    """
+    rows, columns = scores.shape
+    assert scores.stride(1) == 1 and lengths.is_contiguous()
+    assert scores.dtype == torch.float32 and lengths.dtype == torch.int32
+    cut = shape or shape_of(rows, columns)
+    assert 2 * count <= cut.room
+    out = torch.empty(rows, count, dtype=torch.int32, device=scores.device)
+    starts = lengths if row_starts is None else row_starts
+    given = [scores, lengths, starts, out, scores.stride(0), int(row_starts is not None)]
+    _kernel(cut, count)(grid=(rows, 1, 1), block=(cut.threads, 1, 1), args=given)
+    return out
+
+
+def shape_of(rows: int, columns: int) -> Shape:
+    """How `sampled_topk` reads rows by default."""
+    if rows > _FEW_ROWS:
+        sample = 1024 if columns <= 16384 else 2048 if columns <= 65536 else 4096
+        return Shape(256, 5, sample, _ROOM)
+    if columns >= 65536:
+        return Shape(1024, 1, 4096, _ROOM)
+    return Shape(512, 2, 2048 if columns <= 16384 else 4096, _ROOM)

@@ -1,0 +1,38 @@
+"""Decision point `indexer_prefill`: how a prefill's indexer scores the keys of its queries.
+
+`ragged` gathers the keys of all sequences and scores them in one call, `chunked` so many queries at
+a time that the logits stay within a budget, and `paged` reads the keys where they lie, with a row
+of the block table for each query. Its schedule is a cost of the pass, like the repeated table, and
+not in the time. What follows, the selection, is `indexer_topk`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from nsa_tune.backend.points.indexer_prefill import arms, batches, features
+from nsa_tune.backend.types.batch import Batch, Mode
+from nsa_tune.backend.types.point import Case, Point, Question, Setting
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["INDEXER_PREFILL"]
+
+
+def _case(batch: Batch, setting: Setting, device: torch.device) -> Case:
+    from nsa_tune.backend.points.indexer_prefill.case import logits_case
+
+    return logits_case(batch, setting, device)
+
+
+INDEXER_PREFILL = Point(
+    name="indexer_prefill",
+    modes=frozenset({Mode.EXTEND}),
+    arms=arms.ARMS,
+    questions=(Question("indexer_prefill", {arm.name: (arm.name,) for arm in arms.ARMS}),),
+    formulas=features.formulas,
+    grid=batches.grid,
+    case=_case,
+    sample=batches.sample,
+)

@@ -1,0 +1,77 @@
+"""Input tensors of a selection: the scores of each query, and what the right one is."""
+
+from __future__ import annotations
+
+import torch
+
+from nsa_tune._errors import BatchError
+from nsa_tune.backend.points.paging import query_rows
+from nsa_tune.backend.types.batch import Batch
+from nsa_tune.backend.types.point import Setting
+
+__all__ = ["TopkCase", "topk_case"]
+
+_PADDED = 256
+"""DeepGEMM gives the logits of a row room for a multiple of so many."""
+_SCORES_AT_ONCE = 2**27
+
+
+class TopkCase:
+    """The scores of one batch's queries, a row each."""
+
+    tolerance = 0.0
+    """A selection is right or wrong."""
+
+    def __init__(self, batch: Batch, setting: Setting, device: torch.device) -> None:
+        assert batch.lens is not None
+        self.batch, self.device = batch, device
+        self.topk = setting.profile.index_topk
+        _, self.lengths = query_rows(batch.lens, device)
+        """[rows] int32: scores of a row that count."""
+        generator = torch.Generator(device=device).manual_seed(1)
+        shape = (batch.q_tokens, -(-batch.max_kv // _PADDED) * _PADDED)
+        self.padded = torch.randn(shape, generator=generator, device=device)
+        """[rows, columns] fp32, contiguous. Beyond a row's length any number, as in an engine."""
+        self.scores = self.padded[:, : batch.max_kv]
+        """[rows, max kv] fp32."""
+
+    def error_of(self, output: torch.Tensor) -> float:
+        """0 where every row of `output` is a right selection, else inf.
+
+        As a set: in any order, and with any of those scores that equal the least one selected.
+        """
+        if output.shape != (self.batch.q_tokens, self.topk) or output.is_floating_point():
+            return float("inf")
+        step = max(_SCORES_AT_ONCE // self.padded.shape[1], 1)
+        for start in range(0, len(output), step):
+            rows = slice(start, start + step)
+            if not self._right(output[rows].long(), self.scores[rows], self.lengths[rows, None]):
+                return float("inf")
+        return 0.0
+
+    def _right(self, chosen: torch.Tensor, scores: torch.Tensor, lengths: torch.Tensor) -> bool:
+        """Whether as many are chosen as there should be, none of them twice, and none is left
+        that is larger than the least of them."""
+        chosen = chosen.sort(dim=1, descending=True).values
+        taken, wanted = chosen >= 0, lengths.clamp_max(self.topk)
+        if not torch.equal(taken.sum(1, keepdim=True), wanted) or (chosen < -1).any():
+            return False
+        twice = (chosen.diff(dim=1) == 0) & taken[:, 1:]
+        if twice.any() or (chosen >= lengths).any():
+            return False
+        values = scores.gather(1, chosen.clamp_min(0))
+        least = values.masked_fill(~taken, torch.inf).amin(1, keepdim=True)
+        column = torch.arange(scores.shape[1], device=scores.device)
+        larger = ((scores > least) & (column < lengths)).sum(1)
+        return torch.equal(larger, ((values > least) & taken).sum(1))
+
+
+def topk_case(batch: Batch, setting: Setting, device: torch.device) -> TopkCase:
+    """The inputs of `batch`.
+
+    Raises:
+        BatchError: when only the batch's sums are known.
+    """
+    if batch.lens is None:
+        raise BatchError("a batch of sums only cannot be measured; give the lengths")
+    return TopkCase(batch, setting, device)

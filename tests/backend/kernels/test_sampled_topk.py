@@ -1,0 +1,191 @@
+"""The largest scores of each row in CUDA against torch; without a GPU as a block of one thread."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from nsa_tune.backend.kernels import sampled_topk
+from nsa_tune.backend.kernels.sampled_topk import Shape
+
+COUNT = 256
+
+SHIM = r"""
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+using std::min; using std::max;
+#define __device__
+#define __global__
+#define __forceinline__ inline
+#define __shared__ static
+#define __launch_bounds__(...)
+struct Index { int x; };
+static Index threadIdx{0}, blockIdx{0};
+struct float4 { float x, y, z, w; };
+static int __float_as_int(float v) { int b; std::memcpy(&b, &v, 4); return b; }
+static float __int_as_float(int v) { float f; std::memcpy(&f, &v, 4); return f; }
+static int __reduce_add_sync(unsigned, int v) { return v; }
+static int __reduce_min_sync(unsigned, int v) { return v; }
+static int __reduce_max_sync(unsigned, int v) { return v; }
+static int atomicAdd(int* p, int v) { int old = *p; *p += v; return old; }
+static int atomicMin(int* p, int v) { int old = *p; *p = min(old, v); return old; }
+static int atomicMax(int* p, int v) { int old = *p; *p = max(old, v); return old; }
+static void __syncthreads() {}
+struct int2 { int x, y; };
+static int2 make_int2(int x, int y) { return {x, y}; }
+static float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+static int __shfl_up_sync(unsigned, int v, int) { return v; }
+static int __shfl_sync(unsigned, int v, int) { return v; }
+#define __logf std::log
+static float4 __ldg(const float4* p) { float4 v; std::memcpy(&v, p, 16); return v; }
+"""
+
+ROWS = r"""
+extern "C" void all_rows(int rows, const float* scores, const int* lengths, const int* starts,
+                         int* out, int stride, int has_starts) {
+  for (blockIdx.x = 0; blockIdx.x < rows; ++blockIdx.x)
+    sampled_topk(scores, lengths, starts, out, stride, has_starts);
+}
+"""
+
+Select = Callable[..., torch.Tensor]
+
+
+@pytest.fixture(scope="module")
+def interpreted(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    """The kernel built for the CPU, where one thread is a warp and a whole block."""
+    compiler = shutil.which("c++")
+    if compiler is None:
+        pytest.skip("no C++ compiler")
+    folder = tmp_path_factory.mktemp("kernel")
+    source, library = folder / "kernel.cpp", folder / "kernel.so"
+    numbers = sampled_topk.defines(Shape(threads=1, blocks=1, sample=256, room=512), COUNT)
+    source.write_text(SHIM + numbers + sampled_topk.SOURCE + ROWS)
+    command = [compiler, "-std=c++17", "-O1", "-w", "-shared", "-fPIC", str(source)]
+    subprocess.run([*command, "-o", str(library)], check=True)
+    return ctypes.CDLL(str(library))
+
+
+@pytest.fixture
+def select(kernel_device: torch.device, request: pytest.FixtureRequest) -> Select:
+    """The kernel on the device that there is."""
+    if kernel_device.type == "cuda":
+        shape = Shape(threads=256, blocks=1, sample=256, room=512)
+        return lambda scores, lengths, starts=None: sampled_topk.sampled_topk(
+            scores, lengths, COUNT, starts, shape
+        )
+    library = request.getfixturevalue("interpreted")
+
+    def run(
+        scores: torch.Tensor, lengths: torch.Tensor, starts: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        out = torch.full((len(scores), COUNT), -9, dtype=torch.int32)
+        given = (scores, lengths, lengths if starts is None else starts, out)
+        pointers = [ctypes.c_void_p(one.data_ptr()) for one in given]
+        library.all_rows(len(scores), *pointers, scores.stride(0), int(starts is not None))
+        return out
+
+    return run
+
+
+def values(scores: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+    """What was chosen, in order: equal for two exact selections whatever they do with ties."""
+    found = scores.gather(1, chosen.long().clamp_min(0))
+    return found.masked_fill(chosen < 0, -torch.inf).sort(1).values
+
+
+def check(select: Select, scores: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    chosen = select(scores, lengths)
+    wanted = sampled_topk.sampled_topk_reference(scores, lengths, COUNT)
+    assert torch.equal(values(scores, chosen), values(scores, wanted))
+    for row, length in zip(chosen.cpu(), lengths.tolist(), strict=True):
+        valid = row[row >= 0]
+        assert len(valid.unique()) == len(valid) == min(length, COUNT)
+        assert not len(valid) or int(valid.max()) < length
+    return chosen
+
+
+def some(rows: int, columns: int, device: torch.device) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(columns)
+    return torch.randn(rows, columns, generator=generator).to(device)
+
+
+def full(rows: int, columns: int, device: torch.device) -> torch.Tensor:
+    return torch.full((rows,), columns, dtype=torch.int32, device=device)
+
+
+@pytest.mark.parametrize("columns", [257, 511, 700, 2000, 9001])
+def test_it_finds_the_largest(kernel_device: torch.device, select: Select, columns: int) -> None:
+    check(select, some(7, columns, kernel_device), full(7, columns, kernel_device))
+
+
+def test_rows_have_lengths_of_their_own(kernel_device: torch.device, select: Select) -> None:
+    lengths = torch.tensor([0, 1, 255, 256, 257, 900], dtype=torch.int32, device=kernel_device)
+
+    chosen = check(select, some(6, 900, kernel_device), lengths)
+
+    assert chosen[2, :255].tolist() == list(range(255)) and chosen[2, 255] == -1
+
+
+def test_a_sample_that_misleads_changes_nothing(
+    kernel_device: torch.device, select: Select
+) -> None:
+    # The sample takes 8 of each 128: here all that is large lies outside of them, or within.
+    scores = some(5, 4096, kernel_device)
+    apart = scores.view(5, -1, 128)
+    apart[0, :, 8:] += 100.0
+    apart[1, :, :8] += 100.0
+    scores[2] = torch.arange(4096, device=kernel_device) % 128
+    scores[3] = scores[3].exp().exp().exp()
+    scores[4, 8:4000] -= 50.0
+    check(select, scores, full(5, 4096, kernel_device))
+
+
+@pytest.mark.parametrize("value", [0.0, -3.5, -torch.inf, torch.inf])
+def test_equal_scores_fill_up(kernel_device: torch.device, select: Select, value: float) -> None:
+    scores = torch.full((4, 900), value, device=kernel_device)
+    scores[1, 100:150] = 2.0
+    scores[2, ::2] *= -1
+    scores[3, :256] = 7.0
+    check(select, scores, full(4, 900, kernel_device))
+
+
+def test_two_zeros_are_one(kernel_device: torch.device, select: Select) -> None:
+    scores = -some(2, 500, kernel_device).abs()
+    scores[:, :40], scores[:, 40:300] = 0.0, -0.0
+    check(select, scores, full(2, 500, kernel_device))
+
+
+def test_rows_start_where_they_are_told(kernel_device: torch.device, select: Select) -> None:
+    scores = some(3, 1601, kernel_device)
+    starts = torch.tensor([0, 101, 350], dtype=torch.int32, device=kernel_device)
+    lengths = torch.tensor([1600, 1400, 40], dtype=torch.int32, device=kernel_device)
+
+    chosen = select(scores, lengths, starts)
+
+    wanted = sampled_topk.sampled_topk_reference(scores, lengths, COUNT, starts)
+    assert torch.equal(chosen.sort(1).values, wanted.sort(1).values)
+
+
+def test_what_is_no_number_is_not_taken(kernel_device: torch.device, select: Select) -> None:
+    scores = some(3, 900, kernel_device)
+    scores[0, :750] = torch.nan
+    scores[1, 7] = torch.nan
+    scores[2] = torch.nan
+
+    chosen = select(scores, full(3, 900, kernel_device))
+
+    assert sorted(chosen[0].tolist()) == [-1] * 106 + list(range(750, 900))
+    assert 7 not in chosen[1].tolist() and int(chosen[1].min()) >= 0
+    assert set(chosen[2].tolist()) == {-1}
+
+
+def test_few_rows_are_read_by_larger_blocks() -> None:
+    assert sampled_topk.shape_of(1, 8192).threads > sampled_topk.shape_of(8192, 8192).threads
+    assert sampled_topk.shape_of(1, 131072).threads > sampled_topk.shape_of(1, 8192).threads

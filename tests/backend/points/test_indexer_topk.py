@@ -1,0 +1,185 @@
+"""The indexer_topk point: exact selections only, ties apart, and nothing where all are selected."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+import torch
+
+from nsa_tune import Batch, BatchError
+from nsa_tune.backend.costmodel.features import Features
+from nsa_tune.backend.hardware.detect import KNOWN
+from nsa_tune.backend.kernels.sampled_topk import sampled_topk_reference
+from nsa_tune.backend.points import point_of
+from nsa_tune.backend.points.indexer_topk.case import topk_case
+from nsa_tune.backend.types.layouts import KVLayout
+from nsa_tune.backend.types.point import Setting
+from nsa_tune.backend.types.profiles import profile_of
+from nsa_tune.backend.types.records import Device
+
+TOPK = point_of("indexer_topk")
+CPU = torch.device("cpu")
+TINY = Setting(profile_of("tiny"), 4, KVLayout.FP8_PACKED, Device("CPU", "cpu"))
+H200 = Setting(profile_of("deepseek-v3.2"), 128, KVLayout.FP8_PACKED, KNOWN["NVIDIA H200"])
+BATCHES = [
+    Batch.decode([500]),
+    Batch.verify([200, 3, 90], 3),
+    Batch.draft_extend([300, 129], 2),
+    Batch.extend([0, 400], [129, 7]),
+]
+
+
+def allowed(batch: Batch, setting: Setting) -> list[str]:
+    arms = TOPK.candidates(setting)
+    return [arm.name for arm in arms if arm.allowed(batch, setting) is None]
+
+
+@pytest.mark.parametrize("batch", BATCHES, ids=str)
+def test_the_reference_selects_what_a_sort_selects(batch: Batch) -> None:
+    case = topk_case(batch, TINY, CPU)
+    output = TOPK.arm("torch").build(case)()
+
+    assert case.error_of(output) == 0
+    for row, length in enumerate(case.lengths.tolist()):
+        order = case.scores[row, :length].argsort(descending=True)[:128]
+        chosen = output[row][output[row] >= 0]
+        assert set(chosen.tolist()) == set(order.tolist())
+
+
+def test_each_query_chooses_among_the_keys_up_to_its_own() -> None:
+    assert topk_case(BATCHES[1], TINY, CPU).lengths.tolist() == [
+        198, 199, 200, 1, 2, 3, 88, 89, 90,
+    ]  # fmt: skip
+    assert topk_case(BATCHES[3], TINY, CPU).lengths.tolist() == [*range(1, 130), *range(401, 408)]
+
+
+def test_rows_lie_as_far_apart_as_deep_gemms() -> None:
+    case = topk_case(BATCHES[0], TINY, CPU)
+
+    assert case.scores.shape == (1, 500)
+    assert case.padded.shape == (1, 512) and case.padded.is_contiguous()
+
+
+def test_any_order_and_any_of_equal_scores_is_right() -> None:
+    case = topk_case(Batch.verify([300, 40], 2), TINY, CPU)
+    case.padded[0] = 1.0
+    case.padded[1] = 0.0
+    case.padded[1, :200] = 2.0
+    output = sampled_topk_reference(case.scores, case.lengths, 128)
+    output[1] = torch.randperm(200)[:128].int()
+    output[0] = torch.arange(298, 170, -1).int()
+
+    assert case.error_of(output.flip(1)) == 0
+
+
+@pytest.mark.parametrize("what", ["twice", "worse", "missing", "beyond", "short", "kind", "sign"])
+def test_one_wrong_place_is_wrong(what: str) -> None:
+    case = topk_case(Batch.verify([300, 40], 2), TINY, CPU)
+    output = sampled_topk_reference(case.scores, case.lengths, 128)
+    if what == "twice":
+        output[1, 5] = output[1, 6]
+    elif what == "worse":
+        output[1, 5] = int(case.scores[1, :300].argmin())
+    elif what == "missing":
+        output[0, 3] = -1
+    elif what == "beyond":
+        output[2, 0] = 39
+    elif what == "short":
+        output = output[:, :-1]
+    elif what == "kind":
+        output = output.float()
+    else:
+        output[3, -1] = -2
+
+    assert case.error_of(output) == float("inf") > case.tolerance
+
+
+def test_sums_alone_cannot_be_measured() -> None:
+    with pytest.raises(BatchError, match="lengths"):
+        topk_case(BATCHES[0].sums, TINY, CPU)
+
+
+def test_nothing_is_selected_where_everything_is() -> None:
+    assert allowed(Batch.extend([1920], [128]), H200) == []
+    assert allowed(Batch.extend([1920], [129]), H200) == ["sglang", "sampled", "flashinfer"]
+    assert allowed(Batch.decode([128]), TINY) == []
+    assert allowed(Batch.decode([129]), TINY) == ["torch"]
+    captured = Batch.decode([100] * 4, captured=True)
+    assert allowed(captured, H200) == ["sglang", "sampled", "flashinfer"]
+
+
+def test_the_libraries_select_2048() -> None:
+    batch = Batch.decode([9000])
+    few = replace(H200, profile=replace(H200.profile, index_topk=1024))
+    many = replace(H200, profile=replace(H200.profile, index_topk=4096))
+
+    assert allowed(batch, few) == ["sampled", "flashinfer"]
+    assert allowed(batch, many) == []
+    assert "2048" in str(TOPK.arm("sglang").allowed(batch, few))
+
+
+def test_scores_that_fill_the_memory_and_rows_that_pass_the_offsets_are_refused() -> None:
+    wide = Batch.from_totals(mode="extend", q_tokens=65536, kv_tokens=163840, max_kv=163840)
+    long = Batch.from_totals(mode="decode", q_tokens=2**21, kv_tokens=2**30, max_kv=2304,
+                             batch_size=2**21)  # fmt: skip
+    vast = replace(H200, device=replace(H200.device, memory=2**50))
+
+    assert "GiB of logits" in str(TOPK.arm("sampled").allowed(wide, H200))
+    assert allowed(wide, H200) == []
+    assert allowed(long, vast) == ["sglang", "sampled"]
+    assert "32-bit" in str(TOPK.arm("flashinfer").allowed(long, vast))
+
+
+@pytest.mark.parametrize("gpu", ["NVIDIA H200", "NVIDIA B200"])
+def test_every_kernel_is_a_candidate_on_a_gpu(gpu: str) -> None:
+    setting = replace(H200, device=KNOWN[gpu])
+
+    names = [arm.name for arm in TOPK.candidates(setting)]
+    assert names == ["sglang", "sampled", "flashinfer"]
+
+
+def test_features_count_the_scores_that_are_read() -> None:
+    features = Features(TOPK, H200).by_name(Batch.extend([0, 8192], [3, 2]))
+
+    assert features["rows"] == 5
+    assert features["scores"] == 1 + 2 + 3 + 8193 + 8194
+    assert features["waves"] == 1
+    assert features["scores_in_waves_to_the_longest"] == 132 * 8194
+
+
+def test_few_rows_have_a_regime_of_their_own() -> None:
+    from nsa_tune.backend.costmodel.features import Features
+
+    regime = Features(TOPK, H200).regime
+    assert regime(Batch.decode([5000] * 264)) == 0
+    assert regime(Batch.decode([5000] * 265)) == 1
+    assert TOPK.kin(0) == TOPK.kin(1)
+
+
+@pytest.mark.parametrize("batch", [Batch.decode([4096] * 6), Batch.extend([5000] * 3, [40] * 3)],
+                         ids=str)  # fmt: skip
+def test_sums_of_equal_sequences_cost_what_their_lengths_cost(batch: Batch) -> None:
+    assert Features(TOPK, H200).by_name(batch.sums) == Features(TOPK, H200).by_name(batch)
+
+
+@pytest.mark.parametrize("setting", [H200, TINY], ids=["H200", "tiny"])
+def test_the_grid_has_steps_and_extends_that_select(setting: Setting) -> None:
+    grid, topk = TOPK.grid(setting), setting.profile.index_topk
+
+    assert 60 <= len(grid) <= 150
+    assert len({str(batch) for batch in grid}) == len(grid)
+    assert {str(batch.mode) for batch in grid} == {"extend", "decode", "target_verify"}
+    assert all(batch.max_kv > topk for batch in grid)
+    assert sum(len(set(batch.lens or ())) > 1 for batch in grid) > 10
+    assert max(batch.max_kv for batch in grid) == 64 * topk
+
+
+def test_samples_are_seeded_and_some_are_ragged() -> None:
+    random = Random(5)
+    drawn = [TOPK.sample(H200, random) for _ in range(100)]
+
+    assert drawn[0] == TOPK.sample(H200, Random(5))
+    assert 20 < sum(len(set(batch.lens or ())) > 1 for batch in drawn) < 80
+    assert all(batch.max_kv > 2048 for batch in drawn)
