@@ -71,7 +71,7 @@ browser:
 	fi
 
 nightly: .venv/test
-	PLANS=1000000 $(BIN)/pytest tests/backend/test_plan_properties.py
+	PLANS=1000000 $(BIN)/pytest tests/backend/dispatch/test_plan_properties.py
 
 lookup: .venv/tune
 	$(BIN)/python benchmarks/lookup.py

@@ -107,14 +107,14 @@ def _planning(dispatcher: Dispatcher) -> Iterator[Figure]:
             times = [best_ns(f, [b]) for f, b in zip(chosen, sums, strict=True)]
             yield Figure(f"{question} alone, {kind}, from sums", median(times) / 1e3, 0.25)
         lens = best_ns(dispatcher.plan, batches) / 1e3
-        yield Figure(f"whole plan, {kind}, from the lengths of its sequences", lens, None)
+        yield Figure(f"whole plan, {kind}, from the lengths of its sequences", lens, 3.0)
 
 
 def _plans_of(dispatcher: Dispatcher, note: str) -> Iterator[Figure]:
     for name, kind in _KINDS:
         sums = [batch.sums for batch in _batches(name, dispatcher)]
         times = sorted(each_ns(dispatcher.plan, sums))
-        yield Figure(f"whole plan, {kind}, from sums{note}", median(times) / 1e3, 1.0)
+        yield Figure(f"whole plan, {kind}, from sums{note}", median(times) / 1e3, 1.3)
         slow = times[len(times) * 9 // 10]
         yield Figure(
             f"whole plan, {kind}, from sums{note}: a tenth takes more than", slow / 1e3, None
@@ -181,7 +181,8 @@ def _others(dispatcher: Dispatcher, folder: Path) -> Iterator[Figure]:
 
 
 def _opening(folder: Path) -> Iterator[Figure]:
-    """Milliseconds as microseconds: a table of 5,000 measurements, compiled and kept."""
+    """Milliseconds as microseconds: a database of 5,000 measurements, its models fitted or not."""
+    from nsa_tune.backend.dispatch.refit import refit
     from nsa_tune.db.exchange import import_text, write_text
     from nsa_tune.db.store import Store
 
@@ -189,14 +190,24 @@ def _opening(folder: Path) -> Iterator[Figure]:
     write_text(_big(), text)
     with Store.open(path) as store:
         import_text(store, text)
-    first, kept = [], []
-    for _ in range(5):
-        for file in folder.glob("*.compiled"):
-            file.unlink()
-        first.append(_opened(path))
-        kept.append(_opened(path))
-    yield Figure(f"opening {_MEASUREMENTS} measurements", min(first), 50_000)
-    yield Figure("opening them again, compiled", min(kept), 5_000)
+    fitting = min(_opened(path) for _ in range(3))
+    with Store.open(path) as store:
+        for table in store.tables():
+            refit(store, table.key)
+    fitted = min(_opened(path) for _ in range(5))
+    yield Figure(f"opening {_MEASUREMENTS} measurements, fitting the models", fitting, None)
+    yield Figure("opening them with a current stamp", fitted, 5_000)
+    yield Figure("the first plan of a fresh dispatcher", _first_plan(path), 1_000)
+
+
+def _first_plan(path: Path) -> float:
+    times = []
+    for batch in _batches("prefill", Dispatcher.open(path, _GPU, **_KEY))[:20]:
+        dispatcher = Dispatcher.open(path, _GPU, **_KEY)
+        start = perf_counter_ns()
+        dispatcher.plan(batch.sums)
+        times.append((perf_counter_ns() - start) / 1e3)
+    return median(times)
 
 
 def _opened(path: Path) -> float:

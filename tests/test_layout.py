@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import re
 import sys
 import tomllib
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -13,13 +15,15 @@ import pytest
 import nsa_tune
 
 ROOT = Path(nsa_tune.__file__).parent
-FORBIDDEN = {
-    "backend": ("autotune", "reports", "cli"),
-    "db": ("autotune", "reports", "cli"),
-    "autotune": ("reports", "cli"),
-    "reports": ("autotune", "cli"),
+ROOMS = {
+    room: frozenset(re.findall(r"`([^`]+)`", imports))
+    for room, imports in re.findall(
+        r"^\| `([\w/]+)` \|[^|]*\|([^|]*)\|$",
+        (ROOT.parent / "docs" / "structure.md").read_text(encoding="utf-8"),
+        re.MULTILINE,
+    )
 }
-"""What a package may not import, not even inside of a function."""
+"""The table of docs/structure.md: which rooms a room imports, also inside of its functions."""
 MAY_CATCH_ALL = ("autotune/bench/measure.py", "backend/engines/")
 """One arm's measurement, and the hooks that must never raise into an engine."""
 MAY_LOAD_TORCH = ("backend/kernels/", "backend/points/paging.py")
@@ -84,12 +88,36 @@ def test_a_module_says_what_it_is_and_what_is_public(path: Path) -> None:
         assert "__all__" in {name.id for name in named if isinstance(name, ast.Name)}
 
 
-@_each(_FILES)
-def test_arrows_go_one_way(path: Path) -> None:
-    imported = set(_imports(_parsed(path), path))
+def _room(name: str) -> str | None:
+    """The room of a module; None for the package itself."""
+    parts = name.split(".")[1:]
+    rooms = ("/".join(parts[:count]) for count in range(len(parts), 0, -1))
+    return next((room for room in rooms if room in ROOMS), None)
 
-    for other in FORBIDDEN.get(path.relative_to(ROOT).parts[0], ()):
-        assert not _within(f"nsa_tune.{other}", imported)
+
+@_each(_FILES)
+def test_a_module_imports_only_what_its_room_may(path: Path) -> None:
+    own = _room(".".join(["nsa_tune", *path.relative_to(ROOT).with_suffix("").parts]))
+    imported = {
+        _room(name) for name in _imports(_parsed(path), path) if _within("nsa_tune", {name})
+    }
+
+    assert own is not None or path.parent == ROOT or path.name == "__init__.py", "in no room"
+    assert imported - {own, None} <= ROOMS.get(own or "", ROOMS.keys())
+
+
+def test_the_table_of_rooms_holds_no_arrow_too_many() -> None:
+    used: dict[str, set[str | None]] = {room: set() for room in ROOMS}
+    for path in _FILES.values():
+        own = _room(".".join(["nsa_tune", *path.relative_to(ROOT).with_suffix("").parts]))
+        if own is not None:
+            used[own] |= {_room(name) for name in _imports(_parsed(path), path)} - {own, None}
+
+    assert used == ROOMS
+
+
+def test_rooms_import_in_no_circle() -> None:
+    list(TopologicalSorter(ROOMS).static_order())  # Raises CycleError for a circle.
 
 
 @_each(_RUNTIME)

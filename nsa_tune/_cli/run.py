@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
 __all__ = ["run"]
 
+_CAP = 0.5
+"""The search's estimate for a batch ends here (`autotune/search/contenders.py`), before scaling."""
+
 
 @grouped
 def run(
@@ -139,6 +142,11 @@ def _print_result(result: RunResult, request: RunRequest, *, as_document: bool) 
     typer.echo(json_documents.as_text(document))
 
 
+def _share(regret: float) -> str:
+    """`regret` in percent. At the cap it is not an estimate, only that much or more."""
+    return f"{_CAP:.0%} or more" if regret > _CAP - 0.0005 else f"{regret:.1%}"
+
+
 def _print_summary(result: RunResult, request: RunRequest) -> None:
     for arm in result.quarantined:
         say(f"quarantined: {arm.arm} of {arm.point}, not tried again without --fresh: {arm.reason}")
@@ -148,7 +156,7 @@ def _print_summary(result: RunResult, request: RunRequest) -> None:
     )
     if not result.expected_regret:
         return
-    left = ", ".join(f"{name} {r:.1%}" for name, r in result.expected_regret.items())
+    left = ", ".join(f"{name} {_share(r)}" for name, r in result.expected_regret.items())
     say(f"expected regret on the worst tenth of batches: {left}")
     target = request.target_regret
     if result.outcome == "done" and max(result.expected_regret.values()) > target:

@@ -90,7 +90,10 @@ def _to_win(choice: Choice, planner: TablePlanner, batch: Batch) -> Iterator[tup
         for name, arms in planner.question_of(batch.mode, choice.question).choices.items()
         if name != choice.choice and not here.isdisjoint(arms)
     }
-    turns = _turns(choice.question, planner, batch, set(others))
+    # Far enough away, limits leave a choice alone; that it wins there unmeasured says nothing.
+    measured = {row.arm for row in policy.rows}
+    known = {name for name, arms in others.items() if not measured.isdisjoint(arms)}
+    turns = _turns(choice.question, planner, batch, known)
     taken = choice.estimates.get(choice.choice or "")
     for name in others:
         found = [turns[name]] if name in turns else []
@@ -98,8 +101,8 @@ def _to_win(choice: Choice, planner: TablePlanner, batch: Batch) -> Iterator[tup
             saved = 1 - taken.latency_us / choice.estimates[name].latency_us
             if saved > 0.0005:
                 found.insert(0, f"{saved:.1%} less time")
-        if name in choice.forbidden:
-            found = [f"{found[0] if found else 'other limits'}, where none forbids it"]
+        if found and name in choice.forbidden:
+            found = [f"{found[0]}, where no limit forbids it"]
         if found:
             yield name, ", or ".join(found)
 

@@ -75,7 +75,7 @@ _SAMPLED_TOPK = 2048
 """Half of the scores that it can list."""
 
 DENSE_EXACT = Guard(
-    "dense_exact", "semantic", "the indexer selects index_topk tokens of at most as many",
+    "dense_exact", "semantic", "with at most index_topk tokens, the indexer selects all",
     _dense_exact,
 )  # fmt: skip
 CHUNK_CAPACITY = Guard(
@@ -84,7 +84,7 @@ CHUNK_CAPACITY = Guard(
 )  # fmt: skip
 NOT_CAPTURED = Guard("not_captured", "semantic", "SGLang 0.5.23 dsa_backend.py:4050", _not_captured)
 NOTHING_TO_SELECT = Guard(
-    "nothing_to_select", "semantic", "the indexer selects index_topk tokens of at most as many",
+    "nothing_to_select", "semantic", "with at most index_topk tokens, the indexer selects all",
     _nothing_to_select,
 )  # fmt: skip
 SAMPLED_TOPK = Guard(

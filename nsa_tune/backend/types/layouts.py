@@ -169,8 +169,10 @@ READS: Mapping[str, frozenset[KVLayout]] = {
     "sparse_fwd": frozenset(),
     "with_kvcache": frozenset({KVLayout.V4_PAGED}),
 }
-"""Sparse attention implementations, and the layouts that their kernels read as they are. With
-`CONVERSIONS` this is the only place that says who reads what: plans derive from it."""
+"""Sparse attention implementations, and the layouts that the kernel itself reads. One that
+dequantizes or gathers before its kernel is listed with the layout that its kernel reads, and among
+the readers of its conversion in `CONVERSIONS`. Plans derive their conversions from both;
+`Arm.layouts` says which pools an arm takes at all."""
 
 
 class Role(StrEnum):

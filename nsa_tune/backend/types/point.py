@@ -1,4 +1,4 @@
-"""What a decision point is: arms, features, guards and a baseline, declared in one place.
+"""What a decision point is: its formulas, guards and arms, declared in one place.
 
 The declarations load the standard library only. An arm's `build` imports torch and its kernel
 library when it is called, and not before.
@@ -114,7 +114,7 @@ class Case(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """One way to answer a decision point, timed whole."""
+    """One implementation of a decision point's work, timed whole."""
 
     name: str
     """Unique in its point; the part before "/" is the path where a point has paths."""
@@ -123,7 +123,7 @@ class Arm:
     whole arm in one layer and returns its output. What happens once a pass is done before."""
     layouts: frozenset[KVLayout]
     requires: str | None = None
-    """The provider of its kernels (`backend.providers`); None for plain torch."""
+    """The provider of its kernels (`backend.libraries`); None for plain torch."""
     archs: frozenset[str] | None = None
     """Architectures that its kernels exist for; None runs anywhere."""
     guards: tuple[Guard, ...] = ()
@@ -151,6 +151,8 @@ class Arm:
         if setting.layout not in self.layouts:
             return f"{self.name} does not read {setting.layout} pools"
         if self.archs is not None and setting.device.arch not in self.archs:
+            if setting.device.arch == "cpu" and self.requires is None and not self.reference:
+                return f"{self.name} is declared for GPUs only"
             return f"{self.name} has no kernels for {setting.device.arch}"
         for guard in self.guards:
             reason = guard.check(batch, setting)

@@ -322,6 +322,13 @@ def test_a_kernel_is_not_planned_for_a_profile_that_it_cannot_take() -> None:
     assert allowed == ["mha/sdpa"]
 
 
+def test_a_cpu_is_told_which_arms_are_for_gpus() -> None:
+    batch = Batch.extend([50], [10])
+
+    assert PREFILL.arm("mha/sdpa").allowed(batch, TINY) == "mha/sdpa is declared for GPUs only"
+    assert PREFILL.arm("mha/fa2").allowed(batch, TINY) == "mha/fa2 has no kernels for cpu"
+
+
 @pytest.mark.parametrize("batch", BATCHES, ids=str)
 def test_fa3_reads_the_bf16_pool_by_the_selection(
     batch: Batch, monkeypatch: pytest.MonkeyPatch

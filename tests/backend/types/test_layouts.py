@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsa_tune import UnknownName, UsageError
+from nsa_tune.backend.points import POINTS
 from nsa_tune.backend.types import layouts
 from nsa_tune.backend.types.layouts import (
     CONVERSIONS,
@@ -22,6 +23,15 @@ from nsa_tune.backend.types.layouts import (
 
 NAMES = st.sampled_from(sorted(READS))
 DTYPES = st.sampled_from(["bf16", "fp8"])
+
+
+def test_a_plan_knows_what_each_sparse_kernel_reads() -> None:
+    """An engine is told to transform indices and to convert by `READS` alone."""
+    arms = [arm.name for point in POINTS.values() for arm in point.arms]
+    sparse = {name.removeprefix("mla/") for name in arms if name.startswith("mla/")}
+    sparse |= {arm.name for arm in POINTS["decode"].arms}
+
+    assert sparse <= READS.keys()
 
 
 def places(layout: KVLayout, rank: int) -> list[tuple[str, str, int, int]]:
