@@ -28,7 +28,7 @@ from nsa_tune.backend.engines.sglang.releases import (
     installed_version,
     release_of,
 )
-from nsa_tune.backend.engines.sglang.symbols import hooks_on
+from nsa_tune.backend.engines.symbols import hooks_on
 from nsa_tune.backend.types.layouts import KVLayout
 
 __all__ = ["around_init", "attach", "check_hooks", "decision_log", "opened"]

@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from nsa_tune._errors import StoreError
-from nsa_tune.backend.engines.sglang.install import OFF_SWITCH, switched_off
+from nsa_tune.backend.engines.hooking import OFF_SWITCH, switched_off
 from nsa_tune.backend.engines.sglang.releases import (
     Release,
-    Symbol,
     checked,
     installed_version,
     release_of,
 )
+from nsa_tune.backend.engines.symbols import Symbol
 from nsa_tune.backend.hardware import detect
 from nsa_tune.db import reader as tables
 from nsa_tune.db import text_table

@@ -14,8 +14,8 @@ from importlib import import_module
 from pkgutil import resolve_name
 
 from nsa_tune.backend.engines.sglang.edge import attempt
-from nsa_tune.backend.engines.sglang.releases import Symbol, installed_version, release_of
-from nsa_tune.backend.engines.sglang.symbols import hooks_on
+from nsa_tune.backend.engines.sglang.releases import installed_version, release_of
+from nsa_tune.backend.engines.symbols import Symbol, hooks_on
 
 __all__ = ["main", "probe"]
 

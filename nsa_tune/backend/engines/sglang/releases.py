@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from importlib import metadata
 
+from nsa_tune.backend.engines.symbols import Symbol
 from nsa_tune.backend.types.layouts import KVLayout
 
 __all__ = [
@@ -18,38 +19,12 @@ __all__ = [
     "MOST_PAGED",
     "RELEASES",
     "Release",
-    "Symbol",
     "checked",
     "installed_version",
     "release_of",
 ]
 
 Version = tuple[int, int, int]
-
-
-@dataclass(frozen=True, slots=True)
-class Symbol:
-    """A method of the engine that is hooked."""
-
-    name: str
-    """What the plug-in calls it."""
-    module: str
-    path: str
-    """Class and method within the module."""
-    arguments: tuple[str, ...]
-    """Its first arguments, which the hook relies upon."""
-    exact: bool
-    """Whether it may have no others."""
-
-    @property
-    def target(self) -> str:
-        """The dotted path."""
-        return f"{self.module}.{self.path}"
-
-    def accepts(self, arguments: tuple[str, ...]) -> bool:
-        """Whether a method with these arguments is the one that the hook was written for."""
-        given = arguments if self.exact else arguments[: len(self.arguments)]
-        return given == self.arguments
 
 
 MOST_PAGED = 11673

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nsa_tune.backend.engines.sglang import edge
+from nsa_tune.backend.engines.sglang.edge import EDGE
 from tests.backend.engines.sglang.wheels import VERSIONS, Unreachable, Wheel, wheel_of
 
 
@@ -36,4 +36,4 @@ def _fetched(version: str) -> Wheel:
 @pytest.fixture(autouse=True)
 def nothing_said() -> None:
     """Forget what was said before: each text is logged once a process."""
-    edge._said.clear()
+    EDGE.forget()

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from nsa_tune.backend.engines.sglang.install import wrapped
+from nsa_tune.backend.engines.hooking import wrapped
 from tests.backend.engines.sglang.wheels import BACKEND, MODES, Wheel
 
 __all__ = ["Engine", "State", "model_runner"]

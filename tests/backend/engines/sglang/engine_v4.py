@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from nsa_tune.backend.engines.sglang.install import wrapped
+from nsa_tune.backend.engines.hooking import wrapped
 from tests.backend.engines.sglang.wheels import MODES, V4_BACKEND, Wheel
 
 __all__ = ["ForwardBatch", "V4Engine", "V4State", "pool", "v4_model_runner"]

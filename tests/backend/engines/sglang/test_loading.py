@@ -21,7 +21,7 @@ from sglang.srt import plugins
 plugins.load_plugins()
 {between}
 early = "sglang.srt.layers.attention.dsa_backend" in sys.modules
-from nsa_tune.backend.engines.sglang.symbols import hooks_on
+from nsa_tune.backend.engines.symbols import hooks_on
 from sglang.srt.layers.attention.dsa_backend import DeepseekSparseAttnBackend as Backend
 names = ("__init__", "set_dsa_prefill_impl", "_build_paged_mqa_schedule_2d_ctx_lens")
 heavy = [name for name in ("torch", "numpy", "pandas", "sqlite_utils") if name in sys.modules]
@@ -82,7 +82,7 @@ _CALL = """
 from sglang.srt import plugins
 plugins.load_plugins()
 from sglang.srt.layers.attention.dsa_backend import DeepseekSparseAttnBackend as Backend
-from nsa_tune.backend.engines.sglang.symbols import hooks_on
+from nsa_tune.backend.engines.symbols import hooks_on
 names = ("__init__", "set_dsa_prefill_impl", "_build_paged_mqa_schedule_2d_ctx_lens")
 backend = object.__new__(Backend)
 backend.set_dsa_prefill_impl(None)
@@ -117,7 +117,7 @@ plugins._plugins_loaded = False
 plugins.load_plugins()
 early = "sglang.srt.layers.attention.deepseek_v4_backend" in sys.modules
 from sglang.srt.layers.attention.deepseek_v4_backend import DeepseekV4AttnBackend as Backend
-from nsa_tune.backend.engines.sglang.symbols import hooks_on
+from nsa_tune.backend.engines.symbols import hooks_on
 names = ("__init__", "_use_sparse_prefill")
 other = "sglang.srt.layers.attention.dsa_backend" in sys.modules
 print([hooks_on(getattr(Backend, name)) for name in names], early or other)
@@ -180,7 +180,7 @@ def test_a_method_that_has_gone_is_named(site: Site) -> None:
 def test_a_fault_of_the_plug_in_does_not_reach_the_engine(site: Site) -> None:
     """Its own loader would swallow it: here it does not even see one."""
     broken = (
-        "import nsa_tune.backend.engines.sglang.install as i\n"
+        "import nsa_tune.backend.engines.hooking as i\n"
         "def broken(*a): raise RuntimeError('made up')\n"
         "i.when_imported = broken"
     )

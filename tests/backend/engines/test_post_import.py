@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nsa_tune.backend.engines.sglang.post_import import when_imported
+from nsa_tune.backend.engines.post_import import when_imported
 
 
 @pytest.fixture

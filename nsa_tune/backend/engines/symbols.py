@@ -1,17 +1,40 @@
-"""Looking at the engine's methods: are they as expected, and do they have their hooks?"""
+"""The engine's methods that are hooked: are they as expected, and do they have their hooks?"""
 
 from __future__ import annotations
 
 import inspect
+from dataclasses import dataclass
 from pkgutil import resolve_name
 
-from nsa_tune.backend.engines.sglang.releases import Symbol
-
-__all__ = ["hooks_on", "mismatch"]
+__all__ = ["Symbol", "hooks_on", "mismatch"]
 
 _PACKAGE = __name__.rpartition(".")[0]
-_MODULES = ("backend", "prefill", "indexer", "v4_backend", "v4")
-_HOOKING = {f"{_PACKAGE}.{name}" for name in _MODULES}
+"""Where the hooks of every engine are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Symbol:
+    """A method of the engine that is hooked."""
+
+    name: str
+    """What the plug-in calls it."""
+    module: str
+    path: str
+    """Class and method within the module."""
+    arguments: tuple[str, ...]
+    """Its first arguments, which the hook relies upon."""
+    exact: bool
+    """Whether it may have no others."""
+
+    @property
+    def target(self) -> str:
+        """The dotted path."""
+        return f"{self.module}.{self.path}"
+
+    def accepts(self, arguments: tuple[str, ...]) -> bool:
+        """Whether a method with these arguments is the one that the hook was written for."""
+        given = arguments if self.exact else arguments[: len(self.arguments)]
+        return given == self.arguments
 
 
 def mismatch(symbol: Symbol) -> str | None:
@@ -44,4 +67,4 @@ def hooks_on(method: object) -> int:
 
 def _is_hook(one: object) -> bool:
     # A wrapped method bears the module of the engine's own.
-    return getattr(one, "__module__", None) in _HOOKING
+    return str(getattr(one, "__module__", None)).startswith(f"{_PACKAGE}.")

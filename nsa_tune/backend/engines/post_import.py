@@ -1,7 +1,8 @@
 """Do something once a module has been imported by whoever needs it, and not import it for that.
 
-SGLang's hook registry imports what it hooks, in every process: the launcher and the detokenizer
-would load the attention kernels, and with some releases open the GPU, for nothing.
+Engines load plug-ins in every process. If a plug-in imported what it hooks, as SGLang's hook
+registry does, an API server or a detokenizer would load the attention kernels, and with some
+releases open the GPU, for nothing.
 """
 
 from __future__ import annotations

@@ -1,0 +1,49 @@
+"""The edge to an engine: nothing raises across it, and nothing is said twice."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+__all__ = ["Edge"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Edge:
+    """The edge to one engine; its log is called after it."""
+
+    def __init__(self, engine: str) -> None:
+        self.engine = engine
+        """The engine's name, as it is written in a sentence."""
+        self._log = logging.getLogger(f"nsa_tune.{engine.lower()}")
+        self._said: set[str] = set()
+
+    def attempt(
+        self, what: str, call: Callable[P, T], /, *arguments: P.args, **keywords: P.kwargs
+    ) -> T | None:
+        """`call` with the rest; whatever it raises is logged once, and None is the answer.
+
+        An engine must not stop because of its tuner: the only place here that catches everything.
+        """
+        try:
+            return call(*arguments, **keywords)
+        except Exception as error:  # noqa: BLE001 - the engine goes on, whatever it was
+            kind = type(error).__name__
+            problem = f"{what} failed, so {self.engine} decides by itself: {kind}: {error}"
+            if problem not in self._said:
+                self._said.add(problem)
+                self._log.warning(problem, exc_info=True)
+            return None
+
+    def say_once(self, level: int, text: str) -> None:
+        """Log `text`, once a process: an engine builds several backends, all alike."""
+        if text not in self._said:
+            self._said.add(text)
+            self._log.log(level, text)
+
+    def forget(self) -> None:
+        """Forget what was said, so that it would be said again."""
+        self._said.clear()

@@ -1,0 +1,47 @@
+"""The edge to an engine: faults stop here, and are said once."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from nsa_tune.backend.engines.edge import Edge
+
+
+@pytest.fixture
+def edge() -> Edge:
+    return Edge("Engine")
+
+
+def test_a_value_passes(edge: Edge) -> None:
+    assert edge.attempt("dividing", divmod, 7, 2) == (3, 1)
+
+
+def test_a_fault_becomes_none_and_one_line(edge: Edge, caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(3):
+        assert edge.attempt("dividing", divmod, 7, 0) is None
+
+    (record,) = caplog.records
+    assert record.message.startswith("dividing failed, so Engine decides by itself: ZeroDivision")
+    assert (record.name, record.levelno) == ("nsa_tune.engine", logging.WARNING)
+    assert record.exc_info
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt, SystemExit])
+def test_an_order_to_stop_is_obeyed(edge: Edge, stop: type[BaseException]) -> None:
+    def order() -> None:
+        raise stop
+
+    with pytest.raises(stop):
+        edge.attempt("working", order)
+
+
+def test_a_text_is_said_once_by_each_engine(edge: Edge, caplog: pytest.LogCaptureFixture) -> None:
+    for text in ("one", "two", "one"):
+        edge.say_once(logging.WARNING, text)
+    Edge("Other").say_once(logging.WARNING, "one")
+    edge.forget()
+    edge.say_once(logging.WARNING, "two")
+
+    assert [record.message for record in caplog.records] == ["one", "two", "one", "two"]
