@@ -42,6 +42,7 @@ __all__ = [
     "store_errors",
     "table_of",
     "tables_of",
+    "user_folder",
 ]
 
 SCHEMA_VERSION = 6
@@ -161,6 +162,11 @@ def _databases(db: Path | None) -> Iterator[Path]:
     standard = [_user_database(), *(Path(place) / _FILE for place in site.split(":") if place)]
     # os.path, not Path: a directory that may not be searched is one without our file.
     yield from (path for path in standard if path not in seen and os.path.isfile(path))  # noqa: PTH113
+
+
+def user_folder() -> Path:
+    """The folder of the user's database, whether it is there or not."""
+    return _user_database().parent
 
 
 def _user_database() -> Path:

@@ -19,6 +19,7 @@ from nsa_tune.backend.engines.decision_log import DecisionLog
 from nsa_tune.backend.engines.sglang.edge import attempt
 from nsa_tune.backend.engines.sglang.facts import Facts
 from nsa_tune.backend.engines.sglang.passes import batch_of, is_plain_extend, sums_of
+from nsa_tune.backend.engines.sglang.switch import paused
 from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.layouts import KVLayout
 
@@ -34,6 +35,8 @@ def around_prefill(original: Callable[..., Any], backend: Any, forward_batch: An
         return original(backend, forward_batch)
     prefill.give_back()
     result = original(backend, forward_batch)
+    if paused():
+        return result
     if forward_batch is not None and not attempt(
         "steering a prefill", prefill.steer, forward_batch
     ):

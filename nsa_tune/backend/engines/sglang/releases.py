@@ -81,8 +81,8 @@ _OLDER = Release(
     ),
     prefill_impls={
         KVLayout.FP8_PACKED: frozenset({"flashmla_kv", "flashmla_sparse"}),
-        # fa3 and tilelang read it too, but have not been switched to within an engine.
-        KVLayout.BF16: frozenset({"flashmla_sparse"}),
+        # tilelang reads it too, but is not measured.
+        KVLayout.BF16: frozenset({"flashmla_sparse", "fa3"}),
     },
     prefill_auto={
         KVLayout.FP8_PACKED: frozenset({"flashmla_kv", "flashmla_sparse"}),
@@ -99,6 +99,31 @@ _OLDER = Release(
     v4_environment=frozenset({"SGLANG_OPT_FLASHMLA_SPARSE_PREFILL"}),
 )  # fmt: skip
 
+_RUNNER = "sglang.srt.model_executor.model_runner"
+_GRAPHS = "sglang.srt.model_executor.runner.prefill_cuda_graph_runner"
+_BREAKABLE = "sglang.srt.model_executor.runner_backend.breakable_cuda_graph_backend"
+_PASS_MODE_SYMBOLS = (
+    Symbol(
+        "init_graphs", _RUNNER, "ModelRunner.init_cuda_graphs",
+        ("self", "capture_decode_cuda_graph"), False,
+    ),
+    Symbol(
+        "forward", _RUNNER, "ModelRunner._forward_raw",
+        ("self", "forward_batch", "pp_proxy_tensors"), False,
+    ),
+    Symbol("capture", _GRAPHS, "PrefillCudaGraphRunner._capture_one_stream", ("self",), True),
+    Symbol(
+        "prepare_metadata", _GRAPHS,
+        "PrefillCudaGraphRunner._prepare_forward_metadata_for_replay",
+        ("self", "forward_batch", "static_forward_batch"), False,
+    ),
+    Symbol(
+        "replay", _BREAKABLE, "BreakableCudaGraphBackend.replay",
+        ("self", "shape_key", "static_forward_batch"), False,
+    ),
+)  # fmt: skip
+"""From 0.5.17 on, which first runs prefills as graphs by default."""
+
 _V4_SYMBOLS = (
     Symbol("v4_backend", _V4_MODULE, f"{_V4_CLASS}.__init__", ("self", "model_runner"), False),
     Symbol(
@@ -110,10 +135,14 @@ _V4_SYMBOLS = (
 
 RELEASES = (
     _OLDER,
-    replace(_OLDER, first=(0, 5, 17), last=(0, 5, 22), passes_topk_length=True, graph_tokens=2048),
     replace(
-        _OLDER, first=(0, 5, 23), last=(0, 5, 23), symbols=_OLDER.symbols + _V4_SYMBOLS,
-        passes_topk_length=True, graph_tokens=8192,
+        _OLDER, first=(0, 5, 17), last=(0, 5, 22),
+        symbols=_OLDER.symbols + _PASS_MODE_SYMBOLS, passes_topk_length=True, graph_tokens=2048,
+    ),
+    replace(
+        _OLDER, first=(0, 5, 23), last=(0, 5, 23),
+        symbols=_OLDER.symbols + _PASS_MODE_SYMBOLS + _V4_SYMBOLS, passes_topk_length=True,
+        graph_tokens=8192,
     ),
 )  # fmt: skip
 

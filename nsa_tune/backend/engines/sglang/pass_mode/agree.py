@@ -1,0 +1,70 @@
+"""All ranks of an engine decide alike, or none decides.
+
+A rank that replays one graph while another runs a different one would wait for it for ever. So the
+ranks compare what they decide from before the first decision. They use the store that PyTorch's
+process group keeps, which needs no collective: a rank without the plug-in does not stop the others.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+__all__ = ["Store", "agree"]
+
+_ON, _OFF = b"on", b"off"
+_POLL_S = 0.05
+
+
+class Store(Protocol):
+    """What is used of torch.distributed's `Store`."""
+
+    def set(self, key: str, value: str, /) -> Any:
+        """Set a value."""
+
+    def get(self, key: str, /) -> bytes:
+        """The value of a key that is there."""
+
+    def check(self, keys: list[str], /) -> bool:
+        """Whether all keys are there."""
+
+    def compare_set(self, key: str, expected: str, desired: str, /) -> bytes:
+        """Set a value if the key has `expected`, or, where that is "", has none; its value then."""
+
+
+def agree(
+    store: Store,
+    question: str,
+    answer: str,
+    *,
+    rank: int,
+    ranks: int,
+    timeout_s: float = 60.0,
+    clock: Callable[[], float] = time.monotonic,
+) -> bool:
+    """Whether all ranks gave the same answer in time. The result is the same on each rank.
+
+    The first rank that knows writes the verdict, and each rank goes by what is written. So a rank
+    that is late reads that it was too late.
+
+    Args:
+        store: shared by the ranks.
+        question: what is compared; one name for one question.
+        answer: this rank's.
+        rank: this rank's number, from 0.
+        ranks: how many there are.
+        timeout_s: how long to wait for the others, in seconds.
+        clock: for tests.
+    """
+    name = f"nsa_tune/{question}"
+    store.set(f"{name}/{rank}", answer)
+    keys = [f"{name}/{one}" for one in range(ranks)]
+    until = clock() + timeout_s
+    while not store.check(keys) and clock() < until:
+        if store.check([f"{name}/verdict"]):
+            break
+        time.sleep(_POLL_S)
+    alike = store.check(keys) and all(store.get(key) == answer.encode() for key in keys)
+    verdict = store.compare_set(f"{name}/verdict", "", (_ON if alike else _OFF).decode())
+    return verdict == _ON

@@ -1,0 +1,133 @@
+"""Measuring what passes take in this engine, with passes that it might serve.
+
+They run as served ones do, on one stream and with the host's work in them. Their new keys go to
+the pool's slot 0, which SGLang keeps for padding, and what they read are slots that hold nothing
+yet. So the engine's state is as before.
+"""
+
+from __future__ import annotations
+
+import copy
+import statistics
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from nsa_tune.backend.engines.sglang.pass_mode.steering import Steering
+from nsa_tune.backend.engines.sglang.pass_mode.times import PassMode, PassTime
+
+__all__ = ["measure"]
+
+_CONTEXTS = (2048, 16384, 65536)
+"""Keys before a few new tokens."""
+_FEW = 1024
+"""New tokens up to which a prefix is measured too."""
+_ROWS = (8, 32, 64, 128, 256)
+"""Rows of decode graphs that are measured, where they were captured, and the most that were."""
+_WARM_UPS, _REPEATS = 2, 3
+
+
+def measure(runner: Any, steering: Steering) -> list[PassTime]:
+    """Measure each way to run a prefill in `runner`, SGLang's ModelRunner."""
+    found = []
+    for mode, q_tokens, prefix in _cases(runner, steering):
+        lens = _lens(q_tokens, runner.attn_backend.dsa_index_topk) if not prefix else [q_tokens]
+        batch = _extend(runner, prefix, lens)
+        pairs = sum(prefix * new + new * (new + 1) // 2 for new in lens)
+        with _slots_to_read(runner, prefix + max(lens), len(lens)):
+            pass_us = _timed_us(runner, steering, mode, batch)
+        # Rounded up: the same batch must lie within what was measured.
+        found.append(PassTime(mode, q_tokens, -(-pairs // q_tokens), pass_us))
+    return found
+
+
+def _cases(runner: Any, steering: Steering) -> Iterator[tuple[PassMode, int, int]]:
+    """Modes, new tokens and prefixes."""
+    room = min(runner.max_total_num_tokens, runner.model_config.context_len) - 1
+    prefill = sorted(runner.prefill_cuda_graph_runner.capture_num_tokens)
+    for size in prefill:
+        yield PassMode.ENGINE, size, 0
+        for prefix in _CONTEXTS:
+            if size <= _FEW and prefix + size <= room:
+                yield PassMode.ENGINE, size, prefix
+    for size in steering.dense.sizes if steering.dense is not None else ():
+        yield PassMode.DENSE_GRAPH, size, 0
+    for rows in sorted({*_ROWS, *steering.rows[-1:]} & set(steering.rows)):
+        for prefix in (0, *_CONTEXTS):
+            if prefix + rows <= room:
+                yield PassMode.DECODE_GRAPH, rows, prefix
+
+
+def _lens(q_tokens: int, most: int) -> list[int]:
+    """Sequences of at most `most` tokens, together `q_tokens`."""
+    full, rest = divmod(q_tokens, most)
+    return [most] * full + ([rest] if rest else [])
+
+
+def _extend(runner: Any, prefix: int, lens: list[int]) -> Any:
+    """A prefill batch as the scheduler makes it: sequences of `lens`, each behind a prefix."""
+    import torch
+
+    graphs = runner.prefill_cuda_graph_runner
+    q_tokens, device = sum(lens), graphs.device
+    size = min(one for one in graphs.capture_num_tokens if one >= q_tokens)
+    batch = copy.copy(graphs.capture_prepare(size)[0])
+    kv_lens = [prefix + new for new in lens]
+    starts = [sum(lens[:i]) for i in range(len(lens))]
+    long = {"dtype": torch.int64, "device": device}
+    batch.batch_size = len(lens)
+    batch.input_ids = torch.randint(0, runner.model_config.vocab_size, (q_tokens,), **long)
+    batch.positions = torch.cat([torch.arange(prefix, kv, **long) for kv in kv_lens])
+    batch.out_cache_loc = torch.zeros(q_tokens, **long)
+    batch.req_pool_indices = torch.arange(1, len(lens) + 1, **long)
+    batch.seq_lens = torch.tensor(kv_lens, **long)
+    batch.orig_seq_lens = batch.seq_lens.to(torch.int32)
+    batch.seq_lens_cpu = torch.tensor(kv_lens)
+    batch.seq_lens_sum = sum(kv_lens)
+    batch.extend_num_tokens = batch.num_token_non_padded_cpu = q_tokens
+    batch.extend_seq_lens = torch.tensor(lens, dtype=torch.int32, device=device)
+    batch.extend_prefix_lens = torch.full((len(lens),), prefix, dtype=torch.int32, device=device)
+    batch.extend_start_loc = torch.tensor(starts, dtype=torch.int32, device=device)
+    batch.extend_prefix_lens_cpu = [prefix] * len(lens)
+    batch.extend_seq_lens_cpu = list(lens)
+    batch.extend_logprob_start_lens_cpu = list(lens)
+    batch.next_token_logits_buffer = None
+    batch.capture_hidden_mode = type(batch.capture_hidden_mode).NULL
+    return batch
+
+
+@contextmanager
+def _slots_to_read(runner: Any, kv_len: int, sequences: int) -> Iterator[None]:
+    """The requests' page tables name different slots, as those of a served batch do."""
+    import torch
+
+    table = runner.req_to_token_pool.req_to_token
+    slots = torch.arange(kv_len, dtype=table.dtype, device=table.device)
+    for i in range(sequences):
+        # Whole pages, for a page of the pool has one sequence's keys.
+        start = (i * kv_len // 64) * 64
+        table[1 + i, :kv_len] = (start + slots) % (runner.max_total_num_tokens // 64 * 64)
+    try:
+        yield
+    finally:
+        table[1 : 1 + sequences, :kv_len] = 0
+
+
+def _timed_us(runner: Any, steering: Steering, mode: PassMode, batch: Any) -> float:
+    """The median time of a pass in microseconds, from its first call until the GPU is done."""
+    import torch
+
+    took = []
+    steering.forced = mode
+    try:
+        for i in range(_WARM_UPS + _REPEATS):
+            torch.cuda.synchronize()
+            begin = time.perf_counter()
+            runner._forward_raw(copy.copy(batch), None)
+            torch.cuda.synchronize()
+            if i >= _WARM_UPS:
+                took.append((time.perf_counter() - begin) * 1e6)
+    finally:
+        steering.forced = None
+    return statistics.median(took)

@@ -1,0 +1,62 @@
+"""Measured pass times are kept beside the user's database, so that an engine measures them once."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from nsa_tune.backend.engines.sglang.pass_mode.times import PassTimes
+from nsa_tune.db.reader import user_folder
+
+__all__ = ["folder", "load", "remembered", "save"]
+
+_MOST_BYTES = 2**20
+
+
+def folder() -> Path:
+    """Where they are kept."""
+    return user_folder() / "pass-times"
+
+
+def load(key: Mapping[str, object]) -> PassTimes | None:
+    """The times for `key`; None where there are none that can be used."""
+    times = _read(_path(key))
+    return times if times is not None and times.key == dict(key) else None
+
+
+def save(times: PassTimes) -> bool:
+    """Keep `times`; False where the folder cannot be written."""
+    path = _path(times.key)
+    part = path.with_suffix(f".{os.getpid()}.part")
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        part.write_text(times.as_text(), encoding="utf-8")
+        part.replace(path)
+    except OSError:
+        return False
+    return True
+
+
+def remembered() -> Iterator[PassTimes]:
+    """All that is kept, in the order of the files' names."""
+    for path in sorted(folder().glob("*.json")):
+        times = _read(path)
+        if times is not None:
+            yield times
+
+
+def _path(key: Mapping[str, object]) -> Path:
+    text = json.dumps(dict(key), sort_keys=True)
+    return folder() / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.json"
+
+
+def _read(path: Path) -> PassTimes | None:
+    try:
+        if not path.is_file() or path.stat().st_size > _MOST_BYTES:
+            return None
+        return PassTimes.from_text(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None

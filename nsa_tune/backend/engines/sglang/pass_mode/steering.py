@@ -1,0 +1,216 @@
+"""Steering one engine: each prefill pass runs in the way that is the fastest for its batch."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from nsa_tune.backend.engines.sglang.edge import say_once
+from nsa_tune.backend.engines.sglang.pass_mode.decode_rows import as_decode, last_rows
+from nsa_tune.backend.engines.sglang.pass_mode.dense_graphs import DenseGraphs
+from nsa_tune.backend.engines.sglang.pass_mode.ranks import Ranks
+from nsa_tune.backend.engines.sglang.pass_mode.times import PassMode, PassTimes
+from nsa_tune.backend.engines.sglang.pass_mode.watch import Watch
+from nsa_tune.backend.engines.sglang.passes import is_plain_extend, sums_of
+from nsa_tune.backend.types.batch import Batch
+
+__all__ = ["MARGIN", "Steering"]
+
+_TOGETHER = 256
+"""Passes of any kind between two looks at what loses; equal on all ranks, which run all alike."""
+
+MARGIN = 0.03
+"""Another way must be faster than SGLang's own by this share of a pass."""
+
+
+class Steering:
+    """Chooses how prefill passes of one model runner run, and runs them."""
+
+    def __init__(
+        self,
+        runner: Any,
+        index_topk: int,
+        ranks: Ranks,
+        *,
+        dense: DenseGraphs | None,
+        decode: bool,
+    ) -> None:
+        """`decode` says whether decode graphs may run a prefill in this engine."""
+        self._ranks = ranks
+        self._passes = 0
+        self._graphs = runner.prefill_cuda_graph_runner
+        self._sizes: Sequence[int] = sorted(self._graphs.capture_num_tokens)
+        self._rows: Sequence[int] = (
+            sorted(runner.decode_cuda_graph_runner.capture_bs) if decode else ()
+        )
+        self._index_topk = index_topk
+        self.dense = dense
+        self.times: PassTimes | None = None
+        """None until they are measured: then everything runs as SGLang has it."""
+        self.watch: Watch | None = None
+        self.forced: PassMode | None = None
+        """While passes are measured: how the next one runs."""
+
+    @property
+    def rows(self) -> Sequence[int]:
+        """The sizes of the decode graphs that may run a prefill, ascending."""
+        return self._rows
+
+    def forward(
+        self,
+        original: Callable[..., Any],
+        runner: Any,
+        forward_batch: Any,
+        rest: Sequence[Any],
+    ) -> Any:
+        """A pass: chosen, run by `original`, which is SGLang's own method, and now and then timed.
+
+        Nothing is caught here. What decides is arithmetic over integers that all ranks share; an
+        error in it would be every rank's.
+        """
+        if self.forced is not None:
+            return self._run(original, runner, self.forced, forward_batch, rest)
+        self._give_up_together()
+        batch = self._batch(forward_batch)
+        if batch is None or self.times is None:
+            return original(runner, forward_batch, *rest)
+        mode = self.fastest(batch, rows=_only_last_tokens(forward_batch))
+        start = self.watch.begin() if self.watch is not None else None
+        output = self._run(original, runner, mode, forward_batch, rest)
+        if start is not None and self.watch is not None:
+            engine_us = self.estimates_us(batch).get(PassMode.ENGINE)
+            if engine_us is not None:
+                self.watch.end(start, mode, engine_us)
+        return output
+
+    @staticmethod
+    def _batch(forward_batch: Any) -> Batch | None:
+        if not is_plain_extend(forward_batch):
+            return None
+        return sums_of(forward_batch.extend_prefix_lens_cpu, forward_batch.extend_seq_lens_cpu)
+
+    def _give_up_together(self) -> None:
+        """Every so many passes all ranks give up what rank 0 has seen to lose."""
+        self._passes += 1
+        if self.watch is None or self._passes % _TOGETHER:
+            return
+        given_up = self._ranks.from_first(self.watch.found)
+        for mode in sorted(given_up - self.watch.given_up):
+            say_once(
+                logging.WARNING,
+                f"{mode} is given up: its passes take longer than SGLang's own "
+                f"({self.watch.report()})",
+            )
+        self.watch.given_up = given_up
+
+    def fastest(self, batch: Batch, *, rows: bool = True) -> PassMode:
+        """The fastest way for a batch from its sums; `rows` says whether decode graphs may."""
+        estimates = self.estimates_us(batch)
+        engine_us = estimates.pop(PassMode.ENGINE, None)
+        if not rows:
+            estimates.pop(PassMode.DECODE_GRAPH, None)
+        if self.watch is not None:
+            for mode in self.watch.given_up:
+                estimates.pop(mode, None)
+        if engine_us is None or not estimates:
+            return PassMode.ENGINE
+        best = min(estimates, key=estimates.__getitem__)
+        return best if estimates[best] < (1 - MARGIN) * engine_us else PassMode.ENGINE
+
+    def estimates_us(self, batch: Batch) -> dict[PassMode, float]:
+        """What a pass takes in each way that can run it and was measured, in microseconds."""
+        times = self.times
+        size = _bucket(self._sizes, batch.q_tokens)
+        if times is None or size is None:
+            return {}
+        context = batch.pairs / batch.q_tokens
+        found = {PassMode.ENGINE: times.pass_us(PassMode.ENGINE, size, context)}
+        if self._is_dense(batch, size):
+            found[PassMode.DENSE_GRAPH] = times.pass_us(PassMode.DENSE_GRAPH, size, context)
+        found[PassMode.DECODE_GRAPH] = self._decode_us(times, batch.q_tokens, context)
+        return {mode: pass_us for mode, pass_us in found.items() if pass_us is not None}
+
+    def _is_dense(self, batch: Batch, size: int) -> bool:
+        return (
+            self.dense is not None
+            and batch.kv_tokens == batch.q_tokens
+            and batch.max_kv <= self._index_topk
+            and self.dense.fits(size, batch.batch_size)
+        )
+
+    def _decode_us(self, times: PassTimes, q_tokens: int, context: float) -> float | None:
+        """The time by decode graphs: as many of the largest as are full, and one of the rest."""
+        if not self._rows:
+            return None
+        full, rest = divmod(q_tokens, self._rows[-1])
+        total = 0.0
+        for count, tokens in ((full, self._rows[-1]), (1 if rest else 0, rest)):
+            rows = _bucket(self._rows, tokens) if count else None
+            if rows is not None:
+                pass_us = times.pass_us(PassMode.DECODE_GRAPH, rows, context)
+                if pass_us is None:
+                    return None
+                total += count * pass_us
+        return total
+
+    def _run(
+        self,
+        original: Callable[..., Any],
+        runner: Any,
+        mode: PassMode,
+        forward_batch: Any,
+        rest: Sequence[Any],
+    ) -> Any:
+        if mode is PassMode.DECODE_GRAPH:
+            return self._run_rows(original, runner, forward_batch, rest)
+        if mode is PassMode.DENSE_GRAPH:
+            graphs = self._graphs.backend
+            graphs._nsa_tune_dense = self.dense
+            try:
+                return original(runner, forward_batch, *rest)
+            finally:
+                del graphs._nsa_tune_dense
+        return original(runner, forward_batch, *rest)
+
+    def _run_rows(
+        self, original: Callable[..., Any], runner: Any, forward_batch: Any, rest: Sequence[Any]
+    ) -> Any:
+        batch = as_decode(forward_batch)
+        most = self._rows[-1]
+        kept = []
+        for start in range(0, batch.batch_size, most):
+            part = batch.part(start, min(start + most, batch.batch_size))
+            output = original(runner, part.forward_batch, *rest)
+            kept.append(last_rows(output.logits_output.next_token_logits, part.ends))
+        output.logits_output.next_token_logits = _joined([one for one in kept if one is not None])
+        return output
+
+
+def _joined(parts: list[Any]) -> Any:
+    if len(parts) == 1:
+        return parts[0]
+    import torch
+
+    return torch.cat(parts)
+
+
+def _bucket(sizes: Sequence[int], tokens: int) -> int | None:
+    """The captured size that a batch is padded to; None where it fits into none."""
+    return next((size for size in sizes if size >= tokens), None)
+
+
+def _only_last_tokens(batch: Any) -> bool:
+    """Whether each sequence has new tokens, and nothing but its last one's logits is asked for."""
+    hidden = batch.capture_hidden_mode
+    return not (
+        0 in batch.extend_seq_lens_cpu
+        or batch.return_logprob
+        or (hidden is not None and hidden.need_capture())
+        or batch.return_pooled_hidden_states
+        or batch.input_embeds is not None
+        or batch.replace_embeds is not None
+        or (batch.mm_inputs and any(one is not None for one in batch.mm_inputs))
+        or batch.spec_info is not None
+        or batch.global_num_tokens_cpu is not None
+    )

@@ -1,0 +1,147 @@
+"""What passes take in this engine, by the way they run, and which way is the fastest for a batch.
+
+Only a whole pass tells: one way may spend less on the GPU and wait longer for the host. So these
+times are measured in the engine itself (calibration.py), and a way is chosen from them alone.
+"""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from math import exp, log
+
+__all__ = ["PassMode", "PassTime", "PassTimes"]
+
+
+class PassMode(StrEnum):
+    """A way to run a prefill pass."""
+
+    ENGINE = "engine"
+    """As SGLang does it: a breakable CUDA graph, or eagerly where it has none."""
+    DENSE_GRAPH = "dense_graph"
+    """One CUDA graph without breaks, in which attention is dense (MHA)."""
+    DECODE_GRAPH = "decode_graph"
+    """A decode CUDA graph, of which each row is one of the new tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class PassTime:
+    """A measured pass."""
+
+    mode: PassMode
+    q_tokens: int
+    """New tokens; for a graph the size that was captured."""
+    context: int
+    """Mean number of keys that a new token attends to."""
+    pass_us: float
+    """From the pass's first call on the host until the GPU has finished it."""
+
+
+class _Grid:
+    """Times of one mode over new tokens and contexts, interpolated on log scales."""
+
+    def __init__(self, times: Iterable[PassTime]) -> None:
+        rows: dict[int, dict[int, float]] = {}
+        for one in times:
+            rows.setdefault(one.q_tokens, {})[one.context] = log(one.pass_us)
+        self._sizes = sorted(rows)
+        self._rows = [sorted(rows[size].items()) for size in self._sizes]
+
+    def __bool__(self) -> bool:
+        return bool(self._sizes)
+
+    @property
+    def largest(self) -> int:
+        """The most new tokens that were measured."""
+        return self._sizes[-1]
+
+    def pass_us(self, q_tokens: int, context: float) -> float | None:
+        """The time of a pass; None outside what was measured."""
+        if not self._sizes or q_tokens > self._sizes[-1]:
+            return None
+        at = bisect_left(self._sizes, q_tokens)
+        above = _along(self._rows[at], context)
+        if at == 0 or self._sizes[at] == q_tokens:
+            return None if above is None else exp(above)
+        below = _along(self._rows[at - 1], context)
+        if above is None or below is None:
+            return None
+        low, high = self._sizes[at - 1], self._sizes[at]
+        share = log(q_tokens / low) / log(high / low)
+        return exp(below + share * (above - below))
+
+
+def _along(row: list[tuple[int, float]], context: float) -> float | None:
+    """The value of a row of the grid at `context`: as at its start before it, none behind it."""
+    if context <= row[0][0]:
+        return row[0][1]
+    if context > row[-1][0]:
+        return None
+    at = bisect_left(row, context, key=lambda point: point[0])
+    (low, before), (high, after) = row[at - 1], row[at]
+    return before + log(context / low) / log(high / low) * (after - before)
+
+
+_SCHEMA = "nsa-tune/pass-times/1"
+
+
+class PassTimes:
+    """All measured passes of one engine."""
+
+    def __init__(self, key: Mapping[str, object], times: Iterable[PassTime]) -> None:
+        self.key = dict(key)
+        """What the times are valid for: GPU, engine and its version, model, heads and so on."""
+        self.times = tuple(times)
+        self._grids = {
+            mode: _Grid(one for one in self.times if one.mode is mode) for mode in PassMode
+        }
+
+    def pass_us(self, mode: PassMode, q_tokens: int, context: float) -> float | None:
+        """What a pass takes, in microseconds; None where that was not measured.
+
+        Args:
+            mode: the way it runs.
+            q_tokens: new tokens.
+            context: mean number of keys that a new token attends to.
+        """
+        return self._grids[mode].pass_us(q_tokens, context)
+
+    def as_text(self) -> str:
+        """The same as JSON."""
+        document = {
+            "schema": _SCHEMA,
+            "key": self.key,
+            "times": [asdict(one) for one in self.times],
+        }
+        return json.dumps(document, indent=1)
+
+    @classmethod
+    def from_text(cls, text: str) -> PassTimes:
+        """Times that `as_text` wrote.
+
+        Raises:
+            ValueError: when the text is something else; it says what is wrong.
+        """
+        try:
+            document = json.loads(text)
+            if document["schema"] != _SCHEMA:
+                raise ValueError(f"its schema is {document['schema']!r}, not {_SCHEMA!r}")
+            times = [
+                PassTime(
+                    PassMode(one["mode"]), int(one["q_tokens"]), int(one["context"]),
+                    float(one["pass_us"]),
+                )
+                for one in document["times"]
+            ]  # fmt: skip
+            key = dict(document["key"])
+        except (AttributeError, KeyError, TypeError) as error:
+            raise ValueError(f"a field is missing or of the wrong kind: {error}") from error
+        for one in times:
+            if not (1 <= one.q_tokens < 2**31 and 1 <= one.context < 2**31):
+                raise ValueError(f"{one.q_tokens} new tokens over {one.context} keys is no pass")
+            if not 1 <= one.pass_us <= 1e9:
+                raise ValueError(f"{one.pass_us} us is no time of a pass")
+        return cls(key, times)
