@@ -11,6 +11,7 @@ from nsa_tune.backend.engines.hooking import Hooking
 from nsa_tune.backend.engines.sglang.backend import around_init
 from nsa_tune.backend.engines.sglang.edge import EDGE
 from nsa_tune.backend.engines.sglang.indexer import around_context_lens
+from nsa_tune.backend.engines.sglang.pass_mode import absorbed
 from nsa_tune.backend.engines.sglang.pass_mode import hooks as pass_mode
 from nsa_tune.backend.engines.sglang.prefill import around_prefill
 from nsa_tune.backend.engines.sglang.releases import checked, installed_version, release_of
@@ -29,6 +30,8 @@ _HOOKING = Hooking(
         "forward": pass_mode.around_forward,
         "capture": pass_mode.around_capture,
         "prepare_metadata": pass_mode.around_prepare_metadata,
+        "extend": absorbed.around_extend,
+        "k_only": absorbed.around_k_only,
         "replay": pass_mode.around_replay,
         "v4_backend": around_v4_init,
         "v4_prefill": around_sparse_prefill,

@@ -102,6 +102,7 @@ _OLDER = Release(
 _RUNNER = "sglang.srt.model_executor.model_runner"
 _GRAPHS = "sglang.srt.model_executor.runner.prefill_cuda_graph_runner"
 _BREAKABLE = "sglang.srt.model_executor.runner_backend.breakable_cuda_graph_backend"
+_INDEXER = "sglang.srt.layers.attention.dsa.dsa_indexer"
 _PASS_MODE_SYMBOLS = (
     Symbol(
         "init_graphs", _RUNNER, "ModelRunner.init_cuda_graphs",
@@ -117,6 +118,12 @@ _PASS_MODE_SYMBOLS = (
         "PrefillCudaGraphRunner._prepare_forward_metadata_for_replay",
         ("self", "forward_batch", "static_forward_batch"), False,
     ),
+    Symbol(
+        "extend", _MODULE, f"{_CLASS}.forward_extend",
+        ("self", "q", "k", "v", "layer", "forward_batch", "save_kv_cache", "q_rope", "k_rope"),
+        False,
+    ),
+    Symbol("k_only", _INDEXER, "Indexer._forward_cuda_k_only", ("self",), False),
     Symbol(
         "replay", _BREAKABLE, "BreakableCudaGraphBackend.replay",
         ("self", "shape_key", "static_forward_batch"), False,

@@ -10,8 +10,9 @@ from __future__ import annotations
 import copy
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from nsa_tune.backend.engines.sglang.pass_mode.steering import Steering
@@ -22,50 +23,68 @@ __all__ = ["measure"]
 _CONTEXTS = (2048, 16384, 65536)
 """Keys before a few new tokens."""
 _FEW = 1024
-"""New tokens up to which a prefix is measured too."""
+"""New tokens up to which these are measured."""
+_TURN = 512
+"""New tokens of a sequence that continues a short one."""
 _ROWS = (8, 32, 64, 128, 256)
 """Rows of decode graphs that are measured, where they were captured, and the most that were."""
 _WARM_UPS, _REPEATS = 2, 3
 
 
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """A pass to measure: sequences of `lens` new tokens, each behind a prefix."""
+
+    mode: PassMode
+    size: int
+    prefix: int
+    lens: tuple[int, ...]
+
+    @property
+    def context(self) -> int:
+        """Mean keys of a new token, rounded up: this very batch lies within what was measured."""
+        pairs = sum(self.prefix * new + new * (new + 1) // 2 for new in self.lens)
+        return -(-pairs // sum(self.lens))
+
+
 def measure(runner: Any, steering: Steering) -> list[PassTime]:
     """Measure each way to run a prefill in `runner`, SGLang's ModelRunner."""
     found = []
-    for mode, q_tokens, prefix in _cases(runner, steering):
-        lens = _lens(q_tokens, runner.attn_backend.dsa_index_topk) if not prefix else [q_tokens]
-        batch = _extend(runner, prefix, lens)
-        pairs = sum(prefix * new + new * (new + 1) // 2 for new in lens)
-        with _slots_to_read(runner, prefix + max(lens), len(lens)):
-            pass_us = _timed_us(runner, steering, mode, batch)
-        # Rounded up: the same batch must lie within what was measured.
-        found.append(PassTime(mode, q_tokens, -(-pairs // q_tokens), pass_us))
+    for case in _cases(runner, steering):
+        batch = _extend(runner, case.prefix, case.lens)
+        with _slots_to_read(runner, case.prefix + max(case.lens), len(case.lens)):
+            pass_us = _timed_us(runner, steering, case.mode, batch)
+        found.append(PassTime(case.mode, case.size, case.context, pass_us))
     return found
 
 
-def _cases(runner: Any, steering: Steering) -> Iterator[tuple[PassMode, int, int]]:
-    """Modes, new tokens and prefixes."""
+def _cases(runner: Any, steering: Steering) -> Iterator[_Case]:
     room = min(runner.max_total_num_tokens, runner.model_config.context_len) - 1
-    prefill = sorted(runner.prefill_cuda_graph_runner.capture_num_tokens)
-    for size in prefill:
-        yield PassMode.ENGINE, size, 0
+    most = runner.attn_backend.dsa_index_topk
+    for size in sorted(runner.prefill_cuda_graph_runner.capture_num_tokens):
+        whole, turns = _lens(size, most), _lens(size, _TURN)
+        behind = most - max(turns)
+        for mode in (PassMode.ENGINE, *steering.dense):
+            yield _Case(mode, size, 0, whole)
+        if PassMode.DENSE_MLA_GRAPH in steering.dense:
+            yield _Case(PassMode.ENGINE, size, behind, turns)
+            yield _Case(PassMode.DENSE_MLA_GRAPH, size, behind, turns)
         for prefix in _CONTEXTS:
             if size <= _FEW and prefix + size <= room:
-                yield PassMode.ENGINE, size, prefix
-    for size in steering.dense.sizes if steering.dense is not None else ():
-        yield PassMode.DENSE_GRAPH, size, 0
+                yield _Case(PassMode.ENGINE, size, prefix, (size,))
     for rows in sorted({*_ROWS, *steering.rows[-1:]} & set(steering.rows)):
         for prefix in (0, *_CONTEXTS):
             if prefix + rows <= room:
-                yield PassMode.DECODE_GRAPH, rows, prefix
+                yield _Case(PassMode.DECODE_GRAPH, rows, prefix, (rows,))
 
 
-def _lens(q_tokens: int, most: int) -> list[int]:
+def _lens(q_tokens: int, most: int) -> tuple[int, ...]:
     """Sequences of at most `most` tokens, together `q_tokens`."""
     full, rest = divmod(q_tokens, most)
-    return [most] * full + ([rest] if rest else [])
+    return (most,) * full + ((rest,) if rest else ())
 
 
-def _extend(runner: Any, prefix: int, lens: list[int]) -> Any:
+def _extend(runner: Any, prefix: int, lens: Sequence[int]) -> Any:
     """A prefill batch as the scheduler makes it: sequences of `lens`, each behind a prefix."""
     import torch
 

@@ -1,97 +1,151 @@
 """Prefill CUDA graphs without breaks, in which attention is dense.
 
 SGLang's prefill graphs break twice in each layer, for the indexer and for attention, and it turns
-MHA off inside them. Where no sequence has a prefix or more keys than the indexer selects, both can
-be captured: the indexer only stores its keys, and dense attention reads the lengths from a tensor
-that lies in the same place in each replay.
+MHA off inside them. Where no sequence has more keys than the indexer selects, both can be captured:
+the indexer only stores its keys, and dense attention reads the lengths from tensors that lie in
+the same place in each replay. There are two kinds: MHA over the new tokens, for batches without a
+prefix; and absorbed MLA over the pool's pages, which takes a prefix, if the pool is bf16.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from enum import StrEnum
 from importlib import import_module
 from typing import Any
 
-__all__ = ["LABEL", "DenseGraphs", "most_sequences"]
+from nsa_tune.backend.engines.sglang.pass_mode.absorbed import PAGE, Inputs, absorbed
 
-LABEL = "nsa_tune_dense"
-"""Beside the size, in the keys of these graphs."""
+__all__ = ["DenseGraphs", "Kind", "most_sequences", "padding"]
+
 _BREAKS = "sglang.srt.model_executor.runner_backend_utils.breakable_cuda_graph.breakable_cuda_graph"
+
+
+class Kind(StrEnum):
+    """How dense attention is computed; the value is part of the graphs' keys."""
+
+    MHA = "nsa_tune_dense"
+    MLA = "nsa_tune_dense_mla"
 
 
 def most_sequences(size: int) -> int:
     """Sequences that a graph of `size` tokens takes. Attention visits them all, empty or not."""
-    return min(max(size // 64, 4), 64)
+    return min(max(size // 64, 4), 64) + _PADDING
+
+
+_PADDING = 4
+"""Of them for padding."""
+
+
+def padding(rows: int, most: int) -> list[int]:
+    """Lengths of the sequences that stand for so many rows of padding.
+
+    Rows that attention leaves out would hold whatever lay in memory, and a NaN there would reach
+    the experts' router.
+    """
+    full, rest = divmod(rows, most)
+    return [most] * full + ([rest] if rest else [])
 
 
 class DenseGraphs:
-    """The dense graphs of one prefill graph runner."""
+    """The dense graphs of one kind of one prefill graph runner."""
 
-    def __init__(self, runner: Any, index_topk: int) -> None:
+    def __init__(self, runner: Any, index_topk: int, kind: Kind) -> None:
         """`runner` is SGLang's PrefillCudaGraphRunner."""
         self._runner = runner
         self._index_topk = index_topk
-        self._lengths: dict[int, Any] = {}
-        """By captured size: where attention finds each sequence's first row [sequences + 1]."""
+        self.kind = kind
+        self._inputs: dict[int, Inputs] = {}
+        """By captured size."""
 
     @property
     def sizes(self) -> list[int]:
         """The captured sizes, in tokens."""
-        return sorted(self._lengths)
+        return sorted(self._inputs)
 
     def capture(self, size: int) -> None:
         """Capture the graph of `size` tokens. Call it within the runner's own capture session."""
         import torch
 
         runner = self._runner
+        most = min(size, self._index_topk)
         forward_batch, backend = runner.capture_prepare(size)
         backend.init_forward_metadata(forward_batch)
-        sequences = most_sequences(size)
-        lengths = torch.full((sequences + 1,), size, dtype=torch.int32, device=runner.device)
-        most = min(size, self._index_topk)
-        # The dummy sequence may be longer than attention is captured for.
-        starts = list(range(0, size, most))[:sequences]
-        lengths[: len(starts)] = torch.tensor(starts, dtype=torch.int32)
+        # The indexer looks at this to see that all keys are selected.
+        forward_batch.seq_lens_cpu = torch.tensor([most])
+        inputs = self._new_inputs(size)
+        self._write(inputs, size, [0] * len(padding(size, most)), padding(size, most))
         backend.forward_metadata = replace(
-            backend.forward_metadata, cu_seqlens_q=lengths, cu_seqlens_k=lengths,
+            backend.forward_metadata, cu_seqlens_q=inputs.starts, cu_seqlens_k=inputs.starts,
             max_seq_len_q=most, max_seq_len_k=most,
         )  # fmt: skip
-        backend.use_mha = True
 
         def forward() -> Any:
             with _no_breaks():
                 return runner._run_forward(forward_batch, size)
 
-        try:
-            runner.backend.capture_one(self.key(size), forward)
-        finally:
-            backend.use_mha = False
-        self._lengths[size] = lengths
+        if self.kind is Kind.MHA:
+            backend.use_mha = True
+            try:
+                runner.backend.capture_one(self.key(size), forward)
+            finally:
+                backend.use_mha = False
+        else:
+            with absorbed(backend, inputs, most):
+                runner.backend.capture_one(self.key(size), forward)
+        self._inputs[size] = inputs
 
     def fits(self, size: int, sequences: int) -> bool:
         """Whether there is a graph of `size` tokens for so many sequences."""
-        return size in self._lengths and sequences <= most_sequences(size)
+        return size in self._inputs and sequences + _PADDING <= most_sequences(size)
 
-    def prepare(self, size: int, extend_lens: list[int]) -> None:
-        """Write a batch's lengths to where the graph of `size` tokens reads them."""
-        import torch
-
-        lengths = self._lengths[size]
-        starts, total = [0], 0
-        for new in extend_lens:
-            total += new
-            starts.append(total)
-        # Sequences that are not there begin and end where the last one ends.
-        starts += [total] * (len(lengths) - len(starts))
-        host = torch.tensor(starts, dtype=torch.int32, pin_memory=lengths.is_cuda)
-        lengths.copy_(host, non_blocking=True)
+    def prepare(self, size: int, forward_batch: Any) -> None:
+        """Write a batch's lengths and pages to where the graph of `size` tokens reads them."""
+        inputs = self._inputs[size]
+        prefix_lens = forward_batch.extend_prefix_lens_cpu
+        extend_lens = forward_batch.extend_seq_lens_cpu
+        rest = padding(size - sum(extend_lens), min(size, self._index_topk))
+        self._write(inputs, size, prefix_lens + [0] * len(rest), extend_lens + rest)
+        if self.kind is Kind.MLA:
+            table = self._runner.model_runner.req_to_token_pool.req_to_token
+            slots = table[forward_batch.req_pool_indices, : self._index_topk : PAGE]
+            inputs.pages[: len(extend_lens)] = slots // PAGE
+            inputs.pages[len(extend_lens) :] = 0
 
     def key(self, size: int) -> Any:
         """Under which SGLang keeps the graph of `size` tokens."""
         shape_key = import_module("sglang.srt.model_executor.runner.shape_key").ShapeKey
-        return shape_key(size=size, variant_label=LABEL)
+        return shape_key(size=size, variant_label=str(self.kind))
+
+    def _new_inputs(self, size: int) -> Inputs:
+        import torch
+
+        sequences, device = most_sequences(size), self._runner.device
+        lengths = torch.zeros(2 * sequences + 1, dtype=torch.int32, device=device)
+        pages = torch.zeros((sequences, self._index_topk // PAGE), dtype=torch.int32, device=device)
+        return Inputs(lengths[: sequences + 1], lengths[sequences + 1 :], pages)
+
+    @staticmethod
+    def _write(
+        inputs: Inputs, size: int, prefix_lens: Sequence[int], extend_lens: Sequence[int]
+    ) -> None:
+        import torch
+
+        sequences = len(inputs.kv_lens)
+        starts, kv_lens, total = [0], [], 0
+        for prefix, new in zip(prefix_lens, extend_lens, strict=True):
+            total += new
+            starts.append(total)
+            kv_lens.append(prefix + new)
+        assert total == size, "padding fills a graph up"
+        # Sequences that are not there have no rows and no keys.
+        starts += [total] * (sequences + 1 - len(starts))
+        kv_lens += [0] * (sequences - len(kv_lens))
+        host = torch.tensor(starts + kv_lens, dtype=torch.int32, pin_memory=inputs.starts.is_cuda)
+        inputs.starts.copy_(host[: sequences + 1], non_blocking=True)
+        inputs.kv_lens.copy_(host[sequences + 1 :], non_blocking=True)
 
 
 @contextmanager

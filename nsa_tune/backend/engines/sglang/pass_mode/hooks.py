@@ -12,7 +12,7 @@ from nsa_tune.backend.engines.sglang.edge import attempt, say_once
 from nsa_tune.backend.engines.sglang.facts import facts_of
 from nsa_tune.backend.engines.sglang.pass_mode import remembered
 from nsa_tune.backend.engines.sglang.pass_mode.calibration import measure
-from nsa_tune.backend.engines.sglang.pass_mode.dense_graphs import DenseGraphs
+from nsa_tune.backend.engines.sglang.pass_mode.dense_graphs import DenseGraphs, Kind
 from nsa_tune.backend.engines.sglang.pass_mode.eligible import (
     DENSE_SWITCH,
     switched_on,
@@ -21,7 +21,7 @@ from nsa_tune.backend.engines.sglang.pass_mode.eligible import (
 )
 from nsa_tune.backend.engines.sglang.pass_mode.ranks import Ranks
 from nsa_tune.backend.engines.sglang.pass_mode.steering import Steering
-from nsa_tune.backend.engines.sglang.pass_mode.times import PassTimes
+from nsa_tune.backend.engines.sglang.pass_mode.times import PassMode, PassTimes
 from nsa_tune.backend.engines.sglang.pass_mode.watch import Watch
 from nsa_tune.backend.engines.sglang.releases import installed_version
 from nsa_tune.backend.engines.sglang.switch import paused
@@ -36,6 +36,7 @@ __all__ = [
 
 _STEERING = "_nsa_tune_pass_mode"
 _DENSE = "_nsa_tune_dense"
+_KINDS = {PassMode.DENSE_GRAPH: Kind.MHA, PassMode.DENSE_MLA_GRAPH: Kind.MLA}
 
 
 def around_forward(
@@ -72,7 +73,7 @@ def around_prepare_metadata(
     dense: DenseGraphs | None = graphs.backend.__dict__.get(_DENSE)
     if dense is None:
         return original(graphs, forward_batch, static_batch, *rest)
-    dense.prepare(len(static_batch.input_ids), forward_batch.extend_seq_lens_cpu)
+    dense.prepare(len(static_batch.input_ids), forward_batch)
     return None
 
 
@@ -92,16 +93,23 @@ def _capture_dense(graphs: Any) -> None:
     off = not switched_on(DENSE_SWITCH) or why_not(runner) is not None
     if not Ranks(runner).all_say("dense_graphs", f"{__version__}: {not off}") or off:
         return
-    dense = DenseGraphs(graphs, runner.attn_backend.dsa_index_topk)
     begin, free = time.monotonic(), torch.cuda.mem_get_info()[0]
-    for size in sorted(graphs.capture_num_tokens, reverse=True):
-        dense.capture(size)
-    setattr(graphs, _DENSE, dense)
+    captured: dict[PassMode, DenseGraphs] = {}
+    for mode, kind in _KINDS.items():
+        # FlashAttention-3 reads no fp8 latents.
+        if kind is Kind.MLA and facts_of(runner.attn_backend, runner).kv_dtype != "bf16":
+            continue
+        dense = captured[mode] = DenseGraphs(graphs, runner.attn_backend.dsa_index_topk, kind)
+        for size in sorted(graphs.capture_num_tokens, reverse=True):
+            dense.capture(size)
+    setattr(graphs, _DENSE, captured)
     took_mb = (free - torch.cuda.mem_get_info()[0]) / 2**20
+    count = sum(len(dense.sizes) for dense in captured.values())
     say_once(
         logging.INFO,
-        f"captured {len(dense.sizes)} dense prefill graphs of up to {max(dense.sizes)} tokens in "
-        f"{time.monotonic() - begin:.1f} s and {took_mb:.0f} MiB; {DENSE_SWITCH}=0 leaves them out",
+        f"captured {count} dense prefill graphs of up to {max(graphs.capture_num_tokens)} tokens "
+        f"in {time.monotonic() - begin:.1f} s and {took_mb:.0f} MiB; {DENSE_SWITCH}=0 leaves them "
+        "out",
     )
 
 
@@ -126,7 +134,7 @@ def _attach(runner: Any) -> None:
         runner,
         runner.attn_backend.dsa_index_topk,
         ranks,
-        dense=graphs.__dict__.get(_DENSE),
+        dense=graphs.__dict__.get(_DENSE, {}),
         decode=why_no_decode_graphs(runner) is None,
     )
     setattr(runner, _STEERING, steering)
@@ -158,7 +166,7 @@ def _key(runner: Any, graphs: Any) -> dict[str, object]:
     import torch
 
     facts = facts_of(runner.attn_backend, runner)
-    dense: DenseGraphs | None = graphs.__dict__.get(_DENSE)
+    dense: Mapping[PassMode, DenseGraphs] = graphs.__dict__.get(_DENSE, {})
     decode = why_no_decode_graphs(runner) is None
     return {
         "gpu": torch.cuda.get_device_name(),
@@ -176,7 +184,7 @@ def _key(runner: Any, graphs: Any) -> dict[str, object]:
         "tp_size": runner.server_args.tp_size,
         "prefill_sizes": sorted(graphs.capture_num_tokens),
         "decode_sizes": sorted(runner.decode_cuda_graph_runner.capture_bs) if decode else [],
-        "dense_sizes": [] if dense is None else dense.sizes,
+        "dense_sizes": {str(mode): one.sizes for mode, one in dense.items()},
         "slots": runner.max_total_num_tokens,
     }
 

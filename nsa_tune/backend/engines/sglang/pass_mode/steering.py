@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from nsa_tune.backend.engines.sglang.edge import say_once
 from nsa_tune.backend.engines.sglang.pass_mode.decode_rows import as_decode, last_rows
-from nsa_tune.backend.engines.sglang.pass_mode.dense_graphs import DenseGraphs
+from nsa_tune.backend.engines.sglang.pass_mode.dense_graphs import DenseGraphs, Kind
 from nsa_tune.backend.engines.sglang.pass_mode.ranks import Ranks
 from nsa_tune.backend.engines.sglang.pass_mode.times import PassMode, PassTimes
 from nsa_tune.backend.engines.sglang.pass_mode.watch import Watch
@@ -33,7 +33,7 @@ class Steering:
         index_topk: int,
         ranks: Ranks,
         *,
-        dense: DenseGraphs | None,
+        dense: Mapping[PassMode, DenseGraphs],
         decode: bool,
     ) -> None:
         """`decode` says whether decode graphs may run a prefill in this engine."""
@@ -49,6 +49,8 @@ class Steering:
         self.times: PassTimes | None = None
         """None until they are measured: then everything runs as SGLang has it."""
         self.watch: Watch | None = None
+        self.last = PassMode.ENGINE
+        """How the last pass ran."""
         self.forced: PassMode | None = None
         """While passes are measured: how the next one runs."""
 
@@ -72,10 +74,11 @@ class Steering:
         if self.forced is not None:
             return self._run(original, runner, self.forced, forward_batch, rest)
         self._give_up_together()
+        self.last = PassMode.ENGINE
         batch = self._batch(forward_batch)
         if batch is None or self.times is None:
             return original(runner, forward_batch, *rest)
-        mode = self.fastest(batch, rows=_only_last_tokens(forward_batch))
+        mode = self.last = self.fastest(batch, rows=_only_last_tokens(forward_batch))
         start = self.watch.begin() if self.watch is not None else None
         output = self._run(original, runner, mode, forward_batch, rest)
         if start is not None and self.watch is not None:
@@ -126,17 +129,17 @@ class Steering:
             return {}
         context = batch.pairs / batch.q_tokens
         found = {PassMode.ENGINE: times.pass_us(PassMode.ENGINE, size, context)}
-        if self._is_dense(batch, size):
-            found[PassMode.DENSE_GRAPH] = times.pass_us(PassMode.DENSE_GRAPH, size, context)
+        for mode, graphs in self.dense.items():
+            if self._fits(graphs, batch, size):
+                found[mode] = times.pass_us(mode, size, context)
         found[PassMode.DECODE_GRAPH] = self._decode_us(times, batch.q_tokens, context)
         return {mode: pass_us for mode, pass_us in found.items() if pass_us is not None}
 
-    def _is_dense(self, batch: Batch, size: int) -> bool:
+    def _fits(self, graphs: DenseGraphs, batch: Batch, size: int) -> bool:
         return (
-            self.dense is not None
-            and batch.kv_tokens == batch.q_tokens
+            (graphs.kind is Kind.MLA or batch.kv_tokens == batch.q_tokens)
             and batch.max_kv <= self._index_topk
-            and self.dense.fits(size, batch.batch_size)
+            and graphs.fits(size, batch.batch_size)
         )
 
     def _decode_us(self, times: PassTimes, q_tokens: int, context: float) -> float | None:
@@ -164,9 +167,9 @@ class Steering:
     ) -> Any:
         if mode is PassMode.DECODE_GRAPH:
             return self._run_rows(original, runner, forward_batch, rest)
-        if mode is PassMode.DENSE_GRAPH:
+        if mode in self.dense:
             graphs = self._graphs.backend
-            graphs._nsa_tune_dense = self.dense
+            graphs._nsa_tune_dense = self.dense[mode]
             try:
                 return original(runner, forward_batch, *rest)
             finally:

@@ -22,7 +22,9 @@ class PassMode(StrEnum):
     ENGINE = "engine"
     """As SGLang does it: a breakable CUDA graph, or eagerly where it has none."""
     DENSE_GRAPH = "dense_graph"
-    """One CUDA graph without breaks, in which attention is dense (MHA)."""
+    """One CUDA graph without breaks, in which attention is MHA over the new tokens."""
+    DENSE_MLA_GRAPH = "dense_mla_graph"
+    """One CUDA graph without breaks, in which attention is absorbed MLA over all keys."""
     DECODE_GRAPH = "decode_graph"
     """A decode CUDA graph, of which each row is one of the new tokens."""
 
