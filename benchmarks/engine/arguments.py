@@ -1,0 +1,172 @@
+"""The options of a run, and what they mean to SGLang."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+__all__ = [
+    "KV_DTYPES",
+    "add_engine_options",
+    "add_run_options",
+    "engine_arguments",
+    "model_folder",
+    "set_environment",
+    "simulated_acceptance",
+]
+
+KV_DTYPES = {"auto": "bf16", "bfloat16": "bf16", "fp8_e4m3": "fp8"}
+"""SGLang's name of a KV dtype (on Hopper) to nsa-tune's."""
+
+_MODEL = Path(__file__).with_name("model.json")
+_ACCEPTED = 0.8
+"""Chance that a draft token is accepted when the one before it was: an assumption, near what
+DeepSeek reports for its MTP layer."""
+
+
+def add_engine_options(parser: argparse.ArgumentParser) -> None:
+    """What is fixed when the engine starts."""
+    add = parser.add_argument_group("engine").add_argument
+    add("--kv", default="auto", choices=sorted(KV_DTYPES), help="KV cache dtype")
+    add("--layers", type=int, default=61)
+    add("--dense", type=int, default=3, help="layers with a dense MLP (first_k_dense_replace)")
+    add("--heads", type=int, default=16, help="local heads")
+    add("--tp", type=int, default=8, help="one rank's shapes: experts and MLPs cut, no all-reduce")
+    add("--as-layers", type=int, default=61, help="what nsa-tune is told; 0: the truth")
+    add("--chunk", type=int, help="chunked_prefill_size; SGLang's own where not given")
+    add("--prefill-graph", default="8192", help="default, off, or the most tokens")
+    add("--prefill-sizes", default="64,128,256,512,1024,2048,4096,8192", help="captured sizes")
+    add("--decode-sizes", default="1,8,32,64,128", help="captured batch sizes")
+    add("--prefill-backend", help="--dsa-prefill-backend")
+    add("--decode-backend", help="--dsa-decode-backend")
+    add("--topk-backend", help="--dsa-topk-backend")
+    add("--spec", default="", help="MTP: steps/topk/draft tokens, such as 1/1/2 or 3/1/4")
+    add("--accept", type=float, help="simulated tokens a verify step, the bonus token included")
+    add("--real-tp", type=int, default=1, help="GPUs of the engine (real tensor parallelism)")
+    add("--real-dp", type=int, default=1, help="more than 1: data-parallel attention")
+    add("--mem", type=float, default=0.85, help="mem_fraction_static")
+    add("--max-total", type=int, default=300_000, help="tokens in the KV pool")
+    add("--engine", default="{}", help="more engine arguments, as a JSON object")
+    add("--log-level", default="warning")
+
+
+def add_run_options(parser: argparse.ArgumentParser) -> None:
+    """What is measured."""
+    add = parser.add_argument_group("run").add_argument
+    add("--tests", default="prefill,decode,trace,outputs", help="also: soak")
+    add("--configurations", default="", help="a JSON list, or names of the built-in ones")
+    add("--start-as", default="", help="configuration at start, for what is baked into graphs")
+    add("--no-plugin", action="store_true", help="start with NSA_TUNE_DISABLE=1")
+    add("--seconds", type=float, default=480, help="start no new case after this long")
+    add("--out", type=Path, default=Path("/tmp/sgl/out"))
+    add("--label", default="", help="what to call this engine in a comparison")
+    add("--commit", default="", help="nsa-tune's commit; asked of git where not given")
+    add("--grid", default="", help="prefix:new:sequences,... in place of the built-in grid")
+    add("--batches", type=Path, help='jsonl of {"prefix": [...], "new": [...]}, after the grid')
+    add("--repeat", type=int, default=6, help="sweeps over the configurations; 6 for an interval")
+    add("--decode-batches", default="1,8,32,64,128:2048", help="sequences[:context],...")
+    add("--decode-context", type=int, default=4096)
+    add("--decode-tokens", type=int, default=24, help="new tokens of each request")
+    add("--decode-configurations", default="", help="names; default: the default and the plug-in")
+    add("--trace", type=Path, action="append", default=[], help="jsonl; may be given several times")
+    add("--trace-configurations", default="", help="names; default: all")
+    add("--requests", type=int, default=64, help="the first so many of a trace")
+    add("--longest", type=int, default=32768, help="leave out requests with longer prompts")
+    add("--out-tokens", type=int, default=16, help="at most so many new tokens a request")
+    add("--concurrency", type=int, default=16)
+    add("--rounds", type=int, default=2, help="of each trace and configuration")
+    add("--outputs", type=int, default=200, help="requests whose greedy tokens are compared")
+    add("--output-tokens", type=int, default=16)
+    add("--soak-seconds", type=float, default=60)
+    add("--soak-table", type=Path, help="the table that is replaced while serving")
+
+
+def model_folder(options: argparse.Namespace, parent: Path) -> Path:
+    """A folder with the config.json of one rank of the model, made below `parent`."""
+    config = json.loads(_MODEL.read_text())
+    config |= {"num_hidden_layers": options.layers, "first_k_dense_replace": options.dense}
+    heads = options.heads * options.real_tp // options.real_dp
+    config |= {"num_attention_heads": heads, "num_key_value_heads": heads}
+    for name in ("intermediate_size", "moe_intermediate_size"):
+        config[name] = config[name] * options.real_tp // options.tp
+    folder = parent / f"v32-{options.layers}-{options.dense}-{heads}-{options.tp}"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config, indent=1))
+    return folder
+
+
+def engine_arguments(options: argparse.Namespace, model: Path) -> dict[str, Any]:
+    """The keyword arguments of `sglang.Engine`."""
+    named: dict[str, Any] = {
+        "model_path": str(model), "load_format": "dummy", "skip_tokenizer_init": True,
+        "kv_cache_dtype": options.kv, "mem_fraction_static": options.mem,
+        "max_total_tokens": options.max_total, "max_running_requests": 256,
+        "sampling_backend": "pytorch", "grammar_backend": "none", "random_seed": 1,
+        "cuda_graph_bs_decode": _sizes(options.decode_sizes), "log_level": options.log_level,
+        "watchdog_timeout": 1200, "mm_feature_transport": "cpu",
+    }  # fmt: skip
+    given = {
+        "chunked_prefill_size": options.chunk,
+        "dsa_prefill_backend": options.prefill_backend,
+        "dsa_decode_backend": options.decode_backend,
+        "dsa_topk_backend": options.topk_backend,
+    }
+    named |= {name: value for name, value in given.items() if value}
+    named |= _graphs(options) | _ranks(options) | _speculation(options.spec)
+    more: dict[str, Any] = json.loads(options.engine)
+    return named | more
+
+
+def _sizes(text: str) -> list[int]:
+    return [int(one) for one in text.split(",") if one]
+
+
+def _graphs(options: argparse.Namespace) -> dict[str, Any]:
+    if options.prefill_graph == "off":
+        return {"disable_prefill_cuda_graph": True}
+    named: dict[str, Any] = {}
+    if options.prefill_graph != "default":
+        named["cuda_graph_max_bs_prefill"] = int(options.prefill_graph)
+    if options.prefill_sizes:
+        named["cuda_graph_bs_prefill"] = _sizes(options.prefill_sizes)
+    return named
+
+
+def _ranks(options: argparse.Namespace) -> dict[str, Any]:
+    named: dict[str, Any] = {"tp_size": options.real_tp}
+    if options.real_dp > 1:
+        named |= {"dp_size": options.real_dp, "enable_dp_attention": True}
+    return named
+
+
+def _speculation(spec: str) -> dict[str, Any]:
+    if not spec:
+        return {}
+    steps, topk, drafts = (int(number) for number in spec.split("/"))
+    return {
+        "speculative_algorithm": "NEXTN", "speculative_num_steps": steps,
+        "speculative_eagle_topk": topk, "speculative_num_draft_tokens": drafts,
+    }  # fmt: skip
+
+
+def simulated_acceptance(options: argparse.Namespace) -> dict[str, str]:
+    """Variables that make SGLang accept as many drafts as a trained draft layer would."""
+    if not options.spec:
+        return {}
+    steps = int(options.spec.split("/")[0])
+    accepted = options.accept or sum(_ACCEPTED**i for i in range(steps + 1))
+    return {
+        "SGLANG_SIMULATE_ACC_LEN": str(round(accepted, 3)),
+        # Otherwise all sequences go on with the same token, and so to the same experts.
+        "SGLANG_SIMULATE_ACC_TOKEN_MODE": "real-draft-token",
+    }
+
+
+def set_environment(options: argparse.Namespace) -> None:
+    """The variables of this process, which the engine's processes inherit."""
+    os.environ |= simulated_acceptance(options)
+    if options.no_plugin:
+        os.environ["NSA_TUNE_DISABLE"] = "1"

@@ -1,0 +1,79 @@
+"""The prefill batches that are measured: a grid, or batches with lengths of their own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+__all__ = ["GRID", "PAGE", "Case", "cases_of", "decode_batches_of", "ragged_cases"]
+
+PAGE = 64
+"""The radix cache keeps whole pages of this many tokens."""
+
+GRID = (
+    "0:256:1 0:1024:1 0:2048:1 0:4096:1 0:8192:1 "
+    "512:64:1 1024:128:1 1920:64:1 1920:128:1 1024:1024:1 "
+    "4096:64:1 4096:512:1 8192:128:1 8192:1024:1 8192:2048:1 "
+    "30720:64:1 30720:512:1 30720:2048:1 30720:8192:1 65536:1024:1 "
+    "0:256:16 0:512:16 0:1024:8 0:2048:4 "
+    "1024:512:4 1792:128:16 1792:128:32 4096:64:16 8192:256:16"
+)
+"""prefix:new:sequences."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One batch: the lengths of each sequence's cached prefix and of its new tokens."""
+
+    prefix: tuple[int, ...]
+    new: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.prefix) != len(self.new) or not self.new:
+            raise ValueError(f"a batch needs as many prefixes as new lengths: {self}")
+        if min(self.new) < 1 or min(self.prefix) < 0:
+            raise ValueError(f"each sequence needs a new token: {self}")
+        if any(length % PAGE for length in self.prefix):
+            raise ValueError(f"the cache keeps whole pages of {PAGE} tokens: {self.prefix}")
+
+    @property
+    def name(self) -> str:
+        """As docs write it: `8192+128 x4`, or a summary of different lengths."""
+        count = len(self.new)
+        if len(set(zip(self.prefix, self.new, strict=True))) == 1:
+            return f"{self.prefix[0]}+{self.new[0]} x{count}"
+        return f"ragged {sum(self.prefix)}+{sum(self.new)} x{count}"
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all sequences, cached and new."""
+        return sum(self.prefix) + sum(self.new)
+
+
+def cases_of(text: str) -> list[Case]:
+    """Cases from `prefix:new:sequences`, separated by commas or blanks.
+
+    Raises:
+        ValueError: for anything else.
+    """
+    found = []
+    for one in text.replace(",", " ").split():
+        prefix, new, count = (int(number) for number in one.split(":"))
+        found.append(Case((prefix,) * count, (new,) * count))
+    return found
+
+
+def ragged_cases(lines: Iterable[str]) -> list[Case]:
+    """Cases from lines of JSON such as `{"prefix": [0, 512], "new": [300, 64]}`."""
+    given = (json.loads(line) for line in lines if line.strip())
+    return [Case(tuple(one["prefix"]), tuple(one["new"])) for one in given]
+
+
+def decode_batches_of(text: str, context: int) -> list[tuple[int, int]]:
+    """(sequences, context) from `1,8,128:2048`; `context` where none is given."""
+    found = []
+    for one in text.replace(",", " ").split():
+        count, _, length = one.partition(":")
+        found.append((int(count), int(length or context)))
+    return found

@@ -1,0 +1,315 @@
+"""An SGLang plug-in that times each forward pass on the GPU and switches configurations between.
+
+It does nothing unless `NSA_ENGINE_PROBE` holds its settings as JSON (`Settings`). GPU time is taken
+between two events on the forward stream, so it holds the gaps that the host leaves. Nothing waits
+for the GPU: events are read in later passes, once they have happened.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, partial
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from benchmarks.engine.configurations import Configuration, dumped, parsed
+from benchmarks.engine.control import Control
+
+__all__ = ["VARIABLE", "Probe", "Settings", "Switch", "register"]
+
+VARIABLE = "NSA_ENGINE_PROBE"
+_SWITCH = "nsa_tune.backend.engines.sglang.switch"
+_LONGEST_LIST = 256
+_MIB = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the driver tells the probe before the engine starts."""
+
+    control: Path
+    passes: Path
+    """Where each pass becomes a line of JSON."""
+    configurations: tuple[Configuration, ...]
+    layers: int = 0
+    """How many layers the plug-in is told of; 0: as many as there are. A model cut down to a few
+    is otherwise steered as one of so few."""
+    random_weights: bool = True
+
+    def to_environment(self) -> str:
+        """The value of the variable."""
+        return json.dumps({
+            "control": str(self.control), "passes": str(self.passes), "layers": self.layers,
+            "configurations": dumped(self.configurations), "random_weights": self.random_weights,
+        })  # fmt: skip
+
+    @classmethod
+    def from_environment(cls) -> Settings | None:
+        """The settings, or None where the variable is not set."""
+        text = os.environ.get(VARIABLE)
+        if not text:
+            return None
+        given = json.loads(text)
+        return cls(
+            Path(given["control"]), Path(given["passes"]),
+            parsed(json.dumps(given["configurations"])), given["layers"], given["random_weights"],
+        )  # fmt: skip
+
+
+def register() -> None:
+    """SGLang's entry point: arranges that the engine's modules are hooked once it loads them."""
+    settings = Settings.from_environment()
+    if settings is None:
+        return
+    hooks = dict(_HOOKS)
+    if settings.random_weights:
+        hooks["sglang.srt.model_loader.loader"] = _hook_weights
+    when_imported = _when_imported()
+    for name, hook in hooks.items():
+        when_imported(name, partial(_hook, name, hook))
+    if settings.layers:
+        _tell_layers(settings.layers)
+
+
+def _hook(name: str, hook: Callable[[Any], None]) -> None:
+    hook(sys.modules[name])
+
+
+def _when_imported() -> Callable[[str, Callable[[], None]], None]:
+    """nsa-tune's `when_imported`, from wherever this release has it."""
+    for name in ("nsa_tune.backend.engines", "nsa_tune.backend.engines.sglang"):
+        if find_spec(f"{name}.post_import") is not None:
+            found: Callable[[str, Callable[[], None]], None]
+            found = import_module(f"{name}.post_import").when_imported
+            return found
+    raise ImportError("this nsa-tune has no module post_import: the probe needs another release")
+
+
+def _tell_layers(count: int) -> None:
+    facts: Any = import_module("nsa_tune.backend.engines.sglang.facts")
+    if not hasattr(facts, "_layers"):
+        raise ImportError("nsa_tune...sglang.facts has no _layers: the probe cannot replace it")
+    facts._layers = lambda *_: count
+
+
+def _hook_weights(module: Any) -> None:
+    from benchmarks.engine.weights import initialise
+
+    module.initialize_dummy_weights = initialise
+
+
+def _hook_runner(module: Any) -> None:
+    runner = module.ModelRunner
+    original = runner.forward
+
+    def forward(self: Any, forward_batch: Any, *rest: Any, **named: Any) -> Any:
+        return _probe().around(original, self, forward_batch, *rest, **named)
+
+    runner.forward = forward
+
+
+def _hook_graphs(module: Any) -> None:
+    runner = module.PrefillCudaGraphRunner
+    # Under data-parallel attention the ranks vote with the second.
+    for name in ("can_run_graph", "can_replay_locally"):
+        if hasattr(runner, name):
+            setattr(runner, name, _unless_eager(getattr(runner, name)))
+
+
+def _unless_eager(original: Callable[..., bool]) -> Callable[..., bool]:
+    def allowed(*arguments: Any, **named: Any) -> bool:
+        return _probe().switch.apply().prefill_graph and original(*arguments, **named)
+
+    return allowed
+
+
+_HOOKS: dict[str, Callable[[Any], None]] = {
+    "sglang.srt.model_executor.model_runner": _hook_runner,
+    "sglang.srt.model_executor.runner.prefill_cuda_graph_runner": _hook_graphs,
+}
+
+
+@cache
+def _probe() -> Probe:
+    settings = Settings.from_environment()
+    assert settings is not None, "hooks are placed only with settings"
+    return Probe(settings)
+
+
+class Switch:
+    """Brings the process into the configuration that the control file asks for."""
+
+    def __init__(self, control: Control, configurations: tuple[Configuration, ...]) -> None:
+        self._control = control
+        self._configurations = configurations
+        self._index: int | None = None
+        self._kept: dict[str, str | None] = {}
+
+    def apply(self) -> Configuration:
+        """The configuration from now on; costs a few hundred nanoseconds where nothing changed."""
+        index = self._control.read()[0]
+        configuration = self._configurations[index]
+        if index != self._index:
+            self._index = index
+            _set_plugin(configuration.plugin)
+            self._set_environment(configuration.environment)
+        return configuration
+
+    def _set_environment(self, wanted: dict[str, str]) -> None:
+        for name, value in self._kept.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+        self._kept = {name: os.environ.get(name) for name in wanted}
+        os.environ.update(wanted)
+
+
+def _set_plugin(on: bool) -> None:
+    if os.environ.get("NSA_TUNE_DISABLE"):
+        return  # The engine was started without the plug-in.
+    try:
+        switch = import_module(_SWITCH)
+    except ImportError as error:
+        raise ImportError(
+            f"{_SWITCH} is missing, so the plug-in cannot be switched off between passes; "
+            "start with --no-plugin to measure SGLang alone"
+        ) from error
+    if on:
+        switch.resume()
+    else:
+        switch.pause()
+
+
+class PrefillImpl:
+    """Puts another prefill kernel into one attention backend, pass by pass.
+
+    It wraps the instance's `set_dsa_prefill_impl`, so it has the last word whatever else hooks the
+    class, and what the pass's metadata is made for is what runs.
+    """
+
+    def __init__(self, backend: Any) -> None:
+        self.wanted: str | None = None
+        self._backend = backend
+        self._own: str | None = None
+        self._decide = backend.set_dsa_prefill_impl
+        backend.set_dsa_prefill_impl = self._set
+
+    def _set(self, forward_batch: Any = None) -> Any:
+        if self._own is not None:
+            self._backend.dsa_prefill_impl, self._own = self._own, None
+        result = self._decide(forward_batch)
+        if self.wanted is not None and forward_batch is not None and _extends(forward_batch):
+            self._own = self._backend.dsa_prefill_impl
+            self._backend.dsa_prefill_impl = self.wanted
+        return result
+
+
+def _extends(forward_batch: Any) -> bool:
+    return _mode_of(forward_batch) == "EXTEND"
+
+
+def _mode_of(forward_batch: Any) -> str:
+    return str(getattr(forward_batch.forward_mode, "name", forward_batch.forward_mode))
+
+
+class Probe:
+    """Times the passes of one process."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._control = Control(settings.control)
+        self.switch = Switch(self._control, settings.configurations)
+        self._passes = settings.passes
+        self._file: int | None = None
+        self._waiting: deque[tuple[Any, Any, dict[str, Any]]] = deque()
+        self._impls: dict[int, PrefillImpl] = {}
+        self._readings = 0
+
+    def around(
+        self, original: Callable[..., Any], runner: Any, batch: Any, *rest: Any, **named: Any
+    ) -> Any:
+        """Run one forward pass and remember its events."""
+        import torch
+
+        configuration = self.switch.apply()
+        backend = getattr(runner.attn_backend, "primary", runner.attn_backend)
+        self._set_impl(backend, configuration.prefill_impl)
+        index, tag, readings = self._control.read()
+        reads_memory = readings != self._readings
+        if reads_memory:
+            self._readings = readings
+            torch.cuda.reset_peak_memory_stats()
+        facts = {"ctl": index, "tag": tag} | _lengths(batch)
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        host = time.perf_counter()
+        start.record()
+        result = original(runner, batch, *rest, **named)
+        end.record()
+        facts["host_ms"] = round((time.perf_counter() - host) * 1e3, 3)
+        facts["t"] = round(host, 6)
+        facts |= _ran(runner, backend, result)
+        if reads_memory:
+            facts |= _memory()
+        self._waiting.append((start, end, facts))
+        self._write()
+        return result
+
+    def _set_impl(self, backend: Any, wanted: str | None) -> None:
+        if not hasattr(backend, "set_dsa_prefill_impl"):
+            return
+        impl = self._impls.get(id(backend))
+        if impl is None:
+            impl = self._impls[id(backend)] = PrefillImpl(backend)
+        impl.wanted = wanted
+
+    def _write(self) -> None:
+        while self._waiting and self._waiting[0][1].query():
+            start, end, facts = self._waiting.popleft()
+            facts["gpu_ms"] = round(start.elapsed_time(end), 4)
+            if self._file is None:
+                self._file = os.open(self._passes, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+            # One call a line: several processes append to one file.
+            os.write(self._file, (json.dumps(facts) + "\n").encode())
+
+
+def _lengths(batch: Any) -> dict[str, Any]:
+    mode = _mode_of(batch)
+    facts: dict[str, Any] = {"mode": mode, "bs": batch.batch_size}
+    prefix, new = batch.extend_prefix_lens_cpu, batch.extend_seq_lens_cpu
+    if mode == "EXTEND" and type(prefix) is list and type(new) is list:
+        facts |= {"prefix": prefix[:_LONGEST_LIST], "new": new[:_LONGEST_LIST]}
+        facts |= {"q": sum(new), "kv": sum(prefix) + sum(new)}
+    elif getattr(batch, "seq_lens_sum", None) is not None:
+        facts["kv"] = int(batch.seq_lens_sum)
+    return facts
+
+
+def _ran(runner: Any, backend: Any, result: Any) -> dict[str, Any]:
+    return {
+        "graph": bool(getattr(result, "can_run_graph", False)),
+        "mha": bool(getattr(backend, "use_mha", False)),
+        "impl": str(getattr(backend, "dsa_prefill_impl", "")),
+        "draft": bool(getattr(runner, "is_draft_worker", False)),
+        "gpu": int(getattr(runner, "gpu_id", 0)),
+    }
+
+
+def _memory() -> dict[str, Any]:
+    import torch
+
+    free, total = torch.cuda.mem_get_info()
+    rss_pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return {
+        "peak_mib": torch.cuda.max_memory_allocated() // _MIB,
+        "reserved_mib": torch.cuda.memory_reserved() // _MIB,
+        "used_mib": (total - free) // _MIB,
+        "host_mib": rss_pages * os.sysconf("SC_PAGE_SIZE") // _MIB,
+    }

@@ -1,0 +1,162 @@
+"""One running engine with its probe: ask it, switch it, read what its passes took."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+import time
+from collections.abc import Coroutine, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from benchmarks.engine.configurations import Configuration
+from benchmarks.engine.control import Control
+from benchmarks.engine.probe import VARIABLE, Settings
+
+__all__ = ["Pass", "Session", "installed_probe", "sampling_of"]
+
+Pass = dict[str, Any]
+VOCABULARY = 129280
+_LEAST_TOKEN = 100
+"""Smaller ids are special tokens."""
+_ROOT = Path(__file__).resolve().parents[2]
+_PROBE = "nsa_tune_engine_probe-0"
+
+
+@contextmanager
+def installed_probe(settings: Settings, folder: Path) -> Iterator[None]:
+    """Let SGLang's processes find the probe: an entry point in `folder`, on the Python path."""
+    metadata = folder / f"{_PROBE}.dist-info"
+    metadata.mkdir(parents=True, exist_ok=True)
+    name, _, version = _PROBE.rpartition("-")
+    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    (metadata / "entry_points.txt").write_text(
+        "[sglang.srt.plugins]\nengine_probe = benchmarks.engine.probe:register\n"
+    )
+    added = [str(folder), str(_ROOT)]
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join([*added, *([before] if before else [])])
+    os.environ[VARIABLE] = settings.to_environment()
+    sys.path[:0] = added
+    try:
+        yield
+    finally:
+        os.environ.pop(VARIABLE)
+        if before is None:
+            os.environ.pop("PYTHONPATH")
+        else:
+            os.environ["PYTHONPATH"] = before
+        for one in added:
+            sys.path.remove(one)
+
+
+class Session:
+    """An engine, its configurations, and the passes that its probe wrote down."""
+
+    def __init__(
+        self,
+        engine: Any,
+        settings: Settings,
+        control: Control,
+        *,
+        seconds: float,
+        capacity: int,
+        settle_s: float = 0.0,
+    ) -> None:
+        self.engine = engine
+        self.configurations = settings.configurations
+        self.capacity = capacity
+        """Tokens in the KV pool."""
+        self._control = control
+        self._passes = settings.passes
+        self._offset = 0
+        self._tag = 0
+        self._deadline = time.monotonic() + seconds
+        self._settle_s = settle_s
+        self._random = random.Random(1)
+
+    @property
+    def late(self) -> bool:
+        """Whether the time is up: no new case should start."""
+        return time.monotonic() > self._deadline
+
+    def named(self, names: str) -> tuple[Configuration, ...]:
+        """Configurations by names separated by commas; all for an empty text.
+
+        Raises:
+            ValueError: for a name that this engine does not have.
+        """
+        wanted = [name for name in names.split(",") if name]
+        unknown = set(wanted) - {one.name for one in self.configurations}
+        if unknown:
+            raise ValueError(f"this engine has no configuration {', '.join(sorted(unknown))}")
+        return tuple(one for one in self.configurations if not wanted or one.name in wanted)
+
+    def use(self, configuration: Configuration) -> None:
+        """Run the passes from now on in `configuration`."""
+        # With several ranks one may still be in its last pass; all must change between the same.
+        time.sleep(self._settle_s)
+        self._control.write(configuration=self.configurations.index(configuration))
+
+    def tokens(self, count: int, seed: object = None) -> list[int]:
+        """Random token ids; the same ones for the same `seed`."""
+        chosen = self._random if seed is None else random.Random(str(seed))
+        return [chosen.randrange(_LEAST_TOKEN, VOCABULARY) for _ in range(count)]
+
+    def tag(self, *, memory: bool = False) -> int:
+        """A new number that the passes from now on bear; `memory`: the first reads memory too."""
+        self._tag += 1
+        self._control.write(tag=self._tag, readings=int(memory))
+        return self._tag
+
+    def ask(
+        self, prompts: Sequence[list[int]], new: int = 1, **named: Any
+    ) -> tuple[float, list[dict[str, Any]]]:
+        """Send all prompts at once and wait; wall time in milliseconds, and the answers."""
+        sampling = [sampling_of(new)] * len(prompts)
+        begin = time.perf_counter()
+        found = self.engine.generate(input_ids=list(prompts), sampling_params=sampling, **named)
+        return (time.perf_counter() - begin) * 1e3, found
+
+    def flush(self) -> None:
+        """Forget all cached prefixes."""
+        self.engine.flush_cache()
+
+    def wait_for(self, work: Coroutine[Any, Any, Any]) -> Any:
+        """The result of a coroutine in the engine's event loop."""
+        return self.engine.loop.run_until_complete(work)
+
+    def collect(self) -> list[Pass]:
+        """The passes since the last call. Small requests push the last events out."""
+        last = self._tag
+        found: list[Pass] = []
+        for _ in range(10):
+            self.tag()
+            self.ask([self.tokens(3)])
+            time.sleep(0.02)
+            found += self._new()
+            if any(one["tag"] > last for one in found):
+                break
+        else:
+            raise RuntimeError(
+                "the probe writes no passes: look in the engine's log for why its plug-in failed"
+            )
+        return [one for one in found if one["tag"] <= last]
+
+    def _new(self) -> list[Pass]:
+        if not self._passes.exists():
+            return []
+        with self._passes.open("rb") as file:
+            file.seek(self._offset)
+            text = file.read()
+        text = text[: text.rfind(b"\n") + 1]
+        self._offset += len(text)
+        return [one for one in map(json.loads, text.splitlines()) if one["gpu"] == 0]
+
+
+def sampling_of(new: int) -> dict[str, Any]:
+    """Greedy, exactly `new` tokens."""
+    return {"max_new_tokens": new, "ignore_eos": True, "temperature": 0}

@@ -1,0 +1,170 @@
+"""The harness on an engine without a GPU: what it measures is what that engine takes."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from benchmarks.engine import run, soak
+from benchmarks.engine.configurations import parsed
+from benchmarks.engine.control import Control
+from benchmarks.engine.probe import Settings
+from benchmarks.engine.session import Session
+from tests.benchmarks.engine.fake_engine import FakeEngine, Mode, fake_events
+
+_SPEED = {"default": 1.0, "plugin": 0.8, "eager": 1.5}
+_CONFIGURATIONS = json.dumps([
+    {"name": "default"},
+    {"name": "plugin", "plugin": True},
+    {"name": "eager", "prefill_graph": False},
+])  # fmt: skip
+
+
+@pytest.fixture
+def engines(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[FakeEngine]]:
+    """Engines that were started, in place of SGLang's; plug-in calls go to a stand-in."""
+    clock, started = fake_events(monkeypatch), []
+    switch: Any = ModuleType("switch")
+    switch.pause = switch.resume = lambda: None
+    monkeypatch.setitem(sys.modules, "nsa_tune.backend.engines.sglang.switch", switch)
+    monkeypatch.setattr(run, "find_spec", lambda _: object())
+
+    def gpu_ms(configuration: Any, batch: Any) -> float:
+        # Prefill depends on the configuration, decode does not.
+        tokens: int = sum(batch.extend_seq_lens_cpu or [1])
+        return tokens * (_SPEED[configuration.name] if batch.forward_mode is Mode.EXTEND else 1.0)
+
+    def start(**_: Any) -> FakeEngine:
+        settings = Settings.from_environment()
+        assert settings is not None
+        started.append(FakeEngine(settings, clock, gpu_ms))
+        return started[-1]
+
+    monkeypatch.setattr(run, "import_module", lambda _: SimpleNamespace(Engine=start))
+    yield started
+    for one in started:
+        assert one.closed
+
+
+def _measured(tmp_path: Path, *options: str) -> dict[str, Any]:
+    arguments = ["--out", str(tmp_path / "out"), "--configurations", _CONFIGURATIONS, *options]
+    run.main([*arguments, "--max-total", "9999"])
+    found: dict[str, Any] = json.loads((tmp_path / "out" / "result.json").read_text())
+    assert found["schema"] == "nsa-tune/engine/1"
+    return found
+
+
+def test_prefill_is_paired_with_the_default(tmp_path: Path, engines: list[FakeEngine]) -> None:
+    found = _measured(tmp_path, "--tests", "prefill", "--grid", "0:300:1,64:100:3,8192:8192:1")
+
+    first, second, third = found["tests"]["prefill"]
+    assert first["configurations"]["default"]["gpu_ms"] == 300
+    assert first["configurations"]["plugin"]["gpu_ratio"]["median"] == pytest.approx(0.8)
+    assert first["configurations"]["plugin"]["verdict"] == "win"
+    assert first["configurations"]["eager"]["verdict"] == "loss"
+    assert first["configurations"]["eager"]["ran"] == ["flashmla_kv eager"]
+    assert first["configurations"]["default"]["peak_mib"] == 5
+    assert second["prefix"] == [64] * 3 and second["as_asked"]
+    assert second["configurations"]["default"]["gpu_ms"] == 300
+    assert second["configurations"]["default"]["ran"] == ["mha graph"]
+    assert "skipped" in third
+
+
+def test_decode_counts_full_steps_only(tmp_path: Path, engines: list[FakeEngine]) -> None:
+    options = ("--tests", "decode", "--decode-batches", "2:64,200", "--decode-tokens", "10")
+    small, large = _measured(tmp_path, *options)["tests"]["decode"]
+
+    assert set(small["configurations"]) == {"default", "plugin"}
+    assert small["configurations"]["plugin"]["gpu_ms"] == 1
+    assert small["configurations"]["plugin"]["verdict"] == "tie"
+    assert small["configurations"]["default"]["mode"] == "DECODE"
+    assert "skipped" in large
+
+
+def test_a_trace_is_replayed_in_each_configuration(
+    tmp_path: Path, engines: list[FakeEngine]
+) -> None:
+    trace = tmp_path / "small.jsonl"
+    trace.write_text(
+        '{"segments": [["head", 128]], "output_length": 1, "warm": true}\n'
+        '{"segments": [["head", 128], ["turn 1", 40]], "output_length": 3, "session": 1}\n'
+        '{"segments": [["head", 128], ["turn 2", 60]], "output_length": 3, "session": 1}\n'
+    )
+    found = _measured(tmp_path, "--tests", "trace", "--trace", str(trace))
+
+    (row,) = found["tests"]["trace"]
+    assert row["requests"] == 2 and row["warm_tokens"] == 128 and row["prompt_tokens"] == 356
+    # The prefix is cached, the turns are new in each replay.
+    assert row["configurations"]["default"]["prefill_gpu_ms"] == 100
+    assert row["configurations"]["plugin"]["prefill_gpu_ms"] == pytest.approx(80)
+    assert {run["prefill_passes"] for run in row["runs"]} == {2}
+
+
+def test_outputs_that_differ_are_found(tmp_path: Path, engines: list[FakeEngine]) -> None:
+    same, other = _outputs(tmp_path, engines, differs=False)
+    assert same["share_equal"] == other["share_equal"] == 1
+    same, other = _outputs(tmp_path, engines, differs=True)
+    assert same["share_equal"] == 1
+    assert 0 < other["share_equal"] < 1
+    assert other["first_difference"]["positions"] == {"0": other["requests"] - other["equal"]}
+    assert other["gap_nats"]["where answers part"] == pytest.approx(0.001)
+
+
+def _outputs(
+    tmp_path: Path, engines: list[FakeEngine], *, differs: bool
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    start = vars(run)["import_module"]("sglang").Engine
+
+    def started(**named: Any) -> FakeEngine:
+        engine: FakeEngine = start(**named)
+        own = engine.said
+        engine.said = lambda c, ids: own(c, ids) + (differs and c.plugin and ids[0] % 2)
+        return engine
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run, "import_module", lambda _: SimpleNamespace(Engine=started))
+        rows = _measured(tmp_path, "--tests", "outputs", "--outputs", "20")["tests"]["outputs"]
+    return rows[0], rows[1]
+
+
+def test_a_test_that_fails_is_noted_and_the_next_one_runs(
+    tmp_path: Path, engines: list[FakeEngine], capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = _measured(tmp_path, "--tests", "trace,prefill", "--grid", "0:64:1", "--trace", "none")
+    assert "FileNotFoundError" in found["errors"]["trace"]
+    assert len(found["tests"]["prefill"]) == 1
+    assert "FileNotFoundError" in capsys.readouterr().err
+
+
+def test_no_case_starts_once_time_is_up(tmp_path: Path, engines: list[FakeEngine]) -> None:
+    found = _measured(tmp_path, "--tests", "prefill", "--grid", "0:64:1", "--seconds", "0")
+    assert found["tests"]["prefill"] == [{"case": "0+64 x1", "skipped": "out of time"}]
+
+
+def test_an_engine_without_the_probe_is_told(tmp_path: Path, engines: list[FakeEngine]) -> None:
+    settings = Settings(tmp_path / "control", tmp_path / "none", parsed(_CONFIGURATIONS))
+    control = Control.create(settings.control)
+    silent = SimpleNamespace(generate=lambda **_: [])
+    session = Session(silent, settings, control, seconds=9, capacity=9)
+    with pytest.raises(RuntimeError, match="writes no passes"):
+        session.collect()
+
+
+def test_the_soak_sees_tables_come_and_go(tmp_path: Path, engines: list[FakeEngine]) -> None:
+    table = tmp_path / "table.db"
+    table.write_bytes(b"good")
+    options = ("--tests", "soak", "--soak-seconds", "0.3", "--soak-table", str(table))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(soak, "_EVENT_EVERY_S", 0.01)
+        patch.setattr(soak, "_LONGEST", 64)
+        (row,) = _measured(tmp_path, *options)["tests"]["soak"]
+    assert row["requests"] > 0 and row["wrong_answers"] == []
+    assert row["table_events"]["corrupt"] >= 1
+    assert row["memory_mib"]["used_mib"]["growth"] == 0
+    assert table.read_bytes() == b"good"
