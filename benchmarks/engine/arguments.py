@@ -60,7 +60,9 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
     add("--configurations", default="", help="a JSON list, or names of the built-in ones")
     add("--start-as", default="", help="configuration at start, for what is baked into graphs")
     add("--no-plugin", action="store_true", help="start with NSA_TUNE_DISABLE=1")
-    add("--seconds", type=float, default=480, help="start no new case after this long")
+    add(
+        "--seconds", type=float, default=480, help="no new case after this long, the start included"
+    )
     add("--out", type=Path, default=Path("/tmp/sgl/out"))
     add("--label", default="", help="what to call this engine in a comparison")
     add("--commit", default="", help="nsa-tune's commit; asked of git where not given")

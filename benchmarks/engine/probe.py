@@ -107,6 +107,8 @@ def _hook_weights(module: Any) -> None:
 
 
 def _hook_runner(module: Any) -> None:
+    # Graphs are captured before the first pass, in the configuration of the start.
+    _probe().switch.apply()
     runner = module.ModelRunner
     original = runner.forward
 

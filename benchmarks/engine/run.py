@@ -154,6 +154,7 @@ def _measure(
     options: argparse.Namespace, settings: Settings, control: Control, result: Result
 ) -> None:
     begin = time.monotonic()
+    deadline = begin + options.seconds
     # Not imported at the top: it takes seconds, and wrong options should be told before.
     engine = import_module("sglang.srt.entrypoints.engine").Engine(
         **engine_arguments(options, model_folder(options, options.out))
@@ -165,7 +166,7 @@ def _measure(
         capacity = _capacity(engine, options.max_total)
         result.document["engine"]["kv_pool_tokens"] = capacity
         session = Session(
-            engine, settings, control, seconds=options.seconds, capacity=capacity,
+            engine, settings, control, deadline=deadline, capacity=capacity,
             settle_s=0.05 if options.real_tp > 1 else 0.0,
         )  # fmt: skip
         session.ask([session.tokens(100)], 4)

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import contextmanager
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ Pass = dict[str, Any]
 VOCABULARY = 129280
 _LEAST_TOKEN = 100
 """Smaller ids are special tokens."""
+_MOST_FLUSHES = 250
 _ROOT = Path(__file__).resolve().parents[2]
 _PROBE = "nsa_tune_engine_probe-0"
 
@@ -33,9 +35,7 @@ def installed_probe(settings: Settings, folder: Path) -> Iterator[None]:
     metadata.mkdir(parents=True, exist_ok=True)
     name, _, version = _PROBE.rpartition("-")
     (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-    (metadata / "entry_points.txt").write_text(
-        "[sglang.srt.plugins]\nengine_probe = benchmarks.engine.probe:register\n"
-    )
+    (metadata / "entry_points.txt").write_text(_entry_points())
     added = [str(folder), str(_ROOT)]
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join([*added, *([before] if before else [])])
@@ -53,6 +53,14 @@ def installed_probe(settings: Settings, folder: Path) -> Iterator[None]:
             sys.path.remove(one)
 
 
+def _entry_points() -> str:
+    lines = ["[sglang.srt.plugins]", "engine_probe = benchmarks.engine.probe:register"]
+    if not entry_points(group="sglang.srt.plugins", name="nsa_tune"):
+        # The package is not installed here: its sources beside this file are what is measured.
+        lines.append("nsa_tune = nsa_tune.backend.engines.sglang:register")
+    return "\n".join(lines) + "\n"
+
+
 class Session:
     """An engine, its configurations, and the passes that its probe wrote down."""
 
@@ -62,7 +70,7 @@ class Session:
         settings: Settings,
         control: Control,
         *,
-        seconds: float,
+        deadline: float,
         capacity: int,
         settle_s: float = 0.0,
     ) -> None:
@@ -74,7 +82,7 @@ class Session:
         self._passes = settings.passes
         self._offset = 0
         self._tag = 0
-        self._deadline = time.monotonic() + seconds
+        self._deadline = deadline
         self._settle_s = settle_s
         self._random = random.Random(1)
 
@@ -122,8 +130,17 @@ class Session:
         return (time.perf_counter() - begin) * 1e3, found
 
     def flush(self) -> None:
-        """Forget all cached prefixes."""
-        self.engine.flush_cache()
+        """Forget all cached prefixes.
+
+        Raises:
+            RuntimeError: when the engine never comes to rest.
+        """
+        for _ in range(_MOST_FLUSHES):
+            # It refuses while a pass is under way, and answers are sent before that ends.
+            if getattr(self.engine.flush_cache(), "success", True):
+                return
+            time.sleep(0.02)
+        raise RuntimeError("the engine does not flush its cache: requests are still running")
 
     def wait_for(self, work: Coroutine[Any, Any, Any]) -> Any:
         """The result of a coroutine in the engine's event loop."""

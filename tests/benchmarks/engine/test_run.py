@@ -151,7 +151,7 @@ def test_an_engine_without_the_probe_is_told(tmp_path: Path, engines: list[FakeE
     settings = Settings(tmp_path / "control", tmp_path / "none", parsed(_CONFIGURATIONS))
     control = Control.create(settings.control)
     silent = SimpleNamespace(generate=lambda **_: [])
-    session = Session(silent, settings, control, seconds=9, capacity=9)
+    session = Session(silent, settings, control, deadline=0, capacity=9)
     with pytest.raises(RuntimeError, match="writes no passes"):
         session.collect()
 

@@ -1,0 +1,216 @@
+"""The probe: it switches configurations between passes and leaves the engine's own as they were."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from importlib import import_module, metadata
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.engine import probe
+from benchmarks.engine.configurations import Configuration, configurations_for, parsed
+from benchmarks.engine.control import Control
+from benchmarks.engine.probe import VARIABLE, PrefillImpl, Probe, Settings, Switch
+from benchmarks.engine.session import installed_probe
+from benchmarks.engine.weights import initialise
+from tests.benchmarks.engine.fake_engine import Backend, Mode, fake_events
+
+_SWITCH = "nsa_tune.backend.engines.sglang.switch"
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What the plug-in's switch was told."""
+    found: list[str] = []
+    module: Any = ModuleType("switch")
+    module.pause = lambda: found.append("pause")
+    module.resume = lambda: found.append("resume")
+    monkeypatch.setitem(sys.modules, _SWITCH, module)
+    return found
+
+
+def test_the_plugin_is_switched_only_when_the_configuration_changes(
+    tmp_path: Path, calls: list[str]
+) -> None:
+    control = Control.create(tmp_path / "control")
+    switch = Switch(control, configurations_for("bf16"))
+
+    assert switch.apply().name == "default"
+    assert switch.apply().name == "default"
+    control.write(configuration=1)
+    assert switch.apply().name == "plugin"
+    control.write(tag=5)
+    assert switch.apply().name == "plugin"
+    assert calls == ["pause", "resume"]
+
+
+def test_variables_are_put_back(
+    tmp_path: Path, calls: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("THRESHOLD", "1")
+    control = Control.create(tmp_path / "control")
+    changed = Configuration("short", environment={"THRESHOLD": "2", "OTHER": "3"})
+    switch = Switch(control, (Configuration("default"), changed))
+
+    control.write(configuration=1)
+    switch.apply()
+    assert (os.environ["THRESHOLD"], os.environ["OTHER"]) == ("2", "3")
+    control.write(configuration=0)
+    switch.apply()
+    assert os.environ["THRESHOLD"] == "1" and "OTHER" not in os.environ
+
+
+def test_without_a_switch_the_error_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, _SWITCH, None)
+    switch = Switch(Control.create(tmp_path / "control"), (Configuration("default"),))
+    with pytest.raises(ImportError, match="--no-plugin"):
+        switch.apply()
+    monkeypatch.setenv("NSA_TUNE_DISABLE", "1")
+    assert Switch(Control(tmp_path / "control"), (Configuration("a"),)).apply().name == "a"
+
+
+def test_the_prefill_kernel_is_changed_for_prefill_alone() -> None:
+    backend = Backend()
+    impl = PrefillImpl(backend)
+    extend = SimpleNamespace(forward_mode=Mode.EXTEND, seq_lens=[300])
+
+    impl.wanted = "flashmla_sparse"
+    backend.set_dsa_prefill_impl(extend)
+    assert backend.dsa_prefill_impl == "flashmla_sparse"
+    backend.set_dsa_prefill_impl(None)
+    assert backend.dsa_prefill_impl == "flashmla_kv"
+    backend.set_dsa_prefill_impl(extend)
+    impl.wanted = None
+    backend.set_dsa_prefill_impl(extend)
+    assert backend.dsa_prefill_impl == "flashmla_kv"
+
+
+def test_each_pass_becomes_a_line(
+    tmp_path: Path, calls: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = fake_events(monkeypatch)
+    settings = Settings(tmp_path / "control", tmp_path / "passes", configurations_for("fp8"))
+    control = Control.create(settings.control)
+    control.write(configuration=2, tag=7, readings=1)
+    one = Probe(settings)
+    runner = SimpleNamespace(attn_backend=Backend(), gpu_id=1, is_draft_worker=True)
+    batch = SimpleNamespace(
+        forward_mode=Mode.EXTEND, batch_size=2, extend_prefix_lens_cpu=[0, 64],
+        extend_seq_lens_cpu=[300, 8], seq_lens=[300, 72],
+    )  # fmt: skip
+
+    def forward(runner: Any, batch: Any, more: int) -> Any:
+        runner.attn_backend.set_dsa_prefill_impl(batch)
+        clock.ms += more
+        return SimpleNamespace(can_run_graph=True)
+
+    for _ in range(2):
+        one.around(forward, runner, batch, more=4)
+
+    (line,) = map(json.loads, settings.passes.read_text().splitlines())
+    assert line.pop("host_ms") >= 0 and line.pop("t") > 0 and line.pop("host_mib") > 0
+    assert line == {
+        "ctl": 2, "tag": 7, "mode": "EXTEND", "bs": 2, "prefix": [0, 64], "new": [300, 8],
+        "q": 308, "kv": 372, "graph": True, "mha": False, "impl": "flashmla_sparse",
+        "draft": True, "gpu": 1, "peak_mib": 5, "reserved_mib": 6, "used_mib": 8, "gpu_ms": 4.0,
+    }  # fmt: skip
+
+
+def test_sglang_finds_the_probe_and_hooks_its_modules(
+    tmp_path: Path, calls: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = Settings(tmp_path / "control", tmp_path / "passes", configurations_for("bf16"))
+    control = Control.create(settings.control)
+    for name in [name for name in sys.modules if name.split(".")[0] == "sglang"]:
+        monkeypatch.delitem(sys.modules, name)
+    _fake_sglang(tmp_path / "site", monkeypatch)
+    probe._probe.cache_clear()
+    with installed_probe(settings, tmp_path / "plugin"):
+        points = metadata.entry_points(group="sglang.srt.plugins", name="engine_probe")
+        (point,) = points
+        point.load()()
+        graphs = import_module("sglang.srt.model_executor.runner.prefill_cuda_graph_runner")
+        loader = import_module("sglang.srt.model_loader.loader")
+        runner = graphs.PrefillCudaGraphRunner()
+        assert runner.can_run_graph(None) and runner.can_replay_locally()
+        control.write(configuration=2)
+        assert not runner.can_run_graph(None) and not runner.can_replay_locally()
+        assert loader.initialize_dummy_weights is initialise
+    assert VARIABLE not in os.environ
+    probe._probe.cache_clear()
+    for name in [name for name in sys.modules if name.split(".")[0] == "sglang"]:
+        monkeypatch.delitem(sys.modules, name)
+
+
+_RUNNER = """
+class PrefillCudaGraphRunner:
+    def can_replay_locally(self): return True
+    def can_run_graph(self, batch): return True
+"""
+
+
+def _fake_sglang(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package with the modules that the probe hooks."""
+    files = {
+        "model_executor/model_runner.py": "class ModelRunner:\n    def forward(self): ...\n",
+        "model_executor/runner/prefill_cuda_graph_runner.py": _RUNNER,
+        "model_loader/loader.py": "def initialize_dummy_weights(model): ...\n",
+    }
+    for name, text in files.items():
+        path = site / "sglang/srt" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    monkeypatch.syspath_prepend(str(site))
+
+
+def test_it_does_nothing_without_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    before = list(sys.meta_path)
+    probe.register()
+    assert sys.meta_path == before
+
+
+def test_random_weights_keep_activations_near_one() -> None:
+    model = torch.nn.Module()
+    shapes = {"embed": (300, 256), "linear": (512, 256), "expert": (3, 512, 256)}
+    for name, shape in shapes.items():
+        model.register_buffer(name, torch.empty(shape))
+    model.register_buffer("quantized", torch.empty((2, 256, 256)).to(torch.float8_e4m3fn))
+    model.register_buffer("quantized_weight_scale_inv", torch.empty((2, 2, 2)))
+    model.register_buffer("norm", torch.empty(256))
+    model.register_buffer("bias", torch.empty(256))
+    model.register_buffer("count", torch.zeros(2, dtype=torch.int64))
+
+    initialise(model)
+    given: dict[str, torch.Tensor] = dict(model.named_buffers())
+    for name in ("linear", "expert"):
+        out = given[name] @ torch.randn(256, generator=torch.Generator().manual_seed(1))
+        assert 0.7 < out.std() < 1.4
+    weight = given["quantized"].float() * given["quantized_weight_scale_inv"][0, 0, 0]
+    assert 0.9 < weight.std() * 256**0.5 < 1.1
+    assert (given["norm"] == 1).all() and (given["bias"] == 0).all()
+    again = given["linear"].clone()
+    initialise(model)
+    assert torch.equal(again, given["linear"])
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('[{"plugin": true}]', "no name"),
+        ('[{"name": "a"}, {"name": "a"}]', "of its own"),
+        ('[{"name": "a", "graphs": 1}]', "unknown in configuration a: graphs"),
+        ("[]", "of its own"),
+    ],
+)
+def test_wrong_configurations_are_refused(text: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        parsed(text)
