@@ -59,7 +59,7 @@ def _batch(
     asked: dict[int, tuple[str, int]] = {}
     for sweep, configuration in sweeps(configurations, options.repeat):
         session.use(configuration)
-        tag = session.tag(memory=sweep == options.repeat)
+        tag = session.tag()
         session.ask(prompts, options.decode_tokens if sweep else 4)
         if sweep:
             asked[tag] = (configuration.name, sweep)
@@ -95,7 +95,10 @@ def _figures(
     base = gpu.get(DEFAULT) or next(iter(gpu.values()), {})
     base_gap = gap.get(DEFAULT) or next(iter(gap.values()), {})
     return {
-        name: kinds[name] | _summary(gpu[name], base, "gpu") | _summary(gap[name], base_gap, "step")
+        name: kinds[name]
+        | _summary(gpu[name], base, "gpu")
+        | _summary(gap[name], base_gap, "step")
+        | {"sweeps": {"gpu_ms": _rounded(gpu[name]), "step_ms": _rounded(gap[name])}}
         for name in gpu
     }
 
@@ -110,6 +113,10 @@ def _summary(
         f"{what}_ratio": ratio,
         verdict: verdict_of(ratio),
     }
+
+
+def _rounded(sweeps_ms: Mapping[int, float]) -> dict[int, float]:
+    return {sweep: round(value, 4) for sweep, value in sweeps_ms.items()}
 
 
 def _gap_ms(steps: Sequence[Pass]) -> float:

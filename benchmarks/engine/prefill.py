@@ -68,7 +68,7 @@ def _case(session: Session, case: Case, repeat: int) -> dict[str, Any]:
     cached = 0
     for sweep, configuration in sweeps(session.configurations, repeat):
         session.use(configuration)
-        tag = session.tag(memory=sweep == repeat)
+        tag = session.tag(memory=True)
         tails = [session.tokens(length) for length in case.new]
         wall_ms, found = session.ask([h + t for h, t in zip(heads, tails, strict=True)])
         cached = sum(one["meta_info"].get("cached_tokens", 0) for one in found)
@@ -121,12 +121,10 @@ def row_of(samples: Sequence[Sample]) -> dict[str, Any]:
 
 
 def _figures(samples: Sequence[Sample], default: Mapping[int, Sample]) -> dict[str, Any]:
-    gpu = ratio_of(
-        {one.sweep: one.gpu_ms for one in samples}, {i: one.gpu_ms for i, one in default.items()}
-    )
-    wall = ratio_of(
-        {one.sweep: one.wall_ms for one in samples}, {i: one.wall_ms for i, one in default.items()}
-    )
+    gpu_ms = {one.sweep: round(one.gpu_ms, 4) for one in samples}
+    wall_ms = {one.sweep: round(one.wall_ms, 4) for one in samples}
+    gpu = ratio_of(gpu_ms, {i: one.gpu_ms for i, one in default.items()})
+    wall = ratio_of(wall_ms, {i: one.wall_ms for i, one in default.items()})
     return {
         "gpu_ms": round(median(one.gpu_ms for one in samples), 4),
         "gpu_min_ms": round(min(one.gpu_ms for one in samples), 4),
@@ -135,6 +133,7 @@ def _figures(samples: Sequence[Sample], default: Mapping[int, Sample]) -> dict[s
         "samples": len(samples), "ran": sorted({one.ran for one in samples}),
         "peak_mib": max((o.peak_mib for o in samples if o.peak_mib is not None), default=None),
         "gpu_ratio": gpu, "wall_ratio": wall, "verdict": verdict_of(gpu),
+        "sweeps": {"gpu_ms": gpu_ms, "wall_ms": wall_ms},
     }  # fmt: skip
 
 

@@ -246,9 +246,7 @@ class Probe:
         self._set_impl(backend, configuration.prefill_impl)
         index, tag, readings = self._control.read()
         reads_memory = readings != self._readings
-        if reads_memory:
-            self._readings = readings
-            torch.cuda.reset_peak_memory_stats()
+        self._readings = readings
         facts = {"ctl": index, "tag": tag} | _lengths(batch)
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         host = time.perf_counter()
@@ -305,12 +303,15 @@ def _ran(runner: Any, backend: Any, result: Any) -> dict[str, Any]:
 
 
 def _memory() -> dict[str, Any]:
+    """What is in use now; the peak is that since the last reading."""
     import torch
 
     free, total = torch.cuda.mem_get_info()
     rss_pages = int(Path("/proc/self/statm").read_text().split()[1])
+    peak = torch.cuda.max_memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
     return {
-        "peak_mib": torch.cuda.max_memory_allocated() // _MIB,
+        "peak_mib": peak // _MIB,
         "reserved_mib": torch.cuda.memory_reserved() // _MIB,
         "used_mib": (total - free) // _MIB,
         "host_mib": rss_pages * os.sysconf("SC_PAGE_SIZE") // _MIB,

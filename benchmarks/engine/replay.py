@@ -85,14 +85,16 @@ class _Replays:
             prompts = [self._prompts.of(one, round_number) for one in requests]
         asked = list(zip(prompts, (one.output_length for one in requests), strict=True))
         session.use(configuration)
-        tag = session.tag(memory=True)
+        session.memory()
+        tag = session.tag()
         begin = time.perf_counter()
         first = session.wait_for(
             replayed(session.engine, chains_of(requests, asked), self._concurrency)
         )
         seconds = time.perf_counter() - begin
         passes = [one for one in session.collect() if one["tag"] == tag]
-        return _figures(passes, first, seconds, asked)
+        peak_mib = session.memory()["peak_mib"]
+        return _figures(passes, first, seconds, asked) | {"peak_mib": peak_mib}
 
 
 def chains_of(requests: Sequence[Request], asked: Sequence[Asked]) -> list[list[Asked]]:
@@ -140,7 +142,6 @@ def _figures(
         "prefill_gpu_ms": round(sum(one["gpu_ms"] for one in extend), 2),
         "prefill_passes": len(extend), "prefill_tokens": sum(one["q"] for one in extend),
         "decode_gpu_ms": round(sum(one["gpu_ms"] for one in steps), 2),
-        "peak_mib": max((one["peak_mib"] for one in passes if "peak_mib" in one), default=None),
         "ran": dict(Counter(ran(one) for one in extend)),
     }  # fmt: skip
 
@@ -161,8 +162,13 @@ def summary_of(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             },
             "tokens_per_s": round(median(run["tokens_per_s"] for run in mine), 1),
             "prefill_gpu_ms": round(median(run["prefill_gpu_ms"] for run in mine), 2),
-            "rounds": len(mine), "seconds_ratio": seconds, "ttft_ratio": ttft,
+            "peak_mib": max(run["peak_mib"] for run in mine), "rounds": len(mine),
+            "seconds_ratio": seconds, "ttft_ratio": ttft,
             "verdict": verdict_of(seconds),
+            "sweeps": {
+                "seconds": {run["round"]: run["seconds"] for run in mine},
+                "ttft_ms": {run["round"]: run["ttft_ms"]["mean"] for run in mine},
+            },
         }  # fmt: skip
     return {"configurations": found, "runs": list(runs)}
 

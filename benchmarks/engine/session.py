@@ -115,7 +115,11 @@ class Session:
         return [chosen.randrange(_LEAST_TOKEN, VOCABULARY) for _ in range(count)]
 
     def tag(self, *, memory: bool = False) -> int:
-        """A new number that the passes from now on bear; `memory`: the first reads memory too."""
+        """A new number that the passes from now on bear.
+
+        `memory`: the first of them also notes what memory is in use, and its peak since the last
+        reading.
+        """
         self._tag += 1
         self._control.write(tag=self._tag, readings=int(memory))
         return self._tag
@@ -162,6 +166,12 @@ class Session:
                 "the probe writes no passes: look in the engine's log for why its plug-in failed"
             )
         return [one for one in found if one["tag"] <= last]
+
+    def memory(self) -> Pass:
+        """The memory that the engine has in use; `peak_mib` is that since the last reading."""
+        tag = self.tag(memory=True)
+        self.ask([self.tokens(3)])
+        return next(one for one in self.collect() if one["tag"] == tag and "peak_mib" in one)
 
     def _new(self) -> list[Pass]:
         if not self._passes.exists():

@@ -11,7 +11,7 @@ from nsa_tune.reports.formats.plain import plain
 if TYPE_CHECKING:
     from nsa_tune.reports.analysis.report import Report
 
-__all__ = ["as_markdown"]
+__all__ = ["as_markdown", "markdown_table"]
 
 
 def as_markdown(report: Report) -> str:
@@ -20,16 +20,17 @@ def as_markdown(report: Report) -> str:
     for section in report.sections:
         parts.append(f"## {_escaped(section.title)}\n")
         card = DisplayTable("", ("field", "value"), tuple(fingerprint(section)))
-        parts.append(_markdown_table(card))
+        parts.append(markdown_table(card))
         for table in display_tables(section, report.baseline):
             parts.append(f"### {_escaped(table.title)}\n")
             if table.note:
                 parts.append(f"{_escaped(table.note)}\n")
-            parts.append(_markdown_table(table))
+            parts.append(markdown_table(table))
     return "\n".join(parts)
 
 
-def _markdown_table(table: DisplayTable) -> str:
+def markdown_table(table: DisplayTable) -> str:
+    """The rows of `table`, without its title and note."""
     rule = ["--:" if i in table.numeric else ":--" for i in range(len(table.columns))]
     rows = [table.columns, tuple(rule), *table.rows]
     escaped = [rows[0], rows[1], *(tuple(map(_escaped, row)) for row in rows[2:])]

@@ -1,0 +1,205 @@
+"""Compare engines: the plug-in beside SGLang's default and the best static configuration.
+
+    python -m benchmarks.engine.compare RESULT.json ... [--markdown FILE] [--html FILE]
+
+Each RESULT.json is what `benchmarks.engine.run` wrote. The first one's default is what a user has
+who sets nothing. Labels may be given as LABEL=RESULT.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from benchmarks.engine.comparison import KINDS, Contest, Engine, Line, contest_of, read
+from benchmarks.engine.page import as_page
+from nsa_tune.reports.formats.display_tables import DisplayTable
+from nsa_tune.reports.formats.markdown import markdown_table
+from nsa_tune.reports.formats.terminal import print_tables
+
+__all__ = ["contest_table", "head_table", "main", "output_table", "tables_of"]
+
+_COLUMNS = (
+    "", "default", "best static", "which", "plug-in", "over default", "", "over best static", "",
+    "ran",
+)  # fmt: skip
+_NUMERIC = frozenset({1, 2, 4, 5, 7})
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Print the tables; write what is asked for. 1 where a batch is lost to SGLang's default."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("results", nargs="+", help="RESULT.json or LABEL=RESULT.json")
+    parser.add_argument("--markdown", type=Path)
+    parser.add_argument("--html", type=Path)
+    options = parser.parse_args(arguments)
+    engines = [_engine(text) for text in options.results]
+    tables = list(tables_of(engines))
+    print_tables("nsa-tune in SGLang", tables, Console(width=200, file=sys.stdout))
+    if options.markdown:
+        options.markdown.write_text("\n".join(map(_markdown, tables)))
+    if options.html:
+        options.html.write_text(as_page(engines, tables))
+    return int(any(_lost(engines)))
+
+
+def _engine(text: str) -> Engine:
+    label, _, path = text.rpartition("=")
+    return read(Path(path), label)
+
+
+def _lost(engines: Sequence[Engine]) -> Iterator[bool]:
+    for engine in engines:
+        for kind in KINDS:
+            yield contest_of([engine], kind, engine).count("default")["loss"] > 0
+
+
+def tables_of(engines: Sequence[Engine]) -> Iterator[DisplayTable]:
+    """What was measured, then each kind of test, then what else each engine noted."""
+    yield head_table(engines)
+    for engine in engines:
+        for kind in KINDS:
+            contest = contest_of([engine], kind, engine)
+            if contest.lines:
+                yield contest_table(contest, engine.label)
+    if len(engines) > 1:
+        yield from _across(engines)
+    for engine in engines:
+        yield from _extras(engine)
+
+
+def _across(engines: Sequence[Engine]) -> Iterator[DisplayTable]:
+    for engine in engines:
+        for kind in KINDS:
+            contest = contest_of(engines, kind, engine)
+            if contest.lines:
+                title = f"{engine.label} against the default and the best of all engines"
+                yield contest_table(contest, title)
+
+
+def head_table(engines: Sequence[Engine]) -> DisplayTable:
+    """The engines, and what they ran on."""
+    rows = []
+    for engine in engines:
+        document = engine.document
+        gpu, versions, tune = document["gpu"], document["versions"], document["nsa_tune"]
+        rows.append((
+            engine.label, str(document["kv_dtype"]), str(gpu.get("name", "")),
+            str(gpu.get("driver_version", "")), str(versions.get("sglang", "")),
+            str(versions.get("torch", "")), str(tune["commit"] or tune["sources"])[:12],
+            str(document["started_as"]), str(document.get("start_s", "")),
+            ", ".join(document["errors"]) or "none",
+        ))  # fmt: skip
+    columns = (
+        "engine", "KV", "GPU", "driver", "SGLang", "PyTorch", "nsa-tune", "graphs captured as",
+        "start, s", "failed tests",
+    )  # fmt: skip
+    return DisplayTable("Engines", columns, tuple(rows))
+
+
+def contest_table(contest: Contest, label: str) -> DisplayTable:
+    """One row a batch or trace."""
+    rows = tuple(_row(line) for line in contest.lines)
+    title = f"{contest.kind.title} in {contest.kind.unit} ({label})"
+    return DisplayTable(title, _COLUMNS, rows, _NUMERIC, _note(contest))
+
+
+def _note(contest: Contest) -> str:
+    """The sum in words; ratios are of the plug-in's time, so less than one is faster."""
+    said = []
+    for to, name in (("default", "the default"), ("static", "the best static of each row")):
+        said.append(f"over {name}: {_counted(contest, to)}")
+    overall = next((line.overall for line in contest.lines if line.overall is not None), None)
+    if overall is not None:
+        which = f"{overall.configuration} of {overall.engine}"
+        said.append(f"over {which}, the best of all static ones: {_counted(contest, 'overall')}")
+    return "; ".join(said) + ". Ratios of the plug-in's time, with 95 % intervals; verdicts at 1 %."
+
+
+def _counted(contest: Contest, to: str) -> str:
+    counts = contest.count(to)
+    gain = contest.gain(to)
+    mean = "" if gain is None else f" ({100 * gain:+.1f} % on average)"
+    return ", ".join(f"{count} {name}" for name, count in counts.items() if count) + mean
+
+
+def _row(line: Line) -> tuple[str, ...]:
+    which = line.static.configuration
+    if line.static.engine != line.plugin.engine:
+        which += f" ({line.static.engine})"
+    return (
+        line.name, _figure(line.default.value), _figure(line.static.value), which,
+        _figure(line.plugin.value), _ratio(line.ratio("default")), line.verdict("default"),
+        _ratio(line.ratio("static")), line.verdict("static"), line.plugin.ran,
+    )  # fmt: skip
+
+
+def _figure(value: float) -> str:
+    return f"{value:.1f}" if value >= 100 else f"{value:.2f}"
+
+
+def _ratio(ratio: Mapping[str, Any] | None) -> str:
+    if ratio is None:
+        return ""
+    interval = ratio["interval"]
+    ends = "" if interval is None else f" ({interval[0]:.3f} to {interval[1]:.3f})"
+    return f"{ratio['median']:.3f}{ends}"
+
+
+def _extras(engine: Engine) -> Iterator[DisplayTable]:
+    tests = engine.document["tests"]
+    yield from output_table(engine.label, tests.get("outputs", ()))
+    for row in tests.get("soak", ()):
+        yield _soak_table(engine.label, row)
+
+
+def output_table(label: str, rows: Sequence[Mapping[str, Any]]) -> Iterator[DisplayTable]:
+    """How far greedy tokens agree with those of the default."""
+    shown = tuple(
+        (
+            str(row["configuration"]), str(row["requests"]), str(row["equal"]),
+            f"{100 * row['share_equal']:.1f} %", _or_dash(row["first_difference"]["median"]),
+            _or_dash(row["gap_nats"]["where answers part"]),
+            _or_dash(row["gap_nats"]["where they are equal"]),
+        )
+        for row in rows
+        if "share_equal" in row
+    )  # fmt: skip
+    columns = (
+        "configuration", "requests", "equal", "share", "first difference, median position",
+        "gap of the two best tokens there, nats", "gap elsewhere, nats",
+    )  # fmt: skip
+    if shown:
+        note = "The row of the default is that engine against itself, run a second time."
+        numeric = frozenset(range(1, 7))
+        yield DisplayTable(f"Greedy tokens against the default ({label})", columns, shown, numeric,
+                           note)  # fmt: skip
+
+
+def _or_dash(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"
+
+
+def _soak_table(label: str, row: Mapping[str, Any]) -> DisplayTable:
+    events = ", ".join(f"{count} {name}" for name, count in row["table_events"].items()) or "none"
+    rows = [("seconds", f"{row['seconds']}"), ("requests", f"{row['requests']}"),
+            ("wrong answers", f"{len(row['wrong_answers'])}"), ("table", events)]  # fmt: skip
+    for name, found in row["memory_mib"].items():
+        if found is not None:
+            growth = f"{found['early']:.0f} to {found['late']:.0f} MiB"
+            rows.append((f"memory, {name.removesuffix('_mib')}", growth))
+    return DisplayTable(f"Soak ({label})", ("", ""), tuple(rows))
+
+
+def _markdown(table: DisplayTable) -> str:
+    note = f"{table.note}\n\n" if table.note else ""
+    return f"### {table.title}\n\n{note}{markdown_table(table)}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

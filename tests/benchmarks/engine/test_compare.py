@@ -1,0 +1,149 @@
+"""The comparison says who is faster, and by how much, as the results have it."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks.engine.compare import main, tables_of
+from benchmarks.engine.comparison import KINDS, Engine, contest_of, read, unpaired_ratio
+from benchmarks.engine.page import as_page
+from benchmarks.engine.paired import ratio_of, spread_of, verdict_of
+from tests.benchmarks.engine.results import result
+
+_PREFILL = KINDS[0]
+_DECODE = next(kind for kind in KINDS if kind.test == "decode")
+_BF16 = result(
+    "bf16",
+    {
+        "0+2048 x4": {"default": 377, "plugin": 284, "eager": 285},
+        "0+2048 x1": {"default": 115, "plugin": 115, "eager": 283},
+        "8192+128 x1": {"default": 105, "plugin": 108, "eager": 278},
+    },
+    decode={"32": {"default": 27.8, "plugin": 27.8}},
+    trace={"chat": {"default": 23.1, "plugin": 20.0, "eager": 30.0}},
+)
+_FP8 = result(
+    "fp8", {"0+2048 x4": {"default": 590, "plugin": 240, "flashmla_sparse": 381}}, kv_dtype="fp8"
+)
+
+
+def _engine(document: dict[str, Any]) -> Engine:
+    return Engine(document["label"], json.loads(json.dumps(document)))
+
+
+def test_each_batch_has_its_winner() -> None:
+    contest = contest_of([_engine(_BF16)], _PREFILL, _engine(_BF16))
+
+    verdicts = {
+        line.name: (line.verdict("default"), line.verdict("static")) for line in contest.lines
+    }
+    assert verdicts == {
+        "0+2048 x4": ("win", "tie"),
+        "0+2048 x1": ("tie", "tie"),
+        "8192+128 x1": ("loss", "loss"),
+    }
+    assert contest.count("default") == {"win": 1, "tie": 1, "loss": 1, "unsure": 0}
+    assert [line.static.configuration for line in contest.lines] == ["eager", "default", "default"]
+    # Eager wins one batch and loses the others by far, so the default is best of all.
+    assert {line.overall.configuration for line in contest.lines if line.overall} == {"default"}
+    gain = (284 / 377 * 115 / 115 * 108 / 105) ** (1 / 3) - 1
+    assert contest.gain("default") == pytest.approx(gain, abs=1e-4)
+
+
+def test_engines_are_compared_with_the_best_of_all() -> None:
+    bf16, fp8 = _engine(_BF16), _engine(_FP8)
+    (line,) = contest_of([bf16, fp8], _PREFILL, fp8).lines
+
+    assert line.default.engine == "bf16" and line.static.configuration == "eager"
+    ratio = line.ratio("static")
+    assert ratio is not None and ratio["median"] == pytest.approx(240 / 285, abs=1e-4)
+    assert ratio["pairs"] == 0 and line.verdict("static") == "win"
+
+
+def test_decode_is_compared_with_graphs_that_sglang_captured() -> None:
+    own = result(
+        "own", {"0+64 x1": {"default": 1}}, decode={"32": {"default": 30.0}}, started_as="default"
+    )
+    engines = [_engine(own), _engine(_BF16)]
+    (line,) = contest_of(engines, _DECODE, engines[1]).lines
+    assert (line.default.engine, line.plugin.engine) == ("own", "bf16")
+    assert line.verdict("default") == "win"
+
+
+def test_the_tables_and_the_page_hold_the_figures(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = []
+    for document in (_BF16, _FP8):
+        paths.append(tmp_path / f"{document['label']}.json")
+        paths[-1].write_text(json.dumps(document))
+    markdown, page = tmp_path / "table.md", tmp_path / "page.html"
+
+    code = main([f"A={paths[0]}", str(paths[1]), "--markdown", str(markdown), "--html", str(page)])
+    assert code == 1, "a batch is lost"
+    assert "0+2048 x4" in capsys.readouterr().out
+    text = markdown.read_text()
+    assert re.search(r"\| 0\+2048 x4 \| 377.\d \| 285.\d \| eager \| 284.\d \| 0.753", text)
+    html = page.read_text()
+    assert html.count("<picture>") == 2 * (6 + 2) and "<script" not in html
+    assert main([str(paths[1])]) == 0
+
+
+def test_names_out_of_a_result_are_escaped() -> None:
+    document = result("<b>x</b>", {"<i>": {"default": 2, "plugin": 1}})
+    engine = _engine(document)
+    html = as_page([engine], list(tables_of([engine])))
+    assert "<i>" not in html and "<b>" not in html
+
+
+def test_another_schema_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    path.write_text('{"schema": "nsa-tune/report/1"}')
+    with pytest.raises(ValueError, match="nsa-tune/engine/1"):
+        read(path)
+
+
+_TIMES = st.lists(st.floats(1, 1e3), min_size=6, max_size=12)
+
+
+@given(times=_TIMES, factor=st.floats(0.2, 5))
+def test_a_constant_factor_is_found_exactly(times: list[float], factor: float) -> None:
+    default = dict(enumerate(times))
+    ratio = ratio_of({i: t * factor for i, t in default.items()}, default)
+    assert ratio is not None
+    assert ratio["interval"] == [ratio["median"]] * 2
+    assert ratio["median"] == pytest.approx(factor, rel=1e-4)
+    expected = "win" if factor < 0.9899 else "loss" if factor > 1.0101 else None
+    assert expected is None or verdict_of(ratio) == expected
+
+
+@given(values=_TIMES, others=_TIMES)
+def test_the_interval_of_a_ratio_holds_its_median(values: list[float], others: list[float]) -> None:
+    for found in (
+        ratio_of(dict(enumerate(values)), dict(enumerate(others))),
+        unpaired_ratio(values, others),
+    ):
+        assert found is not None
+        low, high = found["interval"]
+        assert low <= found["median"] <= high
+
+
+def test_too_few_pairs_have_no_interval_and_no_verdict() -> None:
+    ratio = ratio_of({1: 1.0, 2: 1.0, 9: 5.0}, {1: 2.0, 2: 2.0})
+    assert ratio == {"median": 0.5, "interval": None, "pairs": 2}
+    assert verdict_of(ratio) == "unsure"
+    assert ratio_of({1: 1.0}, {}) is None and verdict_of(None) == "unsure"
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=1))
+def test_a_spread_is_ordered(values: list[float]) -> None:
+    found = spread_of(values)
+    assert min(values) - 0.001 <= found["median"] <= found["p90"] + 0.001
+    assert found["p90"] <= max(values) + 0.001
