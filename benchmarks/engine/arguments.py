@@ -56,7 +56,7 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
 def add_run_options(parser: argparse.ArgumentParser) -> None:
     """What is measured."""
     add = parser.add_argument_group("run").add_argument
-    add("--tests", default="prefill,decode,trace,outputs", help="also: soak")
+    add("--tests", default="prefill,decode,trace,outputs", help="also: profile, ranks, soak")
     add("--configurations", default="", help="a JSON list, or names of the built-in ones")
     add("--start-as", default="", help="configuration at start, for what is baked into graphs")
     add("--no-plugin", action="store_true", help="start with NSA_TUNE_DISABLE=1")
@@ -82,6 +82,8 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
     add("--rounds", type=int, default=2, help="of each trace and configuration")
     add("--outputs", type=int, default=200, help="requests whose greedy tokens are compared")
     add("--output-tokens", type=int, default=16)
+    add("--profile-cases", default="0:2048:4,30720:8192:1,d:32:4096")
+    add("--rank-passes", type=int, default=2000, help="of each rank, in the test of ranks")
     add("--soak-seconds", type=float, default=60)
     add("--soak-table", type=Path, help="the table that is replaced while serving")
 

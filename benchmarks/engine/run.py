@@ -23,7 +23,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from benchmarks.engine import decode, outputs, prefill, replay, soak
+from benchmarks.engine import decode, kernel_profile, outputs, prefill, ranks, replay, soak
 from benchmarks.engine.arguments import (
     KV_DTYPES,
     add_engine_options,
@@ -53,6 +53,8 @@ TESTS: dict[str, Test] = {
     "decode": decode.measure,
     "trace": replay.measure,
     "outputs": outputs.measure,
+    "profile": kernel_profile.measure,
+    "ranks": ranks.measure,
     "soak": soak.measure,
 }
 
@@ -167,7 +169,7 @@ def _measure(
         result.document["engine"]["kv_pool_tokens"] = capacity
         session = Session(
             engine, settings, control, deadline=deadline, capacity=capacity,
-            settle_s=0.05 if options.real_tp > 1 else 0.0,
+            gpus=options.real_tp,
         )  # fmt: skip
         session.ask([session.tokens(100)], 4)
         session.collect()

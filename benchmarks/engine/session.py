@@ -23,6 +23,7 @@ Pass = dict[str, Any]
 VOCABULARY = 129280
 _LEAST_TOKEN = 100
 """Smaller ids are special tokens."""
+_SETTLE_S = 0.05
 _MOST_FLUSHES = 250
 _ROOT = Path(__file__).resolve().parents[2]
 _PROBE = "nsa_tune_engine_probe-0"
@@ -72,7 +73,7 @@ class Session:
         *,
         deadline: float,
         capacity: int,
-        settle_s: float = 0.0,
+        gpus: int = 1,
     ) -> None:
         self.engine = engine
         self.configurations = settings.configurations
@@ -83,7 +84,8 @@ class Session:
         self._offset = 0
         self._tag = 0
         self._deadline = deadline
-        self._settle_s = settle_s
+        self._gpus = gpus
+        self._settle_s = _SETTLE_S if gpus > 1 else 0.0
         self._random = random.Random(1)
 
     @property
@@ -150,8 +152,11 @@ class Session:
         """The result of a coroutine in the engine's event loop."""
         return self.engine.loop.run_until_complete(work)
 
-    def collect(self) -> list[Pass]:
-        """The passes since the last call. Small requests push the last events out."""
+    def collect(self, *, all_ranks: bool = False) -> list[Pass]:
+        """The passes since the last call, of the first GPU or of all.
+
+        Small requests push the last events out.
+        """
         last = self._tag
         found: list[Pass] = []
         for _ in range(10):
@@ -159,13 +164,16 @@ class Session:
             self.ask([self.tokens(3)])
             time.sleep(0.02)
             found += self._new()
-            if any(one["tag"] > last for one in found):
+            if all(
+                any(one["tag"] > last for one in found if one["gpu"] == gpu)
+                for gpu in range(self._gpus)
+            ):
                 break
         else:
             raise RuntimeError(
                 "the probe writes no passes: look in the engine's log for why its plug-in failed"
             )
-        return [one for one in found if one["tag"] <= last]
+        return [one for one in found if one["tag"] <= last and (all_ranks or one["gpu"] == 0)]
 
     def memory(self) -> Pass:
         """The memory that the engine has in use; `peak_mib` is that since the last reading."""
@@ -181,7 +189,7 @@ class Session:
             text = file.read()
         text = text[: text.rfind(b"\n") + 1]
         self._offset += len(text)
-        return [one for one in map(json.loads, text.splitlines()) if one["gpu"] == 0]
+        return list(map(json.loads, text.splitlines()))
 
 
 def sampling_of(new: int) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from typing import Any
 from benchmarks.engine.cases import PAGE
 from benchmarks.engine.session import Pass, Session
 
-__all__ = ["TableEvents", "growth_of", "measure"]
+__all__ = ["TableEvents", "growth_of", "load", "measure"]
 
 _SHORTEST, _LONGEST = 8, 8192
 _MOST_TOKENS = 24
@@ -79,7 +79,7 @@ def _soaked(session: Session, seconds: float, events: TableEvents | None) -> dic
     wrong: list[str] = []
     asked, begin = 0, time.monotonic()
     next_event = begin + _EVENT_EVERY_S
-    for prompts, new in _load(session):
+    for prompts, new in load(session):
         now = time.monotonic()
         if now - begin > seconds:
             break
@@ -108,7 +108,7 @@ def _readings(session: Session) -> list[Pass]:
     return [one for one in session.collect() if "used_mib" in one]
 
 
-def _load(session: Session) -> Iterator[tuple[list[list[int]], int]]:
+def load(session: Session) -> Iterator[tuple[list[list[int]], int]]:
     """Prompts, half of them behind one of a few prefixes, and how many tokens to generate."""
     random = Random(11)
     heads = [session.tokens(PAGE * random.randrange(1, 160)) for _ in range(_HEADS)]

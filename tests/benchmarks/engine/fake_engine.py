@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable
 from enum import Enum
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -82,6 +84,8 @@ class FakeEngine:
         self._clock = clock
         self._gpu_ms = gpu_ms
         self._cached: list[list[int]] = []
+        self._profiled: list[dict[str, Any]] = []
+        self._folder = Path()
         self._runner = SimpleNamespace(attn_backend=Backend(), gpu_id=0)
         self.said: Callable[[Configuration, list[int]], int] = lambda _, ids: sum(ids) % 1000
 
@@ -122,6 +126,16 @@ class FakeEngine:
         """Forget every prompt."""
         self._cached.clear()
 
+    def start_profile(self, output_dir: str, **_: Any) -> None:
+        """Note every pass from now on."""
+        self._folder = Path(output_dir)
+        self._profiled = []
+
+    def stop_profile(self) -> None:
+        """Write a trace, as PyTorch's profiler does."""
+        path = self._folder / "trace.json"
+        path.write_text(json.dumps({"traceEvents": self._profiled}))
+
     def shutdown(self) -> None:
         """End."""
         self.closed = True
@@ -151,7 +165,10 @@ class FakeEngine:
             batch if batch.forward_mode is Mode.EXTEND else None
         )
         configuration = self._probe.switch.apply()
-        self._clock.ms += self._gpu_ms(configuration, batch)
+        took = self._gpu_ms(configuration, batch)
+        kernel = {"name": "fused_moe", "cat": "kernel", "ts": self._clock.ms * 1e3}
+        self._profiled.append(kernel | {"dur": took * 1e3})
+        self._clock.ms += took
         return SimpleNamespace(can_run_graph=configuration.prefill_graph)
 
 

@@ -168,3 +168,28 @@ def test_the_soak_sees_tables_come_and_go(tmp_path: Path, engines: list[FakeEngi
     assert row["table_events"]["corrupt"] >= 1
     assert row["memory_mib"]["used_mib"]["growth"] == 0
     assert table.read_bytes() == b"good"
+
+
+def test_profiles_are_summed_by_configuration(
+    tmp_path: Path, engines: list[FakeEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("benchmarks.engine.kernel_profile.time.sleep", lambda _: None)
+    options = ("--tests", "profile", "--profile-cases", "64:128:2,d:2:64")
+    rows = _measured(tmp_path, *options)["tests"]["profile"]
+
+    assert [row["configuration"] for row in rows] == ["default", "plugin", "eager"] * 2
+    assert rows[0]["kinds_ms"] == {"MoE": 256.0}
+    assert rows[1]["kinds_ms"] == {"MoE": pytest.approx(256 * 0.8)}
+    assert not list((tmp_path / "out" / "profile").iterdir())
+
+
+def test_ranks_run_mixed_batches_in_every_configuration(
+    tmp_path: Path, engines: list[FakeEngine]
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(soak, "_LONGEST", 64)
+        options = ("--tests", "ranks", "--rank-passes", "300")
+        (row,) = _measured(tmp_path, *options)["tests"]["ranks"]
+    assert row["passes"]["0"] >= 300
+    assert row["differences"] == 0
+    assert 0 < row["graphs"] < row["passes"]["0"], "graph and eager"

@@ -1,0 +1,44 @@
+"""Ranks that do not do the same are found."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks.engine.ranks import differences
+
+
+def _pass(graph: bool, mha: bool = False, q: int = 8) -> dict[str, Any]:
+    return {"graph": graph, "mha": mha, "impl": "fa3", "q": q}
+
+
+def test_ranks_that_do_the_same_do_not_differ() -> None:
+    passes = [_pass(True), _pass(False, mha=True)]
+    assert list(differences({0: passes, 1: list(passes)}, alike=True)) == []
+
+
+def test_a_graph_on_one_rank_alone_is_found() -> None:
+    found = list(differences({0: [_pass(True)], 1: [_pass(False)]}, alike=False))
+    assert [one["pass"] for one in found] == [0]
+    assert found[0]["ranks"]["1"]["graph"] is False
+
+
+def test_another_kernel_counts_only_where_ranks_share_their_batches() -> None:
+    by_rank = {0: [_pass(False, mha=True)], 1: [_pass(False, q=9)]}
+    assert list(differences(by_rank, alike=False)) == []
+    assert len(list(differences(by_rank, alike=True))) == 1
+
+
+def test_a_missing_pass_is_found() -> None:
+    (found,) = differences({0: [_pass(True)], 1: []}, alike=True)
+    assert found == {"passes": {"0": 1, "1": 0}}
+
+
+@given(st.lists(st.booleans(), min_size=1), st.data())
+def test_any_one_difference_is_found(graphs: list[bool], data: st.DataObject) -> None:
+    at = data.draw(st.integers(0, len(graphs) - 1))
+    other = [graph is not (i == at) for i, graph in enumerate(graphs)]
+    by_rank = {rank: [_pass(graph) for graph in found] for rank, found in ((0, graphs), (1, other))}
+    assert [one["pass"] for one in differences(by_rank, alike=False)] == [at]
