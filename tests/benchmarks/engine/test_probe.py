@@ -20,6 +20,7 @@ from benchmarks.engine.probe import VARIABLE, PrefillImpl, Probe, Settings, Swit
 from benchmarks.engine.session import installed_probe
 from benchmarks.engine.weights import initialise
 from tests.benchmarks.engine.fake_engine import Backend, Mode, fake_events
+from tests.benchmarks.engine.modules import only_here
 
 _SWITCH = "nsa_tune.backend.engines.sglang.switch"
 
@@ -129,11 +130,9 @@ def test_sglang_finds_the_probe_and_hooks_its_modules(
 ) -> None:
     settings = Settings(tmp_path / "control", tmp_path / "passes", configurations_for("bf16"))
     control = Control.create(settings.control)
-    for name in [name for name in sys.modules if name.split(".")[0] == "sglang"]:
-        monkeypatch.delitem(sys.modules, name)
     _fake_sglang(tmp_path / "site", monkeypatch)
     probe._probe.cache_clear()
-    with installed_probe(settings, tmp_path / "plugin"):
+    with only_here("sglang"), installed_probe(settings, tmp_path / "plugin"):
         points = metadata.entry_points(group="sglang.srt.plugins", name="engine_probe")
         (point,) = points
         point.load()()
@@ -146,8 +145,6 @@ def test_sglang_finds_the_probe_and_hooks_its_modules(
         assert loader.initialize_dummy_weights is initialise
     assert VARIABLE not in os.environ
     probe._probe.cache_clear()
-    for name in [name for name in sys.modules if name.split(".")[0] == "sglang"]:
-        monkeypatch.delitem(sys.modules, name)
 
 
 _RUNNER = """

@@ -1,0 +1,1 @@
+"""Modules that SGLang imports and a run never uses: small ones in place of large packages."""
