@@ -3,10 +3,12 @@ PYTHON ?= python3
 BIN := .venv/bin
 REPORT ?= report.html
 RUN_ARGS ?=
+ENGINE_OUT ?= build/engine
+ENGINE_ARGS ?=
 CUDA := $(if $(shell command -v nvidia-smi),$(shell echo ,cuda))
 
 .DEFAULT_GOAL := help
-.PHONY: help tune test nightly lint format browser regret lookup kills clean
+.PHONY: help tune test nightly lint format browser regret lookup kills engine engine-page clean
 
 help:
 	@echo "make tune    install into .venv, measure on the best device here, write $(REPORT)"
@@ -15,6 +17,7 @@ help:
 	@echo "make lookup  what a plan costs, in empty Python calls"
 	@echo "make regret  what the shipped tables' answers cost on batches that they were not tuned on"
 	@echo "make kills   a run that is killed at 100 random moments, and what it loses"
+	@echo "make engine  the plug-in measured in SGLang; make engine-page: the tables and pictures of it"
 	@echo "make lint    ruff and mypy only          make format  let ruff rewrite the sources"
 	@echo "make clean   remove .venv and caches"
 
@@ -82,6 +85,20 @@ regret: .venv/tune
 
 kills: .venv/test
 	$(BIN)/python -m tests.autotune.kills 100
+
+# In the environment that SGLang is in; docs/engine.md.
+engine:
+	@$(PYTHON) -c 'import sglang' || { echo "make engine needs SGLang: see docs/engine.md"; exit 1; }
+	$(PYTHON) -m benchmarks.engine.synthesise $(ENGINE_OUT)/traces
+	failed=; for kv in auto fp8_e4m3; do \
+	    $(PYTHON) -m benchmarks.engine.run --kv $$kv --out $(ENGINE_OUT)/$$kv --seconds 3600 \
+	        $(foreach name,chat short long,--trace $(ENGINE_OUT)/traces/$(name).jsonl) \
+	        $(ENGINE_ARGS) || failed=$$kv; \
+	done; [ -z "$$failed" ]
+
+engine-page: .venv/tune
+	$(BIN)/python -m benchmarks.engine.compare $(ENGINE_OUT)/*/result.json \
+	    --markdown $(ENGINE_OUT)/engine.md --html $(ENGINE_OUT)/engine.html || [ $$? = 1 ]
 
 clean:
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
