@@ -58,7 +58,6 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("run").add_argument
     add("--tests", default="prefill,decode,trace,outputs", help="also: profile, ranks, soak")
     add("--configurations", default="", help="a JSON list, or names of the built-in ones")
-    add("--start-as", default="", help="configuration at start, for what is baked into graphs")
     add("--no-plugin", action="store_true", help="start with NSA_TUNE_DISABLE=1")
     add(
         "--seconds", type=float, default=480, help="no new case after this long, the start included"

@@ -101,7 +101,9 @@ def _sample(asked: tuple[str, int, float], passes: Sequence[Pass]) -> Sample:
 
 
 def ran(one: Pass) -> str:
-    """What a prefill pass ran, such as `mha eager` or `flashmla_sparse graph`."""
+    """What a prefill pass ran, such as `mha eager`, `flashmla_sparse graph` or `decode_graph`."""
+    if one.get("pass_mode", "engine") != "engine":
+        return str(one["pass_mode"])
     return ("mha" if one["mha"] else one["impl"]) + (" graph" if one["graph"] else " eager")
 
 

@@ -107,8 +107,6 @@ def _hook_weights(module: Any) -> None:
 
 
 def _hook_runner(module: Any) -> None:
-    # Graphs are captured before the first pass, in the configuration of the start.
-    _probe().switch.apply()
     runner = module.ModelRunner
     original = runner.forward
 
@@ -256,6 +254,9 @@ class Probe:
         facts["host_ms"] = round((time.perf_counter() - host) * 1e3, 3)
         facts["t"] = round(host, 6)
         facts |= _ran(runner, backend, result)
+        steering = vars(runner).get("_nsa_tune_pass_mode")
+        if steering is not None and configuration.plugin and facts["mode"] == "EXTEND":
+            facts["pass_mode"] = str(steering.last)
         if reads_memory:
             facts |= _memory()
         self._waiting.append((start, end, facts))

@@ -97,11 +97,13 @@ def main(arguments: list[str] | None = None) -> int:
     """Measure; 0 when every test ran to its end."""
     options = _parsed(arguments)
     configurations = _configurations(options)
+    # What the plug-in measures and captures at the start is for configurations that have it.
+    options.no_plugin |= not any(one.plugin for one in configurations)
     options.out.mkdir(parents=True, exist_ok=True)
     settings = _settings(options, configurations)
     set_environment(options)
     control = Control.create(settings.control)
-    start = next(one for one in configurations if one.name == _start(options, configurations))
+    start = next((one for one in configurations if one.plugin), configurations[0])
     control.write(configuration=configurations.index(start))
     result = Result(options.out / "result.json", _head(options, configurations, start))
     with installed_probe(settings, options.out / "plugin"):
@@ -132,18 +134,13 @@ def _configurations(options: argparse.Namespace) -> tuple[Configuration, ...]:
         if unknown:
             raise SystemExit(f"no configuration is built in as {', '.join(sorted(unknown))}")
         found = tuple(one for one in built_in if not names or one.name in names)
-    if not options.no_plugin and find_spec("nsa_tune.backend.engines.sglang.switch") is None:
+    wanted = not options.no_plugin and any(one.plugin for one in found)
+    if wanted and find_spec("nsa_tune.backend.engines.sglang.switch") is None:
         raise SystemExit(
             "this nsa-tune cannot be switched off between passes (there is no module "
             "nsa_tune.backend.engines.sglang.switch): measure SGLang alone with --no-plugin"
         )
     return found
-
-
-def _start(options: argparse.Namespace, configurations: tuple[Configuration, ...]) -> str:
-    """The configuration while graphs are captured: the plug-in's, where there is one."""
-    named = options.start_as or next((one.name for one in configurations if one.plugin), "")
-    return str(named or configurations[0].name)
 
 
 def _settings(options: argparse.Namespace, configurations: tuple[Configuration, ...]) -> Settings:

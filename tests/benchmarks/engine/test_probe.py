@@ -16,6 +16,7 @@ import torch
 from benchmarks.engine import probe
 from benchmarks.engine.configurations import Configuration, configurations_for, parsed
 from benchmarks.engine.control import Control
+from benchmarks.engine.prefill import ran
 from benchmarks.engine.probe import VARIABLE, PrefillImpl, Probe, Settings, Switch
 from benchmarks.engine.session import installed_probe
 from benchmarks.engine.weights import initialise
@@ -103,6 +104,7 @@ def test_each_pass_becomes_a_line(
     control.write(configuration=2, tag=7, readings=1)
     one = Probe(settings)
     runner = SimpleNamespace(attn_backend=Backend(), gpu_id=1, is_draft_worker=True)
+    runner._nsa_tune_pass_mode = SimpleNamespace(last="decode_graph")
     batch = SimpleNamespace(
         forward_mode=Mode.EXTEND, batch_size=2, extend_prefix_lens_cpu=[0, 64],
         extend_seq_lens_cpu=[300, 8], seq_lens=[300, 72],
@@ -113,10 +115,12 @@ def test_each_pass_becomes_a_line(
         clock.ms += more
         return SimpleNamespace(can_run_graph=True)
 
-    for _ in range(2):
+    for configuration in (2, 1, 1):
+        control.write(configuration=configuration)
         one.around(forward, runner, batch, more=4)
 
-    (line,) = map(json.loads, settings.passes.read_text().splitlines())
+    line, steered = map(json.loads, settings.passes.read_text().splitlines())
+    assert (ran(line), ran(steered)) == ("flashmla_sparse graph", "decode_graph")
     assert line.pop("host_ms") >= 0 and line.pop("t") > 0 and line.pop("host_mib") > 0
     assert line == {
         "ctl": 2, "tag": 7, "mode": "EXTEND", "bs": 2, "prefix": [0, 64], "new": [300, 8],
