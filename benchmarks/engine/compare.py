@@ -22,7 +22,7 @@ from nsa_tune.reports.formats.display_tables import DisplayTable
 from nsa_tune.reports.formats.markdown import markdown_table
 from nsa_tune.reports.formats.terminal import print_tables
 
-__all__ = ["contest_table", "head_table", "main", "output_table", "tables_of"]
+__all__ = ["contest_table", "head_table", "main", "output_table", "tables_of", "trace_table"]
 
 _COLUMNS = (
     "", "default", "best static", "which", "plug-in", "over default", "", "over best static", "",
@@ -153,9 +153,33 @@ def _ratio(ratio: Mapping[str, Any] | None) -> str:
 
 def _extras(engine: Engine) -> Iterator[DisplayTable]:
     tests = engine.document["tests"]
+    for row in tests.get("trace", ()):
+        if row.get("configurations"):
+            yield trace_table(engine.label, row)
     yield from output_table(engine.label, tests.get("outputs", ()))
     for row in tests.get("soak", ()):
         yield _soak_table(engine.label, row)
+
+
+def trace_table(label: str, row: Mapping[str, Any]) -> DisplayTable:
+    """What users wait for in one trace, by configuration."""
+    shown = tuple(
+        (
+            name, f"{one['seconds']:.2f}",
+            *(f"{one['ttft_ms'][what]:.0f}" for what in ("median", "mean", "p90")),
+            f"{one['tokens_per_s']:.0f}", f"{one['prefill_gpu_ms']:.0f}", f"{one['peak_mib']}",
+            f"{one['rounds']}",
+        )
+        for name, one in row["configurations"].items()
+    )  # fmt: skip
+    columns = (
+        "configuration", "seconds", "TTFT, ms: median", "mean", "p90", "tokens/s",
+        "prefill on the GPU, ms", "peak memory, MiB", "rounds",
+    )  # fmt: skip
+    title = f"Trace {row['trace']} ({label})"
+    said = f"{row['requests']} requests with {row['prompt_tokens']} tokens in their prompts"
+    note = f"{said}, {row['concurrency']} at a time. TTFT: time to first token."
+    return DisplayTable(title, columns, shown, frozenset(range(1, 9)), note)
 
 
 def output_table(label: str, rows: Sequence[Mapping[str, Any]]) -> Iterator[DisplayTable]:

@@ -78,6 +78,11 @@ class Result:
         part.write_text(json.dumps(self.document, indent=1) + "\n")
         part.replace(self._path)
 
+    def note(self, name: str, error: Exception) -> None:
+        """Say in the document what went wrong."""
+        self.document["errors"][name] = f"{type(error).__name__}: {error}"
+        self.save()
+
     def run(self, name: str, test: Test, session: Session, options: argparse.Namespace) -> None:
         """Run one test; whatever it raises is noted."""
         rows = self.document["tests"].setdefault(name, [])
@@ -87,7 +92,7 @@ class Result:
                 rows.append(row)
                 self.save()
         except Exception as error:  # noqa: BLE001 - the next test may well work
-            self.document["errors"][name] = f"{type(error).__name__}: {error}"
+            self.note(name, error)
             traceback.print_exc()
         self.document.setdefault("seconds", {})[name] = round(time.monotonic() - begin, 1)
         self.save()
@@ -155,9 +160,12 @@ def _measure(
     begin = time.monotonic()
     deadline = begin + options.seconds
     # Not imported at the top: it takes seconds, and wrong options should be told before.
-    engine = import_module("sglang.srt.entrypoints.engine").Engine(
-        **engine_arguments(options, model_folder(options, options.out))
-    )
+    named = engine_arguments(options, model_folder(options, options.out))
+    try:
+        engine = import_module("sglang.srt.entrypoints.engine").Engine(**named)
+    except Exception as error:
+        result.note("start", error)
+        raise
     result.document["start_s"] = round(time.monotonic() - begin, 1)
     result.save()
     print(f"the engine is up after {result.document['start_s']} s", file=sys.stderr, flush=True)

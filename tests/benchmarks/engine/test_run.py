@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.engine import run, soak
+from benchmarks.engine import compare, run, soak
 from benchmarks.engine.configurations import parsed
 from benchmarks.engine.control import Control
 from benchmarks.engine.probe import Settings
@@ -88,7 +88,7 @@ def test_decode_counts_full_steps_only(tmp_path: Path, engines: list[FakeEngine]
 
 
 def test_a_trace_is_replayed_in_each_configuration(
-    tmp_path: Path, engines: list[FakeEngine]
+    tmp_path: Path, engines: list[FakeEngine], capsys: pytest.CaptureFixture[str]
 ) -> None:
     trace = tmp_path / "small.jsonl"
     trace.write_text(
@@ -104,6 +104,8 @@ def test_a_trace_is_replayed_in_each_configuration(
     assert row["configurations"]["default"]["prefill_gpu_ms"] == 100
     assert row["configurations"]["plugin"]["prefill_gpu_ms"] == pytest.approx(80)
     assert {run["prefill_passes"] for run in row["runs"]} == {2}
+    assert compare.main([str(tmp_path / "out" / "result.json")]) == 0
+    assert "Trace small" in capsys.readouterr().out
 
 
 def test_outputs_that_differ_are_found(tmp_path: Path, engines: list[FakeEngine]) -> None:
@@ -140,6 +142,18 @@ def test_a_test_that_fails_is_noted_and_the_next_one_runs(
     assert "FileNotFoundError" in found["errors"]["trace"]
     assert len(found["tests"]["prefill"]) == 1
     assert "FileNotFoundError" in capsys.readouterr().err
+
+
+def test_an_engine_that_does_not_start_is_noted(tmp_path: Path, engines: list[FakeEngine]) -> None:
+    def broken(**_: Any) -> None:
+        raise MemoryError("too large")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run, "import_module", lambda _: SimpleNamespace(Engine=broken))
+        with pytest.raises(MemoryError):
+            _measured(tmp_path)
+    found = json.loads((tmp_path / "out" / "result.json").read_text())
+    assert found["errors"] == {"start": "MemoryError: too large"}
 
 
 def test_no_case_starts_once_time_is_up(tmp_path: Path, engines: list[FakeEngine]) -> None:
