@@ -80,6 +80,7 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
     add("--concurrency", type=int, default=16)
     add("--rounds", type=int, default=2, help="of each trace and configuration")
     add("--outputs", type=int, default=200, help="requests whose greedy tokens are compared")
+    add("--output-configurations", default="", help="names; default: those with the plug-in")
     add("--output-tokens", type=int, default=16)
     add("--profile-cases", default="0:2048:4,30720:8192:1,d:32:4096")
     add("--rank-passes", type=int, default=2000, help="of each rank, in the test of ranks")

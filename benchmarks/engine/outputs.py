@@ -11,7 +11,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.engine.cases import PAGE
-from benchmarks.engine.configurations import DEFAULT, Configuration
+from benchmarks.engine.configurations import Configuration
 from benchmarks.engine.session import Session
 
 __all__ = ["compared", "first_difference", "measure"]
@@ -24,10 +24,17 @@ Tokens = list[int]
 
 
 def measure(session: Session, options: argparse.Namespace) -> Iterable[dict[str, Any]]:
-    """A row a configuration; the default is run twice, to show how far it agrees with itself."""
+    """A row a configuration; the default is run twice, to show how far it agrees with itself.
+
+    Those asked for, or the plug-in's.
+    """
     prompts = _prompts(session, options.outputs)
-    default = session.configurations[0]
-    chosen = [one for one in session.configurations if one.plugin and one.name != DEFAULT]
+    default, names = session.default, options.output_configurations
+    chosen = [
+        one
+        for one in (session.named(names) if names else session.configurations)
+        if one != default and (names or one.plugin)
+    ]
     own = _answers(session, default, prompts, options.output_tokens)
     for configuration in (default, *chosen):
         if session.late:

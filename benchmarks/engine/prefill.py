@@ -61,7 +61,7 @@ def measure(session: Session, options: argparse.Namespace) -> Iterable[dict[str,
 def _case(session: Session, case: Case, repeat: int) -> dict[str, Any]:
     session.flush()
     heads = [session.tokens(length) for length in case.prefix]
-    session.use(session.configurations[0])
+    session.use(session.default)
     if any(heads):
         session.ask([head + session.tokens(1) for head in heads if head])
     asked: dict[int, tuple[str, int, float]] = {}

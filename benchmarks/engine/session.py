@@ -13,7 +13,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-from benchmarks.engine.configurations import Configuration
+from benchmarks.engine.configurations import DEFAULT, Configuration
 from benchmarks.engine.control import Control
 from benchmarks.engine.probe import VARIABLE, Settings
 
@@ -92,6 +92,12 @@ class Session:
     def late(self) -> bool:
         """Whether the time is up: no new case should start."""
         return time.monotonic() > self._deadline
+
+    @property
+    def default(self) -> Configuration:
+        """SGLang by itself; the first configuration where none is called so."""
+        found = (one for one in self.configurations if one.name == DEFAULT)
+        return next(found, self.configurations[0])
 
     def named(self, names: str) -> tuple[Configuration, ...]:
         """Configurations by names separated by commas; all for an empty text.

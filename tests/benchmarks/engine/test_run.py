@@ -131,7 +131,9 @@ def _outputs(
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(run, "import_module", lambda _: SimpleNamespace(Engine=started))
-        rows = _measured(tmp_path, "--tests", "outputs", "--outputs", "20")["tests"]["outputs"]
+        options = ("--tests", "outputs", "--outputs", "20")
+        rows = _measured(tmp_path, *options)["tests"]["outputs"]
+    assert [row["configuration"] for row in rows] == ["default", "plugin"]
     return rows[0], rows[1]
 
 
