@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache, partial, wraps
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -110,6 +110,8 @@ def _hook_runner(module: Any) -> None:
     runner = module.ModelRunner
     original = runner.forward
 
+    # With the original's signature: the plug-in checks what it hooks.
+    @wraps(original)
     def forward(self: Any, forward_batch: Any, *rest: Any, **named: Any) -> Any:
         return _probe().around(original, self, forward_batch, *rest, **named)
 
@@ -125,6 +127,7 @@ def _hook_graphs(module: Any) -> None:
 
 
 def _unless_eager(original: Callable[..., bool]) -> Callable[..., bool]:
+    @wraps(original)
     def allowed(*arguments: Any, **named: Any) -> bool:
         return _probe().switch.apply().prefill_graph and original(*arguments, **named)
 

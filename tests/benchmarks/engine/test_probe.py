@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import sys
@@ -147,6 +148,8 @@ def test_sglang_finds_the_probe_and_hooks_its_modules(
         control.write(configuration=2)
         assert not runner.can_run_graph(None) and not runner.can_replay_locally()
         assert loader.initialize_dummy_weights is initialise
+        arguments = inspect.signature(graphs.PrefillCudaGraphRunner.can_run_graph).parameters
+        assert list(arguments) == ["self", "batch"], "the plug-in checks what it hooks"
     assert VARIABLE not in os.environ
     probe._probe.cache_clear()
 
