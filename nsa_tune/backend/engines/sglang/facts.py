@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any
 
+from nsa_tune.backend.engines.sglang.parallel import parallel
 from nsa_tune.backend.libraries.flash_mla.limits import padded_heads
 from nsa_tune.backend.types.layouts import KVLayout
 from nsa_tune.backend.types.profiles import PROFILES, ModelProfile
@@ -87,8 +87,7 @@ def variable_set(name: str) -> bool:
 
 def _context_parallel(backend: Any, model_runner: Any) -> bool:
     del backend, model_runner
-    context = import_module("sglang.srt.runtime_context")
-    return bool(context.get_parallel().attn_cp_size > 1)
+    return bool(parallel().attn_cp_size > 1)
 
 
 def _shared_over_mtp_steps(backend: Any, model_runner: Any) -> bool:

@@ -37,6 +37,7 @@ class State:
     dense_threshold: int = 2048
     chunk_capacity: int = 131072
     attn_cp_size: int = 1
+    attn_dp_size: int = 1
 
 
 @dataclass
@@ -186,7 +187,9 @@ def _modules(state: State) -> dict[str, ModuleType]:
             "is_blackwell": lambda: state.sm >= 100,
         },
         "sglang.srt.runtime_context": {
-            "get_parallel": lambda: SimpleNamespace(attn_cp_size=state.attn_cp_size)
+            "get_parallel": lambda: SimpleNamespace(
+                attn_cp_size=state.attn_cp_size, attn_dp_size=state.attn_dp_size
+            )
         },
         "sglang.srt.model_executor": {},
         _GRAPHS: {},

@@ -104,7 +104,10 @@ def _extend(runner: Any, prefix: int, lens: Sequence[int]) -> Any:
     batch.orig_seq_lens = batch.seq_lens.to(torch.int32)
     batch.seq_lens_cpu = torch.tensor(kv_lens)
     batch.seq_lens_sum = sum(kv_lens)
-    batch.extend_num_tokens = batch.num_token_non_padded_cpu = q_tokens
+    batch.extend_num_tokens = q_tokens
+    # Later releases have renamed it.
+    renamed = hasattr(batch, "global_num_token_non_padded_cpu")
+    setattr(batch, f"{'global_' if renamed else ''}num_token_non_padded_cpu", q_tokens)
     batch.extend_seq_lens = torch.tensor(lens, dtype=torch.int32, device=device)
     batch.extend_prefix_lens = torch.full((len(lens),), prefix, dtype=torch.int32, device=device)
     batch.extend_start_loc = torch.tensor(starts, dtype=torch.int32, device=device)

@@ -6,14 +6,19 @@ A rank that replays one graph while another runs a different one would wait for 
 from __future__ import annotations
 
 import os
+from collections import Counter
 from importlib import import_module
 from typing import Any, TypeVar
 
+from nsa_tune.backend.engines.sglang.parallel import parallel
 from nsa_tune.backend.engines.sglang.pass_mode.agree import agree
 
 __all__ = ["Ranks"]
 
 T = TypeVar("T")
+
+_asked: Counter[str] = Counter()
+"""How often this process has asked each question: SGLang may capture its graphs anew."""
 
 _TIMEOUT = "NSA_TUNE_AGREE_S"
 """Environment variable: seconds to wait for the other ranks, 60 where it is not set."""
@@ -24,14 +29,18 @@ class Ranks:
 
     def __init__(self, runner: Any) -> None:
         """`runner` is SGLang's ModelRunner."""
-        self._group = runner.tp_group
-        self.rank = int(runner.tp_group.rank_in_group)
-        self.count = int(runner.tp_group.world_size)
+        # Later releases keep the group elsewhere.
+        group = getattr(runner, "tp_group", None)
+        self._group = parallel().tp_group if group is None else group
+        self.rank = int(self._group.rank_in_group)
+        self.count = int(self._group.world_size)
 
     def all_say(self, question: str, answer: str) -> bool:
         """Whether all ranks ask the same question and give the same answer, within a minute."""
         if self.count == 1:
             return True
+        _asked[question] += 1
+        question = f"{question}/{_asked[question]}"
         store = import_module("torch.distributed.distributed_c10d")._get_default_store()
         timeout_s = float(os.environ.get(_TIMEOUT, "60"))
         return agree(store, question, answer, rank=self.rank, ranks=self.count, timeout_s=timeout_s)
