@@ -104,15 +104,17 @@ class DenseGraphs:
     def prepare(self, size: int, forward_batch: Any) -> None:
         """Write a batch's lengths and pages to where the graph of `size` tokens reads them."""
         inputs = self._inputs[size]
-        prefix_lens = forward_batch.extend_prefix_lens_cpu
-        extend_lens = forward_batch.extend_seq_lens_cpu
+        # A padded batch ends in sequences without tokens.
+        extend_lens = [new for new in forward_batch.extend_seq_lens_cpu if new]
+        sequences = len(extend_lens)
+        prefix_lens = forward_batch.extend_prefix_lens_cpu[:sequences]
         rest = padding(size - sum(extend_lens), min(size, self._index_topk))
         self._write(inputs, size, prefix_lens + [0] * len(rest), extend_lens + rest)
         if self.kind is Kind.MLA:
             table = self._runner.model_runner.req_to_token_pool.req_to_token
-            slots = table[forward_batch.req_pool_indices, : self._index_topk : PAGE]
-            inputs.pages[: len(extend_lens)] = slots // PAGE
-            inputs.pages[len(extend_lens) :] = 0
+            rows = forward_batch.req_pool_indices[:sequences]
+            inputs.pages[:sequences] = table[rows, : self._index_topk : PAGE] // PAGE
+            inputs.pages[sequences:] = 0
 
     def key(self, size: int) -> Any:
         """Under which SGLang keeps the graph of `size` tokens."""

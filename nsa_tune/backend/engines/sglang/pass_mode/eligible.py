@@ -7,12 +7,15 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from nsa_tune.backend.engines.sglang.facts import LeftAlone, facts_of
+from nsa_tune.backend.engines.sglang.parallel import parallel
+from nsa_tune.backend.engines.symbols import hooks_on
 
 __all__ = [
     "DENSE_SWITCH",
     "MODE_SWITCH",
     "switched_on",
     "why_no_decode_graphs",
+    "why_no_dense_graphs",
     "why_not",
 ]
 
@@ -20,6 +23,8 @@ MODE_SWITCH = "NSA_TUNE_PASS_MODE"
 """Environment variable: 0 leaves to SGLang how passes run."""
 DENSE_SWITCH = "NSA_TUNE_DENSE_GRAPHS"
 """Environment variable: 0 captures no graphs of the plug-in's own."""
+_LONGEST_DENSE = "SGLANG_DSA_PREFILL_DENSE_ATTN_KV_LEN_THRESHOLD"
+"""SGLang's own variable: keys up to which attention may be dense. SGLang sets it when it starts."""
 
 
 def _flag(name: str) -> Callable[[Any], bool]:
@@ -30,7 +35,11 @@ _LEFT_ALONE: Mapping[str, Callable[[Any], bool]] = {
     "this model's attention is not DSA": lambda runner: (
         not hasattr(runner.attn_backend, "set_dsa_prefill_impl")
     ),
-    "with DP attention the ranks' batches differ": _flag("enable_dp_attention"),
+    # Later releases take the argument back once it is resolved.
+    "with DP attention the ranks' batches differ": lambda runner: (
+        _flag("enable_dp_attention")(runner) or parallel().attn_dp_size > 1
+    ),
+    "this model does not generate": lambda runner: not runner.is_generation,
     "with pipeline parallelism the stages' batches differ": lambda runner: (
         runner.server_args.pp_size > 1
     ),
@@ -40,6 +49,29 @@ _LEFT_ALONE: Mapping[str, Callable[[Any], bool]] = {
     "with LoRA": _flag("enable_lora"),
     "with two-batch overlap": _flag("enable_two_batch_overlap"),
     "with prefill and decoding on one GPU in turns (PD multiplexing)": _flag("enable_pdmux"),
+}
+_NO_DENSE_GRAPHS: Mapping[str, Callable[[Any], bool]] = {
+    "on this GPU dense attention reads lengths that a graph would keep": lambda graphs: (
+        graphs.model_runner.attn_backend.device_sm_major != 9
+    ),
+    "its own graphs are not of the breakable kind": lambda graphs: (
+        "BreakableCudaGraphBackend" not in {kind.__name__ for kind in type(graphs.backend).__mro__}
+    ),
+    # The one without the other would replay a graph with another graph's metadata.
+    "not all of their hooks are in place": lambda graphs: (
+        not hooks_on(type(graphs.backend).replay)
+        or not hooks_on(type(graphs)._prepare_forward_metadata_for_replay)
+    ),
+    "with debug_cuda_graph a graph's code runs anew in each pass": lambda graphs: _flag(
+        "debug_cuda_graph"
+    )(graphs.model_runner),
+    "selected keys are returned": lambda graphs: _flag("enable_return_indexer_topk")(
+        graphs.model_runner
+    ),
+    "SGLang keeps attention sparse": lambda graphs: (
+        not getattr(graphs.model_runner.attn_backend, "supports_mha_one_shot", True)
+        or _longest_dense() < graphs.model_runner.attn_backend.dsa_index_topk
+    ),
 }
 _NO_DECODE_GRAPHS: Mapping[str, Callable[[Any], bool]] = {
     "speculative decoding captures none of one row a token": lambda runner: (
@@ -63,6 +95,20 @@ def why_not(runner: Any) -> str | None:
     except LeftAlone as error:
         return str(error)
     return None
+
+
+def why_no_dense_graphs(graphs: Any) -> str | None:
+    """Why a runner of prefill graphs captures no dense ones; None where it may."""
+    if not switched_on(DENSE_SWITCH):
+        return f"{DENSE_SWITCH} is set to 0"
+    return next((why for why, applies in _NO_DENSE_GRAPHS.items() if applies(graphs)), None)
+
+
+def _longest_dense() -> float:
+    try:
+        return int(os.environ.get(_LONGEST_DENSE, ""))
+    except ValueError:
+        return float("inf")
 
 
 def why_no_decode_graphs(runner: Any) -> str | None:

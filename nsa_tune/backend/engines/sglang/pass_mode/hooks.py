@@ -15,8 +15,8 @@ from nsa_tune.backend.engines.sglang.pass_mode.calibration import measure
 from nsa_tune.backend.engines.sglang.pass_mode.dense_graphs import DenseGraphs, Kind
 from nsa_tune.backend.engines.sglang.pass_mode.eligible import (
     DENSE_SWITCH,
-    switched_on,
     why_no_decode_graphs,
+    why_no_dense_graphs,
     why_not,
 )
 from nsa_tune.backend.engines.sglang.pass_mode.ranks import Ranks
@@ -90,8 +90,9 @@ def _capture_dense(graphs: Any) -> None:
     runner = graphs.model_runner
     if runner.is_draft_worker:
         return
-    off = not switched_on(DENSE_SWITCH) or why_not(runner) is not None
-    if not Ranks(runner).all_say("dense_graphs", f"{__version__}: {not off}") or off:
+    reason = why_not(runner) or why_no_dense_graphs(graphs)
+    if not Ranks(runner).all_say("dense_graphs", f"{__version__}: {reason}") or reason is not None:
+        say_once(logging.INFO, f"no dense prefill graphs: {reason or 'the ranks do not agree'}")
         return
     begin, free = time.monotonic(), torch.cuda.mem_get_info()[0]
     captured: dict[PassMode, DenseGraphs] = {}
