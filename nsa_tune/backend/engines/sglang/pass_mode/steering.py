@@ -20,6 +20,8 @@ __all__ = ["MARGIN", "Steering"]
 _TOGETHER = 256
 """Passes of any kind between two looks at what loses; equal on all ranks, which run all alike."""
 
+_MOST_PADDING = 2
+"""SGLang runs a prefill eagerly where a graph would have more than so many times its tokens."""
 MARGIN = 0.03
 """Another way must be faster than SGLang's own by this share of a pass."""
 
@@ -137,7 +139,8 @@ class Steering:
 
     def _fits(self, graphs: DenseGraphs, batch: Batch, size: int) -> bool:
         return (
-            (graphs.kind is Kind.MLA or batch.kv_tokens == batch.q_tokens)
+            size <= _MOST_PADDING * batch.q_tokens
+            and (graphs.kind is Kind.MLA or batch.kv_tokens == batch.q_tokens)
             and batch.max_kv <= self._index_topk
             and graphs.fits(size, batch.batch_size)
         )
@@ -203,6 +206,10 @@ def _bucket(sizes: Sequence[int], tokens: int) -> int | None:
     return next((size for size in sizes if size >= tokens), None)
 
 
+_OF_SEQUENCES = ("multi_item_delimiter_indices", "token_indices_to_pool", "rids_int")
+"""Fields, not of all releases, by which SGLang asks for more or which hold one value a sequence."""
+
+
 def _only_last_tokens(batch: Any) -> bool:
     """Whether each sequence has new tokens, and nothing but its last one's logits is asked for."""
     hidden = batch.capture_hidden_mode
@@ -216,4 +223,5 @@ def _only_last_tokens(batch: Any) -> bool:
         or (batch.mm_inputs and any(one is not None for one in batch.mm_inputs))
         or batch.spec_info is not None
         or batch.global_num_tokens_cpu is not None
+        or any(getattr(batch, name, None) is not None for name in _OF_SEQUENCES)
     )
