@@ -139,7 +139,9 @@ class PassTimes:
                 for one in document["times"]
             ]  # fmt: skip
             key = dict(document["key"])
-        except (AttributeError, KeyError, TypeError) as error:
+        except RecursionError as error:
+            raise ValueError("it is nested too deep") from error
+        except (AttributeError, KeyError, OverflowError, TypeError) as error:
             raise ValueError(f"a field is missing or of the wrong kind: {error}") from error
         for one in times:
             if not (1 <= one.q_tokens < 2**31 and 1 <= one.context < 2**31):
