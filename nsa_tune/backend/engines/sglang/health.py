@@ -17,6 +17,8 @@ from typing import Any, NamedTuple
 
 from nsa_tune._errors import StoreError
 from nsa_tune.backend.engines.hooking import OFF_SWITCH, switched_off
+from nsa_tune.backend.engines.sglang.pass_mode import remembered
+from nsa_tune.backend.engines.sglang.pass_mode.summary import summary
 from nsa_tune.backend.engines.sglang.releases import (
     Release,
     checked,
@@ -59,6 +61,8 @@ def health(*, db: Path | None = None, probe: bool = True) -> list[Health]:
     found += [_entry_point(), _allowed(), _switch(), _table(db)]
     if release is not None:
         found += map(_source, release.symbols)
+        if any(symbol.name == "forward" for symbol in release.symbols):
+            found += _pass_times()
         if probe:
             found += _hooks(release)
     return found
@@ -105,6 +109,13 @@ def _table(db: Path | None) -> Health:
     if not found:
         return Health("table", False, f"nothing is measured for {gpu!r}: run `nsa-tune run`")
     return Health("table", True, f"{gpu}: {'; '.join(sorted(set(found)))}")
+
+
+def _pass_times() -> list[Health]:
+    """What was measured of whole passes at earlier starts; nothing need be there."""
+    kept = [Health("pass times", True, summary(times)) for times in remembered.remembered()]
+    none = "none are remembered yet: SGLang measures them when it starts"
+    return kept or [Health("pass times", True, none)]
 
 
 def _source(symbol: Symbol) -> Health:

@@ -40,6 +40,32 @@ class DeepseekV4AttnBackend:
     def _use_sparse_prefill(self, forward_batch, *, num_qo_tokens):
         return True
 """
+_RUNNER = """
+class ModelRunner:
+    def init_cuda_graphs(self, capture_decode_cuda_graph=True):
+        pass
+
+    def _forward_raw(
+        self, forward_batch, pp_proxy_tensors, reinit_attn_backend=False, split_forward_count=1
+    ):
+        return forward_batch
+"""
+_PREFILL_GRAPHS = """
+class PrefillCudaGraphRunner:
+    def _capture_one_stream(self):
+        pass
+
+    def _prepare_forward_metadata_for_replay(
+        self, forward_batch, static_forward_batch, num_tokens
+    ):
+        pass
+"""
+_BREAKABLE = """
+class BreakableCudaGraphBackend:
+    def replay(self, shape_key, static_forward_batch, **kwargs):
+        return shape_key
+"""
+_EXECUTOR = "sglang/srt/model_executor"
 _REAL = (
     "sglang/srt/environ.py", "sglang/srt/debug_utils/cuda_coredump.py", "sglang/srt/plugins/",
 )  # fmt: skip
@@ -59,6 +85,9 @@ class Site:
                 self.write(name, wheel.text(name))
         self.backend(_BACKEND)
         self.v4_backend(_V4_BACKEND)
+        self.write(f"{_EXECUTOR}/model_runner.py", _RUNNER)
+        self.write(f"{_EXECUTOR}/runner/prefill_cuda_graph_runner.py", _PREFILL_GRAPHS)
+        self.write(f"{_EXECUTOR}/runner_backend/breakable_cuda_graph_backend.py", _BREAKABLE)
         for inside in {path.parent for path in self.folder.rglob("*.py")}:
             for package in (inside, *inside.parents):
                 if package.is_relative_to(self.folder / "sglang"):
@@ -99,7 +128,9 @@ class Site:
     def environment(self, **variables: str) -> dict[str, str]:
         """The environment of a program that finds this site first, then the repository."""
         paths = os.pathsep.join((str(self.folder), str(REPOSITORY)))
-        return {**os.environ, "PYTHONPATH": paths, **variables}
+        # Nothing that is remembered of the machine's own engines.
+        data = {"XDG_DATA_HOME": str(self.folder / "data")}
+        return {**os.environ, **data, "PYTHONPATH": paths, **variables}
 
     def run(self, code: str, **variables: str) -> subprocess.CompletedProcess[str]:
         """Run `code` in a process of its own."""

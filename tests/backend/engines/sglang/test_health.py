@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from nsa_tune.backend.engines.sglang.pass_mode import remembered
+from nsa_tune.backend.engines.sglang.pass_mode.times import PassMode, PassTime, PassTimes
 from nsa_tune.backend.engines.sglang.releases import release_of
 from tests.backend.engines.sglang.site import Site
 from tests.backend.engines.sglang.tables import GPU, table_file
@@ -50,6 +52,44 @@ def test_all_is_well_where_everything_is(wheel: Wheel, tmp_path: Path) -> None:
     assert release is not None
     names = {f"{what} {one.name}" for one in release.symbols for what in ("source of", "hook on")}
     assert {name for name in found if name.startswith(("source of", "hook on"))} == names
+
+
+def test_remembered_pass_times_are_shown(
+    newest: Wheel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are kept in the user's folder, which is the site's own here."""
+    site = Site(tmp_path / "site", newest)
+    assert "none are remembered yet" in _look(site)["pass times"][1]
+    monkeypatch.setenv("XDG_DATA_HOME", str(site.folder / "data"))
+    key = {
+        "gpu": GPU, "sglang": "0.5.23", "model": "deepseek-v3.2", "layers": 61, "heads": 16,
+        "kv_dtype": "bf16",
+    }  # fmt: skip
+    took = [
+        PassTime(PassMode.ENGINE, 256, 16513, 112_000.0),
+        PassTime(PassMode.DECODE_GRAPH, 256, 16513, 40_000.0),
+    ]
+    assert remembered.save(PassTimes(key, took))
+
+    assert _look(site)["pass times"] == (
+        True,
+        f"{GPU}, SGLang 0.5.23, deepseek-v3.2, 61 layers, 16 local heads, bf16 KV: 2 times; 256 "
+        "new tokens behind 16384 take 112.0 ms in SGLang's own graph and 40.0 ms by decode graphs",
+    )
+
+
+def test_releases_without_prefill_graphs_have_no_pass_times(site: Site) -> None:
+    assert "pass times" not in _look(site)
+
+
+def test_a_replay_that_has_changed_is_named(newest: Wheel, tmp_path: Path) -> None:
+    site = Site(tmp_path / "site", newest)
+    where = "sglang/srt/model_executor/runner_backend/breakable_cuda_graph_backend.py"
+    site.write(where, "class BreakableCudaGraphBackend:\n    def replay(self, key): pass\n")
+    found = _look(site, NSA_TUNE_DB=str(table_file(tmp_path)), GPU=GPU)
+
+    assert _wrong(found) == {"source of replay", "hook on replay"}
+    assert "takes (self, key)" in found["hook on replay"][1]
 
 
 def test_a_switch_of_v4s_that_has_gone_is_named(newest: Wheel, tmp_path: Path) -> None:
