@@ -150,6 +150,7 @@ def test_the_size_up_to_which_a_prefill_is_a_graph_is_known(wheel: Wheel) -> Non
     text += wheel.text(hook) if wheel.names(hook) else ""
     expected = {
         "0.5.15": (0, '("MLA attention", lambda: self.use_mla_backend())'),
+        "0.5.17": (2048, "prefill_cuda_graph_config.max_bs = 2048"),
         "0.5.18": (2048, "prefill_cuda_graph_config.max_bs = 2048"),
         "0.5.23": (8192, "prefill_cuda_graph_config.max_bs = min(8192, cfg.chunked_prefill_size)"),
     }

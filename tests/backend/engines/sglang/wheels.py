@@ -15,8 +15,9 @@ from typing import Any
 
 __all__ = ["VERSIONS", "Unreachable", "Wheel", "wheel_of"]
 
-VERSIONS = ("0.5.15", "0.5.18", "0.5.23")
-"""The first, a middle and the last release that the plug-in is for."""
+VERSIONS = ("0.5.15", "0.5.17", "0.5.18", "0.5.23")
+"""The first, two between and the last release that the plug-in is for; 0.5.17 is the first that
+runs prefills as graphs by default."""
 
 _CACHE = Path(__file__).parents[4] / ".cache" / "sglang"
 
