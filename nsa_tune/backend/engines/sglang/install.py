@@ -28,6 +28,7 @@ _HOOKING = Hooking(
         "indexer": around_context_lens,
         "init_graphs": pass_mode.around_init_graphs,
         "forward": pass_mode.around_forward,
+        "can_run": pass_mode.around_can_run,
         "capture": pass_mode.around_capture,
         "prepare_metadata": pass_mode.around_prepare_metadata,
         "extend": absorbed.around_extend,

@@ -112,6 +112,9 @@ _PASS_MODE_SYMBOLS = (
         "forward", _RUNNER, "ModelRunner._forward_raw",
         ("self", "forward_batch", "pp_proxy_tensors"), False,
     ),
+    Symbol(
+        "can_run", _GRAPHS, "PrefillCudaGraphRunner.can_run_graph", ("self", "forward_batch"), True
+    ),
     Symbol("capture", _GRAPHS, "PrefillCudaGraphRunner._capture_one_stream", ("self",), True),
     Symbol(
         "prepare_metadata", _GRAPHS,

@@ -31,6 +31,16 @@ class DeepseekSparseAttnBackend:
         self, forward_mode, cache_seqlens_int32, seqlens_expanded, batch_size
     ):
         return seqlens_expanded
+
+    def forward_extend(
+        self, q, k, v, layer, forward_batch, save_kv_cache=True, q_rope=None, k_rope=None
+    ):
+        return q
+"""
+_INDEXER = """
+class Indexer:
+    def _forward_cuda_k_only(self, x, positions, forward_batch, layer_id, return_indices=True):
+        return None
 """
 _V4_BACKEND = """
 class DeepseekV4AttnBackend:
@@ -52,6 +62,9 @@ class ModelRunner:
 """
 _PREFILL_GRAPHS = """
 class PrefillCudaGraphRunner:
+    def can_run_graph(self, forward_batch):
+        return True
+
     def _capture_one_stream(self):
         pass
 
@@ -85,6 +98,7 @@ class Site:
                 self.write(name, wheel.text(name))
         self.backend(_BACKEND)
         self.v4_backend(_V4_BACKEND)
+        self.write("sglang/srt/layers/attention/dsa/dsa_indexer.py", _INDEXER)
         self.write(f"{_EXECUTOR}/model_runner.py", _RUNNER)
         self.write(f"{_EXECUTOR}/runner/prefill_cuda_graph_runner.py", _PREFILL_GRAPHS)
         self.write(f"{_EXECUTOR}/runner_backend/breakable_cuda_graph_backend.py", _BREAKABLE)

@@ -24,6 +24,8 @@ _CONTEXTS = (2048, 16384, 65536)
 """Keys before a few new tokens."""
 _FEW = 1024
 """New tokens up to which these are measured."""
+_MANY = 2048
+"""New tokens from which on eager passes are measured: fewer never make up for the launches."""
 _TURN = 512
 """New tokens of a sequence that continues a short one."""
 _ROWS = (8, 32, 64, 128, 256)
@@ -64,11 +66,13 @@ def _cases(runner: Any, steering: Steering) -> Iterator[_Case]:
     for size in sorted(runner.prefill_cuda_graph_runner.capture_num_tokens):
         whole, turns = _lens(size, most), _lens(size, _TURN)
         behind = most - max(turns)
-        for mode in (PassMode.ENGINE, *steering.dense):
+        eager = (PassMode.EAGER,) if size >= _MANY else ()
+        for mode in (PassMode.ENGINE, *eager, *steering.dense):
             yield _Case(mode, size, 0, whole)
-        if PassMode.DENSE_MLA_GRAPH in steering.dense:
-            yield _Case(PassMode.ENGINE, size, behind, turns)
-            yield _Case(PassMode.DENSE_MLA_GRAPH, size, behind, turns)
+        mla = (PassMode.DENSE_MLA_GRAPH,) if PassMode.DENSE_MLA_GRAPH in steering.dense else ()
+        if eager or mla:
+            for mode in (PassMode.ENGINE, *eager, *mla):
+                yield _Case(mode, size, behind, turns)
         for prefix in _CONTEXTS:
             if size <= _FEW and prefix + size <= room:
                 yield _Case(PassMode.ENGINE, size, prefix, (size,))

@@ -27,6 +27,7 @@ from nsa_tune.backend.engines.sglang.releases import installed_version
 from nsa_tune.backend.engines.sglang.switch import paused
 
 __all__ = [
+    "around_can_run",
     "around_capture",
     "around_forward",
     "around_init_graphs",
@@ -36,6 +37,7 @@ __all__ = [
 
 _STEERING = "_nsa_tune_pass_mode"
 _DENSE = "_nsa_tune_dense"
+_EAGER = "_nsa_tune_eager"
 _KINDS = {PassMode.DENSE_GRAPH: Kind.MHA, PassMode.DENSE_MLA_GRAPH: Kind.MLA}
 
 
@@ -54,6 +56,11 @@ def around_capture(original: Callable[..., Any], graphs: Any) -> Any:
     result = original(graphs)
     attempt("capturing dense prefill graphs", _capture_dense, graphs)
     return result
+
+
+def around_can_run(original: Callable[..., Any], graphs: Any, forward_batch: Any) -> Any:
+    """The hook around `PrefillCudaGraphRunner.can_run_graph`."""
+    return _EAGER not in graphs.__dict__ and original(graphs, forward_batch)
 
 
 def around_replay(

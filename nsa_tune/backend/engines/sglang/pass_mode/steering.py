@@ -131,6 +131,8 @@ class Steering:
             return {}
         context = batch.pairs / batch.q_tokens
         found = {PassMode.ENGINE: times.pass_us(PassMode.ENGINE, size, context)}
+        if batch.max_kv <= self._index_topk:
+            found[PassMode.EAGER] = times.pass_us(PassMode.EAGER, batch.q_tokens, context)
         for mode, graphs in self.dense.items():
             if self._fits(graphs, batch, size):
                 found[mode] = times.pass_us(mode, size, context)
@@ -170,6 +172,12 @@ class Steering:
     ) -> Any:
         if mode is PassMode.DECODE_GRAPH:
             return self._run_rows(original, runner, forward_batch, rest)
+        if mode is PassMode.EAGER:
+            self._graphs._nsa_tune_eager = True
+            try:
+                return original(runner, forward_batch, *rest)
+            finally:
+                del self._graphs._nsa_tune_eager
         if mode in self.dense:
             graphs = self._graphs.backend
             graphs._nsa_tune_dense = self.dense[mode]

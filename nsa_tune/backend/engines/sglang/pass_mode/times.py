@@ -21,6 +21,8 @@ class PassMode(StrEnum):
 
     ENGINE = "engine"
     """As SGLang does it: a breakable CUDA graph, or eagerly where it has none."""
+    EAGER = "eager"
+    """Without a graph, where SGLang takes MHA up to index_topk keys."""
     DENSE_GRAPH = "dense_graph"
     """One CUDA graph without breaks, in which attention is MHA over the new tokens."""
     DENSE_MLA_GRAPH = "dense_mla_graph"
