@@ -1,0 +1,157 @@
+"""What passes take, between and outside of what was measured."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nsa_tune.backend.engines.sglang.pass_mode.times import PassMode, PassTime, PassTimes
+
+SIZES, CONTEXTS = (8, 64, 512), (4, 1000, 60000)
+ENGINE = PassMode.ENGINE
+latencies = st.floats(1.0, 1e9)
+grids = st.lists(latencies, min_size=9, max_size=9)
+
+
+def _times(values: list[float]) -> PassTimes:
+    points = [(size, context) for size in SIZES for context in CONTEXTS]
+    return PassTimes(
+        {"gpu": "made up", "layers": 61},
+        [
+            PassTime(ENGINE, size, context, value)
+            for (size, context), value in zip(points, values, strict=True)
+        ],
+    )
+
+
+@given(grids)
+def test_what_was_measured_is_given_back(values: list[float]) -> None:
+    times = _times(values)
+
+    for one in times.times:
+        assert times.pass_us(ENGINE, one.q_tokens, one.context) == pytest.approx(one.pass_us)
+
+
+@given(grids, st.integers(8, 512), st.floats(4, 60000))
+def test_between_points_a_time_lies_between_theirs(
+    values: list[float], q_tokens: int, context: float
+) -> None:
+    found = _times(values).pass_us(ENGINE, q_tokens, context)
+
+    assert found is not None
+    assert min(values) * 0.999999 <= found <= max(values) * 1.000001
+
+
+@given(
+    st.lists(latencies, min_size=9, max_size=9).map(sorted),
+    st.tuples(st.integers(8, 512), st.integers(8, 512)).map(sorted),
+    st.tuples(st.floats(4, 60000), st.floats(4, 60000)).map(sorted),
+)
+def test_where_more_work_took_longer_it_does_so_between_points(
+    values: list[float], sizes: list[int], contexts: list[float]
+) -> None:
+    # Sorted values grow along a row; a column of the grid must grow too.
+    grid = [values[0:9:3], values[1:9:3], values[2:9:3]]
+    times = _times([grid[j][i] for i in range(3) for j in range(3)])
+    few = times.pass_us(ENGINE, sizes[0], contexts[0])
+    more = times.pass_us(ENGINE, sizes[1], contexts[1])
+
+    assert few is not None
+    assert more is not None
+    assert few <= more * 1.000001
+
+
+def test_outside_of_what_was_measured_there_is_no_time() -> None:
+    times = _times([float(i) for i in range(1, 10)])
+
+    assert times.pass_us(ENGINE, 513, 4) is None
+    assert times.pass_us(ENGINE, 512, 60001) is None
+    assert times.pass_us(ENGINE, 100, 60001) is None
+    assert times.pass_us(PassMode.DENSE_GRAPH, 8, 4) is None
+
+
+def test_fewer_keys_or_tokens_than_were_measured_take_as_long_as_the_fewest() -> None:
+    times = _times([float(i) for i in range(1, 10)])
+
+    assert times.pass_us(ENGINE, 8, 1.0) == times.pass_us(ENGINE, 8, 4)
+    assert times.pass_us(ENGINE, 3, 4) == times.pass_us(ENGINE, 8, 4)
+
+
+def test_a_size_with_fewer_contexts_limits_its_neighbours() -> None:
+    times = PassTimes({}, [PassTime(ENGINE, 8, 9000, 1.0), PassTime(ENGINE, 64, 100, 2.0)])
+
+    assert times.pass_us(ENGINE, 8, 9000) == pytest.approx(1.0)
+    assert times.pass_us(ENGINE, 32, 9000) is None
+    assert times.pass_us(ENGINE, 32, 100) is not None
+
+
+@given(
+    st.dictionaries(st.text(max_size=5), st.integers() | st.text(max_size=5), max_size=3),
+    st.lists(
+        st.builds(
+            PassTime, st.sampled_from(PassMode), st.integers(1, 2**31 - 1),
+            st.integers(1, 2**31 - 1), latencies,
+        ),
+        max_size=5,
+    ),
+)  # fmt: skip
+def test_text_gives_back_what_was_written(key: dict[str, object], measured: list[PassTime]) -> None:
+    again = PassTimes.from_text(PassTimes(key, measured).as_text())
+
+    assert again.key == key
+    assert again.times == tuple(measured)
+
+
+def _document(**changes: object) -> str:
+    one = {"mode": "engine", "q_tokens": 8, "context": 4, "pass_us": 10.0}
+    one.update({name: value for name, value in changes.items() if name in one})
+    document = {"schema": "nsa-tune/pass-times/1", "key": {}, "times": [one]}
+    document.update({name: value for name, value in changes.items() if name not in one})
+    return json.dumps(document)
+
+
+def test_the_document_of_the_next_test_is_right_without_changes() -> None:
+    assert PassTimes.from_text(_document()).pass_us(ENGINE, 8, 4) == pytest.approx(10.0)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "3",
+        "null",
+        "{}",
+        "[" * 100_000,
+        '{"schema": "nsa-tune/pass-times/1"}',
+        _document(schema="nsa-tune/pass-times/2"),
+        _document(times=None),
+        _document(times=[1]),
+        _document(key=7),
+        _document(mode="by hand"),
+        _document(q_tokens=0),
+        _document(q_tokens=2**31),
+        _document(q_tokens=float("inf")),
+        _document(q_tokens=float("nan")),
+        _document(q_tokens=[8]),
+        _document(context=0),
+        _document(context=-float("inf")),
+        _document(pass_us=0.5),
+        _document(pass_us=float("nan")),
+        _document(pass_us=float("inf")),
+        _document(pass_us="fast"),
+        _document(pass_us=None),
+    ],
+)
+def test_text_that_is_no_times_is_refused(text: str) -> None:
+    with pytest.raises(ValueError):
+        PassTimes.from_text(text)
+
+
+@given(st.text() | st.binary().map(lambda data: data.decode(errors="replace")))
+def test_no_text_raises_anything_else(text: str) -> None:
+    with pytest.raises(ValueError):
+        PassTimes.from_text(text)
