@@ -12,7 +12,7 @@ import torch
 from nsa_tune.backend.engines.sglang.pass_mode.dense_graphs import most_sequences
 from nsa_tune.backend.engines.sglang.pass_mode.times import PassMode, PassTime, PassTimes
 
-__all__ = ["TOPK", "Alone", "Dense", "Mode", "batch", "original", "runner", "times"]
+__all__ = ["TOPK", "Alone", "Dense", "Hidden", "Mode", "batch", "original", "runner", "times"]
 
 TOPK = 2048
 
@@ -123,8 +123,7 @@ def original(seen: list[Any], width: int = 4) -> Any:
     def forward(runner: Any, forward_batch: Any, *rest: Any) -> Any:
         seen.append(forward_batch)
         if forward_batch.forward_mode is Mode.DECODE:
-            count = forward_batch.batch_size
-            logits = buffer[:count]
+            logits = buffer[: len(forward_batch.input_ids)]
             logits.copy_(forward_batch.input_ids[:, None].expand(-1, width))
         else:
             ends = torch.tensor(forward_batch.extend_seq_lens_cpu).cumsum(0) - 1

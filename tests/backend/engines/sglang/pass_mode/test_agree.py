@@ -10,9 +10,9 @@ from itertools import count
 from typing import Any
 
 import pytest
-import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.distributed.distributed_c10d import HashStore, TCPStore
 
 from nsa_tune.backend.engines.sglang.pass_mode import ranks as module
 from nsa_tune.backend.engines.sglang.pass_mode.agree import agree
@@ -24,8 +24,8 @@ _names = count()
 @pytest.fixture(scope="module", params=["tcp", "hash"])
 def store(request: pytest.FixtureRequest) -> Any:
     if request.param == "hash":
-        return dist.HashStore()
-    return dist.TCPStore(
+        return HashStore()
+    return TCPStore(
         "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=20)
     )
 
@@ -92,7 +92,7 @@ def test_all_ranks_are_told_the_same_whoever_comes_when(
 ) -> None:
     answers = [answer for answer, _ in ranks]
     told = _verdicts(
-        dist.HashStore(), answers, delays_s=[delay for _, delay in ranks], timeout_s=timeout_s
+        HashStore(), answers, delays_s=[delay for _, delay in ranks], timeout_s=timeout_s
     )
 
     assert len(set(told)) == 1
@@ -153,7 +153,7 @@ def test_a_question_that_is_asked_again_is_a_new_one(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(module, "agree", note)
     monkeypatch.setattr(module, "_asked", type(module._asked)())
     monkeypatch.setattr(
-        "torch.distributed.distributed_c10d._get_default_store", lambda: dist.HashStore()
+        "torch.distributed.distributed_c10d._get_default_store", lambda: HashStore()
     )
     ranks, _ = _ranks(0, 2)
     for question in ("dense", "mode", "dense"):

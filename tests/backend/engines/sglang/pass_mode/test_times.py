@@ -106,9 +106,9 @@ def test_text_gives_back_what_was_written(key: dict[str, object], measured: list
 
 
 def _document(**changes: object) -> str:
-    one = {"mode": "engine", "q_tokens": 8, "context": 4, "pass_us": 10.0}
+    one: dict[str, object] = {"mode": "engine", "q_tokens": 8, "context": 4, "pass_us": 10.0}
     one.update({name: value for name, value in changes.items() if name in one})
-    document = {"schema": "nsa-tune/pass-times/1", "key": {}, "times": [one]}
+    document: dict[str, object] = {"schema": "nsa-tune/pass-times/1", "key": {}, "times": [one]}
     document.update({name: value for name, value in changes.items() if name not in one})
     return json.dumps(document)
 

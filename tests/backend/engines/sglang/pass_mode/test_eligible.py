@@ -1,0 +1,199 @@
+"""Each reason for which an engine is left alone, one at a time."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from nsa_tune.backend.engines.hooking import wrapped
+from nsa_tune.backend.engines.sglang.facts import LeftAlone
+from nsa_tune.backend.engines.sglang.pass_mode import eligible as module
+from nsa_tune.backend.engines.sglang.pass_mode.eligible import (
+    DENSE_SWITCH,
+    MODE_SWITCH,
+    why_no_decode_graphs,
+    why_no_dense_graphs,
+    why_not,
+)
+from nsa_tune.backend.engines.sglang.pass_mode.hooks import around_prepare_metadata, around_replay
+
+_PARALLEL = SimpleNamespace(attn_dp_size=1)
+
+
+@pytest.fixture(autouse=True)
+def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No switches, one DP rank, and a backend with facts."""
+    for name in (MODE_SWITCH, DENSE_SWITCH, module._LONGEST_DENSE):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(module, "parallel", lambda: _PARALLEL)
+    monkeypatch.setattr(module, "facts_of", lambda backend, runner: None)
+
+
+def _runner(attention: dict[str, Any] | None = None, **changes: Any) -> Any:
+    arguments = {"pp_size": 1, "moe_a2a_backend": "none"}
+    arguments |= {name: changes.pop(name) for name in list(changes) if name not in _ON_RUNNER}
+    backend = {
+        "set_dsa_prefill_impl": print, "device_sm_major": 9, "dsa_index_topk": 2048,
+        **(attention or {}),
+    }  # fmt: skip
+    return SimpleNamespace(
+        server_args=SimpleNamespace(**arguments),
+        attn_backend=SimpleNamespace(
+            **{name: value for name, value in backend.items() if value is not None}
+        ),
+        **{
+            "is_generation": True,
+            "spec_algorithm": SimpleNamespace(is_none=lambda: True),
+            "decode_cuda_graph_runner": SimpleNamespace(capture_bs=[8]),
+            **changes,
+        },
+    )
+
+
+_ON_RUNNER = {"is_generation", "spec_algorithm", "decode_cuda_graph_runner"}
+
+
+def test_a_plain_engine_is_not_left_alone() -> None:
+    assert why_not(_runner()) is None
+    assert why_no_decode_graphs(_runner()) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"attention": {"set_dsa_prefill_impl": None}}, "is not DSA"),
+        ({"enable_dp_attention": True}, "DP attention"),
+        ({"is_generation": False}, "does not generate"),
+        ({"pp_size": 2}, "pipeline parallelism"),
+        ({"moe_a2a_backend": "deepep"}, "all-to-all"),
+        ({"enable_lora": True}, "LoRA"),
+        ({"enable_two_batch_overlap": True}, "two-batch overlap"),
+        ({"enable_pdmux": True}, "PD multiplexing"),
+    ],
+)
+def test_each_reason_is_found(changes: dict[str, Any], reason: str) -> None:
+    assert reason in (why_not(_runner(**changes)) or "")
+
+
+def test_dp_attention_is_seen_where_its_argument_is_taken_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "parallel", lambda: SimpleNamespace(attn_dp_size=2))
+
+    assert "DP attention" in (why_not(_runner(enable_dp_attention=False)) or "")
+
+
+def test_an_expert_backend_of_none_is_no_all_to_all() -> None:
+    assert why_not(_runner(moe_a2a_backend=None)) is None
+
+
+def test_a_backend_without_facts_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(backend: object, runner: object) -> None:
+        raise LeftAlone("nothing is measured for it")
+
+    monkeypatch.setattr(module, "facts_of", none)
+
+    assert why_not(_runner()) == "nothing is measured for it"
+
+
+@pytest.mark.parametrize("value", ["0", "false", " OFF ", "no"])
+def test_the_switch_leaves_everything_to_sglang(
+    value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(MODE_SWITCH, value)
+
+    assert why_not(_runner()) == f"{MODE_SWITCH} is set to 0"
+
+
+@pytest.mark.parametrize("value", ["", "1", "yes"])
+def test_other_values_of_the_switch_leave_it_on(
+    value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(MODE_SWITCH, value)
+
+    assert why_not(_runner()) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"spec_algorithm": SimpleNamespace(is_none=lambda: False)}, "speculative"),
+        ({"enable_return_routed_experts": True}, "routed experts"),
+        ({"enable_return_indexer_topk": True}, "selected keys"),
+        ({"decode_cuda_graph_runner": None}, "none were captured"),
+    ],
+)
+def test_each_reason_against_rows_is_found(changes: dict[str, Any], reason: str) -> None:
+    assert reason in (why_no_decode_graphs(_runner(**changes)) or "")
+
+
+class BreakableCudaGraphBackend:
+    """Bears SGLang's name."""
+
+    def replay(self, shape_key: object, batch: object) -> None:
+        """Hooked below."""
+
+
+class _Graphs:
+    def __init__(self, runner: Any, backend: Any) -> None:
+        self.model_runner = runner
+        self.backend = backend
+
+    def _prepare_forward_metadata_for_replay(self, batch: object, static: object) -> None:
+        """Hooked below."""
+
+
+def _graphs(*, replay: bool = True, prepare: bool = True, **changes: Any) -> Any:
+    """A runner of prefill graphs with the plug-in's hooks."""
+    method = "_prepare_forward_metadata_for_replay"
+    own = BreakableCudaGraphBackend.replay, getattr(_Graphs, method)
+    replays = {"replay": wrapped(own[0], around_replay)} if replay else {}
+    prepares = {method: wrapped(own[1], around_prepare_metadata)} if prepare else {}
+    backend = type("Backend", (BreakableCudaGraphBackend,), replays)()
+    return type("Graphs", (_Graphs,), prepares)(_runner(**changes), backend)
+
+
+def test_dense_graphs_are_captured_where_nothing_speaks_against_them() -> None:
+    assert why_no_dense_graphs(_graphs()) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"attention": {"device_sm_major": 10}}, "on this GPU"),
+        ({"attention": {"supports_mha_one_shot": False}}, "keeps attention sparse"),
+        ({"debug_cuda_graph": True}, "debug_cuda_graph"),
+        ({"enable_return_indexer_topk": True}, "selected keys"),
+        ({"replay": False}, "hooks"),
+        ({"prepare": False}, "hooks"),
+    ],
+)
+def test_each_reason_against_dense_graphs_is_found(changes: dict[str, Any], reason: str) -> None:
+    assert reason in (why_no_dense_graphs(_graphs(**changes)) or "")
+
+
+def test_graphs_of_another_kind_are_left_alone() -> None:
+    """Their replay has no hook: they would run with another graph's metadata."""
+    graphs = _graphs()
+    graphs.backend = SimpleNamespace(replay=print)
+
+    assert "breakable" in (why_no_dense_graphs(graphs) or "")
+
+
+@pytest.mark.parametrize(
+    ("value", "off"), [("0", True), ("2047", True), ("2048", False), ("", False)]
+)
+def test_sglangs_own_limit_of_dense_attention_holds(
+    value: str, off: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(module._LONGEST_DENSE, value)
+
+    assert (why_no_dense_graphs(_graphs()) is not None) == off
+
+
+def test_the_dense_switch_leaves_them_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(DENSE_SWITCH, "0")
+
+    assert why_no_dense_graphs(_graphs()) == f"{DENSE_SWITCH} is set to 0"

@@ -1,0 +1,119 @@
+"""Pass times that are kept from one start of an engine to the next."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from nsa_tune.backend.engines.sglang.pass_mode import remembered
+from nsa_tune.backend.engines.sglang.pass_mode.summary import summary
+from nsa_tune.backend.engines.sglang.pass_mode.times import PassMode, PassTime, PassTimes
+
+KEY: Mapping[str, object] = {"gpu": "made up", "layers": None, "decode_sizes": [1, 2]}
+TIMES = PassTimes(KEY, [PassTime(PassMode.ENGINE, 8, 4, 10.0)])
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    assert remembered.folder().is_relative_to(tmp_path)
+    return remembered.folder()
+
+
+def _file(folder: Path) -> Path:
+    (found,) = folder.iterdir()
+    return found
+
+
+def test_nothing_is_remembered_at_first() -> None:
+    assert remembered.load(KEY) is None
+    assert list(remembered.remembered()) == []
+
+
+def test_what_was_saved_is_loaded(folder: Path) -> None:
+    assert remembered.save(TIMES)
+    again = remembered.load(KEY)
+
+    assert again is not None
+    assert (again.key, again.times) == (TIMES.key, TIMES.times)
+    assert [one.key for one in remembered.remembered()] == [TIMES.key]
+    assert _file(folder).suffix == ".json"  # and no half-written part beside it
+
+
+def test_saving_again_replaces(folder: Path) -> None:
+    remembered.save(TIMES)
+    remembered.save(PassTimes(KEY, [PassTime(PassMode.ENGINE, 8, 4, 20.0)]))
+
+    again = remembered.load(KEY)
+    assert again is not None
+    assert again.pass_us(PassMode.ENGINE, 8, 4) == pytest.approx(20.0)
+    assert _file(folder)
+
+
+@pytest.mark.parametrize("changes", [{"gpu": "other"}, {"layers": 61}, {"more": 1}])
+def test_another_key_has_none(changes: dict[str, object]) -> None:
+    remembered.save(TIMES)
+
+    assert remembered.load({**KEY, **changes}) is None
+
+
+def test_a_file_under_another_keys_name_is_not_believed(folder: Path) -> None:
+    remembered.save(TIMES)
+    _file(folder).rename(remembered._path({**KEY, "gpu": "other"}))
+
+    assert remembered.load({**KEY, "gpu": "other"}) is None
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"{", b"\xff\xfe\x00", b"[]", b"[" * 100_000, TIMES.as_text().encode()[:-5], b"1e999"],
+)
+def test_a_corrupt_file_is_as_none(folder: Path, data: bytes) -> None:
+    remembered.save(TIMES)
+    _file(folder).write_bytes(data)
+
+    assert remembered.load(KEY) is None
+    assert list(remembered.remembered()) == []
+
+
+def test_endless_numbers_are_as_none(folder: Path) -> None:
+    remembered.save(TIMES)
+    _file(folder).write_text(TIMES.as_text().replace('"q_tokens": 8', '"q_tokens": 1e999'))
+
+    assert remembered.load(KEY) is None
+
+
+def test_a_huge_file_is_not_read(folder: Path) -> None:
+    remembered.save(TIMES)
+    text = TIMES.as_text()
+    _file(folder).write_text(text + " " * (remembered._MOST_BYTES - len(text)))
+    assert remembered.load(KEY) is not None
+
+    _file(folder).write_text(text + " " * (remembered._MOST_BYTES - len(text) + 1))
+    assert remembered.load(KEY) is None
+
+
+def test_what_is_no_file_is_not_read(folder: Path) -> None:
+    remembered._path(KEY).mkdir(parents=True)
+
+    assert remembered.load(KEY) is None
+    assert list(remembered.remembered()) == []
+    assert not remembered.save(TIMES)
+
+
+def test_a_folder_that_cannot_be_written_keeps_nothing(folder: Path) -> None:
+    folder.parent.mkdir(parents=True)
+    folder.write_text("in the way")
+
+    assert not remembered.save(TIMES)
+    assert remembered.load(KEY) is None
+    assert list(remembered.remembered()) == []
+
+
+def test_a_key_that_says_little_is_summed_up_too() -> None:
+    line = summary(TIMES)
+
+    assert line.startswith("made up, SGLang unknown, ")
+    assert "1 times; 256 new tokens behind 16384 take an unmeasured time" in line

@@ -1,0 +1,317 @@
+"""Which way a pass runs, and that it returns what SGLang's own would."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nsa_tune.backend.engines.sglang.pass_mode import steering as module
+from nsa_tune.backend.engines.sglang.pass_mode.dense_graphs import DenseGraphs, most_sequences
+from nsa_tune.backend.engines.sglang.pass_mode.ranks import Ranks
+from nsa_tune.backend.engines.sglang.pass_mode.steering import MARGIN, Steering
+from nsa_tune.backend.engines.sglang.pass_mode.times import PassMode, PassTime, PassTimes
+from nsa_tune.backend.engines.sglang.passes import sums_of
+from tests.backend.engines.sglang.pass_mode.fakes import (
+    TOPK,
+    Alone,
+    Dense,
+    Hidden,
+    Mode,
+    batch,
+    original,
+    runner,
+    times,
+)
+
+SIZES, ROWS = (128, 512, 2048), (8, 64, 256)
+ENGINE, DENSE, DECODE = PassMode.ENGINE, PassMode.DENSE_GRAPH, PassMode.DECODE_GRAPH
+CONTEXTS = (1, 2048, 20000)
+MEASURED = times(
+    engine={(size, context): 100_000.0 for size in SIZES for context in CONTEXTS},
+    dense_graph={(size, 2048): 50_000.0 for size in SIZES},
+    decode_graph={(rows, context): 30_000.0 for rows in ROWS for context in CONTEXTS},
+)
+
+
+def _steering(
+    measured: PassTimes | None = MEASURED,
+    *,
+    dense: Any = None,
+    decode: bool = True,
+    ranks: Any = None,
+    **changes: Any,
+) -> Steering:
+    made = Steering(
+        runner(SIZES, ROWS, **changes),
+        TOPK,
+        cast("Ranks", ranks or Alone()),
+        dense=cast("DenseGraphs", dense or Dense(SIZES)),
+        decode=decode,
+    )
+    made.times = measured
+    return made
+
+
+def _fastest(steered: Steering, prefix_lens: list[int], extend_lens: list[int]) -> PassMode:
+    sums = sums_of(prefix_lens, extend_lens)
+    assert sums is not None
+    return steered.fastest(sums)
+
+
+def _run(steered: Steering, extend: Any) -> tuple[torch.Tensor, list[Any]]:
+    """Logits, and the passes that ran."""
+    seen: list[Any] = []
+    output = steered.forward(original(seen), SimpleNamespace(), extend, ("pp",))
+    return output.logits_output.next_token_logits, seen
+
+
+def test_few_tokens_run_as_rows_and_more_densely() -> None:
+    steered = _steering()
+
+    assert _fastest(steered, [8192], [128]) is DECODE
+    assert _fastest(steered, [0], [100]) is DECODE  # 30 against 50 and 100 ms
+    assert _fastest(steered, [0, 0, 0], [400, 400, 400]) is DENSE  # five passes of rows: 150 ms
+    assert _fastest(steered, [8192], [1024]) is ENGINE  # four of them: 120 ms
+
+
+def test_without_times_everything_is_the_engines() -> None:
+    steered = _steering(None)
+
+    assert _fastest(steered, [8192], [128]) is ENGINE
+    assert [one.forward_mode for one in _run(steered, batch([8192], [128]))[1]] == [Mode.EXTEND]
+
+
+def test_what_was_not_measured_is_the_engines() -> None:
+    steered = _steering()
+
+    assert _fastest(steered, [0], [4096]) is ENGINE  # beyond the largest graph
+    assert _fastest(steered, [60000], [128]) is ENGINE  # beyond the longest context
+    only = times(decode_graph={(256, 20000): 1.0})
+    assert _fastest(_steering(only), [8192], [128]) is ENGINE  # against nothing
+
+
+@pytest.mark.parametrize(
+    ("decode_us", "expected"),
+    [
+        (100_000.0 * (1 - MARGIN) + 10, ENGINE),
+        (100_000.0 * (1 - MARGIN) - 10, DECODE),
+        (100_000.0, ENGINE),
+    ],
+)
+def test_another_way_must_be_faster_by_the_margin(decode_us: float, expected: PassMode) -> None:
+    measured = times(engine={(128, 20000): 100_000.0}, decode_graph={(256, 20000): decode_us})
+
+    assert _fastest(_steering(measured), [8192], [128]) is expected
+
+
+def test_dense_graphs_run_what_has_no_prefix_and_fits() -> None:
+    steered = _steering(decode=False)
+
+    assert _fastest(steered, [0], [2048]) is DENSE
+    assert _fastest(steered, [0, 0], [1000, 1000]) is DENSE
+    assert _fastest(steered, [64], [1000]) is ENGINE
+    assert _fastest(steered, [0, 64], [1000, 100]) is ENGINE
+    most = most_sequences(512)
+    assert _fastest(steered, [0] * most, [480 // most] * most) is DENSE
+    assert _fastest(steered, [0] * (most + 1), [480 // (most + 1)] * (most + 1)) is ENGINE
+    assert _fastest(_steering(decode=False, dense=Dense(())), [0], [2048]) is ENGINE
+
+
+def test_dense_graphs_run_nothing_longer_than_the_indexer_selects() -> None:
+    dense = cast("DenseGraphs", Dense((4096,)))
+    made = Steering(runner((4096,), ROWS), TOPK, cast("Ranks", Alone()), dense=dense, decode=False)
+    made.times = times(engine={(4096, 4096): 9e4}, dense_graph={(4096, 4096): 1e4})
+
+    assert _fastest(made, [0, 0], [TOPK, TOPK]) is DENSE
+    assert _fastest(made, [0], [TOPK + 1]) is ENGINE
+
+
+def test_dense_graphs_run_nothing_that_sglang_runs_eagerly() -> None:
+    """It does so where the graph would have more than twice as many tokens."""
+    steered = _steering(decode=False)
+
+    assert _fastest(steered, [0, 0], [130, 126]) is DENSE  # 256 of 512
+    assert _fastest(steered, [0, 0], [130, 125]) is ENGINE
+
+
+ASKS_FOR_MORE = {
+    "return_logprob": True,
+    "capture_hidden_mode": Hidden.LAST,
+    "return_pooled_hidden_states": True,
+    "input_embeds": torch.zeros(1),
+    "replace_embeds": torch.zeros(1),
+    "mm_inputs": [None, object()],
+    "spec_info": object(),
+    "global_num_tokens_cpu": [128, 128],
+    "multi_item_delimiter_indices": [torch.zeros(1)],
+    "rids_int": torch.zeros(1),
+}
+
+
+@pytest.mark.parametrize("name", ASKS_FOR_MORE)
+def test_rows_run_nothing_that_asks_for_more_than_last_tokens(name: str) -> None:
+    extend = batch([8192], [128], **{name: ASKS_FOR_MORE[name]})
+
+    assert _run(_steering(), extend)[1] == [extend]
+
+
+def test_images_that_are_not_there_ask_for_nothing() -> None:
+    passes = _run(_steering(), batch([8192], [128], mm_inputs=[None]))[1]
+
+    assert [one.forward_mode for one in passes] == [Mode.DECODE]
+
+
+def test_a_sequence_without_tokens_runs_as_sglang_has_it() -> None:
+    extend = batch([8192, 0], [128, 0])
+
+    assert _run(_steering(), extend)[1] == [extend]
+
+
+@pytest.mark.parametrize("changes", [{"forward_mode": Mode.DECODE}, {"forward_mode": Mode.MIXED}])
+def test_other_passes_than_prefills_are_left_alone(changes: dict[str, Any]) -> None:
+    other = batch([8192], [128], **changes)
+
+    assert _run(_steering(), other)[1] == [other]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 3000), st.integers(1, 300)), min_size=1, max_size=5))
+def test_each_way_returns_the_logits_that_sglang_would(lens: list[tuple[int, int]]) -> None:
+    prefix_lens, extend_lens = [one[0] for one in lens], [one[1] for one in lens]
+    expected = _run(_steering(None), batch(prefix_lens, extend_lens))[0]
+
+    for mode in PassMode:
+        steered = _steering()
+        steered.forced = mode
+        found, passes = _run(steered, batch(prefix_lens, extend_lens))
+        assert torch.equal(found, expected)
+        if mode is DECODE:
+            assert [one.batch_size for one in passes[:-1]] == [256] * (len(passes) - 1)
+            assert sum(one.batch_size for one in passes) == sum(extend_lens)
+        else:
+            assert len(passes) == 1
+
+
+def test_rows_of_several_passes_cost_their_sum() -> None:
+    measured = times(decode_graph={(8, 9000): 10.0, (64, 9000): 20.0, (256, 9000): 50.0})
+    steered = _steering(measured)
+
+    for q_tokens, expected in ((3, 10.0), (64, 20.0), (256, 50.0), (300, 70.0), (520, 110.0)):
+        sums = sums_of([4000], [q_tokens])
+        assert sums is not None
+        assert steered.estimates_us(sums)[DECODE] == pytest.approx(expected)
+
+
+def test_a_dense_pass_is_marked_while_it_runs_and_not_after_an_error() -> None:
+    steered = _steering(decode=False)
+    graphs = steered._graphs.backend
+
+    def look(runner: Any, extend: Any, *rest: Any) -> Any:
+        assert graphs._nsa_tune_dense is steered.dense
+        raise RuntimeError("made up")
+
+    with pytest.raises(RuntimeError):
+        steered.forward(look, SimpleNamespace(), batch([0], [2048]), ())
+
+    assert not hasattr(graphs, "_nsa_tune_dense")
+
+
+class _Watch:
+    """Passes that were timed, and what was found to lose."""
+
+    def __init__(self) -> None:
+        self.given_up: frozenset[PassMode] = frozenset()
+        self.found: frozenset[PassMode] = frozenset()
+        self.ended: list[tuple[PassMode, float]] = []
+
+    def begin(self) -> object:
+        return self
+
+    def end(self, start: object, mode: PassMode, engine_us: float) -> None:
+        self.ended.append((mode, engine_us))
+
+    def report(self) -> dict[str, object]:
+        return {}
+
+
+def _watched(steered: Steering) -> _Watch:
+    watch = _Watch()
+    steered.watch = watch  # type: ignore[assignment]
+    return watch
+
+
+def test_a_way_that_was_given_up_is_not_taken() -> None:
+    steered = _steering()
+    watch = _watched(steered)
+    assert _fastest(steered, [0], [100]) is DECODE
+
+    watch.given_up = frozenset({DECODE})
+    assert _fastest(steered, [0], [100]) is DENSE
+    watch.given_up = frozenset({DECODE, DENSE})
+    assert _fastest(steered, [0], [100]) is ENGINE
+
+
+def test_passes_are_timed_against_the_engines_own() -> None:
+    steered = _steering()
+    watch = _watched(steered)
+    _run(steered, batch([8192], [128]))
+    _run(steered, batch([8192], [1024]))
+    _run(steered, batch([8192], [128], forward_mode=Mode.DECODE))
+
+    assert [mode for mode, _ in watch.ended] == [DECODE, ENGINE]
+    assert [took for _, took in watch.ended] == pytest.approx([100_000.0, 100_000.0])
+
+
+class _Follower(Alone):
+    """A rank that is told what rank 0 has found."""
+
+    rank, count = 1, 2
+    told: frozenset[PassMode] = frozenset()
+
+    def from_first(self, value: Any) -> Any:
+        return self.told
+
+
+def test_ranks_give_up_what_rank_0_has_found_and_at_the_same_pass() -> None:
+    """What this rank alone has seen does not count."""
+    ranks = _Follower()
+    steered = _steering(ranks=ranks)
+    watch = _watched(steered)
+    watch.found = frozenset({DENSE})
+    ranks.told = frozenset({DECODE})
+    modes = [
+        _run(steered, batch([8192], [128]))[1][0].forward_mode for _ in range(module._TOGETHER + 1)
+    ]
+
+    assert modes == [Mode.DECODE] * (module._TOGETHER - 1) + [Mode.EXTEND] * 2
+    assert watch.given_up == {DECODE}
+
+
+pass_times = st.lists(
+    st.builds(
+        PassTime, st.sampled_from(PassMode), st.sampled_from(SIZES + ROWS),
+        st.sampled_from(CONTEXTS), st.floats(1.0, 1e9),
+    ),
+    max_size=30,
+)  # fmt: skip
+batches = st.lists(st.tuples(st.integers(0, 4000), st.integers(1, 900)), min_size=1, max_size=4)
+
+
+@settings(deadline=None)
+@given(pass_times, st.lists(batches, min_size=1, max_size=4))
+def test_ranks_with_the_same_times_decide_alike(
+    measured: list[PassTime], served: list[list[tuple[int, int]]]
+) -> None:
+    """Also where one has read them from a file and the other has measured them."""
+    times = PassTimes({}, measured)
+    ranks = [_steering(times), _steering(PassTimes.from_text(times.as_text()))]
+
+    for lens in served:
+        prefix_lens, extend_lens = [one[0] for one in lens], [one[1] for one in lens]
+        decided = [_fastest(rank, prefix_lens, extend_lens) for rank in ranks]
+        assert decided[0] is decided[1]
