@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from nsa_tune.backend.engines.sglang.pass_mode.dense_graphs import most_sequences
+from nsa_tune.backend.engines.sglang.pass_mode.dense_graphs import Kind, most_sequences
 from nsa_tune.backend.engines.sglang.pass_mode.times import PassMode, PassTime, PassTimes
 
 __all__ = ["TOPK", "Alone", "Dense", "Hidden", "Mode", "batch", "original", "runner", "times"]
@@ -50,11 +50,12 @@ class Alone:
 class Dense:
     """Dense graphs that are there."""
 
-    def __init__(self, sizes: Iterable[int]) -> None:
+    def __init__(self, sizes: Iterable[int], kind: Kind = Kind.MHA) -> None:
         self.sizes = sorted(sizes)
+        self.kind = kind
 
     def fits(self, size: int, sequences: int) -> bool:
-        return size in self.sizes and sequences <= most_sequences(size)
+        return size in self.sizes and sequences <= most_sequences(size) - 4
 
 
 def batch(prefix_lens: Sequence[int], extend_lens: Sequence[int], **changes: Any) -> Any:

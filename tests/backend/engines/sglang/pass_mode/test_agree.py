@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.distributed.distributed_c10d import HashStore, TCPStore
+from torch._C._distributed_c10d import HashStore, TCPStore
 
 from nsa_tune.backend.engines.sglang.pass_mode import ranks as module
 from nsa_tune.backend.engines.sglang.pass_mode.agree import agree

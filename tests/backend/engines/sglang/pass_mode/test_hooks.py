@@ -14,7 +14,9 @@ from nsa_tune.backend.engines.hooking import wrapped
 from nsa_tune.backend.engines.sglang import switch
 from nsa_tune.backend.engines.sglang.pass_mode import hooks as module
 from nsa_tune.backend.engines.sglang.pass_mode import remembered
+from nsa_tune.backend.engines.sglang.pass_mode.dense_graphs import Kind
 from nsa_tune.backend.engines.sglang.pass_mode.hooks import (
+    around_can_run,
     around_capture,
     around_forward,
     around_init_graphs,
@@ -44,13 +46,13 @@ class _Dense(Dense):
 
     def __init__(self) -> None:
         super().__init__([512])
-        self.prepared: list[tuple[int, list[int]]] = []
+        self.prepared: list[tuple[int, Any]] = []
 
     def key(self, size: int) -> _Key:
         return _Key(size, "dense")
 
-    def prepare(self, size: int, extend_lens: list[int]) -> None:
-        self.prepared.append((size, extend_lens))
+    def prepare(self, size: int, forward_batch: Any) -> None:
+        self.prepared.append((size, forward_batch))
 
 
 class _Group:
@@ -279,7 +281,7 @@ def test_a_dense_pass_prepares_its_lengths_and_nothing_else() -> None:
 
     dense = graphs.backend._nsa_tune_dense = _Dense()
     assert around_prepare_metadata(prepare, graphs, live, static, 512) is None
-    assert dense.prepared == [(512, [100, 50])]
+    assert dense.prepared == [(512, live)]
     assert len(own) == 1
 
 
@@ -309,24 +311,44 @@ def test_dense_graphs_are_not_captured_where_something_speaks_against_them(
     assert "no dense prefill graphs: it is Tuesday" in caplog.text
 
 
-def test_all_sizes_are_captured_the_largest_first(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("kv_dtype", "modes"),
+    [
+        ("bf16", {PassMode.DENSE_GRAPH: Kind.MHA, PassMode.DENSE_MLA_GRAPH: Kind.MLA}),
+        ("fp8", {PassMode.DENSE_GRAPH: Kind.MHA}),
+    ],
+)
+def test_all_sizes_are_captured_the_largest_first(
+    kv_dtype: str, modes: dict[PassMode, Kind], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As SGLang does it, so that the smaller ones take the memory of the larger."""
-    captured: list[int] = []
+    captured: list[tuple[Kind, int]] = []
 
     class Captures(Dense):
-        def __init__(self, graphs: Any, index_topk: int) -> None:
-            super().__init__([])
+        def __init__(self, graphs: Any, index_topk: int, kind: Kind) -> None:
+            super().__init__([], kind)
             assert index_topk == 2048
 
         def capture(self, size: int) -> None:
-            captured.append(size)
+            captured.append((self.kind, size))
             self.sizes = sorted([*self.sizes, size])
 
+    facts = SimpleNamespace(kv_dtype=kv_dtype)
+    monkeypatch.setattr(module, "facts_of", lambda backend, runner: facts)
     monkeypatch.setattr(module, "DenseGraphs", Captures)
     monkeypatch.setattr(module, "why_no_dense_graphs", lambda graphs: None)
     monkeypatch.setattr("torch.cuda.mem_get_info", lambda: (2**30, 2**31))
     graphs = SimpleNamespace(model_runner=Runner(), capture_num_tokens=[4, 512, 64])
     around_capture(lambda graphs: None, graphs)
 
-    assert captured == [512, 64, 4]
-    assert graphs._nsa_tune_dense.sizes == [4, 64, 512]
+    assert captured == [(kind, size) for kind in modes.values() for size in (512, 64, 4)]
+    assert {mode: dense.kind for mode, dense in graphs._nsa_tune_dense.items()} == modes
+
+
+def test_an_eager_pass_is_no_graph_and_any_other_is_what_sglang_says() -> None:
+    graphs = SimpleNamespace()
+    for own in (True, False):
+        assert around_can_run(lambda graphs, batch, own=own: own, graphs, "batch") is own
+
+    graphs._nsa_tune_eager = True
+    assert around_can_run(lambda graphs, batch: True, graphs, "batch") is False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -11,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nsa_tune.backend.engines.sglang.pass_mode import steering as module
-from nsa_tune.backend.engines.sglang.pass_mode.dense_graphs import DenseGraphs, most_sequences
+from nsa_tune.backend.engines.sglang.pass_mode.dense_graphs import DenseGraphs, Kind, most_sequences
 from nsa_tune.backend.engines.sglang.pass_mode.ranks import Ranks
 from nsa_tune.backend.engines.sglang.pass_mode.steering import MARGIN, Steering
 from nsa_tune.backend.engines.sglang.pass_mode.times import PassMode, PassTime, PassTimes
@@ -29,13 +30,19 @@ from tests.backend.engines.sglang.pass_mode.fakes import (
 )
 
 SIZES, ROWS = (128, 512, 2048), (8, 64, 256)
-ENGINE, DENSE, DECODE = PassMode.ENGINE, PassMode.DENSE_GRAPH, PassMode.DECODE_GRAPH
+ENGINE, EAGER, DECODE = PassMode.ENGINE, PassMode.EAGER, PassMode.DECODE_GRAPH
+DENSE, DENSE_MLA = PassMode.DENSE_GRAPH, PassMode.DENSE_MLA_GRAPH
 CONTEXTS = (1, 2048, 20000)
 MEASURED = times(
     engine={(size, context): 100_000.0 for size in SIZES for context in CONTEXTS},
     dense_graph={(size, 2048): 50_000.0 for size in SIZES},
     decode_graph={(rows, context): 30_000.0 for rows in ROWS for context in CONTEXTS},
 )
+
+
+def _dense(*graphs: Any) -> Mapping[PassMode, DenseGraphs]:
+    modes = {Kind.MHA: DENSE, Kind.MLA: DENSE_MLA}
+    return {modes[one.kind]: one for one in graphs}
 
 
 def _steering(
@@ -50,7 +57,7 @@ def _steering(
         runner(SIZES, ROWS, **changes),
         TOPK,
         cast("Ranks", ranks or Alone()),
-        dense=cast("DenseGraphs", dense or Dense(SIZES)),
+        dense=_dense(dense or Dense(SIZES)),
         decode=decode,
     )
     made.times = measured
@@ -116,14 +123,14 @@ def test_dense_graphs_run_what_has_no_prefix_and_fits() -> None:
     assert _fastest(steered, [0, 0], [1000, 1000]) is DENSE
     assert _fastest(steered, [64], [1000]) is ENGINE
     assert _fastest(steered, [0, 64], [1000, 100]) is ENGINE
-    most = most_sequences(512)
+    most = most_sequences(512) - 4  # four are for padding
     assert _fastest(steered, [0] * most, [480 // most] * most) is DENSE
     assert _fastest(steered, [0] * (most + 1), [480 // (most + 1)] * (most + 1)) is ENGINE
     assert _fastest(_steering(decode=False, dense=Dense(())), [0], [2048]) is ENGINE
 
 
 def test_dense_graphs_run_nothing_longer_than_the_indexer_selects() -> None:
-    dense = cast("DenseGraphs", Dense((4096,)))
+    dense = _dense(Dense((4096,)))
     made = Steering(runner((4096,), ROWS), TOPK, cast("Ranks", Alone()), dense=dense, decode=False)
     made.times = times(engine={(4096, 4096): 9e4}, dense_graph={(4096, 4096): 1e4})
 
@@ -137,6 +144,42 @@ def test_dense_graphs_run_nothing_that_sglang_runs_eagerly() -> None:
 
     assert _fastest(steered, [0, 0], [130, 126]) is DENSE  # 256 of 512
     assert _fastest(steered, [0, 0], [130, 125]) is ENGINE
+
+
+def test_graphs_of_absorbed_attention_take_a_prefix() -> None:
+    steered = _steering(decode=False, dense=Dense(SIZES, Kind.MLA))
+    steered.times = times(
+        engine={(2048, 2048): 9e4, (128, 2048): 9e4}, dense_mla_graph={(2048, 2048): 1e4}
+    )
+
+    assert _fastest(steered, [0, 64], [1000, 1000]) is DENSE_MLA
+    assert _fastest(steered, [900], [1148]) is DENSE_MLA
+    assert _fastest(steered, [900], [1149]) is ENGINE  # longer than the indexer selects
+    assert _fastest(steered, [900, 900], [1148, 3]) is DENSE_MLA
+
+
+def test_an_eager_pass_is_dense_up_to_what_the_indexer_selects_and_no_further() -> None:
+    steered = _steering(decode=False, dense=Dense(()))
+    steered.times = times(engine={(2048, 2048): 9e4}, eager={(1024, 1): 5e4, (2048, 2048): 5e4})
+
+    assert _fastest(steered, [0], [2048]) is EAGER
+    assert _fastest(steered, [1, 0], [2047, 1]) is EAGER
+    assert _fastest(steered, [1], [2048]) is ENGINE
+
+
+def test_an_eager_pass_is_marked_while_it_runs_and_not_after_an_error() -> None:
+    steered = _steering()
+    steered.forced = EAGER
+    graphs = steered._graphs
+
+    def look(runner: Any, extend: Any, *rest: Any) -> Any:
+        assert graphs._nsa_tune_eager
+        raise RuntimeError("made up")
+
+    with pytest.raises(RuntimeError):
+        steered.forward(look, SimpleNamespace(), batch([0], [2048]), ())
+
+    assert not hasattr(graphs, "_nsa_tune_eager")
 
 
 ASKS_FOR_MORE = {
@@ -212,7 +255,7 @@ def test_a_dense_pass_is_marked_while_it_runs_and_not_after_an_error() -> None:
     graphs = steered._graphs.backend
 
     def look(runner: Any, extend: Any, *rest: Any) -> Any:
-        assert graphs._nsa_tune_dense is steered.dense
+        assert graphs._nsa_tune_dense is steered.dense[DENSE]
         raise RuntimeError("made up")
 
     with pytest.raises(RuntimeError):
