@@ -23,9 +23,11 @@ from nsa_tune.backend.engines.sglang.switch import paused
 from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.layouts import KVLayout
 
-__all__ = ["Answer", "Answers", "Prefill", "around_prefill"]
+__all__ = ["OWN_KERNEL", "Answer", "Answers", "Prefill", "around_prefill", "changed"]
 
 _ATTRIBUTE = "_nsa_tune_prefill"
+OWN_KERNEL = "_nsa_tune_own_kernel"
+"""An attribute of the backend while a pass keeps SGLang's own choices."""
 
 
 def around_prefill(original: Callable[..., Any], backend: Any, forward_batch: Any = None) -> Any:
@@ -35,7 +37,7 @@ def around_prefill(original: Callable[..., Any], backend: Any, forward_batch: An
         return original(backend, forward_batch)
     prefill.give_back()
     result = original(backend, forward_batch)
-    if paused():
+    if paused() or OWN_KERNEL in backend.__dict__:
         return result
     if forward_batch is not None and not attempt(
         "steering a prefill", prefill.steer, forward_batch
@@ -43,6 +45,12 @@ def around_prefill(original: Callable[..., Any], backend: Any, forward_batch: An
         prefill.abandon()
         delattr(backend, _ATTRIBUTE)
     return result
+
+
+def changed(backend: Any) -> bool:
+    """Whether the table changed what SGLang would have done in the last pass."""
+    prefill = backend.__dict__.get(_ATTRIBUTE)
+    return prefill is not None and prefill.has_changed
 
 
 class Answer(NamedTuple):
@@ -118,6 +126,11 @@ class Prefill:
     def attach(cls, backend: Any, answers: Answers, log: DecisionLog | None) -> None:
         """Steer `backend` from now on."""
         setattr(backend, _ATTRIBUTE, cls(backend, answers, log))
+
+    @property
+    def has_changed(self) -> bool:
+        """Whether the last pass ran otherwise than the engine would have run it."""
+        return self._own is not None
 
     def give_back(self) -> None:
         """Undo the last pass: the engine's method writes its kernel only sometimes."""

@@ -16,6 +16,7 @@ from nsa_tune.backend.types.layouts import KVLayout
 
 __all__ = [
     "AUTO",
+    "INDEXER",
     "MOST_PAGED",
     "RELEASES",
     "Release",
@@ -102,7 +103,8 @@ _OLDER = Release(
 _RUNNER = "sglang.srt.model_executor.model_runner"
 _GRAPHS = "sglang.srt.model_executor.runner.prefill_cuda_graph_runner"
 _BREAKABLE = "sglang.srt.model_executor.runner_backend.breakable_cuda_graph_backend"
-_INDEXER = "sglang.srt.layers.attention.dsa.dsa_indexer"
+INDEXER = "sglang.srt.layers.attention.dsa.dsa_indexer"
+"""Where the indexer is."""
 _PASS_MODE_SYMBOLS = (
     Symbol(
         "init_graphs", _RUNNER, "ModelRunner.init_cuda_graphs",
@@ -126,7 +128,7 @@ _PASS_MODE_SYMBOLS = (
         ("self", "q", "k", "v", "layer", "forward_batch", "save_kv_cache", "q_rope", "k_rope"),
         False,
     ),
-    Symbol("k_only", _INDEXER, "Indexer._forward_cuda_k_only", ("self",), False),
+    Symbol("k_only", INDEXER, "Indexer._forward_cuda_k_only", ("self",), False),
     Symbol(
         "replay", _BREAKABLE, "BreakableCudaGraphBackend.replay",
         ("self", "shape_key", "static_forward_batch"), False,

@@ -63,6 +63,7 @@ class Engine:
         methods = {name: wheel.compiled(BACKEND, f"{_CLASS}.{name}", names) for name in DECISIONS}
         for name, module in _modules(state).items():
             monkeypatch.setitem(_sys_modules(), name, module)
+        methods["forward_extend"] = lambda backend, *tensors: tensors
         return cls(type(_CLASS, (), methods), modes, transforms, state)
 
     def hooked(self, hooks: dict[str, Callable[..., Any]]) -> type:

@@ -14,6 +14,7 @@ import torch
 from nsa_tune.backend.engines.sglang import backend as module
 from nsa_tune.backend.engines.sglang.backend import around_init, attach
 from nsa_tune.backend.engines.sglang.indexer import around_context_lens
+from nsa_tune.backend.engines.sglang.pass_mode.absorbed import around_extend
 from nsa_tune.backend.engines.sglang.prefill import around_prefill
 from nsa_tune.backend.hardware import detect, nvml
 from tests.backend.engines.sglang.engine import Engine, model_runner
@@ -24,6 +25,7 @@ HOOKS: dict[str, Callable[..., Any]] = {
     "__init__": around_init,
     "set_dsa_prefill_impl": around_prefill,
     "_build_paged_mqa_schedule_2d_ctx_lens": around_context_lens,
+    "forward_extend": around_extend,
 }
 
 

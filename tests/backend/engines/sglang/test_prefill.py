@@ -15,9 +15,11 @@ from nsa_tune.backend.engines.decision_log import DecisionLog
 from nsa_tune.backend.engines.sglang.facts import facts_of
 from nsa_tune.backend.engines.sglang.passes import sums_of
 from nsa_tune.backend.engines.sglang.prefill import (
+    OWN_KERNEL,
     Answers,
     Prefill,
     around_prefill,
+    changed,
 )
 from nsa_tune.backend.types.layouts import KVLayout
 from tests.backend.engines.sglang.engine import Engine, model_runner
@@ -225,6 +227,32 @@ def test_the_engines_kernel_comes_back_after_each_pass(engine: Engine) -> None:
     assert engine.decided(backend, engine.batch([4000], [64]))[1] == "flashmla_sparse"
     backend.set_dsa_prefill_impl(forward_batch=None)
     assert backend.dsa_prefill_impl == "flashmla_kv"
+
+
+def test_a_pass_that_keeps_sglangs_kernel_is_not_steered_and_the_next_one_is(
+    engine: Engine,
+) -> None:
+    backend, _ = _steered(engine, dispatcher("fp8", sparse_us=1.0, mha_us=1e6))
+    dense, sparse = engine.batch([0], [64]), engine.batch([4000], [64])
+    steered = (False, "flashmla_sparse")
+    assert [engine.decided(backend, one)[:2] for one in (dense, sparse)] == [steered, steered]
+    assert changed(backend)
+
+    setattr(backend, OWN_KERNEL, True)
+    assert engine.decided(backend, dense)[:2] == (True, "flashmla_kv")
+    assert engine.decided(backend, sparse)[:2] == (False, "flashmla_kv")
+    assert not changed(backend)
+
+    delattr(backend, OWN_KERNEL)
+    assert [engine.decided(backend, one)[:2] for one in (dense, sparse)] == [steered, steered]
+
+
+def test_nothing_is_changed_where_the_table_agrees_or_there_is_none(engine: Engine) -> None:
+    backend, _ = _steered(engine, dispatcher("fp8", sparse_us=1e6))
+    engine.decided(backend, engine.batch([4000], [64]))
+
+    assert not changed(backend)
+    assert not changed(engine.backend())
 
 
 def test_a_fault_gives_the_engine_back_its_decision_and_is_said_once(

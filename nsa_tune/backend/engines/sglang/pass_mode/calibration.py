@@ -17,6 +17,7 @@ from typing import Any
 
 from nsa_tune.backend.engines.sglang.pass_mode.steering import Steering
 from nsa_tune.backend.engines.sglang.pass_mode.times import PassMode, PassTime
+from nsa_tune.backend.engines.sglang.prefill import changed
 
 __all__ = ["measure"]
 
@@ -30,7 +31,8 @@ _TURN = 512
 """New tokens of a sequence that continues a short one."""
 _ROWS = (8, 32, 64, 128, 256)
 """Rows of decode graphs that are measured, where they were captured, and the most that were."""
-_WARM_UPS, _REPEATS = 2, 3
+_USUAL = (PassMode.ENGINE, PassMode.TABLE_KERNEL)
+_WARM_UPS, _REPEATS = 1, 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,8 @@ def measure(runner: Any, steering: Steering) -> list[PassTime]:
         batch = _extend(runner, case.prefix, case.lens)
         with _slots_to_read(runner, case.prefix + max(case.lens), len(case.lens)):
             pass_us = _timed_us(runner, steering, case.mode, batch)
-        found.append(PassTime(case.mode, case.size, case.context, pass_us))
+            if case.mode is not PassMode.TABLE_KERNEL or changed(runner.attn_backend):
+                found.append(PassTime(case.mode, case.size, case.context, pass_us))
     return found
 
 
@@ -64,22 +67,27 @@ def _cases(runner: Any, steering: Steering) -> Iterator[_Case]:
     room = min(runner.max_total_num_tokens, runner.model_config.context_len) - 1
     most = runner.attn_backend.dsa_index_topk
     for size in sorted(runner.prefill_cuda_graph_runner.capture_num_tokens):
-        whole, turns = _lens(size, most), _lens(size, _TURN)
-        behind = most - max(turns)
-        eager = (PassMode.EAGER,) if size >= _MANY else ()
-        for mode in (PassMode.ENGINE, *eager, *steering.dense):
-            yield _Case(mode, size, 0, whole)
-        mla = (PassMode.DENSE_MLA_GRAPH,) if PassMode.DENSE_MLA_GRAPH in steering.dense else ()
-        if eager or mla:
-            for mode in (PassMode.ENGINE, *eager, *mla):
-                yield _Case(mode, size, behind, turns)
+        yield from _short(steering, size, most)
         for prefix in _CONTEXTS:
             if size <= _FEW and prefix + size <= room:
-                yield _Case(PassMode.ENGINE, size, prefix, (size,))
+                for mode in _USUAL:
+                    yield _Case(mode, size, prefix, (size,))
     for rows in sorted({*_ROWS, *steering.rows[-1:]} & set(steering.rows)):
         for prefix in (0, *_CONTEXTS):
             if prefix + rows <= room:
                 yield _Case(PassMode.DECODE_GRAPH, rows, prefix, (rows,))
+
+
+def _short(steering: Steering, size: int, most: int) -> Iterator[_Case]:
+    """Passes of `size` new tokens in sequences of at most `most` keys: prompts, and turns."""
+    eager = (PassMode.EAGER,) if size >= _MANY else ()
+    for mode in (*_USUAL, *eager, *steering.dense):
+        yield _Case(mode, size, 0, _lens(size, most))
+    mla = tuple(mode for mode in steering.dense if mode is PassMode.DENSE_MLA_GRAPH)
+    if eager or mla:
+        turns = _lens(size, _TURN)
+        for mode in (*_USUAL, *eager, *mla):
+            yield _Case(mode, size, most - max(turns), turns)
 
 
 def _lens(q_tokens: int, most: int) -> tuple[int, ...]:

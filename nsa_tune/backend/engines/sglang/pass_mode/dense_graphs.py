@@ -30,13 +30,17 @@ class Kind(StrEnum):
     MLA = "nsa_tune_dense_mla"
 
 
-def most_sequences(size: int) -> int:
-    """Sequences that a graph of `size` tokens takes. Attention visits them all, empty or not."""
-    return min(max(size // 64, 4), 64) + _PADDING
+def most_sequences(size: int, most: int) -> int:
+    """Sequences in a graph of `size` tokens, those that fill it up included.
+
+    Attention visits them all, empty or not. `most` is the longest one.
+    """
+    return min(max(size // 64, 4), 64) + _fillers(size, most)
 
 
-_PADDING = 4
-"""Of them for padding."""
+def _fillers(size: int, most: int) -> int:
+    """The most sequences of `most` rows that padding takes."""
+    return -(-size // most)
 
 
 def padding(rows: int, most: int) -> list[int]:
@@ -99,7 +103,9 @@ class DenseGraphs:
 
     def fits(self, size: int, sequences: int) -> bool:
         """Whether there is a graph of `size` tokens for so many sequences."""
-        return size in self._inputs and sequences + _PADDING <= most_sequences(size)
+        most = min(size, self._index_topk)
+        room = most_sequences(size, most) - _fillers(size, most)
+        return size in self._inputs and sequences <= room
 
     def prepare(self, size: int, forward_batch: Any) -> None:
         """Write a batch's lengths and pages to where the graph of `size` tokens reads them."""
@@ -124,7 +130,8 @@ class DenseGraphs:
     def _new_inputs(self, size: int) -> Inputs:
         import torch
 
-        sequences, device = most_sequences(size), self._runner.device
+        sequences = most_sequences(size, min(size, self._index_topk))
+        device = self._runner.device
         lengths = torch.zeros(2 * sequences + 1, dtype=torch.int32, device=device)
         pages = torch.zeros((sequences, self._index_topk // PAGE), dtype=torch.int32, device=device)
         return Inputs(lengths[: sequences + 1], lengths[sequences + 1 :], pages)

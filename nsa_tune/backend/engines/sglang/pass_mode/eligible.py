@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from typing import Any
 
 from nsa_tune.backend.engines.sglang.facts import LeftAlone, facts_of
 from nsa_tune.backend.engines.sglang.parallel import parallel
+from nsa_tune.backend.engines.sglang.releases import INDEXER
 from nsa_tune.backend.engines.symbols import hooks_on
 
 __all__ = [
     "DENSE_SWITCH",
     "MODE_SWITCH",
     "switched_on",
+    "why_no_absorbed_graphs",
     "why_no_decode_graphs",
     "why_no_dense_graphs",
     "why_not",
 ]
 
 MODE_SWITCH = "NSA_TUNE_PASS_MODE"
-"""Environment variable: 0 leaves to SGLang how passes run."""
+"""Environment variable: 0 leaves to SGLang how passes run; 1 has the plug-in decide it with tensor
+parallelism too, where it does not unless it is asked to."""
 DENSE_SWITCH = "NSA_TUNE_DENSE_GRAPHS"
 """Environment variable: 0 captures no graphs of the plug-in's own."""
 _LONGEST_DENSE = "SGLANG_DSA_PREFILL_DENSE_ATTN_KV_LEN_THRESHOLD"
@@ -87,6 +91,8 @@ def why_not(runner: Any) -> str | None:
     """Why all passes of this model runner run as SGLang has them; None where they need not."""
     if not switched_on(MODE_SWITCH):
         return f"{MODE_SWITCH} is set to 0"
+    if runner.server_args.tp_size > 1 and not os.environ.get(MODE_SWITCH):
+        return f"with tensor parallelism it has to be asked for, by {MODE_SWITCH}=1"
     reason = next((why for why, applies in _LEFT_ALONE.items() if applies(runner)), None)
     if reason is not None:
         return reason
@@ -102,6 +108,18 @@ def why_no_dense_graphs(graphs: Any) -> str | None:
     if not switched_on(DENSE_SWITCH):
         return f"{DENSE_SWITCH} is set to 0"
     return next((why for why, applies in _NO_DENSE_GRAPHS.items() if applies(graphs)), None)
+
+
+def why_no_absorbed_graphs(runner: Any) -> str | None:
+    """Why no dense graphs with absorbed MLA are captured; None where they may be."""
+    backend = runner.attn_backend
+    if facts_of(backend, runner).kv_dtype != "bf16":
+        return "FlashAttention-3 reads no fp8 latents"
+    indexer = import_module(INDEXER).Indexer
+    # Without both, sparse attention by the dummy batch's selection would be captured.
+    if not hooks_on(type(backend).forward_extend) or not hooks_on(indexer._forward_cuda_k_only):
+        return "not all of their hooks are in place"
+    return None
 
 
 def _longest_dense() -> float:

@@ -15,6 +15,7 @@ from nsa_tune.backend.engines.sglang.pass_mode.calibration import measure
 from nsa_tune.backend.engines.sglang.pass_mode.dense_graphs import DenseGraphs, Kind
 from nsa_tune.backend.engines.sglang.pass_mode.eligible import (
     DENSE_SWITCH,
+    why_no_absorbed_graphs,
     why_no_decode_graphs,
     why_no_dense_graphs,
     why_not,
@@ -104,8 +105,7 @@ def _capture_dense(graphs: Any) -> None:
     begin, free = time.monotonic(), torch.cuda.mem_get_info()[0]
     captured: dict[PassMode, DenseGraphs] = {}
     for mode, kind in _KINDS.items():
-        # FlashAttention-3 reads no fp8 latents.
-        if kind is Kind.MLA and facts_of(runner.attn_backend, runner).kv_dtype != "bf16":
+        if kind is Kind.MLA and why_no_absorbed_graphs(runner) is not None:
             continue
         dense = captured[mode] = DenseGraphs(graphs, runner.attn_backend.dsa_index_topk, kind)
         for size in sorted(graphs.capture_num_tokens, reverse=True):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from nsa_tune.backend.engines.sglang.edge import say_once
@@ -13,6 +14,7 @@ from nsa_tune.backend.engines.sglang.pass_mode.ranks import Ranks
 from nsa_tune.backend.engines.sglang.pass_mode.times import PassMode, PassTimes
 from nsa_tune.backend.engines.sglang.pass_mode.watch import Watch
 from nsa_tune.backend.engines.sglang.passes import is_plain_extend, sums_of
+from nsa_tune.backend.engines.sglang.prefill import OWN_KERNEL
 from nsa_tune.backend.types.batch import Batch
 
 __all__ = ["MARGIN", "Steering"]
@@ -24,6 +26,8 @@ _MOST_PADDING = 2
 """SGLang runs a prefill eagerly where a graph would have more than so many times its tokens."""
 MARGIN = 0.03
 """Another way must be faster than SGLang's own by this share of a pass."""
+_KERNEL_MARGIN = 0.01
+"""The same for another kernel in SGLang's own way, of whose time on the GPU the table is sure."""
 
 
 class Steering:
@@ -41,6 +45,7 @@ class Steering:
         """`decode` says whether decode graphs may run a prefill in this engine."""
         self._ranks = ranks
         self._passes = 0
+        self._backend = runner.attn_backend
         self._graphs = runner.prefill_cuda_graph_runner
         self._sizes: Sequence[int] = sorted(self._graphs.capture_num_tokens)
         self._rows: Sequence[int] = (
@@ -112,16 +117,30 @@ class Steering:
     def fastest(self, batch: Batch, *, rows: bool = True) -> PassMode:
         """The fastest way for a batch from its sums; `rows` says whether decode graphs may."""
         estimates = self.estimates_us(batch)
-        engine_us = estimates.pop(PassMode.ENGINE, None)
+        engine_us = estimates.get(PassMode.ENGINE)
+        given_up = self.watch.given_up if self.watch is not None else frozenset()
+        best = self._usual(estimates, given_up)
+        if engine_us is None:
+            return best
+        least_us = engine_us
         if not rows:
-            estimates.pop(PassMode.DECODE_GRAPH, None)
-        if self.watch is not None:
-            for mode in self.watch.given_up:
-                estimates.pop(mode, None)
-        if engine_us is None or not estimates:
-            return PassMode.ENGINE
-        best = min(estimates, key=estimates.__getitem__)
-        return best if estimates[best] < (1 - MARGIN) * engine_us else PassMode.ENGINE
+            given_up |= {PassMode.DECODE_GRAPH}
+        for mode, pass_us in estimates.items():
+            margin = _KERNEL_MARGIN if mode is PassMode.TABLE_KERNEL else MARGIN
+            faster = pass_us < (1 - margin) * engine_us and pass_us < least_us
+            if faster and mode not in given_up:
+                best, least_us = mode, pass_us
+        return best
+
+    @staticmethod
+    def _usual(estimates: Mapping[PassMode, float], given_up: frozenset[PassMode]) -> PassMode:
+        """SGLang's own way; where a pass like this was not measured, by the table's kernel.
+
+        Few new tokens leave the host more to do than the GPU, and another kernel may leave it more
+        still: that was measured. With many only the GPU's time counts, which the table has.
+        """
+        known = PassMode.TABLE_KERNEL in estimates or PassMode.TABLE_KERNEL in given_up
+        return PassMode.ENGINE if known else PassMode.TABLE_KERNEL
 
     def estimates_us(self, batch: Batch) -> dict[PassMode, float]:
         """What a pass takes in each way that can run it and was measured, in microseconds."""
@@ -130,7 +149,10 @@ class Steering:
         if times is None or size is None:
             return {}
         context = batch.pairs / batch.q_tokens
-        found = {PassMode.ENGINE: times.pass_us(PassMode.ENGINE, size, context)}
+        found = {
+            mode: times.pass_us(mode, size, context)
+            for mode in (PassMode.ENGINE, PassMode.TABLE_KERNEL)
+        }
         if batch.max_kv <= self._index_topk:
             found[PassMode.EAGER] = times.pass_us(PassMode.EAGER, batch.q_tokens, context)
         for mode, graphs in self.dense.items():
@@ -172,20 +194,23 @@ class Steering:
     ) -> Any:
         if mode is PassMode.DECODE_GRAPH:
             return self._run_rows(original, runner, forward_batch, rest)
-        if mode is PassMode.EAGER:
-            self._graphs._nsa_tune_eager = True
-            try:
-                return original(runner, forward_batch, *rest)
-            finally:
-                del self._graphs._nsa_tune_eager
-        if mode in self.dense:
-            graphs = self._graphs.backend
-            graphs._nsa_tune_dense = self.dense[mode]
-            try:
-                return original(runner, forward_batch, *rest)
-            finally:
-                del graphs._nsa_tune_dense
-        return original(runner, forward_batch, *rest)
+        with self._told(mode):
+            return original(runner, forward_batch, *rest)
+
+    @contextmanager
+    def _told(self, mode: PassMode) -> Iterator[None]:
+        """Within it the hooks further down know how the pass is to run."""
+        owner, name, value = {
+            PassMode.ENGINE: (self._backend, OWN_KERNEL, True),
+            PassMode.EAGER: (self._graphs, "_nsa_tune_eager", True),
+        }.get(mode, (self._graphs.backend, "_nsa_tune_dense", self.dense.get(mode)))
+        if value is not None:
+            setattr(owner, name, value)
+        try:
+            yield
+        finally:
+            if value is not None:
+                delattr(owner, name)
 
     def _run_rows(
         self, original: Callable[..., Any], runner: Any, forward_batch: Any, rest: Sequence[Any]

@@ -21,6 +21,8 @@ class PassMode(StrEnum):
 
     ENGINE = "engine"
     """As SGLang does it: a breakable CUDA graph, or eagerly where it has none."""
+    TABLE_KERNEL = "table_kernel"
+    """The same with the prefill kernel that the table chooses, where that is another one."""
     EAGER = "eager"
     """Without a graph, where SGLang takes MHA up to index_topk keys."""
     DENSE_GRAPH = "dense_graph"

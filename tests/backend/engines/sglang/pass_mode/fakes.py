@@ -9,10 +9,25 @@ from typing import Any
 
 import torch
 
-from nsa_tune.backend.engines.sglang.pass_mode.dense_graphs import Kind, most_sequences
+from nsa_tune.backend.engines.sglang.pass_mode.dense_graphs import (
+    Kind,
+    most_sequences,
+    padding,
+)
 from nsa_tune.backend.engines.sglang.pass_mode.times import PassMode, PassTime, PassTimes
 
-__all__ = ["TOPK", "Alone", "Dense", "Hidden", "Mode", "batch", "original", "runner", "times"]
+__all__ = [
+    "TOPK",
+    "Alone",
+    "Dense",
+    "Hidden",
+    "Mode",
+    "batch",
+    "original",
+    "room",
+    "runner",
+    "times",
+]
 
 TOPK = 2048
 
@@ -55,7 +70,13 @@ class Dense:
         self.kind = kind
 
     def fits(self, size: int, sequences: int) -> bool:
-        return size in self.sizes and sequences <= most_sequences(size) - 4
+        return size in self.sizes and sequences <= room(size)
+
+
+def room(size: int) -> int:
+    """The most sequences of a batch that a dense graph of `size` tokens runs."""
+    most = min(size, TOPK)
+    return most_sequences(size, most) - len(padding(size, most))
 
 
 def batch(prefix_lens: Sequence[int], extend_lens: Sequence[int], **changes: Any) -> Any:
@@ -105,6 +126,7 @@ def runner(
 ) -> Any:
     """A model runner that has captured graphs of these sizes."""
     fields: dict[str, Any] = {
+        "attn_backend": SimpleNamespace(dsa_index_topk=TOPK),
         "prefill_cuda_graph_runner": SimpleNamespace(
             capture_num_tokens=list(sizes), backend=SimpleNamespace()
         ),

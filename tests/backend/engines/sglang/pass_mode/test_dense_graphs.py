@@ -103,7 +103,9 @@ def runner(monkeypatch: pytest.MonkeyPatch) -> _Runner:
 
 @given(st.integers(1, 100_000))
 def test_a_graph_takes_some_sequences_and_not_too_many(size: int) -> None:
-    assert 8 <= most_sequences(size) <= 68
+    most = min(size, TOPK)
+
+    assert 4 <= most_sequences(size, most) - len(padding(size, most)) <= 64
 
 
 @given(st.integers(0, 8192), st.integers(1, 2048))
@@ -114,7 +116,7 @@ def test_padding_fills_a_graph_up(rows: int, most: int) -> None:
     assert all(0 < new <= most for new in lens)
 
 
-SIZES = pytest.mark.parametrize("size", [4, 100, 2048, 8192])
+SIZES = pytest.mark.parametrize("size", [4, 100, 2048, 8192, 32768])
 
 
 @SIZES
@@ -130,7 +132,7 @@ def test_a_graph_is_captured_without_breaks_and_with_mha(runner: _Runner, size: 
     assert metadata.max_seq_len_q == metadata.max_seq_len_k == min(size, TOPK)
     assert metadata.page_table_1 == "left alone"
     starts = metadata.cu_seqlens_q.tolist()
-    assert len(starts) == most_sequences(size) + 1
+    assert len(starts) == most_sequences(size, min(size, TOPK)) + 1
     assert (starts[0], starts[-1]) == (0, size)
     assert all(0 <= b - a <= metadata.max_seq_len_q for a, b in pairwise(starts))
     assert not runner.attention.use_mha
@@ -148,7 +150,7 @@ def test_a_graph_of_absorbed_attention_reads_its_own_tensors(runner: _Runner, si
     inputs, most = absorbed
     assert most == min(size, TOPK)
     assert inputs is graphs._inputs[size]
-    assert inputs.pages.shape == (most_sequences(size), TOPK // 64)
+    assert inputs.pages.shape == (most_sequences(size, min(size, TOPK)), TOPK // 64)
     assert module_absorbed._CAPTURING not in runner.attention.__dict__
     assert not module_absorbed._keys_only
 
@@ -178,10 +180,27 @@ def test_only_what_was_captured_fits(runner: _Runner) -> None:
     graphs = DenseGraphs(runner, TOPK, Kind.MHA)
     graphs.capture(1024)
 
-    most = most_sequences(1024) - 4  # the others are for padding
+    most = most_sequences(1024, 1024) - 1  # the last one is for padding
     assert graphs.fits(1024, most)
     assert not graphs.fits(1024, most + 1)
     assert not graphs.fits(512, 1)
+
+
+@given(st.sampled_from([4, 100, 2048, 8192, 32768]), st.data())
+def test_a_batch_that_fits_has_room_for_its_padding(size: int, data: st.DataObject) -> None:
+    graphs = DenseGraphs(_Runner(ContextVar("unused", default=None)), TOPK, Kind.MHA)
+    inputs = graphs._inputs[size] = graphs._new_inputs(size)
+    sequences = max(one for one in range(65) if graphs.fits(size, one))
+    longest = min(size // sequences, TOPK)
+    one = st.integers(1, longest)
+    lens = data.draw(st.lists(one, min_size=sequences, max_size=sequences))
+    graphs.prepare(
+        size, SimpleNamespace(extend_seq_lens_cpu=lens, extend_prefix_lens_cpu=[0] * sequences)
+    )
+
+    starts = inputs.starts.tolist()
+    assert starts[-1] == size
+    assert [b - a for a, b in pairwise(starts)][:sequences] == lens
 
 
 def _prepared(

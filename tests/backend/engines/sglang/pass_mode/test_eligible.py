@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+import sys
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,9 +11,11 @@ import pytest
 from nsa_tune.backend.engines.hooking import wrapped
 from nsa_tune.backend.engines.sglang.facts import LeftAlone
 from nsa_tune.backend.engines.sglang.pass_mode import eligible as module
+from nsa_tune.backend.engines.sglang.pass_mode.absorbed import around_extend, around_k_only
 from nsa_tune.backend.engines.sglang.pass_mode.eligible import (
     DENSE_SWITCH,
     MODE_SWITCH,
+    why_no_absorbed_graphs,
     why_no_decode_graphs,
     why_no_dense_graphs,
     why_not,
@@ -28,11 +31,11 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (MODE_SWITCH, DENSE_SWITCH, module._LONGEST_DENSE):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(module, "parallel", lambda: _PARALLEL)
-    monkeypatch.setattr(module, "facts_of", lambda backend, runner: None)
+    monkeypatch.setattr(module, "facts_of", lambda *_: SimpleNamespace(kv_dtype="bf16"))
 
 
 def _runner(attention: dict[str, Any] | None = None, **changes: Any) -> Any:
-    arguments = {"pp_size": 1, "moe_a2a_backend": "none"}
+    arguments = {"pp_size": 1, "tp_size": 1, "moe_a2a_backend": "none"}
     arguments |= {name: changes.pop(name) for name in list(changes) if name not in _ON_RUNNER}
     backend = {
         "set_dsa_prefill_impl": print, "device_sm_major": 9, "dsa_index_topk": 2048,
@@ -117,6 +120,29 @@ def test_other_values_of_the_switch_leave_it_on(
 
 
 @pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        ("", f"with tensor parallelism it has to be asked for, by {MODE_SWITCH}=1"),
+        ("0", f"{MODE_SWITCH} is set to 0"),
+        ("1", None),
+    ],
+)
+def test_with_tensor_parallelism_it_has_to_be_asked_for(
+    value: str, reason: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if value:
+        monkeypatch.setenv(MODE_SWITCH, value)
+
+    assert why_not(_runner(tp_size=2)) == reason
+
+
+def test_asking_for_it_does_not_outweigh_another_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(MODE_SWITCH, "1")
+
+    assert "LoRA" in (why_not(_runner(tp_size=2, enable_lora=True)) or "")
+
+
+@pytest.mark.parametrize(
     ("changes", "reason"),
     [
         ({"spec_algorithm": SimpleNamespace(is_none=lambda: False)}, "speculative"),
@@ -197,3 +223,31 @@ def test_the_dense_switch_leaves_them_out(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv(DENSE_SWITCH, "0")
 
     assert why_no_dense_graphs(_graphs()) == f"{DENSE_SWITCH} is set to 0"
+
+
+@pytest.mark.parametrize(
+    ("kv_dtype", "extend", "k_only", "reason"),
+    [
+        ("bf16", True, True, None),
+        ("fp8", True, True, "no fp8 latents"),
+        ("bf16", False, True, "hooks"),
+        ("bf16", True, False, "hooks"),
+    ],
+)
+def test_absorbed_graphs_need_both_hooks_and_a_bf16_pool(
+    kv_dtype: str, extend: bool, k_only: bool, reason: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def own(self: object) -> None:
+        """SGLang's method."""
+
+    indexer = ModuleType("dsa_indexer")
+    method = wrapped(own, around_k_only) if k_only else own
+    vars(indexer)["Indexer"] = type("Indexer", (), {"_forward_cuda_k_only": method})
+    monkeypatch.setitem(sys.modules, module.INDEXER, indexer)
+    monkeypatch.setattr(module, "facts_of", lambda *_: SimpleNamespace(kv_dtype=kv_dtype))
+    runner = _runner()
+    method = wrapped(own, around_extend) if extend else own
+    runner.attn_backend = type("Backend", (), {"forward_extend": method})()
+    found = why_no_absorbed_graphs(runner)
+
+    assert found is None if reason is None else reason in (found or "")

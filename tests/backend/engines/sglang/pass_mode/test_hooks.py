@@ -312,14 +312,14 @@ def test_dense_graphs_are_not_captured_where_something_speaks_against_them(
 
 
 @pytest.mark.parametrize(
-    ("kv_dtype", "modes"),
+    ("against_absorbed", "modes"),
     [
-        ("bf16", {PassMode.DENSE_GRAPH: Kind.MHA, PassMode.DENSE_MLA_GRAPH: Kind.MLA}),
-        ("fp8", {PassMode.DENSE_GRAPH: Kind.MHA}),
+        (None, {PassMode.DENSE_GRAPH: Kind.MHA, PassMode.DENSE_MLA_GRAPH: Kind.MLA}),
+        ("it is Tuesday", {PassMode.DENSE_GRAPH: Kind.MHA}),
     ],
 )
 def test_all_sizes_are_captured_the_largest_first(
-    kv_dtype: str, modes: dict[PassMode, Kind], monkeypatch: pytest.MonkeyPatch
+    against_absorbed: str | None, modes: dict[PassMode, Kind], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As SGLang does it, so that the smaller ones take the memory of the larger."""
     captured: list[tuple[Kind, int]] = []
@@ -333,8 +333,7 @@ def test_all_sizes_are_captured_the_largest_first(
             captured.append((self.kind, size))
             self.sizes = sorted([*self.sizes, size])
 
-    facts = SimpleNamespace(kv_dtype=kv_dtype)
-    monkeypatch.setattr(module, "facts_of", lambda backend, runner: facts)
+    monkeypatch.setattr(module, "why_no_absorbed_graphs", lambda runner: against_absorbed)
     monkeypatch.setattr(module, "DenseGraphs", Captures)
     monkeypatch.setattr(module, "why_no_dense_graphs", lambda graphs: None)
     monkeypatch.setattr("torch.cuda.mem_get_info", lambda: (2**30, 2**31))

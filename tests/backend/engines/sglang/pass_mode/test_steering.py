@@ -12,11 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nsa_tune.backend.engines.sglang.pass_mode import steering as module
-from nsa_tune.backend.engines.sglang.pass_mode.dense_graphs import DenseGraphs, Kind, most_sequences
+from nsa_tune.backend.engines.sglang.pass_mode.dense_graphs import DenseGraphs, Kind
 from nsa_tune.backend.engines.sglang.pass_mode.ranks import Ranks
 from nsa_tune.backend.engines.sglang.pass_mode.steering import MARGIN, Steering
 from nsa_tune.backend.engines.sglang.pass_mode.times import PassMode, PassTime, PassTimes
 from nsa_tune.backend.engines.sglang.passes import sums_of
+from nsa_tune.backend.engines.sglang.prefill import OWN_KERNEL
 from tests.backend.engines.sglang.pass_mode.fakes import (
     TOPK,
     Alone,
@@ -25,6 +26,7 @@ from tests.backend.engines.sglang.pass_mode.fakes import (
     Mode,
     batch,
     original,
+    room,
     runner,
     times,
 )
@@ -32,9 +34,11 @@ from tests.backend.engines.sglang.pass_mode.fakes import (
 SIZES, ROWS = (128, 512, 2048), (8, 64, 256)
 ENGINE, EAGER, DECODE = PassMode.ENGINE, PassMode.EAGER, PassMode.DECODE_GRAPH
 DENSE, DENSE_MLA = PassMode.DENSE_GRAPH, PassMode.DENSE_MLA_GRAPH
+TABLE = PassMode.TABLE_KERNEL
 CONTEXTS = (1, 2048, 20000)
 MEASURED = times(
     engine={(size, context): 100_000.0 for size in SIZES for context in CONTEXTS},
+    table_kernel={(size, context): 100_000.0 for size in SIZES for context in CONTEXTS},
     dense_graph={(size, 2048): 50_000.0 for size in SIZES},
     decode_graph={(rows, context): 30_000.0 for rows in ROWS for context in CONTEXTS},
 )
@@ -86,20 +90,53 @@ def test_few_tokens_run_as_rows_and_more_densely() -> None:
     assert _fastest(steered, [8192], [1024]) is ENGINE  # four of them: 120 ms
 
 
-def test_without_times_everything_is_the_engines() -> None:
+def test_without_times_everything_is_the_engines_by_the_tables_kernel() -> None:
     steered = _steering(None)
 
-    assert _fastest(steered, [8192], [128]) is ENGINE
+    assert _fastest(steered, [8192], [128]) is TABLE
     assert [one.forward_mode for one in _run(steered, batch([8192], [128]))[1]] == [Mode.EXTEND]
 
 
-def test_what_was_not_measured_is_the_engines() -> None:
+def test_what_was_not_measured_is_the_engines_by_the_tables_kernel() -> None:
     steered = _steering()
 
-    assert _fastest(steered, [0], [4096]) is ENGINE  # beyond the largest graph
-    assert _fastest(steered, [60000], [128]) is ENGINE  # beyond the longest context
+    assert _fastest(steered, [0], [4096]) is TABLE  # beyond the largest graph
+    assert _fastest(steered, [60000], [128]) is TABLE  # beyond the longest context
     only = times(decode_graph={(256, 20000): 1.0})
-    assert _fastest(_steering(only), [8192], [128]) is ENGINE  # against nothing
+    assert _fastest(_steering(only), [8192], [128]) is TABLE  # against nothing
+    only = times(engine={(128, 20000): 1e5})
+    assert _fastest(_steering(only), [8192], [128]) is TABLE  # not compared: it is the same there
+
+
+@pytest.mark.parametrize(
+    ("kernel_us", "expected"),
+    [(120_000.0, ENGINE), (99_010.0, ENGINE), (98_990.0, TABLE), (60_000.0, TABLE)],
+)
+def test_the_tables_kernel_is_taken_where_it_is_faster_by_a_percent(
+    kernel_us: float, expected: PassMode
+) -> None:
+    measured = times(engine={(128, 20000): 1e5}, table_kernel={(128, 20000): kernel_us})
+
+    assert _fastest(_steering(measured), [8192], [128]) is expected
+
+
+def test_the_fastest_of_all_ways_is_taken() -> None:
+    measured = times(
+        engine={(128, 20000): 1e5}, table_kernel={(128, 20000): 6e4},
+        decode_graph={(256, 20000): 7e4},
+    )  # fmt: skip
+
+    assert _fastest(_steering(measured), [8192], [128]) is TABLE
+
+
+def test_the_tables_kernel_once_given_up_leaves_sglangs_own() -> None:
+    """Both where it was measured to be faster and where nothing was measured."""
+    measured = times(engine={(128, 20000): 1e5}, table_kernel={(128, 20000): 6e4})
+    steered = _steering(measured)
+    _watched(steered).given_up = frozenset({TABLE})
+
+    assert _fastest(steered, [8192], [128]) is ENGINE
+    assert _fastest(steered, [8192], [4096]) is ENGINE
 
 
 @pytest.mark.parametrize(
@@ -111,7 +148,8 @@ def test_what_was_not_measured_is_the_engines() -> None:
     ],
 )
 def test_another_way_must_be_faster_by_the_margin(decode_us: float, expected: PassMode) -> None:
-    measured = times(engine={(128, 20000): 100_000.0}, decode_graph={(256, 20000): decode_us})
+    own = {(128, 20000): 100_000.0}
+    measured = times(engine=own, table_kernel=own, decode_graph={(256, 20000): decode_us})
 
     assert _fastest(_steering(measured), [8192], [128]) is expected
 
@@ -123,7 +161,7 @@ def test_dense_graphs_run_what_has_no_prefix_and_fits() -> None:
     assert _fastest(steered, [0, 0], [1000, 1000]) is DENSE
     assert _fastest(steered, [64], [1000]) is ENGINE
     assert _fastest(steered, [0, 64], [1000, 100]) is ENGINE
-    most = most_sequences(512) - 4  # four are for padding
+    most = room(512)
     assert _fastest(steered, [0] * most, [480 // most] * most) is DENSE
     assert _fastest(steered, [0] * (most + 1), [480 // (most + 1)] * (most + 1)) is ENGINE
     assert _fastest(_steering(decode=False, dense=Dense(())), [0], [2048]) is ENGINE
@@ -132,7 +170,8 @@ def test_dense_graphs_run_what_has_no_prefix_and_fits() -> None:
 def test_dense_graphs_run_nothing_longer_than_the_indexer_selects() -> None:
     dense = _dense(Dense((4096,)))
     made = Steering(runner((4096,), ROWS), TOPK, cast("Ranks", Alone()), dense=dense, decode=False)
-    made.times = times(engine={(4096, 4096): 9e4}, dense_graph={(4096, 4096): 1e4})
+    own = {(4096, 4096): 9e4}
+    made.times = times(engine=own, table_kernel=own, dense_graph={(4096, 4096): 1e4})
 
     assert _fastest(made, [0, 0], [TOPK, TOPK]) is DENSE
     assert _fastest(made, [0], [TOPK + 1]) is ENGINE
@@ -148,9 +187,8 @@ def test_dense_graphs_run_nothing_that_sglang_runs_eagerly() -> None:
 
 def test_graphs_of_absorbed_attention_take_a_prefix() -> None:
     steered = _steering(decode=False, dense=Dense(SIZES, Kind.MLA))
-    steered.times = times(
-        engine={(2048, 2048): 9e4, (128, 2048): 9e4}, dense_mla_graph={(2048, 2048): 1e4}
-    )
+    own = {(2048, 2048): 9e4, (128, 2048): 9e4}
+    steered.times = times(engine=own, table_kernel=own, dense_mla_graph={(2048, 2048): 1e4})
 
     assert _fastest(steered, [0, 64], [1000, 1000]) is DENSE_MLA
     assert _fastest(steered, [900], [1148]) is DENSE_MLA
@@ -160,26 +198,61 @@ def test_graphs_of_absorbed_attention_take_a_prefix() -> None:
 
 def test_an_eager_pass_is_dense_up_to_what_the_indexer_selects_and_no_further() -> None:
     steered = _steering(decode=False, dense=Dense(()))
-    steered.times = times(engine={(2048, 2048): 9e4}, eager={(1024, 1): 5e4, (2048, 2048): 5e4})
+    own = {(2048, 2049): 9e4}
+    eager = {(1024, 1): 5e4, (2048, 2049): 5e4}
+    steered.times = times(engine=own, table_kernel=own, eager=eager)
 
     assert _fastest(steered, [0], [2048]) is EAGER
     assert _fastest(steered, [1, 0], [2047, 1]) is EAGER
     assert _fastest(steered, [1], [2048]) is ENGINE
 
 
-def test_an_eager_pass_is_marked_while_it_runs_and_not_after_an_error() -> None:
+def _flags(steered: Steering) -> set[str]:
+    """What the hooks further down are told of the pass that runs."""
+    owners = (steered._backend, steered._graphs, steered._graphs.backend)
+    return {name for one in owners for name in vars(one) if name.startswith("_nsa_tune")}
+
+
+@pytest.mark.parametrize(
+    ("mode", "flags"),
+    [
+        (ENGINE, {OWN_KERNEL}),
+        (TABLE, set()),
+        (EAGER, {"_nsa_tune_eager"}),
+        (DENSE, {"_nsa_tune_dense"}),
+        (DECODE, set()),
+    ],
+)
+def test_a_pass_is_marked_while_it_runs_and_not_after_an_error(
+    mode: PassMode, flags: set[str]
+) -> None:
     steered = _steering()
-    steered.forced = EAGER
-    graphs = steered._graphs
+    steered.forced = mode
+    seen: list[set[str]] = []
 
     def look(runner: Any, extend: Any, *rest: Any) -> Any:
-        assert graphs._nsa_tune_eager
+        seen.append(_flags(steered))
         raise RuntimeError("made up")
 
     with pytest.raises(RuntimeError):
         steered.forward(look, SimpleNamespace(), batch([0], [2048]), ())
 
-    assert not hasattr(graphs, "_nsa_tune_eager")
+    assert seen == [flags]
+    assert _flags(steered) == set()
+
+
+def test_the_engines_kernel_is_kept_where_the_tables_was_measured_to_be_slower() -> None:
+    measured = times(engine={(128, 20000): 1e5}, table_kernel={(128, 20000): 2e5})
+    steered = _steering(measured)
+    seen = []
+
+    def look(runner: Any, extend: Any, *rest: Any) -> None:
+        seen.append(_flags(steered))
+
+    for prefix in (8192, 60000):  # measured, and not measured
+        steered.forward(look, SimpleNamespace(), batch([prefix], [128]), ())
+
+    assert seen == [{OWN_KERNEL}, set()]
 
 
 ASKS_FOR_MORE = {
@@ -250,18 +323,16 @@ def test_rows_of_several_passes_cost_their_sum() -> None:
         assert steered.estimates_us(sums)[DECODE] == pytest.approx(expected)
 
 
-def test_a_dense_pass_is_marked_while_it_runs_and_not_after_an_error() -> None:
+def test_a_dense_pass_names_its_graphs() -> None:
     steered = _steering(decode=False)
-    graphs = steered._graphs.backend
+    seen = []
 
-    def look(runner: Any, extend: Any, *rest: Any) -> Any:
-        assert graphs._nsa_tune_dense is steered.dense[DENSE]
-        raise RuntimeError("made up")
+    def look(runner: Any, extend: Any, *rest: Any) -> None:
+        seen.append(steered._graphs.backend._nsa_tune_dense)
 
-    with pytest.raises(RuntimeError):
-        steered.forward(look, SimpleNamespace(), batch([0], [2048]), ())
+    steered.forward(look, SimpleNamespace(), batch([0], [2048]), ())
 
-    assert not hasattr(graphs, "_nsa_tune_dense")
+    assert seen == [steered.dense[DENSE]]
 
 
 class _Watch:

@@ -1,0 +1,216 @@
+"""Which passes are measured, and what they leave behind, on a made-up runner."""
+
+from __future__ import annotations
+
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+
+from nsa_tune.backend.engines.sglang.pass_mode import calibration as module
+from nsa_tune.backend.engines.sglang.pass_mode.calibration import measure
+from nsa_tune.backend.engines.sglang.pass_mode.ranks import Ranks
+from nsa_tune.backend.engines.sglang.pass_mode.steering import Steering
+from nsa_tune.backend.engines.sglang.pass_mode.times import PassMode, PassTimes
+from nsa_tune.backend.engines.sglang.passes import sums_of
+from tests.backend.engines.sglang.pass_mode.fakes import (
+    TOPK,
+    Alone,
+    Dense,
+    Hidden,
+    batch,
+    runner,
+)
+
+ENGINE, TABLE, EAGER = PassMode.ENGINE, PassMode.TABLE_KERNEL, PassMode.EAGER
+DENSE, DENSE_MLA, DECODE = (
+    PassMode.DENSE_GRAPH,
+    PassMode.DENSE_MLA_GRAPH,
+    PassMode.DECODE_GRAPH,
+)
+SIZES, ROWS = (64, 1024, 4096), (1, 8, 48, 64)
+
+
+def _runner(sizes: tuple[int, ...] = SIZES, **changes: Any) -> Any:
+    """A runner with a pool of 80,000 slots that notes its passes."""
+    made = runner(sizes, ROWS, **changes)
+    made.prefill_cuda_graph_runner.device = "cpu"
+    made.prefill_cuda_graph_runner.capture_prepare = lambda size: (batch([0], [size]), "backend")
+    made.max_total_num_tokens = 80_000
+    made.model_config = SimpleNamespace(context_len=40_000, vocab_size=1000)
+    made.req_to_token_pool = SimpleNamespace(
+        req_to_token=torch.zeros(70, 40_100, dtype=torch.int32)
+    )
+    made.passes = []
+    made._forward_raw = lambda forward_batch, proxy: made.passes.append(forward_batch)
+    return made
+
+
+def _steering(made: Any, modes: tuple[PassMode, ...] = (DENSE, DENSE_MLA)) -> Steering:
+    dense = {mode: Dense(SIZES) for mode in modes}
+    return Steering(made, TOPK, cast("Ranks", Alone()), dense=cast("Any", dense), decode=True)
+
+
+@pytest.fixture(autouse=True)
+def cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.synchronize", lambda: None)
+
+
+def _cases(
+    modes: tuple[PassMode, ...] = (DENSE, DENSE_MLA), **changes: Any
+) -> list[tuple[PassMode, int, int, tuple[int, ...]]]:
+    made = _runner(**changes)
+    found = module._cases(made, _steering(made, modes))
+    return [(one.mode, one.size, one.prefix, one.lens) for one in found]
+
+
+def test_each_way_is_measured_where_it_can_run() -> None:
+    found = _cases()
+
+    assert len(set(found)) == len(found)
+    at = {(size, prefix, lens): set() for _, size, prefix, lens in found}  # type: ignore[var-annotated]
+    for mode, *where in found:
+        at[tuple(where)].add(mode)  # type: ignore[index]
+    usual = {ENGINE, TABLE}
+    assert at == {
+        # Prompts, and turns behind a short prefix.
+        (64, 0, (64,)): {*usual, DENSE, DENSE_MLA} | {DECODE},
+        (64, 1984, (64,)): {*usual, DENSE_MLA},
+        (1024, 0, (1024,)): {*usual, DENSE, DENSE_MLA},
+        (1024, 1536, (512, 512)): {*usual, DENSE_MLA},
+        (4096, 0, (2048, 2048)): {*usual, EAGER, DENSE, DENSE_MLA},
+        (4096, 1536, (512,) * 8): {*usual, EAGER, DENSE_MLA},
+        # A few new tokens behind long prefixes that there is room for.
+        (64, 2048, (64,)): {*usual, DECODE},
+        (64, 16384, (64,)): {*usual, DECODE},
+        (1024, 2048, (1024,)): usual,
+        (1024, 16384, (1024,)): usual,
+        # Rows of decode graphs.
+        **{(8, prefix, (8,)): {DECODE} for prefix in (0, 2048, 16384)},
+    }
+
+
+def test_sglangs_own_way_is_measured_wherever_another_one_is() -> None:
+    """Else there is nothing to compare with."""
+    found = _cases()
+    own = {tuple(where) for mode, *where in found if mode is ENGINE}
+
+    assert {tuple(where) for mode, *where in found if mode is not DECODE} == own
+
+
+def test_without_dense_graphs_turns_are_measured_where_eager_passes_are() -> None:
+    found = _cases(())
+
+    assert {mode for mode, *_ in found} == {ENGINE, TABLE, EAGER, DECODE}
+    assert {size for mode, size, _, lens in found if len(lens) > 1} == {4096}
+
+
+@pytest.mark.parametrize("size", [1, 511, 2048, 2049, 32768])
+@pytest.mark.parametrize("most", [512, 2048])
+def test_sequences_of_a_case_are_none_too_long_and_fill_it(size: int, most: int) -> None:
+    lens = module._lens(size, most)
+
+    assert sum(lens) == size
+    assert all(0 < new <= most for new in lens)
+
+
+@pytest.mark.parametrize(
+    ("prefix", "lens"), [(0, (64,)), (16384, (1024,)), (1536, (512, 512, 3)), (0, (2048, 1))]
+)
+def test_a_cases_context_covers_a_served_batch_of_its_lengths(
+    prefix: int, lens: tuple[int, ...]
+) -> None:
+    sums = sums_of([prefix] * len(lens), list(lens))
+    assert sums is not None
+    context = module._Case(ENGINE, sum(lens), prefix, lens).context
+
+    assert context - 1 < sums.pairs / sums.q_tokens <= context
+
+
+@pytest.mark.parametrize(("prefix", "lens"), [(0, [64]), (100, [8]), (1536, [512, 512, 7])])
+def test_a_measured_batch_is_as_the_scheduler_makes_it(prefix: int, lens: list[int]) -> None:
+    found = module._extend(_runner(), prefix, lens)
+    expected = batch([prefix] * len(lens), lens)
+
+    ours = {"input_ids", "out_cache_loc", "num_token_non_padded_cpu"}
+    for name, value in vars(expected).items():
+        if torch.is_tensor(value) and name not in ours:
+            assert torch.equal(getattr(found, name), value.to(getattr(found, name).dtype)), name
+        elif name not in ours:
+            assert getattr(found, name) == value, name
+    assert found.input_ids.shape == (sum(lens),)
+    assert found.input_ids.lt(1000).all() and found.input_ids.ge(0).all()
+    assert found.num_token_non_padded_cpu == sum(lens)
+    assert found.capture_hidden_mode is Hidden.NULL
+    # SGLang keeps slot 0 for padding: nobody's keys are overwritten.
+    assert not found.out_cache_loc.any()
+    assert found.out_cache_loc.shape == (sum(lens),)
+
+
+def test_requests_read_pages_of_their_own_and_the_table_is_restored() -> None:
+    made = _runner()
+    table = made.req_to_token_pool.req_to_token
+    with pytest.raises(RuntimeError), module._slots_to_read(made, 2048, 3):
+        slots = table[1:4, :2048]
+        assert slots.unique().numel() == 3 * 2048
+        assert not (slots[:, ::64] % 64).any()
+        assert not table[4:].any() and not table[0].any()
+        raise RuntimeError("made up")
+
+    assert not table.any()
+
+
+def test_slots_to_read_lie_within_a_small_pool() -> None:
+    made = _runner()
+    made.max_total_num_tokens = 3000
+    with module._slots_to_read(made, 2048, 4):
+        assert int(made.req_to_token_pool.req_to_token.max()) < 3000
+
+
+def _measured(made: Any, monkeypatch: pytest.MonkeyPatch, *, changes: bool) -> list[PassMode]:
+    """The modes of the times that were kept, while the passes ran as they were forced to."""
+    steering = _steering(made)
+    forced: Counter[PassMode | None] = Counter()
+
+    def run(forward_batch: Any, proxy: Any) -> None:
+        assert made.req_to_token_pool.req_to_token.any()
+        forced[steering.forced] += 1
+
+    made._forward_raw = run
+    monkeypatch.setattr(module, "changed", lambda backend: changes)
+    found = measure(made, steering)
+    assert forced.keys() == set(PassMode)
+    assert steering.forced is None
+    assert not made.req_to_token_pool.req_to_token.any()
+    assert all(one.pass_us > 0 for one in found)
+    PassTimes({}, found)
+    return [one.mode for one in found]
+
+
+def test_the_tables_kernel_is_kept_only_where_it_is_another_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    same = _measured(_runner(), monkeypatch, changes=False)
+    other = _measured(_runner(), monkeypatch, changes=True)
+
+    assert Counter(other) - Counter(same) == {TABLE: other.count(ENGINE)}
+    assert TABLE not in same
+
+
+def test_a_pass_that_fails_leaves_nothing_forced_and_no_slots(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = _runner()
+    steering = _steering(made)
+
+    def fails(forward_batch: Any, proxy: Any) -> None:
+        raise RuntimeError("made up")
+
+    made._forward_raw = fails
+    with pytest.raises(RuntimeError):
+        measure(made, steering)
+
+    assert steering.forced is None
+    assert not made.req_to_token_pool.req_to_token.any()
