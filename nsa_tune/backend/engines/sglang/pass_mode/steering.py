@@ -14,7 +14,7 @@ from nsa_tune.backend.engines.sglang.pass_mode.ranks import Ranks
 from nsa_tune.backend.engines.sglang.pass_mode.times import PassMode, PassTimes
 from nsa_tune.backend.engines.sglang.pass_mode.watch import Watch
 from nsa_tune.backend.engines.sglang.passes import is_plain_extend, sums_of
-from nsa_tune.backend.engines.sglang.prefill import OWN_KERNEL
+from nsa_tune.backend.engines.sglang.prefill import OWN_KERNEL, changed
 from nsa_tune.backend.types.batch import Batch
 
 __all__ = ["MARGIN", "Steering"]
@@ -91,8 +91,13 @@ class Steering:
         if start is not None and self.watch is not None:
             engine_us = self.estimates_us(batch).get(PassMode.ENGINE)
             if engine_us is not None:
-                self.watch.end(start, mode, engine_us)
+                self.watch.end(start, self._as_run(mode), engine_us)
         return output
+
+    def _as_run(self, mode: PassMode) -> PassMode:
+        """How the last pass ran: with the kernel that SGLang chose it was SGLang's own."""
+        same = mode is PassMode.TABLE_KERNEL and not changed(self._backend)
+        return PassMode.ENGINE if same else mode
 
     @staticmethod
     def _batch(forward_batch: Any) -> Batch | None:

@@ -381,6 +381,20 @@ def test_passes_are_timed_against_the_engines_own() -> None:
     assert [took for _, took in watch.ended] == pytest.approx([100_000.0, 100_000.0])
 
 
+@pytest.mark.parametrize(("changes", "mode"), [(True, TABLE), (False, ENGINE)])
+def test_a_pass_that_the_table_left_alone_counts_as_sglangs_own(
+    changes: bool, mode: PassMode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It tells of drift. It is not held against the table's kernel, which did not run."""
+    monkeypatch.setattr(module, "changed", lambda backend: changes)
+    steered = _steering(times(engine={(128, 20000): 1e5}))
+    watch = _watched(steered)
+    _run(steered, batch([8192], [128]))
+
+    assert steered.last is TABLE
+    assert [one for one, _ in watch.ended] == [mode]
+
+
 class _Follower(Alone):
     """A rank that is told what rank 0 has found."""
 
