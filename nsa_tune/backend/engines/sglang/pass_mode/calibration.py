@@ -66,7 +66,8 @@ def measure(runner: Any, steering: Steering) -> list[PassTime]:
 def _cases(runner: Any, steering: Steering) -> Iterator[_Case]:
     room = min(runner.max_total_num_tokens, runner.model_config.context_len) - 1
     most = runner.attn_backend.dsa_index_topk
-    for size in sorted(runner.prefill_cuda_graph_runner.capture_num_tokens):
+    sizes = sorted(runner.prefill_cuda_graph_runner.capture_num_tokens)
+    for size in sizes:
         yield from _short(steering, size, most)
         for prefix in _CONTEXTS:
             if size <= _FEW and prefix + size <= room:
@@ -74,7 +75,8 @@ def _cases(runner: Any, steering: Steering) -> Iterator[_Case]:
                     yield _Case(mode, size, prefix, (size,))
     for rows in sorted({*_ROWS, *steering.rows[-1:]} & set(steering.rows)):
         for prefix in (0, *_CONTEXTS):
-            if prefix + rows <= room:
+            # A batch to measure is made as for a prefill graph.
+            if prefix + rows <= room and rows <= sizes[-1]:
                 yield _Case(PassMode.DECODE_GRAPH, rows, prefix, (rows,))
 
 

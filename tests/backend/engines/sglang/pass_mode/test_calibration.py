@@ -149,6 +149,14 @@ def test_a_measured_batch_is_as_the_scheduler_makes_it(prefix: int, lens: list[i
     assert found.out_cache_loc.shape == (sum(lens),)
 
 
+def test_rows_beyond_the_largest_prefill_graph_are_left_out() -> None:
+    """A prefill of so many tokens has no graph, and runs as SGLang has it."""
+    made = _runner(sizes=(4, 32))
+    found = measure(made, _steering(made))
+
+    assert {one.q_tokens for one in found if one.mode is DECODE} == {8}
+
+
 def test_requests_read_pages_of_their_own_and_the_table_is_restored() -> None:
     made = _runner()
     table = made.req_to_token_pool.req_to_token
