@@ -86,6 +86,19 @@ def test_explain_gives_reasons_in_words_and_as_json(shell: Shell, database: Path
     assert document["key"]["gpu"] == H100.name
 
 
+def test_layers_spread_what_is_computed_once_a_pass(shell: Shell) -> None:
+    # Behind a long prefix flashmla_kv is the faster layer, and its schedule costs each pass.
+    table = Path(nsa_tune.__file__).parent / "tables" / "h200_deepseek-v3.2_h64_fp8.tsv"
+    command = ("lookup", "extend:3031+35", "--gpu", "NVIDIA H200", "--heads", "64",
+               "--db", str(table), "--json")  # fmt: skip
+
+    whole, one = (json.loads(shell(*command, *more).out) for more in ((), ("--layers", "1")))
+
+    assert (whole["layers"], whole["plan"]["sparse_prefill"]) == (61, "flashmla_kv")
+    assert (one["layers"], one["plan"]["sparse_prefill"]) == (1, "flashmla_sparse")
+    assert shell(*command, "--layers", "0").code == 2
+
+
 # --- report
 
 

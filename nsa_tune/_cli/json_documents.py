@@ -47,6 +47,7 @@ def of_lookup(dispatcher: Dispatcher, plan: Plan) -> dict[str, Any]:
         "batch": str(plan.batch),
         "tuned": dispatcher.table is not None,
         "source": dispatcher.source,
+        "layers": dispatcher.setting.sharing,
         "plan": decisions(plan),
     }
 

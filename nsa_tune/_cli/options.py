@@ -163,6 +163,14 @@ class DispatcherOptions:
         KvDtype.FP8
     )
     database: Database = None
+    layers: Annotated[
+        int | None,
+        typer.Option(
+            "--layers",
+            min=1,
+            help="Layers that share what is computed once a pass. Default: the whole model's.",
+        ),
+    ] = None
     strict: Annotated[
         bool,
         typer.Option(
@@ -186,6 +194,7 @@ class DispatcherOptions:
             heads=heads_of(self.heads, model),
             kv_dtype=str(self.kv_dtype),
             strict=self.strict,
+            layers=self.layers,
         )
 
 
