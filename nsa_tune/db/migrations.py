@@ -7,8 +7,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from nsa_tune.backend.types.profiles import PROFILES
 from nsa_tune.db.reader import schema_version
-from nsa_tune.db.views import VIEWS
+from nsa_tune.db.views import REGRET, VIEWS
 
 if TYPE_CHECKING:
     from sqlite_utils import Database
@@ -212,6 +213,26 @@ _COSTS_OF_A_PASS = (
     """,
 )
 
+
+def layers_of_models(db: Database) -> None:
+    """How many layers of a model share the cost of a pass, and views that go by it."""
+    db.execute(_MODELS)
+    known = {str(name) for (name,) in db.execute("SELECT DISTINCT model FROM keys")}
+    rows = [
+        {"name": name, "layers": PROFILES[name].alike} for name in sorted(known & set(PROFILES))
+    ]
+    db.table("models").insert_all(rows)
+    db.execute("DROP VIEW v_regret")
+    db.execute(REGRET)
+
+
+_MODELS = """
+    CREATE TABLE models (
+        name TEXT PRIMARY KEY,  -- as in keys.model
+        layers INTEGER NOT NULL CHECK (layers > 0)  -- that share what is computed once a pass
+    )
+    """
+
 MIGRATIONS: tuple[Callable[[Database], None], ...] = (
     first_schema,
     views,
@@ -219,6 +240,7 @@ MIGRATIONS: tuple[Callable[[Database], None], ...] = (
     probed_limits,
     fitted_weights,
     costs_of_a_pass,
+    layers_of_models,
 )
 """Step i makes schema i + 1."""
 

@@ -29,6 +29,7 @@ __all__ = [
     "SCHEMA_VERSION",
     "Wanted",
     "check_regular_file",
+    "columns_since",
     "connect_read_only",
     "default_database",
     "find",
@@ -45,7 +46,7 @@ __all__ = [
     "user_folder",
 ]
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 """The newest database schema that this version reads and writes."""
 
 _SHIPPED = Path(__file__).parent.parent / "tables"
@@ -422,13 +423,19 @@ def table_of(connection: sqlite3.Connection, path: Path, number: int, key: Key) 
         ValueError: when a row is not what nsa-tune writes.
     """
     # A database that only an older version has written is read as it is.
-    version = schema_version(connection, path)
-    discarded = "discarded" if version >= _DISCARDED_SINCE else "0"
-    pass_us = "pass_us" if version >= _PASS_SINCE else "NULL"
-    *columns, measured_at = newest_columns(connection, number, discarded, pass_us)
+    since = columns_since(schema_version(connection, path))
+    *columns, measured_at = newest_columns(connection, number, **since)
     newest = max(map(str, measured_at), default="")
     head = _head_of(connection, path, number, key, newest)
     return replace(head, measurements=checked_measurements(columns))
+
+
+def columns_since(version: int) -> dict[str, str]:
+    """SQL for the columns that not every schema has, in one of this `version`."""
+    return {
+        "discarded": "discarded" if version >= _DISCARDED_SINCE else "0",
+        "pass_us": "pass_us" if version >= _PASS_SINCE else "NULL",
+    }
 
 
 def _head_of(

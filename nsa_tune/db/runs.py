@@ -33,7 +33,8 @@ _RUNS = (
 )
 _OF_RUN = (
     "SELECT point, batch, arm, status, latency_us, low_us, high_us, samples, error, reason, "
-    "measured_at FROM measurements WHERE run_id = ? ORDER BY measured_at, id"
+    "{discarded}, {pass_us}, measured_at FROM measurements WHERE run_id = ? "
+    "ORDER BY measured_at, id"
 )
 _NEWEST = (
     "SELECT run_id, point, batch, arm, status, latency_us, reason, measured_at FROM measurements "
@@ -165,7 +166,8 @@ def run_table(path: Path, number: int) -> Table:
         found = connection.execute(
             "SELECT digest FROM runs JOIN keys ON keys.id = key_id WHERE runs.id = ?", [number]
         ).fetchone()
-        rows = connection.execute(_OF_RUN, [number]).fetchall()
+        columns = tables.columns_since(tables.schema_version(connection, path))
+        rows = connection.execute(_OF_RUN.format(**columns), [number]).fetchall()
     if found is None or not rows:
         raise NoTunedData(f"{path} has no run {number} that measured something")
     table = next(one for one in tables.read_database(path) if one.key.digest == found[0])

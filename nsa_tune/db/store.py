@@ -16,6 +16,7 @@ from typing import Self
 from sqlite_utils import Database
 
 from nsa_tune._errors import NoTunedData, StoreCorrupt, StoreMissing, StoreReadOnly
+from nsa_tune.backend.types.profiles import PROFILES
 from nsa_tune.backend.types.records import Device, Key, Measurement, Table, Weights
 from nsa_tune.db.checks import Check
 from nsa_tune.db.migrations import migrate
@@ -97,6 +98,7 @@ class Store:
             "digest": key.digest,
         }
         with self._writing():
+            self._note_layers(key.model)
             run = {
                 "key_id": self._id_of("keys", identity),
                 "device_id": self._id_of("devices", asdict(device)),
@@ -104,6 +106,13 @@ class Store:
                 "started_at": _now(),
             }
             return self._insert("runs", run)
+
+    def _note_layers(self, model: str) -> None:
+        """Keep how many layers of `model` share the cost of a pass, for whoever asks in SQL."""
+        profile = PROFILES.get(model)
+        if profile is not None:
+            row = {"name": model, "layers": profile.alike}
+            self._db.table("models").upsert(row, pk="name")
 
     def add(
         self, run: int, measurements: Sequence[Measurement], *, measured_at: str | None = None

@@ -6,7 +6,7 @@ batches, and which arms make a choice are the reports' business.
 
 from __future__ import annotations
 
-__all__ = ["VIEWS"]
+__all__ = ["REGRET", "VIEWS"]
 
 # The ceilings of a device (point "roofline") are measured one by one and leave no choice.
 VIEWS = (
@@ -84,3 +84,25 @@ VIEWS = (
     FROM stepped WHERE left_arm <> arm
     """,
 )
+
+# v_winner and v_crossover read it by its name, so they go by the same times.
+REGRET = """
+    CREATE VIEW v_regret AS
+    SELECT key_id, gpu, model, heads, kv_layout, point, batch, arm, latency_us, low_us, high_us,
+        samples, first_value(arm) OVER fastest_first AS best_arm,
+        first_value(latency_us) OVER fastest_first AS best_us,
+        latency_us / first_value(latency_us) OVER fastest_first - 1 AS regret,
+        row_number() OVER fastest_first AS place, pass_us, layers
+    FROM (
+        SELECT key_id, gpu, model, heads, kv_layout, point, batch, arm, samples, pass_us,
+            latency_us + share AS latency_us, low_us + share AS low_us, high_us + share AS high_us,
+            layers
+        FROM (
+            SELECT newest.*, layers, coalesce(pass_us / coalesce(layers, 1), 0) AS share
+            FROM newest LEFT JOIN models ON models.name = newest.model
+            WHERE status = 'ok' AND point <> 'roofline'
+        )
+    )
+    WINDOW fastest_first AS (PARTITION BY key_id, point, batch ORDER BY latency_us, arm)
+    """
+"""v_regret by what an arm takes in a layer, its share of the cost of a pass among it."""

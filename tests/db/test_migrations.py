@@ -55,7 +55,7 @@ def test_the_schema_is_frozen_by_its_names(tmp_path: Path) -> None:
     with closing(Database(path)) as db:
         assert db.table_names() == [
             "nsa_tune_migrations", "keys", "devices", "runs", "measurements", "checks", "limits",
-            "weights",
+            "weights", "models",
         ]  # fmt: skip
         assert set(db.view_names()) == {
             "newest", "v_regret", "v_winner", "v_limits", "v_crossover",
@@ -209,6 +209,25 @@ def test_a_cost_of_a_pass_that_cannot_be_is_refused(tmp_path: Path, cost: float)
 
     with pytest.raises(StoreCorrupt, match=r"a cost of .* us a pass cannot be"):
         tables.read_database(path)
+
+
+def test_a_database_that_knows_no_layers_learns_those_of_its_models(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "nsa-tune.db"
+    with monkeypatch.context() as earlier:
+        earlier.setattr(migrations, "MIGRATIONS", MIGRATIONS[:6])
+        with closing(Database(path)) as db:
+            migrate(db, path)
+            insert_first_schema_row(db)
+            old = {**asdict(KEY), "libraries": "{}", "model": "no-longer-known", "digest": "0"}
+            db.table("keys").insert({"id": 2, **old})
+
+    Store.open(path).close()
+
+    with closing(Database(path)) as db:
+        assert list(db.table("models").rows) == [{"name": "deepseek-v3.2", "layers": 61}]
+        assert [row["regret"] for row in db.view("v_regret").rows] == [0.0]
 
 
 def test_a_database_without_costs_of_a_pass_is_read_without_and_then_takes_them(

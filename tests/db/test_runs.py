@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,14 @@ def test_a_runs_table_holds_what_that_run_measured(database: Path) -> None:
     assert [row.batch for row in second.measurements] == ["extend:0+1", "extend:0+4"]
     assert (first.key, first.device) == (KEY, DEVICE)
     assert second.source == f"{database}@run:2"
+
+
+def test_a_runs_table_keeps_the_cost_of_a_pass(database: Path) -> None:
+    row = replace(ok("extend:0+64"), pass_us=21.5, discarded=3)
+    with Store.open(database) as store:
+        store.add(3, [row])
+
+    assert run_table(database, 3).measurements == (row,)
 
 
 @pytest.mark.parametrize("number", [3, 4])

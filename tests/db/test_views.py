@@ -55,6 +55,40 @@ def test_a_winner_is_apart_from_its_runner_up_when_their_intervals_are(tmp_path:
     ]
 
 
+def test_views_go_by_a_layer_with_its_share_of_the_pass(tmp_path: Path) -> None:
+    """A pass of 61 layers: 100 us in each and 610 once are 110 us a layer."""
+    scheduled = replace(sharp("extend:0+8", "scheduled", 100.0), pass_us=610.0)
+    rows = [
+        scheduled, sharp("extend:0+8", "plain", 105.0),
+        replace(scheduled, batch="extend:0+64"), sharp("extend:0+64", "plain", 115.0),
+    ]  # fmt: skip
+
+    winners = rows_of(tmp_path, rows, "SELECT batch, arm, latency_us, apart FROM v_winner")
+    with closing(sqlite3.connect(tmp_path / "some.db")) as connection:
+        (shown,) = connection.execute(
+            "SELECT latency_us, low_us, high_us, pass_us, layers, round(regret, 4) FROM v_regret "
+            "WHERE arm = 'scheduled' AND batch = 'extend:0+8'"
+        ).fetchall()
+        crossover = connection.execute("SELECT left_arm, right_arm FROM v_crossover").fetchall()
+
+    assert sorted(winners) == [
+        ("extend:0+64", "scheduled", 110.0, 1), ("extend:0+8", "plain", 105.0, 1),
+    ]  # fmt: skip
+    assert shown == (110.0, 109.0, 111.0, 610.0, 61, round(110 / 105 - 1, 4))
+    assert crossover == [("plain", "scheduled")]
+
+
+def test_a_model_without_a_profile_charges_the_whole_pass_to_a_layer(tmp_path: Path) -> None:
+    path = tmp_path / "some.db"
+    with Store.open(path) as store:
+        run = store.begin_run(replace(KEY, model="mine"), DEVICE, {})
+        store.add(run, [replace(ok("extend:0+8", "a"), pass_us=20.0)])
+
+    with closing(sqlite3.connect(path)) as connection:
+        rows = connection.execute("SELECT latency_us, layers FROM v_regret").fetchall()
+    assert rows == [(120.0, None)]
+
+
 def test_an_arm_that_failed_is_never_a_winner(tmp_path: Path) -> None:
     rows = [failed("extend:0+1", "a", "out of memory"), ok("extend:0+1", "b", 100.0)]
 

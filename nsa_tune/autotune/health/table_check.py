@@ -120,7 +120,8 @@ def check(
         points: Sequence[Point], setting: Setting, known: Sequence[Measurement]
     ) -> Schedule:
         del known
-        jobs.extend(anchor_jobs(points, setting, table.measurements, request.anchors))
+        rows = _amortised(table.measurements, setting.sharing)
+        jobs.extend(anchor_jobs(points, setting, rows, request.anchors))
         return FixedSchedule(jobs)
 
     with tempfile.TemporaryDirectory() as directory:
@@ -156,13 +157,20 @@ def _store(outcome: Check, database: Path) -> str:
 
 
 def _compare(table: Table, now: Table, jobs: Sequence[Job]) -> Check:
-    anchors = tuple(compare_anchors(jobs, table.measurements, now.measurements))
+    layers = Setting.of(now).sharing
+    there, here = (_amortised(one.measurements, layers) for one in (table, now))
+    anchors = tuple(compare_anchors(jobs, there, here))
     drift = drift_of(anchors)
     holds = abs(drift) <= MOST_DRIFT and not any(anchor.problem for anchor in anchors)
     checked_at = datetime.now(UTC).isoformat(timespec="microseconds")
     return Check(
         table.key.digest, now.key.driver, now.key.libraries, checked_at, holds, drift, anchors
     )
+
+
+def _amortised(rows: Iterable[Measurement], layers: int) -> list[Measurement]:
+    """`rows` with a layer's share of the cost of a pass in each time, as plans compare arms."""
+    return [row.amortised(layers) for row in rows]
 
 
 def _problems(outcome: Check) -> list[str]:

@@ -222,9 +222,10 @@ class _PointSearch:
         self._batches_since_lowest, self._new_results = self._batches_since_lowest + 1, True
         for row in measurements:
             self._rows[row.batch, row.arm] = row
+        layers = self._setting.sharing
         times = {
             row.arm: row.latency_us
-            for row in measurements
+            for row in (one.amortised(layers) for one in measurements)
             if row.status is Status.OK and row.latency_us is not None
         }
         predicted = self._predictions.pop(str(job.batch), {})

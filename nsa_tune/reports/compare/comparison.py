@@ -102,11 +102,15 @@ def compare(
     Raises:
         StoreCorrupt: when a table cannot be read as one of its points.
     """
-    ours, theirs = (
-        {(row.point, row.batch, row.arm): row for row in table.measurements}
-        for table in (before, after)
-    )
     settings = Setting.of(before), Setting.of(after)
+    # As plans compare arms: with a layer's share of what is computed once a pass.
+    ours, theirs = (
+        {
+            (row.point, row.batch, row.arm): row.amortised(setting.sharing)
+            for row in table.measurements
+        }
+        for table, setting in zip((before, after), settings, strict=True)
+    )
     cells = judge(
         ours, theirs, points, settings[0], same_within, one_gpu=before.key.gpu == after.key.gpu
     )

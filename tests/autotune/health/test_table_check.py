@@ -76,6 +76,23 @@ def test_a_table_holds_when_its_anchors_repeat(request_: CheckRequest) -> None:
     assert all(anchor.there_us == anchor.here_us == THEN for anchor in result.check.anchors)
 
 
+def test_what_a_pass_costs_is_checked_with_the_layers(
+    request_: CheckRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A layer of "fast" takes as long as before, and its schedule has become slow."""
+    layers = profile_of("tiny").alike
+
+    def measure(point: Point, batch: Batch, arms: Sequence[Arm], *_: object) -> list[Measurement]:
+        rows = [_row(point.name, str(batch), arm.name, THEN[arm.name]) for arm in arms]
+        return [replace(r, pass_us=30.0 * layers if r.arm == "fast" else None) for r in rows]
+
+    monkeypatch.setattr(server, "measure_batch", measure)
+    result = check(request_)
+
+    assert not result.check.holds
+    assert "fast was faster, and now takes 8.3% more than slow" in result.problems[0]
+
+
 def test_the_outcome_is_stored_with_the_table_s_key(request_: CheckRequest) -> None:
     assert request_.database is not None
     result = check(request_)

@@ -86,6 +86,22 @@ def test_a_broken_cell_is_a_regression_whatever_the_limit() -> None:
     assert comparison.regressions(0.9) == [f"{first.arm} on {first.batch} broken: failed: boom"]
 
 
+def test_a_layer_s_share_of_the_pass_is_compared_with_it() -> None:
+    """What is computed once a pass and grew by ten layers' times is a sixth of each layer's."""
+    before = toy_table(POINT)
+    layers = Setting.of(before).sharing
+    rows = tuple(
+        replace(row, pass_us=10 * row.latency_us) if row.latency_us else row
+        for row in before.measurements
+    )
+    comparison = compare(before, replace(before, measurements=rows), points={"toy": POINT})
+
+    assert {one.arm: one.geomean for one in comparison.arms} == {
+        "steep/a": pytest.approx(1 + 10 / layers), "flat/a": pytest.approx(1 + 10 / layers),
+    }  # fmt: skip
+    assert comparison.counts[CellVerdict.SLOWER] == len(comparison.cells)
+
+
 def test_a_crossover_that_moved_is_told_with_both_sides() -> None:
     comparison = _toys(steep=lambda batch: 10 + 2 * batch.q_tokens)
 
