@@ -38,6 +38,8 @@ SELECTIONS = [
     Batch.draft_extend([3000] * 7, 2),
     Batch.extend([0], [4097]),
     Batch.extend([30000, 0, 5], [777, 100, 3000]),
+    # 2048 rows of up to 65536 scores.
+    Batch.extend([63488], [2048]),
 ]
 LOGITS = [
     Batch.extend([0], [2049]),

@@ -15,6 +15,7 @@ __all__ = [
     "SAMPLED_TOPK",
     "SELECTION_BYTES",
     "SOME_ROWS",
+    "TRITON_BYTES",
     "TRITON_SHAPE",
 ]
 
@@ -65,6 +66,13 @@ def _triton_shape(setting: Setting) -> tuple[Limit, ...]:
     return (Limit("True", why),)
 
 
+def _triton_bytes(setting: Setting) -> tuple[Limit, ...]:
+    profile = setting.profile
+    # Absorbed queries and mixed latents, in bf16. Rows are split only where there are few of them.
+    row_bytes = setting.heads * 2 * (profile.latent + profile.rank)
+    return rows_in_quarter_of_memory(row_bytes, "operands of the Triton kernel", setting)
+
+
 def _selection_bytes(setting: Setting) -> tuple[Limit, ...]:
     profile = setting.profile
     row_bytes = profile.index_topk * 2 * profile.latent
@@ -107,6 +115,9 @@ FEW_ROWS = Guard(
 TRITON_SHAPE = Guard(
     "triton_shape", "formula", "backend/kernels/sparse_mla.py: one block spans a latent",
     _triton_shape,
+)  # fmt: skip
+TRITON_BYTES = Guard(
+    "triton_bytes", "formula", "backend/kernels/sparse_mla.py: q and the output", _triton_bytes,
 )  # fmt: skip
 SELECTION_BYTES = Guard(
     "selection_bytes", "formula", "points/decode: each row's selection is gathered",

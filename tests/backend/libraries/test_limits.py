@@ -191,6 +191,7 @@ def test_a_batch_without_queries_is_for_no_kernel() -> None:
         (flash_mla.SPARSE_FWD_BYTES, Batch.extend([0], [32600]), 40),
         (flash_mla.WIDENED_BYTES, Batch.extend([2**23], [1]), 40),
         (limits.SELECTION_BYTES, Batch.decode([4096] * 3640), 40),
+        (limits.TRITON_BYTES, Batch.extend([0], [32600]), 40),
     ],
     ids=lambda value: value.name if isinstance(value, Guard) else "",
 )

@@ -96,6 +96,34 @@ def test_one_wrong_place_is_wrong(what: str) -> None:
     assert case.error_of(output) == float("inf") > case.tolerance
 
 
+def fast_topk_v2(scores: torch.Tensor, topk: int, kept: int) -> torch.Tensor:
+    """What sglang-kernel selects of one row: of the scores that share the top 8 bits of their fp16
+    value with the last one selected, it looks at the first `kept` that it comes across."""
+    bits = scores.half().view(torch.int16).int() & 0xFFFF
+    top = torch.where(bits >= 0x8000, ~bits & 0xFFFF, bits | 0x8000) >> 8
+    last = top.sort(descending=True).values[topk - 1]
+    surely = (top > last).nonzero().flatten()
+    candidates = (top == last).nonzero().flatten()[:kept]
+    best = candidates[scores[candidates].argsort(descending=True)]
+    return torch.cat((surely, best))[:topk].int()
+
+
+@pytest.mark.parametrize(
+    ("keys", "spread", "right"),
+    [(4096, 0.0, True), (4096, 0.01, True), (131072, 1.0, True), (240000, 1.0, True),
+     (300000, 1.0, False), (65536, 0.02, False)],
+)  # fmt: skip
+def test_a_kernel_that_keeps_4096_candidates_is_judged_by_the_scores_at_hand(
+    keys: int, spread: float, right: bool
+) -> None:
+    case = topk_case(Batch.decode([keys]), replace(H200, device=TINY.device), CPU)
+    if spread < 1:
+        case.padded.mul_(spread).add_(1.1)
+    output = fast_topk_v2(case.scores[0], 2048, 4096)[None]
+
+    assert (case.error_of(output) == 0) is right
+
+
 def test_sums_alone_cannot_be_measured() -> None:
     with pytest.raises(BatchError, match="lengths"):
         topk_case(BATCHES[0].sums, TINY, CPU)

@@ -38,7 +38,7 @@ ARMS = (
     ),
     Arm(
         "triton", mla.build_triton, _BOTH, archs=ANY_GPU,
-        guards=(limits.SOME_ROWS, limits.TRITON_SHAPE),
+        guards=(limits.SOME_ROWS, limits.TRITON_SHAPE, limits.TRITON_BYTES),
     ),
     Arm(
         "triton_split", mla.build_triton_split, _BF16, archs=_HOPPER,

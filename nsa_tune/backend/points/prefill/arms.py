@@ -58,7 +58,8 @@ MLA = (
     Arm(
         # Not where FlashMLA runs: so many times slower there that a sweep would be mostly its time.
         "mla/triton", mla.build_triton, _ANY, archs=ANY_GPU - flash_mla.ARCHS,
-        guards=(limits.SOME_ROWS, limits.TRITON_SHAPE), features=features.OF_MLA,
+        guards=(limits.SOME_ROWS, limits.TRITON_SHAPE, limits.TRITON_BYTES),
+        features=features.OF_MLA,
     ),
     Arm("mla/torch_sparse", mla.build_torch_sparse, _ANY, reference=True, features=features.OF_MLA),
     Arm("mla/torch_kv", mla.build_torch_kv, _PACKED, reference=True, features=features.OF_MLA),
