@@ -86,6 +86,19 @@ def test_explain_gives_reasons_in_words_and_as_json(shell: Shell, database: Path
     assert document["key"]["gpu"] == H100.name
 
 
+def test_explain_shows_where_a_layer_s_time_goes(shell: Shell, database: Path) -> None:
+    command = ("explain", "extend:30000+512", "--layer", *GPU, "--db", str(database))
+
+    text, document = shell(*command), json.loads(shell(*command, "--json").out)
+
+    assert "Where a pass's attention time goes (extend:30000+512)" in text.out
+    assert document["schema"] == "nsa-tune/explain/2"
+    steps = {step["name"]: step for step in document["layer"]["steps"]}
+    assert f"mla/{document['plan']['sparse_prefill']}" == steps["attention"]["arm"]
+    assert "the table has no times of indexer_topk" in steps["top-k"]["note"]
+    assert "layer" not in json.loads(shell(*command[:2], *command[3:], "--json").out)
+
+
 def test_layers_spread_what_is_computed_once_a_pass(shell: Shell) -> None:
     # Behind a long prefix flashmla_kv is the faster layer, and its schedule costs each pass.
     table = Path(nsa_tune.__file__).parent / "tables" / "h200_deepseek-v3.2_h64_fp8.tsv"
@@ -310,7 +323,7 @@ def test_an_unknown_csv_table_is_named(shell: Shell, database: Path) -> None:
     answer = shell("report", "--format", "csv", "--table", "winners", "--db", str(database))
 
     assert answer.code == 2
-    assert "use one of: crossovers, cells, costs, chunks, roofline, failures" in answer.err
+    assert "use one of: crossovers, cells, costs, chunks, steps, roofline, failures" in answer.err
 
 
 def test_a_file_that_cannot_be_written_is_a_sentence(

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from nsa_tune.backend.types.batch import Batch, Mode
+from nsa_tune.reports.analysis.layer_steps import arms_taken
 
 if TYPE_CHECKING:
     from nsa_tune.backend.baselines import Baseline
@@ -138,7 +139,9 @@ def _pass(policy: Policy, baseline: Baseline, batch: Batch) -> _Pass | None:
     if not timed:
         return None
     arm = min(timed, key=lambda name: timed[name].latency_us)
-    default = _default_arms(policy, baseline, batch)
+    default = arms_taken(
+        policy.point, lambda question: baseline.choose(question, batch, policy.setting)
+    )
     return _Pass(
         arm,
         timed[arm].latency_us,
@@ -146,12 +149,3 @@ def _pass(policy: Policy, baseline: Baseline, batch: Batch) -> _Pass | None:
         survey.refused,
         timed[arm].extrapolated,
     )
-
-
-def _default_arms(policy: Policy, baseline: Baseline, batch: Batch) -> set[str]:
-    """The arms that remain when every question is answered as the engine's baseline does."""
-    left = {arm.name for arm in policy.point.arms}
-    for question in policy.point.questions:
-        taken = set(question.choices.get(baseline.choose(question, batch, policy.setting), ()))
-        left -= {arm for arms in question.choices.values() for arm in arms} - taken
-    return left

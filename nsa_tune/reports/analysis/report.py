@@ -6,8 +6,9 @@ Every output format (terminal, markdown, CSV, JSON, HTML, pictures) only lays th
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 
 from nsa_tune.backend.baselines import DEFAULT_BASELINE, Baseline
@@ -15,6 +16,7 @@ from nsa_tune.backend.costmodel.policy import Policy
 from nsa_tune.backend.costmodel.surface import SharedPlaces
 from nsa_tune.backend.dispatch.decide import Verdict
 from nsa_tune.backend.points import POINTS
+from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.point import Point, Question, Setting
 from nsa_tune.backend.types.records import Key, Measurement, Status, Table
 from nsa_tune.reports.analysis.cached_policy import CachedPolicy
@@ -22,6 +24,7 @@ from nsa_tune.reports.analysis.cells import Cell, cells_of
 from nsa_tune.reports.analysis.chunk_sizes import ChunkCurve, chunk_curves
 from nsa_tune.reports.analysis.costs import Cost, cost_of_choice, cost_of_default
 from nsa_tune.reports.analysis.crossovers import Line, trace
+from nsa_tune.reports.analysis.layer_steps import LayerSteps, layer_steps, typical_batches
 from nsa_tune.reports.analysis.roofline import POINT as ROOFLINE
 from nsa_tune.reports.analysis.roofline import Achieved, Ceilings, achieved_of, ceilings_of
 from nsa_tune.reports.analysis.slices import Slice, slices_of
@@ -82,6 +85,8 @@ class Section:
     table: Table
     points: tuple[PointReport, ...]
     failures: tuple[Failure, ...]
+    layers: tuple[LayerSteps, ...]
+    """Where the attention time of typical batches goes; batches without any time are left out."""
     ceilings: Ceilings | None
     """What the device reaches; None unless the table has measurements of both a copy and a matrix
     product."""
@@ -143,7 +148,29 @@ def _section(
         for name, point in points.items()
         if name in by_point
     )
-    return Section(table, reports, tuple(_failures(table.measurements)), ceilings)
+    layers = tuple(_layers(reports, points, setting, baseline, ceilings))
+    return Section(table, reports, tuple(_failures(table.measurements)), layers, ceilings)
+
+
+def _layers(
+    reports: Iterable[PointReport], points: Mapping[str, Point], setting: Setting,
+    baseline: Baseline, ceilings: Ceilings | None,
+) -> Iterator[LayerSteps]:  # fmt: skip
+    """The steps of typical batches; those of points that the table has nothing of have no time."""
+    here = {report.point.name: report.policy for report in reports}
+    policies: dict[str, Policy] = {}
+    for name, point in points.items():
+        if setting.profile.family in point.families:
+            policies[name] = here.get(name) or Policy.fit(point, setting, ())
+    for batch in typical_batches(here):
+        found = layer_steps(batch, policies, setting, baseline, partial(_taken, batch), ceilings)
+        if any(step.latency_us for step in found.steps):
+            yield found
+
+
+def _taken(batch: Batch, policy: Policy, question: Question) -> str | None:
+    """What the table takes."""
+    return policy.decide(question, batch).choice if isinstance(policy, CachedPolicy) else None
 
 
 def _point_report(policy: CachedPolicy, ceilings: Ceilings | None) -> PointReport:

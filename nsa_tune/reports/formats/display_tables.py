@@ -13,6 +13,7 @@ from nsa_tune.backend.types.records import Status
 from nsa_tune.reports.analysis.chunk_sizes import ChunkCurve
 from nsa_tune.reports.analysis.costs import Cost, worst_first
 from nsa_tune.reports.analysis.crossovers import Line
+from nsa_tune.reports.analysis.layer_steps import LayerSteps, Step
 from nsa_tune.reports.analysis.report import PointReport, QuestionReport, Section
 from nsa_tune.reports.analysis.roofline import Achieved, share_text
 
@@ -27,6 +28,7 @@ __all__ = [
     "display_tables",
     "failure_table",
     "fingerprint",
+    "layer_table",
     "roofline_table",
     "worst_table",
 ]
@@ -90,6 +92,7 @@ def display_tables(section: Section, baseline: str) -> Iterator[DisplayTable]:
         choices_table(section),
         cost_table(section, baseline),
         worst_table(section.questions, baseline),
+        *(layer_table(one, baseline) for one in section.layers),
         *(chunk_table(point, baseline) for point in section.points),
         *(roofline_table(section, point) for point in section.points if point.achieved),
         failure_table(section),
@@ -210,6 +213,62 @@ def worst_table(
         rows=tuple(rows),
         numeric=frozenset({3, 5, 6}),
     )
+
+
+def layer_table(found: LayerSteps, baseline: str) -> DisplayTable:
+    """Where the attention time of one batch's pass goes, step by step."""
+    return DisplayTable(
+        title=f"Where a pass's attention time goes ({_shortened(found.batch)})",
+        columns=("step", "taken", "us a layer", "us once a pass", "ms a pass", "of the pass",
+                 "next best us", f"{baseline} takes", "us", "least us", "bound by", "of the limit"),
+        rows=tuple(_step_row(step, found) for step in found.steps),
+        numeric=frozenset({2, 3, 4, 5, 6, 8, 9, 11}),
+        note=_layer_note(found, baseline),
+    )  # fmt: skip
+
+
+def _step_row(step: Step, found: LayerSteps) -> tuple[str, ...]:
+    us, least = step.latency_us, step.least_us
+    share = f"{us / found.total_us:.0%}" if us is not None and found.total_us else "-"
+    return (
+        step.name, step.arm or "-", _us(us), _us(step.pass_us),
+        "-" if us is None else f"{us * found.layers / 1e3:.3g}", share,
+        _us(step.next_best_us), step.default or "-", _us(step.default_us), _us(least),
+        step.bound or "-", share_text(least / us if us and least is not None else None),
+    )  # fmt: skip
+
+
+def _us(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"
+
+
+def _layer_note(found: LayerSteps, baseline: str) -> str:
+    """What the steps add up to, what choices decide of it, and what is not known."""
+    if not found.steps:
+        return "No decision point of this model has batches of this mode."
+    if len(found.untimed) == len(found.steps):
+        return " ".join(
+            ["No step has a time.", *(f"{one.name}: {one.note}." for one in found.steps)]
+        )
+    word = "1 layer" if found.layers == 1 else f"{found.layers} layers"
+    sums = f"{word} of each step take {_ms(found.total_us, found)} a pass"
+    sums += f"; by the next best way of each step {_ms(found.next_best_us, found)}"
+    if found.default_us is not None:
+        sums += f"; by {baseline}'s own choices {_ms(found.default_us, found)}"
+    notes = [f"{step.name}: {step.note}." for step in found.steps if step.note]
+    lacking = ", ".join(step.name for step in found.untimed)
+    without = [f"Not counted: {lacking}."] if lacking else []
+    return " ".join([f"{sums}.", *without, *notes])
+
+
+def _ms(layer_us: float, found: LayerSteps) -> str:
+    more = layer_us / found.total_us - 1 if found.total_us else 0.0
+    text = f"{layer_us * found.layers / 1e3:.4g} ms"
+    return f"{text} ({more:+.1%})" if more else text
+
+
+def _shortened(word: str) -> str:
+    return word if len(word) <= 60 else f"{word[:57]}..."
 
 
 def chunk_table(point: PointReport, baseline: str) -> DisplayTable:

@@ -83,6 +83,15 @@ def _chunks(report: Report) -> Iterator[Row]:
                            one.default_us, " ".join(one.arms), one.extrapolated)  # fmt: skip
 
 
+def _steps(report: Report) -> Iterator[Row]:
+    for section in report.sections:
+        for layer in section.layers:
+            for one in layer.steps:
+                yield (*_who(section), layer.batch, layer.layers, one.name, one.point, one.arm,
+                       one.latency_us, one.pass_us, one.default, one.default_us, one.least_us,
+                       one.bound, one.note)  # fmt: skip
+
+
 def _roofline(report: Report) -> Iterator[Row]:
     for section in report.sections:
         for point in section.points:
@@ -110,6 +119,11 @@ FLAT = {
     "chunks": FlatTable(
         (*_WHO, "point", "prompt", "chunk", "total_us", "default_us", "arms", "extrapolated"),
         _chunks,
+    ),
+    "steps": FlatTable(
+        (*_WHO, "batch", "layers", "step", "point", "arm", "latency_us", "pass_us", "default",
+         "default_us", "least_us", "bound", "note"),
+        _steps,
     ),
     "roofline": FlatTable(
         (*_WHO, "point", "batch", "arm", "precision", "flops_a_byte", "flops_per_s",

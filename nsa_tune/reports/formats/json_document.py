@@ -44,6 +44,7 @@ def _section(section: Section) -> dict[str, Any]:
             }
             for point in section.points
         ],
+        "layers": [asdict(layer) for layer in section.layers],
         "ceilings": None if section.ceilings is None else asdict(section.ceilings),
         "failures": [asdict(failure) for failure in section.failures],
     }

@@ -25,6 +25,7 @@ from nsa_tune.reports.formats.display_tables import (
     cost_table,
     crossover_table,
     failure_table,
+    layer_table,
     roofline_table,
     worst_table,
 )
@@ -36,6 +37,7 @@ __all__ = ["VIEWS", "Drawn", "cards_of"]
 VIEWS = {
     "crossovers": "Crossovers",
     "cost": "Default's cost",
+    "layers": "Time by step",
     "chunks": "Chunk size",
     "roofline": "Roofline",
     "failures": "Failures",
@@ -62,6 +64,7 @@ def cards_of(report: Report, number: int, drawn: Drawn | None) -> str:
     cards = [
         *_crossovers(section, start, report.baseline, drawn),
         *_costs(section, start, report.baseline, drawn),
+        *_layers(section, report.baseline),
         *_chunks(section, start, report.baseline, drawn),
         *_rooflines(section, start, drawn),
         _failures(section),
@@ -168,6 +171,17 @@ def _without_question(table: DisplayTable) -> DisplayTable:
         rows=tuple(row[1:] for row in table.rows),
         numeric=frozenset(column - 1 for column in table.numeric),
     )
+
+
+# --- where the time goes
+
+
+def _layers(section: Section, baseline: str) -> Iterator[str]:
+    for found in section.layers:
+        table = layer_table(found, baseline)
+        yield article("layers", heading(table) + html_table(table))
+    if not section.layers:
+        yield article("layers", "<p>No batch as large as the typical ones was measured.</p>")
 
 
 # --- chunk sizes

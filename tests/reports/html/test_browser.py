@@ -206,8 +206,8 @@ def test_the_keyboard_reaches_views_filters_lines_and_tables(visit: Visit) -> No
 
     # A chart that is wider than the window scrolls, and then the keyboard reaches it too.
     steps = [name for name in reached if name != "chart vega-embed"]
-    assert steps[:13] == [
-        "skip", *["view"] * 5, "filter-heads", "filter-kv", "filter-versions", "filter-point",
+    assert steps[:14] == [
+        "skip", *["view"] * 6, "filter-heads", "filter-kv", "filter-versions", "filter-point",
         "filter-question", "line", "scroll",
     ]  # fmt: skip
 
