@@ -87,6 +87,7 @@ def run_counts(result: RunResult) -> dict[str, Any]:
         "workers_replaced": result.replaced,
         "seconds": round(result.seconds, 1),
         "expected_regret": dict(result.expected_regret),
+        "left_out": {name: asdict(one) for name, one in result.left_out.items()},
         "units": [{**asdict(unit), "out_of_line": unit.out_of_line} for unit in result.units],
     }
 

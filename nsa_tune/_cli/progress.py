@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
 from rich.table import Column
 from rich.text import Text
@@ -27,12 +27,12 @@ _LINE_EVERY_S = 10.0
 
 
 class RunProgress:
-    """Counts wins, arms and failures, and prints what is unusual."""
+    """Counts batches, wins and failures, and prints what is unusual."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
         self.wins: dict[str, Counter[str]] = {}
-        self.arms = 0
+        self.measured = 0
         self.failed = 0
         self.quarantined = 0
         self.batches = 0
@@ -43,18 +43,18 @@ class RunProgress:
         known = f"; {skipped} measurements are stored already" if skipped else ""
         self._say(
             f"{key.model}, {setting.heads} local heads, {key.kv_layout} on {key.gpu}: "
-            f"{batches} batches to measure{known}"
+            f"about {batches} batches to measure{known}"
         )
 
     def batch(
         self, done: int, total: int, point: Point, batch: Batch, rows: Sequence[Measurement],
         seconds: float,
     ) -> None:  # fmt: skip
-        """Count the fastest arm of a batch, and print failures."""
+        """Count a batch and its fastest arm, and print failures."""
         timed = [(row.latency_us, row.arm) for row in rows if row.latency_us is not None]
         if timed:
             self.wins.setdefault(point.name, Counter())[min(timed)[1]] += 1
-        self.arms += len(rows)
+        self.measured += 1
         for row in rows:
             if row.status is not Status.OK:
                 self.failed += 1
@@ -66,10 +66,10 @@ class RunProgress:
         self._say(incident.text)
 
     def pace(self, seconds: float) -> str:
-        """Arms measured per second, and how many failed or are quarantined."""
-        words = [f"{self.arms / seconds:.1f} arms/s" if seconds > 0 else "starting"]
+        """Batches measured per second, and how many arms failed or are quarantined."""
+        words = [f"{self.measured / seconds:.1f} batches/s" if seconds > 0 else "starting"]
         if self.failed:
-            words.append(f"{self.failed} failed")
+            words.append(f"{self.failed} {'arm' if self.failed == 1 else 'arms'} failed")
         if self.quarantined:
             words.append(f"{self.quarantined} quarantined")
         return ", ".join(words)
@@ -100,7 +100,7 @@ class LineProgress(RunProgress):
             self._next_line_at = seconds + _LINE_EVERY_S
             left = seconds / done * (total - done)
             self._say(
-                f"{done}/{total} batches, {seconds:.0f} s, about {left:.0f} s left, "
+                f"{_count(done, total)}, {seconds:.0f} s, about {left:.0f} s more, "
                 f"{self.pace(seconds)}; last {batch}; wins in {point.name}: {self.standing(point)}"
             )
 
@@ -114,7 +114,7 @@ class BarProgress(RunProgress):
         rest = Column(ratio=1, no_wrap=True, overflow="ellipsis")
         self.bar = RichProgress(
             BarColumn(bar_width=16),
-            MofNCompleteColumn(table_column=Column(no_wrap=True, min_width=9)),
+            TextColumn("{task.fields[count]}", table_column=Column(no_wrap=True, min_width=24)),
             TimeRemainingColumn(table_column=Column(no_wrap=True, min_width=8)),
             TextColumn("{task.fields[pace]}  {task.fields[batch]}  {task.fields[standing]}",
                        markup=False, table_column=rest),
@@ -122,13 +122,13 @@ class BarProgress(RunProgress):
             transient=True,
             expand=True,
         )  # fmt: skip
-        self._task = self.bar.add_task("", total=None, pace="starting", batch="",
+        self._task = self.bar.add_task("", total=None, count="", pace="starting", batch="",
                                        standing="")  # fmt: skip
 
     def start(self, setting: Setting, key: Key, batches: int, skipped: int) -> None:
         """Also sets the length of the bar."""
         super().start(setting, key, batches, skipped)
-        self.bar.update(self._task, total=self.batches)
+        self.bar.update(self._task, total=self.batches, count=_count(0, self.batches))
 
     def batch(
         self, done: int, total: int, point: Point, batch: Batch, rows: Sequence[Measurement],
@@ -136,8 +136,16 @@ class BarProgress(RunProgress):
     ) -> None:  # fmt: skip
         """Also moves the bar."""
         super().batch(done, total, point, batch, rows, seconds)
-        self.bar.update(self._task, completed=done, total=total, pace=self.pace(seconds),
-                        batch=str(batch), standing=self.standing(point))  # fmt: skip
+        self.bar.update(
+            self._task, completed=done, total=total, count=_count(done, total),
+            pace=self.pace(seconds), batch=str(batch), standing=self.standing(point),
+        )  # fmt: skip
+
+
+def _count(done: int, total: int) -> str:
+    """Batches measured and left; how many are left, a search can only guess."""
+    left = f", about {total - done} left" if total > done else ""
+    return f"{done} {'batch' if done == 1 else 'batches'} measured{left}"
 
 
 class _Silent(RunProgress):

@@ -31,9 +31,6 @@ if TYPE_CHECKING:
 
 __all__ = ["run"]
 
-_CAP = 0.5
-"""The search's estimate for a batch ends here (`autotune/search/contenders.py`), before scaling."""
-
 
 @grouped
 def run(
@@ -142,25 +139,23 @@ def _print_result(result: RunResult, request: RunRequest, *, as_document: bool) 
     typer.echo(json_documents.as_text(document))
 
 
-def _share(regret: float) -> str:
-    """`regret` in percent. At the cap it is not an estimate, only that much or more."""
-    return f"{_CAP:.0%} or more" if regret > _CAP - 0.0005 else f"{regret:.1%}"
-
-
 def _print_summary(result: RunResult, request: RunRequest) -> None:
+    batches = sum(unit.batches for unit in result.units)
     for arm in result.quarantined:
         say(f"quarantined: {arm.arm} of {arm.point}, not tried again without --fresh: {arm.reason}")
     say(
-        f"{result.outcome}: {result.measured} measurements in {result.seconds:.0f} s, "
-        f"{result.failed} failed, {result.skipped} stored before; in {request.database}"
+        f"{result.outcome}: {batches} {'batch' if batches == 1 else 'batches'} in "
+        f"{result.seconds:.0f} s: {result.measured} measurements, {result.failed} of them failed, "
+        f"{result.skipped} stored before; in {request.database}"
     )
-    if not result.expected_regret:
-        return
-    left = ", ".join(f"{name} {_share(r)}" for name, r in result.expected_regret.items())
-    say(f"expected regret on the worst tenth of batches: {left}")
+    if result.left_out:
+        left = ", ".join(f"{name} {one}" for name, one in result.left_out.items())
+        say(f"mean regret on batches that were not measured, by leaving measured ones out: {left}")
     target = request.target_regret
-    if result.outcome == "done" and max(result.expected_regret.values()) > target:
+    bound = max(result.expected_regret.values(), default=0.0)
+    if result.outcome == "done" and bound > target:
         say(
-            f"the target of {target:.1%} is not reached: more batches no longer lowered the regret "
-            "or the target allows no more measurements; --target-regret 0 measures the whole grid"
+            f"the search's bound for the worst tenth of batches, which is cautious, is still over "
+            f"{target:.1%}: more batches no longer lowered it, or the target allows no more "
+            "measurements; --target-regret 0 measures the whole grid"
         )

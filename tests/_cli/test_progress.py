@@ -44,7 +44,7 @@ def test_the_start_names_model_heads_layout_and_device() -> None:
     progress.start(SETTING, key_of(), 12, 34)
 
     assert _text(progress) == (
-        "deepseek-v3.2, 128 local heads, fp8_packed on NVIDIA H100 80GB HBM3: 12 batches to "
+        "deepseek-v3.2, 128 local heads, fp8_packed on NVIDIA H100 80GB HBM3: about 12 batches to "
         "measure; 34 measurements are stored already\n"
     )
 
@@ -57,8 +57,10 @@ def test_plain_lines_are_printed_every_ten_seconds_and_at_the_end() -> None:
 
     assert isinstance(progress, LineProgress)
     assert _text(progress).splitlines() == [
-        "2/4 batches, 12 s, about 12 s left, 0.3 arms/s; last extend:0+64; wins in toy: steep/a 2",
-        "4/4 batches, 14 s, about 0 s left, 0.6 arms/s; last extend:0+64; wins in toy: steep/a 4",
+        "2 batches measured, about 2 left, 12 s, about 12 s more, 0.2 batches/s; last extend:0+64; "
+        "wins in toy: steep/a 2",
+        "4 batches measured, 14 s, about 0 s more, 0.3 batches/s; last extend:0+64; "
+        "wins in toy: steep/a 4",
     ]
 
 
@@ -80,8 +82,8 @@ def test_a_terminal_gets_a_bar_with_the_batch_and_the_winner() -> None:
         assert isinstance(progress, BarProgress)
         progress.bar.refresh()
 
-    assert "1/2" in _text(progress)
-    assert "2.0 arms/s  extend:0+64  steep/a 1" in _text(progress)
+    assert "1 batch measured, about 1 left" in _text(progress)
+    assert "1.0 batches/s  extend:0+64  steep/a 1" in _text(progress)
 
 
 @pytest.mark.parametrize("terminal", [True, False])
@@ -113,5 +115,5 @@ def test_failures_and_quarantined_arms_are_counted_with_the_pace() -> None:
     progress.batch(1, 4, POINT, BATCH, [*_rows(10.0)[:1], failed], 4.0)
     progress.incident(Incident("quarantined", "flat/a of toy is quarantined"))
 
-    assert progress.pace(4.0) == "0.5 arms/s, 1 failed, 1 quarantined"
+    assert progress.pace(4.0) == "0.2 batches/s, 1 arm failed, 1 quarantined"
     assert "flat/a of toy is quarantined\n" in _text(progress)

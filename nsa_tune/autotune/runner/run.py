@@ -16,6 +16,7 @@ from nsa_tune.autotune.runner.progress import Incident, NoProgress, Progress
 from nsa_tune.autotune.runner.quarantine import Quarantined
 from nsa_tune.autotune.runner.row_writer import flush_all
 from nsa_tune.autotune.runner.sweep import Sweep
+from nsa_tune.autotune.search.left_out import LeftOut, left_out
 from nsa_tune.autotune.search.schedule import MakeSchedule
 from nsa_tune.autotune.search.strategy import schedule_for
 from nsa_tune.autotune.worker.executor import Executor
@@ -82,8 +83,11 @@ class RunResult:
     """"done", "budget" or "interrupted"."""
     seconds: float
     expected_regret: Mapping[str, float] = field(default_factory=dict)
-    """By question: the regret that is expected on the worst tenth of batches, the largest over the
-    run's keys. Empty without a target regret."""
+    """By question: the search's bound of the regret on the worst tenth of batches, the largest over
+    the run's keys. It is cautious, several times too high. Empty without a target regret."""
+    left_out: Mapping[str, LeftOut] = field(default_factory=dict)
+    """By question: the regret of what is stored on batches that were left out of the fit, the
+    largest over the run's keys."""
 
     @property
     def table(self) -> Table:
@@ -225,8 +229,9 @@ def _result(
             progress.incident(Incident("unit_out_of_line", text, asdict(unit)))
     for sweep in sweeps:
         refit(store, sweep.key)
+    tables = tuple(store.table(sweep.key) for sweep in sweeps)
     return RunResult(
-        tables=tuple(store.table(sweep.key) for sweep in sweeps),
+        tables=tables,
         measured=sum(sweep.measured for sweep in sweeps),
         skipped=sum(sweep.skipped for sweep in sweeps),
         failed=sum(sweep.failed for sweep in sweeps),
@@ -236,6 +241,10 @@ def _result(
         outcome=outcome,
         seconds=pool.seconds,
         expected_regret=_worst(sweep.schedule.expected_regret() for sweep in sweeps),
+        left_out=_least_sure(
+            left_out(sweep.points, sweep.setting, table.measurements)
+            for sweep, table in zip(sweeps, tables, strict=True)
+        ),
     )
 
 
@@ -244,6 +253,15 @@ def _worst(found: Iterable[Mapping[str, float]]) -> dict[str, float]:
     for expected in found:
         for name, regret in expected.items():
             worst[name] = max(regret, worst.get(name, 0.0))
+    return worst
+
+
+def _least_sure(found: Iterable[Mapping[str, LeftOut]]) -> dict[str, LeftOut]:
+    worst: dict[str, LeftOut] = {}
+    for estimates in found:
+        for name, one in estimates.items():
+            if name not in worst or one.most > worst[name].most:
+                worst[name] = one
     return worst
 
 

@@ -42,6 +42,7 @@ class Sweep:
         arguments: Mapping[str, object], make_schedule: MakeSchedule,
     ) -> None:  # fmt: skip
         self.key = devices[0].key
+        self.points = tuple(points)
         # Guards use the limits that `nsa-tune probe` found on such a device.
         self.setting = replace(devices[0].setting, limits=store.limits(self.key))
         known = [] if arguments["fresh"] else store.current(self.key)

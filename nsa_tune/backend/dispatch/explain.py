@@ -169,16 +169,23 @@ def _lines(plan: Plan, source: str, layers: int) -> Iterator[str]:
 
 def _figures(reason: Reason) -> Iterator[str]:
     for choice, time_us in sorted(reason.estimates_us.items(), key=lambda item: item[1]):
-        low_us, high_us = reason.intervals_us[choice]
-        yield (
-            f"    {choice:<16} {_microseconds(time_us):>10}  "
-            f"[{_microseconds(low_us)}, {_microseconds(high_us)}]"
-        )
+        interval = _interval(*reason.intervals_us[choice])
+        yield f"    {choice:<16} {_microseconds(time_us):>10}  [{interval}]"
     yield f"    decided by {reason.source}"
     if reason.expected_regret is not None:
         yield f"    expected regret {reason.expected_regret:.2%}"
     for choice, change in reason.to_win.items():
         yield f"    {choice} would win with {change}"
+
+
+_HARDLY_KNOWN = 100.0
+"""Ends of an interval that are this factor apart say only that little is known."""
+
+
+def _interval(low_us: float, high_us: float) -> str:
+    if high_us > _HARDLY_KNOWN * low_us:
+        return "may be off by more than 10x: too little is measured nearby"
+    return f"{_microseconds(low_us)}, {_microseconds(high_us)}"
 
 
 _MOST_ROWS = 3
@@ -224,9 +231,10 @@ def _limits(consulted: Iterable[Consulted]) -> Iterator[str]:
     if by_arm:
         yield "limits asked"
     for arm, guards in by_arm.items():
-        words = [guard.guard if guard.reason is None else f"not {guard.guard}" for guard in guards]
-        allowed = "forbidden" if guards[-1].reason else "allowed"
-        yield f"    {arm}: {allowed} ({', '.join(words)})"
+        kept = ", ".join(guard.guard for guard in guards if guard.reason is None) or "none"
+        passed = [guard.guard for guard in guards if guard.reason is not None]
+        allowed = f"forbidden by {passed[0]}" if passed else "allowed"
+        yield f"    {arm}: {allowed} (limits kept: {kept})"
 
 
 def _key(key: Key) -> str:

@@ -79,7 +79,16 @@ def test_an_explanation_has_all_of_it(opened: Dispatcher) -> None:
     assert "would win with" in text
     assert "estimates are interpolated from" in text
     assert "limits asked" in text
-    assert "mha/fa3: allowed (some_rows, dense_exact, chunk_capacity, not_captured, " in text
+    assert (
+        "mha/fa3: allowed (limits kept: some_rows, dense_exact, chunk_capacity, not_captured, "
+        in text
+    )
+
+
+def test_an_explanation_names_the_limit_that_forbids_an_arm(opened: Dispatcher) -> None:
+    text = opened.explain(Batch.extend([4000], [100]))
+
+    assert "mha/fa3: forbidden by dense_exact (limits kept: some_rows)" in text
 
 
 def test_every_reason_of_any_plan_can_be_made(opened: Dispatcher) -> None:

@@ -188,3 +188,19 @@ def test_a_contradiction_names_the_latency_models() -> None:
         "for mla (20 us)",
         "the latency models take mla; too little is measured nearby to confirm it",
     ]
+
+
+def test_an_interval_that_says_nothing_is_told_in_words() -> None:
+    """Times that jump by a factor of 1000 from one batch to the next."""
+    jumping = {name: lambda batch: (1.0, 1000.0)[batch.q_tokens.bit_length() % 2] for name in TIMES}
+    batch = Batch.extend([0], [100])
+    found = Dispatcher(SETTING, [policy_of(jumping)], source="made up")
+
+    intervals = [
+        high / low
+        for reason in found.plan(batch).reasons.values()
+        for low, high in reason.intervals_us.values()
+    ]
+    assert max(intervals) > 100
+    assert "[may be off by more than 10x: too little is measured nearby]" in found.explain(batch)
+    assert "off by more" not in _explained(batch)

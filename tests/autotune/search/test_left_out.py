@@ -1,0 +1,103 @@
+"""Remaining regret, by leaving measured batches out of the fit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import log2
+from statistics import fmean
+
+import pytest
+
+from benchmarks.adaptive import regrets, setting_of
+from benchmarks.left_out import held_out_of, partial_run
+from nsa_tune import Batch
+from nsa_tune.autotune.search.left_out import LeftOut, left_out
+from nsa_tune.backend.points import POINTS
+from nsa_tune.backend.types.formula import Formulas
+from nsa_tune.backend.types.layouts import KVLayout
+from nsa_tune.backend.types.point import Setting
+from nsa_tune.backend.types.profiles import profile_of
+from nsa_tune.backend.types.records import Device, Measurement, Status
+from nsa_tune.db.reader import read_text, shipped
+from tests.autotune.fake_point import runnable
+
+SETTING = Setting(profile_of("tiny"), 4, KVLayout.FP8_PACKED, Device("CPU", "cpu"))
+FORMULAS = Formulas({}, ("kv_tokens",), {"kv_tokens": "log2(kv_tokens)"}, functions={"log2": log2})
+POINT = replace(runnable("fast", "slow", batches=40), formulas=lambda setting: FORMULAS)
+
+
+def row(tokens: int, arm: str, us: float) -> Measurement:
+    batch = str(Batch.decode([tokens]))
+    return Measurement(POINT.name, batch, arm, Status.OK, us, 0.99 * us, 1.01 * us, 8)
+
+
+def rows(*, broken: int = 0) -> list[Measurement]:
+    """Forty batches on which "fast" is faster by a fifth; on every `broken`-th "slow" is."""
+    found = []
+    for i, tokens in enumerate(range(1, 81, 2)):
+        turned = broken and i % broken == 0
+        found += [row(tokens, "fast", 150.0 if turned else 100.0), row(tokens, "slow", 120.0)]
+    return found
+
+
+def test_choices_that_hold_everywhere_lose_nothing_and_may_lose_a_little() -> None:
+    (one,) = left_out([POINT], SETTING, rows()).values()
+
+    assert (one.mean, one.batches) == (0.0, 40)
+    assert 0 < one.most < 0.005
+
+
+def test_what_no_model_foresees_is_counted() -> None:
+    """Every fourth batch loses a quarter by the choice that the others suggest."""
+    (one,) = left_out([POINT], SETTING, rows(broken=4)).values()
+
+    assert one.mean == pytest.approx(0.25 / 4, rel=0.5)
+    assert one.mean < one.most
+
+
+def test_a_layer_s_share_of_the_pass_counts() -> None:
+    """By the time of a layer alone "fast" would be right everywhere."""
+    share = 40.0 * SETTING.sharing
+    shared = [replace(one, pass_us=share) if one.arm == "fast" else one for one in rows()]
+    (one,) = left_out([POINT], SETTING, shared).values()
+
+    assert one.mean == 0
+    (plain,) = left_out([POINT], SETTING, [replace(r, pass_us=None) for r in shared]).values()
+    assert plain.mean == 0
+
+
+def test_a_choice_that_was_not_timed_is_taken_for_slow() -> None:
+    """On the last batches "fast" was left out, as clearly slower, beside a third arm."""
+    point = replace(runnable("fast", "slow", "wrong"), formulas=lambda setting: FORMULAS)
+    found = [one for one in rows() if one.arm != "fast" or Batch.parse(one.batch).kv_tokens < 60]
+    more = [row(tokens, "wrong", 130.0) for tokens in range(1, 81, 2)]
+    (one,) = left_out([point], SETTING, [*found, *more]).values()
+
+    assert one.mean > 0.01
+
+
+def test_nothing_is_said_of_a_single_batch_or_of_single_arms() -> None:
+    assert left_out([POINT], SETTING, rows()[:2]) == {}
+    assert left_out([POINT], SETTING, [one for one in rows() if one.arm == "fast"]) == {}
+    assert left_out([POINT], SETTING, []) == {}
+
+
+def test_in_words() -> None:
+    assert str(LeftOut(0.0005, 0.004, 30)) == "0.05% (at most 0.4%)"
+    assert str(LeftOut(0.4, 0.9, 3)) == "hardly known from 3 batches"
+
+
+@pytest.mark.parametrize("most_rows", [200, 0])
+def test_the_truth_on_held_out_batches_is_within_what_a_partial_run_says(most_rows: int) -> None:
+    """docs/method.md has the figures of all tables; this holds the claim on one of them."""
+    path = next(path for path in shipped() if path.stem == "h200_deepseek-v3.2_h128_fp8")
+    table, held_out = read_text(path), held_out_of(path)
+    assert held_out is not None
+    found, bounds = partial_run(table, most_rows, 0)
+    estimates = left_out(POINTS.values(), setting_of(table), found)
+
+    truth = {name: fmean(losses) for name, losses in regrets(found, table, held_out).items()}
+    assert truth.keys() <= estimates.keys() & bounds.keys()
+    assert all(truth[name] <= estimates[name].most for name in truth)
+    if not most_rows:
+        assert fmean(estimates[name].mean for name in truth) < 0.005
