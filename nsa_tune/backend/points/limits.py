@@ -14,6 +14,7 @@ __all__ = [
     "NOT_CAPTURED",
     "SAMPLED_TOPK",
     "SELECTION_BYTES",
+    "SEVERAL_QUERIES",
     "SOME_ROWS",
     "TRITON_BYTES",
     "TRITON_SHAPE",
@@ -108,6 +109,14 @@ def _few_rows(setting: Setting) -> tuple[Limit, ...]:
     return (Limit(f"q_tokens > {_FEW}", why),)
 
 
+def _several_queries(setting: Setting) -> tuple[Limit, ...]:
+    del setting
+    return (Limit("next_n == 1", "with next_n 1 flashmla_kv_grouped is flashmla_kv itself"),)
+
+
+SEVERAL_QUERIES = Guard(
+    "several_queries", "semantic", "a row of one query: flashmla_kv itself", _several_queries
+)
 FEW_ROWS = Guard(
     "few_rows", "semantic", "kernels/split_sparse_mla.py: slower than any other arm beyond",
     _few_rows,

@@ -158,6 +158,8 @@ _PACKED = frozenset({KVLayout.FP8_PACKED})
 READS: Mapping[str, frozenset[KVLayout]] = {
     "flashmla_sparse": _BF16,
     "flashmla_kv": _PACKED,
+    "flashmla_kv_grouped": _PACKED,
+    "flashmla_kv_mixed": _PACKED,
     "fa3": _BF16,
     "tilelang": _BF16,
     "triton": _BF16 | _PACKED,

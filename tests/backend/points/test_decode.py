@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from random import Random
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from nsa_tune import Batch
 from nsa_tune.backend.costmodel.features import Features
 from nsa_tune.backend.hardware.detect import KNOWN
 from nsa_tune.backend.kernels import split_sparse_mla
+from nsa_tune.backend.kernels.packed_fp8 import dequantize_reference
 from nsa_tune.backend.kernels.sparse_mla import sparse_mla_reference
 from nsa_tune.backend.libraries.flash_mla import calls as flash_mla
 from nsa_tune.backend.libraries.flashinfer import calls as flashinfer
@@ -121,7 +123,7 @@ def test_trtllm_gets_pages_slots_and_the_lengths_before_selection(
 @pytest.mark.parametrize(
     ("change", "names"),
     [
-        (lambda s: s, ["flashmla_kv", "flashmla_sparse", "triton"]),
+        (lambda s: s, ["flashmla_kv", "flashmla_kv_grouped", "flashmla_sparse", "triton"]),
         (
             lambda s: replace(s, layout=KVLayout.BF16),
             ["fa3", "flashmla_sparse", "triton", "triton_split"],
@@ -212,8 +214,54 @@ def test_an_arm_over_a_bf16_pool_passes_what_its_kernel_reads(
     assert case.error_of(output) < case.tolerance
 
 
-def test_only_the_arm_with_a_schedule_has_a_cost_of_a_pass() -> None:
-    assert [arm.name for arm in DECODE.arms if arm.first is not None] == ["flashmla_kv"]
+def sparse_decode(
+    q: torch.Tensor, pool: torch.Tensor, indices: torch.Tensor, scale: float, schedule: object
+) -> torch.Tensor:
+    """FlashMLA's contract: q [rows, queries a row, heads, width], indices alike."""
+    assert schedule is not None and q.shape[:2] == indices.shape[:2]
+    flat = pool.view(torch.uint8).flatten(0, 2)
+    latents = dequantize_reference(flat, torch.arange(len(flat)), 128, 32)
+    out = sparse_mla_reference(q.flatten(0, 1), latents, indices.flatten(0, 1), scale, 128)
+    by_row: torch.Tensor = out.unflatten(0, q.shape[:2])
+    return by_row
+
+
+@pytest.mark.parametrize("batch", BATCHES, ids=str)
+@pytest.mark.parametrize("name", ["flashmla_kv", "flashmla_kv_grouped"])
+def test_flashmla_reads_the_packed_pool_in_rows_of_either_shape(
+    batch: Batch, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shapes = []
+
+    def kernel(q: torch.Tensor, *more: Any) -> torch.Tensor:
+        shapes.append(q.shape[:2])
+        return sparse_decode(q, *more)
+
+    monkeypatch.setattr(flash_mla, "sparse_decode", kernel)
+    monkeypatch.setattr(flash_mla, "new_schedule", object)
+    case, arm = prefill_case(batch, TINY, CPU), DECODE.arm(name)
+    assert arm.first is not None
+    for build in (arm.build, arm.first):
+        assert case.error_of(build(case)()) < case.tolerance
+
+    rows = batch.batch_size if name == "flashmla_kv_grouped" else batch.q_tokens
+    assert shapes == [(rows, batch.q_tokens // rows)] * 2
+
+
+def test_rows_of_one_query_are_not_measured_twice() -> None:
+    arm = DECODE.arm("flashmla_kv_grouped")
+    setting = replace(H100, libraries={"sgl-flash-mla": "1.0.0"})
+
+    assert arm.allowed(Batch.decode([5000]), setting) == (
+        "with next_n 1 flashmla_kv_grouped is flashmla_kv itself"
+    )
+    assert arm.allowed(Batch.verify([5000], 2), setting) is None
+
+
+def test_only_the_arms_with_a_schedule_have_a_cost_of_a_pass() -> None:
+    assert [arm.name for arm in DECODE.arms if arm.first is not None] == [
+        "flashmla_kv", "flashmla_kv_grouped",
+    ]  # fmt: skip
 
 
 def test_a_layer_reads_the_schedule_of_its_pass_and_the_first_makes_it(

@@ -14,6 +14,9 @@ import torch
 from nsa_tune import Batch, BatchError
 from nsa_tune.backend.costmodel.features import Features
 from nsa_tune.backend.hardware.detect import KNOWN
+from nsa_tune.backend.kernels import packed_fp8
+from nsa_tune.backend.kernels.sparse_mla import sparse_mla_reference
+from nsa_tune.backend.libraries.flash_mla import calls as flash_mla
 from nsa_tune.backend.libraries.flashinfer import calls as flashinfer
 from nsa_tune.backend.libraries.sglang_kernel import calls as sglang_kernel
 from nsa_tune.backend.points import point_of
@@ -116,6 +119,7 @@ def test_a_batch_of_sums_only_cannot_be_measured() -> None:
 def test_hopper_times_its_kernels_and_a_cpu_times_torch() -> None:
     assert [arm.name for arm in PREFILL.candidates(H100)] == [
         "mha/fa3", "mha/fa2", "mha/sdpa", "mla/flashmla_sparse", "mla/flashmla_kv",
+        "mla/flashmla_kv_mixed",
     ]  # fmt: skip
     bf16 = replace(H100, layout=KVLayout.BF16)
     assert [arm.name for arm in PREFILL.candidates(bf16)] == [
@@ -341,5 +345,28 @@ def test_fa3_reads_the_bf16_pool_by_the_selection(
     assert case.error_of(output) < case.tolerance
 
 
-def test_only_the_arm_with_a_schedule_has_a_cost_of_a_pass() -> None:
-    assert [arm.name for arm in PREFILL.arms if arm.first is not None] == ["mla/flashmla_kv"]
+@pytest.mark.parametrize("batch", BATCHES, ids=str)
+def test_a_mixed_batch_is_one_row_of_all_queries(
+    batch: Batch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def kernel(
+        q: torch.Tensor, pool: torch.Tensor, indices: torch.Tensor, scale: float, schedule: object
+    ) -> torch.Tensor:
+        assert schedule is not None
+        assert q.shape[:2] == indices.shape[:2] == (1, batch.q_tokens)
+        flat = pool.view(torch.uint8).flatten(0, 2)
+        latents = packed_fp8.dequantize_reference(flat, torch.arange(len(flat)), 128, 32)
+        return sparse_mla_reference(q[0], latents, indices[0], scale, 128)[None]
+
+    monkeypatch.setattr(flash_mla, "sparse_decode", kernel)
+    monkeypatch.setattr(flash_mla, "new_schedule", object)
+    case, arm = prefill_case(batch, TINY, CPU), PREFILL.arm("mla/flashmla_kv_mixed")
+    assert arm.first is not None
+    for build in (arm.build, arm.first):
+        assert case.error_of(build(case)()) < case.tolerance
+
+
+def test_only_the_arms_with_a_schedule_have_a_cost_of_a_pass() -> None:
+    assert [arm.name for arm in PREFILL.arms if arm.first is not None] == [
+        "mla/flashmla_kv", "mla/flashmla_kv_mixed",
+    ]  # fmt: skip

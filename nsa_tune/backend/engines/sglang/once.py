@@ -27,6 +27,8 @@ SEQUENCE_US = 20.0
 """Host work a sequence, in a batch with a prefix; `benchmarks.plugin` times it, at 5 to 20 us."""
 
 _POINT, _ARM = "prefill", "mla/flashmla_sparse"
+_NOT_SGLANGS = frozenset({"mla/flashmla_kv_mixed"})
+"""Arms that SGLang has no call for: were they the fastest, nothing would be decided."""
 
 
 def cost_us(batch: Batch) -> float:
@@ -39,7 +41,11 @@ def charged(dispatcher: Dispatcher, layers: int) -> Dispatcher:
     """`dispatcher`, with that cost in flashmla_sparse's passes, for a model of `layers` layers."""
     table = dispatcher.table
     assert table is not None, "only a table steers"
-    rows = [_charged(row) for row in table.measurements if row.point == _POINT]
+    rows = [
+        _charged(row)
+        for row in table.measurements
+        if row.point == _POINT and row.arm not in _NOT_SGLANGS
+    ]
     policies = dict(dispatcher.policies)
     setting = replace(dispatcher.setting, layers=layers)
     policies[_POINT] = Policy.fit(policies[_POINT].point, setting, rows)

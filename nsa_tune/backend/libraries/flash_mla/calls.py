@@ -73,15 +73,19 @@ def sparse_decode(
 ) -> torch.Tensor:
     """flash_mla_with_kvcache over a packed fp8 pool.
 
+    SGLang gives each query a row of its own (`dsa_backend.py`, `_forward_flashmla_kv`). vLLM
+    gives all queries of a mixed batch one row, and those of a decoding sequence one each
+    (0.33.0 `v1/attention/backends/mla/flashmla_sparse.py:1259, 1087`).
+
     Args:
-        q: [rows, 1, 64 or 128, 576] bf16.
+        q: [rows, queries a row, 64 or 128, 576] bf16.
         pool: [pages, page size, 1, 656] e4m3.
-        indices: [rows, 1, topk] int32 slots of the pool, -1 where empty.
+        indices: [rows, queries a row, topk] int32 slots of the pool, -1 where empty.
         scale: softmax scale.
         schedule: of `new_schedule`.
 
     Returns:
-        [rows, 1, heads, 512] bf16.
+        [rows, queries a row, heads, 512] bf16.
     """
     call = _module().flash_mla_with_kvcache
     out: torch.Tensor = call(

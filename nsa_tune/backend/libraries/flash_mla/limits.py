@@ -21,6 +21,9 @@ __all__ = [
     "FLASHMLA_SCHEDULE",
     "FLASHMLA_SCRATCH",
     "FLASHMLA_SHAPE",
+    "MIXED_KERNEL",
+    "MIXED_OFFSETS",
+    "MIXED_SCRATCH",
     "SCHEDULE_BUILDS",
     "SPARSE_FWD",
     "SPARSE_FWD_BYTES",
@@ -165,6 +168,25 @@ def _decode_offsets(setting: Setting) -> tuple[Limit, ...]:
     return tuple(limits)
 
 
+def _mixed_offsets(setting: Setting) -> tuple[Limit, ...]:
+    heads = padded_heads(setting.heads)
+    if heads is None:
+        return (_too_many_heads(setting),)
+    # One row of all queries, in one part once they fill the device: twice the queries.
+    most = (INT32 - 1) // (heads * 512) // 2
+    why = (
+        f"{{q_tokens}} queries of {heads} heads in one row pass {most}, "
+        "behind which FlashMLA's int32 split offsets overflow"
+    )
+    return (Limit(f"q_tokens > {most}", why), _index_offsets(setting, "FlashMLA's"))
+
+
+def _mixed_scratch(setting: Setting) -> tuple[Limit, ...]:
+    heads = padded_heads(setting.heads) or 128
+    what, more = "scratch memory of FlashMLA's decode kernel", split_parts(setting)
+    return rows_in_quarter_of_memory(2 * heads * (512 + 1) * 4, what, setting, more)
+
+
 def _sparse_fwd_offsets(setting: Setting) -> tuple[Limit, ...]:
     if padded_heads(setting.heads) is None:
         return (_too_many_heads(setting),)
@@ -240,6 +262,15 @@ FLASHMLA_SCRATCH = Guard(
     "flashmla_scratch", "formula", "FlashMLA csrc/api/sparse_decode.h o_accum, lse_accum",
     _decode_scratch,
 )  # fmt: skip
+MIXED_OFFSETS = Guard(
+    "mixed_offsets", "formula",
+    "FlashMLA csrc/smxx/decode/combine/combine.cu:46 with b = 1: (1 + parts) * s_q * h * 512",
+    _mixed_offsets,
+)  # fmt: skip
+MIXED_SCRATCH = Guard(
+    "mixed_scratch", "formula", "FlashMLA csrc/api/sparse_decode.h o_accum, lse_accum with b = 1",
+    _mixed_scratch,
+)  # fmt: skip
 FLASHMLA_SHAPE = Guard(
     "flashmla_shape", "formula", "FlashMLA csrc/api/sparse_decode.h, sparse_fwd.h: d_qk 576",
     _shape,
@@ -261,14 +292,13 @@ WIDENED_BYTES = Guard(
 
 DECODE_ROWS = (FLASHMLA_SCHEDULE, FLASHMLA_OFFSETS, FLASHMLA_SCRATCH)
 """Of flash_mla_with_kvcache, whatever it reads."""
-DECODE_KERNEL = (
-    FLASHMLA_SHAPE,
-    *DECODE_ROWS,
-    multiple_of_topk(
-        64, "flash_mla_with_kvcache", "FlashMLA csrc/sm90/decode/sparse_fp8/splitkv_mla.cuh:689"
-    ),
+_TOPK_64 = multiple_of_topk(
+    64, "flash_mla_with_kvcache", "FlashMLA csrc/sm90/decode/sparse_fp8/splitkv_mla.cuh:689"
 )
+DECODE_KERNEL = (FLASHMLA_SHAPE, *DECODE_ROWS, _TOPK_64)
 """Of flash_mla_with_kvcache over V3.2's packed pool."""
+MIXED_KERNEL = (FLASHMLA_SHAPE, MIXED_OFFSETS, MIXED_SCRATCH, _TOPK_64)
+"""The same with all queries in one row, whose schedule is of one row."""
 SPARSE_FWD = (
     FLASHMLA_SHAPE,
     SPARSE_FWD_OFFSETS,

@@ -25,6 +25,11 @@ ARMS = (
         first=mla.first_flashmla_kv,
     ),
     Arm(
+        "flashmla_kv_grouped", mla.build_flashmla_kv_grouped, _PACKED, "flash_mla",
+        flash_mla.ARCHS, (limits.SOME_ROWS, limits.SEVERAL_QUERIES, *flash_mla.DECODE_KERNEL),
+        first=mla.first_flashmla_kv_grouped,
+    ),
+    Arm(
         "fa3", mla.build_fa3, _BF16, "sglang_kernel", _HOPPER,
         (limits.SOME_ROWS, *sglang_kernel.FA3_SPARSE),
     ),

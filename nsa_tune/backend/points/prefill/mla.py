@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 __all__ = [
     "build_fa3",
     "build_flashmla_kv",
+    "build_flashmla_kv_grouped",
+    "build_flashmla_kv_mixed",
     "build_flashmla_selected",
     "build_flashmla_sparse",
     "build_torch_kv",
@@ -26,6 +28,8 @@ __all__ = [
     "build_triton_split",
     "build_trtllm",
     "first_flashmla_kv",
+    "first_flashmla_kv_grouped",
+    "first_flashmla_kv_mixed",
 ]
 
 _GATHERED_AT_ONCE = 2**17
@@ -139,17 +143,47 @@ def build_flashmla_kv(case: PrefillCase) -> Run:
     from nsa_tune.backend.libraries.flash_mla import calls as flash_mla
 
     schedule = flash_mla.new_schedule()
-    return _flashmla_kv(case, lambda: schedule)
+    return _flashmla_kv(case, lambda: schedule, 1)
 
 
 def first_flashmla_kv(case: PrefillCase) -> Run:
     """The same in the first layer of a pass, which computes the schedule for all."""
     from nsa_tune.backend.libraries.flash_mla import calls as flash_mla
 
-    return _flashmla_kv(case, flash_mla.new_schedule)
+    return _flashmla_kv(case, flash_mla.new_schedule, 1)
 
 
-def _flashmla_kv(case: PrefillCase, schedule: Callable[[], Any]) -> Run:
+def build_flashmla_kv_mixed(case: PrefillCase) -> Run:
+    """The same kernel with all queries in one row, as vLLM calls it for a mixed batch."""
+    from nsa_tune.backend.libraries.flash_mla import calls as flash_mla
+
+    schedule = flash_mla.new_schedule()
+    return _flashmla_kv(case, lambda: schedule, case.batch.q_tokens)
+
+
+def first_flashmla_kv_mixed(case: PrefillCase) -> Run:
+    """The same in the first layer of a pass."""
+    from nsa_tune.backend.libraries.flash_mla import calls as flash_mla
+
+    return _flashmla_kv(case, flash_mla.new_schedule, case.batch.q_tokens)
+
+
+def build_flashmla_kv_grouped(case: PrefillCase) -> Run:
+    """The same kernel with a row for each sequence and its next_n queries, as vLLM decodes."""
+    from nsa_tune.backend.libraries.flash_mla import calls as flash_mla
+
+    schedule = flash_mla.new_schedule()
+    return _flashmla_kv(case, lambda: schedule, case.batch.next_n)
+
+
+def first_flashmla_kv_grouped(case: PrefillCase) -> Run:
+    """The same in the first layer of a pass."""
+    from nsa_tune.backend.libraries.flash_mla import calls as flash_mla
+
+    return _flashmla_kv(case, flash_mla.new_schedule, case.batch.next_n)
+
+
+def _flashmla_kv(case: PrefillCase, schedule: Callable[[], Any], queries_a_row: int) -> Run:
     import torch
 
     from nsa_tune.backend.libraries.flash_mla import calls as flash_mla
@@ -158,13 +192,13 @@ def _flashmla_kv(case: PrefillCase, schedule: Callable[[], Any]) -> Run:
     pool = case.pool.view(torch.float8_e4m3fn).view(
         -1, case.profile.page_size, 1, case.pool.shape[1]
     )
-    indices = case.paged_indices[:, None]
+    indices = case.paged_indices.unflatten(0, (-1, queries_a_row))
 
     def run() -> torch.Tensor:
-        q = _absorb(case, padded)[:, None]
+        q = _absorb(case, padded).unflatten(0, (-1, queries_a_row))
         scale = case.profile.softmax_scale
         out = flash_mla.sparse_decode(q, pool, indices, scale, schedule())
-        return _project(case, out[:, 0])
+        return _project(case, out.flatten(0, 1))
 
     return run
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 
 import pytest
 
 from nsa_tune import Batch, Dispatcher
+from nsa_tune.backend.costmodel.policy import Policy
 from nsa_tune.backend.engines.sglang.once import PASS_US, SEQUENCE_US, charged, cost_us
 
 KV, SPARSE = "mla/flashmla_kv", "mla/flashmla_sparse"
@@ -67,3 +69,26 @@ def test_a_forced_arm_stays_forced(monkeypatch: pytest.MonkeyPatch, plain: Dispa
 
     assert charged(plain, 61).chooser("sparse_prefill")(batch) == "flashmla_sparse"
     assert charged(forced, 61).chooser("sparse_prefill")(batch) == "flashmla_kv"
+
+
+def test_an_arm_that_sglang_has_no_call_for_is_not_compared(plain: Dispatcher) -> None:
+    """Were it the fastest everywhere, the plug-in would have nothing to switch to."""
+    table = plain.table
+    assert table is not None
+    ideal = [
+        replace(row, arm="mla/flashmla_kv_mixed", latency_us=1.0, low_us=1.0, high_us=1.0)
+        for row in table.measurements
+        if row.arm == KV and row.latency_us is not None
+    ]
+    rows = (*table.measurements, *ideal)
+    policy = Policy.fit(plain.policies["prefill"].point, plain.setting, rows)
+    policies = {**plain.policies, "prefill": policy}
+    told = Dispatcher(
+        plain.setting, policies.values(), source="with more",
+        table=replace(table, measurements=rows),
+    )  # fmt: skip
+
+    batch = Batch.extend([8192], [64])
+    assert told.plan(batch).sparse_prefill == "flashmla_kv_mixed"
+    dear, other = charged(told, 61), charged(plain, 61)
+    assert dear.plan(batch).sparse_prefill == other.plan(batch).sparse_prefill
