@@ -1,16 +1,16 @@
 """A table's decisions as one function of a batch.
 
 The function computes each arm's time from the formulas that its point declares and the weights
-that were fitted: `inf` where a limit forbids the arm. Of each question it notes which choices are
-within the margin of the best. Those notes, the key, decide, and not the times: `decide.settle` says
-once for each key what it comes to.
+that were fitted: `inf` where a limit forbids the arm. For each question it makes a note: the number
+of the choice that is faster than all others by more than the margin, or None where every choice is
+forbidden. Anything else is noted as flags, of which `decide.settle` says once what they come to.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -27,13 +27,22 @@ from nsa_tune.backend.types.formula import (
 
 if TYPE_CHECKING:
     from nsa_tune.backend.baselines import Baseline
+    from nsa_tune.backend.costmodel.model import LatencyModel
     from nsa_tune.backend.costmodel.policy import Candidate, Policy
     from nsa_tune.backend.types.batch import Batch
     from nsa_tune.backend.types.point import Question
 
 __all__ = ["Decisions", "Key"]
 
+_Models: TypeAlias = dict[int | None, Mapping[str, "LatencyModel"]]
+"""By regime, those of the arms that were measured there; None is any other."""
+Note: TypeAlias = int | tuple[Any, ...] | None
 Key: TypeAlias = tuple[Any, ...]
+"""A note for each question, and what the caller appends."""
+
+_WORSE = 1 + MARGIN
+_CERTAINLY = 1e-9
+"""By how much, relatively, sums of the same terms may differ through rounding, and much more."""
 
 
 class Decisions:
@@ -42,11 +51,15 @@ class Decisions:
     def __init__(
         self, policies: Iterable[Policy], baseline: Baseline, questions: Sequence[Question]
     ) -> None:
-        self._points = [
-            _Point(number, policy, own, baseline)
-            for number, policy in enumerate(policies)
-            if (own := [one for one in policy.point.questions if one in questions])
-        ]
+        self._meanings: list[_Meaning] = []
+        self._questions: list[Question] = []
+        self._points: list[_Point] = []
+        for policy in policies:
+            own = [one for one in policy.point.questions if one in questions]
+            if own:
+                notes = {f"note_{len(self._questions) + i}": one for i, one in enumerate(own)}
+                self._points.append(_Point(policy, notes, baseline, self._meanings))
+                self._questions += own
 
     def function(
         self, head: Sequence[str], facts: Sequence[str], tail: Sequence[str],
@@ -59,13 +72,12 @@ class Decisions:
         `attributes` are what `tail` sets.
         """
         own = [line for point in self._points for line in point.lines] or ["pass"]
-        lines = ["try:", *_indented(own)]
+        lines = [f"if {NO_ROWS}:", "    return slow(batch)", "try:", *_indented(own)]
         # As asking everything: what a point cannot compute leaves it to the baseline.
         lines += ["except (ArithmeticError, ValueError):", "    return slow(batch)"]
-        parts = [*(part for point in self._points for part in point.key), *facts]
-        lines.append(f"key = ({''.join(f'{part}, ' for part in parts)})")
-        lines = [f"if {NO_ROWS}:", "    return slow(batch)", *lines]
-        body = [*head, *fields_of(lines, fields), *lines, *tail]
+        parts = [*(note for point in self._points for note in point.notes), *facts]
+        lines += [f"key = ({''.join(f'{part}, ' for part in parts)})", *tail]
+        body = [*head, *fields_of(lines, fields), *lines]
         source = "\n".join(["def planned(batch):", *_indented(body), ""])
         names = {**self._functions(), **names}
         function: Callable[[Batch], Any] = defined(source, "planned", names, attributes)
@@ -81,30 +93,30 @@ class Decisions:
 
     def choices(self, key: Key) -> dict[str, str | None]:
         """The choice for each question."""
-        found: dict[str, str | None] = {}
-        start = 0
-        for point in self._points:
-            part = dict(zip(point.key, key[start:], strict=False))
-            start += len(part)
-            for noted, name in zip(
-                point.noted[part.get(point.regime, 0)], point.notes, strict=True
-            ):
-                switch = noted.baseline
-                switched = isinstance(switch, Switch) and part[switch.condition]
-                found[noted.question.name] = noted.choice(part[name], switched)
-        return found
+        return {
+            question.name: self._choice(question, note)
+            for question, note in zip(self._questions, key, strict=False)
+        }
+
+    def _choice(self, question: Question, note: Note) -> str | None:
+        if note is None:
+            return None
+        if isinstance(note, tuple):
+            number, switched, *flags = note
+            return self._meanings[number].choice(flags, switched)
+        return [*question.choices][note]
 
 
-class _Noted(NamedTuple):
-    """What a key's note of one question means in one regime.
+class _Meaning(NamedTuple):
+    """What the flags of one question mean in one regime.
 
-    The note is 0 or 1 for the first or second of `timed` where that is ahead of all others by more
-    than the margin. Otherwise it is a tuple of flags: for each of `timed` whether it is within the
-    margin of the best, then for each of `allowed` whether it is allowed, and for each of `partly`
-    whether an arm with a time is.
+    They are: for each of `timed` whether it is within the margin of the best, for each of `allowed`
+    whether it is allowed, and for each of `partly` whether an arm with a time is.
     """
 
     question: Question
+    arms: Mapping[str, Sequence[str]]
+    """By choice, those of its arms that may run here somewhere."""
     timed: tuple[str, ...]
     """Choices with a time."""
     allowed: tuple[str, ...]
@@ -115,9 +127,34 @@ class _Noted(NamedTuple):
     """Choices that this device has an arm for."""
     baseline: str | Switch
 
-    def choice(self, note: int | tuple[bool, ...], switched: bool) -> str | None:
+    @property
+    def has_untimed(self) -> bool:
+        """Whether choices or arms without a time must be considered."""
+        return bool(self.allowed or self.partly)
+
+    @property
+    def switch(self) -> str:
+        """The formula of the condition on which the baseline's choice depends."""
+        return self.baseline.condition if isinstance(self.baseline, Switch) else "False"
+
+    def note(self, tests: Mapping[str, str], rest: str) -> str:
+        """The formula of the number of the choice whose test holds first, or else of `rest`."""
+        text = ""
+        for name, test in tests.items():
+            number = [*self.question.choices].index(name)
+            if test == "True":
+                return f"{text}{number}"
+            text += f"{number} if {test} else "
+        return text + rest
+
+    def tie(self, names: Container[str]) -> str:
+        """The formula of the number of the choice that is taken if these tie."""
+        near = [name in names for name in self.timed]
+        yes, no = self.choice(near, True) or "", self.choice(near, False) or ""
+        return self.note({no: "True"} if yes == no else {yes: self.switch, no: "True"}, "")
+
+    def choice(self, flags: Sequence[bool], switched: bool) -> str | None:
         """What is taken; `switched` is the condition of the baseline's switch."""
-        flags = note if isinstance(note, tuple) else [i == note for i in range(len(self.timed))]
         near = [name for name, flag in zip(self.timed, flags, strict=False) if flag]
         costs, allowed = dict.fromkeys(near, 1.0), set(near)
         may = flags[len(self.timed) :]
@@ -137,67 +174,30 @@ class _Noted(NamedTuple):
 
 
 class _Point:
-    """The code of one point: lines, and the formulas of its part of the key."""
+    """The code of one point: lines that make the notes of its questions."""
 
     def __init__(
-        self, number: int, policy: Policy, questions: Sequence[Question], baseline: Baseline
-    ) -> None:
+        self, policy: Policy, notes: Mapping[str, Question], baseline: Baseline,
+        meanings: list[_Meaning],
+    ) -> None:  # fmt: skip
+        self.notes = notes
         self._policy = policy
-        self._questions = questions
         self._baseline = baseline
+        self._meanings = meanings
         self._formulas = policy.features.formulas
         self.functions = self._formulas.functions
-        self._assigned: dict[tuple[str, ...], list[str]] = {}
-        self.noted: list[tuple[_Noted, ...]] = []
-        """By the number of a regime, which begins the point's part of a key."""
-        asked = {arm for one in questions for arms in one.choices.values() for arm in arms}
+        asked = {arm for one in notes.values() for arms in one.choices.values() for arm in arms}
         arms = [one for one in policy.candidates if one.name in asked and not _is_wrong(one)]
-        self._numbers = {one.name: i for i, one in enumerate(arms)}
-        self._paths: dict[str, list[Candidate]] = {}
-        for one in arms:
-            self._paths.setdefault(one.name.rpartition("/")[0], []).append(one)
-        self.notes = [f"note_{number}_{i}" for i in range(len(questions))]
-        self.regime = f"regime_{number}"
-        self._may: dict[str, str] = {}
-        """By arm: the variable that says whether it is allowed, "True" where it always is."""
-        limits = self._limits()
-        by_regime = self._by_regime()
-        switches = {
-            one.baseline.condition: None
-            for one in self.noted[0]
-            if isinstance(one.baseline, Switch)
-        }
-        self.key = [*([self.regime] if len(self.noted) > 1 else []), *self.notes, *switches]
-        formula = self._formulas.regime
-        regime = [*assignments(self._formulas.values, [formula], ()), f"regime = {formula}"]
-        used = names_in("\n".join([*limits, *by_regime]))
-        self.lines = [*(regime if "regime" in used else ()), *limits, *by_regime]
-
-    # --- limits
-
-    def _limits(self) -> list[str]:
-        """Lines that say whether any arm (`any`), a path (`path_0`) or an arm (`may_0`) is allowed;
-        only those that differ."""
-        limits = {one.name: self._limits_of(one) for arms in self._paths.values() for one in arms}
-        lines: list[str] = []
-
-        def named(name: str, within: str, forbidden: Sequence[str]) -> str:
-            if not forbidden:
-                return within
-            also = "" if within == "True" else f"{within} and "
-            lines.append(f"{name} = {also}{_none_of(forbidden)}")
-            return name
-
-        every = _common(limits.values())
-        some = named("some", "True", every)
-        for number, arms in enumerate(self._paths.values()):
-            path = _common(limits[one.name] for one in arms)
-            allowed = named(f"path_{number}", some, [one for one in path if one not in every])
-            self._may |= {f"path {number}": allowed}
-            for one in arms:
-                own = [limit for limit in limits[one.name] if limit not in path]
-                self._may[one.name] = named(f"may_{self._numbers[one.name]}", allowed, own)
-        return lines
+        self._arms = {one.name: one for one in arms}
+        self._times = {one.name: f"t_{i}" for i, one in enumerate(arms)}
+        self._groups = _groups(self._arms)
+        self._own: dict[str, str] = {}
+        """By arm, the formula that its own limits allow it, those that its group does not share."""
+        self._allowed: dict[str, str] = {}
+        """The same with those that its group shares."""
+        self._limits = {one.name: self._limits_of(one) for one in arms}
+        self._paths = [self._path(*one) for one in enumerate(self._groups)]
+        self.lines = self._written()
 
     def _limits_of(self, one: Candidate) -> list[str]:
         """What forbids the arm: its limits, and where it failed when it was measured."""
@@ -206,178 +206,209 @@ class _Point:
             alike = self._policy.point.regimes_alike
             for kin, boxes in one.failures.boxes.items():
                 found += [f"regime // {alike} == {kin} and {box.formula}" for box in boxes]
-        return list(dict.fromkeys(found))
+        return _least_bounds(found)
+
+    def _path(self, number: int, group: Sequence[str]) -> str:
+        """The formula of the limits that a group of arms shares."""
+        shared = _shared([self._limits[arm] for arm in group])
+        for arm in group:
+            own = _none_of(one for one in self._limits[arm] if one not in shared)
+            self._own[arm] = own
+            parts = ([f"path_{number}"] if shared else []) + ([own] if own != "True" else [])
+            self._allowed[arm] = " and ".join(parts) or "True"
+        return _none_of(shared)
 
     # --- regimes
 
-    def _by_regime(self) -> list[str]:
-        by_surfaces = self._policy.fitted.by_surfaces
+    def _written(self) -> list[str]:
+        formulas, by_surfaces = self._formulas, self._policy.fitted.by_surfaces
         models = (one.models for one in self._policy.candidates)
         measured = sorted({regime for some in models for regime in some} - by_surfaces)
-        formulas = self._formulas
         every = frozenset({0}) if formulas.regime == "0" else formulas.regimes
         covered = every is not None and bool(measured) and every <= {*measured, *by_surfaces}
-        rest = [] if covered else [None]
-        blocks = [self._times(regime) for regime in (*measured, *rest)]
-        several, by_path, lines = self._shared(blocks)
-        for regime in sorted(by_surfaces):
-            lines += [f"if regime == {regime}:", "    return slow(batch)"]
-        written = [
-            self._in_regime(times, several, by_path, alone=len(blocks) == 1) for times in blocks
-        ]
-        if len(written) == 1:
-            return [*lines, *written[0]]
-        tests = [f"{'elif' if i else 'if'} regime == {one}:" for i, one in enumerate(measured)]
-        tests = [*tests, "else:"][: len(written)]
-        # What is neither of the others needs no question.
-        tests[-1] = "else:"
-        for test, block in zip(tests, written, strict=True):
-            lines += [test, *_indented(block)]
+        alike = self._alike([*measured] if covered else [*measured, None])
+        lines = []
+        for one in sorted(by_surfaces):
+            lines += [f"if regime == {one}:", "    return slow(batch)"]
+        lines += _one_of({_is_any(some): self._block(asked, some) for asked, some in alike})
+        for i, path in enumerate(self._paths):
+            lines = _with_value(f"path_{i}", path, lines)
+        if "regime" in names_in("\n".join(lines)):
+            values = assignments(formulas.values, [formulas.regime], ())
+            lines = [*values, f"regime = {formulas.regime}", *lines]
         return lines
 
-    def _shared(
-        self, blocks: Sequence[Mapping[str, str]]
-    ) -> tuple[list[str], dict[int, list[str]], list[str]]:
-        """What comes before the regimes: the values that every one of them needs, those of several
-        paths, and those of each path, which are there where it is allowed; and all the lines."""
-        timed = [block for block in blocks if block]
-        if not timed:
-            return [], {}, []
-        several = _common(map(self._values_of_several_paths, timed))
-        by_path: dict[int, list[str]] = {}
-        lines = [*several]
-        if len(timed) < 2:
-            return several, by_path, lines
-        for number, arms in enumerate(self._paths.values()):
-            needs = [
-                self._values(block[one.name] for one in arms if one.name in block)
-                for block in timed
-            ]
-            common = [line for line in _common(needs) if line not in several]
-            allowed = self._may[f"path {number}"]
-            by_path[number] = common
-            if common and allowed != "True":
-                lines += [f"if {allowed}:", *_indented(common)]
-            else:
-                lines += common
-        return several, by_path, lines
-
-    def _in_regime(
-        self, times: Mapping[str, str], several: Sequence[str],
-        by_path: Mapping[int, Sequence[str]], *, alone: bool,
-    ) -> list[str]:  # fmt: skip
-        """Lines that make the notes for batches of one regime, by the `times` of its arms; values
-        of `several` paths are there already, and those `by_path`."""
-        noted = {
-            name: self._noted(question, times)
-            for name, question in zip(self.notes, self._questions, strict=True)
-        }
-        lines = [line for line in self._values_of_several_paths(times) if line not in several]
-        before = [*several, *lines]
-        costs: dict[frozenset[str], str] = {}
-        left = dict(noted)
-        for number, arms in enumerate(self._paths.values()):
-            own = {
-                name: left.pop(name)
-                for name, one in noted.items()
-                if name in left and self._arms_of(one) <= {arm.name for arm in arms}
+    def _alike(self, regimes: Iterable[int | None]) -> list[tuple[list[_Asked], _Models]]:
+        """What is asked, and the models by regime, of regimes in which the same is asked."""
+        alike: list[tuple[list[_Asked], _Models]] = []
+        for regime in regimes:
+            models = {
+                name: one.models[regime]
+                for name, one in self._arms.items()
+                if regime is not None and regime in one.models
             }
-            names = [one.name for one in arms]
-            there = [*before, *by_path.get(number, ())]
-            lines += self._path(number, names, times, there, own, left, costs)
-        for name, one in left.items():
-            lines.append(f"{name} = {self._note(one, times, _Minima(lines, costs))}")
-        number = len(self.noted)
-        self.noted.append(tuple(noted.values()))
-        return lines if alone else [*lines, f"{self.regime} = {number}"]
+            asked = [self._asked(name, one, models) for name, one in self.notes.items()]
+            same = next((some for others, some in alike if others == asked), None)
+            if same is None:
+                alike.append((asked, {regime: models}))
+            else:
+                same[regime] = models
+        # Any other regime comes last, as what is none of those before.
+        return sorted(alike, key=lambda one: None in one[1])
 
-    def _times(self, regime: int | None) -> dict[str, str]:
-        """The formula of each arm that has a time in the regime."""
-        found = {}
-        for one in self._policy.candidates:
-            model = None if regime is None else one.models.get(regime)
-            if model is not None and one.name in self._numbers:
-                *weights, constant = model.weights
-                parts = zip(weights, self._formulas.features, strict=True)
-                terms = [repr(constant), *(f"{w!r} * {name}" for w, name in parts if w)]
-                found[one.name] = " + ".join(
-                    [*terms, *([f"({one.surcharge})"] if one.surcharge else [])]
-                )
-        return found
+    def _block(self, left: list[_Asked], models: _Models) -> list[str]:
+        """Lines that make the notes for batches of regimes in which the same arms are compared."""
+        compared = {arm for one in left for arm in one.arms}
+        needed = [[arm for arm in group if arm in compared] for group in self._groups]
+        counts = Counter(line for arms in needed for line in self._values(arms, models.values()))
+        every = self._values(compared, models.values())
+        before = [line for line in every if counts[line] > 1]
+        lines = [*before]
+        costs: dict[frozenset[str], str] = {}
+        for number, group in enumerate(self._groups):
+            own = [one for one in left if one.every and one.every <= {*group}]
+            left = [one for one in left if one not in own]
+            inner = self._timed(needed[number], models, before)
+            minima = _Minima(inner, {frozenset([arm]): self._times[arm] for arm in needed[number]})
+            outside = {}
+            for one in left:
+                for arms in one.contenders.values() if one.arms else ():
+                    if some := [arm for arm in arms if arm in needed[number]]:
+                        outside[frozenset(some)] = minima.cost(some)
+            costs |= outside
+            inner += [f"{one.note} = {self._noted(one, minima, self._own)}" for one in own]
+            if self._paths[number] != "True" and inner:
+                instead = [f"{one.note} = None" for one in own]
+                instead += [f"{name} = inf" for name in dict.fromkeys(outside.values())]
+                inner = [f"if path_{number}:", *_indented(inner), "else:", *_indented(instead)]
+            lines += inner
+        minima = _Minima(lines, costs)
+        for one in left:
+            lines.append(f"{one.note} = {self._noted(one, minima, self._allowed)}")
+        return lines
 
-    def _values_of_several_paths(self, times: Mapping[str, str]) -> list[str]:
-        counts = Counter[str]()
-        for arms in self._paths.values():
-            counts.update(self._values(times[one.name] for one in arms if one.name in times))
-        return [line for line in self._values(times.values()) if counts[line] > 1]
+    # --- times
 
-    def _values(self, formulas: Iterable[str]) -> list[str]:
-        """The lines that assign what the formulas need."""
-        key = tuple(formulas)
-        if key not in self._assigned:
-            self._assigned[key] = assignments(self._formulas.values, key, ())
-        return self._assigned[key]
+    def _values(
+        self, arms: Iterable[str], models: Iterable[Mapping[str, LatencyModel]]
+    ) -> list[str]:
+        """The lines that assign what the times of `arms` need."""
+        arms = list(arms)
+        used = {name for own in models for arm in arms for name, _ in self._weighed(own[arm])}
+        return assignments(self._formulas.values, used, ())
 
-    def _path(
-        self, number: int, arms: Sequence[str], times: Mapping[str, str], before: Sequence[str],
-        own: Mapping[str, _Noted], others: Mapping[str, _Noted], costs: dict[frozenset[str], str],
-    ) -> list[str]:  # fmt: skip
-        """Lines for the arms of one path, where it is allowed: their times, the notes of its `own`
-        questions, and in `costs` what `others` ask of it."""
-        timed = [arm for arm in arms if arm in times]
-        lines = [one for one in self._values(times[arm] for arm in timed) if one not in before]
-        allowed = self._may[f"path {number}"]
-        for arm in timed:
-            may = self._may[arm]
-            instead = "" if may == allowed else f" if {may} else inf"
-            lines.append(f"t_{self._numbers[arm]} = {times[arm]}{instead}")
-        minima = _Minima(lines, {frozenset([arm]): f"t_{self._numbers[arm]}" for arm in timed})
-        outside: list[str] = []
-        for one in others.values():
-            for choice in one.timed:
-                some = [a for a in one.question.choices[choice] if a in timed]
-                if some:
-                    cost = minima.least([frozenset([arm]) for arm in some])
-                    costs[frozenset(some)] = cost
-                    outside.append(cost)
-        nothing = [f"{' = '.join(dict.fromkeys(outside))} = inf"] if outside else []
-        for name, one in own.items():
-            lines.append(f"{name} = {self._note(one, times, minima)}")
-            nothing.append(f"{name} = {self._note(one, times, None)}")
-        if allowed == "True" or not lines:
-            return lines
-        return [f"if {allowed}:", *_indented(lines), "else:", *_indented(nothing)]
+    def _weighed(self, model: LatencyModel) -> list[tuple[str, float]]:
+        pairs = zip(self._formulas.features, model.weights, strict=False)
+        return [(name, weight) for name, weight in pairs if weight]
+
+    def _timed(self, arms: Sequence[str], models: _Models, before: Sequence[str]) -> list[str]:
+        """Lines that assign the times of `arms`; the values `before` are there."""
+        if not arms:
+            return []
+        values = [
+            [line for line in self._values(arms, [own]) if line not in before]
+            for own in models.values()
+        ]
+        shared = _shared(values)
+        blocks = {
+            _is_any([regime]): [
+                *(line for line in needed if line not in shared),
+                *(f"{self._times[arm]} = {self._time(arm, own[arm])}" for arm in arms),
+            ]
+            for needed, (regime, own) in zip(values, models.items(), strict=True)
+        }
+        return [*shared, *_one_of(blocks)]
+
+    def _time(self, arm: str, model: LatencyModel) -> str:
+        """The formula of the arm's time."""
+        own, surcharge = self._own[arm], self._arms[arm].surcharge
+        terms = [repr(model.weights[-1])]
+        terms += [f"{weight!r} * {name}" for name, weight in self._weighed(model)]
+        terms += [f"({surcharge})"] if surcharge else []
+        return " + ".join(terms) + (f" if {own} else inf" if own != "True" else "")
 
     # --- notes
 
-    def _noted(self, question: Question, times: Mapping[str, str]) -> _Noted:
+    def _asked(self, note: str, question: Question, models: Mapping[str, LatencyModel]) -> _Asked:
         here = {one.name for one in self._policy.candidates}
         known = {c: arms for c, arms in question.choices.items() if not here.isdisjoint(arms)}
-        able = _choices(known, self._numbers)
-        timed = _choices(able, times)
-        return _Noted(
+        able = _choices(known, self._arms)
+        timed = _choices(able, models)
+        meaning = _Meaning(
             question,
+            able,
             tuple(timed),
             () if timed == able else tuple(able),
             tuple(name for name, some in timed.items() if some != able[name]),
             tuple(known),
             self._baseline.choice(question, self._policy.setting),
         )
+        return _Asked(note, meaning, self._contenders(meaning, timed, models))
 
-    def _arms_of(self, noted: _Noted) -> set[str]:
-        """The arms that a question's choices have here."""
-        choices = _choices(noted.question.choices, self._numbers)
-        return {arm for arms in choices.values() for arm in arms}
+    def _contenders(
+        self, meaning: _Meaning, timed: Mapping[str, list[str]],
+        models: Mapping[str, LatencyModel],
+    ) -> Mapping[str, list[str]]:  # fmt: skip
+        """`timed` without the arms that another one is always ahead of, wherever they may run."""
+        if meaning.has_untimed:
+            return timed
+        arms = {arm for some in timed.values() for arm in some}
+        beaten = {arm for arm in arms if any(self._beats(one, arm, models) for one in arms)}
+        return _choices(timed, arms - beaten)
 
-    def _note(self, noted: _Noted, times: Mapping[str, str], minima: _Minima | None) -> str:
-        """The formula of a question's note; without `minima` where every arm is forbidden."""
-        able = _choices(noted.question.choices, self._numbers)
-        if minima is None:
-            return "-1"
-        may = [" or ".join(self._may[arm] for arm in able[choice]) for choice in noted.allowed]
-        arms = _choices(able, times)
-        partly = [noted.timed.index(choice) for choice in noted.partly]
-        return minima.note([arms[choice] for choice in noted.timed], may, partly)
+    def _beats(self, one: str, other: str, models: Mapping[str, LatencyModel]) -> bool:
+        """Whether `one` may run wherever `other` may, and is faster by more than the margin there:
+        features are never negative."""
+        return (
+            {*self._limits[one]} <= {*self._limits[other]}
+            and not self._arms[one].surcharge
+            and all(
+                a * _WORSE * (1 + _CERTAINLY) <= b
+                for a, b in zip(models[one].weights, models[other].weights, strict=True)
+            )
+        )
+
+    def _noted(self, one: _Asked, minima: _Minima, may: Mapping[str, str]) -> str:
+        """The formula of a question's note; `may` has for each arm that of its being allowed."""
+        meaning, contenders = one.meaning, one.contenders
+        allowed = {name: _any_of(may[arm] for arm in arms) for name, arms in meaning.arms.items()}
+        if not one.arms and contenders:
+            return meaning.note({name: allowed[name] for name in contenders}, "None")
+        ahead, near = minima.compared(contenders, meaning.has_untimed)
+        if len(ahead) == 2 and not meaning.has_untimed:
+            some = minima.cost(next(iter(contenders.values())))
+            return meaning.note(ahead, f"({meaning.tie(contenders)}) if {some} < inf else None")
+        if not contenders:
+            # Without any time the baseline's choice is taken where it is allowed.
+            ahead = {name: test for name, test in allowed.items() if name == meaning.baseline}
+        flags = [meaning.switch, *(near.get(name, "False") for name in meaning.timed)]
+        flags += [allowed[name] for name in meaning.allowed]
+        flags += [f"{minima.cost(contenders[name])} < inf" for name in meaning.partly]
+        if meaning not in self._meanings:
+            self._meanings.append(meaning)
+        return meaning.note(ahead, f"({self._meanings.index(meaning)}, {', '.join(flags)})")
+
+
+class _Asked(NamedTuple):
+    """A question in one regime."""
+
+    note: str
+    """The variable of its note."""
+    meaning: _Meaning
+    contenders: Mapping[str, Sequence[str]]
+    """By choice, the arms whose times are compared."""
+
+    @property
+    def every(self) -> set[str]:
+        """The arms that can run."""
+        return {arm for arms in self.meaning.arms.values() for arm in arms}
+
+    @property
+    def arms(self) -> set[str]:
+        """The arms whose times must be known."""
+        if len(self.contenders) == 1 and not self.meaning.has_untimed:
+            return set()
+        return {arm for arms in self.contenders.values() for arm in arms}
 
 
 class _Minima:
@@ -388,27 +419,34 @@ class _Minima:
         self._lines = lines
         self._known = dict(known)
 
-    def note(
-        self, choices: Sequence[Sequence[str]], may: Sequence[str], partly: Sequence[int]
-    ) -> str:
-        """The formula of a note, as `_Noted` says, of choices with these arms."""
-        costs = [self._cost(arms) for arms in choices]
-        may = [*may, *(f"{costs[i]} < inf" for i in partly)]
+    def compared(
+        self, choices: Mapping[str, Sequence[str]], others: bool
+    ) -> tuple[dict[str, str], dict[str, str]]:
+        """By choice, the formulas that it is ahead of all others by more than the margin, and that
+        it is within the margin of the best. With `others`, choices without a time, it must be ahead
+        of one with."""
+        costs = {name: self.cost(arms) for name, arms in choices.items()}
+        end = " < inf" if others else ""
         if len(costs) < 2:
-            return _tuple([*(f"{cost} < inf" for cost in costs), *may])
-        best = self.least([frozenset(arms) for arms in choices])
+            return {}, {name: f"{cost} < inf" for name, cost in costs.items()}
+        if len(costs) == 2:
+            (a, x), (b, y) = costs.items()
+            return (
+                {a: f"{x} * {_WORSE!r} < {y}{end}", b: f"{y} * {_WORSE!r} < {x}{end}"},
+                {a: f"inf > {x} <= {y} * {_WORSE!r}", b: f"inf > {y} <= {x} * {_WORSE!r}"},
+            )
+        best = self.least([frozenset(arms) for arms in choices.values()])
         most = f"most_{best.partition('_')[2]}"
-        self._lines.append(f"{most} = {best} * {1 + MARGIN!r}")
-        # One that has to be compared with choices without a time needs another that has one.
-        end = " < inf" if may else ""
-        ahead = [
-            " and ".join(f"{most} < {other}{end}" for j, other in enumerate(costs) if j != i)
-            for i in range(len(costs))
-        ]
-        flags = _tuple([*(f"{cost} <= {most} < inf" for cost in costs), *may])
-        return "".join(f"{i} if {test} else " for i, test in enumerate(ahead)) + flags
+        self._lines.append(f"{most} = {best} * {_WORSE!r}")
+        ahead = {
+            name: " and ".join(
+                f"{most} < {cost}{end}" for other, cost in costs.items() if other != name
+            )
+            for name in costs
+        }
+        return ahead, {name: f"{cost} <= {most} < inf" for name, cost in costs.items()}
 
-    def _cost(self, arms: Sequence[str]) -> str:
+    def cost(self, arms: Iterable[str]) -> str:
         """The variable that holds the least time of `arms`, made of the largest sets known."""
         wanted, covered, parts = frozenset(arms), frozenset[str](), []
         for one in sorted(self._known, key=len, reverse=True):
@@ -431,45 +469,88 @@ class _Minima:
         return self._known[every]
 
 
-def _choices(
-    choices: Mapping[str, Sequence[str]], arms: Mapping[str, object]
-) -> dict[str, list[str]]:
-    """Choices with those of their arms that are among `arms`; none without."""
-    found = {name: [arm for arm in some if arm in arms] for name, some in choices.items()}
-    return {name: some for name, some in found.items() if some}
-
-
-def _tuple(formulas: Sequence[str]) -> str:
-    return f"({''.join(f'{one}, ' for one in formulas)})"
-
-
-def _common(limits: Iterable[Sequence[str]]) -> list[str]:
-    """What stands in each."""
-    first, *others = [*limits] or [()]
-    return [one for one in first if all(one in some for some in others)]
-
+# --- formulas
 
 _BOUND = re.compile(r"(\w+) > (\d+)")
 
 
-def _none_of(conditions: Sequence[str]) -> str:
-    """The formula that no condition holds; of several bounds of one number the least counts."""
+def _with_value(name: str, formula: str, lines: list[str]) -> list[str]:
+    """`lines` with the value of `name`: in its place if it is used once, else assigned before."""
+    uses = [i for i, line in enumerate(lines) if name in names_in(line)]
+    if len(uses) > 1:
+        return [f"{name} = {formula}", *lines]
+    return [line.replace(name, formula) if i in uses else line for i, line in enumerate(lines)]
+
+
+def _least_bounds(conditions: Iterable[str]) -> list[str]:
+    """The same conditions, of several bounds of one number the least alone."""
     bounds: dict[str, int] = {}
-    others = []
+    others: dict[str, None] = {}
     for one in conditions:
         if found := _BOUND.fullmatch(one):
             name, most = found[1], int(found[2])
             bounds[name] = min(bounds.get(name, most), most)
         else:
-            others.append(f"not ({one})")
-    return (
-        " and ".join([*(f"{name} <= {most}" for name, most in bounds.items()), *others]) or "True"
-    )
+            others[one] = None
+    return [*(f"{name} > {most}" for name, most in bounds.items()), *others]
 
 
-def _indented(lines: Iterable[str]) -> list[str]:
-    return [f"    {line}" for line in lines]
+def _none_of(conditions: Iterable[str]) -> str:
+    """The formula that no condition holds."""
+    found = [
+        one.replace(">", "<=") if _BOUND.fullmatch(one) else f"not ({one})" for one in conditions
+    ]
+    return " and ".join(found) or "True"
+
+
+def _any_of(conditions: Iterable[str]) -> str:
+    """The formula that some condition holds."""
+    found = dict.fromkeys(conditions)
+    return "True" if "True" in found else " or ".join(found)
+
+
+def _shared(lists: Sequence[Sequence[str]]) -> list[str]:
+    """What stands in each list."""
+    return [one for one in lists[0] if all(one in some for some in lists)]
+
+
+def _is_any(regimes: Iterable[int | None]) -> str:
+    """The formula that a batch is in one of these regimes."""
+    return " or ".join(f"regime == {one}" for one in regimes)
+
+
+def _one_of(blocks: Mapping[str, Sequence[str]]) -> list[str]:
+    """The lines of each block where its test holds; that of the last is not asked."""
+    if len(blocks) == 1:
+        return [*next(iter(blocks.values()))]
+    tests = [f"elif {test}:" for test in blocks]
+    tests[0], tests[-1] = tests[0][2:], "else:"
+    pairs = zip(tests, blocks.values(), strict=True)
+    return [line for test, lines in pairs for line in (test, *_indented(lines))]
+
+
+# --- arms
+
+
+def _groups(arms: Iterable[str]) -> list[list[str]]:
+    """Arms whose limits are asked together: those of a path, or all where no path has several."""
+    paths: dict[str, list[str]] = {}
+    for arm in arms:
+        paths.setdefault(arm.rpartition("/")[0], []).append(arm)
+    if len(paths) < sum(map(len, paths.values())):
+        return [*paths.values()]
+    return [[arm for some in paths.values() for arm in some]] if paths else []
+
+
+def _choices(choices: Mapping[str, Sequence[str]], arms: Container[str]) -> dict[str, list[str]]:
+    """Choices with those of their arms that are among `arms`; none without."""
+    found = {name: [arm for arm in some if arm in arms] for name, some in choices.items()}
+    return {name: some for name, some in found.items() if some}
 
 
 def _is_wrong(one: Candidate) -> bool:
     return one.failures is not None and one.failures.wrong is not None
+
+
+def _indented(lines: Iterable[str]) -> list[str]:
+    return [f"    {line}" for line in lines]

@@ -8,6 +8,7 @@ from typing import NamedTuple, Protocol
 
 from nsa_tune.backend.dispatch.decide import Verdict
 from nsa_tune.backend.types.batch import Batch, Mode
+from nsa_tune.backend.types.draft import draft_of
 from nsa_tune.backend.types.layouts import READS, Conversion, KVLayout, Role, reach
 from nsa_tune.backend.types.records import Key
 
@@ -240,12 +241,9 @@ def _conversion(reader: str | None, layout: KVLayout, role: Role) -> Conversion 
 
 # --- making plans
 
-_NAMES = tuple(one.name for one in fields(Plan))
-DECIDED = tuple(name for name in _NAMES if name not in ("batch", "_origin"))
+DECIDED = tuple(one.name for one in fields(Plan) if one.name not in ("batch", "_origin"))
 """The fields that are decisions, in the order of `Plan`."""
 TUNED = tuple(name for name in DECIDED if name not in DERIVED)
 """Those of them that answer a question."""
 
-PlanDraft = type("PlanDraft", (), {"__slots__": _NAMES})
-"""A plan while it is filled in. Its class is then set to `Plan`, which has the same slots and is
-frozen: setting the fields of a frozen class one by one takes longer than deciding them."""
+PlanDraft = draft_of(Plan)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
-from functools import cached_property
 from math import exp, log
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from nsa_tune._errors import UnknownName
 from nsa_tune.backend.dispatch.compiled import Decisions
@@ -34,6 +33,8 @@ if TYPE_CHECKING:
     from nsa_tune.backend.types.records import Key
 
 __all__ = ["Match", "TablePlanner"]
+
+_Planner: TypeAlias = Callable[[Batch], Plan]
 
 _CONTEXTS = 17
 """Context lengths at which a captured size is weighed when nobody says which will come."""
@@ -82,42 +83,36 @@ class TablePlanner:
         }
         self._origin = _Because(self, None)
         self._choosers: dict[tuple[str, Mode], Callable[[Batch], str | None]] = {}
+        # Attributes, as a call of a method takes longer.
+        self.extend: _Planner = self._unprepared
+        """The plan of an extend batch."""
+        self.step: _Planner = self._unprepared
+        """The plan of a batch of any other mode that is not captured."""
 
     # --- plans
 
     def prepare(self) -> None:
         """Write the functions now, so that no request waits for them."""
-        _ = self.extend, self.step
-
-    @cached_property
-    def extend(self) -> Callable[[Batch], Plan]:
-        """The plan of an extend batch."""
-        return self._planners[Mode.EXTEND]
-
-    @cached_property
-    def step(self) -> Callable[[Batch], Plan]:
-        """The plan of a batch of any other mode that is not captured."""
-        planners = self._planners
-        first = planners[Mode.DECODE]
-        if all(one is first for mode, one in planners.items() if mode is not Mode.EXTEND):
-            return first
-        return lambda batch: planners[batch.mode](batch)
-
-    @cached_property
-    def _planners(self) -> Mapping[Mode, Callable[[Batch], Plan]]:
         if self.forced:
-            return dict.fromkeys(Mode, self.slow_plan)
+            self.extend = self.step = self.slow_plan
+            return
         # Modes that ask the same have one function.
-        made: dict[tuple[str, ...], Callable[[Batch], Plan]] = {}
-        planners: dict[Mode, Callable[[Batch], Plan]] = {}
+        made: dict[tuple[str, ...], _Planner] = {}
+        planners: dict[Mode, _Planner] = {}
         for mode, policies in self._by_mode.items():
             names = (str(mode is Mode.EXTEND), *(one.point.name for one in policies))
             if names not in made:
                 made[names] = self._planner(mode, policies)
             planners[mode] = made[names]
-        return planners
+        self.extend = planners.pop(Mode.EXTEND)
+        steps = {*planners.values()}
+        self.step = steps.pop() if len(steps) == 1 else lambda batch: planners[batch.mode](batch)
 
-    def _planner(self, mode: Mode, policies: Sequence[Policy]) -> Callable[[Batch], Plan]:
+    def _unprepared(self, batch: Batch) -> Plan:
+        self.prepare()
+        return (self.extend if batch.mode is Mode.EXTEND else self.step)(batch)
+
+    def _planner(self, mode: Mode, policies: Sequence[Policy]) -> _Planner:
         questions = [question for one in policies for question in one.point.questions]
         decisions = Decisions(policies, self.baseline, questions)
         facts: tuple[str, ...] = ()
@@ -132,7 +127,13 @@ class TablePlanner:
             "plan.__class__ = Plan",
             "return plan",
         ]
-        held = _Held(self, mode, decisions)
+
+        def decided(key: DecisionKey) -> tuple[object, ...]:
+            has_prefix, within_topk = key[-2:] if facts else (False, False)
+            chosen = decisions.choices(key)
+            return (*self.decisions(mode, chosen, has_prefix, within_topk), self._origin)
+
+        held = _Cached(decided)
         names = {"Draft": PlanDraft, "Plan": Plan, "held": held, "slow": self.slow_plan}
         known = {"is_extend": str(mode is Mode.EXTEND)}
         return decisions.function((), facts, tail, names, known, (*DECIDED, "_origin", "batch"))
@@ -186,7 +187,8 @@ class TablePlanner:
             return slow
         decisions = Decisions([policy], self.baseline, [question])
         other = "batch.mode is not mode" + (" or batch.captured" * (mode is not Mode.EXTEND))
-        names = {"held": _Chosen(name, decisions), "mode": mode, "slow": slow}
+        held = _Cached(lambda key: decisions.choices(key)[name])
+        names = {"held": held, "mode": mode, "slow": slow}
         head = [f"if {other}:", "    return slow(batch)"]
         known = {"is_extend": str(mode is Mode.EXTEND)}
         return decisions.function(head, (), ["return held[key]"], names, known)
@@ -296,34 +298,16 @@ class TablePlanner:
         raise UnknownName.of(f"question in {mode}", name, list(self.questions(mode)))
 
 
-class _Held(dict[DecisionKey, tuple[object, ...]]):
-    """What plans of one mode hold besides their batch, by the key of their decisions."""
+class _Cached(dict[DecisionKey, Any]):
+    """What `make` makes of each key, once."""
 
-    def __init__(self, planner: TablePlanner, mode: Mode, decisions: Decisions) -> None:
+    def __init__(self, make: Callable[[DecisionKey], object]) -> None:
         super().__init__()
-        self._planner = planner
-        self._mode = mode
-        self._decisions = decisions
+        self._make = make
 
-    def __missing__(self, key: DecisionKey) -> tuple[object, ...]:
-        chosen = self._decisions.choices(key)
-        facts = key[-2:] if self._mode is Mode.EXTEND else (False, False)
-        by = self._planner
-        held = self[key] = (*by.decisions(self._mode, chosen, *facts), by._origin)
-        return held
-
-
-class _Chosen(dict[DecisionKey, str | None]):
-    """The choices of one question, by the key of the decision."""
-
-    def __init__(self, name: str, decisions: Decisions) -> None:
-        super().__init__()
-        self._name = name
-        self._decisions = decisions
-
-    def __missing__(self, key: DecisionKey) -> str | None:
-        choice = self[key] = self._decisions.choices(key)[self._name]
-        return choice
+    def __missing__(self, key: DecisionKey) -> object:
+        found = self[key] = self._make(key)
+        return found
 
 
 class _Because:

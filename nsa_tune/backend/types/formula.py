@@ -44,6 +44,8 @@ FIELDS: Mapping[str, str] = {
     "batch_size": "batch.batch_size",
     "q_tokens": "batch.q_tokens",
     "kv_tokens": "batch.kv_tokens",
+    "rows": "1.0 * batch.q_tokens",
+    "keys": "1.0 * batch.kv_tokens",
     "max_kv": "batch.max_kv",
     "pairs": "batch.pairs",
     "next_n": "batch.next_n",
@@ -53,7 +55,8 @@ FIELDS: Mapping[str, str] = {
     "is_extend": "batch.mode is EXTEND",
     "is_verify": "batch.mode is TARGET_VERIFY",
 }
-"""What every formula may name."""
+"""What every formula may name. Rows and keys are floats for the features, as a product of floats
+takes a third of a mixed one's time; limits count in whole tokens."""
 
 NO_ROWS = "q_tokens <= 0"
 """The condition of a batch without a query. No constructor of Batch makes one; an idle rank of data

@@ -8,7 +8,9 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple
+
+from nsa_tune.backend.types.draft import draft_of
 
 __all__ = [
     "Device",
@@ -119,7 +121,7 @@ class Measurement:
         )
 
 
-_Draft: Any = type("_Draft", (), {"__slots__": tuple(one.name for one in fields(Measurement))})
+_Draft = draft_of(Measurement)
 
 
 def measurement_of(
@@ -127,8 +129,7 @@ def measurement_of(
     low_us: float | None, high_us: float | None, samples: int, error: float | None, reason: str,
     discarded: int, pass_us: float | None,
 ) -> Measurement:  # fmt: skip
-    """`Measurement(...)` in a fifth of its time: a frozen class sets each field through a call.
-    A draft is filled in like any object, and then frozen."""
+    """`Measurement(...)` in a fifth of its time."""
     draft = _Draft()
     draft.point = point
     draft.batch = batch
@@ -143,7 +144,7 @@ def measurement_of(
     draft.discarded = discarded
     draft.pass_us = pass_us
     draft.__class__ = Measurement
-    return cast("Measurement", draft)
+    return draft  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True, slots=True)

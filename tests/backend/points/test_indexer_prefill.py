@@ -195,7 +195,7 @@ def test_features_count_pairs_keys_and_chunks() -> None:
 
     assert features["rows"] == 8492
     assert features["scored_pairs"] == 8192 * 32768 + 8192 * 8193 / 2 + 300 * 301 / 2
-    assert features["kv_tokens"] == 41260
+    assert features["keys"] == 41260
     # 41260 keys are 163 * 256 values with their padding; 8492 rows of these are 1.4 GB.
     assert features["chunks"] == 3
     assert features["waves"] == -(-8492 // 264)

@@ -46,6 +46,8 @@ def _formulas(values: dict[str, Value]) -> Formulas:
         ("batch_size", 2, 2),
         ("q_tokens", 12, 4),
         ("kv_tokens", 17, 139),
+        ("rows", 12.0, 4.0),
+        ("keys", 17.0, 139.0),
         ("max_kv", 9, 99),
         ("pairs", 5 * 3 + 6 + 45, 99 + 98 + 40 + 39),
         ("next_n", 1, 2),

@@ -19,9 +19,12 @@ __all__ = [
     "ragged_logits_bytes",
 ]
 
-
 ARCHS = frozenset({"sm90", "sm100"})
 """Architectures that its metadata and paged logits exist for."""
+_TILE_BYTES = 1024
+"""A row of logits is padded to whole tiles of 256 fp32 values."""
+_RAGGED_TILES = "((kv_tokens + 511) // 256)"
+"""Tiles of a row of ragged logits: as wide as all keys together, and 256 more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,19 +91,23 @@ def _next_n(setting: Setting) -> tuple[Limit, ...]:
     return (Limit(f"next_n > {limit}", why),)
 
 
+def _logits(tiles: str, setting: Setting) -> tuple[Limit, ...]:
+    """The limit of rows of so many `tiles` of 256 fp32 logits."""
+    passed = f"q_tokens * {tiles} > {setting.device.memory // 4 // _TILE_BYTES}"
+    return quarter_of_memory(f"q_tokens * {tiles} * {_TILE_BYTES}", "logits", setting, passed)
+
+
 def _mqa_logits_bytes(setting: Setting) -> tuple[Limit, ...]:
-    # DeepGEMM pads a row of fp32 logits to 256 values.
-    return quarter_of_memory("q_tokens * ((max_kv + 255) // 256 * 1024)", "logits", setting)
-
-
-def ragged_logits_bytes(rows: str = "q_tokens") -> str:
-    """The formula of the bytes of ragged logits: each row is as wide as all keys together, and 256
-    more, in whole multiples of 256."""
-    return f"{rows} * ((kv_tokens + 511) // 256 * 1024)"
+    return _logits("((max_kv + 255) // 256)", setting)
 
 
 def _ragged_logits_bytes(setting: Setting) -> tuple[Limit, ...]:
-    return quarter_of_memory(ragged_logits_bytes(), "logits", setting)
+    return _logits(_RAGGED_TILES, setting)
+
+
+def ragged_logits_bytes() -> str:
+    """The formula of the bytes of ragged logits."""
+    return f"q_tokens * ({_RAGGED_TILES} * {_TILE_BYTES})"
 
 
 def _mqa_shape(setting: Setting) -> tuple[Limit, ...]:

@@ -12,7 +12,7 @@ from nsa_tune.backend.points.prefill.features import (
     pairs_in_waves,
     wave_of,
 )
-from nsa_tune.backend.types.formula import Formulas, Value, smaller
+from nsa_tune.backend.types.formula import Formulas
 from nsa_tune.backend.types.point import Setting
 
 __all__ = ["formulas"]
@@ -22,14 +22,13 @@ def formulas(setting: Setting) -> Formulas:
     """The features of a batch, and where it lies: octaves of its rows and of the pairs a row."""
     topk, wave = setting.profile.index_topk, wave_of(setting)
     values = {
-        "rows": Value("1.0 * q_tokens"),
         **attended_pairs(topk),
-        **pairs_in_waves("attended_pairs", smaller("max_kv", str(topk)), wave),
+        **pairs_in_waves("attended_pairs", f"({topk}.0 if max_kv > {topk} else max_kv)", wave),
     }
     features = ("rows", "attended_pairs", "attended_pairs_in_waves_to_the_longest", "waves")
     coordinates = {
         "rows": "log2(q_tokens)",
-        "attended_per_row": "log2(attended_pairs / q_tokens)",
+        "attended_per_row": "log2(attended_pairs / rows)",
         "mean_context": "log2(kv_tokens / batch_size) / 4",
     }
     functions: dict[str, Callable[..., Any]] = {

@@ -13,9 +13,9 @@ __all__ = ["formulas"]
 def formulas(setting: Setting) -> Formulas:
     """The features of a batch, and where it lies: octaves of its rows, quarters of its context."""
     del setting
-    values = {"rows": Value("q_tokens"), "warps_of_rows": Value("(q_tokens + 31) // 32")}
+    values = {"warps_of_rows": Value("(q_tokens + 31) // 32")}
     coordinates = {
         "rows": "log2(q_tokens)",
         "mean_context": "log2(kv_tokens / batch_size) / 4",
     }
-    return Formulas(values, tuple(values), coordinates, functions={"log2": log2})
+    return Formulas(values, ("rows", "warps_of_rows"), coordinates, functions={"log2": log2})

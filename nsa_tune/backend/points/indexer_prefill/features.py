@@ -12,7 +12,7 @@ __all__ = ["OF_CHUNKED", "OF_PAGED", "OF_RAGGED", "chunk_bytes", "formulas"]
 
 _OF_ALL = ("rows", "scored_pairs", "waves", "pairs_in_waves_to_the_longest")
 OF_PAGED = _OF_ALL
-OF_RAGGED = (*_OF_ALL, "kv_tokens")
+OF_RAGGED = (*_OF_ALL, "keys")
 OF_CHUNKED = (*OF_RAGGED, "chunks")
 _ROWS_AT_ONCE = 2
 """Queries whose 64 heads one SM computes together (DeepGEMM csrc/apis/attention.hpp, block_q)."""
@@ -29,7 +29,6 @@ def formulas(setting: Setting) -> Formulas:
     wave = max(setting.device.sms, 1) * _ROWS_AT_ONCE
     needed = deep_gemm.ragged_logits_bytes()
     values = {
-        "rows": Value("1.0 * q_tokens"),
         "scored_pairs": Value("1.0 * pairs"),
         "waves": Value(f"(q_tokens + {wave - 1}) // {wave}"),
         "pairs_in_waves_to_the_longest": Value(

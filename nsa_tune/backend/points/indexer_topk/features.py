@@ -22,7 +22,6 @@ def formulas(setting: Setting) -> Formulas:
     """The features of a batch: a query scores the keys that it sees, which are its `pairs`."""
     sms = max(setting.device.sms, 1)
     values = {
-        "rows": Value("1.0 * q_tokens"),
         "scores": Value("1.0 * pairs"),
         "waves": Value(f"(q_tokens + {sms - 1}) // {sms}"),
         "scores_in_waves_to_the_longest": Value(

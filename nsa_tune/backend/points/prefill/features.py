@@ -15,7 +15,7 @@ from typing import Any
 
 from nsa_tune.backend.libraries.flash_mla.limits import padded_heads
 from nsa_tune.backend.types.batch import Batch
-from nsa_tune.backend.types.formula import Formulas, Value, larger, smaller
+from nsa_tune.backend.types.formula import Formulas, Value, larger
 from nsa_tune.backend.types.point import Setting
 
 __all__ = [
@@ -41,8 +41,8 @@ _FEWEST_KEYS = 128
 
 _FEATURES = (
     "batch_size",
-    "q_tokens",
-    "kv_tokens",
+    "rows",
+    "keys",
     "tokens_read_back",
     "attended_pairs",
     "attended_pairs_in_whole_waves",
@@ -56,8 +56,8 @@ _FEATURES = (
     "pairs_of_the_busiest",
     "narrow_pairs_of_the_busiest",
 )
-_OF_SUMS = ("batch_size", "q_tokens")
-_OF_ALL = ("kv_tokens", "tokens_read_back")
+_OF_SUMS = ("batch_size", "rows")
+_OF_ALL = ("keys", "tokens_read_back")
 _OF_MHA = (*_OF_ALL, "kv_tokens_in_a_tile")
 # What a sequence and its queries cost is in their tiles. Where all sequences are equal nothing
 # tells the two apart, and half of it would be charged to ragged ones again.
@@ -88,11 +88,11 @@ def formulas(setting: Setting) -> Formulas:
     values = {
         **attended_pairs(topk),
         "attended_pairs_in_whole_waves": Value(
-            f"attended_pairs / q_tokens * {wave} * ((q_tokens + {wave - 1}) // {wave})"
+            f"attended_pairs / rows * {wave}.0 * ((q_tokens + {wave - 1}) // {wave})"
         ),
-        "tokens_read_back": Value("kv_tokens if prefix_tokens else 0"),
-        "kv_tokens_in_a_tile": Value(larger("kv_tokens", str(_TILE))),
-        "q_tokens_in_a_tile": Value(larger("q_tokens", str(_TILE))),
+        "tokens_read_back": Value("keys if prefix_tokens else 0.0"),
+        "kv_tokens_in_a_tile": Value(larger("keys", f"{_TILE}.0")),
+        "q_tokens_in_a_tile": Value(larger("rows", f"{_TILE}.0")),
         **_tiles("query_tiles", "pairs_in_whole_tiles", str(_TILE)),
         "even_share": Value(f"pairs_in_whole_tiles * {share!r}"),
         "pairs_of_the_busiest": Value(larger("even_share", f"max_kv * {_TILE}")),
@@ -108,7 +108,7 @@ def formulas(setting: Setting) -> Formulas:
             f"{_FEWEST_KEYS} < max_kv <= {topk} "
             f"and narrow_tiles * {setting.heads} <= {setting.device.sms}"
         ),
-        "queries_merged": Value("q_tokens if splits else 0"),
+        "queries_merged": Value("rows if splits else 0.0"),
         "narrow_share": Value(f"pairs_in_narrow_tiles * {share!r}"),
         "narrow_pairs_of_the_busiest": Value(
             f"narrow_share if splits else {larger('narrow_share', 'max_kv * narrow')}"
@@ -140,9 +140,9 @@ def pairs_in_waves(attended: str, longest: str, wave: int) -> dict[str, Value]:
     """`waves` of `wave` queries that run at once, and `attended` pairs where the last query of all,
     with up to `longest` keys, is waited for: queries follow one another on an SM."""
     return {
-        "waves": Value(f"(q_tokens + {wave - 1}) // {wave}"),
+        "waves": Value(f"1.0 * ((q_tokens + {wave - 1}) // {wave})"),
         "attended_pairs_in_waves_to_the_longest": Value(
-            f"({attended} / q_tokens * (waves - 1) + {longest}) * {wave}"
+            f"({attended} / rows * (waves - 1.0) + {longest}) * {wave}.0"
         ),
     }
 
@@ -152,13 +152,12 @@ def attended_pairs(topk: int) -> dict[str, Value]:
 
     From sums alone it is an upper bound, reached while all queries are below or all above.
     """
-    few = f"pairs if max_kv <= {topk} else"
     return {
-        "all_full": Value(f"q_tokens * {topk}"),
-        # Several models multiply it: a product of floats takes a third of a mixed one's time.
+        "all_pairs": Value("1.0 * pairs"),
+        "all_full": Value(f"rows * {topk}.0"),
         "attended_pairs": Value(
-            f"1.0 * ({few} {smaller('pairs', 'all_full')})",
-            f"1.0 * ({few} attended_by_length(batch, {topk}))",
+            f"all_pairs if max_kv <= {topk} or all_pairs < all_full else all_full",
+            f"all_pairs if max_kv <= {topk} else 1.0 * attended_by_length(batch, {topk})",
         ),
     }
 
