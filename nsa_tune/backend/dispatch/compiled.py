@@ -182,14 +182,17 @@ class _Point:
     ) -> None:  # fmt: skip
         self.notes = notes
         self._policy = policy
-        self._baseline = baseline
         self._meanings = meanings
+        self._assigned: dict[frozenset[str], list[str]] = {}
         self._formulas = policy.features.formulas
         self.functions = self._formulas.functions
         asked = {arm for one in notes.values() for arms in one.choices.values() for arm in arms}
         arms = [one for one in policy.candidates if one.name in asked and not _is_wrong(one)]
         self._arms = {one.name: one for one in arms}
         self._times = {one.name: f"t_{i}" for i, one in enumerate(arms)}
+        here = {one.name: None for one in policy.candidates}
+        self._known = {name: _choices(one.choices, here) for name, one in notes.items()}
+        self._defaults = {n: baseline.choice(one, policy.setting) for n, one in notes.items()}
         self._groups = _groups(self._arms)
         self._own: dict[str, str] = {}
         """By arm, the formula that its own limits allow it, those that its group does not share."""
@@ -294,8 +297,12 @@ class _Point:
     ) -> list[str]:
         """The lines that assign what the times of `arms` need."""
         arms = list(arms)
-        used = {name for own in models for arm in arms for name, _ in self._weighed(own[arm])}
-        return assignments(self._formulas.values, used, ())
+        used = frozenset(
+            name for own in models for arm in arms for name, _ in self._weighed(own[arm])
+        )
+        if used not in self._assigned:
+            self._assigned[used] = assignments(self._formulas.values, used, ())
+        return self._assigned[used]
 
     def _weighed(self, model: LatencyModel) -> list[tuple[str, float]]:
         pairs = zip(self._formulas.features, model.weights, strict=False)
@@ -330,8 +337,7 @@ class _Point:
     # --- notes
 
     def _asked(self, note: str, question: Question, models: Mapping[str, LatencyModel]) -> _Asked:
-        here = {one.name for one in self._policy.candidates}
-        known = {c: arms for c, arms in question.choices.items() if not here.isdisjoint(arms)}
+        known = self._known[note]
         able = _choices(known, self._arms)
         timed = _choices(able, models)
         meaning = _Meaning(
@@ -341,7 +347,7 @@ class _Point:
             () if timed == able else tuple(able),
             tuple(name for name, some in timed.items() if some != able[name]),
             tuple(known),
-            self._baseline.choice(question, self._policy.setting),
+            self._defaults[note],
         )
         return _Asked(note, meaning, self._contenders(meaning, timed, models))
 

@@ -142,10 +142,10 @@ class Request:
             for found in tables.find_stored(self.db, self.wanted):
                 # Those of exactly this driver and these libraries before the rest.
                 for table in sorted(found, key=lambda one: bool(differing(one.head, here))):
-                    if table.head.key.digest not in failed:
-                        yield table
-                    else:
+                    if failed and table.head.key.digest in failed:
                         demoted.append(table)
+                    else:
+                        yield table
                 if not failed:
                     return  # the first source that has any answers
         except StoreError as error:
@@ -237,7 +237,7 @@ def _policies(table: StoredTable, features: Sequence[Features]) -> list[Policy]:
 
 def _different(table: Table, here: Here | None, failed: _Failed) -> Iterator[str]:
     yield from differing(table, here)
-    check = failed.get(table.key.digest)
+    check = failed.get(table.key.digest) if failed else None
     if check is not None:
         yield f"failed nsa-tune check here at {check.checked_at} ({check.trouble})"
 

@@ -85,6 +85,7 @@ def formulas(setting: Setting) -> Formulas:
     topk, wave = setting.profile.index_topk, wave_of(setting)
     # A tile's keys are one SM's work, unless they are split among all.
     share = setting.heads / max(setting.device.sms, 1)
+    whole = f"(query_tiles, pairs_in_whole_tiles) if narrow == {_TILE} else "
     values = {
         **attended_pairs(topk),
         "attended_pairs_in_whole_waves": Value(
@@ -101,7 +102,7 @@ def formulas(setting: Setting) -> Formulas:
         "narrow": Value(
             "128 if q_tokens >= 65 * batch_size else 64 if q_tokens >= 17 * batch_size else 16"
         ),
-        **_tiles("narrow_tiles", "pairs_in_narrow_tiles", "narrow"),
+        **_tiles("narrow_tiles", "pairs_in_narrow_tiles", "narrow", whole),
         # It splits the keys, and merges partial outputs, to fill the device: two blocks an SM
         # (FlashInfer scheduler.cuh, PrefillSplitQOKVIndptr).
         "splits": Value(
@@ -166,32 +167,38 @@ def attended_by_length(batch: Batch, topk: int) -> int:
     """`attended_pairs` of a batch whose lengths are known."""
     total = 0
     for prefix, new, count in runs(batch):
-        below = min(max(topk - prefix, 0), new)
-        total += count * (below * prefix + below * (below + 1) // 2 + (new - below) * topk)
+        if prefix >= topk:
+            total += count * new * topk
+        else:
+            below = new if prefix + new <= topk else topk - prefix
+            total += count * (below * prefix + below * (below + 1) // 2 + (new - below) * topk)
     return total
 
 
-def _tiles(tiles: str, pairs: str, tile: str) -> dict[str, Value]:
-    """Tiles of `tile` queries, and the pairs in them; from sums as if all sequences were equal."""
+def _tiles(tiles: str, pairs: str, tile: str, known: str = "") -> dict[str, Value]:
+    """Tiles of `tile` queries, and the pairs in them; from sums as if all sequences were equal.
+
+    `known` begins a formula that has both already for some batches.
+    """
     each = f"{tiles}_each"
     before = f"(0.5 * {tile} * ({each} - 1) * batch_size + prefix_tokens)"
     return {
         each: Value(f"-(-q_tokens // (batch_size * {tile}))"),
         f"{tiles}, {pairs}": Value(
-            f"batch_size * {each}, ({each} * {before} + q_tokens) * {tile}",
-            f"tiles_by_length(batch, {tile})",
+            f"{known}(batch_size * {each}, ({each} * {before} + q_tokens) * {tile})",
+            f"{known}tiles_by_length(batch, {tile})",
         ),
     }
 
 
 def _tiles_by_length(batch: Batch, tile: int) -> tuple[int, int]:
-    total, pairs = 0, 0
+    total, pairs, half = 0, 0, tile // 2
     for prefix, new, count in runs(batch):
-        tiles = -(-new // tile)
+        tiles = (new + tile - 1) // tile
         total += count * tiles
         # Each tile sees the prefix and the tiles before it, and the last one the sequence's end.
-        pairs += count * tile * (tiles * prefix + tile * tiles * (tiles - 1) // 2 + new)
-    return total, pairs
+        pairs += count * (tiles * (prefix + half * (tiles - 1)) + new)
+    return total, tile * pairs
 
 
 def runs(batch: Batch) -> Iterable[tuple[int, int, int]]:
