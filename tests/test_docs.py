@@ -13,7 +13,7 @@ import pytest
 import typer
 
 from nsa_tune._cli.options import Format
-from nsa_tune.backend.libraries.probed import PROBED
+from nsa_tune.backend.libraries.limits import PROBED
 from nsa_tune.backend.points import POINTS
 from nsa_tune.backend.types.layouts import CONVERSIONS, READS, KVLayout
 from nsa_tune.cli import app

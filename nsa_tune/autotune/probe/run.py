@@ -34,7 +34,7 @@ class Limit:
     """One limit that can be found by experiment."""
 
     name: str
-    """One of `backend.libraries.probed.PROBED`."""
+    """One of `backend.libraries.limits.PROBED`."""
     trial: str
     """"module:function" of the trial; see `probe.child.Trial`."""
     start: int

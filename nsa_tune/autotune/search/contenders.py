@@ -22,6 +22,7 @@ from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.point import Question
 
 __all__ = [
+    "MOST_LOST",
     "Calibration",
     "Contender",
     "contenders",
@@ -30,7 +31,7 @@ __all__ = [
     "realised_regret",
 ]
 
-_MOST_LOST = 0.5
+MOST_LOST = 0.5
 """The bound where too little is measured to estimate a contender, and the highest one."""
 _FARTHEST = 8.0
 """Gaps beyond this many standard deviations have no expected loss."""
@@ -103,10 +104,10 @@ def expected_loss_bound(ranked: Sequence[Contender]) -> float:
     total = 0.0
     for other in ranked[1:]:
         if first.log_us is None or other.log_us is None:
-            return _MOST_LOST
+            return MOST_LOST
         gap = other.log_us - first.log_us
         total += expected_loss(gap, hypot(first.spread, other.spread))
-    return min(total, _MOST_LOST)
+    return min(total, MOST_LOST)
 
 
 def realised_regret(question: Question, chosen: str, times_us: Mapping[str, float]) -> float | None:

@@ -65,11 +65,6 @@ PROVIDERS: dict[str, Library] = {
         Library(
             "flashinfer", (("flashinfer-python", "flashinfer"),), "pip install flashinfer-python"
         ),
-        Library(
-            "sglang_kernel",
-            (("sglang-kernel", "sgl_kernel"), ("sgl-kernel", "sgl_kernel")),
-            "pip install sglang-kernel",
-        ),
     )
 }
 

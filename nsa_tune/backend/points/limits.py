@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nsa_tune.backend.libraries.probed import rows_in_quarter_of_memory
+from nsa_tune.backend.libraries.limits import rows_in_quarter_of_memory
 from nsa_tune.backend.types.formula import NO_ROWS, Limit
 from nsa_tune.backend.types.point import Guard, Setting
 

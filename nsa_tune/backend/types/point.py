@@ -43,7 +43,7 @@ class Setting:
     max_chunk_kv: int = 131072
     """Most kv tokens that the engine expands at once for MHA (SGLANG_MAX_KV_CHUNK_CAPACITY)."""
     limits: Mapping[str, int] = field(default_factory=dict)
-    """What `nsa-tune probe` found, by the names in `backend.libraries.probed.PROBED`."""
+    """What `nsa-tune probe` found, by the names in `backend.libraries.limits.PROBED`."""
 
     layers: int = 0
     """Layers that share what an arm takes once a pass; 0 stands for the whole model's."""

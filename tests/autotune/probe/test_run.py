@@ -11,7 +11,7 @@ from nsa_tune._errors import MachineUnfit, UnknownName
 from nsa_tune.autotune.probe import run as probing
 from nsa_tune.autotune.probe.run import Limit, ProbeRequest, probe
 from nsa_tune.autotune.probe.tries import Try
-from nsa_tune.backend.libraries.probed import PROBED
+from nsa_tune.backend.libraries.limits import PROBED
 from nsa_tune.db.reader import read_database
 from nsa_tune.db.store import Store
 from tests.autotune import fake_limits

@@ -12,7 +12,7 @@ from nsa_tune import Batch, Dispatcher
 from nsa_tune.backend.costmodel.policy import Policy
 from nsa_tune.backend.dispatch.plan import Plan
 from nsa_tune.backend.hardware.detect import KNOWN
-from nsa_tune.backend.libraries.probed import PROBED
+from nsa_tune.backend.libraries.limits import PROBED
 from nsa_tune.backend.points import points_for
 from nsa_tune.backend.types.layouts import KVLayout
 from nsa_tune.backend.types.point import Setting

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nsa_tune.backend.libraries.probed import bound, quarter_of_memory
+from nsa_tune.backend.libraries.limits import bound, quarter_of_memory
 from nsa_tune.backend.types.formula import Limit
 from nsa_tune.backend.types.point import Guard, Setting
 

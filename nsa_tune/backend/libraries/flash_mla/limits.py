@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nsa_tune.backend.libraries.probed import (
+from nsa_tune.backend.libraries.limits import (
     bound,
     quarter_of_memory,
     rows_in_quarter_of_memory,

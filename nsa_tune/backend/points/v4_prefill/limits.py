@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nsa_tune.backend.libraries.flash_mla.limits import padded_heads
-from nsa_tune.backend.libraries.probed import quarter_of_memory
+from nsa_tune.backend.libraries.limits import quarter_of_memory
 from nsa_tune.backend.points.v4_prefill import features
 from nsa_tune.backend.types.formula import Limit
 from nsa_tune.backend.types.point import Guard, Setting

@@ -1,4 +1,4 @@
-"""Limits that were found by experiment, and how they join a formula: the smaller one counts."""
+"""Limits of any library: what probes find, and what must fit into a device's memory."""
 
 from __future__ import annotations
 
