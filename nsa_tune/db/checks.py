@@ -19,7 +19,7 @@ from nsa_tune.db.reader import (
     store_errors,
 )
 
-__all__ = ["Anchor", "Check", "failed_checks", "failed_digests", "read_checks"]
+__all__ = ["Anchor", "Check", "failed_checks", "read_checks"]
 
 _SINCE = 3
 """The schema that has checks."""
@@ -91,13 +91,6 @@ def _check(row: tuple[str, str, str, str, int, float, str]) -> Check:
         digest, driver, tuple(sorted(json.loads(libraries).items())), checked_at, bool(holds),
         float(drift), tuple(Anchor(**anchor) for anchor in json.loads(anchors)),
     )  # fmt: skip
-
-
-def failed_digests(
-    paths: Iterable[Path], driver: str, libraries: tuple[tuple[str, str], ...]
-) -> frozenset[str]:
-    """Digests of the tables whose newest check with this driver and these libraries failed."""
-    return frozenset(failed_checks(paths, driver, libraries))
 
 
 def failed_checks(

@@ -17,12 +17,12 @@ from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import chain
+from operator import itemgetter
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from nsa_tune._errors import StoreCorrupt, StoreError, StoreMissing, StoreNewer, StoreReadOnly
 from nsa_tune.backend.types.records import Device, Key, Status, StoredTable, Table, Weights
-from nsa_tune.db.newest import newest_columns
 from nsa_tune.db.text_table import checked_measurements, read_key, read_stored_text, read_text
 
 __all__ = [
@@ -73,6 +73,12 @@ _NEWER = (
     "SELECT 1 FROM measurements "
     "WHERE id > ? AND +run_id IN (SELECT id FROM runs WHERE key_id = ?) LIMIT 1"
 )
+_ROWS = (
+    "SELECT point, batch, arm, status, latency_us, low_us, high_us, samples, error, reason, "
+    "{discarded}, {pass_us}, measured_at{id} FROM measurements JOIN runs ON runs.id = run_id "
+    "WHERE key_id = ?"
+)
+_WIDTH = 13
 _log = logging.getLogger(__name__)
 
 
@@ -424,7 +430,7 @@ def table_of(connection: sqlite3.Connection, path: Path, number: int, key: Key) 
     """
     # A database that only an older version has written is read as it is.
     since = columns_since(schema_version(connection, path))
-    *columns, measured_at = newest_columns(connection, number, **since)
+    *columns, measured_at = _newest_columns(connection, number, **since)
     newest = max(map(str, measured_at), default="")
     head = _head_of(connection, path, number, key, newest)
     return replace(head, measurements=checked_measurements(columns))
@@ -436,6 +442,33 @@ def columns_since(version: int) -> dict[str, str]:
         "discarded": "discarded" if version >= _DISCARDED_SINCE else "0",
         "pass_us": "pass_us" if version >= _PASS_SINCE else "NULL",
     }
+
+
+def _newest_columns(
+    connection: sqlite3.Connection, number: int, discarded: str, pass_us: str
+) -> list[tuple[Any, ...]]:
+    """What the view `newest` has for the key with this `number`, in a third of its time, in any
+    order: the fields of a measurement column by column, and when each was measured.
+
+    `discarded` and `pass_us` are the columns with these names, or what stands for them.
+
+    Raises:
+        ValueError: when the newest of several rows cannot be told.
+    """
+    rows = connection.execute(
+        _ROWS.format(discarded=discarded, pass_us=pass_us, id=""), [number]
+    ).fetchall()
+    columns = list(zip(*rows, strict=True)) or [()] * _WIDTH
+    if len({*zip(*columns[:3], strict=True)}) == len(rows):
+        return columns
+    if not all(isinstance(time, str) for time in columns[-1]):
+        raise ValueError("a time of measurement that is no text")
+    query = _ROWS.format(discarded=discarded, pass_us=pass_us, id=", measurements.id")
+    found = {
+        row[:3]: row[:_WIDTH]
+        for row in sorted(connection.execute(query, [number]), key=itemgetter(-2, -1))
+    }
+    return list(zip(*found.values(), strict=True))
 
 
 def _head_of(

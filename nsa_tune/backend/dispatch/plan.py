@@ -24,7 +24,6 @@ __all__ = [
     "Reason",
     "Row",
     "coupled",
-    "derive",
     "facts_of",
 ]
 
@@ -178,19 +177,6 @@ class Derived(NamedTuple):
     layout_conversion: str | None = None
 
 
-def derive(
-    batch: Batch,
-    layout: KVLayout,
-    index_topk: int,
-    prefill_path: str | None,
-    sparse_prefill: str | None,
-    decode: str | None = None,
-) -> Derived:
-    """The derived fields, as SGLang 0.5.23 couples them."""
-    facts = facts_of(batch, index_topk)
-    return coupled(batch.mode, layout, prefill_path, sparse_prefill, *facts, decode)
-
-
 def facts_of(batch: Batch, index_topk: int) -> tuple[bool, bool]:
     """What the derived fields depend on besides the choices: whether there is a prefix, and
     whether no sequence is longer than index_topk."""
@@ -206,7 +192,7 @@ def coupled(
     within_topk: bool,
     decode: str | None = None,
 ) -> Derived:
-    """`derive` by `facts_of`.
+    """The derived fields by `facts_of`, as SGLang 0.5.23 couples them.
 
     Its lines are dsa_backend.py:4101 (transform) and 1301 (dequantize), dsa_indexer.py:846 (skip).
     The top-k transform follows the prefill kernel in extend and the decode kernels, which are all

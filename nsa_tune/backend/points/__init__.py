@@ -15,7 +15,7 @@ from nsa_tune.backend.points.v4_prefill import V4_PREFILL
 from nsa_tune.backend.types.point import Point
 from nsa_tune.backend.types.profiles import PROFILES, ModelProfile
 
-__all__ = ["POINTS", "named", "point_of", "points_for"]
+__all__ = ["POINTS", "named", "points_for"]
 
 POINTS: dict[str, Point] = {
     point.name: point
@@ -29,17 +29,6 @@ POINTS: dict[str, Point] = {
         *V4_PREFILL,
     )
 }
-
-
-def point_of(name: str) -> Point:
-    """The decision point called `name`.
-
-    Raises:
-        UnknownName: when there is none.
-    """
-    if name not in POINTS:
-        raise UnknownName.of("decision point", name, list(POINTS))
-    return POINTS[name]
 
 
 def named(name: str, points: Mapping[str, Point]) -> list[Point]:

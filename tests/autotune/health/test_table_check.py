@@ -26,7 +26,7 @@ from nsa_tune.backend.types.point import Arm, Point, Setting
 from nsa_tune.backend.types.profiles import profile_of
 from nsa_tune.backend.types.records import Device, Measurement, Status
 from nsa_tune.db import reader as tables
-from nsa_tune.db.checks import failed_digests, read_checks
+from nsa_tune.db.checks import failed_checks, read_checks
 from nsa_tune.db.exchange import write_text
 from tests.autotune.fake_point import MANY
 
@@ -142,7 +142,8 @@ def test_a_dispatcher_finds_a_failed_check(request_: CheckRequest, machine: Mach
 
     def found() -> frozenset[str]:
         assert request_.database is not None
-        return failed_digests([request_.database], failed.driver, failed.libraries)
+        checks = failed_checks([request_.database], failed.driver, failed.libraries)
+        return frozenset(checks)
 
     assert found() == {failed.digest}
     machine(THEN)

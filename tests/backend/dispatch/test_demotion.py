@@ -11,7 +11,7 @@ from nsa_tune import Batch, NoTunedData
 from nsa_tune.backend.dispatch.table_planner import Match
 from nsa_tune.backend.hardware import detect
 from nsa_tune.backend.types.records import Key
-from nsa_tune.db.checks import Anchor, Check, failed_checks, failed_digests
+from nsa_tune.db.checks import Anchor, Check, failed_checks
 from nsa_tune.db.exchange import import_text
 from nsa_tune.db.store import Store
 from tests.backend.fake_point import DEVICE, KEY, Times, table_of
@@ -155,5 +155,5 @@ def test_a_later_check_that_holds_lifts_it(database: Path) -> None:
 def test_another_machine_s_check_says_nothing(database: Path) -> None:
     _check(database, holds=False)
 
-    assert failed_digests([database], "1.0", KEY.libraries) == {KEY.digest}
+    assert failed_checks([database], "1.0", KEY.libraries).keys() == {KEY.digest}
     assert failed_checks([database], "1.1", KEY.libraries) == {}

@@ -8,19 +8,19 @@ from random import Random
 import pytest
 
 from nsa_tune import Batch, Dispatcher
+from nsa_tune.backend import points
 from nsa_tune.backend.baselines import SGLANG_0_5_23, VLLM_0_33_0, Baseline
 from nsa_tune.backend.costmodel.policy import Policy
 from nsa_tune.backend.dispatch.decide import Verdict
 from nsa_tune.backend.dispatch.table_planner import Match, TablePlanner
 from nsa_tune.backend.hardware.detect import KNOWN
-from nsa_tune.backend.points import point_of
 from nsa_tune.backend.types.layouts import KVLayout
 from nsa_tune.backend.types.point import Point, Setting
 from nsa_tune.backend.types.profiles import profile_of
 from nsa_tune.backend.types.records import Measurement, Status
 
 H200 = Setting(profile_of("deepseek-v3.2"), 128, KVLayout.FP8_PACKED, KNOWN["NVIDIA H200"])
-POINTS = [point_of("indexer_prefill"), point_of("indexer_topk")]
+POINTS = [points.POINTS["indexer_prefill"], points.POINTS["indexer_topk"]]
 BATCHES = [
     Batch.extend([4096], [1000]),
     Batch.extend([32768, 7], [8192, 100]),

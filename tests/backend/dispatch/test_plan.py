@@ -8,11 +8,21 @@ import pytest
 
 from nsa_tune.backend.dispatch.decide import Verdict
 from nsa_tune.backend.dispatch.dispatcher import Dispatcher
-from nsa_tune.backend.dispatch.plan import Derived, Plan, Reason, derive
+from nsa_tune.backend.dispatch.plan import Derived, Plan, Reason, coupled, facts_of
 from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.layouts import KVLayout
 
 _FP8, _BF16 = KVLayout.FP8_PACKED, KVLayout.BF16
+
+
+def derive(
+    batch: Batch, layout: KVLayout, topk: int, path: str | None, sparse: str | None,
+    decode: str | None = None,
+) -> Derived:  # fmt: skip
+    """What follows on one batch."""
+    return coupled(batch.mode, layout, path, sparse, *facts_of(batch, topk), decode)
+
+
 _WARM, _COLD = Batch.extend([100], [10]), Batch.extend([0], [10])
 
 

@@ -19,14 +19,14 @@ from nsa_tune.backend.kernels.sparse_mla import sparse_mla_reference
 from nsa_tune.backend.libraries.flash_mla import calls as flash_mla
 from nsa_tune.backend.libraries.flashinfer import calls as flashinfer
 from nsa_tune.backend.libraries.sglang_kernel import calls as sglang_kernel
-from nsa_tune.backend.points import point_of
+from nsa_tune.backend.points import POINTS
 from nsa_tune.backend.points.prefill.case import prefill_case
 from nsa_tune.backend.types.layouts import KVLayout
 from nsa_tune.backend.types.point import Setting
 from nsa_tune.backend.types.profiles import profile_of
 from nsa_tune.backend.types.records import Device
 
-DECODE = point_of("decode")
+DECODE = POINTS["decode"]
 CPU = torch.device("cpu")
 TINY = Setting(profile_of("tiny"), 4, KVLayout.FP8_PACKED, Device("CPU", "cpu"))
 H100 = Setting(

@@ -12,14 +12,14 @@ from nsa_tune import Batch
 from nsa_tune.backend.costmodel.features import Features
 from nsa_tune.backend.costmodel.policy import Policy
 from nsa_tune.backend.hardware.detect import KNOWN
-from nsa_tune.backend.points import point_of
+from nsa_tune.backend.points import POINTS
 from nsa_tune.backend.points.indexer_layout.case import indexer_case
 from nsa_tune.backend.types.layouts import KVLayout
 from nsa_tune.backend.types.point import Setting
 from nsa_tune.backend.types.profiles import profile_of
 from nsa_tune.backend.types.records import Device, Measurement, Status
 
-INDEXER = point_of("indexer_layout")
+INDEXER = POINTS["indexer_layout"]
 CPU = torch.device("cpu")
 TINY = Setting(profile_of("tiny"), 4, KVLayout.FP8_PACKED, Device("CPU", "cpu"))
 H100 = Setting(

@@ -10,14 +10,14 @@ import torch
 
 from nsa_tune import Batch
 from nsa_tune.backend.hardware.detect import KNOWN
-from nsa_tune.backend.points import point_of
+from nsa_tune.backend.points import POINTS
 from nsa_tune.backend.points.indexer_metadata.case import metadata_case
 from nsa_tune.backend.types.layouts import KVLayout
 from nsa_tune.backend.types.point import Setting
 from nsa_tune.backend.types.profiles import profile_of
 from nsa_tune.backend.types.records import Device
 
-METADATA = point_of("indexer_metadata")
+METADATA = POINTS["indexer_metadata"]
 CPU = torch.device("cpu")
 TINY = Setting(profile_of("tiny"), 4, KVLayout.FP8_PACKED, Device("CPU", "cpu"))
 H100 = Setting(

@@ -15,7 +15,7 @@ from nsa_tune.backend.costmodel.features import Features
 from nsa_tune.backend.hardware.detect import KNOWN
 from nsa_tune.backend.kernels import gather_keys
 from nsa_tune.backend.libraries.deep_gemm import calls as deep_gemm
-from nsa_tune.backend.points import point_of
+from nsa_tune.backend.points import POINTS
 from nsa_tune.backend.points.indexer_prefill.arms import chunks
 from nsa_tune.backend.points.indexer_prefill.case import LogitsCase, logits_case
 from nsa_tune.backend.types.layouts import KVLayout
@@ -23,7 +23,7 @@ from nsa_tune.backend.types.point import Setting
 from nsa_tune.backend.types.profiles import profile_of
 from nsa_tune.backend.types.records import Device
 
-PREFILL = point_of("indexer_prefill")
+PREFILL = POINTS["indexer_prefill"]
 CPU = torch.device("cpu")
 TINY = Setting(profile_of("tiny"), 4, KVLayout.FP8_PACKED, Device("CPU", "cpu"))
 H200 = Setting(profile_of("deepseek-v3.2"), 128, KVLayout.FP8_PACKED, KNOWN["NVIDIA H200"])

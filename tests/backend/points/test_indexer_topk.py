@@ -12,14 +12,14 @@ from nsa_tune import Batch, BatchError
 from nsa_tune.backend.costmodel.features import Features
 from nsa_tune.backend.hardware.detect import KNOWN
 from nsa_tune.backend.kernels.sampled_topk import sampled_topk_reference
-from nsa_tune.backend.points import point_of
+from nsa_tune.backend.points import POINTS
 from nsa_tune.backend.points.indexer_topk.case import topk_case
 from nsa_tune.backend.types.layouts import KVLayout
 from nsa_tune.backend.types.point import Setting
 from nsa_tune.backend.types.profiles import profile_of
 from nsa_tune.backend.types.records import Device
 
-TOPK = point_of("indexer_topk")
+TOPK = POINTS["indexer_topk"]
 CPU = torch.device("cpu")
 TINY = Setting(profile_of("tiny"), 4, KVLayout.FP8_PACKED, Device("CPU", "cpu"))
 H200 = Setting(profile_of("deepseek-v3.2"), 128, KVLayout.FP8_PACKED, KNOWN["NVIDIA H200"])

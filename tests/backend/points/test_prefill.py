@@ -19,7 +19,7 @@ from nsa_tune.backend.kernels.sparse_mla import sparse_mla_reference
 from nsa_tune.backend.libraries.flash_mla import calls as flash_mla
 from nsa_tune.backend.libraries.flashinfer import calls as flashinfer
 from nsa_tune.backend.libraries.sglang_kernel import calls as sglang_kernel
-from nsa_tune.backend.points import point_of
+from nsa_tune.backend.points import POINTS
 from nsa_tune.backend.points.prefill.case import PrefillCase, prefill_case
 from nsa_tune.backend.types.layouts import KVLayout
 from nsa_tune.backend.types.point import Setting
@@ -27,7 +27,7 @@ from nsa_tune.backend.types.profiles import profile_of
 from nsa_tune.backend.types.records import Device
 from tests.backend.points.test_decode import fa3_sparse
 
-PREFILL = point_of("prefill")
+PREFILL = POINTS["prefill"]
 CPU = torch.device("cpu")
 TINY = Setting(profile_of("tiny"), 4, KVLayout.FP8_PACKED, Device("CPU", "cpu"))
 H100 = Setting(
