@@ -40,6 +40,7 @@ Note: TypeAlias = int | tuple[Any, ...] | None
 Key: TypeAlias = tuple[Any, ...]
 """A note for each question, and what the caller appends."""
 
+_CAUGHT = (ArithmeticError, KeyError, ValueError)
 _WORSE = 1 + MARGIN
 _CERTAINLY = 1e-9
 """By how much, relatively, sums of the same terms may differ through rounding, and much more."""
@@ -62,29 +63,37 @@ class Decisions:
                 self._questions += own
 
     def function(
-        self, head: Sequence[str], facts: Sequence[str], tail: Sequence[str],
-        names: Mapping[str, Any], fields: Mapping[str, str], attributes: Sequence[str] = (),
+        self, head: Sequence[str], facts: Sequence[str], make: Callable[[Key], object],
+        tail: Sequence[str], names: Mapping[str, Any], fields: Mapping[str, str],
+        attributes: Sequence[str] = (),
     ) -> Callable[[Batch], Any]:  # fmt: skip
-        """The function that begins with `head`, computes `key` and ends with `tail`.
+        """The function that begins with `head`, computes a key and ends with `tail`.
 
-        The formulas `facts` end the key. A batch without a query, or in a regime where surfaces
-        decide, is for `slow`, which is one of `names`. `fields` of all batches are known, and
-        `attributes` are what `tail` sets.
+        The formulas `facts` end the key. What `make` makes of a key, once, is `found` in `tail`. A
+        batch without a query, or in a regime where surfaces decide, is for `slow`, which is one of
+        `names`. `fields` of all batches are known, and `attributes` are what `tail` sets.
         """
         own = [line for point in self._points for line in point.lines] or ["pass"]
         lines = [f"if {NO_ROWS}:", "    return slow(batch)", "try:", *_indented(own)]
         # As asking everything: what a point cannot compute leaves it to the baseline.
         lines += ["except (ArithmeticError, ValueError):", "    return slow(batch)"]
         parts = [*(note for point in self._points for note in point.notes), *facts]
-        lines += [f"key = ({''.join(f'{part}, ' for part in parts)})", *tail]
+        lines += [
+            f"key = ({''.join(f'{part}, ' for part in parts)})",
+            "try:",
+            "    found = held[key]",
+            "except KeyError:",
+            "    found = held[key] = make(key)",
+            *tail,
+        ]
         body = [*head, *fields_of(lines, fields), *lines]
         source = "\n".join(["def planned(batch):", *_indented(body), ""])
-        names = {**self._functions(), **names}
+        names = {**self._functions(), "held": {}, "make": make, **names}
         function: Callable[[Batch], Any] = defined(source, "planned", names, attributes)
         return function
 
     def _functions(self) -> dict[str, Any]:
-        found: dict[str, Any] = {"ArithmeticError": ArithmeticError, "ValueError": ValueError}
+        found: dict[str, Any] = {one.__name__: one for one in _CAUGHT}
         for point in self._points:
             for name, function in point.functions.items():
                 if found.setdefault(name, function) is not function:

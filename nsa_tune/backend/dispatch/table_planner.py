@@ -123,20 +123,20 @@ class TablePlanner:
         tail = [
             "plan = Draft()",
             "plan.batch = batch",
-            f"{fields} = held[key]",
+            f"{fields} = found",
             "plan.__class__ = Plan",
             "return plan",
         ]
 
-        def decided(key: DecisionKey) -> tuple[object, ...]:
+        def made(key: DecisionKey) -> tuple[object, ...]:
             has_prefix, within_topk = key[-2:] if facts else (False, False)
             chosen = decisions.choices(key)
             return (*self.decisions(mode, chosen, has_prefix, within_topk), self._origin)
 
-        held = _Cached(decided)
-        names = {"Draft": PlanDraft, "Plan": Plan, "held": held, "slow": self.slow_plan}
+        names = {"Draft": PlanDraft, "Plan": Plan, "slow": self.slow_plan}
         known = {"is_extend": str(mode is Mode.EXTEND)}
-        return decisions.function((), facts, tail, names, known, (*DECIDED, "_origin", "batch"))
+        attributes = (*DECIDED, "_origin", "batch")
+        return decisions.function((), facts, made, tail, names, known, attributes)
 
     def slow_plan(self, batch: Batch) -> Plan:
         """The plan of any batch as its own, captured or not, by asking everything."""
@@ -187,11 +187,14 @@ class TablePlanner:
             return slow
         decisions = Decisions([policy], self.baseline, [question])
         other = "batch.mode is not mode" + (" or batch.captured" * (mode is not Mode.EXTEND))
-        held = _Cached(lambda key: decisions.choices(key)[name])
-        names = {"held": held, "mode": mode, "slow": slow}
+        names = {"mode": mode, "slow": slow}
         head = [f"if {other}:", "    return slow(batch)"]
         known = {"is_extend": str(mode is Mode.EXTEND)}
-        return decisions.function(head, (), ["return held[key]"], names, known)
+
+        def made(key: DecisionKey) -> str | None:
+            return decisions.choices(key)[name]
+
+        return decisions.function(head, (), made, ["return found"], names, known)
 
     # --- captured sizes
 
@@ -296,18 +299,6 @@ class TablePlanner:
                 if question.name == name:
                     return policy, question
         raise UnknownName.of(f"question in {mode}", name, list(self.questions(mode)))
-
-
-class _Cached(dict[DecisionKey, Any]):
-    """What `make` makes of each key, once."""
-
-    def __init__(self, make: Callable[[DecisionKey], object]) -> None:
-        super().__init__()
-        self._make = make
-
-    def __missing__(self, key: DecisionKey) -> object:
-        found = self[key] = self._make(key)
-        return found
 
 
 class _Because:
