@@ -422,6 +422,35 @@ def test_the_source_can_be_read_and_is_shown_where_it_fails() -> None:
     assert "work = work_of(q_tokens)\n" in shown
 
 
+def test_an_arm_that_another_always_beats_is_not_timed() -> None:
+    times = TIMES | {"mla/wide": linear(0.1, 0.01, 5), "mla/packed": linear(0.2, 0.02, 9)}
+    planner = _planner(policy_of(times))
+    source = inspect.getsource(planner.extend)
+
+    for arm, is_timed in (("mha/dense", True), ("mla/wide", True), ("mla/packed", False)):
+        *_, least = planner.policies["fake"].fitted.models[arm][0].weights
+        assert (repr(least) in source) is is_timed
+    _same(planner, _extends(9))
+
+
+def test_regimes_in_which_the_same_is_asked_share_the_code_of_the_notes() -> None:
+    formulas = FORMULAS._replace(regime="1 if prefix_tokens else 0", regimes=frozenset({0, 1}))
+    point = replace(FAKE, formulas=lambda setting: formulas)
+    planner = _planner(Policy.fit(point, SETTING, measured(TIMES)))
+
+    assert inspect.getsource(planner.extend).count("note_0 = ") == 1
+    _same(planner, _extends(10))
+
+
+def test_without_any_time_the_limits_of_the_baseline_s_choice_decide() -> None:
+    planner = _planner(Policy.fit(FAKE, SETTING, ()), baseline=_always("mla"))
+
+    source = inspect.getsource(planner.extend)
+
+    assert "t_0" not in source
+    _same(planner, _extends(11))
+
+
 def test_the_source_stays_while_other_formulas_are_compiled() -> None:
     planner = _planner(policy_of(TIMES))
     source = inspect.getsource(planner.extend)
