@@ -23,7 +23,6 @@ __all__ = [
     "layouts_of",
     "pair",
     "reach",
-    "topk_transform",
 ]
 
 SCALE_TILE = 128
@@ -284,24 +283,3 @@ def _pairings(prefill: str, decode: str, kv_dtype: str) -> Iterator[Pairing]:
 
 def _words(name: str) -> str:
     return " or ".join(sorted(READS[name])) or "a converted copy"
-
-
-def topk_transform(pool: KVLayout, role: Role, prefill: str | None, decode: str | None) -> str:
-    """How the indexer's top-k hands its indices on: ``"paged"`` or ``"ragged"``.
-
-    It follows the prefill implementation in prefill and the decode implementation in decode, never
-    one from the other: slots of the pool ("paged") for one that reads the pool or an in-place
-    conversion of it, positions in the compact copy ("ragged") for one that reads gathered tokens.
-
-    Raises:
-        UnknownName: when the role's implementation is not known.
-        UsageError: when it cannot read `pool`.
-    """
-    name = prefill if role is Role.PREFILL else decode
-    if name is None or name not in READS:
-        raise UnknownName.of("implementation", str(name), list(READS))
-    ways = reach(name, pool, role)
-    if not ways:
-        raise UsageError(f"{role} by {name} reads {_words(name)}, not a pool of {pool}")
-    conversion = ways[0]
-    return "ragged" if conversion is not None and conversion.gathers else "paged"

@@ -423,7 +423,7 @@ def test_the_source_can_be_read_and_is_shown_where_it_fails() -> None:
 
 
 def test_an_arm_that_another_always_beats_is_not_timed() -> None:
-    times = TIMES | {"mla/wide": linear(0.1, 0.01, 5), "mla/packed": linear(0.2, 0.02, 9)}
+    times: Times = {**TIMES, "mla/wide": linear(0.1, 0.01, 5), "mla/packed": linear(0.2, 0.02, 9)}
     planner = _planner(policy_of(times))
     source = inspect.getsource(planner.extend)
 
