@@ -18,6 +18,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from math import inf
 from pathlib import Path
 from random import Random
 from statistics import median
@@ -34,7 +35,7 @@ from nsa_tune.db.reader import read_text, shipped
 
 _GPU = "NVIDIA H100 80GB HBM3"
 _KEY: dict[str, Any] = {"model": "deepseek-v3.2", "heads": 128, "kv_dtype": "fp8"}
-_BATCHES, _CALLS, _ROUNDS = 200, 200, 7
+_BATCHES, _CALLS, _ROUNDS = 200, 50, 28
 _MEASUREMENTS = 5000
 _KINDS = (("prefill", "extend"), ("indexer_layout", "verify"))
 
@@ -54,17 +55,16 @@ def best_ns(function: Callable[[Any], object], arguments: Sequence[Any]) -> floa
 
 
 def each_ns(function: Callable[[Any], object], arguments: Sequence[Any]) -> list[float]:
-    """Nanoseconds of a call with each argument: the best round."""
-    rounds = []
-    for argument in arguments:
-        best = float("inf")
-        for _ in range(_ROUNDS):
+    """Nanoseconds of a call with each argument: the best round. A round goes over all arguments, so
+    that a slow moment of the machine does not fall into all rounds of one."""
+    best = [inf] * len(arguments)
+    for _ in range(_ROUNDS):
+        for i, argument in enumerate(arguments):
             start = perf_counter_ns()
             for _ in range(_CALLS):
                 function(argument)
-            best = min(best, (perf_counter_ns() - start) / _CALLS)
-        rounds.append(best)
-    return rounds
+            best[i] = min(best[i], (perf_counter_ns() - start) / _CALLS)
+    return best
 
 
 def _empty(argument: object) -> object:
@@ -194,7 +194,7 @@ def _opening(folder: Path) -> Iterator[Figure]:
     with Store.open(path) as store:
         for table in store.tables():
             refit(store, table.key)
-    fitted = min(_opened(path) for _ in range(5))
+    fitted = min(_opened(path) for _ in range(25))
     yield Figure(f"opening {_MEASUREMENTS} measurements, fitting the models", fitting, None)
     yield Figure("opening them with a current stamp", fitted, 5_000)
     yield Figure("the first plan of a fresh dispatcher", _first_plan(path), 1_000)
