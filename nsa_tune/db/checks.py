@@ -81,7 +81,7 @@ def read_checks(path: Path) -> list[Check]:
         rows = connection.execute(_CHECKS).fetchall()
     try:
         return [_check(row) for row in rows]
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
         raise StoreError(f"{path} has a check that cannot be read: {error!r}") from error
 
 

@@ -13,17 +13,25 @@ import sqlite3
 import stat
 import tempfile
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from itertools import chain
 from operator import itemgetter
 from pathlib import Path
+from time import thread_time
 from typing import Any, NamedTuple
 
 from nsa_tune._errors import StoreCorrupt, StoreError, StoreMissing, StoreNewer, StoreReadOnly
 from nsa_tune.backend.types.records import Device, Key, Status, StoredTable, Table, Weights
-from nsa_tune.db.text_table import checked_measurements, read_key, read_stored_text, read_text
+from nsa_tune.db.text_table import (
+    MOST_ROWS,
+    check_sequences,
+    checked_measurements,
+    read_key,
+    read_stored_text,
+    read_text,
+)
 
 __all__ = [
     "SCHEMA_VERSION",
@@ -34,6 +42,7 @@ __all__ = [
     "default_database",
     "find",
     "find_stored",
+    "grouped_sources",
     "limits_of",
     "read_database",
     "read_text",
@@ -79,6 +88,19 @@ _ROWS = (
     "WHERE key_id = ?"
 )
 _WIDTH = 13
+_MOST_STORED = 2**18
+"""Measurements of one key, older ones among them."""
+_TABLES = frozenset(
+    {
+        "checks", "devices", "keys", "limits", "manifests", "measurements", "models",
+        "nsa_tune_migrations", "runs", "weights",
+    }
+)  # fmt: skip
+_MOST_KEYS = 4096
+_LONGEST_VALUE = 2**24
+"""Bytes of a text, and of a row."""
+_MOST_CPU_S, _STEPS = 5.0, 100_000
+"""What reading may compute: a table takes milliseconds. Steps of SQLite between two looks."""
 _log = logging.getLogger(__name__)
 
 
@@ -101,11 +123,20 @@ class Wanted(NamedTuple):
 def default_database() -> Path:
     """NSA_TUNE_DB, else nsa-tune/nsa-tune.db in the user's data directory.
 
-    A user id without a home directory, as clusters have them, gets a directory of its own under
-    the system's temporary one, with a warning.
+    A user id without a home directory, as clusters have them, gets a private directory under the
+    system's temporary one, with a warning.
+
+    Raises:
+        StoreError: when that directory is there, but belongs to somebody else.
     """
     named = os.environ.get("NSA_TUNE_DB")
-    return _expanded(named) if named else _user_database()
+    path = _expanded(named) if named else _user_database()
+    if path is None:
+        raise StoreError(
+            "there is no home directory, and a private one cannot be made in "
+            f"{tempfile.gettempdir()}; set NSA_TUNE_DB"
+        )
+    return path
 
 
 def shipped() -> list[Path]:
@@ -119,7 +150,12 @@ def sources(db: Path | None) -> Iterator[Path]:
     Paths that somebody named (`db`, NSA_TUNE_DB) come even where there is no such file; the
     standard places only where there is one.
     """
-    return chain(_databases(db), shipped())
+    return chain.from_iterable(grouped_sources(db))
+
+
+def grouped_sources(db: Path | None) -> Iterator[list[Path]]:
+    """The same, those that count as one source together: the shipped tables."""
+    return chain(([path] for path in _databases(db)), [shipped()])
 
 
 def find(db: Path | None, *, gpu: str, model: str, heads: int, kv_layout: str) -> list[Table]:
@@ -136,7 +172,7 @@ def find(db: Path | None, *, gpu: str, model: str, heads: int, kv_layout: str) -
 
 def find_stored(db: Path | None, wanted: Wanted) -> Iterator[list[StoredTable]]:
     """As `find`, from one source after the other; only sources that have any."""
-    for places in chain(([path] for path in _databases(db)), (shipped() for _ in range(1))):
+    for places in grouped_sources(db):
         found = [table for path in places for table in _usable(path, wanted, path == db)]
         if found:
             yield sorted(found, key=lambda table: table.head.measured_at, reverse=True)
@@ -169,28 +205,58 @@ def _databases(db: Path | None) -> Iterator[Path]:
     site = os.environ.get("XDG_DATA_DIRS") or "/usr/local/share:/usr/share"
     standard = [_user_database(), *(Path(place) / _FILE for place in site.split(":") if place)]
     # os.path, not Path: a directory that may not be searched is one without our file.
-    yield from (path for path in standard if path not in seen and os.path.isfile(path))  # noqa: PTH113
+    yield from (
+        path
+        for path in standard
+        if path is not None and path not in seen and os.path.isfile(path)  # noqa: PTH113
+    )
 
 
-def user_folder() -> Path:
-    """The folder of the user's database, whether it is there or not."""
-    return _user_database().parent
+def user_folder() -> Path | None:
+    """The folder of the user's database, whether it is there or not; None where none is safe."""
+    database = _user_database()
+    return None if database is None else database.parent
 
 
-def _user_database() -> Path:
+def _user_database() -> Path | None:
     data = os.environ.get("XDG_DATA_HOME", "")
     if Path(data).is_absolute():
         return Path(data) / _FILE
-    return _expanded("~/.local/share") / _FILE
+    share = _expanded("~/.local/share")
+    return None if share is None else share / _FILE
 
 
-def _expanded(path: str) -> Path:
+def _expanded(path: str) -> Path | None:
+    """`path` with its user's home directory, or else a private one; None where there is neither."""
     try:
         return Path(path).expanduser()
     except RuntimeError:
         place = Path(tempfile.gettempdir(), f"nsa-tune-{os.getuid()}")
-        _log.warning("there is no home directory for %s: using %s; set NSA_TUNE_DB", path, place)
-        return place / Path(path).name
+    problem = _not_private(place)
+    if problem:
+        _log.warning(
+            "there is no home directory for %s, and %s %s: nothing in it is believed; set "
+            "NSA_TUNE_DB", path, place, problem,
+        )  # fmt: skip
+        return None
+    _log.warning("there is no home directory for %s: using %s; set NSA_TUNE_DB", path, place)
+    return place / Path(path).name
+
+
+def _not_private(place: Path) -> str:
+    """Why somebody else may have put things into `place`, which is made if there is none; ""
+    where nobody could."""
+    try:
+        with suppress(FileExistsError):
+            place.mkdir(mode=0o700)
+        status = place.lstat()
+    except OSError as error:
+        return f"cannot be made ({error.strerror})"
+    if not stat.S_ISDIR(status.st_mode):
+        return "is no directory"
+    if status.st_uid != os.getuid():
+        return "belongs to another user"
+    return "may be entered by others" if status.st_mode & 0o077 else ""
 
 
 # --- both kinds of file
@@ -214,15 +280,15 @@ def _translated(path: Path, error: sqlite3.Error, writing: bool) -> StoreError:
             return StoreError(
                 f"{path} is locked by another process; wait until that one ends and try again"
             )
+        case sqlite3.SQLITE_INTERRUPT:
+            return StoreCorrupt(
+                f"{path} takes longer to read than any table does; move it away, or give another "
+                "database with --db"
+            )
+        case sqlite3.SQLITE_READONLY | sqlite3.SQLITE_CANTOPEN if writing:
+            return StoreReadOnly(_why_not_written(path))
         case sqlite3.SQLITE_READONLY:
-            return StoreReadOnly(
-                f"{path} cannot be written; make it writable or give another database with --db"
-            )
-        case sqlite3.SQLITE_CANTOPEN if writing:
-            return StoreReadOnly(
-                f"{path} cannot be opened for writing; make the file and its directory writable "
-                "or give another database with --db"
-            )
+            return StoreReadOnly(f"{path} cannot be read, as its log cannot be written")
         case sqlite3.SQLITE_CANTOPEN:
             return StoreError(f"{path} cannot be opened; check who may read it and its directory")
         case sqlite3.SQLITE_FULL:
@@ -240,6 +306,21 @@ def _translated(path: Path, error: sqlite3.Error, writing: bool) -> StoreError:
             )
     return StoreCorrupt(
         f"{path} is damaged ({error}); move it away, or put a copy of it in its place"
+    )
+
+
+def _why_not_written(path: Path) -> str:
+    for end in ("-shm", "-wal"):
+        beside = path.with_name(f"{path.name}{end}")
+        with suppress(OSError):
+            if beside.stat().st_uid != os.geteuid() and os.access(path, os.W_OK):
+                return (
+                    f"{path} cannot be written: {beside} belongs to another user, who has read the "
+                    "database; remove that file when nobody reads or writes the database"
+                )
+    return (
+        f"{path} cannot be written; make the file and its directory writable or give another "
+        "database with --db"
     )
 
 
@@ -312,7 +393,7 @@ def _stored_in_database(path: Path, wanted: Wanted) -> list[StoredTable]:
             tables = tables_of(connection, path, wanted) if version else []
             return [StoredTable(one, None, partial(_itself, one)) for one in tables]
         try:
-            keys = [(row[0], _key(row)) for row in connection.execute(_KEYS)]
+            keys = [(row[0], _key(row)) for row in _keys_in(connection)]
             found = [
                 _stored_table(connection, path, number, key)
                 for number, key in keys
@@ -331,7 +412,10 @@ def _stored_table(
         table = table_of(connection, path, number, key)
         return StoredTable(table, None, partial(_itself, table)) if table.measurements else None
     _, stamp, points, measured_at = row
-    texts = json.loads(points)
+    try:
+        texts = json.loads(points)
+    except RecursionError:
+        raise ValueError("weights nested without end") from None
     if not isinstance(texts, dict):
         raise ValueError("weights that are no JSON object")
     head = _head_of(connection, path, number, key, str(measured_at))
@@ -362,19 +446,45 @@ def connect_read_only(path: Path) -> sqlite3.Connection:
     SQLite's own errors leave it: use it within `store_errors`.
     """
     uri = path.absolute().as_uri()
+    # SQLite makes a log and an index beside a WAL database even to read it. They would be ours, and
+    # lock out an owner who is somebody else. With nothing in the log, the file alone is whole.
+    if not _has_log(path) and path.stat().st_uid != os.geteuid():
+        return _restrained(sqlite3.connect(f"{uri}?immutable=1", uri=True))
+    if _has_log(path) and path.stat().st_uid != os.geteuid() and not _has_index(path):
+        raise StoreError(
+            f"{path} belongs to another user and was left with an open log: to read it would lock "
+            "its owner out; ask the owner to run `nsa-tune db list` once"
+        )
     connection = sqlite3.connect(f"{uri}?mode=ro", uri=True, timeout=_BUSY_TIMEOUT_S)
     try:
         connection.execute("PRAGMA schema_version")
     except sqlite3.Error as error:
         connection.close()
-        # SQLite makes an index beside a WAL database even to read it, which a read-only directory
-        # refuses. With nothing in the log there, the file alone is whole.
-        log = path.with_name(f"{path.name}-wal")
+        # So does a directory that may not be written.
         if error.sqlite_errorcode & 0xFF not in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY):
             raise
-        if log.exists() and log.stat().st_size:
+        if _has_log(path):
             raise
         connection = sqlite3.connect(f"{uri}?immutable=1", uri=True)
+    return _restrained(connection)
+
+
+def _has_log(path: Path) -> bool:
+    log = path.with_name(f"{path.name}-wal")
+    return log.exists() and log.stat().st_size > 0
+
+
+def _has_index(path: Path) -> bool:
+    return path.with_name(f"{path.name}-shm").exists()
+
+
+def _restrained(connection: sqlite3.Connection) -> sqlite3.Connection:
+    """`connection`, which now does not trust what somebody wrote into the schema, holds no value
+    that is larger than any of ours, and stops when it computes for long."""
+    connection.execute("PRAGMA trusted_schema = OFF")
+    connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST_VALUE)
+    end = thread_time() + _MOST_CPU_S
+    connection.set_progress_handler(lambda: thread_time() > end, _STEPS)
     return connection
 
 
@@ -385,13 +495,17 @@ def schema_version(connection: sqlite3.Connection, path: Path) -> int:
         StoreNewer: when this version does not know the schema.
         StoreCorrupt: when the database is not nsa-tune's.
     """
-    names = [name for (name,) in connection.execute("SELECT name FROM sqlite_master")]
-    if not names:
+    kinds = dict(connection.execute("SELECT name, type FROM sqlite_master"))
+    if not kinds:
         return 0
-    if "nsa_tune_migrations" not in names:
+    if "nsa_tune_migrations" not in kinds:
         raise StoreCorrupt(
             f"{path} is a database, but not one of nsa-tune; give the path of another with --db"
         )
+    # A view or a trigger computes what it likes, where rows are expected.
+    for name, kind in kinds.items():
+        if kind == "trigger" or (name in _TABLES and kind != "table"):
+            raise StoreCorrupt(f"{path} has a {kind} {name}, which nsa-tune did not make")
     (version,) = connection.execute("SELECT max(version) FROM nsa_tune_migrations").fetchone()
     if not isinstance(version, int):
         raise StoreCorrupt(f"{path} does not say which schema it has; move it away")
@@ -411,7 +525,7 @@ def tables_of(
     Keys without a measurement are left out.
     """
     try:
-        keys = {row[0]: _key(row) for row in connection.execute(_KEYS)}
+        keys = {row[0]: _key(row) for row in _keys_in(connection)}
         tables = [
             table_of(connection, path, number, key)
             for number, key in keys.items()
@@ -433,6 +547,7 @@ def table_of(connection: sqlite3.Connection, path: Path, number: int, key: Key) 
     *columns, measured_at = _newest_columns(connection, number, **since)
     newest = max(map(str, measured_at), default="")
     head = _head_of(connection, path, number, key, newest)
+    check_sequences(columns[1])
     return replace(head, measurements=checked_measurements(columns))
 
 
@@ -457,9 +572,13 @@ def _newest_columns(
     """
     rows = connection.execute(
         _ROWS.format(discarded=discarded, pass_us=pass_us, id=""), [number]
-    ).fetchall()
+    ).fetchmany(_MOST_STORED + 1)
+    if len(rows) > _MOST_STORED:
+        raise ValueError(f"more than {_MOST_STORED} measurements of one key")
     columns = list(zip(*rows, strict=True)) or [()] * _WIDTH
     if len({*zip(*columns[:3], strict=True)}) == len(rows):
+        if len(rows) > MOST_ROWS:
+            raise ValueError(f"more than {MOST_ROWS} measurements of one key")
         return columns
     if not all(isinstance(time, str) for time in columns[-1]):
         raise ValueError("a time of measurement that is no text")
@@ -468,6 +587,8 @@ def _newest_columns(
         row[:3]: row[:_WIDTH]
         for row in sorted(connection.execute(query, [number]), key=itemgetter(-2, -1))
     }
+    if len(found) > MOST_ROWS:
+        raise ValueError(f"more than {MOST_ROWS} measurements of one key, of which none is newer")
     return list(zip(*found.values(), strict=True))
 
 
@@ -499,6 +620,13 @@ def limits_of(connection: sqlite3.Connection, number: int) -> dict[str, int]:
     return {name: _count(value) for name, value in found}
 
 
+def _keys_in(connection: sqlite3.Connection) -> list[tuple[Any, ...]]:
+    rows = connection.execute(_KEYS).fetchmany(_MOST_KEYS + 1)
+    if len(rows) > _MOST_KEYS:
+        raise ValueError(f"more than {_MOST_KEYS} keys")
+    return rows
+
+
 def _key(row: tuple[object, ...]) -> Key:
     _, gpu, driver, libraries, model, heads, kv_layout, protocol = row
     texts = (gpu, driver, libraries, model, kv_layout, protocol)
@@ -511,6 +639,8 @@ def _key(row: tuple[object, ...]) -> Key:
     if not isinstance(versions, dict):
         raise ValueError("libraries that are no JSON object")
     pairs = tuple((name, str(version)) for name, version in versions.items())
+    # JSON may hold half a character, which nothing can print.
+    "".join(chain.from_iterable(pairs)).encode()
     return Key(
         str(gpu), str(driver), pairs, str(model), _count(heads), str(kv_layout), str(protocol)
     )

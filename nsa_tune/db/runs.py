@@ -120,7 +120,7 @@ def runs_of(path: Path, most: int = 20) -> list[Run]:
 def _arguments(words: object, path: Path) -> dict[str, Any]:
     try:
         arguments = json.loads(str(words))
-    except ValueError as error:
+    except (RecursionError, ValueError) as error:
         raise StoreCorrupt(f"{path} is damaged ({error}); move it away") from error
     return arguments if isinstance(arguments, dict) else {}
 

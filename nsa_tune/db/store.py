@@ -310,6 +310,7 @@ def _check(connection: sqlite3.Connection, path: Path) -> None:
 
 def _prepare(connection: sqlite3.Connection) -> None:
     connection.execute("PRAGMA foreign_keys = ON")
+    connection.execute("PRAGMA trusted_schema = OFF")
     # SQLite opens a file that may not be written without a word; only a write shows it.
     connection.execute("BEGIN IMMEDIATE")
     connection.execute("CREATE TABLE nsa_tune_probe (x)")

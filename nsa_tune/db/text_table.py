@@ -3,27 +3,31 @@
     # format = nsa-tune-table 1
     # gpu = NVIDIA H100 80GB HBM3
     # ... the device's other facts, the key, and how many rows follow
+    # content = DIGEST-OF-ALL-OTHER-LINES
     # library = torch 2.13.0
     # weights = STAMP DIGEST-OF-THE-ROWS
     # weights prefill = {"models": ...}
     point<TAB>batch<TAB>arm<TAB>status<TAB>latency_us<TAB>...
 
 Floats have 4 significant digits, "-" stands for nothing, and backslash escapes keep a text with
-tabs or newlines in its cell.
+tabs or newlines in its cell. A table whose content is not what its head says is refused. One
+without a line "# content", as somebody writes it by hand, is read as it is.
 """
 
 from __future__ import annotations
 
 import hashlib
+import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, compress, repeat, takewhile
-from math import inf, isfinite
+from math import inf
 from pathlib import Path
 from typing import Any
 
 from nsa_tune._errors import StoreCorrupt, StoreError, StoreMissing, StoreNewer
+from nsa_tune._files import TooLong, lines_of, open_regular, read_whole
 from nsa_tune.backend.types.records import (
     Device,
     Key,
@@ -36,6 +40,8 @@ from nsa_tune.backend.types.records import (
 )
 
 __all__ = [
+    "MOST_ROWS",
+    "check_sequences",
     "checked_measurement",
     "checked_measurements",
     "format_row",
@@ -44,6 +50,18 @@ __all__ = [
     "read_stored_text",
     "read_text",
 ]
+
+LEAST_US, MOST_US = 1e-3, 1e9
+"""Latencies outside are refused: no kernel takes a nanosecond, and none a quarter of an hour."""
+MOST_ROWS = 2**16
+"""Rows of one table; those that ship have 2,700 at most."""
+_MOST_SEQUENCES = 2**22
+"""Sequences in all batches of one table; those that ship have 63,000 at most. A batch keeps the
+length of each, though "x" writes many in a few characters."""
+_MOST_BYTES, _LONGEST_LINE = 2**24, 2**20
+"""Of a file, and of one of its lines."""
+
+_log = logging.getLogger(__name__)
 
 _FORMAT, _VERSIONS = "nsa-tune-table", ("1", "2")
 """The second has what an arm takes once a pass."""
@@ -55,6 +73,10 @@ _COLUMNS = (
 _PASS = "pass_us"
 _LIMIT = "limit "
 _WEIGHTS = "weights"
+_ROWS = "rows"
+_CONTENT = "content"
+_CONTENT_LINE = re.compile(rb"\n# content = ([^\n]*)(?=\n)")
+_COUNTED = re.compile("x([0-9]{1,6})")
 _NOTHING = "-"
 _OK = str(Status.OK)
 _HEAD_LINE = re.compile(b"#")
@@ -88,15 +110,15 @@ def checked_measurement(
     latency, low, high = latency_us, low_us, high_us
     if not (
         type(latency) is type(low) is type(high) is float
-        and 0 < latency < inf
-        and 0 < low < inf
-        and 0 < high < inf
+        and LEAST_US <= latency <= MOST_US
+        and LEAST_US <= low <= MOST_US
+        and LEAST_US <= high <= MOST_US
     ):
         latency, low, high = _latency(latency_us), _latency(low_us), _latency(high_us)
     if known is Status.OK and (latency is None or low is None or high is None):
         raise ValueError("a successful measurement needs a latency and its interval")
     return measurement_of(
-        point, batch, arm, known, latency, low, high, samples, _number(error), reason, discarded,
+        point, batch, arm, known, latency, low, high, samples, _error(error), reason, discarded,
         _pass_cost(pass_us),
     )  # fmt: skip
 
@@ -131,33 +153,60 @@ def _are_plain(columns: Sequence[Sequence[Any]]) -> bool:
         and {*map(type, times)} <= {float}
         and {*map(type, error)} <= {float, type(None)}
         and {*map(type, chain(samples, discarded))} <= {int}
-        # The sum of numbers that are not all finite is not either.
-        and isfinite(sum(times))
-        and min(times, default=1.0) > 0
+        # With a NaN among them the sum is NaN, which is less than nothing.
+        and sum(times) < inf
+        and min(times, default=1.0) >= LEAST_US
+        and max(times, default=1.0) <= MOST_US
+        and all(one == one for one in error)
         and min(chain(samples, discarded), default=0) >= 0
         and {*map(type, passes)} <= {float, type(None)}
-        and all(one is None or 0 <= one < inf for one in passes)
+        and all(one is None or 0 <= one <= MOST_US for one in passes)
     )
+
+
+def check_sequences(batches: Iterable[str]) -> None:
+    """Pass when `batches`, the batches of one table as words, have no more sequences than fit.
+
+    Raises:
+        ValueError: when they have.
+    """
+    total = 0
+    for word in {*batches}:
+        total += 1 + word.count(",")
+        if "x" in word:
+            total += sum(map(int, _COUNTED.findall(word)))
+    if total > _MOST_SEQUENCES:
+        raise ValueError(f"its batches have more than {_MOST_SEQUENCES} sequences together")
 
 
 def _number(value: object) -> float | None:
     if value is None or type(value) is float:
         return value
     if type(value) is int:
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            return inf if value > 0 else -inf
     raise ValueError(f"{value!r} is not a number")
+
+
+def _error(value: object) -> float | None:
+    number = _number(value)
+    if number is not None and number != number:
+        raise ValueError("an error that is no number")
+    return number
 
 
 def _pass_cost(value: object) -> float | None:
     number = _number(value)
-    if number is not None and not 0 <= number < inf:
+    if number is not None and not 0 <= number <= MOST_US:
         raise ValueError(f"a cost of {number} us a pass cannot be")
     return number
 
 
 def _latency(value: object) -> float | None:
     number = _number(value)
-    if number is not None and not 0 < number < inf:
+    if number is not None and not LEAST_US <= number <= MOST_US:
         raise ValueError(f"a latency of {number} us cannot be")
     return number
 
@@ -185,7 +234,7 @@ def format_table(table: Table, weights: Weights | None = None) -> str:
         ("protocol", key.protocol),
         ("measured_at", table.measured_at),
         # A file that was cut short, or merged by hand, no longer has as many.
-        ("rows", str(len(table.measurements))),
+        (_ROWS, str(len(table.measurements))),
         *(("library", f"{name} {version}") for name, version in key.libraries),
         # A name each: earlier versions of nsa-tune pass over names that they do not know.
         *((f"{_LIMIT}{name}", str(value)) for name, value in sorted(table.limits.items())),
@@ -201,6 +250,8 @@ def format_table(table: Table, weights: Weights | None = None) -> str:
         *(f"# {name} =" + (f" {_escaped(value)}" if value else "") for name, value in facts),
         *rows,
     ]
+    place = [name for name, _ in facts].index(_ROWS) + 1
+    lines.insert(place, f"# {_CONTENT} = {_digest(_joined(lines))}")
     return _joined(lines)
 
 
@@ -208,9 +259,15 @@ def _joined(lines: Sequence[str]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _digest(rows: str) -> str:
-    """What tells that weights are those of these rows."""
-    return hashlib.sha256(rows.encode()).hexdigest()[:32]
+def _digest(text: str) -> str:
+    return _digest_of(text.encode())
+
+
+def _digest_of(*parts: bytes) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part)
+    return digest.hexdigest()[:32]
 
 
 def format_row(measurement: Measurement) -> str:
@@ -260,8 +317,12 @@ def read_text(path: Path) -> Table:
         StoreNewer: when a newer nsa-tune wrote it.
         StoreCorrupt: when it is no table, or damaged; names the line.
     """
-    lines = _lines(_bytes(path), path)
-    return _read(_Head.of(lines, path), lines, path)
+    data = _bytes(path)
+    lines = _lines(data, path)
+    table = _read(_Head.of(lines, path), lines, path)
+    # Last: what is wrong with a line says more.
+    _check_content(data, path)
+    return table
 
 
 def read_stored_text(path: Path) -> StoredTable:
@@ -270,9 +331,17 @@ def read_stored_text(path: Path) -> StoredTable:
     Raises:
         StoreError: as `read_text`.
     """
-    lines = _lines(_bytes(path), path)
+    data = _bytes(path)
+    lines = _lines(data, path)
     head = _Head.of(lines, path)
-    weights = head.weights(_digest("\n".join(lines[head.length :])))
+    has_content = _check_content(data, path)
+    if not has_content:
+        _log.warning(
+            "%s has no line '# content', so whether it is whole cannot be told; "
+            "`nsa-tune db import` and `nsa-tune db export` write one",
+            path,
+        )
+    weights = head.weights(None if has_content else _digest("\n".join(lines[head.length :])))
     return StoredTable(head.table(path), weights, lambda: _read(head, lines, path))
 
 
@@ -296,6 +365,10 @@ def _read(head: _Head, lines: Sequence[str], path: Path) -> Table:
         place = (measurement.point, measurement.batch, measurement.arm)
         if measurements.setdefault(place, measurement) is not measurement:
             raise _damage(path, i, f"a second row for {' '.join(place)}")
+    try:
+        check_sequences(measurement.batch for measurement in measurements.values())
+    except ValueError as error:
+        raise StoreCorrupt(f"{path} is no table that can be used: {error}") from None
     return replace(head.table(path), measurements=tuple(measurements.values()))
 
 
@@ -311,20 +384,46 @@ def read_key(path: Path) -> Key:
 def _bytes(path: Path, *, head_only: bool = False) -> bytes:
     """The whole file; with `head_only`, its first lines, those that begin with "#"."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             if head_only:
-                return b"".join(takewhile(_HEAD_LINE.match, file))
-            return file.read()
+                return b"".join(takewhile(_HEAD_LINE.match, lines_of(file, _LONGEST_LINE)))
+            data = read_whole(file, _MOST_BYTES)
     except FileNotFoundError:
         raise StoreMissing(f"there is no {path}") from None
     except OSError as error:
         raise StoreError(f"{path} cannot be read: {error.strerror}") from error
+    except TooLong as error:
+        raise StoreCorrupt(f"{path} is no table of nsa-tune: {error}") from None
+    if data.count(b"\n") > 2 * MOST_ROWS:
+        raise StoreCorrupt(f"{path} is no table of nsa-tune: it has more than {MOST_ROWS} rows")
+    # A version control system may have changed the ends of the lines.
+    return data.replace(b"\r\n", b"\n") if b"\r" in data else data
+
+
+def _check_content(data: bytes, path: Path) -> bool:
+    """Whether the file says what its content is, and it is that.
+
+    Raises:
+        StoreCorrupt: when it is not.
+    """
+    line = _CONTENT_LINE.search(data)
+    if line is None:
+        return False
+    if not data.endswith(b"\n"):
+        raise _damage(path, data.count(b"\n") + 1, "the last line was cut short")
+    found = _digest_of(data[: line.start()], data[line.end() :])
+    if line[1].decode("latin-1") != found:
+        raise StoreCorrupt(
+            f"{path} was changed since it was written: its content is {found}, not what its head "
+            "says; get it anew, or remove the line '# content' if you changed it yourself"
+        )
+    return True
 
 
 def _lines(data: bytes, path: Path) -> list[str]:
     try:
         # Not splitlines, which also splits at characters that a reason may hold.
-        return data.decode("utf-8").replace("\r\n", "\n").split("\n")
+        return data.decode("utf-8").split("\n")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise _damage(path, line, "not UTF-8 text") from None
@@ -392,12 +491,13 @@ class _Head:
         device = Device(self.text("gpu"), self.text("arch"), *map(self.number, _DEVICE_NUMBERS))
         return Table(self.key, device, (), str(path), self.text("measured_at"), self.limits)
 
-    def weights(self, rows: str) -> Weights | None:
-        """What was fitted to the rows with this digest, if it is there."""
+    def weights(self, rows: str | None) -> Weights | None:
+        """What was fitted to the rows with this digest, if it is there; None stands for those that
+        it was written with."""
         if _WEIGHTS not in self.facts:
             return None
         stamp, _, fitted_to = self.text(_WEIGHTS).partition(" ")
-        if fitted_to != rows:
+        if rows is not None and fitted_to != rows:
             return None
         begin = f"{_WEIGHTS} "
         names = [name for name in self.facts if name.startswith(begin)]
@@ -452,7 +552,10 @@ def _unescaped(cell: str) -> str:
 def _character(escape: re.Match[str]) -> str:
     code, letter = escape.groups()
     if code:
-        return chr(int(code, 16))
+        character = chr(int(code, 16))
+        if "\ud800" <= character <= "\udfff":
+            raise ValueError(f"{escape[0]} is half a character")
+        return character
     if letter not in _UNESCAPES:
         raise ValueError(f"{escape[0]} is no escape")
     return _UNESCAPES[letter]

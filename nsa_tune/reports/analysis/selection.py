@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import groupby
 from pathlib import Path
 
 from nsa_tune._errors import NoTunedData, StoreError
@@ -54,7 +53,7 @@ def select_tables(db: Path | None, wanted: TableFilter) -> list[Table]:
         StoreError: when `db` is given and cannot be read.
     """
     known: dict[Key, None] = {}
-    for _, paths in groupby(tables.sources(db), key=lambda path: path.suffix == ".tsv" or path):
+    for paths in tables.grouped_sources(db):
         found = []
         for path in paths:
             try:

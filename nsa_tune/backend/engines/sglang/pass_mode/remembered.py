@@ -16,20 +16,24 @@ __all__ = ["folder", "load", "remembered", "save"]
 _MOST_BYTES = 2**20
 
 
-def folder() -> Path:
-    """Where they are kept."""
-    return user_folder() / "pass-times"
+def folder() -> Path | None:
+    """Where they are kept; None where no folder is safe."""
+    parent = user_folder()
+    return None if parent is None else parent / "pass-times"
 
 
 def load(key: Mapping[str, object]) -> PassTimes | None:
     """The times for `key`; None where there are none that can be used."""
-    times = _read(_path(key))
+    path = _path(key)
+    times = None if path is None else _read(path)
     return times if times is not None and times.key == dict(key) else None
 
 
 def save(times: PassTimes) -> bool:
     """Keep `times`; False where the folder cannot be written."""
     path = _path(times.key)
+    if path is None:
+        return False
     part = path.with_suffix(f".{os.getpid()}.part")
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -42,15 +46,17 @@ def save(times: PassTimes) -> bool:
 
 def remembered() -> Iterator[PassTimes]:
     """All that is kept, in the order of the files' names."""
-    for path in sorted(folder().glob("*.json")):
+    place = folder()
+    for path in [] if place is None else sorted(place.glob("*.json")):
         times = _read(path)
         if times is not None:
             yield times
 
 
-def _path(key: Mapping[str, object]) -> Path:
-    text = json.dumps(dict(key), sort_keys=True)
-    return folder() / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.json"
+def _path(key: Mapping[str, object]) -> Path | None:
+    place = folder()
+    digest = hashlib.sha256(json.dumps(dict(key), sort_keys=True).encode()).hexdigest()
+    return None if place is None else place / f"{digest[:24]}.json"
 
 
 def _read(path: Path) -> PassTimes | None:
