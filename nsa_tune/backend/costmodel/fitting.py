@@ -111,7 +111,8 @@ def _sample(features: Features, text: str) -> _Sample:
     point = features.point
     if batch.mode not in point.modes:
         raise StoreCorrupt(f"the table has a row of {point.name} for {text}, another kind of pass")
-    return _Sample(batch, features.regime(batch), features.features(batch))
+    # Only the sums are kept: a word of a few characters may stand for thousands of lengths.
+    return _Sample(batch.sums, features.regime(batch), features.features(batch))
 
 
 def _gaps(rows: Iterable[Measurement]) -> dict[str, dict[str, float]]:

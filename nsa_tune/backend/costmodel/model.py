@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from operator import attrgetter, mul, truediv
 from typing import NamedTuple
 
@@ -16,10 +17,13 @@ from nsa_tune.backend.costmodel.least_squares import fitted_weights
 from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.formula import function_of
 
-__all__ = ["FEWEST", "Box", "Failures", "LatencyModel", "boxes", "fit"]
+__all__ = ["FEWEST", "MOST_BOXES", "Box", "Failures", "LatencyModel", "boxes", "fit"]
 
 FEWEST = 3
 """Batches that must have been measured; with fewer an arm's time counts as unknown."""
+MOST_BOXES = 64
+"""Ranges of batches that an arm is kept out of, in regimes that are alike; each is a part of the
+code that decides. An arm that failed in more places is not taken at all."""
 
 _SUMS = ("batch_size", "q_tokens", "kv_tokens", "max_kv")
 _sums = attrgetter(*_SUMS)
@@ -72,6 +76,8 @@ def fit(
     weights = dict(zip(used, own, strict=True))
     # A model of nothing but features that are 0 on some batch would be free there.
     least = max(constant, 0.01 * min(times_us))
+    if not all(weight < inf for weight in (*own, least)):
+        raise ArithmeticError("the times of an arm are too far apart to fit a model to them")
     return LatencyModel((*(weights.get(i, 0.0) for i in range(len(amounts))), least))
 
 
@@ -138,8 +144,11 @@ def boxes(failed: Iterable[tuple[Batch, str]], passed: Iterable[Batch]) -> tuple
     good = sorted({_sums(batch) for batch in passed})
     found: list[Box] = []
     for batch, reason in sorted(failed, key=lambda pair: (_sums(pair[0]), pair[1])):
-        if not any(box.holds(batch) for box in found):
-            found.append(_box(_sums(batch), reason, good))
+        if any(box.holds(batch) for box in found):
+            continue
+        if len(found) == MOST_BOXES:
+            return (Box((0, 0, 0, 0), (None, None, None, None), f"and in many others: {reason}"),)
+        found.append(_box(_sums(batch), reason, good))
     return tuple(found)
 
 

@@ -15,6 +15,7 @@ from functools import cached_property
 from math import inf
 from typing import TYPE_CHECKING, NamedTuple, Self
 
+from nsa_tune._errors import NsaTuneError
 from nsa_tune.backend.costmodel.features import Features
 from nsa_tune.backend.costmodel.fitting import Fitted, behind_a_cliff, fitted, own_rows
 from nsa_tune.backend.costmodel.model import Failures, LatencyModel
@@ -209,7 +210,12 @@ class Policy:
     def surfaces(self) -> Mapping[str, Surface]:
         """By arm; only arms that were measured."""
         samples: dict[str, list[tuple[Batch, Measurement]]] = defaultdict(list)
-        batches = {str(batch): batch for batch in self.measured}
+        try:
+            batches = {str(batch): batch for batch in self.measured}
+        except NsaTuneError as error:
+            # An engine that has a plan goes on, though the file has gone since.
+            _log.warning("%s has no estimates: %s", self.point.name, error)
+            return {}
         for row in self.rows:
             batch = batches.get(row.batch)
             # What lies behind a cliff would bend the surface before it.

@@ -15,6 +15,7 @@ from operator import mul
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from nsa_tune.backend.costmodel.least_squares import nonnegative_weights
+from nsa_tune.backend.costmodel.neighbours import Neighbours
 
 if TYPE_CHECKING:
     from nsa_tune.backend.costmodel.features import Features, Position
@@ -29,6 +30,8 @@ _NEIGHBOURS = 6
 _TRUSTS = (1.0, 0.75, 0.5, 0.25, 0.0)
 _CELLS_AN_OCTAVE = 4
 _MOST_CELLS = 4096
+_JUDGED = 2000
+"""Places that are left out in turn to see how well their neighbours tell, at most."""
 _SAME = 1e-9
 """Octaves under which two locations are one."""
 _GAP = 2.0
@@ -102,24 +105,28 @@ class Places:
     def _nearby(self, cell: tuple[int, ...]) -> list[int]:
         """The places among which are the nearest ones of every location in `cell`."""
         centre = tuple((i + 0.5) / _CELLS_AN_OCTAVE for i in cell)
-        distances = [dist(centre, place) for place in self.locations]
         diagonal = sqrt(len(cell)) / _CELLS_AN_OCTAVE
-        reach = sorted(distances)[min(_NEIGHBOURS, len(distances) - 1)] + diagonal + _SAME
-        near = [i for i, distance in enumerate(distances) if distance <= reach]
+        farthest, _ = self._neighbours.nearest(centre, _NEIGHBOURS + 1)[-1]
+        near = self._neighbours.within(centre, farthest + diagonal + _SAME)
         if len(self._cells) >= _MOST_CELLS:
             self._cells.clear()
         self._cells[cell] = near
         return near
 
     @cached_property
-    def left_out(self) -> tuple[tuple[tuple[int, float], ...], ...]:
-        """For each place the weights of the others, as if it had not been measured."""
-        every = []
-        for i, here in enumerate(self.locations):
-            others = [(dist(here, p), j) for j, p in enumerate(self.locations) if j != i]
-            others.sort()
-            every.append(_weights(others[: _NEIGHBOURS + 1]))
-        return tuple(every)
+    def _neighbours(self) -> Neighbours:
+        return Neighbours(self.locations)
+
+    @cached_property
+    def left_out(self) -> Mapping[int, tuple[tuple[int, float], ...]]:
+        """For places spread over all, by number, the weights of the others, as if it had not been
+        measured."""
+        step = len(self.locations) // _JUDGED + 1
+        nearest = self._neighbours.nearest
+        return {
+            i: _weights(nearest(self.locations[i], _NEIGHBOURS + 1, besides=i))
+            for i in range(0, len(self.locations), step)
+        }
 
 
 SharedPlaces: TypeAlias = dict[tuple[tuple[float, ...], ...], Places]
@@ -219,7 +226,7 @@ class _Regime:
         residuals = self._residuals
         return [
             residuals[i] - trust * sum([weight * residuals[j] for j, weight in others])
-            for i, others in enumerate(self._places.left_out)
+            for i, others in self._places.left_out.items()
         ]
 
     def _best_trust(self) -> float:

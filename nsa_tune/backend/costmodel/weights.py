@@ -10,16 +10,21 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from math import isfinite
 from typing import Any
 
 from nsa_tune._errors import StoreCorrupt
 from nsa_tune.backend.costmodel.features import Features
 from nsa_tune.backend.costmodel.fitting import Extent, Fitted, fitted, own_rows
-from nsa_tune.backend.costmodel.model import Box, Failures, LatencyModel
+from nsa_tune.backend.costmodel.model import MOST_BOXES, Box, Failures, LatencyModel
+from nsa_tune.backend.types.batch import MAX_TOKENS
 from nsa_tune.backend.types.records import Measurement, Weights
 
 __all__ = ["fit_weights", "fitted_of", "stamp_of"]
+
+_LEAST_CONSTANT, _MOST_WEIGHT = 1e-5, 1e12
+"""A table's times are 1e-3 to 1e9 us. A model's constant is at least a hundredth of the least."""
+_MOST_REGIMES = 32
+"""Of an arm; the points have 12 at most."""
 
 _VERSION = 1
 """Raised when the same rows and formulas come to other weights."""
@@ -67,7 +72,9 @@ def fitted_of(weights: Weights, features: Features) -> Fitted:
     name, width = features.point.name, len(features.formulas.features)
     try:
         return _fitted(json.loads(weights.points[name]), width)
-    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+    except (
+        ArithmeticError, KeyError, TypeError, ValueError, AttributeError, RecursionError
+    ) as error:  # fmt: skip
         raise StoreCorrupt(f"the weights of {name} cannot be read: {error!r}") from error
 
 
@@ -92,30 +99,57 @@ def _plain(found: Fitted) -> dict[str, Any]:
 def _fitted(plain: Mapping[str, Any], width: int) -> Fitted:
     return Fitted(
         models={
-            arm: {int(regime): _model(weights, width) for regime, weights in models.items()}
+            arm: {int(regime): _model(weights, width) for regime, weights in _few(models).items()}
             for arm, models in plain["models"].items()
         },
         failures={
             arm: Failures(
-                None if wrong is None else str(wrong),
-                {int(kin): tuple(map(_box, some)) for kin, some in boxes.items()},
+                None if wrong is None else _words(wrong),
+                {int(kin): tuple(map(_box, some)) for kin, some in _few_boxes(boxes).items()},
             )
             for arm, (wrong, boxes) in plain["failures"].items()
         },
         by_surfaces=frozenset(map(int, plain["by_surfaces"])),
-        extent=plain["extent"] and Extent(*map(int, plain["extent"])),
+        extent=plain["extent"] and _extent(plain["extent"]),
     )
 
 
 def _model(weights: Sequence[float], width: int) -> LatencyModel:
     numbers = tuple(map(float, weights))
-    if len(numbers) != width + 1 or not all(isfinite(one) and one >= 0 for one in numbers):
+    if len(numbers) != width + 1 or not all(0 <= one <= _MOST_WEIGHT for one in numbers):
         raise ValueError("a model's weights must be finite, not negative, and one a feature")
+    if numbers[-1] < _LEAST_CONSTANT:
+        raise ValueError("a batch without work takes time too")
     return LatencyModel(numbers)
+
+
+def _few(found: Mapping[str, Any]) -> Mapping[str, Any]:
+    if len(found) > _MOST_REGIMES:
+        raise ValueError(f"more than {_MOST_REGIMES} regimes")
+    return found
+
+
+def _words(text: object) -> str:
+    # Half a character of a pair could not be printed.
+    return str(text).encode("utf-8", "backslashreplace").decode()
+
+
+def _few_boxes(found: Mapping[str, Sequence[Any]]) -> Mapping[str, Sequence[Any]]:
+    for boxes in _few(found).values():
+        if len(boxes) > MOST_BOXES:
+            raise ValueError(f"more than {MOST_BOXES} ranges in which an arm failed")
+    return found
+
+
+def _extent(plain: Sequence[int]) -> Extent:
+    extent = Extent(*map(int, plain))
+    if not 0 < extent.shortest <= extent.longest <= extent.most_kv <= MAX_TOKENS:
+        raise ValueError(f"{extent} cannot have been measured")
+    return extent
 
 
 def _box(plain: Sequence[Any]) -> Box:
     low, high, reason = plain
     a, b, c, d = map(int, low)
     w, x, y, z = (None if one is None else int(one) for one in high)
-    return Box((a, b, c, d), (w, x, y, z), str(reason))
+    return Box((a, b, c, d), (w, x, y, z), _words(reason))

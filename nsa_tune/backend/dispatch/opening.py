@@ -23,6 +23,7 @@ from nsa_tune.backend.dispatch.matching import (
 )
 from nsa_tune.backend.dispatch.table_planner import Match, TablePlanner
 from nsa_tune.backend.hardware import detect
+from nsa_tune.backend.libraries.probed import probed_elsewhere
 from nsa_tune.backend.points import POINTS, points_for
 from nsa_tune.backend.types.point import Point, Setting
 from nsa_tune.backend.types.profiles import profile_of
@@ -36,6 +37,9 @@ if TYPE_CHECKING:
 __all__ = ["Opened", "Request"]
 
 _log = logging.getLogger(__name__)
+
+_UNUSABLE = (ArithmeticError, ValueError, RecursionError, MemoryError)
+"""What numbers that no machine measures may come to. It is that table's trouble alone."""
 
 
 class Opened(NamedTuple):
@@ -118,9 +122,13 @@ class Request:
             failed = self._failed(here, environment)
             for found in self._candidates(here, strict, failed, problems):
                 try:
-                    return self._tuned(found, here, environment)
-                except NsaTuneError as error:
+                    opened = self._tuned(found, here, environment)
+                    opened.planner.prepare()
+                except (NsaTuneError, *_UNUSABLE) as error:
                     problems.append(f"{found.table.head.source} cannot be used: {error}")
+                    _log.warning("%s", problems[-1])
+                else:
+                    return opened
         problem = problems[-1] if problems else nothing_for(self.db, self.wanted)
         if strict:
             asserted = "" if self.strict else " (NSA_TUNE_ASSERT_HIT is set)"
@@ -150,6 +158,7 @@ class Request:
                     return  # the first source that has any answers
         except StoreError as error:
             problems.append(str(error))
+            _log.warning("%s", error)
         yield from demoted
 
     def _candidates(
@@ -162,7 +171,7 @@ class Request:
                 problems.append(f"{table.head.source} is stale: {'; '.join(differences)}")
             else:
                 match = Match.STALE if differences else Match.EXACT
-                yield _Found(table, match, table.head.device, differences)
+                yield _Found(table, match, detect.device_of(table.head.device), differences)
         if not strict:
             yield from self._elsewhere()
 
@@ -180,9 +189,13 @@ class Request:
         return Opened(self._planner(found, setting, policies, environment), cache(table.read))
 
     def _setting_of(self, table: Table, device: Device, here: Here | None) -> Setting:
-        libraries = dict(table.key.libraries if here is None else here.libraries)
+        measured = dict(table.key.libraries)
+        libraries = measured if here is None else dict(here.libraries)
         limits = dict(table.limits) if table.key.gpu == self.wanted.gpu else {}
-        return replace(self.setting, device=device, libraries=libraries, limits=limits)
+        return replace(
+            self.setting, device=device, libraries=libraries, limits=limits,
+            limits_elsewhere=probed_elsewhere(limits, measured, libraries),
+        )  # fmt: skip
 
     def _points(self) -> list[Point]:
         return points_for(self.setting.profile, (), POINTS)

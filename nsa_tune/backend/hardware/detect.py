@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from nsa_tune.backend.types.records import Device
 __all__ = [
     "KNOWN",
     "cpu_name",
+    "device_of",
     "driver_version",
     "library_versions",
     "local_device_name",
@@ -19,18 +21,21 @@ __all__ = [
 KNOWN: dict[str, Device] = {
     device.name: device
     for device in (
-        Device("NVIDIA H100 80GB HBM3", "sm90", 132, 232448, 80 * 2**30, 50 * 2**20),
+        Device("NVIDIA H100 80GB HBM3", "sm90", 132, 232448, 85017493504, 50 * 2**20),
         Device("NVIDIA H100 PCIe", "sm90", 114, 232448, 80 * 2**30, 50 * 2**20),
         Device("NVIDIA H100 NVL", "sm90", 132, 232448, 94 * 2**30, 50 * 2**20),
         Device("NVIDIA H800", "sm90", 132, 232448, 80 * 2**30, 50 * 2**20),
         Device("NVIDIA GH200 480GB", "sm90", 132, 232448, 96 * 2**30, 50 * 2**20),
-        Device("NVIDIA H200", "sm90", 132, 232448, 141 * 10**9, 60 * 2**20),
+        Device("NVIDIA H200", "sm90", 132, 232448, 150109880320, 60 * 2**20),
         Device("NVIDIA H20", "sm90", 78, 232448, 96 * 2**30, 60 * 2**20),
         Device("NVIDIA B200", "sm100", 148, 232448, 180 * 10**9, 126 * 2**20),
     )
 }
-"""Facts of well-known GPUs, for answers about a GPU that neither a table nor this machine has.
-Measured tables carry their own."""
+"""Facts of well-known GPUs: what limits are computed from, whatever a table says of them."""
+
+_MOST_OPTIN = 232448
+"""Bytes of shared memory that a block may opt in to on the GPUs that have most of it."""
+_MOST_MEMORY = max(device.memory for device in KNOWN.values())
 
 _DISTRIBUTIONS = (
     "torch",
@@ -57,6 +62,29 @@ def cpu_name() -> str:
         if name.strip() == "model name":
             return f"CPU {value.strip()}"
     return "CPU"
+
+
+def device_of(claimed: Device) -> Device:
+    """The device that limits are computed for, where a table says that it is `claimed`.
+
+    Of a known GPU the facts are those of the code. Of any other they are the table's, as far as
+    NVML here does not tell, and never more than the largest known GPU has. Memory is the smaller.
+    """
+    name = claimed.name
+    if name.startswith("CPU"):
+        return claimed
+    known = KNOWN.get(name)
+    if known is not None:
+        memory = min(claimed.memory or known.memory, known.memory)
+        return replace(known, memory=memory)
+    arch, here = nvml.facts_of(name)
+    memories = [size for size in (claimed.memory, here, _MOST_MEMORY) if size]
+    return replace(
+        claimed,
+        arch=arch or claimed.arch,
+        shared_memory_optin=min(claimed.shared_memory_optin, _MOST_OPTIN),
+        memory=min(memories),
+    )
 
 
 def local_device_name() -> str:

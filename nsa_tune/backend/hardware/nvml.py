@@ -6,7 +6,9 @@ import ctypes
 from dataclasses import dataclass
 from functools import cache
 
-__all__ = ["Clock", "GpuState", "clock", "driver_version", "gpu_names", "gpu_state"]
+__all__ = [
+    "Clock", "GpuState", "clock", "driver_version", "facts_of", "gpu_names", "gpu_state",
+]  # fmt: skip
 
 # nvml.h: clock types, throttle ("clocks event") reasons and the sensor.
 _CLOCK_SM = 1
@@ -30,6 +32,14 @@ class _Process(ctypes.Structure):
         ("used_memory", ctypes.c_ulonglong),
         ("gpu_instance", ctypes.c_uint),
         ("compute_instance", ctypes.c_uint),
+    )
+
+
+class _Memory(ctypes.Structure):
+    _fields_ = (
+        ("total", ctypes.c_ulonglong),
+        ("free", ctypes.c_ulonglong),
+        ("used", ctypes.c_ulonglong),
     )
 
 
@@ -107,6 +117,23 @@ def _handle(gpu: int | str) -> ctypes.c_void_p | None:
 def gpu_names() -> list[str]:
     """Names of the GPUs that the driver reports, in its order; [] where there is no driver."""
     return [_text("nvmlDeviceGetName", handle) for handle in _handles()]
+
+
+def facts_of(name: str) -> tuple[str, int]:
+    """Architecture ("sm90") and bytes of memory of the first GPU here with this name; "" and 0
+    where there is none."""
+    library = _library()
+    for handle in _handles():
+        if library is not None and _text("nvmlDeviceGetName", handle) == name:
+            major, minor, memory = ctypes.c_int(), ctypes.c_int(), _Memory()
+            arch = ""
+            if library.nvmlDeviceGetCudaComputeCapability(
+                handle, ctypes.byref(major), ctypes.byref(minor)
+            ) == 0:  # fmt: skip
+                arch = f"sm{major.value}{minor.value}"
+            found = library.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory))
+            return arch, memory.total if found == 0 else 0
+    return "", 0
 
 
 def _number(call: str, *arguments: object) -> int:

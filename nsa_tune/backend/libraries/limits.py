@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+
 from nsa_tune.backend.types.formula import Limit
 from nsa_tune.backend.types.point import Setting
 
@@ -18,12 +20,37 @@ PROBED: dict[str, str] = {
 as the kernel sees it."""
 
 
-def bound(setting: Setting, name: str, formula: int | None) -> int | None:
-    """The smaller of `formula` and the probed limit `name`; None where neither is known."""
+_LIBRARIES = {
+    "flashmla": ("sgl-flash-mla", "sglang-kernel", "sgl-kernel", "flash-mla", "sglang"),
+    "deep_gemm": ("sgl-deep-gemm", "deep-gemm"),
+}
+"""By what the names of limits begin with: the distributions that they are limits of."""
+
+
+def probed_elsewhere(
+    names: Iterable[str], there: Mapping[str, str], here: Mapping[str, str]
+) -> frozenset[str]:
+    """Those of the limits `names` that were probed with other versions of their library: `there`
+    and `here` are versions by distribution. One that is not installed here has no version."""
+    differing = {
+        begin
+        for begin, distributions in _LIBRARIES.items()
+        if any(here[one] != there.get(one) for one in distributions if one in here)
+    }
+    return frozenset(name for name in names if name.startswith(tuple(differing)))
+
+
+def bound(setting: Setting, name: str, formula: int | None, most: int) -> int | None:
+    """The smaller of `formula` and the probed limit `name`; None where nothing says how far one may
+    go: there is no formula, and no probe of these libraries.
+
+    A probe alone is believed up to `most`, which no build passes.
+    """
     probed = setting.limits.get(name)
-    if probed is None or formula is None:
-        return formula if probed is None else probed
-    return min(probed, formula)
+    if formula is None:
+        elsewhere = name in setting.limits_elsewhere
+        return None if probed is None or elsewhere else min(probed, most)
+    return formula if probed is None else min(probed, formula)
 
 
 def quarter_of_memory(

@@ -44,6 +44,9 @@ class Setting:
     """Most kv tokens that the engine expands at once for MHA (SGLANG_MAX_KV_CHUNK_CAPACITY)."""
     limits: Mapping[str, int] = field(default_factory=dict)
     """What `nsa-tune probe` found, by the names in `backend.libraries.limits.PROBED`."""
+    limits_elsewhere: frozenset[str] = frozenset()
+    """Those that were found with another version of their library: they say where not to go, and
+    never where one may go."""
 
     layers: int = 0
     """Layers that share what an arm takes once a pass; 0 stands for the whole model's."""

@@ -69,7 +69,7 @@ def metadata_rows(setting: Setting) -> int | None:
             elif device.arch in ("sm100", "sm103"):
                 formula = device.shared_memory_optin // build.sm100
             break
-    return bound(setting, "deep_gemm_metadata_rows", formula)
+    return bound(setting, "deep_gemm_metadata_rows", formula, device.shared_memory_optin // 4)
 
 
 def _metadata(setting: Setting) -> tuple[Limit, ...]:
@@ -82,9 +82,13 @@ def _metadata(setting: Setting) -> tuple[Limit, ...]:
 
 
 def _next_n(setting: Setting) -> tuple[Limit, ...]:
-    limit = bound(setting, "deep_gemm_next_n", 2 if setting.device.arch == "sm90" else None)
-    if limit is None:
+    limits = [
+        *([2] if setting.device.arch == "sm90" else []),
+        *(value for name, value in setting.limits.items() if name == "deep_gemm_next_n"),
+    ]
+    if not limits:
         return ()
+    limit = min(limits)
     words = "1 or 2" if limit == 2 else f"up to {limit}"
     where = setting.device.arch.upper()
     why = f"DeepGEMM takes next_n {words} on {where}, {{next_n}} given"

@@ -122,7 +122,9 @@ def schedule_rows(setting: Setting) -> int | None:
     """Most rows that are scheduled at full speed, by formula and probe; None where unknown."""
     build = schedule_build(setting)
     formula = None if build is None else build.rows(setting)
-    return bound(setting, "flashmla_schedule_rows", formula)
+    # Upstream's first build takes two ints a row, the least of all.
+    most = setting.device.shared_memory_optin // 8
+    return bound(setting, "flashmla_schedule_rows", formula, most)
 
 
 def _schedule(setting: Setting) -> tuple[Limit, ...]:
@@ -156,9 +158,8 @@ def _decode_offsets(setting: Setting) -> tuple[Limit, ...]:
     if heads is None:
         return (_too_many_heads(setting),)
     limits = [_index_offsets(setting, "FlashMLA's")]
-    rows = bound(
-        setting, "flashmla_decode_rows", (INT32 - 1) // (heads * 512) - split_parts(setting)
-    )
+    formula = (INT32 - 1) // (heads * 512) - split_parts(setting)
+    rows = bound(setting, "flashmla_decode_rows", formula, formula)
     if rows is not None:
         why = (
             f"{{q_tokens}} rows of {heads} heads pass {rows}, "
