@@ -56,17 +56,17 @@ def import_text(store: Store, path: Path) -> int:
         if format_row(row) not in known and (row.point, row.batch, row.arm) not in earlier
     ]
     if new:
-        run = store.begin_run(table.key, table.device, {"import": str(path)})
+        run = store.begin_run(table.key, table.device, {"import": path.name})
         store.add(run, new, measured_at=table.measured_at)
         store.end_run(run, "done")
     known_limits = store.limits(table.key)
     limits = {
-        name: (value, f"imported from {path}")
+        name: (value, f"imported from {path.name}")
         for name, value in table.limits.items()
         if name not in known_limits
     }
     if limits:
-        run = store.begin_run(table.key, table.device, {"import": str(path)})
+        run = store.begin_run(table.key, table.device, {"import": path.name})
         store.add_limits(run, limits)
         store.end_run(run, "done")
     return len(new)

@@ -15,14 +15,26 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from nsa_tune._errors import UsageError
+from nsa_tune._files import TooLong, lines_of, open_regular
 
-__all__ = ["BLOCK", "TraceRequest", "read_requests"]
+__all__ = ["BLOCK", "TraceRequest", "checked_request", "read_requests"]
 
 BLOCK = 512
 """Tokens of a block."""
+_LONGEST_LINE = 2**22
+"""Bytes; a request of 10 million tokens has 20,000 ids of blocks."""
+_MOST_INPUT, _MOST_OUTPUT = 2**24, 2**20
+"""Tokens of a request."""
+_MOST_S = 1e11
+"""Seconds from 1970, or from the trace's begin: three thousand years."""
+_NO_REQUEST = (
+    ArithmeticError, AttributeError, KeyError, IndexError, RecursionError, TypeError, ValueError,
+    csv.Error,
+)  # fmt: skip
+"""What a line that is no request may come to."""
 _AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 
 
@@ -38,6 +50,25 @@ class TraceRequest:
     """Ids of the input's blocks of 512 tokens, in order; empty when the trace has none."""
 
 
+def checked_request(
+    arrival_s: float, input_tokens: int, output_tokens: int, blocks: tuple[int, ...] = ()
+) -> TraceRequest:
+    """The request, which every reader of a trace passes through here.
+
+    Raises:
+        ValueError: when a simulation of it would not end.
+    """
+    if not -_MOST_S <= arrival_s <= _MOST_S:
+        raise ValueError(f"a request cannot arrive at {arrival_s} s")
+    if not (input_tokens <= _MOST_INPUT and output_tokens <= _MOST_OUTPUT):
+        raise ValueError(
+            f"a request has at most {_MOST_INPUT} tokens of input and {_MOST_OUTPUT} of output"
+        )
+    if len(blocks) > _MOST_INPUT // BLOCK:
+        raise ValueError(f"a request has at most {_MOST_INPUT // BLOCK} blocks")
+    return TraceRequest(arrival_s, input_tokens, output_tokens, blocks)
+
+
 def read_requests(path: Path) -> list[TraceRequest]:
     """The requests in `path`, by time of arrival. Those without input or output are left out.
 
@@ -45,12 +76,14 @@ def read_requests(path: Path) -> list[TraceRequest]:
         UsageError: when the file cannot be read, or a line is not a request.
     """
     try:
-        with path.open(encoding="utf-8-sig", newline="") as lines:
-            found = list(_requests(path, lines))
+        with open_regular(path) as file:
+            found = list(_requests(path, _texts(file)))
     except OSError as error:
         raise UsageError(f"the trace {path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise UsageError(f"the trace {path} is not text: {error}") from error
+    except TooLong as error:
+        raise UsageError(f"{path} is not a trace: {error}") from None
     if not found:
         raise UsageError(f"the trace {path} has no request")
     first = min(one.arrival_s for one in found)
@@ -60,6 +93,11 @@ def read_requests(path: Path) -> list[TraceRequest]:
         if one.input_tokens > 0 and one.output_tokens > 0
     )
     return sorted(shifted, key=lambda one: one.arrival_s)
+
+
+def _texts(file: BinaryIO) -> Iterator[str]:
+    for number, line in enumerate(lines_of(file, _LONGEST_LINE)):
+        yield line.decode("utf-8" if number else "utf-8-sig")
 
 
 def _requests(path: Path, lines: Iterable[str]) -> Iterator[TraceRequest]:
@@ -80,14 +118,14 @@ def _requests(path: Path, lines: Iterable[str]) -> Iterator[TraceRequest]:
         if line.strip():
             try:
                 yield parse(line)
-            except (KeyError, IndexError, TypeError, ValueError) as error:
+            except _NO_REQUEST as error:
                 raise UsageError(f"line {number} of {path} is not a request: {error!r}") from error
 
 
 def _mooncake(line: str) -> TraceRequest:
     found: dict[str, Any] = json.loads(line)
     blocks = tuple(map(int, found.get("hash_ids", ())))
-    return TraceRequest(
+    return checked_request(
         float(found["timestamp"]) / 1e3, int(found["input_length"]), int(found["output_length"]),
         blocks,
     )  # fmt: skip
@@ -97,4 +135,4 @@ def _azure(line: str) -> TraceRequest:
     (when, asked, answered), *_ = csv.reader([line])
     # Seconds have seven digits there; a datetime holds six.
     arrival = datetime.fromisoformat(when[:26]).timestamp()
-    return TraceRequest(arrival, int(asked), int(answered))
+    return checked_request(arrival, int(asked), int(answered))

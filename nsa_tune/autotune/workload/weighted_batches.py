@@ -13,6 +13,7 @@ from pathlib import Path
 from random import Random
 
 from nsa_tune._errors import UsageError
+from nsa_tune._files import open_regular
 from nsa_tune.autotune.workload.requests import read_requests
 from nsa_tune.autotune.workload.simulation import SchedulerConfig, passes
 from nsa_tune.backend.engines.decision_log import SCHEMA, read_decisions
@@ -34,6 +35,8 @@ SCHEDULERS = (
 """All of these are simulated, because a trace does not say how its engine is configured."""
 _DRAWN = 150
 """Extend passes to draw, and decode passes too."""
+_MOST_PASSES = 5_000_000
+"""That are simulated, with each scheduler: some minutes."""
 _MOST_FREQUENT = 160
 """Batches of a trace that a point is tuned on, at most."""
 
@@ -74,7 +77,7 @@ def most_frequent(
 
 def _is_log(path: Path) -> bool:
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             return SCHEMA.encode() in file.readline(1 << 16)
     except OSError as error:
         raise UsageError(f"the trace {path} cannot be read: {error.strerror}") from error
@@ -85,7 +88,10 @@ def _simulated(path: Path, random: Random, drawn: int) -> Iterable[Batch]:
     for i, scheduler in enumerate(SCHEDULERS):
         share = drawn // len(SCHEDULERS) + (i < drawn % len(SCHEDULERS))
         extends, decodes = _Reservoir(share, random), _Reservoir(share, random)
-        for one in passes(requests, scheduler):
+        for number, one in enumerate(passes(requests, scheduler)):
+            if number == _MOST_PASSES:
+                _log.warning("%s: batches are drawn from the first %d passes", path, number)
+                break
             kept = extends if one.is_extend else decodes
             slot = kept.slot()
             if slot is not None:

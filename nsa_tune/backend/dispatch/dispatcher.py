@@ -7,9 +7,11 @@ cannot be (an unknown model, heads that do not divide) is an error.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from math import inf
+from operator import index
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,7 +34,12 @@ __all__ = ["Dispatcher"]
 _log = logging.getLogger(__name__)
 
 _EXTEND = Mode.EXTEND
-_WORSE = tuple(Match)
+_opening = threading.Lock()
+"""Held while tables are read. A process is not forked meanwhile: its child would have this lock,
+and those within SQLite, taken for ever."""
+os.register_at_fork(
+    before=_opening.acquire, after_in_parent=_opening.release, after_in_child=_opening.release
+)
 
 
 class Dispatcher:
@@ -73,7 +80,6 @@ class Dispatcher:
     def _take(self, opened: Opened, request: Request | None) -> None:
         self._planner, self._opened = opened.planner, opened
         self._request = request
-        self._reloading = threading.Lock()
         self._captured: dict[tuple[Mode, int, int], _Captured] = {}
 
     @classmethod
@@ -110,8 +116,9 @@ class Dispatcher:
             db, gpu, model, heads, kv_dtype, strict, baseline, demote_failed, layers
         )
         self = cls.__new__(cls)
-        opened = request.opened()
-        opened.planner.prepare()
+        with _opening:
+            opened = request.opened()
+            opened.planner.prepare()
         self._take(opened, request)
         return self
 
@@ -122,7 +129,7 @@ class Dispatcher:
         wholly the old table's or the new one's. What was decided for a captured size stays: the
         graph exists.
         """
-        with self._reloading:
+        with _opening:
             if self._request is None:
                 return "this dispatcher was not opened from a table"
             old = self._planner
@@ -231,6 +238,8 @@ class Dispatcher:
             BatchError: for sizes below 1, a mode that is not captured by size, a histogram that
                 is none, or one that differs from what the size was decided for.
         """
+        if type(batch_size) is not int or type(next_n) is not int:
+            batch_size, next_n = _whole(batch_size), _whole(next_n)
         word = mode or str(Mode.DECODE if next_n == 1 else Mode.TARGET_VERIFY)
         if word == Mode.EXTEND or word not in list(Mode):
             raise BatchError(f"a graph is captured by size for decoding, not for {word!r}")
@@ -286,8 +295,17 @@ def _mode(word: str) -> Mode:
     return Mode(word)
 
 
+def _whole(number: object) -> int:
+    try:
+        return index(number)  # type: ignore[arg-type]
+    except TypeError as error:
+        raise BatchError(f"a graph's sizes are whole numbers: {error}") from None
+
+
 def _histogram(contexts: Mapping[int, float], next_n: int) -> dict[int, float]:
     """`contexts` without those that never come, checked."""
+    if not isinstance(contexts, Mapping):
+        raise BatchError("a histogram of contexts maps lengths to how often they come")
     found = {length: weight for length, weight in contexts.items() if weight}
     if not found:
         raise BatchError("a histogram of contexts needs one that comes")

@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from nsa_tune._errors import BatchError, StoreMissing
+from nsa_tune._files import TooLong, lines_of, open_regular
 from nsa_tune.backend.types.batch import Batch
 
 __all__ = ["SCHEMA", "VARIABLE", "Decision", "DecisionLog", "read_decisions"]
@@ -47,6 +48,10 @@ _LINES_A_SECOND = 2.0
 _MOST_BYTES = 256 * 2**20
 """A file of this size is not added to."""
 _LONGEST_WORD = 1000
+_LONGEST_LINE = 2**16
+"""Bytes; `write` makes lines of some 2000."""
+_MOST_SEQUENCES, _MOST_COUNT = 2**14, 10**12
+"""Of a line that is read: a batch of more sequences, or one that came more often, is made up."""
 _FEATURES = {
     "mode": "mode",
     "sequences": "batch_size",
@@ -177,13 +182,16 @@ def read_decisions(path: Path) -> Iterator[Decision]:
     """
     unreadable = 0
     try:
-        with path.open(encoding="utf-8", errors="replace") as lines:
-            for line in lines:
+        with open_regular(path) as file:
+            for data in lines_of(file, _LONGEST_LINE):
+                line = data.decode("utf-8", "replace")
                 decision = _decision(line) if line.strip() else None
                 if decision is not None:
                     yield decision
                 elif line.strip():
                     unreadable += 1
+    except TooLong as error:
+        _log.warning("%s: %s: it and all behind it is left out", path, error)
     except OSError as error:
         raise StoreMissing(f"{path} is no readable decision log: {error.strerror}") from error
     if unreadable:
@@ -201,10 +209,12 @@ def _decision(line: str) -> Decision | None:
             if word is not None
             else Batch.from_totals(**{field: found[name] for name, field in _FEATURES.items()})
         )
+        count = max(int(found["count"]), 1)
+        if batch.batch_size > _MOST_SEQUENCES or count > _MOST_COUNT:
+            return None
         return Decision(
             float(found["time"]), str(found["gpu"]), str(found["model"]), int(found["heads"]),
-            str(found["kv_layout"]), max(int(found["count"]), 1), batch, dict(found["own"]),
-            dict(found["taken"]),
+            str(found["kv_layout"]), count, batch, dict(found["own"]), dict(found["taken"]),
         )  # fmt: skip
-    except (BatchError, KeyError, TypeError, ValueError):
+    except (ArithmeticError, BatchError, KeyError, RecursionError, TypeError, ValueError):
         return None

@@ -31,8 +31,7 @@ class Edge:
         try:
             return call(*arguments, **keywords)
         except Exception as error:  # noqa: BLE001 - the engine goes on, whatever it was
-            kind = type(error).__name__
-            problem = f"{what} failed, so {self.engine} decides by itself: {kind}: {error}"
+            problem = f"{what} failed, so {self.engine} decides by itself: {_said_by(error)}"
             if problem not in self._said:
                 self._said.add(problem)
                 self._log.warning(problem, exc_info=True)
@@ -47,3 +46,11 @@ class Edge:
     def forget(self) -> None:
         """Forget what was said, so that it would be said again."""
         self._said.clear()
+
+
+def _said_by(error: Exception) -> str:
+    kind = type(error).__name__
+    try:
+        return f"{kind}: {error}"
+    except Exception:  # noqa: BLE001 - an exception may fail to say what it is
+        return kind

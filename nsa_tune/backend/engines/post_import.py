@@ -39,7 +39,9 @@ class _Finder(MetaPathFinder):
             return None
         # Those before this one have had their turn; asking them again could go on for ever.
         for finder in sys.meta_path[sys.meta_path.index(self) + 1 :]:
-            spec = finder.find_spec(fullname, path, target)
+            # Finders of before Python 3.4 have none, and Python passes over them too.
+            find = getattr(finder, "find_spec", None)
+            spec = None if find is None else find(fullname, path, target)
             if spec is not None and spec.loader is not None:
                 spec.loader = _Loader(spec.loader, self._done)
                 return spec

@@ -88,7 +88,10 @@ class Batch:
         Raises:
             BatchError: on no sequence, unequal counts, a negative prefix, or no new token.
         """
-        prefixes, news = tuple(prefix_lens), tuple(extend_lens)
+        try:
+            prefixes, news = tuple(prefix_lens), tuple(extend_lens)
+        except TypeError as error:
+            raise _no_lengths(error) from None
         pack, unpack, size, fill, top = lanes(len(news))
         try:
             # Packing refuses what is no whole number or below 0, faster than looking at each.
@@ -169,9 +172,9 @@ class Batch:
         Raises:
             BatchError: when the sums are no whole numbers, or contradict each other.
         """
-        known = mode if type(mode) is Mode else _MODES.get(mode)
+        known = mode if type(mode) is Mode else _MODES.get(mode) if isinstance(mode, str) else None
         if known is None:
-            raise BatchError(f"unknown mode {mode!r}; use one of: {', '.join(_MODES)}")
+            raise BatchError(f"unknown mode {_shown(mode)}; use one of: {', '.join(_MODES)}")
         types = type(q_tokens), type(kv_tokens), type(max_kv), type(batch_size), type(pairs)
         if types != _INTS or next_n is not None:
             # An int32 of numpy would wrap around in the products of the guards.
@@ -185,25 +188,26 @@ class Batch:
         if not 0 < batch_size <= q_tokens <= kv_tokens <= MAX_TOKENS:
             raise BatchError(
                 "a batch needs 1 <= batch_size <= q_tokens <= kv_tokens < 2**31, "
-                f"got {batch_size}, {q_tokens} and {kv_tokens}"
+                f"got {_shown(batch_size)}, {_shown(q_tokens)} and {_shown(kv_tokens)}"
             )
         each = 1 if known is _EXTEND else q_tokens // batch_size
         uneven = known is not _EXTEND and q_tokens != batch_size * each
         if uneven or next_n not in (None, each):
             raise BatchError(
-                f"next_n {next_n} contradicts {q_tokens} new tokens in {batch_size} sequences "
-                f"in mode {mode}"
+                f"next_n {_shown(next_n)} contradicts {q_tokens} new tokens in {batch_size} "
+                f"sequences in mode {mode}"
             )
         if max_kv > kv_tokens - (batch_size - 1) or kv_tokens > max_kv * batch_size:
             raise BatchError(
-                f"max_kv {max_kv} contradicts {kv_tokens} kv tokens in {batch_size} sequences"
+                f"max_kv {_shown(max_kv)} contradicts {kv_tokens} kv tokens in {batch_size} "
+                "sequences"
             )
         if pairs is None:
             new = q_tokens / batch_size
             pairs = round(q_tokens * ((kv_tokens - q_tokens) / batch_size + (new + 1) / 2))
         elif not q_tokens <= pairs <= q_tokens * max_kv:
             raise BatchError(
-                f"pairs {pairs} contradicts {q_tokens} queries of at most {max_kv} keys"
+                f"pairs {_shown(pairs)} contradicts {q_tokens} queries of at most {max_kv} keys"
             )
         return _made(
             known, batch_size, q_tokens, kv_tokens, max_kv, pairs, each, captured, None, None
@@ -228,6 +232,8 @@ class Batch:
         Raises:
             BatchError: when `text` is not of that form.
         """
+        if not isinstance(text, str):
+            raise BatchError(f"a batch is read from a word, not from {type(text).__name__}")
         match = _WORD.fullmatch(text)
         if match is None or match["mode"] not in _MODES:
             raise BatchError(
@@ -287,15 +293,19 @@ def _checked(
     if min(prefixes) < 0 or min(news) < 1:
         raise BatchError(
             "prefix lengths must be at least 0 and new lengths at least 1, "
-            f"got {min(prefixes)} and {min(news)}"
+            f"got {_shown(min(prefixes))} and {_shown(min(news))}"
         )
     if sum(prefixes) + sum(news) > MAX_TOKENS:
-        raise BatchError(f"{sum(prefixes) + sum(news)} kv tokens pass the int32 of the kernels")
+        tokens = _shown(sum(prefixes) + sum(news))
+        raise BatchError(f"{tokens} kv tokens pass the int32 of the kernels")
     return prefixes, news
 
 
 def _of_contexts(mode: Mode, context_lens: Iterable[int], next_n: int, captured: bool) -> Batch:
-    contexts = tuple(context_lens)
+    try:
+        contexts = tuple(context_lens)
+    except TypeError as error:
+        raise _no_lengths(error) from None
     count = len(contexts)
     try:
         next_n = index(next_n)
@@ -305,10 +315,11 @@ def _of_contexts(mode: Mode, context_lens: Iterable[int], next_n: int, captured:
         raise BatchError(f"lengths must be whole numbers: {error}") from None
     kv_tokens = sum(contexts)
     if next_n < 1:
-        raise BatchError(f"next_n must be at least 1, got {next_n}")
+        raise BatchError(f"next_n must be at least 1, got {_shown(next_n)}")
     if contexts and min(contexts) < next_n:
         raise BatchError(
-            f"a context counts its {next_n} new tokens, so {min(contexts)} is too short"
+            f"a context counts its {_shown(next_n)} new tokens, so {_shown(min(contexts))} is too "
+            "short"
         )
     if not contexts or kv_tokens > MAX_TOKENS:
         _checked([context - next_n for context in contexts], [next_n] * count)
@@ -317,6 +328,17 @@ def _of_contexts(mode: Mode, context_lens: Iterable[int], next_n: int, captured:
         mode, count, count * next_n, kv_tokens, max(contexts), pairs, next_n, captured, contexts,
         (next_n,) * count,
     )  # fmt: skip
+
+
+def _no_lengths(error: TypeError) -> BatchError:
+    return BatchError(f"lengths come as a list of whole numbers, one a sequence: {error}")
+
+
+def _shown(value: object) -> str:
+    """`value` in a message: Python refuses to write a number of some thousand digits."""
+    if isinstance(value, int) and abs(value) >= 10**18:
+        return "a number of more than 18 digits"
+    return repr(value) if isinstance(value, str | int | None) else type(value).__name__
 
 
 # --- words

@@ -9,6 +9,7 @@ from typing import Any
 from nsa_tune.reports.compare.cell_verdicts import CellVerdict, JudgedCell, percent
 from nsa_tune.reports.compare.comparison import Comparison
 from nsa_tune.reports.formats.display_tables import DisplayTable
+from nsa_tune.reports.formats.plain import source_name
 
 __all__ = ["SCHEMA", "comparison_document", "comparison_tables", "conclusion", "title"]
 
@@ -20,7 +21,8 @@ def title(comparison: Comparison) -> str:
     """The title of a comparison: the setting, and the two sources."""
     key = comparison.after.key
     setting = f"{key.model}, {key.heads} local heads, {key.kv_layout}"
-    return f"{setting}: {comparison.after.source} against {comparison.before.source}"
+    after, before = comparison.after.source, comparison.before.source
+    return f"{setting}: {source_name(after)} against {source_name(before)}"
 
 
 def conclusion(comparisons: Sequence[Comparison], fail_on: float | None) -> str:
@@ -188,7 +190,7 @@ def _document(comparison: Comparison) -> dict[str, Any]:
 def _side(comparison: Comparison, side: str) -> dict[str, Any]:
     table = comparison.before if side == "before" else comparison.after
     return {
-        "source": table.source,
+        "source": source_name(table.source),
         "digest": table.key.digest,
         "key": {**asdict(table.key), "libraries": dict(table.key.libraries)},
         "measured_at": table.measured_at,

@@ -16,6 +16,7 @@ from nsa_tune.reports.analysis.crossovers import Line
 from nsa_tune.reports.analysis.layer_steps import LayerSteps, Step
 from nsa_tune.reports.analysis.report import PointReport, QuestionReport, Section
 from nsa_tune.reports.analysis.roofline import Achieved, share_text
+from nsa_tune.reports.formats.plain import source_name
 
 __all__ = [
     "DisplayTable",
@@ -68,13 +69,8 @@ def fingerprint(section: Section) -> list[tuple[str, str]]:
         ("timing protocol", key.protocol),
         ("measured", _minute(table.measured_at)),
         ("measurements", measured),
-        ("source", _file(table.source)),
+        ("source", source_name(table.source)),
     ]
-
-
-def _file(source: str) -> str:
-    """A source without its directories, which are nobody's business once a report is sent on."""
-    return source.rpartition("/")[2] or source
 
 
 def _minute(moment: str) -> str:

@@ -27,6 +27,7 @@ class FlatTable:
     rows: Callable[[Report], Iterator[Row]]
 
 
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 _WHO = ("gpu", "model", "heads", "kv_layout")
 
 
@@ -144,8 +145,16 @@ def as_csv(report: Report, name: str = "crossovers") -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(table.columns)
-    writer.writerows(table.rows(report))
+    writer.writerows(map(_harmless, table.rows(report)))
     return out.getvalue()
+
+
+def _harmless(row: Row) -> Row:
+    """`row`, of which a spreadsheet runs nothing: a text that it would take for a formula gets a
+    quote in front, which it shows as text."""
+    return tuple(
+        f"'{cell}" if isinstance(cell, str) and cell.startswith(_FORMULA) else cell for cell in row
+    )
 
 
 def frame(report: Report, name: str) -> pd.DataFrame:

@@ -6,6 +6,8 @@ import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from nsa_tune.reports.formats.plain import source_name
+
 if TYPE_CHECKING:
     from nsa_tune.reports.analysis.cells import Cell
     from nsa_tune.reports.analysis.costs import Cost
@@ -32,7 +34,7 @@ def _section(section: Section) -> dict[str, Any]:
         "key": {**asdict(section.key), "libraries": dict(section.key.libraries)},
         "digest": section.key.digest,
         "device": asdict(table.device),
-        "source": table.source,
+        "source": source_name(table.source),
         "measured_at": table.measured_at,
         "measurements": len(table.measurements),
         "points": [

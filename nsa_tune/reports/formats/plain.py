@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["plain"]
+__all__ = ["plain", "source_name"]
 
 # C0 and C1 controls, and bidirectional overrides.
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
@@ -16,3 +16,9 @@ def plain(text: str) -> str:
     Texts out of a database may be hostile, and a terminal would obey an escape sequence.
     """
     return _CONTROL.sub("?", text)
+
+
+def source_name(source: str) -> str:
+    """A table's source without its directories, which are nobody's business once a report is sent
+    on."""
+    return source.rpartition("/")[2] or source

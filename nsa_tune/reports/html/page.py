@@ -204,12 +204,12 @@ def _facts(report: Report) -> list[Facts]:
 
 
 def _database(path: Path, sources: Set[Path]) -> str:
-    """The file's name, with its directory if another file has the same name."""
+    """The file's name, with that of its directory if another file has the same name."""
     # A text table holds one key, so the other filters suffice.
     if path.suffix == ".tsv" or str(path).startswith("shipped:"):
         return "text tables"
     alike = sum(other.name == path.name for other in sources)
-    return str(path) if alike > 1 else path.name
+    return f"{path.parent.name}/{path.name}" if alike > 1 else path.name
 
 
 def _versions(key: Key, names: Iterable[str]) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from nsa_tune import UsageError
 from nsa_tune.autotune.workload.requests import TraceRequest, read_requests
+from nsa_tune.autotune.workload.weighted_batches import weighted_batches
 
 MOONCAKE = """\
 {"timestamp": 1500, "input_length": 700, "output_length": 20, "hash_ids": [0, 7]}
@@ -75,3 +77,71 @@ def test_a_missing_file_and_one_that_is_not_text_are_refused(trace: Path) -> Non
     trace.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(UsageError, match="not text"):
         read_requests(trace)
+
+
+_HOSTILE = (
+    '{"timestamp": 0, "input_length": 1, "output_length": 1000000000000}',
+    '{"timestamp": 0, "input_length": 1000000000000, "output_length": 1}',
+    '{"timestamp": NaN, "input_length": 1, "output_length": 1}',
+    '{"timestamp": "nan", "input_length": 1, "output_length": 1}',
+    '{"timestamp": Infinity, "input_length": 1, "output_length": 1}',
+    '{"timestamp": 1e400, "input_length": 1, "output_length": 1}',
+    '{"timestamp": 0, "input_length": 1e400, "output_length": 1}',
+    '{"timestamp": 0, "input_length": 1, "output_length": 1, "hash_ids": [1e400]}',
+    '{"timestamp": 0, "input_length": 1, "output_length": 1, "hash_ids": '
+    + str([1] * 40_000) + "}",
+    '{"timestamp": 0, "input_length": 1, "output_length": ' + "9" * 5000 + "}",
+    "[1]",
+    "[" * 100_000,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("line", _HOSTILE, ids=range(len(_HOSTILE)))
+def test_a_request_without_end_is_refused(trace: Path, line: str) -> None:
+    trace.write_text(MOONCAKE + line + "\n")
+
+    with pytest.raises(UsageError, match=r"line 5 of .* is not a request"):
+        read_requests(trace)
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["2023-11-16 18:15:46.68,1,1000000000000", f"2023-11-16 18:15:46.68,1,{'1' * 200_000}",
+     "9999-99-99,1,1", "0001-01-01 00:00:00.0,1,1"],
+    ids=range(4),
+)  # fmt: skip
+def test_a_request_of_azure_without_end_is_refused(trace: Path, line: str) -> None:
+    trace.write_text(f"TIMESTAMP,ContextTokens,GeneratedTokens\n{line}\n")
+
+    try:
+        read_requests(trace)
+    except UsageError as error:
+        assert "line 2" in str(error)
+    else:
+        assert line.startswith("0001"), "the first year is a time"
+
+
+def test_a_pipe_is_no_trace(trace: Path) -> None:
+    os.mkfifo(trace)
+
+    with pytest.raises(UsageError, match="not a regular file"):
+        read_requests(trace)
+    with pytest.raises(UsageError, match="not a regular file"):
+        weighted_batches(trace)
+
+
+def test_a_line_without_end_is_refused(trace: Path) -> None:
+    trace.write_text(MOONCAKE + "{" + " " * 2**22)
+
+    with pytest.raises(UsageError, match="line 5 has more than 4194304 bytes"):
+        read_requests(trace)
+
+
+def test_a_simulation_ends(
+    trace: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("nsa_tune.autotune.workload.weighted_batches._MOST_PASSES", 50)
+    trace.write_text('{"timestamp": 0, "input_length": 1, "output_length": 1000000}\n')
+
+    assert weighted_batches(trace)
+    assert "drawn from the first 50 passes" in caplog.text

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from random import Random
@@ -11,7 +13,10 @@ from threading import Event
 import pytest
 
 from nsa_tune import Batch, Dispatcher, Plan
+from nsa_tune.db.exchange import import_text
+from nsa_tune.db.store import Store
 from nsa_tune.db.text_table import format_table
+from tests import records
 from tests.backend.fake_point import FAKE, SETTING, policy_of, table_of
 from tests.backend.machine import SLOW_DENSE, TIMES, opened, written
 
@@ -112,3 +117,54 @@ def _replace(path: Path, table: object) -> None:
     beside = path.with_name("next.tsv")
     beside.write_text(format_table(table))  # type: ignore[arg-type]
     os.replace(beside, path)  # noqa: PTH105
+
+
+_FORKS = """
+import os, sys, threading, time
+from pathlib import Path
+from nsa_tune import Dispatcher
+
+dispatcher = Dispatcher.open(Path(sys.argv[1]), "NVIDIA H100 80GB HBM3", model="deepseek-v3.2",
+                             heads=128, kv_dtype="fp8")
+
+def reload_without_end():
+    while True:
+        dispatcher.reload()
+
+for _ in range(3):
+    threading.Thread(target=reload_without_end, daemon=True).start()
+time.sleep(0.1)
+stuck = 0
+for _ in range(14):
+    child = os.fork()
+    if child == 0:
+        dispatcher.reload()
+        os._exit(0)
+    end = time.monotonic() + 10
+    while os.waitpid(child, os.WNOHANG) == (0, 0):
+        if time.monotonic() > end:
+            os.kill(child, 9)
+            os.waitpid(child, 0)
+            stuck += 1
+            break
+        time.sleep(0.005)
+print(f"{stuck} of 14 children are stuck", flush=True)
+os._exit(stuck > 0)
+"""
+
+
+@pytest.mark.parametrize("kept_in", ["text", "database"])
+def test_a_child_reloads_after_a_fork(kept_in: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.tsv"
+    path.write_text(format_table(records.table(records.ok("extend:0+1"))))
+    if kept_in == "database":
+        with Store.open(tmp_path / "a.db") as store:
+            import_text(store, path)
+        path = tmp_path / "a.db"
+
+    done = subprocess.run(
+        [sys.executable, "-c", _FORKS, str(path)], cwd=Path(__file__).parents[3],
+        capture_output=True, text=True, timeout=200, check=False,
+    )  # fmt: skip
+
+    assert "0 of 14 children are stuck" in done.stdout, done.stderr[-2000:]

@@ -227,3 +227,42 @@ def test_the_environment_asks_for_a_log(tmp_path: Path, monkeypatch: pytest.Monk
     _write(log)
 
     assert (tmp_path / "d.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"count": "BIG"}, {"count": 10**400}, {"heads": "BIG"}, {"q_tokens": "BIG", "batch": None},
+        {"batch": "extend:0+1x262144"}, {"batch": 5}, {"own": 5}, {"time": []},
+    ],
+    ids=range(8),
+)  # fmt: skip
+def test_a_line_that_lies_is_left_out(
+    change: dict[str, object], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "log.jsonl"
+    _write(DecisionLog(path))
+    (line,) = _lines(path)
+    text = json.dumps({**line, **change}).replace('"BIG"', "1e400")
+    path.write_text(f"{json.dumps(line)}\n{text}\n{'[' * 60_000}\n")
+
+    assert len(list(read_decisions(path))) == 1
+    assert "2 lines are no decisions" in caplog.text
+
+
+def test_a_pipe_is_not_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "log.jsonl")
+
+    with pytest.raises(StoreError, match="not a regular file"):
+        list(read_decisions(tmp_path / "log.jsonl"))
+
+
+def test_a_line_without_end_ends_the_reading(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "log.jsonl"
+    _write(DecisionLog(path))
+    path.write_bytes(path.read_bytes() + b" " * 2**17)
+
+    assert len(list(read_decisions(path))) == 1
+    assert "line 2 has more than 65536 bytes" in caplog.text

@@ -45,3 +45,18 @@ def test_a_text_is_said_once_by_each_engine(edge: Edge, caplog: pytest.LogCaptur
     edge.say_once(logging.WARNING, "two")
 
     assert [record.message for record in caplog.records] == ["one", "two", "one", "two"]
+
+
+class _Mute(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("not even this can be said")
+
+
+def test_a_fault_that_cannot_say_what_it_is_stops_here_too(
+    edge: Edge, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail() -> None:
+        raise _Mute
+
+    assert edge.attempt("working", fail) is None
+    assert "working failed, so Engine decides by itself: _Mute" in caplog.text

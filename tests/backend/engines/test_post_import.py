@@ -79,3 +79,13 @@ def test_a_module_that_is_not_there_is_missing_as_before(module: str) -> None:
 
     with pytest.raises(ModuleNotFoundError):
         importlib.import_module(f"{module}_not")
+
+
+def test_a_finder_of_old_is_passed_over(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    when_imported(module, lambda: seen.append(1))
+    monkeypatch.setattr(sys, "meta_path", [sys.meta_path[0], object(), *sys.meta_path[1:]])
+
+    importlib.import_module(module)
+
+    assert seen == [1]
