@@ -41,7 +41,7 @@ class _Finder(MetaPathFinder):
         for finder in sys.meta_path[sys.meta_path.index(self) + 1 :]:
             # Finders of before Python 3.4 have none, and Python passes over them too.
             find = getattr(finder, "find_spec", None)
-            spec = None if find is None else find(fullname, path, target)
+            spec: ModuleSpec | None = None if find is None else find(fullname, path, target)
             if spec is not None and spec.loader is not None:
                 spec.loader = _Loader(spec.loader, self._done)
                 return spec

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
+import re
 import secrets
 from collections.abc import Mapping
 from http.cookies import CookieError, SimpleCookie
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["HEADERS", "Gate", "is_loopback", "token_for"]
 
 _COOKIE = "nsa_tune_token"
+_TOKEN = re.compile(r"[A-Za-z0-9._~-]{1,256}")
 _LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
 HEADERS: Mapping[str, str] = {
@@ -50,8 +52,13 @@ def token_for(host: str, *, remote: bool, given: str | None) -> str | None:
     None on this machine's own address, if none is given.
 
     Raises:
-        UsageError: when others can reach `host` and `remote` is false.
+        UsageError: when others can reach `host` and `remote` is false, or when `given` has
+            characters that an address or a cookie would need to escape.
     """
+    if given is not None and not _TOKEN.fullmatch(given):
+        raise UsageError(
+            "a token has the letters A to Z, digits and . _ ~ - only, at most 256 of them"
+        )
     if is_loopback(host):
         return given
     if not remote:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cache
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -17,9 +19,11 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from nsa_tune._errors import ExtraMissing
+from nsa_tune.reports.analysis.report import Report, Section
 from nsa_tune.reports.dashboard.access import Gate
-from nsa_tune.reports.dashboard.watched_files import WatchedFiles
+from nsa_tune.reports.dashboard.watched_files import NO_REPORT, WatchedFiles
 from nsa_tune.reports.formats.json_document import as_json
+from nsa_tune.reports.formats.plain import source_name
 from nsa_tune.reports.html.markup import asset
 from nsa_tune.reports.html.page import Frame, written
 from nsa_tune.reports.html.vega_bundle import charts_javascript
@@ -50,26 +54,49 @@ def application(paths: list[Path], *, token: str | None = None) -> ASGIApp:
     return Gate(Starlette(routes=routes), token)
 
 
+class _Body(NamedTuple):
+    """What is sent, with its tag."""
+
+    data: bytes
+    tag: str
+
+    @classmethod
+    def of(cls, text: str) -> _Body:
+        data = text.encode("utf-8", "backslashreplace")
+        return cls(data, f'"{hashlib.sha256(data).hexdigest()[:32]}"')
+
+
 class _Pages:
-    """The responses. Files are read and reports made in threads, not on the event loop."""
+    """The responses. Files are read and reports made in threads, not on the event loop, and each
+    body is made once for a state of the files: a queue of visitors costs one."""
 
     def __init__(self, watched: WatchedFiles) -> None:
         self._watched = watched
-        self._page: tuple[str, str] = ("", "")
+        self._bodies: dict[str, tuple[str, Any]] = {}
+        self._making: dict[str, asyncio.Lock] = {}
+
+    async def _made(self, name: str, make: Callable[[str], Any]) -> Any:
+        """What `make` makes of the present state."""
+        # One at a time: the others wait without a thread, and find what was made meanwhile.
+        async with self._making.setdefault(name, asyncio.Lock()):
+            state = await run_in_threadpool(lambda: self._watched.state)
+            known = self._bodies.get(name)
+            if known is None or known[0] != state:
+                known = self._bodies[name] = state, await run_in_threadpool(make, state)
+            return known[1]
 
     async def page(self, request: Request) -> Response:
         """The report as a page, with the state of runs on top."""
-        html = await run_in_threadpool(self._written)
-        return _response(request, html.encode(), "text/html")
+        return _response(request, await self._made("page", self._written), "text/html")
 
-    def _written(self) -> str:
-        state, html = self._page
-        now = self._watched.state
-        if state != now:
-            has_charts = "charts.js" in _assets()
-            html = written(self._watched.report(), _frame(now, has_charts=has_charts))
-            self._page = now, html
-        return html
+    def _written(self, state: str) -> _Body:
+        frame = _frame(state, has_charts="charts.js" in _assets())
+        report = self._watched.report()
+        try:
+            return _Body.of(written(report, frame))
+        except NO_REPORT:
+            whole = tuple(one for one in report.sections if _can_be_written(one, frame))
+            return _Body.of(written(replace(report, sections=whole), frame))
 
     async def asset(self, request: Request) -> Response:
         """A style or a script."""
@@ -77,37 +104,53 @@ class _Pages:
         text = (await run_in_threadpool(_assets)).get(name)
         if text is None:
             return Response("there is no such file\n", 404, media_type="text/plain")
-        return _response(request, text.encode(), _TYPES[Path(name).suffix])
+        return _response(request, _Body.of(text), _TYPES[Path(name).suffix])
 
     async def live(self, request: Request) -> Response:
         """Runs, newest measurements and failures."""
-        document = await run_in_threadpool(self._watched.live)
-        return _json(request, document)
+        body = await self._made("live", lambda _: _json(self._watched.live()))
+        return _response(request, body, "application/json")
 
     async def report(self, request: Request) -> Response:
         """The report as `nsa-tune report --json` prints it."""
-        text = await run_in_threadpool(lambda: as_json(self._watched.report()))
-        return _response(request, text.encode(), "application/json")
+        body = await self._made("report", lambda _: _Body.of(as_json(self._watched.report())))
+        return _response(request, body, "application/json")
 
     async def measurements(self, request: Request) -> Response:
         """The newest measurement of each cell, by table; `?key=DIGEST` selects one table."""
         wanted = request.query_params.get("key", "")
-        found = await run_in_threadpool(self._watched.tables)
-        document: dict[str, Any] = {
-            "schema": _SCHEMA,
-            "tables": [
-                {
-                    "source": table.source,
-                    "digest": table.key.digest,
-                    "key": {**asdict(table.key), "libraries": dict(table.key.libraries)},
-                    "measured_at": table.measured_at,
-                    "measurements": [asdict(row) for row in table.measurements],
-                }
-                for table in found
-                if table.key.digest.startswith(wanted)
-            ],
-        }
-        return _json(request, document)
+        tables: list[tuple[str, _Body]] = await self._made("tables", lambda _: self._tables())
+        found = [body for digest, body in tables if digest.startswith(wanted)]
+        tag = hashlib.sha256("".join(one.tag for one in found).encode()).hexdigest()[:32]
+        begin = json.dumps({"schema": _SCHEMA, "tables": []}).removesuffix("]}")
+        data = b"".join([begin.encode(), b", ".join(one.data for one in found), b"]}"])
+        return _response(request, _Body(data, f'"{tag}"'), "application/json")
+
+    def _tables(self) -> list[tuple[str, _Body]]:
+        """(digest, JSON) of each table."""
+        return [
+            (
+                table.key.digest,
+                _json(
+                    {
+                        "source": source_name(table.source),
+                        "digest": table.key.digest,
+                        "key": {**asdict(table.key), "libraries": dict(table.key.libraries)},
+                        "measured_at": table.measured_at,
+                        "measurements": [asdict(row) for row in table.measurements],
+                    }
+                ),
+            )
+            for table in self._watched.tables()
+        ]
+
+
+def _can_be_written(section: Section, frame: Frame) -> bool:
+    try:
+        written(Report((section,), ""), frame)
+    except NO_REPORT:
+        return False
+    return True
 
 
 @cache
@@ -130,10 +173,12 @@ def _frame(state: str, *, has_charts: bool) -> Frame:
     )
 
 
-def _json(request: Request, document: dict[str, Any]) -> Response:
-    # The error of a wrong result may be infinite, which JSON cannot express.
-    text = json.dumps(_finite(document), ensure_ascii=False, allow_nan=False)
-    return _response(request, text.encode("utf-8", "backslashreplace"), "application/json")
+def _json(document: dict[str, Any]) -> _Body:
+    # The error of a wrong result may be infinite, which JSON cannot express. A stranger's database
+    # may hold bytes where texts are expected.
+    return _Body.of(
+        json.dumps(_finite(document), ensure_ascii=False, allow_nan=False, default=repr)
+    )
 
 
 def _finite(value: Any) -> Any:
@@ -146,12 +191,11 @@ def _finite(value: Any) -> Any:
     return value
 
 
-def _response(request: Request, body: bytes, media_type: str) -> Response:
+def _response(request: Request, body: _Body, media_type: str) -> Response:
     """`body`, or 304 if the browser already has it."""
-    tag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
-    headers = {"etag": tag, "cache-control": "private, no-cache"}
+    headers = {"etag": body.tag, "cache-control": "private, no-cache"}
     known = [one.strip().removeprefix("W/") for one in
              request.headers.get("if-none-match", "").split(",")]  # fmt: skip
-    if tag in known or "*" in known:
+    if body.tag in known or "*" in known:
         return Response(status_code=304, headers=headers)
-    return Response(body, headers=headers, media_type=media_type)
+    return Response(body.data, headers=headers, media_type=media_type)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from threading import Lock
+from time import monotonic
 from typing import Any
 
 from nsa_tune._errors import NsaTuneError, UsageError
@@ -20,9 +21,16 @@ from nsa_tune.db import text_table
 from nsa_tune.db.runs import Run, newest_of, places_measured, runs_of, state_of
 from nsa_tune.reports.analysis.report import Report, Section, build
 
-__all__ = ["SCHEMA", "WatchedFiles"]
+__all__ = ["NO_REPORT", "SCHEMA", "WatchedFiles"]
 
 SCHEMA = "nsa-tune/live/1"
+NO_REPORT = (
+    NsaTuneError, ArithmeticError, AssertionError, AttributeError, LookupError, RecursionError,
+    TypeError, ValueError,
+)  # fmt: skip
+"""What a table that somebody made up may come to in a report. It is that table's trouble alone."""
+_SLOW_S, _NOT_AGAIN_S = 1.0, 60.0
+"""A file that took so long and cannot be read is not looked at again for a minute."""
 _RUNS, _NEWEST, _FAILURES = 5, 8, 8
 
 
@@ -42,8 +50,13 @@ class WatchedFiles:
     def __init__(self, paths: Iterable[Path]) -> None:
         self.paths = tuple(dict.fromkeys(paths))
         self._seen: dict[Path, _Seen] = {}
-        self._sections: dict[tuple[object, ...], Section] = {}
+        self._sections: dict[tuple[object, ...], Section | str] = {}
+        """By table, or why it has none."""
         self._expected: dict[tuple[object, ...], int] = {}
+        self._broken: dict[str, str] = {}
+        """Why a table has no section, by its source."""
+        self._slow: dict[Path, tuple[object, float, str]] = {}
+        """Files that took long and then could not be read: as what, when, and why."""
         self._lock = Lock()
 
     @property
@@ -58,16 +71,24 @@ class WatchedFiles:
             return [table for path in self.paths for table in self._look(path).tables]
 
     def report(self) -> Report:
-        """The report over `tables`. Sections of unchanged tables are reused."""
+        """The report over `tables`. Sections of unchanged tables are reused. A table that no report
+        can be made of is left out; `live` says why."""
         found = self.tables()
         with self._lock:
             keys = [(table.source, table.key, table.measured_at, len(table.measurements))
                     for table in found]  # fmt: skip
+            sections: dict[tuple[object, ...], Section | str] = {}
             for key, table in zip(keys, found, strict=True):
-                if key not in self._sections:
-                    (self._sections[key],) = self._built(table)
-            self._sections = {key: self._sections[key] for key in keys}
-            return Report(tuple(self._sections[key] for key in keys), DEFAULT_BASELINE.name)
+                known = self._sections.get(key)
+                sections[key] = self._section(table) if known is None else known
+            self._sections = sections
+            self._broken = {
+                table.source: one
+                for table, one in zip(found, sections.values(), strict=False)
+                if isinstance(one, str)
+            }
+            whole = tuple(one for one in sections.values() if isinstance(one, Section))
+            return Report(whole, DEFAULT_BASELINE.name)
 
     def live(self) -> dict[str, Any]:
         """Runs, newest measurements, failures and problems of each file.
@@ -77,21 +98,34 @@ class WatchedFiles:
         databases = [self._live(path) for path in self.paths]
         return {"schema": SCHEMA, "state": self.state, "databases": databases}
 
-    def _built(self, table: Table) -> Sequence[Section]:
-        return build([table]).sections
+    def _section(self, table: Table) -> Section | str:
+        try:
+            (section,) = build([table]).sections
+        except NO_REPORT as error:
+            return f"there is no report of {table.key.digest}: {type(error).__name__}: {error}"
+        return section
 
     # --- one path
 
     def _state(self, path: Path) -> object:
+        begin = monotonic()
         try:
+            stat = path.stat()
+            file = stat.st_mtime_ns, stat.st_size
             if path.suffix == ".tsv":
-                stat = path.stat()
-                return stat.st_mtime_ns, stat.st_size
-            return state_of(path)
+                return file
         except OSError as error:
-            return f"{path} cannot be read: {error.strerror}"
+            return f"there is no {path.name}: {error.strerror}"
+        slow = self._slow.get(path)
+        if slow is not None and slow[0] == file and begin - slow[1] < _NOT_AGAIN_S:
+            return slow[2]
+        try:
+            return state_of(path)
         except NsaTuneError as error:
-            return str(error)
+            problem = _without_directories(error, path)
+            if monotonic() - begin > _SLOW_S:
+                self._slow[path] = file, monotonic(), problem
+            return problem
 
     def _look(self, path: Path) -> _Seen:
         state = self._state(path)
@@ -104,17 +138,20 @@ class WatchedFiles:
         with self._lock:
             seen = self._look(path)
         live: dict[str, Any] = {
-            "name": path.name, "path": str(path), "problem": seen.problem, "runs": [],
+            "name": path.name, "problem": seen.problem, "runs": [],
             "newest": [], "failures": [],
         }  # fmt: skip
-        if seen.problem or path.suffix == ".tsv":
+        if seen.problem:
+            return live
+        live["problem"] = self._broken.get(str(path), "")
+        if path.suffix == ".tsv":
             return live
         try:
             live["runs"] = [self._run(path, run, seen.tables) for run in runs_of(path, _RUNS)]
             live["newest"] = [asdict(one) for one in newest_of(path, _NEWEST)]
             live["failures"] = [asdict(one) for one in newest_of(path, _FAILURES, failed=True)]
-        except NsaTuneError as error:
-            live["problem"] = str(error)
+        except NO_REPORT as error:
+            live["problem"] = _without_directories(error, path)
         return live
 
     def _run(self, path: Path, run: Run, found: Sequence[Table]) -> dict[str, Any]:
@@ -163,7 +200,12 @@ def _read(path: Path, state: object) -> _Seen:
             return _Seen(state, (text_table.read_text(path),), "")
         return _Seen(state, tuple(_readable(tables.read_database(path))), "")
     except NsaTuneError as error:
-        return _Seen(state, (), str(error))
+        return _Seen(state, (), _without_directories(error, path))
+
+
+def _without_directories(error: Exception, path: Path) -> str:
+    """What the error says, for visitors whom it does not concern where the file lies."""
+    return str(error).replace(str(path), path.name) or type(error).__name__
 
 
 def _readable(found: Iterable[Table]) -> Iterable[Table]:

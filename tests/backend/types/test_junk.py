@@ -62,4 +62,4 @@ def test_a_graph_of_junk(size: Any) -> None:
     with pytest.raises(BatchError):
         dispatcher.captured(size)
     with pytest.raises(BatchError):
-        dispatcher.captured(1, contexts=size if size is not None else 5)
+        dispatcher.captured(1, contexts=5 if size is None else size)  # type: ignore[arg-type]

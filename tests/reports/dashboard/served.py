@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import uvicorn
 
-from nsa_tune.reports.dashboard.application import application
+from nsa_tune.reports.dashboard.server import config_of
 
 __all__ = ["Question", "Served", "served"]
 
@@ -54,10 +54,7 @@ class Served:
 @contextmanager
 def served(*paths: Path, token: str | None = None) -> Iterator[Served]:
     """A dashboard over `paths` in a thread of its own."""
-    config = uvicorn.Config(
-        application(list(paths), token=token), log_level="error", lifespan="off"
-    )
-    server = uvicorn.Server(config)
+    server = uvicorn.Server(config_of(list(paths), token))
     listener = socket.create_server(("127.0.0.1", 0))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()

@@ -134,3 +134,28 @@ def test_the_crossovers_alone_name_every_question_with_lines(report: Report) -> 
 
 def test_plain_text_stays_as_it_is() -> None:
     assert plain("extend:0+128 µs 12.5") == "extend:0+128 µs 12.5"
+
+
+def test_a_spreadsheet_runs_nothing_out_of_a_csv() -> None:
+    table = real_table(points=("indexer_layout",))
+    bad = replace(
+        table.measurements[0], status=Status.FAILED, latency_us=None, low_us=None, high_us=None,
+        reason='=HYPERLINK("http://evil.example")',
+    )  # fmt: skip
+    key = replace(table.key, gpu="@SUM(1)")
+    report = build([replace(table, key=key, measurements=(bad, *table.measurements[1:]))])
+
+    rows = list(csv.reader(io.StringIO(as_csv(report, "failures"))))
+
+    assert rows[1][0] == "'@SUM(1)"
+    assert rows[1][-1].startswith("'=HYPERLINK")
+    assert not any(cell.startswith(("=", "+", "-", "@")) for row in rows for cell in row)
+
+
+def test_a_report_does_not_say_where_its_database_lies() -> None:
+    table = replace(real_table(points=("indexer_layout",)), source="/home/someone/secret/a.db")
+    report = build([table])
+
+    assert json.loads(as_json(report))["sections"][0]["source"] == "a.db"
+    for text in (as_json(report), as_markdown(report), as_terminal_text(report)):
+        assert "secret" not in text

@@ -203,3 +203,13 @@ def test_a_database_of_ten_thousand_hostile_rows_makes_a_page_under_two_megabyte
     assert many >= 10_000
     assert len(html.encode()) < 2_000_000
     assert not any(name.startswith("on") for _, attrs in _parsed(html).elements for name in attrs)
+
+
+def test_a_page_of_two_databases_of_one_name_does_not_say_where_they_lie() -> None:
+    table = real_table(points=("indexer_layout",))
+    page = as_html(
+        build([replace(table, source=f"/home/someone/{place}/a.db") for place in ("one", "two")])
+    )
+
+    assert "one/a.db" in page
+    assert "someone" not in page

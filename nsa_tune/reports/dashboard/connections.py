@@ -1,0 +1,95 @@
+"""Connections that cannot use the server up: each has so long for a request and for its answer.
+
+Somebody who connects and says nothing is hung up on, and earlier where others wait. Without that,
+connections that stay half open take every descriptor that the process may have.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+from typing import Any
+
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+__all__ = ["BACKLOG", "Limited", "limited_to", "most_connections"]
+
+BACKLOG = 100
+"""Connections that are taken at once: asyncio writes a page of log for each that it cannot take."""
+_MOST = 2048
+_KEPT_FREE = 256
+"""Descriptors for everything else: databases, the log, the event loop."""
+_REQUEST_S, _RESPONSE_S = 10.0, 60.0
+"""For a whole request, from the first byte or before, and for its answer to be taken away."""
+
+
+def most_connections() -> int:
+    """Connections that are open at once, after room for them was made where that is allowed."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MOST + _KEPT_FREE
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return _MOST if soft == resource.RLIM_INFINITY else max(min(_MOST, soft - _KEPT_FREE), 16)
+
+
+class Limited(H11Protocol):
+    """One connection. `most` are open at once; of more, those that say nothing make room."""
+
+    most = _MOST
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Wait for a request, so long; the longest silent one goes if there are too many."""
+        super().connection_made(transport)
+        self._deadline: asyncio.TimerHandle | None = None
+        # A dict is in order: those that have waited longest come first.
+        self._waiting: dict[Limited, None] = self.server_state.__dict__.setdefault(
+            "nsa_tune_waiting", {}
+        )
+        if len(self.connections) > self.most:
+            silent = next(iter(self._waiting), self)
+            silent.hang_up()
+        self._wait()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the connection."""
+        self._done_waiting()
+        super().connection_lost(exc)
+
+    def handle_events(self) -> None:
+        """Read what has come; with a whole request the time for its answer begins."""
+        before = self.cycle
+        super().handle_events()
+        if self.cycle is not before:
+            self._done_waiting()
+            if not self.cycle.response_complete:
+                self._deadline = self.loop.call_later(_RESPONSE_S, self.hang_up)
+
+    def on_response_complete(self) -> None:
+        """Wait for the next request."""
+        self._done_waiting()
+        # The next one may have come already, and be taken up in here.
+        self._wait()
+        super().on_response_complete()
+
+    def hang_up(self) -> None:
+        """End the connection at once."""
+        self._done_waiting()
+        if self.transport is not None:
+            self.transport.abort()
+
+    def _wait(self) -> None:
+        if not self.transport.is_closing():
+            self._waiting[self] = None
+            self._deadline = self.loop.call_later(_REQUEST_S, self.hang_up)
+
+    def _done_waiting(self) -> None:
+        self._waiting.pop(self, None)
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+
+def limited_to(most: int) -> type[Any]:
+    """The protocol with `most` connections at once."""
+    return type("Limited", (Limited,), {"most": most})
