@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nsa_tune.backend.types.profiles import PROFILES
+from nsa_tune.db.manifest import seal
 from nsa_tune.db.reader import schema_version
 from nsa_tune.db.views import REGRET, VIEWS
 
@@ -233,6 +234,24 @@ _MODELS = """
     )
     """
 
+
+def manifests(db: Database) -> None:
+    """Digests of what tables hold; those that are here get theirs now."""
+    db.execute(_MANIFESTS)
+    for number, digest in db.execute("SELECT id, digest FROM keys").fetchall():
+        seal(db.conn, number, digest)
+
+
+_MANIFESTS = """
+    CREATE TABLE manifests (
+        key_id INTEGER PRIMARY KEY REFERENCES keys (id),
+        newest_id INTEGER NOT NULL,  -- the last measurement that is covered
+        newest_run INTEGER NOT NULL,  -- the last run
+        newest_limit INTEGER NOT NULL,  -- the last limit
+        content TEXT NOT NULL  -- digest of all that is covered (db/manifest.py)
+    )
+    """
+
 MIGRATIONS: tuple[Callable[[Database], None], ...] = (
     first_schema,
     views,
@@ -241,6 +260,7 @@ MIGRATIONS: tuple[Callable[[Database], None], ...] = (
     fitted_weights,
     costs_of_a_pass,
     layers_of_models,
+    manifests,
 )
 """Step i makes schema i + 1."""
 

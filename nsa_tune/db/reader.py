@@ -12,7 +12,7 @@ import os
 import sqlite3
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 
 from nsa_tune._errors import StoreCorrupt, StoreError, StoreMissing, StoreNewer, StoreReadOnly
 from nsa_tune.backend.types.records import Device, Key, Status, StoredTable, Table, Weights
+from nsa_tune.db.manifest import MANIFESTS_SINCE, changed
 from nsa_tune.db.text_table import (
     MOST_ROWS,
     check_sequences,
@@ -55,7 +56,7 @@ __all__ = [
     "user_folder",
 ]
 
-SCHEMA_VERSION = 7
+SCHEMA_VERSION = 8
 """The newest database schema that this version reads and writes."""
 
 _SHIPPED = Path(__file__).parent.parent / "tables"
@@ -319,8 +320,8 @@ def _why_not_written(path: Path) -> str:
                     "database; remove that file when nobody reads or writes the database"
                 )
     return (
-        f"{path} cannot be written; make the file and its directory writable or give another "
-        "database with --db"
+        f"{path} cannot be written; make it writable, and its directory, or give another database "
+        "with --db"
     )
 
 
@@ -394,10 +395,10 @@ def _stored_in_database(path: Path, wanted: Wanted) -> list[StoredTable]:
             return [StoredTable(one, None, partial(_itself, one)) for one in tables]
         try:
             keys = [(row[0], _key(row)) for row in _keys_in(connection)]
+            wanted_ones = [(number, key) for number, key in keys if wanted.matches(key)]
             found = [
                 _stored_table(connection, path, number, key)
-                for number, key in keys
-                if wanted.matches(key)
+                for number, key in _unchanged(connection, path, version, wanted_ones)
             ]
         except (ValueError, TypeError) as error:
             raise _damaged(path, error) from error
@@ -421,6 +422,31 @@ def _stored_table(
     head = _head_of(connection, path, number, key, str(measured_at))
     weights = Weights(str(stamp), {name: str(text) for name, text in texts.items()})
     return StoredTable(head, weights, partial(_only, path, key))
+
+
+def _unchanged(
+    connection: sqlite3.Connection, path: Path, version: int, keys: Iterable[tuple[int, Key]]
+) -> list[tuple[int, Key]]:
+    """Those of `keys` whose tables are what their manifests say, with a warning of each other.
+
+    Raises:
+        StoreCorrupt: when none is left.
+    """
+    found, problems = [], []
+    for number, key in keys:
+        if version >= MANIFESTS_SINCE and changed(connection, number, key.digest):
+            problems.append(
+                f"{path} has a table {key.digest} ({key.model}, {key.heads} heads, "
+                f"{key.kv_layout} on {key.gpu}) that was changed since it was measured; "
+                "get it anew, or measure into another database"
+            )
+        else:
+            found.append((number, key))
+    if problems and not found:
+        raise StoreCorrupt(problems[0])
+    for problem in problems:
+        _log.warning("%s", problem)
+    return found
 
 
 def _itself(table: Table) -> Table:
@@ -526,10 +552,11 @@ def tables_of(
     """
     try:
         keys = {row[0]: _key(row) for row in _keys_in(connection)}
+        some = [one for one in keys.items() if wanted is None or wanted.matches(one[1])]
+        version = schema_version(connection, path)
         tables = [
             table_of(connection, path, number, key)
-            for number, key in keys.items()
-            if wanted is None or wanted.matches(key)
+            for number, key in _unchanged(connection, path, version, some)
         ]
     except (ValueError, TypeError) as error:
         raise _damaged(path, error) from error

@@ -19,6 +19,7 @@ from nsa_tune._errors import NoTunedData, StoreCorrupt, StoreMissing, StoreReadO
 from nsa_tune.backend.types.profiles import PROFILES
 from nsa_tune.backend.types.records import Device, Key, Measurement, Table, Weights
 from nsa_tune.db.checks import Check
+from nsa_tune.db.manifest import changed, seal
 from nsa_tune.db.migrations import migrate
 from nsa_tune.db.reader import (
     check_regular_file,
@@ -37,6 +38,7 @@ _COUNT = (
     "SELECT count(*), max(measurements.id) FROM measurements JOIN runs ON runs.id = run_id "
     "WHERE key_id = ?"
 )
+_KEY_OF_RUN = "SELECT keys.id, digest FROM keys JOIN runs ON key_id = keys.id WHERE runs.id = ?"
 _TIMES = (
     "SELECT point, batch, arm, measured_at FROM newest WHERE key_id = ? "
     "ORDER BY measured_at, measurement_id"
@@ -164,7 +166,12 @@ class Store:
                 "measured_at": known.measured_at,
                 "fitted_at": _now(),
             }
+            if changed(self._db.conn, number, table.key.digest):
+                return False
             self._db.table("weights").upsert(row, pk="key_id")
+            # What it held but for the weights was as its manifest says.
+            self._db.execute("DELETE FROM manifests WHERE key_id = ?", [number])
+            seal(self._db.conn, number, table.key.digest)
         return True
 
     def limits(self, key: Key) -> dict[str, int]:
@@ -174,9 +181,11 @@ class Store:
             return {} if row is None else limits_of(self._db.conn, row[0])
 
     def end_run(self, run: int, outcome: str) -> None:
-        """Note how `run` ended: "done", "interrupted" or "budget"."""
+        """Note how `run` ended, "done", "interrupted" or "budget", and what its table holds now."""
         with self._writing():
             self._db.table("runs").update(run, {"ended_at": _now(), "outcome": outcome})
+            for number, digest in self._db.execute(_KEY_OF_RUN, [run]).fetchall():
+                seal(self._db.conn, number, digest)
 
     def add_check(self, check: Check) -> None:
         """Keep the outcome of a check; on the disk when this returns."""

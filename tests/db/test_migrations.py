@@ -55,7 +55,7 @@ def test_the_schema_is_frozen_by_its_names(tmp_path: Path) -> None:
     with closing(Database(path)) as db:
         assert db.table_names() == [
             "nsa_tune_migrations", "keys", "devices", "runs", "measurements", "checks", "limits",
-            "weights", "models",
+            "weights", "models", "manifests",
         ]  # fmt: skip
         assert set(db.view_names()) == {
             "newest", "v_regret", "v_winner", "v_limits", "v_crossover",

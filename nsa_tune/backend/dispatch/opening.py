@@ -23,7 +23,7 @@ from nsa_tune.backend.dispatch.matching import (
 )
 from nsa_tune.backend.dispatch.table_planner import Match, TablePlanner
 from nsa_tune.backend.hardware import detect
-from nsa_tune.backend.libraries.probed import probed_elsewhere
+from nsa_tune.backend.libraries.limits import probed_elsewhere
 from nsa_tune.backend.points import POINTS, points_for
 from nsa_tune.backend.types.point import Point, Setting
 from nsa_tune.backend.types.profiles import profile_of

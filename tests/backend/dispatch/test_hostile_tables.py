@@ -22,7 +22,7 @@ from nsa_tune.backend.hardware import nvml
 from nsa_tune.backend.hardware.detect import KNOWN, device_of
 from nsa_tune.backend.libraries.deep_gemm.limits import metadata_rows
 from nsa_tune.backend.libraries.flash_mla.limits import schedule_rows
-from nsa_tune.backend.libraries.probed import bound, probed_elsewhere
+from nsa_tune.backend.libraries.limits import bound, probed_elsewhere
 from nsa_tune.backend.points import points_for
 from nsa_tune.backend.types.point import Setting
 from nsa_tune.backend.types.records import Device, Measurement, Table, Weights

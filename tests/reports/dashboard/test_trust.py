@@ -23,6 +23,8 @@ from nsa_tune.reports.analysis import report as analysis
 from nsa_tune.reports.dashboard import application, connections, watched_files
 from nsa_tune.reports.dashboard.access import token_for
 from nsa_tune.reports.dashboard.sparing_log import Sparing, sparing
+from nsa_tune.reports.formats import json_document
+from nsa_tune.reports.html import page
 from tests.reports.dashboard.served import Served, served
 from tests.reports.dashboard.test_application import TABLE, store
 from tests.reports.synthetic import key_of
@@ -138,10 +140,10 @@ def test_one_bad_source_hides_no_other(statements: tuple[str, ...], tmp_path: Pa
     with served(bad, store(tmp_path / "good.db")) as running:
         for path in PATHS:
             assert running.get(path).status == 200, path
-        page = running.get("/").body.decode()
+        text = running.get("/").body.decode()
         live = running.get("/api/live").document["databases"]
 
-    assert page.count('<section class="table"') >= 1
+    assert text.count('<section class="table"') >= 1
     assert [one["name"] for one in live] == ["bad.db", "good.db"]
     assert not live[1]["problem"]
 
@@ -174,7 +176,7 @@ def test_a_table_of_which_no_report_can_be_made_is_named(
 def test_a_section_that_cannot_be_drawn_hides_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = application.written
+    real = page.written
 
     def written(report: Any, frame: Any) -> str:
         if any(section.key.heads == 16 for section in report.sections):
@@ -197,7 +199,7 @@ def test_a_queue_of_visitors_costs_one_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[str] = []
-    real = application.as_json
+    real = json_document.as_json
 
     def as_json(report: Any) -> str:
         made.append("report")
