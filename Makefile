@@ -8,12 +8,13 @@ ENGINE_ARGS ?=
 CUDA := $(if $(shell command -v nvidia-smi),$(shell echo ,cuda))
 
 .DEFAULT_GOAL := help
-.PHONY: help tune test nightly lint format browser regret lookup kills engine engine-page clean
+.PHONY: help tune test fuzz nightly lint format browser regret lookup kills engine engine-page clean
 
 help:
 	@echo "make tune    install into .venv, measure on the best device here, write $(REPORT)"
 	@echo "make test    install into .venv, then lint, check types and run the tests"
 	@echo "make nightly a million random plans on random tables, limits and machines"
+	@echo "make fuzz    10 minutes of hostile tables, databases, traces, logs and requests"
 	@echo "make lookup  what a plan costs, in empty Python calls"
 	@echo "make regret  what the shipped tables' answers cost on batches that they were not tuned on"
 	@echo "make kills   a run that is killed at 100 random moments, and what it loses"
@@ -75,6 +76,9 @@ browser:
 
 nightly: .venv/test
 	PLANS=1000000 $(BIN)/pytest tests/backend/dispatch/test_plan_properties.py
+
+fuzz: .venv/test
+	$(BIN)/python -m tests.fuzz --seconds 600
 
 lookup: .venv/tune
 	$(BIN)/python benchmarks/lookup.py

@@ -98,7 +98,7 @@ _TABLES = frozenset(
     }
 )  # fmt: skip
 _MOST_KEYS = 4096
-_LONGEST_VALUE = 2**24
+_LONGEST_VALUE = 2**26
 """Bytes of a text, and of a row."""
 _MOST_CPU_S, _STEPS = 5.0, 100_000
 """What reading may compute: a table takes milliseconds. Steps of SQLite between two looks."""

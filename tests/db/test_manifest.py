@@ -116,7 +116,7 @@ def test_a_run_over_a_changed_table_does_not_hide_the_change(path: Path) -> None
 
 def test_an_older_database_gets_its_manifests_when_it_is_upgraded(path: Path) -> None:
     _change(path, "DROP TABLE manifests")
-    _change(path, "DELETE FROM nsa_tune_migrations WHERE version = 7")
+    _change(path, "DELETE FROM nsa_tune_migrations WHERE version = 8")
     assert len(read_database(path)) == 1
 
     Store.open(path).close()
