@@ -270,6 +270,8 @@ def store_errors(path: Path, *, writing: bool = False) -> Iterator[None]:
         yield
     except sqlite3.ProgrammingError:
         raise  # a mistake in nsa-tune, not in the file
+    except UnicodeError as error:
+        raise _damaged(path, error) from error  # a name in the schema that is no UTF-8
     except sqlite3.Error as error:
         raise _translated(path, error, writing) from error
 

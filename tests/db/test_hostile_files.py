@@ -223,6 +223,14 @@ def test_what_computes_without_end_is_interrupted(tmp_path: Path) -> None:
         connection.execute("SELECT count(*) FROM endless").fetchone()
 
 
+def test_a_schema_that_is_no_text_is_damage(tmp_path: Path) -> None:
+    path = _database(tmp_path / "a.db", "CREATE VIEW harmless AS SELECT 1")
+    path.write_bytes(path.read_bytes().replace(b"harmless", b"harml\xaass"))
+
+    with pytest.raises(StoreCorrupt, match="is damaged"):
+        read_database(path)
+
+
 def test_a_value_has_a_bound(tmp_path: Path) -> None:
     path = _database(tmp_path / "a.db", "CREATE VIEW large AS SELECT zeroblob(100000000) AS x")
 
