@@ -23,6 +23,7 @@ from nsa_tune._cli.db import db
 from nsa_tune._cli.doctor import doctor
 from nsa_tune._cli.lookup import explain, lookup
 from nsa_tune._cli.probe import probe
+from nsa_tune._cli.replay import replay
 from nsa_tune._cli.report import report
 from nsa_tune._cli.run import run
 from nsa_tune._errors import NsaTuneError
@@ -37,7 +38,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for command in (
-    run, check, probe, lookup, explain, report, advise, compare, dashboard, doctor,
+    run, check, probe, lookup, explain, report, replay, advise, compare, dashboard, doctor,
 ):  # fmt: skip
     app.command()(command)
 app.add_typer(db, name="db")

@@ -1,26 +1,30 @@
 """Request traces: when each request arrived, and how many tokens it and its answer had.
 
-Two published formats are read. The first line of a file tells which it is:
+Three formats are read. The first line of a file tells which it is:
 
 - Mooncake's JSON lines: `timestamp` (ms), `input_length`, `output_length`, and `hash_ids`, one id
   for every 512 tokens. Requests whose first ids are the same share that prefix.
 - Azure's CSV: `TIMESTAMP`, `ContextTokens`, `GeneratedTokens`; without prefixes.
+- JSON lines of one's own: `arrival_s` (seconds), `input_tokens`, `output_tokens`. Requests that
+  share the beginning of their input have `shared` (any name) and `shared_tokens`, of which whole
+  blocks of 512 count.
 """
 
 from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from datetime import datetime
+from heapq import heappop, heappush
+from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 from nsa_tune._errors import UsageError
 from nsa_tune._files import TooLong, lines_of, open_regular
 
-__all__ = ["BLOCK", "TraceRequest", "checked_request", "read_requests"]
+__all__ = ["BLOCK", "TraceRequest", "checked_request", "read_requests", "stream_requests"]
 
 BLOCK = 512
 """Tokens of a block."""
@@ -38,20 +42,19 @@ _NO_REQUEST = (
 _AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 
 
-@dataclass(frozen=True, slots=True)
-class TraceRequest:
+class TraceRequest(NamedTuple):
     """One request of a trace."""
 
     arrival_s: float
     """Seconds since the trace's first request."""
     input_tokens: int
     output_tokens: int
-    blocks: tuple[int, ...] = ()
+    blocks: tuple[Hashable, ...] = ()
     """Ids of the input's blocks of 512 tokens, in order; empty when the trace has none."""
 
 
 def checked_request(
-    arrival_s: float, input_tokens: int, output_tokens: int, blocks: tuple[int, ...] = ()
+    arrival_s: float, input_tokens: int, output_tokens: int, blocks: tuple[Hashable, ...] = ()
 ) -> TraceRequest:
     """The request, which every reader of a trace passes through here.
 
@@ -75,15 +78,7 @@ def read_requests(path: Path) -> list[TraceRequest]:
     Raises:
         UsageError: when the file cannot be read, or a line is not a request.
     """
-    try:
-        with open_regular(path) as file:
-            found = list(_requests(path, _texts(file)))
-    except OSError as error:
-        raise UsageError(f"the trace {path} cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise UsageError(f"the trace {path} is not text: {error}") from error
-    except TooLong as error:
-        raise UsageError(f"{path} is not a trace: {error}") from None
+    found = list(_opened(path))
     if not found:
         raise UsageError(f"the trace {path} has no request")
     first = min(one.arrival_s for one in found)
@@ -93,6 +88,55 @@ def read_requests(path: Path) -> list[TraceRequest]:
         if one.input_tokens > 0 and one.output_tokens > 0
     )
     return sorted(shifted, key=lambda one: one.arrival_s)
+
+
+_OUT_OF_ORDER = 4096
+"""How many lines late a request may be in a file that is streamed."""
+
+
+def stream_requests(path: Path) -> Iterator[TraceRequest]:
+    """As `read_requests`, one by one, so that a file of any length takes little memory.
+
+    Raises:
+        UsageError: as `read_requests`, and when a request comes more than 4096 lines late.
+    """
+    first: float | None = None
+    latest = 0.0
+    for one in _in_order(_opened(path), _OUT_OF_ORDER):
+        first = one.arrival_s if first is None else first
+        arrival_s = one.arrival_s - first
+        if arrival_s < latest:
+            raise UsageError(
+                f"the requests of {path} are not in order of their arrival; sort the file by time"
+            )
+        latest = arrival_s
+        yield one if first == 0 else one._replace(arrival_s=arrival_s)
+    if first is None:
+        raise UsageError(f"the trace {path} has no request")
+
+
+def _in_order(found: Iterator[TraceRequest], late: int) -> Iterator[TraceRequest]:
+    """Requests with input and output by their arrival, if none is more than `late` too late."""
+    heap: list[tuple[float, int, TraceRequest]] = []
+    for number, one in enumerate(found):
+        if one.input_tokens > 0 and one.output_tokens > 0:
+            heappush(heap, (one.arrival_s, number, one))
+            if len(heap) > late:
+                yield heappop(heap)[2]
+    while heap:
+        yield heappop(heap)[2]
+
+
+def _opened(path: Path) -> Iterator[TraceRequest]:
+    try:
+        with open_regular(path) as file:
+            yield from _requests(path, _texts(file))
+    except OSError as error:
+        raise UsageError(f"the trace {path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"the trace {path} is not text: {error}") from error
+    except TooLong as error:
+        raise UsageError(f"{path} is not a trace: {error}") from None
 
 
 def _texts(file: BinaryIO) -> Iterator[str]:
@@ -107,7 +151,8 @@ def _requests(path: Path, lines: Iterable[str]) -> Iterator[TraceRequest]:
     if names == _AZURE:
         parse: Callable[[str], TraceRequest] = _azure
     elif first.lstrip().startswith("{"):
-        parse, rows = _mooncake, iter([first, *rows])
+        parse = _simple if '"arrival_s"' in first else _mooncake
+        rows = chain([first], rows)
     else:
         raise UsageError(
             f"{path} is not a trace that nsa-tune reads: its first line is no JSON object and not "
@@ -129,6 +174,18 @@ def _mooncake(line: str) -> TraceRequest:
         float(found["timestamp"]) / 1e3, int(found["input_length"]), int(found["output_length"]),
         blocks,
     )  # fmt: skip
+
+
+def _simple(line: str) -> TraceRequest:
+    found: dict[str, Any] = json.loads(line)
+    shared = found.get("shared")
+    count = 0 if shared is None else int(found["shared_tokens"]) // BLOCK
+    tokens = int(found["input_tokens"])
+    request = checked_request(float(found["arrival_s"]), tokens, int(found["output_tokens"]))
+    if count * BLOCK > tokens:
+        raise ValueError("shared_tokens are more than input_tokens")
+    name = str(shared)
+    return request._replace(blocks=tuple([(name, i) for i in range(count)]))
 
 
 def _azure(line: str) -> TraceRequest:

@@ -11,23 +11,29 @@ It follows SGLang's scheduler with its defaults, with the radix cache and withou
    the next pass.
 4. Otherwise the pass is a decode of all running requests: it verifies `next_n` tokens for each, and
    `1 + acceptance * (next_n - 1)` of them are kept.
-5. An extend takes `q_tokens / prefill_rate` seconds and a decode `decode_s`. This only decides
-   which requests have arrived by the next pass.
+5. An extend takes `q_tokens / prefill_rate` seconds and a decode `decode_s`, or what the caller of
+   `simulated` says. This decides which requests have arrived by the next pass.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import takewhile
-from math import ceil, floor
+from math import ceil, floor, inf
+from typing import NamedTuple
 
 from nsa_tune.autotune.workload.requests import BLOCK, TraceRequest
 from nsa_tune.backend.types.batch import Batch
 
-__all__ = ["Pass", "SchedulerConfig", "passes"]
+__all__ = ["Pass", "SchedulerConfig", "passes", "simulated"]
+
+_MOST_WAITING = 4096
+"""Requests that are taken from a trace ahead of their turn; the others stay in its file."""
+_MOST_STEPS = 32
+"""Decode passes that are told as one, so that contexts hardly grow meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,36 +60,70 @@ class SchedulerConfig:
 
 
 class Pass:
-    """One forward pass. Call `batch` before the simulation goes on: it refers to live state."""
+    """One forward pass, or several decode passes of the same requests. Call `batch` before the
+    simulation goes on: it refers to live state."""
+
+    __slots__ = (
+        "_engine",
+        "_running",
+        "_step",
+        "first_tokens_s",
+        "lens",
+        "seconds",
+        "start_s",
+        "steps",
+    )
 
     def __init__(
         self,
         engine: SchedulerConfig,
         step: int,
-        extend: Sequence[tuple[int, int]],
-        running: Sequence[_Run],
+        lens: Sequence[tuple[int, int]],
+        running: _Running,
     ) -> None:
-        self._engine, self._step = engine, step
-        self._extend, self._running = extend, running
+        self._engine, self._step, self._running = engine, step, running
+        self.lens = lens
+        """(prefix, new) of each sequence of an extend; empty in a decode."""
+        self.steps = 1
+        """Passes that this one stands for."""
+        self.seconds = 0.0
+        """Duration of each of them."""
+        self.start_s = 0.0
+        """When the first begins, after the trace's first request."""
+        self.first_tokens_s: list[float] = []
+        """Of each request whose prefill ended with this pass, the time since it arrived."""
 
     @property
     def is_extend(self) -> bool:
         """Whether it is a prefill pass."""
-        return bool(self._extend)
+        return bool(self.lens)
+
+    @property
+    def sums(self) -> tuple[int, int, int, int, int]:
+        """Sequences, new tokens, kv tokens, kv tokens of the longest, and (query, key) pairs: what
+        `batch` has, at less cost. In a decode they may be off by a token a sequence."""
+        if self.lens:
+            size, new = len(self.lens), sum(n for _, n in self.lens)
+            pairs = sum(n * p + n * (n + 1) // 2 for p, n in self.lens)
+            kv = new + sum(p for p, _ in self.lens)
+            return size, new, kv, max(p + n for p, n in self.lens), pairs
+        size, next_n = len(self._running.heap), self._engine.next_n
+        kv, longest = self._running.contexts(self._step)
+        new = size * next_n
+        return size, new, kv, longest, next_n * kv - size * (next_n * (next_n - 1) // 2)
 
     def batch(self) -> Batch:
         """The batch of the pass."""
-        if self._extend:
-            return Batch.extend([p for p, _ in self._extend], [n for _, n in self._extend])
+        if self.lens:
+            return Batch.extend([p for p, _ in self.lens], [n for _, n in self.lens])
         engine = self._engine
-        contexts = [one.context(self._step, engine) for one in sorted(self._running)]
+        contexts = [one.context(self._step, engine) for one in sorted(self._running.heap)]
         if engine.next_n == 1:
             return Batch.decode(contexts)
         return Batch.verify(contexts, engine.next_n)
 
 
-@dataclass(frozen=True, order=True, slots=True)
-class _Run:
+class _Run(NamedTuple):
     """A running request. They are ordered by their end, for a heap."""
 
     end: int
@@ -96,6 +136,49 @@ class _Run:
         """Its context length in decode pass `step`, including the tokens to verify."""
         gained = floor((step - self.start) * engine.kept)
         return self.input_tokens + gained + engine.next_n
+
+
+class _Running:
+    """The running requests."""
+
+    def __init__(self, engine: SchedulerConfig) -> None:
+        self.heap: list[_Run] = []
+        """The first to end comes first."""
+        self._engine = engine
+        self._total = 0.0
+        """Of their contexts, had each run since pass 0."""
+        self._longest: float | None = 0.0
+        """The longest of these; None when it must be looked up."""
+
+    def __len__(self) -> int:
+        return len(self.heap)
+
+    def add(self, one: _Run) -> None:
+        """`one` begins to decode."""
+        heappush(self.heap, one)
+        base = self._base(one)
+        self._total += base
+        if self._longest is not None:
+            self._longest = max(self._longest, base) if len(self.heap) > 1 else base
+
+    def end(self, step: int) -> None:
+        """Those end whose last pass came before `step`."""
+        while self.heap and self.heap[0].end <= step:
+            base = self._base(heappop(self.heap))
+            self._total -= base
+            if base == self._longest:
+                self._longest = None
+
+    def contexts(self, step: int) -> tuple[int, int]:
+        """The sum of the context lengths in decode pass `step`, and the longest."""
+        if self._longest is None:
+            self._longest = max(map(self._base, self.heap))
+        gained = step * self._engine.kept
+        return round(self._total + len(self.heap) * gained), round(self._longest + gained)
+
+    def _base(self, one: _Run) -> float:
+        engine = self._engine
+        return one.input_tokens + engine.next_n - one.start * engine.kept
 
 
 @dataclass(slots=True)
@@ -111,7 +194,7 @@ class _Cache:
 
     def __init__(self, tokens: int) -> None:
         self._most = tokens // BLOCK
-        self._blocks: OrderedDict[int, None] = OrderedDict()
+        self._blocks: OrderedDict[Hashable, None] = OrderedDict()
 
     def prefix(self, request: TraceRequest) -> int:
         """Cached leading tokens of `request`, at most all but its last."""
@@ -129,37 +212,82 @@ class _Cache:
             self._blocks.popitem(last=False)
 
 
-def passes(requests: Sequence[TraceRequest], engine: SchedulerConfig) -> Iterator[Pass]:
+def passes(requests: Iterable[TraceRequest], engine: SchedulerConfig) -> Iterator[Pass]:
     """The forward passes of an engine for `requests`, which are in order of arrival."""
-    arrivals = deque(_Waiting(request, number) for number, request in enumerate(requests))
+
+    def seconds(one: Pass) -> float:
+        if one.is_extend:
+            return sum(new for _, new in one.lens) / engine.prefill_rate
+        return engine.decode_s
+
+    return simulated(requests, engine, seconds, most_steps=1)
+
+
+def simulated(
+    requests: Iterable[TraceRequest],
+    engine: SchedulerConfig,
+    seconds: Callable[[Pass], float],
+    *,
+    most_steps: int = _MOST_STEPS,
+) -> Iterator[Pass]:
+    """As `passes`, where a pass takes what `seconds` says of it.
+
+    Up to `most_steps` decode passes of the same requests come as one. Memory does not grow with
+    the number of requests.
+    """
+    coming = enumerate(requests)
+    upcoming = next(coming, None)
     waiting: deque[_Waiting] = deque()
-    running: list[_Run] = []
+    running = _Running(engine)
     cache, now, step = _Cache(engine.cache_tokens), 0.0, 0
-    while arrivals or waiting or running:
-        while arrivals and arrivals[0].request.arrival_s <= now:
-            waiting.append(arrivals.popleft())
+    while upcoming is not None or waiting or running:
+        while (
+            upcoming is not None and upcoming[1].arrival_s <= now and len(waiting) < _MOST_WAITING
+        ):
+            waiting.append(_Waiting(upcoming[1], upcoming[0]))
+            upcoming = next(coming, None)
         if waiting and len(running) < engine.max_running:
-            lens = _extend(waiting, running, cache, engine, step)
-            yield Pass(engine, step, lens, ())
-            now += sum(new for _, new in lens) / engine.prefill_rate
+            lens, begun = _extend(waiting, running, cache, engine, step)
+            one = Pass(engine, step, lens, running)
+            one.start_s, one.seconds = now, seconds(one)
+            now += one.seconds
+            one.first_tokens_s = [now - request.arrival_s for request in begun]
+            yield one
         elif running:
-            yield Pass(engine, step, (), running)
-            step += 1
-            now += engine.decode_s
-            while running and running[0].end <= step:
-                heappop(running)
-        else:
-            now = arrivals[0].request.arrival_s
+            one = Pass(engine, step, (), running)
+            one.start_s, one.seconds = now, seconds(one)
+            # When a request arrives that may run, the next pass is another one.
+            room = len(running) < engine.max_running
+            until = upcoming[1].arrival_s if room and upcoming is not None else inf
+            one.steps = _steps(until - now, one.seconds, running.heap[0].end - step, most_steps)
+            yield one
+            step += one.steps
+            now += one.steps * one.seconds
+            running.end(step)
+        elif upcoming is not None:
+            now = upcoming[1].arrival_s
+
+
+def _steps(idle_s: float, seconds: float, to_the_next_end: int, most: int) -> int:
+    steps = max(min(to_the_next_end, most), 1)
+    if seconds > 0 and idle_s < steps * seconds:
+        steps = max(ceil(idle_s / seconds), 1)
+    return steps
 
 
 def _extend(
-    waiting: deque[_Waiting], running: list[_Run], cache: _Cache, engine: SchedulerConfig, step: int
-) -> list[tuple[int, int]]:
+    waiting: deque[_Waiting],
+    running: _Running,
+    cache: _Cache,
+    engine: SchedulerConfig,
+    step: int,
+) -> tuple[list[tuple[int, int]], list[TraceRequest]]:
     """Fill a chunk from `waiting`; requests that are then prefilled start to run.
 
-    Returns the prefix length and the number of new tokens of each sequence.
+    Returns the prefix length and the number of new tokens of each sequence, and these requests.
     """
     lens: list[tuple[int, int]] = []
+    begun: list[TraceRequest] = []
     room = engine.chunk_tokens
     while waiting and room > 0 and len(running) < engine.max_running:
         one = waiting[0]
@@ -173,6 +301,7 @@ def _extend(
         if one.ready == request.input_tokens:
             waiting.popleft()
             cache.add(request)
+            begun.append(request)
             end = step + ceil(request.output_tokens / engine.kept)
-            heappush(running, _Run(end, one.number, step, request.input_tokens))
-    return lens
+            running.add(_Run(end, one.number, step, request.input_tokens))
+    return lens, begun

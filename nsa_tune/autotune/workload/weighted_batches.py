@@ -20,7 +20,13 @@ from nsa_tune.backend.engines.decision_log import SCHEMA, read_decisions
 from nsa_tune.backend.types.batch import Batch, Mode
 from nsa_tune.backend.types.point import Point
 
-__all__ = ["SCHEDULERS", "WeightedBatch", "most_frequent", "weighted_batches"]
+__all__ = [
+    "SCHEDULERS",
+    "WeightedBatch",
+    "is_decision_log",
+    "most_frequent",
+    "weighted_batches",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -50,7 +56,9 @@ def weighted_batches(path: Path, *, seed: int = 0, drawn: int = _DRAWN) -> list[
         UsageError: when `path` is neither a trace nor a decision log, or has no batch.
     """
     random = Random(seed)
-    batches = _logged(path, random, drawn) if _is_log(path) else _simulated(path, random, drawn)
+    batches = (
+        _logged(path, random, drawn) if is_decision_log(path) else _simulated(path, random, drawn)
+    )
     words = Counter(map(str, batches))
     if not words:
         raise UsageError(f"{path} has no batch with the lengths of its sequences")
@@ -75,7 +83,12 @@ def most_frequent(
     return sorted(own.items(), key=lambda pair: (-pair[1], str(pair[0])))[:_MOST_FREQUENT]
 
 
-def _is_log(path: Path) -> bool:
+def is_decision_log(path: Path) -> bool:
+    """Whether `path` is an engine's decision log, by its first line.
+
+    Raises:
+        UsageError: when it cannot be read.
+    """
     try:
         with open_regular(path) as file:
             return SCHEMA.encode() in file.readline(1 << 16)

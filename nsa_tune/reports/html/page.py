@@ -21,9 +21,9 @@ from nsa_tune.reports.formats.display_tables import fingerprint
 from nsa_tune.reports.html.cards import VIEWS, Drawn, cards_of
 from nsa_tune.reports.html.markup import asset, attributes, packed_text, select
 
-__all__ = ["Frame", "as_html", "offline", "written"]
+__all__ = ["CREDITS", "Frame", "as_html", "offline", "written"]
 
-_CREDITS = (
+CREDITS = (
     '<footer class="note">Charts by Vega, Vega-Lite and Vega-Embed, copyright University of '
     "Washington Interactive Data Lab and contributors, BSD-3-Clause licence.</footer>"
 )
@@ -99,7 +99,7 @@ def written(report: Report, frame: Frame) -> str:
             '<main id="main">',
             *sections,
             "</main>",
-            _CREDITS if frame.has_charts else "",
+            CREDITS if frame.has_charts else "",
             packed_text("nsa-tune-data", data),
             frame.end,
             "</body>",

@@ -1,4 +1,4 @@
-"""Request traces: both formats, and the message about a file that is neither."""
+"""Request traces: each format, streams, and the message about a file that is neither."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from nsa_tune import UsageError
-from nsa_tune.autotune.workload.requests import TraceRequest, read_requests
+from nsa_tune.autotune.workload.requests import TraceRequest, read_requests, stream_requests
 from nsa_tune.autotune.workload.weighted_batches import weighted_batches
 
 MOONCAKE = """\
@@ -145,3 +145,50 @@ def test_a_simulation_ends(
 
     assert weighted_batches(trace)
     assert "drawn from the first 50 passes" in caplog.text
+
+
+SIMPLE = """\
+{"arrival_s": 2, "input_tokens": 1100, "output_tokens": 7, "shared": "a", "shared_tokens": 1030}
+{"arrival_s": 2.5, "input_tokens": 20, "output_tokens": 1}
+"""
+
+
+def test_ones_own_requests_share_whole_blocks(trace: Path) -> None:
+    trace.write_text(SIMPLE)
+
+    assert read_requests(trace) == [
+        TraceRequest(0.0, 1100, 7, (("a", 0), ("a", 1))),
+        TraceRequest(0.5, 20, 1),
+    ]
+
+
+@pytest.mark.parametrize("text", [MOONCAKE, AZURE, SIMPLE])
+def test_a_stream_has_the_same_requests(trace: Path, text: str) -> None:
+    trace.write_text(text)
+
+    assert list(stream_requests(trace)) == read_requests(trace)
+
+
+def test_a_stream_that_is_far_out_of_order_is_refused(trace: Path) -> None:
+    line = '{"arrival_s": %d, "input_tokens": 1, "output_tokens": 1}\n'
+    trace.write_text("".join(line % second for second in range(1, 5000)) + line % 0)
+
+    with pytest.raises(UsageError, match="not in order of their arrival"):
+        list(stream_requests(trace))
+
+
+def test_an_empty_stream_is_refused(trace: Path) -> None:
+    trace.write_text('{"arrival_s": 1, "input_tokens": 0, "output_tokens": 1}\n')
+
+    with pytest.raises(UsageError, match="has no request"):
+        list(stream_requests(trace))
+
+
+def test_more_shared_tokens_than_tokens_are_refused(trace: Path) -> None:
+    trace.write_text(
+        '{"arrival_s": 1, "input_tokens": 9, "output_tokens": 1, "shared": "a", '
+        '"shared_tokens": 1024}\n'
+    )
+
+    with pytest.raises(UsageError, match="line 1"):
+        read_requests(trace)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from nsa_tune import Batch
 from nsa_tune.autotune.workload.requests import TraceRequest
-from nsa_tune.autotune.workload.simulation import SchedulerConfig, passes
+from nsa_tune.autotune.workload.simulation import Pass, SchedulerConfig, passes, simulated
 
 ENGINE = SchedulerConfig(chunk_tokens=1000, next_n=2, acceptance=0.5, max_running=4)
 
@@ -111,3 +111,59 @@ def test_a_request_waits_while_too_many_run() -> None:
 
 def test_nothing_runs_without_requests() -> None:
     assert run([]) == []
+
+
+# --- priced passes, several told as one
+
+
+def told_as_one(found: list[TraceRequest], engine: SchedulerConfig) -> list[tuple[str, int]]:
+    def seconds(one: Pass) -> float:
+        return 0.01 if one.is_extend else 0.02
+
+    return [(str(one.batch()), one.steps) for one in simulated(found, engine, seconds)]
+
+
+@given(requests, st.integers(1, 3))
+@settings(max_examples=50)
+def test_the_sums_of_a_pass_are_those_of_its_batch(found: list[TraceRequest], next_n: int) -> None:
+    engine = replace(ENGINE, next_n=next_n, acceptance=1.0)
+    for one in simulated(found, engine, lambda one: 0.01):
+        batch = one.batch()
+        own = (batch.batch_size, batch.q_tokens, batch.kv_tokens, batch.max_kv, batch.pairs)
+        assert one.sums == own
+
+
+@given(requests)
+@settings(max_examples=50)
+def test_several_decode_passes_told_as_one_are_as_many(found: list[TraceRequest]) -> None:
+    at_once = [replace_arrival(one) for one in found]
+
+    told = sum(steps for word, steps in told_as_one(at_once, ENGINE) if "verify" in word)
+
+    assert told == sum(batch.mode != "extend" for batch in run(at_once))
+
+
+def replace_arrival(one: TraceRequest) -> TraceRequest:
+    return one._replace(arrival_s=0.0)
+
+
+def test_a_request_that_may_run_ends_the_passes_that_are_told_as_one() -> None:
+    engine = replace(ENGINE, next_n=1)
+    found = [TraceRequest(0.0, 10, 20), TraceRequest(0.05, 30, 1)]
+
+    assert told_as_one(found, engine) == [
+        ("extend:0+10", 1), ("decode:n1:11", 2), ("extend:0+30", 1), ("decode:n1:31,13", 1),
+        ("decode:n1:14", 17),
+    ]  # fmt: skip
+
+
+def test_the_first_token_comes_when_the_last_chunk_ends() -> None:
+    found = [TraceRequest(0.0, 2500, 1), TraceRequest(0.005, 100, 1)]
+
+    waits = [
+        [round(wait, 6) for wait in one.first_tokens_s]
+        for one in simulated(found, ENGINE, lambda one: 0.01)
+        if one.is_extend
+    ]
+
+    assert waits == [[], [], [0.03, 0.025]]

@@ -1,0 +1,141 @@
+"""The command `replay`: what choosing by batch is worth on a trace."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from nsa_tune._cli import json_documents
+from nsa_tune._cli.console import say, tables_console
+from nsa_tune._cli.options import AsJson, DispatcherOptions, grouped
+from nsa_tune._cli.traffic import (
+    Counted,
+    TrafficOptions,
+    pricer_for,
+    release_named,
+    replay_decisions,
+    replay_requests,
+)
+from nsa_tune._errors import ExtraMissing, NsaTuneError
+from nsa_tune.autotune.workload.weighted_batches import is_decision_log
+from nsa_tune.backend.engines.sglang.releases import Release
+from nsa_tune.reports.formats.terminal import print_tables
+from nsa_tune.reports.html.vega_bundle import bundling
+from nsa_tune.reports.replay.page import as_html
+from nsa_tune.reports.replay.prices import Pricer, Way
+from nsa_tune.reports.replay.rest import RestOfPass
+from nsa_tune.reports.replay.result import Replay, Served, Table, Traffic, kinds_of
+from nsa_tune.reports.replay.tables import facts, tables, warnings
+from nsa_tune.reports.replay.tally import Tally
+
+__all__ = ["replay"]
+
+_SERVED = (Way.ENGINE, Way.PLUGIN, Way.TABLE)
+_LOST = 10
+
+
+@grouped
+def replay(
+    trace: Annotated[
+        Path,
+        typer.Argument(
+            help="Requests (Mooncake's JSON lines, Azure's CSV, or JSON lines of your own) or an "
+            "engine's decision log (NSA_TUNE_LOG).",
+            show_default=False,
+        ),
+    ],
+    traffic: TrafficOptions,
+    table: DispatcherOptions,
+    version: Annotated[
+        str | None,
+        typer.Option("--engine-version", help="Release of SGLang. Default: the newest known."),
+    ] = None,
+    html: Annotated[
+        Path | None, typer.Option("--html", help="Write a page with charts to this file too.")
+    ] = None,
+    json: AsJson = False,
+) -> None:
+    """Replay a trace, and price each pass by who chooses its kernels.
+
+    Says how long attention takes under the engine's own rule, its best static flags, the plug-in,
+    the whole table and the best arm of each step.
+    """
+    release = release_named(version)
+    pricer, lent = pricer_for(table.open(), release, table.database)
+    found = _replayed(trace, traffic, release, pricer, lent)
+    if html is not None:
+        _write_page(found, html)
+    if json:
+        typer.echo(json_documents.as_text(found.document()))
+        return
+    console = tables_console()
+    for name, value in facts(found):
+        console.print(f"  {name:<22}{value}", markup=False, highlight=False)
+    print_tables("", tables(found), console)
+    for text in warnings(found):
+        say(text)
+
+
+def _replayed(
+    trace: Path, options: TrafficOptions, release: Release, pricer: Pricer, lent: dict[str, str]
+) -> Replay:
+    graph_tokens, rest = options.graphs(release), options.model
+    tally = Tally(pricer, graph_tokens)
+    served: tuple[Served, ...] = ()
+    decisions = is_decision_log(trace)
+    if decisions:
+        replay_decisions(trace, tally)
+        counted = Counted()
+    else:
+        timed = replay_requests(trace, options, tally, Way.ENGINE, rest)
+        counted = timed.counted
+        if rest is not None:
+            served = (timed.served, *_served(trace, options, pricer, graph_tokens, rest))
+    tally.done()
+    setting = pricer.setting
+    return Replay(
+        Traffic(
+            trace.name,
+            "decisions" if decisions else "requests",
+            counted.requests,
+            counted.prompt_tokens,
+            counted.output_tokens,
+            {} if decisions else options.settings(),
+        ),
+        Table(
+            setting.device.name, setting.profile.name, setting.heads, str(setting.layout),
+            setting.sharing, pricer.dispatcher.source, lent,
+        ),
+        pricer.dispatcher.baseline.name,
+        graph_tokens,
+        kinds_of(tally),
+        tuple(tally.most_lost(_LOST)),
+        served,
+        None if decisions else rest,
+    )  # fmt: skip
+
+
+def _served(
+    trace: Path, options: TrafficOptions, pricer: Pricer, graph_tokens: int, rest: RestOfPass
+) -> list[Served]:
+    """The other ways: a pass that takes less time lets the next requests come sooner."""
+    return [
+        replay_requests(trace, options, Tally(pricer, graph_tokens), way, rest).served
+        for way in _SERVED[1:]
+    ]
+
+
+def _write_page(found: Replay, path: Path) -> None:
+    with bundling() as javascript:
+        try:
+            text = as_html(found, javascript())
+        except ExtraMissing as missing:
+            say(str(missing))
+            text = as_html(found)
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise NsaTuneError(f"{path} cannot be written ({error.strerror})") from error
+    say(f"wrote {path}")

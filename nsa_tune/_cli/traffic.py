@@ -1,0 +1,309 @@
+"""Traffic through the simulated scheduler and into a tally, for `replay` and `advise --trace`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from math import exp, log
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+import typer
+
+from nsa_tune._errors import NoTunedData, UsageError
+from nsa_tune.autotune.workload.requests import TraceRequest, stream_requests
+from nsa_tune.autotune.workload.simulation import Pass, SchedulerConfig, simulated
+from nsa_tune.backend.dispatch.dispatcher import Dispatcher
+from nsa_tune.backend.engines.decision_log import read_decisions
+from nsa_tune.backend.engines.sglang.releases import RELEASES, Release, checked, release_of
+from nsa_tune.backend.types.batch import Batch, Mode
+from nsa_tune.reports.analysis.selection import TableFilter, select_tables
+from nsa_tune.reports.replay.prices import HEADLESS, Pricer, Way, borrowed
+from nsa_tune.reports.replay.rest import RestOfPass, kind_of
+from nsa_tune.reports.replay.result import Served, percentile
+from nsa_tune.reports.replay.tally import Tally
+
+__all__ = [
+    "Counted",
+    "TrafficOptions",
+    "logged",
+    "newest_release",
+    "pricer_for",
+    "release_named",
+    "replay_decisions",
+    "replay_requests",
+]
+
+_STEP = 0.01
+"""Times to first token are counted in steps of this part of themselves."""
+_LEAST_S = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class TrafficOptions:
+    """Options of the simulated scheduler."""
+
+    requests: Annotated[
+        int | None,
+        typer.Option("--requests", min=1, help="Requests of the trace to replay. Default: all."),
+    ] = None
+    speed: Annotated[
+        float,
+        typer.Option("--speed", min=1e-6, help="How much faster than in the trace requests come."),
+    ] = 1.0
+    chunk: Annotated[
+        int,
+        typer.Option("--chunk", min=1, help="Most new tokens of a prefill (chunked_prefill_size)."),
+    ] = 8192
+    max_running: Annotated[
+        int, typer.Option("--max-running", min=1, help="Most requests that run at once.")
+    ] = 64
+    cache_tokens: Annotated[
+        int,
+        typer.Option("--cache-tokens", min=0, help="Tokens that the prefix cache holds."),
+    ] = 2**20
+    next_n: Annotated[
+        int,
+        typer.Option(
+            "--next-n", min=1, help="Tokens of a sequence in a decode pass; 1 without drafts."
+        ),
+    ] = 1
+    acceptance: Annotated[
+        float,
+        typer.Option("--acceptance", min=0, max=1, help="Share of drafted tokens accepted."),
+    ] = 0.7
+    dp: Annotated[
+        int,
+        typer.Option(
+            "--dp",
+            min=1,
+            help="Ranks of data-parallel attention. One is replayed: it gets every such request, "
+            "and its part of the chunk and of the running requests.",
+        ),
+    ] = 1
+    graph_tokens: Annotated[
+        int | None,
+        typer.Option(
+            "--graph-tokens",
+            min=0,
+            help="New tokens up to which a prefill runs as a CUDA graph; 0: none. Default: the "
+            "engine's.",
+        ),
+    ] = None
+    rest: Annotated[
+        Path | None,
+        typer.Option("--rest", help="File that says what a pass takes besides attention."),
+    ] = None
+
+    @property
+    def scheduler(self) -> SchedulerConfig:
+        """The scheduler of one rank."""
+        return SchedulerConfig(
+            chunk_tokens=max(self.chunk // self.dp, 1),
+            next_n=self.next_n,
+            acceptance=self.acceptance,
+            max_running=max(self.max_running // self.dp, 1),
+            cache_tokens=self.cache_tokens,
+            prefill_rate=SchedulerConfig().prefill_rate / self.dp,
+        )
+
+    @property
+    def model(self) -> RestOfPass | None:
+        """The model of the rest of a pass, if one is given.
+
+        Raises:
+            UsageError: when it cannot be read.
+        """
+        return None if self.rest is None else RestOfPass.read(self.rest)
+
+    def graphs(self, release: Release) -> int:
+        """New tokens up to which a prefill runs as a graph: what is asked for, or the engine's
+        own, which it never lets pass the chunk."""
+        if self.graph_tokens is not None:
+            return self.graph_tokens
+        return min(release.graph_tokens, max(self.chunk // self.dp, 1))
+
+    def settings(self) -> dict[str, float]:
+        """What was simulated, for a document."""
+        scheduler = self.scheduler
+        return {
+            "speed": self.speed,
+            "chunk": scheduler.chunk_tokens,
+            "max_running": scheduler.max_running,
+            "cache_tokens": scheduler.cache_tokens,
+            "next_n": scheduler.next_n,
+            "acceptance": scheduler.acceptance,
+            "dp": self.dp,
+        }
+
+
+@dataclass(slots=True)
+class Counted:
+    """What came through."""
+
+    requests: int = 0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+
+    def add(self, one: TraceRequest) -> None:
+        """One more request."""
+        self.requests += 1
+        self.prompt_tokens += one.input_tokens
+        self.output_tokens += one.output_tokens
+
+
+class Timed(NamedTuple):
+    """A replay that is over."""
+
+    counted: Counted
+    served: Served
+
+
+def newest_release() -> str:
+    """The newest release of SGLang that is known."""
+    return ".".join(map(str, RELEASES[-1].last))
+
+
+def release_named(version: str | None) -> Release:
+    """The release of that version, or the newest known.
+
+    Raises:
+        UsageError: when it is unknown.
+    """
+    release = release_of(version or newest_release())
+    if release is None:
+        raise UsageError(f"SGLang {version} is unknown; known releases: {checked()}")
+    return release
+
+
+def pricer_for(
+    dispatcher: Dispatcher, release: Release, database: Path | None
+) -> tuple[Pricer, dict[str, str]]:
+    """The pricer of a dispatcher, and for each point that has its times from another table, which.
+
+    Raises:
+        NoTunedData: when there is no table to price with.
+    """
+    if dispatcher.table is None:
+        raise NoTunedData(f"there are no times to price with: {dispatcher.source}")
+    policies = dispatcher.policies
+    if all(policies[name].measured for name in HEADLESS if name in policies):
+        return Pricer(dispatcher, release), {}
+    setting = dispatcher.setting
+    wanted = TableFilter(setting.device.name, setting.profile.name)
+    lent = borrowed(dispatcher, select_tables(database, wanted))
+    words = {
+        name: f"{table.source}, which has {table.key.heads} heads and {table.key.kv_layout}; it "
+        "depends on neither"
+        for name, (_, table) in lent.items()
+    }
+    return Pricer(dispatcher, release, {name: one for name, (one, _) in lent.items()}), words
+
+
+def replay_requests(
+    trace: Path, options: TrafficOptions, tally: Tally, way: Way, rest: RestOfPass | None
+) -> Timed:
+    """Replay the requests of `trace` into `tally`, with the clock of `way`.
+
+    Raises:
+        UsageError: as `stream_requests`.
+    """
+    engine, counted = options.scheduler, Counted()
+    clock = _clock(tally, engine, way, rest)
+    waits: Counter[int] = Counter()
+    end_s = busy_s = total_s = 0.0
+    for one in simulated(_requests(trace, options, counted), engine, clock):
+        tally.add(one.is_extend, one.sums, one.batch, one.steps)
+        taken = one.steps * one.seconds
+        end_s, busy_s = one.start_s + taken, busy_s + taken
+        for wait in one.first_tokens_s:
+            total_s += wait
+            waits[round(log(max(wait, _LEAST_S)) / _STEP)] += 1
+    by_wait = {exp(step * _STEP): count for step, count in waits.items()}
+    served = Served(
+        way=str(way),
+        wall_s=end_s,
+        busy_s=busy_s,
+        ttft_s={
+            "mean": total_s / max(counted.requests, 1),
+            **{f"p{p}": percentile(by_wait, p / 100) for p in (50, 90, 99)},
+        },
+        prompt_tokens_per_s=counted.prompt_tokens / end_s if end_s else 0.0,
+        output_tokens_per_s=counted.output_tokens / end_s if end_s else 0.0,
+    )
+    return Timed(counted, served)
+
+
+def _requests(trace: Path, options: TrafficOptions, counted: Counted) -> Iterator[TraceRequest]:
+    """The requests of one rank, counted."""
+    every = islice(stream_requests(trace), 0, options.requests, options.dp)
+    for one in every:
+        shifted = one if options.speed == 1 else _sooner(one, options.speed)
+        counted.add(shifted)
+        yield shifted
+
+
+def _sooner(one: TraceRequest, speed: float) -> TraceRequest:
+    return one._replace(arrival_s=one.arrival_s / speed)
+
+
+def _clock(
+    tally: Tally, engine: SchedulerConfig, way: Way, rest: RestOfPass | None
+) -> Callable[[Pass], float]:
+    """How long a pass takes: as priced and stated, or by the engine's constant rates."""
+
+    def stated(one: Pass) -> float:
+        if one.is_extend:
+            return sum(new for _, new in one.lens) / engine.prefill_rate
+        return engine.decode_s
+
+    if rest is None:
+        return stated
+
+    def priced(one: Pass) -> float:
+        extend, sums = one.is_extend, one.sums
+        attention = tally.price(extend, sums, one.batch).total_us(way)
+        kind = kind_of(extend=extend, graph=tally.graph(extend, sums))
+        return rest.ms(kind, attention / 1e3, sums) / 1e3
+
+    return priced
+
+
+def replay_decisions(log: Path, tally: Tally) -> None:
+    """Add the decisions of a log to `tally`, each as often as it came."""
+    for batch, count in logged(log, tally.pricer.dispatcher):
+        sums = (
+            batch.batch_size, batch.q_tokens, batch.kv_tokens, batch.max_kv, batch.pairs,
+        )  # fmt: skip
+        tally.add(batch.mode is Mode.EXTEND, sums, partial(_itself, batch), round(count))
+
+
+def _itself(batch: Batch) -> Batch:
+    return batch
+
+
+def logged(log: Path, dispatcher: Dispatcher) -> list[tuple[Batch, float]]:
+    """(batch, count) of the decisions in `log` under the GPU, model, heads and KV layout in use.
+
+    Raises:
+        UsageError: when it has none.
+    """
+    setting = dispatcher.setting
+    wanted = (setting.device.name, setting.profile.name, setting.heads, str(setting.layout))
+    found: list[tuple[Batch, float]] = []
+    others: set[tuple[str, str, int, str]] = set()
+    for one in read_decisions(log):
+        key = (one.gpu, one.model, one.heads, one.kv_layout)
+        if key == wanted:
+            found.append((one.batch, one.count))
+        else:
+            others.add(key)
+    if not found:
+        words = "; ".join(", ".join(map(str, key)) for key in sorted(others)) or "no decisions"
+        raise UsageError(
+            f"{log} has no decisions for {', '.join(map(str, wanted))}; it has {words}"
+        )
+    return found

@@ -1,0 +1,1 @@
+"""What a table is worth on given traffic: passes priced, added up, and compared."""

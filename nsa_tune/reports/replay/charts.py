@@ -1,0 +1,110 @@
+"""The charts of a replay: attention by who chooses, and the shapes on which the engine loses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from nsa_tune.reports.charts.figures import Chart
+from nsa_tune.reports.charts.theme import SCHEMA, Rows, Spec, tips
+from nsa_tune.reports.replay.prices import Way
+from nsa_tune.reports.replay.result import Replay
+
+__all__ = ["lost_chart", "ways_chart"]
+
+_SHORTEST = 0.002
+"""Steps below this part of all attention are drawn as one."""
+
+
+def ways_chart(found: Replay) -> Chart:
+    """Seconds of attention for each way to choose, a bar made of its steps."""
+    rows = [*_ways(found)]
+    steps = list(dict.fromkeys(str(row["step"]) for row in rows))
+    order = list(dict.fromkeys(str(row["way"]) for row in rows))
+    spec: Spec = {
+        "$schema": SCHEMA,
+        "data": {"name": "ways"},
+        "width": "container",
+        "height": {"step": 34},
+        "encoding": {
+            "y": {"field": "way", "type": "nominal", "sort": order, "axis": {"title": None}},
+            "x": {
+                "field": "seconds", "type": "quantitative", "stack": "zero",
+                "axis": {"title": "seconds of attention", "tickCount": 6},
+            },
+            "color": {
+                "field": "step", "type": "nominal", "scale": {"domain": steps},
+                "legend": {"title": None, "orient": "top", "columns": 3},
+            },
+            "order": {"field": "place", "type": "quantitative"},
+        },
+        "layer": [
+            {
+                "mark": {"type": "bar", "stroke": "white", "strokeWidth": 0.5},
+                "encoding": {"tooltip": tips({"way": "chosen by", "step": "step", "text": "time"})},
+            }
+        ],
+    }  # fmt: skip
+    return Chart(spec, {"ways": rows})
+
+
+def _ways(found: Replay) -> Iterator[dict[str, object]]:
+    whole = found.total(Way.ENGINE) or 1.0
+    for way in Way:
+        place, small = 0, 0.0
+        for kind, one in found.kinds.items():
+            for point, times in one.steps.items():
+                if one.steps[point][Way.ENGINE] < _SHORTEST * whole:
+                    small += times[way]
+                    continue
+                place += 1
+                name = point if point.startswith(kind) else f"{kind}: {point}"
+                yield _row(way, name, times[way], place)
+        if small:
+            yield _row(way, "other", small, place + 1)
+
+
+def _row(way: Way, step: str, seconds: float, place: int) -> dict[str, object]:
+    return {
+        "way": str(way), "step": step, "seconds": round(seconds, 4), "text": f"{seconds:.2f} s",
+        "place": place,
+    }  # fmt: skip
+
+
+def lost_chart(found: Replay) -> Chart | None:
+    """Seconds that the engine loses, by shape of a pass; None where it loses nothing."""
+    rows: Rows = [
+        {
+            "shape": f"{number}. like {_short(one.example)}",
+            "seconds": round(one.lost_us / 1e6, 4),
+            "passes": str(one.passes),
+            "instead": f"{one.engine_arms} -> {one.table_arms}",
+            "example": _short(one.example),
+            "text": f"{one.lost_us / 1e6:.2f} s of {one.engine_us / 1e6:.2f} s",
+        }
+        for number, one in enumerate(found.lost, 1)
+    ]
+    if not rows:
+        return None
+    told = {"example": "like", "passes": "passes", "text": "lost", "instead": "instead of -> best"}
+    spec: Spec = {
+        "$schema": SCHEMA,
+        "data": {"name": "lost"},
+        "width": "container",
+        "height": {"step": 26},
+        "encoding": {
+            "y": {
+                "field": "shape", "type": "nominal", "sort": None,
+                "axis": {"title": None, "labelLimit": 320},
+            },
+            "x": {
+                "field": "seconds", "type": "quantitative",
+                "axis": {"title": "seconds lost", "tickCount": 6},
+            },
+        },
+        "layer": [{"mark": "bar", "encoding": {"tooltip": tips(told)}}],
+    }  # fmt: skip
+    return Chart(spec, {"lost": rows})
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 34 else f"{text[:31]}..."

@@ -1,0 +1,203 @@
+"""A replay as tables of texts, for the terminal and for a page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from nsa_tune.reports.formats.display_tables import DisplayTable
+from nsa_tune.reports.replay.prices import Way
+from nsa_tune.reports.replay.result import KindOfPass, Replay
+
+__all__ = ["facts", "tables", "warnings"]
+
+
+def facts(found: Replay) -> list[tuple[str, str]]:
+    """(name, value) of what was replayed and what it rests on."""
+    traffic, table = found.traffic, found.table
+    rows = [
+        ("trace", traffic.trace),
+        ("table", f"{table.gpu}, {table.model}, {table.heads} local heads, {table.kv_layout}"),
+        ("from", table.source),
+        ("engine", f"{found.baseline}, prefills up to {found.graph_tokens} new tokens as graphs"),
+        ("layers", str(table.layers)),
+    ]
+    if traffic.form == "requests":
+        rows.insert(1, ("requests", _requests(found)))
+        settings = ", ".join(f"{name} {value:g}" for name, value in traffic.scheduler.items())
+        rows.append(("scheduler", settings))
+    rows += [(f"{point} from", source) for point, source in table.borrowed.items()]
+    if found.rest is not None:
+        rows.append(("rest of a pass", found.rest.what or "as given"))
+    return rows
+
+
+def _requests(found: Replay) -> str:
+    one = found.traffic
+    return f"{one.requests}, {one.prompt_tokens} prompt tokens, {one.output_tokens} output tokens"
+
+
+def warnings(found: Replay) -> list[str]:
+    """What the figures do not hold, and how exact they are."""
+    texts = []
+    for name, kind in found.kinds.items():
+        for point, passes in kind.unpriced.items():
+            texts.append(
+                f"{point} was not measured for {passes} of {kind.passes} {name} passes: it is left "
+                "out of them, under every way"
+            )
+        if kind.extrapolated > 0.01:
+            texts.append(
+                f"{kind.extrapolated:.0%} of the {name} time lies outside of the measured batches"
+            )
+        shared = kind.shared_prices
+        if shared is not None:
+            texts.append(
+                f"{name} passes that are alike share a price: {shared.median:.1%} off (median), "
+                f"{shared.p90:.1%} (p90), {shared.total:+.2%} in the sum, on {shared.passes} "
+                "passes drawn at random"
+            )
+    if found.rest is None:
+        texts.append(
+            "times are of attention alone: without --rest, a file that says what the rest of a "
+            "pass takes, there is no time to first token and no rate"
+        )
+    else:
+        error = found.rest.error
+        if "median" in error:
+            texts.append(
+                f"against {error.get('passes', 0):.0f} passes that the engine really ran, a pass's "
+                f"price is {error['median']:.1%} off (median), {error.get('p90', 0.0):.1%} (p90)"
+            )
+        lacking = [point for point in found.rest.attention if point not in _priced(found)]
+        if lacking:
+            texts.append(
+                f"the rest of a pass was fitted without {', '.join(lacking)}, which has no price "
+                "here: times to first token are too short by it"
+            )
+    return texts
+
+
+def _priced(found: Replay) -> set[str]:
+    return {point for kind in found.kinds.values() for point in kind.steps}
+
+
+def tables(found: Replay) -> list[DisplayTable]:
+    """All tables."""
+    every = [_ways(found), _steps(found), _questions(found), _lost(found)]
+    if found.served:
+        every.insert(1, _served(found))
+    return [one for one in every if one.rows]
+
+
+def _ways(found: Replay) -> DisplayTable:
+    rows = []
+    for name, kind in found.kinds.items():
+        engine = kind.ways[Way.ENGINE].seconds
+        for way in Way:
+            one = kind.ways[way]
+            interval = f"{one.low:.1f} to {one.high:.1f}"
+            rows.append(
+                (name, str(way), f"{one.seconds:.1f}", interval, _saved(one.seconds, engine))
+            )
+        if kind.static is not None:
+            words = " ".join(kind.static.flags) or "the defaults"
+            seconds = kind.static.seconds
+            rows.append(
+                (name, f"best flags: {words}", f"{seconds:.1f}", "", _saved(seconds, engine))
+            )
+    passes = ", ".join(f"{kind.passes} {name} passes" for name, kind in found.kinds.items())
+    return DisplayTable(
+        "Attention by who chooses",
+        ("passes", "who chooses", "seconds", "if all estimates err alike", "saved"),
+        tuple(rows),
+        frozenset({2, 4}),
+        f"All layers of {passes}.",
+    )
+
+
+def _saved(seconds: float, engine: float) -> str:
+    return f"{1 - seconds / engine:.1%}" if engine and seconds != engine else "-"
+
+
+def _served(found: Replay) -> DisplayTable:
+    rows = tuple(
+        (
+            one.way,
+            f"{one.wall_s:.0f}",
+            f"{one.busy_s / one.wall_s:.0%}" if one.wall_s else "-",
+            *(f"{one.ttft_s[name]:.3f}" for name in ("p50", "p90", "p99", "mean")),
+            f"{one.prompt_tokens_per_s:.0f}",
+            f"{one.output_tokens_per_s:.0f}",
+        )
+        for one in found.served
+    )
+    return DisplayTable(
+        "How the requests are served",
+        (
+            "who chooses", "seconds", "busy", "TTFT p50 s", "p90", "p99", "mean",
+            "prompt tokens/s", "output tokens/s",
+        ),
+        rows,
+        frozenset(range(1, 9)),
+        "Each pass takes its priced attention and the stated rest.",
+    )  # fmt: skip
+
+
+def _steps(found: Replay) -> DisplayTable:
+    rows = [
+        (name, point, *(f"{times[way]:.2f}" for way in Way))
+        for name, kind in found.kinds.items()
+        for point, times in kind.steps.items()
+    ]
+    return DisplayTable(
+        "Attention by step of a layer, seconds",
+        ("passes", "step", *map(str, Way)),
+        tuple(rows),
+        frozenset(range(2, 2 + len(Way))),
+    )
+
+
+def _questions(found: Replay) -> DisplayTable:
+    return DisplayTable(
+        "What each question alone would save",
+        ("passes", "question", "seconds", "of the attention"),
+        tuple(row for name, kind in found.kinds.items() for row in _gains(name, kind)),
+        frozenset({2, 3}),
+        "If only this answer were the table's, and all others the engine's own.",
+    )
+
+
+def _gains(name: str, kind: KindOfPass) -> Iterator[tuple[str, ...]]:
+    engine = kind.ways[Way.ENGINE].seconds
+    for question, gain in sorted(kind.questions.items(), key=lambda pair: -pair[1]):
+        yield name, question, f"{gain:.2f}", f"{gain / engine:.2%}" if engine else "-"
+
+
+def _lost(found: Replay) -> DisplayTable:
+    rows = tuple(
+        (
+            "prefill" if one.extend else "decode",
+            _range(one.sequences),
+            _range(one.new_tokens),
+            _range(one.kv_tokens),
+            str(one.passes),
+            f"{one.engine_us / 1e6:.2f}",
+            f"{one.lost_us / 1e6:.2f}",
+            f"{one.engine_arms} -> {one.table_arms}",
+            one.example if len(one.example) <= 40 else f"{one.example[:37]}...",
+        )
+        for one in found.lost
+    )
+    return DisplayTable(
+        "Where the engine loses most",
+        (
+            "passes", "sequences", "new tokens", "kv tokens", "count", "seconds", "lost",
+            "instead of -> best", "for example",
+        ),
+        rows,
+        frozenset({4, 5, 6}),
+    )  # fmt: skip
+
+
+def _range(ends: tuple[int, int]) -> str:
+    return str(ends[0]) if ends[0] == ends[1] else f"{ends[0]}-{ends[1]}"

@@ -1,0 +1,310 @@
+"""Tally: the prices of millions of passes, added up in little memory.
+
+Passes that are alike share one price: that of the first of them. Alike are passes of one kind with
+the same number of sequences, whose new tokens, kv tokens and pairs lie in the same sixteenth of an
+octave. After 8000 such shapes, those that are new share a price with the ones in the same quarter
+of an octave. A random sample of the passes is priced one by one at the end, and tells how far the
+shared prices are off.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from math import log2
+from random import Random
+from statistics import median
+
+from nsa_tune.backend.costmodel.surface import Estimate
+from nsa_tune.backend.types.batch import Batch
+from nsa_tune.reports.replay.flags import Flags
+from nsa_tune.reports.replay.prices import Price, Pricer, Way
+
+__all__ = ["Lost", "SharedPrices", "Sums", "Tally"]
+
+Sums = tuple[int, int, int, int, int]
+"""Of a pass: sequences, new tokens, kv tokens, kv tokens of the longest, (query, key) pairs."""
+
+_Places = tuple[int, int, int, float, float, float, float]
+"""Kind of pass and length of the longest sequence as cells, sequences, and logarithms of
+sequences, new tokens, kv tokens and pairs."""
+
+_CELLS = 16
+"""Cells an octave, for tokens and pairs."""
+_COARSE = 4
+"""Cells an octave for passes of rare shapes, and for the longest sequence above index_topk."""
+_MOST_FINE = 8_000
+"""Shapes after which new ones count as rare."""
+_MOST_CELLS = 20_000
+_FEW = 8
+"""Up to so many sequences only equal numbers are alike."""
+_SAMPLE = 200
+
+
+@dataclass(slots=True)
+class _Cell:
+    """Passes that are alike."""
+
+    batch: Batch
+    price: Price
+    graph: bool
+    sums: Sums
+    count: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """Passes of one shape, by what the engine loses on them."""
+
+    extend: bool
+    passes: int
+    sequences: tuple[int, int]
+    """The fewest and the most, as far as the passes whose price is shared tell."""
+    new_tokens: tuple[int, int]
+    kv_tokens: tuple[int, int]
+    engine_us: float
+    """All of them, as the engine chooses."""
+    table_us: float
+    example: str
+    """One of their batches."""
+    engine_arms: str
+    table_arms: str
+
+    @property
+    def lost_us(self) -> float:
+        """What the table would save."""
+        return self.engine_us - self.table_us
+
+
+@dataclass(frozen=True, slots=True)
+class SharedPrices:
+    """How far shared prices are off: of a sample, shared over own price, minus one."""
+
+    passes: int
+    median: float
+    """Of the sizes of the errors."""
+    p90: float
+    total: float
+    """Of the sum."""
+
+
+@dataclass(slots=True)
+class _Kind:
+    """Everything about extends, or about the other passes."""
+
+    passes: int = 0
+    new_tokens: int = 0
+    unpriced: Counter[str] = field(default_factory=Counter)
+    """Passes by the step that has no price."""
+    steps: dict[str, list[list[float]]] = field(default_factory=dict)
+    """By point and way: microseconds, their low and high ends, and what is extrapolated."""
+    gains_us: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    static_us: list[float] = field(default_factory=list)
+
+
+class Tally:
+    """Adds up passes of one configuration."""
+
+    def __init__(self, pricer: Pricer, graph_tokens: int, *, seed: int = 0) -> None:
+        """Prefills of up to `graph_tokens` new tokens run as CUDA graphs; decode always does."""
+        self.pricer = pricer
+        self._graph_tokens = graph_tokens
+        self._topk = pricer.setting.profile.index_topk
+        self._cells: dict[tuple[int, ...], _Cell] = {}
+        self.kinds = {extend: _Kind() for extend in (True, False)}
+        self._lost: dict[tuple[bool, int, int, int, str, str], _LostSum] = {}
+        self._sample = {extend: _Sample(Random(seed)) for extend in (True, False)}
+
+    def graph(self, extend: bool, sums: Sums) -> bool:
+        """Whether such a pass runs as a CUDA graph."""
+        return not extend or sums[1] <= self._graph_tokens
+
+    def price(self, extend: bool, sums: Sums, batch: Callable[[], Batch]) -> Price:
+        """The price that a pass shares; `batch` is asked for the first of its kind only."""
+        return self._cell(extend, sums, batch).price
+
+    def add(self, extend: bool, sums: Sums, batch: Callable[[], Batch], count: int = 1) -> None:
+        """Add `count` such passes."""
+        cell = self._cell(extend, sums, batch)
+        cell.count += count
+        kind = self.kinds[extend]
+        kind.passes += count
+        kind.new_tokens += count * sums[1]
+        sample = self._sample[extend]
+        slot = sample.slot()
+        if slot is not None:
+            sample.kept[slot] = (batch(), cell)
+
+    def _cell(self, extend: bool, sums: Sums, batch: Callable[[], Batch]) -> _Cell:
+        cells, places = self._cells, self._places(extend, sums)
+        key = _key(places, _CELLS)
+        cell = cells.get(key)
+        if cell is None and len(cells) >= _MOST_FINE:
+            key = _key(places, _COARSE)
+            cell = cells.get(key)
+        if cell is None:
+            if len(cells) >= _MOST_CELLS:
+                self._fold()
+            first, graph = batch(), self.graph(extend, sums)
+            price = self.pricer.price(first, graph=graph)
+            cell = cells[key] = _Cell(first, price, graph, sums)
+        return cell
+
+    def _places(self, extend: bool, sums: Sums) -> _Places:
+        size, new, kv, longest, pairs = sums
+        topk = self._topk
+        within = longest <= topk
+        most = longest * 2 * _FEW // topk if within else -int(_COARSE * log2(longest))
+        kind = (2 if extend else 0) + (not extend or new <= self._graph_tokens)
+        # In a decode the pairs follow from the rest.
+        of_pairs = log2(pairs) if extend else 0.0
+        return kind, most, size, log2(size), log2(new), log2(kv), of_pairs
+
+    # --- sums
+
+    def done(self) -> None:
+        """Add up what was added so far."""
+        self._fold()
+
+    def _fold(self) -> None:
+        for cell in self._cells.values():
+            if cell.count:
+                self._fold_cell(cell)
+        self._cells.clear()
+
+    def _fold_cell(self, cell: _Cell) -> None:
+        extend, count, price = self._extends(cell), cell.count, cell.price
+        kind = self.kinds[extend]
+        for name in price.unpriced:
+            kind.unpriced[name] += count
+        for step in price.steps:
+            rows = kind.steps.setdefault(step.point, [[0.0] * 4 for _ in Way])
+            for row, one in zip(rows, step.times, strict=True):
+                row[0] += count * one.latency_us
+                row[1] += count * one.low_us
+                row[2] += count * one.high_us
+                row[3] += count * one.latency_us * one.extrapolated
+            for question, gain in step.gains_us.items():
+                kind.gains_us[question] += count * gain
+        if not kind.static_us:
+            kind.static_us = [0.0] * len(price.static)
+        kind.static_us = [
+            one + count * more for one, more in zip(kind.static_us, price.static, strict=True)
+        ]
+        self._fold_lost(cell, extend)
+
+    def _fold_lost(self, cell: _Cell, extend: bool) -> None:
+        engine = ", ".join(step.arms[0] for step in cell.price.steps if _differ(step.arms))
+        table = ", ".join(step.arms[2] for step in cell.price.steps if _differ(step.arms))
+        size, new, kv, *_ = cell.sums
+        key = (extend, size.bit_length(), new.bit_length(), kv.bit_length(), engine, table)
+        lost = self._lost.setdefault(key, _LostSum())
+        lost.count += cell.count
+        lost.engine_us += cell.count * cell.price.total_us(Way.ENGINE)
+        lost.table_us += cell.count * cell.price.total_us(Way.TABLE)
+        lost.low = tuple(map(min, lost.low or cell.sums, cell.sums))
+        lost.high = tuple(map(max, lost.high or cell.sums, cell.sums))
+        if cell.count > lost.most:
+            lost.most, lost.example = cell.count, cell.batch
+
+    @staticmethod
+    def _extends(cell: _Cell) -> bool:
+        return str(cell.batch.mode) == "extend"
+
+    def total(self, extend: bool, way: Way) -> Estimate:
+        """Attention of all extends, or of all other passes, in microseconds; its ends are as if
+        every estimate erred to the same side."""
+        number = list(Way).index(way)
+        rows = [ways[number] for ways in self.kinds[extend].steps.values()]
+        total, low, high, outside = (sum(row[i] for row in rows) for i in range(4))
+        return Estimate(total, low, high, outside > 0)
+
+    def static(self, extend: bool) -> tuple[Flags, float] | None:
+        """The flags with the least time for extends, or for the other passes, and that time."""
+        times = self.kinds[extend].static_us
+        if not times or min(times) == float("inf"):
+            return None
+        # On a tie the earliest, which changes least.
+        best = min(range(len(times)), key=lambda i: (round(times[i], 3), i))
+        return self.pricer.flags[extend][best], times[best]
+
+    def most_lost(self, count: int) -> list[Lost]:
+        """The shapes on which the engine loses most, the worst first."""
+        found = [_lost(key, one) for key, one in self._lost.items()]
+        found = [one for one in found if one.lost_us > 0]
+        return sorted(found, key=lambda one: (-one.lost_us, one.example))[:count]
+
+    def shared_prices(self) -> dict[bool, SharedPrices]:
+        """How far shared prices are off, for extends and for the other passes."""
+        return {
+            extend: found
+            for extend, sample in self._sample.items()
+            if (found := self._compared(sample)) is not None
+        }
+
+    def _compared(self, sample: _Sample) -> SharedPrices | None:
+        pairs = [
+            (cell.price.total_us(Way.ENGINE), self._own(batch, cell))
+            for batch, cell in sample.kept.values()
+        ]
+        pairs = [(shared, own) for shared, own in pairs if own > 0]
+        if not pairs:
+            return None
+        errors = sorted(abs(shared / own - 1) for shared, own in pairs)
+        total = sum(shared for shared, _ in pairs) / sum(own for _, own in pairs) - 1
+        return SharedPrices(len(pairs), median(errors), errors[int(0.9 * (len(errors) - 1))], total)
+
+    def _own(self, batch: Batch, cell: _Cell) -> float:
+        return self.pricer.price(batch, graph=cell.graph).total_us(Way.ENGINE)
+
+
+def _key(places: _Places, cells: int) -> tuple[int, ...]:
+    """What passes that are alike have in common, with so many cells an octave."""
+    kind, most, size, of_size, new, kv, pairs = places
+    alike = size if size <= _FEW else int(cells * of_size) + _FEW
+    return cells, kind, most, alike, int(cells * new), int(cells * kv), int(cells * pairs)
+
+
+@dataclass(slots=True)
+class _LostSum:
+    count: int = 0
+    engine_us: float = 0.0
+    table_us: float = 0.0
+    most: int = 0
+    example: Batch | None = None
+    low: tuple[int, ...] = ()
+    """The least of each of the sums."""
+    high: tuple[int, ...] = ()
+
+
+def _lost(key: tuple[bool, int, int, int, str, str], one: _LostSum) -> Lost:
+    extend, *_, engine, table = key
+    size, new, kv, *_ = zip(one.low, one.high, strict=True)
+    return Lost(
+        extend, one.count, size, new, kv, one.engine_us, one.table_us, str(one.example), engine,
+        table,
+    )  # fmt: skip
+
+
+def _differ(arms: tuple[str, ...]) -> bool:
+    return arms[0] != arms[2]
+
+
+class _Sample:
+    """A uniform sample of a stream of unknown length (Vitter's algorithm R)."""
+
+    def __init__(self, random: Random) -> None:
+        self.kept: dict[int, tuple[Batch, _Cell]] = {}
+        self._random, self._seen = random, 0
+
+    def slot(self) -> int | None:
+        """The index at which to keep the next one; None to skip it."""
+        self._seen += 1
+        if self._seen <= _SAMPLE:
+            return self._seen - 1
+        slot = int(self._random.random() * self._seen)
+        return slot if slot < _SAMPLE else None
+
+    def __iter__(self) -> Iterator[tuple[Batch, _Cell]]:
+        return iter(self.kept.values())
