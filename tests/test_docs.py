@@ -75,9 +75,8 @@ def test_exactly_the_options_that_exist_are_documented(name: str) -> None:
 
 
 _SCHEMAS = [
-    "run", "event", "probe", "lookup", "explain", "report", "replay", "compare", "live", "measurements",
-    "doctor",
-    "db-list",
+    "run", "event", "probe", "lookup", "explain", "report", "replay", "compare", "live",
+    "measurements", "doctor", "db-list",
 ]  # fmt: skip
 
 

@@ -9,10 +9,13 @@ from typing import Annotated
 import typer
 
 from nsa_tune._cli import json_documents
+from nsa_tune._cli.configurations import ComparedOptions, compared, shell_lines
 from nsa_tune._cli.options import AsJson, DispatcherOptions, Engine, grouped
-from nsa_tune._cli.traffic import logged
+from nsa_tune._cli.traffic import TrafficOptions, logged, release_named
+from nsa_tune._errors import UsageError
 from nsa_tune.reports.advice.sglang import advise as advise_sglang
 from nsa_tune.reports.formats.plain import plain
+from nsa_tune.reports.replay.configurations import Configurations
 
 __all__ = ["advise"]
 
@@ -35,16 +38,30 @@ def advise(
         bool,
         typer.Option("--eager-prefill", help="The engine runs prefills without CUDA graphs."),
     ] = False,
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            "--trace",
+            help="Trace of requests: rank whole configurations by the time that it takes.",
+        ),
+    ] = None,
     *,
+    options: ComparedOptions,
+    traffic: TrafficOptions,
     table: DispatcherOptions,
     json: AsJson = False,
 ) -> None:
     """Print values for the engine's own flags and environment variables, as shell lines.
 
     Each comes with its gain over the default, how sure that is, and what deciding for each batch
-    would gain on top.
+    would gain on top. With --trace, whole configurations are ranked.
     """
     del engine  # there is only one
+    if trace is not None:
+        if log is not None:
+            raise UsageError("give --trace or --log, not both")
+        _rank(compared(trace, table, traffic, options, release_named(version)), json)
+        return
     dispatcher = table.open()
     batches = None if log is None else logged(log, dispatcher)
     found = advise_sglang(dispatcher, version, batches, eager_prefill=eager_prefill)
@@ -52,4 +69,12 @@ def advise(
         typer.echo(json_documents.as_text({"schema": "nsa-tune/advise/2", **asdict(found)}))
         return
     for line in found.shell():
+        typer.echo(plain(line))
+
+
+def _rank(found: Configurations, json: bool) -> None:
+    if json:
+        typer.echo(json_documents.as_text(found.document()))
+        return
+    for line in shell_lines(found):
         typer.echo(plain(line))

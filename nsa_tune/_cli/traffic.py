@@ -160,6 +160,8 @@ class Timed(NamedTuple):
 
     counted: Counted
     served: Served
+    most_pool_tokens: int
+    """Of the requests that ran at once."""
 
 
 def newest_release() -> str:
@@ -215,9 +217,11 @@ def replay_requests(
     clock = _clock(tally, engine, way, rest)
     waits: Counter[int] = Counter()
     end_s = busy_s = total_s = 0.0
+    most = 0
     for one in simulated(_requests(trace, options, counted), engine, clock):
         tally.add(one.is_extend, one.sums, one.batch, one.steps)
         taken = one.steps * one.seconds
+        most = max(most, one.pool_tokens)
         end_s, busy_s = one.start_s + taken, busy_s + taken
         for wait in one.first_tokens_s:
             total_s += wait
@@ -234,7 +238,7 @@ def replay_requests(
         prompt_tokens_per_s=counted.prompt_tokens / end_s if end_s else 0.0,
         output_tokens_per_s=counted.output_tokens / end_s if end_s else 0.0,
     )
-    return Timed(counted, served)
+    return Timed(counted, served, most)
 
 
 def _requests(trace: Path, options: TrafficOptions, counted: Counted) -> Iterator[TraceRequest]:

@@ -6,6 +6,8 @@ import json
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from tests.shell import GPU, Shell
 
 
@@ -52,3 +54,50 @@ def test_advise_knows_which_releases_it_knows(shell: Shell, database: Path) -> N
 
     assert answer.code == 2
     assert "0.4.0" in answer.err
+
+
+def test_advise_ranks_configurations_on_a_trace(
+    shell: Shell, database: Path, tmp_path: Path
+) -> None:
+    trace = tmp_path / "made_up.jsonl"
+    lines = [{"arrival_s": i, "input_tokens": 9000 * i + 300, "output_tokens": 3} for i in range(3)]
+    trace.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    command = (
+        "advise", *GPU, "--heads", "16", "--db", str(database), "--trace", str(trace),
+        "--chunks", "4096,8192", "--attention", "tp,dp",
+    )  # fmt: skip
+
+    found = json.loads(shell(*command, "--flags", "--chunked-prefill-size 1024", "--json").out)
+
+    assert found["schema"] == "nsa-tune/configurations/1"
+    # For bf16 pools nothing is measured.
+    assert {one["configuration"]["kv_dtype"] for one in found["ranked"]} == {"fp8"}
+    assert len(found["skipped"]) == 2
+    assert {one["configuration"]["dp"] for one in found["ranked"]} == {1, 8}
+    seconds = [one["attention_s"] for one in found["ranked"]]
+    assert seconds == pytest.approx(sorted(seconds), rel=1e-3)
+    assert "--dsa-prefill-backend flashmla_sparse" in found["best"]["flags"]
+    assert "+--dsa-prefill-backend flashmla_sparse" in found["differences"]
+    answer = shell(*command)
+    assert answer.code == 0
+    done = subprocess.run(["sh", "-n"], input=answer.out, text=True, capture_output=True)
+    assert done.returncode == 0, done.stderr
+    assert "NSA_TUNE_SGLANG_ARGS=" in answer.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--chunks", "many"), "--chunks 'many'"),
+        (("--chunks", "0"), "below 1"),
+        (("--attention", "pp"), "--attention 'pp'"),
+        (("--log", "some.jsonl"), "not both"),
+    ],
+)
+def test_advise_refuses_what_it_cannot_compare(
+    shell: Shell, database: Path, tmp_path: Path, arguments: tuple[str, str], words: str
+) -> None:
+    answer = shell("advise", *GPU, "--trace", str(tmp_path / "x"), *arguments)
+
+    assert answer.code == 2
+    assert words in answer.err

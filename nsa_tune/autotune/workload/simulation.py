@@ -112,6 +112,12 @@ class Pass:
         new = size * next_n
         return size, new, kv, longest, next_n * kv - size * (next_n * (next_n - 1) // 2)
 
+    @property
+    def pool_tokens(self) -> int:
+        """Tokens of all requests that run or are in the pass."""
+        running = self._running.contexts(self._step)[0] if self._running.heap else 0
+        return running + sum(p + n for p, n in self.lens)
+
     def batch(self) -> Batch:
         """The batch of the pass."""
         if self.lens:

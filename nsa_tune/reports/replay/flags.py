@@ -8,7 +8,7 @@ from typing import NamedTuple
 from nsa_tune.backend.costmodel.policy import Policy
 from nsa_tune.backend.types.batch import Batch
 
-__all__ = ["DECODE_FLAG", "PREFILL_FLAG", "THRESHOLD", "Flags", "flags_for"]
+__all__ = ["DECODE_FLAG", "DEFAULTS", "PREFILL_FLAG", "THRESHOLD", "Flags", "flags_for"]
 
 PREFILL_FLAG = "--dsa-prefill-backend"
 DECODE_FLAG = "--dsa-decode-backend"
@@ -47,12 +47,16 @@ class Flags(NamedTuple):
         return found
 
 
+DEFAULTS = Flags()
+"""The engine's own."""
+
+
 def flags_for(policies: Mapping[str, Policy], *, extend: bool) -> tuple[Flags, ...]:
     """What may be set for extends, or for the other passes; the defaults come first."""
     if not extend:
-        return (Flags(), *(Flags(name) for name in _kernels(policies, "decode", _DECODE)))
+        return (DEFAULTS, *(Flags(name) for name in _kernels(policies, "decode", _DECODE)))
     if "prefill" not in policies:
-        return (Flags(),)
+        return (DEFAULTS,)
     topk = policies["prefill"].setting.profile.index_topk
     thresholds = [None, *(i * topk // _THRESHOLDS for i in range(_THRESHOLDS))]
     kernels = [None, *_kernels(policies, "prefill", _PREFILL)]

@@ -126,41 +126,77 @@ class Pricer:
                 unpriced.append(name)
         return Price(tuple(steps), tuple(unpriced), tuple(static))
 
+    def of_choices(
+        self, batch: Batch, answers: Mapping[str, str], *, graph: bool
+    ) -> tuple[dict[str, Estimate], tuple[str, ...]]:
+        """What each step of `batch` takes, as a pass that really ran answered the questions
+        `answers`; the engine's own answers count for the others. Then the steps without a price."""
+        extend = batch.mode is Mode.EXTEND
+        captured = replace(batch, captured=True) if graph else batch
+        found: dict[str, Estimate] = {}
+        unpriced: list[str] = []
+        for policy in self._by_kind[extend]:
+            name = policy.point.name
+            own = captured if name == "prefill" or not extend else batch
+            if extend and name == "indexer_metadata":
+                continue  # engines score a prefill's keys in one piece
+            timed = self._timed(policy, own)
+            if timed is None:
+                continue
+            chosen = self._engine(policy.point, own)
+            chosen |= {key: value for key, value in answers.items() if key in chosen}
+            arm = _fastest(policy.point, chosen, timed)
+            if arm is None:
+                unpriced.append(name)
+            else:
+                found[name] = timed[arm]
+        return found, tuple(unpriced)
+
+    def _timed(self, policy: Policy, batch: Batch) -> dict[str, Estimate] | None:
+        """What each allowed arm takes in all layers of a pass; None where the pass does not have
+        the step, as the indexer's while every key is selected anyway."""
+        allowed, every = policy.survey(batch).latencies, policy.estimates(batch)
+        layers = 1 if policy.point.name in _ONCE_A_PASS else self.setting.sharing
+        if not allowed:
+            return None
+        return {arm: _times(every[arm], layers) for arm in allowed if arm in every}
+
+    def _engine(self, point: Point, batch: Batch) -> dict[str, str | None]:
+        """What the engine answers by itself."""
+        baseline = self.dispatcher.baseline
+        found: dict[str, str | None] = {
+            one.name: baseline.choose(one, batch, self.setting) for one in point.questions
+        }
+        if batch.next_n == 1 and found.get("indexer_layout") == "flatten":
+            found["indexer_layout"] = "native"  # one and the same there
+        return found
+
     def _step(
         self, policy: Policy, batch: Batch, plan: Plan
     ) -> tuple[StepPrice | None, list[float]]:
         """The price of one step, and its time under each of the flags; None without a price, and no
         times where the pass does not have the step."""
-        every, point = policy.estimates(batch), policy.point
-        allowed = policy.survey(batch).latencies
-        if not allowed:
-            return None, []  # as the indexer's, while every key is selected anyway
-        timed = {arm: every[arm] for arm in allowed if arm in every}
-        flags = self.flags[batch.mode is Mode.EXTEND]
-        baseline = self.dispatcher.baseline
-        engine = {one.name: baseline.choose(one, batch, self.setting) for one in point.questions}
-        if batch.next_n == 1 and engine.get("indexer_layout") == "flatten":
-            engine["indexer_layout"] = "native"  # one and the same there
+        point, timed = policy.point, self._timed(policy, batch)
+        if timed is None:
+            return None, []
+        engine = self._engine(point, batch)
         table = engine if point.name in self.lent else _answers(point, plan, engine)
         usual = _fastest(point, engine, timed)
         if usual is None:
-            return None, [0.0] * len(flags)
-        steered = self._steered(engine, table, batch)
+            return None, [0.0] * len(self.flags[batch.mode is Mode.EXTEND])
         arms = (
             usual,
-            _fastest(point, steered, timed) or usual,
+            _fastest(point, self._steered(engine, table, batch), timed) or usual,
             _fastest(point, table, timed) or usual,
             min(timed, key=lambda arm: timed[arm].latency_us),
         )
-        layers = 1 if point.name in _ONCE_A_PASS else self.setting.sharing
-        scaled = {arm: _times(one, layers) for arm, one in timed.items()}
         step = StepPrice(
             point.name,
-            tuple(scaled[arm] for arm in arms),
+            tuple(timed[arm] for arm in arms),
             arms,
-            dict(self._gains(point, engine, table, scaled, usual)),
+            dict(self._gains(point, engine, table, timed, usual)),
         )
-        return step, self._static(point, engine, batch, scaled)
+        return step, self._static(point, engine, batch, timed)
 
     def _static(
         self, point: Point, engine: _Chosen, batch: Batch, times: Mapping[str, Estimate]

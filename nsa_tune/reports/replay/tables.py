@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from nsa_tune.reports.formats.display_tables import DisplayTable
 from nsa_tune.reports.replay.prices import Way
+from nsa_tune.reports.replay.rest import KINDS
 from nsa_tune.reports.replay.result import KindOfPass, Replay
 
 __all__ = ["facts", "tables", "warnings"]
@@ -67,6 +68,12 @@ def warnings(found: Replay) -> list[str]:
             texts.append(
                 f"against {error.get('passes', 0):.0f} passes that the engine really ran, a pass's "
                 f"price is {error['median']:.1%} off (median), {error.get('p90', 0.0):.1%} (p90)"
+            )
+        kinds = [kind for kind in KINDS if kind not in found.rest.gpu_ms]
+        if kinds:
+            texts.append(
+                f"the rest of a pass says nothing of {' or '.join(kinds)} passes: they are taken "
+                f"to be like {next(iter(found.rest.gpu_ms))} passes"
             )
         lacking = [point for point in found.rest.attention if point not in _priced(found)]
         if lacking:

@@ -10,9 +10,9 @@ shared prices are off.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from math import log2
+from math import inf, log2
 from random import Random
 from statistics import median
 
@@ -20,6 +20,7 @@ from nsa_tune.backend.costmodel.surface import Estimate
 from nsa_tune.backend.types.batch import Batch
 from nsa_tune.reports.replay.flags import Flags
 from nsa_tune.reports.replay.prices import Price, Pricer, Way
+from nsa_tune.reports.replay.rest import RestOfPass, kind_of
 
 __all__ = ["Lost", "SharedPrices", "Sums", "Tally"]
 
@@ -40,6 +41,8 @@ _MOST_CELLS = 20_000
 _FEW = 8
 """Up to so many sequences only equal numbers are alike."""
 _SAMPLE = 200
+_NOTHING = 1e-4
+"""Part of the time that is not worth a flag."""
 
 
 @dataclass(slots=True)
@@ -101,14 +104,21 @@ class _Kind:
     """By point and way: microseconds, their low and high ends, and what is extrapolated."""
     gains_us: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     static_us: list[float] = field(default_factory=list)
+    whole_ms: dict[Way, float] = field(default_factory=lambda: dict.fromkeys(Way, 0.0))
+    """Whole passes, by way; 0 without a model of the rest."""
+    static_ms: list[float] = field(default_factory=list)
+    """Whole passes under each of the flags."""
 
 
 class Tally:
     """Adds up passes of one configuration."""
 
-    def __init__(self, pricer: Pricer, graph_tokens: int, *, seed: int = 0) -> None:
+    def __init__(
+        self, pricer: Pricer, graph_tokens: int, rest: RestOfPass | None = None, *, seed: int = 0
+    ) -> None:
         """Prefills of up to `graph_tokens` new tokens run as CUDA graphs; decode always does."""
         self.pricer = pricer
+        self.rest = rest
         self._graph_tokens = graph_tokens
         self._topk = pricer.setting.profile.index_topk
         self._cells: dict[tuple[int, ...], _Cell] = {}
@@ -192,7 +202,22 @@ class Tally:
         kind.static_us = [
             one + count * more for one, more in zip(kind.static_us, price.static, strict=True)
         ]
+        if self.rest is not None:
+            self._fold_whole(cell, kind, self.rest, extend)
         self._fold_lost(cell, extend)
+
+    @staticmethod
+    def _fold_whole(cell: _Cell, kind: _Kind, rest: RestOfPass, extend: bool) -> None:
+        """Add what whole passes take."""
+        price, name = cell.price, kind_of(extend=extend, graph=cell.graph)
+        for way in Way:
+            ms = rest.ms(name, price.total_us(way) / 1e3, cell.sums)
+            kind.whole_ms[way] += cell.count * ms
+        static = [rest.ms(name, one / 1e3, cell.sums) for one in price.static]
+        kind.static_ms = [
+            one + cell.count * more
+            for one, more in zip(kind.static_ms or [0.0] * len(static), static, strict=True)
+        ]
 
     def _fold_lost(self, cell: _Cell, extend: bool) -> None:
         engine = ", ".join(step.arms[0] for step in cell.price.steps if _differ(step.arms))
@@ -221,13 +246,19 @@ class Tally:
         return Estimate(total, low, high, outside > 0)
 
     def static(self, extend: bool) -> tuple[Flags, float] | None:
-        """The flags with the least time for extends, or for the other passes, and that time."""
-        times = self.kinds[extend].static_us
-        if not times or min(times) == float("inf"):
+        """The flags with the least time for extends, or for the other passes, and the microseconds
+        of attention under them."""
+        kind = self.kinds[extend]
+        best = _least(kind.static_ms if self.rest is not None else kind.static_us)
+        if best is None:
             return None
-        # On a tie the earliest, which changes least.
-        best = min(range(len(times)), key=lambda i: (round(times[i], 3), i))
-        return self.pricer.flags[extend][best], times[best]
+        return self.pricer.flags[extend][best], kind.static_us[best]
+
+    def static_ms(self, extend: bool) -> float | None:
+        """Whole passes under the best flags."""
+        times = self.kinds[extend].static_ms
+        best = _least(times)
+        return None if best is None else times[best]
 
     def most_lost(self, count: int) -> list[Lost]:
         """The shapes on which the engine loses most, the worst first."""
@@ -264,6 +295,15 @@ def _key(places: _Places, cells: int) -> tuple[int, ...]:
     kind, most, size, of_size, new, kv, pairs = places
     alike = size if size <= _FEW else int(cells * of_size) + _FEW
     return cells, kind, most, alike, int(cells * new), int(cells * kv), int(cells * pairs)
+
+
+def _least(times: Sequence[float]) -> int | None:
+    """Where the least of `times` is; None where none is finite. The first, and so the default, also
+    stands for those that gain nothing worth a flag."""
+    if not times or min(times) == inf:
+        return None
+    least = min(times)
+    return next(i for i, time in enumerate(times) if time <= least * (1 + _NOTHING))
 
 
 @dataclass(slots=True)
