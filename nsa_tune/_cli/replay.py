@@ -23,6 +23,7 @@ from nsa_tune.autotune.workload.weighted_batches import is_decision_log
 from nsa_tune.backend.engines.sglang.releases import Release
 from nsa_tune.reports.formats.terminal import print_tables
 from nsa_tune.reports.html.vega_bundle import bundling
+from nsa_tune.reports.replay.chunks import chunk_times
 from nsa_tune.reports.replay.page import as_html
 from nsa_tune.reports.replay.prices import Pricer, Way
 from nsa_tune.reports.replay.rest import RestOfPass
@@ -113,7 +114,10 @@ def _replayed(
         kinds_of(tally),
         tuple(tally.most_lost(_LOST)),
         served,
-        None if decisions else rest,
+        rest,
+        chunk_times(
+            pricer, graph_tokens if options.graph_tokens is not None else release.graph_tokens, rest
+        ),
     )  # fmt: skip
 
 

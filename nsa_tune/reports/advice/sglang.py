@@ -37,6 +37,8 @@ PREFILL = "dsa_prefill_backend"
 DECODE = "dsa_decode_backend"
 KV_DTYPE = "kv_cache_dtype"
 
+_INDEXER = ("indexer_prefill", "indexer_topk")
+"""Points whose times each chunk of a prompt takes besides the path's."""
 _CHUNKS = (2048, 4096, 8192, 16384, 32768)
 _PROMPTS = (8192, 32768, 131072)
 """Prompt lengths for which chunk sizes are compared."""
@@ -122,6 +124,12 @@ class _Advisor:
         self._given = given
         self._setting = dispatcher.setting
         self._policy = policy
+        self._baseline = dispatcher.baseline
+        self._indexer = [
+            one
+            for name in _INDEXER
+            if (one := dispatcher.policies.get(name)) is not None and one.measured
+        ]
         self._release = release
         self._graph_tokens = release.graph_tokens
         self._impls = sorted(release.prefill_impls[dispatcher.setting.layout])
@@ -316,8 +324,17 @@ class _Advisor:
             one = self._times_of(batch, 1.0).time(settings)
             if one is None or one.extrapolated:
                 return None
-            parts.append(one)
+            parts += [one, *self._indexers(batch)]
         return Estimate.total(parts)
+
+    def _indexers(self, batch: Batch) -> Iterator[Estimate]:
+        """What the indexer takes in a layer of `batch`, as far as it was measured."""
+        for policy in self._indexer:
+            allowed, every = policy.survey(batch).latencies, policy.estimates(batch)
+            question = policy.point.questions[0]
+            arm = self._baseline.choose(question, batch, self._setting)
+            if arm in allowed and arm in every:
+                yield every[arm]
 
 
 def _with(settings: PrefillSettings, field: str, value: object) -> PrefillSettings:

@@ -1,9 +1,10 @@
 """Chunk sizes: how long attention takes for a long prompt that is prefilled in chunks.
 
 A prompt of one sequence is cut into chunks of one size. Each chunk is an extend whose prefix is
-everything before it, and takes the estimated time of its fastest allowed arm. Times are of
-attention in one layer. The engine does more than that for each chunk, which no table holds, so the
-best size here need not be the best size for the engine.
+everything before it, and takes the estimated time of its fastest allowed arm, and that of the
+indexer's steps as far as they were measured. Times are of attention in one layer. The engine does
+more than that for each chunk, which no table holds, so the best size here need not be the best size
+for the engine.
 """
 
 from __future__ import annotations
@@ -49,6 +50,8 @@ class ChunkCurve:
 
     prompt: int
     points: tuple[ChunkPoint, ...]
+    steps: tuple[str, ...] = ()
+    """Points whose times are in it besides the own."""
 
     @property
     def best(self) -> ChunkPoint:
@@ -71,8 +74,12 @@ class _Pass:
     extrapolated: bool
 
 
-def chunk_curves(policy: Policy, baseline: Baseline) -> tuple[ChunkCurve, ...]:
+def chunk_curves(
+    policy: Policy, baseline: Baseline, others: Sequence[Policy] = ()
+) -> tuple[ChunkCurve, ...]:
     """Curves for prompts of one sequence, no larger than the measured batches.
+
+    `others` answer what else each layer of a chunk does; their times are added.
 
     Empty for a point that answers other modes than prefill, or with too few measurements.
     """
@@ -87,18 +94,20 @@ def chunk_curves(policy: Policy, baseline: Baseline) -> tuple[ChunkCurve, ...]:
     most_kv = max(batch.kv_tokens for batch in extends)
     chunks = [size for scale in _CHUNKS if (size := round(scale * topk)) <= most_new]
     passes: dict[tuple[int, int], _Pass | None] = {}
+    steps = [one for one in others if one.measured]
+    names = tuple(one.point.name for one in steps)
     curves = []
     for scale in _PROMPTS:
         prompt = round(scale * topk)
         if prompt <= most_kv:
-            found = tuple(_points(policy, baseline, prompt, chunks, passes))
+            found = tuple(_points([policy, *steps], baseline, prompt, chunks, passes))
             if len(found) > 1:
-                curves.append(ChunkCurve(prompt, found))
+                curves.append(ChunkCurve(prompt, found, names))
     return tuple(curves)
 
 
 def _points(
-    policy: Policy,
+    policies: Sequence[Policy],
     baseline: Baseline,
     prompt: int,
     chunks: Sequence[int],
@@ -111,7 +120,7 @@ def _points(
         for prefix in range(0, prompt, chunk):
             new = min(chunk, prompt - prefix)
             if (prefix, new) not in passes:
-                passes[prefix, new] = _pass(policy, baseline, Batch.extend([prefix], [new]))
+                passes[prefix, new] = _pass(policies, baseline, Batch.extend([prefix], [new]))
             steps.append(passes[prefix, new])
         known = [step for step in steps if step is not None]
         if len(known) == len(steps):
@@ -131,8 +140,30 @@ def _point(chunk: int, steps: Sequence[_Pass]) -> ChunkPoint:
     )
 
 
-def _pass(policy: Policy, baseline: Baseline, batch: Batch) -> _Pass | None:
-    """None where no allowed arm has an estimate."""
+def _pass(policies: Sequence[Policy], baseline: Baseline, batch: Batch) -> _Pass | None:
+    """One chunk by all policies; None where the first has no allowed arm with an estimate."""
+    found = _step(policies[0], baseline, batch)
+    if found is None:
+        return None
+    for policy in policies[1:]:
+        step = _step(policy, baseline, batch)
+        if step is not None:  # a short chunk has nothing to score
+            found = _together(found, step)
+    return found
+
+
+def _together(one: _Pass, other: _Pass) -> _Pass:
+    known = one.default_us is not None and other.default_us is not None
+    return _Pass(
+        one.arm,
+        one.latency_us + other.latency_us,
+        (one.default_us or 0.0) + (other.default_us or 0.0) if known else None,
+        one.refused,
+        one.extrapolated or other.extrapolated,
+    )
+
+
+def _step(policy: Policy, baseline: Baseline, batch: Batch) -> _Pass | None:
     survey = policy.survey(batch)
     every = policy.estimates(batch)
     timed = {arm: every[arm] for arm in survey.latencies if arm in every}

@@ -143,10 +143,15 @@ def _section(
     for row in table.measurements:
         by_point[row.point].append(row)
     ceilings = ceilings_of(by_point[ROOFLINE])
-    reports = tuple(
-        _point_report(CachedPolicy.of(point, setting, by_point[name], baseline, places), ceilings)
+    policies = {
+        name: CachedPolicy.of(point, setting, by_point[name], baseline, places)
         for name, point in points.items()
         if name in by_point
+    }
+    indexer = [policies[name] for name in _IN_A_PREFILL if name in policies]
+    reports = tuple(
+        _point_report(policy, ceilings, indexer if name == "prefill" else ())
+        for name, policy in policies.items()
     )
     layers = tuple(_layers(reports, points, setting, baseline, ceilings))
     return Section(table, reports, tuple(_failures(table.measurements)), layers, ceilings)
@@ -173,7 +178,13 @@ def _taken(batch: Batch, policy: Policy, question: Question) -> str | None:
     return policy.decide(question, batch).choice if isinstance(policy, CachedPolicy) else None
 
 
-def _point_report(policy: CachedPolicy, ceilings: Ceilings | None) -> PointReport:
+_IN_A_PREFILL = ("indexer_prefill", "indexer_topk")
+"""What each layer of a prefill does besides the point `prefill`."""
+
+
+def _point_report(
+    policy: CachedPolicy, ceilings: Ceilings | None, others: Sequence[CachedPolicy]
+) -> PointReport:
     ordered = sorted(policy.measured, key=lambda batch: (batch.mode, batch.lens or ()))
     batches = {str(batch): batch for batch in ordered}
     measured: dict[str, dict[str, Measurement]] = {word: {} for word in batches}
@@ -190,7 +201,7 @@ def _point_report(policy: CachedPolicy, ceilings: Ceilings | None) -> PointRepor
         policy=policy,
         measurements=policy.measurements,
         questions=questions,
-        chunks=chunk_curves(policy, policy.baseline),
+        chunks=chunk_curves(policy, policy.baseline, others),
         achieved=achieved_of(policy, batches, policy.measurements, ceilings),
     )
 

@@ -305,7 +305,9 @@ def _chunk_note(curves: Sequence[ChunkCurve]) -> str:
         f"Chunks of {chunk} and more cannot run {' or '.join(arms)}: {clause}."
         for (chunk, clause), arms in alike.items()
     )
-    return " ".join(["One sequence, attention of one layer.", *limits])
+    steps = dict.fromkeys(step for curve in curves for step in curve.steps)
+    within = f", with {' and '.join(steps)}" if steps else ""
+    return " ".join([f"One sequence, attention of one layer{within}.", *limits])
 
 
 def roofline_table(section: Section, point: PointReport) -> DisplayTable:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from nsa_tune.reports.charts.chunk_rates import chunk_rates
 from nsa_tune.reports.charts.figures import Chart
 from nsa_tune.reports.charts.theme import SCHEMA, Rows, Spec, tips
 from nsa_tune.reports.replay.prices import Way
 from nsa_tune.reports.replay.result import Replay
 
-__all__ = ["lost_chart", "ways_chart"]
+__all__ = ["chunks_chart", "lost_chart", "ways_chart"]
 
 _SHORTEST = 0.002
 """Steps below this part of all attention are drawn as one."""
@@ -104,6 +105,39 @@ def lost_chart(found: Replay) -> Chart | None:
         "layer": [{"mark": "bar", "encoding": {"tooltip": tips(told)}}],
     }  # fmt: skip
     return Chart(spec, {"lost": rows})
+
+
+def chunks_chart(found: Replay) -> Chart | None:
+    """Prompt tokens a second against chunk size; None without such prompts."""
+    rows: Rows = [
+        {
+            "chunk": one.chunk,
+            "rate": round(one.prompt / seconds, 1),
+            "prompt": str(one.prompt),
+            "who": who,
+            "best": one.best,
+            "extrapolated": one.extrapolated,
+            "arms": ", ".join(one.unpriced),
+        }
+        for one in found.chunks
+        for who, seconds in (("table", one.table), (found.baseline, one.engine))
+        if seconds
+    ]
+    if not rows:
+        return None
+    spec = chunk_rates(
+        list(dict.fromkeys(row["prompt"] for row in rows)), ["table", found.baseline]
+    )
+    whole = "whole passes" if found.rest is not None else "attention alone"
+    spec["encoding"]["y"]["axis"]["title"] = f"prompt tokens a second, {whole}"
+    told = {
+        "prompt": "prompt",
+        "who": "chosen by",
+        "chunk": "chunk size",
+        "rate": "tokens a second",
+    }
+    spec["layer"][1]["encoding"]["tooltip"] = tips({**told, "arms": "not counted"})
+    return Chart(spec, {"chunks": rows})
 
 
 def _short(text: str) -> str:

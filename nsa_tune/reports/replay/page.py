@@ -12,7 +12,7 @@ from nsa_tune.reports.charts.theme import THEMES
 from nsa_tune.reports.html.chart_data import plot
 from nsa_tune.reports.html.markup import article, figure, heading, html_table, note, packed_text
 from nsa_tune.reports.html.page import CREDITS, offline
-from nsa_tune.reports.replay.charts import lost_chart, ways_chart
+from nsa_tune.reports.replay.charts import chunks_chart, lost_chart, ways_chart
 from nsa_tune.reports.replay.result import Replay
 from nsa_tune.reports.replay.tables import facts, tables, warnings
 
@@ -69,6 +69,11 @@ def _cards(found: Replay, plots: dict[str, Any] | None) -> Iterator[str]:
     drawn: list[tuple[str, str, Chart | None]] = [
         ("ways", "Attention by who chooses, and by step of a layer.", ways_chart(found)),
         ("lost", "Where the engine loses most, by shape of a pass.", lost_chart(found)),
+        (
+            "chunks",
+            "One prompt by chunk size. Larger marks: the fastest size.",
+            chunks_chart(found),
+        ),
     ]
     for name, words, chart in drawn:
         if plots is not None and chart is not None:

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from nsa_tune.backend.costmodel.surface import Estimate
+from nsa_tune.reports.replay.chunks import ChunkTime
 from nsa_tune.reports.replay.flags import Flags
 from nsa_tune.reports.replay.prices import Way
 from nsa_tune.reports.replay.rest import RestOfPass
@@ -137,6 +138,8 @@ class Replay:
     served: tuple[Served, ...]
     """By way; empty without a model of the rest of a pass."""
     rest: RestOfPass | None
+    chunks: tuple[ChunkTime, ...] = ()
+    """Single prompts in chunks of each size."""
 
     def document(self) -> dict[str, Any]:
         """The JSON document."""

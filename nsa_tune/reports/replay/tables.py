@@ -90,7 +90,7 @@ def _priced(found: Replay) -> set[str]:
 
 def tables(found: Replay) -> list[DisplayTable]:
     """All tables."""
-    every = [_ways(found), _steps(found), _questions(found), _lost(found)]
+    every = [_ways(found), _steps(found), _questions(found), _lost(found), _chunks(found)]
     if found.served:
         every.insert(1, _served(found))
     return [one for one in every if one.rows]
@@ -204,6 +204,29 @@ def _lost(found: Replay) -> DisplayTable:
         rows,
         frozenset({4, 5, 6}),
     )  # fmt: skip
+
+
+def _chunks(found: Replay) -> DisplayTable:
+    rows = tuple(
+        (
+            str(one.prompt),
+            str(one.chunk),
+            str(one.passes),
+            f"{one.engine:.3f}",
+            f"{one.table:.3f}",
+            "best" if one.best else "",
+            ", ".join([*one.unpriced, *(["extrapolated"] if one.extrapolated else [])]),
+        )
+        for one in found.chunks
+    )
+    what = "Whole passes" if found.rest is not None else "Attention alone, in all layers"
+    return DisplayTable(
+        "One prompt by chunk size, seconds",
+        ("prompt", "chunk", "passes", "engine", "table", "", "not counted"),
+        rows,
+        frozenset(range(5)),
+        f"{what}; each chunk has all that came before as its prefix.",
+    )
 
 
 def _range(ends: tuple[int, int]) -> str:

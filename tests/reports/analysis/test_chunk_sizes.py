@@ -8,9 +8,12 @@ import pytest
 
 from nsa_tune.backend.baselines import SGLANG_0_5_23
 from nsa_tune.backend.types.batch import Batch, Mode
-from nsa_tune.reports.analysis.chunk_sizes import ChunkCurve, ChunkPoint
+from nsa_tune.db.reader import read_text, shipped
+from nsa_tune.reports.analysis.chunk_sizes import ChunkCurve, ChunkPoint, chunk_curves
 from nsa_tune.reports.analysis.report import PointReport, build
 from tests.reports.synthetic import real_table, toy_point, toy_table
+
+_WITH_INDEXER = "h200_deepseek-v3.2_h128_fp8"
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +56,26 @@ def test_the_rule_takes_its_own_path_and_kernel(point: PointReport) -> None:
         + point.policy.estimates(second)["mla/flashmla_kv"].latency_us
     )
     assert one.default_us == pytest.approx(expected)
+
+
+def test_the_indexers_time_is_in_a_prefills_chunk() -> None:
+    table = read_text(next(path for path in shipped() if path.stem == _WITH_INDEXER))
+    section = build([table]).sections[0]
+    prefill, indexer = (
+        next(one for one in section.points if one.point.name == name)
+        for name in ("prefill", "indexer_prefill")
+    )
+    alone = chunk_curves(prefill.policy, SGLANG_0_5_23)
+
+    assert prefill.chunks[0].steps == ("indexer_prefill",)
+    for whole, part in zip(prefill.chunks[1].points, alone[1].points, strict=True):
+        more = 0.0
+        for start in range(0, prefill.chunks[1].prompt, whole.chunk):
+            batch = Batch.extend([start], [whole.chunk])
+            every = indexer.policy.estimates(batch)
+            allowed = indexer.policy.survey(batch).latencies
+            more += min((every[arm].latency_us for arm in allowed), default=0.0)
+        assert whole.total_us == pytest.approx(part.total_us + more)
 
 
 def test_an_arm_that_no_chunk_of_a_size_allows_is_named_with_its_limit(point: PointReport) -> None:
