@@ -219,9 +219,12 @@ def replay_requests(
     end_s = busy_s = total_s = 0.0
     most = 0
     for one in simulated(_requests(trace, options, counted), engine, clock):
-        tally.add(one.is_extend, one.sums, one.batch, one.steps)
+        extend, sums = one.is_extend, one.sums
+        tally.add(extend, sums, one.batch, one.steps)
         taken = one.steps * one.seconds
-        most = max(most, one.pool_tokens)
+        pool_tokens = one.pool_tokens if extend else sums[2]
+        if pool_tokens > most:
+            most = pool_tokens
         end_s, busy_s = one.start_s + taken, busy_s + taken
         for wait in one.first_tokens_s:
             total_s += wait

@@ -102,11 +102,16 @@ class Pass:
     def sums(self) -> tuple[int, int, int, int, int]:
         """Sequences, new tokens, kv tokens, kv tokens of the longest, and (query, key) pairs: what
         `batch` has, at less cost. In a decode they may be off by a token a sequence."""
-        if self.lens:
-            size, new = len(self.lens), sum(n for _, n in self.lens)
-            pairs = sum(n * p + n * (n + 1) // 2 for p, n in self.lens)
-            kv = new + sum(p for p, _ in self.lens)
-            return size, new, kv, max(p + n for p, n in self.lens), pairs
+        lens = self.lens
+        if len(lens) == 1:
+            ((prefix, new),) = lens
+            kv = prefix + new
+            return 1, new, kv, kv, new * prefix + new * (new + 1) // 2
+        if lens:
+            new = sum([n for _, n in lens])
+            pairs = sum([n * p + n * (n + 1) // 2 for p, n in lens])
+            kvs = [p + n for p, n in lens]
+            return len(lens), new, sum(kvs), max(kvs), pairs
         size, next_n = len(self._running.heap), self._engine.next_n
         kv, longest = self._running.contexts(self._step)
         new = size * next_n

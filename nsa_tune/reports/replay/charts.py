@@ -25,7 +25,7 @@ def ways_chart(found: Replay) -> Chart:
         "$schema": SCHEMA,
         "data": {"name": "ways"},
         "width": "container",
-        "height": {"step": 34},
+        "height": 34 * len(order),
         "encoding": {
             "y": {"field": "way", "type": "nominal", "sort": order, "axis": {"title": None}},
             "x": {
@@ -91,7 +91,7 @@ def lost_chart(found: Replay) -> Chart | None:
         "$schema": SCHEMA,
         "data": {"name": "lost"},
         "width": "container",
-        "height": {"step": 26},
+        "height": 26 * len(rows),
         "encoding": {
             "y": {
                 "field": "shape", "type": "nominal", "sort": None,

@@ -2,7 +2,7 @@
 
 Passes that are alike share one price: that of the first of them. Alike are passes of one kind with
 the same number of sequences, whose new tokens, kv tokens and pairs lie in the same sixteenth of an
-octave. After 8000 such shapes, those that are new share a price with the ones in the same quarter
+octave. After 5000 such shapes, those that are new share a price with the ones in the same quarter
 of an octave. A random sample of the passes is priced one by one at the end, and tells how far the
 shared prices are off.
 """
@@ -34,8 +34,10 @@ sequences, new tokens, kv tokens and pairs."""
 _CELLS = 16
 """Cells an octave, for tokens and pairs."""
 _COARSE = 4
-"""Cells an octave for passes of rare shapes, and for the longest sequence above index_topk."""
-_MOST_FINE = 8_000
+"""Cells an octave for passes of rare shapes."""
+_LONGEST = 2
+"""Cells an octave for the longest sequence, above index_topk."""
+_MOST_FINE = 5_000
 """Shapes after which new ones count as rare."""
 _MOST_CELLS = 20_000
 _FEW = 8
@@ -165,7 +167,7 @@ class Tally:
         size, new, kv, longest, pairs = sums
         topk = self._topk
         within = longest <= topk
-        most = longest * 2 * _FEW // topk if within else -int(_COARSE * log2(longest))
+        most = longest * 2 * _FEW // topk if within else -int(_LONGEST * log2(longest))
         kind = (2 if extend else 0) + (not extend or new <= self._graph_tokens)
         # In a decode the pairs follow from the rest.
         of_pairs = log2(pairs) if extend else 0.0
