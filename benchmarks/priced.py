@@ -11,7 +11,7 @@ Three comparisons are printed, each with its spread:
 
 1. Attention, where `--attention` has it measured by a profiler: lines {"prefix", "new",
    "attention_ms"}, or "steps_ms" by decision point; with "mha" and "impl" where passes differ in
-   them.
+   them. A profile of `benchmarks/engine` will do: {"case": "prefix:new:sequences", "kinds_ms"}.
 2. Differences: two passes of one batch that ran different kernels. What else they do is the same,
    so that the difference of their times is that of attention.
 3. Whole passes: priced attention and the rest of a pass. The rest is fitted to the same passes with
@@ -108,7 +108,9 @@ def ran(path: Path, pricer: Pricer) -> list[Ran]:
     """The passes of a file that can be priced, equal ones as one."""
     groups: dict[tuple[Batch, bool, bool, str], list[dict[str, Any]]] = defaultdict(list)
     for line in lines_of(path):
-        batch = None if line.get("draft") else batch_of(line)
+        # Another mode of the pass than the engine's own is none that prices know.
+        odd = line.get("draft") or line.get("pass_mode", "engine") != "engine"
+        batch = None if odd else batch_of(line)
         if batch is not None and line.get("gpu_ms"):
             key = (batch, bool(line["graph"]), bool(line.get("mha")), str(line.get("impl", "")))
             groups[key].append(line)
@@ -157,10 +159,25 @@ def told(name: str, found: Mapping[str, float]) -> str:
     )
 
 
+_STEPS = {"indexer logits": "indexer_prefill", "top-k": "indexer_topk"}
+"""Kinds of kernels that are a whole step. Others hold work of several steps, or a part of one."""
+
+
+def unprofiled(line: Mapping[str, Any]) -> dict[str, Any]:
+    """A line with its lengths and steps, also if it is a row of a profile; {} for any other."""
+    if "kinds_ms" not in line:
+        return dict(line) if "prefix" in line else {}
+    if line["case"].startswith("d:"):
+        return {}  # a decode
+    prefix, new, count = map(int, line["case"].split(":"))
+    steps = {step: line["kinds_ms"].get(kind, 0.0) for kind, step in _STEPS.items()}
+    return {"prefix": [prefix] * count, "new": [new] * count, "steps_ms": steps}
+
+
 def attention_errors(passes: Sequence[Ran], path: Path) -> dict[str, list[float]]:
     """By step, and of all steps together under "attention", priced over measured, minus one."""
     measured: dict[tuple[Lengths, bool | None, str | None], dict[str, Any]] = {}
-    for line in lines_of(path):
+    for line in filter(None, map(unprofiled, lines_of(path))):
         lengths = tuple(line["prefix"]), tuple(line["new"])
         measured[lengths, line.get("mha"), line.get("impl")] = line
     errors: dict[str, list[float]] = defaultdict(list)
@@ -201,11 +218,14 @@ def difference_errors(passes: Sequence[Ran]) -> list[float]:
 
 def fitted(passes: Sequence[Ran]) -> dict[str, float]:
     """Milliseconds for one of each term, to the least relative error of whole passes."""
-    columns = [[one.terms[i] / one.gpu_ms for one in passes] for i in (*range(1, len(TERMS)), 0)]
+    # What is the same in every pass cannot be told from the pass itself, which comes last.
+    told_apart = [i for i in range(1, len(TERMS)) if len({one.terms[i] for one in passes}) > 1]
+    used = [*told_apart, 0]
+    columns = [[one.terms[i] / one.gpu_ms for one in passes] for i in used]
     targets = [1 - one.priced_ms / one.gpu_ms for one in passes]
     weights = fitted_weights(columns, targets, _WORSE)
-    by_term = dict(zip((*TERMS[1:], TERMS[0]), weights, strict=True))
-    return {term: by_term[term] for term in TERMS if by_term[term] > 0}
+    by_term = {TERMS[i]: weight for i, weight in zip(used, weights, strict=True) if weight > 0}
+    return {term: by_term[term] for term in TERMS if term in by_term}
 
 
 def whole_ms(one: Ran, weights: Mapping[str, float]) -> float:

@@ -27,6 +27,10 @@ def replayed(path: str, heads: str, kv_dtype: str) -> dict[str, Any]:
     return document
 
 
+def _percent(part: float) -> str:
+    return f"{round(part, 3) + 0.0:.1%}"
+
+
 def row(name: str, heads: str, kv_dtype: str, found: dict[str, Any]) -> str:
     kinds = found["kinds"]
     engine = {kind: one["ways"]["engine"]["seconds"] for kind, one in kinds.items()}
@@ -38,8 +42,8 @@ def row(name: str, heads: str, kv_dtype: str, found: dict[str, Any]) -> str:
     flags = [flag for one in kinds.values() for flag in one["static"]["flags"]]
     cells = [
         name, heads, kv_dtype, f"{engine['prefill']:.0f}", f"{engine['decode']:.0f}",
-        f"{1 - static / whole:.1%}: {', '.join(f'`{flag}`' for flag in flags) or 'the defaults'}",
-        *(f"{part:.1%}" for part in saved),
+        f"{_percent(1 - static / whole)}: {', '.join(f'`{flag}`' for flag in flags) or 'the defaults'}",
+        *map(_percent, saved),
         ", ".join(sorted({step for one in kinds.values() for step in one["unpriced"]})) or "-",
     ]  # fmt: skip
     return f"| {' | '.join(cells)} |"

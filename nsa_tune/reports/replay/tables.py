@@ -123,7 +123,9 @@ def _ways(found: Replay) -> DisplayTable:
 
 
 def _saved(seconds: float, engine: float) -> str:
-    return f"{1 - seconds / engine:.1%}" if engine and seconds != engine else "-"
+    if not engine or seconds == engine:
+        return "-"
+    return f"{round(1 - seconds / engine, 3) + 0.0:.1%}"
 
 
 def _served(found: Replay) -> DisplayTable:
