@@ -40,9 +40,10 @@ def row(name: str, heads: str, kv_dtype: str, found: dict[str, Any]) -> str:
     ]
     static = sum(one["static"]["seconds"] for one in kinds.values())
     flags = [flag for one in kinds.values() for flag in one["static"]["flags"]]
+    words = ", ".join(f"`{flag}`" for flag in flags) or "the defaults"
     cells = [
         name, heads, kv_dtype, f"{engine['prefill']:.0f}", f"{engine['decode']:.0f}",
-        f"{_percent(1 - static / whole)}: {', '.join(f'`{flag}`' for flag in flags) or 'the defaults'}",
+        f"{_percent(1 - static / whole)}: {words}",
         *map(_percent, saved),
         ", ".join(sorted({step for one in kinds.values() for step in one["unpriced"]})) or "-",
     ]  # fmt: skip

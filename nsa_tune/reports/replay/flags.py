@@ -8,11 +8,13 @@ from typing import NamedTuple
 from nsa_tune.backend.costmodel.policy import Policy
 from nsa_tune.backend.types.batch import Batch
 
-__all__ = ["DECODE_FLAG", "DEFAULTS", "PREFILL_FLAG", "THRESHOLD", "Flags", "flags_for"]
+__all__ = ["DECODE_FLAG", "DEFAULTS", "FLAGGED", "PREFILL_FLAG", "THRESHOLD", "Flags", "flags_for"]
 
 PREFILL_FLAG = "--dsa-prefill-backend"
 DECODE_FLAG = "--dsa-decode-backend"
 THRESHOLD = "SGLANG_DSA_PREFILL_DENSE_ATTN_KV_LEN_THRESHOLD"
+FLAGGED = frozenset({"sparse_prefill", "decode", "prefill_path"})
+"""Questions that flags answer."""
 _PREFILL = ("flashmla_sparse", "flashmla_kv", "fa3", "tilelang", "trtllm")
 _DECODE = ("flashmla_kv", "flashmla_sparse", "fa3", "tilelang", "trtllm")
 """Kernels that SGLang 0.5.23 takes as values (arg_groups/fields/exec_.py:299, 341)."""

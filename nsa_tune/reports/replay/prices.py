@@ -21,7 +21,7 @@ from nsa_tune.backend.engines.sglang.releases import Release
 from nsa_tune.backend.types.batch import Batch, Mode
 from nsa_tune.backend.types.point import Point
 from nsa_tune.backend.types.records import Table
-from nsa_tune.reports.replay.flags import Flags, flags_for
+from nsa_tune.reports.replay.flags import FLAGGED, Flags, flags_for
 
 __all__ = ["HEADLESS", "Price", "Pricer", "StepPrice", "Way", "borrowed"]
 
@@ -202,9 +202,13 @@ class Pricer:
         self, point: Point, engine: _Chosen, batch: Batch, times: Mapping[str, Estimate]
     ) -> list[float]:
         """The step's time under each of the flags. Many of them come to the same choices."""
+        flags = self.flags[batch.mode is Mode.EXTEND]
+        if FLAGGED.isdisjoint(engine):
+            arm = _fastest(point, engine, times)
+            return [inf if arm is None else times[arm].latency_us] * len(flags)
         found: dict[tuple[str | None, ...], float] = {}
         static = []
-        for one in self.flags[batch.mode is Mode.EXTEND]:
+        for one in flags:
             chosen = one.applied(engine, batch)
             key = tuple(chosen.values())
             if key not in found:
