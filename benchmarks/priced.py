@@ -15,8 +15,9 @@ Three comparisons are printed, each with its spread:
 2. Differences: two passes of one batch that ran different kernels. What else they do is the same,
    so that the difference of their times is that of attention.
 3. Whole passes: priced attention and the rest of a pass. The rest is fitted to the same passes with
-   one fifth of the batches left out in turn, and judged on those. `--fit` writes it for
-   `nsa-tune replay --rest`.
+   one fifth of the batches left out in turn, and judged on those. Passes whose GPU waited for the
+   host tell what the host takes, and nothing else. `--fit` writes it all for `nsa-tune replay
+   --rest`.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from nsa_tune._cli.traffic import pricer_for, release_named
 from nsa_tune.backend.costmodel.least_squares import fitted_weights
 from nsa_tune.backend.types.batch import Mode
 from nsa_tune.reports.replay.prices import Pricer
-from nsa_tune.reports.replay.rest import SCHEMA, TERMS, kind_of
+from nsa_tune.reports.replay.rest import SCHEMA, TERMS, kind_of, numbers_of
 
 Lengths: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]
 
@@ -46,6 +47,8 @@ _WORSE = 0.02
 """How much worse a fit may be for the sake of fewer terms."""
 _HOST_BOUND = 1.1
 """GPU time over host time below which a pass may have waited for its host."""
+_SURELY = 3.0
+"""GPU time over the usual host time of a kind of pass above which it has not waited."""
 _LEAST_DIFFERENCE = 0.02
 """Part of a pass below which a difference is noise."""
 
@@ -65,16 +68,36 @@ class Ran:
     """Attention, by the table."""
     steps_ms: Mapping[str, float]
     unpriced: tuple[str, ...]
+    scored_above: int
 
     @property
     def kind(self) -> str:
         return kind_of(extend=self.batch.mode is Mode.EXTEND, graph=self.graph)
 
     @property
+    def sums(self) -> tuple[int, int, int, int, int]:
+        one = self.batch
+        return one.batch_size, one.q_tokens, one.kv_tokens, one.max_kv, one.pairs
+
+    @property
     def terms(self) -> tuple[float, ...]:
         """In the order of `TERMS`."""
-        one = self.batch
-        return 1.0, one.batch_size, one.q_tokens, one.kv_tokens, one.pairs
+        return tuple(numbers_of(self.sums, self.scored_above).values())
+
+
+def waiting(passes: Sequence[Ran]) -> list[Ran]:
+    """Those of one kind whose GPU may have waited for launches, so that their time tells nothing
+    of it. A host may also wait for the GPU, so that a long time of its own alone says little."""
+    hosts = sorted(one.host_ms for one in passes)
+    usual = hosts[len(hosts) // 4]
+    return [one for one in passes if one.gpu_ms < min(_HOST_BOUND * one.host_ms, _SURELY * usual)]
+
+
+def gpu_bound(passes: Sequence[Ran]) -> list[Ran]:
+    """The others, of all kinds."""
+    kinds = dict.fromkeys(one.kind for one in passes)
+    late = {id(o) for kind in kinds for o in waiting([one for one in passes if one.kind == kind])}
+    return [one for one in passes if id(one) not in late]
 
 
 def lines_of(path: Path) -> Iterator[dict[str, Any]]:
@@ -128,7 +151,7 @@ def _ran(
         batch, graph, mha and extend, impl if extend else "",
         median(float(line["gpu_ms"]) for line in lines),
         median(float(line.get("host_ms", 0)) for line in lines),
-        len(lines), sum(times.values()), times, unpriced,
+        len(lines), sum(times.values()), times, unpriced, pricer.setting.profile.index_topk,
     )  # fmt: skip
 
 
@@ -200,9 +223,8 @@ def attention_errors(passes: Sequence[Ran], path: Path) -> dict[str, list[float]
 def difference_errors(passes: Sequence[Ran]) -> list[float]:
     """Priced minus measured difference of two passes of one batch, over the longer pass."""
     same: dict[tuple[Batch, bool], list[Ran]] = defaultdict(list)
-    for one in passes:
-        if one.graph or one.gpu_ms > _HOST_BOUND * one.host_ms:
-            same[one.batch, one.graph].append(one)
+    for one in gpu_bound(passes):
+        same[one.batch, one.graph].append(one)
     errors = []
     for some in same.values():
         for one, other in combinations(some, 2):
@@ -256,14 +278,13 @@ def rest_of(passes: Sequence[Ran], what: str) -> tuple[dict[str, Any], dict[str,
     every: list[float] = []
     for kind in dict.fromkeys(one.kind for one in passes):
         own = [one for one in passes if one.kind == kind]
-        bound = [one for one in own if one.graph or one.gpu_ms > _HOST_BOUND * one.host_ms]
-        hosts = sorted(one.host_ms for one in own)
-        host_ms[kind] = round(hosts[len(hosts) // 10], 4)
-        if len(bound) <= len(TERMS):
+        bound, late = gpu_bound(own), [one.host_ms for one in waiting(own)]
+        host_ms[kind] = round(median(late or [min(one.host_ms for one in own)]), 4)
+        if len(bound) <= 2 * len(TERMS):
             continue
         gpu_ms[kind] = fitted(bound)
         found = held_out(bound)
-        errors[kind] = spread(found)
+        errors[kind] = {**spread(found), "waited_for_their_host": len(late)}
         every += found
     steps = dict.fromkeys(step for one in passes for step in one.steps_ms)
     overall = spread(every)
@@ -273,6 +294,7 @@ def rest_of(passes: Sequence[Ran], what: str) -> tuple[dict[str, Any], dict[str,
         "attention": list(steps),
         "gpu_ms": gpu_ms,
         "host_ms": host_ms,
+        "scored_above": passes[0].scored_above if passes else 0,
         "error": {name: overall[name] for name in ("median", "p90", "passes") if name in overall},
     }
     return document, errors

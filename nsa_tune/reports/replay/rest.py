@@ -10,6 +10,7 @@
         "decode": {"pass": 12.0, "batch_size": 0.05}
       },
       "host_ms": {"graph": 10.0, "eager": 170.0, "decode": 5.0},
+      "scored_above": 2048,
       "error": {"median": 0.02, "p90": 0.06, "passes": 100}
     }
 
@@ -30,13 +31,14 @@ from typing import Any
 
 from nsa_tune._errors import UsageError
 
-__all__ = ["KINDS", "SCHEMA", "TERMS", "RestOfPass", "kind_of"]
+__all__ = ["KINDS", "SCHEMA", "TERMS", "RestOfPass", "kind_of", "numbers_of"]
 
 SCHEMA = "nsa-tune/rest-of-pass/1"
 KINDS = ("graph", "eager", "decode")
 """A prefill in a CUDA graph, one that is launched kernel by kernel, and any other pass."""
-TERMS = ("pass", "batch_size", "q_tokens", "kv_tokens", "pairs")
-"""What a weight may be for: the pass itself, or one of each of its numbers."""
+TERMS = ("pass", "batch_size", "q_tokens", "kv_tokens", "pairs", "scored_tokens")
+"""What a weight may be for: the pass itself, or one of each of its numbers. `scored_tokens` are the
+new tokens of a pass with a sequence so long that the indexer selects, else 0."""
 
 
 def kind_of(*, extend: bool, graph: bool) -> str:
@@ -58,6 +60,8 @@ class RestOfPass:
     """By kind: milliseconds for one of each term."""
     host_ms: Mapping[str, float]
     """By kind: the least time of a pass."""
+    scored_above: int
+    """Longest sequence, in tokens, up to which the indexer has nothing to select."""
     error: Mapping[str, float]
     """Of a whole pass, as a part of it: "median" and "p90"; and "passes", how many."""
 
@@ -97,6 +101,7 @@ class RestOfPass:
             tuple(map(str, found["attention"])),
             gpu_ms,
             _numbers(found.get("host_ms", {}), KINDS),
+            int(found.get("scored_above", 0)),
             _numbers(found.get("error", {}), ("median", "p90", "passes")),
         )
 
@@ -106,10 +111,18 @@ class RestOfPass:
         A kind without weights takes those of the first kind that has some.
         """
         weights = self.gpu_ms.get(kind) or next(iter(self.gpu_ms.values()))
-        size, new, kv, _, pairs = sums
-        numbers = {"pass": 1, "batch_size": size, "q_tokens": new, "kv_tokens": kv, "pairs": pairs}
+        numbers = numbers_of(sums, self.scored_above)
         rest = sum(weight * numbers[term] for term, weight in weights.items())
         return max(attention_ms + rest, self.host_ms.get(kind, 0.0))
+
+
+def numbers_of(sums: Sequence[int], scored_above: int) -> dict[str, int]:
+    """The numbers of a pass, by `TERMS`."""
+    size, new, kv, longest, pairs = sums
+    return {
+        "pass": 1, "batch_size": size, "q_tokens": new, "kv_tokens": kv, "pairs": pairs,
+        "scored_tokens": new if longest > scored_above else 0,
+    }  # fmt: skip
 
 
 def _numbers(found: Any, names: Sequence[str]) -> dict[str, float]:

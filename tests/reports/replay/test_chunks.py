@@ -24,7 +24,7 @@ def test_a_prompt_takes_its_chunks_with_all_before_as_prefix() -> None:
 
 
 def test_what_a_pass_costs_speaks_for_larger_chunks() -> None:
-    rest = RestOfPass("made up", (), {"graph": {"pass": 50.0}, "eager": {"pass": 50.0}}, {}, {})
+    rest = RestOfPass("made up", (), {"graph": {"pass": 50.0}, "eager": {"pass": 50.0}}, {}, 0, {})
 
     found = chunk_times(pricer(), 8192, rest)
 

@@ -81,7 +81,7 @@ def test_one_replay_tells_the_default_the_best_flags_and_the_plug_in() -> None:
 
 
 def test_with_the_rest_whole_passes_are_ranked() -> None:
-    rest = RestOfPass("made up", ("prefill",), {"graph": {"pass": 3.0}}, {}, {})
+    rest = RestOfPass("made up", ("prefill",), {"graph": {"pass": 3.0}}, {}, 0, {})
     tally = Tally(pricer(), 8192, rest)
     batch = Batch.extend([8192], [2048])
     tally.add(True, sums(batch), lambda: batch, 10)
