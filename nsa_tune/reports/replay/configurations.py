@@ -117,6 +117,16 @@ class Ranked:
         """What it is ranked by."""
         return self.attention_s if self.passes_s is None else self.passes_s
 
+    @property
+    def fastest(self) -> float:
+        """`seconds`, if every estimate of attention errs upwards."""
+        return self.seconds - (self.attention_s - self.low_s)
+
+    @property
+    def slowest(self) -> float:
+        """`seconds`, if every one errs downwards."""
+        return self.seconds + (self.high_s - self.attention_s)
+
 
 @dataclass(frozen=True, slots=True)
 class Configurations:
@@ -246,7 +256,7 @@ def _doubts(one: Ranked, default: Ranked) -> Iterator[str]:
     own, base = one.configuration, default.configuration
     if one.seconds >= default.seconds:
         yield "not faster by these estimates"
-    elif one.passes_s is None and one.high_s >= default.low_s:
+    elif one.slowest >= default.fastest:
         yield "the estimates leave room for the default"
     if one.passes_s is None and (own.chunk != base.chunk or own.graphs != base.graphs):
         yield "the number of passes and their launches are not counted; give --rest"

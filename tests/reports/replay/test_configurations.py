@@ -119,6 +119,18 @@ def test_what_is_not_sure_is_said() -> None:
     assert Configurations("a", DEFAULT, tuple(found), {}, ()).best.attention_s == 80.0
 
 
+def test_with_the_rest_the_estimates_still_leave_room() -> None:
+    default = replace(DEFAULT, passes_s=300.0)
+    close, clear = (
+        replace(other(seconds, chunk=16384), passes_s=200 + seconds) for seconds in (97.0, 90.0)
+    )
+
+    found = {one.attention_s: one.unsure for one in judged([default, close, clear], default)}
+
+    assert found[97.0] == ("the estimates leave room for the default",)
+    assert found[90.0] == ()
+
+
 def test_only_what_nothing_beats_is_on_the_front() -> None:
     found = judged(
         [DEFAULT, other(80.0), other(80.0, plugin=True), other(90.0, 20.0), other(95.0, 30.0)],
