@@ -30,6 +30,7 @@ import stat
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ from nsa_tune._errors import BatchError, StoreMissing
 from nsa_tune._files import TooLong, lines_of, open_regular
 from nsa_tune.backend.types.batch import Batch
 
-__all__ = ["SCHEMA", "VARIABLE", "Decision", "DecisionLog", "read_decisions"]
+__all__ = ["SCHEMA", "VARIABLE", "Decision", "DecisionLog", "process_log", "read_decisions"]
 
 _log = logging.getLogger(__name__)
 
@@ -156,6 +157,12 @@ class DecisionLog:
         if self._file is not None:
             os.close(self._file)
             self._file = None
+
+
+@cache
+def process_log() -> DecisionLog | None:
+    """The one log of this process, if NSA_TUNE_LOG asks for it."""
+    return DecisionLog.from_environment()
 
 
 @dataclass(frozen=True, slots=True)

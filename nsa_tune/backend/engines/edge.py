@@ -6,10 +6,14 @@ import logging
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
-__all__ = ["Edge"]
+__all__ = ["Edge", "LeftAlone"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+
+class LeftAlone(Exception):
+    """This backend is not steered; the text says why."""
 
 
 class Edge:

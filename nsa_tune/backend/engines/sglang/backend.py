@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from functools import cache
 from math import inf
 from typing import Any
 
 from nsa_tune._errors import NoTunedData
+from nsa_tune.backend.baselines import DEFAULT_BASELINE
 from nsa_tune.backend.dispatch.dispatcher import Dispatcher
-from nsa_tune.backend.dispatch.table_planner import Match
-from nsa_tune.backend.engines.decision_log import DecisionLog
-from nsa_tune.backend.engines.sglang.edge import attempt, say_once
+from nsa_tune.backend.engines.decision_log import process_log as decision_log
+from nsa_tune.backend.engines.opened import opened as opened_for
+from nsa_tune.backend.engines.sglang.edge import EDGE, attempt, say_once
 from nsa_tune.backend.engines.sglang.facts import (
     Facts,
     LeftAlone,
@@ -116,25 +116,7 @@ def opened(model: str, heads: int, kv_dtype: str) -> Dispatcher | None:
     Raises:
         NoTunedData: when there must be a table and is none.
     """
-    dispatcher = _dispatcher(model, heads, kv_dtype)
-    if dispatcher.match is Match.BASELINE:
-        return None  # opening has said so
-    if dispatcher.match is Match.ARCHITECTURE:
-        # Of two GPUs of one architecture one may have a seventh of the other's arithmetic.
-        say_once(logging.WARNING, "SGLang decides by itself: that table is of another GPU")
-        return None
-    return dispatcher
-
-
-@cache
-def _dispatcher(model: str, heads: int, kv_dtype: str) -> Dispatcher:
-    return Dispatcher.open(model=model, heads=heads, kv_dtype=kv_dtype)
-
-
-@cache
-def decision_log() -> DecisionLog | None:
-    """The one log of this process, if NSA_TUNE_LOG asks for it."""
-    return DecisionLog.from_environment()
+    return opened_for(EDGE, DEFAULT_BASELINE, model, heads, kv_dtype)
 
 
 def _measured(dispatcher: Dispatcher, impls: frozenset[str]) -> frozenset[str]:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from nsa_tune.backend.engines.edge import LeftAlone
 from nsa_tune.backend.engines.sglang.parallel import parallel
 from nsa_tune.backend.libraries.flash_mla.limits import padded_heads
 from nsa_tune.backend.types.layouts import KVLayout
@@ -16,10 +17,6 @@ __all__ = ["Facts", "LeftAlone", "facts_of", "variable_set"]
 
 _CHUNK = 8192
 """SGLang's own chunk on an 80 GB GPU, where no size was asked for."""
-
-
-class LeftAlone(Exception):
-    """This backend is not steered; the text says why."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,20 +1,12 @@
-"""What a forward pass of the engine is to a table: whether one decides for it, and its batch.
-
-Lengths are taken from lists, as the host has them. Some passes carry tensors instead, and reading
-those could wait for the device.
-"""
+"""What a forward pass of SGLang is to a table: whether one decides for it, and its batch."""
 
 from __future__ import annotations
 
-from math import hypot
-from operator import add
 from typing import Any
 
-from nsa_tune.backend.types.batch import Batch, Mode
+from nsa_tune.backend.engines.extends import batch_of, sums_of
 
 __all__ = ["batch_of", "is_plain_extend", "sums_of"]
-
-_EXTEND = Mode.EXTEND
 
 
 def is_plain_extend(forward_batch: Any) -> bool:
@@ -28,45 +20,3 @@ def is_plain_extend(forward_batch: Any) -> bool:
         and not forward_batch.tbo_children
         and forward_batch.tbo_parent_token_range is None
     )
-
-
-def sums_of(prefix_lens: Any, extend_lens: Any) -> Batch | None:
-    """An extend batch by its sums; None unless both are lists of one length with a new token."""
-    if type(prefix_lens) is not list or type(extend_lens) is not list:
-        return None
-    if len(extend_lens) == 1 == len(prefix_lens):
-        prefix, new = prefix_lens[0], extend_lens[0]
-        kv_tokens = prefix + new
-        if new < 1:
-            return None
-        return Batch.from_totals(
-            mode=_EXTEND, q_tokens=new, kv_tokens=kv_tokens, max_kv=kv_tokens, batch_size=1,
-            pairs=prefix * new + new * (new + 1) // 2,
-        )  # fmt: skip
-    q_tokens = sum(extend_lens)
-    # A padded batch ends in sequences without tokens.
-    sequences = len(extend_lens) - extend_lens.count(0)
-    if q_tokens < 1 or len(extend_lens) != len(prefix_lens):
-        return None
-    kv_lens = list(map(add, prefix_lens, extend_lens))
-    # kv² - prefix² = new (2 prefix + new). Norms are summed in C, and exact to below half a pair
-    # while a batch has fewer than 2**50 of them.
-    kv_norm, prefix_norm = hypot(*kv_lens), hypot(*prefix_lens)
-    pairs = (round(kv_norm * kv_norm - prefix_norm * prefix_norm) + q_tokens) // 2
-    return Batch.from_totals(
-        mode=_EXTEND, q_tokens=q_tokens, kv_tokens=sum(kv_lens), max_kv=max(kv_lens),
-        batch_size=sequences, pairs=pairs,
-    )  # fmt: skip
-
-
-def batch_of(prefix_lens: Any, extend_lens: Any) -> Batch | None:
-    """An extend batch by its lengths; None as of `sums_of`."""
-    if type(prefix_lens) is not list or type(extend_lens) is not list:
-        return None
-    if len(prefix_lens) != len(extend_lens):
-        return None
-    if 0 in extend_lens:
-        # A padded batch ends in sequences without tokens.
-        pairs = [pair for pair in zip(prefix_lens, extend_lens, strict=True) if pair[1]]
-        prefix_lens, extend_lens = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
-    return Batch.extend(prefix_lens, extend_lens) if extend_lens else None

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from nsa_tune.backend.engines import opened
 from nsa_tune.backend.engines.sglang import backend as module
 from nsa_tune.backend.engines.sglang.backend import around_init, attach
 from nsa_tune.backend.engines.sglang.indexer import around_context_lens
@@ -33,7 +34,7 @@ HOOKS: dict[str, Callable[..., Any]] = {
 def engine(wheel: Wheel, monkeypatch: pytest.MonkeyPatch) -> Engine:
     monkeypatch.setattr(module, "installed_version", lambda: wheel.version)
     monkeypatch.setattr(detect, "local_device_name", lambda: GPU)
-    for cached in (module._dispatcher, module.decision_log):
+    for cached in (opened._dispatcher, module.decision_log):
         cached.cache_clear()
     return Engine.of(wheel, monkeypatch)
 
@@ -331,7 +332,7 @@ def test_bf16_pools_have_tables_of_their_own(
 ) -> None:
     assert not hasattr(_built(engine, fp8=False), "_nsa_tune_prefill")  # the table is for fp8
     monkeypatch.setenv("NSA_TUNE_DB", str(table_file(tmp_path, "bf16")))
-    module._dispatcher.cache_clear()
+    opened._dispatcher.cache_clear()
     backend = _built(engine, fp8=False)
 
     assert backend.token_to_kv_pool.dtype is torch.bfloat16

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from nsa_tune.backend.engines import opened
 from nsa_tune.backend.engines.sglang import backend as module
 from nsa_tune.backend.engines.sglang.v4 import Layers, around_sparse_prefill
 from nsa_tune.backend.engines.sglang.v4_backend import (
@@ -33,7 +34,7 @@ def engine(newest: Wheel, monkeypatch: pytest.MonkeyPatch) -> V4Engine:
     monkeypatch.setattr(module, "installed_version", lambda: newest.version)
     monkeypatch.setattr(detect, "local_device_name", lambda: GPU)
     monkeypatch.delenv("SGLANG_DSV4_Q8KV8_PREFILL", raising=False)
-    for cached in (module._dispatcher, module.decision_log):
+    for cached in (opened._dispatcher, module.decision_log):
         cached.cache_clear()
     return V4Engine.of(newest, monkeypatch)
 
