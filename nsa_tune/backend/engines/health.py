@@ -136,10 +136,19 @@ def _source(host: Host, symbol: Symbol) -> Health:
         if isinstance(node, ast.ClassDef) and node.name == wanted:
             for one in node.body:
                 if isinstance(one, ast.FunctionDef) and one.name == method:
-                    arguments = tuple(arg.arg for arg in (*one.args.args, *one.args.kwonlyargs))
+                    arguments = tuple(arg.arg for arg in _arguments(one.args))
                     given = f"{symbol.path}({', '.join(arguments)})"
                     return Health(name, symbol.accepts(arguments), given)
     return Health(name, False, f"{symbol.module} has no {symbol.path}")
+
+
+def _arguments(given: ast.arguments) -> Iterator[ast.arg]:
+    yield from given.args
+    if given.vararg is not None:
+        yield given.vararg
+    yield from given.kwonlyargs
+    if given.kwarg is not None:
+        yield given.kwarg
 
 
 def _file_of(distribution: str, module: str) -> Path | None:

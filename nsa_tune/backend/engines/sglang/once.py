@@ -13,8 +13,8 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache
 
-from nsa_tune.backend.costmodel.policy import Policy
 from nsa_tune.backend.dispatch.dispatcher import Dispatcher
+from nsa_tune.backend.engines.repriced import repriced
 from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.records import Measurement
 
@@ -28,7 +28,7 @@ SEQUENCE_US = 20.0
 
 _POINT, _ARM = "prefill", "mla/flashmla_sparse"
 _NOT_SGLANGS = frozenset({"mla/flashmla_kv_mixed"})
-"""Arms that SGLang has no call for: were they the fastest, nothing would be decided."""
+"""Arms that SGLang has no call for."""
 
 
 def cost_us(batch: Batch) -> float:
@@ -39,23 +39,11 @@ def cost_us(batch: Batch) -> float:
 @cache
 def charged(dispatcher: Dispatcher, layers: int) -> Dispatcher:
     """`dispatcher`, with that cost in flashmla_sparse's passes, for a model of `layers` layers."""
-    table = dispatcher.table
-    assert table is not None, "only a table steers"
-    rows = [
-        _charged(row)
-        for row in table.measurements
-        if row.point == _POINT and row.arm not in _NOT_SGLANGS
-    ]
-    policies = dict(dispatcher.policies)
     setting = replace(dispatcher.setting, layers=layers)
-    policies[_POINT] = Policy.fit(policies[_POINT].point, setting, rows)
-    return Dispatcher(
-        setting, policies.values(), source=dispatcher.source, table=table,
-        baseline=dispatcher.baseline, forced=dispatcher.forced,
-    )  # fmt: skip
+    return repriced(dispatcher, _POINT, setting, _charged, without=_NOT_SGLANGS)
 
 
-def _charged(row: Measurement) -> Measurement:
-    if row.arm != _ARM or row.latency_us is None:
+def _charged(row: Measurement, batch: Batch) -> Measurement:
+    if row.arm != _ARM:
         return row
-    return replace(row, pass_us=(row.pass_us or 0.0) + cost_us(Batch.parse(row.batch)))
+    return replace(row, pass_us=(row.pass_us or 0.0) + cost_us(batch))

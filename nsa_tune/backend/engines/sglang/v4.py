@@ -6,7 +6,7 @@ each layer and once before the first (deepseek_v4_backend.py of 0.5.23: 2950, 40
 other numbers of query rows, and all must hear the same. So a batch is looked at once, when it is
 first asked about, by the lengths that the host has, and its answer then stays.
 
-Why a no is safe there: it is what SGLANG_OPT_FLASHMLA_SPARSE_PREFILL=0 makes the engine say.
+Why a no is safe there: it is what SGLANG_OPT_FLASHMLASPARSE_PREFILL=0 makes the engine say.
 
 - All that paged attention reads is made when a pass is prepared, before anybody asks: the pages of
   the window and of ratio 128, the lengths, the schedules of each ratio (init_flashmla_related).
@@ -22,23 +22,18 @@ Why a no is safe there: it is what SGLANG_OPT_FLASHMLA_SPARSE_PREFILL=0 makes th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 from weakref import ref
 
-from nsa_tune.backend.costmodel.regret import MARGIN
-from nsa_tune.backend.dispatch.dispatcher import Dispatcher
 from nsa_tune.backend.engines.decision_log import DecisionLog
 from nsa_tune.backend.engines.sglang.edge import attempt
 from nsa_tune.backend.engines.sglang.passes import batch_of, is_plain_extend
-from nsa_tune.backend.types.batch import Batch
+from nsa_tune.backend.engines.v4_answers import PAGED, SPARSE, Layers, V4Answers
 
 __all__ = ["Layers", "V4Answers", "V4Prefill", "around_sparse_prefill"]
 
 _ATTRIBUTE = "_nsa_tune_v4"
-_MOST_RECENT = 4096
-_SPARSE, _PAGED = "sparse_fwd", "with_kvcache"
 
 
 def around_sparse_prefill(
@@ -50,87 +45,6 @@ def around_sparse_prefill(
     if own and prefill is not None and prefill.turns_off(forward_batch):
         return False
     return own
-
-
-@dataclass(frozen=True, slots=True)
-class Layers:
-    """The attention layers that a process runs."""
-
-    compressed: Mapping[int, int]
-    """How many there are of each compression ratio."""
-    window: int
-    """Those that attend to the window alone."""
-
-
-class V4Answers:
-    """One choice for all layers of a pass; recent ones are kept."""
-
-    def __init__(self, dispatcher: Dispatcher, layers: Layers, *, most_q: int) -> None:
-        """`most_q` is the most new tokens for which there is scratch memory."""
-        setting = dispatcher.setting
-        self.table = {
-            "gpu": setting.device.name,
-            "model": setting.profile.name,
-            "heads": setting.heads,
-            "kv_layout": str(setting.layout),
-        }
-        """Which table answers, for the decision log."""
-        self.questions = tuple(f"v4_prefill_c{ratio}" for ratio in layers.compressed)
-        self._plan = dispatcher.plan
-        self._policies = dispatcher.policies
-        self._layers = layers
-        self._most_q = most_q
-        self._window = setting.profile.window
-        self._recent: dict[Batch, bool] = {}
-
-    def paged(self, batch: Batch) -> bool:
-        """Whether to attend to the pools where they lie."""
-        known = self._recent.get(batch)
-        if known is None:
-            if len(self._recent) >= _MOST_RECENT:
-                self._recent.clear()
-            known = self._recent[batch] = self._fresh(batch)
-        return known
-
-    def _fresh(self, batch: Batch) -> bool:
-        if batch.q_tokens > self._most_q:
-            return False
-        plan = self._plan(batch)
-        chosen = {getattr(plan, question) for question in self.questions}
-        if _PAGED not in chosen or None in chosen:
-            return False
-        if chosen == {_PAGED} and not self._layers.window:
-            return True
-        return self._gains(batch)
-
-    def _gains(self, batch: Batch) -> bool:
-        """Whether all layers together are faster that way, by more than counts as equal.
-
-        By the estimates, which know the measured neighbours: near a break-even the cost models that
-        plans are made by may be off by more than a layer gains.
-
-        What either way does once a pass is in each layer's time: the paged kernel's schedule, and
-        in layers of ratio 128 and of the window alone the combining of indices, which is the less.
-        What the sparse way does besides to prepare a pass is in none, so that it is dearer still.
-        """
-        of = list(zip(self._layers.compressed.values(), self.questions, strict=True))
-        asked = [(count, question, batch) for count, question in of]
-        if self._layers.window:
-            # A layer of the window alone is not measured. One of ratio 128 with nothing but the
-            # window behind it has a compressed token more for each 128 that are new.
-            behind = [min(prefix, self._window) for prefix, _ in batch.lens or ()]
-            asked.append(
-                (self._layers.window, "v4_prefill_c128", Batch.extend(behind, batch.new_lens or ()))
-            )
-        sparse_us = paged_us = 0.0
-        for count, question, one in asked:
-            policy = self._policies[question]
-            times = policy.estimates(one)
-            if _PAGED not in policy.survey(one).latencies or not times.keys() >= {_SPARSE, _PAGED}:
-                return False  # forbidden, or not measured
-            sparse_us += count * times[_SPARSE].latency_us
-            paged_us += count * times[_PAGED].latency_us
-        return paged_us * (1 + MARGIN) < sparse_us
 
 
 class V4Prefill:
@@ -177,8 +91,8 @@ class V4Prefill:
             self._log.write(
                 count,
                 batch,
-                own=dict.fromkeys(questions, _SPARSE),
-                taken=dict.fromkeys(questions, _PAGED if off else _SPARSE),
+                own=dict.fromkeys(questions, SPARSE),
+                taken=dict.fromkeys(questions, PAGED if off else SPARSE),
                 table=self._answers.table,
             )
         return off

@@ -6,11 +6,9 @@ import logging
 from collections import Counter
 from collections.abc import Callable
 from importlib import import_module
-from math import inf
 from typing import Any, NamedTuple
 
 from nsa_tune._errors import NoTunedData
-from nsa_tune.backend.dispatch.dispatcher import Dispatcher
 from nsa_tune.backend.engines.sglang.backend import check_hooks, decision_log, opened
 from nsa_tune.backend.engines.sglang.edge import attempt, say_once
 from nsa_tune.backend.engines.sglang.facts import LeftAlone
@@ -54,20 +52,13 @@ def attach_v4(backend: Any, model_runner: Any) -> None:
         if dispatcher is None:
             return
         answers = V4Answers(dispatcher, facts.layers, most_q=facts.most_q)
-        _check_measured(dispatcher, answers)
+        answers.check_measured()
     except (LeftAlone, NoTunedData) as reason:
         say_once(logging.WARNING, f"SGLang decides V4's prefill by itself: {reason}")
         return
     V4Prefill.attach(backend, answers, decision_log())
     say_once(logging.INFO, f"{facts}: V4's sparse prefill switch by {dispatcher.source}")
     check_hooks(backend)
-
-
-def _check_measured(dispatcher: Dispatcher, answers: V4Answers) -> None:
-    for question in answers.questions:
-        policy = dispatcher.policies[question]
-        if not all(policy.spread(arm) < inf for arm in ("sparse_fwd", "with_kvcache")):
-            raise LeftAlone(f"the table has no times of {question}")
 
 
 def v4_facts_of(backend: Any, model_runner: Any) -> V4Facts:

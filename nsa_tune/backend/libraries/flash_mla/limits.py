@@ -96,6 +96,8 @@ SCHEDULE_BUILDS = (
     ScheduleBuild("sglang-kernel", "0.4.", _BOTH, 5, _SLOW, True),
     ScheduleBuild("sgl-kernel", "0.", _BOTH, 5, _SLOW, True),
     ScheduleBuild("flash-mla", "1.", _BOTH, 5, "ends the process", False),
+    # vLLM brings a build of its own of upstream's sources.
+    ScheduleBuild("vllm", "0.", _BOTH, 5, "ends the process", False),
     # SGLang's own replacement (dsv4/flashmla_sched_meta.py) stays under what needs no opt-in.
     ScheduleBuild(
         "sglang", "0.5.", _SM100, 5, "hands over to FlashMLA's", False, 8, 49152

@@ -1,0 +1,230 @@
+"""Steering the sparse MLA builders: which extends take MHA, the sparse or the decode kernel.
+
+The engine asks, for all layers of a step at once, for the metadata of its batch. What it decides
+there hangs upon two attributes of the builder and upon one field of what it returns:
+
+- `reorder_batch_threshold`: requests of up to so many new tokens go with the decodes. It is lowered
+  for a step to the decodes' own number, never raised: a batch need not be sorted for more.
+- `fp8_use_mixed_batch` (an fp8 pool): whether all tokens that do not take MHA go through the
+  decode kernel, or those of prefills through the sparse kernel, over latents that are widened
+  before.
+- `use_dense_mha` of the metadata's prefills, which the engine sets where MHA is exact. It is
+  cleared only where the plug-in itself has made prefills out of what the engine would have taken
+  for decodes. The indexer reads the same field, so its top-k is there whenever it is needed.
+
+The attributes are put back when the call returns. A step with nothing but decodes, as a CUDA graph
+holds it, is left alone, and so is one that is prepared for capturing or for drafting.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable
+from operator import sub
+from typing import Any, NamedTuple
+
+from nsa_tune.backend.dispatch.dispatcher import Dispatcher
+from nsa_tune.backend.engines.decision_log import DecisionLog
+from nsa_tune.backend.engines.extends import batch_of, sums_of
+from nsa_tune.backend.engines.vllm.edge import attempt
+from nsa_tune.backend.engines.vllm.facts import Facts
+from nsa_tune.backend.types.layouts import KVLayout
+
+__all__ = ["Prefill", "Step", "around_build", "around_capture"]
+
+ATTRIBUTE = "_nsa_tune"
+_SPARSE, _PAGED = "flashmla_sparse", "flashmla_kv"
+
+
+def around_build(
+    original: Callable[..., Any],
+    builder: Any,
+    common_prefix_len: int,
+    common_attn_metadata: Any,
+    fast_build: bool = False,
+) -> Any:
+    """The hook around `build`, of the base class and of FlashMLA's, which calls it."""
+    prefill = builder.__dict__.get(ATTRIBUTE)
+    if (
+        prefill is None
+        or prefill.busy
+        or fast_build
+        or common_attn_metadata.max_query_len <= prefill.decode_tokens
+    ):
+        return original(builder, common_prefix_len, common_attn_metadata, fast_build)
+    step = attempt("steering a prefill", prefill.step, builder, common_attn_metadata)
+    if step is None:
+        delattr(builder, ATTRIBUTE)
+        return original(builder, common_prefix_len, common_attn_metadata, fast_build)
+    prefill.busy = True
+    own = _own(builder)
+    try:
+        _set(builder, step)
+        metadata = attempt(
+            "preparing a steered step", original, builder, common_prefix_len,
+            common_attn_metadata, fast_build,
+        )  # fmt: skip
+    finally:
+        _set(builder, own)
+        prefill.busy = False
+    if metadata is None:
+        delattr(builder, ATTRIBUTE)
+        return original(builder, common_prefix_len, common_attn_metadata, fast_build)
+    if not step.dense and metadata.prefill is not None:
+        metadata.prefill.use_dense_mha = False
+    return metadata
+
+
+def around_capture(original: Callable[..., Any], builder: Any, common_attn_metadata: Any) -> Any:
+    """The hook around `build_for_cudagraph_capture`: what a graph will hold is the engine's own."""
+    prefill = builder.__dict__.get(ATTRIBUTE)
+    if prefill is None or prefill.busy:
+        return original(builder, common_attn_metadata)
+    prefill.busy = True
+    try:
+        return original(builder, common_attn_metadata)
+    finally:
+        prefill.busy = False
+
+
+class Step(NamedTuple):
+    """How one step is prepared."""
+
+    threshold: int | None
+    """`reorder_batch_threshold`."""
+    mixed: bool | None
+    """`fp8_use_mixed_batch`; None where there is no such choice."""
+    dense: bool = True
+    """Whether prefills may take MHA where the engine says so."""
+
+
+def _own(builder: Any) -> Step:
+    return Step(builder.reorder_batch_threshold, getattr(builder, "fp8_use_mixed_batch", None))
+
+
+def _set(builder: Any, step: Step) -> None:
+    builder.reorder_batch_threshold = step.threshold
+    if step.mixed is not None:
+        builder.fp8_use_mixed_batch = step.mixed
+
+
+class Prefill:
+    """Steers one builder."""
+
+    def __init__(
+        self, builder: Any, dispatcher: Dispatcher, facts: Facts, log: DecisionLog | None
+    ) -> None:
+        # Each question alone takes less time than a plan, which answers more.
+        self._path = dispatcher.chooser("prefill_path")
+        self._kernel = dispatcher.chooser("sparse_prefill")
+        self._uniform = bool(builder.require_uniform_decodes)
+        self._log = log
+        self._dense = facts.dense
+        self._switches = facts.layout is KVLayout.FP8_PACKED
+        self._index_topk = facts.profile.index_topk
+        self._most_tokens = facts.shard_tokens
+        # With one row the decode kernel's scratch takes 4096 bytes a token and head, twice its fp32
+        # results. Of an eighth of the step's most tokens that is less than the queries that such a
+        # step leaves out; an engine that sends everything there anyway has seen to it.
+        own = getattr(builder, "fp8_use_mixed_batch", False)
+        self._most_paged = facts.most_tokens if own else facts.most_tokens // 8
+        setting = dispatcher.setting
+        self._table = {
+            "gpu": setting.device.name,
+            "model": setting.profile.name,
+            "heads": setting.heads,
+            "kv_layout": str(setting.layout),
+        }
+        self.decode_tokens = facts.decode_tokens
+        self.busy = False
+        """Whether a step is being prepared whose decisions are made."""
+
+    @classmethod
+    def attach(
+        cls, builder: Any, dispatcher: Dispatcher, facts: Facts, log: DecisionLog | None
+    ) -> None:
+        """Steer `builder` from now on."""
+        setattr(builder, ATTRIBUTE, cls(builder, dispatcher, facts, log))
+
+    def step(self, builder: Any, batch: Any) -> Step:
+        """How to prepare the step of `batch`, which has a prefill."""
+        own = _own(builder)
+        starts = batch.query_start_loc_cpu.tolist()
+        lens = batch.seq_lens_cpu_upper_bound
+        first = self._first_prefill(starts)
+        if lens is None or batch.causal is not True or starts[-1] >= self._most_tokens:
+            return own
+        news = list(map(sub, starts[first + 1 :], starts[first:]))
+        prefixes = list(map(sub, lens[first : first + len(news)].tolist(), news))
+        sums = sums_of(prefixes, news)
+        if sums is None:
+            return own
+        own_prefills = self._own_prefills(own.threshold or 1, starts, news, first)
+        exact = self._dense and sums.max_kv <= self._index_topk
+        mha = exact and self._path(sums) == "mha"
+        # The engine's own MHA spares the indexer's work, which is not in the times of either way.
+        step = own
+        if mha:
+            step = own._replace(threshold=self.decode_tokens)
+        elif self._switches and not (exact and own_prefills):
+            step = self._by_kernel(own, self._kernel(sums), starts[-1], own_prefills)
+        if self._log is not None and (count := self._log.due()):
+            self._write(count, prefixes, news, own, step, (exact, mha, own_prefills))
+        return step
+
+    def _first_prefill(self, starts: list[int]) -> int:
+        """The first request of more tokens than a decode has; the decodes come before it."""
+        most = self.decode_tokens
+        if most == 1:
+            return bisect_left(range(len(starts) - 1), 1, key=lambda i: starts[i + 1] - i - 1)
+        for i, new in enumerate(map(sub, starts[1:], starts)):
+            if new > most:
+                return i
+        return len(starts) - 1
+
+    def _own_prefills(self, threshold: int, starts: list[int], news: list[int], first: int) -> bool:
+        """Whether the engine takes any of the step's requests for a prefill."""
+        if not self._uniform:
+            return max(news) > threshold
+        # Its decodes are those at the front which are as long as the first.
+        length = starts[1]
+        if first or length > threshold:
+            return True
+        return any(new not in (length, 0) for new in news)
+
+    def _by_kernel(self, own: Step, kernel: str | None, tokens: int, own_prefills: bool) -> Step:
+        """The step in which prefills take `kernel`."""
+        if kernel == _SPARSE and (own.mixed or not own_prefills):
+            return Step(self.decode_tokens, mixed=False, dense=False)
+        if kernel == _PAGED and not own.mixed and own_prefills and tokens <= self._most_paged:
+            return own._replace(mixed=True)
+        return own
+
+    def _write(
+        self, count: int, prefixes: list[int], news: list[int], own: Step, step: Step,
+        facts: tuple[bool, bool, bool],
+    ) -> None:  # fmt: skip
+        batch = batch_of(prefixes, news)
+        assert batch is not None and self._log is not None, "it has sums"
+        exact, mha, own_prefills = facts
+        own_mha = exact and own_prefills
+        self._log.write(
+            count,
+            batch,
+            own={"prefill_path": _named(own_mha), "sparse_prefill": _impl(own, own_prefills)},
+            taken={
+                "prefill_path": _named(mha or (own_mha and step.dense)),
+                "sparse_prefill": _impl(step, own_prefills or step.threshold != own.threshold),
+            },
+            table=self._table,
+        )
+
+
+def _named(mha: bool) -> str:
+    return "mha" if mha else "mla"
+
+
+def _impl(step: Step, prefills: bool) -> str | None:
+    if step.mixed is None:
+        return None
+    return _SPARSE if prefills and not step.mixed else _PAGED
