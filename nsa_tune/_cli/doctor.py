@@ -28,7 +28,7 @@ def doctor(
     """
     from nsa_tune.autotune.health.doctor import examine, examine_engine
 
-    diagnosis = examine(database=database) if engine is None else examine_engine(database)
+    diagnosis = examine(database=database) if engine is None else examine_engine(engine, database)
     if json:
         typer.echo(json_documents.as_text(json_documents.of_doctor(diagnosis)))
     else:

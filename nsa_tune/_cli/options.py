@@ -54,6 +54,7 @@ class Engine(StrEnum):
     """Inference engines with a plug-in."""
 
     SGLANG = "sglang"
+    VLLM = "vllm"
 
 
 class Format(StrEnum):

@@ -92,15 +92,18 @@ def examine(
     return Diagnosis(tuple(finding for check in every for finding in check.look()))
 
 
-def examine_engine(database: Path | None = None) -> Diagnosis:
-    """Whether the plug-in is active in SGLang: imports SGLang's backend in a process of its own."""
-    from nsa_tune.backend.engines.sglang.health import health
+def examine_engine(engine: str, database: Path | None = None) -> Diagnosis:
+    """Whether the plug-in is active in `engine` ("sglang" or "vllm"): imports the engine's
+    attention backends in a process of its own."""
+    from nsa_tune.backend.engines.sglang.health import health as of_sglang
+    from nsa_tune.backend.engines.vllm.health import health as of_vllm
 
+    name, health = {"sglang": ("SGLang", of_sglang), "vllm": ("vLLM", of_vllm)}[engine]
     found = [
-        Finding(name, State.OK if ok else State.FAIL, text)
-        for name, ok, text in health(db=database)
+        Finding(subject, State.OK if ok else State.FAIL, text)
+        for subject, ok, text in health(db=database)
     ]
-    return Diagnosis(tuple(found), "steer SGLang")
+    return Diagnosis(tuple(found), f"steer {name}")
 
 
 class DeviceCheck:

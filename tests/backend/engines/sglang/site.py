@@ -6,18 +6,12 @@ modules of two dozen lines with the same names.
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-import tomllib
 from pathlib import Path
-from textwrap import indent
 
 from tests.backend.engines.sglang.wheels import Wheel
+from tests.backend.engines.site import REPOSITORY, EngineSite
 
 __all__ = ["REPOSITORY", "Site"]
-
-REPOSITORY = Path(__file__).parents[4]
 
 _BACKEND = """
 class DeepseekSparseAttnBackend:
@@ -82,17 +76,14 @@ _EXECUTOR = "sglang/srt/model_executor"
 _REAL = (
     "sglang/srt/environ.py", "sglang/srt/debug_utils/cuda_coredump.py", "sglang/srt/plugins/",
 )  # fmt: skip
-_GROUP = "sglang.srt.plugins"
-_PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-_POINTS: dict[str, str] = _PROJECT["entry-points"][_GROUP]
-_ENTRY = "\n".join([f"[{_GROUP}]", *(f"{name} = {where}" for name, where in _POINTS.items()), ""])
 
 
-class Site:
+class Site(EngineSite):
     """The directory, and programs run with it."""
 
     def __init__(self, folder: Path, wheel: Wheel, *, version: str | None = None) -> None:
-        self.folder = folder
+        version = version or wheel.version
+        super().__init__(folder, engine="sglang", version=version, group="sglang.srt.plugins")
         for name in wheel.names():
             if name.startswith(_REAL) and name.endswith(".py"):
                 self.write(name, wheel.text(name))
@@ -102,19 +93,7 @@ class Site:
         self.write(f"{_EXECUTOR}/model_runner.py", _RUNNER)
         self.write(f"{_EXECUTOR}/runner/prefill_cuda_graph_runner.py", _PREFILL_GRAPHS)
         self.write(f"{_EXECUTOR}/runner_backend/breakable_cuda_graph_backend.py", _BREAKABLE)
-        for inside in {path.parent for path in self.folder.rglob("*.py")}:
-            for package in (inside, *inside.parents):
-                if package.is_relative_to(self.folder / "sglang"):
-                    (package / "__init__.py").touch()
-        version = version or wheel.version
-        self._distribution("sglang", version, "")
-        self._distribution("nsa-tune", "0.1.0", _ENTRY)
-
-    def write(self, name: str, text: str) -> None:
-        """Write one file."""
-        path = self.folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+        self.packages("sglang")
 
     def backend(self, text: str) -> None:
         """Make `text` the module of the attention backend."""
@@ -123,35 +102,3 @@ class Site:
     def v4_backend(self, text: str) -> None:
         """Make `text` the module of V4's attention backend."""
         self.write("sglang/srt/layers/attention/deepseek_v4_backend.py", text)
-
-    def plugin(self, name: str, code: str) -> None:
-        """Add a plug-in of somebody else's, whose entry point runs `code`."""
-        self.write(f"{name}.py", f"def register():\n{indent(code.strip(), '    ')}\n")
-        self._distribution(name, "1.0", f"[{_GROUP}]\n{name} = {name}:register\n")
-
-    def without_entry_point(self) -> None:
-        """As if nsa-tune were not installed."""
-        (self.folder / "nsa_tune-0.1.0.dist-info/entry_points.txt").write_text("")
-
-    def _distribution(self, name: str, version: str, entry_points: str) -> None:
-        folder = f"{name.replace('-', '_')}-{version}.dist-info"
-        metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
-        self.write(f"{folder}/METADATA", metadata)
-        self.write(f"{folder}/entry_points.txt", entry_points)
-
-    def environment(self, **variables: str) -> dict[str, str]:
-        """The environment of a program that finds this site first, then the repository."""
-        paths = os.pathsep.join((str(self.folder), str(REPOSITORY)))
-        # Nothing that is remembered of the machine's own engines.
-        data = {"XDG_DATA_HOME": str(self.folder / "data")}
-        return {**os.environ, **data, "PYTHONPATH": paths, **variables}
-
-    def run(self, code: str, **variables: str) -> subprocess.CompletedProcess[str]:
-        """Run `code` in a process of its own."""
-        return subprocess.run(
-            [sys.executable, "-c", code],
-            env=self.environment(**variables),
-            capture_output=True,
-            text=True,
-            check=False,
-        )
