@@ -1,10 +1,11 @@
-"""What the SGLang plug-in adds to a forward pass, beside what SGLang's own decision takes.
+"""What the plug-ins add to a forward pass, beside what the engines' own decisions take.
 
     python -m benchmarks.plugin [--db TABLE] [--version 0.5.23] [--json]
 
-Run it in the repository's root. SGLang's methods are taken out of its wheel, which is downloaded
-once. Every figure is microseconds a pass; each round times all variants one after the other, and
-of the rounds the best is taken, since a shared machine makes single ones slow. Every batch is new.
+Run it in the repository's root. The methods of SGLang (--version) and of the newest vLLM are taken
+out of their wheels, which are read once. Every figure is microseconds a pass; each round times all
+variants one after the other, and of the rounds the best is taken, since a shared machine makes
+single ones slow. Every batch is new.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Any
 
 import torch
 
+from benchmarks._plugin_vllm import steps
 from nsa_tune import Dispatcher
 from nsa_tune.backend.engines.decision_log import DecisionLog
 from nsa_tune.backend.engines.sglang.facts import facts_of
@@ -31,6 +33,7 @@ from nsa_tune.backend.engines.sglang.prefill import Answers, Prefill, around_pre
 from nsa_tune.backend.hardware import detect
 from tests.backend.engines.sglang.engine import Engine, model_runner
 from tests.backend.engines.sglang.wheels import VERSIONS, wheel_of
+from tests.backend.engines.vllm.wheels import VERSIONS as VLLM_VERSIONS
 
 SEQUENCES = (1, 2, 4, 8, 16, 32, 64)
 ROUNDS = 40
@@ -182,7 +185,7 @@ def main() -> None:
     )  # fmt: skip
     engine = Engine.of(wheel_of(arguments.version), _Modules())
     found = {
-        "schema": "nsa-tune/benchmark-plugin/2",
+        "schema": "nsa-tune/benchmark-plugin/3",
         "sglang": arguments.version,
         "cpu": detect.cpu_name(),
         "python": sys.version.split()[0],
@@ -190,6 +193,8 @@ def main() -> None:
         "prefill": prefill(engine, dispatcher),
         "others": others(engine, dispatcher),
         "ragged_us": {sequences: ragged(sequences) for sequences in SEQUENCES},
+        "vllm": VLLM_VERSIONS[-1],
+        "vllm_steps": steps(dispatcher, SEQUENCES, ROUNDS, PASSES),
     }
     if arguments.json:
         print(json.dumps(found))
@@ -205,6 +210,14 @@ def main() -> None:
         print(f"{name.removesuffix('_us')}: {value:.1f} us added")
     costs = ", ".join(f"{us:.0f} at {n}" for n, us in found["ragged_us"].items())
     print(f"SGLang's own work once a pass for flashmla_sparse, us by sequences: {costs}")
+    print(f"\nvLLM {found['vllm']}, 16 local heads")
+    print("sequences     vLLM  hooked   added: prefills, one prefill, decodes   (us a step)")
+    for row in found["vllm_steps"]:
+        print(
+            f"{row['sequences']:9d} {row['engine_us']:8.1f} {row['hooked_us']:7.1f} "
+            f"{row['added_prefills_us']:17.1f} {row['added_mixed_us']:12.1f} "
+            f"{row['added_decodes_us']:8.1f}"
+        )
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from nsa_tune._cli.options import AsJson, DispatcherOptions, Engine, grouped
 from nsa_tune._cli.traffic import TrafficOptions, logged, release_named
 from nsa_tune._errors import UsageError
 from nsa_tune.reports.advice.sglang import advise as advise_sglang
+from nsa_tune.reports.advice.vllm import advise as advise_vllm
 from nsa_tune.reports.formats.plain import plain
 from nsa_tune.reports.replay.configurations import Configurations
 
@@ -36,7 +37,7 @@ def advise(
     ] = None,
     eager_prefill: Annotated[
         bool,
-        typer.Option("--eager-prefill", help="The engine runs prefills without CUDA graphs."),
+        typer.Option("--eager-prefill", help="SGLang runs prefills without CUDA graphs."),
     ] = False,
     trace: Annotated[
         Path | None,
@@ -56,15 +57,20 @@ def advise(
     Each comes with its gain over the default, how sure that is, and what deciding for each batch
     would gain on top. With --trace, whole configurations are ranked.
     """
-    del engine  # there is only one
     if trace is not None:
         if log is not None:
             raise UsageError("give --trace or --log, not both")
+        if engine is Engine.VLLM:
+            raise UsageError("--trace ranks configurations of SGLang; leave out --engine vllm")
         _rank(compared(trace, table, traffic, options, release_named(version)), json)
         return
     dispatcher = table.open()
     batches = None if log is None else logged(log, dispatcher)
-    found = advise_sglang(dispatcher, version, batches, eager_prefill=eager_prefill)
+    if engine is Engine.VLLM:
+        whole = table.open(heads=dispatcher.setting.profile.heads)
+        found = advise_vllm(dispatcher, version, batches, whole=whole)
+    else:
+        found = advise_sglang(dispatcher, version, batches, eager_prefill=eager_prefill)
     if json:
         typer.echo(json_documents.as_text({"schema": "nsa-tune/advise/2", **asdict(found)}))
         return

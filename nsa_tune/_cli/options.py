@@ -179,8 +179,8 @@ class DispatcherOptions:
         ),
     ] = False
 
-    def open(self) -> Dispatcher:
-        """The dispatcher.
+    def open(self, *, heads: int | None = None) -> Dispatcher:
+        """The dispatcher, or the one for other local `heads`.
 
         Raises:
             UsageError: as `Dispatcher.open`.
@@ -192,7 +192,7 @@ class DispatcherOptions:
             self.database,
             gpu,
             model=model,
-            heads=heads_of(self.heads, model),
+            heads=heads_of(self.heads, model) if heads is None else heads,
             kv_dtype=str(self.kv_dtype),
             strict=self.strict,
             layers=self.layers,

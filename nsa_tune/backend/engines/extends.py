@@ -6,15 +6,25 @@ the device.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from math import hypot
-from operator import add
+from operator import add, mul
 from typing import Any
 
 from nsa_tune.backend.types.batch import Batch, Mode
 
-__all__ = ["batch_of", "sums_of"]
+__all__ = ["batch_of", "sums_of", "sums_of_kv"]
 
 _EXTEND = Mode.EXTEND
+
+
+def _sum_of_products(left: list[int], right: list[int]) -> int:
+    return sum(map(mul, left, right))
+
+
+# From Python 3.12 on there is one in C.
+_sumprod: Callable[[list[int], list[int]], int] = getattr(math, "sumprod", _sum_of_products)
 
 
 def sums_of(prefix_lens: Any, extend_lens: Any) -> Batch | None:
@@ -43,6 +53,20 @@ def sums_of(prefix_lens: Any, extend_lens: Any) -> Batch | None:
     return Batch.from_totals(
         mode=_EXTEND, q_tokens=q_tokens, kv_tokens=sum(kv_lens), max_kv=max(kv_lens),
         batch_size=sequences, pairs=pairs,
+    )  # fmt: skip
+
+
+def sums_of_kv(kv_lens: list[int], new_lens: list[int]) -> Batch | None:
+    """As `sums_of`, from the lengths with the new tokens in them; None too where a sequence has no
+    new token."""
+    q_tokens = sum(new_lens)
+    if q_tokens < 1 or len(kv_lens) != len(new_lens) or 0 in new_lens:
+        return None
+    norm = hypot(*new_lens)
+    pairs = _sumprod(new_lens, kv_lens) - (round(norm * norm) - q_tokens) // 2
+    return Batch.from_totals(
+        mode=_EXTEND, q_tokens=q_tokens, kv_tokens=sum(kv_lens), max_kv=max(kv_lens),
+        batch_size=len(new_lens), pairs=pairs,
     )  # fmt: skip
 
 

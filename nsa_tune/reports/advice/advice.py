@@ -83,7 +83,8 @@ class AdviceReport:
     unadvised: tuple[Unadvised, ...]
 
     def shell(self) -> Iterator[str]:
-        """Lines for a shell: exports, and NSA_TUNE_SGLANG_ARGS with the launch arguments."""
+        """Lines for a shell: exports, and the launch arguments as NSA_TUNE_SGLANG_ARGS or
+        NSA_TUNE_VLLM_ARGS."""
         where = f"{self.model}, {self.heads} local heads, {self.kv_layout} KV, on {self.gpu}"
         yield _comment(f"{self.engine} {self.version}: {where}")
         yield _comment(f"from {self.source}; {self.weights}")
@@ -100,7 +101,7 @@ class AdviceReport:
                 else:
                     arguments += [setting.name, setting.value]
         if arguments:
-            yield f"NSA_TUNE_SGLANG_ARGS={shlex.quote(shlex.join(arguments))}"
+            yield f"NSA_TUNE_{self.engine.upper()}_ARGS={shlex.quote(shlex.join(arguments))}"
         for other in self.unadvised:
             yield _comment(f"{other.name}: {other.why}")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
-from torch.distributed import HashStore
+import torch
 
 from nsa_tune.backend.engines.agreement import Exchange, decides_by, table_digest
 from tests.backend.engines.sglang.tables import dispatcher
@@ -15,7 +15,7 @@ SECONDS = 10.0
 
 def _ranks(texts: list[str], *, silent: int = 0, seconds: float = SECONDS) -> list[str | None]:
     """What each rank hears; `silent` more ranks say nothing."""
-    store = HashStore()
+    store = torch.distributed.HashStore()  # type: ignore[attr-defined]
     count = len(texts) + silent
 
     def rank(number: int) -> str | None:
@@ -44,7 +44,7 @@ def test_a_rank_that_says_nothing_ends_it_in_time() -> None:
 
 def test_a_rank_that_came_too_late_takes_the_others_with_it() -> None:
     """Rank 0 has heard everybody, rank 1 has not: both must give up."""
-    store = HashStore()
+    store = torch.distributed.HashStore()  # type: ignore[attr-defined]
 
     class Deaf:
         set, get = store.set, store.get
@@ -63,7 +63,7 @@ def test_a_rank_that_came_too_late_takes_the_others_with_it() -> None:
 
 
 def test_it_may_be_asked_again() -> None:
-    store = HashStore()
+    store = torch.distributed.HashStore()  # type: ignore[attr-defined]
     exchanges = [Exchange(store, rank, 2, seconds=SECONDS) for rank in range(2)]
 
     def all_say(*texts: str) -> list[str | None]:

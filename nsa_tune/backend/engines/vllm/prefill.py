@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 from nsa_tune.backend.dispatch.dispatcher import Dispatcher
 from nsa_tune.backend.engines.decision_log import DecisionLog
-from nsa_tune.backend.engines.extends import batch_of, sums_of
+from nsa_tune.backend.engines.extends import batch_of, sums_of_kv
 from nsa_tune.backend.engines.vllm.edge import attempt
 from nsa_tune.backend.engines.vllm.facts import Facts
 from nsa_tune.backend.types.layouts import KVLayout
@@ -34,6 +34,22 @@ __all__ = ["Prefill", "Step", "around_build", "around_capture"]
 
 ATTRIBUTE = "_nsa_tune"
 _SPARSE, _PAGED = "flashmla_sparse", "flashmla_kv"
+
+
+class Step(NamedTuple):
+    """How one step is prepared."""
+
+    own: bool
+    """Whether as the engine does it by itself; the rest does not count then."""
+    threshold: int | None = None
+    """`reorder_batch_threshold`."""
+    mixed: bool | None = None
+    """`fp8_use_mixed_batch`; None where there is no such choice."""
+    dense: bool = True
+    """Whether prefills may take MHA where the engine says so."""
+
+
+_OWN = Step(own=True)
 
 
 def around_build(
@@ -53,26 +69,40 @@ def around_build(
     ):
         return original(builder, common_prefix_len, common_attn_metadata, fast_build)
     step = attempt("steering a prefill", prefill.step, builder, common_attn_metadata)
-    if step is None:
-        delattr(builder, ATTRIBUTE)
+    if step is not None and step.own:
         return original(builder, common_prefix_len, common_attn_metadata, fast_build)
-    prefill.busy = True
-    own = _own(builder)
-    try:
-        _set(builder, step)
-        metadata = attempt(
-            "preparing a steered step", original, builder, common_prefix_len,
-            common_attn_metadata, fast_build,
-        )  # fmt: skip
-    finally:
-        _set(builder, own)
-        prefill.busy = False
+    metadata = step and attempt(
+        "preparing a steered step", _prepared, original, builder, step, common_prefix_len,
+        common_attn_metadata,
+    )  # fmt: skip
     if metadata is None:
         delattr(builder, ATTRIBUTE)
         return original(builder, common_prefix_len, common_attn_metadata, fast_build)
+    return metadata
+
+
+def _prepared(
+    original: Callable[..., Any], builder: Any, step: Step, common_prefix_len: int, batch: Any
+) -> Any:
+    """The metadata of `batch`, prepared in that way; the builder is as it was afterwards."""
+    prefill = builder.__dict__[ATTRIBUTE]
+    own = builder.reorder_batch_threshold, getattr(builder, "fp8_use_mixed_batch", None)
+    prefill.busy = True
+    try:
+        _set(builder, step.threshold, step.mixed)
+        metadata = original(builder, common_prefix_len, batch, False)
+    finally:
+        _set(builder, *own)
+        prefill.busy = False
     if not step.dense and metadata.prefill is not None:
         metadata.prefill.use_dense_mha = False
     return metadata
+
+
+def _set(builder: Any, threshold: int | None, mixed: bool | None) -> None:
+    builder.reorder_batch_threshold = threshold
+    if mixed is not None:
+        builder.fp8_use_mixed_batch = mixed
 
 
 def around_capture(original: Callable[..., Any], builder: Any, common_attn_metadata: Any) -> Any:
@@ -85,27 +115,6 @@ def around_capture(original: Callable[..., Any], builder: Any, common_attn_metad
         return original(builder, common_attn_metadata)
     finally:
         prefill.busy = False
-
-
-class Step(NamedTuple):
-    """How one step is prepared."""
-
-    threshold: int | None
-    """`reorder_batch_threshold`."""
-    mixed: bool | None
-    """`fp8_use_mixed_batch`; None where there is no such choice."""
-    dense: bool = True
-    """Whether prefills may take MHA where the engine says so."""
-
-
-def _own(builder: Any) -> Step:
-    return Step(builder.reorder_batch_threshold, getattr(builder, "fp8_use_mixed_batch", None))
-
-
-def _set(builder: Any, step: Step) -> None:
-    builder.reorder_batch_threshold = step.threshold
-    if step.mixed is not None:
-        builder.fp8_use_mixed_batch = step.mixed
 
 
 class Prefill:
@@ -148,32 +157,34 @@ class Prefill:
 
     def step(self, builder: Any, batch: Any) -> Step:
         """How to prepare the step of `batch`, which has a prefill."""
-        own = _own(builder)
         starts = batch.query_start_loc_cpu.tolist()
         lens = batch.seq_lens_cpu_upper_bound
-        first = self._first_prefill(starts)
         if lens is None or batch.causal is not True or starts[-1] >= self._most_tokens:
-            return own
+            return _OWN
+        # The decodes come first.
+        first = 0 if starts[1] > self.decode_tokens else self._first_prefill(starts)
         news = list(map(sub, starts[first + 1 :], starts[first:]))
-        prefixes = list(map(sub, lens[first : first + len(news)].tolist(), news))
-        sums = sums_of(prefixes, news)
+        kv_lens = lens.tolist()[first : first + len(news)]
+        sums = sums_of_kv(kv_lens, news)
         if sums is None:
-            return own
-        own_prefills = self._own_prefills(own.threshold or 1, starts, news, first)
+            return _OWN
+        threshold = builder.reorder_batch_threshold or 1
+        own_prefills = self._own_prefills(threshold, starts[1], news, first)
         exact = self._dense and sums.max_kv <= self._index_topk
         mha = exact and self._path(sums) == "mha"
         # The engine's own MHA spares the indexer's work, which is not in the times of either way.
-        step = own
+        step = _OWN
         if mha:
-            step = own._replace(threshold=self.decode_tokens)
+            mixed = builder.fp8_use_mixed_batch if self._switches else None
+            step = Step(False, self.decode_tokens, mixed)
         elif self._switches and not (exact and own_prefills):
-            step = self._by_kernel(own, self._kernel(sums), starts[-1], own_prefills)
+            step = self._by_kernel(builder, self._kernel(sums), starts[-1], own_prefills)
         if self._log is not None and (count := self._log.due()):
-            self._write(count, prefixes, news, own, step, (exact, mha, own_prefills))
+            self._write(count, builder, kv_lens, news, step, (exact, mha, own_prefills))
         return step
 
     def _first_prefill(self, starts: list[int]) -> int:
-        """The first request of more tokens than a decode has; the decodes come before it."""
+        """The first request of more tokens than a decode has."""
         most = self.decode_tokens
         if most == 1:
             return bisect_left(range(len(starts) - 1), 1, key=lambda i: starts[i + 1] - i - 1)
@@ -182,39 +193,46 @@ class Prefill:
                 return i
         return len(starts) - 1
 
-    def _own_prefills(self, threshold: int, starts: list[int], news: list[int], first: int) -> bool:
-        """Whether the engine takes any of the step's requests for a prefill."""
+    def _own_prefills(self, threshold: int, length: int, news: list[int], first: int) -> bool:
+        """Whether the engine takes any of the step's requests for a prefill; `length` is that of
+        the first request."""
         if not self._uniform:
             return max(news) > threshold
         # Its decodes are those at the front which are as long as the first.
-        length = starts[1]
         if first or length > threshold:
             return True
-        return any(new not in (length, 0) for new in news)
+        return news.count(length) + news.count(0) < len(news)
 
-    def _by_kernel(self, own: Step, kernel: str | None, tokens: int, own_prefills: bool) -> Step:
+    def _by_kernel(self, builder: Any, kernel: str | None, tokens: int, own_prefills: bool) -> Step:
         """The step in which prefills take `kernel`."""
-        if kernel == _SPARSE and (own.mixed or not own_prefills):
-            return Step(self.decode_tokens, mixed=False, dense=False)
-        if kernel == _PAGED and not own.mixed and own_prefills and tokens <= self._most_paged:
-            return own._replace(mixed=True)
-        return own
+        mixed = builder.fp8_use_mixed_batch
+        if kernel == _SPARSE and (mixed or not own_prefills):
+            return Step(False, self.decode_tokens, mixed=False, dense=False)
+        if kernel == _PAGED and not mixed and own_prefills and tokens <= self._most_paged:
+            return Step(False, builder.reorder_batch_threshold, mixed=True)
+        return _OWN
 
     def _write(
-        self, count: int, prefixes: list[int], news: list[int], own: Step, step: Step,
+        self, count: int, builder: Any, kv_lens: list[int], news: list[int], step: Step,
         facts: tuple[bool, bool, bool],
     ) -> None:  # fmt: skip
-        batch = batch_of(prefixes, news)
+        batch = batch_of(list(map(sub, kv_lens, news)), news)
         assert batch is not None and self._log is not None, "it has sums"
         exact, mha, own_prefills = facts
         own_mha = exact and own_prefills
+        own_mixed = builder.fp8_use_mixed_batch if self._switches else None
+        mixed = own_mixed if step.own else step.mixed
+        lowered = not step.own and step.threshold == self.decode_tokens
         self._log.write(
             count,
             batch,
-            own={"prefill_path": _named(own_mha), "sparse_prefill": _impl(own, own_prefills)},
+            own={
+                "prefill_path": _named(own_mha),
+                "sparse_prefill": _impl(own_mixed, own_prefills),
+            },
             taken={
                 "prefill_path": _named(mha or (own_mha and step.dense)),
-                "sparse_prefill": _impl(step, own_prefills or step.threshold != own.threshold),
+                "sparse_prefill": _impl(mixed, own_prefills or lowered),
             },
             table=self._table,
         )
@@ -224,7 +242,7 @@ def _named(mha: bool) -> str:
     return "mha" if mha else "mla"
 
 
-def _impl(step: Step, prefills: bool) -> str | None:
-    if step.mixed is None:
+def _impl(mixed: bool | None, prefills: bool) -> str | None:
+    if mixed is None:
         return None
-    return _SPARSE if prefills and not step.mixed else _PAGED
+    return _SPARSE if prefills and not mixed else _PAGED

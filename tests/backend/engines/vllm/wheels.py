@@ -16,6 +16,7 @@ import zipfile
 from functools import cache
 from pathlib import Path
 from urllib.error import URLError
+from urllib.response import addinfourl
 
 from tests.backend.engines.wheels import CACHE, Unreachable, Wheel, complaint
 
@@ -90,9 +91,9 @@ class RemoteFile(io.RawIOBase):
         with self._range("bytes=-1") as answer:
             self._size = int(answer.headers["Content-Range"].rpartition("/")[2])
 
-    def _range(self, wanted: str) -> urllib.request.addinfourl:
+    def _range(self, wanted: str) -> addinfourl:
         request = urllib.request.Request(self._url, headers={"Range": wanted})
-        answer: urllib.request.addinfourl = urllib.request.urlopen(request, timeout=60)
+        answer: addinfourl = urllib.request.urlopen(request, timeout=60)
         if answer.status != 206:
             answer.close()
             raise URLError(f"{self._url} does not answer range requests")
