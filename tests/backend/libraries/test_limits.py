@@ -78,6 +78,8 @@ def test_dense_is_never_captured() -> None:
         ({"sgl-flash-mla": "1.0.0"}, 19370),
         ({"flash-mla": "1.0.0"}, 11622),
         ({"sglang-kernel": "0.4.4"}, 11622),
+        ({"vllm": "0.33.0"}, 11622),
+        ({"sgl-flash-mla": "1.0.0", "vllm": "0.33.0"}, 19370),
         ({"sgl-flash-mla": "1.0.0", "flash-mla": "1.0.0"}, 19370),
     ],
 )

@@ -11,10 +11,13 @@ from typing import Any
 
 import pytest
 
+from nsa_tune import Batch
+from nsa_tune.backend.baselines import VLLM_0_33_0
 from nsa_tune.backend.engines import opened
 from nsa_tune.backend.engines.decision_log import process_log, read_decisions
 from nsa_tune.backend.engines.vllm import ranks
 from nsa_tune.backend.engines.vllm.backend import around_init, attach
+from nsa_tune.backend.engines.vllm.edge import EDGE
 from nsa_tune.backend.engines.vllm.prefill import ATTRIBUTE
 from nsa_tune.backend.hardware import detect, nvml
 from tests.backend.engines.sglang.tables import GPU, table_file
@@ -156,6 +159,24 @@ def test_without_a_table_nothing_is_steered(
     attach(builder)
 
     assert ATTRIBUTE not in builder.__dict__
+
+
+@pytest.mark.usefixtures("measured")
+def test_a_table_of_other_libraries_answers_within_the_limits_of_vllms(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was measured with a FlashMLA of its own, and vLLM brings another."""
+    monkeypatch.setattr(nvml, "gpu_names", lambda: (GPU,))
+    monkeypatch.setattr(detect, "driver_version", lambda: "1.0")
+    monkeypatch.setattr(detect, "library_versions", lambda: (("vllm", "0.33.0"),))
+    builder = _builder(engine)
+    attach(builder)
+    table = opened.opened(EDGE, VLLM_0_33_0, "deepseek-v3.2", 128, "fp8", 61)
+
+    assert ATTRIBUTE in builder.__dict__
+    assert table is not None
+    survey = table.policies["prefill"].survey(Batch.extend([30000], [5000]))
+    assert {"mla/flashmla_kv", "mla/flashmla_sparse"} <= survey.latencies.keys()
 
 
 class _Store:

@@ -28,7 +28,7 @@ from tests.backend.engines.vllm.engine import (
 )
 from tests.backend.engines.vllm.wheels import Wheel
 
-STEPS = 2000
+STEPS = 1000
 _GPU = "NVIDIA H100 80GB HBM3"
 
 
