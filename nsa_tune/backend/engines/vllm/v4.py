@@ -78,9 +78,15 @@ def _built(build: Callable[[], Any], builder: Any, name: str, batch: Any, fast_b
     own = getattr(builder, name)
     setattr(builder, name, threshold)
     try:
-        return build()
+        # Once one builder has followed the answer, the other cannot go back.
+        metadata = build() if prefill.followed else attempt("preparing a steered V4 step", build)
     finally:
         setattr(builder, name, own)
+    if metadata is None:
+        prefill.give_up()
+        return build()
+    prefill.followed = True
+    return metadata
 
 
 class V4Prefill:
@@ -100,6 +106,8 @@ class V4Prefill:
         """Whether a step is being prepared that is not to be changed."""
         self.whole = False
         """Whether all that must agree is steered."""
+        self.followed = False
+        """Whether a builder has followed the answer for the lengths that were seen last."""
 
     def take(self, builder: Any, name: str) -> None:
         """Steer `builder`, whose threshold is called `name`."""
@@ -129,7 +137,7 @@ class V4Prefill:
         seen = batch.query_start_loc_cpu.tolist(), lens.tolist()
         if seen != self._seen:
             self._threshold = self._decided(*seen)
-            self._seen = seen
+            self._seen, self.followed = seen, False
         return self._threshold or 0
 
     def _decided(self, starts: list[int], lens: list[int]) -> int | None:

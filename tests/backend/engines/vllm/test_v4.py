@@ -221,6 +221,24 @@ def test_a_fault_ends_it_for_both(engine: Engine, caplog: pytest.LogCaptureFixtu
     assert caplog.text.count("steering a V4 prefill failed, so vLLM decides by itself") == 1
 
 
+def test_a_fault_of_the_engine_under_the_other_threshold_ends_it_for_both(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    builders = _steered(engine)
+    split = engine.names["split_decodes_and_prefills"]
+
+    def faulty(batch: Any, decode_threshold: int) -> Any:
+        if decode_threshold > 1:
+            raise RuntimeError("made up")
+        return split(batch, decode_threshold=decode_threshold)
+
+    monkeypatch.setitem(engine.names, "split_decodes_and_prefills", faulty)
+
+    assert builders.built(_CHANGED) == ((1, 1, 1, 8),) * 2
+    assert builders.window.decode_threshold == 1
+    assert caplog.text.count("preparing a steered V4 step failed") == 1
+
+
 def test_drafts_are_decodes(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(facts_module, "decode_tokens", lambda _: 3)
     monkeypatch.setattr(v4_backend, "decode_tokens", lambda _: 3)
