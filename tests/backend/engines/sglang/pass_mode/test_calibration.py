@@ -70,9 +70,9 @@ def test_each_way_is_measured_where_it_can_run() -> None:
     found = _cases()
 
     assert len(set(found)) == len(found)
-    at = {(size, prefix, lens): set() for _, size, prefix, lens in found}  # type: ignore[var-annotated]
-    for mode, *where in found:
-        at[tuple(where)].add(mode)  # type: ignore[index]
+    at: dict[tuple[int, int, tuple[int, ...]], set[PassMode]] = {}
+    for mode, size, prefix, lens in found:
+        at.setdefault((size, prefix, lens), set()).add(mode)
     usual = {ENGINE, TABLE}
     assert at == {
         # Prompts, and turns behind a short prefix.

@@ -21,6 +21,7 @@ from nsa_tune.backend.engines.sglang.pass_mode.eligible import (
     why_not,
 )
 from nsa_tune.backend.engines.sglang.pass_mode.hooks import around_prepare_metadata, around_replay
+from nsa_tune.backend.engines.sglang.releases import INDEXER
 
 _PARALLEL = SimpleNamespace(attn_dp_size=1)
 
@@ -243,7 +244,7 @@ def test_absorbed_graphs_need_both_hooks_and_a_bf16_pool(
     indexer = ModuleType("dsa_indexer")
     method = wrapped(own, around_k_only) if k_only else own
     vars(indexer)["Indexer"] = type("Indexer", (), {"_forward_cuda_k_only": method})
-    monkeypatch.setitem(sys.modules, module.INDEXER, indexer)
+    monkeypatch.setitem(sys.modules, INDEXER, indexer)
     monkeypatch.setattr(module, "facts_of", lambda *_: SimpleNamespace(kv_dtype=kv_dtype))
     runner = _runner()
     method = wrapped(own, around_extend) if extend else own

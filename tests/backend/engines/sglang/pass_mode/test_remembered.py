@@ -18,12 +18,20 @@ TIMES = PassTimes(KEY, [PassTime(PassMode.ENGINE, 8, 4, 10.0)])
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
-    assert remembered.folder().is_relative_to(tmp_path)
-    return remembered.folder()
+    found = remembered.folder()
+    assert found is not None
+    assert found.is_relative_to(tmp_path)
+    return found
 
 
 def _file(folder: Path) -> Path:
     (found,) = folder.iterdir()
+    return found
+
+
+def _path(key: Mapping[str, object]) -> Path:
+    found = remembered._path(key)
+    assert found is not None
     return found
 
 
@@ -61,7 +69,7 @@ def test_another_key_has_none(changes: dict[str, object]) -> None:
 
 def test_a_file_under_another_keys_name_is_not_believed(folder: Path) -> None:
     remembered.save(TIMES)
-    _file(folder).rename(remembered._path({**KEY, "gpu": "other"}))
+    _file(folder).rename(_path({**KEY, "gpu": "other"}))
 
     assert remembered.load({**KEY, "gpu": "other"}) is None
 
@@ -96,7 +104,7 @@ def test_a_huge_file_is_not_read(folder: Path) -> None:
 
 
 def test_what_is_no_file_is_not_read(folder: Path) -> None:
-    remembered._path(KEY).mkdir(parents=True)
+    _path(KEY).mkdir(parents=True)
 
     assert remembered.load(KEY) is None
     assert list(remembered.remembered()) == []
