@@ -23,7 +23,7 @@ from nsa_tune.backend.engines.sglang.switch import paused
 from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.layouts import KVLayout
 
-__all__ = ["OWN_KERNEL", "Answer", "Answers", "Prefill", "around_prefill", "changed"]
+__all__ = ["OWN_KERNEL", "Answer", "Answers", "Prefill", "around_prefill", "changed", "source_of"]
 
 _ATTRIBUTE = "_nsa_tune_prefill"
 OWN_KERNEL = "_nsa_tune_own_kernel"
@@ -45,6 +45,12 @@ def around_prefill(original: Callable[..., Any], backend: Any, forward_batch: An
         prefill.abandon()
         delattr(backend, _ATTRIBUTE)
     return result
+
+
+def source_of(backend: Any) -> str | None:
+    """Which table chooses `backend`'s prefill kernels; None where none does."""
+    prefill = backend.__dict__.get(_ATTRIBUTE)
+    return None if prefill is None else str(prefill.source)
 
 
 def changed(backend: Any) -> bool:
@@ -77,6 +83,8 @@ class Answers:
         self._path = dispatcher.chooser("prefill_path")
         self._kernel = dispatcher.chooser("sparse_prefill")
         setting = dispatcher.setting
+        self.source = dispatcher.source
+        """Which table answers, in words."""
         self.table = {
             "gpu": setting.device.name,
             "model": setting.profile.name,
@@ -126,6 +134,11 @@ class Prefill:
     def attach(cls, backend: Any, answers: Answers, log: DecisionLog | None) -> None:
         """Steer `backend` from now on."""
         setattr(backend, _ATTRIBUTE, cls(backend, answers, log))
+
+    @property
+    def source(self) -> str:
+        """Which table answers, and when it was measured."""
+        return self._answers.source
 
     @property
     def has_changed(self) -> bool:

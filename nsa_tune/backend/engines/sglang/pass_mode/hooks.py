@@ -24,6 +24,7 @@ from nsa_tune.backend.engines.sglang.pass_mode.ranks import Ranks
 from nsa_tune.backend.engines.sglang.pass_mode.steering import Steering
 from nsa_tune.backend.engines.sglang.pass_mode.times import PassMode, PassTimes
 from nsa_tune.backend.engines.sglang.pass_mode.watch import Watch
+from nsa_tune.backend.engines.sglang.prefill import source_of
 from nsa_tune.backend.engines.sglang.releases import installed_version
 from nsa_tune.backend.engines.sglang.switch import paused
 
@@ -156,12 +157,13 @@ def _attach(runner: Any) -> None:
 
 def _times(runner: Any, steering: Steering, ranks: Ranks, key: Mapping[str, object]) -> PassTimes:
     """What passes take here: as remembered from an earlier start, or measured now."""
-    kept = ranks.from_first(remembered.load(key) if ranks.rank == 0 else None)
+    table = source_of(runner.attn_backend)
+    kept = ranks.from_first(remembered.load(key, table) if ranks.rank == 0 else None)
     if kept is not None:
         say_once(logging.INFO, f"{len(kept.times)} times of passes are known from an earlier start")
         return kept
     begin = time.monotonic()
-    times = ranks.from_first(PassTimes(key, measure(runner, steering)))
+    times = ranks.from_first(PassTimes(key, measure(runner, steering), table))
     took_s = time.monotonic() - begin
     if ranks.rank == 0:
         remembered.save(times)

@@ -22,11 +22,13 @@ def folder() -> Path | None:
     return None if parent is None else parent / "pass-times"
 
 
-def load(key: Mapping[str, object]) -> PassTimes | None:
-    """The times for `key`; None where there are none that can be used."""
+def load(key: Mapping[str, object], table: str | None = None) -> PassTimes | None:
+    """The times for `key`, measured with the kernels of `table`; None where there are none."""
     path = _path(key)
     times = None if path is None else _read(path)
-    return times if times is not None and times.key == dict(key) else None
+    if times is None or times.key != dict(key) or times.table != table:
+        return None
+    return times
 
 
 def save(times: PassTimes) -> bool:

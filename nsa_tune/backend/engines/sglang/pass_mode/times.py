@@ -97,7 +97,11 @@ _SCHEMA = "nsa-tune/pass-times/1"
 class PassTimes:
     """All measured passes of one engine."""
 
-    def __init__(self, key: Mapping[str, object], times: Iterable[PassTime]) -> None:
+    def __init__(
+        self, key: Mapping[str, object], times: Iterable[PassTime], table: str | None = None
+    ) -> None:
+        self.table = table
+        """Which table chose the kernels of `PassMode.TABLE_KERNEL`; None where there was none."""
         self.key = dict(key)
         """What the times are valid for: GPU, engine and its version, model, heads and so on."""
         self.times = tuple(times)
@@ -120,6 +124,7 @@ class PassTimes:
         document = {
             "schema": _SCHEMA,
             "key": self.key,
+            "table": self.table,
             "times": [asdict(one) for one in self.times],
         }
         return json.dumps(document, indent=1)
@@ -143,6 +148,7 @@ class PassTimes:
                 for one in document["times"]
             ]  # fmt: skip
             key = dict(document["key"])
+            table = document["table"]
         except RecursionError as error:
             raise ValueError("it is nested too deep") from error
         except (AttributeError, KeyError, OverflowError, TypeError) as error:
@@ -152,4 +158,6 @@ class PassTimes:
                 raise ValueError(f"{one.q_tokens} new tokens over {one.context} keys is no pass")
             if not 1 <= one.pass_us <= 1e9:
                 raise ValueError(f"{one.pass_us} us is no time of a pass")
-        return cls(key, times)
+        if table is not None and type(table) is not str:
+            raise ValueError(f"{table!r} is no name of a table")
+        return cls(key, times, table)

@@ -74,6 +74,9 @@ def test_each_way_is_measured_where_it_can_run() -> None:
     for mode, size, prefix, lens in found:
         at.setdefault((size, prefix, lens), set()).add(mode)
     usual = {ENGINE, TABLE}
+    rows: dict[tuple[int, int, tuple[int, ...]], set[PassMode]] = {
+        (8, prefix, (8,)): {DECODE} for prefix in (0, 2048, 16384)
+    }
     assert at == {
         # Prompts, and turns behind a short prefix.
         (64, 0, (64,)): {*usual, DENSE, DENSE_MLA} | {DECODE},
@@ -88,7 +91,7 @@ def test_each_way_is_measured_where_it_can_run() -> None:
         (1024, 2048, (1024,)): usual,
         (1024, 16384, (1024,)): usual,
         # Rows of decode graphs.
-        **{(8, prefix, (8,)): {DECODE} for prefix in (0, 2048, 16384)},
+        **rows,
     }
 
 

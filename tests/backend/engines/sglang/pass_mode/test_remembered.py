@@ -125,3 +125,13 @@ def test_a_key_that_says_little_is_summed_up_too() -> None:
 
     assert line.startswith("made up, SGLang unknown, ")
     assert "1 times; 256 new tokens behind 16384 take an unmeasured time" in line
+
+
+def test_times_with_another_tables_kernels_are_measured_anew() -> None:
+    remembered.save(PassTimes(KEY, TIMES.times, "one table"))
+
+    assert remembered.load(KEY, "another table") is None
+    assert remembered.load(KEY) is None
+    found = remembered.load(KEY, "one table")
+    assert found is not None
+    assert found.times == TIMES.times

@@ -108,7 +108,9 @@ def test_text_gives_back_what_was_written(key: dict[str, object], measured: list
 def _document(**changes: object) -> str:
     one: dict[str, object] = {"mode": "engine", "q_tokens": 8, "context": 4, "pass_us": 10.0}
     one.update({name: value for name, value in changes.items() if name in one})
-    document: dict[str, object] = {"schema": "nsa-tune/pass-times/1", "key": {}, "times": [one]}
+    document: dict[str, object] = {
+        "schema": "nsa-tune/pass-times/1", "key": {}, "table": None, "times": [one],
+    }  # fmt: skip
     document.update({name: value for name, value in changes.items() if name not in one})
     return json.dumps(document)
 
@@ -128,6 +130,7 @@ def test_the_document_of_the_next_test_is_right_without_changes() -> None:
         "[" * 100_000,
         '{"schema": "nsa-tune/pass-times/1"}',
         _document(schema="nsa-tune/pass-times/2"),
+        _document(table=7),
         _document(times=None),
         _document(times=[1]),
         _document(key=7),
