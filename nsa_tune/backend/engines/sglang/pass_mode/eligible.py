@@ -51,6 +51,9 @@ _LEFT_ALONE: Mapping[str, Callable[[Any], bool]] = {
         getattr(runner.server_args, "moe_a2a_backend", "none") not in (None, "none")
     ),
     "with LoRA": _flag("enable_lora"),
+    "with a hierarchical cache a prefix may arrive layer by layer": _flag(
+        "enable_hierarchical_cache"
+    ),
     "with two-batch overlap": _flag("enable_two_batch_overlap"),
     "with prefill and decoding on one GPU in turns (PD multiplexing)": _flag("enable_pdmux"),
 }

@@ -46,6 +46,7 @@ class Steering:
         self._ranks = ranks
         self._passes = 0
         self._backend = runner.attn_backend
+        self._pool = runner.token_to_kv_pool
         self._graphs = runner.prefill_cuda_graph_runner
         self._sizes: Sequence[int] = sorted(self._graphs.capture_num_tokens)
         self._rows: Sequence[int] = (
@@ -83,7 +84,7 @@ class Steering:
         self._give_up_together()
         self.last = PassMode.ENGINE
         batch = self._batch(forward_batch)
-        if batch is None or self.times is None:
+        if batch is None or self.times is None or _is_loading(self._pool):
             return original(runner, forward_batch, *rest)
         mode = self.last = self.fastest(batch, rows=_only_last_tokens(forward_batch))
         start = self.watch.begin() if self.watch is not None else None
@@ -229,6 +230,15 @@ class Steering:
             kept.append(last_rows(output.logits_output.next_token_logits, part.ends))
         output.logits_output.next_token_logits = _joined([one for one in kept if one is not None])
         return output
+
+
+def _is_loading(pool: Any) -> bool:
+    """Whether a prefix may still be on its way from the host's memory, layer by layer.
+
+    SGLang waits for each layer when attention asks for it, which a graph does not. The counter is
+    put into the pool after the graphs were captured (hierarchical cache).
+    """
+    return getattr(pool, "layer_transfer_counter", None) is not None
 
 
 def _joined(parts: list[Any]) -> Any:

@@ -127,6 +127,7 @@ def runner(
     """A model runner that has captured graphs of these sizes."""
     fields: dict[str, Any] = {
         "attn_backend": SimpleNamespace(dsa_index_topk=TOPK),
+        "token_to_kv_pool": SimpleNamespace(),
         "prefill_cuda_graph_runner": SimpleNamespace(
             capture_num_tokens=list(sizes), backend=SimpleNamespace()
         ),

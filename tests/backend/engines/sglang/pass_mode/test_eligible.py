@@ -73,6 +73,7 @@ def test_a_plain_engine_is_not_left_alone() -> None:
         ({"pp_size": 2}, "pipeline parallelism"),
         ({"moe_a2a_backend": "deepep"}, "all-to-all"),
         ({"enable_lora": True}, "LoRA"),
+        ({"enable_hierarchical_cache": True}, "layer by layer"),
         ({"enable_two_batch_overlap": True}, "two-batch overlap"),
         ({"enable_pdmux": True}, "PD multiplexing"),
     ],

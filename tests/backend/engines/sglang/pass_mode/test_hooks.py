@@ -69,6 +69,7 @@ class Runner:
     def __init__(self) -> None:
         self.passes: list[Any] = []
         self.attn_backend = SimpleNamespace(dsa_index_topk=2048)
+        self.token_to_kv_pool = SimpleNamespace()
 
     def init_cuda_graphs(self, capture_decode_cuda_graph: bool = True) -> str:
         self.prefill_cuda_graph_runner = SimpleNamespace(

@@ -90,6 +90,15 @@ def test_few_tokens_run_as_rows_and_more_densely() -> None:
     assert _fastest(steered, [8192], [1024]) is ENGINE  # four of them: 120 ms
 
 
+def test_nothing_is_steered_while_prefixes_arrive_layer_by_layer() -> None:
+    steered = _steering()
+    steered._pool.layer_transfer_counter = object()
+
+    (seen,) = _run(steered, batch([8192], [128]))[1]
+
+    assert seen.forward_mode is Mode.EXTEND
+
+
 def test_without_times_everything_is_the_engines_by_the_tables_kernel() -> None:
     steered = _steering(None)
 
