@@ -64,19 +64,28 @@ def measure(runner: Any, steering: Steering) -> list[PassTime]:
 
 
 def _cases(runner: Any, steering: Steering) -> Iterator[_Case]:
+    """The passes to measure: those that this engine has room for."""
     room = min(runner.max_total_num_tokens, runner.model_config.context_len) - 1
+    # Row 0 of the page tables is padding's.
+    requests = len(runner.req_to_token_pool.req_to_token) - 1
+    for case in _wanted(runner, steering):
+        if case.prefix + max(case.lens) <= room and len(case.lens) <= requests:
+            yield case
+
+
+def _wanted(runner: Any, steering: Steering) -> Iterator[_Case]:
     most = runner.attn_backend.dsa_index_topk
     sizes = sorted(runner.prefill_cuda_graph_runner.capture_num_tokens)
     for size in sizes:
         yield from _short(steering, size, most)
         for prefix in _CONTEXTS:
-            if size <= _FEW and prefix + size <= room:
+            if size <= _FEW:
                 for mode in _USUAL:
                     yield _Case(mode, size, prefix, (size,))
     for rows in sorted({*_ROWS, *steering.rows[-1:]} & set(steering.rows)):
         for prefix in (0, *_CONTEXTS):
             # A batch to measure is made as for a prefill graph.
-            if prefix + rows <= room and rows <= sizes[-1]:
+            if rows <= sizes[-1]:
                 yield _Case(PassMode.DECODE_GRAPH, rows, prefix, (rows,))
 
 

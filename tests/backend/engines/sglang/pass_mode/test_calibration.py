@@ -95,6 +95,26 @@ def test_each_way_is_measured_where_it_can_run() -> None:
     }
 
 
+def test_batches_of_more_requests_than_the_engine_runs_are_left_out() -> None:
+    """Their rows of the page tables are not there, and an error would cost all other times."""
+    made = _runner()
+    made.req_to_token_pool.req_to_token = torch.zeros(1 + 4, 40_100, dtype=torch.int32)
+    found = measure(made, _steering(made))
+
+    assert {one.batch_size for one in made.passes} == {1, 2}
+    assert {(one.mode, one.q_tokens) for one in found} >= {(ENGINE, 4096), (DENSE, 1024)}
+
+
+def test_a_short_context_leaves_out_longer_sequences() -> None:
+    made = _runner()
+    made.model_config.context_len = 1500
+    made.req_to_token_pool.req_to_token = torch.zeros(70, 1504, dtype=torch.int32)
+    measure(made, _steering(made))
+
+    assert {max(one.extend_seq_lens_cpu) for one in made.passes} == {8, 64, 1024}
+    assert max(int(one.seq_lens.max()) for one in made.passes) < 1500
+
+
 def test_sglangs_own_way_is_measured_wherever_another_one_is() -> None:
     """Else there is nothing to compare with."""
     found = _cases()
