@@ -86,6 +86,8 @@ _NO_DECODE_GRAPHS: Mapping[str, Callable[[Any], bool]] = {
     ),
     "routed experts are returned": _flag("enable_return_routed_experts"),
     "selected keys are returned": _flag("enable_return_indexer_topk"),
+    # Rows between two captured sizes would run as an eager decode.
+    "they are not padded (disable_cuda_graph_padding)": _flag("disable_cuda_graph_padding"),
     "none were captured": lambda runner: not hasattr(runner.decode_cuda_graph_runner, "capture_bs"),
 }
 

@@ -150,6 +150,7 @@ def test_asking_for_it_does_not_outweigh_another_reason(monkeypatch: pytest.Monk
         ({"spec_algorithm": SimpleNamespace(is_none=lambda: False)}, "speculative"),
         ({"enable_return_routed_experts": True}, "routed experts"),
         ({"enable_return_indexer_topk": True}, "selected keys"),
+        ({"disable_cuda_graph_padding": True}, "not padded"),
         ({"decode_cuda_graph_runner": None}, "none were captured"),
     ],
 )
