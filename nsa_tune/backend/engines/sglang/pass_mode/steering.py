@@ -104,7 +104,11 @@ class Steering:
     def _batch(forward_batch: Any) -> Batch | None:
         if not is_plain_extend(forward_batch):
             return None
-        return sums_of(forward_batch.extend_prefix_lens_cpu, forward_batch.extend_seq_lens_cpu)
+        extend_lens = forward_batch.extend_seq_lens_cpu
+        # Dense graphs take sequences without tokens for padding, which only stands at the end.
+        if type(extend_lens) is not list or 0 in extend_lens:
+            return None
+        return sums_of(forward_batch.extend_prefix_lens_cpu, extend_lens)
 
     def _give_up_together(self) -> None:
         """Every so many passes all ranks give up what rank 0 has seen to lose."""

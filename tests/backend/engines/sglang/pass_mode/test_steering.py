@@ -297,6 +297,19 @@ def test_a_sequence_without_tokens_runs_as_sglang_has_it() -> None:
     assert _run(_steering(), extend)[1] == [extend]
 
 
+def test_a_dense_graph_gets_no_sequence_without_tokens() -> None:
+    """It would take the pages of the first one for those of the second."""
+    measured = times(engine={(128, 20000): 1e5}, dense_mla_graph={(128, 20000): 1e4})
+    steered = _steering(measured, dense=Dense([128], Kind.MLA), decode=False)
+
+    def way(prefix_lens: list[int], extend_lens: list[int]) -> PassMode:
+        steered.forward(original([]), SimpleNamespace(), batch(prefix_lens, extend_lens), ())
+        return steered.last
+
+    assert way([64, 128], [64, 64]) is DENSE_MLA
+    assert way([64, 64, 128], [0, 64, 64]) is ENGINE
+
+
 @pytest.mark.parametrize("changes", [{"forward_mode": Mode.DECODE}, {"forward_mode": Mode.MIXED}])
 def test_other_passes_than_prefills_are_left_alone(changes: dict[str, Any]) -> None:
     other = batch([8192], [128], **changes)
