@@ -158,15 +158,18 @@ def _attach(runner: Any) -> None:
 def _times(runner: Any, steering: Steering, ranks: Ranks, key: Mapping[str, object]) -> PassTimes:
     """What passes take here: as remembered from an earlier start, or measured now."""
     table = source_of(runner.attn_backend)
-    kept = ranks.from_first(remembered.load(key, table) if ranks.rank == 0 else None)
+    first = ranks.rank == 0
+    # What one rank alone does must not raise: the others would wait for it, or steer without it.
+    known = attempt("reading times of passes", remembered.load, key, table) if first else None
+    kept = ranks.from_first(known)
     if kept is not None:
         say_once(logging.INFO, f"{len(kept.times)} times of passes are known from an earlier start")
         return kept
     begin = time.monotonic()
     times = ranks.from_first(PassTimes(key, measure(runner, steering), table))
     took_s = time.monotonic() - begin
-    if ranks.rank == 0:
-        remembered.save(times)
+    if first:
+        attempt("keeping times of passes", remembered.save, times)
     say_once(logging.INFO, f"measured {len(times.times)} times of passes in {took_s:.1f} s")
     return times
 

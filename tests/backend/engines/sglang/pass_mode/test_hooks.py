@@ -184,6 +184,21 @@ def test_an_error_while_measuring_leaves_the_engine_alone(
     assert list(remembered.remembered()) == []
 
 
+@pytest.mark.parametrize("name", ["load", "save"])
+def test_times_that_cannot_be_kept_stop_no_rank(
+    name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Only the first rank reads and writes them: the others would go on without it."""
+
+    def fails(*arguments: Any) -> None:
+        raise RuntimeError("made up")
+
+    monkeypatch.setattr(remembered, name, fails)
+
+    assert _modes(_started()) == [Mode.DECODE]
+    assert "times of passes failed" in caplog.text
+
+
 def test_measuring_that_is_interrupted_leaves_no_steering(monkeypatch: pytest.MonkeyPatch) -> None:
     """What stops a process is not held up, and leaves nothing half done."""
 
