@@ -40,6 +40,8 @@ __all__ = [
 _STEERING = "_nsa_tune_pass_mode"
 _DENSE = "_nsa_tune_dense"
 _EAGER = "_nsa_tune_eager"
+_ARGUMENTS = ("dtype", "quantization", "moe_runner_backend", "ep_size")
+"""SGLang's arguments that change what the layers take besides attention."""
 _KINDS = {PassMode.DENSE_GRAPH: Kind.MHA, PassMode.DENSE_MLA_GRAPH: Kind.MLA}
 
 
@@ -195,6 +197,7 @@ def _key(runner: Any, graphs: Any) -> dict[str, object]:
         "decode_impl": str(runner.attn_backend.dsa_decode_impl),
         "hidden_size": runner.model_config.hidden_size,
         "tp_size": runner.server_args.tp_size,
+        **{name: str(getattr(runner.server_args, name, None)) for name in _ARGUMENTS},
         "prefill_sizes": sorted(graphs.capture_num_tokens),
         "decode_sizes": sorted(runner.decode_cuda_graph_runner.capture_bs) if decode else [],
         "dense_sizes": {str(mode): one.sizes for mode, one in dense.items()},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,7 @@ from nsa_tune.backend.engines.sglang.pass_mode.times import PassMode, PassTime
 from tests.backend.engines.sglang.pass_mode.fakes import Dense, Mode, batch, original
 
 KEY = {"gpu": "made up"}
+_key = module._key
 MEASURED = [
     PassTime(PassMode.ENGINE, 512, 20000, 100_000.0),
     PassTime(PassMode.DECODE_GRAPH, 256, 20000, 30_000.0),
@@ -151,6 +153,34 @@ def test_a_second_start_elsewhere_measures_again(monkeypatch: pytest.MonkeyPatch
     _started()
 
     assert len(list(remembered.remembered())) == 2
+
+
+def test_times_are_valid_for_one_way_to_compute_the_experts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    facts = SimpleNamespace(
+        profile=SimpleNamespace(name="v3.2"), layers=61, heads=16, kv_dtype="bf16", impl="fa3"
+    )
+    monkeypatch.setattr(module, "facts_of", lambda *_: facts)
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda: "NVIDIA H200")
+    runner = _started()
+    runner.attn_backend.dsa_decode_impl = "fa3"
+    runner.max_total_num_tokens = 1000  # type: ignore[attr-defined]
+    runner.model_config = SimpleNamespace(hidden_size=7168)  # type: ignore[attr-defined]
+
+    def key(**changes: Any) -> str:
+        arguments: dict[str, Any] = {"quantization": "fp8", "moe_runner_backend": "triton"}
+        given = SimpleNamespace(tp_size=1, **(arguments | changes))
+        runner.server_args = given  # type: ignore[attr-defined]
+        return json.dumps(_key(runner, runner.prefill_cuda_graph_runner))
+
+    assert key() == key()
+    others: list[dict[str, Any]] = [
+        {"quantization": None},
+        {"moe_runner_backend": "deep_gemm"},
+        {"ep_size": 8},
+    ]
+    assert len({key(), *(key(**one) for one in others)}) == 4
 
 
 def test_while_passes_are_measured_none_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
