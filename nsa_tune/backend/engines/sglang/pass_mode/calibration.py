@@ -19,7 +19,7 @@ from nsa_tune.backend.engines.sglang.pass_mode.steering import Steering
 from nsa_tune.backend.engines.sglang.pass_mode.times import PassMode, PassTime
 from nsa_tune.backend.engines.sglang.prefill import changed
 
-__all__ = ["measure"]
+__all__ = ["longest", "measure"]
 
 _CONTEXTS = (2048, 16384, 65536)
 """Keys before a few new tokens."""
@@ -32,6 +32,8 @@ _TURN = 512
 _ROWS = (8, 32, 64, 128, 256)
 """Rows of decode graphs that are measured, where they were captured, and the most that were."""
 _USUAL = (PassMode.ENGINE, PassMode.TABLE_KERNEL)
+_LONGEST = 2**17
+"""Longer sequences are not measured: how many more an engine could hold makes no difference."""
 _WARM_UPS, _REPEATS = 1, 3
 
 
@@ -63,9 +65,15 @@ def measure(runner: Any, steering: Steering) -> list[PassTime]:
     return found
 
 
+def longest(runner: Any) -> int:
+    """Most keys of a sequence that is measured in this engine."""
+    slots, context_len = runner.max_total_num_tokens, runner.model_config.context_len
+    return int(min(slots, context_len, _LONGEST)) - 1
+
+
 def _cases(runner: Any, steering: Steering) -> Iterator[_Case]:
     """The passes to measure: those that this engine has room for."""
-    room = min(runner.max_total_num_tokens, runner.model_config.context_len) - 1
+    room = longest(runner)
     # Row 0 of the page tables is padding's.
     requests = len(runner.req_to_token_pool.req_to_token) - 1
     for case in _wanted(runner, steering):

@@ -11,7 +11,7 @@ from nsa_tune import __version__
 from nsa_tune.backend.engines.sglang.edge import attempt, say_once
 from nsa_tune.backend.engines.sglang.facts import facts_of
 from nsa_tune.backend.engines.sglang.pass_mode import remembered
-from nsa_tune.backend.engines.sglang.pass_mode.calibration import measure
+from nsa_tune.backend.engines.sglang.pass_mode.calibration import longest, measure
 from nsa_tune.backend.engines.sglang.pass_mode.dense_graphs import DenseGraphs, Kind
 from nsa_tune.backend.engines.sglang.pass_mode.eligible import (
     DENSE_SWITCH,
@@ -201,7 +201,8 @@ def _key(runner: Any, graphs: Any) -> dict[str, object]:
         "prefill_sizes": sorted(graphs.capture_num_tokens),
         "decode_sizes": sorted(runner.decode_cuda_graph_runner.capture_bs) if decode else [],
         "dense_sizes": {str(mode): one.sizes for mode, one in dense.items()},
-        "slots": runner.max_total_num_tokens,
+        # Not the pool's size: that differs a little from start to start.
+        "longest": longest(runner),
     }
 
 
