@@ -119,7 +119,9 @@ class DenseGraphs:
         if self.kind is Kind.MLA:
             table = self._runner.model_runner.req_to_token_pool.req_to_token
             rows = forward_batch.req_pool_indices[:sequences]
-            inputs.pages[:sequences] = table[rows, : self._index_topk : PAGE] // PAGE
+            pages = table[rows, : self._index_topk : PAGE] // PAGE
+            # Of a model with a shorter context there are fewer.
+            inputs.pages[:sequences, : pages.shape[1]] = pages
             inputs.pages[sequences:] = 0
 
     def key(self, size: int) -> Any:

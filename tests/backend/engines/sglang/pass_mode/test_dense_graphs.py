@@ -248,3 +248,13 @@ def test_a_replays_lengths_and_pages_are_written_where_the_graph_reads_them(
     expected = torch.stack([table[i + 1, :TOPK:64] // 64 for i in range(count)])
     assert torch.equal(pages[:count], expected.to(pages.dtype))
     assert not pages[count:].any()
+
+
+def test_a_context_shorter_than_what_is_selected_has_fewer_pages() -> None:
+    table = torch.arange(8 * 1028).view(8, 1028)
+    runner = _Runner(ContextVar("unused", default=None))
+    runner.model_runner = SimpleNamespace(req_to_token_pool=SimpleNamespace(req_to_token=table))
+    _, kv_lens, pages = _prepared(runner, 512, [500, 0], [500, 12])
+
+    assert kv_lens[:2] == [1000, 12]
+    assert torch.equal(pages[:2, :17], (table[1:3, ::64] // 64).to(pages.dtype))
