@@ -1,23 +1,79 @@
-"""Ranks of one model must decide alike: they compare at start what they decide by.
+"""The ranks of one engine decide alike, or none decides.
 
-A rank's decisions follow from the batch, which all ranks share, and from its table. So it is
-enough that all have the same table, read by the same version of nsa-tune on the same kind of GPU.
+A rank that replays one graph while another runs a different one would wait for it for ever. So the
+ranks compare what they decide from before the first decision. They use the store that PyTorch's
+process group keeps, which needs no collective: a rank without the plug-in does not stop the others.
 """
 
 from __future__ import annotations
 
 import hashlib
-from datetime import timedelta
+import time
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from nsa_tune.backend.costmodel.weights import stamp_of
 from nsa_tune.backend.dispatch.dispatcher import Dispatcher
 
-__all__ = ["NOTHING", "Exchange", "Store", "decides_by", "table_digest"]
+__all__ = ["NOTHING", "Store", "agree", "decides_by", "table_digest"]
 
 NOTHING = "no table"
 """What a rank says that decides nothing."""
-_SECONDS = 60
+_ON, _OFF = b"on", b"off"
+_POLL_S = 0.05
+
+
+class Store(Protocol):
+    """What is used of torch.distributed's `Store`."""
+
+    def set(self, key: str, value: str, /) -> Any:
+        """Set a value."""
+
+    def get(self, key: str, /) -> bytes:
+        """The value of a key that is there."""
+
+    def check(self, keys: list[str], /) -> bool:
+        """Whether all keys are there."""
+
+    def compare_set(self, key: str, expected: str, desired: str, /) -> bytes:
+        """Set a value if the key has `expected`, or, where that is "", has none; its value then."""
+
+
+def agree(
+    store: Store,
+    question: str,
+    answer: str,
+    *,
+    rank: int,
+    ranks: int,
+    timeout_s: float = 60.0,
+    clock: Callable[[], float] = time.monotonic,
+) -> bool:
+    """Whether all ranks gave the same answer in time. The result is the same on each rank.
+
+    The first rank that knows writes the verdict, and each rank goes by what is written. So a rank
+    that is late reads that it was too late.
+
+    Args:
+        store: shared by the ranks.
+        question: what is compared; one name for one question.
+        answer: this rank's.
+        rank: this rank's number, from 0.
+        ranks: how many there are.
+        timeout_s: how long to wait for the others, in seconds.
+        clock: for tests.
+    """
+    name = f"nsa_tune/{question}"
+    store.set(f"{name}/{rank}", answer)
+    keys = [f"{name}/{one}" for one in range(ranks)]
+    until = clock() + timeout_s
+    while not store.check(keys) and clock() < until:
+        if store.check([f"{name}/verdict"]):
+            break
+        time.sleep(_POLL_S)
+    alike = store.check(keys) and all(store.get(key) == answer.encode() for key in keys)
+    verdict = store.compare_set(f"{name}/verdict", "", (_ON if alike else _OFF).decode())
+    return verdict == _ON
 
 
 def table_digest(dispatcher: Dispatcher) -> str:
@@ -42,55 +98,3 @@ def decides_by(dispatcher: Dispatcher, *more: object) -> str:
         *map(repr, more),
     )
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
-
-
-class Store(Protocol):
-    """A key-value store that ranks share, as `torch.distributed.Store` is one."""
-
-    def set(self, key: str, value: str) -> Any:
-        """Write."""
-        ...
-
-    def get(self, key: str) -> bytes:
-        """Read what is there."""
-        ...
-
-    def wait(self, keys: list[str], timeout: timedelta) -> Any:
-        """Return once all are there; raises when they are not in time."""
-        ...
-
-
-class Exchange:
-    """Tells the other ranks of a group a text, and hears theirs.
-
-    A rank without the plug-in says nothing. That must not hang the others, as a collective would:
-    hence a store, and a limit to how long it is waited for.
-    """
-
-    def __init__(self, store: Store, rank: int, ranks: int, *, seconds: float = _SECONDS) -> None:
-        self._store = store
-        self._rank = rank
-        self._ranks = ranks
-        self._limit = timedelta(seconds=seconds)
-        self._count = 0
-
-    def differing(self, text: str) -> str | None:
-        """How what the ranks say differs from `text`, in words; None when all say the same."""
-        self._count += 1
-        problem = self._heard("digest", text)
-        # A rank that waited in vain must not be alone in giving up.
-        verdict = self._heard("verdict", "agreed" if problem is None else "differs")
-        return problem or (verdict and "another rank has found a difference")
-
-    def _heard(self, what: str, text: str) -> str | None:
-        keys = [f"nsa-tune/{self._count}/{what}/{rank}" for rank in range(self._ranks)]
-        self._store.set(keys[self._rank], text)
-        try:
-            self._store.wait(keys, self._limit)
-        except (RuntimeError, ValueError) as error:
-            return f"not every rank has answered ({str(error).splitlines()[0]})"
-        heard = [self._store.get(key).decode() for key in keys]
-        others = [rank for rank, one in enumerate(heard) if one != text]
-        if not others:
-            return None
-        return f"rank {self._rank} says {text}, rank {others[0]} {heard[others[0]]}"

@@ -1,84 +1,166 @@
-"""Ranks compare what they decide by, and none waits for ever."""
+"""Ranks that compare their answers through PyTorch's own stores."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from itertools import count
+from typing import Any
 
-import torch
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch._C._distributed_c10d import HashStore, TCPStore
 
-from nsa_tune.backend.engines.agreement import Exchange, decides_by, table_digest
+from nsa_tune.backend.engines.agreement import agree, decides_by, table_digest
+from nsa_tune.backend.engines.sglang.pass_mode import ranks as module
+from nsa_tune.backend.engines.sglang.pass_mode.ranks import Ranks
 from tests.backend.engines.sglang.tables import dispatcher
 
-SECONDS = 10.0
+_names = count()
 
 
-def _ranks(texts: list[str], *, silent: int = 0, seconds: float = SECONDS) -> list[str | None]:
-    """What each rank hears; `silent` more ranks say nothing."""
-    store = torch.distributed.HashStore()  # type: ignore[attr-defined]
-    count = len(texts) + silent
-
-    def rank(number: int) -> str | None:
-        return Exchange(store, number, count, seconds=seconds).differing(texts[number])
-
-    with ThreadPoolExecutor(len(texts)) as pool:
-        return list(pool.map(rank, range(len(texts))))
+@pytest.fixture(scope="module", params=["tcp", "hash"])
+def store(request: pytest.FixtureRequest) -> Any:
+    if request.param == "hash":
+        return HashStore()
+    return TCPStore(
+        "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=20)
+    )
 
 
-def test_ranks_that_are_alike_agree() -> None:
-    assert _ranks(["a"] * 4) == [None] * 4
+def _verdicts(
+    store: Any,
+    answers: Sequence[str | None],
+    *,
+    delays_s: Sequence[float] | None = None,
+    timeout_s: float = 10.0,
+) -> list[bool]:
+    """What each rank is told; one without an answer never asks."""
+    question = f"question {next(_names)}"
+
+    def ask(rank: int) -> bool:
+        if delays_s is not None:
+            time.sleep(delays_s[rank])
+        answer = answers[rank]
+        assert answer is not None
+        return agree(store, question, answer, rank=rank, ranks=len(answers), timeout_s=timeout_s)
+
+    asking = [rank for rank, answer in enumerate(answers) if answer is not None]
+    with ThreadPoolExecutor(len(answers)) as pool:
+        return list(pool.map(ask, asking))
 
 
-def test_every_rank_hears_of_one_that_differs() -> None:
-    found = _ranks(["a", "a", "b", "a"])
-
-    assert "rank 0 says a, rank 2 b" in str(found[0])
-    assert all(found)
+def test_all_alike_are_on(store: Any) -> None:
+    assert _verdicts(store, ["same"] * 4) == [True] * 4
 
 
-def test_a_rank_that_says_nothing_ends_it_in_time() -> None:
-    found = _ranks(["a"] * 2, silent=1, seconds=0.3)
-
-    assert all("not every rank has answered" in str(one) for one in found)
-
-
-def test_a_rank_that_came_too_late_takes_the_others_with_it() -> None:
-    """Rank 0 has heard everybody, rank 1 has not: both must give up."""
-    store = torch.distributed.HashStore()  # type: ignore[attr-defined]
-
-    class Deaf:
-        set, get = store.set, store.get
-
-        def wait(self, keys: list[str], timeout: timedelta) -> None:
-            if "digest" in keys[0]:
-                raise RuntimeError("timed out")
-            store.wait(keys, timeout)
-
-    with ThreadPoolExecutor(2) as pool:
-        one = pool.submit(Exchange(store, 0, 2, seconds=SECONDS).differing, "a")
-        two = pool.submit(Exchange(Deaf(), 1, 2, seconds=SECONDS).differing, "a")
-
-    assert one.result() == "another rank has found a difference"
-    assert "not every rank has answered" in str(two.result())
+def test_one_that_differs_turns_all_off(store: Any) -> None:
+    for odd in range(4):
+        answers = ["same"] * 4
+        answers[odd] = "other"
+        assert _verdicts(store, answers) == [False] * 4
 
 
-def test_it_may_be_asked_again() -> None:
-    store = torch.distributed.HashStore()  # type: ignore[attr-defined]
-    exchanges = [Exchange(store, rank, 2, seconds=SECONDS) for rank in range(2)]
+def test_one_that_is_missing_turns_all_off(store: Any) -> None:
+    assert _verdicts(store, ["same", None, "same"], timeout_s=0.2) == [False] * 2
 
-    def all_say(*texts: str) -> list[str | None]:
-        with ThreadPoolExecutor(2) as pool:
-            return [
-                one.result()
-                for one in [
-                    pool.submit(exchange.differing, text)
-                    for exchange, text in zip(exchanges, texts, strict=True)
-                ]
-            ]
 
-    assert all_say("a", "a") == [None, None]
-    assert all(all_say("a", "b"))
-    assert all_say("c", "c") == [None, None]
+def test_one_that_is_late_reads_that_it_is_off(store: Any) -> None:
+    late = _verdicts(store, ["same"] * 3, delays_s=[0, 0, 0.6], timeout_s=0.2)
+
+    assert late == [False] * 3
+
+
+def test_one_that_is_late_in_time_does_not_matter(store: Any) -> None:
+    assert _verdicts(store, ["same"] * 3, delays_s=[0, 0.2, 0.1]) == [True] * 3
+
+
+def test_questions_do_not_mix(store: Any) -> None:
+    assert _verdicts(store, ["same", "other"]) == [False] * 2
+    assert _verdicts(store, ["same", "same"]) == [True] * 2
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.lists(st.tuples(st.sampled_from("ab"), st.floats(0, 0.15)), min_size=2, max_size=4),
+    st.floats(0.01, 0.15),
+)
+def test_all_ranks_are_told_the_same_whoever_comes_when(
+    ranks: list[tuple[str, float]], timeout_s: float
+) -> None:
+    answers = [answer for answer, _ in ranks]
+    told = _verdicts(
+        HashStore(), answers, delays_s=[delay for _, delay in ranks], timeout_s=timeout_s
+    )
+
+    assert len(set(told)) == 1
+    if len(set(answers)) > 1:
+        assert told[0] is False
+
+
+class _Group:
+    """A tensor-parallel group."""
+
+    def __init__(self, rank: int, world_size: int) -> None:
+        self.rank_in_group = rank
+        self.world_size = world_size
+        self.sent: list[Any] = []
+
+    def broadcast_object(self, obj: Any, src: int) -> Any:
+        self.sent.append((obj, src))
+        return "rank 0's"
+
+
+def _ranks(rank: int, world_size: int) -> tuple[Ranks, _Group]:
+    group = _Group(rank, world_size)
+    return Ranks(type("Runner", (), {"tp_group": group})()), group
+
+
+def test_one_rank_asks_nobody() -> None:
+    ranks, group = _ranks(0, 1)
+
+    assert ranks.all_say("anything", "yes")
+    assert ranks.from_first("mine") == "mine"
+    assert group.sent == []
+
+
+def test_others_send_nothing_of_their_own() -> None:
+    first, second = _ranks(0, 2), _ranks(1, 2)
+
+    assert [first[0].from_first("mine"), second[0].from_first("mine")] == ["rank 0's"] * 2
+    assert (first[1].sent, second[1].sent) == ([("mine", 0)], [(None, 0)])
+
+
+def test_the_group_is_found_where_later_releases_keep_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    context = type("Context", (), {"tp_group": _Group(3, 4)})
+    monkeypatch.setattr(module, "parallel", context)
+
+    ranks = Ranks(object())
+
+    assert (ranks.rank, ranks.count) == (3, 4)
+
+
+def test_a_question_that_is_asked_again_is_a_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine that captures its graphs anew must not read the verdict of the first time."""
+    asked: list[str] = []
+
+    def note(store: object, question: str, answer: str, **rest: object) -> bool:
+        asked.append(question)
+        return True
+
+    monkeypatch.setattr(module, "agree", note)
+    monkeypatch.setattr(module, "_asked", type(module._asked)())
+    monkeypatch.setattr(
+        "torch.distributed.distributed_c10d._get_default_store", lambda: HashStore()
+    )
+    ranks, _ = _ranks(0, 2)
+    for question in ("dense", "mode", "dense"):
+        assert ranks.all_say(question, "yes")
+
+    assert asked == ["dense/1", "mode/1", "dense/2"]
 
 
 def test_the_digest_is_of_the_rows() -> None:

@@ -5,24 +5,24 @@ They talk through the key-value store that vLLM's own process group was made wit
 
 from __future__ import annotations
 
-from functools import cache
 from importlib import import_module
+from itertools import count
 
-from nsa_tune.backend.engines.agreement import Exchange
+from nsa_tune.backend.engines.agreement import agree
 
 __all__ = ["differing"]
 
+_asked = count()
+"""How often this process has compared: a model may have several backends."""
+
 
 def differing(decides_by: str) -> str | None:
-    """How this rank differs from the others of its group, in words; None where all are alike."""
-    exchange = _exchange()
-    return None if exchange is None else exchange.differing(decides_by)
-
-
-@cache
-def _exchange() -> Exchange | None:
+    """What is wrong where the ranks do not all decide by `decides_by`; None where they do."""
     group = import_module("vllm.distributed.parallel_state").get_tp_group()
     if group.world_size == 1:
         return None
-    store = group.cpu_group.get_group_store()
-    return Exchange(store, group.rank_in_group, group.world_size)
+    alike = agree(
+        group.cpu_group.get_group_store(), f"decides_by/{next(_asked)}", decides_by,
+        rank=group.rank_in_group, ranks=group.world_size,
+    )  # fmt: skip
+    return None if alike else "the ranks differ in their tables or versions, or one has no plug-in"

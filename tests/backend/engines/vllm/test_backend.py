@@ -15,7 +15,6 @@ from nsa_tune import Batch
 from nsa_tune.backend.baselines import VLLM_0_33_0
 from nsa_tune.backend.engines import opened
 from nsa_tune.backend.engines.decision_log import process_log, read_decisions
-from nsa_tune.backend.engines.vllm import ranks
 from nsa_tune.backend.engines.vllm.backend import around_init, attach
 from nsa_tune.backend.engines.vllm.edge import EDGE
 from nsa_tune.backend.engines.vllm.prefill import ATTRIBUTE
@@ -37,7 +36,7 @@ Changes = dict[str, Any]
 def engine(newest: Wheel, monkeypatch: pytest.MonkeyPatch) -> Engine:
     monkeypatch.setattr(detect, "local_device_name", lambda: GPU)
     _modules(monkeypatch)
-    for cached in (opened._dispatcher, process_log, ranks._exchange):
+    for cached in (opened._dispatcher, process_log):
         cached.cache_clear()
     return Engine(newest)
 
@@ -193,8 +192,12 @@ class _Store:
     def get(self, key: str) -> bytes:
         return self._texts[key].encode()
 
-    def wait(self, keys: list[str], timeout: object) -> None:
-        assert self._texts.keys() >= set(keys), timeout
+    def check(self, keys: list[str]) -> bool:
+        return self._texts.keys() >= set(keys)
+
+    def compare_set(self, key: str, expected: str, desired: str) -> bytes:
+        assert expected == ""
+        return self._texts.setdefault(key, desired).encode()
 
 
 def _group(other: Callable[[str], str]) -> Any:

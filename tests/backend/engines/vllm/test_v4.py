@@ -14,7 +14,7 @@ from nsa_tune import Batch
 from nsa_tune.backend.engines import opened
 from nsa_tune.backend.engines.decision_log import process_log, read_decisions
 from nsa_tune.backend.engines.vllm import facts as facts_module
-from nsa_tune.backend.engines.vllm import ranks, v4_backend
+from nsa_tune.backend.engines.vllm import v4_backend
 from nsa_tune.backend.engines.vllm.prefill import ATTRIBUTE
 from nsa_tune.backend.engines.vllm.v4_backend import around_v4_init, attach_v4
 from nsa_tune.backend.hardware import detect
@@ -50,7 +50,7 @@ def engine(wheel: Wheel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Eng
     monkeypatch.setenv("NSA_TUNE_DB", str(v4_table_file(tmp_path)))
     for name, module in stand_in_modules().items():
         monkeypatch.setitem(sys.modules, name, module)
-    for cached in (opened._dispatcher, process_log, ranks._exchange):
+    for cached in (opened._dispatcher, process_log):
         cached.cache_clear()
     return Engine(wheel)
 

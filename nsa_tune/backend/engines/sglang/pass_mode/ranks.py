@@ -10,8 +10,8 @@ from collections import Counter
 from importlib import import_module
 from typing import Any, TypeVar
 
+from nsa_tune.backend.engines.agreement import agree
 from nsa_tune.backend.engines.sglang.parallel import parallel
-from nsa_tune.backend.engines.sglang.pass_mode.agree import agree
 
 __all__ = ["Ranks"]
 
