@@ -22,7 +22,7 @@ from typing import Any
 
 from benchmarks.plugin import SEQUENCES, _Modules
 from nsa_tune import Dispatcher
-from nsa_tune.backend.engines.sglang.v4 import (
+from nsa_tune.backend.engines.sglang.v4.prefill import (
     Layers,
     V4Answers,
     V4Prefill,

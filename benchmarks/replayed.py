@@ -8,6 +8,7 @@ decode passes as the engine chooses, and what the others save of both together.
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import sys
@@ -50,14 +51,23 @@ def row(name: str, heads: str, kv_dtype: str, found: dict[str, Any]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def main(traces: list[str]) -> int:
+def _named(text: str) -> tuple[str, str]:
+    name, _, path = text.partition("=")
+    if not path:
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=FILE")
+    return name, path
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("traces", nargs="+", type=_named, metavar="NAME=FILE")
     columns = (
         "trace", "heads", "KV", "prefill s", "decode s", "best flags save", "the plug-in",
         "the table", "the best arms", "not priced everywhere",
     )  # fmt: skip
+    traces = parser.parse_args().traces
     print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
-    for trace in traces:
-        name, _, path = trace.partition("=")
+    for name, path in traces:
         for heads in ("16", "128"):
             for kv_dtype in ("bf16", "fp8"):
                 print(row(name, heads, kv_dtype, replayed(path, heads, kv_dtype)), flush=True)
@@ -65,4 +75,4 @@ def main(traces: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

@@ -15,8 +15,8 @@ from nsa_tune.backend.engines.sglang.pass_mode import absorbed
 from nsa_tune.backend.engines.sglang.pass_mode import hooks as pass_mode
 from nsa_tune.backend.engines.sglang.prefill import around_prefill
 from nsa_tune.backend.engines.sglang.releases import checked, installed_version, release_of
-from nsa_tune.backend.engines.sglang.v4 import around_sparse_prefill
-from nsa_tune.backend.engines.sglang.v4_backend import around_v4_init
+from nsa_tune.backend.engines.sglang.v4.backend import around_v4_init
+from nsa_tune.backend.engines.sglang.v4.prefill import around_sparse_prefill
 
 __all__ = ["install"]
 

@@ -16,7 +16,7 @@ from nsa_tune import Batch, Dispatcher
 from nsa_tune.backend.costmodel.regret import MARGIN
 from nsa_tune.backend.engines.decision_log import DecisionLog, read_decisions
 from nsa_tune.backend.engines.sglang.passes import batch_of
-from nsa_tune.backend.engines.sglang.v4 import (
+from nsa_tune.backend.engines.sglang.v4.prefill import (
     Layers,
     V4Answers,
     V4Prefill,

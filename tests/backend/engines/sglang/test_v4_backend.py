@@ -12,12 +12,12 @@ import pytest
 
 from nsa_tune.backend.engines import opened
 from nsa_tune.backend.engines.sglang import backend as module
-from nsa_tune.backend.engines.sglang.v4 import Layers, around_sparse_prefill
-from nsa_tune.backend.engines.sglang.v4_backend import (
+from nsa_tune.backend.engines.sglang.v4.backend import (
     around_v4_init,
     attach_v4,
     v4_facts_of,
 )
+from nsa_tune.backend.engines.sglang.v4.prefill import Layers, around_sparse_prefill
 from nsa_tune.backend.hardware import detect
 from tests.backend.engines.sglang.engine_v4 import V4Engine, pool, v4_model_runner
 from tests.backend.engines.sglang.tables import GPU, v4_table_file

@@ -13,7 +13,7 @@ from nsa_tune.backend.engines.sglang.backend import check_hooks, decision_log, o
 from nsa_tune.backend.engines.sglang.edge import attempt, say_once
 from nsa_tune.backend.engines.sglang.facts import LeftAlone
 from nsa_tune.backend.engines.sglang.releases import MOST_PAGED
-from nsa_tune.backend.engines.sglang.v4 import Layers, V4Answers, V4Prefill
+from nsa_tune.backend.engines.sglang.v4.prefill import Layers, V4Answers, V4Prefill
 from nsa_tune.backend.types.profiles import PROFILES, ModelProfile
 
 __all__ = ["V4Facts", "around_v4_init", "attach_v4", "v4_facts_of"]

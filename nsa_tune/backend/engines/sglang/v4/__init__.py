@@ -1,0 +1,1 @@
+"""Steering DeepSeek V4: whether a prefill widens its KV first."""
