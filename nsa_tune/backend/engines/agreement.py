@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from nsa_tune.backend.costmodel.weights import stamp_of
 from nsa_tune.backend.dispatch.dispatcher import Dispatcher
 
-__all__ = ["NOTHING", "Store", "agree", "decides_by", "table_digest"]
+__all__ = ["NOTHING", "Store", "agree", "decides_by", "refuse", "table_digest"]
 
 NOTHING = "no table"
 """What a rank says that decides nothing."""
@@ -74,6 +74,11 @@ def agree(
     alike = store.check(keys) and all(store.get(key) == answer.encode() for key in keys)
     verdict = store.compare_set(f"{name}/verdict", "", (_ON if alike else _OFF).decode())
     return verdict == _ON
+
+
+def refuse(store: Store, question: str) -> None:
+    """Answer for all ranks that nothing is agreed on, without waiting for them."""
+    store.compare_set(f"nsa_tune/{question}/verdict", "", _OFF.decode())
 
 
 def table_digest(dispatcher: Dispatcher) -> str:

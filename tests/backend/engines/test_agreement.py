@@ -127,6 +127,22 @@ def test_one_rank_asks_nobody() -> None:
     assert group.sent == []
 
 
+@pytest.mark.parametrize("absent", [False, True], ids=["both are there", "one has no plug-in"])
+def test_a_rank_that_leaves_all_to_the_engine_waits_for_nobody(
+    monkeypatch: pytest.MonkeyPatch, absent: bool
+) -> None:
+    shared = HashStore()
+    monkeypatch.setattr("torch.distributed.distributed_c10d._get_default_store", lambda: shared)
+    monkeypatch.setattr(module, "_asked", type(module._asked)())
+    # Were anybody waited for, this test would not end.
+    monkeypatch.setenv("NSA_TUNE_AGREE_S", "1e9")
+
+    assert not _ranks(0, 2)[0].all_say("mode", None)
+    module._asked.clear()  # as the other rank's process counts
+    if not absent:
+        assert not _ranks(1, 2)[0].all_say("mode", "yes")
+
+
 def test_others_send_nothing_of_their_own() -> None:
     first, second = _ranks(0, 2), _ranks(1, 2)
 

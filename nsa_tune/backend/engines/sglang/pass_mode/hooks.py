@@ -102,7 +102,7 @@ def _capture_dense(graphs: Any) -> None:
     if runner.is_draft_worker:
         return
     reason = why_not(runner) or why_no_dense_graphs(graphs)
-    if not Ranks(runner).all_say("dense_graphs", f"{__version__}: {reason}") or reason is not None:
+    if not Ranks(runner).all_say("dense_graphs", __version__ if reason is None else None):
         say_once(logging.INFO, f"no dense prefill graphs: {reason or 'the ranks do not agree'}")
         return
     begin, free = time.monotonic(), torch.cuda.mem_get_info()[0]
@@ -137,7 +137,7 @@ def _attach(runner: Any) -> None:
         say_once(logging.INFO, f"SGLang decides by itself how prefills run: {reason}")
     ranks = Ranks(runner)
     key = None if reason is not None else _key(runner, graphs)
-    if not ranks.all_say("pass_mode", repr(key)) or key is None:
+    if not ranks.all_say("pass_mode", None if key is None else repr(key)) or key is None:
         if key is not None:
             say_once(logging.WARNING, "SGLang decides how prefills run: its ranks do not agree")
         return

@@ -10,7 +10,7 @@ from collections import Counter
 from importlib import import_module
 from typing import Any, TypeVar
 
-from nsa_tune.backend.engines.agreement import agree
+from nsa_tune.backend.engines.agreement import agree, refuse
 from nsa_tune.backend.engines.sglang.parallel import parallel
 
 __all__ = ["Ranks"]
@@ -35,13 +35,19 @@ class Ranks:
         self.rank = int(self._group.rank_in_group)
         self.count = int(self._group.world_size)
 
-    def all_say(self, question: str, answer: str) -> bool:
-        """Whether all ranks ask the same question and give the same answer, within a minute."""
+    def all_say(self, question: str, answer: str | None) -> bool:
+        """Whether all ranks ask the same question and give the same answer, within a minute.
+
+        None refuses for all: a rank that leaves everything to SGLang waits for nobody.
+        """
         if self.count == 1:
-            return True
+            return answer is not None
         _asked[question] += 1
         question = f"{question}/{_asked[question]}"
         store = import_module("torch.distributed.distributed_c10d")._get_default_store()
+        if answer is None:
+            refuse(store, question)
+            return False
         timeout_s = float(os.environ.get(_TIMEOUT, "60"))
         return agree(store, question, answer, rank=self.rank, ranks=self.count, timeout_s=timeout_s)
 

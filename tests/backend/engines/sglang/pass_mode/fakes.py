@@ -58,7 +58,7 @@ class Alone:
     def from_first(self, value: Any) -> Any:
         return value
 
-    def all_say(self, question: str, answer: str) -> bool:
+    def all_say(self, question: str, answer: str | None) -> bool:
         return bool(question and answer)
 
 
