@@ -107,7 +107,8 @@ def engine_arguments(options: argparse.Namespace, model: Path) -> dict[str, Any]
     named: dict[str, Any] = {
         "model_path": str(model), "load_format": "dummy", "skip_tokenizer_init": True,
         "kv_cache_dtype": options.kv, "mem_fraction_static": options.mem,
-        "max_total_tokens": options.max_total, "max_running_requests": 256,
+        "max_total_tokens": options.max_total,
+        "max_running_requests": max(256, *(_sizes(options.decode_sizes) or [0])),
         "sampling_backend": "pytorch", "grammar_backend": "none", "random_seed": 1,
         "cuda_graph_bs_decode": _sizes(options.decode_sizes), "log_level": options.log_level,
         "watchdog_timeout": 1200, "mm_feature_transport": "cpu",

@@ -29,7 +29,9 @@ _MANY = 2048
 """New tokens from which on eager passes are measured: fewer never make up for the launches."""
 _TURN = 512
 """New tokens of a sequence that continues a short one."""
-_ROWS = (8, 32, 64, 128, 256)
+_SHORT_TURN = 128
+"""The same in batches of many sequences, where MHA expands many more keys than are new."""
+_ROWS = (8, 32, 64, 128, 256, 512, 1024)
 """Rows of decode graphs that are measured, where they were captured, and the most that were."""
 _USUAL = (PassMode.ENGINE, PassMode.TABLE_KERNEL)
 _LONGEST = 2**17
@@ -104,9 +106,10 @@ def _short(steering: Steering, size: int, most: int) -> Iterator[_Case]:
         yield _Case(mode, size, 0, _lens(size, most))
     mla = tuple(mode for mode in steering.dense if mode is PassMode.DENSE_MLA_GRAPH)
     if eager or mla:
-        turns = _lens(size, _TURN)
-        for mode in (*_USUAL, *eager, *mla):
-            yield _Case(mode, size, most - max(turns), turns)
+        for turn in (_TURN, _SHORT_TURN) if size >= _MANY else (_TURN,):
+            turns = _lens(size, turn)
+            for mode in (*_USUAL, *eager, *mla):
+                yield _Case(mode, size, most - max(turns), turns)
 
 
 def _lens(q_tokens: int, most: int) -> tuple[int, ...]:

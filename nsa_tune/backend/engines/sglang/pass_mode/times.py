@@ -80,12 +80,16 @@ class _Grid:
         return exp(below + share * (above - below))
 
 
+_BEYOND = 1.125
+"""A context up to so many times the longest that was measured takes as long as that one."""
+
+
 def _along(row: list[tuple[int, float]], context: float) -> float | None:
-    """The value of a row of the grid at `context`: as at its start before it, none behind it."""
+    """The value of a grid's row at `context`: as at its start before it, none far behind it."""
     if context <= row[0][0]:
         return row[0][1]
     if context > row[-1][0]:
-        return None
+        return row[-1][1] if context <= _BEYOND * row[-1][0] else None
     at = bisect_left(row, context, key=lambda point: point[0])
     (low, before), (high, after) = row[at - 1], row[at]
     return before + log(context / low) / log(high / low) * (after - before)

@@ -85,6 +85,7 @@ def test_each_way_is_measured_where_it_can_run() -> None:
         (1024, 1536, (512, 512)): {*usual, DENSE_MLA},
         (4096, 0, (2048, 2048)): {*usual, EAGER, DENSE, DENSE_MLA},
         (4096, 1536, (512,) * 8): {*usual, EAGER, DENSE_MLA},
+        (4096, 1920, (128,) * 32): {*usual, EAGER, DENSE_MLA},
         # A few new tokens behind long prefixes that there is room for.
         (64, 2048, (64,)): {*usual, DECODE},
         (64, 16384, (64,)): {*usual, DECODE},

@@ -68,9 +68,15 @@ def test_outside_of_what_was_measured_there_is_no_time() -> None:
     times = _times([float(i) for i in range(1, 10)])
 
     assert times.pass_us(ENGINE, 513, 4) is None
-    assert times.pass_us(ENGINE, 512, 60001) is None
-    assert times.pass_us(ENGINE, 100, 60001) is None
+    assert times.pass_us(ENGINE, 512, 68000) is None
+    assert times.pass_us(ENGINE, 100, 68000) is None
     assert times.pass_us(PassMode.DENSE_GRAPH, 8, 4) is None
+
+
+def test_a_context_a_little_longer_than_measured_takes_as_long() -> None:
+    times = _times([float(i) for i in range(1, 10)])
+
+    assert times.pass_us(ENGINE, 512, 67000) == times.pass_us(ENGINE, 512, 60000)
 
 
 def test_fewer_keys_or_tokens_than_were_measured_take_as_long_as_the_fewest() -> None:
