@@ -40,6 +40,9 @@ from nsa_tune.backend.types.batch import Mode
 from nsa_tune.reports.replay.prices import Pricer
 from nsa_tune.reports.replay.rest import SCHEMA, TERMS, kind_of, numbers_of
 
+_KNOWN_MODES = frozenset({"engine", "table_kernel", "eager"})
+"""Modes of the pass in which one of the priced kernels runs, by SGLang's own code."""
+
 Lengths: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]
 
 _FOLDS = 5
@@ -132,7 +135,7 @@ def ran(path: Path, pricer: Pricer) -> list[Ran]:
     groups: dict[tuple[Batch, bool, bool, str], list[dict[str, Any]]] = defaultdict(list)
     for line in lines_of(path):
         # Another mode of the pass than the engine's own is none that prices know.
-        odd = line.get("draft") or line.get("pass_mode", "engine") != "engine"
+        odd = line.get("draft") or line.get("pass_mode", "engine") not in _KNOWN_MODES
         batch = None if odd else batch_of(line)
         if batch is not None and line.get("gpu_ms"):
             key = (batch, bool(line["graph"]), bool(line.get("mha")), str(line.get("impl", "")))

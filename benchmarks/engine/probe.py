@@ -20,6 +20,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from benchmarks.engine import attention_steps
 from benchmarks.engine.configurations import Configuration, dumped, parsed
 from benchmarks.engine.control import Control
 
@@ -235,6 +236,7 @@ class Probe:
         self._waiting: deque[tuple[Any, Any, dict[str, Any]]] = deque()
         self._impls: dict[int, PrefillImpl] = {}
         self._readings = 0
+        self._wrapped = False
 
     def around(
         self, original: Callable[..., Any], runner: Any, batch: Any, *rest: Any, **named: Any
@@ -252,7 +254,8 @@ class Probe:
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         host = time.perf_counter()
         start.record()
-        result = original(runner, batch, *rest, **named)
+        result, more = self._run(runner, partial(original, runner, batch, *rest, **named))
+        facts |= more
         end.record()
         facts["host_ms"] = round((time.perf_counter() - host) * 1e3, 3)
         facts["t"] = round(host, 6)
@@ -265,6 +268,14 @@ class Probe:
         self._waiting.append((start, end, facts))
         self._write()
         return result
+
+    def _run(self, runner: Any, run: Callable[[], Any]) -> tuple[Any, dict[str, Any]]:
+        if not os.environ.get(attention_steps.VARIABLE):
+            return run(), {}
+        if not self._wrapped:
+            self._wrapped = True
+            attention_steps.wrap(runner)
+        return attention_steps.profiled(run)
 
     def _set_impl(self, backend: Any, wanted: str | None) -> None:
         if not hasattr(backend, "set_dsa_prefill_impl"):
