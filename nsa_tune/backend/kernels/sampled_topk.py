@@ -13,15 +13,30 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 import torch
 
-__all__ = ["SOURCE", "Shape", "defines", "sampled_topk", "sampled_topk_reference", "shape_of"]
+from nsa_tune.backend.kernels.launch import Kernel
+from nsa_tune.backend.kernels.topk_transform import Kind, Transform
+
+__all__ = [
+    "MOST",
+    "PARAMETERS",
+    "SOURCE",
+    "Shape",
+    "arguments",
+    "defines",
+    "sampled_topk",
+    "sampled_topk_reference",
+    "shape_of",
+    "shapes",
+]
 
 _FEW_ROWS = 264
 """Two for each SM: fewer rows leave threads over."""
 _ROOM = 4096
+MOST = _ROOM // 2
+"""Scores that can be selected."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,20 +142,54 @@ __device__ __forceinline__ void list_row(const float* source, int length, float 
   }
 }
 
+// What a row's places become: where the table has their pages, or the place and something.
+struct Row {
+  const int* pages;
+  int offset, page_bits;
+};
+
+__device__ __forceinline__ Row row_of(int row, const int* map, const int* table, int columns,
+                                      int sequences, int page_bits, int kind) {
+  if (kind == PLAIN) return Row{nullptr, 0, 0};
+  if (kind == OFFSET) return Row{nullptr, map[row], 0};
+  int sequence = 0;
+  if (kind == TABLE_BY_ROW) {
+    sequence = map[row];
+  } else {
+    // The last sequence that starts at this row or before it: an empty one has no row.
+    int above = sequences;
+    while (sequence + 1 < above) {
+      int middle = (sequence + above) / 2;
+      if (map[middle] <= row) {
+        sequence = middle;
+      } else {
+        above = middle;
+      }
+    }
+  }
+  return Row{table + (long long)sequence * columns, 0, page_bits};
+}
+
+__device__ __forceinline__ int put(const Row& row, int at) {
+  if (!row.pages) return row.offset + at;
+  int page = at >> row.page_bits;
+  return (__ldg(row.pages + page) << row.page_bits) + at - (page << row.page_bits);
+}
+
 // Where fewer than enough are as large as `past` and too many as `least`: equal ones fill up.
 __device__ __forceinline__ void fill_up(const float* source, int length, float least, float past,
-                                        int* own, int* listed) {
+                                        const Row& row, int* own, int* listed) {
   const int thread = threadIdx.x;
   if (thread == 0) *listed = 0;
   __syncthreads();
   for (int at = thread; at < length; at += THREADS) {
-    if (source[at] >= past) own[atomicAdd(listed, 1)] = at;
+    if (source[at] >= past) own[atomicAdd(listed, 1)] = put(row, at);
   }
   __syncthreads();
   for (int at = thread; at < length; at += THREADS) {
     if (source[at] >= least && !(source[at] >= past)) {
       int spot = *listed < COUNT ? atomicAdd(listed, 1) : COUNT;
-      if (spot < COUNT) own[spot] = at;
+      if (spot < COUNT) own[spot] = put(row, at);
     }
   }
   __syncthreads();
@@ -148,8 +197,8 @@ __device__ __forceinline__ void fill_up(const float* source, int length, float l
 }
 
 // Writes the largest COUNT of those listed: narrows down to the key that so many are as large as.
-__device__ __forceinline__ void settle(const int2* list, int found, int threshold, int* own,
-                                       int* totals, int& turn, int* counts) {
+__device__ __forceinline__ void settle(const int2* list, int found, int threshold, const Row& row,
+                                       int* own, int* totals, int& turn, int* counts) {
   const int FEW = 64, thread = threadIdx.x;
   __shared__ int2 last[FEW];
   const int kept = ROOM / THREADS;
@@ -197,13 +246,13 @@ __device__ __forceinline__ void settle(const int2* list, int found, int threshol
 #pragma unroll
   for (int i = 0; i < kept; ++i) {
     if (mine[i] >= high) {
-      own[atomicAdd(&counts[0], 1)] = list[i * THREADS + thread].y;
+      own[atomicAdd(&counts[0], 1)] = put(row, list[i * THREADS + thread].y);
     } else if (mine[i] >= low) {
       int spot = atomicAdd(&counts[1], 1), at = list[i * THREADS + thread].y;
       if (!equal) {
         last[spot] = make_int2(mine[i], at);
       } else if (fewest + spot < COUNT) {
-        own[fewest + spot] = at;
+        own[fewest + spot] = put(row, at);
       }
     }
   }
@@ -215,21 +264,22 @@ __device__ __forceinline__ void settle(const int2* list, int found, int threshol
     for (int j = 0; j < counts[1]; ++j) {
       place += last[j].x > last[i].x || (last[j].x == last[i].x && j < i);
     }
-    if (place < COUNT) own[place] = last[i].y;
+    if (place < COUNT) own[place] = put(row, last[i].y);
   }
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) sampled_topk(
-    const float* scores, const int* lengths, const int* row_starts, int* out, int stride,
-    int has_starts) {
+    const float* scores, const int* lengths, const int* row_starts, int* out, const int* map,
+    const int* table, int stride, int columns, int sequences, int page_bits, int kind) {
   const int LEAST = -0x7f800001, PAST = 0x7f800001;  // minus infinity; no number
   __shared__ int2 list[ROOM];  // a score's bits, its place
   __shared__ int totals[3], listed, lowest, counts[3];
   const int row = blockIdx.x, thread = threadIdx.x, length = lengths[row];
-  const float* source = scores + (long long)row * stride + (has_starts ? row_starts[row] : 0);
+  const float* source = scores + (long long)row * stride + (row_starts ? row_starts[row] : 0);
   int* own = out + (long long)row * COUNT;
   if (length <= COUNT) {
-    for (int i = thread; i < COUNT; i += THREADS) own[i] = i < length ? i : -1;
+    const Row all = row_of(row, map, table, columns, sequences, page_bits, kind);
+    for (int i = thread; i < COUNT; i += THREADS) own[i] = i < length ? put(all, i) : -1;
     return;
   }
   if (thread < 3) totals[thread] = 0;
@@ -327,15 +377,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) sampled_topk(
     many = fmaxf(many, 1.0f);
   }
 
+  // Only now, so that it takes no registers while the row is read.
+  const Row places = row_of(row, map, table, columns, sequences, page_bits, kind);
   if (bottom + 1 >= top) {
-    fill_up(source, length, score_of(bottom), score_of(top), own, &listed);
+    fill_up(source, length, score_of(bottom), score_of(top), places, own, &listed);
     return;
   }
 
-  settle(list, found, threshold, own, totals, turn, counts);
+  settle(list, found, threshold, places, own, totals, turn, counts);
 }
 """
 """One block a row."""
+PARAMETERS = "PPPPPPiiiii"
+"""The kernel's parameters, as `Kernel` takes them."""
 
 
 def sampled_topk_reference(
@@ -363,15 +417,14 @@ def defines(shape: Shape, count: int) -> str:
         "SAMPLE": shape.sample,
         "ROOM": shape.room,
         "COUNT": count,
+        **{kind.name: kind.value for kind in Kind},
     }
     return "".join(f"#define {name} {number}\n" for name, number in numbers.items())
 
 
 @cache
-def _kernel(shape: Shape, count: int) -> Any:
-    # Not public in PyTorch 2.11 and 2.13, where it takes and returns the same.
-    compile_kernel = torch.cuda._compile_kernel
-    return compile_kernel(defines(shape, count) + SOURCE, "sampled_topk")
+def _kernel(shape: Shape, count: int) -> Kernel:
+    return Kernel(defines(shape, count) + SOURCE, "sampled_topk", PARAMETERS)
 
 
 def sampled_topk(
@@ -380,6 +433,7 @@ def sampled_topk(
     count: int = 2048,
     row_starts: torch.Tensor | None = None,
     shape: Shape | None = None,
+    transform: Transform | None = None,
 ) -> torch.Tensor:
     """The `count` largest scores of each row, as places in the row; exact.
 
@@ -389,6 +443,7 @@ def sampled_topk(
         count: how many are wanted, half of what can be listed at most.
         row_starts: [rows] int32, the first column that counts; None for 0.
         shape: how rows are read; by default what was measured best on an H200.
+        transform: what the places become; None leaves them as they are.
 
     Returns:
         [rows, count] int32 relative to `row_starts`, in no order; -1 beyond a row's length. Which
@@ -400,17 +455,41 @@ def sampled_topk(
     cut = shape or shape_of(rows, columns)
     assert 2 * count <= cut.room
     out = torch.empty(rows, count, dtype=torch.int32, device=scores.device)
-    starts = lengths if row_starts is None else row_starts
-    given = [scores, lengths, starts, out, scores.stride(0), int(row_starts is not None)]
-    _kernel(cut, count)(grid=(rows, 1, 1), block=(cut.threads, 1, 1), args=given)
+    _kernel(cut, count)(rows, cut.threads, arguments(scores, lengths, row_starts, out, transform))
     return out
 
 
+def arguments(
+    scores: torch.Tensor,
+    lengths: torch.Tensor,
+    row_starts: torch.Tensor | None,
+    out: torch.Tensor,
+    transform: Transform | None,
+) -> tuple[int, ...]:
+    """What the kernel is launched with."""
+    starts = 0 if row_starts is None else row_starts.data_ptr()
+    tensors = (scores.data_ptr(), lengths.data_ptr(), starts, out.data_ptr())
+    stride = scores.stride(0)
+    if transform is None:
+        return *tensors, 0, 0, stride, 0, 0, 0, Kind.PLAIN
+    table, of = 0, (0, 0, 0)
+    if transform.table is not None:
+        table = transform.table.data_ptr()
+        of = (transform.table.stride(0), transform.sequences, transform.page_bits)
+    return *tensors, transform.map.data_ptr(), table, stride, *of, transform.kind
+
+
 def shape_of(rows: int, columns: int) -> Shape:
-    """How `sampled_topk` reads rows by default."""
+    """How `sampled_topk` reads rows of so many scores by default."""
     if rows > _FEW_ROWS:
         sample = 1024 if columns <= 16384 else 2048 if columns <= 65536 else 4096
         return Shape(256, 5, sample, _ROOM)
     if columns >= 65536:
         return Shape(1024, 1, 4096, _ROOM)
     return Shape(512, 2, 2048 if columns <= 16384 else 4096, _ROOM)
+
+
+def shapes() -> tuple[Shape, ...]:
+    """All that `shape_of` returns: each is compiled by itself."""
+    columns = (1, 16385, 65537)
+    return tuple({shape_of(rows, each): None for rows in (1, _FEW_ROWS + 1) for each in columns})

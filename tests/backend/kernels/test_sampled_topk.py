@@ -12,6 +12,7 @@ import torch
 
 from nsa_tune.backend.kernels import sampled_topk
 from nsa_tune.backend.kernels.sampled_topk import Shape
+from nsa_tune.backend.kernels.topk_transform import Kind, Transform, transform_reference
 
 COUNT = 256
 
@@ -44,13 +45,16 @@ static int __shfl_up_sync(unsigned, int v, int) { return v; }
 static int __shfl_sync(unsigned, int v, int) { return v; }
 #define __logf std::log
 static float4 __ldg(const float4* p) { float4 v; std::memcpy(&v, p, 16); return v; }
+static int __ldg(const int* p) { return *p; }
 """
 
 ROWS = r"""
 extern "C" void all_rows(int rows, const float* scores, const int* lengths, const int* starts,
-                         int* out, int stride, int has_starts) {
+                         int* out, const int* map, const int* table, int stride, int columns,
+                         int sequences, int page_bits, int kind) {
   for (blockIdx.x = 0; blockIdx.x < rows; ++blockIdx.x)
-    sampled_topk(scores, lengths, starts, out, stride, has_starts);
+    sampled_topk(scores, lengths, starts, out, map, table, stride, columns, sequences, page_bits,
+                 kind);
 }
 """
 
@@ -77,18 +81,24 @@ def select(kernel_device: torch.device, request: pytest.FixtureRequest) -> Selec
     """The kernel on the device that there is."""
     if kernel_device.type == "cuda":
         shape = Shape(threads=256, blocks=1, sample=256, room=512)
-        return lambda scores, lengths, starts=None: sampled_topk.sampled_topk(
-            scores, lengths, COUNT, starts, shape
+        return lambda scores, lengths, starts=None, transform=None: sampled_topk.sampled_topk(
+            scores, lengths, COUNT, starts, shape, transform
         )
     library = request.getfixturevalue("interpreted")
 
     def run(
-        scores: torch.Tensor, lengths: torch.Tensor, starts: torch.Tensor | None = None
+        scores: torch.Tensor,
+        lengths: torch.Tensor,
+        starts: torch.Tensor | None = None,
+        transform: Transform | None = None,
     ) -> torch.Tensor:
         out = torch.full((len(scores), COUNT), -9, dtype=torch.int32)
-        given = (scores, lengths, lengths if starts is None else starts, out)
-        pointers = [ctypes.c_void_p(one.data_ptr()) for one in given]
-        library.all_rows(len(scores), *pointers, scores.stride(0), int(starts is not None))
+        passed = sampled_topk.arguments(scores, lengths, starts, out, transform)
+        kinds = {"P": ctypes.c_void_p, "i": ctypes.c_int}
+        values = [
+            kinds[letter](one) for letter, one in zip(sampled_topk.PARAMETERS, passed, strict=True)
+        ]
+        library.all_rows(len(scores), *values)
         return out
 
     return run
@@ -189,3 +199,75 @@ def test_what_is_no_number_is_not_taken(kernel_device: torch.device, select: Sel
 def test_few_rows_are_read_by_larger_blocks() -> None:
     assert sampled_topk.shape_of(1, 8192).threads > sampled_topk.shape_of(8192, 8192).threads
     assert sampled_topk.shape_of(1, 131072).threads > sampled_topk.shape_of(1, 8192).threads
+
+
+def test_every_default_shape_is_known_beforehand() -> None:
+    found = {
+        sampled_topk.shape_of(rows, columns)
+        for rows in (1, 264, 265, 9000)
+        for columns in (1, 16384, 16385, 65535, 65536, 65537, 200_000)
+    }
+
+    assert found == set(sampled_topk.shapes())
+
+
+def transforms(device: torch.device, lens: list[int], keys: int) -> dict[str, Transform]:
+    """Every kind of transform of a batch with `lens` new tokens a sequence, some of them none."""
+    generator = torch.Generator().manual_seed(3)
+
+    def whole(values: list[int]) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.int32, device=device)
+
+    def table(page_size: int) -> torch.Tensor:
+        # Wider than it must be, and a slice of something wider still.
+        pages = torch.randperm(len(lens) * (keys + 3), generator=generator).int()
+        return pages.view(len(lens), -1)[:, : keys // page_size + 2].to(device)
+
+    starts = whole([sum(lens[:i]) for i in range(len(lens) + 1)])
+    sequences = whole([i for i, new in enumerate(lens) for _ in range(new)])
+    return {
+        "offset": Transform(Kind.OFFSET, sequences * 100_000),
+        "table by row": Transform(Kind.TABLE_BY_ROW, sequences, table(1)),
+        "table by start": Transform(Kind.TABLE_BY_START, starts, table(1)),
+        "pages by row": Transform(Kind.TABLE_BY_ROW, sequences, table(64), 64),
+        "pages by start": Transform(Kind.TABLE_BY_START, starts, table(64), 64),
+    }
+
+
+@pytest.mark.parametrize(
+    "kind", ["offset", "table by row", "table by start", "pages by row", "pages by start"]
+)
+@pytest.mark.parametrize("lens", [[6], [1, 5], [0, 2, 0, 0, 3, 1, 0]])
+def test_places_become_what_attention_reads(
+    kernel_device: torch.device, select: Select, kind: str, lens: list[int]
+) -> None:
+    # Rows of nothing, of fewer than are selected, of as many, and of more; as one behind the other.
+    scores = some(6, 2000, kernel_device)
+    lengths = torch.tensor([0, 255, 256, 257, 900, 1201], dtype=torch.int32, device=kernel_device)
+    starts = torch.tensor([0, 3, 100, 1, 450, 799], dtype=torch.int32, device=kernel_device)
+    transform = transforms(kernel_device, lens, 1201)[kind]
+
+    chosen = select(scores, lengths, starts, transform)
+
+    places = sampled_topk.sampled_topk_reference(scores, lengths, COUNT, starts)
+    wanted = transform_reference(places, transform)
+    assert torch.equal(chosen.sort(1).values, wanted.sort(1).values)
+    # What is none comes last: a kernel that is told a row's length reads no further.
+    assert ((chosen >= 0).sum(1) == lengths.clamp_max(COUNT)).all()
+    assert chosen[1, :255].min() >= 0 and chosen[1, 255] == -1
+
+
+def test_equal_scores_that_fill_up_are_transformed_too(
+    kernel_device: torch.device, select: Select
+) -> None:
+    scores = torch.zeros(2, 900, device=kernel_device)
+    scores[0, 800:] = 1.0
+    transform = transforms(kernel_device, [1, 1], 900)["pages by start"]
+
+    chosen = select(scores, full(2, 900, kernel_device), None, transform)
+
+    every = torch.arange(900, dtype=torch.int32, device=kernel_device).expand(2, -1)
+    slots = transform_reference(every, transform)
+    assert set(slots[0, 800:].tolist()) <= set(chosen[0].tolist()) <= set(slots[0].tolist())
+    assert set(chosen[1].tolist()) <= set(slots[1].tolist())
+    assert all(len(row.unique()) == COUNT for row in chosen)
