@@ -15,6 +15,7 @@ from nsa_tune.backend.engines.sglang.pass_mode import absorbed
 from nsa_tune.backend.engines.sglang.pass_mode import hooks as pass_mode
 from nsa_tune.backend.engines.sglang.prefill import around_prefill
 from nsa_tune.backend.engines.sglang.releases import checked, installed_version, release_of
+from nsa_tune.backend.engines.sglang.topk.hooks import around_topk
 from nsa_tune.backend.engines.sglang.v4.backend import around_v4_init
 from nsa_tune.backend.engines.sglang.v4.prefill import around_sparse_prefill
 
@@ -34,6 +35,7 @@ _HOOKING = Hooking(
         "extend": absorbed.around_extend,
         "k_only": absorbed.around_k_only,
         "replay": pass_mode.around_replay,
+        "topk": around_topk,
         "v4_backend": around_v4_init,
         "v4_prefill": around_sparse_prefill,
     },

@@ -19,6 +19,7 @@ __all__ = [
     "INDEXER",
     "MOST_PAGED",
     "RELEASES",
+    "TOPK_MODULE",
     "Release",
     "checked",
     "installed_version",
@@ -105,6 +106,8 @@ _GRAPHS = "sglang.srt.model_executor.runner.prefill_cuda_graph_runner"
 _BREAKABLE = "sglang.srt.model_executor.runner_backend.breakable_cuda_graph_backend"
 INDEXER = "sglang.srt.layers.attention.dsa.dsa_indexer"
 """Where the indexer is."""
+TOPK_MODULE = "sglang.srt.layers.attention.dsa.dsa_topk_backend"
+"""Where it selects keys."""
 _PASS_MODE_SYMBOLS = (
     Symbol(
         "init_graphs", _RUNNER, "ModelRunner.init_cuda_graphs",
@@ -139,6 +142,17 @@ the sources were read. From 0.5.23 on `prepare_metadata` says where the pass sto
 shared with the scheduler. The hook does not say so: SGLang then waits for the whole pass, as it
 does wherever it does not know."""
 
+_TOPK_SYMBOLS = (
+    Symbol(
+        "topk", TOPK_MODULE, "DSATopKBackend.topk_transform",
+        ("self", "logits", "lengths", "topk", "topk_transform_method", "attn_metadata",
+         "cu_seqlens_q_topk", "topk_indices_offset", "row_starts", "batch_idx_list",
+         "force_unfused_topk"),
+        True,
+    ),
+)  # fmt: skip
+"""From 0.5.17 on: what it is started from, `init_graphs`, is not hooked before."""
+
 _V4_SYMBOLS = (
     Symbol("v4_backend", _V4_MODULE, f"{_V4_CLASS}.__init__", ("self", "model_runner"), False),
     Symbol(
@@ -152,12 +166,13 @@ RELEASES = (
     _OLDER,
     replace(
         _OLDER, first=(0, 5, 17), last=(0, 5, 22),
-        symbols=_OLDER.symbols + _PASS_MODE_SYMBOLS, passes_topk_length=True, graph_tokens=2048,
+        symbols=_OLDER.symbols + _PASS_MODE_SYMBOLS + _TOPK_SYMBOLS, passes_topk_length=True,
+        graph_tokens=2048,
     ),
     replace(
         _OLDER, first=(0, 5, 23), last=(0, 5, 23),
-        symbols=_OLDER.symbols + _PASS_MODE_SYMBOLS + _V4_SYMBOLS, passes_topk_length=True,
-        graph_tokens=8192,
+        symbols=_OLDER.symbols + _PASS_MODE_SYMBOLS + _TOPK_SYMBOLS + _V4_SYMBOLS,
+        passes_topk_length=True, graph_tokens=8192,
     ),
 )  # fmt: skip
 

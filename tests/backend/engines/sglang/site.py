@@ -36,6 +36,19 @@ class Indexer:
     def _forward_cuda_k_only(self, x, positions, forward_batch, layer_id, return_indices=True):
         return None
 """
+_TOPK = """
+from enum import Enum
+
+
+class DSATopKBackend(Enum):
+    SGL_KERNEL = "sgl-kernel"
+
+    def topk_transform(
+        self, logits, lengths, topk, topk_transform_method, attn_metadata, cu_seqlens_q_topk=None,
+        topk_indices_offset=None, row_starts=None, batch_idx_list=None, force_unfused_topk=False,
+    ):
+        return logits
+"""
 _V4_BACKEND = """
 class DeepseekV4AttnBackend:
     def __init__(self, model_runner, skip_prefill=False):
@@ -90,6 +103,7 @@ class Site(EngineSite):
         self.backend(_BACKEND)
         self.v4_backend(_V4_BACKEND)
         self.write("sglang/srt/layers/attention/dsa/dsa_indexer.py", _INDEXER)
+        self.write("sglang/srt/layers/attention/dsa/dsa_topk_backend.py", _TOPK)
         self.write(f"{_EXECUTOR}/model_runner.py", _RUNNER)
         self.write(f"{_EXECUTOR}/runner/prefill_cuda_graph_runner.py", _PREFILL_GRAPHS)
         self.write(f"{_EXECUTOR}/runner_backend/breakable_cuda_graph_backend.py", _BREAKABLE)

@@ -27,6 +27,8 @@ from nsa_tune.backend.engines.sglang.pass_mode.watch import Watch
 from nsa_tune.backend.engines.sglang.prefill import source_of
 from nsa_tune.backend.engines.sglang.releases import installed_version
 from nsa_tune.backend.engines.sglang.switch import paused
+from nsa_tune.backend.engines.sglang.topk import eligible as topk_eligible
+from nsa_tune.backend.engines.sglang.topk import hooks as topk
 
 __all__ = [
     "around_can_run",
@@ -91,6 +93,8 @@ def around_prepare_metadata(
 def around_init_graphs(original: Callable[..., Any], runner: Any, *rest: Any, **named: Any) -> Any:
     """The hook around `ModelRunner.init_cuda_graphs`: afterwards passes can be measured."""
     result = original(runner, *rest, **named)
+    # First: it changes what passes take.
+    attempt("measuring how keys are selected", topk.attach, runner)
     attempt("measuring how passes run", _attach, runner)
     return result
 
@@ -197,6 +201,8 @@ def _key(runner: Any, graphs: Any) -> dict[str, object]:
         "decode_impl": str(runner.attn_backend.dsa_decode_impl),
         "hidden_size": runner.model_config.hidden_size,
         "tp_size": runner.server_args.tp_size,
+        # Not whether it is faster: ranks may find that differently, and their keys must be equal.
+        "topk": topk_eligible.allowed(),
         **{name: str(getattr(runner.server_args, name, None)) for name in _ARGUMENTS},
         "prefill_sizes": sorted(graphs.capture_num_tokens),
         "decode_sizes": sorted(runner.decode_cuda_graph_runner.capture_bs) if decode else [],

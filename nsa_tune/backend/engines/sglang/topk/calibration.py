@@ -1,0 +1,153 @@
+"""Measuring both selections when the engine starts: whether nsa-tune's is right, and is faster.
+
+It compiles the kernel too, which must not happen while a request waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+from nsa_tune.backend.engines.sglang.topk.call import Call, call_of
+from nsa_tune.backend.engines.sglang.topk.times import TopkTime
+
+__all__ = ["check", "made_up", "measure", "select", "timed_us"]
+
+_ROWS = (64, 256, 1024)
+"""More rows take as much longer in both kernels."""
+_KEYS = (3072, 8192, 32768, 131072)
+_SEQUENCES, _PAGE = 2, 64
+_MEMORY_SHARE = 4
+"""The scores of a measurement take at most this part of the free memory."""
+_LAUNCHES, _ROUNDS = 4, 3
+_AHEAD_CYCLES = 500_000
+"""The device waits so long before a measurement, so that the host's launches are ahead of it."""
+_CHECKED_KEYS = 9000
+
+Method = Callable[..., Any]
+
+
+def select(call: Call) -> Any:
+    """The answer of nsa-tune's kernel: [rows, topk] int32."""
+    from nsa_tune.backend.kernels.sampled_topk import sampled_topk, shape_of
+
+    shape = shape_of(len(call.logits), call.max_kv)
+    return sampled_topk(
+        call.logits, call.lengths, call.topk, call.row_starts, shape, call.transform
+    )
+
+
+def check(topk: int, device: Any) -> None:
+    """Compile every variant of nsa-tune's kernel, and compare what it selects with torch.
+
+    Raises:
+        RuntimeError: when one selects anything but the largest scores, transformed.
+    """
+    import torch
+
+    from nsa_tune.backend.kernels.sampled_topk import sampled_topk, sampled_topk_reference, shapes
+    from nsa_tune.backend.kernels.topk_transform import Kind, Transform, transform_reference
+
+    def whole(values: Sequence[int]) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.int32, device=device)
+
+    lens = (0, 1, topk - 1, topk, topk + 1, 2 * topk, _CHECKED_KEYS - 7, _CHECKED_KEYS)
+    rows = len(lens)
+    lengths, starts = whole(lens), whole([(_CHECKED_KEYS - one) // 2 for one in lens])
+    # Whole numbers, none twice, so that there is one right answer.
+    scores = torch.rand(rows, _CHECKED_KEYS, device=device).argsort(1).float()
+    pages = torch.randperm(3 * (_CHECKED_KEYS // _PAGE + 1), device=device).int().view(3, -1)
+    transforms = (
+        Transform(Kind.OFFSET, whole(range(0, 100 * rows, 100))),
+        Transform(Kind.TABLE_BY_ROW, whole([i % 3 for i in range(rows)]), pages, _PAGE),
+        Transform(Kind.TABLE_BY_START, whole([0, 3, 3, rows]), pages, _PAGE),
+    )
+    places = sampled_topk_reference(scores, lengths, topk, starts)
+    for shape in shapes():
+        for transform in transforms:
+            chosen = sampled_topk(scores, lengths, topk, starts, shape, transform)
+            wanted = transform_reference(places, transform)
+            if not torch.equal(chosen.sort(1).values, wanted.sort(1).values):
+                raise RuntimeError(
+                    f"nsa-tune's top-k selects wrongly with {shape}, {transform.kind.name}"
+                )
+
+
+def measure(
+    original: Method, backend: Any, topk: int, method: Any, device: Any
+) -> Iterator[TopkTime]:
+    """Time both on made-up scores of some sizes, in turns.
+
+    `original` is SGLang's own method of `backend`, and `method` what becomes of selected places.
+
+    Raises:
+        RuntimeError: when the plug-in does not understand a call of this engine.
+    """
+    import torch
+
+    for rows in _ROWS:
+        for keys in _KEYS:
+            if rows * keys * 4 * _MEMORY_SHARE > torch.cuda.mem_get_info(device)[0]:
+                continue
+            given = made_up(rows, keys, topk, method, device)
+            call = call_of(given)
+            if call is None:
+                raise RuntimeError(f"nsa-tune's top-k cannot take a call of {method.name}")
+            ways = (partial(original, backend, **given), partial(select, call))
+            yield TopkTime(method.name, rows, keys, *timed_us(ways))
+
+
+def timed_us(
+    ways: Sequence[Callable[[], Any]], launches: int = _LAUNCHES, rounds: int = _ROUNDS
+) -> list[float]:
+    """GPU time of one call of each way in microseconds: the least of some rounds by turns."""
+    import torch
+
+    found = [float("inf")] * len(ways)
+    for number in range(rounds + 1):
+        for i, way in enumerate(ways):
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            torch.cuda._sleep(_AHEAD_CYCLES)
+            begin.record()
+            for _ in range(launches):
+                way()
+            end.record()
+            end.synchronize()
+            if number:  # the first round warms up
+                found[i] = min(found[i], begin.elapsed_time(end) * 1e3 / launches)
+    return found
+
+
+def made_up(rows: int, keys: int, topk: int, method: Any, device: Any) -> dict[str, Any]:
+    """What SGLang passes for two sequences of `keys` keys and half of `rows` new tokens each.
+
+    Each row has all keys of its sequence.
+    """
+    import torch
+
+    half = rows // _SEQUENCES
+    sequence = torch.arange(_SEQUENCES, dtype=torch.int32, device=device).repeat_interleave(half)
+    pages = torch.randperm(_SEQUENCES * (keys // _PAGE), device=device).int().view(_SEQUENCES, -1)
+    slots = (pages[:, :, None] * _PAGE + torch.arange(_PAGE, device=device)).flatten(1).int()
+    metadata = SimpleNamespace(
+        max_seq_len_k=keys,
+        page_size=_PAGE,
+        page_table_1=slots,
+        real_page_table=pages,
+        token_to_batch_idx=sequence,
+    )
+    # Both sequences' keys begin in the first column, which halves the memory.
+    return {
+        "logits": torch.randn(rows, keys, device=device),
+        "lengths": torch.full((rows,), keys, dtype=torch.int32, device=device),
+        "topk": topk,
+        "topk_transform_method": method,
+        "attn_metadata": metadata,
+        "cu_seqlens_q_topk": torch.arange(_SEQUENCES + 1, dtype=torch.int32, device=device) * half,
+        "topk_indices_offset": sequence * keys,
+        "row_starts": torch.zeros(rows, dtype=torch.int32, device=device),
+        "batch_idx_list": None,
+        "force_unfused_topk": False,
+    }

@@ -1,0 +1,113 @@
+"""The hook around SGLang's selection of keys, and what decides whether it does anything."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any
+
+from nsa_tune.backend.engines.sglang.edge import attempt, say_once
+from nsa_tune.backend.engines.sglang.releases import TOPK_MODULE
+from nsa_tune.backend.engines.sglang.switch import paused
+from nsa_tune.backend.engines.sglang.topk.calibration import check, measure, select
+from nsa_tune.backend.engines.sglang.topk.call import call_of
+from nsa_tune.backend.engines.sglang.topk.eligible import TOPK_SWITCH, why_not
+from nsa_tune.backend.engines.sglang.topk.times import TopkTime, TopkTimes
+
+__all__ = ["around_topk", "attach", "attached"]
+
+_TIMES = "_nsa_tune_topk"
+
+
+def around_topk(original: Callable[..., Any], backend: Any, *rest: Any, **named: Any) -> Any:
+    """The hook around `DSATopKBackend.topk_transform`, which SGLang calls by keywords."""
+    times: TopkTimes | None = backend.__dict__.get(_TIMES)
+    if times is None or named.get("row_starts") is None or rest or paused():
+        return original(backend, *rest, **named)
+    found = attempt("selecting keys", _selected, backend, times, named)
+    return original(backend, **named) if found is None else found
+
+
+def attach(runner: Any) -> None:
+    """Measure both selections in `runner`, SGLang's ModelRunner, and use the faster from now on.
+
+    All of a process's layers and model runners share one `DSATopKBackend`.
+    """
+    if runner.is_draft_worker:
+        return
+    reason = _why_not(runner.attn_backend)
+    if reason is not None:
+        say_once(logging.INFO, f"SGLang selects keys by itself: {reason}")
+        return
+    import torch
+
+    begin, device = time.monotonic(), torch.device("cuda", torch.cuda.current_device())
+    backend, topk = runner.attn_backend.dsa_topk_backend, runner.attn_backend.dsa_index_topk
+    own = type(backend).topk_transform.__wrapped__
+    check(topk, device)
+    found: list[TopkTime] = []
+    for method in _methods(runner.attn_backend):
+        given = (own, backend, topk, method, device)
+        found += (
+            attempt("timing how keys are selected", lambda *all: [*measure(*all)], *given) or []
+        )
+    torch.cuda.empty_cache()
+    times = TopkTimes(found)
+    setattr(backend, _TIMES, times)
+    say_once(logging.INFO, f"{_summary(times)}; measured in {time.monotonic() - begin:.1f} s")
+
+
+def attached(backend: Any) -> TopkTimes | None:
+    """What was measured for an attention backend; None where SGLang selects by itself."""
+    times: TopkTimes | None = getattr(backend, "dsa_topk_backend", object).__dict__.get(_TIMES)
+    return times
+
+
+def _selected(backend: Any, times: TopkTimes, named: Mapping[str, Any]) -> Any:
+    try:
+        call = call_of(named)
+        if call is None or call.max_kv <= call.topk:
+            return None
+        if not times.is_win(call.method, len(call.logits), call.max_kv) or _capturing():
+            return None
+        return select(call)
+    except BaseException:
+        # Once is enough: each layer would fail again.
+        delattr(backend, _TIMES)
+        raise
+
+
+def _capturing() -> bool:
+    import torch
+
+    return torch.cuda.is_current_stream_capturing()
+
+
+def _why_not(backend: Any) -> str | None:
+    import torch
+
+    from nsa_tune.backend.kernels.sampled_topk import MOST
+
+    if torch.version.cuda is None or torch.cuda.get_device_capability() < (8, 0):
+        return "nsa-tune's kernel is for NVIDIA's GPUs from compute capability 8.0"
+    return why_not(backend, MOST)
+
+
+def _methods(backend: Any) -> list[Any]:
+    """What SGLang may make of selected places in a prefill over this backend's pool."""
+    known = import_module(TOPK_MODULE).TopkTransformMethod
+    return [known.PAGED, known.RAGGED] if backend.dsa_kv_cache_store_fp8 else [known.PAGED]
+
+
+def _summary(times: TopkTimes) -> str:
+    wins = [one for one in times.times if one.is_win]
+    if not wins:
+        return "SGLang selects keys by itself: it is as fast at all measured sizes"
+    best = max(wins, key=lambda one: one.engine_us / one.own_us)
+    return (
+        f"nsa-tune's kernel selects keys in prefills: it is faster at {len(wins)} of "
+        f"{len(times.times)} measured sizes, {best.engine_us:.0f} to {best.own_us:.0f} us at "
+        f"{best.rows} rows of {best.keys} keys ({TOPK_SWITCH}=0 leaves this to SGLang)"
+    )
