@@ -149,7 +149,9 @@ def _extend(runner: Any, prefix: int, lens: Sequence[int]) -> Any:
     batch.extend_seq_lens_cpu = list(lens)
     batch.extend_logprob_start_lens_cpu = list(lens)
     batch.next_token_logits_buffer = None
-    batch.capture_hidden_mode = type(batch.capture_hidden_mode).NULL
+    hidden = type(batch.capture_hidden_mode)
+    # The draft layer reads all hidden states.
+    batch.capture_hidden_mode = hidden.FULL if runner.spec_algorithm.is_eagle() else hidden.NULL
     return batch
 
 

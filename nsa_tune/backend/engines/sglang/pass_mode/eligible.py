@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
-from nsa_tune.backend.engines.sglang.facts import LeftAlone, facts_of
+from nsa_tune.backend.engines.sglang.facts import LeftAlone, facts_of, variable_set
 from nsa_tune.backend.engines.sglang.parallel import parallel
 from nsa_tune.backend.engines.sglang.releases import INDEXER
 from nsa_tune.backend.engines.symbols import hooks_on
@@ -29,6 +29,8 @@ DENSE_SWITCH = "NSA_TUNE_DENSE_GRAPHS"
 """Environment variable: 0 captures no graphs of the plug-in's own."""
 _LONGEST_DENSE = "SGLANG_DSA_PREFILL_DENSE_ATTN_KV_LEN_THRESHOLD"
 """SGLang's own variable: keys up to which attention may be dense. SGLang sets it when it starts."""
+_PLAN_STREAM = "SGLANG_ENABLE_OVERLAP_PLAN_STREAM"
+"""SGLang's own variable."""
 
 
 def _flag(name: str) -> Callable[[Any], bool]:
@@ -81,8 +83,21 @@ _NO_DENSE_GRAPHS: Mapping[str, Callable[[Any], bool]] = {
     ),
 }
 _NO_DECODE_GRAPHS: Mapping[str, Callable[[Any], bool]] = {
-    "speculative decoding captures none of one row a token": lambda runner: (
+    # Others verify trees, ragged rows, or have no hidden states of this kind.
+    "speculative decoding of another kind than EAGLE and MTP": lambda runner: (
         not runner.spec_algorithm.is_none()
+        and getattr(runner.spec_algorithm, "name", "") != "EAGLE"
+    ),
+    "drafts are trees (speculative_eagle_topk)": lambda runner: (
+        not runner.spec_algorithm.is_none() and runner.attn_backend.topk > 1
+    ),
+    "the number of draft tokens changes while serving (speculative_adaptive)": _flag(
+        "speculative_adaptive"
+    ),
+    "with several draft layers (enable_multi_layer_eagle)": _flag("enable_multi_layer_eagle"),
+    # It writes the graphs' inputs on another stream, which waits for no prefill.
+    f"verify passes are prepared on a stream of their own ({_PLAN_STREAM})": lambda _: variable_set(
+        _PLAN_STREAM
     ),
     "routed experts are returned": _flag("enable_return_routed_experts"),
     "selected keys are returned": _flag("enable_return_indexer_topk"),

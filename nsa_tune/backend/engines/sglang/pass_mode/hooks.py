@@ -21,6 +21,7 @@ from nsa_tune.backend.engines.sglang.pass_mode.eligible import (
     why_not,
 )
 from nsa_tune.backend.engines.sglang.pass_mode.ranks import Ranks
+from nsa_tune.backend.engines.sglang.pass_mode.row_graphs import RowGraphs
 from nsa_tune.backend.engines.sglang.pass_mode.steering import Steering
 from nsa_tune.backend.engines.sglang.pass_mode.times import PassMode, PassTimes
 from nsa_tune.backend.engines.sglang.pass_mode.watch import Watch
@@ -150,7 +151,7 @@ def _attach(runner: Any) -> None:
         runner.attn_backend.dsa_index_topk,
         ranks,
         dense=graphs.__dict__.get(_DENSE, {}),
-        decode=why_no_decode_graphs(runner) is None,
+        decode=_row_graphs(runner),
     )
     setattr(runner, _STEERING, steering)
     try:
@@ -159,6 +160,15 @@ def _attach(runner: Any) -> None:
         delattr(runner, _STEERING)
         raise
     steering.watch = Watch(lambda: torch.cuda.Event(enable_timing=True))
+
+
+def _row_graphs(runner: Any) -> RowGraphs | None:
+    """The decode graphs that may run a prefill."""
+    reason = why_no_decode_graphs(runner)
+    if reason is None:
+        return RowGraphs.of(runner)
+    say_once(logging.INFO, f"no prefill runs by decode graphs: {reason}")
+    return None
 
 
 def _times(runner: Any, steering: Steering, ranks: Ranks, key: Mapping[str, object]) -> PassTimes:
@@ -186,7 +196,7 @@ def _key(runner: Any, graphs: Any) -> dict[str, object]:
 
     facts = facts_of(runner.attn_backend, runner)
     dense: Mapping[PassMode, DenseGraphs] = graphs.__dict__.get(_DENSE, {})
-    decode = why_no_decode_graphs(runner) is None
+    decode = _row_graphs(runner)
     return {
         "gpu": torch.cuda.get_device_name(),
         "cpu": _cpu(),
@@ -205,7 +215,9 @@ def _key(runner: Any, graphs: Any) -> dict[str, object]:
         "topk": topk_eligible.allowed(),
         **{name: str(getattr(runner.server_args, name, None)) for name in _ARGUMENTS},
         "prefill_sizes": sorted(graphs.capture_num_tokens),
-        "decode_sizes": sorted(runner.decode_cuda_graph_runner.capture_bs) if decode else [],
+        "decode_sizes": [] if decode is None else decode.sizes,
+        # None without speculative decoding.
+        "draft_tokens": runner.attn_backend.speculative_num_draft_tokens,
         "dense_sizes": {str(mode): one.sizes for mode, one in dense.items()},
         # Not the pool's size: that differs a little from start to start.
         "longest": longest(runner),

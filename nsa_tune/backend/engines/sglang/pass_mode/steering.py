@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from nsa_tune.backend.engines.sglang.edge import say_once
-from nsa_tune.backend.engines.sglang.pass_mode.decode_rows import as_decode, last_rows
 from nsa_tune.backend.engines.sglang.pass_mode.dense_graphs import DenseGraphs, Kind
 from nsa_tune.backend.engines.sglang.pass_mode.ranks import Ranks
+from nsa_tune.backend.engines.sglang.pass_mode.row_graphs import RowGraphs
 from nsa_tune.backend.engines.sglang.pass_mode.times import PassMode, PassTimes
 from nsa_tune.backend.engines.sglang.pass_mode.watch import Watch
 from nsa_tune.backend.engines.sglang.passes import is_plain_extend, sums_of
@@ -40,18 +40,17 @@ class Steering:
         ranks: Ranks,
         *,
         dense: Mapping[PassMode, DenseGraphs],
-        decode: bool,
+        decode: RowGraphs | None,
     ) -> None:
-        """`decode` says whether decode graphs may run a prefill in this engine."""
+        """`decode`: the decode graphs, if they may run a prefill in this engine."""
         self._ranks = ranks
         self._passes = 0
         self._backend = runner.attn_backend
         self._pool = runner.token_to_kv_pool
         self._graphs = runner.prefill_cuda_graph_runner
         self._sizes: Sequence[int] = sorted(self._graphs.capture_num_tokens)
-        self._rows: Sequence[int] = (
-            sorted(runner.decode_cuda_graph_runner.capture_bs) if decode else ()
-        )
+        self._decode = decode
+        self._rows: Sequence[int] = decode.sizes if decode is not None else ()
         self._index_topk = index_topk
         self.dense = dense
         self.times: PassTimes | None = None
@@ -64,7 +63,7 @@ class Steering:
 
     @property
     def rows(self) -> Sequence[int]:
-        """The sizes of the decode graphs that may run a prefill, ascending."""
+        """Rows of the decode graphs that may run a prefill, ascending."""
         return self._rows
 
     def forward(
@@ -86,7 +85,8 @@ class Steering:
         batch = self._batch(forward_batch)
         if batch is None or self.times is None or _is_loading(self._pool):
             return original(runner, forward_batch, *rest)
-        mode = self.last = self.fastest(batch, rows=_only_last_tokens(forward_batch))
+        rows = None if self._decode is None else self._decode.rows_of(forward_batch)
+        mode = self.last = self.fastest(batch, rows)
         start = self.watch.begin() if self.watch is not None else None
         output = self._run(original, runner, mode, forward_batch, rest)
         if start is not None and self.watch is not None:
@@ -124,17 +124,20 @@ class Steering:
             )
         self.watch.given_up = given_up
 
-    def fastest(self, batch: Batch, *, rows: bool = True) -> PassMode:
-        """The fastest way for a batch from its sums; `rows` says whether decode graphs may."""
-        estimates = self.estimates_us(batch)
+    def fastest(self, batch: Batch, rows: int | None) -> PassMode:
+        """The fastest way for a batch from its sums.
+
+        Args:
+            batch: the sums.
+            rows: how many it takes in decode graphs; None where these may not run it.
+        """
+        estimates = self.estimates_us(batch, rows)
         engine_us = estimates.get(PassMode.ENGINE)
         given_up = self.watch.given_up if self.watch is not None else frozenset()
         best = self._usual(estimates, given_up)
         if engine_us is None:
             return best
         least_us = engine_us
-        if not rows:
-            given_up |= {PassMode.DECODE_GRAPH}
         for mode, pass_us in estimates.items():
             margin = _KERNEL_MARGIN if mode is PassMode.TABLE_KERNEL else MARGIN
             faster = pass_us < (1 - margin) * engine_us and pass_us < least_us
@@ -152,8 +155,13 @@ class Steering:
         known = PassMode.TABLE_KERNEL in estimates or PassMode.TABLE_KERNEL in given_up
         return PassMode.ENGINE if known else PassMode.TABLE_KERNEL
 
-    def estimates_us(self, batch: Batch) -> dict[PassMode, float]:
-        """What a pass takes in each way that can run it and was measured, in microseconds."""
+    def estimates_us(self, batch: Batch, rows: int | None = None) -> dict[PassMode, float]:
+        """What a pass takes in each way that can run it and was measured, in microseconds.
+
+        Args:
+            batch: its sums.
+            rows: how many it takes in decode graphs; None where these may not run it.
+        """
         times = self.times
         size = _bucket(self._sizes, batch.q_tokens)
         if times is None or size is None:
@@ -168,7 +176,8 @@ class Steering:
         for mode, graphs in self.dense.items():
             if self._fits(graphs, batch, size):
                 found[mode] = times.pass_us(mode, size, context)
-        found[PassMode.DECODE_GRAPH] = self._decode_us(times, batch.q_tokens, context)
+        if rows is not None:
+            found[PassMode.DECODE_GRAPH] = self._decode_us(times, rows, context)
         return {mode: pass_us for mode, pass_us in found.items() if pass_us is not None}
 
     def _fits(self, graphs: DenseGraphs, batch: Batch, size: int) -> bool:
@@ -179,16 +188,16 @@ class Steering:
             and graphs.fits(size, batch.batch_size)
         )
 
-    def _decode_us(self, times: PassTimes, q_tokens: int, context: float) -> float | None:
+    def _decode_us(self, times: PassTimes, rows: int, context: float) -> float | None:
         """The time by decode graphs: as many of the largest as are full, and one of the rest."""
         if not self._rows:
             return None
-        full, rest = divmod(q_tokens, self._rows[-1])
+        full, rest = divmod(rows, self._rows[-1])
         total = 0.0
-        for count, tokens in ((full, self._rows[-1]), (1 if rest else 0, rest)):
-            rows = _bucket(self._rows, tokens) if count else None
-            if rows is not None:
-                pass_us = times.pass_us(PassMode.DECODE_GRAPH, rows, context)
+        for count, needed in ((full, self._rows[-1]), (1 if rest else 0, rest)):
+            size = _bucket(self._rows, needed) if count else None
+            if size is not None:
+                pass_us = times.pass_us(PassMode.DECODE_GRAPH, size, context)
                 if pass_us is None:
                     return None
                 total += count * pass_us
@@ -202,8 +211,8 @@ class Steering:
         forward_batch: Any,
         rest: Sequence[Any],
     ) -> Any:
-        if mode is PassMode.DECODE_GRAPH:
-            return self._run_rows(original, runner, forward_batch, rest)
+        if mode is PassMode.DECODE_GRAPH and self._decode is not None:
+            return self._decode.run(original, runner, forward_batch, rest)
         with self._told(mode):
             return original(runner, forward_batch, *rest)
 
@@ -222,19 +231,6 @@ class Steering:
             if value is not None:
                 delattr(owner, name)
 
-    def _run_rows(
-        self, original: Callable[..., Any], runner: Any, forward_batch: Any, rest: Sequence[Any]
-    ) -> Any:
-        batch = as_decode(forward_batch)
-        most = self._rows[-1]
-        kept = []
-        for start in range(0, batch.batch_size, most):
-            part = batch.part(start, min(start + most, batch.batch_size))
-            output = original(runner, part.forward_batch, *rest)
-            kept.append(last_rows(output.logits_output.next_token_logits, part.ends))
-        output.logits_output.next_token_logits = _joined([one for one in kept if one is not None])
-        return output
-
 
 def _is_loading(pool: Any) -> bool:
     """Whether a prefix may still be on its way from the host's memory, layer by layer.
@@ -245,35 +241,6 @@ def _is_loading(pool: Any) -> bool:
     return getattr(pool, "layer_transfer_counter", None) is not None
 
 
-def _joined(parts: list[Any]) -> Any:
-    if len(parts) == 1:
-        return parts[0]
-    import torch
-
-    return torch.cat(parts)
-
-
 def _bucket(sizes: Sequence[int], tokens: int) -> int | None:
     """The captured size that a batch is padded to; None where it fits into none."""
     return next((size for size in sizes if size >= tokens), None)
-
-
-_OF_SEQUENCES = ("multi_item_delimiter_indices", "token_indices_to_pool", "rids_int")
-"""Fields, not of all releases, by which SGLang asks for more or which hold one value a sequence."""
-
-
-def _only_last_tokens(batch: Any) -> bool:
-    """Whether each sequence has new tokens, and nothing but its last one's logits is asked for."""
-    hidden = batch.capture_hidden_mode
-    return not (
-        0 in batch.extend_seq_lens_cpu
-        or batch.return_logprob
-        or (hidden is not None and hidden.need_capture())
-        or batch.return_pooled_hidden_states
-        or batch.input_embeds is not None
-        or batch.replace_embeds is not None
-        or (batch.mm_inputs and any(one is not None for one in batch.mm_inputs))
-        or batch.spec_info is not None
-        or batch.global_num_tokens_cpu is not None
-        or any(getattr(batch, name, None) is not None for name in _OF_SEQUENCES)
-    )

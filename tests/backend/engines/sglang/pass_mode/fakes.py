@@ -22,10 +22,12 @@ __all__ = [
     "Dense",
     "Hidden",
     "Mode",
+    "Speculation",
     "batch",
     "original",
     "room",
     "runner",
+    "states_of",
     "times",
 ]
 
@@ -38,6 +40,7 @@ class Mode(enum.IntEnum):
     EXTEND = enum.auto()
     DECODE = enum.auto()
     MIXED = enum.auto()
+    TARGET_VERIFY = enum.auto()
 
 
 class Hidden(enum.IntEnum):
@@ -45,9 +48,27 @@ class Hidden(enum.IntEnum):
 
     NULL = 0
     LAST = 1
+    FULL = 2
 
     def need_capture(self) -> bool:
         return self is not Hidden.NULL
+
+    def is_full(self) -> bool:
+        return self is Hidden.FULL
+
+
+class Speculation(enum.Enum):
+    """As SGLang's SpeculativeAlgorithm."""
+
+    EAGLE = enum.auto()
+    NGRAM = enum.auto()
+    NONE = enum.auto()
+
+    def is_none(self) -> bool:
+        return self is Speculation.NONE
+
+    def is_eagle(self) -> bool:
+        return self is Speculation.EAGLE
 
 
 class Alone:
@@ -132,27 +153,38 @@ def runner(
             capture_num_tokens=list(sizes), backend=SimpleNamespace()
         ),
         "decode_cuda_graph_runner": SimpleNamespace(capture_bs=list(rows)),
+        "spec_algorithm": Speculation.NONE,
     }
     return SimpleNamespace(**{**fields, **changes})
+
+
+def states_of(forward_batch: Any, width: int = 3) -> torch.Tensor:
+    """A hidden state for each row, which names its token and its position."""
+    names: torch.Tensor = forward_batch.input_ids + 10_000 * forward_batch.positions
+    return names[:, None].expand(-1, width).double()
 
 
 def original(seen: list[Any], width: int = 4) -> Any:
     """SGLang's own `_forward_raw`: keeps each batch, and returns logits that name their rows.
 
-    An extend pass returns a row a sequence, a decode pass a row a row, and writes them where the
-    last decode pass had them, as a graph does.
+    An extend pass returns a row a sequence, a decode or verify pass a row a row, and writes them
+    where the last such pass had them, as a graph does. So does it with hidden states.
     """
-    buffer = torch.zeros(4096, width)
+    logits_buffer, states_buffer = torch.zeros(4096, width), torch.zeros(4096, 3).double()
 
     def forward(runner: Any, forward_batch: Any, *rest: Any) -> Any:
         seen.append(forward_batch)
-        if forward_batch.forward_mode is Mode.DECODE:
-            logits = buffer[: len(forward_batch.input_ids)]
+        rows, states = len(forward_batch.input_ids), states_of(forward_batch)
+        if forward_batch.forward_mode in (Mode.DECODE, Mode.TARGET_VERIFY):
+            logits = logits_buffer[:rows]
             logits.copy_(forward_batch.input_ids[:, None].expand(-1, width))
+            states = states_buffer[:rows].copy_(states)
         else:
             ends = torch.tensor(forward_batch.extend_seq_lens_cpu).cumsum(0) - 1
             logits = forward_batch.input_ids[ends][:, None].expand(-1, width).float()
-        return SimpleNamespace(logits_output=SimpleNamespace(next_token_logits=logits))
+        full = forward_batch.capture_hidden_mode.is_full()
+        output = SimpleNamespace(next_token_logits=logits, hidden_states=states if full else None)
+        return SimpleNamespace(logits_output=output)
 
     return forward
 

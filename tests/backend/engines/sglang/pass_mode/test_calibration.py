@@ -12,6 +12,7 @@ import torch
 from nsa_tune.backend.engines.sglang.pass_mode import calibration as module
 from nsa_tune.backend.engines.sglang.pass_mode.calibration import measure
 from nsa_tune.backend.engines.sglang.pass_mode.ranks import Ranks
+from nsa_tune.backend.engines.sglang.pass_mode.row_graphs import RowGraphs
 from nsa_tune.backend.engines.sglang.pass_mode.steering import Steering
 from nsa_tune.backend.engines.sglang.pass_mode.times import PassMode, PassTimes
 from nsa_tune.backend.engines.sglang.passes import sums_of
@@ -20,6 +21,7 @@ from tests.backend.engines.sglang.pass_mode.fakes import (
     Alone,
     Dense,
     Hidden,
+    Speculation,
     batch,
     runner,
 )
@@ -50,7 +52,9 @@ def _runner(sizes: tuple[int, ...] = SIZES, **changes: Any) -> Any:
 
 def _steering(made: Any, modes: tuple[PassMode, ...] = (DENSE, DENSE_MLA)) -> Steering:
     dense = {mode: Dense(SIZES) for mode in modes}
-    return Steering(made, TOPK, cast("Ranks", Alone()), dense=cast("Any", dense), decode=True)
+    return Steering(
+        made, TOPK, cast("Ranks", Alone()), dense=cast("Any", dense), decode=RowGraphs.of(made)
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -171,6 +175,23 @@ def test_a_measured_batch_is_as_the_scheduler_makes_it(prefix: int, lens: list[i
     # SGLang keeps slot 0 for padding: nobody's keys are overwritten.
     assert not found.out_cache_loc.any()
     assert found.out_cache_loc.shape == (sum(lens),)
+
+
+def test_a_measured_batch_returns_the_states_that_a_draft_layer_reads() -> None:
+    found = module._extend(_runner(spec_algorithm=Speculation.EAGLE), 0, [64])
+
+    assert found.capture_hidden_mode is Hidden.FULL
+
+
+def test_rows_of_verify_passes_are_measured_by_their_tokens() -> None:
+    """Graphs of 1, 8, 48 and 64 requests, of two rows each."""
+    made = _runner(spec_algorithm=Speculation.EAGLE)
+    made.decode_cuda_graph_runner.capture_hidden_mode = Hidden.FULL
+    made.decode_cuda_graph_runner.captured_req_width = 2
+    found = module._cases(made, _steering(made))
+
+    decode = {one.size: one.lens for one in found if one.mode is DECODE}
+    assert decode == {128: (128,)}
 
 
 def test_rows_beyond_the_largest_prefill_graph_are_left_out() -> None:

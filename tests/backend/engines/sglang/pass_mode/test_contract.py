@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from nsa_tune.backend.engines.sglang.pass_mode import decode_rows, steering
+from nsa_tune.backend.engines.sglang.pass_mode import row_graphs, rows, steering
 from nsa_tune.backend.engines.sglang.releases import Release, release_of
 from tests.backend.engines.sglang.wheels import (
     BACKEND,
@@ -269,7 +269,8 @@ def test_a_forward_batch_has_the_fields_that_are_set_and_read(steered: Wheel) ->
     fields = _fields(steered, MODES, "ForwardBatch")
 
     assert {
-        *decode_rows._PER_ROW, *decode_rows._EXTEND_ONLY, "forward_mode", "global_forward_mode",
+        *rows._PER_ROW, *rows._PER_REQUEST, *rows._EXTEND_ONLY,
+        "forward_mode", "global_forward_mode",
         "batch_size", "seq_lens_sum", "capture_hidden_mode", "return_logprob", "mm_inputs",
         "return_pooled_hidden_states", "input_embeds", "replace_embeds", "spec_info",
         "global_num_tokens_cpu", "multi_item_delimiter_indices", "rids_int",
@@ -297,7 +298,7 @@ def test_no_other_field_of_a_value_a_row_reaches_decode_graphs(steered: Wheel) -
         # Only where passes with them are no rows.
         "rids_int", "bootstrap_room_ids_int",
     }  # fmt: skip
-    assert "rids_int" in steering._OF_SEQUENCES
+    assert "rids_int" in row_graphs._OF_SEQUENCES
 
 
 def test_sparse_attention_reads_requests_pages_from_their_table_alone(steered: Wheel) -> None:

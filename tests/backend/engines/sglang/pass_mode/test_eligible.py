@@ -22,6 +22,7 @@ from nsa_tune.backend.engines.sglang.pass_mode.eligible import (
 )
 from nsa_tune.backend.engines.sglang.pass_mode.hooks import around_prepare_metadata, around_replay
 from nsa_tune.backend.engines.sglang.releases import INDEXER
+from tests.backend.engines.sglang.pass_mode.fakes import Speculation
 
 _PARALLEL = SimpleNamespace(attn_dp_size=1)
 
@@ -29,7 +30,7 @@ _PARALLEL = SimpleNamespace(attn_dp_size=1)
 @pytest.fixture(autouse=True)
 def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     """No switches, one DP rank, and a backend with facts."""
-    for name in (MODE_SWITCH, DENSE_SWITCH, module._LONGEST_DENSE):
+    for name in (MODE_SWITCH, DENSE_SWITCH, module._LONGEST_DENSE, module._PLAN_STREAM):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(module, "parallel", lambda: _PARALLEL)
     monkeypatch.setattr(module, "facts_of", lambda *_: SimpleNamespace(kv_dtype="bf16"))
@@ -40,7 +41,7 @@ def _runner(attention: dict[str, Any] | None = None, **changes: Any) -> Any:
     arguments |= {name: changes.pop(name) for name in list(changes) if name not in _ON_RUNNER}
     backend = {
         "set_dsa_prefill_impl": print, "device_sm_major": 9, "dsa_index_topk": 2048,
-        **(attention or {}),
+        "topk": 0, **(attention or {}),
     }  # fmt: skip
     return SimpleNamespace(
         server_args=SimpleNamespace(**arguments),
@@ -49,19 +50,25 @@ def _runner(attention: dict[str, Any] | None = None, **changes: Any) -> Any:
         ),
         **{
             "is_generation": True,
-            "spec_algorithm": SimpleNamespace(is_none=lambda: True),
+            "spec_algorithm": Speculation.NONE,
             "decode_cuda_graph_runner": SimpleNamespace(capture_bs=[8]),
             **changes,
         },
     )
 
 
+_MTP: dict[str, Any] = {"spec_algorithm": Speculation.EAGLE}
 _ON_RUNNER = {"is_generation", "spec_algorithm", "decode_cuda_graph_runner"}
 
 
 def test_a_plain_engine_is_not_left_alone() -> None:
     assert why_not(_runner()) is None
     assert why_no_decode_graphs(_runner()) is None
+
+
+def test_chains_of_draft_tokens_are_not_left_alone() -> None:
+    assert why_not(_runner(**_MTP)) is None
+    assert why_no_decode_graphs(_runner(**_MTP, attention={"topk": 1})) is None
 
 
 @pytest.mark.parametrize(
@@ -147,7 +154,10 @@ def test_asking_for_it_does_not_outweigh_another_reason(monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"spec_algorithm": SimpleNamespace(is_none=lambda: False)}, "speculative"),
+        ({"spec_algorithm": Speculation.NGRAM}, "of another kind"),
+        ({**_MTP, "attention": {"topk": 4}}, "trees"),
+        ({**_MTP, "speculative_adaptive": True}, "changes while serving"),
+        ({**_MTP, "enable_multi_layer_eagle": True}, "several draft layers"),
         ({"enable_return_routed_experts": True}, "routed experts"),
         ({"enable_return_indexer_topk": True}, "selected keys"),
         ({"disable_cuda_graph_padding": True}, "not padded"),
@@ -156,6 +166,15 @@ def test_asking_for_it_does_not_outweigh_another_reason(monkeypatch: pytest.Monk
 )
 def test_each_reason_against_rows_is_found(changes: dict[str, Any], reason: str) -> None:
     assert reason in (why_no_decode_graphs(_runner(**changes)) or "")
+
+
+@pytest.mark.parametrize(("value", "off"), [("1", True), ("true", True), ("0", False), ("", False)])
+def test_graphs_whose_inputs_another_stream_writes_are_left_alone(
+    value: str, off: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(module._PLAN_STREAM, value)
+
+    assert (why_no_decode_graphs(_runner(**_MTP)) is not None) == off
 
 
 class BreakableCudaGraphBackend:

@@ -27,7 +27,13 @@ from nsa_tune.backend.engines.sglang.pass_mode.hooks import (
 from nsa_tune.backend.engines.sglang.pass_mode.ranks import Ranks
 from nsa_tune.backend.engines.sglang.pass_mode.steering import Steering
 from nsa_tune.backend.engines.sglang.pass_mode.times import PassMode, PassTime
-from tests.backend.engines.sglang.pass_mode.fakes import Dense, Mode, batch, original
+from tests.backend.engines.sglang.pass_mode.fakes import (
+    Dense,
+    Mode,
+    Speculation,
+    batch,
+    original,
+)
 
 KEY = {"gpu": "made up"}
 _key = module._key
@@ -66,6 +72,7 @@ class Runner:
     """SGLang's ModelRunner."""
 
     is_draft_worker = False
+    spec_algorithm = Speculation.NONE
     tp_group = _Group()
 
     def __init__(self) -> None:
@@ -165,6 +172,7 @@ def test_times_are_valid_for_engines_in_which_passes_take_the_same(
     monkeypatch.setattr("torch.cuda.get_device_name", lambda: "NVIDIA H200")
     runner = _started()
     runner.attn_backend.dsa_decode_impl = "fa3"
+    runner.attn_backend.speculative_num_draft_tokens = None
     model = SimpleNamespace(hidden_size=7168, context_len=163_840)
     runner.model_config = model  # type: ignore[attr-defined]
 
@@ -184,6 +192,9 @@ def test_times_are_valid_for_engines_in_which_passes_take_the_same(
         {"ep_size": 8},
     ]
     assert len({key(), *(key(**one) for one in others)}) == 4
+    plain = key()
+    runner.attn_backend.speculative_num_draft_tokens = 2
+    assert key() != plain
 
 
 def test_while_passes_are_measured_none_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:

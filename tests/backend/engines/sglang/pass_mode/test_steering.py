@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from nsa_tune.backend.engines.sglang.pass_mode import steering as module
 from nsa_tune.backend.engines.sglang.pass_mode.dense_graphs import DenseGraphs, Kind
 from nsa_tune.backend.engines.sglang.pass_mode.ranks import Ranks
+from nsa_tune.backend.engines.sglang.pass_mode.row_graphs import RowGraphs
 from nsa_tune.backend.engines.sglang.pass_mode.steering import MARGIN, Steering
 from nsa_tune.backend.engines.sglang.pass_mode.times import PassMode, PassTime, PassTimes
 from nsa_tune.backend.engines.sglang.passes import sums_of
@@ -32,6 +33,7 @@ from tests.backend.engines.sglang.pass_mode.fakes import (
 )
 
 SIZES, ROWS = (128, 512, 2048), (8, 64, 256)
+ROW_GRAPHS = RowGraphs(ROWS)
 ENGINE, EAGER, DECODE = PassMode.ENGINE, PassMode.EAGER, PassMode.DECODE_GRAPH
 DENSE, DENSE_MLA = PassMode.DENSE_GRAPH, PassMode.DENSE_MLA_GRAPH
 TABLE = PassMode.TABLE_KERNEL
@@ -53,7 +55,7 @@ def _steering(
     measured: PassTimes | None = MEASURED,
     *,
     dense: Any = None,
-    decode: bool = True,
+    decode: RowGraphs | None = ROW_GRAPHS,
     ranks: Any = None,
     **changes: Any,
 ) -> Steering:
@@ -71,7 +73,7 @@ def _steering(
 def _fastest(steered: Steering, prefix_lens: list[int], extend_lens: list[int]) -> PassMode:
     sums = sums_of(prefix_lens, extend_lens)
     assert sums is not None
-    return steered.fastest(sums)
+    return steered.fastest(sums, sums.q_tokens if steered.rows else None)
 
 
 def _run(steered: Steering, extend: Any) -> tuple[torch.Tensor, list[Any]]:
@@ -164,7 +166,7 @@ def test_another_way_must_be_faster_by_the_margin(decode_us: float, expected: Pa
 
 
 def test_dense_graphs_run_what_has_no_prefix_and_fits() -> None:
-    steered = _steering(decode=False)
+    steered = _steering(decode=None)
 
     assert _fastest(steered, [0], [2048]) is DENSE
     assert _fastest(steered, [0, 0], [1000, 1000]) is DENSE
@@ -173,12 +175,12 @@ def test_dense_graphs_run_what_has_no_prefix_and_fits() -> None:
     most = room(512)
     assert _fastest(steered, [0] * most, [480 // most] * most) is DENSE
     assert _fastest(steered, [0] * (most + 1), [480 // (most + 1)] * (most + 1)) is ENGINE
-    assert _fastest(_steering(decode=False, dense=Dense(())), [0], [2048]) is ENGINE
+    assert _fastest(_steering(decode=None, dense=Dense(())), [0], [2048]) is ENGINE
 
 
 def test_dense_graphs_run_nothing_longer_than_the_indexer_selects() -> None:
     dense = _dense(Dense((4096,)))
-    made = Steering(runner((4096,), ROWS), TOPK, cast("Ranks", Alone()), dense=dense, decode=False)
+    made = Steering(runner((4096,), ROWS), TOPK, cast("Ranks", Alone()), dense=dense, decode=None)
     own = {(4096, 4096): 9e4}
     made.times = times(engine=own, table_kernel=own, dense_graph={(4096, 4096): 1e4})
 
@@ -188,14 +190,14 @@ def test_dense_graphs_run_nothing_longer_than_the_indexer_selects() -> None:
 
 def test_dense_graphs_run_nothing_that_sglang_runs_eagerly() -> None:
     """It does so where the graph would have more than twice as many tokens."""
-    steered = _steering(decode=False)
+    steered = _steering(decode=None)
 
     assert _fastest(steered, [0, 0], [130, 126]) is DENSE  # 256 of 512
     assert _fastest(steered, [0, 0], [130, 125]) is ENGINE
 
 
 def test_graphs_of_absorbed_attention_take_a_prefix() -> None:
-    steered = _steering(decode=False, dense=Dense(SIZES, Kind.MLA))
+    steered = _steering(decode=None, dense=Dense(SIZES, Kind.MLA))
     own = {(2048, 2048): 9e4, (128, 2048): 9e4}
     steered.times = times(engine=own, table_kernel=own, dense_mla_graph={(2048, 2048): 1e4})
 
@@ -206,7 +208,7 @@ def test_graphs_of_absorbed_attention_take_a_prefix() -> None:
 
 
 def test_an_eager_pass_is_dense_up_to_what_the_indexer_selects_and_no_further() -> None:
-    steered = _steering(decode=False, dense=Dense(()))
+    steered = _steering(decode=None, dense=Dense(()))
     own = {(2048, 2049): 9e4}
     eager = {(1024, 1): 5e4, (2048, 2049): 5e4}
     steered.times = times(engine=own, table_kernel=own, eager=eager)
@@ -300,7 +302,7 @@ def test_a_sequence_without_tokens_runs_as_sglang_has_it() -> None:
 def test_a_dense_graph_gets_no_sequence_without_tokens() -> None:
     """It would take the pages of the first one for those of the second."""
     measured = times(engine={(128, 20000): 1e5}, dense_mla_graph={(128, 20000): 1e4})
-    steered = _steering(measured, dense=Dense([128], Kind.MLA), decode=False)
+    steered = _steering(measured, dense=Dense([128], Kind.MLA), decode=None)
 
     def way(prefix_lens: list[int], extend_lens: list[int]) -> PassMode:
         steered.forward(original([]), SimpleNamespace(), batch(prefix_lens, extend_lens), ())
@@ -342,11 +344,12 @@ def test_rows_of_several_passes_cost_their_sum() -> None:
     for q_tokens, expected in ((3, 10.0), (64, 20.0), (256, 50.0), (300, 70.0), (520, 110.0)):
         sums = sums_of([4000], [q_tokens])
         assert sums is not None
-        assert steered.estimates_us(sums)[DECODE] == pytest.approx(expected)
+        assert steered.estimates_us(sums, q_tokens)[DECODE] == pytest.approx(expected)
+        assert DECODE not in steered.estimates_us(sums)
 
 
 def test_a_dense_pass_names_its_graphs() -> None:
-    steered = _steering(decode=False)
+    steered = _steering(decode=None)
     seen = []
 
     def look(runner: Any, extend: Any, *rest: Any) -> None:
