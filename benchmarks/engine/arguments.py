@@ -8,6 +8,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+from benchmarks.engine.cases import STATE_CASES
+
 __all__ = [
     "KV_DTYPES",
     "add_engine_options",
@@ -44,7 +46,10 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     add("--decode-backend", help="--dsa-decode-backend")
     add("--topk-backend", help="--dsa-topk-backend")
     add("--spec", default="", help="MTP: steps/topk/draft tokens, such as 1/1/2 or 3/1/4")
-    add("--accept", type=float, help="simulated tokens a verify step, the bonus token included")
+    add(
+        "--accept", type=float,
+        help="simulated tokens a verify step, the bonus token included; 0: what is really accepted",
+    )  # fmt: skip
     add("--real-tp", type=int, default=1, help="GPUs of the engine (real tensor parallelism)")
     add("--real-dp", type=int, default=1, help="more than 1: data-parallel attention")
     add("--mem", type=float, default=0.85, help="mem_fraction_static")
@@ -56,7 +61,9 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
 def add_run_options(parser: argparse.ArgumentParser) -> None:
     """What is measured."""
     add = parser.add_argument_group("run").add_argument
-    add("--tests", default="prefill,decode,trace,outputs", help="also: profile, ranks, soak")
+    add(
+        "--tests", default="prefill,decode,trace,outputs", help="also: profile, ranks, soak, states"
+    )
     add("--configurations", default="", help="a JSON list, or names of the built-in ones")
     add("--no-plugin", action="store_true", help="start with NSA_TUNE_DISABLE=1")
     add(
@@ -82,6 +89,7 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
     add("--outputs", type=int, default=200, help="requests whose greedy tokens are compared")
     add("--output-configurations", default="", help="names; default: those with the plug-in")
     add("--output-tokens", type=int, default=16)
+    add("--state-cases", default=STATE_CASES, help="prefix:new:sequences,... of the test of states")
     add("--profile-cases", default="0:2048:4,30720:8192:1,d:32:4096")
     add("--rank-passes", type=int, default=2000, help="of each rank, in the test of ranks")
     add("--soak-seconds", type=float, default=60)
@@ -159,7 +167,7 @@ def _speculation(spec: str) -> dict[str, Any]:
 
 def simulated_acceptance(options: argparse.Namespace) -> dict[str, str]:
     """Variables that make SGLang accept as many drafts as a trained draft layer would."""
-    if not options.spec:
+    if not options.spec or options.accept == 0:
         return {}
     steps = int(options.spec.split("/")[0])
     accepted = options.accept or sum(_ACCEPTED**i for i in range(steps + 1))

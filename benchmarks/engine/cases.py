@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-__all__ = ["GRID", "PAGE", "Case", "cases_of", "decode_batches_of", "ragged_cases"]
+__all__ = ["GRID", "PAGE", "STATE_CASES", "Case", "cases_of", "decode_batches_of", "ragged_cases"]
 
 PAGE = 64
 """The radix cache keeps whole pages of this many tokens."""
@@ -20,6 +20,9 @@ GRID = (
     "1024:512:4 1792:128:16 1792:128:32 4096:64:16 8192:256:16"
 )
 """prefix:new:sequences."""
+
+STATE_CASES = "0:3:1 0:64:1 64:1:1 512:61:1 1920:128:1 0:130:5 4096:30:4 8192:515:1 30720:66:1"
+"""The same for outputs: also few tokens, and numbers that fill no request of a verify graph."""
 
 
 @dataclass(frozen=True, slots=True)

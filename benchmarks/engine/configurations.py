@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-__all__ = ["DEFAULT", "Configuration", "configurations_for", "dumped", "parsed"]
+__all__ = ["DEFAULT", "FORCED", "Configuration", "configurations_for", "dumped", "parsed"]
 
 DEFAULT = "default"
 """The name of the configuration that all others are compared with: SGLang by itself."""
@@ -26,6 +26,9 @@ class Configuration:
     """False: prefill never replays a CUDA graph, whatever was captured."""
     environment: dict[str, str] = field(default_factory=dict)
     """Variables that SGLang reads in each pass, such as the threshold for dense attention."""
+    pass_mode: str | None = None
+    """With the plug-in: how every prefill runs, whatever was measured; a `PassMode` that can run
+    any batch, such as `decode_graph`."""
 
     @property
     def static(self) -> bool:
@@ -35,6 +38,9 @@ class Configuration:
 
 _PLUGIN = Configuration("plugin", plugin=True)
 _EAGER = Configuration("eager", prefill_graph=False)
+FORCED = (Configuration("rows", plugin=True, pass_mode="decode_graph"),)
+"""Built in, but only used where they are named: they tell what one way takes."""
+_ANY_BATCH = ("engine", "table_kernel", "eager", "decode_graph")
 _STATIC = {
     "bf16": (
         _EAGER,
@@ -73,6 +79,12 @@ def _one(item: dict[str, Any]) -> Configuration:
     unknown = set(item) - set(Configuration.__dataclass_fields__)
     if unknown:
         raise ValueError(f"unknown in configuration {item['name']}: {', '.join(sorted(unknown))}")
+    mode = item.get("pass_mode")
+    if mode is not None and (mode not in _ANY_BATCH or not item.get("plugin")):
+        raise ValueError(
+            f"pass_mode of configuration {item['name']} needs the plug-in and one of "
+            f"{', '.join(_ANY_BATCH)}, not {mode!r}"
+        )
     return Configuration(**item)
 
 

@@ -5,15 +5,28 @@ from __future__ import annotations
 import mmap
 import struct
 from pathlib import Path
+from typing import NamedTuple
 
-__all__ = ["Control"]
+__all__ = ["Control", "Wanted"]
 
-_FIELDS = struct.Struct("<III")
+_FIELDS = struct.Struct("<IIII")
 _SIZE = _FIELDS.size
 
 
+class Wanted(NamedTuple):
+    """What the driver wants of the next pass."""
+
+    configuration: int
+    """Its index."""
+    tag: int
+    readings: int
+    """How often memory was to be read so far."""
+    keeps: bool
+    """Whether prefills write their outputs to files."""
+
+
 class Control:
-    """The bytes: which configuration, a tag for the passes to come, and whether to read memory.
+    """The bytes: a configuration, a tag for the passes to come, and what else to note of them.
 
     Write only while the engine is idle: several processes read it, each before its next pass.
     """
@@ -28,18 +41,24 @@ class Control:
         path.write_bytes(bytes(_SIZE))
         return cls(path)
 
-    def read(self) -> tuple[int, int, int]:
-        """Index of the configuration, tag, and the number of memory readings asked for so far."""
-        configuration, tag, readings = _FIELDS.unpack(self._bytes[:_SIZE])
-        return configuration, tag, readings
+    def read(self) -> Wanted:
+        """What is wanted now."""
+        configuration, tag, readings, keeps = _FIELDS.unpack(self._bytes[:_SIZE])
+        return Wanted(configuration, tag, readings, bool(keeps))
 
     def write(
-        self, *, configuration: int | None = None, tag: int | None = None, readings: int = 0
+        self,
+        *,
+        configuration: int | None = None,
+        tag: int | None = None,
+        readings: int = 0,
+        keeps: bool | None = None,
     ) -> None:
         """Change what is given; `readings` more memory readings are asked for."""
         old = self.read()
         self._bytes[:_SIZE] = _FIELDS.pack(
-            old[0] if configuration is None else configuration,
-            old[1] if tag is None else tag,
-            old[2] + readings,
+            old.configuration if configuration is None else configuration,
+            old.tag if tag is None else tag,
+            old.readings + readings,
+            old.keeps if keeps is None else keeps,
         )

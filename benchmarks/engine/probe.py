@@ -12,7 +12,8 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial, wraps
 from importlib import import_module
@@ -28,6 +29,7 @@ __all__ = ["VARIABLE", "Probe", "Settings", "Switch", "register"]
 
 VARIABLE = "NSA_ENGINE_PROBE"
 _SWITCH = "nsa_tune.backend.engines.sglang.switch"
+_TIMES = "nsa_tune.backend.engines.sglang.pass_mode.times"
 _LONGEST_LIST = 256
 _MIB = 2**20
 
@@ -44,6 +46,11 @@ class Settings:
     """How many layers the plug-in is told of; 0: as many as there are. A model cut down to a few
     is otherwise steered as one of so few."""
     random_weights: bool = True
+
+    @property
+    def outputs(self) -> Path:
+        """The folder of kept outputs."""
+        return self.passes.with_name("kept")
 
     def to_environment(self) -> str:
         """The value of the variable."""
@@ -159,7 +166,7 @@ class Switch:
 
     def apply(self) -> Configuration:
         """The configuration from now on; costs a few hundred nanoseconds where nothing changed."""
-        index = self._control.read()[0]
+        index = self._control.read().configuration
         configuration = self._configurations[index]
         if index != self._index:
             self._index = index
@@ -237,6 +244,8 @@ class Probe:
         self._impls: dict[int, PrefillImpl] = {}
         self._readings = 0
         self._wrapped = False
+        self._outputs = settings.outputs
+        self._kept = 0
 
     def around(
         self, original: Callable[..., Any], runner: Any, batch: Any, *rest: Any, **named: Any
@@ -247,24 +256,29 @@ class Probe:
         configuration = self.switch.apply()
         backend = getattr(runner.attn_backend, "primary", runner.attn_backend)
         self._set_impl(backend, configuration.prefill_impl)
-        index, tag, readings = self._control.read()
-        reads_memory = readings != self._readings
-        self._readings = readings
-        facts = {"ctl": index, "tag": tag} | _lengths(batch)
+        wanted = self._control.read()
+        reads_memory = wanted.readings != self._readings
+        self._readings = wanted.readings
+        facts = {"ctl": wanted.configuration, "tag": wanted.tag} | _lengths(batch)
+        steering = vars(runner).get("_nsa_tune_pass_mode")
+        steered = steering is not None and configuration.plugin and facts["mode"] == "EXTEND"
+        forced = configuration.pass_mode if steered else None
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         host = time.perf_counter()
         start.record()
-        result, more = self._run(runner, partial(original, runner, batch, *rest, **named))
+        with _forced(steering, forced):
+            result, more = self._run(runner, partial(original, runner, batch, *rest, **named))
         facts |= more
         end.record()
         facts["host_ms"] = round((time.perf_counter() - host) * 1e3, 3)
         facts["t"] = round(host, 6)
         facts |= _ran(runner, backend, result)
-        steering = vars(runner).get("_nsa_tune_pass_mode")
-        if steering is not None and configuration.plugin and facts["mode"] == "EXTEND":
-            facts["pass_mode"] = str(steering.last)
+        if steering is not None and steered:
+            facts["pass_mode"] = forced or str(steering.last)
         if reads_memory:
             facts |= _memory()
+        if wanted.keeps and facts["mode"] == "EXTEND" and not facts["draft"]:
+            self._keep(wanted.tag, batch, result)
         self._waiting.append((start, end, facts))
         self._write()
         return result
@@ -276,6 +290,24 @@ class Probe:
             self._wrapped = True
             attention_steps.wrap(runner)
         return attention_steps.profiled(run)
+
+    def _keep(self, tag: int, batch: Any, result: Any) -> None:
+        """Write a prefill's outputs to a file. The host waits for them."""
+        import torch
+
+        self._outputs.mkdir(exist_ok=True)
+        self._kept += 1
+        found = result.logits_output
+        states = found.hidden_states
+        path = self._outputs / f"{tag}-{os.getpid()}-{self._kept}.pt"
+        kept = {
+            "input_ids": batch.input_ids.cpu(),
+            "prefix": list(batch.extend_prefix_lens_cpu), "new": list(batch.extend_seq_lens_cpu),
+            "logits": found.next_token_logits.float().cpu(),
+            "hidden_states": None if states is None else states.float().cpu(),
+        }  # fmt: skip
+        torch.save(kept, path.with_suffix(".part"))
+        path.with_suffix(".part").replace(path)
 
     def _set_impl(self, backend: Any, wanted: str | None) -> None:
         if not hasattr(backend, "set_dsa_prefill_impl"):
@@ -293,6 +325,19 @@ class Probe:
                 self._file = os.open(self._passes, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
             # One call a line: several processes append to one file.
             os.write(self._file, (json.dumps(facts) + "\n").encode())
+
+
+@contextmanager
+def _forced(steering: Any, mode: str | None) -> Iterator[None]:
+    """Within it the plug-in runs each pass in the mode of that name."""
+    if mode is None:
+        yield
+        return
+    steering.forced = import_module(_TIMES).PassMode(mode)
+    try:
+        yield
+    finally:
+        steering.forced = None
 
 
 def _lengths(batch: Any) -> dict[str, Any]:

@@ -23,7 +23,16 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from benchmarks.engine import decode, kernel_profile, outputs, prefill, ranks, replay, soak
+from benchmarks.engine import (
+    decode,
+    kernel_profile,
+    outputs,
+    prefill,
+    ranks,
+    replay,
+    soak,
+    states,
+)
 from benchmarks.engine.arguments import (
     KV_DTYPES,
     add_engine_options,
@@ -33,6 +42,7 @@ from benchmarks.engine.arguments import (
     set_environment,
 )
 from benchmarks.engine.configurations import (
+    FORCED,
     Configuration,
     configurations_for,
     dumped,
@@ -56,6 +66,7 @@ TESTS: dict[str, Test] = {
     "profile": kernel_profile.measure,
     "ranks": ranks.measure,
     "soak": soak.measure,
+    "states": states.measure,
 }
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -135,6 +146,8 @@ def _configurations(options: argparse.Namespace) -> tuple[Configuration, ...]:
         found = parsed(given)
     else:
         names = [name for name in given.split(",") if name]
+        forced = () if options.no_plugin else FORCED
+        built_in += tuple(one for one in forced if one.name in names)
         unknown = set(names) - {one.name for one in built_in}
         if unknown:
             raise SystemExit(f"no configuration is built in as {', '.join(sorted(unknown))}")

@@ -81,6 +81,7 @@ class Session:
         """Tokens in the KV pool."""
         self._control = control
         self._passes = settings.passes
+        self._outputs = settings.outputs
         self._offset = 0
         self._tag = 0
         self._deadline = deadline
@@ -122,15 +123,27 @@ class Session:
         chosen = self._random if seed is None else random.Random(str(seed))
         return [chosen.randrange(_LEAST_TOKEN, VOCABULARY) for _ in range(count)]
 
-    def tag(self, *, memory: bool = False) -> int:
+    def tag(self, *, memory: bool = False, keeps: bool = False) -> int:
         """A new number that the passes from now on bear.
 
         `memory`: the first of them also notes what memory is in use, and its peak since the last
-        reading.
+        reading. `keeps`: prefills write their outputs to files, which `kept` reads.
         """
         self._tag += 1
-        self._control.write(tag=self._tag, readings=int(memory))
+        self._control.write(tag=self._tag, readings=int(memory), keeps=keeps)
         return self._tag
+
+    def kept(self, tag: int) -> list[dict[str, Any]]:
+        """What the prefills of a tag have kept, in their order; the files are removed."""
+        import torch
+
+        # Of several ranks, which all have the same outputs, one counts.
+        paths = sorted(self._outputs.glob(f"{tag}-*.pt"), key=lambda path: path.stat().st_mtime_ns)
+        first = [path for path in paths if path.stem.split("-")[1] == paths[0].stem.split("-")[1]]
+        found = [torch.load(path) for path in first]
+        for path in paths:
+            path.unlink()
+        return found
 
     def ask(
         self, prompts: Sequence[list[int]], new: int = 1, **named: Any

@@ -87,6 +87,8 @@ class FakeEngine:
         self._profiled: list[dict[str, Any]] = []
         self._folder = Path()
         self._runner = SimpleNamespace(attn_backend=Backend(), gpu_id=0)
+        self.error: Callable[[Configuration], float] = lambda _: 0.0
+        """How far prefill's outputs of a configuration differ, as a share."""
         self.said: Callable[[Configuration, list[int]], int] = lambda _, ids: sum(ids) % 1000
 
     def generate(
@@ -94,7 +96,7 @@ class FakeEngine:
     ) -> list[dict[str, Any]]:
         """All prompts in one pass."""
         prefix = [self._hit(ids) for ids in input_ids]
-        new = [len(ids) - hit for ids, hit in zip(input_ids, prefix, strict=True)]
+        new = [ids[hit:] for ids, hit in zip(input_ids, prefix, strict=True)]
         self._forward(Mode.EXTEND, prefix, new)
         self._cached += input_ids
         count = sampling_params[0]["max_new_tokens"]
@@ -152,11 +154,13 @@ class FakeEngine:
             best = max(best, shared // 64 * 64)
         return best
 
-    def _forward(self, mode: Mode, prefix: list[int], new: list[int] | None) -> None:
-        seq_lens = prefix if new is None else [a + b for a, b in zip(prefix, new, strict=True)]
+    def _forward(self, mode: Mode, prefix: list[int], new: list[list[int]] | None) -> None:
+        lens = None if new is None else [len(ids) for ids in new]
+        seq_lens = prefix if lens is None else [a + b for a, b in zip(prefix, lens, strict=True)]
         batch = SimpleNamespace(
             forward_mode=mode, batch_size=len(prefix), extend_prefix_lens_cpu=prefix,
-            extend_seq_lens_cpu=new, seq_lens_sum=sum(seq_lens), seq_lens=seq_lens,
+            extend_seq_lens_cpu=lens, seq_lens_sum=sum(seq_lens), seq_lens=seq_lens,
+            input_ids=torch.tensor([one for ids in new or () for one in ids]),
         )  # fmt: skip
         self._probe.around(self._run, self._runner, batch)
 
@@ -169,7 +173,19 @@ class FakeEngine:
         kernel = {"name": "fused_moe", "cat": "kernel", "ts": self._clock.ms * 1e3}
         self._profiled.append(kernel | {"dur": took * 1e3})
         self._clock.ms += took
-        return SimpleNamespace(can_run_graph=configuration.prefill_graph)
+        return SimpleNamespace(
+            can_run_graph=configuration.prefill_graph,
+            logits_output=self._outputs(configuration, batch),
+        )
+
+    def _outputs(self, configuration: Configuration, batch: Any) -> Any:
+        """As with speculative decoding: hidden states of all new tokens."""
+        if batch.forward_mode is not Mode.EXTEND:
+            return None
+        states = batch.input_ids[:, None] * torch.tensor([1.0, 2.0])
+        ends = torch.tensor(batch.extend_seq_lens_cpu).cumsum(0) - 1
+        states = states * (1 + self.error(configuration))
+        return SimpleNamespace(hidden_states=states, next_token_logits=states[ends])
 
 
 _NEARLY_EQUAL = ((-1.0, 5, None), (-1.001, 6, None))

@@ -77,6 +77,7 @@ def test_speculation_accepts_as_many_tokens_as_is_said(tmp_path: Path) -> None:
     asked = _options("--spec", "1/1/2", "--accept", "1.5")
     assert simulated_acceptance(asked)["SGLANG_SIMULATE_ACC_LEN"] == "1.5"
     assert simulated_acceptance(_options()) == {}
+    assert simulated_acceptance(_options("--spec", "1/1/2", "--accept", "0")) == {}
 
 
 def test_the_grid_has_whole_pages_and_no_batch_twice() -> None:

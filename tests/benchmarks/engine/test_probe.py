@@ -21,6 +21,7 @@ from benchmarks.engine.prefill import ran
 from benchmarks.engine.probe import VARIABLE, PrefillImpl, Probe, Settings, Switch
 from benchmarks.engine.session import installed_probe
 from benchmarks.engine.weights import initialise
+from nsa_tune.backend.engines.sglang.pass_mode.times import PassMode
 from tests.benchmarks.engine.fake_engine import Backend, Mode, fake_events
 from tests.benchmarks.engine.modules import only_here
 
@@ -130,6 +131,56 @@ def test_each_pass_becomes_a_line(
     }  # fmt: skip
 
 
+class _Steering:
+    """The plug-in's, and what it was forced to in each pass."""
+
+    last = "engine"
+
+    def __init__(self) -> None:
+        self.forced: Any = None
+
+
+def test_prefills_run_as_a_configuration_forces_them_to(
+    tmp_path: Path, calls: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And only prefills, and nothing is left forced after an error."""
+    clock = fake_events(monkeypatch)
+    forced = Configuration("rows", plugin=True, pass_mode="decode_graph")
+    chosen = (Configuration("default"), forced, Configuration("plugin", plugin=True))
+    settings = Settings(tmp_path / "control", tmp_path / "passes", chosen)
+    control = Control.create(settings.control)
+    one, steering = Probe(settings), _Steering()
+    runner = SimpleNamespace(attn_backend=Backend(), gpu_id=0, _nsa_tune_pass_mode=steering)
+    seen: list[Any] = []
+
+    def forward(runner: Any, batch: Any) -> Any:
+        seen.append(steering.forced)
+        clock.ms += 1
+        if len(seen) == 5:
+            raise RuntimeError("made up")
+        return SimpleNamespace(can_run_graph=True)
+
+    for configuration, mode in ((0, "EXTEND"), (1, "EXTEND"), (1, "DECODE"), (2, "EXTEND")):
+        control.write(configuration=configuration)
+        one.around(forward, runner, _batch(mode))
+    control.write(configuration=1)
+    with pytest.raises(RuntimeError):
+        one.around(forward, runner, _batch("EXTEND"))
+
+    assert seen == [None, PassMode.DECODE_GRAPH, None, None, PassMode.DECODE_GRAPH]
+    assert steering.forced is None
+    lines = [json.loads(line) for line in settings.passes.read_text().splitlines()]
+    ways = ["flashmla_kv graph", "decode_graph", "flashmla_kv graph"]
+    assert [ran(line) for line in lines] == ways
+
+
+def _batch(mode: str) -> Any:
+    return SimpleNamespace(
+        forward_mode=Mode[mode], batch_size=1, extend_prefix_lens_cpu=[64],
+        extend_seq_lens_cpu=[3], seq_lens=[67],
+    )  # fmt: skip
+
+
 def test_sglang_finds_the_probe_and_hooks_its_modules(
     tmp_path: Path, calls: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -213,6 +264,8 @@ def test_random_weights_keep_activations_near_one() -> None:
         ('[{"name": "a"}, {"name": "a"}]', "of its own"),
         ('[{"name": "a", "graphs": 1}]', "unknown in configuration a: graphs"),
         ("[]", "of its own"),
+        ('[{"name": "a", "plugin": true, "pass_mode": "dense_graph"}]', "not 'dense_graph'"),
+        ('[{"name": "a", "pass_mode": "decode_graph"}]', "needs the plug-in"),
     ],
 )
 def test_wrong_configurations_are_refused(text: str, said: str) -> None:

@@ -76,6 +76,31 @@ def test_prefill_is_paired_with_the_default(tmp_path: Path, engines: list[FakeEn
     assert "skipped" in third
 
 
+def test_states_of_prefills_are_compared_row_by_row(
+    tmp_path: Path, engines: list[FakeEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    errors = {"plugin": 0.01}
+    start = FakeEngine.__init__
+
+    def differing(self: FakeEngine, *rest: Any) -> None:
+        start(self, *rest)
+        self.error = lambda configuration: errors.get(configuration.name, 0.0)
+
+    monkeypatch.setattr(FakeEngine, "__init__", differing)
+    found = _measured(tmp_path, "--tests", "states", "--state-cases", "64:5:3,0:7:1")
+
+    first, second = found["tests"]["states"]
+    assert first["case"] == "64+5 x3"
+    default, plugin = (first["configurations"][name] for name in ("default", "plugin"))
+    assert (default["compared"], plugin["compared"], plugin["same_best_token"]) == (3, 3, 3)
+    assert default["hidden_states"] == {"rows": 15, "not_finite": 0, "median": 0, "largest": 0}
+    assert plugin["hidden_states"]["median"] == pytest.approx(0.01)
+    assert plugin["logits"]["rows"] == 3
+    assert plugin["ran"] == ["mha graph"]
+    assert second["configurations"]["plugin"]["hidden_states"]["rows"] == 7
+    assert not list((tmp_path / "out" / "kept").iterdir())
+
+
 def test_decode_counts_full_steps_only(tmp_path: Path, engines: list[FakeEngine]) -> None:
     options = ("--tests", "decode", "--decode-batches", "2:64,200", "--decode-tokens", "10")
     small, large = _measured(tmp_path, *options)["tests"]["decode"]
