@@ -30,7 +30,7 @@ class PassMode(StrEnum):
     DENSE_MLA_GRAPH = "dense_mla_graph"
     """One CUDA graph without breaks, in which attention is absorbed MLA over all keys."""
     DECODE_GRAPH = "decode_graph"
-    """A decode CUDA graph, of which each row is one of the new tokens."""
+    """A decode (or verify) CUDA graph, of which rows are the new tokens."""
 
 
 @dataclass(frozen=True, slots=True)

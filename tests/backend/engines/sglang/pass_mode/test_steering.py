@@ -348,6 +348,23 @@ def test_rows_of_several_passes_cost_their_sum() -> None:
         assert DECODE not in steered.estimates_us(sums)
 
 
+@pytest.mark.parametrize(
+    ("extend_lens", "mode"), [([64], DECODE), ([1] * 16, DECODE), ([1] * 17, ENGINE)]
+)
+def test_what_fills_up_verify_requests_counts(extend_lens: list[int], mode: PassMode) -> None:
+    """Graphs of 32, 64 and 256 rows, four a request."""
+    rows = {(32, 9000): 10.0, (64, 9000): 20.0, (256, 9000): 50.0}
+    own = {(128, 9000): 40.0}
+    measured = times(engine=own, table_kernel=own, decode_graph=rows)
+    graphs = RowGraphs((8, 16, 64), 4, verify=True, hidden_states=True)
+    steered = _steering(measured, decode=graphs)
+    prefix_lens = [4000] * len(extend_lens)
+    extend = batch(prefix_lens, extend_lens, capture_hidden_mode=Hidden.FULL)
+    _run(steered, extend)
+
+    assert steered.last is mode
+
+
 def test_a_dense_pass_names_its_graphs() -> None:
     steered = _steering(decode=None)
     seen = []
