@@ -5,18 +5,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-import pytest
-
 from nsa_tune.backend.engines.sglang.pass_mode import row_graphs, rows, steering
 from nsa_tune.backend.engines.sglang.releases import Release, release_of
-from tests.backend.engines.sglang.wheels import (
-    BACKEND,
-    MODES,
-    VERSIONS,
-    Unreachable,
-    Wheel,
-    wheel_of,
-)
+from tests.backend.engines.sglang.wheels import BACKEND, MODES, Wheel
 
 _EXECUTOR = "sglang/srt/model_executor"
 _RUNNER = f"{_EXECUTOR}/model_runner.py"
@@ -42,15 +33,6 @@ def _release(wheel: Wheel) -> Release:
     release = release_of(wheel.version)
     assert release is not None
     return release
-
-
-@pytest.fixture(scope="session", params=VERSIONS[1:])
-def steered(request: pytest.FixtureRequest) -> Wheel:
-    """The wheel of each release whose passes are steered."""
-    try:
-        return wheel_of(request.param)
-    except Unreachable as reason:
-        pytest.skip(f"the wheel of SGLang {request.param} cannot be had: {reason}")
 
 
 def _body(wheel: Wheel, file: str, path: str) -> str:

@@ -4,16 +4,7 @@ from __future__ import annotations
 
 import ast
 
-import pytest
-
-from tests.backend.engines.sglang.wheels import (
-    BACKEND,
-    MODES,
-    VERSIONS,
-    Unreachable,
-    Wheel,
-    wheel_of,
-)
+from tests.backend.engines.sglang.wheels import BACKEND, MODES, Wheel
 
 _EXECUTOR = "sglang/srt/model_executor"
 _DECODE = f"{_EXECUTOR}/runner/decode_cuda_graph_runner.py"
@@ -22,15 +13,6 @@ _WORKER = "sglang/srt/speculative/eagle_worker_v2.py"
 _COMMON = "sglang/srt/speculative/eagle_utils.py"
 _GRAPHS = "DecodeCudaGraphRunner"
 _DSA = "DeepseekSparseAttnBackend"
-
-
-@pytest.fixture(scope="session", params=VERSIONS[1:])
-def steered(request: pytest.FixtureRequest) -> Wheel:
-    """The wheel of each release whose passes are steered."""
-    try:
-        return wheel_of(request.param)
-    except Unreachable as reason:
-        pytest.skip(f"the wheel of SGLang {request.param} cannot be had: {reason}")
 
 
 def _body(wheel: Wheel, file: str, path: str) -> str:
