@@ -22,7 +22,15 @@ from nsa_tune.reports.formats.display_tables import DisplayTable
 from nsa_tune.reports.formats.markdown import markdown_table
 from nsa_tune.reports.formats.terminal import print_tables
 
-__all__ = ["contest_table", "head_table", "main", "output_table", "tables_of", "trace_table"]
+__all__ = [
+    "contest_table",
+    "head_table",
+    "main",
+    "output_table",
+    "state_table",
+    "tables_of",
+    "trace_table",
+]
 
 _COLUMNS = (
     "", "default", "best static", "which", "plug-in", "over default", "", "over best static", "",
@@ -157,6 +165,7 @@ def _extras(engine: Engine) -> Iterator[DisplayTable]:
         if row.get("configurations"):
             yield trace_table(engine.label, row)
     yield from output_table(engine.label, tests.get("outputs", ()))
+    yield from state_table(engine.label, tests.get("states", ()))
     for row in tests.get("soak", ()):
         yield _soak_table(engine.label, row)
 
@@ -203,6 +212,39 @@ def output_table(label: str, rows: Sequence[Mapping[str, Any]]) -> Iterator[Disp
         numeric = frozenset(range(1, 7))
         yield DisplayTable(f"Greedy tokens against the default ({label})", columns, shown, numeric,
                            note)  # fmt: skip
+
+
+def state_table(label: str, rows: Sequence[Mapping[str, Any]]) -> Iterator[DisplayTable]:
+    """How far hidden states and logits of prefills differ from the default's."""
+    shown = tuple(
+        (
+            str(row["case"]), name, ", ".join(one["ran"]),
+            *_differences(one["hidden_states"]), *_differences(one["logits"]),
+            f"{one['same_best_token']} of {one['compared']}",
+        )
+        for row in rows
+        for name, one in row["configurations"].items()
+    )  # fmt: skip
+    columns = (
+        "batch", "configuration", "ran", "hidden states: median", "largest", "logits: median",
+        "largest", "same best token",
+    )  # fmt: skip
+    if shown:
+        note = (
+            "Norm of the difference of a row over that of the row. The rows of the default are "
+            "that engine against itself, run a second time."
+        )
+        yield DisplayTable(
+            f"Prefill outputs against the default ({label})", columns, shown,
+            frozenset({3, 4, 5, 6}), note,
+        )  # fmt: skip
+
+
+def _differences(found: Mapping[str, Any] | None) -> tuple[str, str]:
+    if found is None:
+        return "-", "-"
+    bad = f" and {found['not_finite']} not finite" if found["not_finite"] else ""
+    return f"{found['median']:.2g}", f"{found['largest']:.2g}{bad}"
 
 
 def _or_dash(value: float | None) -> str:

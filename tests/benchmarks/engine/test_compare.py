@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.engine.compare import main, tables_of
+from benchmarks.engine.compare import main, state_table, tables_of
 from benchmarks.engine.comparison import KINDS, Engine, contest_of, read, unpaired_ratio
 from benchmarks.engine.page import as_page
 from benchmarks.engine.paired import ratio_of, spread_of, verdict_of
@@ -55,6 +55,20 @@ def test_each_batch_has_its_winner() -> None:
     assert {line.overall.configuration for line in contest.lines if line.overall} == {"default"}
     gain = (284 / 377 * 115 / 115 * 108 / 105) ** (1 / 3) - 1
     assert contest.gain("default") == pytest.approx(gain, abs=1e-4)
+
+
+def test_differences_of_outputs_are_shown_and_what_is_not_finite_is_said() -> None:
+    difference = {"rows": 3, "not_finite": 1, "median": 0.004, "largest": 0.0213}
+    row = {"case": "64+3 x1", "configurations": {"rows": {
+        "ran": ["decode_graph"], "hidden_states": difference, "logits": None,
+        "same_best_token": 1, "compared": 1,
+    }}}  # fmt: skip
+    shown = list(state_table("bf16", [row, {"case": "late", "configurations": {}}]))
+
+    assert [table.rows for table in shown] == [(
+        ("64+3 x1", "rows", "decode_graph", "0.004", "0.021 and 1 not finite", "-", "-", "1 of 1"),
+    )]  # fmt: skip
+    assert not list(state_table("bf16", []))
 
 
 def test_engines_are_compared_with_the_best_of_all() -> None:
