@@ -143,3 +143,11 @@ def test_what_tells_kinds_of_speculation_apart_is_there(steered: Wheel) -> None:
     assert 'speculative_algorithm == "NEXTN" or speculative_algorithm == "EAGLE"' in hook
     environ = steered.text("sglang/srt/environ.py")
     assert "SGLANG_ENABLE_OVERLAP_PLAN_STREAM = EnvBool(False)" in environ
+
+
+def test_the_first_page_of_the_pool_is_nobodys(steered: Wheel) -> None:
+    """Rows that are left out write there."""
+    allocator = "sglang/srt/mem_cache/allocator/paged.py"
+    cleared = _body(steered, allocator, "PagedTokenToKVPoolAllocator.clear")
+
+    assert "self.free_pages = torch.arange(1, self.num_pages + 1" in cleared
