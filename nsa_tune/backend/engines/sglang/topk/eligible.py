@@ -28,6 +28,7 @@ _LEFT_ALONE: Mapping[str, Callable[[Any], bool]] = {
     "inference is deterministic": lambda backend: backend.num_splits != 0,
     "keys are selected for HiSparse": lambda backend: backend.hisparse_coordinator is not None,
     "the indexer's keys are pooled": lambda backend: getattr(backend, "dsa_index_kpool", 1) > 1,
+    "the KV pool is sharded": lambda backend: getattr(backend, "_kv_shard_pool", None) is not None,
     "one rank selects for all": lambda _: variable_set("SGLANG_DSA_TOPK_BROADCAST"),
     "with context parallelism": lambda _: parallel().attn_cp_size > 1,
     "with decode context parallelism": lambda backend: getattr(backend, "dcp_size", 1) > 1,
