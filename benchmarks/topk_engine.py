@@ -85,19 +85,22 @@ class Timed:
     """Rows whose selected scores differ between both."""
 
 
-class _Method(IntEnum):
+class Method(IntEnum):
+    """SGLang's TopkTransformMethod."""
+
     PAGED = 1
     RAGGED = 2
 
 
-class _Kernels:
+class Kernels:
     """SGLang's method where only sglang-kernel is installed: what 0.5.17 comes down to."""
 
     def topk_transform(self, **given: Any) -> Any:
+        """[rows, topk] int32."""
         import sgl_kernel
 
         shared = {name: given[name] for name in ("lengths", "topk", "row_starts")}
-        if given["topk_transform_method"] is _Method.RAGGED:
+        if given["topk_transform_method"] is Method.RAGGED:
             return sgl_kernel.fast_topk_transform_ragged_fused(
                 score=given["logits"], topk_indices_offset=given["topk_indices_offset"], **shared
             )
@@ -116,8 +119,8 @@ def _engine() -> tuple[Callable[..., torch.Tensor], Any, Any]:
         module = importlib.import_module(TOPK_MODULE)
     except ImportError as error:
         print(f"SGLang cannot be imported ({error}): its kernels alone", file=sys.stderr)
-        kernels = _Kernels()
-        return lambda _, **given: kernels.topk_transform(**given), None, _Method
+        kernels = Kernels()
+        return lambda _, **given: kernels.topk_transform(**given), None, Method
     kind = module.DSATopKBackend
     method = getattr(kind.topk_transform, "__wrapped__", kind.topk_transform)
     return method, kind.SGL_KERNEL, module.TopkTransformMethod
@@ -160,8 +163,8 @@ def given_for(shape: Shape, methods: Any, device: torch.device) -> dict[str, Any
     }
 
 
-def _differing(given: dict[str, Any], first: torch.Tensor, second: torch.Tensor) -> int:
-    """Rows in which the scores selected by both differ."""
+def differing(given: dict[str, Any], first: torch.Tensor, second: torch.Tensor) -> int:
+    """Rows in which the scores selected by both differ; some of the unequal ones are looked at."""
     call = call_of(given)
     assert call is not None
     unequal = (first.sort(1).values != second.sort(1).values).any(1).nonzero().flatten()
@@ -204,10 +207,10 @@ def timed(shape: Shape, engine: tuple[Any, Any, Any], device: torch.device) -> T
         return None if again is None else select(again)
 
     its = partial(method, backend, **given)
-    differing = _differing(given, its(), own())
+    unequal = differing(given, its(), own())
     engine_us, own_us = timed_us((its, own), launches=5, rounds=4)
     rows, keys = call.logits.shape
-    return Timed(str(shape), rows, keys, engine_us, own_us, _host_us(its), _host_us(own), differing)
+    return Timed(str(shape), rows, keys, engine_us, own_us, _host_us(its), _host_us(own), unequal)
 
 
 def main() -> None:
