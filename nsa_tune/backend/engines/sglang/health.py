@@ -9,6 +9,7 @@ from nsa_tune.backend.engines.health import health as health_of
 from nsa_tune.backend.engines.sglang.pass_mode import remembered
 from nsa_tune.backend.engines.sglang.pass_mode.summary import summary
 from nsa_tune.backend.engines.sglang.releases import checked, installed_version, release_of
+from nsa_tune.backend.engines.sglang.topk.eligible import TOPK_SWITCH, allowed
 
 __all__ = ["health"]
 
@@ -33,6 +34,8 @@ def health(*, db: Path | None = None, probe: bool = True) -> list[Health]:
     found = health_of(host, db=db, probe=probe)
     if any(symbol.name == "forward" for symbol in host.symbols or ()):
         found += _pass_times()
+    if any(symbol.name == "topk" for symbol in host.symbols or ()):
+        found.append(_topk())
     return found
 
 
@@ -41,3 +44,11 @@ def _pass_times() -> list[Health]:
     kept = [Health("pass times", True, summary(times)) for times in remembered.remembered()]
     none = "none are remembered yet: SGLang measures them when it starts"
     return kept or [Health("pass times", True, none)]
+
+
+def _topk() -> Health:
+    """Who selects keys; it is right either way."""
+    if not allowed():
+        return Health("top-k", True, f"{TOPK_SWITCH} is set to 0: SGLang selects keys by itself")
+    text = "SGLang times nsa-tune's kernel when it starts; its log says at which sizes it is faster"
+    return Health("top-k", True, text)

@@ -54,6 +54,16 @@ def test_all_is_well_where_everything_is(wheel: Wheel, tmp_path: Path) -> None:
     assert {name for name in found if name.startswith(("source of", "hook on"))} == names
 
 
+def test_it_is_said_who_selects_keys(newest: Wheel, oldest: Wheel, tmp_path: Path) -> None:
+    site = Site(tmp_path / "site", newest)
+
+    assert _look(site)["top-k"][1].startswith("SGLang times nsa-tune's kernel when it starts")
+    assert _look(site, NSA_TUNE_TOPK="0")["top-k"] == (
+        True, "NSA_TUNE_TOPK is set to 0: SGLang selects keys by itself"
+    )  # fmt: skip
+    assert "top-k" not in _look(Site(tmp_path / "old", oldest))
+
+
 def test_remembered_pass_times_are_shown(
     newest: Wheel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

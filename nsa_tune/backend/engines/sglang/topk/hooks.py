@@ -13,7 +13,7 @@ from nsa_tune.backend.engines.sglang.releases import TOPK_MODULE
 from nsa_tune.backend.engines.sglang.switch import paused
 from nsa_tune.backend.engines.sglang.topk.calibration import check, measure, select
 from nsa_tune.backend.engines.sglang.topk.call import call_of
-from nsa_tune.backend.engines.sglang.topk.eligible import TOPK_SWITCH, why_not
+from nsa_tune.backend.engines.sglang.topk.eligible import TOPK_SWITCH, allowed, why_not
 from nsa_tune.backend.engines.sglang.topk.times import TopkTime, TopkTimes
 
 __all__ = ["around_topk", "attach", "attached"]
@@ -24,7 +24,9 @@ _TIMES = "_nsa_tune_topk"
 def around_topk(original: Callable[..., Any], backend: Any, *rest: Any, **named: Any) -> Any:
     """The hook around `DSATopKBackend.topk_transform`, which SGLang calls by keywords."""
     times: TopkTimes | None = backend.__dict__.get(_TIMES)
-    if times is None or named.get("row_starts") is None or rest or paused():
+    prefill = named.get("row_starts") is not None and not rest
+    # The switch is read in each pass, as SGLang reads its own: so both ways can be measured.
+    if times is None or not prefill or paused() or not allowed():
         return original(backend, *rest, **named)
     found = attempt("selecting keys", _selected, backend, times, named)
     return original(backend, **named) if found is None else found

@@ -195,6 +195,17 @@ def test_pages_of_other_sizes_are_left_to_sglang(
     assert torch.equal(own, found) and not answered.calls
 
 
+def test_the_switch_is_read_in_each_pass(
+    engine: Engine, answered: Answered, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    metadata = engine.metadata(LONG, "PAGED")
+
+    for value, calls in (("0", 0), ("1", 1), ("0", 1)):
+        monkeypatch.setenv("NSA_TUNE_TOPK", value)
+        metadata.topk_transform(**LONG.whole())
+        assert len(answered.calls) == calls
+
+
 def test_a_capture_is_left_to_sglang(
     engine: Engine, answered: Answered, monkeypatch: pytest.MonkeyPatch
 ) -> None:
