@@ -33,7 +33,7 @@ def select(call: Call) -> Any:
     """The answer of nsa-tune's kernel: [rows, topk] int32."""
     from nsa_tune.backend.kernels.sampled_topk import sampled_topk, shape_of
 
-    shape = shape_of(len(call.logits), call.max_kv)
+    shape = shape_of(call.logits.shape[0], call.max_kv)
     return sampled_topk(
         call.logits, call.lengths, call.topk, call.row_starts, shape, call.transform
     )

@@ -41,7 +41,7 @@ def call_of(named: Mapping[str, Any]) -> Call | None:
     starts: Any = named.get("row_starts")
     if starts is None or named.get("force_unfused_topk"):
         return None
-    rows = len(logits)
+    rows = logits.shape[0]
     method = named["topk_transform_method"].name
     transform = _transform(method, metadata, rows, named)
     if transform is None or not (
@@ -66,7 +66,7 @@ def _transform(method: str, metadata: Any, rows: int, named: Mapping[str, Any]) 
     if sequences is not None:
         fits = _whole(sequences, rows)
         return transform(kind.TABLE_BY_ROW, sequences, table, page_size) if fits else None
-    if not _whole(starts, len(table) + 1):
+    if not _whole(starts, table.shape[0] + 1):
         return None
     return transform(kind.TABLE_BY_START, starts, table, page_size)
 

@@ -70,9 +70,15 @@ def attached(backend: Any) -> TopkTimes | None:
 def _selected(backend: Any, times: TopkTimes, named: Mapping[str, Any]) -> Any:
     try:
         call = call_of(named)
-        if call is None or call.max_kv <= call.topk:
+        if call is None:
+            say_once(
+                logging.INFO,
+                "SGLang selects keys itself: nsa-tune's kernel cannot take this prefill's tensors",
+            )
             return None
-        if not times.is_win(call.method, len(call.logits), call.max_kv) or _capturing():
+        if call.max_kv <= call.topk:
+            return None
+        if not times.is_win(call.method, call.logits.shape[0], call.max_kv) or _capturing():
             return None
         return select(call)
     except BaseException:

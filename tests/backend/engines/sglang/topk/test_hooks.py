@@ -185,14 +185,16 @@ def test_what_the_kernel_does_not_take_is_left_to_sglang(
 
 @pytest.mark.parametrize("page_size", [0, 48])
 def test_pages_of_other_sizes_are_left_to_sglang(
-    engine: Engine, answered: Answered, page_size: int
+    engine: Engine, answered: Answered, page_size: int, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO)
     metadata = engine.metadata(LONG, "PAGED")
     metadata.attn_metadata.page_size = page_size
 
     own, found = both(engine, metadata, LONG.whole())
 
     assert torch.equal(own, found) and not answered.calls
+    assert "nsa-tune's kernel cannot take this prefill" in caplog.text
 
 
 def test_the_switch_is_read_in_each_pass(
