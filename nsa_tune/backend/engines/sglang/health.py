@@ -9,6 +9,7 @@ from nsa_tune.backend.engines.health import health as health_of
 from nsa_tune.backend.engines.sglang.pass_mode import remembered
 from nsa_tune.backend.engines.sglang.pass_mode.summary import summary
 from nsa_tune.backend.engines.sglang.releases import checked, installed_version, release_of
+from nsa_tune.backend.engines.sglang.topk import last_start
 from nsa_tune.backend.engines.sglang.topk.eligible import TOPK_SWITCH, allowed
 
 __all__ = ["health"]
@@ -50,5 +51,5 @@ def _topk() -> Health:
     """Who selects keys; it is right either way."""
     if not allowed():
         return Health("top-k", True, f"{TOPK_SWITCH} is set to 0: SGLang selects keys by itself")
-    text = "SGLang times nsa-tune's kernel when it starts; its log says at which sizes it is faster"
-    return Health("top-k", True, text)
+    none = "nothing is known yet: SGLang times nsa-tune's kernel when it starts"
+    return Health("top-k", True, last_start.kept() or none)

@@ -11,6 +11,7 @@ import pytest
 from nsa_tune.backend.engines.sglang.pass_mode import remembered
 from nsa_tune.backend.engines.sglang.pass_mode.times import PassMode, PassTime, PassTimes
 from nsa_tune.backend.engines.sglang.releases import release_of
+from nsa_tune.backend.engines.sglang.topk import last_start
 from tests.backend.engines.sglang.site import Site
 from tests.backend.engines.sglang.tables import GPU, table_file
 from tests.backend.engines.sglang.wheels import Wheel
@@ -54,10 +55,15 @@ def test_all_is_well_where_everything_is(wheel: Wheel, tmp_path: Path) -> None:
     assert {name for name in found if name.startswith(("source of", "hook on"))} == names
 
 
-def test_it_is_said_who_selects_keys(newest: Wheel, oldest: Wheel, tmp_path: Path) -> None:
+def test_it_is_said_who_selects_keys(
+    newest: Wheel, oldest: Wheel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     site = Site(tmp_path / "site", newest)
 
-    assert _look(site)["top-k"][1].startswith("SGLang times nsa-tune's kernel when it starts")
+    assert _look(site)["top-k"][1].startswith("nothing is known yet")
+    monkeypatch.setenv("XDG_DATA_HOME", str(site.folder / "data"))
+    assert last_start.keep("at the last start it was faster")
+    assert _look(site)["top-k"] == (True, "at the last start it was faster")
     assert _look(site, NSA_TUNE_TOPK="0")["top-k"] == (
         True, "NSA_TUNE_TOPK is set to 0: SGLang selects keys by itself"
     )  # fmt: skip

@@ -9,8 +9,9 @@ from importlib import import_module
 from typing import Any
 
 from nsa_tune.backend.engines.sglang.edge import attempt, say_once
-from nsa_tune.backend.engines.sglang.releases import TOPK_MODULE
+from nsa_tune.backend.engines.sglang.releases import TOPK_MODULE, installed_version
 from nsa_tune.backend.engines.sglang.switch import paused
+from nsa_tune.backend.engines.sglang.topk import last_start
 from nsa_tune.backend.engines.sglang.topk.calibration import check, measure, select
 from nsa_tune.backend.engines.sglang.topk.call import call_of
 from nsa_tune.backend.engines.sglang.topk.eligible import TOPK_SWITCH, allowed, why_not
@@ -41,7 +42,9 @@ def attach(runner: Any) -> None:
         return
     reason = _why_not(runner.attn_backend)
     if reason is not None:
-        say_once(logging.INFO, f"SGLang selects keys by itself: {reason}")
+        # A start with another kind of attention says nothing about this.
+        dsa = hasattr(runner.attn_backend, "dsa_topk_backend")
+        _say(f"SGLang selects keys by itself: {reason}", keep=dsa)
         return
     import torch
 
@@ -58,13 +61,20 @@ def attach(runner: Any) -> None:
     torch.cuda.empty_cache()
     times = TopkTimes(found)
     setattr(backend, _TIMES, times)
-    say_once(logging.INFO, f"{_summary(times)}; measured in {time.monotonic() - begin:.1f} s")
+    _say(f"{_summary(times)}; measured in {time.monotonic() - begin:.1f} s")
 
 
 def attached(backend: Any) -> TopkTimes | None:
     """What was measured for an attention backend; None where SGLang selects by itself."""
     times: TopkTimes | None = getattr(backend, "dsa_topk_backend", object).__dict__.get(_TIMES)
     return times
+
+
+def _say(text: str, *, keep: bool = True) -> None:
+    """Log it, and keep it for the doctor."""
+    say_once(logging.INFO, text)
+    if keep:
+        last_start.keep(f"at the last start of SGLang {installed_version()}: {text}")
 
 
 def _selected(backend: Any, times: TopkTimes, named: Mapping[str, Any]) -> Any:

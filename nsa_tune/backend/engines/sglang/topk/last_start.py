@@ -1,0 +1,44 @@
+"""What came of timing the selection when an engine last started: one line, kept for the doctor."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from nsa_tune.db.reader import user_folder
+
+__all__ = ["keep", "kept"]
+
+_MOST_BYTES = 1000
+
+
+def keep(line: str) -> bool:
+    """Keep `line` in place of the last one; False where the folder cannot be written."""
+    path = _path()
+    if path is None:
+        return False
+    part = path.with_suffix(f".{os.getpid()}.part")
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        part.write_text(line, encoding="utf-8")
+        part.replace(path)
+    except OSError:
+        return False
+    return True
+
+
+def kept() -> str | None:
+    """The line that was kept; None where there is none, or something else."""
+    path = _path()
+    try:
+        if path is None or not path.is_file() or path.stat().st_size > _MOST_BYTES:
+            return None
+        line = path.read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return None
+    return line if line.isprintable() else None
+
+
+def _path() -> Path | None:
+    place = user_folder()
+    return None if place is None else place / "topk-last-start.txt"
