@@ -253,6 +253,9 @@ class Probe:
         """Run one forward pass and remember its events."""
         import torch
 
+        if torch.cuda.is_current_stream_capturing():
+            # A draft model's graphs are captured through this method; events may not be read then.
+            return original(runner, batch, *rest, **named)
         configuration = self.switch.apply()
         backend = getattr(runner.attn_backend, "primary", runner.attn_backend)
         self._set_impl(backend, configuration.prefill_impl)

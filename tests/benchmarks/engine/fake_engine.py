@@ -54,6 +54,7 @@ def fake_events(monkeypatch: pytest.MonkeyPatch) -> _Clock:
             return other.at - self.at
 
     monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: None)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 5 << 20)
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 6 << 20)

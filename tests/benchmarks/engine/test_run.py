@@ -200,7 +200,7 @@ def test_an_engine_without_the_probe_is_told(tmp_path: Path, engines: list[FakeE
 def test_the_soak_sees_tables_come_and_go(tmp_path: Path, engines: list[FakeEngine]) -> None:
     table = tmp_path / "table.db"
     table.write_bytes(b"good")
-    options = ("--tests", "soak", "--soak-seconds", "0.3", "--soak-table", str(table))
+    options = ("--tests", "soak", "--soak-seconds", "2", "--soak-table", str(table))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(soak, "_EVENT_EVERY_S", 0.01)
         patch.setattr(soak, "_LONGEST", 64)

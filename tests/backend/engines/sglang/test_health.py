@@ -82,7 +82,7 @@ def test_remembered_pass_times_are_shown(
         "kv_dtype": "bf16",
     }  # fmt: skip
     took = [
-        PassTime(PassMode.ENGINE, 256, 16513, 112_000.0),
+        PassTime(PassMode.ENGINE, 256, 16513, 112_000.0, selects=True),
         PassTime(PassMode.DECODE_GRAPH, 256, 16513, 40_000.0),
     ]
     assert remembered.save(PassTimes(key, took))

@@ -49,6 +49,11 @@ class _Case:
     lens: tuple[int, ...]
 
     @property
+    def longest(self) -> int:
+        """Keys of the longest sequence."""
+        return self.prefix + max(self.lens)
+
+    @property
     def context(self) -> int:
         """Mean keys of a new token, rounded up: this very batch lies within what was measured."""
         pairs = sum(self.prefix * new + new * (new + 1) // 2 for new in self.lens)
@@ -58,12 +63,14 @@ class _Case:
 def measure(runner: Any, steering: Steering) -> list[PassTime]:
     """Measure each way to run a prefill in `runner`, SGLang's ModelRunner."""
     found = []
+    most = runner.attn_backend.dsa_index_topk
     for case in _cases(runner, steering):
         batch = _extend(runner, case.prefix, case.lens)
-        with _slots_to_read(runner, case.prefix + max(case.lens), len(case.lens)):
+        with _slots_to_read(runner, case.longest, len(case.lens)):
             pass_us = _timed_us(runner, steering, case.mode, batch)
             if case.mode is not PassMode.TABLE_KERNEL or changed(runner.attn_backend):
-                found.append(PassTime(case.mode, case.size, case.context, pass_us))
+                selects = case.mode is not PassMode.DECODE_GRAPH and case.longest > most
+                found.append(PassTime(case.mode, case.size, case.context, pass_us, selects))
     return found
 
 
@@ -79,7 +86,7 @@ def _cases(runner: Any, steering: Steering) -> Iterator[_Case]:
     # Row 0 of the page tables is padding's.
     requests = len(runner.req_to_token_pool.req_to_token) - 1
     for case in _wanted(runner, steering):
-        if case.prefix + max(case.lens) <= room and len(case.lens) <= requests:
+        if case.longest <= room and len(case.lens) <= requests:
             yield case
 
 
@@ -105,11 +112,10 @@ def _short(steering: Steering, size: int, most: int) -> Iterator[_Case]:
     for mode in (*_USUAL, *eager, *steering.dense):
         yield _Case(mode, size, 0, _lens(size, most))
     mla = tuple(mode for mode in steering.dense if mode is PassMode.DENSE_MLA_GRAPH)
-    if eager or mla:
-        for turn in (_TURN, _SHORT_TURN) if size >= _MANY else (_TURN,):
-            turns = _lens(size, turn)
-            for mode in (*_USUAL, *eager, *mla):
-                yield _Case(mode, size, most - max(turns), turns)
+    for turn in (_TURN, _SHORT_TURN) if size >= _MANY else (_TURN,):
+        turns = _lens(size, turn)
+        for mode in (*_USUAL, *eager, *mla):
+            yield _Case(mode, size, most - max(turns), turns)
 
 
 def _lens(q_tokens: int, most: int) -> tuple[int, ...]:

@@ -25,5 +25,6 @@ def summary(times: PassTimes) -> str:
 
 
 def _shown(times: PassTimes, mode: PassMode) -> str:
-    pass_us = times.pass_us(mode, _NEW, _PREFIX + (_NEW + 1) / 2)
+    selects = mode is not PassMode.DECODE_GRAPH
+    pass_us = times.pass_us(mode, _NEW, _PREFIX + (_NEW + 1) / 2, selects=selects)
     return "an unmeasured time" if pass_us is None else f"{pass_us / 1e3:.1f} ms"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from math import exp, log
@@ -44,15 +44,27 @@ class PassTime:
     """Mean number of keys that a new token attends to."""
     pass_us: float
     """From the pass's first call on the host until the GPU has finished it."""
+    selects: bool = False
+    """Whether a sequence is so long that the indexer scores and selects keys. Decode graphs always
+    do that, or never: there it is False."""
 
 
 class _Grid:
-    """Times of one mode over new tokens and contexts, interpolated on log scales."""
+    """Times of one mode over new tokens and contexts, interpolated on log scales.
 
-    def __init__(self, times: Iterable[PassTime]) -> None:
+    A pass with fewer new tokens and keys takes no longer. Where one was measured to, the host had
+    something else to do.
+    """
+
+    def __init__(self, times: Sequence[PassTime]) -> None:
         rows: dict[int, dict[int, float]] = {}
         for one in times:
-            rows.setdefault(one.q_tokens, {})[one.context] = log(one.pass_us)
+            larger = (
+                other.pass_us
+                for other in times
+                if other.q_tokens >= one.q_tokens and other.context >= one.context
+            )
+            rows.setdefault(one.q_tokens, {})[one.context] = log(min(larger))
         self._sizes = sorted(rows)
         self._rows = [sorted(rows[size].items()) for size in self._sizes]
 
@@ -95,7 +107,7 @@ def _along(row: list[tuple[int, float]], context: float) -> float | None:
     return before + log(context / low) / log(high / low) * (after - before)
 
 
-_SCHEMA = "nsa-tune/pass-times/1"
+_SCHEMA = "nsa-tune/pass-times/2"
 
 
 class PassTimes:
@@ -110,18 +122,25 @@ class PassTimes:
         """What the times are valid for: GPU, engine and its version, model, heads and so on."""
         self.times = tuple(times)
         self._grids = {
-            mode: _Grid(one for one in self.times if one.mode is mode) for mode in PassMode
+            (mode, selects): _Grid(
+                [one for one in self.times if one.mode is mode and one.selects is selects]
+            )
+            for mode in PassMode
+            for selects in (False, True)
         }
 
-    def pass_us(self, mode: PassMode, q_tokens: int, context: float) -> float | None:
+    def pass_us(
+        self, mode: PassMode, q_tokens: int, context: float, *, selects: bool = False
+    ) -> float | None:
         """What a pass takes, in microseconds; None where that was not measured.
 
         Args:
             mode: the way it runs.
             q_tokens: new tokens.
             context: mean number of keys that a new token attends to.
+            selects: as in `PassTime`.
         """
-        return self._grids[mode].pass_us(q_tokens, context)
+        return self._grids[mode, selects].pass_us(q_tokens, context)
 
     def as_text(self) -> str:
         """The same as JSON."""
@@ -147,7 +166,7 @@ class PassTimes:
             times = [
                 PassTime(
                     PassMode(one["mode"]), int(one["q_tokens"]), int(one["context"]),
-                    float(one["pass_us"]),
+                    float(one["pass_us"]), bool(one["selects"]),
                 )
                 for one in document["times"]
             ]  # fmt: skip

@@ -190,12 +190,13 @@ def original(seen: list[Any], width: int = 4) -> Any:
 
 
 def times(**pass_us: dict[tuple[int, int], float]) -> PassTimes:
-    """Times by mode: {(new tokens, context): microseconds}."""
+    """Times by mode: {(new tokens, context): microseconds}; the same where keys are selected."""
     return PassTimes(
         {"gpu": "made up"},
         [
-            PassTime(PassMode(mode), q_tokens, context, took)
+            PassTime(PassMode(mode), q_tokens, context, took, selects)
             for mode, points in pass_us.items()
             for (q_tokens, context), took in points.items()
+            for selects in (False, True)
         ],
     )

@@ -38,7 +38,7 @@ from tests.backend.engines.sglang.pass_mode.fakes import (
 KEY = {"gpu": "made up"}
 _key = module._key
 MEASURED = [
-    PassTime(PassMode.ENGINE, 512, 20000, 100_000.0),
+    PassTime(PassMode.ENGINE, 512, 20000, 100_000.0, selects=True),
     PassTime(PassMode.DECODE_GRAPH, 256, 20000, 30_000.0),
 ]
 

@@ -218,6 +218,23 @@ def test_an_eager_pass_is_dense_up_to_what_the_indexer_selects_and_no_further() 
     assert _fastest(steered, [1], [2048]) is ENGINE
 
 
+@pytest.mark.parametrize(
+    ("eager_us", "expected"), [(44_000.0, EAGER), (46_000.0, PassMode.DENSE_GRAPH)]
+)
+def test_an_eager_pass_must_be_much_faster_than_every_other_way(
+    eager_us: float, expected: PassMode
+) -> None:
+    """Its time is the host's, which has more to do once requests come."""
+    steered = _steering(decode=None, dense=Dense((2048,)))
+    at = (2048, 2049)
+    steered.times = times(
+        engine={at: 90_000.0}, table_kernel={at: 90_000.0}, dense_graph={at: 60_000.0},
+        eager={at: eager_us},
+    )  # fmt: skip
+
+    assert _fastest(steered, [0], [2048]) is expected
+
+
 def _flags(steered: Steering) -> set[str]:
     """What the hooks further down are told of the pass that runs."""
     owners = (steered._backend, steered._graphs, steered._graphs.backend)
