@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from benchmarks.topk_engine import TOPK, Kernels, Method, Shape, differing, given_for
-from nsa_tune.backend.engines.sglang.topk.calibration import check, measure, select
-from nsa_tune.backend.engines.sglang.topk.call import call_of
+from nsa_tune.backend.engines.sglang.topk.calibration import check, measure
+from nsa_tune.backend.engines.sglang.topk.call import call_of, selection_of
 from nsa_tune.backend.kernels.sampled_topk import sampled_topk_reference
 from nsa_tune.backend.kernels.topk_transform import transform_reference
 
@@ -46,7 +46,7 @@ def test_a_prefill_gets_its_largest_scores(shape: Shape, device: torch.device) -
     call = call_of(given)
     assert call is not None
 
-    chosen = select(call)
+    chosen = selection_of(call)(call.logits)
 
     places = sampled_topk_reference(call.logits, call.lengths, TOPK, call.row_starts)
     assert differing(given, chosen, transform_reference(places, call.transform)) == 0
@@ -60,7 +60,7 @@ def test_sglangs_kernels_select_the_same(shape: Shape, device: torch.device) -> 
     call = call_of(given)
     assert call is not None
 
-    assert differing(given, Kernels().topk_transform(**given), select(call)) == 0
+    assert differing(given, Kernels().topk_transform(**given), selection_of(call)(call.logits)) == 0
 
 
 @pytest.mark.skipif(find_spec("sgl_kernel") is None, reason="needs sglang-kernel")

@@ -5,10 +5,11 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 
-__all__ = ["Kernel"]
+__all__ = ["Kernel", "Launch"]
 
 
 class Kernel:
@@ -18,31 +19,45 @@ class Kernel:
         """Compile `source`, which must not be within a graph's capture.
 
         `parameters` has a letter for each parameter of the kernel, as in the module struct: P for
-        a pointer, i for an int.
+        a pointer, i for an int. Pointers come first.
         """
         # Not public in PyTorch 2.11 and 2.13, where it takes and returns the same.
-        self._compiled = torch.cuda._compile_kernel(source, name)
-        self._function = self._compiled.func
-        self._launch = ctypes.CDLL("libcuda.so.1").cuLaunchKernel
-        self._pack = struct.Struct(parameters).pack
-        self._offsets = offsets_of(parameters)
-        self._pointers = ctypes.c_void_p * len(parameters)
+        self.compiled = torch.cuda._compile_kernel(source, name)
+        self.parameters = parameters
+        self.launch = ctypes.CDLL("libcuda.so.1").cuLaunchKernel
 
-    def __call__(self, blocks: int, threads: int, arguments: Sequence[int]) -> None:
-        """Launch it on the current stream; pointers are given as numbers, 0 for none.
+
+class Launch:
+    """A kernel with its arguments, to be launched as often as is wanted."""
+
+    def __init__(self, kernel: Kernel, blocks: int, threads: int, arguments: Sequence[int]) -> None:
+        """Pointers are given as numbers, 0 for none."""
+        packed = struct.pack(kernel.parameters, *arguments)
+        # What is launched points into this memory.
+        self._memory = ctypes.create_string_buffer(packed, len(packed))
+        count = kernel.parameters.count("P")
+        self._pointers = (ctypes.c_uint64 * count).from_buffer(self._memory)
+        base, offsets = ctypes.addressof(self._memory), offsets_of(kernel.parameters)
+        addresses = (ctypes.c_void_p * len(offsets))(*[base + offset for offset in offsets])
+        shape = (blocks, 1, 1, threads, 1, 1, 0)
+        self._launch = partial(kernel.launch, kernel.compiled.func, *shape)
+        self._addresses = addresses
+        self._blocks = blocks
+
+    def point(self, index: int, address: int) -> None:
+        """Exchange the pointer that is parameter `index`."""
+        self._pointers[index] = address
+
+    def __call__(self) -> None:
+        """Launch it on the current stream.
 
         Raises:
             RuntimeError: when the driver refuses.
         """
-        if not blocks:
+        if not self._blocks:
             return
-        values = self._pack(*arguments)
-        memory = ctypes.create_string_buffer(values, len(values))
-        base = ctypes.addressof(memory)
-        pointers = self._pointers(*[base + offset for offset in self._offsets])
         stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-        grid, block = (blocks, 1, 1), (threads, 1, 1)
-        error = self._launch(self._function, *grid, *block, 0, stream, pointers, None)
+        error = self._launch(stream, self._addresses, None)
         if error:
             raise RuntimeError(f"the CUDA driver refused to launch a kernel: error {error}")
 

@@ -16,13 +16,14 @@ from functools import cache
 
 import torch
 
-from nsa_tune.backend.kernels.launch import Kernel
+from nsa_tune.backend.kernels.launch import Kernel, Launch
 from nsa_tune.backend.kernels.topk_transform import Kind, Transform
 
 __all__ = [
     "MOST",
     "PARAMETERS",
     "SOURCE",
+    "Selection",
     "Shape",
     "arguments",
     "defines",
@@ -390,6 +391,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) sampled_topk(
 """One block a row."""
 PARAMETERS = "PPPPPPiiiii"
 """The kernel's parameters, as `Kernel` takes them."""
+_SCORES, _OUT = 0, 3
+"""Which of them these are."""
 
 
 def sampled_topk_reference(
@@ -449,14 +452,40 @@ def sampled_topk(
         [rows, count] int32 relative to `row_starts`, in no order; -1 beyond a row's length. Which
         of equal scores are taken may differ from call to call; what is no number is never taken.
     """
-    rows, columns = scores.shape
-    assert scores.stride(1) == 1 and lengths.is_contiguous()
-    assert scores.dtype == torch.float32 and lengths.dtype == torch.int32
-    cut = shape or shape_of(rows, columns)
-    assert 2 * count <= cut.room
-    out = torch.empty(rows, count, dtype=torch.int32, device=scores.device)
-    _kernel(cut, count)(rows, cut.threads, arguments(scores, lengths, row_starts, out, transform))
-    return out
+    return Selection(scores, lengths, count, row_starts, shape, transform)(scores)
+
+
+class Selection:
+    """`sampled_topk` of several scores, alike in all but the scores: the layers of a pass."""
+
+    def __init__(
+        self,
+        scores: torch.Tensor,
+        lengths: torch.Tensor,
+        count: int = 2048,
+        row_starts: torch.Tensor | None = None,
+        shape: Shape | None = None,
+        transform: Transform | None = None,
+    ) -> None:
+        """The arguments are those of `sampled_topk`."""
+        self._rows, columns = scores.shape
+        assert scores.stride(1) == 1 and lengths.is_contiguous()
+        assert scores.dtype == torch.float32 and lengths.dtype == torch.int32
+        cut = shape or shape_of(self._rows, columns)
+        assert 2 * count <= cut.room
+        self._count, self._device = count, scores.device
+        # What is pointed to must stay.
+        self._kept = (lengths, row_starts, transform)
+        given = arguments(scores, lengths, row_starts, scores, transform)
+        self._launch = Launch(_kernel(cut, count), self._rows, cut.threads, given)
+
+    def __call__(self, scores: torch.Tensor) -> torch.Tensor:
+        """[rows, count] int32 for `scores` of the same shape and strides as the first ones."""
+        out = torch.empty((self._rows, self._count), dtype=torch.int32, device=self._device)
+        self._launch.point(_SCORES, scores.data_ptr())
+        self._launch.point(_OUT, out.data_ptr())
+        self._launch()
+        return out
 
 
 def arguments(

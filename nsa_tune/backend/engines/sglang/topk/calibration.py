@@ -10,14 +10,14 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-from nsa_tune.backend.engines.sglang.topk.call import Call, call_of
+from nsa_tune.backend.engines.sglang.topk.call import call_of, selection_of
 from nsa_tune.backend.engines.sglang.topk.times import TopkTime
 
-__all__ = ["check", "made_up", "measure", "select", "timed_us"]
+__all__ = ["check", "made_up", "measure", "timed_us"]
 
-_ROWS = (64, 256, 1024)
+_ROWS = (64, 128, 256, 512, 1024, 2048)
 """More rows take as much longer in both kernels."""
-_KEYS = (3072, 8192, 32768, 131072)
+_KEYS = (3072, 6144, 12288, 24576, 49152, 98304)
 _SEQUENCES, _PAGE = 2, 64
 _MEMORY_SHARE = 4
 """The scores of a measurement take at most this part of the free memory."""
@@ -27,16 +27,6 @@ _AHEAD_CYCLES = 500_000
 _CHECKED_KEYS = 9000
 
 Method = Callable[..., Any]
-
-
-def select(call: Call) -> Any:
-    """The answer of nsa-tune's kernel: [rows, topk] int32."""
-    from nsa_tune.backend.kernels.sampled_topk import sampled_topk, shape_of
-
-    shape = shape_of(call.logits.shape[0], call.max_kv)
-    return sampled_topk(
-        call.logits, call.lengths, call.topk, call.row_starts, shape, call.transform
-    )
 
 
 def check(topk: int, device: Any) -> None:
@@ -95,7 +85,8 @@ def measure(
             call = call_of(given)
             if call is None:
                 raise RuntimeError(f"nsa-tune's top-k cannot take a call of {method.name}")
-            ways = (partial(original, backend, **given), partial(select, call))
+            own = partial(selection_of(call), call.logits)
+            ways = (partial(original, backend, **given), own)
             yield TopkTime(method.name, rows, keys, *timed_us(ways))
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-__all__ = ["Call", "call_of"]
+__all__ = ["Call", "call_of", "selection_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +50,14 @@ def call_of(named: Mapping[str, Any]) -> Call | None:
         return None
     max_kv = int(metadata.max_seq_len_k)
     return Call(method, logits, lengths, named["topk"], starts, max_kv, transform)
+
+
+def selection_of(call: Call) -> Any:
+    """The `Selection` by nsa-tune's kernel that answers `call`, and the same with other logits."""
+    from nsa_tune.backend.kernels.sampled_topk import Selection, shape_of
+
+    shape = shape_of(call.logits.shape[0], call.max_kv)
+    return Selection(call.logits, call.lengths, call.topk, call.row_starts, shape, call.transform)
 
 
 def _transform(method: str, metadata: Any, rows: int, named: Mapping[str, Any]) -> Any:

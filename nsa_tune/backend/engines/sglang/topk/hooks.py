@@ -12,24 +12,24 @@ from nsa_tune.backend.engines.sglang.edge import attempt, say_once
 from nsa_tune.backend.engines.sglang.releases import TOPK_MODULE, installed_version
 from nsa_tune.backend.engines.sglang.switch import paused
 from nsa_tune.backend.engines.sglang.topk import last_start
-from nsa_tune.backend.engines.sglang.topk.calibration import check, measure, select
-from nsa_tune.backend.engines.sglang.topk.call import call_of
+from nsa_tune.backend.engines.sglang.topk.calibration import check, measure
 from nsa_tune.backend.engines.sglang.topk.eligible import TOPK_SWITCH, allowed, why_not
+from nsa_tune.backend.engines.sglang.topk.selector import Selector
 from nsa_tune.backend.engines.sglang.topk.times import TopkTime, TopkTimes
 
 __all__ = ["around_topk", "attach", "attached"]
 
-_TIMES = "_nsa_tune_topk"
+_SELECTOR = "_nsa_tune_topk"
 
 
 def around_topk(original: Callable[..., Any], backend: Any, *rest: Any, **named: Any) -> Any:
     """The hook around `DSATopKBackend.topk_transform`, which SGLang calls by keywords."""
-    times: TopkTimes | None = backend.__dict__.get(_TIMES)
+    selector: Selector | None = backend.__dict__.get(_SELECTOR)
     prefill = named.get("row_starts") is not None and not rest
     # The switch is read in each pass, as SGLang reads its own: so both ways can be measured.
-    if times is None or not prefill or paused() or not allowed():
+    if selector is None or not prefill or paused() or not allowed():
         return original(backend, *rest, **named)
-    found = attempt("selecting keys", _selected, backend, times, named)
+    found = attempt("selecting keys", _selected, backend, selector, named)
     return original(backend, **named) if found is None else found
 
 
@@ -60,14 +60,15 @@ def attach(runner: Any) -> None:
         )
     torch.cuda.empty_cache()
     times = TopkTimes(found)
-    setattr(backend, _TIMES, times)
+    setattr(backend, _SELECTOR, Selector(times, torch.cuda.is_current_stream_capturing))
     _say(f"{_summary(times)}; measured in {time.monotonic() - begin:.1f} s")
 
 
 def attached(backend: Any) -> TopkTimes | None:
     """What was measured for an attention backend; None where SGLang selects by itself."""
-    times: TopkTimes | None = getattr(backend, "dsa_topk_backend", object).__dict__.get(_TIMES)
-    return times
+    own = getattr(backend, "dsa_topk_backend", object).__dict__
+    selector: Selector | None = own.get(_SELECTOR)
+    return None if selector is None else selector.times
 
 
 def _say(text: str, *, keep: bool = True) -> None:
@@ -77,30 +78,13 @@ def _say(text: str, *, keep: bool = True) -> None:
         last_start.keep(f"at the last start of SGLang {installed_version()}: {text}")
 
 
-def _selected(backend: Any, times: TopkTimes, named: Mapping[str, Any]) -> Any:
+def _selected(backend: Any, selector: Selector, named: Mapping[str, Any]) -> Any:
     try:
-        call = call_of(named)
-        if call is None:
-            say_once(
-                logging.INFO,
-                "SGLang selects keys itself: nsa-tune's kernel cannot take this prefill's tensors",
-            )
-            return None
-        if call.max_kv <= call.topk:
-            return None
-        if not times.is_win(call.method, call.logits.shape[0], call.max_kv) or _capturing():
-            return None
-        return select(call)
+        return selector.select(named)
     except BaseException:
         # Once is enough: each layer would fail again.
-        delattr(backend, _TIMES)
+        delattr(backend, _SELECTOR)
         raise
-
-
-def _capturing() -> bool:
-    import torch
-
-    return torch.cuda.is_current_stream_capturing()
 
 
 def _why_not(backend: Any) -> str | None:

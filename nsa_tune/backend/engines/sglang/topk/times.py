@@ -35,7 +35,6 @@ class TopkTimes:
     def __init__(self, times: Iterable[TopkTime]) -> None:
         self.times = tuple(times)
         self._wins = {(one.method, one.rows, one.keys): one.is_win for one in self.times}
-        self._last: tuple[tuple[str, int, int], bool] = (("", 0, 0), False)
         self._keys: dict[str, dict[int, list[int]]] = {}
         for one in sorted(self.times, key=lambda one: (one.rows, one.keys)):
             self._keys.setdefault(one.method, {}).setdefault(one.rows, []).append(one.keys)
@@ -45,12 +44,6 @@ class TopkTimes:
 
         Fewer rows than were measured are left to the engine; more of either count as the most.
         """
-        asked = (method, rows, keys)
-        if self._last[0] != asked:  # The layers of a pass ask the same.
-            self._last = (asked, self._found(method, rows, keys))
-        return self._last[1]
-
-    def _found(self, method: str, rows: int, keys: int) -> bool:
         measured = self._keys.get(method, {})
         sizes = list(measured)
         if not sizes or rows < sizes[0]:

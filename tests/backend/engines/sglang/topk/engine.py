@@ -109,6 +109,10 @@ class Engine:
         )
 
 
+class Metadata(SimpleNamespace):
+    """DSAMetadata: unlike its base it can be referred to weakly."""
+
+
 class Prefill:
     """A prefill as SGLang's attention backend prepares it: (prefix, new tokens) a sequence."""
 
@@ -138,7 +142,7 @@ class Prefill:
     def metadata(self) -> Any:
         """DSAMetadata, as far as the selection reads it."""
         ends = torch.nn.functional.pad(self.new.cumsum(0, dtype=torch.int32), (1, 0))
-        return SimpleNamespace(
+        return Metadata(
             max_seq_len_k=self.max_kv,
             page_size=PAGE,
             page_table_1=self.slots,

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from nsa_tune.backend.engines.sglang.topk import calibration, eligible, hooks, last_start
+from nsa_tune.backend.engines.sglang.topk.call import Call
 from nsa_tune.backend.engines.sglang.topk.times import TopkTime
 from nsa_tune.backend.kernels import sampled_topk as kernels
 from nsa_tune.backend.kernels.topk_transform import Transform, transform_reference
@@ -184,7 +185,7 @@ def _exact(
     lengths: torch.Tensor,
     count: int,
     starts: torch.Tensor,
-    shape: kernels.Shape,
+    shape: kernels.Shape | None,
     transform: Transform,
 ) -> torch.Tensor:
     """nsa-tune's kernel, by torch."""
@@ -224,9 +225,13 @@ def test_a_wrong_selection_is_found(row: int, monkeypatch: pytest.MonkeyPatch) -
 def test_both_are_timed_on_the_same_calls(
     engine: Engine, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kernels, "sampled_topk", _exact)
+    def exact(call: Call) -> Callable[[torch.Tensor], torch.Tensor]:
+        given = (call.lengths, call.topk, call.row_starts, None, call.transform)
+        return lambda logits: _exact(logits, *given)
+
+    monkeypatch.setattr(calibration, "selection_of", exact)
     # Not all sizes fit: that leaves the small ones, which a CPU can select from.
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (256 * 8192 * 16, 0))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (128 * 6144 * 16, 0))
 
     def compared(ways: Any) -> tuple[float, float]:
         engines, own = (way().sort(1).values for way in ways)
@@ -240,6 +245,6 @@ def test_both_are_timed_on_the_same_calls(
     times = list(calibration.measure(original, engine.backend, 2048, engine.methods[method], CPU))
 
     assert [(one.rows, one.keys) for one in times] == [
-        (64, 3072), (64, 8192), (64, 32768), (256, 3072), (256, 8192),
+        (64, 3072), (64, 6144), (64, 12288), (128, 3072), (128, 6144), (256, 3072),
     ]  # fmt: skip
     assert {one.method for one in times} == {method}

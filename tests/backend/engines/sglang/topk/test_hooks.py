@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,7 +15,9 @@ from hypothesis import strategies as st
 
 from nsa_tune.backend.engines.sglang import switch
 from nsa_tune.backend.engines.sglang.topk import hooks
+from nsa_tune.backend.engines.sglang.topk import selector as selectors
 from nsa_tune.backend.engines.sglang.topk.call import Call
+from nsa_tune.backend.engines.sglang.topk.selector import Selector
 from nsa_tune.backend.engines.sglang.topk.times import TopkTime, TopkTimes
 from nsa_tune.backend.kernels.sampled_topk import sampled_topk_reference
 from nsa_tune.backend.kernels.topk_transform import transform_reference
@@ -26,25 +30,33 @@ LONG = Prefill([(20, 5), (0, 40)])
 
 
 class Answered:
-    """nsa-tune's kernel: its calls, answered by torch in another order."""
+    """nsa-tune's kernel: what it selects from, answered by torch."""
 
     def __init__(self) -> None:
-        self.calls: list[Call] = []
-        self.fails = False
+        self.prepared: list[Call] = []
+        self.calls: list[torch.Tensor] = []
+        self.fails = self.captures = False
 
-    def __call__(self, call: Call) -> torch.Tensor:
-        self.calls.append(call)
+    def __call__(self, call: Call) -> Callable[[torch.Tensor], torch.Tensor]:
+        self.prepared.append(call)
+        return partial(self._selected, call)
+
+    def _selected(self, call: Call, logits: torch.Tensor) -> torch.Tensor:
+        self.calls.append(logits)
         if self.fails:
             raise RuntimeError("no such kernel")
-        found = sampled_topk_reference(call.logits, call.lengths, call.topk, call.row_starts)
+        found = sampled_topk_reference(logits, call.lengths, call.topk, call.row_starts)
         return transform_reference(found, call.transform)
+
+    def attach(self, engine: Engine, times: TopkTimes) -> None:
+        """Let it answer the calls of `engine` as `times` say."""
+        setattr(engine.backend, hooks._SELECTOR, Selector(times, lambda: self.captures))
 
 
 @pytest.fixture
 def answered(monkeypatch: pytest.MonkeyPatch) -> Answered:
     kernel = Answered()
-    monkeypatch.setattr(hooks, "select", kernel)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(selectors, "selection_of", kernel)
     return kernel
 
 
@@ -57,7 +69,7 @@ def engine(
         found = Engine(wheel_of(request.param), monkeypatch)
     except Unreachable as reason:
         pytest.skip(f"the wheel of SGLang {request.param} cannot be had: {reason}")
-    setattr(found.backend, hooks._TIMES, WINS)
+    answered.attach(found, WINS)
     yield found
     switch.resume()
 
@@ -124,7 +136,7 @@ def test_short_sequences_are_left_to_sglang(engine: Engine, answered: Answered) 
 def test_sizes_at_which_it_is_not_faster_are_left_to_sglang(
     engine: Engine, answered: Answered
 ) -> None:
-    setattr(engine.backend, hooks._TIMES, TopkTimes([TopkTime("PAGED", 1, TOPK, 1.0, 1.0)]))
+    answered.attach(engine, TopkTimes([TopkTime("PAGED", 1, TOPK, 1.0, 1.0)]))
 
     engine.metadata(LONG, "PAGED").topk_transform(**LONG.whole())
 
@@ -150,7 +162,7 @@ def test_a_step_of_decoding_is_left_to_sglang(engine: Engine, answered: Answered
         {"lengths": LONG.lengths[:-1]},
         {"row_starts": LONG.starts[:-1]},
         {"logits": LONG.logits.half()},
-        {"logits": torch.empty(LONG.logits.shape[1], len(LONG.logits)).T},
+        {"logits": torch.empty(LONG.logits.shape[::-1]).T},
         {"cu_seqlens_q_topk": None},
         {"cu_seqlens_q_topk": torch.zeros(2, dtype=torch.int32)},
         # With context parallelism it is a list of sequences, not of rows.
@@ -208,14 +220,51 @@ def test_the_switch_is_read_in_each_pass(
         assert len(answered.calls) == calls
 
 
-def test_a_capture_is_left_to_sglang(
-    engine: Engine, answered: Answered, monkeypatch: pytest.MonkeyPatch
+def test_a_capture_is_left_to_sglang(engine: Engine, answered: Answered) -> None:
+    metadata = engine.metadata(LONG, "PAGED")
+    for answered.captures in (True, False, True):
+        metadata.topk_transform(**LONG.whole())
+
+    assert len(answered.calls) == 1
+
+
+def test_what_layers_share_is_prepared_once_a_pass(engine: Engine, answered: Answered) -> None:
+    other = Prefill([(20, 5), (0, 40)], seed=1)
+    for prefill in (LONG, other):
+        metadata = engine.metadata(prefill, "PAGED")
+        for layer in range(3):
+            passed = prefill.whole()
+            passed["logits"] = passed["logits"].flip(1) * (layer + 1)
+
+            own, found = both(engine, metadata, passed)
+
+            assert torch.equal(own, found)
+
+    assert len(answered.prepared) == 2 and len(answered.calls) == 6
+
+
+@pytest.mark.parametrize("name", ["real_page_table", "max_seq_len_k"])
+def test_metadata_that_is_refreshed_in_place_is_seen(
+    engine: Engine, answered: Answered, name: str
 ) -> None:
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    metadata = engine.metadata(LONG, "PAGED")
+    metadata.topk_transform(**LONG.whole())
+    changed = {"real_page_table": LONG.pages.flip(1), "max_seq_len_k": TOPK}[name]
+    setattr(metadata.attn_metadata, name, changed)
 
-    engine.metadata(LONG, "PAGED").topk_transform(**LONG.whole())
+    metadata.topk_transform(**LONG.whole())
 
-    assert not answered.calls
+    assert len(answered.prepared) + len(answered.calls) == (4 if name == "real_page_table" else 2)
+
+
+def test_the_engines_metadata_is_not_kept(engine: Engine, answered: Answered) -> None:
+    metadata = engine.metadata(LONG, "PAGED")
+    metadata.topk_transform(**LONG.whole())
+    kept = weakref.ref(metadata.attn_metadata)
+
+    del metadata
+
+    assert kept() is None
 
 
 def test_a_failure_is_said_once_and_not_repeated(
