@@ -13,7 +13,13 @@ import triton
 import triton.language as tl
 from triton.language.extra import cuda
 
-__all__ = ["Shape", "shape_of", "split_sparse_mla", "split_sparse_mla_reference"]
+__all__ = [
+    "Shape",
+    "shape_of",
+    "split_sparse_mla",
+    "split_sparse_mla_parts",
+    "split_sparse_mla_reference",
+]
 
 _LOG2_E = 1.4426950408889634
 _CHANNELS = 128
@@ -51,7 +57,8 @@ def split_sparse_mla_reference(
 
 @triton.jit
 def _attend_kernel(
-    q, pool, indices, mixed, lse, heads, topk, scale_log2, splits, per_split,
+    q, q_rope, pool, indices, mixed, lse, heads, topk, scale_log2, splits, per_split,
+    row_stride, head_stride, rope_row_stride, rope_head_stride,
     RANK: tl.constexpr, ROPE: tl.constexpr, HEADS: tl.constexpr, KEYS: tl.constexpr,
     SPLIT: tl.constexpr, STAGES: tl.constexpr, DOT: tl.constexpr,
     EARLY: tl.constexpr,
@@ -68,9 +75,10 @@ def _attend_kernel(
     own = indices + row * topk
     # Slots are read a step ahead: latents then never wait for them.
     slot = tl.load(own + first + key, mask=first + key < last, other=-1)
-    start = q + (row * heads + head)[:, None] * (RANK + ROPE)
-    q_latent = tl.load(start + channel[None, :], mask=here[:, None], other=0.0).to(DOT)
-    q_rope = tl.load(start + RANK + turn[None, :], mask=here[:, None], other=0.0).to(DOT)
+    latent_at = q + row * row_stride + head[:, None] * head_stride
+    rope_at = q_rope + row * rope_row_stride + head[:, None] * rope_head_stride
+    own_latent = tl.load(latent_at + channel[None, :], mask=here[:, None], other=0.0).to(DOT)
+    own_rope = tl.load(rope_at + turn[None, :], mask=here[:, None], other=0.0).to(DOT)
     best = tl.full([HEADS], float("-inf"), tl.float32)
     total = tl.zeros([HEADS], tl.float32)
     out = tl.zeros([HEADS, RANK], tl.float32)
@@ -81,8 +89,8 @@ def _attend_kernel(
         rope = tl.load(source + RANK + turn[None, :], mask=seen[:, None], other=0.0).to(DOT)
         column = at + KEYS + key
         slot = tl.load(own + column, mask=column < last, other=-1)
-        score = tl.dot(q_latent, tl.trans(latent))
-        score = tl.dot(q_rope, tl.trans(rope), score)
+        score = tl.dot(own_latent, tl.trans(latent))
+        score = tl.dot(own_rope, tl.trans(rope), score)
         score = tl.where(seen[None, :], score * scale_log2, float("-inf"))
         highest = tl.maximum(best, tl.max(score, 1))
         # A row without any key so far keeps its weights at 0 instead of exp(-inf + inf).
@@ -144,10 +152,34 @@ def split_sparse_mla(
     Returns:
         [rows, heads, rank] bf16; zero in a row without any key.
     """
-    rows, heads, width = q.shape
-    topk = indices.shape[1]
-    assert q.is_contiguous() and pool.is_contiguous() and indices.is_contiguous()
-    assert pool.shape[1] == width
+    return split_sparse_mla_parts(q[..., :rank], q[..., rank:], pool, indices, scale, shape)
+
+
+def split_sparse_mla_parts(
+    q: torch.Tensor,
+    q_rope: torch.Tensor,
+    pool: torch.Tensor,
+    indices: torch.Tensor,
+    scale: float,
+    shape: Shape | None = None,
+) -> torch.Tensor:
+    """`split_sparse_mla` with queries in two parts, as engines have them.
+
+    Args:
+        q: [rows, heads, rank] bf16; each head's values lie one behind the other.
+        q_rope: [rows, heads, rope] bf16, likewise.
+        pool: [slots, rank + rope] bf16, contiguous. `rank` and rope are powers of two from 16.
+        indices: [rows, topk] int32 slots, -1 where empty; contiguous.
+        scale: softmax scale.
+        shape: how to cut it up; by default what was measured best on an H200.
+
+    Returns:
+        [rows, heads, rank] bf16, contiguous; zero in a row without any key.
+    """
+    rows, heads, rank = q.shape
+    topk, width = indices.shape[1], rank + q_rope.shape[2]
+    assert q.stride(2) == 1 and q_rope.stride(2) == 1
+    assert pool.is_contiguous() and indices.is_contiguous() and pool.shape[1] == width
     cut = shape or shape_of(rows, heads, topk, _sms(q.device))
     blocks, splits = triton.cdiv(heads, cut.heads), cut.splits
     per_split = triton.cdiv(triton.cdiv(topk, splits), cut.keys) * cut.keys
@@ -158,7 +190,8 @@ def split_sparse_mla(
         mixed = torch.empty(rows, heads, splits, rank, dtype=torch.float32, device=q.device)
         lse = torch.empty(rows, heads, splits, dtype=torch.float32, device=q.device)
     _attend_kernel[(rows, blocks, splits)](
-        q, pool, indices, mixed, lse, heads, topk, scale * _LOG2_E, splits, per_split,
+        q, q_rope, pool, indices, mixed, lse, heads, topk, scale * _LOG2_E, splits, per_split,
+        q.stride(0), q.stride(1), q_rope.stride(0), q_rope.stride(1),
         RANK=rank, ROPE=width - rank, HEADS=cut.heads, KEYS=cut.keys, SPLIT=splits > 1,
         STAGES=cut.stages, EARLY=early,
         # Triton's interpreter multiplies bf16 as if it were uint16.

@@ -153,6 +153,16 @@ _TOPK_SYMBOLS = (
 )  # fmt: skip
 """From 0.5.17 on: what it is started from, `init_graphs`, is not hooked before."""
 
+_DECODE_SYMBOLS = (
+    Symbol(
+        "fa3", _MODULE, f"{_CLASS}._forward_fa3",
+        ("self", "q_rope", "kv_cache", "v_head_dim", "q_nope", "page_table", "cache_seqlens",
+         "cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "sm_scale", "logit_cap", "page_size"),
+        True,
+    ),
+)  # fmt: skip
+"""The same holds for it."""
+
 _V4_SYMBOLS = (
     Symbol("v4_backend", _V4_MODULE, f"{_V4_CLASS}.__init__", ("self", "model_runner"), False),
     Symbol(
@@ -166,12 +176,14 @@ RELEASES = (
     _OLDER,
     replace(
         _OLDER, first=(0, 5, 17), last=(0, 5, 22),
-        symbols=_OLDER.symbols + _PASS_MODE_SYMBOLS + _TOPK_SYMBOLS, passes_topk_length=True,
-        graph_tokens=2048,
+        symbols=_OLDER.symbols + _PASS_MODE_SYMBOLS + _TOPK_SYMBOLS + _DECODE_SYMBOLS,
+        passes_topk_length=True, graph_tokens=2048,
     ),
     replace(
         _OLDER, first=(0, 5, 23), last=(0, 5, 23),
-        symbols=_OLDER.symbols + _PASS_MODE_SYMBOLS + _TOPK_SYMBOLS + _V4_SYMBOLS,
+        symbols=(
+            _OLDER.symbols + _PASS_MODE_SYMBOLS + _TOPK_SYMBOLS + _DECODE_SYMBOLS + _V4_SYMBOLS
+        ),
         passes_topk_length=True, graph_tokens=8192,
     ),
 )  # fmt: skip

@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from nsa_tune import __version__
+from nsa_tune.backend.engines.sglang.decode import eligible as decode_eligible
+from nsa_tune.backend.engines.sglang.decode import hooks as decode_kernel
 from nsa_tune.backend.engines.sglang.edge import attempt, say_once
 from nsa_tune.backend.engines.sglang.facts import facts_of
 from nsa_tune.backend.engines.sglang.pass_mode import remembered
@@ -93,6 +95,8 @@ def around_prepare_metadata(
 
 def around_init_graphs(original: Callable[..., Any], runner: Any, *rest: Any, **named: Any) -> Any:
     """The hook around `ModelRunner.init_cuda_graphs`: afterwards passes can be measured."""
+    # Graphs keep the kernels that they are captured with.
+    attempt("timing decode kernels", decode_kernel.attach, runner)
     result = original(runner, *rest, **named)
     # First: it changes what passes take.
     attempt("measuring how keys are selected", topk.attach, runner)
@@ -213,6 +217,7 @@ def _key(runner: Any, graphs: Any) -> dict[str, object]:
         "tp_size": runner.server_args.tp_size,
         # Not whether it is faster: ranks may find that differently, and their keys must be equal.
         "topk": topk_eligible.allowed(),
+        "decode": decode_eligible.allowed(),
         **{name: str(getattr(runner.server_args, name, None)) for name in _ARGUMENTS},
         "prefill_sizes": sorted(graphs.capture_num_tokens),
         "decode_sizes": [] if decode is None else decode.sizes,
