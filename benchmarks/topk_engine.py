@@ -54,7 +54,11 @@ class Shape:
 
 
 SHAPES = (
+    Shape(0, 4096),
     Shape(0, 8192),
+    Shape(3072, 1024),
+    Shape(4096, 256),
+    Shape(6144, 64),
     Shape(30720, 8192),
     Shape(63488, 2048),
     Shape(8192, 1024),

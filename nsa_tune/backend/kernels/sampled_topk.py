@@ -2,7 +2,8 @@
 
 A sample of the row says how large a score must be for somewhat more than enough to be as large.
 Those are listed in shared memory in one reading, and the ones to take are found among them. Where
-the sample misled, the threshold is corrected and the row read again, from the L2 by then.
+the sample misled, the threshold is corrected and the row read again, from the L2 by then. A short
+row needs no sample: it is read once into registers, and counted into bins.
 
 In Triton the same took three times as long: without shared memory each score's place in the list
 takes a scan over the tile. PyTorch compiles the source by NVRTC, which it brings along, when a
@@ -35,7 +36,7 @@ __all__ = [
 
 _FEW_ROWS = 264
 """Two for each SM: fewer rows leave threads over."""
-_ROOM = 4096
+_ROOM, _SHORT = 4096, 8192
 MOST = _ROOM // 2
 """Scores that can be selected."""
 
@@ -50,9 +51,15 @@ class Shape:
     sample: int
     room: int
     """Scores that can be listed; about 1.4 times as many as are wanted usually are."""
+    short: int = 0
+    """Rows of up to so many scores are held in registers; a multiple of `threads`, or 0."""
 
 
 SOURCE = r"""
+#define NONE (-0x7fffffff)  // below every score's key
+#define BINS 512
+#define LANES (THREADS < 32 ? THREADS : 32)
+
 __device__ __forceinline__ int key_of(float score) {
   // Keys order as integers what scores order as numbers; adding 0 makes one zero of two.
   int bits = __float_as_int(score + 0.0f);
@@ -197,28 +204,18 @@ __device__ __forceinline__ void fill_up(const float* source, int length, float l
   for (int i = *listed + thread; i < COUNT; i += THREADS) own[i] = -1;
 }
 
-// Writes the largest COUNT of those listed: narrows down to the key that so many are as large as.
-__device__ __forceinline__ void settle(const int2* list, int found, int threshold, const Row& row,
-                                       int* own, int* totals, int& turn, int* counts) {
+// Writes the places of the largest COUNT of all threads' keys: narrows down to the key that so many
+// are as large as. `most` are as large as `low`, and `fewest` as `high`; place_of(i) is where
+// mine[i] was. counts[0] and counts[1] are 0.
+template <int KEPT, class Place>
+__device__ __forceinline__ void settle(const int (&mine)[KEPT], Place place_of, int low, int high,
+                                       int most, int fewest, const Row& row, int* own, int* totals,
+                                       int& turn, int* counts) {
   const int FEW = 64, thread = threadIdx.x;
   __shared__ int2 last[FEW];
-  const int kept = ROOM / THREADS;
-  int mine[kept];
-  int largest = -0x7fffffff;
-#pragma unroll
-  for (int i = 0; i < kept; ++i) {
-    int spot = i * THREADS + thread;
-    mine[i] = spot < found ? key_of(__int_as_float(list[spot].x)) : -0x7fffffff;
-    largest = max(largest, mine[i]);
-  }
-  largest = __reduce_max_sync(0xffffffffu, largest);
-  if (thread == 0) counts[0] = counts[1] = 0;
-  if ((thread & 31) == 0) atomicMax(&counts[2], largest);
-  __syncthreads();
-  int low = threshold, high = counts[2] + 1, most = found, fewest = 0;
-  if (found == COUNT) {
+  if (most == COUNT) {
     high = low;
-    fewest = found;
+    fewest = most;
   }
   for (int i = 0; low + 1 < high && most - fewest > FEW; ++i) {
     // A little to both sides of where it would lie if scores thinned out evenly; or halfway.
@@ -232,7 +229,7 @@ __device__ __forceinline__ void settle(const int2* list, int found, int threshol
     }
     int part = 0;
 #pragma unroll
-    for (int j = 0; j < kept; ++j) part += mine[j] >= middle;
+    for (int j = 0; j < KEPT; ++j) part += mine[j] >= middle;
     int count = summed(part, totals, turn);
     if (count >= COUNT) {
       low = middle;
@@ -245,11 +242,11 @@ __device__ __forceinline__ void settle(const int2* list, int found, int threshol
   }
   const bool equal = most - fewest > FEW;
 #pragma unroll
-  for (int i = 0; i < kept; ++i) {
+  for (int i = 0; i < KEPT; ++i) {
     if (mine[i] >= high) {
-      own[atomicAdd(&counts[0], 1)] = put(row, list[i * THREADS + thread].y);
+      own[atomicAdd(&counts[0], 1)] = put(row, place_of(i));
     } else if (mine[i] >= low) {
-      int spot = atomicAdd(&counts[1], 1), at = list[i * THREADS + thread].y;
+      int spot = atomicAdd(&counts[1], 1), at = place_of(i);
       if (!equal) {
         last[spot] = make_int2(mine[i], at);
       } else if (fewest + spot < COUNT) {
@@ -269,10 +266,130 @@ __device__ __forceinline__ void settle(const int2* list, int found, int threshol
   }
 }
 
+// Those listed, of which `found` are as large as `threshold`.
+__device__ __forceinline__ void settle_list(const int2* list, int found, int threshold,
+                                            const Row& row, int* own, int* totals, int& turn,
+                                            int* counts) {
+  const int kept = ROOM / THREADS, thread = threadIdx.x;
+  int mine[kept];
+  int largest = NONE;
+#pragma unroll
+  for (int i = 0; i < kept; ++i) {
+    int spot = i * THREADS + thread;
+    mine[i] = spot < found ? key_of(__int_as_float(list[spot].x)) : NONE;
+    largest = max(largest, mine[i]);
+  }
+  largest = __reduce_max_sync(0xffffffffu, largest);
+  if (thread == 0) counts[0] = counts[1] = 0;
+  if ((thread & 31) == 0) atomicMax(&counts[2], largest);
+  __syncthreads();
+  auto place_of = [&](int i) { return list[i * THREADS + thread].y; };
+  settle(mine, place_of, threshold, counts[2] + 1, found, 0, row, own, totals, turn, counts);
+}
+
+#if SHORT
+__device__ __forceinline__ int bin_of(int key, float base, float scale) {
+  return min((int)((score_of(key) - base) * scale), BINS - 1);
+}
+
+// A row of at most SHORT scores: the threads hold all of it, and count it into bins between its
+// smallest and its largest score, to know in which bin the key lies that COUNT are as large as.
+// `bins` has room for BINS numbers, and ends[0] to ends[4] are 0, 0, 0 and twice the largest int.
+// False, and nothing is written, where too few scores are numbers.
+__device__ __forceinline__ bool settle_short(const float* source, int length, const Row& row,
+                                             int* own, int* bins, int* ends, int* totals, int& turn,
+                                             int* counts) {
+  const int kept = SHORT / THREADS, thread = threadIdx.x, past = 0x7fffffff;
+  int mine[kept];
+#pragma unroll
+  for (int i = 0; i < kept; ++i) {
+    int at = i * THREADS + thread;
+    float score = at < length ? source[at] : __int_as_float(past);
+    mine[i] = score == score ? key_of(score) : NONE;
+  }
+  int smallest = past, largest = NONE, part = 0;
+#pragma unroll
+  for (int i = 0; i < kept; ++i) {
+    part += mine[i] != NONE;
+    if (mine[i] != NONE) smallest = min(smallest, mine[i]);
+    largest = max(largest, mine[i]);
+  }
+  smallest = __reduce_min_sync(0xffffffffu, smallest);
+  largest = __reduce_max_sync(0xffffffffu, largest);
+  if ((thread & 31) == 0) {
+    atomicMin(&ends[3], smallest);
+    atomicMax(&counts[2], largest);
+  }
+  for (int i = thread; i < BINS; i += THREADS) bins[i] = 0;
+  // Its barrier is for the extremes and the bins as well.
+  const int valid = summed(part, totals, turn);
+  if (valid < COUNT) return false;
+  int low = ends[3], high = counts[2] + 1, most = valid, fewest = 0;
+  const float base = score_of(low), scale = BINS / (score_of(high - 1) - base);
+  if (valid > COUNT && scale > 0.0f && scale < 1e30f) {
+#pragma unroll
+    for (int i = 0; i < kept; ++i) {
+      if (mine[i] != NONE) atomicAdd(&bins[bin_of(mine[i], base, scale)], 1);
+    }
+    __syncthreads();
+    if (thread == 0) ends[3] = past;
+    if (thread < LANES) {
+      // Each lane has the sum of its bins, and of those above them; one finds the bin.
+      const int each = BINS / LANES;
+      int sum = 0;
+      for (int i = 0; i < each; ++i) sum += bins[thread * each + i];
+      int above = sum;
+#pragma unroll
+      for (int d = 1; d < LANES; d *= 2) {
+        int right = __shfl_down_sync(0xffffffffu, above, d);
+        if (thread + d < LANES) above += right;
+      }
+      above -= sum;
+      for (int i = each - 1; i >= 0; --i) {
+        int here = bins[thread * each + i];
+        if (above < COUNT && above + here >= COUNT) {
+          ends[0] = thread * each + i;
+          ends[1] = above;
+          ends[2] = above + here;
+        }
+        above += here;
+      }
+    }
+    __syncthreads();
+    const int bin = ends[0];
+    int within = past, beyond = past;
+#pragma unroll
+    for (int i = 0; i < kept; ++i) {
+      if (mine[i] == NONE) continue;
+      int its = bin_of(mine[i], base, scale);
+      if (its == bin) within = min(within, mine[i]);
+      if (its > bin) beyond = min(beyond, mine[i]);
+    }
+    within = __reduce_min_sync(0xffffffffu, within);
+    beyond = __reduce_min_sync(0xffffffffu, beyond);
+    if ((thread & 31) == 0) {
+      atomicMin(&ends[3], within);
+      atomicMin(&ends[4], beyond);
+    }
+    __syncthreads();
+    low = ends[3];
+    fewest = ends[1];
+    most = ends[2];
+    if (fewest) high = ends[4];
+  }
+  auto place_of = [&](int i) { return i * THREADS + thread; };
+  settle(mine, place_of, low, high, most, fewest, row, own, totals, turn, counts);
+  return true;
+}
+#endif
+
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) sampled_topk(
     const float* scores, const int* lengths, const int* row_starts, int* out, const int* map,
     const int* table, int stride, int columns, int sequences, int page_bits, int kind) {
   const int LEAST = -0x7f800001, PAST = 0x7f800001;  // minus infinity; no number
+#if SHORT
+  __shared__ int ends[5];
+#endif
   __shared__ int2 list[ROOM];  // a score's bits, its place
   __shared__ int totals[3], listed, lowest, counts[3];
   const int row = blockIdx.x, thread = threadIdx.x, length = lengths[row];
@@ -283,11 +400,27 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) sampled_topk(
     for (int i = thread; i < COUNT; i += THREADS) own[i] = i < length ? put(all, i) : -1;
     return;
   }
-  if (thread < 3) totals[thread] = 0;
+  int turn = 0;
   if (thread == 0) {
+    totals[0] = totals[1] = totals[2] = counts[0] = counts[1] = 0;
     lowest = 0x7fffffff;
-    counts[2] = -0x7fffffff;
+    counts[2] = NONE;
   }
+#if SHORT
+  if (thread == 0) {
+    ends[0] = ends[1] = ends[2] = 0;
+    ends[3] = ends[4] = 0x7fffffff;
+  }
+  __syncthreads();
+  if (length <= SHORT) {
+    const Row whole = row_of(row, map, table, columns, sequences, page_bits, kind);
+    int* bins = reinterpret_cast<int*>(list);
+    if (!settle_short(source, length, whole, own, bins, ends, totals, turn, counts)) {
+      fill_up(source, length, score_of(LEAST), score_of(PAST), whole, own, &listed);
+    }
+    return;
+  }
+#endif
 
   // The sample: sectors of 8 scores, evenly spread.
   const int each = SAMPLE / THREADS;
@@ -321,7 +454,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) sampled_topk(
   const float share = (float)taken / length, expected = COUNT * share;
   const float margin = 4.0f * sqrtf(expected * (1.0f - share)) + 1.0f;
   float many = fminf(expected + margin + 1.0f, (float)taken);
-  int turn = 0, bottom = LEAST, top = PAST, threshold = LEAST, found = 0;
+  int bottom = LEAST, top = PAST, threshold = LEAST, found = 0;
   bool exact = false, forced = false;
 
   for (int attempt = 0;; ++attempt) {
@@ -385,7 +518,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) sampled_topk(
     return;
   }
 
-  settle(list, found, threshold, places, own, totals, turn, counts);
+  settle_list(list, found, threshold, places, own, totals, turn, counts);
 }
 """
 """One block a row."""
@@ -419,6 +552,7 @@ def defines(shape: Shape, count: int) -> str:
         "BLOCKS": shape.blocks,
         "SAMPLE": shape.sample,
         "ROOM": shape.room,
+        "SHORT": shape.short,
         "COUNT": count,
         **{kind.name: kind.value for kind in Kind},
     }
@@ -510,6 +644,8 @@ def arguments(
 
 def shape_of(rows: int, columns: int) -> Shape:
     """How `sampled_topk` reads rows of so many scores by default."""
+    if columns <= _SHORT:
+        return Shape(512, 3, 2048, _ROOM, _SHORT)
     if rows > _FEW_ROWS:
         sample = 1024 if columns <= 16384 else 2048 if columns <= 65536 else 4096
         return Shape(256, 5, sample, _ROOM)
@@ -520,5 +656,5 @@ def shape_of(rows: int, columns: int) -> Shape:
 
 def shapes() -> tuple[Shape, ...]:
     """All that `shape_of` returns: each is compiled by itself."""
-    columns = (1, 16385, 65537)
+    columns = (1, 16384, 16385, 65537)
     return tuple({shape_of(rows, each): None for rows in (1, _FEW_ROWS + 1) for each in columns})

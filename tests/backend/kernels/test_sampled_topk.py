@@ -1,4 +1,4 @@
-"""The largest scores of each row in CUDA against torch; without a GPU as a block of one thread."""
+"""The largest scores of each row in CUDA against torch; without a GPU as a block of two warps."""
 
 from __future__ import annotations
 
@@ -16,10 +16,17 @@ from nsa_tune.backend.kernels.topk_transform import Kind, Transform, transform_r
 
 COUNT = 256
 
+THREADS = 64
+
 SHIM = r"""
 #include <algorithm>
+#include <barrier>
 #include <cmath>
 #include <cstring>
+#include <memory>
+#include <numeric>
+#include <thread>
+#include <vector>
 using std::min; using std::max;
 #define __device__
 #define __global__
@@ -27,22 +34,56 @@ using std::min; using std::max;
 #define __shared__ static
 #define __launch_bounds__(...)
 struct Index { int x; };
-static Index threadIdx{0}, blockIdx{0};
+static thread_local Index threadIdx{0};
+static Index blockIdx{0};
+static std::barrier<> block(THREADS);
+static std::vector<std::unique_ptr<std::barrier<>>> warps;
+static int shown[THREADS];
+static void __syncthreads() { block.arrive_and_wait(); }
+static int first() { return threadIdx.x / 32 * 32; }
+// What f makes of what all threads of the warp show.
+template <class F> static int of_warp(int mine, F f) {
+  shown[threadIdx.x] = mine;
+  warps[threadIdx.x / 32]->arrive_and_wait();
+  int found = f(shown + first());
+  warps[threadIdx.x / 32]->arrive_and_wait();
+  return found;
+}
 struct float4 { float x, y, z, w; };
-static int __float_as_int(float v) { int b; std::memcpy(&b, &v, 4); return b; }
-static float __int_as_float(int v) { float f; std::memcpy(&f, &v, 4); return f; }
-static int __reduce_add_sync(unsigned, int v) { return v; }
-static int __reduce_min_sync(unsigned, int v) { return v; }
-static int __reduce_max_sync(unsigned, int v) { return v; }
-static int atomicAdd(int* p, int v) { int old = *p; *p += v; return old; }
-static int atomicMin(int* p, int v) { int old = *p; *p = min(old, v); return old; }
-static int atomicMax(int* p, int v) { int old = *p; *p = max(old, v); return old; }
-static void __syncthreads() {}
 struct int2 { int x, y; };
 static int2 make_int2(int x, int y) { return {x, y}; }
 static float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
-static int __shfl_up_sync(unsigned, int v, int) { return v; }
-static int __shfl_sync(unsigned, int v, int) { return v; }
+static int __float_as_int(float v) { int b; std::memcpy(&b, &v, 4); return b; }
+static float __int_as_float(int v) { float f; std::memcpy(&f, &v, 4); return f; }
+static int __reduce_add_sync(unsigned, int v) {
+  return of_warp(v, [](int* all) { return std::accumulate(all, all + 32, 0); });
+}
+static int __reduce_min_sync(unsigned, int v) {
+  return of_warp(v, [](int* all) { return *std::min_element(all, all + 32); });
+}
+static int __reduce_max_sync(unsigned, int v) {
+  return of_warp(v, [](int* all) { return *std::max_element(all, all + 32); });
+}
+static int __shfl_up_sync(unsigned, int v, int d) {
+  int lane = threadIdx.x % 32;
+  return of_warp(v, [=](int* all) { return all[lane >= d ? lane - d : lane]; });
+}
+static int __shfl_down_sync(unsigned, int v, int d) {
+  int lane = threadIdx.x % 32;
+  return of_warp(v, [=](int* all) { return all[lane + d < 32 ? lane + d : lane]; });
+}
+static int __shfl_sync(unsigned, int v, int lane) {
+  return of_warp(v, [=](int* all) { return all[lane]; });
+}
+static int atomicAdd(int* p, int v) { return __atomic_fetch_add(p, v, __ATOMIC_RELAXED); }
+template <class F> static int exchanged(int* p, F f) {
+  int old = __atomic_load_n(p, __ATOMIC_RELAXED);
+  const int order = __ATOMIC_RELAXED;
+  while (!__atomic_compare_exchange_n(p, &old, f(old), false, order, order)) {}
+  return old;
+}
+static int atomicMin(int* p, int v) { return exchanged(p, [=](int old) { return min(old, v); }); }
+static int atomicMax(int* p, int v) { return exchanged(p, [=](int old) { return max(old, v); }); }
 #define __logf std::log
 static float4 __ldg(const float4* p) { float4 v; std::memcpy(&v, p, 16); return v; }
 static int __ldg(const int* p) { return *p; }
@@ -52,35 +93,53 @@ ROWS = r"""
 extern "C" void all_rows(int rows, const float* scores, const int* lengths, const int* starts,
                          int* out, const int* map, const int* table, int stride, int columns,
                          int sequences, int page_bits, int kind) {
-  for (blockIdx.x = 0; blockIdx.x < rows; ++blockIdx.x)
-    sampled_topk(scores, lengths, starts, out, map, table, stride, columns, sequences, page_bits,
-                 kind);
+  while (warps.size() < THREADS / 32) warps.push_back(std::make_unique<std::barrier<>>(32));
+  std::vector<std::thread> threads;
+  for (int thread = 0; thread < THREADS; ++thread) {
+    threads.emplace_back([=] {
+      threadIdx.x = thread;
+      for (int row = 0; row < rows; ++row) {
+        __syncthreads();
+        if (thread == 0) blockIdx.x = row;
+        __syncthreads();
+        sampled_topk(scores, lengths, starts, out, map, table, stride, columns, sequences,
+                     page_bits, kind);
+      }
+    });
+  }
+  for (auto& one : threads) one.join();
 }
 """
 
 Select = Callable[..., torch.Tensor]
 
 
+@pytest.fixture(scope="module", params=[0, 1024], ids=["sampled", "short rows held"])
+def short(request: pytest.FixtureRequest) -> int:
+    """Scores of a row up to which the kernel holds it in registers."""
+    return int(request.param)
+
+
 @pytest.fixture(scope="module")
-def interpreted(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    """The kernel built for the CPU, where one thread is a warp and a whole block."""
+def interpreted(tmp_path_factory: pytest.TempPathFactory, short: int) -> ctypes.CDLL:
+    """The kernel built for the CPU, with a thread for each thread of a block."""
     compiler = shutil.which("c++")
     if compiler is None:
         pytest.skip("no C++ compiler")
     folder = tmp_path_factory.mktemp("kernel")
     source, library = folder / "kernel.cpp", folder / "kernel.so"
-    numbers = sampled_topk.defines(Shape(threads=1, blocks=1, sample=256, room=512), COUNT)
-    source.write_text(SHIM + numbers + sampled_topk.SOURCE + ROWS)
-    command = [compiler, "-std=c++17", "-O1", "-w", "-shared", "-fPIC", str(source)]
+    numbers = sampled_topk.defines(Shape(THREADS, 1, sample=256, room=512, short=short), COUNT)
+    source.write_text(numbers + SHIM + sampled_topk.SOURCE + ROWS)
+    command = [compiler, "-std=c++20", "-O1", "-w", "-pthread", "-shared", "-fPIC", str(source)]
     subprocess.run([*command, "-o", str(library)], check=True)
     return ctypes.CDLL(str(library))
 
 
 @pytest.fixture
-def select(kernel_device: torch.device, request: pytest.FixtureRequest) -> Select:
+def select(kernel_device: torch.device, short: int, request: pytest.FixtureRequest) -> Select:
     """The kernel on the device that there is."""
     if kernel_device.type == "cuda":
-        shape = Shape(threads=256, blocks=1, sample=256, room=512)
+        shape = Shape(threads=256, blocks=1, sample=256, room=512, short=short)
         return lambda scores, lengths, starts=None, transform=None: sampled_topk.sampled_topk(
             scores, lengths, COUNT, starts, shape, transform
         )
@@ -197,7 +256,7 @@ def test_what_is_no_number_is_not_taken(kernel_device: torch.device, select: Sel
 
 
 def test_few_rows_are_read_by_larger_blocks() -> None:
-    assert sampled_topk.shape_of(1, 8192).threads > sampled_topk.shape_of(8192, 8192).threads
+    assert sampled_topk.shape_of(1, 16384).threads > sampled_topk.shape_of(8192, 16384).threads
     assert sampled_topk.shape_of(1, 131072).threads > sampled_topk.shape_of(1, 8192).threads
 
 
