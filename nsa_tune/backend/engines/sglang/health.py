@@ -6,11 +6,12 @@ from pathlib import Path
 
 from nsa_tune.backend.engines.health import Health, Host
 from nsa_tune.backend.engines.health import health as health_of
+from nsa_tune.backend.engines.sglang import last_start
+from nsa_tune.backend.engines.sglang.decode import eligible as decode
 from nsa_tune.backend.engines.sglang.pass_mode import remembered
 from nsa_tune.backend.engines.sglang.pass_mode.summary import summary
 from nsa_tune.backend.engines.sglang.releases import checked, installed_version, release_of
-from nsa_tune.backend.engines.sglang.topk import last_start
-from nsa_tune.backend.engines.sglang.topk.eligible import TOPK_SWITCH, allowed
+from nsa_tune.backend.engines.sglang.topk import eligible as topk
 
 __all__ = ["health"]
 
@@ -35,8 +36,11 @@ def health(*, db: Path | None = None, probe: bool = True) -> list[Health]:
     found = health_of(host, db=db, probe=probe)
     if any(symbol.name == "forward" for symbol in host.symbols or ()):
         found += _pass_times()
-    if any(symbol.name == "topk" for symbol in host.symbols or ()):
-        found.append(_topk())
+    hooked = {symbol.name for symbol in host.symbols or ()}
+    if "topk" in hooked:
+        found.append(_kernel("topk", "top-k", topk.TOPK_SWITCH, on=topk.allowed()))
+    if "fa3" in hooked:
+        found.append(_kernel("decode", "decode", decode.DECODE_SWITCH, on=decode.allowed()))
     return found
 
 
@@ -47,9 +51,9 @@ def _pass_times() -> list[Health]:
     return kept or [Health("pass times", True, none)]
 
 
-def _topk() -> Health:
-    """Who selects keys; it is right either way."""
-    if not allowed():
-        return Health("top-k", True, f"{TOPK_SWITCH} is set to 0: SGLang selects keys by itself")
+def _kernel(what: str, name: str, switch: str, *, on: bool) -> Health:
+    """Whose kernel runs where both were timed at the last start; either is right."""
+    if not on:
+        return Health(name, True, f"{switch} is set to 0: SGLang's own kernel runs")
     none = "nothing is known yet: SGLang times nsa-tune's kernel when it starts"
-    return Health("top-k", True, last_start.kept() or none)
+    return Health(name, True, last_start.kept(what) or none)

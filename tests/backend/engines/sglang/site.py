@@ -30,6 +30,12 @@ class DeepseekSparseAttnBackend:
         self, q, k, v, layer, forward_batch, save_kv_cache=True, q_rope=None, k_rope=None
     ):
         return q
+
+    def _forward_fa3(
+        self, q_rope, kv_cache, v_head_dim, q_nope, page_table, cache_seqlens, cu_seqlens_q,
+        cu_seqlens_k, max_seqlen_q, sm_scale, logit_cap, page_size,
+    ):
+        return q_nope
 """
 _INDEXER = """
 class Indexer:

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from nsa_tune.backend.engines.sglang import last_start
 from nsa_tune.backend.engines.sglang.pass_mode import remembered
 from nsa_tune.backend.engines.sglang.pass_mode.times import PassMode, PassTime, PassTimes
 from nsa_tune.backend.engines.sglang.releases import release_of
-from nsa_tune.backend.engines.sglang.topk import last_start
 from tests.backend.engines.sglang.site import Site
 from tests.backend.engines.sglang.tables import GPU, table_file
 from tests.backend.engines.sglang.wheels import Wheel
@@ -55,19 +55,23 @@ def test_all_is_well_where_everything_is(wheel: Wheel, tmp_path: Path) -> None:
     assert {name for name in found if name.startswith(("source of", "hook on"))} == names
 
 
-def test_it_is_said_who_selects_keys(
-    newest: Wheel, oldest: Wheel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(
+    ("what", "name", "switch"),
+    [("topk", "top-k", "NSA_TUNE_TOPK"), ("decode", "decode", "NSA_TUNE_DECODE")],
+)
+def test_it_is_said_whose_kernels_select_keys_and_decode(
+    newest: Wheel, oldest: Wheel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    what: str, name: str, switch: str,
+) -> None:  # fmt: skip
     site = Site(tmp_path / "site", newest)
 
-    assert _look(site)["top-k"][1].startswith("nothing is known yet")
+    assert _look(site)[name][1].startswith("nothing is known yet")
     monkeypatch.setenv("XDG_DATA_HOME", str(site.folder / "data"))
-    assert last_start.keep("at the last start it was faster")
-    assert _look(site)["top-k"] == (True, "at the last start it was faster")
-    assert _look(site, NSA_TUNE_TOPK="0")["top-k"] == (
-        True, "NSA_TUNE_TOPK is set to 0: SGLang selects keys by itself"
-    )  # fmt: skip
-    assert "top-k" not in _look(Site(tmp_path / "old", oldest))
+    assert last_start.keep(what, "it was faster")
+    assert _look(site)[name][1].endswith(": it was faster")
+    off = _look(site, **{switch: "0"})[name]
+    assert off == (True, f"{switch} is set to 0: SGLang's own kernel runs")
+    assert name not in _look(Site(tmp_path / "old", oldest))
 
 
 def test_remembered_pass_times_are_shown(

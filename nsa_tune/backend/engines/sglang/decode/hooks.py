@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from nsa_tune.backend.engines.sglang import last_start
 from nsa_tune.backend.engines.sglang.decode.calibration import Call, DecodeTime, measure, wins
 from nsa_tune.backend.engines.sglang.decode.eligible import DECODE_SWITCH, why_not
 from nsa_tune.backend.engines.sglang.edge import attempt, say_once
@@ -36,13 +37,19 @@ def attach(runner: Any) -> None:
     backend = runner.attn_backend
     reason = why_not(runner)
     if reason is not None:
-        say_once(logging.INFO, f"SGLang's own kernels decode: {reason}")
+        _say(f"SGLang's own kernels decode: {reason}")
         return
     begin = time.monotonic()
     times = list(measure(backend, type(backend)._forward_fa3.__wrapped__))
     setattr(backend, _ROWS, wins(times))
     took_s = time.monotonic() - begin
-    say_once(logging.INFO, f"{_summary(times)}; measured in {took_s:.1f} s")
+    _say(f"{_summary(times)}; measured in {took_s:.1f} s")
+
+
+def _say(text: str) -> None:
+    """Log it, and keep it for the doctor."""
+    say_once(logging.INFO, text)
+    last_start.keep("decode", text)
 
 
 def _attended(backend: Any, rows: frozenset[int], named: Mapping[str, Any]) -> Any:

@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
+from nsa_tune.backend.engines.sglang import last_start
 from nsa_tune.backend.engines.sglang.edge import attempt, say_once
-from nsa_tune.backend.engines.sglang.releases import TOPK_MODULE, installed_version
+from nsa_tune.backend.engines.sglang.releases import TOPK_MODULE
 from nsa_tune.backend.engines.sglang.switch import paused
-from nsa_tune.backend.engines.sglang.topk import last_start
 from nsa_tune.backend.engines.sglang.topk.calibration import check, measure
 from nsa_tune.backend.engines.sglang.topk.eligible import TOPK_SWITCH, allowed, why_not
 from nsa_tune.backend.engines.sglang.topk.selector import Selector
@@ -75,7 +75,7 @@ def _say(text: str, *, keep: bool = True) -> None:
     """Log it, and keep it for the doctor."""
     say_once(logging.INFO, text)
     if keep:
-        last_start.keep(f"at the last start of SGLang {installed_version()}: {text}")
+        last_start.keep("topk", text)
 
 
 def _selected(backend: Any, selector: Selector, named: Mapping[str, Any]) -> Any:

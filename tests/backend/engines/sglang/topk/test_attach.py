@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from nsa_tune.backend.engines.sglang.topk import calibration, eligible, hooks, last_start
+from nsa_tune.backend.engines.sglang import last_start
+from nsa_tune.backend.engines.sglang.topk import calibration, eligible, hooks
 from nsa_tune.backend.engines.sglang.topk.call import Call
 from nsa_tune.backend.engines.sglang.topk.times import TopkTime
 from nsa_tune.backend.kernels import sampled_topk as kernels
@@ -69,7 +70,7 @@ def test_a_started_engine_uses_what_was_measured(
 
     assert attached(engine) == {"PAGED"}
     assert "faster at 2 of 2 measured sizes, 300 to 100 us at 1024 rows of 3072" in caplog.text
-    assert "faster at 2 of 2 measured sizes" in (last_start.kept() or "")
+    assert "faster at 2 of 2 measured sizes" in (last_start.kept("topk") or "")
 
 
 def test_over_an_fp8_pool_both_methods_are_measured(engine: Engine) -> None:
@@ -127,7 +128,7 @@ def test_other_engines_are_left_alone(
     caplog.set_level(logging.INFO)
 
     assert attached(engine, **changes) == set()
-    assert reason in caplog.text and reason in (last_start.kept() or "")
+    assert reason in caplog.text and reason in (last_start.kept("topk") or "")
 
 
 def test_another_kernel_of_sglang_is_left_alone(engine: Engine) -> None:
@@ -142,7 +143,7 @@ def test_another_attention_is_left_alone_and_says_nothing_to_the_doctor(
     hooks.attach(SimpleNamespace(is_draft_worker=False, attn_backend=SimpleNamespace()))
 
     assert "this model's attention is not DSA" in caplog.text
-    assert last_start.kept() is None
+    assert last_start.kept("topk") is None
 
 
 @pytest.mark.parametrize("value", ["0", "off", "No"])
