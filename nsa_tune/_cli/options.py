@@ -25,6 +25,7 @@ from nsa_tune.backend.types.profiles import PROFILES, family_of, profile_of
 from nsa_tune.reports.analysis.selection import TableFilter
 
 __all__ = [
+    "AllowLossy",
     "AsJson",
     "BatchOptions",
     "Database",
@@ -38,6 +39,7 @@ __all__ = [
     "Theme",
     "grouped",
     "heads_of",
+    "listed",
     "model_of",
     "share_of",
 ]
@@ -97,6 +99,16 @@ Heads = Annotated[
     int | None,
     typer.Option(
         "--heads", help="Local heads: the model's heads divided by the tensor-parallel size."
+    ),
+]
+
+
+AllowLossy = Annotated[
+    str,
+    typer.Option(
+        "--allow-lossy",
+        help="Arms, comma-separated, that may be taken though they round more than others: "
+        "flashmla_sparse_q8 (computes in fp8).",
     ),
 ]
 
@@ -178,6 +190,7 @@ class DispatcherOptions:
             "--strict", help="Exit with 3 unless a table of this GPU, driver and libraries answers."
         ),
     ] = False
+    allow_lossy: AllowLossy = ""
 
     def open(self, *, heads: int | None = None) -> Dispatcher:
         """The dispatcher, or the one for other local `heads`.
@@ -196,6 +209,7 @@ class DispatcherOptions:
             kv_dtype=str(self.kv_dtype),
             strict=self.strict,
             layers=self.layers,
+            allow_lossy=listed(self.allow_lossy),
         )
 
 
@@ -248,6 +262,11 @@ def _lengths(text: str) -> list[int]:
         return [int(part) for part in text.split(",")]
     except ValueError:
         raise BatchError(f"{text!r} is not a list of lengths like 0,512") from None
+
+
+def listed(text: str) -> tuple[str, ...]:
+    """The comma-separated names in `text`, none for ""."""
+    return tuple(name.strip() for name in text.split(",")) if text.strip() else ()
 
 
 def model_of(model: str | None, gpu: str) -> str:

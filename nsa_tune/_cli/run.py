@@ -19,7 +19,7 @@ from nsa_tune._cli.measuring import (
     interruptible,
     names_of,
 )
-from nsa_tune._cli.options import AsJson, Database, grouped
+from nsa_tune._cli.options import AllowLossy, AsJson, Database, grouped, listed
 from nsa_tune.autotune.worker.isolated import Deadlines
 from nsa_tune.db import reader as tables
 from nsa_tune.reports.analysis.report import build
@@ -63,6 +63,7 @@ def run(
             help="File with requests, or an engine's decision log, whose batches are measured too.",
         ),
     ] = None,
+    allow_lossy: AllowLossy = "",
     database: Database = None,
     fresh: Annotated[
         bool,
@@ -112,6 +113,7 @@ def run(
         fresh=fresh,
         target_regret=target_regret,
         trace=trace,
+        lossy=listed(allow_lossy),
         isolate=isolate,
         deadlines=Deadlines(first=arm_timeout),
     )

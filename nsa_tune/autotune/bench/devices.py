@@ -81,12 +81,16 @@ def others_on(device: torch.device) -> tuple[int, ...]:
     return tuple(pid for pid in state.processes if pid != os.getpid()) if state else ()
 
 
-def setting_of(device: torch.device, model: str, heads: int | None, kv_dtype: str) -> Setting:
+def setting_of(
+    device: torch.device, model: str, heads: int | None, kv_dtype: str,
+    lossy: frozenset[str] = frozenset(),
+) -> Setting:  # fmt: skip
     """What is measured on `device` of this machine.
 
     Args:
         heads: local heads; None takes all of the model's.
         kv_dtype: "bf16" or "fp8".
+        lossy: lossy arms that are measured too.
 
     Raises:
         UsageError: for a model, heads or a dtype that do not exist.
@@ -98,6 +102,8 @@ def setting_of(device: torch.device, model: str, heads: int | None, kv_dtype: st
         layout=profile.layout(kv_dtype),
         device=describe(device),
         libraries=dict(detect.library_versions()),
+        missing=providers.missing(),
+        lossy=lossy,
     )
 
 

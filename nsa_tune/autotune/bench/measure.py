@@ -61,7 +61,8 @@ def measure_batch(
 
     Returns:
         A row for each arm: its time in microseconds, or the reason of its failure. An arm whose
-        output differs from the reference by more than the case's tolerance is WRONG and not timed.
+        output differs from the reference by more than its tolerance (the case's, unless it has its
+        own) is WRONG and not timed.
 
     Raises:
         ContextLost: when an arm broke the CUDA context; it carries the rows that there are.
@@ -105,8 +106,9 @@ def _prepare(point: Point, word: str, arm: Arm, case: Case, timer: Timer) -> _Re
     try:
         run = arm.build(case)
         error = case.error_of(timer.first(run))
-        if error > case.tolerance:
-            reason = f"relative error {error:.3g} passes {case.tolerance:g}"
+        most = case.tolerance if arm.tolerance is None else arm.tolerance
+        if error > most:
+            reason = f"relative error {error:.3g} passes {most:g}"
             return Measurement(point.name, word, arm.name, Status.WRONG, error=error, reason=reason)
         first = None if arm.first is None else arm.first(case)
         if first is not None:

@@ -22,6 +22,7 @@ __all__ = [
     "ArmCheck",
     "Diagnosis",
     "Finding",
+    "LossyCheck",
     "MachineCheck",
     "State",
     "examine",
@@ -151,10 +152,31 @@ class LibraryCheck:
         for name, library in providers.PROVIDERS.items():
             found = providers.answering(name)
             if found is None:
-                yield Finding(name, absent, f"not installed: {library.install}")
+                state = State.NOTE if library.optional else absent
+                kind = "optional, " if library.optional else ""
+                yield Finding(name, state, f"{kind}not installed: {_install(library)}")
             else:
                 text = f"{found.distribution} {found.version}, as {found.module}"
                 yield Finding(name, State.OK, text)
+
+
+def _install(library: providers.Library) -> str:
+    return " ".join((library.install, *library.also))
+
+
+class LossyCheck:
+    """Arms that are measured and taken only where the user asks for them."""
+
+    def look(self) -> Iterator[Finding]:
+        """One finding for each."""
+        for point in POINTS.values():
+            for arm in point.arms:
+                if arm.loss and arm.archs is not None:
+                    text = (
+                        f"{arm.name} of {point.name} {arm.loss}; only with "
+                        f"--allow-lossy {arm.choice}"
+                    )
+                    yield Finding("lossy arm", State.NOTE, text)
 
 
 class ArmCheck:
@@ -280,6 +302,7 @@ CHECKS: tuple[MachineCheck, ...] = (
     TorchCheck(),
     LibraryCheck(),
     ArmCheck(),
+    LossyCheck(),
     ClockCheck(),
     ProcessCheck(),
     ReportCheck(),

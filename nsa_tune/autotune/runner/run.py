@@ -23,6 +23,7 @@ from nsa_tune.autotune.worker.executor import Executor
 from nsa_tune.autotune.worker.isolated import Deadlines, IsolatedExecutor
 from nsa_tune.autotune.worker.messages import Ready, Setup
 from nsa_tune.backend.dispatch.refit import refit
+from nsa_tune.backend.points import LOSSY, lossy_named
 from nsa_tune.backend.types.layouts import layout_of
 from nsa_tune.backend.types.profiles import profile_of
 from nsa_tune.backend.types.records import Table
@@ -55,6 +56,8 @@ class RunRequest:
     """Requests, or an engine's decision log, whose batches are measured too."""
     ceilings: bool = True
     """Also measure a GPU's roofline ceilings, once for each key, if no `points` are named."""
+    lossy: tuple[str, ...] = ()
+    """Lossy arms that are measured too, which round more than others do."""
     isolate: bool = True
     """Measure in worker processes. Otherwise an arm that crashes ends the run."""
     deadlines: Deadlines = field(default_factory=Deadlines)
@@ -119,8 +122,9 @@ def run(
     _check(request, registry)
     make_schedule = make_schedule or schedule_for(request.target_regret, request.trace)
     setup = Setup(
-        request.device, request.model, request.heads, request.kv_dtype, request.points, registry
-    )
+        request.device, request.model, request.heads, request.kv_dtype, request.points, registry,
+        lossy_named(request.lossy),
+    )  # fmt: skip
     names = devices or (every_gpu() if request.device == ALL else [request.device])
     with ExitStack() as opened:
         executors = _executors(request, setup, names, opened, progress)
@@ -135,6 +139,9 @@ def run(
             pooled += [PooledDevice(executor, sweep, ready.unit) for executor, ready in ours]
             progress.start(sweep.setting, key, sweep.left(), sweep.skipped)
         _report_other_processes([ready for _, ready in executors], progress)
+        for name in request.lossy:
+            text = f"{name} {LOSSY[name]}"
+            progress.incident(Incident("lossy_arm", text, {"arm": name, "loss": LOSSY[name]}))
         pool = DevicePool(pooled, progress)
         outcome = _measure(pool, sweeps, request.budget_s)
         return _result(pool, sweeps, store, outcome, progress)
@@ -143,6 +150,7 @@ def run(
 def _check(request: RunRequest, registry: str) -> None:
     """Raise what does not depend on the device, before a worker is started."""
     check_device(request.device)
+    lossy_named(request.lossy)
     if request.model is None:
         check_points(registry, request.points)
         layout_of(request.kv_dtype)
@@ -278,4 +286,5 @@ def _arguments(request: RunRequest) -> dict[str, object]:
         "ceilings": request.ceilings and not request.points,
         "target_regret": request.target_regret,
         "trace": None if request.trace is None else str(request.trace),
+        "lossy": list(request.lossy),
     }

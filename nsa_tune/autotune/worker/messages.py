@@ -27,6 +27,8 @@ class Setup:
     """Names of decision points; none means all."""
     registry: str
     """"module:attribute" of the mapping that has the points."""
+    lossy: frozenset[str] = frozenset()
+    """Lossy arms that are measured too."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,9 @@ class MeasurementServer:
             # Some libraries launch on the current device, wherever their inputs are.
             torch.cuda.set_device(self._device)
         model = setup.model or devices.default_model(self._device)
-        self._setting = devices.setting_of(self._device, model, setup.heads, setup.kv_dtype)
+        self._setting = devices.setting_of(
+            self._device, model, setup.heads, setup.kv_dtype, setup.lossy
+        )
         points = points_in(setup.registry, setup.points, self._setting.profile)
         self._points = {point.name: point for point in points}
         devices.check_libraries([arm for p in points for arm in p.candidates(self._setting)])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from math import inf
 from operator import index
 from pathlib import Path
@@ -95,6 +95,7 @@ class Dispatcher:
         baseline: Baseline = DEFAULT_BASELINE,
         demote_failed: bool = False,
         layers: int | None = None,
+        allow_lossy: Collection[str] = (),
     ) -> Dispatcher:
         """The dispatcher for `gpu` as the driver names it (None: this machine's) and local `heads`.
 
@@ -104,7 +105,8 @@ class Dispatcher:
         and `source` say which. With `demote_failed`, or NSA_TUNE_DEMOTE_FAILED, a table whose
         newest `nsa-tune check` with this driver and these libraries failed is stale, and comes
         after all others of this GPU. `layers` is how many layers share what is computed once a
-        pass; None stands for the whole model's.
+        pass; None stands for the whole model's. `allow_lossy` names arms that may be taken though
+        they round more than others, such as "flashmla_sparse_q8".
 
         Raises:
             UsageError: for an unknown model or KV dtype, heads that do not divide the model's, or
@@ -113,7 +115,7 @@ class Dispatcher:
                 names what differs.
         """
         request = Request.of(
-            db, gpu, model, heads, kv_dtype, strict, baseline, demote_failed, layers
+            db, gpu, model, heads, kv_dtype, strict, baseline, demote_failed, layers, allow_lossy
         )
         self = cls.__new__(cls)
         with _opening:

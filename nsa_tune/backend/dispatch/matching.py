@@ -8,11 +8,20 @@ from pathlib import Path
 
 from nsa_tune._errors import StoreError
 from nsa_tune.backend.hardware import detect, nvml
+from nsa_tune.backend.libraries import PROVIDERS
 from nsa_tune.backend.types.records import Key, StoredTable, Table
 from nsa_tune.db import reader as tables
 from nsa_tune.db import text_table
 
 __all__ = ["Here", "differing", "in_order", "nothing_for", "of_the_same_architecture"]
+
+
+_OPTIONAL = frozenset(
+    distribution
+    for library in PROVIDERS.values()
+    if library.optional
+    for distribution in (*(source for source, _ in library.sources), *library.also)
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +49,8 @@ def differing(table: Table, here: Here | None) -> list[str]:
     return [
         f"{name}: measured with {theirs or 'none'}, here {ours or 'none'}"
         for name, ours, theirs in local.differences(table.key)
+        # Measured without the library that some arms need, a table has no times of these arms.
+        if not (name in _OPTIONAL and theirs == "absent")
     ]
 
 

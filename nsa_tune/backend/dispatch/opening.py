@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -24,7 +24,7 @@ from nsa_tune.backend.dispatch.matching import (
 from nsa_tune.backend.dispatch.table_planner import Match, TablePlanner
 from nsa_tune.backend.hardware import detect
 from nsa_tune.backend.libraries.limits import probed_elsewhere
-from nsa_tune.backend.points import POINTS, points_for
+from nsa_tune.backend.points import POINTS, lossy_named, points_for
 from nsa_tune.backend.types.point import Point, Setting
 from nsa_tune.backend.types.profiles import profile_of
 from nsa_tune.backend.types.records import Device, StoredTable, Table
@@ -84,11 +84,13 @@ class Request:
     def of(
         cls, db: str | Path | None, gpu: str | None, model: str, heads: int, kv_dtype: str,
         strict: bool, baseline: Baseline, demote_failed: bool = False, layers: int | None = None,
+        allow_lossy: Collection[str] = (),
     ) -> Request:  # fmt: skip
         """The request of `Dispatcher.open`.
 
         Raises:
-            UsageError: for an unknown model or KV dtype, or heads that do not divide the model's.
+            UsageError: for an unknown model, KV dtype or lossy arm, or heads that do not divide
+                the model's.
         """
         profile = profile_of(model)
         layout = profile.layout(kv_dtype)
@@ -99,7 +101,14 @@ class Request:
         return cls(
             None if db is None else Path(db),
             tables.Wanted(gpu, model, heads, str(layout)),
-            Setting(profile, heads, layout, Device(gpu, ""), layers=layers or 0),
+            Setting(
+                profile,
+                heads,
+                layout,
+                Device(gpu, ""),
+                layers=layers or 0,
+                lossy=lossy_named(allow_lossy),
+            ),
             strict,
             baseline,
             demote_failed,

@@ -48,6 +48,8 @@ _DISTRIBUTIONS = (
     "deep-gemm",
     "flashinfer-python",
     "vllm",
+    "sglang",
+    "tilelang",
 )
 
 

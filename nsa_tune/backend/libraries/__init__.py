@@ -10,7 +10,7 @@ from types import ModuleType
 
 from nsa_tune._errors import LibraryMissing
 
-__all__ = ["PROVIDERS", "Answering", "Library", "answering", "load"]
+__all__ = ["PROVIDERS", "Answering", "Library", "answering", "load", "missing"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +22,10 @@ class Library:
     """(distribution, module that it brings)."""
     install: str
     """The command that installs the usual one."""
+    also: tuple[str, ...] = ()
+    """Distributions that its kernels need besides."""
+    optional: bool = False
+    """Part of an engine: where it is not installed, its arms are left out and others measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +37,8 @@ class Answering:
     version: str
     module: str
 
+
+_SGLANG = "sglang.kernels.ops.attention"
 
 PROVIDERS: dict[str, Library] = {
     library.name: library
@@ -65,12 +71,31 @@ PROVIDERS: dict[str, Library] = {
         Library(
             "flashinfer", (("flashinfer-python", "flashinfer"),), "pip install flashinfer-python"
         ),
+        Library(
+            "sglang_tilelang",
+            (
+                ("sglang", f"{_SGLANG}.dsa.tilelang_kernel"),
+                # Up to 0.5.15.
+                ("sglang", "sglang.srt.layers.attention.dsa.tilelang_kernel"),
+            ),
+            "pip install sglang",
+            also=("tilelang",),
+            optional=True,
+        ),
+        Library(
+            "sglang_q8",
+            (("sglang", f"{_SGLANG}.sparse_mla_q8kv8_prefill_sm90"),),
+            "pip install 'sglang>=0.5.17'",
+            optional=True,
+        ),
     )
 }
 
 
 def answering(name: str) -> Answering | None:
     """Who answers for the library `name`, or None; reads package metadata only."""
+    if not all(map(_installed, PROVIDERS[name].also)):
+        return None
     for distribution, module in PROVIDERS[name].sources:
         try:
             version = metadata.version(distribution)
@@ -79,6 +104,21 @@ def answering(name: str) -> Answering | None:
         if _present(module):
             return Answering(name, distribution, version, module)
     return None
+
+
+def missing() -> frozenset[str]:
+    """The optional libraries that are not installed."""
+    return frozenset(
+        name for name, one in PROVIDERS.items() if one.optional and answering(name) is None
+    )
+
+
+def _installed(distribution: str) -> bool:
+    try:
+        metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return False
+    return True
 
 
 def _present(module: str) -> bool:

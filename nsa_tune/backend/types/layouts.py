@@ -160,6 +160,8 @@ READS: Mapping[str, frozenset[KVLayout]] = {
     "flashmla_kv_grouped": _PACKED,
     "flashmla_kv_mixed": _PACKED,
     "fa3": _BF16,
+    "flashmla_sparse_q8": frozenset({KVLayout.FP8_RAW}),
+    "torch_sparse_q8": frozenset({KVLayout.FP8_RAW}),
     "tilelang": _BF16,
     "triton": _BF16 | _PACKED,
     "triton_split": _BF16,
@@ -215,6 +217,11 @@ CONVERSIONS: tuple[Conversion, ...] = (
     Conversion(
         KVLayout.V4_PAGED, KVLayout.BF16, "v4_paged.dequantize", frozenset({"sparse_fwd"}), _BOTH,
         True,
+    ),
+    # The values are rounded again: for kernels that compute in fp8.
+    Conversion(
+        KVLayout.FP8_PACKED, KVLayout.FP8_RAW, "packed_fp8.narrow",
+        frozenset({"flashmla_sparse_q8", "torch_sparse_q8"}), _PREFILL, True,
     ),
     # Once a layer and chunk. A decode step would pay for its whole context to read a part of it.
     Conversion(

@@ -50,6 +50,11 @@ class Setting:
 
     layers: int = 0
     """Layers that share what an arm takes once a pass; 0 stands for the whole model's."""
+    missing: frozenset[str] = frozenset()
+    """Optional libraries that are not installed where arms are measured: their arms are left
+    out."""
+    lossy: frozenset[str] = frozenset()
+    """Names of the lossy arms that the user asked for, without the path."""
 
     @property
     def sharing(self) -> int:
@@ -141,6 +146,23 @@ class Arm:
     first: Callable[[Any], Callable[[], torch.Tensor]] | None = None
     """As `build`, for the first layer of a pass: with what the pass computes once for all layers.
     The difference between the two is the cost of a pass. None where nothing is shared."""
+    loss: str = ""
+    """What a lossy arm does to the numbers that others do not. It runs only where the user asked
+    for it; "" for an arm that computes what the model asks for."""
+    tolerance: float | None = None
+    """Errors above this make it wrong; None for the case's. A lossy arm has one of its own."""
+
+    @property
+    def choice(self) -> str:
+        """Its name without the path."""
+        return self.name.rpartition("/")[2]
+
+    def offered(self, setting: Setting) -> bool:
+        """Whether the user could get it: not if its optional library is missing, nor if it is
+        lossy and was not asked for."""
+        if self.loss and self.choice not in setting.lossy:
+            return False
+        return self.requires not in setting.missing
 
     def surcharge_us(self, batch: Batch, setting: Setting) -> float:
         """What `batch` takes more because it lies behind a cliff."""
@@ -224,6 +246,7 @@ class Point:
             for arm in self.arms
             if setting.layout in arm.layouts
             and (arm.archs is None or setting.device.arch in arm.archs)
+            and arm.offered(setting)
         ]
         kernels = [arm for arm in fits if not arm.reference]
         yield from kernels or fits

@@ -15,7 +15,9 @@ DECODE_FLAG = "--dsa-decode-backend"
 THRESHOLD = "SGLANG_DSA_PREFILL_DENSE_ATTN_KV_LEN_THRESHOLD"
 FLAGGED = frozenset({"sparse_prefill", "decode", "prefill_path"})
 """Questions that flags answer."""
-_PREFILL = ("flashmla_sparse", "flashmla_kv", "fa3", "tilelang", "trtllm")
+_PREFILL = (
+    "flashmla_sparse", "flashmla_kv", "fa3", "tilelang", "trtllm", "flashmla_sparse_q8",
+)  # fmt: skip
 _DECODE = ("flashmla_kv", "flashmla_sparse", "fa3", "tilelang", "trtllm")
 """Kernels that SGLang 0.5.23 takes as values (arg_groups/fields/exec_.py:299, 341)."""
 _THRESHOLDS = 8

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -9,8 +10,10 @@ from typing import Any
 import pytest
 import torch
 
+from nsa_tune import LibraryMissing
 from nsa_tune.backend.libraries.deep_gemm import calls as deep_gemm
 from nsa_tune.backend.libraries.flash_mla import calls as flash_mla
+from nsa_tune.backend.libraries.sglang import calls as sglang
 from nsa_tune.backend.libraries.sglang_kernel import calls as sglang_kernel
 
 
@@ -210,6 +213,82 @@ def test_fa3_without_lengths_takes_every_row_as_a_whole_selection(
     assert given["qv"].shape == (3, 1, 16, 512)
     assert given["num_splits"] == 4
     assert not {"cache_seqlens", "cu_seqlens_q", "max_seqlen_q"} & given.keys()
+
+
+def test_tilelang_gets_one_kv_head_and_gives_back_its_batch_dimension(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[dict[str, Any]] = []
+
+    def forward(**given: Any) -> torch.Tensor:
+        seen.append(given)
+        out: torch.Tensor = given["q"][None, ..., : given["d_v"]].contiguous()
+        return out
+
+    module = SimpleNamespace(tilelang_sparse_fwd=forward)
+    monkeypatch.setattr(sglang, "_module", {"sglang_tilelang": module}.__getitem__)
+    q = torch.ones(3, 16, 576, dtype=torch.bfloat16)
+    out = sglang.tilelang_sparse(q, POOL, PAGES, 0.1, 512)
+
+    (given,) = seen
+    assert out.shape == (3, 16, 512)
+    assert given["q"] is q
+    assert given["kv"].shape == (9, 1, 576)
+    assert given["kv"].data_ptr() == POOL.data_ptr()
+    assert given["indices"].shape == (3, 1, 2048)
+    assert given["sm_scale"] == 0.1
+
+
+def test_the_fp8_kernel_gets_scales_of_one_and_the_first_of_its_outputs_counts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[dict[str, Any]] = []
+
+    def forward(**given: Any) -> tuple[torch.Tensor, ...]:
+        seen.append(given)
+        return (NOPE, ROPE, ROPE)
+
+    module = SimpleNamespace(sparse_mla_q8kv8_prefill_fwd=forward)
+    monkeypatch.setattr(sglang, "_module", {"sglang_q8": module}.__getitem__)
+    q, latents, unit = (torch.ones(shape) for shape in ((3, 64, 576), (2057, 576), (1,)))
+    out = sglang.q8_prefill(q, latents, PAGES, 0.1, unit)
+
+    (given,) = seen
+    assert out is NOPE
+    assert given["kv"].shape == (2057, 1, 576)
+    assert given["indices"].shape == (3, 1, 2048)
+    assert given["q_scale"] is given["kv_scale"] is unit
+    assert given["d_v"] == 512
+
+
+@pytest.mark.parametrize("newest", [True, False])
+def test_the_kernel_that_rounds_q_is_found_in_old_and_new_releases(
+    monkeypatch: pytest.MonkeyPatch, newest: bool
+) -> None:
+    def cast(*given: Any) -> None:
+        seen.append(given)
+
+    seen: list[tuple[Any, ...]] = []
+    new, old = sglang._CASTS
+    where = new if newest else old
+    found = {where: SimpleNamespace(concat_and_cast_q_fp8_pad=cast)}
+
+    def import_module(name: str) -> Any:
+        if name not in found:
+            raise ModuleNotFoundError(name)
+        return found[name]
+
+    monkeypatch.setattr(importlib, "import_module", import_module)
+    sglang._cast.cache_clear()
+    try:
+        sglang.cast_q(NOPE, NOPE, ROPE)
+        found.clear()
+        sglang._cast.cache_clear()
+        with pytest.raises(LibraryMissing, match="concat_and_cast_q_fp8_pad"):
+            sglang.cast_q(NOPE, NOPE, ROPE)
+    finally:
+        sglang._cast.cache_clear()
+    assert seen == [(NOPE, NOPE, ROPE, 16)]
 
 
 def test_sglangs_top_k_takes_2048_and_its_operands_in_order(

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from nsa_tune.backend.libraries.deep_gemm import limits as deep_gemm
 from nsa_tune.backend.libraries.flash_mla import limits as flash_mla
 from nsa_tune.backend.libraries.flashinfer import limits as flashinfer
+from nsa_tune.backend.libraries.sglang import limits as sglang
 from nsa_tune.backend.libraries.sglang_kernel import limits as sglang_kernel
 from nsa_tune.backend.points import limits
 from nsa_tune.backend.types.batch import Batch
@@ -26,7 +27,7 @@ _SETTING = Setting(profile_of("deepseek-v3.2"), 128, KVLayout.FP8_PACKED, _H100,
 _SLOW = replace(_SETTING, libraries={"sgl-flash-mla": "1.0.0"})
 _ALL = tuple(
     guard
-    for module in (deep_gemm, flash_mla, flashinfer, limits, sglang_kernel)
+    for module in (deep_gemm, flash_mla, flashinfer, limits, sglang, sglang_kernel)
     for name in module.__all__
     if isinstance(guard := getattr(module, name), Guard)
 )
@@ -351,6 +352,47 @@ def test_fa3_over_a_selection_ends_where_an_int32_offset_does(heads: int, most: 
 
     assert _limit(sglang_kernel.FA3_SPARSE_OFFSETS, setting, 8, 2**21) == most
     assert most * max(heads * 512, 2048) < 2**31 <= (most + 1) * max(heads * 512, 2048)
+
+
+@pytest.mark.parametrize(
+    ("model", "heads", "tilelang", "q8"),
+    [
+        ("deepseek-v3.2", 128, True, True), ("deepseek-v3.2", 16, True, True),
+        ("deepseek-v3.2", 96, False, False), ("deepseek-v3.2", 48, True, False),
+        ("deepseek-v3.2", 256, True, False), ("tiny", 4, False, False),
+    ],
+)  # fmt: skip
+def test_sglangs_own_kernels_take_these_heads_and_widths(
+    model: str, heads: int, tilelang: bool, q8: bool
+) -> None:
+    setting = replace(_SETTING, profile=profile_of(model), heads=heads)
+
+    for guard, allowed in ((sglang.TILELANG_SHAPE, tilelang), (sglang.Q8_SHAPE, q8)):
+        reason = guard.check(_rows(8), setting)
+        assert (reason is None) == allowed
+        assert allowed or f"{heads} heads" in str(reason)
+
+
+@pytest.mark.parametrize("heads", [128, 16])
+def test_tilelangs_operands_keep_to_a_quarter_of_the_memory(heads: int) -> None:
+    setting = replace(_SETTING, heads=heads)
+    most = _SETTING.device.memory // 4 // (heads * 2 * (576 + 512))
+
+    assert _limit(sglang.TILELANG_BYTES, setting, 8, 2**21) == most
+
+
+def test_the_fp8_kernel_ends_where_an_int32_offset_of_indices_does() -> None:
+    assert _limit(sglang.Q8_OFFSETS, _SETTING, 8, 2**21) == 1048575
+
+
+def test_the_fp8_kernel_s_operands_keep_to_a_quarter_of_the_memory() -> None:
+    memory = _SETTING.device.memory
+    row_bytes = 128 * (2 * 512 + 576 + 2 * 512 + 8)
+    setting = replace(_SETTING, heads=128)
+
+    assert _limit(sglang.Q8_BYTES, setting, 8, 2**21) == memory // 4 // row_bytes
+    many = Batch.extend([memory // 4 // 576], [8])
+    assert "GiB of gathered fp8 latents" in str(sglang.Q8_BYTES.check(many, setting))
 
 
 def test_splitting_a_selection_is_for_few_rows() -> None:

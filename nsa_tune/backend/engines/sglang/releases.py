@@ -83,7 +83,7 @@ _OLDER = Release(
     ),
     prefill_impls={
         KVLayout.FP8_PACKED: frozenset({"flashmla_kv", "flashmla_sparse"}),
-        # tilelang reads it too, but is not measured.
+        # tilelang reads it too, but compiles for many seconds at its first call.
         KVLayout.BF16: frozenset({"flashmla_sparse", "fa3"}),
     },
     prefill_auto={

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from nsa_tune.backend.libraries.flash_mla import limits as flash_mla
 from nsa_tune.backend.libraries.flashinfer import limits as flashinfer
+from nsa_tune.backend.libraries.sglang import limits as sglang
 from nsa_tune.backend.libraries.sglang_kernel import limits as sglang_kernel
 from nsa_tune.backend.points import limits
 from nsa_tune.backend.points.prefill import mla
@@ -32,6 +33,10 @@ ARMS = (
     Arm(
         "fa3", mla.build_fa3, _BF16, "sglang_kernel", _HOPPER,
         (limits.SOME_ROWS, *sglang_kernel.FA3_SPARSE),
+    ),
+    Arm(
+        "tilelang", mla.build_tilelang, _BF16, "sglang_tilelang", _HOPPER,
+        (limits.SOME_ROWS, *sglang.TILELANG),
     ),
     Arm(
         "trtllm", mla.build_trtllm, _BF16, "flashinfer", _BLACKWELL,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from nsa_tune.backend.libraries.flash_mla import limits as flash_mla
 from nsa_tune.backend.libraries.flashinfer import limits as flashinfer
+from nsa_tune.backend.libraries.sglang import limits as sglang
 from nsa_tune.backend.libraries.sglang_kernel import limits as sglang_kernel
 from nsa_tune.backend.points import limits
 from nsa_tune.backend.points.prefill import features, mha, mla
@@ -18,6 +19,13 @@ _PACKED = frozenset({KVLayout.FP8_PACKED})
 _HOPPER = frozenset({"sm90"})
 _BLACKWELL = frozenset({"sm100", "sm103"})
 _DENSE = (limits.SOME_ROWS, limits.DENSE_EXACT, limits.CHUNK_CAPACITY, limits.NOT_CAPTURED)
+
+_FP8_TOLERANCE = 0.12
+"""Relative error that rounding q, keys, values and weights to e4m3 may leave."""
+_FP8_LOSS = (
+    "rounds q, keys, values and softmax weights to e4m3 (3 mantissa bits) with scales of 1: what "
+    "lies beyond 448 is cut off"
+)
 
 MHA = (
     Arm(
@@ -61,6 +69,15 @@ MLA = (
         (limits.SOME_ROWS, *sglang_kernel.FA3_SPARSE), features=features.OF_MLA,
     ),
     Arm(
+        "mla/tilelang", mla.build_tilelang, _BF16, "sglang_tilelang", _HOPPER,
+        (limits.SOME_ROWS, *sglang.TILELANG), features=features.OF_MLA,
+    ),
+    Arm(
+        "mla/flashmla_sparse_q8", mla.build_flashmla_sparse_q8, _PACKED, "sglang_q8", _HOPPER,
+        (limits.SOME_ROWS, *sglang.Q8), features=features.OF_MLA, loss=_FP8_LOSS,
+        tolerance=_FP8_TOLERANCE,
+    ),
+    Arm(
         # Not where FlashMLA runs: so many times slower there that a sweep would be mostly its time.
         "mla/triton", mla.build_triton, _ANY, archs=ANY_GPU - flash_mla.ARCHS,
         guards=(limits.SOME_ROWS, limits.TRITON_SHAPE, limits.TRITON_BYTES),
@@ -68,4 +85,8 @@ MLA = (
     ),
     Arm("mla/torch_sparse", mla.build_torch_sparse, _ANY, reference=True, features=features.OF_MLA),
     Arm("mla/torch_kv", mla.build_torch_kv, _PACKED, reference=True, features=features.OF_MLA),
+    Arm(
+        "mla/torch_sparse_q8", mla.build_torch_sparse_q8, _PACKED, reference=True,
+        features=features.OF_MLA, loss=_FP8_LOSS, tolerance=_FP8_TOLERANCE,
+    ),
 )  # fmt: skip

@@ -1,0 +1,108 @@
+"""SGLang's sparse attention that is compiled where it runs, as its DSA backend calls it.
+
+Read in SGLang 0.5.17 and 0.5.23 (`sglang/kernels/ops/attention/`, `sglang/srt/layers/attention/
+dsa_backend.py`). Both need nvcc at their first call, which takes many seconds and must not be in a
+capture.
+"""
+
+from __future__ import annotations
+
+import importlib
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from nsa_tune._errors import LibraryMissing
+from nsa_tune.backend import libraries as providers
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["cast_q", "q8_prefill", "tilelang_sparse"]
+
+_CASTS = (
+    "sglang.kernels.ops.attention.mla_qk_prep",
+    "sglang.kernels.ops.kvcache.cache_ops",
+)
+"""Where the kernel is that rounds q: in 0.5.23, and in 0.5.17."""
+
+
+@cache
+def _module(library: str) -> Any:
+    return providers.load(library)
+
+
+@cache
+def _cast() -> Any:
+    for name in _CASTS:
+        try:
+            return importlib.import_module(name).concat_and_cast_q_fp8_pad
+        except (ImportError, AttributeError):
+            continue
+    raise LibraryMissing("this sglang has no concat_and_cast_q_fp8_pad: pip install sglang==0.5.17")
+
+
+def tilelang_sparse(
+    q: torch.Tensor, pool: torch.Tensor, indices: torch.Tensor, scale: float, rank: int
+) -> torch.Tensor:
+    """TileLang's sparse attention, SGLang's backend "tilelang" in prefill and decode.
+
+    `dsa_backend.py:2918` (`_forward_tilelang`) calls `dsa/tilelang_kernel.py`
+    (`tilelang_sparse_fwd`). It pads fewer than 64 heads itself. Compiled once for each number of
+    heads. Offsets are 64-bit (in what tilelang 0.1.11 generates).
+
+    Args:
+        q: [rows, heads, 576] bf16, contiguous.
+        pool: [slots, 576] bf16, contiguous.
+        indices: [rows, 2048] int32 slots of the pool; -1 is left out, others are read unchecked.
+        scale: softmax scale, a constant of the compiled kernel.
+        rank: width of the output.
+
+    Returns:
+        [rows, heads, rank] bf16.
+    """
+    call = _module("sglang_tilelang").tilelang_sparse_fwd
+    out: torch.Tensor = call(
+        q=q, kv=pool[:, None], indices=indices[:, None], sm_scale=scale, d_v=rank
+    )
+    # It adds a batch dimension of 1 and leaves it there.
+    return out.view(q.shape[0], q.shape[1], rank)
+
+
+def cast_q(out: torch.Tensor, nope: torch.Tensor, rope: torch.Tensor) -> None:
+    """Round absorbed queries to e4m3 into the first heads of `out`, nope before rope.
+
+    `dsa_backend.py:2639` calls `concat_and_cast_q_fp8_pad`.
+
+    Args:
+        out: [rows, at least heads, 576] e4m3; written.
+        nope: [rows, heads, 512] bf16, last dimension contiguous; heads a power of two.
+        rope: [rows, heads, 64] bf16, last dimension contiguous.
+    """
+    _cast()(out, nope, rope, nope.shape[1])
+
+
+def q8_prefill(
+    q: torch.Tensor, latents: torch.Tensor, indices: torch.Tensor, scale: float, unit: torch.Tensor
+) -> torch.Tensor:
+    """Sparse prefill in fp8, SGLang's backend "flashmla_sparse_q8" since 0.5.16. SM90 only.
+
+    `dsa_backend.py:2543` (`_forward_flashmla_sparse_q8kv8`) calls
+    `sparse_mla_q8kv8_prefill_sm90.py` (`sparse_mla_q8kv8_prefill_fwd`). Queries, keys, values and
+    softmax weights are e4m3; sums are fp32. SGLang 0.5.15 has the kernel and no backend for it.
+
+    Args:
+        q: [rows, 64 or 128, 576] e4m3.
+        latents: [kv tokens + topk, 576] e4m3; the last topk rows are zeros, read for indices of -1.
+        indices: [rows, topk] int32 into `latents`, or -1.
+        scale: softmax scale.
+        unit: [1] fp32, 1: the scale of q and of latents.
+
+    Returns:
+        [rows, 64 or 128, 512] bf16.
+    """
+    call = _module("sglang_q8").sparse_mla_q8kv8_prefill_fwd
+    out: torch.Tensor = call(
+        q=q, kv=latents[:, None], indices=indices[:, None], sm_scale=scale, q_scale=unit,
+        kv_scale=unit, d_v=512,
+    )[0]  # fmt: skip
+    return out

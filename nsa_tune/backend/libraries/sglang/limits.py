@@ -1,0 +1,94 @@
+"""Limits of the sparse kernels that SGLang compiles where they run."""
+
+from __future__ import annotations
+
+from nsa_tune.backend.libraries.flash_mla.limits import padded_heads
+from nsa_tune.backend.libraries.limits import quarter_of_memory, rows_in_quarter_of_memory
+from nsa_tune.backend.types.formula import Limit
+from nsa_tune.backend.types.point import Guard, Setting
+
+__all__ = ["Q8", "Q8_BYTES", "Q8_OFFSETS", "Q8_SHAPE", "TILELANG", "TILELANG_BYTES",
+           "TILELANG_SHAPE"]  # fmt: skip
+
+_INT32 = 2**31
+_TOPK = 2048
+
+
+def _tilelang_shape(setting: Setting) -> tuple[Limit, ...]:
+    profile, heads = setting.profile, setting.heads
+    widths = (profile.rank, profile.rope, profile.index_topk)
+    if widths == (512, 64, _TOPK) and (heads <= 64 or heads % 64 == 0):
+        return ()
+    why = (
+        "SGLang's TileLang kernel takes latents of 512 + 64 values, 2048 selected keys, and up to "
+        f"64 heads or a multiple of 64; {profile.name} has {widths[0]} + {widths[1]}, {widths[2]} "
+        f"and {heads} heads"
+    )
+    return (Limit("True", why),)
+
+
+def _tilelang_bytes(setting: Setting) -> tuple[Limit, ...]:
+    profile = setting.profile
+    # Absorbed queries and mixed latents, in bf16. All offsets are 64-bit (tilelang 0.1.11).
+    row_bytes = setting.heads * 2 * (profile.latent + profile.rank)
+    return rows_in_quarter_of_memory(row_bytes, "operands of the TileLang kernel", setting)
+
+
+def _q8_shape(setting: Setting) -> tuple[Limit, ...]:
+    profile, heads = setting.profile, setting.heads
+    powers = heads <= 128 and heads & (heads - 1) == 0
+    if (profile.rank, profile.rope) == (512, 64) and profile.index_topk % 128 == 0 and powers:
+        return ()
+    why = (
+        "SGLang's fp8 prefill kernel takes latents of 512 + 64 values, selections of a multiple of "
+        f"128 keys, and up to 128 heads, a power of two; {profile.name} has {profile.rank} + "
+        f"{profile.rope}, {profile.index_topk} and {heads} heads"
+    )
+    return (Limit("True", why),)
+
+
+def _q8_offsets(setting: Setting) -> tuple[Limit, ...]:
+    most = (_INT32 - 1) // setting.profile.index_topk
+    why = f"{{q_tokens}} rows pass {most}, behind which 32-bit offsets of indices overflow"
+    return (Limit(f"q_tokens > {most}", why),)
+
+
+def _q8_bytes(setting: Setting) -> tuple[Limit, ...]:
+    profile, heads = setting.profile, padded_heads(setting.heads) or setting.heads
+    # bf16 queries before they are rounded, e4m3 ones, the bf16 output, and two fp32 a head.
+    row_bytes = setting.heads * 2 * profile.rank + heads * (profile.latent + 2 * profile.rank + 8)
+    gathered = f"(kv_tokens + {profile.index_topk}) * {profile.latent}"
+    return (
+        *rows_in_quarter_of_memory(row_bytes, "operands of the fp8 prefill kernel", setting),
+        *quarter_of_memory(gathered, "gathered fp8 latents", setting),
+    )
+
+
+TILELANG_SHAPE = Guard(
+    "tilelang_shape", "formula",
+    "SGLang 0.5.17 dsa/tilelang_kernel.py:1329 topk == 2048, :486 heads, :725 widths",
+    _tilelang_shape,
+)  # fmt: skip
+TILELANG_BYTES = Guard(
+    "tilelang_bytes", "formula", "SGLang 0.5.17 dsa/tilelang_kernel.py:1317: q and the output",
+    _tilelang_bytes,
+)  # fmt: skip
+TILELANG = (TILELANG_SHAPE, TILELANG_BYTES)
+"""Of `tilelang_sparse`."""
+Q8_SHAPE = Guard(
+    "q8_shape", "formula",
+    "SGLang 0.5.23 sparse_mla_q8kv8_prefill_sm90.py:354-376, mla_qk_prep.py:190",
+    _q8_shape,
+)  # fmt: skip
+Q8_OFFSETS = Guard(
+    "q8_offsets", "formula",
+    "SGLang 0.5.17 sparse_mla_q8kv8_prefill_sm90/kernel.cuh:778 s_q_idx * stride_indices_s_q",
+    _q8_offsets,
+)  # fmt: skip
+Q8_BYTES = Guard(
+    "q8_bytes", "formula",
+    "SGLang 0.5.17 dsa_backend.py:2543 q, kv with topk spare rows, out, max_logits, lse",
+    _q8_bytes,
+)  # fmt: skip
+Q8 = (Q8_SHAPE, Q8_OFFSETS, Q8_BYTES)
+"""Of `q8_prefill`."""
