@@ -83,12 +83,14 @@ def measured(
 def here(setting: Setting) -> Setting:
     """`setting` with the facts and libraries of this machine."""
     from nsa_tune.autotune.bench import devices
+    from nsa_tune.backend import libraries as providers
     from nsa_tune.backend.hardware import detect
 
     device = devices.pick_device("cpu" if setting.device.arch == "cpu" else "cuda")
     return replace(
-        setting, device=devices.describe(device), libraries=dict(detect.library_versions())
-    )
+        setting, device=devices.describe(device), libraries=dict(detect.library_versions()),
+        missing=providers.missing(),
+    )  # fmt: skip
 
 
 def keep(path: Path, setting: Setting, rows: Sequence[Measurement]) -> None:

@@ -1,0 +1,249 @@
+"""Every arm of every decision point: does it run here, how wrong is it, and one time.
+
+    python -m benchmarks.arms [--model deepseek-v3.2,deepseek-v4] [--heads 128]
+        [--kv-dtype bf16,fp8] [--points NAMES] [--allow-lossy NAMES] [--sparse-only] [--budget 60]
+        [--device cuda] [--json FILE] [--markdown FILE]
+
+Each point has a few batches. An arm's error is the largest of those that it may run on, against the
+point's reference; its time is that of the first of them. An arm that does not run is in the table
+too, with the reason. The files are written after every batch, so that a crash keeps the rest.
+--sparse-only leaves dense attention out, whose kernels FlashInfer compiles for minutes at first.
+--budget starts no batch after so many seconds; what is left then says so.
+
+On a CPU the profile is tiny, and the batches are the first of each point's grid.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from math import inf
+from pathlib import Path
+
+from nsa_tune import Batch
+from nsa_tune._errors import NsaTuneError
+from nsa_tune.autotune.bench import devices
+from nsa_tune.autotune.bench.measure import ContextLost, measure_batch
+from nsa_tune.autotune.bench.timing import Timer, timer_for
+from nsa_tune.backend.hardware import detect
+from nsa_tune.backend.points import lossy_named, points_for
+from nsa_tune.backend.types.point import Arm, Point, Setting
+from nsa_tune.backend.types.profiles import profile_of
+from nsa_tune.backend.types.records import Measurement, Status
+
+SCHEMA = "nsa-tune/arms/1"
+
+_BATCHES = {
+    "prefill": ("extend:1024+1024", "extend:0+300,512+64,100+1", "extend:8192+512"),
+    "decode": ("decode:n1:8192x32", "target_verify:n4:8191,100,9000", "decode:n1:300,2048,40000,1"),
+    "indexer_layout": ("target_verify:n2:8192x64", "target_verify:n4:4096x16"),
+    "indexer_metadata": ("decode:n1:8192x64", "target_verify:n2:9000,4096,77"),
+    "indexer_prefill": ("extend:6144+1024", "extend:24576+8192"),
+    "indexer_topk": ("extend:6144+1024", "decode:n1:20000x64"),
+    "v4_prefill_c4": ("extend:8192+512", "extend:0+300"),
+    "v4_prefill_c128": ("extend:8192+512", "extend:0+300"),
+}
+"""The last ones are what some arms alone are for, or may not run on."""
+_OF_A_GRID = 2
+_HEADINGS = (
+    "point", "arm", "model", "heads", "KV layout", "runs", "largest error", "us a layer",
+    "us a pass", "on", "",
+)  # fmt: skip
+_NOT_TRIED = "the budget was spent before"
+
+
+@dataclass(slots=True)
+class Row:
+    """One arm in one setting."""
+
+    point: str
+    arm: str
+    model: str
+    heads: int
+    kv_layout: str
+    status: str = "not run"
+    """"ok", "wrong", "failed", or "not run"."""
+    error: float | None = None
+    """The largest relative error."""
+    tolerance: float | None = None
+    """What the error may be where an arm has a bound of its own."""
+    batch: str = ""
+    """The batch that was timed."""
+    latency_us: float | None = None
+    pass_us: float | None = None
+    """What the first layer of a pass takes more."""
+    reason: str = ""
+
+    def add(self, one: Measurement) -> None:
+        """Take over what a batch told; what failed once has failed."""
+        if one.error is not None:
+            self.error = max(self.error or 0.0, one.error)
+        if one.status is not Status.OK:
+            if self.status not in ("wrong", "failed"):
+                self.status, self.reason = str(one.status), f"{one.batch}: {one.reason}"
+        elif self.status == "not run":
+            self.status, self.reason = "ok", ""
+        if self.latency_us is None and one.latency_us is not None:
+            self.batch, self.latency_us, self.pass_us = one.batch, one.latency_us, one.pass_us
+
+
+def batches_of(point: Point, setting: Setting) -> list[Batch]:
+    """The batches that the arms of `point` are tried on."""
+    if setting.device.arch == "cpu":
+        return point.grid(setting)[:_OF_A_GRID]
+    words = _BATCHES.get(point.name)
+    return point.grid(setting)[:_OF_A_GRID] if words is None else [Batch.parse(w) for w in words]
+
+
+def why_not(arm: Arm, setting: Setting) -> str:
+    """Why `arm` is no candidate in `setting`; "" where it is one, or is not meant for it."""
+    if arm.archs is not None and setting.device.arch not in arm.archs:
+        return f"no kernels for {setting.device.arch}"
+    if arm.requires in setting.missing:
+        return f"{arm.requires} is not installed"
+    if not arm.offered(setting):
+        return f"lossy, and not asked for: {arm.loss}"
+    return ""
+
+
+def rows_of(
+    point: Point, setting: Setting, timer: Timer, end: float, sparse_only: bool = False
+) -> Iterator[list[Row]]:
+    """The rows of a point's arms, as far as they are known after each batch."""
+    device = devices.pick_device("cpu" if setting.device.arch == "cpu" else "cuda")
+    arms = [
+        arm
+        for arm in point.candidates(setting)
+        if not (sparse_only and arm.name.startswith("mha/"))
+    ]
+    shown = [
+        a for a in point.arms if setting.layout in a.layouts and (a in arms or not a.reference)
+    ]
+    layout = str(setting.layout)
+    rows = {
+        arm.name: Row(
+            point.name, arm.name, setting.profile.name, setting.heads, layout,
+            tolerance=arm.tolerance, reason=why_not(arm, setting) or _NOT_TRIED,
+        )
+        for arm in shown
+        if not (sparse_only and arm.name.startswith("mha/"))
+    }  # fmt: skip
+    for batch in batches_of(point, setting):
+        if time.monotonic() > end:
+            break
+        allowed = [arm for arm in arms if arm.allowed(batch, setting) is None]
+        for arm in arms:
+            if rows[arm.name].status == "not run" and arm not in allowed:
+                rows[arm.name].reason = str(arm.allowed(batch, setting))
+        try:
+            found = measure_batch(point, batch, allowed, setting, device, timer)
+        except ContextLost as lost:
+            for one in lost.measured:
+                rows[one.arm].add(one)
+            yield list(rows.values())
+            raise
+        except NsaTuneError as error:
+            print(f"{point.name} {batch}: {error}", file=sys.stderr)
+            continue
+        for one in found:
+            rows[one.arm].add(one)
+        yield list(rows.values())
+    yield list(rows.values())
+
+
+def markdown(rows: Sequence[Row]) -> str:
+    """The rows as a table."""
+    lines = [f"| {' | '.join(_HEADINGS)} |", "|---" * len(_HEADINGS) + "|"]
+    for row in rows:
+        error = "" if row.error is None else f"{row.error:.2g}"
+        allowed = "" if row.tolerance is None else f" (may be {row.tolerance:g})"
+        cells = (
+            row.point, f"`{row.arm}`", row.model, str(row.heads), row.kv_layout, row.status,
+            error + allowed if error else "", _us(row.latency_us), _us(row.pass_us), row.batch,
+            row.reason.replace("|", "/")[:160],
+        )  # fmt: skip
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _us(value: float | None) -> str:
+    return "" if value is None else f"{value:.1f}"
+
+
+def document(rows: Sequence[Row], setting: Setting, seconds: float) -> str:
+    """The rows as JSON, with what they were measured on."""
+    head = {
+        "schema": SCHEMA, "gpu": setting.device.name, "driver": detect.driver_version(),
+        "libraries": dict(setting.libraries), "seconds": round(seconds, 1),
+        "arms": [asdict(row) for row in rows],
+    }  # fmt: skip
+    return json.dumps(head, indent=1) + "\n"
+
+
+def _settings(arguments: argparse.Namespace) -> Iterator[Setting]:
+    device = devices.pick_device(arguments.device)
+    models = arguments.model or ("tiny" if device.type == "cpu" else "deepseek-v3.2,deepseek-v4")
+    lossy = lossy_named(filter(None, arguments.allow_lossy.split(",")))
+    for model in models.split(","):
+        profile = profile_of(model)
+        asked = arguments.heads or str(profile.heads)
+        for heads in (min(int(one), profile.heads) for one in asked.split(",")):
+            for kv_dtype in arguments.kv_dtype.split(","):
+                if profile.family == "v4" and kv_dtype == "bf16":
+                    continue
+                yield devices.setting_of(device, model, heads, kv_dtype, lossy)
+
+
+def main() -> None:
+    """Try every arm; Markdown on stdout."""
+    parser = argparse.ArgumentParser(description="Every arm: does it run, how wrong, how fast.")
+    parser.add_argument("--model", default="", help="comma-separated")
+    parser.add_argument("--heads", default="", help="comma-separated; default: all of the model's")
+    parser.add_argument("--kv-dtype", default="bf16,fp8", help="comma-separated")
+    parser.add_argument("--points", default="", help="comma-separated; default: all")
+    parser.add_argument("--allow-lossy", default="", help="comma-separated")
+    parser.add_argument("--sparse-only", action="store_true", help="without dense attention")
+    parser.add_argument("--budget", type=float, default=inf, help="seconds")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--markdown", type=Path)
+    arguments = parser.parse_args()
+    done: list[Row] = []
+    start = time.monotonic()
+    end, names = start + arguments.budget, [n for n in arguments.points.split(",") if n]
+    timer = timer_for(devices.pick_device(arguments.device))
+
+    def keep(rows: Sequence[Row], setting: Setting) -> None:
+        if arguments.json is not None:
+            arguments.json.write_text(document(rows, setting, time.monotonic() - start))
+        if arguments.markdown is not None:
+            arguments.markdown.write_text(markdown(rows))
+
+    # What is scored and selected does not depend on the latents' layout: once is enough.
+    seen: set[tuple[str, str]] = set()
+    for setting in _settings(arguments):
+        points = points_for(setting.profile)
+        for point in [p for p in points if not names or p.name in names or p.group in names]:
+            if point.name.startswith("indexer_") and (point.name, setting.profile.name) in seen:
+                continue
+            seen.add((point.name, setting.profile.name))
+            rows: list[Row] = []
+            try:
+                for rows in rows_of(point, setting, timer, end, arguments.sparse_only):
+                    keep([*done, *rows], setting)
+            except ContextLost as lost:
+                print(f"{lost}", file=sys.stderr)
+                print(markdown([*done, *rows]), end="")
+                sys.exit(lost.exit_code)
+            done += rows
+            print(f"{point.name} {setting.layout}: {time.monotonic() - start:.0f} s",
+                  file=sys.stderr)  # fmt: skip
+    print(markdown(done), end="")
+
+
+if __name__ == "__main__":
+    main()
