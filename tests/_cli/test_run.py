@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from nsa_tune.db.reader import read_text
+from nsa_tune.db.reader import read_database, read_text
 
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-m", "nsa_tune.cli", "run", "--device", "cpu", "--json"]
@@ -115,3 +115,29 @@ def test_a_database_that_takes_no_more_rows_ends_with_a_message(tmp_path: Path) 
     (path,) = re.findall(r"nsa-tune db import (\S+)`", line)
     assert len(read_text(Path(path)).measurements) in (2, 3)
     assert "Traceback" not in err
+
+
+def test_a_lossy_arm_is_measured_on_request_and_the_run_says_what_it_rounds(
+    tmp_path: Path,
+) -> None:
+    def run(name: str, *options: str) -> tuple[subprocess.CompletedProcess[str], set[str]]:
+        database = tmp_path / name
+        done = subprocess.run(
+            [*COMMAND, "--db", str(database), "--points", "prefill", "--budget", "0",
+             "--no-isolate", *options],
+            cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)},
+            capture_output=True, text=True, timeout=120, check=False,
+        )  # fmt: skip
+        if done.returncode:
+            return done, set()
+        return done, {row.arm for table in read_database(database) for row in table.measurements}
+
+    plain, without = run("plain.db")
+    asked, with_it = run("asked.db", "--allow-lossy", "torch_sparse_q8")
+    wrong, _ = run("wrong.db", "--allow-lossy", "torch_kv")
+
+    assert with_it - without == {"mla/torch_sparse_q8"}
+    assert "torch_sparse_q8 rounds q, keys, values" in asked.stderr
+    assert "rounds" not in plain.stderr
+    assert wrong.returncode == 2
+    assert "unknown lossy arm 'torch_kv'" in wrong.stderr

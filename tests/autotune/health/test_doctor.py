@@ -75,10 +75,30 @@ def test_an_absent_library_matters_on_a_gpu_only(
     assert "pip install sgl-flash-mla" in finding.text
 
 
+@pytest.mark.usefixtures("one_gpu")
+def test_an_optional_library_is_a_note_even_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(providers, "answering", lambda name: None)
+
+    finding = _found(doctor.LibraryCheck())["sglang_tilelang"]
+
+    assert finding.state is State.NOTE
+    assert finding.text == "optional, not installed: pip install sglang tilelang"
+
+
+def test_a_lossy_arm_is_named_with_what_it_rounds_and_how_to_ask_for_it() -> None:
+    (finding,) = doctor.LossyCheck().look()
+
+    assert finding.state is State.NOTE
+    assert finding.text.startswith("mla/flashmla_sparse_q8 of prefill rounds q, keys, values")
+    assert finding.text.endswith("only with --allow-lossy flashmla_sparse_q8")
+
+
 @pytest.mark.parametrize(
     ("gpu", "there", "missing"),
     [
-        ("NVIDIA H100 80GB HBM3", set(), {"mha/trtllm_ragged of prefill"}),
+        ("NVIDIA H100 80GB HBM3",
+         {"mla/tilelang of prefill", "tilelang of decode", "mla/flashmla_sparse_q8 of prefill"},
+         {"mha/trtllm_ragged of prefill"}),
         ("NVIDIA B200", {"mha/trtllm_ragged of prefill", "mla/flashmla_sparse of prefill",
                          "with_kvcache of v4_prefill"}, {"mha/fa3 of prefill"}),
     ],

@@ -57,6 +57,22 @@ def test_differences_name_both_sides() -> None:
     ]
 
 
+def test_an_optional_library_matters_only_to_a_table_that_was_measured_with_it() -> None:
+    engine = (("sglang", "0.5.17"), ("tilelang", "0.1.11"), ("torch", "2.0"))
+    without, table = _table("x"), _table("y")
+    measured = replace(table, key=replace(table.key, libraries=engine))
+
+    assert differing(without, Here("1.0", engine)) == []
+    assert differing(measured, Here("1.0", engine)) == []
+    assert differing(measured, _HERE) == [
+        "sglang: measured with 0.5.17, here absent",
+        "tilelang: measured with 0.1.11, here absent",
+    ]
+    assert differing(measured, Here("1.0", (*engine[:1], ("tilelang", "0.1.12"), engine[2]))) == [
+        "tilelang: measured with 0.1.11, here 0.1.12"
+    ]
+
+
 @pytest.fixture
 def no_other_tables(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("NSA_TUNE_DB", raising=False)
