@@ -130,6 +130,10 @@ class _Advisor:
             for name in _INDEXER
             if (one := dispatcher.policies.get(name)) is not None and one.measured
         ]
+        decode = dispatcher.policies.get("decode")
+        self._decodes = decode is not None and any(
+            one.models for one in decode.candidates if one.name == "fa3"
+        )
         self._release = release
         self._graph_tokens = release.graph_tokens
         self._impls = sorted(release.prefill_impls[dispatcher.setting.layout])
@@ -157,9 +161,11 @@ class _Advisor:
         yield self._decode()
 
     def _decode(self) -> Unadvised:
-        """No advice: for each pool at most one of SGLang's decode kernels is measured."""
+        """No advice: prefills alone are judged here."""
         if self._setting.layout is KVLayout.FP8_PACKED and self._setting.device.arch == "sm90":
             why = "only the default, flashmla_kv, is measured for this pool"
+        elif self._decodes:
+            why = "only prefills are judged here; `nsa-tune advise --trace` compares decode kernels"
         else:
             why = "SGLang's default for this pool is not measured"
         return Unadvised(_argument(DECODE), why)

@@ -345,3 +345,10 @@ def test_the_document_has_what_a_reader_needs() -> None:
         "deepseek-v3.2", 128, "fp8_packed",
     )  # fmt: skip
     assert advised.weights == "each measured batch counts the same"
+
+
+def test_decode_kernels_that_are_measured_are_left_to_traces() -> None:
+    measured = Dispatcher.open(gpu="NVIDIA H200", model="deepseek-v3.2", heads=128, kv_dtype="bf16")
+
+    why = {one.name: one.why for one in advise(measured).unadvised}
+    assert "`nsa-tune advise --trace` compares decode kernels" in why[_argument(DECODE)]
