@@ -166,7 +166,8 @@ def test_an_arm_is_swept_explained_and_reported(copy: Path) -> None:
     assert swept == {*references("prefill"), "mla/torch_row_by_row"}
     reasons = explained["reasons"]["sparse_prefill"]
     paths = {name.removeprefix("mla/") for name in swept if name.startswith("mla/")}
-    assert reasons["estimates_us"].keys() == paths
+    # A sweep may leave an arm with too few measurements for an estimate.
+    assert reasons["estimates_us"].keys() <= paths
     assert explained["plan"]["sparse_prefill"] in reasons["estimates_us"]
     assert "torch_row_by_row" in json.dumps(report)
 
