@@ -21,11 +21,15 @@ from nsa_tune._cli.console import say
 from nsa_tune._cli.dashboard import dashboard
 from nsa_tune._cli.db import db
 from nsa_tune._cli.doctor import doctor
+from nsa_tune._cli.job import job
 from nsa_tune._cli.lookup import explain, lookup
 from nsa_tune._cli.probe import probe
 from nsa_tune._cli.replay import replay
 from nsa_tune._cli.report import report
 from nsa_tune._cli.run import run
+from nsa_tune._cli.serve import serve
+from nsa_tune._cli.token import token
+from nsa_tune._cli.worker import worker
 from nsa_tune._errors import NsaTuneError
 
 __all__ = ["app", "main"]
@@ -38,10 +42,13 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for command in (
-    run, check, probe, lookup, explain, report, replay, advise, compare, dashboard, doctor,
+    run, check, probe, lookup, explain, report, replay, advise, compare, dashboard, doctor, serve,
+    worker,
 ):  # fmt: skip
     app.command()(command)
 app.add_typer(db, name="db")
+app.add_typer(job, name="job")
+app.add_typer(token, name="token")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

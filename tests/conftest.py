@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
@@ -12,8 +14,12 @@ from hypothesis import settings
 from nsa_tune.db import reader as tables
 from nsa_tune.db.exchange import import_text, write_text
 from nsa_tune.db.store import Store
+from tests.reports.browsing import ARGUMENTS, BROWSER
 from tests.reports.synthetic import real_table
 from tests.shell import Shell
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 # Triton reads this when it is first imported: without a GPU its kernels run interpreted.
 if shutil.which("nvidia-smi") is None:
@@ -56,3 +62,16 @@ def database(tmp_path: Path) -> Path:
             write_text(real_table(heads=heads), text)
             import_text(store, text)
     return path
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    """Chromium, headless; tests that want it are skipped where there is none."""
+    if BROWSER is None:
+        pytest.skip("no Chromium is installed")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=BROWSER, args=ARGUMENTS)
+        yield browser
+        browser.close()

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.types import ASGIApp
 
-__all__ = ["application"]
+__all__ = ["application", "routes"]
 
 _SCHEMA = "nsa-tune/measurements/1"
 _TYPES = {".css": "text/css", ".js": "text/javascript"}
@@ -43,15 +43,19 @@ def application(paths: list[Path], *, token: str | None = None) -> ASGIApp:
 
     With a `token` every request needs it. Without one, only requests to localhost are served.
     """
+    return Gate(Starlette(routes=routes(paths)), token)
+
+
+def routes(paths: list[Path]) -> list[Route]:
+    """The dashboard's pages, for an application that lets visitors in itself."""
     pages = _Pages(WatchedFiles(paths))
-    routes = [
+    return [
         Route("/", pages.page),
         Route("/assets/{name}", pages.asset),
         Route("/api/live", pages.live),
         Route("/api/report", pages.report),
         Route("/api/measurements", pages.measurements),
     ]
-    return Gate(Starlette(routes=routes), token)
 
 
 class _Body(NamedTuple):

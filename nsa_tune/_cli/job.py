@@ -1,0 +1,98 @@
+"""The commands `job list`, `job add`, `job approve` and `job cancel`: a service's queue."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from nsa_tune._cli.console import say
+from nsa_tune._cli.json_documents import as_text
+from nsa_tune._cli.measuring import names_of
+from nsa_tune._cli.options import AsJson, KvDtype
+from nsa_tune._cli.remote import UrlOption, client_of
+from nsa_tune.reports.formats.plain import plain
+
+__all__ = ["job"]
+
+_PATIENCE_S = 10.0
+
+job = typer.Typer(help="Jobs of a service: list, add, approve, cancel.", no_args_is_help=True)
+
+_Number = Annotated[int, typer.Argument(min=1, help="Number of the job, as `job list` shows it.")]
+
+
+@job.command("list")
+def job_list(
+    url: UrlOption = None,
+    state: Annotated[
+        str,
+        typer.Option(
+            "--state", help="Only these: proposed, queued, running, done, failed or cancelled."
+        ),
+    ] = "",
+    json: AsJson = False,
+) -> None:
+    """List the newest jobs of a service."""
+    found = client_of(url, _PATIENCE_S).document(f"/v1/jobs?state={state}" if state else "/v1/jobs")
+    if json:
+        typer.echo(as_text({"schema": "nsa-tune/jobs/1", **found}))
+        return
+    for one in found["jobs"]:
+        typer.echo(_line(one))
+
+
+@job.command("add")
+def job_add(
+    gpu: Annotated[str, typer.Option("--gpu", help="GPU as its driver names it.")],
+    model: Annotated[str, typer.Option("--model", help="Model profile.")],
+    heads: Annotated[
+        int | None, typer.Option("--heads", help="Local heads. Default: all of the model's.")
+    ] = None,
+    kv_dtype: Annotated[
+        KvDtype, typer.Option("--kv-dtype", help="Format of the KV pool.")
+    ] = KvDtype.FP8,
+    points: Annotated[
+        str, typer.Option("--points", help="Decision points, comma-separated, or all.")
+    ] = "all",
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Measure again what the service has already.")
+    ] = False,
+    budget: Annotated[
+        float | None,
+        typer.Option("--budget", min=1, help="Start no new batch after so many seconds."),
+    ] = None,
+    url: UrlOption = None,
+) -> None:
+    """Add a job; it is queued without a further approval."""
+    body: dict[str, Any] = {
+        "gpu": gpu, "model": model, "kv_dtype": str(kv_dtype), "fresh": fresh, "budget_s": budget,
+        "points": list(names_of("--points", points)),
+    }  # fmt: skip
+    if heads is not None:
+        body["heads"] = heads
+    _print(client_of(url, _PATIENCE_S).post("/v1/jobs", body))
+
+
+@job.command("approve")
+def job_approve(number: _Number, url: UrlOption = None) -> None:
+    """Queue a job that was proposed."""
+    _print(client_of(url, _PATIENCE_S).post(f"/v1/jobs/{number}/approve", {}))
+
+
+@job.command("cancel")
+def job_cancel(number: _Number, url: UrlOption = None) -> None:
+    """End a job. A worker that is at it stops after its batch; what it measured is kept."""
+    _print(client_of(url, _PATIENCE_S).post(f"/v1/jobs/{number}/cancel", {}))
+
+
+def _print(answer: dict[str, Any]) -> None:
+    say(_line(answer["job"]))
+
+
+def _line(one: dict[str, Any]) -> str:
+    what = f"{one['gpu']}, {one['model']}, {one['heads']} local heads, {one['kv_layout']}"
+    points = ",".join(one["points"]) or "all points"
+    by = f" by {one['worker']}" if one["worker"] else ""
+    end = f": {one['message']}" if one["message"] else ""
+    return plain(f"{one['id']}  {one['state']}{by}  {what}, {points} ({one['reason']}){end}")

@@ -1,0 +1,47 @@
+"""What the commands that talk to a service share: its address and the token for it."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from nsa_tune._errors import UsageError
+
+if TYPE_CHECKING:
+    from nsa_tune.fleet.client import Client
+
+__all__ = ["Url", "UrlOption", "client_of"]
+
+_URL, _TOKEN = "NSA_TUNE_SERVICE", "NSA_TUNE_TOKEN"
+
+Url = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[URL]",
+        help=f"Address of the service, like https://tables.example:8401. Default: {_URL}.",
+        show_default=False,
+    ),
+]
+UrlOption = Annotated[
+    str | None,
+    typer.Option("--url", help=f"Address of the service. Default: {_URL}.", show_default=False),
+]
+
+
+def client_of(url: str | None, patience_s: float) -> Client:
+    """The service at `url`, or at NSA_TUNE_SERVICE, with the token in NSA_TUNE_TOKEN.
+
+    Raises:
+        UsageError: when one of the two is not there.
+    """
+    from nsa_tune.fleet.client import Client
+
+    address = url or os.environ.get(_URL, "")
+    token = os.environ.get(_TOKEN, "").strip()
+    if not address:
+        raise UsageError(f"give the address of a service, or set {_URL}")
+    if not token or not token.isascii() or not token.isprintable():
+        raise UsageError(f"set {_TOKEN} to the token that `nsa-tune token add` printed")
+    return Client(address, token, patience_s=patience_s)

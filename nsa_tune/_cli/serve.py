@@ -1,0 +1,55 @@
+"""The command `serve`: tables, jobs and the dashboard over HTTP, for many hosts."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from nsa_tune._cli.console import say
+from nsa_tune._cli.options import Database
+from nsa_tune._errors import ExtraMissing
+from nsa_tune.db import reader
+
+__all__ = ["serve"]
+
+
+def serve(
+    database: Database = None,
+    host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option("--port", min=0, max=65535, help="Port; 0 takes a free one.")
+    ] = 8401,
+    auto_approve: Annotated[
+        bool,
+        typer.Option(
+            "--auto-approve", help="Queue proposed jobs at once, instead of waiting for an admin."
+        ),
+    ] = False,
+    lease: Annotated[
+        float,
+        typer.Option(
+            "--lease",
+            min=1,
+            help="Seconds that a worker may be silent before its job goes to another.",
+        ),
+    ] = 120.0,
+) -> None:
+    """Keep tables for many hosts: they pull it, workers push into it and take jobs from it."""
+    try:
+        from nsa_tune.fleet.service.server import serve as run_service
+        from nsa_tune.fleet.service.service import Settings
+    except ModuleNotFoundError as error:
+        if error.name not in ("starlette", "uvicorn", "prometheus_client"):
+            raise
+        raise ExtraMissing.of("the service", "serve") from None
+    path = database or reader.default_database()
+    run_service(
+        Settings(path, auto_approve, lease),
+        host=host,
+        port=port,
+        ready=lambda address: say(
+            f"the service is at {address}, with the tables of {path}; `nsa-tune token add` lets "
+            "somebody in; Ctrl-C ends it"
+        ),
+    )

@@ -1,0 +1,73 @@
+"""The commands `token add`, `token list` and `token revoke`: who may use a service."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from nsa_tune._cli.console import say
+from nsa_tune._cli.json_documents import as_text
+from nsa_tune._cli.options import AsJson, Database
+from nsa_tune.db import reader
+from nsa_tune.fleet.service.state import State, state_path
+from nsa_tune.fleet.service.tokens import Role, Tokens
+
+__all__ = ["token"]
+
+token = typer.Typer(help="Who may use `nsa-tune serve`.", no_args_is_help=True)
+
+
+@token.command("add")
+def token_add(
+    name: Annotated[str, typer.Argument(help="What to call whoever gets it.")],
+    role: Annotated[
+        Role,
+        typer.Option(
+            "--role",
+            help="read: pull and ask; submit: push and take jobs too; admin: approve jobs too.",
+        ),
+    ] = Role.READ,
+    database: Database = None,
+) -> None:
+    """Make a token and print it. Only its hash is stored: it cannot be printed again."""
+    with _tokens(database, create=True) as tokens:
+        typer.echo(tokens.add(name, role))
+    say(f"{name} may use it from now on")
+
+
+@token.command("list")
+def token_list(database: Database = None, json: AsJson = False) -> None:
+    """List the tokens: name, role, and when each was made."""
+    with _tokens(database, create=False) as tokens:
+        found = tokens.all()
+    if json:
+        listed = [
+            {"name": one.name, "role": str(one.role), "created_at": one.created_at} for one in found
+        ]
+        typer.echo(as_text({"schema": "nsa-tune/tokens/1", "tokens": listed}))
+        return
+    for one in found:
+        typer.echo(f"{one.name}  {one.role}  {one.created_at}")
+    if not found:
+        say("there are no tokens; make one with `nsa-tune token add`")
+
+
+@token.command("revoke")
+def token_revoke(
+    name: Annotated[str, typer.Argument(help="Name of the token.")], database: Database = None
+) -> None:
+    """Revoke a token. A running service refuses it at once."""
+    with _tokens(database, create=False) as tokens:
+        tokens.revoke(name)
+    say(f"{name} is no longer let in")
+
+
+@contextmanager
+def _tokens(database: Path | None, *, create: bool) -> Iterator[Tokens]:
+    path = state_path(database or reader.default_database())
+    with State.open(path, create=create) as state:
+        yield Tokens(state)

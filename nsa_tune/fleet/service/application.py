@@ -1,0 +1,121 @@
+"""The service as an ASGI application: which address answers what, to whom."""
+
+from __future__ import annotations
+
+import json
+import logging
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+from starlette.routing import Route
+
+from nsa_tune._errors import NoTunedData, NsaTuneError, StoreError, UsageError
+from nsa_tune.fleet.service.endpoints import Endpoints
+from nsa_tune.fleet.service.gate import Endpoint, Gate, sealed
+from nsa_tune.fleet.service.jobs import JobLost, TooManyJobs
+from nsa_tune.fleet.service.service import Service
+from nsa_tune.fleet.service.tokens import Role
+from nsa_tune.reports.dashboard import application as dashboard
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.types import ASGIApp
+
+__all__ = ["application"]
+
+_log = logging.getLogger(__name__)
+
+_STATUSES: tuple[tuple[type[NsaTuneError], int], ...] = (
+    (JobLost, 409), (TooManyJobs, 429), (UsageError, 400), (NoTunedData, 404), (StoreError, 503),
+)  # fmt: skip
+_SENTENCES = {404: "there is nothing at this address", 405: "this address takes another method"}
+
+
+def application(service: Service) -> ASGIApp:
+    """The whole service. Every address but /healthz needs a token."""
+    calls, gate = Endpoints(service), Gate(service.tokens)
+    answers = _Answers(service)
+
+    def route(path: str, method: str, endpoint: Endpoint, role: Role) -> Route:
+        return answers.route(path, method, gate.guarded(endpoint, role))
+
+    job = "/v1/jobs/{number:int}"
+    routes = [
+        route("/v1/database", "GET", calls.database, Role.READ),
+        route("/v1/tables", "GET", calls.tables, Role.READ),
+        route("/v1/tables", "POST", calls.upload, Role.SUBMIT),
+        route("/v1/tables/{content}", "GET", calls.table, Role.READ),
+        route("/v1/weights", "GET", calls.weights, Role.READ),
+        route("/v1/decisions", "POST", calls.decisions, Role.SUBMIT),
+        route("/v1/findings", "POST", calls.findings, Role.SUBMIT),
+        route("/v1/wanted", "POST", calls.wanted, Role.READ),
+        route("/v1/workers", "GET", calls.workers, Role.READ),
+        route("/v1/jobs", "GET", calls.jobs, Role.READ),
+        route("/v1/jobs", "POST", calls.create, Role.ADMIN),
+        route("/v1/jobs/claim", "POST", calls.claim, Role.SUBMIT),
+        route(f"{job}/approve", "POST", calls.approve, Role.ADMIN),
+        route(f"{job}/cancel", "POST", calls.cancel, Role.ADMIN),
+        route(f"{job}/beat", "POST", calls.beat, Role.SUBMIT),
+        route(f"{job}/done", "POST", calls.done, Role.SUBMIT),
+        route(f"{job}/failed", "POST", calls.failed, Role.SUBMIT),
+        route(f"{job}/release", "POST", calls.release, Role.SUBMIT),
+        route("/metrics", "GET", calls.metrics, Role.READ),
+        answers.route("/healthz", "GET", calls.health),
+        *(
+            answers.route(page.path, "GET", gate.guarded_page(page.endpoint))
+            for page in dashboard.routes([service.database])
+        ),
+    ]
+    return sealed(Starlette(routes=routes, exception_handlers={HTTPException: _unrouted}))
+
+
+class _Answers:
+    """Makes an answer of whatever an endpoint comes to, and counts it."""
+
+    def __init__(self, service: Service) -> None:
+        self._metrics = service.metrics
+        self._folder = f"{service.database.absolute().parent}/"
+
+    def route(self, path: str, method: str, endpoint: Endpoint) -> Route:
+        """A route whose errors are sentences."""
+        return Route(path, self._answered(path, endpoint), methods=[method])
+
+    def _answered(self, path: str, endpoint: Endpoint) -> Endpoint:
+        async def answered(request: Request) -> Response:
+            begin = perf_counter()
+            try:
+                response = await endpoint(request)
+            except (HTTPException, NsaTuneError) as error:
+                response = self._refusal(error)
+            self._metrics.seconds.labels(path).observe(perf_counter() - begin)
+            self._metrics.requests.labels(request.method, path, response.status_code).inc()
+            return response
+
+        return answered
+
+    def _refusal(self, error: HTTPException | NsaTuneError) -> Response:
+        if isinstance(error, HTTPException):
+            return _error(error.status_code, error.detail, error.headers)
+        status = next((code for kind, code in _STATUSES if isinstance(error, kind)), 500)
+        if status >= 500:
+            _log.warning("%s", error)
+        # Where files lie does not concern a visitor.
+        return _error(status, str(error).replace(self._folder, ""))
+
+
+async def _unrouted(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    sentence = _SENTENCES.get(error.status_code, error.detail)
+    return _error(error.status_code, f"{sentence}: {request.url.path}", error.headers)
+
+
+def _error(status: int, sentence: str, headers: object = None) -> Response:
+    more = dict(headers) if isinstance(headers, dict) else {}
+    text = json.dumps({"error": sentence}, ensure_ascii=False)
+    return Response(
+        text.encode("utf-8", "backslashreplace"), status, {**more, "cache-control": "no-store"},
+        "application/json",
+    )  # fmt: skip

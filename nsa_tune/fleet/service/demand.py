@@ -1,0 +1,127 @@
+"""Why jobs are proposed: a table that somebody asked for is not there, a driver or a library has
+changed, or a sentinel found that a table no longer holds."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from nsa_tune._errors import NoTunedData, UsageError
+from nsa_tune.backend.points import points_for
+from nsa_tune.backend.types.profiles import profile_of
+from nsa_tune.backend.types.records import Key
+from nsa_tune.fleet.service.documents import text_in
+from nsa_tune.fleet.service.jobs import Job, Jobs, Worker
+from nsa_tune.fleet.service.state import State
+from nsa_tune.fleet.service.targets import Target
+
+__all__ = ["Demand"]
+
+_LONGEST_FINDING = 2**16
+"""Bytes of one, as JSON."""
+_MOST_FINDINGS = 10_000
+"""That are not settled."""
+
+
+class Demand:
+    """Turns what hosts say into proposals."""
+
+    def __init__(self, state: State, jobs: Jobs, clock: Callable[[], float] = time.time) -> None:
+        self._state = state
+        self._jobs = jobs
+        self._clock = clock
+
+    def wanted(self, target: Target, keys: Sequence[Key], by: str) -> tuple[str, Job | None]:
+        """The digest of the table that `target` asks for, or "" and the job that will make it.
+
+        Where there is no table at all, any driver and libraries will do; otherwise those asked for.
+        """
+        found = next((key.digest for key in keys if target.met_by(key)), "")
+        if found:
+            return found, None
+        reason = target.lacking(keys)
+        if not any(target.name == Target.of_key(key).name for key in keys):
+            target = Target(*target.name)
+        return "", self._jobs.propose(target, f"{reason}, and {by} asked for it", by=by)
+
+    def arrived(self, worker: Worker, keys: Sequence[Key]) -> list[Job]:
+        """Proposals for what is known of this worker's GPU, but not with its driver and libraries.
+
+        Nothing for a worker that was here before, and looked the same.
+        """
+        if any(known == worker for known, _ in self._jobs.workers()):
+            return []
+        names = {Target.of_key(key).name for key in keys if key.gpu == worker.gpu}
+        found = []
+        for name in sorted(names):
+            target = Target(*name, worker.driver, worker.libraries)
+            reason = target.lacking(keys)
+            if reason:
+                reason = f"{reason}, and {worker.name} has them"
+                found.append(self._jobs.propose(target, reason, by=worker.name))
+        return found
+
+    def found(self, document: Mapping[str, Any], keys: Sequence[Key], by: str) -> Job:
+        """Doubt a table from now on, and propose to measure the point of it again.
+
+        `document` is what a sentinel reports: `key`, a digest or an object with a key's fields,
+        `point`, and whatever else.
+
+        Raises:
+            UsageError: when it is none.
+            NoTunedData: when there is no such table.
+        """
+        point, key = text_in(document, "point"), _key_of(document.get("key"), keys)
+        points_for(profile_of(key.model), [point])
+        text = json.dumps(document, sort_keys=True)
+        if len(text) > _LONGEST_FINDING:
+            raise UsageError(f"a finding has at most {_LONGEST_FINDING} bytes")
+        with self._state.writing() as connection:
+            (count,) = connection.execute(
+                "SELECT count(*) FROM findings WHERE settled IS NULL"
+            ).fetchone()
+            # The same one again says nothing new, and neither does one of too many.
+            known = connection.execute(
+                "SELECT 1 FROM findings WHERE digest = ? AND document = ? AND settled IS NULL",
+                [key.digest, text],
+            ).fetchone()
+            if not known and count < _MOST_FINDINGS:
+                connection.execute(
+                    "INSERT INTO findings (digest, point, document, found_by, found) "
+                    "VALUES (?, ?, ?, ?, ?)",
+                    [key.digest, point, text, by, self._clock()],
+                )
+        return self._jobs.propose(
+            Target.of_key(key), f"{by} found that {point} no longer holds", by=by,
+            points=[point], digest=key.digest,
+        )  # fmt: skip
+
+    def doubtful(self) -> dict[str, list[str]]:
+        """By digest, the points of its table that are doubted."""
+        with self._state.reading() as connection:
+            rows = connection.execute(
+                "SELECT DISTINCT digest, point FROM findings WHERE settled IS NULL "
+                "ORDER BY digest, point"
+            ).fetchall()
+        found: dict[str, list[str]] = {}
+        for digest, point in rows:
+            found.setdefault(digest, []).append(point)
+        return found
+
+
+def _key_of(value: object, keys: Sequence[Key]) -> Key:
+    """The one of `keys` that `value` names: a digest, or an object with the fields of a key."""
+    if isinstance(value, str):
+        named = [key for key in keys if key.digest == value]
+    elif isinstance(value, dict):
+        target = Target.of(value)
+        named = [key for key in keys if target.met_by(key)]
+        protocol = value.get("protocol")
+        named = [key for key in named if protocol in (None, key.protocol)]
+    else:
+        raise UsageError("'key' must be a table's digest, or an object with the fields of its key")
+    if not named:
+        raise NoTunedData("there is no table of that key here; POST /v1/wanted asks for one")
+    return named[-1]

@@ -1,0 +1,354 @@
+"""`nsa-tune worker`: asks a service for jobs, measures them here, and pushes the rows.
+
+What is measured is in the worker's own database first, and goes to the service from there while
+the run goes on. So neither a service that is away nor a worker that is killed loses a row: a
+worker pushes what it has when it starts, and what is known already does not count twice.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+from uuid import uuid4
+
+from nsa_tune._errors import MachineUnfit, NsaTuneError, StoreMissing
+from nsa_tune.autotune.bench.device_names import ALL, check_device
+from nsa_tune.autotune.runner.progress import Incident, Progress
+from nsa_tune.autotune.runner.run import RunRequest, run
+from nsa_tune.backend.hardware import detect, nvml
+from nsa_tune.backend.types.batch import Batch
+from nsa_tune.backend.types.point import Point, Setting
+from nsa_tune.backend.types.records import Key, Measurement, Table
+from nsa_tune.db.exchange import import_text
+from nsa_tune.db.reader import read_database
+from nsa_tune.db.store import Store
+from nsa_tune.db.text_table import format_table
+from nsa_tune.fleet.client import Client, Refused, Unreachable
+
+__all__ = ["WorkerRequest", "work"]
+
+_BEATS_A_LEASE = 4
+_LONGEST_BEAT_S = 15.0
+_TARGET_REGRET = 0.01
+"""As `nsa-tune run` without options."""
+_NOT_MINE, _NO_ENTRY = 409, (401, 403)
+"""Answers of the service: the job went to somebody else; the token does not suffice."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerRequest:
+    """The options of `nsa-tune worker`."""
+
+    database: Path
+    """Where rows go before they are pushed."""
+    device: str = "auto"
+    """"auto", "cpu", "cuda", "cuda:N", or "all": every GPU of this host, which must be alike."""
+    name: str = field(default_factory=socket.gethostname)
+    """What the service calls this worker."""
+    busy: bool = False
+    """Measure also while others compute on the GPU."""
+    wait: bool = True
+    """Ask again when there is no job. Otherwise the worker ends then."""
+    poll_s: float = 30.0
+    """Between two questions."""
+
+
+def work(
+    client: Client, request: WorkerRequest, told: Callable[[str], None], progress: Progress
+) -> int:
+    """Do jobs until there are none, or for ever; how many.
+
+    `told` gets a sentence for each thing that happens.
+
+    Raises:
+        MachineUnfit: when there is no such device.
+        Refused: when the service refuses this worker.
+        Unreachable: when it is away for long.
+        KeyboardInterrupt: when interrupted. What was measured is pushed, and the job given back.
+    """
+    check_device(request.device)
+    here = _Here.of(request.device)
+    _push_leftovers(client, request, told)
+    done, others = 0, list[int]()
+    while True:
+        before, others = others, [] if request.busy else here.others()
+        job = None if others else _claimed(client, request, here)
+        if job is not None:
+            told(job.do(progress))
+            done += 1
+            continue
+        if others and others != before:
+            told(f"process {', '.join(map(str, others))} computes here: no job is taken meanwhile")
+        if not request.wait:
+            return done
+        client.given_up.wait(request.poll_s)
+
+
+def _claimed(client: Client, request: WorkerRequest, here: _Here) -> _Job | None:
+    claim = uuid4().hex
+    answer = client.post("/v1/jobs/claim", here.claim(request.name, claim))
+    if answer["job"] is None:
+        return None
+    return _Job(client, request, here, answer["job"], claim, float(answer["lease_s"]))
+
+
+@dataclass(frozen=True, slots=True)
+class _Here:
+    """This host's device, as keys name it."""
+
+    gpu: str
+    driver: str
+    libraries: tuple[tuple[str, str], ...]
+    gpus: tuple[int | str, ...]
+    """NVML's ordinals or UUIDs; none for a CPU."""
+
+    @classmethod
+    def of(cls, device: str) -> _Here:
+        names = nvml.gpu_names()
+        if device == "cpu" or (device == "auto" and not names):
+            return cls(detect.cpu_name(), "", detect.library_versions(), ())
+        visible = _visible(len(names))
+        gpus = visible if device == ALL else visible[_ordinal(device) :][:1]
+        # The names of GPUs that a UUID stands for are not known before they are used: a host with
+        # GPUs of several models says which one with "cuda:N".
+        found = {names[gpu] if isinstance(gpu, int) else names[0] for gpu in gpus if names}
+        if not found:
+            raise MachineUnfit(f"there is no device {device} here")
+        if len(found) > 1:
+            raise MachineUnfit(
+                f"the GPUs of this host differ ({', '.join(sorted(found))}): start a worker for "
+                "each, with --device cuda:N"
+            )
+        return cls(found.pop(), detect.driver_version(), detect.library_versions(), gpus)
+
+    def claim(self, worker: str, claim: str) -> dict[str, Any]:
+        """The body that asks for a job."""
+        return {
+            "worker": worker, "claim": claim, "gpu": self.gpu, "driver": self.driver,
+            "libraries": dict(self.libraries),
+        }  # fmt: skip
+
+    def others(self) -> list[int]:
+        """Processes that compute on the device."""
+        states = [nvml.gpu_state(gpu) for gpu in self.gpus]
+        return sorted({pid for state in states if state for pid in state.processes} - {os.getpid()})
+
+    def owns(self, key: Key) -> bool:
+        """Whether `key` is one that is measured here."""
+        return (key.gpu, key.driver, key.libraries) == (self.gpu, self.driver, self.libraries)
+
+
+def _visible(count: int) -> tuple[int | str, ...]:
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if named is None:
+        return tuple(range(count))
+    words = [word.strip() for word in named.split(",") if word.strip()]
+    return tuple(int(word) if word.isdecimal() else word for word in words)
+
+
+def _ordinal(device: str) -> int:
+    return int(device.partition(":")[2] or 0)
+
+
+class _Job:
+    """One job that is this worker's."""
+
+    def __init__(
+        self, client: Client, request: WorkerRequest, here: _Here, facts: Mapping[str, Any],
+        claim: str, lease_s: float,
+    ) -> None:  # fmt: skip
+        self._pause_s = min(lease_s / _BEATS_A_LEASE, _LONGEST_BEAT_S)
+        self._client = client
+        self._hasty = client.with_patience(self._pause_s)
+        self._database = request.database
+        self._device = request.device
+        self._here = here
+        self._facts = facts
+        self._claim = claim
+        self._pushed: dict[Key, tuple[int, str]] = {}
+        self._refused: Refused | None = None
+        self._over = threading.Event()
+
+    def do(self, progress: Progress) -> str:
+        """Measure; returns what came of it, as a sentence."""
+        name = f"job {self._facts['id']}"
+        try:
+            with self._beating():
+                message = self._measured(_Watched(progress, self._check))
+            self._push(self._client)
+            self._end("done", message)
+        except Unreachable:
+            raise
+        except Refused as error:
+            if error.status in _NO_ENTRY:
+                raise
+            if error.status == _NOT_MINE:
+                return f"{name} was left: {error}"
+            return self._given_up(error)
+        except NsaTuneError as error:
+            return self._given_up(error)
+        except KeyboardInterrupt:
+            self._leave()
+            raise
+        return f"{name} is done: {message}"
+
+    def _given_up(self, error: NsaTuneError) -> str:
+        self._end("failed", str(error))
+        return f"job {self._facts['id']} failed: {error}"
+
+    def _measured(self, progress: Progress) -> str:
+        facts = self._facts
+        with tempfile.TemporaryDirectory(prefix="nsa-tune-job-") as directory:
+            folder = Path(directory)
+            if not facts["fresh"]:
+                self._take_over(folder)
+            result = run(
+                RunRequest(
+                    self._database, self._device, facts["model"], facts["heads"],
+                    facts["kv_dtype"], tuple(facts["points"]), facts["budget_s"], facts["fresh"],
+                    _TARGET_REGRET, self._trace(folder),
+                ),
+                progress,
+            )  # fmt: skip
+        if result.outcome == "interrupted":
+            raise self._refused or KeyboardInterrupt
+        return (
+            f"{result.outcome}, {result.measured} measured, {result.failed} of them failed, "
+            f"{result.skipped} known before"
+        )
+
+    def _take_over(self, folder: Path) -> None:
+        """What others measured of this job, so that it is not measured again."""
+        for table in self._client.document("/v1/tables")["tables"]:
+            key = {name: self._facts[name] for name in ("gpu", "model", "heads", "kv_layout")}
+            own = key.items() <= table.items() and (table["driver"], table["libraries"]) == (
+                self._here.driver, dict(self._here.libraries),
+            )  # fmt: skip
+            if own:
+                path = folder / "service.tsv"
+                path.write_bytes(self._client.get(table["url"]))
+                with Store.open(self._database) as store:
+                    import_text(store, path)
+
+    def _trace(self, folder: Path) -> Path | None:
+        """What engines run of this table, if the service knows."""
+        names = ("gpu", "model", "heads", "kv_layout")
+        query = urlencode({name: self._facts[name] for name in names})
+        log = self._client.get(f"/v1/weights?{query}")
+        if not log:
+            return None
+        path = folder / "decisions.jsonl"
+        path.write_bytes(log)
+        return path
+
+    # --- while it is measured
+
+    @contextmanager
+    def _beating(self) -> Iterator[None]:
+        thread = threading.Thread(target=self._beat, name="beats", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            self._over.set()
+            thread.join()
+
+    def _beat(self) -> None:
+        """Say every few seconds that the job goes on, and push what there is."""
+        while not self._over.wait(self._pause_s):
+            try:
+                self._push(self._hasty)
+                self._hasty.post(f"{self._address}/beat", self._words())
+            except Refused as error:
+                self._refused = error
+                return
+            except NsaTuneError:
+                # Away, or the database is locked: the run goes on, and the next beat says more.
+                continue
+
+    def _check(self) -> None:
+        """End the run when the service no longer wants it."""
+        if self._refused is not None:
+            raise KeyboardInterrupt
+
+    @property
+    def _address(self) -> str:
+        return f"/v1/jobs/{self._facts['id']}"
+
+    def _words(self) -> dict[str, Any]:
+        return {"claim": self._claim, "rows": sum(rows for rows, _ in self._pushed.values())}
+
+    def _push(self, client: Client) -> None:
+        """Send the tables of this job that have changed."""
+        for table in self._tables():
+            state = len(table.measurements), table.measured_at
+            if self._pushed.get(table.key) != state:
+                client.post("/v1/tables", format_table(table).encode())
+                self._pushed[table.key] = state
+
+    def _tables(self) -> list[Table]:
+        names = ("gpu", "model", "heads", "kv_layout")
+        try:
+            tables = read_database(self._database)
+        except StoreMissing:
+            return []
+        return [
+            table for table in tables
+            if self._here.owns(table.key)
+            and all(getattr(table.key, name) == self._facts[name] for name in names)
+        ]  # fmt: skip
+
+    def _end(self, how: str, message: str) -> None:
+        self._client.post(f"{self._address}/{how}", {**self._words(), "message": message[:400]})
+
+    def _leave(self) -> None:
+        """Push what there is and give the job back, if the service is there."""
+        try:
+            self._push(self._hasty)
+            self._hasty.post(f"{self._address}/release", self._words())
+        except NsaTuneError:
+            # The service takes it back itself when nothing is heard of this worker.
+            return
+
+
+class _Watched:
+    """A `Progress` that also looks after each batch whether to go on."""
+
+    def __init__(self, shown: Progress, check: Callable[[], None]) -> None:
+        self._shown = shown
+        self._check = check
+
+    def start(self, setting: Setting, key: Key, batches: int, skipped: int) -> None:
+        """A sweep starts."""
+        self._shown.start(setting, key, batches, skipped)
+
+    def batch(
+        self, done: int, total: int, point: Point, batch: Batch, rows: Sequence[Measurement],
+        seconds: float,
+    ) -> None:  # fmt: skip
+        """A batch is stored."""
+        self._shown.batch(done, total, point, batch, rows, seconds)
+        self._check()
+
+    def incident(self, incident: Incident) -> None:
+        """Something unusual happened."""
+        self._shown.incident(incident)
+
+
+def _push_leftovers(client: Client, request: WorkerRequest, told: Callable[[str], None]) -> None:
+    """Send what an earlier worker had measured when it was killed or the service was away."""
+    try:
+        tables = read_database(request.database)
+    except StoreMissing:
+        return
+    added = sum(client.post("/v1/tables", format_table(one).encode())["added"] for one in tables)
+    if added:
+        told(f"pushed {added} measurements that an earlier worker had left in {request.database}")
