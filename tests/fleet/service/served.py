@@ -1,0 +1,133 @@
+"""A service on a free port of this machine, for tests: in a thread, or as a process."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import uvicorn
+
+from nsa_tune.fleet.service.server import config_of
+from nsa_tune.fleet.service.service import Service, Settings
+from nsa_tune.fleet.service.state import State, state_path
+from nsa_tune.fleet.service.tokens import Role, Tokens
+
+__all__ = ["Answer", "Process", "Served", "served", "tokens_of"]
+
+_ROOT = Path(__file__).parents[3]
+
+
+class Answer(NamedTuple):
+    """One answer."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    @property
+    def document(self) -> Any:
+        """The body as JSON."""
+        return json.loads(self.body)
+
+
+def tokens_of(database: Path) -> dict[Role, str]:
+    """A new token of each role for the service of `database`, called like its role."""
+    with State.open(state_path(database)) as state:
+        tokens = Tokens(state)
+        return {role: tokens.add(str(role), role) for role in Role}
+
+
+class Served:
+    """A service that answers, and a token of each role."""
+
+    def __init__(self, port: int, tokens: Mapping[Role, str]) -> None:
+        self.port = port
+        self.url = f"http://127.0.0.1:{port}"
+        self.tokens = tokens
+
+    def ask(
+        self, method: str, path: str, body: bytes | Mapping[str, Any] | None = None, *,
+        role: Role | None = Role.READ, token: str | None = None, **headers: str,
+    ) -> Answer:  # fmt: skip
+        """What it answers to somebody with `token`, or else with a token of `role`."""
+        given = token if token is not None else self.tokens[role] if role is not None else None
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        if given is not None:
+            named["Authorization"] = f"Bearer {given}"
+        data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+        with closing(HTTPConnection("127.0.0.1", self.port, timeout=60)) as connection:
+            connection.request(method, path, data, named)
+            response = connection.getresponse()
+            found = {name.lower(): value for name, value in response.getheaders()}
+            return Answer(response.status, found, response.read())
+
+    def get(self, path: str, **more: Any) -> Answer:
+        """What a GET answers."""
+        return self.ask("GET", path, **more)
+
+    def post(self, path: str, body: bytes | Mapping[str, Any], **more: Any) -> Answer:
+        """What a POST answers, by default with the role "submit"."""
+        return self.ask("POST", path, body, **{"role": Role.SUBMIT, **more})
+
+
+@contextmanager
+def served(database: Path, **settings: Any) -> Iterator[Served]:
+    """A service in a thread of its own."""
+    tokens = tokens_of(database)
+    with closing(Service(Settings(database, **settings))) as service:
+        server = uvicorn.Server(config_of(service))
+        listener = socket.create_server(("127.0.0.1", 0))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+        thread.start()
+        try:
+            yield Served(listener.getsockname()[1], tokens)
+        finally:
+            server.should_exit = True
+            thread.join(timeout=20)
+            listener.close()
+
+
+class Process:
+    """`nsa-tune serve` as a process; `port` 0 takes a free one."""
+
+    def __init__(self, database: Path, *options: str, port: int = 0) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "nsa_tune.cli", "serve", "--db", str(database),
+             "--port", str(port), *options],
+            stderr=subprocess.PIPE, text=True, cwd=_ROOT,
+            env={**os.environ, "PYTHONPATH": str(_ROOT)},
+        )  # fmt: skip
+        assert self._process.stderr is not None
+        line = self._process.stderr.readline()
+        found = re.search(r"http://127\.0\.0\.1:(\d+)/", line)
+        assert found is not None, line + self._process.stderr.read()
+        self.port = int(found[1])
+
+    def kill(self) -> None:
+        """SIGKILL: it has no moment to tidy up."""
+        self._process.kill()
+        self._process.communicate()
+
+    def stop(self) -> tuple[int, str]:
+        """SIGTERM; its exit code, and what it said."""
+        self._process.terminate()
+        _, said = self._process.communicate(timeout=60)
+        return self._process.returncode, said
+
+    def __enter__(self) -> Process:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process.poll() is None:
+            with suppress(ProcessLookupError):
+                self.kill()
