@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from typing import Annotated
 
 import typer
@@ -44,12 +45,17 @@ def serve(
             raise
         raise ExtraMissing.of("the service", "serve") from None
     path = database or reader.default_database()
-    run_service(
-        Settings(path, auto_approve, lease),
-        host=host,
-        port=port,
-        ready=lambda address: say(
+    settings = Settings(path, auto_approve, lease)
+
+    def ready(address: str) -> None:
+        say(
             f"the service is at {address}, with the tables of {path}; `nsa-tune token add` lets "
             "somebody in; Ctrl-C ends it"
-        ),
-    )
+        )
+
+    # uvicorn finishes what is under way, and then hands the signal on.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        run_service(settings, host=host, port=port, ready=ready)
+    except KeyboardInterrupt:
+        say("the service has ended")

@@ -103,9 +103,9 @@ def test_a_silent_worker_loses_its_job_to_the_next(jobs: Jobs, clock: Clock) -> 
     assert jobs.claim(TWO, "b") is None
     clock.now += 2
     assert claimed(jobs, TWO, "b").attempts == 2
-    for call in (lambda: jobs.beat(1, "a", 1), lambda: jobs.done(1, "a", 1)):
+    for speak in (jobs.beat, jobs.done):
         with pytest.raises(JobLost, match="job 1 is no longer yours"):
-            call()
+            speak(1, "a", 1)
     assert jobs.done(1, "b", 5).worker == "two"
 
 

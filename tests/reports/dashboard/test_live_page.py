@@ -24,21 +24,11 @@ from tests.reports.synthetic import key_of
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
-# A page is replaced 8 s after the last time at the earliest, which a test need not wait for.
-_HURRY = "LEAST_BETWEEN_PAGES_MS = 8000", "LEAST_BETWEEN_PAGES_MS = 0"
-
 
 def _visit(browser: Browser, url: str) -> Visit:
     visit = Visit(browser, url)
-    visit.page.route("**/live.js", lambda route: _hurried(visit, route))
+    visit.hurry()
     return visit
-
-
-def _hurried(visit: Visit, route: object) -> None:
-    fetched = route.fetch()  # type: ignore[attr-defined]
-    text = fetched.text()
-    assert _HURRY[0] in text
-    route.fulfill(response=fetched, body=text.replace(*_HURRY))  # type: ignore[attr-defined]
 
 
 def test_a_run_is_followed_while_it_goes_on(browser: Browser, tmp_path: Path) -> None:

@@ -1,0 +1,55 @@
+"""The dashboard on a service, in a real browser."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+pytest.importorskip("starlette")
+pytest.importorskip("uvicorn")
+pytest.importorskip("prometheus_client")
+pytest.importorskip("vl_convert")
+
+from nsa_tune.db.text_table import format_table
+from nsa_tune.fleet.service.tokens import Role
+from tests.fleet.service.served import served
+from tests.reports.browsing import Visit
+from tests.reports.dashboard.test_application import TABLE
+from tests.reports.synthetic import key_of
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+_AT = "2026-11-20T12:00:00.000000+00:00"
+
+
+def test_a_visitor_with_a_token_sees_what_workers_push(browser: Browser, tmp_path: Path) -> None:
+    one = replace(TABLE, measured_at=_AT)
+    other = replace(one, key=key_of(heads=16))
+    with served(tmp_path / "t.db") as service:
+        assert service.post("/v1/tables", format_table(one).encode()).status == 200
+        address = f"{service.url}/?token={service.tokens[Role.READ]}"
+        with Visit(browser, address) as visit:
+            visit.hurry()
+            visit.page.set_default_timeout(60_000)
+            page = visit.open()
+            assert page.url == f"{service.url}/"
+            assert page.locator("section.table:visible").count() == 1
+            assert "t.db" in page.inner_text("#live")
+            assert service.post("/v1/tables", format_table(other).encode()).status == 200
+            page.wait_for_selector("section.table[data-heads='16']", state="attached")
+            assert page.locator("section.table").count() == 2
+            assert page.evaluate("document.cookie") == "", "no script sees the token"
+            assert visit.complaints == []
+            page.screenshot(full_page=True, path=tmp_path / "service.png")
+
+
+def test_a_visitor_without_a_token_sees_a_sentence(browser: Browser, tmp_path: Path) -> None:
+    with served(tmp_path / "t.db") as service, Visit(browser, f"{service.url}/") as visit:
+        answer = visit.page.goto(visit.url)
+        assert answer is not None
+        assert answer.status == 401
+        assert "this needs a token" in visit.page.inner_text("body")
