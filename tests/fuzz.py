@@ -45,6 +45,14 @@ from nsa_tune.db.reader import read_database, read_text, shipped
 from nsa_tune.db.runs import newest_of, runs_of, state_of
 from nsa_tune.db.store import Store
 from nsa_tune.db.text_table import format_table, read_stored_text
+from nsa_tune.fleet.service.copies import TextTables
+from nsa_tune.fleet.service.demand import Demand
+from nsa_tune.fleet.service.documents import parsed
+from nsa_tune.fleet.service.jobs import Jobs
+from nsa_tune.fleet.service.state import State
+from nsa_tune.fleet.service.targets import Target
+from nsa_tune.fleet.service.uploads import checked, merge, received
+from nsa_tune.fleet.service.weights import BatchWeights
 from nsa_tune.reports.analysis.report import build
 from nsa_tune.reports.formats.json_document import as_json
 from tests.reports.dashboard.served import served
@@ -407,8 +415,65 @@ def _http(ports: tuple[int, int], alarms: _Alarms, random: Random, folder: Path)
     return answer.startswith((b"HTTP/1.1 200", b"HTTP/1.1 30"))
 
 
+def _upload(random: Random, folder: Path) -> bool:
+    """A table that somebody pushes to a service whose database holds the good ones."""
+    good = _good_text(random.randrange(len(_good())))
+    text = _sealed(_changed_cells(good, random), random)
+    if random.random() < 0.5:
+        # Rows alone, of a table that would be taken: so that more is stored.
+        head, rows = good.split("\npoint\t")
+        text = _sealed(f"{head}\npoint\t{_changed_cells(rows, random)}", random)
+    path = folder / "a.db"
+    path.write_bytes(_good_database())
+    with received(text.encode("utf-8", "replace"), "x") as upload, Store.open(path) as store:
+        merge(store, upload, checked(upload))
+    try:
+        found = read_database(path)
+        TextTables(path).all()
+    except NsaTuneError as error:
+        raise Finding(f"an upload has spoiled the database: {error}") from error
+    if len(found) < len(_good()):
+        raise Finding("an upload has hidden a table")
+    for number in range(len(_good())):
+        _use(path, number, random)
+    return True
+
+
+_BODY = {
+    "key": {"gpu": "NVIDIA H200", "model": "deepseek-v3.2", "heads": 128, "kv_layout": "fp8_packed",
+            "driver": "1", "libraries": {"torch": "1"}, "protocol": "cuda-graph/2"},
+    "point": "prefill", "drift": 0.1,
+}  # fmt: skip
+
+
+def _service(random: Random, folder: Path) -> bool:
+    """What hosts say to a service: that a table is wanted, that it no longer holds, what ran."""
+    keys = [table.key for table in _good()]
+    with State.open(folder / "s.db") as state:
+        demand = Demand(state, Jobs(state))
+        body = json.dumps(_changed_json({**_BODY, "key": random.choice(
+            (_BODY["key"], keys[0].digest)
+        )}, random)).encode()  # fmt: skip
+        if random.random() < 0.3:
+            body = _changed(body, random)
+        said = parsed(body)
+        key = said.get("key")
+        with suppress(NsaTuneError):
+            demand.wanted(Target.of(key if isinstance(key, dict) else said), keys, "x")
+        with suppress(NsaTuneError):
+            demand.found(said, keys, "x")
+        json.dumps([job.as_document() for job in Jobs(state).all()]).encode()
+        lines = _good_log().replace('"m"', '"deepseek-v3.2"').split("\n")
+        lines[0] = json.dumps(_changed_json(json.loads(lines[0]), random))
+        weights = BatchWeights(state)
+        weights.add("\n".join(lines).encode())
+        weights.log_for(Target("g", "deepseek-v3.2", 1, "l"))
+    return True
+
+
 TARGETS: dict[str, Case] = {
     "text": _text, "weights": _weights, "sqlite": _sqlite, "trace": _trace, "log": _log,
+    "upload": _upload, "service": _service,
 }  # fmt: skip
 """By name; `http` needs a server and is made by `fuzz`."""
 
