@@ -21,7 +21,7 @@ __all__ = ["Client", "Refused", "Unreachable"]
 _TIMEOUT_S = 60.0
 """Of one request; the service takes no longer to answer."""
 _MOST_BYTES = 2**26
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 15.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 5.0
 _AGAIN = frozenset({429, 500, 502, 503, 504})
 """What may be different a moment later. Everything that the service takes may be sent twice."""
 

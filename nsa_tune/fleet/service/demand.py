@@ -6,13 +6,14 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from nsa_tune._errors import NoTunedData, UsageError
 from nsa_tune.backend.points import points_for
 from nsa_tune.backend.types.profiles import profile_of
 from nsa_tune.backend.types.records import Key
-from nsa_tune.fleet.service.documents import text_in
+from nsa_tune.fleet.service.documents import libraries_in, text_in
 from nsa_tune.fleet.service.jobs import Job, Jobs, Worker
 from nsa_tune.fleet.service.state import State
 from nsa_tune.fleet.service.targets import Target
@@ -67,7 +68,8 @@ class Demand:
         """Doubt a table from now on, and propose to measure the point of it again.
 
         `document` is what a sentinel reports: `key`, a digest or an object with a key's fields,
-        `point`, and whatever else.
+        `point`, and whatever else. With `driver` and `libraries` it says where it was found; the
+        point is measured with those then, and otherwise with those of the table.
 
         Raises:
             UsageError: when it is none.
@@ -75,6 +77,12 @@ class Demand:
         """
         point, key = text_in(document, "point"), _key_of(document.get("key"), keys)
         points_for(profile_of(key.model), [point])
+        there = Target.of_key(key)
+        target = replace(
+            there,
+            driver=text_in(document, "driver", there.driver),
+            libraries=libraries_in(document) or there.libraries,
+        )
         text = json.dumps(document, sort_keys=True)
         if len(text) > _LONGEST_FINDING:
             raise UsageError(f"a finding has at most {_LONGEST_FINDING} bytes")
@@ -94,7 +102,7 @@ class Demand:
                     [key.digest, point, text, by, self._clock()],
                 )
         return self._jobs.propose(
-            Target.of_key(key), f"{by} found that {point} no longer holds", by=by,
+            target, f"{by} found that {point} no longer holds", by=by,
             points=[point], digest=key.digest,
         )  # fmt: skip
 

@@ -16,7 +16,10 @@ pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 pytest.importorskip("prometheus_client")
 
+from prometheus_client.parser import text_string_to_metric_families
+
 from nsa_tune.db.reader import read_database, read_text
+from nsa_tune.fleet.service.state import State
 from nsa_tune.fleet.service.tokens import Role, Tokens
 from tests.fleet.service.served import Answer, Served, served
 from tests.fleet.service.tables import H200_KEY, TARGET, grown, text_of
@@ -305,8 +308,6 @@ def test_metrics_count_what_happened(service: Served) -> None:
     service.get("/v1/tables", role=None)
     answer = service.get("/metrics")
     assert answer.headers["content-type"].startswith("text/plain; version=")
-    from prometheus_client.parser import text_string_to_metric_families
-
     found = {
         (sample.name, *sample.labels.values()): sample.value
         for family in text_string_to_metric_families(answer.body.decode())
@@ -339,8 +340,6 @@ def test_a_token_in_a_page_s_address_becomes_a_cookie(service: Served) -> None:
 
 
 def test_a_revoked_token_is_refused_at_once(service: Served, tmp_path: Path) -> None:
-    from nsa_tune.fleet.service.state import State
-
     assert service.get("/v1/tables").status == 200
     with State.open(tmp_path / "t.service.db") as state:
         Tokens(state).revoke("read")

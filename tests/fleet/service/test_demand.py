@@ -99,6 +99,14 @@ def test_a_finding_doubts_a_table_until_it_was_measured_again(demand: Demand, jo
     assert demand.doubtful() == {}
 
 
+def test_a_finding_on_a_new_driver_is_measured_with_that(demand: Demand) -> None:
+    document = {"key": H200_KEY.digest, "point": "prefill", "driver": "999.1",
+                "libraries": {"torch": "9"}}  # fmt: skip
+    job = demand.found(document, KEYS, "host")
+    assert (job.target.driver, job.target.libraries) == ("999.1", (("torch", "9"),))
+    assert demand.doubtful() == {H200_KEY.digest: ["prefill"]}
+
+
 def test_a_job_that_failed_leaves_the_doubt(demand: Demand, jobs: Jobs) -> None:
     key = {**TARGET, "driver": H200_KEY.driver, "libraries": LIBRARIES,
            "protocol": H200_KEY.protocol}  # fmt: skip

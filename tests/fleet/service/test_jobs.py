@@ -259,4 +259,4 @@ class Queue(RuleBasedStateMachine):
 
 
 TestQueue = Queue.TestCase
-TestQueue.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+TestQueue.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)

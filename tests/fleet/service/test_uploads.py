@@ -13,6 +13,7 @@ from hypothesis import given
 from nsa_tune._errors import StoreError, UsageError
 from nsa_tune.backend.types.records import Key, Table
 from nsa_tune.db import reader
+from nsa_tune.db.runs import runs_of
 from nsa_tune.db.store import Store
 from nsa_tune.db.text_table import format_table
 from nsa_tune.fleet.service import uploads
@@ -48,8 +49,6 @@ def test_rows_are_added_once_and_fitted(store: Store) -> None:
 
 def test_the_database_says_who_sent_what(store: Store) -> None:
     upload(store, grown(2))
-    from nsa_tune.db.runs import runs_of
-
     assert [run.arguments for run in runs_of(store.path)] == [{"import": "gpu-7.tsv"}]
 
 

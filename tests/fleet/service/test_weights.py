@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nsa_tune._errors import UsageError
@@ -57,12 +58,11 @@ def test_a_log_that_an_engine_wrote_comes_back_as_a_trace(
     assert weights.log_for(Target.of({**TARGET, "heads": 16})) == b""
 
 
+@settings(max_examples=20)
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=12, unique=True), st.data())
 def test_a_log_that_grows_is_counted_line_by_line_however_often_it_is_sent(
     news: list[int], data: st.DataObject
 ) -> None:
-    import tempfile
-
     log = b"".join(_line(new) for new in news)
     with tempfile.TemporaryDirectory() as folder, State.open(Path(folder, "s.db")) as state:
         weights = BatchWeights(state)
