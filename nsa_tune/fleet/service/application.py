@@ -16,6 +16,7 @@ from nsa_tune._errors import NoTunedData, NsaTuneError, StoreError, UsageError
 from nsa_tune.fleet.service.endpoints import Endpoints
 from nsa_tune.fleet.service.gate import Endpoint, Gate, sealed
 from nsa_tune.fleet.service.jobs import JobLost, TooManyJobs
+from nsa_tune.fleet.service.queue_page import LINK
 from nsa_tune.fleet.service.service import Service
 from nsa_tune.fleet.service.tokens import Role
 from nsa_tune.reports.dashboard import application as dashboard
@@ -64,9 +65,10 @@ def application(service: Service) -> ASGIApp:
         route(f"{job}/release", "POST", calls.release, Role.SUBMIT),
         route("/metrics", "GET", calls.metrics, Role.READ),
         answers.route("/healthz", "GET", calls.health),
+        answers.route("/queue", "GET", gate.guarded_page(calls.queue)),
         *(
             answers.route(page.path, "GET", gate.guarded_page(page.endpoint))
-            for page in dashboard.routes([service.database])
+            for page in dashboard.routes([service.database], extra=LINK)
         ),
     ]
     return sealed(Starlette(routes=routes, exception_handlers={HTTPException: _unrouted}))

@@ -28,6 +28,7 @@ from nsa_tune.fleet.service.documents import (
 )
 from nsa_tune.fleet.service.jobs import Job, Worker
 from nsa_tune.fleet.service.metrics import CONTENT_TYPE_LATEST
+from nsa_tune.fleet.service.queue_page import queue_page
 from nsa_tune.fleet.service.service import Service
 from nsa_tune.fleet.service.targets import Target
 from nsa_tune.fleet.service.uploads import MOST_BYTES
@@ -206,6 +207,17 @@ class Endpoints:
             for worker, seen in found
         ]  # fmt: skip
         return _json({"workers": listed})
+
+    async def queue(self, request: Request) -> Response:
+        """The queue as a page."""
+        del request
+
+        def made() -> str:
+            jobs, demand = self._service.jobs, self._service.demand
+            return queue_page(jobs.all(), jobs.workers(), demand.doubtful())
+
+        text = await run_in_threadpool(made)
+        return Response(text, headers={"cache-control": "no-store"}, media_type="text/html")
 
     # --- about itself
 

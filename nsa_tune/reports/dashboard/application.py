@@ -46,9 +46,10 @@ def application(paths: list[Path], *, token: str | None = None) -> ASGIApp:
     return Gate(Starlette(routes=routes(paths)), token)
 
 
-def routes(paths: list[Path]) -> list[Route]:
-    """The dashboard's pages, for an application that lets visitors in itself."""
-    pages = _Pages(WatchedFiles(paths))
+def routes(paths: list[Path], *, extra: str = "") -> list[Route]:
+    """The dashboard's pages, for an application that lets visitors in itself. `extra` is an HTML
+    element above the tables."""
+    pages = _Pages(WatchedFiles(paths), extra)
     return [
         Route("/", pages.page),
         Route("/assets/{name}", pages.asset),
@@ -74,8 +75,9 @@ class _Pages:
     """The responses. Files are read and reports made in threads, not on the event loop, and each
     body is made once for a state of the files: a queue of visitors costs one."""
 
-    def __init__(self, watched: WatchedFiles) -> None:
+    def __init__(self, watched: WatchedFiles, extra: str) -> None:
         self._watched = watched
+        self._extra = extra
         self._bodies: dict[str, tuple[str, Any]] = {}
         self._making: dict[str, asyncio.Lock] = {}
 
@@ -94,7 +96,7 @@ class _Pages:
         return _response(request, await self._made("page", self._written), "text/html")
 
     def _written(self, state: str) -> _Body:
-        frame = _frame(state, has_charts="charts.js" in _assets())
+        frame = _frame(state, self._extra, has_charts="charts.js" in _assets())
         report = self._watched.report()
         try:
             return _Body.of(written(report, frame))
@@ -166,14 +168,15 @@ def _assets() -> dict[str, str]:
     return found
 
 
-def _frame(state: str, *, has_charts: bool) -> Frame:
+def _frame(state: str, extra: str, *, has_charts: bool) -> Frame:
     scripts = [*(["charts.js"] if has_charts else []), "page.js", "live.js"]
+    live = f'<section id="live" data-state="{escape(state)}" aria-label="Runs"></section>'
     return Frame(
         head='<link rel="stylesheet" href="assets/page.css">\n'
         '<link rel="stylesheet" href="assets/live.css">',
         end="\n".join(f'<script src="assets/{name}"></script>' for name in scripts),
         has_charts=has_charts,
-        extra=f'<section id="live" data-state="{escape(state)}" aria-label="Runs"></section>',
+        extra=extra + live,
     )
 
 

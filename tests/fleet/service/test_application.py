@@ -56,7 +56,8 @@ def _checked(answer: Answer) -> Answer:
 # --- who may do what
 
 
-READS = ["/v1/database", "/v1/tables", "/v1/jobs", "/v1/workers", "/metrics", "/", "/api/live"]
+READS = ["/v1/database", "/v1/tables", "/v1/jobs", "/v1/workers", "/metrics", "/", "/queue",
+         "/api/live"]  # fmt: skip
 POSTS = {
     "/v1/wanted": Role.READ, "/v1/tables": Role.SUBMIT, "/v1/decisions": Role.SUBMIT,
     "/v1/findings": Role.SUBMIT, "/v1/jobs/claim": Role.SUBMIT, "/v1/jobs/1/beat": Role.SUBMIT,

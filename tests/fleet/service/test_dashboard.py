@@ -18,6 +18,7 @@ from nsa_tune.fleet.service.tokens import Role
 from tests.fleet.service.served import served
 from tests.reports.browsing import Visit
 from tests.reports.dashboard.test_application import TABLE
+from tests.reports.html.test_html import HOSTILE
 from tests.reports.synthetic import key_of
 
 if TYPE_CHECKING:
@@ -45,6 +46,29 @@ def test_a_visitor_with_a_token_sees_what_workers_push(browser: Browser, tmp_pat
             assert page.evaluate("document.cookie") == "", "no script sees the token"
             assert visit.complaints == []
             page.screenshot(full_page=True, path=tmp_path / "service.png")
+
+
+def test_the_queue_is_a_link_away_and_hostile_words_stay_words(
+    browser: Browser, tmp_path: Path
+) -> None:
+    with served(tmp_path / "t.db") as service:
+        claim = {"claim": "c" * 16, "worker": HOSTILE, "gpu": HOSTILE, "driver": HOSTILE,
+                 "libraries": {HOSTILE: HOSTILE}}  # fmt: skip
+        job = {"gpu": HOSTILE, "model": "deepseek-v3.2", "kv_dtype": "fp8"}
+        assert service.post("/v1/jobs", job, role=Role.ADMIN).status == 201
+        assert service.post("/v1/jobs/claim", claim).document["job"]["id"] == 1
+        with Visit(browser, f"{service.url}/?token={service.tokens[Role.READ]}") as visit:
+            visit.page.set_default_timeout(60_000)
+            visit.page.goto(visit.url)
+            visit.page.click("text=Jobs and workers")
+            visit.page.wait_for_selector("h3:text-is('Workers')")
+            cells = visit.page.locator("tbody tr").first.locator("td").all_inner_texts()
+            assert cells[:4] == ["1", "running", HOSTILE, "deepseek-v3.2"]
+            assert visit.page.locator("img").count() == 0
+            assert visit.page.evaluate("window.hostile === undefined")
+            visit.page.click("text=The tables")
+            visit.page.wait_for_selector("text=Nothing is measured yet")
+            assert visit.complaints == []
 
 
 def test_a_visitor_without_a_token_sees_a_sentence(browser: Browser, tmp_path: Path) -> None:
