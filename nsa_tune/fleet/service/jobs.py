@@ -270,7 +270,7 @@ class Jobs:
         with self._state.writing() as connection:
             self._check_claim(connection, number, claim)
             connection.execute(
-                "UPDATE jobs SET state = 'queued', claim = NULL, beat = NULL, "
+                "UPDATE jobs SET state = 'queued', claim = NULL, worker = NULL, beat = NULL, "
                 "attempts = max(attempts - 1, 0) WHERE id = ?",
                 [number],
             )

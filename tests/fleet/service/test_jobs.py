@@ -141,7 +141,8 @@ def test_after_a_restart_workers_get_a_new_lease(jobs: Jobs, clock: Clock) -> No
 def test_a_job_that_is_given_back_goes_to_the_next(jobs: Jobs) -> None:
     jobs.create(TARGET, by="boss")
     claimed(jobs, ONE, "a")
-    assert jobs.give_back(1, "a").state == "queued"
+    job = jobs.give_back(1, "a")
+    assert (job.state, job.worker) == ("queued", None)
     assert claimed(jobs, TWO, "b").attempts == 1
 
 
