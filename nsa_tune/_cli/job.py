@@ -1,4 +1,4 @@
-"""The commands `job list`, `job add`, `job approve` and `job cancel`: a service's queue."""
+"""The commands `job list`, `add`, `ask`, `approve` and `cancel`: a service's queue."""
 
 from __future__ import annotations
 
@@ -8,16 +8,20 @@ import typer
 
 from nsa_tune._cli.console import say
 from nsa_tune._cli.json_documents import as_text
-from nsa_tune._cli.measuring import names_of
-from nsa_tune._cli.options import AsJson, KvDtype
+from nsa_tune._cli.measuring import ModelOptions, names_of
+from nsa_tune._cli.options import AsJson, KvDtype, grouped, heads_of, model_of
 from nsa_tune._cli.remote import UrlOption, client_of
+from nsa_tune.backend.dispatch.matching import Here
+from nsa_tune.backend.hardware import detect
 from nsa_tune.reports.formats.plain import plain
 
 __all__ = ["job"]
 
 _PATIENCE_S = 10.0
 
-job = typer.Typer(help="Jobs of a service: list, add, approve, cancel.", no_args_is_help=True)
+job = typer.Typer(
+    help="Jobs of a service: list, add, ask for, approve, cancel.", no_args_is_help=True
+)
 
 _Number = Annotated[int, typer.Argument(min=1, help="Number of the job, as `job list` shows it.")]
 
@@ -72,6 +76,40 @@ def job_add(
     if heads is not None:
         body["heads"] = heads
     _print(client_of(url, _PATIENCE_S).post("/v1/jobs", body))
+
+
+@job.command("ask")
+@grouped
+def job_ask(
+    *,
+    gpu: Annotated[
+        str | None,
+        typer.Option("--gpu", help="GPU as its driver names it. Default: this machine's device."),
+    ] = None,
+    model: ModelOptions,
+    url: UrlOption = None,
+    json: AsJson = False,
+) -> None:
+    """Ask for a table. If there is none, the service proposes a job that makes it.
+
+    For a device of this machine it asks for a table of the driver and the libraries here.
+    """
+    name = gpu or detect.local_device_name()
+    profile = model_of(model.model, name)
+    body: dict[str, Any] = {
+        "gpu": name, "model": profile, "heads": heads_of(model.heads, profile),
+        "kv_dtype": str(model.kv_dtype),
+    }  # fmt: skip
+    here = Here.of(name)
+    if here is not None:
+        body |= {"driver": here.driver, "libraries": dict(here.libraries)}
+    answer = client_of(url, _PATIENCE_S).post("/v1/wanted", body)
+    if json:
+        typer.echo(as_text({"schema": "nsa-tune/wanted/1", **answer}))
+    elif answer["table"]:
+        typer.echo(f"there is a table: {answer['table']}")
+    else:
+        typer.echo(_line(answer["job"]))
 
 
 @job.command("approve")

@@ -371,6 +371,25 @@ def test_an_admin_runs_the_queue_from_the_command_line(
     assert "needs admin" in shell("job", "cancel", "2").err
 
 
+def test_a_host_asks_for_the_table_of_its_own_libraries(
+    service: Served, shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NSA_TUNE_SERVICE", service.url)
+    monkeypatch.setenv("NSA_TUNE_TOKEN", service.tokens[Role.READ])
+    other = "job", "ask", "--gpu", "NVIDIA H200", "--heads", "16"
+    assert "(no table, and read asked for it)" in shell(*other).out
+    assert "1  proposed  NVIDIA H200, deepseek-v3.2, 16 local heads" in shell(*other).out
+
+    old = replace(grown(1, replace(KEY, libraries=())), device=Device(KEY.gpu, "cpu"))
+    assert service.post("/v1/tables", text_of(old)).status == 200
+    asked = shell("job", "ask", "--json")
+    assert '"schema": "nsa-tune/wanted/1", "table": null' in asked.out
+    assert "no table of these libraries" in asked.out
+    own = replace(old, key=KEY)
+    assert service.post("/v1/tables", text_of(own)).status == 200
+    assert shell("job", "ask").out == f"there is a table: {KEY.digest}\n"
+
+
 def test_a_refusal_other_than_a_lost_job_is_no_success(
     service: Served, host: Host, runs: list[RunRequest]
 ) -> None:
