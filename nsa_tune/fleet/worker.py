@@ -11,7 +11,7 @@ import os
 import socket
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -117,15 +117,13 @@ class _Here:
             return cls(detect.cpu_name(), "", detect.library_versions(), ())
         visible = _visible(len(names))
         gpus = visible if device == ALL else visible[_ordinal(device) :][:1]
-        # The names of GPUs that a UUID stands for are not known before they are used: a host with
-        # GPUs of several models says which one with "cuda:N".
-        found = {names[gpu] if isinstance(gpu, int) else names[0] for gpu in gpus if names}
+        found = set(_names_of(gpus, names))
         if not found:
             raise MachineUnfit(f"there is no device {device} here")
         if len(found) > 1:
             raise MachineUnfit(
                 f"the GPUs of this host differ ({', '.join(sorted(found))}): start a worker for "
-                "each, with --device cuda:N"
+                "each, with --device cuda:N, and with numbers in CUDA_VISIBLE_DEVICES"
             )
         return cls(found.pop(), detect.driver_version(), detect.library_versions(), gpus)
 
@@ -152,6 +150,16 @@ def _visible(count: int) -> tuple[int | str, ...]:
         return tuple(range(count))
     words = [word.strip() for word in named.split(",") if word.strip()]
     return tuple(int(word) if word.isdecimal() else word for word in words)
+
+
+def _names_of(gpus: Iterable[int | str], names: Sequence[str]) -> Iterator[str]:
+    """The names of `gpus`, of a host whose GPUs are called `names`."""
+    for gpu in gpus:
+        if isinstance(gpu, int) and gpu < len(names):
+            yield names[gpu]
+        else:
+            # A UUID, or a number of the host's while only some of its GPUs are in this container.
+            yield from names
 
 
 def _ordinal(device: str) -> int:

@@ -318,8 +318,11 @@ def test_a_host_of_different_gpus_has_a_worker_for_each(
 ) -> None:
     monkeypatch.setattr(nvml, "gpu_names", lambda: ["NVIDIA H100", "NVIDIA H200"])
     monkeypatch.setattr(nvml, "gpu_state", lambda gpu: None)
-    with pytest.raises(MachineUnfit, match="--device cuda:N"):
-        host.work(device="all")
+    for visible, device in (("0,1", "all"), ("GPU-abc", "auto"), ("7", "auto")):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        with pytest.raises(MachineUnfit, match="--device cuda:N"):
+            host.work(device=device)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     assert host.work(device="cuda:1") == 0
     (seen,) = service.get("/v1/workers").document["workers"]
     assert seen["gpu"] == "NVIDIA H200"
