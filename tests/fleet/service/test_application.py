@@ -37,6 +37,13 @@ def service(tmp_path: Path) -> Iterator[Served]:
         yield running
 
 
+@pytest.fixture(scope="module")
+def empty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A service that several tests share, none of which leaves anything in it."""
+    with served(tmp_path_factory.mktemp("empty") / "t.db") as running:
+        yield running
+
+
 def _pushed(service: Served, batches: int = 2, minute: int = 0) -> dict[str, int]:
     answer = service.post("/v1/tables", text_of(grown(batches, minute=minute)))
     assert answer.status == 200, answer.body
@@ -67,20 +74,20 @@ POSTS = {
 }  # fmt: skip
 
 
-def test_nobody_gets_in_without_a_token(service: Served) -> None:
+def test_nobody_gets_in_without_a_token(empty: Served) -> None:
     for method, path in [*(("GET", one) for one in READS), *(("POST", one) for one in POSTS)]:
-        for token in (None, "", "nst_wrong", service.tokens[Role.READ] + "x"):
-            answer = service.ask(method, path, b"{}" if method == "POST" else None,
+        for token in (None, "", "nst_wrong", empty.tokens[Role.READ] + "x"):
+            answer = empty.ask(method, path, b"{}" if method == "POST" else None,
                                  role=None, token=token)  # fmt: skip
             assert answer.status == 401, (method, path, token)
             assert answer.headers["www-authenticate"] == "Bearer"
             assert "`nsa-tune token add`" in answer.document["error"]
 
 
-def test_a_role_that_is_too_low_is_told_so(service: Served) -> None:
+def test_a_role_that_is_too_low_is_told_so(empty: Served) -> None:
     for path, needed in POSTS.items():
         for role in Role:
-            answer = service.post(path, {}, role=role)
+            answer = empty.post(path, {}, role=role)
             if role.allows(needed):
                 assert answer.status in (400, 404), (path, role)
             else:
@@ -89,23 +96,23 @@ def test_a_role_that_is_too_low_is_told_so(service: Served) -> None:
                     "error": f"token {role} has the role {role}, and this needs {needed}"
                 }
     for path in READS:
-        assert service.get(path).status == 200
+        assert empty.get(path).status == 200
 
 
-def test_every_answer_is_careful_and_every_error_a_sentence(service: Served) -> None:
+def test_every_answer_is_careful_and_every_error_a_sentence(empty: Served) -> None:
     for method, path, status in (
         ("GET", "/nothing", 404), ("DELETE", "/v1/tables", 405), ("GET", "/v1/jobs/1/done", 405),
         ("POST", "/v1/jobs/x/done", 404), ("GET", "/v1/tables/0", 404),
     ):  # fmt: skip
-        answer = service.ask(method, path)
+        answer = empty.ask(method, path)
         assert answer.status == status, path
         assert isinstance(answer.document["error"], str)
         assert answer.headers["x-content-type-options"] == "nosniff"
         assert "default-src 'none'" in answer.headers["content-security-policy"]
 
 
-def test_a_probe_needs_no_token_and_learns_nothing(service: Served) -> None:
-    assert service.get("/healthz", role=None).document == {"ok": True}
+def test_a_probe_needs_no_token_and_learns_nothing(empty: Served) -> None:
+    assert empty.get("/healthz", role=None).document == {"ok": True}
 
 
 # --- tables
@@ -183,17 +190,17 @@ def test_tables_are_listed_and_pulled_by_their_content(service: Served, tmp_path
     ],
 )
 def test_a_bad_table_is_refused_in_a_sentence(
-    body: bytes, status: int, words: str, service: Served
+    body: bytes, status: int, words: str, empty: Served
 ) -> None:
-    answer = service.post("/v1/tables", body)
+    answer = empty.post("/v1/tables", body)
     assert answer.status == status
     assert words in answer.document["error"]
     assert "/tmp" not in answer.document["error"]
-    assert service.get("/v1/tables").document == {"tables": []}
+    assert empty.get("/v1/tables").document == {"tables": []}
 
 
-def test_a_body_that_was_changed_on_the_way_is_refused(service: Served) -> None:
-    answer = service.post("/v1/tables", text_of(grown(2)), X_Content_SHA256="0" * 64)
+def test_a_body_that_was_changed_on_the_way_is_refused(empty: Served) -> None:
+    answer = empty.post("/v1/tables", text_of(grown(2)), X_Content_SHA256="0" * 64)
     assert answer.status == 400
     assert "X-Content-SHA256" in answer.document["error"]
 
@@ -265,15 +272,15 @@ def test_what_an_admin_adds_is_queued(service: Served) -> None:
         ("/v1/wanted", json.dumps({**TARGET, "heads": 10**30}).encode()),
     ],
 )
-def test_a_body_that_means_nothing_is_refused(path: str, body: bytes, service: Served) -> None:
-    answer = service.post(path, body, role=Role.ADMIN)
+def test_a_body_that_means_nothing_is_refused(path: str, body: bytes, empty: Served) -> None:
+    answer = empty.post(path, body, role=Role.ADMIN)
     assert answer.status == 400
     assert isinstance(answer.document["error"], str)
-    assert service.get("/v1/jobs").document == {"jobs": []}
+    assert empty.get("/v1/jobs").document == {"jobs": []}
 
 
-def test_a_body_without_end_is_cut_off(service: Served) -> None:
-    assert service.post("/v1/wanted", b"x" * (2**18 + 1)).status == 413
+def test_a_body_without_end_is_cut_off(empty: Served) -> None:
+    assert empty.post("/v1/wanted", b"x" * (2**18 + 1)).status == 413
 
 
 # --- what engines and sentinels say
