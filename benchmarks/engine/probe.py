@@ -276,7 +276,7 @@ class Probe:
         facts["host_ms"] = round((time.perf_counter() - host) * 1e3, 3)
         facts["t"] = round(host, 6)
         facts |= _ran(runner, backend, result)
-        if steering is not None and steered:
+        if steering is not None and configuration.plugin:
             facts["pass_mode"] = forced or str(steering.last)
         if reads_memory:
             facts |= _memory()

@@ -1,27 +1,38 @@
 """Whether all ranks of an engine on several GPUs do the same, pass by pass, under mixed load.
 
 A rank that replays a graph while another runs eagerly waits for it for ever. So the passes of all
-ranks are laid side by side: as many passes, in the same order, each as a graph on all or on none.
-Without data-parallel attention, what each pass ran must be the same too.
+ranks are laid side by side: as many passes, in the same order, each as a graph on all or on none,
+and each in the way that the plug-in chose on all. Without data-parallel attention, what each pass
+ran must be the same too.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import sys
+import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import exp, log
+from random import Random
 from typing import Any
 
+from benchmarks.engine.cases import PAGE
 from benchmarks.engine.prefill import ran
-from benchmarks.engine.session import Pass, Session
-from benchmarks.engine.soak import TableEvents, load
+from benchmarks.engine.session import Pass, Session, sampling_of
+from benchmarks.engine.soak import TableEvents
 
-__all__ = ["differences", "measure"]
+__all__ = ["Request", "differences", "measure", "summary_of", "waves", "way"]
 
-_COLLECT_EVERY = 20
-_EVENT_EVERY = 10
-"""In requests."""
+_CHANGE_EVERY, _EVENT_EVERY, _COLLECT_EVERY = 4, 3, 20
+"""In waves."""
 _MOST_SHOWN = 10
+_SHORTEST, _LONGEST = 8, 3000
+_HEADS, _LONGEST_HEAD = 8, 40
+"""Shared prefixes, and the most pages of one."""
+_AFTER_S = (0.0, 0.0, 0.01, 0.03)
 
 
 def measure(session: Session, options: argparse.Namespace) -> Iterable[dict[str, Any]]:
@@ -39,17 +50,20 @@ def measure(session: Session, options: argparse.Namespace) -> Iterable[dict[str,
 def _mixed(
     session: Session, options: argparse.Namespace, events: TableEvents | None
 ) -> dict[str, Any]:
-    """Mixed batches until there are enough passes, changing configurations and tables."""
+    """Mixed load until there are enough passes, changing configurations and tables."""
     session.flush()
     passes: list[Pass] = []
-    happened = 0
-    for i, (prompts, new) in enumerate(load(session)):
-        session.use(session.configurations[i // _EVENT_EVERY % len(session.configurations)])
-        if events is not None and i % _EVENT_EVERY == _EVENT_EVERY - 1:
-            events.next()
-            happened += 1
+    happened: list[str] = []
+    asked, wrong, begin = 0, 0, time.monotonic()
+    for i, wave in enumerate(waves(session)):
+        if i % _CHANGE_EVERY == 0:
+            session.use(session.configurations[i // _CHANGE_EVERY % len(session.configurations)])
+        if events is not None and i % _EVENT_EVERY == 0:
+            happened.append(events.next())
         session.tag()
-        session.ask(prompts, new)
+        lengths = session.wait_for(_answered(session.engine, wave))
+        asked += len(wave)
+        wrong += sum(given != one.new for given, one in zip(lengths, wave, strict=True))
         if i % _COLLECT_EVERY == _COLLECT_EVERY - 1:
             passes += session.collect(all_ranks=True)
             if session.late or len(passes) >= options.rank_passes * options.real_tp:
@@ -59,10 +73,67 @@ def _mixed(
         by_rank.setdefault(one["gpu"], []).append(one)
     found = list(differences(by_rank, alike=options.real_dp == 1))
     return {
-        "passes": {str(rank): len(mine) for rank, mine in sorted(by_rank.items())},
-        "table_events": happened, "differences": len(found), "shown": found[:_MOST_SHOWN],
-        "graphs": sum(one["graph"] for one in passes), "mha": sum(one["mha"] for one in passes),
+        "seconds": round(time.monotonic() - begin, 1), "requests": asked, "wrong_answers": wrong,
+        "table_events": {name: happened.count(name) for name in sorted(set(happened))},
+        "by_rank": {str(rank): summary_of(mine) for rank, mine in sorted(by_rank.items())},
+        "differences": len(found), "shown": found[:_MOST_SHOWN],
     }  # fmt: skip
+
+
+def summary_of(passes: Sequence[Pass]) -> dict[str, Any]:
+    """How many passes of one rank ran how."""
+    prefills = [one for one in passes if one["mode"] == "EXTEND"]
+    return {
+        "passes": len(passes), "modes": dict(Counter(one["mode"] for one in passes)),
+        "ways": dict(Counter(way(one) for one in passes)),
+        "prefills": {
+            "graph": sum(one["graph"] for one in prefills),
+            "eager": sum(not one["graph"] for one in prefills),
+            "mha": sum(one["mha"] for one in prefills),
+        },
+    }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request of a wave."""
+
+    prompt: list[int]
+    new: int
+    """Tokens to generate."""
+    after_s: float
+    """When it is sent, from the wave's start."""
+
+
+def waves(session: Session) -> Iterator[list[Request]]:
+    """Requests that overlap: while some decode, others are prefilled.
+
+    Prompts end on both sides of index_topk and of the largest prefill graph; half of them share one
+    of a few prefixes.
+    """
+    random = Random(13)
+    heads = [session.tokens(PAGE * random.randrange(1, _LONGEST_HEAD)) for _ in range(_HEADS)]
+    while True:
+        wave = []
+        for _ in range(random.choice((1, 2, 4, 8))):
+            length = int(exp(random.uniform(log(_SHORTEST), log(_LONGEST))))
+            head = random.choice(heads) if random.random() < 0.5 else []
+            prompt = head + session.tokens(length)
+            wave.append(Request(prompt, random.choice((1, 1, 2, 4)), random.choice(_AFTER_S)))
+        yield wave
+
+
+async def _answered(engine: Any, wave: Sequence[Request]) -> list[int]:
+    """How many tokens each request of a wave got."""
+
+    async def one(request: Request) -> int:
+        await asyncio.sleep(request.after_s)
+        found = await engine.async_generate(
+            input_ids=request.prompt, sampling_params=sampling_of(request.new)
+        )
+        return len(found["output_ids"])
+
+    return list(await asyncio.gather(*map(one, wave)))
 
 
 def differences(by_rank: Mapping[int, Sequence[Pass]], *, alike: bool) -> Iterator[dict[str, Any]]:
@@ -71,11 +142,20 @@ def differences(by_rank: Mapping[int, Sequence[Pass]], *, alike: bool) -> Iterat
     `alike`: also what a pass ran must be the same; data-parallel ranks have batches of their own.
     """
     for i, passes in enumerate(zip(*by_rank.values(), strict=False)):
-        kinds = {(one["graph"], ran(one), one["q"]) if alike and "q" in one else one["graph"]
-                 for one in passes}  # fmt: skip
+        kinds = {_kind(one, alike=alike) for one in passes}
         if len(kinds) > 1:
             ranks = dict(zip(map(str, by_rank), passes, strict=True))
             yield {"pass": i, "ranks": ranks}
     lengths = {len(passes) for passes in by_rank.values()}
     if len(lengths) > 1:
         yield {"passes": {str(rank): len(passes) for rank, passes in by_rank.items()}}
+
+
+def way(one: Pass) -> str:
+    """The way that the plug-in chose for a pass; the engine's own where it chose none."""
+    return str(one.get("pass_mode", "engine"))
+
+
+def _kind(one: Pass, *, alike: bool) -> tuple[Any, ...]:
+    own = (ran(one), one["mode"], one["q"]) if alike and "q" in one else ()
+    return (one["graph"], way(one), *own)

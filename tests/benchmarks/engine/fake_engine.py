@@ -113,11 +113,12 @@ class FakeEngine:
         ]
 
     async def async_generate(
-        self, input_ids: list[int], sampling_params: dict[str, Any], stream: bool
-    ) -> AsyncIterator[dict[str, Any]]:
-        """One prompt; the answers come one after the other."""
-        assert stream
+        self, input_ids: list[int], sampling_params: dict[str, Any], stream: bool = False
+    ) -> Any:
+        """One prompt; with `stream` the answers come one after the other."""
         found = self.generate([input_ids], [sampling_params])
+        if not stream:
+            return found[0]
 
         async def answers() -> AsyncIterator[dict[str, Any]]:
             for one in found:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.engine.ranks import differences
+from benchmarks.engine.ranks import differences, summary_of, waves
 
 
 def _pass(graph: bool, mha: bool = False, q: int = 8) -> dict[str, Any]:
-    return {"graph": graph, "mha": mha, "impl": "fa3", "q": q}
+    return {"mode": "EXTEND", "graph": graph, "mha": mha, "impl": "fa3", "q": q}
 
 
 def test_ranks_that_do_the_same_do_not_differ() -> None:
@@ -42,3 +43,41 @@ def test_any_one_difference_is_found(graphs: list[bool], data: st.DataObject) ->
     other = [graph is not (i == at) for i, graph in enumerate(graphs)]
     by_rank = {rank: [_pass(graph) for graph in found] for rank, found in ((0, graphs), (1, other))}
     assert [one["pass"] for one in differences(by_rank, alike=False)] == [at]
+
+
+def test_another_way_is_found_although_each_replays_a_graph() -> None:
+    own, other = _pass(True), _pass(True) | {"pass_mode": "decode_graph"}
+    assert len(list(differences({0: [own], 1: [other]}, alike=False))) == 1
+
+
+def test_data_parallel_ranks_may_have_passes_of_other_kinds() -> None:
+    prefill = _pass(True) | {"mode": "EXTEND", "pass_mode": "decode_graph"}
+    idle = {"mode": "IDLE", "graph": True, "mha": False, "impl": "", "pass_mode": "decode_graph"}
+    assert list(differences({0: [prefill], 1: [idle]}, alike=False)) == []
+
+
+class _Session:
+    def tokens(self, count: int) -> list[int]:
+        return [7] * count
+
+
+def test_waves_mix_what_an_engine_runs_in_different_ways() -> None:
+    made: Any = _Session()
+    found = [one for wave in islice(waves(made), 200) for one in wave]
+    lengths = [len(one.prompt) for one in found]
+    assert min(lengths) < 64 < 2048 < max(lengths)
+    assert {one.new for one in found} >= {1, 4}
+    assert len({one.after_s for one in found}) > 1
+
+
+def test_the_summary_counts_ways_and_kinds() -> None:
+    passes = [
+        _pass(True) | {"mode": "EXTEND", "pass_mode": "dense_graph"},
+        _pass(False, mha=True) | {"mode": "EXTEND"},
+        _pass(True) | {"mode": "DECODE"},
+    ]
+    assert summary_of(passes) == {
+        "passes": 3, "modes": {"EXTEND": 2, "DECODE": 1},
+        "ways": {"dense_graph": 1, "engine": 2},
+        "prefills": {"graph": 1, "eager": 1, "mha": 1},
+    }  # fmt: skip

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.engine import compare, run, soak
+from benchmarks.engine import compare, ranks, run, soak
 from benchmarks.engine.configurations import parsed
 from benchmarks.engine.control import Control
 from benchmarks.engine.probe import Settings
@@ -228,9 +228,14 @@ def test_ranks_run_mixed_batches_in_every_configuration(
     tmp_path: Path, engines: list[FakeEngine]
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(soak, "_LONGEST", 64)
+        patch.setattr(ranks, "_LONGEST", 64)
+        patch.setattr(ranks, "_LONGEST_HEAD", 3)
+        patch.setattr(ranks, "_AFTER_S", (0.0,))
         options = ("--tests", "ranks", "--rank-passes", "300")
         (row,) = _measured(tmp_path, *options)["tests"]["ranks"]
-    assert row["passes"]["0"] >= 300
+    mine = row["by_rank"]["0"]
+    assert mine["passes"] >= 300
     assert row["differences"] == 0
-    assert 0 < row["graphs"] < row["passes"]["0"], "graph and eager"
+    assert row["wrong_answers"] == 0
+    assert mine["prefills"]["graph"], "graph and eager"
+    assert mine["prefills"]["eager"], "graph and eager"
