@@ -36,7 +36,11 @@ _AFTER_S = (0.0, 0.0, 0.01, 0.03)
 
 
 def measure(session: Session, options: argparse.Namespace) -> Iterable[dict[str, Any]]:
-    """One row: passes a rank, and where ranks differ."""
+    """One row: passes a rank, and where ranks differ.
+
+    Raises:
+        RuntimeError: when they differ, or an answer was too short; the row comes before.
+    """
     events = TableEvents(options.soak_table) if options.soak_table else None
     try:
         row = _mixed(session, options, events)
@@ -45,6 +49,11 @@ def measure(session: Session, options: argparse.Namespace) -> Iterable[dict[str,
             events.restore()
     print("ranks", row, file=sys.stderr, flush=True)
     yield row
+    if row["differences"] or row["wrong_answers"]:
+        raise RuntimeError(
+            f"ranks differ in {row['differences']} passes, "
+            f"{row['wrong_answers']} answers have another length than was asked for"
+        )
 
 
 def _mixed(

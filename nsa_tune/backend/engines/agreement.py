@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from nsa_tune.backend.costmodel.weights import stamp_of
 from nsa_tune.backend.dispatch.dispatcher import Dispatcher
 
-__all__ = ["NOTHING", "Store", "agree", "decides_by", "refuse", "table_digest"]
+__all__ = ["NOTHING", "Store", "agree", "decides_by", "refuse", "silent", "table_digest"]
 
 NOTHING = "no table"
 """What a rank says that decides nothing."""
@@ -79,6 +79,11 @@ def agree(
 def refuse(store: Store, question: str) -> None:
     """Answer for all ranks that nothing is agreed on, without waiting for them."""
     store.compare_set(f"nsa_tune/{question}/verdict", "", _OFF.decode())
+
+
+def silent(store: Store, question: str, *, ranks: int) -> list[int]:
+    """The ranks that have not answered so far."""
+    return [one for one in range(ranks) if not store.check([f"nsa_tune/{question}/{one}"])]
 
 
 def table_digest(dispatcher: Dispatcher) -> str:

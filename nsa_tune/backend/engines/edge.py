@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
-__all__ = ["Edge", "LeftAlone"]
+__all__ = ["Edge", "EngineMustStop", "LeftAlone"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -14,6 +14,13 @@ T = TypeVar("T")
 
 class LeftAlone(Exception):
     """This backend is not steered; the text says why."""
+
+
+class EngineMustStop(Exception):
+    """Other ranks wait for this one, and would for ever; the text says what to do about it.
+
+    The one thing that crosses the edge: an engine that stops can be started again.
+    """
 
 
 class Edge:
@@ -30,10 +37,13 @@ class Edge:
     ) -> T | None:
         """`call` with the rest; whatever it raises is logged once, and None is the answer.
 
-        An engine must not stop because of its tuner: the only place here that catches everything.
+        An engine must not stop because of its tuner: the only place here that catches everything
+        but `EngineMustStop`.
         """
         try:
             return call(*arguments, **keywords)
+        except EngineMustStop:
+            raise
         except Exception as error:  # noqa: BLE001 - the engine goes on, whatever it was
             problem = f"{what} failed, so {self.engine} decides by itself: {_said_by(error)}"
             if problem not in self._said:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from torch._C._distributed_c10d import HashStore, TCPStore
 
 from nsa_tune.backend.engines.agreement import agree, decides_by, table_digest
+from nsa_tune.backend.engines.sglang.edge import EngineMustStop
 from nsa_tune.backend.engines.sglang.pass_mode import ranks as module
 from nsa_tune.backend.engines.sglang.pass_mode.ranks import Ranks
 from tests.backend.engines.sglang.tables import dispatcher
@@ -194,3 +195,64 @@ def test_all_that_answers_follow_from_is_compared() -> None:
     assert decides_by(table) == decides_by(table)
     assert decides_by(table) != decides_by(table, "more")
     assert decides_by(table) != decides_by(dispatcher("fp8", mha_us=1.0))
+
+
+def _together(
+    monkeypatch: pytest.MonkeyPatch, calls: Sequence[Any], timeout_s: float = 5.0
+) -> list[Any]:
+    """What each rank comes back with from the same step: its result, or what it raised."""
+    shared = HashStore()
+    monkeypatch.setattr("torch.distributed.distributed_c10d._get_default_store", lambda: shared)
+    monkeypatch.setattr(module, "_numbered", lambda question: question)
+    monkeypatch.setenv("NSA_TUNE_AGREE_S", str(timeout_s))
+
+    def rank(number: int) -> Any:
+        try:
+            return _ranks(number, len(calls))[0].together("a step", calls[number])
+        except Exception as error:  # noqa: BLE001 - it is what is looked at
+            return error
+
+    with ThreadPoolExecutor(len(calls)) as pool:
+        return list(pool.map(rank, range(len(calls))))
+
+
+def _fails() -> None:
+    raise RuntimeError("made up")
+
+
+def test_a_step_that_works_everywhere_gives_each_rank_its_own_result(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert _together(monkeypatch, [lambda: "zero", lambda: "one"]) == ["zero", "one"]
+
+
+def test_a_step_that_fails_on_one_rank_is_given_up_by_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second, third = _together(monkeypatch, [lambda: "zero", _fails, lambda: "two"])
+
+    assert first is third is None
+    assert isinstance(second, RuntimeError)
+
+
+def test_a_step_that_fails_everywhere_stops_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = _together(monkeypatch, [_fails, _fails])
+
+    assert [type(one) for one in found] == [RuntimeError] * 2
+
+
+def test_a_rank_that_fails_while_another_waits_for_it_stops_the_engine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The other is within a collective operation, and comes back with nothing."""
+    shared = HashStore()
+    monkeypatch.setattr("torch.distributed.distributed_c10d._get_default_store", lambda: shared)
+    monkeypatch.setenv("NSA_TUNE_AGREE_S", "0.2")
+    with pytest.raises(EngineMustStop, match=r"a step failed on rank 1 .*made up.* rank 0, 2"):
+        _ranks(1, 3)[0].together("a step", _fails)
+
+
+def test_one_rank_raises_what_its_step_raises() -> None:
+    ranks, _ = _ranks(0, 1)
+
+    assert ranks.together("a step", lambda: 3) == 3
+    with pytest.raises(RuntimeError, match="made up"):
+        ranks.together("a step", _fails)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from nsa_tune.backend.engines.edge import Edge
+from nsa_tune.backend.engines.edge import Edge, EngineMustStop
 
-__all__ = ["EDGE", "attempt", "say_once"]
+__all__ = ["EDGE", "EngineMustStop", "attempt", "say_once"]
 
 EDGE = Edge("SGLang")
 attempt = EDGE.attempt

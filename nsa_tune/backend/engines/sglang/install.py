@@ -12,7 +12,7 @@ from nsa_tune.backend.engines.sglang.backend import around_init
 from nsa_tune.backend.engines.sglang.decode.hooks import around_fa3
 from nsa_tune.backend.engines.sglang.edge import EDGE
 from nsa_tune.backend.engines.sglang.indexer import around_context_lens
-from nsa_tune.backend.engines.sglang.pass_mode import absorbed
+from nsa_tune.backend.engines.sglang.pass_mode import absorbed, gathered
 from nsa_tune.backend.engines.sglang.pass_mode import hooks as pass_mode
 from nsa_tune.backend.engines.sglang.prefill import around_prefill
 from nsa_tune.backend.engines.sglang.releases import checked, installed_version, release_of
@@ -30,6 +30,8 @@ _HOOKING = Hooking(
         "indexer": around_context_lens,
         "init_graphs": pass_mode.around_init_graphs,
         "forward": pass_mode.around_forward,
+        "sync": pass_mode.around_sync,
+        "gather": gathered.around_gather,
         "can_run": pass_mode.around_can_run,
         "capture": pass_mode.around_capture,
         "prepare_metadata": pass_mode.around_prepare_metadata,

@@ -104,6 +104,7 @@ _OLDER = Release(
 _RUNNER = "sglang.srt.model_executor.model_runner"
 _GRAPHS = "sglang.srt.model_executor.runner.prefill_cuda_graph_runner"
 _BREAKABLE = "sglang.srt.model_executor.runner_backend.breakable_cuda_graph_backend"
+_SYNC = "sglang.srt.managers.scheduler_components.dp_attn"
 INDEXER = "sglang.srt.layers.attention.dsa.dsa_indexer"
 """Where the indexer is."""
 TOPK_MODULE = "sglang.srt.layers.attention.dsa.dsa_topk_backend"
@@ -117,6 +118,11 @@ _PASS_MODE_SYMBOLS = (
         "forward", _RUNNER, "ModelRunner._forward_raw",
         ("self", "forward_batch", "pp_proxy_tensors"), False,
     ),
+    Symbol(
+        "sync", _SYNC, "SchedulerDPAttnAdapter.prepare_mlp_sync_batch", ("self", "local_batch"),
+        True,
+    ),
+    Symbol("gather", _SYNC, "MLPSyncBatchInfo.all_gather", ("self", "device", "group"), False),
     Symbol(
         "can_run", _GRAPHS, "PrefillCudaGraphRunner.can_run_graph", ("self", "forward_batch"), True
     ),

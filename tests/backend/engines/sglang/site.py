@@ -91,6 +91,16 @@ class BreakableCudaGraphBackend:
     def replay(self, shape_key, static_forward_batch, **kwargs):
         return shape_key
 """
+_SYNC = """
+class MLPSyncBatchInfo:
+    def all_gather(self, device, group, use_all_reduce=False):
+        pass
+
+
+class SchedulerDPAttnAdapter:
+    def prepare_mlp_sync_batch(self, local_batch):
+        return local_batch
+"""
 _EXECUTOR = "sglang/srt/model_executor"
 _REAL = (
     "sglang/srt/environ.py", "sglang/srt/debug_utils/cuda_coredump.py", "sglang/srt/plugins/",
@@ -113,6 +123,7 @@ class Site(EngineSite):
         self.write(f"{_EXECUTOR}/model_runner.py", _RUNNER)
         self.write(f"{_EXECUTOR}/runner/prefill_cuda_graph_runner.py", _PREFILL_GRAPHS)
         self.write(f"{_EXECUTOR}/runner_backend/breakable_cuda_graph_backend.py", _BREAKABLE)
+        self.write("sglang/srt/managers/scheduler_components/dp_attn.py", _SYNC)
         self.packages("sglang")
 
     def backend(self, text: str) -> None:

@@ -15,6 +15,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from nsa_tune.backend.engines.sglang.pass_mode.data_parallel import (
+    PREFILL_FLAGS,
+    DataParallel,
+    set_flag,
+)
 from nsa_tune.backend.engines.sglang.pass_mode.steering import Steering
 from nsa_tune.backend.engines.sglang.pass_mode.times import PassMode, PassTime
 from nsa_tune.backend.engines.sglang.prefill import changed
@@ -60,7 +65,7 @@ class _Case:
         return -(-pairs // sum(self.lens))
 
 
-def measure(runner: Any, steering: Steering) -> list[PassTime]:
+def measure(runner: Any, steering: Steering | DataParallel) -> list[PassTime]:
     """Measure each way to run a prefill in `runner`, SGLang's ModelRunner."""
     found = []
     most = runner.attn_backend.dsa_index_topk
@@ -80,7 +85,7 @@ def longest(runner: Any) -> int:
     return int(min(slots, context_len, _LONGEST)) - 1
 
 
-def _cases(runner: Any, steering: Steering) -> Iterator[_Case]:
+def _cases(runner: Any, steering: Steering | DataParallel) -> Iterator[_Case]:
     """The passes to measure: those that this engine has room for."""
     room = longest(runner)
     # Row 0 of the page tables is padding's.
@@ -90,15 +95,16 @@ def _cases(runner: Any, steering: Steering) -> Iterator[_Case]:
             yield case
 
 
-def _wanted(runner: Any, steering: Steering) -> Iterator[_Case]:
+def _wanted(runner: Any, steering: Steering | DataParallel) -> Iterator[_Case]:
     most = runner.attn_backend.dsa_index_topk
     sizes = sorted(runner.prefill_cuda_graph_runner.capture_num_tokens)
+    # The smallest graph that holds as many tokens as a decode graph has rows, or the largest.
+    few = next((size for size in sizes if size >= max(steering.rows, default=0)), sizes[-1])
     for size in sizes:
-        yield from _short(steering, size, most)
-        for prefix in _CONTEXTS:
-            if size <= _FEW:
-                for mode in _USUAL:
-                    yield _Case(mode, size, prefix, (size,))
+        if isinstance(steering, DataParallel):
+            yield from _steps(steering, size, most, few)
+        else:
+            yield from _prefills(steering, size, most)
     for rows in sorted({*_ROWS, *steering.rows[-1:]} & set(steering.rows)):
         for prefix in (0, *_CONTEXTS):
             # A batch to measure is made as for a prefill graph.
@@ -106,15 +112,34 @@ def _wanted(runner: Any, steering: Steering) -> Iterator[_Case]:
                 yield _Case(PassMode.DECODE_GRAPH, rows, prefix, (rows,))
 
 
-def _short(steering: Steering, size: int, most: int) -> Iterator[_Case]:
-    """Passes of `size` new tokens in sequences of at most `most` keys: prompts, and turns."""
+def _prefills(steering: Steering, size: int, most: int) -> Iterator[_Case]:
     eager = (PassMode.EAGER,) if size >= _MANY else ()
-    for mode in (*_USUAL, *eager, *steering.dense):
+    yield from _short(steering, (*_USUAL, *eager), size, most)
+    for prefix in _CONTEXTS:
+        if size <= _FEW:
+            for mode in _USUAL:
+                yield _Case(mode, size, prefix, (size,))
+
+
+def _steps(steering: DataParallel, size: int, most: int, few: int) -> Iterator[_Case]:
+    """Steps in which all data-parallel ranks have as many tokens. SGLang has no graph for some."""
+    own = (PassMode.ENGINE, PassMode.EAGER) if size <= few else (PassMode.ENGINE,)
+    yield from _short(steering, own, size, most)
+    for prefix in _CONTEXTS if size <= few else ():
+        for mode in own:
+            yield _Case(mode, size, prefix, (size,))
+
+
+def _short(
+    steering: Steering | DataParallel, own: Sequence[PassMode], size: int, most: int
+) -> Iterator[_Case]:
+    """Passes of `size` new tokens in sequences of at most `most` keys: prompts, and turns."""
+    for mode in (*own, *steering.dense):
         yield _Case(mode, size, 0, _lens(size, most))
     mla = tuple(mode for mode in steering.dense if mode is PassMode.DENSE_MLA_GRAPH)
     for turn in (_TURN, _SHORT_TURN) if size >= _MANY else (_TURN,):
         turns = _lens(size, turn)
-        for mode in (*_USUAL, *eager, *mla):
+        for mode in (*own, *mla):
             yield _Case(mode, size, most - max(turns), turns)
 
 
@@ -158,7 +183,24 @@ def _extend(runner: Any, prefix: int, lens: Sequence[int]) -> Any:
     hidden = type(batch.capture_hidden_mode)
     # The draft layer reads all hidden states.
     batch.capture_hidden_mode = hidden.FULL if runner.spec_algorithm.is_eagle() else hidden.NULL
+    if batch.global_num_tokens_cpu is not None:
+        _tell_of_other_ranks(batch, q_tokens, len(lens))
     return batch
+
+
+def _tell_of_other_ranks(batch: Any, q_tokens: int, sequences: int) -> None:
+    """Data-parallel ranks measure the same batch together."""
+    import torch
+
+    ranks = len(batch.global_num_tokens_cpu)
+    for name, count in (("", q_tokens), ("_for_logprob", sequences)):
+        counts, name = [count] * ranks, f"global_num_tokens{name}"
+        setattr(batch, f"{name}_cpu", counts)
+        on_device = torch.tensor(counts, dtype=torch.int64, device=batch.input_ids.device)
+        setattr(batch, f"{name}_gpu", on_device)
+    batch.original_global_num_tokens_cpu = batch.global_num_tokens_cpu
+    batch.is_extend_in_batch = True
+    set_flag(batch, PREFILL_FLAGS, True)
 
 
 @contextmanager
@@ -178,7 +220,7 @@ def _slots_to_read(runner: Any, kv_len: int, sequences: int) -> Iterator[None]:
         table[1 : 1 + sequences, :kv_len] = 0
 
 
-def _timed_us(runner: Any, steering: Steering, mode: PassMode, batch: Any) -> float:
+def _timed_us(runner: Any, steering: Steering | DataParallel, mode: PassMode, batch: Any) -> float:
     """The median time of a pass in microseconds, from its first call until the GPU is done."""
     import torch
 

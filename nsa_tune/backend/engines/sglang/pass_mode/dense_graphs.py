@@ -63,6 +63,8 @@ class DenseGraphs:
         self.kind = kind
         self._inputs: dict[int, Inputs] = {}
         """By captured size."""
+        self._read: list[Any] = []
+        """What graphs read besides: with DP attention SGLang puts tensors into captured batches."""
 
     @property
     def sizes(self) -> list[int]:
@@ -100,6 +102,7 @@ class DenseGraphs:
             with absorbed(backend, inputs, most):
                 runner.backend.capture_one(self.key(size), forward)
         self._inputs[size] = inputs
+        self._read.append(forward_batch)
 
     def fits(self, size: int, sequences: int) -> bool:
         """Whether there is a graph of `size` tokens for so many sequences."""

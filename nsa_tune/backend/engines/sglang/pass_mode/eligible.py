@@ -15,6 +15,7 @@ from nsa_tune.backend.engines.symbols import hooks_on
 __all__ = [
     "DENSE_SWITCH",
     "MODE_SWITCH",
+    "data_parallel",
     "switched_on",
     "why_no_absorbed_graphs",
     "why_no_decode_graphs",
@@ -37,13 +38,9 @@ def _flag(name: str) -> Callable[[Any], bool]:
     return lambda runner: bool(getattr(runner.server_args, name, False))
 
 
-_LEFT_ALONE: Mapping[str, Callable[[Any], bool]] = {
+_LEFT_ALONE: dict[str, Callable[[Any], bool]] = {
     "this model's attention is not DSA": lambda runner: (
         not hasattr(runner.attn_backend, "set_dsa_prefill_impl")
-    ),
-    # Later releases take the argument back once it is resolved.
-    "with DP attention the ranks' batches differ": lambda runner: (
-        _flag("enable_dp_attention")(runner) or parallel().attn_dp_size > 1
     ),
     "this model does not generate": lambda runner: not runner.is_generation,
     "with pipeline parallelism the stages' batches differ": lambda runner: (
@@ -59,9 +56,25 @@ _LEFT_ALONE: Mapping[str, Callable[[Any], bool]] = {
     "with two-batch overlap": _flag("enable_two_batch_overlap"),
     "with prefill and decoding on one GPU in turns (PD multiplexing)": _flag("enable_pdmux"),
 }
+_NOT_TOGETHER: dict[str, Callable[[Any], bool]] = {
+    # What ranks tell each other goes by other groups, whose members come and go.
+    "with elastic expert parallelism": lambda runner: (
+        getattr(runner.server_args, "elastic_ep_backend", None) is not None
+    ),
+    "with distributed weights (DWDP) ranks run passes by themselves": lambda runner: (
+        getattr(runner.server_args, "dwdp_size", 1) > 1
+    ),
+    "hidden states are returned": _flag("enable_return_hidden_states"),
+    "with DP attention and speculative decoding ranks verify and prefill in turns": lambda runner: (
+        not runner.spec_algorithm.is_none()
+    ),
+}
 _NO_DENSE_GRAPHS: Mapping[str, Callable[[Any], bool]] = {
     "on this GPU dense attention reads lengths that a graph would keep": lambda graphs: (
         graphs.model_runner.attn_backend.device_sm_major != 9
+    ),
+    "with DP attention an idle rank's batch would not fit": lambda graphs: data_parallel(
+        graphs.model_runner
     ),
     "its own graphs are not of the breakable kind": lambda graphs: (
         "BreakableCudaGraphBackend" not in {kind.__name__ for kind in type(graphs.backend).__mro__}
@@ -107,13 +120,20 @@ _NO_DECODE_GRAPHS: Mapping[str, Callable[[Any], bool]] = {
 }
 
 
+def data_parallel(runner: Any) -> bool:
+    """Whether attention is data-parallel: each rank, or group of ranks, has a batch of its own."""
+    # Later releases take the argument back once it is resolved.
+    return _flag("enable_dp_attention")(runner) or parallel().attn_dp_size > 1
+
+
 def why_not(runner: Any) -> str | None:
     """Why all passes of this model runner run as SGLang has them; None where they need not."""
     if not switched_on(MODE_SWITCH):
         return f"{MODE_SWITCH} is set to 0"
     if runner.server_args.tp_size > 1 and not os.environ.get(MODE_SWITCH):
         return f"with tensor parallelism it has to be asked for, by {MODE_SWITCH}=1"
-    reason = next((why for why, applies in _LEFT_ALONE.items() if applies(runner)), None)
+    reasons = _LEFT_ALONE | (_NOT_TOGETHER if data_parallel(runner) else {})
+    reason = next((why for why, applies in reasons.items() if applies(runner)), None)
     if reason is not None:
         return reason
     try:

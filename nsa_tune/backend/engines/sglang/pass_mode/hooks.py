@@ -12,19 +12,23 @@ from nsa_tune.backend.engines.sglang.decode import eligible as decode_eligible
 from nsa_tune.backend.engines.sglang.decode import hooks as decode_kernel
 from nsa_tune.backend.engines.sglang.edge import attempt, say_once
 from nsa_tune.backend.engines.sglang.facts import facts_of
+from nsa_tune.backend.engines.sglang.parallel import parallel
 from nsa_tune.backend.engines.sglang.pass_mode import remembered
 from nsa_tune.backend.engines.sglang.pass_mode.calibration import longest, measure
+from nsa_tune.backend.engines.sglang.pass_mode.data_parallel import DataParallel
 from nsa_tune.backend.engines.sglang.pass_mode.dense_graphs import DenseGraphs, Kind
 from nsa_tune.backend.engines.sglang.pass_mode.eligible import (
     DENSE_SWITCH,
+    data_parallel,
     why_no_absorbed_graphs,
     why_no_decode_graphs,
     why_no_dense_graphs,
     why_not,
 )
+from nsa_tune.backend.engines.sglang.pass_mode.gathered import saying
 from nsa_tune.backend.engines.sglang.pass_mode.ranks import Ranks
 from nsa_tune.backend.engines.sglang.pass_mode.row_graphs import RowGraphs
-from nsa_tune.backend.engines.sglang.pass_mode.steering import Steering
+from nsa_tune.backend.engines.sglang.pass_mode.steering import DENSE, EAGER, Steering
 from nsa_tune.backend.engines.sglang.pass_mode.times import PassMode, PassTimes
 from nsa_tune.backend.engines.sglang.pass_mode.watch import Watch
 from nsa_tune.backend.engines.sglang.prefill import source_of
@@ -40,11 +44,14 @@ __all__ = [
     "around_init_graphs",
     "around_prepare_metadata",
     "around_replay",
+    "around_sync",
 ]
 
 _STEERING = "_nsa_tune_pass_mode"
-_DENSE = "_nsa_tune_dense"
-_EAGER = "_nsa_tune_eager"
+_DENSE_MIB = "_nsa_tune_dense_mib"
+_BF16_BYTES = 2
+_SPARE_BYTES = 2**29
+"""For what a captured pass takes besides: NCCL's buffers, workspaces, fragmentation."""
 _ARGUMENTS = ("dtype", "quantization", "moe_runner_backend", "ep_size")
 """SGLang's arguments that change what the layers take besides attention."""
 _KINDS = {PassMode.DENSE_GRAPH: Kind.MHA, PassMode.DENSE_MLA_GRAPH: Kind.MLA}
@@ -54,10 +61,23 @@ def around_forward(
     original: Callable[..., Any], runner: Any, forward_batch: Any, *rest: Any, **named: Any
 ) -> Any:
     """The hook around `ModelRunner._forward_raw`, which runs a pass."""
-    steering: Steering | None = runner.__dict__.get(_STEERING)
-    if steering is None or paused() or named:
+    steering: Steering | DataParallel | None = runner.__dict__.get(_STEERING)
+    if steering is None or named:
+        return original(runner, forward_batch, *rest, **named)
+    # Data-parallel ranks have said before the pass whether they are paused.
+    if type(steering) is Steering and paused():
         return original(runner, forward_batch, *rest, **named)
     return steering.forward(original, runner, forward_batch, rest)
+
+
+def around_sync(original: Callable[..., Any], adapter: Any, local_batch: Any) -> Any:
+    """The hook around `SchedulerDPAttnAdapter.prepare_mlp_sync_batch`: ranks tell of a pass."""
+    steering = adapter.model_runner.__dict__.get(_STEERING)
+    said = None
+    if type(steering) is DataParallel:
+        said = attempt("looking at a batch", steering.says, local_batch)
+    with saying(said):
+        return original(adapter, local_batch)
 
 
 def around_capture(original: Callable[..., Any], graphs: Any) -> Any:
@@ -69,14 +89,14 @@ def around_capture(original: Callable[..., Any], graphs: Any) -> Any:
 
 def around_can_run(original: Callable[..., Any], graphs: Any, forward_batch: Any) -> Any:
     """The hook around `PrefillCudaGraphRunner.can_run_graph`."""
-    return _EAGER not in graphs.__dict__ and original(graphs, forward_batch)
+    return EAGER not in graphs.__dict__ and original(graphs, forward_batch)
 
 
 def around_replay(
     original: Callable[..., Any], backend: Any, shape_key: Any, *rest: Any, **named: Any
 ) -> Any:
     """The hook around `BreakableCudaGraphBackend.replay`."""
-    dense: DenseGraphs | None = backend.__dict__.get(_DENSE)
+    dense: DenseGraphs | None = backend.__dict__.get(DENSE)
     if dense is not None:
         shape_key = dense.key(shape_key.size)
     return original(backend, shape_key, *rest, **named)
@@ -86,7 +106,7 @@ def around_prepare_metadata(
     original: Callable[..., Any], graphs: Any, forward_batch: Any, static_batch: Any, *rest: Any
 ) -> Any:
     """The hook around `_prepare_forward_metadata_for_replay`: a dense graph needs lengths only."""
-    dense: DenseGraphs | None = graphs.backend.__dict__.get(_DENSE)
+    dense: DenseGraphs | None = graphs.backend.__dict__.get(DENSE)
     if dense is None:
         return original(graphs, forward_batch, static_batch, *rest)
     dense.prepare(len(static_batch.input_ids), forward_batch)
@@ -110,11 +130,30 @@ def _capture_dense(graphs: Any) -> None:
     runner = graphs.model_runner
     if runner.is_draft_worker:
         return
-    reason = why_not(runner) or why_no_dense_graphs(graphs)
-    if not Ranks(runner).all_say("dense_graphs", __version__ if reason is None else None):
+    ranks = Ranks(runner)
+    reason = why_not(runner) or why_no_dense_graphs(graphs) or _why_no_room(graphs)
+    if not ranks.all_say("dense_graphs", __version__ if reason is None else None):
         say_once(logging.INFO, f"no dense prefill graphs: {reason or 'the ranks do not agree'}")
         return
     begin, free = time.monotonic(), torch.cuda.mem_get_info()[0]
+    captured = ranks.together("capturing dense prefill graphs", lambda: _dense_graphs(graphs))
+    if captured is None:
+        say_once(logging.WARNING, "no dense prefill graphs: another rank could not capture them")
+        return
+    setattr(graphs, DENSE, captured)
+    took_mib = round((free - torch.cuda.mem_get_info()[0]) / 2**20)
+    setattr(graphs, _DENSE_MIB, took_mib)
+    count = sum(len(dense.sizes) for dense in captured.values())
+    say_once(
+        logging.INFO,
+        f"captured {count} dense prefill graphs of up to {max(graphs.capture_num_tokens)} tokens "
+        f"in {time.monotonic() - begin:.1f} s; they take {took_mib} MiB, which "
+        f"--mem-fraction-static does not hold; {DENSE_SWITCH}=0 leaves them out",
+    )
+
+
+def _dense_graphs(graphs: Any) -> dict[PassMode, DenseGraphs]:
+    runner = graphs.model_runner
     captured: dict[PassMode, DenseGraphs] = {}
     for mode, kind in _KINDS.items():
         if kind is Kind.MLA and why_no_absorbed_graphs(runner) is not None:
@@ -122,15 +161,26 @@ def _capture_dense(graphs: Any) -> None:
         dense = captured[mode] = DenseGraphs(graphs, runner.attn_backend.dsa_index_topk, kind)
         for size in sorted(graphs.capture_num_tokens, reverse=True):
             dense.capture(size)
-    setattr(graphs, _DENSE, captured)
-    took_mb = (free - torch.cuda.mem_get_info()[0]) / 2**20
-    count = sum(len(dense.sizes) for dense in captured.values())
-    say_once(
-        logging.INFO,
-        f"captured {count} dense prefill graphs of up to {max(graphs.capture_num_tokens)} tokens "
-        f"in {time.monotonic() - begin:.1f} s and {took_mb:.0f} MiB; {DENSE_SWITCH}=0 leaves them "
-        "out",
-    )
+    return captured
+
+
+def _why_no_room(graphs: Any) -> str | None:
+    """Why capturing dense graphs might run out of memory; None where it cannot.
+
+    One rank that did would leave the others waiting. Beside what SGLang's own graph of a size has
+    just taken, attention needs queries, keys and values of all heads, with a copy of each.
+    """
+    import torch
+
+    backend, config = graphs.model_runner.attn_backend, graphs.model_runner.model_config
+    head_dim = 2 * (backend.qk_nope_head_dim + backend.qk_rope_head_dim) + config.v_head_dim
+    values = max(graphs.capture_num_tokens) * backend.num_q_heads * head_dim
+    need = 2 * _BF16_BYTES * values + _SPARE_BYTES
+    unused = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+    free = torch.cuda.mem_get_info()[0] + unused
+    if free >= need:
+        return None
+    return f"{free >> 20} MiB of memory are free, and capturing might take {need >> 20} MiB"
 
 
 def _attach(runner: Any) -> None:
@@ -142,6 +192,8 @@ def _attach(runner: Any) -> None:
     graphs = getattr(runner, "prefill_cuda_graph_runner", None)
     if reason is None and not hasattr(graphs, "capture_num_tokens"):
         reason = "it captured no prefill graphs"
+    if reason is None and data_parallel(runner) and DENSE not in graphs.__dict__:
+        reason = why_no_decode_graphs(runner)
     if reason is not None:
         say_once(logging.INFO, f"SGLang decides by itself how prefills run: {reason}")
     ranks = Ranks(runner)
@@ -150,19 +202,20 @@ def _attach(runner: Any) -> None:
         if key is not None:
             say_once(logging.WARNING, "SGLang decides how prefills run: its ranks do not agree")
         return
-    steering = Steering(
-        runner,
-        runner.attn_backend.dsa_index_topk,
-        ranks,
-        dense=graphs.__dict__.get(_DENSE, {}),
-        decode=_row_graphs(runner),
-    )
+    steering = _steering(runner, ranks)
     setattr(runner, _STEERING, steering)
     try:
-        steering.times = _times(runner, steering, ranks, key)
+        times = ranks.together(
+            "measuring how passes run", lambda: _times(runner, steering, ranks, key)
+        )
     except BaseException:
         delattr(runner, _STEERING)
         raise
+    if times is None:
+        delattr(runner, _STEERING)
+        say_once(logging.WARNING, "SGLang decides how prefills run: another rank measured nothing")
+        return
+    steering.times = times
     steering.watch = Watch(lambda: torch.cuda.Event(enable_timing=True))
 
 
@@ -175,8 +228,20 @@ def _row_graphs(runner: Any) -> RowGraphs | None:
     return None
 
 
-def _times(runner: Any, steering: Steering, ranks: Ranks, key: Mapping[str, object]) -> PassTimes:
+def _steering(runner: Any, ranks: Ranks) -> Steering | DataParallel:
+    dense = runner.prefill_cuda_graph_runner.__dict__.get(DENSE, {})
+    index_topk, decode = runner.attn_backend.dsa_index_topk, _row_graphs(runner)
+    if data_parallel(runner):
+        return DataParallel(runner, index_topk, dense=dense, decode=decode)
+    return Steering(runner, index_topk, ranks, dense=dense, decode=decode)
+
+
+def _times(
+    runner: Any, steering: Steering | DataParallel, ranks: Ranks, key: Mapping[str, object]
+) -> PassTimes:
     """What passes take here: as remembered from an earlier start, or measured now."""
+    import torch
+
     table = source_of(runner.attn_backend)
     first = ranks.rank == 0
     # What one rank alone does must not raise: the others would wait for it, or steer without it.
@@ -186,12 +251,33 @@ def _times(runner: Any, steering: Steering, ranks: Ranks, key: Mapping[str, obje
         say_once(logging.INFO, f"{len(kept.times)} times of passes are known from an earlier start")
         return kept
     begin = time.monotonic()
-    times = ranks.from_first(PassTimes(key, measure(runner, steering), table))
+    before = _peak_from_now()
+    measured = ranks.together("timing passes", lambda: measure(runner, steering))
+    if measured is None:
+        raise RuntimeError("another rank could not time its passes")
+    graphs = runner.prefill_cuda_graph_runner
+    memory_mib = {
+        "dense graphs": int(graphs.__dict__.get(_DENSE_MIB, 0)),
+        "peak of a measured pass": (torch.cuda.max_memory_allocated() - before) >> 20,
+    }
+    times = ranks.from_first(PassTimes(key, measured, table, memory_mib))
     took_s = time.monotonic() - begin
     if first:
         attempt("keeping times of passes", remembered.save, times)
-    say_once(logging.INFO, f"measured {len(times.times)} times of passes in {took_s:.1f} s")
+    say_once(
+        logging.INFO,
+        f"measured {len(times.times)} times of passes in {took_s:.1f} s; beside what was in use, "
+        f"a pass took up to {memory_mib['peak of a measured pass']} MiB",
+    )
     return times
+
+
+def _peak_from_now() -> int:
+    """Forget the highest use of memory so far; bytes in use now."""
+    import torch
+
+    torch.cuda.reset_peak_memory_stats()
+    return int(torch.cuda.memory_allocated())
 
 
 def _key(runner: Any, graphs: Any) -> dict[str, object]:
@@ -199,7 +285,7 @@ def _key(runner: Any, graphs: Any) -> dict[str, object]:
     import torch
 
     facts = facts_of(runner.attn_backend, runner)
-    dense: Mapping[PassMode, DenseGraphs] = graphs.__dict__.get(_DENSE, {})
+    dense: Mapping[PassMode, DenseGraphs] = graphs.__dict__.get(DENSE, {})
     decode = _row_graphs(runner)
     return {
         "gpu": torch.cuda.get_device_name(),
@@ -218,6 +304,7 @@ def _key(runner: Any, graphs: Any) -> dict[str, object]:
         # Not whether it is faster: ranks may find that differently, and their keys must be equal.
         "topk": topk_eligible.allowed(),
         "decode": decode_eligible.allowed(),
+        "dp_attention": parallel().attn_dp_size if data_parallel(runner) else 1,
         **{name: str(getattr(runner.server_args, name, None)) for name in _ARGUMENTS},
         "prefill_sizes": sorted(graphs.capture_num_tokens),
         "decode_sizes": [] if decode is None else decode.sizes,

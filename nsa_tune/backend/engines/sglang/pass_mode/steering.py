@@ -17,11 +17,13 @@ from nsa_tune.backend.engines.sglang.passes import is_plain_extend, sums_of
 from nsa_tune.backend.engines.sglang.prefill import OWN_KERNEL, changed
 from nsa_tune.backend.types.batch import Batch
 
-__all__ = ["MARGIN", "Steering"]
+__all__ = ["DENSE", "EAGER", "MARGIN", "Steering", "bucket", "is_loading", "told"]
 
 _TOGETHER = 256
 """Passes of any kind between two looks at what loses; equal on all ranks, which run all alike."""
 
+DENSE, EAGER = "_nsa_tune_dense", "_nsa_tune_eager"
+"""Attributes of a graph backend and of a graph runner, while a pass runs in such a way."""
 _MOST_PADDING = 2
 """SGLang runs a prefill eagerly where a graph would have more than so many times its tokens."""
 MARGIN = 0.03
@@ -86,7 +88,7 @@ class Steering:
         self._give_up_together()
         self.last = PassMode.ENGINE
         batch = self._batch(forward_batch)
-        if batch is None or self.times is None or _is_loading(self._pool):
+        if batch is None or self.times is None or is_loading(self._pool):
             return original(runner, forward_batch, *rest)
         rows = None if self._decode is None else self._decode.rows_of(forward_batch)
         mode = self.last = self.fastest(batch, rows)
@@ -169,7 +171,7 @@ class Steering:
             rows: how many it takes in decode graphs; None where these may not run it.
         """
         times = self.times
-        size = _bucket(self._sizes, batch.q_tokens)
+        size = bucket(self._sizes, batch.q_tokens)
         if times is None or size is None:
             return {}
         context = batch.pairs / batch.q_tokens
@@ -202,7 +204,7 @@ class Steering:
         full, rest = divmod(rows, self._rows[-1])
         total = 0.0
         for count, needed in ((full, self._rows[-1]), (1 if rest else 0, rest)):
-            size = _bucket(self._rows, needed) if count else None
+            size = bucket(self._rows, needed) if count else None
             if size is not None:
                 pass_us = times.pass_us(PassMode.DECODE_GRAPH, size, context)
                 if pass_us is None:
@@ -220,26 +222,28 @@ class Steering:
     ) -> Any:
         if mode is PassMode.DECODE_GRAPH and self._decode is not None:
             return self._decode.run(original, runner, forward_batch, rest)
-        with self._told(mode):
-            return original(runner, forward_batch, *rest)
-
-    @contextmanager
-    def _told(self, mode: PassMode) -> Iterator[None]:
-        """Within it the hooks further down know how the pass is to run."""
         owner, name, value = {
             PassMode.ENGINE: (self._backend, OWN_KERNEL, True),
-            PassMode.EAGER: (self._graphs, "_nsa_tune_eager", True),
-        }.get(mode, (self._graphs.backend, "_nsa_tune_dense", self.dense.get(mode)))
-        if value is not None:
-            setattr(owner, name, value)
-        try:
-            yield
-        finally:
-            if value is not None:
-                delattr(owner, name)
+            PassMode.EAGER: (self._graphs, EAGER, True),
+        }.get(mode, (self._graphs.backend, DENSE, self.dense.get(mode)))
+        with told(owner, name, value):
+            return original(runner, forward_batch, *rest)
 
 
-def _is_loading(pool: Any) -> bool:
+@contextmanager
+def told(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Within it the hooks further down know how a pass is to run; None tells them nothing."""
+    if value is None:
+        yield
+        return
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        delattr(owner, name)
+
+
+def is_loading(pool: Any) -> bool:
     """Whether a prefix may still be on its way from the host's memory, layer by layer.
 
     SGLang waits for each layer when attention asks for it, which a graph does not. The counter is
@@ -248,6 +252,6 @@ def _is_loading(pool: Any) -> bool:
     return getattr(pool, "layer_transfer_counter", None) is not None
 
 
-def _bucket(sizes: Sequence[int], tokens: int) -> int | None:
+def bucket(sizes: Sequence[int], tokens: int) -> int | None:
     """The captured size that a batch is padded to; None where it fits into none."""
     return next((size for size in sizes if size >= tokens), None)

@@ -20,8 +20,14 @@ def summary(times: PassTimes) -> str:
         f"{gpu}, SGLang {version}, {model}, {layers} layers, {heads} local heads, {kv} KV: "
         f"{len(times.times)} times; {_NEW} new tokens behind {_PREFIX} take "
         f"{_shown(times, PassMode.ENGINE)} in SGLang's own graph and "
-        f"{_shown(times, PassMode.DECODE_GRAPH)} by decode graphs"
+        f"{_shown(times, PassMode.DECODE_GRAPH)} by decode graphs{_memory(times)}"
     )
+
+
+def _memory(times: PassTimes) -> str:
+    """What was taken outside --mem-fraction-static, where it was measured."""
+    parts = [f"{what} {mib} MiB" for what, mib in times.memory_mib.items()]
+    return f"; memory: {', '.join(parts)}" if parts else ""
 
 
 def _shown(times: PassTimes, mode: PassMode) -> str:

@@ -2,6 +2,9 @@
 
 Only a whole pass tells: one way may spend less on the GPU and wait longer for the host. So these
 times are measured in the engine itself (calibration.py), and a way is chosen from them alone.
+
+All ranks interpolate the same times, perhaps on hosts with different mathematical libraries. So
+nothing here but +, -, *, / and exponents of two is used, which IEEE 754 defines to the last bit.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from math import exp, log
+from math import floor, frexp, ldexp
 
 __all__ = ["PassMode", "PassTime", "PassTimes"]
 
@@ -64,7 +67,7 @@ class _Grid:
                 for other in times
                 if other.q_tokens >= one.q_tokens and other.context >= one.context
             )
-            rows.setdefault(one.q_tokens, {})[one.context] = log(min(larger))
+            rows.setdefault(one.q_tokens, {})[one.context] = _log2(min(larger))
         self._sizes = sorted(rows)
         self._rows = [sorted(rows[size].items()) for size in self._sizes]
 
@@ -83,13 +86,13 @@ class _Grid:
         at = bisect_left(self._sizes, q_tokens)
         above = _along(self._rows[at], context)
         if at == 0 or self._sizes[at] == q_tokens:
-            return None if above is None else exp(above)
+            return None if above is None else _exp2(above)
         below = _along(self._rows[at - 1], context)
         if above is None or below is None:
             return None
         low, high = self._sizes[at - 1], self._sizes[at]
-        share = log(q_tokens / low) / log(high / low)
-        return exp(below + share * (above - below))
+        share = _share(q_tokens, low, high)
+        return _exp2(below + share * (above - below))
 
 
 _BEYOND = 1.125
@@ -104,7 +107,24 @@ def _along(row: list[tuple[int, float]], context: float) -> float | None:
         return row[-1][1] if context <= _BEYOND * row[-1][0] else None
     at = bisect_left(row, context, key=lambda point: point[0])
     (low, before), (high, after) = row[at - 1], row[at]
-    return before + log(context / low) / log(high / low) * (after - before)
+    return before + _share(context, low, high) * (after - before)
+
+
+def _share(value: float, low: float, high: float) -> float:
+    """How far `value` lies from `low` to `high`, on a log scale."""
+    return (_log2(value) - _log2(low)) / (_log2(high) - _log2(low))
+
+
+def _log2(value: float) -> float:
+    """log2, a straight line between powers of two: within 0.09 of it."""
+    mantissa, exponent = frexp(value)
+    return exponent + 2 * (mantissa - 1)
+
+
+def _exp2(value: float) -> float:
+    """The inverse of `_log2`."""
+    whole = floor(value)
+    return ldexp(1 + (value - whole), whole)
 
 
 _SCHEMA = "nsa-tune/pass-times/2"
@@ -114,8 +134,14 @@ class PassTimes:
     """All measured passes of one engine."""
 
     def __init__(
-        self, key: Mapping[str, object], times: Iterable[PassTime], table: str | None = None
+        self,
+        key: Mapping[str, object],
+        times: Iterable[PassTime],
+        table: str | None = None,
+        memory_mib: Mapping[str, int] | None = None,
     ) -> None:
+        self.memory_mib = dict(memory_mib or {})
+        """Memory that was taken beside SGLang's own, by what took it."""
         self.table = table
         """Which table chose the kernels of `PassMode.TABLE_KERNEL`; None where there was none."""
         self.key = dict(key)
@@ -148,6 +174,7 @@ class PassTimes:
             "schema": _SCHEMA,
             "key": self.key,
             "table": self.table,
+            "memory_mib": self.memory_mib,
             "times": [asdict(one) for one in self.times],
         }
         return json.dumps(document, indent=1)
@@ -172,6 +199,10 @@ class PassTimes:
             ]  # fmt: skip
             key = dict(document["key"])
             table = document["table"]
+            # Times that were kept before memory was measured have none.
+            memory_mib = {
+                str(what): int(mib) for what, mib in document.get("memory_mib", {}).items()
+            }
         except RecursionError as error:
             raise ValueError("it is nested too deep") from error
         except (AttributeError, KeyError, OverflowError, TypeError) as error:
@@ -183,4 +214,4 @@ class PassTimes:
                 raise ValueError(f"{one.pass_us} us is no time of a pass")
         if table is not None and type(table) is not str:
             raise ValueError(f"{table!r} is no name of a table")
-        return cls(key, times, table)
+        return cls(key, times, table, memory_mib)

@@ -15,6 +15,7 @@ from nsa_tune.backend.engines.sglang.pass_mode.absorbed import around_extend, ar
 from nsa_tune.backend.engines.sglang.pass_mode.eligible import (
     DENSE_SWITCH,
     MODE_SWITCH,
+    data_parallel,
     why_no_absorbed_graphs,
     why_no_decode_graphs,
     why_no_dense_graphs,
@@ -75,7 +76,16 @@ def test_chains_of_draft_tokens_are_not_left_alone() -> None:
     ("changes", "reason"),
     [
         ({"attention": {"set_dsa_prefill_impl": None}}, "is not DSA"),
-        ({"enable_dp_attention": True}, "DP attention"),
+        ({"enable_dp_attention": True, "elastic_ep_backend": "mooncake"}, "elastic"),
+        ({"enable_dp_attention": True, "dwdp_size": 2}, "DWDP"),
+        ({"enable_dp_attention": True, "enable_return_hidden_states": True}, "hidden states"),
+        (
+            {
+                "enable_dp_attention": True,
+                "spec_algorithm": SimpleNamespace(is_none=lambda: False),
+            },
+            "speculative decoding",
+        ),
         ({"is_generation": False}, "does not generate"),
         ({"pp_size": 2}, "pipeline parallelism"),
         ({"moe_a2a_backend": "deepep"}, "all-to-all"),
@@ -94,7 +104,8 @@ def test_dp_attention_is_seen_where_its_argument_is_taken_back(
 ) -> None:
     monkeypatch.setattr(module, "parallel", lambda: SimpleNamespace(attn_dp_size=2))
 
-    assert "DP attention" in (why_not(_runner(enable_dp_attention=False)) or "")
+    assert data_parallel(_runner(enable_dp_attention=False))
+    assert why_not(_runner(enable_dp_attention=False)) is None
 
 
 def test_an_expert_backend_of_none_is_no_all_to_all() -> None:

@@ -25,7 +25,7 @@ from nsa_tune.backend.engines.sglang.pass_mode.hooks import (
     around_replay,
 )
 from nsa_tune.backend.engines.sglang.pass_mode.ranks import Ranks
-from nsa_tune.backend.engines.sglang.pass_mode.steering import Steering
+from nsa_tune.backend.engines.sglang.pass_mode.steering import DENSE, Steering
 from nsa_tune.backend.engines.sglang.pass_mode.times import PassMode, PassTime
 from tests.backend.engines.sglang.pass_mode.fakes import (
     Dense,
@@ -77,7 +77,10 @@ class Runner:
 
     def __init__(self) -> None:
         self.passes: list[Any] = []
-        self.attn_backend = SimpleNamespace(dsa_index_topk=2048)
+        self.attn_backend = SimpleNamespace(
+            dsa_index_topk=2048, num_q_heads=16, qk_nope_head_dim=128, qk_rope_head_dim=64
+        )
+        self.model_config = SimpleNamespace(v_head_dim=128)
         self.token_to_kv_pool = SimpleNamespace()
 
     def init_cuda_graphs(self, capture_decode_cuda_graph: bool = True) -> str:
@@ -105,6 +108,8 @@ def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(module, "_key", lambda runner, graphs: KEY)
     monkeypatch.setattr(module, "measure", lambda runner, steering: MEASURED)
     monkeypatch.setattr(module, "Watch", lambda clock: None)
+    monkeypatch.setattr(module, "data_parallel", lambda runner: False)
+    monkeypatch.setattr("torch.cuda.reset_peak_memory_stats", lambda: None)
     yield
     switch.resume()
 
@@ -174,7 +179,7 @@ def test_times_are_valid_for_engines_in_which_passes_take_the_same(
     runner.attn_backend.dsa_decode_impl = "fa3"
     runner.attn_backend.speculative_num_draft_tokens = None
     model = SimpleNamespace(hidden_size=7168, context_len=163_840)
-    runner.model_config = model  # type: ignore[attr-defined]
+    runner.model_config = model
 
     def key(slots: int = 300_000, **changes: Any) -> str:
         runner.max_total_num_tokens = slots  # type: ignore[attr-defined]
@@ -402,6 +407,29 @@ def test_all_sizes_are_captured_the_largest_first(
 
     assert captured == [(kind, size) for kind in modes.values() for size in (512, 64, 4)]
     assert {mode: dense.kind for mode, dense in graphs._nsa_tune_dense.items()} == modes
+
+
+@pytest.mark.parametrize(("free_mib", "captured"), [(2048, True), (500, False)])
+def test_no_dense_graphs_are_captured_where_memory_may_run_out(
+    free_mib: int, captured: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Captures(Dense):
+        def __init__(self, graphs: Any, index_topk: int, kind: Kind) -> None:
+            super().__init__([], kind)
+
+        def capture(self, size: int) -> None:
+            self.sizes = sorted([*self.sizes, size])
+
+    monkeypatch.setattr(module, "why_no_absorbed_graphs", lambda runner: "it is Tuesday")
+    monkeypatch.setattr(module, "why_no_dense_graphs", lambda graphs: None)
+    monkeypatch.setattr(module, "DenseGraphs", Captures)
+    monkeypatch.setattr("torch.cuda.mem_get_info", lambda: (free_mib * 2**20, 2**40))
+    graphs = SimpleNamespace(model_runner=Runner(), capture_num_tokens=[4, 64])
+    with caplog.at_level("INFO"):
+        around_capture(lambda graphs: None, graphs)
+
+    assert (DENSE in graphs.__dict__) == captured
+    assert ("500 MiB of memory are free" in caplog.text) != captured
 
 
 def test_an_eager_pass_is_no_graph_and_any_other_is_what_sglang_says() -> None:

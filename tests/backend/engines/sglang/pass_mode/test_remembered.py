@@ -127,6 +127,14 @@ def test_a_key_that_says_little_is_summed_up_too() -> None:
     assert "1 times; 256 new tokens behind 16384 take an unmeasured time" in line
 
 
+def test_memory_beside_the_engines_own_is_summed_up() -> None:
+    memory_mib = {"dense graphs": 126, "peak of a measured pass": 900}
+
+    assert "memory" not in summary(TIMES)
+    line = summary(PassTimes(KEY, TIMES.times, None, memory_mib))
+    assert line.endswith("; memory: dense graphs 126 MiB, peak of a measured pass 900 MiB")
+
+
 def test_times_with_another_tables_kernels_are_measured_anew() -> None:
     remembered.save(PassTimes(KEY, TIMES.times, "one table"))
 
