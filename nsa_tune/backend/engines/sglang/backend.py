@@ -60,6 +60,10 @@ def attach(backend: Any, model_runner: Any) -> None:
     if facts.layers is None and facts.layout is KVLayout.FP8_PACKED:
         # What flashmla_sparse costs once a pass cannot be shared out.
         impls -= {"flashmla_sparse"}
+    if getattr(model_runner.server_args, "enable_dp_attention", False):
+        # SGLang fills up a rank's new tokens then, and FlashAttention refuses the filling:
+        # "batch_size must be equal to batch_size_k" (0.5.17, two H200s).
+        impls -= {"fa3"}
     answers = None if problem else _answers(dispatcher, facts, impls, release)
     paired = _pairs_possible(backend, model_runner, dispatcher)
     log = decision_log()

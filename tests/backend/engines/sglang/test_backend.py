@@ -14,6 +14,7 @@ import torch
 from nsa_tune.backend.engines import opened
 from nsa_tune.backend.engines.sglang import backend as module
 from nsa_tune.backend.engines.sglang.backend import around_init, attach
+from nsa_tune.backend.engines.sglang.decode.hooks import around_fa3
 from nsa_tune.backend.engines.sglang.indexer import around_context_lens
 from nsa_tune.backend.engines.sglang.pass_mode.absorbed import around_extend
 from nsa_tune.backend.engines.sglang.prefill import around_prefill
@@ -27,6 +28,7 @@ HOOKS: dict[str, Callable[..., Any]] = {
     "set_dsa_prefill_impl": around_prefill,
     "_build_paged_mqa_schedule_2d_ctx_lens": around_context_lens,
     "forward_extend": around_extend,
+    "_forward_fa3": around_fa3,
 }
 
 
@@ -338,3 +340,27 @@ def test_bf16_pools_have_tables_of_their_own(
     assert backend.token_to_kv_pool.dtype is torch.bfloat16
     assert hasattr(backend, "_nsa_tune_prefill") == (wheel.version != "0.5.15")
     assert ("does not call flashmla_sparse as" in caplog.text) == (wheel.version == "0.5.15")
+
+
+@pytest.mark.parametrize(
+    ("dp", "kernels"), [(False, "fa3, flashmla_sparse"), (True, "flashmla_sparse")]
+)
+def test_with_dp_attention_fa3_prefills_nothing(
+    engine: Engine,
+    wheel: Wheel,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    dp: bool,
+    kernels: str,
+) -> None:
+    """SGLang fills up a rank's tokens, which FlashAttention refuses."""
+    if wheel.version == "0.5.15":
+        pytest.skip("it does not call flashmla_sparse as that was measured")
+    monkeypatch.setenv("NSA_TUNE_DB", str(table_file(tmp_path, "bf16")))
+    monkeypatch.setattr(module, "_measured", lambda _, impls: impls)
+    caplog.set_level(logging.INFO)
+
+    _built(engine, model_runner(enable_dp_attention=dp), fp8=False)
+
+    assert f"prefill by MHA or MLA ({kernels})" in caplog.text
