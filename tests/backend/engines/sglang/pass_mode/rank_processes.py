@@ -399,6 +399,8 @@ def _rank(rank: int, port: int, scenario: Scenario, folder: Path) -> None:
         "gloo", store=store, rank=rank, world_size=scenario.ranks,
         timeout=timedelta(seconds=_GLOO_S),
     )  # fmt: skip
+    # Connected, whoever ends next.
+    dist.barrier()
     engine = _Event.engine = _Engine(rank, scenario)
     if engine.suffers(Fault.KILLED):
         os._exit(9)
@@ -438,19 +440,24 @@ def main(arguments: list[str]) -> int:
     """Start the ranks and wait for them; 0 where none is left over."""
     given = json.loads(Path(arguments[0]).read_text())
     scenario = Scenario(**(given | {"fault": Fault(given["fault"])}))
-    store = TCPStore(
-        "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=_GLOO_S)
-    )
-    children = []
+    children, pipes = [], []
     for rank in range(scenario.ranks):
+        reads, writes = os.pipe()
         child = os.fork()
         if not child:
             try:
-                _rank(rank, store.port, scenario, Path(arguments[1]))
+                _rank(rank, int(os.read(reads, 16)), scenario, Path(arguments[1]))
             finally:
                 sys.excepthook(*sys.exc_info())
                 os._exit(1)
         children.append(child)
+        pipes.append(writes)
+    # Only now: it has threads, and a process that forks should have none.
+    store = TCPStore(
+        "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=_GLOO_S)
+    )
+    for writes in pipes:
+        os.write(writes, str(store.port).encode())
     codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
     sys.stdout.write(f"{codes}\n")
     return 0
