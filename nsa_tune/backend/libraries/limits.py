@@ -21,7 +21,8 @@ as the kernel sees it."""
 
 
 _LIBRARIES = {
-    "flashmla": ("sgl-flash-mla", "sglang-kernel", "sgl-kernel", "flash-mla", "sglang"),
+    # Not sglang: its replacement of the schedule hands over to theirs.
+    "flashmla": ("sgl-flash-mla", "sglang-kernel", "sgl-kernel", "flash-mla"),
     "deep_gemm": ("sgl-deep-gemm", "deep-gemm"),
 }
 """By what the names of limits begin with: the distributions that they are limits of."""
