@@ -120,7 +120,6 @@ class Dispatcher:
         self = cls.__new__(cls)
         with _opening:
             opened = request.opened()
-            opened.planner.prepare()
         self._take(opened, request)
         return self
 
@@ -142,7 +141,6 @@ class Dispatcher:
             else:
                 new = opened.planner
                 if new.match is not Match.BASELINE or old.match is Match.BASELINE:
-                    new.prepare()
                     self._opened, self._planner = opened, new
                     return None
                 problem = new.source

@@ -115,7 +115,7 @@ class Request:
         )
 
     def opened(self) -> Opened:
-        """What answers now.
+        """What answers now, prepared, so that no request waits for it.
 
         Raises:
             UsageError: for a variable NSA_TUNE_... that means nothing.
@@ -239,6 +239,7 @@ class Request:
             baseline=self.baseline,
             forced=environment.forced,
         )
+        planner.prepare()
         return Opened(planner, lambda: None)
 
 
