@@ -1,25 +1,31 @@
-"""Manifests: what a table in a database held when its last run ended, as a digest.
+"""Manifests: what a table in a database held when its last run ended, as two digests.
 
-A table's manifest covers its key, its devices, limits and weights, and its measurements up to that
-run. Rows that a run adds afterwards are covered when that run ends. A digest is no signature: it
-tells that somebody changed the table, and not who wrote it.
+One is of its head: its key, devices, limits and weights, which is all that an engine reads to open
+it. The other is of the head and the measurements up to that run. Of thousands of these it takes
+ten times as long, so it is checked where measurements are read. Rows that a run adds afterwards are
+covered when that run ends. A digest is no signature: it tells that somebody changed the table, and
+not who wrote it.
 """
 
 from __future__ import annotations
 
 import hashlib
 import sqlite3
+from collections.abc import Iterable
 
-__all__ = ["MANIFESTS_SINCE", "changed", "seal"]
+__all__ = ["HEADS_SINCE", "MANIFESTS_SINCE", "changed", "head_changed", "seal"]
 
 MANIFESTS_SINCE = 8
 """The schema that has manifests."""
+HEADS_SINCE = 9
+"""The schema whose manifests have a digest of the head."""
 
 _NEWEST = (
     "SELECT (SELECT coalesce(max(id), 0) FROM measurements), "
     "(SELECT coalesce(max(id), 0) FROM runs), (SELECT coalesce(max(id), 0) FROM limits)"
 )
 _KNOWN = "SELECT newest_id, newest_run, newest_limit, content FROM manifests WHERE key_id = ?"
+_KNOWN_HEAD = "SELECT newest_run, newest_limit, head FROM manifests WHERE key_id = ?"
 # Made into one text by SQLite: to fetch every value takes four times as long. One whole number
 # stands for a row's times, as how SQLite writes a fraction depends on its version; each of them
 # counts to a picosecond, times another prime.
@@ -54,10 +60,13 @@ def changed(connection: sqlite3.Connection, number: int, digest: str) -> bool:
     """Whether the table of the key with this `number` and `digest` is not what its manifest says;
     False where it has none."""
     known = connection.execute(_KNOWN, [number]).fetchone()
-    if known is None:
-        return False
-    *newest, content = known
-    return bool(_content(connection, number, digest, newest) != content)
+    return known is not None and _content(connection, number, digest, *known[:3]) != known[3]
+
+
+def head_changed(connection: sqlite3.Connection, number: int, digest: str) -> bool:
+    """The same of all but its measurements."""
+    known = connection.execute(_KNOWN_HEAD, [number]).fetchone()
+    return known is not None and _head(connection, number, digest, *known[:2]) != known[2]
 
 
 def seal(connection: sqlite3.Connection, number: int, digest: str) -> None:
@@ -68,21 +77,40 @@ def seal(connection: sqlite3.Connection, number: int, digest: str) -> None:
     if changed(connection, number, digest):
         return
     newest = list(connection.execute(_NEWEST).fetchone())
-    content = _content(connection, number, digest, newest)
+    content = _content(connection, number, digest, *newest)
+    head = _head(connection, number, digest, *newest[1:])
     connection.execute(
-        "INSERT OR REPLACE INTO manifests VALUES (?, ?, ?, ?, ?)", [number, *newest, content]
+        "INSERT OR REPLACE INTO manifests VALUES (?, ?, ?, ?, ?, ?)",
+        [number, *newest, content, head],
     )
 
 
-def _content(connection: sqlite3.Connection, number: int, digest: str, newest: list[int]) -> str:
-    newest_id, newest_run, newest_limit = newest
-    parts = [
-        connection.execute(_ROWS, [number, newest_id]),
+def _content(
+    connection: sqlite3.Connection, number: int, digest: str, newest_id: int, newest_run: int,
+    newest_limit: int,
+) -> str:  # fmt: skip
+    rows = connection.execute(_ROWS, [number, newest_id])
+    return _digest(digest, [rows, *_of_head(connection, number, newest_run, newest_limit)])
+
+
+def _head(
+    connection: sqlite3.Connection, number: int, digest: str, newest_run: int, newest_limit: int
+) -> str:
+    return _digest(digest, _of_head(connection, number, newest_run, newest_limit))
+
+
+def _of_head(
+    connection: sqlite3.Connection, number: int, newest_run: int, newest_limit: int
+) -> list[sqlite3.Cursor]:
+    return [
         connection.execute(_DEVICES, [number, newest_run]),
         connection.execute(_LIMITS, [number, newest_limit]),
         connection.execute(_WEIGHTS, [number]),
     ]
-    found = hashlib.sha256(digest.encode())
+
+
+def _digest(key: str, parts: Iterable[sqlite3.Cursor]) -> str:
+    found = hashlib.sha256(key.encode())
     for part in parts:
         lines = [str(line) for (line,) in part]
         found.update(f"\x1e{len(lines)}\x1e".encode())

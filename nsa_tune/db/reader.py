@@ -12,7 +12,7 @@ import os
 import sqlite3
 import stat
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 from nsa_tune._errors import StoreCorrupt, StoreError, StoreMissing, StoreNewer, StoreReadOnly
 from nsa_tune.backend.types.records import Device, Key, Status, StoredTable, Table, Weights
-from nsa_tune.db.manifest import MANIFESTS_SINCE, changed
+from nsa_tune.db.manifest import HEADS_SINCE, MANIFESTS_SINCE, changed, head_changed
 from nsa_tune.db.text_table import (
     MOST_ROWS,
     check_sequences,
@@ -56,7 +56,7 @@ __all__ = [
     "user_folder",
 ]
 
-SCHEMA_VERSION = 8
+SCHEMA_VERSION = 9
 """The newest database schema that this version reads and writes."""
 
 _SHIPPED = Path(__file__).parent.parent / "tables"
@@ -396,25 +396,36 @@ def _stored_in_database(path: Path, wanted: Wanted) -> list[StoredTable]:
             tables = tables_of(connection, path, wanted) if version else []
             return [StoredTable(one, None, partial(_itself, one)) for one in tables]
         try:
-            keys = [(row[0], _key(row)) for row in _keys_in(connection)]
-            wanted_ones = [(number, key) for number, key in keys if wanted.matches(key)]
+            keys = _wanted_keys(connection, wanted)
+            weights = {number: _weights_of(connection, number) for number, _ in keys}
+            # Where nothing but the head is read, nothing else need be what it was.
+            unread = {number for number, row in weights.items() if row and version >= HEADS_SINCE}
             found = [
-                _stored_table(connection, path, number, key)
-                for number, key in _unchanged(connection, path, version, wanted_ones)
+                _stored_table(connection, path, number, key, weights[number])
+                for number, key in _unchanged(connection, path, version, keys, unread)
             ]
         except (ValueError, TypeError) as error:
             raise _damaged(path, error) from error
     return [one for one in found if one is not None]
 
 
-def _stored_table(
-    connection: sqlite3.Connection, path: Path, number: int, key: Key
-) -> StoredTable | None:
+def _weights_of(connection: sqlite3.Connection, number: int) -> tuple[Any, ...] | None:
+    """The stamp of the weights of the key with this `number`, their texts, and when they were
+    measured; None where there are none of all its measurements."""
     row = connection.execute(_WEIGHTS, [number]).fetchone()
     if row is None or connection.execute(_NEWER, [row[0], number]).fetchone():
+        return None
+    return tuple(row[1:])
+
+
+def _stored_table(
+    connection: sqlite3.Connection, path: Path, number: int, key: Key,
+    weights: tuple[Any, ...] | None,
+) -> StoredTable | None:  # fmt: skip
+    if weights is None:
         table = table_of(connection, path, number, key)
         return StoredTable(table, None, partial(_itself, table)) if table.measurements else None
-    _, stamp, points, measured_at = row
+    stamp, points, measured_at = weights
     try:
         texts = json.loads(points)
     except RecursionError:
@@ -422,21 +433,24 @@ def _stored_table(
     if not isinstance(texts, dict):
         raise ValueError("weights that are no JSON object")
     head = _head_of(connection, path, number, key, str(measured_at))
-    weights = Weights(str(stamp), {name: str(text) for name, text in texts.items()})
-    return StoredTable(head, weights, partial(_only, path, key))
+    found = Weights(str(stamp), {name: str(text) for name, text in texts.items()})
+    return StoredTable(head, found, partial(_only, path, key))
 
 
 def _unchanged(
-    connection: sqlite3.Connection, path: Path, version: int, keys: Iterable[tuple[int, Key]]
-) -> list[tuple[int, Key]]:
+    connection: sqlite3.Connection, path: Path, version: int, keys: Iterable[tuple[int, Key]],
+    unread: Container[int] = (),
+) -> list[tuple[int, Key]]:  # fmt: skip
     """Those of `keys` whose tables are what their manifests say, with a warning of each other.
+    Of `unread` ones only the head is looked at.
 
     Raises:
         StoreCorrupt: when none is left.
     """
     found, problems = [], []
     for number, key in keys:
-        if version >= MANIFESTS_SINCE and changed(connection, number, key.digest):
+        differs = head_changed if number in unread else changed
+        if version >= MANIFESTS_SINCE and differs(connection, number, key.digest):
             problems.append(
                 f"{path} has a table {key.digest} ({key.model}, {key.heads} heads, "
                 f"{key.kv_layout} on {key.gpu}) that was changed since it was measured; "
@@ -553,12 +567,11 @@ def tables_of(
     Keys without a measurement are left out.
     """
     try:
-        keys = {row[0]: _key(row) for row in _keys_in(connection)}
-        some = [one for one in keys.items() if wanted is None or wanted.matches(one[1])]
+        keys = _wanted_keys(connection, wanted)
         version = schema_version(connection, path)
         tables = [
             table_of(connection, path, number, key)
-            for number, key in _unchanged(connection, path, version, some)
+            for number, key in _unchanged(connection, path, version, keys)
         ]
     except (ValueError, TypeError) as error:
         raise _damaged(path, error) from error
@@ -649,11 +662,13 @@ def limits_of(connection: sqlite3.Connection, number: int) -> dict[str, int]:
     return {name: _count(value) for name, value in found}
 
 
-def _keys_in(connection: sqlite3.Connection) -> list[tuple[Any, ...]]:
+def _wanted_keys(connection: sqlite3.Connection, wanted: Wanted | None) -> list[tuple[int, Key]]:
+    """The keys that are `wanted`, or all, with their numbers."""
     rows = connection.execute(_KEYS).fetchmany(_MOST_KEYS + 1)
     if len(rows) > _MOST_KEYS:
         raise ValueError(f"more than {_MOST_KEYS} keys")
-    return rows
+    keys = [(row[0], _key(row)) for row in rows]
+    return [one for one in keys if wanted is None or wanted.matches(one[1])]
 
 
 def _key(row: tuple[object, ...]) -> Key:

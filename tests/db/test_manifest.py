@@ -1,4 +1,4 @@
-"""Manifests of tables in databases: a change is noticed when the table is opened."""
+"""Manifests of tables in databases: what was changed is not read."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from nsa_tune import Dispatcher
+from nsa_tune import Batch, Dispatcher
 from nsa_tune._errors import StoreCorrupt
+from nsa_tune.backend.costmodel import weights
 from nsa_tune.backend.dispatch.refit import refit
 from nsa_tune.db.exchange import import_text
 from nsa_tune.db.reader import Wanted, find_stored, read_database
@@ -51,31 +52,72 @@ def test_a_table_as_it_was_measured_is_opened(path: Path) -> None:
     assert len(read_database(path)[0].measurements) == len(ROWS)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        "UPDATE measurements SET latency_us = 1.5 * latency_us WHERE id = 3",
-        "UPDATE measurements SET low_us = 0.999 * low_us WHERE id = 3",
-        "UPDATE measurements SET arm = 'mha/fa2' WHERE id = 3",
-        "UPDATE measurements SET batch = 'extend:0+2' WHERE id = 1",
-        "UPDATE measurements SET pass_us = 3 WHERE id = 1",
-        "DELETE FROM measurements WHERE id = 3",
-        "UPDATE keys SET driver = '999'",
-        "UPDATE devices SET memory = memory + 1",
-        "UPDATE limits SET value = 4",
-        "UPDATE weights SET points = replace(points, '1', '2')",
-        "UPDATE manifests SET content = 'nothing'",
-    ],
+IN_ROWS = (
+    "UPDATE measurements SET latency_us = 1.5 * latency_us WHERE id = 3",
+    "UPDATE measurements SET low_us = 0.999 * low_us WHERE id = 3",
+    "UPDATE measurements SET arm = 'mha/fa2' WHERE id = 3",
+    "UPDATE measurements SET batch = 'extend:0+2' WHERE id = 1",
+    "UPDATE measurements SET pass_us = 3 WHERE id = 1",
+    "DELETE FROM measurements WHERE id = 3",
+    "UPDATE manifests SET content = 'nothing'",
 )
-def test_a_table_that_was_changed_is_refused(
+IN_HEAD = (
+    "UPDATE keys SET driver = '999'",
+    "UPDATE devices SET memory = memory + 1",
+    "UPDATE limits SET value = 4",
+    "DELETE FROM limits",
+    "UPDATE weights SET points = replace(points, '1', '2')",
+    "UPDATE weights SET stamp = 'other'",
+)
+
+
+@pytest.mark.parametrize("change", [*IN_HEAD, "UPDATE manifests SET head = 'nothing'"])
+def test_a_table_whose_head_was_changed_is_not_opened(
     change: str, path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     _change(path, change)
 
     assert str(path) not in _opened(path).source
     assert "that was changed since it was measured" in caplog.text
+
+
+@pytest.mark.parametrize("change", [*IN_ROWS, *IN_HEAD])
+def test_measurements_of_a_table_that_was_changed_are_not_read(change: str, path: Path) -> None:
+    _change(path, change)
+
     with pytest.raises(StoreCorrupt, match="that was changed since it was measured"):
         read_database(path)
+
+
+@pytest.mark.parametrize("change", IN_ROWS)
+def test_weights_plan_as_before_while_changed_measurements_say_nothing(
+    change: str, path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = _opened(path)
+    _change(path, change)
+    after = _opened(path)
+
+    assert str(path) in after.source
+    batch = Batch.extend([6], [1])
+    assert after.plan(batch) == before.plan(batch)
+    assert before.policies["prefill"].estimates(batch) == {}
+    assert after.policies["prefill"].estimates(batch) == {}
+    assert "that was changed since it was measured" in caplog.text
+    with pytest.raises(StoreCorrupt, match="that was changed"):
+        _ = after.table
+
+
+@pytest.mark.parametrize("change", IN_ROWS)
+def test_models_are_not_fitted_to_changed_measurements(
+    change: str, path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(weights, "_VERSION", weights._VERSION + 1)
+    assert str(path) in _opened(path).source
+    _change(path, change)
+
+    # The next source answers: the table of this GPU that ships.
+    assert _opened(path).source.startswith("shipped:h100")
+    assert "that was changed since it was measured" in caplog.text
 
 
 def test_the_other_tables_of_the_database_are_used(
@@ -115,17 +157,35 @@ def test_a_run_over_a_changed_table_does_not_hide_the_change(path: Path) -> None
 
 
 def test_an_older_database_gets_its_manifests_when_it_is_upgraded(path: Path) -> None:
-    _change(path, "DROP TABLE manifests")
-    _change(path, "DELETE FROM nsa_tune_migrations WHERE version = 8")
+    _older(path, 7, "DROP TABLE manifests")
     assert len(read_database(path)) == 1
 
     Store.open(path).close()
 
     assert len(read_database(path)) == 1
     assert str(path) in _opened(path).source
-    _change(path, "UPDATE measurements SET latency_us = 3 WHERE id = 3")
+    _change(path, IN_ROWS[0])
     with pytest.raises(StoreCorrupt, match="that was changed"):
         read_database(path)
+
+
+def test_a_manifest_without_a_digest_of_the_head_covers_all(path: Path) -> None:
+    _older(path, 8, "ALTER TABLE manifests DROP COLUMN head")
+    assert str(path) in _opened(path).source
+
+    _change(path, IN_ROWS[0])
+    assert str(path) not in _opened(path).source
+
+    # An upgrade does not hide it.
+    Store.open(path).close()
+    assert str(path) not in _opened(path).source
+    with pytest.raises(StoreCorrupt, match="that was changed"):
+        read_database(path)
+
+
+def _older(path: Path, version: int, statement: str) -> None:
+    _change(path, statement)
+    _change(path, f"DELETE FROM nsa_tune_migrations WHERE version > {version}")
 
 
 def test_a_table_without_a_manifest_is_read(path: Path) -> None:

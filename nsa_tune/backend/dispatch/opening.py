@@ -153,7 +153,7 @@ class Request:
     def _in_order(
         self, here: Here | None, failed: _Failed, problems: list[str]
     ) -> Iterator[StoredTable]:
-        """The tables of this GPU, best first."""
+        """The tables of this GPU, best first: those of one source after the other."""
         demoted: list[StoredTable] = []
         try:
             for found in tables.find_stored(self.db, self.wanted):
@@ -163,8 +163,6 @@ class Request:
                         demoted.append(table)
                     else:
                         yield table
-                if not failed:
-                    return  # the first source that has any answers
         except StoreError as error:
             problems.append(str(error))
             _log.warning("%s", error)
