@@ -389,7 +389,7 @@ class _Point:
         allowed = {name: _any_of(may[arm] for arm in arms) for name, arms in meaning.arms.items()}
         if not one.arms and contenders:
             return meaning.note({name: allowed[name] for name in contenders}, "None")
-        ahead, near = minima.compared(contenders, meaning.has_untimed)
+        ahead, near = minima.compared(contenders, _closed(meaning, allowed))
         if len(ahead) == 2 and not meaning.has_untimed:
             some = minima.cost(next(iter(contenders.values())))
             return meaning.note(ahead, f"({meaning.tie(contenders)}) if {some} < inf else None")
@@ -402,6 +402,16 @@ class _Point:
         if meaning not in self._meanings:
             self._meanings.append(meaning)
         return meaning.note(ahead, f"({self._meanings.index(meaning)}, {', '.join(flags)})")
+
+
+def _closed(meaning: _Meaning, allowed: Mapping[str, str]) -> Mapping[str, str] | None:
+    """By choice, the formula that it is forbidden where that is a name's; None where every arm has
+    a time. Where a choice has no time at all, another one's being forbidden decides nothing."""
+    if not meaning.has_untimed:
+        return None
+    if len(meaning.timed) < len(meaning.arms):
+        return {}
+    return {name: f"not {test}" for name, test in allowed.items() if test.isidentifier()}
 
 
 class _Asked(NamedTuple):
@@ -435,31 +445,35 @@ class _Minima:
         self._known = dict(known)
 
     def compared(
-        self, choices: Mapping[str, Sequence[str]], others: bool
+        self, choices: Mapping[str, Sequence[str]], closed: Mapping[str, str] | None
     ) -> tuple[dict[str, str], dict[str, str]]:
         """By choice, the formulas that it is ahead of all others by more than the margin, and that
-        it is within the margin of the best. With `others`, choices without a time, it must be ahead
-        of one with."""
+        it is within the margin of the best. `closed` is None where all arms have times. Otherwise
+        a choice must be ahead of one that has a time, or of one other that is `closed`: forbidden.
+        """
         costs = {name: self.cost(arms) for name, arms in choices.items()}
-        end = " < inf" if others else ""
         if len(costs) < 2:
             return {}, {name: f"{cost} < inf" for name, cost in costs.items()}
         if len(costs) == 2:
             (a, x), (b, y) = costs.items()
-            return (
-                {a: f"{x} * {_WORSE!r} < {y}{end}", b: f"{y} * {_WORSE!r} < {x}{end}"},
-                {a: f"inf > {x} <= {y} * {_WORSE!r}", b: f"inf > {y} <= {x} * {_WORSE!r}"},
-            )
-        best = self.least([frozenset(arms) for arms in choices.values()])
-        most = f"most_{best.partition('_')[2]}"
-        self._lines.append(f"{most} = {best} * {_WORSE!r}")
-        ahead = {
-            name: " and ".join(
-                f"{most} < {cost}{end}" for other, cost in costs.items() if other != name
-            )
-            for name in costs
-        }
-        return ahead, {name: f"{cost} <= {most} < inf" for name, cost in costs.items()}
+            least = {name: f"{cost} * {_WORSE!r}" for name, cost in costs.items()}
+            near = {a: f"inf > {x} <= {least[b]}", b: f"inf > {y} <= {least[a]}"}
+        else:
+            best = self.least([frozenset(arms) for arms in choices.values()])
+            most = f"most_{best.partition('_')[2]}"
+            self._lines.append(f"{most} = {best} * {_WORSE!r}")
+            least = dict.fromkeys(costs, most)
+            near = {name: f"{cost} <= {most} < inf" for name, cost in costs.items()}
+        ahead = {}
+        for name in costs:
+            other, *rest = (one for one in costs if one != name)
+            tests = [f"{least[name]} < {costs[one]}" for one in (other, *rest)]
+            if closed and other in closed and not rest:
+                tests.append(f"({costs[other]} < inf or {closed[other]})")
+            elif closed is not None:
+                tests[0] += " < inf"
+            ahead[name] = " and ".join(tests)
+        return ahead, near
 
     def cost(self, arms: Iterable[str]) -> str:
         """The variable that holds the least time of `arms`, made of the largest sets known."""
@@ -519,9 +533,10 @@ def _none_of(conditions: Iterable[str]) -> str:
 
 
 def _any_of(conditions: Iterable[str]) -> str:
-    """The formula that some condition holds."""
+    """The formula that some condition holds; "x and y" says nothing beside "x"."""
     found = dict.fromkeys(conditions)
-    return "True" if "True" in found else " or ".join(found)
+    wider = {one for one in found if any(one.startswith(f"{other} and ") for other in found)}
+    return "True" if "True" in found else " or ".join(one for one in found if one not in wider)
 
 
 def _shared(lists: Sequence[Sequence[str]]) -> list[str]:

@@ -44,8 +44,8 @@ FIELDS: Mapping[str, str] = {
     "batch_size": "batch.batch_size",
     "q_tokens": "batch.q_tokens",
     "kv_tokens": "batch.kv_tokens",
-    "rows": "1.0 * batch.q_tokens",
-    "keys": "1.0 * batch.kv_tokens",
+    "rows": "1.0 * q_tokens",
+    "keys": "1.0 * kv_tokens",
     "max_kv": "batch.max_kv",
     "pairs": "batch.pairs",
     "next_n": "batch.next_n",
@@ -187,8 +187,9 @@ def assignments(
 def fields_of(code: Iterable[str], known: Mapping[str, str] = {}) -> list[str]:
     """Lines that assign the fields of a batch which `code` names; `known` ones have that value."""
     used = set().union(*map(names_in, code))
-    if "prefix_tokens" in used:
-        used |= {"kv_tokens", "q_tokens"}
+    # Those that name others come after them.
+    for name in used & FIELDS.keys():
+        used |= names_in(FIELDS[name])
     return [f"{name} = {known.get(name, one)}" for name, one in FIELDS.items() if name in used]
 
 
