@@ -156,7 +156,8 @@ def sources(db: Path | None) -> Iterator[Path]:
 
 def grouped_sources(db: Path | None) -> Iterator[list[Path]]:
     """The same, those that count as one source together: the shipped tables."""
-    return chain(([path] for path in _databases(db)), [shipped()])
+    yield from ([path] for path in _databases(db))
+    yield shipped()
 
 
 def find(db: Path | None, *, gpu: str, model: str, heads: int, kv_layout: str) -> list[Table]:
@@ -490,13 +491,14 @@ def connect_read_only(path: Path) -> sqlite3.Connection:
     uri = path.absolute().as_uri()
     # SQLite makes a log and an index beside a WAL database even to read it. They would be ours, and
     # lock out an owner who is somebody else. With nothing in the log, the file alone is whole.
-    if not _has_log(path) and path.stat().st_uid != os.geteuid():
-        return _restrained(sqlite3.connect(f"{uri}?immutable=1", uri=True))
-    if _has_log(path) and path.stat().st_uid != os.geteuid() and not _has_index(path):
-        raise StoreError(
-            f"{path} belongs to another user and was left with an open log: to read it would lock "
-            "its owner out; ask the owner to run `nsa-tune db list` once"
-        )
+    if path.stat().st_uid != os.geteuid():
+        if not _has_log(path):
+            return _restrained(sqlite3.connect(f"{uri}?immutable=1", uri=True))
+        if not path.with_name(f"{path.name}-shm").exists():
+            raise StoreError(
+                f"{path} belongs to another user and was left with an open log: to read it would "
+                "lock its owner out; ask the owner to run `nsa-tune db list` once"
+            )
     connection = sqlite3.connect(f"{uri}?mode=ro", uri=True, timeout=_BUSY_TIMEOUT_S)
     try:
         connection.execute("PRAGMA schema_version")
@@ -514,10 +516,6 @@ def connect_read_only(path: Path) -> sqlite3.Connection:
 def _has_log(path: Path) -> bool:
     log = path.with_name(f"{path.name}-wal")
     return log.exists() and log.stat().st_size > 0
-
-
-def _has_index(path: Path) -> bool:
-    return path.with_name(f"{path.name}-shm").exists()
 
 
 def _restrained(connection: sqlite3.Connection) -> sqlite3.Connection:

@@ -79,7 +79,7 @@ _CONTENT_LINE = re.compile(rb"\n# content = ([^\n]*)(?=\n)")
 _COUNTED = re.compile("x([0-9]{1,6})")
 _NOTHING = "-"
 _OK = str(Status.OK)
-_HEAD_LINE = re.compile(b"#")
+_NO_HEAD_LINE = re.compile(b"^[^#]", re.MULTILINE)
 _COUNT = re.compile("[0-9]{1,18}")
 _STATUSES = {str(status): status for status in Status}
 _SPECIAL = re.compile(r"[\\\x00-\x1f\x7f\x85\u2028\u2029]")
@@ -332,8 +332,9 @@ def read_stored_text(path: Path) -> StoredTable:
         StoreError: as `read_text`.
     """
     data = _bytes(path)
-    lines = _lines(data, path)
-    head = _Head.of(lines, path)
+    rows = _NO_HEAD_LINE.search(data)
+    size = len(data) if rows is None else rows.start()
+    head = _Head.of(_lines(data[:size], path), path)
     has_content = _check_content(data, path)
     if not has_content:
         _log.warning(
@@ -341,8 +342,8 @@ def read_stored_text(path: Path) -> StoredTable:
             "`nsa-tune db import` and `nsa-tune db export` write one",
             path,
         )
-    weights = head.weights(None if has_content else _digest("\n".join(lines[head.length :])))
-    return StoredTable(head.table(path), weights, lambda: _read(head, lines, path))
+    weights = head.weights(None if has_content else _digest_of(data[size:]))
+    return StoredTable(head.table(path), weights, lambda: _read(head, _lines(data, path), path))
 
 
 def _read(head: _Head, lines: Sequence[str], path: Path) -> Table:
@@ -378,15 +379,17 @@ def read_key(path: Path) -> Key:
     Raises:
         StoreError: as `read_text`.
     """
-    return _Head.of(_lines(_bytes(path, head_only=True), path), path).key
+    return _Head.of(_lines(_bytes(path, key_only=True), path), path).key
 
 
-def _bytes(path: Path, *, head_only: bool = False) -> bytes:
-    """The whole file; with `head_only`, its first lines, those that begin with "#"."""
+def _bytes(path: Path, *, key_only: bool = False) -> bytes:
+    """The whole file; with `key_only`, its first lines, those that begin with "#", without the
+    weights, which are most of them."""
     try:
         with open_regular(path) as file:
-            if head_only:
-                return b"".join(takewhile(_HEAD_LINE.match, lines_of(file, _LONGEST_LINE)))
+            if key_only:
+                head = takewhile(lambda line: line[:1] == b"#", lines_of(file, _LONGEST_LINE))
+                return b"".join(line for line in head if not line.startswith(b"# weights"))
             data = read_whole(file, _MOST_BYTES)
     except FileNotFoundError:
         raise StoreMissing(f"there is no {path}") from None

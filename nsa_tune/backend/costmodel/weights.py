@@ -32,11 +32,8 @@ _VERSION = 1
 
 def stamp_of(features: Iterable[Features]) -> str:
     """What the weights of these points depend on, as a digest."""
-    digest = hashlib.sha256(str(_VERSION).encode())
-    for one in features:
-        for text in _dependencies(one):
-            digest.update(text.encode() + b"\n")
-    return digest.hexdigest()[:32]
+    lines = "".join(f"{text}\n" for one in features for text in _dependencies(one))
+    return hashlib.sha256(f"{_VERSION}{lines}".encode()).hexdigest()[:32]
 
 
 def _dependencies(features: Features) -> Iterable[str]:

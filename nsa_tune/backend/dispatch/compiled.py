@@ -27,14 +27,13 @@ from nsa_tune.backend.types.formula import (
 
 if TYPE_CHECKING:
     from nsa_tune.backend.baselines import Baseline
-    from nsa_tune.backend.costmodel.model import LatencyModel
     from nsa_tune.backend.costmodel.policy import Candidate, Policy
     from nsa_tune.backend.types.batch import Batch
     from nsa_tune.backend.types.point import Question
 
-__all__ = ["Decisions", "Key"]
+__all__ = ["Decisions", "Key", "PointCode"]
 
-_Models: TypeAlias = dict[int | None, Mapping[str, "LatencyModel"]]
+_Models: TypeAlias = dict[int | None, Mapping[str, "_Model"]]
 """By regime, those of the arms that were measured there; None is any other."""
 Note: TypeAlias = int | tuple[Any, ...] | None
 Key: TypeAlias = tuple[Any, ...]
@@ -47,20 +46,10 @@ _CERTAINLY = 1e-9
 
 
 class Decisions:
-    """The code that answers `questions` of the points of `policies`, and what its keys mean."""
+    """The code that answers the questions of some points, and what its keys mean."""
 
-    def __init__(
-        self, policies: Iterable[Policy], baseline: Baseline, questions: Sequence[Question]
-    ) -> None:
-        self._meanings: list[_Meaning] = []
-        self._questions: list[Question] = []
-        self._points: list[_Point] = []
-        for policy in policies:
-            own = [one for one in policy.point.questions if one in questions]
-            if own:
-                notes = {f"note_{len(self._questions) + i}": one for i, one in enumerate(own)}
-                self._points.append(_Point(policy, notes, baseline, self._meanings))
-                self._questions += own
+    def __init__(self, points: Sequence[PointCode]) -> None:
+        self._points = points
 
     def function(
         self, head: Sequence[str], facts: Sequence[str], make: Callable[[Key], object],
@@ -102,18 +91,21 @@ class Decisions:
 
     def choices(self, key: Key) -> dict[str, str | None]:
         """The choice for each question."""
+        questions = [
+            (point, question) for point in self._points for question in point.notes.values()
+        ]
         return {
-            question.name: self._choice(question, note)
-            for question, note in zip(self._questions, key, strict=False)
+            question.name: point.choice(question, note)
+            for (point, question), note in zip(questions, key, strict=False)
         }
 
-    def _choice(self, question: Question, note: Note) -> str | None:
-        if note is None:
-            return None
-        if isinstance(note, tuple):
-            number, switched, *flags = note
-            return self._meanings[number].choice(flags, switched)
-        return [*question.choices][note]
+
+class _Model(NamedTuple):
+    """One arm's latency model in one regime."""
+
+    weights: tuple[float, ...]
+    terms: tuple[tuple[str, float], ...]
+    """Features with their weights, those that have one."""
 
 
 class _Meaning(NamedTuple):
@@ -182,19 +174,21 @@ class _Meaning(NamedTuple):
         return settle(self.question, lambda: self.known, order, in_order, default)[0]
 
 
-class _Point:
+class PointCode:
     """The code of one point: lines that make the notes of its questions."""
 
     def __init__(
-        self, policy: Policy, notes: Mapping[str, Question], baseline: Baseline,
-        meanings: list[_Meaning],
-    ) -> None:  # fmt: skip
-        self.notes = notes
+        self, policy: Policy, baseline: Baseline, questions: Iterable[Question] | None = None
+    ) -> None:
+        """`questions` are all by default."""
+        asked_for = policy.point.questions if questions is None else questions
+        self.notes = {f"note_{one.name}": one for one in asked_for}
         self._policy = policy
-        self._meanings = meanings
+        self._meanings: list[_Meaning] = []
         self._assigned: dict[frozenset[str], list[str]] = {}
         self._formulas = policy.features.formulas
         self.functions = self._formulas.functions
+        notes = self.notes
         asked = {arm for one in notes.values() for arms in one.choices.values() for arm in arms}
         arms = [one for one in policy.candidates if one.name in asked and not _is_wrong(one)]
         self._arms = {one.name: one for one in arms}
@@ -210,6 +204,15 @@ class _Point:
         self._limits = {one.name: self._limits_of(one) for one in arms}
         self._paths = [self._path(*one) for one in enumerate(self._groups)]
         self.lines = self._written()
+
+    def choice(self, question: Question, note: Note) -> str | None:
+        """What a note about the question means."""
+        if note is None:
+            return None
+        if isinstance(note, tuple):
+            number, switched, *flags = note
+            return self._meanings[number].choice(flags, switched)
+        return [*question.choices][note]
 
     def _limits_of(self, one: Candidate) -> list[str]:
         """What forbids the arm: its limits, and where it failed when it was measured."""
@@ -244,8 +247,9 @@ class _Point:
             lines += [f"if regime == {one}:", "    return slow(batch)"]
         lines += _one_of({_is_any(some): self._block(asked, some) for asked, some in alike})
         for i, path in enumerate(self._paths):
-            lines = _with_value(f"path_{i}", path, lines)
-        if "regime" in names_in("\n".join(lines)):
+            if path != "True":
+                lines = _with_value(f"path_{i}", path, lines)
+        if any("regime" in names_in(line) for line in lines):
             values = assignments(formulas.values, [formulas.regime], ())
             lines = [*values, f"regime = {formulas.regime}", *lines]
         return lines
@@ -255,7 +259,7 @@ class _Point:
         alike: list[tuple[list[_Asked], _Models]] = []
         for regime in regimes:
             models = {
-                name: one.models[regime]
+                name: self._model(one.models[regime].weights)
                 for name, one in self._arms.items()
                 if regime is not None and regime in one.models
             }
@@ -268,13 +272,15 @@ class _Point:
         # Any other regime comes last, as what is none of those before.
         return sorted(alike, key=lambda one: None in one[1])
 
+    def _model(self, weights: tuple[float, ...]) -> _Model:
+        pairs = zip(self._formulas.features, weights, strict=False)
+        return _Model(weights, tuple(pair for pair in pairs if pair[1]))
+
     def _block(self, left: list[_Asked], models: _Models) -> list[str]:
         """Lines that make the notes for batches of regimes in which the same arms are compared."""
         compared = {arm for one in left for arm in one.arms}
         needed = [[arm for arm in group if arm in compared] for group in self._groups]
-        counts = Counter(line for arms in needed for line in self._values(arms, models.values()))
-        every = self._values(compared, models.values())
-        before = [line for line in every if counts[line] > 1]
+        before = self._needed_twice(needed, models)
         lines = [*before]
         costs: dict[frozenset[str], str] = {}
         for number, group in enumerate(self._groups):
@@ -301,21 +307,20 @@ class _Point:
 
     # --- times
 
-    def _values(
-        self, arms: Iterable[str], models: Iterable[Mapping[str, LatencyModel]]
-    ) -> list[str]:
+    def _needed_twice(self, groups: Sequence[Sequence[str]], models: _Models) -> list[str]:
+        """The lines that assign what the times of arms of several groups need."""
+        if len(groups) < 2:
+            return []
+        counts = Counter(line for arms in groups for line in self._values(arms, models.values()))
+        every = self._values([arm for arms in groups for arm in arms], models.values())
+        return [line for line in every if counts[line] > 1]
+
+    def _values(self, arms: Sequence[str], models: Iterable[Mapping[str, _Model]]) -> list[str]:
         """The lines that assign what the times of `arms` need."""
-        arms = list(arms)
-        used = frozenset(
-            name for own in models for arm in arms for name, _ in self._weighed(own[arm])
-        )
+        used = frozenset(name for own in models for arm in arms for name, _ in own[arm].terms)
         if used not in self._assigned:
             self._assigned[used] = assignments(self._formulas.values, used, ())
         return self._assigned[used]
-
-    def _weighed(self, model: LatencyModel) -> list[tuple[str, float]]:
-        pairs = zip(self._formulas.features, model.weights, strict=False)
-        return [(name, weight) for name, weight in pairs if weight]
 
     def _timed(self, arms: Sequence[str], models: _Models, before: Sequence[str]) -> list[str]:
         """Lines that assign the times of `arms`; the values `before` are there."""
@@ -335,17 +340,17 @@ class _Point:
         }
         return [*shared, *_one_of(blocks)]
 
-    def _time(self, arm: str, model: LatencyModel) -> str:
+    def _time(self, arm: str, model: _Model) -> str:
         """The formula of the arm's time."""
         own, surcharge = self._own[arm], self._arms[arm].surcharge
         terms = [repr(model.weights[-1])]
-        terms += [f"{weight!r} * {name}" for name, weight in self._weighed(model)]
+        terms += [f"{weight!r} * {name}" for name, weight in model.terms]
         terms += [f"({surcharge})"] if surcharge else []
         return " + ".join(terms) + (f" if {own} else inf" if own != "True" else "")
 
     # --- notes
 
-    def _asked(self, note: str, question: Question, models: Mapping[str, LatencyModel]) -> _Asked:
+    def _asked(self, note: str, question: Question, models: Mapping[str, _Model]) -> _Asked:
         known = self._known[note]
         able = _choices(known, self._arms)
         timed = _choices(able, models)
@@ -358,20 +363,25 @@ class _Point:
             tuple(known),
             self._defaults[note],
         )
-        return _Asked(note, meaning, self._contenders(meaning, timed, models))
+        contenders = self._contenders(meaning, timed, models)
+        # One choice that is ahead wherever it may run needs no time.
+        is_open = len(contenders) > 1 or meaning.has_untimed
+        return _Asked(
+            note, meaning, contenders, _every_arm(able), _every_arm(contenders if is_open else {})
+        )
 
     def _contenders(
         self, meaning: _Meaning, timed: Mapping[str, list[str]],
-        models: Mapping[str, LatencyModel],
+        models: Mapping[str, _Model],
     ) -> Mapping[str, list[str]]:  # fmt: skip
         """`timed` without the arms that another one is always ahead of, wherever they may run."""
         if meaning.has_untimed:
             return timed
-        arms = {arm for some in timed.values() for arm in some}
+        arms = _every_arm(timed)
         beaten = {arm for arm in arms if any(self._beats(one, arm, models) for one in arms)}
         return _choices(timed, arms - beaten)
 
-    def _beats(self, one: str, other: str, models: Mapping[str, LatencyModel]) -> bool:
+    def _beats(self, one: str, other: str, models: Mapping[str, _Model]) -> bool:
         """Whether `one` may run wherever `other` may, and is faster by more than the margin there:
         features are never negative."""
         return (
@@ -423,17 +433,10 @@ class _Asked(NamedTuple):
     contenders: Mapping[str, Sequence[str]]
     """By choice, the arms whose times are compared."""
 
-    @property
-    def every(self) -> set[str]:
-        """The arms that can run."""
-        return {arm for arms in self.meaning.arms.values() for arm in arms}
-
-    @property
-    def arms(self) -> set[str]:
-        """The arms whose times must be known."""
-        if len(self.contenders) == 1 and not self.meaning.has_untimed:
-            return set()
-        return {arm for arms in self.contenders.values() for arm in arms}
+    every: frozenset[str]
+    """The arms that can run."""
+    arms: frozenset[str]
+    """Those whose times must be known."""
 
 
 class _Minima:
@@ -448,16 +451,15 @@ class _Minima:
         self, choices: Mapping[str, Sequence[str]], closed: Mapping[str, str] | None
     ) -> tuple[dict[str, str], dict[str, str]]:
         """By choice, the formulas that it is ahead of all others by more than the margin, and that
-        it is within the margin of the best. `closed` is None where all arms have times. Otherwise
-        a choice must be ahead of one that has a time, or of one other that is `closed`: forbidden.
+        it is within the margin of the best where none is ahead. `closed` is None where all arms
+        have times. Otherwise a choice must be ahead of one that has a time, or of the only other
+        one, if that is `closed`: forbidden.
         """
         costs = {name: self.cost(arms) for name, arms in choices.items()}
-        if len(costs) < 2:
-            return {}, {name: f"{cost} < inf" for name, cost in costs.items()}
-        if len(costs) == 2:
-            (a, x), (b, y) = costs.items()
+        if len(costs) < 3:
             least = {name: f"{cost} * {_WORSE!r}" for name, cost in costs.items()}
-            near = {a: f"inf > {x} <= {least[b]}", b: f"inf > {y} <= {least[a]}"}
+            # Of two with a time both are, where none is ahead.
+            near = {name: f"{cost} < inf" for name, cost in costs.items()}
         else:
             best = self.least([frozenset(arms) for arms in choices.values()])
             most = f"most_{best.partition('_')[2]}"
@@ -465,7 +467,7 @@ class _Minima:
             least = dict.fromkeys(costs, most)
             near = {name: f"{cost} <= {most} < inf" for name, cost in costs.items()}
         ahead = {}
-        for name in costs:
+        for name in costs if len(costs) > 1 else ():
             other, *rest = (one for one in costs if one != name)
             tests = [f"{least[name]} < {costs[one]}" for one in (other, *rest)]
             if closed and other in closed and not rest:
@@ -535,8 +537,10 @@ def _none_of(conditions: Iterable[str]) -> str:
 def _any_of(conditions: Iterable[str]) -> str:
     """The formula that some condition holds; "x and y" says nothing beside "x"."""
     found = dict.fromkeys(conditions)
-    wider = {one for one in found if any(one.startswith(f"{other} and ") for other in found)}
-    return "True" if "True" in found else " or ".join(one for one in found if one not in wider)
+    if "True" in found:
+        return "True"
+    kept = [one for one in found if " and " not in one or one.partition(" and ")[0] not in found]
+    return " or ".join(kept)
 
 
 def _shared(lists: Sequence[Sequence[str]]) -> list[str]:
@@ -576,6 +580,10 @@ def _choices(choices: Mapping[str, Sequence[str]], arms: Container[str]) -> dict
     """Choices with those of their arms that are among `arms`; none without."""
     found = {name: [arm for arm in some if arm in arms] for name, some in choices.items()}
     return {name: some for name, some in found.items() if some}
+
+
+def _every_arm(choices: Mapping[str, Iterable[str]]) -> frozenset[str]:
+    return frozenset(arm for arms in choices.values() for arm in arms)
 
 
 def _is_wrong(one: Candidate) -> bool:

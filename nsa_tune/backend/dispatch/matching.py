@@ -36,7 +36,7 @@ class Here:
         """This machine's part of the key for `gpu`, or None when it has no such device."""
         if gpu in nvml.gpu_names():
             return cls(detect.driver_version(), detect.library_versions())
-        if gpu == detect.cpu_name():
+        if gpu.startswith("CPU") and gpu == detect.cpu_name():
             return cls("", detect.library_versions())
         return None
 

@@ -8,7 +8,7 @@ from math import exp, log
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from nsa_tune._errors import UnknownName
-from nsa_tune.backend.dispatch.compiled import Decisions
+from nsa_tune.backend.dispatch.compiled import Decisions, PointCode
 from nsa_tune.backend.dispatch.compiled import Key as DecisionKey
 from nsa_tune.backend.dispatch.decide import Choice, Verdict, decide, decide_for_all, pick
 from nsa_tune.backend.dispatch.evidence import certified
@@ -96,14 +96,16 @@ class TablePlanner:
         if self.forced:
             self.extend = self.step = self.slow_plan
             return
+        codes = {name: PointCode(one, self.baseline) for name, one in self.policies.items()}
         # Modes that ask the same have one function.
         made: dict[tuple[str, ...], _Planner] = {}
         planners: dict[Mode, _Planner] = {}
         for mode, policies in self._by_mode.items():
-            names = (str(mode is Mode.EXTEND), *(one.point.name for one in policies))
-            if names not in made:
-                made[names] = self._planner(mode, policies)
-            planners[mode] = made[names]
+            names = [one.point.name for one in policies]
+            kind = (str(mode is Mode.EXTEND), *names)
+            if kind not in made:
+                made[kind] = self._planner(mode, [codes[name] for name in names])
+            planners[mode] = made[kind]
         self.extend = planners.pop(Mode.EXTEND)
         steps = {*planners.values()}
         self.step = steps.pop() if len(steps) == 1 else lambda batch: planners[batch.mode](batch)
@@ -112,9 +114,8 @@ class TablePlanner:
         self.prepare()
         return (self.extend if batch.mode is Mode.EXTEND else self.step)(batch)
 
-    def _planner(self, mode: Mode, policies: Sequence[Policy]) -> _Planner:
-        questions = [question for one in policies for question in one.point.questions]
-        decisions = Decisions(policies, self.baseline, questions)
+    def _planner(self, mode: Mode, codes: Sequence[PointCode]) -> _Planner:
+        decisions = Decisions(codes)
         facts: tuple[str, ...] = ()
         if mode is Mode.EXTEND:
             # What the derived fields depend on besides the choices, as `facts_of`.
@@ -185,7 +186,7 @@ class TablePlanner:
 
         if self.forced:
             return slow
-        decisions = Decisions([policy], self.baseline, [question])
+        decisions = Decisions([PointCode(policy, self.baseline, [question])])
         other = "batch.mode is not mode" + (" or batch.captured" * (mode is not Mode.EXTEND))
         names = {"mode": mode, "slow": slow}
         head = [f"if {other}:", "    return slow(batch)"]

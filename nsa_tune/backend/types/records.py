@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -57,7 +57,8 @@ class Key:
     @property
     def digest(self) -> str:
         """16 hex digits that name this key in a database; frozen by a test."""
-        text = json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
+        values = {one.name: getattr(self, one.name) for one in fields(self)}
+        text = json.dumps(values, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def differences(self, other: Key) -> Iterator[tuple[str, str, str]]:

@@ -438,7 +438,7 @@ def test_regimes_in_which_the_same_is_asked_share_the_code_of_the_notes() -> Non
     point = replace(FAKE, formulas=lambda setting: formulas)
     planner = _planner(Policy.fit(point, SETTING, measured(TIMES)))
 
-    assert inspect.getsource(planner.extend).count("note_0 = ") == 1
+    assert inspect.getsource(planner.extend).count("note_prefill_path = ") == 1
     _same(planner, _extends(10))
 
 

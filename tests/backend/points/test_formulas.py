@@ -13,7 +13,7 @@ import pytest
 from nsa_tune.backend.baselines import Baseline, Default
 from nsa_tune.backend.costmodel.features import Features
 from nsa_tune.backend.costmodel.policy import Policy
-from nsa_tune.backend.dispatch.compiled import Decisions
+from nsa_tune.backend.dispatch.compiled import Decisions, PointCode
 from nsa_tune.backend.hardware.detect import KNOWN
 from nsa_tune.backend.points import POINTS, points_for
 from nsa_tune.backend.types.batch import Batch, Mode
@@ -67,7 +67,7 @@ def test_the_code_of_a_table_allows_what_every_guard_allows(path: Path) -> None:
         # Nothing is measured, and the baseline takes none of them, so that the key says which
         # choices are allowed; None stands for no choice.
         policy = Policy.fit(replace(point, questions=(question,)), setting, ())
-        decisions = Decisions([policy], neither, [question])
+        decisions = Decisions([PointCode(policy, neither, [question])])
         key = decisions.function((), (), tuple, ["return found"], {"slow": None}, {})
         for batch in _drawn(point, setting):
             checked = [
