@@ -92,7 +92,7 @@ class Policy:
         return Candidate(
             arm.name,
             arm.guards,
-            tuple(limit for guard in arm.guards for limit in guard.limits(self.setting)),
+            tuple([limit for guard in arm.guards for limit in guard.limits(self.setting)]),
             self.fitted.models.get(arm.name, {}),
             self.fitted.failures.get(arm.name),
             "" if arm.surcharge is None else arm.surcharge(self.setting),

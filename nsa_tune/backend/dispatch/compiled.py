@@ -104,7 +104,7 @@ class _Model(NamedTuple):
     """One arm's latency model in one regime."""
 
     weights: tuple[float, ...]
-    terms: tuple[tuple[str, float], ...]
+    terms: list[tuple[str, float]]
     """Features with their weights, those that have one."""
 
 
@@ -193,8 +193,9 @@ class PointCode:
         arms = [one for one in policy.candidates if one.name in asked and not _is_wrong(one)]
         self._arms = {one.name: one for one in arms}
         self._times = {one.name: f"t_{i}" for i, one in enumerate(arms)}
-        here = {one.name: None for one in policy.candidates}
-        self._known = {name: _choices(one.choices, here) for name, one in notes.items()}
+        here = {one.name for one in policy.candidates}
+        self._known = {name: tuple(_choices(one.choices, here)) for name, one in notes.items()}
+        self._able = {name: _choices(one.choices, self._arms) for name, one in notes.items()}
         self._defaults = {n: baseline.choice(one, policy.setting) for n, one in notes.items()}
         self._groups = _groups(self._arms)
         self._own: dict[str, str] = {}
@@ -227,7 +228,7 @@ class PointCode:
         """The formula of the limits that a group of arms shares."""
         shared = _shared([self._limits[arm] for arm in group])
         for arm in group:
-            own = _none_of(one for one in self._limits[arm] if one not in shared)
+            own = _none_of([one for one in self._limits[arm] if one not in shared])
             self._own[arm] = own
             parts = ([f"path_{number}"] if shared else []) + ([own] if own != "True" else [])
             self._allowed[arm] = " and ".join(parts) or "True"
@@ -274,7 +275,7 @@ class PointCode:
 
     def _model(self, weights: tuple[float, ...]) -> _Model:
         pairs = zip(self._formulas.features, weights, strict=False)
-        return _Model(weights, tuple(pair for pair in pairs if pair[1]))
+        return _Model(weights, [pair for pair in pairs if pair[1]])
 
     def _block(self, left: list[_Asked], models: _Models) -> list[str]:
         """Lines that make the notes for batches of regimes in which the same arms are compared."""
@@ -317,7 +318,7 @@ class PointCode:
 
     def _values(self, arms: Sequence[str], models: Iterable[Mapping[str, _Model]]) -> list[str]:
         """The lines that assign what the times of `arms` need."""
-        used = frozenset(name for own in models for arm in arms for name, _ in own[arm].terms)
+        used = frozenset([name for own in models for arm in arms for name, _ in own[arm].terms])
         if used not in self._assigned:
             self._assigned[used] = assignments(self._formulas.values, used, ())
         return self._assigned[used]
@@ -351,8 +352,7 @@ class PointCode:
     # --- notes
 
     def _asked(self, note: str, question: Question, models: Mapping[str, _Model]) -> _Asked:
-        known = self._known[note]
-        able = _choices(known, self._arms)
+        able = self._able[note]
         timed = _choices(able, models)
         meaning = _Meaning(
             question,
@@ -360,7 +360,7 @@ class PointCode:
             tuple(timed),
             () if timed == able else tuple(able),
             tuple(name for name, some in timed.items() if some != able[name]),
-            tuple(known),
+            self._known[note],
             self._defaults[note],
         )
         contenders = self._contenders(meaning, timed, models)
@@ -396,7 +396,7 @@ class PointCode:
     def _noted(self, one: _Asked, minima: _Minima, may: Mapping[str, str]) -> str:
         """The formula of a question's note; `may` has for each arm that of its being allowed."""
         meaning, contenders = one.meaning, one.contenders
-        allowed = {name: _any_of(may[arm] for arm in arms) for name, arms in meaning.arms.items()}
+        allowed = {name: _any_of([may[arm] for arm in arms]) for name, arms in meaning.arms.items()}
         if not one.arms and contenders:
             return meaning.note({name: allowed[name] for name in contenders}, "None")
         ahead, near = minima.compared(contenders, _closed(meaning, allowed))
@@ -510,7 +510,9 @@ def _with_value(name: str, formula: str, lines: list[str]) -> list[str]:
     uses = [i for i, line in enumerate(lines) if name in names_in(line)]
     if len(uses) > 1:
         return [f"{name} = {formula}", *lines]
-    return [line.replace(name, formula) if i in uses else line for i, line in enumerate(lines)]
+    return [
+        line.replace(name, f"({formula})") if i in uses else line for i, line in enumerate(lines)
+    ]
 
 
 def _least_bounds(conditions: Iterable[str]) -> list[str]:
@@ -578,12 +580,15 @@ def _groups(arms: Iterable[str]) -> list[list[str]]:
 
 def _choices(choices: Mapping[str, Sequence[str]], arms: Container[str]) -> dict[str, list[str]]:
     """Choices with those of their arms that are among `arms`; none without."""
-    found = {name: [arm for arm in some if arm in arms] for name, some in choices.items()}
-    return {name: some for name, some in found.items() if some}
+    found = {}
+    for name, some in choices.items():
+        if own := [arm for arm in some if arm in arms]:
+            found[name] = own
+    return found
 
 
 def _every_arm(choices: Mapping[str, Iterable[str]]) -> frozenset[str]:
-    return frozenset(arm for arms in choices.values() for arm in arms)
+    return frozenset([arm for arms in choices.values() for arm in arms])
 
 
 def _is_wrong(one: Candidate) -> bool:

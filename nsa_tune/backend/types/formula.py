@@ -172,8 +172,8 @@ def assignments(
     needed = set().union(*map(names_in, wanted))
     lines: list[str] = []
     for names, value in reversed([*values.items()]):
-        parts = names.split(", ")
-        if needed.isdisjoint(parts) or not set(parts).isdisjoint(known):
+        parts = names_in(names)
+        if needed.isdisjoint(parts) or not parts.isdisjoint(known):
             continue
         formula = value.formula
         needed |= names_in(formula)
