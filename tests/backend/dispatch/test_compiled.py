@@ -433,6 +433,19 @@ def test_an_arm_that_another_always_beats_is_not_timed() -> None:
     _same(planner, _extends(9))
 
 
+def test_a_path_that_is_forbidden_is_not_compared_with() -> None:
+    # One arm of the other path has no time, which would be asked for if dense were allowed.
+    times = {arm: time for arm, time in TIMES.items() if arm != "mla/packed"}
+    planner = _planner(policy_of(times))
+    note = planner.extend.__globals__["held"]
+
+    planner.extend(Batch.extend([4096], [64]))
+
+    ((path, *_),) = note
+    assert path == [*planner.question_of(Mode.EXTEND, "prefill_path").choices].index("mla")
+    _same(planner, _extends(11))
+
+
 def test_regimes_in_which_the_same_is_asked_share_the_code_of_the_notes() -> None:
     formulas = FORMULAS._replace(regime="1 if prefix_tokens else 0", regimes=frozenset({0, 1}))
     point = replace(FAKE, formulas=lambda setting: formulas)
