@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
 from textwrap import indent
+from typing import Any
 
-__all__ = ["REPOSITORY", "EngineSite"]
+__all__ = ["REPOSITORY", "EngineSite", "wrong"]
 
 REPOSITORY = Path(__file__).parents[3]
 _PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+_LOOK = """
+import json, os
+from nsa_tune.backend.hardware import detect
+detect.local_device_name = lambda: os.environ.get("GPU", "No GPU")
+from nsa_tune.backend.engines.{engine}.health import health
+print(json.dumps({{one.name: [one.ok, one.detail] for one in health()}}))
+"""
 
 
 class EngineSite:
@@ -20,6 +29,7 @@ class EngineSite:
 
     def __init__(self, folder: Path, *, engine: str, version: str, group: str) -> None:
         self.folder = folder
+        self._engine = engine
         self._group = group
         points: dict[str, str] = _PROJECT["entry-points"][group]
         entry = "\n".join([f"[{group}]", *(f"{name} = {at}" for name, at in points.items()), ""])
@@ -70,3 +80,22 @@ class EngineSite:
             text=True,
             check=False,
         )
+
+    def printed(self, code: str, **variables: str) -> tuple[Any, str]:
+        """What `code` prints last, a line of JSON, and what it logs."""
+        done = self.run(code, **variables)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout.splitlines()[-1]), done.stderr
+
+    def health(self, before: str = "", **variables: str) -> dict[str, tuple[bool, str]]:
+        """The doctor's view of the plug-in: by name, whether it is well, and what is said of it.
+
+        The code `before` runs first.
+        """
+        found, _ = self.printed(before + _LOOK.format(engine=self._engine), **variables)
+        return {name: (ok, detail) for name, (ok, detail) in found.items()}
+
+
+def wrong(found: dict[str, tuple[bool, str]]) -> set[str]:
+    """The names of what is not well."""
+    return {name for name, (ok, _) in found.items() if not ok}

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,14 +13,7 @@ from nsa_tune.backend.engines.sglang.releases import release_of
 from tests.backend.engines.sglang.site import Site
 from tests.backend.engines.sglang.tables import GPU, table_file
 from tests.backend.engines.sglang.wheels import Wheel
-
-_LOOK = """
-import json, os
-from nsa_tune.backend.hardware import detect
-detect.local_device_name = lambda: os.environ.get("GPU", "No GPU")
-from nsa_tune.backend.engines.sglang.health import health
-print(json.dumps({one.name: [one.ok, one.detail] for one in health()}))
-"""
+from tests.backend.engines.site import wrong
 
 
 @pytest.fixture
@@ -30,22 +21,11 @@ def site(oldest: Wheel, tmp_path: Path) -> Site:
     return Site(tmp_path / "site", oldest)
 
 
-def _look(site: Site, **variables: str) -> dict[str, tuple[bool, str]]:
-    done = site.run(_LOOK, **variables)
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return {name: (ok, detail) for name, (ok, detail) in found.items()}
-
-
-def _wrong(found: dict[str, tuple[bool, str]]) -> set[str]:
-    return {name for name, (ok, _) in found.items() if not ok}
-
-
 def test_all_is_well_where_everything_is(wheel: Wheel, tmp_path: Path) -> None:
     site = Site(tmp_path / "site", wheel)
-    found = _look(site, NSA_TUNE_DB=str(table_file(tmp_path)), GPU=GPU)
+    found = site.health(NSA_TUNE_DB=str(table_file(tmp_path)), GPU=GPU)
 
-    assert _wrong(found) == set()
+    assert wrong(found) == set()
     assert found["sglang"][1].startswith(f"SGLang {wheel.version}; ")
     assert "deepseek-v3.2 with 128 local heads" in found["table"][1]
     assert found["hook on prefill"][1].endswith("set_dsa_prefill_impl is hooked")
@@ -65,13 +45,13 @@ def test_it_is_said_whose_kernels_select_keys_and_decode(
 ) -> None:  # fmt: skip
     site = Site(tmp_path / "site", newest)
 
-    assert _look(site)[name][1].startswith("nothing is known yet")
+    assert site.health()[name][1].startswith("nothing is known yet")
     monkeypatch.setenv("XDG_DATA_HOME", str(site.folder / "data"))
     assert last_start.keep(what, "it was faster")
-    assert _look(site)[name][1].endswith(": it was faster")
-    off = _look(site, **{switch: "0"})[name]
+    assert site.health()[name][1].endswith(": it was faster")
+    off = site.health(**{switch: "0"})[name]
     assert off == (True, f"{switch} is set to 0: SGLang's own kernel runs")
-    assert name not in _look(Site(tmp_path / "old", oldest))
+    assert name not in Site(tmp_path / "old", oldest).health()
 
 
 def test_remembered_pass_times_are_shown(
@@ -79,7 +59,7 @@ def test_remembered_pass_times_are_shown(
 ) -> None:
     """They are kept in the user's folder, which is the site's own here."""
     site = Site(tmp_path / "site", newest)
-    assert "none are remembered yet" in _look(site)["pass times"][1]
+    assert "none are remembered yet" in site.health()["pass times"][1]
     monkeypatch.setenv("XDG_DATA_HOME", str(site.folder / "data"))
     key = {
         "gpu": GPU, "sglang": "0.5.23", "model": "deepseek-v3.2", "layers": 61, "heads": 16,
@@ -91,7 +71,7 @@ def test_remembered_pass_times_are_shown(
     ]
     assert remembered.save(PassTimes(key, took))
 
-    assert _look(site)["pass times"] == (
+    assert site.health()["pass times"] == (
         True,
         f"{GPU}, SGLang 0.5.23, deepseek-v3.2, 61 layers, 16 local heads, bf16 KV: 2 times; 256 "
         "new tokens behind 16384 take 112.0 ms in SGLang's own graph and 40.0 ms by decode graphs",
@@ -99,32 +79,32 @@ def test_remembered_pass_times_are_shown(
 
 
 def test_releases_without_prefill_graphs_have_no_pass_times(site: Site) -> None:
-    assert "pass times" not in _look(site)
+    assert "pass times" not in site.health()
 
 
 def test_a_replay_that_has_changed_is_named(newest: Wheel, tmp_path: Path) -> None:
     site = Site(tmp_path / "site", newest)
     where = "sglang/srt/model_executor/runner_backend/breakable_cuda_graph_backend.py"
     site.write(where, "class BreakableCudaGraphBackend:\n    def replay(self, key): pass\n")
-    found = _look(site, NSA_TUNE_DB=str(table_file(tmp_path)), GPU=GPU)
+    found = site.health(NSA_TUNE_DB=str(table_file(tmp_path)), GPU=GPU)
 
-    assert _wrong(found) == {"source of replay", "hook on replay"}
+    assert wrong(found) == {"source of replay", "hook on replay"}
     assert "takes (self, key)" in found["hook on replay"][1]
 
 
 def test_a_switch_of_v4s_that_has_gone_is_named(newest: Wheel, tmp_path: Path) -> None:
     site = Site(tmp_path / "site", newest)
     site.v4_backend("class DeepseekV4AttnBackend:\n    def __init__(self, model_runner): pass\n")
-    found = _look(site, NSA_TUNE_DB=str(table_file(tmp_path)), GPU=GPU)
+    found = site.health(NSA_TUNE_DB=str(table_file(tmp_path)), GPU=GPU)
 
-    assert _wrong(found) == {"source of v4_prefill", "hook on v4_prefill"}
+    assert wrong(found) == {"source of v4_prefill", "hook on v4_prefill"}
     assert "_use_sparse_prefill is not there" in found["hook on v4_prefill"][1]
 
 
 def test_no_table_is_named(site: Site) -> None:
-    found = _look(site)
+    found = site.health()
 
-    assert _wrong(found) == {"table"}
+    assert wrong(found) == {"table"}
     assert found["table"][1] == "nothing is measured for 'No GPU': run `nsa-tune run`"
 
 
@@ -132,14 +112,14 @@ _HOOKS = {"hook on backend", "hook on prefill", "hook on indexer"}
 
 
 def test_the_allow_list_is_named(site: Site) -> None:
-    found = _look(site, SGLANG_PLUGINS="other")
+    found = site.health(SGLANG_PLUGINS="other")
 
-    assert _wrong(found) == {"table", "allowed"} | _HOOKS
+    assert wrong(found) == {"table", "allowed"} | _HOOKS
     assert found["allowed"][1] == "SGLANG_PLUGINS=other leaves nsa_tune out"
 
 
 def test_the_off_switch_is_named(site: Site) -> None:
-    assert _wrong(_look(site, NSA_TUNE_DISABLE="1")) == {"table", "switch"} | _HOOKS
+    assert wrong(site.health(NSA_TUNE_DISABLE="1")) == {"table", "switch"} | _HOOKS
 
 
 def test_a_missing_entry_point_is_named(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,8 +128,7 @@ def test_a_missing_entry_point_is_named(site: Site, monkeypatch: pytest.MonkeyPa
     no_others = "import sys\nfrom importlib import metadata\n" + (
         "metadata.entry_points = lambda group: ()\n"
     )
-    done = site.run(no_others + _LOOK)
-    found = json.loads(done.stdout.splitlines()[-1])
+    found = site.health(no_others)
 
     assert found["entry point"][0] is False
     assert "install nsa-tune where SGLang is installed" in found["entry point"][1]
@@ -167,9 +146,9 @@ def test_a_silent_failure_is_found(site: Site) -> None:
     )
     kind = "class DeepseekSparseAttnBackend"
     site.backend(fixed + path.read_text().replace(f"{kind}:", f"{kind}(metaclass=Fixed):"))
-    found = _look(site)
+    found = site.health()
 
-    assert _wrong(found) == {"table", "hook on prefill"}
+    assert wrong(found) == {"table", "hook on prefill"}
     assert "set_dsa_prefill_impl failed" in found["hook on prefill"][1]
     assert "ValueError: made up" in found["hook on prefill"][1]
 
@@ -184,17 +163,17 @@ def test_a_hook_under_another_plug_ins_replacement_is_found(site: Site) -> None:
         "    'sglang.srt.layers.attention.dsa_backend.DeepseekSparseAttnBackend'\n"
         "    '.set_dsa_prefill_impl', replacement, HookType.REPLACE)\n",
     )
-    found = _look(site)
+    found = site.health()
 
-    assert _wrong(found) == {"table", "hook on prefill"}
+    assert wrong(found) == {"table", "hook on prefill"}
 
 
 def test_an_engine_that_cannot_be_imported_is_named(site: Site) -> None:
     path = site.folder / "sglang/srt/layers/attention/dsa_backend.py"
     site.backend("import deep_gemm_is_not_here\n" + path.read_text())
-    found = _look(site)
+    found = site.health()
 
-    assert _wrong(found) == {"table"} | _HOOKS
+    assert wrong(found) == {"table"} | _HOOKS
     assert "No module named 'deep_gemm_is_not_here'" in found["hook on backend"][1]
 
 
@@ -202,23 +181,23 @@ def test_an_engine_that_ends_the_process_is_named(site: Site) -> None:
     path = site.folder / "sglang/srt/layers/attention/dsa_backend.py"
     site.backend(path.read_text() + "\nimport os\nos._exit(7)\n")
 
-    assert "ended with 7" in _look(site)["hook on backend"][1]
+    assert "ended with 7" in site.health()["hook on backend"][1]
 
 
 def test_a_changed_signature_is_named(site: Site) -> None:
     path = site.folder / "sglang/srt/layers/attention/dsa_backend.py"
     site.backend(path.read_text().replace("forward_batch=None", "forward_batch, when"))
-    found = _look(site)
+    found = site.health()
 
-    assert _wrong(found) == {"table", "source of prefill", "hook on prefill"}
+    assert wrong(found) == {"table", "source of prefill", "hook on prefill"}
     assert found["source of prefill"][1].endswith("(self, forward_batch, when)")
     assert "takes (self, forward_batch, when)" in found["hook on prefill"][1]
 
 
 def test_an_unknown_release_ends_the_examination(oldest: Wheel, tmp_path: Path) -> None:
-    found = _look(Site(tmp_path / "site", oldest, version="0.9.0"))
+    found = Site(tmp_path / "site", oldest, version="0.9.0").health()
 
-    assert _wrong(found) == {"table", "sglang"}
+    assert wrong(found) == {"table", "sglang"}
     assert found["sglang"][1] == "SGLang 0.9.0; the plug-in was checked with 0.5.15 to 0.5.23"
 
 

@@ -39,9 +39,7 @@ def site(oldest: Wheel, tmp_path: Path) -> Site:
 
 
 def _loaded(site: Site, before: str = "", between: str = "", **variables: str) -> tuple[Any, str]:
-    done = site.run(_LOAD.format(before=before, between=between), **variables)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1]), done.stderr
+    return site.printed(_LOAD.format(before=before, between=between), **variables)
 
 
 def test_each_method_is_hooked_once_when_the_engine_imports_it(

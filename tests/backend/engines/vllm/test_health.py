@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from nsa_tune.backend.engines.vllm.releases import release_of
 from tests.backend.engines.sglang.tables import GPU, table_file
+from tests.backend.engines.site import wrong
 from tests.backend.engines.vllm.site import Site
 from tests.backend.engines.vllm.wheels import Wheel
 
-_LOOK = """
-import json, os
-from nsa_tune.backend.hardware import detect
-detect.local_device_name = lambda: os.environ.get("GPU", "No GPU")
-from nsa_tune.backend.engines.vllm.health import health
-print(json.dumps({one.name: [one.ok, one.detail] for one in health()}))
-"""
 _DOCTOR = """
 import os
 from nsa_tune.backend.hardware import detect
@@ -34,22 +26,11 @@ def site(newest: Wheel, tmp_path: Path) -> Site:
     return Site(tmp_path / "site", newest)
 
 
-def _look(site: Site, **variables: str) -> dict[str, tuple[bool, str]]:
-    done = site.run(_LOOK, **variables)
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return {name: (ok, detail) for name, (ok, detail) in found.items()}
-
-
-def _wrong(found: dict[str, tuple[bool, str]]) -> set[str]:
-    return {name for name, (ok, _) in found.items() if not ok}
-
-
 def test_all_is_well_where_everything_is(wheel: Wheel, tmp_path: Path) -> None:
     site = Site(tmp_path / "site", wheel)
-    found = _look(site, NSA_TUNE_DB=str(table_file(tmp_path)), GPU=GPU)
+    found = site.health(NSA_TUNE_DB=str(table_file(tmp_path)), GPU=GPU)
 
-    assert _wrong(found) == set()
+    assert wrong(found) == set()
     assert found["vllm"][1] == f"vLLM {wheel.version}; the plug-in was checked with 0.31 to 0.33"
     assert "deepseek-v3.2 with 128 local heads" in found["table"][1]
     release = release_of(wheel.version)
@@ -59,9 +40,9 @@ def test_all_is_well_where_everything_is(wheel: Wheel, tmp_path: Path) -> None:
 
 
 def test_the_allow_list_is_named(site: Site) -> None:
-    found = _look(site, VLLM_PLUGINS="other")
+    found = site.health(VLLM_PLUGINS="other")
 
-    assert "allowed" in _wrong(found)
+    assert "allowed" in wrong(found)
     assert found["allowed"][1] == "VLLM_PLUGINS=other leaves nsa_tune out"
 
 
