@@ -44,6 +44,7 @@ __all__ = [
     "find",
     "find_stored",
     "grouped_sources",
+    "keys_in",
     "limits_of",
     "read_database",
     "read_text",
@@ -83,6 +84,7 @@ _NEWER = (
     "SELECT 1 FROM measurements "
     "WHERE id > ? AND +run_id IN (SELECT id FROM runs WHERE key_id = ?) LIMIT 1"
 )
+_ANY = "SELECT 1 FROM measurements WHERE run_id IN (SELECT id FROM runs WHERE key_id = ?) LIMIT 1"
 _ROWS = (
     "SELECT point, batch, arm, status, latency_us, low_us, high_us, samples, error, reason, "
     "{discarded}, {pass_us}, measured_at{id} FROM measurements JOIN runs ON runs.id = run_id "
@@ -386,6 +388,25 @@ def read_database(path: Path, wanted: Wanted | None = None) -> list[Table]:
         if schema_version(connection, path) == 0:
             return []
         return tables_of(connection, path, wanted)
+
+
+def keys_in(path: Path) -> list[Key]:
+    """The keys of the tables in the database or text table `path`; no measurement is read.
+
+    Raises:
+        StoreError: when it cannot be read.
+    """
+    check_regular_file(path)
+    if path.suffix == ".tsv":
+        return [read_key(path)]
+    with store_errors(path), closing(connect_read_only(path)) as connection:
+        if schema_version(connection, path) == 0:
+            return []
+        try:
+            keys = _wanted_keys(connection, None)
+        except (ValueError, TypeError) as error:
+            raise _damaged(path, error) from error
+        return [key for number, key in keys if connection.execute(_ANY, [number]).fetchone()]
 
 
 def _stored_in_database(path: Path, wanted: Wanted) -> list[StoredTable]:

@@ -14,7 +14,7 @@ from nsa_tune._errors import StoreCorrupt
 from nsa_tune.backend.costmodel import weights
 from nsa_tune.backend.dispatch.refit import refit
 from nsa_tune.db.exchange import import_text
-from nsa_tune.db.reader import Wanted, find_stored, read_database
+from nsa_tune.db.reader import Wanted, find_stored, keys_in, read_database
 from nsa_tune.db.store import Store
 from nsa_tune.db.text_table import format_table
 from tests.records import DEVICE, KEY, ok, table
@@ -209,3 +209,18 @@ def test_an_imported_table_has_a_manifest(tmp_path: Path) -> None:
 
     with pytest.raises(StoreCorrupt, match="that was changed"):
         read_database(path)
+
+
+def test_the_keys_of_a_file_are_told_without_its_measurements(path: Path, tmp_path: Path) -> None:
+    with Store.open(path) as store:
+        # A run that has measured nothing yet makes no table.
+        store.begin_run(replace(KEY, heads=16), DEVICE, {})
+    _change(path, IN_ROWS[0])
+    assert keys_in(path) == [KEY]
+
+    text = tmp_path / "a.tsv"
+    text.write_text(format_table(table(*ROWS)))
+    assert keys_in(text) == [KEY]
+    empty = tmp_path / "empty.db"
+    empty.touch()
+    assert keys_in(empty) == []

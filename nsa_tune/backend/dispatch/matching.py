@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,7 +12,6 @@ from nsa_tune.backend.hardware import detect, nvml
 from nsa_tune.backend.libraries import PROVIDERS
 from nsa_tune.backend.types.records import Key, StoredTable, Table
 from nsa_tune.db import reader as tables
-from nsa_tune.db import text_table
 
 __all__ = ["Here", "differing", "in_order", "nothing_for", "of_the_same_architecture"]
 
@@ -104,10 +104,5 @@ def _differences(key: Key, wanted: tables.Wanted) -> dict[str, str]:
 def _keys(db: Path | None) -> Iterator[tuple[str, Key]]:
     """(source, key) of every table that can be read; `find` has warned of the others."""
     for path in tables.sources(db):
-        try:
-            if path.suffix == ".tsv":
-                yield str(path), text_table.read_key(path)
-            else:
-                yield from ((table.source, table.key) for table in tables.read_database(path))
-        except StoreError:
-            continue
+        with suppress(StoreError):
+            yield from [(str(path), key) for key in tables.keys_in(path)]

@@ -21,7 +21,6 @@ from nsa_tune.backend.engines.hooking import OFF_SWITCH, switched_off
 from nsa_tune.backend.engines.symbols import Symbol
 from nsa_tune.backend.hardware import detect
 from nsa_tune.db import reader as tables
-from nsa_tune.db import text_table
 
 __all__ = ["PLUGIN", "Health", "Host", "health"]
 
@@ -108,11 +107,7 @@ def _table(db: Path | None) -> Health:
     found: list[str] = []
     for path in tables.sources(db):
         try:
-            keys = (
-                [text_table.read_key(path)]
-                if path.suffix == ".tsv"
-                else [table.key for table in tables.read_database(path)]
-            )
+            keys = tables.keys_in(path)
         except StoreError:
             continue  # the doctor's own check of the database says more
         found += [
