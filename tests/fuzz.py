@@ -255,7 +255,7 @@ _COLUMNS = {
                      "samples", "error", "reason", "measured_at", "discarded", "pass_us"),
     "limits": ("run_id", "name", "value", "past", "found_at"),
     "weights": ("rows", "newest_id", "stamp", "points", "measured_at"),
-    "manifests": ("newest_id", "newest_run", "newest_limit", "content"),
+    "manifests": ("newest_id", "newest_run", "newest_limit", "content", "head"),
     "nsa_tune_migrations": ("version", "name"),
 }  # fmt: skip
 
