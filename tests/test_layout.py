@@ -34,6 +34,7 @@ _RUNTIME = {
     name: path
     for name, path in _FILES.items()
     if name in ("__init__.py", "_errors.py")
+    or name.startswith("fleet/pull/")
     or (
         name.startswith("backend/")
         and not name.startswith(MAY_LOAD_TORCH)

@@ -10,7 +10,7 @@ from rich.console import Console
 from nsa_tune._cli import json_documents
 from nsa_tune._cli.console import say
 from nsa_tune._cli.measuring import ModelOptions, Quiet, check_packages, interruptible
-from nsa_tune._cli.options import AsJson, Database, grouped, heads_of, model_of
+from nsa_tune._cli.options import AsJson, DatabaseToWrite, grouped, heads_of, model_of
 from nsa_tune.backend.hardware import detect
 from nsa_tune.reports.formats.plain import plain
 
@@ -32,7 +32,7 @@ def check(
     anchors: Annotated[
         int, typer.Option("--anchors", min=1, help="Batches of every decision point to time again.")
     ] = 4,
-    database: Database = None,
+    database: DatabaseToWrite = None,
     keep: Annotated[
         bool,
         typer.Option("--keep/--no-keep", help="Store the outcome in the database, or do not."),

@@ -10,7 +10,7 @@ import typer
 
 from nsa_tune._cli import json_documents
 from nsa_tune._cli.console import say
-from nsa_tune._cli.options import AsJson, Database, TableOptions, grouped
+from nsa_tune._cli.options import AsJson, Database, DatabaseToWrite, TableOptions, grouped
 from nsa_tune._errors import NoTunedData, UsageError
 from nsa_tune.backend.types.records import Table
 from nsa_tune.db import reader
@@ -69,14 +69,14 @@ def db_export(
 @db.command("import")
 def db_import(
     file: Annotated[Path, typer.Argument(help="Text table that `db export` wrote.")],
-    database: Database = None,
+    database: DatabaseToWrite = None,
 ) -> None:
     """Add a text table to a database. Measurements that are already there stay unchanged."""
     from nsa_tune.backend.dispatch.refit import refit
     from nsa_tune.db.exchange import import_text
     from nsa_tune.db.store import Store
 
-    with Store.open(database or reader.default_database()) as store:
+    with Store.open(database or reader.database_to_write()) as store:
         added = import_text(store, file)
         refit(store, reader.read_text(file).key)
         say(f"{added} measurements added to {store.path}")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from nsa_tune._cli import json_documents
-from nsa_tune._cli.options import AsJson, Database, Engine
+from nsa_tune._cli.options import AsJson, Engine
 from nsa_tune._errors import MachineUnfit
 from nsa_tune.reports.formats.plain import plain
 
@@ -15,7 +16,10 @@ __all__ = ["doctor"]
 
 
 def doctor(
-    database: Database = None,
+    database: Annotated[
+        Path | None,
+        typer.Option("--db", help="Database to examine: a file, or an address.", dir_okay=False),
+    ] = None,
     engine: Annotated[
         Engine | None,
         typer.Option("--engine", help="Check whether the plug-in is active in this engine."),

@@ -22,6 +22,8 @@ from nsa_tune.backend.hardware import detect
 from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.layouts import layout_of
 from nsa_tune.backend.types.profiles import PROFILES, family_of, profile_of
+from nsa_tune.db import reader
+from nsa_tune.fleet.pull.address import address_in
 from nsa_tune.reports.analysis.selection import TableFilter
 
 __all__ = [
@@ -29,6 +31,7 @@ __all__ = [
     "AsJson",
     "BatchOptions",
     "Database",
+    "DatabaseToWrite",
     "DispatcherOptions",
     "Engine",
     "Format",
@@ -81,12 +84,36 @@ class Theme(StrEnum):
 AsJson = Annotated[
     bool, typer.Option("--json", help="Print one JSON document with a versioned schema.")
 ]
+
+
+def _local(place: Path | None) -> Path | None:
+    return None if place is None else reader.local(place)
+
+
+def _no_address(place: Path | None) -> Path | None:
+    address = None if place is None else address_in(place)
+    if address is not None:
+        raise UsageError(f"--db is {address.shown}, which is only read; give a file to write")
+    return place
+
+
 Database = Annotated[
     Path | None,
     typer.Option(
         "--db",
-        help="Database. Default: NSA_TUNE_DB, or the one in the user's data directory.",
+        help="Database: a file, or an address. Default: NSA_TUNE_DB, or the one in the user's "
+        "data directory.",
         dir_okay=False,
+        callback=_local,
+    ),
+]
+DatabaseToWrite = Annotated[
+    Path | None,
+    typer.Option(
+        "--db",
+        help="Database file. Default: NSA_TUNE_DB, or the one in the user's data directory.",
+        dir_okay=False,
+        callback=_no_address,
     ),
 ]
 Gpu = Annotated[

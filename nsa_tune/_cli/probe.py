@@ -15,7 +15,7 @@ from nsa_tune._cli.measuring import (
     check_packages,
     names_of,
 )
-from nsa_tune._cli.options import AsJson, Database, grouped
+from nsa_tune._cli.options import AsJson, DatabaseToWrite, grouped
 from nsa_tune.db import reader as tables
 from nsa_tune.reports.formats.plain import plain
 
@@ -50,7 +50,7 @@ def probe(
     deadline: Annotated[
         float, typer.Option("--deadline", min=1, help="Seconds after which a try counts as hung.")
     ] = 120.0,
-    database: Database = None,
+    database: DatabaseToWrite = None,
     json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
@@ -64,7 +64,7 @@ def probe(
     from nsa_tune.autotune.probe.run import probe as find_limits
 
     request = ProbeRequest(
-        database=database or tables.default_database(),
+        database=database or tables.database_to_write(),
         device=device,
         model=model.model or "deepseek-v3.2",
         heads=model.heads,

@@ -19,7 +19,7 @@ from nsa_tune._cli.measuring import (
     interruptible,
     names_of,
 )
-from nsa_tune._cli.options import AllowLossy, AsJson, Database, grouped, listed
+from nsa_tune._cli.options import AllowLossy, AsJson, DatabaseToWrite, grouped, listed
 from nsa_tune.autotune.worker.isolated import Deadlines
 from nsa_tune.db import reader as tables
 from nsa_tune.reports.analysis.report import build
@@ -64,7 +64,7 @@ def run(
         ),
     ] = None,
     allow_lossy: AllowLossy = "",
-    database: Database = None,
+    database: DatabaseToWrite = None,
     fresh: Annotated[
         bool,
         typer.Option("--fresh/--resume", help="Measure again, or only what is missing."),
@@ -103,7 +103,7 @@ def run(
 
     check_packages("measuring")
     request = RunRequest(
-        database=database or tables.default_database(),
+        database=database or tables.database_to_write(),
         device=device,
         model=model.model,
         heads=model.heads,

@@ -1,7 +1,8 @@
 """Reading measured tables, from SQLite databases and from text, with the standard library only.
 
 The search order is: the database named by the caller, NSA_TUNE_DB, the user's data directory
-(XDG_DATA_HOME), the site's (XDG_DATA_DIRS), then the tables that ship with the package.
+(XDG_DATA_HOME), the site's (XDG_DATA_DIRS), then the tables that ship with the package. Where the
+first two are addresses, the copies in the user's cache folder (XDG_CACHE_HOME) are read.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from itertools import chain
 from operator import itemgetter
 from pathlib import Path
 from time import thread_time
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from nsa_tune._errors import StoreCorrupt, StoreError, StoreMissing, StoreNewer, StoreReadOnly
 from nsa_tune.backend.types.records import Device, Key, Status, StoredTable, Table, Weights
@@ -33,19 +34,27 @@ from nsa_tune.db.text_table import (
     read_stored_text,
     read_text,
 )
+from nsa_tune.fleet.pull.address import address_in
+
+if TYPE_CHECKING:
+    from nsa_tune.fleet.pull.fetching import Fetched
 
 __all__ = [
     "SCHEMA_VERSION",
     "Wanted",
+    "ask_again",
     "check_regular_file",
     "columns_since",
     "connect_read_only",
+    "database_to_write",
     "default_database",
+    "fetched_from",
     "find",
     "find_stored",
     "grouped_sources",
     "keys_in",
     "limits_of",
+    "local",
     "read_database",
     "read_text",
     "schema_version",
@@ -54,6 +63,7 @@ __all__ = [
     "store_errors",
     "table_of",
     "tables_of",
+    "user_database",
     "user_folder",
 ]
 
@@ -105,6 +115,8 @@ _LONGEST_VALUE = 2**26
 _MOST_CPU_S, _STEPS = 5.0, 100_000
 """What reading may compute: a table takes milliseconds. Steps of SQLite between two looks."""
 _log = logging.getLogger(__name__)
+_names: dict[Path, str] = {}
+"""What copies of addresses are called."""
 
 
 class Wanted(NamedTuple):
@@ -130,16 +142,36 @@ def default_database() -> Path:
     system's temporary one, with a warning.
 
     Raises:
-        StoreError: when that directory is there, but belongs to somebody else.
+        UsageError: when NSA_TUNE_DB is an address, and a wrong one.
+        StoreError: when that directory is there, but belongs to somebody else, or when NSA_TUNE_DB
+            is an address from which nothing could ever be fetched.
     """
     named = os.environ.get("NSA_TUNE_DB")
-    path = _expanded(named) if named else _user_database()
-    if path is None:
-        raise StoreError(
-            "there is no home directory, and a private one cannot be made in "
-            f"{tempfile.gettempdir()}; set NSA_TUNE_DB"
-        )
+    if named and address_in(named) is not None:
+        return local(Path(named))
+    return _expanded(named) or _no_place() if named else user_database() or _no_place()
+
+
+def database_to_write() -> Path:
+    """The same, or the user's database, with a warning, where NSA_TUNE_DB is an address.
+
+    Raises:
+        UsageError, StoreError: as `default_database`.
+    """
+    named = os.environ.get("NSA_TUNE_DB")
+    address = address_in(named) if named else None
+    if address is None:
+        return default_database()
+    path = user_database() or _no_place()
+    _log.warning("NSA_TUNE_DB is %s, which is only read: %s is written", address.shown, path)
     return path
+
+
+def _no_place() -> NoReturn:
+    raise StoreError(
+        "there is no home directory, and a private one cannot be made in "
+        f"{tempfile.gettempdir()}; set NSA_TUNE_DB"
+    )
 
 
 def shipped() -> list[Path]:
@@ -202,12 +234,12 @@ def _succeeded(table: StoredTable) -> bool:
 def _databases(db: Path | None) -> Iterator[Path]:
     named = os.environ.get("NSA_TUNE_DB")
     seen: set[Path] = set()
-    for path in (db, _expanded(named) if named else None):
+    for path in (_located(db) if db else None, _located(named) if named else None):
         if path is not None and path not in seen:
             seen.add(path)
             yield path
     site = os.environ.get("XDG_DATA_DIRS") or "/usr/local/share:/usr/share"
-    standard = [_user_database(), *(Path(place) / _FILE for place in site.split(":") if place)]
+    standard = [user_database(), *(Path(place) / _FILE for place in site.split(":") if place)]
     # os.path, not Path: a directory that may not be searched is one without our file.
     yield from (
         path
@@ -216,13 +248,22 @@ def _databases(db: Path | None) -> Iterator[Path]:
     )
 
 
+def _located(place: str | Path) -> Path | None:
+    """Where `place` is read; None where there is no copy of an address, or no home directory."""
+    found = fetched_from(place)
+    if found is not None:
+        return found.path
+    return place if isinstance(place, Path) else _expanded(place)
+
+
 def user_folder() -> Path | None:
     """The folder of the user's database, whether it is there or not; None where none is safe."""
-    database = _user_database()
+    database = user_database()
     return None if database is None else database.parent
 
 
-def _user_database() -> Path | None:
+def user_database() -> Path | None:
+    """The user's own database, whether it is there or not; None where no place for it is safe."""
     data = os.environ.get("XDG_DATA_HOME", "")
     if Path(data).is_absolute():
         return Path(data) / _FILE
@@ -261,6 +302,80 @@ def _not_private(place: Path) -> str:
     if status.st_uid != os.getuid():
         return "belongs to another user"
     return "may be entered by others" if status.st_mode & 0o077 else ""
+
+
+# --- addresses
+
+
+def fetched_from(place: str | Path, *, again: bool = False) -> Fetched | None:
+    """What the address `place` came to; None where it is a path. Its server is asked once a
+    process, or now with `again`.
+
+    Raises:
+        UsageError: when it is no address, though it begins like one, or a variable NSA_TUNE_...
+            means nothing.
+    """
+    address = address_in(place)
+    if address is None:
+        return None
+    # Only here: what speaks HTTP takes longer to load than a table.
+    from nsa_tune.fleet.pull.fetching import fetched
+
+    found = fetched(address, _cache_folder(), _check_any, again=again)
+    if found.path is not None:
+        _names[found.path] = f"{address.shown}, fetched {found.fetched_at}"
+    return found
+
+
+def ask_again() -> Fetched | None:
+    """Ask the server of NSA_TUNE_DB anew; None where that is no address.
+
+    Raises:
+        UsageError: as `fetched_from`.
+    """
+    named = os.environ.get("NSA_TUNE_DB")
+    return fetched_from(named, again=True) if named else None
+
+
+def local(place: Path, *, again: bool = False) -> Path:
+    """The file that stands for `place`: the copy of an address, else itself.
+
+    Raises:
+        UsageError: as `fetched_from`.
+        StoreError: when it is an address of which there is no copy.
+    """
+    found = fetched_from(place, again=again)
+    if found is None:
+        return place
+    if found.path is None:
+        raise StoreError(found.sentence)
+    return found.path
+
+
+def _cache_folder() -> Path | None:
+    cache = os.environ.get("XDG_CACHE_HOME", "")
+    if Path(cache).is_absolute():
+        return Path(cache) / "nsa-tune"
+    return _expanded("~/.cache/nsa-tune")
+
+
+def _check_any(path: Path) -> None:
+    """Pass when `path` is a text table, or a database of which tables can be told.
+
+    Raises:
+        StoreError: when not.
+    """
+    if path.suffix == ".tsv":
+        read_text(path)
+        return
+    with store_errors(path), closing(connect_read_only(path)) as connection:
+        if schema_version(connection, path) == 0:
+            raise StoreCorrupt(f"{path} is an empty database")
+        try:
+            for row in _keys_in(connection):
+                _key(row)
+        except (ValueError, TypeError) as error:
+            raise _damaged(path, error) from error
 
 
 # --- both kinds of file
@@ -354,19 +469,22 @@ def check_regular_file(path: Path) -> None:
 
 def _stored(path: Path, wanted: Wanted) -> list[StoredTable]:
     check_regular_file(path)
-    if path.suffix != ".tsv":
-        return _stored_in_database(path, wanted)
-    if not wanted.matches(read_key(path)):
-        return []
-    table = read_stored_text(path)
-    if path.parent != _SHIPPED:
-        return [table]
-    name = f"shipped:{path.stem}"
-    return [
-        table._replace(
-            head=replace(table.head, source=name), read=lambda: replace(table.read(), source=name)
-        )
-    ]
+    found = _stored_in_text(path, wanted) if path.suffix == ".tsv" else (
+        _stored_in_database(path, wanted)
+    )  # fmt: skip
+    name = f"shipped:{path.stem}" if path.parent == _SHIPPED else _names.get(path)
+    return found if name is None else [_called(name, table) for table in found]
+
+
+def _stored_in_text(path: Path, wanted: Wanted) -> list[StoredTable]:
+    return [read_stored_text(path)] if wanted.matches(read_key(path)) else []
+
+
+def _called(name: str, table: StoredTable) -> StoredTable:
+    """`table`, whose source is called `name`."""
+    return table._replace(
+        head=replace(table.head, source=name), read=lambda: replace(table.read(), source=name)
+    )
 
 
 # --- databases

@@ -10,12 +10,13 @@ from importlib import metadata, util
 from pathlib import Path
 from typing import Protocol
 
-from nsa_tune._errors import StoreError, StoreMissing
+from nsa_tune._errors import StoreError, StoreMissing, UsageError
 from nsa_tune.backend import libraries as providers
 from nsa_tune.backend.hardware import detect, nvml
 from nsa_tune.backend.points import POINTS
 from nsa_tune.backend.types.records import Status
 from nsa_tune.db import reader as tables
+from nsa_tune.fleet.pull.fetching import Fetched
 
 __all__ = [
     "CHECKS",
@@ -269,32 +270,55 @@ class ReportCheck:
 
 
 class DatabaseCheck:
-    """The database, and the shipped tables."""
+    """The server of the database where it has one, the database, and the shipped tables."""
 
-    def __init__(self, path: Path | None = None) -> None:
-        self._path = path
+    def __init__(self, place: Path | None = None) -> None:
+        self._place = place
 
     def look(self) -> Iterator[Finding]:
-        """One finding for the database, one for the shipped tables."""
-        path = self._path or tables.default_database()
+        """One finding for each of them."""
+        named = self._place or os.environ.get("NSA_TUNE_DB", "")
         try:
-            known = tables.read_database(path)
-        except StoreMissing:
-            yield Finding(
-                "database", State.NOTE, f"{path} does not exist yet; `nsa-tune run` creates it"
-            )
-        except StoreError as error:
+            served = tables.fetched_from(named) if named else None
+            if served is not None:
+                yield _of_server(served)
+            own = tables.user_database() if served is not None else self._place
+            yield _of_database(own or tables.database_to_write())
+        except UsageError as error:
             yield Finding("database", State.FAIL, str(error))
-        else:
-            writable = os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)
-            rows = sum(len(table.measurements) for table in known)
-            text = f"{path}: {len(known)} tables, {rows} measurements"
-            state, text = (State.OK, text) if writable else (
-                State.WARN, f"{text}; it is not writable, give another one with --db"
-            )  # fmt: skip
-            yield Finding("database", state, text)
         shipped = tables.shipped()
         yield Finding("shipped tables", State.OK if shipped else State.NOTE, str(len(shipped)))
+
+
+def _of_server(served: Fetched) -> Finding:
+    if served.path is None:
+        return Finding("server", State.WARN, served.sentence)
+    try:
+        known = tables.read_database(served.path) if served.path.suffix != ".tsv" else [
+            tables.read_text(served.path)
+        ]  # fmt: skip
+    except StoreError as error:
+        return Finding("server", State.WARN, f"{served.sentence}; it cannot be used: {error}")
+    rows = sum(len(table.measurements) for table in known)
+    text = f"{served.sentence}: {len(known)} tables, {rows} measurements, in {served.path}"
+    return Finding("server", State.WARN if served.problem else State.OK, text)
+
+
+def _of_database(path: Path) -> Finding:
+    try:
+        known = tables.read_database(path)
+    except StoreMissing:
+        text = f"{path} does not exist yet; `nsa-tune run` creates it"
+        return Finding("database", State.NOTE, text)
+    except StoreError as error:
+        return Finding("database", State.FAIL, str(error))
+    rows = sum(len(table.measurements) for table in known)
+    text = f"{path}: {len(known)} tables, {rows} measurements"
+    if os.access(path, os.W_OK) and os.access(path.parent, os.W_OK):
+        return Finding("database", State.OK, text)
+    return Finding(
+        "database", State.WARN, f"{text}; it is not writable, give another one with --db"
+    )
 
 
 CHECKS: tuple[MachineCheck, ...] = (

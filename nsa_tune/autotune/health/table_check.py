@@ -140,7 +140,7 @@ def check(
     outcome = _compare(table, result.table, jobs)
     return CheckResult(
         outcome, table, tuple(differing(table, here)), tuple(_problems(outcome)), result.seconds,
-        _store(outcome, request.database or tables.default_database()) if request.keep else "",
+        _store(outcome, request.database or tables.database_to_write()) if request.keep else "",
     )  # fmt: skip
 
 

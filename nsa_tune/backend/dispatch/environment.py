@@ -14,6 +14,7 @@ from pathlib import Path
 
 from nsa_tune._errors import UsageError
 from nsa_tune.backend.types.point import Point
+from nsa_tune.fleet.pull.address import address_in
 
 __all__ = ["Environment"]
 
@@ -82,7 +83,9 @@ def _forced(value: str, points: Mapping[str, Point]) -> dict[str, str]:
 
 def _check_files(environ: Mapping[str, str]) -> None:
     database = environ.get("NSA_TUNE_DB", "")
-    if database and not os.path.exists(os.path.expanduser(database)):  # noqa: PTH110, PTH111
+    if not database or address_in(database) is not None:
+        pass  # what came of an address is said when it is fetched
+    elif not os.path.exists(os.path.expanduser(database)):  # noqa: PTH110, PTH111
         _log.warning("NSA_TUNE_DB is %r, and there is no such file", database)
     decisions = environ.get("NSA_TUNE_LOG", "")
     if decisions:

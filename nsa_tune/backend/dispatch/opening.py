@@ -122,12 +122,25 @@ class Request:
             NoTunedData: when only an exact table will do, and there is none.
         """
         environment = Environment.read(POINTS, os.environ)
-        here = Here.of(self.wanted.gpu)
-        strict = self.strict or environment.assert_hit
-        problems = []
+        problems: list[str] = []
         if environment.disabled:
             problems.append("NSA_TUNE_DISABLE is set")
-        else:
+            return self._opened(environment, problems)
+        # Here alone a server is asked. Whatever else looks for tables reads the copy.
+        asked = tables.ask_again()
+        if asked is not None and asked.path is None:
+            problems.append(asked.sentence)
+        try:
+            db = None if self.db is None else tables.local(self.db, again=True)
+        except StoreError as error:
+            problems.append(str(error))
+            db = None
+        return replace(self, db=db)._opened(environment, problems)
+
+    def _opened(self, environment: Environment, problems: list[str]) -> Opened:
+        here = Here.of(self.wanted.gpu)
+        strict = self.strict or environment.assert_hit
+        if not environment.disabled:
             failed = self._failed(here, environment)
             for found in self._candidates(here, strict, failed, problems):
                 try:

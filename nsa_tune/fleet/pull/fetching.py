@@ -1,0 +1,181 @@
+"""Fetching: the copy of an address that is opened, and in one sentence how it came about."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from nsa_tune._errors import StoreError
+from nsa_tune.fleet.pull.address import Address
+from nsa_tune.fleet.pull.copies import Copies, State, remove_beside, suffix_of
+from nsa_tune.fleet.pull.request import Answer, Refused, download, timeout_s
+
+__all__ = ["Check", "Fetched", "fetched"]
+
+_log = logging.getLogger(__name__)
+_MARGIN_S = 1.0
+"""How much longer one waits for a process that asks than that process waits for the server."""
+
+Check = Callable[[Path], object]
+"""Raises StoreError where a file is nothing that can be opened."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """What an address came to."""
+
+    address: Address
+    path: Path | None
+    """The copy to open; None where there is none."""
+    fetched_at: str
+    """When the copy came. ISO 8601, UTC."""
+    problem: str
+    """Why what the server says now is not used; "" when it is."""
+    is_new: bool = False
+    """The copy has just come."""
+
+    @property
+    def sentence(self) -> str:
+        """What happened."""
+        shown, copy = self.address.shown, f"the copy of {self.fetched_at}"
+        if self.path is None:
+            return f"{self.problem}; there is no copy of {shown} yet"
+        if self.problem:
+            return f"{self.problem}; {copy} is used"
+        if self.is_new:
+            return f"{shown} was fetched"
+        return f"{shown} is unchanged; {copy} is used"
+
+
+_known: dict[str, Fetched] = {}
+"""What this process was told, by address as it was given."""
+_said: set[str] = set()
+
+
+def fetched(address: Address, cache: Path | None, check: Check, *, again: bool = False) -> Fetched:
+    """The copy of `address`, for which its server is asked: once a process, or now with `again`.
+
+    The copy is what the server sends, if that has the SHA-256 which it promises and `check` lets it
+    pass; else the last one that was. It is kept below `cache`, nsa-tune's cache folder; None where
+    there is no such place. Processes that ask at the same time get the answer to one request.
+
+    Raises:
+        UsageError: when a variable NSA_TUNE_... means nothing.
+    """
+    name = f"{address.url}#{address.sha256}"
+    if again or name not in _known:
+        _known[name] = _fetched(address, cache, check)
+        _say(_known[name])
+    return _known[name]
+
+
+def _say(found: Fetched) -> None:
+    if found.address.readable:
+        _say_once(
+            logging.WARNING,
+            f"{found.address.shown} is not encrypted: others can read the token and change the "
+            "tables on their way; use https, or add #sha256=... for a table that stays",
+        )
+    _say_once(logging.WARNING if found.problem else logging.INFO, found.sentence)
+
+
+def _say_once(level: int, text: str) -> None:
+    if text not in _said:
+        _said.add(text)
+        _log.log(level, "%s", text)
+
+
+def _fetched(address: Address, cache: Path | None, check: Check) -> Fetched:
+    seconds = timeout_s()
+    if cache is None:
+        return Fetched(address, None, "", "there is no folder for copies; set XDG_CACHE_HOME")
+    copies = Copies(cache, address.url)
+    try:
+        copies.make()
+        pinned = copies.path(address.sha256)
+        if pinned is not None:
+            return Fetched(address, pinned, copies.state().fetched_at, "")
+        before = copies.identity()
+        with copies.alone(seconds + _MARGIN_S) as alone:
+            if alone and copies.identity() == before:
+                return _asked(address, copies, check, seconds)
+        # Another process has asked meanwhile, or is still at it.
+        waited = "" if alone else f"another process is still asking {address.shown}"
+        return _as_left(address, copies, waited)
+    except OSError as error:
+        problem = f"a copy of {address.shown} cannot be kept in {cache}: {error.strerror}"
+        return _as_left(address, copies, f"{problem}; set XDG_CACHE_HOME")
+
+
+def _as_left(address: Address, copies: Copies, problem: str) -> Fetched:
+    """What another process has left."""
+    state = copies.state()
+    path = copies.path(address.sha256 or state.sha256)
+    if path is None and not (problem or state.problem):
+        problem = f"the copy of {address.shown} is damaged"
+    return Fetched(address, path, state.fetched_at, problem or state.problem)
+
+
+def _asked(address: Address, copies: Copies, check: Check, seconds: float) -> Fetched:
+    state = copies.state()
+    # A pinned address whose copy were here would not ask.
+    path = None if address.sha256 else copies.path(state.sha256)
+    etag = "" if path is None else state.etag
+    draft = copies.draft()
+    try:
+        answer = download(address.url, address.shown, draft, etag, seconds)
+        if not answer.unchanged:
+            _check_sha256(answer, address)
+            path = copies.put(_named(draft, address, check), answer.sha256)
+            state = State(answer.sha256, answer.etag, _now())
+        elif path is None:
+            raise Refused(f"{address.shown} says that nothing has changed, to nobody who asked")
+        state = replace(state, asked_at=_now(), problem="")
+    except StoreError as error:
+        state = replace(state, asked_at=_now(), problem=str(error))
+    finally:
+        draft.unlink(missing_ok=True)
+    copies.keep(state)
+    copies.tidy(state.sha256)
+    is_new = not state.problem and state.fetched_at == state.asked_at
+    return Fetched(address, path, state.fetched_at, state.problem, is_new)
+
+
+def _check_sha256(answer: Answer, address: Address) -> None:
+    promised = {*answer.promised, *([address.sha256] if address.sha256 else [])}
+    if not promised:
+        raise Refused(
+            f"{address.shown} does not say the SHA-256 of what it sends (X-Content-SHA256); "
+            "if you know it, add #sha256=... to the address"
+        )
+    wrong = promised - {answer.sha256}
+    if wrong:
+        raise Refused(
+            f"{address.shown} sent something else than it should: the SHA-256 is "
+            f"{answer.sha256}, not {min(wrong)}"
+        )
+
+
+def _named(draft: Path, address: Address, check: Check) -> Path:
+    """`draft` under a name that says what kind of file it is, once `check` lets it pass.
+
+    Raises:
+        Refused: when it does not.
+    """
+    named = draft.rename(draft.with_name(f"{draft.name}{suffix_of(draft)}"))
+    try:
+        check(named)
+    except StoreError as error:
+        named.unlink(missing_ok=True)
+        reason = str(error).replace(str(named), "it")
+        raise Refused(f"{address.shown} sent what cannot be opened: {reason}") from error
+    finally:
+        remove_beside(named)
+    return named
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
