@@ -53,6 +53,7 @@ __all__ = [
     "find_stored",
     "grouped_sources",
     "keys_in",
+    "keys_of",
     "limits_of",
     "local",
     "read_database",
@@ -76,9 +77,11 @@ _BUSY_TIMEOUT_S = 10.0
 _KEYS = "SELECT id, gpu, driver, libraries, model, heads, kv_layout, protocol FROM keys ORDER BY id"
 _DISCARDED_SINCE = 3
 """The schema that counts discarded samples."""
+# Not by id: merging an older database must not change the device, nor the order of merging.
 _DEVICE = (
     "SELECT name, arch, sms, shared_memory_optin, memory, l2 FROM devices "
-    "JOIN runs ON runs.device_id = devices.id WHERE key_id = ? ORDER BY runs.id DESC LIMIT 1"
+    "JOIN runs ON runs.device_id = devices.id WHERE key_id = ? "
+    "ORDER BY started_at DESC, arch, sms, shared_memory_optin, memory, l2 LIMIT 1"
 )
 _LIMITS = (
     "SELECT name, value FROM limits JOIN runs ON runs.id = run_id WHERE key_id = ? "
@@ -575,6 +578,17 @@ def _stored_table(
     head = _head_of(connection, path, number, key, str(measured_at))
     found = Weights(str(stamp), {name: str(text) for name, text in texts.items()})
     return StoredTable(head, found, partial(_only, path, key))
+
+
+def keys_of(connection: sqlite3.Connection, path: Path) -> list[tuple[int, Key]]:
+    """(number, key) of each table in an open database that is what its manifest says.
+
+    Raises:
+        ValueError: when a key is not what nsa-tune writes.
+        StoreCorrupt: when all of the tables were changed since they were measured.
+    """
+    keys = [(row[0], _key(row)) for row in _keys_in(connection)]
+    return _unchanged(connection, path, schema_version(connection, path), keys)
 
 
 def _unchanged(

@@ -19,6 +19,7 @@ from nsa_tune._errors import NoTunedData, StoreCorrupt, StoreMissing, StoreReadO
 from nsa_tune.backend.types.profiles import PROFILES
 from nsa_tune.backend.types.records import Device, Key, Measurement, Table, Weights
 from nsa_tune.db.checks import Check
+from nsa_tune.db.history import History, Limit, PastRun, order_of
 from nsa_tune.db.manifest import changed, seal
 from nsa_tune.db.migrations import migrate
 from nsa_tune.db.reader import (
@@ -29,6 +30,7 @@ from nsa_tune.db.reader import (
     table_of,
     tables_of,
 )
+from nsa_tune.db.text_table import checked_measurement
 
 __all__ = ["Store"]
 
@@ -39,6 +41,19 @@ _COUNT = (
     "WHERE key_id = ?"
 )
 _KEY_OF_RUN = "SELECT keys.id, digest FROM keys JOIN runs ON key_id = keys.id WHERE runs.id = ?"
+_ENDED = (
+    "UPDATE runs SET ended_at = coalesce(ended_at, ?), outcome = coalesce(outcome, ?) WHERE id = ?"
+)
+# By id: of rows with one time the last counts.
+_STORED = (
+    "SELECT measured_at, point, batch, arm, status, latency_us, low_us, high_us, samples, error, "
+    "reason, discarded, pass_us FROM measurements JOIN runs ON runs.id = run_id WHERE key_id = ? "
+    "ORDER BY measurements.id"
+)
+_LIMITS = (
+    "SELECT name, value, past, found_at FROM limits JOIN runs ON runs.id = run_id "
+    "WHERE key_id = ? ORDER BY limits.id"
+)
 _TIMES = (
     "SELECT point, batch, arm, measured_at FROM newest WHERE key_id = ? "
     "ORDER BY measured_at, measurement_id"
@@ -94,15 +109,10 @@ class Store:
 
     def begin_run(self, key: Key, device: Device, arguments: Mapping[str, object]) -> int:
         """The number of a new run that measures under `key` on `device`."""
-        identity = {
-            **{field.name: getattr(key, field.name) for field in fields(key)},
-            "libraries": json.dumps(dict(key.libraries)),
-            "digest": key.digest,
-        }
         with self._writing():
             self._note_layers(key.model)
             run = {
-                "key_id": self._id_of("keys", identity),
+                "key_id": self._id_of_key(key),
                 "device_id": self._id_of("devices", asdict(device)),
                 "arguments": json.dumps(arguments, default=str, sort_keys=True),
                 "started_at": _now(),
@@ -124,17 +134,7 @@ class Store:
         They count as measured now, unless `measured_at` (ISO 8601, UTC) says otherwise.
         """
         now = measured_at or _now()
-        rows = [
-            {
-                **asdict(measurement),
-                "status": str(measurement.status),
-                # A reason may quote a path that is no UTF-8.
-                "reason": measurement.reason.encode("utf-8", "backslashreplace").decode(),
-                "run_id": run,
-                "measured_at": now,
-            }
-            for measurement in measurements
-        ]
+        rows = [_row(run, now, measurement) for measurement in measurements]
         with self._writing():
             self._db.table("measurements").insert_all(rows)
 
@@ -186,6 +186,64 @@ class Store:
             self._db.table("runs").update(run, {"ended_at": _now(), "outcome": outcome})
             for number, digest in self._db.execute(_KEY_OF_RUN, [run]).fetchall():
                 seal(self._db.conn, number, digest)
+
+    def unite(self, history: History) -> int:
+        """Add what `history` has and this database has not, all or nothing; how many measurements.
+
+        What then counts for each cell is the newest of both, in whatever order and however often
+        histories are added. Of two that were taken at the same time it is the greater by
+        `order_of`.
+        """
+        with self._writing():
+            self._note_layers(history.key.model)
+            number = self._id_of_key(history.key)
+            newest, limits = self._cells(number), self._limits(number)
+            added = 0
+            for past in history.runs:
+                run = self._id_of_run(number, past)
+                rows = [_row(run, at, row) for at, row in past.rows if _counts(newest, at, row)]
+                self._db.table("measurements").insert_all(rows)
+                found = [one for one in past.limits if _is_new(limits, one)]
+                self._db.table("limits").insert_all(
+                    {"run_id": run, **one._asdict()} for one in found
+                )
+                added += len(rows)
+            seal(self._db.conn, number, history.key.digest)
+        return added
+
+    def _id_of_key(self, key: Key) -> int:
+        identity = {
+            **{field.name: getattr(key, field.name) for field in fields(key)},
+            "libraries": json.dumps(dict(key.libraries)),
+            "digest": key.digest,
+        }
+        return self._id_of("keys", identity)
+
+    def _id_of_run(self, number: int, past: PastRun) -> int:
+        """The run of the key with this `number` that is `past`, put there where it is new."""
+        identity: dict[str, object] = {
+            "key_id": number,
+            "device_id": self._id_of("devices", asdict(past.device)),
+            "arguments": past.arguments,
+            "started_at": past.started_at,
+        }
+        run = self._id_of("runs", identity)
+        # It may have ended since it was added.
+        self._db.execute(_ENDED, [past.ended_at, past.outcome, run])
+        return run
+
+    def _cells(self, number: int) -> dict[tuple[str, ...], Measurement]:
+        """By cell and time of measurement, what counts of it, under the key with this `number`."""
+        found: dict[tuple[str, ...], Measurement] = {}
+        for at, *row in self._db.execute(_STORED, [number]):
+            measurement = checked_measurement(*row)
+            found[_cell(at, measurement)] = measurement
+        return found
+
+    def _limits(self, number: int) -> dict[tuple[str, str], Limit]:
+        """By name and time, the limits under the key with this `number`."""
+        rows = self._db.execute(_LIMITS, [number]).fetchall()
+        return {(row[0], row[3]): Limit(*row) for row in rows}
 
     def add_check(self, check: Check) -> None:
         """Keep the outcome of a check; on the disk when this returns."""
@@ -290,6 +348,41 @@ class Store:
         number = self._db.table(table).insert(row).last_pk
         assert isinstance(number, int), "every table has an integer key"
         return number
+
+
+def _row(run: int, at: str, measurement: Measurement) -> dict[str, object]:
+    """The row of a measurement that `run` took."""
+    return {
+        **asdict(measurement),
+        "status": str(measurement.status),
+        # A reason may quote a path that is no UTF-8.
+        "reason": measurement.reason.encode("utf-8", "backslashreplace").decode(),
+        "run_id": run,
+        "measured_at": at,
+    }
+
+
+def _cell(at: str, row: Measurement) -> tuple[str, ...]:
+    return row.point, row.batch, row.arm, at
+
+
+def _counts(newest: dict[tuple[str, ...], Measurement], at: str, row: Measurement) -> bool:
+    """Whether `row` counts more than what is known of its cell at that time; then it is known."""
+    cell = _cell(at, row)
+    known = newest.get(cell)
+    if known is not None and (known == row or order_of(known) >= order_of(row)):
+        return False
+    newest[cell] = row
+    return True
+
+
+def _is_new(known: dict[tuple[str, str], Limit], limit: Limit) -> bool:
+    """The same for a limit."""
+    cell = (limit.name, limit.found_at)
+    if cell in known and known[cell] >= limit:
+        return False
+    known[cell] = limit
+    return True
 
 
 def _make_directory(path: Path) -> None:

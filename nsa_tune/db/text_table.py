@@ -44,11 +44,13 @@ __all__ = [
     "check_sequences",
     "checked_measurement",
     "checked_measurements",
+    "content_of",
     "format_row",
     "format_table",
     "read_key",
     "read_stored_text",
     "read_text",
+    "written_content",
 ]
 
 LEAST_US, MOST_US = 1e-3, 1e9
@@ -253,6 +255,18 @@ def format_table(table: Table, weights: Weights | None = None) -> str:
     place = [name for name, _ in facts].index(_ROWS) + 1
     lines.insert(place, f"# {_CONTENT} = {_digest(_joined(lines))}")
     return _joined(lines)
+
+
+def content_of(table: Table) -> str:
+    """32 hex digits of the key, device, limits and measurements: equal tables have equal ones."""
+    return written_content(format_table(table).encode())
+
+
+def written_content(data: bytes) -> str:
+    """What the text of a table that nsa-tune has written says that its content is."""
+    line = _CONTENT_LINE.search(data)
+    assert line is not None, "what is written says what its content is"
+    return line[1].decode()
 
 
 def _joined(lines: Sequence[str]) -> str:

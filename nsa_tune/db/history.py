@@ -1,0 +1,195 @@
+"""Everything that a database or a text table holds of its keys, older rows too: what is merged.
+
+Read with the checks of `reader`, since it may be a stranger's file.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from nsa_tune._errors import StoreCorrupt
+from nsa_tune.backend.types.records import Device, Key, Measurement
+from nsa_tune.db.reader import (
+    check_regular_file,
+    columns_since,
+    connect_read_only,
+    keys_of,
+    read_text,
+    schema_version,
+    store_errors,
+)
+from nsa_tune.db.text_table import checked_measurement, format_row
+
+__all__ = ["History", "Limit", "PastRun", "order_of", "read_histories"]
+
+_LIMITS_SINCE = 2
+"""The schema that has limits."""
+_MOST_ROWS, _MOST_RUNS = 2**18, 2**16
+"""Of one key."""
+_LONGEST_ARGUMENTS = 2**16
+_OUTCOMES = ("done", "interrupted", "budget")
+_RUNS = (
+    "SELECT runs.id, arguments, started_at, ended_at, outcome, name, arch, sms, "
+    "shared_memory_optin, memory, l2 FROM runs JOIN devices ON devices.id = device_id "
+    "WHERE key_id = ? ORDER BY runs.id"
+)
+_ROWS = (
+    "SELECT run_id, measured_at, point, batch, arm, status, latency_us, low_us, high_us, samples, "
+    "error, reason, {discarded}, {pass_us} FROM measurements JOIN runs ON runs.id = run_id "
+    "WHERE key_id = ? ORDER BY run_id, measurements.id"
+)
+_LIMITS = (
+    "SELECT run_id, name, value, past, found_at FROM limits JOIN runs ON runs.id = run_id "
+    "WHERE key_id = ? ORDER BY run_id, limits.id"
+)
+
+
+class Limit(NamedTuple):
+    """One limit that a probe found."""
+
+    name: str
+    value: int
+    past: str
+    """What happened behind it."""
+    found_at: str
+
+
+@dataclass(frozen=True, slots=True)
+class PastRun:
+    """One run, with all that it stored. Times are ISO 8601, UTC."""
+
+    device: Device
+    arguments: str
+    """JSON."""
+    started_at: str
+    ended_at: str | None = None
+    outcome: str | None = None
+    rows: tuple[tuple[str, Measurement], ...] = ()
+    """Each with the time when it was measured."""
+    limits: tuple[Limit, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """Every run of one key."""
+
+    key: Key
+    runs: tuple[PastRun, ...]
+
+
+def order_of(row: Measurement) -> tuple[str, int, str]:
+    """Which of two measurements of one cell that were taken at the same time counts: the greater.
+
+    Of those that are the same in a text table it is the one with more digits.
+    """
+    exact = repr(row)
+    return format_row(row), len(exact), exact
+
+
+def read_histories(path: Path) -> list[History]:
+    """What `path` holds, a database or a text table; keys without a run are left out.
+
+    The measurements of a text table count as taken when its newest was, as it has no other time.
+
+    Raises:
+        StoreError: when it cannot be read, or all its tables were changed since they were measured.
+    """
+    if path.suffix == ".tsv":
+        return [_of_text(path)]
+    check_regular_file(path)
+    with store_errors(path), closing(connect_read_only(path)) as connection:
+        connection.execute("BEGIN")  # one view of the file, whatever a tuner adds meanwhile
+        version = schema_version(connection, path)
+        if version == 0:
+            return []
+        try:
+            found = [
+                History(key, tuple(_runs(connection, version, number)))
+                for number, key in keys_of(connection, path)
+            ]
+        except (ValueError, TypeError) as error:
+            raise StoreCorrupt(f"{path} is damaged ({error}); move it away") from error
+    return [one for one in found if one.runs]
+
+
+def _of_text(path: Path) -> History:
+    table = read_text(path)
+    at = table.measured_at
+    rows = tuple((at, row) for row in table.measurements)
+    limits = tuple(
+        Limit(name, value, "merged from a text table", at) for name, value in table.limits.items()
+    )
+    run = PastRun(table.device, '{"merged": "text"}', at, at, "done", rows, limits)
+    return History(table.key, (run,))
+
+
+def _runs(connection: sqlite3.Connection, version: int, number: int) -> list[PastRun]:
+    rows = _by_run(connection, _ROWS.format(**columns_since(version)), number)
+    limits = _by_run(connection, _LIMITS, number) if version >= _LIMITS_SINCE else {}
+    found = connection.execute(_RUNS, [number]).fetchmany(_MOST_RUNS + 1)
+    if len(found) > _MOST_RUNS:
+        raise ValueError(f"more than {_MOST_RUNS} runs of one key")
+    return [
+        PastRun(
+            _device(*facts), _arguments(arguments), _text(started_at),
+            None if ended_at is None else _text(ended_at),
+            outcome if outcome in _OUTCOMES else None,
+            tuple((_text(at), checked_measurement(*row)) for at, *row in rows.get(run, ())),
+            tuple(_limit(*one) for one in limits.get(run, ())),
+        )
+        for run, arguments, started_at, ended_at, outcome, *facts in found
+    ]  # fmt: skip
+
+
+def _by_run(
+    connection: sqlite3.Connection, query: str, number: int
+) -> dict[int, list[tuple[Any, ...]]]:
+    found = connection.execute(query, [number]).fetchmany(_MOST_ROWS + 1)
+    if len(found) > _MOST_ROWS:
+        raise ValueError(f"more than {_MOST_ROWS} rows of one key")
+    return {
+        run: [rest for _, *rest in rows]
+        for run, rows in groupby(found, key=lambda row: row[0])
+    }  # fmt: skip
+
+
+def _device(name: object, arch: object, *numbers: object) -> Device:
+    return Device(_text(name), _text(arch), *map(_count, numbers))
+
+
+def _limit(name: object, value: object, past: object, found_at: object) -> Limit:
+    return Limit(_text(name), _count(value), _text(past), _text(found_at))
+
+
+def _arguments(text: object) -> str:
+    """What a run was asked for, without anything that the tuner does not write."""
+    try:
+        found = json.loads(_text(text)[:_LONGEST_ARGUMENTS])
+    except (ValueError, RecursionError):
+        found = {}
+    kept = found.items() if isinstance(found, dict) else ()
+    return json.dumps({name: value for name, value in kept if _plain(value)}, sort_keys=True)
+
+
+def _plain(value: object) -> bool:
+    if isinstance(value, list):
+        return all(isinstance(one, str) for one in value)
+    return value is None or isinstance(value, str | int | float)
+
+
+def _text(value: object) -> str:
+    if type(value) is not str:
+        raise ValueError(f"{value!r} is no text")
+    return value
+
+
+def _count(value: object) -> int:
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{value!r} is not a count")
+    return value
