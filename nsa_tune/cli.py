@@ -28,6 +28,7 @@ from nsa_tune._cli.replay import replay
 from nsa_tune._cli.report import report
 from nsa_tune._cli.run import run
 from nsa_tune._cli.serve import serve
+from nsa_tune._cli.sharing import merge, publish, pull, push
 from nsa_tune._cli.token import token
 from nsa_tune._cli.worker import worker
 from nsa_tune._errors import NsaTuneError
@@ -46,6 +47,8 @@ for command in (
     worker,
 ):  # fmt: skip
     app.command()(command)
+for command in (merge, publish, pull, push):
+    db.command()(command)
 app.add_typer(db, name="db")
 app.add_typer(job, name="job")
 app.add_typer(token, name="token")

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any
 
+from nsa_tune.db.text_table import content_of
+
 if TYPE_CHECKING:
     from nsa_tune.autotune.health.doctor import Diagnosis
     from nsa_tune.autotune.probe.run import Probed
@@ -20,6 +22,7 @@ __all__ = [
     "as_text",
     "decisions",
     "of_db_list",
+    "of_db_merge",
     "of_doctor",
     "of_explain",
     "of_lookup",
@@ -166,6 +169,26 @@ def of_db_list(database: str, tables: list[Table]) -> dict[str, Any]:
             {
                 "digest": table.key.digest,
                 "key": _key(table.key),
+                "measurements": len(table.measurements),
+                "measured_at": table.measured_at,
+            }
+            for table in tables
+        ],
+    }
+
+
+def of_db_merge(database: str, added: int, known: int, tables: list[Table]) -> dict[str, Any]:
+    """The document of `db merge`."""
+    return {
+        "schema": "nsa-tune/db-merge/1",
+        "database": database,
+        "added": added,
+        "known": known,
+        "tables": [
+            {
+                "digest": table.key.digest,
+                "key": _key(table.key),
+                "content": content_of(table),
                 "measurements": len(table.measurements),
                 "measured_at": table.measured_at,
             }

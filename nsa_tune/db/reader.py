@@ -375,8 +375,7 @@ def _check_any(path: Path) -> None:
         if schema_version(connection, path) == 0:
             raise StoreCorrupt(f"{path} is an empty database")
         try:
-            for row in _keys_in(connection):
-                _key(row)
+            _wanted_keys(connection, None)
         except (ValueError, TypeError) as error:
             raise _damaged(path, error) from error
 
@@ -587,7 +586,7 @@ def keys_of(connection: sqlite3.Connection, path: Path) -> list[tuple[int, Key]]
         ValueError: when a key is not what nsa-tune writes.
         StoreCorrupt: when all of the tables were changed since they were measured.
     """
-    keys = [(row[0], _key(row)) for row in _keys_in(connection)]
+    keys = _wanted_keys(connection, None)
     return _unchanged(connection, path, schema_version(connection, path), keys)
 
 

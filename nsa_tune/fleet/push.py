@@ -1,0 +1,114 @@
+"""What a host sends back to a service: decision logs, failed checks, and its tables."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from nsa_tune._errors import StoreError, StoreMissing
+from nsa_tune._files import TooLong, lines_of, open_regular
+from nsa_tune.backend.dispatch.refit import write_fitted
+from nsa_tune.backend.types.records import Key, Table
+from nsa_tune.db.checks import Check
+from nsa_tune.fleet.pull.address import Address
+from nsa_tune.fleet.pull.request import Refused, post, timeout_s
+
+__all__ = ["findings_of", "push_finding", "push_log", "push_table"]
+
+_PIECE = 2**23
+"""Bytes of a log that are sent at once; a service takes 16 MiB."""
+_LONGEST_LINE = 2**16
+
+
+def push_log(service: Address, path: Path) -> int:
+    """Send the decision log `path`; how many of its decisions were new to the service.
+
+    It may be sent again when it has grown: its pieces begin at the same lines, so that the service
+    knows what it has counted.
+
+    Raises:
+        StoreError: when the log cannot be read, or the service does not take it.
+    """
+    return sum(
+        _number(_sent(service, "/v1/decisions", piece, "application/x-ndjson"), "decisions")
+        for piece in _pieces(path)
+    )
+
+
+def _pieces(path: Path) -> Iterator[bytes]:
+    """Whole lines; the last one may still be growing."""
+    piece = bytearray()
+    try:
+        with open_regular(path) as file:
+            for line in lines_of(file, _LONGEST_LINE):
+                if len(piece) + len(line) > _PIECE:
+                    yield bytes(piece)
+                    piece.clear()
+                if line.endswith(b"\n"):
+                    piece += line
+    except FileNotFoundError:
+        raise StoreMissing(f"there is no {path}") from None
+    except OSError as error:
+        raise StoreError(f"{path} cannot be read: {error.strerror}") from error
+    except TooLong as error:
+        raise StoreError(f"{path} is no decision log: {error}") from None
+    if piece:
+        yield bytes(piece)
+
+
+def findings_of(check: Check, key: Key) -> Iterator[dict[str, Any]]:
+    """What a service is told of a failed check of the table of `key`: each batch that moved."""
+    for anchor in check.anchors:
+        if anchor.problem:
+            yield {
+                "key": {**asdict(key), "libraries": dict(key.libraries)},
+                "found_by": "nsa-tune check",
+                "checked_at": check.checked_at,
+                "driver": check.driver,
+                "libraries": dict(check.libraries),
+                "drift": check.drift,
+                **asdict(anchor),
+            }
+
+
+def push_finding(service: Address, finding: dict[str, Any]) -> None:
+    """Send `finding`, of which the service makes a doubt and a job.
+
+    Raises:
+        StoreError: when the service does not take it: it has no such table, say.
+    """
+    _sent(service, "/v1/findings", json.dumps(finding, sort_keys=True).encode(), "application/json")
+
+
+def push_table(service: Address, table: Table) -> int:
+    """Send `table` as text; how many of its measurements were new to the service.
+
+    Raises:
+        StoreError: when the service does not take it.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "table.tsv")
+        write_fitted(table, path)
+        answer = _sent(service, "/v1/tables", path.read_bytes(), "text/tab-separated-values")
+    return _number(answer, "added")
+
+
+def _sent(service: Address, path: str, body: bytes, kind: str) -> dict[str, Any]:
+    url = service.beside(path)
+    answer = post(url, url, body, kind, timeout_s())
+    try:
+        found = json.loads(answer.body)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise Refused(f"{url} does not answer as a service of nsa-tune does")
+    return found
+
+
+def _number(answer: dict[str, Any], name: str) -> int:
+    number = answer.get(name, 0)
+    return number if type(number) is int else 0
