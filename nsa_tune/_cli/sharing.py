@@ -46,7 +46,9 @@ def merge(
         added = known = 0
         for file in files:
             merged = merge_file(store, reader.local(file))
-            say(f"{file}: {merged.added} measurements added, {merged.known} known")
+            address = address_in(file)
+            name = file if address is None else address.shown
+            say(f"{name}: {merged.added} measurements added, {merged.known} known")
             added, known = added + merged.added, known + merged.known
             keys |= dict.fromkeys(merged.keys)
         tables = list(_refitted(store, keys))

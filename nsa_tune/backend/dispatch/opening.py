@@ -33,6 +33,7 @@ from nsa_tune.db.checks import Check, failed_checks
 
 if TYPE_CHECKING:
     from nsa_tune.backend.baselines import Baseline
+    from nsa_tune.fleet.pull.fetching import Fetched
 
 __all__ = ["Opened", "Request"]
 
@@ -125,7 +126,7 @@ class Request:
         problems: list[str] = []
         if environment.disabled:
             problems.append("NSA_TUNE_DISABLE is set")
-            return self._opened(environment, problems)
+            return self._opened(Here.of(self.wanted.gpu), environment, problems)
         # Here alone a server is asked. Whatever else looks for tables reads the copy.
         asked = tables.ask_again()
         if asked is not None and asked.path is None:
@@ -135,10 +136,26 @@ class Request:
         except StoreError as error:
             problems.append(str(error))
             db = None
-        return replace(self, db=db)._opened(environment, problems)
-
-    def _opened(self, environment: Environment, problems: list[str]) -> Opened:
         here = Here.of(self.wanted.gpu)
+        fits = False
+        try:
+            opened = replace(self, db=db)._opened(here, environment, problems)
+            fits = opened.planner.match is Match.EXACT
+        finally:
+            if environment.ask_for_tables and not fits:
+                self._ask_for_table(asked, here)
+        return opened
+
+    def _ask_for_table(self, served: Fetched | None, here: Here | None) -> None:
+        """Tell the service of NSA_TUNE_DB that no table is of exactly this machine."""
+        if served is None or here is None:
+            return
+        from nsa_tune.fleet.pull.wanted import ask_for
+
+        versions = {"driver": here.driver, "libraries": dict(here.libraries)}
+        ask_for(served.address, {**self.wanted._asdict(), **versions})
+
+    def _opened(self, here: Here | None, environment: Environment, problems: list[str]) -> Opened:
         strict = self.strict or environment.assert_hit
         if not environment.disabled:
             failed = self._failed(here, environment)

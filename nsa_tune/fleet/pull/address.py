@@ -71,6 +71,11 @@ class Address:
         shown = urlunsplit((parts.scheme, parts.netloc, path, "", ""))
         return cls(url, shown, sha256, readable)
 
+    @property
+    def is_service(self) -> bool:
+        """Whether it is the database of a service, and not just a file on a web server."""
+        return urlsplit(self.url).path == DATABASE
+
     def beside(self, path: str) -> str:
         """The URL of another `path` ("/v1/...") of the same server."""
         parts = urlsplit(self.url)

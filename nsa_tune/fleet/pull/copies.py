@@ -19,8 +19,9 @@ from secrets import token_hex
 
 __all__ = ["Copies", "State", "remove_beside", "suffix_of"]
 
-_KEPT = 2
-"""Copies: the one that counts, and the one before."""
+_KEPT = 8
+"""Copies: the one that counts, and some before, since an engine that has run for long still reads
+the rows of its own when a plan is explained."""
 _STALE_S = 3600.0
 """Age of a file that a process has begun and not finished."""
 _POLL_S = 0.02
@@ -107,10 +108,10 @@ class Copies:
         return path
 
     def tidy(self, sha256: str) -> None:
-        """Remove older copies than the last two, of which `sha256` is one, and stale drafts."""
+        """Remove the oldest copies, but not `sha256`, and drafts that nobody finishes."""
         copies = [*self._folder.glob("*.db"), *self._folder.glob("*.tsv")]
-        older = sorted((path for path in copies if path.stem != sha256), key=_modified)
-        for path in older[: len(older) + 1 - _KEPT]:
+        newest_first = sorted(copies, key=_modified, reverse=True)
+        for path in [path for path in newest_first if path.stem != sha256][_KEPT - 1 :]:
             with suppress(OSError):
                 path.unlink(missing_ok=True)
                 remove_beside(path)
