@@ -19,6 +19,7 @@ from nsa_tune.reports.formats.plain import plain
 
 if TYPE_CHECKING:
     from nsa_tune.db.checks import Check
+    from nsa_tune.db.merge import Merged
     from nsa_tune.db.store import Store
     from nsa_tune.fleet.registry.tables import Found
 
@@ -38,14 +39,13 @@ def merge(
     Of each cell the newest measurement counts, wherever it comes from: in whatever order and
     however often files are merged, the same comes out. The content hash of each table shows it.
     """
-    from nsa_tune.db.merge import merge as merge_file
     from nsa_tune.db.store import Store
 
     keys: dict[Key, None] = {}
     with Store.open(database or reader.database_to_write()) as store:
         added = known = 0
         for file in files:
-            merged = merge_file(store, reader.local(file))
+            merged = _merged(store, reader.local(file))
             address = address_in(file)
             name = file if address is None else address.shown
             say(f"{name}: {merged.added} measurements added, {merged.known} known")
@@ -59,6 +59,17 @@ def merge(
         return
     for table in tables:
         typer.echo(plain(_line(table)))
+
+
+def _merged(store: Store, path: Path) -> Merged:
+    """Merge what is in `path`, unless it would spoil what is there."""
+    from nsa_tune.backend.dispatch.refit import check_fit
+    from nsa_tune.db.merge import merge as merge_file
+
+    text = path.suffix == ".tsv"
+    for table in [reader.read_text(path)] if text else reader.read_database(path):
+        check_fit(table)
+    return merge_file(store, path)
 
 
 def _refitted(store: Store, keys: Iterable[Key]) -> Iterator[Table]:
@@ -175,11 +186,9 @@ def pull(
 
 def _taken(store: Store, found: Found) -> bool:
     """Merge a table of a registry, unless it is refused; says which."""
-    from nsa_tune.db.merge import merge as merge_file
-
     try:
         with found.opened() as path:
-            merged = merge_file(store, path)
+            merged = _merged(store, path)
     except StoreError as error:
         say(f"refused: {error}")
         return False

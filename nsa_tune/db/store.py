@@ -193,6 +193,9 @@ class Store:
         What then counts for each cell is the newest of both, in whatever order and however often
         histories are added. Of two that were taken at the same time it is the greater by
         `order_of`.
+
+        Raises:
+            StoreCorrupt: when the table would be larger than any that is read; nothing is added.
         """
         with self._writing():
             self._note_layers(history.key.model)
@@ -208,6 +211,10 @@ class Store:
                     {"run_id": run, **one._asdict()} for one in found
                 )
                 added += len(rows)
+            try:
+                table_of(self._db.conn, self.path, number, history.key)
+            except ValueError as error:
+                raise StoreCorrupt(f"the table {history.key.digest} is refused: {error}") from error
             seal(self._db.conn, number, history.key.digest)
         return added
 

@@ -141,6 +141,22 @@ def test_an_empty_registry_has_no_such_table(shell: Shell, tmp_path: Path) -> No
     assert shell("db", "pull", str(tmp_path / "none")).code == 1
 
 
+def test_what_cannot_be_fitted_is_not_merged(
+    database: Path, text: Path, shell: Shell, tmp_path: Path
+) -> None:
+    bad, own = tmp_path / "bad.tsv", tmp_path / "own.db"
+    lines = text.read_text().splitlines(keepends=True)
+    kept = [line for line in lines if not line.startswith(("# content", "# weights"))]
+    bad.write_text("".join(kept).replace("prefill\textend:0+", "prefill\tjunk:0+", 1))
+    assert shell("db", "merge", str(database), "--db", str(own)).code == 0
+
+    done = shell("db", "merge", str(bad), "--db", str(own))
+
+    assert done.code == 1
+    assert "junk" in done.err
+    assert shell("lookup", "extend:0+8", *GPU, "--db", str(own), "--strict").code == 0
+
+
 # --- pushing
 
 

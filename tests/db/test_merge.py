@@ -24,7 +24,7 @@ from nsa_tune.db.merge import merge
 from nsa_tune.db.reader import read_database
 from nsa_tune.db.store import Store
 from nsa_tune.db.text_table import content_of, format_table
-from tests.records import DEVICE, KEY, failed, ok
+from tests.records import DEVICE, KEY, failed, ok, table
 
 TIMES = [f"2026-11-{day}T12:00:00.000000+00:00" for day in (20, 21, 22)]
 KEYS = (KEY, replace(KEY, heads=16))
@@ -68,9 +68,9 @@ class Source(NamedTuple):
 
 def _as_text(path: Path) -> list[Path]:
     found = []
-    for table in read_database(path):
-        text = path.with_name(f"{path.stem}-{table.key.heads}.tsv")
-        write_text(table, text)
+    for one in read_database(path):
+        text = path.with_name(f"{path.stem}-{one.key.heads}.tsv")
+        write_text(one, text)
         found.append(text)
     return found
 
@@ -107,7 +107,7 @@ _sources = st.builds(
 
 def _contents(path: Path) -> dict[str, str]:
     """The content hash of each table, by its key."""
-    return {table.key.digest: content_of(table) for table in read_database(path)}
+    return {one.key.digest: content_of(one) for one in read_database(path)}
 
 
 def _merged(into: Path, files: Sequence[Path]) -> dict[str, str]:
@@ -242,6 +242,19 @@ def test_a_strangers_database_is_checked(statement: str, tmp_path: Path) -> None
         assert store.tables() == []
 
 
+def test_what_would_make_a_table_unreadable_is_not_merged(tmp_path: Path) -> None:
+    path, other = tmp_path / "a.tsv", tmp_path / "b.tsv"
+    for file, news in ((path, (1, 2, 3)), (other, (4, 5))):
+        write_text(table(*(ok(f"extend:0+{new}x999999") for new in news)), file)
+    with Store.open(tmp_path / "all.db") as store:
+        merge(store, path)
+        before = store.tables()
+        with pytest.raises(StoreCorrupt, match="sequences together"):
+            merge(store, other)
+
+        assert store.tables() == before
+
+
 @pytest.mark.parametrize("text", ["", "[1]", "{", '{"points": [["a"]], "b": {}}', "[" * 9999])
 def test_strange_arguments_of_a_run_are_left_out(text: str, tmp_path: Path) -> None:
     path = _database(tmp_path / "a.db", ok("extend:0+1"))
@@ -272,6 +285,6 @@ def test_a_database_is_not_merged_into_itself(tmp_path: Path) -> None:
 
 def test_the_content_is_what_a_text_says(tmp_path: Path) -> None:
     path = _database(tmp_path / "a.db", ok("extend:0+1"))
-    (table,) = read_database(path)
+    (found,) = read_database(path)
 
-    assert f"# content = {content_of(table)}\n" in format_table(table)
+    assert f"# content = {content_of(found)}\n" in format_table(found)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nsa_tune._errors import UnknownName
+from nsa_tune._errors import StoreCorrupt, UnknownName
 from nsa_tune.backend.costmodel.features import Features
 from nsa_tune.backend.costmodel.weights import fit_weights
 from nsa_tune.backend.points import points_for
@@ -16,7 +16,10 @@ from nsa_tune.db.text_table import read_text
 if TYPE_CHECKING:
     from nsa_tune.db.store import Store
 
-__all__ = ["refit", "weights_of", "write_fitted"]
+__all__ = ["check_fit", "refit", "weights_of", "write_fitted"]
+
+_UNFIT = (ArithmeticError, AssertionError, LookupError, TypeError, ValueError)
+"""What fitting a table that somebody made up may come to."""
 
 
 def weights_of(table: Table) -> Weights | None:
@@ -33,6 +36,18 @@ def weights_of(table: Table) -> Weights | None:
         return None
     features = [Features(point, setting) for point in points_for(setting.profile)]
     return fit_weights(features, table.measurements)
+
+
+def check_fit(table: Table) -> None:
+    """Pass when a stranger's table can be fitted: else it would spoil the one that it is added to.
+
+    Raises:
+        StoreCorrupt: when not.
+    """
+    try:
+        weights_of(table)
+    except _UNFIT as error:
+        raise StoreCorrupt(f"nothing can be fitted to {table.source}: {error!r}") from error
 
 
 def write_fitted(table: Table, path: Path) -> None:

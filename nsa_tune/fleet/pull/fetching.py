@@ -124,13 +124,13 @@ def _asked(address: Address, copies: Copies, check: Check, seconds: float) -> Fe
     # A pinned address whose copy were here would not ask.
     path = None if address.sha256 else copies.path(state.sha256)
     etag = "" if path is None else state.etag
-    draft = copies.draft()
+    draft, is_new = copies.draft(), False
     try:
         answer = download(address.url, address.shown, draft, etag, seconds)
         if not answer.unchanged:
             _check_sha256(answer, address)
             path = copies.put(_named(draft, address, check), answer.sha256)
-            state = State(answer.sha256, answer.etag, _now())
+            state, is_new = State(answer.sha256, answer.etag, _now()), True
         elif path is None:
             raise Refused(f"{address.shown} says that nothing has changed, to nobody who asked")
         state = replace(state, asked_at=_now(), problem="")
@@ -140,7 +140,6 @@ def _asked(address: Address, copies: Copies, check: Check, seconds: float) -> Fe
         draft.unlink(missing_ok=True)
     copies.keep(state)
     copies.tidy(state.sha256)
-    is_new = not state.problem and state.fetched_at == state.asked_at
     return Fetched(address, path, state.fetched_at, state.problem, is_new)
 
 

@@ -135,7 +135,7 @@ def _received(answer: Any, sha256: str = "", body: bytes = b"") -> Answer:
     etag = answer.headers.get("ETag", "")
     etag = etag if _ETAG.fullmatch(etag) else ""
     promised = (answer.headers.get("X-Content-SHA256", ""), _sha256_in(etag))
-    told = tuple(one.strip().lower() for one in promised if one)
+    told = tuple(_printable(one).strip().lower()[:64] for one in promised if one)
     return Answer(answer.status == _UNCHANGED, etag, told, sha256, body)
 
 
@@ -244,7 +244,7 @@ def _why(error: url_errors.HTTPError, shown: str) -> str:
         return f"{shown} {what}; set {TOKEN} (401{said})"
     if error.code == http.client.FORBIDDEN:
         return f"{shown} does not allow this to the token in {TOKEN} (403{said})"
-    return f"{shown} answers {error.code} {error.reason}{said}"
+    return f"{shown} answers {error.code} {_printable(str(error.reason))}{said}"
 
 
 def _sentence(error: url_errors.HTTPError) -> str:
@@ -252,8 +252,13 @@ def _sentence(error: url_errors.HTTPError) -> str:
     with suppress(OSError, ValueError, http.client.HTTPException, RecursionError):
         told = json.loads(error.read(_MOST_WORDS))
         if isinstance(told, dict) and isinstance(told.get("error"), str):
-            return f": {told['error'][:500]}"
+            return f": {_printable(told['error'])}"
     return ""
+
+
+def _printable(text: str) -> str:
+    """What a server says goes into a log: one line, and not without end."""
+    return "".join(character for character in text[:500] if character.isprintable())
 
 
 def _blocks(answer: Any, shown: str, seconds: float) -> Iterator[bytes]:
