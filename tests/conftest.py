@@ -34,9 +34,10 @@ settings.load_profile("nsa-tune")
 def clean_environment(
     monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
-    """Scrub NSA_TUNE_* and XDG_*, and point HOME to an empty directory, which is returned."""
+    """Scrub NSA_TUNE_*, XDG_* and proxies, and point HOME to an empty directory, which is
+    returned."""
     for name in list(os.environ):
-        if name.startswith(("NSA_TUNE_", "XDG_")):
+        if name.startswith(("NSA_TUNE_", "XDG_")) or name.lower().endswith("_proxy"):
             monkeypatch.delenv(name)
     home = tmp_path_factory.mktemp("home")
     monkeypatch.setenv("HOME", str(home))

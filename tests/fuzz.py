@@ -13,6 +13,7 @@ import argparse
 import hashlib
 import json
 import logging
+import os
 import re
 import resource
 import signal
@@ -20,6 +21,7 @@ import socket
 import sqlite3
 import sys
 import tempfile
+import threading
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -34,6 +36,7 @@ from types import FrameType
 from typing import Any, TypeAlias
 
 from nsa_tune import Batch, Dispatcher
+from nsa_tune._cli.sharing import _merged
 from nsa_tune._errors import NsaTuneError
 from nsa_tune.autotune.workload import weighted_batches
 from nsa_tune.backend.dispatch.refit import refit, weights_of
@@ -41,10 +44,14 @@ from nsa_tune.backend.engines.decision_log import DecisionLog, read_decisions
 from nsa_tune.backend.types.records import Table
 from nsa_tune.db.checks import read_checks
 from nsa_tune.db.exchange import import_text, write_text
-from nsa_tune.db.reader import read_database, read_text, shipped
+from nsa_tune.db.reader import _check_any, read_database, read_text, shipped
 from nsa_tune.db.runs import newest_of, runs_of, state_of
 from nsa_tune.db.store import Store
 from nsa_tune.db.text_table import format_table, read_stored_text
+from nsa_tune.fleet.pull.address import Address
+from nsa_tune.fleet.pull.fetching import fetched
+from nsa_tune.fleet.registry.places import registry_of
+from nsa_tune.fleet.registry.tables import found_in, publish
 from nsa_tune.fleet.service.copies import TextTables
 from nsa_tune.fleet.service.demand import Demand
 from nsa_tune.fleet.service.documents import parsed
@@ -471,11 +478,105 @@ def _service(random: Random, folder: Path) -> bool:
     return True
 
 
+# --- what other hosts share
+
+
+def _merge(random: Random, folder: Path) -> bool:
+    """A stranger's database or text table, merged into a database that holds the good ones."""
+    path, own = folder / random.choice(("a.db", "a.tsv")), folder / "own.db"
+    own.write_bytes(_good_database())
+    if path.suffix == ".tsv":
+        good = _good_text(random.randrange(len(_good())))
+        text = _sealed(_changed_cells(good, random), random)
+        path.write_bytes(text.encode("utf-8", "surrogatepass"))
+    elif random.random() < 0.7:
+        path.write_bytes(_good_database())
+        _sql(path, random)
+    else:
+        path.write_bytes(_changed(_good_database(), random))
+    try:
+        with Store.open(own) as store:
+            merged = _merged(store, path)
+            for key in merged.keys:
+                refit(store, key)
+                store.current(key)
+    finally:
+        try:
+            found = read_database(own)
+        except NsaTuneError as error:
+            raise Finding(f"a merge has spoiled the database: {error}") from error
+        if len(found) < len(_good()):
+            raise Finding("a merge has hidden a table")
+    for number in range(len(_good())):
+        _use(own, number, random)
+    return True
+
+
+@cache
+def _good_registry() -> dict[str, bytes]:
+    with tempfile.TemporaryDirectory() as folder:
+        publish(_good()[1], registry_of(folder))
+        return {path.name: path.read_bytes() for path in Path(folder).iterdir()}
+
+
+def _registry(random: Random, folder: Path) -> bool:
+    """A registry of which one file was changed."""
+    wrong = random.choice(sorted(_good_registry()))
+    for name, data in _good_registry().items():
+        if name == wrong and name.endswith(".json") and random.random() < 0.6:
+            data = json.dumps(_changed_json(json.loads(data), random)).encode()
+        elif name == wrong:
+            data = _changed(data, random)
+        (folder / name).write_bytes(data)
+    used = False
+    for found in found_in(registry_of(str(folder)), lambda key: True):
+        with found.opened() as path:
+            used = bool(read_text(path).measurements)
+    return used
+
+
+def _answer(random: Random, folder: Path) -> bool:
+    """What a server answers to a host that opens its database."""
+    data = _good_database()
+    if random.random() < 0.5:
+        data = _changed(data, random)
+    digest = hashlib.sha256(data).hexdigest()
+    head = (
+        f"HTTP/1.1 200 OK\r\nContent-Length: {len(data)}\r\nX-Content-SHA256: {digest}\r\n"
+        f'ETag: "sha256-{digest}"\r\nConnection: close\r\n\r\n'
+    ).encode()
+    if random.random() < 0.5:
+        head = _changed(head, random)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+
+        def answer() -> None:
+            with suppress(OSError):
+                connection, _ = listener.accept()
+                with connection:
+                    connection.recv(1 << 16)
+                    connection.sendall(head + data)
+
+        thread = threading.Thread(target=answer, daemon=True)
+        thread.start()
+        os.environ["NSA_TUNE_DB_TIMEOUT_S"] = "20"
+        address = Address.of(f"http://127.0.0.1:{port}")
+        found = fetched(address, folder, _check_any, again=True)
+        thread.join()
+    if found.path is None:
+        return False
+    if found.path.read_bytes() != data:
+        raise Finding("something else was kept than was sent")
+    _use(found.path, 0, random)
+    return True
+
+
 TARGETS: dict[str, Case] = {
     "text": _text, "weights": _weights, "sqlite": _sqlite, "trace": _trace, "log": _log,
     "upload": _upload, "service": _service,
 }  # fmt: skip
 """By name; `http` needs a server and is made by `fuzz`."""
+TARGETS.update(merge=_merge, registry=_registry, answer=_answer)
 
 
 # --- running

@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from secrets import token_hex
 
@@ -96,6 +97,10 @@ class Copies:
                 if _sha256(path) == sha256:
                     return path
         return None
+
+    def came_at(self, path: Path) -> str:
+        """When a copy came. ISO 8601, UTC."""
+        return datetime.fromtimestamp(_modified(path), UTC).isoformat(timespec="milliseconds")
 
     def put(self, draft: Path, sha256: str) -> Path:
         """Make `draft`, whose name ends with its kind, the copy with this SHA-256.

@@ -97,7 +97,7 @@ def _fetched(address: Address, cache: Path | None, check: Check) -> Fetched:
         copies.make()
         pinned = copies.path(address.sha256)
         if pinned is not None:
-            return Fetched(address, pinned, copies.state().fetched_at, "")
+            return Fetched(address, pinned, copies.came_at(pinned), "")
         before = copies.identity()
         with copies.alone(seconds + _MARGIN_S) as alone:
             if alone and copies.identity() == before:

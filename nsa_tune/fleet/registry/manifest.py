@@ -73,13 +73,13 @@ class Manifest:
             StoreNewer: when a newer nsa-tune wrote it.
         """
         try:
-            found: dict[str, Any] = json.loads(data)
+            found = _fields(json.loads(data))
             schema = found.pop("schema")
             if schema != SCHEMA:
                 if str(schema).startswith("nsa-tune/manifest/"):
                     raise StoreNewer(f"{shown} is a {schema}, which this nsa-tune does not read")
                 raise ValueError(f"it is a {schema!r}")
-            found["key"] = _key(**found["key"])
+            found["key"] = _key(**_fields(found["key"]))
             manifest = cls(**found)
             manifest._check()
         except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as error:
@@ -123,8 +123,14 @@ def _counts(table: Table) -> dict[str, dict[str, int]]:
     return found
 
 
-def _key(libraries: Mapping[str, str], **rest: Any) -> Key:
-    key = Key(libraries=tuple(libraries.items()), **rest)
+def _fields(value: object) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError("it is no JSON object")
+    return value
+
+
+def _key(libraries: object, **rest: Any) -> Key:
+    key = Key(libraries=tuple(_fields(libraries).items()), **rest)
     texts = (key.gpu, key.driver, key.model, key.kv_layout, key.protocol)
     if not all(type(text) is str for text in texts) or type(key.heads) is not int:
         raise ValueError("a key with something else than text")

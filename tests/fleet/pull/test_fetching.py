@@ -273,7 +273,9 @@ def test_a_pinned_database_is_asked_for_until_it_is_here(
     kept.files[PATH] = NEW
 
     for _ in range(3):
-        assert _content(_fetch(server, tmp_path, f"/{PATH[1:]}{pin}")) == NEW
+        found = _fetch(server, tmp_path, f"/{PATH[1:]}{pin}")
+        assert _content(found) == NEW
+        assert found.fetched_at.startswith("20")
 
     assert kept.sent(200) == 2
 
