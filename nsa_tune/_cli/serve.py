@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from nsa_tune._cli.console import say
-from nsa_tune._cli.options import Database
+from nsa_tune._cli.options import DatabaseToWrite
 from nsa_tune._errors import ExtraMissing
 from nsa_tune.db import reader
 
@@ -16,7 +16,7 @@ __all__ = ["serve"]
 
 
 def serve(
-    database: Database = None,
+    database: DatabaseToWrite = None,
     host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[
         int, typer.Option("--port", min=0, max=65535, help="Port; 0 takes a free one.")
@@ -44,7 +44,7 @@ def serve(
         if error.name not in ("starlette", "uvicorn", "prometheus_client"):
             raise
         raise ExtraMissing.of("the service", "serve") from None
-    path = database or reader.default_database()
+    path = database or reader.database_to_write()
     settings = Settings(path, auto_approve, lease)
 
     def ready(address: str) -> None:

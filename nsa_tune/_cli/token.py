@@ -11,7 +11,7 @@ import typer
 
 from nsa_tune._cli.console import say
 from nsa_tune._cli.json_documents import as_text
-from nsa_tune._cli.options import AsJson, Database
+from nsa_tune._cli.options import AsJson, DatabaseToWrite
 from nsa_tune.db import reader
 from nsa_tune.fleet.service.state import State, state_path
 from nsa_tune.fleet.service.tokens import Role, Tokens
@@ -31,7 +31,7 @@ def token_add(
             help="read: pull and ask; submit: push and take jobs too; admin: approve jobs too.",
         ),
     ] = Role.READ,
-    database: Database = None,
+    database: DatabaseToWrite = None,
 ) -> None:
     """Make a token and print it. Only its hash is stored: it cannot be printed again."""
     with _tokens(database, create=True) as tokens:
@@ -40,7 +40,7 @@ def token_add(
 
 
 @token.command("list")
-def token_list(database: Database = None, json: AsJson = False) -> None:
+def token_list(database: DatabaseToWrite = None, json: AsJson = False) -> None:
     """List the tokens: name, role, and when each was made."""
     with _tokens(database, create=False) as tokens:
         found = tokens.all()
@@ -58,7 +58,8 @@ def token_list(database: Database = None, json: AsJson = False) -> None:
 
 @token.command("revoke")
 def token_revoke(
-    name: Annotated[str, typer.Argument(help="Name of the token.")], database: Database = None
+    name: Annotated[str, typer.Argument(help="Name of the token.")],
+    database: DatabaseToWrite = None,
 ) -> None:
     """Revoke a token. A running service refuses it at once."""
     with _tokens(database, create=False) as tokens:
@@ -68,6 +69,6 @@ def token_revoke(
 
 @contextmanager
 def _tokens(database: Path | None, *, create: bool) -> Iterator[Tokens]:
-    path = state_path(database or reader.default_database())
+    path = state_path(database or reader.database_to_write())
     with State.open(path, create=create) as state:
         yield Tokens(state)
