@@ -49,13 +49,18 @@ class DeviceAgreement:
     def __init__(self, units: Sequence[str]) -> None:
         self._owed: dict[str, deque[Job]] = {unit: deque() for unit in units}
         self._times: dict[str, dict[tuple[str, str, str], float]] = {unit: {} for unit in units}
-        self._jobs = 0
+        self._shared: list[Job] = []
+
+    def join(self, unit: str) -> None:
+        """`unit` has come later: it owes all shared jobs."""
+        self._owed[unit] = deque(self._shared)
+        self._times[unit] = {}
 
     def handed_out(self, job: Job, unit: str) -> None:
         """`unit` got `job`. If it is one of the first jobs, the other units owe it too."""
-        if self._jobs == _SHARED_JOBS or len(self._owed) == 1:
+        if len(self._shared) == _SHARED_JOBS or len(self._owed) == 1:
             return
-        self._jobs += 1
+        self._shared.append(job)
         for other, owed in self._owed.items():
             if other != unit:
                 owed.append(job)
@@ -71,16 +76,17 @@ class DeviceAgreement:
                 self._times[unit][row.point, row.batch, row.arm] = row.latency_us
 
     def ratio(self, unit: str) -> float | None:
-        """Time of `unit` over the usual time, as the median over what all units measured.
+        """Time of `unit` over the usual time, as the median over what others measured too.
 
         The usual time is the median of all units; of two units it is the other one's.
         """
-        usual = list(self._times.values())
-        if len(usual) == 2:
-            usual.remove(self._times[unit])
         ratios = []
         for cell, time in self._times[unit].items():
-            times = [measured[cell] for measured in usual if cell in measured]
-            if len(times) == len(usual):
-                ratios.append(time / median(times))
-        return median(ratios) if ratios and len(self._times) > 1 else None
+            others = [
+                measured[cell]
+                for other, measured in self._times.items()
+                if other != unit and cell in measured
+            ]
+            if others:
+                ratios.append(time / median(others if len(others) == 1 else [time, *others]))
+        return median(ratios) if ratios else None

@@ -4,56 +4,54 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from multiprocessing.connection import wait
 from time import perf_counter
 
 from nsa_tune._errors import MachineUnfit
 from nsa_tune.autotune.bench.ceilings import POINT as CEILINGS
+from nsa_tune.autotune.runner.arrivals import Arrivals
+from nsa_tune.autotune.runner.pooled_device import PooledDevice
 from nsa_tune.autotune.runner.progress import Incident, Progress
 from nsa_tune.autotune.runner.quarantine import Quarantined
 from nsa_tune.autotune.runner.row_writer import flush_all
 from nsa_tune.autotune.runner.sweep import Sweep, Task
-from nsa_tune.autotune.worker.executor import Executor, JobUpdate
+from nsa_tune.autotune.worker.executor import DeviceLost, JobUpdate
 from nsa_tune.backend.types.records import Measurement
 
-__all__ = ["DevicePool", "PooledDevice"]
+__all__ = ["DevicePool"]
 
 _POLL_S = 0.25
 """How often the deadlines of workers that send nothing are checked."""
 
 
-@dataclass(slots=True)
-class PooledDevice:
-    """One device of the pool, with the sweep that it measures for."""
-
-    executor: Executor
-    sweep: Sweep
-    unit: str
-    task: Task | None = None
-    at_ceilings: bool = False
-    """Whether it measures the roofline ceilings."""
-
-    @property
-    def busy(self) -> bool:
-        """Whether it measures something."""
-        return self.at_ceilings or self.task is not None
-
-
 class DevicePool:
-    """Runs the sweeps of its devices."""
+    """Runs the sweeps of its devices.
 
-    def __init__(self, devices: Sequence[PooledDevice], progress: Progress) -> None:
-        self._devices = list(devices)
-        self._sweeps = list({id(device.sweep): device.sweep for device in devices}.values())
+    Args:
+        arrivals: devices that join when they are ready, and come back when they were lost.
+    """
+
+    def __init__(
+        self, devices: Sequence[PooledDevice], progress: Progress, arrivals: Arrivals | None = None
+    ) -> None:
+        self._devices: list[PooledDevice] = []
+        self._sweeps: dict[int, Sweep] = {}
+        self._arrivals = arrivals
         self._progress = progress
         self._done = 0
         """Batches that are stored and reported."""
+        self._failure = MachineUnfit("no device is left to measure on")
+        """Why the latest device was left out."""
         self._started = perf_counter()
         self._finished: list[tuple[Task, list[Measurement]]] = []
         """Tasks that are finished, but not stored."""
         self.replaced = 0
         """Workers that were replaced."""
+        self.lost = 0
+        """Times that a device was lost during a job."""
+        for device in devices:
+            self._join(device)
 
     @property
     def seconds(self) -> float:
@@ -78,11 +76,13 @@ class DevicePool:
             # Store and report what was finished before.
             self._store()
             raise
-        return "budget" if spent and any(sweep.left() for sweep in self._sweeps) else "done"
+        left = any(sweep.left() for sweep in self._sweeps.values())
+        return "budget" if spent and left else "done"
 
     def _work(self, budget_s: float | None) -> bool:
         """Measure until no device is busy; returns whether the budget is used up."""
         while True:
+            self._take_arrivals()
             # At least one batch is measured, even with a budget of 0.
             measured = self._done + len(self._finished)
             spent = budget_s is not None and self.seconds >= budget_s and measured > 0
@@ -92,16 +92,36 @@ class DevicePool:
             # After the devices have their next jobs: none of them waits for the disk.
             self._store()
             busy = [device for device in self._devices if device.busy]
-            if not busy:
+            if not busy and (spent or not self._stranded()):
                 return spent
+            if not busy and not self._arrivals:
+                raise self._failure
             self._wait_for_news(busy)
             for device in busy:
                 self._attempt(self._advance, device)
 
+    def _join(self, device: PooledDevice) -> None:
+        self._devices.append(device)
+        self._sweeps[id(device.sweep)] = device.sweep
+
+    def _take_arrivals(self) -> None:
+        """Take in the devices that have become ready."""
+        if self._arrivals:
+            for device in self._arrivals.poll():
+                self._join(device)
+            self._failure = self._arrivals.refused or self._failure
+
+    def _stranded(self) -> list[Sweep]:
+        """The sweeps that have jobs left and no device."""
+        served = {id(device.sweep) for device in self._devices}
+        return [one for key, one in self._sweeps.items() if key not in served and one.left()]
+
     def _wait_for_news(self, busy: Sequence[PooledDevice]) -> None:
         connections = [device.executor.connection for device in busy]
+        if self._arrivals:
+            connections += self._arrivals.connections
         awaited = [connection for connection in connections if connection is not None]
-        if len(awaited) == len(busy):
+        if len(awaited) == len(connections):
             wait(awaited, _POLL_S)
 
     def _start_next(self, device: PooledDevice) -> None:
@@ -158,10 +178,10 @@ class DevicePool:
 
     def _store(self) -> None:
         """Store the rows of all devices, then report the batches that are finished."""
-        flush_all(sweep.writer for sweep in self._sweeps)
+        flush_all(sweep.writer for sweep in self._sweeps.values())
         finished, self._finished = self._finished, []
         in_progress = sum(d.task is not None and not d.task.repeated for d in self._devices)
-        left = sum(sweep.left() for sweep in self._sweeps)
+        left = sum(sweep.left() for sweep in self._sweeps.values())
         total = self._done + len(finished) + in_progress + left
         for task, rows in finished:
             self._done += 1
@@ -170,23 +190,35 @@ class DevicePool:
             )
 
     def _attempt(self, act: Callable[[PooledDevice], None], device: PooledDevice) -> None:
-        """Call `act` on `device`. If the device fails for good, its work goes to the others.
+        """Call `act` on `device`. If the device is lost or fails for good, its work goes to the
+        others.
 
         Raises:
-            MachineUnfit: when its sweep has no other device.
+            MachineUnfit: when there is no other device, and none can come.
         """
         try:
             act(device)
+        except DeviceLost as loss:
+            self._lose(device, str(loss))
         except MachineUnfit as error:
             self._devices.remove(device)
-            if device.task is not None:
-                device.sweep.give_back(device.unit, device.task)
-            if device.at_ceilings:
-                device.sweep.give_back_ceilings()
+            device.give_back()
             # A worker that hangs in the driver cannot be ended.
             with suppress(MachineUnfit):
                 device.executor.close()
-            if not any(other.sweep is device.sweep for other in self._devices):
+            if not self._devices and not self._arrivals:
                 raise
+            self._failure = error
             text, facts = f"{device.unit} is left out: {error}", {"unit": device.unit}
             self._progress.incident(Incident("unit_dropped", text, facts))
+
+    def _lose(self, device: PooledDevice, reason: str) -> None:
+        """The device may come back; meanwhile others do its work."""
+        assert self._arrivals is not None, "only a launcher's devices are ever lost"
+        self.lost += 1
+        self._devices.remove(device)
+        device.give_back()
+        self._arrivals.add(device.executor)
+        text = f"{device.unit} is lost, and what it was measuring is measured again: {reason}"
+        facts = {"unit": device.unit, "reason": reason}
+        self._progress.incident(Incident("unit_lost", text, facts))

@@ -18,8 +18,8 @@ class Incident:
     """Something unusual happened, and the run continues."""
 
     kind: str
-    """"worker_replaced", "quarantined", "unit_dropped", "unit_out_of_line" or
-    "others_compute", "lossy_arm"."""
+    """"worker_replaced", "quarantined", "unit_dropped", "unit_lost", "unit_out_of_line",
+    "others_compute" or "lossy_arm"."""
     text: str
     """One sentence for people."""
     facts: Mapping[str, object] = field(default_factory=dict)

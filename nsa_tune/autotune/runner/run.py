@@ -4,30 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from nsa_tune._errors import MachineUnfit
 from nsa_tune.autotune.bench.device_names import ALL, check_device, every_gpu
 from nsa_tune.autotune.bench.registry import REGISTRY, check_points, points_in
+from nsa_tune.autotune.runner.arrivals import Arrivals
 from nsa_tune.autotune.runner.device_agreement import DeviceReport
-from nsa_tune.autotune.runner.device_pool import DevicePool, PooledDevice
+from nsa_tune.autotune.runner.device_pool import DevicePool
 from nsa_tune.autotune.runner.progress import Incident, NoProgress, Progress
 from nsa_tune.autotune.runner.quarantine import Quarantined
 from nsa_tune.autotune.runner.row_writer import flush_all
-from nsa_tune.autotune.runner.sweep import Sweep
+from nsa_tune.autotune.runner.sweeps import Sweeps
 from nsa_tune.autotune.search.left_out import LeftOut, left_out
 from nsa_tune.autotune.search.schedule import MakeSchedule
 from nsa_tune.autotune.search.strategy import schedule_for
-from nsa_tune.autotune.worker.executor import Executor
-from nsa_tune.autotune.worker.isolated import Deadlines, IsolatedExecutor
-from nsa_tune.autotune.worker.messages import Ready, Setup
+from nsa_tune.autotune.worker.executor import Launcher
+from nsa_tune.autotune.worker.isolated import Deadlines
+from nsa_tune.autotune.worker.local import LocalLauncher
+from nsa_tune.autotune.worker.messages import Setup
 from nsa_tune.backend.dispatch.refit import refit
 from nsa_tune.backend.points import LOSSY, lossy_named
 from nsa_tune.backend.types.layouts import layout_of
 from nsa_tune.backend.types.profiles import profile_of
 from nsa_tune.backend.types.records import Table
-from nsa_tune.db.store import Store
 
 __all__ = ["NoProgress", "Progress", "RunRequest", "RunResult", "run"]
 
@@ -105,6 +105,7 @@ def run(
     *,
     registry: str = REGISTRY,
     devices: Sequence[str] | None = None,
+    launcher: Launcher | None = None,
 ) -> RunResult:
     """Measure what is not stored yet, batch by batch, until done, out of budget or interrupted.
 
@@ -112,6 +113,7 @@ def run(
         make_schedule: makes each sweep's schedule, instead of the request's target and trace.
         registry: "module:attribute" of the mapping that has the decision points.
         devices: names of devices that share the batches, instead of the request's device.
+        launcher: starts the executors, instead of those of this host's devices. It is closed.
 
     Raises:
         UsageError: for names, heads or devices that do not exist.
@@ -125,26 +127,26 @@ def run(
         request.device, request.model, request.heads, request.kv_dtype, request.points, registry,
         lossy_named(request.lossy),
     )  # fmt: skip
-    names = devices or (every_gpu() if request.device == ALL else [request.device])
+    if launcher is None:
+        names = devices or (every_gpu() if request.device == ALL else [request.device])
+        launcher = LocalLauncher(tuple(names), request.isolate, request.deadlines)
+    arguments = _arguments(request)
     with ExitStack() as opened:
-        executors = _executors(request, setup, names, opened, progress)
-        store = opened.enter_context(Store.open(request.database))
-        pooled, sweeps = [], []
-        for key in dict.fromkeys(ready.key for _, ready in executors):
-            ours = [(executor, ready) for executor, ready in executors if ready.key == key]
-            equal = [ready for _, ready in ours]
-            points = points_in(registry, request.points, equal[0].setting.profile)
-            sweep = Sweep(equal, points, store, _arguments(request), make_schedule)
-            sweeps.append(sweep)
-            pooled += [PooledDevice(executor, sweep, ready.unit) for executor, ready in ours]
-            progress.start(sweep.setting, key, sweep.left(), sweep.skipped)
-        _report_other_processes([ready for _, ready in executors], progress)
+        opened.callback(launcher.close)
+        executors = launcher.launch(setup)
+        for executor in executors:
+            opened.callback(executor.close)
+        sweeps = opened.enter_context(
+            Sweeps(request.database, setup, arguments, make_schedule, progress)
+        )
+        arrivals = Arrivals(executors, sweeps.admit, progress)
+        first = arrivals.gather(everyone=launcher.waits_for_all)
         for name in request.lossy:
             text = f"{name} {LOSSY[name]}"
             progress.incident(Incident("lossy_arm", text, {"arm": name, "loss": LOSSY[name]}))
-        pool = DevicePool(pooled, progress)
+        pool = DevicePool(first, progress, arrivals)
         outcome = _measure(pool, sweeps, request.budget_s)
-        return _result(pool, sweeps, store, outcome, progress)
+        return _result(pool, sweeps, outcome, progress)
 
 
 def _check(request: RunRequest, registry: str) -> None:
@@ -162,57 +164,7 @@ def _check(request: RunRequest, registry: str) -> None:
         profile.check_heads(request.heads)
 
 
-def _executors(
-    request: RunRequest, setup: Setup, names: Sequence[str], opened: ExitStack, progress: Progress
-) -> list[tuple[Executor, Ready]]:
-    """An executor for each device. Of several devices, those that cannot measure are left out.
-
-    Raises:
-        NsaTuneError: when none can.
-    """
-    started: list[Executor] = []
-    for name in names:
-        executor = _executor(request, replace(setup, device=name))
-        opened.callback(executor.close)
-        started.append(executor)
-    found: list[tuple[Executor, Ready]] = []
-    for name, executor in zip(names, started, strict=True):
-        try:
-            ready = executor.ready()
-        except MachineUnfit as error:
-            if len(names) == 1 or (name == names[-1] and not found):
-                raise
-            progress.incident(Incident("unit_dropped", f"{name} is left out: {error}",
-                                       {"unit": name, "reason": str(error)}))  # fmt: skip
-            continue
-        if any(other.unit == ready.unit for _, other in found):
-            ready = replace(ready, unit=f"{ready.unit}/{len(found)}")
-        found.append((executor, ready))
-    return found
-
-
-def _executor(request: RunRequest, setup: Setup) -> Executor:
-    if request.isolate:
-        return IsolatedExecutor(setup, request.deadlines)
-    # Imported only here, because it loads torch: with workers, this process does not need it.
-    from nsa_tune.autotune.worker.in_process import InProcessExecutor
-
-    return InProcessExecutor(setup)
-
-
-def _report_other_processes(devices: Sequence[Ready], progress: Progress) -> None:
-    for ready in devices:
-        if ready.others:
-            processes = ", ".join(map(str, ready.others))
-            text = (
-                f"other processes compute on {ready.unit} and may slow it down: process {processes}"
-            )
-            progress.incident(
-                Incident("others_compute", text, {"unit": ready.unit, "processes": ready.others})
-            )
-
-
-def _measure(pool: DevicePool, sweeps: Sequence[Sweep], budget_s: float | None) -> str:
+def _measure(pool: DevicePool, sweeps: Sweeps, budget_s: float | None) -> str:
     """Measure; returns the outcome. However it ends, the rows that were measured are stored."""
     outcome = "interrupted"
     try:
@@ -227,9 +179,8 @@ def _measure(pool: DevicePool, sweeps: Sequence[Sweep], budget_s: float | None) 
     return outcome
 
 
-def _result(
-    pool: DevicePool, sweeps: Sequence[Sweep], store: Store, outcome: str, progress: Progress
-) -> RunResult:
+def _result(pool: DevicePool, sweeps: Sweeps, outcome: str, progress: Progress) -> RunResult:
+    store = sweeps.store
     units = tuple(unit for sweep in sweeps for unit in sweep.device_reports())
     for unit in units:
         if unit.out_of_line and unit.ratio is not None:

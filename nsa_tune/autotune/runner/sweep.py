@@ -62,6 +62,13 @@ class Sweep:
         number = store.begin_run(self.key, self.setting.device, {**arguments, "units": self._units})
         self.writer = RowWriter(store, number, self.key, self.setting.device)
 
+    def join(self, unit: str) -> None:
+        """`unit` shares the work from now on. A unit that was gone keeps what it did before."""
+        if unit not in self._rows:
+            self._units.append(unit)
+            self._rows[unit] = []
+            self._agreement.join(unit)
+
     def next(self, unit: str) -> Task | None:
         """What `unit` is to measure now; None while there is nothing for it."""
         while (job := self._agreement.owed_by(unit)) is not None:

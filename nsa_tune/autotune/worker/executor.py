@@ -1,16 +1,22 @@
-"""The interface of an executor: one device that measures one job at a time."""
+"""The interfaces of an executor, one device that measures one job at a time, and of a launcher."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Protocol
 
 from nsa_tune.autotune.bench.job import Job
-from nsa_tune.autotune.worker.messages import Ready
+from nsa_tune.autotune.worker.messages import Ready, Setup
 from nsa_tune.backend.types.records import Measurement
 
-__all__ = ["Executor", "JobUpdate"]
+__all__ = ["DeviceLost", "Executor", "JobUpdate", "Launcher"]
+
+
+class DeviceLost(Exception):
+    """The device is gone with its job, and may come back: `Executor.arrival` says when. The text
+    is a clause that says what happened."""
 
 
 @dataclass(slots=True)
@@ -27,8 +33,17 @@ class JobUpdate:
 class Executor(Protocol):
     """One device that measures one job at a time, without blocking its caller."""
 
+    @property
+    def name(self) -> str:
+        """What to call the device before it is ready."""
+        ...
+
     def ready(self) -> Ready:
         """Wait until the device is ready to measure."""
+        ...
+
+    def arrival(self) -> Ready | None:
+        """As `ready`, without waiting: None while the device is not ready."""
         ...
 
     @property
@@ -38,7 +53,8 @@ class Executor(Protocol):
 
     @property
     def connection(self) -> Connection | None:
-        """Becomes readable when `advance` has something to do; None when it always has."""
+        """Becomes readable when `advance`, or before that `arrival`, has something to do; None
+        when it always has."""
         ...
 
     def begin(self, job: Job) -> None:
@@ -50,9 +66,37 @@ class Executor(Protocol):
         ...
 
     def advance(self) -> JobUpdate | None:
-        """Continue what was begun, as far as possible without waiting; None without news."""
+        """Continue what was begun, as far as possible without waiting; None without news.
+
+        Raises:
+            DeviceLost: when the device is gone, and its job with it.
+        """
         ...
 
     def close(self) -> None:
         """Free the device and end the worker process."""
+        ...
+
+
+class Launcher(Protocol):
+    """Starts the executors of a run: on this host, or on the nodes of a cluster."""
+
+    @property
+    def waits_for_all(self) -> bool:
+        """Whether a run begins when all executors are ready; otherwise the first one begins."""
+        ...
+
+    def launch(self, setup: Setup) -> Sequence[Executor]:
+        """Start an executor for each device, without waiting until they are ready.
+
+        Args:
+            setup: what they measure; the launcher fills in the device.
+
+        Raises:
+            MachineUnfit: when there is no device.
+        """
+        ...
+
+    def close(self) -> None:
+        """Free what belongs to the launcher itself; its executors are closed before."""
         ...

@@ -24,11 +24,16 @@ class InProcessExecutor:
         self._arms: tuple[str, ...] = ()
         self._broken_by = ""
         self._at_ceilings = False
+        self.name = setup.device
         self.job: Job | None = None
         self.connection: Connection | None = None
 
     def ready(self) -> Ready:
         """As `Executor.ready`; the device is ready at once."""
+        return self._server.ready
+
+    def arrival(self) -> Ready | None:
+        """As `Executor.arrival`; the device is ready at once."""
         return self._server.ready
 
     def begin(self, job: Job) -> None:

@@ -66,6 +66,7 @@ class IsolatedExecutor:
         self._sent_at = monotonic()
         self._arms: list[str] = []
         self._at_ceilings = False
+        self.name = setup.device
         self.job: Job | None = None
 
     @property
@@ -79,10 +80,20 @@ class IsolatedExecutor:
         Raises:
             NsaTuneError: what the worker found wrong with the request or the machine.
         """
-        while self._ready is None:
+        while (ready := self.arrival()) is None:
+            if self._worker is not None:
+                self._worker.connection.poll(1.0)
+        return ready
+
+    def arrival(self) -> Ready | None:
+        """As `Executor.arrival`.
+
+        Raises:
+            NsaTuneError: what the worker found wrong with the request or the machine.
+        """
+        if self._ready is None:
             if self._worker is None:
                 self._worker = WorkerProcess(self._setup)
-            self._worker.connection.poll(1.0)
             self.advance()
         return self._ready
 

@@ -13,12 +13,14 @@ import pytest
 from nsa_tune import MachineUnfit
 from nsa_tune.autotune.bench.ceilings import POINT as CEILINGS
 from nsa_tune.autotune.bench.job import Job
-from nsa_tune.autotune.runner.device_pool import DevicePool, PooledDevice
+from nsa_tune.autotune.runner.arrivals import Arrivals
+from nsa_tune.autotune.runner.device_pool import DevicePool
+from nsa_tune.autotune.runner.pooled_device import PooledDevice
 from nsa_tune.autotune.runner.progress import Incident, NoProgress
 from nsa_tune.autotune.runner.run import RunRequest, run
 from nsa_tune.autotune.runner.sweep import Sweep
 from nsa_tune.autotune.search.exhaustive import Exhaustive
-from nsa_tune.autotune.worker.executor import JobUpdate
+from nsa_tune.autotune.worker.executor import DeviceLost, Executor, JobUpdate
 from nsa_tune.autotune.worker.messages import Ready
 from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.layouts import KVLayout
@@ -42,6 +44,7 @@ class Scripted:
 
     def __init__(self, unit: str, slowness: float = 1.0, calls: int = 1, lives: int = 10**6):
         self.unit, self.slowness, self.calls, self.lives = unit, slowness, calls, lives
+        self.name = unit
         self.job: Job | None = None
         self.closed = False
         self.ceiling_calls = self.ceilings = 0
@@ -49,6 +52,9 @@ class Scripted:
 
     def ready(self) -> Ready:
         return Ready(SETTING, KEY, self.unit)
+
+    def arrival(self) -> Ready | None:
+        return self.ready()
 
     def begin_ceilings(self) -> None:
         self.ceiling_calls = self.calls
@@ -266,6 +272,120 @@ def test_what_was_finished_before_a_run_fails_is_stored_and_reported(
         runner.measure(None)
 
     assert [done for done, _ in listener.counts] == [1, 2, 3]
+    assert len(stored(store)) == 6
+
+
+class Comes(Scripted):
+    """A device that is ready after some questions, and is lost during some of its jobs."""
+
+    def __init__(self, unit: str, waits: int = 0, loses: tuple[int, ...] = (), calls: int = 1):
+        super().__init__(unit, calls=calls)
+        self.waits, self.loses, self.begun = waits, loses, 0
+
+    def arrival(self) -> Ready | None:
+        self.waits -= 1
+        return None if self.waits >= 0 else self.ready()
+
+    def begin(self, job: Job) -> None:
+        self.begun += 1
+        super().begin(job)
+
+    def advance(self) -> JobUpdate | None:
+        if self.begun in self.loses:
+            self.loses, self.waits = self.loses[1:], 3
+            raise DeviceLost("its node is gone")
+        return super().advance()
+
+
+class Refused(Comes):
+    """A device that turns out not to be able to measure."""
+
+    def arrival(self) -> Ready | None:
+        if self.waits == 0:
+            raise MachineUnfit("no kernel library")
+        return super().arrival()
+
+
+def gathered(store: Store, *executors: Comes) -> tuple[DevicePool, Sweep, Listener]:
+    """A pool that begins with the first device that is ready."""
+    sweeps: list[Sweep] = []
+    listener = Listener()
+
+    def admit(executor: Executor, ready: Ready) -> PooledDevice:
+        if sweeps:
+            sweeps[0].join(ready.unit)
+        else:
+            sweeps.append(Sweep([ready], [POINT], store, {"fresh": False}, Exhaustive))
+        return PooledDevice(executor, sweeps[0], ready.unit)
+
+    arrivals = Arrivals(executors, admit, listener)
+    first = arrivals.gather(everyone=False)
+    return DevicePool(first, listener, arrivals), sweeps[0], listener
+
+
+def test_a_device_that_comes_late_takes_its_share(store: Store) -> None:
+    runner, sweep, _ = gathered(store, Comes("A"), Comes("B", waits=5))
+
+    assert runner.measure(None) == "done"
+
+    assert len(stored(store)) == 2 * BATCHES
+    reports = {unit.unit: unit for unit in sweep.device_reports()}
+    assert 0 < reports["B"].batches < reports["A"].batches
+    assert reports["B"].ratio == 1.0
+
+
+@pytest.mark.parametrize("others", [0, 1])
+def test_what_a_lost_device_was_measuring_is_measured_again(store: Store, others: int) -> None:
+    alone = [Comes("A", loses=(3, 8))]
+    runner, sweep, listener = gathered(store, *alone, *[Comes("B")] * others)
+
+    assert runner.measure(None) == "done"
+
+    assert set(stored(store).values()) == {1}
+    assert len(stored(store)) == 2 * BATCHES
+    assert runner.lost == 2
+    assert [one.kind for one in listener.incidents] == ["unit_lost", "unit_lost"]
+    assert "A is lost" in listener.incidents[0].text
+    assert "its node is gone" in listener.incidents[0].text
+    assert sum(unit.batches for unit in sweep.device_reports()) == BATCHES
+
+
+def test_a_run_does_not_wait_for_devices_that_it_does_not_need(store: Store) -> None:
+    runner, _, _ = gathered(store, Comes("A"), Comes("B", waits=10**9))
+
+    assert runner.measure(None) == "done"
+    assert len(stored(store)) == 2 * BATCHES
+
+
+def test_a_late_device_that_cannot_measure_is_left_out(store: Store) -> None:
+    runner, _, listener = gathered(store, Comes("A"), Refused("B", waits=5))
+
+    assert runner.measure(None) == "done"
+
+    assert [one.text for one in listener.incidents] == ["B is left out: no kernel library"]
+    assert len(stored(store)) == 2 * BATCHES
+
+
+def test_when_no_device_can_measure_the_reason_is_raised(store: Store) -> None:
+    with pytest.raises(MachineUnfit, match="no kernel library"):
+        gathered(store, Refused("A"), Refused("B", waits=3))
+
+
+def test_a_lost_device_that_cannot_come_back_ends_the_run_and_its_rows_are_kept(
+    store: Store,
+) -> None:
+    class Gone(Comes):
+        def arrival(self) -> Ready | None:
+            if self.begun:
+                raise MachineUnfit("no node has room")
+            return super().arrival()
+
+    runner, sweep, _ = gathered(store, Gone("A", loses=(4,)))
+
+    with pytest.raises(MachineUnfit, match="no node has room"):
+        runner.measure(None)
+
+    sweep.writer.flush()
     assert len(stored(store)) == 6
 
 

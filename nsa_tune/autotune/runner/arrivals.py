@@ -1,0 +1,101 @@
+"""Arrivals: executors whose device is not ready to measure yet, or no more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection, wait
+from typing import TypeAlias
+
+from nsa_tune._errors import MachineUnfit
+from nsa_tune.autotune.runner.pooled_device import PooledDevice
+from nsa_tune.autotune.runner.progress import Incident, Progress
+from nsa_tune.autotune.worker.executor import Executor
+from nsa_tune.autotune.worker.messages import Ready
+
+__all__ = ["Admit", "Arrivals"]
+
+_POLL_S = 0.25
+Admit: TypeAlias = Callable[[Executor, Ready], PooledDevice]
+"""Gives a device that is ready a place in the sweep of its key."""
+
+
+class Arrivals:
+    """Asks executors whether their device is ready, and leaves out those that cannot measure."""
+
+    def __init__(self, executors: Sequence[Executor], admit: Admit, progress: Progress) -> None:
+        self._executors = list(executors)
+        self._admit = admit
+        self._progress = progress
+        self._admitted = 0
+        self.refused: MachineUnfit | None = None
+        """Why the latest of the executors that cannot measure was left out."""
+
+    def __len__(self) -> int:
+        return len(self._executors)
+
+    @property
+    def connections(self) -> list[Connection | None]:
+        """Those that become readable when `poll` has something to do."""
+        return [executor.connection for executor in self._executors]
+
+    def add(self, executor: Executor) -> None:
+        """The device of `executor` is lost, and may come back."""
+        self._executors.append(executor)
+
+    def gather(self, *, everyone: bool) -> list[PooledDevice]:
+        """Wait until all devices are ready, or only until one is; returns those that are.
+
+        Raises:
+            MachineUnfit: when none can measure.
+            NsaTuneError: when what is to be measured does not exist.
+        """
+        found: list[PooledDevice] = []
+        if everyone:
+            for executor in list(self._executors):
+                found += self._ask(executor, executor.ready)
+        while not found and self._executors:
+            awaited = [connection for connection in self.connections if connection is not None]
+            wait(awaited, _POLL_S)
+            found = self.poll()
+        if not found:
+            raise self.refused or MachineUnfit("there is no device to measure on")
+        return found
+
+    def poll(self) -> list[PooledDevice]:
+        """The devices that have become ready.
+
+        Raises:
+            NsaTuneError: when what is to be measured does not exist.
+        """
+        return [
+            device
+            for executor in list(self._executors)
+            for device in self._ask(executor, executor.arrival)
+        ]
+
+    def _ask(self, executor: Executor, ask: Callable[[], Ready | None]) -> list[PooledDevice]:
+        try:
+            ready = ask()
+        except MachineUnfit as error:
+            self._executors.remove(executor)
+            self.refused = error
+            if self._executors or self._admitted:
+                facts = {"unit": executor.name, "reason": str(error)}
+                text = f"{executor.name} is left out: {error}"
+                self._progress.incident(Incident("unit_dropped", text, facts))
+            return []
+        if ready is None:
+            return []
+        self._executors.remove(executor)
+        self._admitted += 1
+        self._report_other_processes(ready)
+        return [self._admit(executor, ready)]
+
+    def _report_other_processes(self, ready: Ready) -> None:
+        if ready.others:
+            processes = ", ".join(map(str, ready.others))
+            text = (
+                f"other processes compute on {ready.unit} and may slow it down: process {processes}"
+            )
+            facts = {"unit": ready.unit, "processes": ready.others}
+            self._progress.incident(Incident("others_compute", text, facts))
