@@ -41,6 +41,8 @@ class Ready:
     """Which of several equal devices it is: a GPU's UUID, or "cpu"."""
     others: tuple[int, ...] = ()
     """Ids of other processes that compute on the device."""
+    node: str = ""
+    """Name of the cluster's node that has the device; empty on this host."""
 
 
 @dataclass(frozen=True, slots=True)

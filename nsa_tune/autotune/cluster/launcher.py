@@ -1,0 +1,224 @@
+"""The launcher of a Ray cluster: a worker for each of its GPUs, placed and restarted by Ray."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, redirect_stdout
+from dataclasses import dataclass, field, replace
+from io import TextIOBase
+from threading import current_thread, main_thread
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from nsa_tune import __version__
+from nsa_tune._errors import MachineUnfit, UsageError
+from nsa_tune.autotune.cluster.executor import RayExecutor
+from nsa_tune.autotune.cluster.placement import Node, WorkerGroup, groups_of
+from nsa_tune.autotune.cluster.survey import NodeFacts, facts_of_this_node
+from nsa_tune.autotune.cluster.worker import RayWorker
+from nsa_tune.autotune.worker.executor import Executor
+from nsa_tune.autotune.worker.isolated import Deadlines
+from nsa_tune.autotune.worker.messages import Setup
+
+__all__ = ["NICENESS", "RayLauncher"]
+
+NICENESS = "RAY_worker_niceness"
+"""Environment variable of Ray: how far its workers step back behind other processes."""
+
+_SURVEY_S = 120.0
+"""Time for a node to say what it has: it may have to start a Python process first."""
+_OBJECT_STORE_BYTES = 100 * 2**20
+"""Of a Ray of our own. Only messages of some kilobytes go through it."""
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class RayLauncher:
+    """A `Launcher` for the nodes of a Ray cluster."""
+
+    address: str | None = None
+    """"HOST:PORT" of a cluster, "auto" for the one that runs on this host, or "local" for a new
+    one on this host alone. None takes `RAY_ADDRESS`, else "auto" if there is one, else "local"."""
+    device: str = "auto"
+    """"auto", "cpu", "cuda" or "all"."""
+    sample: int | None = None
+    """Workers of each device type at most; None takes all."""
+    deadlines: Deadlines = field(default_factory=Deadlines)
+    """When a measuring process counts as hung."""
+    patience_s: float = 600.0
+    """Time for Ray to find room for a worker."""
+    _opened: ExitStack = field(default_factory=ExitStack, init=False, repr=False)
+
+    @property
+    def waits_for_all(self) -> bool:
+        """False: a busy cluster has room for some workers now, and for others later."""
+        return False
+
+    def launch(self, setup: Setup) -> Sequence[Executor]:
+        """As `Launcher.launch`.
+
+        Raises:
+            UsageError: for a device that names one GPU, or an address that Ray does not take.
+            MachineUnfit: when there is no cluster at the address, or it has no such device.
+        """
+        self._opened.enter_context(redirect_stdout(_IntoLog()))
+        self._opened.callback(ray.shutdown)
+        _connect(self.address)
+        nodes = _nodes()
+        names = {node.id: node.name for node in nodes}
+        groups = groups_of(nodes, self.device, self.sample)
+        return [
+            self._executor(group, number, setup, names)
+            for group in groups
+            for number in range(group.workers)
+        ]
+
+    def _executor(
+        self, group: WorkerGroup, number: int, setup: Setup, names: Mapping[str, str]
+    ) -> RayExecutor:
+        actor = ray.remote(RayWorker).options(
+            num_cpus=group.cpus,
+            num_gpus=group.gpus,
+            # A worker that died is made anew; its job is not repeated, others have it by then.
+            max_restarts=-1,
+            max_task_retries=0,
+            **_placement(group),
+        )
+        worker = actor.remote(replace(setup, device=group.device), self.deadlines)
+        where = names[group.nodes[0]] if len(group.nodes) == 1 else group.type
+        return RayExecutor(f"worker {number + 1} of {where}", worker, names, self.patience_s)
+
+    def close(self) -> None:
+        """As `Launcher.close`: leaves the cluster, and ends it if this run started it."""
+        self._opened.close()
+
+
+class _IntoLog(TextIOBase):
+    """Takes what Ray prints on stdout, among a run's data, whatever it is told about logs."""
+
+    def write(self, text: str) -> int:
+        if text.strip():
+            _log.info("Ray: %s", text.rstrip())
+        return len(text)
+
+
+def _placement(group: WorkerGroup) -> dict[str, Any]:
+    if group.device == "cpu":
+        (node,) = group.nodes
+        return {"scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False)}
+    # Spread over the nodes: a sample of one node's GPUs would not show what differs between hosts.
+    options: dict[str, Any] = {"scheduling_strategy": "SPREAD"}
+    if group.nodes:
+        options["label_selector"] = {"ray.io/node-id": f"in({','.join(group.nodes)})"}
+    return options
+
+
+def _connect(address: str | None) -> None:
+    """Connect to the cluster at `address`, as `RayLauncher.address` has it.
+
+    Raises:
+        UsageError: for an address that Ray does not take.
+        MachineUnfit: when no cluster answers.
+    """
+    address = address or os.environ.get("RAY_ADDRESS")
+    if address is not None and "://" in address:
+        raise UsageError(
+            f"--address {address} is for Ray's client; start nsa-tune on a node of the cluster, "
+            "with --address auto or HOST:PORT"
+        )
+    if address is None:
+        try:
+            _init("auto")
+        except ConnectionError:
+            address = "local"
+        else:
+            return
+    try:
+        _init(address)
+    except ConnectionError as error:
+        raise MachineUnfit(
+            f"there is no Ray cluster at {address}; start one with `ray start --head`, "
+            "or use --address local"
+        ) from error
+    except (RuntimeError, ValueError) as error:
+        raise MachineUnfit(f"Ray cannot use {address}: {_first_line(error)}") from error
+
+
+def _init(address: str) -> None:
+    options: dict[str, Any] = {}
+    if address == "local":
+        # Nothing of a run that started a Ray of its own leaves this host.
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        # By default other processes of the host come first, also while a batch is timed.
+        os.environ.setdefault(NICENESS, "0")
+        options = {"include_dashboard": False, "object_store_memory": _OBJECT_STORE_BYTES}
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        ray.init(address, log_to_driver=False, logging_level=logging.ERROR, **options)
+    finally:
+        # Ray's own handler would end the process before what was measured is stored.
+        if handler is not None and current_thread() is main_thread():
+            signal.signal(signal.SIGTERM, handler)
+
+
+def _nodes() -> list[Node]:
+    """The nodes that are alive and have the same nsa-tune; a warning names the others."""
+    alive = [node for node in ray.nodes() if node["Alive"]]
+    shared = Counter(node["NodeName"] for node in alive)
+    survey = ray.remote(facts_of_this_node)
+    asked = {
+        node["NodeID"]: survey.options(
+            num_cpus=0,
+            max_retries=0,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False),
+        ).remote()
+        for node in alive
+    }
+    ray.wait(list(asked.values()), num_returns=len(asked), timeout=_SURVEY_S)
+    found = []
+    for node in alive:
+        number, name = node["NodeID"], node["NodeName"]
+        if shared[name] > 1:
+            name = f"{name}-{number[:6]}"
+        facts = _facts(name, asked[number])
+        if facts is not None:
+            resources = node["Resources"]
+            gpus, cpus = int(resources.get("GPU", 0)), int(resources.get("CPU", 0))
+            found.append(Node(number, name, gpus, cpus, facts))
+    if not found:
+        raise MachineUnfit(
+            f"no node of the Ray cluster has nsa-tune {__version__}; install the same version in "
+            "the environment of each node"
+        )
+    return found
+
+
+def _facts(name: str, call: Any) -> NodeFacts | None:
+    """What the node called `name` answered; None, with a warning, when it cannot take part."""
+    try:
+        facts: NodeFacts = ray.get(call, timeout=0.1)
+    except RayError as error:
+        _log.warning("node %s is left out: %s", name, _last_line(error))
+        return None
+    if facts.version != __version__:
+        _log.warning(
+            "node %s is left out: nsa-tune %s is installed there, and %s here; install the same "
+            "version on both", name, facts.version, __version__,
+        )  # fmt: skip
+        return None
+    return facts
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]
+
+
+def _last_line(error: Exception) -> str:
+    return str(error).strip().rpartition("\n")[2].strip()
