@@ -88,10 +88,12 @@ def run_counts(result: RunResult) -> dict[str, Any]:
         "failed": result.failed,
         "quarantined": [asdict(arm) for arm in result.quarantined],
         "workers_replaced": result.replaced,
+        "devices_lost": result.lost,
         "seconds": round(result.seconds, 1),
         "expected_regret": dict(result.expected_regret),
         "left_out": {name: asdict(one) for name, one in result.left_out.items()},
         "units": [{**asdict(unit), "out_of_line": unit.out_of_line} for unit in result.units],
+        "spreads": [asdict(one) for one in result.spreads],
     }
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from nsa_tune.backend.types.profiles import PROFILES
 from nsa_tune.db.manifest import seal
 from nsa_tune.db.reader import schema_version
-from nsa_tune.db.views import REGRET, VIEWS
+from nsa_tune.db.views import REGRET, SPREAD, VIEWS
 
 if TYPE_CHECKING:
     from sqlite_utils import Database
@@ -259,6 +259,37 @@ def manifests_of_heads(db: Database) -> None:
         seal(db.conn, number, digest)
 
 
+def units_of_runs(db: Database) -> None:
+    """What each of the equal devices of a run did, and how far they are apart."""
+    for statement in (*_UNITS, SPREAD):
+        db.execute(statement)
+
+
+_UNITS = (
+    """
+    CREATE TABLE units (
+        run_id INTEGER NOT NULL REFERENCES runs (id),
+        unit TEXT NOT NULL,  -- a GPU's UUID, or the name of a CPU
+        node TEXT NOT NULL,  -- of the cluster; empty on the host of the run
+        batches INTEGER NOT NULL,  -- that it measured for the table
+        ratio REAL,  -- its time over the other units'; NULL for a single one
+        PRIMARY KEY (run_id, unit)
+    )
+    """,
+    # The batches that several units measured; of each one row is in the table of measurements.
+    """
+    CREATE TABLE unit_times (
+        run_id INTEGER NOT NULL,
+        unit TEXT NOT NULL,
+        point TEXT NOT NULL,
+        batch TEXT NOT NULL,
+        arm TEXT NOT NULL,
+        latency_us REAL NOT NULL CHECK (latency_us > 0),
+        PRIMARY KEY (run_id, unit, point, batch, arm),
+        FOREIGN KEY (run_id, unit) REFERENCES units (run_id, unit)
+    )
+    """,
+)
 MIGRATIONS: tuple[Callable[[Database], None], ...] = (
     first_schema,
     views,
@@ -269,6 +300,7 @@ MIGRATIONS: tuple[Callable[[Database], None], ...] = (
     layers_of_models,
     manifests,
     manifests_of_heads,
+    units_of_runs,
 )
 """Step i makes schema i + 1."""
 

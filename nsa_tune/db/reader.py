@@ -68,7 +68,7 @@ __all__ = [
     "user_folder",
 ]
 
-SCHEMA_VERSION = 9
+SCHEMA_VERSION = 10
 """The newest database schema that this version reads and writes."""
 
 _SHIPPED = Path(__file__).parent.parent / "tables"

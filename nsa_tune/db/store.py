@@ -31,6 +31,7 @@ from nsa_tune.db.reader import (
     tables_of,
 )
 from nsa_tune.db.text_table import checked_measurement
+from nsa_tune.db.units import UnitOfRun, add_units
 
 __all__ = ["Store"]
 
@@ -180,9 +181,11 @@ class Store:
             row = self._db.execute("SELECT id FROM keys WHERE digest = ?", [key.digest]).fetchone()
             return {} if row is None else limits_of(self._db.conn, row[0])
 
-    def end_run(self, run: int, outcome: str) -> None:
-        """Note how `run` ended, "done", "interrupted" or "budget", and what its table holds now."""
+    def end_run(self, run: int, outcome: str, units: Sequence[UnitOfRun] = ()) -> None:
+        """Note how `run` ended, "done", "interrupted" or "budget", what each of its units did, and
+        what its table holds now."""
         with self._writing():
+            add_units(self._db.conn, run, units)
             self._db.table("runs").update(run, {"ended_at": _now(), "outcome": outcome})
             for number, digest in self._db.execute(_KEY_OF_RUN, [run]).fetchall():
                 seal(self._db.conn, number, digest)

@@ -6,7 +6,7 @@ batches, and which arms make a choice are the reports' business.
 
 from __future__ import annotations
 
-__all__ = ["REGRET", "VIEWS"]
+__all__ = ["REGRET", "SPREAD", "VIEWS"]
 
 # The ceilings of a device (point "roofline") are measured one by one and leave no choice.
 VIEWS = (
@@ -106,3 +106,14 @@ REGRET = """
     WINDOW fastest_first AS (PARTITION BY key_id, point, batch ORDER BY latency_us, arm)
     """
 """v_regret by what an arm takes in a layer, its share of the cost of a pass among it."""
+
+SPREAD = """
+    CREATE VIEW v_spread AS
+    SELECT key_id, gpu, driver, model, heads, kv_layout, run_id, point, batch, arm,
+        count(*) AS units, min(latency_us) AS fastest_us, max(latency_us) AS slowest_us,
+        max(latency_us) / min(latency_us) - 1 AS spread
+    FROM unit_times JOIN runs ON runs.id = run_id JOIN keys ON keys.id = key_id
+    GROUP BY run_id, point, batch, arm
+    HAVING count(*) > 1
+    """
+"""How far equal devices are apart on what several of them measured in one run."""

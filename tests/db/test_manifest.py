@@ -184,6 +184,8 @@ def test_a_manifest_without_a_digest_of_the_head_covers_all(path: Path) -> None:
 
 
 def _older(path: Path, version: int, statement: str) -> None:
+    for later in ("VIEW v_spread", "TABLE unit_times", "TABLE units"):
+        _change(path, f"DROP {later}")
     _change(path, statement)
     _change(path, f"DELETE FROM nsa_tune_migrations WHERE version > {version}")
 

@@ -55,10 +55,10 @@ def test_the_schema_is_frozen_by_its_names(tmp_path: Path) -> None:
     with closing(Database(path)) as db:
         assert db.table_names() == [
             "nsa_tune_migrations", "keys", "devices", "runs", "measurements", "checks", "limits",
-            "weights", "models", "manifests",
+            "weights", "models", "manifests", "units", "unit_times",
         ]  # fmt: skip
         assert set(db.view_names()) == {
-            "newest", "v_regret", "v_winner", "v_limits", "v_crossover",
+            "newest", "v_regret", "v_winner", "v_limits", "v_crossover", "v_spread",
         }  # fmt: skip
         assert {key.other_table for key in db.table("limits").foreign_keys} == {"runs"}
         assert {key.other_table for key in db.table("measurements").foreign_keys} == {"runs"}

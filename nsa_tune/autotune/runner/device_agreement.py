@@ -9,16 +9,20 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import TypeAlias
 
 from nsa_tune.autotune.bench.job import Job
 from nsa_tune.backend.types.records import Measurement
 
-__all__ = ["OUT_OF_LINE", "DeviceAgreement", "DeviceReport"]
+__all__ = ["OUT_OF_LINE", "SHARED_BY_A_SAMPLE", "DeviceAgreement", "DeviceReport", "Spread"]
 
 OUT_OF_LINE = 0.03
 """Healthy GPUs of one model are within 1 % of each other. Beyond this, one has a problem."""
+SHARED_BY_A_SAMPLE = 20
+"""Batches that every unit of a sample measures: they speak for the units that are not in it."""
 _SHARED_JOBS = 5
-"""Batches that every unit measures."""
+"""Batches that every unit measures otherwise."""
+_Cell: TypeAlias = tuple[str, str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +37,28 @@ class DeviceReport:
     """That it measured for the table."""
     ratio: float | None
     """Its time over the other units' on the same batches; None for a single unit."""
+    node: str = ""
+    """Name of its node in a cluster; empty on this host."""
 
     @property
     def out_of_line(self) -> bool:
         """Whether it is so much faster or slower that its rows do not fit the others'."""
         return self.ratio is not None and abs(self.ratio - 1) > OUT_OF_LINE
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """How far the units of one key are apart: slowest over fastest, minus one."""
+
+    device: str
+    """Name of their model."""
+    driver: str
+    units: int
+    batches: int
+    """That several of them measured."""
+    median: float
+    """Over those batches and their arms."""
+    most: float
 
 
 class DeviceAgreement:
@@ -46,9 +67,10 @@ class DeviceAgreement:
     Only the rows of the unit that got a job first are stored.
     """
 
-    def __init__(self, units: Sequence[str]) -> None:
+    def __init__(self, units: Sequence[str], shared_jobs: int = _SHARED_JOBS) -> None:
+        self._shared_jobs = shared_jobs
         self._owed: dict[str, deque[Job]] = {unit: deque() for unit in units}
-        self._times: dict[str, dict[tuple[str, str, str], float]] = {unit: {} for unit in units}
+        self._times: dict[str, dict[_Cell, float]] = {unit: {} for unit in units}
         self._shared: list[Job] = []
 
     def join(self, unit: str) -> None:
@@ -58,7 +80,7 @@ class DeviceAgreement:
 
     def handed_out(self, job: Job, unit: str) -> None:
         """`unit` got `job`. If it is one of the first jobs, the other units owe it too."""
-        if len(self._shared) == _SHARED_JOBS or len(self._owed) == 1:
+        if len(self._shared) == self._shared_jobs or len(self._owed) == 1:
             return
         self._shared.append(job)
         for other, owed in self._owed.items():
@@ -90,3 +112,24 @@ class DeviceAgreement:
             if others:
                 ratios.append(time / median(others if len(others) == 1 else [time, *others]))
         return median(ratios) if ratios else None
+
+    def shared_times(self, unit: str) -> dict[_Cell, float]:
+        """What `unit` took on the batches that another unit measured too, in microseconds."""
+        others = [times for other, times in self._times.items() if other != unit]
+        return {
+            cell: time
+            for cell, time in self._times[unit].items()
+            if any(cell in times for times in others)
+        }
+
+    def spread(self, device: str, driver: str) -> Spread | None:
+        """How far the units are apart; None when no batch was measured by two of them."""
+        cells: dict[_Cell, list[float]] = {}
+        for unit in self._times:
+            for cell, time in self.shared_times(unit).items():
+                cells.setdefault(cell, []).append(time)
+        if not cells:
+            return None
+        apart = [max(times) / min(times) - 1 for times in cells.values()]
+        batches = {cell[:2] for cell in cells}
+        return Spread(device, driver, len(self._times), len(batches), median(apart), max(apart))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from nsa_tune._errors import StoreError, StoreReadOnly
 from nsa_tune.backend.types.records import Device, Key, Measurement, Table
 from nsa_tune.db.exchange import write_text
 from nsa_tune.db.store import Store
+from nsa_tune.db.units import UnitOfRun
 
 __all__ = ["RowWriter", "flush_all"]
 
@@ -50,10 +51,11 @@ class RowWriter:
         self.stored.extend(self._pending)
         self._pending.clear()
 
-    def end(self, outcome: str) -> None:
-        """Store how the run ended; logs a warning when the database refuses it."""
+    def end(self, outcome: str, units: Sequence[UnitOfRun] = ()) -> None:
+        """Store how the run ended, and what its units did; logs a warning when the database
+        refuses it."""
         try:
-            self._store.end_run(self._run, outcome)
+            self._store.end_run(self._run, outcome, units)
         except StoreError as error:
             _log.warning("how the run ended is not stored: %s", error)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from nsa_tune.autotune.bench.device_names import ALL, check_device, every_gpu
 from nsa_tune.autotune.bench.registry import REGISTRY, check_points, points_in
 from nsa_tune.autotune.runner.arrivals import Arrivals
-from nsa_tune.autotune.runner.device_agreement import DeviceReport
+from nsa_tune.autotune.runner.device_agreement import DeviceReport, Spread
 from nsa_tune.autotune.runner.device_pool import DevicePool
 from nsa_tune.autotune.runner.progress import Incident, NoProgress, Progress
 from nsa_tune.autotune.runner.quarantine import Quarantined
@@ -58,6 +58,11 @@ class RunRequest:
     """Also measure a GPU's roofline ceilings, once for each key, if no `points` are named."""
     lossy: tuple[str, ...] = ()
     """Lossy arms that are measured too, which round more than others do."""
+    executor: str = "local"
+    """"local", or "ray" when a launcher for a Ray cluster is given to `run`."""
+    sample: int | None = None
+    """Devices of each type that measure, which then compare themselves on more batches; None takes
+    all devices."""
     isolate: bool = True
     """Measure in worker processes. Otherwise an arm that crashes ends the run."""
     deadlines: Deadlines = field(default_factory=Deadlines)
@@ -88,6 +93,10 @@ class RunResult:
     expected_regret: Mapping[str, float] = field(default_factory=dict)
     """By question: the search's bound of the regret on the worst tenth of batches, the largest over
     the run's keys. It is cautious, several times too high. Empty without a target regret."""
+    spreads: tuple[Spread, ...] = ()
+    """How far equal devices are apart, for each key of which several measured."""
+    lost: int = 0
+    """Times that a device of a cluster was lost while it measured."""
     left_out: Mapping[str, LeftOut] = field(default_factory=dict)
     """By question: the regret of what is stored on batches that were left out of the fit, the
     largest over the run's keys."""
@@ -175,7 +184,7 @@ def _measure(pool: DevicePool, sweeps: Sweeps, budget_s: float | None) -> str:
     finally:
         flush_all(sweep.writer for sweep in sweeps)
     for sweep in sweeps:
-        sweep.writer.end(outcome)
+        sweep.end(outcome)
     return outcome
 
 
@@ -184,7 +193,9 @@ def _result(pool: DevicePool, sweeps: Sweeps, outcome: str, progress: Progress) 
     units = tuple(unit for sweep in sweeps for unit in sweep.device_reports())
     for unit in units:
         if unit.out_of_line and unit.ratio is not None:
-            text = f"{unit.unit} takes {unit.ratio:.3f} times as long as the other {unit.device}"
+            where = f" on {unit.node}" if unit.node else ""
+            slower = f"{unit.ratio:.3f} times as long as the other {unit.device}"
+            text = f"{unit.unit}{where} takes {slower}"
             progress.incident(Incident("unit_out_of_line", text, asdict(unit)))
     for sweep in sweeps:
         refit(store, sweep.key)
@@ -200,6 +211,8 @@ def _result(pool: DevicePool, sweeps: Sweeps, outcome: str, progress: Progress) 
         outcome=outcome,
         seconds=pool.seconds,
         expected_regret=_worst(sweep.schedule.expected_regret() for sweep in sweeps),
+        spreads=tuple(spread for sweep in sweeps if (spread := sweep.spread()) is not None),
+        lost=pool.lost,
         left_out=_least_sure(
             left_out(sweep.points, sweep.setting, table.measurements)
             for sweep, table in zip(sweeps, tables, strict=True)
@@ -228,6 +241,8 @@ def _arguments(request: RunRequest) -> dict[str, object]:
     """The part of the request that the database stores with the run."""
     return {
         "device": request.device,
+        "executor": request.executor,
+        "sample": request.sample,
         "model": request.model,
         "heads": request.heads,
         "kv_dtype": request.kv_dtype,

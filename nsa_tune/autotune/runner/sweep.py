@@ -10,7 +10,12 @@ from nsa_tune.autotune.bench.ceilings import POINT as CEILINGS
 from nsa_tune.autotune.bench.ceilings import lacks_ceilings
 from nsa_tune.autotune.bench.failures import may_pass_later
 from nsa_tune.autotune.bench.job import Job
-from nsa_tune.autotune.runner.device_agreement import DeviceAgreement, DeviceReport
+from nsa_tune.autotune.runner.device_agreement import (
+    SHARED_BY_A_SAMPLE,
+    DeviceAgreement,
+    DeviceReport,
+    Spread,
+)
 from nsa_tune.autotune.runner.quarantine import Quarantine, Quarantined
 from nsa_tune.autotune.runner.row_writer import RowWriter
 from nsa_tune.autotune.search.schedule import MakeSchedule
@@ -18,6 +23,7 @@ from nsa_tune.autotune.worker.messages import Ready
 from nsa_tune.backend.types.point import Point
 from nsa_tune.backend.types.records import Measurement, Status
 from nsa_tune.db.store import Store
+from nsa_tune.db.units import UnitOfRun
 
 __all__ = ["Sweep", "Task"]
 
@@ -55,15 +61,18 @@ class Sweep:
         self.skipped = len(known)
         self.schedule = make_schedule(points, self.setting, known)
         self._units = [device.unit for device in devices]
-        self._agreement = DeviceAgreement(self._units)
+        self._nodes = {device.unit: device.node for device in devices}
+        shared = {} if arguments.get("sample") is None else {"shared_jobs": SHARED_BY_A_SAMPLE}
+        self._agreement = DeviceAgreement(self._units, **shared)
         self._returned: deque[Job] = deque()
         self._rows: dict[str, list[Measurement]] = {unit: [] for unit in self._units}
         self._batches: Counter[str] = Counter()
         number = store.begin_run(self.key, self.setting.device, {**arguments, "units": self._units})
         self.writer = RowWriter(store, number, self.key, self.setting.device)
 
-    def join(self, unit: str) -> None:
+    def join(self, unit: str, node: str = "") -> None:
         """`unit` shares the work from now on. A unit that was gone keeps what it did before."""
+        self._nodes[unit] = node
         if unit not in self._rows:
             self._units.append(unit)
             self._rows[unit] = []
@@ -141,6 +150,21 @@ class Sweep:
         """What each unit did."""
         name = self.setting.device.name
         return [
-            DeviceReport(unit, name, self._batches[unit], self._agreement.ratio(unit))
+            DeviceReport(
+                unit, name, self._batches[unit], self._agreement.ratio(unit), self._nodes[unit]
+            )
             for unit in self._units
         ]
+
+    def spread(self) -> Spread | None:
+        """How far the units are apart; None when no batch was measured by two of them."""
+        return self._agreement.spread(self.setting.device.name, self.key.driver)
+
+    def end(self, outcome: str) -> None:
+        """Store how the run ended, and what each unit did."""
+        units = [
+            UnitOfRun(one.unit, one.node, one.batches, one.ratio, times)
+            for one in self.device_reports()
+            for times in [self._agreement.shared_times(one.unit)]
+        ]
+        self.writer.end(outcome, units)

@@ -73,8 +73,8 @@ class Sweeps:
             self._by_key[ready.key] = sweep
             self._progress.start(sweep.setting, ready.key, sweep.left(), sweep.skipped)
         else:
-            sweep.join(ready.unit)
-        return PooledDevice(executor, sweep, ready.unit)
+            sweep.join(ready.unit, ready.node)
+        return PooledDevice(executor, sweep, ready.unit, ready.node)
 
     def _name(self, executor: Executor, unit: str) -> str:
         """`unit`, with a number when another executor has the same one."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -14,6 +16,7 @@ from nsa_tune import MachineUnfit
 from nsa_tune.autotune.bench.ceilings import POINT as CEILINGS
 from nsa_tune.autotune.bench.job import Job
 from nsa_tune.autotune.runner.arrivals import Arrivals
+from nsa_tune.autotune.runner.device_agreement import Spread
 from nsa_tune.autotune.runner.device_pool import DevicePool
 from nsa_tune.autotune.runner.pooled_device import PooledDevice
 from nsa_tune.autotune.runner.progress import Incident, NoProgress
@@ -273,6 +276,46 @@ def test_what_was_finished_before_a_run_fails_is_stored_and_reported(
 
     assert [done for done, _ in listener.counts] == [1, 2, 3]
     assert len(stored(store)) == 6
+
+
+def test_equal_devices_are_so_far_apart(pool: Make, store: Store) -> None:
+    runner, sweep, _ = pool(Scripted("A"), Scripted("B", 1.1), Scripted("C", 1.01))
+
+    runner.measure(None)
+    sweep.end("done")
+
+    found = sweep.spread()
+    assert found is not None
+    assert found == Spread(DEVICE.name, KEY.driver, 3, 5, found.median, found.most)
+    assert (found.median, found.most) == pytest.approx((0.1, 0.1))
+    with closing(sqlite3.connect(store.path)) as db:
+        spreads = db.execute("SELECT units, slowest_us / fastest_us, spread FROM v_spread")
+        assert spreads.fetchall() == [pytest.approx((3, 1.1, 0.1))] * 10
+        units = db.execute("SELECT unit, node, ratio FROM units ORDER BY unit").fetchall()
+    assert units == [
+        ("A", "", pytest.approx(1 / 1.01)), ("B", "", pytest.approx(1.1 / 1.01)), ("C", "", 1.0)
+    ]  # fmt: skip
+
+
+def test_a_single_device_has_no_spread(pool: Make) -> None:
+    runner, sweep, _ = pool(Scripted("A"))
+
+    runner.measure(None)
+
+    assert sweep.spread() is None
+
+
+def test_the_units_of_a_sample_share_more_batches(store: Store) -> None:
+    executors = [Scripted("A"), Scripted("B")]
+    devices = [executor.ready() for executor in executors]
+    sweep = Sweep(devices, [POINT], store, {"fresh": False, "sample": 2}, Exhaustive)
+    pooled = [PooledDevice(executor, sweep, executor.unit) for executor in executors]
+
+    DevicePool(pooled, NoProgress()).measure(None)
+
+    found = sweep.spread()
+    assert found is not None
+    assert found.batches == 20
 
 
 class Comes(Scripted):

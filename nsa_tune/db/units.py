@@ -1,0 +1,38 @@
+"""What each unit did in a run: a unit is one of the equal devices that shared its batches."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+__all__ = ["UnitOfRun", "add_units"]
+
+
+@dataclass(frozen=True, slots=True)
+class UnitOfRun:
+    """What one unit did."""
+
+    unit: str
+    """A GPU's UUID, or the name of a CPU."""
+    node: str
+    """Name of its node in a cluster; empty on the host of the run."""
+    batches: int
+    """That it measured for the table."""
+    ratio: float | None
+    """Its time over the other units' on the same batches; None for a single unit."""
+    times_us: Mapping[tuple[str, str, str], float] = field(default_factory=dict)
+    """By (point, batch, arm): what it took where other units measured the same."""
+
+
+def add_units(connection: sqlite3.Connection, run: int, units: Sequence[UnitOfRun]) -> None:
+    """Store what `units` did in `run`, within the caller's transaction."""
+    connection.executemany(
+        "INSERT INTO units (run_id, unit, node, batches, ratio) VALUES (?, ?, ?, ?, ?)",
+        [(run, one.unit, one.node, one.batches, one.ratio) for one in units],
+    )
+    connection.executemany(
+        "INSERT INTO unit_times (run_id, unit, point, batch, arm, latency_us) "
+        "VALUES (?, ?, ?, ?, ?, ?)",
+        [(run, one.unit, *cell, time) for one in units for cell, time in one.times_us.items()],
+    )
