@@ -44,6 +44,10 @@ class EventProgress:
             batch=str(batch), rows=[_row(row) for row in rows],
         )  # fmt: skip
 
+    def node(self, name: str, devices: int, batches: int) -> None:
+        """Event "node"."""
+        self._write("node", node=name, devices=devices, batches=batches)
+
     def incident(self, incident: Incident) -> None:
         """An event of the incident's kind."""
         self._write(incident.kind, text=incident.text, **incident.facts)
@@ -88,6 +92,11 @@ class Together:
         """Passed on."""
         for part in self._parts:
             part.batch(done, total, point, batch, rows, seconds)
+
+    def node(self, name: str, devices: int, batches: int) -> None:
+        """Passed on."""
+        for part in self._parts:
+            part.node(name, devices, batches)
 
     def incident(self, incident: Incident) -> None:
         """Passed on."""

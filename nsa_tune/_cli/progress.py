@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 __all__ = ["BarProgress", "LineProgress", "RunProgress", "progress_for"]
 
 _LINE_EVERY_S = 10.0
+_MOST_NODES = 8
+"""That a line names."""
 
 
 class RunProgress:
@@ -36,6 +38,8 @@ class RunProgress:
         self.failed = 0
         self.quarantined = 0
         self.batches = 0
+        self.nodes: dict[str, tuple[int, int]] = {}
+        """By node of a cluster: devices that measure there, and batches measured."""
 
     def start(self, setting: Setting, key: Key, batches: int, skipped: int) -> None:
         """Print what is going to be measured."""
@@ -60,6 +64,10 @@ class RunProgress:
                 self.failed += 1
                 self._say(f"{row.arm} {row.status} on {batch}: {row.reason}")
 
+    def node(self, name: str, devices: int, batches: int) -> None:
+        """Take it for the next line."""
+        self.nodes[name] = (devices, batches)
+
     def incident(self, incident: Incident) -> None:
         """Print what happened."""
         self.quarantined += incident.kind == "quarantined"
@@ -78,6 +86,18 @@ class RunProgress:
         """The arms of `point` that were fastest most often, with the number of batches."""
         wins = self.wins.get(point.name, Counter())
         return ", ".join(f"{arm} {count}" for arm, count in wins.most_common(3))
+
+    def by_node(self) -> str:
+        """The batches that each node of a cluster has measured; empty on a single host."""
+        if not self.nodes:
+            return ""
+        words = [
+            f"{name} {batches}" if devices else f"{name} {batches} (no device left)"
+            for name, (devices, batches) in sorted(self.nodes.items())
+        ]
+        more = len(words) - _MOST_NODES
+        rest = [f"and {more} more {'node' if more == 1 else 'nodes'}"] if more > 0 else []
+        return f"; by node: {', '.join(words[:_MOST_NODES] + rest)}"
 
     def _say(self, text: str) -> None:
         self.console.print(Text(plain(text)), soft_wrap=True)
@@ -101,7 +121,8 @@ class LineProgress(RunProgress):
             left = seconds / done * (total - done)
             self._say(
                 f"{_count(done, total)}, {seconds:.0f} s, about {left:.0f} s more, "
-                f"{self.pace(seconds)}; last {batch}; wins in {point.name}: {self.standing(point)}"
+                f"{self.pace(seconds)}; last {batch}; "
+                f"wins in {point.name}: {self.standing(point)}{self.by_node()}"
             )
 
 
@@ -138,7 +159,8 @@ class BarProgress(RunProgress):
         super().batch(done, total, point, batch, rows, seconds)
         self.bar.update(
             self._task, completed=done, total=total, count=_count(done, total),
-            pace=self.pace(seconds), batch=str(batch), standing=self.standing(point),
+            pace=self.pace(seconds), batch=str(batch),
+            standing=self.standing(point) + self.by_node(),
         )  # fmt: skip
 
 

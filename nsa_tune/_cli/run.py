@@ -11,6 +11,7 @@ from rich.console import Console
 from nsa_tune._cli import json_documents
 from nsa_tune._cli.console import say, tables_console
 from nsa_tune._cli.events import Together, events_into
+from nsa_tune._cli.executors import ExecutorKind, ExecutorOptions, launcher_for
 from nsa_tune._cli.measuring import (
     INTERRUPTED,
     ModelOptions,
@@ -39,6 +40,7 @@ def run(
         str, typer.Option("--device", help="auto, cpu, cuda, cuda:N, or all GPUs of this host.")
     ] = "auto",
     model: ModelOptions,
+    executors: ExecutorOptions,
     points: Annotated[
         str, typer.Option("--points", help="Decision points, comma-separated, or all.")
     ] = "all",
@@ -101,7 +103,8 @@ def run(
     from nsa_tune.autotune.runner.run import RunRequest
     from nsa_tune.autotune.runner.run import run as tune
 
-    check_packages("measuring")
+    if executors.executor is ExecutorKind.LOCAL:
+        check_packages("measuring")
     request = RunRequest(
         database=database or tables.database_to_write(),
         device=device,
@@ -114,14 +117,17 @@ def run(
         target_regret=target_regret,
         trace=trace,
         lossy=listed(allow_lossy),
+        executor=executors.executor.value,
+        sample=executors.sample,
         isolate=isolate,
         deadlines=Deadlines(first=arm_timeout),
     )
+    launcher = launcher_for(executors, request)
     progress, shown = progress_for(Console(stderr=True), quiet=quiet or events == "-")
     with interruptible("interrupted; what was measured is stored"), events_into(events) as written:
         told = progress if written is None else Together(progress, written)
         with shown:
-            result = tune(request, told)
+            result = tune(request, told, launcher=launcher)
         if written is not None:
             written.end(result.outcome, **json_documents.run_counts(result))
     _print_result(result, request, as_document=json)
@@ -150,6 +156,12 @@ def _print_summary(result: RunResult, request: RunRequest) -> None:
         f"{result.seconds:.0f} s: {result.measured} measurements, {result.failed} of them failed, "
         f"{result.skipped} stored before; in {request.database}"
     )
+    for spread in result.spreads:
+        driver = f", driver {spread.driver}" if spread.driver else ""
+        say(
+            f"{spread.units} devices of {spread.device}{driver} are {spread.median:.1%} apart "
+            f"(median over {spread.batches} shared batches; at most {spread.most:.1%})"
+        )
     if result.left_out:
         left = ", ".join(f"{name} {one}" for name, one in result.left_out.items())
         say(f"mean regret on batches that were not measured, by leaving measured ones out: {left}")

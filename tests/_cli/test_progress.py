@@ -49,6 +49,24 @@ def test_the_start_names_model_heads_layout_and_device() -> None:
     )
 
 
+def test_a_line_names_the_nodes_of_a_cluster() -> None:
+    progress, _ = progress_for(_console(terminal=False), quiet=False)
+    for number in range(12):
+        progress.node(f"node-{number:02}", 8, number)
+    progress.node("node-03", 0, 3)
+
+    progress.batch(1, 1, POINT, BATCH, _rows(10.0), 1.0)
+
+    assert (
+        _text(progress)
+        .strip()
+        .endswith(
+            "; by node: node-00 0, node-01 1, node-02 2, node-03 3 (no device left), node-04 4, "
+            "node-05 5, node-06 6, node-07 7, and 4 more nodes"
+        )
+    )
+
+
 def test_plain_lines_are_printed_every_ten_seconds_and_at_the_end() -> None:
     progress, _ = progress_for(_console(terminal=False), quiet=False)
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, redirect_stdout
 from dataclasses import dataclass, field, replace
 from io import TextIOBase
+from socket import create_connection
 from threading import current_thread, main_thread
 from typing import Any
 
@@ -20,7 +21,12 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from nsa_tune import __version__
 from nsa_tune._errors import MachineUnfit, UsageError
 from nsa_tune.autotune.cluster.executor import RayExecutor
-from nsa_tune.autotune.cluster.placement import Node, WorkerGroup, groups_of
+from nsa_tune.autotune.cluster.placement import (
+    Node,
+    WorkerGroup,
+    check_device,
+    groups_of,
+)
 from nsa_tune.autotune.cluster.survey import NodeFacts, facts_of_this_node
 from nsa_tune.autotune.cluster.worker import RayWorker
 from nsa_tune.autotune.worker.executor import Executor
@@ -32,6 +38,8 @@ __all__ = ["NICENESS", "RayLauncher"]
 NICENESS = "RAY_worker_niceness"
 """Environment variable of Ray: how far its workers step back behind other processes."""
 
+_KNOCK_S = 10.0
+"""Time for a cluster to take a connection."""
 _SURVEY_S = 120.0
 """Time for a node to say what it has: it may have to start a Python process first."""
 _OBJECT_STORE_BYTES = 100 * 2**20
@@ -54,7 +62,7 @@ class RayLauncher:
     """When a measuring process counts as hung."""
     patience_s: float = 600.0
     """Time for Ray to find room for a worker."""
-    _opened: ExitStack = field(default_factory=ExitStack, init=False, repr=False)
+    _opened: ExitStack = field(default_factory=ExitStack, init=False, repr=False, compare=False)
 
     @property
     def waits_for_all(self) -> bool:
@@ -68,6 +76,7 @@ class RayLauncher:
             UsageError: for a device that names one GPU, or an address that Ray does not take.
             MachineUnfit: when there is no cluster at the address, or it has no such device.
         """
+        check_device(self.device)
         self._opened.enter_context(redirect_stdout(_IntoLog()))
         self._opened.callback(ray.shutdown)
         _connect(self.address)
@@ -141,14 +150,26 @@ def _connect(address: str | None) -> None:
         else:
             return
     try:
+        _check_listening(address)
         _init(address)
-    except ConnectionError as error:
+    except (ConnectionError, OSError) as error:
         raise MachineUnfit(
             f"there is no Ray cluster at {address}; start one with `ray start --head`, "
             "or use --address local"
         ) from error
     except (RuntimeError, ValueError) as error:
         raise MachineUnfit(f"Ray cannot use {address}: {_first_line(error)}") from error
+
+
+def _check_listening(address: str) -> None:
+    """Knock at HOST:PORT: where nothing listens, Ray itself tries again for minutes.
+
+    Raises:
+        OSError: when nothing listens there.
+    """
+    host, _, port = address.rpartition(":")
+    if host and port.isdigit():
+        create_connection((host.strip("[]"), int(port)), _KNOCK_S).close()
 
 
 def _init(address: str) -> None:

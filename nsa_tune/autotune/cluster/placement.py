@@ -9,7 +9,7 @@ from nsa_tune._errors import DeviceMissing, UsageError
 from nsa_tune.autotune.bench.device_names import ALL
 from nsa_tune.autotune.cluster.survey import NodeFacts
 
-__all__ = ["Node", "WorkerGroup", "groups_of"]
+__all__ = ["Node", "WorkerGroup", "check_device", "groups_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,21 +50,28 @@ class WorkerGroup:
     """Ids of the nodes that are good for it; none means any."""
 
 
-def groups_of(nodes: Sequence[Node], device: str, sample: int | None = None) -> list[WorkerGroup]:
-    """The workers to ask Ray for: one for each GPU; in a cluster without GPUs, one for each node.
-
-    Args:
-        device: "auto"; "cpu", which ignores GPUs; "cuda" or "all", which insist on them.
-        sample: workers of each device type at most; None takes all.
+def check_device(device: str) -> None:
+    """Accept "auto"; "cpu", which ignores GPUs; "cuda" and "all", which insist on them.
 
     Raises:
         UsageError: for a device that names one GPU.
-        DeviceMissing: when the cluster has no such device.
     """
     if device not in ("auto", "cpu", "cuda", ALL):
         raise UsageError(
             f"--device {device} names one GPU, but Ray chooses them; use auto, cpu, cuda or all"
         )
+
+
+def groups_of(nodes: Sequence[Node], device: str, sample: int | None = None) -> list[WorkerGroup]:
+    """The workers to ask Ray for: one for each GPU; in a cluster without GPUs, one for each node.
+
+    Args:
+        device: as `check_device` accepts it.
+        sample: workers of each device type at most; None takes all.
+
+    Raises:
+        DeviceMissing: when the cluster has no such device.
+    """
     with_gpus = [node for node in nodes if node.gpus]
     if device == "cpu" or (device == "auto" and not with_gpus):
         return _cpu_groups(nodes, sample)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
@@ -48,6 +49,8 @@ class DevicePool:
         """Tasks that are finished, but not stored."""
         self.replaced = 0
         """Workers that were replaced."""
+        self._batches: Counter[str] = Counter()
+        """By node of a cluster."""
         self.lost = 0
         """Times that a device was lost during a job."""
         for device in devices:
@@ -103,6 +106,13 @@ class DevicePool:
     def _join(self, device: PooledDevice) -> None:
         self._devices.append(device)
         self._sweeps[id(device.sweep)] = device.sweep
+        self._report_node(device)
+
+    def _report_node(self, device: PooledDevice) -> None:
+        """Say what the node of `device` does, if it is in a cluster."""
+        if device.node:
+            devices = sum(one.node == device.node for one in self._devices)
+            self._progress.node(device.node, devices, self._batches[device.node])
 
     def _take_arrivals(self) -> None:
         """Take in the devices that have become ready."""
@@ -147,6 +157,8 @@ class DevicePool:
             device.task = None
             if not task.repeated:
                 self._finished.append((task, rows))
+                self._batches[device.node] += 1
+                self._report_node(device)
 
     def _take_ceilings(self, device: PooledDevice, update: JobUpdate) -> None:
         device.at_ceilings = False
@@ -202,6 +214,7 @@ class DevicePool:
             self._lose(device, str(loss))
         except MachineUnfit as error:
             self._devices.remove(device)
+            self._report_node(device)
             device.give_back()
             # A worker that hangs in the driver cannot be ended.
             with suppress(MachineUnfit):
@@ -217,6 +230,7 @@ class DevicePool:
         assert self._arrivals is not None, "only a launcher's devices are ever lost"
         self.lost += 1
         self._devices.remove(device)
+        self._report_node(device)
         device.give_back()
         self._arrivals.add(device.executor)
         text = f"{device.unit} is lost, and what it was measuring is measured again: {reason}"

@@ -40,6 +40,10 @@ class Progress(Protocol):
         """Batch number `done` of `total` is stored, `seconds` after the start of the run."""
         ...
 
+    def node(self, name: str, devices: int, batches: int) -> None:
+        """A node of a cluster now measures with `devices`, and has measured `batches`."""
+        ...
+
     def incident(self, incident: Incident) -> None:
         """Something unusual happened."""
         ...
@@ -55,6 +59,9 @@ class NoProgress:
         self, done: int, total: int, point: Point, batch: Batch, rows: Sequence[Measurement],
         seconds: float,
     ) -> None:  # fmt: skip
+        """Nothing."""
+
+    def node(self, name: str, devices: int, batches: int) -> None:
         """Nothing."""
 
     def incident(self, incident: Incident) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nsa_tune import DeviceMissing, UsageError
-from nsa_tune.autotune.cluster.placement import Node, WorkerGroup, groups_of
+from nsa_tune.autotune.cluster.placement import Node, WorkerGroup, check_device, groups_of
 from nsa_tune.autotune.cluster.survey import NodeFacts, facts_of_this_node
 
 H100, H200 = "NVIDIA H100 80GB HBM3", "NVIDIA H200"
@@ -56,17 +56,23 @@ def test_without_gpus_each_node_is_one_device(device: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("device", "error", "text"),
+    ("device", "text"),
     [
-        ("cuda:1", UsageError, "--device cuda:1 names one GPU, but Ray chooses them"),
-        ("cuda", DeviceMissing, "no node with a GPU"),
-        ("all", DeviceMissing, "no node with a GPU"),
-        ("auto", DeviceMissing, "no node of the Ray cluster offers a CPU"),
+        ("cuda", "no node with a GPU"),
+        ("all", "no node with a GPU"),
+        ("auto", "no node of the Ray cluster offers a CPU"),
     ],
 )
-def test_what_cannot_be_is_one_sentence(device: str, error: type[Exception], text: str) -> None:
-    with pytest.raises(error, match=text):
+def test_a_cluster_without_such_a_device_is_one_sentence(device: str, text: str) -> None:
+    with pytest.raises(DeviceMissing, match=text):
         groups_of([cpus("a", 0)], device)
+
+
+def test_a_device_that_names_one_gpu_is_refused() -> None:
+    for device in ("auto", "cpu", "cuda", "all"):
+        check_device(device)
+    with pytest.raises(UsageError, match="--device cuda:1 names one GPU, but Ray chooses them"):
+        check_device("cuda:1")
 
 
 def test_a_node_says_what_it_has() -> None:
