@@ -29,7 +29,7 @@ from tests.autotune.kills import processes_of
 __all__ = ["REGISTRY"]
 
 REGISTRY = "tests.autotune.cluster.tiny:TINY"
-_WORKER_AFTER, _NODE_AFTER = 3, 7
+_WORKER_AFTER, _NODE_AFTER = 2, 5
 """Batches that are stored when the worker, and when the node, is killed."""
 
 

@@ -10,7 +10,7 @@ from nsa_tune.backend.types.point import Point, Setting
 
 __all__ = ["TINY"]
 
-_BATCHES = 5
+_BATCHES = 4
 
 
 def _thinned(point: Point) -> Point:
