@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import inf
 from multiprocessing.connection import Connection, wait
+from time import monotonic
 from typing import TypeAlias
 
 from nsa_tune._errors import MachineUnfit
@@ -12,8 +14,10 @@ from nsa_tune.autotune.runner.progress import Incident, Progress
 from nsa_tune.autotune.worker.executor import Executor
 from nsa_tune.autotune.worker.messages import Ready
 
-__all__ = ["Admit", "Arrivals"]
+__all__ = ["TELL_AFTER_S", "Admit", "Arrivals"]
 
+TELL_AFTER_S = 20.0
+"""When a run that has no device yet says so: a busy cluster may have no room for a while."""
 _POLL_S = 0.25
 Admit: TypeAlias = Callable[[Executor, Ready], PooledDevice]
 """Gives a device that is ready a place in the sweep of its key."""
@@ -53,13 +57,23 @@ class Arrivals:
         if everyone:
             for executor in list(self._executors):
                 found += self._ask(executor, executor.ready)
+        patient_until = monotonic() + TELL_AFTER_S
         while not found and self._executors:
+            if monotonic() >= patient_until:
+                self._report_waiting()
+                patient_until = inf
             awaited = [connection for connection in self.connections if connection is not None]
             wait(awaited, _POLL_S)
             found = self.poll()
         if not found:
             raise self.refused or MachineUnfit("there is no device to measure on")
         return found
+
+    def _report_waiting(self) -> None:
+        names = [executor.name for executor in self._executors]
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        text = f"no device is ready yet: waiting for {names[0]}{more}"
+        self._progress.incident(Incident("waiting", text, {"units": names}))
 
     def poll(self) -> list[PooledDevice]:
         """The devices that have become ready.

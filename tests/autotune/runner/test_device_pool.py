@@ -393,6 +393,18 @@ def test_what_a_lost_device_was_measuring_is_measured_again(store: Store, others
     assert sum(unit.batches for unit in sweep.device_reports()) == BATCHES
 
 
+def test_a_run_without_a_device_says_for_what_it_waits(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nsa_tune.autotune.runner.arrivals.TELL_AFTER_S", 0.0)
+
+    _, _, listener = gathered(store, Comes("A", waits=3), Comes("B", waits=5))
+
+    assert [(one.kind, one.text) for one in listener.incidents] == [
+        ("waiting", "no device is ready yet: waiting for A and 1 more")
+    ]
+
+
 def test_a_run_does_not_wait_for_devices_that_it_does_not_need(store: Store) -> None:
     runner, _, _ = gathered(store, Comes("A"), Comes("B", waits=10**9))
 
