@@ -18,7 +18,7 @@ from typing import Any
 
 from nsa_tune.backend.engines.sglang.pass_mode.absorbed import PAGE, Inputs, absorbed
 
-__all__ = ["DenseGraphs", "Kind", "most_sequences", "padding"]
+__all__ = ["DenseGraphs", "Kind", "most_sequences", "padding", "room"]
 
 _BREAKS = "sglang.srt.model_executor.runner_backend_utils.breakable_cuda_graph.breakable_cuda_graph"
 
@@ -36,6 +36,12 @@ def most_sequences(size: int, most: int) -> int:
     Attention visits them all, empty or not. `most` is the longest one.
     """
     return min(max(size // 64, 4), 64) + _fillers(size, most)
+
+
+def room(size: int, index_topk: int) -> int:
+    """The most sequences of a batch that a graph of `size` tokens runs, whatever its padding."""
+    most = min(size, index_topk)
+    return most_sequences(size, most) - _fillers(size, most)
 
 
 def _fillers(size: int, most: int) -> int:
@@ -106,9 +112,7 @@ class DenseGraphs:
 
     def fits(self, size: int, sequences: int) -> bool:
         """Whether there is a graph of `size` tokens for so many sequences."""
-        most = min(size, self._index_topk)
-        room = most_sequences(size, most) - _fillers(size, most)
-        return size in self._inputs and sequences <= room
+        return size in self._inputs and sequences <= room(size, self._index_topk)
 
     def prepare(self, size: int, forward_batch: Any) -> None:
         """Write a batch's lengths and pages to where the graph of `size` tokens reads them."""

@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from nsa_tune.backend.engines.sglang.edge import say_once
-from nsa_tune.backend.engines.sglang.pass_mode.dense_graphs import DenseGraphs, Kind
+from nsa_tune.backend.engines.sglang.pass_mode.choice import MARGIN, Choice, bucket
+from nsa_tune.backend.engines.sglang.pass_mode.dense_graphs import DenseGraphs
 from nsa_tune.backend.engines.sglang.pass_mode.ranks import Ranks
 from nsa_tune.backend.engines.sglang.pass_mode.row_graphs import RowGraphs
 from nsa_tune.backend.engines.sglang.pass_mode.times import PassMode, PassTimes
@@ -24,15 +25,6 @@ _TOGETHER = 256
 
 DENSE, EAGER = "_nsa_tune_dense", "_nsa_tune_eager"
 """Attributes of a graph backend and of a graph runner, while a pass runs in such a way."""
-_MOST_PADDING = 2
-"""SGLang runs a prefill eagerly where a graph would have more than so many times its tokens."""
-MARGIN = 0.03
-"""Another way must be faster than SGLang's own by this share of a pass."""
-_KERNEL_MARGIN = 0.01
-"""The same for another kernel in SGLang's own way, of whose time on the GPU the table is sure."""
-_EAGER_MARGIN = 0.25
-"""By this share an eager pass must be faster than all other ways. The host launches each of its
-kernels, and has more to do while it serves: passes took up to 38 % longer than measured before."""
 
 
 class Steering:
@@ -53,11 +45,11 @@ class Steering:
         self._backend = runner.attn_backend
         self._pool = runner.token_to_kv_pool
         self._graphs = runner.prefill_cuda_graph_runner
-        self._sizes: Sequence[int] = sorted(self._graphs.capture_num_tokens)
         self._decode = decode
         self._rows: Sequence[int] = decode.sizes if decode is not None else ()
-        self._index_topk = index_topk
         self.dense = dense
+        sizes = tuple(sorted(self._graphs.capture_num_tokens))
+        self._choice = Choice(sizes, index_topk, dense, tuple(self._rows))
         self.times: PassTimes | None = None
         """None until they are measured: then everything runs as SGLang has it."""
         self.watch: Watch | None = None
@@ -130,87 +122,13 @@ class Steering:
         self.watch.given_up = given_up
 
     def fastest(self, batch: Batch, rows: int | None) -> PassMode:
-        """The fastest way for a batch from its sums.
-
-        Args:
-            batch: the sums.
-            rows: how many it takes in decode graphs; None where these may not run it.
-        """
-        estimates = self.estimates_us(batch, rows)
-        engine_us = estimates.get(PassMode.ENGINE)
+        """The fastest way for a batch, as `Choice` has it."""
         given_up = self.watch.given_up if self.watch is not None else frozenset()
-        best = self._usual(estimates, given_up)
-        if engine_us is None:
-            return best
-        least_us = engine_us
-        ways = {mode: us for mode, us in estimates.items() if mode not in given_up}
-        eager_us = ways.pop(PassMode.EAGER, None)
-        for mode, pass_us in ways.items():
-            margin = _KERNEL_MARGIN if mode is PassMode.TABLE_KERNEL else MARGIN
-            if pass_us < (1 - margin) * engine_us and pass_us < least_us:
-                best, least_us = mode, pass_us
-        if eager_us is not None and eager_us < (1 - _EAGER_MARGIN) * least_us:
-            return PassMode.EAGER
-        return best
-
-    @staticmethod
-    def _usual(estimates: Mapping[PassMode, float], given_up: frozenset[PassMode]) -> PassMode:
-        """SGLang's own way; where a pass like this was not measured, by the table's kernel.
-
-        Few new tokens leave the host more to do than the GPU, and another kernel may leave it more
-        still: that was measured. With many only the GPU's time counts, which the table has.
-        """
-        known = PassMode.TABLE_KERNEL in estimates or PassMode.TABLE_KERNEL in given_up
-        return PassMode.ENGINE if known else PassMode.TABLE_KERNEL
+        return self._choice.fastest(self.times, batch, rows, given_up)
 
     def estimates_us(self, batch: Batch, rows: int | None = None) -> dict[PassMode, float]:
-        """What a pass takes in each way that can run it and was measured, in microseconds.
-
-        Args:
-            batch: its sums.
-            rows: how many it takes in decode graphs; None where these may not run it.
-        """
-        times = self.times
-        size = bucket(self._sizes, batch.q_tokens)
-        if times is None or size is None:
-            return {}
-        context = batch.pairs / batch.q_tokens
-        selects = batch.max_kv > self._index_topk
-        found = {
-            mode: times.pass_us(mode, size, context, selects=selects)
-            for mode in (PassMode.ENGINE, PassMode.TABLE_KERNEL)
-        }
-        if not selects:
-            found[PassMode.EAGER] = times.pass_us(PassMode.EAGER, batch.q_tokens, context)
-        for mode, graphs in self.dense.items():
-            if self._fits(graphs, batch, size):
-                found[mode] = times.pass_us(mode, size, context)
-        if rows is not None:
-            found[PassMode.DECODE_GRAPH] = self._decode_us(times, rows, context)
-        return {mode: pass_us for mode, pass_us in found.items() if pass_us is not None}
-
-    def _fits(self, graphs: DenseGraphs, batch: Batch, size: int) -> bool:
-        return (
-            size <= _MOST_PADDING * batch.q_tokens
-            and (graphs.kind is Kind.MLA or batch.kv_tokens == batch.q_tokens)
-            and batch.max_kv <= self._index_topk
-            and graphs.fits(size, batch.batch_size)
-        )
-
-    def _decode_us(self, times: PassTimes, rows: int, context: float) -> float | None:
-        """The time by decode graphs: as many of the largest as are full, and one of the rest."""
-        if not self._rows:
-            return None
-        full, rest = divmod(rows, self._rows[-1])
-        total = 0.0
-        for count, needed in ((full, self._rows[-1]), (1 if rest else 0, rest)):
-            size = bucket(self._rows, needed) if count else None
-            if size is not None:
-                pass_us = times.pass_us(PassMode.DECODE_GRAPH, size, context)
-                if pass_us is None:
-                    return None
-                total += count * pass_us
-        return total
+        """What a pass takes in each way, as `Choice` has it."""
+        return self._choice.estimates_us(self.times, batch, rows)
 
     def _run(
         self,
@@ -250,8 +168,3 @@ def is_loading(pool: Any) -> bool:
     put into the pool after the graphs were captured (hierarchical cache).
     """
     return getattr(pool, "layer_transfer_counter", None) is not None
-
-
-def bucket(sizes: Sequence[int], tokens: int) -> int | None:
-    """The captured size that a batch is padded to; None where it fits into none."""
-    return next((size for size in sizes if size >= tokens), None)

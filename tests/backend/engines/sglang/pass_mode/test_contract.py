@@ -7,11 +7,11 @@ import re
 from collections.abc import Iterator
 
 from nsa_tune.backend.engines.sglang.pass_mode import (
+    choice,
     data_parallel,
     gathered,
     row_graphs,
     rows,
-    steering,
 )
 from nsa_tune.backend.engines.sglang.releases import Release, release_of
 from tests.backend.engines.sglang.wheels import BACKEND, MODES, Wheel
@@ -250,7 +250,7 @@ def test_decode_graphs_are_those_of_one_row_a_sequence(steered: Wheel) -> None:
 
 
 def test_sglang_rather_runs_eagerly_than_pad_too_much(steered: Wheel) -> None:
-    line = f"_MAX_PREFILL_CUDA_GRAPH_PADDING_FACTOR = {steering._MOST_PADDING}\n"
+    line = f"_MAX_PREFILL_CUDA_GRAPH_PADDING_FACTOR = {choice._MOST_PADDING}\n"
     assert line in steered.text(_PREFILL)
     local = _body(steered, _PREFILL, f"{_GRAPHS}.can_replay_locally")
     assert "padded_num_tokens > num_tokens * _MAX_PREFILL_CUDA_GRAPH_PADDING_FACTOR" in local

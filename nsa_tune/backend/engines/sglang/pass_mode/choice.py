@@ -1,0 +1,145 @@
+"""Which way is the fastest for a batch: arithmetic over measured times, without an engine at hand.
+
+The plug-in decides by it while it serves, and `nsa-tune replay` says by it what that is worth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from nsa_tune.backend.engines.sglang.pass_mode.dense_graphs import Kind
+from nsa_tune.backend.engines.sglang.pass_mode.times import PassMode, PassTimes
+from nsa_tune.backend.types.batch import Batch
+
+__all__ = ["MARGIN", "Choice", "Dense", "bucket"]
+
+_MOST_PADDING = 2
+"""SGLang runs a prefill eagerly where a graph would have more than so many times its tokens."""
+MARGIN = 0.03
+"""Another way must be faster than SGLang's own by this share of a pass."""
+_KERNEL_MARGIN = 0.01
+"""The same for another kernel in SGLang's own way, of whose time on the GPU the table is sure."""
+_EAGER_MARGIN = 0.25
+"""By this share an eager pass must be faster than all other ways. The host launches each of its
+kernels, and has more to do while it serves: passes took up to 38 % longer than measured before."""
+
+
+class Dense(Protocol):
+    """Captured dense graphs of one kind."""
+
+    kind: Kind
+
+    def fits(self, size: int, sequences: int) -> bool:
+        """Whether there is a graph of `size` tokens for so many sequences."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Chooses how prefill passes of one engine run."""
+
+    sizes: Sequence[int]
+    """Tokens of SGLang's own prefill graphs, ascending."""
+    index_topk: int
+    dense: Mapping[PassMode, Dense]
+    rows: Sequence[int]
+    """Rows of the decode graphs that may run a prefill, ascending."""
+
+    def fastest(
+        self,
+        times: PassTimes | None,
+        batch: Batch,
+        rows: int | None,
+        given_up: frozenset[PassMode] = frozenset(),
+    ) -> PassMode:
+        """The fastest way for a batch from its sums.
+
+        Args:
+            times: what passes were measured to take; None before they are.
+            batch: the sums.
+            rows: how many it takes in decode graphs; None where these may not run it.
+            given_up: ways that are not taken any more.
+        """
+        estimates = self.estimates_us(times, batch, rows)
+        engine_us = estimates.get(PassMode.ENGINE)
+        best = _usual(estimates, given_up)
+        if engine_us is None:
+            return best
+        least_us = engine_us
+        ways = {mode: us for mode, us in estimates.items() if mode not in given_up}
+        eager_us = ways.pop(PassMode.EAGER, None)
+        for mode, pass_us in ways.items():
+            margin = _KERNEL_MARGIN if mode is PassMode.TABLE_KERNEL else MARGIN
+            if pass_us < (1 - margin) * engine_us and pass_us < least_us:
+                best, least_us = mode, pass_us
+        if eager_us is not None and eager_us < (1 - _EAGER_MARGIN) * least_us:
+            return PassMode.EAGER
+        return best
+
+    def estimates_us(
+        self, times: PassTimes | None, batch: Batch, rows: int | None = None
+    ) -> dict[PassMode, float]:
+        """What a pass takes in each way that can run it and was measured, in microseconds.
+
+        Args:
+            times: what passes were measured to take; None before they are.
+            batch: its sums.
+            rows: how many it takes in decode graphs; None where these may not run it.
+        """
+        size = bucket(self.sizes, batch.q_tokens)
+        if times is None or size is None:
+            return {}
+        context = batch.pairs / batch.q_tokens
+        selects = batch.max_kv > self.index_topk
+        found = {
+            mode: times.pass_us(mode, size, context, selects=selects)
+            for mode in (PassMode.ENGINE, PassMode.TABLE_KERNEL)
+        }
+        if not selects:
+            found[PassMode.EAGER] = times.pass_us(PassMode.EAGER, batch.q_tokens, context)
+        for mode, graphs in self.dense.items():
+            if self._fits(graphs, batch, size):
+                found[mode] = times.pass_us(mode, size, context)
+        if rows is not None:
+            found[PassMode.DECODE_GRAPH] = self._decode_us(times, rows, context)
+        return {mode: pass_us for mode, pass_us in found.items() if pass_us is not None}
+
+    def _fits(self, graphs: Dense, batch: Batch, size: int) -> bool:
+        return (
+            size <= _MOST_PADDING * batch.q_tokens
+            and (graphs.kind is Kind.MLA or batch.kv_tokens == batch.q_tokens)
+            and batch.max_kv <= self.index_topk
+            and graphs.fits(size, batch.batch_size)
+        )
+
+    def _decode_us(self, times: PassTimes, rows: int, context: float) -> float | None:
+        """The time by decode graphs: as many of the largest as are full, and one of the rest."""
+        if not self.rows:
+            return None
+        full, rest = divmod(rows, self.rows[-1])
+        total = 0.0
+        for count, needed in ((full, self.rows[-1]), (1 if rest else 0, rest)):
+            size = bucket(self.rows, needed) if count else None
+            if size is not None:
+                pass_us = times.pass_us(PassMode.DECODE_GRAPH, size, context)
+                if pass_us is None:
+                    return None
+                total += count * pass_us
+        return total
+
+
+def _usual(estimates: Mapping[PassMode, float], given_up: frozenset[PassMode]) -> PassMode:
+    """SGLang's own way; where a pass like this was not measured, by the table's kernel.
+
+    Few new tokens leave the host more to do than the GPU, and another kernel may leave it more
+    still: that was measured. With many only the GPU's time counts, which the table has.
+    """
+    known = PassMode.TABLE_KERNEL in estimates or PassMode.TABLE_KERNEL in given_up
+    return PassMode.ENGINE if known else PassMode.TABLE_KERNEL
+
+
+def bucket(sizes: Sequence[int], tokens: int) -> int | None:
+    """The captured size that a batch is padded to; None where it fits into none."""
+    return next((size for size in sizes if size >= tokens), None)
