@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +11,7 @@ import typer
 from nsa_tune._cli import json_documents
 from nsa_tune._cli.console import say, tables_console
 from nsa_tune._cli.options import AsJson, DispatcherOptions, grouped
+from nsa_tune._cli.pass_times import whole_prefills
 from nsa_tune._cli.traffic import (
     Counted,
     TrafficOptions,
@@ -18,7 +20,7 @@ from nsa_tune._cli.traffic import (
     replay_decisions,
     replay_requests,
 )
-from nsa_tune._errors import ExtraMissing, NsaTuneError
+from nsa_tune._errors import ExtraMissing, NsaTuneError, UsageError
 from nsa_tune.autotune.workload.weighted_batches import is_decision_log
 from nsa_tune.backend.engines.sglang.releases import Release
 from nsa_tune.reports.formats.terminal import print_tables
@@ -30,6 +32,8 @@ from nsa_tune.reports.replay.rest import RestOfPass
 from nsa_tune.reports.replay.result import Replay, Served, Table, Traffic, kinds_of
 from nsa_tune.reports.replay.tables import facts, tables, warnings
 from nsa_tune.reports.replay.tally import Tally
+from nsa_tune.reports.replay.whole_prefills import ENGINE, PLUGIN, WholePrefills
+from nsa_tune.reports.replay.whole_result import WholePasses, whole_of
 
 __all__ = ["replay"]
 
@@ -83,18 +87,23 @@ def _replayed(
     trace: Path, options: TrafficOptions, release: Release, pricer: Pricer, lent: dict[str, str]
 ) -> Replay:
     graph_tokens, rest = options.graphs(release), options.model
-    tally = Tally(pricer, graph_tokens)
+    whole = _whole(options, pricer, rest)
+    tally = Tally(pricer, graph_tokens, whole=whole)
     served: tuple[Served, ...] = ()
     decisions = is_decision_log(trace)
     if decisions:
         replay_decisions(trace, tally)
         counted = Counted()
     else:
-        timed = replay_requests(trace, options, tally, Way.ENGINE, rest)
+        own = None if whole is None else ENGINE
+        timed = replay_requests(trace, options, tally, Way.ENGINE, rest, own)
         counted = timed.counted
-        if rest is not None:
-            served = (timed.served, *_served(trace, options, pricer, graph_tokens, rest))
     tally.done()
+    passes = whole_of(tally)
+    if not decisions and passes is not None:
+        served = (timed.served, *_setups(trace, options, tally, passes, rest))
+    elif not decisions and rest is not None:
+        served = (timed.served, *_served(trace, options, pricer, graph_tokens, rest))
     setting = pricer.setting
     return Replay(
         Traffic(
@@ -118,7 +127,37 @@ def _replayed(
         chunk_times(
             pricer, graph_tokens if options.graph_tokens is not None else release.graph_tokens, rest
         ),
+        passes,
     )  # fmt: skip
+
+
+def _whole(
+    options: TrafficOptions, pricer: Pricer, rest: RestOfPass | None
+) -> WholePrefills | None:
+    """What prices whole prefills, if pass times of this engine are there."""
+    why = ""
+    if options.dp > 1:
+        why = "with --dp ranks wait for each other"
+    elif options.graph_tokens == 0:
+        why = "without prefill graphs (--graph-tokens 0) the plug-in has no other ways"
+    if why:
+        if options.pass_times is not None:
+            raise UsageError(f"--pass-times says nothing here: {why}")
+        return None
+    return whole_prefills(
+        options.pass_times, pricer, rest, next_n=options.next_n, graph_tokens=options.graph_tokens
+    )
+
+
+def _setups(
+    trace: Path, options: TrafficOptions, tally: Tally, found: WholePasses, rest: RestOfPass | None
+) -> Iterator[Served]:
+    """The traffic under the other setups: the plug-in, and the best flag if there is one."""
+    static = found.static
+    for setup in (PLUGIN, *(() if static is None else (static.name,))):
+        way = Way.PLUGIN if setup == PLUGIN else Way.ENGINE
+        own = Tally(tally.pricer, tally.graph_tokens, whole=tally.whole)
+        yield replay_requests(trace, options, own, way, rest, setup).served
 
 
 def _served(

@@ -25,6 +25,7 @@ from nsa_tune.reports.replay.prices import HEADLESS, Pricer, Way, borrowed
 from nsa_tune.reports.replay.rest import RestOfPass, kind_of
 from nsa_tune.reports.replay.result import Served, percentile
 from nsa_tune.reports.replay.tally import Tally
+from nsa_tune.reports.replay.whole_prefills import Basis
 
 __all__ = [
     "Counted",
@@ -96,6 +97,14 @@ class TrafficOptions:
     rest: Annotated[
         Path | None,
         typer.Option("--rest", help="File that says what a pass takes besides attention."),
+    ] = None
+    pass_times: Annotated[
+        Path | None,
+        typer.Option(
+            "--pass-times",
+            help="Times of whole passes that the plug-in measured in an engine. Default: the "
+            "newest that it has kept for this GPU, model, heads and KV format.",
+        ),
     ] = None
 
     @property
@@ -206,15 +215,23 @@ def pricer_for(
 
 
 def replay_requests(
-    trace: Path, options: TrafficOptions, tally: Tally, way: Way, rest: RestOfPass | None
+    trace: Path,
+    options: TrafficOptions,
+    tally: Tally,
+    way: Way,
+    rest: RestOfPass | None,
+    setup: str | None = None,
 ) -> Timed:
-    """Replay the requests of `trace` into `tally`, with the clock of `way`.
+    """Replay the requests of `trace` into `tally`, with the clock of `way`; or of a `setup` of the
+    tally's whole prefills, by which these then take their time.
 
     Raises:
         UsageError: as `stream_requests`.
     """
     engine, counted = options.scheduler, Counted()
     clock = _clock(tally, engine, way, rest)
+    if setup is not None:
+        clock = _whole_clock(tally, setup, clock)
     waits: Counter[int] = Counter()
     end_s = busy_s = total_s = 0.0
     most = 0
@@ -231,7 +248,7 @@ def replay_requests(
             waits[round(log(max(wait, _LEAST_S)) / _STEP)] += 1
     by_wait = {exp(step * _STEP): count for step, count in waits.items()}
     served = Served(
-        way=str(way),
+        way=setup or str(way),
         wall_s=end_s,
         busy_s=busy_s,
         ttft_s={
@@ -277,6 +294,21 @@ def _clock(
         return rest.ms(kind, attention / 1e3, sums) / 1e3
 
     return priced
+
+
+def _whole_clock(
+    tally: Tally, setup: str, otherwise: Callable[[Pass], float]
+) -> Callable[[Pass], float]:
+    """As whole prefills take under a setup; `otherwise` for one without a price, and a decode."""
+
+    def seconds(one: Pass) -> float:
+        if one.is_extend:
+            took = tally.took(one.sums, one.batch)[setup]
+            if took.basis is not Basis.NONE:
+                return took.us / 1e6
+        return otherwise(one)
+
+    return seconds
 
 
 def replay_decisions(log: Path, tally: Tally) -> None:

@@ -8,9 +8,13 @@ from typing import Any
 
 import pytest
 
+from nsa_tune.backend.engines.sglang.pass_mode import remembered
 from tests.reports.replay.test_rest import MODEL
+from tests.reports.replay.test_whole_prefills import made_up
 from tests.shell import GPU, Shell
 
+HEADS = ("--heads", "16")
+H100 = made_up(gpu=GPU[1])
 WAYS = {"engine", "plug-in", "table", "best arm"}
 
 
@@ -127,3 +131,78 @@ def test_without_times_there_is_nothing_to_price(shell: Shell, trace: Path, tmp_
 
     assert answer.code == 3
     assert "no times to price with" in answer.err
+
+
+@pytest.fixture
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+
+
+def test_whole_passes_are_priced_by_a_file_of_pass_times(
+    shell: Shell, database: Path, trace: Path, tmp_path: Path, kept: None
+) -> None:
+    file = tmp_path / "times.json"
+    file.write_text(H100.as_text())
+    page = tmp_path / "page.html"
+    common = (str(trace), *GPU, *HEADS, "--db", str(database), "--pass-times", str(file))
+
+    answer = shell("replay", *common, "--html", str(page))
+
+    assert answer.code == 0, answer.err
+    assert "Whole prefill passes" in answer.out
+    assert "decode_graph" in answer.out
+    assert "a decode pass takes a stated 30 ms" in answer.err
+    assert "Whole prefill passes by the way that they run" in page.read_text()
+    whole = (found := json.loads(shell("replay", *common, "--json").out))["whole"]
+    engine, plugin, *_ = whole["setups"]
+    assert str(file) in whole["source"]
+    assert plugin["seconds"] < engine["seconds"] == engine["engine_seconds"]
+    served = {one["way"]: one["ttft_s"]["mean"] for one in found["served"]}
+    assert served["plug-in"] < served["engine"]
+    assert "--disable-prefill-cuda-graph" in served  # the best flag: two short prompts of three
+
+
+def test_the_newest_kept_pass_times_that_fit_are_taken(
+    shell: Shell, database: Path, trace: Path, kept: None
+) -> None:
+    assert remembered.save(H100)
+    assert remembered.save(made_up(gpu=GPU[1], heads=64))
+    command = (str(trace), *HEADS, "--db", str(database))
+
+    found = replayed(shell, *command)
+
+    assert found["whole"] is not None
+    assert replayed(shell, *command, "--layers", "3")["whole"] is None
+    assert replayed(shell, *command, "--graph-tokens", "0")["whole"] is None
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments", "words"),
+    [
+        (made_up(gpu=GPU[1], heads=128).as_text(), (), "heads is 128 and not 16"),
+        (H100.as_text(), ("--next-n", "4"), "draft_tokens is None and not 4"),
+        (H100.as_text(), ("--dp", "2"), "ranks wait for each other"),
+        (H100.as_text(), ("--graph-tokens", "0"), "without prefill graphs"),
+        ("{}", (), "has no times of passes"),
+        (None, (), "cannot be read"),
+    ],
+)
+def test_pass_times_of_another_engine_are_refused(
+    shell: Shell,
+    database: Path,
+    trace: Path,
+    tmp_path: Path,
+    kept: None,
+    text: str | None,
+    arguments: tuple[str, ...],
+    words: str,
+) -> None:
+    file = tmp_path / "times.json"
+    if text is not None:
+        file.write_text(text)
+
+    command = ("replay", str(trace), *GPU, *HEADS, "--db", str(database), *arguments)
+    answer = shell(*command, "--pass-times", str(file))
+
+    assert answer.code == 2
+    assert words in answer.err

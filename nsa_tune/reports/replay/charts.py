@@ -10,7 +10,7 @@ from nsa_tune.reports.charts.theme import SCHEMA, Rows, Spec, tips
 from nsa_tune.reports.replay.prices import Way
 from nsa_tune.reports.replay.result import Replay
 
-__all__ = ["chunks_chart", "lost_chart", "ways_chart"]
+__all__ = ["chunks_chart", "lost_chart", "ways_chart", "whole_chart"]
 
 _SHORTEST = 0.002
 """Steps below this part of all attention are drawn as one."""
@@ -69,6 +69,54 @@ def _row(way: Way, step: str, seconds: float, place: int) -> dict[str, object]:
         "way": str(way), "step": step, "seconds": round(seconds, 4), "text": f"{seconds:.2f} s",
         "place": place,
     }  # fmt: skip
+
+
+def whole_chart(found: Replay) -> Chart | None:
+    """Seconds of whole prefills for each setup, a bar made of the ways that they run; None without
+    pass times."""
+    rows: Rows = [
+        {
+            "setup": one.name,
+            "way": way,
+            "seconds": round(passes.seconds, 4),
+            "passes": str(passes.passes),
+            "text": f"{passes.seconds:.2f} s; by the engine itself {passes.engine_seconds:.2f} s",
+        }
+        for one in (found.whole.setups if found.whole is not None else ())
+        for way, passes in one.ways.items()
+    ]
+    if not rows:
+        return None
+    setups = list(dict.fromkeys(str(row["setup"]) for row in rows))
+    ways = list(dict.fromkeys(str(row["way"]) for row in rows))
+    told = {"setup": "setup", "way": "way", "passes": "passes", "text": "time"}
+    spec: Spec = {
+        "$schema": SCHEMA,
+        "data": {"name": "whole"},
+        "width": "container",
+        "height": 34 * len(setups),
+        "encoding": {
+            "y": {
+                "field": "setup", "type": "nominal", "sort": setups,
+                "axis": {"title": None, "labelLimit": 320},
+            },
+            "x": {
+                "field": "seconds", "type": "quantitative", "stack": "zero",
+                "axis": {"title": "seconds of prefill passes, host included", "tickCount": 6},
+            },
+            "color": {
+                "field": "way", "type": "nominal", "scale": {"domain": ways},
+                "legend": {"title": None, "orient": "top", "columns": 3},
+            },
+        },
+        "layer": [
+            {
+                "mark": {"type": "bar", "stroke": "white", "strokeWidth": 0.5},
+                "encoding": {"tooltip": tips(told)},
+            }
+        ],
+    }  # fmt: skip
+    return Chart(spec, {"whole": rows})
 
 
 def lost_chart(found: Replay) -> Chart | None:

@@ -12,7 +12,7 @@ from nsa_tune.reports.charts.theme import THEMES
 from nsa_tune.reports.html.chart_data import plot
 from nsa_tune.reports.html.markup import article, figure, heading, html_table, note, packed_text
 from nsa_tune.reports.html.page import CREDITS, offline
-from nsa_tune.reports.replay.charts import chunks_chart, lost_chart, ways_chart
+from nsa_tune.reports.replay.charts import chunks_chart, lost_chart, ways_chart, whole_chart
 from nsa_tune.reports.replay.result import Replay
 from nsa_tune.reports.replay.tables import facts, tables, warnings
 
@@ -67,6 +67,11 @@ def as_html(found: Replay, javascript: str | None = None) -> str:
 def _cards(found: Replay, plots: dict[str, Any] | None) -> Iterator[str]:
     """The charts, then the tables."""
     drawn: list[tuple[str, str, Chart | None]] = [
+        (
+            "whole",
+            "Whole prefill passes by setup of the engine, and by the way that they run.",
+            whole_chart(found),
+        ),
         ("ways", "Attention by who chooses, and by step of a layer.", ways_chart(found)),
         ("lost", "Where the engine loses most, by shape of a pass.", lost_chart(found)),
         (

@@ -12,6 +12,7 @@ from nsa_tune.reports.replay.flags import Flags
 from nsa_tune.reports.replay.prices import Way
 from nsa_tune.reports.replay.rest import RestOfPass
 from nsa_tune.reports.replay.tally import Lost, SharedPrices, Tally
+from nsa_tune.reports.replay.whole_result import WholePasses
 
 __all__ = [
     "NAMES",
@@ -79,9 +80,11 @@ class KindOfPass:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """How the traffic was served, if passes took their price and the stated rest."""
+    """How the traffic was served, if passes took their price and the stated rest, or the measured
+    times of whole passes."""
 
     way: str
+    """Who chooses, or a setup of the engine."""
     wall_s: float
     """From the first request to the end of the last pass."""
     busy_s: float
@@ -136,10 +139,12 @@ class Replay:
     lost: tuple[Lost, ...]
     """Shapes of passes on which the engine loses most time, the worst first."""
     served: tuple[Served, ...]
-    """By way; empty without a model of the rest of a pass."""
+    """By way; empty without a model of the rest of a pass, and without pass times."""
     rest: RestOfPass | None
     chunks: tuple[ChunkTime, ...] = ()
     """Single prompts in chunks of each size."""
+    whole: WholePasses | None = None
+    """Whole prefills; None without pass times."""
 
     def document(self) -> dict[str, Any]:
         """The JSON document."""

@@ -6,8 +6,10 @@ from collections.abc import Iterator
 
 from nsa_tune.reports.formats.display_tables import DisplayTable
 from nsa_tune.reports.replay.prices import Way
-from nsa_tune.reports.replay.rest import KINDS
+from nsa_tune.reports.replay.rest import KINDS, RestOfPass
 from nsa_tune.reports.replay.result import KindOfPass, Replay
+from nsa_tune.reports.replay.whole_prefills import ENGINE, Basis
+from nsa_tune.reports.replay.whole_result import WholePasses, whole_tables
 
 __all__ = ["facts", "tables", "warnings"]
 
@@ -29,6 +31,8 @@ def facts(found: Replay) -> list[tuple[str, str]]:
     rows += [(f"{point} from", source) for point, source in table.borrowed.items()]
     if found.rest is not None:
         rows.append(("rest of a pass", found.rest.what or "as given"))
+    if found.whole is not None:
+        rows.append(("pass times", found.whole.source))
     return rows
 
 
@@ -57,31 +61,61 @@ def warnings(found: Replay) -> list[str]:
                 f"{shared.p90:.1%} (p90), {shared.total:+.2%} in the sum, on {shared.passes} "
                 "passes drawn at random"
             )
-    if found.rest is None:
+    if found.whole is not None:
+        texts += _of_whole(found.whole, found.rest is not None)
+    if found.rest is None and found.whole is None:
         texts.append(
             "times are of attention alone: without --rest, a file that says what the rest of a "
-            "pass takes, there is no time to first token and no rate"
+            "pass takes, or --pass-times, what an engine measured, there is no time to first token "
+            "and no rate"
         )
-    else:
-        error = found.rest.error
-        if "median" in error:
-            texts.append(
-                f"against {error.get('passes', 0):.0f} passes that the engine really ran, a pass's "
-                f"price is {error['median']:.1%} off (median), {error.get('p90', 0.0):.1%} (p90)"
-            )
-        kinds = [kind for kind in KINDS if kind not in found.rest.gpu_ms]
-        if kinds:
-            texts.append(
-                f"the rest of a pass says nothing of {' or '.join(kinds)} passes: they are taken "
-                f"to be like {next(iter(found.rest.gpu_ms))} passes"
-            )
-        lacking = [point for point in found.rest.attention if point not in _priced(found)]
-        if lacking:
-            texts.append(
-                f"the rest of a pass was fitted without {', '.join(lacking)}, which has no price "
-                "here: times to first token are too short by it"
-            )
+    elif found.rest is not None:
+        texts += _of_rest(found, found.rest)
     return texts
+
+
+def _of_rest(found: Replay, rest: RestOfPass) -> Iterator[str]:
+    error = rest.error
+    if "median" in error:
+        yield (
+            f"against {error.get('passes', 0):.0f} passes that the engine really ran, a pass's "
+            f"price is {error['median']:.1%} off (median), {error.get('p90', 0.0):.1%} (p90)"
+        )
+    kinds = [kind for kind in KINDS if kind not in rest.gpu_ms]
+    if kinds:
+        yield (
+            f"the rest of a pass says nothing of {' or '.join(kinds)} passes: they are taken "
+            f"to be like {next(iter(rest.gpu_ms))} passes"
+        )
+    lacking = [point for point in rest.attention if point not in _priced(found)]
+    if lacking:
+        yield (
+            f"the rest of a pass was fitted without {', '.join(lacking)}, which has no price "
+            "here: times to first token are too short by it"
+        )
+
+
+def _of_whole(found: WholePasses, rest: bool) -> Iterator[str]:
+    for one in found.setups:
+        missing, every = one.bases.get(Basis.NONE, 0), sum(one.bases.values())
+        if missing and one.name == ENGINE:
+            yield (
+                f"{missing} of {every} prefills are not priced as a whole: none like them were "
+                "measured in the engine, and without --rest they take a stated 20,000 tokens a "
+                "second in times to first token"
+            )
+        other = [
+            f"{count} ({basis})"
+            for basis, count in one.bases.items()
+            if basis not in (Basis.NONE, Basis.MEASURED)
+        ]
+        if other:
+            yield (
+                f"{one.name}: of {every} prefills these rest on less than a measurement: "
+                f"{', '.join(other)}"
+            )
+    if not rest:
+        yield "a decode pass takes a stated 30 ms in times to first token; give --rest for its own"
 
 
 def _priced(found: Replay) -> set[str]:
@@ -91,6 +125,8 @@ def _priced(found: Replay) -> set[str]:
 def tables(found: Replay) -> list[DisplayTable]:
     """All tables."""
     every = [_ways(found), _steps(found), _questions(found), _lost(found), _chunks(found)]
+    if found.whole is not None:
+        every = whole_tables(found.whole, {one.way: one.ttft_s for one in found.served}) + every
     if found.served:
         every.insert(1, _served(found))
     return [one for one in every if one.rows]
@@ -148,7 +184,9 @@ def _served(found: Replay) -> DisplayTable:
         ),
         rows,
         frozenset(range(1, 9)),
-        "Each pass takes its priced attention and the stated rest.",
+        "Each pass takes its priced attention and the stated rest."
+        if found.whole is None
+        else "Each prefill takes its measured time, where there is one.",
     )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ shared prices are off.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf, log2
 from random import Random
@@ -18,11 +18,12 @@ from statistics import median
 
 from nsa_tune.backend.costmodel.surface import Estimate
 from nsa_tune.backend.types.batch import Batch
-from nsa_tune.reports.replay.flags import Flags
+from nsa_tune.reports.replay.flags import PREFILL_FLAG, Flags
 from nsa_tune.reports.replay.prices import Price, Pricer, Way
 from nsa_tune.reports.replay.rest import RestOfPass, kind_of
+from nsa_tune.reports.replay.whole_prefills import EAGER, ENGINE, PLUGIN, Basis, Took, WholePrefills
 
-__all__ = ["Lost", "SharedPrices", "Sums", "Tally"]
+__all__ = ["Lost", "SetupSum", "SharedPrices", "Sums", "Tally"]
 
 Sums = tuple[int, int, int, int, int]
 """Of a pass: sequences, new tokens, kv tokens, kv tokens of the longest, (query, key) pairs."""
@@ -55,6 +56,8 @@ class _Cell:
     price: Price
     graph: bool
     sums: Sums
+    took: dict[str, Took] = field(default_factory=dict)
+    """By setup: what the whole pass takes. Empty without pass times."""
     count: int = 0
 
 
@@ -95,6 +98,28 @@ class SharedPrices:
 
 
 @dataclass(slots=True)
+class SetupSum:
+    """Prefills under one setup of the engine."""
+
+    passes: Counter[str] = field(default_factory=Counter)
+    """By the way that they run."""
+    us: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    """The same, microseconds."""
+    engine_us: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    """The same passes by the engine itself."""
+    bases: Counter[str] = field(default_factory=Counter)
+    """Passes by what their time rests on."""
+
+    def add(self, took: Took, engine: Took, count: int) -> None:
+        """Add `count` such passes. One without a price is only counted."""
+        self.bases[took.basis] += count
+        if Basis.NONE not in (took.basis, engine.basis):
+            self.passes[took.way] += count
+            self.us[took.way] += count * took.us
+            self.engine_us[took.way] += count * engine.us
+
+
+@dataclass(slots=True)
 class _Kind:
     """Everything about extends, or about the other passes."""
 
@@ -116,12 +141,26 @@ class Tally:
     """Adds up passes of one configuration."""
 
     def __init__(
-        self, pricer: Pricer, graph_tokens: int, rest: RestOfPass | None = None, *, seed: int = 0
+        self,
+        pricer: Pricer,
+        graph_tokens: int,
+        rest: RestOfPass | None = None,
+        *,
+        whole: WholePrefills | None = None,
+        seed: int = 0,
     ) -> None:
-        """Prefills of up to `graph_tokens` new tokens run as CUDA graphs; decode always does."""
+        """Prefills of up to `graph_tokens` new tokens run as CUDA graphs; decode always does.
+
+        With `whole`, whole prefills are added up too.
+        """
         self.pricer = pricer
         self.rest = rest
-        self._graph_tokens = graph_tokens
+        self.whole = whole
+        self.setups: dict[str, SetupSum] = {
+            name: SetupSum() for name in (whole.setups if whole is not None else ())
+        }
+        """Whole prefills, by setup."""
+        self.graph_tokens = graph_tokens
         self._topk = pricer.setting.profile.index_topk
         self._cells: dict[tuple[int, ...], _Cell] = {}
         self.kinds = {extend: _Kind() for extend in (True, False)}
@@ -130,11 +169,15 @@ class Tally:
 
     def graph(self, extend: bool, sums: Sums) -> bool:
         """Whether such a pass runs as a CUDA graph."""
-        return not extend or sums[1] <= self._graph_tokens
+        return not extend or sums[1] <= self.graph_tokens
 
     def price(self, extend: bool, sums: Sums, batch: Callable[[], Batch]) -> Price:
         """The price that a pass shares; `batch` is asked for the first of its kind only."""
         return self._cell(extend, sums, batch).price
+
+    def took(self, sums: Sums, batch: Callable[[], Batch]) -> dict[str, Took]:
+        """What a whole prefill takes under each setup, as passes that are alike share it."""
+        return self._cell(True, sums, batch).took
 
     def add(self, extend: bool, sums: Sums, batch: Callable[[], Batch], count: int = 1) -> None:
         """Add `count` such passes."""
@@ -161,6 +204,8 @@ class Tally:
             first, graph = batch(), self.graph(extend, sums)
             price = self.pricer.price(first, graph=graph)
             cell = cells[key] = _Cell(first, price, graph, sums)
+            if extend and self.whole is not None:
+                cell.took = self.whole.took(first, price, graph=graph)
         return cell
 
     def _places(self, extend: bool, sums: Sums) -> _Places:
@@ -168,7 +213,10 @@ class Tally:
         topk = self._topk
         within = longest <= topk
         most = longest * 2 * _FEW // topk if within else -int(_LONGEST * log2(longest))
-        kind = (2 if extend else 0) + (not extend or new <= self._graph_tokens)
+        kind = (2 if extend else 0) + (not extend or new <= self.graph_tokens)
+        if extend and self.whole is not None:
+            # Graphs have sizes: what fits into another one takes another time.
+            kind += 4 * self.whole.bucket(new)
         # In a decode the pairs follow from the rest.
         of_pairs = log2(pairs) if extend else 0.0
         return kind, most, size, log2(size), log2(new), log2(kv), of_pairs
@@ -206,16 +254,25 @@ class Tally:
         ]
         if self.rest is not None:
             self._fold_whole(cell, kind, self.rest, extend)
+        for setup, took in cell.took.items():
+            self.setups[setup].add(took, cell.took[ENGINE], count)
         self._fold_lost(cell, extend)
 
-    @staticmethod
-    def _fold_whole(cell: _Cell, kind: _Kind, rest: RestOfPass, extend: bool) -> None:
+    def _fold_whole(self, cell: _Cell, kind: _Kind, rest: RestOfPass, extend: bool) -> None:
         """Add what whole passes take."""
         price, name = cell.price, kind_of(extend=extend, graph=cell.graph)
+        # Without prefill graphs the plug-in has no other ways either.
+        own, steered = (ENGINE, PLUGIN) if self.graph_tokens else (EAGER, EAGER)
+        setups = {Way.ENGINE: own, Way.PLUGIN: steered}
         for way in Way:
             ms = rest.ms(name, price.total_us(way) / 1e3, cell.sums)
-            kind.whole_ms[way] += cell.count * ms
+            kind.whole_ms[way] += cell.count * _measured_ms(cell.took, setups.get(way, ""), ms)
         static = [rest.ms(name, one / 1e3, cell.sums) for one in price.static]
+        if cell.took and cell.graph:
+            static = [
+                _measured_ms(cell.took, _setup(flags), ms)
+                for flags, ms in zip(self.pricer.flags[True], static, strict=True)
+            ]
         kind.static_ms = [
             one + cell.count * more
             for one, more in zip(kind.static_ms or [0.0] * len(static), static, strict=True)
@@ -290,6 +347,17 @@ class Tally:
 
     def _own(self, batch: Batch, cell: _Cell) -> float:
         return self.pricer.price(batch, graph=cell.graph).total_us(Way.ENGINE)
+
+
+def _setup(flags: Flags) -> str:
+    """The setup of an engine with flags for its kernels, in a graph, where there is no MHA."""
+    return ENGINE if flags.kernel is None else f"{PREFILL_FLAG} {flags.kernel}"
+
+
+def _measured_ms(took: Mapping[str, Took], setup: str, otherwise: float) -> float:
+    """Milliseconds of a pass under a setup, by times of passes where there are some."""
+    one = took.get(setup)
+    return otherwise if one is None or one.basis in (Basis.NONE, Basis.REST) else one.us / 1e3
 
 
 def _key(places: _Places, cells: int) -> tuple[int, ...]:

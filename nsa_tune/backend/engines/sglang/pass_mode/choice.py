@@ -29,7 +29,10 @@ kernels, and has more to do while it serves: passes took up to 38 % longer than 
 class Dense(Protocol):
     """Captured dense graphs of one kind."""
 
-    kind: Kind
+    @property
+    def kind(self) -> Kind:
+        """How attention is computed in them."""
+        ...
 
     def fits(self, size: int, sequences: int) -> bool:
         """Whether there is a graph of `size` tokens for so many sequences."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from nsa_tune.backend.engines.sglang.pass_mode.times import PassTimes
 from nsa_tune.db.reader import user_folder
 
-__all__ = ["folder", "load", "remembered", "save"]
+__all__ = ["folder", "load", "newest", "remembered", "save"]
 
 _MOST_BYTES = 2**20
 
@@ -48,11 +48,29 @@ def save(times: PassTimes) -> bool:
 
 def remembered() -> Iterator[PassTimes]:
     """All that is kept, in the order of the files' names."""
+    for _, times in _files():
+        yield times
+
+
+def newest(fits: Callable[[Mapping[str, object]], bool]) -> tuple[Path, PassTimes] | None:
+    """The file that was written last of those whose key fits, and its times."""
+    found = [(path, times) for path, times in _files() if fits(times.key)]
+    return max(found, key=lambda one: _written_ns(one[0]), default=None)
+
+
+def _files() -> Iterator[tuple[Path, PassTimes]]:
     place = folder()
     for path in [] if place is None else sorted(place.glob("*.json")):
         times = _read(path)
         if times is not None:
-            yield times
+            yield path, times
+
+
+def _written_ns(path: Path) -> int:
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:  # removed meanwhile
+        return 0
 
 
 def _path(key: Mapping[str, object]) -> Path | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -143,3 +144,19 @@ def test_times_with_another_tables_kernels_are_measured_anew() -> None:
     found = remembered.load(KEY, "one table")
     assert found is not None
     assert found.times == TIMES.times
+
+
+def test_the_newest_is_the_one_that_was_written_last() -> None:
+    other = PassTimes({**KEY, "layers": 61}, TIMES.times)
+    for number, times in enumerate((other, TIMES)):
+        remembered.save(times)
+        os.utime(_path(times.key), ns=(number, number))
+
+    found = remembered.newest(lambda key: key["gpu"] == "made up")
+
+    assert found is not None
+    assert (found[0], found[1].key) == (_path(KEY), TIMES.key)
+    fitting = remembered.newest(lambda key: key["layers"] == 61)
+    assert fitting is not None
+    assert fitting[1].key == other.key
+    assert remembered.newest(lambda key: False) is None

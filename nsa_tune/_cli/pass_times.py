@@ -1,0 +1,78 @@
+"""Pass times for `replay` and `advise --trace`: a given file, or the newest that was kept."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+
+from nsa_tune._errors import UsageError
+from nsa_tune.backend.engines.sglang.pass_mode import remembered
+from nsa_tune.backend.engines.sglang.pass_mode.times import PassTimes
+from nsa_tune.backend.types.layouts import KVLayout
+from nsa_tune.reports.replay.prices import Pricer
+from nsa_tune.reports.replay.rest import RestOfPass
+from nsa_tune.reports.replay.whole_prefills import WholePrefills
+
+__all__ = ["whole_prefills"]
+
+
+def whole_prefills(
+    given: Path | None,
+    pricer: Pricer,
+    rest: RestOfPass | None,
+    *,
+    next_n: int = 1,
+    graph_tokens: int | None = None,
+) -> WholePrefills | None:
+    """What prices whole prefills; None where no file is given and none is kept that fits.
+
+    Raises:
+        UsageError: when the given file cannot be read, is none, or is of another engine.
+    """
+    wanted = _wanted(pricer, next_n)
+    if given is None:
+        found = remembered.newest(partial(_fits, wanted))
+        if found is None:
+            return None
+        given, times = found
+    else:
+        times = _read(given)
+        if not _fits(wanted, times.key):
+            raise UsageError(f"{given} is of another engine: {_differences(wanted, times.key)}")
+    version = times.key.get("sglang", "unknown")
+    source = f"{given}, SGLang {version}, {len(times.times)} times"
+    return WholePrefills(times, pricer, rest, source=source, graph_tokens=graph_tokens)
+
+
+def _read(path: Path) -> PassTimes:
+    try:
+        return PassTimes.from_text(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise UsageError(f"{path} has no times of passes: {error}") from error
+
+
+def _wanted(pricer: Pricer, next_n: int) -> dict[str, object]:
+    setting = pricer.setting
+    return {
+        "gpu": setting.device.name,
+        "model": setting.profile.name,
+        "heads": setting.heads,
+        "kv_dtype": "bf16" if setting.layout is KVLayout.BF16 else "fp8",
+        "layers": setting.sharing,
+        "draft_tokens": None if next_n == 1 else next_n,
+    }
+
+
+def _fits(wanted: Mapping[str, object], key: Mapping[str, object]) -> bool:
+    return all(key.get(name) == value for name, value in wanted.items())
+
+
+def _differences(wanted: Mapping[str, object], key: Mapping[str, object]) -> str:
+    return ", ".join(
+        f"{name} is {key.get(name)!r} and not {value!r}"
+        for name, value in wanted.items()
+        if key.get(name) != value
+    )
