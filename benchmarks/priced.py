@@ -17,7 +17,7 @@ Three comparisons are printed, each with its spread:
 3. Whole passes: priced attention and the rest of a pass. The rest is fitted to the same passes with
    one fifth of the batches left out in turn, and judged on those. Passes whose GPU waited for the
    host tell what the host takes, and nothing else. `--fit` writes it all for `nsa-tune replay
-   --rest`.
+   --rest`. It holds for one KV format: run this once for each.
 """
 
 from __future__ import annotations
@@ -275,7 +275,9 @@ def held_out(passes: Sequence[Ran]) -> list[float]:
     return errors
 
 
-def rest_of(passes: Sequence[Ran], what: str) -> tuple[dict[str, Any], dict[str, Any]]:
+def rest_of(
+    passes: Sequence[Ran], what: str, kv_dtype: str | None = None
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """The document for `--rest`, and the errors of whole passes by kind."""
     gpu_ms, host_ms, errors = {}, {}, {}
     every: list[float] = []
@@ -294,6 +296,7 @@ def rest_of(passes: Sequence[Ran], what: str) -> tuple[dict[str, Any], dict[str,
     document = {
         "schema": SCHEMA,
         "what": what,
+        "kv_dtype": kv_dtype,
         "attention": list(steps),
         "gpu_ms": gpu_ms,
         "host_ms": host_ms,
@@ -336,7 +339,7 @@ def main() -> int:
             print(told(step, spread(errors)))
     result["differences"] = spread(difference_errors(passes))
     print(told("difference of two kernels, over the pass", result["differences"]))
-    document, errors_by_kind = rest_of(passes, given.what or dispatcher.source)
+    document, errors_by_kind = rest_of(passes, given.what or dispatcher.source, given.kv_dtype)
     result |= {"passes": errors_by_kind, "rest": document}
     for kind, found in errors_by_kind.items():
         print(told(f"whole passes, {kind}, held out", found))

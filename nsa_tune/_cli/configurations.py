@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from nsa_tune._cli.options import DispatcherOptions, KvDtype, heads_of, model_of
+from nsa_tune._cli.pass_times import whole_prefills
 from nsa_tune._cli.traffic import TrafficOptions, pricer_for, replay_requests
 from nsa_tune._errors import NoTunedData, UsageError
 from nsa_tune.backend.engines.sglang.releases import Release
@@ -25,7 +26,9 @@ from nsa_tune.reports.replay.configurations import (
     ranked,
 )
 from nsa_tune.reports.replay.prices import Pricer, Way
+from nsa_tune.reports.replay.rest import RestOfPass
 from nsa_tune.reports.replay.tally import Tally
+from nsa_tune.reports.replay.whole_prefills import EAGER, ENGINE
 
 __all__ = ["ComparedOptions", "compared", "shell_lines"]
 
@@ -75,12 +78,21 @@ def compared(
         NoTunedData: when there is no table for any of them.
         UsageError: for an option that means nothing.
     """
+    if traffic.pass_times and not traffic.rest:
+        raise UsageError(
+            "give --rest besides --pass-times: not every pass of a trace was measured, and without "
+            "it configurations cannot be compared"
+        )
+    for path in traffic.rest or ():
+        RestOfPass.read(path)
     skipped: list[str] = []
     found: list[Ranked] = []
     for base, pricer in _priced(table, traffic, options, skipped, release):
         found += _replayed(trace, base, pricer, traffic, release)
     if not found:
         raise NoTunedData(f"there are no times to compare with: {'; '.join(skipped)}")
+    if traffic.pass_times and not any(one.pass_times for one in found):
+        raise UsageError("none of the files of --pass-times is of an engine that is compared here")
     default = min(found, key=_distance)
     return Configurations(
         trace.name, default, tuple(judged(found, default)), parsed_flags(options.flags),
@@ -122,6 +134,7 @@ def _priced(
         try:
             own = replace(table, gpu=gpu, model=model, heads=heads, kv_dtype=kv_dtype)
             pricer, _ = pricer_for(own.open(), release, table.database)
+            traffic.model(str(kv_dtype))
         except (NoTunedData, UsageError) as error:
             skipped.append(f"{way}, {kv_dtype}: {error}")
             continue
@@ -136,9 +149,15 @@ def _replayed(
     trace: Path, base: Configuration, pricer: Pricer, traffic: TrafficOptions, release: Release
 ) -> list[Ranked]:
     options = replace(traffic, chunk=base.chunk, dp=base.dp, next_n=base.next_n)
-    rest = options.model
-    tally = Tally(pricer, options.graphs(release) if base.graphs else 0, rest)
-    timed = replay_requests(trace, options, tally, Way.ENGINE, rest)
+    rest = options.model(base.kv_dtype)
+    whole = None
+    # Without the rest, passes that were measured cannot be added to those that were not; with
+    # data-parallel attention ranks wait for each other.
+    if rest is not None and base.dp == 1:
+        whole = whole_prefills(options.pass_times or (), pricer, rest, next_n=base.next_n)
+    tally = Tally(pricer, options.graphs(release) if base.graphs else 0, rest, whole=whole)
+    setup = None if whole is None else (ENGINE if base.graphs else EAGER)
+    timed = replay_requests(trace, options, tally, Way.ENGINE, rest, setup)
     tally.done()
     pool_tokens = timed.most_pool_tokens + options.cache_tokens // base.dp
     return list(ranked(tally, base, pool_tokens))

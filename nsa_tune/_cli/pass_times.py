@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -10,39 +10,49 @@ from nsa_tune._errors import UsageError
 from nsa_tune.backend.engines.sglang.pass_mode import remembered
 from nsa_tune.backend.engines.sglang.pass_mode.times import PassTimes
 from nsa_tune.backend.types.layouts import KVLayout
+from nsa_tune.backend.types.point import Setting
 from nsa_tune.reports.replay.prices import Pricer
 from nsa_tune.reports.replay.rest import RestOfPass
 from nsa_tune.reports.replay.whole_prefills import WholePrefills
 
-__all__ = ["whole_prefills"]
+__all__ = ["kv_dtype_of", "refused", "whole_prefills"]
 
 
 def whole_prefills(
-    given: Path | None,
+    given: Sequence[Path],
     pricer: Pricer,
     rest: RestOfPass | None,
     *,
     next_n: int = 1,
     graph_tokens: int | None = None,
 ) -> WholePrefills | None:
-    """What prices whole prefills; None where no file is given and none is kept that fits.
+    """What prices whole prefills, by a given file, or by the newest kept one where none is given;
+    None where none fits.
 
     Raises:
-        UsageError: when the given file cannot be read, is none, or is of another engine.
+        UsageError: when a given file cannot be read, or is none.
     """
     wanted = _wanted(pricer, next_n)
-    if given is None:
-        found = remembered.newest(partial(_fits, wanted))
-        if found is None:
-            return None
-        given, times = found
+    if given:
+        files = ((path, _read(path)) for path in given)
+        found = next((one for one in files if _fits(wanted, one[1].key)), None)
     else:
-        times = _read(given)
-        if not _fits(wanted, times.key):
-            raise UsageError(f"{given} is of another engine: {_differences(wanted, times.key)}")
+        found = remembered.newest(partial(_fits, wanted))
+    if found is None:
+        return None
+    path, times = found
     version = times.key.get("sglang", "unknown")
-    source = f"{given}, SGLang {version}, {len(times.times)} times"
+    source = f"{path}, SGLang {version}, {len(times.times)} times"
     return WholePrefills(times, pricer, rest, source=source, graph_tokens=graph_tokens)
+
+
+def refused(given: Sequence[Path], pricer: Pricer, next_n: int = 1) -> UsageError:
+    """Why none of the given files is of the engine."""
+    wanted = _wanted(pricer, next_n)
+    words = (
+        f"{path} is of another engine: {_differences(wanted, _read(path).key)}" for path in given
+    )
+    return UsageError("; ".join(words))
 
 
 def _read(path: Path) -> PassTimes:
@@ -60,10 +70,15 @@ def _wanted(pricer: Pricer, next_n: int) -> dict[str, object]:
         "gpu": setting.device.name,
         "model": setting.profile.name,
         "heads": setting.heads,
-        "kv_dtype": "bf16" if setting.layout is KVLayout.BF16 else "fp8",
+        "kv_dtype": kv_dtype_of(setting),
         "layers": setting.sharing,
         "draft_tokens": None if next_n == 1 else next_n,
     }
+
+
+def kv_dtype_of(setting: Setting) -> str:
+    """The format of its KV pool, as flags name it."""
+    return "bf16" if setting.layout is KVLayout.BF16 else "fp8"
 
 
 def _fits(wanted: Mapping[str, object], key: Mapping[str, object]) -> bool:

@@ -11,7 +11,7 @@ import typer
 from nsa_tune._cli import json_documents
 from nsa_tune._cli.console import say, tables_console
 from nsa_tune._cli.options import AsJson, DispatcherOptions, grouped
-from nsa_tune._cli.pass_times import whole_prefills
+from nsa_tune._cli.pass_times import kv_dtype_of, refused, whole_prefills
 from nsa_tune._cli.traffic import (
     Counted,
     TrafficOptions,
@@ -86,7 +86,8 @@ def replay(
 def _replayed(
     trace: Path, options: TrafficOptions, release: Release, pricer: Pricer, lent: dict[str, str]
 ) -> Replay:
-    graph_tokens, rest = options.graphs(release), options.model
+    graph_tokens = options.graphs(release)
+    rest = options.model(kv_dtype_of(pricer.setting))
     whole = _whole(options, pricer, rest)
     tally = Tally(pricer, graph_tokens, whole=whole)
     served: tuple[Served, ...] = ()
@@ -141,12 +142,16 @@ def _whole(
     elif options.graph_tokens == 0:
         why = "without prefill graphs (--graph-tokens 0) the plug-in has no other ways"
     if why:
-        if options.pass_times is not None:
+        if options.pass_times:
             raise UsageError(f"--pass-times says nothing here: {why}")
         return None
-    return whole_prefills(
-        options.pass_times, pricer, rest, next_n=options.next_n, graph_tokens=options.graph_tokens
+    given = options.pass_times or ()
+    found = whole_prefills(
+        given, pricer, rest, next_n=options.next_n, graph_tokens=options.graph_tokens
     )
+    if given and found is None:
+        raise refused(given, pricer, options.next_n)
+    return found
 
 
 def _setups(

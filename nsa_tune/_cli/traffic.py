@@ -95,15 +95,20 @@ class TrafficOptions:
         ),
     ] = None
     rest: Annotated[
-        Path | None,
-        typer.Option("--rest", help="File that says what a pass takes besides attention."),
+        list[Path] | None,
+        typer.Option(
+            "--rest",
+            help="File that says what a pass takes besides attention. May be given once for each "
+            "KV format.",
+        ),
     ] = None
     pass_times: Annotated[
-        Path | None,
+        list[Path] | None,
         typer.Option(
             "--pass-times",
             help="Times of whole passes that the plug-in measured in an engine. Default: the "
-            "newest that it has kept for this GPU, model, heads and KV format.",
+            "newest that it has kept for this GPU, model, heads and KV format. May be given once "
+            "for each KV format.",
         ),
     ] = None
 
@@ -119,14 +124,13 @@ class TrafficOptions:
             prefill_rate=SchedulerConfig().prefill_rate / self.dp,
         )
 
-    @property
-    def model(self) -> RestOfPass | None:
-        """The model of the rest of a pass, if one is given.
+    def model(self, kv_dtype: str) -> RestOfPass | None:
+        """The model of the rest of a pass for a format of the KV pool, if any is given.
 
         Raises:
-            UsageError: when it cannot be read.
+            UsageError: as `RestOfPass.read_for`.
         """
-        return None if self.rest is None else RestOfPass.read(self.rest)
+        return RestOfPass.read_for(self.rest or (), kv_dtype)
 
     def graphs(self, release: Release) -> int:
         """New tokens up to which a prefill runs as a graph: what is asked for, or the engine's

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.reports.replay.test_rest import MODEL
+from tests.reports.replay.test_whole_prefills import made_up
 from tests.shell import GPU, Shell
 
 
@@ -98,6 +100,66 @@ def test_advise_refuses_what_it_cannot_compare(
     shell: Shell, database: Path, tmp_path: Path, arguments: tuple[str, str], words: str
 ) -> None:
     answer = shell("advise", *GPU, "--trace", str(tmp_path / "x"), *arguments)
+
+    assert answer.code == 2
+    assert words in answer.err
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    path = tmp_path / "short.jsonl"
+    lines = [{"arrival_s": i, "input_tokens": 700 + i, "output_tokens": 3} for i in range(5)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def test_advise_ranks_by_measured_times_of_whole_passes(
+    shell: Shell, database: Path, trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    rest, times = tmp_path / "rest.json", tmp_path / "times.json"
+    rest.write_text(json.dumps({**MODEL, "kv_dtype": "fp8"}))
+    times.write_text(made_up(gpu=GPU[1]).as_text())
+    command = (
+        "advise", *GPU, "--heads", "16", "--db", str(database), "--trace", str(trace), "--chunks",
+        "8192", "--rest", str(rest), "--json",
+    )  # fmt: skip
+
+    def seconds(*arguments: str) -> dict[tuple[bool, bool], float]:
+        answer = shell(*command, *arguments)
+        assert answer.code == 0, answer.err
+        return {
+            (one["configuration"]["graphs"], one["configuration"]["plugin"]): one["passes_s"]
+            for one in json.loads(answer.out)["ranked"]
+            if one["configuration"]["prefill"] == [None, None]
+        }
+
+    priced, measured = seconds(), seconds("--pass-times", str(times))
+
+    # 0.1 s and 0.05 ms a token for each of five graphs of 1024 tokens, 0.04048 s in a dense one.
+    gain = measured[True, False] - measured[True, True]
+    assert gain == pytest.approx(5 * (0.1512 - 0.04048), rel=1e-3)
+    # As launches take 0.17 s, all prefills are slower without graphs, with the plug-in or not.
+    assert measured[False, False] == measured[False, True] > measured[True, False]
+    assert priced[True, False] - priced[True, True] < gain
+
+
+@pytest.mark.parametrize(
+    ("rest", "heads", "words"),
+    [(False, 16, "give --rest besides"), (True, 64, "none of the files of --pass-times")],
+)
+def test_advise_refuses_pass_times_that_say_nothing(
+    shell: Shell, database: Path, trace: Path, tmp_path: Path, rest: bool, heads: int, words: str
+) -> None:
+    times, file = tmp_path / "times.json", tmp_path / "rest.json"
+    times.write_text(made_up(gpu=GPU[1], heads=heads).as_text())
+    file.write_text(json.dumps(MODEL))
+    command = (
+        "advise", *GPU, "--heads", "16", "--db", str(database), "--trace", str(trace), "--chunks",
+        "8192", "--pass-times", str(times), *(("--rest", str(file)) if rest else ()),
+    )  # fmt: skip
+
+    answer = shell(*command)
 
     assert answer.code == 2
     assert words in answer.err

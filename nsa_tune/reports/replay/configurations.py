@@ -111,6 +111,8 @@ class Ranked:
     """Whether no other configuration takes less of time or memory, and no more of the other."""
     unsure: tuple[str, ...] = ()
     """Why it may not be faster than the first one after all; empty where it surely is."""
+    pass_times: str = ""
+    """Where measured times of whole prefills come from; empty where all are priced."""
 
     @property
     def seconds(self) -> float:
@@ -196,6 +198,7 @@ def ranked(
             memory,
             device,
             unpriced,
+            pass_times="" if tally.whole is None else tally.whole.source,
         )
 
     yield by(Way.ENGINE, base)
@@ -268,6 +271,8 @@ def _doubts(one: Ranked, default: Ranked) -> Iterator[str]:
         yield "the KV format changes what the model computes"
     if one.memory_gib > one.device_gib > 0:
         yield "the cache and the requests at once need more memory than the GPU has"
+    if bool(one.pass_times) != bool(default.pass_times):
+        yield "only one of it and the default has measured times of whole passes"
     if set(one.unpriced) != set(default.unpriced):
         yield "not the same steps are priced"
 

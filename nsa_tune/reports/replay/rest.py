@@ -3,6 +3,7 @@
     {
       "schema": "nsa-tune/rest-of-pass/1",
       "what": "SGLang 0.5.17, DeepSeek V3.2, one rank of TP 8, H200",
+      "kv_dtype": "bf16",
       "attention": ["prefill", "decode"],
       "gpu_ms": {
         "graph": {"pass": 9.0, "q_tokens": 0.03, "pairs": 1e-6},
@@ -15,9 +16,11 @@
     }
 
 A pass of one kind takes its attention and a weighted sum of its own numbers, in milliseconds, but
-no less than the host needs to launch it. `attention` names the steps that were subtracted when the
-weights were fitted, so that the same steps must be priced. `error` is that of the whole pass where
-the weights were fitted. `benchmarks/priced.py --fit` writes such a file from measured passes.
+no less than the host needs to launch it. `kv_dtype` is the format of the KV pool, of which a
+pass's other work depends too; it may be left out. `attention` names the steps that were subtracted
+when the weights were fitted, so that the same steps must be priced. `error` is that of the whole
+pass where the weights were fitted. `benchmarks/priced.py --fit` writes such a file from measured
+passes.
 """
 
 from __future__ import annotations
@@ -36,6 +39,7 @@ __all__ = ["KINDS", "SCHEMA", "TERMS", "RestOfPass", "kind_of", "numbers_of"]
 SCHEMA = "nsa-tune/rest-of-pass/1"
 KINDS = ("graph", "eager", "decode")
 """A prefill in a CUDA graph, one that is launched kernel by kernel, and any other pass."""
+_FORMATS = ("bf16", "fp8")
 TERMS = ("pass", "batch_size", "q_tokens", "kv_tokens", "pairs", "scored_tokens")
 """What a weight may be for: the pass itself, or one of each of its numbers. `scored_tokens` are the
 new tokens of a pass with a sequence so long that the indexer selects, else 0."""
@@ -64,6 +68,8 @@ class RestOfPass:
     """Longest sequence, in tokens, up to which the indexer has nothing to select."""
     error: Mapping[str, float]
     """Of a whole pass, as a part of it: "median" and "p90"; and "passes", how many."""
+    kv_dtype: str | None = None
+    """Format of the KV pool in which it was measured; None where that is not stated."""
 
     @classmethod
     def read(cls, path: Path) -> RestOfPass:
@@ -103,7 +109,25 @@ class RestOfPass:
             _numbers(found.get("host_ms", {}), KINDS),
             int(found.get("scored_above", 0)),
             _numbers(found.get("error", {}), ("median", "p90", "passes")),
+            _format(found.get("kv_dtype")),
         )
+
+    @classmethod
+    def read_for(cls, paths: Sequence[Path], kv_dtype: str) -> RestOfPass | None:
+        """The model for one format of the KV pool: that of this format, or one that states none.
+        None without files.
+
+        Raises:
+            UsageError: when all are of other formats, or one cannot be read.
+        """
+        found = [cls.read(path) for path in paths]
+        fitting = [one for one in found if one.kv_dtype in (kv_dtype, None)]
+        if found and not fitting:
+            raise UsageError(
+                f"no rest of a pass for a KV pool in {kv_dtype}: give a file for it with one more "
+                "--rest"
+            )
+        return next((one for one in fitting if one.kv_dtype), next(iter(fitting), None))
 
     def ms(self, kind: str, attention_ms: float, sums: Sequence[int]) -> float:
         """The duration of a pass; `sums` are sequences, new tokens, kv tokens, the longest, pairs.
@@ -123,6 +147,12 @@ def numbers_of(sums: Sequence[int], scored_above: int) -> dict[str, int]:
         "pass": 1, "batch_size": size, "q_tokens": new, "kv_tokens": kv, "pairs": pairs,
         "scored_tokens": new if longest > scored_above else 0,
     }  # fmt: skip
+
+
+def _format(found: Any) -> str | None:
+    if found not in (None, *_FORMATS):
+        raise ValueError(f"its kv_dtype is {found!r}, not {' or '.join(_FORMATS)}")
+    return None if found is None else str(found)
 
 
 def _numbers(found: Any, names: Sequence[str]) -> dict[str, float]:

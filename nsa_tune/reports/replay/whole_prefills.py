@@ -129,6 +129,10 @@ class WholePrefills:
         """The size of the graph of so many new tokens; 0 without one."""
         return bucket(self.choice.sizes, q_tokens) or 0
 
+    def estimates_us(self, batch: Batch) -> dict[PassMode, float]:
+        """What a pass takes in each way that can run it and was measured, in microseconds."""
+        return self.choice.estimates_us(self.times, batch, self._rows(batch))
+
     def took(self, batch: Batch, price: Price, *, graph: bool) -> dict[str, Took]:
         """What a pass takes under each setup; `price` is that of its attention.
 
@@ -140,7 +144,7 @@ class WholePrefills:
         return dict(zip(self.setups, self._took(batch, price, graph), strict=True))
 
     def _took(self, batch: Batch, price: Price, graph: bool) -> Iterator[Took]:
-        estimates = self.choice.estimates_us(self.times, batch, self._rows(batch))
+        estimates = self.estimates_us(batch)
         rested = partial(self._rested, batch, graph=graph)
         engine_us = estimates.get(PassMode.ENGINE)
         engine = (

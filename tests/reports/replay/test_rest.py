@@ -47,6 +47,7 @@ def test_no_pass_takes_less_than_its_host(file: Path) -> None:
         ({"gpu_ms": {"graph": {"tokens": 1}}}, "unknown tokens"),
         ({"gpu_ms": {"graph": {"pass": -1}}}, "at least 0"),
         ({"host_ms": {"graph": "fast"}}, "fast"),
+        ({"kv_dtype": "fp4"}, "not bf16 or fp8"),
         ({"attention": None}, "no model of the rest"),
     ],
 )
@@ -63,3 +64,24 @@ def test_a_file_that_is_no_json_is_refused(file: Path) -> None:
     file.write_text("{")
     with pytest.raises(UsageError, match="is not JSON"):
         RestOfPass.read(file)
+
+
+def test_each_kv_format_has_a_rest_of_its_own(tmp_path: Path) -> None:
+    paths = {}
+    for name, change in {
+        "fp8": {"kv_dtype": "fp8"},
+        "any": {},
+        "bf16": {"kv_dtype": "bf16"},
+    }.items():
+        paths[name] = tmp_path / name
+        paths[name].write_text(json.dumps({**MODEL, "what": name, **change}))
+
+    def found(kv_dtype: str, *names: str) -> str | None:
+        one = RestOfPass.read_for([paths[name] for name in names], kv_dtype)
+        return None if one is None else one.what
+
+    assert found("bf16", "fp8", "any", "bf16") == "bf16"
+    assert found("bf16", "fp8", "any") == "any"
+    assert found("bf16") is None
+    with pytest.raises(UsageError, match="for a KV pool in bf16"):
+        found("bf16", "fp8")
