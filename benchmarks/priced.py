@@ -52,6 +52,8 @@ _HOST_BOUND = 1.1
 """GPU time over host time below which a pass may have waited for its host."""
 _SURELY = 3.0
 """GPU time over the usual host time of a kind of pass above which it has not waited."""
+_MOST_WRONG = 0.25
+"""Median error on other batches above which weights say nothing, and are left out."""
 _LEAST_DIFFERENCE = 0.02
 """Part of a pass below which a difference is noise."""
 
@@ -287,10 +289,11 @@ def rest_of(
         host_ms[kind] = round(median(late or [min(one.host_ms for one in own)]), 4)
         if len(bound) <= 2 * len(TERMS):
             continue
-        gpu_ms[kind] = fitted(bound)
         found = held_out(bound)
         errors[kind] = {**spread(found), "waited_for_their_host": len(late)}
-        every += found
+        if errors[kind]["median"] <= _MOST_WRONG:
+            gpu_ms[kind] = fitted(bound)
+            every += found
     steps = dict.fromkeys(step for one in passes for step in one.steps_ms)
     overall = spread(every)
     document = {
@@ -342,7 +345,8 @@ def main() -> int:
     document, errors_by_kind = rest_of(passes, given.what or dispatcher.source, given.kv_dtype)
     result |= {"passes": errors_by_kind, "rest": document}
     for kind, found in errors_by_kind.items():
-        print(told(f"whole passes, {kind}, held out", found))
+        out = "" if kind in document["gpu_ms"] else "; left out of the fit"
+        print(told(f"whole passes, {kind}, held out", found) + out)
     print(json.dumps(document))
     if given.fit is not None:
         given.fit.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")

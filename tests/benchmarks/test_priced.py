@@ -133,3 +133,15 @@ def test_drawn_passes_are_whole_pages_and_of_all_kinds() -> None:
     assert ((0, 100), (64, 200)) in chosen
     assert len(chosen) == len(set(chosen)) == 7
     assert all(prefix % 64 == 0 for one in chosen for prefix, _ in one)
+
+
+def test_a_fit_that_is_far_off_on_other_batches_is_left_out(tmp_path: Path) -> None:
+    """Times that have nothing to do with their batches."""
+    measured(tmp_path / "passes.jsonl", noise=0.9)
+    passes = priced.ran(tmp_path / "passes.jsonl", pricer())
+
+    document, errors = priced.rest_of(passes, "made up", "fp8")
+
+    assert errors["graph"]["median"] > 0.25
+    assert document["gpu_ms"] == {}
+    assert document["kv_dtype"] == "fp8"

@@ -268,15 +268,23 @@ class Tally:
             ms = rest.ms(name, price.total_us(way) / 1e3, cell.sums)
             kind.whole_ms[way] += cell.count * _measured_ms(cell.took, setups.get(way, ""), ms)
         static = [rest.ms(name, one / 1e3, cell.sums) for one in price.static]
-        if cell.took and cell.graph:
-            static = [
-                _measured_ms(cell.took, _setup(flags), ms)
-                for flags, ms in zip(self.pricer.flags[True], static, strict=True)
-            ]
+        if cell.took:
+            static = [*self._measured_static(cell, static)]
         kind.static_ms = [
             one + cell.count * more
             for one, more in zip(kind.static_ms or [0.0] * len(static), static, strict=True)
         ]
+
+    def _measured_static(self, cell: _Cell, static: Sequence[float]) -> Iterator[float]:
+        """Milliseconds under each of the flags: `static`, or what was measured."""
+        own = static[0]  # the defaults come first
+        eager = _measured_ms(cell.took, EAGER, own)
+        for flags, ms in zip(self.pricer.flags[True], static, strict=True):
+            if cell.graph:
+                yield _measured_ms(cell.took, _setup(flags), ms)
+            else:
+                # A pass that waits for its launches gains nothing by another kernel.
+                yield eager + max(ms - own, 0.0) if eager != own else ms
 
     def _fold_lost(self, cell: _Cell, extend: bool) -> None:
         engine = ", ".join(step.arms[0] for step in cell.price.steps if _differ(step.arms))

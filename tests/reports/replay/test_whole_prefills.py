@@ -170,3 +170,4 @@ def test_whole_prefills_take_the_place_of_the_rest_where_they_were_measured() ->
     assert tallied(long).kinds[True].whole_ms[Way.PLUGIN] == pytest.approx(price + 40)
     eager = tallied(short, graph_tokens=0).kinds[True].whole_ms
     assert eager[Way.ENGINE] == eager[Way.PLUGIN] == pytest.approx(170)
+    assert min(tallied(short, graph_tokens=0).kinds[True].static_ms) == pytest.approx(170)
