@@ -73,7 +73,14 @@ def _wanted(pricer: Pricer, next_n: int) -> dict[str, object]:
         "kv_dtype": kv_dtype_of(setting),
         "layers": setting.sharing,
         "draft_tokens": None if next_n == 1 else next_n,
+        # Of data-parallel ranks, whose passes wait for each other, other things were measured.
+        "dp_attention": 1,
     }
+
+
+def _said(key: Mapping[str, object], name: str) -> object:
+    """A field of a key. Not every version of the plug-in has written all of them."""
+    return key.get(name, 1 if name == "dp_attention" else None)
 
 
 def kv_dtype_of(setting: Setting) -> str:
@@ -82,12 +89,12 @@ def kv_dtype_of(setting: Setting) -> str:
 
 
 def _fits(wanted: Mapping[str, object], key: Mapping[str, object]) -> bool:
-    return all(key.get(name) == value for name, value in wanted.items())
+    return all(_said(key, name) == value for name, value in wanted.items())
 
 
 def _differences(wanted: Mapping[str, object], key: Mapping[str, object]) -> str:
     return ", ".join(
-        f"{name} is {key.get(name)!r} and not {value!r}"
+        f"{name} is {_said(key, name)!r} and not {value!r}"
         for name, value in wanted.items()
-        if key.get(name) != value
+        if _said(key, name) != value
     )

@@ -181,6 +181,7 @@ def test_the_newest_kept_pass_times_that_fit_are_taken(
     [
         (made_up(gpu=GPU[1], heads=128).as_text(), (), "heads is 128 and not 16"),
         (H100.as_text(), ("--next-n", "4"), "draft_tokens is None and not 4"),
+        (made_up(gpu=GPU[1], dp_attention=8).as_text(), (), "dp_attention is 8 and not 1"),
         (H100.as_text(), ("--dp", "2"), "ranks wait for each other"),
         (H100.as_text(), ("--graph-tokens", "0"), "without prefill graphs"),
         ("{}", (), "has no times of passes"),
