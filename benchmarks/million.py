@@ -1,6 +1,7 @@
 """How long `nsa-tune replay` takes for a million requests, and how much memory.
 
     python benchmarks/million.py [--requests 1000000] [--gpu "NVIDIA H200"] [--heads 128]
+        [--pass-times FILE]
 
 The trace is made up: prompts and answers of lognormal lengths, one request in two with one of 200
 shared beginnings, evenly busy. The replay runs in a process of its own, whose peak memory is shown.
@@ -42,6 +43,7 @@ def main() -> int:
     parser.add_argument("--gpu", default="NVIDIA H200")
     parser.add_argument("--heads", default="128")
     parser.add_argument("--kv-dtype", default="fp8")
+    parser.add_argument("--pass-times")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         trace = Path(folder) / "made_up.jsonl"
@@ -49,7 +51,7 @@ def main() -> int:
         command = [
             sys.executable, "-m", "nsa_tune.cli", "replay", str(trace), "--json", "--gpu",
             given.gpu, "--model", "deepseek-v3.2", "--heads", given.heads, "--kv-dtype",
-            given.kv_dtype,
+            given.kv_dtype, *(("--pass-times", given.pass_times) if given.pass_times else ()),
         ]  # fmt: skip
         begin = time.perf_counter()
         process = subprocess.Popen(command, stdout=subprocess.PIPE)
