@@ -346,6 +346,10 @@ class _Watched:
         self._shown.batch(done, total, point, batch, rows, seconds)
         self._check()
 
+    def node(self, name: str, devices: int, batches: int) -> None:
+        """A node of a cluster has other figures."""
+        self._shown.node(name, devices, batches)
+
     def incident(self, incident: Incident) -> None:
         """Something unusual happened."""
         self._shown.incident(incident)
