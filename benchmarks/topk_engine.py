@@ -66,7 +66,7 @@ SHAPES = (
     Shape(30720, 64),
     Shape(122880, 1024),
     Shape(8192, 256, 16),
-    Shape(1024, 1024, 4),
+    Shape(2048, 1024, 4),
     Shape(30720, 8192, chunk=2048),
     Shape(114688, 8192, chunk=1024),
     Shape(30720, 8192, method="RAGGED"),
