@@ -66,6 +66,11 @@ def packed_streams(tokens: int, device: torch.device) -> Iterator[Stream]:
         _conversion("packed_fp8.dequantize", tokens, _RANK),
     )
     yield Stream(
+        "packed_fp8.narrow",
+        lambda: packed_fp8.narrow(pool, slots, _RANK, _ROPE),
+        _conversion("packed_fp8.narrow", tokens, _RANK),
+    )
+    yield Stream(
         "packed_fp8.quantize",
         lambda: packed_fp8.quantize(latents, slots, pool, _RANK, _ROPE),
         _conversion("packed_fp8.quantize", tokens, _RANK),
