@@ -18,6 +18,7 @@ import tarfile
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from benchmarks.engine.slim import SUFFIX, restore
 
@@ -58,10 +59,15 @@ def _ready(home: Path) -> str:
     return path.read_text() if path.exists() else ""
 
 
+def _filter(name: str) -> dict[str, Any]:
+    """The argument that says how far an archive is trusted; Python knows it since 3.11.4."""
+    return {"filter": name} if hasattr(tarfile, "data_filter") else {}
+
+
 def _extract(data: bytes, home: Path) -> None:
     with tarfile.open(fileobj=io.BytesIO(data), mode="r:xz") as archive:
         # The checksum says that it is what was packed.
-        archive.extractall(home, filter="fully_trusted")
+        archive.extractall(home, **_filter("fully_trusted"))
     rest = home / "sparse"
     for path in sorted(rest.rglob(f"*{SUFFIX}")):
         target = home / "site" / path.relative_to(rest).with_suffix("")
@@ -106,7 +112,7 @@ def add_caches(folder: Path, home: Path) -> Iterator[str]:
     """Unpack the caches that `save_caches` wrote into `folder`; their names."""
     for path in sorted(folder.glob("cache-*.tar.xz")):
         with tarfile.open(path, "r:xz") as archive:
-            archive.extractall(home, filter="data")
+            archive.extractall(home, **_filter("data"))
         yield path.name
 
 
