@@ -12,19 +12,24 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from benchmarks.engine.cases import Case, cases_of
+from benchmarks.engine.cases import PAGE, Case, cases_of
 from benchmarks.engine.configurations import Configuration
 from benchmarks.engine.prefill import ran
 from benchmarks.engine.session import Session
 
 __all__ = ["compared", "measure"]
 
+_CONTROL = "another last page"
+
 Outputs = dict[tuple[int, ...], dict[str, Any]]
 """By a prefix's length and the new tokens behind it: hidden states or None, and logits."""
 
 
 def measure(session: Session, options: argparse.Namespace) -> Iterable[dict[str, Any]]:
-    """A row a batch; the default is run twice, to show how far it agrees with itself."""
+    """A row a batch; the default is run twice, to show how far it agrees with itself.
+
+    And once behind prefixes whose last page is another: what a mistake of 64 keys would look like.
+    """
     others = [one for one in session.configurations if one != session.default]
     for case in cases_of(options.state_cases):
         row: dict[str, Any] = {"case": case.name, "configurations": {}}
@@ -34,6 +39,10 @@ def measure(session: Session, options: argparse.Namespace) -> Iterable[dict[str,
         heads = [session.tokens(length) for length in case.prefix]
         tails = [session.tokens(length) for length in case.new]
         own, _ = _outputs(session, session.default, case, heads, tails)
+        if all(case.prefix):
+            changed = [head[:-PAGE] + session.tokens(PAGE) for head in heads]
+            other, _ = _outputs(session, session.default, case, changed, tails)
+            row["configurations"][_CONTROL] = compared(own, other)
         for configuration in (session.default, *others):
             found, kinds = _outputs(session, configuration, case, heads, tails)
             row["configurations"][configuration.name] = compared(own, found) | {"ran": kinds}

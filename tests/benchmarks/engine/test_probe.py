@@ -257,6 +257,21 @@ def test_random_weights_keep_activations_near_one() -> None:
     assert torch.equal(again, given["linear"])
 
 
+def test_random_experts_are_alike_and_layers_add_little() -> None:
+    model = torch.nn.Module()
+    layers = model.layers = torch.nn.ModuleList([torch.nn.Module() for _ in range(8)])
+    layers[7].register_buffer("experts", torch.empty(4, 256, 256))
+    layers[7].register_buffer("o_proj", torch.empty(256, 256))
+    layers[7].register_buffer("q_b_proj", torch.empty(256, 256))
+
+    initialise(model)
+    given = dict(model.named_buffers())
+    one, other = given["layers.7.experts"][:2]
+    assert 0.2 < (one - other).norm() / one.norm() < 0.35
+    assert 0.9 < given["layers.7.o_proj"].std() * 16 * 4 < 1.1, "8 layers add twice each"
+    assert given["layers.7.q_b_proj"].std() * 16 > 1.2
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

@@ -91,6 +91,8 @@ def test_states_of_prefills_are_compared_row_by_row(
 
     first, second = found["tests"]["states"]
     assert first["case"] == "64+5 x3"
+    assert first["configurations"]["another last page"]["compared"] == 3
+    assert "another last page" not in second["configurations"], "there is no prefix to change"
     default, plugin = (first["configurations"][name] for name in ("default", "plugin"))
     assert (default["compared"], plugin["compared"], plugin["same_best_token"]) == (3, 3, 3)
     assert default["hidden_states"] == {"rows": 15, "not_finite": 0, "median": 0, "largest": 0}
