@@ -115,8 +115,7 @@ class WholePrefills:
         self.choice = choice_of(times, pricer.setting.profile.index_topk, graph_tokens)
         drafts = times.key.get("draft_tokens")
         self._width = drafts if isinstance(drafts, int) else 1
-        eager = [one.pass_us for one in times.times if one.mode is PassMode.EAGER]
-        self._launches_us = min(eager, default=None)
+        self._launches_us = times.pass_us(PassMode.EAGER, 1, 1)
         self._kernels = {
             f"{PREFILL_FLAG} {flags.kernel}": (i, flags.kernel)
             for i, flags in enumerate(pricer.flags[True])

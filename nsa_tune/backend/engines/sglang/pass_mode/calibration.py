@@ -24,7 +24,10 @@ from nsa_tune.backend.engines.sglang.pass_mode.steering import Steering
 from nsa_tune.backend.engines.sglang.pass_mode.times import PassMode, PassTime
 from nsa_tune.backend.engines.sglang.prefill import changed
 
-__all__ = ["longest", "measure"]
+__all__ = ["MEASURED", "longest", "measure"]
+
+MEASURED = 2
+"""Which passes are measured; part of the key, so that others are not taken for them."""
 
 _CONTEXTS = (2048, 16384, 65536)
 """Keys before a few new tokens."""
@@ -32,6 +35,8 @@ _FEW = 1024
 """New tokens up to which these are measured."""
 _MANY = 2048
 """New tokens from which on eager passes are measured: fewer never make up for the launches."""
+_PROMPT = 512
+"""Tokens of a short prompt, of which many come in one pass: the fewer keys, the less attention."""
 _TURN = 512
 """New tokens of a sequence that continues a short one."""
 _SHORT_TURN = 128
@@ -41,6 +46,11 @@ _ROWS = (8, 32, 64, 128, 256, 512, 1024)
 _USUAL = (PassMode.ENGINE, PassMode.TABLE_KERNEL)
 _LONGEST = 2**17
 """Longer sequences are not measured: how many more an engine could hold makes no difference."""
+_SPACING, _FAR_SPACING = 2, 4
+"""Graphs are measured whose sizes differ by so many times; SGLang's own list has 58 up to 8192.
+Behind long prefixes fewer are: most of them wait for the host, and then all take as long."""
+_SMALLEST = 64
+"""Of the smaller graphs only the smallest: all of them wait for the host."""
 _WARM_UPS, _REPEATS = 1, 3
 
 
@@ -50,8 +60,14 @@ class _Case:
 
     mode: PassMode
     size: int
+    """Tokens of the graph that runs it; new tokens where none does."""
     prefix: int
     lens: tuple[int, ...]
+
+    @property
+    def padding(self) -> int:
+        """Tokens of the graph that are not new."""
+        return self.size - sum(self.lens)
 
     @property
     def longest(self) -> int:
@@ -72,10 +88,14 @@ def measure(runner: Any, steering: Steering | DataParallel) -> list[PassTime]:
     for case in _cases(runner, steering):
         batch = _extend(runner, case.prefix, case.lens)
         with _slots_to_read(runner, case.longest, len(case.lens)):
-            pass_us = _timed_us(runner, steering, case.mode, batch)
+            pass_us, host_us = _timed_us(runner, steering, case.mode, batch)
             if case.mode is not PassMode.TABLE_KERNEL or changed(runner.attn_backend):
                 selects = case.mode is not PassMode.DECODE_GRAPH and case.longest > most
-                found.append(PassTime(case.mode, case.size, case.context, pass_us, selects))
+                found.append(
+                    PassTime(
+                        case.mode, case.size, case.context, pass_us, selects, host_us, case.padding
+                    )
+                )
     return found
 
 
@@ -100,11 +120,11 @@ def _wanted(runner: Any, steering: Steering | DataParallel) -> Iterator[_Case]:
     sizes = sorted(runner.prefill_cuda_graph_runner.capture_num_tokens)
     # The smallest graph that holds as many tokens as a decode graph has rows, or the largest.
     few = next((size for size in sizes if size >= max(steering.rows, default=0)), sizes[-1])
-    for size in sizes:
-        if isinstance(steering, DataParallel):
+    if isinstance(steering, DataParallel):
+        for size in _spaced(sizes):
             yield from _steps(steering, size, most, few)
-        else:
-            yield from _prefills(steering, size, most)
+    else:
+        yield from _prefills(steering, sizes, most)
     for rows in sorted({*_ROWS, *steering.rows[-1:]} & set(steering.rows)):
         for prefix in (0, *_CONTEXTS):
             # A batch to measure is made as for a prefill graph.
@@ -112,11 +132,32 @@ def _wanted(runner: Any, steering: Steering | DataParallel) -> Iterator[_Case]:
                 yield _Case(PassMode.DECODE_GRAPH, rows, prefix, (rows,))
 
 
-def _prefills(steering: Steering, size: int, most: int) -> Iterator[_Case]:
-    eager = (PassMode.EAGER,) if size >= _MANY else ()
-    yield from _short(steering, (*_USUAL, *eager), size, most)
-    for prefix in _CONTEXTS:
-        if size <= _FEW:
+def _spaced(sizes: Sequence[int], spacing: int = _SPACING) -> list[int]:
+    """Those of the ascending sizes to measure: the largest, the smallest, and enough between."""
+    kept = list(sizes[-1:])
+    for size in reversed(sizes[:-1]):
+        if size >= _SMALLEST and spacing * size <= kept[-1]:
+            kept.append(size)
+    return sorted({*kept, *sizes[:1]})
+
+
+def _padded(sizes: Sequence[int], most: int) -> Iterator[_Case]:
+    """The largest graph with as few tokens as it ever has, where it can have much padding."""
+    size, below = sizes[-1], sizes[-2] if len(sizes) > 1 else 0
+    if size >= _MANY and below and _SPACING * below <= size:
+        for mode in _USUAL:
+            yield _Case(mode, size, 0, _lens(below + 1, most))
+
+
+def _prefills(steering: Steering, sizes: Sequence[int], most: int) -> Iterator[_Case]:
+    for size in _spaced(sizes):
+        own = (*_USUAL, PassMode.EAGER) if size >= _MANY else _USUAL
+        yield from _short(steering, own, size, most)
+        for mode in _USUAL if size >= _MANY else ():
+            yield _Case(mode, size, 0, _lens(size, _PROMPT))
+    yield from _padded(sizes, most)
+    for size in _spaced([size for size in sizes if size <= _FEW], _FAR_SPACING):
+        for prefix in _CONTEXTS:
             for mode in _USUAL:
                 yield _Case(mode, size, prefix, (size,))
 
@@ -220,20 +261,24 @@ def _slots_to_read(runner: Any, kv_len: int, sequences: int) -> Iterator[None]:
         table[1 : 1 + sequences, :kv_len] = 0
 
 
-def _timed_us(runner: Any, steering: Steering | DataParallel, mode: PassMode, batch: Any) -> float:
-    """The median time of a pass in microseconds, from its first call until the GPU is done."""
+def _timed_us(
+    runner: Any, steering: Steering | DataParallel, mode: PassMode, batch: Any
+) -> tuple[float, float]:
+    """Median microseconds of a pass, and until the host had launched it, from its first call."""
     import torch
 
-    took = []
+    took, launched = [], []
     steering.forced = mode
     try:
         for i in range(_WARM_UPS + _REPEATS):
             torch.cuda.synchronize()
             begin = time.perf_counter()
             runner._forward_raw(copy.copy(batch), None)
+            host_s = time.perf_counter() - begin
             torch.cuda.synchronize()
             if i >= _WARM_UPS:
                 took.append((time.perf_counter() - begin) * 1e6)
+                launched.append(host_s * 1e6)
     finally:
         steering.forced = None
-    return statistics.median(took)
+    return statistics.median(took), statistics.median(launched)

@@ -97,7 +97,7 @@ class Choice:
         context = batch.pairs / batch.q_tokens
         selects = batch.max_kv > self.index_topk
         found = {
-            mode: times.pass_us(mode, size, context, selects=selects)
+            mode: self._usual_us(times, mode, batch, size)
             for mode in (PassMode.ENGINE, PassMode.TABLE_KERNEL)
         }
         if not selects:
@@ -108,6 +108,17 @@ class Choice:
         if rows is not None:
             found[PassMode.DECODE_GRAPH] = self._decode_us(times, rows, context)
         return {mode: pass_us for mode, pass_us in found.items() if pass_us is not None}
+
+    def _usual_us(self, times: PassTimes, mode: PassMode, batch: Batch, size: int) -> float | None:
+        """The time of SGLang's own way, which is eager where its graph would be mostly padding."""
+        context = batch.pairs / batch.q_tokens
+        selects = batch.max_kv > self.index_topk
+        graph_us = times.padded_us(mode, size, batch.q_tokens, context, selects=selects)
+        if graph_us is None or size <= _MOST_PADDING * batch.q_tokens:
+            return graph_us
+        # So few tokens take what launching them takes, with any context.
+        launched_us = times.pass_us(PassMode.EAGER, batch.q_tokens, 1)
+        return graph_us if launched_us is None else max(graph_us, launched_us)
 
     def _fits(self, graphs: Dense, batch: Batch, size: int) -> bool:
         return (

@@ -14,7 +14,7 @@ from nsa_tune.backend.engines.sglang.edge import attempt, say_once
 from nsa_tune.backend.engines.sglang.facts import facts_of
 from nsa_tune.backend.engines.sglang.parallel import parallel
 from nsa_tune.backend.engines.sglang.pass_mode import remembered
-from nsa_tune.backend.engines.sglang.pass_mode.calibration import longest, measure
+from nsa_tune.backend.engines.sglang.pass_mode.calibration import MEASURED, longest, measure
 from nsa_tune.backend.engines.sglang.pass_mode.data_parallel import DataParallel
 from nsa_tune.backend.engines.sglang.pass_mode.dense_graphs import DenseGraphs, Kind
 from nsa_tune.backend.engines.sglang.pass_mode.eligible import (
@@ -313,6 +313,7 @@ def _key(runner: Any, graphs: Any) -> dict[str, object]:
         "dense_sizes": {str(mode): one.sizes for mode, one in dense.items()},
         # Not the pool's size: that differs a little from start to start.
         "longest": longest(runner),
+        "measured": MEASURED,
     }
 
 

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from math import floor, frexp, ldexp
+from statistics import median
 
 __all__ = ["PassMode", "PassTime", "PassTimes"]
 
@@ -50,10 +51,26 @@ class PassTime:
     selects: bool = False
     """Whether a sequence is so long that the indexer scores and selects keys. Decode graphs always
     do that, or never: there it is False."""
+    host_us: float | None = None
+    """Until the host had launched it; None where that was not measured."""
+    padding: int = 0
+    """How many of `q_tokens` are no new tokens, but fill the graph."""
+
+    @property
+    def waits(self) -> bool:
+        """Whether the GPU waited for the host, so that launching was all that the pass took."""
+        return self.host_us is not None and self.pass_us < _WAITS * self.host_us
+
+
+_WAITS = 1.1
+"""A pass that takes up to so many times what launching it takes is one that waits for the host."""
 
 
 class _Grid:
     """Times of one mode over new tokens and contexts, interpolated on log scales.
+
+    Launching a pass takes the host as long for few tokens as for many. So all passes that waited
+    for it take their median: single ones were up to half as long again.
 
     A pass with fewer new tokens and keys takes no longer. Where one was measured to, the host had
     something else to do.
@@ -61,10 +78,13 @@ class _Grid:
 
     def __init__(self, times: Sequence[PassTime]) -> None:
         rows: dict[int, dict[int, float]] = {}
-        for one in times:
+        waited = [one.pass_us for one in times if one.waits]
+        launched_us = median(waited) if waited else 0.0
+        took = [(one, launched_us if one.waits else one.pass_us) for one in times]
+        for one, _ in took:
             larger = (
-                other.pass_us
-                for other in times
+                pass_us
+                for other, pass_us in took
                 if other.q_tokens >= one.q_tokens and other.context >= one.context
             )
             rows.setdefault(one.q_tokens, {})[one.context] = _log2(min(larger))
@@ -149,11 +169,16 @@ class PassTimes:
         self.times = tuple(times)
         self._grids = {
             (mode, selects): _Grid(
-                [one for one in self.times if one.mode is mode and one.selects is selects]
+                [
+                    one
+                    for one in self.times
+                    if one.mode is mode and one.selects is selects and not one.padding
+                ]
             )
             for mode in PassMode
             for selects in (False, True)
         }
+        self._padding_costs = {mode: self._padding_cost(mode) for mode in PassMode}
 
     def pass_us(
         self, mode: PassMode, q_tokens: int, context: float, *, selects: bool = False
@@ -162,11 +187,38 @@ class PassTimes:
 
         Args:
             mode: the way it runs.
-            q_tokens: new tokens.
+            q_tokens: new tokens; for a graph its size.
             context: mean number of keys that a new token attends to.
             selects: as in `PassTime`.
         """
         return self._grids[mode, selects].pass_us(q_tokens, context)
+
+    def padded_us(
+        self, mode: PassMode, size: int, q_tokens: int, context: float, *, selects: bool = False
+    ) -> float | None:
+        """The same for a graph of `size` tokens with only `q_tokens` new ones.
+
+        What a graph holds runs for all of its tokens; attention, outside of it, only for new ones.
+        """
+        full_us = self.pass_us(mode, size, context, selects=selects)
+        cost = self._padding_costs[mode]
+        if full_us is None or cost == 1:
+            return full_us
+        fitting_us = self.pass_us(mode, q_tokens, context, selects=selects)
+        return full_us if fitting_us is None else fitting_us + cost * (full_us - fitting_us)
+
+    def _padding_cost(self, mode: PassMode) -> float:
+        """What a token of padding costs of what a new token costs, from 0 to 1; 1 where that was
+        not measured."""
+        for one in self.times:
+            if one.mode is mode and one.padding:
+                new = one.q_tokens - one.padding
+                full_us = self.pass_us(mode, one.q_tokens, one.context, selects=one.selects)
+                fitting_us = self.pass_us(mode, new, one.context, selects=one.selects)
+                if full_us is not None and fitting_us is not None and full_us > fitting_us:
+                    share = (one.pass_us - fitting_us) / (full_us - fitting_us)
+                    return min(max(share, 0.0), 1.0)
+        return 1.0
 
     def as_text(self) -> str:
         """The same as JSON."""
@@ -194,6 +246,9 @@ class PassTimes:
                 PassTime(
                     PassMode(one["mode"]), int(one["q_tokens"]), int(one["context"]),
                     float(one["pass_us"]), bool(one["selects"]),
+                    # Not every version of the plug-in has measured the other two.
+                    None if one.get("host_us") is None else float(one["host_us"]),
+                    int(one.get("padding", 0)),
                 )
                 for one in document["times"]
             ]  # fmt: skip
@@ -212,6 +267,10 @@ class PassTimes:
                 raise ValueError(f"{one.q_tokens} new tokens over {one.context} keys is no pass")
             if not 1 <= one.pass_us <= 1e9:
                 raise ValueError(f"{one.pass_us} us is no time of a pass")
+            if one.host_us is not None and not 0 <= one.host_us <= 1e9:
+                raise ValueError(f"{one.host_us} us is no time of a host")
+            if not 0 <= one.padding < one.q_tokens:
+                raise ValueError(f"{one.padding} of {one.q_tokens} tokens is no padding")
         if table is not None and type(table) is not str:
             raise ValueError(f"{table!r} is no name of a table")
         return cls(key, times, table, memory_mib)

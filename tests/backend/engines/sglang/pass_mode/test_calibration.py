@@ -8,6 +8,8 @@ from typing import Any, cast
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from nsa_tune.backend.engines.sglang.pass_mode import calibration as module
 from nsa_tune.backend.engines.sglang.pass_mode.calibration import measure
@@ -91,6 +93,9 @@ def test_each_way_is_measured_where_it_can_run() -> None:
         (4096, 0, (2048, 2048)): {*usual, EAGER, DENSE, DENSE_MLA},
         (4096, 1536, (512,) * 8): {*usual, EAGER, DENSE_MLA},
         (4096, 1920, (128,) * 32): {*usual, EAGER, DENSE_MLA},
+        # Many short prompts, and the largest graph with much padding.
+        (4096, 0, (512,) * 8): usual,
+        (4096, 0, (1025,)): usual,
         # A few new tokens behind long prefixes that there is room for.
         (64, 2048, (64,)): {*usual, DECODE},
         (64, 16384, (64,)): {*usual, DECODE},
@@ -99,6 +104,41 @@ def test_each_way_is_measured_where_it_can_run() -> None:
         # Rows of decode graphs.
         **rows,
     }
+
+
+def test_of_many_captured_sizes_a_few_are_measured() -> None:
+    """SGLang's own list: each size would take seconds, and tell little that others do not."""
+    sizes = (
+        *range(4, 33, 4), *range(48, 257, 16), *range(288, 513, 32), *range(576, 1025, 64),
+        *range(1280, 4097, 256), *range(4608, 8193, 512),
+    )  # fmt: skip
+    made = _runner(sizes=sizes)
+    found = [one for one in module._cases(made, _steering(made)) if one.mode is ENGINE]
+
+    assert {one.size for one in found} == {4, 64, 128, 256, 512, 1024, 2048, 4096, 8192}
+    assert {one.size for one in found if one.longest > TOPK} == {4, 64, 256, 1024}
+    # A graph that is never half empty shows too little of what padding costs.
+    assert not any(one.padding for one in found)
+
+
+@given(st.sets(st.integers(1, 16384), min_size=1, max_size=70).map(sorted), st.sampled_from([2, 4]))
+def test_no_size_is_far_from_a_measured_one(sizes: list[int], spacing: int) -> None:
+    kept = module._spaced(sizes, spacing)
+
+    assert {sizes[0], sizes[-1]} <= set(kept) <= set(sizes)
+    for size in sizes:
+        larger = next(one for one in kept if one >= size)
+        assert size == larger or larger < spacing * size or size < module._SMALLEST
+
+
+def test_a_padded_pass_is_kept_as_one() -> None:
+    made = _runner()
+    found = measure(made, _steering(made))
+
+    assert {(one.mode, one.q_tokens, one.padding) for one in found if one.padding} == {
+        (ENGINE, 4096, 3071)
+    }
+    assert all(one.host_us is not None and one.host_us <= one.pass_us for one in found)
 
 
 def test_data_parallel_ranks_measure_steps_with_and_without_graphs() -> None:
@@ -151,7 +191,7 @@ def test_a_short_context_leaves_out_longer_sequences() -> None:
     made.req_to_token_pool.req_to_token = torch.zeros(70, 1504, dtype=torch.int32)
     measure(made, _steering(made))
 
-    assert {max(one.extend_seq_lens_cpu) for one in made.passes} == {8, 64, 1024}
+    assert {max(one.extend_seq_lens_cpu) for one in made.passes} == {8, 64, 512, 1024, 1025}
     assert max(int(one.seq_lens.max()) for one in made.passes) < 1500
 
 

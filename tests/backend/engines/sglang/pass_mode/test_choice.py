@@ -72,6 +72,15 @@ def test_dense_graphs_take_as_many_sequences_as_they_have_room_for() -> None:
     assert PassMode.DENSE_GRAPH not in more
 
 
+@pytest.mark.parametrize(("new", "engine_us"), [(63, 200e3), (64, 60e3), (128, 60e3)])
+def test_sglang_runs_what_would_be_mostly_padding_eagerly(new: int, engine_us: float) -> None:
+    known = times(engine={(128, 5000): 60e3}, eager={(2048, 5000): 200e3})
+
+    found = CHOICE.estimates_us(known, Batch.extend([3000], [new]))
+
+    assert found[PassMode.ENGINE] == pytest.approx(engine_us)
+
+
 @given(tokens=st.integers(1, 4096))
 def test_a_bucket_is_the_smallest_size_that_holds_the_tokens(tokens: int) -> None:
     size = bucket(SIZES, tokens)

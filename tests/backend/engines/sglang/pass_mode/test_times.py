@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -81,6 +82,64 @@ def test_where_more_work_took_longer_it_does_so_between_points(
     assert few <= more * 1.000001
 
 
+def test_passes_that_wait_for_the_host_take_their_median() -> None:
+    """What else the host had to do while one of them was measured says nothing of its size."""
+    waited = [(8, 60.0), (64, 90.0), (512, 50.0)]
+    measured = [PassTime(ENGINE, size, 4, us, host_us=us * 0.99) for size, us in waited]
+    times = PassTimes({}, [*measured, PassTime(ENGINE, 1024, 4, 80.0, host_us=55.0)])
+
+    assert [times.pass_us(ENGINE, size, 4) for size in (8, 64, 512)] == pytest.approx([60.0] * 3)
+    assert times.pass_us(ENGINE, 1024, 4) == pytest.approx(80.0)
+
+
+@given(grids, st.floats(0, 1))
+def test_without_waiting_passes_the_hosts_time_changes_nothing(
+    values: list[float], share: float
+) -> None:
+    plain = _times(values)
+    launched = [replace(one, host_us=one.pass_us * share * 0.9) for one in plain.times]
+    times = PassTimes({}, launched)
+
+    for one in plain.times:
+        expected = plain.pass_us(ENGINE, one.q_tokens, one.context)
+        assert times.pass_us(ENGINE, one.q_tokens, one.context) == expected
+
+
+@given(
+    padded=st.floats(1, 400),
+    size=st.sampled_from([64, 512]),
+    fill=st.floats(0, 1),
+    context=st.floats(4, 60000),
+)
+def test_padding_costs_from_nothing_to_as_much_as_tokens(
+    padded: float, size: int, fill: float, context: float
+) -> None:
+    full = [float(i) for i in (1, 2, 3, 40, 50, 60, 100, 200, 300)]
+    times = PassTimes({}, [*_times(full).times, PassTime(ENGINE, 512, 4, padded, padding=447)])
+    q_tokens = max(int(fill * size), 1)
+
+    found = times.padded_us(ENGINE, size, q_tokens, context)
+
+    fitting, most = (times.pass_us(ENGINE, one, context) for one in (q_tokens, size))
+    assert fitting is not None and most is not None and found is not None
+    assert fitting * 0.999999 <= found <= most * 1.000001
+    assert times.padded_us(ENGINE, size, size, context) == pytest.approx(most)
+
+
+def test_a_padded_pass_is_given_back_and_is_no_point_of_the_grid() -> None:
+    points = [PassTime(ENGINE, 64, 100, 10.0), PassTime(ENGINE, 512, 100, 90.0)]
+    times = PassTimes({}, [*points, PassTime(ENGINE, 512, 100, 40.0, padding=448)])
+
+    assert times.pass_us(ENGINE, 512, 100) == pytest.approx(90.0)
+    assert times.padded_us(ENGINE, 512, 64, 100) == pytest.approx(40.0)
+
+
+def test_where_no_padded_pass_was_measured_padding_costs_as_much_as_tokens() -> None:
+    times = _times([float(i) for i in range(1, 10)])
+
+    assert times.padded_us(ENGINE, 512, 65, 4) == times.pass_us(ENGINE, 512, 4)
+
+
 def test_outside_of_what_was_measured_there_is_no_time() -> None:
     times = _times([float(i) for i in range(1, 10)])
 
@@ -116,7 +175,7 @@ def test_a_size_with_fewer_contexts_limits_its_neighbours() -> None:
     st.lists(
         st.builds(
             PassTime, st.sampled_from(PassMode), st.integers(1, 2**31 - 1),
-            st.integers(1, 2**31 - 1), latencies, st.booleans(),
+            st.integers(1, 2**31 - 1), latencies, st.booleans(), st.none() | latencies,
         ),
         max_size=5,
     ),
@@ -131,6 +190,7 @@ def test_text_gives_back_what_was_written(key: dict[str, object], measured: list
 def _document(**changes: object) -> str:
     one: dict[str, object] = {
         "mode": "engine", "q_tokens": 8, "context": 4, "pass_us": 10.0, "selects": False,
+        "host_us": None, "padding": 0,
     }  # fmt: skip
     one.update({name: value for name, value in changes.items() if name in one})
     document: dict[str, object] = {
@@ -170,6 +230,11 @@ def test_the_document_of_the_next_test_is_right_without_changes() -> None:
         _document(pass_us=0.5),
         _document(pass_us=float("nan")),
         _document(pass_us=float("inf")),
+        _document(host_us=float("nan")),
+        _document(host_us=-1.0),
+        _document(host_us="fast"),
+        _document(padding=8),
+        _document(padding=-1),
         _document(pass_us="fast"),
         _document(pass_us=None),
     ],
@@ -198,6 +263,13 @@ def test_the_mathematical_library_has_no_say() -> None:
 
     assert named == exact
     assert not hasattr(module, "math")
+
+
+def test_times_of_a_version_that_did_not_measure_the_host_are_read() -> None:
+    older = json.loads(_document())
+    del older["times"][0]["host_us"], older["times"][0]["padding"]
+
+    assert PassTimes.from_text(json.dumps(older)).times == (PassTime(ENGINE, 8, 4, 10.0),)
 
 
 def test_memory_is_kept_with_the_times() -> None:
