@@ -86,6 +86,8 @@ class GraphPasses:
         flushes = self._graph([lambda: self._flush] * layers)
         # The first ones find a GPU that has clocked down.
         self._flushes_us = median([flushes() for _ in range(_WARM_UP)][-9:])
+        del flushes
+        self.release()
 
     def captured(self, arm: Arm, case: Any) -> Callable[[], float]:
         """The time of the flushes alone is subtracted."""
@@ -123,9 +125,10 @@ class GraphPasses:
 
     def release(self) -> None:
         """Free what the graphs held, once it is much: that takes longer than a short pass."""
+        # PyTorch refuses a pool whose graphs are all gone.
+        self._pool = torch.cuda.graph_pool_handle()
         total = torch.cuda.get_device_properties(self._device).total_memory
         if torch.cuda.memory_reserved(self._device) > _MOST_RESERVED * total:
-            self._pool = torch.cuda.graph_pool_handle()
             torch.cuda.empty_cache()
 
 
