@@ -17,7 +17,6 @@ import nsa_tune
 from nsa_tune._cli.advise import advise
 from nsa_tune._cli.check import check
 from nsa_tune._cli.compare import compare
-from nsa_tune._cli.console import say
 from nsa_tune._cli.dashboard import dashboard
 from nsa_tune._cli.db import db
 from nsa_tune._cli.doctor import doctor
@@ -28,6 +27,7 @@ from nsa_tune._cli.replay import replay
 from nsa_tune._cli.report import report
 from nsa_tune._cli.run import run
 from nsa_tune._cli.serve import serve
+from nsa_tune._cli.shared.console import say
 from nsa_tune._cli.sharing import merge, publish, pull, push
 from nsa_tune._cli.token import token
 from nsa_tune._cli.worker import worker

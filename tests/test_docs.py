@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import typer
 
-from nsa_tune._cli.options import Format
+from nsa_tune._cli.shared.options import Format
 from nsa_tune.backend.libraries.limits import PROBED
 from nsa_tune.backend.points import POINTS
 from nsa_tune.backend.types.layouts import CONVERSIONS, READS, KVLayout

@@ -1,1 +1,1 @@
-"""The commands, a module each, and what they share: options, messages, JSON documents."""
+"""The commands, a module each."""

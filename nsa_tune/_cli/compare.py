@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
-from nsa_tune._cli import json_documents
-from nsa_tune._cli.console import say, tables_console
-from nsa_tune._cli.options import AsJson, TableOptions, grouped, share_of
+from nsa_tune._cli.shared import json_documents
+from nsa_tune._cli.shared.console import say, tables_console
+from nsa_tune._cli.shared.options import AsJson, TableOptions, grouped, share_of
 from nsa_tune.reports.compare.comparison import compare as compare_tables
 from nsa_tune.reports.compare.rendering import (
     comparison_document,

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from nsa_tune._cli.console import say
+from nsa_tune._cli.shared.console import say
 from nsa_tune._errors import ExtraMissing
 from nsa_tune.db import reader
 

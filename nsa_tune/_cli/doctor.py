@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from nsa_tune._cli import json_documents
-from nsa_tune._cli.options import AsJson, Engine
+from nsa_tune._cli.shared import json_documents
+from nsa_tune._cli.shared.options import AsJson, Engine
 from nsa_tune._errors import MachineUnfit
 from nsa_tune.reports.formats.plain import plain
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nsa_tune._cli import json_documents
-from nsa_tune._cli.console import tables_console
-from nsa_tune._cli.options import AsJson, BatchOptions, DispatcherOptions, grouped
+from nsa_tune._cli.shared import json_documents
+from nsa_tune._cli.shared.console import tables_console
+from nsa_tune._cli.shared.options import AsJson, BatchOptions, DispatcherOptions, grouped
 from nsa_tune.reports.analysis.layer_steps import LayerSteps, layer_steps
 from nsa_tune.reports.analysis.roofline import ceilings_of
 from nsa_tune.reports.formats.display_tables import layer_table

@@ -11,8 +11,8 @@ from typing import Annotated
 
 import typer
 
-from nsa_tune._cli.console import say
-from nsa_tune._cli.options import Heads, KvDtype, Model
+from nsa_tune._cli.shared.console import say
+from nsa_tune._cli.shared.options import Heads, KvDtype, Model
 from nsa_tune._errors import ExtraMissing, UsageError
 
 __all__ = ["INTERRUPTED", "ModelOptions", "Quiet", "check_packages", "interruptible", "names_of"]

@@ -6,8 +6,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nsa_tune._cli import json_documents
-from nsa_tune._cli.console import say
 from nsa_tune._cli.measuring import (
     INTERRUPTED,
     ModelOptions,
@@ -15,7 +13,9 @@ from nsa_tune._cli.measuring import (
     check_packages,
     names_of,
 )
-from nsa_tune._cli.options import AsJson, DatabaseToWrite, grouped
+from nsa_tune._cli.shared import json_documents
+from nsa_tune._cli.shared.console import say
+from nsa_tune._cli.shared.options import AsJson, DatabaseToWrite, grouped
 from nsa_tune.db import reader as tables
 from nsa_tune.reports.formats.plain import plain
 

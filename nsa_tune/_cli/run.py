@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from nsa_tune._cli import json_documents
-from nsa_tune._cli.console import say, tables_console
 from nsa_tune._cli.events import Together, events_into
 from nsa_tune._cli.executors import ExecutorKind, ExecutorOptions, launcher_for
 from nsa_tune._cli.measuring import (
@@ -20,7 +18,9 @@ from nsa_tune._cli.measuring import (
     interruptible,
     names_of,
 )
-from nsa_tune._cli.options import AllowLossy, AsJson, DatabaseToWrite, grouped, listed
+from nsa_tune._cli.shared import json_documents
+from nsa_tune._cli.shared.console import say, tables_console
+from nsa_tune._cli.shared.options import AllowLossy, AsJson, DatabaseToWrite, grouped, listed
 from nsa_tune.autotune.worker.isolated import Deadlines
 from nsa_tune.db import reader as tables
 from nsa_tune.reports.analysis.report import build

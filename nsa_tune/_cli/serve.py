@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from nsa_tune._cli.console import say
-from nsa_tune._cli.options import DatabaseToWrite
+from nsa_tune._cli.shared.console import say
+from nsa_tune._cli.shared.options import DatabaseToWrite
 from nsa_tune._errors import ExtraMissing
 from nsa_tune.db import reader
 

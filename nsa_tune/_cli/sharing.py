@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nsa_tune._cli import json_documents
-from nsa_tune._cli.console import say
-from nsa_tune._cli.options import AsJson, Database, DatabaseToWrite, TableOptions, grouped
+from nsa_tune._cli.shared import json_documents
+from nsa_tune._cli.shared.console import say
+from nsa_tune._cli.shared.options import AsJson, Database, DatabaseToWrite, TableOptions, grouped
 from nsa_tune._errors import NoTunedData, NsaTuneError, StoreError, StoreMissing, UsageError
 from nsa_tune.backend.types.records import Key, Table
 from nsa_tune.db import reader

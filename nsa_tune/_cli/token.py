@@ -9,9 +9,9 @@ from typing import Annotated
 
 import typer
 
-from nsa_tune._cli.console import say
-from nsa_tune._cli.json_documents import as_text
-from nsa_tune._cli.options import AsJson, DatabaseToWrite
+from nsa_tune._cli.shared.console import say
+from nsa_tune._cli.shared.json_documents import as_text
+from nsa_tune._cli.shared.options import AsJson, DatabaseToWrite
 from nsa_tune.db import reader
 from nsa_tune.fleet.service.state import State, state_path
 from nsa_tune.fleet.service.tokens import Role, Tokens

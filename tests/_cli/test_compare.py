@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from nsa_tune import cli
-from nsa_tune._cli.options import share_of
+from nsa_tune._cli.shared.options import share_of
 from nsa_tune._errors import UsageError
 from nsa_tune.db.exchange import write_text
 from nsa_tune.reports import charts
