@@ -10,7 +10,8 @@ import typer
 
 from nsa_tune._cli.configurations import ComparedOptions, compared, shell_lines
 from nsa_tune._cli.shared import json_documents
-from nsa_tune._cli.shared.options import AsJson, DispatcherOptions, Engine, grouped
+from nsa_tune._cli.shared.option_groups import DispatcherOptions, grouped
+from nsa_tune._cli.shared.options import AsJson, Engine
 from nsa_tune._cli.traffic import TrafficOptions, logged, release_named
 from nsa_tune._errors import UsageError
 from nsa_tune.reports.advice.sglang import advise as advise_sglang

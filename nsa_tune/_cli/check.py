@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from nsa_tune._cli.measuring import ModelOptions, Quiet, check_packages, interruptible
+from nsa_tune._cli.measuring import check_packages, interruptible
 from nsa_tune._cli.shared import json_documents
 from nsa_tune._cli.shared.console import say
-from nsa_tune._cli.shared.options import AsJson, DatabaseToWrite, grouped, heads_of, model_of
+from nsa_tune._cli.shared.option_groups import ModelOptions, grouped
+from nsa_tune._cli.shared.options import AsJson, DatabaseToWrite, Quiet, heads_of, model_of
 from nsa_tune.backend.hardware import detect
 from nsa_tune.reports.formats.plain import plain
 

@@ -8,7 +8,8 @@ import typer
 
 from nsa_tune._cli.shared import json_documents
 from nsa_tune._cli.shared.console import say, tables_console
-from nsa_tune._cli.shared.options import AsJson, TableOptions, grouped, share_of
+from nsa_tune._cli.shared.option_groups import TableOptions, grouped
+from nsa_tune._cli.shared.options import AsJson, share_of
 from nsa_tune.reports.compare.comparison import compare as compare_tables
 from nsa_tune.reports.compare.rendering import (
     comparison_document,

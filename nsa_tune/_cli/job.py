@@ -6,11 +6,11 @@ from typing import Annotated, Any
 
 import typer
 
-from nsa_tune._cli.measuring import ModelOptions, names_of
 from nsa_tune._cli.remote import UrlOption, client_of
 from nsa_tune._cli.shared.console import say
 from nsa_tune._cli.shared.json_documents import as_text
-from nsa_tune._cli.shared.options import AsJson, KvDtype, grouped, heads_of, model_of
+from nsa_tune._cli.shared.option_groups import ModelOptions, grouped
+from nsa_tune._cli.shared.options import AsJson, KvDtype, heads_of, model_of, names_of
 from nsa_tune.backend.dispatch.matching import Here
 from nsa_tune.backend.hardware import detect
 from nsa_tune.reports.formats.plain import plain

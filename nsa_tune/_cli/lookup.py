@@ -9,7 +9,8 @@ import typer
 
 from nsa_tune._cli.shared import json_documents
 from nsa_tune._cli.shared.console import tables_console
-from nsa_tune._cli.shared.options import AsJson, BatchOptions, DispatcherOptions, grouped
+from nsa_tune._cli.shared.option_groups import BatchOptions, DispatcherOptions, grouped
+from nsa_tune._cli.shared.options import AsJson
 from nsa_tune.reports.analysis.layer_steps import LayerSteps, layer_steps
 from nsa_tune.reports.analysis.roofline import ceilings_of
 from nsa_tune.reports.formats.display_tables import layer_table

@@ -1,4 +1,4 @@
-"""What the commands that use this machine's device share: options, Ctrl-C, missing packages."""
+"""What the commands that use this machine's device share: Ctrl-C, missing packages."""
 
 from __future__ import annotations
 
@@ -6,32 +6,16 @@ import importlib.util
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Annotated
 
 import typer
 
 from nsa_tune._cli.shared.console import say
-from nsa_tune._cli.shared.options import Heads, KvDtype, Model
-from nsa_tune._errors import ExtraMissing, UsageError
+from nsa_tune._errors import ExtraMissing
 
-__all__ = ["INTERRUPTED", "ModelOptions", "Quiet", "check_packages", "interruptible", "names_of"]
+__all__ = ["INTERRUPTED", "check_packages", "interruptible"]
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C or SIGTERM."""
-
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")]
-
-
-@dataclass(frozen=True, slots=True)
-class ModelOptions:
-    """Options that say which model's attention layer is measured."""
-
-    model: Model = None
-    heads: Heads = None
-    kv_dtype: Annotated[KvDtype, typer.Option("--kv-dtype", help="Format of the KV pool.")] = (
-        KvDtype.FP8
-    )
 
 
 def check_packages(purpose: str) -> None:
@@ -43,20 +27,6 @@ def check_packages(purpose: str) -> None:
     for package in ("torch", "triton"):
         if importlib.util.find_spec(package) is None:
             raise ExtraMissing.of(purpose, "tune")
-
-
-def names_of(option: str, text: str) -> tuple[str, ...]:
-    """The comma-separated names in `text`; none for "all".
-
-    Raises:
-        UsageError: when a name is empty.
-    """
-    if text == "all":
-        return ()
-    names = tuple(name.strip() for name in text.split(","))
-    if not all(names):
-        raise UsageError(f"{option} {text!r} lacks a name; write names separated by commas")
-    return names
 
 
 @contextmanager

@@ -6,16 +6,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nsa_tune._cli.measuring import (
-    INTERRUPTED,
-    ModelOptions,
-    Quiet,
-    check_packages,
-    names_of,
-)
+from nsa_tune._cli.measuring import INTERRUPTED, check_packages
 from nsa_tune._cli.shared import json_documents
 from nsa_tune._cli.shared.console import say
-from nsa_tune._cli.shared.options import AsJson, DatabaseToWrite, grouped
+from nsa_tune._cli.shared.option_groups import ModelOptions, grouped
+from nsa_tune._cli.shared.options import AsJson, DatabaseToWrite, Quiet, names_of
 from nsa_tune.db import reader as tables
 from nsa_tune.reports.formats.plain import plain
 

@@ -11,7 +11,8 @@ import typer
 from nsa_tune._cli.pass_times import kv_dtype_of, refused, whole_prefills
 from nsa_tune._cli.shared import json_documents
 from nsa_tune._cli.shared.console import say, tables_console
-from nsa_tune._cli.shared.options import AsJson, DispatcherOptions, grouped
+from nsa_tune._cli.shared.option_groups import DispatcherOptions, grouped
+from nsa_tune._cli.shared.options import AsJson
 from nsa_tune._cli.traffic import (
     Counted,
     TrafficOptions,

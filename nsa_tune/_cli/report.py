@@ -13,7 +13,8 @@ from typing import Annotated
 import typer
 
 from nsa_tune._cli.shared.console import say, tables_console
-from nsa_tune._cli.shared.options import AsJson, Database, Format, TableOptions, Theme, grouped
+from nsa_tune._cli.shared.option_groups import TableOptions, grouped
+from nsa_tune._cli.shared.options import AsJson, Database, Format, Theme
 from nsa_tune._errors import ExtraMissing, NsaTuneError, UnknownName, UsageError
 from nsa_tune.backend.types.records import Table
 from nsa_tune.reports.analysis.report import Report, build

@@ -10,17 +10,18 @@ from rich.console import Console
 
 from nsa_tune._cli.events import Together, events_into
 from nsa_tune._cli.executors import ExecutorKind, ExecutorOptions, launcher_for
-from nsa_tune._cli.measuring import (
-    INTERRUPTED,
-    ModelOptions,
-    Quiet,
-    check_packages,
-    interruptible,
-    names_of,
-)
+from nsa_tune._cli.measuring import INTERRUPTED, check_packages, interruptible
 from nsa_tune._cli.shared import json_documents
 from nsa_tune._cli.shared.console import say, tables_console
-from nsa_tune._cli.shared.options import AllowLossy, AsJson, DatabaseToWrite, grouped, listed
+from nsa_tune._cli.shared.option_groups import ModelOptions, grouped
+from nsa_tune._cli.shared.options import (
+    AllowLossy,
+    AsJson,
+    DatabaseToWrite,
+    Quiet,
+    listed,
+    names_of,
+)
 from nsa_tune.autotune.worker.isolated import Deadlines
 from nsa_tune.db import reader as tables
 from nsa_tune.reports.analysis.report import build

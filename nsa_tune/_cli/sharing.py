@@ -10,7 +10,8 @@ import typer
 
 from nsa_tune._cli.shared import json_documents
 from nsa_tune._cli.shared.console import say
-from nsa_tune._cli.shared.options import AsJson, Database, DatabaseToWrite, TableOptions, grouped
+from nsa_tune._cli.shared.option_groups import TableOptions, grouped
+from nsa_tune._cli.shared.options import AsJson, Database, DatabaseToWrite
 from nsa_tune._errors import NoTunedData, NsaTuneError, StoreError, StoreMissing, UsageError
 from nsa_tune.backend.types.records import Key, Table
 from nsa_tune.db import reader

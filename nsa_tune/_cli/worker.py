@@ -8,9 +8,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from nsa_tune._cli.measuring import Quiet, check_packages, interruptible
+from nsa_tune._cli.measuring import check_packages, interruptible
 from nsa_tune._cli.remote import Url, client_of
 from nsa_tune._cli.shared.console import say
+from nsa_tune._cli.shared.options import Quiet
 from nsa_tune._errors import StoreError
 from nsa_tune.db import reader
 

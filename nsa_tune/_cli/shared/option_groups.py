@@ -1,0 +1,198 @@
+"""Groups of options that several commands share.
+
+A group is a dataclass with a field for each option. `grouped` turns a parameter that is annotated
+with a group into the group's options.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import wraps
+from typing import Annotated, Any, get_type_hints
+
+import typer
+
+from nsa_tune._cli.shared.options import (
+    AllowLossy,
+    Database,
+    Gpu,
+    Heads,
+    KvDtype,
+    Model,
+    heads_of,
+    listed,
+    model_of,
+)
+from nsa_tune._errors import BatchError
+from nsa_tune.backend.dispatch.dispatcher import Dispatcher
+from nsa_tune.backend.hardware import detect
+from nsa_tune.backend.types.batch import Batch
+from nsa_tune.backend.types.layouts import layout_of
+from nsa_tune.backend.types.profiles import family_of
+from nsa_tune.reports.analysis.selection import TableFilter
+
+__all__ = ["BatchOptions", "DispatcherOptions", "ModelOptions", "TableOptions", "grouped"]
+
+
+def grouped(command: Callable[..., None]) -> Callable[..., None]:
+    """`command` with the options of its groups in their place, as Typer reads them."""
+    hints = get_type_hints(command, include_extras=True)
+    groups: dict[str, Any] = {}
+    parameters: list[inspect.Parameter] = []
+    for name, parameter in inspect.signature(command).parameters.items():
+        if not is_dataclass(hints[name]):
+            parameters.append(
+                parameter.replace(kind=parameter.KEYWORD_ONLY, annotation=hints[name])
+            )
+            continue
+        groups[name] = hints[name]
+        within = get_type_hints(hints[name], include_extras=True)
+        parameters += [
+            inspect.Parameter(
+                field.name, parameter.KEYWORD_ONLY, default=field.default,
+                annotation=within[field.name],
+            )
+            for field in fields(hints[name])
+        ]  # fmt: skip
+
+    @wraps(command)
+    def with_groups(**given: Any) -> None:
+        for name, group in groups.items():
+            given[name] = group(**{field.name: given.pop(field.name) for field in fields(group)})
+        command(**given)
+
+    with_groups.__annotations__ = {one.name: one.annotation for one in parameters}
+    with_groups.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return with_groups
+
+
+@dataclass(frozen=True, slots=True)
+class TableOptions:
+    """Options that choose tables by their key."""
+
+    gpu: Gpu = None
+    model: Model = None
+    heads: Heads = None
+    kv_dtype: Annotated[
+        KvDtype | None, typer.Option("--kv-dtype", help="Format of the KV pool.")
+    ] = None
+
+    @property
+    def filter(self) -> TableFilter:
+        """The filter that these options describe."""
+        layout = (
+            None if self.kv_dtype is None else str(layout_of(self.kv_dtype, family_of(self.model)))
+        )
+        return TableFilter(self.gpu, self.model, self.heads, layout)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOptions:
+    """Options that say which model's attention layer is measured."""
+
+    model: Model = None
+    heads: Heads = None
+    kv_dtype: Annotated[KvDtype, typer.Option("--kv-dtype", help="Format of the KV pool.")] = (
+        KvDtype.FP8
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class DispatcherOptions:
+    """Options that choose the table of a dispatcher; what is not given is this machine's."""
+
+    gpu: Gpu = None
+    model: Model = None
+    heads: Heads = None
+    kv_dtype: Annotated[KvDtype, typer.Option("--kv-dtype", help="Format of the KV pool.")] = (
+        KvDtype.FP8
+    )
+    database: Database = None
+    layers: Annotated[
+        int | None,
+        typer.Option(
+            "--layers",
+            min=1,
+            help="Layers that share what is computed once a pass. Default: the whole model's.",
+        ),
+    ] = None
+    strict: Annotated[
+        bool,
+        typer.Option(
+            "--strict", help="Exit with 3 unless a table of this GPU, driver and libraries answers."
+        ),
+    ] = False
+    allow_lossy: AllowLossy = ""
+
+    def open(self, *, heads: int | None = None) -> Dispatcher:
+        """The dispatcher, or the one for other local `heads`.
+
+        Raises:
+            UsageError: as `Dispatcher.open`.
+            NoTunedData: as `Dispatcher.open`, with `--strict`.
+        """
+        gpu = self.gpu or detect.local_device_name()
+        model = model_of(self.model, gpu)
+        return Dispatcher.open(
+            self.database,
+            gpu,
+            model=model,
+            heads=heads_of(self.heads, model) if heads is None else heads,
+            kv_dtype=str(self.kv_dtype),
+            strict=self.strict,
+            layers=self.layers,
+            allow_lossy=listed(self.allow_lossy),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class BatchOptions:
+    """A batch, as one word or as lists of lengths."""
+
+    batch: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[BATCH]",
+            help="extend:PREFIX+NEW,... or target_verify:nNEXT_N:CONTEXT,...; decode and "
+            "draft_extend like target_verify; xCOUNT behind a sequence repeats it.",
+            show_default=False,
+        ),
+    ] = None
+    prefix: Annotated[
+        str | None,
+        typer.Option("--prefix", help="Prefix lengths of an extend, comma-separated: 0,512."),
+    ] = None
+    extend: Annotated[
+        str | None,
+        typer.Option("--extend", help="New tokens of each sequence, comma-separated: 300,64."),
+    ] = None
+    captured: Annotated[
+        bool, typer.Option("--captured", help="The pass is captured in a CUDA graph.")
+    ] = False
+
+    def described(self) -> Batch:
+        """The batch.
+
+        Raises:
+            BatchError: when the options describe none, or two.
+        """
+        if (self.batch is None) == (self.extend is None):
+            raise BatchError(
+                "give one batch: as a word like extend:1920+128, or with --extend (and --prefix)"
+            )
+        if self.batch is not None:
+            if self.prefix is not None:
+                raise BatchError("--prefix goes with --extend, not with a batch given as a word")
+            return replace(Batch.parse(self.batch), captured=self.captured)
+        news = _lengths(self.extend or "")
+        prefixes = [0] * len(news) if self.prefix is None else _lengths(self.prefix)
+        return Batch.extend(prefixes, news, captured=self.captured)
+
+
+def _lengths(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise BatchError(f"{text!r} is not a list of lengths like 0,512") from None
