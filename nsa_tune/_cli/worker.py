@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from nsa_tune._cli.measuring import check_packages, interruptible
+from nsa_tune._cli.measure.device import check_packages, interruptible
 from nsa_tune._cli.remote import Url, client_of
 from nsa_tune._cli.shared.console import say
 from nsa_tune._cli.shared.options import Quiet
@@ -56,7 +56,7 @@ def worker(
     Takes none while other processes compute on the GPU, unless --busy is given. The token, which
     must have the role submit, is read from NSA_TUNE_TOKEN.
     """
-    from nsa_tune._cli.progress import progress_for
+    from nsa_tune._cli.measure.progress import progress_for
 
     check_packages("measuring")
     from nsa_tune.fleet.worker import WorkerRequest, work

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from nsa_tune import UsageError
-from nsa_tune._cli.events import EventProgress, Together, events_into
+from nsa_tune._cli.measure.events import EventProgress, Together, events_into
 from nsa_tune.autotune.runner.progress import Incident, NoProgress
 from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.layouts import KVLayout

@@ -18,7 +18,7 @@ import pytest
 
 from nsa_tune.db.reader import read_database, read_text
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 COMMAND = [sys.executable, "-m", "nsa_tune.cli", "run", "--device", "cpu", "--json"]
 
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from nsa_tune._cli.events import Together, events_into
-from nsa_tune._cli.executors import ExecutorKind, ExecutorOptions, launcher_for
-from nsa_tune._cli.measuring import INTERRUPTED, check_packages, interruptible
+from nsa_tune._cli.measure.device import INTERRUPTED, check_packages, interruptible
+from nsa_tune._cli.measure.events import Together, events_into
+from nsa_tune._cli.measure.executors import ExecutorKind, ExecutorOptions, launcher_for
 from nsa_tune._cli.shared import json_documents
 from nsa_tune._cli.shared.console import say, tables_console
 from nsa_tune._cli.shared.option_groups import ModelOptions, grouped
@@ -100,7 +100,7 @@ def run(
     the model's heads. Each device has a worker process, which is replaced when an arm crashes or
     hangs. At the end the crossovers are printed: the batches at which another arm becomes faster.
     """
-    from nsa_tune._cli.progress import progress_for
+    from nsa_tune._cli.measure.progress import progress_for
     from nsa_tune.autotune.runner.run import RunRequest
     from nsa_tune.autotune.runner.run import run as tune
 

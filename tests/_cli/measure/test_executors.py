@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from nsa_tune import NsaTuneError
-from nsa_tune._cli.executors import ExecutorKind, ExecutorOptions, launcher_for
+from nsa_tune._cli.measure.executors import ExecutorKind, ExecutorOptions, launcher_for
 from nsa_tune.autotune.cluster.launcher import RayLauncher
 from nsa_tune.autotune.runner.run import RunRequest
 from nsa_tune.autotune.worker.isolated import Deadlines

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from nsa_tune._cli.measuring import check_packages, interruptible
+from nsa_tune._cli.measure.device import check_packages, interruptible
 from nsa_tune._cli.shared import json_documents
 from nsa_tune._cli.shared.console import say
 from nsa_tune._cli.shared.option_groups import ModelOptions, grouped
@@ -46,7 +46,7 @@ def check(
     Exits with 4 when it does not: a choice of the table loses more than 3 % on a batch where it was
     clearly faster before, an arm fails, or the median time has changed by more than 10 %.
     """
-    from nsa_tune._cli.progress import progress_for
+    from nsa_tune._cli.measure.progress import progress_for
 
     check_packages("measuring")
     from nsa_tune.autotune.health.table_check import CheckRequest

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nsa_tune._cli.measuring import INTERRUPTED, check_packages
+from nsa_tune._cli.measure.device import INTERRUPTED, check_packages
 from nsa_tune._cli.shared import json_documents
 from nsa_tune._cli.shared.console import say
 from nsa_tune._cli.shared.option_groups import ModelOptions, grouped

@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from nsa_tune._cli.progress import BarProgress, LineProgress, RunProgress, progress_for
+from nsa_tune._cli.measure.progress import BarProgress, LineProgress, RunProgress, progress_for
 from nsa_tune.autotune.runner.progress import Incident
 from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.layouts import KVLayout

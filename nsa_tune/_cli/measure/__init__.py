@@ -1,0 +1,1 @@
+"""The commands that use this machine's device: `run`, `check`, `probe` and `doctor`."""
