@@ -15,17 +15,17 @@ import typer
 
 import nsa_tune
 from nsa_tune._cli.advise import advise
-from nsa_tune._cli.compare import compare
-from nsa_tune._cli.dashboard import dashboard
 from nsa_tune._cli.db import db
 from nsa_tune._cli.job import job
-from nsa_tune._cli.lookup import explain, lookup
 from nsa_tune._cli.measure.check import check
 from nsa_tune._cli.measure.doctor import doctor
 from nsa_tune._cli.measure.probe import probe
 from nsa_tune._cli.measure.run import run
 from nsa_tune._cli.replay import replay
-from nsa_tune._cli.report import report
+from nsa_tune._cli.results.compare import compare
+from nsa_tune._cli.results.dashboard import dashboard
+from nsa_tune._cli.results.lookup import explain, lookup
+from nsa_tune._cli.results.report import report
 from nsa_tune._cli.serve import serve
 from nsa_tune._cli.shared.console import say
 from nsa_tune._cli.sharing import merge, publish, pull, push

@@ -13,7 +13,7 @@ import pytest
 
 import nsa_tune
 from nsa_tune import _errors
-from nsa_tune._cli import report as reporting
+from nsa_tune._cli.results import report as reporting
 from nsa_tune._errors import NsaTuneError
 from nsa_tune.db import reader as tables
 from tests.reports.synthetic import H100

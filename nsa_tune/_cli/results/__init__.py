@@ -1,0 +1,1 @@
+"""The commands that read tables: `report`, `dashboard`, `compare`, `lookup` and `explain`."""
