@@ -14,14 +14,12 @@ from typing import Annotated
 import typer
 
 import nsa_tune
-from nsa_tune._cli.advise import advise
 from nsa_tune._cli.db import db
 from nsa_tune._cli.job import job
 from nsa_tune._cli.measure.check import check
 from nsa_tune._cli.measure.doctor import doctor
 from nsa_tune._cli.measure.probe import probe
 from nsa_tune._cli.measure.run import run
-from nsa_tune._cli.replay import replay
 from nsa_tune._cli.results.compare import compare
 from nsa_tune._cli.results.dashboard import dashboard
 from nsa_tune._cli.results.lookup import explain, lookup
@@ -30,6 +28,8 @@ from nsa_tune._cli.serve import serve
 from nsa_tune._cli.shared.console import say
 from nsa_tune._cli.sharing import merge, publish, pull, push
 from nsa_tune._cli.token import token
+from nsa_tune._cli.traffic.advise import advise
+from nsa_tune._cli.traffic.replay import replay
 from nsa_tune._cli.worker import worker
 from nsa_tune._errors import NsaTuneError
 

@@ -8,12 +8,12 @@ from typing import Annotated
 
 import typer
 
-from nsa_tune._cli.pass_times import kv_dtype_of, refused, whole_prefills
 from nsa_tune._cli.shared import json_documents
 from nsa_tune._cli.shared.console import say, tables_console
 from nsa_tune._cli.shared.option_groups import DispatcherOptions, grouped
 from nsa_tune._cli.shared.options import AsJson
-from nsa_tune._cli.traffic import (
+from nsa_tune._cli.traffic.pass_times import kv_dtype_of, refused, whole_prefills
+from nsa_tune._cli.traffic.replaying import (
     Counted,
     TrafficOptions,
     pricer_for,
