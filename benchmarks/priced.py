@@ -34,7 +34,8 @@ from statistics import median
 from typing import Any, TypeAlias
 
 from nsa_tune import Batch, BatchError, Dispatcher
-from nsa_tune._cli.traffic.replaying import pricer_for, release_named
+from nsa_tune._cli.traffic.options import release_named
+from nsa_tune._cli.traffic.prices import pricer_for
 from nsa_tune.backend.costmodel.least_squares import fitted_weights
 from nsa_tune.backend.types.batch import Mode
 from nsa_tune.reports.replay.prices import Pricer

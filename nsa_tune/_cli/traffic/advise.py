@@ -12,7 +12,8 @@ from nsa_tune._cli.shared import json_documents
 from nsa_tune._cli.shared.option_groups import DispatcherOptions, grouped
 from nsa_tune._cli.shared.options import AsJson, Engine
 from nsa_tune._cli.traffic.configurations import ComparedOptions, compared, shell_lines
-from nsa_tune._cli.traffic.replaying import TrafficOptions, logged, release_named
+from nsa_tune._cli.traffic.options import TrafficOptions, release_named
+from nsa_tune._cli.traffic.replaying import logged
 from nsa_tune._errors import UsageError
 from nsa_tune.reports.advice.sglang import advise as advise_sglang
 from nsa_tune.reports.advice.vllm import advise as advise_vllm

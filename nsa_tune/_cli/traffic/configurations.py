@@ -12,8 +12,9 @@ import typer
 
 from nsa_tune._cli.shared.option_groups import DispatcherOptions
 from nsa_tune._cli.shared.options import KvDtype, heads_of, model_of
-from nsa_tune._cli.traffic.pass_times import whole_prefills
-from nsa_tune._cli.traffic.replaying import TrafficOptions, pricer_for, replay_requests
+from nsa_tune._cli.traffic.options import TrafficOptions
+from nsa_tune._cli.traffic.prices import pricer_for, whole_prefills
+from nsa_tune._cli.traffic.replaying import replay_requests
 from nsa_tune._errors import NoTunedData, UsageError
 from nsa_tune.backend.engines.sglang.releases import Release
 from nsa_tune.backend.hardware import detect

@@ -12,15 +12,9 @@ from nsa_tune._cli.shared import json_documents
 from nsa_tune._cli.shared.console import say, tables_console
 from nsa_tune._cli.shared.option_groups import DispatcherOptions, grouped
 from nsa_tune._cli.shared.options import AsJson
-from nsa_tune._cli.traffic.pass_times import kv_dtype_of, refused, whole_prefills
-from nsa_tune._cli.traffic.replaying import (
-    Counted,
-    TrafficOptions,
-    pricer_for,
-    release_named,
-    replay_decisions,
-    replay_requests,
-)
+from nsa_tune._cli.traffic.options import TrafficOptions, release_named
+from nsa_tune._cli.traffic.prices import kv_dtype_of, pricer_for, refused, whole_prefills
+from nsa_tune._cli.traffic.replaying import Counted, replay_decisions, replay_requests
 from nsa_tune._errors import ExtraMissing, NsaTuneError, UsageError
 from nsa_tune.autotune.workload.weighted_batches import is_decision_log
 from nsa_tune.backend.engines.sglang.releases import Release

@@ -1,4 +1,7 @@
-"""Pass times for `replay` and `advise --trace`: a given file, or the newest that was kept."""
+"""What `replay` and `advise --trace` price passes by: a table, and pass times.
+
+Pass times come from a given file, or are the newest that the plug-in has kept.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +9,43 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from nsa_tune._errors import UsageError
+from nsa_tune._errors import NoTunedData, UsageError
+from nsa_tune.backend.dispatch.dispatcher import Dispatcher
 from nsa_tune.backend.engines.sglang.pass_mode import remembered
 from nsa_tune.backend.engines.sglang.pass_mode.times import PassTimes
+from nsa_tune.backend.engines.sglang.releases import Release
 from nsa_tune.backend.types.layouts import KVLayout
 from nsa_tune.backend.types.point import Setting
-from nsa_tune.reports.replay.prices import Pricer
+from nsa_tune.reports.analysis.selection import TableFilter, select_tables
+from nsa_tune.reports.replay.prices import HEADLESS, Pricer, borrowed
 from nsa_tune.reports.replay.rest import RestOfPass
 from nsa_tune.reports.replay.whole_prefills import WholePrefills
 
-__all__ = ["kv_dtype_of", "refused", "whole_prefills"]
+__all__ = ["kv_dtype_of", "pricer_for", "refused", "whole_prefills"]
+
+
+def pricer_for(
+    dispatcher: Dispatcher, release: Release, database: Path | None
+) -> tuple[Pricer, dict[str, str]]:
+    """The pricer of a dispatcher, and for each point that has its times from another table, which.
+
+    Raises:
+        NoTunedData: when there is no table to price with.
+    """
+    if dispatcher.table is None:
+        raise NoTunedData(f"there are no times to price with: {dispatcher.source}")
+    policies = dispatcher.policies
+    if all(policies[name].measured for name in HEADLESS if name in policies):
+        return Pricer(dispatcher, release), {}
+    setting = dispatcher.setting
+    wanted = TableFilter(setting.device.name, setting.profile.name)
+    lent = borrowed(dispatcher, select_tables(database, wanted))
+    words = {
+        name: f"{table.source}, which has {table.key.heads} heads and {table.key.kv_layout}; it "
+        "depends on neither"
+        for name, (_, table) in lent.items()
+    }
+    return Pricer(dispatcher, release, {name: one for name, (one, _) in lent.items()}), words
 
 
 def whole_prefills(
