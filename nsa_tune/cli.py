@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 import nsa_tune
-from nsa_tune._cli.db import db
+from nsa_tune._cli.db.group import db
 from nsa_tune._cli.job import job
 from nsa_tune._cli.measure.check import check
 from nsa_tune._cli.measure.doctor import doctor
@@ -26,7 +26,6 @@ from nsa_tune._cli.results.lookup import explain, lookup
 from nsa_tune._cli.results.report import report
 from nsa_tune._cli.serve import serve
 from nsa_tune._cli.shared.console import say
-from nsa_tune._cli.sharing import merge, publish, pull, push
 from nsa_tune._cli.token import token
 from nsa_tune._cli.traffic.advise import advise
 from nsa_tune._cli.traffic.replay import replay
@@ -47,8 +46,6 @@ for command in (
     worker,
 ):  # fmt: skip
     app.command()(command)
-for command in (merge, publish, pull, push):
-    db.command()(command)
 app.add_typer(db, name="db")
 app.add_typer(job, name="job")
 app.add_typer(token, name="token")

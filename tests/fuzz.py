@@ -36,7 +36,7 @@ from types import FrameType
 from typing import Any, TypeAlias
 
 from nsa_tune import Batch, Dispatcher
-from nsa_tune._cli.sharing import _merged
+from nsa_tune._cli.db.merge import merge_file
 from nsa_tune._errors import NsaTuneError
 from nsa_tune.autotune.workload import weighted_batches
 from nsa_tune.backend.dispatch.refit import refit, weights_of
@@ -496,7 +496,7 @@ def _merge(random: Random, folder: Path) -> bool:
         path.write_bytes(_changed(_good_database(), random))
     try:
         with Store.open(own) as store:
-            merged = _merged(store, path)
+            merged = merge_file(store, path)
             for key in merged.keys:
                 refit(store, key)
                 store.current(key)

@@ -18,7 +18,7 @@ from nsa_tune.db.store import Store
 from tests.fleet.server import Kept, Server, serving
 from tests.shell import GPU, Shell
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def _on_host(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

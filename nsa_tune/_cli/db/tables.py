@@ -17,14 +17,9 @@ from nsa_tune.backend.types.records import Table
 from nsa_tune.db import reader
 from nsa_tune.reports.formats.plain import plain
 
-__all__ = ["db"]
-
-db = typer.Typer(
-    help="List the tables of a database; export and import them as text.", no_args_is_help=True
-)
+__all__ = ["db_export", "db_import", "db_list"]
 
 
-@db.command("list")
 def db_list(database: Database = None, json: AsJson = False) -> None:
     """List the tables of a database."""
     path = database or reader.default_database()
@@ -44,7 +39,6 @@ def db_list(database: Database = None, json: AsJson = False) -> None:
         say(f"{path} has no tables; measure with `nsa-tune run`")
 
 
-@db.command("export")
 @grouped
 def db_export(
     out: Annotated[Path, typer.Option("--out", "-o", help="Text table to write.")],
@@ -67,7 +61,6 @@ def db_export(
     say(f"wrote {out}")
 
 
-@db.command("import")
 def db_import(
     file: Annotated[Path, typer.Argument(help="Text table that `db export` wrote.")],
     database: DatabaseToWrite = None,

@@ -1,0 +1,1 @@
+"""The commands `db ...`: tables listed, exported, imported, merged and shared."""

@@ -1,0 +1,85 @@
+"""The command `db merge`: the newest measurement of each cell, out of several databases."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from nsa_tune._cli.db.selection import named
+from nsa_tune._cli.shared import json_documents
+from nsa_tune._cli.shared.console import say
+from nsa_tune._cli.shared.options import AsJson, DatabaseToWrite
+from nsa_tune.backend.types.records import Key, Table
+from nsa_tune.db import reader
+from nsa_tune.fleet.pull.address import address_in
+from nsa_tune.reports.formats.plain import plain
+
+if TYPE_CHECKING:
+    from nsa_tune.db.merge import Merged
+    from nsa_tune.db.store import Store
+
+__all__ = ["merge", "merge_file", "refitted"]
+
+
+def merge(
+    files: Annotated[
+        list[Path],
+        typer.Argument(metavar="FILE...", help="Databases and text tables; addresses too."),
+    ],
+    database: DatabaseToWrite = None,
+    json: AsJson = False,
+) -> None:
+    """Add what other databases and text tables hold to a database.
+
+    Of each cell the newest measurement counts, wherever it comes from: in whatever order and
+    however often files are merged, the same comes out. The content hash of each table shows it.
+    """
+    from nsa_tune.db.store import Store
+
+    keys: dict[Key, None] = {}
+    with Store.open(database or reader.database_to_write()) as store:
+        added = known = 0
+        for file in files:
+            merged = merge_file(store, reader.local(file))
+            address = address_in(file)
+            name = file if address is None else address.shown
+            say(f"{name}: {merged.added} measurements added, {merged.known} known")
+            added, known = added + merged.added, known + merged.known
+            keys |= dict.fromkeys(merged.keys)
+        tables = list(refitted(store, keys))
+        path = store.path
+    if json:
+        document = json_documents.of_db_merge(str(path), added, known, tables)
+        typer.echo(json_documents.as_text(document))
+        return
+    for table in tables:
+        typer.echo(plain(_line(table)))
+
+
+def merge_file(store: Store, path: Path) -> Merged:
+    """Merge what is in `path`, unless it would spoil what is there."""
+    from nsa_tune.backend.dispatch.refit import check_fit
+    from nsa_tune.db.merge import merge as merge_checked
+
+    text = path.suffix == ".tsv"
+    for table in [reader.read_text(path)] if text else reader.read_database(path):
+        check_fit(table)
+    return merge_checked(store, path)
+
+
+def refitted(store: Store, keys: Iterable[Key]) -> Iterator[Table]:
+    """The tables of `keys`, whose models are fitted again."""
+    from nsa_tune.backend.dispatch.refit import refit
+
+    for key in keys:
+        refit(store, key)
+        yield store.table(key)
+
+
+def _line(table: Table) -> str:
+    from nsa_tune.db.text_table import content_of
+
+    return f"{content_of(table)}  {named(table.key)}: {len(table.measurements)} measurements"

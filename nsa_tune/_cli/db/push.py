@@ -1,0 +1,106 @@
+"""The command `db push`: decision logs, failed checks and tables to a service."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from nsa_tune._cli.db.selection import chosen, named
+from nsa_tune._cli.shared.console import say
+from nsa_tune._cli.shared.option_groups import TableOptions, grouped
+from nsa_tune._cli.shared.options import Database
+from nsa_tune._errors import NsaTuneError, StoreError, StoreMissing, UsageError
+from nsa_tune.backend.types.records import Key
+from nsa_tune.db import reader
+from nsa_tune.fleet.pull.address import Address, address_in
+
+if TYPE_CHECKING:
+    from nsa_tune.db.checks import Check
+
+__all__ = ["push"]
+
+
+@grouped
+def push(
+    service: Annotated[str, typer.Argument(metavar="URL", help="Address of a service.")],
+    logs: Annotated[
+        list[Path] | None,
+        typer.Option("--log", help="Decision log (NSA_TUNE_LOG) to send; may be given again."),
+    ] = None,
+    checks: Annotated[
+        bool, typer.Option("--checks", help="Send what failed checks of the database found.")
+    ] = False,
+    measured: Annotated[
+        bool, typer.Option("--tables", help="Send the tables of the database.")
+    ] = False,
+    *,
+    tables: TableOptions,
+    database: Database = None,
+) -> None:
+    """Send decision logs, failed checks or tables to a service. Nothing is sent unless named.
+
+    What the service has already counts once. It needs a token of the role submit in NSA_TUNE_TOKEN.
+    """
+    from nsa_tune.fleet.push import push_log, push_table
+
+    address = address_in(service)
+    if address is None:
+        raise UsageError(f"{service!r} is no address of a service, like https://tables.example")
+    if not (logs or checks or measured):
+        raise UsageError("say what to send: --log FILE, --checks or --tables")
+    if address.readable:
+        say(f"{address.shown} is not encrypted: others can read the token and what is sent")
+    for path in logs or ():
+        say(f"{path}: {push_log(address, path)} decisions were new")
+    if checks:
+        _push_checks(address, tables, database)
+    if measured:
+        for table in chosen(tables, database or reader.database_to_write()):
+            say(f"{named(table.key)}: {push_table(address, table)} measurements were new")
+
+
+def _push_checks(service: Address, tables: TableOptions, database: Path | None) -> None:
+    """Send what the newest check of each table found, where it failed.
+
+    Raises:
+        NsaTuneError: when the service refuses some of it; the rest is sent.
+    """
+    from nsa_tune.fleet.push import push_finding
+
+    found = list(_findings(tables, database))
+    refused = 0
+    for finding in found:
+        try:
+            push_finding(service, finding)
+        except StoreError as error:
+            say(f"refused: {error}")
+            refused += 1
+    say(f"{len(found) - refused} findings sent")
+    if refused:
+        raise NsaTuneError(f"{refused} of {len(found)} findings were refused")
+
+
+def _findings(tables: TableOptions, database: Path | None) -> Iterator[dict[str, object]]:
+    from nsa_tune.db.checks import read_checks
+    from nsa_tune.db.text_table import read_key
+    from nsa_tune.fleet.push import findings_of
+
+    # A check is in the user's database, and its table may be anywhere.
+    keys: dict[str, Key] = {}
+    newest: dict[tuple[str, str, object], Check] = {}
+    for path in reader.sources(database):
+        if path.suffix == ".tsv":
+            keys |= {key.digest: key for key in [read_key(path)]}
+            continue
+        try:
+            keys |= {one.key.digest: one.key for one in reader.read_database(path)}
+            newest |= {(one.digest, one.driver, one.libraries): one for one in read_checks(path)}
+        except StoreMissing:
+            continue
+    for check in newest.values():
+        key = keys.get(check.digest)
+        if key is not None and not check.holds and tables.filter.matches(key):
+            yield from findings_of(check, key)
