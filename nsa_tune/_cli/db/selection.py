@@ -12,14 +12,19 @@ from nsa_tune.db import reader
 __all__ = ["chosen", "named"]
 
 
-def chosen(tables: TableOptions, database: Path | None) -> list[Table]:
-    """The tables that the options name.
+def chosen(tables: TableOptions, database: Path | None, digest: str = "") -> list[Table]:
+    """The tables that the options name, and whose key's digest begins with `digest`.
 
     Raises:
         NoTunedData: when there is none.
     """
     path = database or reader.default_database()
-    known = [one for one in reader.read_database(path) if tables.filter.matches(one.key)]
+    wanted = tables.filter
+    known = [
+        one
+        for one in reader.read_database(path)
+        if wanted.matches(one.key) and one.key.digest.startswith(digest)
+    ]
     if not known:
         raise NoTunedData(f"{path} has no such table; `nsa-tune db list` shows what there is")
     return known

@@ -8,11 +8,12 @@ from typing import Annotated
 
 import typer
 
+from nsa_tune._cli.db.selection import chosen, named
 from nsa_tune._cli.shared import json_documents
 from nsa_tune._cli.shared.console import say
 from nsa_tune._cli.shared.option_groups import TableOptions, grouped
 from nsa_tune._cli.shared.options import AsJson, Database, DatabaseToWrite
-from nsa_tune._errors import NoTunedData, UsageError
+from nsa_tune._errors import UsageError
 from nsa_tune.backend.types.records import Table
 from nsa_tune.db import reader
 from nsa_tune.reports.formats.plain import plain
@@ -28,13 +29,8 @@ def db_list(database: Database = None, json: AsJson = False) -> None:
         typer.echo(json_documents.as_text(json_documents.of_db_list(str(path), known)))
         return
     for one in known:
-        key = one.key
-        typer.echo(
-            plain(
-                f"{key.digest}  {key.gpu}, {key.model}, {key.heads} local heads, {key.kv_layout}, "
-                f"{key.protocol}: {len(one.measurements)} measurements, {one.measured_at}"
-            )
-        )
+        measured = f"{len(one.measurements)} measurements, {one.measured_at}"
+        typer.echo(plain(f"{one.key.digest}  {named(one.key)}: {measured}"))
     if not known:
         say(f"{path} has no tables; measure with `nsa-tune run`")
 
@@ -52,12 +48,7 @@ def db_export(
     """Write one table of a database as a text file, to compare, commit or import."""
     from nsa_tune.backend.dispatch.refit import write_fitted
 
-    wanted = tables.filter
-    path = database or reader.default_database()
-    known = [one for one in reader.read_database(path) if wanted.matches(one.key)]
-    if key is not None:
-        known = [one for one in known if one.key.digest.startswith(key)]
-    write_fitted(_only_table(known, path), out)
+    write_fitted(_only(chosen(tables, database, key or "")), out)
     say(f"wrote {out}")
 
 
@@ -76,15 +67,12 @@ def db_import(
         say(f"{added} measurements added to {store.path}")
 
 
-def _only_table(found: Sequence[Table], path: Path) -> Table:
-    """The table in `found`, all of which came from `path`.
+def _only(found: Sequence[Table]) -> Table:
+    """The one table in `found`.
 
     Raises:
-        NoTunedData: when there is none.
         UsageError: when there are several; the message has their digests.
     """
-    if not found:
-        raise NoTunedData(f"{path} has no such table; `nsa-tune db list` shows what there is")
     if len(found) > 1:
         digests = ", ".join(table.key.digest for table in found)
         raise UsageError(f"{len(found)} tables match; choose one with --key: {digests}")
