@@ -15,7 +15,10 @@ import typer
 
 import nsa_tune
 from nsa_tune._cli.db.group import db
-from nsa_tune._cli.job import job
+from nsa_tune._cli.fleet.job import job
+from nsa_tune._cli.fleet.serve import serve
+from nsa_tune._cli.fleet.token import token
+from nsa_tune._cli.fleet.worker import worker
 from nsa_tune._cli.measure.check import check
 from nsa_tune._cli.measure.doctor import doctor
 from nsa_tune._cli.measure.probe import probe
@@ -24,12 +27,9 @@ from nsa_tune._cli.results.compare import compare
 from nsa_tune._cli.results.dashboard import dashboard
 from nsa_tune._cli.results.lookup import explain, lookup
 from nsa_tune._cli.results.report import report
-from nsa_tune._cli.serve import serve
 from nsa_tune._cli.shared.console import say
-from nsa_tune._cli.token import token
 from nsa_tune._cli.traffic.advise import advise
 from nsa_tune._cli.traffic.replay import replay
-from nsa_tune._cli.worker import worker
 from nsa_tune._errors import NsaTuneError
 
 __all__ = ["app", "main"]

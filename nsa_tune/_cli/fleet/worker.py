@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from nsa_tune._cli.fleet.remote import Url, client_of
 from nsa_tune._cli.measure.device import check_packages, interruptible
-from nsa_tune._cli.remote import Url, client_of
 from nsa_tune._cli.shared.console import say
 from nsa_tune._cli.shared.options import Quiet
 from nsa_tune._errors import StoreError

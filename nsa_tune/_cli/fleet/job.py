@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from nsa_tune._cli.remote import UrlOption, client_of
+from nsa_tune._cli.fleet.remote import UrlOption, client_of
 from nsa_tune._cli.shared.console import say
 from nsa_tune._cli.shared.json_documents import as_text
 from nsa_tune._cli.shared.option_groups import ModelOptions, grouped

@@ -1,0 +1,1 @@
+"""The commands for many hosts: `serve`, `worker`, `job ...` and `token ...`."""
