@@ -65,7 +65,7 @@ def findings_of(check: Check, key: Key) -> Iterator[dict[str, Any]]:
     for anchor in check.anchors:
         if anchor.problem:
             yield {
-                "key": {**asdict(key), "libraries": dict(key.libraries)},
+                "key": key.as_document(),
                 "found_by": "nsa-tune check",
                 "checked_at": check.checked_at,
                 "driver": check.driver,

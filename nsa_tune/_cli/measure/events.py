@@ -7,7 +7,6 @@ import logging
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -31,7 +30,7 @@ class EventProgress:
 
     def start(self, setting: Setting, key: Key, batches: int, skipped: int) -> None:
         """Event "start"."""
-        facts = {**asdict(key), "libraries": dict(key.libraries), "digest": key.digest}
+        facts = {**key.as_document(), "digest": key.digest}
         self._write("start", key=facts, batches=batches, skipped=skipped)
 
     def batch(

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from nsa_tune.autotune.runner.run import RunResult
     from nsa_tune.backend.dispatch.dispatcher import Dispatcher
     from nsa_tune.backend.dispatch.plan import Plan, Reason
-    from nsa_tune.backend.types.records import Key, Table
+    from nsa_tune.backend.types.records import Table
 
 __all__ = [
     "as_text",
@@ -60,7 +60,7 @@ def of_explain(dispatcher: Dispatcher, plan: Plan) -> dict[str, Any]:
     return {
         **of_lookup(dispatcher, plan),
         "schema": "nsa-tune/explain/2",
-        "key": None if dispatcher.table is None else _key(dispatcher.table.key),
+        "key": None if dispatcher.table is None else dispatcher.table.key.as_document(),
         "reasons": {name: _reason(reason) for name, reason in plan.reasons.items()},
     }
 
@@ -170,7 +170,7 @@ def of_db_list(database: str, tables: list[Table]) -> dict[str, Any]:
         "tables": [
             {
                 "digest": table.key.digest,
-                "key": _key(table.key),
+                "key": table.key.as_document(),
                 "measurements": len(table.measurements),
                 "measured_at": table.measured_at,
             }
@@ -189,7 +189,7 @@ def of_db_merge(database: str, added: int, known: int, tables: list[Table]) -> d
         "tables": [
             {
                 "digest": table.key.digest,
-                "key": _key(table.key),
+                "key": table.key.as_document(),
                 "content": content_of(table),
                 "measurements": len(table.measurements),
                 "measured_at": table.measured_at,
@@ -197,7 +197,3 @@ def of_db_merge(database: str, added: int, known: int, tables: list[Table]) -> d
             for table in tables
         ],
     }
-
-
-def _key(key: Key) -> dict[str, Any]:
-    return {**asdict(key), "libraries": dict(key.libraries)}

@@ -6,9 +6,9 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from nsa_tune.backend.types.draft import draft_of
 
@@ -60,6 +60,10 @@ class Key:
         values = {one.name: getattr(self, one.name) for one in fields(self)}
         text = json.dumps(values, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def as_document(self) -> dict[str, Any]:
+        """The fields as JSON documents have them: libraries as an object, names to versions."""
+        return {**asdict(self), "libraries": dict(self.libraries)}
 
     def differences(self, other: Key) -> Iterator[tuple[str, str, str]]:
         """(field, ours, theirs) for each field, library by library, where `other` differs."""

@@ -96,7 +96,7 @@ class Manifest:
     def as_bytes(self) -> bytes:
         """The manifest as JSON, the same for the same manifest."""
         document = {"schema": SCHEMA, **asdict(self)}
-        document["key"] = {**asdict(self.key), "libraries": dict(self.key.libraries)}
+        document["key"] = self.key.as_document()
         return (json.dumps(document, indent=1, sort_keys=True) + "\n").encode()
 
     def why_not(self, table: Table, data: bytes) -> str:

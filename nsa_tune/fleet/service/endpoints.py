@@ -6,7 +6,6 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -62,8 +61,7 @@ class Endpoints:
         listed = [
             {
                 "digest": one.key.digest,
-                **asdict(one.key),
-                "libraries": dict(one.key.libraries),
+                **one.key.as_document(),
                 "rows": one.rows,
                 "measured_at": one.measured_at,
                 "content": one.text.sha256,

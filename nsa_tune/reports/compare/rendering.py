@@ -192,7 +192,7 @@ def _side(comparison: Comparison, side: str) -> dict[str, Any]:
     return {
         "source": source_name(table.source),
         "digest": table.key.digest,
-        "key": {**asdict(table.key), "libraries": dict(table.key.libraries)},
+        "key": table.key.as_document(),
         "measured_at": table.measured_at,
         "measurements": len(table.measurements),
     }

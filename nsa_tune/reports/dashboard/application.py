@@ -141,7 +141,7 @@ class _Pages:
                     {
                         "source": source_name(table.source),
                         "digest": table.key.digest,
-                        "key": {**asdict(table.key), "libraries": dict(table.key.libraries)},
+                        "key": table.key.as_document(),
                         "measured_at": table.measured_at,
                         "measurements": [asdict(row) for row in table.measurements],
                     }

@@ -31,7 +31,7 @@ def report_document(report: Report) -> dict[str, Any]:
 def _section(section: Section) -> dict[str, Any]:
     table = section.table
     return {
-        "key": {**asdict(section.key), "libraries": dict(section.key.libraries)},
+        "key": section.key.as_document(),
         "digest": section.key.digest,
         "device": asdict(table.device),
         "source": source_name(table.source),
