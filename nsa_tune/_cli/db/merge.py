@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from nsa_tune._cli.db.selection import named
-from nsa_tune._cli.shared import json_documents
-from nsa_tune._cli.shared.console import say
+from nsa_tune._cli.shared.console import print_document, say
 from nsa_tune._cli.shared.options import AsJson, DatabaseToWrite
 from nsa_tune.backend.types.records import Key, Table
 from nsa_tune.db import reader
+from nsa_tune.db.text_table import content_of
 from nsa_tune.fleet.pull.address import address_in
 from nsa_tune.reports.formats.plain import plain
 
@@ -52,8 +52,7 @@ def merge(
         tables = list(refitted(store, keys))
         path = store.path
     if json:
-        document = json_documents.of_db_merge(str(path), added, known, tables)
-        typer.echo(json_documents.as_text(document))
+        print_document(_document(str(path), added, known, tables))
         return
     for table in tables:
         typer.echo(plain(_line(table)))
@@ -80,6 +79,24 @@ def refitted(store: Store, keys: Iterable[Key]) -> Iterator[Table]:
 
 
 def _line(table: Table) -> str:
-    from nsa_tune.db.text_table import content_of
-
     return f"{content_of(table)}  {named(table.key)}: {len(table.measurements)} measurements"
+
+
+def _document(database: str, added: int, known: int, tables: list[Table]) -> dict[str, Any]:
+    """The document of `db merge`."""
+    return {
+        "schema": "nsa-tune/db-merge/1",
+        "database": database,
+        "added": added,
+        "known": known,
+        "tables": [
+            {
+                "digest": table.key.digest,
+                "key": table.key.as_document(),
+                "content": content_of(table),
+                "measurements": len(table.measurements),
+                "measured_at": table.measured_at,
+            }
+            for table in tables
+        ],
+    }

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from nsa_tune._cli.db.selection import chosen, named
-from nsa_tune._cli.shared import json_documents
-from nsa_tune._cli.shared.console import say
+from nsa_tune._cli.shared.console import print_document, say
 from nsa_tune._cli.shared.option_groups import TableOptions, grouped
 from nsa_tune._cli.shared.options import AsJson, Database, DatabaseToWrite
 from nsa_tune._errors import UsageError
@@ -26,7 +25,7 @@ def db_list(database: Database = None, json: AsJson = False) -> None:
     path = database or reader.default_database()
     known = reader.read_database(path)
     if json:
-        typer.echo(json_documents.as_text(json_documents.of_db_list(str(path), known)))
+        print_document(_document(str(path), known))
         return
     for one in known:
         measured = f"{len(one.measurements)} measurements, {one.measured_at}"
@@ -77,3 +76,20 @@ def _only(found: Sequence[Table]) -> Table:
         digests = ", ".join(table.key.digest for table in found)
         raise UsageError(f"{len(found)} tables match; choose one with --key: {digests}")
     return found[0]
+
+
+def _document(database: str, tables: list[Table]) -> dict[str, Any]:
+    """The document of `db list`."""
+    return {
+        "schema": "nsa-tune/db-list/1",
+        "database": database,
+        "tables": [
+            {
+                "digest": table.key.digest,
+                "key": table.key.as_document(),
+                "measurements": len(table.measurements),
+                "measured_at": table.measured_at,
+            }
+            for table in tables
+        ],
+    }

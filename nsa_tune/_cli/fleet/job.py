@@ -7,8 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from nsa_tune._cli.fleet.remote import UrlOption, client_of
-from nsa_tune._cli.shared.console import say
-from nsa_tune._cli.shared.json_documents import as_text
+from nsa_tune._cli.shared.console import print_document, say
 from nsa_tune._cli.shared.option_groups import ModelOptions, grouped
 from nsa_tune._cli.shared.options import AsJson, KvDtype, heads_of, model_of, names_of
 from nsa_tune.backend.dispatch.matching import Here
@@ -40,7 +39,7 @@ def job_list(
     """List the newest jobs of a service."""
     found = client_of(url, _PATIENCE_S).document(f"/v1/jobs?state={state}" if state else "/v1/jobs")
     if json:
-        typer.echo(as_text({"schema": "nsa-tune/jobs/1", **found}))
+        print_document({"schema": "nsa-tune/jobs/1", **found})
         return
     for one in found["jobs"]:
         typer.echo(_line(one))
@@ -105,7 +104,7 @@ def job_ask(
         body |= {"driver": here.driver, "libraries": dict(here.libraries)}
     answer = client_of(url, _PATIENCE_S).post("/v1/wanted", body)
     if json:
-        typer.echo(as_text({"schema": "nsa-tune/wanted/1", **answer}))
+        print_document({"schema": "nsa-tune/wanted/1", **answer})
     elif answer["table"]:
         typer.echo(f"there is a table: {answer['table']}")
     else:

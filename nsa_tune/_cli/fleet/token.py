@@ -9,8 +9,7 @@ from typing import Annotated
 
 import typer
 
-from nsa_tune._cli.shared.console import say
-from nsa_tune._cli.shared.json_documents import as_text
+from nsa_tune._cli.shared.console import print_document, say
 from nsa_tune._cli.shared.options import AsJson, DatabaseToWrite
 from nsa_tune.db import reader
 from nsa_tune.fleet.service.state import State, state_path
@@ -48,7 +47,7 @@ def token_list(database: DatabaseToWrite = None, json: AsJson = False) -> None:
         listed = [
             {"name": one.name, "role": str(one.role), "created_at": one.created_at} for one in found
         ]
-        typer.echo(as_text({"schema": "nsa-tune/tokens/1", "tokens": listed}))
+        print_document({"schema": "nsa-tune/tokens/1", "tokens": listed})
         return
     for one in found:
         typer.echo(f"{one.name}  {one.role}  {one.created_at}")

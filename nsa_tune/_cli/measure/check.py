@@ -8,8 +8,7 @@ import typer
 from rich.console import Console
 
 from nsa_tune._cli.measure.device import check_packages, interruptible
-from nsa_tune._cli.shared import json_documents
-from nsa_tune._cli.shared.console import say
+from nsa_tune._cli.shared.console import print_document, say
 from nsa_tune._cli.shared.option_groups import ModelOptions, grouped
 from nsa_tune._cli.shared.options import AsJson, DatabaseToWrite, Quiet, heads_of, model_of
 from nsa_tune.backend.hardware import detect
@@ -63,7 +62,7 @@ def check(
     if result.not_kept:
         say(f"the outcome is not stored: {result.not_kept}")
     if json:
-        typer.echo(json_documents.as_text(_document(result)))
+        print_document(_document(result))
     else:
         _print(result)
     if not result.check.holds:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from nsa_tune._cli.shared import json_documents
+from nsa_tune._cli.shared.console import print_document
 from nsa_tune._cli.shared.options import AsJson, Engine
 from nsa_tune._errors import MachineUnfit
 from nsa_tune.reports.formats.plain import plain
+
+if TYPE_CHECKING:
+    from nsa_tune.autotune.health.doctor import Diagnosis
 
 __all__ = ["doctor"]
 
@@ -34,10 +38,20 @@ def doctor(
 
     diagnosis = examine(database=database) if engine is None else examine_engine(engine, database)
     if json:
-        typer.echo(json_documents.as_text(json_documents.of_doctor(diagnosis)))
+        print_document(_document(diagnosis))
     else:
         for finding in diagnosis.findings:
             typer.echo(plain(f"{finding.state:<5} {finding.subject:<16} {finding.text}"))
         typer.echo(plain(diagnosis.conclusion))
     if not diagnosis.fit:
         raise typer.Exit(MachineUnfit.exit_code)
+
+
+def _document(diagnosis: Diagnosis) -> dict[str, Any]:
+    """The document of `doctor`."""
+    return {
+        "schema": "nsa-tune/doctor/1",
+        "fit": diagnosis.fit,
+        "conclusion": diagnosis.conclusion,
+        "findings": [asdict(finding) for finding in diagnosis.findings],
+    }

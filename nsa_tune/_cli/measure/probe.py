@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from nsa_tune._cli.measure.device import INTERRUPTED, check_packages
-from nsa_tune._cli.shared import json_documents
-from nsa_tune._cli.shared.console import say
+from nsa_tune._cli.shared.console import print_document, say
 from nsa_tune._cli.shared.option_groups import ModelOptions, grouped
 from nsa_tune._cli.shared.options import AsJson, DatabaseToWrite, Quiet, names_of
 from nsa_tune.db import reader as tables
@@ -73,8 +72,7 @@ def probe(
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
     if json:
-        document = json_documents.of_probe(found, str(request.database))
-        typer.echo(json_documents.as_text(document))
+        print_document(_document(found, str(request.database)))
         return
     for one in found:
         typer.echo(plain(_line(one)))
@@ -92,3 +90,26 @@ def _line(one: Probed) -> str:
     if one.ns_per_row is not None:
         text += f"; beyond the limit a row takes {one.ns_per_row} ns more"
     return text
+
+
+def _document(found: list[Probed], database: str) -> dict[str, Any]:
+    """The document of `probe`."""
+    return {
+        "schema": "nsa-tune/probe/1",
+        "database": database,
+        "limits": [
+            {
+                "name": one.name,
+                "limit": one.found.limit,
+                "formula": one.formula,
+                "past": None if one.found.past is None else _tried(one.found.past),
+                "ns_per_row": one.ns_per_row,
+                "tries": [_tried(each) for each in one.found.tries],
+            }
+            for one in found
+        ],
+    }
+
+
+def _tried(one: Try) -> dict[str, Any]:
+    return {"size": one.size, "outcome": str(one.outcome), "words": one.words}

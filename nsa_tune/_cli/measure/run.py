@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -11,8 +13,7 @@ from rich.console import Console
 from nsa_tune._cli.measure.device import INTERRUPTED, check_packages, interruptible
 from nsa_tune._cli.measure.events import Together, events_into
 from nsa_tune._cli.measure.executors import ExecutorKind, ExecutorOptions, launcher_for
-from nsa_tune._cli.shared import json_documents
-from nsa_tune._cli.shared.console import say, tables_console
+from nsa_tune._cli.shared.console import print_document, say, tables_console
 from nsa_tune._cli.shared.option_groups import ModelOptions, grouped
 from nsa_tune._cli.shared.options import (
     AllowLossy,
@@ -130,7 +131,7 @@ def run(
         with shown:
             result = tune(request, told, launcher=launcher)
         if written is not None:
-            written.end(result.outcome, **json_documents.run_counts(result))
+            written.end(result.outcome, **_counts(result))
     _print_result(result, request, as_document=json)
     if not quiet:
         _print_summary(result, request)
@@ -144,8 +145,7 @@ def _print_result(result: RunResult, request: RunRequest, *, as_document: bool) 
         print_crossovers(found, tables_console())
         return
     sections = report_document(found)["sections"]
-    document = json_documents.of_run(result, str(request.database), sections)
-    typer.echo(json_documents.as_text(document))
+    print_document(_document(result, str(request.database), sections))
 
 
 def _print_summary(result: RunResult, request: RunRequest) -> None:
@@ -174,3 +174,52 @@ def _print_summary(result: RunResult, request: RunRequest) -> None:
             f"{target:.1%}: more batches no longer lowered it, or the target allows no more "
             "measurements; --target-regret 0 measures the whole grid"
         )
+
+
+def _document(
+    result: RunResult, database: str, sections: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """The document of `run`; `sections` are those of its report document.
+
+    A run on GPUs of several models makes a table for each; the fields of the first one are also on
+    top.
+    """
+    tables = [_tuned(section) for section in sections]
+    return {
+        "schema": "nsa-tune/run/2",
+        "outcome": result.outcome,
+        **_counts(result),
+        "database": database,
+        **tables[0],
+        "tables": tables,
+    }
+
+
+def _counts(result: RunResult) -> dict[str, Any]:
+    """The counts of a run."""
+    return {
+        "measured": result.measured,
+        "skipped": result.skipped,
+        "failed": result.failed,
+        "quarantined": [asdict(arm) for arm in result.quarantined],
+        "workers_replaced": result.replaced,
+        "devices_lost": result.lost,
+        "seconds": round(result.seconds, 1),
+        "expected_regret": dict(result.expected_regret),
+        "left_out": {name: asdict(one) for name, one in result.left_out.items()},
+        "units": [{**asdict(unit), "out_of_line": unit.out_of_line} for unit in result.units],
+        "spreads": [asdict(one) for one in result.spreads],
+    }
+
+
+def _tuned(section: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "key": section["key"],
+        "crossovers": [
+            {"question": question["question"], **line}
+            for point in section["points"]
+            for question in point["questions"]
+            for line in question["lines"]
+        ],
+        "failures": section["failures"],
+    }

@@ -6,8 +6,7 @@ from typing import Annotated
 
 import typer
 
-from nsa_tune._cli.shared import json_documents
-from nsa_tune._cli.shared.console import say, tables_console
+from nsa_tune._cli.shared.console import print_document, say, tables_console
 from nsa_tune._cli.shared.option_groups import TableOptions, grouped
 from nsa_tune._cli.shared.options import AsJson, share_of
 from nsa_tune.reports.compare.comparison import compare as compare_tables
@@ -60,7 +59,7 @@ def compare(
     pairs = pairs_of(side_of(before, wanted), side_of(after, wanted), across_gpus=across_gpus)
     found = [compare_tables(one, other, same_within=tolerance) for one, other in pairs]
     if json:
-        typer.echo(json_documents.as_text(comparison_document(found, limit)))
+        print_document(comparison_document(found, limit))
     else:
         console = tables_console()
         for one in found:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import asdict, fields
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from nsa_tune._cli.shared import json_documents
-from nsa_tune._cli.shared.console import tables_console
+from nsa_tune._cli.shared.console import print_document, tables_console
 from nsa_tune._cli.shared.option_groups import BatchOptions, DispatcherOptions, grouped
 from nsa_tune._cli.shared.options import AsJson
 from nsa_tune.reports.analysis.layer_steps import LayerSteps, layer_steps
@@ -19,7 +18,7 @@ from nsa_tune.reports.formats.terminal import print_tables
 
 if TYPE_CHECKING:
     from nsa_tune.backend.dispatch.dispatcher import Dispatcher
-    from nsa_tune.backend.dispatch.plan import Plan
+    from nsa_tune.backend.dispatch.plan import Plan, Reason
 
 __all__ = ["explain", "lookup"]
 
@@ -33,9 +32,9 @@ def lookup(batch: BatchOptions, table: DispatcherOptions, json: AsJson = False) 
     asked, dispatcher = batch.described(), table.open()
     plan = dispatcher.plan(asked)
     if json:
-        typer.echo(json_documents.as_text(json_documents.of_lookup(dispatcher, plan)))
+        print_document(_lookup_document(dispatcher, plan))
         return
-    for name, value in json_documents.decisions(plan).items():
+    for name, value in _decisions(plan).items():
         if value is not None:
             typer.echo(f"{name} = {value}")
 
@@ -58,10 +57,10 @@ def explain(
     asked, dispatcher = batch.described(), table.open()
     plan = dispatcher.plan(asked)
     if json:
-        document = json_documents.of_explain(dispatcher, plan)
+        document = _explain_document(dispatcher, plan)
         if layer:
             document["layer"] = asdict(_steps(dispatcher, plan))
-        typer.echo(json_documents.as_text(document))
+        print_document(document)
         return
     if layer:
         shown = layer_table(_steps(dispatcher, plan), dispatcher.baseline.name)
@@ -78,3 +77,46 @@ def _steps(dispatcher: Dispatcher, plan: Plan) -> LayerSteps:
         plan.batch, dispatcher.policies, dispatcher.setting, dispatcher.baseline,
         lambda _, question: getattr(plan, question.name, None), ceilings_of(measured),
     )  # fmt: skip
+
+
+def _decisions(plan: Plan) -> dict[str, str | bool | None]:
+    """The fields of `plan` that are decisions, by name."""
+    names = [one.name for one in fields(plan) if not one.name.startswith("_")]
+    return {name: getattr(plan, name) for name in names if name != "batch"}
+
+
+def _lookup_document(dispatcher: Dispatcher, plan: Plan) -> dict[str, Any]:
+    """The document of `lookup`."""
+    return {
+        "schema": "nsa-tune/lookup/1",
+        "batch": str(plan.batch),
+        "tuned": dispatcher.table is not None,
+        "source": dispatcher.source,
+        "layers": dispatcher.setting.sharing,
+        "plan": _decisions(plan),
+    }
+
+
+def _explain_document(dispatcher: Dispatcher, plan: Plan) -> dict[str, Any]:
+    """The document of `explain`: that of `lookup`, with the reason of every decision."""
+    return {
+        **_lookup_document(dispatcher, plan),
+        "schema": "nsa-tune/explain/2",
+        "key": None if dispatcher.table is None else dispatcher.table.key.as_document(),
+        "reasons": {name: _reason(reason) for name, reason in plan.reasons.items()},
+    }
+
+
+def _reason(reason: Reason) -> dict[str, Any]:
+    return {
+        "verdict": str(reason.verdict),
+        "source": reason.source,
+        "estimates_us": dict(reason.estimates_us),
+        "intervals_us": {name: list(ends) for name, ends in reason.intervals_us.items()},
+        "guards": dict(reason.guards),
+        "text": reason.text,
+        "expected_regret": reason.expected_regret,
+        "to_win": dict(reason.to_win),
+        "rows": [row._asdict() for row in reason.rows],
+        "consulted": [guard._asdict() for guard in reason.consulted],
+    }

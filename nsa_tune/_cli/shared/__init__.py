@@ -1,1 +1,1 @@
-"""What several commands share: options, messages, JSON documents."""
+"""What several commands share: options and output."""

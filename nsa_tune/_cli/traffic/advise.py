@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from nsa_tune._cli.shared import json_documents
+from nsa_tune._cli.shared.console import print_document
 from nsa_tune._cli.shared.option_groups import DispatcherOptions, grouped
 from nsa_tune._cli.shared.options import AsJson, Engine
 from nsa_tune._cli.traffic.configurations import ComparedOptions, compared, shell_lines
@@ -74,7 +74,7 @@ def advise(
     else:
         found = advise_sglang(dispatcher, version, batches, eager_prefill=eager_prefill)
     if json:
-        typer.echo(json_documents.as_text({"schema": "nsa-tune/advise/2", **asdict(found)}))
+        print_document({"schema": "nsa-tune/advise/2", **asdict(found)})
         return
     for line in found.shell():
         typer.echo(plain(line))
@@ -82,7 +82,7 @@ def advise(
 
 def _rank(found: Configurations, json: bool) -> None:
     if json:
-        typer.echo(json_documents.as_text(found.document()))
+        print_document(found.document())
         return
     for line in shell_lines(found):
         typer.echo(plain(line))

@@ -8,8 +8,7 @@ from typing import Annotated
 
 import typer
 
-from nsa_tune._cli.shared import json_documents
-from nsa_tune._cli.shared.console import say, tables_console
+from nsa_tune._cli.shared.console import print_document, say, tables_console
 from nsa_tune._cli.shared.option_groups import DispatcherOptions, grouped
 from nsa_tune._cli.shared.options import AsJson
 from nsa_tune._cli.traffic.options import TrafficOptions, release_named
@@ -68,7 +67,7 @@ def replay(
     if html is not None:
         _write_page(found, html)
     if json:
-        typer.echo(json_documents.as_text(found.document()))
+        print_document(found.document())
         return
     console = tables_console()
     for name, value in facts(found):
