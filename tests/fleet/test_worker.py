@@ -24,7 +24,7 @@ from nsa_tune.db.reader import read_database
 from nsa_tune.db.store import Store
 from nsa_tune.fleet import worker
 from nsa_tune.fleet.client import Client, Refused, Unreachable
-from nsa_tune.fleet.service.tokens import Role
+from nsa_tune.fleet.service.auth.tokens import Role
 from nsa_tune.fleet.worker import WorkerRequest, work
 from tests.fleet.service.served import Served, served
 from tests.fleet.service.tables import grown, text_of

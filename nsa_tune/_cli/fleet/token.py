@@ -12,8 +12,8 @@ import typer
 from nsa_tune._cli.shared.console import print_document, say
 from nsa_tune._cli.shared.options import AsJson, DatabaseToWrite
 from nsa_tune.db import reader
+from nsa_tune.fleet.service.auth.tokens import Role, Tokens
 from nsa_tune.fleet.service.state import State, state_path
-from nsa_tune.fleet.service.tokens import Role, Tokens
 
 __all__ = ["token"]
 

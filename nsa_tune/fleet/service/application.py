@@ -13,12 +13,12 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from nsa_tune._errors import NoTunedData, NsaTuneError, StoreError, UsageError
+from nsa_tune.fleet.service.auth.gate import Endpoint, Gate, sealed
+from nsa_tune.fleet.service.auth.tokens import Role
 from nsa_tune.fleet.service.endpoints import Endpoints
-from nsa_tune.fleet.service.gate import Endpoint, Gate, sealed
 from nsa_tune.fleet.service.jobs import JobLost, TooManyJobs
 from nsa_tune.fleet.service.queue_page import LINK
 from nsa_tune.fleet.service.service import Service
-from nsa_tune.fleet.service.tokens import Role
 from nsa_tune.reports.dashboard import application as dashboard
 
 if TYPE_CHECKING:

@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 
 import uvicorn
 
+from nsa_tune.fleet.service.auth.tokens import Role, Tokens
 from nsa_tune.fleet.service.server import config_of
 from nsa_tune.fleet.service.service import Service, Settings
 from nsa_tune.fleet.service.state import State, state_path
-from nsa_tune.fleet.service.tokens import Role, Tokens
 
 __all__ = ["Answer", "Process", "Served", "served", "tokens_of"]
 

@@ -14,7 +14,7 @@ pytest.importorskip("prometheus_client")
 pytest.importorskip("vl_convert")
 
 from nsa_tune.db.text_table import format_table
-from nsa_tune.fleet.service.tokens import Role
+from nsa_tune.fleet.service.auth.tokens import Role
 from tests.fleet.service.served import served
 from tests.reports.browsing import Visit
 from tests.reports.dashboard.test_application import TABLE

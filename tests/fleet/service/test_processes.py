@@ -23,7 +23,7 @@ pytest.importorskip("prometheus_client")
 
 from nsa_tune.backend.hardware import detect
 from nsa_tune.db.reader import read_database
-from nsa_tune.fleet.service.tokens import Role
+from nsa_tune.fleet.service.auth.tokens import Role
 from tests.fleet.service.served import Process, Served, tokens_of
 from tests.fleet.service.tables import grown
 

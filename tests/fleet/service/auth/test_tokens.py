@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from nsa_tune._errors import StoreCorrupt, StoreMissing, StoreNewer, UnknownName, UsageError
+from nsa_tune.fleet.service.auth.tokens import Role, Tokens
 from nsa_tune.fleet.service.state import State, state_path
-from nsa_tune.fleet.service.tokens import Role, Tokens
 from tests.shell import Shell
 
 

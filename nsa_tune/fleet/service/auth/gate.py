@@ -9,7 +9,7 @@ from urllib.parse import urlencode
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from nsa_tune.fleet.service.tokens import Role, Token, Tokens
+from nsa_tune.fleet.service.auth.tokens import Role, Token, Tokens
 from nsa_tune.reports.dashboard.access import HEADERS
 
 if TYPE_CHECKING:

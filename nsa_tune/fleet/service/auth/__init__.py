@@ -1,0 +1,1 @@
+"""Who may use the service: tokens, and the gate that asks for one."""
