@@ -11,7 +11,7 @@ import sys
 from dataclasses import replace
 
 from nsa_tune.fleet.client import Client
-from tests.fleet.service.tables import H200_KEY, grown, text_of
+from tests.fleet.service.made_up_tables import H200_KEY, grown, text_of
 
 __all__: list[str] = []
 

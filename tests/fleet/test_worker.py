@@ -26,8 +26,8 @@ from nsa_tune.fleet import worker
 from nsa_tune.fleet.client import Client, Refused, Unreachable
 from nsa_tune.fleet.service.auth.tokens import Role
 from nsa_tune.fleet.worker import WorkerRequest, work
+from tests.fleet.service.made_up_tables import grown, text_of
 from tests.fleet.service.served import Served, served
-from tests.fleet.service.tables import grown, text_of
 from tests.records import ok
 from tests.shell import Shell
 

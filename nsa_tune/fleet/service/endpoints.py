@@ -16,7 +16,6 @@ from starlette.responses import Response
 from nsa_tune._errors import UsageError
 from nsa_tune.backend.points import points_for
 from nsa_tune.backend.types.profiles import profile_of
-from nsa_tune.fleet.service.copies import Copy
 from nsa_tune.fleet.service.documents import (
     libraries_in,
     names_in,
@@ -29,8 +28,9 @@ from nsa_tune.fleet.service.jobs import Job, Worker
 from nsa_tune.fleet.service.metrics import CONTENT_TYPE_LATEST
 from nsa_tune.fleet.service.queue_page import queue_page
 from nsa_tune.fleet.service.service import Service
+from nsa_tune.fleet.service.tables.copies import Copy
+from nsa_tune.fleet.service.tables.uploads import MOST_BYTES
 from nsa_tune.fleet.service.targets import Target
-from nsa_tune.fleet.service.uploads import MOST_BYTES
 
 if TYPE_CHECKING:
     from starlette.requests import Request

@@ -13,7 +13,7 @@ from nsa_tune.fleet.service.demand import Demand
 from nsa_tune.fleet.service.jobs import Jobs, Worker
 from nsa_tune.fleet.service.state import State
 from nsa_tune.fleet.service.targets import Target, kv_dtype_of
-from tests.fleet.service.tables import H200_KEY, TARGET
+from tests.fleet.service.made_up_tables import H200_KEY, TARGET
 
 KEYS = (H200_KEY, replace(H200_KEY, heads=16))
 LIBRARIES = dict(H200_KEY.libraries)

@@ -24,8 +24,8 @@ pytest.importorskip("prometheus_client")
 from nsa_tune.backend.hardware import detect
 from nsa_tune.db.reader import read_database
 from nsa_tune.fleet.service.auth.tokens import Role
+from tests.fleet.service.made_up_tables import grown
 from tests.fleet.service.served import Process, Served, tokens_of
-from tests.fleet.service.tables import grown
 
 ROOT = Path(__file__).parents[3]
 CLIENTS, PUSHES = 200, 20

@@ -19,7 +19,7 @@ from nsa_tune.fleet.service import weights as module
 from nsa_tune.fleet.service.state import State
 from nsa_tune.fleet.service.targets import Target
 from nsa_tune.fleet.service.weights import BatchWeights
-from tests.fleet.service.tables import TARGET
+from tests.fleet.service.made_up_tables import TARGET
 
 WANTED = Target.of(TARGET)
 

@@ -16,9 +16,9 @@ from nsa_tune.db import reader
 from nsa_tune.db.runs import runs_of
 from nsa_tune.db.store import Store
 from nsa_tune.db.text_table import format_table
-from nsa_tune.fleet.service import uploads
-from nsa_tune.fleet.service.uploads import Merged, checked, merge, received
-from tests.fleet.service.tables import H200_KEY, grown, text_of
+from nsa_tune.fleet.service.tables import uploads
+from nsa_tune.fleet.service.tables.uploads import Merged, checked, merge, received
+from tests.fleet.service.made_up_tables import H200_KEY, grown, text_of
 from tests.records import ok, tables
 
 NOW = datetime(2026, 11, 20, 13, tzinfo=UTC)
