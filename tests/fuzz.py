@@ -52,14 +52,14 @@ from nsa_tune.fleet.pull.address import Address
 from nsa_tune.fleet.pull.fetching import fetched
 from nsa_tune.fleet.registry.places import registry_of
 from nsa_tune.fleet.registry.tables import found_in, publish
-from nsa_tune.fleet.service.demand import Demand
 from nsa_tune.fleet.service.documents import parsed
-from nsa_tune.fleet.service.jobs import Jobs
+from nsa_tune.fleet.service.jobs.demand import Demand
+from nsa_tune.fleet.service.jobs.queue import Jobs
+from nsa_tune.fleet.service.jobs.targets import Target
+from nsa_tune.fleet.service.jobs.weights import BatchWeights
 from nsa_tune.fleet.service.state import State
 from nsa_tune.fleet.service.tables.copies import TextTables
 from nsa_tune.fleet.service.tables.uploads import checked, merge, received
-from nsa_tune.fleet.service.targets import Target
-from nsa_tune.fleet.service.weights import BatchWeights
 from nsa_tune.reports.analysis.report import build
 from nsa_tune.reports.formats.json_document import as_json
 from tests.reports.dashboard.served import served

@@ -24,13 +24,13 @@ from nsa_tune.fleet.service.documents import (
     seconds_in,
     text_in,
 )
-from nsa_tune.fleet.service.jobs import Job, Worker
+from nsa_tune.fleet.service.jobs.page import queue_page
+from nsa_tune.fleet.service.jobs.queue import Job, Worker
+from nsa_tune.fleet.service.jobs.targets import Target
 from nsa_tune.fleet.service.metrics import CONTENT_TYPE_LATEST
-from nsa_tune.fleet.service.queue_page import queue_page
 from nsa_tune.fleet.service.service import Service
 from nsa_tune.fleet.service.tables.copies import Copy
 from nsa_tune.fleet.service.tables.uploads import MOST_BYTES
-from nsa_tune.fleet.service.targets import Target
 
 if TYPE_CHECKING:
     from starlette.requests import Request

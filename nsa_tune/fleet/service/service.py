@@ -15,14 +15,14 @@ from starlette.concurrency import run_in_threadpool
 from nsa_tune.backend.types.records import Key
 from nsa_tune.db.store import Store
 from nsa_tune.fleet.service.auth.tokens import Tokens
-from nsa_tune.fleet.service.demand import Demand
-from nsa_tune.fleet.service.jobs import LEASE_S, Jobs
+from nsa_tune.fleet.service.jobs.demand import Demand
+from nsa_tune.fleet.service.jobs.queue import LEASE_S, Jobs
+from nsa_tune.fleet.service.jobs.weights import BatchWeights
 from nsa_tune.fleet.service.metrics import Holdings, Metrics
 from nsa_tune.fleet.service.state import State, state_path
 from nsa_tune.fleet.service.tables.copies import Copy, Current, TextTable, TextTables, copy_of
 from nsa_tune.fleet.service.tables.holdings import Held, held_in
 from nsa_tune.fleet.service.tables.uploads import Merged, checked, merge, received
-from nsa_tune.fleet.service.weights import BatchWeights
 
 __all__ = ["Service", "Settings"]
 

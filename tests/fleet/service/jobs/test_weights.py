@@ -15,10 +15,10 @@ from nsa_tune._errors import UsageError
 from nsa_tune.autotune.workload.weighted_batches import weighted_batches
 from nsa_tune.backend.engines.decision_log import DecisionLog
 from nsa_tune.backend.types.batch import Batch
-from nsa_tune.fleet.service import weights as module
+from nsa_tune.fleet.service.jobs import weights as module
+from nsa_tune.fleet.service.jobs.targets import Target
+from nsa_tune.fleet.service.jobs.weights import BatchWeights
 from nsa_tune.fleet.service.state import State
-from nsa_tune.fleet.service.targets import Target
-from nsa_tune.fleet.service.weights import BatchWeights
 from tests.fleet.service.made_up_tables import TARGET
 
 WANTED = Target.of(TARGET)

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from nsa_tune._errors import NoTunedData, UsageError
-from nsa_tune.fleet.service import jobs as module
-from nsa_tune.fleet.service.jobs import Job, JobLost, Jobs, TooManyJobs, Worker
+from nsa_tune.fleet.service.jobs import queue as module
+from nsa_tune.fleet.service.jobs.queue import Job, JobLost, Jobs, TooManyJobs, Worker
+from nsa_tune.fleet.service.jobs.targets import Target
 from nsa_tune.fleet.service.state import State
-from nsa_tune.fleet.service.targets import Target
 
 H200 = "NVIDIA H200"
 TARGET = Target(H200, "deepseek-v3.2", 128, "fp8_packed")

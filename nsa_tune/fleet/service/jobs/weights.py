@@ -13,8 +13,8 @@ from typing import NamedTuple
 from nsa_tune._errors import UsageError
 from nsa_tune.backend.engines.decision_log import SCHEMA, read_decisions
 from nsa_tune.backend.types.profiles import PROFILES
+from nsa_tune.fleet.service.jobs.targets import Target
 from nsa_tune.fleet.service.state import State
-from nsa_tune.fleet.service.targets import Target
 
 __all__ = ["BatchWeights", "Counted"]
 

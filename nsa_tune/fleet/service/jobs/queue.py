@@ -18,8 +18,8 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from nsa_tune._errors import NoTunedData, NsaTuneError, UsageError
+from nsa_tune.fleet.service.jobs.targets import Target, kv_dtype_of, libraries_text
 from nsa_tune.fleet.service.state import State
-from nsa_tune.fleet.service.targets import Target, kv_dtype_of, libraries_text
 
 __all__ = ["LEASE_S", "Job", "JobLost", "Jobs", "TooManyJobs", "Worker"]
 

@@ -14,9 +14,9 @@ from nsa_tune.backend.points import points_for
 from nsa_tune.backend.types.profiles import profile_of
 from nsa_tune.backend.types.records import Key
 from nsa_tune.fleet.service.documents import libraries_in, text_in
-from nsa_tune.fleet.service.jobs import Job, Jobs, Worker
+from nsa_tune.fleet.service.jobs.queue import Job, Jobs, Worker
+from nsa_tune.fleet.service.jobs.targets import Target
 from nsa_tune.fleet.service.state import State
-from nsa_tune.fleet.service.targets import Target
 
 __all__ = ["Demand"]
 

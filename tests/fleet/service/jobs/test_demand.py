@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from nsa_tune._errors import NoTunedData, UnknownName, UsageError
-from nsa_tune.fleet.service.demand import Demand
-from nsa_tune.fleet.service.jobs import Jobs, Worker
+from nsa_tune.fleet.service.jobs.demand import Demand
+from nsa_tune.fleet.service.jobs.queue import Jobs, Worker
+from nsa_tune.fleet.service.jobs.targets import Target, kv_dtype_of
 from nsa_tune.fleet.service.state import State
-from nsa_tune.fleet.service.targets import Target, kv_dtype_of
 from tests.fleet.service.made_up_tables import H200_KEY, TARGET
 
 KEYS = (H200_KEY, replace(H200_KEY, heads=16))
