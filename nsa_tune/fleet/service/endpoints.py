@@ -24,8 +24,8 @@ from nsa_tune.fleet.service.documents import (
     seconds_in,
     text_in,
 )
+from nsa_tune.fleet.service.jobs.job import Job, Worker
 from nsa_tune.fleet.service.jobs.page import queue_page
-from nsa_tune.fleet.service.jobs.queue import Job, Worker
 from nsa_tune.fleet.service.jobs.targets import Target
 from nsa_tune.fleet.service.metrics import CONTENT_TYPE_LATEST
 from nsa_tune.fleet.service.service import Service

@@ -14,7 +14,8 @@ from nsa_tune.backend.points import points_for
 from nsa_tune.backend.types.profiles import profile_of
 from nsa_tune.backend.types.records import Key
 from nsa_tune.fleet.service.documents import libraries_in, text_in
-from nsa_tune.fleet.service.jobs.queue import Job, Jobs, Worker
+from nsa_tune.fleet.service.jobs.job import Job, Worker
+from nsa_tune.fleet.service.jobs.queue import Jobs
 from nsa_tune.fleet.service.jobs.targets import Target
 from nsa_tune.fleet.service.state import State
 

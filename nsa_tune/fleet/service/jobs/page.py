@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
-from nsa_tune.fleet.service.jobs.queue import Job, Worker
+from nsa_tune.fleet.service.jobs.job import Job, Worker
 from nsa_tune.reports.formats.display_tables import DisplayTable
 from nsa_tune.reports.html.markup import heading, html_table
 

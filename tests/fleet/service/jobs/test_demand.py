@@ -10,7 +10,8 @@ import pytest
 
 from nsa_tune._errors import NoTunedData, UnknownName, UsageError
 from nsa_tune.fleet.service.jobs.demand import Demand
-from nsa_tune.fleet.service.jobs.queue import Jobs, Worker
+from nsa_tune.fleet.service.jobs.job import Worker
+from nsa_tune.fleet.service.jobs.queue import Jobs
 from nsa_tune.fleet.service.jobs.targets import Target, kv_dtype_of
 from nsa_tune.fleet.service.state import State
 from tests.fleet.service.made_up_tables import H200_KEY, TARGET

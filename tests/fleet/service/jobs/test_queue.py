@@ -14,7 +14,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from nsa_tune._errors import NoTunedData, UsageError
 from nsa_tune.fleet.service.jobs import queue as module
-from nsa_tune.fleet.service.jobs.queue import Job, JobLost, Jobs, TooManyJobs, Worker
+from nsa_tune.fleet.service.jobs.job import Job, Worker
+from nsa_tune.fleet.service.jobs.queue import JobLost, Jobs, TooManyJobs
 from nsa_tune.fleet.service.jobs.targets import Target
 from nsa_tune.fleet.service.state import State
 
