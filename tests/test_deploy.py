@@ -191,7 +191,7 @@ def test_probes_ask_what_the_service_answers() -> None:
     pytest.importorskip("starlette")
     pytest.importorskip("prometheus_client")
     (container,) = _pod(_node("Deployment", "nsa-tune"))["containers"]
-    from nsa_tune.fleet.service import application
+    from nsa_tune.fleet.service.http import application
 
     routed = Path(application.__file__).read_text()
     for name in ("readinessProbe", "livenessProbe"):

@@ -38,7 +38,7 @@ def serve(
 ) -> None:
     """Keep tables for many hosts: they pull it, workers push into it and take jobs from it."""
     try:
-        from nsa_tune.fleet.service.server import serve as run_service
+        from nsa_tune.fleet.service.http.server import serve as run_service
         from nsa_tune.fleet.service.service import Settings
     except ModuleNotFoundError as error:
         if error.name not in ("starlette", "uvicorn", "prometheus_client"):

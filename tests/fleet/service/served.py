@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import uvicorn
 
 from nsa_tune.fleet.service.auth.tokens import Role, Tokens
-from nsa_tune.fleet.service.server import config_of
+from nsa_tune.fleet.service.http.server import config_of
 from nsa_tune.fleet.service.service import Service, Settings
 from nsa_tune.fleet.service.state import State, state_path
 

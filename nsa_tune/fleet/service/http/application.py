@@ -15,7 +15,7 @@ from starlette.routing import Route
 from nsa_tune._errors import NoTunedData, NsaTuneError, StoreError, UsageError
 from nsa_tune.fleet.service.auth.gate import Endpoint, Gate, sealed
 from nsa_tune.fleet.service.auth.tokens import Role
-from nsa_tune.fleet.service.endpoints import Endpoints
+from nsa_tune.fleet.service.http.endpoints import Endpoints
 from nsa_tune.fleet.service.jobs.page import LINK
 from nsa_tune.fleet.service.jobs.queue import JobLost, TooManyJobs
 from nsa_tune.fleet.service.service import Service

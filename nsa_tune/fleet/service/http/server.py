@@ -9,7 +9,7 @@ from contextlib import closing
 import uvicorn
 
 from nsa_tune._errors import NsaTuneError
-from nsa_tune.fleet.service.application import application
+from nsa_tune.fleet.service.http.application import application
 from nsa_tune.fleet.service.service import Service, Settings
 from nsa_tune.reports.dashboard.connections import BACKLOG, limited_to, most_connections
 from nsa_tune.reports.dashboard.sparing_log import sparing

@@ -27,7 +27,7 @@ from nsa_tune.fleet.service.auth.tokens import Role
 from tests.fleet.service.made_up_tables import grown
 from tests.fleet.service.served import Process, Served, tokens_of
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 CLIENTS, PUSHES = 200, 20
 
 
