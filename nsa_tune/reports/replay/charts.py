@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from nsa_tune.reports.charts.chunk_rates import chunk_rates
 from nsa_tune.reports.charts.figures import Chart
@@ -12,39 +12,18 @@ from nsa_tune.reports.replay.result import Replay
 
 __all__ = ["chunks_chart", "lost_chart", "ways_chart", "whole_chart"]
 
+_LABEL_PX = 320
+"""Width of the longest label."""
 _SHORTEST = 0.002
 """Steps below this part of all attention are drawn as one."""
 
 
 def ways_chart(found: Replay) -> Chart:
     """Seconds of attention for each way to choose, a bar made of its steps."""
-    rows = [*_ways(found)]
-    steps = list(dict.fromkeys(str(row["step"]) for row in rows))
-    order = list(dict.fromkeys(str(row["way"]) for row in rows))
-    spec: Spec = {
-        "$schema": SCHEMA,
-        "data": {"name": "ways"},
-        "width": "container",
-        "height": 34 * len(order),
-        "encoding": {
-            "y": {"field": "way", "type": "nominal", "sort": order, "axis": {"title": None}},
-            "x": {
-                "field": "seconds", "type": "quantitative", "stack": "zero",
-                "axis": {"title": "seconds of attention", "tickCount": 6},
-            },
-            "color": {
-                "field": "step", "type": "nominal", "scale": {"domain": steps},
-                "legend": {"title": None, "orient": "top", "columns": 3},
-            },
-            "order": {"field": "place", "type": "quantitative"},
-        },
-        "layer": [
-            {
-                "mark": {"type": "bar", "stroke": "white", "strokeWidth": 0.5},
-                "encoding": {"tooltip": tips({"way": "chosen by", "step": "step", "text": "time"})},
-            }
-        ],
-    }  # fmt: skip
+    rows: Rows = [*_ways(found)]
+    told = {"way": "chosen by", "step": "step", "text": "time"}
+    spec = _bars("ways", rows, "way", "seconds of attention", told, parts="step")
+    spec["encoding"]["order"] = {"field": "place", "type": "quantitative"}
     return Chart(spec, {"ways": rows})
 
 
@@ -87,36 +66,9 @@ def whole_chart(found: Replay) -> Chart | None:
     ]
     if not rows:
         return None
-    setups = list(dict.fromkeys(str(row["setup"]) for row in rows))
-    ways = list(dict.fromkeys(str(row["way"]) for row in rows))
     told = {"setup": "setup", "way": "way", "passes": "passes", "text": "time"}
-    spec: Spec = {
-        "$schema": SCHEMA,
-        "data": {"name": "whole"},
-        "width": "container",
-        "height": 34 * len(setups),
-        "encoding": {
-            "y": {
-                "field": "setup", "type": "nominal", "sort": setups,
-                "axis": {"title": None, "labelLimit": 320},
-            },
-            "x": {
-                "field": "seconds", "type": "quantitative", "stack": "zero",
-                "axis": {"title": "seconds of prefill passes, host included", "tickCount": 6},
-            },
-            "color": {
-                "field": "way", "type": "nominal", "scale": {"domain": ways},
-                "legend": {"title": None, "orient": "top", "columns": 3},
-            },
-        },
-        "layer": [
-            {
-                "mark": {"type": "bar", "stroke": "white", "strokeWidth": 0.5},
-                "encoding": {"tooltip": tips(told)},
-            }
-        ],
-    }  # fmt: skip
-    return Chart(spec, {"whole": rows})
+    title = "seconds of prefill passes, host included"
+    return Chart(_bars("whole", rows, "setup", title, told, parts="way"), {"whole": rows})
 
 
 def lost_chart(found: Replay) -> Chart | None:
@@ -135,24 +87,7 @@ def lost_chart(found: Replay) -> Chart | None:
     if not rows:
         return None
     told = {"example": "like", "passes": "passes", "text": "lost", "instead": "instead of -> best"}
-    spec: Spec = {
-        "$schema": SCHEMA,
-        "data": {"name": "lost"},
-        "width": "container",
-        "height": 26 * len(rows),
-        "encoding": {
-            "y": {
-                "field": "shape", "type": "nominal", "sort": None,
-                "axis": {"title": None, "labelLimit": 320},
-            },
-            "x": {
-                "field": "seconds", "type": "quantitative",
-                "axis": {"title": "seconds lost", "tickCount": 6},
-            },
-        },
-        "layer": [{"mark": "bar", "encoding": {"tooltip": tips(told)}}],
-    }  # fmt: skip
-    return Chart(spec, {"lost": rows})
+    return Chart(_bars("lost", rows, "shape", "seconds lost", told), {"lost": rows})
 
 
 def chunks_chart(found: Replay) -> Chart | None:
@@ -186,6 +121,42 @@ def chunks_chart(found: Replay) -> Chart | None:
     }
     spec["layer"][1]["encoding"]["tooltip"] = tips({**told, "arms": "not counted"})
     return Chart(spec, {"chunks": rows})
+
+
+def _bars(
+    data: str, rows: Rows, field: str, title: str, told: Mapping[str, str], parts: str | None = None
+) -> Spec:
+    """A bar of seconds for each value of `field`, in the order of the rows; made of `parts`."""
+    order = _values(rows, field)
+    spec: Spec = {
+        "$schema": SCHEMA,
+        "data": {"name": data},
+        "width": "container",
+        "height": (26 if parts is None else 34) * len(order),
+        "encoding": {
+            "y": {
+                "field": field, "type": "nominal", "sort": order,
+                "axis": {"title": None, "labelLimit": _LABEL_PX},
+            },
+            "x": {
+                "field": "seconds", "type": "quantitative",
+                "axis": {"title": title, "tickCount": 6},
+            },
+        },
+        "layer": [{"mark": {"type": "bar"}, "encoding": {"tooltip": tips(told)}}],
+    }  # fmt: skip
+    if parts is not None:
+        spec["encoding"]["x"]["stack"] = "zero"
+        spec["encoding"]["color"] = {
+            "field": parts, "type": "nominal", "scale": {"domain": _values(rows, parts)},
+            "legend": {"title": None, "orient": "top", "columns": 3},
+        }  # fmt: skip
+        spec["layer"][0]["mark"] |= {"stroke": "white", "strokeWidth": 0.5}
+    return spec
+
+
+def _values(rows: Rows, field: str) -> list[str]:
+    return list(dict.fromkeys(str(row[field]) for row in rows))
 
 
 def _short(text: str) -> str:
