@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from nsa_tune._errors import UsageError
 from nsa_tune.backend.costmodel.regret import MARGIN
 from nsa_tune.backend.dispatch.decide import Verdict
+from nsa_tune.backend.dispatch.dispatcher import Dispatcher
+from nsa_tune.backend.types.batch import Batch, Mode
 
-__all__ = ["Advice", "AdviceReport", "EngineOption", "Unadvised"]
+__all__ = ["Advice", "AdviceReport", "EngineOption", "Unadvised", "prefills_in"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +85,31 @@ class AdviceReport:
     advice: tuple[Advice, ...]
     unadvised: tuple[Unadvised, ...]
 
+    @classmethod
+    def of(
+        cls,
+        dispatcher: Dispatcher,
+        engine: str,
+        version: str,
+        found: Sequence[Advice | Unadvised],
+        *,
+        weighted: bool,
+    ) -> AdviceReport:
+        """What was found by the table of `dispatcher`; `weighted` by batches that were given."""
+        setting = dispatcher.setting
+        return cls(
+            engine,
+            version,
+            setting.device.name,
+            setting.profile.name,
+            setting.heads,
+            str(setting.layout),
+            dispatcher.source,
+            "weighted by the batches given" if weighted else "each measured batch counts the same",
+            tuple(one for one in found if isinstance(one, Advice)),
+            tuple(one for one in found if isinstance(one, Unadvised)),
+        )
+
     def shell(self) -> Iterator[str]:
         """Lines for a shell: exports, and the launch arguments as NSA_TUNE_SGLANG_ARGS or
         NSA_TUNE_VLLM_ARGS."""
@@ -104,6 +132,18 @@ class AdviceReport:
             yield f"NSA_TUNE_{self.engine.upper()}_ARGS={shlex.quote(shlex.join(arguments))}"
         for other in self.unadvised:
             yield _comment(f"{other.name}: {other.why}")
+
+
+def prefills_in(batches: Iterable[tuple[Batch, float]]) -> list[tuple[Batch, float]]:
+    """The prefills among (batch, weight).
+
+    Raises:
+        UsageError: when there is none.
+    """
+    found = [one for one in batches if one[0].mode is Mode.EXTEND]
+    if not found:
+        raise UsageError("none of the given batches is a prefill")
+    return found
 
 
 def _comment(text: str) -> str:

@@ -22,9 +22,15 @@ from nsa_tune.backend.costmodel.surface import Estimate
 from nsa_tune.backend.dispatch.decide import Verdict
 from nsa_tune.backend.dispatch.dispatcher import Dispatcher
 from nsa_tune.backend.engines.sglang.releases import RELEASES, Release, checked, release_of
-from nsa_tune.backend.types.batch import Batch, Mode
+from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.layouts import KVLayout
-from nsa_tune.reports.advice.advice import Advice, AdviceReport, EngineOption, Unadvised
+from nsa_tune.reports.advice.advice import (
+    Advice,
+    AdviceReport,
+    EngineOption,
+    Unadvised,
+    prefills_in,
+)
 from nsa_tune.reports.advice.gains import BatchTimes, Change, PrefillSettings, advice_on
 from nsa_tune.reports.advice.sglang_v4 import advise_v4, measured_by
 
@@ -76,9 +82,7 @@ def advise(
     policy = dispatcher.policies.get("prefill")
     if not v4 and (policy is None or not policy.measured):
         raise NoTunedData(f"there is nothing to advise from: {dispatcher.source}")
-    given = None if batches is None else [one for one in batches if one[0].mode is Mode.EXTEND]
-    if given is not None and not given:
-        raise UsageError("none of the given batches is a prefill")
+    given = None if batches is None else prefills_in(batches)
     measured = measured_by(dispatcher) if policy is None or v4 else policy.measured
     weighted = [(batch, 1.0) for batch in measured] if given is None else given
     if eager_prefill:
@@ -88,17 +92,8 @@ def advise(
         if policy is None or v4
         else list(_Advisor(dispatcher, policy, release, weighted, given is not None).run())
     )
-    return AdviceReport(
-        "SGLang",
-        version or newest,
-        setting.device.name,
-        setting.profile.name,
-        setting.heads,
-        str(setting.layout),
-        dispatcher.source,
-        "each measured batch counts the same" if given is None else "weighted by the batches given",
-        tuple(one for one in found if isinstance(one, Advice)),
-        tuple(one for one in found if isinstance(one, Unadvised)),
+    return AdviceReport.of(
+        dispatcher, "SGLang", version or newest, found, weighted=given is not None
     )
 
 

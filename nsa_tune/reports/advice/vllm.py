@@ -17,9 +17,15 @@ from nsa_tune.backend.costmodel.policy import Policy
 from nsa_tune.backend.costmodel.surface import Estimate
 from nsa_tune.backend.dispatch.dispatcher import Dispatcher
 from nsa_tune.backend.engines.vllm.releases import RELEASES, checked, release_of
-from nsa_tune.backend.types.batch import Batch, Mode
+from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.point import Question
-from nsa_tune.reports.advice.advice import Advice, AdviceReport, EngineOption, Unadvised
+from nsa_tune.reports.advice.advice import (
+    Advice,
+    AdviceReport,
+    EngineOption,
+    Unadvised,
+    prefills_in,
+)
 from nsa_tune.reports.advice.gains import BatchTimes, Change, advice_on
 
 __all__ = ["advise"]
@@ -54,27 +60,13 @@ def advise(
     newest = ".".join(map(str, (*RELEASES[-1].version, 0)))
     if release_of(version or newest) is None:
         raise UsageError(f"vLLM {version} is unknown; known releases: {checked()}")
-    setting = dispatcher.setting
     policy = dispatcher.policies.get("prefill")
     if policy is None or not policy.measured:
         raise NoTunedData(f"there is nothing to advise from: {dispatcher.source}")
-    given = None if batches is None else [one for one in batches if one[0].mode is Mode.EXTEND]
-    if given is not None and not given:
-        raise UsageError("none of the given batches is a prefill")
+    given = None if batches is None else prefills_in(batches)
     weighted = [(batch, 1.0) for batch in policy.measured] if given is None else given
     found = list(_advised(policy, weighted, whole))
-    return AdviceReport(
-        "vLLM",
-        version or newest,
-        setting.device.name,
-        setting.profile.name,
-        setting.heads,
-        str(setting.layout),
-        dispatcher.source,
-        "each measured batch counts the same" if given is None else "weighted by the batches given",
-        tuple(one for one in found if isinstance(one, Advice)),
-        tuple(one for one in found if isinstance(one, Unadvised)),
-    )
+    return AdviceReport.of(dispatcher, "vLLM", version or newest, found, weighted=given is not None)
 
 
 def _advised(
