@@ -9,7 +9,7 @@ import typer
 from nsa_tune._cli.fleet.remote import UrlOption, client_of
 from nsa_tune._cli.shared.console import print_document, say
 from nsa_tune._cli.shared.option_groups import ModelOptions, grouped
-from nsa_tune._cli.shared.options import AsJson, KvDtype, heads_of, model_of, names_of
+from nsa_tune._cli.shared.options import AsJson, KvDtype, KvFormat, heads_of, model_of, names_of
 from nsa_tune.backend.dispatch.matching import Here
 from nsa_tune.backend.hardware import detect
 from nsa_tune.reports.formats.plain import plain
@@ -52,9 +52,7 @@ def job_add(
     heads: Annotated[
         int | None, typer.Option("--heads", help="Local heads. Default: all of the model's.")
     ] = None,
-    kv_dtype: Annotated[
-        KvDtype, typer.Option("--kv-dtype", help="Format of the KV pool.")
-    ] = KvDtype.FP8,
+    kv_dtype: KvFormat = KvDtype.FP8,
     points: Annotated[
         str, typer.Option("--points", help="Decision points, comma-separated, or all.")
     ] = "all",

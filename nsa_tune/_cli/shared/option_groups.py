@@ -20,6 +20,7 @@ from nsa_tune._cli.shared.options import (
     Gpu,
     Heads,
     KvDtype,
+    KvFormat,
     Model,
     heads_of,
     listed,
@@ -94,9 +95,7 @@ class ModelOptions:
 
     model: Model = None
     heads: Heads = None
-    kv_dtype: Annotated[KvDtype, typer.Option("--kv-dtype", help="Format of the KV pool.")] = (
-        KvDtype.FP8
-    )
+    kv_dtype: KvFormat = KvDtype.FP8
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +105,7 @@ class DispatcherOptions:
     gpu: Gpu = None
     model: Model = None
     heads: Heads = None
-    kv_dtype: Annotated[KvDtype, typer.Option("--kv-dtype", help="Format of the KV pool.")] = (
-        KvDtype.FP8
-    )
+    kv_dtype: KvFormat = KvDtype.FP8
     database: Database = None
     layers: Annotated[
         int | None,

@@ -23,6 +23,7 @@ __all__ = [
     "Gpu",
     "Heads",
     "KvDtype",
+    "KvFormat",
     "Model",
     "Quiet",
     "Theme",
@@ -123,6 +124,7 @@ AllowLossy = Annotated[
         "flashmla_sparse_q8 (computes in fp8).",
     ),
 ]
+KvFormat = Annotated[KvDtype, typer.Option("--kv-dtype", help="Format of the KV pool.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")]
 
 
