@@ -24,8 +24,9 @@ from nsa_tune.reports.dashboard.access import Gate
 from nsa_tune.reports.dashboard.watched_files import NO_REPORT, WatchedFiles
 from nsa_tune.reports.formats.json_document import as_json
 from nsa_tune.reports.formats.plain import source_name
+from nsa_tune.reports.html.frame import Frame
 from nsa_tune.reports.html.markup import asset
-from nsa_tune.reports.html.page import Frame, written
+from nsa_tune.reports.html.page import written
 from nsa_tune.reports.html.vega_bundle import charts_javascript
 
 if TYPE_CHECKING:

@@ -1,48 +1,23 @@
-"""A report as one HTML page.
-
-Texts out of a table are escaped. The Content-Security-Policy allows the page's own scripts and
-style, by their hashes, and nothing else.
-"""
+"""A report as one HTML page. Texts out of a table are escaped."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import json
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
 from nsa_tune.backend.types.records import Key
 from nsa_tune.reports.analysis.report import Report
-from nsa_tune.reports.charts.theme import THEMES
 from nsa_tune.reports.formats.display_tables import fingerprint
 from nsa_tune.reports.html.cards import VIEWS, Drawn, cards_of
-from nsa_tune.reports.html.markup import asset, attributes, packed_text, select
+from nsa_tune.reports.html.frame import Frame, offline
+from nsa_tune.reports.html.markup import attributes, select
 
-__all__ = ["CREDITS", "Frame", "as_html", "offline", "written"]
+__all__ = ["as_html", "written"]
 
-CREDITS = (
-    '<footer class="note">Charts by Vega, Vega-Lite and Vega-Embed, copyright University of '
-    "Washington Interactive Data Lab and contributors, BSD-3-Clause licence.</footer>"
-)
 _ALL = "all"
 Facts = Mapping[str, str]
 """The values by which the page's filters choose sections."""
-
-
-@dataclass(frozen=True, slots=True)
-class Frame:
-    """The parts of a page that differ between a file and the dashboard: style and scripts."""
-
-    head: str
-    """Elements for the head."""
-    end: str
-    """Elements behind the page's data."""
-    has_charts: bool
-    extra: str = ""
-    """An element above the tables."""
 
 
 def as_html(report: Report, javascript: str | None = None) -> str:
@@ -53,65 +28,12 @@ def as_html(report: Report, javascript: str | None = None) -> str:
     return written(report, offline(javascript))
 
 
-def offline(javascript: str | None) -> Frame:
-    """The frame of a file, with style and scripts in it; nothing else may be loaded.
-
-    The charts' script is deflated to a third. The policy has the hash of what it inflates to.
-    """
-    style, script = asset("page.css"), asset("page.js")
-    scripts = [script] if javascript is None else [script, javascript]
-    charts_script = "" if javascript is None else packed_text("nsa-tune-charts", javascript)
-    policy = (
-        f"default-src 'none'; script-src {' '.join(map(_hash, scripts))}; "
-        f"style-src {_hash(style)}; base-uri 'none'; form-action 'none'"
-    )
-    return Frame(
-        head=f'<meta http-equiv="Content-Security-Policy" content="{escape(policy)}">\n'
-        f"<style>{style}</style>",
-        end=f"{charts_script}<script>{script}</script>",
-        has_charts=javascript is not None,
-    )
-
-
 def written(report: Report, frame: Frame) -> str:
     """The page of `report` in `frame`."""
     drawn = Drawn() if frame.has_charts else None
     facts = _facts(report)
     sections = [_section(report, i, facts[i], drawn) for i in range(len(report.sections))]
-    data = ""
-    if drawn is not None:
-        every = {"themes": THEMES, "panels": drawn.panels, "plots": drawn.plots}
-        data = json.dumps(every, separators=(",", ":"))
-    return "\n".join(
-        [
-            "<!doctype html>",
-            '<html lang="en">',
-            "<head>",
-            '<meta charset="utf-8">',
-            '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            '<meta name="color-scheme" content="light dark">',
-            f"<title>{escape(_title(report))}</title>",
-            frame.head,
-            "</head>",
-            "<body>",
-            '<a class="skip" href="#main">Skip to the tables</a>',
-            _header(report, facts, frame),
-            '<main id="main">',
-            *sections,
-            "</main>",
-            CREDITS if frame.has_charts else "",
-            packed_text("nsa-tune-data", data),
-            frame.end,
-            "</body>",
-            "</html>",
-            "",
-        ]
-    )
-
-
-def _hash(text: str) -> str:
-    digest = hashlib.sha256(text.encode()).digest()
-    return f"'sha256-{base64.b64encode(digest).decode()}'"
+    return frame.page(_title(report), _header(report, facts, frame), sections, drawn)
 
 
 def _title(report: Report) -> str:

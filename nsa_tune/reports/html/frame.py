@@ -1,0 +1,95 @@
+"""What every page has around its tables and charts.
+
+The Content-Security-Policy of a page that is a file allows its own scripts and style, by their
+hashes, and nothing else.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from html import escape
+
+from nsa_tune.reports.charts.theme import THEMES
+from nsa_tune.reports.html.cards import Drawn
+from nsa_tune.reports.html.markup import asset, packed_text
+
+__all__ = ["Frame", "offline"]
+
+_CREDITS = (
+    '<footer class="note">Charts by Vega, Vega-Lite and Vega-Embed, copyright University of '
+    "Washington Interactive Data Lab and contributors, BSD-3-Clause licence.</footer>"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """The parts of a page that differ between a file and the dashboard: style and scripts."""
+
+    head: str
+    """Elements for the head."""
+    end: str
+    """Elements behind the page's data."""
+    has_charts: bool
+    extra: str = ""
+    """An element above the tables."""
+
+    def page(self, title: str, header: str, sections: Iterable[str], drawn: Drawn | None) -> str:
+        """The whole page; `drawn` are its charts, if it has any."""
+        data = ""
+        if drawn is not None:
+            every = {"themes": THEMES, "panels": drawn.panels, "plots": drawn.plots}
+            data = json.dumps(every, separators=(",", ":"))
+        return "\n".join(
+            [
+                "<!doctype html>",
+                '<html lang="en">',
+                "<head>",
+                '<meta charset="utf-8">',
+                '<meta name="viewport" content="width=device-width, initial-scale=1">',
+                '<meta name="color-scheme" content="light dark">',
+                f"<title>{escape(title)}</title>",
+                self.head,
+                "</head>",
+                "<body>",
+                '<a class="skip" href="#main">Skip to the tables</a>',
+                header,
+                '<main id="main">',
+                *sections,
+                "</main>",
+                _CREDITS if self.has_charts else "",
+                packed_text("nsa-tune-data", data),
+                self.end,
+                "</body>",
+                "</html>",
+                "",
+            ]
+        )
+
+
+def offline(javascript: str | None) -> Frame:
+    """The frame of a file, with style and scripts in it; nothing else may be loaded.
+
+    The charts' script is deflated to a third. The policy has the hash of what it inflates to.
+    """
+    style, script = asset("page.css"), asset("page.js")
+    scripts = [script] if javascript is None else [script, javascript]
+    charts_script = "" if javascript is None else packed_text("nsa-tune-charts", javascript)
+    policy = (
+        f"default-src 'none'; script-src {' '.join(map(_hash, scripts))}; "
+        f"style-src {_hash(style)}; base-uri 'none'; form-action 'none'"
+    )
+    return Frame(
+        head=f'<meta http-equiv="Content-Security-Policy" content="{escape(policy)}">\n'
+        f"<style>{style}</style>",
+        end=f"{charts_script}<script>{script}</script>",
+        has_charts=javascript is not None,
+    )
+
+
+def _hash(text: str) -> str:
+    digest = hashlib.sha256(text.encode()).digest()
+    return f"'sha256-{base64.b64encode(digest).decode()}'"
