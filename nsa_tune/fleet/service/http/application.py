@@ -15,7 +15,10 @@ from starlette.routing import Route
 from nsa_tune._errors import NoTunedData, NsaTuneError, StoreError, UsageError
 from nsa_tune.fleet.service.auth.gate import Endpoint, Gate, sealed
 from nsa_tune.fleet.service.auth.tokens import Role
-from nsa_tune.fleet.service.http.endpoints import Endpoints
+from nsa_tune.fleet.service.http.health_endpoints import HealthEndpoints
+from nsa_tune.fleet.service.http.host_endpoints import HostEndpoints
+from nsa_tune.fleet.service.http.job_endpoints import JobEndpoints
+from nsa_tune.fleet.service.http.table_endpoints import TableEndpoints
 from nsa_tune.fleet.service.jobs.page import LINK
 from nsa_tune.fleet.service.jobs.queue import JobLost, TooManyJobs
 from nsa_tune.fleet.service.service import Service
@@ -37,7 +40,9 @@ _SENTENCES = {404: "there is nothing at this address", 405: "this address takes 
 
 def application(service: Service) -> ASGIApp:
     """The whole service. Every address but /healthz needs a token."""
-    calls, gate = Endpoints(service), Gate(service.tokens)
+    gate = Gate(service.tokens)
+    tables, hosts = TableEndpoints(service), HostEndpoints(service)
+    jobs, itself = JobEndpoints(service), HealthEndpoints(service)
     answers = _Answers(service)
 
     def route(path: str, method: str, endpoint: Endpoint, role: Role) -> Route:
@@ -45,27 +50,27 @@ def application(service: Service) -> ASGIApp:
 
     job = "/v1/jobs/{number:int}"
     routes = [
-        route("/v1/database", "GET", calls.database, Role.READ),
-        route("/v1/tables", "GET", calls.tables, Role.READ),
-        route("/v1/tables", "POST", calls.upload, Role.SUBMIT),
-        route("/v1/tables/{content}", "GET", calls.table, Role.READ),
-        route("/v1/weights", "GET", calls.weights, Role.READ),
-        route("/v1/decisions", "POST", calls.decisions, Role.SUBMIT),
-        route("/v1/findings", "POST", calls.findings, Role.SUBMIT),
-        route("/v1/wanted", "POST", calls.wanted, Role.READ),
-        route("/v1/workers", "GET", calls.workers, Role.READ),
-        route("/v1/jobs", "GET", calls.jobs, Role.READ),
-        route("/v1/jobs", "POST", calls.create, Role.ADMIN),
-        route("/v1/jobs/claim", "POST", calls.claim, Role.SUBMIT),
-        route(f"{job}/approve", "POST", calls.approve, Role.ADMIN),
-        route(f"{job}/cancel", "POST", calls.cancel, Role.ADMIN),
-        route(f"{job}/beat", "POST", calls.beat, Role.SUBMIT),
-        route(f"{job}/done", "POST", calls.done, Role.SUBMIT),
-        route(f"{job}/failed", "POST", calls.failed, Role.SUBMIT),
-        route(f"{job}/release", "POST", calls.release, Role.SUBMIT),
-        route("/metrics", "GET", calls.metrics, Role.READ),
-        answers.route("/healthz", "GET", calls.health),
-        answers.route("/queue", "GET", gate.guarded_page(calls.queue)),
+        route("/v1/database", "GET", tables.database, Role.READ),
+        route("/v1/tables", "GET", tables.tables, Role.READ),
+        route("/v1/tables", "POST", tables.upload, Role.SUBMIT),
+        route("/v1/tables/{content}", "GET", tables.table, Role.READ),
+        route("/v1/weights", "GET", hosts.weights, Role.READ),
+        route("/v1/decisions", "POST", hosts.decisions, Role.SUBMIT),
+        route("/v1/findings", "POST", hosts.findings, Role.SUBMIT),
+        route("/v1/wanted", "POST", hosts.wanted, Role.READ),
+        route("/v1/workers", "GET", jobs.workers, Role.READ),
+        route("/v1/jobs", "GET", jobs.jobs, Role.READ),
+        route("/v1/jobs", "POST", jobs.create, Role.ADMIN),
+        route("/v1/jobs/claim", "POST", jobs.claim, Role.SUBMIT),
+        route(f"{job}/approve", "POST", jobs.approve, Role.ADMIN),
+        route(f"{job}/cancel", "POST", jobs.cancel, Role.ADMIN),
+        route(f"{job}/beat", "POST", jobs.beat, Role.SUBMIT),
+        route(f"{job}/done", "POST", jobs.done, Role.SUBMIT),
+        route(f"{job}/failed", "POST", jobs.failed, Role.SUBMIT),
+        route(f"{job}/release", "POST", jobs.release, Role.SUBMIT),
+        route("/metrics", "GET", itself.metrics, Role.READ),
+        answers.route("/healthz", "GET", itself.health),
+        answers.route("/queue", "GET", gate.guarded_page(jobs.queue)),
         *(
             answers.route(page.path, "GET", gate.guarded_page(page.endpoint))
             for page in dashboard.routes([service.database], extra=LINK)
