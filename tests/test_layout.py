@@ -26,7 +26,11 @@ ROOMS = {
 """The table of docs/structure.md: which rooms a room imports, also inside of its functions."""
 MAY_CATCH_ALL = ("autotune/bench/measure.py", "backend/engines/")
 """One arm's measurement, and the hooks that must never raise into an engine."""
-MAY_LOAD_TORCH = ("backend/kernels/", "backend/points/paging.py")
+MAY_LOAD_TORCH = (
+    "backend/kernels/",
+    "backend/points/checked_rows.py",
+    "backend/points/paging.py",
+)
 """What the arms import when they are built, and nothing else imports when it is loaded."""
 
 _FILES = {str(path.relative_to(ROOT)): path for path in sorted(ROOT.rglob("*.py"))}

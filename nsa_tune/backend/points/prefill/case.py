@@ -9,6 +9,7 @@ import torch
 
 from nsa_tune._errors import BatchError
 from nsa_tune.backend.kernels import packed_fp8
+from nsa_tune.backend.points.checked_rows import checked_rows, worst_error
 from nsa_tune.backend.points.paging import Paging, scatter
 from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.layouts import KVLayout
@@ -17,7 +18,6 @@ from nsa_tune.backend.types.profiles import ModelProfile
 
 __all__ = ["PrefillCase", "prefill_case"]
 
-_CHECKED_ROWS = 24
 _ROWS_AT_ONCE = 2048
 
 
@@ -139,13 +139,8 @@ class PrefillCase:
 
     @cached_property
     def _checked(self) -> torch.Tensor:
-        """Rows whose output is compared: the ends of the batch and of its sequences, and some."""
-        ends = torch.cat((self.starts_q[:-1], self.starts_q[1:] - 1))
-        generator = torch.Generator(device="cpu").manual_seed(4)
-        some = torch.randint(self.batch.q_tokens, (_CHECKED_ROWS,), generator=generator)
-        edges = ends[torch.linspace(0, len(ends) - 1, min(len(ends), 8)).long().to(ends.device)]
-        rows: torch.Tensor = torch.unique(torch.cat((edges, some.to(self.device))))
-        return rows
+        """Rows whose output is compared."""
+        return checked_rows(self.starts_q, seed=4)
 
     @cached_property
     def _reference(self) -> torch.Tensor:
@@ -163,11 +158,7 @@ class PrefillCase:
 
     def error_of(self, output: torch.Tensor) -> float:
         """Largest relative error of a checked row; inf when any output is not finite."""
-        if not bool(torch.isfinite(output).all()):
-            return float("inf")
-        reference = self._reference
-        difference = output[self._checked].float() - reference
-        return float((difference.norm(dim=(1, 2)) / reference.norm(dim=(1, 2))).max())
+        return worst_error(output, self._checked, self._reference)
 
 
 def prefill_case(batch: Batch, setting: Setting, device: torch.device) -> PrefillCase:
