@@ -98,7 +98,7 @@ def _replayed(
     if not decisions and passes is not None:
         served = (timed.served, *_setups(trace, options, tally, passes, rest))
     elif not decisions and rest is not None:
-        served = (timed.served, *_served(trace, options, pricer, graph_tokens, rest))
+        served = (timed.served, *_served(trace, options, tally, rest))
     setting = pricer.setting
     return Replay(
         Traffic(
@@ -155,17 +155,13 @@ def _setups(
     static = found.static
     for setup in (PLUGIN, *(() if static is None else (static.name,))):
         way = Way.PLUGIN if setup == PLUGIN else Way.ENGINE
-        own = Tally(tally.pricer, tally.graph_tokens, whole=tally.whole)
-        yield replay_requests(trace, options, own, way, rest, setup).served
+        yield replay_requests(trace, options, tally, way, rest, setup, adds=False).served
 
 
-def _served(
-    trace: Path, options: TrafficOptions, pricer: Pricer, graph_tokens: int, rest: RestOfPass
-) -> list[Served]:
+def _served(trace: Path, options: TrafficOptions, tally: Tally, rest: RestOfPass) -> list[Served]:
     """The other ways: a pass that takes less time lets the next requests come sooner."""
     return [
-        replay_requests(trace, options, Tally(pricer, graph_tokens), way, rest).served
-        for way in _SERVED[1:]
+        replay_requests(trace, options, tally, way, rest, adds=False).served for way in _SERVED[1:]
     ]
 
 

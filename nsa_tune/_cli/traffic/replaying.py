@@ -67,9 +67,14 @@ def replay_requests(
     way: Way,
     rest: RestOfPass | None,
     setup: str | None = None,
+    *,
+    adds: bool = True,
 ) -> Timed:
     """Replay the requests of `trace` into `tally`, with the clock of `way`; or of a `setup` of the
     tally's whole prefills, by which these then take their time.
+
+    Without `adds` the tally is only asked for prices, and `most_pool_tokens` is 0. So several
+    replays of a trace share the prices of passes that are alike.
 
     Raises:
         UsageError: as `stream_requests`.
@@ -82,12 +87,13 @@ def replay_requests(
     end_s = busy_s = total_s = 0.0
     most = 0
     for one in simulated(_requests(trace, options, counted), engine, clock):
-        extend, sums = one.is_extend, one.sums
-        tally.add(extend, sums, one.batch, one.steps)
+        if adds:
+            extend, sums = one.is_extend, one.sums
+            tally.add(extend, sums, one.batch, one.steps)
+            pool_tokens = one.pool_tokens if extend else sums[2]
+            if pool_tokens > most:
+                most = pool_tokens
         taken = one.steps * one.seconds
-        pool_tokens = one.pool_tokens if extend else sums[2]
-        if pool_tokens > most:
-            most = pool_tokens
         end_s, busy_s = one.start_s + taken, busy_s + taken
         for wait in one.first_tokens_s:
             total_s += wait

@@ -14,10 +14,12 @@ from __future__ import annotations
 
 import csv
 import json
+from bisect import insort
+from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from datetime import datetime
-from heapq import heappop, heappush
 from itertools import chain
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -90,6 +92,7 @@ def read_requests(path: Path) -> list[TraceRequest]:
     return sorted(shifted, key=lambda one: one.arrival_s)
 
 
+_ARRIVAL = attrgetter("arrival_s")
 _OUT_OF_ORDER = 4096
 """How many lines late a request may be in a file that is streamed."""
 
@@ -110,21 +113,23 @@ def stream_requests(path: Path) -> Iterator[TraceRequest]:
                 f"the requests of {path} are not in order of their arrival; sort the file by time"
             )
         latest = arrival_s
-        yield one if first == 0 else one._replace(arrival_s=arrival_s)
+        yield one if first == 0 else TraceRequest(arrival_s, *one[1:])
     if first is None:
         raise UsageError(f"the trace {path} has no request")
 
 
 def _in_order(found: Iterator[TraceRequest], late: int) -> Iterator[TraceRequest]:
     """Requests with input and output by their arrival, if none is more than `late` too late."""
-    heap: list[tuple[float, int, TraceRequest]] = []
-    for number, one in enumerate(found):
+    waiting: deque[TraceRequest] = deque()
+    for one in found:
         if one.input_tokens > 0 and one.output_tokens > 0:
-            heappush(heap, (one.arrival_s, number, one))
-            if len(heap) > late:
-                yield heappop(heap)[2]
-    while heap:
-        yield heappop(heap)[2]
+            if not waiting or one.arrival_s >= waiting[-1].arrival_s:
+                waiting.append(one)
+            else:
+                insort(waiting, one, key=_ARRIVAL)
+            if len(waiting) > late:
+                yield waiting.popleft()
+    yield from waiting
 
 
 def _opened(path: Path) -> Iterator[TraceRequest]:
@@ -167,8 +172,21 @@ def _requests(path: Path, lines: Iterable[str]) -> Iterator[TraceRequest]:
                 raise UsageError(f"line {number} of {path} is not a request: {error!r}") from error
 
 
+_decoded = json.JSONDecoder().raw_decode
+"""As `json.loads`, which looks for white space around each line by a regular expression."""
+
+
+def _fields(line: str) -> dict[str, Any]:
+    text = line.strip(" \t\r\n")
+    found: dict[str, Any]
+    found, end = _decoded(text)
+    if end != len(text):
+        raise ValueError(f"more after column {end}")
+    return found
+
+
 def _mooncake(line: str) -> TraceRequest:
-    found: dict[str, Any] = json.loads(line)
+    found = _fields(line)
     blocks = tuple(map(int, found.get("hash_ids", ())))
     return checked_request(
         float(found["timestamp"]) / 1e3, int(found["input_length"]), int(found["output_length"]),
@@ -177,15 +195,19 @@ def _mooncake(line: str) -> TraceRequest:
 
 
 def _simple(line: str) -> TraceRequest:
-    found: dict[str, Any] = json.loads(line)
+    found = _fields(line)
     shared = found.get("shared")
     count = 0 if shared is None else int(found["shared_tokens"]) // BLOCK
     tokens = int(found["input_tokens"])
-    request = checked_request(float(found["arrival_s"]), tokens, int(found["output_tokens"]))
+    arrival_s, output_tokens = float(found["arrival_s"]), int(found["output_tokens"])
+    if not count:
+        return checked_request(arrival_s, tokens, output_tokens)
+    # Checked first: the number of blocks is not to be believed.
+    checked_request(arrival_s, tokens, output_tokens)
     if count * BLOCK > tokens:
         raise ValueError("shared_tokens are more than input_tokens")
     name = str(shared)
-    return request._replace(blocks=tuple([(name, i) for i in range(count)]))
+    return TraceRequest(arrival_s, tokens, output_tokens, tuple([(name, i) for i in range(count)]))
 
 
 def _azure(line: str) -> TraceRequest:

@@ -67,6 +67,7 @@ class Pass:
         "_engine",
         "_running",
         "_step",
+        "_sums",
         "first_tokens_s",
         "lens",
         "seconds",
@@ -82,6 +83,7 @@ class Pass:
         running: _Running,
     ) -> None:
         self._engine, self._step, self._running = engine, step, running
+        self._sums: tuple[int, int, int, int, int] | None = None
         self.lens = lens
         """(prefix, new) of each sequence of an extend; empty in a decode."""
         self.steps = 1
@@ -102,6 +104,11 @@ class Pass:
     def sums(self) -> tuple[int, int, int, int, int]:
         """Sequences, new tokens, kv tokens, kv tokens of the longest, and (query, key) pairs: what
         `batch` has, at less cost. In a decode they may be off by a token a sequence."""
+        if self._sums is None:
+            self._sums = self._summed()
+        return self._sums
+
+    def _summed(self) -> tuple[int, int, int, int, int]:
         lens = self.lens
         if len(lens) == 1:
             ((prefix, new),) = lens
@@ -155,14 +162,11 @@ class _Running:
     def __init__(self, engine: SchedulerConfig) -> None:
         self.heap: list[_Run] = []
         """The first to end comes first."""
-        self._engine = engine
+        self._kept, self._next_n = engine.kept, engine.next_n
         self._total = 0.0
         """Of their contexts, had each run since pass 0."""
         self._longest: float | None = 0.0
         """The longest of these; None when it must be looked up."""
-
-    def __len__(self) -> int:
-        return len(self.heap)
 
     def add(self, one: _Run) -> None:
         """`one` begins to decode."""
@@ -174,8 +178,9 @@ class _Running:
 
     def end(self, step: int) -> None:
         """Those end whose last pass came before `step`."""
-        while self.heap and self.heap[0].end <= step:
-            base = self._base(heappop(self.heap))
+        heap = self.heap
+        while heap and heap[0].end <= step:
+            base = self._base(heappop(heap))
             self._total -= base
             if base == self._longest:
                 self._longest = None
@@ -184,12 +189,11 @@ class _Running:
         """The sum of the context lengths in decode pass `step`, and the longest."""
         if self._longest is None:
             self._longest = max(map(self._base, self.heap))
-        gained = step * self._engine.kept
+        gained = step * self._kept
         return round(self._total + len(self.heap) * gained), round(self._longest + gained)
 
     def _base(self, one: _Run) -> float:
-        engine = self._engine
-        return one.input_tokens + engine.next_n - one.start * engine.kept
+        return one.input_tokens + self._next_n - one.start * self._kept
 
 
 @dataclass(slots=True)
@@ -209,6 +213,8 @@ class _Cache:
 
     def prefix(self, request: TraceRequest) -> int:
         """Cached leading tokens of `request`, at most all but its last."""
+        if not request.blocks:
+            return 0
         found = list(takewhile(self._blocks.__contains__, request.blocks))
         for block in found:
             self._blocks.move_to_end(block)
@@ -216,6 +222,8 @@ class _Cache:
 
     def add(self, request: TraceRequest) -> None:
         """`request` is prefilled: cache its blocks, and evict others."""
+        if not request.blocks:
+            return
         for block in request.blocks:
             self._blocks[block] = None
             self._blocks.move_to_end(block)
@@ -250,27 +258,28 @@ def simulated(
     upcoming = next(coming, None)
     waiting: deque[_Waiting] = deque()
     running = _Running(engine)
+    heap, max_running = running.heap, engine.max_running
     cache, now, step = _Cache(engine.cache_tokens), 0.0, 0
-    while upcoming is not None or waiting or running:
+    while upcoming is not None or waiting or heap:
         while (
             upcoming is not None and upcoming[1].arrival_s <= now and len(waiting) < _MOST_WAITING
         ):
             waiting.append(_Waiting(upcoming[1], upcoming[0]))
             upcoming = next(coming, None)
-        if waiting and len(running) < engine.max_running:
+        if waiting and len(heap) < max_running:
             lens, begun = _extend(waiting, running, cache, engine, step)
             one = Pass(engine, step, lens, running)
             one.start_s, one.seconds = now, seconds(one)
             now += one.seconds
             one.first_tokens_s = [now - request.arrival_s for request in begun]
             yield one
-        elif running:
+        elif heap:
             one = Pass(engine, step, (), running)
             one.start_s, one.seconds = now, seconds(one)
             # When a request arrives that may run, the next pass is another one.
-            room = len(running) < engine.max_running
+            room = len(heap) < max_running
             until = upcoming[1].arrival_s if room and upcoming is not None else inf
-            one.steps = _steps(until - now, one.seconds, running.heap[0].end - step, most_steps)
+            one.steps = _steps(until - now, one.seconds, heap[0].end - step, most_steps)
             yield one
             step += one.steps
             now += one.steps * one.seconds
@@ -299,8 +308,9 @@ def _extend(
     """
     lens: list[tuple[int, int]] = []
     begun: list[TraceRequest] = []
-    room = engine.chunk_tokens
-    while waiting and room > 0 and len(running) < engine.max_running:
+    room, kept = engine.chunk_tokens, engine.kept
+    heap, max_running = running.heap, engine.max_running
+    while waiting and room > 0 and len(heap) < max_running:
         one = waiting[0]
         request = one.request
         if one.ready is None:
@@ -313,6 +323,6 @@ def _extend(
             waiting.popleft()
             cache.add(request)
             begun.append(request)
-            end = step + ceil(request.output_tokens / engine.kept)
+            end = step + ceil(request.output_tokens / kept)
             running.add(_Run(end, one.number, step, request.input_tokens))
     return lens, begun

@@ -78,13 +78,13 @@ class Places:
         self._low = tuple(map(min, zip(*self.locations, strict=True)))
         self._high = tuple(map(max, zip(*self.locations, strict=True)))
         self._cells: dict[tuple[int, ...], list[int]] = {}
-        # The arms of a point ask for the same location object one after the other.
+        # The arms of a point ask for the same location one after the other.
         self._latest: tuple[tuple[float, ...] | None, _Around] = (None, _Around(0.0, ()))
 
     def around(self, where: tuple[float, ...]) -> _Around:
         """The measured places that speak for `where`, with weights that sum to 1."""
         asked, answer = self._latest
-        if asked is where:
+        if asked is where or asked == where:
             return answer
         inside = tuple(
             [

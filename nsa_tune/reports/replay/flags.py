@@ -37,9 +37,13 @@ class Flags(NamedTuple):
         for name in ("sparse_prefill", "decode"):
             if self.kernel is not None and name in found:
                 found[name] = self.kernel
-        if self.threshold is not None and batch.max_kv > self.threshold and "prefill_path" in found:
+        if self.forbids_mha(batch) and "prefill_path" in found:
             found["prefill_path"] = "mla"
         return found
+
+    def forbids_mha(self, batch: Batch) -> bool:
+        """Whether the threshold is lower than a sequence of the batch."""
+        return self.threshold is not None and batch.max_kv > self.threshold
 
     def words(self, *, extend: bool) -> list[str]:
         """The flags as for a command line and an environment."""

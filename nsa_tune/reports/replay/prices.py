@@ -100,6 +100,8 @@ class Pricer:
             extend: flags_for(policies, extend=extend) for extend in (True, False)
         }
         """What flags may say, for extends (True) and for decode passes; the default comes first."""
+        self._remaining: dict[tuple[str | None, ...], frozenset[str]] = {}
+        """By point and answers: the arms that remain."""
 
     def price(self, batch: Batch, *, graph: bool) -> Price:
         """The price of `batch`; with `graph` the pass runs as a CUDA graph.
@@ -145,7 +147,7 @@ class Pricer:
                 continue
             chosen = self._engine(policy.point, own)
             chosen |= {key: value for key, value in answers.items() if key in chosen}
-            arm = _fastest(policy.point, chosen, timed)
+            arm = self._fastest(policy.point, chosen, timed)
             if arm is None:
                 unpriced.append(name)
             else:
@@ -181,13 +183,13 @@ class Pricer:
             return None, []
         engine = self._engine(point, batch)
         table = engine if point.name in self.lent else _answers(point, plan, engine)
-        usual = _fastest(point, engine, timed)
+        usual = self._fastest(point, engine, timed)
         if usual is None:
             return None, [0.0] * len(self.flags[batch.mode is Mode.EXTEND])
         arms = (
             usual,
-            _fastest(point, self._steered(engine, table, batch), timed) or usual,
-            _fastest(point, table, timed) or usual,
+            self._fastest(point, self._steered(engine, table, batch), timed) or usual,
+            self._fastest(point, table, timed) or usual,
             min(timed, key=lambda arm: timed[arm].latency_us),
         )
         step = StepPrice(
@@ -204,18 +206,32 @@ class Pricer:
         """The step's time under each of the flags. Many of them come to the same choices."""
         flags = self.flags[batch.mode is Mode.EXTEND]
         if FLAGGED.isdisjoint(engine):
-            arm = _fastest(point, engine, times)
+            arm = self._fastest(point, engine, times)
             return [inf if arm is None else times[arm].latency_us] * len(flags)
-        found: dict[tuple[str | None, ...], float] = {}
+        found: dict[tuple[str | None, bool], float] = {}
         static = []
         for one in flags:
-            chosen = one.applied(engine, batch)
-            key = tuple(chosen.values())
+            key = one.kernel, one.forbids_mha(batch)
             if key not in found:
-                arm = _fastest(point, chosen, times)
+                chosen = one.applied(engine, batch)
+                arm = self._fastest(point, chosen, times)
                 found[key] = inf if arm is None else times[arm].latency_us
             static.append(found[key])
         return static
+
+    def _fastest(self, point: Point, chosen: _Chosen, timed: Mapping[str, Estimate]) -> str | None:
+        """The fastest of the arms that remain when every question is answered so."""
+        key = point.name, *[chosen[question.name] for question in point.questions]
+        remaining = self._remaining.get(key)
+        if remaining is None:
+            arms = (arm.name for arm in point.arms)
+            remaining = frozenset(arm for arm in arms if _remains(point, chosen, arm))
+            self._remaining[key] = remaining
+        best, best_us = None, inf
+        for arm, one in timed.items():
+            if one.latency_us < best_us and arm in remaining:
+                best, best_us = arm, one.latency_us
+        return best
 
     def _gains(
         self, point: Point, engine: _Chosen, table: _Chosen, times: Mapping[str, Estimate],
@@ -224,7 +240,7 @@ class Pricer:
         for question in point.questions:
             name = question.name
             if table[name] != engine[name]:
-                arm = _fastest(point, {**engine, name: table[name]}, times)
+                arm = self._fastest(point, {**engine, name: table[name]}, times)
                 if arm is not None and arm != usual:
                     yield name, times[usual].latency_us - times[arm].latency_us
 
@@ -254,15 +270,6 @@ def _answers(point: Point, plan: Plan, engine: _Chosen) -> _Chosen:
     """The plan's answers, the engine's where it has none."""
     found = {one.name: getattr(plan, one.name) for one in point.questions}
     return {name: engine[name] if value is None else value for name, value in found.items()}
-
-
-def _fastest(point: Point, chosen: _Chosen, timed: Mapping[str, Estimate]) -> str | None:
-    """The fastest of the arms that remain when every question is answered so."""
-    best, best_us = None, inf
-    for arm, one in timed.items():
-        if one.latency_us < best_us and _remains(point, chosen, arm):
-            best, best_us = arm, one.latency_us
-    return best
 
 
 def _remains(point: Point, chosen: _Chosen, arm: str) -> bool:

@@ -28,9 +28,9 @@ __all__ = ["Lost", "SetupSum", "SharedPrices", "Sums", "Tally"]
 Sums = tuple[int, int, int, int, int]
 """Of a pass: sequences, new tokens, kv tokens, kv tokens of the longest, (query, key) pairs."""
 
-_Places = tuple[int, int, int, float, float, float, float]
-"""Kind of pass and length of the longest sequence as cells, sequences, and logarithms of
-sequences, new tokens, kv tokens and pairs."""
+_Key = tuple[int, int, int, int, int, int, int]
+"""Cells an octave, kind of pass, and the cells of the longest sequence, sequences, new tokens, kv
+tokens and pairs."""
 
 _CELLS = 16
 """Cells an octave, for tokens and pairs."""
@@ -162,7 +162,9 @@ class Tally:
         """Whole prefills, by setup."""
         self.graph_tokens = graph_tokens
         self._topk = pricer.setting.profile.index_topk
-        self._cells: dict[tuple[int, ...], _Cell] = {}
+        self._cells: dict[_Key, _Cell] = {}
+        self._last: tuple[Sums, _Cell] | None = None
+        """Who asks for the time of a pass adds the pass next."""
         self.kinds = {extend: _Kind() for extend in (True, False)}
         self._lost: dict[tuple[bool, int, int, int, str, str], _LostSum] = {}
         self._sample = {extend: _Sample(Random(seed)) for extend in (True, False)}
@@ -192,23 +194,27 @@ class Tally:
             sample.kept[slot] = (batch(), cell)
 
     def _cell(self, extend: bool, sums: Sums, batch: Callable[[], Batch]) -> _Cell:
-        cells, places = self._cells, self._places(extend, sums)
-        key = _key(places, _CELLS)
+        if self._last is not None and self._last[0] is sums:
+            return self._last[1]
+        cells, key = self._cells, self._key(extend, sums)
         cell = cells.get(key)
         if cell is None and len(cells) >= _MOST_FINE:
-            key = _key(places, _COARSE)
+            key = _coarse(key, sums[0])
             cell = cells.get(key)
         if cell is None:
             if len(cells) >= _MOST_CELLS:
-                self._fold()
+                self.done()
+                cells.clear()
             first, graph = batch(), self.graph(extend, sums)
             price = self.pricer.price(first, graph=graph)
             cell = cells[key] = _Cell(first, price, graph, sums)
             if extend and self.whole is not None:
                 cell.took = self.whole.took(first, price, graph=graph)
+        self._last = sums, cell
         return cell
 
-    def _places(self, extend: bool, sums: Sums) -> _Places:
+    def _key(self, extend: bool, sums: Sums) -> _Key:
+        """What passes that are alike have in common."""
         size, new, kv, longest, pairs = sums
         topk = self._topk
         within = longest <= topk
@@ -217,21 +223,25 @@ class Tally:
         if extend and self.whole is not None:
             # Graphs have sizes: what fits into another one takes another time.
             kind += 4 * self.whole.bucket(new)
-        # In a decode the pairs follow from the rest.
-        of_pairs = log2(pairs) if extend else 0.0
-        return kind, most, size, log2(size), log2(new), log2(kv), of_pairs
+        return (
+            _CELLS,
+            kind,
+            most,
+            size if size <= _FEW else int(_CELLS * log2(size)) + _FEW,
+            int(_CELLS * log2(new)),
+            int(_CELLS * log2(kv)),
+            # In a decode the pairs follow from the rest.
+            int(_CELLS * log2(pairs)) if extend else 0,
+        )
 
     # --- sums
 
     def done(self) -> None:
-        """Add up what was added so far."""
-        self._fold()
-
-    def _fold(self) -> None:
+        """Add up what was added so far. Prices are kept: they serve other replays of the trace."""
         for cell in self._cells.values():
             if cell.count:
                 self._fold_cell(cell)
-        self._cells.clear()
+                cell.count = 0
 
     def _fold_cell(self, cell: _Cell) -> None:
         extend, count, price = self._extends(cell), cell.count, cell.price
@@ -368,11 +378,11 @@ def _measured_ms(took: Mapping[str, Took], setup: str, otherwise: float) -> floa
     return otherwise if one is None or one.basis in (Basis.NONE, Basis.REST) else one.us / 1e3
 
 
-def _key(places: _Places, cells: int) -> tuple[int, ...]:
-    """What passes that are alike have in common, with so many cells an octave."""
-    kind, most, size, of_size, new, kv, pairs = places
-    alike = size if size <= _FEW else int(cells * of_size) + _FEW
-    return cells, kind, most, alike, int(cells * new), int(cells * kv), int(cells * pairs)
+def _coarse(key: _Key, size: int) -> _Key:
+    """The same for rare shapes, whose cells hold several of the others."""
+    _, kind, most, _, new, kv, pairs = key
+    some, finer = size if size <= _FEW else int(_COARSE * log2(size)) + _FEW, _CELLS // _COARSE
+    return _COARSE, kind, most, some, new // finer, kv // finer, pairs // finer
 
 
 def _least(times: Sequence[float]) -> int | None:

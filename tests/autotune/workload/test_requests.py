@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+from heapq import heappop, heappush
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from nsa_tune import UsageError
+from nsa_tune.autotune.workload import requests as module
 from nsa_tune.autotune.workload.requests import TraceRequest, read_requests, stream_requests
 from nsa_tune.autotune.workload.weighted_batches import weighted_batches
 
@@ -60,6 +64,8 @@ def test_azures_requests_have_no_blocks(trace: Path, newline: str) -> None:
         (AZURE + "2023-11-16 18:15:50\n", "line 4 of"),
         (MOONCAKE + '{"timestamp": 1}\n', "line 5 of"),
         (MOONCAKE + "{\n", "line 5 of"),
+        (MOONCAKE + MOONCAKE.splitlines()[0] + " {}\n", "line 5 of"),
+        (MOONCAKE + "[]\n", "line 5 of"),
     ],
 )
 def test_a_file_that_is_not_a_trace_is_refused_with_a_reason(
@@ -167,6 +173,22 @@ def test_a_stream_has_the_same_requests(trace: Path, text: str) -> None:
     trace.write_text(text)
 
     assert list(stream_requests(trace)) == read_requests(trace)
+
+
+@given(st.lists(st.integers(0, 20), max_size=30), st.integers(0, 30))
+def test_requests_come_in_order_if_none_is_too_late(arrivals: list[int], late: int) -> None:
+    """Those that arrive at once in the order of their lines."""
+    found = [TraceRequest(arrival, 1 + number, 1) for number, arrival in enumerate(arrivals)]
+
+    streamed = list(module._in_order(iter(found), late))
+
+    heap: list[tuple[float, int, TraceRequest]] = []
+    expected = []
+    for number, one in enumerate(found):
+        heappush(heap, (one.arrival_s, number, one))
+        if len(heap) > late:
+            expected.append(heappop(heap)[2])
+    assert streamed == [*expected, *(heappop(heap)[2] for _ in range(len(heap)))]
 
 
 def test_a_stream_that_is_far_out_of_order_is_refused(trace: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import cache
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from nsa_tune import Batch, Dispatcher
 from nsa_tune.backend.engines.sglang.releases import RELEASES
 from nsa_tune.db.reader import read_text, shipped
+from nsa_tune.reports.replay import prices as module
 from nsa_tune.reports.replay.flags import Flags
 from nsa_tune.reports.replay.prices import Price, Pricer, StepPrice, Way, borrowed
 
@@ -82,6 +84,31 @@ def test_the_first_flags_are_the_engines_own() -> None:
     for batch in (Batch.extend([0], [3000]), Batch.decode([5000] * 8)):
         price = pricer().price(batch, graph=False)
         assert price.static[0] == pytest.approx(price.total_us(Way.ENGINE))
+
+
+@pytest.mark.parametrize("kv_dtype", ["bf16", "fp8"])
+@pytest.mark.parametrize("most", [1, 256, 257, 2048, 9000])
+def test_flags_that_come_to_the_same_share_a_time(kv_dtype: str, most: int) -> None:
+    """Each by itself: the time of the arms that remain under it."""
+    batch, made = Batch.extend([0, 0], [most, 1]), pricer(16, kv_dtype)
+    point = opened(16, kv_dtype).policies["prefill"].point
+    price = made.price(batch, graph=False)
+    engine, timed = (
+        made._engine(point, batch),
+        made._timed(opened(16, kv_dtype).policies["prefill"], batch),
+    )
+    assert timed is not None
+
+    static = made._static(point, engine, batch, timed)
+
+    for flags, found in zip(made.flags[True], static, strict=True):
+        chosen = flags.applied(engine, batch)
+        times = [
+            one.latency_us for arm, one in timed.items() if module._remains(point, chosen, arm)
+        ]
+        assert found == min(times, default=math.inf)
+    others = price.static[0] - static[0]
+    assert price.static == pytest.approx([one + others for one in static])
 
 
 def test_flags_change_what_they_name() -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from random import Random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from nsa_tune import Batch
 from nsa_tune.reports.replay import tally as module
@@ -30,6 +33,44 @@ def prefills(count: int) -> list[Batch]:
         Batch.extend([random.randrange(0, 20000)], [random.randrange(1, 8192)])
         for _ in range(count)
     ]
+
+
+lengths = st.lists(st.tuples(st.integers(0, 40000), st.integers(1, 4000)), min_size=1, max_size=40)
+
+
+@given(lengths, lengths, st.booleans())
+def test_passes_that_are_alike_are_alike_when_they_are_rare(
+    one: list[tuple[int, int]], other: list[tuple[int, int]], extend: bool
+) -> None:
+    tally, found = Tally(pricer(), 8192), []
+    for lens in (one, other, [*one[1:], (one[0][0] + 1, one[0][1])]):
+        batch = Batch.extend([prefix for prefix, _ in lens], [new for _, new in lens])
+        fine = tally._key(extend, sums(batch))
+        rare = module._coarse(fine, batch.batch_size)
+        # Four times as many cells an octave.
+        assert rare[4] == int(4 * math.log2(batch.q_tokens))
+        assert rare[5] == int(4 * math.log2(batch.kv_tokens))
+        assert rare[6] == (int(4 * math.log2(batch.pairs)) if extend else 0)
+        found.append((fine, rare))
+
+    for fine, rare in found:
+        for another, as_rare in found:
+            assert fine != another or rare == as_rare
+
+
+def test_what_was_priced_serves_after_the_sums_and_is_not_added_twice() -> None:
+    batch = Batch.extend([0], [1000])
+    tally = added([batch])
+    tally.done()
+
+    def unasked() -> Batch:
+        raise AssertionError("a pass like this is priced already")
+
+    price = tally.price(True, sums(batch), unasked)
+    tally.done()
+
+    assert price == pricer().price(batch, graph=True)
+    assert tally.total(True, Way.ENGINE).latency_us == pytest.approx(price.total_us(Way.ENGINE))
 
 
 def test_a_sum_is_that_of_the_passes() -> None:

@@ -5,6 +5,7 @@ The plug-in decides by it while it serves, and `nsa-tune replay` says by it what
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -156,4 +157,5 @@ def _usual(estimates: Mapping[PassMode, float], given_up: frozenset[PassMode]) -
 
 def bucket(sizes: Sequence[int], tokens: int) -> int | None:
     """The captured size that a batch is padded to; None where it fits into none."""
-    return next((size for size in sizes if size >= tokens), None)
+    at = bisect_left(sizes, tokens)
+    return sizes[at] if at < len(sizes) else None
