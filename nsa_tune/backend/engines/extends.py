@@ -6,25 +6,13 @@ the device.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-from math import hypot
-from operator import add, mul
+from math import dist, hypot
+from operator import add
 from typing import Any
 
-from nsa_tune.backend.types.batch import Batch, Mode
+from nsa_tune.backend.types.batch import Batch, extend_of_sums
 
-__all__ = ["batch_of", "sums_of", "sums_of_kv"]
-
-_EXTEND = Mode.EXTEND
-
-
-def _sum_of_products(left: list[int], right: list[int]) -> int:
-    return sum(map(mul, left, right))
-
-
-# From Python 3.12 on there is one in C.
-_sumprod: Callable[[list[int], list[int]], int] = getattr(math, "sumprod", _sum_of_products)
+__all__ = ["batch_of", "sums_of", "sums_of_arrays", "sums_of_kv"]
 
 
 def sums_of(prefix_lens: Any, extend_lens: Any) -> Batch | None:
@@ -36,13 +24,13 @@ def sums_of(prefix_lens: Any, extend_lens: Any) -> Batch | None:
         kv_tokens = prefix + new
         if new < 1:
             return None
-        return Batch.from_totals(
-            mode=_EXTEND, q_tokens=new, kv_tokens=kv_tokens, max_kv=kv_tokens, batch_size=1,
-            pairs=prefix * new + new * (new + 1) // 2,
-        )  # fmt: skip
+        pairs = prefix * new + new * (new + 1) // 2
+        return extend_of_sums(1, new, kv_tokens, kv_tokens, pairs)
     q_tokens = sum(extend_lens)
     # A padded batch ends in sequences without tokens.
-    sequences = len(extend_lens) - extend_lens.count(0)
+    sequences = len(extend_lens)
+    if not all(extend_lens):
+        sequences -= extend_lens.count(0)
     if q_tokens < 1 or len(extend_lens) != len(prefix_lens):
         return None
     kv_lens = list(map(add, prefix_lens, extend_lens))
@@ -50,24 +38,37 @@ def sums_of(prefix_lens: Any, extend_lens: Any) -> Batch | None:
     # while a batch has fewer than 2**50 of them.
     kv_norm, prefix_norm = hypot(*kv_lens), hypot(*prefix_lens)
     pairs = (round(kv_norm * kv_norm - prefix_norm * prefix_norm) + q_tokens) // 2
-    return Batch.from_totals(
-        mode=_EXTEND, q_tokens=q_tokens, kv_tokens=sum(kv_lens), max_kv=max(kv_lens),
-        batch_size=sequences, pairs=pairs,
-    )  # fmt: skip
+    return extend_of_sums(sequences, q_tokens, sum(kv_lens), max(kv_lens), pairs)
 
 
-def sums_of_kv(kv_lens: list[int], new_lens: list[int]) -> Batch | None:
-    """As `sums_of`, from the lengths with the new tokens in them; None too where a sequence has no
-    new token."""
-    q_tokens = sum(new_lens)
-    if q_tokens < 1 or len(kv_lens) != len(new_lens) or 0 in new_lens:
+def sums_of_kv(kv_lens: list[int], new_lens: list[int], q_tokens: int) -> Batch | None:
+    """As `sums_of`, from the lengths with the new tokens in them and the sum of `new_lens`; None
+    too where a sequence has no new token."""
+    count = len(new_lens)
+    if len(kv_lens) != count or not 0 < count <= q_tokens or not all(new_lens):
         return None
-    norm = hypot(*new_lens)
-    pairs = _sumprod(new_lens, kv_lens) - (round(norm * norm) - q_tokens) // 2
-    return Batch.from_totals(
-        mode=_EXTEND, q_tokens=q_tokens, kv_tokens=sum(kv_lens), max_kv=max(kv_lens),
-        batch_size=len(new_lens), pairs=pairs,
-    )  # fmt: skip
+    if count == 1:
+        kv_tokens = max_kv = kv_lens[0]
+        pairs = q_tokens * kv_tokens - q_tokens * (q_tokens - 1) // 2
+    else:
+        kv_tokens, max_kv = sum(kv_lens), max(kv_lens)
+        # As in `sums_of`: the norm of the prefixes is the distance of these two.
+        kv_norm, prefix_norm = hypot(*kv_lens), dist(kv_lens, new_lens)
+        pairs = (round(kv_norm * kv_norm - prefix_norm * prefix_norm) + q_tokens) // 2
+    return extend_of_sums(count, q_tokens, kv_tokens, max_kv, pairs)
+
+
+def sums_of_arrays(kv_lens: Any, new_lens: Any, q_tokens: int) -> Batch | None:
+    """As `sums_of_kv`, from NumPy arrays of int64 and the sum of `new_lens`. It takes as long as
+    40 sequences in lists take, however many there are."""
+    count = len(new_lens)
+    if len(kv_lens) != count or new_lens.item(new_lens.argmin()) < 1:
+        return None
+    # Each new token sees its sequence, but for the new ones behind it.
+    behind = (int(new_lens.dot(new_lens)) - q_tokens) // 2
+    max_kv = kv_lens.item(kv_lens.argmax())
+    pairs = int(kv_lens.dot(new_lens)) - behind
+    return extend_of_sums(count, q_tokens, int(kv_lens.sum()), max_kv, pairs)
 
 
 def batch_of(prefix_lens: Any, extend_lens: Any) -> Batch | None:

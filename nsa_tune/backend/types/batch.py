@@ -14,7 +14,7 @@ from nsa_tune._errors import BatchError
 from nsa_tune.backend.types.draft import draft_of
 from nsa_tune.backend.types.lengths import MAX_TOKENS, lanes, number_of, pairs_of
 
-__all__ = ["MAX_TOKENS", "Batch", "Mode"]
+__all__ = ["MAX_TOKENS", "Batch", "Mode", "extend_of_sums"]
 
 
 class Mode(StrEnum):
@@ -269,6 +269,39 @@ def _made(
     draft.captured = captured
     draft.kv_lens = kv_lens
     draft.new_lens = new_lens
+    draft.__class__ = Batch
+    return draft  # type: ignore[no-any-return]
+
+
+def extend_of_sums(
+    batch_size: int, q_tokens: int, kv_tokens: int, max_kv: int, pairs: int
+) -> Batch:
+    """`Batch.from_totals` of an extend, in half its time: the plug-ins ask in every pass.
+
+    Raises:
+        BatchError: as `from_totals`.
+    """
+    if not (
+        type(q_tokens) is type(kv_tokens) is int
+        and 0 < batch_size <= q_tokens <= kv_tokens <= MAX_TOKENS
+        and max_kv + batch_size - 1 <= kv_tokens <= max_kv * batch_size
+        and q_tokens <= pairs <= q_tokens * max_kv
+    ):
+        return Batch.from_totals(
+            mode=_EXTEND, batch_size=batch_size, q_tokens=q_tokens, kv_tokens=kv_tokens,
+            max_kv=max_kv, pairs=pairs,
+        )  # fmt: skip
+    # As `_made`, whose call takes as long as a sum.
+    draft = _Draft()
+    draft.mode = _EXTEND
+    draft.batch_size = batch_size
+    draft.q_tokens = q_tokens
+    draft.kv_tokens = kv_tokens
+    draft.max_kv = max_kv
+    draft.pairs = pairs
+    draft.next_n = 1
+    draft.captured = False
+    draft.kv_lens = draft.new_lens = None
     draft.__class__ = Batch
     return draft  # type: ignore[no-any-return]
 

@@ -18,16 +18,16 @@ holds it, is left alone, and so is one that is prepared for capturing or for dra
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable
 from operator import sub
 from typing import Any, NamedTuple
 
 from nsa_tune.backend.dispatch.dispatcher import Dispatcher
 from nsa_tune.backend.engines.decision_log import DecisionLog
-from nsa_tune.backend.engines.extends import batch_of, sums_of_kv
+from nsa_tune.backend.engines.extends import batch_of
 from nsa_tune.backend.engines.vllm.edge import attempt
 from nsa_tune.backend.engines.vllm.facts import Facts
+from nsa_tune.backend.engines.vllm.lengths import Prefills, longest, prefills_of
 from nsa_tune.backend.types.layouts import KVLayout
 
 __all__ = ["Prefill", "Step", "around_build", "around_capture"]
@@ -68,41 +68,15 @@ def around_build(
         or common_attn_metadata.max_query_len <= prefill.decode_tokens
     ):
         return original(builder, common_prefix_len, common_attn_metadata, fast_build)
-    step = attempt("steering a prefill", prefill.step, builder, common_attn_metadata)
-    if step is not None and step.own:
-        return original(builder, common_prefix_len, common_attn_metadata, fast_build)
-    metadata = step and attempt(
-        "preparing a steered step", _prepared, original, builder, step, common_prefix_len,
+    metadata = attempt(
+        "steering a prefill", prefill.prepared, original, builder, common_prefix_len,
         common_attn_metadata,
     )  # fmt: skip
     if metadata is None:
         delattr(builder, ATTRIBUTE)
-        return original(builder, common_prefix_len, common_attn_metadata, fast_build)
-    return metadata
-
-
-def _prepared(
-    original: Callable[..., Any], builder: Any, step: Step, common_prefix_len: int, batch: Any
-) -> Any:
-    """The metadata of `batch`, prepared in that way; the builder is as it was afterwards."""
-    prefill = builder.__dict__[ATTRIBUTE]
-    own = builder.reorder_batch_threshold, getattr(builder, "fp8_use_mixed_batch", None)
-    prefill.busy = True
-    try:
-        _set(builder, step.threshold, step.mixed)
-        metadata = original(builder, common_prefix_len, batch, False)
-    finally:
-        _set(builder, *own)
-        prefill.busy = False
-    if not step.dense and metadata.prefill is not None:
-        metadata.prefill.use_dense_mha = False
-    return metadata
-
-
-def _set(builder: Any, threshold: int | None, mixed: bool | None) -> None:
-    builder.reorder_batch_threshold = threshold
-    if mixed is not None:
-        builder.fp8_use_mixed_batch = mixed
+    elif metadata is not _OWN:
+        return metadata
+    return original(builder, common_prefix_len, common_attn_metadata, fast_build)
 
 
 def around_capture(original: Callable[..., Any], builder: Any, common_attn_metadata: Any) -> Any:
@@ -144,7 +118,9 @@ class Prefill:
             "heads": setting.heads,
             "kv_layout": str(setting.layout),
         }
-        self.decode_tokens = facts.decode_tokens
+        self.decode_tokens = lowest = facts.decode_tokens
+        self._mha = {mixed: Step(False, lowest, mixed) for mixed in (None, False, True)}
+        self._sparse = Step(False, lowest, mixed=False, dense=False)
         self.busy = False
         """Whether a step is being prepared whose decisions are made."""
 
@@ -155,70 +131,82 @@ class Prefill:
         """Steer `builder` from now on."""
         setattr(builder, ATTRIBUTE, cls(builder, dispatcher, facts, log))
 
+    def prepared(
+        self, original: Callable[..., Any], builder: Any, common_prefix_len: int, batch: Any
+    ) -> Any:
+        """The metadata of `batch`, prepared as the table says, or the step that is the engine's
+        own; the builder is as it was afterwards."""
+        step = self.step(builder, batch)
+        own, threshold, mixed, dense = step
+        if own:
+            return step
+        own_threshold = builder.reorder_batch_threshold
+        own_mixed = None if mixed is None else builder.fp8_use_mixed_batch
+        self.busy = True
+        try:
+            builder.reorder_batch_threshold = threshold
+            if mixed is not None:
+                builder.fp8_use_mixed_batch = mixed
+            metadata = original(builder, common_prefix_len, batch, False)
+        finally:
+            builder.reorder_batch_threshold = own_threshold
+            if mixed is not None:
+                builder.fp8_use_mixed_batch = own_mixed
+            self.busy = False
+        if not dense and metadata.prefill is not None:
+            metadata.prefill.use_dense_mha = False
+        return metadata
+
     def step(self, builder: Any, batch: Any) -> Step:
         """How to prepare the step of `batch`, which has a prefill."""
-        starts = batch.query_start_loc_cpu.tolist()
         lens = batch.seq_lens_cpu_upper_bound
-        if lens is None or batch.causal is not True or starts[-1] >= self._most_tokens:
+        if lens is None or batch.causal is not True:
             return _OWN
-        # The decodes come first.
-        first = 0 if starts[1] > self.decode_tokens else self._first_prefill(starts)
-        news = list(map(sub, starts[first + 1 :], starts[first:]))
-        kv_lens = lens.tolist()[first : first + len(news)]
-        sums = sums_of_kv(kv_lens, news)
-        if sums is None:
+        prefills = prefills_of(batch.query_start_loc_cpu, lens, batch.num_reqs, self.decode_tokens)
+        if prefills is None or prefills[-1] >= self._most_tokens:
             return _OWN
-        threshold = builder.reorder_batch_threshold or 1
-        own_prefills = self._own_prefills(threshold, starts[1], news, first)
+        sums = prefills[0]
         exact = self._dense and sums.max_kv <= self._index_topk
         mha = exact and self._path(sums) == "mha"
         # The engine's own MHA spares the indexer's work, which is not in the times of either way.
         step = _OWN
         if mha:
-            mixed = builder.fp8_use_mixed_batch if self._switches else None
-            step = Step(False, self.decode_tokens, mixed)
-        elif self._switches and not (exact and own_prefills):
-            step = self._by_kernel(builder, self._kernel(sums), starts[-1], own_prefills)
+            step = self._mha[builder.fp8_use_mixed_batch if self._switches else None]
+        elif self._switches and not (exact and self._own_prefills(builder, prefills)):
+            step = self._by_kernel(builder, self._kernel(sums), prefills)
         if self._log is not None and (count := self._log.due()):
-            self._write(count, builder, kv_lens, news, step, (exact, mha, own_prefills))
+            self._write(count, builder, prefills, step, exact=exact, mha=mha)
         return step
 
-    def _first_prefill(self, starts: list[int]) -> int:
-        """The first request of more tokens than a decode has."""
-        most = self.decode_tokens
-        if most == 1:
-            return bisect_left(range(len(starts) - 1), 1, key=lambda i: starts[i + 1] - i - 1)
-        for i, new in enumerate(map(sub, starts[1:], starts)):
-            if new > most:
-                return i
-        return len(starts) - 1
-
-    def _own_prefills(self, threshold: int, length: int, news: list[int], first: int) -> bool:
-        """Whether the engine takes any of the step's requests for a prefill; `length` is that of
-        the first request."""
+    def _own_prefills(self, builder: Any, prefills: Prefills) -> bool:
+        """Whether the engine takes any of the step's requests for a prefill."""
+        sums, news, _, has_decodes, _ = prefills
+        threshold = builder.reorder_batch_threshold or 1
         if not self._uniform:
-            return max(news) > threshold
+            return longest(news) > threshold
         # Its decodes are those at the front which are as long as the first.
-        if first or length > threshold:
+        first = int(news[0])
+        if has_decodes or first > threshold:
             return True
-        return news.count(length) + news.count(0) < len(news)
+        return first * sums.batch_size != sums.q_tokens or longest(news) != first
 
-    def _by_kernel(self, builder: Any, kernel: str | None, tokens: int, own_prefills: bool) -> Step:
+    def _by_kernel(self, builder: Any, kernel: str | None, prefills: Prefills) -> Step:
         """The step in which prefills take `kernel`."""
         mixed = builder.fp8_use_mixed_batch
-        if kernel == _SPARSE and (mixed or not own_prefills):
-            return Step(False, self.decode_tokens, mixed=False, dense=False)
-        if kernel == _PAGED and not mixed and own_prefills and tokens <= self._most_paged:
+        if kernel == _SPARSE and (mixed or not self._own_prefills(builder, prefills)):
+            return self._sparse
+        may_page = not mixed and prefills[-1] <= self._most_paged
+        if kernel == _PAGED and may_page and self._own_prefills(builder, prefills):
             return Step(False, builder.reorder_batch_threshold, mixed=True)
         return _OWN
 
     def _write(
-        self, count: int, builder: Any, kv_lens: list[int], news: list[int], step: Step,
-        facts: tuple[bool, bool, bool],
-    ) -> None:  # fmt: skip
+        self, count: int, builder: Any, prefills: Prefills, step: Step, *, exact: bool, mha: bool
+    ) -> None:
+        kv_lens, news = list(map(int, prefills[2])), list(map(int, prefills[1]))
         batch = batch_of(list(map(sub, kv_lens, news)), news)
         assert batch is not None and self._log is not None, "it has sums"
-        exact, mha, own_prefills = facts
+        own_prefills = self._own_prefills(builder, prefills)
         own_mha = exact and own_prefills
         own_mixed = builder.fp8_use_mixed_batch if self._switches else None
         mixed = own_mixed if step.own else step.mixed

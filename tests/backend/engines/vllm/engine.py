@@ -346,14 +346,16 @@ def step_of(lens: Sequence[tuple[int, int]], **changes: Any) -> Any:
 
 def random_lens(random: Random, *, decode: int = 1) -> Lens:
     """A step as the scheduler sorts one: decodes first, then extends by their new tokens."""
-    count = random.choice((0, 0, 1, 3, 40))
-    decodes = [(random.randrange(1, 60000), decode) for _ in range(count)]
+    decoding = random.choice((0, 0, 1, 3, 40))
+    decodes = [(random.randrange(1, 60000), decode) for _ in range(decoding)]
     most_prefix = random.choice((1, 1500, 60000))
     most_new = random.choice((4, 100, 300, 4000))
+    many = most_new <= 300 and random.random() < 0.1
     if random.random() < 0.3:
-        news = [random.randint(1, most_new)] * random.randint(1, 12)
+        news = [random.randint(1, most_new)] * (60 if many else random.randint(1, 12))
     else:
-        news = sorted(random.randint(1, most_new) for _ in range(random.randint(0, 12)))
+        count = 60 if many else random.randint(0, 12)
+        news = sorted(random.randint(1, most_new) for _ in range(count))
     extends = [(random.randrange(most_prefix), new) for new in news]
     return decodes + extends or [(7, 1)]
 

@@ -247,4 +247,4 @@ def test_a_fault_of_the_engine_under_other_values_is_the_plug_ins(
     assert compared(builder.build(0, step_of(_CHANGED))) == own
     assert ATTRIBUTE not in builder.__dict__
     assert (builder.reorder_batch_threshold, builder.fp8_use_mixed_batch) == (128, True)
-    assert "preparing a steered step failed" in caplog.text
+    assert "steering a prefill failed" in caplog.text
