@@ -12,7 +12,7 @@ The engine's own method runs first. What it decided is then changed within these
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from nsa_tune.backend.dispatch.dispatcher import Dispatcher
 from nsa_tune.backend.engines.decision_log import DecisionLog
@@ -23,9 +23,10 @@ from nsa_tune.backend.engines.sglang.switch import paused
 from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.layouts import KVLayout
 
-__all__ = ["OWN_KERNEL", "Answer", "Answers", "Prefill", "around_prefill", "changed", "source_of"]
+__all__ = ["OWN_KERNEL", "Answers", "Prefill", "around_prefill", "changed", "source_of"]
 
 _ATTRIBUTE = "_nsa_tune_prefill"
+_MHA = "mha"
 OWN_KERNEL = "_nsa_tune_own_kernel"
 """An attribute of the backend while a pass keeps SGLang's own choices."""
 
@@ -59,15 +60,6 @@ def changed(backend: Any) -> bool:
     return prefill is not None and prefill.has_changed
 
 
-class Answer(NamedTuple):
-    """What is best for a batch."""
-
-    mla: bool
-    """Whether MLA beats MHA."""
-    impl: str
-    """The kernel for MLA."""
-
-
 class Answers:
     """The choices of a dispatcher as SGLang's settings."""
 
@@ -93,7 +85,6 @@ class Answers:
         }
         """Which table answers, for the decision log."""
         self._impls = impls
-        self._answers = {(mla, impl): Answer(mla, impl) for mla in (False, True) for impl in impls}
         self._index_topk = facts.profile.index_topk
         self.least_prefix = 0 if passes_topk_length else self._index_topk - 1
         """Of the shortest prefix: from here on flashmla_sparse runs as it was measured."""
@@ -104,8 +95,13 @@ class Answers:
         own_kv = facts.impl == "flashmla_kv"
         self._most_q = None if own_kv else facts.scratch_bytes // facts.scratch_bytes_a_query
 
-    def of(self, batch: Batch) -> Answer | None:
-        """What to do for a batch from sums; None leaves it to the engine."""
+    def of(self, batch: Batch, *, own_mha: bool) -> str | None:
+        """The kernel for MLA, or "mha" where the engine's own MHA stays, for a batch from sums;
+        None leaves it to the engine."""
+        # Beyond index_topk the engine takes MHA only where it was told to put up with the
+        # difference: no table has a say in that.
+        if own_mha and (batch.max_kv > self._index_topk or self._path(batch) != "mla"):
+            return _MHA
         impl, q_tokens, kv_tokens = self._kernel(batch), batch.q_tokens, batch.kv_tokens
         if impl is None or impl not in self._impls:
             return None
@@ -114,10 +110,7 @@ class Answers:
             return None
         if self._most_q is not None and impl == "flashmla_kv" and q_tokens > self._most_q:
             return None
-        # Beyond index_topk the engine takes MHA only where it was told to put up with the
-        # difference: no table has a say in that.
-        mla = batch.max_kv <= self._index_topk and self._path(batch) == "mla"
-        return self._answers[mla, impl]
+        return impl
 
 
 class Prefill:
@@ -164,17 +157,17 @@ class Prefill:
         prefix_lens = forward_batch.extend_prefix_lens_cpu
         extend_lens = forward_batch.extend_seq_lens_cpu
         sums = sums_of(prefix_lens, extend_lens)
-        answer = None if sums is None else self._answers.of(sums)
+        backend = self._backend
+        own_mha, own_impl = backend.use_mha, backend.dsa_prefill_impl
+        answer = None if sums is None else self._answers.of(sums, own_mha=own_mha)
         if answer is None or (
             (least := self._answers.least_prefix)
-            and answer.impl == "flashmla_sparse"
+            and answer == "flashmla_sparse"
             and min(prefix_lens) < least
         ):
             return True
-        backend = self._backend
-        own_mha, own_impl = backend.use_mha, backend.dsa_prefill_impl
-        mha = own_mha and not answer.mla
-        impl = own_impl if mha else answer.impl
+        mha = answer == _MHA
+        impl = own_impl if mha else answer
         if mha is not own_mha or impl != own_impl:
             self._own = (own_mha, own_impl)
             backend.use_mha, backend.dsa_prefill_impl = mha, impl
