@@ -12,6 +12,7 @@ from nsa_tune import Dispatcher
 from nsa_tune.backend.baselines import VLLM_0_33_0
 from nsa_tune.backend.engines.hooking import wrapped
 from nsa_tune.backend.engines.vllm.facts import facts_of
+from nsa_tune.backend.engines.vllm.lengths import prefills_of
 from nsa_tune.backend.engines.vllm.prefill import Prefill, around_build
 from nsa_tune.backend.engines.vllm.priced import priced
 from tests.backend.engines.vllm.engine import (
@@ -43,6 +44,17 @@ class _Idle:
     prefill = None
 
 
+class _Lengths:
+    """A builder that does a part of the hook's work: it reads the lengths, and sums them."""
+
+    def build(self, common_prefix_len: int, common_attn_metadata: Any) -> Any:
+        """Find the prefills."""
+        del common_prefix_len
+        batch = common_attn_metadata
+        starts, lens = batch.query_start_loc_cpu, batch.seq_lens_cpu_upper_bound
+        return prefills_of(starts, lens, batch.num_reqs, 1)
+
+
 def steps(
     dispatcher: Dispatcher, sequences: Sequence[int], rounds: int, passes: int
 ) -> list[dict[str, float]]:
@@ -70,6 +82,7 @@ def _row(
         "hooked": _steered(engine.flashmla(hooked=True), given, table),
         "idle": builder_of(_Idle, given, fp8_use_mixed_batch=True),
         "hook": _steered(idle, given, table),
+        "lengths": _Lengths(),
     }
     random = Random(sequences)
     times: dict[tuple[str, str], list[float]] = {}
@@ -83,6 +96,7 @@ def _row(
         "sequences": sequences,
         "engine_us": best["engine", "prefills"],
         "hooked_us": best["hooked", "prefills"],
+        "lengths_us": best["lengths", "prefills"],
         **{
             f"added_{kind}_us": best["hook", kind] - best["idle", kind]
             for kind in ("prefills", "mixed", "decodes")

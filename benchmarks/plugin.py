@@ -5,7 +5,8 @@
 Run it in the repository's root. The methods of SGLang (--version) and of the newest vLLM are taken
 out of their wheels, which are read once. Every figure is microseconds a pass; each round times all
 variants one after the other, and of the rounds the best is taken, since a shared machine makes
-single ones slow. Every batch is new.
+single ones slow. Every batch is new. An empty call is timed with them: by it, figures of two
+machines, or of one machine at two times, can be compared.
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ class _Idle:
     use_mha = False
 
     def set_dsa_prefill_impl(self, forward_batch: Any = None) -> None:
-        """Decide nothing."""
+        """MHA in its regime, as SGLang would."""
+        self.use_mha = forward_batch.within_topk
 
 
 class _Modules:
@@ -70,6 +72,7 @@ def _batches(engine: Engine, sequences: int, count: int, random: Random) -> list
         prefixes = [random.randrange(most) for _ in range(sequences)]
         news = [random.randrange(1, 128) for _ in range(sequences)]
         found.append(engine.batch(prefixes, news))
+        found[-1].within_topk = most < 2048
     return found
 
 
@@ -164,6 +167,17 @@ def ragged(sequences: int) -> float:
     return median(times)
 
 
+def empty_call() -> float:
+    """Microseconds of a method that does nothing."""
+
+    class Nothing:
+        def call(self, batch: Any) -> None:
+            """Do nothing."""
+
+    nothing = Nothing()
+    return min(_each(nothing.call, nothing) for _ in range(ROUNDS))
+
+
 def _each(call: Pass, backend: Any) -> float:
     start = time.perf_counter()
     for _ in range(PASSES):
@@ -185,21 +199,23 @@ def main() -> None:
     )  # fmt: skip
     engine = Engine.of(wheel_of(arguments.version), _Modules())
     found = {
-        "schema": "nsa-tune/benchmark-plugin/3",
+        "schema": "nsa-tune/benchmark-plugin/4",
         "sglang": arguments.version,
         "cpu": detect.cpu_name(),
         "python": sys.version.split()[0],
         "table": dispatcher.source,
+        "empty_call_us": empty_call(),
         "prefill": prefill(engine, dispatcher),
         "others": others(engine, dispatcher),
         "ragged_us": {sequences: ragged(sequences) for sequences in SEQUENCES},
         "vllm": VLLM_VERSIONS[-1],
-        "vllm_steps": steps(dispatcher, SEQUENCES, ROUNDS, PASSES),
+        "vllm_steps": steps(dispatcher, (*SEQUENCES, 256), ROUNDS, PASSES),
     }
     if arguments.json:
         print(json.dumps(found))
         return
     print(f"SGLang {found['sglang']}, {found['cpu']}, Python {found['python']}, {found['table']}")
+    print(f"an empty call: {found['empty_call_us']:.3f} us")
     print("sequences   SGLang  hooked   added  added, logging   (us a pass)")
     for row in found["prefill"]:
         print(
@@ -210,12 +226,13 @@ def main() -> None:
         print(f"{name.removesuffix('_us')}: {value:.1f} us added")
     costs = ", ".join(f"{us:.0f} at {n}" for n, us in found["ragged_us"].items())
     print(f"SGLang's own work once a pass for flashmla_sparse, us by sequences: {costs}")
-    print(f"\nvLLM {found['vllm']}, 16 local heads")
-    print("sequences     vLLM  hooked   added: prefills, one prefill, decodes   (us a step)")
+    print(f"\nvLLM {found['vllm']}, 16 local heads; us a step")
+    print("sequences     vLLM  hooked   added: prefills (its lengths), one prefill, decodes")
     for row in found["vllm_steps"]:
         print(
             f"{row['sequences']:9d} {row['engine_us']:8.1f} {row['hooked_us']:7.1f} "
-            f"{row['added_prefills_us']:17.1f} {row['added_mixed_us']:12.1f} "
+            f"{row['added_prefills_us']:17.1f} {row['lengths_us']:14.1f} "
+            f"{row['added_mixed_us']:12.1f} "
             f"{row['added_decodes_us']:8.1f}"
         )
 
