@@ -1,4 +1,4 @@
-"""A run on a Ray of two nodes, of which a worker and a node are killed.
+"""The `tiny` sweep on a Ray of two nodes, of which a worker and a node are killed.
 
     python -m tests.autotune.cluster.lossy_cluster DATABASE
 
@@ -26,11 +26,9 @@ from nsa_tune.backend.types.point import Point
 from nsa_tune.backend.types.records import Measurement
 from tests.autotune.kills import processes_of
 
-__all__ = ["REGISTRY"]
-
-REGISTRY = "tests.autotune.cluster.tiny:TINY"
-_WORKER_AFTER, _NODE_AFTER = 2, 5
-"""Batches that are stored when the worker, and when the node, is killed."""
+_WORKER_AFTER, _NODE_AFTER = 15, 80
+"""The worker is killed when each node has measured so many batches; the node when so many more are
+stored."""
 
 
 class Kills(NoProgress):
@@ -40,19 +38,34 @@ class Kills(NoProgress):
         self.cluster, self.nodes = cluster, nodes
         self.incidents: list[Incident] = []
         self.done = 0
+        self.batches: dict[str, int] = {}
+        """By node."""
+        self._worker_at: int | None = None
+        self._node_at: int | None = None
+
+    def node(self, name: str, devices: int, batches: int) -> None:
+        self.batches[name] = batches
 
     def batch(
         self, done: int, total: int, point: Point, batch: Batch, rows: Sequence[Measurement],
         seconds: float,
     ) -> None:  # fmt: skip
         self.done = done
-        if done == _WORKER_AFTER:
-            os.kill(_worker_on(self.nodes[0]), signal.SIGKILL)
-        if done == _NODE_AFTER:
+        if self._worker_at is None:
+            if len(self.batches) == 2 and min(self.batches.values()) >= _WORKER_AFTER:
+                os.kill(_worker_on(self.nodes[0]), signal.SIGKILL)
+                self._worker_at = done
+        elif self._node_at is None and done >= self._worker_at + _NODE_AFTER:
             self.cluster.remove_node(self.nodes[1], allow_graceful=False)
+            self._node_at = done
 
     def incident(self, incident: Incident) -> None:
         self.incidents.append(incident)
+
+    @property
+    def killed_after(self) -> list[int | None]:
+        """Batches that were stored when the worker, and when the node, was killed."""
+        return [self._worker_at, self._node_at]
 
 
 def _worker_on(node: Any) -> int:
@@ -65,22 +78,34 @@ def _worker_on(node: Any) -> int:
     return int(worker)
 
 
+def _add_node(cluster: Cluster, core: int) -> Any:
+    """A node with one CPU, whose processes run on `core` alone: as all of two nodes of one host,
+    torch's threads would wait for each other most of the time."""
+    ours = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {core})
+    try:
+        return cluster.add_node(num_cpus=1, wait=False)
+    finally:
+        os.sched_setaffinity(0, ours)
+
+
 def main(database: str) -> None:
     """Run, and print what happened."""
     os.environ[NICENESS] = "0"
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
-    nodes = [cluster.add_node(num_cpus=1, wait=False) for _ in range(2)]
+    cores = sorted(os.sched_getaffinity(0))
+    nodes = [_add_node(cluster, cores[number % len(cores)]) for number in range(2)]
     cluster.wait_for_nodes()
     kills = Kills(cluster, nodes)
     result = run(
-        RunRequest(Path(database), model="tiny"), kills, registry=REGISTRY,
-        launcher=RayLauncher(cluster.address),
-    )  # fmt: skip
+        RunRequest(Path(database), model="tiny"), kills, launcher=RayLauncher(cluster.address)
+    )
     told = {
         "outcome": result.outcome,
         "measured": result.measured,
         "failed": result.failed,
         "batches": kills.done,
+        "killed_after": kills.killed_after,
         "incidents": [asdict(one) for one in kills.incidents],
         "units": [asdict(one) for one in result.units],
     }
