@@ -31,7 +31,7 @@ from nsa_tune.db.reader import (
     tables_of,
 )
 from nsa_tune.db.text_table import checked_measurement
-from nsa_tune.db.units import UnitOfRun, add_units
+from nsa_tune.db.units import UnitOfRun, put_units
 
 __all__ = ["Store"]
 
@@ -128,9 +128,11 @@ class Store:
             self._db.table("models").upsert(row, pk="name")
 
     def add(
-        self, run: int, measurements: Sequence[Measurement], *, measured_at: str | None = None
-    ) -> None:
-        """Store `measurements` of `run`, all or none; on the disk when this returns.
+        self, run: int, measurements: Sequence[Measurement], *, measured_at: str | None = None,
+        units: Sequence[UnitOfRun] = (),
+    ) -> None:  # fmt: skip
+        """Store `measurements` of `run` and what its `units` did so far, all or none; on the disk
+        when this returns.
 
         They count as measured now, unless `measured_at` (ISO 8601, UTC) says otherwise.
         """
@@ -138,6 +140,7 @@ class Store:
         rows = [_row(run, now, measurement) for measurement in measurements]
         with self._writing():
             self._db.table("measurements").insert_all(rows)
+            put_units(self._db.conn, run, units)
 
     def add_limits(self, run: int, found: Mapping[str, tuple[int, str]]) -> None:
         """Store the limits that `run` found: name to (value, what happened behind it)."""
@@ -181,11 +184,9 @@ class Store:
             row = self._db.execute("SELECT id FROM keys WHERE digest = ?", [key.digest]).fetchone()
             return {} if row is None else limits_of(self._db.conn, row[0])
 
-    def end_run(self, run: int, outcome: str, units: Sequence[UnitOfRun] = ()) -> None:
-        """Note how `run` ended, "done", "interrupted" or "budget", what each of its units did, and
-        what its table holds now."""
+    def end_run(self, run: int, outcome: str) -> None:
+        """Note how `run` ended, "done", "interrupted" or "budget", and what its table holds now."""
         with self._writing():
-            add_units(self._db.conn, run, units)
             self._db.table("runs").update(run, {"ended_at": _now(), "outcome": outcome})
             for number, digest in self._db.execute(_KEY_OF_RUN, [run]).fetchall():
                 seal(self._db.conn, number, digest)

@@ -6,7 +6,7 @@ import sqlite3
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-__all__ = ["UnitOfRun", "add_units"]
+__all__ = ["UnitOfRun", "put_units"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,14 +25,25 @@ class UnitOfRun:
     """By (point, batch, arm): what it took where other units measured the same."""
 
 
-def add_units(connection: sqlite3.Connection, run: int, units: Sequence[UnitOfRun]) -> None:
-    """Store what `units` did in `run`, within the caller's transaction."""
+_UNIT = """
+    INSERT INTO units (run_id, unit, node, batches, ratio) VALUES (?, ?, ?, ?, ?)
+    ON CONFLICT (run_id, unit) DO UPDATE SET
+        node = excluded.node, batches = excluded.batches, ratio = excluded.ratio
+"""
+_TIME = """
+    INSERT INTO unit_times (run_id, unit, point, batch, arm, latency_us) VALUES (?, ?, ?, ?, ?, ?)
+    ON CONFLICT DO UPDATE SET latency_us = excluded.latency_us
+"""
+
+
+def put_units(connection: sqlite3.Connection, run: int, units: Sequence[UnitOfRun]) -> None:
+    """Store what `units` did in `run` so far, in place of what was stored of them, within the
+    caller's transaction. Times of other batches stay."""
     connection.executemany(
-        "INSERT INTO units (run_id, unit, node, batches, ratio) VALUES (?, ?, ?, ?, ?)",
+        _UNIT,
         [(run, one.unit, one.node, one.batches, one.ratio) for one in units],
     )
     connection.executemany(
-        "INSERT INTO unit_times (run_id, unit, point, batch, arm, latency_us) "
-        "VALUES (?, ?, ?, ?, ?, ?)",
+        _TIME,
         [(run, one.unit, *cell, time) for one in units for cell, time in one.times_us.items()],
     )

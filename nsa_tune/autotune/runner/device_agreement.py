@@ -70,13 +70,19 @@ class DeviceAgreement:
     def __init__(self, units: Sequence[str], shared_jobs: int = _SHARED_JOBS) -> None:
         self._shared_jobs = shared_jobs
         self._owed: dict[str, deque[Job]] = {unit: deque() for unit in units}
-        self._times: dict[str, dict[_Cell, float]] = {unit: {} for unit in units}
+        self._times: dict[_Cell, dict[str, float]] = {}
+        """By unit, what each cell took."""
+        self._compared: dict[_Cell, dict[str, float]] = {}
+        """The same, of cells that several units measured."""
+        self._untold: set[_Cell] = set()
+        """Cells of `_compared` that have changed since the last `news`."""
+        self._ratios: dict[str, float | None] = {}
+        """What `ratio` has returned since `_compared` changed."""
         self._shared: list[Job] = []
 
     def join(self, unit: str) -> None:
         """`unit` has come later: it owes all shared jobs."""
         self._owed[unit] = deque(self._shared)
-        self._times[unit] = {}
 
     def handed_out(self, job: Job, unit: str) -> None:
         """`unit` got `job`. If it is one of the first jobs, the other units owe it too."""
@@ -94,42 +100,48 @@ class DeviceAgreement:
     def note(self, unit: str, rows: Iterable[Measurement]) -> None:
         """Take the times of `unit`, of shared jobs and of others."""
         for row in rows:
-            if row.latency_us is not None:
-                self._times[unit][row.point, row.batch, row.arm] = row.latency_us
+            if row.latency_us is None:
+                continue
+            cell = row.point, row.batch, row.arm
+            times = self._times.setdefault(cell, {})
+            times[unit] = row.latency_us
+            if len(times) > 1:
+                self._compared[cell] = times
+                self._untold.add(cell)
+                self._ratios.clear()
+
+    def news(self) -> dict[str, dict[_Cell, float]]:
+        """By unit, in microseconds: what it took on the batches that another unit measured too, as
+        far as that is new since the last call."""
+        found: dict[str, dict[_Cell, float]] = {}
+        for cell in self._untold:
+            for unit, time in self._compared[cell].items():
+                found.setdefault(unit, {})[cell] = time
+        self._untold.clear()
+        return found
 
     def ratio(self, unit: str) -> float | None:
         """Time of `unit` over the usual time, as the median over what others measured too.
 
         The usual time is the median of all units; of two units it is the other one's.
         """
-        ratios = []
-        for cell, time in self._times[unit].items():
-            others = [
-                measured[cell]
-                for other, measured in self._times.items()
-                if other != unit and cell in measured
-            ]
-            if others:
-                ratios.append(time / median(others if len(others) == 1 else [time, *others]))
-        return median(ratios) if ratios else None
+        if unit not in self._ratios:
+            self._ratios[unit] = self._new_ratio(unit)
+        return self._ratios[unit]
 
-    def shared_times(self, unit: str) -> dict[_Cell, float]:
-        """What `unit` took on the batches that another unit measured too, in microseconds."""
-        others = [times for other, times in self._times.items() if other != unit]
-        return {
-            cell: time
-            for cell, time in self._times[unit].items()
-            if any(cell in times for times in others)
-        }
+    def _new_ratio(self, unit: str) -> float | None:
+        ratios = []
+        for times in self._compared.values():
+            if unit in times:
+                others = [time for other, time in times.items() if other != unit]
+                usual = median(others if len(others) == 1 else times.values())
+                ratios.append(times[unit] / usual)
+        return median(ratios) if ratios else None
 
     def spread(self, device: str, driver: str) -> Spread | None:
         """How far the units are apart; None when no batch was measured by two of them."""
-        cells: dict[_Cell, list[float]] = {}
-        for unit in self._times:
-            for cell, time in self.shared_times(unit).items():
-                cells.setdefault(cell, []).append(time)
-        if not cells:
+        if not self._compared:
             return None
-        apart = [max(times) / min(times) - 1 for times in cells.values()]
-        batches = {cell[:2] for cell in cells}
-        return Spread(device, driver, len(self._times), len(batches), median(apart), max(apart))
+        apart = [max(times.values()) / min(times.values()) - 1 for times in self._compared.values()]
+        batches = {cell[:2] for cell in self._compared}
+        return Spread(device, driver, len(self._owed), len(batches), median(apart), max(apart))

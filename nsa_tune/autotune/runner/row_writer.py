@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -29,6 +30,8 @@ class RowWriter:
         self._key = key
         self._device = device
         self._pending: list[Measurement] = []
+        self._units: dict[str, UnitOfRun] = {}
+        """By name: units that have done something since the last `flush`."""
         self.stored: list[Measurement] = []
         """Rows that are in the database."""
 
@@ -36,26 +39,35 @@ class RowWriter:
         """Take `rows` to store at the next `flush`."""
         self._pending.extend(rows)
 
+    def note(self, unit: UnitOfRun) -> None:
+        """Take what `unit` did so far, to store with the rows at the next `flush`. Its times are
+        those that are new."""
+        known = self._units.get(unit.unit)
+        times = {} if known is None else known.times_us
+        self._units[unit.unit] = replace(unit, times_us={**times, **unit.times_us})
+
     def flush(self) -> None:
-        """Store the rows that were added, all of them or none.
+        """Store the rows and the units' progress that were added, all of them or none.
 
         Raises:
             StoreError: when the database refuses them; the text names the file that has them.
         """
-        if not self._pending:
+        if not self._pending and not self._units:
             return
         try:
-            self._store.add(self._run, self._pending)
+            self._store.add(self._run, self._pending, units=list(self._units.values()))
         except StoreError as error:
+            if not self._pending:
+                raise
             raise type(error)(f"{error}; {self._write_beside()}") from error
         self.stored.extend(self._pending)
         self._pending.clear()
+        self._units.clear()
 
-    def end(self, outcome: str, units: Sequence[UnitOfRun] = ()) -> None:
-        """Store how the run ended, and what its units did; logs a warning when the database
-        refuses it."""
+    def end(self, outcome: str) -> None:
+        """Store how the run ended; logs a warning when the database refuses it."""
         try:
-            self._store.end_run(self._run, outcome, units)
+            self._store.end_run(self._run, outcome)
         except StoreError as error:
             _log.warning("how the run ended is not stored: %s", error)
 

@@ -69,6 +69,8 @@ class Sweep:
         self._batches: Counter[str] = Counter()
         number = store.begin_run(self.key, self.setting.device, {**arguments, "units": self._units})
         self.writer = RowWriter(store, number, self.key, self.setting.device)
+        for unit in self._units:
+            self.writer.note(self._unit_of_run(unit, {}))
 
     def join(self, unit: str, node: str = "") -> None:
         """`unit` shares the work from now on. A unit that was gone keeps what it did before."""
@@ -77,6 +79,7 @@ class Sweep:
             self._units.append(unit)
             self._rows[unit] = []
             self._agreement.join(unit)
+            self.writer.note(self._unit_of_run(unit, {}))
 
     def next(self, unit: str) -> Task | None:
         """What `unit` is to measure now; None while there is nothing for it."""
@@ -122,7 +125,20 @@ class Sweep:
         if not task.repeated:
             self._batches[unit] += 1
             self.schedule.done(task.job, rows)
+        self._note_progress(unit)
         return rows
+
+    def _note_progress(self, unit: str) -> None:
+        """Have what `unit` did stored with its rows, so that a run that is killed keeps it."""
+        news = self._agreement.news()
+        # Another time on a shared batch moves what is usual, and with it all ratios.
+        for one in self._units if news else [unit]:
+            self.writer.note(self._unit_of_run(one, news.get(one, {})))
+
+    def _unit_of_run(self, unit: str, times: Mapping[tuple[str, str, str], float]) -> UnitOfRun:
+        return UnitOfRun(
+            unit, self._nodes[unit], self._batches[unit], self._agreement.ratio(unit), times
+        )
 
     def give_back(self, unit: str, task: Task) -> None:
         """`unit` is gone before `task` ended: another one shall measure the arms that are left."""
@@ -161,10 +177,5 @@ class Sweep:
         return self._agreement.spread(self.setting.device.name, self.key.driver)
 
     def end(self, outcome: str) -> None:
-        """Store how the run ended, and what each unit did."""
-        units = [
-            UnitOfRun(one.unit, one.node, one.batches, one.ratio, times)
-            for one in self.device_reports()
-            for times in [self._agreement.shared_times(one.unit)]
-        ]
-        self.writer.end(outcome, units)
+        """Store how the run ended; what was measured is stored before."""
+        self.writer.end(outcome)

@@ -297,6 +297,31 @@ def test_equal_devices_are_so_far_apart(pool: Make, store: Store) -> None:
     ]  # fmt: skip
 
 
+def test_what_each_device_did_is_stored_with_its_rows(pool: Make, store: Store) -> None:
+    runner, _, listener = pool(Scripted("A"), Scripted("B", 1.1))
+    seen: list[tuple[int, int, int]] = []
+
+    def look(done: int, *_: object) -> None:
+        # As whoever opens the database after a kill at this moment.
+        with closing(sqlite3.connect(store.path)) as db:
+            (batches,) = db.execute("SELECT sum(batches) FROM units").fetchone()
+            (rows,) = db.execute("SELECT count(*) FROM measurements").fetchone()
+            (times,) = db.execute("SELECT count(*) FROM unit_times").fetchone()
+        seen.append((batches, rows, times))
+        assert batches >= done
+
+    listener.batch = look  # type: ignore[method-assign, assignment]
+    runner.measure(None)
+
+    assert len(seen) == BATCHES
+    assert all(rows == 2 * batches for batches, rows, _ in seen)
+    assert seen[-1] == (BATCHES, 2 * BATCHES, 20), "two units, five shared batches, two arms"
+    with closing(sqlite3.connect(store.path)) as db:
+        assert db.execute("SELECT ended_at FROM runs").fetchall() == [(None,)]
+        found = db.execute("SELECT unit, ratio FROM units ORDER BY unit").fetchall()
+    assert found == [("A", pytest.approx(1 / 1.1)), ("B", pytest.approx(1.1))]
+
+
 def test_a_single_device_has_no_spread(pool: Make) -> None:
     runner, sweep, _ = pool(Scripted("A"))
 

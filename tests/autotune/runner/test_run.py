@@ -214,6 +214,8 @@ def test_a_killed_run_loses_nothing_and_the_next_one_continues(tmp_path: Path, t
     with sqlite3.connect(database) as db:
         assert db.execute("pragma integrity_check").fetchone() == ("ok",)
         stored = set(db.execute("select batch, arm from measurements"))
+        (measured,) = db.execute("select count(distinct batch) from measurements").fetchone()
+        assert db.execute("select unit, batches from units").fetchall() == [("cpu", measured)]
     assert {tuple(words) for words in reported} <= stored
 
     output, _ = child(database).communicate()
