@@ -49,15 +49,16 @@ def import_text(store: Store, path: Path) -> int:
         known = {format_row(measurement) for measurement in store.table(table.key).measurements}
     except NoTunedData:
         known = set()
-    earlier = store.measured(table.key, at=table.measured_at)
+    earlier = store.taken(table.key)
     new = [
         row
         for row in table.measurements
-        if format_row(row) not in known and (row.point, row.batch, row.arm) not in earlier
+        if format_row(row) not in known
+        and (row.point, row.batch, row.arm, table.time_of(row)) not in earlier
     ]
     if new:
         run = store.begin_run(table.key, table.device, {"import": path.name})
-        store.add(run, new, measured_at=table.measured_at)
+        store.add(run, new, measured_at=[table.time_of(row) for row in new])
         store.end_run(run, "done")
     known_limits = store.limits(table.key)
     limits = {

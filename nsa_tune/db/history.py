@@ -95,7 +95,7 @@ def order_of(row: Measurement) -> tuple[str, int, str]:
 def read_histories(path: Path) -> list[History]:
     """What `path` holds, a database or a text table; keys without a run are left out.
 
-    The measurements of a text table count as taken when its newest was, as it has no other time.
+    The measurements of a text table that has no ages count as taken when its newest was.
 
     Raises:
         StoreError: when it cannot be read, or all its tables were changed since they were measured.
@@ -121,7 +121,7 @@ def read_histories(path: Path) -> list[History]:
 def _of_text(path: Path) -> History:
     table = read_text(path)
     at = table.measured_at
-    rows = tuple((at, row) for row in table.measurements)
+    rows = tuple((table.time_of(row), row) for row in table.measurements)
     limits = tuple(
         Limit(name, value, "merged from a text table", at) for name, value in table.limits.items()
     )

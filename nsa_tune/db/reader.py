@@ -740,7 +740,12 @@ def table_of(connection: sqlite3.Connection, path: Path, number: int, key: Key) 
     newest = max(map(str, measured_at), default="")
     head = _head_of(connection, path, number, key, newest)
     check_sequences(columns[1])
-    return replace(head, measurements=checked_measurements(columns))
+    times = {
+        cell: at
+        for *cell_, at in zip(*columns[:3], measured_at, strict=True)
+        if at != newest and (cell := tuple(cell_))
+    }
+    return replace(head, measurements=checked_measurements(columns), times=times)
 
 
 def columns_since(version: int) -> dict[str, str]:

@@ -182,4 +182,5 @@ def run_table(path: Path, number: int) -> Table:
         measurements=tuple(newest.values()),
         source=f"{path}@run:{number}",
         measured_at=max(str(row[-1]) for row in rows),
+        times={row[:3]: str(row[-1]) for row in rows},
     )

@@ -51,6 +51,10 @@ _STORED = (
     "reason, discarded, pass_us FROM measurements JOIN runs ON runs.id = run_id WHERE key_id = ? "
     "ORDER BY measurements.id"
 )
+_TAKEN = (
+    "SELECT DISTINCT point, batch, arm, measured_at FROM measurements "
+    "JOIN runs ON runs.id = run_id JOIN keys ON keys.id = key_id WHERE digest = ?"
+)
 _LIMITS = (
     "SELECT name, value, past, found_at FROM limits JOIN runs ON runs.id = run_id "
     "WHERE key_id = ? ORDER BY limits.id"
@@ -128,16 +132,18 @@ class Store:
             self._db.table("models").upsert(row, pk="name")
 
     def add(
-        self, run: int, measurements: Sequence[Measurement], *, measured_at: str | None = None,
-        units: Sequence[UnitOfRun] = (),
+        self, run: int, measurements: Sequence[Measurement], *,
+        measured_at: str | Sequence[str] | None = None, units: Sequence[UnitOfRun] = (),
     ) -> None:  # fmt: skip
         """Store `measurements` of `run` and what its `units` did so far, all or none; on the disk
         when this returns.
 
-        They count as measured now, unless `measured_at` (ISO 8601, UTC) says otherwise.
+        They count as measured now, unless `measured_at` (ISO 8601, UTC) says otherwise: one time
+        for all, or one for each.
         """
-        now = measured_at or _now()
-        rows = [_row(run, now, measurement) for measurement in measurements]
+        if measured_at is None or isinstance(measured_at, str):
+            measured_at = [measured_at or _now()] * len(measurements)
+        rows = [_row(run, at, one) for at, one in zip(measured_at, measurements, strict=True)]
         with self._writing():
             self._db.table("measurements").insert_all(rows)
             put_units(self._db.conn, run, units)
@@ -270,18 +276,14 @@ class Store:
         with self._writing():
             self._db.table("checks").insert(row)
 
-    def measured(self, key: Key, *, at: str | None = None) -> set[tuple[str, str, str]]:
-        """(point, batch, arm) of everything measured under `key`, failures among them.
+    def measured(self, key: Key) -> set[tuple[str, str, str]]:
+        """(point, batch, arm) of everything measured under `key`, failures among them."""
+        return {(point, batch, arm) for point, batch, arm, _ in self.taken(key)}
 
-        With `at`, of what was measured at that time (ISO 8601, UTC).
-        """
+    def taken(self, key: Key) -> set[tuple[str, str, str, str]]:
+        """The same with the time of each measurement (ISO 8601, UTC), older ones too."""
         with store_errors(self.path):
-            rows = self._db.execute(
-                "SELECT DISTINCT point, batch, arm FROM measurements "
-                "JOIN runs ON runs.id = run_id JOIN keys ON keys.id = key_id "
-                "WHERE digest = ? AND measured_at = coalesce(?, measured_at)",
-                [key.digest, at],
-            ).fetchall()
+            rows = self._db.execute(_TAKEN, [key.digest]).fetchall()
         return set(rows)
 
     def current(self, key: Key) -> list[Measurement]:

@@ -5,9 +5,13 @@
     # ... the device's other facts, the key, and how many rows follow
     # content = DIGEST-OF-ALL-OTHER-LINES
     # library = torch 2.13.0
+    # ages = AGExROWS AGExROWS ...
     # weights = STAMP DIGEST-OF-THE-ROWS
     # weights prefill = {"models": ...}
     point<TAB>batch<TAB>arm<TAB>status<TAB>latency_us<TAB>...
+
+The line "# ages" says how many microseconds before the newest row (`measured_at`) each row was
+measured, in their order: "0x3 2500000x2" are three rows and two. Without it that is not known.
 
 Floats have 4 significant digits, "-" stands for nothing, and backslash escapes keep a text with
 tabs or newlines in its cell. A table whose content is not what its head says is refused. One
@@ -21,7 +25,8 @@ import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, compress, repeat, takewhile
+from datetime import UTC, datetime, timedelta
+from itertools import chain, compress, groupby, repeat, takewhile
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -76,6 +81,7 @@ _PASS = "pass_us"
 _LIMIT = "limit "
 _WEIGHTS = "weights"
 _ROWS = "rows"
+_AGES = "ages"
 _CONTENT = "content"
 _CONTENT_LINE = re.compile(rb"\n# content = ([^\n]*)(?=\n)")
 _COUNTED = re.compile("x([0-9]{1,6})")
@@ -83,6 +89,7 @@ _NOTHING = "-"
 _OK = str(Status.OK)
 _NO_HEAD_LINE = re.compile(b"^[^#]", re.MULTILINE)
 _COUNT = re.compile("[0-9]{1,18}")
+_AGE = re.compile("([0-9]{1,17})x([0-9]{1,6})")
 _STATUSES = {str(status): status for status in Status}
 _SPECIAL = re.compile(r"[\\\x00-\x1f\x7f\x85\u2028\u2029]")
 _ESCAPED = re.compile(r"\\(?:u([0-9a-f]{4})|(.?))", re.DOTALL)
@@ -242,6 +249,8 @@ def format_table(table: Table, weights: Weights | None = None) -> str:
         *((f"{_LIMIT}{name}", str(value)) for name, value in sorted(table.limits.items())),
     ]
     ordered = sorted(table.measurements, key=lambda m: (m.point, _natural(m.batch), m.arm))
+    if (ages := _ages(table, ordered)) is not None:
+        facts.append((_AGES, ages))
     columns = _columns(with_pass=costs_a_pass)
     rows = ["\t".join(columns), *("\t".join(_cells(row, columns)) for row in ordered)]
     if weights is not None:
@@ -257,8 +266,38 @@ def format_table(table: Table, weights: Weights | None = None) -> str:
     return _joined(lines)
 
 
+def _ages(table: Table, rows: Sequence[Measurement]) -> str | None:
+    """How long before the newest row each of `rows` was measured; None where all have one time."""
+    if not table.times:
+        return None
+    found = [_age_us(table.measured_at, table.time_of(row)) for row in rows]
+    runs = (f"{age}x{len(list(same))}" for age, same in groupby(found))
+    return " ".join(runs) if any(found) else None
+
+
+def _age_us(newest: str, time: str) -> int:
+    """Microseconds from `time` to `newest`; 0 where one of them is no time."""
+    try:
+        return max(_time(newest) - _time(time), timedelta()) // timedelta(microseconds=1)
+    except (ValueError, TypeError):
+        return 0
+
+
+def _time(text: str) -> datetime:
+    """The time in `text`, which names its zone.
+
+    Raises:
+        ValueError: when it does not.
+    """
+    time = datetime.fromisoformat(text)
+    if time.utcoffset() is None:
+        raise ValueError(f"{text!r} does not name its time zone")
+    return time.astimezone(UTC)
+
+
 def content_of(table: Table) -> str:
-    """32 hex digits of the key, device, limits and measurements: equal tables have equal ones."""
+    """32 hex digits of the key, device, limits, measurements and their times: equal tables have
+    equal ones."""
     return written_content(format_table(table).encode())
 
 
@@ -384,7 +423,11 @@ def _read(head: _Head, lines: Sequence[str], path: Path) -> Table:
         check_sequences(measurement.batch for measurement in measurements.values())
     except ValueError as error:
         raise StoreCorrupt(f"{path} is no table that can be used: {error}") from None
-    return replace(head.table(path), measurements=tuple(measurements.values()))
+    try:
+        times = head.times(list(measurements))
+    except (ValueError, OverflowError) as error:
+        raise _damage(path, head.facts[_AGES][0], f"ages: {error}") from None
+    return replace(head.table(path), measurements=tuple(measurements.values()), times=times)
 
 
 def read_key(path: Path) -> Key:
@@ -507,6 +550,30 @@ class _Head:
         """The table without its measurements."""
         device = Device(self.text("gpu"), self.text("arch"), *map(self.number, _DEVICE_NUMBERS))
         return Table(self.key, device, (), str(path), self.text("measured_at"), self.limits)
+
+    def times(self, cells: Sequence[tuple[str, str, str]]) -> dict[tuple[str, str, str], str]:
+        """When each row was measured that is older than the newest; `cells` are all, in order.
+
+        Raises:
+            ValueError: when the ages are not of so many rows, or no ages.
+            OverflowError: when a time would be before the year 1.
+        """
+        if _AGES not in self.facts:
+            return {}
+        ages: list[int] = []
+        for word in self.facts[_AGES][1].split(" "):
+            match = _AGE.fullmatch(word)
+            if match is None or len(ages) + int(match[2]) > len(cells):
+                raise ValueError(f"{word[:40]!r} is no age of so many of the {len(cells)} rows")
+            ages += [int(match[1])] * int(match[2])
+        if len(ages) != len(cells):
+            raise ValueError(f"{len(ages)} ages for {len(cells)} rows")
+        newest = _time(self.text("measured_at"))
+        return {
+            cell: (newest - timedelta(microseconds=age)).isoformat(timespec="microseconds")
+            for cell, age in zip(cells, ages, strict=True)
+            if age
+        }
 
     def weights(self, rows: str | None) -> Weights | None:
         """What was fitted to the rows with this digest, if it is there; None stands for those that

@@ -18,7 +18,7 @@ from nsa_tune._errors import StoreCorrupt, StoreError
 from nsa_tune.backend.dispatch.refit import refit
 from nsa_tune.backend.types.records import Measurement
 from nsa_tune.db.checks import Check, read_checks
-from nsa_tune.db.exchange import write_text
+from nsa_tune.db.exchange import import_text, write_text
 from nsa_tune.db.history import Limit, PastRun, order_of, read_histories
 from nsa_tune.db.merge import merge
 from nsa_tune.db.reader import read_database
@@ -179,6 +179,33 @@ def test_older_rows_and_runs_are_kept_as_they_were(tmp_path: Path) -> None:
             merge(store, path)
 
     assert read_histories(tmp_path / "all.db") == read_histories(path)
+
+
+def test_rows_of_a_text_that_has_grown_keep_their_times(tmp_path: Path) -> None:
+    path = _database(tmp_path / "a.db", ok("extend:0+1"))
+    _database(path, ok("extend:0+2"), at=TIMES[2])
+    between = _database(tmp_path / "b.db", ok("extend:0+1", latency_us=90.0), at=TIMES[1])
+    for i, files in enumerate(([*_as_text(path), between], [between, *_as_text(path)])):
+        into = tmp_path / f"{i}.merged"
+        _merged(into, files)
+
+        (found,) = read_database(into)
+        assert {row.batch: row.latency_us for row in found.measurements} == {
+            "extend:0+1": 90.0, "extend:0+2": 100.0,
+        }  # fmt: skip
+
+
+def test_what_is_imported_keeps_its_times(tmp_path: Path) -> None:
+    path = _database(tmp_path / "a.db", ok("extend:0+1"))
+    _database(path, ok("extend:0+2"), at=TIMES[2])
+    (text,) = _as_text(path)
+    with Store.open(tmp_path / "b.db") as store:
+        assert import_text(store, text) == 2
+        assert import_text(store, text) == 0
+        table = store.table(KEY)
+    assert {row.batch: table.time_of(row) for row in table.measurements} == {
+        "extend:0+1": TIMES[0], "extend:0+2": TIMES[2],
+    }  # fmt: skip
 
 
 def test_ones_own_text_hides_no_digits(tmp_path: Path) -> None:

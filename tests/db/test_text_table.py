@@ -5,11 +5,13 @@ from __future__ import annotations
 import random
 import re
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from nsa_tune._errors import StoreCorrupt, StoreError, StoreMissing, StoreNewer
 from nsa_tune.backend.types.records import Measurement, Status, Table
@@ -158,6 +160,59 @@ def test_windows_line_ends_are_read(tmp_path: Path) -> None:
     path.write_bytes(text.replace("\n", "\r\n").encode())
 
     assert format_table(read_text(path)) == text
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(ages=st.lists(st.integers(0, 10**17) | st.integers(0, 2), min_size=1, max_size=8))
+def test_every_row_keeps_its_own_time(ages: list[int], tmp_path: Path) -> None:
+    newest = datetime(9000, 1, 1, tzinfo=UTC)
+    rows = [ok(f"extend:0+{i + 1}") for i in range(len(ages))]
+    times = {
+        (row.point, row.batch, row.arm): (newest - timedelta(microseconds=age)).isoformat(
+            timespec="microseconds"
+        )
+        for row, age in zip(rows, ages, strict=True)
+        if age
+    }
+    at = newest.isoformat(timespec="microseconds")
+    text = format_table(replace(table(*rows[::-1], measured_at=at), times=times))
+
+    read = read_text(_written(text, tmp_path))
+
+    assert read.times == times
+    assert ("# ages = " in text) == any(ages)
+    assert format_table(read) == text
+
+
+def test_times_that_are_no_times_are_not_written() -> None:
+    some = table(ok("extend:0+1"), ok("extend:0+2"))
+    cell = ("prefill", "extend:0+1", "mha/fa3")
+
+    for time in ("", "yesterday", "2026-11-20T11:00:00", "2027-01-01T00:00:00+00:00"):
+        assert "# ages" not in format_table(replace(some, times={cell: time}))
+    assert "# ages" not in format_table(
+        replace(some, measured_at="now", times={cell: "2026-11-20T11:00:00+00:00"})
+    )
+
+
+@pytest.mark.parametrize(
+    ("ages", "complaint"),
+    [
+        ("5x1", "1 ages for 2 rows"),
+        ("5x1 0x2", "'0x2' is no age of so many of the 2 rows"),
+        ("5x999999", "no age"),
+        ("-5x2", "no age"),
+        ("5", "no age"),
+        ("", "no age"),
+        ("99999999999999999x2", "ages: "),
+    ],
+)
+def test_ages_of_other_rows_are_refused(ages: str, complaint: str, tmp_path: Path) -> None:
+    text = format_table(table(ok("extend:0+1"), ok("extend:0+2")))
+    text = re.sub("# content = .*\n", f"# ages = {ages}\n", text)
+
+    with pytest.raises(StoreCorrupt, match=complaint):
+        read_text(_written(text, tmp_path))
 
 
 def test_unknown_facts_in_the_head_are_passed_over(tmp_path: Path) -> None:

@@ -165,6 +165,12 @@ class Table:
     """ISO 8601, UTC, of the newest measurement."""
     limits: Mapping[str, int] = dataclasses.field(default_factory=dict)
     """What probes found under this key."""
+    times: Mapping[tuple[str, str, str], str] = dataclasses.field(default_factory=dict)
+    """By (point, batch, arm), when it was measured, if that is known and not `measured_at`."""
+
+    def time_of(self, row: Measurement) -> str:
+        """When `row` was measured, or at the latest: ISO 8601, UTC."""
+        return self.times.get((row.point, row.batch, row.arm), self.measured_at)
 
 
 class Weights(NamedTuple):
