@@ -22,7 +22,6 @@ from nsa_tune.backend.types.formula import (
     assignments,
     defined,
     fields_of,
-    names_in,
 )
 
 if TYPE_CHECKING:
@@ -250,7 +249,7 @@ class PointCode:
         for i, path in enumerate(self._paths):
             if path != "True":
                 lines = _with_value(f"path_{i}", path, lines)
-        if any("regime" in names_in(line) for line in lines):
+        if any("regime" in line for line in lines):
             values = assignments(formulas.values, [formulas.regime], ())
             lines = [*values, f"regime = {formulas.regime}", *lines]
         return lines
@@ -507,7 +506,7 @@ _BOUND = re.compile(r"(\w+) > (\d+)")
 
 def _with_value(name: str, formula: str, lines: list[str]) -> list[str]:
     """`lines` with the value of `name`: in its place if it is used once, else assigned before."""
-    uses = [i for i, line in enumerate(lines) if name in names_in(line)]
+    uses = [i for i, line in enumerate(lines) if name in line]
     if len(uses) > 1:
         return [f"{name} = {formula}", *lines]
     return [

@@ -27,7 +27,7 @@ from nsa_tune.backend.libraries.limits import probed_elsewhere
 from nsa_tune.backend.points import POINTS, lossy_named, points_for
 from nsa_tune.backend.types.point import Point, Setting
 from nsa_tune.backend.types.profiles import profile_of
-from nsa_tune.backend.types.records import Device, StoredTable, Table
+from nsa_tune.backend.types.records import Device, Measurement, StoredTable, Table
 from nsa_tune.db import reader as tables
 from nsa_tune.db.checks import Check, failed_checks
 
@@ -220,10 +220,11 @@ class Request:
                 yield _Found(table, Match.ARCHITECTURE, device, (difference,))
 
     def _tuned(self, found: _Found, here: Here | None, environment: Environment) -> Opened:
-        table = found.table
+        # Read at most once, for estimates and for whoever asks for the table.
+        table = found.table._replace(read=cache(found.table.read))
         setting = self._setting_of(table.head, found.device, here)
         policies = _policies(table, [Features(point, setting) for point in self._points()])
-        return Opened(self._planner(found, setting, policies, environment), cache(table.read))
+        return Opened(self._planner(found, setting, policies, environment), table.read)
 
     def _setting_of(self, table: Table, device: Device, here: Here | None) -> Setting:
         measured = dict(table.key.libraries)
@@ -277,7 +278,10 @@ def _policies(table: StoredTable, features: Sequence[Features]) -> list[Policy]:
     Raises:
         StoreError: when the table cannot be read.
     """
-    rows = cache(lambda: table.read().measurements)
+
+    def rows() -> tuple[Measurement, ...]:
+        return table.read().measurements
+
     if table.weights is not None and table.weights.stamp == stamp_of(features):
         try:
             return [Policy(one, fitted_of(table.weights, one), rows) for one in features]

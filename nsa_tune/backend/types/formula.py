@@ -12,11 +12,11 @@ brings. What a setting fixes (heads, SMs) stands in it as a number.
 from __future__ import annotations
 
 import linecache
-import re
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import lru_cache
 from itertools import count
+from string import punctuation
 from types import CodeType
 from typing import Any, NamedTuple
 
@@ -69,7 +69,7 @@ _ALWAYS: Mapping[str, Any] = {
     "max": max,
     "min": min,
 }
-_NAME = re.compile(r"[A-Za-z_]\w*")
+_BETWEEN_WORDS = str.maketrans(dict.fromkeys(punctuation.replace("_", ""), " "))
 
 
 class Limit(NamedTuple):
@@ -136,8 +136,13 @@ def smaller(one: str, other: str) -> str:
 
 @lru_cache(maxsize=4096)
 def names_in(formula: str) -> frozenset[str]:
-    """The names that a formula uses, keywords among them."""
-    return frozenset(_NAME.findall(formula))
+    """The words of a formula: the names that it uses, keywords and numbers among them."""
+    return frozenset(_words(formula))
+
+
+def _words(text: str) -> list[str]:
+    # In a third of the time that a regular expression takes.
+    return text.translate(_BETWEEN_WORDS).split()
 
 
 # --- functions from formulas
@@ -186,7 +191,7 @@ def assignments(
 
 def fields_of(code: Iterable[str], known: Mapping[str, str] = {}) -> list[str]:
     """Lines that assign the fields of a batch which `code` names; `known` ones have that value."""
-    used = set().union(*map(names_in, code))
+    used = {*_words("\n".join(code))}
     # Those that name others come after them.
     for name in used & FIELDS.keys():
         used |= names_in(FIELDS[name])
@@ -198,14 +203,7 @@ def _function(
 ) -> Callable[[Batch], Any]:
     body = [*fields_of([*lines, result]), *lines, f"return {result}"]
     source = "def formula(batch):\n" + "".join(f"    {line}\n" for line in body)
-    return _defined_once(source, tuple(functions.items()))
-
-
-@lru_cache(maxsize=1024)
-def _defined_once(
-    source: str, functions: tuple[tuple[str, Callable[..., Any]], ...]
-) -> Callable[[Batch], Any]:
-    function: Callable[[Batch], Any] = defined(source, "formula", dict(functions))
+    function: Callable[[Batch], Any] = defined(source, "formula", functions)
     return function
 
 
@@ -221,17 +219,25 @@ def defined(
         ValueError: when it uses more than numbers, fields of a batch, `attributes` and `names`.
     """
     namespace = {**_ALWAYS, **names, "__builtins__": {}}
-    file = f"<nsa_tune {name} {next(_NUMBERS)}>"
-    module = compile(source, file, "exec")
+    module = _compiled(source, name)
     _check(module, {name, *namespace, *_ATTRIBUTES, *attributes})
     exec(module, namespace)
+    return namespace[name]
+
+
+@lru_cache(maxsize=256)
+def _compiled(source: str, name: str) -> CodeType:
+    """The code of `source`: the same table may be opened again, and settings share formulas."""
+    file = f"<nsa_tune {name} {next(_NUMBERS)}>"
+    module = compile(source, file, "exec")
     linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
-    function = namespace[name]
-    weakref.finalize(function, linecache.cache.pop, file, None)
-    return function
+    for code in module.co_consts:
+        if isinstance(code, CodeType):  # the function's, which may outlive the module's
+            weakref.finalize(code, linecache.cache.pop, file, None)
+    return module
 
 
-_ATTRIBUTES = frozenset({*_NAME.findall(" ".join(FIELDS.values())), "__class__", "kv_lens"})
+_ATTRIBUTES = frozenset({*_words(" ".join(FIELDS.values())), "__class__", "kv_lens"})
 
 
 def _check(code: CodeType, names: Collection[str]) -> None:

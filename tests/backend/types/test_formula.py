@@ -249,15 +249,30 @@ def test_a_traceback_shows_the_formula() -> None:
     assert "return kv_tokens / (q_tokens - 12)\n" in shown
 
 
-def test_the_source_is_there_as_long_as_its_function() -> None:
-    source = "def planned(batch):\n    return 7\n"
-    one, two = defined(source, "planned", {}), defined(source, "planned", {})
+def test_the_source_is_there_as_long_as_a_function_of_it() -> None:
+    def source(number: int) -> str:
+        return f"def planned(batch):\n    return {number}\n"
+
+    one, two = defined(source(-1), "planned", {}), defined(source(-2), "planned", {})
     first, second = (function.__code__.co_filename for function in (one, two))
+    # So many that the code of the first two is kept by their functions alone.
+    for number in range(1000):
+        defined(source(number), "planned", {})
     linecache.checkcache()
 
-    assert linecache.getlines(first) == source.splitlines(keepends=True)
+    assert linecache.getlines(first) == source(-1).splitlines(keepends=True)
     del one
     gc.collect()
     assert not linecache.getlines(first)
     assert linecache.getlines(second)
-    assert two(RAGGED) == 7
+    assert two(RAGGED) == -2
+
+
+def test_the_same_source_is_compiled_once_and_checked_each_time() -> None:
+    source = "def planned(batch):\n    return q\n"
+    one, two = defined(source, "planned", {"q": 1}), defined(source, "planned", {"q": 2})
+
+    assert one.__code__ is two.__code__
+    assert (one(RAGGED), two(RAGGED)) == (1, 2)
+    with pytest.raises(ValueError, match="must not use q"):
+        defined(source, "planned", {})
