@@ -1,4 +1,4 @@
-"""sglang-kernel's FlashAttention-3 over selected tokens, and its top-k kernels.
+"""sglang-kernel's FlashAttention-3 over selected tokens, and its top-k kernel.
 
 Read in sglang-kernel 0.4.5 (`sgl_kernel/`) and in SGLang 0.5.23 (`sglang/srt/layers/attention/`).
 """
@@ -15,7 +15,7 @@ from nsa_tune.backend.libraries.sglang_kernel.limits import TOPK
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["fa3_sparse", "topk", "topk_paged", "topk_ragged"]
+__all__ = ["fa3_sparse", "topk"]
 
 
 @cache
@@ -95,55 +95,4 @@ def topk(
         [rows, 2048] int32 relative to `row_starts`, in no order; -1 beyond a row's length.
     """
     out: torch.Tensor = _module("sgl_kernel.top_k").fast_topk_v2(scores, lengths, TOPK, row_starts)
-    return out
-
-
-def topk_paged(
-    scores: torch.Tensor,
-    lengths: torch.Tensor,
-    page_table: torch.Tensor,
-    starts_q: torch.Tensor,
-    row_starts: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """fast_topk_transform_fused: as `topk`, the places looked up in a page table of page size 1.
-
-    `dsa/dsa_topk_backend.py:194`, SGLang's choice for decode and for a bf16 pool.
-
-    Args:
-        scores: [rows, columns] fp32, last dimension contiguous.
-        lengths: [rows] int32, contiguous.
-        page_table: [sequences, at least the longest] int32: slot of each place of a sequence.
-        starts_q: [sequences + 1] int32: first row of each sequence.
-        row_starts: [rows] int32, the first column that counts; None for 0.
-
-    Returns:
-        [rows, 2048] int32 slots, in no order; -1 beyond a row's length.
-    """
-    call = _module("sgl_kernel.top_k").fast_topk_transform_fused
-    out: torch.Tensor = call(scores, lengths, page_table, starts_q, TOPK, row_starts)
-    return out
-
-
-def topk_ragged(
-    scores: torch.Tensor,
-    lengths: torch.Tensor,
-    offsets: torch.Tensor,
-    row_starts: torch.Tensor,
-) -> torch.Tensor:
-    """fast_topk_transform_ragged_fused: as `topk`, with an offset added to a row's places.
-
-    `dsa/dsa_topk_backend.py:218`, SGLang's choice for prefill by flash_mla_sparse_fwd over what is
-    dequantized first.
-
-    Args:
-        scores: [rows, columns] fp32, last dimension contiguous.
-        lengths: [rows] int32, contiguous.
-        offsets: [rows] int32: what is added to a row's places.
-        row_starts: [rows] int32: the first column that counts.
-
-    Returns:
-        [rows, 2048] int32, in no order; -1 beyond a row's length.
-    """
-    call = _module("sgl_kernel.top_k").fast_topk_transform_ragged_fused
-    out: torch.Tensor = call(scores, lengths, offsets, TOPK, row_starts)
     return out
