@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from nsa_tune.backend.types.batch import Batch
     from nsa_tune.backend.types.point import Question, Setting
 
-__all__ = ["Baseline", "Default", "capability", "kernel_here", "taken"]
+__all__ = ["Baseline", "Default", "capability", "kernel_here", "taken", "unless_cpu"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,3 +71,8 @@ def kernel_here(kernel: str, setting: Setting) -> str:
     """`kernel`, or on a CPU the torch arm in its place: no engine's baseline covers a CPU, and so a
     table that was measured on one has a default to compare with."""
     return _TORCH[kernel] if setting.device.arch == "cpu" else kernel
+
+
+def unless_cpu(kernel: str, on_cpu: str = "torch") -> Callable[[Setting], str]:
+    """The choice of `kernel` in every setting, with the torch arm `on_cpu` as in `kernel_here`."""
+    return lambda setting: on_cpu if setting.device.arch == "cpu" else kernel

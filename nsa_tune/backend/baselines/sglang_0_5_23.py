@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from nsa_tune.backend.baselines.baseline import Baseline, Default, capability, kernel_here
+from nsa_tune.backend.baselines.baseline import (
+    Baseline,
+    Default,
+    capability,
+    kernel_here,
+    unless_cpu,
+)
 from nsa_tune.backend.types.formula import Switch
 from nsa_tune.backend.types.layouts import KVLayout
 from nsa_tune.backend.types.point import Setting
@@ -51,20 +57,6 @@ def _decode(setting: Setting) -> str:
     return "torch_sparse" if setting.device.arch == "cpu" else "fa3"
 
 
-def _indexer_metadata(setting: Setting) -> str:
-    return "torch" if setting.device.arch == "cpu" else "deep_gemm"
-
-
-def _indexer_prefill(setting: Setting) -> str:
-    # In chunks only where the logits pass 0.3 of the memory, or 0.2 of what is free; above a
-    # quarter of the memory nothing else is allowed here.
-    return "torch" if setting.device.arch == "cpu" else "ragged"
-
-
-def _indexer_topk(setting: Setting) -> str:
-    return "torch" if setting.device.arch == "cpu" else "sglang"
-
-
 SGLANG_0_5_23 = Baseline(
     "SGLang 0.5.23",
     {
@@ -75,13 +67,15 @@ SGLANG_0_5_23 = Baseline(
         "v4_prefill_c128": Default(_v4_prefill, "layers/attention/deepseek_v4_backend.py:2917"),
         "indexer_layout": Default(_indexer_layout, "layers/attention/dsa_backend.py:938"),
         "decode": Default(_decode, "arg_groups/overrides.py:716"),
-        "indexer_metadata": Default(_indexer_metadata, "layers/attention/dsa_backend.py:938"),
+        "indexer_metadata": Default(unless_cpu("deep_gemm"), "layers/attention/dsa_backend.py:938"),
+        # In chunks only where the logits pass 0.3 of the memory, or 0.2 of what is free; above a
+        # quarter of the memory nothing else is allowed here.
         "indexer_prefill": Default(
-            _indexer_prefill,
+            unless_cpu("ragged"),
             "layers/attention/dsa/dsa_indexer.py:1463, mqa_logits_utils.py:20",
         ),
         "indexer_topk": Default(
-            _indexer_topk,
+            unless_cpu("sglang"),
             "layers/attention/dsa/dsa_topk_backend.py:30, arg_groups/fields/exec_.py:386",
         ),
     },

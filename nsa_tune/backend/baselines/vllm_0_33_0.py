@@ -6,7 +6,13 @@ to the decode kernel. Of a ragged batch, the mean decides here.
 
 from __future__ import annotations
 
-from nsa_tune.backend.baselines.baseline import Baseline, Default, capability, kernel_here
+from nsa_tune.backend.baselines.baseline import (
+    Baseline,
+    Default,
+    capability,
+    kernel_here,
+    unless_cpu,
+)
 from nsa_tune.backend.types.formula import Switch
 from nsa_tune.backend.types.layouts import KVLayout
 from nsa_tune.backend.types.point import Setting
@@ -46,25 +52,25 @@ def _mha_kernel(setting: Setting) -> str:
 
 
 def _sparse_prefill(setting: Setting) -> str | Switch:
-    sm = capability(setting)
     if setting.layout is KVLayout.FP8_PACKED:
-        if sm >= 100:
+        if capability(setting) >= 100:
             return "trtllm"
         mixed = kernel_here("flashmla_kv", setting)
         if setting.heads < _FEWEST_HEADS:
             return mixed
         return Switch(_short(setting), mixed, kernel_here("flashmla_sparse", setting))
-    if sm >= 100:
-        return "fa4" if setting.heads <= 16 else "flashmla_sparse"
-    return "fa3" if setting.device.arch != "cpu" else "torch_sparse"
+    return _over_bf16(setting)
 
 
 def _decode(setting: Setting) -> str:
-    # One backend is picked for prefill and decode alike.
-    sm = capability(setting)
     if setting.layout is KVLayout.FP8_PACKED:
-        return "trtllm" if sm >= 100 else kernel_here("flashmla_kv", setting)
-    if sm >= 100:
+        return "trtllm" if capability(setting) >= 100 else kernel_here("flashmla_kv", setting)
+    return _over_bf16(setting)
+
+
+def _over_bf16(setting: Setting) -> str:
+    # One backend is picked for prefill and decode alike.
+    if capability(setting) >= 100:
         return "fa4" if setting.heads <= 16 else "flashmla_sparse"
     return "fa3" if setting.device.arch != "cpu" else "torch_sparse"
 
@@ -76,10 +82,6 @@ def _indexer_layout(setting: Setting) -> str | Switch:
     return Switch("next_n == 1 or next_n == 2 or next_n == 4", "native", "flatten")
 
 
-def _indexer_metadata(setting: Setting) -> str:
-    return "torch" if setting.device.arch == "cpu" else "deep_gemm"
-
-
 def _indexer_prefill(setting: Setting) -> str | Switch:
     # 512 MiB of logits at a time: VLLM_SPARSE_INDEXER_MAX_LOGITS_MB.
     if setting.device.arch == "cpu":
@@ -87,14 +89,9 @@ def _indexer_prefill(setting: Setting) -> str | Switch:
     return Switch(f"q_tokens * kv_tokens * 4 > {2**29}", "chunked", "ragged")
 
 
-def _indexer_topk(setting: Setting) -> str:
-    # Kernels of its own: per_row in prefill; in decode cooperative up to 64 rows, and persistent.
-    return "torch" if setting.device.arch == "cpu" else "vllm"
-
-
-def _v4_prefill(setting: Setting) -> str:
-    return "torch_sparse" if setting.device.arch == "cpu" else "sparse_fwd"
-
+_V4_PREFILL = Default(
+    unless_cpu("sparse_fwd", "torch_sparse"), "models/deepseek_v4/nvidia/flashmla.py:390"
+)
 
 VLLM_0_33_0 = Baseline(
     "vLLM 0.33.0",
@@ -113,10 +110,14 @@ VLLM_0_33_0 = Baseline(
         "indexer_layout": Default(
             _indexer_layout, "v1/attention/backends/mla/indexer.py:958, utils/deep_gemm.py:684"
         ),
-        "indexer_metadata": Default(_indexer_metadata, "v1/attention/backends/mla/indexer.py:1747"),
+        "indexer_metadata": Default(
+            unless_cpu("deep_gemm"), "v1/attention/backends/mla/indexer.py:1747"
+        ),
         "indexer_prefill": Default(_indexer_prefill, "v1/attention/backends/mla/indexer.py:1506"),
-        "indexer_topk": Default(_indexer_topk, "indexer_topk.py:22"),
-        "v4_prefill_c4": Default(_v4_prefill, "models/deepseek_v4/nvidia/flashmla.py:390"),
-        "v4_prefill_c128": Default(_v4_prefill, "models/deepseek_v4/nvidia/flashmla.py:390"),
+        # Kernels of its own: per_row in prefill; in decode cooperative up to 64 rows, and
+        # persistent.
+        "indexer_topk": Default(unless_cpu("vllm"), "indexer_topk.py:22"),
+        "v4_prefill_c4": _V4_PREFILL,
+        "v4_prefill_c128": _V4_PREFILL,
     },
 )
