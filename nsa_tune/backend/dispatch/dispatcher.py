@@ -188,7 +188,7 @@ class Dispatcher:
     @property
     def table(self) -> Table | None:
         """The measurements; None when the engine's baseline answers."""
-        return self._opened.table
+        return self._opened.read()
 
     # --- plans
 

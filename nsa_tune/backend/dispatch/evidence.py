@@ -32,15 +32,13 @@ _STEPS = 48
 
 def certified(reason: Reason, choice: Choice, planner: TablePlanner, batch: Batch) -> Reason:
     """`reason` with all that `choice` rests on."""
-    policy = planner.policy_of(batch.mode, choice.question)
+    policy, question = planner.question(batch.mode, choice.question)
     measured = choice.verdict not in (Verdict.BASELINE, Verdict.NONE)
     return replace(
         reason,
         key=planner.key if measured else None,
         rows=tuple(_rows(policy, choice, batch)),
-        consulted=tuple(
-            _consulted(policy, planner.question_of(batch.mode, choice.question), batch)
-        ),
+        consulted=tuple(_consulted(policy, question, batch)),
         expected_regret=_regret(choice),
         to_win=dict(_to_win(choice, planner, batch)),
     )
@@ -83,11 +81,11 @@ def _regret(choice: Choice) -> float | None:
 
 def _to_win(choice: Choice, planner: TablePlanner, batch: Batch) -> Iterator[tuple[str, str]]:
     """For each other choice that this device has an arm for, what would have to be different."""
-    policy = planner.policy_of(batch.mode, choice.question)
+    policy, question = planner.question(batch.mode, choice.question)
     here = {candidate.name for candidate in policy.candidates}
     others = {
         name: arms
-        for name, arms in planner.question_of(batch.mode, choice.question).choices.items()
+        for name, arms in question.choices.items()
         if name != choice.choice and not here.isdisjoint(arms)
     }
     # Far enough away, limits leave a choice alone; that it wins there unmeasured says nothing.

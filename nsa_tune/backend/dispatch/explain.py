@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from nsa_tune.backend.dispatch.decide import Choice, Verdict
 from nsa_tune.backend.dispatch.plan import DERIVED, Consulted, Plan, Reason, Row
@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from nsa_tune.backend.types.records import Key
 
 __all__ = ["derived_reason", "explained", "reason_of"]
+
+_Fact = TypeVar("_Fact", Row, Consulted)
 
 
 def reason_of(choice: Choice, baseline: Baseline, table: str) -> Reason:
@@ -217,17 +219,15 @@ def _costs_of_a_pass(rows: Iterable[Row], layers: int) -> Iterator[str]:
             yield f"{arm} takes {_microseconds(mean_us)} once a pass, spread over {word}"
 
 
-def _by_arm(rows: Iterable[Row]) -> dict[str, list[Row]]:
-    by_arm: dict[str, list[Row]] = {}
-    for row in rows:
-        by_arm.setdefault(row.arm, []).append(row)
+def _by_arm(facts: Iterable[_Fact]) -> dict[str, list[_Fact]]:
+    by_arm: dict[str, list[_Fact]] = {}
+    for one in facts:
+        by_arm.setdefault(one.arm, []).append(one)
     return by_arm
 
 
 def _limits(consulted: Iterable[Consulted]) -> Iterator[str]:
-    by_arm: dict[str, list[Consulted]] = {}
-    for guard in consulted:
-        by_arm.setdefault(guard.arm, []).append(guard)
+    by_arm = _by_arm(consulted)
     if by_arm:
         yield "limits asked"
     for arm, guards in by_arm.items():

@@ -48,11 +48,7 @@ class Opened(NamedTuple):
 
     planner: TablePlanner
     read: Callable[[], Table | None]
-
-    @property
-    def table(self) -> Table | None:
-        """The measurements; None when the engine's baseline answers."""
-        return self.read()
+    """None when the engine's baseline answers."""
 
 
 class _Found(NamedTuple):

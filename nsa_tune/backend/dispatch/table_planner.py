@@ -178,7 +178,7 @@ class TablePlanner:
         return self._choosers[name, mode]
 
     def _chooser(self, name: str, mode: Mode) -> Callable[[Batch], str | None]:
-        policy, question = self._question(mode, name)
+        policy, question = self.question(mode, name)
 
         def slow(batch: Batch) -> str | None:
             value: str | None = getattr(self.slow_plan(batch), name)
@@ -274,27 +274,16 @@ class TablePlanner:
         Raises:
             UnknownName: when the batch's mode has no such question.
         """
-        policy, question = self._question(batch.mode, name)
+        policy, question = self.question(batch.mode, name)
         default = self.baseline.choose(question, batch, self.setting)
         return decide(question, policy, batch, default, self.forced.get(policy.point.name))
 
-    def policy_of(self, mode: Mode, name: str) -> Policy:
-        """The policy that answers the question called `name`.
+    def question(self, mode: Mode, name: str) -> tuple[Policy, Question]:
+        """The question called `name`, and the policy that answers it.
 
         Raises:
             UnknownName: when the mode has no such question.
         """
-        return self._question(mode, name)[0]
-
-    def question_of(self, mode: Mode, name: str) -> Question:
-        """The question called `name`, with its choices and their arms.
-
-        Raises:
-            UnknownName: when the mode has no such question.
-        """
-        return self._question(mode, name)[1]
-
-    def _question(self, mode: Mode, name: str) -> tuple[Policy, Question]:
         for policy in self._by_mode[mode]:
             for question in policy.point.questions:
                 if question.name == name:

@@ -94,14 +94,11 @@ PROVIDERS: dict[str, Library] = {
 
 def answering(name: str) -> Answering | None:
     """Who answers for the library `name`, or None; reads package metadata only."""
-    if not all(map(_installed, PROVIDERS[name].also)):
+    if None in map(_version, PROVIDERS[name].also):
         return None
     for distribution, module in PROVIDERS[name].sources:
-        try:
-            version = metadata.version(distribution)
-        except metadata.PackageNotFoundError:
-            continue
-        if _present(module):
+        version = _version(distribution)
+        if version is not None and _present(module):
             return Answering(name, distribution, version, module)
     return None
 
@@ -113,12 +110,11 @@ def missing() -> frozenset[str]:
     )
 
 
-def _installed(distribution: str) -> bool:
+def _version(distribution: str) -> str | None:
     try:
-        metadata.version(distribution)
+        return metadata.version(distribution)
     except metadata.PackageNotFoundError:
-        return False
-    return True
+        return None
 
 
 def _present(module: str) -> bool:

@@ -442,7 +442,7 @@ def test_a_path_that_is_forbidden_is_not_compared_with() -> None:
     planner.extend(Batch.extend([4096], [64]))
 
     ((path, *_),) = note
-    assert path == [*planner.question_of(Mode.EXTEND, "prefill_path").choices].index("mla")
+    assert path == [*planner.question(Mode.EXTEND, "prefill_path")[1].choices].index("mla")
     _same(planner, _extends(11))
 
 

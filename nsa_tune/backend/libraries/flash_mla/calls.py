@@ -87,21 +87,7 @@ def sparse_decode(
     Returns:
         [rows, queries a row, heads, 512] bf16.
     """
-    call = _module().flash_mla_with_kvcache
-    out: torch.Tensor = call(
-        q=q,
-        k_cache=pool,
-        block_table=None,
-        cache_seqlens=None,
-        head_dim_v=512,
-        tile_scheduler_metadata=schedule,
-        num_splits=None,
-        softmax_scale=scale,
-        is_fp8_kvcache=True,
-        indices=indices,
-        **_legacy_keywords("flash_mla_with_kvcache"),
-    )[0]
-    return out
+    return _with_kvcache(q, pool, indices, scale, schedule)
 
 
 def sparse_decode_two_pools(
@@ -133,8 +119,25 @@ def sparse_decode_two_pools(
     Returns:
         [rows, 1, heads, 512] bf16.
     """
-    call = _module().flash_mla_with_kvcache
-    out: torch.Tensor = call(
+    return _with_kvcache(
+        q,
+        pool,
+        indices,
+        scale,
+        schedule,
+        attn_sink=sink,
+        extra_k_cache=extra_pool,
+        extra_indices_in_kvcache=extra_indices,
+        topk_length=lengths,
+        extra_topk_length=extra_lengths,
+    )
+
+
+def _with_kvcache(
+    q: torch.Tensor, pool: torch.Tensor, indices: torch.Tensor, scale: float, schedule: Any,
+    **more: torch.Tensor | None,
+) -> torch.Tensor:  # fmt: skip
+    out: torch.Tensor = _module().flash_mla_with_kvcache(
         q=q,
         k_cache=pool,
         block_table=None,
@@ -145,11 +148,7 @@ def sparse_decode_two_pools(
         softmax_scale=scale,
         is_fp8_kvcache=True,
         indices=indices,
-        attn_sink=sink,
-        extra_k_cache=extra_pool,
-        extra_indices_in_kvcache=extra_indices,
-        topk_length=lengths,
-        extra_topk_length=extra_lengths,
+        **more,
         **_legacy_keywords("flash_mla_with_kvcache"),
     )[0]
     return out

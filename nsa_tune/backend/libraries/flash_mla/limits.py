@@ -36,6 +36,7 @@ __all__ = [
     "schedule_rows",
     "schedule_surcharge",
     "split_parts",
+    "too_many_heads",
 ]
 
 ARCHS = frozenset({"sm90", "sm100"})
@@ -158,7 +159,7 @@ def schedule_surcharge(setting: Setting) -> str:
 def _decode_offsets(setting: Setting) -> tuple[Limit, ...]:
     heads = padded_heads(setting.heads)
     if heads is None:
-        return (_too_many_heads(setting),)
+        return (too_many_heads(setting),)
     limits = [_index_offsets(setting, "FlashMLA's")]
     formula = (INT32 - 1) // (heads * 512) - split_parts(setting)
     rows = bound(setting, "flashmla_decode_rows", formula, formula)
@@ -174,7 +175,7 @@ def _decode_offsets(setting: Setting) -> tuple[Limit, ...]:
 def _mixed_offsets(setting: Setting) -> tuple[Limit, ...]:
     heads = padded_heads(setting.heads)
     if heads is None:
-        return (_too_many_heads(setting),)
+        return (too_many_heads(setting),)
     # One row of all queries, in one part once they fill the device: twice the queries.
     most = (INT32 - 1) // (heads * 512) // 2
     why = (
@@ -192,7 +193,7 @@ def _mixed_scratch(setting: Setting) -> tuple[Limit, ...]:
 
 def _sparse_fwd_offsets(setting: Setting) -> tuple[Limit, ...]:
     if padded_heads(setting.heads) is None:
-        return (_too_many_heads(setting),)
+        return (too_many_heads(setting),)
     return (_index_offsets(setting, "flash_mla_sparse_fwd's"),)
 
 
@@ -201,7 +202,8 @@ def _index_offsets(setting: Setting, whose: str) -> Limit:
     return Limit(f"q_tokens > {(INT32 - 1) // setting.profile.index_topk}", why)
 
 
-def _too_many_heads(setting: Setting) -> Limit:
+def too_many_heads(setting: Setting) -> Limit:
+    """The limit of every batch with more heads than FlashMLA computes."""
     return Limit("True", f"FlashMLA computes at most 128 heads, {setting.heads} given")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nsa_tune.backend.libraries.flash_mla.limits import padded_heads
+from nsa_tune.backend.libraries.flash_mla.limits import padded_heads, too_many_heads
 from nsa_tune.backend.libraries.limits import quarter_of_memory
 from nsa_tune.backend.points.v4_prefill import features
 from nsa_tune.backend.types.formula import Limit
@@ -56,8 +56,7 @@ def indices_guard(ratio: int) -> Guard:
     def limits(setting: Setting) -> tuple[Limit, ...]:
         profile = setting.profile
         if padded_heads(setting.heads) is None:
-            why = f"FlashMLA computes at most 128 heads, {setting.heads} given"
-            return (Limit("True", why),)
+            return (too_many_heads(setting),)
         # The combined indices are the wider ones: padded to a multiple of 128.
         width = f"({profile.window + 127} + {features.extra_width(profile, ratio)})"
         why = f"{{q_tokens}} rows of {{{width}}} indices overflow FlashMLA's int32 offsets"
