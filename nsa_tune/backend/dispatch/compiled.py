@@ -9,7 +9,6 @@ forbidden. Anything else is noted as flags, of which `decide.settle` says once w
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -311,9 +310,9 @@ class PointCode:
         """The lines that assign what the times of arms of several groups need."""
         if len(groups) < 2:
             return []
-        counts = Counter(line for arms in groups for line in self._values(arms, models.values()))
+        own = [self._values(arms, models.values()) for arms in groups]
         every = self._values([arm for arms in groups for arm in arms], models.values())
-        return [line for line in every if counts[line] > 1]
+        return [line for line in every if sum(line in some for some in own) > 1]
 
     def _values(self, arms: Sequence[str], models: Iterable[Mapping[str, _Model]]) -> list[str]:
         """The lines that assign what the times of `arms` need."""
