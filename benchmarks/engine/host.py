@@ -15,14 +15,14 @@ import io
 import json
 import os
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from benchmarks.engine.slim import SUFFIX, restore
 
-__all__ = ["HOME", "main", "save_caches", "unpack"]
+__all__ = ["HOME", "cuda_libraries", "exports", "main", "save_caches", "unpack"]
 
 HOME = Path("/tmp/sgl")
 CACHES = ("jit", "deep_gemm", "triton", "inductor", "flashinfer")
@@ -97,10 +97,15 @@ def environment(home: Path, libraries: str) -> str:
         "CUDA_HOME": "${CUDA_HOME:-/usr/local/cuda}",
         "TORCH_CUDA_ARCH_LIST": "9.0a",
     }
+    return exports(variables)
+
+
+def exports(variables: Mapping[str, str]) -> str:
+    """The lines of a shell script that set `variables`."""
     return "".join(f"export {name}={value}\n" for name, value in variables.items())
 
 
-def _cuda_libraries() -> str:
+def cuda_libraries() -> str:
     """The folders of the CUDA libraries that came with PyTorch."""
     folders: set[str] = set()
     for root in import_module("nvidia").__path__:
@@ -147,7 +152,7 @@ def main(arguments: list[str] | None = None) -> None:
         print("still missing:", *missing)
         return
     script = options.home / "env.sh"
-    script.write_text(environment(options.home, _cuda_libraries()))
+    script.write_text(environment(options.home, cuda_libraries()))
     caches = list(add_caches(options.folder / "caches", options.home))
     print(f"ready: . {script}", *([f"(with {', '.join(caches)})"] if caches else []))
 

@@ -22,12 +22,13 @@ import subprocess
 import sys
 import tarfile
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.engine.slim import SUFFIX, shrink
 
-__all__ = ["Pack", "kept_models", "main", "write_parts"]
+__all__ = ["Pack", "Recipe", "kept_models", "main", "write_parts"]
 
 WHEELS = (
     "sglang==0.5.17 sglang-kernel==0.4.5 sgl-deep-gemm==0.1.5.post1 "
@@ -70,18 +71,41 @@ _PART_BYTES = 57 * 2**20
 _XZ = [{"id": lzma.FILTER_LZMA2, "preset": 9, "dict_size": 256 * 2**20}]
 
 
+def _nothing(_: Path) -> None:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """What goes into a pack."""
+
+    wheels: str
+    """Their names and versions, without their dependencies."""
+    dropped: tuple[str, ...]
+    """Beginnings of names of files that a run never uses."""
+    libraries: str
+    """A regular expression: the libraries of which only one architecture's code stays."""
+    stand_ins: Path
+    """A folder whose modules take the place of packages that are not packed."""
+    keep: Mapping[str, str] = field(default_factory=dict)
+    """By the beginning of a library's file name, the sources of which device code stays."""
+    prune: Callable[[Path], None] = _nothing
+    """Takes away what is left out besides, of the folder in which all wheels lie."""
+
+
 class Pack:
     """A pack under construction in one folder."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, recipe: Recipe) -> None:
         self._folder = folder
+        self._recipe = recipe
         self._wheels = folder / ".cache" / "wheels"
         self._libraries = folder / ".cache" / "libraries"
         self._stage = folder / ".stage"
 
-    def build(self, *, parts: int | None, jit: Path | None, all_fa3: bool) -> None:
+    def build(self, *, parts: int | None, jit: Path | None = None) -> None:
         """All steps."""
-        self.stage(self._download(), all_fa3=all_fa3)
+        self.stage(self._download())
         if jit is not None:
             with tarfile.open(jit) as archive:
                 archive.extractall(self._stage, filter="data")
@@ -90,36 +114,39 @@ class Pack:
 
     def _download(self) -> list[Path]:
         self._wheels.mkdir(parents=True, exist_ok=True)
-        for wanted in WHEELS.split():
+        for wanted in self._recipe.wheels.split():
             name, _, version = wanted.replace("-", "_").partition("==")
             if not (version and any(self._wheels.glob(f"{name}-{version}-*.whl"))):
                 pip = [sys.executable, "-m", "pip", "download", "-q", *_TAGS]
                 subprocess.run([*pip, "-d", str(self._wheels), wanted], check=True)
         return sorted(self._wheels.glob("*.whl"))
 
-    def stage(self, wheels: Iterable[Path], *, all_fa3: bool = False) -> None:
+    def stage(self, wheels: Iterable[Path]) -> None:
         """Lay out what goes into the pack: `site`, and the rest of each library in `sparse`."""
         shutil.rmtree(self._stage, ignore_errors=True)
         site = self._stage / "site"
         for wheel in wheels:
             self._unzip(wheel, site)
-        _copy_stand_ins(site)
+        _copy_stand_ins(self._recipe.stand_ins, site)
         for library in sorted(self._libraries.rglob("*.so")):
             name = library.relative_to(self._libraries)
             target = self._stage / "sparse" / name.with_name(name.name + SUFFIX)
             target.parent.mkdir(parents=True, exist_ok=True)
-            some = library.name.startswith("flash_ops") and not all_fa3
-            dropped = shrink(library, target, _ARCH, _FA3 if some else None)
+            dropped = shrink(library, target, _ARCH, self._sources(library.name))
             print(f"{name}: {dropped / 2**20:.0f} MiB left out", file=sys.stderr)
-        _prune_models(site / "sglang/srt/models")
+        self._recipe.prune(site)
+
+    def _sources(self, library: str) -> str | None:
+        named = self._recipe.keep.items()
+        return next((keep for start, keep in named if library.startswith(start)), None)
 
     def _unzip(self, wheel: Path, site: Path) -> None:
         with zipfile.ZipFile(wheel) as archive:
             for info in archive.infolist():
                 name = info.filename
-                if name.endswith("/") or name.startswith(_DROPPED):
+                if name.endswith("/") or name.startswith(self._recipe.dropped):
                     continue
-                library = name.startswith("sgl_kernel/") and name.endswith(".so")
+                library = re.fullmatch(self._recipe.libraries, name)
                 archive.extract(info, self._libraries if library else site)
 
     def _compressed(self) -> bytes:
@@ -138,15 +165,16 @@ def _no_bytecode(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
     return None if "__pycache__" in member.name else member
 
 
-def _copy_stand_ins(site: Path) -> None:
+def _copy_stand_ins(folder: Path, site: Path) -> None:
     ignored = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(_STAND_INS, site, ignore=ignored, dirs_exist_ok=True)
+    shutil.copytree(folder, site, ignore=ignored, dirs_exist_ok=True)
     # What makes them a package here would be a module in the way there.
     (site / "__init__.py").unlink(missing_ok=True)
 
 
-def _prune_models(folder: Path) -> None:
+def _prune_models(site: Path) -> None:
     """SGLang imports every model that it has: leave those of one family and what they import."""
+    folder = site / "sglang/srt/models"
     if not folder.exists():
         return
     inside = {path.stem: path.read_text(errors="ignore") for path in folder.glob("*.py")}
@@ -204,9 +232,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--jit", type=Path, help="tar file with jit/: modules compiled ahead")
     parser.add_argument("--all-fa3", action="store_true", help="every FlashAttention-3 kernel")
     options = parser.parse_args(arguments)
-    Pack(options.folder.resolve()).build(
-        parts=options.parts, jit=options.jit, all_fa3=options.all_fa3
-    )
+    keep = {} if options.all_fa3 else {"flash_ops": _FA3}
+    recipe = Recipe(WHEELS, _DROPPED, r"sgl_kernel/.*\.so", _STAND_INS, keep, _prune_models)
+    Pack(options.folder.resolve(), recipe).build(parts=options.parts, jit=options.jit)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,169 @@
+"""Time a vLLM with a V3.2 of a few layers and random weights, the plug-in off and on.
+
+    python -m benchmarks.vllm.run --heads 16 --kv-dtype fp8 --out build/vllm
+
+Each round of a case runs the same prompts with the plug-in off, on and off again. A time is the
+GPU's between the start and the end of vLLM's model runner; where the host launches kernels slower
+than the GPU runs them, it is the host's. The JSON file is written anew after each case, and when
+something fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import json
+import logging
+import os
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from benchmarks.vllm.cases import Case, cases_of
+from benchmarks.vllm.engine import VOCABULARY, Engine, Options, set_environment
+from benchmarks.vllm.measured import Measured, Pass
+
+__all__ = ["Report", "main", "measure"]
+
+_SCHEMA = 1
+
+
+class Report:
+    """What is known so far, on disk."""
+
+    def __init__(self, path: Path, options: argparse.Namespace) -> None:
+        self._path = path
+        self._start = time.monotonic()
+        named = {name: str(value) for name, value in vars(options).items()}
+        self._known: dict[str, Any] = {"schema": _SCHEMA, "options": named, "cases": []}
+        path.parent.mkdir(parents=True, exist_ok=True)
+
+    @property
+    def seconds(self) -> float:
+        """Since the start."""
+        return time.monotonic() - self._start
+
+    def know(self, **facts: Any) -> None:
+        """Take in `facts`."""
+        self._known |= facts | {"seconds": round(self.seconds, 1)}
+        self._write()
+
+    def add(self, case: dict[str, Any]) -> None:
+        """Take in a case."""
+        self._known["cases"].append(case)
+        self.know()
+
+    def _write(self) -> None:
+        partial = self._path.with_suffix(".part")
+        partial.write_text(json.dumps(self._known, indent=1) + "\n")
+        partial.replace(self._path)
+
+
+def measure(engine: Any, case: Case, rounds: int, random: Random) -> Measured:
+    """Run `case` for `rounds` after one that only warms up."""
+    found = Measured(case)
+    heads = [_tokens(random, case.prefix) for _ in range(case.sequences)]
+    for i in range(rounds + 1):
+        tails = [_tokens(random, case.new) for _ in range(case.sequences)]
+        passes: list[Pass] = []
+        decided: list[str] = []
+        for plugin in (False, True, False):
+            passes.append(engine.run(heads, tails, plugin=plugin))
+            decided = engine.answers if plugin else decided
+        off, on, again = passes
+        if i:
+            found.add(off, on, again, decided)
+    return found
+
+
+def _tokens(random: Random, count: int) -> list[int]:
+    return random.choices(range(2, VOCABULARY), k=count)
+
+
+def _run(options: argparse.Namespace, report: Report) -> None:
+    cases = cases_of(options.cases)
+    report.know(stage="start", versions=_versions())
+    engine = Engine(
+        Options(
+            options.heads, options.layers, options.kv_dtype, options.chunk, options.longest,
+            options.kv_gib,
+        ),
+        options.models,
+    )  # fmt: skip
+    report.know(stage="cases", builders=engine.builders, steered=engine.steered)
+    _say(report, f"vLLM has started; the plug-in steers {engine.steered} of its builders")
+    random = Random(options.seed)
+    for case in cases:
+        if report.seconds > options.seconds:
+            _say(report, f"no time left for {case} and what follows")
+            return
+        try:
+            found = measure(engine, case, options.rounds, random)
+        except (RuntimeError, ValueError) as error:
+            report.add({"case": str(case), "failed": str(error)[:2000]})
+            _say(report, f"{case} failed: {error}")
+            if "CUDA error" in str(error):
+                raise
+            continue
+        report.add(found.record())
+        _say(report, found.line())
+    report.know(stage="done")
+
+
+def _versions() -> dict[str, str]:
+    return {name: metadata.version(name) for name in ("vllm", "torch", "transformers")}
+
+
+def _say(report: Report, text: str) -> None:
+    print(f"[{report.seconds:.0f} s] {text}", flush=True)
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    add = parser.add_argument
+    add("--heads", type=int, default=16, choices=(8, 16, 32, 64, 128), help="local heads")
+    add("--kv-dtype", default="fp8", choices=("fp8", "bfloat16"))
+    add("--layers", type=int, default=6)
+    add("--cases", default="", help="prefix:new:sequences,... in place of the built-in ones")
+    add("--rounds", type=int, default=5, help="of each case, after one that warms up")
+    add("--chunk", type=int, default=16384, help="the most tokens of a step")
+    add("--longest", type=int, default=65536, help="the most tokens of a request")
+    add("--kv-gib", type=float, default=8, help="size of the KV cache")
+    add("--seed", type=int, default=1)
+    add("--seconds", type=float, default=420, help="no new case after so long")
+    add("--hang", type=float, default=150, help="print the stacks of all threads every so often")
+    add("--models", type=Path, default=Path("build/vllm/models"))
+    add("--out", type=Path, default=Path("build/vllm"))
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure all cases; the process's exit code."""
+    options = _options(arguments)
+    set_environment()
+    logging.basicConfig(level=logging.WARNING)
+    logging.getLogger("nsa_tune").setLevel(logging.INFO)
+    faulthandler.dump_traceback_later(options.hang, repeat=True)
+    report = Report(options.out / f"vllm-{options.kv_dtype}-{options.heads}.json", options)
+    try:
+        _run(options, report)
+    except Exception:  # noqa: BLE001  # an engine fails in many ways; the report says how
+        report.know(failed=traceback.format_exc()[-8000:])
+        traceback.print_exc()
+        return 1
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+    return 0
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # An engine in this process may hang when it is torn down.
+    os._exit(code)
