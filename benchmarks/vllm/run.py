@@ -148,7 +148,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     set_environment()
     logging.basicConfig(level=logging.WARNING)
     logging.getLogger("nsa_tune").setLevel(logging.INFO)
-    faulthandler.dump_traceback_later(options.hang, repeat=True)
+    faulthandler.dump_traceback_later(options.hang, repeat=True, file=2)
     report = Report(options.out / f"vllm-{options.kv_dtype}-{options.heads}.json", options)
     try:
         _run(options, report)

@@ -68,7 +68,9 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         def named(name: str) -> type:
             if name.startswith("__"):
                 raise AttributeError(name)
-            return _Names(name, (Anything,), {})
+            made = _Names(name, (Anything,), {})
+            setattr(module, name, made)
+            return made
 
         vars(module).update(__path__=[], __version__="99.0", __getattr__=named)
         return module
