@@ -2,9 +2,9 @@
 
     python -m benchmarks.vllm.pack PACK [--parts N]
 
-It downloads wheels (360 MB), leaves out what a run never uses, and writes PACK/pack.json and
-PACK/parts/1, 2, ...: less than 60 MiB in all. Choose a PACK that git ignores. nsa-tune itself is
-not in it: a run takes it from the checkout.
+It downloads wheels (367 MB), leaves out what a run never uses, and writes PACK/pack.json and
+PACK/parts/1, 2, ...: 46 MiB in all. Choose a PACK that git ignores. nsa-tune itself is not in it: a
+run takes it from the checkout.
 
 vLLM 0.33.0 asks for PyTorch 2.14; its libraries keep to PyTorch's stable interface and load with
 2.11 as well.
