@@ -44,7 +44,7 @@ def initialise(model: Any, *_: Any, **__: Any) -> None:
         if not torch.is_floating_point(tensor):
             continue
         generator = torch.Generator(device=tensor.device)
-        generator.manual_seed(zlib.crc32(name.encode()))
+        generator.manual_seed(zlib.crc32(name.encode()) + _shard(name))
         if "weight_scale" in name:
             # One number for each block, 128 wide.
             width = tensor.shape[-1] * _BLOCK
@@ -56,6 +56,14 @@ def initialise(model: Any, *_: Any, **__: Any) -> None:
         else:
             deviation = 1.0 if "embed" in name else tensor.shape[-1] ** -0.5
             _fill(tensor, _gain(name, layers) * deviation, generator)
+
+
+def _shard(name: str) -> int:
+    """This rank, for what is divided by token: else a token of each rank would score the same."""
+    import torch
+
+    split = "lm_head" in name and torch.distributed.is_initialized()
+    return torch.distributed.get_rank() if split else 0
 
 
 def _layers(names: Any) -> int:

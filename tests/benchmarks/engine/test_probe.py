@@ -257,6 +257,22 @@ def test_random_weights_keep_activations_near_one() -> None:
     assert torch.equal(again, given["linear"])
 
 
+def test_shards_of_the_head_differ(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = torch.nn.Module()
+    for name in ("lm_head", "router"):
+        model.register_buffer(name, torch.empty(8, 16))
+    found = []
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    for rank in (0, 1):
+        monkeypatch.setattr(torch.distributed, "get_rank", lambda rank=rank: rank)
+        initialise(model)
+        found.append({name: one.clone() for name, one in model.named_buffers()})
+
+    one, other = found
+    assert not torch.equal(one["lm_head"], other["lm_head"])
+    assert torch.equal(one["router"], other["router"]), "all ranks have the whole of it"
+
+
 def test_random_experts_are_alike_and_layers_add_little() -> None:
     model = torch.nn.Module()
     layers = model.layers = torch.nn.ModuleList([torch.nn.Module() for _ in range(8)])
