@@ -18,6 +18,7 @@ __all__ = [
     "AUTO",
     "INDEXER",
     "MOST_PAGED",
+    "RAN_TOGETHER",
     "RELEASES",
     "TOPK_MODULE",
     "Release",
@@ -193,6 +194,9 @@ RELEASES = (
         passes_topk_length=True, graph_tokens=8192,
     ),
 )  # fmt: skip
+
+RAN_TOGETHER = ("0.5.17",)
+"""Versions in which two ranks ran thousands of mixed passes on GPUs, and each pass alike."""
 
 
 def release_of(version: str) -> Release | None:

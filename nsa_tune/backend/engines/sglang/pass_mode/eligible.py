@@ -9,7 +9,7 @@ from typing import Any
 
 from nsa_tune.backend.engines.sglang.facts import LeftAlone, facts_of, variable_set
 from nsa_tune.backend.engines.sglang.parallel import parallel
-from nsa_tune.backend.engines.sglang.releases import INDEXER
+from nsa_tune.backend.engines.sglang.releases import INDEXER, RAN_TOGETHER, installed_version
 from nsa_tune.backend.engines.symbols import hooks_on
 
 __all__ = [
@@ -24,8 +24,8 @@ __all__ = [
 ]
 
 MODE_SWITCH = "NSA_TUNE_PASS_MODE"
-"""Environment variable: 0 leaves to SGLang how passes run; 1 has the plug-in decide it with tensor
-parallelism too, where it does not unless it is asked to."""
+"""Environment variable: 0 leaves to SGLang how passes run; 1 has the plug-in decide it also where
+it does not unless it is asked to."""
 DENSE_SWITCH = "NSA_TUNE_DENSE_GRAPHS"
 """Environment variable: 0 captures no graphs of the plug-in's own."""
 _LONGEST_DENSE = "SGLANG_DSA_PREFILL_DENSE_ATTN_KV_LEN_THRESHOLD"
@@ -130,16 +130,26 @@ def why_not(runner: Any) -> str | None:
     """Why all passes of this model runner run as SGLang has them; None where they need not."""
     if not switched_on(MODE_SWITCH):
         return f"{MODE_SWITCH} is set to 0"
-    if runner.server_args.tp_size > 1 and not os.environ.get(MODE_SWITCH):
-        return f"with tensor parallelism it has to be asked for, by {MODE_SWITCH}=1"
     reasons = _LEFT_ALONE | (_NOT_TOGETHER if data_parallel(runner) else {})
     reason = next((why for why, applies in reasons.items() if applies(runner)), None)
     if reason is not None:
         return reason
+    unasked = None if os.environ.get(MODE_SWITCH) else _why_not_unasked(runner)
+    if unasked is not None:
+        return f"{unasked} it has to be asked for, by {MODE_SWITCH}=1"
     try:
         facts_of(runner.attn_backend, runner)
     except LeftAlone as error:
         return str(error)
+    return None
+
+
+def _why_not_unasked(runner: Any) -> str | None:
+    """Where several ranks have to decide alike, and that was shown too little."""
+    if data_parallel(runner):
+        return "with DP attention"
+    if runner.server_args.tp_size > 1 and installed_version() not in RAN_TOGETHER:
+        return f"with tensor parallelism in a version other than {', '.join(RAN_TOGETHER)}"
     return None
 
 

@@ -103,6 +103,7 @@ def test_dp_attention_is_seen_where_its_argument_is_taken_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "parallel", lambda: SimpleNamespace(attn_dp_size=2))
+    monkeypatch.setenv(MODE_SWITCH, "1")
 
     assert data_parallel(_runner(enable_dp_attention=False))
     assert why_not(_runner(enable_dp_attention=False)) is None
@@ -140,20 +141,37 @@ def test_other_values_of_the_switch_leave_it_on(
 
 
 @pytest.mark.parametrize(
-    ("value", "reason"),
+    ("version", "value", "reason"),
     [
-        ("", f"with tensor parallelism it has to be asked for, by {MODE_SWITCH}=1"),
-        ("0", f"{MODE_SWITCH} is set to 0"),
-        ("1", None),
+        ("0.5.17", "", None),
+        ("0.5.17", "0", f"{MODE_SWITCH} is set to 0"),
+        (
+            "0.5.18", "",
+            "with tensor parallelism in a version other than 0.5.17 it has to be asked for, "
+            f"by {MODE_SWITCH}=1",
+        ),
+        ("0.5.18", "0", f"{MODE_SWITCH} is set to 0"),
+        ("0.5.18", "1", None),
     ],
-)
-def test_with_tensor_parallelism_it_has_to_be_asked_for(
-    value: str, reason: str | None, monkeypatch: pytest.MonkeyPatch
+)  # fmt: skip
+def test_with_tensor_parallelism_it_has_to_be_asked_for_where_it_never_ran(
+    version: str, value: str, reason: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(module, "installed_version", lambda: version)
     if value:
         monkeypatch.setenv(MODE_SWITCH, value)
 
     assert why_not(_runner(tp_size=2)) == reason
+
+
+def test_with_dp_attention_it_has_to_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "installed_version", lambda: "0.5.17")
+    runner = _runner(tp_size=2, enable_dp_attention=True)
+
+    asked = f"with DP attention it has to be asked for, by {MODE_SWITCH}=1"
+    assert why_not(runner) == asked
+    monkeypatch.setenv(MODE_SWITCH, "1")
+    assert why_not(runner) is None
 
 
 def test_asking_for_it_does_not_outweigh_another_reason(monkeypatch: pytest.MonkeyPatch) -> None:
