@@ -28,6 +28,7 @@ from nsa_tune.backend.engines.extends import batch_of
 from nsa_tune.backend.engines.vllm.edge import attempt
 from nsa_tune.backend.engines.vllm.facts import Facts
 from nsa_tune.backend.engines.vllm.lengths import Prefills, longest, prefills_of
+from nsa_tune.backend.engines.vllm.priced import priced
 from nsa_tune.backend.types.layouts import KVLayout
 
 __all__ = ["Prefill", "Step", "around_build", "around_capture"]
@@ -100,6 +101,8 @@ class Prefill:
         # Each question alone takes less time than a plan, which answers more.
         self._path = dispatcher.chooser("prefill_path")
         self._kernel = dispatcher.chooser("sparse_prefill")
+        leaving = priced(dispatcher, facts.layers, facts.workspace_tokens, leaving=True)
+        self._kernel_for_decodes = leaving.chooser("sparse_prefill")
         self._uniform = bool(builder.require_uniform_decodes)
         self._log = log
         self._dense = facts.dense
@@ -173,7 +176,7 @@ class Prefill:
         if mha:
             step = self._mha[builder.fp8_use_mixed_batch if self._switches else None]
         elif self._switches and not (exact and self._own_prefills(builder, prefills)):
-            step = self._by_kernel(builder, self._kernel(sums), prefills)
+            step = self._by_kernel(builder, prefills)
         if self._log is not None and (count := self._log.due()):
             self._write(count, builder, prefills, step, exact=exact, mha=mha)
         return step
@@ -190,13 +193,13 @@ class Prefill:
             return True
         return first * sums.batch_size != sums.q_tokens or longest(news) != first
 
-    def _by_kernel(self, builder: Any, kernel: str | None, prefills: Prefills) -> Step:
-        """The step in which prefills take `kernel`."""
+    def _by_kernel(self, builder: Any, prefills: Prefills) -> Step:
+        """The step in which prefills take the table's kernel."""
         mixed = builder.fp8_use_mixed_batch
-        if kernel == _SPARSE and (mixed or not self._own_prefills(builder, prefills)):
-            return self._sparse
-        may_page = not mixed and prefills[-1] <= self._most_paged
-        if kernel == _PAGED and may_page and self._own_prefills(builder, prefills):
+        if mixed or not self._own_prefills(builder, prefills):
+            kernel = self._kernel_for_decodes(prefills[0])
+            return self._sparse if kernel == _SPARSE else _OWN
+        if prefills[-1] <= self._most_paged and self._kernel(prefills[0]) == _PAGED:
             return Step(False, builder.reorder_batch_threshold, mixed=True)
         return _OWN
 

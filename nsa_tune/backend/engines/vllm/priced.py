@@ -8,8 +8,10 @@
   merged; the arms attend once to all keys (mla_attention.py, 0.33: 3227-3303). Where the measured
   arm is of two calls already, nothing is added.
 
-The numbers are assumptions on the careful side: a memory that moves 1 TB/s, and launches as slow as
-a host without CUDA graphs makes them.
+- Tokens that leave the decode kernel for flashmla_sparse cost the host more launches in each layer.
+
+The first three are assumptions on the careful side: a memory that moves 1 TB/s, and launches as
+slow as a host without CUDA graphs makes them. The last was seen in vLLM 0.33 itself.
 """
 
 from __future__ import annotations
@@ -24,20 +26,26 @@ from nsa_tune.backend.types.layouts import KVLayout
 from nsa_tune.backend.types.point import Setting
 from nsa_tune.backend.types.records import Measurement
 
-__all__ = ["LAUNCH_US", "SEQUENCE_US", "gather_us", "merge_us", "priced"]
+__all__ = ["LAUNCH_US", "LEAVING_US", "SEQUENCE_US", "gather_us", "merge_us", "priced"]
 
 SEQUENCE_US = 10.0
 """A prefill's row of request numbers, once a step."""
 LAUNCH_US = 10.0
 """Two launches more a layer: MHA's second call and the merge."""
+LEAVING_US = 200.0
+"""A layer of a step with 64 to 512 new tokens, which waits for the host, took 110 to 190 us longer
+by flashmla_sparse than by the decode kernel (eager steps of 6 layers, 16 and 128 heads, H200)."""
 _BYTES_A_US = 1e6
 
 
 @cache
-def priced(dispatcher: Dispatcher, layers: int, workspace_tokens: int) -> Dispatcher:
+def priced(
+    dispatcher: Dispatcher, layers: int, workspace_tokens: int, *, leaving: bool = False
+) -> Dispatcher:
     """`dispatcher`, with these costs in prefill's times, for `layers` layers that share a step.
 
-    MHA expands at most `workspace_tokens` tokens at once.
+    MHA expands at most `workspace_tokens` tokens at once. `leaving`: the tokens would go through
+    the decode kernel by themselves. The costs of a dispatcher that has some already are replaced.
     """
     own = dispatcher.setting
     setting = replace(own, layers=layers, max_chunk_kv=min(own.max_chunk_kv, workspace_tokens))
@@ -47,7 +55,8 @@ def priced(dispatcher: Dispatcher, layers: int, workspace_tokens: int) -> Dispat
             return _slower(row, merge_us(batch, setting))
         if row.arm == "mla/flashmla_sparse" and setting.layout is KVLayout.FP8_PACKED:
             paid = replace(row, pass_us=(row.pass_us or 0.0) + SEQUENCE_US * batch.batch_size)
-            return _slower(paid, gather_us(batch, setting))
+            more_us = gather_us(batch, setting) + (LEAVING_US if leaving else 0.0)
+            return _slower(paid, more_us)
         return row
 
     return repriced(dispatcher, "prefill", setting, pricing)
