@@ -148,8 +148,12 @@ def _why_not_unasked(runner: Any) -> str | None:
     """Where several ranks have to decide alike, and that was shown too little."""
     if data_parallel(runner):
         return "with DP attention"
-    if runner.server_args.tp_size > 1 and installed_version() not in RAN_TOGETHER:
+    if runner.server_args.tp_size == 1:
+        return None
+    if installed_version() not in RAN_TOGETHER:
         return f"with tensor parallelism in a version other than {', '.join(RAN_TOGETHER)}"
+    if not runner.spec_algorithm.is_none():
+        return "with tensor parallelism and speculative decoding"
     return None
 
 

@@ -164,12 +164,20 @@ def test_with_tensor_parallelism_it_has_to_be_asked_for_where_it_never_ran(
     assert why_not(_runner(tp_size=2)) == reason
 
 
-def test_with_dp_attention_it_has_to_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("changes", "where"),
+    [
+        ({"enable_dp_attention": True}, "DP attention"),
+        (_MTP, "tensor parallelism and speculative decoding"),
+    ],
+)
+def test_where_it_ran_too_little_it_has_to_be_asked_for(
+    changes: dict[str, Any], where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "installed_version", lambda: "0.5.17")
-    runner = _runner(tp_size=2, enable_dp_attention=True)
+    runner = _runner(tp_size=2, **changes)
 
-    asked = f"with DP attention it has to be asked for, by {MODE_SWITCH}=1"
-    assert why_not(runner) == asked
+    assert why_not(runner) == f"with {where} it has to be asked for, by {MODE_SWITCH}=1"
     monkeypatch.setenv(MODE_SWITCH, "1")
     assert why_not(runner) is None
 
