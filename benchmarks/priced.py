@@ -1,7 +1,7 @@
 """Priced against measured: how far a table's prices are off the passes that an engine really ran.
 
     python benchmarks/priced.py passes.jsonl --gpu "NVIDIA H200" --heads 16 --kv-dtype bf16
-        [--attention attention.jsonl] [--fit rest.json] [--json OUT]
+        [--attention attention.jsonl] [--graph-sizes 64,128] [--fit rest.json] [--json OUT]
 
 A line of `passes.jsonl` is one pass: {"mode": "EXTEND", "bs", "prefix": [...], "new": [...], "q",
 "kv", "gpu_ms", "host_ms", "graph", "mha", "impl"}; of a decode "mode", "bs", "kv" and the times are
@@ -17,7 +17,8 @@ Three comparisons are printed, each with its spread:
 3. Whole passes: priced attention and the rest of a pass. The rest is fitted to the same passes with
    one fifth of the batches left out in turn, and judged on those. Passes whose GPU waited for the
    host tell what the host takes, and nothing else. `--fit` writes it all for `nsa-tune replay
-   --rest`. It holds for one KV format: run this once for each.
+   --rest`. It holds for one KV format: run this once for each. `--graph-sizes` are the tokens of
+   the engine's prefill graphs: a pass in a graph counts with all tokens that the graph runs.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ import json
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
 from statistics import median
@@ -37,6 +38,7 @@ from nsa_tune import Batch, BatchError, Dispatcher
 from nsa_tune._cli.traffic.options import release_named
 from nsa_tune._cli.traffic.prices import pricer_for
 from nsa_tune.backend.costmodel.least_squares import fitted_weights
+from nsa_tune.backend.engines.sglang.pass_mode.choice import Choice
 from nsa_tune.backend.types.batch import Mode
 from nsa_tune.reports.replay.prices import Pricer
 from nsa_tune.reports.replay.rest import SCHEMA, TERMS, kind_of, numbers_of
@@ -75,6 +77,8 @@ class Ran:
     steps_ms: Mapping[str, float]
     unpriced: tuple[str, ...]
     scored_above: int
+    padding: int = 0
+    """Tokens of its graph that are not new."""
 
     @property
     def kind(self) -> str:
@@ -88,7 +92,7 @@ class Ran:
     @property
     def terms(self) -> tuple[float, ...]:
         """In the order of `TERMS`."""
-        return tuple(numbers_of(self.sums, self.scored_above).values())
+        return tuple(numbers_of(self.sums, self.scored_above, self.padding).values())
 
 
 def waiting(passes: Sequence[Ran]) -> list[Ran]:
@@ -133,8 +137,10 @@ def batch_of(line: Mapping[str, Any]) -> Batch | None:
     return None
 
 
-def ran(path: Path, pricer: Pricer) -> list[Ran]:
-    """The passes of a file that can be priced, equal ones as one."""
+def ran(path: Path, pricer: Pricer, graph_sizes: Sequence[int] = ()) -> list[Ran]:
+    """The passes of a file that can be priced, equal ones as one; `graph_sizes` are the tokens of
+    the engine's prefill graphs, where they are known."""
+    choice = Choice(sorted(graph_sizes), pricer.setting.profile.index_topk, {}, ())
     groups: dict[tuple[Batch, bool, bool, str], list[dict[str, Any]]] = defaultdict(list)
     for line in lines_of(path):
         # Another mode of the pass than the engine's own is none that prices know.
@@ -143,7 +149,11 @@ def ran(path: Path, pricer: Pricer) -> list[Ran]:
         if batch is not None and line.get("gpu_ms"):
             key = (batch, bool(line["graph"]), bool(line.get("mha")), str(line.get("impl", "")))
             groups[key].append(line)
-    return [_ran(pricer, *key, lines[1:] or lines) for key, lines in groups.items()]
+    found = [_ran(pricer, *key, lines[1:] or lines) for key, lines in groups.items()]
+    return [
+        replace(one, padding=choice.padding(one.batch.q_tokens)) if one.kind == "graph" else one
+        for one in found
+    ]
 
 
 def _ran(
@@ -310,6 +320,10 @@ def rest_of(
     return document, errors
 
 
+def _sizes(text: str) -> tuple[int, ...]:
+    return tuple(map(int, text.split(",")))
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("passes", type=Path)
@@ -321,6 +335,7 @@ def main() -> int:
     parser.add_argument("--db", type=Path)
     parser.add_argument("--attention", type=Path)
     parser.add_argument("--fit", type=Path)
+    parser.add_argument("--graph-sizes", type=_sizes, default=())
     parser.add_argument("--what", default="")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
@@ -329,7 +344,7 @@ def main() -> int:
         layers=given.layers,
     )  # fmt: skip
     pricer, lent = pricer_for(dispatcher, release_named(None), given.db)
-    passes = ran(given.passes, pricer)
+    passes = ran(given.passes, pricer, given.graph_sizes)
     print(f"{len(passes)} different passes; prices from {dispatcher.source}")
     for point, source in lent.items():
         print(f"{point} from {source}")

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks import draw_passes, priced
 from nsa_tune import Batch
-from nsa_tune.reports.replay.rest import RestOfPass
+from nsa_tune.reports.replay.rest import TERMS, RestOfPass
 from tests.reports.replay.test_prices import pricer
 
 REST = {"pass": 9.0, "q_tokens": 0.025}
@@ -56,6 +56,19 @@ def test_the_rest_that_passes_were_made_with_is_found_again(tmp_path: Path) -> N
     assert errors["graph"]["p90"] < 1e-3
     (tmp_path / "rest.json").write_text(json.dumps(document))
     assert RestOfPass.read(tmp_path / "rest.json").attention == ("prefill",)
+
+
+def test_a_pass_in_a_graph_counts_with_the_tokens_of_its_graph(tmp_path: Path) -> None:
+    measured(tmp_path / "passes.jsonl")
+
+    passes = priced.ran(tmp_path / "passes.jsonl", pricer(), (8192, 1024))
+
+    for one in passes:
+        size = next(size for size in (1024, 8192) if size >= one.batch.q_tokens)
+        eager = size > 2 * one.batch.q_tokens
+        counted = dict(zip(TERMS, one.terms, strict=True))["q_tokens"]
+        assert counted == (one.batch.q_tokens if eager else size)
+    assert {one.padding > 0 for one in passes} == {True, False}
 
 
 def test_differences_of_kernels_need_no_rest(tmp_path: Path) -> None:

@@ -143,7 +143,8 @@ def _clock(
         extend, sums = one.is_extend, one.sums
         attention = tally.price(extend, sums, one.batch).total_us(way)
         kind = kind_of(extend=extend, graph=tally.graph(extend, sums))
-        return rest.ms(kind, attention / 1e3, sums) / 1e3
+        padding = tally.padding(extend, sums)
+        return rest.ms(kind, attention / 1e3, sums, padding=padding) / 1e3
 
     return priced
 

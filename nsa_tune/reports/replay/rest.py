@@ -129,22 +129,23 @@ class RestOfPass:
             )
         return next((one for one in fitting if one.kv_dtype), next(iter(fitting), None))
 
-    def ms(self, kind: str, attention_ms: float, sums: Sequence[int]) -> float:
+    def ms(self, kind: str, attention_ms: float, sums: Sequence[int], *, padding: int = 0) -> float:
         """The duration of a pass; `sums` are sequences, new tokens, kv tokens, the longest, pairs.
+        `padding` are tokens of its graph that are not new.
 
         A kind without weights takes those of the first kind that has some.
         """
         weights = self.gpu_ms.get(kind) or next(iter(self.gpu_ms.values()))
-        numbers = numbers_of(sums, self.scored_above)
+        numbers = numbers_of(sums, self.scored_above, padding)
         rest = sum(weight * numbers[term] for term, weight in weights.items())
         return max(attention_ms + rest, self.host_ms.get(kind, 0.0))
 
 
-def numbers_of(sums: Sequence[int], scored_above: int) -> dict[str, int]:
-    """The numbers of a pass, by `TERMS`."""
+def numbers_of(sums: Sequence[int], scored_above: int, padding: int = 0) -> dict[str, int]:
+    """The numbers of a pass, by `TERMS`. What a graph holds runs for its `padding` too."""
     size, new, kv, longest, pairs = sums
     return {
-        "pass": 1, "batch_size": size, "q_tokens": new, "kv_tokens": kv, "pairs": pairs,
+        "pass": 1, "batch_size": size, "q_tokens": new + padding, "kv_tokens": kv, "pairs": pairs,
         "scored_tokens": new if longest > scored_above else 0,
     }  # fmt: skip
 

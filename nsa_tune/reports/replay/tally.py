@@ -173,6 +173,12 @@ class Tally:
         """Whether such a pass runs as a CUDA graph."""
         return not extend or sums[1] <= self.graph_tokens
 
+    def padding(self, extend: bool, sums: Sums) -> int:
+        """Tokens of the graph of such a pass that are not new, where its sizes are known."""
+        if self.whole is None or not extend or not self.graph(extend, sums):
+            return 0
+        return self.whole.padding(sums[1])
+
     def price(self, extend: bool, sums: Sums, batch: Callable[[], Batch]) -> Price:
         """The price that a pass shares; `batch` is asked for the first of its kind only."""
         return self._cell(extend, sums, batch).price
@@ -271,13 +277,14 @@ class Tally:
     def _fold_whole(self, cell: _Cell, kind: _Kind, rest: RestOfPass, extend: bool) -> None:
         """Add what whole passes take."""
         price, name = cell.price, kind_of(extend=extend, graph=cell.graph)
+        padding = self.padding(extend, cell.sums)
         # Without prefill graphs the plug-in has no other ways either.
         own, steered = (ENGINE, PLUGIN) if self.graph_tokens else (EAGER, EAGER)
         setups = {Way.ENGINE: own, Way.PLUGIN: steered}
         for way in Way:
-            ms = rest.ms(name, price.total_us(way) / 1e3, cell.sums)
+            ms = rest.ms(name, price.total_us(way) / 1e3, cell.sums, padding=padding)
             kind.whole_ms[way] += cell.count * _measured_ms(cell.took, setups.get(way, ""), ms)
-        static = [rest.ms(name, one / 1e3, cell.sums) for one in price.static]
+        static = [rest.ms(name, one / 1e3, cell.sums, padding=padding) for one in price.static]
         if cell.took:
             static = [*self._measured_static(cell, static)]
         kind.static_ms = [

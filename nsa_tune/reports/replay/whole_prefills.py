@@ -115,7 +115,6 @@ class WholePrefills:
         self.choice = choice_of(times, pricer.setting.profile.index_topk, graph_tokens)
         drafts = times.key.get("draft_tokens")
         self._width = drafts if isinstance(drafts, int) else 1
-        self._launches_us = times.pass_us(PassMode.EAGER, 1, 1)
         self._kernels = {
             f"{PREFILL_FLAG} {flags.kernel}": (i, flags.kernel)
             for i, flags in enumerate(pricer.flags[True])
@@ -127,6 +126,10 @@ class WholePrefills:
     def bucket(self, q_tokens: int) -> int:
         """The size of the graph of so many new tokens; 0 without one."""
         return bucket(self.choice.sizes, q_tokens) or 0
+
+    def padding(self, q_tokens: int) -> int:
+        """Tokens of SGLang's own graph for so many new tokens that are not new."""
+        return self.choice.padding(q_tokens)
 
     def estimates_us(self, batch: Batch) -> dict[PassMode, float]:
         """What a pass takes in each way that can run it and was measured, in microseconds."""
@@ -144,7 +147,8 @@ class WholePrefills:
 
     def _took(self, batch: Batch, price: Price, graph: bool) -> Iterator[Took]:
         estimates = self.estimates_us(batch)
-        rested = partial(self._rested, batch, graph=graph)
+        padding = self.padding(batch.q_tokens) if graph else 0
+        rested = partial(self._rested, batch, graph=graph, padding=padding)
         engine_us = estimates.get(PassMode.ENGINE)
         engine = (
             Took(PassMode.ENGINE, engine_us, Basis.MEASURED)
@@ -169,7 +173,7 @@ class WholePrefills:
             else:
                 other = self._other_kernel(engine, price.static[number], price, rested)
                 yield other._replace(way=kernel)
-        yield self._eager(estimates, engine)
+        yield self._eager(estimates, engine, batch, price)
 
     def _other_kernel(self, engine: Took, attention_us: float, price: Price, rested: Any) -> Took:
         """SGLang's own way with another kernel, which was not measured in it."""
@@ -181,21 +185,31 @@ class WholePrefills:
         changed_us = engine.us + attention_us - price.total_us(Way.ENGINE)
         return Took(PassMode.TABLE_KERNEL, max(changed_us, 0.0), Basis.TABLE)
 
-    def _eager(self, estimates: Mapping[PassMode, float], engine: Took) -> Took:
+    def _eager(
+        self, estimates: Mapping[PassMode, float], engine: Took, batch: Batch, price: Price
+    ) -> Took:
         eager_us = estimates.get(PassMode.EAGER)
         if eager_us is not None:
             return Took(PassMode.EAGER, eager_us, Basis.MEASURED)
-        if engine.basis is Basis.NONE or self._launches_us is None:
+        launched_us = self.times.launched_us(1, selects=batch.max_kv > self.choice.index_topk)
+        if engine.basis is Basis.NONE or launched_us is None:
             return Took(PassMode.EAGER, 0.0, Basis.NONE)
-        basis = Basis.LAUNCHES if engine.basis is Basis.MEASURED else engine.basis
-        return Took(PassMode.EAGER, max(engine.us, self._launches_us), basis)
+        if engine.basis is Basis.MEASURED:
+            return Took(PassMode.EAGER, max(engine.us, launched_us), Basis.LAUNCHES)
+        # Without a graph nothing fills it, and its launches are those that were measured here.
+        attention_us = price.total_us(Way.ENGINE)
+        rested = self._rested(batch, PassMode.EAGER, attention_us, graph=True, padding=0)
+        return rested._replace(us=max(rested.us, launched_us))
 
-    def _rested(self, batch: Batch, way: str, attention_us: float, *, graph: bool) -> Took:
+    def _rested(
+        self, batch: Batch, way: str, attention_us: float, *, graph: bool, padding: int
+    ) -> Took:
         """By the rest of a pass."""
         if self.rest is None:
             return Took(way, 0.0, Basis.NONE)
         sums = (batch.batch_size, batch.q_tokens, batch.kv_tokens, batch.max_kv, batch.pairs)
-        took_ms = self.rest.ms(kind_of(extend=True, graph=graph), attention_us / 1e3, sums)
+        kind = kind_of(extend=True, graph=graph)
+        took_ms = self.rest.ms(kind, attention_us / 1e3, sums, padding=padding)
         return Took(way, took_ms * 1e3, Basis.REST)
 
     def _rows(self, batch: Batch) -> int | None:

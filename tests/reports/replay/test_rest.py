@@ -33,6 +33,13 @@ def test_a_pass_takes_its_attention_and_the_rest(file: Path) -> None:
     assert rest.ms("decode", 1.0, (4, 4, 4000, 1000, 4000)) == pytest.approx(11)
 
 
+def test_a_graph_runs_its_padding_too(file: Path) -> None:
+    file.write_text(json.dumps({**MODEL, "gpu_ms": {"graph": {"q_tokens": 1, "scored_tokens": 1}}}))
+    rest = RestOfPass.read(file)
+
+    assert rest.ms("graph", 0.0, (1, 1000, 1000, 1000, 500_500), padding=24) == 2024
+
+
 def test_no_pass_takes_less_than_its_host(file: Path) -> None:
     file.write_text(json.dumps(MODEL))
 

@@ -85,6 +85,32 @@ def test_what_was_not_measured_has_no_price_or_one_by_the_rest() -> None:
     assert rested[PLUGIN].way == "table_kernel"
 
 
+def test_a_pass_by_the_rest_takes_what_its_whole_graph_takes() -> None:
+    """3000 new tokens run in the graph of 4096; attention is for the new ones, as is all of an
+    eager pass."""
+    batch = Batch.extend([30720], [3000])
+    attention_us = pricer().price(batch, graph=True).total_us(Way.ENGINE)
+
+    found = took(batch, REST)
+
+    assert found[ENGINE].us == pytest.approx(attention_us + 40_960)
+    assert found[EAGER].us == pytest.approx(max(attention_us + 30_000, 170_000))
+
+
+def test_an_eager_pass_that_selects_launches_more() -> None:
+    times = [
+        PassTime(PassMode.ENGINE, 1024, 512, 60_000.0),
+        PassTime(PassMode.ENGINE, 1024, 9000, 100_000.0, selects=True),
+        PassTime(PassMode.EAGER, 4096, 2048, 170_000.0),
+    ]
+    batch = Batch.extend([8000], [1000])
+    price = pricer().price(batch, graph=True)
+
+    found = WholePrefills(PassTimes(KEY, times), pricer()).took(batch, price, graph=True)
+
+    assert told(found[EAGER]) == ("eager", pytest.approx(210_000), Basis.LAUNCHES)
+
+
 def test_another_kernel_that_was_not_measured_is_told_by_the_table() -> None:
     batch = Batch.extend([8192], [1000])
     price = pricer().price(batch, graph=True)
@@ -167,7 +193,7 @@ def test_whole_prefills_take_the_place_of_the_rest_where_they_were_measured() ->
     assert flags is not None
     assert flags.kernel == "flashmla_sparse"
     price = pricer().price(long, graph=True).total_us(Way.PLUGIN) / 1e3
-    assert tallied(long).kinds[True].whole_ms[Way.PLUGIN] == pytest.approx(price + 40)
+    assert tallied(long).kinds[True].whole_ms[Way.PLUGIN] == pytest.approx(price + 40.96)
     eager = tallied(short, graph_tokens=0).kinds[True].whole_ms
     assert eager[Way.ENGINE] == eager[Way.PLUGIN] == pytest.approx(170)
     assert min(tallied(short, graph_tokens=0).kinds[True].static_ms) == pytest.approx(170)

@@ -110,6 +110,11 @@ class Choice:
             found[PassMode.DECODE_GRAPH] = self._decode_us(times, rows, context)
         return {mode: pass_us for mode, pass_us in found.items() if pass_us is not None}
 
+    def padding(self, q_tokens: int) -> int:
+        """Tokens of SGLang's own graph that are not new; 0 where a pass runs in none."""
+        size = bucket(self.sizes, q_tokens)
+        return 0 if size is None or size > _MOST_PADDING * q_tokens else size - q_tokens
+
     def _usual_us(self, times: PassTimes, mode: PassMode, batch: Batch, size: int) -> float | None:
         """The time of SGLang's own way, which is eager where its graph would be mostly padding."""
         context = batch.pairs / batch.q_tokens
@@ -118,7 +123,7 @@ class Choice:
         if graph_us is None or size <= _MOST_PADDING * batch.q_tokens:
             return graph_us
         # So few tokens take what launching them takes, with any context.
-        launched_us = times.pass_us(PassMode.EAGER, batch.q_tokens, 1)
+        launched_us = times.launched_us(batch.q_tokens, selects=selects)
         return graph_us if launched_us is None else max(graph_us, launched_us)
 
     def _fits(self, graphs: Dense, batch: Batch, size: int) -> bool:

@@ -207,6 +207,23 @@ class PassTimes:
         fitting_us = self.pass_us(mode, q_tokens, context, selects=selects)
         return full_us if fitting_us is None else fitting_us + cost * (full_us - fitting_us)
 
+    def launched_us(self, q_tokens: int, *, selects: bool) -> float | None:
+        """What launching every kernel of a pass takes: the time of an eager pass over few keys.
+
+        Where no eager pass was measured that selects keys, scoring and selecting are as many
+        launches more as in SGLang's own way, whose graphs hold neither.
+        """
+        measured_us = self.pass_us(PassMode.EAGER, q_tokens, 1, selects=selects)
+        if measured_us is not None or not selects:
+            return measured_us
+        eager_us = self.pass_us(PassMode.EAGER, q_tokens, 1)
+        usual_us, selecting_us = (
+            self.pass_us(PassMode.ENGINE, 1, 1, selects=one) for one in (False, True)
+        )
+        if eager_us is None or usual_us is None or selecting_us is None:
+            return eager_us
+        return eager_us + max(selecting_us - usual_us, 0.0)
+
     def _padding_cost(self, mode: PassMode) -> float:
         """What a token of padding costs of what a new token costs, from 0 to 1; 1 where that was
         not measured."""

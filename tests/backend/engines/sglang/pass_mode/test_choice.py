@@ -81,6 +81,13 @@ def test_sglang_runs_what_would_be_mostly_padding_eagerly(new: int, engine_us: f
     assert found[PassMode.ENGINE] == pytest.approx(engine_us)
 
 
+@pytest.mark.parametrize(
+    ("tokens", "padding"), [(63, 0), (64, 64), (128, 0), (300, 212), (2048, 0), (2049, 0)]
+)
+def test_a_graph_that_sglang_runs_is_filled_up(tokens: int, padding: int) -> None:
+    assert CHOICE.padding(tokens) == padding
+
+
 @given(tokens=st.integers(1, 4096))
 def test_a_bucket_is_the_smallest_size_that_holds_the_tokens(tokens: int) -> None:
     size = bucket(SIZES, tokens)

@@ -53,6 +53,21 @@ def test_a_pass_in_which_keys_are_selected_is_another_one() -> None:
     assert times.pass_us(ENGINE, 8, 2050, selects=True) == pytest.approx(20.0)
 
 
+def test_an_eager_pass_that_selects_launches_as_much_more_as_sglangs_own_way() -> None:
+    eager = PassTime(PassMode.EAGER, 512, 2000, 170.0)
+    short, long = PassTime(ENGINE, 8, 2000, 50.0), PassTime(ENGINE, 8, 2100, 95.0, selects=True)
+    measured = PassTime(PassMode.EAGER, 512, 2100, 230.0, selects=True)
+
+    def launched(*times: PassTime) -> list[float | None]:
+        found = PassTimes({}, times)
+        return [found.launched_us(8, selects=one) for one in (False, True)]
+
+    assert launched(eager, short, long) == pytest.approx([170.0, 215.0])
+    assert launched(eager, short, long, measured) == pytest.approx([170.0, 230.0])
+    assert launched(eager, short) == pytest.approx([170.0, 170.0])
+    assert launched(short, long) == [None, None]
+
+
 @given(grids, st.integers(8, 512), st.floats(4, 60000))
 def test_between_points_a_time_lies_between_theirs(
     values: list[float], q_tokens: int, context: float
