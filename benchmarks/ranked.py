@@ -4,17 +4,20 @@
 
 OUT is the folder of one run of `benchmarks.engine.run`: its result.json and passes.jsonl. The files
 are as for `nsa-tune replay`: pass times that the plug-in measured in the same engine, and what a
-pass takes besides attention, for each KV format of the runs. Heads, KV format, layers and GPU are
-those of a run.
+pass takes besides attention, for each KV format of the runs. Where there are as many files of pass
+times as runs, each run takes its own, in their order. Heads, KV format, layers and GPU are those of
+a run.
 
 1. Passes: what `nsa-tune replay` says that a prefill takes, over what the engine took for it, minus
    one. Of equal passes the median counts, the first of them left out, as it may have compiled. A
-   pass of `plugin` is priced in the way that it ran.
+   pass of `plugin` is priced in the way that it ran. "the same pass again" is what the engine took
+   for the last of equal passes, over the one before it, minus one: no price can be nearer.
 2. Configurations over the batches of the harness's test of prefill: the sum of what each batch took
    (its median), and of its prices. Only batches count that every configuration has both for.
 3. Configurations over its traces: what the prefills of a configuration's own replay took, and the
    prices of the default's passes, as `nsa-tune replay` knows no other.
-4. Of several runs, the configurations of all, over the batches that each run has.
+4. Of several runs of one KV format, 1 and 2 for all of them together; of both KV formats, the
+   configurations of both, over the batches that each has.
 
 `plugin` is priced by what the plug-in decides today; the run may be of an older one. How often it
 decides otherwise is said.
@@ -65,6 +68,8 @@ class Ran:
     graph: bool
     gpu_ms: float
     host_ms: float
+    again: float | None = None
+    """The time of the last one over that of the one before it, minus one; None of a single one."""
 
     @property
     def waited(self) -> bool:
@@ -138,6 +143,7 @@ def ran(lines: Iterable[Mapping[str, Any]], names: Sequence[str]) -> list[Ran]:
             *key,
             median(float(one["gpu_ms"]) for one in found[1:] or found),
             median(float(one["host_ms"]) for one in found[1:] or found),
+            found[-1]["gpu_ms"] / found[-2]["gpu_ms"] - 1 if len(found) > 1 else None,
         )
         for key, found in groups.items()
     ]
@@ -146,13 +152,17 @@ def ran(lines: Iterable[Mapping[str, Any]], names: Sequence[str]) -> list[Ran]:
 # --- passes
 
 
-def errors_of(passes: Sequence[Ran], prices: Prices) -> dict[str, dict[str, Any]]:
+Priced: TypeAlias = tuple[Ran, Took | None]
+"""Equal prefills, and their price; None without one."""
+
+
+def errors_of(passes: Sequence[Priced]) -> dict[str, dict[str, Any]]:
     """By configuration: the spread of all errors, and by what a price rests on, by way, and by
     whether the GPU waited."""
     found: dict[str, dict[str, Any]] = {}
     for name in ("default", "plugin"):
-        own = [one for one in passes if one.configuration == name]
-        priced = [(one, took) for one in own if (took := prices.as_ran(one)) is not None]
+        own = [(one, took) for one, took in passes if one.configuration == name]
+        priced = [(one, took) for one, took in own if took is not None]
         errors = [(one, took, took.us / 1e3 / one.gpu_ms - 1) for one, took in priced]
         parts: dict[str, list[float]] = defaultdict(list)
         for one, took, error in errors:
@@ -164,6 +174,7 @@ def errors_of(passes: Sequence[Ran], prices: Prices) -> dict[str, dict[str, Any]
         found[name] = {
             "all": spread(error for *_, error in errors),
             "not_priced": len(own) - len(priced),
+            "again": spread(one.again for one, _ in own if one.again is not None),
             "parts": {part: spread(some) for part, some in sorted(parts.items())},
         }
     return found
@@ -301,27 +312,52 @@ def main() -> int:
     parser.add_argument("--db", type=Path)
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
-    documents, batches = [], {}
-    for folder in given.runs:
+    documents = []
+    runs: dict[str, list[tuple[dict[str, Times], list[Priced]]]] = defaultdict(list)
+    for number, folder in enumerate(given.runs):
         result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
-        prices = _prices(given, result)
-        document, own = compared(folder, result, prices)
+        files = given.pass_times
+        own = [files[number]] if len(files) == len(given.runs) else files
+        document, times, passes = compared(folder, result, _prices(given, result, own))
         documents.append(document)
-        batches[result["kv_dtype"]] = own
-    every = None
+        runs[result["kv_dtype"]].append((times, passes))
+    pooled = {kv: _together(kv, some) for kv, some in runs.items() if len(some) > 1}
+    batches = {kv: _merged(one for one, _ in some) for kv, some in runs.items()}
+    every = over_batches(_joined(batches), " of all runs") if len(batches) > 1 else None
     if len(batches) > 1:
-        every = over_batches(_joined(batches), " of all runs")
         _show(every)
     if given.json is not None:
         found = {
-            "schema": SCHEMA, "runs": documents,
+            "schema": SCHEMA, "runs": documents, "by_kv_dtype": pooled,
             "all_runs": None if every is None else every.document(),
         }  # fmt: skip
         given.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     return 0
 
 
-def _prices(given: argparse.Namespace, result: Mapping[str, Any]) -> Prices:
+def _together(
+    kv_dtype: str, runs: Sequence[tuple[Mapping[str, Times], Sequence[Priced]]]
+) -> dict[str, Any]:
+    """Print what all runs of one KV format say together; return it."""
+    print(f"{kv_dtype}, {len(runs)} runs together")
+    errors = errors_of([one for _, passes in runs for one in passes])
+    _show_errors(errors)
+    ranking = over_batches(_merged(batches for batches, _ in runs), f", {kv_dtype}")
+    _show(ranking)
+    return {"passes": errors, "ranking": None if ranking is None else ranking.document()}
+
+
+def _merged(runs: Iterable[Mapping[str, Times]]) -> dict[str, Times]:
+    """The batches of several runs; of one that several have, the last run's counts. Only batches
+    with every configuration."""
+    found = {case: times for batches in runs for case, times in batches.items()}
+    names = {name for times in found.values() for name in times}
+    return {case: times for case, times in found.items() if times.keys() == names}
+
+
+def _prices(
+    given: argparse.Namespace, result: Mapping[str, Any], pass_times: Sequence[Path]
+) -> Prices:
     """What prices the passes of a run.
 
     Raises:
@@ -333,9 +369,9 @@ def _prices(given: argparse.Namespace, result: Mapping[str, Any]) -> Prices:
         kv_dtype=kv_dtype, layers=options.get("as_layers"),
     )  # fmt: skip
     pricer, _ = pricer_for(dispatcher, release_named(None), given.db)
-    whole = whole_prefills(given.pass_times, pricer, RestOfPass.read_for(given.rest, kv_dtype))
+    whole = whole_prefills(pass_times, pricer, RestOfPass.read_for(given.rest, kv_dtype))
     if whole is None:
-        raise refused(given.pass_times, pricer)
+        raise refused(pass_times, pricer)
     return Prices(pricer, whole)
 
 
@@ -354,10 +390,19 @@ def _show(ranking: Ranking | None) -> None:
         print(text)
 
 
+def _show_errors(errors: Mapping[str, Mapping[str, Any]]) -> None:
+    for name, found in errors.items():
+        print(told(f"{name}, whole prefills", found["all"]))
+        for part, some in found["parts"].items():
+            print(f"  {told(part, some)}")
+        print(f"  {told('the same pass again', found['again'])}")
+        print(f"  {found['not_priced']} not priced")
+
+
 def compared(
     folder: Path, result: Mapping[str, Any], prices: Prices
-) -> tuple[dict[str, Any], dict[str, Times]]:
-    """Print all comparisons of a run; return them, and its batches."""
+) -> tuple[dict[str, Any], dict[str, Times], list[Priced]]:
+    """Print all comparisons of a run; return them, its batches and its passes."""
     print(f"{result['label']}; pass times: {prices.whole.source}")
     lines = list(_prefills(folder))
     names = [one["name"] for one in result["configurations"]]
@@ -368,12 +413,9 @@ def compared(
         if setup is not None and setup in prices.whole.setups
     }
     passes = ran(lines, names)
-    errors = errors_of(passes, prices)
-    for name, found in errors.items():
-        print(told(f"{name}, whole prefills", found["all"]))
-        for part, some in found["parts"].items():
-            print(f"  {told(part, some)}")
-        print(f"  {found['not_priced']} not priced")
+    priced = [(one, prices.as_ran(one)) for one in passes]
+    errors = errors_of(priced)
+    _show_errors(errors)
     same, every = decided_alike(passes, prices)
     print(f"the plug-in takes the same way today for {same} of {every} different passes")
     tags: dict[int, list[dict[str, Any]]] = defaultdict(list)
@@ -391,7 +433,7 @@ def compared(
         "decided_alike": {"passes": same, "of": every},
         "rankings": [one.document() for one in shown],
     }  # fmt: skip
-    return document, batches
+    return document, batches, priced
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from benchmarks import ranked
 from nsa_tune import Batch
+from nsa_tune.backend.engines.sglang.pass_mode.times import PassTimes
 from nsa_tune.reports.replay.whole_prefills import EAGER, ENGINE, PLUGIN, WholePrefills
 from tests.reports.replay.test_prices import pricer
 from tests.reports.replay.test_whole_prefills import made_up
@@ -83,7 +85,7 @@ def test_passes_that_take_their_price_are_ranked_alike(
 ) -> None:
     result = run(tmp_path, prices, (1.0, 1.0, 1.0))
 
-    found, batches = ranked.compared(tmp_path, result, prices)
+    found, batches, _ = ranked.compared(tmp_path, result, prices)
 
     for name in ("default", "plugin"):
         assert found["passes"][name]["all"]["passes"] == len(BATCHES)
@@ -103,7 +105,7 @@ def test_an_engine_that_takes_longer_than_its_price_is_told(
 ) -> None:
     result = run(tmp_path, prices, (1.25, 1.0, 0.1))
 
-    found, batches = ranked.compared(tmp_path, result, prices)
+    found, batches, _ = ranked.compared(tmp_path, result, prices)
 
     assert found["passes"]["default"]["all"]["median"] == pytest.approx(0.2)
     assert found["passes"]["default"]["all"]["mean"] == pytest.approx(-0.2)
@@ -141,3 +143,35 @@ def test_a_run_is_read_from_its_folder(
     assert document["schema"] == ranked.SCHEMA
     assert document["runs"][0]["rankings"][0]["agree"]
     assert "default, whole prefills: 0.0% off" in capsys.readouterr().out
+
+
+def test_runs_of_one_kv_format_count_together_each_by_its_own_times(
+    tmp_path: Path,
+    prices: ranked.Prices,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folders = tmp_path / "one", tmp_path / "other"
+    files = tmp_path / "one.json", tmp_path / "other.json"
+    twice = [replace(one, pass_us=2 * one.pass_us) for one in made_up().times]
+    for number, (folder, file) in enumerate(zip(folders, files, strict=True)):
+        folder.mkdir()
+        result = run(folder, prices, (1.0 + number, 1.0 + number, 1.0 + number))
+        for row in result["tests"]["prefill"]:
+            row["case"] += f" in run {number}"
+        (folder / "result.json").write_text(json.dumps(result))
+        file.write_text(PassTimes(made_up().key, twice if number else made_up().times).as_text())
+    out = tmp_path / "out.json"
+    monkeypatch.setattr("sys.argv", [
+        "ranked", *map(str, folders), "--pass-times", *map(str, files), "--json", str(out),
+    ])  # fmt: skip
+
+    assert ranked.main() == 0
+
+    together = json.loads(out.read_text())["by_kv_dtype"]["fp8"]
+    default = together["passes"]["default"]
+    assert default["all"]["passes"] == 2 * len(BATCHES)
+    assert default["all"]["worst"] == pytest.approx(0, abs=1e-9)
+    assert default["again"]["median"] == pytest.approx(1 - 1 / 9)  # the first one compiled
+    assert together["ranking"]["what"] == f"{2 * len(BATCHES)} batches, fp8"
+    assert "fp8, 2 runs together" in capsys.readouterr().out
