@@ -29,7 +29,7 @@ __all__ = ["VARIABLE", "Probe", "Settings", "Switch", "register"]
 
 VARIABLE = "NSA_ENGINE_PROBE"
 _SWITCH = "nsa_tune.backend.engines.sglang.switch"
-_TIMES = "nsa_tune.backend.engines.sglang.pass_mode.times"
+_TIMES = "nsa_tune.backend.engines.sglang.pass_mode.times.pass_times"
 _LONGEST_LIST = 256
 _MIB = 2**20
 

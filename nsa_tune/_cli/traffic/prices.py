@@ -11,8 +11,8 @@ from pathlib import Path
 
 from nsa_tune._errors import NoTunedData, UsageError
 from nsa_tune.backend.dispatch.dispatcher import Dispatcher
-from nsa_tune.backend.engines.sglang.pass_mode import remembered
-from nsa_tune.backend.engines.sglang.pass_mode.times import PassTimes
+from nsa_tune.backend.engines.sglang.pass_mode.times import remembered
+from nsa_tune.backend.engines.sglang.pass_mode.times.pass_times import PassTimes
 from nsa_tune.backend.engines.sglang.releases import Release
 from nsa_tune.backend.types.layouts import KVLayout
 from nsa_tune.backend.types.point import Setting

@@ -16,8 +16,8 @@ from torch._C._distributed_c10d import HashStore, TCPStore
 
 from nsa_tune.backend.engines.agreement import agree, decides_by, table_digest
 from nsa_tune.backend.engines.sglang.edge import EngineMustStop
-from nsa_tune.backend.engines.sglang.pass_mode import ranks as module
-from nsa_tune.backend.engines.sglang.pass_mode.ranks import Ranks
+from nsa_tune.backend.engines.sglang.pass_mode.ranks import ranks as module
+from nsa_tune.backend.engines.sglang.pass_mode.ranks.ranks import Ranks
 from tests.backend.engines.sglang.tables import dispatcher
 
 _names = count()

@@ -8,8 +8,8 @@ from nsa_tune.backend.engines.health import Health, Host
 from nsa_tune.backend.engines.health import health as health_of
 from nsa_tune.backend.engines.sglang import last_start
 from nsa_tune.backend.engines.sglang.decode import eligible as decode
-from nsa_tune.backend.engines.sglang.pass_mode import remembered
-from nsa_tune.backend.engines.sglang.pass_mode.summary import summary
+from nsa_tune.backend.engines.sglang.pass_mode.times import remembered
+from nsa_tune.backend.engines.sglang.pass_mode.times.summary import summary
 from nsa_tune.backend.engines.sglang.releases import checked, installed_version, release_of
 from nsa_tune.backend.engines.sglang.topk import eligible as topk
 

@@ -12,8 +12,9 @@ from nsa_tune.backend.engines.sglang.backend import around_init
 from nsa_tune.backend.engines.sglang.decode.hooks import around_fa3
 from nsa_tune.backend.engines.sglang.edge import EDGE
 from nsa_tune.backend.engines.sglang.indexer import around_context_lens
-from nsa_tune.backend.engines.sglang.pass_mode import absorbed, gathered
 from nsa_tune.backend.engines.sglang.pass_mode import hooks as pass_mode
+from nsa_tune.backend.engines.sglang.pass_mode.dense import absorbed
+from nsa_tune.backend.engines.sglang.pass_mode.ranks import gathered
 from nsa_tune.backend.engines.sglang.prefill import around_prefill
 from nsa_tune.backend.engines.sglang.releases import checked, installed_version, release_of
 from nsa_tune.backend.engines.sglang.topk.hooks import around_topk

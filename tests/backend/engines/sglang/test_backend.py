@@ -16,7 +16,7 @@ from nsa_tune.backend.engines.sglang import backend as module
 from nsa_tune.backend.engines.sglang.backend import around_init, attach
 from nsa_tune.backend.engines.sglang.decode.hooks import around_fa3
 from nsa_tune.backend.engines.sglang.indexer import around_context_lens
-from nsa_tune.backend.engines.sglang.pass_mode.absorbed import around_extend
+from nsa_tune.backend.engines.sglang.pass_mode.dense.absorbed import around_extend
 from nsa_tune.backend.engines.sglang.prefill import around_prefill
 from nsa_tune.backend.hardware import detect, nvml
 from tests.backend.engines.sglang.engine import Engine, model_runner

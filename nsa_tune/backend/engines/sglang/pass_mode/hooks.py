@@ -13,10 +13,8 @@ from nsa_tune.backend.engines.sglang.decode import hooks as decode_kernel
 from nsa_tune.backend.engines.sglang.edge import attempt, say_once
 from nsa_tune.backend.engines.sglang.facts import facts_of
 from nsa_tune.backend.engines.sglang.parallel import parallel
-from nsa_tune.backend.engines.sglang.pass_mode import remembered
 from nsa_tune.backend.engines.sglang.pass_mode.calibration import MEASURED, longest, measure
-from nsa_tune.backend.engines.sglang.pass_mode.data_parallel import DataParallel
-from nsa_tune.backend.engines.sglang.pass_mode.dense_graphs import DenseGraphs, Kind
+from nsa_tune.backend.engines.sglang.pass_mode.dense.graphs import DenseGraphs, Kind
 from nsa_tune.backend.engines.sglang.pass_mode.eligible import (
     DENSE_SWITCH,
     data_parallel,
@@ -25,12 +23,14 @@ from nsa_tune.backend.engines.sglang.pass_mode.eligible import (
     why_no_dense_graphs,
     why_not,
 )
-from nsa_tune.backend.engines.sglang.pass_mode.gathered import saying
-from nsa_tune.backend.engines.sglang.pass_mode.ranks import Ranks
-from nsa_tune.backend.engines.sglang.pass_mode.row_graphs import RowGraphs
-from nsa_tune.backend.engines.sglang.pass_mode.steering import DENSE, EAGER, Steering
-from nsa_tune.backend.engines.sglang.pass_mode.times import PassMode, PassTimes
-from nsa_tune.backend.engines.sglang.pass_mode.watch import Watch
+from nsa_tune.backend.engines.sglang.pass_mode.ranks.gathered import saying
+from nsa_tune.backend.engines.sglang.pass_mode.ranks.ranks import Ranks
+from nsa_tune.backend.engines.sglang.pass_mode.rows.graphs import RowGraphs
+from nsa_tune.backend.engines.sglang.pass_mode.steering.data_parallel import DataParallel
+from nsa_tune.backend.engines.sglang.pass_mode.steering.steering import DENSE, EAGER, Steering
+from nsa_tune.backend.engines.sglang.pass_mode.steering.watch import Watch
+from nsa_tune.backend.engines.sglang.pass_mode.times import remembered
+from nsa_tune.backend.engines.sglang.pass_mode.times.pass_times import PassMode, PassTimes
 from nsa_tune.backend.engines.sglang.prefill import source_of
 from nsa_tune.backend.engines.sglang.releases import installed_version
 from nsa_tune.backend.engines.sglang.switch import paused

@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
-from nsa_tune.backend.engines.sglang.pass_mode.dense_graphs import (
+from nsa_tune.backend.engines.sglang.pass_mode.dense.graphs import (
     Kind,
     most_sequences,
     padding,
 )
-from nsa_tune.backend.engines.sglang.pass_mode.times import PassMode, PassTime, PassTimes
+from nsa_tune.backend.engines.sglang.pass_mode.times.pass_times import PassMode, PassTime, PassTimes
 
 __all__ = [
     "TOPK",

@@ -6,13 +6,10 @@ import ast
 import re
 from collections.abc import Iterator
 
-from nsa_tune.backend.engines.sglang.pass_mode import (
-    choice,
-    data_parallel,
-    gathered,
-    row_graphs,
-    rows,
-)
+from nsa_tune.backend.engines.sglang.pass_mode.ranks import gathered
+from nsa_tune.backend.engines.sglang.pass_mode.rows import graphs as row_graphs
+from nsa_tune.backend.engines.sglang.pass_mode.rows import rows
+from nsa_tune.backend.engines.sglang.pass_mode.steering import choice, data_parallel
 from nsa_tune.backend.engines.sglang.releases import Release, release_of
 from tests.backend.engines.sglang.wheels import BACKEND, MODES, Wheel
 

@@ -11,7 +11,7 @@ import pytest
 from nsa_tune.backend.engines.hooking import wrapped
 from nsa_tune.backend.engines.sglang.facts import LeftAlone
 from nsa_tune.backend.engines.sglang.pass_mode import eligible as module
-from nsa_tune.backend.engines.sglang.pass_mode.absorbed import around_extend, around_k_only
+from nsa_tune.backend.engines.sglang.pass_mode.dense.absorbed import around_extend, around_k_only
 from nsa_tune.backend.engines.sglang.pass_mode.eligible import (
     DENSE_SWITCH,
     MODE_SWITCH,

@@ -14,8 +14,7 @@ import pytest
 from nsa_tune.backend.engines.hooking import wrapped
 from nsa_tune.backend.engines.sglang import switch
 from nsa_tune.backend.engines.sglang.pass_mode import hooks as module
-from nsa_tune.backend.engines.sglang.pass_mode import remembered
-from nsa_tune.backend.engines.sglang.pass_mode.dense_graphs import Kind
+from nsa_tune.backend.engines.sglang.pass_mode.dense.graphs import Kind
 from nsa_tune.backend.engines.sglang.pass_mode.hooks import (
     around_can_run,
     around_capture,
@@ -24,9 +23,10 @@ from nsa_tune.backend.engines.sglang.pass_mode.hooks import (
     around_prepare_metadata,
     around_replay,
 )
-from nsa_tune.backend.engines.sglang.pass_mode.ranks import Ranks
-from nsa_tune.backend.engines.sglang.pass_mode.steering import DENSE, Steering
-from nsa_tune.backend.engines.sglang.pass_mode.times import PassMode, PassTime
+from nsa_tune.backend.engines.sglang.pass_mode.ranks.ranks import Ranks
+from nsa_tune.backend.engines.sglang.pass_mode.steering.steering import DENSE, Steering
+from nsa_tune.backend.engines.sglang.pass_mode.times import remembered
+from nsa_tune.backend.engines.sglang.pass_mode.times.pass_times import PassMode, PassTime
 from tests.backend.engines.sglang.pass_mode.fakes import (
     Dense,
     Mode,

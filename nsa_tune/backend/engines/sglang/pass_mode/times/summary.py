@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nsa_tune.backend.engines.sglang.pass_mode.times import PassMode, PassTimes
+from nsa_tune.backend.engines.sglang.pass_mode.times.pass_times import PassMode, PassTimes
 
 __all__ = ["summary"]
 

@@ -2,12 +2,12 @@
 
 They run each pass together. By default a step in which one rank prefills while another decodes has
 no graph on any rank. Where no rank has more new tokens than a decode graph has rows, all of them
-can replay that graph: the prefill's new tokens are rows (decode_rows.py), a decoding rank's
+can replay that graph: the prefill's new tokens are rows (rows/decode.py), a decoding rank's
 sequences are, and an idle rank's padding. Where all ranks have prompts that are short enough, all
 of them can replay a dense graph of the size that SGLang pads them to.
 
-What is decided follows from what was gathered (gathered.py), from rank 0's times and from captured
-sizes on which the ranks have agreed, and from nothing else.
+What is decided follows from what was gathered (ranks/gathered.py), from rank 0's times and from
+captured sizes on which the ranks have agreed, and from nothing else.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from nsa_tune.backend.engines.sglang.edge import say_once
-from nsa_tune.backend.engines.sglang.pass_mode.decode_rows import as_decode
-from nsa_tune.backend.engines.sglang.pass_mode.dense_graphs import DenseGraphs, Kind
-from nsa_tune.backend.engines.sglang.pass_mode.gathered import (
+from nsa_tune.backend.engines.sglang.pass_mode.dense.graphs import DenseGraphs, Kind
+from nsa_tune.backend.engines.sglang.pass_mode.ranks.gathered import (
     MOST_SEQUENCES,
     Gathered,
     Said,
 )
-from nsa_tune.backend.engines.sglang.pass_mode.row_graphs import RowGraphs
-from nsa_tune.backend.engines.sglang.pass_mode.steering import (
+from nsa_tune.backend.engines.sglang.pass_mode.rows.decode import as_decode
+from nsa_tune.backend.engines.sglang.pass_mode.rows.graphs import RowGraphs
+from nsa_tune.backend.engines.sglang.pass_mode.steering.steering import (
     DENSE,
     MARGIN,
     bucket,
     is_loading,
     told,
 )
-from nsa_tune.backend.engines.sglang.pass_mode.times import PassMode, PassTimes
-from nsa_tune.backend.engines.sglang.pass_mode.watch import Watch
+from nsa_tune.backend.engines.sglang.pass_mode.steering.watch import Watch
+from nsa_tune.backend.engines.sglang.pass_mode.times.pass_times import PassMode, PassTimes
 from nsa_tune.backend.engines.sglang.passes import sums_of
 from nsa_tune.backend.engines.sglang.switch import paused
 

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nsa_tune.backend.engines.sglang.pass_mode.row_graphs import RowGraphs
+from nsa_tune.backend.engines.sglang.pass_mode.rows.graphs import RowGraphs
 from tests.backend.engines.sglang.pass_mode.fakes import (
     Hidden,
     Mode,

@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsa_tune.backend.engines.sglang import switch
-from nsa_tune.backend.engines.sglang.pass_mode.data_parallel import DataParallel
-from nsa_tune.backend.engines.sglang.pass_mode.dense_graphs import Kind
-from nsa_tune.backend.engines.sglang.pass_mode.gathered import Gathered, Said
-from nsa_tune.backend.engines.sglang.pass_mode.row_graphs import RowGraphs
-from nsa_tune.backend.engines.sglang.pass_mode.times import PassMode, PassTime, PassTimes
-from nsa_tune.backend.engines.sglang.pass_mode.watch import Watch
+from nsa_tune.backend.engines.sglang.pass_mode.dense.graphs import Kind
+from nsa_tune.backend.engines.sglang.pass_mode.ranks.gathered import Gathered, Said
+from nsa_tune.backend.engines.sglang.pass_mode.rows.graphs import RowGraphs
+from nsa_tune.backend.engines.sglang.pass_mode.steering.data_parallel import DataParallel
+from nsa_tune.backend.engines.sglang.pass_mode.steering.watch import Watch
+from nsa_tune.backend.engines.sglang.pass_mode.times.pass_times import PassMode, PassTime, PassTimes
 from tests.backend.engines.sglang.pass_mode.fakes import (
     Dense,
     Hidden,

@@ -10,9 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nsa_tune.backend.engines.sglang.pass_mode.verify_rows import as_verify, requests_of
+from nsa_tune.backend.engines.sglang.pass_mode.rows.verify import as_verify, requests_of
 from tests.backend.engines.sglang.pass_mode.fakes import Mode, batch
-from tests.backend.engines.sglang.pass_mode.model import Model
+from tests.backend.engines.sglang.pass_mode.rows.model import Model
 
 sequences = st.lists(st.tuples(st.integers(0, 40), st.integers(1, 20)), min_size=1, max_size=5)
 widths = st.integers(1, 5)

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nsa_tune.backend.engines.sglang.pass_mode.decode_rows import as_decode
-from nsa_tune.backend.engines.sglang.pass_mode.verify_rows import as_verify, requests_of
+from nsa_tune.backend.engines.sglang.pass_mode.rows.decode import as_decode
+from nsa_tune.backend.engines.sglang.pass_mode.rows.verify import as_verify, requests_of
 
 __all__ = ["RowGraphs"]
 

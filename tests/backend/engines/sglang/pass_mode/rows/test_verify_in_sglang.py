@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from nsa_tune.backend.engines.sglang.pass_mode.verify_rows import as_verify
+from nsa_tune.backend.engines.sglang.pass_mode.rows.verify import as_verify
 from tests.backend.engines.sglang.pass_mode.fakes import batch
 from tests.backend.engines.sglang.wheels import BACKEND, MODES, Wheel
 

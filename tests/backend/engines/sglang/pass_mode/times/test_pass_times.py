@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsa_tune.backend.engines.sglang.pass_mode import times as module
-from nsa_tune.backend.engines.sglang.pass_mode.times import PassMode, PassTime, PassTimes
+from nsa_tune.backend.engines.sglang.pass_mode.times import pass_times as module
+from nsa_tune.backend.engines.sglang.pass_mode.times.pass_times import PassMode, PassTime, PassTimes
 
 SIZES, CONTEXTS = (8, 64, 512), (4, 1000, 60000)
 ENGINE = PassMode.ENGINE

@@ -14,9 +14,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsa_tune.backend.engines.sglang.pass_mode import absorbed as module_absorbed
-from nsa_tune.backend.engines.sglang.pass_mode import dense_graphs as module
-from nsa_tune.backend.engines.sglang.pass_mode.dense_graphs import (
+from nsa_tune.backend.engines.sglang.pass_mode.dense import absorbed as module_absorbed
+from nsa_tune.backend.engines.sglang.pass_mode.dense import graphs as module
+from nsa_tune.backend.engines.sglang.pass_mode.dense.graphs import (
     DenseGraphs,
     Kind,
     most_sequences,

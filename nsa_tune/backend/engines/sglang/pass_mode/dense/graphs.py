@@ -16,7 +16,7 @@ from enum import StrEnum
 from importlib import import_module
 from typing import Any
 
-from nsa_tune.backend.engines.sglang.pass_mode.absorbed import PAGE, Inputs, absorbed
+from nsa_tune.backend.engines.sglang.pass_mode.dense.absorbed import PAGE, Inputs, absorbed
 
 __all__ = ["DenseGraphs", "Kind", "most_sequences", "padding", "room"]
 

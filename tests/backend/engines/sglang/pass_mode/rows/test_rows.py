@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from nsa_tune.backend.engines.sglang.pass_mode.rows import Rows, count_rows
+from nsa_tune.backend.engines.sglang.pass_mode.rows.rows import Rows, count_rows
 from tests.backend.engines.sglang.pass_mode.fakes import batch
 
 

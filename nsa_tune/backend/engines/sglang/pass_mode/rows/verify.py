@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from nsa_tune.backend.engines.sglang.pass_mode.rows import (
+from nsa_tune.backend.engines.sglang.pass_mode.rows.rows import (
     Rows,
     count_rows,
     to_device,

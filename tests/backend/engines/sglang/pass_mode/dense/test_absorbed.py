@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from nsa_tune.backend.engines.sglang.pass_mode import absorbed as module
-from nsa_tune.backend.engines.sglang.pass_mode.absorbed import (
+from nsa_tune.backend.engines.sglang.pass_mode.dense import absorbed as module
+from nsa_tune.backend.engines.sglang.pass_mode.dense.absorbed import (
     PAGE,
     Inputs,
     absorbed,

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from nsa_tune.backend.engines.sglang.pass_mode.dense_graphs import Kind
-from nsa_tune.backend.engines.sglang.pass_mode.times import PassMode, PassTimes
+from nsa_tune.backend.engines.sglang.pass_mode.dense.graphs import Kind
+from nsa_tune.backend.engines.sglang.pass_mode.times.pass_times import PassMode, PassTimes
 from nsa_tune.backend.types.batch import Batch
 
 __all__ = ["MARGIN", "Choice", "Dense", "bucket"]

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from nsa_tune.backend.engines.sglang.pass_mode.times import PassTimes
+from nsa_tune.backend.engines.sglang.pass_mode.times.pass_times import PassTimes
 from nsa_tune.db.reader import user_folder
 
 __all__ = ["folder", "load", "newest", "remembered", "save"]

@@ -11,7 +11,7 @@ from __future__ import annotations
 from itertools import accumulate
 from typing import Any
 
-from nsa_tune.backend.engines.sglang.pass_mode.rows import Rows, to_device, without_extend
+from nsa_tune.backend.engines.sglang.pass_mode.rows.rows import Rows, to_device, without_extend
 
 __all__ = ["as_decode"]
 

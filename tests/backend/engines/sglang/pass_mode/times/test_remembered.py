@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from nsa_tune.backend.engines.sglang.pass_mode import remembered
-from nsa_tune.backend.engines.sglang.pass_mode.summary import summary
-from nsa_tune.backend.engines.sglang.pass_mode.times import PassMode, PassTime, PassTimes
+from nsa_tune.backend.engines.sglang.pass_mode.times import remembered
+from nsa_tune.backend.engines.sglang.pass_mode.times.pass_times import PassMode, PassTime, PassTimes
+from nsa_tune.backend.engines.sglang.pass_mode.times.summary import summary
 
 KEY: Mapping[str, object] = {"gpu": "made up", "layers": None, "decode_sizes": [1, 2]}
 TIMES = PassTimes(KEY, [PassTime(PassMode.ENGINE, 8, 4, 10.0)])

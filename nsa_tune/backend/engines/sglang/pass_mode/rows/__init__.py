@@ -1,0 +1,1 @@
+"""A prefill by decode or verify graphs: its new tokens as the rows of these."""

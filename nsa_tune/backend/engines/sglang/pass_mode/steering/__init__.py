@@ -1,0 +1,1 @@
+"""Which way a pass takes: choosing, running it so, and watching whether the choice holds."""
