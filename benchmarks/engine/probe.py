@@ -29,7 +29,7 @@ __all__ = ["VARIABLE", "Probe", "Settings", "Switch", "register"]
 
 VARIABLE = "NSA_ENGINE_PROBE"
 _SWITCH = "nsa_tune.backend.engines.sglang.switch"
-_TIMES = "nsa_tune.backend.engines.sglang.pass_mode.times.pass_times"
+_MODE = "nsa_tune.backend.engines.sglang.pass_mode.mode"
 _LONGEST_LIST = 256
 _MIB = 2**20
 
@@ -336,7 +336,7 @@ def _forced(steering: Any, mode: str | None) -> Iterator[None]:
     if mode is None:
         yield
         return
-    steering.forced = import_module(_TIMES).PassMode(mode)
+    steering.forced = import_module(_MODE).PassMode(mode)
     try:
         yield
     finally:

@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from nsa_tune.backend.engines.sglang import last_start
+from nsa_tune.backend.engines.sglang.pass_mode.mode import PassMode
 from nsa_tune.backend.engines.sglang.pass_mode.times import remembered
-from nsa_tune.backend.engines.sglang.pass_mode.times.pass_times import PassMode, PassTime, PassTimes
+from nsa_tune.backend.engines.sglang.pass_mode.times.pass_time import PassTime
+from nsa_tune.backend.engines.sglang.pass_mode.times.pass_times import PassTimes
 from nsa_tune.backend.engines.sglang.releases import release_of
 from tests.backend.engines.sglang.site import Site
 from tests.backend.engines.sglang.tables import GPU, table_file

@@ -15,13 +15,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from nsa_tune.backend.engines.sglang.pass_mode.mode import PassMode
 from nsa_tune.backend.engines.sglang.pass_mode.steering.data_parallel import (
     PREFILL_FLAGS,
     DataParallel,
     set_flag,
 )
 from nsa_tune.backend.engines.sglang.pass_mode.steering.steering import Steering
-from nsa_tune.backend.engines.sglang.pass_mode.times.pass_times import PassMode, PassTime
+from nsa_tune.backend.engines.sglang.pass_mode.times.pass_time import PassTime
 from nsa_tune.backend.engines.sglang.prefill import changed
 
 __all__ = ["MEASURED", "longest", "measure"]

@@ -23,6 +23,7 @@ from nsa_tune.backend.engines.sglang.pass_mode.eligible import (
     why_no_dense_graphs,
     why_not,
 )
+from nsa_tune.backend.engines.sglang.pass_mode.mode import PassMode
 from nsa_tune.backend.engines.sglang.pass_mode.ranks.gathered import saying
 from nsa_tune.backend.engines.sglang.pass_mode.ranks.ranks import Ranks
 from nsa_tune.backend.engines.sglang.pass_mode.rows.graphs import RowGraphs
@@ -30,7 +31,7 @@ from nsa_tune.backend.engines.sglang.pass_mode.steering.data_parallel import Dat
 from nsa_tune.backend.engines.sglang.pass_mode.steering.steering import DENSE, EAGER, Steering
 from nsa_tune.backend.engines.sglang.pass_mode.steering.watch import Watch
 from nsa_tune.backend.engines.sglang.pass_mode.times import remembered
-from nsa_tune.backend.engines.sglang.pass_mode.times.pass_times import PassMode, PassTimes
+from nsa_tune.backend.engines.sglang.pass_mode.times.pass_times import PassTimes
 from nsa_tune.backend.engines.sglang.prefill import source_of
 from nsa_tune.backend.engines.sglang.releases import installed_version
 from nsa_tune.backend.engines.sglang.switch import paused

@@ -14,7 +14,9 @@ from nsa_tune.backend.engines.sglang.pass_mode.dense.graphs import (
     most_sequences,
     padding,
 )
-from nsa_tune.backend.engines.sglang.pass_mode.times.pass_times import PassMode, PassTime, PassTimes
+from nsa_tune.backend.engines.sglang.pass_mode.mode import PassMode
+from nsa_tune.backend.engines.sglang.pass_mode.times.pass_time import PassTime
+from nsa_tune.backend.engines.sglang.pass_mode.times.pass_times import PassTimes
 
 __all__ = [
     "TOPK",

@@ -30,10 +30,11 @@ from torch._C._distributed_c10d import TCPStore
 from nsa_tune.backend.engines.sglang import switch
 from nsa_tune.backend.engines.sglang.edge import EngineMustStop
 from nsa_tune.backend.engines.sglang.pass_mode import hooks
+from nsa_tune.backend.engines.sglang.pass_mode.mode import PassMode
 from nsa_tune.backend.engines.sglang.pass_mode.ranks.gathered import around_gather
 from nsa_tune.backend.engines.sglang.pass_mode.steering.steering import DENSE, EAGER
 from nsa_tune.backend.engines.sglang.pass_mode.steering.watch import Watch
-from nsa_tune.backend.engines.sglang.pass_mode.times.pass_times import PassMode, PassTime
+from nsa_tune.backend.engines.sglang.pass_mode.times.pass_time import PassTime
 from tests.backend.engines.sglang.pass_mode.fakes import Dense, Mode, batch, original
 from tests.backend.engines.sglang.wheels import wheel_of
 

@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 
 from nsa_tune.backend.engines.sglang.pass_mode import calibration as module
 from nsa_tune.backend.engines.sglang.pass_mode.calibration import measure
+from nsa_tune.backend.engines.sglang.pass_mode.mode import PassMode
 from nsa_tune.backend.engines.sglang.pass_mode.ranks.ranks import Ranks
 from nsa_tune.backend.engines.sglang.pass_mode.rows.graphs import RowGraphs
 from nsa_tune.backend.engines.sglang.pass_mode.steering.data_parallel import DataParallel
 from nsa_tune.backend.engines.sglang.pass_mode.steering.steering import Steering
-from nsa_tune.backend.engines.sglang.pass_mode.times.pass_times import PassMode, PassTimes
+from nsa_tune.backend.engines.sglang.pass_mode.times.pass_times import PassTimes
 from nsa_tune.backend.engines.sglang.passes import sums_of
 from tests.backend.engines.sglang.pass_mode.fakes import (
     TOPK,

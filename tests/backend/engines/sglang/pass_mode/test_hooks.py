@@ -23,10 +23,11 @@ from nsa_tune.backend.engines.sglang.pass_mode.hooks import (
     around_prepare_metadata,
     around_replay,
 )
+from nsa_tune.backend.engines.sglang.pass_mode.mode import PassMode
 from nsa_tune.backend.engines.sglang.pass_mode.ranks.ranks import Ranks
 from nsa_tune.backend.engines.sglang.pass_mode.steering.steering import DENSE, Steering
 from nsa_tune.backend.engines.sglang.pass_mode.times import remembered
-from nsa_tune.backend.engines.sglang.pass_mode.times.pass_times import PassMode, PassTime
+from nsa_tune.backend.engines.sglang.pass_mode.times.pass_time import PassTime
 from tests.backend.engines.sglang.pass_mode.fakes import (
     Dense,
     Mode,

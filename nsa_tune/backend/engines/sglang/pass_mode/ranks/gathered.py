@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from nsa_tune.backend.engines.sglang.pass_mode.times.pass_times import PassMode
+from nsa_tune.backend.engines.sglang.pass_mode.mode import PassMode
 
 __all__ = ["MOST_SEQUENCES", "Gathered", "Said", "around_gather", "saying"]
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from nsa_tune.backend.engines.sglang.pass_mode.dense.graphs import Kind
-from nsa_tune.backend.engines.sglang.pass_mode.times.pass_times import PassMode, PassTimes
+from nsa_tune.backend.engines.sglang.pass_mode.mode import PassMode
+from nsa_tune.backend.engines.sglang.pass_mode.times.pass_times import PassTimes
 from nsa_tune.backend.types.batch import Batch
 
 __all__ = ["MARGIN", "Choice", "Dense", "bucket"]

@@ -19,6 +19,7 @@ from typing import Any
 
 from nsa_tune.backend.engines.sglang.edge import say_once
 from nsa_tune.backend.engines.sglang.pass_mode.dense.graphs import DenseGraphs, Kind
+from nsa_tune.backend.engines.sglang.pass_mode.mode import PassMode
 from nsa_tune.backend.engines.sglang.pass_mode.ranks.gathered import (
     MOST_SEQUENCES,
     Gathered,
@@ -34,7 +35,7 @@ from nsa_tune.backend.engines.sglang.pass_mode.steering.steering import (
     told,
 )
 from nsa_tune.backend.engines.sglang.pass_mode.steering.watch import Watch
-from nsa_tune.backend.engines.sglang.pass_mode.times.pass_times import PassMode, PassTimes
+from nsa_tune.backend.engines.sglang.pass_mode.times.pass_times import PassTimes
 from nsa_tune.backend.engines.sglang.passes import sums_of
 from nsa_tune.backend.engines.sglang.switch import paused
 

@@ -9,11 +9,12 @@ from typing import Any
 
 from nsa_tune.backend.engines.sglang.edge import say_once
 from nsa_tune.backend.engines.sglang.pass_mode.dense.graphs import DenseGraphs
+from nsa_tune.backend.engines.sglang.pass_mode.mode import PassMode
 from nsa_tune.backend.engines.sglang.pass_mode.ranks.ranks import Ranks
 from nsa_tune.backend.engines.sglang.pass_mode.rows.graphs import RowGraphs
 from nsa_tune.backend.engines.sglang.pass_mode.steering.choice import MARGIN, Choice, bucket
 from nsa_tune.backend.engines.sglang.pass_mode.steering.watch import Watch
-from nsa_tune.backend.engines.sglang.pass_mode.times.pass_times import PassMode, PassTimes
+from nsa_tune.backend.engines.sglang.pass_mode.times.pass_times import PassTimes
 from nsa_tune.backend.engines.sglang.passes import is_plain_extend, sums_of
 from nsa_tune.backend.engines.sglang.prefill import OWN_KERNEL, changed
 from nsa_tune.backend.types.batch import Batch

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from nsa_tune.backend.engines.sglang.pass_mode.times.pass_times import PassMode
+from nsa_tune.backend.engines.sglang.pass_mode.mode import PassMode
 
 __all__ = ["Watch"]
 

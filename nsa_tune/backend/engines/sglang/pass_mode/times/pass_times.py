@@ -1,151 +1,20 @@
-"""What passes take in this engine, by the way they run, and which way is the fastest for a batch.
+"""What passes take in one engine, by the way they run.
 
 Only a whole pass tells: one way may spend less on the GPU and wait longer for the host. So these
 times are measured in the engine itself (calibration.py), and a way is chosen from them alone.
-
-All ranks interpolate the same times, perhaps on hosts with different mathematical libraries. So
-nothing here but +, -, *, / and exponents of two is used, which IEEE 754 defines to the last bit.
 """
 
 from __future__ import annotations
 
 import json
-from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from enum import StrEnum
-from math import floor, frexp, ldexp
-from statistics import median
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 
-__all__ = ["PassMode", "PassTime", "PassTimes"]
+from nsa_tune.backend.engines.sglang.pass_mode.mode import PassMode
+from nsa_tune.backend.engines.sglang.pass_mode.times.grid import Grid
+from nsa_tune.backend.engines.sglang.pass_mode.times.pass_time import PassTime
 
-
-class PassMode(StrEnum):
-    """A way to run a prefill pass."""
-
-    ENGINE = "engine"
-    """As SGLang does it: a breakable CUDA graph, or eagerly where it has none."""
-    TABLE_KERNEL = "table_kernel"
-    """The same with the prefill kernel that the table chooses, where that is another one."""
-    EAGER = "eager"
-    """Without a graph, where SGLang takes MHA up to index_topk keys."""
-    DENSE_GRAPH = "dense_graph"
-    """One CUDA graph without breaks, in which attention is MHA over the new tokens."""
-    DENSE_MLA_GRAPH = "dense_mla_graph"
-    """One CUDA graph without breaks, in which attention is absorbed MLA over all keys."""
-    DECODE_GRAPH = "decode_graph"
-    """A decode (or verify) CUDA graph, of which rows are the new tokens."""
-
-
-@dataclass(frozen=True, slots=True)
-class PassTime:
-    """A measured pass."""
-
-    mode: PassMode
-    q_tokens: int
-    """New tokens; for a graph the size that was captured."""
-    context: int
-    """Mean number of keys that a new token attends to."""
-    pass_us: float
-    """From the pass's first call on the host until the GPU has finished it."""
-    selects: bool = False
-    """Whether a sequence is so long that the indexer scores and selects keys. Decode graphs always
-    do that, or never: there it is False."""
-    host_us: float | None = None
-    """Until the host had launched it; None where that was not measured."""
-    padding: int = 0
-    """How many of `q_tokens` are no new tokens, but fill the graph."""
-
-    @property
-    def waits(self) -> bool:
-        """Whether the GPU waited for the host, so that launching was all that the pass took."""
-        return self.host_us is not None and self.pass_us < _WAITS * self.host_us
-
-
-_WAITS = 1.1
-"""A pass that takes up to so many times what launching it takes is one that waits for the host."""
-
-
-class _Grid:
-    """Times of one mode over new tokens and contexts, interpolated on log scales.
-
-    Launching a pass takes the host as long for few tokens as for many. So all passes that waited
-    for it take their median: single ones were up to half as long again.
-
-    A pass with fewer new tokens and keys takes no longer. Where one was measured to, the host had
-    something else to do.
-    """
-
-    def __init__(self, times: Sequence[PassTime]) -> None:
-        rows: dict[int, dict[int, float]] = {}
-        waited = [one.pass_us for one in times if one.waits]
-        launched_us = median(waited) if waited else 0.0
-        took = [(one, launched_us if one.waits else one.pass_us) for one in times]
-        for one, _ in took:
-            larger = (
-                pass_us
-                for other, pass_us in took
-                if other.q_tokens >= one.q_tokens and other.context >= one.context
-            )
-            rows.setdefault(one.q_tokens, {})[one.context] = _log2(min(larger))
-        self._sizes = sorted(rows)
-        self._rows = [sorted(rows[size].items()) for size in self._sizes]
-
-    def __bool__(self) -> bool:
-        return bool(self._sizes)
-
-    @property
-    def largest(self) -> int:
-        """The most new tokens that were measured."""
-        return self._sizes[-1]
-
-    def pass_us(self, q_tokens: int, context: float) -> float | None:
-        """The time of a pass; None outside what was measured."""
-        if not self._sizes or q_tokens > self._sizes[-1]:
-            return None
-        at = bisect_left(self._sizes, q_tokens)
-        above = _along(self._rows[at], context)
-        if at == 0 or self._sizes[at] == q_tokens:
-            return None if above is None else _exp2(above)
-        below = _along(self._rows[at - 1], context)
-        if above is None or below is None:
-            return None
-        low, high = self._sizes[at - 1], self._sizes[at]
-        share = _share(q_tokens, low, high)
-        return _exp2(below + share * (above - below))
-
-
-_BEYOND = 1.125
-"""A context up to so many times the longest that was measured takes as long as that one."""
-
-
-def _along(row: list[tuple[int, float]], context: float) -> float | None:
-    """The value of a grid's row at `context`: as at its start before it, none far behind it."""
-    if context <= row[0][0]:
-        return row[0][1]
-    if context > row[-1][0]:
-        return row[-1][1] if context <= _BEYOND * row[-1][0] else None
-    at = bisect_left(row, context, key=lambda point: point[0])
-    (low, before), (high, after) = row[at - 1], row[at]
-    return before + _share(context, low, high) * (after - before)
-
-
-def _share(value: float, low: float, high: float) -> float:
-    """How far `value` lies from `low` to `high`, on a log scale."""
-    return (_log2(value) - _log2(low)) / (_log2(high) - _log2(low))
-
-
-def _log2(value: float) -> float:
-    """log2, a straight line between powers of two: within 0.09 of it."""
-    mantissa, exponent = frexp(value)
-    return exponent + 2 * (mantissa - 1)
-
-
-def _exp2(value: float) -> float:
-    """The inverse of `_log2`."""
-    whole = floor(value)
-    return ldexp(1 + (value - whole), whole)
-
+__all__ = ["PassTimes"]
 
 _SCHEMA = "nsa-tune/pass-times/2"
 
@@ -168,7 +37,7 @@ class PassTimes:
         """What the times are valid for: GPU, engine and its version, model, heads and so on."""
         self.times = tuple(times)
         self._grids = {
-            (mode, selects): _Grid(
+            (mode, selects): Grid(
                 [
                     one
                     for one in self.times

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from nsa_tune.backend.engines.sglang.pass_mode.times.pass_times import PassMode, PassTimes
+from nsa_tune.backend.engines.sglang.pass_mode.mode import PassMode
+from nsa_tune.backend.engines.sglang.pass_mode.times.pass_times import PassTimes
 
 __all__ = ["summary"]
 

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nsa_tune.backend.engines.sglang.pass_mode.mode import PassMode
 from nsa_tune.backend.engines.sglang.pass_mode.ranks.gathered import (
     MOST_SEQUENCES,
     Gathered,
@@ -17,7 +18,6 @@ from nsa_tune.backend.engines.sglang.pass_mode.ranks.gathered import (
     around_gather,
     saying,
 )
-from nsa_tune.backend.engines.sglang.pass_mode.times.pass_times import PassMode
 
 _WAYS = (PassMode.DECODE_GRAPH, PassMode.DENSE_GRAPH, PassMode.DENSE_MLA_GRAPH)
 

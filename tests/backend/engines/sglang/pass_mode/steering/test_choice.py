@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsa_tune import Batch
+from nsa_tune.backend.engines.sglang.pass_mode.mode import PassMode
 from nsa_tune.backend.engines.sglang.pass_mode.steering.choice import MARGIN, Choice, bucket
-from nsa_tune.backend.engines.sglang.pass_mode.times.pass_times import PassMode
 from tests.backend.engines.sglang.pass_mode.fakes import TOPK, Dense, room, times
 
 SIZES, ROWS = (128, 512, 2048), (8, 64, 256)

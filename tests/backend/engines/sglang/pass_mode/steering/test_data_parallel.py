@@ -13,11 +13,13 @@ from hypothesis import strategies as st
 
 from nsa_tune.backend.engines.sglang import switch
 from nsa_tune.backend.engines.sglang.pass_mode.dense.graphs import Kind
+from nsa_tune.backend.engines.sglang.pass_mode.mode import PassMode
 from nsa_tune.backend.engines.sglang.pass_mode.ranks.gathered import Gathered, Said
 from nsa_tune.backend.engines.sglang.pass_mode.rows.graphs import RowGraphs
 from nsa_tune.backend.engines.sglang.pass_mode.steering.data_parallel import DataParallel
 from nsa_tune.backend.engines.sglang.pass_mode.steering.watch import Watch
-from nsa_tune.backend.engines.sglang.pass_mode.times.pass_times import PassMode, PassTime, PassTimes
+from nsa_tune.backend.engines.sglang.pass_mode.times.pass_time import PassTime
+from nsa_tune.backend.engines.sglang.pass_mode.times.pass_times import PassTimes
 from tests.backend.engines.sglang.pass_mode.fakes import (
     Dense,
     Hidden,

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from nsa_tune.backend.engines.sglang.pass_mode.mode import PassMode
 from nsa_tune.backend.engines.sglang.pass_mode.steering import watch as module
 from nsa_tune.backend.engines.sglang.pass_mode.steering.watch import Watch
-from nsa_tune.backend.engines.sglang.pass_mode.times.pass_times import PassMode
 
 ENGINE_US = 1000.0
 ROWS, DENSE, ENGINE = PassMode.DECODE_GRAPH, PassMode.DENSE_GRAPH, PassMode.ENGINE

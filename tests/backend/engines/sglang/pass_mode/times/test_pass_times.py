@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsa_tune.backend.engines.sglang.pass_mode.times import pass_times as module
-from nsa_tune.backend.engines.sglang.pass_mode.times.pass_times import PassMode, PassTime, PassTimes
+from nsa_tune.backend.engines.sglang.pass_mode.mode import PassMode
+from nsa_tune.backend.engines.sglang.pass_mode.times.pass_time import PassTime
+from nsa_tune.backend.engines.sglang.pass_mode.times.pass_times import PassTimes
 
 SIZES, CONTEXTS = (8, 64, 512), (4, 1000, 60000)
 ENGINE = PassMode.ENGINE
@@ -263,21 +263,6 @@ def test_text_that_is_no_times_is_refused(text: str) -> None:
 def test_no_text_raises_anything_else(text: str) -> None:
     with pytest.raises(ValueError):
         PassTimes.from_text(text)
-
-
-@given(st.floats(1e-3, 1e12))
-def test_the_logarithm_is_near_log2_and_has_an_inverse(value: float) -> None:
-    assert math.log2(value) - 0.087 <= module._log2(value) <= math.log2(value) + 1e-9
-    assert module._exp2(module._log2(value)) == pytest.approx(value, rel=1e-12)
-
-
-def test_the_mathematical_library_has_no_say() -> None:
-    """Hosts of one engine may have different ones, whose last bits differ."""
-    exact = {"floor", "frexp", "ldexp"}
-    named = {name for name, value in vars(module).items() if getattr(math, name, None) is value}
-
-    assert named == exact
-    assert not hasattr(module, "math")
 
 
 def test_times_of_a_version_that_did_not_measure_the_host_are_read() -> None:

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from nsa_tune.backend.engines.sglang.pass_mode.mode import PassMode
 from nsa_tune.backend.engines.sglang.pass_mode.times import remembered
-from nsa_tune.backend.engines.sglang.pass_mode.times.pass_times import PassMode, PassTime, PassTimes
+from nsa_tune.backend.engines.sglang.pass_mode.times.pass_time import PassTime
+from nsa_tune.backend.engines.sglang.pass_mode.times.pass_times import PassTimes
 from nsa_tune.backend.engines.sglang.pass_mode.times.summary import summary
 
 KEY: Mapping[str, object] = {"gpu": "made up", "layers": None, "decode_sizes": [1, 2]}
