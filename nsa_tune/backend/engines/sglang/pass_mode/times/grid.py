@@ -41,14 +41,6 @@ class Grid:
         self._sizes = sorted(rows)
         self._rows = [sorted(rows[size].items()) for size in self._sizes]
 
-    def __bool__(self) -> bool:
-        return bool(self._sizes)
-
-    @property
-    def largest(self) -> int:
-        """The most new tokens that were measured."""
-        return self._sizes[-1]
-
     def pass_us(self, q_tokens: int, context: float) -> float | None:
         """The time of a pass; None outside what was measured."""
         if not self._sizes or q_tokens > self._sizes[-1]:
