@@ -82,7 +82,7 @@ class _Case:
         return -(-pairs // sum(self.lens))
 
 
-def measure(runner: Any, steering: Steering | DataParallel) -> list[PassTime]:
+def measure(runner: Any, steering: Steering[Any]) -> list[PassTime]:
     """Measure each way to run a prefill in `runner`, SGLang's ModelRunner."""
     found = []
     most = runner.attn_backend.dsa_index_topk
@@ -106,7 +106,7 @@ def longest(runner: Any) -> int:
     return int(min(slots, context_len, _LONGEST)) - 1
 
 
-def _cases(runner: Any, steering: Steering | DataParallel) -> Iterator[_Case]:
+def _cases(runner: Any, steering: Steering[Any]) -> Iterator[_Case]:
     """The passes to measure: those that this engine has room for."""
     room = longest(runner)
     # Row 0 of the page tables is padding's.
@@ -116,7 +116,7 @@ def _cases(runner: Any, steering: Steering | DataParallel) -> Iterator[_Case]:
             yield case
 
 
-def _wanted(runner: Any, steering: Steering | DataParallel) -> Iterator[_Case]:
+def _wanted(runner: Any, steering: Steering[Any]) -> Iterator[_Case]:
     most = runner.attn_backend.dsa_index_topk
     sizes = sorted(runner.prefill_cuda_graph_runner.capture_num_tokens)
     # The smallest graph that holds as many tokens as a decode graph has rows, or the largest.
@@ -150,7 +150,7 @@ def _padded(sizes: Sequence[int], most: int) -> Iterator[_Case]:
             yield _Case(mode, size, 0, _lens(below + 1, most))
 
 
-def _prefills(steering: Steering, sizes: Sequence[int], most: int) -> Iterator[_Case]:
+def _prefills(steering: Steering[Any], sizes: Sequence[int], most: int) -> Iterator[_Case]:
     for size in _spaced(sizes):
         own = (*_USUAL, PassMode.EAGER) if size >= _MANY else _USUAL
         yield from _short(steering, own, size, most)
@@ -173,7 +173,7 @@ def _steps(steering: DataParallel, size: int, most: int, few: int) -> Iterator[_
 
 
 def _short(
-    steering: Steering | DataParallel, own: Sequence[PassMode], size: int, most: int
+    steering: Steering[Any], own: Sequence[PassMode], size: int, most: int
 ) -> Iterator[_Case]:
     """Passes of `size` new tokens in sequences of at most `most` keys: prompts, and turns."""
     for mode in (*own, *steering.dense):
@@ -263,7 +263,7 @@ def _slots_to_read(runner: Any, kv_len: int, sequences: int) -> Iterator[None]:
 
 
 def _timed_us(
-    runner: Any, steering: Steering | DataParallel, mode: PassMode, batch: Any
+    runner: Any, steering: Steering[Any], mode: PassMode, batch: Any
 ) -> tuple[float, float]:
     """Median microseconds of a pass, and until the host had launched it, from its first call."""
     import torch

@@ -29,6 +29,7 @@ from nsa_tune.backend.engines.sglang.pass_mode.ranks.ranks import Ranks
 from nsa_tune.backend.engines.sglang.pass_mode.rows.graphs import RowGraphs
 from nsa_tune.backend.engines.sglang.pass_mode.steering.data_parallel import DataParallel
 from nsa_tune.backend.engines.sglang.pass_mode.steering.steering import DENSE, EAGER, Steering
+from nsa_tune.backend.engines.sglang.pass_mode.steering.tensor_parallel import TensorParallel
 from nsa_tune.backend.engines.sglang.pass_mode.steering.watch import Watch
 from nsa_tune.backend.engines.sglang.pass_mode.times import remembered
 from nsa_tune.backend.engines.sglang.pass_mode.times.pass_times import PassTimes
@@ -62,11 +63,11 @@ def around_forward(
     original: Callable[..., Any], runner: Any, forward_batch: Any, *rest: Any, **named: Any
 ) -> Any:
     """The hook around `ModelRunner._forward_raw`, which runs a pass."""
-    steering: Steering | DataParallel | None = runner.__dict__.get(_STEERING)
+    steering: Steering[Any] | None = runner.__dict__.get(_STEERING)
     if steering is None or named:
         return original(runner, forward_batch, *rest, **named)
     # Data-parallel ranks have said before the pass whether they are paused.
-    if type(steering) is Steering and paused():
+    if not isinstance(steering, DataParallel) and paused():
         return original(runner, forward_batch, *rest, **named)
     return steering.forward(original, runner, forward_batch, rest)
 
@@ -75,7 +76,7 @@ def around_sync(original: Callable[..., Any], adapter: Any, local_batch: Any) ->
     """The hook around `SchedulerDPAttnAdapter.prepare_mlp_sync_batch`: ranks tell of a pass."""
     steering = adapter.model_runner.__dict__.get(_STEERING)
     said = None
-    if type(steering) is DataParallel:
+    if isinstance(steering, DataParallel):
         said = attempt("looking at a batch", steering.says, local_batch)
     with saying(said):
         return original(adapter, local_batch)
@@ -229,16 +230,16 @@ def _row_graphs(runner: Any) -> RowGraphs | None:
     return None
 
 
-def _steering(runner: Any, ranks: Ranks) -> Steering | DataParallel:
+def _steering(runner: Any, ranks: Ranks) -> Steering[Any]:
     dense = runner.prefill_cuda_graph_runner.__dict__.get(DENSE, {})
     index_topk, decode = runner.attn_backend.dsa_index_topk, _row_graphs(runner)
     if data_parallel(runner):
         return DataParallel(runner, index_topk, dense=dense, decode=decode)
-    return Steering(runner, index_topk, ranks, dense=dense, decode=decode)
+    return TensorParallel(runner, index_topk, ranks, dense=dense, decode=decode)
 
 
 def _times(
-    runner: Any, steering: Steering | DataParallel, ranks: Ranks, key: Mapping[str, object]
+    runner: Any, steering: Steering[Any], ranks: Ranks, key: Mapping[str, object]
 ) -> PassTimes:
     """What passes take here: as remembered from an earlier start, or measured now."""
     import torch

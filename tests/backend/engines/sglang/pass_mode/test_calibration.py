@@ -17,7 +17,7 @@ from nsa_tune.backend.engines.sglang.pass_mode.mode import PassMode
 from nsa_tune.backend.engines.sglang.pass_mode.ranks.ranks import Ranks
 from nsa_tune.backend.engines.sglang.pass_mode.rows.graphs import RowGraphs
 from nsa_tune.backend.engines.sglang.pass_mode.steering.data_parallel import DataParallel
-from nsa_tune.backend.engines.sglang.pass_mode.steering.steering import Steering
+from nsa_tune.backend.engines.sglang.pass_mode.steering.tensor_parallel import TensorParallel
 from nsa_tune.backend.engines.sglang.pass_mode.times.pass_times import PassTimes
 from nsa_tune.backend.engines.sglang.passes import sums_of
 from tests.backend.engines.sglang.pass_mode.fakes import (
@@ -54,9 +54,9 @@ def _runner(sizes: tuple[int, ...] = SIZES, **changes: Any) -> Any:
     return made
 
 
-def _steering(made: Any, modes: tuple[PassMode, ...] = (DENSE, DENSE_MLA)) -> Steering:
+def _steering(made: Any, modes: tuple[PassMode, ...] = (DENSE, DENSE_MLA)) -> TensorParallel:
     dense = {mode: Dense(SIZES) for mode in modes}
-    return Steering(
+    return TensorParallel(
         made, TOPK, cast("Ranks", Alone()), dense=cast("Any", dense), decode=RowGraphs.of(made)
     )
 

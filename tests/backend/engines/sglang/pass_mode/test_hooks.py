@@ -206,7 +206,7 @@ def test_times_are_valid_for_engines_in_which_passes_take_the_same(
 def test_while_passes_are_measured_none_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
 
-    def measure(runner: Runner, steering: Steering) -> list[PassTime]:
+    def measure(runner: Runner, steering: Steering[Any]) -> list[PassTime]:
         seen.extend(_modes(runner))
         steering.forced = PassMode.DECODE_GRAPH
         seen.extend(_modes(runner))

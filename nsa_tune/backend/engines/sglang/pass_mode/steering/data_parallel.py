@@ -27,15 +27,8 @@ from nsa_tune.backend.engines.sglang.pass_mode.ranks.gathered import (
 )
 from nsa_tune.backend.engines.sglang.pass_mode.rows.decode import as_decode
 from nsa_tune.backend.engines.sglang.pass_mode.rows.graphs import RowGraphs
-from nsa_tune.backend.engines.sglang.pass_mode.steering.steering import (
-    DENSE,
-    MARGIN,
-    bucket,
-    is_loading,
-    told,
-)
-from nsa_tune.backend.engines.sglang.pass_mode.steering.watch import Watch
-from nsa_tune.backend.engines.sglang.pass_mode.times.pass_times import PassTimes
+from nsa_tune.backend.engines.sglang.pass_mode.steering.choice import MARGIN, bucket
+from nsa_tune.backend.engines.sglang.pass_mode.steering.steering import Steering
 from nsa_tune.backend.engines.sglang.passes import sums_of
 from nsa_tune.backend.engines.sglang.switch import paused
 
@@ -47,7 +40,7 @@ PREFILL_FLAGS = ("can_run_dp_breakable_cuda_graph", "can_run_dp_prefill_cuda_gra
 """The same for a prefill graph."""
 
 
-class DataParallel:
+class DataParallel(Steering[Gathered]):
     """Chooses how the passes of one rank's model runner run, as every other rank does."""
 
     def __init__(
@@ -59,24 +52,8 @@ class DataParallel:
         decode: RowGraphs | None,
     ) -> None:
         """`decode` has the decode graphs that may run a prefill; None where none may."""
-        self.dense = dense
+        super().__init__(runner, dense=dense, decode=decode)
         self._index_topk = index_topk
-        self._pool = runner.token_to_kv_pool
-        self._graphs = runner.prefill_cuda_graph_runner
-        self._sizes: Sequence[int] = sorted(self._graphs.capture_num_tokens)
-        self._rows: Sequence[int] = [] if decode is None else decode.sizes
-        self.times: PassTimes | None = None
-        """None until they are measured: until then this rank says nothing."""
-        self.watch: Watch | None = None
-        self.last = PassMode.ENGINE
-        """How the last pass ran."""
-        self.forced: PassMode | None = None
-        """While passes are measured: how the next one runs."""
-
-    @property
-    def rows(self) -> Sequence[int]:
-        """The sizes of the decode graphs that may run a prefill, ascending."""
-        return self._rows
 
     def says(self, batch: Any) -> Said | None:
         """What the other ranks must know of this one's batch; None: all leave it to SGLang.
@@ -84,7 +61,7 @@ class DataParallel:
         Args:
             batch: SGLang's ScheduleBatch, or None where the rank has nothing to do.
         """
-        if self.times is None or paused() or is_loading(self._pool):
+        if self.times is None or paused() or self._is_loading():
             return None
         lost = self._lost()
         if batch is None or batch.forward_mode.is_idle():
@@ -131,30 +108,9 @@ class DataParallel:
             )
         return self.watch.found
 
-    def forward(
-        self,
-        original: Callable[..., Any],
-        runner: Any,
-        forward_batch: Any,
-        rest: Sequence[Any],
-    ) -> Any:
-        """A pass: run by `original`, SGLang's own method, in the way that all ranks have chosen.
-
-        Nothing is caught here: what decides is arithmetic over numbers that all ranks share.
-        """
-        if self.forced is not None:
-            return self._run(original, runner, self.forced, forward_batch, rest)
-        self.last = PassMode.ENGINE
+    def _sums(self, forward_batch: Any) -> Gathered | None:
         gathered = forward_batch.original_global_num_tokens_cpu
-        if not isinstance(gathered, Gathered) or not gathered.prefill:
-            return original(runner, forward_batch, *rest)
-        mode = self.last = self.fastest(gathered)
-        start = self.watch.begin() if self.watch is not None else None
-        output = self._run(original, runner, mode, forward_batch, rest)
-        engine_us = self._engine_us(gathered)
-        if start is not None and self.watch is not None and engine_us is not None:
-            self.watch.end(start, mode, engine_us)
-        return output
+        return gathered if isinstance(gathered, Gathered) and gathered.prefill else None
 
     def fastest(self, gathered: Gathered) -> PassMode:
         """The fastest way for a step: the same on all ranks."""
@@ -171,7 +127,7 @@ class DataParallel:
     def _possible(self, gathered: Gathered) -> Iterator[tuple[PassMode, int]]:
         """Ways that all ranks can take besides SGLang's own, and the size of the graph."""
         lost = frozenset[PassMode]().union(*(one.lost for one in gathered.said))
-        rows = bucket(self._rows, max(gathered))
+        rows = bucket(self.rows, max(gathered))
         if rows is not None and PassMode.DECODE_GRAPH not in lost:
             yield PassMode.DECODE_GRAPH, rows
         size = bucket(self._sizes, max(gathered))
@@ -226,8 +182,7 @@ class DataParallel:
         if mode is PassMode.EAGER:  # only while passes are measured
             forward_batch = copy.copy(forward_batch)
             set_flag(forward_batch, PREFILL_FLAGS, False)
-        with told(self._graphs.backend, DENSE, self.dense.get(mode)):
-            return original(runner, forward_batch, *rest)
+        return super()._run(original, runner, mode, forward_batch, rest)
 
 
 def set_flag(batch: Any, names: Sequence[str], value: bool) -> None:

@@ -61,6 +61,17 @@ def test_rows_beyond_the_largest_decode_graph_take_several() -> None:
     assert found[PassMode.DECODE_GRAPH] == pytest.approx(3 * 100.0)
 
 
+@pytest.mark.parametrize(
+    ("rows", "took"), [(3, 10.0), (64, 20.0), (256, 50.0), (300, 70.0), (520, 110.0)]
+)
+def test_rows_of_several_passes_cost_their_sum(rows: int, took: float) -> None:
+    known = times(decode_graph={(8, 9000): 10.0, (64, 9000): 20.0, (256, 9000): 50.0})
+    batch = Batch.extend([4000], [rows])
+
+    assert CHOICE.estimates_us(known, batch, rows)[PassMode.DECODE_GRAPH] == pytest.approx(took)
+    assert PassMode.DECODE_GRAPH not in CHOICE.estimates_us(known, batch)
+
+
 def test_dense_graphs_take_as_many_sequences_as_they_have_room_for() -> None:
     known = times(engine={(512, 5000): 1e6}, dense_graph={(512, 5000): 1e3})
     most = room(512)

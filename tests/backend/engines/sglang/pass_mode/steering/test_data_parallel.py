@@ -311,6 +311,34 @@ def test_without_an_agreement_a_pass_is_sglangs_own(gathered: Any) -> None:
     assert steering.last is ENGINE
 
 
+class _Watch:
+    """Every second pass is timed."""
+
+    def __init__(self) -> None:
+        self.begun = 0
+        self.ended: list[tuple[PassMode, float]] = []
+
+    def begin(self) -> object:
+        self.begun += 1
+        return self if self.begun % 2 else None
+
+    def end(self, start: object, mode: PassMode, engine_us: float) -> None:
+        self.ended.append((mode, engine_us))
+
+
+def test_steps_with_a_prefill_are_timed_against_sglangs_own() -> None:
+    watch = _Watch()
+    steering = _steering(watch=watch)
+    for gathered in (_gathered([50, 3]), _gathered([50, 3]), _gathered([2, 3], prefill=False)):
+        given_batch = batch([500, 0], [20, 30])
+        given_batch.original_global_num_tokens_cpu = gathered
+        steering.forward(original([]), runner(), given_batch, (None,))
+
+    assert watch.begun == 2
+    assert [mode for mode, _ in watch.ended] == [DECODE]
+    assert [took for _, took in watch.ended] == pytest.approx([170_000.0])
+
+
 def test_a_pause_between_saying_and_running_changes_nothing() -> None:
     switch.pause()
     try:

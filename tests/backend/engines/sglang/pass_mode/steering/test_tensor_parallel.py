@@ -15,8 +15,12 @@ from nsa_tune.backend.engines.sglang.pass_mode.dense.graphs import DenseGraphs, 
 from nsa_tune.backend.engines.sglang.pass_mode.mode import PassMode
 from nsa_tune.backend.engines.sglang.pass_mode.ranks.ranks import Ranks
 from nsa_tune.backend.engines.sglang.pass_mode.rows.graphs import RowGraphs
-from nsa_tune.backend.engines.sglang.pass_mode.steering import steering as module
-from nsa_tune.backend.engines.sglang.pass_mode.steering.steering import MARGIN, Steering
+from nsa_tune.backend.engines.sglang.pass_mode.steering import tensor_parallel as module
+from nsa_tune.backend.engines.sglang.pass_mode.steering.choice import MARGIN
+from nsa_tune.backend.engines.sglang.pass_mode.steering.tensor_parallel import (
+    PrefillSums,
+    TensorParallel,
+)
 from nsa_tune.backend.engines.sglang.pass_mode.times.pass_time import PassTime
 from nsa_tune.backend.engines.sglang.pass_mode.times.pass_times import PassTimes
 from nsa_tune.backend.engines.sglang.passes import sums_of
@@ -60,8 +64,8 @@ def _steering(
     decode: RowGraphs | None = ROW_GRAPHS,
     ranks: Any = None,
     **changes: Any,
-) -> Steering:
-    made = Steering(
+) -> TensorParallel:
+    made = TensorParallel(
         runner(SIZES, ROWS, **changes),
         TOPK,
         cast("Ranks", ranks or Alone()),
@@ -72,13 +76,13 @@ def _steering(
     return made
 
 
-def _fastest(steered: Steering, prefix_lens: list[int], extend_lens: list[int]) -> PassMode:
+def _fastest(steered: TensorParallel, prefix_lens: list[int], extend_lens: list[int]) -> PassMode:
     sums = sums_of(prefix_lens, extend_lens)
     assert sums is not None
-    return steered.fastest(sums, sums.q_tokens if steered.rows else None)
+    return steered.fastest(PrefillSums(sums, sums.q_tokens if steered.rows else None))
 
 
-def _run(steered: Steering, extend: Any) -> tuple[torch.Tensor, list[Any]]:
+def _run(steered: TensorParallel, extend: Any) -> tuple[torch.Tensor, list[Any]]:
     """Logits, and the passes that ran."""
     seen: list[Any] = []
     output = steered.forward(original(seen), SimpleNamespace(), extend, ("pp",))
@@ -182,7 +186,9 @@ def test_dense_graphs_run_what_has_no_prefix_and_fits() -> None:
 
 def test_dense_graphs_run_nothing_longer_than_the_indexer_selects() -> None:
     dense = _dense(Dense((4096,)))
-    made = Steering(runner((4096,), ROWS), TOPK, cast("Ranks", Alone()), dense=dense, decode=None)
+    made = TensorParallel(
+        runner((4096,), ROWS), TOPK, cast("Ranks", Alone()), dense=dense, decode=None
+    )
     own = {(4096, 4096): 9e4}
     made.times = times(engine=own, table_kernel=own, dense_graph={(4096, 4096): 1e4})
 
@@ -237,7 +243,7 @@ def test_an_eager_pass_must_be_much_faster_than_every_other_way(
     assert _fastest(steered, [0], [2048]) is expected
 
 
-def _flags(steered: Steering) -> set[str]:
+def _flags(steered: TensorParallel) -> set[str]:
     """What the hooks further down are told of the pass that runs."""
     owners = (steered._backend, steered._graphs, steered._graphs.backend)
     return {name for one in owners for name in vars(one) if name.startswith("_nsa_tune")}
@@ -356,17 +362,6 @@ def test_each_way_returns_the_logits_that_sglang_would(lens: list[tuple[int, int
             assert len(passes) == 1
 
 
-def test_rows_of_several_passes_cost_their_sum() -> None:
-    measured = times(decode_graph={(8, 9000): 10.0, (64, 9000): 20.0, (256, 9000): 50.0})
-    steered = _steering(measured)
-
-    for q_tokens, expected in ((3, 10.0), (64, 20.0), (256, 50.0), (300, 70.0), (520, 110.0)):
-        sums = sums_of([4000], [q_tokens])
-        assert sums is not None
-        assert steered.estimates_us(sums, q_tokens)[DECODE] == pytest.approx(expected)
-        assert DECODE not in steered.estimates_us(sums)
-
-
 @pytest.mark.parametrize(
     ("extend_lens", "mode"), [([64], DECODE), ([1] * 16, DECODE), ([1] * 17, ENGINE)]
 )
@@ -414,7 +409,7 @@ class _Watch:
         return {}
 
 
-def _watched(steered: Steering) -> _Watch:
+def _watched(steered: TensorParallel) -> _Watch:
     watch = _Watch()
     steered.watch = watch  # type: ignore[assignment]
     return watch
