@@ -1,7 +1,7 @@
 """How a prefill pass runs: in SGLang's own graph, or in one that leaves the host less to do.
 
-When an engine starts, `hooks` asks `eligible` what may be changed in it, captures the graphs of
-`dense`, and has `calibration` measure `times` of whole passes. For each prefill `steering` then
-chooses a way and runs it: in SGLang's own graph, in a dense one, or as `rows` of decode graphs.
-`ranks` keeps all ranks to one way.
+SGLang calls `hooks`. When an engine starts, `eligible` says what may be changed in it, the graphs
+of `dense` are captured, and `start` has `calibration` measure the `times` of whole passes, or
+reads those of an earlier start. For each prefill `steering` then chooses a `mode`: SGLang's own
+graph, a dense one, or the `rows` of decode graphs. `ranks` keeps all ranks to the same.
 """

@@ -29,7 +29,8 @@ from torch._C._distributed_c10d import TCPStore
 
 from nsa_tune.backend.engines.sglang import switch
 from nsa_tune.backend.engines.sglang.edge import EngineMustStop
-from nsa_tune.backend.engines.sglang.pass_mode import hooks
+from nsa_tune.backend.engines.sglang.pass_mode import hooks, start
+from nsa_tune.backend.engines.sglang.pass_mode.dense import capture
 from nsa_tune.backend.engines.sglang.pass_mode.mode import PassMode
 from nsa_tune.backend.engines.sglang.pass_mode.ranks.gathered import around_gather
 from nsa_tune.backend.engines.sglang.pass_mode.steering.steering import DENSE, EAGER
@@ -145,14 +146,14 @@ class _Engine:
 
     @property
     def steering(self) -> Any:
-        return self.__dict__.get(hooks._STEERING)
+        return self.__dict__.get(start.STEERING)
 
     def init_cuda_graphs(self) -> None:
         """SGLang's own, which captures graphs."""
         dense: dict[PassMode, Any] = {PassMode.DENSE_GRAPH: Dense(_SIZES)}
         self.prefill_cuda_graph_runner = SimpleNamespace(
             capture_num_tokens=list(_SIZES), backend=SimpleNamespace(),
-            **{DENSE: dense},
+            **{capture._CAPTURED: dense},
         )  # fmt: skip
         self.decode_cuda_graph_runner = SimpleNamespace(capture_bs=list(_ROWS))
 
@@ -428,7 +429,7 @@ def _rank(rank: int, port: int, scenario: Scenario, folder: Path) -> None:
 
 def _patch(key: dict[str, str], scenario: Scenario) -> None:
     """Whatever would look at a GPU or at SGLang itself."""
-    parts: Any = hooks
+    parts: Any = start
     parts.why_not = parts.why_no_decode_graphs = lambda runner: None
     parts.data_parallel = lambda runner: scenario.version is not None
     parts._key = lambda runner, graphs: key
