@@ -125,6 +125,22 @@ def test_rooms_import_in_no_circle() -> None:
     list(TopologicalSorter(ROOMS).static_order())  # Raises CycleError for a circle.
 
 
+def test_parts_of_steering_import_only_what_stands_below_them() -> None:
+    """In the table of docs/structure.md."""
+    text = (ROOT.parent / "docs" / "structure.md").read_text(encoding="utf-8")
+    section = text.partition("## How a prefill pass is steered in SGLang")[2].partition("\n## ")[0]
+    parts = re.findall(r"^\| `(\w+)(?:\.py)?` \|", section, re.MULTILINE)
+    package = "nsa_tune.backend.engines.sglang.pass_mode"
+    folder = ROOT.parent / package.replace(".", "/")
+
+    assert set(parts) == {path.stem for path in folder.iterdir()} - {"__init__", "__pycache__"}
+    for path in folder.rglob("*.py"):
+        own = path.relative_to(folder).parts[0].removesuffix(".py")
+        names = _within(package, set(_imports(_parsed(path), path))) - {package}
+        imported = {name.removeprefix(f"{package}.").partition(".")[0] for name in names}
+        assert imported <= set(parts[parts.index(own) :] if own in parts else parts), path.name
+
+
 @_each(_RUNTIME)
 def test_the_runtime_path_loads_the_standard_library_only(path: Path) -> None:
     imported = set(_imported_when_loaded(_parsed(path), path))
