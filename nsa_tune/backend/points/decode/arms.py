@@ -7,6 +7,7 @@ from nsa_tune.backend.libraries.flashinfer import limits as flashinfer
 from nsa_tune.backend.libraries.sglang import limits as sglang
 from nsa_tune.backend.libraries.sglang_kernel import limits as sglang_kernel
 from nsa_tune.backend.points import limits
+from nsa_tune.backend.points.decode import features
 from nsa_tune.backend.points.prefill import mla
 from nsa_tune.backend.types.layouts import KVLayout
 from nsa_tune.backend.types.point import ANY_GPU, Arm
@@ -23,37 +24,43 @@ ARMS = (
     Arm(
         "flashmla_kv", mla.build_flashmla_kv, _PACKED, "flash_mla", flash_mla.ARCHS,
         (limits.SOME_ROWS, *flash_mla.DECODE_KERNEL), surcharge=flash_mla.schedule_surcharge,
-        first=mla.first_flashmla_kv,
+        features=features.OF_PAIRS, first=mla.first_flashmla_kv,
     ),
     Arm(
         "flashmla_kv_grouped", mla.build_flashmla_kv_grouped, _PACKED, "flash_mla",
         flash_mla.ARCHS, (limits.SOME_ROWS, limits.SEVERAL_QUERIES, *flash_mla.DECODE_KERNEL),
-        first=mla.first_flashmla_kv_grouped,
+        features=features.OF_PAIRS, first=mla.first_flashmla_kv_grouped,
     ),
     Arm(
         "fa3", mla.build_fa3, _BF16, "sglang_kernel", _HOPPER,
-        (limits.SOME_ROWS, *sglang_kernel.FA3_SPARSE),
+        (limits.SOME_ROWS, *sglang_kernel.FA3_SPARSE), features=features.OF_FA3,
     ),
     Arm(
         "tilelang", mla.build_tilelang, _BF16, "sglang_tilelang", _HOPPER,
-        (limits.SOME_ROWS, *sglang.TILELANG),
+        (limits.SOME_ROWS, *sglang.TILELANG), features=features.OF_PAIRS,
     ),
     Arm(
         "trtllm", mla.build_trtllm, _BF16, "flashinfer", _BLACKWELL,
-        (limits.SOME_ROWS, flashinfer.TRTLLM_SPARSE_SHAPE),
+        (limits.SOME_ROWS, flashinfer.TRTLLM_SPARSE_SHAPE), features=features.OF_PAIRS,
     ),
     Arm(
         "flashmla_sparse", mla.build_flashmla_selected, _BOTH, "flash_mla", flash_mla.ARCHS,
         (limits.SOME_ROWS, *flash_mla.SPARSE_FWD, limits.SELECTION_BYTES),
+        features=features.OF_PAIRS,
     ),
     Arm(
         "triton", mla.build_triton, _BOTH, archs=ANY_GPU,
         guards=(limits.SOME_ROWS, limits.TRITON_SHAPE, limits.TRITON_BYTES),
+        features=features.OF_TRITON,
     ),
     Arm(
         "triton_split", mla.build_triton_split, _BF16, archs=_HOPPER,
         guards=(limits.SOME_ROWS, limits.TRITON_SHAPE, limits.FEW_ROWS),
+        features=features.OF_TRITON_SPLIT,
     ),
-    Arm("torch_kv", mla.build_torch_kv, _PACKED, reference=True),
-    Arm("torch_sparse", mla.build_torch_selected, _BOTH, reference=True),
+    Arm("torch_kv", mla.build_torch_kv, _PACKED, reference=True, features=features.OF_PAIRS),
+    Arm(
+        "torch_sparse", mla.build_torch_selected, _BOTH, reference=True,
+        features=features.OF_PAIRS,
+    ),
 )  # fmt: skip

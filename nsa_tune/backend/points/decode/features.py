@@ -1,4 +1,5 @@
-"""Features of a decode or verify batch: rows, and the pairs that sparse attention computes."""
+"""Features of a decode or verify batch: rows, the pairs that sparse attention computes, and how
+kernels that split selections divide them."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ from collections.abc import Callable
 from math import log2
 from typing import Any
 
+from nsa_tune.backend.points import splits
 from nsa_tune.backend.points.prefill.features import (
     attended_by_length,
     attended_pairs,
@@ -13,9 +15,18 @@ from nsa_tune.backend.points.prefill.features import (
     wave_of,
 )
 from nsa_tune.backend.types.formula import Formulas
+from nsa_tune.backend.types.layouts import KVLayout
 from nsa_tune.backend.types.point import Setting
 
-__all__ = ["formulas"]
+__all__ = ["OF_FA3", "OF_PAIRS", "OF_TRITON", "OF_TRITON_SPLIT", "formulas"]
+
+OF_PAIRS = ("rows", "attended_pairs", "attended_pairs_in_waves_to_the_longest", "waves")
+# Pairs are not offered where the busiest SM's work is. Swept rows are powers of two, between which
+# both grow alike: part of the steps would be charged to pairs.
+OF_FA3 = ("rows", *splits.OF_FA3)
+OF_TRITON = (*OF_PAIRS, *splits.OF_TRITON)
+OF_TRITON_SPLIT = splits.OF_TRITON_SPLIT
+_OF_BF16 = tuple(dict.fromkeys((*OF_PAIRS, *OF_FA3, *OF_TRITON, *OF_TRITON_SPLIT)))
 
 
 def formulas(setting: Setting) -> Formulas:
@@ -25,7 +36,12 @@ def formulas(setting: Setting) -> Formulas:
         **attended_pairs(topk),
         **pairs_in_waves("attended_pairs", f"({topk}.0 if max_kv > {topk} else max_kv)", wave),
     }
-    features = ("rows", "attended_pairs", "attended_pairs_in_waves_to_the_longest", "waves")
+    features: tuple[str, ...] = OF_PAIRS
+    # Steps are for kernels over bf16 pools. Over packed ones FlashMLA's are so much faster than
+    # Triton's that its steps decide nothing, and each feature costs time in a plan.
+    if setting.layout is KVLayout.BF16:
+        values |= splits.fa3(setting) | splits.triton(setting) | splits.triton_split(setting)
+        features = _OF_BF16
     coordinates = {
         "rows": "log2(q_tokens)",
         "attended_per_row": "log2(attended_pairs / rows)",

@@ -66,7 +66,7 @@ MLA = (
     ),
     Arm(
         "mla/fa3", mla.build_fa3, _BF16, "sglang_kernel", _HOPPER,
-        (limits.SOME_ROWS, *sglang_kernel.FA3_SPARSE), features=features.OF_MLA,
+        (limits.SOME_ROWS, *sglang_kernel.FA3_SPARSE), features=features.OF_SPARSE_FA3,
     ),
     Arm(
         "mla/tilelang", mla.build_tilelang, _BF16, "sglang_tilelang", _HOPPER,

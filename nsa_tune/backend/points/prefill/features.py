@@ -14,8 +14,10 @@ from operator import sub
 from typing import Any
 
 from nsa_tune.backend.libraries.flash_mla.limits import padded_heads
+from nsa_tune.backend.points import splits
 from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.formula import Formulas, Value, larger
+from nsa_tune.backend.types.layouts import KVLayout
 from nsa_tune.backend.types.point import Setting
 
 __all__ = [
@@ -24,6 +26,7 @@ __all__ = [
     "OF_FLASHMLA_KV",
     "OF_MLA",
     "OF_SDPA",
+    "OF_SPARSE_FA3",
     "attended_by_length",
     "attended_pairs",
     "formulas",
@@ -77,6 +80,7 @@ OF_FLASHMLA_KV = (
     "attended_pairs_in_whole_waves",
 )
 OF_MLA = (*OF_FLASHMLA_KV, "q_tokens_in_a_tile")
+OF_SPARSE_FA3 = ("rows", "q_tokens_in_a_tile", *splits.OF_FA3)
 
 
 def formulas(setting: Setting) -> Formulas:
@@ -88,9 +92,7 @@ def formulas(setting: Setting) -> Formulas:
     whole = f"(query_tiles, pairs_in_whole_tiles) if narrow == {_TILE} else "
     values = {
         **attended_pairs(topk),
-        "attended_pairs_in_whole_waves": Value(
-            f"attended_pairs / rows * {wave}.0 * ((q_tokens + {wave - 1}) // {wave})"
-        ),
+        **_whole_waves(setting, wave),
         "tokens_read_back": Value("keys if prefix_tokens else 0.0"),
         "kv_tokens_in_a_tile": Value(larger("keys", f"{_TILE}.0")),
         "q_tokens_in_a_tile": Value(larger("rows", f"{_TILE}.0")),
@@ -115,6 +117,10 @@ def formulas(setting: Setting) -> Formulas:
             f"narrow_share if splits else {larger('narrow_share', 'max_kv * narrow')}"
         ),
     }
+    features: tuple[str, ...] = _FEATURES
+    if setting.layout is KVLayout.BF16:
+        values |= splits.fa3(setting)
+        features = (*_FEATURES, *splits.OF_FA3)
     coordinates = {
         "q_tokens": "log2(q_tokens)",
         "kv_tokens": "log2(kv_tokens) / 2",
@@ -126,9 +132,24 @@ def formulas(setting: Setting) -> Formulas:
         "log2": log2,
         "tiles_by_length": _tiles_by_length,
     }
-    return Formulas(
-        values, _FEATURES, coordinates, "1 if prefix_tokens else 0", functions, _REGIMES
-    )
+    return Formulas(values, features, coordinates, "1 if prefix_tokens else 0", functions, _REGIMES)
+
+
+def _whole_waves(setting: Setting, wave: int) -> dict[str, Value]:
+    """`attended_pairs_in_whole_waves`: pairs, were all SMs as busy as the busiest one.
+
+    Over packed pools as if all queries were equal. Few long ones among short ones then seem to take
+    less than they do, but so they do to FlashMLA's other kernel, and the two would not err alike.
+    """
+    name = "attended_pairs_in_whole_waves"
+    if setting.layout is not KVLayout.BF16:
+        equal = f"attended_pairs / rows * {wave}.0 * ((q_tokens + {wave - 1}) // {wave})"
+        return {name: Value(equal)}
+    return {
+        **splits.long_rows(setting.profile.index_topk),
+        **splits.waves("query_waves", "long_rows", float(wave)),
+        name: Value(f"query_waves * longest * {wave}.0"),
+    }
 
 
 def wave_of(setting: Setting) -> int:

@@ -1,0 +1,133 @@
+"""How sparse kernels divide selections among the SMs, as formulas over a batch.
+
+A kernel that splits a row's selection does so to fill the device, in steps: one row more may be one
+wave of blocks more. The formulas follow the kernels' own arithmetic (docs/policy.md).
+"""
+
+from __future__ import annotations
+
+from nsa_tune.backend.types.formula import Value, larger, smaller
+from nsa_tune.backend.types.point import Setting
+
+__all__ = [
+    "OF_FA3",
+    "OF_TRITON",
+    "OF_TRITON_SPLIT",
+    "fa3",
+    "long_rows",
+    "triton",
+    "triton_split",
+    "waves",
+]
+
+_TILE_HEADS, _BLOCK_KEYS = 64, 64
+"""FlashAttention-3's tile for values of 512 channels (hopper/tile_size.h)."""
+_MOST_SPLIT_ROWS = 992
+"""Rows above which it splits none (hopper/flash_prepare_scheduler.cu)."""
+_PROGRAMS_AN_SM = 2
+"""The Triton kernels split selections up to so many programs on each SM."""
+_ROOMY = 160 * 1024
+"""Bytes of shared memory from which `sparse_mla` takes more heads into a program."""
+
+OF_FA3 = ("blocks_of_the_busiest", "parts_merged", "merges", "distinct_keys")
+OF_TRITON = ("keys_of_the_busiest", "programs_merged", "distinct_keys")
+OF_TRITON_SPLIT = ("split_keys_of_the_busiest", "split_programs_merged", "distinct_keys")
+
+_DISTINCT = Value(smaller("keys", "attended_pairs"))
+"""Keys that are read from memory: rows that select the same ones find them in the L2."""
+
+
+def long_rows(topk: int) -> dict[str, Value]:
+    """`longest`: keys of the longest row; `long_rows`: so many rows like it would be as much work;
+    `evenness`: these as a part of all rows. `attended_pairs` must be a value before them."""
+    return {
+        "longest": Value(smaller("max_kv", str(topk))),
+        "long_rows": Value("attended_pairs / longest"),
+        "evenness": Value("long_rows / rows"),
+    }
+
+
+def waves(name: str, count: str, at_once: float) -> dict[str, Value]:
+    """`name`: how often a slot is taken in turn by `count` pieces of work, of which `at_once` run
+    at a time. Equal pieces take whole waves; short ones among others fill the last wave's gaps.
+
+    The lengths of all rows would tell more, but a plan would take longer than that is worth.
+    """
+    filled = f"{name}_filled"
+    return {
+        filled: Value(f"{count} / {at_once!r}"),
+        f"{name}_or_less": Value(
+            f"{filled} + (-(-{filled} // 1.0) - {filled}) * evenness * evenness"
+        ),
+        name: Value(larger(f"{name}_or_less", "1.0")),
+    }
+
+
+def fa3(setting: Setting) -> dict[str, Value]:
+    """FlashAttention-3: tiles of a row's heads, and blocks of 64 keys that each goes through.
+
+    A device's share of all blocks, and a tenth more, is the most that one tile gets; longer rows
+    are split (`prepare_varlen_num_blocks_kernel`). `attended_pairs` must be a value before these.
+    """
+    sms, tiles = _sms(setting), -(-setting.heads // _TILE_HEADS)
+    share = f"-(-long_rows * key_blocks // {10 * sms / (11 * tiles)!r})"
+    return {
+        "distinct_keys": _DISTINCT,
+        **long_rows(setting.profile.index_topk),
+        "key_blocks": Value(f"(longest + {_BLOCK_KEYS - 1}) // {_BLOCK_KEYS}"),
+        "key_parts": Value(f"1.0 if q_tokens > {_MOST_SPLIT_ROWS} else -(-key_blocks // {share})"),
+        "row_parts": Value("long_rows * key_parts"),
+        **waves("tile_waves", "row_parts", sms / tiles),
+        "blocks_of_the_busiest": Value("tile_waves * -(-key_blocks // key_parts)"),
+        "parts_merged": Value("row_parts if key_parts > 1.0 else 0.0"),
+        "merges": Value("1.0 if key_parts > 1.0 else 0.0"),
+    }
+
+
+def triton(setting: Setting) -> dict[str, Value]:
+    """`kernels/sparse_mla.py`: a program takes 16, 32 or 64 heads of a row, and a power of two of
+    programs share its selection. Empty places cost as much time as keys, but read nothing."""
+    heads, roomy = setting.heads, setting.device.shared_memory_optin >= _ROOMY
+    block = 64 if heads > 32 and roomy else 32 if heads > 16 and roomy else 16
+    most = max(setting.profile.index_topk // 128, 1)
+    return _programs("", setting, block, [(most, setting.device.sms * _PROGRAMS_AN_SM)])
+
+
+def triton_split(setting: Setting) -> dict[str, Value]:
+    """`kernels/split_sparse_mla.py`: likewise, with 16 heads a program and more parts."""
+    most = -(-setting.profile.index_topk // 32)
+    slots = setting.device.sms * _PROGRAMS_AN_SM
+    return _programs("split_", setting, 16, [(min(most, 64), 2), (min(most, 32), slots)])
+
+
+def _programs(
+    kernel: str, setting: Setting, block: int, limits: list[tuple[int, int]]
+) -> dict[str, Value]:
+    """`block` heads a program; each of `limits`: the most parts of a row, and up to how many
+    programs before splitting."""
+    sms, blocks = _sms(setting), -(-setting.heads // block)
+    parts, programs = f"{kernel}parts", f"{kernel}programs"
+    return {
+        "distinct_keys": _DISTINCT,
+        parts: Value(_power_of_two(_PROGRAMS_AN_SM * sms, blocks, limits)),
+        programs: Value(f"q_tokens * {parts} * {blocks}"),
+        f"{kernel}keys_of_the_busiest": Value(
+            f"({programs} + {sms - 1}) // {sms} * {setting.profile.index_topk}.0 / {parts}"
+        ),
+        f"{kernel}programs_merged": Value(f"{programs} if {parts} > 1 else 0.0"),
+    }
+
+
+def _power_of_two(slots: int, blocks: int, limits: list[tuple[int, int]]) -> str:
+    """The formula of a row's parts: the most, a power of two, that leave each program a slot."""
+    tests: dict[int, int] = {}
+    for most, unsplit in limits:
+        for power in range(most.bit_length() - 1, 0, -1):
+            rows = min(slots >> power, unsplit) // blocks
+            if rows > max(tests.values(), default=0):
+                tests[1 << power] = rows
+    return "".join(f"{n} if q_tokens <= {rows} else " for n, rows in tests.items()) + "1"
+
+
+def _sms(setting: Setting) -> int:
+    return max(setting.device.sms, 1)

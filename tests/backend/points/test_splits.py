@@ -1,0 +1,160 @@
+"""How kernels split selections: the formulas do what the kernels' own code does."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nsa_tune import Batch, Dispatcher
+from nsa_tune.backend.costmodel.features import Features
+from nsa_tune.backend.hardware.detect import KNOWN
+from nsa_tune.backend.kernels import sparse_mla, split_sparse_mla
+from nsa_tune.backend.points import POINTS
+from nsa_tune.backend.types.formula import evaluated
+from nsa_tune.backend.types.layouts import KVLayout
+from nsa_tune.backend.types.point import Setting
+from nsa_tune.backend.types.profiles import profile_of
+
+DECODE = POINTS["decode"]
+TOPK, SMS = 2048, 132
+HEADS = (8, 16, 32, 64, 128)
+
+
+def setting_of(heads: int, layout: KVLayout = KVLayout.BF16) -> Setting:
+    return Setting(profile_of("deepseek-v3.2"), heads, layout, KNOWN["NVIDIA H200"])
+
+
+def value_of(name: str, batch: Batch, heads: int) -> Any:
+    return evaluated(DECODE.formulas(setting_of(heads)), name)(batch)
+
+
+def features_of(batch: Batch, heads: int = 16, point: str = "decode") -> dict[str, float]:
+    return Features(POINTS[point], setting_of(heads)).by_name(batch)
+
+
+def blocks_of_the_busiest(keys: list[int], tiles: int) -> int:
+    """FlashAttention-3's scheduler: longer rows than a share of 1/120 of all blocks are split, and
+    the SM that is free first takes the longest part that is left."""
+    blocks = [-(-one // 64) for one in keys]
+    share = -(-tiles * sum(blocks) // 120)
+    parts: list[int] = []
+    for one in blocks:
+        each = -(-one // -(-one // share))
+        parts += tiles * [*[each] * (one // each), *([one % each] if one % each else [])]
+    busy = [0] * SMS
+    for part in sorted(parts, reverse=True):
+        first = min(range(SMS), key=busy.__getitem__)
+        busy[first] += part
+    return max(busy)
+
+
+@pytest.mark.parametrize("heads", [16, 128])
+@given(rows=st.integers(1, 300), keys=st.integers(1, 3 * TOPK))
+def test_equal_rows_keep_fa3_busy_as_long_as_its_scheduler_says(
+    heads: int, rows: int, keys: int
+) -> None:
+    features = features_of(Batch.decode([keys] * rows), heads)
+    simulated = blocks_of_the_busiest([min(keys, TOPK)] * rows, -(-heads // 64))
+
+    # A row's last part may be shorter than its others.
+    assert simulated <= features["blocks_of_the_busiest"] * (1 + 1e-9)
+    assert features["blocks_of_the_busiest"] <= 2 * simulated
+
+
+@pytest.mark.parametrize("heads", [16, 128])
+@given(keys=st.lists(st.integers(1, 3 * TOPK), min_size=2, max_size=150))
+def test_of_unequal_rows_fa3_seems_no_less_busy_than_an_even_share(
+    heads: int, keys: list[int]
+) -> None:
+    features = features_of(Batch.decode(keys), heads)
+    even = -(-heads // 64) * sum(min(one, TOPK) / 64 for one in keys) / SMS
+
+    assert features["blocks_of_the_busiest"] >= even * (1 - 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("rows", "blocks"),
+    [(62, 16), (66, 16), (67, 32), (128, 32), (132, 32), (133, 64), (264, 64), (1000, 256)],
+)
+def test_at_16_heads_fa3_steps_behind_66_and_132_rows(rows: int, blocks: int) -> None:
+    """Up to 66 rows two parts each fit on 132 SMs; up to 132 rows one SM takes a row."""
+    assert features_of(Batch.decode([5000] * rows))["blocks_of_the_busiest"] == blocks
+
+
+def test_fa3_merges_parts_only_where_it_splits() -> None:
+    split, whole = (features_of(Batch.decode([5000] * rows)) for rows in (66, 130))
+
+    assert (split["parts_merged"], split["merges"]) == (132, 1)
+    assert (whole["parts_merged"], whole["merges"]) == (0, 0)
+
+
+@pytest.mark.parametrize("heads", HEADS)
+def test_the_triton_kernel_splits_as_the_formula_says(heads: int) -> None:
+    block = 64 if heads > 32 else 32 if heads > 16 else 16
+    for rows in range(1, 400):
+        expected = sparse_mla._splits(rows * -(-heads // block), TOPK, SMS)
+        assert value_of("parts", Batch.decode([5000] * rows), heads) == expected, rows
+
+
+@pytest.mark.parametrize("heads", HEADS)
+def test_the_kernel_for_few_rows_splits_as_the_formula_says(heads: int) -> None:
+    for rows in range(1, 400):
+        expected = split_sparse_mla.shape_of(rows, heads, TOPK, SMS).splits
+        assert value_of("split_parts", Batch.decode([5000] * rows), heads) == expected, rows
+
+
+def test_the_busiest_sm_has_two_programs_of_the_triton_kernel_behind_66_rows() -> None:
+    few, many = (features_of(Batch.decode([5000] * rows), 16) for rows in (66, 67))
+
+    assert few["keys_of_the_busiest"] == 2 * 512
+    assert many["keys_of_the_busiest"] == 2 * 1024
+
+
+@pytest.mark.parametrize("point", ["decode", "prefill"])
+def test_steps_are_no_features_over_packed_pools(point: str) -> None:
+    packed = POINTS[point].formulas(setting_of(16, KVLayout.FP8_PACKED))
+
+    assert "blocks_of_the_busiest" not in packed.features
+    assert "blocks_of_the_busiest" in POINTS[point].formulas(setting_of(16)).features
+
+
+def test_a_few_long_queries_take_a_whole_wave_of_their_own() -> None:
+    """Of a prefill whose other queries are short."""
+    name = "attended_pairs_in_whole_waves"
+    mixed = features_of(Batch.extend([5000, 10], [2, 40]), point="prefill")
+    short = features_of(Batch.extend([10], [40]), point="prefill")
+
+    assert mixed[name] == TOPK * SMS
+    assert short[name] == 50 * SMS
+
+
+def test_equal_queries_take_whole_waves() -> None:
+    features = features_of(Batch.extend([5000] * 2, [100] * 2), point="prefill")
+
+    assert features["attended_pairs_in_whole_waves"] == 2 * TOPK * SMS
+
+
+@pytest.mark.parametrize("device", [0, 1])
+def test_any_number_of_sms_has_features(device: int) -> None:
+    setting = replace(setting_of(128), device=replace(KNOWN["NVIDIA H200"], sms=device))
+
+    assert all(one >= 0 for one in Features(DECODE, setting).by_name(Batch.decode([7])).values())
+
+
+@pytest.mark.parametrize(
+    ("heads", "rows", "best"),
+    [(16, 62, "fa3"), (16, 74, "flashmla_sparse"), (128, 22, "fa3"), (128, 41, "flashmla_sparse")],
+)
+def test_the_shipped_tables_know_the_steps_between_the_rows_that_were_measured(
+    heads: int, rows: int, best: str
+) -> None:
+    """Rows of 64 and 128, or 16, 32 and 64, are in the tables; a pass over these is faster so."""
+    dispatcher = Dispatcher.open(
+        gpu="NVIDIA H200", model="deepseek-v3.2", heads=heads, kv_dtype="bf16"
+    )
+
+    assert dispatcher.plan(Batch.decode([9000] * rows)).decode == best
