@@ -6,14 +6,17 @@ wave of blocks more. The formulas follow the kernels' own arithmetic (docs/polic
 
 from __future__ import annotations
 
+from nsa_tune.backend.libraries.flash_mla.limits import split_parts
 from nsa_tune.backend.types.formula import Value, larger, smaller
 from nsa_tune.backend.types.point import Setting
 
 __all__ = [
     "OF_FA3",
+    "OF_FLASHMLA_KV",
     "OF_TRITON",
     "OF_TRITON_SPLIT",
     "fa3",
+    "flashmla_kv",
     "long_rows",
     "triton",
     "triton_split",
@@ -21,7 +24,9 @@ __all__ = [
 ]
 
 _TILE_HEADS, _BLOCK_KEYS = 64, 64
-"""FlashAttention-3's tile for values of 512 channels (hopper/tile_size.h)."""
+"""FlashAttention-3's tile for values of 512 channels (hopper/tile_size.h). FlashMLA's is alike."""
+_FIXED_BLOCKS = 5
+"""Blocks' worth of time that FlashMLA's schedule counts for beginning a row."""
 _MOST_SPLIT_ROWS = 992
 """Rows above which it splits none (hopper/flash_prepare_scheduler.cu)."""
 _PROGRAMS_AN_SM = 2
@@ -29,7 +34,8 @@ _PROGRAMS_AN_SM = 2
 _ROOMY = 160 * 1024
 """Bytes of shared memory from which `sparse_mla` takes more heads into a program."""
 
-OF_FA3 = ("blocks_of_the_busiest", "parts_merged", "merges", "distinct_keys")
+OF_FA3: tuple[str, ...] = ("blocks_of_the_busiest", "parts_merged", "merges", "distinct_keys")
+OF_FLASHMLA_KV: tuple[str, ...] = ("blocks_of_the_fullest", "splits_rows")
 OF_TRITON = ("keys_of_the_busiest", "programs_merged", "distinct_keys")
 OF_TRITON_SPLIT = ("split_keys_of_the_busiest", "split_programs_merged", "distinct_keys")
 
@@ -41,7 +47,8 @@ def long_rows(topk: int) -> dict[str, Value]:
     """`longest`: keys of the longest row; `long_rows`: so many rows like it would be as much work;
     `evenness`: these as a part of all rows. `attended_pairs` must be a value before them."""
     return {
-        "longest": Value(smaller("max_kv", str(topk))),
+        # A float: a product with a whole number takes three times as long.
+        "longest": Value(f"({topk}.0 if {topk} < max_kv else 1.0 * max_kv)"),
         "long_rows": Value("attended_pairs / longest"),
         "evenness": Value("long_rows / rows"),
     }
@@ -74,13 +81,30 @@ def fa3(setting: Setting) -> dict[str, Value]:
     return {
         "distinct_keys": _DISTINCT,
         **long_rows(setting.profile.index_topk),
-        "key_blocks": Value(f"(longest + {_BLOCK_KEYS - 1}) // {_BLOCK_KEYS}"),
+        "key_blocks": Value(f"-(-longest // {_BLOCK_KEYS}.0)"),
         "key_parts": Value(f"1.0 if q_tokens > {_MOST_SPLIT_ROWS} else -(-key_blocks // {share})"),
         "row_parts": Value("long_rows * key_parts"),
         **waves("tile_waves", "row_parts", sms / tiles),
         "blocks_of_the_busiest": Value("tile_waves * -(-key_blocks // key_parts)"),
         "parts_merged": Value("row_parts if key_parts > 1.0 else 0.0"),
         "merges": Value("1.0 if key_parts > 1.0 else 0.0"),
+    }
+
+
+def flashmla_kv(setting: Setting) -> dict[str, Value]:
+    """FlashMLA's sparse decode kernel: equal parts of all rows' blocks, one for each 64 heads of an
+    SM. It computes a whole selection for every row, of however few keys.
+
+    A part ends early rather than begin a row that it has no time for (`get_mla_metadata`): then
+    rows are whole, and nothing is merged.
+    """
+    row = -(-setting.profile.index_topk // _BLOCK_KEYS) + _FIXED_BLOCKS
+    parts = split_parts(setting)
+    return {
+        "even_blocks": Value(f"(q_tokens * {row} + {parts - 1}) // {parts} + {_FIXED_BLOCKS}.0"),
+        "whole_blocks": Value(f"(q_tokens + {parts - 1}) // {parts} * {row}.0"),
+        "blocks_of_the_fullest": Value(smaller("whole_blocks", "even_blocks")),
+        "splits_rows": Value("1.0 if even_blocks < whole_blocks else 0.0"),
     }
 
 

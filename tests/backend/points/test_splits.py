@@ -32,8 +32,10 @@ def value_of(name: str, batch: Batch, heads: int) -> Any:
     return evaluated(DECODE.formulas(setting_of(heads)), name)(batch)
 
 
-def features_of(batch: Batch, heads: int = 16, point: str = "decode") -> dict[str, float]:
-    return Features(POINTS[point], setting_of(heads)).by_name(batch)
+def features_of(
+    batch: Batch, heads: int = 16, point: str = "decode", layout: KVLayout = KVLayout.BF16
+) -> dict[str, float]:
+    return Features(POINTS[point], setting_of(heads, layout)).by_name(batch)
 
 
 def blocks_of_the_busiest(keys: list[int], tiles: int) -> int:
@@ -114,19 +116,53 @@ def test_the_busiest_sm_has_two_programs_of_the_triton_kernel_behind_66_rows() -
     assert many["keys_of_the_busiest"] == 2 * 1024
 
 
-@pytest.mark.parametrize("point", ["decode", "prefill"])
-def test_steps_are_no_features_over_packed_pools(point: str) -> None:
-    packed = POINTS[point].formulas(setting_of(16, KVLayout.FP8_PACKED))
+def test_decode_has_no_steps_over_packed_pools() -> None:
+    packed = DECODE.formulas(setting_of(16, KVLayout.FP8_PACKED))
 
     assert "blocks_of_the_busiest" not in packed.features
-    assert "blocks_of_the_busiest" in POINTS[point].formulas(setting_of(16)).features
+    assert "blocks_of_the_busiest" in DECODE.formulas(setting_of(16)).features
 
 
-def test_a_few_long_queries_take_a_whole_wave_of_their_own() -> None:
+def flashmla_parts(rows: int, slots: int) -> list[list[int]]:
+    """FlashMLA's schedule (`get_mla_metadata`) for rows of 32 blocks: by slot the blocks of each
+    row that it begins."""
+    time = -(-37 * rows // slots) + 5
+    left, found = [32] * rows, []
+    for _ in range(slots):
+        free, own = time, []
+        while left and free:
+            if left[0] + 5 <= free:
+                own.append(left.pop(0))
+                free -= own[-1] + 5
+            else:
+                if free > 5:
+                    own.append(free - 5)
+                    left[0] -= free - 5
+                free = 0
+        found.append(own)
+    assert not left
+    return found
+
+
+@pytest.mark.parametrize("heads", [16, 128])
+@given(rows=st.integers(1, 600))
+def test_flashmla_s_fullest_part_is_as_its_schedule_says(heads: int, rows: int) -> None:
+    slots = SMS if heads <= 64 else SMS // 2
+    features = features_of(Batch.extend([5000], [rows]), heads, "prefill", KVLayout.FP8_PACKED)
+    scheduled = flashmla_parts(rows, slots)
+    fullest = max(sum(own) + 5 * len(own) for own in scheduled)
+
+    assert fullest <= features["blocks_of_the_fullest"] <= fullest + 5
+    if not features["splits_rows"]:
+        assert {one for own in scheduled for one in own} == {32}
+
+
+@pytest.mark.parametrize("layout", [KVLayout.BF16, KVLayout.FP8_PACKED])
+def test_a_few_long_queries_take_a_whole_wave_of_their_own(layout: KVLayout) -> None:
     """Of a prefill whose other queries are short."""
     name = "attended_pairs_in_whole_waves"
-    mixed = features_of(Batch.extend([5000, 10], [2, 40]), point="prefill")
-    short = features_of(Batch.extend([10], [40]), point="prefill")
+    mixed = features_of(Batch.extend([5000, 10], [2, 40]), 16, "prefill", layout)
+    short = features_of(Batch.extend([10], [40]), 16, "prefill", layout)
 
     assert mixed[name] == TOPK * SMS
     assert short[name] == 50 * SMS

@@ -62,7 +62,7 @@ MLA = (
     Arm(
         "mla/flashmla_kv_mixed", mla.build_flashmla_kv_mixed, _PACKED, "flash_mla",
         flash_mla.ARCHS, (limits.SOME_ROWS, *flash_mla.MIXED_KERNEL),
-        features=features.OF_FLASHMLA_KV, first=mla.first_flashmla_kv_mixed,
+        features=features.OF_FLASHMLA_MIXED, first=mla.first_flashmla_kv_mixed,
     ),
     Arm(
         "mla/fa3", mla.build_fa3, _BF16, "sglang_kernel", _HOPPER,

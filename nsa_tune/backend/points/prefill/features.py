@@ -24,6 +24,7 @@ __all__ = [
     "OF_FA2",
     "OF_FA3",
     "OF_FLASHMLA_KV",
+    "OF_FLASHMLA_MIXED",
     "OF_MLA",
     "OF_SDPA",
     "OF_SPARSE_FA3",
@@ -73,13 +74,14 @@ OF_FA2 = (
     "narrow_pairs_of_the_busiest",
 )
 OF_SDPA = (*_OF_SUMS, *_OF_MHA, "attended_pairs", "query_tiles", "pairs_in_whole_tiles")
-OF_FLASHMLA_KV = (
+OF_FLASHMLA_KV = (*_OF_SUMS, *_OF_ALL, "attended_pairs", *splits.OF_FLASHMLA_KV)
+OF_FLASHMLA_MIXED = (
     *_OF_SUMS,
     *_OF_ALL,
     "attended_pairs",
     "attended_pairs_in_whole_waves",
 )
-OF_MLA = (*OF_FLASHMLA_KV, "q_tokens_in_a_tile")
+OF_MLA = (*OF_FLASHMLA_MIXED, "q_tokens_in_a_tile")
 OF_SPARSE_FA3 = ("rows", "q_tokens_in_a_tile", *splits.OF_FA3)
 
 
@@ -92,7 +94,9 @@ def formulas(setting: Setting) -> Formulas:
     whole = f"(query_tiles, pairs_in_whole_tiles) if narrow == {_TILE} else "
     values = {
         **attended_pairs(topk),
-        **_whole_waves(setting, wave),
+        **splits.long_rows(topk),
+        **splits.waves("query_waves", "long_rows", float(wave)),
+        "attended_pairs_in_whole_waves": Value(f"query_waves * longest * {wave}.0"),
         "tokens_read_back": Value("keys if prefix_tokens else 0.0"),
         "kv_tokens_in_a_tile": Value(larger("keys", f"{_TILE}.0")),
         "q_tokens_in_a_tile": Value(larger("rows", f"{_TILE}.0")),
@@ -117,10 +121,12 @@ def formulas(setting: Setting) -> Formulas:
             f"narrow_share if splits else {larger('narrow_share', 'max_kv * narrow')}"
         ),
     }
-    features: tuple[str, ...] = _FEATURES
     if setting.layout is KVLayout.BF16:
-        values |= splits.fa3(setting)
-        features = (*_FEATURES, *splits.OF_FA3)
+        steps, of_steps = splits.fa3(setting), splits.OF_FA3
+    else:
+        steps, of_steps = splits.flashmla_kv(setting), splits.OF_FLASHMLA_KV
+    values |= steps
+    features = (*_FEATURES, *of_steps)
     coordinates = {
         "q_tokens": "log2(q_tokens)",
         "kv_tokens": "log2(kv_tokens) / 2",
@@ -133,23 +139,6 @@ def formulas(setting: Setting) -> Formulas:
         "tiles_by_length": _tiles_by_length,
     }
     return Formulas(values, features, coordinates, "1 if prefix_tokens else 0", functions, _REGIMES)
-
-
-def _whole_waves(setting: Setting, wave: int) -> dict[str, Value]:
-    """`attended_pairs_in_whole_waves`: pairs, were all SMs as busy as the busiest one.
-
-    Over packed pools as if all queries were equal. Few long ones among short ones then seem to take
-    less than they do, but so they do to FlashMLA's other kernel, and the two would not err alike.
-    """
-    name = "attended_pairs_in_whole_waves"
-    if setting.layout is not KVLayout.BF16:
-        equal = f"attended_pairs / rows * {wave}.0 * ((q_tokens + {wave - 1}) // {wave})"
-        return {name: Value(equal)}
-    return {
-        **splits.long_rows(setting.profile.index_topk),
-        **splits.waves("query_waves", "long_rows", float(wave)),
-        name: Value(f"query_waves * longest * {wave}.0"),
-    }
 
 
 def wave_of(setting: Setting) -> int:
