@@ -1,7 +1,7 @@
 """Whole passes of attention, really run: every layer of a model back to back, under each choice.
 
-    python -m benchmarks.passes --heads 128,16 --kv-dtype fp8,bf16 [--batches 60] [--budget 240]
-        [--points prefill,decode] [--sparse-only] [--db TABLE] [--out FILE]
+    python -m benchmarks.passes --heads 128,16 --kv-dtype fp8,bf16 [--batches 60] [--seed 61]
+        [--budget 240] [--points prefill,decode] [--sparse-only] [--db TABLE] [--out FILE]
     python -m benchmarks.passes --replay FILE --gpu "NVIDIA H200" [--sparse-only] [--db TABLE]
 
 For random batches each arm that could be the best runs a pass as one CUDA graph of all layers:
@@ -42,6 +42,7 @@ from nsa_tune.reports.analysis.layer_steps import arms_taken
 
 Run = Callable[[], torch.Tensor]
 
+_SEED = 61
 _MOST_ROWS = 8192
 _SLOWER = 2.0
 """Arms whose estimate is this many times the best one's are not run."""
@@ -178,10 +179,10 @@ class Row:
 
 def rows(
     point: Point, dispatcher: Dispatcher, passes: Passes, device: torch.device, batches: int,
-    end: float, sparse_only: bool = False,
+    end: float, sparse_only: bool = False, seed: int = _SEED,
 ) -> Iterator[Row]:  # fmt: skip
     """A row for each of `batches` random batches that leave a choice, until the clock's `end`."""
-    setting, random = dispatcher.setting, Random(61)
+    setting, random = dispatcher.setting, Random(seed)
     left = batches
     for _ in range(_TRIES * batches):
         if not left or time.monotonic() > end:
@@ -302,8 +303,9 @@ def _run(
         end = time.monotonic() + part()
         found: list[Row] = []
         drawn = rows(
-            POINTS[name], dispatcher, passes, device, arguments.batches, end, arguments.sparse_only
-        )
+            POINTS[name], dispatcher, passes, device, arguments.batches, end,
+            arguments.sparse_only, arguments.seed,
+        )  # fmt: skip
         for row in drawn:
             found.append(row)
             if arguments.out is not None:
@@ -339,6 +341,7 @@ def main() -> None:
     parser.add_argument("--kv-dtype", default="fp8", help="comma-separated")
     parser.add_argument("--points", default="prefill,decode", help="comma-separated")
     parser.add_argument("--batches", type=int, default=60, help="of each point and setting")
+    parser.add_argument("--seed", type=int, default=_SEED, help="of the random batches")
     parser.add_argument("--budget", type=float, default=inf, help="seconds for all together")
     parser.add_argument("--sparse-only", action="store_true", help="without dense attention")
     parser.add_argument("--layers", type=int, help="default: the whole model's")

@@ -118,6 +118,15 @@ def test_an_arm_that_breaks_leaves_the_others(
     assert "not run: {'flashmla_kv': 'no kernel'}" in capsys.readouterr().err
 
 
+def test_another_seed_draws_other_batches(dispatcher: Dispatcher) -> None:
+    told = Told({"flashmla_kv": 1.0, "flashmla_sparse": 1.0, "triton": 1.0})
+    one, same, other = (
+        [row.batch for row in run(dispatcher, "decode", told, seed=seed)] for seed in (5, 5, 6)
+    )
+
+    assert one == same != other
+
+
 def test_the_clock_ends_it(dispatcher: Dispatcher) -> None:
     told = Told({"flashmla_kv": 1.0, "flashmla_sparse": 1.0, "triton": 1.0})
 
