@@ -10,8 +10,8 @@
 
 - Tokens that leave the decode kernel for flashmla_sparse cost the host more launches in each layer.
 
-The first three are assumptions on the careful side: a memory that moves 1 TB/s, and launches as
-slow as a host without CUDA graphs makes them. The last was seen in vLLM 0.33 itself.
+The numbers are assumptions on the careful side: a memory that moves 1 TB/s, and launches as slow as
+a host without CUDA graphs makes them.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ SEQUENCE_US = 10.0
 LAUNCH_US = 10.0
 """Two launches more a layer: MHA's second call and the merge."""
 LEAVING_US = 200.0
-"""A layer of a step with 64 to 512 new tokens, which waits for the host, took 110 to 190 us longer
-by flashmla_sparse than by the decode kernel (eager steps of 6 layers, 16 and 128 heads, H200)."""
+"""The launches of a layer that attends by flashmla_sparse and not by the decode kernel. In a step
+that waits for the host they count in full."""
 _BYTES_A_US = 1e6
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 from typing import Any
 
 from nsa_tune import __version__
@@ -60,18 +61,17 @@ def attach(runner: Any) -> None:
             say_once(logging.WARNING, "SGLang decides how prefills run: its ranks do not agree")
         return
     steering = _steering(runner, ranks)
-    setattr(runner, STEERING, steering)
-    try:
+    with ExitStack() as undo:
+        setattr(runner, STEERING, steering)
+        undo.callback(delattr, runner, STEERING)
         times = ranks.together(
             "measuring how passes run", lambda: _times(runner, steering, ranks, key)
         )
-    except BaseException:
-        delattr(runner, STEERING)
-        raise
-    if times is None:
-        delattr(runner, STEERING)
-        say_once(logging.WARNING, "SGLang decides how prefills run: another rank measured nothing")
-        return
+        if times is None:
+            text = "SGLang decides how prefills run: another rank measured nothing"
+            say_once(logging.WARNING, text)
+            return
+        undo.pop_all()
     steering.times = times
     steering.watch = Watch(lambda: torch.cuda.Event(enable_timing=True))
 
