@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from nsa_tune._errors import StoreCorrupt, StoreError, StoreMissing, StoreNewer
@@ -23,6 +23,8 @@ from nsa_tune.db.text_table import (
     read_text,
 )
 from tests.records import KEY, failed, ok, table, tables
+
+_OLDEST_AGE_US = (datetime.max - datetime.min) // timedelta(microseconds=1)
 
 
 def _written(text: str, tmp_path: Path) -> Path:
@@ -163,9 +165,10 @@ def test_windows_line_ends_are_read(tmp_path: Path) -> None:
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(ages=st.lists(st.integers(0, 10**17) | st.integers(0, 2), min_size=1, max_size=8))
+@example(ages=[_OLDEST_AGE_US, 10**17])
+@given(ages=st.lists(st.integers(0, _OLDEST_AGE_US) | st.integers(0, 2), min_size=1, max_size=8))
 def test_every_row_keeps_its_own_time(ages: list[int], tmp_path: Path) -> None:
-    newest = datetime(9000, 1, 1, tzinfo=UTC)
+    newest = datetime.max.replace(tzinfo=UTC)
     rows = [ok(f"extend:0+{i + 1}") for i in range(len(ages))]
     times = {
         (row.point, row.batch, row.arm): (newest - timedelta(microseconds=age)).isoformat(
