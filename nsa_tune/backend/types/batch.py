@@ -344,7 +344,8 @@ def _of_contexts(mode: Mode, context_lens: Iterable[int], next_n: int, captured:
         next_n = index(next_n)
         if type(sum(contexts)) is not int:
             contexts = tuple(map(index, contexts))
-    except TypeError as error:
+    # Python overflows where a sum has a float in it and a number that no float holds.
+    except (TypeError, OverflowError) as error:
         raise BatchError(f"lengths must be whole numbers: {error}") from None
     kv_tokens = sum(contexts)
     if next_n < 1:

@@ -6,7 +6,7 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from nsa_tune import Batch, BatchError, Dispatcher
@@ -19,6 +19,7 @@ _SCALARS: Any = (
 _JUNK: Any = _SCALARS | st.lists(_SCALARS, max_size=3) | st.dictionaries(st.text(), _SCALARS)
 
 
+@example([0.0, _HUGE], None, None, None)
 @given(_JUNK, _JUNK, _JUNK, _JUNK)
 def test_any_junk_is_a_batch_error(one: Any, two: Any, three: Any, four: Any) -> None:
     for make in (Batch.extend, Batch.verify, Batch.draft_extend):
