@@ -48,6 +48,8 @@ class Decisions:
 
     def __init__(self, points: Sequence[PointCode]) -> None:
         self._points = points
+        self._fixed = {name: note for point in points for name, note in point.fixed.items()}
+        self._open = [note for point in points for note in point.notes if note not in self._fixed]
 
     def function(
         self, head: Sequence[str], facts: Sequence[str], make: Callable[[Key], object],
@@ -60,11 +62,13 @@ class Decisions:
         batch without a query, or in a regime where surfaces decide, is for `slow`, which is one of
         `names`. `fields` of all batches are known, and `attributes` are what `tail` sets.
         """
-        own = [line for point in self._points for line in point.lines] or ["pass"]
+        own = [line for point in self._points for line in point.lines]
+        # What is the same for all batches takes no time.
+        own = [line for line in own if line.partition(" = ")[0] not in self._fixed] or ["pass"]
         lines = [f"if {NO_ROWS}:", "    return slow(batch)", "try:", *_indented(own)]
         # As asking everything: what a point cannot compute leaves it to the baseline.
         lines += ["except (ArithmeticError, ValueError):", "    return slow(batch)"]
-        parts = [*(note for point in self._points for note in point.notes), *facts]
+        parts = [*self._open, *facts]
         lines += [
             f"key = ({''.join(f'{part}, ' for part in parts)})",
             "try:",
@@ -89,12 +93,11 @@ class Decisions:
 
     def choices(self, key: Key) -> dict[str, str | None]:
         """The choice for each question."""
-        questions = [
-            (point, question) for point in self._points for question in point.notes.values()
-        ]
+        notes = self._fixed | dict(zip(self._open, key, strict=False))
         return {
-            question.name: point.choice(question, note)
-            for (point, question), note in zip(questions, key, strict=False)
+            question.name: point.choice(question, notes[name])
+            for point in self._points
+            for name, question in point.notes.items()
         }
 
 
@@ -203,6 +206,9 @@ class PointCode:
         self._limits = {one.name: self._limits_of(one) for one in arms}
         self._paths = [self._path(*one) for one in enumerate(self._groups)]
         self.lines = self._written()
+        found = (_NUMBERED.fullmatch(line) for line in self.lines)
+        self.fixed: dict[str, Note] = {one[1]: int(one[2]) for one in found if one}
+        """Notes that are the same number for every batch."""
 
     def choice(self, question: Question, note: Note) -> str | None:
         """What a note about the question means."""
@@ -501,6 +507,7 @@ class _Minima:
 # --- formulas
 
 _BOUND = re.compile(r"(\w+) > (\d+)")
+_NUMBERED = re.compile(r"(note_\w+) = (\d+)")
 
 
 def _with_value(name: str, formula: str, lines: list[str]) -> list[str]:
