@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from nsa_tune.backend.libraries.deep_gemm import limits as deep_gemm
@@ -278,6 +278,25 @@ def test_logits_may_take_a_quarter_of_the_memory() -> None:
     # One MiB is 256 rows of 1024 fp32 logits; a row is padded to 256 of them.
     assert deep_gemm.MQA_LOGITS_BYTES.check(Batch.verify([1000] * 128, 2), setting) is None
     assert deep_gemm.MQA_LOGITS_BYTES.check(Batch.verify([1025] * 128, 2), setting) is not None
+
+
+@given(
+    memory=st.integers(1, 2**41),
+    q_tokens=st.integers(1, 2**20),
+    more=st.integers(0, 2**20) | st.integers(0, 2**31 - 2**21),
+)
+@example(memory=85_017_493_504, q_tokens=72_638, more=0)
+@example(memory=85_017_493_504, q_tokens=72_894, more=0)
+def test_logits_are_as_many_whole_tiles_as_keys_need(memory: int, q_tokens: int, more: int) -> None:
+    setting = replace(_SETTING, device=replace(_H100, memory=memory))
+    batch = Batch.extend([more], [q_tokens]).sums
+    tiles = memory // 4 // 1024
+
+    paged = deep_gemm.MQA_LOGITS_BYTES.check(batch, setting)
+    ragged = deep_gemm.RAGGED_LOGITS_BYTES.check(batch, setting)
+
+    assert (paged is None) == (q_tokens * ((batch.max_kv + 255) // 256) <= tiles)
+    assert (ragged is None) == (q_tokens * ((batch.kv_tokens + 511) // 256) <= tiles)
 
 
 # FA3's plan holds less above 4096 tiles, where one schedule serves all heads. A longer batch has
