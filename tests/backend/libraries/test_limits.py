@@ -345,6 +345,33 @@ def test_more_work_items_than_flashinfer_plans_for_are_refused() -> None:
     )
 
 
+@given(
+    heads=st.sampled_from([1, 8, 16, 32, 64, 128]),
+    batch_size=st.integers(1, 2**20),
+    more=st.integers(0, 2**21),
+)
+@example(heads=128, batch_size=338_938, more=0)
+@example(heads=128, batch_size=338_939, more=0)
+def test_plans_of_flashinfer_must_fit_their_workspace(
+    heads: int, batch_size: int, more: int
+) -> None:
+    setting = replace(_SETTING, heads=heads)
+    q_tokens = batch_size + more
+    batch = Batch.from_totals(
+        mode="extend", batch_size=batch_size, q_tokens=q_tokens, kv_tokens=q_tokens,
+        max_kv=more + 1, pairs=q_tokens,
+    )  # fmt: skip
+    tiles = q_tokens // 128 + batch_size
+    most = (8 * 2**20 - 4 * 133 - 128) // 28
+    numbers = 3 * (q_tokens // 16 + batch_size) + q_tokens + 2 * (batch_size + 1)
+
+    fa3 = flashinfer.FA3_WORKS.check(batch, setting)
+    fa2 = flashinfer.FA2_WORKS.check(batch, setting)
+
+    assert (fa3 is None) == (tiles * (heads if tiles <= 4097 else 1) <= most)
+    assert (fa2 is None) == (4 * numbers <= 8 * 2**20)
+
+
 @pytest.mark.parametrize(
     ("model", "heads", "allowed"),
     [

@@ -29,7 +29,8 @@ def _fa3_works(setting: Setting) -> tuple[Limit, ...]:
     works = f"{tiles} * ({setting.heads} if {tiles} <= 4097 else 1)"
     most = (_INT_WORKSPACE - 4 * (setting.device.sms + 1) - 128) // 28
     why = f"up to {{{works}}} work items pass the {most} that FlashInfer's fa3 plan has room for"
-    return (Limit(f"{works} > {most}", why),)
+    # The first part alone costs a plan time: few batches pass it.
+    return (Limit(f"{tiles} > {most // setting.heads} and {works} > {most}", why),)
 
 
 def _fa2_works(setting: Setting) -> tuple[Limit, ...]:
@@ -37,7 +38,9 @@ def _fa2_works(setting: Setting) -> tuple[Limit, ...]:
     # Three int32 a tile of at least 16 queries, one a row to merge, and the sequences' offsets.
     needed = "4 * (3 * (q_tokens // 16 + batch_size) + q_tokens + 2 * (batch_size + 1))"
     why = f"a plan of {{{needed}}} bytes passes the {_INT_WORKSPACE} of FlashInfer's int workspace"
-    return (Limit(f"{needed} > {_INT_WORKSPACE}", why),)
+    # As above: no sequence is without a query, so nothing below this many passes the limit.
+    small = (_INT_WORKSPACE // 4 - 2) * 16 // (16 + 3 + 5 * 16)
+    return (Limit(f"q_tokens > {small} and {needed} > {_INT_WORKSPACE}", why),)
 
 
 _RAGGED_WIDTHS = {(64, 64), (128, 128), (256, 256), (192, 128)}
