@@ -152,8 +152,9 @@ class BatchOptions:
         str | None,
         typer.Argument(
             metavar="[BATCH]",
-            help="extend:PREFIX+NEW,... or target_verify:nNEXT_N:CONTEXT,...; decode and "
-            "draft_extend like target_verify; xCOUNT behind a sequence repeats it.",
+            help="extend:PREFIX+NEW,..., decode:n1:CONTEXT,... or "
+            "target_verify:nNEXT_N:CONTEXT,... (draft_extend likewise); NEXT_N: new tokens of each "
+            "sequence; xCOUNT behind a sequence repeats it.",
             show_default=False,
         ),
     ] = None

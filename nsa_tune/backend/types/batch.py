@@ -237,13 +237,18 @@ class Batch:
         match = _WORD.fullmatch(text)
         if match is None or match["mode"] not in _MODES:
             raise BatchError(
-                f"{text!r} is no batch; write extend:PREFIX+NEW[xCOUNT],... or "
-                "target_verify:nNEXT_N:CONTEXT[xCOUNT],..."
+                f"{text!r} is no batch; write extend:PREFIX+NEW[xCOUNT],..., "
+                "decode:n1:CONTEXT[xCOUNT],... or target_verify:nNEXT_N:CONTEXT[xCOUNT],..."
             )
         word, next_n, lens = match.groups()
         mode = _MODES[word]
         if (mode is _EXTEND) != (next_n is None):
-            raise BatchError(f"{text!r}: next_n goes with every mode but extend")
+            if mode is _EXTEND:
+                raise BatchError(f"{text!r}: write an extend as extend:PREFIX+NEW[xCOUNT],...")
+            raise BatchError(
+                f"{text!r}: write it as {mode}:nNEXT_N:CONTEXT[xCOUNT],... (NEXT_N: new tokens of "
+                f"each sequence), such as {mode}:n1:300,129"
+            )
         return _of_runs(mode, int(next_n or 1), text, lens)
 
 

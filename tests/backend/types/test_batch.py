@@ -196,6 +196,20 @@ def test_other_words_are_refused(text: str) -> None:
         Batch.parse(text)
 
 
+@pytest.mark.parametrize(
+    ("text", "form"),
+    [
+        ("decode:300,129", r"decode:nNEXT_N:CONTEXT\[xCOUNT\].*such as decode:n1:300,129"),
+        ("draft_extend:500", "such as draft_extend:n1:"),
+        ("extend:n2:5+1", "write an extend as extend:PREFIX"),
+        ("prefill:0+1", "decode:n1:CONTEXT"),
+    ],
+)
+def test_the_error_shows_how_such_a_batch_is_written(text: str, form: str) -> None:
+    with pytest.raises(BatchError, match=form):
+        Batch.parse(text)
+
+
 def test_next_n_of_sums_is_what_the_sums_say() -> None:
     verify = Batch.from_totals(
         mode="target_verify", batch_size=64, q_tokens=256, kv_tokens=64 * 8192, max_kv=8192
