@@ -113,7 +113,8 @@ class Policy:
 
     @property
     def unmeasured(self) -> tuple[str, ...]:
-        """The arms that this device could run and that neither succeeded nor failed here."""
+        """The arms that this device could run, that never failed, and that were measured too little
+        for a latency model, or not at all."""
         return tuple(one.name for one in self.candidates if not one.models and one.failures is None)
 
     def survey(self, batch: Batch) -> Survey:

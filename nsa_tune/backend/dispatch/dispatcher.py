@@ -181,8 +181,9 @@ class Dispatcher:
 
     @property
     def unmeasured(self) -> Mapping[str, tuple[str, ...]]:
-        """For a point the arms that this GPU could run and that the table has nothing of, as one
-        that was measured before they were added: they are not chosen while others have times."""
+        """For a point, the arms that this GPU could run and that the table has no measurements or
+        too few of, such as a table that is older than the arm. They are not chosen while others
+        have times."""
         return self._planner.unmeasured
 
     @property
@@ -282,8 +283,15 @@ class Dispatcher:
         lacking = ""
         if self.match is not Match.BASELINE and self.unmeasured:
             arms = (f"{point} {', '.join(names)}" for point, names in self.unmeasured.items())
-            lacking = f"; it has nothing of {'; '.join(arms)}: measure them with `nsa-tune run`"
-        return explained(self.plan(batch), self.source + lacking, self.setting.sharing)
+            lacking = (
+                f"; too few measurements of {'; '.join(arms)}: measure them with `nsa-tune run`"
+            )
+        points = {
+            question.name: policy.point.name
+            for policy in self.policies.values()
+            for question in policy.point.questions
+        }
+        return explained(self.plan(batch), self.source + lacking, self.setting.sharing, points)
 
 
 _Captured = tuple[Mapping[int, float] | None, Plan]

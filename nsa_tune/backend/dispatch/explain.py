@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, TypeVar
 
 from nsa_tune.backend.dispatch.decide import Choice, Verdict
@@ -139,15 +139,16 @@ def derived_reason(plan: Plan, name: str, baseline: Baseline) -> Reason:
     return Reason(Verdict.FORCED, f"coupled as in {baseline.name}", {}, {}, {}, text)
 
 
-def explained(plan: Plan, source: str, layers: int) -> str:
+def explained(plan: Plan, source: str, layers: int, points: Mapping[str, str]) -> str:
     """The whole plan as text: each decision with its estimates, then what they all rest on.
 
-    `layers` is how many layers share what is computed once a pass.
+    `layers` is how many layers share what is computed once a pass; `points` has the decision point
+    of each question.
     """
-    return "\n".join(_lines(plan, source, layers))
+    return "\n".join(_lines(plan, source, layers, points))
 
 
-def _lines(plan: Plan, source: str, layers: int) -> Iterator[str]:
+def _lines(plan: Plan, source: str, layers: int, points: Mapping[str, str]) -> Iterator[str]:
     batch, reasons = plan.batch, dict(plan.reasons)
     yield f"batch   {_short(str(batch))}"
     yield (
@@ -163,10 +164,14 @@ def _lines(plan: Plan, source: str, layers: int) -> Iterator[str]:
         yield f"    {reason.text}"
         if name not in DERIVED:
             yield from _figures(reason)
-    rows = {row: None for reason in reasons.values() for row in reason.rows}
+    # Questions of one point share arms, and arms of several points share names.
+    by_point = [(points.get(name, name), reason) for name, reason in reasons.items()]
+    rows = _by_arm((point, row) for point, reason in by_point for row in reason.rows)
     yield from _measurements(rows)
     yield from _costs_of_a_pass(rows, layers)
-    yield from _limits({one: None for reason in reasons.values() for one in reason.consulted})
+    yield from _limits(
+        _by_arm((point, one) for point, reason in by_point for one in reason.consulted)
+    )
 
 
 def _figures(reason: Reason) -> Iterator[str]:
@@ -194,24 +199,23 @@ _MOST_ROWS = 3
 """Measurements of an arm that an explanation lists."""
 
 
-def _measurements(rows: Iterable[Row]) -> Iterator[str]:
-    by_arm = _by_arm(rows)
+def _measurements(by_arm: Mapping[str, Iterable[Row]]) -> Iterator[str]:
     if by_arm:
         yield "estimates are interpolated from"
     for arm, own in by_arm.items():
-        heaviest = sorted(own, key=lambda row: (-row.weight, row.batch))[:_MOST_ROWS]
+        ordered = sorted(own, key=lambda row: (-row.weight, row.batch))
         words = [
             f"{_short(row.batch)} {_microseconds(row.latency_us)} ({row.weight:.0%})"
-            for row in heaviest
+            for row in ordered[:_MOST_ROWS]
         ]
-        more = f" and {len(own) - len(words)} more" if len(own) > len(words) else ""
+        more = f" and {len(ordered) - _MOST_ROWS} more" if len(ordered) > _MOST_ROWS else ""
         yield f"    {arm}: {', '.join(words)}{more}"
 
 
-def _costs_of_a_pass(rows: Iterable[Row], layers: int) -> Iterator[str]:
+def _costs_of_a_pass(by_arm: Mapping[str, Iterable[Row]], layers: int) -> Iterator[str]:
     """What of an arm's estimate is a share of what it takes once a pass."""
     word = "1 layer" if layers == 1 else f"{layers} layers"
-    for arm, own in _by_arm(rows).items():
+    for arm, own in by_arm.items():
         costs = [(row.pass_us, row.weight) for row in own if row.pass_us is not None]
         weight = sum(weight for _, weight in costs)
         if weight:
@@ -219,17 +223,17 @@ def _costs_of_a_pass(rows: Iterable[Row], layers: int) -> Iterator[str]:
             yield f"{arm} takes {_microseconds(mean_us)} once a pass, spread over {word}"
 
 
-def _by_arm(facts: Iterable[_Fact]) -> dict[str, list[_Fact]]:
+def _by_arm(facts: Iterable[tuple[str, _Fact]]) -> dict[str, list[_Fact]]:
+    """The facts of each arm, without repetitions, under the arm's point and name."""
     by_arm: dict[str, list[_Fact]] = {}
-    for one in facts:
-        by_arm.setdefault(one.arm, []).append(one)
+    for point, one in dict.fromkeys(facts):
+        by_arm.setdefault(f"{point} {one.arm}", []).append(one)
     return by_arm
 
 
-def _limits(consulted: Iterable[Consulted]) -> Iterator[str]:
-    by_arm = _by_arm(consulted)
+def _limits(by_arm: Mapping[str, Iterable[Consulted]]) -> Iterator[str]:
     if by_arm:
-        yield "limits asked"
+        yield "limits checked"
     for arm, guards in by_arm.items():
         kept = ", ".join(guard.guard for guard in guards if guard.reason is None) or "none"
         passed = [guard.guard for guard in guards if guard.reason is not None]

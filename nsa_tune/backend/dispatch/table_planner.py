@@ -259,7 +259,7 @@ class TablePlanner:
 
     @property
     def unmeasured(self) -> Mapping[str, tuple[str, ...]]:
-        """By point, the arms that could run here and of which the table has nothing."""
+        """By point, the arms that could run here and that the table knows too little of."""
         found = {name: policy.unmeasured for name, policy in self.policies.items()}
         return {name: arms for name, arms in found.items() if arms}
 

@@ -78,17 +78,29 @@ def test_an_explanation_has_all_of_it(opened: Dispatcher) -> None:
     assert "expected regret" in text
     assert "would win with" in text
     assert "estimates are interpolated from" in text
-    assert "limits asked" in text
+    assert "limits checked" in text
     assert (
-        "mha/fa3: allowed (limits kept: some_rows, dense_exact, chunk_capacity, not_captured, "
-        in text
+        "    prefill mha/fa3: allowed (limits kept: some_rows, dense_exact, chunk_capacity, "
+        "not_captured, " in text
     )
 
 
 def test_an_explanation_names_the_limit_that_forbids_an_arm(opened: Dispatcher) -> None:
     text = opened.explain(Batch.extend([4000], [100]))
 
-    assert "mha/fa3: forbidden by dense_exact (limits kept: some_rows)" in text
+    assert "    prefill mha/fa3: forbidden by dense_exact (limits kept: some_rows)" in text
+
+
+def test_arms_of_two_points_with_one_name_are_told_apart(opened: Dispatcher) -> None:
+    """`decode` and `indexer_metadata` both have an arm `triton`."""
+    text = opened.explain(Batch.decode([5000]))
+
+    limits = text.partition("limits checked\n")[2].splitlines()
+    arms = [line.partition(":")[0].strip() for line in limits]
+    assert {"decode triton", "indexer_metadata triton"} <= set(arms)
+    assert len(arms) == len(set(arms))
+    (decode,) = (line for line in limits if line.strip().startswith("decode triton:"))
+    assert decode.endswith("(limits kept: some_rows, triton_shape, triton_bytes)")
 
 
 def test_every_reason_of_any_plan_can_be_made(opened: Dispatcher) -> None:

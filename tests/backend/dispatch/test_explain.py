@@ -150,7 +150,7 @@ def test_what_an_arm_takes_once_a_pass_is_told(layers: int, words: str) -> None:
         line for line in by.explain(Batch.extend([3000], [64])).splitlines() if "a pass" in line
     ]
 
-    assert told == [f"mla/packed takes 300 us once a pass, spread over {words}"]
+    assert told == [f"fake mla/packed takes 300 us once a pass, spread over {words}"]
 
 
 def test_the_cost_of_a_pass_is_the_weighted_mean_of_the_rows_that_have_one() -> None:
