@@ -149,7 +149,7 @@ def test_the_page_names_every_arm_of_a_point(name: str) -> None:
     assert section
     for arm in POINTS[name].arms:
         word = arm.name.partition("/")[0] if layout else arm.name
-        assert f"`{word}`" in rows
+        assert f"`{word}`" in rows, f"docs/decision-points.md, {name}: no row for {word}"
 
 
 def test_the_page_tells_what_each_conversion_moves() -> None:
@@ -168,4 +168,6 @@ def test_the_page_says_who_reads_which_layout() -> None:
         if name.startswith("torch"):
             continue
         for layout in layouts:
-            assert words.get(name, name) in told[layout], (name, layout)
+            assert words.get(name, name) in told[layout], (
+                f"docs/decision-points.md, KV layouts: {layout} does not name {name} as a reader"
+            )

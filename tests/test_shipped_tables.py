@@ -234,5 +234,6 @@ def test_a_shipped_table_s_weights_are_current(path: Path) -> None:
     setting = Setting.of(stored.head)
     features = [Features(point, setting) for point in points_for(setting.profile)]
 
-    assert stored.weights is not None, "fit it with dispatch.refit.write_fitted"
-    assert stored.weights.stamp == stamp_of(features)
+    fit = "fit the tables again as docs/extending.md says (write_fitted)"
+    assert stored.weights is not None, fit
+    assert stored.weights.stamp == stamp_of(features), fit

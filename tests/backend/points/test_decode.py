@@ -140,6 +140,7 @@ def test_trtllm_gets_pages_slots_and_the_lengths_before_selection(
 def test_a_device_times_the_kernels_that_it_has(
     change: Callable[[Setting], Setting], names: list[str]
 ) -> None:
+    """A new arm is added to the list of each device that has it."""
     setting = change(H100)
     assert [arm.name for arm in DECODE.candidates(setting)] == names
 
