@@ -18,6 +18,8 @@ from nsa_tune.backend.points import POINTS
 from nsa_tune.backend.types.layouts import CONVERSIONS, READS, KVLayout
 from nsa_tune.cli import app
 from nsa_tune.db.store import Store
+from nsa_tune.reports.analysis.report import build
+from nsa_tune.reports.analysis.selection import TableFilter, select_tables
 from nsa_tune.reports.formats.flat_tables import FLAT
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -98,6 +100,22 @@ def test_the_views_of_a_database_are_documented(tmp_path: Path) -> None:
         rows = connection.execute("SELECT name FROM sqlite_master WHERE type = 'view'").fetchall()
     documented = set(re.findall(r"^\| `(newest|v_\w+)` \|", REPORTS, re.MULTILINE))
     assert documented == {name for (name,) in rows}
+
+
+# --- README.md
+
+
+def test_the_readme_shows_what_the_shipped_table_reports() -> None:
+    """Its sentence, and the picture's title: both change when the table or the fits do."""
+    wanted = TableFilter("NVIDIA H100 80GB HBM3", "deepseek-v3.2", 128, "fp8_packed")
+    (section,) = build(select_tables(None, wanted)).sections
+    lines = [line for p in section.points for q in p.questions for line in q.lines]
+    readme = (DOCS.parent / "README.md").read_text(encoding="utf-8")
+    picture = (DOCS / "crossovers.svg").read_text(encoding="utf-8")
+
+    (shown,) = re.findall(r"^    (prefill_path, .*)$", readme, re.MULTILINE)
+    assert shown in [line.sentence for line in lines]
+    assert shown in picture, "draw docs/crossovers.svg as docs/reports.md says"
 
 
 # --- docs/decision-points.md
