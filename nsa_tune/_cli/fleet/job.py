@@ -117,7 +117,7 @@ def job_approve(number: _Number, url: UrlOption = None) -> None:
 
 @job.command("cancel")
 def job_cancel(number: _Number, url: UrlOption = None) -> None:
-    """End a job. A worker that is at it stops after its batch; what it measured is kept."""
+    """End a job. Its worker stops after the current batch; what it measured is kept."""
     _print(client_of(url, _PATIENCE_S).post(f"/v1/jobs/{number}/cancel", {}))
 
 

@@ -36,7 +36,7 @@ def serve(
         ),
     ] = 120.0,
 ) -> None:
-    """Keep tables for many hosts: they pull it, workers push into it and take jobs from it."""
+    """Serve tables to many hosts; workers take jobs from here and push what they measure."""
     try:
         from nsa_tune.fleet.service.http.server import serve as run_service
         from nsa_tune.fleet.service.service import Settings

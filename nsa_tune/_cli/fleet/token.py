@@ -22,7 +22,7 @@ token = typer.Typer(help="Who may use `nsa-tune serve`.", no_args_is_help=True)
 
 @token.command("add")
 def token_add(
-    name: Annotated[str, typer.Argument(help="What to call whoever gets it.")],
+    name: Annotated[str, typer.Argument(help="Name of the user or host that gets the token.")],
     role: Annotated[
         Role,
         typer.Option(

@@ -24,7 +24,8 @@ def worker(
         str, typer.Option("--device", help="auto, cpu, cuda, cuda:N, or all GPUs of this host.")
     ] = "auto",
     name: Annotated[
-        str | None, typer.Option("--name", help="What the service calls it. Default: the host's.")
+        str | None,
+        typer.Option("--name", help="Name of this worker in the service. Default: the host's."),
     ] = None,
     busy: Annotated[
         bool, typer.Option("--busy", help="Measure also while others compute on the GPU.")
@@ -34,7 +35,8 @@ def worker(
         typer.Option("--wait/--no-wait", help="Ask again when there is no job, or end then."),
     ] = True,
     poll: Annotated[
-        float, typer.Option("--poll", min=0.1, help="Seconds between two questions for a job.")
+        float,
+        typer.Option("--poll", min=0.1, help="Seconds to wait before asking for a job again."),
     ] = 30.0,
     patience: Annotated[
         float,

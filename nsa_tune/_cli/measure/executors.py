@@ -43,7 +43,9 @@ class ExecutorOptions:
     sample: Annotated[
         int | None,
         typer.Option(
-            "--sample", min=1, help="Measure on so many devices of each type, and compare them."
+            "--sample",
+            min=1,
+            help="With --executor ray: measure on this many devices of each type only.",
         ),
     ] = None
 

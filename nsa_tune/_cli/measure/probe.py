@@ -39,7 +39,7 @@ def probe(
     ] = "auto",
     model: ModelOptions,
     blind: Annotated[
-        bool, typer.Option("--blind", help="Do not try first what the formulas say.")
+        bool, typer.Option("--blind", help="Search without using the formulas.")
     ] = False,
     deadline: Annotated[
         float, typer.Option("--deadline", min=1, help="Seconds after which a try counts as hung.")

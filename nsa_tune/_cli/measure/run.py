@@ -56,7 +56,7 @@ def run(
             "--target-regret",
             min=0,
             max=1,
-            help="Stop when this regret is expected on the worst tenth of batches; "
+            help="Stop when the regret expected on the worst tenth of batches is at most this; "
             "0 measures the whole grid.",
         ),
     ] = 0.01,

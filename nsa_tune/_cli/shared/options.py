@@ -120,7 +120,7 @@ AllowLossy = Annotated[
     str,
     typer.Option(
         "--allow-lossy",
-        help="Arms, comma-separated, that may be taken though they round more than others: "
+        help="Also use these lossy arms (less precise than the others), comma-separated: "
         "flashmla_sparse_q8 (computes in fp8).",
     ),
 ]

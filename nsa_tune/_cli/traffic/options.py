@@ -54,8 +54,8 @@ class TrafficOptions:
         typer.Option(
             "--dp",
             min=1,
-            help="Ranks of data-parallel attention. One is replayed: it gets every such request, "
-            "and its part of the chunk and of the running requests.",
+            help="Ranks of data-parallel attention. Of N ranks one is simulated: every N-th "
+            "request, and an N-th of the chunk and of the running requests.",
         ),
     ] = 1
     graph_tokens: Annotated[

@@ -56,9 +56,9 @@ def replay(
     ] = None,
     json: AsJson = False,
 ) -> None:
-    """Replay a trace, and price each pass by who chooses its kernels.
+    """Simulate the passes that an engine would run for a trace, and estimate their times.
 
-    Says how long attention takes under the engine's own rule, its best static flags, the plug-in,
+    Says how long attention takes by the engine's defaults, its best static flags, the plug-in,
     the whole table and the best arm of each step.
     """
     release = release_named(version)
