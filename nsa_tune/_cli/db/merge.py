@@ -34,8 +34,8 @@ def merge(
 ) -> None:
     """Add what other databases and text tables hold to a database.
 
-    Of each cell the newest measurement counts, wherever it comes from: in whatever order and
-    however often files are merged, the same comes out. The content hash of each table shows it.
+    Of each arm on each batch the newest measurement counts. So the order of the files does not
+    matter, and a file may be merged again. Equal content hashes mean equal tables.
     """
     from nsa_tune.db.store import Store
 

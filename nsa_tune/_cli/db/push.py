@@ -40,7 +40,7 @@ def push(
     tables: TableOptions,
     database: Database = None,
 ) -> None:
-    """Send decision logs, failed checks or tables to a service. Nothing is sent unless named.
+    """Send decision logs, failed checks or tables to a service. Sends only what an option names.
 
     What the service has already counts once. It needs a token of the role submit in NSA_TUNE_TOKEN.
     """

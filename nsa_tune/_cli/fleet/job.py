@@ -89,7 +89,7 @@ def job_ask(
 ) -> None:
     """Ask for a table. If there is none, the service proposes a job that makes it.
 
-    For a device of this machine it asks for a table of the driver and the libraries here.
+    For the device of this machine, the table is for the driver and libraries installed here.
     """
     name = gpu or detect.local_device_name()
     profile = model_of(model.model, name)

@@ -49,8 +49,8 @@ def serve(
 
     def ready(address: str) -> None:
         say(
-            f"the service is at {address}, with the tables of {path}; `nsa-tune token add` lets "
-            "somebody in; Ctrl-C ends it"
+            f"the service is at {address}, with the tables of {path}; `nsa-tune token add` makes "
+            "tokens for it; Ctrl-C ends it"
         )
 
     # uvicorn finishes what is under way, and then hands the signal on.

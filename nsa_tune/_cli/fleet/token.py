@@ -35,7 +35,7 @@ def token_add(
     """Make a token and print it. Only its hash is stored: it cannot be printed again."""
     with _tokens(database, create=True) as tokens:
         typer.echo(tokens.add(name, role))
-    say(f"{name} may use it from now on")
+    say(f"the service accepts this token of {name} from now on")
 
 
 @token.command("list")
@@ -63,7 +63,7 @@ def token_revoke(
     """Revoke a token. A running service refuses it at once."""
     with _tokens(database, create=False) as tokens:
         tokens.revoke(name)
-    say(f"{name} is no longer let in")
+    say(f"the service no longer accepts the token of {name}")
 
 
 @contextmanager

@@ -40,7 +40,9 @@ def worker(
     ] = 30.0,
     patience: Annotated[
         float,
-        typer.Option("--patience", min=0, help="Seconds that a service may be away for."),
+        typer.Option(
+            "--patience", min=0, help="Seconds to wait for a service that cannot be reached."
+        ),
     ] = 600.0,
     database: Annotated[
         Path | None,

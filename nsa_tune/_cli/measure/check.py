@@ -57,7 +57,10 @@ def check(
         gpu, name, heads_of(model.heads, name), str(model.kv_dtype), database, device, anchors, keep
     )
     progress, shown = progress_for(Console(stderr=True), quiet=quiet)
-    with interruptible("interrupted: some of the batches alone prove nothing"), shown:
+    with (
+        interruptible("interrupted: a part of the batches proves nothing, so no outcome is stored"),
+        shown,
+    ):
         result = check_table(request, progress)
     if result.not_kept:
         say(f"the outcome is not stored: {result.not_kept}")

@@ -170,9 +170,9 @@ def _print_summary(result: RunResult, request: RunRequest) -> None:
     bound = max(result.expected_regret.values(), default=0.0)
     if result.outcome == "done" and bound > target:
         say(
-            f"the search's bound for the worst tenth of batches, which is cautious, is still over "
-            f"{target:.1%}: more batches no longer lowered it, or the target allows no more "
-            "measurements; --target-regret 0 measures the whole grid"
+            "the regret expected on the worst tenth of batches, a cautious estimate, is still "
+            f"over {target:.1%}: more batches did not lower it, or the limit of measurements was "
+            "reached; --target-regret 0 measures the whole grid"
         )
 
 

@@ -41,8 +41,8 @@ def pricer_for(
     wanted = TableFilter(setting.device.name, setting.profile.name)
     lent = borrowed(dispatcher, select_tables(database, wanted))
     words = {
-        name: f"{table.source}, which has {table.key.heads} heads and {table.key.kv_layout}; it "
-        "depends on neither"
+        name: f"{table.source}, which has {table.key.heads} heads and {table.key.kv_layout}; the "
+        "indexer's times depend on neither"
         for name, (_, table) in lent.items()
     }
     return Pricer(dispatcher, release, {name: one for name, (one, _) in lent.items()}), words

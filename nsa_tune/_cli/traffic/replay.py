@@ -137,7 +137,7 @@ def _whole(
         why = "without prefill graphs (--graph-tokens 0) the plug-in has no other ways"
     if why:
         if options.pass_times:
-            raise UsageError(f"--pass-times says nothing here: {why}")
+            raise UsageError(f"--pass-times has no effect here: {why}")
         return None
     given = options.pass_times or ()
     found = whole_prefills(
@@ -159,7 +159,7 @@ def _setups(
 
 
 def _served(trace: Path, options: TrafficOptions, tally: Tally, rest: RestOfPass) -> list[Served]:
-    """The other ways: a pass that takes less time lets the next requests come sooner."""
+    """By way, the trace simulated again: shorter passes let later requests start sooner."""
     return [
         replay_requests(trace, options, tally, way, rest, adds=False).served for way in _SERVED[1:]
     ]

@@ -155,13 +155,14 @@ def _sentence(one: Advice) -> str:
         f"{setting.name} {setting.value} instead of {setting.default}" for setting in one.settings
     )
     text = (
-        f"{changes}: {one.gain:.2f}x ({one.low:.2f} to {one.high:.2f}) over {one.batches} "
-        f"batches, {one.changed} of them changed; all together {one.total:.2f}x"
+        f"{changes}: {one.gain:.2f}x faster ({one.low:.2f} to {one.high:.2f}) in the mean of "
+        f"{one.batches} batches, of which {one.changed} change; in total time {one.total:.2f}x"
     )
     if one.worst > 1 + MARGIN:
-        text += f"; loses up to {one.worst:.2f}x, on {one.worst_batch}"
+        text += f"; up to {one.worst:.2f}x slower, on {one.worst_batch}"
     if one.lost > 1 + MARGIN:
         text += (
-            f"; the table would be {one.lost:.2f}x faster still, {one.lost_at_worst:.2f}x at most"
+            f"; deciding for each batch would be {one.lost:.2f}x faster still, "
+            f"{one.lost_at_worst:.2f}x at most"
         )
     return f"{text}. {one.note}" if one.note else text

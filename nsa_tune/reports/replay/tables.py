@@ -65,9 +65,9 @@ def warnings(found: Replay) -> list[str]:
         texts += _of_whole(found.whole, found.rest is not None)
     if found.rest is None and found.whole is None:
         texts.append(
-            "times are of attention alone: without --rest, a file that says what the rest of a "
-            "pass takes, or --pass-times, what an engine measured, there is no time to first token "
-            "and no rate"
+            "times are of attention alone; for times to first token and tokens a second give "
+            "--rest (a file that says what the rest of a pass takes) or --pass-times (what an "
+            "engine measured)"
         )
     elif found.rest is not None:
         texts += _of_rest(found, found.rest)
@@ -84,14 +84,14 @@ def _of_rest(found: Replay, rest: RestOfPass) -> Iterator[str]:
     kinds = [kind for kind in KINDS if kind not in rest.gpu_ms]
     if kinds:
         yield (
-            f"the rest of a pass says nothing of {' or '.join(kinds)} passes: they are taken "
-            f"to be like {next(iter(rest.gpu_ms))} passes"
+            f"the file of --rest has no weights for {' or '.join(kinds)} passes: those for "
+            f"{next(iter(rest.gpu_ms))} passes are used"
         )
     lacking = [point for point in rest.attention if point not in _priced(found)]
     if lacking:
         yield (
-            f"the rest of a pass was fitted without {', '.join(lacking)}, which has no price "
-            "here: times to first token are too short by it"
+            f"{', '.join(lacking)} has no price here, and the file of --rest does not count it "
+            "either: times to first token lack its time"
         )
 
 
@@ -111,11 +111,11 @@ def _of_whole(found: WholePasses, rest: bool) -> Iterator[str]:
         ]
         if other:
             yield (
-                f"{one.name}: of {every} prefills these rest on less than a measurement: "
+                f"{one.name}: of {every} prefills these were not measured in just this way: "
                 f"{', '.join(other)}"
             )
     if not rest:
-        yield "a decode pass takes a stated 30 ms in times to first token; give --rest for its own"
+        yield "times to first token assume 30 ms for a decode pass; give --rest for its real time"
 
 
 def _priced(found: Replay) -> set[str]:
