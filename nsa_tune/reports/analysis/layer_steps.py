@@ -88,7 +88,7 @@ class LayerSteps:
     total_us: float = field(init=False)
     """A layer of each kind, the steps with a time together."""
     next_best_us: float = field(init=False)
-    """The same by the second fastest way of each step that has one: what choices are about."""
+    """The same by the second fastest way of each step that has one."""
     default_us: float | None = field(init=False)
     """The same as `total_us` by the baseline's choices; None where one of them has no time."""
 

@@ -48,7 +48,7 @@ def application(paths: list[Path], *, token: str | None = None) -> ASGIApp:
 
 
 def routes(paths: list[Path], *, extra: str = "") -> list[Route]:
-    """The dashboard's pages, for an application that lets visitors in itself. `extra` is an HTML
+    """The dashboard's pages, for an application with its own access control. `extra` is an HTML
     element above the tables."""
     pages = _Pages(WatchedFiles(paths), extra)
     return [

@@ -1,7 +1,7 @@
-"""Connections that cannot use the server up: each has so long for a request and for its answer.
+"""Connections with time limits for a request and for its answer, so that none blocks the server.
 
-Somebody who connects and says nothing is hung up on, and earlier where others wait. Without that,
-connections that stay half open take every descriptor that the process may have.
+A client that connects and sends nothing is disconnected after the limit, or earlier when there are
+too many connections. Otherwise half-open connections would use up the process's file descriptors.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _MOST = 2048
 _KEPT_FREE = 256
 """Descriptors for everything else: databases, the log, the event loop."""
 _REQUEST_S, _RESPONSE_S = 10.0, 60.0
-"""For a whole request, from the first byte or before, and for its answer to be taken away."""
+"""Seconds until a whole request is here, from connecting on, and until its answer is taken."""
 
 
 def most_connections() -> int:
-    """Connections that are open at once, after room for them was made where that is allowed."""
+    """Connections that may be open at once; raises the process's limit of open files if it can."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _MOST + _KEPT_FREE
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -34,12 +34,12 @@ def most_connections() -> int:
 
 
 class Limited(H11Protocol):
-    """One connection. `most` are open at once; of more, those that say nothing make room."""
+    """One connection. At most `most` are open at once; beyond, the longest silent one is closed."""
 
     most = _MOST
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Wait for a request, so long; the longest silent one goes if there are too many."""
+        """Start the time limit of a request; close the longest silent one of too many."""
         super().connection_made(transport)
         self._deadline: asyncio.TimerHandle | None = None
         # A dict is in order: those that have waited longest come first.
@@ -57,7 +57,7 @@ class Limited(H11Protocol):
         super().connection_lost(exc)
 
     def handle_events(self) -> None:
-        """Read what has come; with a whole request the time for its answer begins."""
+        """Read what has come. After a whole request, the time limit of its answer starts."""
         before = self.cycle
         super().handle_events()
         if self.cycle is not before:

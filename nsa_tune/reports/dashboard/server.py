@@ -56,7 +56,7 @@ def serve(
 
 
 def config_of(paths: list[Path], token: str | None) -> uvicorn.Config:
-    """How `paths` are served: within limits that no visitor passes."""
+    """The server's settings for `paths`, with limits on connections."""
     return uvicorn.Config(
         application(paths, token=token), http=limited_to(most_connections()), backlog=BACKLOG,
         log_level="warning", access_log=False, server_header=False, lifespan="off", ws="none",

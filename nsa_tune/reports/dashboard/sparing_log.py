@@ -1,4 +1,4 @@
-"""A log that visitors cannot fill: so many lines a minute, and the number of the others."""
+"""A log that visitors cannot fill: ten lines a minute, and how many were left out."""
 
 from __future__ import annotations
 

@@ -28,9 +28,9 @@ NO_REPORT = (
     NsaTuneError, ArithmeticError, AssertionError, AttributeError, LookupError, RecursionError,
     TypeError, ValueError,
 )  # fmt: skip
-"""What a table that somebody made up may come to in a report. It is that table's trouble alone."""
+"""What a report may raise for a faulty table. Only that table is left out."""
 _SLOW_S, _NOT_AGAIN_S = 1.0, 60.0
-"""A file that took so long and cannot be read is not looked at again for a minute."""
+"""A file that takes more than a second and cannot be read is tried again after a minute."""
 _RUNS, _NEWEST, _FAILURES = 5, 8, 8
 
 
@@ -56,7 +56,7 @@ class WatchedFiles:
         self._broken: dict[str, str] = {}
         """Why a table has no section, by its source."""
         self._slow: dict[Path, tuple[object, float, str]] = {}
-        """Files that took long and then could not be read: as what, when, and why."""
+        """Slow files that could not be read: their state, when that was, and why."""
         self._lock = Lock()
 
     @property
@@ -204,7 +204,7 @@ def _read(path: Path, state: object) -> _Seen:
 
 
 def _without_directories(error: Exception, path: Path) -> str:
-    """What the error says, for visitors whom it does not concern where the file lies."""
+    """The error's text without the file's directories, which visitors should not see."""
     return str(error).replace(str(path), path.name) or type(error).__name__
 
 

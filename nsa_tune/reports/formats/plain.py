@@ -19,6 +19,5 @@ def plain(text: str) -> str:
 
 
 def source_name(source: str) -> str:
-    """A table's source without its directories, which are nobody's business once a report is sent
-    on."""
+    """A table's source without its directories, which a report that is sent on should not tell."""
     return source.rpartition("/")[2] or source
