@@ -43,10 +43,9 @@ def around_forward(
 def around_sync(original: Callable[..., Any], adapter: Any, local_batch: Any) -> Any:
     """The hook around `SchedulerDPAttnAdapter.prepare_mlp_sync_batch`: ranks tell of a pass."""
     steering = adapter.model_runner.__dict__.get(STEERING)
-    said = None
-    if isinstance(steering, DataParallel):
-        said = attempt("looking at a batch", steering.says, local_batch)
-    with saying(said):
+    if not isinstance(steering, DataParallel):
+        return original(adapter, local_batch)
+    with saying(attempt("looking at a batch", steering.says, local_batch)):
         return original(adapter, local_batch)
 
 

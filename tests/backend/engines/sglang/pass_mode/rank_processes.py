@@ -74,6 +74,8 @@ class Scenario:
     odd: int = 1
     """The rank on which it happens."""
     seed: int = 1
+    attn_tp: int = 1
+    """Ranks that share each data-parallel batch; only the first of them is heard by the others."""
 
 
 class _Group:
@@ -136,6 +138,7 @@ class _Engine:
         self.mixed: list[str] = []
         self._kinds: list[str] = []
         self._own = Random(1000 * scenario.seed + rank)
+        self._batches = Random(1000 * scenario.seed + rank // scenario.attn_tp)
         self._forward = original([])
         if not self.suffers(Fault.NO_TABLE):
             self._new_table()
@@ -219,7 +222,7 @@ class _Engine:
         adapter, shared = _Adapter(self), Random(self.scenario.seed)
         for _ in range(self.scenario.passes):
             burst = shared.random() < 0.2
-            scheduled = _prompts(self._own) if burst else _scheduled(self._own)
+            scheduled = _prompts(self._batches) if burst else _scheduled(self._batches)
             around = self.scenario.fault is not Fault.NO_PLUGIN or not self.suffers(
                 self.scenario.fault
             )
@@ -239,6 +242,7 @@ class _Adapter:
         self.model_runner = engine
         version = engine.scenario.version
         assert version is not None
+        self._groups = engine.scenario.ranks // engine.scenario.attn_tp
         wheel = wheel_of(version)
         names: dict[str, Any] = {
             "__name__": __name__,
@@ -269,8 +273,8 @@ class _Adapter:
             "can_run_decode_cuda_graph": decodes, "local_forward_mode": mode.value,
             "can_run_prefill_cuda_graph": mode is Mode.IDLE or (mode is Mode.EXTEND and fits),
             "can_run_draft_cuda_graph": True, "is_extend_in_batch": not decodes,
-            "dp_size": self.model_runner.scenario.ranks, "tp_size": 1, "cp_size": 1,
-            "num_dp_ranks": self.model_runner.scenario.ranks,
+            "dp_size": self._groups, "tp_size": self.model_runner.scenario.attn_tp, "cp_size": 1,
+            "num_dp_ranks": self._groups,
         }  # fmt: skip
         wanted = {one.name for one in fields(self._info)}
         info = self._info(**{name: value for name, value in given.items() if name in wanted})

@@ -99,6 +99,18 @@ def test_data_parallel_ranks_run_alike(
     assert ("decode_graph" in _late(reports)) == (fault is not Fault.LOSES)
 
 
+@pytest.mark.parametrize(("version", "odd"), [("0.5.17", 1), ("0.5.23", 1), ("0.5.17", 2)])
+def test_ranks_that_share_a_batch_go_by_the_one_that_the_others_hear(
+    version: str, odd: int, tmp_path: Path
+) -> None:
+    """Of two ranks that share a batch only the first one's row is read: the second goes by it."""
+    scenario = Scenario(4, 400, version=version, fault=Fault.PAUSED, odd=odd, attn_tp=2)
+    reports = _ran(tmp_path, scenario)
+    ways = _alike(reports, scenario)
+
+    assert {"engine", "decode_graph", "dense_graph"} <= ways.keys()
+
+
 @pytest.mark.parametrize(
     ("version", "fault"),
     [

@@ -89,19 +89,25 @@ class Gathered(list[int]):
         """Whether all ranks would replay a prefill graph."""
 
 
+_taking_part = False
+"""Whether this process is steered, in the gathering that it is about to take part in."""
 _said: Said | None = None
-"""What this rank says in the gathering that it is about to take part in."""
+"""What this rank says in it."""
 
 
 @contextmanager
 def saying(said: Said | None) -> Iterator[None]:
-    """Within it this rank's row says `said`."""
-    global _said
-    _said = said
+    """Within it this rank's row says `said`, and it goes by what all ranks have said.
+
+    It does so too where it says nothing itself: of ranks that share a batch (attention with tensor
+    parallelism within data parallelism) only the first one's row is read.
+    """
+    global _said, _taking_part
+    _said, _taking_part = said, True
     try:
         yield
     finally:
-        _said = None
+        _said, _taking_part = None, False
 
 
 def around_gather(original: Callable[..., Any], info: Any, *rest: Any, **named: Any) -> Any:
@@ -111,9 +117,10 @@ def around_gather(original: Callable[..., Any], info: Any, *rest: Any, **named: 
     be every rank's.
     """
     # With two-batch overlap the field is in use.
-    if _said is None or info.local_can_run_tbo is not False:
+    if not _taking_part or info.local_can_run_tbo is not False:
         return original(info, *rest, **named)
-    info.local_can_run_tbo = _said.encoded()
+    if _said is not None:
+        info.local_can_run_tbo = _said.encoded()
     result = original(info, *rest, **named)
     # Later releases keep what was gathered in the host's memory.
     rows = info.tp0_info_cpu if hasattr(info, "tp0_info_cpu") else info.tp0_info

@@ -61,7 +61,7 @@ class _Info:
 
 def _gathered(info: _Info, said: Said | None) -> Any:
     with saying(said):
-        assert around_gather(_Info.all_gather, info, "cpu", None) == "gathered"
+        assert around_gather(type(info).all_gather, info, "cpu", None) == "gathered"
     return info.global_num_tokens
 
 
@@ -90,6 +90,30 @@ def test_a_rank_that_says_nothing_sends_what_sglang_sends() -> None:
 
     assert info.local_can_run_tbo is False
     assert type(found) is list
+
+
+def test_a_rank_that_nobody_hears_goes_by_what_the_others_say() -> None:
+    """Of ranks that share a batch only the first one's row is read: this one is the second."""
+    heard = [Said(5), Said(30)]
+
+    class Second(_Info):
+        def all_gather(self, device: str, group: object, use_all_reduce: bool = False) -> str:
+            result = super().all_gather(device, group)
+            own: Any = self
+            own.tp0_info = own.tp0_info[1:]
+            return result
+
+    found = _gathered(Second([one.encoded() for one in heard]), None)
+
+    assert isinstance(found, Gathered)
+    assert found.said == tuple(heard)
+
+
+def test_a_process_that_is_not_steered_goes_by_nothing() -> None:
+    info = _Info([Said(5).encoded()])
+    around_gather(_Info.all_gather, info, "cpu", None)
+
+    assert type(info.global_num_tokens) is list
 
 
 def test_a_field_in_use_is_left_alone() -> None:
