@@ -54,6 +54,8 @@ class DataParallel(Steering[Gathered]):
         """`decode` has the decode graphs that may run a prefill; None where none may."""
         super().__init__(runner, dense=dense, decode=decode)
         self._index_topk = index_topk
+        self._logged: frozenset[PassMode] = frozenset()
+        """What this rank has seen to lose, as far as the log says so."""
 
     def says(self, batch: Any) -> Said | None:
         """What the other ranks must know of this one's batch; None: all leave it to SGLang.
@@ -97,15 +99,16 @@ class DataParallel(Steering[Gathered]):
         )
 
     def _lost(self) -> frozenset[PassMode]:
-        """What this rank has seen to lose; it says so once."""
+        """What this rank has seen to lose; it says so once, although its times change."""
         if self.watch is None:
             return frozenset()
-        for mode in sorted(self.watch.found):
+        for mode in sorted(self.watch.found - self._logged):
             say_once(
                 logging.WARNING,
-                f"{mode} is given up: on this rank its passes take longer than SGLang's own "
-                f"({self.watch.report()})",
+                f"{mode} is given up for now: on this rank its passes take longer than SGLang's "
+                f"own ({self.watch.report()})",
             )
+        self._logged = self.watch.found
         return self.watch.found
 
     def _sums(self, forward_batch: Any) -> Gathered | None:

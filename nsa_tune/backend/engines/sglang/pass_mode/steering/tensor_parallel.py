@@ -92,7 +92,7 @@ class TensorParallel(Steering[PrefillSums]):
         return PassMode.ENGINE if same else mode
 
     def _give_up_together(self) -> None:
-        """Every so many passes all ranks give up what rank 0 has seen to lose."""
+        """Every so many passes all ranks give up what rank 0 has seen to lose, and nothing else."""
         self._passes += 1
         if self.watch is None or self._passes % _TOGETHER:
             return
@@ -100,9 +100,11 @@ class TensorParallel(Steering[PrefillSums]):
         for mode in sorted(given_up - self.watch.given_up):
             say_once(
                 logging.WARNING,
-                f"{mode} is given up: its passes take longer than SGLang's own "
+                f"{mode} is given up for now: its passes take longer than SGLang's own "
                 f"({self.watch.report()})",
             )
+        for mode in sorted(self.watch.given_up - given_up):
+            say_once(logging.INFO, f"{mode} is tried again")
         self.watch.given_up = given_up
 
     def _run(

@@ -265,6 +265,36 @@ def test_a_rank_on_which_rows_lose_says_so() -> None:
     assert _steering(watch=watch).says(None) == Said(lost=frozenset({DECODE}))
 
 
+def test_that_rows_lose_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Although other passes go on to be timed."""
+    watch = Watch(_Tick)
+    watch.found = frozenset({DECODE})
+    steering = _steering(watch=watch)
+    with caplog.at_level("WARNING"):
+        for _ in range(50):
+            start = watch.begin()
+            if start is not None:
+                watch.end(start, ENGINE, 1000.0)
+            steering.says(None)
+
+    assert caplog.text.count("is given up") == 1
+
+
+class _Tick:
+    """An event; each is a little further from the last."""
+
+    count = 0
+
+    def record(self) -> None:
+        _Tick.count += 1
+
+    def query(self) -> bool:
+        return True
+
+    def elapsed_time(self, other: object) -> float:
+        return float(_Tick.count)
+
+
 def _pass(forward_batch: Any, gathered: Any) -> tuple[list[Any], Any, DataParallel]:
     forward_batch.original_global_num_tokens_cpu = gathered
     forward_batch.is_extend_in_batch = True

@@ -475,6 +475,12 @@ def test_ranks_give_up_what_rank_0_has_found_and_at_the_same_pass() -> None:
     assert modes == [Mode.DECODE] * (module._TOGETHER - 1) + [Mode.EXTEND] * 2
     assert watch.given_up == {DECODE}
 
+    ranks.told = frozenset()
+    modes = [
+        _run(steered, batch([8192], [128]))[1][0].forward_mode for _ in range(module._TOGETHER)
+    ]
+    assert modes == [Mode.EXTEND] * (module._TOGETHER - 2) + [Mode.DECODE] * 2
+
 
 pass_times = st.lists(
     st.builds(

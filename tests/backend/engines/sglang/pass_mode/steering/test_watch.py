@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from random import Random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from nsa_tune.backend.engines.sglang.pass_mode.mode import PassMode
 from nsa_tune.backend.engines.sglang.pass_mode.steering import watch as module
@@ -127,6 +130,94 @@ def test_a_way_that_begins_to_lose_is_found(watch: Watch, device: _Device) -> No
     _passes(watch, device, ROWS, 1300.0, 200)
 
     assert watch.found == {ROWS}
+
+
+def test_a_slow_moment_of_the_host_gives_no_way_up(watch: Watch, device: _Device) -> None:
+    """However long it was."""
+    _passes(watch, device, ROWS, 700.0, module._ENOUGH - 1)
+    _passes(watch, device, ROWS, 60e6, 1)
+    _passes(watch, device, ROWS, 700.0, 20)
+
+    assert watch.found == frozenset()
+
+
+def test_a_way_that_is_very_slow_now_and_then_is_found(watch: Watch, device: _Device) -> None:
+    """One of twelve timed passes takes twenty times as long: it loses on the whole."""
+    for _ in range(20):
+        _passes(watch, device, ROWS, 700.0, 11)
+        _passes(watch, device, ROWS, 20_000.0, 1)
+
+    assert watch.found == {ROWS}
+
+
+@given(st.integers(0, 2**32 - 1))
+def test_noise_alone_seldom_gives_up_a_way_that_wins(seed: int) -> None:
+    random, device = Random(seed), _Device()
+    watch = Watch(device.event)
+    for _ in range(400):
+        _passes(watch, device, ROWS, 900.0 * random.uniform(0.8, 1.2), 1)
+
+    assert watch.found == frozenset()
+
+
+@given(st.integers(0, 2**32 - 1))
+def test_noise_does_not_hide_a_way_that_loses(seed: int) -> None:
+    random, device = Random(seed), _Device()
+    watch = Watch(device.event)
+    for _ in range(400):
+        _passes(watch, device, ROWS, 1100.0 * random.uniform(0.8, 1.2), 1)
+
+    assert watch.found == {ROWS}
+
+
+def _until_tried_again(watch: Watch, device: _Device, mode: PassMode) -> int:
+    """Passes of SGLang's own that run while a way is given up."""
+    count = 0
+    while mode in watch.found:
+        start = watch.begin()
+        device.now_us += ENGINE_US
+        if start is not None:
+            watch.end(start, ENGINE, ENGINE_US)
+        count += 1
+        assert count < 10**6
+    return count
+
+
+def test_a_way_that_was_given_up_is_tried_again(watch: Watch, device: _Device) -> None:
+    """What was slow may have been something else on the host, for a while."""
+    _passes(watch, device, ROWS, 3000.0, 100)
+    assert watch.found == {ROWS}
+
+    assert _until_tried_again(watch, device, ROWS) == pytest.approx(module._RETRY, abs=8 * 100)
+    _passes(watch, device, ROWS, 700.0, 1000)
+    assert watch.found == frozenset()
+
+
+def test_a_way_that_goes_on_to_lose_is_tried_ever_more_seldom(
+    watch: Watch, device: _Device
+) -> None:
+    waits = []
+    for _ in range(3):
+        _passes(watch, device, ROWS, 1300.0, module._ENOUGH)
+        assert watch.found == {ROWS}
+        waits.append(_until_tried_again(watch, device, ROWS))
+
+    assert waits[1] == module._RETRY_GROWS * waits[0]
+    assert waits[2] == module._RETRY_GROWS * waits[1]
+    # So passes of a way that loses are few among all.
+    assert 0.03 * waits[0] > module._ENOUGH * module._EVERY
+
+
+def test_a_way_that_lost_while_everything_was_slow_is_judged_by_the_engines_passes_since(
+    watch: Watch, device: _Device
+) -> None:
+    _passes(watch, device, ROWS, 1300.0, module._ENOUGH)
+    _passes(watch, device, ENGINE, 2000.0, 500)
+    _until_tried_again(watch, device, ROWS)
+    _passes(watch, device, ENGINE, 2000.0, 100)
+    _passes(watch, device, ROWS, 1300.0, 500)
+
+    assert watch.found == frozenset()
 
 
 def test_the_engines_own_way_is_never_given_up(watch: Watch, device: _Device) -> None:
