@@ -20,7 +20,8 @@ __all__ = ["NOTHING", "Store", "agree", "decides_by", "refuse", "silent", "table
 NOTHING = "no table"
 """What a rank says that decides nothing."""
 _ON, _OFF = b"on", b"off"
-_POLL_S = 0.05
+_FIRST_POLL_S, _POLL_S = 0.001, 0.05
+"""Ranks mostly come at the same time; one that is waited for longer is asked for less often."""
 
 
 class Store(Protocol):
@@ -66,11 +67,12 @@ def agree(
     name = f"nsa_tune/{question}"
     store.set(f"{name}/{rank}", answer)
     keys = [f"{name}/{one}" for one in range(ranks)]
-    until = clock() + timeout_s
+    until, pause_s = clock() + timeout_s, _FIRST_POLL_S
     while not store.check(keys) and clock() < until:
         if store.check([f"{name}/verdict"]):
             break
-        time.sleep(_POLL_S)
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, _POLL_S)
     alike = store.check(keys) and all(store.get(key) == answer.encode() for key in keys)
     verdict = store.compare_set(f"{name}/verdict", "", (_ON if alike else _OFF).decode())
     return verdict == _ON

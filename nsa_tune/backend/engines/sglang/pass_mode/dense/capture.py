@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nsa_tune import __version__
-from nsa_tune.backend.engines.sglang.edge import say_once
+from nsa_tune.backend.engines.sglang.edge import EngineMustStop, say_once
 from nsa_tune.backend.engines.sglang.pass_mode.dense.graphs import DenseGraphs, Kind
+from nsa_tune.backend.engines.sglang.pass_mode.dense.noted import NotedBuffers
 from nsa_tune.backend.engines.sglang.pass_mode.eligible import (
     DENSE_SWITCH,
     why_no_absorbed_graphs,
@@ -44,6 +45,9 @@ def capture_all(graphs: Any) -> None:
     """Capture the dense graphs of a PrefillCudaGraphRunner, if all of its ranks do.
 
     Call it within the runner's own capture session.
+
+    Raises:
+        EngineMustStop: it failed on some rank, and the ranks cannot go on alike.
     """
     import torch
 
@@ -52,12 +56,23 @@ def capture_all(graphs: Any) -> None:
         return
     ranks = Ranks(runner)
     reason = why_not(runner) or why_no_dense_graphs(graphs) or _why_no_room(graphs)
-    if not ranks.all_say("dense_graphs", __version__ if reason is None else None):
+    noted = NotedBuffers.of_engine() if ranks.count > 1 else NotedBuffers([])
+    # One rank that captured another graph would wait for the others for ever.
+    modes = [] if reason is not None else _modes(runner)
+    what = f"{__version__}: {modes} of {sorted(graphs.capture_num_tokens)}" if modes else None
+    if not ranks.all_say("dense_graphs", what):
         say_once(logging.INFO, f"no dense prefill graphs: {reason or 'the ranks do not agree'}")
         return
     begin, free = time.monotonic(), torch.cuda.mem_get_info()[0]
-    found = ranks.together("capturing dense prefill graphs", lambda: _dense_graphs(graphs))
+    try:
+        found = _dense_graphs(graphs, modes, ranks, noted)
+    except EngineMustStop:
+        raise
+    except Exception:
+        _check_alike(ranks, noted)
+        raise
     if found is None:
+        _check_alike(ranks, noted)
         say_once(logging.WARNING, "no dense prefill graphs: another rank could not capture them")
         return
     setattr(graphs, _CAPTURED, found)
@@ -72,16 +87,57 @@ def capture_all(graphs: Any) -> None:
     )
 
 
-def _dense_graphs(graphs: Any) -> dict[PassMode, DenseGraphs]:
-    runner = graphs.model_runner
+def _modes(runner: Any) -> list[str]:
+    """The ways for which graphs are captured."""
+    absorbed = why_no_absorbed_graphs(runner) is None
+    return [mode.value for mode, kind in _KINDS.items() if kind is not Kind.MLA or absorbed]
+
+
+def _dense_graphs(
+    graphs: Any, modes: Sequence[str], ranks: Ranks, noted: NotedBuffers
+) -> dict[PassMode, DenseGraphs] | None:
+    """The dense graphs of all sizes; None if another rank could not capture one of them."""
+    index_topk = graphs.model_runner.attn_backend.dsa_index_topk
     found: dict[PassMode, DenseGraphs] = {}
-    for mode, kind in _KINDS.items():
-        if kind is Kind.MLA and why_no_absorbed_graphs(runner) is not None:
-            continue
-        dense = found[mode] = DenseGraphs(graphs, runner.attn_backend.dsa_index_topk, kind)
+    for mode in map(PassMode, modes):
+        dense = found[mode] = DenseGraphs(graphs, index_topk, _KINDS[mode])
         for size in sorted(graphs.capture_num_tokens, reverse=True):
-            dense.capture(size)
+            if not _captures(dense, size, ranks, noted):
+                return None
     return found
+
+
+def _captures(dense: DenseGraphs, size: int, ranks: Ranks, noted: NotedBuffers) -> bool:
+    """Capture one graph; False if another rank could not. The ranks agree after each.
+
+    So none waits within the next graph for a rank that has failed in this one.
+    """
+
+    def capture() -> bool:
+        dense.capture(size)
+        return True
+
+    captured, marks = False, noted.marks()
+    try:
+        captured = ranks.together("capturing a dense prefill graph", capture) or False
+    finally:
+        if not captured:
+            noted.take_back(marks)
+    return captured
+
+
+def _check_alike(ranks: Ranks, noted: NotedBuffers) -> None:
+    """After a failure: may SGLang go on? Its custom all-reduces must have noted as many buffers."""
+    if ranks.count == 1 or ranks.all_say("noted_buffers", noted.counted()):
+        return
+    text = (
+        "capturing dense prefill graphs failed, and has left the ranks with different buffers in "
+        "SGLang's custom all-reduce, so this engine cannot start. Start it with "
+        f"{DENSE_SWITCH}=0, or with --disable-custom-all-reduce"
+    )
+    # SGLang may exchange the buffers on its way out, and not live to show the error.
+    say_once(logging.ERROR, text)
+    raise EngineMustStop(text)
 
 
 def _why_no_room(graphs: Any) -> str | None:

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from nsa_tune.backend.engines.sglang.edge import EngineMustStop
 from nsa_tune.backend.engines.sglang.pass_mode.dense import capture as module
 from nsa_tune.backend.engines.sglang.pass_mode.dense.capture import capture_all, captured
 from nsa_tune.backend.engines.sglang.pass_mode.dense.graphs import Kind
+from nsa_tune.backend.engines.sglang.pass_mode.dense.noted import NotedBuffers
 from nsa_tune.backend.engines.sglang.pass_mode.mode import PassMode
 from nsa_tune.backend.engines.sglang.pass_mode.ranks.ranks import Ranks
 from tests.backend.engines.sglang.pass_mode.fakes import Dense
@@ -111,3 +113,118 @@ def test_no_dense_graphs_are_captured_where_memory_may_run_out(
 
     assert bool(captured(graphs)) == enough
     assert ("500 MiB of memory are free" in caplog.text) != enough
+
+
+class _AllReduce:
+    """SGLang's custom all-reduce."""
+
+    def __init__(self) -> None:
+        self._graph_inputs: list[int] = []
+
+
+class _Ranks:
+    """This rank among two. The other one fails at a size, or has noted something else."""
+
+    rank, count = 0, 2
+
+    def __init__(self, *, fails_at: int = 0, notes: str | None = None) -> None:
+        self._fails_at, self._notes = fails_at, notes
+        self.said: list[str | None] = []
+        self.size = 0
+
+    def together(self, what: str, call: Any) -> Any:
+        result = call()
+        return None if self.size == self._fails_at else result
+
+    def all_say(self, question: str, answer: str | None) -> bool:
+        self.said.append(answer)
+        return question == "dense_graphs" or answer == self._notes
+
+
+def _two_ranks(
+    ranks: _Ranks, monkeypatch: pytest.MonkeyPatch, *, own_fails_at: int = 0
+) -> tuple[Any, _AllReduce]:
+    """Prefill graphs whose capture notes two buffers each, and what notes them."""
+    notes = _AllReduce()
+
+    class Captures(Dense):
+        def __init__(self, graphs: Any, index_topk: int, kind: Kind) -> None:
+            super().__init__([], kind)
+
+        def capture(self, size: int) -> None:
+            ranks.size = size
+            notes._graph_inputs += [size]
+            if size == own_fails_at:
+                raise RuntimeError("made up: out of memory")
+            notes._graph_inputs += [size]
+            self.sizes = sorted([*self.sizes, size])
+
+    monkeypatch.setattr(module, "Ranks", lambda runner: ranks)
+    monkeypatch.setattr(NotedBuffers, "of_engine", lambda: NotedBuffers([notes]))
+    monkeypatch.setattr(module, "why_no_absorbed_graphs", lambda runner: "it is Tuesday")
+    monkeypatch.setattr(module, "why_no_dense_graphs", lambda graphs: None)
+    monkeypatch.setattr(module, "DenseGraphs", Captures)
+    monkeypatch.setattr("torch.cuda.mem_get_info", lambda: (2**34, 2**35))
+    return SimpleNamespace(model_runner=_runner(), capture_num_tokens=[4, 64, 512]), notes
+
+
+@pytest.mark.parametrize("against", [None, "its hook is not in place"])
+def test_ranks_agree_on_which_graphs_they_capture(
+    against: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank that captured more than another would wait for it."""
+    ranks = _Ranks()
+    graphs, _ = _two_ranks(ranks, monkeypatch)
+    monkeypatch.setattr(module, "why_no_absorbed_graphs", lambda runner: against)
+    capture_all(graphs)
+
+    (said,) = ranks.said
+    assert ("dense_mla_graph" in (said or "")) == (against is None)
+    assert "[4, 64, 512]" in (said or "")
+
+
+def test_two_ranks_that_capture_all_keep_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    graphs, notes = _two_ranks(_Ranks(), monkeypatch)
+    capture_all(graphs)
+
+    assert captured(graphs)[PassMode.DENSE_GRAPH].sizes == [4, 64, 512]
+    assert notes._graph_inputs == [512, 512, 64, 64, 4, 4]
+
+
+def test_a_graph_that_another_rank_could_not_capture_leaves_no_buffer(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    ranks = _Ranks(fails_at=64, notes="[2]")
+    graphs, notes = _two_ranks(ranks, monkeypatch)
+    capture_all(graphs)
+
+    assert captured(graphs) == {}
+    assert notes._graph_inputs == [512, 512]
+    assert ranks.said[1:] == ["[2]"]
+    assert "another rank could not capture them" in caplog.text
+
+
+def test_a_graph_that_this_rank_could_not_capture_leaves_no_buffer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Half of it may have been captured."""
+    ranks = _Ranks(notes="[2]")
+    graphs, notes = _two_ranks(ranks, monkeypatch, own_fails_at=64)
+    with pytest.raises(RuntimeError, match="made up"):
+        capture_all(graphs)
+
+    assert captured(graphs) == {}
+    assert notes._graph_inputs == [512, 512]
+
+
+@pytest.mark.parametrize("own_fails_at", [0, 64])
+def test_ranks_that_are_left_with_different_buffers_stop_the_engine(
+    own_fails_at: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They would add up buffers that do not belong together."""
+    ranks = _Ranks(fails_at=64, notes="[3]")
+    graphs, _ = _two_ranks(ranks, monkeypatch, own_fails_at=own_fails_at)
+    with pytest.raises(EngineMustStop, match="NSA_TUNE_DENSE_GRAPHS=0"):
+        capture_all(graphs)
+
+    assert "different buffers" in caplog.text
