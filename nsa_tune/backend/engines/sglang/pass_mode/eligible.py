@@ -27,7 +27,8 @@ MODE_SWITCH = "NSA_TUNE_PASS_MODE"
 """Environment variable: 0 leaves to SGLang how passes run; 1 has the plug-in decide it also where
 it does not unless it is asked to."""
 DENSE_SWITCH = "NSA_TUNE_DENSE_GRAPHS"
-"""Environment variable: 0 captures no graphs of the plug-in's own."""
+"""Environment variable: 0 captures no graphs of the plug-in's own; 1 captures them also with DP
+attention."""
 _LONGEST_DENSE = "SGLANG_DSA_PREFILL_DENSE_ATTN_KV_LEN_THRESHOLD"
 """SGLang's own variable: keys up to which attention may be dense. SGLang sets it when it starts."""
 _PLAN_STREAM = "SGLANG_ENABLE_OVERLAP_PLAN_STREAM"
@@ -73,8 +74,8 @@ _NO_DENSE_GRAPHS: Mapping[str, Callable[[Any], bool]] = {
     "on this GPU dense attention reads lengths that a graph would keep": lambda graphs: (
         graphs.model_runner.attn_backend.device_sm_major != 9
     ),
-    "with DP attention an idle rank's batch would not fit": lambda graphs: data_parallel(
-        graphs.model_runner
+    f"with DP attention no GPUs have run them: ask for them by {DENSE_SWITCH}=1": lambda graphs: (
+        data_parallel(graphs.model_runner) and not _asked_for(DENSE_SWITCH)
     ),
     "its own graphs are not of the breakable kind": lambda graphs: (
         "BreakableCudaGraphBackend" not in {kind.__name__ for kind in type(graphs.backend).__mro__}
@@ -134,7 +135,7 @@ def why_not(runner: Any) -> str | None:
     reason = next((why for why, applies in reasons.items() if applies(runner)), None)
     if reason is not None:
         return reason
-    unasked = None if os.environ.get(MODE_SWITCH) else _why_not_unasked(runner)
+    unasked = None if _asked_for(MODE_SWITCH) else _why_not_unasked(runner)
     if unasked is not None:
         return f"{unasked} it has to be asked for, by {MODE_SWITCH}=1"
     try:
@@ -186,6 +187,11 @@ def _longest_dense() -> float:
 def why_no_decode_graphs(runner: Any) -> str | None:
     """Why no prefill of this model runner runs by decode graphs; None where some may."""
     return next((why for why, applies in _NO_DECODE_GRAPHS.items() if applies(runner)), None)
+
+
+def _asked_for(name: str) -> bool:
+    """Whether an environment variable switches on what is off by default."""
+    return bool(os.environ.get(name, "").strip()) and switched_on(name)
 
 
 def switched_on(name: str) -> bool:

@@ -278,6 +278,19 @@ def test_sglangs_own_limit_of_dense_attention_holds(
     assert (why_no_dense_graphs(_graphs()) is not None) == off
 
 
+@pytest.mark.parametrize("value", [None, "", " ", "1"])
+def test_with_dp_attention_dense_graphs_have_to_be_asked_for(
+    value: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No GPUs have run them."""
+    if value is not None:
+        monkeypatch.setenv(DENSE_SWITCH, value)
+    reason = why_no_dense_graphs(_graphs(enable_dp_attention=True))
+
+    assert (reason is None) == (value == "1")
+    assert reason is None or f"by {DENSE_SWITCH}=1" in reason
+
+
 def test_the_dense_switch_leaves_them_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(DENSE_SWITCH, "0")
 
