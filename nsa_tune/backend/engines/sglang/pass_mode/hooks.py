@@ -84,6 +84,8 @@ def around_prepare_metadata(
 
 def around_init_graphs(original: Callable[..., Any], runner: Any, *rest: Any, **named: Any) -> Any:
     """The hook around `ModelRunner.init_cuda_graphs`: afterwards passes can be measured."""
+    # An engine that captures anew has other graphs than those that this knows.
+    runner.__dict__.pop(STEERING, None)
     # Graphs keep the kernels that they are captured with.
     attempt("timing decode kernels", decode_kernel.attach, runner)
     result = original(runner, *rest, **named)

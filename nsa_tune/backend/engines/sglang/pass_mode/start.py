@@ -52,15 +52,16 @@ def attach(runner: Any) -> None:
         reason = "it captured no prefill graphs"
     if reason is None and data_parallel(runner) and not captured(graphs):
         reason = why_no_decode_graphs(runner)
+    ranks = Ranks(runner)
     if reason is not None:
         say_once(logging.INFO, f"SGLang decides by itself how prefills run: {reason}")
-    ranks = Ranks(runner)
-    key = None if reason is not None else _key(runner, graphs)
-    if not ranks.all_say("pass_mode", None if key is None else repr(key)) or key is None:
-        if key is not None:
-            say_once(logging.WARNING, "SGLang decides how prefills run: its ranks do not agree")
+        ranks.all_say("pass_mode", None)
         return
-    steering = _steering(runner, ranks)
+    # All that may fail on one rank alone, for from here on they wait for each other.
+    key, steering = _key(runner, graphs), _steering(runner, ranks)
+    if not ranks.all_say("pass_mode", repr(key)):
+        say_once(logging.WARNING, "SGLang decides how prefills run: its ranks do not agree")
+        return
     with ExitStack() as undo:
         setattr(runner, STEERING, steering)
         undo.callback(delattr, runner, STEERING)

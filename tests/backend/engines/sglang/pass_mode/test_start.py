@@ -270,6 +270,62 @@ def test_an_engine_without_prefill_graphs_is_left_alone(monkeypatch: pytest.Monk
     assert _modes(runner) == [Mode.EXTEND]
 
 
+@pytest.mark.parametrize("change", ["a reason against it", "an error"])
+def test_an_engine_that_captures_anew_and_is_left_alone_is_not_steered_by_old_graphs(
+    change: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = _started()
+
+    def found(runner: Any) -> str:
+        if change == "an error":
+            raise AttributeError("made up")
+        return "it is Tuesday"
+
+    monkeypatch.setattr(module, "why_not", found)
+    runner.init_cuda_graphs()
+
+    assert _modes(runner) == [Mode.EXTEND]
+
+
+def test_while_an_engine_captures_anew_nothing_is_steered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SGLang runs passes to warm up, and the graphs are others."""
+    runner = _started()
+    seen: list[Mode] = []
+
+    def captures(self: Runner) -> None:
+        seen.extend(_modes(self))
+
+    monkeypatch.setattr(Runner, "init_cuda_graphs", wrapped(captures, around_init_graphs))
+    runner.init_cuda_graphs()
+
+    assert seen == [Mode.EXTEND]
+
+
+def test_times_without_any_time_are_measured_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that anybody may have emptied would leave the engine as it is for ever."""
+    monkeypatch.setattr(module, "measure", lambda runner, steering: [])
+    _started()
+    monkeypatch.setattr(module, "measure", lambda runner, steering: MEASURED)
+
+    assert _modes(_started()) == [Mode.DECODE]
+
+
+def test_a_rank_that_cannot_be_steered_says_so_before_the_others_go_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Once all have agreed, they wait for each other."""
+
+    def fails(*arguments: Any, **named: Any) -> None:
+        raise AttributeError("made up")
+
+    said: list[str | None] = []
+    monkeypatch.setattr(Ranks, "all_say", lambda self, question, answer: said.append(answer))
+    monkeypatch.setattr(module, "TensorParallel", fails)
+    _started()
+
+    assert said == []
+
+
 def test_ranks_that_do_not_agree_are_left_alone(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -26,7 +26,7 @@ def load(key: Mapping[str, object], table: str | None = None) -> PassTimes | Non
     """The times for `key`, measured with the kernels of `table`; None where there are none."""
     path = _path(key)
     times = None if path is None else _read(path)
-    if times is None or times.key != dict(key) or times.table != table:
+    if times is None or not times.times or times.key != dict(key) or times.table != table:
         return None
     return times
 
