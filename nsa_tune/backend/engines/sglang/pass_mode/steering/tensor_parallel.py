@@ -68,6 +68,9 @@ class TensorParallel(Steering[PrefillSums]):
     def _sums(self, forward_batch: Any) -> PrefillSums | None:
         if not is_plain_extend(forward_batch):
             return None
+        # SGLang has no graph for these, whose place another way could take.
+        if forward_batch.input_embeds is not None or forward_batch.replace_embeds is not None:
+            return None
         extend_lens = forward_batch.extend_seq_lens_cpu
         # Dense graphs take sequences without tokens for padding, which only stands at the end.
         if type(extend_lens) is not list or 0 in extend_lens:

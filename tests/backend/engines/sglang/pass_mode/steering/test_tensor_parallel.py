@@ -312,6 +312,20 @@ def test_rows_run_nothing_that_asks_for_more_than_last_tokens(name: str) -> None
     assert _run(_steering(), extend)[1] == [extend]
 
 
+@pytest.mark.parametrize("name", ["input_embeds", "replace_embeds"])
+def test_what_sglang_runs_without_a_graph_counts_for_no_way(name: str) -> None:
+    """Else a way would be given up for passes that it did not run."""
+    steered = _steering(decode=None)
+    watch = _watched(steered)
+    assert _run(steered, batch([0], [2048]))[1]
+    assert [mode for mode, _ in watch.ended] == [DENSE]
+
+    (seen,) = _run(steered, batch([0], [2048], **{name: torch.zeros(2048, 8)}))[1]
+    assert seen.forward_mode is Mode.EXTEND
+    assert steered.last is ENGINE
+    assert len(watch.ended) == 1
+
+
 def test_images_that_are_not_there_ask_for_nothing() -> None:
     passes = _run(_steering(), batch([8192], [128], mm_inputs=[None]))[1]
 
