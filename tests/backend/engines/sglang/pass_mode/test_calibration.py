@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 from collections import Counter
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -29,6 +31,7 @@ from tests.backend.engines.sglang.pass_mode.fakes import (
     batch,
     runner,
 )
+from tests.backend.engines.sglang.wheels import Wheel
 
 ENGINE, TABLE, EAGER = PassMode.ENGINE, PassMode.TABLE_KERNEL, PassMode.EAGER
 DENSE, DENSE_MLA, DECODE = (
@@ -344,3 +347,30 @@ def test_a_pass_that_fails_leaves_nothing_forced_and_no_slots(
 
     assert steering.forced is None
     assert not made.req_to_token_pool.req_to_token.any()
+
+
+@pytest.mark.parametrize("name", ["war_fastpath_read_done_event", "shared_read_done_event"])
+@pytest.mark.parametrize("fails", [False, True])
+def test_no_event_of_a_measured_pass_stands_for_a_served_one(name: str, *, fails: bool) -> None:
+    """SGLang's scheduler waits for the event of the pass that it has launched, if it finds one."""
+    made = _runner()
+    setattr(made, name, None)
+
+    def forward(forward_batch: Any, proxy: object) -> None:
+        setattr(made, name, object())
+        if fails:
+            raise RuntimeError("made up")
+
+    made._forward_raw = forward
+    with pytest.raises(RuntimeError) if fails else nullcontext():
+        measure(made, _steering(made))
+
+    assert getattr(made, name) is None
+
+
+def test_events_of_passes_are_where_they_are_looked_for(steered: Wheel) -> None:
+    reads = ast.unparse(
+        steered.definition("sglang/srt/managers/scheduler.py", "Scheduler._apply_war_barrier")
+    )
+    (name,) = [one for one in module._READ_DONE if f"ev = runner.{one}\n" in reads]
+    assert f"runner.{name} = None" in reads
