@@ -25,7 +25,7 @@ from nsa_tune.backend.engines.sglang.pass_mode.steering.steering import Steering
 from nsa_tune.backend.engines.sglang.pass_mode.times.pass_time import PassTime
 from nsa_tune.backend.engines.sglang.prefill import changed
 
-__all__ = ["MEASURED", "longest", "measure"]
+__all__ = ["MEASURED", "contexts", "measure"]
 
 MEASURED = 2
 """Which passes are measured; part of the key, so that others are not taken for them."""
@@ -113,7 +113,15 @@ def _measured(runner: Any, steering: Steering[Any]) -> list[PassTime]:
     return found
 
 
-def longest(runner: Any) -> int:
+def contexts(runner: Any) -> list[int]:
+    """Keys before a few new tokens that this engine has room for; part of the key.
+
+    Not the room itself: the pool's size differs a little from start to start.
+    """
+    return [context for context in _CONTEXTS if context + _FEW <= _room(runner)]
+
+
+def _room(runner: Any) -> int:
     """Most keys of a sequence that is measured in this engine."""
     slots, context_len = runner.max_total_num_tokens, runner.model_config.context_len
     return int(min(slots, context_len, _LONGEST)) - 1
@@ -121,7 +129,7 @@ def longest(runner: Any) -> int:
 
 def _cases(runner: Any, steering: Steering[Any]) -> Iterator[_Case]:
     """The passes to measure: those that this engine has room for."""
-    room = longest(runner)
+    room = _room(runner)
     # Row 0 of the page tables is padding's.
     requests = len(runner.req_to_token_pool.req_to_token) - 1
     for case in _wanted(runner, steering):

@@ -13,7 +13,7 @@ from nsa_tune.backend.engines.sglang.decode import eligible as decode_eligible
 from nsa_tune.backend.engines.sglang.edge import attempt, say_once
 from nsa_tune.backend.engines.sglang.facts import facts_of
 from nsa_tune.backend.engines.sglang.parallel import parallel
-from nsa_tune.backend.engines.sglang.pass_mode.calibration import MEASURED, longest, measure
+from nsa_tune.backend.engines.sglang.pass_mode.calibration import MEASURED, contexts, measure
 from nsa_tune.backend.engines.sglang.pass_mode.dense.capture import captured, captured_mib
 from nsa_tune.backend.engines.sglang.pass_mode.eligible import (
     data_parallel,
@@ -168,8 +168,8 @@ def _key(runner: Any, graphs: Any) -> dict[str, object]:
         # None without speculative decoding.
         "draft_tokens": runner.attn_backend.speculative_num_draft_tokens,
         "dense_sizes": {str(mode): one.sizes for mode, one in captured(graphs).items()},
-        # Not the pool's size: that differs a little from start to start.
-        "longest": longest(runner),
+        "contexts": contexts(runner),
+        "context_len": runner.model_config.context_len,
         "measured": MEASURED,
     }
 

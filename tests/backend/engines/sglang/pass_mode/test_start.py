@@ -165,6 +165,7 @@ def test_times_are_valid_for_engines_in_which_passes_take_the_same(
     # How much memory is free, and so how large the pool is, differs from start to start.
     assert key() == key(300_064)
     assert key() != key(60_000)
+    assert key(100_000) == key(100_064), "also of a small pool"
     others: list[dict[str, Any]] = [
         {"quantization": None},
         {"moe_runner_backend": "deep_gemm"},
