@@ -9,6 +9,7 @@ from nsa_tune.backend.engines.sglang.decode import hooks as decode_kernel
 from nsa_tune.backend.engines.sglang.edge import attempt
 from nsa_tune.backend.engines.sglang.pass_mode.dense import capture
 from nsa_tune.backend.engines.sglang.pass_mode.dense.graphs import DenseGraphs
+from nsa_tune.backend.engines.sglang.pass_mode.forward import Forward
 from nsa_tune.backend.engines.sglang.pass_mode.ranks.gathered import saying
 from nsa_tune.backend.engines.sglang.pass_mode.start import STEERING, attach
 from nsa_tune.backend.engines.sglang.pass_mode.steering.data_parallel import DataParallel
@@ -37,7 +38,7 @@ def around_forward(
     # Data-parallel ranks have said before the pass whether they are paused.
     if not isinstance(steering, DataParallel) and paused():
         return original(runner, forward_batch, *rest, **named)
-    return steering.forward(original, runner, forward_batch, rest)
+    return steering.forward(Forward(original, runner, forward_batch, rest))
 
 
 def around_sync(original: Callable[..., Any], adapter: Any, local_batch: Any) -> Any:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from nsa_tune.backend.engines.sglang.pass_mode.forward import Forward
 from nsa_tune.backend.engines.sglang.pass_mode.rows.decode import as_decode
 from nsa_tune.backend.engines.sglang.pass_mode.rows.verify import as_verify, requests_of
 
@@ -49,28 +49,16 @@ class RowGraphs:
             return None
         return self.width * requests_of(forward_batch.extend_seq_lens_cpu, self.width)
 
-    def run(
-        self,
-        original: Callable[..., Any],
-        runner: Any,
-        forward_batch: Any,
-        rest: Sequence[Any],
-    ) -> Any:
-        """The pass of an extend batch, by as many replays as it takes.
-
-        Args:
-            original: SGLang's own method, which runs a pass.
-            runner: its ModelRunner.
-            forward_batch: a batch for which `rows_of` has an answer.
-            rest: the method's further arguments.
-        """
+    def run(self, call: Forward) -> Any:
+        """The pass of an extend batch for which `rows_of` has an answer, by as many replays as it
+        takes."""
         verify, most = self.verify, self.requests[-1]
-        rows = as_verify(forward_batch, self.width) if verify else as_decode(forward_batch)
-        full = _wants_hidden_states(forward_batch)
+        rows = as_verify(call.batch, self.width) if verify else as_decode(call.batch)
+        full = _wants_hidden_states(call.batch)
         logits, states = [], []
         for start in range(0, rows.requests, most):
             part = rows.part(start, min(start + most, rows.requests))
-            output = original(runner, part.forward_batch, *rest)
+            output = call.of(part.forward_batch).run()
             found = output.logits_output
             logits.append(part.of_ends(found.next_token_logits))
             if full:

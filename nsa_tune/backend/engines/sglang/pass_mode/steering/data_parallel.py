@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from nsa_tune.backend.engines.sglang.edge import say_once
 from nsa_tune.backend.engines.sglang.pass_mode.dense.graphs import DenseGraphs, Kind
+from nsa_tune.backend.engines.sglang.pass_mode.forward import Forward
 from nsa_tune.backend.engines.sglang.pass_mode.mode import PassMode
 from nsa_tune.backend.engines.sglang.pass_mode.ranks.gathered import (
     MOST_SEQUENCES,
@@ -172,20 +173,13 @@ class DataParallel(Steering[Gathered]):
                 slowest_us = max(pass_us, slowest_us or 0.0)
         return slowest_us
 
-    def _run(
-        self,
-        original: Callable[..., Any],
-        runner: Any,
-        mode: PassMode,
-        forward_batch: Any,
-        rest: Sequence[Any],
-    ) -> Any:
+    def _run(self, mode: PassMode, call: Forward) -> Any:
         if mode is PassMode.DECODE_GRAPH:
-            return _run_rows(original, runner, forward_batch, rest)
+            return _run_rows(call)
         if mode is PassMode.EAGER:  # only while passes are measured
-            forward_batch = copy.copy(forward_batch)
-            set_flag(forward_batch, PREFILL_FLAGS, False)
-        return super()._run(original, runner, mode, forward_batch, rest)
+            call = call.of(copy.copy(call.batch))
+            set_flag(call.batch, PREFILL_FLAGS, False)
+        return super()._run(mode, call)
 
 
 def set_flag(batch: Any, names: Sequence[str], value: bool) -> None:
@@ -195,17 +189,15 @@ def set_flag(batch: Any, names: Sequence[str], value: bool) -> None:
             setattr(batch, name, value)
 
 
-def _run_rows(
-    original: Callable[..., Any], runner: Any, forward_batch: Any, rest: Sequence[Any]
-) -> Any:
+def _run_rows(call: Forward) -> Any:
     """Take part in the replay of a decode graph, whatever this rank's batch is."""
-    mode = forward_batch.forward_mode
+    mode = call.batch.forward_mode
     prefill = mode is type(mode).EXTEND
-    rows = as_decode(forward_batch) if prefill else None
-    batch = copy.copy(forward_batch) if rows is None else rows.forward_batch
+    rows = as_decode(call.batch) if prefill else None
+    batch = copy.copy(call.batch) if rows is None else rows.forward_batch
     batch.is_extend_in_batch = False
     set_flag(batch, _DECODE_FLAGS, True)
-    output = original(runner, batch, *rest)
+    output = call.of(batch).run()
     if rows is not None:
         logits = output.logits_output
         logits.next_token_logits = rows.of_ends(logits.next_token_logits)

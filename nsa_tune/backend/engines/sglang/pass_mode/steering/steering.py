@@ -7,11 +7,12 @@ their batches (tensor_parallel.py) or have batches of their own (data_parallel.p
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
 
 from nsa_tune.backend.engines.sglang.pass_mode.dense.graphs import DenseGraphs
+from nsa_tune.backend.engines.sglang.pass_mode.forward import Forward
 from nsa_tune.backend.engines.sglang.pass_mode.mode import PassMode
 from nsa_tune.backend.engines.sglang.pass_mode.rows.graphs import RowGraphs
 from nsa_tune.backend.engines.sglang.pass_mode.steering.watch import Watch
@@ -52,27 +53,21 @@ class Steering(ABC, Generic[Sums]):
         self.forced: PassMode | None = None
         """While passes are measured: how the next one runs."""
 
-    def forward(
-        self,
-        original: Callable[..., Any],
-        runner: Any,
-        forward_batch: Any,
-        rest: Sequence[Any],
-    ) -> Any:
-        """A pass: chosen, run by `original`, which is SGLang's own method, and now and then timed.
+    def forward(self, call: Forward) -> Any:
+        """A pass: chosen, run, and now and then timed.
 
         Nothing is caught here. What decides is arithmetic over numbers that all ranks share; an
         error in it would be every rank's.
         """
         if self.forced is not None:
-            return self._run(original, runner, self.forced, forward_batch, rest)
+            return self._run(self.forced, call)
         self.last = PassMode.ENGINE
-        sums = self._sums(forward_batch)
+        sums = self._sums(call.batch)
         if sums is None:
-            return original(runner, forward_batch, *rest)
+            return call.run()
         mode = self.last = self.fastest(sums)
         start = self.watch.begin() if self.watch is not None else None
-        output = self._run(original, runner, mode, forward_batch, rest)
+        output = self._run(mode, call)
         if start is not None and self.watch is not None:
             engine_us = self._engine_us(sums)
             if engine_us is not None:
@@ -95,17 +90,10 @@ class Steering(ABC, Generic[Sums]):
         """How the last pass ran, which was to run in this way."""
         return mode
 
-    def _run(
-        self,
-        original: Callable[..., Any],
-        runner: Any,
-        mode: PassMode,
-        forward_batch: Any,
-        rest: Sequence[Any],
-    ) -> Any:
+    def _run(self, mode: PassMode, call: Forward) -> Any:
         """Run a pass by dense graphs, if those are what `mode` asks for, or as SGLang has it."""
         with told(self._graphs.backend, DENSE, self.dense.get(mode)):
-            return original(runner, forward_batch, *rest)
+            return call.run()
 
     def _is_loading(self) -> bool:
         """Whether a prefix may still be on its way from the host's memory, layer by layer.

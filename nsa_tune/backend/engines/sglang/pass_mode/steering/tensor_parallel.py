@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from nsa_tune.backend.engines.sglang.edge import say_once
 from nsa_tune.backend.engines.sglang.pass_mode.dense.graphs import DenseGraphs
+from nsa_tune.backend.engines.sglang.pass_mode.forward import Forward
 from nsa_tune.backend.engines.sglang.pass_mode.mode import PassMode
 from nsa_tune.backend.engines.sglang.pass_mode.ranks.ranks import Ranks
 from nsa_tune.backend.engines.sglang.pass_mode.rows.graphs import RowGraphs
@@ -53,17 +54,11 @@ class TensorParallel(Steering[PrefillSums]):
         self._decode = decode
         self._choice = Choice(self._sizes, index_topk, dense, self.rows)
 
-    def forward(
-        self,
-        original: Callable[..., Any],
-        runner: Any,
-        forward_batch: Any,
-        rest: Sequence[Any],
-    ) -> Any:
+    def forward(self, call: Forward) -> Any:
         """As every engine's; now and then all ranks give up what loses."""
         if self.forced is None:
             self._give_up_together()
-        return super().forward(original, runner, forward_batch, rest)
+        return super().forward(call)
 
     def _sums(self, forward_batch: Any) -> PrefillSums | None:
         if not is_plain_extend(forward_batch):
@@ -110,20 +105,13 @@ class TensorParallel(Steering[PrefillSums]):
             say_once(logging.INFO, f"{mode} is tried again")
         self.watch.given_up = given_up
 
-    def _run(
-        self,
-        original: Callable[..., Any],
-        runner: Any,
-        mode: PassMode,
-        forward_batch: Any,
-        rest: Sequence[Any],
-    ) -> Any:
+    def _run(self, mode: PassMode, call: Forward) -> Any:
         if mode is PassMode.DECODE_GRAPH and self._decode is not None:
-            return self._decode.run(original, runner, forward_batch, rest)
+            return self._decode.run(call)
         if mode is PassMode.ENGINE:
             with told(self._backend, OWN_KERNEL, True):
-                return original(runner, forward_batch, *rest)
+                return call.run()
         if mode is PassMode.EAGER:
             with told(self._graphs, EAGER, True):
-                return original(runner, forward_batch, *rest)
-        return super()._run(original, runner, mode, forward_batch, rest)
+                return call.run()
+        return super()._run(mode, call)

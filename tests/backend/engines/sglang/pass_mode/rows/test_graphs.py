@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nsa_tune.backend.engines.sglang.pass_mode.forward import Forward
 from nsa_tune.backend.engines.sglang.pass_mode.rows.graphs import RowGraphs
 from tests.backend.engines.sglang.pass_mode.fakes import (
     Hidden,
@@ -77,7 +78,7 @@ def test_hidden_states_are_returned_where_graphs_have_them(
 def _outputs(run: Any, extend: Any) -> tuple[torch.Tensor, torch.Tensor | None, list[Any]]:
     """Logits, hidden states, and the passes that ran."""
     seen: list[Any] = []
-    found = run(original(seen), SimpleNamespace(), extend, ()).logits_output
+    found = run(Forward(original(seen), SimpleNamespace(), extend)).logits_output
     return found.next_token_logits, found.hidden_states, seen
 
 
@@ -91,7 +92,7 @@ def test_verify_passes_return_what_the_prefill_would(
     extend = batch(prefix_lens, extend_lens, capture_hidden_mode=Hidden.FULL)
     graphs = _mtp(width)
     logits, states, passes = _outputs(graphs.run, extend)
-    own_logits, own_states, _ = _outputs(lambda forward, *rest: forward(*rest), extend)
+    own_logits, own_states, _ = _outputs(Forward.run, extend)
 
     assert own_states is not None and states is not None
     assert torch.equal(logits, own_logits)

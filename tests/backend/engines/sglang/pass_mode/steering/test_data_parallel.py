@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from nsa_tune.backend.engines.sglang import switch
 from nsa_tune.backend.engines.sglang.pass_mode.dense.graphs import Kind
+from nsa_tune.backend.engines.sglang.pass_mode.forward import Forward
 from nsa_tune.backend.engines.sglang.pass_mode.mode import PassMode
 from nsa_tune.backend.engines.sglang.pass_mode.ranks.gathered import Gathered, Said
 from nsa_tune.backend.engines.sglang.pass_mode.rows.graphs import RowGraphs
@@ -143,7 +144,7 @@ def test_a_dense_pass_tells_the_graphs_backend() -> None:
     given_batch.original_global_num_tokens_cpu = _gathered(
         [1500, 400], _PROMPT, _PROMPT, graph=True
     )
-    steering.forward(notes, made, given_batch, (None,))
+    steering.forward(Forward(notes, made, given_batch, (None,)))
 
     assert told == [{"_nsa_tune_dense": steering.dense[DENSE]}]
     assert not vars(steering._graphs.backend)
@@ -300,7 +301,7 @@ def _pass(forward_batch: Any, gathered: Any) -> tuple[list[Any], Any, DataParall
     forward_batch.is_extend_in_batch = True
     seen: list[Any] = []
     steering = _steering()
-    output = steering.forward(original(seen), runner(), forward_batch, (None,))
+    output = steering.forward(Forward(original(seen), runner(), forward_batch, (None,)))
     return seen, output.logits_output.next_token_logits, steering
 
 
@@ -362,7 +363,7 @@ def test_steps_with_a_prefill_are_timed_against_sglangs_own() -> None:
     for gathered in (_gathered([50, 3]), _gathered([50, 3]), _gathered([2, 3], prefill=False)):
         given_batch = batch([500, 0], [20, 30])
         given_batch.original_global_num_tokens_cpu = gathered
-        steering.forward(original([]), runner(), given_batch, (None,))
+        steering.forward(Forward(original([]), runner(), given_batch, (None,)))
 
     assert watch.begun == 2
     assert [mode for mode, _ in watch.ended] == [DECODE]
@@ -383,8 +384,8 @@ def test_a_measured_pass_is_the_one_that_is_asked_for() -> None:
     seen: list[Any] = []
     steering = _steering(forced=PassMode.EAGER)
     given_batch = batch([0], [100], can_run_dp_breakable_cuda_graph=True)
-    steering.forward(original(seen), runner(), given_batch, (None,))
+    steering.forward(Forward(original(seen), runner(), given_batch, (None,)))
     steering.forced = PassMode.ENGINE
-    steering.forward(original(seen), runner(), given_batch, (None,))
+    steering.forward(Forward(original(seen), runner(), given_batch, (None,)))
 
     assert [one.can_run_dp_breakable_cuda_graph for one in seen] == [False, True]

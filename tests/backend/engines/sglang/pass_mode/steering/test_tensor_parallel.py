@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nsa_tune.backend.engines.sglang.pass_mode.dense.graphs import DenseGraphs, Kind
+from nsa_tune.backend.engines.sglang.pass_mode.forward import Forward
 from nsa_tune.backend.engines.sglang.pass_mode.mode import PassMode
 from nsa_tune.backend.engines.sglang.pass_mode.ranks.ranks import Ranks
 from nsa_tune.backend.engines.sglang.pass_mode.rows.graphs import RowGraphs
@@ -85,7 +86,7 @@ def _fastest(steered: TensorParallel, prefix_lens: list[int], extend_lens: list[
 def _run(steered: TensorParallel, extend: Any) -> tuple[torch.Tensor, list[Any]]:
     """Logits, and the passes that ran."""
     seen: list[Any] = []
-    output = steered.forward(original(seen), SimpleNamespace(), extend, ("pp",))
+    output = steered.forward(Forward(original(seen), SimpleNamespace(), extend, ("pp",)))
     return output.logits_output.next_token_logits, seen
 
 
@@ -271,7 +272,7 @@ def test_a_pass_is_marked_while_it_runs_and_not_after_an_error(
         raise RuntimeError("made up")
 
     with pytest.raises(RuntimeError):
-        steered.forward(look, SimpleNamespace(), batch([0], [2048]), ())
+        steered.forward(Forward(look, SimpleNamespace(), batch([0], [2048]), ()))
 
     assert seen == [flags]
     assert _flags(steered) == set()
@@ -286,7 +287,7 @@ def test_the_engines_kernel_is_kept_where_the_tables_was_measured_to_be_slower()
         seen.append(_flags(steered))
 
     for prefix in (8192, 60000):  # measured, and not measured
-        steered.forward(look, SimpleNamespace(), batch([prefix], [128]), ())
+        steered.forward(Forward(look, SimpleNamespace(), batch([prefix], [128]), ()))
 
     assert seen == [{OWN_KERNEL}, set()]
 
@@ -344,7 +345,9 @@ def test_a_dense_graph_gets_no_sequence_without_tokens() -> None:
     steered = _steering(measured, dense=Dense([128], Kind.MLA), decode=None)
 
     def way(prefix_lens: list[int], extend_lens: list[int]) -> PassMode:
-        steered.forward(original([]), SimpleNamespace(), batch(prefix_lens, extend_lens), ())
+        steered.forward(
+            Forward(original([]), SimpleNamespace(), batch(prefix_lens, extend_lens), ())
+        )
         return steered.last
 
     assert way([64, 128], [64, 64]) is DENSE_MLA
@@ -400,7 +403,7 @@ def test_a_dense_pass_names_its_graphs() -> None:
     def look(runner: Any, extend: Any, *rest: Any) -> None:
         seen.append(steered._graphs.backend._nsa_tune_dense)
 
-    steered.forward(look, SimpleNamespace(), batch([0], [2048]), ())
+    steered.forward(Forward(look, SimpleNamespace(), batch([0], [2048]), ()))
 
     assert seen == [steered.dense[DENSE]]
 
