@@ -11,6 +11,9 @@ __all__ = ["Edge", "EngineMustStop", "LeftAlone"]
 P = ParamSpec("P")
 T = TypeVar("T")
 
+_MOST_SAID = 1000
+"""Texts of one process: an error whose text is another one each time would fill log and memory."""
+
 
 class LeftAlone(Exception):
     """This backend is not steered; the text says why."""
@@ -42,20 +45,26 @@ class Edge:
         """
         try:
             return call(*arguments, **keywords)
-        except EngineMustStop:
+        except EngineMustStop as stop:
+            # On its way out the engine may wait for other ranks, and never show the error.
+            self.say_once(logging.ERROR, str(stop))
             raise
         except Exception as error:  # noqa: BLE001 - the engine goes on, whatever it was
             problem = f"{what} failed, so {self.engine} decides by itself: {_said_by(error)}"
-            if problem not in self._said:
-                self._said.add(problem)
+            if self._is_new(problem):
                 self._log.warning(problem, exc_info=True)
             return None
 
     def say_once(self, level: int, text: str) -> None:
         """Log `text`, once a process: an engine builds several backends, all alike."""
-        if text not in self._said:
-            self._said.add(text)
+        if self._is_new(text):
             self._log.log(level, text)
+
+    def _is_new(self, text: str) -> bool:
+        if text in self._said or len(self._said) >= _MOST_SAID:
+            return False
+        self._said.add(text)
+        return True
 
     def forget(self) -> None:
         """Forget what was said, so that it would be said again."""

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from nsa_tune.backend.engines.edge import Edge
+from nsa_tune.backend.engines.edge import Edge, EngineMustStop
 
 
 @pytest.fixture
@@ -60,3 +60,35 @@ def test_a_fault_that_cannot_say_what_it_is_stops_here_too(
 
     assert edge.attempt("working", fail) is None
     assert "working failed, so Engine decides by itself: _Mute" in caplog.text
+
+
+def test_an_engine_that_must_stop_is_told_of_at_once(
+    edge: Edge, caplog: pytest.LogCaptureFixture
+) -> None:
+    """On its way out the engine may wait for others, and never show the error."""
+
+    def stops() -> None:
+        raise EngineMustStop("start it with less memory")
+
+    with pytest.raises(EngineMustStop):
+        edge.attempt("measuring", stops)
+
+    assert [(one.levelname, one.message) for one in caplog.records] == [
+        ("ERROR", "start it with less memory")
+    ]
+
+
+def test_faults_without_end_fill_neither_log_nor_memory(
+    edge: Edge, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As of a hook that fails in each pass, with another number in its message each time."""
+
+    def fails(number: int) -> None:
+        raise ValueError(f"{number} is no size")
+
+    for number in range(5000):
+        edge.attempt("deciding", fails, number)
+        edge.say_once(20, f"pass {number}")
+
+    assert len(caplog.records) <= 1000
+    assert len(edge._said) <= 1000

@@ -130,14 +130,11 @@ def _check_alike(ranks: Ranks, noted: NotedBuffers) -> None:
     """After a failure: may SGLang go on? Its custom all-reduces must have noted as many buffers."""
     if ranks.count == 1 or ranks.all_say("noted_buffers", noted.counted()):
         return
-    text = (
+    raise EngineMustStop(
         "capturing dense prefill graphs failed, and has left the ranks with different buffers in "
         "SGLang's custom all-reduce, so this engine cannot start. Start it with "
         f"{DENSE_SWITCH}=0, or with --disable-custom-all-reduce"
     )
-    # SGLang may exchange the buffers on its way out, and not live to show the error.
-    say_once(logging.ERROR, text)
-    raise EngineMustStop(text)
 
 
 def _why_no_room(graphs: Any) -> str | None:

@@ -219,12 +219,10 @@ def test_a_graph_that_this_rank_could_not_capture_leaves_no_buffer(
 
 @pytest.mark.parametrize("own_fails_at", [0, 64])
 def test_ranks_that_are_left_with_different_buffers_stop_the_engine(
-    own_fails_at: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    own_fails_at: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They would add up buffers that do not belong together."""
     ranks = _Ranks(fails_at=64, notes="[3]")
     graphs, _ = _two_ranks(ranks, monkeypatch, own_fails_at=own_fails_at)
-    with pytest.raises(EngineMustStop, match="NSA_TUNE_DENSE_GRAPHS=0"):
+    with pytest.raises(EngineMustStop, match=r"different buffers.*NSA_TUNE_DENSE_GRAPHS=0"):
         capture_all(graphs)
-
-    assert "different buffers" in caplog.text
