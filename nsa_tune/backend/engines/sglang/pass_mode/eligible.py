@@ -56,6 +56,10 @@ _LEFT_ALONE: dict[str, Callable[[Any], bool]] = {
     ),
     "with two-batch overlap": _flag("enable_two_batch_overlap"),
     "with prefill and decoding on one GPU in turns (PD multiplexing)": _flag("enable_pdmux"),
+    # Passes over placeholders take other times, and they would be kept for later starts.
+    "its weights come after its graphs (startup_weight_load_mode)": lambda runner: (
+        getattr(runner.server_args, "startup_weight_load_mode", None) == "overlap"
+    ),
 }
 _NOT_TOGETHER: dict[str, Callable[[Any], bool]] = {
     # What ranks tell each other goes by other groups, whose members come and go.

@@ -336,6 +336,15 @@ def test_what_leaves_a_runner_alone_is_there(steered: Wheel) -> None:
     assert "SGLANG_DSA_PREFILL_DENSE_ATTN_KV_LEN_THRESHOLD" in environ
 
 
+def test_weights_may_come_after_graphs_from_0_5_18_on(steered: Wheel) -> None:
+    """Until then they are sentinels, over which no pass takes what it will."""
+    assert ("startup_weight_load_mode" in dict(steered.fields())) == (steered.version != "0.5.17")
+    if steered.version == "0.5.23":
+        start = _body(steered, "sglang/srt/managers/scheduler.py", "Scheduler.init_model_worker")
+        capture, finalize = "self.init_all_cuda_graphs()", "finalize_startup_weight_load()"
+        assert -1 < start.find(capture) < start.find(finalize)
+
+
 def test_a_gathered_row_has_a_column_that_only_two_batch_overlap_reads(steered: Wheel) -> None:
     row = steered.definition(_SYNC, "MLPSyncBatchInfo._get_local_tensor")
     (columns,) = (node for node in ast.walk(row) if isinstance(node, ast.List))

@@ -93,6 +93,7 @@ def test_chains_of_draft_tokens_are_not_left_alone() -> None:
         ({"enable_hierarchical_cache": True}, "layer by layer"),
         ({"enable_two_batch_overlap": True}, "two-batch overlap"),
         ({"enable_pdmux": True}, "PD multiplexing"),
+        ({"startup_weight_load_mode": "overlap"}, "weights"),
     ],
 )
 def test_each_reason_is_found(changes: dict[str, Any], reason: str) -> None:
@@ -107,6 +108,10 @@ def test_dp_attention_is_seen_where_its_argument_is_taken_back(
 
     assert data_parallel(_runner(enable_dp_attention=False))
     assert why_not(_runner(enable_dp_attention=False)) is None
+
+
+def test_weights_that_are_loaded_first_are_no_reason() -> None:
+    assert why_not(_runner(startup_weight_load_mode="sync")) is None
 
 
 def test_an_expert_backend_of_none_is_no_all_to_all() -> None:
