@@ -36,7 +36,10 @@ __all__ = ["STEERING", "attach"]
 
 STEERING = "_nsa_tune_pass_mode"
 """Attribute of a ModelRunner whose passes are steered."""
-_ARGUMENTS = ("dtype", "quantization", "moe_runner_backend", "ep_size")
+_ARGUMENTS = (
+    "dtype", "quantization", "load_format", "moe_runner_backend", "ep_size", "nnodes",
+    "disable_custom_all_reduce",
+)  # fmt: skip
 """SGLang's arguments that change what the layers take besides attention."""
 
 

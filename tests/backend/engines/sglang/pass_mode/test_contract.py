@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from nsa_tune.backend.engines.sglang.pass_mode.ranks import gathered
 from nsa_tune.backend.engines.sglang.pass_mode.rows import graphs as row_graphs
 from nsa_tune.backend.engines.sglang.pass_mode.rows import rows
+from nsa_tune.backend.engines.sglang.pass_mode.start import _ARGUMENTS
 from nsa_tune.backend.engines.sglang.pass_mode.steering import choice, data_parallel
 from nsa_tune.backend.engines.sglang.releases import Release, release_of
 from tests.backend.engines.sglang.wheels import BACKEND, MODES, Wheel
@@ -321,7 +322,7 @@ def test_what_leaves_a_runner_alone_is_there(steered: Wheel) -> None:
         "enable_dp_attention", "pp_size", "moe_a2a_backend", "enable_lora", "tp_size",
         "enable_two_batch_overlap", "enable_pdmux", "enable_return_routed_experts",
         "enable_return_indexer_topk", "debug_cuda_graph", "elastic_ep_backend", "dwdp_size",
-        "enable_return_hidden_states",
+        "enable_return_hidden_states", *_ARGUMENTS,
     } <= dict(steered.fields()).keys()  # fmt: skip
     runner = steered.text(_RUNNER)
     for name in (
