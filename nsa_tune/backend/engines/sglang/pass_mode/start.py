@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -29,8 +30,9 @@ from nsa_tune.backend.engines.sglang.pass_mode.steering.watch import Watch
 from nsa_tune.backend.engines.sglang.pass_mode.times import remembered
 from nsa_tune.backend.engines.sglang.pass_mode.times.pass_times import PassTimes
 from nsa_tune.backend.engines.sglang.prefill import source_of
-from nsa_tune.backend.engines.sglang.releases import installed_version
+from nsa_tune.backend.engines.sglang.releases import installed_version, release_of
 from nsa_tune.backend.engines.sglang.topk import eligible as topk_eligible
+from nsa_tune.backend.engines.symbols import Symbol, hooks_on
 
 __all__ = ["STEERING", "attach"]
 
@@ -41,6 +43,8 @@ _ARGUMENTS = (
     "disable_custom_all_reduce",
 )  # fmt: skip
 """SGLang's arguments that change what the layers take besides attention."""
+_DECIDE = frozenset({"forward", "sync", "gather", "can_run", "prepare_metadata", "replay"})
+"""Hooks without which a rank would run a pass otherwise than it decides."""
 
 
 def attach(runner: Any) -> None:
@@ -174,7 +178,24 @@ def _key(runner: Any, graphs: Any) -> dict[str, object]:
         "contexts": contexts(runner),
         "context_len": runner.model_config.context_len,
         "measured": MEASURED,
+        # A rank without one of them would not run what it has agreed to.
+        "hooks": _hooks(),
     }
+
+
+def _hooks() -> list[str]:
+    """The plug-in's hooks that are in place, of those that decide how a pass runs."""
+    release = release_of(installed_version() or "")
+    return [
+        symbol.name
+        for symbol in (() if release is None else release.symbols)
+        if symbol.name in _DECIDE and symbol.module in sys.modules and hooks_on(_method(symbol))
+    ]
+
+
+def _method(symbol: Symbol) -> object:
+    owner, _, name = symbol.path.rpartition(".")
+    return getattr(getattr(sys.modules[symbol.module], owner, None), name, None)
 
 
 def _cpu() -> str:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from nsa_tune.backend.engines.sglang.pass_mode.ranks.ranks import Ranks
 from nsa_tune.backend.engines.sglang.pass_mode.steering.steering import Steering
 from nsa_tune.backend.engines.sglang.pass_mode.times import remembered
 from nsa_tune.backend.engines.sglang.pass_mode.times.pass_time import PassTime
+from nsa_tune.backend.engines.sglang.releases import release_of
 from tests.backend.engines.sglang.pass_mode.fakes import (
     Mode,
     Speculation,
@@ -179,6 +181,29 @@ def test_times_are_valid_for_engines_in_which_passes_take_the_same(
     plain = key()
     runner.attn_backend.speculative_num_draft_tokens = 2
     assert key() != plain
+
+
+def test_ranks_without_the_same_hooks_do_not_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that could not hook a method would run a graph where the others run none."""
+    release = release_of("0.5.17")
+    assert release is not None
+    monkeypatch.setattr(module, "installed_version", lambda: "0.5.17")
+    deciding = [one for one in release.symbols if one.name in module._DECIDE]
+    for symbol in deciding:
+        owner, _, name = symbol.path.rpartition(".")
+        loaded = sys.modules.get(symbol.module, ModuleType(symbol.module))
+        kind = getattr(loaded, owner, type(owner, (), {}))
+        setattr(kind, name, wrapped(lambda self: None, around_forward))
+        setattr(loaded, owner, kind)
+        monkeypatch.setitem(sys.modules, symbol.module, loaded)
+
+    assert set(module._hooks()) == module._DECIDE
+    can_run = next(one for one in deciding if one.name == "can_run")
+    owner, _, name = can_run.path.rpartition(".")
+    setattr(getattr(sys.modules[can_run.module], owner), name, lambda self: None)
+    assert set(module._hooks()) == module._DECIDE - {"can_run"}
+    monkeypatch.delitem(sys.modules, can_run.module)
+    assert "can_run" not in module._hooks()
 
 
 def test_while_passes_are_measured_none_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
