@@ -28,7 +28,7 @@ MODE_SWITCH = "NSA_TUNE_PASS_MODE"
 it does not unless it is asked to."""
 DENSE_SWITCH = "NSA_TUNE_DENSE_GRAPHS"
 """Environment variable: 0 captures no graphs of the plug-in's own; 1 captures them also with DP
-attention."""
+attention, and with tensor parallelism whatever the all-reduce."""
 _LONGEST_DENSE = "SGLANG_DSA_PREFILL_DENSE_ATTN_KV_LEN_THRESHOLD"
 """SGLang's own variable: keys up to which attention may be dense. SGLang sets it when it starts."""
 _PLAN_STREAM = "SGLANG_ENABLE_OVERLAP_PLAN_STREAM"
@@ -80,6 +80,10 @@ _NO_DENSE_GRAPHS: Mapping[str, Callable[[Any], bool]] = {
     ),
     f"with DP attention no GPUs have run them: ask for them by {DENSE_SWITCH}=1": lambda graphs: (
         data_parallel(graphs.model_runner) and not _asked_for(DENSE_SWITCH)
+    ),
+    f"with SGLang's custom or fused all-reduce no GPUs have run them: ask for them by "
+    f"{DENSE_SWITCH}=1": lambda graphs: (
+        _reduces_faster(graphs.model_runner.server_args) and not _asked_for(DENSE_SWITCH)
     ),
     "its own graphs are not of the breakable kind": lambda graphs: (
         "BreakableCudaGraphBackend" not in {kind.__name__ for kind in type(graphs.backend).__mro__}
@@ -179,6 +183,14 @@ def why_no_absorbed_graphs(runner: Any) -> str | None:
     if not hooks_on(type(backend).forward_extend) or not hooks_on(indexer._forward_cuda_k_only):
         return "not all of their hooks are in place"
     return None
+
+
+def _reduces_faster(arguments: Any) -> bool:
+    """Whether ranks of one batch add up by another all-reduce than NCCL's."""
+    return arguments.tp_size > 1 and (
+        not arguments.disable_custom_all_reduce
+        or arguments.flashinfer_allreduce_fusion_backend is not None
+    )
 
 
 def _longest_dense() -> float:

@@ -38,7 +38,10 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _runner(attention: dict[str, Any] | None = None, **changes: Any) -> Any:
-    arguments = {"pp_size": 1, "tp_size": 1, "moe_a2a_backend": "none"}
+    arguments = {
+        "pp_size": 1, "tp_size": 1, "moe_a2a_backend": "none", "disable_custom_all_reduce": True,
+        "flashinfer_allreduce_fusion_backend": None,
+    }  # fmt: skip
     arguments |= {name: changes.pop(name) for name in list(changes) if name not in _ON_RUNNER}
     backend = {
         "set_dsa_prefill_impl": print, "device_sm_major": 9, "dsa_index_topk": 2048,
@@ -294,6 +297,26 @@ def test_with_dp_attention_dense_graphs_have_to_be_asked_for(
 
     assert (reason is None) == (value == "1")
     assert reason is None or f"by {DENSE_SWITCH}=1" in reason
+
+
+@pytest.mark.parametrize(
+    ("ranks", "changes", "captured"),
+    [
+        (1, {"disable_custom_all_reduce": False}, True),
+        (2, {}, True),
+        (2, {"disable_custom_all_reduce": False}, False),
+        (2, {"flashinfer_allreduce_fusion_backend": "auto"}, False),
+    ],
+)
+def test_with_faster_all_reduces_dense_graphs_have_to_be_asked_for(
+    ranks: int, changes: dict[str, Any], captured: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No GPUs have run them with any but NCCL's."""
+    graphs = _graphs(tp_size=ranks, **changes)
+
+    assert (why_no_dense_graphs(graphs) is None) == captured
+    monkeypatch.setenv(DENSE_SWITCH, "1")
+    assert why_no_dense_graphs(graphs) is None
 
 
 def test_the_dense_switch_leaves_them_out(monkeypatch: pytest.MonkeyPatch) -> None:
