@@ -77,7 +77,12 @@ def around_build(
         delattr(builder, ATTRIBUTE)
     elif metadata is not _OWN:
         return metadata
-    return original(builder, common_prefix_len, common_attn_metadata, fast_build)
+    # The base class's `build`, which FlashMLA's calls, is hooked too, and would decide again.
+    prefill.busy = True
+    try:
+        return original(builder, common_prefix_len, common_attn_metadata, fast_build)
+    finally:
+        prefill.busy = False
 
 
 def around_capture(original: Callable[..., Any], builder: Any, common_attn_metadata: Any) -> Any:

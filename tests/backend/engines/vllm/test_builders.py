@@ -222,6 +222,27 @@ def test_a_bf16_pool_is_steered_to_mha_and_to_nothing_else(engine: Engine) -> No
         assert changed > 20
 
 
+@pytest.mark.parametrize("lens", [_CHANGED, [(9000, 9)]], ids=["changed", "the engine's own"])
+def test_a_step_is_decided_once(
+    engine: Engine, lens: Lens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FlashMLA's `build` calls that of the base class, and both are hooked."""
+    builder = builder_of(engine.flashmla(hooked=True), config())
+    _steered(builder)
+    asked = []
+    decide = Prefill.step
+
+    def counted(prefill: Prefill, *rest: Any) -> Any:
+        asked.append(decide(prefill, *rest))
+        return asked[-1]
+
+    monkeypatch.setattr(Prefill, "step", counted)
+    for _ in range(2):
+        builder.build(0, step_of(lens))
+
+    assert [step.own for step in asked] == [lens is not _CHANGED] * 2
+
+
 def test_a_fault_gives_the_engine_back_its_builder(
     engine: Engine, caplog: pytest.LogCaptureFixture
 ) -> None:
