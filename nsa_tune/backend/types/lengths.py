@@ -5,11 +5,11 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from math import hypot
-from operator import mul
+from math import dist, hypot
+from operator import mul, sub
 from typing import TypeAlias
 
-__all__ = ["MAX_TOKENS", "lanes", "number_of", "pairs_of"]
+__all__ = ["MAX_TOKENS", "lanes", "number_of", "pairs_of", "pairs_with"]
 
 MAX_TOKENS = 2**31 - 1
 """Kernels index tokens with int32: no length or sum may pass this."""
@@ -50,3 +50,12 @@ def pairs_of(prefixes: Sequence[int], kv_lens: Sequence[int], q_tokens: int) -> 
     else:
         twice = sum(map(mul, kv_lens, kv_lens)) - sum(map(mul, prefixes, prefixes))
     return (twice + q_tokens) // 2
+
+
+def pairs_with(kv_lens: Sequence[int], new_lens: Sequence[int], q_tokens: int) -> int:
+    """The same from the new tokens: the norm of the prefixes is a distance."""
+    longest, before = hypot(*kv_lens), dist(kv_lens, new_lens)
+    squares = longest * longest
+    if squares > _EXACT_SQUARES:
+        return pairs_of(list(map(sub, kv_lens, new_lens)), kv_lens, q_tokens)
+    return (int(squares - before * before + 0.5) + q_tokens) // 2

@@ -33,15 +33,10 @@ def prefills_of(starts: Any, lens: Any, requests: int, decode_tokens: int) -> Pr
     if requests > _FEW:
         return _of_arrays(starts.numpy(), lens.numpy(), decode_tokens)
     begins, kv_lens = starts.tolist(), lens.tolist()
-    first = 0 if begins[1] > decode_tokens else _first(begins, decode_tokens)
-    if first:
-        begins, kv_lens = begins[first:], kv_lens[first:]
-    # For a single one the map would take longer.
-    news = [begins[1] - begins[0]] if len(begins) == 2 else list(map(sub, begins[1:], begins))
-    if len(kv_lens) > len(news):
-        kv_lens = kv_lens[: len(news)]
-    sums = sums_of_kv(kv_lens, news, begins[-1] - begins[0])
-    return None if sums is None else (sums, news, kv_lens, first > 0, begins[-1])
+    if begins[1] > decode_tokens:
+        return _of_lists(begins, kv_lens, has_decodes=False)
+    first = _first(begins, decode_tokens)
+    return _of_lists(begins[first:], kv_lens[first:], has_decodes=True)
 
 
 def longest(news: Any) -> int:
@@ -62,26 +57,38 @@ def _first(starts: list[int], decode_tokens: int) -> int:
     return bisect_left(range(requests), 1, key=lambda i: starts[i + 1] - i - 1)
 
 
+def _of_lists(begins: list[int], kv_lens: list[int], *, has_decodes: bool) -> Prefills | None:
+    end = begins[-1]
+    q_tokens = end - begins[0]
+    # For a single one the map would take longer.
+    news = [q_tokens] if len(begins) == 2 else list(map(sub, begins[1:], begins))
+    if len(kv_lens) > len(news):
+        kv_lens = kv_lens[: len(news)]
+    sums = sums_of_kv(kv_lens, news, q_tokens)
+    return None if sums is None else (sums, news, kv_lens, has_decodes, end)
+
+
 def _of_arrays(starts: Any, lens: Any, decode_tokens: int) -> Prefills | None:
     requests = len(starts) - 1
     if len(lens) < requests:
         return None
-    before, end = starts.item(requests - 1), starts.item(requests)
-    if before == requests - 1 and end - before > decode_tokens == 1:
-        first = requests - 1  # one behind decodes, as in most steps
-        news, kv_lens = [end - before], [lens.item(first)]
-        sums = sums_of_kv(kv_lens, news, end - before)
-        return None if sums is None else (sums, news, kv_lens, True, end)
-    news = starts[1:] - starts[:-1]
-    first = 0 if starts.item(1) > decode_tokens else int((news > decode_tokens).argmax())
-    if news.item(first) <= decode_tokens:
-        return None
-    q_tokens = end - starts.item(first)
-    # Products of lengths pass int32.
-    news, kv_lens = news[first:].astype("q"), lens[first:requests].astype("q")
-    if requests - first > _FEW:
-        sums = sums_of_arrays(kv_lens, news, q_tokens)
-    else:
-        news, kv_lens = news.tolist(), kv_lens.tolist()
-        sums = sums_of_kv(kv_lens, news, q_tokens)
+    item, first = starts.item, 0
+    if item(1) <= decode_tokens:
+        last, end = item(requests - 1), item(requests)
+        if last == requests - 1 and end - last > decode_tokens == 1:
+            # One behind decodes, as in most steps.
+            return _of_lists([last, end], [lens.item(requests - 1)], has_decodes=True)
+        longer = starts[1:] - starts[:-1] > decode_tokens
+        first = int(longer.argmax())
+        if not longer.item(first):
+            return None
+        starts, lens = starts[first:], lens[first:]
+        requests -= first
+        if requests <= _FEW:
+            return _of_lists(starts.tolist(), lens.tolist(), has_decodes=True)
+    # As floating point numbers, which hold such lengths exactly, they are multiplied in least time.
+    begins, kv_lens = starts.astype("d"), lens[:requests].astype("d")
+    news = begins[1:] - begins[:-1]
+    end = starts.item(requests)
+    sums = sums_of_arrays(kv_lens, news, end - starts.item(0))
     return None if sums is None else (sums, news, kv_lens, first > 0, end)

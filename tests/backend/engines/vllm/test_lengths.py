@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsa_tune import Batch
+from nsa_tune._errors import BatchError
 from nsa_tune.backend.engines.vllm.lengths import longest, prefills_of
 
 DECODES = st.sampled_from([0, 1, 39, 40, 41, 300])
@@ -74,3 +75,30 @@ def test_products_of_lengths_pass_32_bits() -> None:
 
     assert found is not None
     assert found[0] == Batch.extend(prefixes, news).sums
+
+
+@pytest.mark.parametrize("decode_tokens", [1, 4])
+@pytest.mark.parametrize("extends", [1, 40, 41, 60])
+def test_many_decodes_before_few_or_many_extends(extends: int, decode_tokens: int) -> None:
+    news = [1] * 50 + [decode_tokens + 1 + i for i in range(extends)]
+    prefixes = [60_000] * 50 + [1000 + i for i in range(extends)]
+    found = _prefills_of(prefixes, news, decode_tokens)
+
+    assert found is not None
+    assert found[0] == Batch.extend(prefixes[50:], news[50:]).sums
+    assert found[1:] == (
+        news[50:], list(map(add, prefixes[50:], news[50:])), True, sum(news)
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("requests", [3, 100])
+def test_lengths_of_31_bits_do_not_wrap_around(requests: int) -> None:
+    """Garbage as of a buffer that nobody has filled: an error, and no small sums."""
+    starts = torch.arange(0, 9 * requests + 1, 9, dtype=torch.int32)
+    lens = torch.full((requests,), 2**31 - 1, dtype=torch.int32)
+
+    with pytest.raises(BatchError, match="kv_tokens < 2"):
+        prefills_of(starts, lens, requests, 1)
+    # From the largest int32 to the smallest it is one more, in 32 bits.
+    starts[-2:] = torch.tensor([2**31 - 1, -(2**31)], dtype=torch.int32)
+    assert prefills_of(starts, torch.full_like(lens, 500), requests, 1) is None
