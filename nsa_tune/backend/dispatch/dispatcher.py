@@ -220,6 +220,15 @@ class Dispatcher:
         """
         return self._planner.chooser(name, _mode(mode))
 
+    def choosers(
+        self, names: tuple[str, ...], mode: str = "extend"
+    ) -> Callable[[Batch], tuple[str | None, ...]]:
+        """A function that gives several fields of a plan, in less time than one `chooser` each.
+
+        All else is as for `chooser`.
+        """
+        return self._planner.choosers(names, _mode(mode))
+
     def captured(
         self,
         batch_size: int,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
+from functools import partial
 from math import exp, log
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 __all__ = ["Match", "TablePlanner"]
 
 _Planner: TypeAlias = Callable[[Batch], Plan]
+_Chosen: TypeAlias = Callable[[str], str | None]
+"""What is chosen for a question, by its name."""
 
 _CONTEXTS = 17
 """Context lengths at which a captured size is weighed when nobody says which will come."""
@@ -82,7 +85,7 @@ class TablePlanner:
             for mode in Mode
         }
         self._origin = _Because(self, None)
-        self._choosers: dict[tuple[str, Mode], Callable[[Batch], str | None]] = {}
+        self._choosers: dict[tuple[str | tuple[str, ...], Mode], Callable[[Batch], Any]] = {}
         # Attributes, as a call of a method takes longer.
         self.extend: _Planner = self._unprepared
         """The plan of an extend batch."""
@@ -173,29 +176,52 @@ class TablePlanner:
         Raises:
             UnknownName: when the mode has no such question.
         """
-        if (name, mode) not in self._choosers:
-            self._choosers[name, mode] = self._chooser(name, mode)
-        return self._choosers[name, mode]
+        found: Callable[[Batch], str | None] = self._chooser(name, mode)
+        return found
 
-    def _chooser(self, name: str, mode: Mode) -> Callable[[Batch], str | None]:
-        policy, question = self.question(mode, name)
+    def choosers(
+        self, names: tuple[str, ...], mode: Mode
+    ) -> Callable[[Batch], tuple[str | None, ...]]:
+        """The same for several fields at once.
 
-        def slow(batch: Batch) -> str | None:
-            value: str | None = getattr(self.slow_plan(batch), name)
-            return value
+        Raises:
+            UnknownName: when the mode has no such question.
+        """
+        found: Callable[[Batch], tuple[str | None, ...]] = self._chooser(names, mode)
+        return found
+
+    def _chooser(self, asked: str | tuple[str, ...], mode: Mode) -> Callable[[Batch], Any]:
+        if (asked, mode) not in self._choosers:
+            self._choosers[asked, mode] = self._written(asked, mode)
+        return self._choosers[asked, mode]
+
+    def _written(self, asked: str | tuple[str, ...], mode: Mode) -> Callable[[Batch], Any]:
+        names = (asked,) if isinstance(asked, str) else asked
+        questions: dict[str, list[Question]] = {}
+        for name in names:
+            policy, question = self.question(mode, name)
+            questions.setdefault(policy.point.name, []).append(question)
+
+        def picked(chosen: _Chosen) -> Any:
+            return chosen(asked) if isinstance(asked, str) else tuple(map(chosen, asked))
+
+        def slow(batch: Batch) -> Any:
+            return picked(partial(getattr, self.slow_plan(batch)))
 
         if self.forced:
             return slow
-        decisions = Decisions([PointCode(policy, self.baseline, [question])])
+        of_points = questions.items()
+        codes = [PointCode(self.policies[one], self.baseline, some) for one, some in of_points]
+        decisions = Decisions(codes)
         other = "batch.mode is not mode" + (" or batch.captured" * (mode is not Mode.EXTEND))
-        names = {"mode": mode, "slow": slow}
         head = [f"if {other}:", "    return slow(batch)"]
         known = {"is_extend": str(mode is Mode.EXTEND)}
 
-        def made(key: DecisionKey) -> str | None:
-            return decisions.choices(key)[name]
+        def made(key: DecisionKey) -> Any:
+            return picked(decisions.choices(key).__getitem__)
 
-        return decisions.function(head, (), made, ["return found"], names, known)
+        values = {"mode": mode, "slow": slow}
+        return decisions.function(head, (), made, ["return found"], values, known)
 
     # --- captured sizes
 

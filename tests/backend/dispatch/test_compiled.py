@@ -85,6 +85,8 @@ def _same(planner: _Counting, batches: Iterable[Batch]) -> None:
         name: [planner.chooser(name, Mode.EXTEND)(batch) for batch in batches]
         for name in planner.questions(Mode.EXTEND)
     }
+    both = planner.choosers(planner.questions(Mode.EXTEND)[::-1][:2], Mode.EXTEND)
+    pairs = [both(batch) for batch in batches]
     if not any(policy.fitted.by_surfaces for policy in planner.policies.values()):
         assert planner.asked == before
     for i, batch in enumerate(batches):
@@ -92,6 +94,7 @@ def _same(planner: _Counting, batches: Iterable[Batch]) -> None:
         assert plans[i] == slow
         for name, own in choices.items():
             assert own[i] == getattr(slow, name)
+        assert pairs[i] == tuple(getattr(slow, name) for name in [*choices][::-1][:2])
 
 
 # --- made-up points of every kind
@@ -385,8 +388,10 @@ def test_a_forced_arm_is_asked_about() -> None:
 
     for batch in _extends(6):
         assert planner.extend(batch) == planner.slow_plan(batch)
-        choose = planner.chooser("sparse_prefill", Mode.EXTEND)
-        assert choose(batch) == planner.slow_plan(batch).sparse_prefill
+        slow = planner.slow_plan(batch)
+        assert planner.chooser("sparse_prefill", Mode.EXTEND)(batch) == slow.sparse_prefill
+        both = planner.choosers(("sparse_prefill", "prefill_path"), Mode.EXTEND)
+        assert both(batch) == (slow.sparse_prefill, slow.prefill_path)
 
 
 @pytest.mark.parametrize("baseline", BASELINES.values(), ids=list(BASELINES))

@@ -235,8 +235,10 @@ def test_a_shipped_table_is_compiled_whole_and_answers_as_asking_everything(
             for batch in (whole, whole.sums):
                 plan = slow(batch)
                 assert dispatcher.plan(batch) == plan
-                for name in dispatcher.questions(batch.mode):
-                    assert dispatcher.chooser(name, batch.mode)(batch) == getattr(plan, name)
+                names = dispatcher.questions(batch.mode)
+                answers = tuple(getattr(plan, name) for name in names)
+                assert tuple(dispatcher.chooser(one, batch.mode)(batch) for one in names) == answers
+                assert dispatcher.choosers(names, batch.mode)(batch) == answers
 
 
 _ANOTHER_PROCESS = """

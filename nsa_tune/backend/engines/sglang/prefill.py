@@ -71,8 +71,8 @@ class Answers:
         *,
         passes_topk_length: bool = True,
     ) -> None:
-        # Each question alone takes less time than a plan, which answers more.
-        self._path = dispatcher.chooser("prefill_path")
+        # Asking for these alone takes less time than a plan, which answers more.
+        self._both = dispatcher.choosers(("prefill_path", "sparse_prefill"))
         self._kernel = dispatcher.chooser("sparse_prefill")
         setting = dispatcher.setting
         self.source = dispatcher.source
@@ -100,9 +100,15 @@ class Answers:
         None leaves it to the engine."""
         # Beyond index_topk the engine takes MHA only where it was told to put up with the
         # difference: no table has a say in that.
-        if own_mha and (batch.max_kv > self._index_topk or self._path(batch) != "mla"):
-            return _MHA
-        impl, q_tokens, kv_tokens = self._kernel(batch), batch.q_tokens, batch.kv_tokens
+        if own_mha:
+            if batch.max_kv > self._index_topk:
+                return _MHA
+            path, impl = self._both(batch)
+            if path != "mla":
+                return _MHA
+        else:
+            impl = self._kernel(batch)
+        q_tokens, kv_tokens = batch.q_tokens, batch.kv_tokens
         if impl is None or impl not in self._impls:
             return None
         reads_back = impl == "flashmla_sparse" and kv_tokens > q_tokens
