@@ -32,14 +32,15 @@ def around_init(original: Callable[..., None], builder: Any, *rest: Any, **named
 
 def attach(builder: Any) -> None:
     """Steer `builder` as far as there are measurements for it, and say what comes of it."""
-    found = attempt("looking at a metadata builder", _measured, builder)
+    found = attempt("looking at a metadata builder", _prepared, builder)
     # Every rank says something, or the others would wait for it.
     if not agreed(NOTHING if found is None else decides_by(found[1], found[0])):
         return
     if found is None:
         return
-    facts, dispatcher = found
-    Prefill.attach(builder, dispatcher, facts, process_log())
+    # All that may fail on this rank alone has been done.
+    facts, dispatcher, prefill = found
+    prefill.take(builder)
     what = "prefill by MHA or MLA"
     if facts.layout is KVLayout.FP8_PACKED:
         what += " (flashmla_kv, flashmla_sparse)"
@@ -55,8 +56,9 @@ def agreed(decides: str) -> bool:
     return problem is None
 
 
-def _measured(builder: Any) -> tuple[Facts, Dispatcher] | None:
-    """What is known of `builder`, and by what it is steered; None, and a line, for nothing."""
+def _prepared(builder: Any) -> tuple[Facts, Dispatcher, Prefill] | None:
+    """What is known of `builder`, by which table it is steered, and what steers it; None, and a
+    line, for nothing."""
     try:
         facts = facts_of(builder)
         dispatcher = opened(
@@ -68,7 +70,8 @@ def _measured(builder: Any) -> tuple[Facts, Dispatcher] | None:
     except (LeftAlone, NoTunedData) as reason:
         say_once(logging.WARNING, f"vLLM decides by itself: {reason}")
         return None
-    return facts, priced(dispatcher, facts.layers, facts.workspace_tokens)
+    dispatcher = priced(dispatcher, facts.layers, facts.workspace_tokens)
+    return facts, dispatcher, Prefill(builder, dispatcher, facts, process_log())
 
 
 def _check_measured(dispatcher: Dispatcher, facts: Facts) -> None:

@@ -137,7 +137,11 @@ class Prefill:
         cls, builder: Any, dispatcher: Dispatcher, facts: Facts, log: DecisionLog | None
     ) -> None:
         """Steer `builder` from now on."""
-        setattr(builder, ATTRIBUTE, cls(builder, dispatcher, facts, log))
+        cls(builder, dispatcher, facts, log).take(builder)
+
+    def take(self, builder: Any) -> None:
+        """Steer `builder`, which this was made for, from now on."""
+        setattr(builder, ATTRIBUTE, self)
 
     def prepared(
         self, original: Callable[..., Any], builder: Any, common_prefix_len: int, batch: Any

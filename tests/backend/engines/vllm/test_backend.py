@@ -17,7 +17,7 @@ from nsa_tune.backend.engines import opened
 from nsa_tune.backend.engines.decision_log import process_log, read_decisions
 from nsa_tune.backend.engines.vllm.backend import around_init, attach
 from nsa_tune.backend.engines.vllm.edge import EDGE
-from nsa_tune.backend.engines.vllm.prefill import ATTRIBUTE
+from nsa_tune.backend.engines.vllm.prefill import ATTRIBUTE, Prefill
 from nsa_tune.backend.hardware import detect, nvml
 from tests.backend.engines.sglang.tables import GPU, table_file
 from tests.backend.engines.vllm.engine import (
@@ -242,6 +242,27 @@ def test_a_rank_without_a_table_tells_the_others(
 
     assert said[0] == "no table"
     assert "tables differ" not in caplog.text
+
+
+@pytest.mark.usefixtures("measured")
+def test_a_rank_that_cannot_steer_tells_the_others(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They would go on alone, had it agreed before it failed."""
+    said: list[str] = []
+
+    def hear(text: str) -> str:
+        said.append(text)
+        return "what another rank decides by"
+
+    _modules(monkeypatch, group=_group(hear))
+    builder = _builder(engine)
+    monkeypatch.setattr(Prefill, "__init__", lambda *_: 1 / 0)
+    attach(builder)
+
+    assert said[0] == "no table"
+    assert ATTRIBUTE not in builder.__dict__
+    assert "tables differ" in caplog.text
 
 
 @pytest.mark.usefixtures("measured")
