@@ -109,6 +109,7 @@ class Engine:
 
     def run(self, heads: Prompts, tails: Prompts, *, plugin: bool) -> Pass:
         """Fill the cache with `heads`, then time `tails` behind them."""
+        self._abort()
         if not self._llm.reset_prefix_cache(reset_running_requests=True):
             raise RuntimeError("vLLM did not empty its prefix cache: requests are running")
         self._switch(on=False)
@@ -120,6 +121,13 @@ class Engine:
         if self._cached != cached:
             raise RuntimeError(f"{self._cached} tokens were cached where {cached} should be")
         return Pass(sum(self._steps), tuple(self._ways), outputs)
+
+    def _abort(self) -> None:
+        """Let go of the requests of a batch that failed: they would run with the next one."""
+        engine = self._llm.llm_engine
+        left = list(engine.output_processor.request_states)
+        if left:
+            engine.abort_request(left, internal=True)
 
     def _generate(self, prompts: Prompts) -> Outputs:
         self._steps.clear()

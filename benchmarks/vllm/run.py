@@ -104,9 +104,11 @@ def _run(options: argparse.Namespace, report: Report) -> None:
             return
         try:
             found = measure(engine, case, options.rounds, random)
-        except (RuntimeError, ValueError) as error:
-            report.add({"case": str(case), "failed": str(error)[:2000]})
-            _say(report, f"{case} failed: {error}")
+        except Exception as error:  # the other cases may still run
+            problem = f"{type(error).__name__}: {error}"[:2000]
+            report.add({"case": str(case), "failed": problem})
+            _say(report, f"{case} failed: {problem}")
+            traceback.print_exc()
             if "CUDA error" in str(error):
                 raise
             continue

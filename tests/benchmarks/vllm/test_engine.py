@@ -69,6 +69,13 @@ class _LLM:
         self._runner = sys.modules["vllm.v1.worker.gpu.model_runner"].GPUModelRunner()
         self._runner.attn_groups = [[SimpleNamespace(metadata_builders=self.builders)]]
         self._blocks: set[tuple[int, ...]] = set()
+        self.aborted: list[str] = []
+        self.output_processor = SimpleNamespace(request_states={})
+        self.llm_engine = self
+
+    def abort_request(self, request_ids: list[str], *, internal: bool) -> None:
+        assert internal
+        self.aborted += request_ids
 
     def generate(
         self, prompts: list[dict[str, list[int]]], sampling: Any, *, use_tqdm: bool
@@ -187,6 +194,15 @@ def test_a_prefix_that_is_not_found_again_is_an_error(
         engine.run([_LONG], [[9, 9]], plugin=True)
 
 
+def test_what_a_failed_batch_left_does_not_run_with_the_next(steered: Any, tmp_path: Path) -> None:
+    del steered
+    engine = Engine(_OPTIONS, tmp_path)
+    engine._llm.output_processor.request_states["left"] = object()
+    engine.run([[]], [[9] * 100], plugin=True)
+
+    assert engine._llm.aborted == ["left"]
+
+
 # --- what a run takes for granted of vLLM
 
 
@@ -225,6 +241,8 @@ def test_vllm_takes_the_arguments_of_a_run(wheel: Wheel, steered: Any, tmp_path:
         ("vllm.model_executor.model_loader.dummy_loader", "DummyModelLoader.load_weights",
          ["self", "model", "model_config"]),
         ("vllm.entrypoints.llm", "LLM.reset_prefix_cache", ["self", "reset_running_requests"]),
+        ("vllm.v1.engine.llm_engine", "LLMEngine.abort_request",
+         ["self", "request_ids", "internal"]),
     ],
 )  # fmt: skip
 def test_what_is_replaced_or_called_is_there(
@@ -243,6 +261,13 @@ def test_the_kernel_for_blackwell_is_asked_for_where_it_is_left_out(wheel: Wheel
     text = wheel.text("vllm/models/deepseek_v32/common/kernels.py")
     assert f"from {engine_module._QUERIES} import" in text
     assert wheel.text(engine_module._QUERIES.replace(".", "/") + ".py")
+
+
+def test_unfinished_requests_are_known_by_their_internal_names(wheel: Wheel) -> None:
+    text = ast.unparse(
+        wheel.definition("vllm/v1/engine/output_processor.py", "OutputProcessor.abort_requests")
+    )
+    assert "self.request_states.get(request_id)" in text
 
 
 def test_the_number_of_cached_tokens_is_known_without_statistics(wheel: Wheel) -> None:

@@ -79,7 +79,7 @@ def test_a_case_that_fails_leaves_the_others(
 ) -> None:
     code, found = _main(monkeypatch, tmp_path, lambda *_: _Engine(fails="out of memory"))
     assert code == 0
-    assert [one["failed"] for one in found["cases"]] == ["out of memory"] * 2
+    assert [one["failed"] for one in found["cases"]] == ["RuntimeError: out of memory"] * 2
 
 
 def test_a_broken_context_ends_the_run_and_is_written(
