@@ -76,8 +76,9 @@ def _of_arrays(starts: Any, lens: Any, decode_tokens: int) -> Prefills | None:
     if item(1) <= decode_tokens:
         last, end = item(requests - 1), item(requests)
         if last == requests - 1 and end - last > decode_tokens == 1:
-            # One behind decodes, as in most steps.
-            return _of_lists([last, end], [lens.item(requests - 1)], has_decodes=True)
+            news, kv_lens = [end - last], [lens.item(last)]  # one behind decodes, as in most steps
+            sums = sums_of_kv(kv_lens, news, end - last)
+            return None if sums is None else (sums, news, kv_lens, True, end)
         longer = starts[1:] - starts[:-1] > decode_tokens
         first = int(longer.argmax())
         if not longer.item(first):
