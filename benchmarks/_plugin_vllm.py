@@ -12,7 +12,7 @@ from nsa_tune import Dispatcher
 from nsa_tune.backend.baselines import VLLM_0_33_0
 from nsa_tune.backend.engines.hooking import wrapped
 from nsa_tune.backend.engines.vllm.facts import facts_of
-from nsa_tune.backend.engines.vllm.lengths import prefills_of
+from nsa_tune.backend.engines.vllm.lengths import FEW, prefills_of
 from nsa_tune.backend.engines.vllm.prefill import Prefill, around_build
 from nsa_tune.backend.engines.vllm.priced import priced
 from tests.backend.engines.vllm.engine import (
@@ -55,6 +55,19 @@ class _Lengths:
         return prefills_of(starts, lens, batch.num_reqs, 1)
 
 
+class _Read:
+    """A builder that does the least: it takes the lengths out of their tensors."""
+
+    def build(self, common_prefix_len: int, common_attn_metadata: Any) -> Any:
+        """Read them as the hook does."""
+        del common_prefix_len
+        batch = common_attn_metadata
+        starts, lens = batch.query_start_loc_cpu, batch.seq_lens_cpu_upper_bound
+        if batch.num_reqs > FEW:
+            return starts.numpy(), lens.numpy()
+        return starts.tolist(), lens.tolist()
+
+
 def steps(
     dispatcher: Dispatcher, sequences: Sequence[int], rounds: int, passes: int
 ) -> list[dict[str, float]]:
@@ -83,6 +96,7 @@ def _row(
         "idle": builder_of(_Idle, given, fp8_use_mixed_batch=True),
         "hook": _steered(idle, given, table),
         "lengths": _Lengths(),
+        "read": _Read(),
     }
     random = Random(sequences)
     times: dict[tuple[str, str], list[float]] = {}
@@ -97,6 +111,7 @@ def _row(
         "engine_us": best["engine", "prefills"],
         "hooked_us": best["hooked", "prefills"],
         "lengths_us": best["lengths", "prefills"],
+        "read_us": best["read", "prefills"],
         **{
             f"added_{kind}_us": best["hook", kind] - best["idle", kind]
             for kind in ("prefills", "mixed", "decodes")

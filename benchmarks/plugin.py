@@ -199,7 +199,7 @@ def main() -> None:
     )  # fmt: skip
     engine = Engine.of(wheel_of(arguments.version), _Modules())
     found = {
-        "schema": "nsa-tune/benchmark-plugin/4",
+        "schema": "nsa-tune/benchmark-plugin/5",
         "sglang": arguments.version,
         "cpu": detect.cpu_name(),
         "python": sys.version.split()[0],
@@ -227,12 +227,12 @@ def main() -> None:
     costs = ", ".join(f"{us:.0f} at {n}" for n, us in found["ragged_us"].items())
     print(f"SGLang's own work once a pass for flashmla_sparse, us by sequences: {costs}")
     print(f"\nvLLM {found['vllm']}, 16 local heads; us a step")
-    print("sequences     vLLM  hooked   added: prefills (its lengths), one prefill, decodes")
+    print("sequences     vLLM  hooked   added: prefills (its lengths, read), one prefill, decodes")
     for row in found["vllm_steps"]:
         print(
             f"{row['sequences']:9d} {row['engine_us']:8.1f} {row['hooked_us']:7.1f} "
-            f"{row['added_prefills_us']:17.1f} {row['lengths_us']:14.1f} "
-            f"{row['added_mixed_us']:12.1f} "
+            f"{row['added_prefills_us']:17.1f} {row['lengths_us']:12.1f} {row['read_us']:6.1f} "
+            f"{row['added_mixed_us']:11.1f} "
             f"{row['added_decodes_us']:8.1f}"
         )
 

@@ -13,13 +13,13 @@ from typing import Any, TypeAlias
 from nsa_tune.backend.engines.extends import sums_of_arrays, sums_of_kv
 from nsa_tune.backend.types.batch import Batch
 
-__all__ = ["Prefills", "longest", "prefills_of"]
+__all__ = ["FEW", "Prefills", "longest", "prefills_of"]
 
 Prefills: TypeAlias = tuple[Batch, Any, Any, bool, int]
 """The sums of the prefills; the new tokens of each and how long each is with them, as lists, or as
 arrays where they are many; whether decodes come before them; new tokens of the whole step."""
 
-_FEW = 40
+FEW = 40
 """Requests up to which lists take less time than arrays."""
 
 
@@ -30,7 +30,7 @@ def prefills_of(starts: Any, lens: Any, requests: int, decode_tokens: int) -> Pr
     tokens begin, and how long it is with them. None where there is no such request, or where one
     among them has no new token, as a padded step has at its end.
     """
-    if requests > _FEW:
+    if requests > FEW:
         return _of_arrays(starts.numpy(), lens.numpy(), decode_tokens)
     begins, kv_lens = starts.tolist(), lens.tolist()
     if begins[1] > decode_tokens:
@@ -85,7 +85,7 @@ def _of_arrays(starts: Any, lens: Any, decode_tokens: int) -> Prefills | None:
             return None
         starts, lens = starts[first:], lens[first:]
         requests -= first
-        if requests <= _FEW:
+        if requests <= FEW:
             return _of_lists(starts.tolist(), lens.tolist(), has_decodes=True)
     # As floating point numbers, which hold such lengths exactly, they are multiplied in least time.
     begins, kv_lens = starts.astype("d"), lens[:requests].astype("d")
