@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -14,8 +15,9 @@ from nsa_tune._cli.shared.option_groups import DispatcherOptions
 from nsa_tune._cli.shared.options import KvDtype, heads_of, model_of
 from nsa_tune._cli.traffic.options import TrafficOptions
 from nsa_tune._cli.traffic.prices import pricer_for, whole_prefills
-from nsa_tune._cli.traffic.replaying import replay_requests
+from nsa_tune._cli.traffic.replaying import opened, replay_requests
 from nsa_tune._errors import NoTunedData, UsageError
+from nsa_tune.autotune.workload.arrivals import KeptArrivals
 from nsa_tune.backend.engines.sglang.releases import Release
 from nsa_tune.backend.hardware import detect
 from nsa_tune.backend.types.profiles import profile_of
@@ -89,8 +91,13 @@ def compared(
         RestOfPass.read(path)
     skipped: list[str] = []
     found: list[Ranked] = []
-    for base, pricer in _priced(table, traffic, options, skipped, release):
-        found += _replayed(trace, base, pricer, traffic, release)
+    with ExitStack() as stack:
+        by_dp: dict[int, KeptArrivals] = {}
+        for base, pricer in _priced(table, traffic, options, skipped, release):
+            if base.dp not in by_dp:
+                requests = opened(trace, replace(traffic, dp=base.dp))
+                by_dp[base.dp] = stack.enter_context(requests)
+            found += _replayed(by_dp[base.dp], base, pricer, traffic, release)
     if not found:
         raise NoTunedData(f"there are no times to compare with: {'; '.join(skipped)}")
     if traffic.pass_times and not any(one.pass_times for one in found):
@@ -148,7 +155,11 @@ def _priced(
 
 
 def _replayed(
-    trace: Path, base: Configuration, pricer: Pricer, traffic: TrafficOptions, release: Release
+    trace: KeptArrivals,
+    base: Configuration,
+    pricer: Pricer,
+    traffic: TrafficOptions,
+    release: Release,
 ) -> list[Ranked]:
     options = replace(traffic, chunk=base.chunk, dp=base.dp, next_n=base.next_n)
     rest = options.model(base.kv_dtype)

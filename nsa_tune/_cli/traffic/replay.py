@@ -13,8 +13,9 @@ from nsa_tune._cli.shared.option_groups import DispatcherOptions, grouped
 from nsa_tune._cli.shared.options import AsJson
 from nsa_tune._cli.traffic.options import TrafficOptions, release_named
 from nsa_tune._cli.traffic.prices import kv_dtype_of, pricer_for, refused, whole_prefills
-from nsa_tune._cli.traffic.replaying import Counted, replay_decisions, replay_requests
+from nsa_tune._cli.traffic.replaying import opened, replay_decisions, replay_requests
 from nsa_tune._errors import ExtraMissing, NsaTuneError, UsageError
+from nsa_tune.autotune.workload.arrivals import Counted, KeptArrivals
 from nsa_tune.autotune.workload.weighted_batches import is_decision_log
 from nsa_tune.backend.engines.sglang.releases import Release
 from nsa_tune.reports.formats.terminal import print_tables
@@ -27,11 +28,10 @@ from nsa_tune.reports.replay.result import Replay, Served, Table, Traffic, kinds
 from nsa_tune.reports.replay.tables import facts, tables, warnings
 from nsa_tune.reports.replay.tally import Tally
 from nsa_tune.reports.replay.whole_prefills import ENGINE, PLUGIN, WholePrefills
-from nsa_tune.reports.replay.whole_result import WholePasses, whole_of
+from nsa_tune.reports.replay.whole_result import whole_of
 
 __all__ = ["replay"]
 
-_SERVED = (Way.ENGINE, Way.PLUGIN, Way.TABLE)
 _LOST = 10
 
 
@@ -84,21 +84,15 @@ def _replayed(
     rest = options.model(kv_dtype_of(pricer.setting))
     whole = _whole(options, pricer, rest)
     tally = Tally(pricer, graph_tokens, whole=whole)
-    served: tuple[Served, ...] = ()
     decisions = is_decision_log(trace)
     if decisions:
         replay_decisions(trace, tally)
-        counted = Counted()
+        tally.done()
+        counted, served = Counted(), []
     else:
-        own = None if whole is None else ENGINE
-        timed = replay_requests(trace, options, tally, Way.ENGINE, rest, own)
-        counted = timed.counted
-    tally.done()
-    passes = whole_of(tally)
-    if not decisions and passes is not None:
-        served = (timed.served, *_setups(trace, options, tally, passes, rest))
-    elif not decisions and rest is not None:
-        served = (timed.served, *_served(trace, options, tally, rest))
+        with opened(trace, options) as requests:
+            served = list(_served(requests, options, tally, rest))
+            counted = requests.counted
     setting = pricer.setting
     return Replay(
         Traffic(
@@ -117,12 +111,12 @@ def _replayed(
         graph_tokens,
         kinds_of(tally),
         tuple(tally.most_lost(_LOST)),
-        served,
+        tuple(served),
         rest,
         chunk_times(
             pricer, graph_tokens if options.graph_tokens is not None else release.graph_tokens, rest
         ),
-        passes,
+        whole_of(tally),
     )  # fmt: skip
 
 
@@ -148,21 +142,31 @@ def _whole(
     return found
 
 
-def _setups(
-    trace: Path, options: TrafficOptions, tally: Tally, found: WholePasses, rest: RestOfPass | None
+def _served(
+    trace: KeptArrivals, options: TrafficOptions, tally: Tally, rest: RestOfPass | None
 ) -> Iterator[Served]:
-    """The traffic under the other setups: the plug-in, and the best flag if there is one."""
-    static = found.static
-    for setup in (PLUGIN, *(() if static is None else (static.name,))):
-        way = Way.PLUGIN if setup == PLUGIN else Way.ENGINE
+    """Add the traffic to `tally`, and say how it is served: by way, the trace simulated again, as
+    shorter passes let later requests start sooner. Nothing where passes have no time."""
+    own = None if tally.whole is None else ENGINE
+    timed = replay_requests(trace, options, tally, Way.ENGINE, rest, own)
+    tally.done()
+    if own is None and rest is None:
+        return
+    yield timed.served
+    for way, setup in _others(tally):
         yield replay_requests(trace, options, tally, way, rest, setup, adds=False).served
 
 
-def _served(trace: Path, options: TrafficOptions, tally: Tally, rest: RestOfPass) -> list[Served]:
-    """By way, the trace simulated again: shorter passes let later requests start sooner."""
-    return [
-        replay_requests(trace, options, tally, way, rest, adds=False).served for way in _SERVED[1:]
-    ]
+def _others(tally: Tally) -> Iterator[tuple[Way, str | None]]:
+    """What is simulated besides the engine by itself, as (way, setup): the plug-in, and the best
+    flag if there is one; without times of whole passes the plug-in and the table."""
+    passes = whole_of(tally)
+    if passes is None:
+        yield from ((way, None) for way in (Way.PLUGIN, Way.TABLE))
+        return
+    yield Way.PLUGIN, PLUGIN
+    if passes.static is not None:
+        yield Way.ENGINE, passes.static.name
 
 
 def _write_page(found: Replay, path: Path) -> None:

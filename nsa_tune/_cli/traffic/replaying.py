@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import islice
 from math import exp, log
@@ -13,6 +12,7 @@ from typing import NamedTuple
 
 from nsa_tune._cli.traffic.options import TrafficOptions
 from nsa_tune._errors import UsageError
+from nsa_tune.autotune.workload.arrivals import KeptArrivals, arrivals
 from nsa_tune.autotune.workload.requests import TraceRequest, stream_requests
 from nsa_tune.autotune.workload.simulation import Pass, SchedulerConfig, simulated
 from nsa_tune.backend.dispatch.dispatcher import Dispatcher
@@ -25,8 +25,8 @@ from nsa_tune.reports.replay.tally import Tally
 from nsa_tune.reports.replay.whole_prefills import Basis
 
 __all__ = [
-    "Counted",
     "logged",
+    "opened",
     "replay_decisions",
     "replay_requests",
 ]
@@ -36,32 +36,16 @@ _STEP = 0.01
 _LEAST_S = 1e-6
 
 
-@dataclass(slots=True)
-class Counted:
-    """What came through."""
-
-    requests: int = 0
-    prompt_tokens: int = 0
-    output_tokens: int = 0
-
-    def add(self, one: TraceRequest) -> None:
-        """One more request."""
-        self.requests += 1
-        self.prompt_tokens += one.input_tokens
-        self.output_tokens += one.output_tokens
-
-
 class Timed(NamedTuple):
     """A replay that is over."""
 
-    counted: Counted
     served: Served
     most_pool_tokens: int
     """Of the requests that ran at once."""
 
 
 def replay_requests(
-    trace: Path,
+    trace: KeptArrivals,
     options: TrafficOptions,
     tally: Tally,
     way: Way,
@@ -70,23 +54,24 @@ def replay_requests(
     *,
     adds: bool = True,
 ) -> Timed:
-    """Replay the requests of `trace` into `tally`, with the clock of `way`; or of a `setup` of the
-    tally's whole prefills, by which these then take their time.
+    """Replay a trace, as `opened` with these options, into `tally`, with the clock of `way`; or of
+    a `setup` of the tally's whole prefills, by which these then take their time.
 
     Without `adds` the tally is only asked for prices, and `most_pool_tokens` is 0. So several
     replays of a trace share the prices of passes that are alike.
 
     Raises:
         UsageError: as `stream_requests`.
+        NsaTuneError: as `KeptArrivals`.
     """
-    engine, counted = options.scheduler, Counted()
+    engine = options.scheduler
     clock = _clock(tally, engine, way, rest)
     if setup is not None:
         clock = _whole_clock(tally, setup, clock)
     waits: Counter[int] = Counter()
     end_s = busy_s = total_s = 0.0
     most = 0
-    for one in simulated(_requests(trace, options, counted), engine, clock):
+    for one in simulated(trace, engine, clock):
         if adds:
             extend, sums = one.is_extend, one.sums
             tally.add(extend, sums, one.batch, one.steps)
@@ -98,6 +83,7 @@ def replay_requests(
         for wait in one.first_tokens_s:
             total_s += wait
             waits[round(log(max(wait, _LEAST_S)) / _STEP)] += 1
+    counted = trace.counted
     by_wait = {exp(step * _STEP): count for step, count in waits.items()}
     served = Served(
         way=setup or str(way),
@@ -110,19 +96,18 @@ def replay_requests(
         prompt_tokens_per_s=counted.prompt_tokens / end_s if end_s else 0.0,
         output_tokens_per_s=counted.output_tokens / end_s if end_s else 0.0,
     )
-    return Timed(counted, served, most)
+    return Timed(served, most)
 
 
-def _requests(trace: Path, options: TrafficOptions, counted: Counted) -> Iterator[TraceRequest]:
-    """The requests of one rank, counted."""
-    every = islice(stream_requests(trace), 0, options.requests, options.dp)
-    for one in every:
-        shifted = one if options.speed == 1 else _sooner(one, options.speed)
-        counted.add(shifted)
-        yield shifted
+def opened(trace: Path, options: TrafficOptions) -> KeptArrivals:
+    """The requests of one rank, for `replay_requests` with the same `dp`. To be closed."""
+    every: Iterable[TraceRequest] = islice(stream_requests(trace), 0, options.requests, options.dp)
+    if options.speed != 1:
+        every = map(partial(_sooner, options.speed), every)
+    return KeptArrivals(arrivals(every, options.cache_tokens))
 
 
-def _sooner(one: TraceRequest, speed: float) -> TraceRequest:
+def _sooner(speed: float, one: TraceRequest) -> TraceRequest:
     return one._replace(arrival_s=one.arrival_s / speed)
 
 
@@ -133,7 +118,7 @@ def _clock(
 
     def stated(one: Pass) -> float:
         if one.is_extend:
-            return sum(new for _, new in one.lens) / engine.prefill_rate
+            return one.sums[1] / engine.prefill_rate
         return engine.decode_s
 
     if rest is None:
@@ -154,11 +139,13 @@ def _whole_clock(
 ) -> Callable[[Pass], float]:
     """As whole prefills take under a setup; `otherwise` for one without a price, and a decode."""
 
+    took, none = tally.took, Basis.NONE
+
     def seconds(one: Pass) -> float:
         if one.is_extend:
-            took = tally.took(one.sums, one.batch)[setup]
-            if took.basis is not Basis.NONE:
-                return took.us / 1e6
+            _, us, basis = took(one.sums, one.batch)[setup]
+            if basis is not none:
+                return us / 1e6
         return otherwise(one)
 
     return seconds

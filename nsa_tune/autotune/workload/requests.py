@@ -145,8 +145,9 @@ def _opened(path: Path) -> Iterator[TraceRequest]:
 
 
 def _texts(file: BinaryIO) -> Iterator[str]:
-    for number, line in enumerate(lines_of(file, _LONGEST_LINE)):
-        yield line.decode("utf-8" if number else "utf-8-sig")
+    lines = lines_of(file, _LONGEST_LINE)
+    first = next(lines, b"").decode("utf-8-sig")
+    return chain([first], map(bytes.decode, lines))
 
 
 def _requests(path: Path, lines: Iterable[str]) -> Iterator[TraceRequest]:
@@ -165,7 +166,7 @@ def _requests(path: Path, lines: Iterable[str]) -> Iterator[TraceRequest]:
         )
     start = 2 if parse is _azure else 1
     for number, line in enumerate(rows, start):
-        if line.strip():
+        if not line.isspace():
             try:
                 yield parse(line)
             except _NO_REQUEST as error:

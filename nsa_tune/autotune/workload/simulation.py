@@ -5,7 +5,7 @@ It follows SGLang's scheduler with its defaults, with the radix cache and withou
 1. Requests wait in the order of their arrival until fewer than `max_running` are running.
 2. A request's longest cached prefix comes from the cache, in blocks of 512 tokens, but for the
    last token, which is always computed. The blocks of a request are cached when it is prefilled.
-   Beyond `cache_tokens` the least recently used block is evicted.
+   Beyond `cache_tokens` the least recently used block is evicted (arrivals.py).
 3. While a request waits and may run, the pass is an extend: it takes waiting requests in their
    order until the chunk is full. A request that does not fit is split, and its rest comes first in
    the next pass.
@@ -17,15 +17,15 @@ It follows SGLang's scheduler with its defaults, with the radix cache and withou
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from itertools import takewhile
 from math import ceil, floor, inf
-from typing import NamedTuple
+from typing import TypeAlias
 
-from nsa_tune.autotune.workload.requests import BLOCK, TraceRequest
+from nsa_tune.autotune.workload.arrivals import Arrival, arrivals
+from nsa_tune.autotune.workload.requests import TraceRequest
 from nsa_tune.backend.types.batch import Batch
 
 __all__ = ["Pass", "SchedulerConfig", "passes", "simulated"]
@@ -64,11 +64,11 @@ class Pass:
     simulation goes on: it refers to live state."""
 
     __slots__ = (
-        "_engine",
         "_running",
         "_step",
         "_sums",
         "first_tokens_s",
+        "is_extend",
         "lens",
         "seconds",
         "start_s",
@@ -76,29 +76,22 @@ class Pass:
     )
 
     def __init__(
-        self,
-        engine: SchedulerConfig,
-        step: int,
-        lens: Sequence[tuple[int, int]],
-        running: _Running,
+        self, running: _Running, step: int, start_s: float, lens: Sequence[tuple[int, int]] = ()
     ) -> None:
-        self._engine, self._step, self._running = engine, step, running
+        self._running, self._step = running, step
         self._sums: tuple[int, int, int, int, int] | None = None
         self.lens = lens
         """(prefix, new) of each sequence of an extend; empty in a decode."""
+        self.is_extend = bool(lens)
+        """Whether it is a prefill pass."""
         self.steps = 1
         """Passes that this one stands for."""
+        self.start_s = start_s
+        """When the first begins, after the trace's first request."""
         self.seconds = 0.0
         """Duration of each of them."""
-        self.start_s = 0.0
-        """When the first begins, after the trace's first request."""
-        self.first_tokens_s: list[float] = []
+        self.first_tokens_s: Sequence[float] = ()
         """Of each request whose prefill ended with this pass, the time since it arrived."""
-
-    @property
-    def is_extend(self) -> bool:
-        """Whether it is a prefill pass."""
-        return bool(self.lens)
 
     @property
     def sums(self) -> tuple[int, int, int, int, int]:
@@ -119,116 +112,119 @@ class Pass:
             pairs = sum([n * p + n * (n + 1) // 2 for p, n in lens])
             kvs = [p + n for p, n in lens]
             return len(lens), new, sum(kvs), max(kvs), pairs
-        size, next_n = len(self._running.heap), self._engine.next_n
-        kv, longest = self._running.contexts(self._step)
-        new = size * next_n
-        return size, new, kv, longest, next_n * kv - size * (next_n * (next_n - 1) // 2)
+        running, step = self._running, self._step
+        size, next_n, kv = len(running.heap), running.engine.next_n, running.contexts(step)
+        pairs = next_n * kv - size * (next_n * (next_n - 1) // 2)
+        return size, size * next_n, kv, running.longest(step), pairs
 
     @property
     def pool_tokens(self) -> int:
         """Tokens of all requests that run or are in the pass."""
-        running = self._running.contexts(self._step)[0] if self._running.heap else 0
-        return running + sum(p + n for p, n in self.lens)
+        running = self._running.contexts(self._step)
+        return running + self.sums[2] if self.is_extend else running
 
     def batch(self) -> Batch:
         """The batch of the pass."""
         if self.lens:
             return Batch.extend([p for p, _ in self.lens], [n for _, n in self.lens])
-        engine = self._engine
-        contexts = [one.context(self._step, engine) for one in sorted(self._running.heap)]
-        if engine.next_n == 1:
-            return Batch.decode(contexts)
-        return Batch.verify(contexts, engine.next_n)
+        contexts, next_n = self._running.lengths(self._step), self._running.engine.next_n
+        return Batch.decode(contexts) if next_n == 1 else Batch.verify(contexts, next_n)
 
 
-class _Run(NamedTuple):
-    """A running request. They are ordered by their end, for a heap."""
-
-    end: int
-    """The number of its last decode pass."""
-    number: int
-    start: int
-    input_tokens: int
-
-    def context(self, step: int, engine: SchedulerConfig) -> int:
-        """Its context length in decode pass `step`, including the tokens to verify."""
-        gained = floor((step - self.start) * engine.kept)
-        return self.input_tokens + gained + engine.next_n
+_Run: TypeAlias = tuple[int, int, int, int]
+"""A running request: the number of its last decode pass, its own number, the decode pass in which
+it starts, and its input tokens. A heap has the first to end first."""
 
 
 class _Running:
     """The running requests."""
 
     def __init__(self, engine: SchedulerConfig) -> None:
+        self.engine = engine
         self.heap: list[_Run] = []
         """The first to end comes first."""
         self._kept, self._next_n = engine.kept, engine.next_n
+        self._begun = 0
         self._total = 0.0
         """Of their contexts, had each run since pass 0."""
         self._longest: float | None = 0.0
         """The longest of these; None when it must be looked up."""
 
-    def add(self, one: _Run) -> None:
-        """`one` begins to decode."""
-        heappush(self.heap, one)
-        base = self._base(one)
+    def add(self, input_tokens: int, output_tokens: int, step: int) -> None:
+        """A request begins to decode in pass `step`."""
+        heap = self.heap
+        base = input_tokens + self._next_n - step * self._kept
         self._total += base
-        if self._longest is not None:
-            self._longest = max(self._longest, base) if len(self.heap) > 1 else base
+        if not heap or (self._longest is not None and base > self._longest):
+            self._longest = base
+        heappush(heap, (step + ceil(output_tokens / self._kept), self._begun, step, input_tokens))
+        self._begun += 1
 
     def end(self, step: int) -> None:
         """Those end whose last pass came before `step`."""
         heap = self.heap
-        while heap and heap[0].end <= step:
+        while heap and heap[0][0] <= step:
             base = self._base(heappop(heap))
             self._total -= base
             if base == self._longest:
                 self._longest = None
 
-    def contexts(self, step: int) -> tuple[int, int]:
-        """The sum of the context lengths in decode pass `step`, and the longest."""
+    def contexts(self, step: int) -> int:
+        """The sum of the context lengths in decode pass `step`."""
+        size = len(self.heap)
+        return round(self._total + size * (step * self._kept)) if size else 0
+
+    def longest(self, step: int) -> int:
+        """The longest context length in decode pass `step`."""
         if self._longest is None:
             self._longest = max(map(self._base, self.heap))
-        gained = step * self._kept
-        return round(self._total + len(self.heap) * gained), round(self._longest + gained)
+        return round(self._longest + step * self._kept)
+
+    def lengths(self, step: int) -> list[int]:
+        """Each context length in decode pass `step`, including the tokens to verify."""
+        return [
+            tokens + floor((step - start) * self._kept) + self._next_n
+            for _, _, start, tokens in sorted(self.heap)
+        ]
 
     def _base(self, one: _Run) -> float:
-        return one.input_tokens + self._next_n - one.start * self._kept
+        _, _, start, tokens = one
+        return tokens + self._next_n - start * self._kept
 
 
-@dataclass(slots=True)
 class _Waiting:
-    request: TraceRequest
-    number: int
-    ready: int | None = None
-    """Tokens already in the pool; None before the cache is asked."""
+    """The requests that wait for their prefill, or for the rest of it."""
 
+    def __init__(self, engine: SchedulerConfig) -> None:
+        self.queue: deque[Arrival] = deque()
+        self._chunk, self._most = engine.chunk_tokens, engine.max_running
+        self._more = 0
+        """Tokens of the first that are in the pool besides the cached ones."""
 
-class _Cache:
-    """The prefix cache: blocks in the pool, the least recently used first."""
+    def fill(self, running: _Running, step: int) -> tuple[list[tuple[int, int]], list[float]]:
+        """Fill a chunk; requests that are then prefilled start to run.
 
-    def __init__(self, tokens: int) -> None:
-        self._most = tokens // BLOCK
-        self._blocks: OrderedDict[Hashable, None] = OrderedDict()
-
-    def prefix(self, request: TraceRequest) -> int:
-        """Cached leading tokens of `request`, at most all but its last."""
-        if not request.blocks:
-            return 0
-        found = list(takewhile(self._blocks.__contains__, request.blocks))
-        for block in found:
-            self._blocks.move_to_end(block)
-        return min(len(found) * BLOCK, request.input_tokens - 1)
-
-    def add(self, request: TraceRequest) -> None:
-        """`request` is prefilled: cache its blocks, and evict others."""
-        if not request.blocks:
-            return
-        for block in request.blocks:
-            self._blocks[block] = None
-            self._blocks.move_to_end(block)
-        while len(self._blocks) > self._most:
-            self._blocks.popitem(last=False)
+        Returns the prefix length and the number of new tokens of each sequence, and when these
+        requests arrived.
+        """
+        lens: list[tuple[int, int]] = []
+        begun: list[float] = []
+        queue, heap, room = self.queue, running.heap, self._chunk
+        while queue and room > 0 and len(heap) < self._most:
+            arrival_s, input_tokens, output_tokens, cached = queue[0]
+            ready = cached + self._more
+            new = input_tokens - ready
+            if new > room:
+                lens.append((ready, room))
+                self._more += room
+                break
+            lens.append((ready, new))
+            room -= new
+            self._more = 0
+            queue.popleft()
+            begun.append(arrival_s)
+            running.add(input_tokens, output_tokens, step)
+        return lens, begun
 
 
 def passes(requests: Iterable[TraceRequest], engine: SchedulerConfig) -> Iterator[Pass]:
@@ -236,93 +232,57 @@ def passes(requests: Iterable[TraceRequest], engine: SchedulerConfig) -> Iterato
 
     def seconds(one: Pass) -> float:
         if one.is_extend:
-            return sum(new for _, new in one.lens) / engine.prefill_rate
+            return one.sums[1] / engine.prefill_rate
         return engine.decode_s
 
-    return simulated(requests, engine, seconds, most_steps=1)
+    return simulated(arrivals(requests, engine.cache_tokens), engine, seconds, most_steps=1)
 
 
 def simulated(
-    requests: Iterable[TraceRequest],
+    requests: Iterable[Arrival],
     engine: SchedulerConfig,
     seconds: Callable[[Pass], float],
     *,
     most_steps: int = _MOST_STEPS,
 ) -> Iterator[Pass]:
-    """As `passes`, where a pass takes what `seconds` says of it.
+    """As `passes`, where a pass takes what `seconds` says of it. `requests` say themselves what of
+    them is cached.
 
     Up to `most_steps` decode passes of the same requests come as one. Memory does not grow with
     the number of requests.
     """
-    coming = enumerate(requests)
+    coming = iter(requests)
     upcoming = next(coming, None)
-    waiting: deque[_Waiting] = deque()
-    running = _Running(engine)
-    heap, max_running = running.heap, engine.max_running
-    cache, now, step = _Cache(engine.cache_tokens), 0.0, 0
-    while upcoming is not None or waiting or heap:
-        while (
-            upcoming is not None and upcoming[1].arrival_s <= now and len(waiting) < _MOST_WAITING
-        ):
-            waiting.append(_Waiting(upcoming[1], upcoming[0]))
+    waiting, running = _Waiting(engine), _Running(engine)
+    queue, heap, max_running = waiting.queue, running.heap, engine.max_running
+    now, step = 0.0, 0
+    while upcoming is not None or queue or heap:
+        while upcoming is not None and upcoming.arrival_s <= now and len(queue) < _MOST_WAITING:
+            queue.append(upcoming)
             upcoming = next(coming, None)
-        if waiting and len(heap) < max_running:
-            lens, begun = _extend(waiting, running, cache, engine, step)
-            one = Pass(engine, step, lens, running)
-            one.start_s, one.seconds = now, seconds(one)
+        if queue and len(heap) < max_running:
+            lens, begun = waiting.fill(running, step)
+            one = Pass(running, step, now, lens)
+            one.seconds = seconds(one)
             now += one.seconds
-            one.first_tokens_s = [now - request.arrival_s for request in begun]
+            one.first_tokens_s = [now - arrival_s for arrival_s in begun]
             yield one
         elif heap:
-            one = Pass(engine, step, (), running)
-            one.start_s, one.seconds = now, seconds(one)
+            one = Pass(running, step, now)
+            one.seconds = seconds(one)
             # When a request arrives that may run, the next pass is another one.
             room = len(heap) < max_running
-            until = upcoming[1].arrival_s if room and upcoming is not None else inf
-            one.steps = _steps(until - now, one.seconds, heap[0].end - step, most_steps)
+            until = upcoming.arrival_s if room and upcoming is not None else inf
+            one.steps = _steps(until - now, one.seconds, min(heap[0][0] - step, most_steps))
             yield one
             step += one.steps
             now += one.steps * one.seconds
             running.end(step)
         elif upcoming is not None:
-            now = upcoming[1].arrival_s
+            now = upcoming.arrival_s
 
 
-def _steps(idle_s: float, seconds: float, to_the_next_end: int, most: int) -> int:
-    steps = max(min(to_the_next_end, most), 1)
-    if seconds > 0 and idle_s < steps * seconds:
-        steps = max(ceil(idle_s / seconds), 1)
-    return steps
-
-
-def _extend(
-    waiting: deque[_Waiting],
-    running: _Running,
-    cache: _Cache,
-    engine: SchedulerConfig,
-    step: int,
-) -> tuple[list[tuple[int, int]], list[TraceRequest]]:
-    """Fill a chunk from `waiting`; requests that are then prefilled start to run.
-
-    Returns the prefix length and the number of new tokens of each sequence, and these requests.
-    """
-    lens: list[tuple[int, int]] = []
-    begun: list[TraceRequest] = []
-    room, kept = engine.chunk_tokens, engine.kept
-    heap, max_running = running.heap, engine.max_running
-    while waiting and room > 0 and len(heap) < max_running:
-        one = waiting[0]
-        request = one.request
-        if one.ready is None:
-            one.ready = cache.prefix(request)
-        new = min(request.input_tokens - one.ready, room)
-        lens.append((one.ready, new))
-        one.ready += new
-        room -= new
-        if one.ready == request.input_tokens:
-            waiting.popleft()
-            cache.add(request)
-            begun.append(request)
-            end = step + ceil(request.output_tokens / kept)
-            running.add(_Run(end, one.number, step, request.input_tokens))
-    return lens, begun
+def _steps(idle_s: float, seconds: float, most: int) -> int:
+    if seconds > 0 and idle_s < most * seconds:
+        return max(ceil(idle_s / seconds), 1)
+    return most

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nsa_tune import Batch
+from nsa_tune.autotune.workload.arrivals import arrivals
 from nsa_tune.autotune.workload.requests import TraceRequest
 from nsa_tune.autotune.workload.simulation import Pass, SchedulerConfig, passes, simulated
 
@@ -120,14 +121,17 @@ def told_as_one(found: list[TraceRequest], engine: SchedulerConfig) -> list[tupl
     def seconds(one: Pass) -> float:
         return 0.01 if one.is_extend else 0.02
 
-    return [(str(one.batch()), one.steps) for one in simulated(found, engine, seconds)]
+    return [
+        (str(one.batch()), one.steps)
+        for one in simulated(arrivals(found, ENGINE.cache_tokens), engine, seconds)
+    ]
 
 
 @given(requests, st.integers(1, 3))
 @settings(max_examples=50)
 def test_the_sums_of_a_pass_are_those_of_its_batch(found: list[TraceRequest], next_n: int) -> None:
     engine = replace(ENGINE, next_n=next_n, acceptance=1.0)
-    for one in simulated(found, engine, lambda one: 0.01):
+    for one in simulated(arrivals(found, ENGINE.cache_tokens), engine, lambda one: 0.01):
         batch = one.batch()
         own = (batch.batch_size, batch.q_tokens, batch.kv_tokens, batch.max_kv, batch.pairs)
         assert one.sums == own
@@ -162,7 +166,7 @@ def test_the_first_token_comes_when_the_last_chunk_ends() -> None:
 
     waits = [
         [round(wait, 6) for wait in one.first_tokens_s]
-        for one in simulated(found, ENGINE, lambda one: 0.01)
+        for one in simulated(arrivals(found, ENGINE.cache_tokens), ENGINE, lambda one: 0.01)
         if one.is_extend
     ]
 
