@@ -9,6 +9,7 @@ shared prices are off.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -163,8 +164,9 @@ class Tally:
         self.graph_tokens = graph_tokens
         self._topk = pricer.setting.profile.index_topk
         self._cells: dict[_Key, _Cell] = {}
-        self._last: tuple[Sums, _Cell] | None = None
+        self._latest: tuple[Sums | None, _Cell | None] = None, None
         """Who asks for the time of a pass adds the pass next."""
+        self._graph_sizes = whole.choice.sizes if whole is not None else ()
         self.kinds = {extend: _Kind() for extend in (True, False)}
         self._lost: dict[tuple[bool, int, int, int, str, str], _LostSum] = {}
         self._sample = {extend: _Sample(Random(seed)) for extend in (True, False)}
@@ -200,23 +202,29 @@ class Tally:
             sample.kept[slot] = (batch(), cell)
 
     def _cell(self, extend: bool, sums: Sums, batch: Callable[[], Batch]) -> _Cell:
-        if self._last is not None and self._last[0] is sums:
-            return self._last[1]
+        asked, latest = self._latest
+        if latest is not None and asked is sums:
+            return latest
         cells, key = self._cells, self._key(extend, sums)
         cell = cells.get(key)
         if cell is None and len(cells) >= _MOST_FINE:
             key = _coarse(key, sums[0])
             cell = cells.get(key)
         if cell is None:
-            if len(cells) >= _MOST_CELLS:
-                self.done()
-                cells.clear()
-            first, graph = batch(), self.graph(extend, sums)
-            price = self.pricer.price(first, graph=graph)
-            cell = cells[key] = _Cell(first, price, graph, sums)
-            if extend and self.whole is not None:
-                cell.took = self.whole.took(first, price, graph=graph)
-        self._last = sums, cell
+            cell = self._priced(key, extend, sums, batch())
+        self._latest = sums, cell
+        return cell
+
+    def _priced(self, key: _Key, extend: bool, sums: Sums, batch: Batch) -> _Cell:
+        """A new cell, with the price of its first pass."""
+        if len(self._cells) >= _MOST_CELLS:
+            self.done()
+            self._cells.clear()
+        graph = self.graph(extend, sums)
+        price = self.pricer.price(batch, graph=graph)
+        cell = self._cells[key] = _Cell(batch, price, graph, sums)
+        if extend and self.whole is not None:
+            cell.took = self.whole.took(batch, price, graph=graph)
         return cell
 
     def _key(self, extend: bool, sums: Sums) -> _Key:
@@ -226,9 +234,9 @@ class Tally:
         within = longest <= topk
         most = longest * 2 * _FEW // topk if within else -int(_LONGEST * log2(longest))
         kind = (2 if extend else 0) + (not extend or new <= self.graph_tokens)
-        if extend and self.whole is not None:
+        if extend:
             # Graphs have sizes: what fits into another one takes another time.
-            kind += 4 * self.whole.bucket(new)
+            kind += 4 * bisect_left(self._graph_sizes, new)
         return (
             _CELLS,
             kind,
