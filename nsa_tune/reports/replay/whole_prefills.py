@@ -17,7 +17,11 @@ from nsa_tune._errors import UsageError
 from nsa_tune.backend.engines.sglang.pass_mode.dense.graphs import Kind, room
 from nsa_tune.backend.engines.sglang.pass_mode.mode import PassMode
 from nsa_tune.backend.engines.sglang.pass_mode.rows.verify import requests_of
-from nsa_tune.backend.engines.sglang.pass_mode.steering.choice import Choice, bucket
+from nsa_tune.backend.engines.sglang.pass_mode.steering.choice import (
+    Choice,
+    bucket,
+    fastest_of,
+)
 from nsa_tune.backend.engines.sglang.pass_mode.times.pass_times import PassTimes
 from nsa_tune.backend.types.batch import Batch
 from nsa_tune.reports.replay.flags import PREFILL_FLAG
@@ -158,7 +162,7 @@ class WholePrefills:
         )
         yield engine
         own, steered = _kernel(price, Way.ENGINE), _kernel(price, Way.PLUGIN)
-        mode = self.choice.fastest(self.times, batch, self._rows(batch))
+        mode = fastest_of(estimates)
         if mode in estimates:
             yield Took(mode, estimates[mode], Basis.MEASURED)
         elif own == steered:

@@ -15,7 +15,7 @@ from nsa_tune.backend.engines.sglang.pass_mode.mode import PassMode
 from nsa_tune.backend.engines.sglang.pass_mode.times.pass_times import PassTimes
 from nsa_tune.backend.types.batch import Batch
 
-__all__ = ["MARGIN", "Choice", "Dense", "bucket"]
+__all__ = ["MARGIN", "Choice", "Dense", "bucket", "fastest_of"]
 
 _MOST_PADDING = 2
 """SGLang runs a prefill eagerly where a graph would have more than so many times its tokens."""
@@ -67,21 +67,7 @@ class Choice:
             rows: how many it takes in decode graphs; None where these may not run it.
             given_up: ways that are not taken any more.
         """
-        estimates = self.estimates_us(times, batch, rows)
-        engine_us = estimates.get(PassMode.ENGINE)
-        best = _usual(estimates, given_up)
-        if engine_us is None:
-            return best
-        least_us = engine_us
-        ways = {mode: us for mode, us in estimates.items() if mode not in given_up}
-        eager_us = ways.pop(PassMode.EAGER, None)
-        for mode, pass_us in ways.items():
-            margin = _KERNEL_MARGIN if mode is PassMode.TABLE_KERNEL else MARGIN
-            if pass_us < (1 - margin) * engine_us and pass_us < least_us:
-                best, least_us = mode, pass_us
-        if eager_us is not None and eager_us < (1 - _EAGER_MARGIN) * least_us:
-            return PassMode.EAGER
-        return best
+        return fastest_of(self.estimates_us(times, batch, rows), given_up)
 
     def estimates_us(
         self, times: PassTimes | None, batch: Batch, rows: int | None = None
@@ -149,6 +135,26 @@ class Choice:
                     return None
                 total += count * pass_us
         return total
+
+
+def fastest_of(
+    estimates: Mapping[PassMode, float], given_up: frozenset[PassMode] = frozenset()
+) -> PassMode:
+    """The fastest way by `Choice.estimates_us`, without those that are not taken any more."""
+    engine_us = estimates.get(PassMode.ENGINE)
+    best = _usual(estimates, given_up)
+    if engine_us is None:
+        return best
+    least_us = engine_us
+    ways = {mode: us for mode, us in estimates.items() if mode not in given_up}
+    eager_us = ways.pop(PassMode.EAGER, None)
+    for mode, pass_us in ways.items():
+        margin = _KERNEL_MARGIN if mode is PassMode.TABLE_KERNEL else MARGIN
+        if pass_us < (1 - margin) * engine_us and pass_us < least_us:
+            best, least_us = mode, pass_us
+    if eager_us is not None and eager_us < (1 - _EAGER_MARGIN) * least_us:
+        return PassMode.EAGER
+    return best
 
 
 def _usual(estimates: Mapping[PassMode, float], given_up: frozenset[PassMode]) -> PassMode:
