@@ -187,9 +187,11 @@ class _Regime:
 
     def latency_us(self, at: Position) -> float:
         """The estimated time."""
+        return self._corrected(at, self._places.around(at.coordinates).weights)
+
+    def _corrected(self, at: Position, around: Sequence[tuple[int, float]]) -> float:
         residuals = self._residuals
         residual = 0.0
-        around = self._places.around(at.coordinates).weights
         for i, weight in around:
             residual += weight * residuals[i]
         if len(around) > 1:
@@ -198,14 +200,14 @@ class _Regime:
 
     def estimate(self, at: Position) -> Estimate:
         """The estimated time with its interval."""
-        around = self._places.around(at.coordinates)
-        noise = sum(weight * self._noise[i] for i, weight in around.weights)
+        outside, around = self._places.around(at.coordinates)
+        noise = sum([weight * self._noise[i] for i, weight in around])
         # Two spreads are about 95 % if the errors are about normal.
-        half = noise if len(around.weights) == 1 else max(noise, 2 * self.spread)
-        if around.outside > 0:
-            half = max(half, 2 * self.spread) * (_WIDER_OUTSIDE + around.outside)
-        latency_us, wide = self.latency_us(at), exp(min(half, 20.0))
-        return Estimate(latency_us, latency_us / wide, latency_us * wide, around.outside > 0)
+        half = noise if len(around) == 1 else max(noise, 2 * self.spread)
+        if outside > 0:
+            half = max(half, 2 * self.spread) * (_WIDER_OUTSIDE + outside)
+        latency_us, wide = self._corrected(at, around), exp(min(half, 20.0))
+        return Estimate(latency_us, latency_us / wide, latency_us * wide, outside > 0)
 
     def rows_used(self, at: Position) -> list[tuple[Measurement, float]]:
         """The measurements at the places that the residual is interpolated from."""
