@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import islice
@@ -68,7 +68,7 @@ def replay_requests(
     clock = _clock(tally, engine, way, rest)
     if setup is not None:
         clock = _whole_clock(tally, setup, clock)
-    waits: Counter[int] = Counter()
+    waits: defaultdict[int, int] = defaultdict(int)
     end_s = busy_s = total_s = 0.0
     most = 0
     for one in simulated(trace, engine, clock):

@@ -52,17 +52,17 @@ class _Cache:
     def prefilled(self, blocks: tuple[Hashable, ...]) -> int:
         """A request with these blocks is prefilled: how many leading tokens were cached. All of
         its blocks are cached then, and others evicted."""
-        held, leading = self._blocks, 0
+        held, leading, cached = self._blocks, 0, True
         for block in blocks:
-            if block not in held:
-                break
-            leading += BLOCK
-        for block in blocks:
-            held[block] = None
-            held.move_to_end(block)
+            if block in held:
+                held.move_to_end(block)
+                leading += cached
+            else:
+                held[block] = None
+                cached = False
         while len(held) > self._most:
             held.popitem(last=False)
-        return leading
+        return leading * BLOCK
 
 
 @dataclass(slots=True)
