@@ -91,7 +91,7 @@ def _replayed(
         counted, served = Counted(), []
     else:
         with opened(trace, options) as requests:
-            served = list(_served(requests, options, tally, rest))
+            served = _served(requests, options, tally, rest)
             counted = requests.counted
     setting = pricer.setting
     return Replay(
@@ -144,17 +144,19 @@ def _whole(
 
 def _served(
     trace: KeptArrivals, options: TrafficOptions, tally: Tally, rest: RestOfPass | None
-) -> Iterator[Served]:
+) -> list[Served]:
     """Add the traffic to `tally`, and say how it is served: by way, the trace simulated again, as
     shorter passes let later requests start sooner. Nothing where passes have no time."""
     own = None if tally.whole is None else ENGINE
     timed = replay_requests(trace, options, tally, Way.ENGINE, rest, own)
     tally.done()
     if own is None and rest is None:
-        return
-    yield timed.served
-    for way, setup in _others(tally):
-        yield replay_requests(trace, options, tally, way, rest, setup, adds=False).served
+        return []
+    others = (
+        replay_requests(trace, options, tally, way, rest, setup, adds=False).served
+        for way, setup in _others(tally)
+    )
+    return [timed.served, *others]
 
 
 def _others(tally: Tally) -> Iterator[tuple[Way, str | None]]:
