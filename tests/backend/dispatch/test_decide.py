@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from nsa_tune.backend.baselines import Baseline, Default
@@ -195,6 +195,7 @@ _FACTOR = st.floats(0.2, 5.0)
     st.booleans(),
     st.sampled_from(["mha", "mla", "wide", "packed", "trtllm"]),
 )
+@example((2.0402, 2.0402, 2.02), 1, 1, False, "packed")
 @settings(max_examples=60, deadline=None)
 def test_a_choice_is_always_allowed_and_never_beaten_by_more_than_the_margin(
     factors: tuple[float, float, float], prefix: int, new: int, captured: bool, default: str
@@ -208,7 +209,8 @@ def test_a_choice_is_always_allowed_and_never_beaten_by_more_than_the_margin(
         arm = FAKE.arm(choice.arms[choice.choice])
         assert arm.allowed(batch, SETTING) is None
         best = min(one.latency_us for one in choice.estimates.values())
-        assert choice.estimates[choice.choice].latency_us <= 1.01 * best
+        # Rounding decides where one is behind by the margin exactly.
+        assert choice.estimates[choice.choice].latency_us <= 1.01 * best * (1 + 1e-6)
         assert set(choice.arms) | set(choice.forbidden) == set(question.choices)
         assert pick(question, policy.survey(batch), default)[0] == choice.choice
 

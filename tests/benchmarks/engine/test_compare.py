@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from benchmarks.engine.compare import main, state_table, tables_of
@@ -127,12 +127,14 @@ def test_another_schema_is_refused(tmp_path: Path) -> None:
 _TIMES = st.lists(st.floats(1, 1e3), min_size=6, max_size=12)
 
 
+@example(times=[287, 160.4446081456802, 618.3082587781181, 2.77, 773.82, 326.8], factor=0.203125)
 @given(times=_TIMES, factor=st.floats(0.2, 5))
-def test_a_constant_factor_is_found_exactly(times: list[float], factor: float) -> None:
+def test_a_constant_factor_is_found(times: list[float], factor: float) -> None:
     default = dict(enumerate(times))
     ratio = ratio_of({i: t * factor for i, t in default.items()}, default)
     assert ratio is not None
-    assert ratio["interval"] == [ratio["median"]] * 2
+    # A factor between two numbers of five digits may be rounded to either.
+    assert ratio["interval"] == pytest.approx([ratio["median"]] * 2, abs=1.1e-5)
     assert ratio["median"] == pytest.approx(factor, rel=1e-4)
     expected = "win" if factor < 0.9899 else "loss" if factor > 1.0101 else None
     assert expected is None or verdict_of(ratio) == expected
