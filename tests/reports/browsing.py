@@ -41,7 +41,7 @@ class Visit:
             viewport={"width": width, "height": 1000},
         )  # fmt: skip
         self.page = self.context.new_page()
-        self.page.set_default_timeout(10_000)
+        self.page.set_default_timeout(60_000)
         self.complaints: list[str] = []
         self.requests: list[str] = []
         self.page.on("console", lambda message: self.complaints.append(message.text))
