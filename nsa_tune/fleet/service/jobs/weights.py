@@ -60,7 +60,7 @@ class BatchWeights:
                 connection.execute(
                     "INSERT INTO weights VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE "
                     "SET count = min(count + excluded.count, ?)",
-                    [*key, count, _MOST_COUNT],
+                    [*key, min(count, _MOST_COUNT), _MOST_COUNT],
                 )
             if new:
                 _forget(connection, {key[:-1] for key in counts})
@@ -112,8 +112,10 @@ def _counts(log: bytes) -> tuple[int, Counter[tuple[str, str, int, str, str]]]:
             decisions += one.count
             word = str(one.batch)
             texts = one.gpu, one.kv_layout, word
-            known = one.model in PROFILES and one.batch.lens is not None
-            if known and all(len(text) <= _LONGEST and text.isprintable() for text in texts):
+            profile = PROFILES.get(one.model)
+            known = profile is not None and 1 <= one.heads <= profile.heads
+            measurable = known and one.batch.lens is not None
+            if measurable and all(len(text) <= _LONGEST and text.isprintable() for text in texts):
                 counts[one.gpu, one.model, one.heads, one.kv_layout, word] += one.count
     return decisions, counts
 

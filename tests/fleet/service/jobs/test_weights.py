@@ -90,6 +90,22 @@ def test_what_is_no_log_is_refused(log: bytes, weights: BatchWeights) -> None:
         weights.add(log)
 
 
+@pytest.mark.parametrize("heads", [0, -1, 129, 2**63, -(2**63) - 1])
+def test_heads_that_no_model_has_are_not_counted(heads: int, weights: BatchWeights) -> None:
+    assert weights.add(_line(1) + _line(2, heads=heads)) == (2, 1)
+    assert _counts(weights) == {"extend:0+1": 1}
+
+
+def test_a_batch_is_counted_up_to_a_limit(
+    weights: BatchWeights, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_MOST_COUNT", 5)
+    weights.add(_line(1, count=4) + _line(1, count=3) + _line(2, count=3))
+    assert _counts(weights) == {"extend:0+1": 5, "extend:0+2": 3}
+    weights.add(_line(2, count=4))
+    assert _counts(weights) == {"extend:0+1": 5, "extend:0+2": 5}
+
+
 def test_the_rarest_are_forgotten(weights: BatchWeights, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_MOST_BATCHES", 2)
     weights.add(b"".join(_line(new, count=new) for new in (3, 1, 2)))
