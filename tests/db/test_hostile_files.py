@@ -33,14 +33,14 @@ def _open(path: Path) -> Dispatcher:
 
 
 def _limited(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run `code` in a process with 2 GiB of memory, for at most 30 s."""
+    """Run `code` in a process with 2 GiB of memory, for at most 2 minutes."""
 
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (2 * 2**30, 2 * 2**30))
 
     return subprocess.run(
         [sys.executable, "-c", code, *arguments], cwd=ROOT, capture_output=True, text=True,
-        timeout=30, check=False, preexec_fn=limit,
+        timeout=120, check=False, preexec_fn=limit,
     )  # fmt: skip
 
 

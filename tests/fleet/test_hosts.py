@@ -47,6 +47,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a process that has asked nobody yet."""
     monkeypatch.setattr(fetching, "_known", {})
     monkeypatch.setattr(fetching, "_said", set())
+    monkeypatch.setenv("NSA_TUNE_DB_TIMEOUT_S", "60")  # whatever else the machine does
 
 
 @pytest.fixture

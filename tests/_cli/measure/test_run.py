@@ -49,7 +49,7 @@ def test_an_interrupted_run_ends_in_seconds_with_130_and_its_table(
     database = tmp_path / "t.db"
     with running(database) as run:
         run.send_signal(number)
-        out, err = run.communicate(timeout=30)
+        out, err = run.communicate(timeout=120)
 
     assert run.returncode == 130
     document = json.loads(out)
@@ -76,12 +76,12 @@ def test_an_interrupt_before_the_first_batch_ends_with_130_and_a_message(
         cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     ) as run:  # fmt: skip
-        end = time.monotonic() + 60
+        end = time.monotonic() + 120
         while not events.exists():
             assert time.monotonic() < end
             time.sleep(0.01)
         run.send_signal(number)
-        _, err = run.communicate(timeout=30)
+        _, err = run.communicate(timeout=120)
 
     assert run.returncode == 130
     assert "interrupted" in err
@@ -108,7 +108,7 @@ def test_a_database_that_takes_no_more_rows_ends_with_a_message(tmp_path: Path) 
             "BEGIN SELECT raise(ABORT, 'no more'); END"
         )
         other.commit()
-        _, err = run.communicate(timeout=60)
+        _, err = run.communicate(timeout=120)
 
     assert run.returncode == 1
     (line,) = [line for line in err.splitlines() if line.startswith("nsa-tune: ")]

@@ -28,7 +28,7 @@ def store(request: pytest.FixtureRequest) -> Any:
     if request.param == "hash":
         return HashStore()
     return TCPStore(
-        "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=20)
+        "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60)
     )
 
 
@@ -37,10 +37,11 @@ def _verdicts(
     answers: Sequence[str | None],
     *,
     delays_s: Sequence[float] | None = None,
-    timeout_s: float = 10.0,
+    timeout_s: float = 60.0,
+    question: str = "",
 ) -> list[bool]:
     """What each rank is told; one without an answer never asks."""
-    question = f"question {next(_names)}"
+    question = question or f"question {next(_names)}"
 
     def ask(rank: int) -> bool:
         if delays_s is not None:
@@ -70,9 +71,10 @@ def test_one_that_is_missing_turns_all_off(store: Any) -> None:
 
 
 def test_one_that_is_late_reads_that_it_is_off(store: Any) -> None:
-    late = _verdicts(store, ["same"] * 3, delays_s=[0, 0, 0.6], timeout_s=0.2)
+    early = _verdicts(store, ["same", "same", None], timeout_s=0.2, question="late")
+    late = agree(store, "late", "same", rank=2, ranks=3)
 
-    assert late == [False] * 3
+    assert (early, late) == ([False] * 2, False)
 
 
 def test_one_that_is_late_in_time_does_not_matter(store: Any) -> None:
@@ -198,7 +200,7 @@ def test_all_that_answers_follow_from_is_compared() -> None:
 
 
 def _together(
-    monkeypatch: pytest.MonkeyPatch, calls: Sequence[Any], timeout_s: float = 5.0
+    monkeypatch: pytest.MonkeyPatch, calls: Sequence[Any], timeout_s: float = 60.0
 ) -> list[Any]:
     """What each rank comes back with from the same step: its result, or what it raised."""
     shared = HashStore()

@@ -185,7 +185,7 @@ def test_a_pipe_is_no_log(tmp_path: Path) -> None:
     )
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
     done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=30,
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120,
         check=True,
     )  # fmt: skip
 

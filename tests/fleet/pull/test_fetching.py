@@ -28,6 +28,8 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a process that has asked nobody yet."""
     monkeypatch.setattr(fetching, "_known", {})
     monkeypatch.setattr(fetching, "_said", set())
+    # Whatever else the machine does: only tests that wait for it have a short one.
+    monkeypatch.setenv("NSA_TUNE_DB_TIMEOUT_S", "60")
 
 
 @pytest.fixture
@@ -106,7 +108,7 @@ def test_text_tables_are_fetched_too(server: Server, kept: Kept, tmp_path: Path)
     assert found.path.suffix == ".tsv"
 
 
-def _broken(kept: Kept, how: str) -> None:
+def _broken(kept: Kept, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     kept.files[PATH] = NEW
     match how:
         case "status":
@@ -125,6 +127,7 @@ def _broken(kept: Kept, how: str) -> None:
             kept.cut = True
         case "drip":
             kept.drip_s = 0.2
+            monkeypatch.setenv("NSA_TUNE_DB_TIMEOUT_S", "0.5")
         case "elsewhere":
             kept.redirects = {PATH: "ftp://127.0.0.1/a.db"}
 
@@ -148,9 +151,8 @@ def test_what_is_wrong_is_refused_and_the_last_good_copy_used(
     how: str, server: Server, kept: Kept, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
-    monkeypatch.setenv("NSA_TUNE_DB_TIMEOUT_S", "0.5")
     _fetch(server, tmp_path)
-    _broken(kept, how)
+    _broken(kept, how, monkeypatch)
 
     for _ in range(2):
         found = _fetch(server, tmp_path)
@@ -166,8 +168,7 @@ def test_what_is_wrong_is_refused_and_the_last_good_copy_used(
 def test_what_is_wrong_is_refused_without_a_copy(
     how: str, server: Server, kept: Kept, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("NSA_TUNE_DB_TIMEOUT_S", "0.5")
-    _broken(kept, how)
+    _broken(kept, how, monkeypatch)
 
     found = _fetch(server, tmp_path)
 

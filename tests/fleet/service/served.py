@@ -121,7 +121,7 @@ class Process:
     def stop(self) -> tuple[int, str]:
         """SIGTERM; its exit code, and what it said."""
         self._process.terminate()
-        _, said = self._process.communicate(timeout=60)
+        _, said = self._process.communicate(timeout=120)
         return self._process.returncode, said
 
     def __enter__(self) -> Process:

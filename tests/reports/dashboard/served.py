@@ -40,7 +40,7 @@ class Served:
 
     def get(self, path: str = "/", **headers: str) -> Question:
         """What a GET answers; underscores in header names stand for hyphens."""
-        connection = HTTPConnection("127.0.0.1", self.port, timeout=30)
+        connection = HTTPConnection("127.0.0.1", self.port, timeout=60)
         try:
             named = {name.replace("_", "-"): value for name, value in headers.items()}
             connection.request("GET", path, headers=named)

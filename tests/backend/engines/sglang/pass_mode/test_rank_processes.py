@@ -20,7 +20,7 @@ from tests.backend.engines.sglang.pass_mode.rank_processes import Fault, Scenari
 from tests.backend.engines.sglang.site import REPOSITORY
 from tests.backend.engines.sglang.wheels import Unreachable, wheel_of
 
-_LONGEST_S = 120
+_LONGEST_S = 600
 """Gloo gives up long before: a rank that waits for ever fails the test by its own error."""
 
 
