@@ -92,6 +92,21 @@ def test_sglang_runs_what_would_be_mostly_padding_eagerly(new: int, engine_us: f
     assert found[PassMode.ENGINE] == pytest.approx(engine_us)
 
 
+def test_an_eager_pass_takes_no_less_than_the_graph_that_it_stands_for() -> None:
+    known = times(engine={(128, 5000): 60e3}, eager={(2048, 5000): 40e3})
+
+    found = CHOICE.estimates_us(known, Batch.extend([3000], [63]))
+
+    assert found[PassMode.ENGINE] == pytest.approx(60e3)
+
+
+def test_without_decode_graphs_no_rows_are_priced() -> None:
+    known = times(engine={(128, 5000): 60e3}, decode_graph={(8, 5000): 10.0})
+    choice = Choice(SIZES, TOPK, {}, ())
+
+    assert set(choice.estimates_us(known, Batch.extend([3000], [64]), 64)) == {PassMode.ENGINE}
+
+
 @pytest.mark.parametrize(
     ("tokens", "padding"), [(63, 0), (64, 64), (128, 0), (300, 212), (2048, 0), (2049, 0)]
 )

@@ -17,6 +17,8 @@ from nsa_tune.backend.engines.sglang.pass_mode.forward import Forward
 from nsa_tune.backend.engines.sglang.pass_mode.mode import PassMode
 from nsa_tune.backend.engines.sglang.pass_mode.ranks.gathered import Gathered, Said
 from nsa_tune.backend.engines.sglang.pass_mode.rows.graphs import RowGraphs
+from nsa_tune.backend.engines.sglang.pass_mode.steering import data_parallel as module
+from nsa_tune.backend.engines.sglang.pass_mode.steering.choice import MARGIN
 from nsa_tune.backend.engines.sglang.pass_mode.steering.data_parallel import DataParallel
 from nsa_tune.backend.engines.sglang.pass_mode.steering.watch import Watch
 from nsa_tune.backend.engines.sglang.pass_mode.times.pass_time import PassTime
@@ -86,10 +88,57 @@ def test_the_slowest_rank_decides(gathered: Gathered, expected: PassMode) -> Non
     assert _steering().fastest(gathered) is expected
 
 
+@pytest.mark.parametrize(("more_us", "expected"), [(-10, DECODE), (10, ENGINE)])
+def test_another_way_must_be_faster_by_the_margin(more_us: float, expected: PassMode) -> None:
+    measured = times(
+        engine={(128, 4096): 60_000.0},
+        decode_graph={(64, 4096): 60_000.0 * (1 - MARGIN) + more_us},
+    )
+
+    assert _steering(times=measured).fastest(_gathered([50, 40], graph=True)) is expected
+
+
+@pytest.mark.parametrize(
+    ("tokens", "graph", "eager_us", "expected_us"),
+    [
+        ([100, 28], True, 50_000.0, 90_000.0),
+        # Where a rank is idle releases differ: the shorter time counts.
+        ([100, 0], True, 50_000.0, 50_000.0),
+        ([100, 0], True, 170_000.0, 90_000.0),
+        ([100, 28], False, 170_000.0, 170_000.0),
+    ],
+)
+def test_a_step_takes_sglang_what_its_way_was_measured_to_take(
+    tokens: list[int], graph: bool, eager_us: float, expected_us: float
+) -> None:
+    eager = {(size, 4096): eager_us for size in (8, 128)}
+    steering = _steering(times=times(engine={(128, 4096): 90_000.0}, eager=eager))
+
+    found = steering._engine_us(_gathered(tokens, graph=graph))
+
+    assert found == pytest.approx(expected_us)
+
+
+def test_an_eager_step_counts_the_mean_of_what_ranks_have() -> None:
+    eager = {(64, 4096): 100_000.0, (128, 4096): 200_000.0}
+    steering = _steering(times=times(eager=eager))
+
+    assert steering._engine_us(_gathered([100, 27])) == pytest.approx(100_000.0)
+
+
+def test_rows_take_the_same_time_whether_keys_are_selected_or_not() -> None:
+    selecting = PassTime(ENGINE, 128, 4096, 60_000.0, selects=True)
+    steering = _steering(times=PassTimes({}, [selecting, PassTime(DECODE, 64, 4096, 30_000.0)]))
+    long = Said(3000)
+
+    assert steering.fastest(_gathered([50, 40], long, long, graph=True)) is DECODE
+
+
 _TURN = Said(300, 4, prefill=True, short=True)
 _PROMPT = replace(_TURN, fresh=True)
 _SHORTS = times(
     engine={(512, 4096): 90_000.0, (2048, 4096): 120_000.0},
+    eager={(64, 4096): 170_000.0, (2048, 4096): 170_000.0},
     dense_graph={(512, 1024): 40_000.0, (2048, 1024): 60_000.0},
     dense_mla_graph={(512, 1024): 50_000.0, (2048, 1024): 80_000.0},
     decode_graph={(256, 4096): 45_000.0},
@@ -119,7 +168,7 @@ def test_dense_graphs_run_where_all_ranks_have_short_prompts(
 
     assert steering.fastest(_gathered(tokens, *said, graph=True)) is expected
     # Without a vote for the graph there is none whose place they could take.
-    assert steering.fastest(_gathered(tokens, *said)) is ENGINE
+    assert steering.fastest(_gathered(tokens, *said)) in (ENGINE, DECODE)
 
 
 def test_an_engine_that_only_prefills_has_dense_graphs_alone() -> None:
@@ -216,6 +265,8 @@ def test_a_rank_says_what_its_batch_takes() -> None:
     long = _scheduled(Mode.EXTEND, prefix_lens=[2048, 0])
     assert steering.says(long) == Said(833, 2, prefill=True)
     assert steering.says(_scheduled(Mode.DECODE)) == Said(2000, 2)
+    odd = _scheduled(Mode.DECODE, seq_lens_cpu=torch.tensor([1000, 3001]))
+    assert steering.says(odd) == Said(2001, 2)
     few = _scheduled(Mode.DECODE, seq_lens_cpu=torch.tensor([1000, 2048]))
     assert steering.says(few) == Said(1524, 2, short=True)
     assert steering.says(_scheduled(Mode.IDLE)) == Said()
@@ -239,6 +290,16 @@ def test_a_rank_says_what_its_batch_takes() -> None:
 )
 def test_a_batch_that_cannot_be_rows_says_nothing(changes: dict[str, Any]) -> None:
     assert _steering().says(_scheduled(Mode.EXTEND, **changes)) is None
+
+
+@pytest.mark.parametrize("mode", [Mode.EXTEND, Mode.DECODE])
+def test_more_sequences_than_can_be_told_say_nothing(
+    mode: Mode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MOST_SEQUENCES", 2)
+    assert _steering().says(_scheduled(mode)) is not None
+    monkeypatch.setattr(module, "MOST_SEQUENCES", 1)
+    assert _steering().says(_scheduled(mode)) is None
 
 
 def test_a_mixed_batch_and_one_without_lengths_say_nothing() -> None:

@@ -90,6 +90,12 @@ def test_a_way_that_loses_is_found_and_the_others_are_kept(watch: Watch, device:
     assert watch.found == {ROWS}
 
 
+def test_a_way_that_takes_exactly_as_long_is_kept(watch: Watch, device: _Device) -> None:
+    _passes(watch, device, ROWS, ENGINE_US, module._ENOUGH)
+
+    assert watch.found == frozenset()
+
+
 def test_nothing_is_judged_before_enough_was_seen(watch: Watch, device: _Device) -> None:
     _passes(watch, device, ROWS, 5000.0, module._ENOUGH - 1)
     assert watch.found == frozenset()
