@@ -339,6 +339,13 @@ def test_a_sequence_without_tokens_runs_as_sglang_has_it() -> None:
     assert _run(_steering(), extend)[1] == [extend]
 
 
+def test_lengths_that_are_no_list_are_left_to_sglang() -> None:
+    extend = batch([8192], [128])
+    extend.extend_seq_lens_cpu = torch.tensor([128])
+
+    assert _steering()._sums(extend) is None
+
+
 def test_a_dense_graph_gets_no_sequence_without_tokens() -> None:
     """It would take the pages of the first one for those of the second."""
     measured = times(engine={(128, 20000): 1e5}, dense_mla_graph={(128, 20000): 1e4})
