@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 from nsa_tune.backend.baselines import Baseline, Default
 from nsa_tune.backend.costmodel.policy import Policy
+from nsa_tune.backend.costmodel.surface import Estimate
+from nsa_tune.backend.dispatch import decide as module
 from nsa_tune.backend.dispatch.decide import Choice, Verdict, decide, decide_for_all, pick
 from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.layouts import KVLayout
@@ -280,3 +282,32 @@ def test_for_a_single_batch_both_ways_of_deciding_agree() -> None:
             every.arms,
             every.forbidden,
         )
+
+
+@pytest.mark.parametrize(
+    ("taken_high_us", "other_low_us", "verdict"),
+    [
+        (100.0, 102.0, Verdict.WIN),
+        (100.0, 101.5, Verdict.WIN),
+        # Ahead, but by less than the margin at the far end of either interval.
+        (100.0, 100.5, Verdict.UNSURE),
+        (101.5, 102.0, Verdict.UNSURE),
+        (100.8, 101.3, Verdict.UNSURE),
+    ],
+)
+def test_a_win_is_one_at_the_far_ends_of_both_intervals(
+    taken_high_us: float, other_low_us: float, verdict: Verdict
+) -> None:
+    taken = Estimate(100.0, 100.0, taken_high_us, False)
+    other = Estimate(102.0, other_low_us, 102.0, False)
+
+    found = module._confirmed("taken", [{"taken": taken, "other": other}], [1.0])
+
+    assert found == (verdict, ())
+
+
+def test_a_mean_of_estimates_is_extrapolated_where_any_is() -> None:
+    inside, outside = Estimate(1.0, 1.0, 1.0, False), Estimate(4.0, 4.0, 4.0, True)
+
+    assert module._mean_estimate([inside, outside], [0.5, 0.5]).extrapolated
+    assert not module._mean_estimate([inside, inside], [0.5, 0.5]).extrapolated
