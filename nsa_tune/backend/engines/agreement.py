@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from nsa_tune import __version__
 from nsa_tune.backend.costmodel.weights import stamp_of
 from nsa_tune.backend.dispatch.dispatcher import Dispatcher
 
@@ -103,6 +104,7 @@ def decides_by(dispatcher: Dispatcher, *more: object) -> str:
     """All that the answers of `dispatcher` follow from, as one digest; `more` is the engine's."""
     policies = dispatcher.policies.values()
     parts = (
+        __version__,
         table_digest(dispatcher),
         stamp_of([policy.features for policy in policies]),
         repr(dispatcher.setting),

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch._C._distributed_c10d import HashStore, TCPStore
 
+from nsa_tune.backend.engines import agreement
 from nsa_tune.backend.engines.agreement import agree, decides_by, table_digest
 from nsa_tune.backend.engines.sglang.edge import EngineMustStop
 from nsa_tune.backend.engines.sglang.pass_mode.ranks import ranks as module
@@ -197,6 +198,15 @@ def test_all_that_answers_follow_from_is_compared() -> None:
     assert decides_by(table) == decides_by(table)
     assert decides_by(table) != decides_by(table, "more")
     assert decides_by(table) != decides_by(dispatcher("fp8", mha_us=1.0))
+
+
+def test_another_nsa_tune_decides_by_something_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may weigh the same times in another way."""
+    table = dispatcher("fp8")
+    here = decides_by(table)
+    monkeypatch.setattr(agreement, "__version__", "0")
+
+    assert decides_by(table) != here
 
 
 def _together(
