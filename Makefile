@@ -4,6 +4,8 @@ BIN := .venv/bin
 REPORT ?= report.html
 RUN_ARGS ?=
 ENGINE_OUT ?= build/engine
+# Other cases each day; a finding names its seed.
+FUZZ_SEED ?= $(shell date +%Y%j)
 ENGINE_ARGS ?=
 CUDA := $(if $(shell command -v nvidia-smi),$(shell echo ,cuda))
 
@@ -78,7 +80,7 @@ nightly: .venv/test
 	PLANS=1000000 $(BIN)/pytest tests/backend/dispatch/test_plan_properties.py
 
 fuzz: .venv/test
-	$(BIN)/python -m tests.fuzz --seconds 600
+	$(BIN)/python -m tests.fuzz --seconds 600 --seed $(FUZZ_SEED)
 
 lookup: .venv/tune
 	$(BIN)/python benchmarks/lookup.py
