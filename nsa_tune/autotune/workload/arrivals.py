@@ -92,6 +92,7 @@ class KeptArrivals:
 
     def __init__(self, coming: Iterable[Arrival]) -> None:
         self._coming = iter(coming)
+        # It has no name, so nobody else can write what is unpickled.
         self._kept = SpooledTemporaryFile(_MOST_IN_MEMORY)  # noqa: SIM115
         self._end = 0
         """Bytes that are kept."""
