@@ -9,6 +9,7 @@ from __future__ import annotations
 import pickle
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
@@ -107,7 +108,9 @@ class KeptArrivals:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._kept.close()
+        # What could not be written has been told of already.
+        with suppress(OSError):
+            self._kept.close()
 
     def __iter__(self) -> Iterator[Arrival]:
         """All arrivals from the first on.
@@ -137,6 +140,8 @@ class KeptArrivals:
         try:
             self._kept.seek(self._end)
             pickle.dump(list(map(tuple, block)), self._kept, pickle.HIGHEST_PROTOCOL)
+            # A full disk is found here, and not when the file is read or closed.
+            self._kept.flush()
         except OSError as error:
             raise NsaTuneError(
                 f"the requests of the trace cannot be kept in a temporary file ({error.strerror}); "

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from errno import ENOSPC
 from itertools import islice
@@ -107,3 +109,34 @@ def test_a_full_disk_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pickle.dump", full)
     with KeptArrivals(many(1)) as kept, pytest.raises(NsaTuneError, match=r"No space .* TMPDIR"):
         list(kept)
+
+
+_LIMITED = """
+import resource, signal, sys
+from nsa_tune._errors import NsaTuneError
+from nsa_tune.autotune.workload import arrivals as module
+
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]),) * 2)
+module._MOST_IN_MEMORY = 1000
+try:
+    with module.KeptArrivals(module.Arrival(float(i), 9, 9, 0) for i in range(2000)) as kept:
+        print(len(list(kept)), len(list(kept)))
+except NsaTuneError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("most_bytes", [2000, 10_000, 20_000, 30_000])
+def test_a_disk_that_fills_up_is_told_wherever_it_ends(most_bytes: int) -> None:
+    command = [sys.executable, "-c", _LIMITED, str(most_bytes)]
+    said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+    assert "TMPDIR" in said
+
+
+def test_a_disk_with_room_is_enough() -> None:
+    command = [sys.executable, "-c", _LIMITED, "1000000"]
+    said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+    assert said == "2000 2000\n"
