@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from math import inf
 from operator import index
 from pathlib import Path
@@ -221,13 +221,18 @@ class Dispatcher:
         return self._planner.chooser(name, _mode(mode))
 
     def choosers(
-        self, names: tuple[str, ...], mode: str = "extend"
+        self, names: Sequence[str], mode: str = "extend"
     ) -> Callable[[Batch], tuple[str | None, ...]]:
-        """A function that gives several fields of a plan, in less time than one `chooser` each.
+        """A function that gives several fields of a plan, a tuple in the order of `names`, in less
+        time than one `chooser` each.
 
         All else is as for `chooser`.
+
+        Raises:
+            UnknownName: when the mode has no such question.
+            BatchError: when there is no such mode.
         """
-        return self._planner.choosers(names, _mode(mode))
+        return self._planner.choosers(tuple(names), _mode(mode))
 
     def captured(
         self,
