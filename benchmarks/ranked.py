@@ -41,6 +41,7 @@ from nsa_tune import Batch, Dispatcher
 from nsa_tune._cli.traffic.options import release_named
 from nsa_tune._cli.traffic.prices import pricer_for, refused, whole_prefills
 from nsa_tune.backend.engines.sglang.pass_mode.mode import PassMode
+from nsa_tune.backend.engines.sglang.pass_mode.steering.choice import bucket
 from nsa_tune.reports.replay.flags import PREFILL_FLAG
 from nsa_tune.reports.replay.prices import Pricer
 from nsa_tune.reports.replay.rest import RestOfPass
@@ -88,7 +89,7 @@ class Prices:
     def of(self, batch: Batch) -> dict[str, Took]:
         """By setup."""
         if batch not in self._kept:
-            graph = bool(self.whole.bucket(batch.q_tokens))
+            graph = bucket(self.whole.choice.sizes, batch.q_tokens) is not None
             price = self._pricer.price(batch, graph=graph)
             self._kept[batch] = self.whole.took(batch, price, graph=graph)
         return self._kept[batch]

@@ -17,11 +17,7 @@ from nsa_tune._errors import UsageError
 from nsa_tune.backend.engines.sglang.pass_mode.dense.graphs import Kind, room
 from nsa_tune.backend.engines.sglang.pass_mode.mode import PassMode
 from nsa_tune.backend.engines.sglang.pass_mode.rows.verify import requests_of
-from nsa_tune.backend.engines.sglang.pass_mode.steering.choice import (
-    Choice,
-    bucket,
-    fastest_of,
-)
+from nsa_tune.backend.engines.sglang.pass_mode.steering.choice import Choice, fastest_of
 from nsa_tune.backend.engines.sglang.pass_mode.times.pass_times import PassTimes
 from nsa_tune.backend.types.batch import Batch
 from nsa_tune.reports.replay.flags import PREFILL_FLAG
@@ -127,10 +123,6 @@ class WholePrefills:
         }
         self.setups = (ENGINE, PLUGIN, *self._kernels, EAGER)
         """The engine by itself, with the plug-in, and by itself with one flag each."""
-
-    def bucket(self, q_tokens: int) -> int:
-        """The size of the graph of so many new tokens; 0 without one."""
-        return bucket(self.choice.sizes, q_tokens) or 0
 
     def padding(self, q_tokens: int) -> int:
         """Tokens of SGLang's own graph for so many new tokens that are not new."""
