@@ -51,17 +51,20 @@ class Edge:
             raise
         except Exception as error:  # noqa: BLE001 - the engine goes on, whatever it was
             problem = f"{what} failed, so {self.engine} decides by itself: {_said_by(error)}"
-            if self._is_new(problem):
+            if self._is_new(problem, logging.WARNING):
                 self._log.warning(problem, exc_info=True)
             return None
 
     def say_once(self, level: int, text: str) -> None:
         """Log `text`, once a process: an engine builds several backends, all alike."""
-        if self._is_new(text):
+        if self._is_new(text, level):
             self._log.log(level, text)
 
-    def _is_new(self, text: str) -> bool:
-        if text in self._said or len(self._said) >= _MOST_SAID:
+    def _is_new(self, text: str, level: int) -> bool:
+        if text in self._said:
+            return False
+        # An engine says only once why it must stop.
+        if len(self._said) >= _MOST_SAID and level < logging.ERROR:
             return False
         self._said.add(text)
         return True

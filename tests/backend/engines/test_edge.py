@@ -90,5 +90,19 @@ def test_faults_without_end_fill_neither_log_nor_memory(
         edge.attempt("deciding", fails, number)
         edge.say_once(20, f"pass {number}")
 
-    assert len(caplog.records) <= 1000
-    assert len(edge._said) <= 1000
+    assert 0 < len(caplog.records) <= 1000
+    assert len(edge._said) == 1000
+
+
+def test_why_an_engine_must_stop_is_said_whatever_was_said_before(
+    edge: Edge, caplog: pytest.LogCaptureFixture
+) -> None:
+    def stops() -> None:
+        raise EngineMustStop("start it without graphs")
+
+    for number in range(2000):
+        edge.say_once(logging.WARNING, f"pass {number}")
+    with pytest.raises(EngineMustStop):
+        edge.attempt("capturing", stops)
+
+    assert caplog.records[-1].getMessage() == "start it without graphs"
