@@ -81,7 +81,7 @@ _NO_DENSE_GRAPHS: Mapping[str, Callable[[Any], bool]] = {
     f"with DP attention no GPUs have run them: ask for them by {DENSE_SWITCH}=1": lambda graphs: (
         data_parallel(graphs.model_runner) and not _asked_for(DENSE_SWITCH)
     ),
-    f"with SGLang's custom or fused all-reduce no GPUs have run them: ask for them by "
+    f"with another all-reduce than NCCL's no GPUs have run them: ask for them by "
     f"{DENSE_SWITCH}=1": lambda graphs: (
         _reduces_faster(graphs.model_runner.server_args) and not _asked_for(DENSE_SWITCH)
     ),
@@ -186,10 +186,15 @@ def why_no_absorbed_graphs(runner: Any) -> str | None:
 
 
 def _reduces_faster(arguments: Any) -> bool:
-    """Whether ranks of one batch add up by another all-reduce than NCCL's."""
+    """Whether ranks of one batch may add up by another all-reduce than NCCL's.
+
+    By what was asked for: later releases do not write into the arguments what they make of them.
+    """
     return arguments.tp_size > 1 and (
         not arguments.disable_custom_all_reduce
-        or arguments.flashinfer_allreduce_fusion_backend is not None
+        or not arguments.enforce_disable_flashinfer_allreduce_fusion
+        or arguments.enable_torch_symm_mem
+        or arguments.enable_mscclpp
     )
 
 

@@ -40,7 +40,8 @@ STEERING = "_nsa_tune_pass_mode"
 """Attribute of a ModelRunner whose passes are steered."""
 _ARGUMENTS = (
     "dtype", "quantization", "load_format", "moe_runner_backend", "ep_size", "nnodes",
-    "disable_custom_all_reduce",
+    "disable_custom_all_reduce", "enforce_disable_flashinfer_allreduce_fusion",
+    "enable_torch_symm_mem", "enable_mscclpp",
 )  # fmt: skip
 """SGLang's arguments that change what the layers take besides attention."""
 _DECIDE = frozenset({"forward", "sync", "gather", "can_run", "prepare_metadata", "replay"})

@@ -322,8 +322,7 @@ def test_what_leaves_a_runner_alone_is_there(steered: Wheel) -> None:
         "enable_dp_attention", "pp_size", "moe_a2a_backend", "enable_lora", "tp_size",
         "enable_two_batch_overlap", "enable_pdmux", "enable_return_routed_experts",
         "enable_return_indexer_topk", "debug_cuda_graph", "elastic_ep_backend", "dwdp_size",
-        "enable_return_hidden_states", "disable_custom_all_reduce",
-        "flashinfer_allreduce_fusion_backend", *_ARGUMENTS,
+        "enable_return_hidden_states", *_ARGUMENTS,
     } <= dict(steered.fields()).keys()  # fmt: skip
     runner = steered.text(_RUNNER)
     for name in (

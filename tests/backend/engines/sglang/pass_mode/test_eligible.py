@@ -40,7 +40,8 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
 def _runner(attention: dict[str, Any] | None = None, **changes: Any) -> Any:
     arguments = {
         "pp_size": 1, "tp_size": 1, "moe_a2a_backend": "none", "disable_custom_all_reduce": True,
-        "flashinfer_allreduce_fusion_backend": None,
+        "enforce_disable_flashinfer_allreduce_fusion": True, "enable_torch_symm_mem": False,
+        "enable_mscclpp": False,
     }  # fmt: skip
     arguments |= {name: changes.pop(name) for name in list(changes) if name not in _ON_RUNNER}
     backend = {
@@ -305,7 +306,9 @@ def test_with_dp_attention_dense_graphs_have_to_be_asked_for(
         (1, {"disable_custom_all_reduce": False}, True),
         (2, {}, True),
         (2, {"disable_custom_all_reduce": False}, False),
-        (2, {"flashinfer_allreduce_fusion_backend": "auto"}, False),
+        (2, {"enforce_disable_flashinfer_allreduce_fusion": False}, False),
+        (2, {"enable_torch_symm_mem": True}, False),
+        (2, {"enable_mscclpp": True}, False),
     ],
 )
 def test_with_faster_all_reduces_dense_graphs_have_to_be_asked_for(
