@@ -102,7 +102,7 @@ class TensorParallel(Steering[PrefillSums]):
                 f"({self.watch.report()})",
             )
         for mode in sorted(self.watch.given_up - given_up):
-            say_once(logging.INFO, f"{mode} is tried again")
+            say_once(logging.INFO, f"{mode} is tried again, after {self._passes} passes")
         self.watch.given_up = given_up
 
     def _run(self, mode: PassMode, call: Forward) -> Any:

@@ -66,6 +66,8 @@ class Watch:
         self._seen = 0
         self._waiting: deque[tuple[Any, Any, PassMode, float]] = deque()
         self._timed = {mode: _Timed() for mode in PassMode}
+        self._engine_at = 0
+        """The last pass by which one of SGLang's own was timed."""
         self._retry_after: dict[PassMode, int] = {}
         """How many passes a way was left out for when it was given up last."""
         self._retry_at: dict[PassMode, int] = {}
@@ -103,13 +105,16 @@ class Watch:
         while self._waiting and self._waiting[0][1].query():
             start, end, mode, engine_us = self._waiting.popleft()
             self._timed[mode].add(start.elapsed_time(end) * 1e3, engine_us)
+            if mode is PassMode.ENGINE:
+                self._engine_at = self._seen
             self._judge(mode)
 
     def _judge(self, mode: PassMode) -> None:
         own, engine = self._timed[mode], self._timed[PassMode.ENGINE]
         if mode is PassMode.ENGINE or mode in self.found or own.count < _ENOUGH:
             return
-        drift = engine.ratio if engine.count >= _ENOUGH else 1.0
+        recent = self._seen - self._engine_at < _RETRY
+        drift = engine.ratio if recent and engine.count >= _ENOUGH else 1.0
         if own.ratio > drift:
             self.found |= {mode}
             wait = self._retry_after.get(mode, _RETRY // _RETRY_GROWS) * _RETRY_GROWS

@@ -113,6 +113,13 @@ def test_where_everything_has_become_slower_a_way_that_still_wins_is_kept(
     assert watch.found == frozenset()
 
 
+def test_that_everything_was_slower_long_ago_excuses_no_way(watch: Watch, device: _Device) -> None:
+    _passes(watch, device, ENGINE, 2000.0, module._ENOUGH)
+    _passes(watch, device, ROWS, 1500.0, module._RETRY // module._EVERY + 1)
+
+    assert watch.found == {ROWS}
+
+
 def test_where_the_engine_has_become_faster_a_way_must_be_so_too(
     watch: Watch, device: _Device
 ) -> None:
