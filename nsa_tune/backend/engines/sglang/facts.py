@@ -1,19 +1,19 @@
-"""What the plug-in must know of an attention backend, and when it has to leave one alone."""
+"""What the plug-in must know of an attention backend and its ranks, and when to leave one alone."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 from nsa_tune.backend.engines.edge import LeftAlone
-from nsa_tune.backend.engines.sglang.parallel import parallel
 from nsa_tune.backend.libraries.flash_mla.limits import padded_heads
 from nsa_tune.backend.types.layouts import KVLayout
 from nsa_tune.backend.types.profiles import PROFILES, ModelProfile
 
-__all__ = ["Facts", "LeftAlone", "facts_of", "variable_set"]
+__all__ = ["Facts", "LeftAlone", "facts_of", "parallel", "variable_set"]
 
 _CHUNK = 8192
 """SGLang's own chunk on an 80 GB GPU, where no size was asked for."""
@@ -44,6 +44,11 @@ class Facts:
 
     def __str__(self) -> str:
         return f"{self.profile.name}, {self.heads} local heads, {self.kv_dtype} KV"
+
+
+def parallel() -> Any:
+    """SGLang's own record of its ranks and groups, the same in all known releases."""
+    return import_module("sglang.srt.runtime_context").get_parallel()
 
 
 def facts_of(backend: Any, model_runner: Any) -> Facts:

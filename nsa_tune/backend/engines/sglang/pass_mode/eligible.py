@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
-from nsa_tune.backend.engines.sglang.facts import LeftAlone, facts_of, variable_set
-from nsa_tune.backend.engines.sglang.parallel import parallel
+from nsa_tune.backend.engines.sglang.facts import LeftAlone, facts_of, parallel, variable_set
 from nsa_tune.backend.engines.sglang.releases import INDEXER, RAN_TOGETHER, installed_version
 from nsa_tune.backend.engines.symbols import hooks_on
 

@@ -12,8 +12,7 @@ from typing import Any
 from nsa_tune import __version__
 from nsa_tune.backend.engines.sglang.decode import eligible as decode_eligible
 from nsa_tune.backend.engines.sglang.edge import attempt, say_once
-from nsa_tune.backend.engines.sglang.facts import facts_of
-from nsa_tune.backend.engines.sglang.parallel import parallel
+from nsa_tune.backend.engines.sglang.facts import facts_of, parallel
 from nsa_tune.backend.engines.sglang.pass_mode.calibration import MEASURED, contexts, measure
 from nsa_tune.backend.engines.sglang.pass_mode.dense.capture import captured, captured_mib
 from nsa_tune.backend.engines.sglang.pass_mode.eligible import (

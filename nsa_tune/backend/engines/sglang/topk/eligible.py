@@ -6,8 +6,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from nsa_tune.backend.engines.sglang.facts import variable_set
-from nsa_tune.backend.engines.sglang.parallel import parallel
+from nsa_tune.backend.engines.sglang.facts import parallel, variable_set
 from nsa_tune.backend.engines.symbols import hooks_on
 
 __all__ = ["TOPK_SWITCH", "allowed", "why_not"]

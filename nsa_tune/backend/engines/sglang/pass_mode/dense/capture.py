@@ -68,7 +68,7 @@ def capture_all(graphs: Any) -> None:
         found = _dense_graphs(graphs, modes, ranks, noted)
     except EngineMustStop:
         raise
-    except Exception:
+    except Exception:  # raised again: the edge records it
         _check_alike(ranks, noted)
         raise
     if found is None:

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from nsa_tune.backend.engines.agreement import agree, refuse, silent
 from nsa_tune.backend.engines.sglang.edge import EngineMustStop
-from nsa_tune.backend.engines.sglang.parallel import parallel
+from nsa_tune.backend.engines.sglang.facts import parallel
 
 __all__ = ["Ranks"]
 
