@@ -16,17 +16,7 @@ from nsa_tune._errors import NsaTuneError
 from nsa_tune.autotune.workload import arrivals as module
 from nsa_tune.autotune.workload.arrivals import Arrival, KeptArrivals, arrivals
 from nsa_tune.autotune.workload.requests import TraceRequest
-
-requests = st.lists(
-    st.builds(
-        TraceRequest,
-        st.floats(0, 10),
-        st.integers(1, 3000),
-        st.integers(1, 40),
-        st.lists(st.integers(0, 5), max_size=6).map(tuple),
-    ),
-    max_size=12,
-)
+from tests.autotune.workload.strategies import requests
 
 
 def cached(found: list[TraceRequest], cache_tokens: int = 2**20) -> list[int]:

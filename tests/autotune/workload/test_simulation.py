@@ -11,19 +11,11 @@ from nsa_tune import Batch
 from nsa_tune.autotune.workload.arrivals import arrivals
 from nsa_tune.autotune.workload.requests import TraceRequest
 from nsa_tune.autotune.workload.simulation import Pass, SchedulerConfig, passes, simulated
+from tests.autotune.workload.strategies import requests
 
 ENGINE = SchedulerConfig(chunk_tokens=1000, next_n=2, acceptance=0.5, max_running=4)
 
-requests = st.lists(
-    st.builds(
-        TraceRequest,
-        st.floats(0, 10),
-        st.integers(1, 3000),
-        st.integers(1, 40),
-        st.lists(st.integers(0, 5), max_size=6).map(tuple),
-    ),
-    max_size=12,
-).map(lambda found: sorted(found, key=lambda one: one.arrival_s))
+in_order = requests.map(lambda found: sorted(found, key=lambda one: one.arrival_s))
 
 
 def run(found: list[TraceRequest], engine: SchedulerConfig = ENGINE) -> list[Batch]:
@@ -34,7 +26,7 @@ def words(found: list[TraceRequest], engine: SchedulerConfig = ENGINE) -> list[s
     return [str(batch) for batch in run(found, engine)]
 
 
-@given(requests)
+@given(in_order)
 @settings(max_examples=50)
 def test_without_a_cache_every_input_token_is_computed_once(found: list[TraceRequest]) -> None:
     batches = run(found, replace(ENGINE, cache_tokens=0))
@@ -44,7 +36,7 @@ def test_without_a_cache_every_input_token_is_computed_once(found: list[TraceReq
     )
 
 
-@given(requests)
+@given(in_order)
 @settings(max_examples=50)
 def test_limits_hold_and_every_request_is_served(found: list[TraceRequest]) -> None:
     batches = run(found)
@@ -127,7 +119,7 @@ def told_as_one(found: list[TraceRequest], engine: SchedulerConfig) -> list[tupl
     ]
 
 
-@given(requests, st.integers(1, 3))
+@given(in_order, st.integers(1, 3))
 @settings(max_examples=50)
 def test_the_sums_of_a_pass_are_those_of_its_batch(found: list[TraceRequest], next_n: int) -> None:
     engine = replace(ENGINE, next_n=next_n, acceptance=1.0)
@@ -137,7 +129,7 @@ def test_the_sums_of_a_pass_are_those_of_its_batch(found: list[TraceRequest], ne
         assert one.sums == own
 
 
-@given(requests)
+@given(in_order)
 @settings(max_examples=50)
 def test_several_decode_passes_told_as_one_are_as_many(found: list[TraceRequest]) -> None:
     at_once = [replace_arrival(one) for one in found]
