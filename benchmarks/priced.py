@@ -10,8 +10,9 @@ enough. Of equal passes the median counts, the first of them left out, as it may
 Three comparisons are printed, each with its spread:
 
 1. Attention, where `--attention` has it measured by a profiler: lines {"prefix", "new",
-   "attention_ms"}, or "steps_ms" by decision point; with "mha" and "impl" where passes differ in
-   them. A profile of `benchmarks/engine` will do: {"case": "prefix:new:sequences", "kinds_ms"}.
+   "attention_ms"}, or "steps_ms" by decision point, of which those with a price count; with
+   "mha" and "impl" where passes differ in them. A profile of `benchmarks/engine` will do:
+   {"case": "prefix:new:sequences", "kinds_ms"}.
 2. Differences: two passes of one batch that ran different kernels. What else they do is the same,
    so that the difference of their times is that of attention.
 3. Whole passes: priced attention and the rest of a pass. The rest is fitted to the same passes with
@@ -214,7 +215,8 @@ def unprofiled(line: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def attention_errors(passes: Sequence[Ran], path: Path) -> dict[str, list[float]]:
-    """By step, and of all steps together under "attention", priced over measured, minus one."""
+    """Priced over measured, minus one: by step, and under "attention" of all steps together that
+    have both a price and a time."""
     measured: dict[tuple[Lengths, bool | None, str | None], dict[str, Any]] = {}
     for line in filter(None, map(unprofiled, lines_of(path))):
         lengths = tuple(line["prefix"]), tuple(line["new"])
@@ -228,11 +230,18 @@ def attention_errors(passes: Sequence[Ran], path: Path) -> dict[str, list[float]
         taken = measured.get((lengths, one.mha, one.impl)) or measured.get((lengths, None, None))
         if taken is None:
             continue
-        if taken.get("attention_ms"):
+        steps_ms = {
+            step: time_ms
+            for step, time_ms in taken.get("steps_ms", {}).items()
+            if time_ms and step in one.steps_ms
+        }
+        for step, time_ms in steps_ms.items():
+            errors[step].append(one.steps_ms[step] / time_ms - 1)
+        if steps_ms:
+            together = sum(one.steps_ms[step] for step in steps_ms) / sum(steps_ms.values())
+            errors["attention"].append(together - 1)
+        elif taken.get("attention_ms"):
             errors["attention"].append(one.priced_ms / taken["attention_ms"] - 1)
-        for step, time_ms in taken.get("steps_ms", {}).items():
-            if time_ms and step in one.steps_ms:
-                errors[step].append(one.steps_ms[step] / time_ms - 1)
     return errors
 
 

@@ -8,7 +8,7 @@ its kernels do not.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,12 +16,15 @@ from functools import wraps
 from importlib import import_module
 from typing import Any
 
-__all__ = ["VARIABLE", "Span", "profiled", "steps_of", "wrap"]
+__all__ = ["VARIABLE", "Span", "kernels_of", "profiled", "wrap"]
 
 VARIABLE = "NSA_ENGINE_STEPS"
 _PREFIX = "nsa-step:"
 _NOT_ATTENTION = "store"
 """Writing the new keys is no choice's, though SGLang does it within the attention call."""
+
+_NAME_LENGTH = 120
+"""Names of templates run to thousands of characters."""
 
 _MODELS = "sglang.srt.models.deepseek_common.attention_forward_methods"
 _RANGES = (
@@ -55,23 +58,29 @@ class Span:
     """The same number for a kernel and for the call that launched it."""
 
 
-def steps_of(
+def kernels_of(
     kernels: Iterable[Span], launches: Iterable[Span], ranges: Sequence[Span]
-) -> dict[str, float]:
-    """Milliseconds of kernels by the innermost range of their launch; others are left out."""
+) -> dict[str, dict[str, float]]:
+    """Milliseconds of kernels by name, by the innermost range of their launch; others are left
+    out, and so is writing the new keys."""
     launched_ns = {one.correlation: one.start_ns for one in launches}
-    found: Counter[str] = Counter()
+    found: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for one in kernels:
         at_ns = launched_ns.get(one.correlation)
         within = [r for r in ranges if at_ns is not None and r.start_ns <= at_ns < r.end_ns]
         if within:
             innermost = max(within, key=lambda r: r.start_ns)
-            found[innermost.name] += one.end_ns - one.start_ns
-    return {name: round(ns / 1e6, 5) for name, ns in sorted(found.items())}
+            found[innermost.name][one.name[:_NAME_LENGTH]] += one.end_ns - one.start_ns
+    found.pop(_NOT_ATTENTION, None)
+    return {
+        step: {name: round(ns / 1e6, 5) for name, ns in times_ns.most_common()}
+        for step, times_ns in sorted(found.items())
+    }
 
 
 def profiled(run: Callable[[], Any]) -> tuple[Any, dict[str, Any]]:
-    """What `run` returns, and for a pass's line: `steps_ms`, `attention_ms`."""
+    """What `run` returns, and for a pass's line: `steps_ms`, `attention_ms`, and `kernels_ms` by
+    step."""
     import torch
     from torch.profiler import ProfilerActivity, profile, supported_activities
 
@@ -81,10 +90,10 @@ def profiled(run: Callable[[], Any]) -> tuple[Any, dict[str, Any]]:
         if torch.cuda.is_available():
             torch.cuda.synchronize()
     events = list(profiler.profiler.kineto_results.events())
-    steps_ms = steps_of(*_sorted_out(events))
-    steps_ms.pop(_NOT_ATTENTION, None)
+    kernels_ms = kernels_of(*_sorted_out(events))
+    steps_ms = {step: round(sum(times.values()), 5) for step, times in kernels_ms.items()}
     attention_ms = round(sum(steps_ms.values()), 5)
-    return result, {"steps_ms": steps_ms, "attention_ms": attention_ms}
+    return result, {"steps_ms": steps_ms, "attention_ms": attention_ms, "kernels_ms": kernels_ms}
 
 
 def _sorted_out(events: Iterable[Any]) -> tuple[list[Span], list[Span], list[Span]]:

@@ -96,9 +96,11 @@ def test_attention_is_compared_step_by_step(tmp_path: Path) -> None:
     lines: list[dict[str, object]] = []
     for one in passes:
         ((prefix, new),) = one.batch.lens or ()
+        # Selection has no price here, so that it counts in no step and not in their sum.
+        steps_ms = {"prefill": 0.8 * one.steps_ms["prefill"], "indexer_topk": 5.0}
         lines.append(
             {"prefix": [prefix], "new": [new], "mha": False, "impl": one.impl,
-             "attention_ms": 0.8 * one.priced_ms, "steps_ms": {"prefill": one.steps_ms["prefill"]}}
+             "attention_ms": sum(steps_ms.values()), "steps_ms": steps_ms}
         )  # fmt: skip
     ((prefix, new),) = batches[0].lens or ()
     profile: dict[str, object] = {"case": f"{prefix}:{new}:1", "kinds_ms": {"indexer logits": 1.0}}
@@ -108,7 +110,21 @@ def test_attention_is_compared_step_by_step(tmp_path: Path) -> None:
     errors = priced.attention_errors(passes, tmp_path / "attention.jsonl")
 
     assert errors["attention"] == pytest.approx([0.25] * 48)
-    assert errors["prefill"] == pytest.approx([0.0] * 48)
+    assert errors["prefill"] == pytest.approx([0.25] * 48)
+    assert "indexer_topk" not in errors
+
+
+def test_attention_without_steps_is_compared_as_a_whole(tmp_path: Path) -> None:
+    measured(tmp_path / "passes.jsonl")
+    one, *_ = priced.ran(tmp_path / "passes.jsonl", pricer())
+    ((prefix, new),) = one.batch.lens or ()
+    line = {"prefix": [prefix], "new": [new], "mha": False, "impl": one.impl,
+            "attention_ms": 0.8 * one.priced_ms}  # fmt: skip
+    (tmp_path / "attention.jsonl").write_text(json.dumps(line))
+
+    assert priced.attention_errors([one], tmp_path / "attention.jsonl") == {
+        "attention": [pytest.approx(0.25)]
+    }
 
 
 def test_other_passes_are_left_out(tmp_path: Path) -> None:

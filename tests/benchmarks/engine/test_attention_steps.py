@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from benchmarks.engine import attention_steps as module
-from benchmarks.engine.attention_steps import Span, steps_of
+from benchmarks.engine.attention_steps import Span, kernels_of
 
 if TYPE_CHECKING:
     import pytest
@@ -20,11 +20,19 @@ def test_a_kernel_belongs_to_the_innermost_range_of_its_launch() -> None:
     # They run later than they are launched.
     kernels = [Span("k", 1000 + i, 1_001_000 + i, i) for i in range(4)]
 
-    assert steps_of(kernels, launches, ranges) == {"indexer_prefill": 2.0, "indexer_topk": 1.0}
+    assert kernels_of(kernels, launches, ranges) == {
+        "indexer_prefill": {"k": 2.0}, "indexer_topk": {"k": 1.0}
+    }  # fmt: skip
+
+
+def test_writing_the_new_keys_is_no_attention() -> None:
+    launches = [Span("cudaLaunchKernel", 5, 6, 1)]
+
+    assert kernels_of([Span("k", 50, 60, 1)], launches, [Span("store", 0, 10)]) == {}
 
 
 def test_a_kernel_whose_launch_was_not_seen_is_left_out() -> None:
-    assert steps_of([Span("k", 0, 5, 7)], [], [Span("prefill", 0, 10)]) == {}
+    assert kernels_of([Span("k", 0, 5, 7)], [], [Span("prefill", 0, 10)]) == {}
 
 
 def test_the_profilers_events_are_sorted_out() -> None:
@@ -74,4 +82,6 @@ def test_sglangs_functions_still_do_what_they_did(monkeypatch: pytest.MonkeyPatc
     assert torch.equal(result[0], torch.full((1, 2, 2), 2.0))
     assert torch.equal(result[1], expected)
     assert result[2] == "written"
-    assert facts == {"steps_ms": {}, "attention_ms": 0}, "a CPU launches no kernels"
+    assert facts == {"steps_ms": {}, "attention_ms": 0, "kernels_ms": {}}, (
+        "a CPU launches no kernels"
+    )
