@@ -126,15 +126,27 @@ def _source(host: Host, symbol: Symbol) -> Health:
     path = _file_of(host.distribution, symbol.module)
     if path is None:
         return Health(name, False, f"{host.engine} has no module {symbol.module}")
-    wanted, method = symbol.path.split(".")
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.ClassDef) and node.name == wanted:
-            for one in node.body:
-                if isinstance(one, ast.FunctionDef) and one.name == method:
-                    arguments = tuple(arg.arg for arg in _arguments(one.args))
-                    given = f"{symbol.path}({', '.join(arguments)})"
-                    return Health(name, symbol.accepts(arguments), given)
+    method = _defined(ast.parse(path.read_text(encoding="utf-8")), symbol.path.split("."))
+    if isinstance(method, ast.FunctionDef):
+        arguments = tuple(arg.arg for arg in _arguments(method.args))
+        given = f"{symbol.path}({', '.join(arguments)})"
+        return Health(name, symbol.accepts(arguments), given)
     return Health(name, False, f"{symbol.module} has no {symbol.path}")
+
+
+def _defined(tree: ast.Module, path: Sequence[str]) -> ast.AST | None:
+    """The class, method or function called `path` at the top of a module."""
+    found: ast.AST = tree
+    for name in path:
+        inside = [
+            node
+            for node in getattr(found, "body", ())
+            if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name
+        ]
+        if not inside:
+            return None
+        found = inside[-1]
+    return found
 
 
 def _arguments(given: ast.arguments) -> Iterator[ast.arg]:

@@ -14,13 +14,13 @@ _PACKAGE = __name__.rpartition(".")[0]
 
 @dataclass(frozen=True, slots=True)
 class Symbol:
-    """A method of the engine that is hooked."""
+    """A method or function of the engine that is hooked."""
 
     name: str
     """What the plug-in calls it."""
     module: str
     path: str
-    """Class and method within the module."""
+    """Class and method, or function, within the module."""
     arguments: tuple[str, ...]
     """Its first arguments, which the hook relies upon."""
     exact: bool

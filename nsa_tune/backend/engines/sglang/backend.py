@@ -12,6 +12,7 @@ from nsa_tune.backend.baselines import DEFAULT_BASELINE
 from nsa_tune.backend.dispatch.dispatcher import Dispatcher
 from nsa_tune.backend.engines.decision_log import process_log as decision_log
 from nsa_tune.backend.engines.opened import opened as opened_for
+from nsa_tune.backend.engines.sglang.copies.eligible import allowed as copies_allowed
 from nsa_tune.backend.engines.sglang.edge import EDGE, attempt, say_once
 from nsa_tune.backend.engines.sglang.facts import (
     Facts,
@@ -99,8 +100,15 @@ def _answers(
 ) -> Answers:
     """The answers for a backend, in which flashmla_sparse bears what it costs once a pass."""
     if facts.layout is KVLayout.FP8_PACKED and facts.layers is not None:
-        dispatcher = charged(dispatcher, facts.layers)
+        own = _reads_back(dispatcher, release)
+        dispatcher = charged(dispatcher, facts.layers, own_read_back=own)
     return Answers(dispatcher, facts, impls, passes_topk_length=release.passes_topk_length)
+
+
+def _reads_back(dispatcher: Dispatcher, release: Release) -> bool:
+    """Whether nsa-tune's kernel reads prefixes back, unless SGLang's is found to be as fast."""
+    hooked = any(symbol.name == "read_back" for symbol in release.symbols)
+    return hooked and copies_allowed() and dispatcher.setting.device.arch == "sm90"
 
 
 def check_hooks(backend: Any) -> None:

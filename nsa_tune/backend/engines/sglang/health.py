@@ -7,6 +7,7 @@ from pathlib import Path
 from nsa_tune.backend.engines.health import Health, Host
 from nsa_tune.backend.engines.health import health as health_of
 from nsa_tune.backend.engines.sglang import last_start
+from nsa_tune.backend.engines.sglang.copies import eligible as copies
 from nsa_tune.backend.engines.sglang.decode import eligible as decode
 from nsa_tune.backend.engines.sglang.pass_mode.times import remembered
 from nsa_tune.backend.engines.sglang.pass_mode.times.summary import summary
@@ -41,6 +42,8 @@ def health(*, db: Path | None = None, probe: bool = True) -> list[Health]:
         found.append(_kernel("topk", "top-k", topk.TOPK_SWITCH, on=topk.allowed()))
     if "fa3" in hooked:
         found.append(_kernel("decode", "decode", decode.DECODE_SWITCH, on=decode.allowed()))
+    if "sparse" in hooked:
+        found.append(_kernel("copies", "copies", copies.COPIES_SWITCH, on=copies.allowed()))
     return found
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from nsa_tune.backend.engines.hooking import Hooking
 from nsa_tune.backend.engines.sglang.backend import around_init
+from nsa_tune.backend.engines.sglang.copies.hooks import around_read_back, around_sparse
 from nsa_tune.backend.engines.sglang.decode.hooks import around_fa3
 from nsa_tune.backend.engines.sglang.edge import EDGE
 from nsa_tune.backend.engines.sglang.indexer import around_context_lens
@@ -41,6 +42,8 @@ _HOOKING = Hooking(
         "replay": pass_mode.around_replay,
         "topk": around_topk,
         "fa3": around_fa3,
+        "sparse": around_sparse,
+        "read_back": around_read_back,
         "v4_backend": around_v4_init,
         "v4_prefill": around_sparse_prefill,
     },

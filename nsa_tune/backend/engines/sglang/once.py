@@ -6,25 +6,32 @@ makes what these need when it prepares the pass (dsa_backend.py, 0.5.15: 904-932
 also a slice a sequence and a Python `sum` over a tensor. No measurement holds that, for it is the
 engine's own work. It is added here to what the arm takes once a pass, so that flashmla_sparse is
 taken only where all layers together gain more than it costs.
+
+In each layer the prefix is read back as bf16. The tables have that by nsa-tune's kernel; where
+SGLang's own runs, the arm takes so much longer.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 
 from nsa_tune.backend.dispatch.dispatcher import Dispatcher
 from nsa_tune.backend.engines.repriced import repriced
 from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.records import Measurement
 
-__all__ = ["PASS_US", "SEQUENCE_US", "charged", "cost_us"]
+__all__ = ["PASS_US", "READ_BACK_US", "SEQUENCE_US", "charged", "cost_us"]
 
 PASS_US = 300.0
 """For waiting until the device has caught up: the launches that the host had queued ahead. An
 assumption, on the careful side; it depends on the host and on the model around the attention."""
 SEQUENCE_US = 20.0
 """Host work a sequence, in a batch with a prefix; `benchmarks.plugin` times it, at 5 to 20 us."""
+READ_BACK_US = 0.0025
+"""A layer and a token of a batch with a prefix: by how much SGLang's kernel that reads it back is
+slower. On an H200 it takes 353 us for 116,212 tokens, and nsa-tune's a fifth of that (`kernels_ms`
+of `benchmarks.engine.run` with NSA_ENGINE_STEPS)."""
 
 _POINT, _ARM = "prefill", "mla/flashmla_sparse"
 _NOT_SGLANGS = frozenset({"mla/flashmla_kv_mixed"})
@@ -37,13 +44,25 @@ def cost_us(batch: Batch) -> float:
 
 
 @cache
-def charged(dispatcher: Dispatcher, layers: int) -> Dispatcher:
-    """`dispatcher`, with that cost in flashmla_sparse's passes, for a model of `layers` layers."""
+def charged(dispatcher: Dispatcher, layers: int, *, own_read_back: bool = True) -> Dispatcher:
+    """`dispatcher`, with these costs in flashmla_sparse's passes, for a model of `layers` layers.
+
+    `own_read_back` says whether prefixes are read back by nsa-tune's kernel, as they were measured.
+    """
     setting = replace(dispatcher.setting, layers=layers)
-    return repriced(dispatcher, _POINT, setting, _charged, without=_NOT_SGLANGS)
+    a_token_us = 0.0 if own_read_back else READ_BACK_US
+    pricing = partial(_charged, a_token_us=a_token_us)
+    return repriced(dispatcher, _POINT, setting, pricing, without=_NOT_SGLANGS)
 
 
-def _charged(row: Measurement, batch: Batch) -> Measurement:
-    if row.arm != _ARM:
+def _charged(row: Measurement, batch: Batch, *, a_token_us: float) -> Measurement:
+    if row.arm != _ARM or row.latency_us is None:
         return row
-    return replace(row, pass_us=(row.pass_us or 0.0) + cost_us(batch))
+    read_back_us = a_token_us * batch.kv_tokens if batch.prefix_tokens else 0.0
+    return replace(
+        row,
+        pass_us=(row.pass_us or 0.0) + cost_us(batch),
+        latency_us=row.latency_us + read_back_us,
+        low_us=None if row.low_us is None else row.low_us + read_back_us,
+        high_us=None if row.high_us is None else row.high_us + read_back_us,
+    )

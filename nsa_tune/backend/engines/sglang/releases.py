@@ -170,6 +170,23 @@ _DECODE_SYMBOLS = (
 )  # fmt: skip
 """The same holds for it."""
 
+
+def _copies(read_back: str) -> tuple[Symbol, ...]:
+    """What is copied; `read_back` is the function that reads a prefix back."""
+    return (
+        Symbol(
+            "sparse", _MODULE, f"{_CLASS}._forward_flashmla_sparse",
+            ("self", "q_all", "kv_cache", "v_head_dim", "page_table_1", "sm_scale",
+             "topk_length"),
+            False,
+        ),
+        Symbol(
+            "read_back", "sglang.kernels.ops.attention.dsa.dequant_k_cache", read_back,
+            ("quant_k_cache", "page_table_1_flattened", "group_size"), True,
+        ),
+    )  # fmt: skip
+
+
 _V4_SYMBOLS = (
     Symbol("v4_backend", _V4_MODULE, f"{_V4_CLASS}.__init__", ("self", "model_runner"), False),
     Symbol(
@@ -183,13 +200,17 @@ RELEASES = (
     _OLDER,
     replace(
         _OLDER, first=(0, 5, 17), last=(0, 5, 22),
-        symbols=_OLDER.symbols + _PASS_MODE_SYMBOLS + _TOPK_SYMBOLS + _DECODE_SYMBOLS,
+        symbols=(
+            _OLDER.symbols + _PASS_MODE_SYMBOLS + _TOPK_SYMBOLS + _DECODE_SYMBOLS
+            + _copies("dequantize_k_cache_paged")
+        ),
         passes_topk_length=True, graph_tokens=2048,
     ),
     replace(
         _OLDER, first=(0, 5, 23), last=(0, 5, 23),
         symbols=(
-            _OLDER.symbols + _PASS_MODE_SYMBOLS + _TOPK_SYMBOLS + _DECODE_SYMBOLS + _V4_SYMBOLS
+            _OLDER.symbols + _PASS_MODE_SYMBOLS + _TOPK_SYMBOLS + _DECODE_SYMBOLS
+            + _copies("dequantize_k_cache_paged_dsa") + _V4_SYMBOLS
         ),
         passes_topk_length=True, graph_tokens=8192,
     ),

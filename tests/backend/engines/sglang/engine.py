@@ -65,6 +65,7 @@ class Engine:
             monkeypatch.setitem(_sys_modules(), name, module)
         methods["forward_extend"] = lambda backend, *tensors: tensors
         methods["_forward_fa3"] = lambda backend, **tensors: tensors
+        methods["_forward_flashmla_sparse"] = lambda backend, **tensors: tensors
         return cls(type(_CLASS, (), methods), modes, transforms, state)
 
     def hooked(self, hooks: dict[str, Callable[..., Any]]) -> type:

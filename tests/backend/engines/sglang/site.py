@@ -36,6 +36,19 @@ class DeepseekSparseAttnBackend:
         cu_seqlens_k, max_seqlen_q, sm_scale, logit_cap, page_size,
     ):
         return q_nope
+
+    def _forward_flashmla_sparse(
+        self, q_all, kv_cache, v_head_dim, page_table_1, sm_scale, topk_length=None
+    ):
+        return q_all
+"""
+_READ_BACK = """
+def dequantize_k_cache_paged(quant_k_cache, page_table_1_flattened, group_size=128):
+    return quant_k_cache
+
+
+def dequantize_k_cache_paged_dsa(quant_k_cache, page_table_1_flattened, group_size=128):
+    return quant_k_cache
 """
 _INDEXER = """
 class Indexer:
@@ -120,6 +133,7 @@ class Site(EngineSite):
         self.v4_backend(_V4_BACKEND)
         self.write("sglang/srt/layers/attention/dsa/dsa_indexer.py", _INDEXER)
         self.write("sglang/srt/layers/attention/dsa/dsa_topk_backend.py", _TOPK)
+        self.write("sglang/kernels/ops/attention/dsa/dequant_k_cache.py", _READ_BACK)
         self.write(f"{_EXECUTOR}/model_runner.py", _RUNNER)
         self.write(f"{_EXECUTOR}/runner/prefill_cuda_graph_runner.py", _PREFILL_GRAPHS)
         self.write(f"{_EXECUTOR}/runner_backend/breakable_cuda_graph_backend.py", _BREAKABLE)

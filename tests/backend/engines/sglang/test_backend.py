@@ -14,6 +14,7 @@ import torch
 from nsa_tune.backend.engines import opened
 from nsa_tune.backend.engines.sglang import backend as module
 from nsa_tune.backend.engines.sglang.backend import around_init, attach
+from nsa_tune.backend.engines.sglang.copies.hooks import around_sparse
 from nsa_tune.backend.engines.sglang.decode.hooks import around_fa3
 from nsa_tune.backend.engines.sglang.indexer import around_context_lens
 from nsa_tune.backend.engines.sglang.pass_mode.dense.absorbed import around_extend
@@ -29,6 +30,7 @@ HOOKS: dict[str, Callable[..., Any]] = {
     "_build_paged_mqa_schedule_2d_ctx_lens": around_context_lens,
     "forward_extend": around_extend,
     "_forward_fa3": around_fa3,
+    "_forward_flashmla_sparse": around_sparse,
 }
 
 

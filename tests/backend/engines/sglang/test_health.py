@@ -39,9 +39,13 @@ def test_all_is_well_where_everything_is(wheel: Wheel, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("what", "name", "switch"),
-    [("topk", "top-k", "NSA_TUNE_TOPK"), ("decode", "decode", "NSA_TUNE_DECODE")],
+    [
+        ("topk", "top-k", "NSA_TUNE_TOPK"),
+        ("decode", "decode", "NSA_TUNE_DECODE"),
+        ("copies", "copies", "NSA_TUNE_COPIES"),
+    ],
 )
-def test_it_is_said_whose_kernels_select_keys_and_decode(
+def test_it_is_said_whose_kernels_run(
     newest: Wheel, oldest: Wheel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     what: str, name: str, switch: str,
 ) -> None:  # fmt: skip

@@ -9,7 +9,13 @@ import pytest
 
 from nsa_tune import Batch, Dispatcher
 from nsa_tune.backend.costmodel.policy import Policy
-from nsa_tune.backend.engines.sglang.once import PASS_US, SEQUENCE_US, charged, cost_us
+from nsa_tune.backend.engines.sglang.once import (
+    PASS_US,
+    READ_BACK_US,
+    SEQUENCE_US,
+    charged,
+    cost_us,
+)
 
 KV, SPARSE = "mla/flashmla_kv", "mla/flashmla_sparse"
 
@@ -49,6 +55,22 @@ def test_the_kernel_is_taken_where_all_layers_gain_more_than_that(
             given_up += before == "flashmla_sparse"
     assert taken > 10
     assert given_up > 0
+
+
+def test_a_slower_read_back_costs_each_layer_more_with_each_token(plain: Dispatcher) -> None:
+    own, slower = (charged(plain, 61, own_read_back=own) for own in (True, False))
+    behind, alone = Batch.extend([60000], [300]), Batch.extend([0], [4000])
+
+    def sparse_us(dispatcher: Dispatcher, batch: Batch) -> float:
+        found = dispatcher.policies["prefill"].survey(batch).latencies[SPARSE]
+        assert found is not None
+        return found
+
+    more_us = sparse_us(slower, behind) - sparse_us(own, behind)
+    assert more_us == pytest.approx(READ_BACK_US * behind.kv_tokens, rel=0.2)
+    assert sparse_us(slower, alone) == pytest.approx(sparse_us(own, alone), rel=0.02)
+    assert slower.plan(behind).sparse_prefill == "flashmla_kv"
+    assert own.plan(behind).sparse_prefill == "flashmla_sparse"
 
 
 def test_other_answers_stay(plain: Dispatcher) -> None:

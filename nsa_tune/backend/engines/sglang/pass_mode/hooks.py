@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from nsa_tune.backend.engines.sglang.copies import hooks as copies
 from nsa_tune.backend.engines.sglang.decode import hooks as decode_kernel
 from nsa_tune.backend.engines.sglang.edge import attempt
 from nsa_tune.backend.engines.sglang.pass_mode.dense import capture
@@ -90,7 +91,8 @@ def around_init_graphs(original: Callable[..., Any], runner: Any, *rest: Any, **
     # Graphs keep the kernels that they are captured with.
     attempt("timing decode kernels", decode_kernel.attach, runner)
     result = original(runner, *rest, **named)
-    # First: it changes what passes take.
+    # First: these change what passes take.
     attempt("measuring how keys are selected", topk.attach, runner)
+    attempt("measuring what SGLang copies", copies.attach, runner)
     attempt("measuring how passes run", attach, runner)
     return result

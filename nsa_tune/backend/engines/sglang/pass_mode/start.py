@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from nsa_tune import __version__
+from nsa_tune.backend.engines.sglang.copies import eligible as copies_eligible
 from nsa_tune.backend.engines.sglang.decode import eligible as decode_eligible
 from nsa_tune.backend.engines.sglang.edge import attempt, say_once
 from nsa_tune.backend.engines.sglang.facts import facts_of, parallel
@@ -168,6 +169,7 @@ def _key(runner: Any, graphs: Any) -> dict[str, object]:
         # Not whether it is faster: ranks may find that differently, and their keys must be equal.
         "topk": topk_eligible.allowed(),
         "decode": decode_eligible.allowed(),
+        "copies": copies_eligible.allowed(),
         "dp_attention": parallel().attn_dp_size if data_parallel(runner) else 1,
         **{name: str(getattr(runner.server_args, name, None)) for name in _ARGUMENTS},
         "prefill_sizes": sorted(graphs.capture_num_tokens),
