@@ -12,7 +12,7 @@ from typing import Any
 
 from nsa_tune.backend.engines.sglang.copies.copies import padded, read_back
 from nsa_tune.backend.engines.sglang.copies.eligible import PADDED_HEADS
-from nsa_tune.backend.engines.sglang.topk.calibration import timed_us
+from nsa_tune.backend.engines.sglang.topk.calibration import more_launched_us, timed_us
 
 __all__ = ["CopyTime", "least_of", "padding_times", "read_back_times"]
 
@@ -32,11 +32,13 @@ class CopyTime:
     """Tokens that are read back, or rows of queries."""
     engine_us: float
     own_us: float
+    more_host_us: float = 0.0
+    """How much longer the host launches nsa-tune's way: a pass may wait for it."""
 
     @property
     def is_win(self) -> bool:
-        """Whether nsa-tune's copy was faster."""
-        return self.own_us < _WIN * self.engine_us
+        """Whether nsa-tune's copy was faster, by more than the host needs to launch it."""
+        return self.own_us + max(self.more_host_us, 0.0) < _WIN * self.engine_us
 
 
 def least_of(times: Iterable[CopyTime]) -> int | None:
@@ -62,7 +64,7 @@ def read_back_times(original: Callable[..., Any], device: Any) -> Iterator[CopyT
         slots = torch.randperm(len(pool), device=device)[:tokens].int()
         ways = (partial(original, pool, slots), partial(read_back, pool, slots))
         _check("reads a prefix back", tokens, *(way() for way in ways))
-        yield CopyTime(tokens, *timed_us(ways))
+        yield _timed(tokens, *ways)
 
 
 def padding_times(original: Callable[..., Any], backend: Any, device: Any) -> Iterator[CopyTime]:
@@ -92,7 +94,12 @@ def padding_times(original: Callable[..., Any], backend: Any, device: Any) -> It
         def own(q: Any = q, named: dict[str, Any] = named) -> Any:
             return original(backend, q_all=padded(q, PADDED_HEADS), **named)
 
-        yield CopyTime(rows, *timed_us((partial(original, backend, q_all=q, **named), own)))
+        yield _timed(rows, partial(original, backend, q_all=q, **named), own)
+
+
+def _timed(size: int, engine: Callable[[], Any], own: Callable[[], Any]) -> CopyTime:
+    engine_us, own_us = timed_us((engine, own))
+    return CopyTime(size, engine_us, own_us, more_launched_us(engine, own))
 
 
 def _check(what: str, size: int, wanted: Any, found: Any) -> None:

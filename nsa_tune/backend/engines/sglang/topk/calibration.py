@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from statistics import median
+from time import perf_counter
 from types import SimpleNamespace
 from typing import Any
 
 from nsa_tune.backend.engines.sglang.topk.call import call_of, selection_of
 from nsa_tune.backend.engines.sglang.topk.times import TopkTime
 
-__all__ = ["check", "made_up", "measure", "timed_us"]
+__all__ = ["check", "made_up", "measure", "more_launched_us", "timed_us"]
 
 _ROWS = (64, 128, 256, 512, 1024, 2048)
 """More rows take as much longer in both kernels."""
@@ -24,6 +26,7 @@ _MEMORY_SHARE = 4
 _LAUNCHES, _ROUNDS = 4, 3
 _AHEAD_CYCLES = 500_000
 """The device waits so long before a measurement, so that the host's launches are ahead of it."""
+_HOST_LAUNCHES = 15
 _CHECKED_KEYS = 9000
 
 Method = Callable[..., Any]
@@ -87,7 +90,9 @@ def measure(
                 raise RuntimeError(f"nsa-tune's top-k cannot take a call of {method.name}")
             own = partial(selection_of(call), call.logits)
             ways = (partial(original, backend, **given), own)
-            yield TopkTime(method.name, rows, keys, *timed_us(ways))
+            engine_us, own_us = timed_us(ways)
+            more_us = more_launched_us(*ways)
+            yield TopkTime(method.name, rows, keys, engine_us, own_us, more_us)
 
 
 def timed_us(
@@ -109,6 +114,22 @@ def timed_us(
             if number:  # the first round warms up
                 found[i] = min(found[i], begin.elapsed_time(end) * 1e3 / launches)
     return found
+
+
+def more_launched_us(engine: Callable[[], Any], own: Callable[[], Any]) -> float:
+    """How many microseconds longer the host takes to launch `own` than `engine`: the medians of
+    some launches by turns, which do not wait for the device."""
+    import torch
+
+    torch.cuda.synchronize()
+    took_us: tuple[list[float], list[float]] = ([], [])
+    for _ in range(_HOST_LAUNCHES):
+        for way, times_us in zip((engine, own), took_us, strict=True):
+            begin = perf_counter()
+            way()
+            times_us.append((perf_counter() - begin) * 1e6)
+    torch.cuda.synchronize()
+    return median(took_us[1]) - median(took_us[0])
 
 
 def made_up(rows: int, keys: int, topk: int, method: Any, device: Any) -> dict[str, Any]:

@@ -272,6 +272,7 @@ def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     monkeypatch.setattr(torch, "device", lambda *_: CPU)
     monkeypatch.setattr(calibration, "timed_us", lambda ways: (20.0, 10.0))
+    monkeypatch.setattr(calibration, "more_launched_us", lambda engine, own: 1.0)
     monkeypatch.setattr(calibration, "_TOKENS", (4, 8))
     monkeypatch.setattr(calibration, "_ROWS", (2, 4))
     monkeypatch.setattr(calibration, "_KEYS", 40)
@@ -289,6 +290,16 @@ def test_a_start_measures_both_copies_and_takes_what_is_faster(
     assert hooks.Taken(read_back_tokens=4, padding_rows=2) == TAKEN
     assert "prefixes are read back by nsa-tune from 4 tokens on (20 to 10 us at 4" in caplog.text
     assert "queries are padded by nsa-tune from 2 rows on" in (last_start.kept("copies") or "")
+
+
+def test_a_copy_that_takes_the_host_longer_than_it_saves_is_not_taken(
+    engine: Any, hopper: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calibration, "more_launched_us", lambda engine, own: 10.0)
+
+    hooks.attach(runner_of(engine))
+
+    assert hooks.Taken() == TAKEN
 
 
 def test_what_differs_by_a_bit_is_never_taken(

@@ -70,3 +70,10 @@ def test_sizes_for_which_there_was_no_memory_are_as_the_largest_that_had_some() 
 @pytest.mark.parametrize(("own_us", "win"), [(96.0, True), (98.0, False), (100.0, False)])
 def test_a_little_faster_is_no_win(own_us: float, win: bool) -> None:
     assert TopkTime("PAGED", 64, 3072, 100.0, own_us).is_win == win
+
+
+@pytest.mark.parametrize(
+    ("more_us", "win"), [(-30.0, True), (0.0, True), (40.0, True), (50.0, False)]
+)
+def test_a_longer_launch_counts_as_time_of_the_kernel(more_us: float, win: bool) -> None:
+    assert TopkTime("PAGED", 64, 3072, 100.0, 50.0, more_us).is_win == win
