@@ -17,6 +17,7 @@ from nsa_tune.backend.costmodel.policy import Policy
 from nsa_tune.backend.costmodel.surface import Estimate
 from nsa_tune.backend.dispatch.dispatcher import Dispatcher
 from nsa_tune.backend.dispatch.plan import Plan
+from nsa_tune.backend.engines.sglang.around_mha import around_mha_us
 from nsa_tune.backend.engines.sglang.releases import Release
 from nsa_tune.backend.types.batch import Batch, Mode
 from nsa_tune.backend.types.point import Point
@@ -161,7 +162,15 @@ class Pricer:
         layers = 1 if policy.point.name in _ONCE_A_PASS else self.setting.sharing
         if not allowed:
             return None
-        return {arm: _times(every[arm], layers) for arm in allowed if arm in every}
+        return {
+            arm: _times(every[arm].plus(self._around_us(arm, batch)), layers)
+            for arm in allowed
+            if arm in every
+        }
+
+    def _around_us(self, arm: str, batch: Batch) -> float:
+        """What the engine runs around an arm in each layer."""
+        return around_mha_us(batch, self.setting.layout) if arm.startswith("mha/") else 0.0
 
     def _engine(self, point: Point, batch: Batch) -> dict[str, str | None]:
         """What the engine answers by itself."""

@@ -8,7 +8,9 @@ from functools import cache
 import pytest
 
 from nsa_tune import Batch, Dispatcher
+from nsa_tune.backend.engines.sglang.around_mha import around_mha_us
 from nsa_tune.backend.engines.sglang.releases import RELEASES
+from nsa_tune.backend.types.layouts import KVLayout
 from nsa_tune.db.reader import read_text, shipped
 from nsa_tune.reports.replay import prices as module
 from nsa_tune.reports.replay.flags import Flags
@@ -53,6 +55,17 @@ def test_mha_runs_only_outside_of_a_graph() -> None:
     assert step(graph, "prefill").arms[0] == "mla/flashmla_sparse"
     assert step(eager, "prefill").arms[0] == "mha/fa3"
     assert eager.total_us(Way.ENGINE) < graph.total_us(Way.ENGINE)
+
+
+def test_mha_costs_what_sglang_runs_around_it() -> None:
+    batch = Batch.extend([640], [250])
+    estimate = opened().policies["prefill"].estimates(batch)["mha/fa3"]
+
+    found = step(pricer().price(batch, graph=False), "prefill")
+
+    around_us = found.times[0].latency_us / 61 - estimate.latency_us
+    assert found.arms[0] == "mha/fa3"
+    assert around_us == pytest.approx(around_mha_us(batch, KVLayout.FP8_PACKED))
 
 
 def test_the_plug_in_turns_mha_off_and_never_on() -> None:
