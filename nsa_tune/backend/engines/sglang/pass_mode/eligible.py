@@ -80,9 +80,9 @@ _NO_DENSE_GRAPHS: Mapping[str, Callable[[Any], bool]] = {
     f"with DP attention no GPUs have run them: ask for them by {DENSE_SWITCH}=1": lambda graphs: (
         data_parallel(graphs.model_runner) and not _asked_for(DENSE_SWITCH)
     ),
-    f"with another all-reduce than NCCL's no GPUs have run them: ask for them by "
-    f"{DENSE_SWITCH}=1": lambda graphs: (
-        _reduces_faster(graphs.model_runner.server_args) and not _asked_for(DENSE_SWITCH)
+    f"with another all-reduce than NCCL's and SGLang's custom one no GPUs have run them: ask for "
+    f"them by {DENSE_SWITCH}=1": lambda graphs: (
+        _reduces_otherwise(graphs.model_runner.server_args) and not _asked_for(DENSE_SWITCH)
     ),
     "its own graphs are not of the breakable kind": lambda graphs: (
         "BreakableCudaGraphBackend" not in {kind.__name__ for kind in type(graphs.backend).__mro__}
@@ -184,14 +184,14 @@ def why_no_absorbed_graphs(runner: Any) -> str | None:
     return None
 
 
-def _reduces_faster(arguments: Any) -> bool:
-    """Whether ranks of one batch may add up by another all-reduce than NCCL's.
+def _reduces_otherwise(arguments: Any) -> bool:
+    """Whether ranks of one batch may add up by another all-reduce than NCCL's or SGLang's custom
+    one, with both of which dense graphs have run on two GPUs.
 
     By what was asked for: later releases do not write into the arguments what they make of them.
     """
     return arguments.tp_size > 1 and (
-        not arguments.disable_custom_all_reduce
-        or not arguments.enforce_disable_flashinfer_allreduce_fusion
+        not arguments.enforce_disable_flashinfer_allreduce_fusion
         or arguments.enable_torch_symm_mem
         or arguments.enable_mscclpp
     )

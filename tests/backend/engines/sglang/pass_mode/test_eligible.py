@@ -305,7 +305,7 @@ def test_with_dp_attention_dense_graphs_have_to_be_asked_for(
     [
         (1, {"disable_custom_all_reduce": False}, True),
         (2, {}, True),
-        (2, {"disable_custom_all_reduce": False}, False),
+        (2, {"disable_custom_all_reduce": False}, True),
         (2, {"enforce_disable_flashinfer_allreduce_fusion": False}, False),
         (2, {"enable_torch_symm_mem": True}, False),
         (2, {"enable_mscclpp": True}, False),
@@ -314,7 +314,7 @@ def test_with_dp_attention_dense_graphs_have_to_be_asked_for(
 def test_with_faster_all_reduces_dense_graphs_have_to_be_asked_for(
     ranks: int, changes: dict[str, Any], captured: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No GPUs have run them with any but NCCL's."""
+    """No GPUs have run them with any but NCCL's and SGLang's custom one."""
     graphs = _graphs(tp_size=ranks, **changes)
 
     assert (why_no_dense_graphs(graphs) is None) == captured
