@@ -18,6 +18,7 @@ from nsa_tune.backend.costmodel.surface import Estimate
 from nsa_tune.backend.dispatch.dispatcher import Dispatcher
 from nsa_tune.backend.dispatch.plan import Plan
 from nsa_tune.backend.engines.sglang.around_mha import around_mha_us
+from nsa_tune.backend.engines.sglang.copies.longer import longer_us
 from nsa_tune.backend.engines.sglang.releases import Release
 from nsa_tune.backend.types.batch import Batch, Mode
 from nsa_tune.backend.types.point import Point
@@ -31,6 +32,7 @@ HEADLESS = ("indexer_prefill", "indexer_topk", "indexer_layout", "indexer_metada
 heads and a cache of its own. Their times may come from another table of the same GPU."""
 _ONCE_A_PASS = ("indexer_metadata",)
 """Points whose work is done once a pass, and not in every layer."""
+_COPIED = "mla/flashmla_sparse"
 _PAIR = 2
 """Draft tokens a sequence for which the plug-in changes the indexer's layout on Hopper."""
 
@@ -101,6 +103,9 @@ class Pricer:
             extend: flags_for(policies, extend=extend) for extend in (True, False)
         }
         """What flags may say, for extends (True) and for decode passes; the default comes first."""
+        hooked = any(one.name == "read_back" for one in release.symbols)
+        self._copies = hooked and self.setting.device.arch == "sm90"
+        """Whether the plug-in copies around `flashmla_sparse`, in less time than SGLang."""
         self._remaining: dict[tuple[str | None, ...], frozenset[str]] = {}
         """By point and answers: the arms that remain."""
 
@@ -192,7 +197,8 @@ class Pricer:
             return None, []
         engine = self._engine(point, batch)
         table = engine if point.name in self.lent else _answers(point, plan, engine)
-        usual = self._fastest(point, engine, timed)
+        alone = self._alone(timed, batch)
+        usual = self._fastest(point, engine, alone)
         if usual is None:
             return None, [0.0] * len(self.flags[batch.mode is Mode.EXTEND])
         arms = (
@@ -203,11 +209,18 @@ class Pricer:
         )
         step = StepPrice(
             point.name,
-            tuple(timed[arm] for arm in arms),
+            (alone[usual], *(timed[arm] for arm in arms[1:])),
             arms,
             dict(self._gains(point, engine, table, timed, usual)),
         )
-        return step, self._static(point, engine, batch, timed)
+        return step, self._static(point, engine, batch, alone)
+
+    def _alone(self, timed: Mapping[str, Estimate], batch: Batch) -> Mapping[str, Estimate]:
+        """`timed` where the plug-in does not copy for SGLang."""
+        if not self._copies or _COPIED not in timed:
+            return timed
+        more_us = longer_us(batch, self.setting.layout, self.setting.heads)
+        return {**timed, _COPIED: timed[_COPIED].plus(more_us * self.setting.sharing)}
 
     def _static(
         self, point: Point, engine: _Chosen, batch: Batch, times: Mapping[str, Estimate]

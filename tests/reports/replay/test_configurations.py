@@ -73,8 +73,8 @@ def test_one_replay_tells_the_default_the_best_flags_and_the_plug_in() -> None:
     assert engine.configuration == base
     assert static.configuration.prefill == Flags("flashmla_sparse")
     assert plugin.configuration.plugin
-    assert static.attention_s == pytest.approx(plugin.attention_s)
-    assert static.attention_s < engine.attention_s
+    # The same kernel, around which only the plug-in copies in less time than SGLang.
+    assert 1.05 * plugin.attention_s < static.attention_s < engine.attention_s
     assert static.low_s < static.attention_s < static.high_s
     assert engine.memory_gib == pytest.approx(100_000 * 61 * (656 + 132) / 2**30)
     assert token_bytes(pricer(16, "bf16").setting) == 61 * (1152 + 132)

@@ -9,6 +9,7 @@ import pytest
 
 from nsa_tune import Batch, Dispatcher
 from nsa_tune.backend.engines.sglang.around_mha import around_mha_us
+from nsa_tune.backend.engines.sglang.copies.longer import longer_us
 from nsa_tune.backend.engines.sglang.releases import RELEASES
 from nsa_tune.backend.types.layouts import KVLayout
 from nsa_tune.db.reader import read_text, shipped
@@ -84,6 +85,19 @@ def test_the_plug_in_takes_the_kernels_that_it_can_switch_to() -> None:
     assert found.arms[1] == found.arms[2] == "mla/fa3"
 
 
+@pytest.mark.parametrize(("heads", "kv_dtype"), [(16, "bf16"), (64, "bf16"), (128, "fp8")])
+def test_sglang_alone_copies_for_longer(heads: int, kv_dtype: str) -> None:
+    batch = Batch.extend([8192], [2048])
+    made, older = pricer(heads, kv_dtype), Pricer(opened(heads, kv_dtype), RELEASES[0])
+    flag = made.flags[True].index(Flags("flashmla_sparse", None))
+
+    with_plugin, without = (one.price(batch, graph=True).static[flag] for one in (made, older))
+
+    longer_by_us = longer_us(batch, opened(heads, kv_dtype).setting.layout, heads)
+    assert with_plugin - without == pytest.approx(61 * longer_by_us)
+    assert (longer_by_us > 0) == (heads < 64 or kv_dtype == "fp8")
+
+
 def test_no_way_beats_the_best_arm() -> None:
     batches = [Batch.extend([0], [n]) for n in (1, 100, 3000)] + [Batch.decode([5000] * 8)]
     for batch in batches:
@@ -106,11 +120,10 @@ def test_flags_that_come_to_the_same_share_a_time(kv_dtype: str, most: int) -> N
     batch, made = Batch.extend([0, 0], [most, 1]), pricer(16, kv_dtype)
     point = opened(16, kv_dtype).policies["prefill"].point
     price = made.price(batch, graph=False)
-    engine, timed = (
-        made._engine(point, batch),
-        made._timed(opened(16, kv_dtype).policies["prefill"], batch),
-    )
-    assert timed is not None
+    engine = made._engine(point, batch)
+    times_with = made._timed(opened(16, kv_dtype).policies["prefill"], batch)
+    assert times_with is not None
+    timed = made._alone(times_with, batch)
 
     static = made._static(point, engine, batch, timed)
 
@@ -132,7 +145,8 @@ def test_flags_change_what_they_name() -> None:
 
     mla = price.static[flags.index(Flags("flashmla_sparse", 0))]
 
-    assert mla == pytest.approx(61 * estimates["mla/flashmla_sparse"].latency_us)
+    alone_us = longer_us(batch, KVLayout.FP8_PACKED, 16)
+    assert mla == pytest.approx(61 * (estimates["mla/flashmla_sparse"].latency_us + alone_us))
     assert price.static[flags.index(Flags("flashmla_sparse", None))] == pytest.approx(
         price.total_us(Way.ENGINE)  # it takes MHA
     )

@@ -18,20 +18,18 @@ from functools import cache, partial
 
 from nsa_tune.backend.dispatch.dispatcher import Dispatcher
 from nsa_tune.backend.engines.repriced import repriced
+from nsa_tune.backend.engines.sglang.copies.longer import read_back_us
 from nsa_tune.backend.types.batch import Batch
+from nsa_tune.backend.types.layouts import KVLayout
 from nsa_tune.backend.types.records import Measurement
 
-__all__ = ["PASS_US", "READ_BACK_US", "SEQUENCE_US", "charged", "cost_us"]
+__all__ = ["PASS_US", "SEQUENCE_US", "charged", "cost_us"]
 
 PASS_US = 300.0
 """For waiting until the device has caught up: the launches that the host had queued ahead. An
 assumption, on the careful side; it depends on the host and on the model around the attention."""
 SEQUENCE_US = 20.0
 """Host work a sequence, in a batch with a prefix; `benchmarks.plugin` times it, at 5 to 20 us."""
-READ_BACK_US = 0.0025
-"""A layer and a token of a batch with a prefix: by how much SGLang's kernel that reads it back is
-slower. On an H200 it takes 353 us for 116,212 tokens, and nsa-tune's a fifth of that (`kernels_ms`
-of `benchmarks.engine.run` with NSA_ENGINE_STEPS)."""
 
 _POINT, _ARM = "prefill", "mla/flashmla_sparse"
 _NOT_SGLANGS = frozenset({"mla/flashmla_kv_mixed"})
@@ -50,19 +48,20 @@ def charged(dispatcher: Dispatcher, layers: int, *, own_read_back: bool = True) 
     `own_read_back` says whether prefixes are read back by nsa-tune's kernel, as they were measured.
     """
     setting = replace(dispatcher.setting, layers=layers)
-    a_token_us = 0.0 if own_read_back else READ_BACK_US
-    pricing = partial(_charged, a_token_us=a_token_us)
+    layout = None if own_read_back else setting.layout
+    pricing = partial(_charged, reads_back=layout)
     return repriced(dispatcher, _POINT, setting, pricing, without=_NOT_SGLANGS)
 
 
-def _charged(row: Measurement, batch: Batch, *, a_token_us: float) -> Measurement:
+def _charged(row: Measurement, batch: Batch, *, reads_back: KVLayout | None) -> Measurement:
+    """`reads_back` is the pool's layout where SGLang's own kernel reads prefixes back."""
     if row.arm != _ARM or row.latency_us is None:
         return row
-    read_back_us = a_token_us * batch.kv_tokens if batch.prefix_tokens else 0.0
+    more_us = 0.0 if reads_back is None else read_back_us(batch, reads_back)
     return replace(
         row,
         pass_us=(row.pass_us or 0.0) + cost_us(batch),
-        latency_us=row.latency_us + read_back_us,
-        low_us=None if row.low_us is None else row.low_us + read_back_us,
-        high_us=None if row.high_us is None else row.high_us + read_back_us,
+        latency_us=row.latency_us + more_us,
+        low_us=None if row.low_us is None else row.low_us + more_us,
+        high_us=None if row.high_us is None else row.high_us + more_us,
     )

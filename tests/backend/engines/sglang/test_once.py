@@ -9,13 +9,14 @@ import pytest
 
 from nsa_tune import Batch, Dispatcher
 from nsa_tune.backend.costmodel.policy import Policy
+from nsa_tune.backend.engines.sglang.copies.longer import read_back_us
 from nsa_tune.backend.engines.sglang.once import (
     PASS_US,
-    READ_BACK_US,
     SEQUENCE_US,
     charged,
     cost_us,
 )
+from nsa_tune.backend.types.layouts import KVLayout
 
 KV, SPARSE = "mla/flashmla_kv", "mla/flashmla_sparse"
 
@@ -67,7 +68,7 @@ def test_a_slower_read_back_costs_each_layer_more_with_each_token(plain: Dispatc
         return found
 
     more_us = sparse_us(slower, behind) - sparse_us(own, behind)
-    assert more_us == pytest.approx(READ_BACK_US * behind.kv_tokens, rel=0.2)
+    assert more_us == pytest.approx(read_back_us(behind, KVLayout.FP8_PACKED), rel=0.2)
     assert sparse_us(slower, alone) == pytest.approx(sparse_us(own, alone), rel=0.02)
     assert slower.plan(behind).sparse_prefill == "flashmla_kv"
     assert own.plan(behind).sparse_prefill == "flashmla_sparse"

@@ -14,13 +14,16 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from nsa_tune import Batch
 from nsa_tune.backend.engines.hooking import wrapped
 from nsa_tune.backend.engines.sglang import last_start, switch
 from nsa_tune.backend.engines.sglang.copies import calibration, eligible, hooks
 from nsa_tune.backend.engines.sglang.copies.calibration import CopyTime, least_of
 from nsa_tune.backend.engines.sglang.copies.copies import padded, read_back
 from nsa_tune.backend.engines.sglang.copies.hooks import TAKEN
+from nsa_tune.backend.engines.sglang.copies.longer import longer_us, padding_us
 from nsa_tune.backend.kernels import packed_fp8
+from nsa_tune.backend.types.layouts import KVLayout
 from tests.backend.engines.sglang.wheels import BACKEND, VERSIONS, Unreachable, Wheel, wheel_of
 
 CPU = torch.device("cpu")
@@ -377,6 +380,15 @@ def test_a_copy_is_taken_where_it_was_faster_at_all_larger_sizes() -> None:
     assert least_of(times) == 4
     assert least_of([*times, CopyTime(16, 9, 9)]) is None
     assert least_of([]) is None
+
+
+def test_sglangs_copies_take_longer_where_there_are_any() -> None:
+    alone, behind = Batch.extend([0], [1000]), Batch.extend([9000], [1000])
+
+    assert longer_us(alone, KVLayout.BF16, 64) == longer_us(behind, KVLayout.BF16, 128) == 0
+    assert longer_us(alone, KVLayout.BF16, 16) == longer_us(alone, KVLayout.FP8_PACKED, 16) > 30
+    assert longer_us(behind, KVLayout.FP8_PACKED, 128) == pytest.approx(25)
+    assert padding_us(alone, 32) > padding_us(alone, 16)
 
 
 # --- what this takes for granted of SGLang
