@@ -6,7 +6,11 @@ wave of blocks more. The formulas follow the kernels' own arithmetic (docs/polic
 
 from __future__ import annotations
 
+from heapq import heapify, heappush, heapreplace
+from math import ceil
+
 from nsa_tune.backend.libraries.flash_mla.limits import split_parts
+from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.formula import Value, larger, smaller
 from nsa_tune.backend.types.point import Setting
 
@@ -17,6 +21,8 @@ __all__ = [
     "OF_TRITON_SPLIT",
     "fa3",
     "flashmla_kv",
+    "in_turn",
+    "keys_until_the_end",
     "long_rows",
     "triton",
     "triton_split",
@@ -27,10 +33,12 @@ _TILE_HEADS, _BLOCK_KEYS = 64, 64
 """FlashAttention-3's tile for values of 512 channels (hopper/tile_size.h). FlashMLA's is alike."""
 _FIXED_BLOCKS = 5
 """Blocks' worth of time that FlashMLA's schedule counts for beginning a row."""
-_MOST_SPLIT_ROWS = 992
-"""Rows above which it splits none (hopper/flash_prepare_scheduler.cu)."""
+_FULL = 0.8
+"""Tiles full of heads, an SM, from which FlashAttention-3 splits none."""
 _PROGRAMS_AN_SM = 2
 """The Triton kernels split selections up to so many programs on each SM."""
+_MOST_TURNS = 4
+"""Rows a slot up to which their order is looked at: with more it matters less and takes longer."""
 _ROOMY = 160 * 1024
 """Bytes of shared memory from which `sparse_mla` takes more heads into a program."""
 
@@ -68,19 +76,83 @@ def waves(name: str, count: str, at_once: float) -> dict[str, Value]:
     }
 
 
+def in_turn(sums: str, topk: int, slots: int) -> Value:
+    """Pairs in the time of a kernel that computes a row in each of `slots` at a time, if every slot
+    went on until the last row ends. `sums` is their formula by a batch's sums alone.
+
+    Where sequences are unequal and the rows few, their order tells more. `attended_pairs` and
+    `all_full` must be values before it, and `keys_until_the_end` a function.
+    """
+    few = f"{slots} < q_tokens <= {_MOST_TURNS * slots}"
+    unequal = "attended_pairs < all_full and kv_tokens < batch_size * max_kv"
+    keys = f"keys_until_the_end(batch, {topk}, {slots})"
+    return Value(sums, f"{slots}.0 * {keys} if {few} and {unequal} else {sums}")
+
+
+def keys_until_the_end(batch: Batch, topk: int, slots: int) -> int:
+    """Keys that one of `slots` goes through until the last row ends: rows are begun in their order,
+    each in the slot that is free first. A sequence's rows count as if they were equal."""
+    kv_lens, new_lens = batch.kv_lens, batch.new_lens
+    assert kv_lens is not None
+    assert new_lens is not None
+    each = max(new_lens)
+    if each * batch.batch_size == batch.q_tokens and not slots % each:
+        # Slots that begin a sequence's rows are free together: they are as one.
+        half, full = each // 2, topk + each // 2
+        keys = [kv - half if kv < full else topk for kv in kv_lens]
+        return _end_of_single_rows(keys, slots // each)
+    # After so many keys so many slots are free. The first rows need not look for one.
+    free: list[tuple[int, int]] = []
+    room = slots
+    for kv, left in zip(kv_lens, new_lens, strict=True):
+        time = min(kv - left // 2, topk)
+        if room:
+            begun = min(left, room)
+            free.append((time, begun))
+            left -= begun
+            room -= begun
+            if not room:
+                heapify(free)
+        while left > 0:
+            start, count = free[0]
+            if left < count:
+                heapreplace(free, (start, count - left))
+                heappush(free, (start + time, left))
+            else:
+                heapreplace(free, (start + time, count))
+            left -= count
+    return max(free)[0]
+
+
+def _end_of_single_rows(keys: list[int], slots: int) -> int:
+    """The same for a row a sequence, in a third of the time."""
+    free = keys[:slots]
+    heapify(free)
+    for one in keys[slots:]:
+        heapreplace(free, free[0] + one)
+    return max(free)
+
+
 def fa3(setting: Setting) -> dict[str, Value]:
     """FlashAttention-3: tiles of a row's heads, and blocks of 64 keys that each goes through.
 
     A device's share of all blocks, and a tenth more, is the most that one tile gets; longer rows
-    are split (`prepare_varlen_num_blocks_kernel`). `attended_pairs` must be a value before these.
+    are split (`prepare_varlen_num_blocks_kernel`). `blocks` takes rows that are shorter than the
+    longest to be half as long on average: then each has half a block of padding.
+
+    Where many tiles fill the device, none is split. When that is comes from sglang-kernel's times,
+    as `num_splits_heuristic` upstream compares one row's tiles only (docs/policy.md).
+    `attended_pairs` must be a value before these.
     """
     sms, tiles = _sms(setting), -(-setting.heads // _TILE_HEADS)
-    share = f"-(-long_rows * key_blocks // {10 * sms / (11 * tiles)!r})"
+    whole = ceil(_FULL * sms * _TILE_HEADS / setting.heads)
+    share = f"-(-blocks // {10 * sms / (11 * tiles)!r})"
     return {
         "distinct_keys": _DISTINCT,
         **long_rows(setting.profile.index_topk),
         "key_blocks": Value(f"-(-longest // {_BLOCK_KEYS}.0)"),
-        "key_parts": Value(f"1.0 if q_tokens > {_MOST_SPLIT_ROWS} else -(-key_blocks // {share})"),
+        "blocks": Value("long_rows * key_blocks + rows - long_rows"),
+        "key_parts": Value(f"1.0 if q_tokens >= {whole} else -(-key_blocks // {share})"),
         "row_parts": Value("long_rows * key_parts"),
         **waves("tile_waves", "row_parts", sms / tiles),
         "blocks_of_the_busiest": Value("tile_waves * -(-key_blocks // key_parts)"),

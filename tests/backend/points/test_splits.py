@@ -13,7 +13,7 @@ from nsa_tune import Batch, Dispatcher
 from nsa_tune.backend.costmodel.features import Features
 from nsa_tune.backend.hardware.detect import KNOWN
 from nsa_tune.backend.kernels import sparse_mla, split_sparse_mla
-from nsa_tune.backend.points import POINTS
+from nsa_tune.backend.points import POINTS, splits
 from nsa_tune.backend.types.formula import evaluated
 from nsa_tune.backend.types.layouts import KVLayout
 from nsa_tune.backend.types.point import Setting
@@ -38,11 +38,13 @@ def features_of(
     return Features(POINTS[point], setting_of(heads, layout)).by_name(batch)
 
 
-def blocks_of_the_busiest(keys: list[int], tiles: int) -> int:
-    """FlashAttention-3's scheduler: longer rows than a share of 1/120 of all blocks are split, and
-    the SM that is free first takes the longest part that is left."""
-    blocks = [-(-one // 64) for one in keys]
-    share = -(-tiles * sum(blocks) // 120)
+def blocks_of_the_busiest(keys: list[int], heads: int) -> int:
+    """FlashAttention-3's scheduler: longer rows than a share of 1/120 of all blocks are split, if
+    there are fewer tiles full of heads than 0.8 an SM, and the SM that is free first takes the
+    longest part that is left."""
+    blocks, tiles = [-(-one // 64) for one in keys], -(-heads // 64)
+    few = heads / 64 * len(keys) < 0.8 * SMS
+    share = -(-tiles * sum(blocks) // 120) if few else max(blocks)
     parts: list[int] = []
     for one in blocks:
         each = -(-one // -(-one // share))
@@ -60,7 +62,7 @@ def test_equal_rows_keep_fa3_busy_as_long_as_its_scheduler_says(
     heads: int, rows: int, keys: int
 ) -> None:
     features = features_of(Batch.decode([keys] * rows), heads)
-    simulated = blocks_of_the_busiest([min(keys, TOPK)] * rows, -(-heads // 64))
+    simulated = blocks_of_the_busiest([min(keys, TOPK)] * rows, heads)
 
     # A row's last part may be shorter than its others.
     assert simulated <= features["blocks_of_the_busiest"] * (1 + 1e-9)
@@ -85,6 +87,27 @@ def test_of_unequal_rows_fa3_seems_no_less_busy_than_an_even_share(
 def test_at_16_heads_fa3_steps_behind_66_and_132_rows(rows: int, blocks: int) -> None:
     """Up to 66 rows two parts each fit on 132 SMs; up to 132 rows one SM takes a row."""
     assert features_of(Batch.decode([5000] * rows))["blocks_of_the_busiest"] == blocks
+
+
+@pytest.mark.parametrize(("heads", "rows"), [(16, 423), (64, 106), (128, 53)])
+def test_fa3_splits_nothing_once_tiles_full_of_heads_fill_the_device(heads: int, rows: int) -> None:
+    """At 128 heads 52 rows of a pass took 120 us, 55 and 56 rows without merging 59 and 89 us. At
+    16 heads 150 rows of which five are long took 61 us, too few for unsplit ones."""
+    long = [3000] * 5
+    split = features_of(Batch.decode([64] * (rows - 6) + long), heads)
+    whole = features_of(Batch.decode([64] * (rows - 5) + long), heads)
+
+    assert (split["merges"], whole["merges"]) == (1, 0)
+    assert split["blocks_of_the_busiest"] < whole["blocks_of_the_busiest"] == 32
+
+
+@given(keys=st.lists(st.integers(1, 3 * TOPK), min_size=1, max_size=150))
+def test_fa3_s_blocks_are_known_to_less_than_one_a_row(keys: list[int]) -> None:
+    rounded = sum(-(-min(one, TOPK) // 64) for one in keys)
+
+    assert abs(value_of("blocks", Batch.decode(keys), 16) - rounded) < len(keys)
+    equal = Batch.decode(keys[:1] * len(keys))
+    assert value_of("blocks", equal, 16) == -(-min(keys[0], TOPK) // 64) * len(keys)
 
 
 def test_fa3_merges_parts_only_where_it_splits() -> None:
@@ -174,6 +197,65 @@ def test_equal_queries_take_whole_waves() -> None:
     assert features["attended_pairs_in_whole_waves"] == 2 * TOPK * SMS
 
 
+def keys_until_the_end(rows: list[int], slots: int) -> int:
+    """Rows in their order, each in the slot that is free first."""
+    busy = [0] * slots
+    for keys in rows:
+        busy[busy.index(min(busy))] += keys
+    return max(busy)
+
+
+LENGTHS = st.lists(st.tuples(st.integers(0, 2 * TOPK), st.integers(1, 30)), min_size=1, max_size=30)
+
+
+@given(lengths=LENGTHS, slots=st.integers(1, 40))
+def test_rows_end_when_slots_that_take_them_in_turn_have_done(
+    lengths: list[tuple[int, int]], slots: int
+) -> None:
+    """Those of a sequence count as equal."""
+    prefixes, news = zip(*lengths, strict=True)
+    rows = [min(prefix + new - new // 2, TOPK) for prefix, new in lengths for _ in range(new)]
+
+    found = splits.keys_until_the_end(Batch.extend(prefixes, news), TOPK, slots)
+
+    assert found == keys_until_the_end(rows, slots)
+
+
+@given(contexts=st.lists(st.integers(4, 2 * TOPK), min_size=1, max_size=60),
+       next_n=st.sampled_from([1, 2, 4]), slots=st.integers(1, 40))  # fmt: skip
+def test_rows_of_a_decode_end_so_too(contexts: list[int], next_n: int, slots: int) -> None:
+    batch = Batch.decode(contexts) if next_n == 1 else Batch.verify(contexts, next_n)
+    rows = [min(one - next_n // 2, TOPK) for one in contexts for _ in range(next_n)]
+
+    assert splits.keys_until_the_end(batch, TOPK, slots) == keys_until_the_end(rows, slots)
+
+
+@pytest.mark.parametrize(
+    ("point", "name"),
+    [
+        ("decode", "attended_pairs_in_waves_to_the_longest"),
+        ("prefill", "attended_pairs_in_whole_waves"),
+    ],
+)
+def test_it_matters_whether_long_rows_come_last(point: str, name: str) -> None:
+    """140 rows on 132 SMs: eight begin when eight of 300 keys have ended."""
+    contexts = [300] * 16 + [9000] * 124
+    last, first = (features_of(_single_rows(point, x), point=point)[name] for x in _ways(contexts))
+
+    assert last == (300 + TOPK) * SMS
+    assert first == TOPK * SMS
+
+
+def _ways(contexts: list[int]) -> tuple[list[int], list[int]]:
+    return contexts, contexts[::-1]
+
+
+def _single_rows(point: str, contexts: list[int]) -> Batch:
+    if point == "decode":
+        return Batch.decode(contexts)
+    return Batch.extend([one - 1 for one in contexts], [1] * len(contexts))
+
+
 @pytest.mark.parametrize("device", [0, 1])
 def test_any_number_of_sms_has_features(device: int) -> None:
     setting = replace(setting_of(128), device=replace(KNOWN["NVIDIA H200"], sms=device))
@@ -194,3 +276,38 @@ def test_the_shipped_tables_know_the_steps_between_the_rows_that_were_measured(
     )
 
     assert dispatcher.plan(Batch.decode([9000] * rows)).decode == best
+
+
+UNEVEN = (
+    "target_verify:n4:22475,1084,23194,400,288,1035,15116,290,6218,4730,768,10841,24315,1554,748,"
+    "18663,9616,7519,12456,2812,6451,6477,6760,11263,4086,27467,16262,268,500,281,9330,11607,15249,"
+    "986"
+)
+
+
+UNSPLIT = (
+    "target_verify:n4:1546,9299,2888,15405,4883,349,8585,1944,291,428,5403,6044,2241,4065,4823,"
+    "1929,4694,2066,927,12018,3669,739,20822,4273,15339,424,2491,12908,583,1938,4260,302,18549,"
+    "8722,2701,737,285"
+)
+
+
+@pytest.mark.parametrize(
+    ("heads", "batch", "field", "best"),
+    [
+        (16, UNEVEN, "decode", "flashmla_sparse"),
+        (16, UNSPLIT, "decode", "fa3"),
+        (16, "extend:29937+5,33+7,474+138", "sparse_prefill", "fa3"),
+        (128, "extend:14637+55,228+21,28846+4", "sparse_prefill", "fa3"),
+        (128, "extend:12+6,6799+2,508+3,12+7,4123+15,46+2,119+13", "sparse_prefill", "fa3"),
+    ],
+)
+def test_the_shipped_tables_know_how_unequal_rows_are_taken(
+    heads: int, batch: str, field: str, best: str
+) -> None:
+    """Passes of 61 layers by the other one of the two kernels take 11 to 26 % longer."""
+    dispatcher = Dispatcher.open(
+        gpu="NVIDIA H200", model="deepseek-v3.2", heads=heads, kv_dtype="bf16"
+    )
+
+    assert getattr(dispatcher.plan(Batch.parse(batch)), field) == best

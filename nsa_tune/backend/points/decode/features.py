@@ -20,7 +20,8 @@ from nsa_tune.backend.types.point import Setting
 
 __all__ = ["OF_FA3", "OF_PAIRS", "OF_TRITON", "OF_TRITON_SPLIT", "formulas"]
 
-OF_PAIRS = ("rows", "attended_pairs", "attended_pairs_in_waves_to_the_longest", "waves")
+_IN_TURN = "attended_pairs_in_waves_to_the_longest"
+OF_PAIRS = ("rows", "attended_pairs", _IN_TURN, "waves")
 # Pairs are not offered where the busiest SM's work is. Swept rows are powers of two, between which
 # both grow alike: part of the steps would be charged to pairs.
 OF_FA3 = ("rows", *splits.OF_FA3)
@@ -36,6 +37,7 @@ def formulas(setting: Setting) -> Formulas:
         **attended_pairs(topk),
         **pairs_in_waves("attended_pairs", f"({topk}.0 if max_kv > {topk} else max_kv)", wave),
     }
+    values[_IN_TURN] = splits.in_turn(values[_IN_TURN].formula, topk, wave)
     features: tuple[str, ...] = OF_PAIRS
     # Steps are for kernels over bf16 pools. Over packed ones FlashMLA's are so much faster than
     # Triton's that its steps decide nothing, and each feature costs time in a plan.
@@ -49,6 +51,7 @@ def formulas(setting: Setting) -> Formulas:
     }
     functions: dict[str, Callable[..., Any]] = {
         "attended_by_length": attended_by_length,
+        "keys_until_the_end": splits.keys_until_the_end,
         "log2": log2,
     }
     return Formulas(values, features, coordinates, functions=functions)

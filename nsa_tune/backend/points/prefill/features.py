@@ -96,7 +96,9 @@ def formulas(setting: Setting) -> Formulas:
         **attended_pairs(topk),
         **splits.long_rows(topk),
         **splits.waves("query_waves", "long_rows", float(wave)),
-        "attended_pairs_in_whole_waves": Value(f"query_waves * longest * {wave}.0"),
+        "attended_pairs_in_whole_waves": splits.in_turn(
+            f"query_waves * longest * {wave}.0", topk, wave
+        ),
         "tokens_read_back": Value("keys if prefix_tokens else 0.0"),
         "kv_tokens_in_a_tile": Value(larger("keys", f"{_TILE}.0")),
         "q_tokens_in_a_tile": Value(larger("rows", f"{_TILE}.0")),
@@ -135,6 +137,7 @@ def formulas(setting: Setting) -> Formulas:
     }
     functions: dict[str, Callable[..., Any]] = {
         "attended_by_length": attended_by_length,
+        "keys_until_the_end": splits.keys_until_the_end,
         "log2": log2,
         "tiles_by_length": _tiles_by_length,
     }
