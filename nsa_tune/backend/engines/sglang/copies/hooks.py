@@ -52,15 +52,14 @@ TAKEN = Taken()
 """Of this process."""
 
 
-def around_read_back(
-    original: Callable[..., Any], quant_k_cache: Any, slots: Any, *rest: Any, **named: Any
-) -> Any:
-    """The hook around `dequantize_k_cache_paged`."""
+def around_read_back(original: Callable[..., Any], *given: Any, **named: Any) -> Any:
+    """The hook around `dequantize_k_cache_paged`, which SGLang calls with pool and slots."""
     least = TAKEN.read_back_tokens
-    if least is None or rest or named or slots.shape[0] < least or _is_kept():
-        return original(quant_k_cache, slots, *rest, **named)
-    found = attempt("reading a prefix back", _once, read_back, quant_k_cache, slots)
-    return original(quant_k_cache, slots) if found is None else found
+    known = len(given) == len(("pool", "slots")) and not named
+    if least is None or not known or given[1].shape[0] < least or _is_kept():
+        return original(*given, **named)
+    found = attempt("reading a prefix back", _once, read_back, *given)
+    return original(*given) if found is None else found
 
 
 def around_sparse(original: Callable[..., Any], backend: Any, *rest: Any, **named: Any) -> Any:

@@ -112,6 +112,8 @@ def test_a_prefix_is_read_back_from_the_measured_size_on(monkeypatch: pytest.Mon
     assert read(pool, slots[:3]) == "SGLang's"
     assert read(pool, slots, 64) == "SGLang's"
     assert read(pool, slots, group_size=64) == "SGLang's"
+    assert read(pool, page_table_1_flattened=slots) == "SGLang's"
+    assert read(quant_k_cache=pool, page_table_1_flattened=slots) == "SGLang's"
     switch.pause()
     assert read(pool, slots) == "SGLang's"
     switch.resume()
