@@ -106,6 +106,8 @@ class Pricer:
         hooked = any(one.name == "read_back" for one in release.symbols)
         self._copies = hooked and self.setting.device.arch == "sm90"
         """Whether the plug-in copies around `flashmla_sparse`, in less time than SGLang."""
+        self._leaves_copies = not hooked and self.setting.device.arch == "sm90"
+        """Whether SGLang makes these copies with the plug-in too."""
         self._remaining: dict[tuple[str | None, ...], frozenset[str]] = {}
         """By point and answers: the arms that remain."""
 
@@ -174,8 +176,14 @@ class Pricer:
         }
 
     def _around_us(self, arm: str, batch: Batch) -> float:
-        """What the engine runs around an arm in each layer."""
+        """What the engine runs around an arm in each layer, with the plug-in or without."""
+        if arm == _COPIED and self._leaves_copies:
+            return self._longer_us(batch)
         return around_mha_us(batch, self.setting.layout) if arm.startswith("mha/") else 0.0
+
+    def _longer_us(self, batch: Batch) -> float:
+        """How much longer SGLang's own copies take than nsa-tune's, in each layer."""
+        return longer_us(batch, self.setting.layout, self.setting.heads)
 
     def _engine(self, point: Point, batch: Batch) -> dict[str, str | None]:
         """What the engine answers by itself."""
@@ -211,7 +219,7 @@ class Pricer:
             point.name,
             (alone[usual], *(timed[arm] for arm in arms[1:])),
             arms,
-            dict(self._gains(point, engine, table, timed, usual)),
+            dict(self._gains(point, engine, table, timed, usual, alone[usual])),
         )
         return step, self._static(point, engine, batch, alone)
 
@@ -219,8 +227,8 @@ class Pricer:
         """`timed` where the plug-in does not copy for SGLang."""
         if not self._copies or _COPIED not in timed:
             return timed
-        more_us = longer_us(batch, self.setting.layout, self.setting.heads)
-        return {**timed, _COPIED: timed[_COPIED].plus(more_us * self.setting.sharing)}
+        more_us = self._longer_us(batch) * self.setting.sharing
+        return {**timed, _COPIED: timed[_COPIED].plus(more_us)}
 
     def _static(
         self, point: Point, engine: _Chosen, batch: Batch, times: Mapping[str, Estimate]
@@ -257,14 +265,15 @@ class Pricer:
 
     def _gains(
         self, point: Point, engine: _Chosen, table: _Chosen, times: Mapping[str, Estimate],
-        usual: str,
+        usual: str, alone: Estimate,
     ) -> Iterable[tuple[str, float]]:  # fmt: skip
+        """`alone` is what the engine's own arm `usual` takes without the plug-in."""
         for question in point.questions:
             name = question.name
             if table[name] != engine[name]:
                 arm = self._fastest(point, {**engine, name: table[name]}, times)
                 if arm is not None and arm != usual:
-                    yield name, times[usual].latency_us - times[arm].latency_us
+                    yield name, alone.latency_us - times[arm].latency_us
 
     def _steered(self, engine: _Chosen, table: _Chosen, batch: Batch) -> _Chosen:
         """What the plug-in makes of the engine's choices."""

@@ -10,7 +10,7 @@ import pytest
 from nsa_tune import Batch, Dispatcher
 from nsa_tune.backend.engines.sglang.around_mha import around_mha_us
 from nsa_tune.backend.engines.sglang.copies.longer import longer_us
-from nsa_tune.backend.engines.sglang.releases import RELEASES
+from nsa_tune.backend.engines.sglang.releases import RELEASES, Release
 from nsa_tune.backend.types.layouts import KVLayout
 from nsa_tune.db.reader import read_text, shipped
 from nsa_tune.reports.replay import prices as module
@@ -86,16 +86,44 @@ def test_the_plug_in_takes_the_kernels_that_it_can_switch_to() -> None:
 
 
 @pytest.mark.parametrize(("heads", "kv_dtype"), [(16, "bf16"), (64, "bf16"), (128, "fp8")])
-def test_sglang_alone_copies_for_longer(heads: int, kv_dtype: str) -> None:
-    batch = Batch.extend([8192], [2048])
-    made, older = pricer(heads, kv_dtype), Pricer(opened(heads, kv_dtype), RELEASES[0])
+@pytest.mark.parametrize("release", [RELEASES[0], RELEASES[-1]])
+def test_sglang_alone_copies_for_longer(release: Release, heads: int, kv_dtype: str) -> None:
+    batch, dispatcher = Batch.extend([8192], [2048]), opened(heads, kv_dtype)
+    made = Pricer(dispatcher, release)
     flag = made.flags[True].index(Flags("flashmla_sparse", None))
+    price = made.price(batch, graph=True)
+    estimate = dispatcher.policies["prefill"].estimates(batch)["mla/flashmla_sparse"]
 
-    with_plugin, without = (one.price(batch, graph=True).static[flag] for one in (made, older))
+    others_us = price.total_us(Way.ENGINE) - step(price, "prefill").times[0].latency_us
+    alone_us = price.static[flag] - others_us
 
-    longer_by_us = longer_us(batch, opened(heads, kv_dtype).setting.layout, heads)
-    assert with_plugin - without == pytest.approx(61 * longer_by_us)
+    longer_by_us = longer_us(batch, dispatcher.setting.layout, heads)
+    assert alone_us == pytest.approx(61 * (estimate.latency_us + longer_by_us))
     assert (longer_by_us > 0) == (heads < 64 or kv_dtype == "fp8")
+
+
+@pytest.mark.parametrize(("release", "longer"), [(RELEASES[0], True), (RELEASES[-1], False)])
+def test_only_releases_with_hooks_for_it_copy_faster_with_the_plug_in(
+    release: Release, longer: bool
+) -> None:
+    batch, dispatcher = Batch.extend([30720], [8192]), opened(16, "fp8")
+    estimate = dispatcher.policies["prefill"].estimates(batch)["mla/flashmla_sparse"]
+
+    found = step(Pricer(dispatcher, release).price(batch, graph=True), "prefill")
+
+    more_us = longer_us(batch, KVLayout.FP8_PACKED, 16) if longer else 0.0
+    assert found.arms[1] == "mla/flashmla_sparse"
+    assert found.times[1].latency_us == pytest.approx(61 * (estimate.latency_us + more_us))
+
+
+def test_an_answer_alone_gains_what_a_flag_gains() -> None:
+    batch, made = Batch.extend([8192], [2048]), pricer(16, "bf16")
+    price = made.price(batch, graph=True)
+
+    gain_us = step(price, "prefill").gains_us["sparse_prefill"]
+
+    flag = made.flags[True].index(Flags("fa3", None))
+    assert gain_us == pytest.approx(price.static[0] - price.static[flag])
 
 
 def test_no_way_beats_the_best_arm() -> None:
