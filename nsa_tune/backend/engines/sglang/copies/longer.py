@@ -1,8 +1,11 @@
 """How much longer SGLang's own copies around `flashmla_sparse` take than nsa-tune's, in a layer.
 
-Tables have nsa-tune's. On an H200 SGLang reads 116,212 tokens back in 353 us, nsa-tune in 59; for
-8192 queries of 16 heads SGLang writes zeros in 178 us and copies in 178, nsa-tune copies in 82
-(`kernels_ms` of `benchmarks.engine.run` with NSA_ENGINE_STEPS, with NSA_TUNE_COPIES=0 and without).
+Tables read back as nsa-tune does. Their arms compute queries in place among zeros of 64 heads. With
+the plug-in SGLang joins the queries' parts and nsa-tune copies them, which takes about as long.
+
+On an H200 SGLang reads 116,212 tokens back in 353 us, nsa-tune in 59. For 8192 queries of 16 heads
+SGLang writes zeros in 178 us and copies in 178, nsa-tune copies in 82 (`kernels_ms` of
+`benchmarks.engine.run` with NSA_ENGINE_STEPS, with NSA_TUNE_COPIES=0 and without).
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ _NO_DENSE_GRAPHS: Mapping[str, Callable[[Any], bool]] = {
     "on this GPU dense attention reads lengths that a graph would keep": lambda graphs: (
         graphs.model_runner.attn_backend.device_sm_major != 9
     ),
-    f"with DP attention no GPUs have run them: ask for them by {DENSE_SWITCH}=1": lambda graphs: (
+    f"with DP attention they ran too little: ask for them by {DENSE_SWITCH}=1": lambda graphs: (
         data_parallel(graphs.model_runner) and not _asked_for(DENSE_SWITCH)
     ),
     f"with another all-reduce than NCCL's and SGLang's custom one no GPUs have run them: ask for "
