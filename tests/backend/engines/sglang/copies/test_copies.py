@@ -285,6 +285,21 @@ def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hooks, "_function", lambda backend: reads)
 
 
+@pytest.mark.parametrize("name", ["dequantize_k_cache_paged", "dequantize_k_cache_paged_dsa"])
+def test_sglangs_own_function_is_found_behind_the_hook(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    module = ModuleType("a_backends_module")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    backend = type("Backend", (), {"__module__": module.__name__})()
+
+    assert hooks._function(backend) is None
+    vars(module)[name] = reads
+    assert hooks._function(backend) is None, "bound before the hook was in place"
+    vars(module)[name] = wrapped(reads, hooks.around_read_back)
+    assert hooks._function(backend) is reads
+
+
 def test_a_start_measures_both_copies_and_takes_what_is_faster(
     engine: Any, hopper: None, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -421,7 +436,8 @@ def test_sglang_reads_a_prefix_back_by_one_function_with_two_arguments(hooked: W
         if file.endswith((BACKEND, "/forward_mha.py"))
     }
 
-    assert any(users.values())
+    assert len(users) == 2
+    assert all(users.values())
     for calls in users.values():
         assert all(len(call.args) == 2 and not call.keywords for call in calls)
     assert hooked.has("sglang/kernels/ops/attention/dsa/dequant_k_cache.py", name)
