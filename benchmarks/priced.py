@@ -2,6 +2,7 @@
 
     python benchmarks/priced.py passes.jsonl --gpu "NVIDIA H200" --heads 16 --kv-dtype bf16
         [--attention attention.jsonl] [--graph-sizes 64,128] [--fit rest.json] [--json OUT]
+        [--sglang-copies]
 
 A line of `passes.jsonl` is one pass: {"mode": "EXTEND", "bs", "prefix": [...], "new": [...], "q",
 "kv", "gpu_ms", "host_ms", "graph", "mha", "impl"}; of a decode "mode", "bs", "kv" and the times are
@@ -20,6 +21,9 @@ Three comparisons are printed, each with its spread:
    host tell what the host takes, and nothing else. `--fit` writes it all for `nsa-tune replay
    --rest`. It holds for one KV format: run this once for each. `--graph-sizes` are the tokens of
    the engine's prefill graphs: a pass in a graph counts with all tokens that the graph runs.
+
+With `--sglang-copies` passes are priced with the copies that SGLang makes around `flashmla_sparse`
+itself (docs/sglang.md): for an engine without the plug-in, or with NSA_TUNE_COPIES=0.
 """
 
 from __future__ import annotations
@@ -138,7 +142,9 @@ def batch_of(line: Mapping[str, Any]) -> Batch | None:
     return None
 
 
-def ran(path: Path, pricer: Pricer, graph_sizes: Sequence[int] = ()) -> list[Ran]:
+def ran(
+    path: Path, pricer: Pricer, graph_sizes: Sequence[int] = (), *, sglang_copies: bool = False
+) -> list[Ran]:
     """The passes of a file that can be priced, equal ones as one; `graph_sizes` are the tokens of
     the engine's prefill graphs, where they are known."""
     choice = Choice(sorted(graph_sizes), pricer.setting.profile.index_topk, {}, ())
@@ -150,7 +156,7 @@ def ran(path: Path, pricer: Pricer, graph_sizes: Sequence[int] = ()) -> list[Ran
         if batch is not None and line.get("gpu_ms"):
             key = (batch, bool(line["graph"]), bool(line.get("mha")), str(line.get("impl", "")))
             groups[key].append(line)
-    found = [_ran(pricer, *key, lines[1:] or lines) for key, lines in groups.items()]
+    found = [_ran(pricer, *key, lines[1:] or lines, sglang_copies) for key, lines in groups.items()]
     return [
         replace(one, padding=choice.padding(one.batch.q_tokens)) if one.kind == "graph" else one
         for one in found
@@ -158,11 +164,12 @@ def ran(path: Path, pricer: Pricer, graph_sizes: Sequence[int] = ()) -> list[Ran
 
 
 def _ran(
-    pricer: Pricer, batch: Batch, graph: bool, mha: bool, impl: str, lines: Sequence[dict[str, Any]]
-) -> Ran:
+    pricer: Pricer, batch: Batch, graph: bool, mha: bool, impl: str,
+    lines: Sequence[dict[str, Any]], sglang_copies: bool,
+) -> Ran:  # fmt: skip
     extend = batch.mode is Mode.EXTEND
     answers = {"prefill_path": "mha" if mha else "mla", "sparse_prefill": impl} if extend else {}
-    steps, unpriced = pricer.of_choices(batch, answers, graph=graph)
+    steps, unpriced = pricer.of_choices(batch, answers, graph=graph, alone=sglang_copies)
     times = {name: one.latency_us / 1e3 for name, one in steps.items()}
     return Ran(
         batch, graph, mha and extend, impl if extend else "",
@@ -345,6 +352,7 @@ def main() -> int:
     parser.add_argument("--attention", type=Path)
     parser.add_argument("--fit", type=Path)
     parser.add_argument("--graph-sizes", type=_sizes, default=())
+    parser.add_argument("--sglang-copies", action="store_true")
     parser.add_argument("--what", default="")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
@@ -353,7 +361,7 @@ def main() -> int:
         layers=given.layers,
     )  # fmt: skip
     pricer, lent = pricer_for(dispatcher, release_named(None), given.db)
-    passes = ran(given.passes, pricer, given.graph_sizes)
+    passes = ran(given.passes, pricer, given.graph_sizes, sglang_copies=given.sglang_copies)
     print(f"{len(passes)} different passes; prices from {dispatcher.source}")
     for point, source in lent.items():
         print(f"{point} from {source}")

@@ -10,6 +10,8 @@ import pytest
 
 from benchmarks import draw_passes, priced
 from nsa_tune import Batch
+from nsa_tune.backend.engines.sglang.copies.longer import longer_us
+from nsa_tune.backend.types.layouts import KVLayout
 from nsa_tune.reports.replay.rest import TERMS, RestOfPass
 from tests.reports.replay.test_prices import pricer
 
@@ -41,6 +43,19 @@ def measured(path: Path, noise: float = 0.0) -> list[Batch]:
                 lines.append(json.dumps(line))
     path.write_text("\n".join(lines))
     return batches
+
+
+def test_passes_are_priced_with_the_copies_that_sglang_made(tmp_path: Path) -> None:
+    measured(tmp_path / "passes.jsonl")
+
+    plugin, sglang = (
+        priced.ran(tmp_path / "passes.jsonl", pricer(), sglang_copies=one) for one in (False, True)
+    )
+
+    for one, other in zip(plugin, sglang, strict=True):
+        sparse = one.impl == "flashmla_sparse"
+        longer_by_us = 61 * longer_us(one.batch, KVLayout.FP8_PACKED, 16) if sparse else 0.0
+        assert 1e3 * (other.priced_ms - one.priced_ms) == pytest.approx(longer_by_us, abs=1e-6)
 
 
 def test_the_rest_that_passes_were_made_with_is_found_again(tmp_path: Path) -> None:

@@ -137,10 +137,13 @@ class Pricer:
         return Price(tuple(steps), tuple(unpriced), tuple(static))
 
     def of_choices(
-        self, batch: Batch, answers: Mapping[str, str], *, graph: bool
+        self, batch: Batch, answers: Mapping[str, str], *, graph: bool, alone: bool = False
     ) -> tuple[dict[str, Estimate], tuple[str, ...]]:
         """What each step of `batch` takes, as a pass that really ran answered the questions
-        `answers`; the engine's own answers count for the others. Then the steps without a price."""
+        `answers`; the engine's own answers count for the others. Then the steps without a price.
+
+        `alone` says that the plug-in did not copy for SGLang in that pass.
+        """
         extend = batch.mode is Mode.EXTEND
         captured = replace(batch, captured=True) if graph else batch
         found: dict[str, Estimate] = {}
@@ -153,16 +156,17 @@ class Pricer:
             timed = self._timed(policy, own)
             if timed is None:
                 continue
+            times = self._alone(timed, own) if alone else timed
             chosen = self._engine(policy.point, own)
             chosen |= {key: value for key, value in answers.items() if key in chosen}
-            arm = self._fastest(policy.point, chosen, timed)
+            arm = self._fastest(policy.point, chosen, times)
             if arm is None:
                 unpriced.append(name)
             else:
-                found[name] = timed[arm]
+                found[name] = times[arm]
         return found, tuple(unpriced)
 
-    def _timed(self, policy: Policy, batch: Batch) -> dict[str, Estimate] | None:
+    def _timed(self, policy: Policy, batch: Batch) -> Mapping[str, Estimate] | None:
         """What each allowed arm takes in all layers of a pass; None where the pass does not have
         the step, as the indexer's while every key is selected anyway."""
         allowed, every = policy.survey(batch).latencies, policy.estimates(batch)
