@@ -1,11 +1,10 @@
-"""How much longer SGLang's own copies around `flashmla_sparse` take than nsa-tune's, in a layer.
+"""How much longer `flashmla_sparse` takes in a layer than in a table where SGLang itself copies.
 
-Tables read back as nsa-tune does. Their arms compute queries in place among zeros of 64 heads. With
-the plug-in SGLang joins the queries' parts and nsa-tune copies them, which takes about as long.
-
-On an H200 SGLang reads 116,212 tokens back in 353 us, nsa-tune in 59. For 8192 queries of 16 heads
-SGLang writes zeros in 178 us and copies in 178, nsa-tune copies in 82 (`kernels_ms` of
-`benchmarks.engine.run` with NSA_ENGINE_STEPS, with NSA_TUNE_COPIES=0 and without).
+Tables read back as nsa-tune does: an H200 takes 59 us for 116,212 tokens, and 353 as SGLang does.
+Their arms compute queries in place among zeros of 64 heads. SGLang writes the zeros and copies; for
+16 heads 43 prefills took 0.023 us a query longer than estimated so, and as long as estimated, but
+for 0.006 us less, with nsa-tune's copies (`benchmarks.engine.run` with NSA_ENGINE_STEPS, 300 tokens
+and more, docs/replay.md).
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ from nsa_tune.backend.types.layouts import KVLayout
 __all__ = ["longer_us", "padding_us", "read_back_us"]
 
 _TOKEN_US = 0.0025
-_ROW_US, _ROW_HEAD_US = 0.0218, 0.00073
-"""Zeros are written for all 64 heads, queries copied for those that there are."""
+_ROW_US, _ROW_HEAD_US = 0.0153, 0.00051
+"""0.023 us for 16 heads: zeros are written for all 64 heads, queries copied for those there are."""
 
 
 def longer_us(batch: Batch, layout: KVLayout, heads: int) -> float:
