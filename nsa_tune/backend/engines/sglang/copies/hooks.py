@@ -36,6 +36,10 @@ from nsa_tune.backend.engines.symbols import hooks_on
 __all__ = ["TAKEN", "around_read_back", "around_sparse", "attach"]
 
 
+_POOL_AND_SLOTS = 2
+"""How many arguments SGLang gives the function that reads a prefix back."""
+
+
 @dataclass(slots=True)
 class Taken:
     """From which sizes on nsa-tune's copies are taken; None: never."""
@@ -55,9 +59,10 @@ TAKEN = Taken()
 def around_read_back(original: Callable[..., Any], *given: Any, **named: Any) -> Any:
     """The hook around `dequantize_k_cache_paged`, which SGLang calls with pool and slots."""
     least = TAKEN.read_back_tokens
-    known = len(given) == len(("pool", "slots")) and not named
-    if least is None or not known or given[1].shape[0] < least or _is_kept():
+    if named or len(given) != _POOL_AND_SLOTS or least is None:
         return original(*given, **named)
+    if given[1].shape[0] < least or _is_kept():
+        return original(*given)
     found = attempt("reading a prefix back", _once, read_back, *given)
     return original(*given) if found is None else found
 
