@@ -17,7 +17,7 @@ from nsa_tune._errors import UsageError
 from nsa_tune.backend.engines.sglang.pass_mode.dense.graphs import Kind, room
 from nsa_tune.backend.engines.sglang.pass_mode.mode import PassMode
 from nsa_tune.backend.engines.sglang.pass_mode.rows.verify import requests_of
-from nsa_tune.backend.engines.sglang.pass_mode.steering.choice import Choice, fastest_of
+from nsa_tune.backend.engines.sglang.pass_mode.steering.choice import Choice
 from nsa_tune.backend.engines.sglang.pass_mode.times.pass_times import PassTimes
 from nsa_tune.backend.types.batch import Batch
 from nsa_tune.reports.replay.flags import PREFILL_FLAG
@@ -154,7 +154,7 @@ class WholePrefills:
         )
         yield engine
         own, steered = _kernel(price, Way.ENGINE), _kernel(price, Way.PLUGIN)
-        mode = fastest_of(estimates)
+        mode = self.choice.of(estimates, self.times, batch)
         if mode in estimates:
             yield Took(mode, estimates[mode], Basis.MEASURED)
         elif own == steered:

@@ -15,7 +15,7 @@ from nsa_tune.backend.engines.sglang.pass_mode.mode import PassMode
 from nsa_tune.backend.engines.sglang.pass_mode.times.pass_times import PassTimes
 from nsa_tune.backend.types.batch import Batch
 
-__all__ = ["MARGIN", "Choice", "Dense", "bucket", "fastest_of"]
+__all__ = ["MARGIN", "Choice", "Dense", "bucket"]
 
 _MOST_PADDING = 2
 """SGLang runs a prefill eagerly where a graph would have more than so many times its tokens."""
@@ -23,6 +23,9 @@ MARGIN = 0.03
 """Another way must be faster than SGLang's own by this share of a pass."""
 _KERNEL_MARGIN = 0.01
 """The same for another kernel in SGLang's own way, of whose time on the GPU the table is sure."""
+_WAITING_MARGIN = 0.1
+"""The same if such a pass waits for the host, which takes up to so much longer while it serves than
+it took when the pass was measured."""
 _EAGER_MARGIN = 0.25
 """By this share an eager pass must be faster than all other ways. The host launches each of its
 kernels, and has more to do while it serves: one took 276 ms where 192 were estimated."""
@@ -67,7 +70,23 @@ class Choice:
             rows: how many it takes in decode graphs; None where these may not run it.
             given_up: ways that are not taken any more.
         """
-        return fastest_of(self.estimates_us(times, batch, rows), given_up)
+        return self.of(self.estimates_us(times, batch, rows), times, batch, given_up)
+
+    def of(
+        self,
+        estimates: Mapping[PassMode, float],
+        times: PassTimes | None,
+        batch: Batch,
+        given_up: frozenset[PassMode] = frozenset(),
+    ) -> PassMode:
+        """The fastest way by a batch's `estimates_us`. The other arguments are as in `fastest`."""
+        kernel_us, selects = estimates.get(PassMode.TABLE_KERNEL), batch.max_kv > self.index_topk
+        waits = (
+            times is not None
+            and kernel_us is not None
+            and times.waits(PassMode.TABLE_KERNEL, kernel_us, selects=selects)
+        )
+        return _fastest(estimates, given_up, _WAITING_MARGIN if waits else _KERNEL_MARGIN)
 
     def estimates_us(
         self, times: PassTimes | None, batch: Batch, rows: int | None = None
@@ -137,10 +156,10 @@ class Choice:
         return total
 
 
-def fastest_of(
-    estimates: Mapping[PassMode, float], given_up: frozenset[PassMode] = frozenset()
+def _fastest(
+    estimates: Mapping[PassMode, float], given_up: frozenset[PassMode], kernel_margin: float
 ) -> PassMode:
-    """The fastest way by `Choice.estimates_us`, without those that are not taken any more."""
+    """The fastest way by `estimates`, without those that are not taken any more."""
     engine_us = estimates.get(PassMode.ENGINE)
     best = _usual(estimates, given_up)
     if engine_us is None:
@@ -149,7 +168,7 @@ def fastest_of(
     ways = {mode: us for mode, us in estimates.items() if mode not in given_up}
     eager_us = ways.pop(PassMode.EAGER, None)
     for mode, pass_us in ways.items():
-        margin = _KERNEL_MARGIN if mode is PassMode.TABLE_KERNEL else MARGIN
+        margin = kernel_margin if mode is PassMode.TABLE_KERNEL else MARGIN
         if pass_us < (1 - margin) * engine_us and pass_us < least_us:
             best, least_us = mode, pass_us
     if eager_us is not None and eager_us < (1 - _EAGER_MARGIN) * least_us:

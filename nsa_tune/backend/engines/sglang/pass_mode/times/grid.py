@@ -29,7 +29,8 @@ class Grid:
     def __init__(self, times: Sequence[PassTime]) -> None:
         rows: dict[int, dict[int, float]] = {}
         waited = [one.pass_us for one in times if one.waits]
-        launched_us = median(waited) if waited else 0.0
+        self.launched_us = launched_us = median(waited) if waited else 0.0
+        """What passes take that wait for the host; 0 where none did."""
         took = [(one, launched_us if one.waits else one.pass_us) for one in times]
         for one, _ in took:
             larger = (

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from nsa_tune.backend.engines.sglang.pass_mode.mode import PassMode
 
-__all__ = ["PassTime"]
+__all__ = ["WAITS", "PassTime"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +31,8 @@ class PassTime:
     @property
     def waits(self) -> bool:
         """Whether the GPU waited for the host, so that launching was all that the pass took."""
-        return self.host_us is not None and self.pass_us < _WAITS * self.host_us
+        return self.host_us is not None and self.pass_us < WAITS * self.host_us
 
 
-_WAITS = 1.1
+WAITS = 1.1
 """A pass that takes up to so many times what launching it takes is one that waits for the host."""

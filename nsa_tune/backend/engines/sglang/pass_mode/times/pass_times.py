@@ -12,7 +12,7 @@ from dataclasses import asdict
 
 from nsa_tune.backend.engines.sglang.pass_mode.mode import PassMode
 from nsa_tune.backend.engines.sglang.pass_mode.times.grid import Grid
-from nsa_tune.backend.engines.sglang.pass_mode.times.pass_time import PassTime
+from nsa_tune.backend.engines.sglang.pass_mode.times.pass_time import WAITS, PassTime
 
 __all__ = ["PassTimes"]
 
@@ -61,6 +61,13 @@ class PassTimes:
             selects: as in `PassTime`.
         """
         return self._grids[mode, selects].pass_us(q_tokens, context)
+
+    def waits(self, mode: PassMode, pass_us: float, *, selects: bool) -> bool:
+        """Whether a pass that takes `pass_us` waits for its host, or nearly does.
+
+        The other arguments are those of `pass_us`.
+        """
+        return pass_us <= WAITS * self._grids[mode, selects].launched_us
 
     def padded_us(
         self, mode: PassMode, size: int, q_tokens: int, context: float, *, selects: bool = False

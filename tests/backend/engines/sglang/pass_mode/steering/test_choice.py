@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from nsa_tune import Batch
 from nsa_tune.backend.engines.sglang.pass_mode.mode import PassMode
 from nsa_tune.backend.engines.sglang.pass_mode.steering.choice import MARGIN, Choice, bucket
+from nsa_tune.backend.engines.sglang.pass_mode.times.pass_time import PassTime
+from nsa_tune.backend.engines.sglang.pass_mode.times.pass_times import PassTimes
 from tests.backend.engines.sglang.pass_mode.fakes import TOPK, Dense, room, times
 
 SIZES, ROWS = (128, 512, 2048), (8, 64, 256)
@@ -42,6 +44,34 @@ def test_no_way_is_taken_that_is_given_up_or_gains_no_margin(
     elif taken is not PassMode.ENGINE:
         own = MARGIN if taken is not PassMode.TABLE_KERNEL else 0.01
         assert estimates[taken] < (1 - own) * estimates[PassMode.ENGINE]
+
+
+def _waiting(kernel_us: float, host_us: float) -> PassTimes:
+    """Times of an engine whose own way takes 100 ms on the GPU."""
+    own, other = (
+        PassTime(mode, 512, 5000, pass_us, selects=True, host_us=host)
+        for mode, pass_us, host in (
+            (PassMode.ENGINE, 100e3, 50e3), (PassMode.TABLE_KERNEL, kernel_us, host_us)
+        )
+    )  # fmt: skip
+    return PassTimes({}, [own, other])
+
+
+@pytest.mark.parametrize(
+    ("kernel_us", "host_us", "taken"),
+    [
+        (95e3, 50e3, PassMode.TABLE_KERNEL),
+        (95e3, 94e3, PassMode.ENGINE),
+        (91e3, 90e3, PassMode.ENGINE),
+        (89e3, 88e3, PassMode.TABLE_KERNEL),
+    ],
+)
+def test_a_kernel_whose_pass_waits_for_the_host_must_gain_a_tenth(
+    kernel_us: float, host_us: float, taken: PassMode
+) -> None:
+    batch = Batch.extend([4500], [512])
+
+    assert CHOICE.fastest(_waiting(kernel_us, host_us), batch, None) is taken
 
 
 def test_before_anything_is_measured_there_are_no_estimates() -> None:
