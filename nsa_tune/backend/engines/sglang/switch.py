@@ -1,11 +1,14 @@
-"""Pausing the plug-in within a running engine, so that both ways can be measured in one process.
+"""Switching the plug-in, or parts of it, off.
 
-A pass that has begun is finished as it began. Graphs that were captured with the plug-in stay.
+It can be paused within a running engine, so that both ways can be measured in one process. A pass
+that has begun is finished as it began. Graphs that were captured with the plug-in stay.
 """
 
 from __future__ import annotations
 
-__all__ = ["pause", "paused", "resume"]
+import os
+
+__all__ = ["pause", "paused", "resume", "switched_on"]
 
 _paused = False
 
@@ -25,3 +28,8 @@ def resume() -> None:
 def paused() -> bool:
     """Whether the plug-in is paused."""
     return _paused
+
+
+def switched_on(name: str) -> bool:
+    """Whether the environment variable `name` leaves a part on, as it is by default."""
+    return os.environ.get(name, "").strip().lower() not in ("0", "false", "no", "off")

@@ -9,13 +9,13 @@ from typing import Any
 
 from nsa_tune.backend.engines.sglang.facts import LeftAlone, facts_of, parallel, variable_set
 from nsa_tune.backend.engines.sglang.releases import INDEXER, RAN_TOGETHER, installed_version
+from nsa_tune.backend.engines.sglang.switch import switched_on
 from nsa_tune.backend.engines.symbols import hooks_on
 
 __all__ = [
     "DENSE_SWITCH",
     "MODE_SWITCH",
     "data_parallel",
-    "switched_on",
     "why_no_absorbed_graphs",
     "why_no_decode_graphs",
     "why_no_dense_graphs",
@@ -212,8 +212,3 @@ def why_no_decode_graphs(runner: Any) -> str | None:
 def _asked_for(name: str) -> bool:
     """Whether an environment variable switches on what is off by default."""
     return bool(os.environ.get(name, "").strip()) and switched_on(name)
-
-
-def switched_on(name: str) -> bool:
-    """Whether an environment variable leaves something on, as it is by default."""
-    return os.environ.get(name, "").strip().lower() not in ("0", "false", "no", "off")

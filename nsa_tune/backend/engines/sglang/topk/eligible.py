@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from nsa_tune.backend.engines.sglang.facts import parallel, variable_set
+from nsa_tune.backend.engines.sglang.switch import switched_on
 from nsa_tune.backend.engines.symbols import hooks_on
 
 __all__ = ["TOPK_SWITCH", "allowed", "why_not"]
@@ -36,7 +36,7 @@ _LEFT_ALONE: Mapping[str, Callable[[Any], bool]] = {
 
 def allowed() -> bool:
     """Whether the environment leaves it on, as it is by default."""
-    return os.environ.get(TOPK_SWITCH, "").strip().lower() not in ("0", "false", "no", "off")
+    return switched_on(TOPK_SWITCH)
 
 
 def why_not(backend: Any, most: int) -> str | None:
