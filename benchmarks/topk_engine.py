@@ -25,7 +25,8 @@ from typing import Any
 import torch
 
 from nsa_tune.backend.engines.sglang.releases import TOPK_MODULE
-from nsa_tune.backend.engines.sglang.topk.calibration import check, measure, timed_us
+from nsa_tune.backend.engines.sglang.timing import timed_us
+from nsa_tune.backend.engines.sglang.topk.calibration import check, measure
 from nsa_tune.backend.engines.sglang.topk.call import call_of
 from nsa_tune.backend.engines.sglang.topk.selector import Selector
 from nsa_tune.backend.engines.sglang.topk.times import TopkTime, TopkTimes

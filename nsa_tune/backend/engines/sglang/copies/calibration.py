@@ -10,16 +10,16 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from nsa_tune.backend.engines.sglang.copies.copies import padded, read_back
+from nsa_tune.backend.engines.sglang.copies.copies import BYTES, RANK, ROPE, padded, read_back
 from nsa_tune.backend.engines.sglang.copies.eligible import PADDED_HEADS
-from nsa_tune.backend.engines.sglang.topk.calibration import more_launched_us, timed_us
+from nsa_tune.backend.engines.sglang.timing import gains, more_launched_us, timed_us
 
 __all__ = ["CopyTime", "least_of", "padding_times", "read_back_times"]
 
 _TOKENS = (512, 2048, 8192, 32768, 65536)
 _ROWS = (64, 256, 1024, 2048)
 _KEYS = 4096
-_BYTES, _TILES, _RANK, _ROPE = 656, 4, 512, 64
+_TILES = 4
 _WIN = 0.98
 """nsa-tune's copy is taken if it takes less than this part of the time with SGLang's."""
 
@@ -38,7 +38,7 @@ class CopyTime:
     @property
     def is_win(self) -> bool:
         """Whether nsa-tune's copy was faster, by more than the host needs to launch it."""
-        return self.own_us + max(self.more_host_us, 0.0) < _WIN * self.engine_us
+        return gains(self.engine_us, self.own_us, self.more_host_us, part=_WIN)
 
 
 def least_of(times: Iterable[CopyTime]) -> int | None:
@@ -76,14 +76,14 @@ def padding_times(original: Callable[..., Any], backend: Any, device: Any) -> It
     import torch
 
     heads, topk = int(backend.num_q_heads), int(backend.dsa_index_topk)
-    latents = torch.randn(_KEYS, 1, _RANK + _ROPE, device=device).bfloat16()
+    latents = torch.randn(_KEYS, 1, RANK + ROPE, device=device).bfloat16()
     for rows in _ROWS:
-        q = torch.randn(rows, heads, _RANK + _ROPE, device=device).bfloat16()
+        q = torch.randn(rows, heads, RANK + ROPE, device=device).bfloat16()
         named = {
             "kv_cache": latents,
-            "v_head_dim": _RANK,
+            "v_head_dim": RANK,
             "page_table_1": torch.randint(_KEYS, (rows, topk), dtype=torch.int32, device=device),
-            "sm_scale": (_RANK + _ROPE) ** -0.5,
+            "sm_scale": (RANK + ROPE) ** -0.5,
             "topk_length": torch.full((rows,), topk, dtype=torch.int32, device=device),
         }
         filled = padded(q, PADDED_HEADS)
@@ -114,10 +114,10 @@ def _made_up_pool(tokens: int, device: Any) -> Any:
     """[tokens, 1, 656] float8_e4m3fn: any values but NaN, scales and rotary parts."""
     import torch
 
-    values = torch.randn(tokens, _RANK, device=device).to(torch.float8_e4m3fn)
+    values = torch.randn(tokens, RANK, device=device).to(torch.float8_e4m3fn)
     scales = torch.rand(tokens, _TILES, device=device) + 0.5
-    rope = torch.randn(tokens, _ROPE, device=device).bfloat16()
+    rope = torch.randn(tokens, ROPE, device=device).bfloat16()
     parts = [one.view(torch.uint8) for one in (values, scales, rope)]
     pool = torch.cat(parts, dim=1)
-    assert pool.shape[1] == _BYTES
+    assert pool.shape[1] == BYTES
     return pool.view(torch.float8_e4m3fn).unsqueeze(1)

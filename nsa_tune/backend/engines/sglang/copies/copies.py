@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["padded", "read_back"]
+__all__ = ["BYTES", "RANK", "ROPE", "padded", "read_back"]
 
-_RANK, _ROPE, _BYTES = 512, 64, 656
-"""A token of DeepSeek V3.2's packed fp8 pool."""
+RANK, ROPE, BYTES = 512, 64, 656
+"""A token of DeepSeek V3.2: numbers of its latent and its rope, bytes in a packed fp8 pool."""
 
 
 def read_back(pool: Any, slots: Any) -> Any:
@@ -26,15 +26,15 @@ def read_back(pool: Any, slots: Any) -> Any:
 
     if not (
         pool.dtype is torch.float8_e4m3fn
-        and pool.shape[-1] == _BYTES
+        and pool.shape[-1] == BYTES
         and pool.is_contiguous()
         and slots.ndim == 1
         and slots.dtype in (torch.int32, torch.int64)
         and slots.is_contiguous()
     ):
         return None
-    raw = pool.view(-1, _BYTES).view(torch.uint8)
-    return packed_fp8.dequantize(raw, slots, _RANK, _ROPE).unsqueeze(1)
+    raw = pool.view(-1, BYTES).view(torch.uint8)
+    return packed_fp8.dequantize(raw, slots, RANK, ROPE).unsqueeze(1)
 
 
 def padded(q: Any, heads: int) -> Any:

@@ -7,15 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from statistics import median
-from time import perf_counter
 from types import SimpleNamespace
 from typing import Any
 
+from nsa_tune.backend.engines.sglang.timing import more_launched_us, timed_us
 from nsa_tune.backend.engines.sglang.topk.call import call_of, selection_of
 from nsa_tune.backend.engines.sglang.topk.times import TopkTime
 
-__all__ = ["check", "made_up", "measure", "more_launched_us", "timed_us"]
+__all__ = ["check", "made_up", "measure"]
 
 _ROWS = (64, 128, 256, 512, 1024, 2048)
 """More rows take as much longer in both kernels."""
@@ -23,10 +22,6 @@ _KEYS = (3072, 6144, 12288, 24576, 49152, 98304)
 _SEQUENCES, _PAGE = 2, 64
 _MEMORY_SHARE = 4
 """The scores of a measurement take at most this part of the free memory."""
-_LAUNCHES, _ROUNDS = 4, 3
-_AHEAD_CYCLES = 500_000
-"""The device waits so long before a measurement, so that the host's launches are ahead of it."""
-_HOST_LAUNCHES = 15
 _CHECKED_KEYS = 9000
 
 Method = Callable[..., Any]
@@ -93,43 +88,6 @@ def measure(
             engine_us, own_us = timed_us(ways)
             more_us = more_launched_us(*ways)
             yield TopkTime(method.name, rows, keys, engine_us, own_us, more_us)
-
-
-def timed_us(
-    ways: Sequence[Callable[[], Any]], launches: int = _LAUNCHES, rounds: int = _ROUNDS
-) -> list[float]:
-    """GPU time of one call of each way in microseconds: the least of some rounds by turns."""
-    import torch
-
-    found = [float("inf")] * len(ways)
-    for number in range(rounds + 1):
-        for i, way in enumerate(ways):
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            torch.cuda._sleep(_AHEAD_CYCLES)
-            begin.record()
-            for _ in range(launches):
-                way()
-            end.record()
-            end.synchronize()
-            if number:  # the first round warms up
-                found[i] = min(found[i], begin.elapsed_time(end) * 1e3 / launches)
-    return found
-
-
-def more_launched_us(engine: Callable[[], Any], own: Callable[[], Any]) -> float:
-    """How many microseconds longer the host takes to launch `own` than `engine`: the medians of
-    some launches by turns, which do not wait for the device."""
-    import torch
-
-    torch.cuda.synchronize()
-    took_us: tuple[list[float], list[float]] = ([], [])
-    for _ in range(_HOST_LAUNCHES):
-        for way, times_us in zip((engine, own), took_us, strict=True):
-            begin = perf_counter()
-            way()
-            times_us.append((perf_counter() - begin) * 1e6)
-    torch.cuda.synchronize()
-    return median(took_us[1]) - median(took_us[0])
 
 
 def made_up(rows: int, keys: int, topk: int, method: Any, device: Any) -> dict[str, Any]:

@@ -1,14 +1,12 @@
-"""How long both kernels took to select keys in this engine, and which is faster for a call.
-
-A pass of few tokens waits for its host, and the host launches a Triton kernel later than one of
-C++. So what launching takes longer counts as if the GPU waited for it.
-"""
+"""How long both kernels took to select keys in this engine, and which is faster for a call."""
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
+
+from nsa_tune.backend.engines.sglang.timing import gains
 
 __all__ = ["TopkTime", "TopkTimes"]
 
@@ -32,7 +30,7 @@ class TopkTime:
     @property
     def is_win(self) -> bool:
         """Whether nsa-tune's kernel was faster, by more than the host needs to launch it."""
-        return self.own_us + max(self.more_host_us, 0.0) < _WIN * self.engine_us
+        return gains(self.engine_us, self.own_us, self.more_host_us, part=_WIN)
 
 
 class TopkTimes:
