@@ -27,9 +27,9 @@ import torch
 from benchmarks._plugin_vllm import steps
 from nsa_tune import Dispatcher
 from nsa_tune.backend.engines.decision_log import DecisionLog
+from nsa_tune.backend.engines.sglang.costs.once import charged
 from nsa_tune.backend.engines.sglang.facts import facts_of
 from nsa_tune.backend.engines.sglang.indexer import Indexer, around_context_lens
-from nsa_tune.backend.engines.sglang.once import charged
 from nsa_tune.backend.engines.sglang.prefill import Answers, Prefill, around_prefill
 from nsa_tune.backend.hardware import detect
 from tests.backend.engines.sglang.engine import Engine, model_runner

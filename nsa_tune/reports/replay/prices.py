@@ -17,8 +17,8 @@ from nsa_tune.backend.costmodel.policy import Policy
 from nsa_tune.backend.costmodel.surface import Estimate
 from nsa_tune.backend.dispatch.dispatcher import Dispatcher
 from nsa_tune.backend.dispatch.plan import Plan
-from nsa_tune.backend.engines.sglang.around_mha import around_mha_us
-from nsa_tune.backend.engines.sglang.copies.longer import longer_us
+from nsa_tune.backend.engines.sglang.costs.around_mha import around_mha_us
+from nsa_tune.backend.engines.sglang.costs.own_copies import longer_us
 from nsa_tune.backend.engines.sglang.releases import Release
 from nsa_tune.backend.types.batch import Batch, Mode
 from nsa_tune.backend.types.point import Point

@@ -8,8 +8,8 @@ from functools import cache
 import pytest
 
 from nsa_tune import Batch, Dispatcher
-from nsa_tune.backend.engines.sglang.around_mha import around_mha_us
-from nsa_tune.backend.engines.sglang.copies.longer import longer_us
+from nsa_tune.backend.engines.sglang.costs.around_mha import around_mha_us
+from nsa_tune.backend.engines.sglang.costs.own_copies import longer_us
 from nsa_tune.backend.engines.sglang.releases import RELEASES, Release
 from nsa_tune.backend.types.layouts import KVLayout
 from nsa_tune.db.reader import read_text, shipped

@@ -13,6 +13,7 @@ from nsa_tune.backend.dispatch.dispatcher import Dispatcher
 from nsa_tune.backend.engines.decision_log import process_log as decision_log
 from nsa_tune.backend.engines.opened import opened as opened_for
 from nsa_tune.backend.engines.sglang.copies.eligible import allowed as copies_allowed
+from nsa_tune.backend.engines.sglang.costs.once import charged
 from nsa_tune.backend.engines.sglang.edge import EDGE, attempt, say_once
 from nsa_tune.backend.engines.sglang.facts import (
     Facts,
@@ -21,7 +22,6 @@ from nsa_tune.backend.engines.sglang.facts import (
     variable_set,
 )
 from nsa_tune.backend.engines.sglang.indexer import PAIR, Indexer
-from nsa_tune.backend.engines.sglang.once import charged
 from nsa_tune.backend.engines.sglang.prefill import Answers, Prefill
 from nsa_tune.backend.engines.sglang.releases import (
     AUTO,

@@ -9,13 +9,13 @@ import pytest
 
 from nsa_tune import Batch, Dispatcher
 from nsa_tune.backend.costmodel.policy import Policy
-from nsa_tune.backend.engines.sglang.copies.longer import read_back_us
-from nsa_tune.backend.engines.sglang.once import (
+from nsa_tune.backend.engines.sglang.costs.once import (
     PASS_US,
     SEQUENCE_US,
     charged,
     cost_us,
 )
+from nsa_tune.backend.engines.sglang.costs.own_copies import read_back_us
 from nsa_tune.backend.types.layouts import KVLayout
 
 KV, SPARSE = "mla/flashmla_kv", "mla/flashmla_sparse"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nsa_tune import Batch
-from nsa_tune.backend.engines.sglang.around_mha import around_mha_us
+from nsa_tune.backend.engines.sglang.costs.around_mha import around_mha_us
 from nsa_tune.backend.types.layouts import KVLayout
 
 FP8, BF16 = KVLayout.FP8_PACKED, KVLayout.BF16

@@ -18,7 +18,7 @@ from functools import cache, partial
 
 from nsa_tune.backend.dispatch.dispatcher import Dispatcher
 from nsa_tune.backend.engines.repriced import repriced
-from nsa_tune.backend.engines.sglang.copies.longer import read_back_us
+from nsa_tune.backend.engines.sglang.costs.own_copies import read_back_us
 from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.layouts import KVLayout
 from nsa_tune.backend.types.records import Measurement

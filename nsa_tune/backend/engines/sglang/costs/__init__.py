@@ -1,0 +1,1 @@
+"""What SGLang pays beside the kernels that tables have times of."""
