@@ -253,8 +253,10 @@ def _or_dash(value: float | None) -> str:
 
 def _soak_table(label: str, row: Mapping[str, Any]) -> DisplayTable:
     events = ", ".join(f"{count} {name}" for name, count in row["table_events"].items()) or "none"
+    ways = ", ".join(f"{count} {name}" for name, count in row["ways"].items())
     rows = [("seconds", f"{row['seconds']}"), ("requests", f"{row['requests']}"),
-            ("wrong answers", f"{len(row['wrong_answers'])}"), ("table", events)]  # fmt: skip
+            ("prefills by", ways), ("wrong answers", f"{len(row['wrong_answers'])}"),
+            ("table", events)]  # fmt: skip
     for name, found in row["memory_mib"].items():
         if found is not None:
             growth = f"{found['early']:.0f} to {found['late']:.0f} MiB"

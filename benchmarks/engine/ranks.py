@@ -21,10 +21,10 @@ from typing import Any
 
 from benchmarks.engine.cases import PAGE
 from benchmarks.engine.prefill import ran
-from benchmarks.engine.session import Pass, Session, sampling_of
+from benchmarks.engine.session import Pass, Session, sampling_of, way
 from benchmarks.engine.soak import TableEvents
 
-__all__ = ["Request", "differences", "measure", "summary_of", "waves", "way"]
+__all__ = ["Request", "differences", "measure", "summary_of", "waves"]
 
 _CHANGE_EVERY, _EVENT_EVERY, _COLLECT_EVERY = 4, 3, 20
 """In waves."""
@@ -158,11 +158,6 @@ def differences(by_rank: Mapping[int, Sequence[Pass]], *, alike: bool) -> Iterat
     lengths = {len(passes) for passes in by_rank.values()}
     if len(lengths) > 1:
         yield {"passes": {str(rank): len(passes) for rank, passes in by_rank.items()}}
-
-
-def way(one: Pass) -> str:
-    """The way that the plug-in chose for a pass; the engine's own where it chose none."""
-    return str(one.get("pass_mode", "engine"))
 
 
 def _kind(one: Pass, *, alike: bool) -> tuple[Any, ...]:

@@ -17,7 +17,7 @@ from benchmarks.engine.configurations import DEFAULT, Configuration
 from benchmarks.engine.control import Control
 from benchmarks.engine.probe import VARIABLE, Settings
 
-__all__ = ["Pass", "Session", "installed_probe", "sampling_of"]
+__all__ = ["Pass", "Session", "installed_probe", "sampling_of", "way"]
 
 Pass = dict[str, Any]
 VOCABULARY = 129280
@@ -209,6 +209,11 @@ class Session:
         text = text[: text.rfind(b"\n") + 1]
         self._offset += len(text)
         return list(map(json.loads, text.splitlines()))
+
+
+def way(one: Pass) -> str:
+    """The way that the plug-in chose for a pass; the engine's own where it chose none."""
+    return str(one.get("pass_mode", "engine"))
 
 
 def sampling_of(new: int) -> dict[str, Any]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import cycle
 from math import exp, log
 from pathlib import Path
@@ -14,7 +16,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.engine.cases import PAGE
-from benchmarks.engine.session import Pass, Session
+from benchmarks.engine.session import Pass, Session, way
 
 __all__ = ["TableEvents", "growth_of", "load", "measure"]
 
@@ -23,6 +25,7 @@ _MOST_TOKENS = 24
 _MOST_SEQUENCES = 16
 _HEADS = 8
 _EVENT_EVERY_S = 5.0
+_PRINT_EVERY_S = 60.0
 
 
 class TableEvents:
@@ -59,53 +62,80 @@ class TableEvents:
 
 
 def measure(session: Session, options: argparse.Namespace) -> Iterable[dict[str, Any]]:
-    """One row."""
+    """One row; once a minute the row so far is printed, for runs that are cut off."""
     events = TableEvents(options.soak_table) if options.soak_table else None
-    try:
-        row = _soaked(session, options.soak_seconds, events)
-    finally:
-        if events is not None:
-            events.restore()
-    print("soak", row, file=sys.stderr, flush=True)
-    yield row
-
-
-def _soaked(session: Session, seconds: float, events: TableEvents | None) -> dict[str, Any]:
     session.flush()
     plugin = next((one for one in session.configurations if one.plugin), session.configurations[0])
     session.use(plugin)
-    passes: list[Pass] = []
-    happened: list[str] = []
-    wrong: list[str] = []
-    asked, begin = 0, time.monotonic()
-    next_event = begin + _EVENT_EVERY_S
+    soak = _Soak(plugin.name)
+    try:
+        _run(session, soak, options.soak_seconds, events)
+    finally:
+        if events is not None:
+            events.restore()
+    print("soak", soak.row(), file=sys.stderr, flush=True)
+    yield soak.row()
+
+
+@dataclass(slots=True)
+class _Soak:
+    """What has happened so far."""
+
+    configuration: str
+    begin: float = field(default_factory=time.monotonic)
+    requests: int = 0
+    wrong: list[str] = field(default_factory=list)
+    events: Counter[str] = field(default_factory=Counter)
+    ways: Counter[str] = field(default_factory=Counter)
+    """How prefills ran."""
+    readings: list[Pass] = field(default_factory=list)
+    """Passes at which memory was read."""
+
+    def seconds(self) -> float:
+        return time.monotonic() - self.begin
+
+    def answered(self, answers: Sequence[dict[str, Any]], new: int) -> None:
+        self.requests += len(answers)
+        self.wrong += [str(one)[:200] for one in answers if len(one["output_ids"]) != new]
+
+    def ran(self, passes: Iterable[Pass]) -> None:
+        for one in passes:
+            if one["mode"] == "EXTEND":
+                self.ways[way(one)] += 1
+            if "used_mib" in one:
+                self.readings.append(one)
+
+    def row(self) -> dict[str, Any]:
+        return {
+            "configuration": self.configuration, "seconds": round(self.seconds(), 1),
+            "requests": self.requests, "wrong_answers": self.wrong[:10],
+            "table_events": dict(sorted(self.events.items())),
+            "ways": dict(sorted(self.ways.items())),
+            "memory_mib": {
+                what: growth_of([one[what] for one in self.readings])
+                for what in ("used_mib", "reserved_mib", "peak_mib", "host_mib")
+            },
+        }  # fmt: skip
+
+
+def _run(session: Session, soak: _Soak, seconds: float, events: TableEvents | None) -> None:
+    next_event, next_print = _EVENT_EVERY_S, _PRINT_EVERY_S
     for prompts, new in load(session):
-        now = time.monotonic()
-        if now - begin > seconds:
+        now = soak.seconds()
+        if now > seconds:
             break
         if events is not None and now > next_event:
-            happened.append(events.next())
+            soak.events[events.next()] += 1
             next_event = now + _EVENT_EVERY_S
+        if now > next_print:
+            print("soak so far", soak.row(), file=sys.stderr, flush=True)
+            next_print = now + _PRINT_EVERY_S
         session.tag(memory=True)
         _, found = session.ask(prompts, new)
-        asked += len(found)
-        wrong += [str(one)[:200] for one in found if len(one["output_ids"]) != new]
-        if asked % 50 < len(found):
-            passes += _readings(session)
-    passes += _readings(session)
-    return {
-        "configuration": plugin.name, "seconds": round(time.monotonic() - begin, 1),
-        "requests": asked, "wrong_answers": wrong[:10],
-        "table_events": {name: happened.count(name) for name in sorted(set(happened))},
-        "memory_mib": {
-            what: growth_of([one[what] for one in passes])
-            for what in ("used_mib", "reserved_mib", "peak_mib", "host_mib")
-        },
-    }  # fmt: skip
-
-
-def _readings(session: Session) -> list[Pass]:
-    return [one for one in session.collect() if "used_mib" in one]
+        soak.answered(found, new)
+        if soak.requests % 50 < len(found):
+            soak.ran(session.collect())
+    soak.ran(session.collect())
 
 
 def load(session: Session) -> Iterator[tuple[list[list[int]], int]]:

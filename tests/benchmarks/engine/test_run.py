@@ -199,16 +199,21 @@ def test_an_engine_without_the_probe_is_told(tmp_path: Path, engines: list[FakeE
         session.collect()
 
 
-def test_the_soak_sees_tables_come_and_go(tmp_path: Path, engines: list[FakeEngine]) -> None:
+def test_the_soak_sees_tables_come_and_go(
+    tmp_path: Path, engines: list[FakeEngine], capsys: pytest.CaptureFixture[str]
+) -> None:
     table = tmp_path / "table.db"
     table.write_bytes(b"good")
     options = ("--tests", "soak", "--soak-seconds", "2", "--soak-table", str(table))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(soak, "_EVENT_EVERY_S", 0.01)
         patch.setattr(soak, "_LONGEST", 64)
+        patch.setattr(soak, "_PRINT_EVERY_S", 0.5)
         (row,) = _measured(tmp_path, *options)["tests"]["soak"]
     assert row["requests"] > 0 and row["wrong_answers"] == []
+    assert sum(row["ways"].values()) >= row["requests"] // 16
     assert row["table_events"]["corrupt"] >= 1
+    assert "soak so far" in capsys.readouterr().err
     assert row["memory_mib"]["used_mib"]["growth"] == 0
     assert table.read_bytes() == b"good"
 
