@@ -1,8 +1,14 @@
-"""Mixed load for a while, with tables reloaded and broken in between: does a pass fail or grow?"""
+"""Mixed load for a while, with tables reloaded and broken in between: does a pass fail or grow?
+
+    python -m benchmarks.engine.soak build/engine/soak/passes.jsonl
+
+prints what a run's passes tell of ways and memory, also of a run that was cut off.
+"""
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import time
 from collections import Counter
@@ -18,7 +24,7 @@ from typing import Any
 from benchmarks.engine.cases import PAGE
 from benchmarks.engine.session import Pass, Session, way
 
-__all__ = ["TableEvents", "growth_of", "load", "measure"]
+__all__ = ["TableEvents", "growth_of", "load", "main", "measure", "steps_of"]
 
 _SHORTEST, _LONGEST = 8, 8192
 _MOST_TOKENS = 24
@@ -26,6 +32,7 @@ _MOST_SEQUENCES = 16
 _HEADS = 8
 _EVENT_EVERY_S = 5.0
 _PRINT_EVERY_S = 60.0
+_STEP_MIB = 64
 
 
 class TableEvents:
@@ -110,12 +117,19 @@ class _Soak:
             "configuration": self.configuration, "seconds": round(self.seconds(), 1),
             "requests": self.requests, "wrong_answers": self.wrong[:10],
             "table_events": dict(sorted(self.events.items())),
+            **self.passes(),
+        }  # fmt: skip
+
+    def passes(self) -> dict[str, Any]:
+        """What the passes alone tell."""
+        return {
             "ways": dict(sorted(self.ways.items())),
             "memory_mib": {
                 what: growth_of([one[what] for one in self.readings])
                 for what in ("used_mib", "reserved_mib", "peak_mib", "host_mib")
             },
-        }  # fmt: skip
+            "reserved_steps": list(steps_of(self.readings)),
+        }
 
 
 def _run(session: Session, soak: _Soak, seconds: float, events: TableEvents | None) -> None:
@@ -153,6 +167,25 @@ def load(session: Session) -> Iterator[tuple[list[list[int]], int]]:
         yield prompts, random.randrange(1, _MOST_TOKENS)
 
 
+def steps_of(readings: Sequence[Pass]) -> Iterator[dict[str, Any]]:
+    """Where PyTorch reserved more than `_STEP_MIB` at once, from the second quarter on.
+
+    The largest tensor of a prefill is the indexer's logits, fp32 of its new tokens times all its
+    keys. PyTorch keeps a block of each largest size, so that this grows with each largest batch.
+    """
+    most, before = 0, readings[0]["reserved_mib"] if readings else 0
+    for i, one in enumerate(readings):
+        # Only prefills have noted their new tokens.
+        logits = one.get("q", 0) * one.get("kv", 0)
+        grown = one["reserved_mib"] - before
+        if grown > _STEP_MIB and i >= len(readings) // 4:
+            yield {
+                "pass": i, "grown_mib": grown, "logits_mib": round(logits * 4 / 2**20),
+                "largest_so_far": logits > most,
+            }  # fmt: skip
+        most, before = max(most, logits), one["reserved_mib"]
+
+
 def growth_of(values: Sequence[int]) -> dict[str, float] | None:
     """Medians of the second and of the last quarter: the first one fills caches."""
     quarter = len(values) // 4
@@ -160,3 +193,26 @@ def growth_of(values: Sequence[int]) -> dict[str, float] | None:
         return None
     early, late = median(values[quarter : 2 * quarter]), median(values[-quarter:])
     return {"early": early, "late": late, "growth": late - early, "max": max(values)}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print what recorded passes tell, as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("passes", type=Path, help="passes.jsonl of a run")
+    soak = _Soak("")
+    with parser.parse_args(arguments).passes.open() as lines:
+        soak.ran(found for found in map(_whole, lines) if found is not None)
+    print(json.dumps(soak.passes(), indent=2))
+
+
+def _whole(line: str) -> Pass | None:
+    """A recorded pass; None where the run was cut off within the line."""
+    try:
+        found: Pass = json.loads(line)
+    except json.JSONDecodeError:
+        return None
+    return found
+
+
+if __name__ == "__main__":
+    main()

@@ -19,7 +19,12 @@ from nsa_tune.backend.points.prefill.case import prefill_case
 
 _log = logging.getLogger(__name__)
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU"),
+    # SGLang's kernels call TileLang by names that TileLang has renamed.
+    pytest.mark.filterwarnings("ignore:.* is deprecated, use .* instead:DeprecationWarning"),
+]
 
 PREFILLS = [
     Batch.extend([0], [1]),
