@@ -6,6 +6,7 @@ messages and progress to stderr. The commands are in `_cli/`.
 
 from __future__ import annotations
 
+import inspect
 import logging
 import sys
 from collections.abc import Sequence
@@ -46,9 +47,19 @@ for command in (
     worker,
 ):  # fmt: skip
     app.command()(command)
-app.add_typer(db, name="db")
-app.add_typer(job, name="job")
-app.add_typer(token, name="token")
+for group, name in ((db, "db"), (job, "job"), (token, "token")):
+    app.add_typer(group, name=name)
+
+
+def _let_terminals_wrap(group: typer.Typer) -> None:
+    """Make each paragraph of the commands' docstrings one line: Typer keeps a docstring's own."""
+    for command in group.registered_commands:
+        paragraphs = (inspect.getdoc(command.callback) or "").split("\n\n")
+        command.help = "\n\n".join(" ".join(one.split()) for one in paragraphs)
+
+
+for group in (app, db, job, token):
+    _let_terminals_wrap(group)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -62,6 +62,7 @@ def test_a_command_and_its_options_have_help(name: str) -> None:
     command = COMMANDS[name]
 
     assert command.help
+    assert "\n" not in command.help.replace("\n\n", ""), "terminals wrap paragraphs themselves"
     for parameter in command.params:
         assert getattr(parameter, "help", None), parameter.name
 
