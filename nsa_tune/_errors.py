@@ -93,7 +93,9 @@ class ExtraMissing(NsaTuneError):
     @classmethod
     def of(cls, purpose: str, extra: str) -> ExtraMissing:
         """The error for `purpose`, with the pip command that ends it."""
-        return cls(f"{purpose} needs an optional package: pip install 'nsa-tune[{extra}]'")
+        return cls(
+            f"{purpose} needs an optional package: pip install '.[{extra}]' in nsa-tune's checkout"
+        )
 
 
 class StoreError(NsaTuneError):

@@ -155,7 +155,7 @@ def test_without_vl_convert_the_page_is_written_and_stderr_says_what_is_missing(
     answer = shell("report", "--format", "html", "--out", str(path), "--db", str(database))
 
     assert answer.code == 0
-    assert "pip install 'nsa-tune[report]'" in answer.err
+    assert "pip install '.[report]'" in answer.err
     assert "<table>" in path.read_text(encoding="utf-8")
 
 
@@ -301,8 +301,8 @@ def test_an_export_by_digest_takes_that_table(shell: Shell, database: Path, tmp_
         (["run", "--model", "tiny", "--heads", "3", "--device", "cpu"], 2, "do not divide"),
         (["run", "--budget", "-1"], 2, "--budget"),
         (["report", "--format", "pdf"], 2, "--format"),
-        (["report", "--db", "/nowhere/some.db"], 1, "there is no /nowhere/some.db"),
-        (["db", "list", "--db", "/nowhere/some.db"], 1, "there is no /nowhere/some.db"),
+        (["report", "--db", "/nowhere/some.db"], 1, "there is no file /nowhere/some.db"),
+        (["db", "list", "--db", "/nowhere/some.db"], 1, "there is no file /nowhere/some.db"),
         (["db", "import", "/nowhere/table.tsv"], 1, "/nowhere/table.tsv"),
         (["report", "--nonsense"], 2, "--nonsense"),
         (["nonsense"], 2, "nonsense"),

@@ -458,7 +458,7 @@ def check_regular_file(path: Path) -> None:
         mode = path.stat().st_mode
     except (FileNotFoundError, NotADirectoryError):
         raise StoreMissing(
-            f"there is no {path}; make it with `nsa-tune run`, or give another with --db"
+            f"there is no file {path}; give another one, or measure one with `nsa-tune run`"
         ) from None
     except OSError as error:
         raise StoreError(f"{path} cannot be read: {error.strerror}") from error

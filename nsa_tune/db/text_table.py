@@ -449,7 +449,7 @@ def _bytes(path: Path, *, key_only: bool = False) -> bytes:
                 return b"".join(line for line in head if not line.startswith(b"# weights"))
             data = read_whole(file, _MOST_BYTES)
     except FileNotFoundError:
-        raise StoreMissing(f"there is no {path}") from None
+        raise StoreMissing(f"there is no file {path}") from None
     except OSError as error:
         raise StoreError(f"{path} cannot be read: {error.strerror}") from error
     except TooLong as error:

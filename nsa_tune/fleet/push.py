@@ -51,7 +51,7 @@ def _pieces(path: Path) -> Iterator[bytes]:
                 if line.endswith(b"\n"):
                     piece += line
     except FileNotFoundError:
-        raise StoreMissing(f"there is no {path}") from None
+        raise StoreMissing(f"there is no file {path}") from None
     except OSError as error:
         raise StoreError(f"{path} cannot be read: {error.strerror}") from error
     except TooLong as error:

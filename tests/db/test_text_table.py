@@ -286,7 +286,7 @@ def test_bytes_that_are_no_text_are_told_with_their_line(tmp_path: Path) -> None
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(StoreMissing, match=r"there is no .*a\.tsv"):
+    with pytest.raises(StoreMissing, match=r"there is no file .*a\.tsv"):
         read_text(tmp_path / "a.tsv")
 
 

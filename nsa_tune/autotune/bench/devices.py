@@ -47,7 +47,7 @@ def pick_device(name: str) -> torch.device:
     count = torch.cuda.device_count()
     if int(ordinal or 0) >= count:
         raise DeviceMissing(
-            f"there is no GPU {name!r} that torch {torch.__version__} can use, only {count}; "
+            f"there is no GPU {name!r}: torch {torch.__version__} can use {count or 'none'}; "
             "use --device cpu, or install a CUDA build of torch"
         )
     return torch.device("cuda", int(ordinal or 0))

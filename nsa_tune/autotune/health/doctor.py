@@ -130,7 +130,8 @@ class TorchCheck:
     def look(self) -> Iterator[Finding]:
         """One finding."""
         if util.find_spec("torch") is None:
-            yield Finding("torch", State.FAIL, "not installed: pip install 'nsa-tune[tune]'")
+            text = "not installed: pip install '.[tune]' in nsa-tune's checkout"
+            yield Finding("torch", State.FAIL, text)
             return
         import torch
 
@@ -202,9 +203,7 @@ class ArmCheck:
             ]  # fmt: skip
             subject = f"arms {arch}".strip()
             if missing:
-                text = (
-                    f"not measured here, no shipped table has: {', '.join(dict.fromkeys(missing))}"
-                )
+                text = f"no shipped table has times of: {', '.join(dict.fromkeys(missing))}"
                 yield Finding(subject, State.NOTE, text)
             else:
                 yield Finding(subject, State.OK, "the shipped tables have every one")
@@ -263,7 +262,10 @@ class ReportCheck:
         try:
             version = metadata.version("vl-convert-python")
         except metadata.PackageNotFoundError:
-            text = "reports have tables only; pip install 'nsa-tune[report]' adds charts"
+            text = (
+                "reports have tables only; pip install '.[report]' in nsa-tune's checkout "
+                "adds charts"
+            )
             yield Finding("charts", State.NOTE, text)
         else:
             yield Finding("charts", State.OK, f"vl-convert-python {version}")

@@ -80,7 +80,7 @@ class ModelProfile:
             divisors = [h for h in range(1, self.heads + 1) if self.heads % h == 0]
             raise HeadsError(
                 f"{local_heads} local heads do not divide the {self.heads} heads of {self.name}; "
-                f"use one of: {', '.join(map(str, divisors))}"
+                f"use one of {', '.join(map(str, divisors))}, or name another model"
             )
         return local_heads
 

@@ -84,7 +84,9 @@ class _Folder:
         try:
             return sorted(one.name for one in self._path.iterdir() if _NAME.fullmatch(one.name))
         except FileNotFoundError:
-            raise StoreMissing(f"there is no registry {self._path}") from None
+            raise StoreMissing(
+                f"there is no registry {self._path}; `nsa-tune db publish` makes one"
+            ) from None
         except OSError as error:
             raise StoreError(f"{self._path} cannot be read: {error.strerror}") from error
 
@@ -94,7 +96,7 @@ class _Folder:
             with open_regular(path) as file:
                 return read_whole(file, most_bytes)
         except FileNotFoundError:
-            raise StoreMissing(f"there is no {path}") from None
+            raise StoreMissing(f"there is no file {path}") from None
         except OSError as error:
             raise StoreError(f"{path} cannot be read: {error.strerror}") from error
         except TooLong as error:
@@ -142,7 +144,9 @@ class _Bucket:
             self._files.invalidate_cache()
             found = self._files.ls(self._root, detail=False)
         except FileNotFoundError:
-            raise StoreMissing(f"there is no registry {self._shown}") from None
+            raise StoreMissing(
+                f"there is no registry {self._shown}; `nsa-tune db publish` makes one"
+            ) from None
         except _FAILURES as error:
             raise StoreError(f"{self._shown} cannot be listed: {error}") from error
         names = (str(one).rstrip("/").rpartition("/")[2] for one in found[:_MOST_NAMES])

@@ -44,7 +44,7 @@ def _title(report: Report) -> str:
 def _header(report: Report, facts: Sequence[Facts], frame: Frame) -> str:
     note = "" if frame.has_charts else (
         '<p class="note">This page was written without charts: '
-        "<code>pip install 'nsa-tune[report]'</code> adds them.</p>"
+        "<code>pip install '.[report]'</code> in nsa-tune's checkout adds them.</p>"
     )  # fmt: skip
     if not report.sections:
         note += "<p>Nothing is measured yet: <code>nsa-tune run</code> measures this machine.</p>"

@@ -74,7 +74,7 @@ def test_a_file_that_is_none_is_named(shell: Shell, tmp_path: Path) -> None:
     done = shell("db", "merge", str(tmp_path / "none.db"), "--db", str(tmp_path / "own.db"))
 
     assert done.code == 1
-    assert f"there is no {tmp_path / 'none.db'}" in done.err
+    assert f"there is no file {tmp_path / 'none.db'}" in done.err
 
 
 def test_one_host_publishes_and_another_pulls_what_is_signed(

@@ -44,5 +44,5 @@ def test_options_that_do_not_go_together_are_refused(
 def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
 
-    with pytest.raises(NsaTuneError, match=r"pip install 'nsa-tune\[ray\]'"):
+    with pytest.raises(NsaTuneError, match=r"pip install '\.\[ray\]'"):
         launcher_for(RAY, REQUEST)

@@ -313,7 +313,7 @@ def test_without_ssh_keygen(
 def test_a_bucket_needs_fsspec(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "fsspec.core", None)
 
-    with pytest.raises(ExtraMissing, match=r"nsa-tune\[registry\]"):
+    with pytest.raises(ExtraMissing, match=r"\.\[registry\]"):
         registry_of("memory://tables")
 
 

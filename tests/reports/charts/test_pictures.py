@@ -95,5 +95,5 @@ def test_without_vl_convert_the_error_names_the_extra(
 ) -> None:
     monkeypatch.setitem(sys.modules, "vl_convert", None)
 
-    with pytest.raises(ExtraMissing, match=r"pip install 'nsa-tune\[report\]'"):
+    with pytest.raises(ExtraMissing, match=r"pip install '\.\[report\]'"):
         as_svg(figures["prefill-path-cost"].spec)

@@ -152,10 +152,7 @@ def test_filters_are_offered_only_for_what_differs(report: Report) -> None:
 def test_without_charts_the_page_says_how_to_get_them(report: Report) -> None:
     html = as_html(report)
 
-    assert (
-        "pip install &#x27;nsa-tune[report]&#x27;" in html
-        or "pip install 'nsa-tune[report]'" in html
-    )
+    assert "pip install &#x27;.[report]&#x27;" in html or "pip install '.[report]'" in html
     assert 'id="nsa-tune-data"></script>' in html
     assert len(html) < 300_000
 
@@ -170,7 +167,7 @@ def test_a_page_of_nothing_stands() -> None:
 def test_without_vl_convert_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "vl_convert", None)
 
-    with pytest.raises(ExtraMissing, match=r"pip install 'nsa-tune\[report\]'"):
+    with pytest.raises(ExtraMissing, match=r"pip install '\.\[report\]'"):
         charts_javascript()
 
 
