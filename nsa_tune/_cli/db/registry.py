@@ -95,7 +95,7 @@ def pull(
     trust = Trust(allowed_signers, require_signature)
     found = list(found_in(place, tables.filter.matches, trust))
     if not found:
-        raise NoTunedData(f"{place.shown} has no such table")
+        raise NoTunedData(f"no table of {place.shown} matches the options")
     with Store.open(database or reader.database_to_write()) as store:
         refused = sum(not _taken(store, one) for one in found)
     if refused:

@@ -19,6 +19,9 @@ from nsa_tune.reports.formats.plain import plain
 
 __all__ = ["db_export", "db_import", "db_list"]
 
+_SQLITE = b"SQLite format 3\0"
+"""What every database begins with."""
+
 
 def db_list(database: Database = None, json: AsJson = False) -> None:
     """List the tables of a database."""
@@ -60,10 +63,22 @@ def db_import(
     from nsa_tune.db.exchange import import_text
     from nsa_tune.db.store import Store
 
+    if _is_database(file):
+        raise UsageError(f"{file} is a database: add it with `nsa-tune db merge {file}`")
     with Store.open(database or reader.database_to_write()) as store:
         added = import_text(store, file)
         refit(store, reader.read_text(file).key)
         say(f"{added} measurements added to {store.path}")
+
+
+def _is_database(file: Path) -> bool:
+    try:
+        if not file.is_file():
+            return False
+        with file.open("rb") as opened:
+            return opened.read(len(_SQLITE)) == _SQLITE
+    except OSError:
+        return False
 
 
 def _only(found: Sequence[Table]) -> Table:

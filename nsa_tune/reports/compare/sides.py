@@ -39,7 +39,8 @@ def side_of(word: str, wanted: TableFilter) -> list[Table]:
         found = [table for table in found if table.key.digest.startswith(chosen)]
     found = [table for table in found if wanted.matches(table.key)]
     if not found:
-        raise NoTunedData(f"{word} has no table for {wanted}; `nsa-tune db list` lists its tables")
+        listed = "" if path.suffix == ".tsv" else f"; `nsa-tune db list --db {path}` lists them"
+        raise NoTunedData(f"no table of {word} matches{listed}")
     return found
 
 

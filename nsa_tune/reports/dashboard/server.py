@@ -45,7 +45,7 @@ def serve(
         listener = socket.create_server((host.strip("[]"), port), family=family, backlog=_QUEUED)
     except OSError as error:
         raise NsaTuneError(
-            f"cannot listen on {host}:{port} ({error.strerror}); give another --port"
+            f"cannot listen on {host}:{port} ({error.strerror}); give another --host or --port"
         ) from error
     with listener:
         name = f"[{host.strip('[]')}]" if ":" in host else host

@@ -77,6 +77,16 @@ def test_a_file_that_is_none_is_named(shell: Shell, tmp_path: Path) -> None:
     assert f"there is no file {tmp_path / 'none.db'}" in done.err
 
 
+def test_import_sends_whoever_gives_a_database_to_merge(
+    database: Path, shell: Shell, tmp_path: Path
+) -> None:
+    done = shell("db", "import", str(database), "--db", str(tmp_path / "own.db"))
+
+    assert done.code == 2
+    assert f"`nsa-tune db merge {database}`" in done.err
+    assert not (tmp_path / "own.db").exists()
+
+
 def test_one_host_publishes_and_another_pulls_what_is_signed(
     database: Path, tmp_path: Path
 ) -> None:

@@ -40,7 +40,7 @@ def serve(settings: Settings, *, host: str, port: int, ready: Callable[[str], No
             listener = socket.create_server((name, port), family=family, backlog=_QUEUED)
         except OSError as error:
             raise NsaTuneError(
-                f"cannot listen on {host}:{port} ({error.strerror}); give another --port"
+                f"cannot listen on {host}:{port} ({error.strerror}); give another --host or --port"
             ) from error
         with listener, sparing("asyncio", "uvicorn.error"):
             shown = f"[{name}]" if ":" in name else name
