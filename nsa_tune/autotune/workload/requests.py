@@ -170,7 +170,11 @@ def _requests(path: Path, lines: Iterable[str]) -> Iterator[TraceRequest]:
             try:
                 yield parse(line)
             except _NO_REQUEST as error:
-                raise UsageError(f"line {number} of {path} is not a request: {error!r}") from error
+                what = f"it has no {error}" if isinstance(error, KeyError) else repr(error)
+                raise UsageError(
+                    f"line {number} of {path} is not a request: {what}; docs/replay.md lists the "
+                    "formats of traces"
+                ) from error
 
 
 _decoded = json.JSONDecoder().raw_decode

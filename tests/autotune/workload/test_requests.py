@@ -102,11 +102,18 @@ _HOSTILE = (
 )  # fmt: skip
 
 
+def test_what_a_request_lacks_is_named(trace: Path) -> None:
+    trace.write_text('{"segments": [["user 3", 200]], "output_length": 16}\n')
+
+    with pytest.raises(UsageError, match=r"line 1 of .* is not a request: it has no 'timestamp';"):
+        read_requests(trace)
+
+
 @pytest.mark.parametrize("line", _HOSTILE, ids=range(len(_HOSTILE)))
 def test_a_request_without_end_is_refused(trace: Path, line: str) -> None:
     trace.write_text(MOONCAKE + line + "\n")
 
-    with pytest.raises(UsageError, match=r"line 5 of .* is not a request"):
+    with pytest.raises(UsageError, match=r"line 5 of .* is not a request: .*; docs/replay\.md"):
         read_requests(trace)
 
 
