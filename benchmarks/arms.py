@@ -8,7 +8,8 @@ Each point has a few batches. An arm's error is the largest of those that it may
 point's reference; its time is that of the first of them. An arm that does not run is in the table
 too, with the reason. The files are written after every batch, so that a crash keeps the rest.
 --sparse-only leaves dense attention out, whose kernels FlashInfer compiles for minutes at first.
---budget starts no batch after so many seconds; what is left then says so.
+--budget starts no batch after so many seconds; what is left then says so. Each point's first batch
+comes before any second one.
 
 On a CPU the profile is tiny, and the batches are the first of each point's grid.
 """
@@ -21,6 +22,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import chain
 from math import inf
 from pathlib import Path
 
@@ -212,37 +214,60 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--markdown", type=Path)
     arguments = parser.parse_args()
-    done: list[Row] = []
     start = time.monotonic()
-    end, names = start + arguments.budget, [n for n in arguments.points.split(",") if n]
-    timer = timer_for(devices.pick_device(arguments.device))
+    settings, tried = _tried(arguments, start + arguments.budget)
+    found: list[list[Row]] = [[] for _ in tried]
 
-    def keep(rows: Sequence[Row], setting: Setting) -> None:
+    def keep() -> None:
+        rows = list(chain.from_iterable(found))
         if arguments.json is not None:
-            arguments.json.write_text(document(rows, setting, time.monotonic() - start))
+            text = document(rows, settings[0], time.monotonic() - start)
+            arguments.json.write_text(text)
         if arguments.markdown is not None:
             arguments.markdown.write_text(markdown(rows))
 
+    try:
+        for i, rows in in_turns(tried):
+            found[i] = rows
+            keep()
+    except ContextLost as lost:
+        print(f"{lost}", file=sys.stderr)
+        print(markdown(list(chain.from_iterable(found))), end="")
+        sys.exit(lost.exit_code)
+    print(markdown(list(chain.from_iterable(found))), end="")
+
+
+def _tried(
+    arguments: argparse.Namespace, end: float
+) -> tuple[list[Setting], list[Iterator[list[Row]]]]:
+    """The settings that are asked for, and the rows of each of their points."""
+    names = [name for name in arguments.points.split(",") if name]
+    timer = timer_for(devices.pick_device(arguments.device))
+    settings, found = list(_settings(arguments)), []
     # What is scored and selected does not depend on the latents' layout: once is enough.
     seen: set[tuple[str, str]] = set()
-    for setting in _settings(arguments):
-        points = points_for(setting.profile)
-        for point in [p for p in points if not names or p.name in names or p.group in names]:
-            if point.name.startswith("indexer_") and (point.name, setting.profile.name) in seen:
+    for setting in settings:
+        for point in points_for(setting.profile):
+            wanted = not names or point.name in names or point.group in names
+            again = (point.name, setting.profile.name) in seen
+            if not wanted or (again and point.name.startswith("indexer_")):
                 continue
             seen.add((point.name, setting.profile.name))
-            rows: list[Row] = []
-            try:
-                for rows in rows_of(point, setting, timer, end, arguments.sparse_only):
-                    keep([*done, *rows], setting)
-            except ContextLost as lost:
-                print(f"{lost}", file=sys.stderr)
-                print(markdown([*done, *rows]), end="")
-                sys.exit(lost.exit_code)
-            done += rows
-            print(f"{point.name} {setting.layout}: {time.monotonic() - start:.0f} s",
-                  file=sys.stderr)  # fmt: skip
-    print(markdown(done), end="")
+            found.append(rows_of(point, setting, timer, end, arguments.sparse_only))
+    return settings, found
+
+
+def in_turns(tried: Sequence[Iterator[list[Row]]]) -> Iterator[tuple[int, list[Row]]]:
+    """The first batch of each point, then the second: an arm that compiles for minutes keeps none
+    from its one time."""
+    left = dict(enumerate(tried))
+    while left:
+        for i, rows in list(left.items()):
+            found = next(rows, None)
+            if found is None:
+                del left[i]
+            else:
+                yield i, found
 
 
 if __name__ == "__main__":

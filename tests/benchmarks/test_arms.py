@@ -1,0 +1,22 @@
+"""The order in which `benchmarks.arms` tries what it is asked for."""
+
+from __future__ import annotations
+
+from benchmarks.arms import Row, in_turns
+
+
+def _rows(*names: str) -> list[list[Row]]:
+    return [[Row(name, "arm", "tiny", 4, "bf16")] for name in names]
+
+
+def test_each_point_has_its_first_batch_before_any_has_its_second() -> None:
+    tried = [iter(_rows("prefill", "prefill", "prefill")), iter(_rows("decode"))]
+
+    found = [(i, rows[0].point) for i, rows in in_turns(tried)]
+
+    assert found == [(0, "prefill"), (1, "decode"), (0, "prefill"), (0, "prefill")]
+
+
+def test_nothing_to_try() -> None:
+    assert not list(in_turns([]))
+    assert not list(in_turns([iter(())]))
