@@ -6,10 +6,11 @@ Read with the standard library only, since a dispatcher may ask before it trusts
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from nsa_tune._errors import StoreError
 from nsa_tune.db.reader import (
@@ -18,6 +19,7 @@ from nsa_tune.db.reader import (
     schema_version,
     store_errors,
 )
+from nsa_tune.db.values import text_of
 
 __all__ = ["Anchor", "Check", "failed_checks", "read_checks"]
 
@@ -81,16 +83,36 @@ def read_checks(path: Path) -> list[Check]:
         rows = connection.execute(_CHECKS).fetchall()
     try:
         return [_check(row) for row in rows]
-    except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
+    except (
+        ArithmeticError, AttributeError, KeyError, RecursionError, TypeError, ValueError
+    ) as error:  # fmt: skip
         raise StoreError(f"{path} has a check that cannot be read: {error!r}") from error
 
 
-def _check(row: tuple[str, str, str, str, int, float, str]) -> Check:
+def _check(row: tuple[Any, ...]) -> Check:
     digest, driver, libraries, checked_at, holds, drift, anchors = row
+    versions = json.loads(libraries)
     return Check(
-        digest, driver, tuple(sorted(json.loads(libraries).items())), checked_at, bool(holds),
-        float(drift), tuple(Anchor(**anchor) for anchor in json.loads(anchors)),
+        text_of(digest), text_of(driver),
+        tuple(sorted((name, text_of(version)) for name, version in versions.items())),
+        text_of(checked_at), bool(holds), float(drift),
+        tuple(_anchor(**anchor) for anchor in json.loads(anchors)),
     )  # fmt: skip
+
+
+def _anchor(
+    point: object, batch: object, there_us: Mapping[str, object], here_us: Mapping[str, object],
+    problem: object = "",
+) -> Anchor:  # fmt: skip
+    return Anchor(
+        text_of(point), text_of(batch), _times(there_us), _times(here_us), text_of(problem)
+    )
+
+
+def _times(by_arm: Mapping[str, object]) -> dict[str, float]:
+    if not all(type(time) in (int, float) for time in by_arm.values()):
+        raise ValueError("a time that is no number")
+    return {arm: float(time) for arm, time in by_arm.items()}  # type: ignore[arg-type]
 
 
 def failed_checks(

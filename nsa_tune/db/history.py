@@ -13,22 +13,23 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from nsa_tune._errors import StoreCorrupt
 from nsa_tune.backend.types.records import Device, Key, Measurement
 from nsa_tune.db.reader import (
     check_regular_file,
     columns_since,
     connect_read_only,
+    damage_errors,
     keys_of,
     read_text,
     schema_version,
     store_errors,
 )
 from nsa_tune.db.text_table import checked_measurement, format_row
+from nsa_tune.db.values import count_of, text_of
 
 __all__ = ["History", "Limit", "PastRun", "order_of", "read_histories"]
 
-_LIMITS_SINCE = 2
+_LIMITS_SINCE = 4
 """The schema that has limits."""
 _MOST_ROWS, _MOST_RUNS = 2**18, 2**16
 """Of one key."""
@@ -108,13 +109,11 @@ def read_histories(path: Path) -> list[History]:
         version = schema_version(connection, path)
         if version == 0:
             return []
-        try:
+        with damage_errors(path):
             found = [
                 History(key, tuple(_runs(connection, version, number)))
                 for number, key in keys_of(connection, path)
             ]
-        except (ValueError, TypeError) as error:
-            raise StoreCorrupt(f"{path} is damaged ({error}); move it away") from error
     return [one for one in found if one.runs]
 
 
@@ -137,10 +136,10 @@ def _runs(connection: sqlite3.Connection, version: int, number: int) -> list[Pas
         raise ValueError(f"more than {_MOST_RUNS} runs of one key")
     return [
         PastRun(
-            _device(*facts), _arguments(arguments), _text(started_at),
-            None if ended_at is None else _text(ended_at),
+            _device(*facts), _arguments(arguments), text_of(started_at),
+            None if ended_at is None else text_of(ended_at),
             outcome if outcome in _OUTCOMES else None,
-            tuple((_text(at), checked_measurement(*row)) for at, *row in rows.get(run, ())),
+            tuple((text_of(at), checked_measurement(*row)) for at, *row in rows.get(run, ())),
             tuple(_limit(*one) for one in limits.get(run, ())),
         )
         for run, arguments, started_at, ended_at, outcome, *facts in found
@@ -160,17 +159,17 @@ def _by_run(
 
 
 def _device(name: object, arch: object, *numbers: object) -> Device:
-    return Device(_text(name), _text(arch), *map(_count, numbers))
+    return Device(text_of(name), text_of(arch), *map(count_of, numbers))
 
 
 def _limit(name: object, value: object, past: object, found_at: object) -> Limit:
-    return Limit(_text(name), _count(value), _text(past), _text(found_at))
+    return Limit(text_of(name), count_of(value), text_of(past), text_of(found_at))
 
 
 def _arguments(text: object) -> str:
     """What a run was asked for, without anything that the tuner does not write."""
     try:
-        found = json.loads(_text(text)[:_LONGEST_ARGUMENTS])
+        found = json.loads(text_of(text)[:_LONGEST_ARGUMENTS])
     except (ValueError, RecursionError):
         found = {}
     kept = found.items() if isinstance(found, dict) else ()
@@ -181,15 +180,3 @@ def _plain(value: object) -> bool:
     if isinstance(value, list):
         return all(isinstance(one, str) for one in value)
     return value is None or isinstance(value, str | int | float)
-
-
-def _text(value: object) -> str:
-    if type(value) is not str:
-        raise ValueError(f"{value!r} is no text")
-    return value
-
-
-def _count(value: object) -> int:
-    if type(value) is not int or value < 0:
-        raise ValueError(f"{value!r} is not a count")
-    return value

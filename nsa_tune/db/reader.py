@@ -34,6 +34,7 @@ from nsa_tune.db.text_table import (
     read_stored_text,
     read_text,
 )
+from nsa_tune.db.values import count_of
 from nsa_tune.fleet.pull.address import address_in
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ __all__ = [
     "check_regular_file",
     "columns_since",
     "connect_read_only",
+    "damage_errors",
     "database_to_write",
     "default_database",
     "fetched_from",
@@ -374,10 +376,8 @@ def _check_any(path: Path) -> None:
     with store_errors(path), closing(connect_read_only(path)) as connection:
         if schema_version(connection, path) == 0:
             raise StoreCorrupt(f"{path} is an empty database")
-        try:
+        with damage_errors(path):
             _wanted_keys(connection, None)
-        except (ValueError, TypeError) as error:
-            raise _damaged(path, error) from error
 
 
 # --- both kinds of file
@@ -394,6 +394,15 @@ def store_errors(path: Path, *, writing: bool = False) -> Iterator[None]:
         raise _damaged(path, error) from error  # a name in the schema that is no UTF-8
     except sqlite3.Error as error:
         raise _translated(path, error, writing) from error
+
+
+@contextmanager
+def damage_errors(path: Path) -> Iterator[None]:
+    """Turn what comes of a value in `path` that nsa-tune does not write into a StoreCorrupt."""
+    try:
+        yield
+    except (ValueError, TypeError, RecursionError) as error:
+        raise _damaged(path, error) from error
 
 
 def _translated(path: Path, error: sqlite3.Error, writing: bool) -> StoreError:
@@ -522,10 +531,8 @@ def keys_in(path: Path) -> list[Key]:
     with store_errors(path), closing(connect_read_only(path)) as connection:
         if schema_version(connection, path) == 0:
             return []
-        try:
+        with damage_errors(path):
             keys = _wanted_keys(connection, None)
-        except (ValueError, TypeError) as error:
-            raise _damaged(path, error) from error
         return [key for number, key in keys if connection.execute(_ANY, [number]).fetchone()]
 
 
@@ -537,7 +544,7 @@ def _stored_in_database(path: Path, wanted: Wanted) -> list[StoredTable]:
         if version < _WEIGHTS_SINCE:
             tables = tables_of(connection, path, wanted) if version else []
             return [StoredTable(one, None, partial(_itself, one)) for one in tables]
-        try:
+        with damage_errors(path):
             keys = _wanted_keys(connection, wanted)
             weights = {number: _weights_of(connection, number) for number, _ in keys}
             # Where nothing but the head is read, nothing else need be what it was.
@@ -546,8 +553,6 @@ def _stored_in_database(path: Path, wanted: Wanted) -> list[StoredTable]:
                 _stored_table(connection, path, number, key, weights[number])
                 for number, key in _unchanged(connection, path, version, keys, unread)
             ]
-        except (ValueError, TypeError) as error:
-            raise _damaged(path, error) from error
     return [one for one in found if one is not None]
 
 
@@ -716,15 +721,13 @@ def tables_of(
 
     Keys without a measurement are left out.
     """
-    try:
+    with damage_errors(path):
         keys = _wanted_keys(connection, wanted)
         version = schema_version(connection, path)
         tables = [
             table_of(connection, path, number, key)
             for number, key in _unchanged(connection, path, version, keys)
         ]
-    except (ValueError, TypeError) as error:
-        raise _damaged(path, error) from error
     return [table for table in tables if table.measurements]
 
 
@@ -799,7 +802,7 @@ def _head_of(
     name, arch, *numbers = facts
     if not isinstance(name, str) or not isinstance(arch, str):
         raise ValueError("a device without a name")
-    device = Device(name, arch, *map(_count, numbers))
+    device = Device(name, arch, *map(count_of, numbers))
     return Table(key, device, (), str(path), measured_at, limits_of(connection, number))
 
 
@@ -809,12 +812,12 @@ def limits_of(connection: sqlite3.Connection, number: int) -> dict[str, int]:
     Raises:
         ValueError: when a row is not what nsa-tune writes.
     """
-    # Schemas before 3 have no such table.
+    # Schemas before 4 have no such table.
     known = connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'limits'").fetchone()
     found = connection.execute(_LIMITS, [number]).fetchall() if known else []
     if not all(isinstance(name, str) for name, _ in found):
         raise ValueError("a limit without a name")
-    return {name: _count(value) for name, value in found}
+    return {name: count_of(value) for name, value in found}
 
 
 def _wanted_keys(connection: sqlite3.Connection, wanted: Wanted | None) -> list[tuple[int, Key]]:
@@ -841,11 +844,5 @@ def _key(row: tuple[object, ...]) -> Key:
     # JSON may hold half a character, which nothing can print.
     "".join(chain.from_iterable(pairs)).encode()
     return Key(
-        str(gpu), str(driver), pairs, str(model), _count(heads), str(kv_layout), str(protocol)
+        str(gpu), str(driver), pairs, str(model), count_of(heads), str(kv_layout), str(protocol)
     )
-
-
-def _count(value: object) -> int:
-    if type(value) is not int or value < 0:
-        raise ValueError(f"{value!r} is not a count")
-    return value

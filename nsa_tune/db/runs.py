@@ -118,10 +118,8 @@ def runs_of(path: Path, most: int = 20) -> list[Run]:
 
 
 def _arguments(words: object, path: Path) -> dict[str, Any]:
-    try:
+    with tables.damage_errors(path):
         arguments = json.loads(str(words))
-    except (RecursionError, ValueError) as error:
-        raise StoreCorrupt(f"{path} is damaged ({error}); move it away") from error
     return arguments if isinstance(arguments, dict) else {}
 
 
@@ -159,7 +157,7 @@ def run_table(path: Path, number: int) -> Table:
     """What run `number` measured, as a table of its own.
 
     Raises:
-        StoreError: when the database cannot be read.
+        StoreError: when the database cannot be read, or the run's table was changed since.
         NoTunedData: when there is no such run, or it measured nothing.
     """
     with _reading(path) as connection:
@@ -170,13 +168,16 @@ def run_table(path: Path, number: int) -> Table:
         rows = connection.execute(_OF_RUN.format(**columns), [number]).fetchall()
     if found is None or not rows:
         raise NoTunedData(f"{path} has no run {number} that measured something")
-    table = next(one for one in tables.read_database(path) if one.key.digest == found[0])
-    try:
+    table = next((one for one in tables.read_database(path) if one.key.digest == found[0]), None)
+    if table is None:
+        raise StoreCorrupt(
+            f"the table {found[0]} of run {number} in {path} was changed since it was measured; "
+            "get it anew, or measure into another database"
+        )
+    with tables.damage_errors(path):
         newest: dict[tuple[object, ...], Measurement] = {
             row[:3]: checked_measurement(*row[:-1]) for row in rows
         }
-    except ValueError as error:
-        raise StoreCorrupt(f"{path} is damaged ({error}); move it away") from error
     return replace(
         table,
         measurements=tuple(newest.values()),

@@ -24,6 +24,7 @@ from nsa_tune.db.manifest import changed, seal
 from nsa_tune.db.migrations import migrate
 from nsa_tune.db.reader import (
     check_regular_file,
+    damage_errors,
     limits_of,
     schema_version,
     store_errors,
@@ -186,9 +187,9 @@ class Store:
 
     def limits(self, key: Key) -> dict[str, int]:
         """The limits that probes found under `key`, the newest of each name."""
-        with store_errors(self.path):
-            row = self._db.execute("SELECT id FROM keys WHERE digest = ?", [key.digest]).fetchone()
-            return {} if row is None else limits_of(self._db.conn, row[0])
+        with self._reading():
+            number = self._key_number(key)
+            return {} if number is None else limits_of(self._db.conn, number)
 
     def end_run(self, run: int, outcome: str) -> None:
         """Note how `run` ended, "done", "interrupted" or "budget", and what its table holds now."""
@@ -210,7 +211,8 @@ class Store:
         with self._writing():
             self._note_layers(history.key.model)
             number = self._id_of_key(history.key)
-            newest, limits = self._cells(number), self._limits(number)
+            with damage_errors(self.path):
+                newest, limits = self._cells(number), self._limits(number)
             added = 0
             for past in history.runs:
                 run = self._id_of_run(number, past)
@@ -282,7 +284,7 @@ class Store:
 
     def taken(self, key: Key) -> set[tuple[str, str, str, str]]:
         """The same with the time of each measurement (ISO 8601, UTC), older ones too."""
-        with store_errors(self.path):
+        with self._reading():
             rows = self._db.execute(_TAKEN, [key.digest]).fetchall()
         return set(rows)
 
@@ -292,7 +294,7 @@ class Store:
         A point's rows from before its latest run with `fresh` are not among them: whether that run
         came to its end or not, what it had not measured yet is still to be measured.
         """
-        with store_errors(self.path):
+        with self._reading():
             number = self._key_number(key)
             if number is None:
                 return []
@@ -300,12 +302,12 @@ class Store:
             found = self._db.execute(_TIMES, [number]).fetchall()
             times = {(point, batch, arm): time for point, batch, arm, time in found}
             table = table_of(self._db.conn, self.path, number, key)
-        rows = {(row.point, row.batch, row.arm): row for row in table.measurements}
-        return [
-            rows[cell]
-            for cell, time in times.items()
-            if time >= max(since.get(cell[0], ""), since[""])
-        ]
+            rows = {(row.point, row.batch, row.arm): row for row in table.measurements}
+            return [
+                rows[cell]
+                for cell, time in times.items()
+                if time >= max(since.get(cell[0], ""), since[""])
+            ]
 
     def _fresh_since(self, number: int) -> dict[str, str]:
         """When each point's latest fresh run began; "" stands for every point."""
@@ -324,7 +326,7 @@ class Store:
 
     def tables(self) -> list[Table]:
         """Every table with at least one measurement, oldest key first."""
-        with store_errors(self.path):
+        with self._reading():
             return tables_of(self._db.conn, self.path)
 
     def table(self, key: Key) -> Table:
@@ -332,8 +334,9 @@ class Store:
 
         Raises:
             NoTunedData: when no run of this key ever began.
+            StoreCorrupt: when a row is not what nsa-tune writes.
         """
-        with store_errors(self.path):
+        with self._reading():
             number = self._key_number(key)
             if number is None:
                 raise NoTunedData(
@@ -341,6 +344,11 @@ class Store:
                     f"{key.kv_layout} on {key.gpu}; measure one with `nsa-tune run`"
                 )
             return table_of(self._db.conn, self.path, number, key)
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        with store_errors(self.path), damage_errors(self.path):
+            yield
 
     @contextmanager
     def _writing(self) -> Iterator[None]:

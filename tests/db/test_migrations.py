@@ -14,6 +14,7 @@ from sqlite_utils import Database
 from nsa_tune._errors import StoreCorrupt
 from nsa_tune.db import migrations
 from nsa_tune.db import reader as tables
+from nsa_tune.db.history import read_histories
 from nsa_tune.db.migrations import MIGRATIONS, migrate
 from nsa_tune.db.store import Store
 from tests.records import DEVICE, KEY, ok
@@ -141,6 +142,22 @@ def test_what_the_first_schema_stored_is_read_and_has_discarded_nothing(
     with Store.open(path) as store:
         assert store.tables() == before
     assert [row.discarded for row in before[0].measurements] == [0]
+
+
+@pytest.mark.parametrize("version", range(1, len(MIGRATIONS)))
+def test_a_database_of_every_older_schema_is_read_and_merged(
+    version: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "nsa-tune.db"
+    with monkeypatch.context() as older:
+        older.setattr(migrations, "MIGRATIONS", MIGRATIONS[:version])
+        with closing(Database(path)) as db:
+            migrate(db, path)
+            insert_first_schema_row(db)
+
+    (table,) = tables.read_database(path)
+    (history,) = read_histories(path)
+    assert [row for _, row in history.runs[0].rows] == [*table.measurements]
 
 
 def insert_first_schema_row(db: Database) -> None:

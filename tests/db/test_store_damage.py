@@ -165,6 +165,32 @@ def test_whatever_is_wrong_inside_a_database_is_a_store_error(change: str, path:
         read_database(path)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        "UPDATE measurements SET samples = 'all'",
+        "UPDATE measurements SET measured_at = x'00'",
+        "UPDATE limits SET value = 'many'",
+        "UPDATE runs SET arguments = '{'",
+        'UPDATE runs SET arguments = \'{"fresh": true, "points": 3}\'',
+        "UPDATE runs SET arguments = '" + 10_000 * "[" + "'",
+    ],
+)
+def test_a_run_is_told_what_is_wrong_in_its_database(change: str, path: Path) -> None:
+    with Store.open(path) as store:
+        store.add_limits(store.begin_run(KEY, DEVICE, {}), {"rows": (7, "it ended")})
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript(f"PRAGMA ignore_check_constraints = ON; {change};")
+
+    with (
+        Store.open(path) as store,
+        pytest.raises(StoreCorrupt, match=r"nsa-tune\.db is damaged"),
+    ):
+        store.limits(KEY)
+        store.current(KEY)
+        store.table(KEY)
+
+
 @BOTH
 def test_a_directory_in_place_of_a_database(use: Use, tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="is a directory"):
