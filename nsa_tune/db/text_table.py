@@ -279,7 +279,7 @@ def _age_us(newest: str, time: str) -> int:
     """Microseconds from `time` to `newest`; 0 where one of them is no time."""
     try:
         return max(_time(newest) - _time(time), timedelta()) // timedelta(microseconds=1)
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, OverflowError):
         return 0
 
 

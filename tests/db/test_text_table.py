@@ -191,7 +191,10 @@ def test_times_that_are_no_times_are_not_written() -> None:
     some = table(ok("extend:0+1"), ok("extend:0+2"))
     cell = ("prefill", "extend:0+1", "mha/fa3")
 
-    for time in ("", "yesterday", "2026-11-20T11:00:00", "2027-01-01T00:00:00+00:00"):
+    for time in (
+        "", "yesterday", "2026-11-20T11:00:00", "2027-01-01T00:00:00+00:00",
+        "0001-01-01T00:00:00+14:00",
+    ):  # fmt: skip
         assert "# ages" not in format_table(replace(some, times={cell: time}))
     assert "# ages" not in format_table(
         replace(some, measured_at="now", times={cell: "2026-11-20T11:00:00+00:00"})
