@@ -57,6 +57,8 @@ class RowWriter:
         try:
             self._store.add(self._run, self._pending, units=list(self._units.values()))
         except StoreError as error:
+            # The last flush of a run must not fail again: its error would hide where the rows are.
+            self._units.clear()
             if not self._pending:
                 raise
             raise type(error)(f"{error}; {self._write_beside()}") from error

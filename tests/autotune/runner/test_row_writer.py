@@ -18,6 +18,7 @@ from nsa_tune.db import store as store_module
 from nsa_tune.db.exchange import import_text
 from nsa_tune.db.reader import read_database, read_text
 from nsa_tune.db.store import Store
+from nsa_tune.db.units import UnitOfRun
 from tests.records import DEVICE, KEY, failed, ok
 
 ROWS = [ok("extend:0+128"), failed("extend:0+128", "mla", "no kernel")]
@@ -68,6 +69,18 @@ def test_a_locked_database_sends_the_rows_to_a_file_that_can_be_imported(
     assert store.table(KEY).measurements == tuple(ROWS)
     writer.flush()
     assert len(store.table(KEY).measurements) == 2, "nothing is stored twice"
+
+
+def test_a_database_that_failed_once_is_not_written_again(store: Store, writer: RowWriter) -> None:
+    """A run flushes once more when it ends. Another error there would hide the first one, which
+    names the file."""
+    writer.add(ROWS)
+    writer.note(UnitOfRun("GPU-1", "", 1, None))
+    store._db.conn.execute("PRAGMA query_only = ON")
+
+    with pytest.raises(StoreReadOnly, match="the last 2 measurements are in"):
+        writer.flush()
+    writer.flush()
 
 
 def test_a_full_disk_sends_the_rows_to_a_file_too(store: Store, writer: RowWriter) -> None:
