@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from nsa_tune._errors import StoreCorrupt
 from nsa_tune.backend.costmodel.features import Features
@@ -25,6 +25,8 @@ _LEAST_CONSTANT, _MOST_WEIGHT = 1e-5, 1e12
 """A table's times are 1e-3 to 1e9 us. A model's constant is at least a hundredth of the least."""
 _MOST_REGIMES = 32
 """Of an arm; the points have 12 at most."""
+
+_Some = TypeVar("_Some", bound=Collection[Any])
 
 _VERSION = 1
 """Raised when the same rows and formulas come to other weights."""
@@ -106,7 +108,7 @@ def _fitted(plain: Mapping[str, Any], width: int) -> Fitted:
             )
             for arm, (wrong, boxes) in plain["failures"].items()
         },
-        by_surfaces=frozenset(map(int, plain["by_surfaces"])),
+        by_surfaces=frozenset(map(int, _few(plain["by_surfaces"]))),
         extent=plain["extent"] and _extent(plain["extent"]),
     )
 
@@ -120,7 +122,7 @@ def _model(weights: Sequence[float], width: int) -> LatencyModel:
     return LatencyModel(numbers)
 
 
-def _few(found: Mapping[str, Any]) -> Mapping[str, Any]:
+def _few(found: _Some) -> _Some:
     if len(found) > _MOST_REGIMES:
         raise ValueError(f"more than {_MOST_REGIMES} regimes")
     return found

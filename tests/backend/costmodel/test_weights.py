@@ -227,6 +227,7 @@ def _spoilt(change: object) -> Weights:
         ("models", 7),
         ("failures", {"mla/wide": [None, {"0": [[[0, 0, 0], [None] * 4, "short"]]}]}),
         ("by_surfaces", None),
+        ("by_surfaces", [*range(10_000)]),
         ("extent", [1]),
     ],
 )
