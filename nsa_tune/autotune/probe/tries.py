@@ -6,11 +6,11 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 
+from nsa_tune.autotune.bench.child_process import command, environment
 from nsa_tune.autotune.probe import child as probe_child
 from nsa_tune.autotune.probe.child import MARK, Target
 
@@ -50,11 +50,10 @@ class Try:
 def attempt(trial: str, size: int, target: Target, deadline_s: float) -> Try:
     """Run `trial` ("module:function") once at `size`; kill it after `deadline_s` seconds."""
     text = json.dumps({"size": size, **asdict(target)})
-    command = [sys.executable, "-m", probe_child.__name__, trial, text]
     # In a session of its own, so that a compiler that it starts can be killed with it.
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace",
-        start_new_session=True,
+        command(probe_child.__name__, trial, text), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        text=True, errors="replace", start_new_session=True, env=environment(),
     ) as child:  # fmt: skip
         try:
             stdout, stderr = child.communicate(timeout=deadline_s)

@@ -6,15 +6,14 @@ import fcntl
 import os
 import signal
 import subprocess
-import sys
 from contextlib import suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
-from pathlib import Path
 from pickle import UnpicklingError
 from time import monotonic
 
 from nsa_tune._errors import MachineUnfit
+from nsa_tune.autotune.bench.child_process import command, environment
 from nsa_tune.autotune.worker.flight_recorder import Activity, FlightRecorder
 from nsa_tune.autotune.worker.messages import (
     CannotContinue,
@@ -62,14 +61,13 @@ class WorkerProcess:
         descriptors = (theirs.fileno(), self._recorder.descriptor)
         words = [*map(str, descriptors), str(os.getpid())]
         return subprocess.Popen(
-            # -P: do not import modules from the working directory.
-            [sys.executable, "-u", "-P", "-m", "nsa_tune.autotune.worker.main", *words],
+            command("nsa_tune.autotune.worker.main", *words),
             stdin=subprocess.DEVNULL,
             stdout=self._output,
             stderr=self._output,
             pass_fds=descriptors,
             start_new_session=True,
-            env=_environment(),
+            env=environment(),
         )
 
     @property
@@ -143,9 +141,3 @@ class WorkerProcess:
             self._recorder.close()
             with suppress(OSError):
                 os.close(self._output)
-
-
-def _environment() -> dict[str, str]:
-    """The environment of this process, with its import path."""
-    paths = [str(Path(path).absolute()) for path in sys.path]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}

@@ -18,13 +18,6 @@ from tests.autotune import fake_limits
 from tests.autotune.fake_limits import LIMIT
 from tests.records import ok
 
-ROOT = Path(__file__).parents[3]
-
-
-@pytest.fixture(autouse=True)
-def importable_children(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-
 
 def fake(name: str) -> str:
     return f"{fake_limits.__name__}:{name}"

@@ -12,12 +12,6 @@ from tests.autotune import fake_limits
 from tests.autotune.fake_limits import LIMIT
 
 TARGET = Target("tiny", 4, "fp8", "cpu")
-ROOT = Path(__file__).parents[3]
-
-
-@pytest.fixture(autouse=True)
-def importable_children(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
 
 
 def fake(name: str) -> str:
@@ -43,6 +37,16 @@ def test_the_outcome_says_how_the_process_ended(trial: str, outcome: Outcome, wo
     one = attempt(fake(trial), LIMIT + 1, TARGET, 60)
     assert one.outcome is outcome
     assert words in one.words
+
+
+def test_files_of_the_working_directory_are_no_modules_of_a_try(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A try that fails says where a kernel's limit is: a file called json.py is no limit."""
+    (tmp_path / "json.py").write_text("raise RuntimeError('not the one of Python')")
+    monkeypatch.chdir(tmp_path)
+
+    assert attempt(fake("raises"), LIMIT, TARGET, 60).outcome is Outcome.OK
 
 
 def test_a_process_that_hangs_is_killed_at_its_deadline() -> None:
