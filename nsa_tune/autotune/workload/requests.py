@@ -17,7 +17,7 @@ import json
 from bisect import insort
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator
-from datetime import datetime
+from datetime import UTC, datetime
 from itertools import chain
 from operator import attrgetter
 from pathlib import Path
@@ -217,6 +217,8 @@ def _simple(line: str) -> TraceRequest:
 
 def _azure(line: str) -> TraceRequest:
     (when, asked, answered), *_ = csv.reader([line])
-    # Seconds have seven digits there; a datetime holds six.
-    arrival = datetime.fromisoformat(when[:26]).timestamp()
-    return checked_request(arrival, int(asked), int(answered))
+    arrival = datetime.fromisoformat(when)
+    if arrival.tzinfo is None:
+        # The trace of 2023 names no zone. By local time, hours would be missing or come twice.
+        arrival = arrival.replace(tzinfo=UTC)
+    return checked_request(arrival.timestamp(), int(asked), int(answered))

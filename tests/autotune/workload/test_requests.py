@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from heapq import heappop, heappush
 from pathlib import Path
 
@@ -51,6 +52,30 @@ def test_azures_requests_have_no_blocks(trace: Path, newline: str) -> None:
     assert (first.arrival_s, first.input_tokens, first.output_tokens) == (0.0, 374, 44)
     assert second.arrival_s == pytest.approx(4.314579)
     assert first.blocks == ()
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        # As in the trace of 2024, where a whole second has no fraction.
+        ("2024-05-10 00:00:00.500000+00:00", "2024-05-10 00:00:01+00:00"),
+        # As in the trace of 2023. In New York this second came an hour after the one before.
+        ("2023-11-05 01:59:59.9000000", "2023-11-05 02:00:00.4000000"),
+    ],
+)
+def test_azures_times_do_not_depend_on_where_they_are_read(
+    one: str, other: str, trace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trace.write_text(f"TIMESTAMP,ContextTokens,GeneratedTokens\n{one},3,4\n{other},3,4\n")
+    monkeypatch.setenv("TZ", "America/New_York")
+    time.tzset()
+    try:
+        first, second = read_requests(trace)
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+    assert second.arrival_s - first.arrival_s == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize(
