@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import torch
@@ -28,7 +29,8 @@ def held_by_others(device: torch.device) -> tuple[int, int]:
     available = facts.get("MemAvailable", 0)
     if 2 * available > total:
         return 0, total
-    resident = int(Path(_PAGES).read_text(encoding="ascii").split()[1]) * 4096
+    pages = int(Path(_PAGES).read_text(encoding="ascii").split()[1])
+    resident = pages * os.sysconf("SC_PAGE_SIZE")
     return max(total - available - resident, 0), total
 
 
