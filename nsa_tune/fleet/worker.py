@@ -39,6 +39,8 @@ _BEATS_A_LEASE = 4
 _LONGEST_BEAT_S = 15.0
 _TARGET_REGRET = 0.01
 """As `nsa-tune run` without options."""
+_LONGEST_MESSAGE = 400
+"""Characters that a service takes of what became of a job."""
 _NOT_MINE, _NO_ENTRY = 409, (401, 403)
 """Answers of the service: the job went to somebody else; the token does not suffice."""
 
@@ -315,7 +317,8 @@ class _Job:
         ]  # fmt: skip
 
     def _end(self, how: str, message: str) -> None:
-        self._client.post(f"{self._address}/{how}", {**self._words(), "message": message[:400]})
+        told = {**self._words(), "message": _one_line(message)}
+        self._client.post(f"{self._address}/{how}", told)
 
     def _leave(self) -> None:
         """Push what there is and give the job back, if the service is there."""
@@ -325,6 +328,11 @@ class _Job:
         except NsaTuneError:
             # The service takes it back itself when nothing is heard of this worker.
             return
+
+
+def _one_line(message: str) -> str:
+    """`message` as a service takes it: what a library wrote may have tabs and escape codes."""
+    return "".join(one if one.isprintable() else " " for one in message)[:_LONGEST_MESSAGE]
 
 
 class _Watched:

@@ -193,6 +193,20 @@ def test_a_job_that_cannot_be_measured_is_failed_with_its_reason(
     assert host.said == ["job 1 failed: no kernel answers here"]
 
 
+def test_a_reason_that_is_no_plain_line_fails_the_job_and_not_the_worker(
+    service: Served, host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(request: RunRequest, progress: object) -> Outcome:
+        raise MachineUnfit("the worker ended: \x1b[31mCUDA error\x1b[0m\tin a.cu\n" + "x" * 500)
+
+    monkeypatch.setattr(worker, "run", run)
+    _add(service)
+    host.work()
+    ((state, message),) = _states(service)
+    assert (state, len(message)) == ("failed", 400)
+    assert message.startswith("the worker ended:  [31mCUDA error [0m in a.cu x")
+
+
 def test_a_cancelled_job_is_left_after_its_batch(
     service: Served, host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
