@@ -48,7 +48,7 @@ def application(service: Service) -> ASGIApp:
     def route(path: str, method: str, endpoint: Endpoint, role: Role) -> Route:
         return answers.route(path, method, gate.guarded(endpoint, role))
 
-    job = "/v1/jobs/{number:int}"
+    job = "/v1/jobs/{number}"
     routes = [
         route("/v1/database", "GET", tables.database, Role.READ),
         route("/v1/tables", "GET", tables.tables, Role.READ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 from starlette.concurrency import run_in_threadpool
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
 __all__ = ["HostEndpoints"]
+
+_COUNT = re.compile("[0-9]{1,9}")
 
 
 class HostEndpoints:
@@ -34,7 +37,7 @@ class HostEndpoints:
     async def weights(self, request: Request) -> Response:
         """How often each batch of a table ran, as a decision log."""
         query: dict[str, Any] = dict(request.query_params)
-        if query.get("heads", "").isdecimal():
+        if _COUNT.fullmatch(query.get("heads", "")):
             query["heads"] = int(query["heads"])
         log = await run_in_threadpool(self._service.weights.log_for, Target.of(query))
         return tagged(request, Copy.of(log), "application/x-ndjson")

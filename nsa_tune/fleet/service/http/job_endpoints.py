@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
-from nsa_tune._errors import UsageError
+from nsa_tune._errors import NoTunedData, UsageError
 from nsa_tune.backend.points import points_for
 from nsa_tune.backend.types.profiles import profile_of
 from nsa_tune.fleet.service.documents import libraries_in, names_in, number_in, seconds_in, text_in
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 __all__ = ["JobEndpoints"]
 
+_NUMBER = re.compile("[0-9]{1,18}")
+"""What SQLite may have as the number of a row."""
+_LONGEST_SHOWN = 40
 _CLAIM = re.compile(r"[A-Za-z0-9_-]{16,128}")
 
 
@@ -132,8 +135,10 @@ class JobEndpoints:
 
 
 def _number(request: Request) -> int:
-    number: int = request.path_params["number"]
-    return number
+    word: str = request.path_params["number"]
+    if not _NUMBER.fullmatch(word):
+        raise NoTunedData(f"there is no job {word[:_LONGEST_SHOWN]}")
+    return int(word)
 
 
 def _claim(document: Mapping[str, Any]) -> str:

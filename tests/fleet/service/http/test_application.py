@@ -102,7 +102,7 @@ def test_a_role_that_is_too_low_is_told_so(empty: Served) -> None:
 def test_every_answer_is_careful_and_every_error_a_sentence(empty: Served) -> None:
     for method, path, status in (
         ("GET", "/nothing", 404), ("DELETE", "/v1/tables", 405), ("GET", "/v1/jobs/1/done", 405),
-        ("POST", "/v1/jobs/x/done", 404), ("GET", "/v1/tables/0", 404),
+        ("POST", "/v1/jobs/x/done", 403), ("GET", "/v1/tables/0", 404),
     ):  # fmt: skip
         answer = empty.ask(method, path)
         assert answer.status == status, path
@@ -255,6 +255,19 @@ def test_what_an_admin_adds_is_queued(service: Served) -> None:
         400, "job 1 is cancelled and cannot be approved"
     )  # fmt: skip
     assert service.post("/v1/jobs/2/approve", {}, role=Role.ADMIN).status == 404
+
+
+@pytest.mark.parametrize("number", ["9" * 18, "9" * 30, "9" * 5000, "1.5", "one"])
+def test_a_job_of_an_absurd_number_is_none(number: str, empty: Served) -> None:
+    for act in ("approve", "beat"):
+        answer = empty.post(f"/v1/jobs/{number}/{act}", CLAIM, role=Role.ADMIN)
+        assert answer.status == 404
+        assert answer.document["error"] == f"there is no job {number[:40]}"
+
+
+def test_weights_of_absurdly_many_heads_are_refused(empty: Served) -> None:
+    query = f"gpu=H200&model=deepseek-v3.2&kv_dtype=fp8&heads={'9' * 5000}"
+    assert empty.get(f"/v1/weights?{query}").status == 400
 
 
 @pytest.mark.parametrize(
