@@ -87,6 +87,8 @@ def compared(
             "give --rest besides --pass-times: not every pass of a trace was measured, and without "
             "it configurations cannot be compared"
         )
+    # What cannot be read is told now, and not after minutes.
+    given = parsed_flags(options.flags)
     for path in traffic.rest or ():
         RestOfPass.read(path)
     skipped: list[str] = []
@@ -104,7 +106,7 @@ def compared(
         raise UsageError("none of the files of --pass-times is of an engine that is compared here")
     default = min(found, key=_distance)
     return Configurations(
-        trace.name, default, tuple(judged(found, default)), parsed_flags(options.flags),
+        trace.name, default, tuple(judged(found, default)), given,
         tuple(skipped),
     )  # fmt: skip
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from nsa_tune._errors import UsageError
 from nsa_tune.backend.types.layouts import KVLayout
 from nsa_tune.backend.types.point import Setting
 from nsa_tune.reports.replay.flags import DECODE_FLAG, DEFAULTS, PREFILL_FLAG, THRESHOLD, Flags
@@ -281,10 +282,18 @@ def _doubts(one: Ranked, default: Ranked) -> Iterator[str]:
 
 
 def parsed_flags(text: str) -> dict[str, str]:
-    """Launch arguments and assignments of variables, by name."""
+    """Launch arguments and assignments of variables, by name.
+
+    Raises:
+        UsageError: when a quotation in `text` does not end.
+    """
     found: dict[str, str] = {}
     latest = ""
-    for word in shlex.split(text):
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise UsageError(f"the flags {text!r} cannot be read: {error}") from None
+    for word in words:
         name, equals, value = word.partition("=")
         if equals or name.startswith("--"):
             found[name], latest = value, "" if equals else name

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from nsa_tune import Batch
+from nsa_tune import Batch, UsageError
 from nsa_tune.reports.replay.configurations import (
     Configuration,
     Configurations,
@@ -61,6 +61,11 @@ def test_a_diff_has_what_changes_and_nothing_else() -> None:
         "---disable-prefill-cuda-graph",
     ]  # fmt: skip
     assert "-NSA_TUNE_DISABLE=1" in differences(given, replace(BASE, plugin=True))
+
+
+def test_flags_whose_quotation_does_not_end_are_refused() -> None:
+    with pytest.raises(UsageError, match="cannot be read: No closing quotation"):
+        parsed_flags('--tp 8 --model-path "a model')
 
 
 def test_one_replay_tells_the_default_the_best_flags_and_the_plug_in() -> None:
