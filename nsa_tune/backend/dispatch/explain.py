@@ -117,7 +117,7 @@ _DERIVED_TEXTS: dict[str, dict[object, str]] = {
         None: "no sparse prefill kernel is allowed",
     },
     "dequantize_prefix": {
-        True: "there is an fp8 prefix, and the kernel reads bf16",
+        True: "there is an fp8 prefix, and the kernel reads a copy of it",
         False: "there is no prefix, or nothing that must be widened for the kernel",
         None: "there is no prefill path",
     },
@@ -127,6 +127,7 @@ _DERIVED_TEXTS: dict[str, dict[object, str]] = {
     },
     "layout_conversion": {
         "packed_fp8.dequantize": "the pool is packed fp8, and the kernel reads bf16",
+        "packed_fp8.narrow": "the pool is packed fp8, and the kernel reads raw fp8",
         "packed_fp8.requantize_raw": "the pool is raw fp8, and the kernel reads packed fp8",
         None: "the kernel reads the pool as it is, or nothing of it",
     },

@@ -347,6 +347,7 @@ def test_a_lossy_arm_is_taken_only_by_who_allows_it(tmp_path: Path) -> None:
     plan = asked.plan(batch)
     assert plan.sparse_prefill == "flashmla_sparse_q8"
     assert (plan.topk_transform, plan.layout_conversion) == ("ragged", "packed_fp8.narrow")
+    assert "layout_conversion = packed_fp8.narrow" in asked.explain(batch)
     with pytest.raises(UnknownName, match="unknown lossy arm 'fast'"):
         opened(path, gpu=H100, allow_lossy=["fast"])
 

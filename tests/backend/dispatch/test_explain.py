@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from nsa_tune import Batch, Dispatcher
-from nsa_tune.backend.baselines import SGLANG_0_5_23
+from nsa_tune.backend.baselines import DEFAULT_BASELINE, SGLANG_0_5_23
 from nsa_tune.backend.costmodel.policy import Policy
 from nsa_tune.backend.costmodel.surface import Estimate
 from nsa_tune.backend.dispatch.decide import Choice, Verdict
-from nsa_tune.backend.dispatch.explain import reason_of
+from nsa_tune.backend.dispatch.explain import derived_reason, reason_of
+from nsa_tune.backend.dispatch.plan import DERIVED, Plan, coupled
+from nsa_tune.backend.types.batch import Mode
+from nsa_tune.backend.types.layouts import READS, KVLayout
 from nsa_tune.backend.types.records import Measurement
 from tests.backend.fake_point import FAKE, SETTING, Times, linear, policy_of, sharing_rows
 
@@ -204,3 +210,12 @@ def test_an_interval_that_says_nothing_is_told_in_words() -> None:
     assert max(intervals) > 100
     assert "[may be off by more than 10x: too little is measured nearby]" in found.explain(batch)
     assert "off by more" not in _explained(batch)
+
+
+def test_every_conversion_that_a_plan_may_have_is_explained() -> None:
+    for pool, path, reader in product(KVLayout, ("mha", "mla"), READS):
+        for mode in (Mode.EXTEND, Mode.DECODE):
+            derived = coupled(mode, pool, path, reader, True, False, reader)
+            plan = SimpleNamespace(**derived._asdict())
+            for name in DERIVED:
+                assert derived_reason(cast("Plan", plan), name, DEFAULT_BASELINE).text
