@@ -6,7 +6,7 @@ import json
 import logging
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -115,8 +115,13 @@ def events_into(target: str | None) -> Iterator[EventProgress | None]:
     elif target == "-":
         yield EventProgress(sys.stderr)
     else:
-        with _opened(Path(target)) as file:
+        file = _opened(Path(target))
+        try:
             yield EventProgress(file)
+        finally:
+            # What could not be written has been told of already.
+            with suppress(OSError):
+                file.close()
 
 
 def _opened(path: Path) -> TextIO:

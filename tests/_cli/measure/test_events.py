@@ -81,6 +81,17 @@ def test_a_run_goes_on_when_events_cannot_be_written(caplog: pytest.LogCaptureFi
     ]
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a disk that is full")
+def test_a_run_ends_well_though_the_disk_was_full(caplog: pytest.LogCaptureFixture) -> None:
+    with events_into("/dev/full") as events:
+        assert events is not None
+        events.end("done")
+
+    assert [record.getMessage() for record in caplog.records] == [
+        "no more events are written: No space left on device"
+    ]
+
+
 def test_without_a_target_there_are_no_events() -> None:
     with events_into(None) as events:
         assert events is None
