@@ -66,8 +66,8 @@ class Setting:
         """The setting that `table` was measured in.
 
         Raises:
-            StoreCorrupt: for a KV layout that does not exist.
-            UnknownName: for a model that does not.
+            StoreCorrupt: for a KV layout that does not exist, or without a head.
+            UnknownName: for a model that does not exist.
         """
         key = table.key
         try:
@@ -75,6 +75,8 @@ class Setting:
         except ValueError:
             text = f"{table.source} has an unknown KV layout {key.kv_layout!r}"
             raise StoreCorrupt(text) from None
+        if key.heads < 1:
+            raise StoreCorrupt(f"{table.source} is of {key.heads} local heads, which no rank has")
         return cls(
             profile_of(key.model), key.heads, layout, table.device, dict(key.libraries),
             limits=dict(table.limits),

@@ -93,6 +93,12 @@ def test_an_unknown_layout_is_damage() -> None:
         build([strange])
 
 
+def test_a_table_of_no_head_is_damage() -> None:
+    table = real_table()
+    with pytest.raises(StoreCorrupt, match="0 local heads"):
+        build([replace(table, key=replace(table.key, heads=0))])
+
+
 def test_an_unknown_model_is_named() -> None:
     table = real_table(points=("indexer_layout",))
     strange = replace(table, key=replace(table.key, model="gpt-2"))
