@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from nsa_tune.reports.analysis.selection import TableFilter
 __all__ = ["pairs_of", "side_of"]
 
 _RUN = "run:"
+_NUMBER = re.compile("[0-9]{1,18}")
+"""What SQLite may have as the number of a row."""
 
 
 def side_of(word: str, wanted: TableFilter) -> list[Table]:
@@ -28,7 +31,7 @@ def side_of(word: str, wanted: TableFilter) -> list[Table]:
     path, chosen = _split(word)
     if chosen.startswith(_RUN):
         number = chosen.removeprefix(_RUN)
-        if not number.isdecimal():
+        if not _NUMBER.fullmatch(number):
             raise UsageError(f"{word!r} has no run number; write FILE@run:3")
         found = [run_table(path, int(number))]
     elif path.suffix == ".tsv":

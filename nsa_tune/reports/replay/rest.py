@@ -82,11 +82,11 @@ class RestOfPass:
             found = json.loads(path.read_text(encoding="utf-8"))
         except OSError as error:
             raise UsageError(f"{path} cannot be read: {error.strerror}") from error
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise UsageError(f"{path} is not JSON: {error}") from error
         try:
             return cls._of(found)
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+        except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
             raise UsageError(
                 f"{path} is no model of the rest of a pass ({error}); see docs/replay.md"
             ) from error

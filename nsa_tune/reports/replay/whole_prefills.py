@@ -86,7 +86,7 @@ def choice_of(times: PassTimes, index_topk: int, graph_tokens: int | None = None
             for mode, kind in kinds.items()
         }
         rows = _sizes(times.key["decode_sizes"], None)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (ArithmeticError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise UsageError(
             f"the pass times do not say which graphs the engine had: {error}"
         ) from error

@@ -60,7 +60,12 @@ def test_a_text_table_is_a_side(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("chosen", "error"),
-    [("@run:x", UsageError), ("@run:9", NoTunedData), ("@ffffffff", NoTunedData)],
+    [
+        ("@run:x", UsageError),
+        (f"@run:{10**20}", UsageError),
+        ("@run:9", NoTunedData),
+        ("@ffffffff", NoTunedData),
+    ],
 )
 def test_what_is_not_there_is_a_sentence(
     database: Path, chosen: str, error: type[Exception]

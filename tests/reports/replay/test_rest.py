@@ -56,6 +56,8 @@ def test_no_pass_takes_less_than_its_host(file: Path) -> None:
         ({"host_ms": {"graph": "fast"}}, "fast"),
         ({"kv_dtype": "fp4"}, "not bf16 or fp8"),
         ({"attention": None}, "no model of the rest"),
+        ({"scored_above": float("inf")}, "no model of the rest"),
+        ({"gpu_ms": {"graph": {"pass": 10**400}}}, "no model of the rest"),
     ],
 )
 def test_what_is_no_model_is_refused(file: Path, change: dict[str, Any], words: str) -> None:
@@ -68,9 +70,10 @@ def test_what_is_no_model_is_refused(file: Path, change: dict[str, Any], words: 
 def test_a_file_that_is_no_json_is_refused(file: Path) -> None:
     with pytest.raises(UsageError, match="cannot be read"):
         RestOfPass.read(file)
-    file.write_text("{")
-    with pytest.raises(UsageError, match="is not JSON"):
-        RestOfPass.read(file)
+    for text in ("{", "[" * 100_000):
+        file.write_text(text)
+        with pytest.raises(UsageError, match="is not JSON"):
+            RestOfPass.read(file)
 
 
 def test_each_kv_format_has_a_rest_of_its_own(tmp_path: Path) -> None:

@@ -153,8 +153,9 @@ def test_graphs_end_where_the_engine_is_told_so() -> None:
 
     assert choice.sizes == (128, 1024)
     assert not choice.dense[PassMode.DENSE_GRAPH].fits(4096, 1)
-    with pytest.raises(UsageError, match="which graphs the engine had"):
-        choice_of(PassTimes({}, []), 2048)
+    for key in ({}, {**made_up().key, "prefill_sizes": [float("inf")]}):
+        with pytest.raises(UsageError, match="which graphs the engine had"):
+            choice_of(PassTimes(key, []), 2048)
 
 
 def test_a_tally_adds_up_whole_prefills_by_setup_and_way() -> None:
