@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from nsa_tune.backend.types.records import Device, Key, Measurement
 from nsa_tune.db.reader import (
+    MOST_STORED,
     check_regular_file,
     columns_since,
     connect_read_only,
@@ -31,7 +32,7 @@ __all__ = ["History", "Limit", "PastRun", "order_of", "read_histories"]
 
 _LIMITS_SINCE = 4
 """The schema that has limits."""
-_MOST_ROWS, _MOST_RUNS = 2**18, 2**16
+_MOST_RUNS = 2**16
 """Of one key."""
 _LONGEST_ARGUMENTS = 2**16
 _OUTCOMES = ("done", "interrupted", "budget")
@@ -149,9 +150,9 @@ def _runs(connection: sqlite3.Connection, version: int, number: int) -> list[Pas
 def _by_run(
     connection: sqlite3.Connection, query: str, number: int
 ) -> dict[int, list[tuple[Any, ...]]]:
-    found = connection.execute(query, [number]).fetchmany(_MOST_ROWS + 1)
-    if len(found) > _MOST_ROWS:
-        raise ValueError(f"more than {_MOST_ROWS} rows of one key")
+    found = connection.execute(query, [number]).fetchmany(MOST_STORED + 1)
+    if len(found) > MOST_STORED:
+        raise ValueError(f"more than {MOST_STORED} rows of one key")
     return {
         run: [rest for _, *rest in rows]
         for run, rows in groupby(found, key=lambda row: row[0])

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from nsa_tune.fleet.pull.fetching import Fetched
 
 __all__ = [
+    "MOST_KEYS",
+    "MOST_STORED",
     "SCHEMA_VERSION",
     "Wanted",
     "ask_again",
@@ -106,15 +108,16 @@ _ROWS = (
     "WHERE key_id = ?"
 )
 _WIDTH = 13
-_MOST_STORED = 2**18
-"""Measurements of one key, older ones among them."""
+MOST_STORED = 2**18
+"""Measurements of one key that are read, older ones among them."""
 _TABLES = frozenset(
     {
         "checks", "devices", "keys", "limits", "manifests", "measurements", "models",
         "nsa_tune_migrations", "runs", "weights",
     }
 )  # fmt: skip
-_MOST_KEYS = 4096
+MOST_KEYS = 4096
+"""Tables of one database that are read."""
 _LONGEST_VALUE = 2**26
 """Bytes of a text, and of a row."""
 _MOST_CPU_S, _STEPS = 5.0, 100_000
@@ -772,9 +775,9 @@ def _newest_columns(
     """
     rows = connection.execute(
         _ROWS.format(discarded=discarded, pass_us=pass_us, id=""), [number]
-    ).fetchmany(_MOST_STORED + 1)
-    if len(rows) > _MOST_STORED:
-        raise ValueError(f"more than {_MOST_STORED} measurements of one key")
+    ).fetchmany(MOST_STORED + 1)
+    if len(rows) > MOST_STORED:
+        raise ValueError(f"more than {MOST_STORED} measurements of one key")
     columns = list(zip(*rows, strict=True)) or [()] * _WIDTH
     if len({*zip(*columns[:3], strict=True)}) == len(rows):
         if len(rows) > MOST_ROWS:
@@ -822,9 +825,9 @@ def limits_of(connection: sqlite3.Connection, number: int) -> dict[str, int]:
 
 def _wanted_keys(connection: sqlite3.Connection, wanted: Wanted | None) -> list[tuple[int, Key]]:
     """The keys that are `wanted`, or all, with their numbers."""
-    rows = connection.execute(_KEYS).fetchmany(_MOST_KEYS + 1)
-    if len(rows) > _MOST_KEYS:
-        raise ValueError(f"more than {_MOST_KEYS} keys")
+    rows = connection.execute(_KEYS).fetchmany(MOST_KEYS + 1)
+    if len(rows) > MOST_KEYS:
+        raise ValueError(f"more than {MOST_KEYS} keys")
     keys = [(row[0], _key(row)) for row in rows]
     return [one for one in keys if wanted is None or wanted.matches(one[1])]
 

@@ -163,11 +163,11 @@ def test_a_database_has_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         for _ in range(3):
             run = store.begin_run(KEY, DEVICE, {})
             store.add(run, [ok(f"extend:{i}+1") for i in range(4)])
-    monkeypatch.setattr("nsa_tune.db.reader._MOST_STORED", 11)
+    monkeypatch.setattr("nsa_tune.db.reader.MOST_STORED", 11)
 
     with pytest.raises(StoreCorrupt, match="more than 11 measurements of one key"):
         read_database(path)
-    monkeypatch.setattr("nsa_tune.db.reader._MOST_STORED", 12)
+    monkeypatch.setattr("nsa_tune.db.reader.MOST_STORED", 12)
     assert len(read_database(path)[0].measurements) == 4
     monkeypatch.setattr("nsa_tune.db.reader.MOST_ROWS", 3)
     with pytest.raises(StoreCorrupt, match="more than 3 measurements of one key"):

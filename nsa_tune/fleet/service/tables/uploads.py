@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from nsa_tune._errors import NsaTuneError, StoreError, UsageError
-from nsa_tune.backend.dispatch.refit import refit, weights_of
+from nsa_tune.backend.dispatch.refit import check_fit, refit
 from nsa_tune.backend.points import POINTS
 from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.profiles import profile_of
 from nsa_tune.backend.types.records import Table
 from nsa_tune.db.exchange import import_text
-from nsa_tune.db.reader import connect_read_only, store_errors
+from nsa_tune.db.reader import MOST_KEYS, MOST_STORED, connect_read_only, store_errors
 from nsa_tune.db.store import Store
 from nsa_tune.db.text_table import MOST_ROWS, read_text
 
@@ -24,8 +24,6 @@ __all__ = ["MOST_BYTES", "Merged", "checked", "merge", "received"]
 
 MOST_BYTES = 2**24
 """Of an uploaded table or log."""
-_MOST_KEYS, _MOST_STORED = 4096, 2**18
-"""Of a database, and measurements of one key, older ones too: readers refuse more."""
 _STORED = (
     "SELECT count(*) FROM measurements JOIN runs ON runs.id = run_id "
     "JOIN keys ON keys.id = key_id WHERE digest = ?"
@@ -33,8 +31,6 @@ _STORED = (
 _AHEAD = timedelta(hours=1)
 """How far a host's clock may be ahead."""
 _LONGEST_NAME = 400
-_NOT_FITTED = (ArithmeticError, AssertionError, LookupError, TypeError, ValueError)
-"""What the fit of a table that somebody made up may come to."""
 
 
 class Merged(NamedTuple):
@@ -67,11 +63,9 @@ def checked(path: Path, now: datetime | None = None) -> Table:
             # Rooflines are no batches; of points to come this version knows nothing.
             if row.point in POINTS:
                 Batch.parse(row.batch)
-        weights_of(table)
+        check_fit(table)
     except NsaTuneError as error:
         raise UsageError(str(error).replace(str(path), "the table")) from error
-    except _NOT_FITTED as error:
-        raise UsageError(f"nothing can be fitted to the table: {error!r}") from error
     return table
 
 
@@ -121,9 +115,9 @@ def _check_room(store: Store, table: Table) -> None:
     with store_errors(store.path), closing(connect_read_only(store.path)) as connection:
         (keys,) = connection.execute("SELECT count(*) FROM keys").fetchone()
         (stored,) = connection.execute(_STORED, [table.key.digest]).fetchone()
-    if not stored and keys >= _MOST_KEYS:
+    if not stored and keys >= MOST_KEYS:
         raise StoreError(f"the service holds {keys} tables, and takes no more")
-    if stored + len(table.measurements) > _MOST_STORED:
+    if stored + len(table.measurements) > MOST_STORED:
         raise StoreError(
             f"the service holds {stored} measurements of this key, and takes no more; start a new "
             "database for newer ones"

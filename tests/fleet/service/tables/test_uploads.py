@@ -104,8 +104,8 @@ def test_any_table_is_taken_or_refused_in_a_sentence(one: Table) -> None:
 @pytest.mark.parametrize(
     ("limit", "most", "words"),
     [
-        ("_MOST_KEYS", 1, "holds 1 tables, and takes no more"),
-        ("_MOST_STORED", 6, "start a new database"),
+        ("MOST_KEYS", 1, "holds 1 tables, and takes no more"),
+        ("MOST_STORED", 6, "start a new database"),
         ("MOST_ROWS", 6, "more than 6 rows with those known here"),
     ],
 )
@@ -114,7 +114,7 @@ def test_a_database_grows_no_larger_than_readers_take(
 ) -> None:
     upload(store, grown(2))
     monkeypatch.setattr(uploads, limit, most)
-    more = grown(2, replace(H200_KEY, heads=16)) if limit == "_MOST_KEYS" else grown(4, minute=1)
+    more = grown(2, replace(H200_KEY, heads=16)) if limit == "MOST_KEYS" else grown(4, minute=1)
     with pytest.raises((StoreError, UsageError), match=words):
         upload(store, more)
     assert len(reader.read_database(store.path)) == 1
