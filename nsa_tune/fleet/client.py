@@ -144,7 +144,9 @@ def _sentence(error: url_errors.HTTPError, url: str) -> str:
     """What the service says is wrong."""
     try:
         told = json.loads(error.read(2**16))["error"]
-    except (OSError, ValueError, LookupError, TypeError, http.client.HTTPException):
+    except (
+        OSError, ValueError, LookupError, TypeError, RecursionError, http.client.HTTPException
+    ):  # fmt: skip
         return f"{url} answers {error.code} {error.reason}; is it a service of nsa-tune?"
     return f"{url} refuses: {told}"
 
@@ -152,7 +154,7 @@ def _sentence(error: url_errors.HTTPError, url: str) -> str:
 def _parsed(body: bytes) -> dict[str, Any]:
     try:
         document = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         document = None
     if not isinstance(document, dict):
         raise Refused(200, "the answer is no JSON object; is it a service of nsa-tune?")

@@ -104,6 +104,7 @@ def test_an_answer_that_was_changed_on_the_way_is_asked_for_again() -> None:
         (404, b"<html>", {}),
         (302, b"", {"Location": "http://127.0.0.1:9/"}),
         (403, b"[]", {}),
+        (403, b"[" * 50_000, {}),
         (401, json.dumps({"error": 5}).encode(), {}),
     ],
 )
@@ -114,7 +115,7 @@ def test_another_server_is_named_as_one(answer: tuple[int, bytes, dict[str, str]
         assert {path for _, path, _, _ in asked} == {"/v1/jobs"}, "the token goes nowhere else"
 
 
-@pytest.mark.parametrize("body", [b"nonsense", b"[1]", b"\xff"])
+@pytest.mark.parametrize("body", [b"nonsense", b"[1]", b"\xff", b"[" * 50_000])
 def test_what_is_no_json_object_is_refused(body: bytes) -> None:
     with _answering((200, body, {})) as (url, _), pytest.raises(Refused, match="no JSON object"):
         Client(url, "t").document("/v1/jobs")

@@ -379,6 +379,7 @@ def test_an_admin_runs_the_queue_from_the_command_line(
                   "--points", "decode,prefill", "--fresh", "--budget", "60")  # fmt: skip
     assert "2  queued  NVIDIA H200, deepseek-v3.2, 16 local heads" in added.err
     assert "1  cancelled" in shell("job", "cancel", "1").err
+    assert shell("job", "list", "--state", "no such&").code == 0
     listed = shell("job", "list", "--state", "queued", "--json")
     assert '"schema": "nsa-tune/jobs/1"' in listed.out
     assert '"points": ["decode", "prefill"], "fresh": true, "budget_s": 60.0' in listed.out

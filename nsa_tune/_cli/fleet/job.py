@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Annotated, Any
+from urllib.parse import urlencode
 
 import typer
 
@@ -37,7 +38,8 @@ def job_list(
     json: AsJson = False,
 ) -> None:
     """List the newest jobs of a service."""
-    found = client_of(url, _PATIENCE_S).document(f"/v1/jobs?state={state}" if state else "/v1/jobs")
+    query = f"?{urlencode({'state': state})}" if state else ""
+    found = client_of(url, _PATIENCE_S).document(f"/v1/jobs{query}")
     if json:
         print_document({"schema": "nsa-tune/jobs/1", **found})
         return
