@@ -111,6 +111,7 @@ def test_a_build_without_the_switch_is_called_without_it(monkeypatch: pytest.Mon
     flash_mla.sparse_forward(Q, Q, INDICES, 0.1, None)
     flash_mla.sparse_decode(Q[:, None], Q, INDICES, 0.1, flash_mla.new_schedule())
 
+    assert len(calls) == 2
     assert all("use_legacy" not in call for call in calls)
 
 

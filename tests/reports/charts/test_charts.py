@@ -269,6 +269,7 @@ def test_a_forbidden_choice_is_named_with_its_limit(questions: dict[str, Questio
 
     rows = [row for row in _map_rows(question) if row["kind"] == "only"]
 
+    assert rows
     assert all("mha: dense attention" in str(row["limit"]) for row in rows)
 
 

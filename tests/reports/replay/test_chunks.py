@@ -39,4 +39,7 @@ def test_what_a_pass_costs_speaks_for_larger_chunks() -> None:
 def test_sizes_stay_within_what_was_measured() -> None:
     most = max(b.q_tokens for b in pricer().dispatcher.policies["prefill"].measured)
 
-    assert all(one.chunk <= min(one.prompt, most) for one in chunk_times(pricer(), 8192))
+    found = chunk_times(pricer(), 8192)
+
+    assert found
+    assert all(one.chunk <= min(one.prompt, most) for one in found)
