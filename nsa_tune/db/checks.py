@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from nsa_tune._errors import StoreError
-from nsa_tune.db.reader import (
+from nsa_tune.db.connection import (
     check_regular_file,
     connect_read_only,
     schema_version,

@@ -14,17 +14,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from nsa_tune.backend.types.records import Device, Key, Measurement
-from nsa_tune.db.reader import (
-    MOST_STORED,
+from nsa_tune.db.connection import (
     check_regular_file,
-    columns_since,
     connect_read_only,
     damage_errors,
-    keys_of,
-    read_text,
     schema_version,
     store_errors,
 )
+from nsa_tune.db.reader import MOST_STORED, columns_since, keys_of, read_text
 from nsa_tune.db.text_table import checked_measurement, format_row
 from nsa_tune.db.values import count_of, text_of
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nsa_tune.backend.types.profiles import PROFILES
+from nsa_tune.db.connection import schema_version
 from nsa_tune.db.manifest import seal
-from nsa_tune.db.reader import schema_version
 from nsa_tune.db.views import REGRET, SPREAD, VIEWS
 
 if TYPE_CHECKING:

@@ -14,17 +14,23 @@ import sqlite3
 import stat
 import tempfile
 from collections.abc import Container, Iterable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
 from itertools import chain
 from operator import itemgetter
 from pathlib import Path
-from time import thread_time
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from nsa_tune._errors import StoreCorrupt, StoreError, StoreMissing, StoreNewer, StoreReadOnly
+from nsa_tune._errors import StoreCorrupt, StoreError, StoreMissing
 from nsa_tune.backend.types.records import Device, Key, Status, StoredTable, Table, Weights
+from nsa_tune.db.connection import (
+    check_regular_file,
+    connect_read_only,
+    damage_errors,
+    schema_version,
+    store_errors,
+)
 from nsa_tune.db.manifest import HEADS_SINCE, MANIFESTS_SINCE, changed, head_changed
 from nsa_tune.db.text_table import (
     MOST_ROWS,
@@ -43,13 +49,9 @@ if TYPE_CHECKING:
 __all__ = [
     "MOST_KEYS",
     "MOST_STORED",
-    "SCHEMA_VERSION",
     "Wanted",
     "ask_again",
-    "check_regular_file",
     "columns_since",
-    "connect_read_only",
-    "damage_errors",
     "database_to_write",
     "default_database",
     "fetched_from",
@@ -62,22 +64,16 @@ __all__ = [
     "local",
     "read_database",
     "read_text",
-    "schema_version",
     "shipped",
     "sources",
-    "store_errors",
     "table_of",
     "tables_of",
     "user_database",
     "user_folder",
 ]
 
-SCHEMA_VERSION = 10
-"""The newest database schema that this version reads and writes."""
-
 _SHIPPED = Path(__file__).parent.parent / "tables"
 _FILE = Path("nsa-tune", "nsa-tune.db")
-_BUSY_TIMEOUT_S = 10.0
 _KEYS = "SELECT id, gpu, driver, libraries, model, heads, kv_layout, protocol FROM keys ORDER BY id"
 _DISCARDED_SINCE = 3
 """The schema that counts discarded samples."""
@@ -110,18 +106,8 @@ _ROWS = (
 _WIDTH = 13
 MOST_STORED = 2**18
 """Measurements of one key that are read, older ones among them."""
-_TABLES = frozenset(
-    {
-        "checks", "devices", "keys", "limits", "manifests", "measurements", "models",
-        "nsa_tune_migrations", "runs", "weights",
-    }
-)  # fmt: skip
 MOST_KEYS = 4096
 """Tables of one database that are read."""
-_LONGEST_VALUE = 2**26
-"""Bytes of a text, and of a row."""
-_MOST_CPU_S, _STEPS = 5.0, 100_000
-"""What reading may compute: a table takes milliseconds. Steps of SQLite between two looks."""
 _log = logging.getLogger(__name__)
 _names: dict[Path, str] = {}
 """What copies of addresses are called."""
@@ -386,101 +372,6 @@ def _check_any(path: Path) -> None:
 # --- both kinds of file
 
 
-@contextmanager
-def store_errors(path: Path, *, writing: bool = False) -> Iterator[None]:
-    """Turn SQLite's errors about `path` into a StoreError that says what to do."""
-    try:
-        yield
-    except sqlite3.ProgrammingError:
-        raise  # a mistake in nsa-tune, not in the file
-    except UnicodeError as error:
-        raise _damaged(path, error) from error  # a name in the schema that is no UTF-8
-    except sqlite3.Error as error:
-        raise _translated(path, error, writing) from error
-
-
-@contextmanager
-def damage_errors(path: Path) -> Iterator[None]:
-    """Turn what comes of a value in `path` that nsa-tune does not write into a StoreCorrupt."""
-    try:
-        yield
-    except (ValueError, TypeError, RecursionError) as error:
-        raise _damaged(path, error) from error
-
-
-def _translated(path: Path, error: sqlite3.Error, writing: bool) -> StoreError:
-    code = getattr(error, "sqlite_errorcode", None)
-    match code & 0xFF if code is not None else None:
-        case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
-            return StoreError(
-                f"{path} is locked by another process; wait until that one ends and try again"
-            )
-        case sqlite3.SQLITE_INTERRUPT:
-            return StoreCorrupt(
-                f"{path} takes longer to read than any table does; move it away, or give another "
-                "database with --db"
-            )
-        case sqlite3.SQLITE_READONLY | sqlite3.SQLITE_CANTOPEN if writing:
-            return StoreReadOnly(_why_not_written(path))
-        case sqlite3.SQLITE_READONLY:
-            return StoreReadOnly(f"{path} cannot be read, as its log cannot be written")
-        case sqlite3.SQLITE_CANTOPEN:
-            return StoreError(f"{path} cannot be opened; check who may read it and its directory")
-        case sqlite3.SQLITE_FULL:
-            return StoreError(
-                f"the disk is full under {path}; free some space and run again: "
-                "what was stored before is kept"
-            )
-        case sqlite3.SQLITE_IOERR:
-            return StoreError(f"{path}: {error}; check the disk, or use a database elsewhere")
-        case sqlite3.SQLITE_CONSTRAINT:
-            return StoreError(f"{path} does not take such a row: {error}")
-        case sqlite3.SQLITE_NOTADB:
-            return StoreCorrupt(
-                f"{path} is not an SQLite database; give the path of another with --db"
-            )
-    return StoreCorrupt(
-        f"{path} is damaged ({error}); move it away, or put a copy of it in its place"
-    )
-
-
-def _why_not_written(path: Path) -> str:
-    for end in ("-shm", "-wal"):
-        beside = path.with_name(f"{path.name}{end}")
-        with suppress(OSError):
-            if beside.stat().st_uid != os.geteuid() and os.access(path, os.W_OK):
-                return (
-                    f"{path} cannot be written: {beside} belongs to another user, who has read the "
-                    "database; remove that file when nobody reads or writes the database"
-                )
-    return (
-        f"{path} cannot be written; make it writable, and its directory, or give another database "
-        "with --db"
-    )
-
-
-def check_regular_file(path: Path) -> None:
-    """Pass when `path` is a file.
-
-    Raises:
-        StoreMissing: when there is nothing.
-        StoreError: when it is a directory or a device, or may not be looked at.
-    """
-    try:
-        mode = path.stat().st_mode
-    except (FileNotFoundError, NotADirectoryError):
-        raise StoreMissing(
-            f"there is no file {path}; give another one, or measure one with `nsa-tune run`"
-        ) from None
-    except OSError as error:
-        raise StoreError(f"{path} cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise StoreError(f"{str(path)!r} is no path: {error}") from error
-    if not stat.S_ISREG(mode):
-        what = "a directory" if stat.S_ISDIR(mode) else "not a regular file"
-        raise StoreError(f"{path} is {what}; give the path of a database file")
-
-
 def _stored(path: Path, wanted: Wanted) -> list[StoredTable]:
     check_regular_file(path)
     found = _stored_in_text(path, wanted) if path.suffix == ".tsv" else (
@@ -637,84 +528,6 @@ def _only(path: Path, key: Key) -> Table:
         if table.key == key:
             return table
     raise StoreMissing(f"{path} no longer has the table {key.digest}")
-
-
-def _damaged(path: Path, error: Exception) -> StoreCorrupt:
-    return StoreCorrupt(f"{path} is damaged ({error}); move it away")
-
-
-def connect_read_only(path: Path) -> sqlite3.Connection:
-    """A connection that cannot change `path`, in a directory that nobody may write too.
-
-    SQLite's own errors leave it: use it within `store_errors`.
-    """
-    uri = path.absolute().as_uri()
-    # SQLite makes a log and an index beside a WAL database even to read it. They would be ours, and
-    # lock out an owner who is somebody else. With nothing in the log, the file alone is whole.
-    if path.stat().st_uid != os.geteuid():
-        if not _has_log(path):
-            return _restrained(sqlite3.connect(f"{uri}?immutable=1", uri=True))
-        if not path.with_name(f"{path.name}-shm").exists():
-            raise StoreError(
-                f"{path} belongs to another user and was left with an open log: to read it would "
-                "lock its owner out; ask the owner to run `nsa-tune db list` once"
-            )
-    connection = sqlite3.connect(f"{uri}?mode=ro", uri=True, timeout=_BUSY_TIMEOUT_S)
-    try:
-        connection.execute("PRAGMA schema_version")
-    except sqlite3.Error as error:
-        connection.close()
-        # So does a directory that may not be written.
-        if error.sqlite_errorcode & 0xFF not in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY):
-            raise
-        if _has_log(path):
-            raise
-        connection = sqlite3.connect(f"{uri}?immutable=1", uri=True)
-    return _restrained(connection)
-
-
-def _has_log(path: Path) -> bool:
-    log = path.with_name(f"{path.name}-wal")
-    return log.exists() and log.stat().st_size > 0
-
-
-def _restrained(connection: sqlite3.Connection) -> sqlite3.Connection:
-    """`connection`, which now does not trust what somebody wrote into the schema, holds no value
-    that is larger than any of ours, and stops when it computes for long."""
-    connection.execute("PRAGMA trusted_schema = OFF")
-    connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST_VALUE)
-    end = thread_time() + _MOST_CPU_S
-    connection.set_progress_handler(lambda: thread_time() > end, _STEPS)
-    return connection
-
-
-def schema_version(connection: sqlite3.Connection, path: Path) -> int:
-    """The schema of an open database; 0 when it is empty.
-
-    Raises:
-        StoreNewer: when this version does not know the schema.
-        StoreCorrupt: when the database is not nsa-tune's.
-    """
-    kinds = dict(connection.execute("SELECT name, type FROM sqlite_master"))
-    if not kinds:
-        return 0
-    if "nsa_tune_migrations" not in kinds:
-        raise StoreCorrupt(
-            f"{path} is a database, but not one of nsa-tune; give the path of another with --db"
-        )
-    # A view or a trigger computes what it likes, where rows are expected.
-    for name, kind in kinds.items():
-        if kind == "trigger" or (name in _TABLES and kind != "table"):
-            raise StoreCorrupt(f"{path} has a {kind} {name}, which nsa-tune did not make")
-    (version,) = connection.execute("SELECT max(version) FROM nsa_tune_migrations").fetchone()
-    if not isinstance(version, int):
-        raise StoreCorrupt(f"{path} does not say which schema it has; move it away")
-    if version > SCHEMA_VERSION:
-        raise StoreNewer(
-            f"{path} was written by a newer nsa-tune (schema {version}, this one reads up to "
-            f"{SCHEMA_VERSION}); upgrade nsa-tune, or give another database with --db"
-        )
-    return version
 
 
 def tables_of(

@@ -13,6 +13,13 @@ from typing import Any
 from nsa_tune._errors import NoTunedData, StoreCorrupt
 from nsa_tune.backend.types.records import Measurement, Status, Table
 from nsa_tune.db import reader as tables
+from nsa_tune.db.connection import (
+    check_regular_file,
+    connect_read_only,
+    damage_errors,
+    schema_version,
+    store_errors,
+)
 from nsa_tune.db.text_table import checked_measurement
 
 __all__ = [
@@ -81,10 +88,10 @@ class Newest:
 
 @contextmanager
 def _reading(path: Path) -> Iterator[sqlite3.Connection]:
-    tables.check_regular_file(path)
-    with tables.store_errors(path), closing(tables.connect_read_only(path)) as connection:
+    check_regular_file(path)
+    with store_errors(path), closing(connect_read_only(path)) as connection:
         connection.execute("BEGIN")  # one snapshot, whatever a run adds meanwhile
-        if tables.schema_version(connection, path) == 0:
+        if schema_version(connection, path) == 0:
             raise NoTunedData(f"{path} is empty; measure with `nsa-tune run`")
         yield connection
 
@@ -118,7 +125,7 @@ def runs_of(path: Path, most: int = 20) -> list[Run]:
 
 
 def _arguments(words: object, path: Path) -> dict[str, Any]:
-    with tables.damage_errors(path):
+    with damage_errors(path):
         arguments = json.loads(str(words))
     return arguments if isinstance(arguments, dict) else {}
 
@@ -164,7 +171,7 @@ def run_table(path: Path, number: int) -> Table:
         found = connection.execute(
             "SELECT digest FROM runs JOIN keys ON keys.id = key_id WHERE runs.id = ?", [number]
         ).fetchone()
-        columns = tables.columns_since(tables.schema_version(connection, path))
+        columns = tables.columns_since(schema_version(connection, path))
         rows = connection.execute(_OF_RUN.format(**columns), [number]).fetchall()
     if found is None or not rows:
         raise NoTunedData(f"{path} has no run {number} that measured something")
@@ -174,7 +181,7 @@ def run_table(path: Path, number: int) -> Table:
             f"the table {found[0]} of run {number} in {path} was changed since it was measured; "
             "get it anew, or measure into another database"
         )
-    with tables.damage_errors(path):
+    with damage_errors(path):
         newest: dict[tuple[object, ...], Measurement] = {
             row[:3]: checked_measurement(*row[:-1]) for row in rows
         }

@@ -19,18 +19,16 @@ from nsa_tune._errors import NoTunedData, StoreCorrupt, StoreMissing, StoreReadO
 from nsa_tune.backend.types.profiles import PROFILES
 from nsa_tune.backend.types.records import Device, Key, Measurement, Table, Weights
 from nsa_tune.db.checks import Check
+from nsa_tune.db.connection import (
+    check_regular_file,
+    damage_errors,
+    schema_version,
+    store_errors,
+)
 from nsa_tune.db.history import History, Limit, PastRun, order_of
 from nsa_tune.db.manifest import changed, seal
 from nsa_tune.db.migrations import migrate
-from nsa_tune.db.reader import (
-    check_regular_file,
-    damage_errors,
-    limits_of,
-    schema_version,
-    store_errors,
-    table_of,
-    tables_of,
-)
+from nsa_tune.db.reader import limits_of, table_of, tables_of
 from nsa_tune.db.text_table import checked_measurement
 from nsa_tune.db.units import UnitOfRun, put_units
 

@@ -18,6 +18,7 @@ import pytest
 from nsa_tune import Dispatcher
 from nsa_tune._errors import NsaTuneError, StoreCorrupt, StoreError
 from nsa_tune.db import reader
+from nsa_tune.db.connection import connect_read_only, store_errors
 from nsa_tune.db.exchange import import_text
 from nsa_tune.db.reader import default_database, read_database, read_text, sources
 from nsa_tune.db.store import Store
@@ -217,8 +218,8 @@ def test_what_computes_without_end_is_interrupted(tmp_path: Path) -> None:
 
     with (
         pytest.raises(StoreCorrupt, match="takes longer to read than any table does"),
-        reader.store_errors(path),
-        closing(reader.connect_read_only(path)) as connection,
+        store_errors(path),
+        closing(connect_read_only(path)) as connection,
     ):
         connection.execute("SELECT count(*) FROM endless").fetchone()
 
@@ -236,8 +237,8 @@ def test_a_value_has_a_bound(tmp_path: Path) -> None:
 
     with (
         pytest.raises(StoreError),
-        reader.store_errors(path),
-        closing(reader.connect_read_only(path)) as connection,
+        store_errors(path),
+        closing(connect_read_only(path)) as connection,
     ):
         connection.execute("SELECT x FROM large").fetchone()
 
@@ -394,7 +395,7 @@ def test_reading_leaves_nothing_beside_a_database_of_another_user(
     owner = os.geteuid()
     monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
 
-    with closing(reader.connect_read_only(path)) as connection:
+    with closing(connect_read_only(path)) as connection:
         connection.execute("SELECT count(*) FROM keys").fetchone()
         assert [one.name for one in tmp_path.iterdir()] == ["a.db"]
     assert len(read_database(path)) == 1
@@ -424,7 +425,7 @@ def test_an_owner_is_told_who_locks_the_database(
 
     with (
         pytest.raises(StoreError, match=r"a\.db-shm belongs to another user"),
-        reader.store_errors(path, writing=True),
+        store_errors(path, writing=True),
     ):
         raise error
 

@@ -12,6 +12,7 @@ import pytest
 from sqlite_utils import Database
 
 from nsa_tune._errors import StoreCorrupt
+from nsa_tune.db import connection as opening
 from nsa_tune.db import migrations
 from nsa_tune.db import reader as tables
 from nsa_tune.db.history import read_histories
@@ -26,7 +27,7 @@ def _schema(path: Path) -> set[str]:
 
 
 def test_there_is_one_step_for_each_schema_version() -> None:
-    assert len(MIGRATIONS) == tables.SCHEMA_VERSION
+    assert len(MIGRATIONS) == opening.SCHEMA_VERSION
 
 
 def test_the_steps_are_recorded(tmp_path: Path) -> None:
@@ -90,14 +91,14 @@ def test_a_step_that_fails_leaves_the_schema_before_it(
         db.execute("CREATE TABLE hosts (name TEXT)")
         raise RuntimeError("the power went")
 
-    monkeypatch.setattr(tables, "SCHEMA_VERSION", len(MIGRATIONS) + 1)
+    monkeypatch.setattr(opening, "SCHEMA_VERSION", len(MIGRATIONS) + 1)
     monkeypatch.setattr(migrations, "MIGRATIONS", (*MIGRATIONS, another))
     with pytest.raises(RuntimeError, match="power"):
         Store.open(path)
 
     assert _schema(path) == before
     with closing(Database(path)) as db:
-        assert tables.schema_version(db.conn, path) == len(MIGRATIONS)
+        assert opening.schema_version(db.conn, path) == len(MIGRATIONS)
 
 
 def test_an_older_database_is_brought_up_with_its_rows(
@@ -110,13 +111,13 @@ def test_an_older_database_is_brought_up_with_its_rows(
     def another(db: Database) -> None:
         db.execute("ALTER TABLE runs ADD COLUMN host TEXT")
 
-    monkeypatch.setattr(tables, "SCHEMA_VERSION", len(MIGRATIONS) + 1)
+    monkeypatch.setattr(opening, "SCHEMA_VERSION", len(MIGRATIONS) + 1)
     monkeypatch.setattr(migrations, "MIGRATIONS", (*MIGRATIONS, another))
     with Store.open(path) as store:
         assert len(store.table(KEY).measurements) == 1
     with closing(Database(path)) as db:
         assert "host" in db.table("runs").columns_dict
-        assert tables.schema_version(db.conn, path) == len(MIGRATIONS) + 1
+        assert opening.schema_version(db.conn, path) == len(MIGRATIONS) + 1
 
 
 def test_a_step_that_another_process_has_done_is_not_done_again(tmp_path: Path) -> None:

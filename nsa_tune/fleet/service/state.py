@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Self
 
 from nsa_tune._errors import StoreCorrupt, StoreMissing, StoreNewer, StoreReadOnly
-from nsa_tune.db.reader import check_regular_file, store_errors
+from nsa_tune.db.connection import check_regular_file, store_errors
 
 __all__ = ["State", "state_path"]
 

@@ -20,7 +20,7 @@ from starlette.concurrency import run_in_threadpool
 from nsa_tune.backend.dispatch.refit import write_fitted
 from nsa_tune.backend.types.records import Key, Table
 from nsa_tune.db import reader
-from nsa_tune.db.reader import store_errors
+from nsa_tune.db.connection import store_errors
 
 __all__ = ["Copy", "Current", "TextTable", "TextTables", "copy_of"]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from nsa_tune.backend.types.records import Key
-from nsa_tune.db.reader import connect_read_only, store_errors
+from nsa_tune.db.connection import connect_read_only, store_errors
 
 __all__ = ["Held", "held_in"]
 

@@ -15,8 +15,9 @@ from nsa_tune.backend.points import POINTS
 from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.profiles import profile_of
 from nsa_tune.backend.types.records import Table
+from nsa_tune.db.connection import connect_read_only, store_errors
 from nsa_tune.db.exchange import import_text
-from nsa_tune.db.reader import MOST_KEYS, MOST_STORED, connect_read_only, store_errors
+from nsa_tune.db.reader import MOST_KEYS, MOST_STORED
 from nsa_tune.db.store import Store
 from nsa_tune.db.text_table import MOST_ROWS, read_text
 
