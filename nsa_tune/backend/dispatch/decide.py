@@ -255,13 +255,9 @@ def decide_for_all(
     allowed = [name for name in question.choices if all(name in every[i].arms for i in open_ones)]
     told = [_weighed(question, *one) for one in zip(every, surveys, strict=True)]
     counted = [i for i in open_ones if sum(name in told[i] for name in allowed) > 1] or open_ones
-    decisions, costs = [every[i] for i in counted], [told[i] for i in counted]
-    total = sum(weights[i] for i in counted) if weights else len(counted)
-    shares = [(weights[i] if weights else 1.0) / total for i in counted]
-
-    compared = [name for name in allowed if all(name in one for one in costs)]
-    times = [{name: one[name] for name in compared} for one in costs]
-    losses = {name: 1 + mean_regret(times, shares, name) for name in compared}
+    decisions = [every[i] for i in counted]
+    shares = _shares([weights[i] if weights else 1.0 for i in counted])
+    losses = _losses(allowed, [told[i] for i in counted], shares)
     # What the baseline takes most often is the default for all.
     defaults = [one.default for one in decisions]
     usual = max(dict.fromkeys(defaults), key=defaults.count)
@@ -270,9 +266,6 @@ def decide_for_all(
     wanted = [name for name in allowed if forced in question.choices[name]]
     if wanted and all(forced in surveys[i].latencies for i in open_ones):
         choice, verdict = wanted[0], Verdict.FORCED
-    estimated = [
-        name for name in allowed if all(name in decision.estimates for decision in decisions)
-    ]
     tied: tuple[str, ...] = ()
     if verdict in _COMPARED and choice is not None:
         verdict, tied = _confirmed(choice, [one.estimates for one in decisions], shares)
@@ -280,21 +273,48 @@ def decide_for_all(
         question=question.name,
         choice=choice,
         verdict=verdict,
-        estimates={
-            name: _mean_estimate([one.estimates[name] for one in decisions], shares)
-            for name in estimated
-        },
+        estimates=_mean_estimates(allowed, decisions, shares),
         arms={name: decisions[0].arms[name] for name in allowed},
-        # Of several reasons against a choice the one at the shortest context.
-        forbidden={
-            name: why
-            for i in reversed(open_ones)
-            for name, why in every[i].forbidden.items()
-            if name not in allowed
-        },
+        forbidden=_forbidden_somewhere([every[i] for i in open_ones], allowed),
         default=usual,
         tied=tied,
     )
+
+
+def _shares(weights: Sequence[float]) -> list[float]:
+    total = sum(weights)
+    return [weight / total for weight in weights]
+
+
+def _losses(
+    allowed: Sequence[str], costs: Sequence[Mapping[str, float]], shares: Sequence[float]
+) -> dict[str, float]:
+    """One plus the mean regret of each choice that has a cost on every batch."""
+    compared = [name for name in allowed if all(name in one for one in costs)]
+    times = [{name: one[name] for name in compared} for one in costs]
+    return {name: 1 + mean_regret(times, shares, name) for name in compared}
+
+
+def _mean_estimates(
+    allowed: Sequence[str], decisions: Sequence[Choice], shares: Sequence[float]
+) -> dict[str, Estimate]:
+    """Those of the choices that have an estimate on every batch."""
+    return {
+        name: _mean_estimate([one.estimates[name] for one in decisions], shares)
+        for name in allowed
+        if all(name in one.estimates for one in decisions)
+    }
+
+
+def _forbidden_somewhere(decisions: Sequence[Choice], allowed: Sequence[str]) -> dict[str, str]:
+    """Why the other choices are not allowed everywhere: of several reasons against a choice, the
+    one at the shortest context."""
+    return {
+        name: why
+        for one in reversed(decisions)
+        for name, why in one.forbidden.items()
+        if name not in allowed
+    }
 
 
 def _weighed(question: Question, decision: Choice, survey: Survey) -> dict[str, float]:
