@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["checked_rows", "worst_error"]
+__all__ = ["checked_rows", "row_error", "worst_error"]
 
 _ROWS = 24
 _ENDS = 8
+_LEAST = 1e-6
+"""A row may have no value but 0, such as the score of a single key."""
 
 
 def checked_rows(starts_q: torch.Tensor, seed: int) -> torch.Tensor:
@@ -26,6 +28,14 @@ def checked_rows(starts_q: torch.Tensor, seed: int) -> torch.Tensor:
     edges = ends[torch.linspace(0, len(ends) - 1, min(len(ends), _ENDS)).long().to(device)]
     rows: torch.Tensor = torch.unique(torch.cat((edges, some.to(device))))
     return rows
+
+
+def row_error(output: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
+    """Relative error of one row against its `reference` ([width] fp32), as a number that is still
+    on the device; not finite where anything of `output` is not."""
+    off = (output.float() - reference).norm()
+    error: torch.Tensor = off / reference.norm().clamp_min(_LEAST)
+    return error
 
 
 def worst_error(output: torch.Tensor, rows: torch.Tensor, reference: torch.Tensor) -> float:

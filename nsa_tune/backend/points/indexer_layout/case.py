@@ -9,6 +9,7 @@ from functools import cached_property, lru_cache
 import torch
 
 from nsa_tune._errors import BatchError
+from nsa_tune.backend.points.checked_rows import row_error
 from nsa_tune.backend.points.paging import scatter
 from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.point import Setting
@@ -101,10 +102,7 @@ class IndexerCase:
 
     def error_of(self, output: torch.Tensor) -> float:
         """Largest relative error of a checked row of logits, over the keys it sees."""
-        errors = [
-            (output[row, : len(logits)].float() - logits).norm() / logits.norm()
-            for row, logits in self._reference
-        ]
+        errors = [row_error(output[row, : len(logits)], logits) for row, logits in self._reference]
         # One transfer for all rows. The norm of anything that is not finite is not finite.
         return float(torch.stack(errors).nan_to_num(nan=float("inf")).max())
 

@@ -8,6 +8,7 @@ from itertools import accumulate
 import torch
 
 from nsa_tune._errors import BatchError
+from nsa_tune.backend.points.checked_rows import row_error
 from nsa_tune.backend.points.indexer_layout.case import KeyPool, key_pool, slots_for
 from nsa_tune.backend.points.indexer_prefill.features import chunk_bytes
 from nsa_tune.backend.points.paging import query_rows, scatter
@@ -17,8 +18,6 @@ from nsa_tune.backend.types.point import Setting
 __all__ = ["LogitsCase", "logits_case"]
 
 _CHECKED_ROWS = 24
-_LEAST = 1e-6
-"""A single key may have no score but 0."""
 
 
 class LogitsCase:
@@ -93,8 +92,8 @@ class LogitsCase:
         for row, logits in self._reference.items():
             if start <= row < start + len(output):
                 first = int(self.first[row]) if ragged else 0
-                seen = output[row - start, first : first + len(logits)].float()
-                errors.append((seen - logits).norm() / logits.norm().clamp_min(_LEAST))
+                seen = output[row - start, first : first + len(logits)]
+                errors.append(row_error(seen, logits))
         # The norm of anything that is not finite is not finite.
         return float(torch.stack(errors).nan_to_num(nan=float("inf")).max())
 
