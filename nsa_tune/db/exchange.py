@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from pathlib import Path
+from secrets import token_hex
 
 from nsa_tune._errors import NoTunedData, StoreReadOnly, UsageError
 from nsa_tune.backend.types.records import Table, Weights
@@ -25,7 +26,8 @@ def write_text(table: Table, path: Path, weights: Weights | None = None) -> None
     """
     if not path.name:
         raise UsageError(f"{str(path)!r} names no file to write the table to")
-    draft = path.with_name(f".{path.name}.draft")
+    # Of its own: two that write the same file must not take each other's draft.
+    draft = path.with_name(f".{path.name}.{token_hex(4)}")
     try:
         draft.write_text(format_table(table, weights), encoding="utf-8", newline="\n")
         draft.replace(path)

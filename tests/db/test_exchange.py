@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -110,3 +111,21 @@ def test_a_limit_that_is_no_number_is_damage(tmp_path: Path) -> None:
 
     with pytest.raises(StoreCorrupt, match="limit rows is 'many'"):
         read_text(path)
+
+
+def test_two_that_write_one_file_do_not_take_each_others_draft(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, written = tmp_path / "h100.tsv", Path.write_text
+
+    def write_while_another_does(draft: Path, *arguments: Any, **named: Any) -> int:
+        monkeypatch.setattr(Path, "write_text", written)
+        count = written(draft, *arguments, **named)
+        write_text(table(*ROWS), path)
+        return count
+
+    monkeypatch.setattr(Path, "write_text", write_while_another_does)
+    write_text(table(ROWS[0]), path)
+
+    assert read_text(path).measurements == (ROWS[0],)
+    assert list(tmp_path.iterdir()) == [path]
