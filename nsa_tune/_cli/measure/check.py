@@ -51,7 +51,7 @@ def check(
     from nsa_tune.autotune.health.table_check import CheckRequest
     from nsa_tune.autotune.health.table_check import check as check_table
 
-    gpu = detect.cpu_name() if device == "cpu" else detect.local_device_name()
+    gpu = detect.device_name(device)
     name = model_of(model.model, gpu)
     request = CheckRequest(
         gpu, name, heads_of(model.heads, name), str(model.kv_dtype), database, device, anchors, keep

@@ -15,7 +15,7 @@ from math import ceil, inf
 from pathlib import Path
 from statistics import median
 
-from nsa_tune._errors import NoTunedData, StoreError
+from nsa_tune._errors import NoTunedData, StoreError, UsageError
 from nsa_tune.autotune.bench.job import Job
 from nsa_tune.autotune.bench.registry import REGISTRY
 from nsa_tune.autotune.runner.progress import Progress
@@ -104,6 +104,7 @@ def check(
 
     Raises:
         NoTunedData: when there is no such table, or it has no anchor batch.
+        UsageError: when the device is not of the GPU model that is asked for.
         MachineUnfit: when this machine cannot measure.
         KeyboardInterrupt: when it is interrupted; some of the batches alone prove nothing.
     """
@@ -120,6 +121,11 @@ def check(
         points: Sequence[Point], setting: Setting, known: Sequence[Measurement]
     ) -> Schedule:
         del known
+        if setting.device.name != request.gpu:
+            raise UsageError(
+                f"{request.device} is {setting.device.name!r}, and the table is of "
+                f"{request.gpu!r}: check it on that device"
+            )
         rows = _amortised(table.measurements, setting.sharing)
         jobs.extend(anchor_jobs(points, setting, rows, request.anchors))
         return FixedSchedule(jobs)

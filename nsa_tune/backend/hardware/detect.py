@@ -12,6 +12,7 @@ from nsa_tune.backend.types.records import Device
 __all__ = [
     "KNOWN",
     "cpu_name",
+    "device_name",
     "device_of",
     "driver_version",
     "library_versions",
@@ -93,6 +94,17 @@ def local_device_name() -> str:
     """The first GPU's name as the driver reports it, or the CPU's where there is no GPU."""
     names = nvml.gpu_names()
     return names[0] if names else cpu_name()
+
+
+def device_name(device: str) -> str:
+    """The name of the device "cpu" or "cuda:N", by the driver's own order of its GPUs; of any
+    other word, `local_device_name`."""
+    if device == "cpu":
+        return cpu_name()
+    names, number = nvml.gpu_names(), device.partition(":")[2]
+    if number.isdecimal() and int(number) < len(names):
+        return names[int(number)]
+    return local_device_name()
 
 
 def driver_version() -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nsa_tune import NoTunedData
+from nsa_tune import NoTunedData, UsageError
 from nsa_tune.autotune.health import table_check
 from nsa_tune.autotune.health.table_check import (
     CheckRequest,
@@ -74,6 +74,18 @@ def test_a_table_holds_when_its_anchors_repeat(request_: CheckRequest) -> None:
     assert result.check.drift == 0
     assert len(result.check.anchors) == request_.anchors < 40
     assert all(anchor.there_us == anchor.here_us == THEN for anchor in result.check.anchors)
+
+
+def test_a_table_of_another_device_is_not_checked_here(request_: CheckRequest) -> None:
+    """On a host of different GPUs the one that is measured may not be the one that is asked for."""
+    assert request_.database is not None
+    (table,) = tables.read_database(request_.database)
+    path = request_.database.with_name("other.tsv")
+    other = replace(table.device, name="CPU of another host")
+    write_text(replace(table, key=replace(table.key, gpu=other.name), device=other), path)
+
+    with pytest.raises(UsageError, match="the table is of 'CPU of another host'"):
+        check(replace(request_, gpu=other.name, database=path))
 
 
 def test_what_a_pass_costs_is_checked_with_the_layers(

@@ -31,6 +31,20 @@ def test_the_first_gpu_names_the_machine(monkeypatch: pytest.MonkeyPatch) -> Non
     assert detect.local_device_name() == "NVIDIA H200"
 
 
+@pytest.mark.parametrize(
+    ("device", "name"),
+    [("auto", "NVIDIA H200"), ("cuda", "NVIDIA H200"), ("cuda:1", "NVIDIA B200"),
+     ("cuda:7", "NVIDIA H200")],
+)  # fmt: skip
+def test_a_device_has_the_name_of_its_gpu(
+    device: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nvml, "gpu_names", lambda: ["NVIDIA H200", "NVIDIA B200"])
+
+    assert detect.device_name(device) == name
+    assert detect.device_name("cpu") == detect.cpu_name()
+
+
 def test_known_gpus_are_hopper_and_later_with_227_kib_a_block() -> None:
     assert detect.KNOWN["NVIDIA H100 80GB HBM3"].arch == "sm90"
     assert {device.shared_memory_optin for device in detect.KNOWN.values()} == {232448}
