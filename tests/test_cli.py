@@ -62,6 +62,18 @@ def test_without_a_table_the_rule_answers_and_stderr_says_so(
     assert "nothing is tuned for deepseek-v3.2 with 128 local heads" in caplog.text
 
 
+def test_a_missing_file_in_nsa_tune_db_is_told_once(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("NSA_TUNE_DB", "/nowhere/some.db")
+
+    answer = shell("lookup", "extend:0+128", *GPU)
+
+    assert answer.code == 0
+    told = [one.getMessage() for one in caplog.records if "/nowhere/some.db" in one.getMessage()]
+    assert told == ["NSA_TUNE_DB is '/nowhere/some.db', and there is no such file: it is skipped"]
+
+
 def test_strict_makes_a_miss_an_error(shell: Shell, database: Path) -> None:
     answer = shell(
         "lookup", "extend:0+128", *GPU, "--heads", "64", "--strict", "--db", str(database)
@@ -301,8 +313,6 @@ def test_an_export_by_digest_takes_that_table(shell: Shell, database: Path, tmp_
         (["run", "--model", "tiny", "--heads", "3", "--device", "cpu"], 2, "do not divide"),
         (["run", "--budget", "-1"], 2, "--budget"),
         (["report", "--format", "pdf"], 2, "--format"),
-        (["report", "--db", "/nowhere/some.db"], 1, "there is no file /nowhere/some.db"),
-        (["db", "list", "--db", "/nowhere/some.db"], 1, "there is no file /nowhere/some.db"),
         (["db", "import", "/nowhere/table.tsv"], 1, "/nowhere/table.tsv"),
         (["report", "--nonsense"], 2, "--nonsense"),
         (["nonsense"], 2, "nonsense"),
@@ -317,6 +327,47 @@ def test_bad_input_is_a_sentence_and_a_code(
     assert answer.out == ""
     assert words in " ".join(answer.err.split())
     assert "Traceback" not in answer.err
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["lookup", "extend:0+8"],
+        ["explain", "extend:0+8"],
+        ["report"],
+        ["check", "--device", "cpu"],
+        ["advise"],
+        ["db", "list"],
+        ["db", "export", "--out", "table.tsv"],
+        ["db", "push", "http://localhost:9", "--checks"],
+        ["db", "push", "http://localhost:9", "--tables"],
+    ],
+    ids=lambda words: " ".join(words),
+)
+def test_a_missing_database_is_one_sentence_in_every_command_that_reads_it(
+    shell: Shell, caplog: pytest.LogCaptureFixture, command: Sequence[str]
+) -> None:
+    answer = shell(*command, "--db", "/nowhere/some.db")
+
+    assert (answer.code, answer.out) == (1, "")
+    # `push` warns first that the address is not encrypted.
+    assert answer.err.splitlines()[-1] == (
+        "nsa-tune: there is no file /nowhere/some.db; give another one, or measure one with "
+        "`nsa-tune run`"
+    )
+    assert caplog.records == []
+
+
+def test_a_database_that_is_none_is_an_error_of_lookup(shell: Shell, tmp_path: Path) -> None:
+    path = tmp_path / "notes.db"
+    path.write_text("no database\n" * 100)
+
+    answer = shell("lookup", "extend:0+8", "--db", str(path))
+
+    assert (answer.code, answer.out) == (1, "")
+    assert answer.err == (
+        f"nsa-tune: {path} is not an SQLite database; give the path of another with --db\n"
+    )
 
 
 def test_an_unknown_csv_table_is_named(shell: Shell, database: Path) -> None:

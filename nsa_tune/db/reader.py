@@ -192,7 +192,7 @@ def find(db: Path | None, *, gpu: str, model: str, heads: int, kv_layout: str) -
     """Tables with these four fields from the first source that has any, newest first.
 
     The shipped tables together are one source. A table in which nothing succeeded is passed over,
-    and a source that cannot be read is skipped with a warning.
+    and a source that cannot be read is skipped, with a warning if it is there.
 
     Raises:
         StoreError: when `db` is given and cannot be read.
@@ -214,7 +214,9 @@ def _usable(path: Path, wanted: Wanted, named: bool) -> list[StoredTable]:
     except StoreError as error:
         if named:
             raise
-        _log.warning("%s is skipped: %s", path, error)
+        # That NSA_TUNE_DB is missing, `warn_of_missing_files` says once.
+        if not isinstance(error, StoreMissing):
+            _log.warning("%s is skipped: %s", path, error)
         return []
 
 

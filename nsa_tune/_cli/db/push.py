@@ -99,7 +99,8 @@ def _findings(tables: TableOptions, database: Path | None) -> Iterator[dict[str,
             keys |= {one.key.digest: one.key for one in reader.read_database(path)}
             newest |= {(one.digest, one.driver, one.libraries): one for one in read_checks(path)}
         except StoreMissing:
-            continue
+            if path == database:
+                raise
     for check in newest.values():
         key = keys.get(check.digest)
         if key is not None and not check.holds and tables.filter.matches(key):

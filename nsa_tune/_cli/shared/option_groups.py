@@ -32,6 +32,7 @@ from nsa_tune.backend.hardware import detect
 from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.layouts import layout_of
 from nsa_tune.backend.types.profiles import family_of
+from nsa_tune.db import reader
 from nsa_tune.reports.analysis.selection import TableFilter
 
 __all__ = ["BatchOptions", "DispatcherOptions", "ModelOptions", "TableOptions", "grouped"]
@@ -129,7 +130,11 @@ class DispatcherOptions:
         Raises:
             UsageError: as `Dispatcher.open`.
             NoTunedData: as `Dispatcher.open`, with `--strict`.
+            StoreError: when the database of `--db` cannot be read. An engine goes on without it,
+                but who names a file on the command line means that file.
         """
+        if self.database is not None:
+            reader.keys_in(self.database)
         gpu = self.gpu or detect.local_device_name()
         model = model_of(self.model, gpu)
         return Dispatcher.open(

@@ -7,6 +7,7 @@ first.
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ from nsa_tune.autotune.search.schedule import FixedSchedule, Schedule
 from nsa_tune.autotune.worker.isolated import Deadlines
 from nsa_tune.backend.costmodel.features import Features
 from nsa_tune.backend.costmodel.regret import MARGIN
+from nsa_tune.backend.dispatch.environment import warn_of_missing_files
 from nsa_tune.backend.dispatch.matching import Here, differing, in_order, nothing_for
 from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.point import Arm, Point, Setting
@@ -111,6 +113,7 @@ def check(
     layout = profile_of(request.model).layout(request.kv_dtype)
     wanted = tables.Wanted(request.gpu, request.model, request.heads, str(layout))
     here = Here.of(request.gpu)
+    warn_of_missing_files(os.environ)
     found = in_order(tables.find(request.database, **wanted._asdict()), here)
     if not found:
         raise NoTunedData(nothing_for(request.database, wanted))

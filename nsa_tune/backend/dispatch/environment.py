@@ -16,7 +16,7 @@ from nsa_tune._errors import UsageError
 from nsa_tune.backend.types.point import Point
 from nsa_tune.fleet.pull.address import address_in
 
-__all__ = ["Environment"]
+__all__ = ["Environment", "warn_of_missing_files"]
 
 _log = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ class Environment:
         Raises:
             UsageError: for a value that means nothing.
         """
-        _check_files(environ)
+        warn_of_missing_files(environ)
         return cls(
             _flag("NSA_TUNE_DISABLE", environ),
             _flag("NSA_TUNE_ASSERT_HIT", environ),
@@ -85,12 +85,13 @@ def _forced(value: str, points: Mapping[str, Point]) -> dict[str, str]:
     return found
 
 
-def _check_files(environ: Mapping[str, str]) -> None:
+def warn_of_missing_files(environ: Mapping[str, str]) -> None:
+    """Log a warning for NSA_TUNE_DB and NSA_TUNE_LOG where they name no file."""
     database = environ.get("NSA_TUNE_DB", "")
     if not database or address_in(database) is not None:
         pass  # what came of an address is said when it is fetched
     elif not os.path.exists(os.path.expanduser(database)):  # noqa: PTH110, PTH111
-        _log.warning("NSA_TUNE_DB is %r, and there is no such file", database)
+        _log.warning("NSA_TUNE_DB is %r, and there is no such file: it is skipped", database)
     decisions = environ.get("NSA_TUNE_LOG", "")
     if decisions:
         path = Path(os.path.expanduser(decisions))  # noqa: PTH111

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from nsa_tune.backend.engines.sglang.pass_mode.times import remembered
+from nsa_tune.db.store import Store
 from tests.reports.replay.test_rest import MODEL
 from tests.reports.replay.test_whole_prefills import made_up
 from tests.shell import GPU, Shell
@@ -127,7 +128,10 @@ def test_the_page_has_charts_and_escapes_the_traces_name(
 
 
 def test_without_times_there_is_nothing_to_price(shell: Shell, trace: Path, tmp_path: Path) -> None:
-    answer = shell("replay", str(trace), *GPU, "--db", str(tmp_path / "none.db"))
+    empty = tmp_path / "empty.db"
+    Store.open(empty).close()
+
+    answer = shell("replay", str(trace), *GPU, "--db", str(empty))
 
     assert answer.code == 3
     assert "no times to price with" in answer.err
