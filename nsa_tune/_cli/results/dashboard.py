@@ -11,6 +11,7 @@ import typer
 from nsa_tune._cli.shared.console import say
 from nsa_tune._errors import ExtraMissing
 from nsa_tune.db import reader
+from nsa_tune.db.connection import check_regular_file
 
 __all__ = ["dashboard"]
 
@@ -36,6 +37,8 @@ def dashboard(
     ] = False,
 ) -> None:
     """Serve the report as a web page, live while a run goes on. Databases are only read."""
+    for file in files or ():
+        check_regular_file(file)
     try:
         from nsa_tune.reports.dashboard.server import serve
     except ModuleNotFoundError as error:
@@ -43,10 +46,18 @@ def dashboard(
             raise
         raise ExtraMissing.of("the dashboard", "dashboard") from None
     serve(
-        files or [reader.default_database()],
+        files or [_default()],
         host=host,
         port=port,
         remote=remote,
         token=os.environ.get(_TOKEN) or None,
         ready=lambda address: say(f"the dashboard is at {address}; Ctrl-C ends it"),
     )
+
+
+def _default() -> Path:
+    """The database that is shown when no file is named. A run may still be going to make it."""
+    path = reader.default_database()
+    if not path.exists():
+        say(f"{path} does not exist yet; the page shows it as soon as `nsa-tune run` makes it")
+    return path

@@ -96,6 +96,35 @@ def test_the_dashboard_refuses_an_address_that_others_reach(
     assert "allow that with --remote" in err
 
 
+def test_the_dashboard_refuses_a_file_that_is_not_there(
+    sides: tuple[str, str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("uvicorn")
+    missing = tmp_path / "none.db"
+
+    code, out, err = run(capsys, "dashboard", sides[0], str(missing), "--port", "0")
+
+    assert (code, out) == (1, "")
+    assert err == (
+        f"nsa-tune: there is no file {missing}; give another one, or measure one with "
+        "`nsa-tune run`\n"
+    )
+
+
+def test_the_dashboard_says_that_the_default_database_does_not_exist_yet(
+    clean_environment: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server = pytest.importorskip("nsa_tune.reports.dashboard.server")
+    served: list[list[Path]] = []
+    monkeypatch.setattr(server, "serve", lambda paths, **_: served.append(paths))
+
+    code, _, err = run(capsys, "dashboard")
+
+    database = clean_environment / ".local/share/nsa-tune/nsa-tune.db"
+    assert (code, served) == (0, [[database]])
+    assert f"{database} does not exist yet" in err
+
+
 def test_pictures_are_written_into_a_directory_and_one_into_a_file(
     sides: tuple[str, str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
