@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,6 +15,8 @@ from nsa_tune.db import text_table
 __all__ = ["TableFilter", "select_tables"]
 
 _log = logging.getLogger(__name__)
+_MOST_NAMED = 4
+"""Tables or values that a message names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,18 +31,19 @@ class TableFilter:
 
     def matches(self, key: Key) -> bool:
         """Whether `key` has every value that is asked for."""
-        return all(value is None or value == getattr(key, name) for name, value in self._fields())
+        return all(value == getattr(key, name) for name, value in self.asked())
 
-    def _fields(self) -> Iterator[tuple[str, str | int | None]]:
-        yield "gpu", self.gpu
-        yield "model", self.model
-        yield "heads", self.heads
-        yield "kv_layout", self.kv_layout
+    def asked(self) -> list[tuple[str, str | int]]:
+        """(field of the key, its value) of everything that is asked for."""
+        fields = (
+            ("gpu", self.gpu), ("model", self.model), ("heads", self.heads),
+            ("kv_layout", self.kv_layout),
+        )  # fmt: skip
+        return [(name, value) for name, value in fields if value is not None]
 
     def __str__(self) -> str:
         """What is asked for, as text for messages."""
-        words = [f"{name} {value!r}" for name, value in self._fields() if value is not None]
-        return ", ".join(words) or "anything"
+        return ", ".join(f"{name} {value!r}" for name, value in self.asked()) or "anything"
 
 
 def select_tables(db: Path | None, wanted: TableFilter) -> list[Table]:
@@ -49,7 +52,7 @@ def select_tables(db: Path | None, wanted: TableFilter) -> list[Table]:
     Sources are searched in the order of `tables.sources`; the shipped tables are one source.
 
     Raises:
-        NoTunedData: when no source has one; the message lists what there is.
+        NoTunedData: when no source has one; the message says what there is instead.
         StoreError: when `db` is given and cannot be read.
     """
     known: dict[Key, None] = {}
@@ -87,7 +90,33 @@ def _text_table(path: Path) -> Table:
 def _no_table_message(wanted: TableFilter, known: list[Key]) -> str:
     if not known:
         return "nothing is measured yet, and no table ships; measure with `nsa-tune run`"
-    lines = dict.fromkeys(
-        f"{key.gpu!r} {key.model} {key.heads} heads {key.kv_layout}" for key in known
-    )
-    return f"nothing is measured for {wanted}; there is: {'; '.join(lines)}"
+    return f"nothing is measured for {wanted}; {'; '.join(_others(wanted, known))}"
+
+
+def _others(wanted: TableFilter, known: list[Key]) -> Iterator[str]:
+    """For each asked value that no table has, those that there are; else the nearest tables."""
+    absent = [
+        name for name, value in wanted.asked() if all(getattr(key, name) != value for key in known)
+    ]
+    for name in absent:
+        values = sorted({getattr(key, name) for key in known})
+        yield f"there is {name} {_listed(map(repr, values))}"
+    if not absent:
+        nearest = sorted(known, key=lambda key: _distance(wanted, key))
+        yield f"the nearest tables: {_listed(map(_named, nearest))}"
+
+
+def _distance(wanted: TableFilter, key: Key) -> int:
+    return sum(getattr(key, name) != value for name, value in wanted.asked())
+
+
+def _named(key: Key) -> str:
+    return f"{key.gpu!r} {key.model} {key.heads} heads {key.kv_layout}"
+
+
+def _listed(words: Iterable[str]) -> str:
+    """The first of `words`, each once, and how many more there are."""
+    every = list(dict.fromkeys(words))
+    more = len(every) - _MOST_NAMED
+    rest = [f"and {more} more"] if more > 0 else []
+    return ", ".join(every[:_MOST_NAMED] + rest)

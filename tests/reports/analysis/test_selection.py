@@ -58,9 +58,36 @@ def test_a_filter_picks_matching_tables(database: Path, wanted: TableFilter, cou
     assert len(select_tables(database, wanted)) == count
 
 
-def test_a_miss_names_what_there_is(database: Path) -> None:
-    with pytest.raises(NoTunedData, match=r"gpu 'H200', heads 3; there is: .*'another' glm-5 64"):
-        select_tables(database, TableFilter(gpu="H200", heads=3))
+@pytest.mark.parametrize(
+    ("wanted", "words"),
+    [
+        (TableFilter(gpu="H200"), "there is gpu 'NVIDIA H100 80GB HBM3', 'another'"),
+        (
+            TableFilter(gpu="H200", heads=3),
+            "there is gpu 'NVIDIA H100 80GB HBM3', 'another'; there is heads 16, 64, 128",
+        ),
+        (
+            TableFilter(gpu="another", heads=16, model="glm-5"),
+            "the nearest tables: 'another' glm-5 64 heads fp8_packed, "
+            "'NVIDIA H100 80GB HBM3' deepseek-v3.2 16 heads fp8_packed, "
+            "'NVIDIA H100 80GB HBM3' deepseek-v3.2 128 heads fp8_packed",
+        ),
+    ],
+)
+def test_a_miss_names_the_values_that_there_are_or_the_nearest_tables(
+    database: Path, wanted: TableFilter, words: str
+) -> None:
+    with pytest.raises(NoTunedData) as raised:
+        select_tables(database, wanted)
+
+    assert str(raised.value) == f"nothing is measured for {wanted}; {words}"
+
+
+def test_a_miss_among_many_tables_names_a_few(tmp_path: Path) -> None:
+    every = [real_table(points=("indexer_layout",), gpu=f"GPU {number}") for number in range(9)]
+
+    with pytest.raises(NoTunedData, match=r"there is gpu 'GPU 0', .*'GPU 3', and 5 more$"):
+        select_tables(_stored(tmp_path / "many.db", *every), TableFilter(gpu="foo"))
 
 
 def test_nothing_anywhere_says_how_to_measure() -> None:
