@@ -66,7 +66,11 @@ def health(host: Host, *, db: Path | None = None, probe: bool = True) -> list[He
     """
     name, version = host.distribution, host.version
     if version is None:
-        return [Health(name, False, f"{host.engine} is not installed in this environment")]
+        text = (
+            f"{host.engine} is not installed in this environment: install nsa-tune into the one "
+            "that the engine runs in, and run the same command there"
+        )
+        return [Health(name, False, text)]
     known = f"the plug-in was checked with {host.checked}"
     found = [Health(name, host.symbols is not None, f"{host.engine} {version}; {known}")]
     found += [_entry_point(host), _allowed(host), _switch(), _table(db)]

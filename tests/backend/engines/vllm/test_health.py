@@ -50,7 +50,8 @@ def test_an_engine_that_is_not_there_is_named(site: Site) -> None:
     no_vllm = "from nsa_tune.backend.engines.vllm import health as h\n"
     done = site.run(f"{no_vllm}h.installed_version = lambda: None\nprint(h.health())")
 
-    assert "vLLM is not installed in this environment" in done.stdout
+    assert "vLLM is not installed in this environment: install nsa-tune into" in done.stdout
+    assert "run the same command there" in done.stdout
 
 
 def test_the_doctor_of_the_command_line_finds_a_builder_that_has_gone(
