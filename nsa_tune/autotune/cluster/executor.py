@@ -15,7 +15,7 @@ from ray.exceptions import ActorUnschedulableError, RayActorError, RayTaskError
 
 from nsa_tune._errors import MachineUnfit
 from nsa_tune.autotune.bench.job import Job
-from nsa_tune.autotune.worker.executor import DeviceLost, JobUpdate
+from nsa_tune.autotune.worker.executor import DeviceLost, FirstCall, JobUpdate
 from nsa_tune.autotune.worker.messages import (
     CannotContinue,
     MeasureBatch,
@@ -119,6 +119,10 @@ class RayExecutor:
         else:
             self._ask(self._worker.go_on.remote())
         return answer
+
+    def first_call(self) -> FirstCall | None:
+        """As `Executor.first_call`; a Ray worker answers when its job has news, not before."""
+        return None
 
     def close(self) -> None:
         """As `Executor.close`; Ray frees the device."""

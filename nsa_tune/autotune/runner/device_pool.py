@@ -12,6 +12,7 @@ from time import perf_counter
 from nsa_tune._errors import MachineUnfit
 from nsa_tune.autotune.bench.ceilings import POINT as CEILINGS
 from nsa_tune.autotune.runner.arrivals import Arrivals
+from nsa_tune.autotune.runner.first_calls import FirstCalls
 from nsa_tune.autotune.runner.pooled_device import PooledDevice
 from nsa_tune.autotune.runner.progress import Incident, Progress
 from nsa_tune.autotune.runner.quarantine import Quarantined
@@ -45,6 +46,7 @@ class DevicePool:
         self._failure = MachineUnfit("no device is left to measure on")
         """Why the latest device was left out."""
         self._started = perf_counter()
+        self._first_calls = FirstCalls()
         self._finished: list[tuple[Task, list[Measurement]]] = []
         """Tasks that are finished, but not stored."""
         self.replaced = 0
@@ -102,6 +104,7 @@ class DevicePool:
             self._wait_for_news(busy)
             for device in busy:
                 self._attempt(self._advance, device)
+            self._report_first_calls()
 
     def _join(self, device: PooledDevice) -> None:
         self._devices.append(device)
@@ -159,6 +162,12 @@ class DevicePool:
                 self._finished.append((task, rows))
                 self._batches[device.node] += 1
                 self._report_node(device)
+
+    def _report_first_calls(self) -> None:
+        for device in self._devices:
+            incident = self._first_calls.look(device, alone=len(self._devices) == 1)
+            if incident is not None:
+                self._progress.incident(incident)
 
     def _take_ceilings(self, device: PooledDevice, update: JobUpdate) -> None:
         device.at_ceilings = False

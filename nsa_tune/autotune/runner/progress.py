@@ -19,7 +19,7 @@ class Incident:
 
     kind: str
     """"worker_replaced", "quarantined", "unit_dropped", "unit_lost", "unit_out_of_line",
-    "waiting", "others_compute" or "lossy_arm"."""
+    "waiting", "others_compute", "lossy_arm" or "first_call"."""
     text: str
     """One sentence for people."""
     facts: Mapping[str, object] = field(default_factory=dict)

@@ -11,7 +11,7 @@ from nsa_tune.autotune.bench.job import Job
 from nsa_tune.autotune.worker.messages import Ready, Setup
 from nsa_tune.backend.types.records import Measurement
 
-__all__ = ["DeviceLost", "Executor", "JobUpdate", "Launcher"]
+__all__ = ["DeviceLost", "Executor", "FirstCall", "JobUpdate", "Launcher"]
 
 
 class DeviceLost(Exception):
@@ -28,6 +28,17 @@ class JobUpdate:
     """Every arm of the job has its row."""
     replaced: str = ""
     """Why the worker process must be replaced; empty when it need not be."""
+
+
+@dataclass(frozen=True, slots=True)
+class FirstCall:
+    """The first call of an arm on a batch: its kernel may have to be compiled."""
+
+    arm: str
+    since: float
+    """`time.monotonic()` when it began."""
+    limit_s: float
+    """Seconds after which it counts as hung."""
 
 
 class Executor(Protocol):
@@ -71,6 +82,11 @@ class Executor(Protocol):
         Raises:
             DeviceLost: when the device is gone, and its job with it.
         """
+        ...
+
+    def first_call(self) -> FirstCall | None:
+        """The first call of an arm that is going on; None when none is, or it cannot be seen from
+        here."""
         ...
 
     def close(self) -> None:

@@ -7,7 +7,7 @@ from multiprocessing.connection import Connection
 from nsa_tune._errors import MachineUnfit
 from nsa_tune.autotune.bench.failures import with_worker
 from nsa_tune.autotune.bench.job import Job
-from nsa_tune.autotune.worker.executor import JobUpdate
+from nsa_tune.autotune.worker.executor import FirstCall, JobUpdate
 from nsa_tune.autotune.worker.flight_recorder import FlightRecorder
 from nsa_tune.autotune.worker.messages import MeasureBatch, Ready, Setup
 from nsa_tune.autotune.worker.server import MeasurementServer
@@ -74,6 +74,10 @@ class InProcessExecutor:
         if results.context_lost or not measured or not self._arms:
             self.job = None
         return JobUpdate(rows, finished=self.job is None)
+
+    def first_call(self) -> FirstCall | None:
+        """As `Executor.first_call`; this process sees none, as it is busy with the call itself."""
+        return None
 
     def close(self) -> None:
         """As `Executor.close`."""

@@ -16,7 +16,7 @@ from nsa_tune.autotune.bench.ceilings import POINT as CEILINGS
 from nsa_tune.autotune.bench.ceilings import ceilings_for
 from nsa_tune.autotune.bench.failures import failed_row, with_inputs, with_worker
 from nsa_tune.autotune.bench.job import Job
-from nsa_tune.autotune.worker.executor import JobUpdate
+from nsa_tune.autotune.worker.executor import FirstCall, JobUpdate
 from nsa_tune.autotune.worker.flight_recorder import Activity, Stage
 from nsa_tune.autotune.worker.messages import (
     CannotContinue,
@@ -128,6 +128,16 @@ class IsolatedExecutor:
             self._note_ready(message)
             return None
         return self._update_from(message)
+
+    def first_call(self) -> FirstCall | None:
+        """As `Executor.first_call`."""
+        if self._worker is None or self.job is None:
+            return None
+        activity = self._worker.activity()
+        # An older note is of what was asked before.
+        if activity.stage is not Stage.FIRST or activity.since < self._sent_at:
+            return None
+        return FirstCall(self._arms[activity.arm], activity.since, self._limit(Stage.FIRST))
 
     def close(self) -> None:
         """As `Executor.close`."""

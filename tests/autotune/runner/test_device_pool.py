@@ -15,6 +15,7 @@ import pytest
 from nsa_tune import MachineUnfit
 from nsa_tune.autotune.bench.ceilings import POINT as CEILINGS
 from nsa_tune.autotune.bench.job import Job
+from nsa_tune.autotune.runner import first_calls
 from nsa_tune.autotune.runner.arrivals import Arrivals
 from nsa_tune.autotune.runner.device_agreement import Spread
 from nsa_tune.autotune.runner.device_pool import DevicePool
@@ -23,7 +24,7 @@ from nsa_tune.autotune.runner.progress import Incident, NoProgress
 from nsa_tune.autotune.runner.run import RunRequest, run
 from nsa_tune.autotune.runner.sweep import Sweep
 from nsa_tune.autotune.search.exhaustive import Exhaustive
-from nsa_tune.autotune.worker.executor import DeviceLost, Executor, JobUpdate
+from nsa_tune.autotune.worker.executor import DeviceLost, Executor, FirstCall, JobUpdate
 from nsa_tune.autotune.worker.messages import Ready
 from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.layouts import KVLayout
@@ -87,6 +88,9 @@ class Scripted:
         self.job = None
         return JobUpdate(rows, finished=True)
 
+    def first_call(self) -> FirstCall | None:
+        return None
+
     def close(self) -> None:
         self.closed = True
 
@@ -142,6 +146,57 @@ def test_devices_share_the_batches_and_each_row_is_stored_once(pool: Make, store
     assert len(stored(store)) == sweep.measured == 2 * BATCHES
     assert sum(unit.batches for unit in sweep.device_reports()) == BATCHES
     assert listener.counts == [(done, BATCHES) for done in range(1, BATCHES + 1)]
+
+
+class Compiles(Scripted):
+    """All of its calls are first calls, which began at one time."""
+
+    since = 400.0
+
+    def first_call(self) -> FirstCall | None:
+        return None if self.job is None else FirstCall(self.job.arms[0].name, self.since, 1800.0)
+
+
+@pytest.mark.parametrize(("others", "where"), [([], ""), ([Scripted("B")], " on A")])
+def test_a_first_call_that_takes_long_is_reported_once_in_a_while(
+    pool: Make, others: list[Scripted], where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(first_calls, "monotonic", lambda: 1000.0)
+    runner, _, listener = pool(Compiles("A", calls=9), *others)
+
+    assert runner.measure(0.0) == "budget"
+
+    (incident,) = listener.incidents
+    arm, batch = incident.facts["arm"], incident.facts["batch"]
+    assert incident.kind == "first_call"
+    assert incident.facts["unit"] == "A"
+    assert incident.text == (
+        f"{arm} of runnable{where}: its first call on {batch}, which may compile its kernel, has "
+        "taken 600 s so far; after 1800 s it counts as hung"
+    )
+
+
+def test_a_first_call_is_reported_again_while_it_goes_on(
+    pool: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = iter([400.0, 411.0, 412.0, 442.0])
+    monkeypatch.setattr(first_calls, "monotonic", lambda: next(times))
+    runner, _, listener = pool(Compiles("A", calls=5))
+
+    assert runner.measure(0.0) == "budget"
+
+    assert [one.facts["seconds"] for one in listener.incidents] == [11.0, 42.0]
+
+
+def test_a_first_call_that_is_over_soon_is_not_reported(
+    pool: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(first_calls, "monotonic", lambda: 409.0)
+    runner, _, listener = pool(Compiles("A", calls=5))
+
+    assert runner.measure(0.0) == "budget"
+
+    assert listener.incidents == []
 
 
 def test_no_device_waits_for_the_disk(store: Store) -> None:

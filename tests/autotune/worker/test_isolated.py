@@ -14,6 +14,7 @@ from typing import TypeVar
 import pytest
 
 from nsa_tune import MachineUnfit
+from nsa_tune.autotune.runner import first_calls
 from nsa_tune.autotune.runner.progress import Incident
 from nsa_tune.autotune.runner.run import NoProgress, RunRequest, RunResult, run
 from nsa_tune.autotune.worker.isolated import Deadlines, IsolatedExecutor
@@ -104,14 +105,21 @@ def test_a_fault_that_shows_when_an_arm_is_timed_is_blamed_on_that_arm(tmp_path:
     assert result.replaced == 1
 
 
-def test_an_arm_that_hangs_is_killed_at_its_deadline(tmp_path: Path) -> None:
+def test_an_arm_that_hangs_is_killed_at_its_deadline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(first_calls, "SLOW_S", 1.0)
+
     result, told = tuned(tmp_path, "HANG", Deadlines(first=5.0))
 
     assert [row.status for row in rows_of(result, "fast")] == [Status.OK]
     assert rows_of(result, "hangs")[0].reason == "worker lost: no end after 5 s"
-    assert told.incidents[0].text == (
-        "the worker is replaced after hangs on decode:n1:10: no end after 5 s"
-    )
+    first, replaced, *_ = told.incidents
+    assert (first.kind, first.facts["arm"], first.facts["batch"]) == (
+        "first_call", "hangs", "decode:n1:10",
+    )  # fmt: skip
+    assert first.text.endswith(" s so far; after 5 s it counts as hung")
+    assert replaced.text == ("the worker is replaced after hangs on decode:n1:10: no end after 5 s")
     assert workers() == []
 
 

@@ -1,0 +1,59 @@
+"""First calls of arms that take long: while a kernel compiles, nothing else shows that a run lives.
+
+The first ones of a run may take minutes, and no batch is finished meanwhile.
+"""
+
+from __future__ import annotations
+
+from time import monotonic
+
+from nsa_tune.autotune.runner.pooled_device import PooledDevice
+from nsa_tune.autotune.runner.progress import Incident
+from nsa_tune.autotune.worker.executor import FirstCall
+
+__all__ = ["FirstCalls"]
+
+SLOW_S = 10.0
+"""After this a first call is reported, and then as often as `AGAIN_S` says."""
+AGAIN_S = 30.0
+
+
+class FirstCalls:
+    """Which first calls were reported, and when."""
+
+    def __init__(self) -> None:
+        self._told: dict[str, tuple[FirstCall, float]] = {}
+        """By unit: the call, and when it was reported last."""
+
+    def look(self, device: PooledDevice, *, alone: bool) -> Incident | None:
+        """What to report of `device` now; None for most calls.
+
+        Args:
+            alone: no other device measures, so that the report need not name this one.
+        """
+        call = device.executor.first_call()
+        if call is None or device.task is None:
+            self._told.pop(device.unit, None)
+            return None
+        told = self._told.get(device.unit)
+        again = told is not None and told[0] == call
+        due = told[1] + AGAIN_S if told is not None and again else call.since + SLOW_S
+        now = monotonic()
+        if now < due:
+            return None
+        self._told[device.unit] = (call, now)
+        return _incident(device.unit, device.task.job.point.name, str(device.task.job.batch), call,
+                         now - call.since, alone=alone)  # fmt: skip
+
+
+def _incident(
+    unit: str, point: str, batch: str, call: FirstCall, seconds: float, *, alone: bool
+) -> Incident:
+    where = "" if alone else f" on {unit}"
+    text = (
+        f"{call.arm} of {point}{where}: its first call on {batch}, which may compile its kernel, "
+        f"has taken {seconds:.0f} s so far; after {call.limit_s:.0f} s it counts as hung"
+    )
+    facts = {"unit": unit, "point": point, "batch": batch, "arm": call.arm,
+             "seconds": round(seconds, 1), "limit_s": call.limit_s}  # fmt: skip
+    return Incident("first_call", text, facts)
