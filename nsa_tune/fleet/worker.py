@@ -25,6 +25,7 @@ from nsa_tune.autotune.runner.progress import Incident, Progress
 from nsa_tune.autotune.runner.run import RunRequest, run
 from nsa_tune.backend.hardware import detect, nvml
 from nsa_tune.backend.types.batch import Batch
+from nsa_tune.backend.types.counted import counted
 from nsa_tune.backend.types.point import Point, Setting
 from nsa_tune.backend.types.records import Key, Measurement, Table
 from nsa_tune.db.exchange import import_text
@@ -371,4 +372,5 @@ def _push_leftovers(client: Client, request: WorkerRequest, told: Callable[[str]
         return
     added = sum(client.post("/v1/tables", format_table(one).encode())["added"] for one in tables)
     if added:
-        told(f"pushed {added} measurements that an earlier worker had left in {request.database}")
+        rows = counted(added, "measurement")
+        told(f"pushed {rows} that an earlier worker had left in {request.database}")

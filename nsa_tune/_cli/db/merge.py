@@ -11,6 +11,7 @@ import typer
 from nsa_tune._cli.db.selection import named
 from nsa_tune._cli.shared.console import print_document, say
 from nsa_tune._cli.shared.options import AsJson, DatabaseToWrite
+from nsa_tune.backend.types.counted import counted
 from nsa_tune.backend.types.records import Key, Table
 from nsa_tune.db import reader
 from nsa_tune.db.text_table import content_of
@@ -46,7 +47,7 @@ def merge(
             merged = merge_file(store, reader.local(file))
             address = address_in(file)
             name = file if address is None else address.shown
-            say(f"{name}: {merged.added} measurements added, {merged.known} known")
+            say(f"{name}: {counted(merged.added, 'measurement')} added, {merged.known} known")
             added, known = added + merged.added, known + merged.known
             keys |= dict.fromkeys(merged.keys)
         tables = list(refitted(store, keys))
@@ -79,7 +80,8 @@ def refitted(store: Store, keys: Iterable[Key]) -> Iterator[Table]:
 
 
 def _line(table: Table) -> str:
-    return f"{content_of(table)}  {named(table.key)}: {len(table.measurements)} measurements"
+    rows = counted(len(table.measurements), "measurement")
+    return f"{content_of(table)}  {named(table.key)}: {rows}"
 
 
 def _document(database: str, added: int, known: int, tables: list[Table]) -> dict[str, Any]:

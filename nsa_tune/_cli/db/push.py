@@ -13,6 +13,7 @@ from nsa_tune._cli.shared.console import say
 from nsa_tune._cli.shared.option_groups import TableOptions, grouped
 from nsa_tune._cli.shared.options import Database
 from nsa_tune._errors import NsaTuneError, StoreError, StoreMissing, UsageError
+from nsa_tune.backend.types.counted import counted
 from nsa_tune.backend.types.records import Key
 from nsa_tune.db import reader
 from nsa_tune.fleet.pull.address import Address, address_in
@@ -54,12 +55,12 @@ def push(
     if address.readable:
         say(f"{address.shown} is not encrypted: others can read the token and what is sent")
     for path in logs or ():
-        say(f"{path}: {push_log(address, path)} decisions were new")
+        say(f"{path}: {counted(push_log(address, path), 'new decision')}")
     if checks:
         _push_checks(address, tables, database)
     if measured:
         for table in chosen(tables, database or reader.database_to_write()):
-            say(f"{named(table.key)}: {push_table(address, table)} measurements were new")
+            say(f"{named(table.key)}: {counted(push_table(address, table), 'new measurement')}")
 
 
 def _push_checks(service: Address, tables: TableOptions, database: Path | None) -> None:
@@ -78,9 +79,9 @@ def _push_checks(service: Address, tables: TableOptions, database: Path | None) 
         except StoreError as error:
             say(f"refused: {error}")
             refused += 1
-    say(f"{len(found) - refused} findings sent")
+    say(f"{counted(len(found) - refused, 'finding')} sent")
     if refused:
-        raise NsaTuneError(f"{refused} of {len(found)} findings were refused")
+        raise NsaTuneError(f"refused {refused} of {counted(len(found), 'finding')}")
 
 
 def _findings(tables: TableOptions, database: Path | None) -> Iterator[dict[str, object]]:

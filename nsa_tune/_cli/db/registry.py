@@ -13,6 +13,7 @@ from nsa_tune._cli.shared.console import say
 from nsa_tune._cli.shared.option_groups import TableOptions, grouped
 from nsa_tune._cli.shared.options import Database, DatabaseToWrite
 from nsa_tune._errors import NoTunedData, NsaTuneError, StoreError, UsageError
+from nsa_tune.backend.types.counted import counted
 from nsa_tune.db import reader
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ def pull(
     with Store.open(database or reader.database_to_write()) as store:
         refused = sum(not _taken(store, one) for one in found)
     if refused:
-        raise NsaTuneError(f"{refused} of {len(found)} tables were refused")
+        raise NsaTuneError(f"refused {refused} of {counted(len(found), 'table')}")
 
 
 def _taken(store: Store, found: Found) -> bool:
@@ -112,6 +113,6 @@ def _taken(store: Store, found: Found) -> bool:
         return False
     for table in refitted(store, dict.fromkeys(merged.keys)):
         signed = f", signed by {found.signer}" if found.signer else ""
-        say(f"{named(table.key)}: {merged.added} measurements added{signed}")
+        say(f"{named(table.key)}: {counted(merged.added, 'measurement')} added{signed}")
     typer.echo(found.name)
     return True

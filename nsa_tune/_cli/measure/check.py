@@ -12,6 +12,7 @@ from nsa_tune._cli.shared.console import print_document, say
 from nsa_tune._cli.shared.option_groups import ModelOptions, grouped
 from nsa_tune._cli.shared.options import AsJson, DatabaseToWrite, Quiet, heads_of, model_of
 from nsa_tune.backend.hardware import detect
+from nsa_tune.backend.types.counted import counted
 from nsa_tune.reports.formats.plain import plain
 
 if TYPE_CHECKING:
@@ -77,10 +78,11 @@ def _print(result: CheckResult) -> None:
         typer.echo(plain(f"differs  {difference}"))
     for problem in result.problems:
         typer.echo(plain(f"problem  {problem}"))
+    batches = counted(len(result.check.anchors), "batch", "batches")
     word = "holds" if result.check.holds else "does not hold"
     typer.echo(
         plain(
-            f"{result.table.source} {word} here: {len(result.check.anchors)} batches timed again "
+            f"{result.table.source} {word} here: {batches} timed again "
             f"in {result.seconds:.0f} s, times {result.check.drift:+.1%}"
         )
     )

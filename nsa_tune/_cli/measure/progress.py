@@ -14,6 +14,7 @@ from rich.text import Text
 
 from nsa_tune.autotune.runner.progress import Incident
 from nsa_tune.backend.types.batch import Batch
+from nsa_tune.backend.types.counted import counted
 from nsa_tune.backend.types.point import Point, Setting
 from nsa_tune.backend.types.records import Key, Measurement, Status
 from nsa_tune.reports.formats.plain import plain
@@ -44,10 +45,10 @@ class RunProgress:
     def start(self, setting: Setting, key: Key, batches: int, skipped: int) -> None:
         """Print what is going to be measured."""
         self.batches += batches
-        known = f"; {skipped} measurements are stored already" if skipped else ""
+        known = f"; {counted(skipped, 'measurement')} stored before" if skipped else ""
         self._say(
             f"{key.model}, {setting.heads} local heads, {key.kv_layout} on {key.gpu}: "
-            f"about {batches} batches to measure{known}"
+            f"about {counted(batches, 'batch', 'batches')} to measure{known}"
         )
 
     def batch(
@@ -77,7 +78,7 @@ class RunProgress:
         """Batches measured per second, and how many arms failed or are quarantined."""
         words = [f"{self.measured / seconds:.1f} batches/s" if seconds > 0 else "starting"]
         if self.failed:
-            words.append(f"{self.failed} {'arm' if self.failed == 1 else 'arms'} failed")
+            words.append(f"{counted(self.failed, 'arm')} failed")
         if self.quarantined:
             words.append(f"{self.quarantined} quarantined")
         return ", ".join(words)
@@ -96,7 +97,7 @@ class RunProgress:
             for name, (devices, batches) in sorted(self.nodes.items())
         ]
         more = len(words) - _MOST_NODES
-        rest = [f"and {more} more {'node' if more == 1 else 'nodes'}"] if more > 0 else []
+        rest = [f"and {counted(more, 'more node')}"] if more > 0 else []
         return f"; by node: {', '.join(words[:_MOST_NODES] + rest)}"
 
     def _say(self, text: str) -> None:
@@ -167,7 +168,7 @@ class BarProgress(RunProgress):
 def _count(done: int, total: int) -> str:
     """Batches measured and left; how many are left, a search can only guess."""
     left = f", about {total - done} left" if total > done else ""
-    return f"{done} {'batch' if done == 1 else 'batches'} measured{left}"
+    return f"{counted(done, 'batch', 'batches')} measured{left}"
 
 
 class _Silent(RunProgress):

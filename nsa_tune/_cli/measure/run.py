@@ -24,6 +24,7 @@ from nsa_tune._cli.shared.options import (
     names_of,
 )
 from nsa_tune.autotune.worker.isolated import Deadlines
+from nsa_tune.backend.types.counted import counted
 from nsa_tune.db import reader as tables
 from nsa_tune.reports.analysis.report import build
 from nsa_tune.reports.formats.json_document import report_document
@@ -149,19 +150,20 @@ def _print_result(result: RunResult, request: RunRequest, *, as_document: bool) 
 
 
 def _print_summary(result: RunResult, request: RunRequest) -> None:
-    batches = sum(unit.batches for unit in result.units)
+    batches = counted(sum(unit.batches for unit in result.units), "batch", "batches")
+    rows = counted(result.measured, "measurement")
     for arm in result.quarantined:
         say(f"quarantined: {arm.arm} of {arm.point}, not tried again without --fresh: {arm.reason}")
     say(
-        f"{result.outcome}: {batches} {'batch' if batches == 1 else 'batches'} in "
-        f"{result.seconds:.0f} s: {result.measured} measurements, {result.failed} of them failed, "
-        f"{result.skipped} stored before; in {request.database}"
+        f"{result.outcome}: {batches} in {result.seconds:.0f} s: {rows}, {result.failed} of them "
+        f"failed, {result.skipped} stored before; in {request.database}"
     )
     for spread in result.spreads:
+        shared = counted(spread.batches, "shared batch", "shared batches")
         driver = f", driver {spread.driver}" if spread.driver else ""
         say(
             f"{spread.units} devices of {spread.device}{driver} are {spread.median:.1%} apart "
-            f"(median over {spread.batches} shared batches; at most {spread.most:.1%})"
+            f"(median over {shared}; at most {spread.most:.1%})"
         )
     if result.left_out:
         left = ", ".join(f"{name} {one}" for name, one in result.left_out.items())

@@ -16,6 +16,7 @@ from nsa_tune._cli.shared.console import say, tables_console
 from nsa_tune._cli.shared.option_groups import TableOptions, grouped
 from nsa_tune._cli.shared.options import AsJson, Database, Format, Theme
 from nsa_tune._errors import ExtraMissing, NsaTuneError, UnknownName, UsageError
+from nsa_tune.backend.types.counted import counted
 from nsa_tune.backend.types.records import Table
 from nsa_tune.reports.analysis.report import Report, build
 from nsa_tune.reports.analysis.selection import select_tables
@@ -128,7 +129,7 @@ def _draw(found: Report, form: Format, out: Path | None, chart: str, theme: str)
     figures = _chosen(list(figures_of(found)), chart)
     if out.suffix != f".{form}":
         count = sum(1 for _ in write_pictures(figures, out, form, theme))
-        say(f"wrote {count} pictures to {out}")
+        say(f"wrote {counted(count, 'picture')} to {out}")
         return
     if len(figures) > 1:
         raise UsageError(

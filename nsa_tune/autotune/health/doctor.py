@@ -14,7 +14,8 @@ from nsa_tune._errors import StoreError, StoreMissing, UsageError
 from nsa_tune.backend import libraries as providers
 from nsa_tune.backend.hardware import detect, nvml
 from nsa_tune.backend.points import POINTS
-from nsa_tune.backend.types.records import Status
+from nsa_tune.backend.types.counted import counted
+from nsa_tune.backend.types.records import Status, Table
 from nsa_tune.db import reader as tables
 from nsa_tune.fleet.pull.fetching import Fetched
 
@@ -301,9 +302,13 @@ def _of_server(served: Fetched) -> Finding:
         ]  # fmt: skip
     except StoreError as error:
         return Finding("server", State.WARN, f"{served.sentence}; it cannot be used: {error}")
-    rows = sum(len(table.measurements) for table in known)
-    text = f"{served.sentence}: {len(known)} tables, {rows} measurements, in {served.path}"
+    text = f"{served.sentence}: {_extent(known)}, in {served.path}"
     return Finding("server", State.WARN if served.problem else State.OK, text)
+
+
+def _extent(known: Sequence[Table]) -> str:
+    rows = sum(len(table.measurements) for table in known)
+    return f"{counted(len(known), 'table')}, {counted(rows, 'measurement')}"
 
 
 def _of_database(path: Path) -> Finding:
@@ -314,8 +319,7 @@ def _of_database(path: Path) -> Finding:
         return Finding("database", State.NOTE, text)
     except StoreError as error:
         return Finding("database", State.FAIL, str(error))
-    rows = sum(len(table.measurements) for table in known)
-    text = f"{path}: {len(known)} tables, {rows} measurements"
+    text = f"{path}: {_extent(known)}"
     if os.access(path, os.W_OK) and os.access(path.parent, os.W_OK):
         return Finding("database", State.OK, text)
     return Finding(

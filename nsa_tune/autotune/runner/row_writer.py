@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from nsa_tune._errors import StoreError, StoreReadOnly
+from nsa_tune.backend.types.counted import counted
 from nsa_tune.backend.types.records import Device, Key, Measurement, Table
 from nsa_tune.db.exchange import write_text
 from nsa_tune.db.store import Store
@@ -75,7 +76,7 @@ class RowWriter:
 
     def _write_beside(self) -> str:
         """Write the pending rows to a text table; returns the clause that says where it is."""
-        count, now = len(self._pending), datetime.now(UTC)
+        what, now = counted(len(self._pending), "measurement"), datetime.now(UTC)
         table = Table(
             self._key, self._device, tuple(self._pending), "pending",
             now.isoformat(timespec="microseconds"),
@@ -90,10 +91,10 @@ class RowWriter:
                 continue
             self._pending.clear()
             return (
-                f"the last {count} measurements are in {path}: "
-                f"add them later with `nsa-tune db import {path}`"
+                f"what was measured last ({what}) is in {path}: "
+                f"add it later with `nsa-tune db import {path}`"
             )
-        return f"the last {count} measurements are lost, no file could be written for them"
+        return f"what was measured last ({what}) is lost: no file could be written for it"
 
 
 def flush_all(writers: Iterable[RowWriter]) -> None:

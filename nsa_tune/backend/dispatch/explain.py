@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from nsa_tune.backend.dispatch.decide import Choice, Verdict
 from nsa_tune.backend.dispatch.plan import DERIVED, Consulted, Plan, Reason, Row
+from nsa_tune.backend.types.counted import counted
 
 if TYPE_CHECKING:
     from nsa_tune.backend.baselines.baseline import Baseline
@@ -215,7 +216,7 @@ def _measurements(by_arm: Mapping[str, Iterable[Row]]) -> Iterator[str]:
 
 def _costs_of_a_pass(by_arm: Mapping[str, Iterable[Row]], layers: int) -> Iterator[str]:
     """What of an arm's estimate is a share of what it takes once a pass."""
-    word = "1 layer" if layers == 1 else f"{layers} layers"
+    word = counted(layers, "layer")
     for arm, own in by_arm.items():
         costs = [(row.pass_us, row.weight) for row in own if row.pass_us is not None]
         weight = sum(weight for _, weight in costs)

@@ -11,6 +11,7 @@ from nsa_tune.backend.costmodel.regret import MARGIN
 from nsa_tune.backend.dispatch.decide import Verdict
 from nsa_tune.backend.dispatch.dispatcher import Dispatcher
 from nsa_tune.backend.types.batch import Batch, Mode
+from nsa_tune.backend.types.counted import counted
 
 __all__ = ["Advice", "AdviceReport", "EngineOption", "Unadvised", "prefills_in"]
 
@@ -154,9 +155,10 @@ def _sentence(one: Advice) -> str:
     changes = " with ".join(
         f"{setting.name} {setting.value} instead of {setting.default}" for setting in one.settings
     )
+    batches = counted(one.batches, "batch", "batches")
     text = (
         f"{changes}: {one.gain:.2f}x faster ({one.low:.2f} to {one.high:.2f}) in the mean of "
-        f"{one.batches} batches, of which {one.changed} change; in total time {one.total:.2f}x"
+        f"{batches}, of which {one.changed} change; in total time {one.total:.2f}x"
     )
     if one.worst > 1 + MARGIN:
         text += f"; up to {one.worst:.2f}x slower, on {one.worst_batch}"

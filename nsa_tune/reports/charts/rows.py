@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from nsa_tune.backend.types.counted import counted
 from nsa_tune.reports.analysis.costs import worst_first
 from nsa_tune.reports.analysis.roofline import share_text
 from nsa_tune.reports.charts.theme import Rows
@@ -51,7 +52,7 @@ def facet_of(line: Line) -> str:
 
 def _words(name: str, value: int) -> str:
     if name == "sequences":
-        return "1 sequence" if value == 1 else f"{value} sequences"
+        return counted(value, "sequence")
     return f"{name} {value}"
 
 

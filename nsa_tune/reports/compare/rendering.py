@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from nsa_tune.backend.types.counted import counted
 from nsa_tune.reports.compare.cell_verdicts import CellVerdict, JudgedCell, percent
 from nsa_tune.reports.compare.comparison import Comparison
 from nsa_tune.reports.formats.display_tables import DisplayTable
@@ -32,7 +33,7 @@ def conclusion(comparisons: Sequence[Comparison], fail_on: float | None) -> str:
     total = sum(counts.values()) - counts[CellVerdict.ONLY_BEFORE] - counts[CellVerdict.ONLY_AFTER]
     if not total:
         return "no cell was measured on both sides"
-    same = f"{total} cells: {words} ({counts[CellVerdict.SAME] / total:.1%} same)"
+    same = f"{counted(total, 'cell')}: {words} ({counts[CellVerdict.SAME] / total:.1%} same)"
     if fail_on is None:
         return same
     worse = sum(len(one.regressions(fail_on)) for one in comparisons)

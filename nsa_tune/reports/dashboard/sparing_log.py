@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from nsa_tune.backend.types.counted import counted
+
 __all__ = ["Sparing", "sparing"]
 
 _MOST, _PERIOD_S = 10, 60.0
@@ -25,7 +27,7 @@ class Sparing(logging.Filter):
         now = self._clock()
         if now - self._begun >= _PERIOD_S:
             if self._left_out:
-                text = f"{record.getMessage()} ({self._left_out} lines before were left out)"
+                text = f"{record.getMessage()} ({counted(self._left_out, 'line')} left out before)"
                 record.msg, record.args = text, None
             self._begun, self._passed, self._left_out = now, 0, 0
         if self._passed >= _MOST:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import groupby
 
+from nsa_tune.backend.types.counted import counted
 from nsa_tune.backend.types.records import Status
 from nsa_tune.reports.analysis.chunk_sizes import ChunkCurve
 from nsa_tune.reports.analysis.costs import Cost, worst_first
@@ -178,11 +179,12 @@ def cost_sentence(question: QuestionReport, baseline: str) -> str:
     cost = question.default_cost
     if cost is None:
         return f"{baseline} takes a choice that was not measured."
+    batches = counted(cost.batches, "batch", "batches")
     if cost.worst <= 1:
-        return f"{baseline} takes the fastest choice on all {cost.batches} measured batches."
+        return f"{baseline} takes the fastest choice on every measured batch ({cost.batches})."
     return (
         f"{baseline} takes {cost.geomean:.2f}x as long as the best choice (geometric mean of "
-        f"{cost.batches} batches), {cost.worst:.2f}x on the worst batch ({cost.worst_batch})."
+        f"{batches}), {cost.worst:.2f}x on the worst batch ({cost.worst_batch})."
     )
 
 
@@ -246,7 +248,7 @@ def _layer_note(found: LayerSteps, baseline: str) -> str:
         return " ".join(
             ["No step has a time.", *(f"{one.name}: {one.note}." for one in found.steps)]
         )
-    word = "1 layer" if found.layers == 1 else f"{found.layers} layers"
+    word = counted(found.layers, "layer")
     sums = f"{word} of each step take {_ms(found.total_us, found)} a pass"
     sums += f"; by the next best way of each step {_ms(found.next_best_us, found)}"
     if found.default_us is not None:

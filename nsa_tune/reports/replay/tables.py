@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from nsa_tune.backend.types.counted import counted
 from nsa_tune.reports.formats.display_tables import DisplayTable
 from nsa_tune.reports.replay.prices import Way
 from nsa_tune.reports.replay.rest import KINDS, RestOfPass
@@ -148,7 +149,9 @@ def _ways(found: Replay) -> DisplayTable:
             rows.append(
                 (name, f"best flags: {words}", f"{seconds:.1f}", "", _saved(seconds, engine))
             )
-    passes = ", ".join(f"{kind.passes} {name} passes" for name, kind in found.kinds.items())
+    passes = ", ".join(
+        counted(kind.passes, f"{name} pass", f"{name} passes") for name, kind in found.kinds.items()
+    )
     return DisplayTable(
         "Attention by who chooses",
         ("passes", "who chooses", "seconds", "if all estimates err alike", "saved"),

@@ -127,7 +127,7 @@ def test_one_host_publishes_and_another_pulls_what_is_signed(
     refused = _on_host(tmp_path / "carol", "db", "pull", registry, *trusting)
     assert refused.returncode == 1
     assert "is not signed, and --require-signature refuses that" in refused.stderr
-    assert "1 of 2 tables were refused" in refused.stderr
+    assert "refused 1 of 2 tables" in refused.stderr
     assert refused.stdout == published.stdout
 
     mallory = str(tmp_path / "mallorykey")
@@ -235,7 +235,7 @@ def test_failed_checks_are_sent_as_findings(service: Server, shell: Shell, datab
     done = shell("db", "push", service.url, "--checks", "--db", str(database))
 
     assert done.code == 0, done.err
-    assert "1 findings sent" in done.err
+    assert "1 finding sent" in done.err
     (posted,) = service.kept.posted
     found = json.loads(posted.body)
     assert posted.path == "/v1/findings"
@@ -268,7 +268,7 @@ def test_tables_are_sent_as_text(service: Server, shell: Shell, database: Path) 
     done = shell("db", "push", service.url, "--tables", "--heads", "16", "--db", str(database))
 
     assert done.code == 0
-    assert "1 measurements were new" in done.err
+    assert "1 new measurement\n" in done.err
     (posted,) = service.kept.posted
     assert posted.path == "/v1/tables"
     assert posted.body.startswith(b"# format = nsa-tune-table ")

@@ -45,8 +45,16 @@ def test_the_start_names_model_heads_layout_and_device() -> None:
 
     assert _text(progress) == (
         "deepseek-v3.2, 128 local heads, fp8_packed on NVIDIA H100 80GB HBM3: about 12 batches to "
-        "measure; 34 measurements are stored already\n"
+        "measure; 34 measurements stored before\n"
     )
+
+
+def test_a_count_of_one_is_singular() -> None:
+    progress, _ = progress_for(_console(terminal=False), quiet=False)
+
+    progress.start(SETTING, key_of(), 1, 1)
+
+    assert _text(progress).endswith("about 1 batch to measure; 1 measurement stored before\n")
 
 
 def test_a_line_names_the_nodes_of_a_cluster() -> None:

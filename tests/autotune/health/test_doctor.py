@@ -229,7 +229,7 @@ def test_a_database_is_counted(tmp_path: Path) -> None:
     finding = _found(doctor.DatabaseCheck(path))["database"]
 
     assert finding.state is State.OK
-    assert f"1 tables, {len(table.measurements)} measurements" in finding.text
+    assert f"1 table, {len(table.measurements)} measurements" in finding.text
 
 
 class _Says:

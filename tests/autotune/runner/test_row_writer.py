@@ -63,7 +63,7 @@ def test_a_locked_database_sends_the_rows_to_a_file_that_can_be_imported(
 
     path = named_file(raised.value)
     assert path.parent == store.path.parent
-    assert "the last 2 measurements are in" in str(raised.value)
+    assert "what was measured last (2 measurements) is in" in str(raised.value)
     assert list(read_text(path).measurements) == ROWS
     assert import_text(store, path) == 2
     assert store.table(KEY).measurements == tuple(ROWS)
@@ -78,7 +78,7 @@ def test_a_database_that_failed_once_is_not_written_again(store: Store, writer: 
     writer.note(UnitOfRun("GPU-1", "", 1, None))
     store._db.conn.execute("PRAGMA query_only = ON")
 
-    with pytest.raises(StoreReadOnly, match="the last 2 measurements are in"):
+    with pytest.raises(StoreReadOnly, match=r"what was measured last \(2 measurements\) is in"):
         writer.flush()
     writer.flush()
 
@@ -134,7 +134,7 @@ def test_rows_that_no_file_takes_are_reported_as_lost(
     store._db.conn.execute("PRAGMA query_only = ON")
     writer.add(ROWS)
 
-    with pytest.raises(StoreReadOnly, match="the last 2 measurements are lost"):
+    with pytest.raises(StoreReadOnly, match=r"what was measured last \(2 measurements\) is lost"):
         writer.flush()
 
 
@@ -144,7 +144,7 @@ def test_the_other_writers_flush_when_one_fails(store: Store, tmp_path: Path) ->
     broken.add(ROWS[:1])
     sound.add(ROWS[1:])
 
-    with pytest.raises(StoreError, match="the last 1 measurements are in"):
+    with pytest.raises(StoreError, match=r"what was measured last \(1 measurement\) is in"):
         flush_all([broken, sound])
 
     assert store.table(KEY).measurements == (ROWS[1],)

@@ -254,7 +254,7 @@ def test_a_log_gets_ten_lines_a_minute_and_the_number_of_the_others() -> None:
 
     assert len(passed) == 10
     assert rule.filter(last)
-    assert last.getMessage() == "line x (990 lines before were left out)"
+    assert last.getMessage() == "line x (990 lines left out before)"
 
 
 def test_loggers_are_spared_for_a_while(caplog: pytest.LogCaptureFixture) -> None:
