@@ -16,6 +16,7 @@ from nsa_tune import _errors
 from nsa_tune._cli.results import report as reporting
 from nsa_tune._errors import NsaTuneError
 from nsa_tune.db import reader as tables
+from nsa_tune.db.store import Store
 from tests.reports.synthetic import H100
 from tests.shell import GPU, Result, Shell
 
@@ -273,6 +274,50 @@ def test_a_table_goes_out_and_in_again(shell: Shell, database: Path, tmp_path: P
         table["key"] for table in before if table["key"]["heads"] == 16
     ]
     assert again.err.startswith("0 measurements added")
+
+
+def test_runs_are_listed_by_the_number_that_compare_takes(shell: Shell, database: Path) -> None:
+    listed = shell("db", "list", "--runs", "--db", str(database)).out.splitlines()
+    document = json.loads(shell("db", "list", "--runs", "--db", str(database), "--json").out)
+    plain = json.loads(shell("db", "list", "--db", str(database), "--json").out)
+
+    digests, runs = listed[::2], [line.split()[0] for line in listed[1::2]]
+    assert [digest.split()[0] for digest in digests] == [
+        table["digest"] for table in document["tables"]
+    ]
+    assert runs == [f"run:{table['runs'][0]['run']}" for table in document["tables"]]
+    assert runs == ["run:1", "run:2"]
+    assert "import of some.tsv: " in listed[1]
+    assert not any("runs" in table for table in plain["tables"])
+    side = f"{database}@{runs[0]}"
+    assert shell("compare", side, side).code == 0
+
+
+def test_only_runs_that_measured_something_are_listed(
+    shell: Shell, database: Path, tmp_path: Path
+) -> None:
+    (one, _) = tables.read_database(database)
+    path = tmp_path / "runs.db"
+    with Store.open(path) as store:
+        store.begin_run(one.key, one.device, {})
+        number = store.begin_run(one.key, one.device, {"fresh": True})
+        store.add(number, one.measurements[:1])
+
+    _, listed = shell("db", "list", "--runs", "--db", str(path)).out.splitlines()
+
+    assert listed.startswith("    run:2  started 20")
+    assert listed.endswith(", running, or killed: 1 measurement")
+
+
+def test_a_run_that_is_not_there_is_answered_with_the_command_that_lists_them(
+    shell: Shell, database: Path
+) -> None:
+    missing = shell("compare", f"{database}@run:99", str(database))
+    unnamed = shell("compare", f"{database}@run:x", str(database))
+
+    assert (missing.code, unnamed.code) == (3, 2)
+    assert f"`nsa-tune db list --runs --db {database}` lists those that did" in missing.err
+    assert "`nsa-tune db list --runs` shows" in unnamed.err
 
 
 def test_an_export_by_digest_takes_that_table(shell: Shell, database: Path, tmp_path: Path) -> None:

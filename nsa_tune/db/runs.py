@@ -174,7 +174,10 @@ def run_table(path: Path, number: int) -> Table:
         columns = tables.columns_since(schema_version(connection, path))
         rows = connection.execute(_OF_RUN.format(**columns), [number]).fetchall()
     if found is None or not rows:
-        raise NoTunedData(f"{path} has no run {number} that measured something")
+        raise NoTunedData(
+            f"{path} has no run {number} that measured something; "
+            f"`nsa-tune db list --runs --db {path}` lists those that did"
+        )
     table = next((one for one in tables.read_database(path) if one.key.digest == found[0]), None)
     if table is None:
         raise StoreCorrupt(

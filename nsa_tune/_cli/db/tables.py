@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,28 +13,63 @@ from nsa_tune._cli.shared.console import print_document, say
 from nsa_tune._cli.shared.option_groups import TableOptions, grouped
 from nsa_tune._cli.shared.options import AsJson, Database, DatabaseToWrite
 from nsa_tune._errors import UsageError
+from nsa_tune.backend.types.counted import counted
 from nsa_tune.backend.types.records import Table
 from nsa_tune.db import reader
+from nsa_tune.db.runs import Run, runs_of
 from nsa_tune.reports.formats.plain import plain
 
 __all__ = ["db_export", "db_import", "db_list"]
 
+_MOST_RUNS = 1000
+"""The newest runs of a database, which are listed."""
 _SQLITE = b"SQLite format 3\0"
 """What every database begins with."""
 
 
-def db_list(database: Database = None, json: AsJson = False) -> None:
-    """List the tables of a database."""
+def db_list(
+    database: Database = None,
+    with_runs: Annotated[
+        bool,
+        typer.Option("--runs", help="Also list the runs that measured each table, by number."),
+    ] = False,
+    json: AsJson = False,
+) -> None:
+    """List the tables of a database, and with --runs the runs that measured them.
+
+    `nsa-tune compare` takes a table by its digest, and a run by its number.
+    """
     path = database or reader.default_database()
     known = reader.read_database(path)
+    runs = _runs_by_digest(path) if with_runs and known else {}
     if json:
-        print_document(_document(str(path), known))
+        print_document(_document(str(path), known, runs if with_runs else None))
         return
     for one in known:
-        measured = f"{len(one.measurements)} measurements, {one.measured_at}"
+        measured = f"{counted(len(one.measurements), 'measurement')}, {one.measured_at}"
         typer.echo(plain(f"{one.key.digest}  {named(one.key)}: {measured}"))
+        for run in runs.get(one.key.digest, ()):
+            typer.echo(plain(f"    {_line(run)}"))
     if not known:
         say(f"{path} has no tables; measure with `nsa-tune run`")
+
+
+def _runs_by_digest(path: Path) -> dict[str, list[Run]]:
+    """The runs that measured something, by the digest of their table's key, the newest first."""
+    found: dict[str, list[Run]] = {}
+    for run in runs_of(path, _MOST_RUNS):
+        if run.measurements:
+            found.setdefault(run.digest, []).append(run)
+    return found
+
+
+def _line(run: Run) -> str:
+    imported = run.arguments.get("import")
+    what = "running, or killed" if run.outcome is None else run.outcome
+    what = what if imported is None else f"import of {imported}"
+    failed = f", {run.failed} failed" if run.failed else ""
+    rows = counted(run.measurements, "measurement")
+    return f"run:{run.number}  started {run.started_at}, {what}: {rows}{failed}"
 
 
 @grouped
@@ -68,7 +103,7 @@ def db_import(
     with Store.open(database or reader.database_to_write()) as store:
         added = import_text(store, file)
         refit(store, reader.read_text(file).key)
-        say(f"{added} measurements added to {store.path}")
+        say(f"{counted(added, 'measurement')} added to {store.path}")
 
 
 def _is_database(file: Path) -> bool:
@@ -93,8 +128,10 @@ def _only(found: Sequence[Table]) -> Table:
     return found[0]
 
 
-def _document(database: str, tables: list[Table]) -> dict[str, Any]:
-    """The document of `db list`."""
+def _document(
+    database: str, tables: list[Table], runs: Mapping[str, Sequence[Run]] | None
+) -> dict[str, Any]:
+    """The document of `db list`; with `runs` each table has those that measured it."""
     return {
         "schema": "nsa-tune/db-list/1",
         "database": database,
@@ -104,7 +141,27 @@ def _document(database: str, tables: list[Table]) -> dict[str, Any]:
                 "key": table.key.as_document(),
                 "measurements": len(table.measurements),
                 "measured_at": table.measured_at,
+                **_runs_field(runs, table.key.digest),
             }
             for table in tables
         ],
+    }
+
+
+def _runs_field(runs: Mapping[str, Sequence[Run]] | None, digest: str) -> dict[str, Any]:
+    if runs is None:
+        return {}
+    return {
+        "runs": [
+            {
+                "run": run.number,
+                "started_at": run.started_at,
+                "ended_at": run.ended_at,
+                "outcome": run.outcome,
+                "measurements": run.measurements,
+                "failed": run.failed,
+                "arguments": run.arguments,
+            }
+            for run in runs.get(digest, ())
+        ]
     }

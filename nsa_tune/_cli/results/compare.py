@@ -51,7 +51,8 @@ def compare(
 ) -> None:
     """Say what is faster, slower or the same on the second side, and which crossovers moved.
 
-    Compares tables that have the same model, head count and KV layout on both sides.
+    Compares tables that have the same model, head count and KV layout on both sides. `nsa-tune db
+    list --runs` shows the digests and the numbers of runs.
     """
     tolerance = share_of("--same-within", same_within)
     limit = None if fail_on is None else share_of("--fail-on", fail_on)

@@ -32,7 +32,10 @@ def side_of(word: str, wanted: TableFilter) -> list[Table]:
     if chosen.startswith(_RUN):
         number = chosen.removeprefix(_RUN)
         if not _NUMBER.fullmatch(number):
-            raise UsageError(f"{word!r} has no run number; write FILE@run:3")
+            raise UsageError(
+                f"{word!r} has no run number; write FILE@run:3, with a number that "
+                "`nsa-tune db list --runs` shows"
+            )
         found = [run_table(path, int(number))]
     elif path.suffix == ".tsv":
         found = [text_table.read_text(path)]
