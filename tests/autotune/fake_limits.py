@@ -11,7 +11,8 @@ import time
 from nsa_tune.autotune.probe.child import Target, WrongAnswer
 
 __all__ = [
-    "abort", "dear", "exits", "hangs", "leaves", "memory", "nan", "raises", "segfaults", "wrong",
+    "abort", "broken", "dear", "exits", "hangs", "held", "killed", "leaves", "memory", "nan",
+    "raises", "refuses", "segfaults", "wrong",
 ]  # fmt: skip
 
 LIMIT = 37
@@ -84,6 +85,30 @@ def memory(size: int, target: Target) -> dict[str, float]:
     del target
     if size > LIMIT:
         raise OutOfMemoryError("CUDA out of memory")
+    return {}
+
+
+def refuses(size: int, target: Target) -> dict[str, float]:
+    """As a kernel without an image for this GPU."""
+    del size, target
+    raise RuntimeError("no kernel image is available for execution on the device")
+
+
+def broken(size: int, target: Target) -> dict[str, float]:
+    del size, target
+    raise ImportError("libcudart.so.12: cannot open shared object file")
+
+
+def held(size: int, target: Target) -> dict[str, float]:
+    """As torch where another process holds all of the memory."""
+    del size, target
+    raise RuntimeError("CUDA error: out of memory")
+
+
+def killed(size: int, target: Target) -> dict[str, float]:
+    """As where the host has no memory left."""
+    del size, target
+    os.kill(os.getpid(), signal.SIGKILL)
     return {}
 
 

@@ -83,6 +83,8 @@ def probe(
 def _line(one: Probed) -> str:
     past, formula = one.found.past, one.formula
     expected = "no formula" if formula is None else f"formula {formula}"
+    if one.untried:
+        return f"{one.name:<24} could not be tried, nothing is stored: {one.untried}"
     text = f"{one.name:<24} {one.found.limit:>8}  {expected}"
     if past is None:
         return f"{text}; every size that was tried succeeded"
@@ -100,10 +102,11 @@ def _document(found: list[Probed], database: str) -> dict[str, Any]:
         "limits": [
             {
                 "name": one.name,
-                "limit": one.found.limit,
+                "limit": None if one.untried else one.found.limit,
                 "formula": one.formula,
                 "past": None if one.found.past is None else _tried(one.found.past),
                 "ns_per_row": one.ns_per_row,
+                "untried": one.untried,
                 "tries": [_tried(each) for each in one.found.tries],
             }
             for one in found

@@ -18,7 +18,7 @@ MARK = "nsa-tune: "
 WRONG = 91
 """Exit code when the output differs from the reference."""
 OUT_OF_MEMORY = 92
-"""Exit code when the device's memory is too small for the try."""
+"""Exit code when the memory is too small for the try, or held by other processes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,15 +51,25 @@ def main(arguments: Sequence[str]) -> int:
     except WrongAnswer as wrong:
         sys.stderr.write(f"{wrong}\n")
         return WRONG
-    except RuntimeError as error:
-        # torch.OutOfMemoryError, recognised by name because this module does not import torch.
-        if type(error).__name__ != "OutOfMemoryError":
+    except (MemoryError, RuntimeError) as error:
+        if not _out_of_memory(error):
             raise
         sys.stderr.write(f"{error}\n")
         return OUT_OF_MEMORY
     sys.stdout.write(f"\n{MARK}{json.dumps(numbers)}\n")
     sys.stdout.flush()
     return 0
+
+
+def _out_of_memory(error: MemoryError | RuntimeError) -> bool:
+    """By name and text: this module does not import torch, and a GPU whose memory other processes
+    hold does not let CUDA start, which torch raises as another error than its own."""
+    text = str(error).lower()
+    return (
+        isinstance(error, MemoryError)
+        or "OutOfMemory" in type(error).__name__
+        or ("out of memory" in text)
+    )
 
 
 if __name__ == "__main__":

@@ -45,6 +45,8 @@ class Limit:
     """The limit by a formula, which is tried first; None without a formula."""
     requires: str | None = None
     """The kernel library that it is a limit of."""
+    control: str | None = None
+    """A trial of everything that a try needs but the kernel. It runs when no size succeeded."""
     time_trial: str | None = None
     """For a limit behind which the kernel may still run, but slower (outcome WRONG): a trial that
     returns the microseconds of a size. It runs on both sides of the limit, and the nanoseconds that
@@ -66,19 +68,22 @@ LIMITS: dict[str, Limit] = {
         Limit(
             "deep_gemm_metadata_rows", f"{_TRIALS}:metadata_rows", 1024,
             lambda setting: 2**18, metadata_rows, "deep_gemm",
+            f"{_TRIALS}:deep_gemm_loads",
         ),
         Limit(
             "deep_gemm_next_n", f"{_TRIALS}:next_n", 1, lambda setting: 8,
             lambda setting: 2 if setting.device.arch == "sm90" else None, "deep_gemm",
+            f"{_TRIALS}:deep_gemm_loads",
         ),
         Limit(
             "flashmla_schedule_rows", f"{_TRIALS}:schedule_rows", 1024, _flashmla_most,
-            schedule_rows, "flash_mla", f"{_TRIALS}:schedule_time",
-            "flashmla_schedule_ns_per_row", "flashmla_decode_rows",
+            schedule_rows, "flash_mla", f"{_TRIALS}:flash_mla_loads",
+            f"{_TRIALS}:schedule_time", "flashmla_schedule_ns_per_row", "flashmla_decode_rows",
         ),
         Limit(
             "flashmla_decode_rows", f"{_TRIALS}:decode_rows", 1024,
             lambda setting: 3 * _flashmla_most(setting) // 2, _flashmla_most, "flash_mla",
+            f"{_TRIALS}:flash_mla_loads",
         ),
     )
 }  # fmt: skip
@@ -112,6 +117,8 @@ class Probed:
     found: Found
     ns_per_row: int | None = None
     """Nanoseconds that a row takes more behind the limit, where the kernel runs, but slower."""
+    untried: str = ""
+    """Why the kernel could not be tried, so that nothing is stored; "" where it could."""
 
 
 class ProbeProgress(Protocol):
@@ -188,11 +195,45 @@ def _probed(
     formula, most = limit.expected(setting), limit.most(setting)
     expected = None if request.blind else formula
     found = find_limit(run, min(limit.start, most), most, expected)
-    slower = None
     past = found.past
+    if (
+        past is not None
+        and found.limit == 0
+        and (why := _untried(limit, past, run, target, request))
+    ):
+        return Probed(limit.name, formula, found, untried=why)
+    slower = None
     if limit.time_trial is not None and past is not None and past.outcome is Outcome.WRONG:
         slower = _ns_per_row_behind(limit.time_trial, found, target, request.deadline_s)
     return Probed(limit.name, formula, found, slower)
+
+
+def _untried(
+    limit: Limit, first: Try, run: Callable[[int], Try], target: Target, request: ProbeRequest
+) -> str:
+    """Why the kernel could not be tried, after `first` failed at the smallest size; "" if it could.
+
+    A stored limit of 0 bars the kernel on this machine. So all else that a try needs must work,
+    and the kernel must refuse once more.
+    """
+    if not _by_the_kernel(first):
+        return f"{first.words}, at size {first.size} already"
+    if limit.control is not None:
+        control = attempt(limit.control, 1, target, request.deadline_s)
+        if control.outcome is not Outcome.OK:
+            return f"the library or the device does not work: {control.words}"
+    again = run(first.size)
+    if again.outcome is Outcome.OK:
+        return f"size {first.size} failed, and succeeded when it was tried again: {first.words}"
+    return "" if _by_the_kernel(again) else f"{again.words}, at size {first.size} already"
+
+
+def _by_the_kernel(one: Try) -> bool:
+    """Whether the kernel itself may have failed: a busy device makes a try hang, and no memory
+    on the host kills it."""
+    if one.outcome in (Outcome.MEMORY, Outcome.HUNG):
+        return False
+    return not (one.outcome is Outcome.KILLED and one.words.startswith("SIGKILL"))
 
 
 def _ns_per_row_behind(trial: str, found: Found, target: Target, deadline_s: float) -> int | None:
@@ -206,9 +247,9 @@ def _ns_per_row_behind(trial: str, found: Found, target: Target, deadline_s: flo
 
 
 def _rows(limit: Limit, one: Probed) -> dict[str, tuple[int, str]]:
-    """The limits to store. When memory ran out, nothing is known about the kernel."""
+    """The limits to store: none when memory ran out or the kernel could not be tried."""
     found, past = one.found, one.found.past
-    if past is None or past.outcome is Outcome.MEMORY:
+    if past is None or past.outcome is Outcome.MEMORY or one.untried:
         return {}
     words = f"{past.size}: {past.outcome}, {past.words}"
     rows = {one.name: (found.limit, words)}

@@ -11,6 +11,7 @@ import torch
 
 from nsa_tune.autotune.bench import devices
 from nsa_tune.autotune.probe.child import Target, WrongAnswer
+from nsa_tune.backend import libraries
 from nsa_tune.backend.kernels import packed_fp8
 from nsa_tune.backend.kernels.mqa_schedule import mqa_schedule_reference
 from nsa_tune.backend.libraries.deep_gemm import calls as deep_gemm
@@ -20,7 +21,10 @@ from nsa_tune.backend.points.indexer_layout.case import indexer_case
 from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.profiles import profile_of
 
-__all__ = ["decode_rows", "metadata_rows", "next_n", "schedule_rows", "schedule_time"]
+__all__ = [
+    "decode_rows", "deep_gemm_loads", "flash_mla_loads", "metadata_rows", "next_n",
+    "schedule_rows", "schedule_time",
+]  # fmt: skip
 
 _SLOTS = 4096
 """Tokens in the pool."""
@@ -33,6 +37,22 @@ _SLOW = 1.5
 _CANARY_BYTES = 12 * 2**30
 _CANARY = 0x5A
 """The byte that fills the memory which the kernel must not write to."""
+
+
+def deep_gemm_loads(size: int, target: Target) -> dict[str, float]:
+    """A control: DeepGEMM is imported and `size` bytes of the device are used, nothing else."""
+    return _loads("deep_gemm", size, target)
+
+
+def flash_mla_loads(size: int, target: Target) -> dict[str, float]:
+    """The same for FlashMLA."""
+    return _loads("flash_mla", size, target)
+
+
+def _loads(library: str, size: int, target: Target) -> dict[str, float]:
+    libraries.load(library)
+    used = torch.ones(size, dtype=torch.uint8, device=target.device)
+    return {"bytes": float(used.sum())}
 
 
 def metadata_rows(size: int, target: Target) -> dict[str, float]:

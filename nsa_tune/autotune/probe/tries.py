@@ -32,7 +32,7 @@ class Outcome(StrEnum):
     WRONG = "wrong"
     """Its output differs from the reference, or its time is not a number."""
     MEMORY = "memory"
-    """The device's memory was too small, which says nothing about the kernel."""
+    """The memory was too small, or others held it, which says nothing about the kernel."""
 
 
 @dataclass(frozen=True, slots=True)

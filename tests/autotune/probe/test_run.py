@@ -9,8 +9,9 @@ import pytest
 
 from nsa_tune._errors import MachineUnfit, UnknownName
 from nsa_tune.autotune.probe import run as probing
+from nsa_tune.autotune.probe.child import Target
 from nsa_tune.autotune.probe.run import Limit, ProbeRequest, probe
-from nsa_tune.autotune.probe.tries import Try
+from nsa_tune.autotune.probe.tries import Outcome, Try
 from nsa_tune.backend.libraries.limits import PROBED
 from nsa_tune.db.reader import read_database
 from nsa_tune.db.store import Store
@@ -88,6 +89,67 @@ def test_nothing_is_stored_when_memory_runs_out_or_every_size_succeeds(
 
     assert one.found.past is None
     assert stored(tmp_path) == {}
+
+
+@pytest.mark.parametrize(
+    ("trial", "control", "why"),
+    [
+        ("refuses", "broken", "does not work: exit code 1: ImportError: libcudart.so.12"),
+        ("broken", "broken", "does not work: exit code 1: ImportError: libcudart.so.12"),
+        ("held", "dear", "out of memory, at size 1 already"),
+        ("killed", "dear", "SIGKILL: it wrote nothing, at size 1 already"),
+    ],
+)
+def test_a_kernel_that_could_not_be_tried_has_no_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trial: str, control: str, why: str
+) -> None:
+    limits = limit_of(trial, control=fake(control), start=1, most=lambda setting: 1)
+    monkeypatch.setattr(probing, "LIMITS", limits)
+    (one,) = probe(request(tmp_path, blind=True))
+
+    assert why in one.untried
+    assert stored(tmp_path) == {}
+
+
+def test_a_kernel_that_refuses_every_size_has_a_limit_of_0(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = limit_of("refuses", control=fake("dear"), start=1, most=lambda setting: 1)
+    monkeypatch.setattr(probing, "LIMITS", limits)
+    (one,) = probe(request(tmp_path, blind=True))
+
+    assert (one.untried, one.found.limit) == ("", 0)
+    assert stored(tmp_path) == {"rows": 0}
+
+
+@pytest.mark.parametrize(
+    ("outcome", "again", "why"),
+    [
+        (Outcome.HUNG, Outcome.HUNG, "no answer, at size 1 already"),
+        (Outcome.EXITED, Outcome.OK, "succeeded when it was tried again"),
+        (Outcome.EXITED, Outcome.HUNG, "no answer, at size 1 already"),
+    ],
+)
+def test_a_smallest_size_that_fails_but_once_is_no_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outcome: Outcome, again: Outcome, why: str
+) -> None:
+    # The first try, the control, the second try.
+    results = [outcome, Outcome.OK, again]
+
+    def attempted(trial: str, size: int, target: Target, deadline_s: float) -> Try:
+        return Try(size, results.pop(0), "no answer")
+
+    monkeypatch.setattr(probing, "attempt", attempted)
+    limits = limit_of("refuses", control=fake("dear"), start=1, most=lambda setting: 1)
+    monkeypatch.setattr(probing, "LIMITS", limits)
+    (one,) = probe(request(tmp_path, blind=True))
+
+    assert why in one.untried
+    assert stored(tmp_path) == {}
+
+
+def test_every_kernel_has_a_control() -> None:
+    assert all(one.control for one in probing.LIMITS.values())
 
 
 def test_a_stored_limit_is_in_the_table_of_its_key(

@@ -39,6 +39,10 @@ def test_the_outcome_says_how_the_process_ended(trial: str, outcome: Outcome, wo
     assert words in one.words
 
 
+def test_memory_that_others_hold_is_no_error_of_the_kernel() -> None:
+    assert attempt(fake("held"), 1, TARGET, 60).outcome is Outcome.MEMORY
+
+
 def test_files_of_the_working_directory_are_no_modules_of_a_try(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
