@@ -24,6 +24,7 @@ from nsa_tune.autotune.bench.device_names import ALL, check_device
 from nsa_tune.autotune.runner.progress import Incident, Progress
 from nsa_tune.autotune.runner.run import RunRequest, run
 from nsa_tune.backend.hardware import detect, nvml
+from nsa_tune.backend.hardware.visible import visible_gpus
 from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.counted import counted
 from nsa_tune.backend.types.point import Point, Setting
@@ -118,7 +119,7 @@ class _Here:
         names = nvml.gpu_names()
         if device == "cpu" or (device == "auto" and not names):
             return cls(detect.cpu_name(), "", detect.library_versions(), ())
-        visible = _visible(len(names))
+        visible = visible_gpus(len(names))
         gpus = visible if device == ALL else visible[_ordinal(device) :][:1]
         found = set(_names_of(gpus, names))
         if not found:
@@ -145,14 +146,6 @@ class _Here:
     def owns(self, key: Key) -> bool:
         """Whether `key` is one that is measured here."""
         return (key.gpu, key.driver, key.libraries) == (self.gpu, self.driver, self.libraries)
-
-
-def _visible(count: int) -> tuple[int | str, ...]:
-    named = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if named is None:
-        return tuple(range(count))
-    words = [word.strip() for word in named.split(",") if word.strip()]
-    return tuple(int(word) if word.isdecimal() else word for word in words)
 
 
 def _names_of(gpus: Iterable[int | str], names: Sequence[str]) -> Iterator[str]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 
 from nsa_tune.backend.hardware import nvml
+from nsa_tune.backend.hardware.visible import visible_gpus
 from nsa_tune.backend.types.records import Device
 
 __all__ = [
@@ -91,17 +93,33 @@ def device_of(claimed: Device) -> Device:
 
 
 def local_device_name() -> str:
-    """The first GPU's name as the driver reports it, or the CPU's where there is no GPU."""
-    names = nvml.gpu_names()
+    """The name of the first GPU that CUDA may use, as the driver reports it, or the CPU's where
+    there is none."""
+    names = _visible_names()
     return names[0] if names else cpu_name()
 
 
+def _visible_names() -> list[str]:
+    """Names of the GPUs that CUDA may use, in its order; it counts them in the driver's own order
+    where they are alike, and else if CUDA_DEVICE_ORDER is PCI_BUS_ID."""
+    names = nvml.gpu_names()
+    return [_name_of(gpu, names) for gpu in visible_gpus(len(names))] if names else []
+
+
+def _name_of(gpu: int | str, names: Sequence[str]) -> str:
+    """The name of the GPU with this number among `names`, or this UUID; else the first."""
+    if isinstance(gpu, str):
+        return nvml.gpu_name(gpu) or names[0]
+    # A number of the host's while only some of its GPUs are in this container is none of these.
+    return names[gpu] if gpu < len(names) else names[0]
+
+
 def device_name(device: str) -> str:
-    """The name of the device "cpu" or "cuda:N", by the driver's own order of its GPUs; of any
-    other word, `local_device_name`."""
+    """The name of the device "cpu" or "cuda:N", where CUDA may use so many; of any other word,
+    `local_device_name`."""
     if device == "cpu":
         return cpu_name()
-    names, number = nvml.gpu_names(), device.partition(":")[2]
+    names, number = _visible_names(), device.partition(":")[2]
     if number.isdecimal() and int(number) < len(names):
         return names[int(number)]
     return local_device_name()

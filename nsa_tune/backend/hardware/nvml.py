@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from functools import cache
 
 __all__ = [
-    "Clock", "GpuState", "clock", "driver_version", "facts_of", "gpu_names", "gpu_state",
+    "Clock", "GpuState", "clock", "driver_version", "facts_of", "gpu_name", "gpu_names",
+    "gpu_state",
 ]  # fmt: skip
 
 # nvml.h: clock types, throttle ("clocks event") reasons and the sensor.
@@ -110,13 +111,22 @@ def _handle(gpu: int | str) -> ctypes.c_void_p | None:
     handle = ctypes.c_void_p()
     if library is None:
         return None
-    found = library.nvmlDeviceGetHandleByUUID(gpu.encode(), ctypes.byref(handle))
-    return handle if found == 0 else None
+    if library.nvmlDeviceGetHandleByUUID(gpu.encode(), ctypes.byref(handle)) == 0:
+        return handle
+    # CUDA_VISIBLE_DEVICES may have only a UUID's first characters.
+    same = [one for one in _handles() if _text("nvmlDeviceGetUUID", one).startswith(gpu)]
+    return same[0] if gpu and len(same) == 1 else None
 
 
 def gpu_names() -> list[str]:
     """Names of the GPUs that the driver reports, in its order; [] where there is no driver."""
     return [_text("nvmlDeviceGetName", handle) for handle in _handles()]
+
+
+def gpu_name(uuid: str) -> str:
+    """The name of the GPU with this UUID, or with one that begins so; "" where there is none."""
+    handle = _handle(uuid)
+    return "" if handle is None else _text("nvmlDeviceGetName", handle)
 
 
 def facts_of(name: str) -> tuple[str, int]:

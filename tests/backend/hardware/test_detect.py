@@ -10,6 +10,11 @@ import pytest
 from nsa_tune.backend.hardware import detect, nvml
 
 
+@pytest.fixture(autouse=True)
+def every_gpu_is_visible(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+
 def test_installed_libraries_are_listed_with_their_versions_sorted() -> None:
     found = detect.library_versions()
 
@@ -45,6 +50,38 @@ def test_a_device_has_the_name_of_its_gpu(
     assert detect.device_name("cpu") == detect.cpu_name()
 
 
+@pytest.mark.parametrize(
+    ("visible", "first", "second"),
+    [
+        ("1", "GPU 101", "GPU 101"),
+        ("1,0", "GPU 101", "GPU 100"),
+        ("GPU-second,GPU-first", "GPU 101", "GPU 100"),
+        ("GPU-sec", "GPU 101", "GPU 101"),
+        # Nothing here has that number or UUID.
+        ("7", "GPU 100", "GPU 100"),
+        ("GPU-third", "GPU 100", "GPU 100"),
+    ],
+)
+@pytest.mark.usefixtures("two_gpus")
+def test_gpus_that_cuda_does_not_see_do_not_name_the_machine(
+    visible: str, first: str, second: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+
+    assert detect.local_device_name() == detect.device_name("cuda:0") == first
+    assert detect.device_name("cuda:1") == second
+
+
+@pytest.mark.parametrize("visible", ["", "-1", "-1,0"])
+@pytest.mark.usefixtures("two_gpus")
+def test_a_machine_whose_gpus_are_hidden_is_its_processor(
+    visible: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+
+    assert detect.local_device_name() == detect.cpu_name()
+
+
 def test_known_gpus_are_hopper_and_later_with_227_kib_a_block() -> None:
     assert detect.KNOWN["NVIDIA H100 80GB HBM3"].arch == "sm90"
     assert {device.shared_memory_optin for device in detect.KNOWN.values()} == {232448}
@@ -72,6 +109,10 @@ class FakeNvml:
     def nvmlDeviceGetHandleByUUID(self, uuid: bytes, handle: object) -> int:
         handle._obj.value = 101  # type: ignore[attr-defined]
         return 0 if uuid == b"GPU-second" else 6
+
+    def nvmlDeviceGetUUID(self, handle: ctypes.c_void_p, buffer: object, length: object) -> int:
+        buffer.value = b"GPU-first" if handle.value == 100 else b"GPU-second"  # type: ignore[attr-defined]
+        return 0
 
     def nvmlDeviceGetName(self, handle: ctypes.c_void_p, buffer: object, length: object) -> int:
         buffer.value = f"GPU {handle.value}".encode()  # type: ignore[attr-defined]

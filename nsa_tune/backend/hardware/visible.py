@@ -1,0 +1,19 @@
+"""Which of this host's GPUs CUDA may use, by CUDA_VISIBLE_DEVICES. Standard library only."""
+
+from __future__ import annotations
+
+import os
+from itertools import takewhile
+
+__all__ = ["visible_gpus"]
+
+
+def visible_gpus(count: int) -> tuple[int | str, ...]:
+    """The numbers or UUIDs of the GPUs that CUDA may use, in its order, on a host with `count`."""
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if named is None:
+        return tuple(range(count))
+    words = [word.strip() for word in named.split(",") if word.strip()]
+    # What comes after a number that no GPU has is ignored, and -1 is how all are hidden.
+    known = takewhile(lambda word: word != "-1", words)
+    return tuple(int(word) if word.isdecimal() else word for word in known)
