@@ -65,6 +65,8 @@ class Sweep:
         shared = {} if arguments.get("sample") is None else {"shared_jobs": SHARED_BY_A_SAMPLE}
         self._agreement = DeviceAgreement(self._units, **shared)
         self._returned: deque[Job] = deque()
+        self._earlier: dict[tuple[str, str], list[Measurement]] = {}
+        """By point and batch of a returned job, the rows of the units that are gone."""
         self._rows: dict[str, list[Measurement]] = {unit: [] for unit in self._units}
         self._batches: Counter[str] = Counter()
         number = store.begin_run(self.key, self.setting.device, {**arguments, "units": self._units})
@@ -90,7 +92,7 @@ class Sweep:
             if (to_measure := self._without_quarantined(job)) is not None:
                 self._agreement.handed_out(job, unit)
                 return Task(job, to_measure)
-            self.schedule.done(job, [])
+            self._done(job, [])
         return None
 
     def hand_out_ceilings(self) -> bool:
@@ -124,9 +126,14 @@ class Sweep:
         rows, self._rows[unit] = self._rows[unit], []
         if not task.repeated:
             self._batches[unit] += 1
-            self.schedule.done(task.job, rows)
+            self._done(task.job, rows)
         self._note_progress(unit)
         return rows
+
+    def _done(self, job: Job, rows: Sequence[Measurement]) -> None:
+        """Tell the schedule all rows of `job`, also those of units that are gone."""
+        earlier = self._earlier.pop((job.point.name, str(job.batch)), [])
+        self.schedule.done(job, [*earlier, *rows])
 
     def _note_progress(self, unit: str) -> None:
         """Have what `unit` did stored with its rows, so that a run that is killed keeps it."""
@@ -143,10 +150,15 @@ class Sweep:
     def give_back(self, unit: str, task: Task) -> None:
         """`unit` is gone before `task` ended: another one shall measure the arms that are left."""
         rows, self._rows[unit] = self._rows[unit], []
+        if task.repeated:
+            return
         measured = {row.arm for row in rows}
         arms = tuple(arm for arm in task.job.arms if arm.name not in measured)
-        if arms and not task.repeated:
-            self._returned.append(replace(task.job, arms=arms))
+        if not arms:
+            self._done(task.job, rows)
+            return
+        self._earlier.setdefault((task.job.point.name, str(task.job.batch)), []).extend(rows)
+        self._returned.append(replace(task.job, arms=arms))
 
     def left(self) -> int:
         """Jobs that are still to be handed out, as far as the schedule knows."""

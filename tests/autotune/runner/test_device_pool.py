@@ -473,6 +473,35 @@ def test_what_a_lost_device_was_measuring_is_measured_again(store: Store, others
     assert sum(unit.batches for unit in sweep.device_reports()) == BATCHES
 
 
+@pytest.mark.parametrize("arms", [1, 2])
+def test_a_schedule_learns_what_a_lost_device_had_measured(store: Store, arms: int) -> None:
+    """A device goes when it has measured one arm of a batch, or both."""
+    learnt, ended = Counter[tuple[str, str]](), Counter[str]()
+
+    class Learning(Exhaustive):
+        def done(self, job: Job, measurements: Sequence[Measurement]) -> None:
+            ended[str(job.batch)] += 1
+            learnt.update((row.batch, row.arm) for row in measurements)
+
+    def rows_of(job: Job) -> list[Measurement]:
+        return [
+            Measurement(job.point.name, str(job.batch), arm.name, Status.OK, 1.0, 1.0, 1.0, 8)
+            for arm in job.arms
+        ]
+
+    sweep = Sweep([Scripted("A").ready()], [POINT], store, {"fresh": False}, Learning)
+    gone = sweep.next("A")
+    assert gone is not None
+    sweep.take("A", gone, rows_of(gone.to_measure)[:arms])
+    sweep.give_back("A", gone)
+    while (task := sweep.next("A")) is not None:
+        sweep.take("A", task, rows_of(task.to_measure))
+        sweep.finished("A", task)
+
+    assert set(learnt.values()) == set(ended.values()) == {1}
+    assert (len(learnt), len(ended)) == (2 * BATCHES, BATCHES)
+
+
 def test_a_run_without_a_device_says_for_what_it_waits(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
