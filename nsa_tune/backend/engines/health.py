@@ -191,11 +191,15 @@ def _hooks(host: Host, symbols: Sequence[Symbol]) -> Iterator[Health]:
 
 def _probed(host: Host) -> tuple[dict[str, Any], str]:
     """What the probe wrote, or why it wrote nothing."""
-    command = [sys.executable, "-m", host.probe]
+    # -P: do not import modules from the working directory, whatever files are there. The engine may
+    # be on this process's import path only.
+    command = [sys.executable, "-P", "-m", host.probe]
+    paths = os.pathsep.join(str(Path(path).absolute()) for path in sys.path)
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=_PROBE_SECONDS, check=False
-        )
+            command, capture_output=True, text=True, timeout=_PROBE_SECONDS, check=False,
+            env={**os.environ, "PYTHONPATH": paths},
+        )  # fmt: skip
     except (OSError, subprocess.SubprocessError) as error:
         return {}, f"the process that imports {host.engine} failed: {error}"
     lines = done.stdout.splitlines()

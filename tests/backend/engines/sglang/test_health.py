@@ -200,6 +200,22 @@ def test_a_changed_signature_is_named(site: Site) -> None:
     assert "takes (self, forward_batch, when)" in found["hook on prefill"][1]
 
 
+def test_the_working_directory_hides_no_module_and_the_import_path_goes_along(
+    site: Site, tmp_path: Path
+) -> None:
+    """As from a console script: its own folder is on the path, not the working directory."""
+    (tmp_path / "json.py").write_text("raise RuntimeError('not the one of Python')")
+    elsewhere = f"""
+import os, sys
+sys.path.remove("")
+del os.environ["PYTHONPATH"]
+os.chdir({str(tmp_path)!r})
+"""
+    found = site.health(elsewhere)
+
+    assert wrong(found) == {"table"}
+
+
 def test_an_unknown_release_ends_the_examination(oldest: Wheel, tmp_path: Path) -> None:
     found = Site(tmp_path / "site", oldest, version="0.9.0").health()
 
