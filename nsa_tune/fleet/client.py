@@ -8,7 +8,8 @@ import json
 import random
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 from urllib import error as url_errors
 from urllib import request as requests
@@ -16,7 +17,7 @@ from urllib.parse import urlsplit
 
 from nsa_tune._errors import NsaTuneError, UsageError
 
-__all__ = ["Client", "Refused", "Unreachable"]
+__all__ = ["Client", "Refused", "Unreachable", "reading"]
 
 _TIMEOUT_S = 60.0
 """Of one request; the service takes no longer to answer."""
@@ -159,3 +160,18 @@ def _parsed(body: bytes) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise Refused(200, "the answer is no JSON object; is it a service of nsa-tune?")
     return document
+
+
+@contextmanager
+def reading() -> Iterator[None]:
+    """Around reading an answer: another server's has other fields.
+
+    Raises:
+        Refused: when the answer lacks a field, or has another kind of value in it.
+    """
+    try:
+        yield
+    except KeyError as error:
+        raise Refused(200, f"the answer has no {error}; is it a service of nsa-tune?") from error
+    except (AttributeError, TypeError, ValueError) as error:
+        raise Refused(200, f"the answer is odd ({error}); is it a service of nsa-tune?") from error

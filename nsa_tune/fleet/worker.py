@@ -33,7 +33,7 @@ from nsa_tune.db.exchange import import_text
 from nsa_tune.db.reader import read_database
 from nsa_tune.db.store import Store
 from nsa_tune.db.text_table import format_table
-from nsa_tune.fleet.client import Client, Refused, Unreachable
+from nsa_tune.fleet.client import Client, Refused, Unreachable, reading
 
 __all__ = ["WorkerRequest", "work"]
 
@@ -43,6 +43,8 @@ _TARGET_REGRET = 0.01
 """As `nsa-tune run` without options."""
 _LONGEST_MESSAGE = 400
 """Characters that a service takes of what became of a job."""
+_FACTS = ("id", "gpu", "model", "heads", "kv_dtype", "kv_layout", "budget_s", "fresh")
+"""What a worker reads of a job, beside its points."""
 _NOT_MINE, _NO_ENTRY = 409, (401, 403)
 """Answers of the service: the job went to somebody else; the token does not suffice."""
 
@@ -99,9 +101,13 @@ def work(
 def _claimed(client: Client, request: WorkerRequest, here: _Here) -> _Job | None:
     claim = uuid4().hex
     answer = client.post("/v1/jobs/claim", here.claim(request.name, claim))
-    if answer["job"] is None:
-        return None
-    return _Job(client, request, here, answer["job"], claim, float(answer["lease_s"]))
+    with reading():
+        job = answer["job"]
+        if job is None:
+            return None
+        facts = {name: job[name] for name in _FACTS} | {"points": tuple(job["points"])}
+        lease_s = float(answer["lease_s"])
+    return _Job(client, request, here, facts, claim, lease_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +223,7 @@ class _Job:
             result = run(
                 RunRequest(
                     self._database, self._device, facts["model"], facts["heads"],
-                    facts["kv_dtype"], tuple(facts["points"]), facts["budget_s"], facts["fresh"],
+                    facts["kv_dtype"], facts["points"], facts["budget_s"], facts["fresh"],
                     _TARGET_REGRET, self._trace(folder),
                 ),
                 progress,
@@ -231,16 +237,19 @@ class _Job:
 
     def _take_over(self, folder: Path) -> None:
         """What others measured of this job, so that it is not measured again."""
-        for table in self._client.document("/v1/tables")["tables"]:
-            key = {name: self._facts[name] for name in ("gpu", "model", "heads", "kv_layout")}
-            own = key.items() <= table.items() and (table["driver"], table["libraries"]) == (
-                self._here.driver, dict(self._here.libraries),
-            )  # fmt: skip
-            if own:
-                path = folder / "service.tsv"
-                path.write_bytes(self._client.get(table["url"]))
-                with Store.open(self._database) as store:
-                    import_text(store, path)
+        for url in self._urls():
+            path = folder / "service.tsv"
+            path.write_bytes(self._client.get(url))
+            with Store.open(self._database) as store:
+                import_text(store, path)
+
+    def _urls(self) -> list[str]:
+        """Of the service's tables of this job that were measured as here."""
+        wanted = {name: self._facts[name] for name in ("gpu", "model", "heads", "kv_layout")}
+        wanted |= {"driver": self._here.driver, "libraries": dict(self._here.libraries)}
+        tables = self._client.document("/v1/tables")
+        with reading():
+            return [one["url"] for one in tables["tables"] if wanted.items() <= one.items()]
 
     def _trace(self, folder: Path) -> Path | None:
         """What engines run of this table, if the service knows."""
@@ -363,7 +372,9 @@ def _push_leftovers(client: Client, request: WorkerRequest, told: Callable[[str]
         tables = read_database(request.database)
     except StoreMissing:
         return
-    added = sum(client.post("/v1/tables", format_table(one).encode())["added"] for one in tables)
+    answers = [client.post("/v1/tables", format_table(one).encode()) for one in tables]
+    with reading():
+        added = sum(one["added"] for one in answers)
     if added:
         rows = counted(added, "measurement")
         told(f"pushed {rows} that an earlier worker had left in {request.database}")

@@ -415,3 +415,41 @@ def test_a_refusal_other_than_a_lost_job_is_no_success(
     with pytest.raises(Refused):
         host.work()
     assert runs == []
+
+
+# --- another server
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"status": "ok"},
+        {"job": {"id": 1}, "lease_s": 60},
+        {"job": "none", "lease_s": 60},
+        {"job": {**JOB, "id": 1, "kv_layout": "fp8", "budget_s": None, "fresh": False,
+                 "points": None}, "lease_s": 60},
+        {"job": {**JOB, "id": 1, "kv_layout": "fp8", "budget_s": None, "fresh": False,
+                 "points": []}, "lease_s": "soon"},
+    ],
+)  # fmt: skip
+def test_a_job_of_another_server_is_refused_in_a_sentence(
+    host: Host, monkeypatch: pytest.MonkeyPatch, answer: dict[str, object]
+) -> None:
+    monkeypatch.setattr(Client, "post", lambda *_: answer)
+    with pytest.raises(Refused, match=r"is it a service of nsa-tune\?"):
+        host.work()
+
+
+@pytest.mark.parametrize(
+    "answer", [{"status": "ok"}, {"jobs": [{"id": 1}]}, {"jobs": ["one"]}, {"jobs": 1}]
+)
+def test_jobs_of_another_server_are_refused_in_a_sentence(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch, answer: dict[str, object]
+) -> None:
+    monkeypatch.setenv("NSA_TUNE_SERVICE", "http://127.0.0.1:9")
+    monkeypatch.setenv("NSA_TUNE_TOKEN", "nst_x")
+    monkeypatch.setattr(Client, "document", lambda *_: answer)
+    monkeypatch.setattr(Client, "post", lambda *_: answer)
+    for words in (("list",), ("approve", "1"), ("cancel", "1"), ("ask", "--gpu", "NVIDIA H200")):
+        said = shell("job", *words)
+        assert (said.code, "is it a service of nsa-tune?" in said.err) == (1, True), words

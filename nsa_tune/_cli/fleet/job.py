@@ -43,8 +43,12 @@ def job_list(
     if json:
         print_document({"schema": "nsa-tune/jobs/1", **found})
         return
-    for one in found["jobs"]:
-        typer.echo(_line(one))
+    from nsa_tune.fleet.client import reading
+
+    with reading():
+        lines = [_line(one) for one in found["jobs"]]
+    for line in lines:
+        typer.echo(line)
 
 
 @job.command("add")
@@ -105,10 +109,13 @@ def job_ask(
     answer = client_of(url, _PATIENCE_S).post("/v1/wanted", body)
     if json:
         print_document({"schema": "nsa-tune/wanted/1", **answer})
-    elif answer["table"]:
-        typer.echo(f"there is a table: {answer['table']}")
-    else:
-        typer.echo(_line(answer["job"]))
+        return
+    from nsa_tune.fleet.client import reading
+
+    with reading():
+        table = answer["table"]
+        line = f"there is a table: {table}" if table else _line(answer["job"])
+    typer.echo(line)
 
 
 @job.command("approve")
@@ -124,7 +131,11 @@ def job_cancel(number: _Number, url: UrlOption = None) -> None:
 
 
 def _print(answer: dict[str, Any]) -> None:
-    say(_line(answer["job"]))
+    from nsa_tune.fleet.client import reading
+
+    with reading():
+        line = _line(answer["job"])
+    say(line)
 
 
 def _line(one: dict[str, Any]) -> str:
