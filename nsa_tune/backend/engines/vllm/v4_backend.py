@@ -25,9 +25,10 @@ from nsa_tune.backend.types.profiles import PROFILES, ModelProfile
 
 __all__ = ["around_v4_init", "attach_v4"]
 
-_WINDOW_BUILDER = "DeepseekSparseSWAMetadataBuilder"
+_WINDOW_BUILDER = "DeepseekSparseSWAFlashMLAMetadataBuilder"
 _RATIO_BUILDER = "DeepseekV4FlashMLAMetadataBuilder"
-"""The builders of V4 with FlashMLA; V4.1 and other kernels have subclasses of these."""
+"""The builders of V4 with FlashMLA; other kernels have others. V4.1 has builders of the same names,
+and layers of other compression ratios."""
 _steered: list[tuple[Any, V4Prefill | None]] = []
 """The engines of this process, by their configuration, and what steers them."""
 

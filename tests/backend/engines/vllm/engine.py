@@ -25,6 +25,7 @@ from tests.backend.engines.vllm.wheels import Wheel
 __all__ = [
     "Engine",
     "Lens",
+    "builder_named_by",
     "builder_of",
     "compared",
     "config",
@@ -41,9 +42,18 @@ UTILS = "vllm/v1/attention/backends/utils.py"
 BACKEND = "vllm/v1/attention/backend.py"
 WINDOW = "vllm/v1/attention/backends/mla/sparse_swa.py"
 V4 = "vllm/models/deepseek_v4/sparse_mla.py"
+V4_FLASHMLA = "vllm/models/deepseek_v4/nvidia/flashmla.py"
 
 Lens = list[tuple[int, int]]
 """(prefix, new) of each request, in the order of the batch."""
+
+
+def builder_named_by(wheel: Wheel, file: str, backend: str) -> str:
+    """The name of the builder's class that `backend` makes."""
+    method = wheel.definition(file, f"{backend}.get_builder_cls")
+    (returned,) = [node for node in ast.walk(method) if isinstance(node, ast.Return)]
+    assert isinstance(returned.value, ast.Name)
+    return returned.value.id
 
 
 class _Torch:
@@ -121,9 +131,9 @@ class Engine:
         return kind
 
     def window(self, *, hooked: bool) -> type:
-        """The builder of V4's window, reduced to where it splits a step."""
-        name = "DeepseekSparseSWAMetadataBuilder"
-        split = self.wheel.definition(WINDOW, f"{name}.build")
+        """The builder of V4's window with FlashMLA, reduced to where it splits a step."""
+        split = self.wheel.definition(WINDOW, "DeepseekSparseSWAMetadataBuilder.build")
+        name = builder_named_by(self.wheel, V4_FLASHMLA, "DeepseekSparseSWAFlashMLABackend")
         return self._v4(name, split, around_window_build if hooked else None)
 
     def v4(self, *, hooked: bool) -> type:
@@ -131,7 +141,7 @@ class Engine:
         inner = self.wheel.definition(
             V4, "DeepseekV4SparseMLAMetadataBuilder._build_c128a_metadata"
         )
-        name = "DeepseekV4FlashMLAMetadataBuilder"
+        name = builder_named_by(self.wheel, V4, "DeepseekV4FlashMLABackend")
         return self._v4(name, inner, around_v4_build if hooked else None)
 
     def _v4(self, name: str, definition: ast.AST, hook: Callable[..., Any] | None) -> type:

@@ -6,8 +6,18 @@ import ast
 
 import pytest
 
+from nsa_tune.backend.engines.vllm import v4_backend
 from nsa_tune.backend.engines.vllm.releases import Release, release_of
-from tests.backend.engines.vllm.engine import BACKEND, COMMON, FA3, FLASHMLA, V4, WINDOW
+from tests.backend.engines.vllm.engine import (
+    BACKEND,
+    COMMON,
+    FA3,
+    FLASHMLA,
+    V4,
+    V4_FLASHMLA,
+    WINDOW,
+    builder_named_by,
+)
 from tests.backend.engines.vllm.wheels import VERSIONS, Wheel
 
 INDEXER = "vllm/v1/attention/backends/mla/indexer.py"
@@ -211,6 +221,25 @@ def test_what_is_a_decode_of_v4_is_said_at_two_places(wheel: Wheel) -> None:
     assert ratio.count("= split_decodes_and_prefills(") == 1
     init = _body(wheel, WINDOW, "DeepseekSparseSWAMetadataBuilder.__init__")
     assert "self.decode_threshold = max_decode_query_len(self.vllm_config)" in init
+
+
+def test_v4_with_flashmla_has_the_builders_that_are_steered(wheel: Wheel) -> None:
+    text = wheel.text(V4_FLASHMLA)
+    window = builder_named_by(wheel, V4_FLASHMLA, "DeepseekSparseSWAFlashMLABackend")
+    ratio = builder_named_by(wheel, V4, "DeepseekV4FlashMLABackend")
+
+    assert "swa_backend_cls = DeepseekSparseSWAFlashMLABackend\n" in text
+    assert "backend_cls = DeepseekV4FlashMLABackend\n" in text
+    assert (window, ratio) == (v4_backend._WINDOW_BUILDER, v4_backend._RATIO_BUILDER)
+    # What is hooked is what they inherit.
+    for file, name, base in (
+        (V4_FLASHMLA, window, "DeepseekSparseSWAMetadataBuilder"),
+        (V4, ratio, "DeepseekV4SparseMLAMetadataBuilder"),
+    ):
+        kind = wheel.definition(file, name)
+        assert isinstance(kind, ast.ClassDef)
+        assert [ast.unparse(one) for one in kind.bases] == [base]
+        assert not any(isinstance(one, ast.FunctionDef) for one in kind.body)
 
 
 def test_v4s_decode_takes_each_token_as_a_query_of_its_own(wheel: Wheel) -> None:

@@ -186,6 +186,7 @@ def test_two_engines_of_a_process_do_not_mix(engine: Engine) -> None:
         ({"shape": {"vision_n_layers": 24}}, "images"),
         ({"speculative_config": SimpleNamespace(use_dspark=lambda: True)}, "DSpark"),
         ({"shape": {"compress_ratios": [8] * 61}}, "layers of these compression ratios: 8"),
+        ({"shape": {"compress_ratios": [0, 0, *([1, 2] * 30)]}}, "compression ratios: 2"),
         ({"parallel_config__pipeline_parallel_size": 2}, "pipeline parallelism"),
         ({"shape": {"index_topk": 77}}, "index_topk 77"),
     ],
