@@ -6,7 +6,7 @@ each layer and once before the first (deepseek_v4_backend.py of 0.5.23: 2950, 40
 other numbers of query rows, and all must hear the same. So a batch is looked at once, when it is
 first asked about, by the lengths that the host has, and its answer then stays.
 
-Why a no is safe there: it is what SGLANG_OPT_FLASHMLASPARSE_PREFILL=0 makes the engine say.
+Why a no is safe there: it is what SGLANG_OPT_FLASHMLA_SPARSE_PREFILL=0 makes the engine say.
 
 - All that paged attention reads is made when a pass is prepared, before anybody asks: the pages of
   the window and of ratio 128, the lengths, the schedules of each ratio (init_flashmla_related).
