@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial, wraps
 from pkgutil import resolve_name
@@ -12,6 +11,7 @@ from typing import Any
 from nsa_tune.backend.engines.edge import Edge
 from nsa_tune.backend.engines.post_import import when_imported
 from nsa_tune.backend.engines.symbols import Symbol, mismatch
+from nsa_tune.backend.engines.variables import asked_for
 
 __all__ = ["OFF_SWITCH", "Hooking", "switched_off", "wrapped"]
 
@@ -20,7 +20,7 @@ OFF_SWITCH = "NSA_TUNE_DISABLE"
 
 def switched_off() -> bool:
     """Whether the environment switches the plug-ins off."""
-    return os.environ.get(OFF_SWITCH, "").strip().lower() not in ("", "0", "false", "no", "off")
+    return asked_for(OFF_SWITCH)
 
 
 def wrapped(method: Callable[..., Any], hook: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,4 +1,4 @@
-"""Switching the plug-in, or parts of it, off.
+"""Pausing the plug-in.
 
 It can be paused within a running engine, so that both ways can be measured in one process. A pass
 that has begun is finished as it began. Graphs that were captured with the plug-in stay.
@@ -6,9 +6,7 @@ that has begun is finished as it began. Graphs that were captured with the plug-
 
 from __future__ import annotations
 
-import os
-
-__all__ = ["pause", "paused", "resume", "switched_on"]
+__all__ = ["pause", "paused", "resume"]
 
 _paused = False
 
@@ -28,8 +26,3 @@ def resume() -> None:
 def paused() -> bool:
     """Whether the plug-in is paused."""
     return _paused
-
-
-def switched_on(name: str) -> bool:
-    """Whether the environment variable `name` leaves a part on, as it is by default."""
-    return os.environ.get(name, "").strip().lower() not in ("0", "false", "no", "off")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from nsa_tune.backend.engines.sglang.switch import switched_on
 from nsa_tune.backend.engines.symbols import hooks_on
+from nsa_tune.backend.engines.variables import switched_on
 
 __all__ = ["DECODE_SWITCH", "allowed", "why_not"]
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from nsa_tune.backend.engines.sglang.facts import LeftAlone, facts_of, parallel, variable_set
 from nsa_tune.backend.engines.sglang.releases import INDEXER, RAN_TOGETHER, installed_version
-from nsa_tune.backend.engines.sglang.switch import switched_on
 from nsa_tune.backend.engines.symbols import hooks_on
+from nsa_tune.backend.engines.variables import asked_for, switched_on
 
 __all__ = [
     "DENSE_SWITCH",
@@ -78,11 +78,11 @@ _NO_DENSE_GRAPHS: Mapping[str, Callable[[Any], bool]] = {
         graphs.model_runner.attn_backend.device_sm_major != 9
     ),
     f"with DP attention they ran too little: ask for them by {DENSE_SWITCH}=1": lambda graphs: (
-        data_parallel(graphs.model_runner) and not _asked_for(DENSE_SWITCH)
+        data_parallel(graphs.model_runner) and not asked_for(DENSE_SWITCH)
     ),
     f"with another all-reduce than NCCL's and SGLang's custom one no GPUs have run them: ask for "
     f"them by {DENSE_SWITCH}=1": lambda graphs: (
-        _reduces_otherwise(graphs.model_runner.server_args) and not _asked_for(DENSE_SWITCH)
+        _reduces_otherwise(graphs.model_runner.server_args) and not asked_for(DENSE_SWITCH)
     ),
     "its own graphs are not of the breakable kind": lambda graphs: (
         "BreakableCudaGraphBackend" not in {kind.__name__ for kind in type(graphs.backend).__mro__}
@@ -142,7 +142,7 @@ def why_not(runner: Any) -> str | None:
     reason = next((why for why, applies in reasons.items() if applies(runner)), None)
     if reason is not None:
         return reason
-    unasked = None if _asked_for(MODE_SWITCH) else _why_not_unasked(runner)
+    unasked = None if asked_for(MODE_SWITCH) else _why_not_unasked(runner)
     if unasked is not None:
         return f"{unasked} it has to be asked for, by {MODE_SWITCH}=1"
     try:
@@ -207,8 +207,3 @@ def _longest_dense() -> float:
 def why_no_decode_graphs(runner: Any) -> str | None:
     """Why no prefill of this model runner runs by decode graphs; None where some may."""
     return next((why for why, applies in _NO_DECODE_GRAPHS.items() if applies(runner)), None)
-
-
-def _asked_for(name: str) -> bool:
-    """Whether an environment variable switches on what is off by default."""
-    return bool(os.environ.get(name, "").strip()) and switched_on(name)

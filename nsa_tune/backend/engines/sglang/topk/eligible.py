@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from nsa_tune.backend.engines.sglang.facts import parallel, variable_set
-from nsa_tune.backend.engines.sglang.switch import switched_on
 from nsa_tune.backend.engines.symbols import hooks_on
+from nsa_tune.backend.engines.variables import switched_on
 
 __all__ = ["LAUNCH_BOUND", "TOPK_SWITCH", "allowed", "why_not"]
 
