@@ -48,6 +48,7 @@ def engine(wheel: Wheel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Eng
     monkeypatch.setattr(detect, "local_device_name", lambda: GPU)
     monkeypatch.setattr(v4_backend, "_steered", [])
     monkeypatch.setenv("NSA_TUNE_DB", str(v4_table_file(tmp_path)))
+    monkeypatch.setenv(v4_backend.SWITCH, "1")
     for name, module in stand_in_modules().items():
         monkeypatch.setitem(sys.modules, name, module)
     for cached in (opened._dispatcher, process_log):
@@ -120,6 +121,15 @@ def test_the_builders_are_as_they_were_after_every_step(engine: Engine) -> None:
 
 
 _CHANGED: Lens = [(5000, 1), (200_000, 8)]
+
+
+@pytest.mark.parametrize("asked", ["", "0"])
+def test_nothing_is_decided_unless_that_is_asked_for(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, asked: str
+) -> None:
+    monkeypatch.setenv(v4_backend.SWITCH, asked)
+
+    assert _steered(engine).built(_CHANGED) == ((1, 1, 1, 8),) * 2
 
 
 def test_a_long_prefix_with_few_new_tokens_is_not_widened(engine: Engine) -> None:
