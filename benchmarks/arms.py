@@ -115,7 +115,8 @@ def why_not(arm: Arm, setting: Setting) -> str:
 def rows_of(
     point: Point, setting: Setting, timer: Timer, end: float, sparse_only: bool = False
 ) -> Iterator[list[Row]]:
-    """The rows of a point's arms, as far as they are known after each batch."""
+    """The rows of a point's arms: before the first batch, and after each. They are the same
+    objects each time, so that the last ones are known also where measuring ends in an error."""
     device = devices.pick_device("cpu" if setting.device.arch == "cpu" else "cuda")
     arms = [
         arm
@@ -134,6 +135,7 @@ def rows_of(
         for arm in shown
         if not (sparse_only and arm.name.startswith("mha/"))
     }  # fmt: skip
+    yield list(rows.values())
     for batch in batches_of(point, setting):
         if time.monotonic() > end:
             break
@@ -146,7 +148,6 @@ def rows_of(
         except ContextLost as lost:
             for one in lost.measured:
                 rows[one.arm].add(one)
-            yield list(rows.values())
             raise
         except NsaTuneError as error:
             print(f"{point.name} {batch}: {error}", file=sys.stderr)
