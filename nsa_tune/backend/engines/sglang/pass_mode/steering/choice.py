@@ -117,10 +117,18 @@ class Choice:
 
         The other arguments are as in `of`.
         """
+        if mode is PassMode.TABLE_KERNEL and mode not in estimates:
+            mode = PassMode.ENGINE  # the table keeps SGLang's kernel, or there is none
         pass_us, selects = estimates.get(mode), batch.max_kv > self.index_topk
         if times is None or pass_us is None:
             return False
-        return times.launch_bound(mode, pass_us, selects=selects)
+        if times.launch_bound(mode, pass_us, selects=selects):
+            return True
+        size = bucket(self.sizes, batch.q_tokens)
+        if size is None or size <= _MOST_PADDING * batch.q_tokens:
+            return False
+        # Without a graph, launching is all that so few tokens take.
+        return pass_us == times.launched_us(batch.q_tokens, selects=selects)
 
     def padding(self, q_tokens: int) -> int:
         """Tokens of SGLang's own graph that are not new; 0 where a pass runs in none."""

@@ -69,7 +69,7 @@ class Steering(ABC, Generic[Sums]):
             return call.run()
         mode = self.last = self.fastest(sums)
         start = self.watch.begin() if self.watch is not None else None
-        bound = True if self._launch_bound(mode, sums) else None
+        bound = True if self._selection is not None and self._launch_bound(mode, sums) else None
         with told(self._selection, LAUNCH_BOUND, bound):
             output = self._run(mode, call)
         if start is not None and self.watch is not None:

@@ -81,10 +81,30 @@ def test_a_pass_that_waited_is_bound_by_its_launches(host_us: float | None, boun
     estimates = CHOICE.estimates_us(known, batch)
 
     assert CHOICE.launch_bound(PassMode.ENGINE, estimates, known, batch) is bound
+    # Where the table keeps SGLang's kernel, its way was not measured, and is SGLang's own.
+    assert CHOICE.launch_bound(PassMode.TABLE_KERNEL, estimates, known, batch) is bound
     # Not measured: another way, other batches, and nothing at all.
     assert not CHOICE.launch_bound(PassMode.DECODE_GRAPH, estimates, known, batch)
     assert not CHOICE.launch_bound(PassMode.ENGINE, estimates, known, short)
     assert not CHOICE.launch_bound(PassMode.ENGINE, {}, None, batch)
+
+
+def test_a_pass_without_a_graph_is_bound_by_its_launches() -> None:
+    took = [
+        PassTime(mode, 512, 2000, us, False, host_us)
+        for mode, us, host_us in (
+            (PassMode.ENGINE, 100e3, 60e3), (PassMode.EAGER, 180e3, 179e3)
+        )
+    ]  # fmt: skip
+    known = PassTimes({}, took)
+    few, many = Batch.extend([1500], [130]), Batch.extend([1500], [300])
+
+    bound = [
+        CHOICE.launch_bound(PassMode.ENGINE, CHOICE.estimates_us(known, batch), known, batch)
+        for batch in (few, many)
+    ]
+
+    assert bound == [True, False]
 
 
 def test_a_pass_between_one_that_waited_and_one_that_did_not_is_not_bound() -> None:
