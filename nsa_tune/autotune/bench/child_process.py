@@ -8,6 +8,10 @@ from pathlib import Path
 
 __all__ = ["command", "environment"]
 
+_ROOT = Path(__file__).parents[3]
+"""Stands for the working directory on the import path (""), where this process may have found
+nsa-tune."""
+
 
 def command(module: str, *words: str) -> list[str]:
     """What runs `module` with the arguments `words`, by the Python that runs this process.
@@ -20,5 +24,5 @@ def command(module: str, *words: str) -> list[str]:
 
 def environment() -> dict[str, str]:
     """The environment of this process, with its import path."""
-    paths = [str(Path(path).absolute()) for path in sys.path]
+    paths = [str(Path(path or _ROOT).absolute()) for path in sys.path]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}

@@ -127,7 +127,8 @@ def check(
         if setting.device.name != request.gpu:
             raise UsageError(
                 f"{request.device} is {setting.device.name!r}, and the table is of "
-                f"{request.gpu!r}: check it on that device"
+                f"{request.gpu!r}: check it on that device, and number the devices as the driver "
+                "does (CUDA_DEVICE_ORDER=PCI_BUS_ID)"
             )
         rows = _amortised(table.measurements, setting.sharing)
         jobs.extend(anchor_jobs(points, setting, rows, request.anchors))

