@@ -9,13 +9,7 @@ from nsa_tune.backend.engines.sglang.facts import parallel, variable_set
 from nsa_tune.backend.engines.symbols import hooks_on
 from nsa_tune.backend.engines.variables import switched_on
 
-__all__ = ["LAUNCH_BOUND", "TOPK_SWITCH", "allowed", "why_not"]
-
-LAUNCH_BOUND = "_nsa_tune_launch_bound"
-"""Attribute of SGLang's `DSATopKBackend` while a pass runs that waits for its host.
-
-nsa-tune's kernel would save time of the GPU there, which has enough, and take more of the host's.
-"""
+__all__ = ["TOPK_SWITCH", "allowed", "why_not"]
 
 TOPK_SWITCH = "NSA_TUNE_TOPK"
 """Environment variable: 0 leaves the selection of keys to SGLang."""

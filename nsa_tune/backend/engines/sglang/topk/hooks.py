@@ -13,12 +13,7 @@ from nsa_tune.backend.engines.sglang.edge import attempt, say_once
 from nsa_tune.backend.engines.sglang.releases import TOPK_MODULE
 from nsa_tune.backend.engines.sglang.switch import paused
 from nsa_tune.backend.engines.sglang.topk.calibration import check, measure
-from nsa_tune.backend.engines.sglang.topk.eligible import (
-    LAUNCH_BOUND,
-    TOPK_SWITCH,
-    allowed,
-    why_not,
-)
+from nsa_tune.backend.engines.sglang.topk.eligible import TOPK_SWITCH, allowed, why_not
 from nsa_tune.backend.engines.sglang.topk.selector import Selector
 from nsa_tune.backend.engines.sglang.topk.times import TopkTime, TopkTimes
 
@@ -29,10 +24,7 @@ _SELECTOR = "_nsa_tune_topk"
 
 def around_topk(original: Callable[..., Any], backend: Any, *rest: Any, **named: Any) -> Any:
     """The hook around `DSATopKBackend.topk_transform`, which SGLang calls by keywords."""
-    known = backend.__dict__
-    selector: Selector | None = known.get(_SELECTOR)
-    if LAUNCH_BOUND in known:
-        return original(backend, *rest, **named)
+    selector: Selector | None = backend.__dict__.get(_SELECTOR)
     prefill = named.get("row_starts") is not None and not rest
     # The switch is read in each pass, as SGLang reads its own: so both ways can be measured.
     if selector is None or not prefill or paused() or not allowed():

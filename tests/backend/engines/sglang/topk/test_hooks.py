@@ -14,11 +14,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nsa_tune.backend.engines.sglang import switch
-from nsa_tune.backend.engines.sglang.pass_mode.steering.steering import told
 from nsa_tune.backend.engines.sglang.topk import hooks
 from nsa_tune.backend.engines.sglang.topk import selector as selectors
 from nsa_tune.backend.engines.sglang.topk.call import Call
-from nsa_tune.backend.engines.sglang.topk.eligible import LAUNCH_BOUND
 from nsa_tune.backend.engines.sglang.topk.selector import Selector
 from nsa_tune.backend.engines.sglang.topk.times import TopkTime, TopkTimes
 from nsa_tune.backend.kernels.sampled_topk import sampled_topk_reference
@@ -133,19 +131,6 @@ def test_short_sequences_are_left_to_sglang(engine: Engine, answered: Answered) 
     engine.metadata(prefill, "PAGED").topk_transform(**prefill.whole())
 
     assert not answered.calls
-
-
-def test_a_pass_that_waits_for_its_host_is_left_to_sglang(
-    engine: Engine, answered: Answered
-) -> None:
-    metadata, whole = engine.metadata(LONG, "PAGED"), LONG.whole()
-
-    with told(engine.backend, LAUNCH_BOUND, True):
-        metadata.topk_transform(**whole)
-    assert not answered.calls
-
-    metadata.topk_transform(**whole)
-    assert len(answered.calls) == 1
 
 
 def test_sizes_at_which_it_is_not_faster_are_left_to_sglang(

@@ -55,6 +55,23 @@ class Choice:
     rows: Sequence[int]
     """Rows of the decode graphs that may run a prefill, ascending."""
 
+    def fastest(
+        self,
+        times: PassTimes | None,
+        batch: Batch,
+        rows: int | None,
+        given_up: frozenset[PassMode] = frozenset(),
+    ) -> PassMode:
+        """The fastest way for a batch from its sums.
+
+        Args:
+            times: what passes were measured to take; None before they are.
+            batch: the sums.
+            rows: how many it takes in decode graphs; None where these may not run it.
+            given_up: ways that are not taken any more.
+        """
+        return self.of(self.estimates_us(times, batch, rows), times, batch, given_up)
+
     def of(
         self,
         estimates: Mapping[PassMode, float],
@@ -62,14 +79,7 @@ class Choice:
         batch: Batch,
         given_up: frozenset[PassMode] = frozenset(),
     ) -> PassMode:
-        """The fastest way for a batch.
-
-        Args:
-            estimates: its `estimates_us`.
-            times: what passes were measured to take; None before they are.
-            batch: its sums.
-            given_up: ways that are not taken any more.
-        """
+        """The fastest way by a batch's `estimates_us`. The other arguments are as in `fastest`."""
         kernel_us, selects = estimates.get(PassMode.TABLE_KERNEL), batch.max_kv > self.index_topk
         waits = (
             times is not None
@@ -105,30 +115,6 @@ class Choice:
         if rows is not None:
             found[PassMode.DECODE_GRAPH] = self._decode_us(times, rows, context)
         return {mode: pass_us for mode, pass_us in found.items() if pass_us is not None}
-
-    def launch_bound(
-        self,
-        mode: PassMode,
-        estimates: Mapping[PassMode, float],
-        times: PassTimes | None,
-        batch: Batch,
-    ) -> bool:
-        """Whether a batch that runs in this way takes what launching it takes, and no more.
-
-        The other arguments are as in `of`.
-        """
-        if mode is PassMode.TABLE_KERNEL and mode not in estimates:
-            mode = PassMode.ENGINE  # the table keeps SGLang's kernel, or there is none
-        pass_us, selects = estimates.get(mode), batch.max_kv > self.index_topk
-        if times is None or pass_us is None:
-            return False
-        if times.launch_bound(mode, pass_us, selects=selects):
-            return True
-        size = bucket(self.sizes, batch.q_tokens)
-        if size is None or size <= _MOST_PADDING * batch.q_tokens:
-            return False
-        # Without a graph, launching is all that so few tokens take.
-        return pass_us == times.launched_us(batch.q_tokens, selects=selects)
 
     def padding(self, q_tokens: int) -> int:
         """Tokens of SGLang's own graph that are not new; 0 where a pass runs in none."""

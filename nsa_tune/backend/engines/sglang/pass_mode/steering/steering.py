@@ -17,7 +17,6 @@ from nsa_tune.backend.engines.sglang.pass_mode.mode import PassMode
 from nsa_tune.backend.engines.sglang.pass_mode.rows.graphs import RowGraphs
 from nsa_tune.backend.engines.sglang.pass_mode.steering.watch import Watch
 from nsa_tune.backend.engines.sglang.pass_mode.times.pass_times import PassTimes
-from nsa_tune.backend.engines.sglang.topk.eligible import LAUNCH_BOUND
 
 __all__ = ["DENSE", "EAGER", "Steering", "told"]
 
@@ -40,7 +39,6 @@ class Steering(ABC, Generic[Sums]):
     ) -> None:
         """`decode`: the decode graphs, if they may run a prefill in this engine."""
         self._pool = runner.token_to_kv_pool
-        self._selection = getattr(runner.attn_backend, "dsa_topk_backend", None)
         self._graphs = runner.prefill_cuda_graph_runner
         self._sizes: Sequence[int] = tuple(sorted(self._graphs.capture_num_tokens))
         """Tokens of SGLang's own prefill graphs, ascending."""
@@ -69,9 +67,7 @@ class Steering(ABC, Generic[Sums]):
             return call.run()
         mode = self.last = self.fastest(sums)
         start = self.watch.begin() if self.watch is not None else None
-        bound = True if self._selection is not None and self._launch_bound(mode, sums) else None
-        with told(self._selection, LAUNCH_BOUND, bound):
-            output = self._run(mode, call)
+        output = self._run(mode, call)
         if start is not None and self.watch is not None:
             engine_us = self._engine_us(sums)
             if engine_us is not None:
@@ -89,10 +85,6 @@ class Steering(ABC, Generic[Sums]):
     @abstractmethod
     def _engine_us(self, sums: Sums, /) -> float | None:
         """What the pass takes SGLang by itself; None where that was not measured."""
-
-    def _launch_bound(self, mode: PassMode, sums: Sums, /) -> bool:
-        """Whether the pass takes what launching it takes; False where that is not known."""
-        return False
 
     def _as_run(self, mode: PassMode) -> PassMode:
         """How the last pass ran, which was to run in this way."""

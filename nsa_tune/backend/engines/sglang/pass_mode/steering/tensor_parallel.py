@@ -53,7 +53,6 @@ class TensorParallel(Steering[PrefillSums]):
         self._backend = runner.attn_backend
         self._decode = decode
         self._choice = Choice(self._sizes, index_topk, dense, self.rows)
-        self._estimated: tuple[PrefillSums, Mapping[PassMode, float]] | None = None
 
     def forward(self, call: Forward) -> Any:
         """As every engine's; now and then all ranks give up what loses."""
@@ -80,22 +79,10 @@ class TensorParallel(Steering[PrefillSums]):
     def fastest(self, prefill: PrefillSums) -> PassMode:
         """The fastest way for a batch, as `Choice` has it."""
         given_up = self.watch.given_up if self.watch is not None else frozenset()
-        estimates = self._estimates_us(prefill)
-        return self._choice.of(estimates, self.times, prefill.batch, given_up)
-
-    def _estimates_us(self, prefill: PrefillSums) -> Mapping[PassMode, float]:
-        """What the pass takes in each way: computed once, and asked for three times."""
-        if self._estimated is None or self._estimated[0] is not prefill:
-            found = self._choice.estimates_us(self.times, prefill.batch, prefill.rows)
-            self._estimated = prefill, found
-        return self._estimated[1]
+        return self._choice.fastest(self.times, prefill.batch, prefill.rows, given_up)
 
     def _engine_us(self, prefill: PrefillSums) -> float | None:
-        return self._estimates_us(prefill).get(PassMode.ENGINE)
-
-    def _launch_bound(self, mode: PassMode, prefill: PrefillSums) -> bool:
-        estimates = self._estimates_us(prefill)
-        return self._choice.launch_bound(mode, estimates, self.times, prefill.batch)
+        return self._choice.estimates_us(self.times, prefill.batch).get(PassMode.ENGINE)
 
     def _as_run(self, mode: PassMode) -> PassMode:
         """With the kernel that SGLang chose the table's way was SGLang's own."""

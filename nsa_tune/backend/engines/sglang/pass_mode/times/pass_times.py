@@ -17,7 +17,6 @@ from nsa_tune.backend.engines.sglang.pass_mode.times.pass_time import WAITS, Pas
 __all__ = ["PassTimes"]
 
 _SCHEMA = "nsa-tune/pass-times/2"
-_ROUNDED = 1.001
 
 
 class PassTimes:
@@ -69,14 +68,6 @@ class PassTimes:
         The other arguments are those of `pass_us`.
         """
         return pass_us <= WAITS * self._grids[mode, selects].launched_us
-
-    def launch_bound(self, mode: PassMode, pass_us: float, *, selects: bool) -> bool:
-        """Whether a pass that takes `pass_us` takes what launching it takes, and no more.
-
-        The other arguments are those of `pass_us`.
-        """
-        # Interpolation on log scales gives the same number back but for rounding.
-        return pass_us <= _ROUNDED * self._grids[mode, selects].launched_us
 
     def padded_us(
         self, mode: PassMode, size: int, q_tokens: int, context: float, *, selects: bool = False

@@ -36,7 +36,7 @@ def test_no_way_is_taken_that_is_given_up_or_gains_no_margin(
     known = times(**{mode: dict.fromkeys(points, us) for mode, us in took.items()})
     estimates = CHOICE.estimates_us(known, batch, batch.q_tokens)
 
-    taken = CHOICE.of(estimates, known, batch, given_up)
+    taken = CHOICE.fastest(known, batch, batch.q_tokens, given_up)
 
     assert taken not in given_up
     if not estimates:  # larger than any graph: as if nothing had been measured
@@ -69,64 +69,16 @@ def _waiting(kernel_us: float, host_us: float) -> PassTimes:
 def test_a_kernel_whose_pass_waits_for_the_host_must_gain_a_tenth(
     kernel_us: float, host_us: float, taken: PassMode
 ) -> None:
-    batch, known = Batch.extend([4500], [512]), _waiting(kernel_us, host_us)
+    batch = Batch.extend([4500], [512])
 
-    assert CHOICE.of(CHOICE.estimates_us(known, batch), known, batch) is taken
-
-
-@pytest.mark.parametrize(("host_us", "bound"), [(94e3, True), (80e3, False), (None, False)])
-def test_a_pass_that_waited_is_bound_by_its_launches(host_us: float | None, bound: bool) -> None:
-    known = PassTimes({}, [PassTime(PassMode.ENGINE, 512, 5000, 95e3, True, host_us)])
-    batch, short = Batch.extend([4500], [500]), Batch.extend([0], [500])
-    estimates = CHOICE.estimates_us(known, batch)
-
-    assert CHOICE.launch_bound(PassMode.ENGINE, estimates, known, batch) is bound
-    # Where the table keeps SGLang's kernel, its way was not measured, and is SGLang's own.
-    assert CHOICE.launch_bound(PassMode.TABLE_KERNEL, estimates, known, batch) is bound
-    # Not measured: another way, other batches, and nothing at all.
-    assert not CHOICE.launch_bound(PassMode.DECODE_GRAPH, estimates, known, batch)
-    assert not CHOICE.launch_bound(PassMode.ENGINE, estimates, known, short)
-    assert not CHOICE.launch_bound(PassMode.ENGINE, {}, None, batch)
-
-
-def test_a_pass_without_a_graph_is_bound_by_its_launches() -> None:
-    took = [
-        PassTime(mode, 512, 2000, us, False, host_us)
-        for mode, us, host_us in (
-            (PassMode.ENGINE, 100e3, 60e3), (PassMode.EAGER, 180e3, 179e3)
-        )
-    ]  # fmt: skip
-    known = PassTimes({}, took)
-    few, many = Batch.extend([1500], [130]), Batch.extend([1500], [300])
-
-    bound = [
-        CHOICE.launch_bound(PassMode.ENGINE, CHOICE.estimates_us(known, batch), known, batch)
-        for batch in (few, many)
-    ]
-
-    assert bound == [True, False]
-
-
-def test_a_pass_between_one_that_waited_and_one_that_did_not_is_not_bound() -> None:
-    took = [
-        PassTime(PassMode.ENGINE, size, 5000, pass_us, True, 94e3)
-        for size, pass_us in ((128, 95e3), (512, 95e3), (2048, 200e3))
-    ]
-    known = PassTimes({}, took)
-    bound = []
-    for new in (100, 512, 600, 2048):
-        batch = Batch.extend([4500], [new])
-        estimates = {PassMode.ENGINE: known.pass_us(PassMode.ENGINE, new, 4500, selects=True) or 0}
-        bound.append(CHOICE.launch_bound(PassMode.ENGINE, estimates, known, batch))
-
-    assert bound == [True, True, False, False]
+    assert CHOICE.fastest(_waiting(kernel_us, host_us), batch, None) is taken
 
 
 def test_before_anything_is_measured_there_are_no_estimates() -> None:
     batch = Batch.extend([0], [100])
 
     assert CHOICE.estimates_us(None, batch, 100) == {}
-    assert CHOICE.of({}, None, batch) is PassMode.TABLE_KERNEL
+    assert CHOICE.fastest(None, batch, 100) is PassMode.TABLE_KERNEL
 
 
 def test_rows_beyond_the_largest_decode_graph_take_several() -> None:

@@ -26,7 +26,6 @@ from nsa_tune.backend.engines.sglang.pass_mode.times.pass_time import PassTime
 from nsa_tune.backend.engines.sglang.pass_mode.times.pass_times import PassTimes
 from nsa_tune.backend.engines.sglang.passes import sums_of
 from nsa_tune.backend.engines.sglang.prefill import OWN_KERNEL
-from nsa_tune.backend.engines.sglang.topk.eligible import LAUNCH_BOUND
 from tests.backend.engines.sglang.pass_mode.fakes import (
     TOPK,
     Alone,
@@ -291,31 +290,6 @@ def test_the_engines_kernel_is_kept_where_the_tables_was_measured_to_be_slower()
         steered.forward(Forward(look, SimpleNamespace(), batch([prefix], [128]), ()))
 
     assert seen == [{OWN_KERNEL}, set()]
-
-
-@pytest.mark.parametrize("modes", [(ENGINE, TABLE), (ENGINE,)])
-@pytest.mark.parametrize(("host_us", "told"), [(99e3, True), (60e3, False)])
-def test_sglang_selects_keys_in_a_pass_that_waits_for_its_host(
-    modes: tuple[PassMode, ...], host_us: float, told: bool
-) -> None:
-    measured = PassTimes({}, [PassTime(mode, 128, 20000, 100e3, True, host_us) for mode in modes])
-    steered = _steering(measured)
-    steered._selection = selection = SimpleNamespace()
-    seen: list[bool] = []
-
-    def look(runner: Any, extend: Any, *rest: Any) -> None:
-        seen.append(LAUNCH_BOUND in vars(selection))
-        if len(seen) == 2:
-            raise RuntimeError("made up")
-
-    steered.forward(Forward(look, SimpleNamespace(), batch([8192], [128]), ()))
-    with pytest.raises(RuntimeError):
-        steered.forward(Forward(look, SimpleNamespace(), batch([8192], [128]), ()))
-    steered.forced = ENGINE  # while it is measured nothing is known
-    steered.forward(Forward(look, SimpleNamespace(), batch([8192], [128]), ()))
-
-    assert seen == [told, told, False]
-    assert not vars(selection)
 
 
 ASKS_FOR_MORE = {
