@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 
-from nsa_tune.autotune.bench.child_process import command, environment
+from nsa_tune._child_process import command, environment
 from nsa_tune.autotune.probe import child as probe_child
 from nsa_tune.autotune.probe.child import MARK, Target
 

@@ -12,8 +12,8 @@ from multiprocessing.connection import Connection
 from pickle import UnpicklingError
 from time import monotonic
 
+from nsa_tune._child_process import command, environment
 from nsa_tune._errors import MachineUnfit
-from nsa_tune.autotune.bench.child_process import command, environment
 from nsa_tune.autotune.worker.flight_recorder import Activity, FlightRecorder
 from nsa_tune.autotune.worker.messages import (
     CannotContinue,

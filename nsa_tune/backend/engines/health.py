@@ -16,6 +16,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from nsa_tune._child_process import command, environment
 from nsa_tune._errors import StoreError
 from nsa_tune.backend.engines.hooking import OFF_SWITCH, switched_off
 from nsa_tune.backend.engines.symbols import Symbol
@@ -26,9 +27,6 @@ __all__ = ["PLUGIN", "Health", "Host", "health"]
 
 PLUGIN = "nsa_tune"
 """The entry point, in every engine's group."""
-_ROOT = Path(__file__).parents[3]
-"""Stands for the working directory on the import path (""), where this process may have found
-nsa-tune."""
 _PROBE_SECONDS = 300
 
 
@@ -194,14 +192,10 @@ def _hooks(host: Host, symbols: Sequence[Symbol]) -> Iterator[Health]:
 
 def _probed(host: Host) -> tuple[dict[str, Any], str]:
     """What the probe wrote, or why it wrote nothing."""
-    # -P: do not import modules from the working directory, whatever files are there. The engine may
-    # be on this process's import path only.
-    command = [sys.executable, "-P", "-m", host.probe]
-    paths = os.pathsep.join(str(Path(path or _ROOT).absolute()) for path in sys.path)
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=_PROBE_SECONDS, check=False,
-            env={**os.environ, "PYTHONPATH": paths},
+            command(host.probe), capture_output=True, text=True, timeout=_PROBE_SECONDS,
+            check=False, env=environment(),
         )  # fmt: skip
     except (OSError, subprocess.SubprocessError) as error:
         return {}, f"the process that imports {host.engine} failed: {error}"

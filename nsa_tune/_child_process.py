@@ -1,4 +1,4 @@
-"""How a Python process is started that measures or tries something for this one."""
+"""How a Python process is started that measures, tries or imports something for this one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 __all__ = ["command", "environment"]
 
-_ROOT = Path(__file__).parents[3]
+_ROOT = Path(__file__).parents[1]
 """Stands for the working directory on the import path (""), where this process may have found
 nsa-tune."""
 

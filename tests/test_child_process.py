@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import nsa_tune
-from nsa_tune.autotune.bench.child_process import environment
+from nsa_tune._child_process import environment
 
 if TYPE_CHECKING:
     import pytest
