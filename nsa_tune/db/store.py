@@ -27,8 +27,8 @@ from nsa_tune.db.connection import (
 )
 from nsa_tune.db.history import History, Limit, PastRun, order_of
 from nsa_tune.db.manifest import changed, seal
-from nsa_tune.db.migrations import migrate
 from nsa_tune.db.reader import limits_of, table_of, tables_of
+from nsa_tune.db.schema.migrations import migrate
 from nsa_tune.db.text_table import checked_measurement
 from nsa_tune.db.units import UnitOfRun, put_units
 

@@ -13,10 +13,10 @@ from sqlite_utils import Database
 
 from nsa_tune._errors import StoreCorrupt
 from nsa_tune.db import connection as opening
-from nsa_tune.db import migrations
 from nsa_tune.db import reader as tables
 from nsa_tune.db.history import read_histories
-from nsa_tune.db.migrations import MIGRATIONS, migrate
+from nsa_tune.db.schema import migrations
+from nsa_tune.db.schema.migrations import MIGRATIONS, migrate
 from nsa_tune.db.store import Store
 from tests.records import DEVICE, KEY, ok
 

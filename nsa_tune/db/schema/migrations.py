@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from nsa_tune.backend.types.profiles import PROFILES
 from nsa_tune.db.connection import schema_version
 from nsa_tune.db.manifest import seal
-from nsa_tune.db.views import REGRET, SPREAD, VIEWS
+from nsa_tune.db.schema.views import REGRET, SPREAD, VIEWS
 
 if TYPE_CHECKING:
     from sqlite_utils import Database
