@@ -309,7 +309,6 @@ def main() -> int:
     parser.add_argument("runs", type=Path, nargs="+")
     parser.add_argument("--pass-times", type=Path, nargs="+", required=True)
     parser.add_argument("--rest", type=Path, nargs="+", default=[])
-    parser.add_argument("--model", default="deepseek-v3.2")
     parser.add_argument("--db", type=Path)
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
@@ -366,8 +365,8 @@ def _prices(
     """
     options, kv_dtype = result["options"], result["kv_dtype"]
     dispatcher = Dispatcher.open(
-        given.db, result["gpu"]["name"], model=given.model, heads=options["heads"],
-        kv_dtype=kv_dtype, layers=options.get("as_layers"),
+        given.db, result["gpu"]["name"], model=options.get("model", "deepseek-v3.2"),
+        heads=options["heads"], kv_dtype=kv_dtype, layers=options.get("as_layers"),
     )  # fmt: skip
     pricer, _ = pricer_for(dispatcher, release_named(None), given.db)
     whole = whole_prefills(pass_times, pricer, RestOfPass.read_for(given.rest, kv_dtype))

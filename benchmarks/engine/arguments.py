@@ -15,6 +15,7 @@ __all__ = [
     "add_engine_options",
     "add_run_options",
     "engine_arguments",
+    "fill_in",
     "model_folder",
     "set_environment",
     "simulated_acceptance",
@@ -23,7 +24,8 @@ __all__ = [
 KV_DTYPES = {"auto": "bf16", "bfloat16": "bf16", "fp8_e4m3": "fp8"}
 """SGLang's name of a KV dtype (on Hopper) to nsa-tune's."""
 
-_MODEL = Path(__file__).with_name("model.json")
+_MODELS = {one.stem: one for one in sorted(Path(__file__).with_name("models").glob("*.json"))}
+"""The published config.json of each model, quantized to fp8 in blocks."""
 _ACCEPTED = 0.8
 """Chance that a draft token is accepted when the one before it was: an assumption, near what
 DeepSeek reports for its MTP layer."""
@@ -33,11 +35,12 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     """What is fixed when the engine starts."""
     add = parser.add_argument_group("engine").add_argument
     add("--kv", default="auto", choices=sorted(KV_DTYPES), help="KV cache dtype")
-    add("--layers", type=int, default=61)
+    add("--model", default="deepseek-v3.2", choices=list(_MODELS))
+    add("--layers", type=int, help="default: all of the model's")
     add("--dense", type=int, default=3, help="layers with a dense MLP (first_k_dense_replace)")
-    add("--heads", type=int, default=16, help="local heads")
+    add("--heads", type=int, help="local heads; default: the model's over --tp")
     add("--tp", type=int, default=8, help="one rank's shapes: experts and MLPs cut, no all-reduce")
-    add("--as-layers", type=int, default=61, help="what nsa-tune is told; 0: the truth")
+    add("--as-layers", type=int, help="what nsa-tune is told; 0: the truth; default: the model's")
     add("--chunk", type=int, help="chunked_prefill_size; SGLang's own where not given")
     add("--prefill-graph", default="8192", help="default, off, or the most tokens")
     add("--prefill-sizes", default="64,128,256,512,1024,2048,4096,8192", help="captured sizes")
@@ -96,15 +99,34 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
     add("--soak-table", type=Path, help="the table that is replaced while serving")
 
 
+def fill_in(options: argparse.Namespace) -> argparse.Namespace:
+    """The options with what the model says where nothing was given."""
+    config = _config(options.model)
+    own = {
+        "layers": config["num_hidden_layers"],
+        "heads": config["num_attention_heads"] // options.tp,
+        "as_layers": config["num_hidden_layers"],
+    }
+    for name, value in own.items():
+        if getattr(options, name) is None:
+            setattr(options, name, value)
+    return options
+
+
+def _config(model: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(_MODELS[model].read_text())
+    return found
+
+
 def model_folder(options: argparse.Namespace, parent: Path) -> Path:
     """A folder with the config.json of one rank of the model, made below `parent`."""
-    config = json.loads(_MODEL.read_text())
+    config = _config(options.model)
     config |= {"num_hidden_layers": options.layers, "first_k_dense_replace": options.dense}
     heads = options.heads * options.real_tp // options.real_dp
     config |= {"num_attention_heads": heads, "num_key_value_heads": heads}
     for name in ("intermediate_size", "moe_intermediate_size"):
         config[name] = config[name] * options.real_tp // options.tp
-    folder = parent / f"v32-{options.layers}-{options.dense}-{heads}-{options.tp}"
+    folder = parent / f"{options.model}-{options.layers}-{options.dense}-{heads}-{options.tp}"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config, indent=1))
     return folder

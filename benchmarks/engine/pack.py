@@ -59,12 +59,14 @@ _DROPPED = (
 )  # fmt: skip
 _FA3 = (
     r"prepare_scheduler|combine|"
-    r"hdim(192_128|64_512|diff)_bf16(_paged)?(_split)?(_packgqa)?_sm90"
+    r"hdim(192_128|256|64_512|diff)_bf16(_paged)?(_split)?(_packgqa)?_sm90"
 )
-"""Of FlashAttention-3: dense attention (192/128) and absorbed decode (64/512), both in bf16."""
+"""Of FlashAttention-3, in bf16: dense attention (V3.2: 192/128, GLM-5: 256) and absorbed decode
+(64/512)."""
 _ARCH = 90
 _MODELS = frozenset({
-    "__init__", "registry", "deepseek_v2", "deepseek_nextn", "deepseek", "utils", "transformers",
+    "__init__", "registry", "deepseek_v2", "deepseek_nextn", "deepseek", "glm4_moe", "utils",
+    "transformers",
 })  # fmt: skip
 _STAND_INS = Path(__file__).with_name("stand_ins")
 _PART_BYTES = 57 * 2**20

@@ -38,6 +38,7 @@ from benchmarks.engine.arguments import (
     add_engine_options,
     add_run_options,
     engine_arguments,
+    fill_in,
     model_folder,
     set_environment,
 )
@@ -131,7 +132,7 @@ def _parsed(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     add_engine_options(parser)
     add_run_options(parser)
-    options = parser.parse_args(arguments)
+    options = fill_in(parser.parse_args(arguments))
     options.out = options.out.resolve()
     unknown = set(options.tests.split(",")) - set(TESTS)
     if unknown:
@@ -227,7 +228,8 @@ def _head(
 
 
 def _label(options: argparse.Namespace) -> str:
-    parts = [KV_DTYPES[options.kv], f"{options.heads} heads", f"{options.layers} layers"]
+    parts = [options.model] if options.model != "deepseek-v3.2" else []
+    parts += [KV_DTYPES[options.kv], f"{options.heads} heads", f"{options.layers} layers"]
     parts += [f"MTP {options.spec}"] if options.spec else []
     parts += [f"{options.real_tp} GPUs"] if options.real_tp > 1 else []
     return ", ".join(parts)

@@ -19,7 +19,7 @@ from nsa_tune.backend.engines.vllm.prefill import ATTRIBUTE
 
 __all__ = ["Engine", "Options", "model_folder", "set_environment"]
 
-_MODEL = Path(__file__).parents[1] / "engine" / "model.json"
+_MODEL = Path(__file__).parents[1] / "engine" / "models" / "deepseek-v3.2.json"
 VOCABULARY = 16384
 _INTERMEDIATE = 2304
 """Width of an MLP: that of one of eight ranks. There are no experts: this is about attention."""

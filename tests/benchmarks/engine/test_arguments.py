@@ -17,11 +17,13 @@ from benchmarks.engine.arguments import (
     add_engine_options,
     add_run_options,
     engine_arguments,
+    fill_in,
     model_folder,
     simulated_acceptance,
 )
 from benchmarks.engine.cases import GRID, Case, cases_of, decode_batches_of, ragged_cases
 from benchmarks.engine.configurations import DEFAULT, configurations_for
+from nsa_tune.backend.types.profiles import profile_of
 
 _DOCS = (Path(__file__).parents[3] / "docs" / "engine.md").read_text(encoding="utf-8")
 
@@ -30,7 +32,7 @@ def _options(*given: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     add_engine_options(parser)
     add_run_options(parser)
-    return parser.parse_args(given)
+    return fill_in(parser.parse_args(given))
 
 
 def _model(tmp_path: Path, *given: str) -> dict[str, Any]:
@@ -44,6 +46,32 @@ def test_one_rank_has_its_share_of_heads_and_experts(tmp_path: Path) -> None:
     assert (model["num_attention_heads"], model["num_hidden_layers"]) == (16, 61)
     assert (model["intermediate_size"], model["moe_intermediate_size"]) == (2304, 256)
     assert model["n_routed_experts"] == 256
+
+
+def test_a_model_says_what_was_not_asked_for(tmp_path: Path) -> None:
+    v32, glm = _options(), _options("--model", "glm-5")
+    assert (v32.layers, v32.as_layers, v32.heads) == (61, 61, 16)
+    assert (glm.layers, glm.as_layers, glm.heads) == (78, 78, 8)
+    cut = _options("--model", "glm-5", "--layers", "6", "--as-layers", "0", "--heads", "64")
+    assert (cut.layers, cut.as_layers, cut.heads) == (6, 0, 64)
+    model = _model(tmp_path, "--model", "glm-5")
+    assert model["architectures"] == ["GlmMoeDsaForCausalLM"]
+    assert (model["num_attention_heads"], model["moe_intermediate_size"]) == (8, 256)
+
+
+@pytest.mark.parametrize("name", ["deepseek-v3.2", "glm-5"])
+def test_a_model_has_the_attention_of_its_profile(name: str, tmp_path: Path) -> None:
+    model, profile = _model(tmp_path, "--model", name, "--tp", "1"), profile_of(name)
+    assert [
+        model[field]
+        for field in (
+            "num_attention_heads", "num_hidden_layers", "kv_lora_rank", "qk_nope_head_dim",
+            "qk_rope_head_dim", "v_head_dim", "index_n_heads", "index_head_dim", "index_topk",
+        )
+    ] == [
+        profile.heads, profile.layers, profile.rank, profile.nope, profile.rope, profile.v,
+        profile.index_heads, profile.index_dim, profile.index_topk,
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("dp", "heads"), [("1", 32), ("2", 16)])
