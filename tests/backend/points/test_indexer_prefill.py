@@ -201,6 +201,15 @@ def test_features_count_pairs_keys_and_chunks() -> None:
     assert features["waves"] == -(-8492 // 264)
 
 
+def test_an_sm_computes_as_many_queries_as_fill_128_heads() -> None:
+    glm = replace(H200, profile=profile_of("glm-5"), heads=64)
+    batch = Batch.extend([32768], [8192])
+
+    assert (H200.profile.index_heads, glm.profile.index_heads) == (64, 32)
+    assert Features(PREFILL, H200).by_name(batch)["waves"] == -(-8192 // (132 * 2))
+    assert Features(PREFILL, glm).by_name(batch)["waves"] == -(-8192 // (132 * 4))
+
+
 @pytest.mark.parametrize("batch", [Batch.extend([4096], [77]), Batch.extend([5000] * 3, [40] * 3)],
                          ids=str)  # fmt: skip
 def test_sums_of_equal_sequences_cost_what_their_lengths_cost(batch: Batch) -> None:

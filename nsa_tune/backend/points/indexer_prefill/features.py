@@ -14,8 +14,9 @@ _OF_ALL = ("rows", "scored_pairs", "waves", "pairs_in_waves_to_the_longest")
 OF_PAGED = _OF_ALL
 OF_RAGGED = (*_OF_ALL, "keys")
 OF_CHUNKED = (*OF_RAGGED, "chunks")
-_ROWS_AT_ONCE = 2
-"""Queries whose 64 heads one SM computes together (DeepGEMM csrc/apis/attention.hpp, block_q)."""
+_HEADS_AT_ONCE = 128
+"""Heads that one SM computes together: two queries' 64, or four queries' 32 (DeepGEMM
+csrc/apis/attention.hpp, block_q)."""
 
 
 def chunk_bytes(setting: Setting) -> int:
@@ -26,7 +27,7 @@ def chunk_bytes(setting: Setting) -> int:
 
 def formulas(setting: Setting) -> Formulas:
     """The features of a prefill batch: a query scores the keys that it sees, its `pairs`."""
-    wave = max(setting.device.sms, 1) * _ROWS_AT_ONCE
+    wave = max(setting.device.sms, 1) * (_HEADS_AT_ONCE // setting.profile.index_heads)
     needed = deep_gemm.ragged_logits_bytes()
     values = {
         "scored_pairs": Value("1.0 * pairs"),
