@@ -1,6 +1,6 @@
 """Take FlashMLA's schedule out of every layer's time, in tables of the protocol cuda-graph/1.
 
-    python benchmarks/correct_schedule.py OLD... --by nsa_tune/tables/h200_..._h{heads}_fp8.tsv
+    python benchmarks/correct_schedule.py OLD... --by nsa_tune/tables/h200_{model}_h{heads}_fp8.tsv
 
 That protocol timed the schedule in each layer. It depends on the rows of a batch and on the number
 of SMs alone, and is measured apart since cuda-graph/2: a table of that protocol, of a GPU with as
@@ -14,7 +14,6 @@ from bisect import bisect
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
-from math import log
 from pathlib import Path
 from statistics import median
 
@@ -24,11 +23,14 @@ from nsa_tune.backend.types.records import Measurement, Status, Table
 from nsa_tune.db.exchange import write_text
 from nsa_tune.db.text_table import read_stored_text, read_text
 
-_ARMS = frozenset({"flashmla_kv", "mla/flashmla_kv"})
+_ARMS = frozenset({"flashmla_kv", "mla/flashmla_kv", "with_kvcache"})
+
+_LEAST_US = 0.1
+"""Where a disturbed interval began below the schedule's time: no time is negative."""
 
 
 def schedule_of(table: Table) -> Callable[[int], float]:
-    """Microseconds of a schedule by rows, between those that `table` has: straight in log rows."""
+    """Microseconds of a schedule by rows: straight lines between those that `table` has."""
     by_rows: dict[int, list[float]] = defaultdict(list)
     for row in table.measurements:
         if row.arm in _ARMS and row.pass_us is not None:
@@ -38,7 +40,7 @@ def schedule_of(table: Table) -> Callable[[int], float]:
 
     def at(count: int) -> float:
         i = min(max(bisect(rows, count) - 1, 0), len(rows) - 2)
-        part = (log(count) - log(rows[i])) / (log(rows[i + 1]) - log(rows[i]))
+        part = (count - rows[i]) / (rows[i + 1] - rows[i])
         return times[i] + min(max(part, 0.0), 1.0) * (times[i + 1] - times[i])
 
     return at
@@ -53,7 +55,7 @@ def corrected(row: Measurement, schedule: Callable[[int], float], source: str) -
     return replace(
         row,
         latency_us=row.latency_us - shared,
-        low_us=low - shared,
+        low_us=max(low - shared, _LEAST_US),
         high_us=high - shared,
         pass_us=shared,
         reason=f"the schedule's time is that of {source}",
@@ -64,14 +66,14 @@ def main() -> None:
     """Correct tables in place."""
     parser = argparse.ArgumentParser(description="Take FlashMLA's schedule out of a layer's time.")
     parser.add_argument("tables", type=Path, nargs="+")
-    parser.add_argument("--by", required=True, help="a table; {heads} stands for the local heads")
+    parser.add_argument("--by", required=True, help="a table; {model}, {heads}: those of OLD")
     arguments = parser.parse_args()
     for path in arguments.tables:
         table = read_text(path)
         if table.key.protocol != "cuda-graph/1":
             print(f"{path} is left: {table.key.protocol}")
             continue
-        by = read_text(Path(arguments.by.format(heads=table.key.heads)))
+        by = read_text(Path(arguments.by.format(model=table.key.model, heads=table.key.heads)))
         assert by.device.sms == table.device.sms, "a schedule is made for a number of SMs"
         schedule = schedule_of(by)
         rows = tuple(corrected(row, schedule, by.key.gpu) for row in table.measurements)

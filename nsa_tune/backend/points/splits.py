@@ -21,6 +21,7 @@ __all__ = [
     "OF_TRITON_SPLIT",
     "fa3",
     "flashmla_kv",
+    "flashmla_two_pools",
     "in_turn",
     "keys_until_the_end",
     "long_rows",
@@ -179,6 +180,26 @@ def flashmla_kv(setting: Setting) -> dict[str, Value]:
         "splits_rows": Value(
             f"1.0 if -q_tokens % {parts} >= {-(-(_FIXED_BLOCKS + 1) * parts // row)} else 0.0"
         ),
+    }
+
+
+def flashmla_two_pools(setting: Setting, longest: str) -> dict[str, Value]:
+    """The same kernel over V4's two pools, which is told how long each row's selection is: a row is
+    as many blocks as it has keys. `longest` is the formula of the longest row's keys.
+
+    Either pool's last block is half empty on average. `attended_pairs` must be a value before it.
+    """
+    parts = split_parts(setting)
+    more = 1.0 + _FIXED_BLOCKS
+    return {
+        "row_blocks": Value(f"attended_pairs / rows / {_BLOCK_KEYS}.0 + {more}"),
+        "longest_blocks": Value(f"{longest} / {_BLOCK_KEYS}.0 + {more}"),
+        "even_blocks": Value(f"rows * row_blocks / {parts}.0 + {_FIXED_BLOCKS}.0"),
+        "whole_blocks": Value(
+            f"((q_tokens + {parts - 1}) // {parts} - 1.0) * row_blocks + longest_blocks"
+        ),
+        "blocks_of_the_fullest": Value(smaller("whole_blocks", "even_blocks")),
+        "splits_rows": Value("1.0 if even_blocks < whole_blocks else 0.0"),
     }
 
 

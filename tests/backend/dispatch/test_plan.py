@@ -155,12 +155,12 @@ def test_v4_answers_for_each_ratio_and_derives_nothing() -> None:
     )
     plan = dispatcher.plan(_WARM)
 
-    assert (plan.v4_prefill_c4, plan.v4_prefill_c128) == ("sparse_fwd", "sparse_fwd")
+    assert (plan.v4_prefill_c4, plan.v4_prefill_c128) == ("with_kvcache", "with_kvcache")
     assert set(plan.reasons) == {"v4_prefill_c4", "v4_prefill_c128"}
     assert plan.prefill_path is None
     assert plan.topk_transform is None
     assert plan.dequantize_prefix is None
-    assert "v4_prefill_c128 = sparse_fwd" in dispatcher.explain(_WARM)
+    assert "v4_prefill_c128 = with_kvcache" in dispatcher.explain(_WARM)
 
 
 def test_other_models_have_no_v4_answers() -> None:

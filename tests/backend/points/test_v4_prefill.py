@@ -224,6 +224,30 @@ def test_attended_pairs_are_counted_exactly(lens: list[tuple[int, int]], ratio: 
     )
 
 
+def test_one_row_more_than_the_decode_kernel_has_parts_is_split() -> None:
+    point, parts = POINTS["v4_prefill_c128"], 66  # 132 SMs, two of them for 128 heads
+    few, more = (
+        Features(point, H100).by_name(Batch.extend([4095] * rows, [1] * rows))
+        for rows in (parts, parts + 1)
+    )
+    row = (128 + 32) / 64 + 1 + 5  # window and compressed tokens, half blocks, and beginning a row
+
+    assert (few["blocks_of_the_fullest"], few["splits_rows"]) == (row, 0)
+    assert more["splits_rows"] == 1
+    assert row < more["blocks_of_the_fullest"] < 2 * row
+
+
+@pytest.mark.parametrize("ratio", RATIOS)
+def test_only_the_decode_kernel_has_blocks(ratio: int) -> None:
+    point = POINTS[f"v4_prefill_c{ratio}"]
+    features = Features(point, H100)
+    names = features.formulas.features
+
+    assert [names[i] for i in features.columns("sparse_fwd")] == list(names[:-2])
+    assert [names[i] for i in features.columns("with_kvcache")] == list(names)
+    assert names[-2:] == ("blocks_of_the_fullest", "splits_rows")
+
+
 @pytest.mark.parametrize("ratio", RATIOS)
 def test_sums_of_equal_sequences_cost_nearly_what_their_lengths_cost(ratio: int) -> None:
     lengths = Batch.extend([2048] * 4, [256] * 4)

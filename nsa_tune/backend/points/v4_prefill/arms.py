@@ -12,6 +12,7 @@ from nsa_tune.backend.libraries.flash_mla.limits import (
     schedule_surcharge,
 )
 from nsa_tune.backend.points.limits import SOME_ROWS
+from nsa_tune.backend.points.v4_prefill.features import OF_SPARSE_FWD
 from nsa_tune.backend.points.v4_prefill.limits import (
     COLUMNS,
     indices_guard,
@@ -189,7 +190,15 @@ def arms_of(ratio: int) -> tuple[Arm, ...]:
     paged = (SOME_ROWS, *both, COLUMNS, *DECODE_ROWS)
     gathers = (SOME_ROWS, *both, workspace_guard(ratio))
     return (
-        Arm("sparse_fwd", _build_sparse_fwd, _V4, "flash_mla", ARCHS, gathers),
+        Arm(
+            "sparse_fwd",
+            _build_sparse_fwd,
+            _V4,
+            "flash_mla",
+            ARCHS,
+            gathers,
+            features=OF_SPARSE_FWD,
+        ),
         Arm(
             "with_kvcache",
             _build_with_kvcache,

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from math import log2
 from typing import Any
 
+from nsa_tune.backend.points import splits
 from nsa_tune.backend.points.prefill.features import pairs_in_waves, runs, wave_of
 from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.formula import Formulas, Value, larger, smaller
@@ -13,11 +14,21 @@ from nsa_tune.backend.types.point import Setting
 from nsa_tune.backend.types.profiles import ModelProfile
 
 __all__ = [
+    "OF_SPARSE_FWD",
     "extra_width",
     "formulas",
     "gathered",
     "most_gathered",
 ]
+
+OF_SPARSE_FWD = (
+    "batch_size",
+    "q_tokens",
+    "gathered_tokens",
+    "index_columns",
+    "attended_pairs",
+    "attended_pairs_in_waves_to_the_longest",
+)
 
 
 def extra_width(profile: ModelProfile, ratio: int) -> str:
@@ -83,15 +94,9 @@ def formulas(setting: Setting, ratio: int) -> Formulas:
             f"batch_size * {equal}", f"pairs_by_length(batch, {ratio}, extra, {window})"
         ),
         **pairs_in_waves("attended_pairs", longest, wave_of(setting)),
+        **splits.flashmla_two_pools(setting, longest),
     }
-    features = (
-        "batch_size",
-        "q_tokens",
-        "gathered_tokens",
-        "index_columns",
-        "attended_pairs",
-        "attended_pairs_in_waves_to_the_longest",
-    )
+    features = (*OF_SPARSE_FWD, "blocks_of_the_fullest", "splits_rows")
     coordinates = {
         "q_tokens": "log2(q_tokens)",
         "gathered_tokens": "log2(gathered_tokens) / 2",
