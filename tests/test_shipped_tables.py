@@ -53,6 +53,15 @@ def test_v32_ships_at_three_head_counts_and_both_kv_formats(gpu: str) -> None:
     }
 
 
+def test_an_h200_has_tables_of_glm_5_and_of_more_ranks() -> None:
+    keys = {(t.key.model, t.key.heads, t.key.kv_layout) for t in map(read_text, shipped())
+            if t.key.gpu == "NVIDIA H200"}  # fmt: skip
+
+    for layout in ("fp8_packed", "bf16"):
+        assert keys >= {("deepseek-v3.2", heads, layout) for heads in (32, 8)}
+        assert keys >= {("glm-5", heads, layout) for heads in (64, 32, 8)}
+
+
 @pytest.mark.parametrize("gpu", [H100, "NVIDIA H200"])
 def test_v4_and_v4_flash_ship_with_all_of_their_heads(gpu: str) -> None:
     keys = {(t.key.gpu, t.key.model, t.key.heads) for t in map(read_text, shipped())}

@@ -97,8 +97,8 @@ def test_a_lossy_arm_is_named_with_what_it_rounds_and_how_to_ask_for_it() -> Non
     ("gpu", "there", "missing"),
     [
         ("NVIDIA H100 80GB HBM3",
-         {"mla/tilelang of prefill", "tilelang of decode", "mla/flashmla_sparse_q8 of prefill"},
-         {"mha/trtllm_ragged of prefill"}),
+         {"mla/flashmla_sparse_q8 of prefill"},
+         {"mha/trtllm_ragged of prefill", "mla/tilelang of prefill", "tilelang of decode"}),
         ("NVIDIA B200", {"mha/trtllm_ragged of prefill", "mla/flashmla_sparse of prefill",
                          "with_kvcache of v4_prefill"}, {"mha/fa3 of prefill"}),
     ],
