@@ -9,12 +9,26 @@ from math import inf
 from nsa_tune.backend.costmodel.regret import MARGIN
 from nsa_tune.backend.dispatch.dispatcher import Dispatcher
 from nsa_tune.backend.engines.edge import LeftAlone
+from nsa_tune.backend.engines.variables import asked_for
 from nsa_tune.backend.types.batch import Batch
 
-__all__ = ["PAGED", "SPARSE", "Layers", "V4Answers"]
+__all__ = ["PAGED", "SPARSE", "V4_SWITCH", "Layers", "V4Answers", "check_asked"]
+
+V4_SWITCH = "NSA_TUNE_V4"
+"""Environment variable: 1 lets a plug-in decide for V4."""
 
 SPARSE, PAGED = "sparse_fwd", "with_kvcache"
 _MOST_RECENT = 4096
+
+
+def check_asked() -> None:
+    """Whether V4 is to be decided for.
+
+    Raises:
+        LeftAlone: when nobody asked for it.
+    """
+    if not asked_for(V4_SWITCH):
+        raise LeftAlone(f"no GPU has run V4 otherwise yet; {V4_SWITCH}=1 asks for it")
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,7 @@ from nsa_tune.backend.engines.agreement import NOTHING, decides_by
 from nsa_tune.backend.engines.decision_log import process_log
 from nsa_tune.backend.engines.edge import LeftAlone
 from nsa_tune.backend.engines.opened import opened
-from nsa_tune.backend.engines.v4_answers import Layers, V4Answers
-from nsa_tune.backend.engines.variables import asked_for
+from nsa_tune.backend.engines.v4_answers import Layers, V4Answers, check_asked
 from nsa_tune.backend.engines.vllm.backend import agreed
 from nsa_tune.backend.engines.vllm.edge import EDGE, attempt, say_once
 from nsa_tune.backend.engines.vllm.facts import check_mode, decode_tokens, heads_of, own_layers
@@ -24,10 +23,7 @@ from nsa_tune.backend.engines.vllm.v4 import RATIO, WINDOW, V4Prefill
 from nsa_tune.backend.libraries.flash_mla.limits import schedule_rows
 from nsa_tune.backend.types.profiles import PROFILES, ModelProfile
 
-__all__ = ["SWITCH", "around_v4_init", "attach_v4"]
-
-SWITCH = "NSA_TUNE_V4"
-"""Environment variable: 1 lets the plug-in decide for V4 in vLLM."""
+__all__ = ["around_v4_init", "attach_v4"]
 
 _WINDOW_BUILDER = "DeepseekSparseSWAFlashMLAMetadataBuilder"
 _RATIO_BUILDER = "DeepseekV4FlashMLAMetadataBuilder"
@@ -95,8 +91,7 @@ def _measured(config: Any) -> tuple[Dispatcher, Layers, int] | None:
 
 
 def _opened(config: Any) -> tuple[Dispatcher, Layers, int] | None:
-    if not asked_for(SWITCH):
-        raise LeftAlone(f"no GPU has run V4 otherwise yet; {SWITCH}=1 asks for it")
+    check_asked()
     check_mode(config)
     _check_v4_mode(config)
     layers, profile = _layers(config), _profile(config.model_config.hf_config)

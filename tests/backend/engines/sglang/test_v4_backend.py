@@ -18,6 +18,7 @@ from nsa_tune.backend.engines.sglang.v4.backend import (
     v4_facts_of,
 )
 from nsa_tune.backend.engines.sglang.v4.prefill import Layers, around_sparse_prefill
+from nsa_tune.backend.engines.v4_answers import V4_SWITCH
 from nsa_tune.backend.hardware import detect
 from tests.backend.engines.sglang.engine_v4 import V4Engine, pool, v4_model_runner
 from tests.backend.engines.sglang.tables import GPU, v4_table_file
@@ -34,6 +35,7 @@ def engine(newest: Wheel, monkeypatch: pytest.MonkeyPatch) -> V4Engine:
     monkeypatch.setattr(module, "installed_version", lambda: newest.version)
     monkeypatch.setattr(detect, "local_device_name", lambda: GPU)
     monkeypatch.delenv("SGLANG_DSV4_Q8KV8_PREFILL", raising=False)
+    monkeypatch.setenv(V4_SWITCH, "1")
     for cached in (opened._dispatcher, module.decision_log):
         cached.cache_clear()
     return V4Engine.of(newest, monkeypatch)
@@ -203,6 +205,20 @@ def test_beyond_what_the_engine_ever_gives_the_paged_kernel_nothing_is_turned_of
     facts = v4_facts_of(engine.backend(), v4_model_runner(chunked_prefill_size=131072))
 
     assert facts.most_q == 11673
+
+
+@pytest.mark.usefixtures("measured")
+@pytest.mark.parametrize("asked", ["", "0"])
+def test_nothing_is_steered_unless_that_is_asked_for(
+    engine: V4Engine,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    asked: str,
+) -> None:
+    monkeypatch.setenv(V4_SWITCH, asked)
+
+    assert not _steers(engine, _built(engine))
+    assert "NSA_TUNE_V4=1 asks for it" in caplog.text
 
 
 @pytest.mark.usefixtures("measured")

@@ -13,6 +13,7 @@ import pytest
 from nsa_tune import Batch
 from nsa_tune.backend.engines import opened
 from nsa_tune.backend.engines.decision_log import process_log, read_decisions
+from nsa_tune.backend.engines.v4_answers import V4_SWITCH
 from nsa_tune.backend.engines.vllm import facts as facts_module
 from nsa_tune.backend.engines.vllm import v4_backend
 from nsa_tune.backend.engines.vllm.prefill import ATTRIBUTE
@@ -48,7 +49,7 @@ def engine(wheel: Wheel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Eng
     monkeypatch.setattr(detect, "local_device_name", lambda: GPU)
     monkeypatch.setattr(v4_backend, "_steered", [])
     monkeypatch.setenv("NSA_TUNE_DB", str(v4_table_file(tmp_path)))
-    monkeypatch.setenv(v4_backend.SWITCH, "1")
+    monkeypatch.setenv(V4_SWITCH, "1")
     for name, module in stand_in_modules().items():
         monkeypatch.setitem(sys.modules, name, module)
     for cached in (opened._dispatcher, process_log):
@@ -127,7 +128,7 @@ _CHANGED: Lens = [(5000, 1), (200_000, 8)]
 def test_nothing_is_decided_unless_that_is_asked_for(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, asked: str
 ) -> None:
-    monkeypatch.setenv(v4_backend.SWITCH, asked)
+    monkeypatch.setenv(V4_SWITCH, asked)
 
     assert _steered(engine).built(_CHANGED) == ((1, 1, 1, 8),) * 2
 

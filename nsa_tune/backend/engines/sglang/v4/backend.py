@@ -14,6 +14,7 @@ from nsa_tune.backend.engines.sglang.edge import attempt, say_once
 from nsa_tune.backend.engines.sglang.facts import LeftAlone
 from nsa_tune.backend.engines.sglang.releases import MOST_PAGED
 from nsa_tune.backend.engines.sglang.v4.prefill import Layers, V4Answers, V4Prefill
+from nsa_tune.backend.engines.v4_answers import check_asked
 from nsa_tune.backend.types.profiles import PROFILES, ModelProfile
 
 __all__ = ["V4Facts", "around_v4_init", "attach_v4", "v4_facts_of"]
@@ -45,8 +46,9 @@ def around_v4_init(
 
 
 def attach_v4(backend: Any, model_runner: Any) -> None:
-    """Steer `backend` if there are measurements for it, and say what comes of it."""
+    """Steer `backend` if that is asked for and there are measurements for it, and say so."""
     try:
+        check_asked()
         facts = v4_facts_of(backend, model_runner)
         dispatcher = opened(facts.profile.name, facts.heads, "fp8")
         if dispatcher is None:
