@@ -15,6 +15,7 @@ __all__ = [
     "SAMPLED_TOPK",
     "SELECTION_BYTES",
     "SEVERAL_QUERIES",
+    "SOME_PREFIX",
     "SOME_ROWS",
     "TRITON_BYTES",
     "TRITON_SHAPE",
@@ -52,6 +53,11 @@ def _sampled_topk(setting: Setting) -> tuple[Limit, ...]:
     if topk <= _SAMPLED_TOPK:
         return ()
     return (Limit("True", f"sampled_topk selects up to {_SAMPLED_TOPK} scores, not {topk}"),)
+
+
+def _some_prefix(setting: Setting) -> tuple[Limit, ...]:
+    del setting
+    return (Limit("not prefix_tokens", "without a prefix there is one part: nothing is merged"),)
 
 
 def _some_rows(setting: Setting) -> tuple[Limit, ...]:
@@ -100,6 +106,9 @@ SAMPLED_TOPK = Guard(
     "sampled_topk", "formula", "backend/kernels/sampled_topk.py: twice as many are listed",
     _sampled_topk,
 )  # fmt: skip
+SOME_PREFIX = Guard(
+    "some_prefix", "semantic", "two parts are merged: cached tokens and new ones", _some_prefix
+)
 SOME_ROWS = Guard("some_rows", "semantic", "CUDA refuses a grid of 0 blocks", _some_rows)
 
 

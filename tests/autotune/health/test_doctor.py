@@ -124,7 +124,7 @@ def test_without_a_gpu_arms_that_no_table_has_are_noted() -> None:
     assert finding.state is State.NOTE
     assert "no shipped table has times of" in finding.text
     assert "mha/trtllm_ragged of prefill" in finding.text
-    assert "mha/fa3" not in finding.text
+    assert "mha/fa3 of prefill" not in finding.text
 
 
 def test_on_an_unknown_gpu_no_single_arm_is_noted(

@@ -121,12 +121,13 @@ def test_a_batch_of_sums_only_cannot_be_measured() -> None:
 
 def test_hopper_times_its_kernels_and_a_cpu_times_torch() -> None:
     assert [arm.name for arm in PREFILL.candidates(H100)] == [
-        "mha/fa3", "mha/fa2", "mha/sdpa", "mla/flashmla_sparse", "mla/flashmla_kv",
-        "mla/flashmla_kv_mixed",
+        "mha/fa3", "mha/fa2", "mha/fa3_merged", "mha/sdpa", "mla/flashmla_sparse",
+        "mla/flashmla_kv", "mla/flashmla_kv_mixed",
     ]  # fmt: skip
     bf16 = replace(H100, layout=KVLayout.BF16)
     assert [arm.name for arm in PREFILL.candidates(bf16)] == [
-        "mha/fa3", "mha/fa2", "mha/sdpa", "mla/flashmla_sparse", "mla/fa3", "mla/tilelang",
+        "mha/fa3", "mha/fa2", "mha/fa3_merged", "mha/sdpa", "mla/flashmla_sparse", "mla/fa3",
+        "mla/tilelang",
     ]  # fmt: skip
     assert [arm.name for arm in PREFILL.candidates(TINY)] == [
         "mha/torch", "mla/torch_sparse", "mla/torch_kv",
@@ -278,6 +279,63 @@ def test_the_triton_arm_computes_the_reference(layout: KVLayout, batch: Batch) -
     case = prefill_case(batch, replace(TINY, layout=layout), CPU)
 
     assert case.error_of(PREFILL.arm("mla/triton").build(case)()) < case.tolerance
+
+
+class _Ragged:
+    """FlashInfer's wrapper in torch: attention and log2 of the sums of its exponents."""
+
+    def plan(
+        self, starts_q: torch.Tensor, starts_kv: torch.Tensor, *_: int, causal: bool,
+        sm_scale: float, **__: Any,
+    ) -> None:  # fmt: skip
+        self.spans = list(
+            zip(
+                starts_q.tolist(), starts_q.tolist()[1:], starts_kv.tolist(),
+                starts_kv.tolist()[1:], strict=False,
+            )
+        )  # fmt: skip
+        self.causal, self.scale = causal, sm_scale
+
+    def run(
+        self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, return_lse: bool
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        assert return_lse
+        assert len(keys) == len(values) == self.spans[-1][3]
+        outs, sums = [], []
+        for q_at, q_end, kv_at, kv_end in self.spans:
+            new, seen = q_end - q_at, kv_end - kv_at
+            scores = torch.einsum("qhd,khd->qhk", q[q_at:q_end].float(), keys[kv_at:kv_end].float())
+            scores *= self.scale
+            if self.causal:
+                mask = torch.ones(new, seen, dtype=torch.bool).tril(seen - new)
+                scores.masked_fill_(~mask[:, None], -torch.inf)
+            sums.append(scores.logsumexp(-1) * 1.4426950408889634)
+            weights = scores.softmax(-1).nan_to_num()
+            outs.append(torch.einsum("qhk,khd->qhd", weights, values[kv_at:kv_end].float()))
+        return torch.cat(outs).to(torch.bfloat16), torch.cat(sums)
+
+
+@pytest.mark.parametrize("layout", [KVLayout.BF16, KVLayout.FP8_PACKED])
+@pytest.mark.parametrize(
+    "batch", [b for b in BATCHES if b.prefix_tokens and b.max_kv <= 128], ids=str
+)
+def test_two_calls_and_a_merge_compute_the_reference(
+    layout: KVLayout, batch: Batch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new, cached = _Ragged(), _Ragged()
+    made = iter((new, cached))
+    monkeypatch.setattr(flashinfer, "ragged_wrapper", lambda *_: next(made))
+    case = prefill_case(batch, replace(TINY, layout=layout), CPU)
+
+    assert case.error_of(PREFILL.arm("mha/fa3_merged").build(case)()) < case.tolerance
+    assert (new.causal, cached.causal) == (True, False)
+
+
+def test_without_a_prefix_nothing_is_merged() -> None:
+    arm = PREFILL.arm("mha/fa3_merged")
+
+    assert "nothing is merged" in str(arm.allowed(Batch.extend([0, 0], [64, 7]), H100))
+    assert arm.allowed(Batch.extend([0, 100], [64, 7]), H100) is None
 
 
 def test_trtllm_gets_lengths_offsets_and_one_scale(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from nsa_tune.backend.dispatch.dispatcher import Dispatcher
 from nsa_tune.backend.engines.decision_log import process_log as decision_log
 from nsa_tune.backend.engines.opened import opened as opened_for
 from nsa_tune.backend.engines.sglang.copies.eligible import allowed as copies_allowed
-from nsa_tune.backend.engines.sglang.costs.once import charged
+from nsa_tune.backend.engines.sglang.costs.once import charged, offered
 from nsa_tune.backend.engines.sglang.edge import EDGE, attempt, say_once
 from nsa_tune.backend.engines.sglang.facts import (
     Facts,
@@ -102,6 +102,8 @@ def _answers(
     if facts.layout is KVLayout.FP8_PACKED and facts.layers is not None:
         own = _reads_back(dispatcher, release)
         dispatcher = charged(dispatcher, facts.layers, own_read_back=own)
+    else:
+        dispatcher = offered(dispatcher)
     return Answers(dispatcher, facts, impls, passes_topk_length=release.passes_topk_length)
 
 

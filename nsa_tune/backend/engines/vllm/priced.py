@@ -5,8 +5,8 @@
 - When it prepares a step for flashmla_sparse, it fills a row of request numbers for each prefill, a
   launch each (flashmla_sparse.py, 0.33: 572-583).
 - MHA over a prefix is two calls, one for the new tokens and one for the context, whose results are
-  merged; the arms attend once to all keys (mla_attention.py, 0.33: 3227-3303). Where the measured
-  arm is of two calls already, nothing is added.
+  merged (mla_attention.py, 0.33: 3227-3303). The arm mha/fa3_merged does that: where it was
+  measured, its time is that of MHA. The other arms attend once to all keys.
 
 - Tokens that leave the decode kernel for flashmla_sparse cost the host more launches in each layer.
 
@@ -36,6 +36,7 @@ LEAVING_US = 200.0
 """The launches of a layer that attends by flashmla_sparse and not by the decode kernel. In a step
 that waits for the host they count in full."""
 _BYTES_A_US = 1e6
+_MERGED = "mha/fa3_merged"
 
 
 @cache
@@ -47,19 +48,28 @@ def priced(
     MHA expands at most `workspace_tokens` tokens at once. `leaving`: the tokens would go through
     the decode kernel by themselves. The costs of a dispatcher that has some already are replaced.
     """
+    assert dispatcher.table is not None, "only a table steers"
+    merged = {
+        row.batch: row
+        for row in dispatcher.table.measurements
+        if row.arm == _MERGED and row.latency_us is not None
+    }
     own = dispatcher.setting
     setting = replace(own, layers=layers, max_chunk_kv=min(own.max_chunk_kv, workspace_tokens))
 
     def pricing(row: Measurement, batch: Batch) -> Measurement:
         if row.arm.startswith("mha/"):
-            return _slower(row, merge_us(batch, setting))
+            two_calls = merged.get(row.batch)
+            if two_calls is None:
+                return _slower(row, merge_us(batch, setting))
+            return replace(two_calls, arm=row.arm)
         if row.arm == "mla/flashmla_sparse" and setting.layout is KVLayout.FP8_PACKED:
             paid = replace(row, pass_us=(row.pass_us or 0.0) + SEQUENCE_US * batch.batch_size)
             more_us = gather_us(batch, setting) + (LEAVING_US if leaving else 0.0)
             return _slower(paid, more_us)
         return row
 
-    return repriced(dispatcher, "prefill", setting, pricing)
+    return repriced(dispatcher, "prefill", setting, pricing, without=frozenset({_MERGED}))
 
 
 def merge_us(batch: Batch, setting: Setting) -> float:

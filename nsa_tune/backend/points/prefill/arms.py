@@ -41,6 +41,11 @@ MHA = (
         "mha/fa2", mha.build_fa2, _ANY, "flashinfer", ANY_GPU,
         (*_DENSE, flashinfer.RAGGED_SHAPE, flashinfer.FA2_WORKS), features=features.OF_FA2,
     ),
+    Arm(
+        "mha/fa3_merged", mha.build_fa3_merged, _ANY, "flashinfer", _HOPPER,
+        (*_DENSE, limits.SOME_PREFIX, flashinfer.RAGGED_SHAPE, flashinfer.FA3_WORKS),
+        features=features.OF_FA3_MERGED,
+    ),
     Arm("mha/sdpa", mha.build_torch, _ANY, archs=ANY_GPU, guards=_DENSE, features=features.OF_SDPA),
     Arm(
         "mha/torch", mha.build_torch, _ANY, guards=_DENSE, reference=True,

@@ -23,6 +23,7 @@ from nsa_tune.backend.types.point import Setting
 __all__ = [
     "OF_FA2",
     "OF_FA3",
+    "OF_FA3_MERGED",
     "OF_FLASHMLA_KV",
     "OF_FLASHMLA_MIXED",
     "OF_MLA",
@@ -66,6 +67,7 @@ _OF_MHA = (*_OF_ALL, "kv_tokens_in_a_tile")
 # What a sequence and its queries cost is in their tiles. Where all sequences are equal nothing
 # tells the two apart, and half of it would be charged to ragged ones again.
 OF_FA3 = (*_OF_MHA, "query_tiles", "pairs_in_whole_tiles", "pairs_of_the_busiest")
+OF_FA3_MERGED = ("rows", *OF_FA3)
 OF_FA2 = (
     *_OF_MHA,
     "narrow_tiles",

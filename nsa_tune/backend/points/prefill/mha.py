@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nsa_tune.backend.types.layouts import KVLayout
 
@@ -12,15 +12,28 @@ if TYPE_CHECKING:
 
     from nsa_tune.backend.points.prefill.case import PrefillCase
 
-__all__ = ["build_fa2", "build_fa3", "build_torch", "build_trtllm_ragged", "read_back"]
+__all__ = [
+    "build_fa2",
+    "build_fa3",
+    "build_fa3_merged",
+    "build_torch",
+    "build_trtllm_ragged",
+    "read_back",
+]
+
+Latents = Callable[[], "tuple[torch.Tensor, torch.Tensor]"]
+"""Makes the (latent [tokens, rank], rope [tokens, rope]) of some tokens in bf16."""
 
 
-def _latents(case: PrefillCase) -> Callable[[], tuple[torch.Tensor, torch.Tensor]]:
-    """All kv tokens' (latent [tokens, rank], rope [tokens, rope]) in bf16, read back if need be."""
+def _new(case: PrefillCase) -> Latents:
+    """The new tokens' latents, which are at hand."""
+    return lambda: (case.new_latent, case.new_rope)
+
+
+def _read(case: PrefillCase, slots: torch.Tensor) -> Latents:
+    """The latents of the tokens in `slots`, read back."""
     profile = case.profile
-    if not case.has_prefix:
-        return lambda: (case.new_latent, case.new_rope)
-    read = read_back(case)
+    read = read_back(case, slots)
 
     def split() -> tuple[torch.Tensor, torch.Tensor]:
         both = read()
@@ -29,26 +42,30 @@ def _latents(case: PrefillCase) -> Callable[[], tuple[torch.Tensor, torch.Tensor
     return split
 
 
-def read_back(case: PrefillCase) -> Callable[[], torch.Tensor]:
-    """All kv tokens' latents [kv tokens, rank + rope] bf16, gathered from the pool."""
+def _all(case: PrefillCase) -> Latents:
+    """All kv tokens' latents, read back if there is a prefix."""
+    return _read(case, case.slots) if case.has_prefix else _new(case)
+
+
+def read_back(case: PrefillCase, slots: torch.Tensor) -> Callable[[], torch.Tensor]:
+    """Latents [tokens, rank + rope] bf16 of the tokens in `slots`, gathered from the pool."""
     if case.layout is KVLayout.BF16:
-        return lambda: case.pool.index_select(0, case.slots)
+        return lambda: case.pool.index_select(0, slots)
     from nsa_tune.backend.kernels import packed_fp8
 
     rank, rope = case.profile.rank, case.profile.rope
     if case.device.type == "cpu":
-        return lambda: packed_fp8.dequantize_reference(case.pool, case.slots, rank, rope)
-    return lambda: packed_fp8.dequantize(case.pool, case.slots, rank, rope)
+        return lambda: packed_fp8.dequantize_reference(case.pool, slots, rank, rope)
+    return lambda: packed_fp8.dequantize(case.pool, slots, rank, rope)
 
 
-def _expanded(case: PrefillCase) -> Callable[[], tuple[torch.Tensor, torch.Tensor]]:
-    """Keys [kv tokens, heads, nope + rope] and values [kv tokens, heads, v] of expanded MHA."""
+def _expanded(case: PrefillCase, latents: Latents) -> Latents:
+    """Keys [tokens, heads, nope + rope] and values [tokens, heads, v] of expanded MHA."""
     import torch.nn.functional as F
 
     from nsa_tune.backend.kernels import concat_key
 
     profile = case.profile
-    latents = _latents(case)
     concat = concat_key.concat_key_reference if case.device.type == "cpu" else concat_key.concat_key
 
     def run() -> tuple[torch.Tensor, torch.Tensor]:
@@ -64,7 +81,7 @@ def build_torch(case: PrefillCase) -> Callable[[], torch.Tensor]:
     import torch
     import torch.nn.functional as F
 
-    expanded = _expanded(case)
+    expanded = _expanded(case, _all(case))
     q_at, kv_at = case.starts_q.tolist(), case.starts_kv.tolist()
     masks = []
     assert case.batch.lens is not None
@@ -91,7 +108,8 @@ def build_torch(case: PrefillCase) -> Callable[[], torch.Tensor]:
     return run
 
 
-def _flashinfer(case: PrefillCase, backend: str) -> Callable[[], torch.Tensor]:
+def _planned(case: PrefillCase, backend: str, starts_kv: torch.Tensor, *, causal: bool) -> Any:
+    """FlashInfer's wrapper for the batch's queries, over keys that begin at `starts_kv`."""
     import torch
 
     from nsa_tune.backend.libraries.flashinfer import calls as flashinfer
@@ -101,16 +119,21 @@ def _flashinfer(case: PrefillCase, backend: str) -> Callable[[], torch.Tensor]:
     # Planned on the host once a pass, for all layers: outside of what is timed.
     wrapper.plan(
         case.starts_q.int(),
-        case.starts_kv.int(),
+        starts_kv.int(),
         case.heads,
         case.heads,
         profile.nope + profile.rope,
         head_dim_vo=profile.v,
-        causal=True,
+        causal=causal,
         sm_scale=profile.softmax_scale,
         q_data_type=torch.bfloat16,
     )
-    expanded = _expanded(case)
+    return wrapper
+
+
+def _flashinfer(case: PrefillCase, backend: str) -> Callable[[], torch.Tensor]:
+    wrapper = _planned(case, backend, case.starts_kv, causal=True)
+    expanded = _expanded(case, _all(case))
 
     def run() -> torch.Tensor:
         keys, values = expanded()
@@ -130,6 +153,26 @@ def build_fa2(case: PrefillCase) -> Callable[[], torch.Tensor]:
     return _flashinfer(case, "fa2")
 
 
+def build_fa3_merged(case: PrefillCase) -> Callable[[], torch.Tensor]:
+    """FlashAttention-3 as vLLM runs it over a prefix: the new tokens causally, the cached ones
+    without a mask, and both outputs merged."""
+    from nsa_tune.backend.kernels import merge_outputs
+
+    cpu = case.device.type == "cpu"
+    merge = merge_outputs.merge_outputs_reference if cpu else merge_outputs.merge_outputs
+    starts_cached = case.starts_kv - case.starts_q
+    new_wrapper = _planned(case, "fa3", case.starts_q, causal=True)
+    cached_wrapper = _planned(case, "fa3", starts_cached, causal=False)
+    new = _expanded(case, _new(case))
+    cached = _expanded(case, _read(case, case.slots[case.is_cached]))
+
+    def run() -> torch.Tensor:
+        own = new_wrapper.run(case.q, *new(), return_lse=True)
+        return merge(*own, *cached_wrapper.run(case.q, *cached(), return_lse=True))
+
+    return run
+
+
 def build_trtllm_ragged(case: PrefillCase) -> Callable[[], torch.Tensor]:
     """Dense attention by TRT-LLM's ragged kernels, through FlashInfer."""
     from nsa_tune.backend.libraries.flashinfer import calls as flashinfer
@@ -137,7 +180,7 @@ def build_trtllm_ragged(case: PrefillCase) -> Callable[[], torch.Tensor]:
     assert case.batch.lens is not None
     starts_q, starts_kv = case.starts_q.int(), case.starts_kv.int()
     longest = max(new for _, new in case.batch.lens), case.batch.max_kv
-    scale, expanded = case.profile.softmax_scale, _expanded(case)
+    scale, expanded = case.profile.softmax_scale, _expanded(case, _all(case))
 
     def run() -> torch.Tensor:
         keys, values = expanded()

@@ -86,7 +86,7 @@ def _source(case: PrefillCase) -> tuple[Run, torch.Tensor]:
     if case.layout is KVLayout.BF16:
         return lambda: case.pool, case.paged_indices
     if case.has_prefix:
-        return read_back(case), case.ragged_indices
+        return read_back(case, case.slots), case.ragged_indices
     return lambda: torch.cat((case.new_latent, case.new_rope), dim=-1), case.ragged_indices
 
 

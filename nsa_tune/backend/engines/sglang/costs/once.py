@@ -23,7 +23,7 @@ from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.layouts import KVLayout
 from nsa_tune.backend.types.records import Measurement
 
-__all__ = ["PASS_US", "SEQUENCE_US", "charged", "cost_us"]
+__all__ = ["PASS_US", "SEQUENCE_US", "charged", "cost_us", "offered"]
 
 PASS_US = 300.0
 """For waiting until the device has caught up: the launches that the host had queued ahead. An
@@ -32,13 +32,23 @@ SEQUENCE_US = 20.0
 """Host work a sequence, in a batch with a prefix; `benchmarks.plugin` times it, at 5 to 20 us."""
 
 _POINT, _ARM = "prefill", "mla/flashmla_sparse"
-_NOT_SGLANGS = frozenset({"mla/flashmla_kv_mixed"})
+_NOT_SGLANGS = frozenset({"mla/flashmla_kv_mixed", "mha/fa3_merged"})
 """Arms that SGLang has no call for."""
 
 
 def cost_us(batch: Batch) -> float:
     """What a pass over `batch` takes longer with flashmla_sparse, all layers' kernels aside."""
     return PASS_US + (SEQUENCE_US * batch.batch_size if batch.prefix_tokens else 0.0)
+
+
+@cache
+def offered(dispatcher: Dispatcher) -> Dispatcher:
+    """`dispatcher` without the arms that SGLang has no call for."""
+    assert dispatcher.table is not None, "only a table steers"
+    if _NOT_SGLANGS.isdisjoint(row.arm for row in dispatcher.table.measurements):
+        return dispatcher
+    setting = dispatcher.setting
+    return repriced(dispatcher, _POINT, setting, lambda row, _: row, without=_NOT_SGLANGS)
 
 
 @cache

@@ -14,6 +14,7 @@ from nsa_tune.backend.engines.sglang.costs.once import (
     SEQUENCE_US,
     charged,
     cost_us,
+    offered,
 )
 from nsa_tune.backend.engines.sglang.costs.own_copies import read_back_us
 from nsa_tune.backend.types.layouts import KVLayout
@@ -94,24 +95,43 @@ def test_a_forced_arm_stays_forced(monkeypatch: pytest.MonkeyPatch, plain: Dispa
     assert charged(forced, 61).chooser("sparse_prefill")(batch) == "flashmla_kv"
 
 
-def test_an_arm_that_sglang_has_no_call_for_is_not_compared(plain: Dispatcher) -> None:
-    """Were it the fastest everywhere, the plug-in would have nothing to switch to."""
+def with_ideal(plain: Dispatcher, arm: str, like: str) -> Dispatcher:
+    """`plain` with an arm that takes 1 us wherever `like` was measured."""
     table = plain.table
     assert table is not None
+    point = plain.policies["prefill"].point
     ideal = [
-        replace(row, arm="mla/flashmla_kv_mixed", latency_us=1.0, low_us=1.0, high_us=1.0)
+        replace(row, arm=arm, latency_us=1.0, low_us=1.0, high_us=1.0)
         for row in table.measurements
-        if row.arm == KV and row.latency_us is not None
-    ]
+        if row.arm == like and row.latency_us is not None
+        and point.arm(arm).allowed(Batch.parse(row.batch), plain.setting) is None
+    ]  # fmt: skip
     rows = (*table.measurements, *ideal)
-    policy = Policy.fit(plain.policies["prefill"].point, plain.setting, rows)
-    policies = {**plain.policies, "prefill": policy}
-    told = Dispatcher(
+    policies = {**plain.policies, "prefill": Policy.fit(point, plain.setting, rows)}
+    return Dispatcher(
         plain.setting, policies.values(), source="with more",
         table=replace(table, measurements=rows),
     )  # fmt: skip
+
+
+def test_an_arm_that_sglang_has_no_call_for_is_not_compared(plain: Dispatcher) -> None:
+    """Were it the fastest everywhere, the plug-in would have nothing to switch to."""
+    told = with_ideal(plain, "mla/flashmla_kv_mixed", KV)
 
     batch = Batch.extend([8192], [64])
     assert told.plan(batch).sparse_prefill == "flashmla_kv_mixed"
     dear, other = charged(told, 61), charged(plain, 61)
     assert dear.plan(batch).sparse_prefill == other.plan(batch).sparse_prefill
+
+
+def test_two_calls_and_a_merge_are_not_sglangs(plain: Dispatcher) -> None:
+    told = with_ideal(plain, "mha/fa3_merged", "mha/fa3")
+    batch = Batch.extend([1024], [64])
+
+    assert (plain.plan(batch).prefill_path, told.plan(batch).prefill_path) == ("mla", "mha")
+    for own in (offered(told), charged(told, 61)):
+        assert own.plan(batch).prefill_path == "mla"
+
+
+def test_a_table_of_sglangs_arms_alone_is_taken_as_it_is(plain: Dispatcher) -> None:
+    assert offered(plain) is plain

@@ -1,0 +1,58 @@
+"""What vLLM pays for MHA over a prefix: as measured, or else by assumption."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from nsa_tune import Batch, Dispatcher
+from nsa_tune.backend.engines.vllm.priced import merge_us, priced
+from nsa_tune.backend.types.records import Measurement
+
+WARM, COLD = Batch.extend([512], [64]), Batch.extend([0], [64])
+
+
+@pytest.fixture(scope="module")
+def plain() -> Dispatcher:
+    """The package's own table."""
+    return Dispatcher.open(
+        gpu="NVIDIA H200", model="deepseek-v3.2", heads=16, kv_dtype="fp8", layers=61
+    )
+
+
+def _with(plain: Dispatcher, *rows: Measurement) -> Dispatcher:
+    assert plain.table is not None
+    table = replace(plain.table, measurements=(*plain.table.measurements, *rows))
+    return Dispatcher(plain.setting, plain.policies.values(), source="with more", table=table)
+
+
+def _us(dispatcher: Dispatcher, batch: Batch, arm: str = "mha/fa3") -> float:
+    (row,) = (
+        row
+        for row in dispatcher.policies["prefill"].rows
+        if (row.batch, row.arm) == (str(batch), arm)
+    )
+    assert row.latency_us is not None
+    return row.latency_us
+
+
+def test_two_calls_cost_more_by_assumption_where_they_were_not_measured(plain: Dispatcher) -> None:
+    paid = priced(plain, 61, 2**17)
+
+    assert _us(paid, WARM) == _us(plain, WARM) + merge_us(WARM, paid.setting)
+    assert merge_us(COLD, paid.setting) == 0
+    assert _us(paid, COLD) == _us(plain, COLD)
+
+
+def test_where_two_calls_were_measured_mha_costs_that(plain: Dispatcher) -> None:
+    assert plain.table is not None
+    own = next(
+        row for row in plain.table.measurements if (row.batch, row.arm) == (str(WARM), "mha/fa3")
+    )
+    merged = replace(own, arm="mha/fa3_merged", latency_us=987.0, low_us=980.0, high_us=990.0)
+    paid = priced(_with(plain, merged), 61, 2**17)
+
+    assert _us(paid, WARM) == 987.0
+    assert _us(paid, COLD) == _us(plain, COLD)
+    assert "mha/fa3_merged" not in {row.arm for row in paid.policies["prefill"].rows}
