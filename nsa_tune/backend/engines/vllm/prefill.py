@@ -35,6 +35,8 @@ __all__ = ["Prefill", "Step", "around_build", "around_capture"]
 
 ATTRIBUTE = "_nsa_tune"
 _SPARSE, _PAGED = "flashmla_sparse", "flashmla_kv"
+_BY_DECODE_KERNEL = frozenset({_PAGED, "flashmla_kv_mixed"})
+"""Answers that mean vLLM's decode kernel: as SGLang calls it, and as vLLM does."""
 
 
 class Step(NamedTuple):
@@ -208,7 +210,7 @@ class Prefill:
         if mixed or not self._own_prefills(builder, prefills):
             kernel = self._kernel_for_decodes(prefills[0])
             return self._sparse if kernel == _SPARSE else _OWN
-        if prefills[-1] <= self._most_paged and self._kernel(prefills[0]) == _PAGED:
+        if prefills[-1] <= self._most_paged and self._kernel(prefills[0]) in _BY_DECODE_KERNEL:
             return Step(False, builder.reorder_batch_threshold, mixed=True)
         return _OWN
 

@@ -122,6 +122,24 @@ def test_with_a_table_every_step_is_the_tables(engine: Engine, heads: int) -> No
     assert changed > STEPS // 10
 
 
+def test_the_decode_kernel_as_vllm_calls_it_is_the_decode_kernel(engine: Engine) -> None:
+    given = config(heads=32)
+    plain = builder_of(engine.flashmla(hooked=False), given)
+    builder = builder_of(engine.flashmla(hooked=True), given)
+    facts = facts_of(builder)
+    found = Dispatcher.open(
+        gpu="NVIDIA H200", model="deepseek-v3.2", heads=32, kv_dtype="fp8",
+        baseline=VLLM_0_33_0, layers=61,
+    )  # fmt: skip
+    table = priced(found, facts.layers, facts.workspace_tokens)
+    Prefill.attach(builder, table, facts, None)
+    lens: Lens = [(30720, 160)]
+
+    assert table.plan(_sums(lens)).sparse_prefill == "flashmla_kv_mixed"
+    assert fp8_kind(plain.build(0, step_of(lens))) == "separate"
+    assert fp8_kind(builder.build(0, step_of(lens))) == "mixed"
+
+
 @pytest.mark.parametrize("spec", [1, 4])
 @pytest.mark.parametrize("heads", [16, 128])
 def test_the_builder_is_as_it_was_after_every_step(
