@@ -12,8 +12,9 @@ from nsa_tune.backend.types.records import Measurement
 
 __all__ = ["Pricing", "repriced"]
 
-Pricing = Callable[[Measurement, Batch], Measurement]
-"""A measurement that succeeded, and its batch, to what it costs in the engine."""
+Pricing = Callable[[Measurement, Batch], Measurement | None]
+"""A measurement that succeeded, and its batch, to what it costs in the engine; None where the
+engine never runs that arm on such a batch."""
 
 
 def repriced(
@@ -31,11 +32,12 @@ def repriced(
     """
     table = dispatcher.table
     assert table is not None, "only a table steers"
-    rows = [
+    priced = (
         row if row.latency_us is None else pricing(row, Batch.parse(row.batch))
         for row in table.measurements
         if row.point == point and row.arm not in without
-    ]
+    )
+    rows = [row for row in priced if row is not None]
     policies = dict(dispatcher.policies)
     policies[point] = Policy.fit(policies[point].point, setting, rows)
     return Dispatcher(

@@ -5,9 +5,8 @@
 - When it prepares a step for flashmla_sparse, it fills a row of request numbers for each prefill, a
   launch each (flashmla_sparse.py, 0.33: 572-583).
 - MHA over a prefix is two calls, one for the new tokens and one for the context, whose results are
-  merged (mla_attention.py, 0.33: 3227-3303). The arm mha/fa3_merged does that: where it was
-  measured, its time is that of MHA. The other arms attend once to all keys.
-
+  merged (mla_attention.py, 0.33: 3227-3303). The arm mha/fa3_merged measures that. Where a table
+  has no times of it, an assumption is added to the times of one call.
 - Tokens that leave the decode kernel for flashmla_sparse cost the host more launches in each layer.
 
 The numbers are assumptions on the careful side: a memory that moves 1 TB/s, and launches as slow as
@@ -49,27 +48,24 @@ def priced(
     the decode kernel by themselves. The costs of a dispatcher that has some already are replaced.
     """
     assert dispatcher.table is not None, "only a table steers"
-    merged = {
-        row.batch: row
-        for row in dispatcher.table.measurements
-        if row.arm == _MERGED and row.latency_us is not None
-    }
+    measured = any(row.arm == _MERGED for row in dispatcher.table.measurements)
     own = dispatcher.setting
     setting = replace(own, layers=layers, max_chunk_kv=min(own.max_chunk_kv, workspace_tokens))
 
-    def pricing(row: Measurement, batch: Batch) -> Measurement:
+    def pricing(row: Measurement, batch: Batch) -> Measurement | None:
+        if row.arm == _MERGED:
+            return row
         if row.arm.startswith("mha/"):
-            two_calls = merged.get(row.batch)
-            if two_calls is None:
-                return _slower(row, merge_us(batch, setting))
-            return replace(two_calls, arm=row.arm)
+            if measured and batch.prefix_tokens:
+                return None
+            return _slower(row, merge_us(batch, setting))
         if row.arm == "mla/flashmla_sparse" and setting.layout is KVLayout.FP8_PACKED:
             paid = replace(row, pass_us=(row.pass_us or 0.0) + SEQUENCE_US * batch.batch_size)
             more_us = gather_us(batch, setting) + (LEAVING_US if leaving else 0.0)
             return _slower(paid, more_us)
         return row
 
-    return repriced(dispatcher, "prefill", setting, pricing, without=frozenset({_MERGED}))
+    return repriced(dispatcher, "prefill", setting, pricing)
 
 
 def merge_us(batch: Batch, setting: Setting) -> float:

@@ -10,6 +10,7 @@ from nsa_tune import Batch, Dispatcher
 from nsa_tune.backend.engines.vllm.priced import merge_us, priced
 from nsa_tune.backend.types.records import Measurement
 
+MERGED = "mha/fa3_merged"
 WARM, COLD = Batch.extend([512], [64]), Batch.extend([0], [64])
 
 
@@ -47,12 +48,18 @@ def test_two_calls_cost_more_by_assumption_where_they_were_not_measured(plain: D
 
 def test_where_two_calls_were_measured_mha_costs_that(plain: Dispatcher) -> None:
     assert plain.table is not None
-    own = next(
-        row for row in plain.table.measurements if (row.batch, row.arm) == (str(WARM), "mha/fa3")
-    )
-    merged = replace(own, arm="mha/fa3_merged", latency_us=987.0, low_us=980.0, high_us=990.0)
-    paid = priced(_with(plain, merged), 61, 2**17)
+    merged = [
+        replace(row, arm=MERGED, latency_us=1.3 * row.latency_us, low_us=None, high_us=None)
+        for row in plain.table.measurements
+        if row.arm == "mha/fa3" and row.latency_us and Batch.parse(row.batch).prefix_tokens
+    ]
+    paid = priced(_with(plain, *merged), 61, 2**17)
 
-    assert _us(paid, WARM) == 987.0
+    assert _us(paid, WARM, MERGED) == 1.3 * _us(plain, WARM)
     assert _us(paid, COLD) == _us(plain, COLD)
-    assert "mha/fa3_merged" not in {row.arm for row in paid.policies["prefill"].rows}
+    warm = {row.arm for row in paid.policies["prefill"].rows if row.batch == str(WARM)}
+    assert {arm for arm in warm if arm.startswith("mha/")} == {MERGED}
+    dense = {a: us for a, us in paid.policies["prefill"].survey(WARM).latencies.items() if us}
+    assert {arm for arm in dense if arm.startswith("mha/")} == {MERGED}
+    before = plain.policies["prefill"].survey(WARM).latencies["mha/fa3"]
+    assert before is not None and dense[MERGED] == pytest.approx(1.3 * before, rel=0.05)
