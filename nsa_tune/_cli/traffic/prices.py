@@ -11,13 +11,14 @@ from pathlib import Path
 
 from nsa_tune._errors import NoTunedData, UsageError
 from nsa_tune.backend.dispatch.dispatcher import Dispatcher
+from nsa_tune.backend.engines.sglang.costs.once import offered
 from nsa_tune.backend.engines.sglang.pass_mode.times import remembered
 from nsa_tune.backend.engines.sglang.pass_mode.times.pass_times import PassTimes
 from nsa_tune.backend.engines.sglang.releases import Release
 from nsa_tune.backend.types.layouts import KVLayout
 from nsa_tune.backend.types.point import Setting
 from nsa_tune.reports.analysis.selection import TableFilter, select_tables
-from nsa_tune.reports.replay.prices import HEADLESS, Pricer, borrowed
+from nsa_tune.reports.replay.prices import LENT, Pricer, borrowed
 from nsa_tune.reports.replay.rest import RestOfPass
 from nsa_tune.reports.replay.whole_prefills import WholePrefills
 
@@ -34,8 +35,9 @@ def pricer_for(
     """
     if dispatcher.table is None:
         raise NoTunedData(f"there are no times to price with: {dispatcher.source}")
+    dispatcher = offered(dispatcher)
     policies = dispatcher.policies
-    if all(policies[name].measured for name in HEADLESS if name in policies):
+    if all(policies[name].measured for name in LENT if name in policies):
         return Pricer(dispatcher, release), {}
     setting = dispatcher.setting
     wanted = TableFilter(setting.device.name, setting.profile.name)

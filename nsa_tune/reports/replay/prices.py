@@ -25,11 +25,12 @@ from nsa_tune.backend.types.point import Point
 from nsa_tune.backend.types.records import Table
 from nsa_tune.reports.replay.flags import FLAGGED, Flags, flags_for
 
-__all__ = ["HEADLESS", "Price", "Pricer", "StepPrice", "Way", "borrowed"]
+__all__ = ["LENT", "Price", "Pricer", "StepPrice", "Way", "borrowed"]
 
-HEADLESS = ("indexer_prefill", "indexer_topk", "indexer_layout", "indexer_metadata")
+LENT = ("indexer_prefill", "indexer_layout", "indexer_metadata")
 """Points whose work is the same for any number of local heads and any KV format: the indexer has
-heads and a cache of its own. Their times may come from another table of the same GPU."""
+heads and a cache of its own. Their times may come from another table of the same GPU. So is
+`indexer_topk`'s work, but no engine's passes have been compared with its prices yet."""
 _ONCE_A_PASS = ("indexer_metadata",)
 """Points whose work is done once a pass, and not in every layer."""
 _COPIED = "mla/flashmla_sparse"
@@ -324,15 +325,17 @@ def _times(one: Estimate, layers: int) -> Estimate:
 
 def borrowed(dispatcher: Dispatcher, tables: Iterable[Table]) -> dict[str, tuple[Policy, Table]]:
     """For points of the indexer that the dispatcher's table has nothing of: policies fitted to
-    another table of the same GPU and model, the one with most measurements."""
+    another table of the same GPU and model. That with most measurements lends; of several the one
+    with most heads."""
     policies = dispatcher.policies
-    lacking = [name for name in HEADLESS if name in policies and not policies[name].measured]
+    lacking = [name for name in LENT if name in policies and not policies[name].measured]
     found: dict[str, tuple[Policy, Table]] = {}
-    most: dict[str, int] = {}
+    most: dict[str, tuple[int, int]] = {}
     for table in tables:
         for name in lacking:
             rows = [row for row in table.measurements if row.point == name]
-            if len(rows) > most.get(name, 0):
+            rank = len(rows), table.key.heads
+            if rows and rank > most.get(name, (0, 0)):
                 policy = Policy.fit(policies[name].point, dispatcher.setting, rows)
-                found[name], most[name] = (policy, table), len(rows)
+                found[name], most[name] = (policy, table), rank
     return found
