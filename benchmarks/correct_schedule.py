@@ -26,7 +26,8 @@ from nsa_tune.db.text_table import read_stored_text, read_text
 _ARMS = frozenset({"flashmla_kv", "mla/flashmla_kv", "with_kvcache"})
 
 _LEAST_US = 0.1
-"""Where a disturbed interval began below the schedule's time: no time is negative."""
+"""Microseconds: the least lower end of an interval. Where a sample was disturbed, the interval
+begins below the schedule's own time."""
 
 
 def schedule_of(table: Table) -> Callable[[int], float]:
@@ -51,6 +52,7 @@ def corrected(row: Measurement, schedule: Callable[[int], float], source: str) -
     if row.arm not in _ARMS or row.status is not Status.OK or row.latency_us is None:
         return row
     shared = schedule(Batch.parse(row.batch).q_tokens)
+    assert row.latency_us > shared, f"{row.batch}: the schedule takes as long as the kernel"
     low, high = row.low_us or row.latency_us, row.high_us or row.latency_us
     return replace(
         row,

@@ -25,7 +25,7 @@ KV_DTYPES = {"auto": "bf16", "bfloat16": "bf16", "fp8_e4m3": "fp8"}
 """SGLang's name of a KV dtype (on Hopper) to nsa-tune's."""
 
 _MODELS = {one.stem: one for one in sorted(Path(__file__).with_name("models").glob("*.json"))}
-"""The published config.json of each model, quantized to fp8 in blocks."""
+"""By model, the file of its published config.json, with weights in fp8, scaled in blocks."""
 _ACCEPTED = 0.8
 """Chance that a draft token is accepted when the one before it was: an assumption, near what
 DeepSeek reports for its MTP layer."""
@@ -35,7 +35,7 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     """What is fixed when the engine starts."""
     add = parser.add_argument_group("engine").add_argument
     add("--kv", default="auto", choices=sorted(KV_DTYPES), help="KV cache dtype")
-    add("--model", default="deepseek-v3.2", choices=list(_MODELS))
+    add("--model", default="deepseek-v3.2", choices=list(_MODELS), help="whose shapes run")
     add("--layers", type=int, help="default: all of the model's")
     add("--dense", type=int, default=3, help="layers with a dense MLP (first_k_dense_replace)")
     add("--heads", type=int, help="local heads; default: the model's over --tp")
@@ -100,7 +100,7 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
 
 
 def fill_in(options: argparse.Namespace) -> argparse.Namespace:
-    """The options with what the model says where nothing was given."""
+    """`options`, filled in by the model where nothing was given."""
     config = _config(options.model)
     own = {
         "layers": config["num_hidden_layers"],

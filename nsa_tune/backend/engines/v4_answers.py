@@ -22,13 +22,13 @@ _MOST_RECENT = 4096
 
 
 def check_asked() -> None:
-    """Whether V4 is to be decided for.
+    """Go on only where deciding for V4 is asked for.
 
     Raises:
         LeftAlone: when nobody asked for it.
     """
     if not asked_for(V4_SWITCH):
-        raise LeftAlone(f"no GPU has run V4 otherwise yet; {V4_SWITCH}=1 asks for it")
+        raise LeftAlone(f"no GPU has run an engine with that yet; {V4_SWITCH}=1 asks for it")
 
 
 @dataclass(frozen=True, slots=True)
