@@ -11,6 +11,7 @@ from nsa_tune.backend.costmodel.regret import expected_regret
 from nsa_tune.backend.dispatch.decide import Choice, Verdict
 from nsa_tune.backend.dispatch.plan import Consulted, Reason, Row
 from nsa_tune.backend.types.batch import MAX_TOKENS, Batch, Mode
+from nsa_tune.backend.types.counted import counted
 
 if TYPE_CHECKING:
     from nsa_tune.backend.costmodel.policy import Policy
@@ -201,4 +202,4 @@ def _first(
 
 def _amount(size: int, axis: str, batch: Batch) -> str:
     each = " a sequence" if axis != "sequences" and batch.batch_size > 1 else ""
-    return f"{size} {axis}{each}"
+    return f"{counted(size, axis.removesuffix('s'))}{each}"

@@ -61,13 +61,15 @@ def test_what_is_said_to_change_the_choice_changes_it(opened: Dispatcher, batch:
     plan = opened.plan(batch.sums)
     for name in ("prefill_path", "sparse_prefill"):
         for other, text in plan.reasons[name].to_win.items():
-            found = re.search(r"(\d+) (new tokens|prefix tokens|sequences).* instead of", text)
+            found = re.search(r"(\d+) (new token|prefix token|sequence)(s?).* instead of", text)
             if found is None or "where none forbids it" in text:
                 continue
-            changed = moved(batch.sums, found[2], int(found[1]))
+            assert bool(found[3]) == (found[1] != "1")
+            axis = f"{found[2]}s"
+            changed = moved(batch.sums, axis, int(found[1]))
             assert changed is not None
             assert getattr(opened.plan(changed), name) == other != getattr(plan, name)
-            axes[found[2]] += 1
+            axes[axis] += 1
     assert sum(axes.values())
 
 
