@@ -11,6 +11,7 @@ from itertools import groupby
 from operator import index, sub
 
 from nsa_tune._errors import BatchError
+from nsa_tune.backend.types.counted import counted
 from nsa_tune.backend.types.draft import draft_of
 from nsa_tune.backend.types.lengths import MAX_TOKENS, lanes, number_of, pairs_of
 
@@ -194,13 +195,13 @@ class Batch:
         uneven = known is not _EXTEND and q_tokens != batch_size * each
         if uneven or next_n not in (None, each):
             raise BatchError(
-                f"next_n {_shown(next_n)} contradicts {q_tokens} new tokens in {batch_size} "
-                f"sequences in mode {mode}"
+                f"next_n {_shown(next_n)} contradicts {counted(q_tokens, 'new token')} in "
+                f"{counted(batch_size, 'sequence')} in mode {mode}"
             )
         if max_kv > kv_tokens - (batch_size - 1) or kv_tokens > max_kv * batch_size:
             raise BatchError(
-                f"max_kv {_shown(max_kv)} contradicts {kv_tokens} kv tokens in {batch_size} "
-                "sequences"
+                f"max_kv {_shown(max_kv)} contradicts {counted(kv_tokens, 'kv token')} in "
+                f"{counted(batch_size, 'sequence')}"
             )
         if pairs is None:
             new = q_tokens / batch_size
@@ -392,8 +393,8 @@ _WORD = re.compile(
 
 def _fold(words: Iterable[str]) -> str:
     """Runs of equal words written once, with their count."""
-    counted = ((word, sum(1 for _ in run)) for word, run in groupby(words))
-    return ",".join(word if count == 1 else f"{word}x{count}" for word, count in counted)
+    repeated = ((word, sum(1 for _ in run)) for word, run in groupby(words))
+    return ",".join(word if count == 1 else f"{word}x{count}" for word, count in repeated)
 
 
 def _of_runs(mode: Mode, next_n: int, text: str, lens: str) -> Batch:

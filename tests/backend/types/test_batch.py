@@ -110,7 +110,7 @@ def test_totals_of_equal_sequences_are_the_batch_itself(prefix: int, new: int, c
         ({"kv_tokens": 2**31}, "kv_tokens < 2"),
         ({"batch_size": 9}, "batch_size <= q_tokens"),
         ({"next_n": 0}, "next_n 0 contradicts 8 new tokens"),
-        ({"next_n": 5}, "next_n 5 contradicts 8 new tokens in 1 sequences in mode extend"),
+        ({"next_n": 5}, "next_n 5 contradicts 8 new tokens in 1 sequence in mode extend"),
         ({"mode": "decode", "batch_size": 3, "max_kv": 90}, "contradicts 8 new tokens"),
         ({"q_tokens": 8.0}, "whole numbers"),
         ({"max_kv": None}, "whole numbers"),
