@@ -48,7 +48,8 @@ def priced(
     the decode kernel by themselves. The costs of a dispatcher that has some already are replaced.
     """
     assert dispatcher.table is not None, "only a table steers"
-    measured = any(row.arm == _MERGED for row in dispatcher.table.measurements)
+    rows = dispatcher.table.measurements
+    measured = any(row.arm == _MERGED and row.latency_us is not None for row in rows)
     own = dispatcher.setting
     setting = replace(own, layers=layers, max_chunk_kv=min(own.max_chunk_kv, workspace_tokens))
 

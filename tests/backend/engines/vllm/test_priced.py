@@ -8,7 +8,7 @@ import pytest
 
 from nsa_tune import Batch, Dispatcher
 from nsa_tune.backend.engines.vllm.priced import merge_us, priced
-from nsa_tune.backend.types.records import Measurement
+from nsa_tune.backend.types.records import Measurement, Status
 
 MERGED = "mha/fa3_merged"
 WARM, COLD = Batch.extend([512], [64]), Batch.extend([0], [64])
@@ -44,6 +44,13 @@ def test_two_calls_cost_more_by_assumption_where_they_were_not_measured(plain: D
     assert _us(paid, WARM) == _us(plain, WARM) + merge_us(WARM, paid.setting)
     assert merge_us(COLD, paid.setting) == 0
     assert _us(paid, COLD) == _us(plain, COLD)
+
+
+def test_two_calls_that_failed_say_nothing(plain: Dispatcher) -> None:
+    failed = Measurement("prefill", str(WARM), MERGED, Status.FAILED, reason="no such kernel")
+    paid = priced(_with(plain, failed), 61, 2**17)
+
+    assert _us(paid, WARM) == _us(plain, WARM) + merge_us(WARM, paid.setting)
 
 
 def test_where_two_calls_were_measured_mha_costs_that(plain: Dispatcher) -> None:
