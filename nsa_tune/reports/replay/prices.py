@@ -29,8 +29,8 @@ __all__ = ["LENT", "Price", "Pricer", "StepPrice", "Way", "borrowed"]
 
 LENT = ("indexer_prefill", "indexer_layout", "indexer_metadata")
 """Points whose work is the same for any number of local heads and any KV format: the indexer has
-heads and a cache of its own. Their times may come from another table of the same GPU. So is
-`indexer_topk`'s work, but no engine's passes have been compared with its prices yet."""
+heads and a cache of its own. Their times may come from another table of the same GPU. That of
+`indexer_topk` is the same too, but its prices were not yet compared with an engine's passes."""
 _ONCE_A_PASS = ("indexer_metadata",)
 """Points whose work is done once a pass, and not in every layer."""
 _COPIED = "mla/flashmla_sparse"

@@ -59,7 +59,9 @@ def read_back(case: PrefillCase, slots: torch.Tensor) -> Callable[[], torch.Tens
     return lambda: packed_fp8.dequantize(case.pool, slots, rank, rope)
 
 
-def _expanded(case: PrefillCase, latents: Latents) -> Latents:
+def _expanded(
+    case: PrefillCase, latents: Latents
+) -> Callable[[], tuple[torch.Tensor, torch.Tensor]]:
     """Keys [tokens, heads, nope + rope] and values [tokens, heads, v] of expanded MHA."""
     import torch.nn.functional as F
 
