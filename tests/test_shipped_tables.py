@@ -220,7 +220,7 @@ def test_regret_on_held_out_batches_is_small(path: Path, question: str) -> None:
 
     assert ours["batches"] >= 300
     if question.startswith("v4_"):
-        # Arms that are close, and times of one that are up to 63 % a corrected schedule.
+        # Arms that are close, and times of one that are half a corrected schedule.
         assert ours["mean"] < min(0.02, 0.6 * engine["mean"])
         assert ours["p99"] < 0.3
         return
