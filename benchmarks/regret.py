@@ -75,7 +75,8 @@ def measure(arguments: argparse.Namespace) -> None:
     out: Path = arguments.out
     before = read_text(out) if out.exists() else None
     if before is not None and before.key != key:
-        raise SystemExit(f"{out} is of another key: {before.key.differences(key)}")
+        off = [f"{name}: {old}, here {new}" for name, old, new in before.key.differences(key)]
+        raise SystemExit(f"{out} is of another key ({'; '.join(off)}); give another --out")
     rows = {(r.point, r.batch, r.arm): r for r in (before.measurements if before else ())}
     names = arguments.points.split(",") if arguments.points else ()
     points = points_for(profile, names)

@@ -101,7 +101,8 @@ def main() -> None:
     arguments = parser.parse_args()
     first, second = read_text(arguments.before), read_text(arguments.after)
     if first.key != second.key:
-        sys.exit(f"these are tables of two keys: {first.key.differences(second.key)}")
+        apart = [f"{name}: {a} and {b}" for name, a, b in first.key.differences(second.key)]
+        sys.exit(f"give two tables of one key; these differ: {'; '.join(apart)}")
     before, after = cells_of(first), cells_of(second)
     off = differences(before, after)
     moved = sorted(changed(before, after), key=lambda one: -max(one.lead_before, one.lead_after))

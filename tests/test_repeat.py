@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.pace import batches_of, pace
-from benchmarks.repeat import Changed, cells_of, changed, differences
+from benchmarks.repeat import Changed, cells_of, changed, differences, main
 from nsa_tune.backend.types.records import Measurement, Status, Table
+from nsa_tune.db.exchange import write_text
 from tests.reports.synthetic import real_table
 
 
@@ -50,6 +51,19 @@ def test_a_batch_that_changed_winner_says_by_how_much_and_how_surely() -> None:
     assert (one.batch, one.winner_before, one.winner_after) == ("decode:n1:3", "a", "b")
     assert (one.lead_before, one.lead_after) == pytest.approx((0.01, 0.0099), rel=1e-2)
     assert (one.verdict_before, one.verdict_after) == ("unsure", "unsure")
+
+
+def test_tables_of_two_keys_are_refused_by_the_field_that_differs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = [tmp_path / "a.tsv", tmp_path / "b.tsv"]
+    other = replace(BEFORE.key, heads=BEFORE.key.heads + 1)
+    for path, one in zip(paths, (BEFORE, replace(BEFORE, key=other)), strict=True):
+        write_text(one, path)
+    monkeypatch.setattr("sys.argv", ["repeat", *map(str, paths)])
+
+    with pytest.raises(SystemExit, match=f"differ: heads: {BEFORE.key.heads} and {other.heads}"):
+        main()
 
 
 def test_a_lead_beyond_its_intervals_is_a_win() -> None:
