@@ -97,6 +97,18 @@ def regrets(rows: Iterable[Measurement], table: Table, held_out: Table) -> dict[
     return found
 
 
+def same_arms(table: Table, held_out: Table) -> Table:
+    """`table` without the arms that `held_out` could not judge: those of its points that it has no
+    times of."""
+    timed = {(row.point, row.arm) for row in held_out.measurements}
+    points = {point for point, _ in timed}
+    kept = (
+        row for row in table.measurements
+        if row.point not in points or (row.point, row.arm) in timed
+    )  # fmt: skip
+    return replace(table, measurements=tuple(kept))
+
+
 def not_asked_for(table: Table, rows: Iterable[Measurement]) -> Table:
     """The batches of `table` of which no row is among `rows`."""
     asked = {(row.point, row.batch) for row in rows}
@@ -108,6 +120,8 @@ def compare(path: Path, target_regret: float, seeds: Sequence[int]) -> list[dict
     """One row a question: the regret of both tables, and what they took; the mean of `seeds`."""
     table = read_text(path)
     held_out = read_text(HELD_OUT / path.name) if (HELD_OUT / path.name).exists() else None
+    if held_out is not None:
+        table = same_arms(table, held_out)
     whole = regrets(table.measurements, table, held_out) if held_out else {}
     found: dict[str, list[dict[str, float]]] = {}
     for seed in seeds:

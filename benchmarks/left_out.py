@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
 
-from benchmarks.adaptive import HELD_OUT, recorded_part, regrets, setting_of
+from benchmarks.adaptive import HELD_OUT, recorded_part, regrets, same_arms, setting_of
 from nsa_tune.autotune.search.adaptive import TAIL, Adaptive
 from nsa_tune.autotune.search.left_out import left_out
 from nsa_tune.backend.costmodel.regret import tail_mean
@@ -80,6 +80,7 @@ def rows_of(path: Path, lengths: Sequence[int], seeds: int) -> Iterator[Row]:
     table, held_out = read_text(path), held_out_of(path)
     if held_out is None:
         return
+    table = same_arms(table, held_out)
     for seed in range(seeds):
         for most_rows in lengths:
             rows, bounds = partial_run(table, most_rows, seed)

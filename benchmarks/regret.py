@@ -6,7 +6,8 @@
 `measure` needs the GPU: it draws seeded random batches, half of them ragged, and times every arm.
 `score` replays that file anywhere: regret is the time of the arm that was chosen over the best
 arm's, minus one. Without --db the shipped table answers; --sums asks it without the lengths,
-and --without leaves out the batches of another table.
+and --without leaves out the batches of another table. Arms that the file has no times of are left
+out of the table that answers: what they would lose there is not known.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from nsa_tune import Batch, Dispatcher
 from nsa_tune.backend.baselines import SGLANG_0_5_23
 from nsa_tune.backend.costmodel.regret import regret
 from nsa_tune.backend.dispatch.table_planner import Match
+from nsa_tune.backend.engines.repriced import repriced
 from nsa_tune.backend.points import POINTS, points_for
 from nsa_tune.backend.types.point import Arm, Point, Question, Setting
 from nsa_tune.backend.types.profiles import profile_of
@@ -140,6 +142,21 @@ def cells(table: Table, point: str, question: Question) -> Iterator[Cell]:
             yield Cell(Batch.parse(word), cost)
 
 
+def with_arms_of(held_out: Table, dispatcher: Dispatcher) -> Dispatcher:
+    """`dispatcher` without the arms that no batch of `held_out` was timed with."""
+    assert dispatcher.table is not None, "only a table answers"
+    timed: dict[str, set[str]] = {}
+    for row in held_out.measurements:
+        timed.setdefault(row.point, set()).add(row.arm)
+    for point, arms in timed.items():
+        rows = dispatcher.table.measurements
+        more = frozenset(row.arm for row in rows if row.point == point) - arms
+        if more:
+            setting = dispatcher.setting
+            dispatcher = repriced(dispatcher, point, setting, lambda row, _: row, without=more)
+    return dispatcher
+
+
 def choosers(dispatcher: Dispatcher, question: Question) -> dict[str, Choose]:
     """Who decides: the table, the engine's baseline, and always the same choice."""
 
@@ -197,6 +214,7 @@ def score(arguments: argparse.Namespace) -> None:
     # A machine with that GPU may have other versions than the table: those do not matter here.
     if dispatcher.match not in (Match.EXACT, Match.STALE):
         sys.exit(f"there is no table of {key.gpu} to score: {dispatcher.source}")
+    dispatcher = with_arms_of(held_out, dispatcher)
     result = []
     for point in POINTS.values():
         for question in point.questions:
