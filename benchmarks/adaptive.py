@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 
-from benchmarks.regret import cells
+from benchmarks.regret import cells, timed_arms
 from nsa_tune import Batch
 from nsa_tune.autotune.search.adaptive import TAIL, Adaptive
 from nsa_tune.backend.baselines import SGLANG_0_5_23
@@ -100,7 +100,7 @@ def regrets(rows: Iterable[Measurement], table: Table, held_out: Table) -> dict[
 def same_arms(table: Table, held_out: Table) -> Table:
     """`table` without the arms that `held_out` could not judge: those of its points that it has no
     times of."""
-    timed = {(row.point, row.arm) for row in held_out.measurements}
+    timed = timed_arms(held_out.measurements)
     points = {point for point, _ in timed}
     kept = (
         row for row in table.measurements

@@ -14,7 +14,7 @@ everything in time: every setting gets an equal part of what is left.
 On a CPU (--device cpu) the layers run one behind the other without a graph.
 
 --replay runs nothing: it asks today's tables and models for a choice on the batches of an --out
-file, and says what that loses by the passes in it.
+file, among the arms that the file has passes of, and says what that loses by these passes.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from typing import Any, Protocol
 
 import torch
 
+from benchmarks.regret import with_arms
 from nsa_tune import Batch, Dispatcher
 from nsa_tune.autotune.bench import devices
 from nsa_tune.backend.points import POINTS
@@ -260,11 +261,14 @@ def replayed(
 ) -> Iterator[tuple[Row, str | None]]:
     """Each row as if it were run now, and None; or as it was, and the arm that is chosen now if its
     pass was not run. `opened` gives the dispatcher of (heads, KV layout)."""
-    dispatchers: dict[tuple[int, str], Dispatcher] = {}
+    run: dict[tuple[int, str], set[tuple[str, str]]] = {}
+    for row in recorded:
+        run.setdefault((row.heads, row.kv_layout), set()).update(
+            (row.point, a) for a in row.pass_us
+        )
+    dispatchers = {key: with_arms(opened(*key), arms) for key, arms in run.items()}
     for row in recorded:
         key = (row.heads, row.kv_layout)
-        if key not in dispatchers:
-            dispatchers[key] = opened(*key)
         point, batch = POINTS[row.point], Batch.parse(row.batch)
         chosen, _ = contenders(point, dispatchers[key], batch, sparse_only)
         if chosen is None or chosen not in row.pass_us:

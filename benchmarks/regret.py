@@ -17,7 +17,7 @@ import json
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -142,15 +142,17 @@ def cells(table: Table, point: str, question: Question) -> Iterator[Cell]:
             yield Cell(Batch.parse(word), cost)
 
 
-def with_arms_of(held_out: Table, dispatcher: Dispatcher) -> Dispatcher:
-    """`dispatcher` without the arms that no batch of `held_out` was timed with."""
+def timed_arms(rows: Iterable[Measurement]) -> set[tuple[str, str]]:
+    """The points and arms of `rows`."""
+    return {(row.point, row.arm) for row in rows}
+
+
+def with_arms(dispatcher: Dispatcher, timed: Collection[tuple[str, str]]) -> Dispatcher:
+    """`dispatcher` with no other arms of the points in `timed` than those (point, arm)."""
     assert dispatcher.table is not None, "only a table answers"
-    timed: dict[str, set[str]] = {}
-    for row in held_out.measurements:
-        timed.setdefault(row.point, set()).add(row.arm)
-    for point, arms in timed.items():
-        rows = dispatcher.table.measurements
-        more = frozenset(row.arm for row in rows if row.point == point) - arms
+    own = timed_arms(dispatcher.table.measurements)
+    for point in sorted({point for point, _ in timed}):
+        more = frozenset(arm for name, arm in own - set(timed) if name == point)
         if more:
             setting = dispatcher.setting
             dispatcher = repriced(dispatcher, point, setting, lambda row, _: row, without=more)
@@ -214,7 +216,7 @@ def score(arguments: argparse.Namespace) -> None:
     # A machine with that GPU may have other versions than the table: those do not matter here.
     if dispatcher.match not in (Match.EXACT, Match.STALE):
         sys.exit(f"there is no table of {key.gpu} to score: {dispatcher.source}")
-    dispatcher = with_arms_of(held_out, dispatcher)
+    dispatcher = with_arms(dispatcher, timed_arms(held_out.measurements))
     result = []
     for point in POINTS.values():
         for question in point.questions:

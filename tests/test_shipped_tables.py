@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.regret import cells, choosers, drawn, summary, with_arms_of
+from benchmarks.regret import cells, choosers, drawn, summary, timed_arms, with_arms
 from nsa_tune import Batch, Dispatcher
 from nsa_tune.autotune.bench.ceilings import POINT as CEILINGS
 from nsa_tune.backend.baselines import SGLANG_0_5_23
@@ -199,7 +199,7 @@ def regrets(path: Path, question: str, who: str) -> list[float]:
     dispatcher = Dispatcher.open(
         gpu=key.gpu, model=key.model, heads=key.heads, kv_dtype=KV_DTYPES[key.kv_layout],
     )  # fmt: skip
-    dispatcher = with_arms_of(held_out, dispatcher)
+    dispatcher = with_arms(dispatcher, timed_arms(held_out.measurements))
     ((point, answer),) = (
         (p.name, a) for p in POINTS.values() for a in p.questions if a.name == question
     )
