@@ -114,8 +114,8 @@ def test_explain_shows_where_a_layer_s_time_goes(shell: Shell, database: Path) -
 
 def test_layers_spread_what_is_computed_once_a_pass(shell: Shell) -> None:
     # Behind a long prefix flashmla_kv is the faster layer, and its schedule costs each pass.
-    table = Path(nsa_tune.__file__).parent / "tables" / "h200_deepseek-v3.2_h64_fp8.tsv"
-    command = ("lookup", "extend:3031+35", "--gpu", "NVIDIA H200", "--heads", "64",
+    table = Path(nsa_tune.__file__).parent / "tables" / "h200_deepseek-v3.2_h16_fp8.tsv"
+    command = ("lookup", "extend:3031+35", "--gpu", "NVIDIA H200", "--heads", "16",
                "--db", str(table), "--json")  # fmt: skip
 
     whole, one = (json.loads(shell(*command, *more).out) for more in ((), ("--layers", "1")))

@@ -25,6 +25,8 @@ from nsa_tune.db.exchange import write_text
 
 CPU = torch.device("cpu")
 H200 = {"gpu": "NVIDIA H200", "model": "deepseek-v3.2", "heads": 128}
+DECODES = ("flashmla_sparse", "triton", "flashmla_kv_grouped", "flashmla_kv")
+ALIKE = dict.fromkeys(DECODES, 1.0)
 
 
 class Told:
@@ -63,7 +65,7 @@ def run(dispatcher: Dispatcher, name: str, told: Told, **more: Any) -> list[pass
 
 
 def test_a_plan_s_arm_is_compared_with_the_best_of_all(dispatcher: Dispatcher) -> None:
-    told = Told({"flashmla_kv": 110.0, "flashmla_sparse": 100.0, "triton": 105.0})
+    told = Told({arm: 100.0 + more for more, arm in enumerate(DECODES)})
     found = run(dispatcher, "decode", told)
 
     assert len(found) == told.released == 5
@@ -114,12 +116,12 @@ def test_an_arm_that_breaks_leaves_the_others(
     found = run(dispatcher, "prefill", Told(us, broken=("mha/sdpa",)))
     assert any(row.failed == {"mha/sdpa": "no kernel"} for row in found)
 
-    run(dispatcher, "decode", Told(us | {"flashmla_sparse": 1.0}, broken=("flashmla_kv",)))
+    run(dispatcher, "decode", Told(ALIKE, broken=("flashmla_kv",)))
     assert "not run: {'flashmla_kv': 'no kernel'}" in capsys.readouterr().err
 
 
 def test_another_seed_draws_other_batches(dispatcher: Dispatcher) -> None:
-    told = Told({"flashmla_kv": 1.0, "flashmla_sparse": 1.0, "triton": 1.0})
+    told = Told(ALIKE)
     one, same, other = (
         [row.batch for row in run(dispatcher, "decode", told, seed=seed)] for seed in (5, 5, 6)
     )
@@ -128,7 +130,7 @@ def test_another_seed_draws_other_batches(dispatcher: Dispatcher) -> None:
 
 
 def test_the_clock_ends_it(dispatcher: Dispatcher) -> None:
-    told = Told({"flashmla_kv": 1.0, "flashmla_sparse": 1.0, "triton": 1.0})
+    told = Told(ALIKE)
 
     assert list(passes.rows(POINTS["decode"], dispatcher, told, CPU, 5, time.monotonic())) == []
 

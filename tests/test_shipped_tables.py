@@ -53,13 +53,15 @@ def test_v32_ships_at_three_head_counts_and_both_kv_formats(gpu: str) -> None:
     }
 
 
-def test_an_h200_has_tables_of_glm_5_and_of_more_ranks() -> None:
+def test_an_h200_has_tables_of_glm_5_and_of_fewer_heads() -> None:
     keys = {(t.key.model, t.key.heads, t.key.kv_layout) for t in map(read_text, shipped())
             if t.key.gpu == "NVIDIA H200"}  # fmt: skip
 
     for layout in ("fp8_packed", "bf16"):
         assert keys >= {("deepseek-v3.2", heads, layout) for heads in (32, 8)}
-        assert keys >= {("glm-5", heads, layout) for heads in (64, 32, 8)}
+        assert keys >= {("glm-5", heads, layout) for heads in (64, 32, 16, 8)}
+    assert keys >= {("deepseek-v4", heads, "v4_paged") for heads in (64, 32, 16)}
+    assert keys >= {("deepseek-v4-flash", heads, "v4_paged") for heads in (32, 16, 8)}
 
 
 @pytest.mark.parametrize("gpu", [H100, "NVIDIA H200"])

@@ -61,20 +61,21 @@ def test_the_rule_takes_its_own_path_and_kernel(point: PointReport) -> None:
 def test_the_indexers_time_is_in_a_prefills_chunk() -> None:
     table = read_text(next(path for path in shipped() if path.stem == _WITH_INDEXER))
     section = build([table]).sections[0]
-    prefill, indexer = (
+    prefill, *indexer = (
         next(one for one in section.points if one.point.name == name)
-        for name in ("prefill", "indexer_prefill")
+        for name in ("prefill", "indexer_prefill", "indexer_topk")
     )
     alone = chunk_curves(prefill.policy, SGLANG_0_5_23)
 
-    assert prefill.chunks[0].steps == ("indexer_prefill",)
+    assert prefill.chunks[0].steps == ("indexer_prefill", "indexer_topk")
     for whole, part in zip(prefill.chunks[1].points, alone[1].points, strict=True):
         more = 0.0
         for start in range(0, prefill.chunks[1].prompt, whole.chunk):
             batch = Batch.extend([start], [whole.chunk])
-            every = indexer.policy.estimates(batch)
-            allowed = indexer.policy.survey(batch).latencies
-            more += min((every[arm].latency_us for arm in allowed), default=0.0)
+            for step in indexer:
+                every = step.policy.estimates(batch)
+                allowed = step.policy.survey(batch).latencies
+                more += min((every[arm].latency_us for arm in allowed), default=0.0)
         assert whole.total_us == pytest.approx(part.total_us + more)
 
 

@@ -70,3 +70,34 @@ def test_where_two_calls_were_measured_mha_costs_that(plain: Dispatcher) -> None
     assert {arm for arm in dense if arm.startswith("mha/")} == {MERGED}
     before = plain.policies["prefill"].survey(WARM).latencies["mha/fa3"]
     assert before is not None and dense[MERGED] == pytest.approx(1.3 * before, rel=0.05)
+
+
+BY_DECODE_KERNEL = frozenset({"flashmla_kv", "flashmla_kv_mixed"})
+TAKEN_BY_DECODES = ("1920+64x4", "8192+128", "30720+64")
+"""Extends that vLLM runs as decodes by itself."""
+RUN = [
+    (128, "8192+2048", "sparse"), (128, "30720+8192", "sparse"), (128, "0+8192", "sparse"),
+    (128, "30720+512", "sparse"), (128, "0+200x4", "mha"), (128, "1920+64x4", "decode"),
+    (128, "8192+128", "decode"), (128, "30720+64", "decode"), (128, "0+1024x4", "mha"),
+    (16, "8192+2048", "sparse"), (16, "30720+8192", "sparse"), (16, "0+8192", "sparse"),
+    (16, "0+200x4", "mha"), (16, "8192+128", "decode"), (16, "30720+64", "decode"),
+    (16, "0+1024x4", "mha"),
+]  # fmt: skip
+"""What docs/vllm.md's engines ran, and by which kernel; at 16 heads without the batches that the
+decode kernel runs by default."""
+
+
+@pytest.mark.parametrize(("heads", "lengths", "way"), RUN)
+def test_the_shipped_tables_take_the_ways_that_an_engine_was_measured_in(
+    heads: int, lengths: str, way: str
+) -> None:
+    dispatcher = Dispatcher.open(
+        gpu="NVIDIA H200", model="deepseek-v3.2", heads=heads, kv_dtype="fp8", layers=61
+    )
+    plan = priced(dispatcher, 61, 2**17, leaving=lengths in TAKEN_BY_DECODES).plan(
+        Batch.parse(f"extend:{lengths}")
+    )
+
+    by_decode_kernel = plan.sparse_prefill in BY_DECODE_KERNEL
+    assert way == ("mha" if plan.prefill_path == "mha" else
+                   "decode" if by_decode_kernel else "sparse")  # fmt: skip
