@@ -57,6 +57,16 @@ def test_chunks_show_the_default_beside_the_best(
     for row in attention:
         assert (row[2], row[4]) == ("mla/flashmla_kv", "mla/flashmla_sparse")
         assert float(row[3]) > float(row[5]) > float(row[6])
+    for row in (row for row in rows if row[1] == "top-k"):
+        assert (row[2], row[4]) == ("sglang", "sampled")
+        assert float(row[3]) > float(row[5]) > float(row[6])
+
+
+def test_a_step_without_times_shows_none(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = shown(monkeypatch, capsys, "chunks", "--gpu", H200, "--heads", "16")
+
     untimed = next(row for row in rows if row[1] == "top-k")
     assert untimed[2:6] == ["sglang", "-", "-", "-"]
 
