@@ -29,10 +29,11 @@ class EngineMustStop(Exception):
 class Edge:
     """The edge to one engine; its log is called after it."""
 
-    def __init__(self, engine: str) -> None:
+    def __init__(self, engine: str, log: str) -> None:
+        """`log` is a logger's name. It must be one whose INFO lines the engine shows."""
         self.engine = engine
         """The engine's name, as it is written in a sentence."""
-        self._log = logging.getLogger(f"nsa_tune.{engine.lower()}")
+        self._log = logging.getLogger(log)
         self._said: set[str] = set()
 
     def attempt(

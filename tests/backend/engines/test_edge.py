@@ -11,7 +11,7 @@ from nsa_tune.backend.engines.edge import Edge, EngineMustStop
 
 @pytest.fixture
 def edge() -> Edge:
-    return Edge("Engine")
+    return Edge("Engine", log="nsa_tune.engine")
 
 
 def test_a_value_passes(edge: Edge) -> None:
@@ -40,7 +40,7 @@ def test_an_order_to_stop_is_obeyed(edge: Edge, stop: type[BaseException]) -> No
 def test_a_text_is_said_once_by_each_engine(edge: Edge, caplog: pytest.LogCaptureFixture) -> None:
     for text in ("one", "two", "one"):
         edge.say_once(logging.WARNING, text)
-    Edge("Other").say_once(logging.WARNING, "one")
+    Edge("Other", log="nsa_tune.other").say_once(logging.WARNING, "one")
     edge.forget()
     edge.say_once(logging.WARNING, "two")
 

@@ -6,6 +6,7 @@ from nsa_tune.backend.engines.edge import Edge
 
 __all__ = ["EDGE", "attempt", "say_once"]
 
-EDGE = Edge("vLLM")
+# vLLM sets up its own loggers only: lines of others below WARNING are lost (logger.py:75-105).
+EDGE = Edge("vLLM", log="vllm.nsa_tune")
 attempt = EDGE.attempt
 say_once = EDGE.say_once

@@ -56,7 +56,7 @@ def _builder(engine: Engine, **changes: Any) -> Any:
 
 
 def _said(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [one.message for one in caplog.records if one.name == "nsa_tune.vllm"]
+    return [one.message for one in caplog.records if one.name == "vllm.nsa_tune"]
 
 
 @pytest.mark.usefixtures("measured")

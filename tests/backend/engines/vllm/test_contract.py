@@ -7,6 +7,7 @@ import ast
 import pytest
 
 from nsa_tune.backend.engines.vllm import v4_backend
+from nsa_tune.backend.engines.vllm.edge import EDGE
 from nsa_tune.backend.engines.vllm.releases import Release, release_of
 from tests.backend.engines.vllm.engine import (
     BACKEND,
@@ -60,6 +61,21 @@ def test_plug_ins_are_loaded_from_the_group_and_called_without_a_guard(wheel: Wh
     assert 'DEFAULT_PLUGINS_GROUP = "vllm.general_plugins"' in wheel.text(
         "vllm/plugins/__init__.py"
     )
+
+
+def test_info_lines_are_shown_of_vllm_s_own_loggers_only(wheel: Wheel) -> None:
+    (config,) = (
+        node.value
+        for node in ast.parse(wheel.text("vllm/logger.py")).body
+        if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "DEFAULT_LOGGING_CONFIG"
+    )
+    assert isinstance(config, ast.Dict)
+    parts = zip(config.keys, config.values, strict=True)
+    (loggers,) = (part for key, part in parts if key and ast.unparse(key) == "'loggers'")
+
+    assert isinstance(loggers, ast.Dict)
+    assert [ast.unparse(key) for key in loggers.keys if key] == ["'vllm'"]
+    assert EDGE._log.name.startswith("vllm.")
 
 
 def test_the_base_class_splits_by_the_builders_threshold(wheel: Wheel) -> None:
