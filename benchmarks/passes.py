@@ -320,10 +320,13 @@ def _run(
 
 def _replay(arguments: argparse.Namespace) -> None:
     def opened(heads: int, layout: str) -> Dispatcher:
-        return Dispatcher.open(
+        found = Dispatcher.open(
             arguments.db, gpu=arguments.gpu, model=arguments.model, heads=heads,
             kv_dtype="bf16" if layout == "bf16" else "fp8", layers=arguments.layers,
         )  # fmt: skip
+        if found.table is None:
+            sys.exit(f"there is no table of {arguments.gpu} to choose by: {found.source}")
+        return found
 
     lines = arguments.replay.read_text().splitlines()
     recorded = [Row(**json.loads(line)) for line in lines]

@@ -25,8 +25,7 @@ from nsa_tune.db.exchange import write_text
 
 CPU = torch.device("cpu")
 H200 = {"gpu": "NVIDIA H200", "model": "deepseek-v3.2", "heads": 128}
-DECODES = ("flashmla_sparse", "triton", "flashmla_kv_grouped", "flashmla_kv")
-ALIKE = dict.fromkeys(DECODES, 1.0)
+ALIKE = dict.fromkeys(("flashmla_sparse", "triton", "flashmla_kv_grouped", "flashmla_kv"), 1.0)
 
 
 class Told:
@@ -65,7 +64,8 @@ def run(dispatcher: Dispatcher, name: str, told: Told, **more: Any) -> list[pass
 
 
 def test_a_plan_s_arm_is_compared_with_the_best_of_all(dispatcher: Dispatcher) -> None:
-    told = Told({arm: 100.0 + more for more, arm in enumerate(DECODES)})
+    us = {"flashmla_kv": 110.0, "flashmla_kv_grouped": 108.0, "flashmla_sparse": 100.0}
+    told = Told(us | {"triton": 105.0})
     found = run(dispatcher, "decode", told)
 
     assert len(found) == told.released == 5
@@ -214,6 +214,29 @@ def test_a_replay_says_what_today_s_choice_loses(dispatcher: Dispatcher) -> None
     assert known.regret == pytest.approx(0.2)
     assert (unknown, arm) == (recorded[1], chosen)
     assert asked == [(128, "fp8_packed")]
+
+
+def test_an_arm_that_no_pass_was_run_of_is_not_chosen(dispatcher: Dispatcher) -> None:
+    batch = "extend:6154+14x3"
+    assert dispatcher.plan(Batch.parse(batch)).sparse_prefill == "flashmla_kv_mixed"
+    us = {"mla/flashmla_kv": 100.0, "mla/flashmla_sparse": 80.0}
+    recorded = [replace(row(batch, us), point="prefill")]
+
+    ((known, unknown),) = passes.replayed(recorded, lambda heads, layout: dispatcher)
+
+    assert (known.chosen, unknown) == ("mla/flashmla_kv", None)
+    assert known.regret == pytest.approx(0.25)
+
+
+def test_without_a_table_nothing_is_replayed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text(json.dumps(asdict(row("decode:n1:9000x8", {"flashmla_kv": 60.0}))) + "\n")
+    monkeypatch.setattr(sys, "argv", ["passes", "--replay", str(file), "--gpu", "NVIDIA B200"])
+
+    with pytest.raises(SystemExit, match="there is no table of NVIDIA B200 to choose by"):
+        passes.main()
 
 
 def test_a_file_is_replayed_without_a_gpu(
