@@ -98,8 +98,7 @@ def regrets(rows: Iterable[Measurement], table: Table, held_out: Table) -> dict[
 
 
 def same_arms(table: Table, held_out: Table) -> Table:
-    """`table` without the arms that `held_out` could not judge: those of its points that it has no
-    times of."""
+    """`table` without the arms that `held_out` has no times of, in the points that it has."""
     timed = timed_arms(held_out.measurements)
     points = {point for point, _ in timed}
     kept = (

@@ -17,7 +17,7 @@ import json
 import signal
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -147,12 +147,12 @@ def timed_arms(rows: Iterable[Measurement]) -> set[tuple[str, str]]:
     return {(row.point, row.arm) for row in rows}
 
 
-def with_arms(dispatcher: Dispatcher, timed: Collection[tuple[str, str]]) -> Dispatcher:
+def with_arms(dispatcher: Dispatcher, timed: Set[tuple[str, str]]) -> Dispatcher:
     """`dispatcher` with no other arms of the points in `timed` than those (point, arm)."""
     assert dispatcher.table is not None, "only a table answers"
-    own = timed_arms(dispatcher.table.measurements)
-    for point in sorted({point for point, _ in timed}):
-        more = frozenset(arm for name, arm in own - set(timed) if name == point)
+    untimed = timed_arms(dispatcher.table.measurements) - timed
+    for point in {point for point, _ in timed}:
+        more = frozenset(arm for name, arm in untimed if name == point)
         if more:
             setting = dispatcher.setting
             dispatcher = repriced(dispatcher, point, setting, lambda row, _: row, without=more)

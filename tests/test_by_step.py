@@ -57,7 +57,9 @@ def test_chunks_show_the_default_beside_the_best(
     for row in attention:
         assert (row[2], row[4]) == ("mla/flashmla_kv", "mla/flashmla_sparse")
         assert float(row[3]) > float(row[5]) > float(row[6])
-    for row in (row for row in rows if row[1] == "top-k"):
+    selection = [row for row in rows if row[1] == "top-k"]
+    assert len(selection) == len(attention)
+    for row in selection:
         assert (row[2], row[4]) == ("sglang", "sampled")
         assert float(row[3]) > float(row[5]) > float(row[6])
 

@@ -87,6 +87,19 @@ def test_in_words() -> None:
     assert str(LeftOut(0.4, 0.9, 3)) == "hardly known from 3 batches"
 
 
+def test_arms_that_held_out_batches_were_not_timed_with_are_left_out_of_their_points() -> None:
+    (table,) = (
+        read_text(path) for path in shipped() if path.stem == "h100-80gb-hbm3_deepseek-v3.2_h16_fp8"
+    )
+    ours = [row(9, "fast", 1.0), row(9, "slow", 2.0), row(9, "new", 0.5)]
+    other = replace(row(9, "new", 0.5), point="another")
+    judged = same_arms(
+        replace(table, measurements=(*ours, other)), replace(table, measurements=tuple(ours[:2]))
+    )
+
+    assert judged.measurements == (*ours[:2], other)
+
+
 @pytest.mark.parametrize("most_rows", [300, 0])
 def test_the_truth_on_held_out_batches_is_within_what_a_partial_run_says(most_rows: int) -> None:
     """docs/method.md has the figures of all tables; this holds the claim on one of them."""

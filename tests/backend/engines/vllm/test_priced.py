@@ -73,28 +73,29 @@ def test_where_two_calls_were_measured_mha_costs_that(plain: Dispatcher) -> None
 
 
 BY_DECODE_KERNEL = frozenset({"flashmla_kv", "flashmla_kv_mixed"})
-TAKEN_BY_DECODES = ("1920+64x4", "8192+128", "30720+64")
-"""Extends that vLLM runs as decodes by itself."""
 RUN = [
-    (128, "8192+2048", "sparse"), (128, "30720+8192", "sparse"), (128, "0+8192", "sparse"),
-    (128, "30720+512", "sparse"), (128, "0+200x4", "mha"), (128, "1920+64x4", "decode"),
-    (128, "8192+128", "decode"), (128, "30720+64", "decode"), (128, "0+1024x4", "mha"),
-    (16, "8192+2048", "sparse"), (16, "30720+8192", "sparse"), (16, "0+8192", "sparse"),
-    (16, "0+200x4", "mha"), (16, "8192+128", "decode"), (16, "30720+64", "decode"),
-    (16, "0+1024x4", "mha"),
+    (128, "8192+2048", "sparse", "sparse"), (128, "30720+8192", "sparse", "sparse"),
+    (128, "0+8192", "sparse", "sparse"), (128, "30720+512", "sparse", "sparse"),
+    (128, "0+200x4", "decode", "mha"), (128, "1920+64x4", "decode", "decode"),
+    (128, "8192+128", "decode", "decode"), (128, "30720+64", "decode", "decode"),
+    (128, "0+1024x4", "mha", "mha"),
+    (16, "8192+2048", "decode", "sparse"), (16, "30720+8192", "decode", "sparse"),
+    (16, "0+8192", "decode", "sparse"), (16, "30720+512", "decode", "decode"),
+    (16, "0+200x4", "mha", "mha"), (16, "1920+64x4", "decode", "mha"),
+    (16, "8192+128", "decode", "decode"), (16, "30720+64", "decode", "decode"),
+    (16, "0+1024x4", "mha", "mha"),
 ]  # fmt: skip
-"""What docs/vllm.md's engines ran, and by which kernel; at 16 heads without the batches that the
-decode kernel runs by default."""
+"""docs/vllm.md's runs: heads, lengths, vLLM's own way, and the way by the table of that day."""
 
 
-@pytest.mark.parametrize(("heads", "lengths", "way"), RUN)
+@pytest.mark.parametrize(("heads", "lengths", "own", "way"), RUN)
 def test_the_shipped_tables_take_the_ways_that_an_engine_was_measured_in(
-    heads: int, lengths: str, way: str
+    heads: int, lengths: str, own: str, way: str
 ) -> None:
     dispatcher = Dispatcher.open(
         gpu="NVIDIA H200", model="deepseek-v3.2", heads=heads, kv_dtype="fp8", layers=61
     )
-    plan = priced(dispatcher, 61, 2**17, leaving=lengths in TAKEN_BY_DECODES).plan(
+    plan = priced(dispatcher, 61, 2**17, leaving=own == "decode").plan(
         Batch.parse(f"extend:{lengths}")
     )
 
