@@ -26,7 +26,7 @@ __all__ = ["Models", "Successes", "selected"]
 
 _MOST_REGRET = 0.02
 """Mean regret on measured batches above which the surfaces decide. They are slower, and below this
-they gain little (docs/policy.md)."""
+they gain hardly anything (docs/policy.md)."""
 _LEAST_GAIN = 0.0002
 """Mean regret, summed over the questions, that one model with factors must spare."""
 _JUDGED = 100
