@@ -31,6 +31,9 @@ _UNTIMED = 0.5
 """Regret of an arm that was not timed because it was clearly slower."""
 _UNKNOWN = 0.5
 """A mean regret that may be this large is as good as unknown."""
+_FEWEST = 12
+"""Batches below which nothing is said: those few that lose much may all be missing
+(docs/method.md)."""
 _UNSEEN = 0.02
 """What a batch may lose where none was seen to lose anything; by the rule of three, of n batches
 without a loss at most 3 / n may lose, with 95 % confidence."""
@@ -47,7 +50,7 @@ class LeftOut:
 
     def __str__(self) -> str:
         """In words: ``0.05% (at most 0.4%)``."""
-        if self.most >= _UNKNOWN:
+        if self.batches < _FEWEST or self.most >= _UNKNOWN:
             return f"hardly known from {self.batches} batches"
         return f"{self.mean:.2%} (at most {self.most:.1%})"
 
