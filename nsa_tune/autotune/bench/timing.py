@@ -9,6 +9,7 @@ import gc
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from statistics import median
 from time import perf_counter, perf_counter_ns, sleep
 from typing import Protocol
 
@@ -20,14 +21,15 @@ from nsa_tune.autotune.bench.race import FAR, LOOKS, Race
 from nsa_tune.backend.hardware import nvml
 
 __all__ = [
-    "CpuTimer", "CudaTimer", "SlowedDown", "Timer", "Timing", "interleave", "protocol_of",
-    "timer_for",
+    "CpuTimer", "CudaTimer", "SlowedDown", "Timer", "Timing", "interleave", "layers_for",
+    "protocol_of", "timer_for",
 ]  # fmt: skip
 
 _log = logging.getLogger(__name__)
 
 Run = Callable[[], torch.Tensor]
 """Launches a whole arm and returns its output."""
+Launch = Callable[[], object]
 Sampler = Callable[[], float]
 """Launches an arm once and returns its time in microseconds."""
 
@@ -41,6 +43,14 @@ _LOWEST_CLOCK = 0.6
 well above."""
 _SLOWDOWNS = 5
 """Rounds in a row that may be discarded for a slowdown before the device counts as unfit."""
+_LAYERS_US = 1000.0
+_MOST_LAYERS = 8
+"""An arm shorter than this is timed as so many layers of a pass that they take as long together, at
+most 8: 1, 2, 4 or 8 of them."""
+_FLUSHES = 60
+"""Replays of the flushes alone before they are timed: the first find a clock that still climbs."""
+_LEAST_US = 0.1
+"""Of a layer, where the flushes' own time varies more than the arm takes."""
 _ATTEMPTS = 5
 """Races of the same arms, when the clock was not steady."""
 _BACK_OFF_SECONDS = 0.5
@@ -89,13 +99,14 @@ class Timer(Protocol):
 
 
 class CudaTimer:
-    """Replays a CUDA graph of the arm after an L2 flush, and times the replay by events.
+    """Replays a CUDA graph of a pass's layers, each after an L2 flush, and times it by events.
 
-    A graph holds only the GPU's work, so host overhead is in no sample. The flush before the first
-    event also keeps the GPU busy while the host queues the replay.
+    A graph holds only the GPU's work, so host overhead is in no sample. What starting a graph and
+    the flushes take is timed by itself and subtracted, so that an arm costs what it costs in the
+    middle of a pass. A flush before the first event keeps the GPU busy while the host queues.
     """
 
-    protocol = "cuda-graph/2"
+    protocol = "cuda-graph/3"
     most_seconds = 0.3
     widest = 0.05
 
@@ -107,6 +118,7 @@ class CudaTimer:
         self._device = device
         self._latest = 0.0
         self._clocked_down = True
+        self._flushes_us: dict[int, float] = {}
         self._share_a_pool()
 
     def first(self, run: Run) -> torch.Tensor:
@@ -120,23 +132,62 @@ class CudaTimer:
         return output
 
     def sampler(self, run: Run) -> Sampler:
-        """Capture `run`; the sampler replays the graph once."""
-        graph = self._capture(run)
-        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        """Capture as many layers of `run` as its time asks for; the sampler replays them once and
+        gives the time of one."""
+        one = self._captured(run, 1)
+        alone = self._timed(one, self._flushes(1))
+        layers = layers_for(min(alone() for _ in range(2)))
+        if layers == 1:
+            return alone
+        # The first layer finds its instructions in no cache, which is not timed.
+        many = self._timed(self._captured(run, layers), self._flushes(layers), before=one)
+        return lambda: many() / layers
 
-        def sample(_keep: Run = run) -> float:
-            # The graph holds addresses only: `_keep` keeps alive the tensors that `run` refers to.
+    def _flushes(self, count: int) -> float:
+        """Microseconds of a graph of so many flushes; measured once."""
+        if count not in self._flushes_us:
+            replay = self._timed(self._captured(None, count))
+            self._flushes_us[count] = median([replay() for _ in range(_FLUSHES)][-9:])
+        return self._flushes_us[count]
+
+    def _timed(
+        self, graph: Launch, flushes_us: float = 0.0, before: Launch | None = None
+    ) -> Sampler:
+        """Of replays of `graph`, without the flushes in it; warm. `before` keeps the GPU busy
+        while the host queues the replay: a flush unless it is given."""
+        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        before = before or self._flush.zero_
+
+        def sample() -> float:
             with torch.cuda.stream(self._stream):
-                self._flush.zero_()
+                before()
                 start.record()
-                graph.replay()
+                graph()
                 stop.record()
             stop.synchronize()
             self._latest = perf_counter()
-            return float(start.elapsed_time(stop)) * 1e3
+            return max(float(start.elapsed_time(stop)) * 1e3 - flushes_us, _LEAST_US)
 
         sample()
         return sample
+
+    def _captured(self, run: Run | None, layers: int) -> Launch:
+        graph = self._capture(self._with_flushes(run, layers))
+
+        # The graph holds addresses only: `_keep` keeps alive the tensors that `run` refers to.
+        def replay(_keep: Run | None = run) -> None:
+            graph.replay()
+
+        return replay
+
+    def _with_flushes(self, run: Run | None, layers: int) -> Launch:
+        def every() -> None:
+            for _ in range(layers):
+                self._flush.zero_()
+                if run is not None:
+                    run()
+
+        return every
 
     def warm_up(self, samplers: Sequence[Sampler]) -> None:
         """Keep a GPU busy for 0.1 s if it was idle, as during a compilation: it clocked down."""
@@ -174,8 +225,8 @@ class CudaTimer:
             return True
         return not clock.unsteady and clock.sm_mhz >= _LOWEST_CLOCK * clock.sm_max_mhz
 
-    def _capture(self, run: Run) -> torch.cuda.CUDAGraph:
-        """One launch of `run` as a graph.
+    def _capture(self, run: Launch) -> torch.cuda.CUDAGraph:
+        """What `run` launches as a graph.
 
         torch.cuda.graph() would collect garbage and empty the allocator's cache at each capture,
         which takes ten times as long as the timing.
@@ -220,6 +271,14 @@ class CpuTimer:
     def steady(self) -> bool:
         """Always: nothing reports a CPU's slowdowns."""
         return True
+
+
+def layers_for(time_us: float) -> int:
+    """As how many layers of a pass an arm of so many microseconds is timed."""
+    layers = 1
+    while layers < _MOST_LAYERS and layers * time_us < _LAYERS_US:
+        layers *= 2
+    return layers
 
 
 def protocol_of(device: torch.device) -> str:

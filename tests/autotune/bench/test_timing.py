@@ -9,7 +9,13 @@ import pytest
 import torch
 
 from nsa_tune.autotune.bench.race import LOOKS, MOST_SAMPLES
-from nsa_tune.autotune.bench.timing import CpuTimer, SlowedDown, interleave, timer_for
+from nsa_tune.autotune.bench.timing import (
+    CpuTimer,
+    SlowedDown,
+    interleave,
+    layers_for,
+    timer_for,
+)
 
 
 @dataclass
@@ -133,6 +139,13 @@ def test_samples_that_disagree_are_repeated_and_counted() -> None:
     assert timing.discarded == MOST_SAMPLES
 
 
+@pytest.mark.parametrize(
+    ("time_us", "layers"), [(5000.0, 1), (1000.0, 1), (999.0, 2), (300.0, 4), (130.0, 8), (0.1, 8)]
+)
+def test_a_short_arm_is_timed_as_several_layers(time_us: float, layers: int) -> None:
+    assert layers_for(time_us) == layers
+
+
 def test_a_cpu_has_another_protocol() -> None:
     timer = timer_for(torch.device("cpu"))
 
@@ -180,3 +193,22 @@ def test_a_graph_keeps_its_arm_s_tensors_alive() -> None:
     assert sample() > 0
     assert (target == 6.0).all()
     assert (scratch == 0).all()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_sample_of_a_short_arm_is_eight_layers_and_one_before_them() -> None:
+    from nsa_tune.autotune.bench.timing import CudaTimer
+
+    timer = CudaTimer(torch.device("cuda:0"))
+    layers = torch.zeros(1, device="cuda:0")
+
+    def run() -> torch.Tensor:
+        return layers.add_(1)
+
+    timer.first(run)
+    sample = timer.sampler(run)
+    layers.zero_()
+    sample()
+
+    assert layers.item() == 9
