@@ -6,6 +6,7 @@ wave of blocks more. The formulas follow the kernels' own arithmetic (docs/polic
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from heapq import heapify, heappush, heapreplace
 from math import ceil
 
@@ -15,27 +16,38 @@ from nsa_tune.backend.types.formula import Value, larger, smaller
 from nsa_tune.backend.types.point import Setting
 
 __all__ = [
+    "DISTINCT_KEYS",
+    "FIXED_BLOCKS",
     "OF_FA3",
+    "OF_FLASHMLA_GROUPED",
     "OF_FLASHMLA_KV",
+    "OF_FLASHMLA_MIXED",
     "OF_TRITON",
     "OF_TRITON_SPLIT",
     "fa3",
+    "fa3_most_parts",
+    "fa3_unequal",
+    "flashmla_grouped",
     "flashmla_kv",
-    "flashmla_two_pools",
+    "flashmla_mixed",
     "in_turn",
     "keys_until_the_end",
     "long_rows",
+    "missed_pairs",
     "triton",
     "triton_split",
+    "until_the_end",
     "waves",
 ]
 
 _TILE_HEADS, _BLOCK_KEYS = 64, 64
 """FlashAttention-3's tile for values of 512 channels (hopper/tile_size.h). FlashMLA's is alike."""
-_FIXED_BLOCKS = 5
+FIXED_BLOCKS = 5
 """Blocks' worth of time that FlashMLA's schedule counts for beginning a row."""
 _FULL = 0.8
 """Tiles full of heads, an SM, from which FlashAttention-3 splits none."""
+_NEARLY = 0.85
+"""Share of the best filling of waves from which FlashAttention-3 takes fewer parts."""
 _PROGRAMS_AN_SM = 2
 """The Triton kernels split selections up to so many programs on each SM."""
 _MOST_TURNS = 4
@@ -45,11 +57,20 @@ _ROOMY = 160 * 1024
 
 OF_FA3: tuple[str, ...] = ("blocks_of_the_busiest", "parts_merged", "merges", "distinct_keys")
 OF_FLASHMLA_KV: tuple[str, ...] = ("blocks_of_the_fullest", "splits_rows")
+OF_FLASHMLA_GROUPED: tuple[str, ...] = ("grouped_blocks_of_the_fullest", "grouped_splits_rows")
+OF_FLASHMLA_MIXED: tuple[str, ...] = ("mixed_blocks_of_the_fullest", "mixed_rows_split")
 OF_TRITON = ("keys_of_the_busiest", "programs_merged", "distinct_keys")
 OF_TRITON_SPLIT = ("split_keys_of_the_busiest", "split_programs_merged", "distinct_keys")
 
-_DISTINCT = Value(smaller("keys", "attended_pairs"))
+DISTINCT_KEYS = Value(smaller("keys", "attended_pairs"))
 """Keys that are read from memory: rows that select the same ones find them in the L2."""
+
+
+def missed_pairs(setting: Setting) -> Value:
+    """Attended pairs whose key the L2 has no room for: the same key is read from memory again."""
+    profile = setting.profile
+    room = setting.device.l2 / setting.layout.token_bytes(profile.rank, profile.rope)
+    return Value(f"attended_pairs * (1.0 - {room!r} / keys) if keys > {room!r} else 0.0")
 
 
 def long_rows(topk: int) -> dict[str, Value]:
@@ -102,11 +123,18 @@ def keys_until_the_end(batch: Batch, topk: int, slots: int) -> int:
         half, full = each // 2, topk + each // 2
         keys = [kv - half if kv < full else topk for kv in kv_lens]
         return _end_of_single_rows(keys, slots // each)
-    # After so many keys so many slots are free. The first rows need not look for one.
+    return until_the_end(
+        ((min(kv - new // 2, topk), new) for kv, new in zip(kv_lens, new_lens, strict=True)), slots
+    )
+
+
+def until_the_end(runs: Iterable[tuple[int, int]], slots: int) -> int:
+    """The time until the last row ends, of runs of (a row's time, rows): rows are begun in their
+    order, each in the slot that is free first."""
+    # After so much time so many slots are free. The first rows need not look for one.
     free: list[tuple[int, int]] = []
     room = slots
-    for kv, left in zip(kv_lens, new_lens, strict=True):
-        time = min(kv - left // 2, topk)
+    for time, left in runs:
         if room:
             begun = min(left, room)
             free.append((time, begun))
@@ -141,25 +169,87 @@ def fa3(setting: Setting) -> dict[str, Value]:
     are split (`prepare_varlen_num_blocks_kernel`). `blocks` takes rows that are shorter than the
     longest to be half as long on average: then each has half a block of padding.
 
-    Where many tiles fill the device, none is split. When that is comes from sglang-kernel's times,
-    as `num_splits_heuristic` upstream compares one row's tiles only (docs/policy.md).
-    `attended_pairs` must be a value before these.
+    No row gets more parts than fit well into whole waves if all rows were full (`fa3_most_parts`).
+    Sequences of unequal lengths are looked at one by one (`fa3_unequal`). `attended_pairs` and
+    `all_full` must be values before these, and both of these functions functions.
     """
     sms, tiles = _sms(setting), -(-setting.heads // _TILE_HEADS)
-    whole = ceil(_FULL * sms * _TILE_HEADS / setting.heads)
     share = f"-(-blocks // {10 * sms / (11 * tiles)!r})"
+    equal = (
+        "(tile_waves * -(-key_blocks // key_parts), row_parts if key_parts > 1.0 else 0.0, "
+        "1.0 if key_parts > 1.0 else 0.0)"
+    )
+    unequal = "attended_pairs < all_full and kv_tokens < batch_size * max_kv"
     return {
-        "distinct_keys": _DISTINCT,
+        "distinct_keys": DISTINCT_KEYS,
         **long_rows(setting.profile.index_topk),
         "key_blocks": Value(f"-(-longest // {_BLOCK_KEYS}.0)"),
         "blocks": Value("long_rows * key_blocks + rows - long_rows"),
-        "key_parts": Value(f"1.0 if q_tokens >= {whole} else -(-key_blocks // {share})"),
+        "most_parts": Value("fa3_most_parts(q_tokens)"),
+        "even_parts": Value(f"-(-key_blocks // {share})"),
+        "key_parts": Value(smaller("even_parts", "most_parts")),
         "row_parts": Value("long_rows * key_parts"),
         **waves("tile_waves", "row_parts", sms / tiles),
-        "blocks_of_the_busiest": Value("tile_waves * -(-key_blocks // key_parts)"),
-        "parts_merged": Value("row_parts if key_parts > 1.0 else 0.0"),
-        "merges": Value("1.0 if key_parts > 1.0 else 0.0"),
+        "blocks_of_the_busiest, parts_merged, merges": Value(
+            equal, f"fa3_unequal(batch, most_parts) if {unequal} else {equal}"
+        ),
     }
+
+
+def fa3_unequal(setting: Setting) -> Callable[[Batch, float], tuple[float, float, float]]:
+    """A function of a batch and the most parts of a row: blocks of the busiest SM, parts that are
+    merged, and whether any are. Longer rows are begun first; a sequence's count as equal."""
+    sms, topk = _sms(setting), setting.profile.index_topk
+    tiles = -(-setting.heads // _TILE_HEADS)
+    share_of_all = 11 * tiles / (10 * sms)
+
+    def unequal(batch: Batch, most_parts: float) -> tuple[float, float, float]:
+        kv_lens, new_lens = batch.kv_lens, batch.new_lens
+        assert kv_lens is not None
+        assert new_lens is not None
+        rows = [
+            (-(-min(kv - new // 2, topk) // _BLOCK_KEYS), new)
+            for kv, new in zip(kv_lens, new_lens, strict=True)
+        ]
+        share = ceil(sum(blocks * count for blocks, count in rows) * share_of_all)
+        most, merged, runs = int(most_parts), 0, []
+        for blocks, count in rows:
+            parts = min(-(-blocks // share), most)
+            runs.append((-(-blocks // parts), count * parts * tiles))
+            merged += parts * count if parts > 1 else 0
+        if sum(count for _, count in runs) <= _MOST_TURNS * sms:
+            busiest = float(until_the_end(sorted(runs, reverse=True), sms))
+        else:
+            busiest = sum(blocks * count for blocks, count in runs) / sms
+        return busiest, float(merged), float(merged > 0)
+
+    return unequal
+
+
+def fa3_most_parts(setting: Setting) -> Callable[[int], float]:
+    """A function of a batch's rows: into how many parts FlashAttention-3 splits one at most.
+
+    Of the numbers of parts that fill the last wave of all full tiles nearly as well as the best
+    one does, it takes the smallest; 1 where the tiles nearly fill the device
+    (`num_splits_heuristic`). Upstream counts one row's tiles only; by its times sglang-kernel
+    counts those of all rows, and parts of one by the heads in it (docs/policy.md).
+    """
+    sms = _sms(setting)
+    most_blocks = -(-setting.profile.index_topk // _BLOCK_KEYS)
+    rows = ceil(_FULL * sms * _TILE_HEADS / setting.heads)
+    found = [1.0] + [
+        _most_parts(-(-count * setting.heads // _TILE_HEADS), sms, most_blocks)
+        for count in range(1, rows)
+    ]
+    return lambda count: found[count] if count < rows else 1.0
+
+
+def _most_parts(tiles: int, sms: int, blocks: int) -> float:
+    filled = []
+    for parts in range(1, min(sms, blocks) + 1):
+        waves = tiles * parts / sms
+        filled.append(waves / ceil(waves))
+    return 1.0 + next(i for i, one in enumerate(filled) if one >= _NEARLY * max(filled))
 
 
 def flashmla_kv(setting: Setting) -> dict[str, Value]:
@@ -169,38 +259,52 @@ def flashmla_kv(setting: Setting) -> dict[str, Value]:
     A part ends early rather than begin a row that it has no time for (`get_mla_metadata`): then
     rows are whole, and nothing is merged.
     """
-    row = -(-setting.profile.index_topk // _BLOCK_KEYS) + _FIXED_BLOCKS
-    parts = split_parts(setting)
+    row, parts = _flashmla_row(setting), split_parts(setting)
     return {
-        "even_blocks": Value(f"(q_tokens * {row} + {parts - 1}) // {parts} + {_FIXED_BLOCKS}.0"),
+        "even_blocks": Value(f"(q_tokens * {row} + {parts - 1}) // {parts} + {FIXED_BLOCKS}.0"),
         "whole_blocks": Value(f"(q_tokens + {parts - 1}) // {parts} * {row}.0"),
         "blocks_of_the_fullest": Value(smaller("whole_blocks", "even_blocks")),
         # As even_blocks < whole_blocks, in a third of the time: so many rows fewer than the parts
         # would take leave room for more blocks than beginning a row costs.
         "splits_rows": Value(
-            f"1.0 if -q_tokens % {parts} >= {-(-(_FIXED_BLOCKS + 1) * parts // row)} else 0.0"
+            f"1.0 if -q_tokens % {parts} >= {-(-(FIXED_BLOCKS + 1) * parts // row)} else 0.0"
         ),
     }
 
 
-def flashmla_two_pools(setting: Setting, longest: str) -> dict[str, Value]:
-    """The same kernel over V4's two pools, which is told how long each row's selection is: a row is
-    as many blocks as it has keys. `longest` is the formula of the longest row's keys.
-
-    Either pool's last block is half empty on average. `attended_pairs` must be a value before it.
-    """
-    parts = split_parts(setting)
-    more = 1.0 + _FIXED_BLOCKS
+def flashmla_grouped(setting: Setting) -> dict[str, Value]:
+    """The same kernel with a sequence's queries in one row: as many SMs, but a part takes as many
+    of them."""
+    row, parts = _flashmla_row(setting), split_parts(setting)
     return {
-        "row_blocks": Value(f"attended_pairs / rows / {_BLOCK_KEYS}.0 + {more}"),
-        "longest_blocks": Value(f"{longest} / {_BLOCK_KEYS}.0 + {more}"),
-        "even_blocks": Value(f"rows * row_blocks / {parts}.0 + {_FIXED_BLOCKS}.0"),
-        "whole_blocks": Value(
-            f"((q_tokens + {parts - 1}) // {parts} - 1.0) * row_blocks + longest_blocks"
+        "group_parts": Value(larger(f"{parts} * batch_size // q_tokens", "1")),
+        "grouped_even_blocks": Value(f"-(-batch_size * {row} // group_parts) + {FIXED_BLOCKS}.0"),
+        "grouped_whole_blocks": Value(f"-(-batch_size // group_parts) * {row}.0"),
+        "grouped_blocks_of_the_fullest": Value(
+            smaller("grouped_whole_blocks", "grouped_even_blocks")
         ),
-        "blocks_of_the_fullest": Value(smaller("whole_blocks", "even_blocks")),
-        "splits_rows": Value("1.0 if even_blocks < whole_blocks else 0.0"),
+        "grouped_splits_rows": Value("1.0 if grouped_even_blocks < grouped_whole_blocks else 0.0"),
     }
+
+
+def flashmla_mixed(setting: Setting) -> dict[str, Value]:
+    """The same kernel with all queries in one row, which makes each query parts of its own: as many
+    as fit on the device at once, else one."""
+    row, parts = _flashmla_row(setting), split_parts(setting)
+    return {
+        "mixed_waves": Value(f"(q_tokens + {parts - 1}) // {parts}"),
+        "mixed_parts": Value(f"{parts} // q_tokens"),
+        "mixed_blocks_of_the_fullest": Value(
+            f"-(-{row} // mixed_parts) + {FIXED_BLOCKS}.0 if mixed_parts > 1 "
+            f"else mixed_waves * {row}.0"
+        ),
+        "mixed_rows_split": Value("rows if mixed_parts > 1 else 0.0"),
+    }
+
+
+def _flashmla_row(setting: Setting) -> int:
+    """Blocks' worth of time that FlashMLA takes for a row's whole selection."""
+    return -(-setting.profile.index_topk // _BLOCK_KEYS) + FIXED_BLOCKS
 
 
 def triton(setting: Setting) -> dict[str, Value]:
@@ -227,7 +331,7 @@ def _programs(
     sms, blocks = _sms(setting), -(-setting.heads // block)
     parts, programs = f"{kernel}parts", f"{kernel}programs"
     return {
-        "distinct_keys": _DISTINCT,
+        "distinct_keys": DISTINCT_KEYS,
         parts: Value(_power_of_two(_PROGRAMS_AN_SM * sms, blocks, limits)),
         programs: Value(f"q_tokens * {parts} * {blocks}"),
         f"{kernel}keys_of_the_busiest": Value(

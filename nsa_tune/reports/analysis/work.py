@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from nsa_tune.backend.costmodel.features import Features
 from nsa_tune.backend.points import POINTS
+from nsa_tune.backend.types.formula import evaluated
 from nsa_tune.backend.types.layouts import KVLayout
 
 if TYPE_CHECKING:
@@ -123,12 +123,12 @@ def _schedule(batch: Batch, setting: Setting) -> Work:
 def _v4(name: str, batch: Batch, setting: Setting) -> Work:
     """One layer of `name`'s compression ratio. All heads share one latent, as key and value."""
     profile, heads = setting.profile, setting.heads
-    amounts = Features(POINTS[name], setting).by_name(batch)
-    attended = amounts["attended_pairs"]
-    read = min(amounts["gathered_tokens"], attended)
+    wanted = "(attended_pairs, gathered_tokens, index_columns)"
+    attended, gathered, columns = evaluated(POINTS[name].formulas(setting), wanted)(batch)
+    read = min(gathered, attended)
     latents = read * setting.layout.token_bytes(profile.rank, profile.rope)
     queries = batch.q_tokens * heads * (profile.latent + profile.v) * _BF16
-    indices = amounts["index_columns"] * _INT32
+    indices = columns * _INT32
     return Work(
         2 * attended * heads * (profile.latent + profile.v), latents + queries + indices, "bf16"
     )

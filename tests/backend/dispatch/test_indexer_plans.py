@@ -35,7 +35,7 @@ BATCHES = [
 def rows(point: Point) -> Iterator[Measurement]:
     """Made-up times: of few scores `sglang` and `paged` are the fastest, of many they are not."""
     constant = {"sglang": 5.0, "sampled": 10.0, "flashinfer": 20.0, "paged": 5.0, "ragged": 10.0}
-    slope = {"sglang": 2.0, "paged": 2.0}
+    slope = {"sglang": 1.5, "paged": 1.5}
     for batch in point.grid(H200):
         for arm in point.candidates(H200):
             if arm.allowed(batch, H200) is None:

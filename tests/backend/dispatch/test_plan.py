@@ -153,14 +153,15 @@ def test_v4_answers_for_each_ratio_and_derives_nothing() -> None:
     dispatcher = Dispatcher.open(
         gpu="NVIDIA H100 80GB HBM3", model="deepseek-v4", heads=128, kv_dtype="fp8"
     )
-    plan = dispatcher.plan(_WARM)
+    batch = Batch.extend([8192], [16])
+    plan = dispatcher.plan(batch)
 
     assert (plan.v4_prefill_c4, plan.v4_prefill_c128) == ("with_kvcache", "with_kvcache")
     assert set(plan.reasons) == {"v4_prefill_c4", "v4_prefill_c128"}
     assert plan.prefill_path is None
     assert plan.topk_transform is None
     assert plan.dequantize_prefix is None
-    assert "v4_prefill_c128 = with_kvcache" in dispatcher.explain(_WARM)
+    assert "v4_prefill_c128 = with_kvcache" in dispatcher.explain(batch)
 
 
 def test_other_models_have_no_v4_answers() -> None:

@@ -119,7 +119,11 @@ def _is_exact(name: str, batch: Batch, setting: Setting) -> bool:
         return name != "gathered_tokens"
     # A query attends to topk tokens at most: exact while that is so for all queries, or for none.
     prefix = batch.lens[0][0]
-    of_pairs = name.startswith("attended_pairs") or name in (*_STEPS, "distinct_keys")
+    of_pairs = name.startswith("attended_pairs") or name in (
+        *_STEPS,
+        "distinct_keys",
+        "missed_pairs",
+    )
     return not of_pairs or batch.max_kv <= topk or prefix >= topk
 
 

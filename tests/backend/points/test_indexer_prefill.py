@@ -18,6 +18,7 @@ from nsa_tune.backend.libraries.deep_gemm import calls as deep_gemm
 from nsa_tune.backend.points import POINTS
 from nsa_tune.backend.points.indexer_prefill.arms import chunks
 from nsa_tune.backend.points.indexer_prefill.case import LogitsCase, logits_case
+from nsa_tune.backend.types.formula import evaluated
 from nsa_tune.backend.types.layouts import KVLayout
 from nsa_tune.backend.types.point import Setting
 from nsa_tune.backend.types.profiles import profile_of
@@ -198,16 +199,56 @@ def test_features_count_pairs_keys_and_chunks() -> None:
     assert features["keys"] == 41260
     # 41260 keys are 163 * 256 values with their padding; 8492 rows of these are 1.4 GB.
     assert features["chunks"] == 3
-    assert features["waves"] == -(-8492 // 264)
 
 
-def test_an_sm_computes_as_many_queries_as_fill_128_heads() -> None:
-    glm = replace(H200, profile=profile_of("glm-5"), heads=64)
+def keys_of_the_busiest(batch: Batch, setting: Setting) -> tuple[float, float]:
+    """Without chunks, and with them."""
+    features = Features(PREFILL, setting).by_name(batch)
+    return features["keys_of_the_busiest"], features["chunked_keys_of_the_busiest"]
+
+
+GLM = replace(H200, profile=profile_of("glm-5"), heads=64)
+
+
+@pytest.mark.parametrize(("setting", "rows"), [(H200, 2), (GLM, 4)], ids=["64 heads", "32 heads"])
+def test_an_sm_computes_as_many_queries_at_once_as_fill_128_heads(
+    setting: Setting, rows: int
+) -> None:
+    """Each of 132 SMs a block of rows that all see the same 4096 + 1 keys, or nearly so."""
+    full, more = (Batch.extend([4096], [132 * rows + one]) for one in (0, 1))
+
+    assert keys_of_the_busiest(full, setting) == pytest.approx((4096, 4096), rel=0.1)
+    assert keys_of_the_busiest(more, setting) == pytest.approx((2 * 4096, 2 * 4096), rel=0.1)
+
+
+def test_the_last_block_of_each_chunk_is_waited_for() -> None:
     batch = Batch.extend([32768], [8192])
+    whole, chunked = keys_of_the_busiest(batch, H200)
+    count = Features(PREFILL, H200).by_name(batch)["chunks"]
 
-    assert (H200.profile.index_heads, glm.profile.index_heads) == (64, 32)
-    assert Features(PREFILL, H200).by_name(batch)["waves"] == -(-8192 // (132 * 2))
-    assert Features(PREFILL, glm).by_name(batch)["waves"] == -(-8192 // (132 * 4))
+    assert count > 1
+    assert whole < chunked <= whole + count * batch.max_kv
+
+
+@pytest.mark.parametrize("batch", [*BATCHES, Batch.extend([1000], [500])], ids=str)
+def test_a_chunk_has_the_rows_that_its_features_say(batch: Batch) -> None:
+    found = evaluated(PREFILL.formulas(TINY), "rows_a_chunk")(batch)
+
+    assert min(found, batch.q_tokens) == min(
+        logits_case(batch, TINY, CPU).rows_a_chunk, batch.q_tokens
+    )
+
+
+def test_paged_rows_cost_their_own_keys_and_ragged_ones_those_of_the_busiest_sm() -> None:
+    features = Features(PREFILL, H200)
+    names = features.formulas.features
+    paged, ragged, chunked = (
+        {names[i] for i in features.columns(arm)} for arm in ("paged", "ragged", "chunked")
+    )
+
+    assert paged == {"rows", "scored_pairs"}
+    assert ragged == {"rows", "keys", "keys_of_the_busiest"}
+    assert chunked == {"rows", "keys", "chunks", "chunked_keys_of_the_busiest"}
 
 
 @pytest.mark.parametrize("batch", [Batch.extend([4096], [77]), Batch.extend([5000] * 3, [40] * 3)],

@@ -7,6 +7,8 @@ from random import Random
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from nsa_tune import Batch, BatchError
 from nsa_tune.backend.costmodel.features import Features
@@ -14,6 +16,7 @@ from nsa_tune.backend.hardware.detect import KNOWN
 from nsa_tune.backend.kernels.sampled_topk import sampled_topk_reference
 from nsa_tune.backend.points import POINTS
 from nsa_tune.backend.points.indexer_topk.case import topk_case
+from nsa_tune.backend.points.indexer_topk.work import work_of
 from nsa_tune.backend.types.layouts import KVLayout
 from nsa_tune.backend.types.point import Setting
 from nsa_tune.backend.types.profiles import profile_of
@@ -168,22 +171,60 @@ def test_every_kernel_is_a_candidate_on_a_gpu(gpu: str) -> None:
     assert names == ["sglang", "sampled", "flashinfer"]
 
 
-def test_features_count_the_scores_that_are_read() -> None:
+def test_rows_that_take_all_they_see_read_no_scores() -> None:
     features = Features(TOPK, H200).by_name(Batch.extend([0, 8192], [3, 2]))
 
-    assert features["rows"] == 5
-    assert features["scores"] == 1 + 2 + 3 + 8193 + 8194
-    assert features["waves"] == 1
-    assert features["scores_in_waves_to_the_longest"] == 132 * 8194
+    assert features == {
+        "rows": 5, "selecting_rows": 2, "scores": 8193 + 8194, "waves": 1,
+        "scores_of_the_busiest": 8193,
+    }  # fmt: skip
 
 
-def test_few_rows_have_a_regime_of_their_own() -> None:
-    from nsa_tune.backend.costmodel.features import Features
-
+def test_a_row_that_is_read_once_has_a_regime_of_its_own() -> None:
     regime = Features(TOPK, H200).regime
-    assert regime(Batch.decode([5000] * 264)) == 0
-    assert regime(Batch.decode([5000] * 265)) == 1
+
+    assert regime(Batch.decode([5000, 8192])) == 0
+    assert regime(Batch.decode([5000, 8193])) == 1
     assert TOPK.kin(0) == TOPK.kin(1)
+
+
+def brute_force(sequences: list[tuple[int, int, int]], topk: int) -> list[int]:
+    """The scores of every row that selects."""
+    return [
+        kv
+        for prefix, new, count in sequences
+        for _ in range(count)
+        for kv in range(prefix + 1, prefix + new + 1)
+        if kv > topk
+    ]
+
+
+SEQUENCES = st.lists(
+    st.tuples(st.integers(0, 40), st.integers(1, 12), st.integers(1, 4)), min_size=1, max_size=6
+)
+
+
+@given(sequences=SEQUENCES, topk=st.integers(1, 30), places=st.integers(1, 20))
+def test_work_is_of_the_rows_that_select(
+    sequences: list[tuple[int, int, int]], topk: int, places: int
+) -> None:
+    rows, work = brute_force(sequences, topk), work_of(sequences, topk, places)
+
+    assert work.selecting_rows == len(rows)
+    assert work.scores == sum(rows)
+    assert work.waves == -(-len(rows) // places)
+    assert work.scores_of_the_busiest >= 0.8 * sum(rows) / places
+    assert work.scores_of_the_busiest <= sum(rows) / places + max(rows, default=0)
+
+
+@given(contexts=st.lists(st.integers(1, 100), min_size=1, max_size=40), places=st.integers(10, 30))
+def test_rows_of_a_step_are_begun_in_order(contexts: list[int], places: int) -> None:
+    free = [0] * places
+    for scores in (kv for kv in contexts if kv > 32):
+        free[free.index(min(free))] += scores
+
+    work = work_of([(kv - 1, 1, 1) for kv in contexts], 32, places)
+    assert work.scores_of_the_busiest == max(free)
 
 
 @pytest.mark.parametrize("batch", [Batch.decode([4096] * 6), Batch.extend([5000] * 3, [40] * 3)],

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from nsa_tune import Batch, BatchError, UnknownName
 from nsa_tune.autotune.bench.measure import measure_batch
@@ -205,21 +207,50 @@ def test_narrow_tiles_follow_the_mean_of_new_tokens(new: int, tile: int) -> None
     ("batch", "wide", "narrow"),
     [
         # One tile: its block, of each head, takes all keys by itself; split keys fill the device.
-        (Batch.extend([1920], [64]), 128 * 1984, 64 * 1984 * 16 / 132),
+        (Batch.extend([1920], [64]), 128 * 1984, 64 * 1984 * 16 / 264),
         # One key block: nothing to split.
         (Batch.extend([64], [64]), 128 * 128, 64 * 128),
         # More tiles than SMs share the work.
-        (Batch.extend([64] * 64, [64] * 64), 128 * 128 * 64 * 16 / 132, 64 * 128 * 64 * 16 / 132),
+        (
+            Batch.extend([64] * 64, [64] * 64),
+            128 * 128 * 64 * 16 / 132,
+            64 * 128 * 64 * 16 / 264 + 64 * 128 / 2,
+        ),
     ],
 )
 def test_the_busiest_sm_has_its_share_or_one_tile_s_keys_that_nobody_splits(
     batch: Batch, wide: float, narrow: float
 ) -> None:
-    """Seen on an H100 with 16 heads: 64 new tokens behind 1920 take fa3 60.8 us and fa2 45.5."""
+    """Seen on an H100 with 16 heads: 64 new tokens behind 1920 take fa3 60.8 us and fa2 45.5. An SM
+    has two narrow tiles at a time."""
     features = features_of(batch, heads=16)
 
     assert features["pairs_of_the_busiest"] == pytest.approx(wide)
     assert features["narrow_pairs_of_the_busiest"] == pytest.approx(narrow)
+
+
+def narrow_pairs(prefixes: list[int]) -> tuple[float, int, float]:
+    """Of 16 heads and a tile of 64 tokens a sequence, one of them too long for split keys: the
+    busiest's pairs, the longest tile's, and an even share."""
+    batch = Batch.extend([2000, *prefixes], [64] * (1 + len(prefixes)))
+    busiest = features_of(batch, heads=16)["narrow_pairs_of_the_busiest"]
+    return busiest, 64 * batch.max_kv, 64 * batch.kv_tokens * 16 / (2 * 132)
+
+
+@given(st.lists(st.integers(0, 9000), max_size=15))
+@example([2000] * 15)
+def test_narrow_tiles_that_all_fit_at_once_take_as_long_as_the_longest(prefixes: list[int]) -> None:
+    busiest, longest, _ = narrow_pairs(prefixes)
+
+    assert busiest == longest
+
+
+@given(st.lists(st.integers(0, 9000), min_size=16, max_size=60))
+def test_of_more_narrow_tiles_a_long_one_may_begin_late(prefixes: list[int]) -> None:
+    """Between an even share and one that ends with a whole tile more."""
+    busiest, longest, share = narrow_pairs(prefixes)
+
+    assert busiest == pytest.approx(max(share + longest / 2, longest))
 
 
 @pytest.mark.parametrize("tokens", [1, 100, 127, 128, 129, 5000])

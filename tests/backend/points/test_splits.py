@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from fractions import Fraction
+from math import ceil
 from typing import Any
 
 import pytest
@@ -38,16 +40,53 @@ def features_of(
     return Features(POINTS[point], setting_of(heads, layout)).by_name(batch)
 
 
+def most_parts(rows: int, heads: int) -> int:
+    """FlashAttention-3's `num_splits_heuristic` over the tiles of all rows: the fewest parts that
+    fill the waves of tiles at least 0.85 times as well as the best number does."""
+    if Fraction(rows * heads, 64) >= Fraction(8, 10) * SMS:
+        return 1
+    tiles = -(-rows * heads // 64)
+    waves = {parts: Fraction(tiles * parts, SMS) for parts in range(1, TOPK // 64 + 1)}
+    filled = {parts: one / ceil(one) for parts, one in waves.items()}
+    enough = Fraction(85, 100) * max(filled.values())
+    return min(parts for parts, one in filled.items() if one >= enough)
+
+
+@pytest.mark.parametrize("heads", HEADS)
+def test_fa3_splits_a_row_into_as_many_parts_as_its_heuristic_says(heads: int) -> None:
+    found = splits.fa3_most_parts(setting_of(heads))
+
+    rows = range(1, 1000)
+    assert [found(one) for one in rows] == [most_parts(one, heads) for one in rows]
+
+
+@pytest.mark.parametrize(("heads", "rows"), [(16, 423), (64, 106), (128, 53)])
+def test_fa3_takes_rows_whole_where_their_tiles_nearly_fill_the_device(
+    heads: int, rows: int
+) -> None:
+    found = splits.fa3_most_parts(setting_of(heads))
+
+    assert found(rows - 1) > found(rows) == found(100 * rows) == 1
+
+
+def test_fa3_leaves_parts_of_two_blocks_where_more_parts_fill_little_more() -> None:
+    """A row of 32 blocks for itself: an even share is one, but 28 of 132 SMs are nearly as many as
+    32 are."""
+    row = Batch.decode([TOPK])
+
+    assert (value_of("even_parts", row, 16), value_of("key_parts", row, 16)) == (32, 28)
+    assert features_of(row)["blocks_of_the_busiest"] == 2
+
+
 def blocks_of_the_busiest(keys: list[int], heads: int) -> int:
-    """FlashAttention-3's scheduler: longer rows than a share of 1/120 of all blocks are split, if
-    there are fewer tiles full of heads than 0.8 an SM, and the SM that is free first takes the
-    longest part that is left."""
+    """FlashAttention-3's scheduler: longer rows than a share of 1/120 of all blocks are split, as
+    far as its heuristic lets them, and the SM that is free first takes the longest part that is
+    left."""
     blocks, tiles = [-(-one // 64) for one in keys], -(-heads // 64)
-    few = heads / 64 * len(keys) < 0.8 * SMS
-    share = -(-tiles * sum(blocks) // 120) if few else max(blocks)
+    share, most = -(-tiles * sum(blocks) // 120), most_parts(len(keys), heads)
     parts: list[int] = []
     for one in blocks:
-        each = -(-one // -(-one // share))
+        each = -(-one // min(-(-one // share), most))
         parts += tiles * [*[each] * (one // each), *([one % each] if one % each else [])]
     busy = [0] * SMS
     for part in sorted(parts, reverse=True):
@@ -70,14 +109,34 @@ def test_equal_rows_keep_fa3_busy_as_long_as_its_scheduler_says(
 
 
 @pytest.mark.parametrize("heads", [16, 128])
-@given(keys=st.lists(st.integers(1, 3 * TOPK), min_size=2, max_size=150))
-def test_of_unequal_rows_fa3_seems_no_less_busy_than_an_even_share(
+@given(keys=st.lists(st.integers(1, 3 * TOPK), min_size=2, max_size=60))
+def test_unequal_rows_keep_fa3_busy_as_long_as_its_scheduler_says(
     heads: int, keys: list[int]
 ) -> None:
-    features = features_of(Batch.decode(keys), heads)
-    even = -(-heads // 64) * sum(min(one, TOPK) / 64 for one in keys) / SMS
+    """But for a row's last part, which may be shorter than its others."""
+    busiest = features_of(Batch.decode(keys), heads)["blocks_of_the_busiest"]
+    simulated = blocks_of_the_busiest([min(one, TOPK) for one in keys], heads)
+    share = -(-heads // 64) * sum(-(-min(one, TOPK) // 64) for one in keys) / SMS
 
-    assert features["blocks_of_the_busiest"] >= even * (1 - 1e-9)
+    assert share <= busiest * (1 + 1e-9)
+    assert simulated <= 2 * busiest
+    assert busiest <= 2 * simulated
+
+
+def test_long_rows_among_short_ones_are_begun_first() -> None:
+    """So that no order of the sequences leaves a long one for the end."""
+    ways = [[300] * 200 + [5000] * 100, [5000] * 100 + [300] * 200]
+
+    busiest = {features_of(Batch.decode(keys))["blocks_of_the_busiest"] for keys in ways}
+    assert busiest == {35}
+
+
+@given(keys=st.lists(st.integers(1, 3 * TOPK), min_size=600, max_size=700))
+def test_many_unequal_rows_keep_all_sms_equally_busy(keys: list[int]) -> None:
+    blocks = sum(-(-min(one, TOPK) // 64) for one in keys)
+
+    busiest = features_of(Batch.decode([*keys, 1, 5000]))["blocks_of_the_busiest"]
+    assert busiest == pytest.approx((blocks + 33) / SMS)
 
 
 @pytest.mark.parametrize(
@@ -139,28 +198,32 @@ def test_the_busiest_sm_has_two_programs_of_the_triton_kernel_behind_66_rows() -
     assert many["keys_of_the_busiest"] == 2 * 1024
 
 
-def test_decode_has_no_steps_over_packed_pools() -> None:
-    packed = DECODE.formulas(setting_of(16, KVLayout.FP8_PACKED))
+@pytest.mark.parametrize("point", ["decode", "prefill"])
+def test_only_kernels_that_read_a_layout_have_steps_there(point: str) -> None:
+    of_fa3, of_flashmla = "blocks_of_the_busiest", "blocks_of_the_fullest"
+    packed = POINTS[point].formulas(setting_of(16, KVLayout.FP8_PACKED)).features
+    plain = POINTS[point].formulas(setting_of(16)).features
 
-    assert "blocks_of_the_busiest" not in packed.features
-    assert "blocks_of_the_busiest" in DECODE.formulas(setting_of(16)).features
+    assert (of_fa3 in packed, of_flashmla in packed) == (False, True)
+    assert (of_fa3 in plain, of_flashmla in plain) == (True, False)
 
 
-def flashmla_parts(rows: int, slots: int) -> list[list[int]]:
-    """FlashMLA's schedule (`get_mla_metadata`) for rows of 32 blocks: by slot the blocks of each
-    row that it begins."""
-    time = -(-37 * rows // slots) + 5
-    left, found = [32] * rows, []
+def flashmla_parts(rows: list[int], slots: int) -> list[list[tuple[int, int]]]:
+    """FlashMLA's schedule (`get_mla_metadata`) for rows of so many blocks: by slot the rows that it
+    begins, by number, and the blocks that it takes of each."""
+    time = -(-sum(blocks + 5 for blocks in rows) // slots) + 5
+    left, found = list(enumerate(rows)), []
     for _ in range(slots):
         free, own = time, []
         while left and free:
-            if left[0] + 5 <= free:
+            row, blocks = left[0]
+            if blocks + 5 <= free:
                 own.append(left.pop(0))
-                free -= own[-1] + 5
+                free -= blocks + 5
             else:
                 if free > 5:
-                    own.append(free - 5)
-                    left[0] -= free - 5
+                    own.append((row, free - 5))
+                    left[0] = (row, blocks - (free - 5))
                 free = 0
         found.append(own)
     assert not left
@@ -172,12 +235,60 @@ def flashmla_parts(rows: int, slots: int) -> list[list[int]]:
 def test_flashmla_s_fullest_part_is_as_its_schedule_says(heads: int, rows: int) -> None:
     slots = SMS if heads <= 64 else SMS // 2
     features = features_of(Batch.extend([5000], [rows]), heads, "prefill", KVLayout.FP8_PACKED)
-    scheduled = flashmla_parts(rows, slots)
-    fullest = max(sum(own) + 5 * len(own) for own in scheduled)
+    scheduled = flashmla_parts([32] * rows, slots)
+    fullest = max(sum(blocks + 5 for _, blocks in own) for own in scheduled)
 
     assert fullest <= features["blocks_of_the_fullest"] <= fullest + 5
     if not features["splits_rows"]:
-        assert {one for own in scheduled for one in own} == {32}
+        assert {blocks for own in scheduled for _, blocks in own} == {32}
+
+
+@pytest.mark.parametrize("heads", [16, 128])
+@pytest.mark.parametrize("next_n", [2, 3, 4])
+@given(count=st.integers(1, 300))
+def test_a_sequence_s_queries_in_one_row_have_fewer_parts(
+    heads: int, next_n: int, count: int
+) -> None:
+    slots = max((SMS if heads <= 64 else SMS // 2) // next_n, 1)
+    batch = Batch.verify([5000] * count, next_n)
+    features = features_of(batch, heads, layout=KVLayout.FP8_PACKED)
+    scheduled = flashmla_parts([32] * count, slots)
+    fullest = max(sum(blocks + 5 for _, blocks in own) for own in scheduled)
+
+    assert fullest <= features["grouped_blocks_of_the_fullest"] <= fullest + 5
+    if not features["grouped_splits_rows"]:
+        assert {blocks for own in scheduled for _, blocks in own} == {32}
+
+
+@pytest.mark.parametrize("heads", [16, 128])
+@given(queries=st.integers(1, 600))
+def test_all_queries_in_one_row_are_split_while_they_leave_sms_over(
+    heads: int, queries: int
+) -> None:
+    slots = SMS if heads <= 64 else SMS // 2
+    batch = Batch.extend([5000], [queries])
+    features = features_of(batch, heads, "prefill", KVLayout.FP8_PACKED)
+    parts = slots // queries
+
+    if parts < 2:
+        waves = -(-queries // slots)
+        assert features["mixed_blocks_of_the_fullest"] == waves * (32 + 5)
+        assert features["mixed_rows_split"] == 0
+    else:
+        fullest = max(sum(blocks + 5 for _, blocks in own) for own in flashmla_parts([32], parts))
+        assert fullest <= features["mixed_blocks_of_the_fullest"] <= fullest + 5
+        assert features["mixed_rows_split"] == queries
+
+
+def test_keys_that_fit_into_the_l2_are_read_from_memory_once() -> None:
+    """60 MiB of an H200 are 95,903 tokens of 656 bytes."""
+
+    def missed(prefix: int) -> float:
+        batch = Batch.extend([prefix], [64])
+        return features_of(batch, 16, "prefill", KVLayout.FP8_PACKED)["missed_pairs"]
+
+    assert missed(95_839) == 0
+    assert missed(2 * 95_904 - 64) == pytest.approx(64 * TOPK / 2, rel=1e-4)
 
 
 @pytest.mark.parametrize("layout", [KVLayout.BF16, KVLayout.FP8_PACKED])
@@ -197,12 +308,24 @@ def test_equal_queries_take_whole_waves() -> None:
     assert features["attended_pairs_in_whole_waves"] == 2 * TOPK * SMS
 
 
-def keys_until_the_end(rows: list[int], slots: int) -> int:
+def until_the_end(rows: list[int], slots: int) -> int:
     """Rows in their order, each in the slot that is free first."""
     busy = [0] * slots
-    for keys in rows:
-        busy[busy.index(min(busy))] += keys
+    for time in rows:
+        busy[busy.index(min(busy))] += time
     return max(busy)
+
+
+@given(
+    runs=st.lists(st.tuples(st.integers(0, 20), st.integers(1, 60)), min_size=1, max_size=8),
+    slots=st.integers(1, 50),
+)
+def test_runs_of_equal_rows_end_when_their_rows_one_by_one_do(
+    runs: list[tuple[int, int]], slots: int
+) -> None:
+    rows = [time for time, count in runs for _ in range(count)]
+
+    assert splits.until_the_end(runs, slots) == until_the_end(rows, slots)
 
 
 LENGTHS = st.lists(st.tuples(st.integers(0, 2 * TOPK), st.integers(1, 30)), min_size=1, max_size=30)
@@ -218,7 +341,7 @@ def test_rows_end_when_slots_that_take_them_in_turn_have_done(
 
     found = splits.keys_until_the_end(Batch.extend(prefixes, news), TOPK, slots)
 
-    assert found == keys_until_the_end(rows, slots)
+    assert found == until_the_end(rows, slots)
 
 
 @given(contexts=st.lists(st.integers(4, 2 * TOPK), min_size=1, max_size=60),
@@ -227,7 +350,7 @@ def test_rows_of_a_decode_end_so_too(contexts: list[int], next_n: int, slots: in
     batch = Batch.decode(contexts) if next_n == 1 else Batch.verify(contexts, next_n)
     rows = [min(one - next_n // 2, TOPK) for one in contexts for _ in range(next_n)]
 
-    assert splits.keys_until_the_end(batch, TOPK, slots) == keys_until_the_end(rows, slots)
+    assert splits.keys_until_the_end(batch, TOPK, slots) == until_the_end(rows, slots)
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from nsa_tune.backend.costmodel.features import Features
 from nsa_tune.backend.hardware.detect import KNOWN
 from nsa_tune.backend.points import POINTS, points_for
 from nsa_tune.backend.points.v4_prefill.case import V4PrefillCase, v4_prefill_case
+from nsa_tune.backend.types.formula import evaluated
 from nsa_tune.backend.types.layouts import KVLayout
 from nsa_tune.backend.types.point import Setting
 from nsa_tune.backend.types.profiles import PROFILES, profile_of
@@ -207,7 +208,9 @@ def test_other_layouts_are_refused() -> None:
     st.lists(st.tuples(st.integers(0, 700), st.integers(1, 300)), min_size=1, max_size=4),
     st.sampled_from(RATIOS),
 )
-def test_attended_pairs_are_counted_exactly(lens: list[tuple[int, int]], ratio: int) -> None:
+def test_pairs_and_gathered_tokens_are_counted_exactly(
+    lens: list[tuple[int, int]], ratio: int
+) -> None:
     batch = Batch.extend([p for p, _ in lens], [n for _, n in lens])
     most = TINY.profile.index_topk if ratio == 4 else max(batch.max_kv // ratio, 1)
     exact = sum(
@@ -215,13 +218,16 @@ def test_attended_pairs_are_counted_exactly(lens: list[tuple[int, int]], ratio: 
         for prefix, new in lens
         for i in range(prefix + 1, prefix + new + 1)
     )
-    features = Features(POINTS[f"v4_prefill_c{ratio}"], TINY).by_name(batch)
+    formulas = POINTS[f"v4_prefill_c{ratio}"].formulas(TINY)
+    wanted = "(attended_pairs, gathered_tokens, index_columns)"
+    pairs, gathered, columns = evaluated(formulas, wanted)(batch)
 
-    assert features["attended_pairs"] == exact
-    assert features["gathered_tokens"] == sum(
+    assert pairs == exact
+    assert gathered == sum(
         min(prefix + new, new + TINY.profile.window - 1) + (prefix + new) // ratio
         for prefix, new in lens
     )
+    assert columns == batch.q_tokens * (TINY.profile.window + most)
 
 
 def test_one_row_more_than_the_decode_kernel_has_parts_is_split() -> None:
@@ -230,22 +236,46 @@ def test_one_row_more_than_the_decode_kernel_has_parts_is_split() -> None:
         Features(point, H100).by_name(Batch.extend([4095] * rows, [1] * rows))
         for rows in (parts, parts + 1)
     )
-    row = (128 + 32) / 64 + 1 + 5  # window and compressed tokens, half blocks, and beginning a row
+    row = 128 // 64 + 1 + 1  # the window, a block of 32 compressed tokens, and beginning a row
 
-    assert (few["blocks_of_the_fullest"], few["splits_rows"]) == (row, 0)
+    assert (few["blocks_of_the_fullest"], few["splits_rows"], few["parts_merged"]) == (row, 0, 0)
     assert more["splits_rows"] == 1
+    assert more["parts_merged"] > 1
     assert row < more["blocks_of_the_fullest"] < 2 * row
 
 
-@pytest.mark.parametrize("ratio", RATIOS)
-def test_only_the_decode_kernel_has_blocks(ratio: int) -> None:
-    point = POINTS[f"v4_prefill_c{ratio}"]
-    features = Features(point, H100)
-    names = features.formulas.features
+def test_one_row_more_than_the_device_computes_at_once_doubles_the_steps_of_the_busiest() -> None:
+    few, more = (
+        Features(POINTS["v4_prefill_c128"], H100).by_name(Batch.extend([4095] * rows, [1] * rows))
+        for rows in (66, 67)
+    )
+    row = 2 + 1  # 128 + 32 keys in steps of 128, and beginning a row
 
-    assert [names[i] for i in features.columns("sparse_fwd")] == list(names[:-2])
-    assert [names[i] for i in features.columns("with_kvcache")] == list(names)
-    assert names[-2:] == ("blocks_of_the_fullest", "splits_rows")
+    assert (few["steps"], more["steps"]) == (2 * 66, 2 * 67)
+    assert (few["steps_of_the_busiest"], more["steps_of_the_busiest"]) == (row, 2 * row)
+
+
+@pytest.mark.parametrize("ratio", RATIOS)
+def test_compressed_tokens_are_gathered_as_soon_as_a_sequence_has_one(ratio: int) -> None:
+    features = Features(POINTS[f"v4_prefill_c{ratio}"], H100)
+    before, since = (Batch.extend([0, 0], [1, new]) for new in (ratio - 1, ratio))
+
+    assert features.by_name(before)["compresses"] == 0
+    assert features.by_name(since)["compresses"] == 1
+
+
+@pytest.mark.parametrize("ratio", RATIOS)
+def test_blocks_are_the_decode_kernels_and_steps_are_those_of_the_copy(ratio: int) -> None:
+    features = Features(POINTS[f"v4_prefill_c{ratio}"], H100)
+    names = features.formulas.features
+    copy, pools = (
+        {names[i] for i in features.columns(arm)} for arm in ("sparse_fwd", "with_kvcache")
+    )
+
+    assert copy | pools == set(names)
+    assert copy & pools == {"rows"}
+    assert copy >= {"gathered_tokens", "compresses", "steps", "steps_of_the_busiest"}
+    assert pools >= {"blocks", "blocks_of_the_fullest", "splits_rows", "parts_merged"}
 
 
 @pytest.mark.parametrize("ratio", RATIOS)

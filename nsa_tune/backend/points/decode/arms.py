@@ -24,12 +24,12 @@ ARMS = (
     Arm(
         "flashmla_kv", mla.build_flashmla_kv, _PACKED, "flash_mla", flash_mla.ARCHS,
         (limits.SOME_ROWS, *flash_mla.DECODE_KERNEL), surcharge=flash_mla.schedule_surcharge,
-        features=features.OF_PAIRS, first=mla.first_flashmla_kv,
+        features=features.OF_FLASHMLA_KV, first=mla.first_flashmla_kv,
     ),
     Arm(
         "flashmla_kv_grouped", mla.build_flashmla_kv_grouped, _PACKED, "flash_mla",
         flash_mla.ARCHS, (limits.SOME_ROWS, limits.SEVERAL_QUERIES, *flash_mla.DECODE_KERNEL),
-        features=features.OF_PAIRS, first=mla.first_flashmla_kv_grouped,
+        features=features.OF_FLASHMLA_GROUPED, first=mla.first_flashmla_kv_grouped,
     ),
     Arm(
         "fa3", mla.build_fa3, _BF16, "sglang_kernel", _HOPPER,

@@ -18,16 +18,27 @@ from nsa_tune.backend.types.formula import Formulas
 from nsa_tune.backend.types.layouts import KVLayout
 from nsa_tune.backend.types.point import Setting
 
-__all__ = ["OF_FA3", "OF_PAIRS", "OF_TRITON", "OF_TRITON_SPLIT", "formulas"]
+__all__ = [
+    "OF_FA3",
+    "OF_FLASHMLA_GROUPED",
+    "OF_FLASHMLA_KV",
+    "OF_PAIRS",
+    "OF_TRITON",
+    "OF_TRITON_SPLIT",
+    "formulas",
+]
 
 _IN_TURN = "attended_pairs_in_waves_to_the_longest"
-OF_PAIRS = ("rows", "attended_pairs", _IN_TURN, "waves")
+OF_PAIRS = ("rows", "attended_pairs", _IN_TURN, "waves", "distinct_keys")
 # Pairs are not offered where the busiest SM's work is. Swept rows are powers of two, between which
 # both grow alike: part of the steps would be charged to pairs.
 OF_FA3 = ("rows", *splits.OF_FA3)
+OF_FLASHMLA_KV = ("attended_pairs", "distinct_keys", *splits.OF_FLASHMLA_KV)
+OF_FLASHMLA_GROUPED = ("attended_pairs", "distinct_keys", *splits.OF_FLASHMLA_GROUPED)
 OF_TRITON = (*OF_PAIRS, *splits.OF_TRITON)
 OF_TRITON_SPLIT = splits.OF_TRITON_SPLIT
 _OF_BF16 = tuple(dict.fromkeys((*OF_PAIRS, *OF_FA3, *OF_TRITON, *OF_TRITON_SPLIT)))
+_OF_PACKED = tuple(dict.fromkeys((*OF_PAIRS, *OF_FLASHMLA_KV, *OF_FLASHMLA_GROUPED)))
 
 
 def formulas(setting: Setting) -> Formulas:
@@ -35,15 +46,18 @@ def formulas(setting: Setting) -> Formulas:
     topk, wave = setting.profile.index_topk, wave_of(setting)
     values = {
         **attended_pairs(topk),
+        "distinct_keys": splits.DISTINCT_KEYS,
         **pairs_in_waves("attended_pairs", f"({topk}.0 if max_kv > {topk} else max_kv)", wave),
     }
     values[_IN_TURN] = splits.in_turn(values[_IN_TURN].formula, topk, wave)
-    features: tuple[str, ...] = OF_PAIRS
-    # Steps are for kernels over bf16 pools. Over packed ones FlashMLA's are so much faster than
-    # Triton's that its steps decide nothing, and each feature costs time in a plan.
     if setting.layout is KVLayout.BF16:
         values |= splits.fa3(setting) | splits.triton(setting) | splits.triton_split(setting)
         features = _OF_BF16
+    else:
+        # Over packed pools FlashMLA's kernels are so much faster than Triton's that its steps
+        # decide nothing, and each feature costs time in a plan.
+        values |= splits.flashmla_kv(setting) | splits.flashmla_grouped(setting)
+        features = _OF_PACKED
     coordinates = {
         "rows": "log2(q_tokens)",
         "attended_per_row": "log2(attended_pairs / rows)",
@@ -51,6 +65,8 @@ def formulas(setting: Setting) -> Formulas:
     }
     functions: dict[str, Callable[..., Any]] = {
         "attended_by_length": attended_by_length,
+        "fa3_unequal": splits.fa3_unequal(setting),
+        "fa3_most_parts": splits.fa3_most_parts(setting),
         "keys_until_the_end": splits.keys_until_the_end,
         "log2": log2,
     }

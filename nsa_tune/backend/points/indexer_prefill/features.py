@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import log2
+from typing import Any
 
 from nsa_tune.backend.libraries.deep_gemm import limits as deep_gemm
-from nsa_tune.backend.types.formula import Formulas, Value
+from nsa_tune.backend.points.indexer_prefill.busiest import keys_of_the_busiest
+from nsa_tune.backend.points.prefill.features import equal_sequences, runs
+from nsa_tune.backend.types.formula import Formulas, Value, larger
 from nsa_tune.backend.types.point import Setting
 
 __all__ = ["OF_CHUNKED", "OF_PAGED", "OF_RAGGED", "chunk_bytes", "formulas"]
 
-_OF_ALL = ("rows", "scored_pairs", "waves", "pairs_in_waves_to_the_longest")
-OF_PAGED = _OF_ALL
-OF_RAGGED = (*_OF_ALL, "keys")
-OF_CHUNKED = (*OF_RAGGED, "chunks")
-_HEADS_AT_ONCE = 128
+OF_PAGED = ("rows", "scored_pairs")
+OF_RAGGED = ("rows", "keys", "keys_of_the_busiest")
+OF_CHUNKED = ("rows", "keys", "chunks", "chunked_keys_of_the_busiest")
+_FEATURES = tuple(dict.fromkeys((*OF_PAGED, *OF_RAGGED, *OF_CHUNKED)))
+_HEADS_A_BLOCK = 128
 """Heads that one SM computes together: two queries' 64, or four queries' 32 (DeepGEMM
 csrc/apis/attention.hpp, block_q)."""
+_MOST_CHUNKS = 256
+"""A batch of more counts as one of so many, since a look at each takes time."""
 
 
 def chunk_bytes(setting: Setting) -> int:
@@ -27,21 +33,33 @@ def chunk_bytes(setting: Setting) -> int:
 
 def formulas(setting: Setting) -> Formulas:
     """The features of a prefill batch: a query scores the keys that it sees, its `pairs`."""
-    wave = max(setting.device.sms, 1) * (_HEADS_AT_ONCE // setting.profile.index_heads)
-    needed = deep_gemm.ragged_logits_bytes()
+    sms, block = max(setting.device.sms, 1), _HEADS_A_BLOCK // setting.profile.index_heads
+    needed, most = deep_gemm.ragged_logits_bytes(), chunk_bytes(setting)
     values = {
         "scored_pairs": Value("1.0 * pairs"),
-        "waves": Value(f"(q_tokens + {wave - 1}) // {wave}"),
-        "pairs_in_waves_to_the_longest": Value(
-            f"(scored_pairs / q_tokens * (waves - 1) + max_kv) * {wave}"
-        ),
-        "chunks": Value(f"-(-{needed} // {chunk_bytes(setting)})"),
+        "keys_of_the_busiest": _busiest(block, sms, "q_tokens"),
+        "chunks": Value(f"-(-{needed} // {most})"),
+        "rows_of_a_chunk": Value(f"{most} * q_tokens // ({needed})"),
+        "rows_a_chunk": Value(larger("rows_of_a_chunk", f"q_tokens // {_MOST_CHUNKS} + 1")),
+        "chunked_keys_of_the_busiest": _busiest(block, sms, "rows_a_chunk"),
     }
     coordinates = {
         "rows": "log2(q_tokens)",
         "keys_a_row": "log2(pairs / q_tokens)",
         "kv_tokens": "log2(kv_tokens) / 2",
     }
-    return Formulas(
-        values, OF_CHUNKED, coordinates, functions={"log2": log2}, regimes=frozenset({0})
+    functions: dict[str, Callable[..., Any]] = {
+        "equal_sequences": equal_sequences,
+        "busiest_of": keys_of_the_busiest,
+        "log2": log2,
+        "runs": runs,
+    }
+    return Formulas(values, _FEATURES, coordinates, functions=functions, regimes=frozenset({0}))
+
+
+def _busiest(block: int, sms: int, chunk: str) -> Value:
+    call = f"busiest_of({{}}, {block}, {sms}, {chunk})"
+    return Value(
+        call.format("equal_sequences(prefix_tokens, q_tokens, batch_size)"),
+        call.format("runs(batch)"),
     )

@@ -1,31 +1,33 @@
-"""How much work a selection is: the features that a kernel's time is a weighted sum of.
-
-Each kernel gives a row to a block and reads the scores that count, so that a batch costs the scores
-of all its rows, and whole waves of rows where they are few.
-"""
+"""How much work a selection is: the features that a kernel's time is a weighted sum of."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import log2
+from typing import Any
 
+from nsa_tune.backend.points.indexer_topk.work import Work, work_of
+from nsa_tune.backend.points.prefill.features import equal_sequences, runs
 from nsa_tune.backend.types.formula import Formulas, Value
 from nsa_tune.backend.types.point import Setting
 
 __all__ = ["formulas"]
 
-_FEATURES = ("rows", "scores", "waves", "scores_in_waves_to_the_longest")
+_FEATURES = ("rows", *Work._fields)
 _ROWS_AN_SM = 2
-"""Up to so many rows an SM have one to themselves, or nearly so, and finish together."""
+_SHORT = 8192
+"""Scores of a row up to which `sampled` reads it once, into registers."""
 
 
 def formulas(setting: Setting) -> Formulas:
-    """The features of a batch: a query scores the keys that it sees, which are its `pairs`."""
-    sms = max(setting.device.sms, 1)
+    """The features of a batch: a query scores the keys that it sees."""
+    places = _ROWS_AN_SM * max(setting.device.sms, 1)
+    work = f"selection_work_of({{}}, {setting.profile.index_topk}, {places})"
     values = {
-        "scores": Value("1.0 * pairs"),
-        "waves": Value(f"(q_tokens + {sms - 1}) // {sms}"),
-        "scores_in_waves_to_the_longest": Value(
-            f"(scores / q_tokens * (waves - 1) + max_kv) * {sms}"
+        # From sums alone as if all sequences were equal.
+        ", ".join(Work._fields): Value(
+            work.format("equal_sequences(prefix_tokens, q_tokens, batch_size)"),
+            work.format("runs(batch)"),
         ),
     }
     coordinates = {
@@ -33,5 +35,11 @@ def formulas(setting: Setting) -> Formulas:
         "scores_a_row": "log2(pairs / q_tokens)",
         "longest_over_mean": "log2(max_kv * q_tokens / pairs) / 2",
     }
-    few = f"0 if q_tokens <= {_ROWS_AN_SM * sms} else 1"
-    return Formulas(values, _FEATURES, coordinates, few, {"log2": log2}, regimes=frozenset({0, 1}))
+    functions: dict[str, Callable[..., Any]] = {
+        "equal_sequences": equal_sequences,
+        "log2": log2,
+        "runs": runs,
+        "selection_work_of": work_of,
+    }
+    regime = f"0 if max_kv <= {_SHORT} else 1"
+    return Formulas(values, _FEATURES, coordinates, regime, functions, regimes=frozenset({0, 1}))

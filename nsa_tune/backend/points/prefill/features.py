@@ -31,6 +31,7 @@ __all__ = [
     "OF_SPARSE_FA3",
     "attended_by_length",
     "attended_pairs",
+    "equal_sequences",
     "formulas",
     "pairs_in_waves",
     "runs",
@@ -76,14 +77,18 @@ OF_FA2 = (
     "narrow_pairs_of_the_busiest",
 )
 OF_SDPA = (*_OF_SUMS, *_OF_MHA, "attended_pairs", "query_tiles", "pairs_in_whole_tiles")
-OF_FLASHMLA_KV = (*_OF_SUMS, *_OF_ALL, "attended_pairs", *splits.OF_FLASHMLA_KV)
-OF_FLASHMLA_MIXED = (
+_OF_PACKED = ("tokens_read_back", "attended_pairs", "missed_pairs")
+# What rows cost is in the steps. Swept rows are powers of two, between which they grow as whole
+# waves do; and without a prefix there are as many keys.
+OF_FLASHMLA_KV = (*_OF_PACKED, *splits.OF_FLASHMLA_KV)
+OF_FLASHMLA_MIXED = (*_OF_PACKED, *splits.OF_FLASHMLA_MIXED)
+OF_MLA = (
     *_OF_SUMS,
     *_OF_ALL,
     "attended_pairs",
     "attended_pairs_in_whole_waves",
+    "q_tokens_in_a_tile",
 )
-OF_MLA = (*OF_FLASHMLA_MIXED, "q_tokens_in_a_tile")
 OF_SPARSE_FA3 = ("rows", "q_tokens_in_a_tile", *splits.OF_FA3)
 
 
@@ -120,15 +125,26 @@ def formulas(setting: Setting) -> Formulas:
             f"and narrow_tiles * {setting.heads} <= {setting.device.sms}"
         ),
         "queries_merged": Value("rows if splits else 0.0"),
-        "narrow_share": Value(f"pairs_in_narrow_tiles * {share!r}"),
+        # Tiles are begun in their order, two at a time on an SM. If they do not all fit at once, a
+        # long one may be the last to begin.
+        "narrow_share": Value(f"pairs_in_narrow_tiles * {share / 2!r}"),
+        "narrow_longest": Value("1.0 * max_kv * narrow"),
+        "narrow_late": Value("narrow_share + 0.5 * narrow_longest"),
         "narrow_pairs_of_the_busiest": Value(
-            f"narrow_share if splits else {larger('narrow_share', 'max_kv * narrow')}"
+            f"narrow_share if splits else narrow_longest "
+            f"if narrow_tiles * {setting.heads} <= {2 * setting.device.sms} "
+            f"else {larger('narrow_late', 'narrow_longest')}"
         ),
     }
     if setting.layout is KVLayout.BF16:
         steps, of_steps = splits.fa3(setting), splits.OF_FA3
     else:
-        steps, of_steps = splits.flashmla_kv(setting), splits.OF_FLASHMLA_KV
+        steps = {
+            "missed_pairs": splits.missed_pairs(setting),
+            **splits.flashmla_kv(setting),
+            **splits.flashmla_mixed(setting),
+        }
+        of_steps = ("missed_pairs", *splits.OF_FLASHMLA_KV, *splits.OF_FLASHMLA_MIXED)
     values |= steps
     features = (*_FEATURES, *of_steps)
     coordinates = {
@@ -139,6 +155,8 @@ def formulas(setting: Setting) -> Formulas:
     }
     functions: dict[str, Callable[..., Any]] = {
         "attended_by_length": attended_by_length,
+        "fa3_unequal": splits.fa3_unequal(setting),
+        "fa3_most_parts": splits.fa3_most_parts(setting),
         "keys_until_the_end": splits.keys_until_the_end,
         "log2": log2,
         "tiles_by_length": _tiles_by_length,
@@ -214,6 +232,11 @@ def _tiles_by_length(batch: Batch, tile: int) -> tuple[int, int]:
         # Each tile sees the prefix and the tiles before it, and the last one the sequence's end.
         pairs += count * (tiles * (prefix + half * (tiles - 1)) + new)
     return total, tile * pairs
+
+
+def equal_sequences(prefix: int, new: int, count: int) -> list[tuple[int, int, int]]:
+    """As `runs`, of `count` equal sequences that have so many cached and new tokens together."""
+    return [(prefix // count, -(-new // count), count)]
 
 
 def runs(batch: Batch) -> Iterable[tuple[int, int, int]]:

@@ -12,7 +12,7 @@ from nsa_tune.backend.libraries.flash_mla.limits import (
     schedule_surcharge,
 )
 from nsa_tune.backend.points.limits import SOME_ROWS
-from nsa_tune.backend.points.v4_prefill.features import OF_SPARSE_FWD
+from nsa_tune.backend.points.v4_prefill.features import OF_SPARSE_FWD, OF_WITH_KVCACHE
 from nsa_tune.backend.points.v4_prefill.limits import (
     COLUMNS,
     indices_guard,
@@ -206,6 +206,7 @@ def arms_of(ratio: int) -> tuple[Arm, ...]:
             "flash_mla",
             ARCHS,
             paged,
+            features=OF_WITH_KVCACHE,
             surcharge=schedule_surcharge,
             first=_first_with_kvcache,
         ),

@@ -20,7 +20,7 @@ def grid(setting: Setting) -> list[Batch]:
     """Equal sequences over prefix length, new tokens and sequence count; coarse batches first."""
     cpu = setting.device.arch == "cpu"
     prefixes = (0, 128, 512, 2048) if cpu else (0, 512, 2048, 8192, 32768, 131072, 2**18)
-    news = (1, 16, 64, 256) if cpu else (1, 16, 64, 128, 256, 1024, 2048, 4096, 8192, 16384)
+    news = (1, 16, 64, 256) if cpu else (1, 16, 32, 64, 128, 256, 1024, 2048, 4096, 8192, 16384)
     most_q, most_kv = _limits(setting)
     fits = [
         (i % 2 + j % 2 + k % 2, (count, prefix, new))

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from math import log2
 from typing import Any
 
-from nsa_tune.backend.points import splits
-from nsa_tune.backend.points.prefill.features import pairs_in_waves, runs, wave_of
+from nsa_tune.backend.libraries.flash_mla.limits import split_parts
+from nsa_tune.backend.points.prefill.features import equal_sequences, runs, wave_of
+from nsa_tune.backend.points.v4_prefill.work import Work, work_of
 from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.formula import Formulas, Value, larger, smaller
 from nsa_tune.backend.types.point import Setting
@@ -15,20 +16,17 @@ from nsa_tune.backend.types.profiles import ModelProfile
 
 __all__ = [
     "OF_SPARSE_FWD",
+    "OF_WITH_KVCACHE",
     "extra_width",
     "formulas",
     "gathered",
     "most_gathered",
 ]
 
-OF_SPARSE_FWD = (
-    "batch_size",
-    "q_tokens",
-    "gathered_tokens",
-    "index_columns",
-    "attended_pairs",
-    "attended_pairs_in_waves_to_the_longest",
-)
+_OF_COPY = ("batch_size", "gathered_tokens", "compresses", "steps", "steps_of_the_busiest")
+_OF_POOLS = ("blocks", "blocks_of_the_fullest", "splits_rows", "parts_merged")
+OF_SPARSE_FWD = ("rows", *_OF_COPY)
+OF_WITH_KVCACHE = ("rows", *_OF_POOLS)
 
 
 def extra_width(profile: ModelProfile, ratio: int) -> str:
@@ -81,22 +79,26 @@ def formulas(setting: Setting, ratio: int) -> Formulas:
     of its q tokens, half octaves of the others."""
     profile = setting.profile
     window, extra = profile.window, extra_width(profile, ratio)
-    longest = f"({smaller('max_kv', str(window))} + {smaller(f'max_kv // {ratio}', 'extra')})"
     equal = f"pairs_of(prefix_tokens / batch_size, q_tokens / batch_size, {ratio}, extra, {window})"
+    work = f"work_of({{}}, {ratio}, extra, {window}, {split_parts(setting)}, {wave_of(setting)})"
     values = {
         "extra": Value(extra),
         "gathered_tokens": Value(
             most_gathered(window, ratio), f"sum(gathered(batch, {window}, {ratio}))"
         ),
+        # Without a compressed token none are gathered, which is a kernel less.
+        "compresses": Value(f"1.0 if max_kv >= {ratio} else 0.0"),
         "index_columns": Value(f"q_tokens * ({window} + extra)"),
         # From sums alone as if all sequences were equal.
         "attended_pairs": Value(
             f"batch_size * {equal}", f"pairs_by_length(batch, {ratio}, extra, {window})"
         ),
-        **pairs_in_waves("attended_pairs", longest, wave_of(setting)),
-        **splits.flashmla_two_pools(setting, longest),
+        ", ".join(Work._fields): Value(
+            work.format("equal_sequences(prefix_tokens, q_tokens, batch_size)"),
+            work.format("runs(batch)"),
+        ),
     }
-    features = (*OF_SPARSE_FWD, "blocks_of_the_fullest", "splits_rows")
+    features = ("rows", *_OF_COPY, *_OF_POOLS)
     coordinates = {
         "q_tokens": "log2(q_tokens)",
         "gathered_tokens": "log2(gathered_tokens) / 2",
@@ -107,7 +109,10 @@ def formulas(setting: Setting, ratio: int) -> Formulas:
         "gathered": gathered,
         "log2": log2,
         "pairs_by_length": _pairs_by_length,
+        "equal_sequences": equal_sequences,
         "pairs_of": _pairs,
+        "runs": runs,
         "sum": sum,
+        "work_of": work_of,
     }
     return Formulas(values, features, coordinates, functions=functions)

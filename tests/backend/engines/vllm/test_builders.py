@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from functools import cache
 from random import Random
 from typing import Any
@@ -127,17 +128,32 @@ def test_the_decode_kernel_as_vllm_calls_it_is_the_decode_kernel(engine: Engine)
     plain = builder_of(engine.flashmla(hooked=False), given)
     builder = builder_of(engine.flashmla(hooked=True), given)
     facts = facts_of(builder)
-    found = Dispatcher.open(
-        gpu="NVIDIA H200", model="deepseek-v3.2", heads=32, kv_dtype="fp8",
-        baseline=VLLM_0_33_0, layers=61,
-    )  # fmt: skip
-    table = priced(found, facts.layers, facts.workspace_tokens)
+    table = priced(_fast_mixed_calls(), facts.layers, facts.workspace_tokens)
     Prefill.attach(builder, table, facts, None)
     lens: Lens = [(30720, 160)]
 
     assert table.plan(_sums(lens)).sparse_prefill == "flashmla_kv_mixed"
     assert fp8_kind(plain.build(0, step_of(lens))) == "separate"
     assert fp8_kind(builder.build(0, step_of(lens))) == "mixed"
+
+
+def _fast_mixed_calls() -> Dispatcher:
+    """By a table that ships, but for calls with all queries in one row: they take half as long."""
+    found = Dispatcher.open(
+        gpu="NVIDIA H200", model="deepseek-v3.2", heads=32, kv_dtype="fp8",
+        baseline=VLLM_0_33_0, layers=61,
+    )  # fmt: skip
+    assert found.table is not None
+    rows = [
+        replace(row, latency_us=row.latency_us / 2, low_us=None, high_us=None)
+        if row.arm == "mla/flashmla_kv_mixed" and row.latency_us
+        else row
+        for row in found.table.measurements
+    ]
+    return Dispatcher(
+        found.setting, found.policies.values(), source="made faster", baseline=VLLM_0_33_0,
+        table=replace(found.table, measurements=tuple(rows)),
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("spec", [1, 4])

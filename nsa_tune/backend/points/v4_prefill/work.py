@@ -1,0 +1,145 @@
+"""What both ways of a V4 prefill make of a batch's rows: blocks of keys, dealt to the SMs in order.
+
+A row attends to its window and to compressed tokens. `with_kvcache` reads them from two pools,
+each in blocks of 64 keys; its schedule deals all blocks to the SMs in equal parts, so that rows may
+be split. `sparse_fwd` goes through one copy, 128 keys a step, each row on the SM that is free
+first. Most rows have as many blocks as the row before them, so they are kept as runs of equal ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from typing import NamedTuple
+
+from nsa_tune.backend.points.splits import FIXED_BLOCKS, until_the_end
+
+__all__ = ["Run", "Work", "runs_of_rows", "schedule", "work_of"]
+
+_BLOCK, _STEP = 64, 128
+_MOST_TURNS = 4
+"""Rows a slot up to which their order is looked at: with more it matters less and takes longer."""
+
+
+class Run(NamedTuple):
+    """Rows in a row that are alike."""
+
+    rows: int
+    blocks: int
+    """Of 64 keys, of both pools: each has at least one."""
+    steps: int
+    """Of 128 keys, of window and compressed tokens in one."""
+
+
+class Work(NamedTuple):
+    """What a layer computes; floats, whose products take a third of a mixed one's time."""
+
+    blocks: float
+    """Of all rows."""
+    blocks_of_the_fullest: float
+    """What the fullest part goes through; to begin a row takes about as long as a block."""
+    splits_rows: float
+    """1 where the schedule splits any row, else 0."""
+    parts_merged: float
+    """Parts of rows that are split."""
+    steps: float
+    """Of all rows."""
+    steps_of_the_busiest: float
+    """What a slot of SMs goes through until the last row ends; beginning a row counts as one."""
+
+
+def work_of(
+    sequences: Iterable[tuple[int, int, int]],
+    ratio: int, most: int, window: int, parts: int, slots: int,
+) -> Work:  # fmt: skip
+    """The work of `sequences`: (prefix, new tokens, how many like this).
+
+    `most` is the most compressed tokens that a query attends to, `parts` the schedule's, `slots`
+    the rows that `sparse_fwd` computes at once.
+    """
+    runs = [run for one in sequences for run in runs_of_rows(*one, ratio, most, window)]
+    rows = sum(run.rows for run in runs)
+    blocks = sum(run.rows * run.blocks for run in runs)
+    steps = sum(run.rows * run.steps for run in runs)
+    fullest: float
+    if rows <= _MOST_TURNS * parts:
+        fullest, merged = schedule(runs, parts)
+    else:
+        fullest, merged = (blocks + rows) / parts + 1, parts
+    if rows <= _MOST_TURNS * slots:
+        busiest: float = until_the_end(((run.steps + 1, run.rows) for run in runs), slots)
+    else:
+        busiest = (steps + rows) / slots + max(run.steps for run in runs) / 2
+    return Work(
+        float(blocks), float(fullest), float(merged > 0), float(merged), float(steps),
+        float(busiest),
+    )  # fmt: skip
+
+
+def runs_of_rows(
+    prefix: int, new: int, count: int, ratio: int, most: int, window: int
+) -> Iterator[Run]:
+    """The rows of `count` equal sequences, in their order."""
+    position, end, runs = prefix + 1, prefix + new, []
+    while position <= end:
+        extra, in_window = min(position // ratio, most), min(position, window)
+        begun = max(extra - 1, 0) // _BLOCK + 1
+        steps = -(-(in_window + extra) // _STEP)
+        after = min(begun * _BLOCK, steps * _STEP - in_window) + 1
+        last = min(end, ratio * after - 1) if after <= most else end
+        if position <= window:
+            last = min(last, next(one for one in _last_ones(ratio, window) if one >= position))
+        runs.append(Run(last + 1 - position, -(-in_window // _BLOCK) + begun, steps))
+        position = last + 1
+    for _ in range(count):
+        yield from runs
+
+
+@lru_cache(maxsize=64)
+def _last_ones(ratio: int, window: int) -> tuple[int, ...]:
+    """Positions up to the window's end behind which a block of it, or a step, begins."""
+
+    def begun(position: int) -> tuple[int, int]:
+        return -(-position // _BLOCK), -(-(position + position // ratio) // _STEP)
+
+    inner = [one for one in range(1, window) if begun(one) != begun(one + 1)]
+    return (*inner, window)
+
+
+def schedule(runs: Iterable[Run], parts: int) -> tuple[int, int]:
+    """FlashMLA's schedule (`get_decoding_sched_meta.cu`): blocks of the fullest of `parts`, with
+    one for each row it begins, and how many parts of split rows there are.
+
+    A part takes whole rows while it has time for them. It takes the beginning of the next row if
+    it has more time left than the schedule counts for beginning one.
+    """
+    left = [[run.rows, run.blocks] for run in runs]
+    total = sum(rows * (blocks + FIXED_BLOCKS) for rows, blocks in left)
+    time = -(-total // parts) + FIXED_BLOCKS
+    left.reverse()
+    fullest = merged = done = pieces = 0
+    while left:
+        room, taken = time, 0
+        while left:
+            rows, blocks = left[-1]
+            need = blocks - done + FIXED_BLOCKS
+            if room < need:
+                if room > FIXED_BLOCKS:
+                    done += room - FIXED_BLOCKS
+                    taken += room - FIXED_BLOCKS + 1
+                    pieces += 1
+                break
+            finished, first = 1 if done else min(rows, room // need), not taken
+            room -= finished * need
+            taken += finished * (need - FIXED_BLOCKS + 1)
+            if done:
+                merged += pieces + 1
+                done = pieces = 0
+            elif first and room <= FIXED_BLOCKS:
+                # Nothing is split: as many parts as these rows fill are alike.
+                finished *= rows // finished
+            left[-1][0] -= finished
+            if not left[-1][0]:
+                left.pop()
+        fullest = max(fullest, taken)
+    return fullest, merged
