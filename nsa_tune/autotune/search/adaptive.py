@@ -15,9 +15,10 @@ point, drawn with a seed, and the trace's, weighted by how often they occur.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from math import ceil, dist, floor, inf, log, sqrt
 from random import Random
 from statistics import median
@@ -33,6 +34,7 @@ from nsa_tune.autotune.search.contenders import (
 from nsa_tune.autotune.search.farthest_point import farthest_point_order
 from nsa_tune.autotune.workload.weighted_batches import WeightedBatch, most_frequent
 from nsa_tune.backend.costmodel.features import Features
+from nsa_tune.backend.costmodel.model import FEWEST
 from nsa_tune.backend.costmodel.policy import Policy
 from nsa_tune.backend.costmodel.regret import tail_mean
 from nsa_tune.backend.types.batch import Batch
@@ -138,6 +140,8 @@ class _PlacedBatch:
     regime: int
     place: tuple[float, ...]
     """Its coordinates, in octaves."""
+    features: frozenset[int]
+    """Numbers of its features that are not 0."""
     weight: float = 0.0
     """Of a batch of the sample: its share."""
     nearest: float = inf
@@ -148,7 +152,8 @@ class _PlacedBatch:
     @classmethod
     def of(cls, features: Features, batch: Batch, weight: float = 0.0) -> _PlacedBatch:
         at = features.position(batch)
-        return cls(batch, at.regime, at.coordinates, weight)
+        present = frozenset(i for i, value in enumerate(at.features) if value)
+        return cls(batch, at.regime, at.coordinates, present, weight)
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,16 +291,21 @@ class _PointSearch:
     # --- coarse
 
     def _coarse(self) -> Iterator[Job]:
-        """Candidates far from each other and from measured batches; regimes take turns."""
+        """Candidates far from each other and from measured batches; regimes take turns. Then those
+        that a feature is missing from: what it costs cannot be fitted without."""
         regimes: dict[int, list[_PlacedBatch]] = {}
         for placed in self._candidates.values():
             regimes.setdefault(placed.regime, []).append(placed)
         ranked: list[tuple[int, _PlacedBatch]] = []
         for regime, candidates in sorted(regimes.items()):
-            taken = [one.place for one in self._measured if one.regime == regime]
+            taken = [one for one in self._measured if one.regime == regime]
             wanted = ceil(_COARSE * sqrt(len(candidates) + len(taken))) - len(taken)
-            order = farthest_point_order([one.place for one in candidates], taken)
-            ranked += [(rank, candidates[i]) for rank, i in enumerate(order[: max(wanted, 0)])]
+            places = [one.place for one in candidates]
+            order = farthest_point_order(places, [one.place for one in taken])
+            ahead = [candidates[i] for i in order]
+            chosen = ahead[: max(wanted, 0)]
+            chosen += _with_missing_features([*taken, *chosen], ahead[len(chosen) :])
+            ranked += enumerate(chosen)
         for _, placed in sorted(ranked, key=lambda pair: pair[0]):
             del self._candidates[str(placed.batch)]
             self._add_measured(placed)
@@ -392,6 +402,19 @@ class _PointSearch:
                 close = [arm for arm in arms if log(estimates[arm].low_us) < limit]
                 wanted.update(close if len(close) > 1 else ())
         return tuple(arm for arm in missing if arm.name in wanted)
+
+
+def _with_missing_features(
+    taken: Sequence[_PlacedBatch], candidates: Sequence[_PlacedBatch]
+) -> list[_PlacedBatch]:
+    """The first of `candidates` that bring each feature to as many batches as a model needs."""
+    counts = Counter(chain.from_iterable(one.features for one in taken))
+    added = []
+    for one in candidates:
+        if any(counts[feature] < FEWEST for feature in one.features):
+            counts.update(one.features)
+            added.append(one)
+    return added
 
 
 def _distance_to_nearest(placed: _PlacedBatch, others: Sequence[_PlacedBatch]) -> float:

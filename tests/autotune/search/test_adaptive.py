@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import exp, log, log2
@@ -14,6 +15,8 @@ from nsa_tune import Batch
 from nsa_tune.autotune.bench.job import Job
 from nsa_tune.autotune.search import adaptive
 from nsa_tune.autotune.search.adaptive import Adaptive
+from nsa_tune.backend.costmodel.features import Features
+from nsa_tune.backend.hardware.detect import KNOWN
 from nsa_tune.backend.points import POINTS
 from nsa_tune.backend.types.formula import Formulas
 from nsa_tune.backend.types.layouts import KVLayout
@@ -88,6 +91,28 @@ def test_coarse_batches_cover_the_whole_grid() -> None:
     assert min(first) < 50
     assert max(first) > 3000
     assert len(set(first)) == 8
+
+
+def test_coarse_batches_have_each_feature_as_often_as_a_model_needs() -> None:
+    """FlashAttention-2 splits the keys of few batches, and what that costs is in these only."""
+    prefill = POINTS["prefill"]
+    setting = Setting(profile_of("deepseek-v3.2"), 16, KVLayout.FP8_PACKED, KNOWN["NVIDIA H200"])
+    features = Features(prefill, setting)
+    schedule = Adaptive([prefill], setting, ())
+    coarse = [job.batch for job in iter(schedule.next, None)]
+
+    def having(batches: Sequence[Batch]) -> Counter[tuple[int, str]]:
+        return Counter(
+            (features.regime(batch), name)
+            for batch in batches
+            for name, value in features.by_name(batch).items()
+            if value
+        )
+
+    wanted, found = having(prefill.grid(setting)), having(coarse)
+    assert len(coarse) < 0.2 * len(prefill.grid(setting))
+    assert wanted[0, "queries_merged"] >= 3
+    assert all(found[name] >= min(count, 3) for name, count in wanted.items())
 
 
 def test_no_batch_is_asked_for_twice() -> None:
