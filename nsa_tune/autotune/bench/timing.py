@@ -22,7 +22,7 @@ from nsa_tune.backend.hardware import nvml
 
 __all__ = [
     "CpuTimer", "CudaTimer", "SlowedDown", "Timer", "Timing", "interleave", "layers_for",
-    "protocol_of", "timer_for",
+    "per_layer_us", "protocol_of", "timer_for",
 ]  # fmt: skip
 
 _log = logging.getLogger(__name__)
@@ -30,8 +30,9 @@ _log = logging.getLogger(__name__)
 Run = Callable[[], torch.Tensor]
 """Launches a whole arm and returns its output."""
 Launch = Callable[[], object]
+"""Launches work; what it returns is ignored."""
 Sampler = Callable[[], float]
-"""Launches an arm once and returns its time in microseconds."""
+"""Launches an arm, once or as several layers, and returns the microseconds of one."""
 
 _MOST_RESERVED = 0.4
 """Share of a GPU's memory that torch may keep reserved between batches."""
@@ -44,13 +45,13 @@ well above."""
 _SLOWDOWNS = 5
 """Rounds in a row that may be discarded for a slowdown before the device counts as unfit."""
 _LAYERS_US = 1000.0
+"""An arm that takes less is timed as 2, 4 or 8 layers of a pass: as few as take this long together,
+or 8."""
 _MOST_LAYERS = 8
-"""An arm shorter than this is timed as so many layers of a pass that they take as long together, at
-most 8: 1, 2, 4 or 8 of them."""
 _FLUSHES = 60
 """Replays of the flushes alone before they are timed: the first find a clock that still climbs."""
 _LEAST_US = 0.1
-"""Of a layer, where the flushes' own time varies more than the arm takes."""
+"""The least time of a layer: that of the flushes may vary by more than a short arm takes."""
 _ATTEMPTS = 5
 """Races of the same arms, when the clock was not steady."""
 _BACK_OFF_SECONDS = 0.5
@@ -103,7 +104,8 @@ class CudaTimer:
 
     A graph holds only the GPU's work, so host overhead is in no sample. What starting a graph and
     the flushes take is timed by itself and subtracted, so that an arm costs what it costs in the
-    middle of a pass. A flush before the first event keeps the GPU busy while the host queues.
+    middle of a pass. A flush or a layer before the first event keeps the GPU busy while the host
+    queues.
     """
 
     protocol = "cuda-graph/3"
@@ -138,10 +140,10 @@ class CudaTimer:
         alone = self._timed(one, self._flushes(1))
         layers = layers_for(min(alone() for _ in range(2)))
         if layers == 1:
-            return alone
-        # The first layer finds its instructions in no cache, which is not timed.
+            return lambda: per_layer_us(alone(), 1)
+        # An untimed layer before them loads the instructions.
         many = self._timed(self._captured(run, layers), self._flushes(layers), before=one)
-        return lambda: many() / layers
+        return lambda: per_layer_us(many(), layers)
 
     def _flushes(self, count: int) -> float:
         """Microseconds of a graph of so many flushes; measured once."""
@@ -166,7 +168,7 @@ class CudaTimer:
                 stop.record()
             stop.synchronize()
             self._latest = perf_counter()
-            return max(float(start.elapsed_time(stop)) * 1e3 - flushes_us, _LEAST_US)
+            return float(start.elapsed_time(stop)) * 1e3 - flushes_us
 
         sample()
         return sample
@@ -279,6 +281,11 @@ def layers_for(time_us: float) -> int:
     while layers < _MOST_LAYERS and layers * time_us < _LAYERS_US:
         layers *= 2
     return layers
+
+
+def per_layer_us(time_us: float, layers: int) -> float:
+    """One layer's part of `time_us`, which are the layers' without the flushes."""
+    return max(time_us / layers, _LEAST_US)
 
 
 def protocol_of(device: torch.device) -> str:

@@ -14,6 +14,7 @@ from nsa_tune.autotune.bench.timing import (
     SlowedDown,
     interleave,
     layers_for,
+    per_layer_us,
     timer_for,
 )
 
@@ -144,6 +145,15 @@ def test_samples_that_disagree_are_repeated_and_counted() -> None:
 )
 def test_a_short_arm_is_timed_as_several_layers(time_us: float, layers: int) -> None:
     assert layers_for(time_us) == layers
+
+
+@pytest.mark.parametrize(
+    ("time_us", "layers", "us"),
+    [(2000.0, 1, 2000.0), (40.0, 8, 5.0), (0.4, 8, 0.1), (-1.0, 2, 0.1)],
+)
+def test_a_layer_takes_its_part_and_never_nothing(time_us: float, layers: int, us: float) -> None:
+    """The flushes that are subtracted may have taken longer than they did within the sample."""
+    assert per_layer_us(time_us, layers) == us
 
 
 def test_a_cpu_has_another_protocol() -> None:
