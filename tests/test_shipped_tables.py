@@ -113,8 +113,8 @@ def test_a_shipped_table_is_clean_and_has_ceilings(path: Path) -> None:
     arising = {point.name for point in points_for(profile_of(table.key.model))}
     assert {CEILINGS} < {row.point for row in table.measurements} <= arising | {CEILINGS}
     fp8_or_v4 = table.key.kv_layout != "bf16"
-    older = () if fp8_or_v4 else ("cuda-graph/1",)
-    assert table.key.protocol in ("cuda-graph/3", "cuda-graph/2", *older)
+    oldest = () if fp8_or_v4 else ("cuda-graph/1",)
+    assert table.key.protocol in ("cuda-graph/3", "cuda-graph/2", *oldest)
     assert {name for name, _ in table.key.libraries} >= {"torch", "sgl-flash-mla"}
     # Wider than 5 % means that the clock changed while the arm was timed, or that it was slower
     # than another by so much that two samples were enough.

@@ -29,7 +29,8 @@ _MOST_REGIMES = 32
 _Some = TypeVar("_Some", bound=Collection[Any])
 
 _VERSION = 1
-"""Raised when the same rows and formulas come to other weights."""
+"""Raised when the same rows and formulas come to other weights, as after a change of a function
+that formulas call: a stamp has the formulas' texts, not the functions'."""
 
 
 def stamp_of(features: Iterable[Features]) -> str:

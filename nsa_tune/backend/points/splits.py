@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from heapq import heapify, heappush, heapreplace
 from math import ceil
+from typing import Any
 
 from nsa_tune.backend.libraries.flash_mla.limits import split_parts
 from nsa_tune.backend.types.batch import Batch
@@ -18,6 +19,7 @@ from nsa_tune.backend.types.point import Setting
 __all__ = [
     "DISTINCT_KEYS",
     "FIXED_BLOCKS",
+    "MOST_TURNS",
     "OF_FA3",
     "OF_FLASHMLA_GROUPED",
     "OF_FLASHMLA_KV",
@@ -25,6 +27,7 @@ __all__ = [
     "OF_TRITON",
     "OF_TRITON_SPLIT",
     "fa3",
+    "fa3_functions",
     "fa3_most_parts",
     "fa3_unequal",
     "flashmla_grouped",
@@ -50,7 +53,7 @@ _NEARLY = 0.85
 """Share of the best filling of waves from which FlashAttention-3 takes fewer parts."""
 _PROGRAMS_AN_SM = 2
 """The Triton kernels split selections up to so many programs on each SM."""
-_MOST_TURNS = 4
+MOST_TURNS = 4
 """Rows a slot up to which their order is looked at: with more it matters less and takes longer."""
 _ROOMY = 160 * 1024
 """Bytes of shared memory from which `sparse_mla` takes more heads into a program."""
@@ -61,6 +64,8 @@ OF_FLASHMLA_GROUPED: tuple[str, ...] = ("grouped_blocks_of_the_fullest", "groupe
 OF_FLASHMLA_MIXED: tuple[str, ...] = ("mixed_blocks_of_the_fullest", "mixed_rows_split")
 OF_TRITON = ("keys_of_the_busiest", "programs_merged", "distinct_keys")
 OF_TRITON_SPLIT = ("split_keys_of_the_busiest", "split_programs_merged", "distinct_keys")
+
+_UNEQUAL = "attended_pairs < all_full and kv_tokens < batch_size * max_kv"
 
 DISTINCT_KEYS = Value(smaller("keys", "attended_pairs"))
 """Keys that are read from memory: rows that select the same ones find them in the L2."""
@@ -88,7 +93,7 @@ def waves(name: str, count: str, at_once: float) -> dict[str, Value]:
     """`name`: how often a slot is taken in turn by `count` pieces of work, of which `at_once` run
     at a time. Equal pieces take whole waves; short ones among others fill the last wave's gaps.
 
-    The lengths of all rows would tell more, but a plan would take longer than that is worth.
+    By sums alone. Where lengths are known, `in_turn` and `fa3_unequal` look at them.
     """
     filled = f"{name}_filled"
     return {
@@ -105,10 +110,9 @@ def in_turn(sums: str, topk: int, slots: int) -> Value:
     Where sequences are unequal and the rows few, their order tells more. `attended_pairs` and
     `all_full` must be values before it, and `keys_until_the_end` a function.
     """
-    few = f"{slots} < q_tokens <= {_MOST_TURNS * slots}"
-    unequal = "attended_pairs < all_full and kv_tokens < batch_size * max_kv"
+    few = f"{slots} < q_tokens <= {MOST_TURNS * slots}"
     keys = f"keys_until_the_end(batch, {topk}, {slots})"
-    return Value(sums, f"{slots}.0 * {keys} if {few} and {unequal} else {sums}")
+    return Value(sums, f"{slots}.0 * {keys} if {few} and {_UNEQUAL} else {sums}")
 
 
 def keys_until_the_end(batch: Batch, topk: int, slots: int) -> int:
@@ -171,15 +175,14 @@ def fa3(setting: Setting) -> dict[str, Value]:
 
     No row gets more parts than fit well into whole waves if all rows were full (`fa3_most_parts`).
     Sequences of unequal lengths are looked at one by one (`fa3_unequal`). `attended_pairs` and
-    `all_full` must be values before these, and both of these functions functions.
+    `all_full` must be values before these, and the point's functions must have `fa3_functions`.
     """
     sms, tiles = _sms(setting), -(-setting.heads // _TILE_HEADS)
-    share = f"-(-blocks // {10 * sms / (11 * tiles)!r})"
+    share = f"-(-blocks * {11 * tiles} // {10 * sms})"
     equal = (
         "(tile_waves * -(-key_blocks // key_parts), row_parts if key_parts > 1.0 else 0.0, "
         "1.0 if key_parts > 1.0 else 0.0)"
     )
-    unequal = "attended_pairs < all_full and kv_tokens < batch_size * max_kv"
     return {
         "distinct_keys": DISTINCT_KEYS,
         **long_rows(setting.profile.index_topk),
@@ -191,17 +194,21 @@ def fa3(setting: Setting) -> dict[str, Value]:
         "row_parts": Value("long_rows * key_parts"),
         **waves("tile_waves", "row_parts", sms / tiles),
         "blocks_of_the_busiest, parts_merged, merges": Value(
-            equal, f"fa3_unequal(batch, most_parts) if {unequal} else {equal}"
+            equal, f"fa3_unequal(batch, most_parts) if {_UNEQUAL} else {equal}"
         ),
     }
 
 
+def fa3_functions(setting: Setting) -> dict[str, Callable[..., Any]]:
+    """What the formulas of `fa3` call."""
+    return {"fa3_most_parts": fa3_most_parts(setting), "fa3_unequal": fa3_unequal(setting)}
+
+
 def fa3_unequal(setting: Setting) -> Callable[[Batch, float], tuple[float, float, float]]:
     """A function of a batch and the most parts of a row: blocks of the busiest SM, parts that are
-    merged, and whether any are. Longer rows are begun first; a sequence's count as equal."""
+    merged, and whether any are. Longer rows are begun first; a sequence's rows count as equal."""
     sms, topk = _sms(setting), setting.profile.index_topk
     tiles = -(-setting.heads // _TILE_HEADS)
-    share_of_all = 11 * tiles / (10 * sms)
 
     def unequal(batch: Batch, most_parts: float) -> tuple[float, float, float]:
         kv_lens, new_lens = batch.kv_lens, batch.new_lens
@@ -211,13 +218,13 @@ def fa3_unequal(setting: Setting) -> Callable[[Batch, float], tuple[float, float
             (-(-min(kv - new // 2, topk) // _BLOCK_KEYS), new)
             for kv, new in zip(kv_lens, new_lens, strict=True)
         ]
-        share = ceil(sum(blocks * count for blocks, count in rows) * share_of_all)
+        share = -(-sum(blocks * count for blocks, count in rows) * 11 * tiles // (10 * sms))
         most, merged, runs = int(most_parts), 0, []
         for blocks, count in rows:
             parts = min(-(-blocks // share), most)
             runs.append((-(-blocks // parts), count * parts * tiles))
             merged += parts * count if parts > 1 else 0
-        if sum(count for _, count in runs) <= _MOST_TURNS * sms:
+        if sum(count for _, count in runs) <= MOST_TURNS * sms:
             busiest = float(until_the_end(sorted(runs, reverse=True), sms))
         else:
             busiest = sum(blocks * count for blocks, count in runs) / sms
@@ -231,8 +238,9 @@ def fa3_most_parts(setting: Setting) -> Callable[[int], float]:
 
     Of the numbers of parts that fill the last wave of all full tiles nearly as well as the best
     one does, it takes the smallest; 1 where the tiles nearly fill the device
-    (`num_splits_heuristic`). Upstream counts one row's tiles only; by its times sglang-kernel
-    counts those of all rows, and parts of one by the heads in it (docs/policy.md).
+    (`num_splits_heuristic`). Upstream counts one row's tiles only. By its times sglang-kernel
+    counts those of all rows, and a tile that is not full of heads as a part of one
+    (docs/policy.md).
     """
     sms = _sms(setting)
     most_blocks = -(-setting.profile.index_topk // _BLOCK_KEYS)
@@ -273,8 +281,8 @@ def flashmla_kv(setting: Setting) -> dict[str, Value]:
 
 
 def flashmla_grouped(setting: Setting) -> dict[str, Value]:
-    """The same kernel with a sequence's queries in one row: as many SMs, but a part takes as many
-    of them."""
+    """The same kernel with a sequence's queries in one row. A part then takes as many times more
+    SMs as there are queries, so there are fewer parts."""
     row, parts = _flashmla_row(setting), split_parts(setting)
     return {
         "group_parts": Value(larger(f"{parts} * batch_size // q_tokens", "1")),

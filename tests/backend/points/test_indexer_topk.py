@@ -204,26 +204,26 @@ SEQUENCES = st.lists(
 )
 
 
-@given(sequences=SEQUENCES, topk=st.integers(1, 30), places=st.integers(1, 20))
+@given(sequences=SEQUENCES, topk=st.integers(1, 30), slots=st.integers(1, 20))
 def test_work_is_of_the_rows_that_select(
-    sequences: list[tuple[int, int, int]], topk: int, places: int
+    sequences: list[tuple[int, int, int]], topk: int, slots: int
 ) -> None:
-    rows, work = brute_force(sequences, topk), work_of(sequences, topk, places)
+    rows, work = brute_force(sequences, topk), work_of(sequences, topk, slots)
 
     assert work.selecting_rows == len(rows)
     assert work.scores == sum(rows)
-    assert work.waves == -(-len(rows) // places)
-    assert work.scores_of_the_busiest >= 0.8 * sum(rows) / places
-    assert work.scores_of_the_busiest <= sum(rows) / places + max(rows, default=0)
+    assert work.waves == -(-len(rows) // slots)
+    assert work.scores_of_the_busiest >= 0.8 * sum(rows) / slots
+    assert work.scores_of_the_busiest <= sum(rows) / slots + max(rows, default=0)
 
 
-@given(contexts=st.lists(st.integers(1, 100), min_size=1, max_size=40), places=st.integers(10, 30))
-def test_rows_of_a_step_are_begun_in_order(contexts: list[int], places: int) -> None:
-    free = [0] * places
+@given(contexts=st.lists(st.integers(1, 100), min_size=1, max_size=40), slots=st.integers(10, 30))
+def test_rows_of_a_step_are_begun_in_order(contexts: list[int], slots: int) -> None:
+    free = [0] * slots
     for scores in (kv for kv in contexts if kv > 32):
         free[free.index(min(free))] += scores
 
-    work = work_of([(kv - 1, 1, 1) for kv in contexts], 32, places)
+    work = work_of([(kv - 1, 1, 1) for kv in contexts], 32, slots)
     assert work.scores_of_the_busiest == max(free)
 
 

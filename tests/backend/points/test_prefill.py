@@ -250,7 +250,7 @@ def test_of_more_narrow_tiles_a_long_one_may_begin_late(prefixes: list[int]) -> 
     """Between an even share and one that ends with a whole tile more."""
     busiest, longest, share = narrow_pairs(prefixes)
 
-    assert busiest == pytest.approx(max(share + longest / 2, longest))
+    assert max(share, longest) * (1 - 1e-9) <= busiest <= (share + longest) * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("tokens", [1, 100, 127, 128, 129, 5000])

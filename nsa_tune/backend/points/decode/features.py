@@ -65,9 +65,8 @@ def formulas(setting: Setting) -> Formulas:
     }
     functions: dict[str, Callable[..., Any]] = {
         "attended_by_length": attended_by_length,
-        "fa3_unequal": splits.fa3_unequal(setting),
-        "fa3_most_parts": splits.fa3_most_parts(setting),
         "keys_until_the_end": splits.keys_until_the_end,
         "log2": log2,
+        **(splits.fa3_functions(setting) if setting.layout is KVLayout.BF16 else {}),
     }
     return Formulas(values, features, coordinates, functions=functions)

@@ -22,8 +22,10 @@ the first of these rows; and how many they are."""
 def keys_of_the_busiest(
     sequences: Iterable[tuple[int, int, int]], rows_a_block: int, sms: int, rows_a_chunk: int
 ) -> float:
-    """The sum over all chunks. `sequences`: (prefix, new tokens, how many like this). Blocks of the
-    same sequence count as equal."""
+    """Keys that the busiest SM goes through, summed over chunks of `rows_a_chunk` rows.
+
+    `sequences`: (prefix, new tokens, how many like this). Whole blocks of one count as equal.
+    """
     parts = _chunks(sequences, rows_a_chunk)
     return sum(_busiest(_blocks(rows, rows_a_block), sms) for rows in parts)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from nsa_tune.backend.libraries.deep_gemm import limits as deep_gemm
 from nsa_tune.backend.points.indexer_prefill.busiest import keys_of_the_busiest
-from nsa_tune.backend.points.prefill.features import equal_sequences, runs
+from nsa_tune.backend.points.sequences import FUNCTIONS, by_sequences
 from nsa_tune.backend.types.formula import Formulas, Value, larger
 from nsa_tune.backend.types.point import Setting
 
@@ -35,13 +35,14 @@ def formulas(setting: Setting) -> Formulas:
     """The features of a prefill batch: a query scores the keys that it sees, its `pairs`."""
     sms, block = max(setting.device.sms, 1), _HEADS_A_BLOCK // setting.profile.index_heads
     needed, most = deep_gemm.ragged_logits_bytes(), chunk_bytes(setting)
+    busiest = f"busiest_of({{{{}}}}, {block}, {sms}, {{}})"
     values = {
         "scored_pairs": Value("1.0 * pairs"),
-        "keys_of_the_busiest": _busiest(block, sms, "q_tokens"),
-        "chunks": Value(f"-(-{needed} // {most})"),
-        "rows_of_a_chunk": Value(f"{most} * q_tokens // ({needed})"),
-        "rows_a_chunk": Value(larger("rows_of_a_chunk", f"q_tokens // {_MOST_CHUNKS} + 1")),
-        "chunked_keys_of_the_busiest": _busiest(block, sms, "rows_a_chunk"),
+        "keys_of_the_busiest": by_sequences(busiest.format("q_tokens")),
+        "rows_that_fit": Value(larger(f"{most} * q_tokens // ({needed})", "1")),
+        "chunks": Value("-(-q_tokens // rows_that_fit)"),
+        "rows_a_chunk": Value(larger("rows_that_fit", f"q_tokens // {_MOST_CHUNKS} + 1")),
+        "chunked_keys_of_the_busiest": by_sequences(busiest.format("rows_a_chunk")),
     }
     coordinates = {
         "rows": "log2(q_tokens)",
@@ -49,17 +50,8 @@ def formulas(setting: Setting) -> Formulas:
         "kv_tokens": "log2(kv_tokens) / 2",
     }
     functions: dict[str, Callable[..., Any]] = {
-        "equal_sequences": equal_sequences,
+        **FUNCTIONS,
         "busiest_of": keys_of_the_busiest,
         "log2": log2,
-        "runs": runs,
     }
     return Formulas(values, _FEATURES, coordinates, functions=functions, regimes=frozenset({0}))
-
-
-def _busiest(block: int, sms: int, chunk: str) -> Value:
-    call = f"busiest_of({{}}, {block}, {sms}, {chunk})"
-    return Value(
-        call.format("equal_sequences(prefix_tokens, q_tokens, batch_size)"),
-        call.format("runs(batch)"),
-    )

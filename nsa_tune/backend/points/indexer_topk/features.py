@@ -7,8 +7,8 @@ from math import log2
 from typing import Any
 
 from nsa_tune.backend.points.indexer_topk.work import Work, work_of
-from nsa_tune.backend.points.prefill.features import equal_sequences, runs
-from nsa_tune.backend.types.formula import Formulas, Value
+from nsa_tune.backend.points.sequences import FUNCTIONS, by_sequences
+from nsa_tune.backend.types.formula import Formulas
 from nsa_tune.backend.types.point import Setting
 
 __all__ = ["formulas"]
@@ -21,24 +21,17 @@ _SHORT = 8192
 
 def formulas(setting: Setting) -> Formulas:
     """The features of a batch: a query scores the keys that it sees."""
-    places = _ROWS_AN_SM * max(setting.device.sms, 1)
-    work = f"selection_work_of({{}}, {setting.profile.index_topk}, {places})"
-    values = {
-        # From sums alone as if all sequences were equal.
-        ", ".join(Work._fields): Value(
-            work.format("equal_sequences(prefix_tokens, q_tokens, batch_size)"),
-            work.format("runs(batch)"),
-        ),
-    }
+    slots = _ROWS_AN_SM * max(setting.device.sms, 1)
+    work = f"selection_work_of({{}}, {setting.profile.index_topk}, {slots})"
+    values = {", ".join(Work._fields): by_sequences(work)}
     coordinates = {
         "rows": "log2(q_tokens)",
         "scores_a_row": "log2(pairs / q_tokens)",
         "longest_over_mean": "log2(max_kv * q_tokens / pairs) / 2",
     }
     functions: dict[str, Callable[..., Any]] = {
-        "equal_sequences": equal_sequences,
+        **FUNCTIONS,
         "log2": log2,
-        "runs": runs,
         "selection_work_of": work_of,
     }
     regime = f"0 if max_kv <= {_SHORT} else 1"

@@ -7,14 +7,13 @@ waves of queries (docs/policy.md).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from itertools import repeat
+from collections.abc import Callable
 from math import log2
-from operator import sub
 from typing import Any
 
 from nsa_tune.backend.libraries.flash_mla.limits import padded_heads
 from nsa_tune.backend.points import splits
+from nsa_tune.backend.points.sequences import runs
 from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.formula import Formulas, Value, larger
 from nsa_tune.backend.types.layouts import KVLayout
@@ -31,10 +30,8 @@ __all__ = [
     "OF_SPARSE_FA3",
     "attended_by_length",
     "attended_pairs",
-    "equal_sequences",
     "formulas",
     "pairs_in_waves",
-    "runs",
     "wave_of",
 ]
 
@@ -62,9 +59,9 @@ _FEATURES = (
     "pairs_of_the_busiest",
     "narrow_pairs_of_the_busiest",
 )
-_OF_SUMS = ("batch_size", "rows")
-_OF_ALL = ("keys", "tokens_read_back")
-_OF_MHA = (*_OF_ALL, "kv_tokens_in_a_tile")
+_OF_ROWS = ("batch_size", "rows")
+_OF_KEYS = ("keys", "tokens_read_back")
+_OF_MHA = (*_OF_KEYS, "kv_tokens_in_a_tile")
 # What a sequence and its queries cost is in their tiles. Where all sequences are equal nothing
 # tells the two apart, and half of it would be charged to ragged ones again.
 OF_FA3 = (*_OF_MHA, "query_tiles", "pairs_in_whole_tiles", "pairs_of_the_busiest")
@@ -76,15 +73,15 @@ OF_FA2 = (
     "queries_merged",
     "narrow_pairs_of_the_busiest",
 )
-OF_SDPA = (*_OF_SUMS, *_OF_MHA, "attended_pairs", "query_tiles", "pairs_in_whole_tiles")
-_OF_PACKED = ("tokens_read_back", "attended_pairs", "missed_pairs")
-# What rows cost is in the steps. Swept rows are powers of two, between which they grow as whole
-# waves do; and without a prefix there are as many keys.
-OF_FLASHMLA_KV = (*_OF_PACKED, *splits.OF_FLASHMLA_KV)
-OF_FLASHMLA_MIXED = (*_OF_PACKED, *splits.OF_FLASHMLA_MIXED)
+OF_SDPA = (*_OF_ROWS, *_OF_MHA, "attended_pairs", "query_tiles", "pairs_in_whole_tiles")
+_OF_POOL_READERS = ("tokens_read_back", "attended_pairs", "missed_pairs")
+# What rows cost is in the steps: at the swept powers of two both grow alike. Keys are not offered
+# either: without a prefix there are as many as rows.
+OF_FLASHMLA_KV = (*_OF_POOL_READERS, *splits.OF_FLASHMLA_KV)
+OF_FLASHMLA_MIXED = (*_OF_POOL_READERS, *splits.OF_FLASHMLA_MIXED)
 OF_MLA = (
-    *_OF_SUMS,
-    *_OF_ALL,
+    *_OF_ROWS,
+    *_OF_KEYS,
     "attended_pairs",
     "attended_pairs_in_whole_waves",
     "q_tokens_in_a_tile",
@@ -155,11 +152,10 @@ def formulas(setting: Setting) -> Formulas:
     }
     functions: dict[str, Callable[..., Any]] = {
         "attended_by_length": attended_by_length,
-        "fa3_unequal": splits.fa3_unequal(setting),
-        "fa3_most_parts": splits.fa3_most_parts(setting),
         "keys_until_the_end": splits.keys_until_the_end,
         "log2": log2,
         "tiles_by_length": _tiles_by_length,
+        **(splits.fa3_functions(setting) if setting.layout is KVLayout.BF16 else {}),
     }
     return Formulas(values, features, coordinates, "1 if prefix_tokens else 0", functions, _REGIMES)
 
@@ -232,19 +228,3 @@ def _tiles_by_length(batch: Batch, tile: int) -> tuple[int, int]:
         # Each tile sees the prefix and the tiles before it, and the last one the sequence's end.
         pairs += count * (tiles * (prefix + half * (tiles - 1)) + new)
     return total, tile * pairs
-
-
-def equal_sequences(prefix: int, new: int, count: int) -> list[tuple[int, int, int]]:
-    """As `runs`, of `count` equal sequences that have so many cached and new tokens together."""
-    return [(prefix // count, -(-new // count), count)]
-
-
-def runs(batch: Batch) -> Iterable[tuple[int, int, int]]:
-    """(prefix, new, count) of sequences that are alike: all of them, or each by itself."""
-    kv_lens, new_lens = batch.kv_lens, batch.new_lens
-    assert kv_lens is not None
-    assert new_lens is not None
-    count, kv, new = len(kv_lens), kv_lens[0], new_lens[0]
-    if kv_lens.count(kv) == count == new_lens.count(new):
-        return ((kv - new, new, count),)
-    return zip(map(sub, kv_lens, new_lens), new_lens, repeat(1), strict=False)

@@ -7,7 +7,8 @@ from math import log2
 from typing import Any
 
 from nsa_tune.backend.libraries.flash_mla.limits import split_parts
-from nsa_tune.backend.points.prefill.features import equal_sequences, runs, wave_of
+from nsa_tune.backend.points.prefill.features import wave_of
+from nsa_tune.backend.points.sequences import FUNCTIONS, by_sequences, runs
 from nsa_tune.backend.points.v4_prefill.work import Work, work_of
 from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.formula import Formulas, Value, larger, smaller
@@ -93,10 +94,7 @@ def formulas(setting: Setting, ratio: int) -> Formulas:
         "attended_pairs": Value(
             f"batch_size * {equal}", f"pairs_by_length(batch, {ratio}, extra, {window})"
         ),
-        ", ".join(Work._fields): Value(
-            work.format("equal_sequences(prefix_tokens, q_tokens, batch_size)"),
-            work.format("runs(batch)"),
-        ),
+        ", ".join(Work._fields): by_sequences(work),
     }
     features = ("rows", *_OF_COPY, *_OF_POOLS)
     coordinates = {
@@ -106,12 +104,11 @@ def formulas(setting: Setting, ratio: int) -> Formulas:
         "batch_size": "log2(batch_size) / 2",
     }
     functions: dict[str, Callable[..., Any]] = {
+        **FUNCTIONS,
         "gathered": gathered,
         "log2": log2,
         "pairs_by_length": _pairs_by_length,
-        "equal_sequences": equal_sequences,
         "pairs_of": _pairs,
-        "runs": runs,
         "sum": sum,
         "work_of": work_of,
     }

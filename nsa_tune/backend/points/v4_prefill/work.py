@@ -1,4 +1,4 @@
-"""What both ways of a V4 prefill make of a batch's rows: blocks of keys, dealt to the SMs in order.
+"""What V4's two kernels do with a batch's rows.
 
 A row attends to its window and to compressed tokens. `with_kvcache` reads them from two pools,
 each in blocks of 64 keys; its schedule deals all blocks to the SMs in equal parts, so that rows may
@@ -12,17 +12,15 @@ from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
-from nsa_tune.backend.points.splits import FIXED_BLOCKS, until_the_end
+from nsa_tune.backend.points.splits import FIXED_BLOCKS, MOST_TURNS, until_the_end
 
 __all__ = ["Run", "Work", "runs_of_rows", "schedule", "work_of"]
 
 _BLOCK, _STEP = 64, 128
-_MOST_TURNS = 4
-"""Rows a slot up to which their order is looked at: with more it matters less and takes longer."""
 
 
 class Run(NamedTuple):
-    """Rows in a row that are alike."""
+    """Consecutive rows that are alike."""
 
     rows: int
     blocks: int
@@ -32,7 +30,8 @@ class Run(NamedTuple):
 
 
 class Work(NamedTuple):
-    """What a layer computes; floats, whose products take a third of a mixed one's time."""
+    """What a layer computes. All are floats: a product of two takes a third of a mixed one's
+    time."""
 
     blocks: float
     """Of all rows."""
@@ -55,18 +54,19 @@ def work_of(
     """The work of `sequences`: (prefix, new tokens, how many like this).
 
     `most` is the most compressed tokens that a query attends to, `parts` the schedule's, `slots`
-    the rows that `sparse_fwd` computes at once.
+    the rows that `sparse_fwd` computes at once. Of more than four rows a part or slot the order is
+    not looked at; then every part counts as one of a split row.
     """
     runs = [run for one in sequences for run in runs_of_rows(*one, ratio, most, window)]
     rows = sum(run.rows for run in runs)
     blocks = sum(run.rows * run.blocks for run in runs)
     steps = sum(run.rows * run.steps for run in runs)
     fullest: float
-    if rows <= _MOST_TURNS * parts:
+    if rows <= MOST_TURNS * parts:
         fullest, merged = schedule(runs, parts)
     else:
         fullest, merged = (blocks + rows) / parts + 1, parts
-    if rows <= _MOST_TURNS * slots:
+    if rows <= MOST_TURNS * slots:
         busiest: float = until_the_end(((run.steps + 1, run.rows) for run in runs), slots)
     else:
         busiest = (steps + rows) / slots + max(run.steps for run in runs) / 2
@@ -79,7 +79,8 @@ def work_of(
 def runs_of_rows(
     prefix: int, new: int, count: int, ratio: int, most: int, window: int
 ) -> Iterator[Run]:
-    """The rows of `count` equal sequences, in their order."""
+    """The rows of `count` equal sequences, in their order. `most` is at least what fits into the
+    window, `window // ratio`."""
     position, end, runs = prefix + 1, prefix + new, []
     while position <= end:
         extra, in_window = min(position // ratio, most), min(position, window)
@@ -88,7 +89,7 @@ def runs_of_rows(
         after = min(begun * _BLOCK, steps * _STEP - in_window) + 1
         last = min(end, ratio * after - 1) if after <= most else end
         if position <= window:
-            last = min(last, next(one for one in _last_ones(ratio, window) if one >= position))
+            last = min(last, next(one for one in _ends_in_window(ratio, window) if one >= position))
         runs.append(Run(last + 1 - position, -(-in_window // _BLOCK) + begun, steps))
         position = last + 1
     for _ in range(count):
@@ -96,7 +97,7 @@ def runs_of_rows(
 
 
 @lru_cache(maxsize=64)
-def _last_ones(ratio: int, window: int) -> tuple[int, ...]:
+def _ends_in_window(ratio: int, window: int) -> tuple[int, ...]:
     """Positions up to the window's end behind which a block of it, or a step, begins."""
 
     def begun(position: int) -> tuple[int, int]:

@@ -16,7 +16,7 @@ WARM, COLD = Batch.extend([512], [64]), Batch.extend([0], [64])
 
 @pytest.fixture(scope="module")
 def plain() -> Dispatcher:
-    """A table that ships and has no times of two calls."""
+    """A shipped table without times of `mha/fa3_merged`, which is MHA in two calls."""
     return Dispatcher.open(
         gpu="NVIDIA H200", model="deepseek-v3.2", heads=8, kv_dtype="fp8", layers=61
     )
