@@ -7,6 +7,7 @@ wave of blocks more. The formulas follow the kernels' own arithmetic (docs/polic
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import cache
 from heapq import heapify, heappush, heapreplace
 from math import ceil
 from typing import Any
@@ -245,11 +246,13 @@ def fa3_most_parts(setting: Setting) -> Callable[[int], float]:
     sms = _sms(setting)
     most_blocks = -(-setting.profile.index_topk // _BLOCK_KEYS)
     rows = ceil(_FULL * sms * _TILE_HEADS / setting.heads)
-    found = [1.0] + [
-        _most_parts(-(-count * setting.heads // _TILE_HEADS), sms, most_blocks)
-        for count in range(1, rows)
-    ]
-    return lambda count: found[count] if count < rows else 1.0
+
+    # Only for rows that occur: all of them would take longer than opening a table.
+    @cache
+    def of_few(count: int) -> float:
+        return _most_parts(-(-count * setting.heads // _TILE_HEADS), sms, most_blocks)
+
+    return lambda count: 1.0 if count >= rows else of_few(count)
 
 
 def _most_parts(tiles: int, sms: int, blocks: int) -> float:
