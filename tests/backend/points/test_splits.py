@@ -113,14 +113,12 @@ def test_equal_rows_keep_fa3_busy_as_long_as_its_scheduler_says(
 def test_unequal_rows_keep_fa3_busy_as_long_as_its_scheduler_says(
     heads: int, keys: list[int]
 ) -> None:
-    """But for a row's last part, which may be shorter than its others."""
+    """But for a row's last part, which may be shorter than its others: a block, for each of the few
+    parts that an SM takes."""
     busiest = features_of(Batch.decode(keys), heads)["blocks_of_the_busiest"]
     simulated = blocks_of_the_busiest([min(one, TOPK) for one in keys], heads)
-    share = -(-heads // 64) * sum(-(-min(one, TOPK) // 64) for one in keys) / SMS
 
-    assert share <= busiest * (1 + 1e-9)
-    assert simulated <= 2 * busiest
-    assert busiest <= 2 * simulated
+    assert simulated <= busiest <= simulated + 6
 
 
 def test_long_rows_among_short_ones_are_begun_first() -> None:
