@@ -228,17 +228,25 @@ def flashmla_parts(rows: list[int], slots: int) -> list[list[tuple[int, int]]]:
     return found
 
 
+def check_against_the_schedule(fullest: float, splits_rows: float, rows: int, slots: int) -> None:
+    """What the features say of so many whole selections, beside what FlashMLA's schedule does."""
+    scheduled = flashmla_parts([32] * rows, slots)
+    most = max(sum(blocks + 5 for _, blocks in own) for own in scheduled)
+
+    assert most <= fullest <= most + 5
+    if not splits_rows:
+        assert {blocks for own in scheduled for _, blocks in own} == {32}
+
+
 @pytest.mark.parametrize("heads", [16, 128])
 @given(rows=st.integers(1, 600))
 def test_flashmla_s_fullest_part_is_as_its_schedule_says(heads: int, rows: int) -> None:
     slots = SMS if heads <= 64 else SMS // 2
     features = features_of(Batch.extend([5000], [rows]), heads, "prefill", KVLayout.FP8_PACKED)
-    scheduled = flashmla_parts([32] * rows, slots)
-    fullest = max(sum(blocks + 5 for _, blocks in own) for own in scheduled)
 
-    assert fullest <= features["blocks_of_the_fullest"] <= fullest + 5
-    if not features["splits_rows"]:
-        assert {blocks for own in scheduled for _, blocks in own} == {32}
+    check_against_the_schedule(
+        features["blocks_of_the_fullest"], features["splits_rows"], rows, slots
+    )
 
 
 @pytest.mark.parametrize("heads", [16, 128])
@@ -250,12 +258,10 @@ def test_a_sequence_s_queries_in_one_row_have_fewer_parts(
     slots = max((SMS if heads <= 64 else SMS // 2) // next_n, 1)
     batch = Batch.verify([5000] * count, next_n)
     features = features_of(batch, heads, layout=KVLayout.FP8_PACKED)
-    scheduled = flashmla_parts([32] * count, slots)
-    fullest = max(sum(blocks + 5 for _, blocks in own) for own in scheduled)
 
-    assert fullest <= features["grouped_blocks_of_the_fullest"] <= fullest + 5
-    if not features["grouped_splits_rows"]:
-        assert {blocks for own in scheduled for _, blocks in own} == {32}
+    check_against_the_schedule(
+        features["grouped_blocks_of_the_fullest"], features["grouped_splits_rows"], count, slots
+    )
 
 
 @pytest.mark.parametrize("heads", [16, 128])
