@@ -48,9 +48,8 @@ _LAYERS_US = 1000.0
 """An arm that takes less is timed as 2, 4 or 8 layers of a pass: as few as take this long together,
 or 8."""
 _MOST_LAYERS = 8
-_FLUSH_REPLAYS, _TIMED_REPLAYS = 60, 9
-"""Replays of the flushes alone, and how many of them, the last ones, count: the first find a clock
-that still climbs."""
+_FLUSH_REPLAYS = 9
+"""Timed replays of the flushes alone."""
 _LEAST_US = 0.1
 """The least time of a layer: that of the flushes may vary by more than a short arm takes."""
 _ATTEMPTS = 5
@@ -150,8 +149,10 @@ class CudaTimer:
         """Microseconds of a graph of so many flushes; measured once."""
         if count not in self._flushes_us:
             replay = self._timed(self._captured(None, count))
-            times = [replay() for _ in range(_FLUSH_REPLAYS)]
-            self._flushes_us[count] = median(times[-_TIMED_REPLAYS:])
+            # The first arm's compilation may have left the GPU idle.
+            self._clocked_down = True
+            self.warm_up([replay])
+            self._flushes_us[count] = median(replay() for _ in range(_FLUSH_REPLAYS))
         return self._flushes_us[count]
 
     def _timed(
