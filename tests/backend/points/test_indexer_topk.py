@@ -15,7 +15,7 @@ from nsa_tune.backend.costmodel.features import Features
 from nsa_tune.backend.hardware.detect import KNOWN
 from nsa_tune.backend.kernels.sampled_topk import sampled_topk_reference
 from nsa_tune.backend.points import POINTS
-from nsa_tune.backend.points.indexer_topk.case import topk_case
+from nsa_tune.backend.points.indexer_topk.case import TopkCase, topk_case
 from nsa_tune.backend.points.indexer_topk.work import work_of
 from nsa_tune.backend.types.layouts import KVLayout
 from nsa_tune.backend.types.point import Setting
@@ -63,6 +63,42 @@ def test_rows_lie_as_far_apart_as_deep_gemms() -> None:
 
     assert case.scores.shape == (1, 500)
     assert case.padded.shape == (1, 512) and case.padded.is_contiguous()
+
+
+def drawn(case: TopkCase, layers: int) -> list[torch.Tensor]:
+    return [layer for layer, _ in zip(case.layers(), range(layers), strict=False)]
+
+
+def test_layers_have_scores_of_their_own_and_rows_means_of_their_own() -> None:
+    case = topk_case(Batch.decode([9000] * 4), H200, CPU)
+    layers = drawn(case, 65)
+    means = torch.stack(layers[:64]).mean(dim=2)
+
+    assert layers[0].data_ptr() == case.scores.data_ptr() == layers[64].data_ptr()
+    assert -1.05 < means.min() < -0.9 and -0.1 < means.max() < 0.05
+    assert len(set(means.flatten().tolist())) == 64 * 4
+    assert next(case.layers(padded=True)).shape == case.padded.shape
+
+
+def test_an_arm_goes_from_layer_to_layer() -> None:
+    case = topk_case(BATCHES[0], TINY, CPU)
+    run = TOPK.arm("torch").build(case)
+    found = [run() for _ in range(65)]
+
+    assert case.error_of(found[0]) == 0
+    assert all(case.error_of(one) > case.tolerance for one in found[1:64])
+    assert torch.equal(found[0], found[64])
+
+
+@pytest.mark.parametrize(("most", "layers"), [(1, 1), (1024, 2), (1535, 2), (2**20, 64)])
+def test_fewer_layers_where_a_layer_has_many_scores(
+    most: int, layers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nsa_tune.backend.points.indexer_topk.case._SCORES_OF_LAYERS", most)
+    case = topk_case(BATCHES[0], TINY, CPU)
+
+    assert case.padded.shape == (1, 512)
+    assert len({layer.data_ptr() for layer in drawn(case, 128)}) == layers
 
 
 def test_any_order_and_any_of_equal_scores_is_right() -> None:
@@ -120,6 +156,7 @@ def test_a_kernel_that_keeps_4096_candidates_is_judged_by_the_scores_at_hand(
     keys: int, spread: float, right: bool
 ) -> None:
     case = topk_case(Batch.decode([keys]), replace(H200, device=TINY.device), CPU)
+    case.padded.sub_(case.padded.mean())
     if spread < 1:
         case.padded.mul_(spread).add_(1.1)
     output = fast_topk_v2(case.scores[0], 2048, 4096)[None]
@@ -247,8 +284,8 @@ def test_the_grid_has_steps_and_extends_that_select(setting: Setting) -> None:
 
 def test_samples_are_seeded_and_some_are_ragged() -> None:
     random = Random(5)
-    drawn = [TOPK.sample(H200, random) for _ in range(100)]
+    batches = [TOPK.sample(H200, random) for _ in range(100)]
 
-    assert drawn[0] == TOPK.sample(H200, Random(5))
-    assert 20 < sum(len(set(batch.lens or ())) > 1 for batch in drawn) < 80
-    assert all(batch.max_kv > 2048 for batch in drawn)
+    assert batches[0] == TOPK.sample(H200, Random(5))
+    assert 20 < sum(len(set(batch.lens or ())) > 1 for batch in batches) < 80
+    assert all(batch.max_kv > 2048 for batch in batches)

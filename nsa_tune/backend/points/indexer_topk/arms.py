@@ -24,29 +24,32 @@ def _build_sglang(case: TopkCase) -> Callable[[], torch.Tensor]:
     """fast_topk_v2, SGLang's default."""
     from nsa_tune.backend.libraries.sglang_kernel import calls as sglang_kernel
 
-    return lambda: sglang_kernel.topk(case.scores, case.lengths)
+    layers = case.layers()
+    return lambda: sglang_kernel.topk(next(layers), case.lengths)
 
 
 def _build_flashinfer(case: TopkCase) -> Callable[[], torch.Tensor]:
     """top_k_ragged_transform over whole padded rows, which lie one behind the other."""
     from nsa_tune.backend.libraries.flashinfer import calls as flashinfer
 
-    offsets, topk = case.lengths.new_zeros(case.batch.q_tokens), case.topk
-    return lambda: flashinfer.topk(case.padded, case.lengths, offsets, topk)
+    layers, offsets = case.layers(padded=True), case.lengths.new_zeros(case.batch.q_tokens)
+    return lambda: flashinfer.topk(next(layers), case.lengths, offsets, case.topk)
 
 
 def _build_sampled(case: TopkCase) -> Callable[[], torch.Tensor]:
     """nsa-tune's own kernel. Its first call compiles."""
     from nsa_tune.backend.kernels.sampled_topk import sampled_topk
 
-    return lambda: sampled_topk(case.scores, case.lengths, case.topk)
+    layers = case.layers()
+    return lambda: sampled_topk(next(layers), case.lengths, case.topk)
 
 
 def _build_torch(case: TopkCase) -> Callable[[], torch.Tensor]:
     """torch.topk over rows whose ends are masked out."""
     from nsa_tune.backend.kernels.sampled_topk import sampled_topk_reference
 
-    return lambda: sampled_topk_reference(case.scores, case.lengths, case.topk)
+    layers = case.layers()
+    return lambda: sampled_topk_reference(next(layers), case.lengths, case.topk)
 
 
 # Scores are of the indexer's keys, whatever the layout of the latents.

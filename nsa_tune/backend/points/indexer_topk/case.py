@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import cycle
+
 import torch
 
 from nsa_tune._errors import BatchError
@@ -14,10 +17,19 @@ __all__ = ["TopkCase", "topk_case"]
 _PADDED = 256
 """DeepGEMM gives the logits of a row room for a multiple of so many."""
 _SCORES_AT_ONCE = 2**27
+_LAYERS, _SCORES_OF_LAYERS = 64, 2**26
+"""Layers that have scores of their own: as many as this many scores allow."""
 
 
 class TopkCase:
-    """The scores of one batch's queries, a row each."""
+    """The scores of one batch's queries, a row each, in several layers.
+
+    How long a selection takes depends on the scores too: one that sorts by their leading bits ends
+    early where those bits alone divide what is selected from the rest. So that no batch is lucky
+    in every layer, the layers differ. And so that no length is, the rows of normally distributed
+    scores have means of their own: around 0, where floating-point numbers lie closest, half of a
+    row could always be selected at once.
+    """
 
     tolerance = 0.0
     """A selection is right or wrong."""
@@ -28,15 +40,23 @@ class TopkCase:
         self.topk = setting.profile.index_topk
         _, self.lengths = query_rows(batch.lens, device)
         """[rows] int32: scores of a row that count."""
-        generator = torch.Generator(device=device).manual_seed(1)
         shape = (batch.q_tokens, -(-batch.max_kv // _PADDED) * _PADDED)
-        self.padded = torch.randn(shape, generator=generator, device=device)
-        """[rows, columns] fp32, contiguous. Beyond a row's length any number, as in an engine."""
+        layers = max(min(_LAYERS, _SCORES_OF_LAYERS // (shape[0] * shape[1])), 1)
+        generator = torch.Generator(device=device).manual_seed(1)
+        self._layers = [_scores(shape, generator) for _ in range(layers)]
+        self.padded = self._layers[0]
+        """[rows, columns] fp32, contiguous: the first layer's. Beyond a row's length any number, as
+        in an engine."""
         self.scores = self.padded[:, : batch.max_kv]
         """[rows, max kv] fp32."""
 
+    def layers(self, padded: bool = False) -> Iterator[torch.Tensor]:
+        """The scores of one layer after another, from the first on, without end."""
+        columns = self.padded.shape[1] if padded else self.batch.max_kv
+        return cycle([layer[:, :columns] for layer in self._layers])
+
     def error_of(self, output: torch.Tensor) -> float:
-        """0 where every row of `output` is a right selection, else inf.
+        """0 where every row of `output` is a right selection of the first layer's, else inf.
 
         As a set: in any order, and with any of those scores that equal the least one selected.
         """
@@ -64,6 +84,12 @@ class TopkCase:
         column = torch.arange(scores.shape[1], device=scores.device)
         larger = ((scores > least) & (column < lengths)).sum(1)
         return torch.equal(larger, ((values > least) & taken).sum(1))
+
+
+def _scores(shape: tuple[int, int], generator: torch.Generator) -> torch.Tensor:
+    """Normally distributed, around a mean between -1 and 0 that each row has of its own."""
+    scores = torch.randn(shape, generator=generator, device=generator.device)
+    return scores.sub_(torch.rand((shape[0], 1), generator=generator, device=generator.device))
 
 
 def topk_case(batch: Batch, setting: Setting, device: torch.device) -> TopkCase:
