@@ -11,6 +11,8 @@ from nsa_tune.backend.types.point import Setting
 __all__ = ["grid", "sample"]
 
 _SEQUENCES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+_BETWEEN = (0, 1 / 4, 1 / 2, 3 / 4)
+"""On the way to the next of them, in turns: kernels divide other numbers of rows less evenly."""
 _CONTEXTS = (1 / 2, 1, 2, 8, 32, 64)
 """In index_topk."""
 _NEXT_NS = (1, 2, 4)
@@ -29,8 +31,9 @@ def grid(setting: Setting) -> list[Batch]:
     for i, count in enumerate(_SEQUENCES[::2] if setting.device.arch == "cpu" else _SEQUENCES):
         for j, scale in enumerate(_CONTEXTS):
             for k, next_n in enumerate(_NEXT_NS):
-                if count * round(scale * topk) <= _most_kv(setting):
-                    contexts = _contexts(random, count, round(scale * topk), (i + j + k) % 3)
+                sequences = count + int(count * _BETWEEN[(i + j + k) % len(_BETWEEN)])
+                if sequences * round(scale * topk) <= _most_kv(setting):
+                    contexts = _contexts(random, sequences, round(scale * topk), (i + j + k) % 3)
                     fits.append((i % 2 + j % 2, random.random(), _batch(contexts, next_n)))
     return [batch for _, _, batch in sorted(fits, key=lambda fit: fit[:2])]
 
