@@ -59,7 +59,9 @@ MOST_TURNS = 4
 _ROOMY = 160 * 1024
 """Bytes of shared memory from which `sparse_mla` takes more heads into a program."""
 
-OF_FA3: tuple[str, ...] = ("blocks_of_the_busiest", "parts_merged", "merges", "distinct_keys")
+OF_FA3: tuple[str, ...] = (
+    "blocks_of_the_busiest", "parts_merged", "merges", "waves_merged", "distinct_keys",
+)  # fmt: skip
 OF_FLASHMLA_KV: tuple[str, ...] = ("blocks_of_the_fullest", "splits_rows")
 OF_FLASHMLA_GROUPED: tuple[str, ...] = ("grouped_blocks_of_the_fullest", "grouped_splits_rows")
 OF_FLASHMLA_MIXED: tuple[str, ...] = ("mixed_blocks_of_the_fullest", "mixed_rows_split")
@@ -197,6 +199,8 @@ def fa3(setting: Setting) -> dict[str, Value]:
         "blocks_of_the_busiest, parts_merged, merges": Value(
             equal, f"fa3_unequal(batch, most_parts) if {_UNEQUAL} else {equal}"
         ),
+        # A wave of parts ends with writing what a wave of whole rows does not.
+        "waves_merged": Value("tile_waves * merges"),
     }
 
 

@@ -167,6 +167,16 @@ def test_fa3_s_blocks_are_known_to_less_than_one_a_row(keys: list[int]) -> None:
     assert value_of("blocks", equal, 16) == -(-min(keys[0], TOPK) // 64) * len(keys)
 
 
+def test_each_wave_of_parts_costs_what_a_wave_of_rows_does_not() -> None:
+    """At 128 heads a row is two tiles: 16 rows of four parts are a wave of 132 SMs, 18 are two."""
+    one, two, whole = (
+        features_of(Batch.decode([4000] * rows), heads=128) for rows in (16, 18, 100)
+    )
+
+    assert (one["parts_merged"], two["parts_merged"]) == (16 * 4, 18 * 4)
+    assert (one["waves_merged"], two["waves_merged"], whole["waves_merged"]) == (1, 2, 0)
+
+
 def test_fa3_merges_parts_only_where_it_splits() -> None:
     split, whole = (features_of(Batch.decode([5000] * rows)) for rows in (66, 130))
 
