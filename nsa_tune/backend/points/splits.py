@@ -110,20 +110,21 @@ def in_turn(sums: str, topk: int, slots: int) -> Value:
     """Pairs in the time of a kernel that computes a row in each of `slots` at a time, if every slot
     went on until the last row ends. `sums` is their formula by a batch's sums alone.
 
-    Where sequences are unequal and the rows few, their order tells more. `attended_pairs` and
-    `all_full` must be values before it, and `keys_until_the_end` a function.
+    Where sequences are unequal, their order tells more. `attended_pairs` and `all_full` must be
+    values before it, and `keys_until_the_end` a function.
     """
-    few = f"{slots} < q_tokens <= {MOST_TURNS * slots}"
     keys = f"keys_until_the_end(batch, {topk}, {slots})"
-    return Value(sums, f"{slots}.0 * {keys} if {few} and {_UNEQUAL} else {sums}")
+    return Value(sums, f"{slots}.0 * {keys} if q_tokens > {slots} and {_UNEQUAL} else {sums}")
 
 
-def keys_until_the_end(batch: Batch, topk: int, slots: int) -> int:
+def keys_until_the_end(batch: Batch, topk: int, slots: int) -> float:
     """Keys that one of `slots` goes through until the last row ends: rows are begun in their order,
     each in the slot that is free first. A sequence's rows count as if they were equal."""
     kv_lens, new_lens = batch.kv_lens, batch.new_lens
     assert kv_lens is not None
     assert new_lens is not None
+    if batch.q_tokens > MOST_TURNS * slots:
+        return _end_of_many(kv_lens, new_lens, topk, slots)
     each = max(new_lens)
     if each * batch.batch_size == batch.q_tokens and not slots % each:
         # Slots that begin a sequence's rows are free together: they are as one.
@@ -133,6 +134,21 @@ def keys_until_the_end(batch: Batch, topk: int, slots: int) -> int:
     return until_the_end(
         ((min(kv - new // 2, topk), new) for kv, new in zip(kv_lens, new_lens, strict=True)), slots
     )
+
+
+def _end_of_many(kv_lens: Iterable[int], new_lens: Iterable[int], topk: int, slots: int) -> float:
+    """About the same for many rows a slot: the last row of each sequence begins when the slots have
+    done half of the rows that they are at, and all before those."""
+    begun, at, end = 0, 0.0, 0.0
+    for kv, new in zip(kv_lens, new_lens, strict=True):
+        half = new // 2
+        keys = kv - half if kv < topk + half else topk
+        begun += keys * new
+        at += (keys - at) * (new / slots if new < slots else 1.0)
+        last = (begun - keys) / slots - at / 2 + keys
+        if last > end:
+            end = last
+    return max(end, begun / slots)
 
 
 def until_the_end(runs: Iterable[tuple[int, int]], slots: int) -> int:
