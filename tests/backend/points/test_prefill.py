@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from random import Random
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -210,10 +211,10 @@ def test_narrow_tiles_follow_the_mean_of_new_tokens(new: int, tile: int) -> None
         (Batch.extend([1920], [64]), 128 * 1984, 64 * 1984 * 16 / 264),
         # One key block: nothing to split.
         (Batch.extend([64], [64]), 128 * 128, 64 * 128),
-        # More tiles than SMs share the work.
+        # More tiles than SMs: an SM takes whole ones, and begins narrow ones where it has room.
         (
             Batch.extend([64] * 64, [64] * 64),
-            128 * 128 * 64 * 16 / 132,
+            128 * 128 * 8,
             64 * 128 * 64 * 16 / 264 + 64 * 128 / 2,
         ),
     ],
@@ -227,6 +228,44 @@ def test_the_busiest_sm_has_its_share_or_one_tile_s_keys_that_nobody_splits(
 
     assert features["pairs_of_the_busiest"] == pytest.approx(wide)
     assert features["narrow_pairs_of_the_busiest"] == pytest.approx(narrow)
+
+
+def dealt_out(batch: Batch, heads: int, sms: int = 132) -> int:
+    """Pairs of the SM that has most: FlashInfer's PrefillSM90Plan."""
+    keys = [
+        min(prefix + 128 * (tile + 1), prefix + new)
+        for prefix, new in sorted(batch.lens or (), key=sum, reverse=True)
+        for tile in reversed(range(-(-new // 128)))
+    ]
+    costs, pairs = [0] * sms, [0] * sms
+    for _ in range(heads):
+        for one in keys:
+            least = costs.index(min(costs))
+            costs[least] += 2 * 128 + one
+            pairs[least] += 128 * one
+    return max(pairs)
+
+
+@pytest.mark.parametrize("heads", [8, 16, 32, 128])
+def test_fa3_s_tiles_are_dealt_out_as_flashinfer_does(heads: int) -> None:
+    """Of random prefills; the mean error as a part."""
+    random, errors = Random(1), list[float]()
+    while len(errors) < 40:
+        batch = PREFILL.sample(H100, random)
+        if batch.max_kv <= 2048 and batch.q_tokens <= 4096:
+            found = features_of(batch, heads)["pairs_of_the_busiest"]
+            errors.append(abs(found / dealt_out(batch, heads) - 1))
+
+    assert fmean(errors) < 0.07, errors
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [Batch.extend([0] * 30, [70] * 30), Batch.extend([900], [5]), Batch.extend([3], [600])],
+    ids=str,
+)
+def test_equal_tiles_and_few_ones_exactly_so(batch: Batch) -> None:
+    assert features_of(batch, 16)["pairs_of_the_busiest"] == dealt_out(batch, 16)
 
 
 def narrow_pairs(prefixes: list[int]) -> tuple[float, int, float]:

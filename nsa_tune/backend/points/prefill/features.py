@@ -94,7 +94,8 @@ def formulas(setting: Setting) -> Formulas:
     the others, along which the kernels' efficiency changes less."""
     topk, wave = setting.profile.index_topk, wave_of(setting)
     # A tile's keys are one SM's work, unless they are split among all.
-    share = setting.heads / max(setting.device.sms, 1)
+    sms = max(setting.device.sms, 1)
+    share = setting.heads / sms
     whole = f"(query_tiles, pairs_in_whole_tiles) if narrow == {_TILE} else "
     values = {
         **attended_pairs(topk),
@@ -107,8 +108,21 @@ def formulas(setting: Setting) -> Formulas:
         "kv_tokens_in_a_tile": Value(larger("keys", f"{_TILE}.0")),
         "q_tokens_in_a_tile": Value(larger("rows", f"{_TILE}.0")),
         **_tiles("query_tiles", "pairs_in_whole_tiles", str(_TILE)),
+        # FlashAttention-3's are dealt out one head after another, a head's longest first, each to
+        # the SM that has least (FlashInfer scheduler.cuh, PrefillSM90Plan). So the last head's
+        # longest comes late, when the SMs have done half of what they are at.
         "even_share": Value(f"pairs_in_whole_tiles * {share!r}"),
-        "pairs_of_the_busiest": Value(larger("even_share", f"max_kv * {_TILE}")),
+        "longest_tile": Value(f"max_kv * {_TILE}.0"),
+        "late_share": Value(
+            f"even_share * {(setting.heads - 1) / setting.heads!r} + longest_tile"
+            " - 0.5 * pairs_in_whole_tiles / query_tiles"
+        ),
+        "pairs_of_the_busiest": Value(
+            f"longest_tile if query_tiles * {setting.heads} <= {sms} "
+            f"else longest_tile * -(-query_tiles * {setting.heads} // {sms}) "
+            f"if query_tiles == batch_size and kv_tokens == batch_size * max_kv "
+            f"else {larger('even_share', 'late_share')}"
+        ),
         # FlashAttention-2's tile, by the mean of new tokens a sequence, a whole number: 16, from
         # 17 on 64, from 65 on 128 (FlashInfer, utils.cuh, FA2DetermineCtaTileQ).
         "narrow": Value(
