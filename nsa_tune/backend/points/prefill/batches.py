@@ -14,6 +14,8 @@ __all__ = ["grid", "sample"]
 _DENSE_PREFIXES = (0.0, 1 / 128, 1 / 16, 1 / 4, 1 / 2, 3 / 4, 7 / 8, 15 / 16)
 _SPARSE_PREFIXES = (0.0, 1 / 2, 1.0, 4.0, 16.0, 62.0)
 _NEWS = tuple(2.0**k for k in range(-7, 4))
+_RANDOM, _RANDOM_ON_A_CPU = 64, 16
+"""Random batches: with ragged ones, and with what powers of two step over."""
 
 
 def _limits(setting: Setting) -> tuple[int, int]:
@@ -27,7 +29,8 @@ def _news(setting: Setting) -> list[int]:
 
 
 def grid(setting: Setting) -> list[Batch]:
-    """Equal sequences over prefix length, new tokens and sequence count; coarse batches first.
+    """Equal sequences over prefix length, new tokens and sequence count, and random batches; coarse
+    batches first.
 
     Dense regime: 1, 4, 16 and 64 sequences of up to index_topk tokens. Beyond: 1, 4 and 16
     sequences with prefixes of up to 62 index_topk.
@@ -50,10 +53,12 @@ def grid(setting: Setting) -> list[Batch]:
         for shape, rank in shapes.items()
         if shape[0] * shape[2] <= most_q and shape[0] * (shape[1] + shape[2]) <= most_kv
     ]
-    # Shuffled within a rank, so that any first part of the sweep is spread over all of it.
+    ranks = {Batch.extend([prefix] * n, [new] * n): rank for rank, (n, prefix, new) in fits}
     order = Random(0)
-    fits = sorted(fits, key=lambda fit: (fit[0], order.random()))
-    return [Batch.extend([prefix] * count, [new] * count) for _, (count, prefix, new) in fits]
+    for i in range(_RANDOM_ON_A_CPU if setting.device.arch == "cpu" else _RANDOM):
+        ranks.setdefault(sample(setting, order), i % 4)
+    # Shuffled within a rank, so that any first part of the sweep is spread over all of it.
+    return sorted(ranks, key=lambda batch: (ranks[batch], order.random()))
 
 
 def sample(setting: Setting, random: Random) -> Batch:
