@@ -136,7 +136,7 @@ def test_what_a_single_value_loses_is_said() -> None:
     assert found.worst > 1.5
     assert Batch.parse(found.worst_batch).kv_tokens > value
     assert 1 < found.lost < found.lost_at_worst
-    assert found.lost_at_worst >= found.worst
+    assert found.lost_at_worst >= found.worst * (1 - 1e-9)
 
 
 def test_settings_that_slow_one_batch_down_too_much_are_no_line_that_runs() -> None:
