@@ -119,7 +119,7 @@ def in_turn(sums: str, topk: int, slots: int) -> Value:
 
 def keys_until_the_end(batch: Batch, topk: int, slots: int) -> float:
     """Keys that one of `slots` goes through until the last row ends: rows are begun in their order,
-    each in the slot that is free first. A sequence's rows count as if they were equal."""
+    each in the slot that is free first. A sequence's rows count as equal: each has their mean."""
     kv_lens, new_lens = batch.kv_lens, batch.new_lens
     assert kv_lens is not None
     assert new_lens is not None
@@ -128,34 +128,40 @@ def keys_until_the_end(batch: Batch, topk: int, slots: int) -> float:
     each = max(new_lens)
     if each * batch.batch_size == batch.q_tokens and not slots % each:
         # Slots that begin a sequence's rows are free together: they are as one.
-        half, full = each // 2, topk + each // 2
-        keys = [kv - half if kv < full else topk for kv in kv_lens]
+        half = each // 2
+        keys = [kv - half if kv <= topk else mean_keys(kv, each, topk) for kv in kv_lens]
         return _end_of_single_rows(keys, slots // each)
     return until_the_end(
-        ((min(kv - new // 2, topk), new) for kv, new in zip(kv_lens, new_lens, strict=True)), slots
+        ((mean_keys(kv, new, topk), new) for kv, new in zip(kv_lens, new_lens, strict=True)), slots
     )
+
+
+def mean_keys(kv: int, new: int, topk: int) -> float:
+    """Keys that a row of a sequence attends to on average: one more each, up to `topk`."""
+    if kv <= topk:
+        return kv - new // 2
+    fewer = topk - kv + new
+    return topk if fewer <= 0 else topk - fewer * (fewer - 1) / (2 * new)
 
 
 def _end_of_many(kv_lens: Iterable[int], new_lens: Iterable[int], topk: int, slots: int) -> float:
     """About the same for many rows a slot: the last row of each sequence begins when the slots have
     done half of the rows that they are at, and all before those."""
-    begun, at, end = 0, 0.0, 0.0
+    begun, at, end = 0.0, 0.0, 0.0
     for kv, new in zip(kv_lens, new_lens, strict=True):
-        half = new // 2
-        keys = kv - half if kv < topk + half else topk
-        begun += keys * new
-        at += (keys - at) * (new / slots if new < slots else 1.0)
-        last = (begun - keys) / slots - at / 2 + keys
-        if last > end:
-            end = last
+        begun += mean_keys(kv, new, topk) * new
+        last = kv if kv < topk else topk
+        at += (last - at) * (new / slots if new < slots else 1.0)
+        if (begun - last) / slots - at / 2 + last > end:
+            end = (begun - last) / slots - at / 2 + last
     return max(end, begun / slots)
 
 
-def until_the_end(runs: Iterable[tuple[int, int]], slots: int) -> int:
+def until_the_end(runs: Iterable[tuple[float, int]], slots: int) -> float:
     """The time until the last row ends, of runs of (a row's time, rows): rows are begun in their
     order, each in the slot that is free first."""
     # After so much time so many slots are free. The first rows need not look for one.
-    free: list[tuple[int, int]] = []
+    free: list[tuple[float, int]] = []
     room = slots
     for time, left in runs:
         if room:
@@ -176,7 +182,7 @@ def until_the_end(runs: Iterable[tuple[int, int]], slots: int) -> int:
     return max(free)[0]
 
 
-def _end_of_single_rows(keys: list[int], slots: int) -> int:
+def _end_of_single_rows(keys: list[float], slots: int) -> float:
     """The same for a row a sequence, in a third of the time."""
     free = keys[:slots]
     heapify(free)
@@ -236,7 +242,7 @@ def fa3_unequal(setting: Setting) -> Callable[[Batch, float], tuple[float, float
         assert kv_lens is not None
         assert new_lens is not None
         rows = [
-            (-(-min(kv - new // 2, topk) // _BLOCK_KEYS), new)
+            (int(-(-mean_keys(kv, new, topk) // _BLOCK_KEYS)), new)
             for kv, new in zip(kv_lens, new_lens, strict=True)
         ]
         share = -(-sum(blocks * count for blocks, count in rows) * 11 * tiles // (10 * sms))

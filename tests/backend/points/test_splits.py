@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 from math import ceil
@@ -324,9 +325,9 @@ def test_equal_queries_take_whole_waves() -> None:
     assert features["attended_pairs_in_whole_waves"] == 2 * TOPK * SMS
 
 
-def until_the_end(rows: list[int], slots: int) -> int:
+def until_the_end(rows: Sequence[float], slots: int) -> float:
     """Rows in their order, each in the slot that is free first."""
-    busy = [0] * slots
+    busy = [0.0] * slots
     for time in rows:
         busy[busy.index(min(busy))] += time
     return max(busy)
@@ -347,20 +348,28 @@ def test_runs_of_equal_rows_end_when_their_rows_one_by_one_do(
 LENGTHS = st.lists(st.tuples(st.integers(0, 2 * TOPK), st.integers(1, 30)), min_size=1, max_size=30)
 
 
+@given(prefix=st.integers(0, 3000), new=st.integers(1, 5000))
+def test_a_sequence_s_rows_have_their_mean(prefix: int, new: int) -> None:
+    rows = [min(one, TOPK) for one in range(prefix + 1, prefix + new + 1)]
+
+    assert abs(splits.mean_keys(prefix + new, new, TOPK) - fmean(rows)) <= 0.5 + 1e-6
+
+
 @given(lengths=LENGTHS, slots=st.integers(1, 40))
 def test_rows_end_when_slots_that_take_them_in_turn_have_done(
     lengths: list[tuple[int, int]], slots: int
 ) -> None:
     """Those of a sequence count as equal."""
     prefixes, news = zip(*lengths, strict=True)
-    rows = [min(prefix + new - new // 2, TOPK) for prefix, new in lengths for _ in range(new)]
+    rows = [splits.mean_keys(prefix + new, new, TOPK) for prefix, new in lengths
+            for _ in range(new)]  # fmt: skip
 
     found = splits.keys_until_the_end(Batch.extend(prefixes, news), TOPK, slots)
 
     if len(rows) <= splits.MOST_TURNS * slots:
-        assert found == until_the_end(rows, slots)
+        assert found == pytest.approx(until_the_end(rows, slots))
     else:
-        assert sum(rows) / slots <= found <= sum(rows) / slots + max(rows)
+        assert 0.999 * sum(rows) / slots <= found <= sum(rows) / slots + TOPK
 
 
 def test_long_rows_after_many_short_ones_are_waited_for() -> None:
@@ -382,8 +391,7 @@ def test_the_end_of_many_rows_is_near_that_of_rows_one_by_one(slots: int) -> Non
         few = batch.q_tokens <= splits.MOST_TURNS * slots
         if few or batch.q_tokens > 4096 or len(set(batch.lens or ())) == 1:
             continue
-        rows = [min(prefix + new - new // 2, 2048) for prefix, new in batch.lens or ()
-                for _ in range(new)]  # fmt: skip
+        rows = [min(prefix + i + 1, 2048) for prefix, new in batch.lens or () for i in range(new)]
         found = splits.keys_until_the_end(batch, 2048, slots)
         errors.append(abs(found / until_the_end(rows, slots) - 1))
 
@@ -394,14 +402,14 @@ def test_the_end_of_many_rows_is_near_that_of_rows_one_by_one(slots: int) -> Non
        next_n=st.sampled_from([1, 2, 4]), slots=st.integers(1, 40))  # fmt: skip
 def test_rows_of_a_decode_end_so_too(contexts: list[int], next_n: int, slots: int) -> None:
     batch = Batch.decode(contexts) if next_n == 1 else Batch.verify(contexts, next_n)
-    rows = [min(one - next_n // 2, TOPK) for one in contexts for _ in range(next_n)]
+    rows = [splits.mean_keys(one, next_n, TOPK) for one in contexts for _ in range(next_n)]
 
     found = splits.keys_until_the_end(batch, TOPK, slots)
 
     if len(rows) <= splits.MOST_TURNS * slots:
-        assert found == until_the_end(rows, slots)
+        assert found == pytest.approx(until_the_end(rows, slots))
     else:
-        assert sum(rows) / slots <= found <= sum(rows) / slots + max(rows)
+        assert 0.999 * sum(rows) / slots <= found <= sum(rows) / slots + TOPK
 
 
 @pytest.mark.parametrize(
