@@ -70,12 +70,12 @@ def drawn(case: TopkCase, layers: int) -> list[torch.Tensor]:
 
 
 def test_layers_have_scores_of_their_own_and_rows_means_of_their_own() -> None:
-    case = topk_case(Batch.decode([9000] * 4), H200, CPU)
+    case = topk_case(Batch.decode([2500] * 4), H200, CPU)
     layers = drawn(case, 65)
     means = torch.stack(layers[:64]).mean(dim=2)
 
     assert layers[0].data_ptr() == case.scores.data_ptr() == layers[64].data_ptr()
-    assert -1.05 < means.min() < -0.9 and -0.1 < means.max() < 0.05
+    assert -1.1 < means.min() < -0.9 and -0.1 < means.max() < 0.1
     assert len(set(means.flatten().tolist())) == 64 * 4
     assert next(case.layers(padded=True)).shape == case.padded.shape
 
@@ -94,7 +94,7 @@ def test_an_arm_goes_from_layer_to_layer() -> None:
 def test_fewer_layers_where_a_layer_has_many_scores(
     most: int, layers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nsa_tune.backend.points.indexer_topk.case._SCORES_OF_LAYERS", most)
+    monkeypatch.setattr("nsa_tune.backend.points.indexer_topk.case._ON_A_CPU", most)
     case = topk_case(BATCHES[0], TINY, CPU)
 
     assert case.padded.shape == (1, 512)

@@ -17,18 +17,20 @@ __all__ = ["TopkCase", "topk_case"]
 _PADDED = 256
 """DeepGEMM gives the logits of a row room for a multiple of so many."""
 _SCORES_AT_ONCE = 2**27
-_LAYERS, _SCORES_OF_LAYERS = 64, 2**26
-"""Layers that have scores of their own: as many as this many scores allow."""
+_LAYERS = 64
+"""Most layers that have scores of their own."""
+_SCORES_OF_LAYERS, _ON_A_CPU = 2**26, 2**20
+"""Scores of them all together, unless the first layer alone has more."""
 
 
 class TopkCase:
     """The scores of one batch's queries, a row each, in several layers.
 
-    How long a selection takes depends on the scores too: one that sorts by their leading bits ends
-    early where those bits alone divide what is selected from the rest. So that no batch is lucky
-    in every layer, the layers differ. And so that no length is, the rows of normally distributed
-    scores have means of their own: around 0, where floating-point numbers lie closest, half of a
-    row could always be selected at once.
+    How long a selection takes depends on the scores too: one that sorts them by their leading bits
+    ends early where these bits alone tell what is selected from the rest. Layers differ, so that
+    few batches are lucky in all of them; a large batch has one layer, whose many rows average it
+    out. Each row's scores are normally distributed around a mean of their own, so that no length is
+    lucky: around 0 floating-point numbers lie closest, and half of a row would be selected at once.
     """
 
     tolerance = 0.0
@@ -41,7 +43,8 @@ class TopkCase:
         _, self.lengths = query_rows(batch.lens, device)
         """[rows] int32: scores of a row that count."""
         shape = (batch.q_tokens, -(-batch.max_kv // _PADDED) * _PADDED)
-        layers = max(min(_LAYERS, _SCORES_OF_LAYERS // (shape[0] * shape[1])), 1)
+        most = _ON_A_CPU if device.type == "cpu" else _SCORES_OF_LAYERS
+        layers = max(min(_LAYERS, most // (shape[0] * shape[1])), 1)
         generator = torch.Generator(device=device).manual_seed(1)
         self._layers = [_scores(shape, generator) for _ in range(layers)]
         self.padded = self._layers[0]
