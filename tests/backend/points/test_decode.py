@@ -154,6 +154,7 @@ def test_the_grid_spans_batch_context_and_next_n_with_uneven_contexts(setting: S
     assert len({str(batch) for batch in grid}) == len(grid)
     assert {batch.next_n for batch in grid} == {1, 2, 4}
     assert {batch.batch_size for batch in grid} >= {1, 4, 16, 64}
+    assert {batch.q_tokens for batch in grid} >= {5, 6, 7, 10, 12, 20, 40}
     assert max(batch.max_kv for batch in grid) >= 56 * topk
     assert any(len(set(batch.lens or ())) == 3 for batch in grid)
     assert sum(batch.max_kv % 64 > 0 for batch in grid) >= len(grid) // 2

@@ -15,7 +15,7 @@ _DENSE_PREFIXES = (0.0, 1 / 128, 1 / 16, 1 / 4, 1 / 2, 3 / 4, 7 / 8, 15 / 16)
 _SPARSE_PREFIXES = (0.0, 1 / 2, 1.0, 4.0, 16.0, 62.0)
 _NEWS = tuple(2.0**k for k in range(-7, 4))
 _RANDOM, _RANDOM_ON_A_CPU = 64, 16
-"""Random batches: with ragged ones, and with what powers of two step over."""
+"""Random batches besides: some are ragged, and their lengths lie between powers of two."""
 
 
 def _limits(setting: Setting) -> tuple[int, int]:
@@ -54,15 +54,18 @@ def grid(setting: Setting) -> list[Batch]:
         if shape[0] * shape[2] <= most_q and shape[0] * (shape[1] + shape[2]) <= most_kv
     ]
     ranks = {Batch.extend([prefix] * n, [new] * n): rank for rank, (n, prefix, new) in fits}
-    order = Random(0)
-    for i in range(_RANDOM_ON_A_CPU if setting.device.arch == "cpu" else _RANDOM):
-        ranks.setdefault(sample(setting, order), i % 4)
+    random = Random(0)
+    wanted = len(ranks) + (_RANDOM_ON_A_CPU if setting.device.arch == "cpu" else _RANDOM)
+    while len(ranks) < wanted:
+        # Some in each rank.
+        ranks.setdefault(sample(setting, random), len(ranks) % 4)
     # Shuffled within a rank, so that any first part of the sweep is spread over all of it.
-    return sorted(ranks, key=lambda batch: (ranks[batch], order.random()))
+    return sorted(ranks, key=lambda batch: (ranks[batch], random.random()))
 
 
 def sample(setting: Setting, random: Random) -> Batch:
-    """A random extend: half dense regime, half beyond; half ragged, a quarter without prefix."""
+    """A random extend: half dense regime, half beyond; half of those of several sequences ragged, a
+    quarter without prefix."""
     topk = setting.profile.index_topk
     most_q, most_kv = _limits(setting)
     dense, ragged, cold = random.random() < 0.5, random.random() < 0.5, random.random() < 0.25
