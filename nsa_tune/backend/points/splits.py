@@ -55,7 +55,8 @@ _NEARLY = 0.85
 _PROGRAMS_AN_SM = 2
 """The Triton kernels split selections up to so many programs on each SM."""
 MOST_TURNS = 4
-"""Rows a slot up to which their order is looked at: with more it matters less and takes longer."""
+"""Rows a slot up to which they are played through one by one: with more it matters less and takes
+longer."""
 _ROOMY = 160 * 1024
 """Bytes of shared memory from which `sparse_mla` takes more heads into a program."""
 
@@ -149,11 +150,17 @@ def _end_of_many(kv_lens: Iterable[int], new_lens: Iterable[int], topk: int, slo
     done half of the rows that they are at, and all before those."""
     begun, at, end = 0.0, 0.0, 0.0
     for kv, new in zip(kv_lens, new_lens, strict=True):
-        begun += mean_keys(kv, new, topk) * new
-        last = kv if kv < topk else topk
+        # As `mean_keys` says for all rows: calling it would take as long as everything else.
+        if kv <= topk:
+            last = kv
+            begun += new * (kv - new // 2)
+        else:
+            last, fewer = topk, topk - kv + new
+            begun += new * topk - (fewer * (fewer - 1) / 2 if fewer > 0 else 0)
         at += (last - at) * (new / slots if new < slots else 1.0)
-        if (begun - last) / slots - at / 2 + last > end:
-            end = (begun - last) / slots - at / 2 + last
+        over = last - at / 2 + (begun - last) / slots
+        if over > end:
+            end = over
     return max(end, begun / slots)
 
 
@@ -221,8 +228,8 @@ def fa3(setting: Setting) -> dict[str, Value]:
         "blocks_of_the_busiest, parts_merged, merges": Value(
             equal, f"fa3_unequal(batch, most_parts) if {_UNEQUAL} else {equal}"
         ),
-        # A wave of parts ends with writing what a wave of whole rows does not.
-        "waves_merged": Value("tile_waves * merges"),
+        # Each wave of parts ends with writing what a wave of whole rows does not.
+        "waves_merged": Value(f"-(-parts_merged * {tiles} // {sms})"),
     }
 
 

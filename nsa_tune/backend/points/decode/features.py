@@ -30,8 +30,8 @@ __all__ = [
 
 _IN_TURN = "attended_pairs_in_waves_to_the_longest"
 OF_PAIRS = ("rows", "attended_pairs", _IN_TURN, "waves", "distinct_keys")
-# Pairs are not offered where the busiest SM's work is. Swept rows are powers of two, between which
-# both grow alike: part of the steps would be charged to pairs.
+# Pairs are not offered where the busiest SM's work is. Over many rows both grow alike: part of the
+# steps would be charged to pairs.
 OF_FA3 = ("rows", *splits.OF_FA3)
 OF_FLASHMLA_KV = ("attended_pairs", "distinct_keys", *splits.OF_FLASHMLA_KV)
 OF_FLASHMLA_GROUPED = ("attended_pairs", "distinct_keys", *splits.OF_FLASHMLA_GROUPED)
