@@ -146,6 +146,18 @@ def test_the_grid_has_both_regimes_ragged_counts_and_no_batch_twice(setting: Set
     assert {batch.max_kv <= topk for batch in grid} == {True, False}
     assert {batch.prefix_tokens > 0 for batch in grid} == {True, False}
     assert {batch.batch_size for batch in grid} >= {1, 4, 16}
+    assert sum(len(set(batch.lens or ())) > 1 for batch in grid) >= 4
+    assert grid == PREFILL.grid(setting)
+
+
+def test_random_batches_of_the_grid_are_as_large_as_the_others_at_most() -> None:
+    grid = PREFILL.grid(H100)
+    ragged = [batch for batch in grid if len(set(batch.lens or ())) > 1]
+    regular = [batch for batch in grid if len(set(batch.lens or ())) == 1]
+
+    assert len(ragged) >= 15
+    assert max(one.q_tokens for one in ragged) <= max(one.q_tokens for one in regular)
+    assert max(one.kv_tokens for one in ragged) <= max(one.kv_tokens for one in regular)
 
 
 def test_the_first_half_of_the_grid_spans_the_whole_of_it() -> None:

@@ -32,6 +32,7 @@ MHA = (
         "mha/fa3", mha.build_fa3, _ANY, "flashinfer", _HOPPER,
         (*_DENSE, flashinfer.RAGGED_SHAPE, flashinfer.FA3_WORKS), features=features.OF_FA3,
     ),
+    # How TRT-LLM deals out tiles is not known: as if it were like FlashInfer's FlashAttention-3.
     Arm(
         "mha/trtllm_ragged", mha.build_trtllm_ragged, _ANY, "flashinfer", _BLACKWELL,
         (*_DENSE, flashinfer.RAGGED_SHAPE, flashinfer.TRTLLM_RAGGED_WORKSPACE),

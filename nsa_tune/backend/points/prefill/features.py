@@ -62,8 +62,8 @@ _FEATURES = (
 _OF_ROWS = ("batch_size", "rows")
 _OF_KEYS = ("keys", "tokens_read_back")
 _OF_MHA = (*_OF_KEYS, "kv_tokens_in_a_tile")
-# What a sequence and its queries cost is in their tiles. Where all sequences are equal nothing
-# tells the two apart, and half of it would be charged to ragged ones again.
+# What a sequence and its queries cost is in their tiles. Where sequences are equal, as in most
+# swept batches, nothing tells the two apart, and half of it would be charged to ragged ones again.
 OF_FA3 = (*_OF_MHA, "query_tiles", "pairs_in_whole_tiles", "pairs_of_the_busiest")
 OF_FA3_MERGED = ("rows", *OF_FA3)
 OF_FA2 = (
@@ -75,8 +75,8 @@ OF_FA2 = (
 )
 OF_SDPA = (*_OF_ROWS, *_OF_MHA, "attended_pairs", "query_tiles", "pairs_in_whole_tiles")
 _OF_POOL_READERS = ("tokens_read_back", "attended_pairs", "missed_pairs")
-# What rows cost is in the steps: at the swept powers of two both grow alike. Keys are not offered
-# either: without a prefix there are as many as rows.
+# What rows cost is in the steps: at powers of two, as most swept rows are, both grow alike. Keys
+# are not offered either: without a prefix there are as many as rows.
 OF_FLASHMLA_KV = (*_OF_POOL_READERS, *splits.OF_FLASHMLA_KV)
 OF_FLASHMLA_MIXED = (*_OF_POOL_READERS, *splits.OF_FLASHMLA_MIXED)
 OF_MLA = (
@@ -94,8 +94,7 @@ def formulas(setting: Setting) -> Formulas:
     the others, along which the kernels' efficiency changes less."""
     topk, wave = setting.profile.index_topk, wave_of(setting)
     # A tile's keys are one SM's work, unless they are split among all.
-    sms = max(setting.device.sms, 1)
-    share = setting.heads / sms
+    share = setting.heads / max(setting.device.sms, 1)
     whole = f"(query_tiles, pairs_in_whole_tiles) if narrow == {_TILE} else "
     values = {
         **attended_pairs(topk),
@@ -108,21 +107,7 @@ def formulas(setting: Setting) -> Formulas:
         "kv_tokens_in_a_tile": Value(larger("keys", f"{_TILE}.0")),
         "q_tokens_in_a_tile": Value(larger("rows", f"{_TILE}.0")),
         **_tiles("query_tiles", "pairs_in_whole_tiles", str(_TILE)),
-        # FlashAttention-3's are dealt out one head after another, a head's longest first, each to
-        # the SM that has least (FlashInfer scheduler.cuh, PrefillSM90Plan). So the last head's
-        # longest comes late, when the SMs have done half of what they are at.
-        "even_share": Value(f"pairs_in_whole_tiles * {share!r}"),
-        "longest_tile": Value(f"max_kv * {_TILE}.0"),
-        "late_share": Value(
-            f"even_share * {(setting.heads - 1) / setting.heads!r} + longest_tile"
-            " - 0.5 * pairs_in_whole_tiles / query_tiles"
-        ),
-        "pairs_of_the_busiest": Value(
-            f"longest_tile if query_tiles * {setting.heads} <= {sms} "
-            f"else longest_tile * -(-query_tiles * {setting.heads} // {sms}) "
-            f"if query_tiles == batch_size and kv_tokens == batch_size * max_kv "
-            f"else {larger('even_share', 'late_share')}"
-        ),
+        **_dealt_out(setting),
         # FlashAttention-2's tile, by the mean of new tokens a sequence, a whole number: 16, from
         # 17 on 64, from 65 on 128 (FlashInfer, utils.cuh, FA2DetermineCtaTileQ).
         "narrow": Value(
@@ -230,6 +215,31 @@ def _tiles(tiles: str, pairs: str, tile: str, known: str = "") -> dict[str, Valu
         f"{tiles}, {pairs}": Value(
             f"{known}(batch_size * {each}, ({each} * {before} + q_tokens) * {tile})",
             f"{known}tiles_by_length(batch, {tile})",
+        ),
+    }
+
+
+def _dealt_out(setting: Setting) -> dict[str, Value]:
+    """`pairs_of_the_busiest`: of the SM that FlashAttention-3 takes longest on.
+
+    FlashInfer deals tiles out one head after another, a head's longest first, each to the SM that
+    has least (scheduler.cuh, PrefillSM90Plan; with more than 4096 tiles a head it plans one head
+    for all). So the last head's longest tile comes late: the SMs have done all heads before it but
+    for half of what they are at. No SM gets more than its turns of the longest tile, and just that
+    where all tiles are equal. FlashInfer measures a tile by its keys and twice its queries; here it
+    is its pairs, as what a tile costs besides is in `query_tiles`.
+    """
+    heads, sms = setting.heads, max(setting.device.sms, 1)
+    before = f"pairs_in_whole_tiles * ({(heads - 1) / sms!r} - 0.5 / query_tiles)"
+    return {
+        "longest_tile": Value(f"max_kv * {_TILE}.0"),
+        "whole_turns": Value(f"-(-query_tiles * {heads} // {sms}) * longest_tile"),
+        "even_share": Value(f"pairs_in_whole_tiles * {heads / sms!r}"),
+        "late_share": Value(f"longest_tile + {before if heads > 1 else '0.0'}"),
+        "uneven_share": Value(larger("late_share", "even_share")),
+        "pairs_of_the_busiest": Value(
+            f"whole_turns if query_tiles * {heads} <= {sms} or whole_turns < uneven_share "
+            "or query_tiles == batch_size and kv_tokens == batch_size * max_kv else uneven_share"
         ),
     }
 
