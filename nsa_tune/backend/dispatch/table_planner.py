@@ -41,6 +41,8 @@ _Chosen: TypeAlias = Callable[[str], str | None]
 
 _CONTEXTS = 17
 """Context lengths at which a captured size is weighed when nobody says which will come."""
+_GOLDEN = (5**0.5 - 1) / 2
+"""Fractions of its multiples are spread evenly, however many are taken."""
 _UNMEASURED = (1024, 131072)
 """Shortest and longest context where nothing was measured."""
 
@@ -243,6 +245,8 @@ class TablePlanner:
             )
             for length in lengths
         ]
+        if not contexts:
+            batches = [_unequal(batch) for batch in batches]
         choices: dict[str, Choice] = {}
         for policy in self._by_mode[mode]:
             forced = self.forced.get(policy.point.name)
@@ -315,6 +319,21 @@ class TablePlanner:
                 if question.name == name:
                     return policy, question
         raise UnknownName.of(f"question in {mode}", name, list(self.questions(mode)))
+
+
+def _unequal(batch: Batch) -> Batch:
+    """`batch` with unequal sequences, as an engine runs them: from a quarter of its context to all
+    of it, spread evenly and in no order."""
+    contexts = [
+        max(round(batch.max_kv * (1.0 - 0.75 * (i * _GOLDEN % 1.0))), batch.next_n)
+        for i in range(batch.batch_size)
+    ]
+    if batch.mode is Mode.TARGET_VERIFY:
+        return Batch.verify(contexts, batch.next_n, captured=True)
+    if batch.mode is Mode.DRAFT_EXTEND:
+        return Batch.draft_extend(contexts, batch.next_n, captured=True)
+    # A decode of several tokens a sequence is none that its lengths could describe.
+    return Batch.decode(contexts, captured=True) if batch.next_n == 1 else batch
 
 
 class _Because:

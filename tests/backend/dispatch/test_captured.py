@@ -20,6 +20,16 @@ def _opened() -> Dispatcher:
     return Dispatcher.open(gpu=H100, model="deepseek-v3.2", heads=128, kv_dtype="fp8")
 
 
+def test_a_size_is_weighed_by_sequences_as_unequal_as_an_engine_s() -> None:
+    """Whole waves of equal rows suit FlashMLA's kernel, unequal ones FlashAttention-3."""
+    opened = Dispatcher.open(gpu="NVIDIA H200", model="deepseek-v3.2", heads=16, kv_dtype="bf16")
+
+    assert opened.plan(Batch.decode([2000] * 192)).decode == "flashmla_sparse"
+    assert opened.plan(Batch.decode(list(range(500, 2036, 8)))).decode == "fa3"
+    assert opened.captured(192).decode == "fa3"
+    assert opened.captured(160, contexts={2000: 1}).decode == "flashmla_sparse"
+
+
 @pytest.mark.parametrize("next_n", [2, 4])
 @pytest.mark.parametrize("size", [1, 7, 64])
 def test_over_growing_contexts_the_choice_of_a_graph_is_constant(size: int, next_n: int) -> None:
