@@ -107,21 +107,23 @@ def _planning(dispatcher: Dispatcher) -> Iterator[Figure]:
             chosen = [_chooser(dispatcher, question, batch) for batch in sums]
             times = [best_ns(f, [b]) for f, b in zip(chosen, sums, strict=True)]
             yield Figure(f"{question} alone, {kind}, from sums", median(times) / 1e3, 0.25)
-        lens = best_ns(dispatcher.plan, batches) / 1e3
-        yield Figure(f"whole plan, {kind}, from the lengths of its sequences", lens, 3.0)
+        what = f"whole plan, {kind}, from the lengths of its sequences"
+        yield from _usual_and_slow(what, each_ns(dispatcher.plan, batches), 3.0)
 
 
 def _plans_of(dispatcher: Dispatcher, note: str) -> Iterator[Figure]:
     for name, kind in _KINDS:
         sums = [batch.sums for batch in _batches(name, dispatcher)]
-        times = sorted(each_ns(dispatcher.plan, sums))
-        yield Figure(f"whole plan, {kind}, from sums{note}", median(times) / 1e3, 1.3)
-        slow = times[len(times) * 9 // 10]
-        yield Figure(
-            f"whole plan, {kind}, from sums{note}: a tenth takes more than", slow / 1e3, None
-        )
+        what = f"whole plan, {kind}, from sums{note}"
+        yield from _usual_and_slow(what, each_ns(dispatcher.plan, sums), 1.3)
         if kind == "extend" and not note:
             yield from _dense_or_not(dispatcher, sums)
+
+
+def _usual_and_slow(what: str, times_ns: list[float], limit_us: float) -> Iterator[Figure]:
+    yield Figure(what, median(times_ns) / 1e3, limit_us)
+    slow_ns = sorted(times_ns)[len(times_ns) * 9 // 10]
+    yield Figure(f"{what}: a tenth takes more than", slow_ns / 1e3, None)
 
 
 def _dense_or_not(dispatcher: Dispatcher, sums: Sequence[Batch]) -> Iterator[Figure]:
