@@ -245,8 +245,9 @@ class Dispatcher:
 
         Of the choices that are allowed at every context it has the least mean regret over
         `contexts`, a histogram of context length to how often it comes, or else over the measured
-        range, with sequences from a quarter of a context to all of it. Contexts of which too little
-        is measured have no say. It is decided once: later
+        range, with sequences from a quarter of a context to all of it (equal ones in a decode with
+        next_n above 1). Contexts of which too little is measured have no say. It is decided once:
+        later
         calls, and plans of captured batches of this size, give the same. `mode` defaults to decode
         for next_n 1 and to target_verify above.
 

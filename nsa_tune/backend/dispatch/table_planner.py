@@ -233,7 +233,7 @@ class TablePlanner:
         """The one plan for every context, or for `contexts` (length to how often it comes)."""
         lengths = sorted(contexts or self._spaced(mode, batch_size, next_n))
         weights = [contexts[length] for length in lengths] if contexts else []
-        batches = [
+        equal = [
             Batch.from_totals(
                 mode=mode,
                 batch_size=batch_size,
@@ -245,8 +245,7 @@ class TablePlanner:
             )
             for length in lengths
         ]
-        if not contexts:
-            batches = [_unequal(batch) for batch in batches]
+        batches = equal if contexts else [_unequal(batch) for batch in equal]
         choices: dict[str, Choice] = {}
         for policy in self._by_mode[mode]:
             forced = self.forced.get(policy.point.name)
@@ -256,7 +255,7 @@ class TablePlanner:
                 )
         chosen = {name: choice.choice for name, choice in choices.items()}
         because = _Because(self, choices)
-        return self._plan(batches[-1], chosen, because)
+        return self._plan(equal[-1], chosen, because)
 
     def replayed(self, plan: Plan, batch: Batch) -> Plan:
         """A captured size's `plan` for one replay, without what a limit forbids on `batch`."""
@@ -322,8 +321,8 @@ class TablePlanner:
 
 
 def _unequal(batch: Batch) -> Batch:
-    """`batch` with unequal sequences, as an engine runs them: from a quarter of its context to all
-    of it, spread evenly and in no order."""
+    """`batch` with unequal sequences, as engines run them: from a quarter of its context to all of
+    it, spread evenly and in no order."""
     contexts = [
         max(round(batch.max_kv * (1.0 - 0.75 * (i * _GOLDEN % 1.0))), batch.next_n)
         for i in range(batch.batch_size)
@@ -332,7 +331,7 @@ def _unequal(batch: Batch) -> Batch:
         return Batch.verify(contexts, batch.next_n, captured=True)
     if batch.mode is Mode.DRAFT_EXTEND:
         return Batch.draft_extend(contexts, batch.next_n, captured=True)
-    # A decode of several tokens a sequence is none that its lengths could describe.
+    # `Batch.decode` has one token a sequence: a decode of more stays as it is.
     return Batch.decode(contexts, captured=True) if batch.next_n == 1 else batch
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from nsa_tune import Batch, BatchError, Dispatcher
 from nsa_tune.backend.dispatch.decide import Verdict
+from nsa_tune.backend.dispatch.table_planner import _unequal
 from nsa_tune.backend.points import POINTS
 from nsa_tune.db.reader import read_text, shipped
 
@@ -27,7 +28,42 @@ def test_a_size_is_weighed_by_sequences_as_unequal_as_an_engine_s() -> None:
     assert opened.plan(Batch.decode([2000] * 192)).decode == "flashmla_sparse"
     assert opened.plan(Batch.decode(list(range(500, 2036, 8)))).decode == "fa3"
     assert opened.captured(192).decode == "fa3"
-    assert opened.captured(160, contexts={2000: 1}).decode == "flashmla_sparse"
+    other = Dispatcher.open(gpu="NVIDIA H200", model="deepseek-v3.2", heads=16, kv_dtype="bf16")
+    assert other.captured(192, contexts={2000: 1}).decode == "flashmla_sparse"
+
+
+@pytest.mark.parametrize(
+    ("mode", "next_n"), [("decode", 1), ("target_verify", 3), ("draft_extend", 3)]
+)
+def test_unequal_sequences_go_from_a_quarter_of_a_context_to_all_of_it(
+    mode: str, next_n: int
+) -> None:
+    equal = Batch.from_totals(
+        mode=mode, batch_size=40, q_tokens=40 * next_n, kv_tokens=40 * 1000, max_kv=1000,
+        next_n=next_n, captured=True,
+    )  # fmt: skip
+    made = _unequal(equal)
+
+    assert (made.mode, made.q_tokens, made.next_n, made.captured) == (
+        equal.mode, equal.q_tokens, next_n, True,
+    )  # fmt: skip
+    assert made.kv_lens is not None
+    assert 250 <= min(made.kv_lens) < 300 and made.max_kv == 1000
+    assert len(set(made.kv_lens)) == 40 and list(made.kv_lens) != sorted(made.kv_lens)
+
+
+def test_no_sequence_is_shorter_than_its_new_tokens() -> None:
+    short = Batch.from_totals(mode="target_verify", batch_size=9, q_tokens=36, kv_tokens=45,
+                              max_kv=5, next_n=4)  # fmt: skip
+
+    assert set(_unequal(short).kv_lens or ()) == {4, 5}
+
+
+def test_a_decode_of_several_tokens_a_sequence_stays_equal() -> None:
+    odd = Batch.from_totals(mode="decode", batch_size=9, q_tokens=18, kv_tokens=900, max_kv=100,
+                            next_n=2)  # fmt: skip
+
+    assert _unequal(odd) is odd
 
 
 @pytest.mark.parametrize("next_n", [2, 4])
