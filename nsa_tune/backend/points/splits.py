@@ -138,7 +138,8 @@ def keys_until_the_end(batch: Batch, topk: int, slots: int) -> float:
 
 
 def mean_keys(kv: int, new: int, topk: int) -> float:
-    """Keys that a row of a sequence attends to on average: one more each, up to `topk`."""
+    """Keys that a row of a sequence attends to on average: one more each, up to `topk`. Below it
+    half a key is dropped or added."""
     if kv <= topk:
         return kv - new // 2
     fewer = topk - kv + new

@@ -225,9 +225,10 @@ def _dealt_out(setting: Setting) -> dict[str, Value]:
     FlashInfer deals tiles out one head after another, a head's longest first, each to the SM that
     has least (scheduler.cuh, PrefillSM90Plan; with more than 4096 tiles a head it plans one head
     for all). So the last head's longest tile comes late: the SMs have done all heads before it but
-    for half of what they are at. No SM gets more than its turns of the longest tile, and just that
-    where all tiles are equal. FlashInfer measures a tile by its keys and twice its queries; here it
-    is its pairs, as what a tile costs besides is in `query_tiles`.
+    for half of what they are at. An SM gets at most ceil(tiles / SMs) of the longest tile, and just
+    that where each sequence is one tile and all have as many keys. FlashInfer measures a tile by
+    its keys and twice its queries; here it is its pairs, as what it costs besides is in
+    `query_tiles`.
     """
     heads, sms = setting.heads, max(setting.device.sms, 1)
     before = f"pairs_in_whole_tiles * ({(heads - 1) / sms!r} - 0.5 / query_tiles)"
