@@ -150,13 +150,15 @@ def test_the_grid_spans_batch_context_and_next_n_with_uneven_contexts(setting: S
     grid = DECODE.grid(setting)
     topk = setting.profile.index_topk
 
-    assert 40 <= len(grid) <= 150
+    assert 50 <= len(grid) <= 180
     assert len({str(batch) for batch in grid}) == len(grid)
     assert {batch.next_n for batch in grid} == {1, 2, 4}
     assert {batch.batch_size for batch in grid} >= {1, 4, 16, 64}
     assert {batch.q_tokens for batch in grid} >= {5, 6, 7, 10, 12, 20, 40}
     assert max(batch.max_kv for batch in grid) >= 56 * topk
     assert any(len(set(batch.lens or ())) == 3 for batch in grid)
+    assert sum(len(set(batch.lens or ())) > 3 for batch in grid) >= len(grid) // 20
+    assert any(batch.max_kv < topk / 2 for batch in grid)
     assert sum(batch.max_kv % 64 > 0 for batch in grid) >= len(grid) // 2
 
 

@@ -279,6 +279,8 @@ def test_the_grid_has_steps_and_extends_that_select(setting: Setting) -> None:
     assert {str(batch.mode) for batch in grid} == {"extend", "decode", "target_verify"}
     assert all(batch.max_kv > topk for batch in grid)
     assert sum(len(set(batch.lens or ())) > 1 for batch in grid) > 10
+    # Some sequences take all keys, beside one that selects.
+    assert any(batch.kv_tokens < batch.batch_size * topk for batch in grid)
     assert max(batch.max_kv for batch in grid) == 64 * topk
 
 

@@ -300,6 +300,7 @@ def test_the_grid_leaves_both_arms_a_choice_and_has_no_batch_twice(setting: Sett
         arms = list(point.candidates(setting))
         assert len({str(batch) for batch in grid}) == len(grid) >= 20
         assert all(arm.allowed(batch, setting) is None for batch in grid for arm in arms)
+        assert any(len(set(batch.lens or ())) > 1 for batch in grid)
 
 
 def test_samples_are_seeded_allowed_and_half_of_them_ragged() -> None:

@@ -16,6 +16,8 @@ _BETWEEN = (0, 1 / 4, 1 / 2, 3 / 4)
 _CONTEXTS = (1 / 2, 1, 2, 8, 32, 64)
 """In index_topk."""
 _NEXT_NS = (1, 2, 4)
+_RANDOM, _RANDOM_ON_A_CPU = 32, 8
+"""Random batches besides: some have short contexts, and many lengths."""
 
 
 def _most_kv(setting: Setting) -> int:
@@ -25,17 +27,21 @@ def _most_kv(setting: Setting) -> int:
 
 def grid(setting: Setting) -> list[Batch]:
     """Sequences by context by next_n: a third of equal round contexts, a third of equal uneven
-    ones, and a third of three lengths; coarse batches first."""
+    ones, and a third of three lengths; and random batches. Coarse batches first."""
     random, fits = Random(0), []
-    topk = setting.profile.index_topk
-    for i, count in enumerate(_SEQUENCES[::2] if setting.device.arch == "cpu" else _SEQUENCES):
+    topk, cpu = setting.profile.index_topk, setting.device.arch == "cpu"
+    for i, count in enumerate(_SEQUENCES[::2] if cpu else _SEQUENCES):
         for j, scale in enumerate(_CONTEXTS):
             for k, next_n in enumerate(_NEXT_NS):
                 sequences = count + int(count * _BETWEEN[(i + j + k) % len(_BETWEEN)])
                 if sequences * round(scale * topk) <= _most_kv(setting):
                     contexts = _contexts(random, sequences, round(scale * topk), (i + j + k) % 3)
                     fits.append((i % 2 + j % 2, random.random(), _batch(contexts, next_n)))
-    return [batch for _, _, batch in sorted(fits, key=lambda fit: fit[:2])]
+    fits += [
+        (rank % 3, random.random(), sample(setting, random))
+        for rank in range(_RANDOM_ON_A_CPU if cpu else _RANDOM)
+    ]
+    return list(dict.fromkeys(batch for _, _, batch in sorted(fits, key=lambda fit: fit[:2])))
 
 
 def _contexts(random: Random, count: int, context: int, kind: int) -> list[int]:

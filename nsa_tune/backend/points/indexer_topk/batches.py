@@ -16,6 +16,8 @@ _CONTEXTS = (5 / 4, 2, 4, 8, 16, 32, 64)
 """In index_topk."""
 _EXTENDS = (1 / 64, 1 / 8, 1 / 4, 1 / 2, 1.0, 2.0, 4.0)
 _PREFIXES = (0.0, 1.0, 3.0, 7.0, 15.0, 31.0, 60.0)
+_RANDOM, _RANDOM_ON_A_CPU = 32, 8
+"""Random batches besides: of few rows, some select and others take all keys."""
 
 
 def _most_scores(setting: Setting) -> int:
@@ -25,7 +27,7 @@ def _most_scores(setting: Setting) -> int:
 
 def grid(setting: Setting) -> list[Batch]:
     """Steps over sequences and context, and extends over new tokens, prefix and sequences; every
-    third of several lengths; coarse batches first."""
+    third of several lengths; and random batches. Coarse batches first."""
     random, topk = Random(0), setting.profile.index_topk
     fits: list[tuple[int, float, Batch]] = []
 
@@ -42,7 +44,9 @@ def grid(setting: Setting) -> list[Batch]:
             count = (1, 4)[(i + j) % 2] if new >= 1 / 4 else 1
             prefixes = _lengths(random, count, round(prefix * topk), (i + j) % 3 == 2)
             add(i % 2 + j % 2, Batch.extend(prefixes, [max(round(new * topk) // count, 1)] * count))
-    return [batch for _, _, batch in sorted(fits, key=lambda fit: fit[:2])]
+    for rank in range(_RANDOM_ON_A_CPU if setting.device.arch == "cpu" else _RANDOM):
+        add(rank % 3, sample(setting, random))
+    return list(dict.fromkeys(batch for _, _, batch in sorted(fits, key=lambda fit: fit[:2])))
 
 
 def _lengths(random: Random, count: int, length: int, ragged: bool) -> list[int]:

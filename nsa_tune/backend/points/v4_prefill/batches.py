@@ -10,6 +10,9 @@ from nsa_tune.backend.types.point import Setting
 
 __all__ = ["grid", "sample"]
 
+_RANDOM, _RANDOM_ON_A_CPU = 48, 16
+"""Random batches besides: some are ragged, and rows have other numbers of blocks."""
+
 
 def _limits(setting: Setting) -> tuple[int, int]:
     """Most (q tokens, kv tokens) of a swept batch; a CPU is given what it computes in a second."""
@@ -17,22 +20,26 @@ def _limits(setting: Setting) -> tuple[int, int]:
 
 
 def grid(setting: Setting) -> list[Batch]:
-    """Equal sequences over prefix length, new tokens and sequence count; coarse batches first."""
+    """Equal sequences over prefix length, new tokens and sequence count, and random batches; coarse
+    batches first."""
     cpu = setting.device.arch == "cpu"
     prefixes = (0, 128, 512, 2048) if cpu else (0, 512, 2048, 8192, 32768, 131072, 2**18)
     news = (1, 16, 64, 256) if cpu else (1, 16, 32, 64, 128, 256, 1024, 2048, 4096, 8192, 16384)
     most_q, most_kv = _limits(setting)
-    fits = [
-        (i % 2 + j % 2 + k % 2, (count, prefix, new))
+    ranks = {
+        Batch.extend([prefix] * count, [new] * count): i % 2 + j % 2 + k % 2
         for i, prefix in enumerate(prefixes)
         for j, new in enumerate(news)
         for k, count in enumerate((1, 4) if cpu else (1, 4, 16))
         if count * new <= most_q and count * (prefix + new) <= most_kv
-    ]
+    }
+    random = Random(0)
+    wanted = len(ranks) + (_RANDOM_ON_A_CPU if cpu else _RANDOM)
+    while len(ranks) < wanted:
+        # Some in each rank.
+        ranks.setdefault(sample(setting, random), len(ranks) % 4)
     # Shuffled within a rank, so that any first part of the sweep is spread over all of it.
-    order = Random(0)
-    fits = sorted(fits, key=lambda fit: (fit[0], order.random()))
-    return [Batch.extend([prefix] * count, [new] * count) for _, (count, prefix, new) in fits]
+    return sorted(ranks, key=lambda batch: (ranks[batch], random.random()))
 
 
 def sample(setting: Setting, random: Random) -> Batch:
