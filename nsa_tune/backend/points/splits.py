@@ -20,6 +20,7 @@ from nsa_tune.backend.types.point import Setting
 __all__ = [
     "DISTINCT_KEYS",
     "FIXED_BLOCKS",
+    "FLASHMLA_STEP",
     "MOST_TURNS",
     "OF_FA3",
     "OF_FLASHMLA_GROUPED",
@@ -38,6 +39,7 @@ __all__ = [
     "keys_until_the_end",
     "long_rows",
     "missed_pairs",
+    "more_in_steps",
     "triton",
     "triton_split",
     "until_the_end",
@@ -46,6 +48,8 @@ __all__ = [
 
 _TILE_HEADS, _BLOCK_KEYS = 64, 64
 """FlashAttention-3's tile for values of 512 channels (hopper/tile_size.h). FlashMLA's is alike."""
+FLASHMLA_STEP = 128
+"""Keys of a row that FlashMLA's sparse kernel computes at a time."""
 FIXED_BLOCKS = 5
 """Blocks' worth of time that FlashMLA's schedule counts for beginning a row."""
 _FULL = 0.8
@@ -61,7 +65,7 @@ _ROOMY = 160 * 1024
 """Bytes of shared memory from which `sparse_mla` takes more heads into a program."""
 
 OF_FA3: tuple[str, ...] = (
-    "blocks_of_the_busiest", "parts_merged", "merges", "waves_merged", "distinct_keys",
+    "blocks_of_the_busiest", "turns", "parts_merged", "merges", "waves_merged", "distinct_keys",
 )  # fmt: skip
 OF_FLASHMLA_KV: tuple[str, ...] = ("blocks_of_the_fullest", "splits_rows")
 OF_FLASHMLA_GROUPED: tuple[str, ...] = ("grouped_blocks_of_the_fullest", "grouped_splits_rows")
@@ -93,7 +97,7 @@ def long_rows(topk: int) -> dict[str, Value]:
     }
 
 
-def waves(name: str, count: str, at_once: float) -> dict[str, Value]:
+def waves(name: str, count: str, at_once: float, evenness: str = "evenness") -> dict[str, Value]:
     """`name`: how often a slot is taken in turn by `count` pieces of work, of which `at_once` run
     at a time. Equal pieces take whole waves; short ones among others fill the last wave's gaps.
 
@@ -102,20 +106,33 @@ def waves(name: str, count: str, at_once: float) -> dict[str, Value]:
     filled = f"{name}_filled"
     return {
         filled: Value(f"{count} / {at_once!r}"),
-        f"{name}_or_less": Value(f"{filled} + -{filled} % 1.0 * evenness * evenness"),
+        f"{name}_or_less": Value(f"{filled} + -{filled} % 1.0 * {evenness} * {evenness}"),
         name: Value(larger(f"{name}_or_less", "1.0")),
     }
 
 
-def in_turn(sums: str, topk: int, slots: int) -> Value:
+def in_turn(sums: str, topk: int, slots: int, more: str = "") -> Value:
     """Pairs in the time of a kernel that computes a row in each of `slots` at a time, if every slot
-    went on until the last row ends. `sums` is their formula by a batch's sums alone.
+    went on until the last row ends. `sums` is their formula by a batch's sums alone; `more` pairs
+    are added where it is by lengths.
 
     Where sequences are unequal, their order tells more. `attended_pairs` and `all_full` must be
     values before it, and `keys_until_the_end` a function.
     """
-    keys = f"keys_until_the_end(batch, {topk}, {slots})"
+    keys = f"keys_until_the_end(batch, {topk}, {slots}){f' + {more}' if more else ''}"
     return Value(sums, f"{slots}.0 * {keys} if q_tokens > {slots} and {_UNEQUAL} else {sums}")
+
+
+def more_in_steps(topk: int) -> dict[str, Value]:
+    """`more_in_steps`: by how much the pairs of unequal rows grow, if each row's keys are rounded
+    up to whole steps: half a step a row. Full rows are whole; of the others as many are counted as
+    would be half full, but no more than all."""
+    half = FLASHMLA_STEP / 2
+    return {
+        "more_if_half_full": Value(f"(all_full - attended_pairs) * {2 * half / topk!r}"),
+        "more_at_most": Value(f"{half!r} * rows"),
+        "more_in_steps": Value(smaller("more_if_half_full", "more_at_most")),
+    }
 
 
 def keys_until_the_end(batch: Batch, topk: int, slots: int) -> float:
@@ -229,6 +246,7 @@ def fa3(setting: Setting) -> dict[str, Value]:
         "blocks_of_the_busiest, parts_merged, merges": Value(
             equal, f"fa3_unequal(batch, most_parts) if {_UNEQUAL} else {equal}"
         ),
+        "turns": Value(f"-(-rows * {tiles} // {sms})"),
         # Each wave of parts ends with writing what a wave of whole rows does not.
         "waves_merged": Value(f"-(-parts_merged * {tiles} // {sms})"),
     }

@@ -180,6 +180,30 @@ def test_sums_of_equal_sequences_cost_what_their_lengths_cost() -> None:
     assert FEATURES.coordinates(sums) == pytest.approx(FEATURES.coordinates(lengths))
 
 
+def test_flashmla_s_sparse_kernel_computes_whole_steps_of_128_keys() -> None:
+    equal = FEATURES.by_name(Batch.decode([515] * 251))
+    assert equal["pairs_in_steps"] == 251 * 640
+    ratio = equal["steps_in_turn"] / equal["attended_pairs_in_waves_to_the_longest"]
+    assert ratio == pytest.approx(640 / 515)
+
+    full = FEATURES.by_name(Batch.decode([3000] * 4))
+    assert full["pairs_in_steps"] == full["attended_pairs"] == 4 * 2048
+
+    # Half a step for each row, but only as many as are missing half of their keys.
+    ragged = FEATURES.by_name(Batch.decode([300, 515, 700]))
+    assert ragged["pairs_in_steps"] == 1515 + 3 * 64
+    one_short = FEATURES.by_name(Batch.decode([1024, *[5000] * 9]))
+    assert one_short["pairs_in_steps"] == 1024 + 9 * 2048 + 64
+
+
+def test_a_tile_that_begins_late_is_a_turn_more() -> None:
+    """Two tiles of 64 heads a row, 132 SMs."""
+    features = Features(DECODE, replace(H100, layout=KVLayout.BF16))
+    turns = [features.by_name(Batch.decode([500] * rows))["turns"] for rows in (1, 66, 67, 133)]
+
+    assert turns == [1, 1, 2, 3]
+
+
 def test_the_last_wave_takes_as_long_as_its_longest_query() -> None:
     """Three queries side by side: seen on an H100 with contexts of 296, 1411 and 364 tokens."""
     name = "attended_pairs_in_waves_to_the_longest"

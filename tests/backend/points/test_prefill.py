@@ -601,3 +601,40 @@ def test_only_the_arms_with_a_schedule_have_a_cost_of_a_pass() -> None:
     assert [arm.name for arm in PREFILL.arms if arm.first is not None] == [
         "mla/flashmla_kv", "mla/flashmla_kv_mixed",
     ]  # fmt: skip
+
+
+@given(prefix=st.integers(0, 5000), new=st.integers(1, 700), count=st.integers(1, 4))
+def test_a_row_s_keys_are_rounded_up_to_whole_steps(prefix: int, new: int, count: int) -> None:
+    """Where many rows of a sequence end in different steps, by half a step on average."""
+    keys = [min(prefix + i, 2048) for i in range(1, new + 1)]
+    expected = count * sum(-(-one // 128) * 128 for one in keys)
+
+    found = Features(PREFILL, H100).by_name(Batch.extend([prefix] * count, [new] * count))
+
+    assert abs(found["pairs_in_steps"] - expected) <= 128 * found["rows"]
+    if prefix + new <= 128 or prefix >= 2048:
+        assert found["pairs_in_steps"] == expected
+
+
+def test_few_equal_rows_are_rounded_up_together() -> None:
+    found = Features(PREFILL, H100).by_name(Batch.extend([513] * 9, [2] * 9))
+
+    assert found["pairs_in_steps"] == 18 * 640
+
+
+def test_short_rows_take_a_whole_step_in_each_wave() -> None:
+    """84 rows of 24 to 37 keys on 66 pairs of SMs: a second wave."""
+    found = Features(PREFILL, H100).by_name(Batch.extend([23] * 6, [14] * 6))
+
+    assert found["pairs_in_steps"] == 84 * 128
+    assert found["steps_in_whole_waves"] == 2 * 128 * 66
+
+
+def test_tiles_of_dense_attention_take_turns() -> None:
+    """128 heads of each sequence's tile on 132 SMs; FlashAttention-2 has two slots on each."""
+
+    def turns(count: int) -> tuple[float, float]:
+        found = Features(PREFILL, H100).by_name(Batch.extend([0] * count, [3] * count))
+        return found["query_turns"], found["narrow_turns"]
+
+    assert [turns(count) for count in (1, 2, 3)] == [(1, 1), (2, 1), (3, 2)]

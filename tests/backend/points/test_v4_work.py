@@ -159,6 +159,25 @@ def test_of_many_equal_rows_it_is_about_as_much(each: int, more: int, prefix: in
     assert abs(many.steps_of_the_busiest - busiest) <= steps / 2 + 1
 
 
+@pytest.mark.parametrize(
+    "sequences",
+    [
+        [(4, 277, 1), (50, 2, 1), (29436, 12, 1), (78240, 4, 1)],
+        [(17, 935, 1), (4, 373, 1), (9756, 6, 1), (12483, 15, 1), (5, 2, 1)],
+        [(382, 371, 1), (12738, 40, 1)],
+    ],
+)
+def test_long_rows_among_many_fill_a_part_that_ends_last(sequences: list[Sequence]) -> None:
+    """An even share of all blocks is much less: a short row's beginning weighs more than it
+    takes."""
+    many = work_of(sequences, *RATIO_4, 66, 66)
+    blocks = [one for sequence in sequences for one, _ in rows_of(sequence, RATIO_4)]
+    fullest, _ = scheduled(blocks, 66)
+
+    assert many.blocks_of_the_fullest == pytest.approx(fullest, rel=0.12)
+    assert (sum(blocks) + len(blocks)) / 66 < 0.85 * fullest
+
+
 def test_long_rows_that_come_last_are_waited_for_unless_rows_are_many() -> None:
     short, long = (0, 300, 1), (30_000, 60, 1)
     last, first = (work_of(order, *RATIO_4, 132, 132) for order in ([short, long], [long, short]))

@@ -46,7 +46,7 @@ ARMS = (
     Arm(
         "flashmla_sparse", mla.build_flashmla_selected, _BOTH, "flash_mla", flash_mla.ARCHS,
         (limits.SOME_ROWS, *flash_mla.SPARSE_FWD, limits.SELECTION_BYTES),
-        features=features.OF_PAIRS,
+        features=features.OF_FLASHMLA_SPARSE,
     ),
     Arm(
         "triton", mla.build_triton, _BOTH, archs=ANY_GPU,

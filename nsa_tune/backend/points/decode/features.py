@@ -14,7 +14,7 @@ from nsa_tune.backend.points.prefill.features import (
     pairs_in_waves,
     wave_of,
 )
-from nsa_tune.backend.types.formula import Formulas
+from nsa_tune.backend.types.formula import Formulas, Value
 from nsa_tune.backend.types.layouts import KVLayout
 from nsa_tune.backend.types.point import Setting
 
@@ -22,6 +22,7 @@ __all__ = [
     "OF_FA3",
     "OF_FLASHMLA_GROUPED",
     "OF_FLASHMLA_KV",
+    "OF_FLASHMLA_SPARSE",
     "OF_PAIRS",
     "OF_TRITON",
     "OF_TRITON_SPLIT",
@@ -30,6 +31,7 @@ __all__ = [
 
 _IN_TURN = "attended_pairs_in_waves_to_the_longest"
 OF_PAIRS = ("rows", "attended_pairs", _IN_TURN, "waves", "distinct_keys")
+OF_FLASHMLA_SPARSE = ("rows", "pairs_in_steps", "steps_in_turn", "waves", "distinct_keys")
 # Pairs are not offered where the busiest SM's work is. Over many rows both grow alike: part of the
 # steps would be charged to pairs.
 OF_FA3 = ("rows", *splits.OF_FA3)
@@ -37,8 +39,9 @@ OF_FLASHMLA_KV = ("attended_pairs", "distinct_keys", *splits.OF_FLASHMLA_KV)
 OF_FLASHMLA_GROUPED = ("attended_pairs", "distinct_keys", *splits.OF_FLASHMLA_GROUPED)
 OF_TRITON = (*OF_PAIRS, *splits.OF_TRITON)
 OF_TRITON_SPLIT = splits.OF_TRITON_SPLIT
-_OF_BF16 = tuple(dict.fromkeys((*OF_PAIRS, *OF_FA3, *OF_TRITON, *OF_TRITON_SPLIT)))
-_OF_PACKED = tuple(dict.fromkeys((*OF_PAIRS, *OF_FLASHMLA_KV, *OF_FLASHMLA_GROUPED)))
+_OF_ALL = (*OF_PAIRS, *OF_FLASHMLA_SPARSE)
+_OF_BF16 = tuple(dict.fromkeys((*_OF_ALL, *OF_FA3, *OF_TRITON, *OF_TRITON_SPLIT)))
+_OF_PACKED = tuple(dict.fromkeys((*_OF_ALL, *OF_FLASHMLA_KV, *OF_FLASHMLA_GROUPED)))
 
 
 def formulas(setting: Setting) -> Formulas:
@@ -50,6 +53,7 @@ def formulas(setting: Setting) -> Formulas:
         **pairs_in_waves("attended_pairs", f"({topk}.0 if max_kv > {topk} else max_kv)", wave),
     }
     values[_IN_TURN] = splits.in_turn(values[_IN_TURN].formula, topk, wave)
+    values |= _steps(topk)
     if setting.layout is KVLayout.BF16:
         values |= splits.fa3(setting) | splits.triton(setting) | splits.triton_split(setting)
         features = _OF_BF16
@@ -70,3 +74,21 @@ def formulas(setting: Setting) -> Formulas:
         **(splits.fa3_functions(setting) if setting.layout is KVLayout.BF16 else {}),
     }
     return Formulas(values, features, coordinates, functions=functions)
+
+
+def _steps(topk: int) -> dict[str, Value]:
+    """The pairs, if each row's keys are rounded up to whole steps; all, and in turn."""
+    step = splits.FLASHMLA_STEP
+    equal = "kv_tokens == batch_size * max_kv"
+    return {
+        **splits.more_in_steps(topk),
+        "mean_keys": Value("attended_pairs / rows"),
+        "pairs_in_steps": Value(
+            f"rows * -(-mean_keys // {step}) * {step}.0 if {equal} "
+            "else attended_pairs + more_in_steps"
+        ),
+        "steps_in_turn": Value(
+            f"{_IN_TURN} * pairs_in_steps / attended_pairs if {equal} "
+            f"else {_IN_TURN} + more_in_steps"
+        ),
+    }

@@ -57,7 +57,7 @@ MLA = (
     Arm(
         "mla/flashmla_sparse", mla.build_flashmla_sparse, _ANY, "flash_mla", flash_mla.ARCHS,
         (limits.SOME_ROWS, *flash_mla.SPARSE_FWD, flash_mla.WIDENED_BYTES),
-        features=features.OF_MLA,
+        features=features.OF_FLASHMLA_SPARSE,
     ),
     Arm(
         "mla/flashmla_kv", mla.build_flashmla_kv, _PACKED, "flash_mla", flash_mla.ARCHS,

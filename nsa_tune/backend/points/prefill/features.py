@@ -25,6 +25,7 @@ __all__ = [
     "OF_FA3_MERGED",
     "OF_FLASHMLA_KV",
     "OF_FLASHMLA_MIXED",
+    "OF_FLASHMLA_SPARSE",
     "OF_MLA",
     "OF_SDPA",
     "OF_SPARSE_FA3",
@@ -39,6 +40,8 @@ _REGIMES = frozenset({0, 1})
 """Without any prefix nothing is read back: that is a regime of its own."""
 _TILE = 128
 """Queries that FlashAttention-3 computes at once for head dims of 192 and 128."""
+_FEW_ROWS = 16
+"""New tokens of a sequence whose rows mostly end in the same step."""
 _FEWEST_KEYS = 128
 """Keys of the smallest part into which FlashAttention-2 splits them."""
 
@@ -49,6 +52,8 @@ _FEATURES = (
     "tokens_read_back",
     "attended_pairs",
     "attended_pairs_in_whole_waves",
+    "pairs_in_steps",
+    "steps_in_whole_waves",
     "query_tiles",
     "pairs_in_whole_tiles",
     "queries_merged",
@@ -58,13 +63,15 @@ _FEATURES = (
     "q_tokens_in_a_tile",
     "pairs_of_the_busiest",
     "narrow_pairs_of_the_busiest",
+    "narrow_turns",
+    "query_turns",
 )
 _OF_ROWS = ("batch_size", "rows")
 _OF_KEYS = ("keys", "tokens_read_back")
 _OF_MHA = (*_OF_KEYS, "kv_tokens_in_a_tile")
 # What a sequence and its queries cost is in their tiles. Where sequences are equal, as in most
 # swept batches, nothing tells the two apart, and half of it would be charged to ragged ones again.
-OF_FA3 = (*_OF_MHA, "query_tiles", "pairs_in_whole_tiles", "pairs_of_the_busiest")
+OF_FA3 = (*_OF_MHA, "query_tiles", "pairs_in_whole_tiles", "pairs_of_the_busiest", "query_turns")
 OF_FA3_MERGED = ("rows", *OF_FA3)
 OF_FA2 = (
     *_OF_MHA,
@@ -72,6 +79,7 @@ OF_FA2 = (
     "pairs_in_narrow_tiles",
     "queries_merged",
     "narrow_pairs_of_the_busiest",
+    "narrow_turns",
 )
 OF_SDPA = (*_OF_ROWS, *_OF_MHA, "attended_pairs", "query_tiles", "pairs_in_whole_tiles")
 _OF_POOL_READERS = ("tokens_read_back", "attended_pairs", "missed_pairs")
@@ -86,6 +94,13 @@ OF_MLA = (
     "attended_pairs_in_whole_waves",
     "q_tokens_in_a_tile",
 )
+OF_FLASHMLA_SPARSE = (
+    *_OF_ROWS,
+    *_OF_KEYS,
+    "pairs_in_steps",
+    "steps_in_whole_waves",
+    "q_tokens_in_a_tile",
+)
 OF_SPARSE_FA3 = ("rows", "q_tokens_in_a_tile", *splits.OF_FA3)
 
 
@@ -94,7 +109,8 @@ def formulas(setting: Setting) -> Formulas:
     the others, along which the kernels' efficiency changes less."""
     topk, wave = setting.profile.index_topk, wave_of(setting)
     # A tile's keys are one SM's work, unless they are split among all.
-    share = setting.heads / max(setting.device.sms, 1)
+    heads, sms = setting.heads, max(setting.device.sms, 1)
+    share = heads / sms
     whole = f"(query_tiles, pairs_in_whole_tiles) if narrow == {_TILE} else "
     values = {
         **attended_pairs(topk),
@@ -103,6 +119,7 @@ def formulas(setting: Setting) -> Formulas:
         "attended_pairs_in_whole_waves": splits.in_turn(
             f"query_waves * longest * {wave}.0", topk, wave
         ),
+        **_steps(topk, wave),
         "tokens_read_back": Value("keys if prefix_tokens else 0.0"),
         "kv_tokens_in_a_tile": Value(larger("keys", f"{_TILE}.0")),
         "q_tokens_in_a_tile": Value(larger("rows", f"{_TILE}.0")),
@@ -116,11 +133,11 @@ def formulas(setting: Setting) -> Formulas:
         **_tiles("narrow_tiles", "pairs_in_narrow_tiles", "narrow", whole),
         # It splits the keys, and merges partial outputs, to fill the device: two blocks an SM
         # (FlashInfer scheduler.cuh, PrefillSplitQOKVIndptr).
-        "splits": Value(
-            f"{_FEWEST_KEYS} < max_kv <= {topk} "
-            f"and narrow_tiles * {setting.heads} <= {setting.device.sms}"
-        ),
+        "splits": Value(f"{_FEWEST_KEYS} < max_kv <= {topk} and narrow_tiles * {heads} <= {sms}"),
         "queries_merged": Value("rows if splits else 0.0"),
+        # Each tile begins and ends, however few keys it has.
+        "query_turns": Value(f"-(-query_tiles * {heads} // {sms}) * 1.0"),
+        "narrow_turns": Value(f"-(-narrow_tiles * {heads} // {2 * sms}) * 1.0"),
         # Tiles are begun in their order, two at a time on an SM. If they do not all fit at once, a
         # long one may be the last to begin.
         "narrow_share": Value(f"pairs_in_narrow_tiles * {share / 2!r}"),
@@ -128,7 +145,7 @@ def formulas(setting: Setting) -> Formulas:
         "narrow_late": Value("narrow_share + 0.5 * narrow_longest"),
         "narrow_pairs_of_the_busiest": Value(
             f"narrow_share if splits else narrow_longest "
-            f"if narrow_tiles * {setting.heads} <= {2 * setting.device.sms} "
+            f"if narrow_tiles * {heads} <= {2 * sms} "
             f"else {larger('narrow_late', 'narrow_longest')}"
         ),
     }
@@ -201,6 +218,29 @@ def attended_by_length(batch: Batch, topk: int) -> int:
             below = new if prefix + new <= topk else topk - prefix
             total += count * (below * prefix + below * (below + 1) // 2 + (new - below) * topk)
     return total
+
+
+def _steps(topk: int, wave: int) -> dict[str, Value]:
+    """`pairs_in_steps`: the attended pairs, if each row's keys are rounded up to whole steps;
+    `steps_in_whole_waves`: the same in whole waves."""
+    step = splits.FLASHMLA_STEP
+    alike = f"q_tokens <= {_FEW_ROWS} * batch_size and kv_tokens == batch_size * max_kv"
+    return {
+        **splits.more_in_steps(topk),
+        "mean_keys": Value("attended_pairs / rows"),
+        "pairs_in_steps": Value(
+            f"{step}.0 * rows if max_kv <= {step} "
+            f"else rows * -(-mean_keys // {step}) * {step}.0 if {alike} "
+            "else attended_pairs + more_in_steps"
+        ),
+        "longest_in_steps": Value(f"-(-longest // {step}) * {step}.0"),
+        "step_rows": Value("pairs_in_steps / longest_in_steps"),
+        "step_evenness": Value("step_rows / rows"),
+        **splits.waves("step_waves", "step_rows", float(wave), "step_evenness"),
+        "steps_in_whole_waves": splits.in_turn(
+            f"step_waves * longest_in_steps * {wave}.0", topk, wave, "more_in_steps"
+        ),
+    }
 
 
 def _tiles(tiles: str, pairs: str, tile: str, known: str = "") -> dict[str, Value]:

@@ -54,8 +54,8 @@ def work_of(
     """The work of `sequences`: (prefix, new tokens, how many like this).
 
     `most` is the most compressed tokens that a query attends to, `parts` the schedule's, `slots`
-    the rows that `sparse_fwd` computes at once. Of more than four rows a part or slot the order is
-    not looked at; then every part counts as one of a split row.
+    the rows that `sparse_fwd` computes at once. More than four rows a part or slot are not played
+    through; then every part counts as one of a split row.
     """
     runs = [run for one in sequences for run in runs_of_rows(*one, ratio, most, window)]
     rows = sum(run.rows for run in runs)
@@ -65,7 +65,7 @@ def work_of(
     if rows <= MOST_TURNS * parts:
         fullest, merged = schedule(runs, parts)
     else:
-        fullest, merged = (blocks + rows) / parts + 1, parts
+        fullest, merged = _fullest_of_many(runs, blocks, rows, parts), parts
     if rows <= MOST_TURNS * slots:
         busiest: float = until_the_end(((run.steps + 1, run.rows) for run in runs), slots)
     else:
@@ -74,6 +74,23 @@ def work_of(
         float(blocks), float(fullest), float(merged > 0), float(merged), float(steps),
         float(busiest),
     )  # fmt: skip
+
+
+def _fullest_of_many(runs: Iterable[Run], blocks: int, rows: int, parts: int) -> float:
+    """About what the fullest part goes through, of many rows. Parts are equal by the schedule's
+    count, in which a short row's beginning weighs more than it takes: so the fullest has as many
+    rows of one run of long ones as fit, and is else as all are."""
+    done, total = blocks + rows, blocks + FIXED_BLOCKS * rows
+    time = total / parts
+    return (
+        1
+        + max(
+            min(run.rows * (run.blocks + FIXED_BLOCKS), time)
+            * ((run.blocks + 1) / (run.blocks + FIXED_BLOCKS) - done / total)
+            for run in runs
+        )
+        + done / parts
+    )
 
 
 def runs_of_rows(
