@@ -120,7 +120,7 @@ def test_a_long_row_is_split_among_the_parts() -> None:
 def test_rows_that_fill_the_parts_are_whole() -> None:
     # The 128th token: its window, the first compressed token, and two steps for 129 keys.
     assert work_of([(127, 1, 3)], *RATIO_128, 2, 2) == Work(
-        blocks=3 * 3, blocks_of_the_fullest=2 * (3 + 1), splits_rows=0, parts_merged=0,
+        blocks_of_the_fullest=2 * (3 + 1), splits_rows=0, parts_merged=0,
         steps=3 * 2, steps_of_the_busiest=2 * (2 + 1),
     )  # fmt: skip
 
@@ -128,7 +128,7 @@ def test_rows_that_fill_the_parts_are_whole() -> None:
 def test_a_row_by_itself_is_a_block_for_each_of_many_parts() -> None:
     # 128 tokens and 1024 compressed ones.
     assert work_of([(4095, 1, 1)], *RATIO_4, 66, 66) == Work(
-        blocks=18, blocks_of_the_fullest=1 + 1, splits_rows=1, parts_merged=18,
+        blocks_of_the_fullest=1 + 1, splits_rows=1, parts_merged=18,
         steps=9, steps_of_the_busiest=9 + 1,
     )  # fmt: skip
 
@@ -142,7 +142,7 @@ def test_of_few_rows_a_part_all_is_as_row_by_row(
     fullest, merged = scheduled([blocks for blocks, _ in rows], parts)
 
     assert work_of(sequences, *shape, parts, slots) == Work(
-        sum(blocks for blocks, _ in rows), fullest, merged > 0, merged,
+        fullest, merged > 0, merged,
         sum(steps for _, steps in rows), until_the_end([steps + 1 for _, steps in rows], slots),
     )  # fmt: skip
 
@@ -165,6 +165,7 @@ def test_of_many_equal_rows_it_is_about_as_much(each: int, more: int, prefix: in
         [(4, 277, 1), (50, 2, 1), (29436, 12, 1), (78240, 4, 1)],
         [(17, 935, 1), (4, 373, 1), (9756, 6, 1), (12483, 15, 1), (5, 2, 1)],
         [(382, 371, 1), (12738, 40, 1)],
+        [(4, 277, 1), (29436, 1, 16)],
     ],
 )
 def test_long_rows_among_many_fill_a_part_that_ends_last(sequences: list[Sequence]) -> None:
@@ -174,7 +175,7 @@ def test_long_rows_among_many_fill_a_part_that_ends_last(sequences: list[Sequenc
     blocks = [one for sequence in sequences for one, _ in rows_of(sequence, RATIO_4)]
     fullest, _ = scheduled(blocks, 66)
 
-    assert many.blocks_of_the_fullest == pytest.approx(fullest, rel=0.12)
+    assert many.blocks_of_the_fullest == pytest.approx(fullest, rel=0.17)
     assert (sum(blocks) + len(blocks)) / 66 < 0.85 * fullest
 
 

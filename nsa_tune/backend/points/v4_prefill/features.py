@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 _OF_COPY = ("batch_size", "gathered_tokens", "compresses", "steps", "steps_of_the_busiest")
-_OF_POOLS = ("blocks", "blocks_of_the_fullest", "splits_rows", "parts_merged")
+_OF_POOLS = ("blocks_of_the_fullest", "splits_rows", "parts_merged")
 OF_SPARSE_FWD = ("rows", *_OF_COPY)
 OF_WITH_KVCACHE = ("rows", *_OF_POOLS)
 

@@ -8,7 +8,7 @@ first. Most rows have as many blocks as the row before them, so they are kept as
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -33,8 +33,6 @@ class Work(NamedTuple):
     """What a layer computes. All are floats: a product of two takes a third of a mixed one's
     time."""
 
-    blocks: float
-    """Of all rows."""
     blocks_of_the_fullest: float
     """What the fullest part goes through; to begin a row takes about as long as a block."""
     splits_rows: float
@@ -59,38 +57,37 @@ def work_of(
     """
     runs = [run for one in sequences for run in runs_of_rows(*one, ratio, most, window)]
     rows = sum(run.rows for run in runs)
-    blocks = sum(run.rows * run.blocks for run in runs)
     steps = sum(run.rows * run.steps for run in runs)
     fullest: float
     if rows <= MOST_TURNS * parts:
         fullest, merged = schedule(runs, parts)
     else:
-        fullest, merged = _fullest_of_many(runs, blocks, rows, parts), parts
+        fullest, merged = _fullest_of_many(runs, rows, parts), parts
     if rows <= MOST_TURNS * slots:
         busiest: float = until_the_end(((run.steps + 1, run.rows) for run in runs), slots)
     else:
         busiest = (steps + rows) / slots + max(run.steps for run in runs) / 2
-    return Work(
-        float(blocks), float(fullest), float(merged > 0), float(merged), float(steps),
-        float(busiest),
-    )  # fmt: skip
+    return Work(float(fullest), float(merged > 0), float(merged), float(steps), float(busiest))
 
 
-def _fullest_of_many(runs: Iterable[Run], blocks: int, rows: int, parts: int) -> float:
+def _fullest_of_many(runs: Sequence[Run], rows: int, parts: int) -> float:
     """About what the fullest part goes through, of many rows. Parts are equal by the schedule's
     count, in which a short row's beginning weighs more than it takes: so the fullest has as many
-    rows of one run of long ones as fit, and is else as all are."""
-    done, total = blocks + rows, blocks + FIXED_BLOCKS * rows
-    time = total / parts
-    return (
-        1
-        + max(
-            min(run.rows * (run.blocks + FIXED_BLOCKS), time)
-            * ((run.blocks + 1) / (run.blocks + FIXED_BLOCKS) - done / total)
-            for run in runs
-        )
-        + done / parts
-    )
+    long rows that follow one another as fit, and is else as all are."""
+    blocks = sum(run.rows * run.blocks for run in runs)
+    done, counted = blocks + rows, blocks + FIXED_BLOCKS * rows
+    each, room = done / counted, counted / parts + FIXED_BLOCKS
+    most = more = weight = 0.0
+    for run in runs:
+        own = run.blocks + FIXED_BLOCKS
+        longer = run.blocks + 1 - own * each
+        if longer > 0:
+            more += run.rows * longer
+            weight += run.rows * own
+            most = max(most, more if weight <= room else more * room / weight)
+        else:
+            more = weight = 0.0
+    return 1 + most + done / parts
 
 
 def runs_of_rows(
