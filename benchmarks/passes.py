@@ -1,7 +1,8 @@
 """Whole passes of attention, really run: every layer of a model back to back, under each choice.
 
     python -m benchmarks.passes --heads 128,16 --kv-dtype fp8,bf16 [--batches 60] [--seed 61]
-        [--budget 240] [--points prefill,decode] [--sparse-only] [--db TABLE] [--out FILE]
+        [--budget 240] [--points prefill,decode] [--sparse-only] [--share 0.3] [--db TABLE]
+        [--out FILE]
     python -m benchmarks.passes --replay FILE --gpu "NVIDIA H200" [--sparse-only] [--db TABLE]
 
 For random batches each arm that could be the best runs a pass as one CUDA graph of all layers:
@@ -10,6 +11,11 @@ Arms take turns. The regret of the plan's choice is its pass over the best arm's
 that the table expects to take more than twice the best one's time are not run. --sparse-only leaves
 dense attention out, whose kernels FlashInfer compiles for a minute or two at first. --budget ends
 everything in time: every setting gets an equal part of what is left.
+
+Layers follow one another at once. In an engine other work runs between them, and a GPU at its power
+cap clocks up meanwhile, which can turn a comparison round (docs/method.md). With --share memory is
+written between layers, so that the arm expected to be the best takes that part of a pass; this time
+is subtracted as that of the flushes is.
 
 On a CPU (--device cpu) the layers run one behind the other without a graph.
 
@@ -64,8 +70,12 @@ class Passes(Protocol):
 
     layers: int
 
-    def captured(self, arm: Arm, case: Any) -> Callable[[], float]:
-        """A call that runs a pass by `arm` and gives its microseconds; warm."""
+    flush_us: float
+    """Of the flush before a layer."""
+
+    def captured(self, arm: Arm, case: Any, flushes: int = 1) -> Callable[[], float]:
+        """A call that runs a pass by `arm`, with so many flushes before each layer, and gives the
+        microseconds of its layers; warm."""
         ...
 
     def release(self) -> None:
@@ -91,16 +101,17 @@ class GraphPasses:
         self._pool = torch.cuda.graph_pool_handle()
         flushes = self._graph([lambda: self._flush] * layers)
         # The first ones find a GPU that has clocked down.
-        self._flushes_us = median([flushes() for _ in range(_WARM_UP)][-9:])
+        self.flush_us = median([flushes() for _ in range(_WARM_UP)][-9:]) / layers
         del flushes
         self.release()
 
-    def captured(self, arm: Arm, case: Any) -> Callable[[], float]:
+    def captured(self, arm: Arm, case: Any, flushes: int = 1) -> Callable[[], float]:
         """The time of the flushes alone is subtracted."""
-        replay = self._graph(_layers_of(arm, case, self.layers))
-        return lambda: replay() - self._flushes_us
+        replay = self._graph(_layers_of(arm, case, self.layers), flushes)
+        flushes_us = self.flush_us * self.layers * flushes
+        return lambda: replay() - flushes_us
 
-    def _graph(self, runs: Sequence[Run]) -> Callable[[], float]:
+    def _graph(self, runs: Sequence[Run], flushes: int = 1) -> Callable[[], float]:
         start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         # The case's tensors were made on another stream, and kernels compile at their first call.
         torch.cuda.synchronize()
@@ -112,7 +123,8 @@ class GraphPasses:
             graph.capture_begin(pool=self._pool)
             try:
                 for run in runs:
-                    self._flush.zero_()
+                    for _ in range(flushes):
+                        self._flush.zero_()
                     run()
             finally:
                 graph.capture_end()
@@ -141,11 +153,13 @@ class GraphPasses:
 class LoopPasses:
     """On a CPU: the layers one behind the other."""
 
+    flush_us = 0.0
+
     def __init__(self, layers: int) -> None:
         self.layers = layers
 
-    def captured(self, arm: Arm, case: Any) -> Callable[[], float]:
-        """Timed by the clock."""
+    def captured(self, arm: Arm, case: Any, flushes: int = 1) -> Callable[[], float]:
+        """Timed by the clock; nothing is flushed."""
         runs = _layers_of(arm, case, self.layers)
         runs[0](), runs[-1]()
 
@@ -180,7 +194,7 @@ class Row:
 
 def rows(
     point: Point, dispatcher: Dispatcher, passes: Passes, device: torch.device, batches: int,
-    end: float, sparse_only: bool = False, seed: int = _SEED,
+    end: float, sparse_only: bool = False, seed: int = _SEED, share: float = 1.0,
 ) -> Iterator[Row]:  # fmt: skip
     """A row for each of `batches` random batches that leave a choice, until the clock's `end`."""
     setting, random = dispatcher.setting, Random(seed)
@@ -195,7 +209,7 @@ def rows(
         if chosen is None or len(arms) < 2:
             continue
         left -= 1
-        times, failed = timed(point, batch, arms, dispatcher, passes, device)
+        times, failed = timed(point, batch, arms, dispatcher, passes, device, share)
         if chosen not in times or len(times) < 2:
             print(f"{batch}: not run: {failed}", file=sys.stderr)
             continue
@@ -231,15 +245,18 @@ def contenders(
 
 def timed(
     point: Point, batch: Batch, arms: Sequence[Arm], dispatcher: Dispatcher, passes: Passes,
-    device: torch.device,
+    device: torch.device, share: float = 1.0,
 ) -> tuple[dict[str, float], dict[str, str]]:  # fmt: skip
     """By arm the median time of a pass, and why an arm could not be run."""
     case = point.case(batch, dispatcher.setting, device)
+    known = dispatcher.policies[point.name].survey(batch).latencies
+    best_us = min(us for arm in arms if (us := known[arm.name]) is not None)
+    flushes = flushes_for(share, best_us, passes.flush_us)
     ready: dict[str, Callable[[], float]] = {}
     failed: dict[str, str] = {}
     for arm in arms:
         try:
-            ready[arm.name] = passes.captured(arm, case)
+            ready[arm.name] = passes.captured(arm, case, flushes)
         except Exception as failure:  # noqa: BLE001 - a kernel library may raise anything
             failed[arm.name] = str(failure).splitlines()[0][:200] if str(failure) else "failed"
     samples: dict[str, list[float]] = {name: [] for name in ready}
@@ -254,6 +271,13 @@ def timed(
     del case
     passes.release()
     return {name: median(some) for name, some in samples.items()}, failed
+
+
+def flushes_for(share: float, layer_us: float, flush_us: float) -> int:
+    """How many flushes leave a layer `share` of the time; 1 at least."""
+    if share >= 1 or not flush_us:
+        return 1
+    return max(round(layer_us * (1 / share - 1) / flush_us), 1)
 
 
 def replayed(
@@ -308,7 +332,7 @@ def _run(
         found: list[Row] = []
         drawn = rows(
             POINTS[name], dispatcher, passes, device, arguments.batches, end,
-            arguments.sparse_only, arguments.seed,
+            arguments.sparse_only, arguments.seed, arguments.share,
         )  # fmt: skip
         for row in drawn:
             found.append(row)
@@ -351,6 +375,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=_SEED, help="of the random batches")
     parser.add_argument("--budget", type=float, default=inf, help="seconds for all together")
     parser.add_argument("--sparse-only", action="store_true", help="without dense attention")
+    parser.add_argument("--share", type=float, default=1.0, help="of a pass that attention takes")
     parser.add_argument("--layers", type=int, help="default: the whole model's")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--db", type=Path)

@@ -32,14 +32,17 @@ class Told:
     """Passes that take what they are told."""
 
     layers = 61
+    flush_us = 40.0
 
     def __init__(self, us: dict[str, float], broken: tuple[str, ...] = ()) -> None:
         self.us, self.broken = us, broken
         self.released = 0
+        self.flushes: list[int] = []
 
-    def captured(self, arm: Arm, case: Any) -> Callable[[], float]:
+    def captured(self, arm: Arm, case: Any, flushes: int = 1) -> Callable[[], float]:
         """Whatever the case is."""
         del case
+        self.flushes.append(flushes)
         if arm.name in self.broken:
             raise RuntimeError("no kernel\nhere")
         return lambda: self.us[arm.name]
@@ -118,6 +121,27 @@ def test_an_arm_that_breaks_leaves_the_others(
 
     run(dispatcher, "decode", Told(ALIKE, broken=("flashmla_kv",)))
     assert "not run: {'flashmla_kv': 'no kernel'}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("share", [1.0, 0.5, 0.3])
+def test_all_arms_of_a_batch_have_the_same_work_between_their_layers(
+    dispatcher: Dispatcher, share: float
+) -> None:
+    told = Told(ALIKE)
+    row = run(dispatcher, "decode", told, share=share)[-1]
+
+    last = told.flushes[-len(row.pass_us) :]
+    known = dispatcher.policies["decode"].survey(Batch.parse(row.batch)).latencies
+    best = min(us for arm in row.pass_us if (us := known[arm]) is not None)
+    assert set(last) == {passes.flushes_for(share, best, told.flush_us)}
+
+
+def test_memory_is_written_for_as_long_as_attention_leaves() -> None:
+    # Of 1000 us attention takes 300; 18 flushes of 39 us take the rest.
+    assert passes.flushes_for(0.3, 300.0, 39.0) == 18
+    assert passes.flushes_for(1.0, 300.0, 39.0) == 1
+    assert passes.flushes_for(0.5, 10.0, 39.0) == 1
+    assert passes.flushes_for(0.3, 300.0, 0.0) == 1
 
 
 def test_another_seed_draws_other_batches(dispatcher: Dispatcher) -> None:
