@@ -39,7 +39,8 @@ __all__ = [
     "keys_until_the_end",
     "long_rows",
     "missed_pairs",
-    "more_in_steps",
+    "pairs_in_steps",
+    "steps_in_turn",
     "triton",
     "triton_split",
     "until_the_end",
@@ -52,6 +53,8 @@ FLASHMLA_STEP = 128
 """Keys of a row that FlashMLA's sparse kernel computes at a time."""
 FIXED_BLOCKS = 5
 """Blocks' worth of time that FlashMLA's schedule counts for beginning a row."""
+_FEW_ROWS = 16
+"""Queries of a sequence that mostly end in the same step."""
 _FULL = 0.8
 """Tiles full of heads, an SM, from which FlashAttention-3 splits none."""
 _NEARLY = 0.85
@@ -123,15 +126,40 @@ def in_turn(sums: str, topk: int, slots: int, more: str = "") -> Value:
     return Value(sums, f"{slots}.0 * {keys} if q_tokens > {slots} and {_UNEQUAL} else {sums}")
 
 
-def more_in_steps(topk: int) -> dict[str, Value]:
-    """`more_in_steps`: by how much the pairs of unequal rows grow, if each row's keys are rounded
-    up to whole steps: half a step a row. Full rows are whole; of the others as many are counted as
-    would be half full, but no more than all."""
-    half = FLASHMLA_STEP / 2
+def pairs_in_steps(topk: int) -> dict[str, Value]:
+    """`pairs_in_steps`: the attended pairs, if each row's keys are rounded up to whole steps;
+    `longest_in_steps`: the longest row's keys likewise.
+
+    Rows that are alike are rounded up together. Of others each takes half a step more. Full rows
+    are whole: as many rows are counted as would be half full, but no more than all. The values of
+    `long_rows` must be before these.
+    """
+    step = FLASHMLA_STEP
+    alike = f"q_tokens <= {_FEW_ROWS} * batch_size and kv_tokens == batch_size * max_kv"
     return {
-        "more_if_half_full": Value(f"(all_full - attended_pairs) * {2 * half / topk!r}"),
-        "more_at_most": Value(f"{half!r} * rows"),
+        "mean_keys": Value("attended_pairs / rows"),
+        "longest_in_steps": Value(f"-(-longest // {step}) * {step}.0"),
+        "more_if_half_full": Value(f"(all_full - attended_pairs) * {step / topk!r}"),
+        "more_at_most": Value(f"{step / 2!r} * rows"),
         "more_in_steps": Value(smaller("more_if_half_full", "more_at_most")),
+        "unlike_in_steps": Value("attended_pairs + more_in_steps"),
+        "all_in_steps": Value("rows * longest_in_steps"),
+        "pairs_in_steps": Value(
+            f"all_in_steps if max_kv <= {step} "
+            f"else rows * -(-mean_keys // {step}) * {step}.0 if {alike} "
+            f"else {smaller('unlike_in_steps', 'all_in_steps')}"
+        ),
+    }
+
+
+def steps_in_turn(or_less: Value, slots: int) -> dict[str, Value]:
+    """`steps_in_turn`: the same as `in_turn` says, of rows in whole steps; `or_less` but for rows
+    that end in the middle of one. No slot is done before the longest row. The values of
+    `pairs_in_steps` must be before it."""
+    return {
+        "steps_or_less": or_less,
+        "steps_of_the_longest": Value(f"longest_in_steps * {slots}.0"),
+        "steps_in_turn": Value(larger("steps_or_less", "steps_of_the_longest")),
     }
 
 

@@ -125,7 +125,6 @@ def _is_exact(name: str, batch: Batch, setting: Setting) -> bool:
         "missed_pairs",
         "pairs_in_steps",
         "steps_in_turn",
-        "steps_in_whole_waves",
     )
     return not of_pairs or batch.max_kv <= topk or prefix >= topk
 

@@ -629,7 +629,7 @@ def test_short_rows_take_a_whole_step_in_each_wave() -> None:
     found = Features(PREFILL, H100).by_name(Batch.extend([23] * 6, [14] * 6))
 
     assert found["pairs_in_steps"] == 84 * 128
-    assert found["steps_in_whole_waves"] == 2 * 128 * 66
+    assert found["steps_in_turn"] == 2 * 128 * 66
 
 
 def test_tiles_of_dense_attention_take_turns() -> None:

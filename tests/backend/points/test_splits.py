@@ -415,6 +415,55 @@ def test_rows_of_a_decode_end_so_too(contexts: list[int], next_n: int, slots: in
         assert even - len(rows) / slots <= found <= even + min(max(rows) + 30, TOPK)
 
 
+# --- rows in steps of 128 keys
+
+
+def in_steps(batch: Batch) -> list[int]:
+    """Each row's keys, rounded up to whole steps."""
+    lens = zip(batch.kv_lens or (), batch.new_lens or (), strict=True)
+    rows = [min(kv - new + i, TOPK) for kv, new in lens for i in range(1, new + 1)]
+    return [-(-keys // 128) * 128 for keys in rows]
+
+
+@pytest.mark.parametrize("point", ["prefill", "decode"])
+@given(lengths=LENGTHS, heads=st.sampled_from([16, 128]))
+def test_whole_steps_are_more_than_the_keys_and_less_than_the_longest_row_for_all(
+    point: str, lengths: list[tuple[int, int]], heads: int
+) -> None:
+    contexts = [prefix + new for prefix, new in lengths]
+    prefill = Batch.extend(*zip(*lengths, strict=True))
+    batch = prefill if point == "prefill" else Batch.decode(contexts)
+    slots, longest = SMS * 64 // max(heads, 64), max(in_steps(batch))
+    found = features_of(batch, heads, point)
+    least, most = found["attended_pairs"], batch.q_tokens * longest
+
+    assert least * 0.999 <= found["pairs_in_steps"] <= most * 1.001
+    assert found["steps_in_turn"] >= max(found["pairs_in_steps"] * 0.999, slots * longest)
+
+
+@pytest.mark.parametrize("heads", [16, 128])
+def test_rows_in_steps_end_about_as_rows_one_by_one_do(heads: int) -> None:
+    """Random decodes; rows are begun in their order, each in the slot that is free first."""
+    random, slots = Random(5), SMS * 64 // max(heads, 64)
+    errors: list[float] = []
+    for _ in range(150):
+        batch = DECODE.sample(setting_of(heads), random)
+        found = features_of(batch, heads)["steps_in_turn"] / slots
+        errors.append(abs(found / until_the_end(in_steps(batch), slots) - 1))
+
+    assert fmean(errors) < 0.015
+    assert max(errors) < 0.08
+
+
+@pytest.mark.parametrize(
+    ("contexts", "keys"), [([515] * 40, 640), ([515] * 39 + [514], 640), ([300, 515, 700], 768)]
+)
+def test_rows_that_all_have_a_slot_take_as_long_as_the_longest(
+    contexts: list[int], keys: int
+) -> None:
+    assert features_of(Batch.decode(contexts))["steps_in_turn"] == keys * SMS
+
+
 @pytest.mark.parametrize(
     ("point", "name"),
     [

@@ -53,7 +53,7 @@ def formulas(setting: Setting) -> Formulas:
         **pairs_in_waves("attended_pairs", f"({topk}.0 if max_kv > {topk} else max_kv)", wave),
     }
     values[_IN_TURN] = splits.in_turn(values[_IN_TURN].formula, topk, wave)
-    values |= _steps(topk)
+    values |= _steps(topk, wave)
     if setting.layout is KVLayout.BF16:
         values |= splits.fa3(setting) | splits.triton(setting) | splits.triton_split(setting)
         features = _OF_BF16
@@ -76,19 +76,15 @@ def formulas(setting: Setting) -> Formulas:
     return Formulas(values, features, coordinates, functions=functions)
 
 
-def _steps(topk: int) -> dict[str, Value]:
+def _steps(topk: int, wave: int) -> dict[str, Value]:
     """The pairs, if each row's keys are rounded up to whole steps; all, and in turn."""
     step = splits.FLASHMLA_STEP
-    equal = "kv_tokens == batch_size * max_kv"
+    or_less = (
+        f"waves * {wave * step}.0 if max_kv <= {step} else {_IN_TURN} * pairs_in_steps "
+        f"/ attended_pairs if kv_tokens == batch_size * max_kv else {_IN_TURN} + more_in_steps"
+    )
     return {
-        **splits.more_in_steps(topk),
-        "mean_keys": Value("attended_pairs / rows"),
-        "pairs_in_steps": Value(
-            f"rows * -(-mean_keys // {step}) * {step}.0 if {equal} "
-            "else attended_pairs + more_in_steps"
-        ),
-        "steps_in_turn": Value(
-            f"{_IN_TURN} * pairs_in_steps / attended_pairs if {equal} "
-            f"else {_IN_TURN} + more_in_steps"
-        ),
+        **splits.long_rows(topk),
+        **splits.pairs_in_steps(topk),
+        **splits.steps_in_turn(Value(or_less), wave),
     }

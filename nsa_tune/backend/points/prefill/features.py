@@ -40,8 +40,6 @@ _REGIMES = frozenset({0, 1})
 """Without any prefix nothing is read back: that is a regime of its own."""
 _TILE = 128
 """Queries that FlashAttention-3 computes at once for head dims of 192 and 128."""
-_FEW_ROWS = 16
-"""New tokens of a sequence whose rows mostly end in the same step."""
 _FEWEST_KEYS = 128
 """Keys of the smallest part into which FlashAttention-2 splits them."""
 
@@ -53,7 +51,7 @@ _FEATURES = (
     "attended_pairs",
     "attended_pairs_in_whole_waves",
     "pairs_in_steps",
-    "steps_in_whole_waves",
+    "steps_in_turn",
     "query_tiles",
     "pairs_in_whole_tiles",
     "queries_merged",
@@ -98,7 +96,7 @@ OF_FLASHMLA_SPARSE = (
     *_OF_ROWS,
     *_OF_KEYS,
     "pairs_in_steps",
-    "steps_in_whole_waves",
+    "steps_in_turn",
     "q_tokens_in_a_tile",
 )
 OF_SPARSE_FA3 = ("rows", "q_tokens_in_a_tile", *splits.OF_FA3)
@@ -221,24 +219,16 @@ def attended_by_length(batch: Batch, topk: int) -> int:
 
 
 def _steps(topk: int, wave: int) -> dict[str, Value]:
-    """`pairs_in_steps`: the attended pairs, if each row's keys are rounded up to whole steps;
-    `steps_in_whole_waves`: the same in whole waves."""
-    step = splits.FLASHMLA_STEP
-    alike = f"q_tokens <= {_FEW_ROWS} * batch_size and kv_tokens == batch_size * max_kv"
+    """Pairs if each row's keys are rounded up to whole steps; all, and in whole waves."""
+    step, in_waves = splits.FLASHMLA_STEP, f"step_waves * longest_in_steps * {wave}.0"
+    in_turn = splits.in_turn(in_waves, topk, wave, "more_in_steps").by_lengths
     return {
-        **splits.more_in_steps(topk),
-        "mean_keys": Value("attended_pairs / rows"),
-        "pairs_in_steps": Value(
-            f"{step}.0 * rows if max_kv <= {step} "
-            f"else rows * -(-mean_keys // {step}) * {step}.0 if {alike} "
-            "else attended_pairs + more_in_steps"
-        ),
-        "longest_in_steps": Value(f"-(-longest // {step}) * {step}.0"),
+        **splits.pairs_in_steps(topk),
         "step_rows": Value("pairs_in_steps / longest_in_steps"),
         "step_evenness": Value("step_rows / rows"),
         **splits.waves("step_waves", "step_rows", float(wave), "step_evenness"),
-        "steps_in_whole_waves": splits.in_turn(
-            f"step_waves * longest_in_steps * {wave}.0", topk, wave, "more_in_steps"
+        **splits.steps_in_turn(
+            Value(in_waves, f"{in_waves} if max_kv <= {step} else {in_turn}"), wave
         ),
     }
 
