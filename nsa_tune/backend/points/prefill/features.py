@@ -55,6 +55,7 @@ _FEATURES = (
     "query_tiles",
     "pairs_in_whole_tiles",
     "queries_merged",
+    "merges_queries",
     "narrow_tiles",
     "pairs_in_narrow_tiles",
     "kv_tokens_in_a_tile",
@@ -76,6 +77,7 @@ OF_FA2 = (
     "narrow_tiles",
     "pairs_in_narrow_tiles",
     "queries_merged",
+    "merges_queries",
     "narrow_pairs_of_the_busiest",
     "narrow_turns",
 )
@@ -133,6 +135,7 @@ def formulas(setting: Setting) -> Formulas:
         # (FlashInfer scheduler.cuh, PrefillSplitQOKVIndptr).
         "splits": Value(f"{_FEWEST_KEYS} < max_kv <= {topk} and narrow_tiles * {heads} <= {sms}"),
         "queries_merged": Value("rows if splits else 0.0"),
+        "merges_queries": Value("1.0 if splits else 0.0"),
         # Each tile begins and ends, however few keys it has.
         "query_turns": Value(f"-(-query_tiles * {heads} // {sms}) * 1.0"),
         "narrow_turns": Value(f"-(-narrow_tiles * {heads} // {2 * sms}) * 1.0"),
