@@ -103,6 +103,7 @@ def long_rows(topk: int) -> dict[str, Value]:
 def waves(name: str, count: str, at_once: float, evenness: str = "evenness") -> dict[str, Value]:
     """`name`: how often a slot is taken in turn by `count` pieces of work, of which `at_once` run
     at a time. Equal pieces take whole waves; short ones among others fill the last wave's gaps.
+    `evenness` names how equal they are: the mean piece as a part of the longest.
 
     By sums alone. Where lengths are known, `in_turn` and `fa3_unequal` look at them.
     """
@@ -114,15 +115,14 @@ def waves(name: str, count: str, at_once: float, evenness: str = "evenness") -> 
     }
 
 
-def in_turn(sums: str, topk: int, slots: int, more: str = "") -> Value:
+def in_turn(sums: str, topk: int, slots: int) -> Value:
     """Pairs in the time of a kernel that computes a row in each of `slots` at a time, if every slot
-    went on until the last row ends. `sums` is their formula by a batch's sums alone; `more` pairs
-    are added where it is by lengths.
+    went on until the last row ends. `sums` is their formula by a batch's sums alone.
 
     Where sequences are unequal, their order tells more. `attended_pairs` and `all_full` must be
     values before it, and `keys_until_the_end` a function.
     """
-    keys = f"keys_until_the_end(batch, {topk}, {slots}){f' + {more}' if more else ''}"
+    keys = f"keys_until_the_end(batch, {topk}, {slots})"
     return Value(sums, f"{slots}.0 * {keys} if q_tokens > {slots} and {_UNEQUAL} else {sums}")
 
 
@@ -131,8 +131,9 @@ def pairs_in_steps(topk: int) -> dict[str, Value]:
     `longest_in_steps`: the longest row's keys likewise.
 
     Rows that are alike are rounded up together. Of others each takes half a step more. Full rows
-    are whole: as many rows are counted as would be half full, but no more than all. The values of
-    `long_rows` must be before these.
+    are whole: as many rows are counted as would be half full, but no more than all. No row is more
+    than the longest, nor, where lengths are known, less than a step. The values of `long_rows` must
+    be before these.
     """
     step = FLASHMLA_STEP
     alike = f"q_tokens <= {_FEW_ROWS} * batch_size and kv_tokens == batch_size * max_kv"
@@ -143,23 +144,31 @@ def pairs_in_steps(topk: int) -> dict[str, Value]:
         "more_at_most": Value(f"{step / 2!r} * rows"),
         "more_in_steps": Value(smaller("more_if_half_full", "more_at_most")),
         "unlike_in_steps": Value("attended_pairs + more_in_steps"),
-        "all_in_steps": Value("rows * longest_in_steps"),
-        "pairs_in_steps": Value(
-            f"all_in_steps if max_kv <= {step} "
+        "most_in_steps": Value("rows * longest_in_steps"),
+        "pairs_by_sums": Value(
+            f"most_in_steps if max_kv <= {step} "
             f"else rows * -(-mean_keys // {step}) * {step}.0 if {alike} "
-            f"else {smaller('unlike_in_steps', 'all_in_steps')}"
+            f"else {smaller('unlike_in_steps', 'most_in_steps')}"
         ),
+        "least_in_steps": Value(f"{step}.0 * rows"),
+        "pairs_in_steps": Value("pairs_by_sums", larger("pairs_by_sums", "least_in_steps")),
     }
 
 
-def steps_in_turn(or_less: Value, slots: int) -> dict[str, Value]:
-    """`steps_in_turn`: the same as `in_turn` says, of rows in whole steps; `or_less` but for rows
-    that end in the middle of one. No slot is done before the longest row. The values of
-    `pairs_in_steps` must be before it."""
+def steps_in_turn(sums: str, about: str, slots: int) -> dict[str, Value]:
+    """`steps_in_turn`: pairs in whole steps, if every slot went on until the last row ends.
+
+    `sums` is their formula by a batch's sums, and `about` one of unequal sequences of known
+    lengths: but no slot is done before the longest row or an even share, and no row takes longer
+    than the longest. The values of `pairs_in_steps` must be before it.
+    """
+    least = f"{slots}.0 * longest_in_steps, pairs_in_steps"
+    most = f"-(-q_tokens // {slots}) * {slots}.0 * longest_in_steps"
+    unequal = f"q_tokens > {slots} and max_kv > {FLASHMLA_STEP} and {_UNEQUAL}"
+    by_lengths = f"min(max({about}, {least}), {most}) if {unequal} else steps_by_sums"
     return {
-        "steps_or_less": or_less,
-        "steps_of_the_longest": Value(f"longest_in_steps * {slots}.0"),
-        "steps_in_turn": Value(larger("steps_or_less", "steps_of_the_longest")),
+        "steps_by_sums": Value(sums),
+        "steps_in_turn": Value("steps_by_sums", by_lengths),
     }
 
 

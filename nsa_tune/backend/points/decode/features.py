@@ -78,13 +78,15 @@ def formulas(setting: Setting) -> Formulas:
 
 def _steps(topk: int, wave: int) -> dict[str, Value]:
     """The pairs, if each row's keys are rounded up to whole steps; all, and in turn."""
-    step = splits.FLASHMLA_STEP
-    or_less = (
-        f"waves * {wave * step}.0 if max_kv <= {step} else {_IN_TURN} * pairs_in_steps "
-        f"/ attended_pairs if kv_tokens == batch_size * max_kv else {_IN_TURN} + more_in_steps"
+    about = f"{_IN_TURN} + more_in_steps"
+    sums = (
+        f"(waves * longest_in_steps * {wave}.0 "
+        f"if q_tokens <= {wave} or max_kv <= {splits.FLASHMLA_STEP} "
+        f"else {_IN_TURN} * pairs_in_steps / attended_pairs if kv_tokens == batch_size * max_kv "
+        f"else {about})"
     )
     return {
         **splits.long_rows(topk),
         **splits.pairs_in_steps(topk),
-        **splits.steps_in_turn(Value(or_less), wave),
+        **splits.steps_in_turn(sums, about, wave),
     }

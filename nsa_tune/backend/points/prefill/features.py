@@ -222,17 +222,14 @@ def attended_by_length(batch: Batch, topk: int) -> int:
 
 
 def _steps(topk: int, wave: int) -> dict[str, Value]:
-    """Pairs if each row's keys are rounded up to whole steps; all, and in whole waves."""
-    step, in_waves = splits.FLASHMLA_STEP, f"step_waves * longest_in_steps * {wave}.0"
-    in_turn = splits.in_turn(in_waves, topk, wave, "more_in_steps").by_lengths
+    """Pairs if each row's keys are rounded up to whole steps; all, and in turn."""
+    about = f"{wave}.0 * keys_until_the_end(batch, {topk}, {wave}) + more_in_steps"
     return {
         **splits.pairs_in_steps(topk),
         "step_rows": Value("pairs_in_steps / longest_in_steps"),
         "step_evenness": Value("step_rows / rows"),
         **splits.waves("step_waves", "step_rows", float(wave), "step_evenness"),
-        **splits.steps_in_turn(
-            Value(in_waves, f"{in_waves} if max_kv <= {step} else {in_turn}"), wave
-        ),
+        **splits.steps_in_turn(f"step_waves * longest_in_steps * {wave}.0", about, wave),
     }
 
 
