@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
+from itertools import islice
 from typing import NamedTuple
 
 from nsa_tune.backend.points.splits import FIXED_BLOCKS, MOST_TURNS, until_the_end
@@ -77,16 +78,21 @@ def _fullest_of_many(runs: Sequence[Run], rows: int, parts: int) -> float:
     blocks = sum(run.rows * run.blocks for run in runs)
     done, counted = blocks + rows, blocks + FIXED_BLOCKS * rows
     each, room = done / counted, counted / parts + FIXED_BLOCKS
-    most = more = weight = 0.0
-    for run in runs:
-        own = run.blocks + FIXED_BLOCKS
-        longer = run.blocks + 1 - own * each
-        if longer > 0:
+    most = 0.0
+    for first in range(len(runs)):
+        more, left = 0.0, room
+        for run in islice(runs, first, None):
+            own = run.blocks + FIXED_BLOCKS
+            longer = run.blocks + 1 - own * each
+            if longer <= 0:
+                break
+            fit = left / own
+            if fit <= run.rows:
+                more += fit * longer
+                break
             more += run.rows * longer
-            weight += run.rows * own
-            most = max(most, more if weight <= room else more * room / weight)
-        else:
-            more = weight = 0.0
+            left -= run.rows * own
+        most = max(most, more)
     return 1 + most + done / parts
 
 
