@@ -375,7 +375,9 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=_SEED, help="of the random batches")
     parser.add_argument("--budget", type=float, default=inf, help="seconds for all together")
     parser.add_argument("--sparse-only", action="store_true", help="without dense attention")
-    parser.add_argument("--share", type=float, default=1.0, help="of a pass that attention takes")
+    parser.add_argument(
+        "--share", type=float, default=1.0, help="of a pass that attention takes; on a GPU only"
+    )
     parser.add_argument("--layers", type=int, help="default: the whole model's")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--db", type=Path)
@@ -383,6 +385,8 @@ def main() -> None:
     parser.add_argument("--replay", type=Path, help="rows of an --out file; nothing is run")
     parser.add_argument("--gpu", help="whose tables --replay asks; default: this machine's")
     arguments = parser.parse_args()
+    if not 0 < arguments.share <= 1:
+        parser.error(f"--share {arguments.share:g}: give a number above 0, up to 1")
     if arguments.replay is not None:
         _replay(arguments)
         return

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from random import Random
@@ -142,6 +142,34 @@ def test_memory_is_written_for_as_long_as_attention_leaves() -> None:
     assert passes.flushes_for(1.0, 300.0, 39.0) == 1
     assert passes.flushes_for(0.5, 10.0, 39.0) == 1
     assert passes.flushes_for(0.3, 300.0, 0.0) == 1
+
+
+def test_the_time_of_all_flushes_is_taken_off() -> None:
+    asked: list[tuple[int, int]] = []
+
+    class Graphs(passes.GraphPasses):
+        def __init__(self) -> None:
+            self.layers, self.flush_us = 3, 40.0
+
+        def _graph(self, runs: Sequence[passes.Run], flushes: int = 1) -> Callable[[], float]:
+            asked.append((len(runs), flushes))
+            return lambda: 1000.0
+
+    arm = replace(POINTS["decode"].arms[0], build=lambda _: lambda: torch.empty(0), first=None)
+
+    assert Graphs().captured(arm, None, 2)() == 1000.0 - 3 * 2 * 40.0
+    assert asked == [(3, 2)]
+
+
+@pytest.mark.parametrize("share", ["0", "-1", "1.5"])
+def test_a_share_is_a_part(
+    share: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["passes", "--share", share])
+
+    with pytest.raises(SystemExit):
+        passes.main()
+    assert f"--share {share}: give a number above 0, up to 1" in capsys.readouterr().err
 
 
 def test_another_seed_draws_other_batches(dispatcher: Dispatcher) -> None:
