@@ -14,7 +14,14 @@ from hypothesis import strategies as st
 from nsa_tune.backend.hardware.detect import KNOWN
 from nsa_tune.backend.points import POINTS
 from nsa_tune.backend.points.sequences import runs as sequences_as_runs
-from nsa_tune.backend.points.v4_prefill.work import Run, Work, runs_of_rows, schedule, work_of
+from nsa_tune.backend.points.v4_prefill.work import (
+    Run,
+    Work,
+    _most_ahead,
+    runs_of_rows,
+    schedule,
+    work_of,
+)
 from nsa_tune.backend.types.layouts import KVLayout
 from nsa_tune.backend.types.point import Setting
 from nsa_tune.backend.types.profiles import profile_of
@@ -186,6 +193,27 @@ def test_long_rows_among_many_fill_a_part_that_ends_last(sequences: list[Sequenc
 
     assert many.blocks_of_the_fullest == pytest.approx(fullest, rel=0.12)
     assert (sum(blocks) + len(blocks)) / 66 < 0.85 * fullest
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 9), st.integers(1, 20), st.integers(1, 20)), max_size=8),
+    st.integers(0, 20),
+    st.integers(1, 100),
+)
+def test_the_rows_most_ahead_are_found_wherever_they_begin(
+    runs: list[tuple[int, int, int]], tenths: int, room: int
+) -> None:
+    each, best = tenths / 10, 0.0
+    for first in range(len(runs)):
+        ahead, left = 0.0, float(room)
+        for rows, own, takes in runs[first:]:
+            fit = min(rows, left / own)
+            if takes <= own * each:
+                break
+            ahead, left = ahead + fit * (takes - own * each), left - fit * own
+        best = max(best, ahead)
+
+    assert _most_ahead(runs, each, room) == pytest.approx(best)
 
 
 @pytest.mark.parametrize(("heads", "parts"), [(128, 66), (64, 132)])

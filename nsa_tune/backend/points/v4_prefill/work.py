@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
-from itertools import islice
 from typing import NamedTuple
 
 from nsa_tune.backend.points.splits import FIXED_BLOCKS, MOST_TURNS, until_the_end
@@ -78,22 +77,35 @@ def _fullest_of_many(runs: Sequence[Run], rows: int, parts: int) -> float:
     blocks = sum(run.rows * run.blocks for run in runs)
     done, counted = blocks + rows, blocks + FIXED_BLOCKS * rows
     each, room = done / counted, counted / parts + FIXED_BLOCKS
-    most = 0.0
-    for first in range(len(runs)):
-        more, left = 0.0, room
-        for run in islice(runs, first, None):
-            own = run.blocks + FIXED_BLOCKS
-            longer = run.blocks + 1 - own * each
-            if longer <= 0:
-                break
-            fit = left / own
-            if fit <= run.rows:
-                more += fit * longer
-                break
-            more += run.rows * longer
-            left -= run.rows * own
-        most = max(most, more)
-    return 1 + most + done / parts
+    weighed = [(run.rows, run.blocks + FIXED_BLOCKS, run.blocks + 1) for run in runs]
+    return 1 + _most_ahead(weighed, each, room) + done / parts
+
+
+def _most_ahead(runs: Sequence[tuple[int, int, int]], each: float, room: float) -> float:
+    """By how much rows that follow one another, counted as `room` together, can take longer than
+    `each` times that; 0 at least. `runs` are (rows, what one counts as, what one takes)."""
+    most = ahead = counted = 0.0
+    first = 0
+    for at, (rows, own, takes) in enumerate(runs):
+        longer = takes - own * each
+        if longer > 0:
+            # Where this run does not fit behind the window's, the window ends within it. Then the
+            # next one begins with the run after the window's first.
+            while first < at and counted + rows * own > room:
+                most = max(most, ahead + (room - counted) / own * longer)
+                former, its_own, its_takes = runs[first]
+                ahead -= former * (its_takes - its_own * each)
+                counted -= former * its_own
+                first += 1
+            fit = min(rows, room / own)
+            if fit == rows:
+                ahead += rows * longer
+                counted += rows * own
+                most = max(most, ahead)
+                continue
+            most = max(most, fit * longer)
+        first, ahead, counted = at + 1, 0.0, 0.0
+    return most
 
 
 def runs_of_rows(
