@@ -130,10 +130,10 @@ def pairs_in_steps(topk: int) -> dict[str, Value]:
     """`pairs_in_steps`: the attended pairs, if each row's keys are rounded up to whole steps;
     `longest_in_steps`: the longest row's keys likewise.
 
-    Rows that are alike are rounded up together. Of others each takes half a step more. Full rows
-    are whole: as many rows are counted as would be half full, but no more than all. No row is more
-    than the longest, nor, where lengths are known, less than a step. The values of `long_rows` must
-    be before these.
+    Rows that are alike are rounded up together. Of others each takes half a step more, except rows
+    of `topk` keys, which are whole steps. How many have fewer is estimated as if each of them had
+    half as many. No row is more than the longest, nor, where lengths are known, less than a step.
+    The values of `long_rows` must be before these.
     """
     step = FLASHMLA_STEP
     alike = f"q_tokens <= {_FEW_ROWS} * batch_size and kv_tokens == batch_size * max_kv"
