@@ -10,19 +10,19 @@ from typing import Any
 
 from nsa_tune import Dispatcher
 from nsa_tune.backend.baselines import VLLM_0_33_0
-from nsa_tune.backend.engines.hooking import wrapped
-from nsa_tune.backend.engines.vllm.facts import facts_of
-from nsa_tune.backend.engines.vllm.lengths import FEW, prefills_of
-from nsa_tune.backend.engines.vllm.prefill import Prefill, around_build
-from nsa_tune.backend.engines.vllm.priced import priced
-from tests.backend.engines.vllm.engine import (
+from nsa_tune.engines.hooking import wrapped
+from nsa_tune.engines.vllm.facts import facts_of
+from nsa_tune.engines.vllm.lengths import FEW, prefills_of
+from nsa_tune.engines.vllm.prefill import Prefill, around_build
+from nsa_tune.engines.vllm.priced import priced
+from tests.engines.vllm.engine import (
     Engine,
     builder_of,
     config,
     stand_in_modules,
     step_of,
 )
-from tests.backend.engines.vllm.wheels import VERSIONS, wheel_of
+from tests.engines.vllm.wheels import VERSIONS, wheel_of
 
 __all__ = ["steps"]
 

@@ -43,7 +43,7 @@ _SOURCES = (
     "sglang/srt/model_executor/forward_batch_info.py", "sglang/jit_kernel/",
 )  # fmt: skip
 _FLASHMLA = ("sgl_kernel/flash_mla.py", "sgl_kernel/flashmla_ops.abi3.so")
-_ENTRY = "[sglang.srt.plugins]\nnsa_tune = nsa_tune.backend.engines.sglang:register\n"
+_ENTRY = "[sglang.srt.plugins]\nnsa_tune = nsa_tune.engines.sglang:register\n"
 _CAPTURE = "sglang.srt.model_executor.runner_backend_utils"
 
 

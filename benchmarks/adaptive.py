@@ -32,7 +32,7 @@ from nsa_tune.backend.types.point import Point, Setting
 from nsa_tune.backend.types.profiles import profile_of
 from nsa_tune.backend.types.records import Measurement, Table
 from nsa_tune.db import reader as tables
-from nsa_tune.db.reader import read_text
+from nsa_tune.db.text_table import read_text
 
 HELD_OUT = Path(__file__).parent / "held_out"
 

@@ -25,7 +25,7 @@ from nsa_tune.backend.costmodel.regret import tail_mean
 from nsa_tune.backend.points import POINTS
 from nsa_tune.backend.types.records import Measurement, Table
 from nsa_tune.db import reader as tables
-from nsa_tune.db.reader import read_text
+from nsa_tune.db.text_table import read_text
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,8 @@ from nsa_tune.backend.hardware import detect
 from nsa_tune.backend.points import POINTS
 from nsa_tune.backend.types.batch import Mode
 from nsa_tune.backend.types.records import Measurement, Status, Table
-from nsa_tune.db.reader import read_text, shipped
+from nsa_tune.db.reader import shipped
+from nsa_tune.db.text_table import read_text
 
 _GPU = "NVIDIA H100 80GB HBM3"
 _KEY: dict[str, Any] = {"model": "deepseek-v3.2", "heads": 128, "kv_dtype": "fp8"}

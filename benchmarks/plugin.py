@@ -26,15 +26,15 @@ import torch
 
 from benchmarks._plugin_vllm import steps
 from nsa_tune import Dispatcher
-from nsa_tune.backend.engines.decision_log import DecisionLog
-from nsa_tune.backend.engines.sglang.costs.once import charged
-from nsa_tune.backend.engines.sglang.facts import facts_of
-from nsa_tune.backend.engines.sglang.indexer import Indexer, around_context_lens
-from nsa_tune.backend.engines.sglang.prefill import Answers, Prefill, around_prefill
 from nsa_tune.backend.hardware import detect
-from tests.backend.engines.sglang.engine import Engine, model_runner
-from tests.backend.engines.sglang.wheels import VERSIONS, wheel_of
-from tests.backend.engines.vllm.wheels import VERSIONS as VLLM_VERSIONS
+from nsa_tune.engines.decision_log import DecisionLog
+from nsa_tune.engines.sglang.costs.once import charged
+from nsa_tune.engines.sglang.facts import facts_of
+from nsa_tune.engines.sglang.indexer import Indexer, around_context_lens
+from nsa_tune.engines.sglang.prefill import Answers, Prefill, around_prefill
+from tests.engines.sglang.engine import Engine, model_runner
+from tests.engines.sglang.wheels import VERSIONS, wheel_of
+from tests.engines.vllm.wheels import VERSIONS as VLLM_VERSIONS
 
 SEQUENCES = (1, 2, 4, 8, 16, 32, 64)
 ROUNDS = 40

@@ -22,14 +22,10 @@ from typing import Any
 
 from benchmarks.plugin import SEQUENCES, _Modules
 from nsa_tune import Dispatcher
-from nsa_tune.backend.engines.sglang.v4.prefill import (
-    Layers,
-    V4Answers,
-    V4Prefill,
-    around_sparse_prefill,
-)
-from tests.backend.engines.sglang.engine_v4 import V4Engine
-from tests.backend.engines.sglang.wheels import VERSIONS, wheel_of
+from nsa_tune.engines.sglang.v4.prefill import V4Prefill, around_sparse_prefill
+from nsa_tune.engines.v4_answers import Layers, V4Answers
+from tests.engines.sglang.engine_v4 import V4Engine
+from tests.engines.sglang.wheels import VERSIONS, wheel_of
 
 ROUNDS = 7
 PASSES = 200

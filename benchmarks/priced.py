@@ -43,8 +43,8 @@ from nsa_tune import Batch, BatchError, Dispatcher
 from nsa_tune._cli.traffic.options import release_named
 from nsa_tune._cli.traffic.prices import pricer_for
 from nsa_tune.backend.costmodel.least_squares import fitted_weights
-from nsa_tune.backend.engines.sglang.pass_mode.steering.choice import Choice
 from nsa_tune.backend.types.batch import Mode
+from nsa_tune.engines.sglang.pass_mode.steering.choice import Choice
 from nsa_tune.reports.replay.prices import Pricer
 from nsa_tune.reports.replay.rest import SCHEMA, TERMS, kind_of, numbers_of
 

@@ -40,8 +40,8 @@ from benchmarks.priced import batch_of, lines_of, spread, told
 from nsa_tune import Batch, Dispatcher
 from nsa_tune._cli.traffic.options import release_named
 from nsa_tune._cli.traffic.prices import pricer_for, refused, whole_prefills
-from nsa_tune.backend.engines.sglang.pass_mode.mode import PassMode
-from nsa_tune.backend.engines.sglang.pass_mode.steering.choice import bucket
+from nsa_tune.engines.sglang.pass_mode.mode import PassMode
+from nsa_tune.engines.sglang.pass_mode.steering.choice import bucket
 from nsa_tune.reports.replay.flags import PREFILL_FLAG
 from nsa_tune.reports.replay.prices import Pricer
 from nsa_tune.reports.replay.rest import RestOfPass

@@ -29,12 +29,12 @@ from nsa_tune import Batch, Dispatcher
 from nsa_tune.backend.baselines import SGLANG_0_5_23
 from nsa_tune.backend.costmodel.regret import regret
 from nsa_tune.backend.dispatch.table_planner import Match
-from nsa_tune.backend.engines.repriced import repriced
 from nsa_tune.backend.points import POINTS, points_for
 from nsa_tune.backend.types.point import Arm, Point, Question, Setting
 from nsa_tune.backend.types.profiles import profile_of
 from nsa_tune.backend.types.records import Measurement, Status, Table
-from nsa_tune.db.reader import read_text
+from nsa_tune.db.text_table import read_text
+from nsa_tune.engines.repriced import repriced
 
 _TRIES = 1000
 """Random batches among which one leaves a choice, if any does."""

@@ -19,7 +19,7 @@ from pathlib import Path
 from nsa_tune.autotune.bench.ceilings import POINT as CEILINGS
 from nsa_tune.autotune.bench.race import verdict_of
 from nsa_tune.backend.types.records import Measurement, Status, Table
-from nsa_tune.db.reader import read_text
+from nsa_tune.db.text_table import read_text
 
 Cells = dict[tuple[str, str], dict[str, Measurement]]
 """By point and batch, then by arm."""

@@ -178,10 +178,10 @@ def _table(folder: Path, heads: int) -> Path:
     """The H100's shipped table, as if it had been measured here and with so many heads."""
     from nsa_tune.backend.hardware import detect
     from nsa_tune.db import reader as tables
-    from nsa_tune.db.text_table import format_table
+    from nsa_tune.db.text_table import format_table, read_text
 
     path = next(one for one in tables.shipped() if one.name.endswith("v3.2_h128_fp8.tsv"))
-    table = tables.read_text(path)
+    table = read_text(path)
     gpu = detect.local_device_name()
     here = replace(
         table, key=replace(table.key, gpu=gpu, heads=heads), device=replace(table.device, name=gpu)

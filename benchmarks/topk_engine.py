@@ -24,13 +24,13 @@ from typing import Any
 
 import torch
 
-from nsa_tune.backend.engines.sglang.releases import TOPK_MODULE
-from nsa_tune.backend.engines.sglang.timing import timed_us
-from nsa_tune.backend.engines.sglang.topk.calibration import check, measure
-from nsa_tune.backend.engines.sglang.topk.call import call_of
-from nsa_tune.backend.engines.sglang.topk.selector import Selector
-from nsa_tune.backend.engines.sglang.topk.times import TopkTime, TopkTimes
 from nsa_tune.backend.kernels.topk_transform import transform_reference
+from nsa_tune.engines.sglang.releases import TOPK_MODULE
+from nsa_tune.engines.sglang.timing import timed_us
+from nsa_tune.engines.sglang.topk.calibration import check, measure
+from nsa_tune.engines.sglang.topk.call import call_of
+from nsa_tune.engines.sglang.topk.selector import Selector
+from nsa_tune.engines.sglang.topk.times import TopkTime, TopkTimes
 
 TOPK, PAGE = 2048, 64
 _HOST_CALLS = 20

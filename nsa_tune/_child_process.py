@@ -6,8 +6,6 @@ import os
 import sys
 from pathlib import Path
 
-__all__ = ["command", "environment"]
-
 _ROOT = Path(__file__).parents[1]
 """Stands for the working directory on the import path (""), where this process may have found
 nsa-tune."""

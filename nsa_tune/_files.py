@@ -12,8 +12,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-__all__ = ["TooLong", "lines_of", "open_regular", "read_whole"]
-
 
 class TooLong(ValueError):
     """A file or a line is larger than anything that belongs there; the text says which."""

@@ -33,8 +33,6 @@ from nsa_tune._cli.traffic.advise import advise
 from nsa_tune._cli.traffic.replay import replay
 from nsa_tune._errors import NsaTuneError
 
-__all__ = ["app", "main"]
-
 app = typer.Typer(
     help="Measure which attention implementation of a DeepSeek sparse attention model is fastest "
     "for which batch on this GPU, and choose by these measurements.",

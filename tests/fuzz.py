@@ -40,14 +40,14 @@ from nsa_tune._cli.db.merge import merge_file
 from nsa_tune._errors import NsaTuneError
 from nsa_tune.autotune.workload import weighted_batches
 from nsa_tune.backend.dispatch.refit import refit, weights_of
-from nsa_tune.backend.engines.decision_log import DecisionLog, read_decisions
 from nsa_tune.backend.types.records import Table
 from nsa_tune.db.checks import read_checks
 from nsa_tune.db.exchange import import_text, write_text
-from nsa_tune.db.reader import _check_any, read_database, read_text, shipped
+from nsa_tune.db.reader import _check_any, read_database, shipped
 from nsa_tune.db.runs import newest_of, runs_of, state_of
 from nsa_tune.db.store import Store
-from nsa_tune.db.text_table import format_table, read_stored_text
+from nsa_tune.db.text_table import format_table, read_stored_text, read_text
+from nsa_tune.engines.decision_log import DecisionLog, read_decisions
 from nsa_tune.fleet.pull.address import Address
 from nsa_tune.fleet.pull.fetching import fetched
 from nsa_tune.fleet.registry.places import registry_of
@@ -63,8 +63,6 @@ from nsa_tune.fleet.service.tables.uploads import checked, merge, received
 from nsa_tune.reports.analysis.report import build
 from nsa_tune.reports.formats.json_document import as_json
 from tests.reports.dashboard.served import served
-
-__all__ = ["TARGETS", "Finding", "fuzz", "main"]
 
 Case: TypeAlias = Callable[[Random, Path], bool]
 """Runs one case in a folder; True when what was read was used."""

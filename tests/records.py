@@ -6,8 +6,6 @@ from hypothesis import strategies as st
 
 from nsa_tune.backend.types.records import Device, Key, Measurement, Status, Table
 
-__all__ = ["DEVICE", "KEY", "failed", "ok", "table", "tables"]
-
 DEVICE = Device("NVIDIA H100 80GB HBM3", "sm90", 132, 232448, 80 * 2**30, 50 * 2**20)
 KEY = Key(
     gpu=DEVICE.name,

@@ -9,8 +9,6 @@ import pytest
 from nsa_tune import cli
 from tests.reports.synthetic import H100
 
-__all__ = ["GPU", "Result", "Shell"]
-
 GPU = ("--gpu", H100.name)
 """The GPU of the `database` fixture."""
 

@@ -10,7 +10,7 @@ import pytest
 from benchmarks import by_step
 from nsa_tune import Dispatcher
 from nsa_tune.backend.hardware import detect
-from nsa_tune.db.reader import read_text
+from nsa_tune.db.text_table import read_text
 from nsa_tune.reports.analysis.roofline import ceilings_of
 
 H200 = "NVIDIA H200"

@@ -17,6 +17,7 @@ from nsa_tune._cli.results import report as reporting
 from nsa_tune._errors import NsaTuneError
 from nsa_tune.db import reader as tables
 from nsa_tune.db.store import Store
+from nsa_tune.db.text_table import read_text
 from tests.reports.synthetic import H100
 from tests.shell import GPU, Result, Shell
 
@@ -329,7 +330,7 @@ def test_an_export_by_digest_takes_that_table(shell: Shell, database: Path, tmp_
     answer = shell("db", "export", "--key", digest[:8], "--out", str(text), "--db", str(database))
 
     assert answer.code == 0
-    assert tables.read_text(text).key.digest == digest
+    assert read_text(text).key.digest == digest
 
 
 # --- bad input

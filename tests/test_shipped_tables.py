@@ -18,8 +18,8 @@ from nsa_tune.backend.types.layouts import KVLayout
 from nsa_tune.backend.types.point import Setting
 from nsa_tune.backend.types.profiles import profile_of
 from nsa_tune.backend.types.records import Measurement, Status
-from nsa_tune.db.reader import read_text, shipped
-from nsa_tune.db.text_table import read_stored_text
+from nsa_tune.db.reader import shipped
+from nsa_tune.db.text_table import read_stored_text, read_text
 
 H100 = "NVIDIA H100 80GB HBM3"
 HELD_OUT = sorted((Path(__file__).parents[1] / "benchmarks" / "held_out").glob("*.tsv"))

@@ -28,8 +28,8 @@ from benchmarks.engine.control import Control
 __all__ = ["VARIABLE", "Probe", "Settings", "Switch", "register"]
 
 VARIABLE = "NSA_ENGINE_PROBE"
-_SWITCH = "nsa_tune.backend.engines.sglang.switch"
-_MODE = "nsa_tune.backend.engines.sglang.pass_mode.mode"
+_SWITCH = "nsa_tune.engines.sglang.switch"
+_MODE = "nsa_tune.engines.sglang.pass_mode.mode"
 _LONGEST_LIST = 256
 _MIB = 2**20
 
@@ -93,7 +93,7 @@ def _hook(name: str, hook: Callable[[Any], None]) -> None:
 
 def _when_imported() -> Callable[[str, Callable[[], None]], None]:
     """nsa-tune's `when_imported`, from wherever this release has it."""
-    for name in ("nsa_tune.backend.engines", "nsa_tune.backend.engines.sglang"):
+    for name in ("nsa_tune.engines", "nsa_tune.engines.sglang"):
         if find_spec(f"{name}.post_import") is not None:
             found: Callable[[str, Callable[[], None]], None]
             found = import_module(f"{name}.post_import").when_imported
@@ -102,7 +102,7 @@ def _when_imported() -> Callable[[str, Callable[[], None]], None]:
 
 
 def _tell_layers(count: int) -> None:
-    facts: Any = import_module("nsa_tune.backend.engines.sglang.facts")
+    facts: Any = import_module("nsa_tune.engines.sglang.facts")
     if not hasattr(facts, "_layers"):
         raise ImportError("nsa_tune...sglang.facts has no _layers: the probe cannot replace it")
     facts._layers = lambda *_: count

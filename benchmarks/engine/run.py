@@ -154,10 +154,10 @@ def _configurations(options: argparse.Namespace) -> tuple[Configuration, ...]:
             raise SystemExit(f"no configuration is built in as {', '.join(sorted(unknown))}")
         found = tuple(one for one in built_in if not names or one.name in names)
     wanted = not options.no_plugin and any(one.plugin for one in found)
-    if wanted and find_spec("nsa_tune.backend.engines.sglang.switch") is None:
+    if wanted and find_spec("nsa_tune.engines.sglang.switch") is None:
         raise SystemExit(
             "this nsa-tune cannot be switched off between passes (there is no module "
-            "nsa_tune.backend.engines.sglang.switch): measure SGLang alone with --no-plugin"
+            "nsa_tune.engines.sglang.switch): measure SGLang alone with --no-plugin"
         )
     return found
 

@@ -58,7 +58,7 @@ def _entry_points() -> str:
     lines = ["[sglang.srt.plugins]", "engine_probe = benchmarks.engine.probe:register"]
     if not entry_points(group="sglang.srt.plugins", name="nsa_tune"):
         # The package is not installed here: its sources beside this file are what is measured.
-        lines.append("nsa_tune = nsa_tune.backend.engines.sglang:register")
+        lines.append("nsa_tune = nsa_tune.engines.sglang:register")
     return "\n".join(lines) + "\n"
 
 

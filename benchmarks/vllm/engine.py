@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from benchmarks.engine.weights import initialise
 from benchmarks.vllm.measured import Outputs, Pass, way_of
-from nsa_tune.backend.engines.vllm.prefill import ATTRIBUTE
+from nsa_tune.engines.vllm.prefill import ATTRIBUTE
 
 __all__ = ["Engine", "Options", "model_folder", "set_environment"]
 

@@ -17,7 +17,7 @@ from benchmarks.engine.host import cuda_libraries, exports, unpack
 __all__ = ["HOME", "add_entry_point", "environment", "main"]
 
 HOME = Path("/tmp/vllm-pack")
-_GROUP, _ENTRY = "vllm.general_plugins", "nsa_tune = nsa_tune.backend.engines.vllm:register"
+_GROUP, _ENTRY = "vllm.general_plugins", "nsa_tune = nsa_tune.engines.vllm:register"
 
 
 def add_entry_point(site: Path) -> None:

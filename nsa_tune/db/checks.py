@@ -21,8 +21,6 @@ from nsa_tune.db.connection import (
 )
 from nsa_tune.db.values import text_of
 
-__all__ = ["Anchor", "Check", "failed_checks", "read_checks"]
-
 _SINCE = 3
 """The schema that has checks."""
 _CHECKS = (

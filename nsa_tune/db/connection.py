@@ -15,15 +15,6 @@ from time import thread_time
 
 from nsa_tune._errors import StoreCorrupt, StoreError, StoreMissing, StoreNewer, StoreReadOnly
 
-__all__ = [
-    "SCHEMA_VERSION",
-    "check_regular_file",
-    "connect_read_only",
-    "damage_errors",
-    "schema_version",
-    "store_errors",
-]
-
 SCHEMA_VERSION = 10
 """The newest database schema that this version reads and writes."""
 

@@ -8,11 +8,8 @@ from secrets import token_hex
 
 from nsa_tune._errors import NoTunedData, StoreReadOnly, UsageError
 from nsa_tune.backend.types.records import Table, Weights
-from nsa_tune.db.reader import read_text
 from nsa_tune.db.store import Store
-from nsa_tune.db.text_table import format_row, format_table
-
-__all__ = ["import_text", "write_text"]
+from nsa_tune.db.text_table import format_row, format_table, read_text
 
 
 def write_text(table: Table, path: Path, weights: Weights | None = None) -> None:

@@ -21,11 +21,9 @@ from nsa_tune.db.connection import (
     schema_version,
     store_errors,
 )
-from nsa_tune.db.reader import MOST_STORED, columns_since, keys_of, read_text
-from nsa_tune.db.text_table import checked_measurement, format_row
+from nsa_tune.db.reader import MOST_STORED, columns_since, keys_of
+from nsa_tune.db.text_table import checked_measurement, format_row, read_text
 from nsa_tune.db.values import count_of, text_of
-
-__all__ = ["History", "Limit", "PastRun", "order_of", "read_histories"]
 
 _LIMITS_SINCE = 4
 """The schema that has limits."""

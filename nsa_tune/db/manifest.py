@@ -13,8 +13,6 @@ import hashlib
 import sqlite3
 from collections.abc import Iterable
 
-__all__ = ["HEADS_SINCE", "MANIFESTS_SINCE", "changed", "head_changed", "seal"]
-
 MANIFESTS_SINCE = 8
 """The schema that has manifests."""
 HEADS_SINCE = 9

@@ -11,8 +11,6 @@ from nsa_tune.db.checks import read_checks
 from nsa_tune.db.history import read_histories
 from nsa_tune.db.store import Store
 
-__all__ = ["Merged", "merge"]
-
 
 class Merged(NamedTuple):
     """What one file came to."""

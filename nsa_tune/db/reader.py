@@ -46,32 +46,6 @@ from nsa_tune.fleet.pull.address import address_in
 if TYPE_CHECKING:
     from nsa_tune.fleet.pull.fetching import Fetched
 
-__all__ = [
-    "MOST_KEYS",
-    "MOST_STORED",
-    "Wanted",
-    "ask_again",
-    "columns_since",
-    "database_to_write",
-    "default_database",
-    "fetched_from",
-    "find",
-    "find_stored",
-    "grouped_sources",
-    "keys_in",
-    "keys_of",
-    "limits_of",
-    "local",
-    "read_database",
-    "read_text",
-    "shipped",
-    "sources",
-    "table_of",
-    "tables_of",
-    "user_database",
-    "user_folder",
-]
-
 _SHIPPED = Path(__file__).parent.parent / "tables"
 _FILE = Path("nsa-tune", "nsa-tune.db")
 _KEYS = "SELECT id, gpu, driver, libraries, model, heads, kv_layout, protocol FROM keys ORDER BY id"

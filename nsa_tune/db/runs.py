@@ -22,16 +22,6 @@ from nsa_tune.db.connection import (
 )
 from nsa_tune.db.text_table import checked_measurement
 
-__all__ = [
-    "Newest",
-    "Run",
-    "newest_of",
-    "places_measured",
-    "run_table",
-    "runs_of",
-    "state_of",
-]
-
 _RUNS = (
     "SELECT runs.id, digest, arguments, started_at, ended_at, outcome, "
     "count(measurements.id), coalesce(sum(status <> 'ok'), 0), max(measured_at) "

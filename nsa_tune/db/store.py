@@ -32,8 +32,6 @@ from nsa_tune.db.schema.migrations import migrate
 from nsa_tune.db.text_table import checked_measurement
 from nsa_tune.db.units import UnitOfRun, put_units
 
-__all__ = ["Store"]
-
 _BUSY_TIMEOUT_S = 30.0
 """How long to wait for another writer; a transaction here takes milliseconds."""
 _COUNT = (

@@ -44,20 +44,6 @@ from nsa_tune.backend.types.records import (
     measurement_of,
 )
 
-__all__ = [
-    "MOST_ROWS",
-    "check_sequences",
-    "checked_measurement",
-    "checked_measurements",
-    "content_of",
-    "format_row",
-    "format_table",
-    "read_key",
-    "read_stored_text",
-    "read_text",
-    "written_content",
-]
-
 LEAST_US, MOST_US = 1e-3, 1e9
 """Latencies outside are refused: no kernel takes a nanosecond, and none a quarter of an hour."""
 MOST_ROWS = 2**16

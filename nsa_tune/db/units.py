@@ -6,8 +6,6 @@ import sqlite3
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-__all__ = ["UnitOfRun", "put_units"]
-
 
 @dataclass(frozen=True, slots=True)
 class UnitOfRun:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["count_of", "text_of"]
-
 
 def text_of(value: object) -> str:
     """`value`, which is a text.

@@ -17,8 +17,6 @@ from urllib.parse import urlsplit
 
 from nsa_tune._errors import NsaTuneError, UsageError
 
-__all__ = ["Client", "Refused", "Unreachable", "reading"]
-
 _TIMEOUT_S = 60.0
 """Of one request; the service takes no longer to answer."""
 _MOST_BYTES = 2**26

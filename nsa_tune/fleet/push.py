@@ -17,8 +17,6 @@ from nsa_tune.db.checks import Check
 from nsa_tune.fleet.pull.address import Address
 from nsa_tune.fleet.pull.request import Refused, post, timeout_s
 
-__all__ = ["findings_of", "push_finding", "push_log", "push_table"]
-
 _PIECE = 2**23
 """Bytes of a log that are sent at once; a service takes 16 MiB."""
 _LONGEST_LINE = 2**16

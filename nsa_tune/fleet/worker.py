@@ -35,8 +35,6 @@ from nsa_tune.db.store import Store
 from nsa_tune.db.text_table import format_table
 from nsa_tune.fleet.client import Client, Refused, Unreachable, reading
 
-__all__ = ["WorkerRequest", "work"]
-
 _BEATS_A_LEASE = 4
 _LONGEST_BEAT_S = 15.0
 _TARGET_REGRET = 0.01

@@ -10,11 +10,6 @@ import time
 
 from nsa_tune.autotune.probe.child import Target, WrongAnswer
 
-__all__ = [
-    "abort", "broken", "dear", "exits", "hangs", "held", "killed", "leaves", "memory", "nan",
-    "raises", "refuses", "segfaults", "wrong",
-]  # fmt: skip
-
 LIMIT = 37
 
 

@@ -15,17 +15,6 @@ from nsa_tune.backend.types.formula import Formulas, Limit
 from nsa_tune.backend.types.layouts import KVLayout
 from nsa_tune.backend.types.point import Arm, Case, Guard, Point, Question, Setting
 
-__all__ = [
-    "ARMS",
-    "FORTY",
-    "HUNDREDS",
-    "MANY",
-    "TWO_ARMS",
-    "RunnableCase",
-    "RunnablePoint",
-    "runnable",
-]
-
 Build = Callable[["RunnableCase"], Callable[[], torch.Tensor]]
 _ANY = frozenset(KVLayout)
 

@@ -9,8 +9,6 @@ import torch
 
 from tests.autotune.fake_point import TWO_ARMS
 
-__all__ = ["POINTS"]
-
 POINTS = TWO_ARMS
 
 

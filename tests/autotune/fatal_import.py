@@ -7,8 +7,6 @@ import sys
 
 from tests.autotune.fake_point import TWO_ARMS
 
-__all__ = ["POINTS"]
-
 if "torch" in sys.modules and "pytest" not in sys.modules:
     sys.stderr.write("no torch for you\n")
     os._exit(7)

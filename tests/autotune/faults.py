@@ -16,8 +16,6 @@ from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.point import Arm, Point
 from tests.autotune.fake_point import ARMS, RunnableCase, runnable
 
-__all__ = ["FAULTS", "HANG", "LATE", "SOMETIMES"]
-
 Launch = Callable[[], torch.Tensor]
 _TWICE = 2
 """Calls until an arm is checked and warm; the next one is a sample."""

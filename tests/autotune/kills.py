@@ -13,8 +13,6 @@ import time
 from contextlib import closing
 from pathlib import Path
 
-__all__ = ["Trial", "processes_of"]
-
 ROOT = Path(__file__).parents[2]
 _LONGEST_S = 6.0
 _RUN = """

@@ -19,22 +19,6 @@ from nsa_tune.backend.types.records import Device, Key, Measurement, Status, Tab
 if TYPE_CHECKING:
     import torch
 
-__all__ = [
-    "BATCHES",
-    "DEVICE",
-    "FAKE",
-    "FORMULAS",
-    "KEY",
-    "PASS_US",
-    "SETTING",
-    "Times",
-    "linear",
-    "measured",
-    "policy_of",
-    "sharing_rows",
-    "table_of",
-]
-
 Times = Mapping[str, Callable[[Batch], float]]
 """Arm to its true microseconds."""
 

@@ -16,8 +16,6 @@ from tests.backend.fake_point import DEVICE, FAKE, Times, linear
 if TYPE_CHECKING:
     import pytest
 
-__all__ = ["SLOW_DENSE", "TIMES", "opened", "set_up", "written"]
-
 TIMES: Times = {
     "mha/dense": linear(0.1, 0.2, 5),
     "mla/wide": linear(0.4, 0.01, 12),

@@ -8,7 +8,8 @@ import pytest
 
 from benchmarks.correct_schedule import corrected, schedule_of
 from nsa_tune.backend.types.records import Measurement, Status
-from nsa_tune.db.reader import read_text, shipped
+from nsa_tune.db.reader import shipped
+from nsa_tune.db.text_table import read_text
 
 
 def _row(arm: str, batch: str, latency_us: float, pass_us: float | None = None) -> Measurement:

@@ -10,8 +10,8 @@ import pytest
 
 from benchmarks import draw_passes, priced
 from nsa_tune import Batch
-from nsa_tune.backend.engines.sglang.costs.own_copies import longer_us
 from nsa_tune.backend.types.layouts import KVLayout
+from nsa_tune.engines.sglang.costs.own_copies import longer_us
 from nsa_tune.reports.replay.rest import TERMS, RestOfPass
 from tests.reports.replay.test_prices import pricer
 

@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks import ranked
 from nsa_tune import Batch
-from nsa_tune.backend.engines.sglang.pass_mode.times.pass_times import PassTimes
+from nsa_tune.engines.sglang.pass_mode.times.pass_times import PassTimes
 from nsa_tune.reports.replay.whole_prefills import EAGER, ENGINE, PLUGIN, WholePrefills
 from tests.reports.replay.test_prices import pricer
 from tests.reports.replay.test_whole_prefills import made_up

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from benchmarks.topk_engine import SHAPES, TOPK, Method, Shape, differing, given_for
-from nsa_tune.backend.engines.sglang.topk.call import call_of
 from nsa_tune.backend.kernels.sampled_topk import sampled_topk_reference
 from nsa_tune.backend.kernels.topk_transform import transform_reference
+from nsa_tune.engines.sglang.topk.call import call_of
 
 CPU = torch.device("cpu")
 SMALL = [

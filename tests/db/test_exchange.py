@@ -10,8 +10,8 @@ import pytest
 
 from nsa_tune._errors import StoreCorrupt, StoreReadOnly
 from nsa_tune.db.exchange import import_text, write_text
-from nsa_tune.db.reader import read_text
 from nsa_tune.db.store import Store
+from nsa_tune.db.text_table import read_text
 from tests.records import DEVICE, KEY, failed, ok, table
 
 ROWS = (ok("extend:0+128"), failed("extend:0+128", "mla", "no kernel"))

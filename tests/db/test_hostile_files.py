@@ -20,9 +20,9 @@ from nsa_tune._errors import NsaTuneError, StoreCorrupt, StoreError
 from nsa_tune.db import reader
 from nsa_tune.db.connection import connect_read_only, store_errors
 from nsa_tune.db.exchange import import_text
-from nsa_tune.db.reader import default_database, read_database, read_text, sources
+from nsa_tune.db.reader import default_database, read_database, sources
 from nsa_tune.db.store import Store
-from nsa_tune.db.text_table import format_table, read_key, read_stored_text
+from nsa_tune.db.text_table import format_table, read_key, read_stored_text, read_text
 from nsa_tune.reports.analysis.selection import TableFilter, select_tables
 from tests.records import DEVICE, KEY, ok, table
 

@@ -10,8 +10,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-__all__ = ["Kept", "Posted", "Server", "serving"]
-
 
 @dataclass(frozen=True, slots=True)
 class Posted:

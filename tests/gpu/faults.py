@@ -13,8 +13,6 @@ from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.point import Arm, Point, Setting
 from tests.autotune.fake_point import RunnableCase, runnable
 
-__all__ = ["FINE", "HANGS", "LATE", "MEMORY", "STRAYS"]
-
 Launch = Callable[[], torch.Tensor]
 _WARM = 8
 """Launches after which an arm is checked, captured and sampled a few times."""

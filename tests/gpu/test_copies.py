@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from nsa_tune.backend.engines.sglang.copies import calibration
-from nsa_tune.backend.engines.sglang.copies.copies import padded, read_back
-from nsa_tune.backend.engines.sglang.copies.eligible import PADDED_HEADS
 from nsa_tune.backend.kernels import packed_fp8
+from nsa_tune.engines.sglang.copies import calibration
+from nsa_tune.engines.sglang.copies.copies import padded, read_back
+from nsa_tune.engines.sglang.copies.eligible import PADDED_HEADS
 
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
 pytestmark = [

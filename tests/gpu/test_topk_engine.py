@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from benchmarks.topk_engine import TOPK, Kernels, Method, Shape, differing, given_for
-from nsa_tune.backend.engines.sglang.topk.calibration import check, measure
-from nsa_tune.backend.engines.sglang.topk.call import call_of, selection_of
 from nsa_tune.backend.kernels.sampled_topk import sampled_topk_reference
 from nsa_tune.backend.kernels.topk_transform import transform_reference
+from nsa_tune.engines.sglang.topk.calibration import check, measure
+from nsa_tune.engines.sglang.topk.call import call_of, selection_of
 
 AMPERE = torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 0)
 pytestmark = [

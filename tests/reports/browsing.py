@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Locator, Page, Route
 
-__all__ = ["ARGUMENTS", "BROWSER", "Scheme", "Visit", "centre"]
-
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 BROWSER = next(filter(None, map(shutil.which, _NAMES)), None)
 ARGUMENTS = [

@@ -9,8 +9,6 @@ from nsa_tune._cli.db.push import push
 from nsa_tune._cli.db.registry import publish, pull
 from nsa_tune._cli.db.tables import db_export, db_import, db_list
 
-__all__ = ["db"]
-
 db = typer.Typer(
     help="List the tables of a database; export and import them as text.", no_args_is_help=True
 )

@@ -14,15 +14,13 @@ from nsa_tune._cli.shared.options import AsJson, DatabaseToWrite
 from nsa_tune.backend.types.counted import counted
 from nsa_tune.backend.types.records import Key, Table
 from nsa_tune.db import reader
-from nsa_tune.db.text_table import content_of
+from nsa_tune.db.text_table import content_of, read_text
 from nsa_tune.fleet.pull.address import address_in
 from nsa_tune.reports.formats.plain import plain
 
 if TYPE_CHECKING:
     from nsa_tune.db.merge import Merged
     from nsa_tune.db.store import Store
-
-__all__ = ["merge", "merge_file", "refitted"]
 
 
 def merge(
@@ -65,7 +63,7 @@ def merge_file(store: Store, path: Path) -> Merged:
     from nsa_tune.db.merge import merge as merge_checked
 
     text = path.suffix == ".tsv"
-    for table in [reader.read_text(path)] if text else reader.read_database(path):
+    for table in [read_text(path)] if text else reader.read_database(path):
         check_fit(table)
     return merge_checked(store, path)
 

@@ -21,8 +21,6 @@ from nsa_tune.fleet.pull.address import Address, address_in
 if TYPE_CHECKING:
     from nsa_tune.db.checks import Check
 
-__all__ = ["push"]
-
 
 @grouped
 def push(

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from nsa_tune.db.store import Store
     from nsa_tune.fleet.registry.tables import Found
 
-__all__ = ["publish", "pull"]
-
 
 _RegistryArgument = Annotated[
     str,

@@ -9,8 +9,6 @@ from nsa_tune._errors import NoTunedData
 from nsa_tune.backend.types.records import Key, Table
 from nsa_tune.db import reader
 
-__all__ = ["chosen", "named"]
-
 
 def chosen(tables: TableOptions, database: Path | None, digest: str = "") -> list[Table]:
     """The tables that the options name, and whose key's digest begins with `digest`.

@@ -17,9 +17,8 @@ from nsa_tune.backend.types.counted import counted
 from nsa_tune.backend.types.records import Table
 from nsa_tune.db import reader
 from nsa_tune.db.runs import Run, runs_of
+from nsa_tune.db.text_table import read_text
 from nsa_tune.reports.formats.plain import plain
-
-__all__ = ["db_export", "db_import", "db_list"]
 
 _MOST_RUNS = 1000
 """The newest runs of a database, which are listed."""
@@ -102,7 +101,7 @@ def db_import(
         raise UsageError(f"{file} is a database: add it with `nsa-tune db merge {file}`")
     with Store.open(database or reader.database_to_write()) as store:
         added = import_text(store, file)
-        refit(store, reader.read_text(file).key)
+        refit(store, read_text(file).key)
         say(f"{counted(added, 'measurement')} added to {store.path}")
 
 

@@ -15,8 +15,6 @@ from nsa_tune.backend.dispatch.matching import Here
 from nsa_tune.backend.hardware import detect
 from nsa_tune.reports.formats.plain import plain
 
-__all__ = ["job"]
-
 _PATIENCE_S = 10.0
 
 job = typer.Typer(

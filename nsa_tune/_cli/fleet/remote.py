@@ -12,8 +12,6 @@ from nsa_tune._errors import UsageError
 if TYPE_CHECKING:
     from nsa_tune.fleet.client import Client
 
-__all__ = ["Url", "UrlOption", "client_of"]
-
 _URL, _TOKEN = "NSA_TUNE_SERVICE", "NSA_TUNE_TOKEN"
 
 Url = Annotated[

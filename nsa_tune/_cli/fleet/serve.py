@@ -12,8 +12,6 @@ from nsa_tune._cli.shared.options import DatabaseToWrite
 from nsa_tune._errors import ExtraMissing
 from nsa_tune.db import reader
 
-__all__ = ["serve"]
-
 
 def serve(
     database: DatabaseToWrite = None,

@@ -15,8 +15,6 @@ from nsa_tune.db import reader
 from nsa_tune.fleet.service.auth.tokens import Role, Tokens
 from nsa_tune.fleet.service.state import State, state_path
 
-__all__ = ["token"]
-
 token = typer.Typer(help="Who may use `nsa-tune serve`.", no_args_is_help=True)
 
 

@@ -15,8 +15,6 @@ from nsa_tune._cli.shared.options import Quiet
 from nsa_tune._errors import StoreError
 from nsa_tune.db import reader
 
-__all__ = ["worker"]
-
 
 def worker(
     url: Url = None,

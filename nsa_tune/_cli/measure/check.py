@@ -18,8 +18,6 @@ from nsa_tune.reports.formats.plain import plain
 if TYPE_CHECKING:
     from nsa_tune.autotune.health.table_check import CheckResult
 
-__all__ = ["check"]
-
 _DOES_NOT_HOLD = 4
 
 

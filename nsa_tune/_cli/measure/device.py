@@ -12,8 +12,6 @@ import typer
 from nsa_tune._cli.shared.console import say
 from nsa_tune._errors import ExtraMissing
 
-__all__ = ["INTERRUPTED", "check_packages", "interruptible"]
-
 INTERRUPTED = 130
 """Exit code after Ctrl-C or SIGTERM."""
 

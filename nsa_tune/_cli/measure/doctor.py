@@ -16,8 +16,6 @@ from nsa_tune.reports.formats.plain import plain
 if TYPE_CHECKING:
     from nsa_tune.autotune.health.doctor import Diagnosis
 
-__all__ = ["doctor"]
-
 
 def doctor(
     database: Annotated[

@@ -16,8 +16,6 @@ from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.point import Point, Setting
 from nsa_tune.backend.types.records import Key, Measurement
 
-__all__ = ["EventProgress", "Together", "events_into"]
-
 _SCHEMA = "nsa-tune/event/1"
 _log = logging.getLogger(__name__)
 

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from nsa_tune.autotune.runner.run import RunRequest
     from nsa_tune.autotune.worker.executor import Launcher
 
-__all__ = ["ExecutorKind", "ExecutorOptions", "launcher_for"]
-
 
 class ExecutorKind(StrEnum):
     """Whose devices measure."""

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from nsa_tune.autotune.probe.run import Probed
     from nsa_tune.autotune.probe.tries import Try
 
-__all__ = ["probe"]
-
 
 class _PrintedTries:
     """A `ProbeProgress` that prints each try to stderr."""

@@ -22,8 +22,6 @@ from nsa_tune.reports.formats.plain import plain
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["BarProgress", "LineProgress", "RunProgress", "progress_for"]
-
 _LINE_EVERY_S = 10.0
 _MOST_NODES = 8
 """That a line names."""

@@ -33,8 +33,6 @@ from nsa_tune.reports.formats.terminal import print_crossovers
 if TYPE_CHECKING:
     from nsa_tune.autotune.runner.run import RunRequest, RunResult
 
-__all__ = ["run"]
-
 
 @grouped
 def run(

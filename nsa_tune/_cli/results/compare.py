@@ -20,8 +20,6 @@ from nsa_tune.reports.compare.sides import pairs_of, side_of
 from nsa_tune.reports.formats.plain import plain
 from nsa_tune.reports.formats.terminal import print_tables
 
-__all__ = ["compare"]
-
 _REGRESSION = 4
 
 

@@ -13,8 +13,6 @@ from nsa_tune._errors import ExtraMissing
 from nsa_tune.db import reader
 from nsa_tune.db.connection import check_regular_file
 
-__all__ = ["dashboard"]
-
 _TOKEN = "NSA_TUNE_DASHBOARD_TOKEN"
 
 

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from nsa_tune.backend.dispatch.dispatcher import Dispatcher
     from nsa_tune.backend.dispatch.plan import Plan, Reason
 
-__all__ = ["explain", "lookup"]
-
 
 @grouped
 def lookup(batch: BatchOptions, table: DispatcherOptions, json: AsJson = False) -> None:

@@ -29,8 +29,6 @@ from nsa_tune.reports.formats.terminal import as_terminal_text, print_report
 from nsa_tune.reports.html.page import as_html
 from nsa_tune.reports.html.vega_bundle import bundling
 
-__all__ = ["report"]
-
 _PICTURES = (Format.SVG, Format.PNG)
 
 

@@ -13,8 +13,6 @@ from rich.text import Text
 
 from nsa_tune.reports.formats.plain import plain
 
-__all__ = ["print_document", "say", "tables_console"]
-
 
 def say(text: str) -> None:
     """Print one line to stderr, without control characters."""

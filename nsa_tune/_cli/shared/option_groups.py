@@ -35,8 +35,6 @@ from nsa_tune.backend.types.profiles import family_of
 from nsa_tune.db import reader
 from nsa_tune.reports.analysis.selection import TableFilter
 
-__all__ = ["BatchOptions", "DispatcherOptions", "ModelOptions", "TableOptions", "grouped"]
-
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
     """`command` with the options of its groups in their place, as Typer reads them."""

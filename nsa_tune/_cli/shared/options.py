@@ -13,27 +13,6 @@ from nsa_tune.backend.types.profiles import PROFILES, profile_of
 from nsa_tune.db import reader
 from nsa_tune.fleet.pull.address import address_in
 
-__all__ = [
-    "AllowLossy",
-    "AsJson",
-    "Database",
-    "DatabaseToWrite",
-    "Engine",
-    "Format",
-    "Gpu",
-    "Heads",
-    "KvDtype",
-    "KvFormat",
-    "Model",
-    "Quiet",
-    "Theme",
-    "heads_of",
-    "listed",
-    "model_of",
-    "names_of",
-    "share_of",
-]
-
 
 class KvDtype(StrEnum):
     """Formats of the KV pool."""

@@ -20,8 +20,6 @@ from nsa_tune.reports.advice.vllm import advise as advise_vllm
 from nsa_tune.reports.formats.plain import plain
 from nsa_tune.reports.replay.configurations import Configurations
 
-__all__ = ["advise"]
-
 
 @grouped
 def advise(

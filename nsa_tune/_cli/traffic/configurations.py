@@ -18,9 +18,9 @@ from nsa_tune._cli.traffic.prices import pricer_for, whole_prefills
 from nsa_tune._cli.traffic.replaying import opened, replay_requests
 from nsa_tune._errors import NoTunedData, UsageError
 from nsa_tune.autotune.workload.arrivals import KeptArrivals
-from nsa_tune.backend.engines.sglang.releases import Release
 from nsa_tune.backend.hardware import detect
 from nsa_tune.backend.types.profiles import profile_of
+from nsa_tune.engines.sglang.releases import Release
 from nsa_tune.reports.replay.configurations import (
     Configuration,
     Configurations,
@@ -33,8 +33,6 @@ from nsa_tune.reports.replay.prices import Pricer, Way
 from nsa_tune.reports.replay.rest import RestOfPass
 from nsa_tune.reports.replay.tally import Tally
 from nsa_tune.reports.replay.whole_prefills import EAGER, ENGINE
-
-__all__ = ["ComparedOptions", "compared", "shell_lines"]
 
 _SHOWN = 12
 _DEFAULT_KV = "bf16"

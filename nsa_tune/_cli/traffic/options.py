@@ -10,10 +10,8 @@ import typer
 
 from nsa_tune._errors import UsageError
 from nsa_tune.autotune.workload.simulation import SchedulerConfig
-from nsa_tune.backend.engines.sglang.releases import RELEASES, Release, checked, release_of
+from nsa_tune.engines.sglang.releases import RELEASES, Release, checked, release_of
 from nsa_tune.reports.replay.rest import RestOfPass
-
-__all__ = ["TrafficOptions", "release_named"]
 
 
 @dataclass(frozen=True, slots=True)

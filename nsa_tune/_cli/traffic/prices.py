@@ -11,18 +11,16 @@ from pathlib import Path
 
 from nsa_tune._errors import NoTunedData, UsageError
 from nsa_tune.backend.dispatch.dispatcher import Dispatcher
-from nsa_tune.backend.engines.sglang.costs.once import offered
-from nsa_tune.backend.engines.sglang.pass_mode.times import remembered
-from nsa_tune.backend.engines.sglang.pass_mode.times.pass_times import PassTimes
-from nsa_tune.backend.engines.sglang.releases import Release
 from nsa_tune.backend.types.layouts import KVLayout
 from nsa_tune.backend.types.point import Setting
+from nsa_tune.engines.sglang.costs.once import offered
+from nsa_tune.engines.sglang.pass_mode.times import remembered
+from nsa_tune.engines.sglang.pass_mode.times.pass_times import PassTimes
+from nsa_tune.engines.sglang.releases import Release
 from nsa_tune.reports.analysis.selection import TableFilter, select_tables
 from nsa_tune.reports.replay.prices import LENT, Pricer, borrowed
 from nsa_tune.reports.replay.rest import RestOfPass
 from nsa_tune.reports.replay.whole_prefills import WholePrefills
-
-__all__ = ["kv_dtype_of", "pricer_for", "refused", "whole_prefills"]
 
 
 def pricer_for(

@@ -17,7 +17,7 @@ from nsa_tune._cli.traffic.replaying import opened, replay_decisions, replay_req
 from nsa_tune._errors import ExtraMissing, NsaTuneError, UsageError
 from nsa_tune.autotune.workload.arrivals import Counted, KeptArrivals
 from nsa_tune.autotune.workload.weighted_batches import is_decision_log
-from nsa_tune.backend.engines.sglang.releases import Release
+from nsa_tune.engines.sglang.releases import Release
 from nsa_tune.reports.formats.terminal import print_tables
 from nsa_tune.reports.html.vega_bundle import bundling
 from nsa_tune.reports.replay.chunks import chunk_times
@@ -29,8 +29,6 @@ from nsa_tune.reports.replay.tables import facts, tables, warnings
 from nsa_tune.reports.replay.tally import Tally
 from nsa_tune.reports.replay.whole_prefills import ENGINE, PLUGIN, WholePrefills
 from nsa_tune.reports.replay.whole_result import whole_of
-
-__all__ = ["replay"]
 
 _LOST = 10
 

@@ -16,20 +16,13 @@ from nsa_tune.autotune.workload.arrivals import KeptArrivals, arrivals
 from nsa_tune.autotune.workload.requests import TraceRequest, stream_requests
 from nsa_tune.autotune.workload.simulation import Pass, SchedulerConfig, simulated
 from nsa_tune.backend.dispatch.dispatcher import Dispatcher
-from nsa_tune.backend.engines.decision_log import read_decisions
 from nsa_tune.backend.types.batch import Batch, Mode
+from nsa_tune.engines.decision_log import read_decisions
 from nsa_tune.reports.replay.prices import Way
 from nsa_tune.reports.replay.rest import RestOfPass, kind_of
 from nsa_tune.reports.replay.result import Served, percentile
 from nsa_tune.reports.replay.tally import Tally
 from nsa_tune.reports.replay.whole_prefills import Basis
-
-__all__ = [
-    "logged",
-    "opened",
-    "replay_decisions",
-    "replay_requests",
-]
 
 _STEP = 0.01
 """Times to first token are counted in steps of this part of themselves."""

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from nsa_tune.autotune.bench.timing import Timer
     from nsa_tune.backend.types.records import Device
 
-__all__ = ["POINT", "Ceiling", "ceilings_for", "lacks_ceilings", "measure_ceilings"]
-
 POINT = "roofline"
 """The point's name, by which reports find the rows."""
 

@@ -7,8 +7,6 @@ import os
 from nsa_tune._errors import UsageError
 from nsa_tune.backend.hardware import nvml
 
-__all__ = ["ALL", "check_device", "every_gpu"]
-
 ALL = "all"
 """Stands for every GPU of this host."""
 

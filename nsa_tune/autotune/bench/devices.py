@@ -14,17 +14,6 @@ from nsa_tune.backend.types.point import Arm, Setting
 from nsa_tune.backend.types.profiles import profile_of
 from nsa_tune.backend.types.records import Device, Key
 
-__all__ = [
-    "check_libraries",
-    "default_model",
-    "describe",
-    "key_of",
-    "others_on",
-    "pick_device",
-    "setting_of",
-    "unit_of",
-]
-
 
 def default_model(device: torch.device) -> str:
     """The model to measure when the user names none: V3.2 on a GPU, the tiny profile on a CPU."""

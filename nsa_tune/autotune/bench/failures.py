@@ -10,18 +10,6 @@ from dataclasses import replace
 
 from nsa_tune.backend.types.records import Measurement, Status
 
-__all__ = [
-    "cost_a_worker",
-    "failed_before_arms",
-    "failed_row",
-    "held_elsewhere",
-    "may_pass_later",
-    "out_of_memory",
-    "reason_of",
-    "with_inputs",
-    "with_worker",
-]
-
 _WORKER = "worker lost: "
 _INPUTS = "inputs: "
 _ELSEWHERE = "other processes hold"

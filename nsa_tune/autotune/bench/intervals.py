@@ -8,8 +8,6 @@ from functools import cache
 from math import comb, floor, sqrt
 from statistics import fmean, median, stdev
 
-__all__ = ["Timing", "interval_of"]
-
 _ENOUGH = 6
 """Samples for a 95 % interval by order statistics; fewer do not reach 95 %."""
 _STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}

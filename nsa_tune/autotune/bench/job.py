@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.point import Arm, Point
 
-__all__ = ["Job"]
-
 
 @dataclass(frozen=True, slots=True)
 class Job:

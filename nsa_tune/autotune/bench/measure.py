@@ -12,12 +12,11 @@ import torch
 
 from nsa_tune._errors import MachineUnfit, NsaTuneError
 from nsa_tune.autotune.bench.failures import failed_row, reason_of
-from nsa_tune.autotune.bench.timing import Sampler, Timer, Timing, interleave
+from nsa_tune.autotune.bench.intervals import Timing
+from nsa_tune.autotune.bench.timing import Sampler, Timer, interleave
 from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.point import Arm, Case, Point, Setting
 from nsa_tune.backend.types.records import Measurement, Status
-
-__all__ = ["ContextLost", "alive", "measure_batch"]
 
 _log = logging.getLogger(__name__)
 

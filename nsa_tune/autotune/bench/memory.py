@@ -7,8 +7,6 @@ from pathlib import Path
 
 import torch
 
-__all__ = ["held_by_others", "release_cached"]
-
 _CONTEXT_BYTES = 2 * 2**30
 """The most that CUDA, loaded kernels and libraries take beside torch's own memory."""
 _PAGES = "/proc/self/statm"

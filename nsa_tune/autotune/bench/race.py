@@ -17,8 +17,6 @@ from nsa_tune.autotune.bench.intervals import Timing, interval_of
 from nsa_tune.backend.costmodel.regret import MARGIN
 from nsa_tune.backend.dispatch.decide import Verdict
 
-__all__ = ["ALPHA", "LOOKS", "MOST_SAMPLES", "Race", "verdict_of"]
-
 ALPHA = 0.05
 """Probability of a wrong verdict on an arm, over all looks together."""
 LOOKS = (8, 12, 16, 24, 32, 40)

@@ -9,8 +9,6 @@ from nsa_tune.backend.points import named, points_for
 from nsa_tune.backend.types.point import Point
 from nsa_tune.backend.types.profiles import ModelProfile
 
-__all__ = ["REGISTRY", "check_points", "points_in"]
-
 REGISTRY = "nsa_tune.backend.points:POINTS"
 """Where the decision points are: "module:attribute" of a mapping by name. It is passed as text, so
 that a worker process can import it."""

@@ -20,11 +20,6 @@ from nsa_tune.autotune.bench.intervals import Timing
 from nsa_tune.autotune.bench.race import FAR, LOOKS, Race
 from nsa_tune.backend.hardware import nvml
 
-__all__ = [
-    "CpuTimer", "CudaTimer", "SlowedDown", "Timer", "Timing", "interleave", "layers_for",
-    "per_layer_us", "protocol_of", "timer_for",
-]  # fmt: skip
-
 _log = logging.getLogger(__name__)
 
 Run = Callable[[], torch.Tensor]

@@ -23,8 +23,6 @@ from nsa_tune.autotune.worker.messages import (
     Ready,
 )
 
-__all__ = ["RayExecutor"]
-
 _POLL_S = 1.0
 _ASK_EVERY_S = 0.5
 """How often a worker that is being restarted is asked again."""

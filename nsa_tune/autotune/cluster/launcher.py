@@ -33,8 +33,6 @@ from nsa_tune.autotune.worker.executor import Executor
 from nsa_tune.autotune.worker.isolated import Deadlines
 from nsa_tune.autotune.worker.messages import Setup
 
-__all__ = ["NICENESS", "RayLauncher"]
-
 NICENESS = "RAY_worker_niceness"
 """Environment variable of Ray: how far its workers step back behind other processes."""
 

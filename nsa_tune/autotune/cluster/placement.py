@@ -9,8 +9,6 @@ from nsa_tune._errors import DeviceMissing, UsageError
 from nsa_tune.autotune.bench.device_names import ALL
 from nsa_tune.autotune.cluster.survey import NodeFacts
 
-__all__ = ["Node", "WorkerGroup", "check_device", "groups_of"]
-
 
 @dataclass(frozen=True, slots=True)
 class Node:

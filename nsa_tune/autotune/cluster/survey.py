@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from nsa_tune import __version__
 from nsa_tune.backend.hardware import detect, nvml
 
-__all__ = ["NodeFacts", "facts_of_this_node"]
-
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:

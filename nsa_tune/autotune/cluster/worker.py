@@ -23,8 +23,6 @@ from nsa_tune.autotune.worker.messages import (
     Setup,
 )
 
-__all__ = ["RayWorker"]
-
 T = TypeVar("T")
 _POLL_S = 0.25
 

@@ -17,19 +17,8 @@ from nsa_tune.backend.points import POINTS
 from nsa_tune.backend.types.counted import counted
 from nsa_tune.backend.types.records import Status, Table
 from nsa_tune.db import reader as tables
+from nsa_tune.db.text_table import read_text
 from nsa_tune.fleet.pull.fetching import Fetched
-
-__all__ = [
-    "CHECKS",
-    "ArmCheck",
-    "Diagnosis",
-    "Finding",
-    "LossyCheck",
-    "MachineCheck",
-    "State",
-    "examine",
-    "examine_engine",
-]
 
 
 class State(StrEnum):
@@ -98,8 +87,8 @@ def examine(
 def examine_engine(engine: str, database: Path | None = None) -> Diagnosis:
     """Whether the plug-in is active in `engine` ("sglang" or "vllm"): imports the engine's
     attention backends in a process of its own."""
-    from nsa_tune.backend.engines.sglang.health import health as of_sglang
-    from nsa_tune.backend.engines.vllm.health import health as of_vllm
+    from nsa_tune.engines.sglang.health import health as of_sglang
+    from nsa_tune.engines.vllm.health import health as of_vllm
 
     name, health = {"sglang": ("SGLang", of_sglang), "vllm": ("vLLM", of_vllm)}[engine]
     found = [
@@ -216,7 +205,7 @@ class ArmCheck:
 def _measured_arms() -> Iterator[tuple[str, str, str]]:
     """(architecture, point, arm) of every success in the shipped tables."""
     for path in tables.shipped():
-        table = tables.read_text(path)
+        table = read_text(path)
         for row in table.measurements:
             if row.status is Status.OK:
                 yield table.device.arch, row.point, row.arm
@@ -298,7 +287,7 @@ def _of_server(served: Fetched) -> Finding:
         return Finding("server", State.WARN, served.sentence)
     try:
         known = tables.read_database(served.path) if served.path.suffix != ".tsv" else [
-            tables.read_text(served.path)
+            read_text(served.path)
         ]  # fmt: skip
     except StoreError as error:
         return Finding("server", State.WARN, f"{served.sentence}; it cannot be used: {error}")

@@ -37,17 +37,6 @@ from nsa_tune.db import reader as tables
 from nsa_tune.db.checks import Anchor, Check
 from nsa_tune.db.store import Store
 
-__all__ = [
-    "MOST_DRIFT",
-    "MOST_REGRET",
-    "CheckRequest",
-    "CheckResult",
-    "anchor_jobs",
-    "check",
-    "compare_anchors",
-    "drift_of",
-]
-
 MOST_REGRET = 0.03
 """The most that a choice of the table may lose on an anchor batch. Two runs on one machine differ
 by a third of that (p90)."""

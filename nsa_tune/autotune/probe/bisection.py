@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from nsa_tune.autotune.probe.tries import Outcome, Try
 
-__all__ = ["Found", "find_limit"]
-
 
 @dataclass(frozen=True, slots=True)
 class Found:

@@ -12,8 +12,6 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-__all__ = ["MARK", "OUT_OF_MEMORY", "WRONG", "Target", "WrongAnswer", "main"]
-
 MARK = "nsa-tune: "
 WRONG = 91
 """Exit code when the output differs from the reference."""

@@ -24,8 +24,6 @@ from nsa_tune.backend.libraries.flash_mla.limits import (
 from nsa_tune.backend.types.point import Setting
 from nsa_tune.db.store import Store
 
-__all__ = ["LIMITS", "Limit", "ProbeProgress", "ProbeRequest", "Probed", "probe"]
-
 _TRIALS = "nsa_tune.autotune.probe.trials"
 
 

@@ -21,11 +21,6 @@ from nsa_tune.backend.points.indexer_layout.case import indexer_case
 from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.profiles import profile_of
 
-__all__ = [
-    "decode_rows", "deep_gemm_loads", "flash_mla_loads", "metadata_rows", "next_n",
-    "schedule_rows", "schedule_time",
-]  # fmt: skip
-
 _SLOTS = 4096
 """Tokens in the pool."""
 _CHECKED_AT_ONCE = 64

@@ -14,8 +14,6 @@ from nsa_tune._child_process import command, environment
 from nsa_tune.autotune.probe import child as probe_child
 from nsa_tune.autotune.probe.child import MARK, Target
 
-__all__ = ["Outcome", "Try", "attempt"]
-
 _LONGEST_LINE = 200
 
 

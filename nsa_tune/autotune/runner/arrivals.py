@@ -14,8 +14,6 @@ from nsa_tune.autotune.runner.progress import Incident, Progress
 from nsa_tune.autotune.worker.executor import Executor
 from nsa_tune.autotune.worker.messages import Ready
 
-__all__ = ["TELL_AFTER_S", "Admit", "Arrivals"]
-
 TELL_AFTER_S = 20.0
 """When a run that has no device yet says so: a busy cluster may have no room for a while."""
 _POLL_S = 0.25

@@ -14,8 +14,6 @@ from typing import TypeAlias
 from nsa_tune.autotune.bench.job import Job
 from nsa_tune.backend.types.records import Measurement
 
-__all__ = ["OUT_OF_LINE", "SHARED_BY_A_SAMPLE", "DeviceAgreement", "DeviceReport", "Spread"]
-
 OUT_OF_LINE = 0.03
 """Healthy GPUs of one model are within 1 % of each other. Beyond this, one has a problem."""
 SHARED_BY_A_SAMPLE = 20

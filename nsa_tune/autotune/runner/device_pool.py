@@ -21,8 +21,6 @@ from nsa_tune.autotune.runner.sweep import Sweep, Task
 from nsa_tune.autotune.worker.executor import DeviceLost, JobUpdate
 from nsa_tune.backend.types.records import Measurement
 
-__all__ = ["DevicePool"]
-
 _POLL_S = 0.25
 """How often the deadlines of workers that send nothing are checked."""
 

@@ -11,8 +11,6 @@ from nsa_tune.autotune.runner.pooled_device import PooledDevice
 from nsa_tune.autotune.runner.progress import Incident
 from nsa_tune.autotune.worker.executor import FirstCall
 
-__all__ = ["FirstCalls"]
-
 SLOW_S = 10.0
 """After this a first call is reported, and then as often as `AGAIN_S` says."""
 AGAIN_S = 30.0

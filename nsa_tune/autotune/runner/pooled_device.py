@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from nsa_tune.autotune.runner.sweep import Sweep, Task
 from nsa_tune.autotune.worker.executor import Executor
 
-__all__ = ["PooledDevice"]
-
 
 @dataclass(slots=True)
 class PooledDevice:

@@ -10,8 +10,6 @@ from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.point import Point, Setting
 from nsa_tune.backend.types.records import Key, Measurement
 
-__all__ = ["Incident", "NoProgress", "Progress"]
-
 
 @dataclass(frozen=True, slots=True)
 class Incident:

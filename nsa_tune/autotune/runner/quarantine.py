@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from nsa_tune.autotune.bench.failures import cost_a_worker, failed_before_arms, out_of_memory
 from nsa_tune.backend.types.records import Measurement, Status
 
-__all__ = ["Quarantine", "Quarantined"]
-
 _MOST_FAILURES = 3
 
 

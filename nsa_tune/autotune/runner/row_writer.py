@@ -17,8 +17,6 @@ from nsa_tune.db.exchange import write_text
 from nsa_tune.db.store import Store
 from nsa_tune.db.units import UnitOfRun
 
-__all__ = ["RowWriter", "flush_all"]
-
 _log = logging.getLogger(__name__)
 
 

@@ -29,8 +29,6 @@ from nsa_tune.backend.types.layouts import layout_of
 from nsa_tune.backend.types.profiles import profile_of
 from nsa_tune.backend.types.records import Table
 
-__all__ = ["NoProgress", "Progress", "RunRequest", "RunResult", "run"]
-
 
 @dataclass(frozen=True, slots=True)
 class RunRequest:

@@ -25,8 +25,6 @@ from nsa_tune.backend.types.records import Measurement, Status
 from nsa_tune.db.store import Store
 from nsa_tune.db.units import UnitOfRun
 
-__all__ = ["Sweep", "Task"]
-
 
 @dataclass(frozen=True, slots=True)
 class Task:

@@ -19,8 +19,6 @@ from nsa_tune.autotune.worker.messages import Ready, Setup
 from nsa_tune.backend.types.records import Key
 from nsa_tune.db.store import Store
 
-__all__ = ["Sweeps"]
-
 
 class Sweeps:
     """Opens the database and makes a sweep when the first device of a key is ready."""

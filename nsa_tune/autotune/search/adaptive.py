@@ -41,8 +41,6 @@ from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.point import Arm, Point, Setting
 from nsa_tune.backend.types.records import Measurement, Status
 
-__all__ = ["TAIL", "Adaptive"]
-
 TAIL = 0.1
 """The target applies to the mean regret of this share of batches, the worst ones. On most batches
 one arm is clearly faster, and a mean over all batches would hide those where it matters."""

@@ -21,16 +21,6 @@ from nsa_tune.backend.costmodel.regret import regret
 from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.point import Question
 
-__all__ = [
-    "MOST_LOST",
-    "Calibration",
-    "Contender",
-    "contenders",
-    "expected_loss",
-    "expected_loss_bound",
-    "realised_regret",
-]
-
 MOST_LOST = 0.5
 """The bound where too little is measured to estimate a contender, and the highest one."""
 _FARTHEST = 8.0

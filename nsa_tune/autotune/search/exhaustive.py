@@ -11,8 +11,6 @@ from nsa_tune.autotune.workload.weighted_batches import WeightedBatch, most_freq
 from nsa_tune.backend.types.point import Point, Setting
 from nsa_tune.backend.types.records import Measurement
 
-__all__ = ["Exhaustive"]
-
 _LAST = 32
 """The last jobs go largest first, so that several devices finish at about the same time: a large
 batch takes a second, a small one a tenth of it."""

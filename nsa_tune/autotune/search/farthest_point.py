@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import dist, inf
 
-__all__ = ["farthest_point_order"]
-
 Place = tuple[float, ...]
 
 

@@ -20,8 +20,6 @@ from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.point import Point, Question, Setting
 from nsa_tune.backend.types.records import Measurement, Status
 
-__all__ = ["LeftOut", "left_out"]
-
 _PARTS = 8
 _DRAWN = 160
 """Random batches that weigh the measured ones."""

@@ -10,8 +10,6 @@ from nsa_tune.autotune.bench.job import Job
 from nsa_tune.backend.types.point import Point, Setting
 from nsa_tune.backend.types.records import Measurement
 
-__all__ = ["FixedSchedule", "MakeSchedule", "Schedule"]
-
 
 class Schedule(Protocol):
     """Hands out jobs, and learns their results. There is one for each key, called by one thread.

@@ -18,8 +18,6 @@ from nsa_tune.autotune.workload.weighted_batches import (
 from nsa_tune.backend.types.point import Point, Setting
 from nsa_tune.backend.types.records import Measurement
 
-__all__ = ["schedule_for"]
-
 _log = logging.getLogger(__name__)
 
 

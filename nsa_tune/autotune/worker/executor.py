@@ -11,8 +11,6 @@ from nsa_tune.autotune.bench.job import Job
 from nsa_tune.autotune.worker.messages import Ready, Setup
 from nsa_tune.backend.types.records import Measurement
 
-__all__ = ["DeviceLost", "Executor", "FirstCall", "JobUpdate", "Launcher"]
-
 
 class DeviceLost(Exception):
     """The device is gone with its job, and may come back: `Executor.arrival` says when. The text

@@ -12,8 +12,6 @@ from enum import IntEnum
 from struct import Struct
 from time import monotonic
 
-__all__ = ["NO_ARM", "Activity", "FlightRecorder", "Stage"]
-
 NO_ARM = -1
 _RECORD = Struct("=dii")
 

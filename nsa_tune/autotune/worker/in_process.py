@@ -12,8 +12,6 @@ from nsa_tune.autotune.worker.flight_recorder import FlightRecorder
 from nsa_tune.autotune.worker.messages import MeasureBatch, Ready, Setup
 from nsa_tune.autotune.worker.server import MeasurementServer
 
-__all__ = ["InProcessExecutor"]
-
 
 class InProcessExecutor:
     """An `Executor` that measures in this process: an arm that crashes ends the run."""

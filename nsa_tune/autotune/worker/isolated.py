@@ -29,8 +29,6 @@ from nsa_tune.autotune.worker.messages import (
 from nsa_tune.autotune.worker.process import Died, WorkerProcess
 from nsa_tune.backend.types.records import Measurement
 
-__all__ = ["Deadlines", "IsolatedExecutor"]
-
 _MOST_UNEXPLAINED = 3
 """Workers in a row that may die before they touch an arm."""
 _log = logging.getLogger(__name__)

@@ -9,8 +9,6 @@ from nsa_tune.autotune.worker.executor import Executor
 from nsa_tune.autotune.worker.isolated import Deadlines, IsolatedExecutor
 from nsa_tune.autotune.worker.messages import Setup
 
-__all__ = ["LocalLauncher"]
-
 
 @dataclass(frozen=True, slots=True)
 class LocalLauncher:

@@ -17,8 +17,6 @@ from nsa_tune._errors import NsaTuneError
 from nsa_tune.autotune.worker.flight_recorder import FlightRecorder
 from nsa_tune.autotune.worker.messages import CannotContinue, MeasureCeilings
 
-__all__ = ["main"]
-
 _PR_SET_PDEATHSIG = 1
 
 

@@ -9,8 +9,6 @@ from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.point import Setting
 from nsa_tune.backend.types.records import Key, Measurement
 
-__all__ = ["CannotContinue", "MeasureBatch", "MeasureCeilings", "Ready", "Results", "Setup"]
-
 
 @dataclass(frozen=True, slots=True)
 class Setup:

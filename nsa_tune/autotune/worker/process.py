@@ -24,8 +24,6 @@ from nsa_tune.autotune.worker.messages import (
     Setup,
 )
 
-__all__ = ["Died", "WorkerProcess"]
-
 _TAIL_BYTES = 4096
 _LONGEST_LINE = 200
 _EXIT_S = 2.0

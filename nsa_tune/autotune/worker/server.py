@@ -23,8 +23,6 @@ from nsa_tune.autotune.worker.messages import MeasureBatch, Ready, Results, Setu
 from nsa_tune.backend.types.point import Arm, Case
 from nsa_tune.backend.types.records import Measurement, Status
 
-__all__ = ["MeasurementServer"]
-
 _HELD_ELSEWHERE = 0.1
 """Share of a device's memory. When other processes hold more, an arm that ran out of memory is not
 blamed for it."""

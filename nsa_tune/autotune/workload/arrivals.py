@@ -20,8 +20,6 @@ from typing import NamedTuple, Self
 from nsa_tune._errors import NsaTuneError
 from nsa_tune.autotune.workload.requests import BLOCK, TraceRequest
 
-__all__ = ["Arrival", "Counted", "KeptArrivals", "arrivals"]
-
 
 class Arrival(NamedTuple):
     """One request."""

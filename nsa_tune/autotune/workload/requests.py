@@ -26,8 +26,6 @@ from typing import Any, BinaryIO, NamedTuple
 from nsa_tune._errors import UsageError
 from nsa_tune._files import TooLong, lines_of, open_regular
 
-__all__ = ["BLOCK", "TraceRequest", "checked_request", "read_requests", "stream_requests"]
-
 BLOCK = 512
 """Tokens of a block."""
 _LONGEST_LINE = 2**22

@@ -28,8 +28,6 @@ from nsa_tune.autotune.workload.arrivals import Arrival, arrivals
 from nsa_tune.autotune.workload.requests import TraceRequest
 from nsa_tune.backend.types.batch import Batch
 
-__all__ = ["Pass", "SchedulerConfig", "passes", "simulated"]
-
 _MOST_WAITING = 4096
 """Requests that are taken from a trace ahead of their turn; the others stay in its file."""
 _MOST_STEPS = 32

@@ -16,17 +16,9 @@ from nsa_tune._errors import UsageError
 from nsa_tune._files import open_regular
 from nsa_tune.autotune.workload.requests import read_requests
 from nsa_tune.autotune.workload.simulation import SchedulerConfig, passes
-from nsa_tune.backend.engines.decision_log import SCHEMA, read_decisions
 from nsa_tune.backend.types.batch import Batch, Mode
 from nsa_tune.backend.types.point import Point
-
-__all__ = [
-    "SCHEDULERS",
-    "WeightedBatch",
-    "is_decision_log",
-    "most_frequent",
-    "weighted_batches",
-]
+from nsa_tune.engines.decision_log import SCHEMA, read_decisions
 
 _log = logging.getLogger(__name__)
 

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from nsa_tune.backend.types.batch import Batch
     from nsa_tune.backend.types.point import Question, Setting
 
-__all__ = ["Baseline", "Default", "capability", "kernel_here", "taken", "unless_cpu"]
-
 
 @dataclass(frozen=True, slots=True)
 class Default:

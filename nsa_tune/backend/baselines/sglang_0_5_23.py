@@ -13,8 +13,6 @@ from nsa_tune.backend.types.formula import Switch
 from nsa_tune.backend.types.layouts import KVLayout
 from nsa_tune.backend.types.point import Setting
 
-__all__ = ["SGLANG_0_5_23"]
-
 
 def _prefill_path(setting: Setting) -> str | Switch:
     sm = capability(setting)

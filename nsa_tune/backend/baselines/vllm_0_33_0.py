@@ -17,8 +17,6 @@ from nsa_tune.backend.types.formula import Switch
 from nsa_tune.backend.types.layouts import KVLayout
 from nsa_tune.backend.types.point import Setting
 
-__all__ = ["VLLM_0_33_0"]
-
 _HOPPER_THRESHOLDS = {16: 128, 32: 128, 64: 256, 128: 256}
 _BLACKWELL_THRESHOLDS = {8: 128, 16: 128, 32: 128, 64: 256, 128: 1024}
 _FEWEST_HEADS = 32

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from nsa_tune.backend.types.batch import Batch
     from nsa_tune.backend.types.point import Point, Setting
 
-__all__ = ["Features", "Position"]
-
 
 class Position(NamedTuple):
     """All that a surface knows of a batch."""

@@ -20,8 +20,6 @@ from nsa_tune.backend.types.records import Measurement, Status
 if TYPE_CHECKING:
     from nsa_tune.backend.types.point import Arm, Point, Setting
 
-__all__ = ["Extent", "Fitted", "behind_a_cliff", "fitted", "own_rows"]
-
 
 class Extent(NamedTuple):
     """What was measured, in tokens."""

@@ -8,8 +8,6 @@ from itertools import combinations
 from math import dist, hypot
 from operator import mul
 
-__all__ = ["fitted_weights", "nonnegative_weights"]
-
 
 def nonnegative_weights(rows: Sequence[tuple[float, ...]]) -> tuple[float, ...]:
     """The w >= 0 that minimises the sum over `rows` of (row . w - 1)**2."""

@@ -17,8 +17,6 @@ from nsa_tune.backend.costmodel.least_squares import fitted_weights
 from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.formula import function_of
 
-__all__ = ["FEWEST", "MOST_BOXES", "Box", "Failures", "LatencyModel", "boxes", "fit"]
-
 FEWEST = 3
 """Batches that must have been measured; with fewer an arm's time counts as unknown."""
 MOST_BOXES = 64

@@ -22,8 +22,6 @@ from nsa_tune.backend.costmodel.regret import regret
 if TYPE_CHECKING:
     from nsa_tune.backend.types.point import Question
 
-__all__ = ["Models", "Successes", "selected"]
-
 _MOST_REGRET = 0.02
 """Mean regret on measured batches above which the surfaces decide. They are slower, and below this
 they gain hardly anything (docs/policy.md)."""

@@ -7,8 +7,6 @@ from heapq import heappush, heapreplace
 from math import dist, inf
 from typing import NamedTuple, TypeAlias
 
-__all__ = ["Neighbours"]
-
 _LEAF = 24
 """Places that are cheaper looked at one by one than divided further."""
 

@@ -28,8 +28,6 @@ from nsa_tune.backend.types.records import Measurement, Status
 if TYPE_CHECKING:
     from nsa_tune.backend.types.point import Arm, Guard, Point, Setting
 
-__all__ = ["Candidate", "Policy", "Survey"]
-
 _log = logging.getLogger(__name__)
 
 

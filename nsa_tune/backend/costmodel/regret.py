@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, TypeVar
 if TYPE_CHECKING:
     from nsa_tune.backend.costmodel.surface import Estimate
 
-__all__ = ["MARGIN", "expected_regret", "mean_regret", "regret", "slowdown", "tail_mean"]
-
 MARGIN = 0.01
 """Choices whose times are this close, relatively, count as equal."""
 _WIDEST = 2.0

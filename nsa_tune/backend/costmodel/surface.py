@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from nsa_tune.backend.types.batch import Batch
     from nsa_tune.backend.types.records import Measurement
 
-__all__ = ["Estimate", "Places", "SharedPlaces", "Surface"]
-
 _FEWEST = 3
 """Measured points that a regime needs; with fewer the arm counts as unknown there."""
 _NEIGHBOURS = 6

@@ -16,10 +16,8 @@ from nsa_tune._errors import StoreCorrupt
 from nsa_tune.backend.costmodel.features import Features
 from nsa_tune.backend.costmodel.fitting import Extent, Fitted, fitted, own_rows
 from nsa_tune.backend.costmodel.model import MOST_BOXES, Box, Failures, LatencyModel
-from nsa_tune.backend.types.batch import MAX_TOKENS
+from nsa_tune.backend.types.lengths import MAX_TOKENS
 from nsa_tune.backend.types.records import Measurement, Weights
-
-__all__ = ["fit_weights", "fitted_of", "stamp_of"]
 
 _LEAST_CONSTANT, _MOST_WEIGHT = 1e-5, 1e12
 """A table's times are 1e-3 to 1e9 us. A model's constant is at least a hundredth of the least."""

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from nsa_tune.backend.types.batch import Batch
     from nsa_tune.backend.types.point import Question
 
-__all__ = ["Decisions", "Key", "PointCode"]
-
 _Models: TypeAlias = dict[int | None, Mapping[str, "_Model"]]
 """By regime, those of the arms that were measured there; None is any other."""
 Note: TypeAlias = int | tuple[Any, ...] | None

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from nsa_tune.backend.types.batch import Batch
     from nsa_tune.backend.types.point import Question
 
-__all__ = ["Choice", "Verdict", "decide", "decide_for_all", "pick", "settle"]
-
 
 class Verdict(StrEnum):
     """How a choice came about."""

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from nsa_tune.backend.types.point import Setting
     from nsa_tune.backend.types.records import Table
 
-__all__ = ["Dispatcher"]
-
 _log = logging.getLogger(__name__)
 
 _EXTEND = Mode.EXTEND

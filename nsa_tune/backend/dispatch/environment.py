@@ -16,8 +16,6 @@ from nsa_tune._errors import UsageError
 from nsa_tune.backend.types.point import Point
 from nsa_tune.fleet.pull.address import address_in
 
-__all__ = ["Environment", "warn_of_missing_files"]
-
 _log = logging.getLogger(__name__)
 
 _YES = frozenset({"1", "true", "yes", "on"})

@@ -10,15 +10,14 @@ from typing import TYPE_CHECKING
 from nsa_tune.backend.costmodel.regret import expected_regret
 from nsa_tune.backend.dispatch.decide import Choice, Verdict
 from nsa_tune.backend.dispatch.plan import Consulted, Reason, Row
-from nsa_tune.backend.types.batch import MAX_TOKENS, Batch, Mode
+from nsa_tune.backend.types.batch import Batch, Mode
 from nsa_tune.backend.types.counted import counted
+from nsa_tune.backend.types.lengths import MAX_TOKENS
 
 if TYPE_CHECKING:
     from nsa_tune.backend.costmodel.policy import Policy
     from nsa_tune.backend.dispatch.table_planner import TablePlanner
     from nsa_tune.backend.types.point import Question
-
-__all__ = ["certified", "moved"]
 
 _AXES = {
     Mode.EXTEND: ("new tokens", "prefix tokens", "sequences"),

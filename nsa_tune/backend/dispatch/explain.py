@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from nsa_tune.backend.baselines.baseline import Baseline
     from nsa_tune.backend.types.records import Key
 
-__all__ = ["derived_reason", "explained", "reason_of"]
-
 _Fact = TypeVar("_Fact", Row, Consulted)
 
 

@@ -13,9 +13,6 @@ from nsa_tune.backend.libraries import PROVIDERS
 from nsa_tune.backend.types.records import Key, StoredTable, Table
 from nsa_tune.db import reader as tables
 
-__all__ = ["Here", "differing", "in_order", "nothing_for", "of_the_same_architecture"]
-
-
 _OPTIONAL = frozenset(
     distribution
     for library in PROVIDERS.values()

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from nsa_tune.backend.baselines import Baseline
     from nsa_tune.fleet.pull.fetching import Fetched
 
-__all__ = ["Opened", "Request"]
-
 _log = logging.getLogger(__name__)
 
 _UNUSABLE = (ArithmeticError, ValueError, RecursionError, MemoryError)

@@ -12,21 +12,6 @@ from nsa_tune.backend.types.draft import draft_of
 from nsa_tune.backend.types.layouts import READS, Conversion, KVLayout, Role, reach
 from nsa_tune.backend.types.records import Key
 
-__all__ = [
-    "DECIDED",
-    "DERIVED",
-    "TUNED",
-    "Consulted",
-    "Derived",
-    "Origin",
-    "Plan",
-    "PlanDraft",
-    "Reason",
-    "Row",
-    "coupled",
-    "facts_of",
-]
-
 
 class Row(NamedTuple):
     """A measurement that an estimate is interpolated from."""

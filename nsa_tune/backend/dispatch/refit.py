@@ -16,8 +16,6 @@ from nsa_tune.db.text_table import read_text
 if TYPE_CHECKING:
     from nsa_tune.db.store import Store
 
-__all__ = ["check_fit", "refit", "weights_of", "write_fitted"]
-
 _UNFIT = (ArithmeticError, AssertionError, LookupError, TypeError, ValueError)
 """What fitting a table that somebody made up may come to."""
 

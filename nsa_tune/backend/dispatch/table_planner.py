@@ -25,15 +25,14 @@ from nsa_tune.backend.dispatch.plan import (
     coupled,
     facts_of,
 )
-from nsa_tune.backend.types.batch import MAX_TOKENS, Batch, Mode
+from nsa_tune.backend.types.batch import Batch, Mode
+from nsa_tune.backend.types.lengths import MAX_TOKENS
 
 if TYPE_CHECKING:
     from nsa_tune.backend.baselines import Baseline
     from nsa_tune.backend.costmodel.policy import Policy
     from nsa_tune.backend.types.point import Question, Setting
     from nsa_tune.backend.types.records import Key
-
-__all__ = ["Match", "TablePlanner"]
 
 _Planner: TypeAlias = Callable[[Batch], Plan]
 _Chosen: TypeAlias = Callable[[str], str | None]

@@ -11,16 +11,6 @@ from nsa_tune.backend.hardware import nvml
 from nsa_tune.backend.hardware.visible import visible_gpus
 from nsa_tune.backend.types.records import Device
 
-__all__ = [
-    "KNOWN",
-    "cpu_name",
-    "device_name",
-    "device_of",
-    "driver_version",
-    "library_versions",
-    "local_device_name",
-]
-
 KNOWN: dict[str, Device] = {
     device.name: device
     for device in (

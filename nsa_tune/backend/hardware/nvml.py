@@ -6,11 +6,6 @@ import ctypes
 from dataclasses import dataclass
 from functools import cache
 
-__all__ = [
-    "Clock", "GpuState", "clock", "driver_version", "facts_of", "gpu_name", "gpu_names",
-    "gpu_state",
-]  # fmt: skip
-
 # nvml.h: clock types, throttle ("clocks event") reasons and the sensor.
 _CLOCK_SM = 1
 _CLOCK_MEM = 2

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from itertools import takewhile
 
-__all__ = ["visible_gpus"]
-
 
 def visible_gpus(count: int) -> tuple[int | str, ...]:
     """The numbers or UUIDs of the GPUs that CUDA may use, in its order, on a host with `count`."""

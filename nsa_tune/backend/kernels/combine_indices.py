@@ -6,8 +6,6 @@ import torch
 import triton
 import triton.language as tl
 
-__all__ = ["combine_indices", "combine_indices_reference", "combined_width"]
-
 _COLUMNS = 128
 _SHAPE = (16, 4)
 """(rows a program, warps), measured by benchmarks/bandwidth.py."""

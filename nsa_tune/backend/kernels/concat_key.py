@@ -6,8 +6,6 @@ import torch
 import triton
 import triton.language as tl
 
-__all__ = ["concat_key", "concat_key_reference"]
-
 _HEADS_PER_PROGRAM = 16
 
 

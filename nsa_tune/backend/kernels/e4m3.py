@@ -5,8 +5,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["on_e4m3_grid", "scale_exponent"]
-
 
 @triton.jit
 def on_e4m3_grid(value):

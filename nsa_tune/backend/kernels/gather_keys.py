@@ -10,8 +10,6 @@ import torch
 import triton
 import triton.language as tl
 
-__all__ = ["gather_keys", "gather_keys_reference"]
-
 _TOKENS = 32
 """Tokens a program."""
 

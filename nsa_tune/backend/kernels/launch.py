@@ -9,8 +9,6 @@ from functools import partial
 
 import torch
 
-__all__ = ["Kernel", "Launch"]
-
 
 class Kernel:
     """A compiled kernel. PyTorch's own call opens the driver's library anew each time."""

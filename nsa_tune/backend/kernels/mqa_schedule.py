@@ -13,8 +13,6 @@ import torch
 import triton
 import triton.language as tl
 
-__all__ = ["SEGMENT", "Split", "mqa_schedule", "mqa_schedule_reference"]
-
 SEGMENT = 256
 """Keys of a segment: 64 a page by 4 warp groups."""
 

@@ -12,17 +12,6 @@ import triton.language as tl
 from nsa_tune.backend.kernels.e4m3 import on_e4m3_grid, scale_exponent
 from nsa_tune.backend.types.layouts import SCALE_TILE, KVLayout
 
-__all__ = [
-    "dequantize",
-    "dequantize_reference",
-    "narrow",
-    "narrow_reference",
-    "quantize",
-    "quantize_reference",
-    "requantize_raw",
-    "requantize_raw_reference",
-]
-
 _E4M3_MAX = 448.0
 _SMALLEST = 1e-4
 """The least magnitude that a scale is made for, so that a tile of zeros has one."""

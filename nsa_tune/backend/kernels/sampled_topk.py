@@ -20,20 +20,6 @@ import torch
 from nsa_tune.backend.kernels.launch import Kernel, Launch
 from nsa_tune.backend.kernels.topk_transform import Kind, Transform
 
-__all__ = [
-    "MOST",
-    "PARAMETERS",
-    "SOURCE",
-    "Selection",
-    "Shape",
-    "arguments",
-    "defines",
-    "sampled_topk",
-    "sampled_topk_reference",
-    "shape_of",
-    "shapes",
-]
-
 _FEW_ROWS = 264
 """Two for each SM: fewer rows leave threads over."""
 _ROOM, _SHORT = 4096, 8192

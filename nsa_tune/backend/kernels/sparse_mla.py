@@ -8,8 +8,6 @@ import triton.language as tl
 
 from nsa_tune.backend.types.layouts import SCALE_TILE, KVLayout
 
-__all__ = ["sparse_mla", "sparse_mla_reference"]
-
 _KEYS_PER_STEP = 32
 _BIG_SHARED_MEMORY = 160 * 1024
 _FEWEST_KEYS_PER_SPLIT = 128

@@ -13,14 +13,6 @@ import triton
 import triton.language as tl
 from triton.language.extra import cuda
 
-__all__ = [
-    "Shape",
-    "shape_of",
-    "split_sparse_mla",
-    "split_sparse_mla_parts",
-    "split_sparse_mla_reference",
-]
-
 _LOG2_E = 1.4426950408889634
 _CHANNELS = 128
 """Channels that a merging program writes."""

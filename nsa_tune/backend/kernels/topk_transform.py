@@ -11,8 +11,6 @@ from enum import IntEnum
 
 import torch
 
-__all__ = ["Kind", "Transform", "transform_reference"]
-
 
 class Kind(IntEnum):
     """How a place is transformed; the kernel knows these numbers."""

@@ -14,15 +14,6 @@ import triton.language as tl
 from nsa_tune.backend.kernels.e4m3 import on_e4m3_grid, scale_exponent
 from nsa_tune.backend.types.layouts import V4_SCALE_TILE, KVLayout
 
-__all__ = [
-    "dequantize",
-    "dequantize_reference",
-    "empty_pool",
-    "quantize",
-    "quantize_reference",
-    "rows_of",
-]
-
 _E4M3_MAX = 448.0
 _SMALLEST = 1e-8
 """The least magnitude that a scale is made for, so that a tile of zeros has one."""

@@ -7,8 +7,6 @@ from collections.abc import Iterable, Mapping
 from nsa_tune.backend.types.formula import Limit
 from nsa_tune.backend.types.point import Setting
 
-__all__ = ["PROBED", "bound", "quarter_of_memory", "rows_in_quarter_of_memory"]
-
 PROBED: dict[str, str] = {
     "flashmla_schedule_rows": "most rows that FlashMLA schedules at full speed",
     "flashmla_schedule_ns_per_row": "nanoseconds a row that its slow schedule takes",

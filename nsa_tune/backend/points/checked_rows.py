@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["checked_rows", "row_error", "worst_error"]
-
 _ROWS = 24
 _ENDS = 8
 _LEAST = 1e-6

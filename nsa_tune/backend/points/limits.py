@@ -6,21 +6,6 @@ from nsa_tune.backend.libraries.limits import rows_in_quarter_of_memory
 from nsa_tune.backend.types.formula import NO_ROWS, Limit
 from nsa_tune.backend.types.point import Guard, Setting
 
-__all__ = [
-    "CHUNK_CAPACITY",
-    "DENSE_EXACT",
-    "FEW_ROWS",
-    "NOTHING_TO_SELECT",
-    "NOT_CAPTURED",
-    "SAMPLED_TOPK",
-    "SELECTION_BYTES",
-    "SEVERAL_QUERIES",
-    "SOME_PREFIX",
-    "SOME_ROWS",
-    "TRITON_BYTES",
-    "TRITON_SHAPE",
-]
-
 _FEW = 64
 
 

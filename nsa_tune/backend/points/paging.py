@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 import torch
 
-__all__ = ["Paging", "query_rows", "scatter"]
-
 
 @dataclass(frozen=True, slots=True)
 class Paging:

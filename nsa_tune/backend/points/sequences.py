@@ -10,8 +10,6 @@ from typing import Any
 from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.formula import Value
 
-__all__ = ["FUNCTIONS", "by_sequences", "equal_sequences", "runs"]
-
 
 def by_sequences(call: str) -> Value:
     """A value that `call` computes of a batch's sequences, which take the place of its "{}". From

@@ -17,36 +17,6 @@ from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.formula import Value, larger, smaller
 from nsa_tune.backend.types.point import Setting
 
-__all__ = [
-    "DISTINCT_KEYS",
-    "FIXED_BLOCKS",
-    "FLASHMLA_STEP",
-    "MOST_TURNS",
-    "OF_FA3",
-    "OF_FLASHMLA_GROUPED",
-    "OF_FLASHMLA_KV",
-    "OF_FLASHMLA_MIXED",
-    "OF_TRITON",
-    "OF_TRITON_SPLIT",
-    "fa3",
-    "fa3_functions",
-    "fa3_most_parts",
-    "fa3_unequal",
-    "flashmla_grouped",
-    "flashmla_kv",
-    "flashmla_mixed",
-    "in_turn",
-    "keys_until_the_end",
-    "long_rows",
-    "missed_pairs",
-    "pairs_in_steps",
-    "steps_in_turn",
-    "triton",
-    "triton_split",
-    "until_the_end",
-    "waves",
-]
-
 _TILE_HEADS, _BLOCK_KEYS = 64, 64
 """FlashAttention-3's tile for values of 512 channels (hopper/tile_size.h). FlashMLA's is alike."""
 FLASHMLA_STEP = 128

@@ -15,8 +15,6 @@ from nsa_tune.backend.types.counted import counted
 from nsa_tune.backend.types.draft import draft_of
 from nsa_tune.backend.types.lengths import MAX_TOKENS, lanes, number_of, pairs_of
 
-__all__ = ["MAX_TOKENS", "Batch", "Mode", "extend_of_sums"]
-
 
 class Mode(StrEnum):
     """Which kind of forward pass a batch is; the words are SGLang's."""

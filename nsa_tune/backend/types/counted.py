@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["counted"]
-
 
 def counted(count: int, one: str, many: str = "") -> str:
     """`count` with its noun: `one`, or `many`, which is `one` with an s where it is not given."""

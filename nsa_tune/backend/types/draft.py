@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["draft_of"]
-
 
 def draft_of(frozen: type) -> Any:
     """The class of the drafts of `frozen`, a frozen dataclass with slots.

@@ -22,24 +22,6 @@ from typing import Any, NamedTuple
 
 from nsa_tune.backend.types.batch import Batch, Mode
 
-__all__ = [
-    "FIELDS",
-    "NO_ROWS",
-    "Formulas",
-    "Limit",
-    "Switch",
-    "Value",
-    "assignments",
-    "defined",
-    "evaluated",
-    "fields_of",
-    "function_of",
-    "larger",
-    "names_in",
-    "refusal",
-    "smaller",
-]
-
 FIELDS: Mapping[str, str] = {
     "batch_size": "batch.batch_size",
     "q_tokens": "batch.q_tokens",

@@ -9,22 +9,6 @@ from enum import StrEnum
 
 from nsa_tune._errors import UnknownName, UsageError
 
-__all__ = [
-    "CONVERSIONS",
-    "READS",
-    "SCALE_TILE",
-    "V4_SCALE_TILE",
-    "Conversion",
-    "KVLayout",
-    "Pairing",
-    "Role",
-    "Span",
-    "layout_of",
-    "layouts_of",
-    "pair",
-    "reach",
-]
-
 SCALE_TILE = 128
 """Values that share one fp32 scale in the packed fp8 layout."""
 V4_SCALE_TILE = 64

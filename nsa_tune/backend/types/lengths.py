@@ -9,8 +9,6 @@ from math import dist, hypot
 from operator import mul, sub
 from typing import TypeAlias
 
-__all__ = ["MAX_TOKENS", "lanes", "number_of", "pairs_of", "pairs_with"]
-
 MAX_TOKENS = 2**31 - 1
 """Kernels index tokens with int32: no length or sum may pass this."""
 

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from nsa_tune.backend.types.batch import Batch, Mode
     from nsa_tune.backend.types.records import Device, Table
 
-__all__ = ["ANY_GPU", "Arm", "Case", "Guard", "Point", "Question", "Setting", "first_refusal"]
-
 ANY_GPU = frozenset(
     {"sm80", "sm86", "sm87", "sm89", "sm90", "sm100", "sm103", "sm110", "sm120", "sm121"}
 )

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from nsa_tune._errors import HeadsError, UnknownName
 from nsa_tune.backend.types.layouts import SCALE_TILE, V4_SCALE_TILE, KVLayout, layout_of
 
-__all__ = ["PROFILES", "ModelProfile", "family_of", "profile_of"]
-
 
 @dataclass(frozen=True, slots=True)
 class ModelProfile:

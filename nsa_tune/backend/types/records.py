@@ -12,17 +12,6 @@ from typing import Any, NamedTuple
 
 from nsa_tune.backend.types.draft import draft_of
 
-__all__ = [
-    "Device",
-    "Key",
-    "Measurement",
-    "Status",
-    "StoredTable",
-    "Table",
-    "Weights",
-    "measurement_of",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Device:

@@ -15,8 +15,6 @@ from nsa_tune.db.schema.views import REGRET, SPREAD, VIEWS
 if TYPE_CHECKING:
     from sqlite_utils import Database
 
-__all__ = ["MIGRATIONS", "migrate"]
-
 
 def first_schema(db: Database) -> None:
     """Keys, devices, runs, measurements, and `newest`: what counts, each row with its full key."""

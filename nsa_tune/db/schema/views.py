@@ -6,8 +6,6 @@ batches, and which arms make a choice are the reports' business.
 
 from __future__ import annotations
 
-__all__ = ["REGRET", "SPREAD", "VIEWS"]
-
 # The ceilings of a device (point "roofline") are measured one by one and leave no choice.
 VIEWS = (
     """

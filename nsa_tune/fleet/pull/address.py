@@ -9,8 +9,6 @@ from urllib.parse import SplitResult, urlsplit, urlunsplit
 
 from nsa_tune._errors import UsageError
 
-__all__ = ["DATABASE", "Address", "address_in"]
-
 DATABASE = "/v1/database"
 """Where a service has its database; meant where an address has no path."""
 

@@ -18,8 +18,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from secrets import token_hex
 
-__all__ = ["Copies", "State", "remove_beside", "suffix_of"]
-
 _KEPT = 8
 """Copies: the one that counts, and some before, since an engine that has run for long still reads
 the rows of its own when a plan is explained."""

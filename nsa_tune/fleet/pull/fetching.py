@@ -13,8 +13,6 @@ from nsa_tune.fleet.pull.address import Address
 from nsa_tune.fleet.pull.copies import Copies, State, remove_beside, suffix_of
 from nsa_tune.fleet.pull.request import Answer, Refused, download, timeout_s
 
-__all__ = ["Check", "Fetched", "fetched"]
-
 _log = logging.getLogger(__name__)
 _MARGIN_S = 1.0
 """How much longer one waits for a process that asks than that process waits for the server."""

@@ -20,8 +20,6 @@ from urllib.parse import urlsplit
 
 from nsa_tune._errors import StoreError, UsageError
 
-__all__ = ["TIMEOUT", "TOKEN", "Answer", "Refused", "download", "post", "timeout_s"]
-
 TOKEN = "NSA_TUNE_TOKEN"
 TIMEOUT = "NSA_TUNE_DB_TIMEOUT_S"
 

@@ -11,8 +11,6 @@ from nsa_tune._errors import NsaTuneError
 from nsa_tune.fleet.pull.address import Address
 from nsa_tune.fleet.pull.request import post, timeout_s
 
-__all__ = ["ask_for"]
-
 _log = logging.getLogger(__name__)
 _asked: set[bytes] = set()
 

@@ -17,8 +17,6 @@ from nsa_tune.backend.points import points_for
 from nsa_tune.backend.types.point import Setting
 from nsa_tune.backend.types.records import Key, Table
 
-__all__ = ["MOST_BYTES", "SCHEMA", "Manifest"]
-
 SCHEMA = "nsa-tune/manifest/1"
 MOST_BYTES = 2**18
 _HEX = re.compile("[0-9a-f]+")

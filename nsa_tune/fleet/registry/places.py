@@ -11,8 +11,6 @@ from typing import Any, Protocol
 from nsa_tune._errors import ExtraMissing, StoreError, StoreMissing, StoreReadOnly, UsageError
 from nsa_tune._files import TooLong, open_regular, read_whole
 
-__all__ = ["Registry", "registry_of"]
-
 _PROTOCOL = re.compile(r"([a-z][a-z0-9+.-]*)(?:::|://)", re.IGNORECASE)
 _NAME = re.compile(r"[0-9a-f]{32}\.(?:tsv|json|json\.sig)")
 _MOST_NAMES = 2**16

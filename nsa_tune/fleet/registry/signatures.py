@@ -9,8 +9,6 @@ from pathlib import Path
 
 from nsa_tune._errors import NsaTuneError, StoreError, UsageError
 
-__all__ = ["NAMESPACE", "sign", "signer_of"]
-
 NAMESPACE = "nsa-tune"
 """What a signature is for: one made for another purpose does not hold here."""
 _TIMEOUT_S = 60.0

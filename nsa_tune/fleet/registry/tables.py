@@ -21,8 +21,6 @@ from nsa_tune.fleet.registry.manifest import MOST_BYTES, Manifest
 from nsa_tune.fleet.registry.places import Registry
 from nsa_tune.fleet.registry.signatures import sign, signer_of
 
-__all__ = ["Found", "Published", "Trust", "found_in", "publish"]
-
 _MOST_TABLE = 2**24
 _MOST_SIGNATURE = 2**16
 

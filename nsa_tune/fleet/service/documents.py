@@ -8,8 +8,6 @@ from typing import Any
 
 from nsa_tune._errors import UsageError
 
-__all__ = ["libraries_in", "names_in", "number_in", "parsed", "seconds_in", "text_in"]
-
 _LONGEST_TEXT = 400
 _MOST_ITEMS = 64
 _MOST_NUMBER = 2**31

@@ -24,8 +24,6 @@ from nsa_tune.fleet.service.tables.copies import Copy, Current, TextTable, TextT
 from nsa_tune.fleet.service.tables.holdings import Held, held_in
 from nsa_tune.fleet.service.tables.uploads import Merged, checked, merge, received
 
-__all__ = ["Service", "Settings"]
-
 Result = TypeVar("Result")
 
 

@@ -17,8 +17,6 @@ from typing import Self
 from nsa_tune._errors import StoreCorrupt, StoreMissing, StoreNewer, StoreReadOnly
 from nsa_tune.db.connection import check_regular_file, store_errors
 
-__all__ = ["State", "state_path"]
-
 _VERSION = 1
 _MARK = 0x6E736174
 """SQLite's application_id of such a file: "nsat"."""

@@ -13,8 +13,6 @@ from nsa_tune.backend.dispatch.dispatcher import Dispatcher
 from nsa_tune.backend.types.batch import Batch, Mode
 from nsa_tune.backend.types.counted import counted
 
-__all__ = ["Advice", "AdviceReport", "EngineOption", "Unadvised", "prefills_in"]
-
 
 @dataclass(frozen=True, slots=True)
 class EngineOption:

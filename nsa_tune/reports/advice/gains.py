@@ -13,8 +13,6 @@ from nsa_tune.backend.dispatch.decide import Verdict
 from nsa_tune.backend.types.batch import Batch
 from nsa_tune.reports.advice.advice import Advice, EngineOption
 
-__all__ = ["BatchTimes", "Change", "PrefillSettings", "advice_on"]
-
 _MOST_LOST = 1.25
 """Options that make any batch slower than this factor are never a sure gain."""
 

@@ -21,9 +21,9 @@ from nsa_tune.backend.costmodel.regret import MARGIN
 from nsa_tune.backend.costmodel.surface import Estimate
 from nsa_tune.backend.dispatch.decide import Verdict
 from nsa_tune.backend.dispatch.dispatcher import Dispatcher
-from nsa_tune.backend.engines.sglang.releases import RELEASES, Release, checked, release_of
 from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.layouts import KVLayout
+from nsa_tune.engines.sglang.releases import RELEASES, Release, checked, release_of
 from nsa_tune.reports.advice.advice import (
     Advice,
     AdviceReport,
@@ -33,8 +33,6 @@ from nsa_tune.reports.advice.advice import (
 )
 from nsa_tune.reports.advice.gains import BatchTimes, Change, PrefillSettings, advice_on
 from nsa_tune.reports.advice.sglang_v4 import advise_v4, measured_by
-
-__all__ = ["advise"]
 
 THRESHOLD = "SGLANG_DSA_PREFILL_DENSE_ATTN_KV_LEN_THRESHOLD"
 CAPACITY = "SGLANG_MAX_KV_CHUNK_CAPACITY"

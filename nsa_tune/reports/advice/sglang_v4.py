@@ -12,12 +12,10 @@ from nsa_tune._errors import NoTunedData
 from nsa_tune.backend.costmodel.policy import Policy
 from nsa_tune.backend.costmodel.surface import Estimate
 from nsa_tune.backend.dispatch.dispatcher import Dispatcher
-from nsa_tune.backend.engines.sglang.releases import MOST_PAGED
 from nsa_tune.backend.types.batch import Batch
+from nsa_tune.engines.sglang.releases import MOST_PAGED
 from nsa_tune.reports.advice.advice import Advice, EngineOption, Unadvised
 from nsa_tune.reports.advice.gains import BatchTimes, Change, advice_on
-
-__all__ = ["SPARSE_PREFILL", "advise_v4", "measured_by"]
 
 SPARSE_PREFILL = "SGLANG_OPT_FLASHMLA_SPARSE_PREFILL"
 _SPARSE, _PAGED = "sparse_fwd", "with_kvcache"

@@ -16,9 +16,9 @@ from nsa_tune.backend.baselines import VLLM_0_33_0
 from nsa_tune.backend.costmodel.policy import Policy
 from nsa_tune.backend.costmodel.surface import Estimate
 from nsa_tune.backend.dispatch.dispatcher import Dispatcher
-from nsa_tune.backend.engines.vllm.releases import RELEASES, checked, release_of
 from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.point import Question
+from nsa_tune.engines.vllm.releases import RELEASES, checked, release_of
 from nsa_tune.reports.advice.advice import (
     Advice,
     AdviceReport,
@@ -27,8 +27,6 @@ from nsa_tune.reports.advice.advice import (
     prefills_in,
 )
 from nsa_tune.reports.advice.gains import BatchTimes, Change, advice_on
-
-__all__ = ["advise"]
 
 FORCE_MQA = "--attention-config.sparse_mla_force_mqa"
 PREFILL_BACKEND = "--attention-config.mla_prefill_backend"

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from nsa_tune.backend.types.point import Point, Question, Setting
     from nsa_tune.backend.types.records import Measurement
 
-__all__ = ["CachedPolicy"]
-
 
 class CachedPolicy(Policy):
     """The policy of one point in one table, with its baseline and its measurements."""

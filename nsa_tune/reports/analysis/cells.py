@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from nsa_tune.backend.types.point import Question
     from nsa_tune.reports.analysis.cached_policy import CachedPolicy
 
-__all__ = ["Cell", "Time", "cells_of"]
-
 
 @dataclass(frozen=True, slots=True)
 class Time:

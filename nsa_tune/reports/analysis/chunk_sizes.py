@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from nsa_tune.backend.baselines import Baseline
     from nsa_tune.backend.costmodel.policy import Policy
 
-__all__ = ["ChunkCurve", "ChunkPoint", "chunk_curves"]
-
 _CHUNKS = (1 / 2, 1, 2, 4, 8)
 _PROMPTS = (2, 8, 32, 64)
 """Chunk sizes and prompt lengths as multiples of index_topk."""

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from nsa_tune.reports.analysis.cells import Cell
 
-__all__ = ["Cost", "cost_of_choice", "cost_of_default", "worst_first"]
-
 
 @dataclass(frozen=True, slots=True)
 class Cost:

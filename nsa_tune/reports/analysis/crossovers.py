@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from nsa_tune.reports.analysis.cached_policy import CachedPolicy
     from nsa_tune.reports.analysis.slices import Slice
 
-__all__ = ["Edge", "Line", "Range", "trace"]
-
 _At = Callable[[int], Choice]
 _SURE = frozenset({Verdict.WIN, Verdict.ONLY})
 

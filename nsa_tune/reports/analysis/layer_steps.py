@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from nsa_tune.backend.types.point import Point, Question, Setting
     from nsa_tune.reports.analysis.roofline import Ceilings
 
-__all__ = ["LayerSteps", "Step", "arms_taken", "layer_steps", "typical_batches"]
-
 Choose = Callable[["Policy", "Question"], str | None]
 """The choice that is taken for a question."""
 

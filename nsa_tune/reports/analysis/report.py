@@ -29,8 +29,6 @@ from nsa_tune.reports.analysis.roofline import POINT as ROOFLINE
 from nsa_tune.reports.analysis.roofline import Achieved, Ceilings, achieved_of, ceilings_of
 from nsa_tune.reports.analysis.slices import Slice, slices_of
 
-__all__ = ["Failure", "PointReport", "QuestionReport", "Report", "Section", "build"]
-
 
 @dataclass(frozen=True, slots=True)
 class Failure:

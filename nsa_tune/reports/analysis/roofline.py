@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from nsa_tune.backend.costmodel.policy import Policy
     from nsa_tune.backend.types.batch import Batch
 
-__all__ = ["POINT", "Achieved", "Ceilings", "achieved_of", "ceilings_of", "share_text"]
-
 POINT = "roofline"
 _COPY = re.compile(r"copy:(\d{1,18})")
 _MATMUL = re.compile(r"matmul:(\d{1,9})x(\d{1,9})x(\d{1,9})")

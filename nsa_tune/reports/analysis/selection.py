@@ -12,8 +12,6 @@ from nsa_tune.backend.types.records import Key, Table
 from nsa_tune.db import reader as tables
 from nsa_tune.db import text_table
 
-__all__ = ["TableFilter", "select_tables"]
-
 _log = logging.getLogger(__name__)
 _MOST_NAMED = 4
 """Tables or values that a message names."""

@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 
 from nsa_tune.backend.types.batch import Batch, Mode
 
-__all__ = ["AXES", "UNITS", "Slice", "lengths_of", "slices_of"]
-
 AXES = {
     Mode.EXTEND: ("new", "prefix", "sequences"),
     Mode.DECODE: ("sequences", "context", "next_n"),

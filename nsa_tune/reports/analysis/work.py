@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from nsa_tune.backend.types.batch import Batch
     from nsa_tune.backend.types.point import Setting
 
-__all__ = ["Work", "work_of"]
-
 _BF16 = 2
 _FP32 = 4
 _INT32 = 4

@@ -14,8 +14,6 @@ from nsa_tune.reports.charts.theme import (
     tips,
 )
 
-__all__ = ["chunk_rates"]
-
 
 def chunk_rates(prompts: Sequence[str], whose: Sequence[str]) -> Spec:
     """Million prompt tokens a second through one layer, against chunk size, by prompt length.

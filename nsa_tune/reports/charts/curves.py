@@ -15,8 +15,6 @@ from nsa_tune.reports.charts.theme import (
     tips,
 )
 
-__all__ = ["curves"]
-
 _TIME = (
     "format(datum.us, '.4~r') + ' us (' + format(datum.low, '.4~r') + '-' + "
     "format(datum.high, '.4~r') + ')'"

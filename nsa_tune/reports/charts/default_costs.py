@@ -13,8 +13,6 @@ from nsa_tune.reports.charts.theme import (
     tips,
 )
 
-__all__ = ["default_costs"]
-
 _LEAST = 1.25
 """The least upper end of the cost axis."""
 

@@ -32,19 +32,6 @@ from nsa_tune.reports.charts.theme import Rows, Spec, with_rows
 from nsa_tune.reports.charts.winner_map import winner_map
 from nsa_tune.reports.charts.winner_scatter import winner_scatter
 
-__all__ = [
-    "Chart",
-    "Figure",
-    "axis_titles",
-    "chunk_chart",
-    "cost_chart",
-    "figures_of",
-    "line_curves",
-    "most_telling",
-    "roofline_chart",
-    "scatter_chart",
-]
-
 
 class Chart(NamedTuple):
     """A spec and the rows of the data sets that it names."""

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 
 from nsa_tune.reports.charts.theme import SCHEMA, Rows, Spec, with_rows
 
-__all__ = ["overview"]
-
 
 def overview(
     title: str, subtitle: str, panels: Mapping[str, tuple[Spec, Mapping[str, Rows]]]

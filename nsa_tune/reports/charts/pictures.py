@@ -10,8 +10,6 @@ from nsa_tune._errors import ExtraMissing, NsaTuneError
 from nsa_tune.reports.charts.figures import Figure
 from nsa_tune.reports.charts.theme import PAGES, Spec, picture_theme
 
-__all__ = ["as_png", "as_svg", "drawn", "write_pictures"]
-
 _WIDTH = 460
 """Pixels, for charts that fill their container on a page."""
 _SCALE = 2.0

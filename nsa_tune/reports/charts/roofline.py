@@ -13,8 +13,6 @@ from nsa_tune.reports.charts.theme import (
     tips,
 )
 
-__all__ = ["roofline"]
-
 
 def roofline(arms: Sequence[str]) -> Spec:
     """TFLOP/s against flops a byte, with the measured copy bandwidth and matrix rate as the roof.

@@ -19,22 +19,6 @@ if TYPE_CHECKING:
     from nsa_tune.reports.analysis.report import QuestionReport
     from nsa_tune.reports.analysis.roofline import Achieved, Ceilings
 
-__all__ = [
-    "FASTEST",
-    "chunk_rows",
-    "cost_rows",
-    "curve_rows",
-    "edge_rows",
-    "estimate_rows",
-    "facet_of",
-    "map_cells",
-    "map_rows",
-    "map_size",
-    "roofline_rows",
-    "scatter_rows",
-    "time_rows",
-]
-
 FASTEST = "fastest allowed"
 """Label of the table's choices, beside the baseline's name."""
 

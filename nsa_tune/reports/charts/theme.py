@@ -9,23 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = [
-    "DASHES",
-    "PAGES",
-    "SCHEMA",
-    "SHAPES",
-    "THEMES",
-    "Rows",
-    "Spec",
-    "choice_colour",
-    "choice_shape",
-    "log_axis",
-    "picture_theme",
-    "repeated",
-    "tips",
-    "with_rows",
-]
-
 Spec = dict[str, Any]
 Rows = list[dict[str, Any]]
 

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 
 from nsa_tune.reports.charts.theme import SCHEMA, Spec, choice_colour, tips
 
-__all__ = ["winner_map"]
-
 _WIDTHS, _HEIGHTS = (27, 48), (24, 36)
 """Least and most pixels of a column and of a row."""
 _WHOLE_WIDTH, _WHOLE_HEIGHT = 400, 240

@@ -13,8 +13,6 @@ from nsa_tune.reports.charts.theme import (
     tips,
 )
 
-__all__ = ["winner_scatter"]
-
 
 def winner_scatter(choices: Sequence[str]) -> Spec:
     """One point for each batch: its new tokens, and the mean kv tokens of its sequences.

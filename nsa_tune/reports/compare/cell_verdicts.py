@@ -24,16 +24,6 @@ from nsa_tune.backend.types.records import Measurement, Status
 if TYPE_CHECKING:
     from nsa_tune.backend.types.point import Arm, Point, Setting
 
-__all__ = [
-    "SAME_WITHIN",
-    "CellVerdict",
-    "JudgedCell",
-    "Rows",
-    "judge",
-    "one_sided",
-    "percent",
-]
-
 SAME_WITHIN = 0.03
 """Relative difference up to which two times count as the same."""
 

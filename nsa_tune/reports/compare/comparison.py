@@ -28,8 +28,6 @@ from nsa_tune.reports.compare.moved_crossovers import (
     shifts,
 )
 
-__all__ = ["ArmSummary", "Comparison", "Difference", "compare"]
-
 
 @dataclass(frozen=True, slots=True)
 class Difference:

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from nsa_tune.reports.analysis.crossovers import Edge, Line
     from nsa_tune.reports.analysis.report import QuestionReport, Section
 
-__all__ = ["Moved", "Shift", "Winner", "moved_crossovers", "other_winners", "shifts"]
-
 _APART = 0.1
 """Crossovers that moved by a smaller relative distance do not count as moved."""
 

@@ -12,8 +12,6 @@ from nsa_tune.reports.compare.comparison import Comparison
 from nsa_tune.reports.formats.display_tables import DisplayTable
 from nsa_tune.reports.formats.plain import source_name
 
-__all__ = ["SCHEMA", "comparison_document", "comparison_tables", "conclusion", "title"]
-
 SCHEMA = "nsa-tune/compare/2"
 _MOST = 15
 

@@ -13,8 +13,6 @@ from nsa_tune.db import text_table
 from nsa_tune.db.runs import run_table
 from nsa_tune.reports.analysis.selection import TableFilter
 
-__all__ = ["pairs_of", "side_of"]
-
 _RUN = "run:"
 _NUMBER = re.compile("[0-9]{1,18}")
 """What SQLite may have as the number of a row."""

@@ -16,8 +16,6 @@ from nsa_tune._errors import UsageError
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-__all__ = ["HEADERS", "Gate", "is_loopback", "token_for"]
-
 _COOKIE = "nsa_tune_token"
 _TOKEN = re.compile(r"[A-Za-z0-9._~-]{1,256}")
 _LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.types import ASGIApp
 
-__all__ = ["application", "routes"]
-
 _SCHEMA = "nsa-tune/measurements/1"
 _TYPES = {".css": "text/css", ".js": "text/javascript"}
 

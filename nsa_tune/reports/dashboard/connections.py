@@ -12,8 +12,6 @@ from typing import Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-__all__ = ["BACKLOG", "Limited", "limited_to", "most_connections"]
-
 BACKLOG = 100
 """Connections that are taken at once: asyncio writes a page of log for each that it cannot take."""
 _MOST = 2048

@@ -9,8 +9,6 @@ from contextlib import contextmanager
 
 from nsa_tune.backend.types.counted import counted
 
-__all__ = ["Sparing", "sparing"]
-
 _MOST, _PERIOD_S = 10, 60.0
 
 

@@ -21,8 +21,6 @@ from nsa_tune.db import text_table
 from nsa_tune.db.runs import Run, newest_of, places_measured, runs_of, state_of
 from nsa_tune.reports.analysis.report import Report, Section, build
 
-__all__ = ["NO_REPORT", "SCHEMA", "WatchedFiles"]
-
 SCHEMA = "nsa-tune/live/1"
 NO_REPORT = (
     NsaTuneError, ArithmeticError, AssertionError, AttributeError, LookupError, RecursionError,

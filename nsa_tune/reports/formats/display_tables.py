@@ -19,22 +19,6 @@ from nsa_tune.reports.analysis.report import PointReport, QuestionReport, Sectio
 from nsa_tune.reports.analysis.roofline import Achieved, share_text
 from nsa_tune.reports.formats.plain import source_name
 
-__all__ = [
-    "DisplayTable",
-    "choices_table",
-    "chunk_table",
-    "cost_sentence",
-    "cost_table",
-    "crossover_table",
-    "crossover_tables",
-    "display_tables",
-    "failure_table",
-    "fingerprint",
-    "layer_table",
-    "roofline_table",
-    "worst_table",
-]
-
 _WORST = 5
 
 

@@ -14,8 +14,6 @@ from nsa_tune.reports.analysis.report import Report, Section
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["FLAT", "FlatTable", "Row", "as_csv", "frame"]
-
 Row = tuple[str | int | float | None, ...]
 
 

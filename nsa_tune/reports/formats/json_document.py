@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from nsa_tune.reports.analysis.crossovers import Line
     from nsa_tune.reports.analysis.report import QuestionReport, Report, Section
 
-__all__ = ["SCHEMA", "as_json", "report_document"]
-
 SCHEMA = "nsa-tune/report/2"
 
 

@@ -11,8 +11,6 @@ from nsa_tune.reports.formats.plain import plain
 if TYPE_CHECKING:
     from nsa_tune.reports.analysis.report import Report
 
-__all__ = ["as_markdown", "markdown_table"]
-
 
 def as_markdown(report: Report) -> str:
     """The report as GitHub-flavoured Markdown."""

@@ -22,8 +22,6 @@ from nsa_tune.reports.formats.plain import plain
 if TYPE_CHECKING:
     from nsa_tune.reports.analysis.report import Report, Section
 
-__all__ = ["as_terminal_text", "print_crossovers", "print_report", "print_tables"]
-
 
 def as_terminal_text(report: Report) -> str:
     """What `print_report` shows, without colour, 200 columns wide."""

@@ -32,8 +32,6 @@ from nsa_tune.reports.formats.display_tables import (
 from nsa_tune.reports.html.chart_data import line_panel, plot
 from nsa_tune.reports.html.markup import article, figure, heading, html_table, note
 
-__all__ = ["VIEWS", "Drawn", "cards_of"]
-
 VIEWS = {
     "crossovers": "Crossovers",
     "cost": "Default's cost",

@@ -20,8 +20,6 @@ from nsa_tune.reports.charts.rows import (
 from nsa_tune.reports.charts.theme import Rows
 from nsa_tune.reports.charts.winner_map import winner_map
 
-__all__ = ["line_panel", "plot"]
-
 
 def line_panel(question: QuestionReport, lines: tuple[Line, ...]) -> dict[str, Any]:
     """The winner maps of `lines`, and the curves of each.

@@ -17,8 +17,6 @@ from nsa_tune.reports.charts.theme import THEMES
 from nsa_tune.reports.html.cards import Drawn
 from nsa_tune.reports.html.markup import asset, packed_text
 
-__all__ = ["Frame", "offline"]
-
 _CREDITS = (
     '<footer class="note">Charts by Vega, Vega-Lite and Vega-Embed, copyright University of '
     "Washington Interactive Data Lab and contributors, BSD-3-Clause licence.</footer>"

@@ -10,18 +10,6 @@ from importlib import resources
 
 from nsa_tune.reports.formats.display_tables import DisplayTable
 
-__all__ = [
-    "article",
-    "asset",
-    "attributes",
-    "figure",
-    "heading",
-    "html_table",
-    "note",
-    "packed_text",
-    "select",
-]
-
 
 def asset(name: str) -> str:
     """The text of a file in assets/."""

@@ -13,8 +13,6 @@ from nsa_tune.reports.html.cards import VIEWS, Drawn, cards_of
 from nsa_tune.reports.html.frame import Frame, offline
 from nsa_tune.reports.html.markup import attributes, select
 
-__all__ = ["as_html", "written"]
-
 _ALL = "all"
 Facts = Mapping[str, str]
 """The values by which the page's filters choose sections."""

@@ -14,8 +14,6 @@ from importlib.util import find_spec
 
 from nsa_tune._errors import ExtraMissing
 
-__all__ = ["bundling", "charts_javascript"]
-
 _EMBED = "window.nsaTuneEmbed = vegaEmbed;"
 _CODE = (
     "import sys, vl_convert\n"

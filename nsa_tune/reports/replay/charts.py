@@ -10,8 +10,6 @@ from nsa_tune.reports.charts.theme import SCHEMA, Rows, Spec, tips
 from nsa_tune.reports.replay.prices import Way
 from nsa_tune.reports.replay.result import Replay
 
-__all__ = ["chunks_chart", "lost_chart", "ways_chart", "whole_chart"]
-
 _LABEL_PX = 320
 """Width of the longest label."""
 _SHORTEST = 0.002

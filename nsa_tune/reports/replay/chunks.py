@@ -15,8 +15,6 @@ from nsa_tune.backend.types.batch import Batch
 from nsa_tune.reports.replay.prices import Price, Pricer, Way
 from nsa_tune.reports.replay.rest import RestOfPass, kind_of
 
-__all__ = ["CHUNKS", "ChunkTime", "chunk_times"]
-
 CHUNKS = (1024, 2048, 4096, 8192, 16384, 32768)
 _PROMPTS = (8192, 32768, 131072)
 

@@ -18,17 +18,6 @@ from nsa_tune.reports.replay.flags import DECODE_FLAG, DEFAULTS, PREFILL_FLAG, T
 from nsa_tune.reports.replay.prices import Way
 from nsa_tune.reports.replay.tally import Tally
 
-__all__ = [
-    "Configuration",
-    "Configurations",
-    "Ranked",
-    "differences",
-    "judged",
-    "parsed_flags",
-    "ranked",
-    "token_bytes",
-]
-
 _INDEX_KEY_BYTES = 132
 """Of a token in the indexer's cache: 128 e4m3 values and their scale."""
 _OFF = "NSA_TUNE_DISABLE"

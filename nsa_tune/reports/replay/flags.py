@@ -8,8 +8,6 @@ from typing import NamedTuple
 from nsa_tune.backend.costmodel.policy import Policy
 from nsa_tune.backend.types.batch import Batch
 
-__all__ = ["DECODE_FLAG", "DEFAULTS", "FLAGGED", "PREFILL_FLAG", "THRESHOLD", "Flags", "flags_for"]
-
 PREFILL_FLAG = "--dsa-prefill-backend"
 DECODE_FLAG = "--dsa-decode-backend"
 THRESHOLD = "SGLANG_DSA_PREFILL_DENSE_ATTN_KV_LEN_THRESHOLD"

@@ -15,8 +15,6 @@ from nsa_tune.reports.replay.charts import chunks_chart, lost_chart, ways_chart,
 from nsa_tune.reports.replay.result import Replay
 from nsa_tune.reports.replay.tables import facts, tables, warnings
 
-__all__ = ["as_html"]
-
 _VIEW = "crossovers"
 """The view that the page's script shows first; a replay has no other."""
 

@@ -17,15 +17,13 @@ from nsa_tune.backend.costmodel.policy import Policy
 from nsa_tune.backend.costmodel.surface import Estimate
 from nsa_tune.backend.dispatch.dispatcher import Dispatcher
 from nsa_tune.backend.dispatch.plan import Plan
-from nsa_tune.backend.engines.sglang.costs.around_mha import around_mha_us
-from nsa_tune.backend.engines.sglang.costs.own_copies import longer_us
-from nsa_tune.backend.engines.sglang.releases import Release
 from nsa_tune.backend.types.batch import Batch, Mode
 from nsa_tune.backend.types.point import Point
 from nsa_tune.backend.types.records import Table
+from nsa_tune.engines.sglang.costs.around_mha import around_mha_us
+from nsa_tune.engines.sglang.costs.own_copies import longer_us
+from nsa_tune.engines.sglang.releases import Release
 from nsa_tune.reports.replay.flags import FLAGGED, Flags, flags_for
-
-__all__ = ["LENT", "Price", "Pricer", "StepPrice", "Way", "borrowed"]
 
 LENT = ("indexer_prefill", "indexer_layout", "indexer_metadata")
 """Points whose work is the same for any number of local heads and any KV format: the indexer has

@@ -34,8 +34,6 @@ from typing import Any
 
 from nsa_tune._errors import UsageError
 
-__all__ = ["KINDS", "SCHEMA", "TERMS", "RestOfPass", "kind_of", "numbers_of"]
-
 SCHEMA = "nsa-tune/rest-of-pass/1"
 KINDS = ("graph", "eager", "decode")
 """A prefill in a CUDA graph, one that is launched kernel by kernel, and any other pass."""

@@ -14,20 +14,6 @@ from nsa_tune.reports.replay.rest import RestOfPass
 from nsa_tune.reports.replay.tally import Lost, SharedPrices, Tally
 from nsa_tune.reports.replay.whole_result import WholePasses
 
-__all__ = [
-    "NAMES",
-    "SCHEMA",
-    "Interval",
-    "KindOfPass",
-    "Replay",
-    "Served",
-    "StaticFlags",
-    "Table",
-    "Traffic",
-    "kinds_of",
-    "percentile",
-]
-
 SCHEMA = "nsa-tune/replay/1"
 NAMES = {True: "prefill", False: "decode"}
 """What extends, and other passes, are called."""

@@ -12,8 +12,6 @@ from nsa_tune.reports.replay.result import KindOfPass, Replay
 from nsa_tune.reports.replay.whole_prefills import ENGINE, Basis
 from nsa_tune.reports.replay.whole_result import WholePasses, whole_tables
 
-__all__ = ["facts", "tables", "warnings"]
-
 
 def facts(found: Replay) -> list[tuple[str, str]]:
     """(name, value) of what was replayed and what it rests on."""

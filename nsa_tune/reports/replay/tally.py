@@ -24,8 +24,6 @@ from nsa_tune.reports.replay.prices import Price, Pricer, Way
 from nsa_tune.reports.replay.rest import RestOfPass, kind_of
 from nsa_tune.reports.replay.whole_prefills import EAGER, ENGINE, PLUGIN, Basis, Took, WholePrefills
 
-__all__ = ["Lost", "SetupSum", "SharedPrices", "Sums", "Tally"]
-
 Sums = tuple[int, int, int, int, int]
 """Of a pass: sequences, new tokens, kv tokens, kv tokens of the longest, (query, key) pairs."""
 

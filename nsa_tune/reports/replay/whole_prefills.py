@@ -14,17 +14,15 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from nsa_tune._errors import UsageError
-from nsa_tune.backend.engines.sglang.pass_mode.dense.graphs import Kind, room
-from nsa_tune.backend.engines.sglang.pass_mode.mode import PassMode
-from nsa_tune.backend.engines.sglang.pass_mode.rows.verify import requests_of
-from nsa_tune.backend.engines.sglang.pass_mode.steering.choice import Choice
-from nsa_tune.backend.engines.sglang.pass_mode.times.pass_times import PassTimes
 from nsa_tune.backend.types.batch import Batch
+from nsa_tune.engines.sglang.pass_mode.dense.graphs import Kind, room
+from nsa_tune.engines.sglang.pass_mode.mode import PassMode
+from nsa_tune.engines.sglang.pass_mode.rows.verify import requests_of
+from nsa_tune.engines.sglang.pass_mode.steering.choice import Choice
+from nsa_tune.engines.sglang.pass_mode.times.pass_times import PassTimes
 from nsa_tune.reports.replay.flags import PREFILL_FLAG
 from nsa_tune.reports.replay.prices import Price, Pricer, Way
 from nsa_tune.reports.replay.rest import RestOfPass, kind_of
-
-__all__ = ["EAGER", "ENGINE", "PLUGIN", "Basis", "Took", "WholePrefills", "choice_of"]
 
 ENGINE, PLUGIN = str(Way.ENGINE), str(Way.PLUGIN)
 EAGER = "--disable-prefill-cuda-graph"

@@ -9,8 +9,6 @@ from nsa_tune.reports.formats.display_tables import DisplayTable
 from nsa_tune.reports.replay.tally import SetupSum, Tally
 from nsa_tune.reports.replay.whole_prefills import ENGINE, PLUGIN, Basis
 
-__all__ = ["PassesByWay", "Setup", "WholePasses", "best_static", "whole_of", "whole_tables"]
-
 
 @dataclass(frozen=True, slots=True)
 class PassesByWay:

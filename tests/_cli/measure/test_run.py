@@ -16,7 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from nsa_tune.db.reader import read_database, read_text
+from nsa_tune.db.reader import read_database
+from nsa_tune.db.text_table import read_text
 
 ROOT = Path(__file__).parents[3]
 COMMAND = [sys.executable, "-m", "nsa_tune.cli", "run", "--device", "cpu", "--json"]

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from nsa_tune.backend.engines.sglang.pass_mode.times import remembered
 from nsa_tune.db.store import Store
+from nsa_tune.engines.sglang.pass_mode.times import remembered
 from tests.reports.replay.test_rest import MODEL
 from tests.reports.replay.test_whole_prefills import made_up
 from tests.shell import GPU, Shell

@@ -25,7 +25,8 @@ from nsa_tune import (
     UsageError,
 )
 from nsa_tune.autotune.bench import devices, memory
-from nsa_tune.autotune.runner.run import NoProgress, RunRequest, RunResult
+from nsa_tune.autotune.runner.progress import NoProgress
+from nsa_tune.autotune.runner.run import RunRequest, RunResult
 from nsa_tune.autotune.runner.run import run as isolated_run
 from nsa_tune.backend.points import POINTS
 from nsa_tune.backend.types.point import Arm, Point, Setting

@@ -23,7 +23,8 @@ from nsa_tune.backend.types.layouts import KVLayout
 from nsa_tune.backend.types.point import Point, Setting
 from nsa_tune.backend.types.profiles import profile_of
 from nsa_tune.backend.types.records import Device, Measurement, Status
-from nsa_tune.db.reader import read_text, shipped
+from nsa_tune.db.reader import shipped
+from nsa_tune.db.text_table import read_text
 from tests.autotune.fake_point import runnable
 
 SETTING = Setting(profile_of("tiny"), 4, KVLayout.FP8_PACKED, Device("CPU", "cpu"))

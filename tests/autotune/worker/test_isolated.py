@@ -15,8 +15,8 @@ import pytest
 
 from nsa_tune import MachineUnfit
 from nsa_tune.autotune.runner import first_calls
-from nsa_tune.autotune.runner.progress import Incident
-from nsa_tune.autotune.runner.run import NoProgress, RunRequest, RunResult, run
+from nsa_tune.autotune.runner.progress import Incident, NoProgress
+from nsa_tune.autotune.runner.run import RunRequest, RunResult, run
 from nsa_tune.autotune.worker.isolated import Deadlines, IsolatedExecutor
 from nsa_tune.autotune.worker.messages import Setup
 from nsa_tune.backend.types.records import Measurement, Status

@@ -6,8 +6,6 @@ from hypothesis import strategies as st
 
 from nsa_tune.autotune.workload.requests import TraceRequest
 
-__all__ = ["requests"]
-
 requests = st.lists(
     st.builds(
         TraceRequest,

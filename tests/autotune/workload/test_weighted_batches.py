@@ -10,7 +10,7 @@ import pytest
 
 from nsa_tune import Batch, UsageError
 from nsa_tune.autotune.workload.weighted_batches import weighted_batches
-from nsa_tune.backend.engines.decision_log import DecisionLog
+from nsa_tune.engines.decision_log import DecisionLog
 
 TABLE = {"gpu": "H", "model": "deepseek-v3.2", "heads": 128, "kv_layout": "fp8_packed"}
 

@@ -11,7 +11,8 @@ from nsa_tune import Batch, BatchError, Dispatcher
 from nsa_tune.backend.dispatch.decide import Verdict
 from nsa_tune.backend.dispatch.table_planner import _unequal
 from nsa_tune.backend.points import POINTS
-from nsa_tune.db.reader import read_text, shipped
+from nsa_tune.db.reader import shipped
+from nsa_tune.db.text_table import read_text
 
 H100 = "NVIDIA H100 80GB HBM3"
 (_TABLE,) = (path for path in shipped() if path.stem == "h100-80gb-hbm3_deepseek-v3.2_h128_fp8")

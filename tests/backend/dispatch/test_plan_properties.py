@@ -28,8 +28,8 @@ from nsa_tune.backend.types.layouts import KVLayout
 from nsa_tune.backend.types.point import Setting
 from nsa_tune.backend.types.profiles import PROFILES
 from nsa_tune.backend.types.records import Device, Measurement, Status
-from nsa_tune.db.reader import read_text, shipped
-from nsa_tune.db.text_table import format_table
+from nsa_tune.db.reader import shipped
+from nsa_tune.db.text_table import format_table, read_text
 
 H100 = KNOWN["NVIDIA H100 80GB HBM3"]
 PLANS = int(os.environ.get("PLANS", "20000"))

@@ -28,7 +28,7 @@ _SLOW = replace(_SETTING, libraries={"sgl-flash-mla": "1.0.0"})
 _ALL = tuple(
     guard
     for module in (deep_gemm, flash_mla, flashinfer, limits, sglang, sglang_kernel)
-    for name in module.__all__
+    for name in vars(module)
     if isinstance(guard := getattr(module, name), Guard)
 )
 

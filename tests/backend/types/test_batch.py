@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nsa_tune import BatchError
-from nsa_tune.backend.types.batch import MAX_TOKENS, Batch, Mode, extend_of_sums
+from nsa_tune.backend.types.batch import Batch, Mode, extend_of_sums
+from nsa_tune.backend.types.lengths import MAX_TOKENS
 
 _SEQUENCES = st.lists(st.tuples(st.integers(0, 5000), st.integers(1, 5000)), min_size=1, max_size=9)
 

@@ -18,8 +18,6 @@ from benchmarks.engine.probe import Probe, Settings
 if TYPE_CHECKING:
     import pytest
 
-__all__ = ["FakeEngine", "Mode", "fake_events"]
-
 
 class Mode(Enum):
     """SGLang's forward modes, as far as they occur."""

@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
 
-__all__ = ["only_here"]
-
 
 @contextmanager
 def only_here(*packages: str) -> Iterator[None]:

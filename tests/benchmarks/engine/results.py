@@ -7,8 +7,6 @@ from typing import Any
 
 from benchmarks.engine.run import SCHEMA
 
-__all__ = ["result"]
-
 Times = Mapping[str, Mapping[str, float]]
 """Milliseconds by row and configuration."""
 

@@ -21,11 +21,11 @@ from benchmarks.engine.prefill import ran
 from benchmarks.engine.probe import VARIABLE, PrefillImpl, Probe, Settings, Switch
 from benchmarks.engine.session import installed_probe
 from benchmarks.engine.weights import initialise
-from nsa_tune.backend.engines.sglang.pass_mode.mode import PassMode
+from nsa_tune.engines.sglang.pass_mode.mode import PassMode
 from tests.benchmarks.engine.fake_engine import Backend, Mode, fake_events
 from tests.benchmarks.engine.modules import only_here
 
-_SWITCH = "nsa_tune.backend.engines.sglang.switch"
+_SWITCH = "nsa_tune.engines.sglang.switch"
 
 
 @pytest.fixture

@@ -32,7 +32,7 @@ def engines(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[FakeEngine]]:
     clock, started = fake_events(monkeypatch), []
     switch: Any = ModuleType("switch")
     switch.pause = switch.resume = lambda: None
-    monkeypatch.setitem(sys.modules, "nsa_tune.backend.engines.sglang.switch", switch)
+    monkeypatch.setitem(sys.modules, "nsa_tune.engines.sglang.switch", switch)
     monkeypatch.setattr(run, "find_spec", lambda _: object())
 
     def gpu_ms(configuration: Any, batch: Any) -> float:

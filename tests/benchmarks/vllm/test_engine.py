@@ -18,12 +18,13 @@ from benchmarks.vllm.cases import BLOCK
 from benchmarks.vllm.engine import Engine, Options
 from nsa_tune import Dispatcher
 from nsa_tune.backend.baselines import VLLM_0_33_0
-from nsa_tune.backend.engines.vllm.facts import facts_of
-from nsa_tune.backend.engines.vllm.prefill import ATTRIBUTE, Prefill
-from nsa_tune.backend.engines.vllm.priced import priced
-from tests.backend.engines.vllm.engine import Engine as Sources
-from tests.backend.engines.vllm.engine import builder_of, config, stand_in_modules, step_of
-from tests.backend.engines.vllm.wheels import Unreachable, Wheel, wheel_of
+from nsa_tune.engines.vllm.facts import facts_of
+from nsa_tune.engines.vllm.prefill import ATTRIBUTE, Prefill
+from nsa_tune.engines.vllm.priced import priced
+from tests.engines.vllm.engine import Engine as Sources
+from tests.engines.vllm.engine import builder_of, config, stand_in_modules, step_of
+from tests.engines.vllm.wheels import wheel_of
+from tests.engines.wheels import Unreachable, Wheel
 
 _OPTIONS = Options(heads=16, layers=2, kv_dtype="fp8", chunk=4096, longest=65536, kv_gib=1.0)
 _VERSION = "0.33.0"

@@ -8,8 +8,6 @@ from nsa_tune.backend.types.records import Key, Table
 from nsa_tune.db.text_table import format_table
 from tests.records import DEVICE, KEY, ok, table
 
-__all__ = ["H200", "H200_KEY", "TARGET", "grown", "text_of"]
-
 H200 = replace(DEVICE, name="NVIDIA H200")
 H200_KEY = replace(KEY, gpu=H200.name)
 TARGET = {name: getattr(H200_KEY, name) for name in ("gpu", "model", "heads", "kv_layout")}

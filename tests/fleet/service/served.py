@@ -22,8 +22,6 @@ from nsa_tune.fleet.service.http.server import config_of
 from nsa_tune.fleet.service.service import Service, Settings
 from nsa_tune.fleet.service.state import State, state_path
 
-__all__ = ["Answer", "Process", "Served", "served", "tokens_of"]
-
 _ROOT = Path(__file__).parents[3]
 
 

@@ -11,9 +11,9 @@ import pytest
 from nsa_tune import Batch, Dispatcher, NoTunedData, UsageError
 from nsa_tune.backend.costmodel.surface import Estimate
 from nsa_tune.backend.dispatch.decide import Verdict
-from nsa_tune.backend.engines.sglang.releases import RELEASES
 from nsa_tune.backend.types.records import Status, Table
 from nsa_tune.db.text_table import format_table
+from nsa_tune.engines.sglang.releases import RELEASES
 from nsa_tune.reports.advice.advice import Advice, AdviceReport, EngineOption
 from nsa_tune.reports.advice.gains import BatchTimes, Change, advice_on
 from nsa_tune.reports.advice.sglang import (
@@ -25,7 +25,7 @@ from nsa_tune.reports.advice.sglang import (
     THRESHOLD,
     advise,
 )
-from tests.backend.engines.sglang.tables import GPU, dispatcher
+from tests.engines.sglang.tables import GPU, dispatcher
 from tests.reports.synthetic import H100, real_table
 
 TOPK = 2048

@@ -9,10 +9,10 @@ import pytest
 
 from nsa_tune import Batch, Dispatcher, NoTunedData
 from nsa_tune.backend.dispatch.decide import Verdict
-from nsa_tune.backend.engines.sglang.releases import RELEASES
 from nsa_tune.backend.types.records import Table
-from nsa_tune.db.reader import read_text, shipped
-from nsa_tune.db.text_table import format_table
+from nsa_tune.db.reader import shipped
+from nsa_tune.db.text_table import format_table, read_text
+from nsa_tune.engines.sglang.releases import RELEASES
 from nsa_tune.reports.advice.advice import EngineOption
 from nsa_tune.reports.advice.sglang import advise
 from nsa_tune.reports.advice.sglang_v4 import SPARSE_PREFILL, measured_by

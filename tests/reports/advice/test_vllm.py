@@ -7,10 +7,10 @@ import subprocess
 import pytest
 
 from nsa_tune import Batch, Dispatcher, NoTunedData, UsageError
-from nsa_tune.backend.engines.vllm.releases import RELEASES
+from nsa_tune.engines.vllm.releases import RELEASES
 from nsa_tune.reports.advice.advice import Advice, AdviceReport
 from nsa_tune.reports.advice.vllm import DP, FORCE_MQA, PLUGIN, TP, advise
-from tests.backend.engines.sglang.tables import dispatcher
+from tests.engines.sglang.tables import dispatcher
 
 H100 = "NVIDIA H100 80GB HBM3"
 

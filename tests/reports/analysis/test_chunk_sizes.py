@@ -8,7 +8,8 @@ import pytest
 
 from nsa_tune.backend.baselines import SGLANG_0_5_23
 from nsa_tune.backend.types.batch import Batch, Mode
-from nsa_tune.db.reader import read_text, shipped
+from nsa_tune.db.reader import shipped
+from nsa_tune.db.text_table import read_text
 from nsa_tune.reports.analysis.chunk_sizes import ChunkCurve, ChunkPoint, chunk_curves
 from nsa_tune.reports.analysis.report import PointReport, build
 from tests.reports.synthetic import real_table, toy_point, toy_table

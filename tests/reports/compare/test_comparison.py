@@ -12,7 +12,8 @@ from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.formula import Limit
 from nsa_tune.backend.types.point import Guard, Setting
 from nsa_tune.backend.types.records import Measurement, Status, Table
-from nsa_tune.db.reader import read_text, shipped
+from nsa_tune.db.reader import shipped
+from nsa_tune.db.text_table import read_text
 from nsa_tune.reports.compare.cell_verdicts import CellVerdict, JudgedCell
 from nsa_tune.reports.compare.comparison import Comparison, compare
 from nsa_tune.reports.compare.rendering import (

@@ -15,8 +15,6 @@ import uvicorn
 
 from nsa_tune.reports.dashboard.server import config_of
 
-__all__ = ["Question", "Served", "served"]
-
 
 class Question(NamedTuple):
     """One answer."""

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nsa_tune.backend.types.records import Measurement, Status, Table
-from nsa_tune.db.reader import read_text, shipped
+from nsa_tune.db.reader import shipped
+from nsa_tune.db.text_table import read_text
 from nsa_tune.reports.analysis.report import Report, build
 from nsa_tune.reports.html.page import as_html
 from nsa_tune.reports.html.vega_bundle import charts_javascript

@@ -8,11 +8,12 @@ from functools import cache
 import pytest
 
 from nsa_tune import Batch, Dispatcher
-from nsa_tune.backend.engines.sglang.costs.around_mha import around_mha_us
-from nsa_tune.backend.engines.sglang.costs.own_copies import longer_us
-from nsa_tune.backend.engines.sglang.releases import RELEASES, Release
 from nsa_tune.backend.types.layouts import KVLayout
-from nsa_tune.db.reader import read_text, shipped
+from nsa_tune.db.reader import shipped
+from nsa_tune.db.text_table import read_text
+from nsa_tune.engines.sglang.costs.around_mha import around_mha_us
+from nsa_tune.engines.sglang.costs.own_copies import longer_us
+from nsa_tune.engines.sglang.releases import RELEASES, Release
 from nsa_tune.reports.replay import prices as module
 from nsa_tune.reports.replay.flags import Flags
 from nsa_tune.reports.replay.prices import Price, Pricer, StepPrice, Way, borrowed

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsa_tune import Batch
-from nsa_tune.backend.engines.sglang.costs.own_copies import longer_us
 from nsa_tune.backend.types.layouts import KVLayout
+from nsa_tune.engines.sglang.costs.own_copies import longer_us
 from nsa_tune.reports.replay import tally as module
 from nsa_tune.reports.replay.prices import Way
 from nsa_tune.reports.replay.tally import Tally

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nsa_tune import Batch, UsageError
-from nsa_tune.backend.engines.sglang.pass_mode.mode import PassMode
-from nsa_tune.backend.engines.sglang.pass_mode.times.pass_time import PassTime
-from nsa_tune.backend.engines.sglang.pass_mode.times.pass_times import PassTimes
+from nsa_tune.engines.sglang.pass_mode.mode import PassMode
+from nsa_tune.engines.sglang.pass_mode.times.pass_time import PassTime
+from nsa_tune.engines.sglang.pass_mode.times.pass_times import PassTimes
 from nsa_tune.reports.replay.prices import Way
 from nsa_tune.reports.replay.rest import RestOfPass
 from nsa_tune.reports.replay.tally import Tally

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from nsa_tune.backend.kernels.mqa_schedule import Split
 
-__all__ = ["paged_mqa_logits", "ragged_mqa_logits", "schedule", "schedule_split", "sms"]
-
 
 @cache
 def _module() -> Any:

@@ -9,17 +9,6 @@ from nsa_tune.backend.libraries.limits import bound, quarter_of_memory
 from nsa_tune.backend.types.formula import Limit
 from nsa_tune.backend.types.point import Guard, Setting
 
-__all__ = [
-    "ARCHS",
-    "METADATA_ROWS",
-    "MQA_LOGITS_BYTES",
-    "MQA_SHAPE",
-    "NEXT_N_SM90",
-    "RAGGED_LOGITS_BYTES",
-    "metadata_rows",
-    "ragged_logits_bytes",
-]
-
 ARCHS = frozenset({"sm90", "sm100"})
 """Architectures that its metadata and paged logits exist for."""
 _TILE_BYTES = 1024

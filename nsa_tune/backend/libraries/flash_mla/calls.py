@@ -11,8 +11,6 @@ from nsa_tune.backend import libraries as providers
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["new_schedule", "sparse_decode", "sparse_decode_two_pools", "sparse_forward"]
-
 
 @cache
 def _module() -> Any:

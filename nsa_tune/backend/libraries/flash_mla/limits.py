@@ -13,32 +13,6 @@ from nsa_tune.backend.types.formula import Limit
 from nsa_tune.backend.types.layouts import KVLayout
 from nsa_tune.backend.types.point import Guard, Setting
 
-__all__ = [
-    "ARCHS",
-    "DECODE_KERNEL",
-    "DECODE_ROWS",
-    "FLASHMLA_OFFSETS",
-    "FLASHMLA_SCHEDULE",
-    "FLASHMLA_SCRATCH",
-    "FLASHMLA_SHAPE",
-    "MIXED_KERNEL",
-    "MIXED_OFFSETS",
-    "MIXED_SCRATCH",
-    "SCHEDULE_BUILDS",
-    "SPARSE_FWD",
-    "SPARSE_FWD_BYTES",
-    "SPARSE_FWD_OFFSETS",
-    "WIDENED_BYTES",
-    "ScheduleBuild",
-    "multiple_of_topk",
-    "padded_heads",
-    "schedule_build",
-    "schedule_rows",
-    "schedule_surcharge",
-    "split_parts",
-    "too_many_heads",
-]
-
 ARCHS = frozenset({"sm90", "sm100"})
 """Architectures that both sparse kernels exist for."""
 INT32 = 2**31

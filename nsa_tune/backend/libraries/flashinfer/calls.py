@@ -12,8 +12,6 @@ from nsa_tune.backend.libraries.flashinfer.limits import WORKSPACE_BYTES, WORKSP
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["ragged_wrapper", "topk", "trtllm_ragged", "trtllm_sparse_decode", "workspace"]
-
 _workspaces: dict[str, torch.Tensor] = {}
 _making = Lock()
 

@@ -5,17 +5,6 @@ from __future__ import annotations
 from nsa_tune.backend.types.formula import Limit
 from nsa_tune.backend.types.point import Guard, Setting
 
-__all__ = [
-    "FA2_WORKS",
-    "FA3_WORKS",
-    "RAGGED_SHAPE",
-    "TOPK_WORKS",
-    "TRTLLM_RAGGED_WORKSPACE",
-    "TRTLLM_SPARSE_SHAPE",
-    "WORKSPACE_BYTES",
-    "WORKSPACE_BYTES_TRTLLM",
-]
-
 WORKSPACE_BYTES = 128 * 2**20
 """Float workspace of the wrappers for FA2 and FA3."""
 WORKSPACE_BYTES_TRTLLM = 512 * 2**20

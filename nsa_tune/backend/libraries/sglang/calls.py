@@ -17,8 +17,6 @@ from nsa_tune.backend import libraries as providers
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["cast_q", "q8_prefill", "tilelang_sparse"]
-
 _CASTS = (
     "sglang.kernels.ops.attention.mla_qk_prep",
     "sglang.kernels.ops.kvcache.cache_ops",

@@ -7,9 +7,6 @@ from nsa_tune.backend.libraries.limits import quarter_of_memory, rows_in_quarter
 from nsa_tune.backend.types.formula import Limit
 from nsa_tune.backend.types.point import Guard, Setting
 
-__all__ = ["Q8", "Q8_BYTES", "Q8_OFFSETS", "Q8_SHAPE", "TILELANG", "TILELANG_BYTES",
-           "TILELANG_SHAPE"]  # fmt: skip
-
 _INT32 = 2**31
 _TOPK = 2048
 

@@ -15,8 +15,6 @@ from nsa_tune.backend.libraries.sglang_kernel.limits import TOPK
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["fa3_sparse", "topk"]
-
 
 @cache
 def _module(name: str) -> Any:

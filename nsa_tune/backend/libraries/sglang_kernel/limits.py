@@ -5,8 +5,6 @@ from __future__ import annotations
 from nsa_tune.backend.types.formula import Limit
 from nsa_tune.backend.types.point import Guard, Setting
 
-__all__ = ["FA3_SPARSE", "FA3_SPARSE_OFFSETS", "FA3_SPARSE_SHAPE", "TOPK", "TOPK_COUNT"]
-
 _INT32 = 2**31
 
 

@@ -12,8 +12,6 @@ from nsa_tune.backend.points.prefill import mla
 from nsa_tune.backend.types.layouts import KVLayout
 from nsa_tune.backend.types.point import ANY_GPU, Arm
 
-__all__ = ["ARMS"]
-
 _BF16 = frozenset({KVLayout.BF16})
 _PACKED = frozenset({KVLayout.FP8_PACKED})
 _BOTH = _BF16 | _PACKED

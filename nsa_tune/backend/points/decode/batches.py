@@ -8,8 +8,6 @@ from random import Random
 from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.point import Setting
 
-__all__ = ["grid", "sample"]
-
 _SEQUENCES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _BETWEEN = (0, 1 / 4, 1 / 2, 3 / 4)
 """On the way to the next of them, in turns: kernels divide other numbers of rows less evenly."""

@@ -18,17 +18,6 @@ from nsa_tune.backend.types.formula import Formulas, Value
 from nsa_tune.backend.types.layouts import KVLayout
 from nsa_tune.backend.types.point import Setting
 
-__all__ = [
-    "OF_FA3",
-    "OF_FLASHMLA_GROUPED",
-    "OF_FLASHMLA_KV",
-    "OF_FLASHMLA_SPARSE",
-    "OF_PAIRS",
-    "OF_TRITON",
-    "OF_TRITON_SPLIT",
-    "formulas",
-]
-
 _IN_TURN = "attended_pairs_in_waves_to_the_longest"
 OF_PAIRS = ("rows", "attended_pairs", _IN_TURN, "waves", "distinct_keys")
 OF_FLASHMLA_SPARSE = ("rows", "pairs_in_steps", "steps_in_turn", "waves", "distinct_keys")

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from nsa_tune.backend.points.indexer_layout.case import IndexerCase
 
-__all__ = ["ARMS", "STEPS"]
-
 STEPS = {"native": None, "pairs": 2, "flatten": 1}
 """Queries a row; native takes all next_n."""
 

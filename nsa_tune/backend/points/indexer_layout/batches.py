@@ -8,8 +8,6 @@ from random import Random
 from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.point import Setting
 
-__all__ = ["grid", "sample"]
-
 _SEQUENCES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 
 

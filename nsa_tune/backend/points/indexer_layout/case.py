@@ -15,8 +15,6 @@ from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.point import Setting
 from nsa_tune.backend.types.profiles import ModelProfile
 
-__all__ = ["IndexerCase", "KeyPool", "indexer_case", "key_pool", "slots_for"]
-
 _CHECKED_ROWS = 16
 
 

@@ -7,8 +7,6 @@ from math import log2
 from nsa_tune.backend.types.formula import Formulas
 from nsa_tune.backend.types.point import Setting
 
-__all__ = ["formulas"]
-
 _SEGMENT = 256
 """Keys that DeepGEMM gives an SM at once (csrc/apis/attention.hpp, split_kv)."""
 

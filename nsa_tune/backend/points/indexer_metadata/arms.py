@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from nsa_tune.backend.points.indexer_metadata.case import MetadataCase
 
-__all__ = ["ARMS"]
-
 
 def _build_deep_gemm(case: MetadataCase) -> Callable[[], torch.Tensor]:
     """get_paged_mqa_logits_metadata."""

@@ -8,8 +8,6 @@ from random import Random
 from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.point import Setting
 
-__all__ = ["grid", "sample"]
-
 _DECODED = (1, 4, 16, 64, 128, 256, 512, 1024)
 _EXTENDED = (1000, 2048, 4096, 8192, 11648, 16384, 32768, 58112, 65536)
 """Few numbers of rows, since DeepGEMM compiles for each; each is measured at several contexts."""

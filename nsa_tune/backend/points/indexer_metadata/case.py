@@ -11,8 +11,6 @@ from nsa_tune.backend.libraries.deep_gemm import calls as deep_gemm
 from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.point import Setting
 
-__all__ = ["MetadataCase", "metadata_case"]
-
 _SMS_OF_A_CPU = 16
 
 

@@ -7,8 +7,6 @@ from math import log2
 from nsa_tune.backend.types.formula import Formulas, Value
 from nsa_tune.backend.types.point import Setting
 
-__all__ = ["formulas"]
-
 
 def formulas(setting: Setting) -> Formulas:
     """The features of a batch, and where it lies: octaves of its rows, quarters of its context."""

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from nsa_tune.backend.points.indexer_prefill.case import LogitsCase
 
-__all__ = ["ARMS", "chunks"]
-
 
 def _build_ragged(case: LogitsCase) -> Callable[[], torch.Tensor]:
     """fp8_mqa_logits over the gathered keys of all sequences."""

@@ -8,8 +8,6 @@ from random import Random
 from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.point import Setting
 
-__all__ = ["grid", "sample"]
-
 _NEWS = (1 / 256, 1 / 64, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0, 2.0, 4.0)
 """New tokens of all sequences, and the prefix of each, in index_topk."""
 _PREFIXES = (0.0, 1.0, 3.0, 7.0, 15.0, 31.0, 60.0)

@@ -11,9 +11,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeAlias
 
-__all__ = ["keys_of_the_busiest"]
-
-
 _Rows: TypeAlias = tuple[int, int, int]
 """Rows of one sequence: its first key, among the gathered keys of all sequences; its keys before
 the first of these rows; and how many they are."""

@@ -15,8 +15,6 @@ from nsa_tune.backend.points.paging import query_rows, scatter
 from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.point import Setting
 
-__all__ = ["LogitsCase", "logits_case"]
-
 _CHECKED_ROWS = 24
 
 

@@ -12,8 +12,6 @@ from nsa_tune.backend.points.sequences import FUNCTIONS, by_sequences
 from nsa_tune.backend.types.formula import Formulas, Value, larger
 from nsa_tune.backend.types.point import Setting
 
-__all__ = ["OF_CHUNKED", "OF_PAGED", "OF_RAGGED", "chunk_bytes", "formulas"]
-
 OF_PAGED = ("rows", "scored_pairs")
 OF_RAGGED = ("rows", "keys", "keys_of_the_busiest")
 OF_CHUNKED = ("rows", "keys", "chunks", "chunked_keys_of_the_busiest")

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from nsa_tune.backend.points.indexer_topk.case import TopkCase
 
-__all__ = ["ARMS"]
-
 
 def _build_sglang(case: TopkCase) -> Callable[[], torch.Tensor]:
     """fast_topk_v2, SGLang's default."""

@@ -8,8 +8,6 @@ from random import Random
 from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.point import Setting
 
-__all__ = ["grid", "sample"]
-
 _DECODES = (1, 4, 16, 32, 64, 128, 256, 512)
 """Sequences of a step; every other one verifies two tokens."""
 _CONTEXTS = (5 / 4, 2, 4, 8, 16, 32, 64)

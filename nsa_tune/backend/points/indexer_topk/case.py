@@ -12,8 +12,6 @@ from nsa_tune.backend.points.paging import query_rows
 from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.point import Setting
 
-__all__ = ["TopkCase", "topk_case"]
-
 _PADDED = 256
 """DeepGEMM gives the logits of a row room for a multiple of so many."""
 _SCORES_AT_ONCE = 2**27

@@ -11,8 +11,6 @@ from nsa_tune.backend.points.sequences import FUNCTIONS, by_sequences
 from nsa_tune.backend.types.formula import Formulas
 from nsa_tune.backend.types.point import Setting
 
-__all__ = ["formulas"]
-
 _FEATURES = ("rows", *Work._fields)
 _ROWS_AN_SM = 2
 _SHORT = 8192

@@ -11,8 +11,6 @@ from typing import NamedTuple
 
 from nsa_tune.backend.points.splits import MOST_TURNS, until_the_end
 
-__all__ = ["Work", "work_of"]
-
 
 class Work(NamedTuple):
     """Of the rows that select. All are floats: a product of two takes a third of a mixed one's

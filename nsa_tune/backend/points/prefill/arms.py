@@ -11,8 +11,6 @@ from nsa_tune.backend.points.prefill import features, mha, mla
 from nsa_tune.backend.types.layouts import KVLayout
 from nsa_tune.backend.types.point import ANY_GPU, Arm
 
-__all__ = ["MHA", "MLA"]
-
 _ANY = frozenset({KVLayout.BF16, KVLayout.FP8_PACKED})
 _BF16 = frozenset({KVLayout.BF16})
 _PACKED = frozenset({KVLayout.FP8_PACKED})

@@ -8,8 +8,6 @@ from random import Random
 from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.point import Setting
 
-__all__ = ["grid", "sample"]
-
 # In index_topk: up to 1 the dense regime, where MHA may run, beyond it only MLA.
 _DENSE_PREFIXES = (0.0, 1 / 128, 1 / 16, 1 / 4, 1 / 2, 3 / 4, 7 / 8, 15 / 16)
 _SPARSE_PREFIXES = (0.0, 1 / 2, 1.0, 4.0, 16.0, 62.0)

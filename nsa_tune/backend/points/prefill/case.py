@@ -16,8 +16,6 @@ from nsa_tune.backend.types.layouts import KVLayout
 from nsa_tune.backend.types.point import Setting
 from nsa_tune.backend.types.profiles import ModelProfile
 
-__all__ = ["PrefillCase", "prefill_case"]
-
 _ROWS_AT_ONCE = 2048
 
 

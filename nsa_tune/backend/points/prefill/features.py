@@ -19,23 +19,6 @@ from nsa_tune.backend.types.formula import Formulas, Value, larger
 from nsa_tune.backend.types.layouts import KVLayout
 from nsa_tune.backend.types.point import Setting
 
-__all__ = [
-    "OF_FA2",
-    "OF_FA3",
-    "OF_FA3_MERGED",
-    "OF_FLASHMLA_KV",
-    "OF_FLASHMLA_MIXED",
-    "OF_FLASHMLA_SPARSE",
-    "OF_MLA",
-    "OF_SDPA",
-    "OF_SPARSE_FA3",
-    "attended_by_length",
-    "attended_pairs",
-    "formulas",
-    "pairs_in_waves",
-    "wave_of",
-]
-
 _REGIMES = frozenset({0, 1})
 """Without any prefix nothing is read back: that is a regime of its own."""
 _TILE = 128

@@ -12,15 +12,6 @@ if TYPE_CHECKING:
 
     from nsa_tune.backend.points.prefill.case import PrefillCase
 
-__all__ = [
-    "build_fa2",
-    "build_fa3",
-    "build_fa3_merged",
-    "build_torch",
-    "build_trtllm_ragged",
-    "read_back",
-]
-
 Latents = Callable[[], "tuple[torch.Tensor, torch.Tensor]"]
 """Makes the (latent [tokens, rank], rope [tokens, rope]) of some tokens in bf16."""
 

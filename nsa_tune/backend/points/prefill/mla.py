@@ -14,27 +14,6 @@ if TYPE_CHECKING:
 
     from nsa_tune.backend.points.prefill.case import PrefillCase
 
-__all__ = [
-    "build_fa3",
-    "build_flashmla_kv",
-    "build_flashmla_kv_grouped",
-    "build_flashmla_kv_mixed",
-    "build_flashmla_selected",
-    "build_flashmla_sparse",
-    "build_flashmla_sparse_q8",
-    "build_tilelang",
-    "build_torch_kv",
-    "build_torch_selected",
-    "build_torch_sparse",
-    "build_torch_sparse_q8",
-    "build_triton",
-    "build_triton_split",
-    "build_trtllm",
-    "first_flashmla_kv",
-    "first_flashmla_kv_grouped",
-    "first_flashmla_kv_mixed",
-]
-
 _GATHERED_AT_ONCE = 2**17
 
 Run = Callable[[], "torch.Tensor"]

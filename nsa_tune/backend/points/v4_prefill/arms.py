@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     from nsa_tune.backend.points.v4_prefill.case import V4PrefillCase
 
-__all__ = ["arms_of"]
-
 _GATHERED_AT_ONCE = 2**16
 _V4 = frozenset({KVLayout.V4_PAGED})
 

@@ -8,8 +8,6 @@ from random import Random
 from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.point import Setting
 
-__all__ = ["grid", "sample"]
-
 _RANDOM, _RANDOM_ON_A_CPU = 48, 16
 """Random batches besides: some are ragged, and rows have other numbers of blocks."""
 

@@ -15,8 +15,6 @@ from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.point import Setting
 from nsa_tune.backend.types.profiles import ModelProfile
 
-__all__ = ["TokenPool", "V4PrefillCase", "v4_prefill_case"]
-
 _ROWS_AT_ONCE = 2048
 _INDEX_COLUMNS = 64
 """flash_mla_with_kvcache takes rows of a multiple of this many indices."""

@@ -15,15 +15,6 @@ from nsa_tune.backend.types.formula import Formulas, Value, larger, smaller
 from nsa_tune.backend.types.point import Setting
 from nsa_tune.backend.types.profiles import ModelProfile
 
-__all__ = [
-    "OF_SPARSE_FWD",
-    "OF_WITH_KVCACHE",
-    "extra_width",
-    "formulas",
-    "gathered",
-    "most_gathered",
-]
-
 _OF_COPY = ("batch_size", "gathered_tokens", "compresses", "steps", "steps_of_the_busiest")
 _OF_POOLS = ("blocks_of_the_fullest", "splits_rows", "parts_merged")
 OF_SPARSE_FWD = ("rows", *_OF_COPY)

@@ -8,8 +8,6 @@ from nsa_tune.backend.points.v4_prefill import features
 from nsa_tune.backend.types.formula import Limit
 from nsa_tune.backend.types.point import Guard, Setting
 
-__all__ = ["COLUMNS", "indices_guard", "ratio_guard", "workspace_guard"]
-
 _INT32 = 2**31
 
 

@@ -14,8 +14,6 @@ from typing import NamedTuple
 
 from nsa_tune.backend.points.splits import FIXED_BLOCKS, MOST_TURNS, until_the_end
 
-__all__ = ["Run", "Work", "runs_of_rows", "schedule", "work_of"]
-
 _BLOCK, _STEP = 64, 128
 
 

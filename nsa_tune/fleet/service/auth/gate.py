@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-__all__ = ["Endpoint", "Gate", "sealed"]
-
 Endpoint = Callable[["Request"], Awaitable[Response]]
 
 _COOKIE = "nsa_tune_service_token"

@@ -13,8 +13,6 @@ from threading import Lock
 from nsa_tune._errors import UnknownName, UsageError
 from nsa_tune.fleet.service.state import State
 
-__all__ = ["Role", "Token", "Tokens"]
-
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _BYTES = 32
 """Of randomness: as nobody can guess or try so many, a plain hash of a token suffices."""

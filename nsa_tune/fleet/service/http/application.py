@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.types import ASGIApp
 
-__all__ = ["application"]
-
 _log = logging.getLogger(__name__)
 
 _STATUSES: tuple[tuple[type[NsaTuneError], int], ...] = (

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from nsa_tune.fleet.service.http.messages import answer
-from nsa_tune.fleet.service.metrics import CONTENT_TYPE_LATEST
 from nsa_tune.fleet.service.service import Service
 
 if TYPE_CHECKING:
     from starlette.requests import Request
-
-__all__ = ["HealthEndpoints"]
 
 
 class HealthEndpoints:

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
-__all__ = ["HostEndpoints"]
-
 _COUNT = re.compile("[0-9]{1,9}")
 
 

@@ -23,8 +23,6 @@ from nsa_tune.fleet.service.service import Service
 if TYPE_CHECKING:
     from starlette.requests import Request
 
-__all__ = ["JobEndpoints"]
-
 _NUMBER = re.compile("[0-9]{1,18}")
 """What SQLite may have as the number of a row."""
 _LONGEST_SHOWN = 40

@@ -17,8 +17,6 @@ from nsa_tune.fleet.service.tables.copies import Copy
 if TYPE_CHECKING:
     from starlette.requests import Request
 
-__all__ = ["answer", "body_of", "document_copy", "document_in", "tagged"]
-
 _MOST_DOCUMENT = 2**18
 """Bytes of a JSON body."""
 

@@ -14,8 +14,6 @@ from nsa_tune.fleet.service.service import Service, Settings
 from nsa_tune.reports.dashboard.connections import BACKLOG, limited_to, most_connections
 from nsa_tune.reports.dashboard.sparing_log import sparing
 
-__all__ = ["config_of", "serve"]
-
 _QUEUED = 1024
 """Connections that the system holds until they are taken."""
 _LONGEST_HEAD = 2**14

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
-__all__ = ["TableEndpoints"]
-
 
 class TableEndpoints:
     """What the addresses of tables answer."""

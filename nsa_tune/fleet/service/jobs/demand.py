@@ -19,8 +19,6 @@ from nsa_tune.fleet.service.jobs.queue import Jobs
 from nsa_tune.fleet.service.jobs.targets import Target
 from nsa_tune.fleet.service.state import State
 
-__all__ = ["Demand"]
-
 _LONGEST_FINDING = 2**16
 """Bytes of one, as JSON."""
 _MOST_FINDINGS = 10_000

@@ -9,8 +9,6 @@ from typing import Any, NamedTuple
 
 from nsa_tune.fleet.service.jobs.targets import Target, kv_dtype_of
 
-__all__ = ["Job", "Worker"]
-
 
 class Worker(NamedTuple):
     """Who asks for a job, and what it could measure."""

@@ -9,8 +9,6 @@ from nsa_tune.fleet.service.jobs.job import Job, Worker
 from nsa_tune.reports.formats.display_tables import DisplayTable
 from nsa_tune.reports.html.markup import heading, html_table
 
-__all__ = ["LINK", "queue_page"]
-
 LINK = '<p><a href="queue">Jobs and workers</a></p>'
 """What leads to the page from the dashboard."""
 _HEAD = """<!doctype html>

@@ -20,8 +20,6 @@ from nsa_tune.fleet.service.jobs.job import Job, Worker
 from nsa_tune.fleet.service.jobs.targets import Target, libraries_text
 from nsa_tune.fleet.service.state import State
 
-__all__ = ["LEASE_S", "JobLost", "Jobs", "TooManyJobs"]
-
 LEASE_S = 120.0
 """How long a worker may be silent."""
 _MOST_ATTEMPTS = 3

@@ -12,8 +12,6 @@ from nsa_tune.backend.types.profiles import profile_of
 from nsa_tune.backend.types.records import Key
 from nsa_tune.fleet.service.documents import libraries_in, number_in, text_in
 
-__all__ = ["KV_DTYPES", "Target", "kv_dtype_of"]
-
 KV_DTYPES = ("fp8", "bf16")
 
 

@@ -11,12 +11,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from nsa_tune._errors import UsageError
-from nsa_tune.backend.engines.decision_log import SCHEMA, read_decisions
 from nsa_tune.backend.types.profiles import PROFILES
+from nsa_tune.engines.decision_log import SCHEMA, read_decisions
 from nsa_tune.fleet.service.jobs.targets import Target
 from nsa_tune.fleet.service.state import State
-
-__all__ = ["BatchWeights", "Counted"]
 
 _MOST_BATCHES = 4096
 """Of one table; the rarest are forgotten."""

@@ -22,8 +22,6 @@ from nsa_tune.backend.types.records import Key, Table
 from nsa_tune.db import reader
 from nsa_tune.db.connection import store_errors
 
-__all__ = ["Copy", "Current", "TextTable", "TextTables", "copy_of"]
-
 Made = TypeVar("Made")
 
 

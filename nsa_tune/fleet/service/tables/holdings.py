@@ -10,8 +10,6 @@ from typing import NamedTuple
 from nsa_tune.backend.types.records import Key
 from nsa_tune.db.connection import connect_read_only, store_errors
 
-__all__ = ["Held", "held_in"]
-
 # A table in which nothing succeeded answers nothing: it is as if there were none.
 _KEYS = """
     SELECT gpu, driver, libraries, model, heads, kv_layout, protocol FROM keys

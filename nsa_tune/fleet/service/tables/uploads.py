@@ -21,8 +21,6 @@ from nsa_tune.db.reader import MOST_KEYS, MOST_STORED
 from nsa_tune.db.store import Store
 from nsa_tune.db.text_table import MOST_ROWS, read_text
 
-__all__ = ["MOST_BYTES", "Merged", "checked", "merge", "received"]
-
 MOST_BYTES = 2**24
 """Of an uploaded table or log."""
 _STORED = (

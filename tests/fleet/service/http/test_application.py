@@ -18,7 +18,8 @@ pytest.importorskip("prometheus_client")
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from nsa_tune.db.reader import read_database, read_text
+from nsa_tune.db.reader import read_database
+from nsa_tune.db.text_table import read_text
 from nsa_tune.fleet.service.auth.tokens import Role, Tokens
 from nsa_tune.fleet.service.state import State
 from tests.fleet.service.made_up_tables import H200_KEY, TARGET, grown, text_of

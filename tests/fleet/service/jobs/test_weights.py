@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from nsa_tune._errors import UsageError
 from nsa_tune.autotune.workload.weighted_batches import weighted_batches
-from nsa_tune.backend.engines.decision_log import DecisionLog
 from nsa_tune.backend.types.batch import Batch
+from nsa_tune.engines.decision_log import DecisionLog
 from nsa_tune.fleet.service.jobs import weights as module
 from nsa_tune.fleet.service.jobs.targets import Target
 from nsa_tune.fleet.service.jobs.weights import BatchWeights

@@ -1,0 +1,18 @@
+"""The plug-in for SGLang. `register` is its entry point in the group `sglang.srt.plugins`."""
+
+from __future__ import annotations
+
+from nsa_tune.engines.sglang.edge import attempt
+
+__all__ = ["register"]
+
+
+def register() -> None:
+    """Arrange the hooks. SGLang calls this once in each of its processes; it never raises."""
+    attempt("installing the plug-in", _install)
+
+
+def _install() -> None:
+    from nsa_tune.engines.sglang.install import install
+
+    install()

@@ -1,0 +1,142 @@
+"""What happens when the engine has built an attention backend: it is looked at, and steered."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from math import inf
+from typing import Any
+
+from nsa_tune._errors import NoTunedData
+from nsa_tune.backend.baselines import DEFAULT_BASELINE
+from nsa_tune.backend.dispatch.dispatcher import Dispatcher
+from nsa_tune.backend.types.layouts import KVLayout
+from nsa_tune.engines.decision_log import process_log as decision_log
+from nsa_tune.engines.edge import LeftAlone
+from nsa_tune.engines.opened import opened as opened_for
+from nsa_tune.engines.sglang.copies.eligible import allowed as copies_allowed
+from nsa_tune.engines.sglang.costs.once import charged, offered
+from nsa_tune.engines.sglang.edge import EDGE, attempt, say_once
+from nsa_tune.engines.sglang.facts import Facts, facts_of, variable_set
+from nsa_tune.engines.sglang.indexer import PAIR, Indexer
+from nsa_tune.engines.sglang.prefill import Answers, Prefill
+from nsa_tune.engines.sglang.releases import (
+    AUTO,
+    Release,
+    installed_version,
+    release_of,
+)
+from nsa_tune.engines.symbols import hooks_on
+
+
+def around_init(
+    original: Callable[..., None], backend: Any, model_runner: Any, *rest: Any, **named: Any
+) -> None:
+    """The hook around the backend's constructor."""
+    original(backend, model_runner, *rest, **named)
+    attempt("looking at an attention backend", attach, backend, model_runner)
+
+
+def attach(backend: Any, model_runner: Any) -> None:
+    """Steer `backend` as far as there are measurements for it, and say what comes of it."""
+    release = release_of(installed_version() or "")
+    assert release is not None, "only a known release is hooked"
+    try:
+        facts = facts_of(backend, model_runner)
+        dispatcher = opened(facts.profile.name, facts.heads, facts.kv_dtype)
+    except (LeftAlone, NoTunedData) as reason:
+        say_once(logging.WARNING, f"SGLang decides by itself: {reason}")
+        return
+    if dispatcher is None:
+        return
+    impls = _measured(dispatcher, release.prefill_impls[facts.layout])
+    own = release.prefill_auto[facts.layout] if facts.impl == AUTO else {facts.impl}
+    problem = _unmeasured(facts, own, impls, release)
+    if facts.layers is None and facts.layout is KVLayout.FP8_PACKED:
+        # What flashmla_sparse costs once a pass cannot be shared out.
+        impls -= {"flashmla_sparse"}
+    if getattr(model_runner.server_args, "enable_dp_attention", False):
+        # SGLang fills up a rank's new tokens then, and FlashAttention refuses the filling:
+        # "batch_size must be equal to batch_size_k" (0.5.17, two H200s).
+        impls -= {"fa3"}
+    answers = None if problem else _answers(dispatcher, facts, impls, release)
+    paired = _pairs_possible(backend, model_runner, dispatcher)
+    log = decision_log()
+    # All that may fail has been done: a backend is steered as is said, or not at all.
+    steered = []
+    if answers is not None:
+        Prefill.attach(backend, answers, log)
+        steered.append(f"prefill by MHA or MLA ({', '.join(sorted(impls))})")
+    else:
+        say_once(logging.WARNING, f"SGLang decides by itself how to prefill: {problem}")
+    if paired:
+        Indexer.attach(backend, dispatcher)
+        steered.append("the indexer's rows")
+    if steered:
+        say_once(logging.INFO, f"{facts}: {' and '.join(steered)} by {dispatcher.source}")
+    check_hooks(backend)
+
+
+def _unmeasured(
+    facts: Facts, own: frozenset[str] | set[str], impls: frozenset[str], release: Release
+) -> str:
+    """Why the table has no say in prefill; "" when it has one."""
+    # What the engine would run must be among what was compared.
+    if not own <= impls:
+        return f"{facts.impl} is not among what was measured"
+    if impls == {"flashmla_sparse"} and not release.passes_topk_length:
+        return "it does not call flashmla_sparse as that was measured"
+    return ""
+
+
+def _answers(
+    dispatcher: Dispatcher, facts: Facts, impls: frozenset[str], release: Release
+) -> Answers:
+    """The answers for a backend, in which flashmla_sparse bears what it costs once a pass."""
+    if facts.layout is KVLayout.FP8_PACKED and facts.layers is not None:
+        own = _reads_back(dispatcher, release)
+        dispatcher = charged(dispatcher, facts.layers, own_read_back=own)
+    else:
+        dispatcher = offered(dispatcher)
+    return Answers(dispatcher, facts, impls, passes_topk_length=release.passes_topk_length)
+
+
+def _reads_back(dispatcher: Dispatcher, release: Release) -> bool:
+    """Whether nsa-tune's kernel reads prefixes back, unless SGLang's is found to be as fast."""
+    hooked = any(symbol.name == "read_back" for symbol in release.symbols)
+    return hooked and copies_allowed() and dispatcher.setting.device.arch == "sm90"
+
+
+def check_hooks(backend: Any) -> None:
+    """SGLang goes on without a hook that it could not apply: say so."""
+    release = release_of(installed_version() or "")
+    classes = {one.__name__ for one in type(backend).__mro__}
+    for symbol in release.symbols if release is not None else ():
+        owner, _, name = symbol.path.rpartition(".")
+        # A process that has V4's backend need not have DSA's.
+        if owner in classes and not hooks_on(getattr(type(backend), name, None)):
+            say_once(logging.WARNING, f"{symbol.target} is not hooked: SGLang decides that itself")
+
+
+def opened(model: str, heads: int, kv_dtype: str) -> Dispatcher | None:
+    """The dispatcher that may steer; None, and a line that says why, where none may.
+
+    Raises:
+        NoTunedData: when there must be a table and is none.
+    """
+    return opened_for(EDGE, DEFAULT_BASELINE, model, heads, kv_dtype)
+
+
+def _measured(dispatcher: Dispatcher, impls: frozenset[str]) -> frozenset[str]:
+    """Those of `impls` that the table has times of."""
+    policy = dispatcher.policies["prefill"]
+    return frozenset(impl for impl in impls if policy.spread(f"mla/{impl}") < inf)
+
+
+def _pairs_possible(backend: Any, model_runner: Any, dispatcher: Dispatcher) -> bool:
+    return (
+        backend.speculative_num_draft_tokens == PAIR
+        and dispatcher.setting.device.arch == "sm90"
+        and model_runner.server_args.dsa_paged_mqa_logits_backend in ("auto", "deepgemm")
+        and not variable_set("SGLANG_FP8_PAGED_MQA_LOGITS_TORCH")
+    )

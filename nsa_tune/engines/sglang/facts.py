@@ -1,0 +1,154 @@
+"""What the plug-in must know of an attention backend and its ranks, and when to leave one alone."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+from nsa_tune.backend.libraries.flash_mla.limits import padded_heads
+from nsa_tune.backend.types.layouts import KVLayout
+from nsa_tune.backend.types.profiles import PROFILES, ModelProfile
+from nsa_tune.engines.edge import LeftAlone
+
+_CHUNK = 8192
+"""SGLang's own chunk on an 80 GB GPU, where no size was asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """One backend, as a table is looked up for it."""
+
+    profile: ModelProfile
+    heads: int
+    """Local heads."""
+    layout: KVLayout
+    impl: str
+    """The prefill implementation that it was started with."""
+    scratch_bytes: int
+    """What flashmla_kv takes for a full chunk: the engine has kept that much memory free."""
+    scratch_bytes_a_query: int
+    """What flashmla_kv takes for each new token: one fp32 row of the latent's rank a head."""
+
+    layers: int | None
+    """Attention layers that this process runs; None where the engine does not say."""
+
+    @property
+    def kv_dtype(self) -> str:
+        """As `Dispatcher.open` takes it."""
+        return "fp8" if self.layout is KVLayout.FP8_PACKED else "bf16"
+
+    def __str__(self) -> str:
+        return f"{self.profile.name}, {self.heads} local heads, {self.kv_dtype} KV"
+
+
+def parallel() -> Any:
+    """SGLang's own record of its ranks and groups, the same in all known releases."""
+    return import_module("sglang.srt.runtime_context").get_parallel()
+
+
+def facts_of(backend: Any, model_runner: Any) -> Facts:
+    """The facts of a DSA backend that the engine has just built.
+
+    Raises:
+        LeftAlone: for a model, a pool or a mode of operation that nothing was measured for.
+    """
+    for what, applies in _UNMEASURED.items():
+        if applies(backend, model_runner):
+            raise LeftAlone(f"nothing is measured for {what}")
+    profile = _profile(backend, model_runner.model_config)
+    chunk = model_runner.server_args.chunked_prefill_size or 0
+    padded = padded_heads(backend.num_q_heads) or backend.num_q_heads
+    each = padded * profile.rank * 4
+    return Facts(
+        profile,
+        backend.num_q_heads,
+        _layout(backend, profile),
+        backend.dsa_prefill_impl,
+        scratch_bytes=(chunk if chunk > 0 else _CHUNK) * each,
+        scratch_bytes_a_query=each,
+        layers=_layers(model_runner),
+    )
+
+
+def _layers(model_runner: Any) -> int | None:
+    # 0.5.15 has the count itself, later releases a record of it.
+    holder = getattr(model_runner, "layer_info", model_runner)
+    count = getattr(holder, "num_effective_layers", None)
+    return count if type(count) is int and count > 0 else None
+
+
+def variable_set(name: str) -> bool:
+    """Whether the environment variable `name` means yes, as SGLang reads it."""
+    return os.environ.get(name, "").lower() not in ("", "0", "false", "no", "n")
+
+
+def _context_parallel(backend: Any, model_runner: Any) -> bool:
+    del backend, model_runner
+    return bool(parallel().attn_cp_size > 1)
+
+
+def _shared_over_mtp_steps(backend: Any, model_runner: Any) -> bool:
+    """Whether the draft worker hands its prefill's top-k to its decode as pool slots.
+
+    In flashmla_sparse over packed fp8 they are offsets into the batch's own keys, and releases
+    without this method copy them as they are.
+    """
+    shared = getattr(model_runner.model_config.hf_config, "index_share_for_mtp_iteration", False)
+    converted = hasattr(backend, "prepare_mtp_seed_indices")
+    return bool(getattr(model_runner, "is_draft_worker", False) and shared and not converted)
+
+
+_UNMEASURED: dict[str, Callable[[Any, Any], bool]] = {
+    "deterministic inference": lambda backend, _: backend.num_splits != 0,
+    "HiSparse": lambda backend, _: backend.hisparse_coordinator is not None,
+    "pooled indexer keys": lambda backend, _: getattr(backend, "dsa_index_kpool", 1) > 1,
+    "decode context parallelism": lambda backend, _: getattr(backend, "dcp_size", 1) > 1,
+    "a sharded KV pool": lambda backend, _: getattr(backend, "_kv_shard_pool", None) is not None,
+    "attention sinks": lambda _, runner: bool(
+        getattr(runner.model_config.hf_config, "learnable_sink", False)
+    ),
+    "context parallelism": _context_parallel,
+    # A stage of other length is charged otherwise, and its top-k goes on to the next stage.
+    "pipeline parallelism": lambda _, runner: getattr(runner.server_args, "pp_size", 1) > 1,
+    "top-k shared over MTP steps": _shared_over_mtp_steps,
+    # A rank that decides otherwise (it has another table, say) would take rank 0's for its own.
+    "top-k broadcast from one rank": lambda *_: variable_set("SGLANG_DSA_TOPK_BROADCAST"),
+}
+"""Modes of operation that change what a batch costs or which kernels may run; in words."""
+
+
+def _profile(backend: Any, model_config: Any) -> ModelProfile:
+    text_config = getattr(model_config, "hf_text_config", None)
+    shape = {
+        "kv_lora_rank": backend.kv_lora_rank,
+        "qk_nope_head_dim": backend.qk_nope_head_dim,
+        "qk_rope_head_dim": backend.qk_rope_head_dim,
+        "v_head_dim": getattr(model_config, "v_head_dim", None),
+        "index_n_heads": getattr(text_config, "index_n_heads", None),
+        "index_head_dim": getattr(model_config, "index_head_dim", None),
+        "index_topk": backend.dsa_index_topk,
+    }
+    for profile in PROFILES.values():
+        if tuple(shape.values()) == (
+            profile.rank, profile.nope, profile.rope, profile.v, profile.index_heads,
+            profile.index_dim, profile.index_topk,
+        ):  # fmt: skip
+            return profile
+    given = ", ".join(f"{name} {value}" for name, value in shape.items())
+    raise LeftAlone(f"no model profile has {given}")
+
+
+def _layout(backend: Any, profile: ModelProfile) -> KVLayout:
+    pool = backend.token_to_kv_pool
+    if backend.dsa_kv_cache_store_fp8:
+        packed = KVLayout.FP8_PACKED
+        if backend.kv_cache_dim == packed.token_bytes(profile.rank, profile.rope):
+            return packed
+    elif str(pool.dtype) == "torch.bfloat16" and backend.kv_cache_dim == profile.latent:
+        return KVLayout.BF16
+    raise LeftAlone(
+        f"nothing is measured for a KV pool of {pool.dtype} with rows of {backend.kv_cache_dim}"
+    )

@@ -1,0 +1,155 @@
+"""Capturing dense graphs when an engine has captured its own."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from nsa_tune import __version__
+from nsa_tune.engines.edge import EngineMustStop
+from nsa_tune.engines.sglang.edge import say_once
+from nsa_tune.engines.sglang.pass_mode.dense.graphs import DenseGraphs, Kind
+from nsa_tune.engines.sglang.pass_mode.dense.noted import NotedBuffers
+from nsa_tune.engines.sglang.pass_mode.eligible import (
+    DENSE_SWITCH,
+    why_no_absorbed_graphs,
+    why_no_dense_graphs,
+    why_not,
+)
+from nsa_tune.engines.sglang.pass_mode.mode import PassMode
+from nsa_tune.engines.sglang.pass_mode.ranks.ranks import Ranks
+
+_CAPTURED, _MIB = "_nsa_tune_dense", "_nsa_tune_dense_mib"
+"""Attributes of the runner of prefill graphs."""
+_KINDS = {PassMode.DENSE_GRAPH: Kind.MHA, PassMode.DENSE_MLA_GRAPH: Kind.MLA}
+_BF16_BYTES = 2
+_SPARE_BYTES = 2**29
+"""For what a captured pass takes besides: NCCL's buffers, workspaces, fragmentation."""
+
+
+def captured(graphs: Any) -> Mapping[PassMode, DenseGraphs]:
+    """The dense graphs of a PrefillCudaGraphRunner, by the way that they run."""
+    found: Mapping[PassMode, DenseGraphs] = graphs.__dict__.get(_CAPTURED, {})
+    return found
+
+
+def captured_mib(graphs: Any) -> int:
+    """Memory that they took."""
+    return int(graphs.__dict__.get(_MIB, 0))
+
+
+def capture_all(graphs: Any) -> None:
+    """Capture the dense graphs of a PrefillCudaGraphRunner, if all of its ranks do.
+
+    Call it within the runner's own capture session.
+
+    Raises:
+        EngineMustStop: it failed on some rank, and the ranks cannot go on alike.
+    """
+    import torch
+
+    runner = graphs.model_runner
+    if runner.is_draft_worker:
+        return
+    ranks = Ranks(runner)
+    reason = why_not(runner) or why_no_dense_graphs(graphs) or _why_no_room(graphs)
+    noted = NotedBuffers.of_engine() if ranks.count > 1 else NotedBuffers([])
+    # One rank that captured another graph would wait for the others for ever.
+    modes = [] if reason is not None else _modes(runner)
+    what = f"{__version__}: {modes} of {sorted(graphs.capture_num_tokens)}" if modes else None
+    if not ranks.all_say("dense_graphs", what):
+        say_once(logging.INFO, f"no dense prefill graphs: {reason or 'the ranks do not agree'}")
+        return
+    begin, free = time.monotonic(), torch.cuda.mem_get_info()[0]
+    try:
+        found = _dense_graphs(graphs, modes, ranks, noted)
+    except EngineMustStop:
+        raise
+    except Exception:  # raised again: the edge records it
+        _check_alike(ranks, noted)
+        raise
+    if found is None:
+        _check_alike(ranks, noted)
+        say_once(logging.WARNING, "no dense prefill graphs: another rank could not capture them")
+        return
+    setattr(graphs, _CAPTURED, found)
+    took_mib = round((free - torch.cuda.mem_get_info()[0]) / 2**20)
+    setattr(graphs, _MIB, took_mib)
+    count = sum(len(dense.sizes) for dense in found.values())
+    say_once(
+        logging.INFO,
+        f"captured {count} dense prefill graphs of up to {max(graphs.capture_num_tokens)} tokens "
+        f"in {time.monotonic() - begin:.1f} s; they take {took_mib} MiB, which "
+        f"--mem-fraction-static does not hold; {DENSE_SWITCH}=0 leaves them out",
+    )
+
+
+def _modes(runner: Any) -> list[str]:
+    """The ways for which graphs are captured."""
+    absorbed = why_no_absorbed_graphs(runner) is None
+    return [mode.value for mode, kind in _KINDS.items() if kind is not Kind.MLA or absorbed]
+
+
+def _dense_graphs(
+    graphs: Any, modes: Sequence[str], ranks: Ranks, noted: NotedBuffers
+) -> dict[PassMode, DenseGraphs] | None:
+    """The dense graphs of all sizes; None if another rank could not capture one of them."""
+    index_topk = graphs.model_runner.attn_backend.dsa_index_topk
+    found: dict[PassMode, DenseGraphs] = {}
+    for mode in map(PassMode, modes):
+        dense = found[mode] = DenseGraphs(graphs, index_topk, _KINDS[mode])
+        for size in sorted(graphs.capture_num_tokens, reverse=True):
+            if not _captures(dense, size, ranks, noted):
+                return None
+    return found
+
+
+def _captures(dense: DenseGraphs, size: int, ranks: Ranks, noted: NotedBuffers) -> bool:
+    """Capture one graph; False if another rank could not. The ranks agree after each.
+
+    So none waits within the next graph for a rank that has failed in this one.
+    """
+
+    def capture() -> bool:
+        dense.capture(size)
+        return True
+
+    captured, marks = False, noted.marks()
+    try:
+        captured = ranks.together("capturing a dense prefill graph", capture) or False
+    finally:
+        if not captured:
+            noted.take_back(marks)
+    return captured
+
+
+def _check_alike(ranks: Ranks, noted: NotedBuffers) -> None:
+    """After a failure: may SGLang go on? Its custom all-reduces must have noted as many buffers."""
+    if ranks.count == 1 or ranks.all_say("noted_buffers", noted.counted()):
+        return
+    raise EngineMustStop(
+        "capturing dense prefill graphs failed, and has left the ranks with different buffers in "
+        "SGLang's custom all-reduce, so this engine cannot start. Start it with "
+        f"{DENSE_SWITCH}=0, or with --disable-custom-all-reduce"
+    )
+
+
+def _why_no_room(graphs: Any) -> str | None:
+    """Why capturing dense graphs might run out of memory; None where it cannot.
+
+    One rank that did would leave the others waiting. Beside what SGLang's own graph of a size has
+    just taken, attention needs queries, keys and values of all heads, with a copy of each.
+    """
+    import torch
+
+    backend, config = graphs.model_runner.attn_backend, graphs.model_runner.model_config
+    head_dim = 2 * (backend.qk_nope_head_dim + backend.qk_rope_head_dim) + config.v_head_dim
+    values = max(graphs.capture_num_tokens) * backend.num_q_heads * head_dim
+    need = 2 * _BF16_BYTES * values + _SPARE_BYTES
+    unused = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+    free = torch.cuda.mem_get_info()[0] + unused
+    if free >= need:
+        return None
+    return f"{free >> 20} MiB of memory are free, and capturing might take {need >> 20} MiB"

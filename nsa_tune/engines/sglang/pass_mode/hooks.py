@@ -1,0 +1,88 @@
+"""The hooks around SGLang's model runner, its prefill graphs, and what its ranks gather."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from nsa_tune.engines.sglang.copies import hooks as copies
+from nsa_tune.engines.sglang.decode import hooks as decode_kernel
+from nsa_tune.engines.sglang.edge import attempt
+from nsa_tune.engines.sglang.pass_mode.dense import capture
+from nsa_tune.engines.sglang.pass_mode.dense.graphs import DenseGraphs
+from nsa_tune.engines.sglang.pass_mode.forward import Forward
+from nsa_tune.engines.sglang.pass_mode.ranks.gathered import saying
+from nsa_tune.engines.sglang.pass_mode.start import STEERING, attach
+from nsa_tune.engines.sglang.pass_mode.steering.data_parallel import DataParallel
+from nsa_tune.engines.sglang.pass_mode.steering.steering import DENSE, EAGER, Steering
+from nsa_tune.engines.sglang.switch import paused
+from nsa_tune.engines.sglang.topk import hooks as topk
+
+
+def around_forward(
+    original: Callable[..., Any], runner: Any, forward_batch: Any, *rest: Any, **named: Any
+) -> Any:
+    """The hook around `ModelRunner._forward_raw`, which runs a pass."""
+    steering: Steering[Any] | None = runner.__dict__.get(STEERING)
+    if steering is None or named:
+        return original(runner, forward_batch, *rest, **named)
+    # Data-parallel ranks have said before the pass whether they are paused.
+    if not isinstance(steering, DataParallel) and paused():
+        return original(runner, forward_batch, *rest, **named)
+    return steering.forward(Forward(original, runner, forward_batch, rest))
+
+
+def around_sync(original: Callable[..., Any], adapter: Any, local_batch: Any) -> Any:
+    """The hook around `SchedulerDPAttnAdapter.prepare_mlp_sync_batch`: ranks tell of a pass."""
+    steering = adapter.model_runner.__dict__.get(STEERING)
+    if not isinstance(steering, DataParallel):
+        return original(adapter, local_batch)
+    with saying(attempt("looking at a batch", steering.says, local_batch)):
+        return original(adapter, local_batch)
+
+
+def around_capture(original: Callable[..., Any], graphs: Any) -> Any:
+    """The hook around `PrefillCudaGraphRunner._capture_one_stream`: dense graphs follow its own."""
+    result = original(graphs)
+    attempt("capturing dense prefill graphs", capture.capture_all, graphs)
+    return result
+
+
+def around_can_run(original: Callable[..., Any], graphs: Any, forward_batch: Any) -> Any:
+    """The hook around `PrefillCudaGraphRunner.can_run_graph`."""
+    return EAGER not in graphs.__dict__ and original(graphs, forward_batch)
+
+
+def around_replay(
+    original: Callable[..., Any], backend: Any, shape_key: Any, *rest: Any, **named: Any
+) -> Any:
+    """The hook around `BreakableCudaGraphBackend.replay`."""
+    dense: DenseGraphs | None = backend.__dict__.get(DENSE)
+    if dense is not None:
+        shape_key = dense.key(shape_key.size)
+    return original(backend, shape_key, *rest, **named)
+
+
+def around_prepare_metadata(
+    original: Callable[..., Any], graphs: Any, forward_batch: Any, static_batch: Any, *rest: Any
+) -> Any:
+    """The hook around `_prepare_forward_metadata_for_replay`: a dense graph needs lengths only."""
+    dense: DenseGraphs | None = graphs.backend.__dict__.get(DENSE)
+    if dense is None:
+        return original(graphs, forward_batch, static_batch, *rest)
+    dense.prepare(len(static_batch.input_ids), forward_batch)
+    return None
+
+
+def around_init_graphs(original: Callable[..., Any], runner: Any, *rest: Any, **named: Any) -> Any:
+    """The hook around `ModelRunner.init_cuda_graphs`: afterwards passes can be measured."""
+    # An engine that captures anew has other graphs than those that this knows.
+    runner.__dict__.pop(STEERING, None)
+    # Graphs keep the kernels that they are captured with.
+    attempt("timing decode kernels", decode_kernel.attach, runner)
+    result = original(runner, *rest, **named)
+    # First: these change what passes take.
+    attempt("measuring how keys are selected", topk.attach, runner)
+    attempt("measuring what SGLang copies", copies.attach, runner)
+    attempt("measuring how passes run", attach, runner)
+    return result

@@ -1,0 +1,190 @@
+"""Which way is the fastest for a batch: arithmetic over measured times, without an engine at hand.
+
+The plug-in decides by it while it serves, and `nsa-tune replay` says by it what that is worth.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from nsa_tune.backend.types.batch import Batch
+from nsa_tune.engines.sglang.pass_mode.dense.graphs import Kind
+from nsa_tune.engines.sglang.pass_mode.mode import PassMode
+from nsa_tune.engines.sglang.pass_mode.times.pass_times import PassTimes
+
+_MOST_PADDING = 2
+"""SGLang runs a prefill eagerly where a graph would have more than so many times its tokens."""
+MARGIN = 0.03
+"""Another way must be faster than SGLang's own by this share of a pass."""
+_KERNEL_MARGIN = 0.01
+"""The same for another kernel in SGLang's own way, of whose time on the GPU the table is sure."""
+_WAITING_MARGIN = 0.1
+"""The same if such a pass waits for the host, which takes up to so much longer while it serves than
+it took when the pass was measured."""
+_EAGER_MARGIN = 0.25
+"""By this share an eager pass must be faster than all other ways. The host launches each of its
+kernels, and has more to do while it serves: one took 276 ms where 192 were estimated."""
+
+
+class Dense(Protocol):
+    """Captured dense graphs of one kind."""
+
+    @property
+    def kind(self) -> Kind:
+        """How attention is computed in them."""
+        ...
+
+    def fits(self, size: int, sequences: int) -> bool:
+        """Whether there is a graph of `size` tokens for so many sequences."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Chooses how prefill passes of one engine run."""
+
+    sizes: Sequence[int]
+    """Tokens of SGLang's own prefill graphs, ascending."""
+    index_topk: int
+    dense: Mapping[PassMode, Dense]
+    rows: Sequence[int]
+    """Rows of the decode graphs that may run a prefill, ascending."""
+
+    def fastest(
+        self,
+        times: PassTimes | None,
+        batch: Batch,
+        rows: int | None,
+        given_up: frozenset[PassMode] = frozenset(),
+    ) -> PassMode:
+        """The fastest way for a batch from its sums.
+
+        Args:
+            times: what passes were measured to take; None before they are.
+            batch: the sums.
+            rows: how many it takes in decode graphs; None where these may not run it.
+            given_up: ways that are not taken any more.
+        """
+        return self.of(self.estimates_us(times, batch, rows), times, batch, given_up)
+
+    def of(
+        self,
+        estimates: Mapping[PassMode, float],
+        times: PassTimes | None,
+        batch: Batch,
+        given_up: frozenset[PassMode] = frozenset(),
+    ) -> PassMode:
+        """The fastest way by a batch's `estimates_us`. The other arguments are as in `fastest`."""
+        kernel_us, selects = estimates.get(PassMode.TABLE_KERNEL), batch.max_kv > self.index_topk
+        waits = (
+            times is not None
+            and kernel_us is not None
+            and times.waits(PassMode.TABLE_KERNEL, kernel_us, selects=selects)
+        )
+        return _fastest(estimates, given_up, _WAITING_MARGIN if waits else _KERNEL_MARGIN)
+
+    def estimates_us(
+        self, times: PassTimes | None, batch: Batch, rows: int | None = None
+    ) -> dict[PassMode, float]:
+        """What a pass takes in each way that can run it and was measured, in microseconds.
+
+        Args:
+            times: what passes were measured to take; None before they are.
+            batch: its sums.
+            rows: how many it takes in decode graphs; None where these may not run it.
+        """
+        size = bucket(self.sizes, batch.q_tokens)
+        if times is None or size is None:
+            return {}
+        context = batch.pairs / batch.q_tokens
+        selects = batch.max_kv > self.index_topk
+        found = {
+            mode: self._usual_us(times, mode, batch, size)
+            for mode in (PassMode.ENGINE, PassMode.TABLE_KERNEL)
+        }
+        if not selects:
+            found[PassMode.EAGER] = times.pass_us(PassMode.EAGER, batch.q_tokens, context)
+        for mode, graphs in self.dense.items():
+            if self._fits(graphs, batch, size):
+                found[mode] = times.pass_us(mode, size, context)
+        if rows is not None:
+            found[PassMode.DECODE_GRAPH] = self._decode_us(times, rows, context)
+        return {mode: pass_us for mode, pass_us in found.items() if pass_us is not None}
+
+    def padding(self, q_tokens: int) -> int:
+        """Tokens of SGLang's own graph that are not new; 0 where a pass runs in none."""
+        size = bucket(self.sizes, q_tokens)
+        return 0 if size is None or size > _MOST_PADDING * q_tokens else size - q_tokens
+
+    def _usual_us(self, times: PassTimes, mode: PassMode, batch: Batch, size: int) -> float | None:
+        """The time of SGLang's own way, which is eager where its graph would be mostly padding."""
+        context = batch.pairs / batch.q_tokens
+        selects = batch.max_kv > self.index_topk
+        graph_us = times.padded_us(mode, size, batch.q_tokens, context, selects=selects)
+        if graph_us is None or size <= _MOST_PADDING * batch.q_tokens:
+            return graph_us
+        # So few tokens take what launching them takes, with any context.
+        launched_us = times.launched_us(batch.q_tokens, selects=selects)
+        return graph_us if launched_us is None else max(graph_us, launched_us)
+
+    def _fits(self, graphs: Dense, batch: Batch, size: int) -> bool:
+        return (
+            size <= _MOST_PADDING * batch.q_tokens
+            and (graphs.kind is Kind.MLA or batch.kv_tokens == batch.q_tokens)
+            and batch.max_kv <= self.index_topk
+            and graphs.fits(size, batch.batch_size)
+        )
+
+    def _decode_us(self, times: PassTimes, rows: int, context: float) -> float | None:
+        """The time by decode graphs: as many of the largest as are full, and one of the rest."""
+        if not self.rows:
+            return None
+        full, rest = divmod(rows, self.rows[-1])
+        total = 0.0
+        for count, needed in ((full, self.rows[-1]), (1 if rest else 0, rest)):
+            size = bucket(self.rows, needed) if count else None
+            if size is not None:
+                pass_us = times.pass_us(PassMode.DECODE_GRAPH, size, context)
+                if pass_us is None:
+                    return None
+                total += count * pass_us
+        return total
+
+
+def _fastest(
+    estimates: Mapping[PassMode, float], given_up: frozenset[PassMode], kernel_margin: float
+) -> PassMode:
+    """The fastest way by `estimates`, without those that are not taken any more."""
+    engine_us = estimates.get(PassMode.ENGINE)
+    best = _usual(estimates, given_up)
+    if engine_us is None:
+        return best
+    least_us = engine_us
+    ways = {mode: us for mode, us in estimates.items() if mode not in given_up}
+    eager_us = ways.pop(PassMode.EAGER, None)
+    for mode, pass_us in ways.items():
+        margin = kernel_margin if mode is PassMode.TABLE_KERNEL else MARGIN
+        if pass_us < (1 - margin) * engine_us and pass_us < least_us:
+            best, least_us = mode, pass_us
+    if eager_us is not None and eager_us < (1 - _EAGER_MARGIN) * least_us:
+        return PassMode.EAGER
+    return best
+
+
+def _usual(estimates: Mapping[PassMode, float], given_up: frozenset[PassMode]) -> PassMode:
+    """SGLang's own way; where a pass like this was not measured, by the table's kernel.
+
+    Few new tokens leave the host more to do than the GPU, and another kernel may leave it more
+    still: that was measured. With many only the GPU's time counts, which the table has.
+    """
+    known = PassMode.TABLE_KERNEL in estimates or PassMode.TABLE_KERNEL in given_up
+    return PassMode.ENGINE if known else PassMode.TABLE_KERNEL
+
+
+def bucket(sizes: Sequence[int], tokens: int) -> int | None:
+    """The captured size that a batch is padded to; None where it fits into none."""
+    at = bisect_left(sizes, tokens)
+    return sizes[at] if at < len(sizes) else None

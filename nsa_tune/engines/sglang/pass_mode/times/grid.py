@@ -1,0 +1,88 @@
+"""Times of passes between those that were measured.
+
+All ranks interpolate the same times, perhaps on hosts with different mathematical libraries. So
+nothing here but +, -, *, / and exponents of two is used, which IEEE 754 defines to the last bit.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from math import floor, frexp, ldexp
+from statistics import median
+
+from nsa_tune.engines.sglang.pass_mode.times.pass_time import PassTime
+
+
+class Grid:
+    """Times of one mode over new tokens and contexts, interpolated on log scales.
+
+    Launching a pass takes the host as long for few tokens as for many. So all passes that waited
+    for it take their median: single ones were up to half as long again.
+
+    A pass with fewer new tokens and keys takes no longer. Where one was measured to, the host had
+    something else to do.
+    """
+
+    def __init__(self, times: Sequence[PassTime]) -> None:
+        rows: dict[int, dict[int, float]] = {}
+        waited = [one.pass_us for one in times if one.waits]
+        self.launched_us = launched_us = median(waited) if waited else 0.0
+        """What passes take that wait for the host; 0 where none did."""
+        took = [(one, launched_us if one.waits else one.pass_us) for one in times]
+        for one, _ in took:
+            larger = (
+                pass_us
+                for other, pass_us in took
+                if other.q_tokens >= one.q_tokens and other.context >= one.context
+            )
+            rows.setdefault(one.q_tokens, {})[one.context] = log2(min(larger))
+        self._sizes = sorted(rows)
+        self._rows = [sorted(rows[size].items()) for size in self._sizes]
+
+    def pass_us(self, q_tokens: int, context: float) -> float | None:
+        """The time of a pass; None outside what was measured."""
+        if not self._sizes or q_tokens > self._sizes[-1]:
+            return None
+        at = bisect_left(self._sizes, q_tokens)
+        above = _along(self._rows[at], context)
+        if at == 0 or self._sizes[at] == q_tokens:
+            return None if above is None else exp2(above)
+        below = _along(self._rows[at - 1], context)
+        if above is None or below is None:
+            return None
+        low, high = self._sizes[at - 1], self._sizes[at]
+        share = _share(q_tokens, low, high)
+        return exp2(below + share * (above - below))
+
+
+_BEYOND = 1.125
+"""A context up to so many times the longest that was measured takes as long as that one."""
+
+
+def _along(row: list[tuple[int, float]], context: float) -> float | None:
+    """The value of a grid's row at `context`: as at its start before it, none far behind it."""
+    if context <= row[0][0]:
+        return row[0][1]
+    if context > row[-1][0]:
+        return row[-1][1] if context <= _BEYOND * row[-1][0] else None
+    at = bisect_left(row, context, key=lambda point: point[0])
+    (low, before), (high, after) = row[at - 1], row[at]
+    return before + _share(context, low, high) * (after - before)
+
+
+def _share(value: float, low: float, high: float) -> float:
+    """How far `value` lies from `low` to `high`, on a log scale."""
+    return (log2(value) - log2(low)) / (log2(high) - log2(low))
+
+
+def log2(value: float) -> float:
+    """log2, a straight line between powers of two: within 0.09 of it."""
+    mantissa, exponent = frexp(value)
+    return exponent + 2 * (mantissa - 1)
+
+
+def exp2(value: float) -> float:
+    """The inverse of `log2`."""
+    whole = floor(value)
+    return ldexp(1 + (value - whole), whole)

@@ -1,0 +1,167 @@
+"""What passes take in one engine, by the way they run.
+
+Only a whole pass tells: one way may spend less on the GPU and wait longer for the host. So these
+times are measured in the engine itself (calibration.py), and a way is chosen from them alone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+
+from nsa_tune.engines.sglang.pass_mode.mode import PassMode
+from nsa_tune.engines.sglang.pass_mode.times.grid import Grid
+from nsa_tune.engines.sglang.pass_mode.times.pass_time import WAITS, PassTime
+
+_SCHEMA = "nsa-tune/pass-times/2"
+
+
+class PassTimes:
+    """All measured passes of one engine."""
+
+    def __init__(
+        self,
+        key: Mapping[str, object],
+        times: Iterable[PassTime],
+        table: str | None = None,
+        memory_mib: Mapping[str, int] | None = None,
+    ) -> None:
+        self.memory_mib = dict(memory_mib or {})
+        """Memory that was taken beside SGLang's own, by what took it."""
+        self.table = table
+        """Which table chose the kernels of `PassMode.TABLE_KERNEL`; None where there was none."""
+        self.key = dict(key)
+        """What the times are valid for: GPU, engine and its version, model, heads and so on."""
+        self.times = tuple(times)
+        self._grids = {
+            (mode, selects): Grid(
+                [
+                    one
+                    for one in self.times
+                    if one.mode is mode and one.selects is selects and not one.padding
+                ]
+            )
+            for mode in PassMode
+            for selects in (False, True)
+        }
+        self._padding_costs = {mode: self._padding_cost(mode) for mode in PassMode}
+
+    def pass_us(
+        self, mode: PassMode, q_tokens: int, context: float, *, selects: bool = False
+    ) -> float | None:
+        """What a pass takes, in microseconds; None where that was not measured.
+
+        Args:
+            mode: the way it runs.
+            q_tokens: new tokens; for a graph its size.
+            context: mean number of keys that a new token attends to.
+            selects: as in `PassTime`.
+        """
+        return self._grids[mode, selects].pass_us(q_tokens, context)
+
+    def waits(self, mode: PassMode, pass_us: float, *, selects: bool) -> bool:
+        """Whether a pass that takes `pass_us` waits for its host, or nearly does.
+
+        The other arguments are those of `pass_us`.
+        """
+        return pass_us <= WAITS * self._grids[mode, selects].launched_us
+
+    def padded_us(
+        self, mode: PassMode, size: int, q_tokens: int, context: float, *, selects: bool = False
+    ) -> float | None:
+        """The same for a graph of `size` tokens with only `q_tokens` new ones.
+
+        What a graph holds runs for all of its tokens; attention, outside of it, only for new ones.
+        """
+        full_us = self.pass_us(mode, size, context, selects=selects)
+        cost = self._padding_costs[mode]
+        if full_us is None or cost == 1:
+            return full_us
+        fitting_us = self.pass_us(mode, q_tokens, context, selects=selects)
+        return full_us if fitting_us is None else fitting_us + cost * (full_us - fitting_us)
+
+    def launched_us(self, q_tokens: int, *, selects: bool) -> float | None:
+        """What launching every kernel of a pass takes: the time of an eager pass over few keys.
+
+        Where no eager pass was measured that selects keys, scoring and selecting are as many
+        launches more as in SGLang's own way, whose graphs hold neither.
+        """
+        measured_us = self.pass_us(PassMode.EAGER, q_tokens, 1, selects=selects)
+        if measured_us is not None or not selects:
+            return measured_us
+        eager_us = self.pass_us(PassMode.EAGER, q_tokens, 1)
+        usual_us, selecting_us = (
+            self.pass_us(PassMode.ENGINE, 1, 1, selects=one) for one in (False, True)
+        )
+        if eager_us is None or usual_us is None or selecting_us is None:
+            return eager_us
+        return eager_us + max(selecting_us - usual_us, 0.0)
+
+    def _padding_cost(self, mode: PassMode) -> float:
+        """What a token of padding costs of what a new token costs, from 0 to 1; 1 where that was
+        not measured."""
+        for one in self.times:
+            if one.mode is mode and one.padding:
+                new = one.q_tokens - one.padding
+                full_us = self.pass_us(mode, one.q_tokens, one.context, selects=one.selects)
+                fitting_us = self.pass_us(mode, new, one.context, selects=one.selects)
+                if full_us is not None and fitting_us is not None and full_us > fitting_us:
+                    share = (one.pass_us - fitting_us) / (full_us - fitting_us)
+                    return min(max(share, 0.0), 1.0)
+        return 1.0
+
+    def as_text(self) -> str:
+        """The same as JSON."""
+        document = {
+            "schema": _SCHEMA,
+            "key": self.key,
+            "table": self.table,
+            "memory_mib": self.memory_mib,
+            "times": [asdict(one) for one in self.times],
+        }
+        return json.dumps(document, indent=1)
+
+    @classmethod
+    def from_text(cls, text: str) -> PassTimes:
+        """Times that `as_text` wrote.
+
+        Raises:
+            ValueError: when the text is something else; it says what is wrong.
+        """
+        try:
+            document = json.loads(text)
+            if document["schema"] != _SCHEMA:
+                raise ValueError(f"its schema is {document['schema']!r}, not {_SCHEMA!r}")
+            times = [
+                PassTime(
+                    PassMode(one["mode"]), int(one["q_tokens"]), int(one["context"]),
+                    float(one["pass_us"]), bool(one["selects"]),
+                    # Not every version of the plug-in has measured the other two.
+                    None if one.get("host_us") is None else float(one["host_us"]),
+                    int(one.get("padding", 0)),
+                )
+                for one in document["times"]
+            ]  # fmt: skip
+            key = dict(document["key"])
+            table = document["table"]
+            # Times that were kept before memory was measured have none.
+            memory_mib = {
+                str(what): int(mib) for what, mib in document.get("memory_mib", {}).items()
+            }
+        except RecursionError as error:
+            raise ValueError("it is nested too deep") from error
+        except (AttributeError, KeyError, OverflowError, TypeError) as error:
+            raise ValueError(f"a field is missing or of the wrong kind: {error}") from error
+        for one in times:
+            if not (1 <= one.q_tokens < 2**31 and 1 <= one.context < 2**31):
+                raise ValueError(f"{one.q_tokens} new tokens over {one.context} keys is no pass")
+            if not 1 <= one.pass_us <= 1e9:
+                raise ValueError(f"{one.pass_us} us is no time of a pass")
+            if one.host_us is not None and not 0 <= one.host_us <= 1e9:
+                raise ValueError(f"{one.host_us} us is no time of a host")
+            if not 0 <= one.padding < one.q_tokens:
+                raise ValueError(f"{one.padding} of {one.q_tokens} tokens is no padding")
+        if table is not None and type(table) is not str:
+            raise ValueError(f"{table!r} is no name of a table")
+        return cls(key, times, table, memory_mib)

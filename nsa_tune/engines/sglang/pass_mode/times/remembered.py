@@ -1,0 +1,86 @@
+"""Measured pass times are kept beside the user's database, so that an engine measures them once."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+from nsa_tune.db.reader import user_folder
+from nsa_tune.engines.sglang.pass_mode.times.pass_times import PassTimes
+
+_MOST_BYTES = 2**20
+
+
+def folder() -> Path | None:
+    """Where they are kept; None where no folder is safe."""
+    parent = user_folder()
+    return None if parent is None else parent / "pass-times"
+
+
+def load(key: Mapping[str, object], table: str | None = None) -> PassTimes | None:
+    """The times for `key`, measured with the kernels of `table`; None where there are none."""
+    path = _path(key)
+    times = None if path is None else _read(path)
+    if times is None or not times.times or times.key != dict(key) or times.table != table:
+        return None
+    return times
+
+
+def save(times: PassTimes) -> bool:
+    """Keep `times`; False where the folder cannot be written."""
+    path = _path(times.key)
+    if path is None:
+        return False
+    part = path.with_suffix(f".{os.getpid()}.part")
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        part.write_text(times.as_text(), encoding="utf-8")
+        part.replace(path)
+    except OSError:
+        return False
+    return True
+
+
+def remembered() -> Iterator[PassTimes]:
+    """All that is kept, in the order of the files' names."""
+    for _, times in _files():
+        yield times
+
+
+def newest(fits: Callable[[Mapping[str, object]], bool]) -> tuple[Path, PassTimes] | None:
+    """The file that was written last of those whose key fits, and its times."""
+    found = [(path, times) for path, times in _files() if fits(times.key)]
+    return max(found, key=lambda one: _written_ns(one[0]), default=None)
+
+
+def _files() -> Iterator[tuple[Path, PassTimes]]:
+    place = folder()
+    for path in [] if place is None else sorted(place.glob("*.json")):
+        times = _read(path)
+        if times is not None:
+            yield path, times
+
+
+def _written_ns(path: Path) -> int:
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:  # removed meanwhile
+        return 0
+
+
+def _path(key: Mapping[str, object]) -> Path | None:
+    place = folder()
+    digest = hashlib.sha256(json.dumps(dict(key), sort_keys=True).encode()).hexdigest()
+    return None if place is None else place / f"{digest[:24]}.json"
+
+
+def _read(path: Path) -> PassTimes | None:
+    try:
+        if not path.is_file() or path.stat().st_size > _MOST_BYTES:
+            return None
+        return PassTimes.from_text(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None

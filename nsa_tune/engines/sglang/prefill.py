@@ -1,0 +1,193 @@
+"""Steering `set_dsa_prefill_impl`: dense MHA or not, and by which kernel MLA runs.
+
+The engine's own method runs first. What it decided is then changed within these bounds:
+
+- MHA is turned off, never on. The engine turns it on wherever that is exact and possible, so
+  there is nothing to add, and MHA that it has refused (in a CUDA graph, say) stays refused.
+- The kernel is one that reads the same pool, was measured, and takes no more scratch memory than
+  the engine has to spare.
+- Only plain extend batches are steered, and only from lists of lengths that the host has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from nsa_tune.backend.dispatch.dispatcher import Dispatcher
+from nsa_tune.backend.types.batch import Batch
+from nsa_tune.backend.types.layouts import KVLayout
+from nsa_tune.engines.decision_log import DecisionLog
+from nsa_tune.engines.extends import batch_of, sums_of
+from nsa_tune.engines.sglang.edge import attempt
+from nsa_tune.engines.sglang.facts import Facts
+from nsa_tune.engines.sglang.passes import is_plain_extend
+from nsa_tune.engines.sglang.switch import paused
+
+_ATTRIBUTE = "_nsa_tune_prefill"
+_MHA = "mha"
+OWN_KERNEL = "_nsa_tune_own_kernel"
+"""An attribute of the backend while a pass keeps SGLang's own choices."""
+
+
+def around_prefill(original: Callable[..., Any], backend: Any, forward_batch: Any = None) -> Any:
+    """The hook around `set_dsa_prefill_impl`, which runs once a forward pass."""
+    prefill = backend.__dict__.get(_ATTRIBUTE)
+    if prefill is None:
+        return original(backend, forward_batch)
+    prefill.give_back()
+    result = original(backend, forward_batch)
+    if paused() or OWN_KERNEL in backend.__dict__:
+        return result
+    if forward_batch is not None and not attempt(
+        "steering a prefill", prefill.steer, forward_batch
+    ):
+        prefill.abandon()
+        delattr(backend, _ATTRIBUTE)
+    return result
+
+
+def source_of(backend: Any) -> str | None:
+    """Which table chooses `backend`'s prefill kernels; None where none does."""
+    prefill = backend.__dict__.get(_ATTRIBUTE)
+    return None if prefill is None else str(prefill.source)
+
+
+def changed(backend: Any) -> bool:
+    """Whether the table changed what SGLang would have done in the last pass."""
+    prefill = backend.__dict__.get(_ATTRIBUTE)
+    return prefill is not None and prefill.has_changed
+
+
+class Answers:
+    """The choices of a dispatcher as SGLang's settings."""
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        facts: Facts,
+        impls: frozenset[str],
+        *,
+        passes_topk_length: bool = True,
+    ) -> None:
+        # Asking for these alone takes less time than a plan, which answers more.
+        self._both = dispatcher.choosers(("prefill_path", "sparse_prefill"))
+        self._kernel = dispatcher.chooser("sparse_prefill")
+        setting = dispatcher.setting
+        self.source = dispatcher.source
+        """Which table answers, in words."""
+        self.table = {
+            "gpu": setting.device.name,
+            "model": setting.profile.name,
+            "heads": setting.heads,
+            "kv_layout": str(setting.layout),
+        }
+        """Which table answers, for the decision log."""
+        self._impls = impls
+        self._index_topk = facts.profile.index_topk
+        self.least_prefix = 0 if passes_topk_length else self._index_topk - 1
+        """Of the shortest prefix: from here on flashmla_sparse runs as it was measured."""
+        # What a prefix takes while flashmla_sparse reads it; a bf16 pool is read where it lies.
+        packed = facts.layout is KVLayout.FP8_PACKED
+        self._most_kv = facts.scratch_bytes // (2 * facts.profile.latent) if packed else None
+        # flashmla_kv takes scratch by the query; an engine that runs it anyway has seen to that.
+        own_kv = facts.impl == "flashmla_kv"
+        self._most_q = None if own_kv else facts.scratch_bytes // facts.scratch_bytes_a_query
+
+    def of(self, batch: Batch, *, own_mha: bool) -> str | None:
+        """The kernel for MLA, or "mha" where the engine's own MHA stays, for a batch from sums;
+        None leaves it to the engine."""
+        # Beyond index_topk the engine takes MHA only where it was told to put up with the
+        # difference: no table has a say in that.
+        if own_mha:
+            if batch.max_kv > self._index_topk:
+                return _MHA
+            path, impl = self._both(batch)
+            if path != "mla":
+                return _MHA
+        else:
+            impl = self._kernel(batch)
+        q_tokens, kv_tokens = batch.q_tokens, batch.kv_tokens
+        if impl is None or impl not in self._impls:
+            return None
+        reads_back = impl == "flashmla_sparse" and kv_tokens > q_tokens
+        if self._most_kv is not None and reads_back and kv_tokens > self._most_kv:
+            return None
+        if self._most_q is not None and impl == "flashmla_kv" and q_tokens > self._most_q:
+            return None
+        return impl
+
+
+class Prefill:
+    """Steers one backend."""
+
+    def __init__(self, backend: Any, answers: Answers, log: DecisionLog | None) -> None:
+        self._backend = backend
+        self._answers = answers
+        self._log = log
+        self._own: tuple[bool, str] | None = None
+        """The engine's own `use_mha` and `dsa_prefill_impl`, where they were changed."""
+
+    @classmethod
+    def attach(cls, backend: Any, answers: Answers, log: DecisionLog | None) -> None:
+        """Steer `backend` from now on."""
+        setattr(backend, _ATTRIBUTE, cls(backend, answers, log))
+
+    @property
+    def source(self) -> str:
+        """Which table answers, and when it was measured."""
+        return self._answers.source
+
+    @property
+    def has_changed(self) -> bool:
+        """Whether the last pass ran otherwise than the engine would have run it."""
+        return self._own is not None
+
+    def give_back(self) -> None:
+        """Undo the last pass: the engine's method writes its kernel only sometimes."""
+        if self._own is not None:
+            self._backend.dsa_prefill_impl = self._own[1]
+            self._own = None
+
+    def abandon(self) -> None:
+        """Put back what the engine's method has just decided."""
+        if self._own is not None:
+            self._backend.use_mha, self._backend.dsa_prefill_impl = self._own
+            self._own = None
+
+    def steer(self, forward_batch: Any) -> bool:
+        """Change what the engine's method has decided, if that is worth it. Always True."""
+        if not is_plain_extend(forward_batch):
+            return True
+        prefix_lens = forward_batch.extend_prefix_lens_cpu
+        extend_lens = forward_batch.extend_seq_lens_cpu
+        sums = sums_of(prefix_lens, extend_lens)
+        backend = self._backend
+        own_mha, own_impl = backend.use_mha, backend.dsa_prefill_impl
+        answer = None if sums is None else self._answers.of(sums, own_mha=own_mha)
+        if answer is None or (
+            (least := self._answers.least_prefix)
+            and answer == "flashmla_sparse"
+            and min(prefix_lens) < least
+        ):
+            return True
+        mha = answer == _MHA
+        impl = own_impl if mha else answer
+        if mha is not own_mha or impl != own_impl:
+            self._own = (own_mha, own_impl)
+            backend.use_mha, backend.dsa_prefill_impl = mha, impl
+        if self._log is not None and (count := self._log.due()):
+            batch = batch_of(prefix_lens, extend_lens)
+            assert batch is not None, "it has sums"
+            self._log.write(
+                count,
+                batch,
+                own={"prefill_path": _path(own_mha), "sparse_prefill": own_impl},
+                taken={"prefill_path": _path(mha), "sparse_prefill": impl},
+                table=self._answers.table,
+            )
+        return True
+
+
+def _path(mha: bool) -> str:
+    return "mha" if mha else "mla"

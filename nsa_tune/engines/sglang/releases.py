@@ -1,0 +1,233 @@
+"""What of SGLang the plug-in touches, by release. All else here is the same for every release.
+
+Each symbol, signature and name was read from the wheels of 0.5.15 to 0.5.23, and the tests read
+the first, two between and the last of them again.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from importlib import metadata
+
+from nsa_tune.backend.types.layouts import KVLayout
+from nsa_tune.engines.symbols import Symbol
+
+Version = tuple[int, int, int]
+
+
+MOST_PAGED = 11673
+"""New tokens above which V4 never attends to the pools where they lie (dsv4/metadata.py,
+_LARGE_INDEXER_QUERY_THRESHOLD)."""
+AUTO = "flashmla_auto"
+"""The value of `dsa_prefill_impl` with which the engine chooses anew in each pass."""
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """SGLang from one version to another, both included."""
+
+    first: Version
+    last: Version
+    symbols: tuple[Symbol, ...]
+    """"backend" and "v4_backend" come first: the others of their class do nothing for a backend
+    that these have not seen."""
+    prefill_impls: Mapping[KVLayout, frozenset[str]]
+    """Values of `dsa_prefill_impl` that read one pool layout: a batch may have any of these."""
+    prefill_auto: Mapping[KVLayout, frozenset[str]]
+    """What the engine may make of AUTO."""
+    passes_topk_length: bool
+    """Whether flashmla_sparse is told where a row's indices end, as it is when it is measured.
+    Otherwise it goes through all index_topk of them, however few keys a token has."""
+    graph_tokens: int
+    """New tokens up to which a prefill runs as a CUDA graph by default, for MLA models; 0: none."""
+    arguments: frozenset[str]
+    """Launch arguments that advice may name, as fields of ServerArgs."""
+    environment: frozenset[str]
+    """Environment variables that advice may name."""
+    v4_environment: frozenset[str]
+    """The same for V4."""
+
+
+_MODULE = "sglang.srt.layers.attention.dsa_backend"
+_CLASS = "DeepseekSparseAttnBackend"
+_V4_MODULE = "sglang.srt.layers.attention.deepseek_v4_backend"
+_V4_CLASS = "DeepseekV4AttnBackend"
+
+_OLDER = Release(
+    first=(0, 5, 15),
+    last=(0, 5, 16),
+    symbols=(
+        Symbol("backend", _MODULE, f"{_CLASS}.__init__", ("self", "model_runner"), False),
+        Symbol(
+            "prefill", _MODULE, f"{_CLASS}.set_dsa_prefill_impl", ("self", "forward_batch"), True
+        ),
+        Symbol(
+            "indexer", _MODULE, f"{_CLASS}._build_paged_mqa_schedule_2d_ctx_lens",
+            ("self", "forward_mode", "cache_seqlens_int32", "seqlens_expanded", "batch_size"),
+            True,
+        ),
+    ),
+    prefill_impls={
+        KVLayout.FP8_PACKED: frozenset({"flashmla_kv", "flashmla_sparse"}),
+        # tilelang reads it too, but compiles for many seconds at its first call.
+        KVLayout.BF16: frozenset({"flashmla_sparse", "fa3"}),
+    },
+    prefill_auto={
+        KVLayout.FP8_PACKED: frozenset({"flashmla_kv", "flashmla_sparse"}),
+        KVLayout.BF16: frozenset({"flashmla_sparse"}),
+    },
+    passes_topk_length=False,
+    graph_tokens=0,
+    arguments=frozenset(
+        {"chunked_prefill_size", "dsa_prefill_backend", "dsa_decode_backend", "kv_cache_dtype"}
+    ),
+    environment=frozenset(
+        {"SGLANG_DSA_PREFILL_DENSE_ATTN_KV_LEN_THRESHOLD", "SGLANG_MAX_KV_CHUNK_CAPACITY"}
+    ),
+    v4_environment=frozenset({"SGLANG_OPT_FLASHMLA_SPARSE_PREFILL"}),
+)  # fmt: skip
+
+_RUNNER = "sglang.srt.model_executor.model_runner"
+_GRAPHS = "sglang.srt.model_executor.runner.prefill_cuda_graph_runner"
+_BREAKABLE = "sglang.srt.model_executor.runner_backend.breakable_cuda_graph_backend"
+_SYNC = "sglang.srt.managers.scheduler_components.dp_attn"
+INDEXER = "sglang.srt.layers.attention.dsa.dsa_indexer"
+"""Where the indexer is."""
+TOPK_MODULE = "sglang.srt.layers.attention.dsa.dsa_topk_backend"
+"""Where it selects keys."""
+_PASS_MODE_SYMBOLS = (
+    Symbol(
+        "init_graphs", _RUNNER, "ModelRunner.init_cuda_graphs",
+        ("self", "capture_decode_cuda_graph"), False,
+    ),
+    Symbol(
+        "forward", _RUNNER, "ModelRunner._forward_raw",
+        ("self", "forward_batch", "pp_proxy_tensors"), False,
+    ),
+    Symbol(
+        "sync", _SYNC, "SchedulerDPAttnAdapter.prepare_mlp_sync_batch", ("self", "local_batch"),
+        True,
+    ),
+    Symbol("gather", _SYNC, "MLPSyncBatchInfo.all_gather", ("self", "device", "group"), False),
+    Symbol(
+        "can_run", _GRAPHS, "PrefillCudaGraphRunner.can_run_graph", ("self", "forward_batch"), True
+    ),
+    Symbol("capture", _GRAPHS, "PrefillCudaGraphRunner._capture_one_stream", ("self",), True),
+    Symbol(
+        "prepare_metadata", _GRAPHS,
+        "PrefillCudaGraphRunner._prepare_forward_metadata_for_replay",
+        ("self", "forward_batch", "static_forward_batch"), False,
+    ),
+    Symbol(
+        "extend", _MODULE, f"{_CLASS}.forward_extend",
+        ("self", "q", "k", "v", "layer", "forward_batch", "save_kv_cache", "q_rope", "k_rope"),
+        False,
+    ),
+    Symbol("k_only", INDEXER, "Indexer._forward_cuda_k_only", ("self",), False),
+    Symbol(
+        "replay", _BREAKABLE, "BreakableCudaGraphBackend.replay",
+        ("self", "shape_key", "static_forward_batch"), False,
+    ),
+)  # fmt: skip
+"""From 0.5.17 on, which first runs prefills as graphs by default. Measured in 0.5.17; of the others
+the sources were read. From 0.5.23 on `prepare_metadata` says where the pass stops reading what is
+shared with the scheduler. The hook does not say so: SGLang then waits for the whole pass, as it
+does wherever it does not know."""
+
+_TOPK_SYMBOLS = (
+    Symbol(
+        "topk", TOPK_MODULE, "DSATopKBackend.topk_transform",
+        ("self", "logits", "lengths", "topk", "topk_transform_method", "attn_metadata",
+         "cu_seqlens_q_topk", "topk_indices_offset", "row_starts", "batch_idx_list",
+         "force_unfused_topk"),
+        True,
+    ),
+)  # fmt: skip
+"""From 0.5.17 on: what it is started from, `init_graphs`, is not hooked before."""
+
+_DECODE_SYMBOLS = (
+    Symbol(
+        "fa3", _MODULE, f"{_CLASS}._forward_fa3",
+        ("self", "q_rope", "kv_cache", "v_head_dim", "q_nope", "page_table", "cache_seqlens",
+         "cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "sm_scale", "logit_cap", "page_size"),
+        True,
+    ),
+)  # fmt: skip
+"""The same holds for it."""
+
+
+def _copies(read_back: str) -> tuple[Symbol, ...]:
+    """What is copied; `read_back` is the function that reads a prefix back."""
+    return (
+        Symbol(
+            "sparse", _MODULE, f"{_CLASS}._forward_flashmla_sparse",
+            ("self", "q_all", "kv_cache", "v_head_dim", "page_table_1", "sm_scale",
+             "topk_length"),
+            False,
+        ),
+        Symbol(
+            "read_back", "sglang.kernels.ops.attention.dsa.dequant_k_cache", read_back,
+            ("quant_k_cache", "page_table_1_flattened", "group_size"), True,
+        ),
+    )  # fmt: skip
+
+
+_V4_SYMBOLS = (
+    Symbol("v4_backend", _V4_MODULE, f"{_V4_CLASS}.__init__", ("self", "model_runner"), False),
+    Symbol(
+        "v4_prefill", _V4_MODULE, f"{_V4_CLASS}._use_sparse_prefill",
+        ("self", "forward_batch", "num_qo_tokens"), True,
+    ),
+)  # fmt: skip
+"""Before 0.5.23 the switch is a condition within `forward`, which nothing can be put around."""
+
+RELEASES = (
+    _OLDER,
+    replace(
+        _OLDER, first=(0, 5, 17), last=(0, 5, 22),
+        symbols=(
+            _OLDER.symbols + _PASS_MODE_SYMBOLS + _TOPK_SYMBOLS + _DECODE_SYMBOLS
+            + _copies("dequantize_k_cache_paged")
+        ),
+        passes_topk_length=True, graph_tokens=2048,
+    ),
+    replace(
+        _OLDER, first=(0, 5, 23), last=(0, 5, 23),
+        symbols=(
+            _OLDER.symbols + _PASS_MODE_SYMBOLS + _TOPK_SYMBOLS + _DECODE_SYMBOLS
+            + _copies("dequantize_k_cache_paged_dsa") + _V4_SYMBOLS
+        ),
+        passes_topk_length=True, graph_tokens=8192,
+    ),
+)  # fmt: skip
+
+RAN_TOGETHER = ("0.5.17",)
+"""Versions in which two ranks ran thousands of mixed passes on GPUs, and each pass alike."""
+
+
+def release_of(version: str) -> Release | None:
+    """The release that `version` (as `sglang.__version__` has it) belongs to, if it is known."""
+    match = re.match(r"(\d+)\.(\d+)\.(\d+)", version)
+    if match is None:
+        return None
+    number = (int(match[1]), int(match[2]), int(match[3]))
+    for release in RELEASES:
+        if release.first <= number <= release.last:
+            return release
+    return None
+
+
+def installed_version() -> str | None:
+    """The version of SGLang in this environment."""
+    try:
+        return metadata.version("sglang")
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def checked() -> str:
+    """The known versions, in words; there are no gaps between them."""
+    first, last = (".".join(map(str, one)) for one in (RELEASES[0].first, RELEASES[-1].last))
+    return f"{first} to {last}"

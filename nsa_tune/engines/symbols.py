@@ -1,0 +1,68 @@
+"""The engine's methods that are hooked: are they as expected, and do they have their hooks?"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from pkgutil import resolve_name
+
+_PACKAGE = __name__.rpartition(".")[0]
+"""Where the hooks of every engine are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Symbol:
+    """A method or function of the engine that is hooked."""
+
+    name: str
+    """What the plug-in calls it."""
+    module: str
+    path: str
+    """Class and method, or function, within the module."""
+    arguments: tuple[str, ...]
+    """Its first arguments, which the hook relies upon."""
+    exact: bool
+    """Whether it may have no others."""
+
+    @property
+    def target(self) -> str:
+        """The dotted path."""
+        return f"{self.module}.{self.path}"
+
+    def accepts(self, arguments: tuple[str, ...]) -> bool:
+        """Whether a method with these arguments is the one that the hook was written for."""
+        given = arguments if self.exact else arguments[: len(self.arguments)]
+        return given == self.arguments
+
+
+def mismatch(symbol: Symbol) -> str | None:
+    """What is wrong with the imported `symbol`, or None when it is as expected."""
+    try:
+        method = resolve_name(symbol.target)
+    except (AttributeError, ImportError, ValueError) as error:
+        return f"{symbol.target} is not there: {error}"
+    arguments = tuple(inspect.signature(method).parameters)
+    if symbol.accepts(arguments):
+        return None
+    return f"{symbol.target} takes ({', '.join(arguments)})"
+
+
+def hooks_on(method: object) -> int:
+    """How many of the plug-in's hooks run when `method` is called.
+
+    A replacement by another plug-in names what it replaces as wrapped, but does not call it.
+    """
+    count = 0
+    while method is not None:
+        held = [cell.cell_contents for cell in getattr(method, "__closure__", None) or ()]
+        inner = getattr(method, "__wrapped__", None)
+        if not any(one is inner for one in held):
+            break
+        count += any(_is_hook(one) for one in held if one is not inner)
+        method = inner
+    return count
+
+
+def _is_hook(one: object) -> bool:
+    # A wrapped method bears the module of the engine's own.
+    return str(getattr(one, "__module__", None)).startswith(f"{_PACKAGE}.")

@@ -1,0 +1,88 @@
+"""What happens when the engine has made a metadata builder: it is looked at, and steered."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from math import inf
+from typing import Any
+
+from nsa_tune._errors import NoTunedData
+from nsa_tune.backend.baselines import VLLM_0_33_0
+from nsa_tune.backend.dispatch.dispatcher import Dispatcher
+from nsa_tune.backend.types.layouts import KVLayout
+from nsa_tune.engines.agreement import NOTHING, decides_by
+from nsa_tune.engines.decision_log import process_log
+from nsa_tune.engines.edge import LeftAlone
+from nsa_tune.engines.opened import opened
+from nsa_tune.engines.vllm.edge import EDGE, attempt, say_once
+from nsa_tune.engines.vllm.facts import Facts, facts_of
+from nsa_tune.engines.vllm.prefill import Prefill
+from nsa_tune.engines.vllm.priced import priced
+from nsa_tune.engines.vllm.ranks import differing
+
+
+def around_init(original: Callable[..., None], builder: Any, *rest: Any, **named: Any) -> None:
+    """The hook around a builder's constructor."""
+    original(builder, *rest, **named)
+    attempt("looking at a metadata builder", attach, builder)
+
+
+def attach(builder: Any) -> None:
+    """Steer `builder` as far as there are measurements for it, and say what comes of it."""
+    found = attempt("looking at a metadata builder", _prepared, builder)
+    # Every rank says something, or the others would wait for it.
+    if not agreed(NOTHING if found is None else decides_by(found[1], found[0])):
+        return
+    if found is None:
+        return
+    # All that may fail on this rank alone has been done.
+    facts, dispatcher, prefill = found
+    prefill.take(builder)
+    what = "prefill by MHA or MLA"
+    if facts.layout is KVLayout.FP8_PACKED:
+        what += " (flashmla_kv, flashmla_sparse)"
+    say_once(logging.INFO, f"{facts}: {what} by {dispatcher.source}")
+
+
+def agreed(decides: str) -> bool:
+    """Whether all ranks decide by the same; a line says so where they do not."""
+    problem = differing(decides)
+    if problem is not None:
+        text = f"vLLM decides by itself: the ranks' tables differ: {problem}"
+        say_once(logging.WARNING, text)
+    return problem is None
+
+
+def _prepared(builder: Any) -> tuple[Facts, Dispatcher, Prefill] | None:
+    """What is known of `builder`, by which table it is steered, and what steers it; None, and a
+    line, for nothing."""
+    try:
+        facts = facts_of(builder)
+        dispatcher = opened(
+            EDGE, VLLM_0_33_0, facts.profile.name, facts.heads, facts.kv_dtype, facts.layers
+        )
+        if dispatcher is None:
+            return None
+        _check_measured(dispatcher, facts)
+    except (LeftAlone, NoTunedData) as reason:
+        say_once(logging.WARNING, f"vLLM decides by itself: {reason}")
+        return None
+    dispatcher = priced(dispatcher, facts.layers, facts.workspace_tokens)
+    return facts, dispatcher, Prefill(builder, dispatcher, facts, process_log())
+
+
+def _check_measured(dispatcher: Dispatcher, facts: Facts) -> None:
+    """Whether the table has times of what the engine would run by itself.
+
+    Raises:
+        LeftAlone: when it has not.
+    """
+    setting, policy = dispatcher.setting, dispatcher.policies["prefill"]
+    if facts.layout is KVLayout.BF16 and setting.device.arch != "sm90":
+        # There a prefill may take MHA under a mask of the selection, which is not measured.
+        raise LeftAlone(f"nothing is measured for bf16 KV on {setting.device.arch}")
+    packed = facts.layout is KVLayout.FP8_PACKED
+    for arm in ("mla/flashmla_kv", "mla/flashmla_sparse") if packed else ("mla/flashmla_sparse",):
+        if policy.spread(arm) == inf:
+            raise LeftAlone(f"the table has no times of {arm}")

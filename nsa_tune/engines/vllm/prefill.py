@@ -1,0 +1,248 @@
+"""Steering the sparse MLA builders: which extends take MHA, the sparse or the decode kernel.
+
+The engine asks, for all layers of a step at once, for the metadata of its batch. What it decides
+there hangs upon two attributes of the builder and upon one field of what it returns:
+
+- `reorder_batch_threshold`: requests of up to so many new tokens go with the decodes. It is lowered
+  for a step to the decodes' own number, never raised: a batch need not be sorted for more.
+- `fp8_use_mixed_batch` (an fp8 pool): whether all tokens that do not take MHA go through the
+  decode kernel, or those of prefills through the sparse kernel, over latents that are widened
+  before.
+- `use_dense_mha` of the metadata's prefills, which the engine sets where MHA is exact. It is
+  cleared only where the plug-in itself has made prefills out of what the engine would have taken
+  for decodes. The indexer reads the same field, so its top-k is there whenever it is needed.
+
+The attributes are put back when the call returns. A step with nothing but decodes, as a CUDA graph
+holds it, is left alone, and so is one that is prepared for capturing or for drafting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from operator import sub
+from typing import Any, NamedTuple
+
+from nsa_tune.backend.dispatch.dispatcher import Dispatcher
+from nsa_tune.backend.types.layouts import KVLayout
+from nsa_tune.engines.decision_log import DecisionLog
+from nsa_tune.engines.extends import batch_of
+from nsa_tune.engines.vllm.edge import attempt
+from nsa_tune.engines.vllm.facts import Facts
+from nsa_tune.engines.vllm.lengths import Prefills, longest, prefills_of
+from nsa_tune.engines.vllm.priced import priced
+
+ATTRIBUTE = "_nsa_tune"
+_SPARSE, _PAGED = "flashmla_sparse", "flashmla_kv"
+_BY_DECODE_KERNEL = frozenset({_PAGED, "flashmla_kv_mixed"})
+"""Answers that mean vLLM's decode kernel: as SGLang calls it, and as vLLM does."""
+
+
+class Step(NamedTuple):
+    """How one step is prepared."""
+
+    own: bool
+    """Whether as the engine does it by itself; the rest does not count then."""
+    threshold: int | None = None
+    """`reorder_batch_threshold`."""
+    mixed: bool | None = None
+    """`fp8_use_mixed_batch`; None where there is no such choice."""
+    dense: bool = True
+    """Whether prefills may take MHA where the engine says so."""
+
+
+_OWN = Step(own=True)
+
+
+def around_build(
+    original: Callable[..., Any],
+    builder: Any,
+    common_prefix_len: int,
+    common_attn_metadata: Any,
+    fast_build: bool = False,
+) -> Any:
+    """The hook around `build`, of the base class and of FlashMLA's, which calls it."""
+    prefill = builder.__dict__.get(ATTRIBUTE)
+    if (
+        prefill is None
+        or prefill.busy
+        or fast_build
+        or common_attn_metadata.max_query_len <= prefill.decode_tokens
+    ):
+        return original(builder, common_prefix_len, common_attn_metadata, fast_build)
+    metadata = attempt(
+        "steering a prefill", prefill.prepared, original, builder, common_prefix_len,
+        common_attn_metadata,
+    )  # fmt: skip
+    if metadata is None:
+        delattr(builder, ATTRIBUTE)
+    elif metadata is not _OWN:
+        return metadata
+    # The base class's `build`, which FlashMLA's calls, is hooked too, and would decide again.
+    prefill.busy = True
+    try:
+        return original(builder, common_prefix_len, common_attn_metadata, fast_build)
+    finally:
+        prefill.busy = False
+
+
+def around_capture(original: Callable[..., Any], builder: Any, common_attn_metadata: Any) -> Any:
+    """The hook around `build_for_cudagraph_capture`: what a graph will hold is the engine's own."""
+    prefill = builder.__dict__.get(ATTRIBUTE)
+    if prefill is None or prefill.busy:
+        return original(builder, common_attn_metadata)
+    prefill.busy = True
+    try:
+        return original(builder, common_attn_metadata)
+    finally:
+        prefill.busy = False
+
+
+class Prefill:
+    """Steers one builder."""
+
+    def __init__(
+        self, builder: Any, dispatcher: Dispatcher, facts: Facts, log: DecisionLog | None
+    ) -> None:
+        # Each question alone takes less time than a plan, which answers more.
+        self._path = dispatcher.chooser("prefill_path")
+        self._kernel = dispatcher.chooser("sparse_prefill")
+        leaving = priced(dispatcher, facts.layers, facts.workspace_tokens, leaving=True)
+        self._kernel_for_decodes = leaving.chooser("sparse_prefill")
+        self._uniform = bool(builder.require_uniform_decodes)
+        self._log = log
+        self._dense = facts.dense
+        self._switches = facts.layout is KVLayout.FP8_PACKED
+        self._index_topk = facts.profile.index_topk
+        self._most_tokens = facts.shard_tokens
+        # With one row the decode kernel's scratch takes 4096 bytes a token and head, twice its fp32
+        # results. Of an eighth of the step's most tokens that is less than the queries that such a
+        # step leaves out; an engine that sends everything there anyway has seen to it.
+        own = getattr(builder, "fp8_use_mixed_batch", False)
+        self._most_paged = facts.most_tokens if own else facts.most_tokens // 8
+        setting = dispatcher.setting
+        self._table = {
+            "gpu": setting.device.name,
+            "model": setting.profile.name,
+            "heads": setting.heads,
+            "kv_layout": str(setting.layout),
+        }
+        self.decode_tokens = lowest = facts.decode_tokens
+        self._mha = {mixed: Step(False, lowest, mixed) for mixed in (None, False, True)}
+        self._sparse = Step(False, lowest, mixed=False, dense=False)
+        self.busy = False
+        """Whether a step is being prepared whose decisions are made."""
+
+    @classmethod
+    def attach(
+        cls, builder: Any, dispatcher: Dispatcher, facts: Facts, log: DecisionLog | None
+    ) -> None:
+        """Steer `builder` from now on."""
+        cls(builder, dispatcher, facts, log).take(builder)
+
+    def take(self, builder: Any) -> None:
+        """Steer `builder`, which this was made for, from now on."""
+        setattr(builder, ATTRIBUTE, self)
+
+    def prepared(
+        self, original: Callable[..., Any], builder: Any, common_prefix_len: int, batch: Any
+    ) -> Any:
+        """The metadata of `batch`, prepared as the table says, or the step that is the engine's
+        own; the builder is as it was afterwards."""
+        step = self.step(builder, batch)
+        own, threshold, mixed, dense = step
+        if own:
+            return step
+        own_threshold = builder.reorder_batch_threshold
+        own_mixed = None if mixed is None else builder.fp8_use_mixed_batch
+        self.busy = True
+        try:
+            builder.reorder_batch_threshold = threshold
+            if mixed is not None:
+                builder.fp8_use_mixed_batch = mixed
+            metadata = original(builder, common_prefix_len, batch, False)
+        finally:
+            builder.reorder_batch_threshold = own_threshold
+            if mixed is not None:
+                builder.fp8_use_mixed_batch = own_mixed
+            self.busy = False
+        if not dense and metadata.prefill is not None:
+            metadata.prefill.use_dense_mha = False
+        return metadata
+
+    def step(self, builder: Any, batch: Any) -> Step:
+        """How to prepare the step of `batch`, which has a prefill."""
+        lens = batch.seq_lens_cpu_upper_bound
+        if lens is None or batch.causal is not True:
+            return _OWN
+        prefills = prefills_of(batch.query_start_loc_cpu, lens, batch.num_reqs, self.decode_tokens)
+        if prefills is None or prefills[-1] >= self._most_tokens:
+            return _OWN
+        sums = prefills[0]
+        exact = self._dense and sums.max_kv <= self._index_topk
+        mha = exact and self._path(sums) == "mha"
+        # The engine's own MHA spares the indexer's work, which is not in the times of either way.
+        step = _OWN
+        if mha:
+            step = self._mha[builder.fp8_use_mixed_batch if self._switches else None]
+        elif self._switches and not (exact and self._own_prefills(builder, prefills)):
+            step = self._by_kernel(builder, prefills)
+        if self._log is not None and (count := self._log.due()):
+            self._write(count, builder, prefills, step, exact=exact, mha=mha)
+        return step
+
+    def _own_prefills(self, builder: Any, prefills: Prefills) -> bool:
+        """Whether the engine takes any of the step's requests for a prefill."""
+        sums, news, _, has_decodes, _ = prefills
+        threshold = builder.reorder_batch_threshold or 1
+        if not self._uniform:
+            return longest(news) > threshold
+        # Its decodes are those at the front which are as long as the first.
+        first = int(news[0])
+        if has_decodes or first > threshold:
+            return True
+        return first * sums.batch_size != sums.q_tokens or longest(news) != first
+
+    def _by_kernel(self, builder: Any, prefills: Prefills) -> Step:
+        """The step in which prefills take the table's kernel."""
+        mixed = builder.fp8_use_mixed_batch
+        if mixed or not self._own_prefills(builder, prefills):
+            kernel = self._kernel_for_decodes(prefills[0])
+            return self._sparse if kernel == _SPARSE else _OWN
+        if prefills[-1] <= self._most_paged and self._kernel(prefills[0]) in _BY_DECODE_KERNEL:
+            return Step(False, builder.reorder_batch_threshold, mixed=True)
+        return _OWN
+
+    def _write(
+        self, count: int, builder: Any, prefills: Prefills, step: Step, *, exact: bool, mha: bool
+    ) -> None:
+        kv_lens, news = list(map(int, prefills[2])), list(map(int, prefills[1]))
+        batch = batch_of(list(map(sub, kv_lens, news)), news)
+        assert batch is not None and self._log is not None, "it has sums"
+        own_prefills = self._own_prefills(builder, prefills)
+        own_mha = exact and own_prefills
+        own_mixed = builder.fp8_use_mixed_batch if self._switches else None
+        mixed = own_mixed if step.own else step.mixed
+        lowered = not step.own and step.threshold == self.decode_tokens
+        self._log.write(
+            count,
+            batch,
+            own={
+                "prefill_path": _named(own_mha),
+                "sparse_prefill": _impl(own_mixed, own_prefills),
+            },
+            taken={
+                "prefill_path": _named(mha or (own_mha and step.dense)),
+                "sparse_prefill": _impl(mixed, own_prefills or lowered),
+            },
+            table=self._table,
+        )
+
+
+def _named(mha: bool) -> str:
+    return "mha" if mha else "mla"
+
+
+def _impl(mixed: bool | None, prefills: bool) -> str | None:
+    if mixed is None:
+        return None
+    return _SPARSE if prefills and not mixed else _PAGED

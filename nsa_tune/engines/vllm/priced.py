@@ -1,0 +1,92 @@
+"""What vLLM pays beside the kernels that were measured.
+
+- It gathers and widens the whole context of each prefill for flashmla_sparse, the new tokens too;
+  the arm widens nothing without a prefix (flashmla_sparse.py, 0.33: 1116-1183).
+- When it prepares a step for flashmla_sparse, it fills a row of request numbers for each prefill, a
+  launch each (flashmla_sparse.py, 0.33: 572-583).
+- MHA over a prefix is two calls, one for the new tokens and one for the context, whose results are
+  merged (mla_attention.py, 0.33: 3227-3303). The arm mha/fa3_merged measures that. Where a table
+  has no times of it, an assumption is added to the times of one call.
+- Tokens that leave the decode kernel for flashmla_sparse cost the host more launches in each layer.
+
+The numbers are assumptions on the careful side: a memory that moves 1 TB/s, and launches as slow as
+a host without CUDA graphs makes them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+from nsa_tune.backend.dispatch.dispatcher import Dispatcher
+from nsa_tune.backend.types.batch import Batch
+from nsa_tune.backend.types.layouts import KVLayout
+from nsa_tune.backend.types.point import Setting
+from nsa_tune.backend.types.records import Measurement
+from nsa_tune.engines.repriced import repriced
+
+SEQUENCE_US = 10.0
+"""A prefill's row of request numbers, once a step."""
+LAUNCH_US = 10.0
+"""Two launches more a layer: MHA's second call and the merge."""
+LEAVING_US = 200.0
+"""The launches of a layer that attends by flashmla_sparse and not by the decode kernel. In a step
+that waits for the host they count in full."""
+_BYTES_A_US = 1e6
+_MERGED = "mha/fa3_merged"
+
+
+@cache
+def priced(
+    dispatcher: Dispatcher, layers: int, workspace_tokens: int, *, leaving: bool = False
+) -> Dispatcher:
+    """`dispatcher`, with these costs in prefill's times, for `layers` layers that share a step.
+
+    MHA expands at most `workspace_tokens` tokens at once. `leaving`: the tokens would go through
+    the decode kernel by themselves. The costs of a dispatcher that has some already are replaced.
+    """
+    assert dispatcher.table is not None, "only a table steers"
+    rows = dispatcher.table.measurements
+    measured = any(row.arm == _MERGED and row.latency_us is not None for row in rows)
+    own = dispatcher.setting
+    setting = replace(own, layers=layers, max_chunk_kv=min(own.max_chunk_kv, workspace_tokens))
+
+    def pricing(row: Measurement, batch: Batch) -> Measurement | None:
+        if row.arm == _MERGED:
+            return row
+        if row.arm.startswith("mha/"):
+            if measured and batch.prefix_tokens:
+                return None
+            return _slower(row, merge_us(batch, setting))
+        if row.arm == "mla/flashmla_sparse" and setting.layout is KVLayout.FP8_PACKED:
+            paid = replace(row, pass_us=(row.pass_us or 0.0) + SEQUENCE_US * batch.batch_size)
+            more_us = gather_us(batch, setting) + (LEAVING_US if leaving else 0.0)
+            return _slower(paid, more_us)
+        return row
+
+    return repriced(dispatcher, "prefill", setting, pricing)
+
+
+def merge_us(batch: Batch, setting: Setting) -> float:
+    """What a layer's MHA over a prefix takes more than in one call."""
+    if not batch.prefix_tokens:
+        return 0.0
+    # Both results are written and read in bf16, and one is written.
+    return LAUNCH_US + batch.q_tokens * setting.heads * setting.profile.v * 2 * 5 / _BYTES_A_US
+
+
+def gather_us(batch: Batch, setting: Setting) -> float:
+    """What a layer takes more because the new tokens are read back with the context."""
+    row_bytes = KVLayout.FP8_PACKED.token_bytes(setting.profile.rank, setting.profile.rope)
+    read_back = LAUNCH_US / 2 if not batch.prefix_tokens else 0.0
+    return read_back + batch.q_tokens * (row_bytes + 2 * setting.profile.latent) / _BYTES_A_US
+
+
+def _slower(row: Measurement, more_us: float) -> Measurement:
+    assert row.latency_us is not None, "failures are not priced"
+    return replace(
+        row,
+        latency_us=row.latency_us + more_us,
+        low_us=None if row.low_us is None else row.low_us + more_us,
+        high_us=None if row.high_us is None else row.high_us + more_us,
+    )

@@ -1,0 +1,228 @@
+"""Which dense graphs are captured, in which order, and where none are."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from nsa_tune.engines.edge import EngineMustStop
+from nsa_tune.engines.sglang.pass_mode.dense import capture as module
+from nsa_tune.engines.sglang.pass_mode.dense.capture import capture_all, captured
+from nsa_tune.engines.sglang.pass_mode.dense.graphs import Kind
+from nsa_tune.engines.sglang.pass_mode.dense.noted import NotedBuffers
+from nsa_tune.engines.sglang.pass_mode.mode import PassMode
+from nsa_tune.engines.sglang.pass_mode.ranks.ranks import Ranks
+from tests.engines.sglang.pass_mode.fakes import Dense
+
+
+@pytest.fixture(autouse=True)
+def nothing_against_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "why_not", lambda runner: None)
+
+
+def _runner(*, is_draft_worker: bool = False) -> Any:
+    """SGLang's ModelRunner."""
+    return SimpleNamespace(
+        is_draft_worker=is_draft_worker,
+        tp_group=SimpleNamespace(rank_in_group=0, world_size=1),
+        attn_backend=SimpleNamespace(
+            dsa_index_topk=2048, num_q_heads=16, qk_nope_head_dim=128, qk_rope_head_dim=64
+        ),
+        model_config=SimpleNamespace(v_head_dim=128),
+    )
+
+
+def test_a_draft_worker_captures_none_and_asks_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only some ranks may have one."""
+
+    def never(self: Any, question: str, answer: str) -> bool:
+        raise AssertionError("asked")
+
+    monkeypatch.setattr(Ranks, "all_say", never)
+    graphs = SimpleNamespace(model_runner=_runner(is_draft_worker=True))
+    capture_all(graphs)
+
+    assert captured(graphs) == {}
+
+
+def test_dense_graphs_are_not_captured_where_something_speaks_against_them(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "why_no_dense_graphs", lambda graphs: "it is Tuesday")
+    graphs = SimpleNamespace(model_runner=_runner())
+    with caplog.at_level("INFO"):
+        capture_all(graphs)
+
+    assert set(vars(graphs)) == {"model_runner"}
+    assert "no dense prefill graphs: it is Tuesday" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("against_absorbed", "modes"),
+    [
+        (None, {PassMode.DENSE_GRAPH: Kind.MHA, PassMode.DENSE_MLA_GRAPH: Kind.MLA}),
+        ("it is Tuesday", {PassMode.DENSE_GRAPH: Kind.MHA}),
+    ],
+)
+def test_all_sizes_are_captured_the_largest_first(
+    against_absorbed: str | None, modes: dict[PassMode, Kind], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As SGLang does it, so that the smaller ones take the memory of the larger."""
+    order: list[tuple[Kind, int]] = []
+
+    class Captures(Dense):
+        def __init__(self, graphs: Any, index_topk: int, kind: Kind) -> None:
+            super().__init__([], kind)
+            assert index_topk == 2048
+
+        def capture(self, size: int) -> None:
+            order.append((self.kind, size))
+            self.sizes = sorted([*self.sizes, size])
+
+    monkeypatch.setattr(module, "why_no_absorbed_graphs", lambda runner: against_absorbed)
+    monkeypatch.setattr(module, "DenseGraphs", Captures)
+    monkeypatch.setattr(module, "why_no_dense_graphs", lambda graphs: None)
+    monkeypatch.setattr("torch.cuda.mem_get_info", lambda: (2**30, 2**31))
+    graphs = SimpleNamespace(model_runner=_runner(), capture_num_tokens=[4, 512, 64])
+    capture_all(graphs)
+
+    assert order == [(kind, size) for kind in modes.values() for size in (512, 64, 4)]
+    assert {mode: dense.kind for mode, dense in captured(graphs).items()} == modes
+
+
+@pytest.mark.parametrize(("free_mib", "enough"), [(2048, True), (500, False)])
+def test_no_dense_graphs_are_captured_where_memory_may_run_out(
+    free_mib: int, enough: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Captures(Dense):
+        def __init__(self, graphs: Any, index_topk: int, kind: Kind) -> None:
+            super().__init__([], kind)
+
+        def capture(self, size: int) -> None:
+            self.sizes = sorted([*self.sizes, size])
+
+    monkeypatch.setattr(module, "why_no_absorbed_graphs", lambda runner: "it is Tuesday")
+    monkeypatch.setattr(module, "why_no_dense_graphs", lambda graphs: None)
+    monkeypatch.setattr(module, "DenseGraphs", Captures)
+    monkeypatch.setattr("torch.cuda.mem_get_info", lambda: (free_mib * 2**20, 2**40))
+    graphs = SimpleNamespace(model_runner=_runner(), capture_num_tokens=[4, 64])
+    with caplog.at_level("INFO"):
+        capture_all(graphs)
+
+    assert bool(captured(graphs)) == enough
+    assert ("500 MiB of memory are free" in caplog.text) != enough
+
+
+class _AllReduce:
+    """SGLang's custom all-reduce."""
+
+    def __init__(self) -> None:
+        self._graph_inputs: list[int] = []
+
+
+class _Ranks:
+    """This rank among two. The other one fails at a size, or has noted something else."""
+
+    rank, count = 0, 2
+
+    def __init__(self, *, fails_at: int = 0, notes: str | None = None) -> None:
+        self._fails_at, self._notes = fails_at, notes
+        self.said: list[str | None] = []
+        self.size = 0
+
+    def together(self, what: str, call: Any) -> Any:
+        result = call()
+        return None if self.size == self._fails_at else result
+
+    def all_say(self, question: str, answer: str | None) -> bool:
+        self.said.append(answer)
+        return question == "dense_graphs" or answer == self._notes
+
+
+def _two_ranks(
+    ranks: _Ranks, monkeypatch: pytest.MonkeyPatch, *, own_fails_at: int = 0
+) -> tuple[Any, _AllReduce]:
+    """Prefill graphs whose capture notes two buffers each, and what notes them."""
+    notes = _AllReduce()
+
+    class Captures(Dense):
+        def __init__(self, graphs: Any, index_topk: int, kind: Kind) -> None:
+            super().__init__([], kind)
+
+        def capture(self, size: int) -> None:
+            ranks.size = size
+            notes._graph_inputs += [size]
+            if size == own_fails_at:
+                raise RuntimeError("made up: out of memory")
+            notes._graph_inputs += [size]
+            self.sizes = sorted([*self.sizes, size])
+
+    monkeypatch.setattr(module, "Ranks", lambda runner: ranks)
+    monkeypatch.setattr(NotedBuffers, "of_engine", lambda: NotedBuffers([notes]))
+    monkeypatch.setattr(module, "why_no_absorbed_graphs", lambda runner: "it is Tuesday")
+    monkeypatch.setattr(module, "why_no_dense_graphs", lambda graphs: None)
+    monkeypatch.setattr(module, "DenseGraphs", Captures)
+    monkeypatch.setattr("torch.cuda.mem_get_info", lambda: (2**34, 2**35))
+    return SimpleNamespace(model_runner=_runner(), capture_num_tokens=[4, 64, 512]), notes
+
+
+@pytest.mark.parametrize("against", [None, "its hook is not in place"])
+def test_ranks_agree_on_which_graphs_they_capture(
+    against: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank that captured more than another would wait for it."""
+    ranks = _Ranks()
+    graphs, _ = _two_ranks(ranks, monkeypatch)
+    monkeypatch.setattr(module, "why_no_absorbed_graphs", lambda runner: against)
+    capture_all(graphs)
+
+    (said,) = ranks.said
+    assert ("dense_mla_graph" in (said or "")) == (against is None)
+    assert "[4, 64, 512]" in (said or "")
+
+
+def test_two_ranks_that_capture_all_keep_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    graphs, notes = _two_ranks(_Ranks(), monkeypatch)
+    capture_all(graphs)
+
+    assert captured(graphs)[PassMode.DENSE_GRAPH].sizes == [4, 64, 512]
+    assert notes._graph_inputs == [512, 512, 64, 64, 4, 4]
+
+
+def test_a_graph_that_another_rank_could_not_capture_leaves_no_buffer(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    ranks = _Ranks(fails_at=64, notes="[2]")
+    graphs, notes = _two_ranks(ranks, monkeypatch)
+    capture_all(graphs)
+
+    assert captured(graphs) == {}
+    assert notes._graph_inputs == [512, 512]
+    assert ranks.said[1:] == ["[2]"]
+    assert "another rank could not capture them" in caplog.text
+
+
+def test_a_graph_that_this_rank_could_not_capture_leaves_no_buffer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Half of it may have been captured."""
+    ranks = _Ranks(notes="[2]")
+    graphs, notes = _two_ranks(ranks, monkeypatch, own_fails_at=64)
+    with pytest.raises(RuntimeError, match="made up"):
+        capture_all(graphs)
+
+    assert captured(graphs) == {}
+    assert notes._graph_inputs == [512, 512]
+
+
+@pytest.mark.parametrize("own_fails_at", [0, 64])
+def test_ranks_that_are_left_with_different_buffers_stop_the_engine(
+    own_fails_at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They would add up buffers that do not belong together."""
+    ranks = _Ranks(fails_at=64, notes="[3]")
+    graphs, _ = _two_ranks(ranks, monkeypatch, own_fails_at=own_fails_at)
+    with pytest.raises(EngineMustStop, match=r"different buffers.*NSA_TUNE_DENSE_GRAPHS=0"):
+        capture_all(graphs)

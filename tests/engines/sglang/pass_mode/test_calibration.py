@@ -1,0 +1,376 @@
+"""Which passes are measured, and what they leave behind, on a made-up runner."""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nsa_tune.engines.extends import sums_of
+from nsa_tune.engines.sglang.pass_mode import calibration as module
+from nsa_tune.engines.sglang.pass_mode.calibration import measure
+from nsa_tune.engines.sglang.pass_mode.mode import PassMode
+from nsa_tune.engines.sglang.pass_mode.ranks.ranks import Ranks
+from nsa_tune.engines.sglang.pass_mode.rows.graphs import RowGraphs
+from nsa_tune.engines.sglang.pass_mode.steering.data_parallel import DataParallel
+from nsa_tune.engines.sglang.pass_mode.steering.tensor_parallel import TensorParallel
+from nsa_tune.engines.sglang.pass_mode.times.pass_times import PassTimes
+from tests.engines.sglang.pass_mode.fakes import (
+    TOPK,
+    Alone,
+    Dense,
+    Hidden,
+    Speculation,
+    batch,
+    runner,
+)
+from tests.engines.sglang.wheels import Wheel
+
+ENGINE, TABLE, EAGER = PassMode.ENGINE, PassMode.TABLE_KERNEL, PassMode.EAGER
+DENSE, DENSE_MLA, DECODE = (
+    PassMode.DENSE_GRAPH,
+    PassMode.DENSE_MLA_GRAPH,
+    PassMode.DECODE_GRAPH,
+)
+SIZES, ROWS = (64, 1024, 4096), (1, 8, 48, 64)
+
+
+def _runner(sizes: tuple[int, ...] = SIZES, **changes: Any) -> Any:
+    """A runner with a pool of 80,000 slots that notes its passes."""
+    made = runner(sizes, ROWS, **changes)
+    made.prefill_cuda_graph_runner.device = "cpu"
+    made.prefill_cuda_graph_runner.capture_prepare = lambda size: (batch([0], [size]), "backend")
+    made.max_total_num_tokens = 80_000
+    made.model_config = SimpleNamespace(context_len=40_000, vocab_size=1000)
+    made.req_to_token_pool = SimpleNamespace(
+        req_to_token=torch.zeros(70, 40_100, dtype=torch.int32)
+    )
+    made.passes = []
+    made._forward_raw = lambda forward_batch, proxy: made.passes.append(forward_batch)
+    return made
+
+
+def _steering(made: Any, modes: tuple[PassMode, ...] = (DENSE, DENSE_MLA)) -> TensorParallel:
+    dense = {mode: Dense(SIZES) for mode in modes}
+    return TensorParallel(
+        made, TOPK, cast("Ranks", Alone()), dense=cast("Any", dense), decode=RowGraphs.of(made)
+    )
+
+
+@pytest.fixture(autouse=True)
+def cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.synchronize", lambda: None)
+
+
+def _cases(
+    modes: tuple[PassMode, ...] = (DENSE, DENSE_MLA), **changes: Any
+) -> list[tuple[PassMode, int, int, tuple[int, ...]]]:
+    made = _runner(**changes)
+    found = module._cases(made, _steering(made, modes))
+    return [(one.mode, one.size, one.prefix, one.lens) for one in found]
+
+
+def test_each_way_is_measured_where_it_can_run() -> None:
+    found = _cases()
+
+    assert len(set(found)) == len(found)
+    at: dict[tuple[int, int, tuple[int, ...]], set[PassMode]] = {}
+    for mode, size, prefix, lens in found:
+        at.setdefault((size, prefix, lens), set()).add(mode)
+    usual = {ENGINE, TABLE}
+    rows: dict[tuple[int, int, tuple[int, ...]], set[PassMode]] = {
+        (8, prefix, (8,)): {DECODE} for prefix in (0, 2048, 16384)
+    }
+    assert at == {
+        # Prompts, and turns behind a short prefix.
+        (64, 0, (64,)): {*usual, DENSE, DENSE_MLA} | {DECODE},
+        (64, 1984, (64,)): {*usual, DENSE_MLA},
+        (1024, 0, (1024,)): {*usual, DENSE, DENSE_MLA},
+        (1024, 1536, (512, 512)): {*usual, DENSE_MLA},
+        (4096, 0, (2048, 2048)): {*usual, EAGER, DENSE, DENSE_MLA},
+        (4096, 1536, (512,) * 8): {*usual, EAGER, DENSE_MLA},
+        (4096, 1920, (128,) * 32): {*usual, EAGER, DENSE_MLA},
+        # Many short prompts, and the largest graph with much padding.
+        (4096, 0, (512,) * 8): usual,
+        (4096, 0, (1025,)): usual,
+        # A few new tokens behind long prefixes that there is room for.
+        (64, 2048, (64,)): {*usual, DECODE},
+        (64, 16384, (64,)): {*usual, DECODE},
+        (1024, 2048, (1024,)): usual,
+        (1024, 16384, (1024,)): usual,
+        # Rows of decode graphs.
+        **rows,
+    }
+
+
+def test_of_many_captured_sizes_a_few_are_measured() -> None:
+    """SGLang's own list: each size would take seconds, and tell little that others do not."""
+    sizes = (
+        *range(4, 33, 4), *range(48, 257, 16), *range(288, 513, 32), *range(576, 1025, 64),
+        *range(1280, 4097, 256), *range(4608, 8193, 512),
+    )  # fmt: skip
+    made = _runner(sizes=sizes)
+    found = [one for one in module._cases(made, _steering(made)) if one.mode is ENGINE]
+
+    assert {one.size for one in found} == {4, 64, 128, 256, 512, 1024, 2048, 4096, 8192}
+    assert {one.size for one in found if one.longest > TOPK} == {4, 64, 256, 1024}
+    # A graph that is never half empty shows too little of what padding costs.
+    assert not any(one.padding for one in found)
+
+
+@given(st.sets(st.integers(1, 16384), min_size=1, max_size=70).map(sorted), st.sampled_from([2, 4]))
+def test_no_size_is_far_from_a_measured_one(sizes: list[int], spacing: int) -> None:
+    kept = module._spaced(sizes, spacing)
+
+    assert {sizes[0], sizes[-1]} <= set(kept) <= set(sizes)
+    for size in sizes:
+        larger = next(one for one in kept if one >= size)
+        assert size == larger or larger < spacing * size or size < module._SMALLEST
+
+
+def test_a_padded_pass_is_kept_as_one() -> None:
+    made = _runner()
+    found = measure(made, _steering(made))
+
+    assert {(one.mode, one.q_tokens, one.padding) for one in found if one.padding} == {
+        (ENGINE, 4096, 3071)
+    }
+    assert all(one.host_us is not None and one.host_us <= one.pass_us for one in found)
+
+
+def test_data_parallel_ranks_measure_steps_with_and_without_graphs() -> None:
+    made = _runner()
+    graphs: dict[PassMode, Any] = {DENSE: Dense(SIZES)}
+    found = list(
+        module._cases(made, DataParallel(made, TOPK, dense=graphs, decode=RowGraphs(ROWS)))
+    )
+
+    at = {(one.size, one.prefix): set[PassMode]() for one in found}
+    for one in found:
+        at[one.size, one.prefix].add(one.mode)
+    # 64 rows fit into the smallest prefill graph: with more tokens no step is without one.
+    assert at[64, 0] == {ENGINE, EAGER, DENSE, DECODE}
+    assert at[64, 2048] == at[64, 16384] == {ENGINE, EAGER, DECODE}
+    assert at[1024, 0] == at[4096, 0] == {ENGINE, DENSE}
+    assert at[8, 0] == {DECODE}
+
+
+def test_a_measured_batch_tells_what_the_other_ranks_have() -> None:
+    """The same: data-parallel ranks measure together."""
+    made = _runner()
+    gathered = {"global_num_tokens_cpu": [1024, 1024]}
+    graphs = made.prefill_cuda_graph_runner
+    graphs.capture_prepare = lambda size: (batch([0], [size], **gathered), "backend")
+    found = module._extend(made, 2048, [300, 400])
+
+    assert found.global_num_tokens_cpu == found.original_global_num_tokens_cpu == [700, 700]
+    assert found.global_num_tokens_gpu.tolist() == [700, 700]
+    assert found.global_num_tokens_for_logprob_cpu == [2, 2]
+    assert found.global_num_tokens_for_logprob_gpu.tolist() == [2, 2]
+    assert found.is_extend_in_batch
+    assert found.can_run_dp_breakable_cuda_graph
+    assert not found.can_run_dp_cuda_graph
+
+
+def test_batches_of_more_requests_than_the_engine_runs_are_left_out() -> None:
+    """Their rows of the page tables are not there, and an error would cost all other times."""
+    made = _runner()
+    made.req_to_token_pool.req_to_token = torch.zeros(1 + 4, 40_100, dtype=torch.int32)
+    found = measure(made, _steering(made))
+
+    assert {one.batch_size for one in made.passes} == {1, 2}
+    assert {(one.mode, one.q_tokens) for one in found} >= {(ENGINE, 4096), (DENSE, 1024)}
+
+
+def test_a_short_context_leaves_out_longer_sequences() -> None:
+    made = _runner()
+    made.model_config.context_len = 1500
+    made.req_to_token_pool.req_to_token = torch.zeros(70, 1504, dtype=torch.int32)
+    measure(made, _steering(made))
+
+    assert {max(one.extend_seq_lens_cpu) for one in made.passes} == {8, 64, 512, 1024, 1025}
+    assert max(int(one.seq_lens.max()) for one in made.passes) < 1500
+
+
+def test_sglangs_own_way_is_measured_wherever_another_one_is() -> None:
+    """Else there is nothing to compare with."""
+    found = _cases()
+    own = {tuple(where) for mode, *where in found if mode is ENGINE}
+
+    assert {tuple(where) for mode, *where in found if mode is not DECODE} == own
+
+
+def test_turns_are_measured_without_dense_graphs_too() -> None:
+    """Else their time would lie between a prompt's and that of a pass that selects keys."""
+    found = _cases(())
+
+    assert {mode for mode, *_ in found} == {ENGINE, TABLE, EAGER, DECODE}
+    assert {size for mode, size, _, lens in found if len(lens) > 1} == {1024, 4096}
+
+
+@pytest.mark.parametrize("size", [1, 511, 2048, 2049, 32768])
+@pytest.mark.parametrize("most", [512, 2048])
+def test_sequences_of_a_case_are_none_too_long_and_fill_it(size: int, most: int) -> None:
+    lens = module._lens(size, most)
+
+    assert sum(lens) == size
+    assert all(0 < new <= most for new in lens)
+
+
+@pytest.mark.parametrize(
+    ("prefix", "lens"), [(0, (64,)), (16384, (1024,)), (1536, (512, 512, 3)), (0, (2048, 1))]
+)
+def test_a_cases_context_covers_a_served_batch_of_its_lengths(
+    prefix: int, lens: tuple[int, ...]
+) -> None:
+    sums = sums_of([prefix] * len(lens), list(lens))
+    assert sums is not None
+    context = module._Case(ENGINE, sum(lens), prefix, lens).context
+
+    assert context - 1 < sums.pairs / sums.q_tokens <= context
+
+
+@pytest.mark.parametrize(("prefix", "lens"), [(0, [64]), (100, [8]), (1536, [512, 512, 7])])
+def test_a_measured_batch_is_as_the_scheduler_makes_it(prefix: int, lens: list[int]) -> None:
+    found = module._extend(_runner(), prefix, lens)
+    expected = batch([prefix] * len(lens), lens)
+
+    ours = {"input_ids", "out_cache_loc", "num_token_non_padded_cpu"}
+    for name, value in vars(expected).items():
+        if torch.is_tensor(value) and name not in ours:
+            assert torch.equal(getattr(found, name), value.to(getattr(found, name).dtype)), name
+        elif name not in ours:
+            assert getattr(found, name) == value, name
+    assert found.input_ids.shape == (sum(lens),)
+    assert found.input_ids.lt(1000).all() and found.input_ids.ge(0).all()
+    assert found.num_token_non_padded_cpu == sum(lens)
+    assert found.capture_hidden_mode is Hidden.NULL
+    # SGLang keeps slot 0 for padding: nobody's keys are overwritten.
+    assert not found.out_cache_loc.any()
+    assert found.out_cache_loc.shape == (sum(lens),)
+
+
+def test_a_measured_batch_returns_the_states_that_a_draft_layer_reads() -> None:
+    found = module._extend(_runner(spec_algorithm=Speculation.EAGLE), 0, [64])
+
+    assert found.capture_hidden_mode is Hidden.FULL
+
+
+def test_rows_of_verify_passes_are_measured_by_their_tokens() -> None:
+    """Graphs of 1, 8, 48 and 64 requests, of two rows each."""
+    made = _runner(spec_algorithm=Speculation.EAGLE)
+    made.decode_cuda_graph_runner.capture_hidden_mode = Hidden.FULL
+    made.decode_cuda_graph_runner.captured_req_width = 2
+    found = module._cases(made, _steering(made))
+
+    decode = {one.size: one.lens for one in found if one.mode is DECODE}
+    assert decode == {128: (128,)}
+
+
+def test_rows_beyond_the_largest_prefill_graph_are_left_out() -> None:
+    """A prefill of so many tokens has no graph, and runs as SGLang has it."""
+    made = _runner(sizes=(4, 32))
+    found = measure(made, _steering(made))
+
+    assert {one.q_tokens for one in found if one.mode is DECODE} == {8}
+
+
+def test_requests_read_pages_of_their_own_and_the_table_is_restored() -> None:
+    made = _runner()
+    table = made.req_to_token_pool.req_to_token
+    with pytest.raises(RuntimeError), module._slots_to_read(made, 2048, 3):
+        slots = table[1:4, :2048]
+        assert slots.unique().numel() == 3 * 2048
+        assert not (slots[:, ::64] % 64).any()
+        assert not table[4:].any() and not table[0].any()
+        raise RuntimeError("made up")
+
+    assert not table.any()
+
+
+def test_slots_to_read_lie_within_a_small_pool() -> None:
+    made = _runner()
+    made.max_total_num_tokens = 3000
+    with module._slots_to_read(made, 2048, 4):
+        assert int(made.req_to_token_pool.req_to_token.max()) < 3000
+
+
+def _measured(made: Any, monkeypatch: pytest.MonkeyPatch, *, changes: bool) -> list[PassMode]:
+    """The modes of the times that were kept, while the passes ran as they were forced to."""
+    steering = _steering(made)
+    forced: Counter[PassMode | None] = Counter()
+
+    def run(forward_batch: Any, proxy: Any) -> None:
+        assert made.req_to_token_pool.req_to_token.any()
+        forced[steering.forced] += 1
+
+    made._forward_raw = run
+    monkeypatch.setattr(module, "changed", lambda backend: changes)
+    found = measure(made, steering)
+    assert forced.keys() == set(PassMode)
+    assert steering.forced is None
+    assert not made.req_to_token_pool.req_to_token.any()
+    assert all(one.pass_us > 0 for one in found)
+    PassTimes({}, found)
+    return [one.mode for one in found]
+
+
+def test_the_tables_kernel_is_kept_only_where_it_is_another_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    same = _measured(_runner(), monkeypatch, changes=False)
+    other = _measured(_runner(), monkeypatch, changes=True)
+
+    assert Counter(other) - Counter(same) == {TABLE: other.count(ENGINE)}
+    assert TABLE not in same
+
+
+def test_a_pass_that_fails_leaves_nothing_forced_and_no_slots(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = _runner()
+    steering = _steering(made)
+
+    def fails(forward_batch: Any, proxy: Any) -> None:
+        raise RuntimeError("made up")
+
+    made._forward_raw = fails
+    with pytest.raises(RuntimeError):
+        measure(made, steering)
+
+    assert steering.forced is None
+    assert not made.req_to_token_pool.req_to_token.any()
+
+
+@pytest.mark.parametrize("name", ["war_fastpath_read_done_event", "shared_read_done_event"])
+@pytest.mark.parametrize("fails", [False, True])
+def test_no_event_of_a_measured_pass_stands_for_a_served_one(name: str, *, fails: bool) -> None:
+    """SGLang's scheduler waits for the event of the pass that it has launched, if it finds one."""
+    made = _runner()
+    setattr(made, name, None)
+
+    def forward(forward_batch: Any, proxy: object) -> None:
+        setattr(made, name, object())
+        if fails:
+            raise RuntimeError("made up")
+
+    made._forward_raw = forward
+    with pytest.raises(RuntimeError) if fails else nullcontext():
+        measure(made, _steering(made))
+
+    assert getattr(made, name) is None
+
+
+def test_events_of_passes_are_where_they_are_looked_for(steered: Wheel) -> None:
+    reads = ast.unparse(
+        steered.definition("sglang/srt/managers/scheduler.py", "Scheduler._apply_war_barrier")
+    )
+    (name,) = [one for one in module._READ_DONE if f"ev = runner.{one}\n" in reads]
+    assert f"runner.{name} = None" in reads

@@ -1,0 +1,399 @@
+"""What steering whole passes takes for granted of SGLang, read again in the wheels."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from nsa_tune.engines.sglang.pass_mode.ranks import gathered
+from nsa_tune.engines.sglang.pass_mode.rows import graphs as row_graphs
+from nsa_tune.engines.sglang.pass_mode.rows import rows
+from nsa_tune.engines.sglang.pass_mode.start import _ARGUMENTS
+from nsa_tune.engines.sglang.pass_mode.steering import choice, data_parallel
+from nsa_tune.engines.sglang.releases import Release, release_of
+from tests.engines.sglang.wheels import BACKEND, MODES, Wheel
+
+_EXECUTOR = "sglang/srt/model_executor"
+_RUNNER = f"{_EXECUTOR}/model_runner.py"
+_PREFILL = f"{_EXECUTOR}/runner/prefill_cuda_graph_runner.py"
+_DECODE = f"{_EXECUTOR}/runner/decode_cuda_graph_runner.py"
+_BASE = (f"{_EXECUTOR}/runner/base_runner.py", f"{_EXECUTOR}/runner/base_cuda_graph_runner.py")
+_BREAKABLE = f"{_EXECUTOR}/runner_backend/breakable_cuda_graph_backend.py"
+_BREAKS = f"{_EXECUTOR}/runner_backend_utils/breakable_cuda_graph/breakable_cuda_graph.py"
+_SHAPE_KEY = f"{_EXECUTOR}/runner/shape_key.py"
+_METHODS = "sglang/srt/models/deepseek_common/attention_backend_handler.py"
+_MHA = "sglang/srt/models/deepseek_common/attention_forward_methods/forward_mha.py"
+_SPLIT = "sglang/srt/layers/attention/dsa/dsa_prefill_cuda_graph.py"
+_GROUPS = "sglang/srt/distributed/parallel_state.py"
+_CONTEXT = "sglang/srt/runtime_context.py"
+_SYNC = "sglang/srt/managers/scheduler_components/dp_attn.py"
+_OVERLAP = "sglang/srt/batch_overlap/two_batch_overlap.py"
+_GRAPHS = "PrefillCudaGraphRunner"
+_HOOKS = {
+    "init_graphs", "forward", "can_run", "capture", "prepare_metadata", "extend", "k_only",
+    "replay", "sync", "gather",
+}  # fmt: skip
+
+
+def _release(wheel: Wheel) -> Release:
+    release = release_of(wheel.version)
+    assert release is not None
+    return release
+
+
+def _body(wheel: Wheel, file: str, path: str) -> str:
+    return ast.unparse(wheel.definition(file, path))
+
+
+def _arguments(wheel: Wheel, file: str, path: str) -> list[str]:
+    method = wheel.definition(file, path)
+    assert isinstance(method, ast.FunctionDef)
+    return [one.arg for one in method.args.args]
+
+
+def _fields(wheel: Wheel, file: str, name: str) -> set[str]:
+    return {
+        node.target.id
+        for node in wheel.definition(file, name).body
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+    }
+
+
+def _calls(wheel: Wheel, file: str, name: str) -> Iterator[ast.Call]:
+    for node in ast.walk(wheel.tree(file)):
+        if isinstance(node, ast.Call) and getattr(node.func, "attr", None) == name:
+            yield node
+
+
+def _first_statement(wheel: Wheel, file: str, path: str) -> str:
+    """The first statement of a function, its docstring aside."""
+    body = wheel.definition(file, path).body
+    return ast.unparse(body[1] if ast.get_docstring(wheel.definition(file, path)) else body[0])
+
+
+def test_a_release_has_all_hooks_or_none(wheel: Wheel) -> None:
+    hooked = _HOOKS & {symbol.name for symbol in _release(wheel).symbols}
+
+    assert hooked in (set(), _HOOKS)
+    assert bool(hooked) == (_release(wheel).graph_tokens > 0)
+
+
+def test_the_first_release_has_no_default_prefill_graphs_to_steer(oldest: Wheel) -> None:
+    assert not _HOOKS & {symbol.name for symbol in _release(oldest).symbols}
+
+
+def test_a_decode_batch_runs_through_the_decode_graphs_before_anything_else(
+    steered: Wheel,
+) -> None:
+    body = _body(steered, _RUNNER, "ModelRunner._forward_raw")
+    decode = body.index("self.decode_cuda_graph_runner.execute(forward_batch")
+
+    assert "self.decode_cuda_graph_runner.can_run_graph(forward_batch)" in body[:decode]
+    assert decode < body.index("self._prepare_eager_forward_batch(forward_batch)")
+    assert decode < body.index("self.prefill_cuda_graph_runner.can_run_graph(forward_batch)")
+    # It leaves with what the graph has computed.
+    assert body[decode:].split("\n")[1].strip().startswith("return ModelRunnerOutput(")
+
+
+def test_a_pass_is_called_without_keywords(steered: Wheel) -> None:
+    calls = list(_calls(steered, _RUNNER, "_forward_raw"))
+
+    assert calls
+    assert all(not call.keywords for call in calls)
+
+
+def test_metadata_and_replay_are_called_as_the_hooks_take_them(steered: Wheel) -> None:
+    prepare = list(_calls(steered, _PREFILL, "_prepare_forward_metadata_for_replay"))
+    replay = [
+        call
+        for call in _calls(steered, _PREFILL, "replay")
+        if ast.unparse(call.func) == "self.backend.replay"
+    ]
+
+    assert prepare
+    assert all(len(call.args) == 3 and not call.keywords for call in prepare)
+    assert replay
+    for call in replay:
+        assert len(call.args) == 2
+        assert all(word.arg is None for word in call.keywords)  # **kwargs
+
+
+def test_what_preparing_returns_may_be_none(steered: Wheel) -> None:
+    """A dense graph's hook prepares nothing of SGLang's and returns nothing."""
+    body = _body(steered, _PREFILL, f"{_GRAPHS}.load_batch")
+    shared = f"{_EXECUTOR}/runner_utils/shared_read_event.py"
+    if "shared_read_ends = self._prepare_forward_metadata_for_replay(" not in body:
+        assert "\n    self._prepare_forward_metadata_for_replay(" in body
+        return
+    publish = _first_statement(steered, shared, "maybe_publish_prefill_shared_read_done")
+    assert publish == "if shared_read_ends is not SharedReadEnds.PRE_REPLAY:\n    return"
+    execute = _body(steered, _PREFILL, f"{_GRAPHS}.execute")
+    assert execute.count("shared_read_ends") == 2  # unpacked, and passed on to that
+
+
+def test_the_prefill_graph_runner_can_capture_more_graphs(steered: Wheel) -> None:
+    assert _arguments(steered, _PREFILL, f"{_GRAPHS}.capture_prepare") == ["self", "num_tokens"]
+    prepared = _body(steered, _PREFILL, f"{_GRAPHS}.capture_prepare")
+    assert prepared.endswith("return (forward_batch, self.model_runner.attn_backend)")
+    run = ["self", "forward_batch", "num_tokens"]
+    assert _arguments(steered, _PREFILL, f"{_GRAPHS}._run_forward") == run
+    written = _body(steered, _PREFILL, f"{_GRAPHS}.__init__")
+    assert "self.capture_num_tokens = " in written
+    assert "self.backend = resolve_prefill_backend(self)" in written
+    base = "".join(steered.text(name) for name in _BASE)
+    assert "self.device = " in base
+    assert "self.model_runner = " in base
+
+
+def test_all_graphs_are_captured_in_one_session(steered: Wheel) -> None:
+    """What the capture hook adds is captured like SGLang's own."""
+    calls = list(_calls(steered, _PREFILL, "_capture_one_stream"))
+    assert len(calls) == 1
+    within = [
+        node
+        for node in ast.walk(steered.tree(_PREFILL))
+        if isinstance(node, ast.With)
+        and "self.backend.capture_session(" in ast.unparse(node.items[0])
+    ]
+    assert [ast.unparse(node.body[0]) for node in within] == ["self._capture_one_stream()"]
+    if steered.version == "0.5.23":
+        capture = _body(steered, _PREFILL, f"{_GRAPHS}.capture")
+        assert "with self.model_context():\n        self._capture()" in capture
+        execute = _body(steered, _PREFILL, f"{_GRAPHS}.execute")
+        assert "with self.model_context(), self.backend.replay_session():" in execute
+
+
+def test_a_graph_is_kept_and_found_by_its_key(steered: Wheel) -> None:
+    capture = steered.definition(_BREAKABLE, "BreakableCudaGraphBackend.capture_one")
+    assert isinstance(capture, ast.FunctionDef)
+    names = [one.arg for one in capture.args.args]
+    assert names[:3] == ["self", "shape_key", "forward_fn"]
+    assert len(capture.args.defaults) == len(names) - 3  # the others need not be given
+    body = ast.unparse(capture)
+    assert "self._graphs[shape_key] = graph" in body
+    assert "size = shape_key.size" in body
+    replay = _body(steered, _BREAKABLE, "BreakableCudaGraphBackend.replay")
+    assert "self._graphs[shape_key].replay()" in replay
+    assert "return self._outputs[shape_key]" in replay
+
+
+def test_a_shape_key_is_a_size_and_a_label(steered: Wheel) -> None:
+    key = steered.definition(_SHAPE_KEY, "ShapeKey")
+    assert isinstance(key, ast.ClassDef)
+
+    assert {"size", "variant_label"} <= _fields(steered, _SHAPE_KEY, "ShapeKey")
+    assert "frozen=True" in ast.unparse(key.decorator_list[0])
+
+
+def test_sglangs_own_prefill_graphs_do_not_bear_the_label(steered: Wheel) -> None:
+    assert "nsa_tune" not in steered.text(_PREFILL)
+    # Only graphs with a prefix in chunks bear one, and these are not of the breakable kind.
+    assert "self._is_full_backend and" in steered.text(_PREFILL)
+
+
+def test_without_a_current_capture_nothing_breaks(steered: Wheel) -> None:
+    wrapper = _body(steered, _BREAKS, "eager_on_graph")
+
+    assert "capture = _current_capture_var.get()\n" in wrapper
+    assert "if capture is None:\n" in wrapper
+    assert "return inner(*args, **kwargs)" in wrapper
+    assert "_current_capture_var: ContextVar[" in steered.text(_BREAKS)
+
+
+def test_attention_of_a_dense_graph_reads_what_is_replaced(steered: Wheel) -> None:
+    assert "backend.use_mha" in _body(steered, _METHODS, "handle_attention_dsa")
+    mha = _body(steered, BACKEND, "DeepseekSparseAttnBackend._forward_standard_mha")
+    names = ("cu_seqlens_q", "cu_seqlens_k", "max_seq_len_q", "max_seq_len_k")
+    for name in names:
+        assert f"metadata.{name}" in mha
+    assert set(names) <= _fields(steered, BACKEND, "DSAMetadata")
+    metadata = steered.definition(BACKEND, "DSAMetadata")
+    assert isinstance(metadata, ast.ClassDef)
+    assert "dataclass" in ast.unparse(metadata.decorator_list[0])
+    read = {
+        node.attr
+        for node in ast.walk(ast.parse(mha))
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "metadata"
+    }
+    # Blackwell's branch reads more, so there are no dense graphs there.
+    assert read == {*names, "cache_seqlens_int32"}
+    blackwell, hopper = mha.split("return flash_attn_varlen_func(")
+    assert "self.device_sm_major >= 10" in blackwell
+    assert "metadata.cache_seqlens_int32" in blackwell
+    assert "seq_lens=" not in hopper.replace("seqlens", "")
+
+
+def test_where_attention_is_dense_the_indexer_only_stores_its_keys(steered: Wheel) -> None:
+    mha = steered.text(_MHA)
+    split = _body(steered, _SPLIT, "pcg_dsa_indexer_prefill_split")
+
+    assert "return_indices=seed_buf is not None" in mha
+    assert "return_indices = topk_result.numel() != 0" in split
+    assert "k_only = not return_indices or" in split
+
+
+def test_metadata_is_what_the_last_preparation_left(steered: Wheel) -> None:
+    """Nothing but preparing it writes metadata, so that a dense graph may leave it alone."""
+    text = steered.text(BACKEND)
+    assert "self.forward_metadata = metadata" in text
+    assert "metadata = self.forward_metadata" in text
+
+
+def test_decode_graphs_are_those_of_one_row_a_sequence(steered: Wheel) -> None:
+    assert "self.capture_bs" in steered.text(_DECODE)
+    execute = steered.text(_DECODE)
+    assert "next_token_logits" in execute
+    assert "[: self.raw_num_token]" in execute
+
+
+def test_sglang_rather_runs_eagerly_than_pad_too_much(steered: Wheel) -> None:
+    line = f"_MAX_PREFILL_CUDA_GRAPH_PADDING_FACTOR = {choice._MOST_PADDING}\n"
+    assert line in steered.text(_PREFILL)
+    local = _body(steered, _PREFILL, f"{_GRAPHS}.can_replay_locally")
+    assert "padded_num_tokens > num_tokens * _MAX_PREFILL_CUDA_GRAPH_PADDING_FACTOR" in local
+
+
+def test_a_forward_batch_has_the_fields_that_are_set_and_read(steered: Wheel) -> None:
+    fields = _fields(steered, MODES, "ForwardBatch")
+
+    assert {
+        *rows._PER_ROW, *rows._PER_REQUEST, *rows._EXTEND_ONLY,
+        "forward_mode", "global_forward_mode",
+        "batch_size", "seq_lens_sum", "capture_hidden_mode", "return_logprob", "mm_inputs",
+        "return_pooled_hidden_states", "input_embeds", "replace_embeds", "spec_info",
+        "global_num_tokens_cpu", "multi_item_delimiter_indices", "rids_int",
+    } <= fields  # fmt: skip
+    count = {"num_token_non_padded_cpu", "global_num_token_non_padded_cpu"} & fields
+    assert len(count) == 1
+
+
+def test_no_other_field_of_a_value_a_row_reaches_decode_graphs(steered: Wheel) -> None:
+    """The registry copies rows of these into the graph's buffers; all others have no row."""
+    registry = f"{_EXECUTOR}/cuda_graph_buffer_registry.py"
+    build = steered.definition(registry, "build_decode_registry")
+    slots = {
+        node.value for node in ast.walk(build)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        and node.value in _fields(steered, MODES, "ForwardBatch")
+    }  # fmt: skip
+
+    assert slots <= {
+        "input_ids", "positions", "out_cache_loc", "req_pool_indices", "seq_lens", "seq_lens_cpu",
+        # One number a pass, or for other models than those that are steered.
+        "num_token_non_padded", "global_num_token_non_padded", "global_num_tokens_gpu",
+        "global_num_tokens_for_logprob_gpu", "mrope_positions", "encoder_lens",
+        "mamba_track_indices", "mamba_track_mask", "ngram_embedding_info",
+        # Only where passes with them are no rows.
+        "rids_int", "bootstrap_room_ids_int",
+    }  # fmt: skip
+    assert "rids_int" in row_graphs._OF_SEQUENCES
+
+
+def test_sparse_attention_reads_requests_pages_from_their_table_alone(steered: Wheel) -> None:
+    """A row names its request twice: nothing else may map a batch's rows to pages."""
+    text = steered.text(BACKEND)
+
+    assert "req_to_token" in text
+    assert "kv_loc_plan" not in text
+    assert "kv_index_translator" not in text
+
+
+def test_the_ranks_are_where_they_are_looked_for(steered: Wheel) -> None:
+    on_runner = "self.tp_group = " in steered.text(_RUNNER)
+    if not on_runner:
+        assert '"tp_group"' in steered.text(_CONTEXT)
+    group = steered.definition(_GROUPS, "GroupCoordinator")
+    assert {"rank_in_group", "world_size"} <= _fields(steered, _GROUPS, "GroupCoordinator")
+    assert group is not None
+    broadcast = _arguments(steered, _GROUPS, "GroupCoordinator.broadcast_object")
+    assert broadcast[:3] == ["self", "obj", "src"]
+
+
+def test_dp_attention_is_seen(steered: Wheel) -> None:
+    assert "attn_dp_size" in steered.text(_CONTEXT)
+    hook = "sglang/srt/arg_groups/parallel_hook.py"
+    taken_back = steered.names(hook) and "enable_dp_attention=False" in steered.text(hook)
+    assert bool(taken_back) == (steered.version == "0.5.23")
+
+
+def test_what_leaves_a_runner_alone_is_there(steered: Wheel) -> None:
+    assert {
+        "enable_dp_attention", "pp_size", "moe_a2a_backend", "enable_lora", "tp_size",
+        "enable_two_batch_overlap", "enable_pdmux", "enable_return_routed_experts",
+        "enable_return_indexer_topk", "debug_cuda_graph", "elastic_ep_backend", "dwdp_size",
+        "enable_return_hidden_states", *_ARGUMENTS,
+    } <= dict(steered.fields()).keys()  # fmt: skip
+    runner = steered.text(_RUNNER)
+    for name in (
+        "server_args", "is_draft_worker", "spec_algorithm", "is_generation", "model_config",
+        "max_total_num_tokens", "req_to_token_pool", "decode_cuda_graph_runner",
+        "prefill_cuda_graph_runner",
+    ):  # fmt: skip
+        assert f"self.{name} = " in runner, name
+    assert "self.device_sm_major = " in steered.text(BACKEND)
+    assert "self.dsa_decode_impl" in steered.text(BACKEND)
+    environ = steered.text("sglang/srt/environ.py")
+    assert "SGLANG_DSA_PREFILL_DENSE_ATTN_KV_LEN_THRESHOLD" in environ
+
+
+def test_weights_may_come_after_graphs_from_0_5_18_on(steered: Wheel) -> None:
+    """Until then they are sentinels, over which no pass takes what it will."""
+    assert ("startup_weight_load_mode" in dict(steered.fields())) == (steered.version != "0.5.17")
+    if steered.version == "0.5.23":
+        start = _body(steered, "sglang/srt/managers/scheduler.py", "Scheduler.init_model_worker")
+        capture, finalize = "self.init_all_cuda_graphs()", "finalize_startup_weight_load()"
+        assert -1 < start.find(capture) < start.find(finalize)
+
+
+def test_a_gathered_row_has_a_column_that_only_two_batch_overlap_reads(steered: Wheel) -> None:
+    row = steered.definition(_SYNC, "MLPSyncBatchInfo._get_local_tensor")
+    (columns,) = (node for node in ast.walk(row) if isinstance(node, ast.List))
+    assert ast.unparse(columns.elts[gathered._COLUMN]) == "int(self.local_can_run_tbo)"
+    # Its two readers: the column is handed over, and asked only with two-batch overlap.
+    body = _body(steered, _SYNC, "MLPSyncBatchInfo.all_gather")
+    assert f"[:, {gathered._COLUMN}]" not in body
+    text = steered.text(_SYNC)
+    assert len(re.findall(r"tp0_info(?:_cpu)?\[:, 4", text)) == 1
+    computed = _body(steered, _OVERLAP, "TboDPAttentionPreparer.compute_output")
+    assert "self.enable_two_batch_overlap and local_can_run_tbo_aggregated" in computed
+    assert computed.count("local_can_run_tbo_aggregated") == 2
+    prepared = _body(steered, _OVERLAP, "TboDPAttentionPreparer.prepare_all_gather")
+    assert "if not enable_two_batch_overlap:" in prepared
+    assert prepared.index("return (False, ") < prepared.index("local_can_run_tbo = ")
+
+
+def test_the_gathered_tokens_reach_the_pass_as_they_are(steered: Wheel) -> None:
+    update = _body(steered, _SYNC, "_update_gather_batch")
+    assert "batch.global_num_tokens = mlp_sync_info.global_num_tokens" in update
+    text = steered.text(MODES)
+    assert "original_global_num_tokens_cpu = batch.global_num_tokens" in text or (
+        "global_num_tokens_source = batch.global_num_tokens" in text
+        and "self.original_global_num_tokens_cpu = global_num_tokens_source" in text
+    )
+
+
+def test_a_step_is_gathered_for_the_runner_that_is_steered(steered: Wheel) -> None:
+    assert "model_runner" in _fields(steered, _SYNC, "SchedulerDPAttnAdapter")
+    assert "tp0_info" in steered.text(_SYNC)
+    maybe = _body(steered, _SYNC, "SchedulerDPAttnAdapter.maybe_prepare_mlp_sync_batch")
+    assert "self.prepare_mlp_sync_batch(batch)" in maybe
+
+
+def test_all_ranks_replay_a_decode_graph_by_what_is_set(steered: Wheel) -> None:
+    fields = _fields(steered, MODES, "ForwardBatch")
+    (decodes,) = fields & set(data_parallel._DECODE_FLAGS)
+    (prefills,) = fields & set(data_parallel.PREFILL_FLAGS)
+    can_run = _body(steered, _DECODE, "DecodeCudaGraphRunner.can_run_graph")
+    assert f"forward_batch.{decodes}" in can_run
+    assert "original_global_num_tokens_cpu" in steered.text(_DECODE)
+    assert f"not forward_batch.{prefills}" in _body(steered, _PREFILL, f"{_GRAPHS}.can_run_graph")
+    assert "ForwardMode.IDLE" in _body(steered, MODES, "ForwardMode.is_cuda_graph")
+
+
+def test_a_scheduled_batch_has_the_fields_that_are_read(steered: Wheel) -> None:
+    assert {
+        "forward_mode", "prefix_lens", "extend_lens", "seq_lens_cpu", "return_logprob",
+        "return_hidden_states", "input_embeds", "replace_embeds", "multimodal_inputs",
+        "spec_info", "dllm_config", "encoder_lens",
+    } <= _fields(steered, "sglang/srt/managers/schedule_batch.py", "ScheduleBatch")  # fmt: skip

@@ -1,0 +1,149 @@
+"""Real processes steer made-up engines through thousands of passes: they run alike, or not at all.
+
+Each process runs the plug-in's hooks, its agreement over a TCP store, and gathers by gloo; with
+data-parallel attention by SGLang's own code out of its wheels.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.engines.sglang.pass_mode.rank_processes import Fault, Scenario
+from tests.engines.sglang.wheels import wheel_of
+from tests.engines.site import REPOSITORY
+from tests.engines.wheels import Unreachable
+
+_LONGEST_S = 600
+"""Gloo gives up long before: a rank that waits for ever fails the test by its own error."""
+
+
+def _ran(folder: Path, scenario: Scenario) -> list[dict[str, Any]]:
+    """What each rank that lived reports."""
+    if scenario.version is not None:
+        try:
+            wheel_of(scenario.version)
+        except Unreachable as reason:
+            pytest.skip(f"the wheel of SGLang {scenario.version} cannot be had: {reason}")
+    file = folder / "scenario.json"
+    file.write_text(json.dumps(asdict(scenario)))
+    program = "tests.engines.sglang.pass_mode.rank_processes"
+    command = [sys.executable, "-m", program, str(file), str(folder)]
+    done = subprocess.run(
+        command, cwd=REPOSITORY, capture_output=True, text=True, timeout=_LONGEST_S, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    killed = scenario.fault is Fault.KILLED
+    assert sorted(map(int, done.stdout.strip("[]\n ").split(","))) == (
+        [0] * (scenario.ranks - killed) + [9] * killed
+    ), done.stderr
+    return [json.loads(path.read_text()) for path in sorted(folder.glob("?.json"))]
+
+
+def _alike(reports: list[dict[str, Any]], scenario: Scenario) -> Counter[str]:
+    """How often each way was taken, by all ranks in the same passes."""
+    assert len(reports) == scenario.ranks
+    first = reports[0]
+    assert [one["mixed"] for one in reports] == [[]] * len(reports)
+    assert all(one["log"] == first["log"] for one in reports)
+    assert all(one["times"] == first["times"] for one in reports), "all go by rank 0's"
+    return Counter(line.partition(" + ")[0] for line in first["log"])
+
+
+def _late(reports: list[dict[str, Any]]) -> set[str]:
+    """The ways of the last passes."""
+    return {line.partition(" + ")[0] for line in reports[0]["log"][-200:]}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "passes", "fault", "odd"),
+    [
+        # Rank 0's clock decides what is given up.
+        (2, 3000, Fault.LOSES, 0), (2, 1500, Fault.LOSES, 1), (4, 1000, Fault.OTHER_TABLE, 1),
+        (2, 300, Fault.NO_TABLE, 0),
+    ],
+)  # fmt: skip
+def test_tensor_parallel_ranks_run_alike(
+    ranks: int, passes: int, fault: Fault, odd: int, tmp_path: Path
+) -> None:
+    scenario = Scenario(ranks, passes, fault=fault, odd=odd)
+    reports = _ran(tmp_path, scenario)
+    ways = _alike(reports, scenario)
+
+    assert {"engine", "decode_graph", "dense_graph", "eager"} <= ways.keys()
+    given_up = fault is Fault.LOSES and odd == 0
+    assert ("decode_graph" in _late(reports)) != given_up
+
+
+@pytest.mark.parametrize(
+    ("version", "ranks", "passes", "fault"),
+    [
+        ("0.5.17", 2, 3000, Fault.LOSES), ("0.5.17", 4, 1000, Fault.PAUSED),
+        ("0.5.23", 2, 1000, Fault.NO_TABLE),
+    ],
+)  # fmt: skip
+def test_data_parallel_ranks_run_alike(
+    version: str, ranks: int, passes: int, fault: Fault, tmp_path: Path
+) -> None:
+    scenario = Scenario(ranks, passes, version=version, fault=fault)
+    reports = _ran(tmp_path, scenario)
+    ways = _alike(reports, scenario)
+
+    assert {"engine", "decode_graph", "dense_graph"} <= ways.keys()
+    assert ("decode_graph" in _late(reports)) == (fault is not Fault.LOSES)
+
+
+@pytest.mark.parametrize(("version", "odd"), [("0.5.17", 1), ("0.5.23", 1), ("0.5.17", 2)])
+def test_ranks_that_share_a_batch_go_by_the_one_that_the_others_hear(
+    version: str, odd: int, tmp_path: Path
+) -> None:
+    """Of two ranks that share a batch only the first one's row is read: the second goes by it."""
+    scenario = Scenario(4, 400, version=version, fault=Fault.PAUSED, odd=odd, attn_tp=2)
+    reports = _ran(tmp_path, scenario)
+    ways = _alike(reports, scenario)
+
+    assert {"engine", "decode_graph", "dense_graph"} <= ways.keys()
+
+
+@pytest.mark.parametrize(
+    ("version", "fault"),
+    [
+        (None, Fault.OTHER_KEY), (None, Fault.NO_PLUGIN), (None, Fault.ALL_FAIL),
+        ("0.5.17", Fault.NO_PLUGIN),
+    ],
+)  # fmt: skip
+def test_ranks_that_differ_leave_everything_to_the_engine(
+    version: str | None, fault: Fault, tmp_path: Path
+) -> None:
+    scenario = Scenario(2, 200, version=version, fault=fault)
+    reports = _ran(tmp_path, scenario)
+    ways = _alike(reports, scenario)
+
+    assert set(ways) == {"off"}
+    assert not any(one["steers"] or one["stopped"] for one in reports)
+
+
+def test_a_rank_that_is_killed_keeps_nobody_waiting(tmp_path: Path) -> None:
+    reports = _ran(tmp_path, Scenario(4, 0, fault=Fault.KILLED))
+
+    assert [one["steers"] for one in reports] == [False] * 3
+
+
+def test_a_rank_that_fails_while_others_wait_stops_the_engine_with_a_sentence(
+    tmp_path: Path,
+) -> None:
+    reports = _ran(tmp_path, Scenario(2, 0, fault=Fault.CANNOT_MEASURE))
+
+    assert not any(one["steers"] for one in reports)
+    said = reports[1]["stopped"]
+    assert "timing passes failed on rank 1" in said
+    assert "made up: out of memory" in said
+    assert "rank 0 still waits" in said
+    assert "--mem-fraction-static" in said

@@ -1,0 +1,378 @@
+"""A made-up engine starts: its passes are measured and steered, and errors leave it alone."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from nsa_tune.engines.hooking import wrapped
+from nsa_tune.engines.sglang import switch
+from nsa_tune.engines.sglang.pass_mode import start as module
+from nsa_tune.engines.sglang.pass_mode.hooks import (
+    around_forward,
+    around_init_graphs,
+)
+from nsa_tune.engines.sglang.pass_mode.mode import PassMode
+from nsa_tune.engines.sglang.pass_mode.ranks.ranks import Ranks
+from nsa_tune.engines.sglang.pass_mode.steering.steering import Steering
+from nsa_tune.engines.sglang.pass_mode.times import remembered
+from nsa_tune.engines.sglang.pass_mode.times.pass_time import PassTime
+from nsa_tune.engines.sglang.releases import release_of
+from tests.engines.sglang.pass_mode.fakes import (
+    Mode,
+    Speculation,
+    batch,
+    original,
+)
+
+KEY = {"gpu": "made up"}
+_key = module._key
+MEASURED = [
+    PassTime(PassMode.ENGINE, 512, 20000, 100_000.0, selects=True),
+    PassTime(PassMode.DECODE_GRAPH, 256, 20000, 30_000.0),
+]
+
+
+class _Group:
+    rank_in_group = 0
+    world_size = 1
+
+
+class Runner:
+    """SGLang's ModelRunner."""
+
+    is_draft_worker = False
+    spec_algorithm = Speculation.NONE
+    tp_group = _Group()
+
+    def __init__(self) -> None:
+        self.passes: list[Any] = []
+        self.attn_backend = SimpleNamespace(
+            dsa_index_topk=2048, num_q_heads=16, qk_nope_head_dim=128, qk_rope_head_dim=64
+        )
+        self.model_config = SimpleNamespace(v_head_dim=128)
+        self.token_to_kv_pool = SimpleNamespace()
+
+    def init_cuda_graphs(self, capture_decode_cuda_graph: bool = True) -> str:
+        self.prefill_cuda_graph_runner = SimpleNamespace(
+            capture_num_tokens=[128, 512], backend=SimpleNamespace()
+        )
+        self.decode_cuda_graph_runner = SimpleNamespace(capture_bs=[8, 256])
+        return "captured"
+
+    def _forward_raw(self, forward_batch: Any, *rest: Any, **named: Any) -> Any:
+        return original(self.passes)(self, forward_batch, *rest)
+
+
+@pytest.fixture(autouse=True)
+def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Hooks on the runner; nothing speaks against steering it, and passes take what is made up."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    hooked: dict[str, Callable[..., Any]] = {
+        "init_cuda_graphs": around_init_graphs, "_forward_raw": around_forward,
+    }  # fmt: skip
+    for name, hook in hooked.items():
+        monkeypatch.setattr(Runner, name, wrapped(getattr(Runner, name), hook))
+    monkeypatch.setattr(module, "why_not", lambda runner: None)
+    monkeypatch.setattr(module, "why_no_decode_graphs", lambda runner: None)
+    monkeypatch.setattr(module, "_key", lambda runner, graphs: KEY)
+    monkeypatch.setattr(module, "measure", lambda runner, steering: MEASURED)
+    monkeypatch.setattr(module, "Watch", lambda clock: None)
+    monkeypatch.setattr(module, "data_parallel", lambda runner: False)
+    monkeypatch.setattr("torch.cuda.reset_peak_memory_stats", lambda: None)
+    yield
+    switch.resume()
+
+
+def _started() -> Runner:
+    runner = Runner()
+    assert runner.init_cuda_graphs() == "captured"
+    return runner
+
+
+def _modes(runner: Runner, **named: Any) -> list[Mode]:
+    """The modes of the passes by which a short turn runs."""
+    runner.passes.clear()
+    runner._forward_raw(batch([8192], [200]), None, **named)
+    return [one.forward_mode for one in runner.passes]
+
+
+def test_a_started_engine_is_steered() -> None:
+    assert _modes(_started()) == [Mode.DECODE]
+
+
+def test_an_engine_that_has_not_captured_is_not() -> None:
+    assert _modes(Runner()) == [Mode.EXTEND]
+
+
+def test_a_paused_plug_in_leaves_passes_to_the_engine() -> None:
+    runner = _started()
+    switch.pause()
+    assert _modes(runner) == [Mode.EXTEND]
+
+    switch.resume()
+    assert _modes(runner) == [Mode.DECODE]
+
+
+def test_a_pass_with_arguments_that_are_not_known_is_the_engines() -> None:
+    assert _modes(_started(), split_forward_count=2) == [Mode.EXTEND]
+
+
+def test_a_second_start_remembers(monkeypatch: pytest.MonkeyPatch) -> None:
+    _started()
+    assert len(list(remembered.remembered())) == 1
+
+    def never(runner: Any, steering: Any) -> list[PassTime]:
+        raise AssertionError("measured again")
+
+    monkeypatch.setattr(module, "measure", never)
+    assert _modes(_started()) == [Mode.DECODE]
+
+
+def test_a_second_start_elsewhere_measures_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    _started()
+    monkeypatch.setattr(module, "_key", lambda runner, graphs: {"gpu": "other"})
+    _started()
+
+    assert len(list(remembered.remembered())) == 2
+
+
+def test_times_are_valid_for_engines_in_which_passes_take_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    facts = SimpleNamespace(
+        profile=SimpleNamespace(name="v3.2"), layers=61, heads=16, kv_dtype="bf16", impl="fa3"
+    )
+    monkeypatch.setattr(module, "facts_of", lambda *_: facts)
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda: "NVIDIA H200")
+    runner = _started()
+    runner.attn_backend.dsa_decode_impl = "fa3"
+    runner.attn_backend.speculative_num_draft_tokens = None
+    model = SimpleNamespace(hidden_size=7168, context_len=163_840)
+    runner.model_config = model
+
+    def key(slots: int = 300_000, **changes: Any) -> str:
+        runner.max_total_num_tokens = slots  # type: ignore[attr-defined]
+        arguments: dict[str, Any] = {"quantization": "fp8", "moe_runner_backend": "triton"}
+        given = SimpleNamespace(tp_size=1, **(arguments | changes))
+        runner.server_args = given  # type: ignore[attr-defined]
+        return json.dumps(_key(runner, runner.prefill_cuda_graph_runner))
+
+    # How much memory is free, and so how large the pool is, differs from start to start.
+    assert key() == key(300_064)
+    assert key() != key(60_000)
+    assert key(100_000) == key(100_064), "also of a small pool"
+    others: list[dict[str, Any]] = [
+        {"quantization": None},
+        {"moe_runner_backend": "deep_gemm"},
+        {"ep_size": 8},
+        # Weights that are made up route tokens otherwise; all-reduces take longer between hosts.
+        {"load_format": "dummy"},
+        {"nnodes": 2},
+        {"disable_custom_all_reduce": True},
+    ]
+    assert len({key(), *(key(**one) for one in others)}) == 1 + len(others)
+    plain = key()
+    runner.attn_backend.speculative_num_draft_tokens = 2
+    assert key() != plain
+
+
+def test_ranks_without_the_same_hooks_do_not_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that could not hook a method would run a graph where the others run none."""
+    release = release_of("0.5.17")
+    assert release is not None
+    monkeypatch.setattr(module, "installed_version", lambda: "0.5.17")
+    deciding = [one for one in release.symbols if one.name in module._DECIDE]
+    for symbol in deciding:
+        owner, _, name = symbol.path.rpartition(".")
+        loaded = sys.modules.get(symbol.module, ModuleType(symbol.module))
+        kind = getattr(loaded, owner, type(owner, (), {}))
+        setattr(kind, name, wrapped(lambda self: None, around_forward))
+        setattr(loaded, owner, kind)
+        monkeypatch.setitem(sys.modules, symbol.module, loaded)
+
+    assert set(module._hooks()) == module._DECIDE
+    can_run = next(one for one in deciding if one.name == "can_run")
+    owner, _, name = can_run.path.rpartition(".")
+    setattr(getattr(sys.modules[can_run.module], owner), name, lambda self: None)
+    assert set(module._hooks()) == module._DECIDE - {"can_run"}
+    monkeypatch.delitem(sys.modules, can_run.module)
+    assert "can_run" not in module._hooks()
+
+
+def test_while_passes_are_measured_none_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    def measure(runner: Runner, steering: Steering[Any]) -> list[PassTime]:
+        seen.extend(_modes(runner))
+        steering.forced = PassMode.DECODE_GRAPH
+        seen.extend(_modes(runner))
+        steering.forced = None
+        return MEASURED
+
+    monkeypatch.setattr(module, "measure", measure)
+    _started()
+
+    assert seen == [Mode.EXTEND, Mode.DECODE]
+
+
+def test_an_error_while_measuring_leaves_the_engine_alone(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(runner: Any, steering: Any) -> list[PassTime]:
+        raise RuntimeError("made up")
+
+    monkeypatch.setattr(module, "measure", fails)
+    runner = _started()
+
+    assert _modes(runner) == [Mode.EXTEND]
+    assert module.STEERING not in runner.__dict__
+    assert "measuring how passes run failed" in caplog.text
+    assert list(remembered.remembered()) == []
+
+
+@pytest.mark.parametrize("name", ["load", "save"])
+def test_times_that_cannot_be_kept_stop_no_rank(
+    name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Only the first rank reads and writes them: the others would go on without it."""
+
+    def fails(*arguments: Any) -> None:
+        raise RuntimeError("made up")
+
+    monkeypatch.setattr(remembered, name, fails)
+
+    assert _modes(_started()) == [Mode.DECODE]
+    assert "times of passes failed" in caplog.text
+
+
+def test_measuring_that_is_interrupted_leaves_no_steering(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What stops a process is not held up, and leaves nothing half done."""
+
+    def stops(runner: Any, steering: Any) -> list[PassTime]:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "measure", stops)
+    runner = Runner()
+    with pytest.raises(KeyboardInterrupt):
+        runner.init_cuda_graphs()
+
+    assert _modes(runner) == [Mode.EXTEND]
+
+
+@pytest.mark.parametrize("name", ["why_not", "why_no_decode_graphs", "_key"])
+def test_an_error_while_looking_at_the_engine_leaves_it_alone(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*arguments: Any) -> None:
+        raise AttributeError("made up")
+
+    monkeypatch.setattr(module, name, fails)
+
+    assert _modes(_started()) == [Mode.EXTEND]
+
+
+def test_an_engine_with_a_reason_against_it_is_left_alone(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "why_not", lambda runner: "it is Tuesday")
+    with caplog.at_level("INFO"):
+        runner = _started()
+
+    assert _modes(runner) == [Mode.EXTEND]
+    assert "decides by itself how prefills run: it is Tuesday" in caplog.text
+
+
+def test_an_engine_without_prefill_graphs_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(self: Any) -> None:
+        self.prefill_cuda_graph_runner = None
+
+    monkeypatch.setattr(Runner, "init_cuda_graphs", wrapped(none, around_init_graphs))
+    runner = Runner()
+    runner.init_cuda_graphs()
+
+    assert _modes(runner) == [Mode.EXTEND]
+
+
+@pytest.mark.parametrize("change", ["a reason against it", "an error"])
+def test_an_engine_that_captures_anew_and_is_left_alone_is_not_steered_by_old_graphs(
+    change: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = _started()
+
+    def found(runner: Any) -> str:
+        if change == "an error":
+            raise AttributeError("made up")
+        return "it is Tuesday"
+
+    monkeypatch.setattr(module, "why_not", found)
+    runner.init_cuda_graphs()
+
+    assert _modes(runner) == [Mode.EXTEND]
+
+
+def test_while_an_engine_captures_anew_nothing_is_steered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SGLang runs passes to warm up, and the graphs are others."""
+    runner = _started()
+    seen: list[Mode] = []
+
+    def captures(self: Runner) -> None:
+        seen.extend(_modes(self))
+
+    monkeypatch.setattr(Runner, "init_cuda_graphs", wrapped(captures, around_init_graphs))
+    runner.init_cuda_graphs()
+
+    assert seen == [Mode.EXTEND]
+
+
+def test_times_without_any_time_are_measured_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that anybody may have emptied would leave the engine as it is for ever."""
+    monkeypatch.setattr(module, "measure", lambda runner, steering: [])
+    _started()
+    monkeypatch.setattr(module, "measure", lambda runner, steering: MEASURED)
+
+    assert _modes(_started()) == [Mode.DECODE]
+
+
+def test_a_rank_that_cannot_be_steered_says_so_before_the_others_go_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Once all have agreed, they wait for each other."""
+
+    def fails(*arguments: Any, **named: Any) -> None:
+        raise AttributeError("made up")
+
+    said: list[str | None] = []
+    monkeypatch.setattr(Ranks, "all_say", lambda self, question, answer: said.append(answer))
+    monkeypatch.setattr(module, "TensorParallel", fails)
+    _started()
+
+    assert said == []
+
+
+def test_ranks_that_do_not_agree_are_left_alone(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(Ranks, "all_say", lambda self, question, answer: False)
+
+    assert _modes(_started()) == [Mode.EXTEND]
+    assert "its ranks do not agree" in caplog.text
+
+
+def test_a_draft_worker_asks_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only some ranks may have one."""
+
+    def never(self: Any, question: str, answer: str) -> bool:
+        raise AssertionError("asked")
+
+    monkeypatch.setattr(Ranks, "all_say", never)
+    monkeypatch.setattr(Runner, "is_draft_worker", True)
+    runner = _started()
+
+    assert _modes(runner) == [Mode.EXTEND]
