@@ -50,8 +50,6 @@ from nsa_tune.db.text_table import format_table, read_stored_text, read_text
 from nsa_tune.engines.decision_log import DecisionLog, read_decisions
 from nsa_tune.fleet.pull.address import Address
 from nsa_tune.fleet.pull.fetching import fetched
-from nsa_tune.fleet.registry.places import registry_of
-from nsa_tune.fleet.registry.tables import found_in, publish
 from nsa_tune.fleet.service.documents import parsed
 from nsa_tune.fleet.service.jobs.demand import Demand
 from nsa_tune.fleet.service.jobs.queue import Jobs
@@ -510,29 +508,6 @@ def _merge(random: Random, folder: Path) -> bool:
     return True
 
 
-@cache
-def _good_registry() -> dict[str, bytes]:
-    with tempfile.TemporaryDirectory() as folder:
-        publish(_good()[1], registry_of(folder))
-        return {path.name: path.read_bytes() for path in Path(folder).iterdir()}
-
-
-def _registry(random: Random, folder: Path) -> bool:
-    """A registry of which one file was changed."""
-    wrong = random.choice(sorted(_good_registry()))
-    for name, data in _good_registry().items():
-        if name == wrong and name.endswith(".json") and random.random() < 0.6:
-            data = json.dumps(_changed_json(json.loads(data), random)).encode()
-        elif name == wrong:
-            data = _changed(data, random)
-        (folder / name).write_bytes(data)
-    used = False
-    for found in found_in(registry_of(str(folder)), lambda key: True):
-        with found.opened() as path:
-            used = bool(read_text(path).measurements)
-    return used
-
-
 def _answer(random: Random, folder: Path) -> bool:
     """What a server answers to a host that opens its database."""
     data = _good_database()
@@ -574,7 +549,7 @@ TARGETS: dict[str, Case] = {
     "upload": _upload, "service": _service,
 }  # fmt: skip
 """By name; `http` needs a server and is made by `fuzz`."""
-TARGETS.update(merge=_merge, registry=_registry, answer=_answer)
+TARGETS.update(merge=_merge, answer=_answer)
 
 
 # --- running

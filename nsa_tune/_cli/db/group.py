@@ -6,7 +6,6 @@ import typer
 
 from nsa_tune._cli.db.merge import merge
 from nsa_tune._cli.db.push import push
-from nsa_tune._cli.db.registry import publish, pull
 from nsa_tune._cli.db.tables import db_export, db_import, db_list
 
 db = typer.Typer(
@@ -14,6 +13,6 @@ db = typer.Typer(
 )
 for name, command in (
     ("list", db_list), ("export", db_export), ("import", db_import), ("merge", merge),
-    ("publish", publish), ("pull", pull), ("push", push),
+    ("push", push),
 ):  # fmt: skip
     db.command(name)(command)

@@ -1,12 +1,8 @@
-"""`db merge`, `db publish`, `db pull` and `db push` on the command line; publishing and pulling as
-processes of two hosts."""
+"""`db merge` and `db push` on the command line."""
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,17 +13,6 @@ from nsa_tune.db.reader import read_database
 from nsa_tune.db.store import Store
 from tests.fleet.server import Kept, Server, serving
 from tests.shell import GPU, Shell
-
-ROOT = Path(__file__).parents[3]
-
-
-def _on_host(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    home.mkdir(exist_ok=True)
-    return subprocess.run(
-        [sys.executable, "-m", "nsa_tune.cli", *arguments],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "HOME": str(home)},
-        capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
 
 
 @pytest.fixture
@@ -85,70 +70,6 @@ def test_import_sends_whoever_gives_a_database_to_merge(
     assert done.code == 2
     assert f"`nsa-tune db merge {database}`" in done.err
     assert not (tmp_path / "own.db").exists()
-
-
-def test_one_host_publishes_and_another_pulls_what_is_signed(
-    database: Path, tmp_path: Path
-) -> None:
-    registry, home = str(tmp_path / "registry"), tmp_path / "alice"
-    for name in ("alice", "mallory"):
-        command = [
-            "ssh-keygen",
-            "-q",
-            "-t",
-            "ed25519",
-            "-N",
-            "",
-            "-f",
-            str(tmp_path / f"{name}key"),
-        ]
-        subprocess.run(command, check=True, timeout=60)
-    kind, public = (tmp_path / "alicekey.pub").read_text().split()[:2]
-    allowed = tmp_path / "allowed"
-    allowed.write_text(f"alice@example.com {kind} {public}\n")
-    trusting = ("--require-signature", "--allowed-signers", str(allowed))
-
-    published = _on_host(
-        home, "db", "publish", registry, "--heads", "16", "--db", str(database),
-        "--sign", str(tmp_path / "alicekey"),
-    )  # fmt: skip
-    assert published.returncode == 0, published.stderr
-    pulled = _on_host(tmp_path / "bob", "db", "pull", registry, *trusting)
-    assert pulled.returncode == 0, pulled.stderr
-    assert "signed by alice@example.com" in pulled.stderr
-    assert pulled.stdout == published.stdout
-    own = tmp_path / "bob" / ".local/share/nsa-tune/nsa-tune.db"
-    assert [table.key.heads for table in read_database(own)] == [16]
-    again = _on_host(tmp_path / "bob", "db", "pull", registry, *trusting)
-    assert "0 measurements added" in again.stderr
-
-    unsigned = _on_host(home, "db", "publish", registry, "--heads", "128", "--db", str(database))
-    assert unsigned.returncode == 0
-    refused = _on_host(tmp_path / "carol", "db", "pull", registry, *trusting)
-    assert refused.returncode == 1
-    assert "is not signed, and --require-signature refuses that" in refused.stderr
-    assert "refused 1 of 2 tables" in refused.stderr
-    assert refused.stdout == published.stdout
-
-    mallory = str(tmp_path / "mallorykey")
-    wrong = _on_host(home, "db", "publish", registry, "--db", str(database), "--sign", mallory)
-    assert wrong.returncode == 0
-    stranger = _on_host(tmp_path / "dave", "db", "pull", registry, *trusting)
-    assert stranger.returncode == 1
-    assert stranger.stderr.count("is refused: it is signed by nobody whom") == 2
-    assert stranger.stdout == ""
-
-
-def test_pulling_with_signatures_needs_signers(shell: Shell, tmp_path: Path) -> None:
-    done = shell("db", "pull", str(tmp_path), "--require-signature")
-
-    assert done.code == 2
-    assert "needs a file of allowed signers" in done.err
-
-
-def test_an_empty_registry_has_no_such_table(shell: Shell, tmp_path: Path) -> None:
-    assert shell("db", "pull", str(tmp_path)).code == 3
-    assert shell("db", "pull", str(tmp_path / "none")).code == 1
 
 
 def test_what_cannot_be_fitted_is_not_merged(
