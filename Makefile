@@ -7,30 +7,44 @@ ENGINE_OUT ?= build/engine
 # Other cases each day; a finding names its seed.
 FUZZ_SEED ?= $(shell date +%Y%j)
 ENGINE_ARGS ?=
+TESTS = $(shell grep -rh '^ *def test_' tests | wc -l)
 CUDA := $(if $(shell command -v nvidia-smi),$(shell echo ,cuda))
 
 .DEFAULT_GOAL := help
-.PHONY: help tune test fuzz nightly lint format browser regret lookup kills engine engine-page clean
+.PHONY: help tune test said fuzz nightly lint format browser regret lookup kills engine engine-page clean
 
 help:
-	@echo "make tune    install into .venv, measure on the best device here, write $(REPORT)"
-	@echo "make test    install into .venv, then lint, check types and run the tests"
-	@echo "make nightly a million random plans on random tables, limits and machines"
-	@echo "make fuzz    10 minutes of hostile tables, databases, traces, logs and requests"
-	@echo "make lookup  what a plan costs, in empty Python calls"
-	@echo "make regret  what the shipped tables' answers cost on batches that they were not tuned on"
-	@echo "make kills   a run that is killed at 100 random moments, and what it loses"
-	@echo "make engine  the plug-in measured in SGLang; make engine-page: the tables and pictures of it"
-	@echo "make lint    ruff and mypy only          make format  let ruff rewrite the sources"
-	@echo "make clean   remove .venv and caches"
+	@echo "make tune     install into .venv (2 minutes), measure on the best device here, write $(REPORT)"
+	@echo "make test     lint, types, $(TESTS) test functions: 15 to 40 minutes on two cores"
+	@echo "make lint     ruff and mypy only              make format   let ruff rewrite the sources"
+	@echo "make fuzz     10 minutes of hostile tables, databases, traces, logs and requests"
+	@echo "make nightly  a million random plans on random tables, limits and machines"
+	@echo "make kills    a run that is killed at 100 random moments, and what it loses"
+	@echo "make lookup   what a plan, the first plan and opening a table cost here"
+	@echo "make regret   what the shipped tables lose on batches that they were not tuned on"
+	@echo "make engine   the plug-in measured in SGLang; make engine-page: its tables and pictures"
+	@echo "make clean    remove .venv and caches"
+	@echo
+	@echo "Benchmarks without a target; --help or the file's first lines say more:"
+	@echo "  python -m benchmarks.arms          every arm: does it run here, how wrong is it, one time"
+	@echo "  python -m benchmarks.bandwidth     the streaming kernels beside a copy's bandwidth"
+	@echo "  python -m benchmarks.passes        all layers of a pass under each choice, on a GPU"
+	@echo "  python -m benchmarks.plugin        what the hooks add to a pass of SGLang and of vLLM"
+	@echo "  python -m benchmarks.repeat        two measurements of one grid, compared"
+	@echo "  python -m benchmarks.same_plans    whether a change of the code changes a plan"
+	@echo "  python -m benchmarks.vllm.run      the plug-in measured in vLLM"
 
 tune: .venv/tune
 	$(BIN)/nsa-tune run --device auto $(RUN_ARGS)
 	$(BIN)/nsa-tune report --format html --out $(REPORT)
 	@echo "The report is in $(REPORT)."
 
-test: lint browser
+test: said lint browser
 	$(BIN)/pytest -n 2
+
+# Before lint, which takes minutes itself.
+said:
+	@echo "$(TESTS) test functions, many with several cases: 15 to 40 minutes on two cores."
 
 lint: .venv/test
 	$(BIN)/ruff check
@@ -87,7 +101,7 @@ lookup: .venv/tune
 
 # Held-out batches, measured on the GPU, replayed against the shipped tables.
 regret: .venv/tune
-	for table in benchmarks/held_out/*.tsv benchmarks/held_out/later/*.tsv; do $(BIN)/python benchmarks/regret.py score $$table; done
+	$(BIN)/python benchmarks/regret.py table benchmarks/held_out/*.tsv benchmarks/held_out/later/*.tsv
 
 kills: .venv/test
 	$(BIN)/python -m tests.autotune.kills 100

@@ -2,12 +2,14 @@
 
     python benchmarks/regret.py measure --heads 128 --kv-dtype fp8 --batches 100 --out held-out.tsv
     python benchmarks/regret.py score held-out.tsv [--db TABLE] [--sums] [--without TABLE]
+    python benchmarks/regret.py table HELD_OUT...
 
 `measure` needs the GPU: it draws seeded random batches, half of them ragged, and times every arm.
 `score` replays that file anywhere: regret is the time of the arm that was chosen over the best
 arm's, minus one. Without --db the shipped table answers; --sums asks it without the lengths,
 and --without leaves out the batches of another table. Arms that the file has no times of are left
-out of the table that answers: what they would lose there is not known.
+out of the table that answers: what they would lose there is not known. `table` prints what the
+shipped tables lose on several files, a row a question and file.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from functools import partial
 from math import inf
 from pathlib import Path
 from random import Random
+from typing import Any
 
 from nsa_tune import Batch, Dispatcher
 from nsa_tune.backend.baselines import SGLANG_0_5_23
@@ -201,6 +204,25 @@ def summary(regrets: list[float]) -> dict[str, float]:
     }
 
 
+def opened(held_out: Table, db: Path | None) -> Dispatcher:
+    """The dispatcher that answers for the batches of `held_out`, with its arms only."""
+    key = held_out.key
+    dispatcher = Dispatcher.open(
+        db, key.gpu, model=key.model, heads=key.heads, kv_dtype=_KV_DTYPES[key.kv_layout]
+    )
+    # A machine with that GPU may have other versions than the table: those do not matter here.
+    if dispatcher.match not in (Match.EXACT, Match.STALE):
+        sys.exit(f"there is no table of {key.gpu} to score: {dispatcher.source}")
+    return with_arms(dispatcher, timed_arms(held_out.measurements))
+
+
+def losses(some: Sequence[Cell], choose: Choose, *, sums: bool = False) -> list[float] | None:
+    """The regret on each batch; None where the choice was not measured on all of them."""
+    regrets = [one.regret(choose(summed(one.batch) if sums else one.batch)) for one in some]
+    kept = [loss for loss in regrets if loss is not None]
+    return kept if len(kept) == len(some) else None
+
+
 def score(arguments: argparse.Namespace) -> None:
     """Print the regret of each chooser for each question."""
     held_out = read_text(arguments.table)
@@ -209,58 +231,57 @@ def score(arguments: argparse.Namespace) -> None:
         seen = {(row.point, row.batch) for row in read_text(arguments.without).measurements}
         unseen = [row for row in held_out.measurements if (row.point, row.batch) not in seen]
         held_out = replace(held_out, measurements=tuple(unseen))
-    dispatcher = Dispatcher.open(
-        arguments.db, key.gpu, model=key.model, heads=key.heads,
-        kv_dtype=_KV_DTYPES[key.kv_layout],
-    )  # fmt: skip
-    # A machine with that GPU may have other versions than the table: those do not matter here.
-    if dispatcher.match not in (Match.EXACT, Match.STALE):
-        sys.exit(f"there is no table of {key.gpu} to score: {dispatcher.source}")
-    dispatcher = with_arms(dispatcher, timed_arms(held_out.measurements))
+    dispatcher = opened(held_out, arguments.db)
     result = []
-    for point in POINTS.values():
-        for question in point.questions:
-            found = list(cells(held_out, point.name, question))
-            if not found:
+    for point, question in _questions():
+        some = list(cells(held_out, point.name, question))
+        for name, choose in choosers(dispatcher, question).items() if some else ():
+            regrets = losses(some, choose, sums=arguments.sums)
+            if regrets is None:
                 continue
-            for name, choose in choosers(dispatcher, question).items():
-                scored = [
-                    (
-                        cell.regret(choose(summed(cell.batch) if arguments.sums else cell.batch)),
-                        cell,
-                    )
-                    for cell in found
-                ]
-                kept = [(regret, cell) for regret, cell in scored if regret is not None]
-                if len(kept) < len(found):
-                    continue  # not a choice on every batch: no fair mean
-                worst = max(kept, key=lambda pair: pair[0])[1].batch
-                ragged = [r for r, cell in kept if len(set(cell.batch.lens or ())) > 1]
-                result.append(
-                    {
-                        "question": question.name,
-                        "who": name,
-                        **summary([regret for regret, _ in kept]),
-                        "ragged": len(ragged),
-                        "ragged_mean": sum(ragged) / len(ragged) if ragged else 0.0,
-                        "worst_batch": str(worst),
-                    }
-                )
+            row = {"question": question.name, "who": name, **summary(regrets)}
+            worst = max(zip(regrets, some, strict=True), key=lambda pair: pair[0])[1]
+            result.append(row | {"worst_batch": str(worst.batch)})
     if arguments.json:
-        json.dump({"schema": "nsa-tune/regret/1", "key": key.gpu, "rows": result}, sys.stdout)
+        json.dump({"schema": "nsa-tune/regret/2", "key": key.gpu, "rows": result}, sys.stdout)
         return
     print(f"{key.gpu}, {key.model}, {key.heads} heads, {key.kv_layout}; table: {dispatcher.source}")
-    print("| question | who decides | batches | mean | median | p99 | worst | ragged mean |")
-    print("|---|---|---|---|---|---|---|---|")
-    for row in result:
-        figures = " | ".join(
-            f"{row[name]:.2%}" for name in ("mean", "median", "p99", "worst", "ragged_mean")
-        )
-        print(f"| {row['question']} | {row['who']} | {row['batches']} | {figures} |")
+    _print_rows(("question", "who"), result)
+
+
+def table(arguments: argparse.Namespace) -> None:
+    """Print one row a question and held-out file: what the table's choices lose."""
+    result = []
+    for path in arguments.files:
+        held_out = read_text(path)
+        dispatcher = opened(held_out, None)
+        for point, question in _questions():
+            some = list(cells(held_out, point.name, question))
+            regrets = losses(some, choosers(dispatcher, question)["nsa-tune"]) if some else None
+            if regrets:
+                row = {"question": question.name, "held-out file": "/".join(path.parts[-2:])}
+                result.append(row | summary(regrets))
+    result.sort(key=lambda row: (row["question"], row["held-out file"]))
+    _print_rows(("question", "held-out file"), result)
+
+
+def _questions() -> Iterator[tuple[Point, Question]]:
+    for point in POINTS.values():
+        for question in point.questions:
+            yield point, question
+
+
+def _print_rows(names: Sequence[str], rows: Sequence[dict[str, Any]]) -> None:
+    print("|", " | ".join(names), "| batches | mean | median | p99 | worst |")
+    print("|---" * (len(names) + 5) + "|")
+    for row in rows:
+        heads = " | ".join(str(row[name]) for name in (*names, "batches"))
+        figures = " | ".join(f"{row[name]:.2%}" for name in ("mean", "median", "p99", "worst"))
+        print(f"| {heads} | {figures} |")
 
 
 def main() -> None:
-    """Parse and run one of the two commands."""
+    """Parse and run one of the commands."""
     parser = argparse.ArgumentParser(description="Regret on batches that were not tuned on.")
     commands = parser.add_subparsers(required=True)
     measuring = commands.add_parser("measure", help="time all arms on random batches")
@@ -281,6 +302,9 @@ def main() -> None:
     scoring.add_argument("--sums", action="store_true", help="ask without the lengths")
     scoring.add_argument("--json", action="store_true")
     scoring.set_defaults(run=score)
+    listing = commands.add_parser("table", help="the shipped tables' regret on several files")
+    listing.add_argument("files", type=Path, nargs="+")
+    listing.set_defaults(run=table)
     arguments = parser.parse_args()
     arguments.run(arguments)
 

@@ -1,14 +1,12 @@
-"""The comparison of two measurements of one grid, and of the pace of two runs."""
+"""The comparison of two measurements of one grid."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from benchmarks.pace import batches_of, pace
 from benchmarks.repeat import Changed, cells_of, changed, differences, main
 from nsa_tune.backend.types.records import Measurement, Status, Table
 from nsa_tune.db.exchange import write_text
@@ -71,16 +69,3 @@ def test_a_lead_beyond_its_intervals_is_a_win() -> None:
 
     (one,) = changed(cells_of(BEFORE), cells_of(swapped))
     assert (one.verdict_before, one.verdict_after) == ("win", "win")
-
-
-def test_a_pace_is_what_came_behind_the_first_batches(tmp_path: Path) -> None:
-    path = tmp_path / "run.jsonl"
-    events = [{"event": "start"}] + [
-        {"event": "batch", "seconds": at, "rows": [{}] * rows}
-        for at, rows in ((10.0, 5), (11.0, 4), (13.0, 2))
-    ]
-    path.write_text("".join(json.dumps(one) + "\n" for one in events))
-
-    batches = batches_of(path)
-    assert pace(batches, 0) == pytest.approx(11 / 13)
-    assert pace(batches, 1) == pytest.approx(6 / 3)

@@ -21,7 +21,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from benchmarks.engine import attention_steps
 from benchmarks.engine.configurations import Configuration, dumped, parsed
 from benchmarks.engine.control import Control
 
@@ -243,7 +242,6 @@ class Probe:
         self._waiting: deque[tuple[Any, Any, dict[str, Any]]] = deque()
         self._impls: dict[int, PrefillImpl] = {}
         self._readings = 0
-        self._wrapped = False
         self._outputs = settings.outputs
         self._kept = 0
 
@@ -270,8 +268,7 @@ class Probe:
         host = time.perf_counter()
         start.record()
         with _forced(steering, forced):
-            result, more = self._run(runner, partial(original, runner, batch, *rest, **named))
-        facts |= more
+            result = original(runner, batch, *rest, **named)
         end.record()
         facts["host_ms"] = round((time.perf_counter() - host) * 1e3, 3)
         facts["t"] = round(host, 6)
@@ -285,14 +282,6 @@ class Probe:
         self._waiting.append((start, end, facts))
         self._write()
         return result
-
-    def _run(self, runner: Any, run: Callable[[], Any]) -> tuple[Any, dict[str, Any]]:
-        if not os.environ.get(attention_steps.VARIABLE):
-            return run(), {}
-        if not self._wrapped:
-            self._wrapped = True
-            attention_steps.wrap(runner)
-        return attention_steps.profiled(run)
 
     def _keep(self, tag: int, batch: Any, result: Any) -> None:
         """Write a prefill's outputs to a file. The host waits for them."""

@@ -19,8 +19,7 @@ A pass of one kind takes its attention and a weighted sum of its own numbers, in
 no less than the host needs to launch it. `kv_dtype` is the format of the KV pool, of which a
 pass's other work depends too; it may be left out. `attention` names the steps that were subtracted
 when the weights were fitted, so that the same steps must be priced. `error` is that of the whole
-pass where the weights were fitted. `benchmarks/priced.py --fit` writes such a file from measured
-passes.
+pass where the weights were fitted.
 """
 
 from __future__ import annotations

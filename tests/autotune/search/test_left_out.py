@@ -8,8 +8,6 @@ from statistics import fmean
 
 import pytest
 
-from benchmarks.adaptive import regrets, same_arms, setting_of
-from benchmarks.left_out import held_out_of, partial_run
 from nsa_tune import Batch
 from nsa_tune.autotune.search.left_out import LeftOut, left_out
 from nsa_tune.backend.points import POINTS
@@ -21,6 +19,13 @@ from nsa_tune.backend.types.records import Device, Measurement, Status
 from nsa_tune.db.reader import shipped
 from nsa_tune.db.text_table import read_text
 from tests.autotune.fake_point import runnable
+from tests.autotune.search.recorded import (
+    held_out_of,
+    regrets,
+    replay,
+    same_arms,
+    setting_of,
+)
 
 SETTING = Setting(profile_of("tiny"), 4, KVLayout.FP8_PACKED, Device("CPU", "cpu"))
 FORMULAS = Formulas({}, ("kv_tokens",), {"kv_tokens": "log2(kv_tokens)"}, functions={"log2": log2})
@@ -104,15 +109,13 @@ def test_arms_that_held_out_batches_were_not_timed_with_are_left_out_of_their_po
 
 @pytest.mark.parametrize("most_rows", [300, 0])
 def test_the_truth_on_held_out_batches_is_within_what_a_partial_run_says(most_rows: int) -> None:
-    """docs/method.md has the figures of all tables; this holds the claim on one of them."""
     path = next(path for path in shipped() if path.stem == "h200_deepseek-v3.2_h128_fp8")
-    table, held_out = read_text(path), held_out_of(path)
-    assert held_out is not None
-    table = same_arms(table, held_out)
-    found, bounds = partial_run(table, most_rows, 0)
-    estimates = left_out(POINTS.values(), setting_of(table), found)
+    held_out = held_out_of(path.stem)
+    table = same_arms(read_text(path), held_out)
+    rows, bounds = replay(table, most_rows=most_rows)
+    estimates = left_out(POINTS.values(), setting_of(table), rows)
 
-    truth = {name: fmean(losses) for name, losses in regrets(found, table, held_out).items()}
+    truth = {name: fmean(losses) for name, losses in regrets(rows, table, held_out).items()}
     assert truth.keys() <= estimates.keys() & bounds.keys()
     assert all(truth[name] <= estimates[name].most for name in truth)
     if not most_rows:

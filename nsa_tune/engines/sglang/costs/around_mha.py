@@ -3,8 +3,7 @@
 The arms project latents by bf16 weights, and FlashInfer plans its attention once a pass. SGLang
 quantizes the latents for its fp8 weights, and prepares FlashAttention-3 in every layer. What it has
 read back from an fp8 pool it copies once more (forward_mha.py, `.contiguous()`). Microseconds of
-these kernels in 24 prefills of an H200, `kernels_ms` of `benchmarks.engine.run` with
-NSA_ENGINE_STEPS (docs/replay.md).
+these kernels in 24 prefills of an H200, by PyTorch's profiler.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
 Tables read back as nsa-tune does: an H200 takes 59 us for 116,212 tokens, and 353 as SGLang does.
 Their arms compute queries in place among zeros of 64 heads, which takes longer than to compute them
 by themselves. SGLang writes the zeros and copies, 178 us each for 8192 queries of 16 heads, and
-nsa-tune copies in 82 (`kernels_ms` of `benchmarks.engine.run` with NSA_ENGINE_STEPS). Seven tenths
-of the difference are charged: so `benchmarks/priced.py` is equally far off, by 0.7 and 0.8 % on
-average, for an engine in which SGLang copies and one in which nsa-tune does (docs/replay.md).
+nsa-tune copies in 82 (PyTorch's profiler). Seven tenths of the difference are charged: so estimates
+are equally far off, by 0.7 and 0.8 % on average, for an engine in which SGLang copies and one in
+which nsa-tune does.
 """
 
 from __future__ import annotations
