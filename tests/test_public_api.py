@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 
+import pytest
+
 import nsa_tune
 from nsa_tune import _errors
 
@@ -32,6 +34,12 @@ def test_the_public_names_are_these() -> None:
         "__version__",
     ]
     assert all(hasattr(nsa_tune, name) for name in nsa_tune.__all__)
+    assert set(nsa_tune.__all__) <= set(dir(nsa_tune))
+
+
+def test_a_name_that_is_not_public_is_refused_as_by_any_module() -> None:
+    with pytest.raises(AttributeError, match="module 'nsa_tune' has no attribute 'Tuner'"):
+        nsa_tune.Tuner  # type: ignore[attr-defined]  # noqa: B018
 
 
 def test_every_error_is_public() -> None:

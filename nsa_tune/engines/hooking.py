@@ -34,8 +34,12 @@ def wrapped(method: Callable[..., Any], hook: Callable[..., Any]) -> Callable[..
 class Hooking:
     """The hooks of one engine's plug-in, in this process."""
 
-    def __init__(self, edge: Edge, hooks: Mapping[str, Callable[..., Any]]) -> None:
-        """`hooks` has what is put around a method, by the name of its symbol."""
+    def __init__(self, edge: Edge, hooks: Callable[[], Mapping[str, Callable[..., Any]]]) -> None:
+        """`hooks` imports what is put around a method, by the name of its symbol.
+
+        It is called once a module to hook is there: most processes of an engine have none, and need
+        not load what decides.
+        """
         self._edge = edge
         self._hooks = hooks
         self._arranged: set[str] = set()
@@ -78,4 +82,4 @@ class Hooking:
     def _wrap(self, symbol: Symbol) -> None:
         owner, _, name = symbol.target.rpartition(".")
         owner_class = resolve_name(owner)
-        setattr(owner_class, name, wrapped(getattr(owner_class, name), self._hooks[symbol.name]))
+        setattr(owner_class, name, wrapped(getattr(owner_class, name), self._hooks()[symbol.name]))

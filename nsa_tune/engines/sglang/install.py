@@ -7,45 +7,21 @@ plug-in may have a hook in the same module. So the methods are wrapped without i
 
 from __future__ import annotations
 
-from nsa_tune.engines.hooking import Hooking
-from nsa_tune.engines.sglang.backend import around_init
-from nsa_tune.engines.sglang.copies.hooks import around_read_back, around_sparse
-from nsa_tune.engines.sglang.decode.hooks import around_fa3
-from nsa_tune.engines.sglang.edge import EDGE
-from nsa_tune.engines.sglang.indexer import around_context_lens
-from nsa_tune.engines.sglang.pass_mode import hooks as pass_mode
-from nsa_tune.engines.sglang.pass_mode.dense import absorbed
-from nsa_tune.engines.sglang.pass_mode.ranks import gathered
-from nsa_tune.engines.sglang.prefill import around_prefill
-from nsa_tune.engines.sglang.releases import checked, installed_version, release_of
-from nsa_tune.engines.sglang.topk.hooks import around_topk
-from nsa_tune.engines.sglang.v4.backend import around_v4_init
-from nsa_tune.engines.sglang.v4.prefill import around_sparse_prefill
+from collections.abc import Callable, Mapping
+from typing import Any
 
-_HOOKING = Hooking(
-    EDGE,
-    {
-        "backend": around_init,
-        "prefill": around_prefill,
-        "indexer": around_context_lens,
-        "init_graphs": pass_mode.around_init_graphs,
-        "forward": pass_mode.around_forward,
-        "sync": pass_mode.around_sync,
-        "gather": gathered.around_gather,
-        "can_run": pass_mode.around_can_run,
-        "capture": pass_mode.around_capture,
-        "prepare_metadata": pass_mode.around_prepare_metadata,
-        "extend": absorbed.around_extend,
-        "k_only": absorbed.around_k_only,
-        "replay": pass_mode.around_replay,
-        "topk": around_topk,
-        "fa3": around_fa3,
-        "sparse": around_sparse,
-        "read_back": around_read_back,
-        "v4_backend": around_v4_init,
-        "v4_prefill": around_sparse_prefill,
-    },
-)
+from nsa_tune.engines.hooking import Hooking
+from nsa_tune.engines.sglang.edge import EDGE
+from nsa_tune.engines.sglang.releases import checked, installed_version, release_of
+
+
+def _hooks() -> Mapping[str, Callable[..., Any]]:
+    from nsa_tune.engines.sglang.hook_table import HOOKS
+
+    return HOOKS
+
+
+_HOOKING = Hooking(EDGE, _hooks)
 
 
 def install() -> None:

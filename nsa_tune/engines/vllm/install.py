@@ -7,28 +7,21 @@ take the next backend, with another KV layout. So the methods are wrapped in pla
 
 from __future__ import annotations
 
-from nsa_tune.engines.hooking import Hooking
-from nsa_tune.engines.vllm.backend import around_init
-from nsa_tune.engines.vllm.edge import EDGE
-from nsa_tune.engines.vllm.prefill import around_build, around_capture
-from nsa_tune.engines.vllm.releases import checked, installed_version, release_of
-from nsa_tune.engines.vllm.v4 import around_v4_build, around_window_build
-from nsa_tune.engines.vllm.v4_backend import around_v4_init
+from collections.abc import Callable, Mapping
+from typing import Any
 
-_HOOKING = Hooking(
-    EDGE,
-    {
-        "flashmla": around_init,
-        "flashmla_build": around_build,
-        "fa3": around_init,
-        "common_build": around_build,
-        "capture": around_capture,
-        "v4_window": around_v4_init,
-        "v4_window_build": around_window_build,
-        "v4": around_v4_init,
-        "v4_build": around_v4_build,
-    },
-)
+from nsa_tune.engines.hooking import Hooking
+from nsa_tune.engines.vllm.edge import EDGE
+from nsa_tune.engines.vllm.releases import checked, installed_version, release_of
+
+
+def _hooks() -> Mapping[str, Callable[..., Any]]:
+    from nsa_tune.engines.vllm.hook_table import HOOKS
+
+    return HOOKS
+
+
+_HOOKING = Hooking(EDGE, _hooks)
 
 
 def install() -> None:
