@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -14,8 +13,8 @@ from nsa_tune._files import TooLong, lines_of, open_regular
 from nsa_tune.backend.dispatch.refit import write_fitted
 from nsa_tune.backend.types.records import Key, Table
 from nsa_tune.db.checks import Check
+from nsa_tune.fleet.client import Client, timeout_s, token
 from nsa_tune.fleet.pull.address import Address
-from nsa_tune.fleet.pull.request import Refused, post, timeout_s
 
 _PIECE = 2**23
 """Bytes of a log that are sent at once; a service takes 16 MiB."""
@@ -32,7 +31,7 @@ def push_log(service: Address, path: Path) -> int:
         StoreError: when the log cannot be read, or the service does not take it.
     """
     return sum(
-        _number(_sent(service, "/v1/decisions", piece, "application/x-ndjson"), "decisions")
+        _number(_client(service).post("/v1/decisions", piece, "application/x-ndjson"), "decisions")
         for piece in _pieces(path)
     )
 
@@ -79,7 +78,7 @@ def push_finding(service: Address, finding: dict[str, Any]) -> None:
     Raises:
         StoreError: when the service does not take it: it has no such table, say.
     """
-    _sent(service, "/v1/findings", json.dumps(finding, sort_keys=True).encode(), "application/json")
+    _client(service).post("/v1/findings", finding)
 
 
 def push_table(service: Address, table: Table) -> int:
@@ -91,20 +90,13 @@ def push_table(service: Address, table: Table) -> int:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "table.tsv")
         write_fitted(table, path)
-        answer = _sent(service, "/v1/tables", path.read_bytes(), "text/tab-separated-values")
+        body = path.read_bytes()
+    answer = _client(service).post("/v1/tables", body, "text/tab-separated-values")
     return _number(answer, "added")
 
 
-def _sent(service: Address, path: str, body: bytes, kind: str) -> dict[str, Any]:
-    url = service.beside(path)
-    answer = post(url, url, body, kind, timeout_s())
-    try:
-        found = json.loads(answer.body)
-    except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
-        raise Refused(f"{url} does not answer as a service of nsa-tune does")
-    return found
+def _client(service: Address) -> Client:
+    return Client(service.server, token(), patience_s=0, timeout_s=timeout_s())
 
 
 def _number(answer: dict[str, Any], name: str) -> int:

@@ -33,7 +33,7 @@ from nsa_tune.db.exchange import import_text
 from nsa_tune.db.reader import read_database
 from nsa_tune.db.store import Store
 from nsa_tune.db.text_table import format_table
-from nsa_tune.fleet.client import Client, Refused, Unreachable, reading
+from nsa_tune.fleet.client import Client, Refused, reading
 
 _BEATS_A_LEASE = 4
 _LONGEST_BEAT_S = 15.0
@@ -74,8 +74,7 @@ def work(
 
     Raises:
         MachineUnfit: when there is no such device.
-        Refused: when the service refuses this worker.
-        Unreachable: when it is away for long.
+        Refused: when the service refuses this worker, or is away for long.
         KeyboardInterrupt: when interrupted. What was measured is pushed, and the job given back.
     """
     check_device(request.device)
@@ -193,10 +192,8 @@ class _Job:
                 message = self._measured(_Watched(progress, self._check))
             self._push(self._client)
             self._end("done", message)
-        except Unreachable:
-            raise
         except Refused as error:
-            if error.status in _NO_ENTRY:
+            if error.passing or error.status in _NO_ENTRY:
                 raise
             if error.status == _NOT_MINE:
                 return f"{name} was left: {error}"
@@ -278,10 +275,10 @@ class _Job:
             try:
                 self._push(self._hasty)
                 self._hasty.post(f"{self._address}/beat", self._words())
-            except Refused as error:
-                self._refused = error
-                return
-            except NsaTuneError:
+            except NsaTuneError as error:
+                if isinstance(error, Refused) and not error.passing:
+                    self._refused = error
+                    return
                 # Away, or the database is locked: the run goes on, and the next beat says more.
                 continue
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
 import threading
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 
 from nsa_tune._errors import UsageError
-from nsa_tune.fleet.client import Client, Refused, Unreachable
+from nsa_tune.fleet.client import Client, Refused
 
 
 @contextmanager
@@ -73,7 +74,7 @@ def test_a_refusal_is_its_sentence_at_once() -> None:
     with _answering(_says(403, error="token x has the role read, and this needs admin")) as (
         url, asked,
     ):  # fmt: skip
-        with pytest.raises(Refused, match="refuses: token x has the role read") as error:
+        with pytest.raises(Refused, match="403: token x has the role read") as error:
             Client(url, "t").post("/v1/jobs", {})
         assert error.value.status == 403
         assert len(asked) == 1
@@ -82,11 +83,11 @@ def test_a_refusal_is_its_sentence_at_once() -> None:
 def test_nobody_there_is_waited_for_so_long_and_no_longer() -> None:
     with _answering(_says(200)) as (url, _):
         pass
-    with pytest.raises(Unreachable, match="does not answer"):
+    with pytest.raises(Refused, match="cannot be reached"):
         Client(url, "t", patience_s=1.0).get("/v1/tables")
     client = Client(url, "t")
     client.given_up.set()
-    with pytest.raises(Unreachable):
+    with pytest.raises(Refused):
         client.get("/v1/tables")
 
 
@@ -96,6 +97,41 @@ def test_an_answer_that_was_changed_on_the_way_is_asked_for_again() -> None:
     with _answering(bad, good) as (url, asked):
         assert Client(url, "t").get("/v1/tables/x") == b"g"
         assert len(asked) == 2
+
+
+def test_a_packed_answer_is_unpacked_and_its_hash_is_of_the_content() -> None:
+    headers = {"Content-Encoding": "gzip", "X-Content-SHA256": hashlib.sha256(b"g").hexdigest()}
+    with _answering((200, gzip.compress(b"g"), headers)) as (url, asked):
+        assert Client(url, "t").get("/v1/tables/x") == b"g"
+    assert asked[0][2]["Accept-Encoding"] == "gzip"
+
+
+def test_a_small_answer_that_unpacks_without_end_is_refused() -> None:
+    bomb = gzip.compress(bytes(2**26 + 1))
+    answer = 200, bomb, {"Content-Encoding": "gzip"}
+    with _answering(answer) as (url, _), pytest.raises(Refused, match="sends more than"):
+        Client(url, "t").get("/v1/tables/x")
+
+
+def test_what_is_sent_follows_no_redirection() -> None:
+    answer = 307, b"", {"Location": "http://127.0.0.1:9/"}
+    with _answering(answer) as (url, _), pytest.raises(Refused, match="which is not followed"):
+        Client(url, "t").post("/v1/tables", b"rows")
+
+
+def test_a_service_says_when_to_come_again() -> None:
+    waited = list[float]()
+
+    class Impatient(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            waited.append(timeout or 0.0)
+            return False
+
+    with _answering((503, b"", {"Retry-After": "30"}), _says(200, a=1)) as (url, _):
+        client = Client(url, "t")
+        client.given_up = Impatient()
+        assert client.document("/") == {"a": 1}
+    assert 15 <= waited[0] <= 45
 
 
 @pytest.mark.parametrize(

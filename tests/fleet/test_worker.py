@@ -23,7 +23,7 @@ from nsa_tune.backend.types.records import Device, Key
 from nsa_tune.db.reader import read_database
 from nsa_tune.db.store import Store
 from nsa_tune.fleet import worker
-from nsa_tune.fleet.client import Client, Refused, Unreachable
+from nsa_tune.fleet.client import Client, Refused
 from nsa_tune.fleet.service.auth.tokens import Role
 from nsa_tune.fleet.worker import WorkerRequest, work
 from tests.fleet.service.made_up_tables import grown, text_of
@@ -283,7 +283,7 @@ def test_a_service_that_is_gone_ends_the_worker_and_costs_no_row(
         def background() -> None:
             try:
                 host.work()
-            except Unreachable as error:
+            except Refused as error:
                 found.append(error)
 
         thread = threading.Thread(target=background)
@@ -291,7 +291,7 @@ def test_a_service_that_is_gone_ends_the_worker_and_costs_no_row(
         assert claimed.wait(30)
     gone.set()
     thread.join(60)
-    assert "does not answer" in str(found[0])
+    assert "cannot be reached" in str(found[0])
     (own,) = read_database(host.request.database)
     assert len(own.measurements) == 2
 

@@ -12,7 +12,7 @@ from nsa_tune._errors import UsageError
 if TYPE_CHECKING:
     from nsa_tune.fleet.client import Client
 
-_URL, _TOKEN = "NSA_TUNE_SERVICE", "NSA_TUNE_TOKEN"
+_URL = "NSA_TUNE_SERVICE"
 
 Url = Annotated[
     str | None,
@@ -34,12 +34,11 @@ def client_of(url: str | None, patience_s: float) -> Client:
     Raises:
         UsageError: when one of the two is not there.
     """
-    from nsa_tune.fleet.client import Client
+    from nsa_tune.fleet.client import TOKEN, Client, token
 
-    address = url or os.environ.get(_URL, "")
-    token = os.environ.get(_TOKEN, "").strip()
+    address, secret = url or os.environ.get(_URL, ""), token()
     if not address:
         raise UsageError(f"give the address of a service, or set {_URL}")
-    if not token or not token.isascii() or not token.isprintable():
-        raise UsageError(f"set {_TOKEN} to the token that `nsa-tune token add` printed")
-    return Client(address, token, patience_s=patience_s)
+    if not secret:
+        raise UsageError(f"set {TOKEN} to the token that `nsa-tune token add` printed")
+    return Client(address, secret, patience_s=patience_s)

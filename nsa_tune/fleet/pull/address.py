@@ -74,10 +74,11 @@ class Address:
         """Whether it is the database of a service, and not just a file on a web server."""
         return urlsplit(self.url).path == DATABASE
 
-    def beside(self, path: str) -> str:
-        """The URL of another `path` ("/v1/...") of the same server."""
+    @property
+    def server(self) -> str:
+        """The URL without its path."""
         parts = urlsplit(self.url)
-        return urlunsplit((parts.scheme, parts.netloc, path, "", ""))
+        return urlunsplit((parts.scheme, parts.netloc, "", "", ""))
 
 
 def address_in(place: str | Path) -> Address | None:

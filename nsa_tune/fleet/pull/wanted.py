@@ -8,8 +8,8 @@ import threading
 from collections.abc import Mapping
 
 from nsa_tune._errors import NsaTuneError
+from nsa_tune.fleet.client import Client, timeout_s, token
 from nsa_tune.fleet.pull.address import Address
-from nsa_tune.fleet.pull.request import post, timeout_s
 
 _log = logging.getLogger(__name__)
 _asked: set[bytes] = set()
@@ -32,9 +32,10 @@ def ask_for(service: Address, wanted: Mapping[str, object]) -> threading.Thread 
 
 
 def _ask(service: Address, body: bytes) -> None:
-    url = service.beside("/v1/wanted")
+    url = service.server
     try:
-        post(url, url, body, "application/json", timeout_s())
+        client = Client(url, token(), patience_s=0, timeout_s=timeout_s())
+        client.post("/v1/wanted", body, "application/json")
     except NsaTuneError as error:
         _log.warning("no table was asked for: %s", error)
     else:

@@ -35,7 +35,7 @@ def test_without_a_path_it_is_a_services_database(text: str) -> None:
     found = Address.of(text)
 
     assert found.url == "https://tables.example:8470/v1/database"
-    assert found.beside("/v1/tables") == "https://tables.example:8470/v1/tables"
+    assert found.server == "https://tables.example:8470"
 
 
 def test_a_query_is_sent_and_not_shown() -> None:
