@@ -51,22 +51,6 @@ _SYMBOLS = (
         "AttentionMetadataBuilder.build_for_cudagraph_capture", ("self", "common_attn_metadata"),
         True,
     ),
-    Symbol(
-        "v4_window", f"{_BACKENDS}.sparse_swa", "DeepseekSparseSWAMetadataBuilder.__init__",
-        ("self", "args", "kwargs"), True,
-    ),
-    Symbol(
-        "v4_window_build", f"{_BACKENDS}.sparse_swa", "DeepseekSparseSWAMetadataBuilder.build",
-        (*_BUILD, "replay_start"), True,
-    ),
-    Symbol(
-        "v4", "vllm.models.deepseek_v4.sparse_mla", "DeepseekV4SparseMLAMetadataBuilder.__init__",
-        _BUILDER, True,
-    ),
-    Symbol(
-        "v4_build", "vllm.models.deepseek_v4.sparse_mla",
-        "DeepseekV4SparseMLAMetadataBuilder.build", _BUILD, True,
-    ),
 )  # fmt: skip
 _FLAGS = frozenset(
     {

@@ -19,7 +19,6 @@ import torch
 
 from nsa_tune.engines.hooking import wrapped
 from nsa_tune.engines.vllm.prefill import around_build, around_capture
-from nsa_tune.engines.vllm.v4 import around_v4_build, around_window_build
 from tests.engines.wheels import Wheel
 
 FLASHMLA = "vllm/v1/attention/backends/mla/flashmla_sparse.py"
@@ -27,20 +26,9 @@ FA3 = "vllm/v1/attention/backends/mla/flashattn_mla_sparse.py"
 COMMON = "vllm/model_executor/layers/attention/sparse_mla_attention.py"
 UTILS = "vllm/v1/attention/backends/utils.py"
 BACKEND = "vllm/v1/attention/backend.py"
-WINDOW = "vllm/v1/attention/backends/mla/sparse_swa.py"
-V4 = "vllm/models/deepseek_v4/sparse_mla.py"
-V4_FLASHMLA = "vllm/models/deepseek_v4/nvidia/flashmla.py"
 
 Lens = list[tuple[int, int]]
 """(prefix, new) of each request, in the order of the batch."""
-
-
-def builder_named_by(wheel: Wheel, file: str, backend: str) -> str:
-    """The name of the builder's class that `backend` makes."""
-    method = wheel.definition(file, f"{backend}.get_builder_cls")
-    (returned,) = [node for node in ast.walk(method) if isinstance(node, ast.Return)]
-    assert isinstance(returned.value, ast.Name)
-    return returned.value.id
 
 
 class _Torch:
@@ -117,35 +105,6 @@ class Engine:
         kind.metadata_cls = self.names["SparseMLACommonMetadata"]  # type: ignore[attr-defined]
         return kind
 
-    def window(self, *, hooked: bool) -> type:
-        """The builder of V4's window with FlashMLA, reduced to where it splits a step."""
-        split = self.wheel.definition(WINDOW, "DeepseekSparseSWAMetadataBuilder.build")
-        name = builder_named_by(self.wheel, V4_FLASHMLA, "DeepseekSparseSWAFlashMLABackend")
-        return self._v4(name, split, around_window_build if hooked else None)
-
-    def v4(self, *, hooked: bool) -> type:
-        """The builder of V4's compressed layers with FlashMLA, likewise."""
-        inner = self.wheel.definition(
-            V4, "DeepseekV4SparseMLAMetadataBuilder._build_c128a_metadata"
-        )
-        name = builder_named_by(self.wheel, V4, "DeepseekV4FlashMLABackend")
-        return self._v4(name, inner, around_v4_build if hooked else None)
-
-    def _v4(self, name: str, definition: ast.AST, hook: Callable[..., Any] | None) -> type:
-        code = compile(_split_of(definition), self.wheel.version, "eval")
-        names = self.names
-
-        def build(
-            self: Any, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False,
-            *rest: Any,
-        ) -> Any:  # fmt: skip
-            del common_prefix_len, fast_build, rest
-            batch = {"common_attn_metadata": common_attn_metadata, "cm": common_attn_metadata}
-            return eval(code, names, {"self": self, **batch})
-
-        kind = type(name, (self._builder(hook is not None),), {"build": build})
-        return _with_hooks(kind, {"build": hook} if hook else {})
-
     def _builder(self, hooked: bool) -> type:
         methods = ["build_for_cudagraph_capture", "build_for_drafting"]
         kind = self._class(BACKEND, "AttentionMetadataBuilder", methods, _Groups)
@@ -190,18 +149,6 @@ def _with_hooks(kind: type, hooks: dict[str, Callable[..., Any]]) -> type:
 
 def _simple(node: ast.AnnAssign) -> bool:
     return isinstance(node.value, ast.Constant)
-
-
-def _split_of(definition: ast.AST) -> ast.Expression:
-    """The call by which a builder splits a step."""
-    (call,) = [
-        node
-        for node in ast.walk(definition)
-        if isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Name)
-        and node.func.id == "split_decodes_and_prefills"
-    ]
-    return ast.Expression(call)
 
 
 def _executed(nodes: list[ast.stmt], names: dict[str, Any]) -> dict[str, Any]:
@@ -261,11 +208,10 @@ def config(**changes: Any) -> Any:
         kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128,
         index_n_heads=64, index_head_dim=128, index_topk=2048, num_hidden_layers=61,
     )  # fmt: skip
-    hf_config = changes.pop("hf_config", text)
     attributes: dict[str, Any] = {
         "model_config": SimpleNamespace(
-            hf_text_config=changes.pop("text", text), hf_config=hf_config, max_model_len=163840,
-            dtype=torch.bfloat16, get_num_attention_heads=lambda _: heads,
+            hf_text_config=changes.pop("text", text), max_model_len=163840, dtype=torch.bfloat16,
+            get_num_attention_heads=lambda _: heads,
         ),
         "cache_config": SimpleNamespace(cache_dtype=changes.pop("cache_dtype", "fp8_ds_mla")),
         "parallel_config": SimpleNamespace(

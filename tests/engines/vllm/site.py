@@ -18,8 +18,7 @@ import os
 names = os.environ.get("VLLM_PLUGINS")
 VLLM_PLUGINS = None if names is None else names.split(",")
 """
-_STARRED = {"args": "*args", "kwargs": "**kwargs"}
-_OPTIONAL = {"fast_build": "fast_build=False", "replay_start": "replay_start=None"}
+_OPTIONAL = {"fast_build": "fast_build=False"}
 
 
 class Site(EngineSite):
@@ -48,6 +47,6 @@ def _source(symbols: list[Symbol]) -> str:
         for symbol in symbols:
             owner, _, method = symbol.path.partition(".")
             if owner == kind:
-                named = [_STARRED.get(one) or _OPTIONAL.get(one) or one for one in symbol.arguments]
+                named = [_OPTIONAL.get(one, one) for one in symbol.arguments]
                 lines += [f"    def {method}({', '.join(named)}):", "        return None", ""]
     return "\n".join([*lines, ""])

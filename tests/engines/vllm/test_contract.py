@@ -6,7 +6,6 @@ import ast
 
 import pytest
 
-from nsa_tune.engines.vllm import v4_backend
 from nsa_tune.engines.vllm.edge import EDGE
 from nsa_tune.engines.vllm.releases import Release, release_of
 from tests.engines.vllm.engine import (
@@ -14,10 +13,6 @@ from tests.engines.vllm.engine import (
     COMMON,
     FA3,
     FLASHMLA,
-    V4,
-    V4_FLASHMLA,
-    WINDOW,
-    builder_named_by,
 )
 from tests.engines.vllm.wheels import VERSIONS
 from tests.engines.wheels import Wheel
@@ -110,7 +105,6 @@ def test_graphs_hold_steps_of_decodes_alone(wheel: Wheel) -> None:
     kinds = {
         FLASHMLA: _BUILDER,
         FA3: "FlashAttnMLASparseMetadataBuilder",
-        WINDOW: "DeepseekSparseSWAMetadataBuilder",
     }
     for file, kind in kinds.items():
         assert uniform in _body(wheel, file, kind)
@@ -226,52 +220,6 @@ def test_the_groups_of_ranks_have_a_store(wheel: Wheel) -> None:
     assert "def get_tp_group() -> GroupCoordinator" in text
     for field in ("rank_in_group: int", "world_size: int", "cpu_group: ProcessGroup"):
         assert field in text
-
-
-def test_what_is_a_decode_of_v4_is_said_at_two_places(wheel: Wheel) -> None:
-    window = _body(wheel, WINDOW, "DeepseekSparseSWAMetadataBuilder.build")
-    ratio = _body(wheel, V4, "DeepseekV4SparseMLAMetadataBuilder._build_c128a_metadata")
-
-    assert "decode_threshold=self.decode_threshold)" in window
-    assert "decode_threshold=self.reorder_batch_threshold or 1)" in ratio
-    assert window.count("= split_decodes_and_prefills(") == 1
-    assert ratio.count("= split_decodes_and_prefills(") == 1
-    init = _body(wheel, WINDOW, "DeepseekSparseSWAMetadataBuilder.__init__")
-    assert "self.decode_threshold = max_decode_query_len(self.vllm_config)" in init
-
-
-def test_v4_with_flashmla_has_the_builders_that_are_steered(wheel: Wheel) -> None:
-    text = wheel.text(V4_FLASHMLA)
-    window = builder_named_by(wheel, V4_FLASHMLA, "DeepseekSparseSWAFlashMLABackend")
-    ratio = builder_named_by(wheel, V4, "DeepseekV4FlashMLABackend")
-
-    assert "swa_backend_cls = DeepseekSparseSWAFlashMLABackend\n" in text
-    assert "backend_cls = DeepseekV4FlashMLABackend\n" in text
-    assert (window, ratio) == (v4_backend._WINDOW_BUILDER, v4_backend._RATIO_BUILDER)
-    # What is hooked is what they inherit.
-    for file, name, base in (
-        (V4_FLASHMLA, window, "DeepseekSparseSWAMetadataBuilder"),
-        (V4, ratio, "DeepseekV4SparseMLAMetadataBuilder"),
-    ):
-        kind = wheel.definition(file, name)
-        assert isinstance(kind, ast.ClassDef)
-        assert [ast.unparse(one) for one in kind.bases] == [base]
-        assert not any(isinstance(one, ast.FunctionDef) for one in kind.body)
-
-
-def test_v4s_decode_takes_each_token_as_a_query_of_its_own(wheel: Wheel) -> None:
-    file = "vllm/models/deepseek_v4/nvidia/flashmla.py"
-    kind = next(
-        node.name
-        for node in wheel.tree(file).body
-        if isinstance(node, ast.ClassDef) and wheel.has(file, f"{node.name}._forward_decode")
-    )
-    body = _body(wheel, file, f"{kind}._forward_decode")
-    build = _body(wheel, WINDOW, "DeepseekSparseSWAMetadataBuilder.__init__")
-
-    assert "q = q.unsqueeze(1)" in body
-    assert "self.topk_indices_buffer[:num_decode_tokens]" in body
-    assert "self.decode_swa_lens = torch.zeros(max_tokens" in build
 
 
 def test_each_flag_that_advice_may_name_exists(wheel: Wheel) -> None:

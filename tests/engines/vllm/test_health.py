@@ -59,7 +59,7 @@ def test_the_doctor_of_the_command_line_finds_a_builder_that_has_gone(
 ) -> None:
     variables = {"NSA_TUNE_DB": str(table_file(tmp_path)), "GPU": GPU}
     well = site.run(_DOCTOR, **variables)
-    site.module("vllm.v1.attention.backends.mla.sparse_swa", "")
+    site.module("vllm.v1.attention.backends.mla.flashmla_sparse", "")
 
     ill = site.run(_DOCTOR, **variables)
 
