@@ -10,8 +10,8 @@ import typer
 from nsa_tune._cli.shared.console import print_document, tables_console
 from nsa_tune._cli.shared.option_groups import BatchOptions, DispatcherOptions, grouped
 from nsa_tune._cli.shared.options import AsJson
+from nsa_tune.reports.analysis.ceilings import ceilings_of
 from nsa_tune.reports.analysis.layer_steps import LayerSteps, layer_steps
-from nsa_tune.reports.analysis.roofline import ceilings_of
 from nsa_tune.reports.formats.display_tables import layer_table
 from nsa_tune.reports.formats.plain import plain
 from nsa_tune.reports.formats.terminal import print_tables

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from nsa_tune.backend.costmodel.policy import Policy
     from nsa_tune.backend.costmodel.surface import Estimate
     from nsa_tune.backend.types.point import Point, Question, Setting
-    from nsa_tune.reports.analysis.roofline import Ceilings
+    from nsa_tune.reports.analysis.ceilings import Ceilings
 
 Choose = Callable[["Policy", "Question"], str | None]
 """The choice that is taken for a question."""

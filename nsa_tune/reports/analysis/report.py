@@ -20,13 +20,12 @@ from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.point import Point, Question, Setting
 from nsa_tune.backend.types.records import Key, Measurement, Status, Table
 from nsa_tune.reports.analysis.cached_policy import CachedPolicy
+from nsa_tune.reports.analysis.ceilings import POINT as ROOFLINE
+from nsa_tune.reports.analysis.ceilings import Ceilings, ceilings_of
 from nsa_tune.reports.analysis.cells import Cell, cells_of
-from nsa_tune.reports.analysis.chunk_sizes import ChunkCurve, chunk_curves
 from nsa_tune.reports.analysis.costs import Cost, cost_of_choice, cost_of_default
 from nsa_tune.reports.analysis.crossovers import Line, trace
 from nsa_tune.reports.analysis.layer_steps import LayerSteps, layer_steps, typical_batches
-from nsa_tune.reports.analysis.roofline import POINT as ROOFLINE
-from nsa_tune.reports.analysis.roofline import Achieved, Ceilings, achieved_of, ceilings_of
 from nsa_tune.reports.analysis.slices import Slice, slices_of
 
 
@@ -70,10 +69,6 @@ class PointReport:
     policy: Policy
     measurements: tuple[Measurement, ...]
     questions: tuple[QuestionReport, ...]
-    chunks: tuple[ChunkCurve, ...]
-    """Time of a long prompt by chunk size; empty for a point that does not prefill."""
-    achieved: tuple[Achieved, ...]
-    """Flops and bytes a second of each measurement whose arm's work is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,11 +141,7 @@ def _section(
         for name, point in points.items()
         if name in by_point
     }
-    indexer = [policies[name] for name in _IN_A_PREFILL if name in policies]
-    reports = tuple(
-        _point_report(policy, ceilings, indexer if name == "prefill" else ())
-        for name, policy in policies.items()
-    )
+    reports = tuple(map(_point_report, policies.values()))
     layers = tuple(_layers(reports, points, setting, baseline, ceilings))
     return Section(table, reports, tuple(_failures(table.measurements)), layers, ceilings)
 
@@ -176,13 +167,7 @@ def _taken(batch: Batch, policy: Policy, question: Question) -> str | None:
     return policy.decide(question, batch).choice if isinstance(policy, CachedPolicy) else None
 
 
-_IN_A_PREFILL = ("indexer_prefill", "indexer_topk")
-"""What each layer of a prefill does besides the point `prefill`."""
-
-
-def _point_report(
-    policy: CachedPolicy, ceilings: Ceilings | None, others: Sequence[CachedPolicy]
-) -> PointReport:
+def _point_report(policy: CachedPolicy) -> PointReport:
     ordered = sorted(policy.measured, key=lambda batch: (batch.mode, batch.lens or ()))
     batches = {str(batch): batch for batch in ordered}
     measured: dict[str, dict[str, Measurement]] = {word: {} for word in batches}
@@ -194,14 +179,7 @@ def _point_report(
         _question_report(question, policy, cells_of(question, policy, batches, measured), slices)
         for question in policy.point.questions
     )
-    return PointReport(
-        point=policy.point,
-        policy=policy,
-        measurements=policy.measurements,
-        questions=questions,
-        chunks=chunk_curves(policy, policy.baseline, others),
-        achieved=achieved_of(policy, batches, policy.measurements, ceilings),
-    )
+    return PointReport(policy.point, policy, policy.measurements, questions)
 
 
 def _question_report(

@@ -9,23 +9,18 @@ from math import log
 from typing import NamedTuple
 
 from nsa_tune.reports.analysis.crossovers import Line
-from nsa_tune.reports.analysis.report import PointReport, QuestionReport, Report, Section
+from nsa_tune.reports.analysis.report import QuestionReport, Report, Section
 from nsa_tune.reports.analysis.slices import UNITS
-from nsa_tune.reports.charts.chunk_rates import chunk_rates
 from nsa_tune.reports.charts.curves import curves
 from nsa_tune.reports.charts.default_costs import default_costs
 from nsa_tune.reports.charts.overview import overview
-from nsa_tune.reports.charts.roofline import roofline
 from nsa_tune.reports.charts.rows import (
-    FASTEST,
-    chunk_rows,
     cost_rows,
     curve_rows,
     facet_of,
     map_cells,
     map_rows,
     map_size,
-    roofline_rows,
     scatter_rows,
 )
 from nsa_tune.reports.charts.theme import Rows, Spec, with_rows
@@ -63,7 +58,7 @@ def figures_of(report: Report) -> Iterator[Figure]:
     taken: set[str] = set()
     for section in report.sections:
         start = f"{_slug(section)}-" if len(report.sections) > 1 else ""
-        for name, spec in _of_section(section, report.baseline):
+        for name, spec in _of_section(section):
             unique, i = f"{start}{name}", 1
             while unique in taken:
                 i += 1
@@ -124,19 +119,6 @@ def cost_chart(question: QuestionReport) -> Chart | None:
     return Chart(default_costs("new tokens in the batch", question.measured, worst), rows)
 
 
-def chunk_chart(point: PointReport, baseline: str) -> Chart:
-    """Prefill rate against chunk size."""
-    prompts = [str(curve.prompt) for curve in point.chunks]
-    rows = {"chunks": chunk_rows(point.chunks, baseline)}
-    return Chart(chunk_rates(prompts, [FASTEST, baseline]), rows)
-
-
-def roofline_chart(section: Section, point: PointReport) -> Chart:
-    """Achieved rates, under the device's ceilings where they were measured."""
-    arms = list(dict.fromkeys(one.arm for one in point.achieved))
-    return Chart(roofline(arms), roofline_rows(point.achieved, section.ceilings))
-
-
 def line_curves(question: QuestionReport, lines: Sequence[Line]) -> Spec:
     """The spec of the curves of each of `lines`, which run along one axis."""
     from_zero = any(line.slice.values[0] == 0 for line in lines)
@@ -146,7 +128,7 @@ def line_curves(question: QuestionReport, lines: Sequence[Line]) -> Spec:
 # --- all charts of a report
 
 
-def _of_section(section: Section, baseline: str) -> Iterator[tuple[str, Spec]]:
+def _of_section(section: Section) -> Iterator[tuple[str, Spec]]:
     for question in section.questions:
         for lines in question.line_groups:
             yield from _of_lines(section, question, lines)
@@ -156,11 +138,6 @@ def _of_section(section: Section, baseline: str) -> Iterator[tuple[str, Spec]]:
         ):
             if chart is not None:
                 yield _plain(f"{question.name} {kind}"), chart.complete
-    for point in section.points:
-        if point.chunks:
-            yield _plain(f"{point.point.name} chunk size"), chunk_chart(point, baseline).complete
-        if point.achieved:
-            yield _plain(f"{point.point.name} roofline"), roofline_chart(section, point).complete
 
 
 def _of_lines(

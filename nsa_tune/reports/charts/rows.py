@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from nsa_tune.backend.types.counted import counted
 from nsa_tune.reports.analysis.costs import worst_first
-from nsa_tune.reports.analysis.roofline import share_text
 from nsa_tune.reports.charts.theme import Rows
 
 if TYPE_CHECKING:
     from nsa_tune.backend.types.batch import Batch
     from nsa_tune.reports.analysis.cells import Cell
-    from nsa_tune.reports.analysis.chunk_sizes import ChunkCurve
     from nsa_tune.reports.analysis.crossovers import Edge, Line
     from nsa_tune.reports.analysis.report import QuestionReport
-    from nsa_tune.reports.analysis.roofline import Achieved, Ceilings
-
-FASTEST = "fastest allowed"
-"""Label of the table's choices, beside the baseline's name."""
 
 _CLOSE = 1.3
 """Two labels on a logarithmic axis overlap when their values differ by less than this factor."""
@@ -169,27 +163,7 @@ def _edge_row(line: Line, edge: Edge) -> dict[str, Any]:
     }
 
 
-# --- the other charts
-
-
-def chunk_rows(curves: Sequence[ChunkCurve], baseline: str) -> Rows:
-    """The data set of `chunk_rates`."""
-    rows: Rows = []
-    for curve in curves:
-        for point in curve.points:
-            common = {
-                "chunk": point.chunk,
-                "prompt": str(curve.prompt),
-                "extrapolated": point.extrapolated,
-                "limit": "; ".join(point.limits.values()) or "-",
-            }
-            for who, total_us in ((FASTEST, point.total_us), (baseline, point.default_us)):
-                if total_us is not None:
-                    arms = ", ".join(point.arms) if who == FASTEST else f"as {baseline} takes them"
-                    rate = _rounded(curve.rate(total_us) / 1e6)
-                    best = who == FASTEST and point is curve.best
-                    rows.append({**common, "who": who, "rate": rate, "arms": arms, "best": best})
-    return rows
+# --- what the default costs
 
 
 def cost_rows(question: QuestionReport) -> dict[str, Rows]:
@@ -213,49 +187,6 @@ def cost_rows(question: QuestionReport) -> dict[str, Rows]:
             {"cost": _rounded(mean.geomean), "text": f"mean {mean.geomean:.2f}x"}
         ],
     }  # fmt: skip
-
-
-def roofline_rows(achieved: Sequence[Achieved], ceilings: Ceilings | None) -> dict[str, Rows]:
-    """The data sets of `roofline`; "roof" is empty without ceilings."""
-    return {
-        "roof": [] if ceilings is None else _roof(achieved, ceilings),
-        "achieved": [
-            {
-                "x": _rounded(one.intensity),
-                "y": _rounded(one.flops_per_s / 1e12),
-                "choice": one.arm,
-                "batch": one.batch,
-                "moved": f"{one.bytes_per_s / 1e12:.3g}",
-                "share": share_text(one.share),
-                "bound": one.bound or "-",
-            }
-            for one in achieved
-        ],
-    }
-
-
-def _roof(achieved: Sequence[Achieved], ceilings: Ceilings) -> Rows:
-    """Three points for each precision that an arm uses.
-
-    Where all arms stay far below the matrix rate, only the line of the copy bandwidth.
-    """
-    rows: Rows = []
-    bandwidth = ceilings.bytes_per_s / 1e12
-    for precision in dict.fromkeys(one.precision for one in achieved):
-        peak = ceilings.flops_per_s.get(precision)
-        if peak is None:
-            continue
-        ridge = peak / ceilings.bytes_per_s
-        most = max(one.intensity for one in achieved)
-        left = min(*(one.intensity for one in achieved), ridge / 4)
-        corners = [(left, ""), (4 * most, f"copy {bandwidth:.2f} TB/s")]
-        if 8 * most > ridge:
-            text = f"{precision} {peak / 1e12:.0f} TFLOP/s, copy {bandwidth:.2f} TB/s"
-            corners = [(left, ""), (ridge, ""), (max(most, ridge * 2), text)]
-        for x, words in corners:
-            y = min(x * ceilings.bytes_per_s, peak) / 1e12
-            rows.append({"x": _rounded(x), "y": _rounded(y), "text": words, "precision": precision})
-    return rows
 
 
 def _us(value: float) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -11,12 +11,11 @@ from itertools import groupby
 
 from nsa_tune.backend.types.counted import counted
 from nsa_tune.backend.types.records import Status
-from nsa_tune.reports.analysis.chunk_sizes import ChunkCurve
+from nsa_tune.reports.analysis.ceilings import share_text
 from nsa_tune.reports.analysis.costs import Cost, worst_first
 from nsa_tune.reports.analysis.crossovers import Line
 from nsa_tune.reports.analysis.layer_steps import LayerSteps, Step
-from nsa_tune.reports.analysis.report import PointReport, QuestionReport, Section
-from nsa_tune.reports.analysis.roofline import Achieved, share_text
+from nsa_tune.reports.analysis.report import QuestionReport, Section
 from nsa_tune.reports.formats.plain import source_name
 
 _WORST = 5
@@ -74,8 +73,6 @@ def display_tables(section: Section, baseline: str) -> Iterator[DisplayTable]:
         cost_table(section, baseline),
         worst_table(section.questions, baseline),
         *(layer_table(one, baseline) for one in section.layers),
-        *(chunk_table(point, baseline) for point in section.points),
-        *(roofline_table(section, point) for point in section.points if point.achieved),
         failure_table(section),
     ]
     return (table for table in every if table.rows)
@@ -251,82 +248,6 @@ def _ms(layer_us: float, found: LayerSteps) -> str:
 
 def _shortened(word: str) -> str:
     return word if len(word) <= 60 else f"{word[:57]}..."
-
-
-def chunk_table(point: PointReport, baseline: str) -> DisplayTable:
-    """The fastest and the slowest chunk size for each prompt length."""
-    rows = []
-    for curve in point.chunks:
-        best, worst = curve.best, max(curve.points, key=lambda one: one.total_us)
-        by_baseline = "-" if best.default_us is None else _rate(curve.rate(best.default_us))
-        rows.append(
-            (str(curve.prompt), str(best.chunk), _rate(curve.rate(best.total_us)), by_baseline,
-             str(worst.chunk), _rate(curve.rate(worst.total_us)), ", ".join(best.arms))
-        )  # fmt: skip
-    return DisplayTable(
-        title=f"Chunk size ({point.point.name})",
-        columns=("prompt", "best chunk", "tokens/s", baseline, "worst chunk", "tokens/s", "arms"),
-        rows=tuple(rows),
-        numeric=frozenset(range(6)),
-        note=_chunk_note(point.chunks),
-    )
-
-
-def _rate(tokens_per_s: float) -> str:
-    return f"{tokens_per_s / 1e6:.3g} M"
-
-
-def _chunk_note(curves: Sequence[ChunkCurve]) -> str:
-    """What the rates are of, and the chunk size from which a limit forbids an arm."""
-    from_chunk: dict[str, tuple[int, str]] = {}
-    for curve in curves:
-        for one in curve.points:
-            for arm, clause in one.limits.items():
-                if arm not in from_chunk or one.chunk < from_chunk[arm][0]:
-                    from_chunk[arm] = one.chunk, clause
-    alike: dict[tuple[int, str], list[str]] = defaultdict(list)
-    for arm, limit in from_chunk.items():
-        alike[limit].append(arm)
-    limits = (
-        f"Chunks of {chunk} and more cannot run {' or '.join(arms)}: {clause}."
-        for (chunk, clause), arms in alike.items()
-    )
-    steps = dict.fromkeys(step for curve in curves for step in curve.steps)
-    within = f", with {' and '.join(steps)}" if steps else ""
-    return " ".join([f"One sequence, attention of one layer{within}.", *limits])
-
-
-def roofline_table(section: Section, point: PointReport) -> DisplayTable:
-    """The rates that each arm achieves, as such and as a share of the measured ceilings."""
-    groups: dict[str, list[Achieved]] = defaultdict(list)
-    for one in point.achieved:
-        groups[one.arm].append(one)
-    return DisplayTable(
-        title=f"Achieved rates ({point.point.name})",
-        columns=("arm", "batches", "most TFLOP/s", "most TB/s", "median of roof", "best of roof",
-                 "bound by", "best batch"),
-        rows=tuple(_roof_row(arm, own) for arm, own in groups.items()),
-        numeric=frozenset(range(1, 6)),
-        note=_ceilings(section),
-    )  # fmt: skip
-
-
-def _roof_row(arm: str, own: Sequence[Achieved]) -> tuple[str, ...]:
-    ordered = sorted(own, key=lambda one: (one.share or 0.0, one.flops_per_s))
-    middle, best = ordered[len(ordered) // 2], ordered[-1]
-    shares = [share_text(one.share) for one in (middle, best)]
-    flops, moved = (max(rates) / 1e12 for rates in zip(
-        *((one.flops_per_s, one.bytes_per_s) for one in own), strict=True))  # fmt: skip
-    return (arm, str(len(own)), f"{flops:.3g}", f"{moved:.3g}", *shares, best.bound or "-",
-            best.batch)  # fmt: skip
-
-
-def _ceilings(section: Section) -> str:
-    ceilings = section.ceilings
-    if ceilings is None:
-        return "No ceilings: copy bandwidth and matrix rate of the device were not measured."
-    rates = ", ".join(f"{name} {peak / 1e12:.0f}" for name, peak in ceilings.flops_per_s.items())
-    return f"Measured: copy {ceilings.bytes_per_s / 1e12:.2f} TB/s, TFLOP/s of {rates}."
 
 
 def failure_table(section: Section) -> DisplayTable:

@@ -73,15 +73,6 @@ def _failures(report: Report) -> Iterator[Row]:
                 yield (*_who(section), one.point, batch, one.arm, one.status, one.reason)
 
 
-def _chunks(report: Report) -> Iterator[Row]:
-    for section in report.sections:
-        for point in section.points:
-            for curve in point.chunks:
-                for one in curve.points:
-                    yield (*_who(section), point.point.name, curve.prompt, one.chunk, one.total_us,
-                           one.default_us, " ".join(one.arms), one.extrapolated)  # fmt: skip
-
-
 def _steps(report: Report) -> Iterator[Row]:
     for section in report.sections:
         for layer in section.layers:
@@ -89,15 +80,6 @@ def _steps(report: Report) -> Iterator[Row]:
                 yield (*_who(section), layer.batch, layer.layers, one.name, one.point, one.arm,
                        one.latency_us, one.pass_us, one.default, one.default_us, one.least_us,
                        one.bound, one.note)  # fmt: skip
-
-
-def _roofline(report: Report) -> Iterator[Row]:
-    for section in report.sections:
-        for point in section.points:
-            for one in point.achieved:
-                yield (*_who(section), one.point, one.batch, one.arm, one.precision,
-                       one.intensity, one.flops_per_s, one.bytes_per_s, one.share,
-                       one.bound)  # fmt: skip
 
 
 FLAT = {
@@ -115,19 +97,10 @@ FLAT = {
         (*_WHO, "question", "who", "batches", "geomean", "worst", "worst_batch", "unmeasured"),
         _costs,
     ),
-    "chunks": FlatTable(
-        (*_WHO, "point", "prompt", "chunk", "total_us", "default_us", "arms", "extrapolated"),
-        _chunks,
-    ),
     "steps": FlatTable(
         (*_WHO, "batch", "layers", "step", "point", "arm", "latency_us", "pass_us", "default",
          "default_us", "least_us", "bound", "note"),
         _steps,
-    ),
-    "roofline": FlatTable(
-        (*_WHO, "point", "batch", "arm", "precision", "flops_a_byte", "flops_per_s",
-         "bytes_per_s", "share", "bound"),
-        _roofline,
     ),
     "failures": FlatTable((*_WHO, "point", "batch", "arm", "status", "reason"), _failures),
 }  # fmt: skip

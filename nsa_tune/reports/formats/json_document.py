@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from nsa_tune.reports.analysis.crossovers import Line
     from nsa_tune.reports.analysis.report import QuestionReport, Report, Section
 
-SCHEMA = "nsa-tune/report/2"
+SCHEMA = "nsa-tune/report/3"
 
 
 def report_document(report: Report) -> dict[str, Any]:
@@ -39,8 +39,6 @@ def _section(section: Section) -> dict[str, Any]:
             {
                 "point": point.point.name,
                 "questions": [_question(question) for question in point.questions],
-                "chunks": [asdict(curve) for curve in point.chunks],
-                "roofline": [asdict(one) for one in point.achieved],
             }
             for point in section.points
         ],

@@ -11,22 +11,18 @@ from nsa_tune.reports.analysis.crossovers import Line
 from nsa_tune.reports.analysis.report import QuestionReport, Report, Section
 from nsa_tune.reports.charts.figures import (
     Chart,
-    chunk_chart,
     cost_chart,
-    roofline_chart,
     scatter_chart,
 )
 from nsa_tune.reports.charts.rows import facet_of
 from nsa_tune.reports.formats.display_tables import (
     DisplayTable,
     choices_table,
-    chunk_table,
     cost_sentence,
     cost_table,
     crossover_table,
     failure_table,
     layer_table,
-    roofline_table,
     worst_table,
 )
 from nsa_tune.reports.html.chart_data import line_panel, plot
@@ -36,8 +32,6 @@ VIEWS = {
     "crossovers": "Crossovers",
     "cost": "Default's cost",
     "layers": "Time by step",
-    "chunks": "Chunk size",
-    "roofline": "Roofline",
     "failures": "Failures",
 }
 """Name in the URL to the text on the button."""
@@ -63,8 +57,6 @@ def cards_of(report: Report, number: int, drawn: Drawn | None) -> str:
         *_crossovers(section, start, report.baseline, drawn),
         *_costs(section, start, report.baseline, drawn),
         *_layers(section, report.baseline),
-        *_chunks(section, start, report.baseline, drawn),
-        *_rooflines(section, start, drawn),
         _failures(section),
     ]
     return "".join(cards)
@@ -182,59 +174,7 @@ def _layers(section: Section, baseline: str) -> Iterator[str]:
         yield article("layers", "<p>No batch as large as the typical ones was measured.</p>")
 
 
-# --- chunk sizes
-
-_CHUNK_CAPTION = (
-    "Prompt tokens a second through the attention of one layer, one sequence. Big mark: the best "
-    "chunk size of the prompt. Hollow mark: extrapolated beyond the measured batches."
-)
-
-
-def _chunks(section: Section, start: str, baseline: str, drawn: Drawn | None) -> Iterator[str]:
-    found = [point for point in section.points if point.chunks]
-    for point in found:
-        name, chart = _chart(
-            f"{start}-chunks-{point.point.name}",
-            chunk_chart(point, baseline),
-            _CHUNK_CAPTION,
-            drawn,
-        )
-        table = chunk_table(point, baseline)
-        body = heading(table) + chart + html_table(table)
-        yield article("chunks", body, name=name, point=point.point.name)
-    if not found:
-        yield article(
-            "chunks",
-            "<p>The measured batches hold no prompt that is longer than one chunk. (A run skips "
-            "batches with only one allowed choice.)</p>",
-        )
-
-
-# --- roofline and failures
-
-
-def _rooflines(section: Section, start: str, drawn: Drawn | None) -> Iterator[str]:
-    found = [point for point in section.points if point.achieved]
-    for point in found:
-        name, chart = _chart(
-            f"{start}-roofline-{point.point.name}", roofline_chart(section, point),
-            _roofline_caption(section), drawn,
-        )  # fmt: skip
-        table = roofline_table(section, point)
-        body = heading(table) + chart + html_table(table)
-        yield article("roofline", body, name=name, point=point.point.name)
-    if not found:
-        yield article("roofline", "<p>The work of the measured arms is not known.</p>")
-
-
-def _roofline_caption(section: Section) -> str:
-    words = (
-        "One point for each measured batch and arm: the least work that the arm must do, over its "
-        "time."
-    )
-    if section.ceilings is None:
-        return words
-    return f"{words} Grey: the copy bandwidth and matrix rate measured on this device."
+# --- failures
 
 
 def _failures(section: Section) -> str:

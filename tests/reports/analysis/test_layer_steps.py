@@ -13,6 +13,7 @@ from nsa_tune.backend.points import POINTS
 from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.point import Question, Setting
 from nsa_tune.backend.types.records import Measurement
+from nsa_tune.reports.analysis.ceilings import ceilings_of
 from nsa_tune.reports.analysis.layer_steps import (
     LayerSteps,
     Step,
@@ -21,7 +22,6 @@ from nsa_tune.reports.analysis.layer_steps import (
     typical_batches,
 )
 from nsa_tune.reports.analysis.report import Report, build
-from nsa_tune.reports.analysis.roofline import ceilings_of
 from nsa_tune.reports.analysis.work import work_of
 from nsa_tune.reports.formats.display_tables import layer_table
 from tests.reports.synthetic import CEILINGS, real_table

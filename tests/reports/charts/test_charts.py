@@ -11,14 +11,9 @@ import pytest
 
 from nsa_tune.reports.analysis.crossovers import Edge
 from nsa_tune.reports.analysis.report import QuestionReport, Section, build
-from nsa_tune.reports.analysis.roofline import Achieved, Ceilings
-from nsa_tune.reports.charts.chunk_rates import chunk_rates
 from nsa_tune.reports.charts.curves import curves
 from nsa_tune.reports.charts.default_costs import default_costs
-from nsa_tune.reports.charts.roofline import roofline
 from nsa_tune.reports.charts.rows import (
-    FASTEST,
-    chunk_rows,
     cost_rows,
     curve_rows,
     edge_rows,
@@ -26,7 +21,6 @@ from nsa_tune.reports.charts.rows import (
     map_cells,
     map_rows,
     map_size,
-    roofline_rows,
     scatter_rows,
 )
 from nsa_tune.reports.charts.theme import PAGES, THEMES, Rows, Spec, with_rows
@@ -131,17 +125,6 @@ def test_batches_of_one_place_stand_side_by_side() -> None:
     assert 6 < second["x"] < 7
 
 
-def test_a_roof_ends_where_no_arm_is_near_the_matrix_units() -> None:
-    one = Achieved("p", "a", "b", "bf16", 0.5, 1e9, 2e9, 0.001, "memory")
-    ceilings = Ceilings(3e12, {"bf16": 600e12})
-
-    low = roofline_rows([one], ceilings)["roof"]
-    high = roofline_rows([replace(one, intensity=100.0)], ceilings)["roof"]
-
-    assert [row["text"] for row in low] == ["", "copy 3.00 TB/s"]
-    assert low[-1]["x"] < 200 and len(high) == 3
-
-
 def test_the_curves_compile_and_read_what_their_rows_have(question: QuestionReport) -> None:
     line = next(line for line in question.lines if line.edges)
     rows = curve_rows(question, line)
@@ -160,29 +143,6 @@ def test_the_costs_compile_and_read_what_their_rows_have(question: QuestionRepor
     assert len(rows["costs"]) == sum(len(cell.times) > 1 for cell in question.cells)
     assert min(row["cost"] for row in rows["costs"]) == 1
     assert _drawn(with_rows(spec, rows))
-
-
-def test_the_chunk_rates_compile_and_read_what_their_rows_have(section: Section) -> None:
-    (point,) = [point for point in section.points if point.chunks]
-    rows = {"chunks": chunk_rows(point.chunks, "a baseline")}
-    spec = chunk_rates([str(curve.prompt) for curve in point.chunks], [FASTEST, "a baseline"])
-
-    assert _encoded(spec) <= rows["chunks"][0].keys()
-    assert {row["who"] for row in rows["chunks"]} == {FASTEST, "a baseline"}
-    assert sum(row["best"] for row in rows["chunks"]) == len(point.chunks)
-    assert _drawn(with_rows(spec, rows))
-
-
-def test_the_roofline_compiles_and_reads_what_its_rows_have(section: Section) -> None:
-    assert section.ceilings is not None
-    for point in section.points:
-        rows = roofline_rows(point.achieved, section.ceilings)
-        spec = roofline(sorted({one.arm for one in point.achieved}))
-
-        assert _encoded(spec) <= {field for name in rows for field in rows[name][0]}
-        heights = [row["y"] for row in rows["roof"]]
-        assert heights[0] < heights[1] == heights[2]
-        assert _drawn(with_rows(spec, rows))
 
 
 def test_a_batch_is_either_on_the_map_or_on_the_scatter(

@@ -42,7 +42,7 @@ def hostile() -> Report:
 def test_json_has_a_versioned_schema_and_every_finding(report: Report) -> None:
     document = json.loads(as_json(report))
 
-    assert document["schema"] == SCHEMA == "nsa-tune/report/2"
+    assert document["schema"] == SCHEMA == "nsa-tune/report/3"
     first = document["sections"][0]
     questions = {one["question"]: one for point in first["points"] for one in point["questions"]}
     lines = [line for question in report.sections[0].questions for line in question.lines]
@@ -75,7 +75,7 @@ def test_a_frame_holds_the_flat_table(report: Report, name: str) -> None:
 
 def test_an_unknown_table_is_named(report: Report) -> None:
     for write in (as_csv, frame):
-        with pytest.raises(UnknownName, match="crossovers, cells, costs, chunks"):
+        with pytest.raises(UnknownName, match="crossovers, cells, costs, steps"):
             write(report, "winners")
 
 

@@ -29,8 +29,6 @@ PANELS = ("t0-prefill_path-0", "t0-sparse_prefill-0", "t0-indexer_layout-0")
 PLOTS = {
     "crossovers": ("t0-indexer_layout-batches",),
     "cost": ("t0-cost-prefill_path", "t0-cost-sparse_prefill", "t0-cost-indexer_layout"),
-    "chunks": ("t0-chunks-prefill",),
-    "roofline": ("t0-roofline-prefill", "t0-roofline-indexer_layout"),
 }
 PATH = "#t0-prefill_path-0"
 
@@ -120,14 +118,13 @@ def test_a_filter_changes_what_is_shown_and_the_url_restores_it(visit: Visit) ->
 
 def test_the_url_keeps_the_view(visit: Visit) -> None:
     page = visit.open()
-    visit.view("chunks")
-    visit.drawn("t0-chunks-prefill")
+    visit.view("cost")
+    visit.drawn("t0-cost-prefill_path")
 
-    assert page.evaluate("location.hash") == "#view=chunks"
+    assert page.evaluate("location.hash") == "#view=cost"
     page.goto("about:blank")
-    visit.open("#view=chunks")
-    assert page.locator("nav.views button[aria-pressed=true]").inner_text() == "Chunk size"
-    assert page.locator("article:visible").count() == 1
+    visit.open("#view=cost")
+    assert page.locator("nav.views button[aria-pressed=true]").inner_text() == "Default's cost"
     visit.view("crossovers")
     assert page.evaluate("location.hash") == ""
 
@@ -207,8 +204,8 @@ def test_the_keyboard_reaches_views_filters_lines_and_tables(visit: Visit) -> No
 
     # A chart that is wider than the window scrolls, and then the keyboard reaches it too.
     steps = [name for name in reached if name != "chart vega-embed"]
-    assert steps[:14] == [
-        "skip", *["view"] * 6, "filter-heads", "filter-kv", "filter-versions", "filter-point",
+    assert steps[:12] == [
+        "skip", *["view"] * 4, "filter-heads", "filter-kv", "filter-versions", "filter-point",
         "filter-question", "line", "scroll",
     ]  # fmt: skip
 
@@ -216,11 +213,11 @@ def test_the_keyboard_reaches_views_filters_lines_and_tables(visit: Visit) -> No
 def test_a_view_opens_by_the_keyboard(visit: Visit) -> None:
     page = visit.open()
 
-    page.locator("button[data-view=roofline]").focus()
+    page.locator("button[data-view=cost]").focus()
     page.keyboard.press("Enter")
 
-    visit.drawn("t0-roofline-prefill")
-    assert page.evaluate("location.hash") == "#view=roofline"
+    visit.drawn("t0-cost-prefill_path")
+    assert page.evaluate("location.hash") == "#view=cost"
 
 
 def test_a_hash_of_nonsense_is_passed_over(visit: Visit) -> None:

@@ -1,4 +1,4 @@
-"""The work of an arm, and the roof that was measured."""
+"""The work of an arm, and the ceilings that were measured."""
 
 from __future__ import annotations
 
@@ -11,19 +11,11 @@ from nsa_tune.backend.types.layouts import KVLayout
 from nsa_tune.backend.types.point import Setting
 from nsa_tune.backend.types.profiles import PROFILES
 from nsa_tune.backend.types.records import Status
-from nsa_tune.reports.analysis.report import Section, build
-from nsa_tune.reports.analysis.roofline import ceilings_of, share_text
+from nsa_tune.reports.analysis.ceilings import ceilings_of, share_text
 from nsa_tune.reports.analysis.work import Work, work_of
-from nsa_tune.reports.charts.rows import roofline_rows
-from nsa_tune.reports.formats.display_tables import roofline_table
-from tests.reports.synthetic import CEILINGS, H100, real_table
+from tests.reports.synthetic import CEILINGS, H100
 
 SETTING = Setting(PROFILES["deepseek-v3.2"], 128, KVLayout.FP8_PACKED, H100)
-
-
-@pytest.fixture(scope="module")
-def section() -> Section:
-    return build([real_table(ceilings=True)]).sections[0]
 
 
 def _work(arm: str, batch: Batch, setting: Setting = SETTING) -> Work:
@@ -108,9 +100,6 @@ def test_the_best_measurement_of_each_kind_is_a_ceiling() -> None:
     assert ceilings is not None
     assert ceilings.bytes_per_s == pytest.approx(3e12)
     assert ceilings.flops_per_s == pytest.approx({"bf16": 600e12, "fp8": 1200e12})
-    assert ceilings.at(100, "bf16") == pytest.approx(300e12)
-    assert ceilings.at(1000, "bf16") == pytest.approx(600e12)
-    assert ceilings.at(100, "fp4") is None
 
 
 @pytest.mark.parametrize("left_out", ["copy", "matmul"])
@@ -126,45 +115,6 @@ def test_rows_that_failed_or_say_nothing_are_no_ceiling() -> None:
 
     assert ceilings_of(failed) is None
     assert ceilings_of(strange) is None
-
-
-def test_every_measurement_lies_under_its_roof(section: Section) -> None:
-    achieved = [one for point in section.points for one in point.achieved]
-
-    assert len(achieved) > 1000
-    assert {one.bound for one in achieved} == {"memory", "compute"}
-    assert {one.precision for one in achieved} == {"bf16", "fp8"}
-    assert section.ceilings is not None
-    for one in achieved:
-        roof = section.ceilings.at(one.intensity, one.precision)
-        assert roof is not None
-        assert one.share == pytest.approx(one.flops_per_s / roof)
-
-
-def test_the_grid_names_each_arm_and_the_ceilings(section: Section) -> None:
-    grid = roofline_table(section, section.points[0])
-
-    arms = {row[0] for row in grid.rows}
-    assert arms == {"mha/fa3", "mla/flashmla_kv", "mla/flashmla_sparse"}
-    assert all(row[4].endswith("%") and row[6] in ("memory", "compute") for row in grid.rows)
-    assert grid.note == "Measured: copy 3.00 TB/s, TFLOP/s of bf16 600, fp8 1200."
-
-
-def test_a_table_without_ceilings_has_rates_and_no_roof() -> None:
-    section = build([real_table(points=("prefill",))]).sections[0]
-    achieved = section.points[0].achieved
-    grid = roofline_table(section, section.points[0])
-
-    assert section.ceilings is None
-    assert achieved and all(one.share is None and one.flops_per_s > 0 for one in achieved)
-    assert roofline_rows(achieved, None)["roof"] == []
-    assert "No ceilings" in grid.note
-    assert {row[5] for row in grid.rows} == {"-"}
-
-
-def test_bytes_a_second_are_flops_a_second_over_flops_a_byte(section: Section) -> None:
-    for one in section.points[0].achieved:
-        assert one.bytes_per_s == pytest.approx(one.flops_per_s / one.intensity)
 
 
 def test_a_selection_reads_each_score_that_a_query_sees_once() -> None:
