@@ -38,8 +38,12 @@ class Configuration:
 
 _PLUGIN = Configuration("plugin", plugin=True)
 _EAGER = Configuration("eager", prefill_graph=False)
-FORCED = (Configuration("rows", plugin=True, pass_mode="decode_graph"),)
-"""Built in, but only used where they are named: they tell what one way takes."""
+FORCED = (
+    Configuration("rows", plugin=True, pass_mode="decode_graph"),
+    Configuration("triton_sparse_mla", prefill_impl="triton_sparse_mla"),
+)
+"""Built in, but only used where they are named: what one way takes, and a kernel of SGLang 0.5.22
+and later for up to 32 heads."""
 _ANY_BATCH = ("engine", "table_kernel", "eager", "decode_graph")
 _STATIC = {
     "bf16": (
