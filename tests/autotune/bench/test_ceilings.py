@@ -17,7 +17,6 @@ from nsa_tune.autotune.runner.progress import Incident, NoProgress
 from nsa_tune.autotune.runner.run import RunRequest, RunResult, run
 from nsa_tune.backend.points import POINTS
 from nsa_tune.backend.types.records import Device, Measurement, Status
-from nsa_tune.reports.analysis import roofline
 
 CPU = torch.device("cpu")
 TWO_ARMS = "tests.autotune.fake_point:TWO_ARMS"
@@ -30,13 +29,10 @@ def measured(arch: str = "cpu") -> list[Measurement]:
 
 def test_ceilings_of_a_cpu() -> None:
     rows = measured()
-    found = roofline.ceilings_of(rows)
 
     assert {row.status for row in rows} == {Status.OK}
     assert all(row.low_us and row.high_us and row.samples for row in rows)
-    assert found is not None
-    assert found.bytes_per_s > 1e8
-    assert set(found.flops_per_s) == {"bf16"}
+    assert {row.arm for row in rows} == {"copy", "matmul_bf16"}
 
 
 def test_a_product_that_the_device_lacks_is_a_failure_with_its_reason(
@@ -54,7 +50,6 @@ def test_a_product_that_the_device_lacks_is_a_failure_with_its_reason(
 
 
 def test_ceilings_are_no_decision_point() -> None:
-    assert ceilings.POINT == roofline.POINT
     assert ceilings.POINT not in POINTS
 
 
@@ -88,7 +83,6 @@ def test_a_run_measures_the_ceilings_of_a_gpu_once_for_each_key(tmp_path: Path) 
     stored = roof_of(first.table.measurements)
     assert first.outcome == "done"
     assert {row.arm for row in stored if row.status is Status.OK} >= {"copy", "matmul_bf16"}
-    assert roofline.ceilings_of(stored) is not None
     assert (first.measured, again.measured, again.skipped) == (8 + len(stored), 0, 8)
 
 
@@ -128,7 +122,7 @@ def test_ceilings_that_fail_are_recorded_and_tried_again_by_the_next_run(
     assert str(failure)[:20] in roof_of(failed.table.measurements)[0].reason
     assert failed.outcome == "done"
     assert failed.quarantined == again.quarantined == ()
-    assert roofline.ceilings_of(roof_of(again.table.measurements)) is not None
+    assert Status.OK in {row.status for row in roof_of(again.table.measurements)}
 
 
 def test_a_worker_that_dies_of_the_ceilings_is_replaced(
