@@ -19,13 +19,16 @@ import json
 import signal
 import sys
 import time
+import zipfile
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
+from itertools import chain
 from math import inf
 from pathlib import Path
 from random import Random
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from nsa_tune import Batch, Dispatcher
@@ -250,19 +253,29 @@ def score(arguments: argparse.Namespace) -> None:
 
 
 def table(arguments: argparse.Namespace) -> None:
-    """Print one row a question and held-out file: what the table's choices lose."""
+    """Print one row a question and held-out table: what the shipped table's choices lose."""
     result = []
-    for path in arguments.files:
-        held_out = read_text(path)
+    for name, held_out in chain.from_iterable(map(held_out_tables, arguments.files)):
         dispatcher = opened(held_out, None)
         for point, question in _questions():
-            some = list(cells(held_out, point.name, question))
-            regrets = losses(some, choosers(dispatcher, question)["nsa-tune"]) if some else None
+            batches = list(cells(held_out, point.name, question))
+            choose = choosers(dispatcher, question)["nsa-tune"]
+            regrets = losses(batches, choose) if batches else None
             if regrets:
-                row = {"question": question.name, "held-out file": "/".join(path.parts[-2:])}
+                row = {"question": question.name, "held-out table": name}
                 result.append(row | summary(regrets))
-    result.sort(key=lambda row: (row["question"], row["held-out file"]))
-    _print_rows(("question", "held-out file"), result)
+    result.sort(key=lambda row: (row["question"], row["held-out table"]))
+    _print_rows(("question", "held-out table"), result)
+
+
+def held_out_tables(path: Path) -> Iterator[tuple[str, Table]]:
+    """The tables of a text file, or of a zip of such files, with their names."""
+    if path.suffix != ".zip":
+        yield "/".join(path.parts[-2:]), read_text(path)
+        return
+    with zipfile.ZipFile(path) as packed, TemporaryDirectory() as folder:
+        for name in sorted(packed.namelist()):
+            yield f"{path.stem}/{name}", read_text(Path(packed.extract(name, folder)))
 
 
 def _questions() -> Iterator[tuple[Point, Question]]:
