@@ -39,14 +39,13 @@ from nsa_tune import Batch, Dispatcher
 from nsa_tune._cli.db.merge import merge_file
 from nsa_tune._errors import NsaTuneError
 from nsa_tune.autotune.workload import weighted_batches
-from nsa_tune.backend.dispatch.refit import refit, weights_of
 from nsa_tune.backend.types.records import Table
 from nsa_tune.db.checks import read_checks
 from nsa_tune.db.exchange import import_text, write_text
 from nsa_tune.db.reader import _check_any, read_database, shipped
 from nsa_tune.db.runs import newest_of, runs_of, state_of
 from nsa_tune.db.store import Store
-from nsa_tune.db.text_table import format_table, read_stored_text, read_text
+from nsa_tune.db.text_table import read_text
 from nsa_tune.engines.decision_log import DecisionLog, read_decisions
 from nsa_tune.fleet.pull.address import Address
 from nsa_tune.fleet.pull.fetching import fetched
@@ -164,8 +163,7 @@ def _good_text(number: int) -> str:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "good.tsv")
         write_text(_good()[number], path)
-        rounded = read_text(path)
-        return format_table(rounded, weights_of(rounded))
+        return path.read_text(encoding="utf-8")
 
 
 @cache
@@ -173,16 +171,14 @@ def _good_database() -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         path, text = Path(folder, "good.db"), Path(folder, "good.tsv")
         with Store.open(path) as store:
-            for number, table in enumerate(_good()):
+            for number in range(len(_good())):
                 text.write_text(_good_text(number))
                 import_text(store, text)
-                refit(store, table.key)
         with closing(sqlite3.connect(path)) as connection:
             connection.execute("PRAGMA journal_mode = DELETE")
             # The same bytes each time, so that a case can be repeated.
             connection.executescript(
                 "UPDATE runs SET started_at = '2026', ended_at = '2026';"
-                "UPDATE weights SET fitted_at = '2026';"
                 "UPDATE nsa_tune_migrations SET applied_at = '2026'; VACUUM;"
             )
         return path.read_bytes()
@@ -224,29 +220,12 @@ def _text(random: Random, folder: Path) -> bool:
     else:
         path.write_bytes(_changed(good.encode(), random))
     with suppress(NsaTuneError):
-        read_stored_text(path)
-    with suppress(NsaTuneError):
         table = read_text(path)
         if random.random() < 0.1:
             as_json(build([table])).encode()
         if random.random() < 0.1:
             with Store.open(folder / "b.db") as store:
                 import_text(store, path)
-    return _use(path, number, random)
-
-
-def _weights(random: Random, folder: Path) -> bool:
-    number = random.randrange(len(_good()))
-    lines = _good_text(number).split("\n")
-    own = [i for i, line in enumerate(lines) if re.match(r"# weights \S+ = ", line)]
-    for at in random.sample(own, random.choice((1, 2))):
-        name, _, text = lines[at].partition(" = ")
-        changed = json.dumps(_changed_json(json.loads(text), random))
-        if random.random() < 0.2:
-            changed = _changed_cells(changed, random).replace("\n", "").replace("\t", "")
-        lines[at] = f"{name} = {changed}"
-    path = folder / "a.tsv"
-    path.write_bytes(_sealed("\n".join(lines), random).encode("utf-8", "surrogatepass"))
     return _use(path, number, random)
 
 
@@ -257,8 +236,6 @@ _COLUMNS = {
     "measurements": ("run_id", "point", "batch", "arm", "status", "latency_us", "low_us", "high_us",
                      "samples", "error", "reason", "measured_at", "discarded", "pass_us"),
     "limits": ("run_id", "name", "value", "past", "found_at"),
-    "weights": ("rows", "newest_id", "stamp", "points", "measured_at"),
-    "manifests": ("newest_id", "newest_run", "newest_limit", "content", "head"),
     "nsa_tune_migrations": ("version", "name"),
 }  # fmt: skip
 
@@ -287,9 +264,6 @@ def _sql(path: Path, random: Random) -> None:
                              f"ALTER TABLE {name} RENAME TO other")
                         )
                     )  # fmt: skip
-        if random.random() < 0.7:
-            with suppress(sqlite3.Error):
-                connection.execute("DELETE FROM manifests")
         connection.commit()
 
 
@@ -306,8 +280,7 @@ def _sqlite(random: Random, folder: Path) -> bool:
             read(path)
     used = _use(path, random.randrange(len(_good())), random)
     with suppress(NsaTuneError), Store.open(path) as store:
-        for table in store.tables():
-            refit(store, table.key)
+        store.tables()
     return used
 
 
@@ -494,7 +467,6 @@ def _merge(random: Random, folder: Path) -> bool:
         with Store.open(own) as store:
             merged = merge_file(store, path)
             for key in merged.keys:
-                refit(store, key)
                 store.current(key)
     finally:
         try:
@@ -545,7 +517,7 @@ def _answer(random: Random, folder: Path) -> bool:
 
 
 TARGETS: dict[str, Case] = {
-    "text": _text, "weights": _weights, "sqlite": _sqlite, "trace": _trace, "log": _log,
+    "text": _text, "sqlite": _sqlite, "trace": _trace, "log": _log,
     "upload": _upload, "service": _service,
 }  # fmt: skip
 """By name; `http` needs a server and is made by `fuzz`."""

@@ -15,14 +15,14 @@ from time import thread_time
 
 from nsa_tune._errors import StoreCorrupt, StoreError, StoreMissing, StoreNewer, StoreReadOnly
 
-SCHEMA_VERSION = 10
+SCHEMA_VERSION = 11
 """The newest database schema that this version reads and writes."""
 
 _BUSY_TIMEOUT_S = 10.0
 _TABLES = frozenset(
     {
-        "checks", "devices", "keys", "limits", "manifests", "measurements", "models",
-        "nsa_tune_migrations", "runs", "weights",
+        "checks", "devices", "keys", "limits", "measurements", "models", "nsa_tune_migrations",
+        "runs",
     }
 )  # fmt: skip
 _LONGEST_VALUE = 2**26

@@ -7,15 +7,13 @@ from pathlib import Path
 from secrets import token_hex
 
 from nsa_tune._errors import NoTunedData, StoreReadOnly, UsageError
-from nsa_tune.backend.types.records import Table, Weights
+from nsa_tune.backend.types.records import Table
 from nsa_tune.db.store import Store
 from nsa_tune.db.text_table import format_row, format_table, read_text
 
 
-def write_text(table: Table, path: Path, weights: Weights | None = None) -> None:
+def write_text(table: Table, path: Path) -> None:
     """Write `table` to `path`, whole or not at all; floats keep 4 significant digits.
-
-    `weights` are what was fitted to its measurements, rounded so.
 
     Raises:
         UsageError: when `path` has no name.
@@ -26,7 +24,7 @@ def write_text(table: Table, path: Path, weights: Weights | None = None) -> None
     # Of its own: two that write the same file must not take each other's draft.
     draft = path.with_name(f".{path.name}.{token_hex(4)}")
     try:
-        draft.write_text(format_table(table, weights), encoding="utf-8", newline="\n")
+        draft.write_text(format_table(table), encoding="utf-8", newline="\n")
         draft.replace(path)
     except OSError as error:
         with suppress(OSError):

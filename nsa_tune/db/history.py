@@ -21,7 +21,7 @@ from nsa_tune.db.connection import (
     schema_version,
     store_errors,
 )
-from nsa_tune.db.reader import MOST_STORED, columns_since, keys_of
+from nsa_tune.db.reader import MOST_STORED, columns_since, wanted_keys
 from nsa_tune.db.text_table import checked_measurement, format_row, read_text
 from nsa_tune.db.values import count_of, text_of
 
@@ -95,7 +95,7 @@ def read_histories(path: Path) -> list[History]:
     The measurements of a text table that has no ages count as taken when its newest was.
 
     Raises:
-        StoreError: when it cannot be read, or all its tables were changed since they were measured.
+        StoreError: when it cannot be read.
     """
     if path.suffix == ".tsv":
         return [_of_text(path)]
@@ -108,7 +108,7 @@ def read_histories(path: Path) -> list[History]:
         with damage_errors(path):
             found = [
                 History(key, tuple(_runs(connection, version, number)))
-                for number, key in keys_of(connection, path)
+                for number, key in wanted_keys(connection)
             ]
     return [one for one in found if one.runs]
 

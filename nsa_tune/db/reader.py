@@ -13,7 +13,7 @@ import os
 import sqlite3
 import stat
 import tempfile
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from nsa_tune._errors import StoreCorrupt, StoreError, StoreMissing
-from nsa_tune.backend.types.records import Device, Key, Status, StoredTable, Table, Weights
+from nsa_tune.backend.types.records import Device, Key, Status, StoredTable, Table
 from nsa_tune.db.connection import (
     check_regular_file,
     connect_read_only,
@@ -31,16 +31,14 @@ from nsa_tune.db.connection import (
     schema_version,
     store_errors,
 )
-from nsa_tune.db.manifest import HEADS_SINCE, MANIFESTS_SINCE, changed, head_changed
 from nsa_tune.db.text_table import (
     MOST_ROWS,
     check_sequences,
     checked_measurements,
     read_key,
-    read_stored_text,
     read_text,
 )
-from nsa_tune.db.values import count_of
+from nsa_tune.db.values import count_of, text_of
 from nsa_tune.fleet.pull.address import address_in
 
 if TYPE_CHECKING:
@@ -63,14 +61,7 @@ _LIMITS = (
 )
 _PASS_SINCE = 6
 """The schema that has what an arm takes once a pass."""
-_WEIGHTS_SINCE = 5
-"""The schema that keeps weights."""
-_WEIGHTS = "SELECT newest_id, stamp, points, measured_at FROM weights WHERE key_id = ?"
-# By id and not by run, of which each may have thousands. No row is ever deleted.
-_NEWER = (
-    "SELECT 1 FROM measurements "
-    "WHERE id > ? AND +run_id IN (SELECT id FROM runs WHERE key_id = ?) LIMIT 1"
-)
+_NEWEST = "SELECT max(measured_at) FROM measurements JOIN runs ON runs.id = run_id WHERE key_id = ?"
 _ANY = "SELECT 1 FROM measurements WHERE run_id IN (SELECT id FROM runs WHERE key_id = ?) LIMIT 1"
 _ROWS = (
     "SELECT point, batch, arm, status, latency_us, low_us, high_us, samples, error, reason, "
@@ -171,11 +162,16 @@ def find(db: Path | None, *, gpu: str, model: str, heads: int, kv_layout: str) -
     Raises:
         StoreError: when `db` is given and cannot be read.
     """
-    return [one.read() for one in next(find_stored(db, Wanted(gpu, model, heads, kv_layout)), [])]
+    for stored in find_stored(db, Wanted(gpu, model, heads, kv_layout)):
+        found = [table for table in (one.read() for one in stored) if succeeded(table)]
+        if found:
+            return found
+    return []
 
 
 def find_stored(db: Path | None, wanted: Wanted) -> Iterator[list[StoredTable]]:
-    """As `find`, from one source after the other; only sources that have any."""
+    """As `find`, from one source after the other; only sources that have any. Whether a
+    measurement succeeded is not asked."""
     for places in grouped_sources(db):
         found = [table for path in places for table in _usable(path, wanted, path == db)]
         if found:
@@ -184,7 +180,7 @@ def find_stored(db: Path | None, wanted: Wanted) -> Iterator[list[StoredTable]]:
 
 def _usable(path: Path, wanted: Wanted, named: bool) -> list[StoredTable]:
     try:
-        return [table for table in _stored(path, wanted) if _succeeded(table)]
+        return _stored(path, wanted)
     except StoreError as error:
         if named:
             raise
@@ -194,11 +190,9 @@ def _usable(path: Path, wanted: Wanted, named: bool) -> list[StoredTable]:
         return []
 
 
-def _succeeded(table: StoredTable) -> bool:
-    # Weights are fitted to successes.
-    return table.weights is not None or any(
-        one.status is Status.OK for one in table.read().measurements
-    )
+def succeeded(table: Table) -> bool:
+    """Whether any measurement of `table` did."""
+    return any(row.status is Status.OK for row in table.measurements)
 
 
 def _databases(db: Path | None) -> Iterator[Path]:
@@ -342,7 +336,7 @@ def _check_any(path: Path) -> None:
         if schema_version(connection, path) == 0:
             raise StoreCorrupt(f"{path} is an empty database")
         with damage_errors(path):
-            _wanted_keys(connection, None)
+            wanted_keys(connection)
 
 
 # --- both kinds of file
@@ -350,15 +344,17 @@ def _check_any(path: Path) -> None:
 
 def _stored(path: Path, wanted: Wanted) -> list[StoredTable]:
     check_regular_file(path)
-    found = _stored_in_text(path, wanted) if path.suffix == ".tsv" else (
-        _stored_in_database(path, wanted)
-    )  # fmt: skip
+    read = _stored_in_text if path.suffix == ".tsv" else _stored_in_database
+    found = read(path, wanted)
     name = f"shipped:{path.stem}" if path.parent == _SHIPPED else _names.get(path)
     return found if name is None else [_called(name, table) for table in found]
 
 
 def _stored_in_text(path: Path, wanted: Wanted) -> list[StoredTable]:
-    return [read_stored_text(path)] if wanted.matches(read_key(path)) else []
+    if not wanted.matches(read_key(path)):
+        return []
+    table = read_text(path)
+    return [StoredTable(table, lambda: table)]
 
 
 def _called(name: str, table: StoredTable) -> StoredTable:
@@ -402,99 +398,29 @@ def keys_in(path: Path) -> list[Key]:
         if schema_version(connection, path) == 0:
             return []
         with damage_errors(path):
-            keys = _wanted_keys(connection, None)
+            keys = wanted_keys(connection)
         return [key for number, key in keys if connection.execute(_ANY, [number]).fetchone()]
 
 
 def _stored_in_database(path: Path, wanted: Wanted) -> list[StoredTable]:
-    """The tables in `path` that are `wanted`; those without weights are read at once."""
     with store_errors(path), closing(connect_read_only(path)) as connection:
         connection.execute("BEGIN")
-        version = schema_version(connection, path)
-        if version < _WEIGHTS_SINCE:
-            tables = tables_of(connection, path, wanted) if version else []
-            return [StoredTable(one, None, partial(_itself, one)) for one in tables]
+        if schema_version(connection, path) == 0:
+            return []
         with damage_errors(path):
-            keys = _wanted_keys(connection, wanted)
-            weights = {number: _weights_of(connection, number) for number, _ in keys}
-            # Where nothing but the head is read, nothing else need be what it was.
-            unread = {number for number, row in weights.items() if row and version >= HEADS_SINCE}
-            found = [
-                _stored_table(connection, path, number, key, weights[number])
-                for number, key in _unchanged(connection, path, version, keys, unread)
+            return [
+                StoredTable(
+                    _head_of(connection, path, number, key, measured_at), partial(_only, path, key)
+                )
+                for number, key in wanted_keys(connection, wanted)
+                if (measured_at := _newest_time(connection, number))
             ]
-    return [one for one in found if one is not None]
 
 
-def _weights_of(connection: sqlite3.Connection, number: int) -> tuple[Any, ...] | None:
-    """The stamp of the weights of the key with this `number`, their texts, and when they were
-    measured; None where there are none of all its measurements."""
-    row = connection.execute(_WEIGHTS, [number]).fetchone()
-    if row is None or connection.execute(_NEWER, [row[0], number]).fetchone():
-        return None
-    return tuple(row[1:])
-
-
-def _stored_table(
-    connection: sqlite3.Connection, path: Path, number: int, key: Key,
-    weights: tuple[Any, ...] | None,
-) -> StoredTable | None:  # fmt: skip
-    if weights is None:
-        table = table_of(connection, path, number, key)
-        return StoredTable(table, None, partial(_itself, table)) if table.measurements else None
-    stamp, points, measured_at = weights
-    try:
-        texts = json.loads(points)
-    except RecursionError:
-        raise ValueError("weights nested without end") from None
-    if not isinstance(texts, dict):
-        raise ValueError("weights that are no JSON object")
-    head = _head_of(connection, path, number, key, str(measured_at))
-    found = Weights(str(stamp), {name: str(text) for name, text in texts.items()})
-    return StoredTable(head, found, partial(_only, path, key))
-
-
-def keys_of(connection: sqlite3.Connection, path: Path) -> list[tuple[int, Key]]:
-    """(number, key) of each table in an open database that is what its manifest says.
-
-    Raises:
-        ValueError: when a key is not what nsa-tune writes.
-        StoreCorrupt: when all of the tables were changed since they were measured.
-    """
-    keys = _wanted_keys(connection, None)
-    return _unchanged(connection, path, schema_version(connection, path), keys)
-
-
-def _unchanged(
-    connection: sqlite3.Connection, path: Path, version: int, keys: Iterable[tuple[int, Key]],
-    unread: Container[int] = (),
-) -> list[tuple[int, Key]]:  # fmt: skip
-    """Those of `keys` whose tables are what their manifests say, with a warning of each other.
-    Of `unread` ones only the head is looked at.
-
-    Raises:
-        StoreCorrupt: when none is left.
-    """
-    found, problems = [], []
-    for number, key in keys:
-        differs = head_changed if number in unread else changed
-        if version >= MANIFESTS_SINCE and differs(connection, number, key.digest):
-            problems.append(
-                f"{path} has a table {key.digest} ({key.model}, {key.heads} heads, "
-                f"{key.kv_layout} on {key.gpu}) that was changed since it was measured; "
-                "get it anew, or measure into another database"
-            )
-        else:
-            found.append((number, key))
-    if problems and not found:
-        raise StoreCorrupt(problems[0])
-    for problem in problems:
-        _log.warning("%s", problem)
-    return found
-
-
-def _itself(table: Table) -> Table:
-    return table
+def _newest_time(connection: sqlite3.Connection, number: int) -> str:
+    """When the key with this `number` was last measured under; "" where it never was."""
+    (time,) = connection.execute(_NEWEST, [number]).fetchone()
+    return "" if time is None else text_of(time)
 
 
 def _only(path: Path, key: Key) -> Table:
@@ -514,12 +440,8 @@ def tables_of(
     Keys without a measurement are left out.
     """
     with damage_errors(path):
-        keys = _wanted_keys(connection, wanted)
-        version = schema_version(connection, path)
-        tables = [
-            table_of(connection, path, number, key)
-            for number, key in _unchanged(connection, path, version, keys)
-        ]
+        keys = wanted_keys(connection, wanted)
+        tables = [table_of(connection, path, number, key) for number, key in keys]
     return [table for table in tables if table.measurements]
 
 
@@ -612,8 +534,14 @@ def limits_of(connection: sqlite3.Connection, number: int) -> dict[str, int]:
     return {name: count_of(value) for name, value in found}
 
 
-def _wanted_keys(connection: sqlite3.Connection, wanted: Wanted | None) -> list[tuple[int, Key]]:
-    """The keys that are `wanted`, or all, with their numbers."""
+def wanted_keys(
+    connection: sqlite3.Connection, wanted: Wanted | None = None
+) -> list[tuple[int, Key]]:
+    """(number, key) of each key that is `wanted`, or of all.
+
+    Raises:
+        ValueError: when a key is not what nsa-tune writes.
+    """
     rows = connection.execute(_KEYS).fetchmany(MOST_KEYS + 1)
     if len(rows) > MOST_KEYS:
         raise ValueError(f"more than {MOST_KEYS} keys")

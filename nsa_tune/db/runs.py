@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from nsa_tune._errors import NoTunedData, StoreCorrupt
+from nsa_tune._errors import NoTunedData
 from nsa_tune.backend.types.records import Measurement, Status, Table
 from nsa_tune.db import reader as tables
 from nsa_tune.db.connection import (
@@ -154,7 +154,7 @@ def run_table(path: Path, number: int) -> Table:
     """What run `number` measured, as a table of its own.
 
     Raises:
-        StoreError: when the database cannot be read, or the run's table was changed since.
+        StoreError: when the database cannot be read.
         NoTunedData: when there is no such run, or it measured nothing.
     """
     with _reading(path) as connection:
@@ -168,12 +168,7 @@ def run_table(path: Path, number: int) -> Table:
             f"{path} has no run {number} that measured something; "
             f"`nsa-tune db list --runs --db {path}` lists those that did"
         )
-    table = next((one for one in tables.read_database(path) if one.key.digest == found[0]), None)
-    if table is None:
-        raise StoreCorrupt(
-            f"the table {found[0]} of run {number} in {path} was changed since it was measured; "
-            "get it anew, or measure into another database"
-        )
+    table = next(one for one in tables.read_database(path) if one.key.digest == found[0])
     with damage_errors(path):
         newest: dict[tuple[object, ...], Measurement] = {
             row[:3]: checked_measurement(*row[:-1]) for row in rows

@@ -17,7 +17,7 @@ from sqlite_utils import Database
 
 from nsa_tune._errors import NoTunedData, StoreCorrupt, StoreMissing, StoreReadOnly
 from nsa_tune.backend.types.profiles import PROFILES
-from nsa_tune.backend.types.records import Device, Key, Measurement, Table, Weights
+from nsa_tune.backend.types.records import Device, Key, Measurement, Table
 from nsa_tune.db.checks import Check
 from nsa_tune.db.connection import (
     check_regular_file,
@@ -26,7 +26,6 @@ from nsa_tune.db.connection import (
     store_errors,
 )
 from nsa_tune.db.history import History, Limit, PastRun, order_of
-from nsa_tune.db.manifest import changed, seal
 from nsa_tune.db.reader import limits_of, table_of, tables_of
 from nsa_tune.db.schema.migrations import migrate
 from nsa_tune.db.text_table import checked_measurement
@@ -34,11 +33,6 @@ from nsa_tune.db.units import UnitOfRun, put_units
 
 _BUSY_TIMEOUT_S = 30.0
 """How long to wait for another writer; a transaction here takes milliseconds."""
-_COUNT = (
-    "SELECT count(*), max(measurements.id) FROM measurements JOIN runs ON runs.id = run_id "
-    "WHERE key_id = ?"
-)
-_KEY_OF_RUN = "SELECT keys.id, digest FROM keys JOIN runs ON key_id = keys.id WHERE runs.id = ?"
 _ENDED = (
     "UPDATE runs SET ended_at = coalesce(ended_at, ?), outcome = coalesce(outcome, ?) WHERE id = ?"
 )
@@ -155,32 +149,6 @@ class Store:
         with self._writing():
             self._db.table("limits").insert_all(rows)
 
-    def set_weights(self, table: Table, weights: Weights) -> bool:
-        """Keep what was fitted to `table`; False when rows were added since it was read."""
-        with self._writing():
-            number = self._key_number(table.key)
-            assert number is not None, "a table that was read has a key"
-            known = table_of(self._db.conn, self.path, number, table.key)
-            if known.measurements != table.measurements:
-                return False
-            rows, newest_id = self._db.execute(_COUNT, [number]).fetchone()
-            row = {
-                "key_id": number,
-                "rows": rows,
-                "newest_id": newest_id,
-                "stamp": weights.stamp,
-                "points": json.dumps(dict(weights.points), sort_keys=True),
-                "measured_at": known.measured_at,
-                "fitted_at": _now(),
-            }
-            if changed(self._db.conn, number, table.key.digest):
-                return False
-            self._db.table("weights").upsert(row, pk="key_id")
-            # What it held but for the weights was as its manifest says.
-            self._db.execute("DELETE FROM manifests WHERE key_id = ?", [number])
-            seal(self._db.conn, number, table.key.digest)
-        return True
-
     def limits(self, key: Key) -> dict[str, int]:
         """The limits that probes found under `key`, the newest of each name."""
         with self._reading():
@@ -188,11 +156,9 @@ class Store:
             return {} if number is None else limits_of(self._db.conn, number)
 
     def end_run(self, run: int, outcome: str) -> None:
-        """Note how `run` ended, "done", "interrupted" or "budget", and what its table holds now."""
+        """Note how `run` ended: "done", "interrupted" or "budget"."""
         with self._writing():
             self._db.table("runs").update(run, {"ended_at": _now(), "outcome": outcome})
-            for number, digest in self._db.execute(_KEY_OF_RUN, [run]).fetchall():
-                seal(self._db.conn, number, digest)
 
     def unite(self, history: History) -> int:
         """Add what `history` has and this database has not, all or nothing; how many measurements.
@@ -223,7 +189,6 @@ class Store:
                 table_of(self._db.conn, self.path, number, history.key)
             except ValueError as error:
                 raise StoreCorrupt(f"the table {history.key.digest} is refused: {error}") from error
-            seal(self._db.conn, number, history.key.digest)
         return added
 
     def _id_of_key(self, key: Key) -> int:

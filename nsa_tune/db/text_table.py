@@ -6,8 +6,6 @@
     # content = DIGEST-OF-ALL-OTHER-LINES
     # library = torch 2.13.0
     # ages = AGExROWS AGExROWS ...
-    # weights = STAMP DIGEST-OF-THE-ROWS
-    # weights prefill = {"models": ...}
     point<TAB>batch<TAB>arm<TAB>status<TAB>latency_us<TAB>...
 
 The line "# ages" says how many microseconds before the newest row (`measured_at`) each row was
@@ -15,13 +13,13 @@ measured, in their order: "0x3 2500000x2" are three rows and two. Without it tha
 
 Floats have 4 significant digits, "-" stands for nothing, and backslash escapes keep a text with
 tabs or newlines in its cell. A table whose content is not what its head says is refused. One
-without a line "# content", as somebody writes it by hand, is read as it is.
+without a line "# content", as somebody writes it by hand, is read as it is. Names in the head that
+this version does not know, as "# weights" of earlier ones, are passed over.
 """
 
 from __future__ import annotations
 
 import hashlib
-import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -38,9 +36,7 @@ from nsa_tune.backend.types.records import (
     Key,
     Measurement,
     Status,
-    StoredTable,
     Table,
-    Weights,
     measurement_of,
 )
 
@@ -54,8 +50,6 @@ length of each, though "x" writes many in a few characters."""
 _MOST_BYTES, _LONGEST_LINE = 2**24, 2**20
 """Of a file, and of one of its lines."""
 
-_log = logging.getLogger(__name__)
-
 _FORMAT, _VERSIONS = "nsa-tune-table", ("1", "2")
 """The second has what an arm takes once a pass."""
 _DEVICE_NUMBERS = ("sms", "shared_memory_optin", "memory", "l2")
@@ -65,7 +59,6 @@ _COLUMNS = (
 )  # fmt: skip
 _PASS = "pass_us"
 _LIMIT = "limit "
-_WEIGHTS = "weights"
 _ROWS = "rows"
 _AGES = "ages"
 _CONTENT = "content"
@@ -73,7 +66,6 @@ _CONTENT_LINE = re.compile(rb"\n# content = ([^\n]*)(?=\n)")
 _COUNTED = re.compile("x([0-9]{1,6})")
 _NOTHING = "-"
 _OK = str(Status.OK)
-_NO_HEAD_LINE = re.compile(b"^[^#]", re.MULTILINE)
 _COUNT = re.compile("[0-9]{1,18}")
 _AGE = re.compile("([0-9]{1,18})x([0-9]{1,9})")
 _STATUSES = {str(status): status for status in Status}
@@ -209,11 +201,8 @@ def _latency(value: object) -> float | None:
 # --- writing
 
 
-def format_table(table: Table, weights: Weights | None = None) -> str:
-    """`table` as text: the same text for the same measurements in whatever order.
-
-    `weights` are what was fitted to exactly these measurements.
-    """
+def format_table(table: Table) -> str:
+    """`table` as text: the same text for the same measurements in whatever order."""
     key, device = table.key, table.device
     # Earlier versions read the first format, so that is written where it suffices.
     costs_a_pass = any(row.pass_us is not None for row in table.measurements)
@@ -239,9 +228,6 @@ def format_table(table: Table, weights: Weights | None = None) -> str:
         facts.append((_AGES, ages))
     columns = _columns(with_pass=costs_a_pass)
     rows = ["\t".join(columns), *("\t".join(_cells(row, columns)) for row in ordered)]
-    if weights is not None:
-        facts.append((_WEIGHTS, f"{weights.stamp} {_digest(_joined(rows))}"))
-        facts += [(f"{_WEIGHTS} {name}", text) for name, text in sorted(weights.points.items())]
     lines = [
         # No space is left at the end of a line without a value: editors would remove it.
         *(f"# {name} =" + (f" {_escaped(value)}" if value else "") for name, value in facts),
@@ -364,27 +350,6 @@ def read_text(path: Path) -> Table:
     return table
 
 
-def read_stored_text(path: Path) -> StoredTable:
-    """The same table, of which only the head is read now.
-
-    Raises:
-        StoreError: as `read_text`.
-    """
-    data = _bytes(path)
-    rows = _NO_HEAD_LINE.search(data)
-    size = len(data) if rows is None else rows.start()
-    head = _Head.of(_lines(data[:size], path), path)
-    has_content = _check_content(data, path)
-    if not has_content:
-        _log.warning(
-            "%s has no line '# content', so whether it is whole cannot be told; "
-            "`nsa-tune db import` and `nsa-tune db export` write one",
-            path,
-        )
-    weights = head.weights(None if has_content else _digest_of(data[size:]))
-    return StoredTable(head.table(path), weights, lambda: _read(head, _lines(data, path), path))
-
-
 def _read(head: _Head, lines: Sequence[str], path: Path) -> Table:
     rows = lines[head.length : -1]
     if lines[-1] != "":
@@ -426,13 +391,12 @@ def read_key(path: Path) -> Key:
 
 
 def _bytes(path: Path, *, key_only: bool = False) -> bytes:
-    """The whole file; with `key_only`, its first lines, those that begin with "#", without the
-    weights, which are most of them."""
+    """The whole file; with `key_only`, its first lines, those that begin with "#"."""
     try:
         with open_regular(path) as file:
             if key_only:
                 head = takewhile(lambda line: line[:1] == b"#", lines_of(file, _LONGEST_LINE))
-                return b"".join(line for line in head if not line.startswith(b"# weights"))
+                return b"".join(head)
             data = read_whole(file, _MOST_BYTES)
     except FileNotFoundError:
         raise StoreMissing(f"there is no file {path}") from None
@@ -446,15 +410,15 @@ def _bytes(path: Path, *, key_only: bool = False) -> bytes:
     return data.replace(b"\r\n", b"\n") if b"\r" in data else data
 
 
-def _check_content(data: bytes, path: Path) -> bool:
-    """Whether the file says what its content is, and it is that.
+def _check_content(data: bytes, path: Path) -> None:
+    """Pass when the content is what the file says, or it says nothing.
 
     Raises:
         StoreCorrupt: when it is not.
     """
     line = _CONTENT_LINE.search(data)
     if line is None:
-        return False
+        return
     if not data.endswith(b"\n"):
         raise _damage(path, data.count(b"\n") + 1, "the last line was cut short")
     found = _digest_of(data[: line.start()], data[line.end() :])
@@ -463,7 +427,6 @@ def _check_content(data: bytes, path: Path) -> bool:
             f"{path} was changed since it was written: its content is {found}, not what its head "
             "says; get it anew, or remove the line '# content' if you changed it yourself"
         )
-    return True
 
 
 def _lines(data: bytes, path: Path) -> list[str]:
@@ -560,18 +523,6 @@ class _Head:
             for cell, age in zip(cells, ages, strict=True)
             if age
         }
-
-    def weights(self, rows: str | None) -> Weights | None:
-        """What was fitted to the rows with this digest, if it is there; None stands for those that
-        it was written with."""
-        if _WEIGHTS not in self.facts:
-            return None
-        stamp, _, fitted_to = self.text(_WEIGHTS).partition(" ")
-        if rows is not None and fitted_to != rows:
-            return None
-        begin = f"{_WEIGHTS} "
-        names = [name for name in self.facts if name.startswith(begin)]
-        return Weights(stamp, {name.removeprefix(begin): self.text(name) for name in names})
 
     @property
     def limits(self) -> dict[str, int]:

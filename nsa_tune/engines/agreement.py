@@ -13,7 +13,6 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from nsa_tune import __version__
-from nsa_tune.backend.costmodel.weights import stamp_of
 from nsa_tune.backend.dispatch.dispatcher import Dispatcher
 
 NOTHING = "no table"
@@ -100,11 +99,9 @@ def table_digest(dispatcher: Dispatcher) -> str:
 
 def decides_by(dispatcher: Dispatcher, *more: object) -> str:
     """All that the answers of `dispatcher` follow from, as one digest; `more` is the engine's."""
-    policies = dispatcher.policies.values()
     parts = (
         __version__,
         table_digest(dispatcher),
-        stamp_of([policy.features for policy in policies]),
         repr(dispatcher.setting),
         repr(sorted(dispatcher.forced.items())),
         *map(repr, more),

@@ -10,9 +10,9 @@ from typing import Any
 
 from nsa_tune._errors import StoreError, StoreMissing
 from nsa_tune._files import TooLong, lines_of, open_regular
-from nsa_tune.backend.dispatch.refit import write_fitted
 from nsa_tune.backend.types.records import Key, Table
 from nsa_tune.db.checks import Check
+from nsa_tune.db.exchange import write_text
 from nsa_tune.fleet.client import Client, timeout_s, token
 from nsa_tune.fleet.pull.address import Address
 
@@ -89,7 +89,7 @@ def push_table(service: Address, table: Table) -> int:
     """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "table.tsv")
-        write_fitted(table, path)
+        write_text(table, path)
         body = path.read_bytes()
     answer = _client(service).post("/v1/tables", body, "text/tab-separated-values")
     return _number(answer, "added")

@@ -22,7 +22,7 @@ from nsa_tune.db.connection import connect_read_only, store_errors
 from nsa_tune.db.exchange import import_text
 from nsa_tune.db.reader import default_database, read_database, sources
 from nsa_tune.db.store import Store
-from nsa_tune.db.text_table import format_table, read_key, read_stored_text, read_text
+from nsa_tune.db.text_table import format_table, read_key, read_text
 from nsa_tune.reports.analysis.selection import TableFilter, select_tables
 from tests.records import DEVICE, KEY, ok, table
 
@@ -284,9 +284,8 @@ def test_text_that_was_changed_is_refused(
     path = _text(tmp_path)
     path.write_text(path.read_text().replace(old, new, 1))
 
-    for read in (read_text, read_stored_text):
-        with pytest.raises(StoreCorrupt, match="was changed since it was written"):
-            read(path)
+    with pytest.raises(StoreCorrupt, match="was changed since it was written"):
+        read_text(path)
     caplog.clear()
     assert "a.tsv" not in _open(path).source
     assert "was changed since" in caplog.text
@@ -296,18 +295,27 @@ def test_a_version_control_system_may_change_the_ends_of_lines(tmp_path: Path) -
     path = _text(tmp_path)
     path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
 
-    assert len(read_stored_text(path).read().measurements) == 3
+    assert len(read_text(path).measurements) == 3
 
 
-def test_a_table_without_content_is_read_and_says_what_it_lacks(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_table_without_content_is_read(tmp_path: Path) -> None:
     path = _text(tmp_path)
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join(line for line in lines if not line.startswith("# content")))
 
-    assert len(read_stored_text(path).read().measurements) == 3
-    assert "has no line '# content'" in caplog.text
+    assert len(read_text(path).measurements) == 3
+
+
+def test_the_weights_that_earlier_versions_wrote_are_passed_over(tmp_path: Path) -> None:
+    path = _text(tmp_path)
+    plain = read_text(path)
+    lines = [line for line in path.read_text().splitlines(keepends=True) if "# content" not in line]
+    place = next(i for i, line in enumerate(lines) if line.startswith("point"))
+    lines[place:place] = ["# weights = 57 26\n", '# weights decode = {"models":7}\n']
+    path.write_text("".join(lines))
+
+    assert read_text(path) == plain
+    assert read_key(path) == plain.key
 
 
 def test_half_a_character_is_refused(tmp_path: Path) -> None:

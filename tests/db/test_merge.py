@@ -15,7 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nsa_tune._errors import StoreCorrupt, StoreError
-from nsa_tune.backend.dispatch.refit import refit
 from nsa_tune.backend.types.records import Measurement
 from nsa_tune.db.checks import Check, read_checks
 from nsa_tune.db.exchange import import_text, write_text
@@ -61,7 +60,6 @@ class Source(NamedTuple):
                     connection.execute(
                         "UPDATE limits SET found_at = ? WHERE run_id = ?", [limit.found_at, number]
                     )
-            connection.execute("DELETE FROM manifests")
             connection.commit()
         return _as_text(path) if self.is_text else [path]
 
@@ -153,7 +151,6 @@ def _database(path: Path, *rows: Measurement, at: str = TIMES[0]) -> Path:
         run = store.begin_run(KEY, DEVICE, {"points": ["prefill"]})
         store.add(run, rows, measured_at=at)
         store.end_run(run, "done")
-        refit(store, KEY)
     return path
 
 
@@ -217,30 +214,6 @@ def test_ones_own_text_hides_no_digits(tmp_path: Path) -> None:
         assert read_database(into)[0].measurements[0].latency_us == 123.456789
 
 
-def test_a_merged_table_has_a_manifest(tmp_path: Path) -> None:
-    path = tmp_path / "all.db"
-    _merged(path, [_database(tmp_path / "a.db", ok("extend:0+1"))])
-    with closing(sqlite3.connect(path)) as connection:
-        connection.execute("UPDATE measurements SET latency_us = 3")
-        connection.commit()
-
-    with pytest.raises(StoreCorrupt, match="that was changed"):
-        read_database(path)
-
-
-def test_a_table_that_was_changed_is_not_merged(tmp_path: Path) -> None:
-    path = _database(tmp_path / "a.db", ok("extend:0+1"))
-    with closing(sqlite3.connect(path)) as connection:
-        connection.execute("UPDATE measurements SET latency_us = 3")
-        connection.commit()
-
-    with (
-        Store.open(tmp_path / "all.db") as store,
-        pytest.raises(StoreCorrupt, match="that was changed"),
-    ):
-        merge(store, path)
-
-
 @pytest.mark.parametrize(
     "statement",
     [
@@ -256,7 +229,6 @@ def test_a_table_that_was_changed_is_not_merged(tmp_path: Path) -> None:
 def test_a_strangers_database_is_checked(statement: str, tmp_path: Path) -> None:
     path = _database(tmp_path / "a.db", ok("extend:0+1"))
     with closing(sqlite3.connect(path)) as connection:
-        connection.execute("DELETE FROM manifests")
         connection.execute(statement)
         connection.commit()
     with Store.open(tmp_path / "all.db") as store:

@@ -17,7 +17,7 @@ from nsa_tune.backend.types.records import Key, Measurement, Table
 from nsa_tune.db import reader as tables
 from nsa_tune.db.reader import default_database, find, shipped, sources
 from nsa_tune.db.store import Store
-from nsa_tune.db.text_table import format_table, read_stored_text
+from nsa_tune.db.text_table import format_table, read_text
 from tests.records import DEVICE, KEY, failed, ok, table
 
 WANTED: dict[str, Any] = {
@@ -227,8 +227,7 @@ def test_every_shipped_table_is_in_the_form_that_the_package_writes(
 
     for path in shipped():
         text = path.read_text(encoding="utf-8")
-        stored = read_stored_text(path)
-        assert format_table(stored.read(), stored.weights) == text, path.name
+        assert format_table(read_text(path)) == text, path.name
 
 
 def test_reading_loads_the_standard_library_only(tmp_path: Path) -> None:

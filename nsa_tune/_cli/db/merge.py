@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -48,7 +47,7 @@ def merge(
             say(f"{name}: {counted(merged.added, 'measurement')} added, {merged.known} known")
             added, known = added + merged.added, known + merged.known
             keys |= dict.fromkeys(merged.keys)
-        tables = list(refitted(store, keys))
+        tables = [store.table(key) for key in keys]
         path = store.path
     if json:
         print_document(_document(str(path), added, known, tables))
@@ -59,22 +58,13 @@ def merge(
 
 def merge_file(store: Store, path: Path) -> Merged:
     """Merge what is in `path`, unless it would spoil what is there."""
-    from nsa_tune.backend.dispatch.refit import check_fit
+    from nsa_tune.backend.dispatch.fit_check import check_fit
     from nsa_tune.db.merge import merge as merge_checked
 
     text = path.suffix == ".tsv"
     for table in [read_text(path)] if text else reader.read_database(path):
         check_fit(table)
     return merge_checked(store, path)
-
-
-def refitted(store: Store, keys: Iterable[Key]) -> Iterator[Table]:
-    """The tables of `keys`, whose models are fitted again."""
-    from nsa_tune.backend.dispatch.refit import refit
-
-    for key in keys:
-        refit(store, key)
-        yield store.table(key)
 
 
 def _line(table: Table) -> str:

@@ -17,7 +17,6 @@ from nsa_tune.backend.types.counted import counted
 from nsa_tune.backend.types.records import Table
 from nsa_tune.db import reader
 from nsa_tune.db.runs import Run, runs_of
-from nsa_tune.db.text_table import read_text
 from nsa_tune.reports.formats.plain import plain
 
 _MOST_RUNS = 1000
@@ -82,9 +81,9 @@ def db_export(
     database: Database = None,
 ) -> None:
     """Write one table of a database as a text file, to compare, commit or import."""
-    from nsa_tune.backend.dispatch.refit import write_fitted
+    from nsa_tune.db.exchange import write_text
 
-    write_fitted(_only(chosen(tables, database, key or "")), out)
+    write_text(_only(chosen(tables, database, key or "")), out)
     say(f"wrote {out}")
 
 
@@ -93,7 +92,6 @@ def db_import(
     database: DatabaseToWrite = None,
 ) -> None:
     """Add a text table to a database. Measurements that are already there stay unchanged."""
-    from nsa_tune.backend.dispatch.refit import refit
     from nsa_tune.db.exchange import import_text
     from nsa_tune.db.store import Store
 
@@ -101,7 +99,6 @@ def db_import(
         raise UsageError(f"{file} is a database: add it with `nsa-tune db merge {file}`")
     with Store.open(database or reader.database_to_write()) as store:
         added = import_text(store, file)
-        refit(store, read_text(file).key)
         say(f"{counted(added, 'measurement')} added to {store.path}")
 
 

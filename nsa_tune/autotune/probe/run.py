@@ -14,7 +14,6 @@ from nsa_tune.autotune.probe.bisection import Found, find_limit
 from nsa_tune.autotune.probe.child import Target
 from nsa_tune.autotune.probe.tries import Outcome, Try, attempt
 from nsa_tune.backend import libraries as providers
-from nsa_tune.backend.dispatch.refit import refit
 from nsa_tune.backend.libraries.deep_gemm.limits import metadata_rows
 from nsa_tune.backend.libraries.flash_mla.limits import (
     padded_heads,
@@ -152,7 +151,6 @@ def probe(request: ProbeRequest, progress: ProbeProgress | None = None) -> list[
             outcome = "done"
         finally:
             store.end_run(number, outcome)
-        refit(store, key)
     return results
 
 

@@ -23,7 +23,6 @@ from nsa_tune.autotune.worker.executor import Launcher
 from nsa_tune.autotune.worker.isolated import Deadlines
 from nsa_tune.autotune.worker.local import LocalLauncher
 from nsa_tune.autotune.worker.messages import Setup
-from nsa_tune.backend.dispatch.refit import refit
 from nsa_tune.backend.points import LOSSY, lossy_named
 from nsa_tune.backend.types.layouts import layout_of
 from nsa_tune.backend.types.profiles import profile_of
@@ -195,8 +194,6 @@ def _result(pool: DevicePool, sweeps: Sweeps, outcome: str, progress: Progress) 
             slower = f"{unit.ratio:.3f} times as long as the other {unit.device}"
             text = f"{unit.unit}{where} takes {slower}"
             progress.incident(Incident("unit_out_of_line", text, asdict(unit)))
-    for sweep in sweeps:
-        refit(store, sweep.key)
     tables = tuple(store.table(sweep.key) for sweep in sweeps)
     return RunResult(
         tables=tables,

@@ -70,7 +70,7 @@ class Dispatcher:
                     key=key,
                     forced=forced,
                 ),
-                lambda: table,
+                table,
             ),
             None,
         )
@@ -187,7 +187,7 @@ class Dispatcher:
     @property
     def table(self) -> Table | None:
         """The measurements; None when the engine's baseline answers."""
-        return self._opened.read()
+        return self._opened.table
 
     # --- plans
 

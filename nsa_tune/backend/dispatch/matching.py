@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 
 from nsa_tune._errors import StoreError
@@ -69,10 +70,10 @@ def of_the_same_architecture(
     ]
     for gpu in dict.fromkeys(others):
         try:
-            found = next(tables.find_stored(db, wanted._replace(gpu=gpu)), [])
+            found = chain.from_iterable(tables.find_stored(db, wanted._replace(gpu=gpu)))
+            yield from (table for table in found if table.head.device.arch == arch)
         except StoreError:
             continue
-        yield from (table for table in found if table.head.device.arch == arch)
 
 
 def nothing_for(db: Path | None, wanted: tables.Wanted) -> str:

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from nsa_tune._errors import NoTunedData, NsaTuneError, StoreCorrupt, StoreError, UsageError
-from nsa_tune.backend.costmodel.features import Features
+from nsa_tune._errors import NoTunedData, NsaTuneError, StoreError, UsageError
 from nsa_tune.backend.costmodel.policy import Policy
-from nsa_tune.backend.costmodel.weights import fitted_of, stamp_of
 from nsa_tune.backend.dispatch.environment import Environment
+from nsa_tune.backend.dispatch.fit_check import UNFIT
 from nsa_tune.backend.dispatch.matching import (
     Here,
     differing,
@@ -27,7 +25,7 @@ from nsa_tune.backend.libraries.limits import probed_elsewhere
 from nsa_tune.backend.points import POINTS, lossy_named, points_for
 from nsa_tune.backend.types.point import Point, Setting
 from nsa_tune.backend.types.profiles import profile_of
-from nsa_tune.backend.types.records import Device, Measurement, StoredTable, Table
+from nsa_tune.backend.types.records import Device, StoredTable, Table
 from nsa_tune.db import reader as tables
 from nsa_tune.db.checks import Check, failed_checks
 
@@ -37,15 +35,12 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_UNUSABLE = (ArithmeticError, ValueError, RecursionError, MemoryError)
-"""What numbers that no machine measures may come to. It is that table's trouble alone."""
-
 
 class Opened(NamedTuple):
     """What answers, and the measurements behind it."""
 
     planner: TablePlanner
-    read: Callable[[], Table | None]
+    table: Table | None
     """None when the engine's baseline answers."""
 
 
@@ -157,7 +152,7 @@ class Request:
                 try:
                     opened = self._tuned(found, here, environment)
                     opened.planner.prepare()
-                except (NsaTuneError, *_UNUSABLE) as error:
+                except (NsaTuneError, *UNFIT) as error:
                     problems.append(f"{found.table.head.source} cannot be used: {error}")
                     _log.warning("%s", problems[-1])
                 else:
@@ -214,11 +209,13 @@ class Request:
                 yield _Found(table, Match.ARCHITECTURE, device, (difference,))
 
     def _tuned(self, found: _Found, here: Here | None, environment: Environment) -> Opened:
-        # Read at most once, for estimates and for whoever asks for the table.
-        table = found.table._replace(read=cache(found.table.read))
-        setting = self._setting_of(table.head, found.device, here)
-        policies = _policies(table, [Features(point, setting) for point in self._points()])
-        return Opened(self._planner(found, setting, policies, environment), table.read)
+        table = found.table.read()
+        if not tables.succeeded(table):
+            raise NoTunedData("no measurement of it succeeded")
+        setting = self._setting_of(table, found.device, here)
+        rows = table.measurements
+        policies = [Policy.fit(point, setting, rows) for point in self._points()]
+        return Opened(self._planner(found, setting, policies, environment), table)
 
     def _setting_of(self, table: Table, device: Device, here: Here | None) -> Setting:
         measured = dict(table.key.libraries)
@@ -263,25 +260,7 @@ class Request:
             forced=environment.forced,
         )
         planner.prepare()
-        return Opened(planner, lambda: None)
-
-
-def _policies(table: StoredTable, features: Sequence[Features]) -> list[Policy]:
-    """The policies of a table: from its weights where they are current, else fitted now.
-
-    Raises:
-        StoreError: when the table cannot be read.
-    """
-
-    def rows() -> tuple[Measurement, ...]:
-        return table.read().measurements
-
-    if table.weights is not None and table.weights.stamp == stamp_of(features):
-        try:
-            return [Policy(one, fitted_of(table.weights, one), rows) for one in features]
-        except StoreCorrupt as error:
-            _log.warning("%s is fitted again: %s", table.head.source, error)
-    return [Policy.fit(one.point, one.setting, rows()) for one in features]
+        return Opened(planner, None)
 
 
 def _different(table: Table, here: Here | None, failed: _Failed) -> Iterator[str]:

@@ -162,21 +162,10 @@ class Table:
         return self.times.get((row.point, row.batch, row.arm), self.measured_at)
 
 
-class Weights(NamedTuple):
-    """What was fitted to a table's measurements, as `backend.costmodel.weights` writes it."""
-
-    stamp: str
-    """What it depends on besides the measurements."""
-    points: Mapping[str, str]
-    """Text by decision point."""
-
-
 class StoredTable(NamedTuple):
     """A table in a file: its head at once, its measurements when they are asked for."""
 
     head: Table
     """Without measurements."""
-    weights: Weights | None
-    """None where there are none, or none of these measurements."""
     read: Callable[[], Table]
     """Reads the whole table, anew at each call. Raises StoreError when it cannot."""

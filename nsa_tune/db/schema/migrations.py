@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from nsa_tune.backend.types.profiles import PROFILES
 from nsa_tune.db.connection import schema_version
-from nsa_tune.db.manifest import seal
 from nsa_tune.db.schema.views import REGRET, SPREAD, VIEWS
 
 if TYPE_CHECKING:
@@ -244,17 +243,14 @@ _MANIFESTS = """
         newest_id INTEGER NOT NULL,  -- the last measurement that is covered
         newest_run INTEGER NOT NULL,  -- the last run
         newest_limit INTEGER NOT NULL,  -- the last limit
-        content TEXT NOT NULL  -- digest of all that is covered (db/manifest.py)
+        content TEXT NOT NULL  -- digest of all that is covered
     )
     """
 
 
 def manifests_of_heads(db: Database) -> None:
-    """Digests of what an engine reads on opening; all tables that are here get both now."""
-    # One that was changed keeps a digest that nothing has, and goes on being refused.
+    """Digests of a table's head."""
     db.execute("ALTER TABLE manifests ADD COLUMN head TEXT NOT NULL DEFAULT ''")
-    for number, digest in db.execute("SELECT id, digest FROM keys").fetchall():
-        seal(db.conn, number, digest)
 
 
 def units_of_runs(db: Database) -> None:
@@ -288,6 +284,14 @@ _UNITS = (
     )
     """,
 )
+
+
+def measurements_only(db: Database) -> None:
+    """Drop what was computed from measurements: fitted weights, and digests that covered them."""
+    db.execute("DROP TABLE weights")
+    db.execute("DROP TABLE manifests")
+
+
 MIGRATIONS: tuple[Callable[[Database], None], ...] = (
     first_schema,
     views,
@@ -299,6 +303,7 @@ MIGRATIONS: tuple[Callable[[Database], None], ...] = (
     manifests,
     manifests_of_heads,
     units_of_runs,
+    measurements_only,
 )
 """Step i makes schema i + 1."""
 

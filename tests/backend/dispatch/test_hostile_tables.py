@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
-from math import dist
+from math import dist, isfinite
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -15,8 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsa_tune import Batch, Dispatcher
-from nsa_tune.backend.costmodel.features import Features
-from nsa_tune.backend.costmodel.weights import fit_weights
+from nsa_tune.backend.costmodel.policy import Policy
 from nsa_tune.backend.dispatch.opening import Request
 from nsa_tune.backend.hardware import nvml
 from nsa_tune.backend.hardware.detect import KNOWN, device_of
@@ -25,7 +23,7 @@ from nsa_tune.backend.libraries.flash_mla.limits import schedule_rows
 from nsa_tune.backend.libraries.limits import bound, probed_elsewhere
 from nsa_tune.backend.points import points_for
 from nsa_tune.backend.types.point import Setting
-from nsa_tune.backend.types.records import Device, Measurement, Table, Weights
+from nsa_tune.backend.types.records import Device, Measurement, Table
 from nsa_tune.db.text_table import format_table
 from tests.records import DEVICE, KEY, failed, ok, table
 
@@ -37,8 +35,8 @@ def opened(path: Path) -> Dispatcher:
     return Dispatcher.open(path, KEY.gpu, model=KEY.model, heads=KEY.heads, kv_dtype="fp8")
 
 
-def written(lies: Table, path: Path, weights: Weights | None = None) -> Path:
-    path.write_text(format_table(lies, weights))
+def written(lies: Table, path: Path) -> Path:
+    path.write_text(format_table(lies))
     return path
 
 
@@ -73,10 +71,10 @@ def test_times_that_no_machine_measures_are_that_tables_trouble_alone(
 @given(st.lists(st.floats(1e-3, 1e9) | st.sampled_from([1e-3, 1e9]), min_size=1, max_size=36))
 def test_any_times_within_the_bounds_can_be_opened_and_asked(times: list[float]) -> None:
     setting = Setting.of(table())
-    found = fit_weights(
-        [Features(one, setting) for one in points_for(setting.profile)], rows(times)
-    )
-    assert all("Infinity" not in text and "NaN" not in text for text in found.points.values())
+    for point in points_for(setting.profile):
+        fitted = Policy.fit(point, setting, rows(times)).fitted
+        for models in fitted.models.values():
+            assert all(isfinite(each) for model in models.values() for each in model.weights)
 
 
 @pytest.mark.parametrize("times", [(1e-3, 1e9), (1e9,), (1e-3,), (1.0, 1e9, 1e-3, 50.0)])
@@ -87,63 +85,6 @@ def test_times_at_the_bounds_are_read(times: tuple[float, ...], tmp_path: Path) 
     for batch in map(Batch.parse, BATCHES):
         assert dispatcher.plan(batch).reasons["prefill_path"].text
     assert dispatcher.captured(8).batch.batch_size == 8
-
-
-def _weights(change: Any) -> Weights:
-    """What is fitted to good rows, changed by `change` in the point `prefill`."""
-    good, setting = table(*rows((100.0, 130.0, 170.0, 90.0))), Setting.of(table())
-    found = fit_weights(
-        [Features(one, setting) for one in points_for(setting.profile)], good.measurements
-    )
-    plain = json.loads(found.points["prefill"])
-    change(plain)
-    text = json.dumps(plain).replace('"BIG"', "1" + "0" * 400).replace('"INF"', "1e400")
-    return Weights(found.stamp, {**found.points, "prefill": text})
-
-
-def _set(value: Any, at: int) -> Any:
-    def change(plain: dict[str, Any]) -> None:
-        for models in plain["models"].values():
-            for weights in models.values():
-                weights[at] = value
-
-    return change
-
-
-def _boxes(plain: dict[str, Any]) -> None:
-    box = [[1, 1, 1, 1], [None] * 4, "made up"]
-    plain["failures"] = {ARMS[0]: [None, {"0": [box] * 10_000}]}
-
-
-def _regimes(plain: dict[str, Any]) -> None:
-    for models in plain["models"].values():
-        models |= {str(i): next(iter(models.values())) for i in range(1000)}
-
-
-def _extent(plain: dict[str, Any]) -> None:
-    plain["extent"] = [10**30, 10**31, 10**32]
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        _set(float("nan"), 0), _set(float("inf"), 0), _set(-1.0, 0), _set("BIG", 0),
-        _set("INF", -1), _set(0.0, -1), _set(1e300, 0), _boxes, _regimes, _extent,
-    ],
-    ids=[
-        "nan", "inf", "negative", "400 digits", "1e400", "free", "1e300", "boxes", "regimes",
-        "extent",
-    ],
-)  # fmt: skip
-def test_weights_that_cannot_be_are_fitted_again(
-    change: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    good = table(*rows((100.0, 130.0, 170.0, 90.0)))
-    dispatcher = opened(written(good, tmp_path / "a.tsv", _weights(change)))
-
-    assert "a.tsv" in dispatcher.source
-    assert "the weights of prefill cannot be read" in caplog.text
-    assert dispatcher.plan(Batch.extend([512], [64])).prefill_path in ("mha", "mla")
 
 
 def test_arithmetic_that_fails_is_that_tables_trouble_alone(

@@ -57,7 +57,7 @@ def test_the_schema_is_frozen_by_its_names(tmp_path: Path) -> None:
     with closing(Database(path)) as db:
         assert db.table_names() == [
             "nsa_tune_migrations", "keys", "devices", "runs", "measurements", "checks", "limits",
-            "weights", "models", "manifests", "units", "unit_times",
+            "models", "units", "unit_times",
         ]  # fmt: skip
         assert set(db.view_names()) == {
             "newest", "v_regret", "v_winner", "v_limits", "v_crossover", "v_spread",
@@ -143,6 +143,26 @@ def test_what_the_first_schema_stored_is_read_and_has_discarded_nothing(
     with Store.open(path) as store:
         assert store.tables() == before
     assert [row.discarded for row in before[0].measurements] == [0]
+
+
+def test_what_was_computed_from_measurements_goes_and_they_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "nsa-tune.db"
+    with monkeypatch.context() as older:
+        older.setattr(migrations, "MIGRATIONS", MIGRATIONS[:10])
+        with closing(Database(path)) as db:
+            migrate(db, path)
+            insert_first_schema_row(db)
+            db.execute("INSERT INTO weights VALUES (1, 1, 1, 'stamp', '{}', '2026', '2026')")
+            db.execute("INSERT INTO manifests VALUES (1, 1, 1, 0, 'content', 'head')")
+            db.conn.commit()
+    before = tables.read_database(path)
+
+    with Store.open(path) as store:
+        assert store.tables() == before
+    assert len(before[0].measurements) == 1
+    assert not [sql for sql in _schema(path) if "weights" in sql or "manifests" in sql]
 
 
 @pytest.mark.parametrize("version", range(1, len(MIGRATIONS)))

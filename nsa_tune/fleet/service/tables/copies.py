@@ -17,10 +17,10 @@ from typing import Generic, NamedTuple, TypeVar
 
 from starlette.concurrency import run_in_threadpool
 
-from nsa_tune.backend.dispatch.refit import write_fitted
 from nsa_tune.backend.types.records import Key, Table
 from nsa_tune.db import reader
 from nsa_tune.db.connection import store_errors
+from nsa_tune.db.exchange import write_text
 
 Made = TypeVar("Made")
 
@@ -138,6 +138,6 @@ class TextTables:
 def _as_text(table: Table) -> TextTable:
     with tempfile.TemporaryDirectory(prefix="nsa-tune-text-") as directory:
         path = Path(directory, "table.tsv")
-        write_fitted(table, path)
+        write_text(table, path)
         text = Copy.of(path.read_bytes())
     return TextTable(table.key, len(table.measurements), table.measured_at, text)

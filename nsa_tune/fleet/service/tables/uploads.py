@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from nsa_tune._errors import NsaTuneError, StoreError, UsageError
-from nsa_tune.backend.dispatch.refit import check_fit, refit
+from nsa_tune.backend.dispatch.fit_check import check_fit
 from nsa_tune.backend.points import POINTS
 from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.profiles import profile_of
@@ -97,7 +97,7 @@ def _canonical(time: datetime) -> str:
 
 
 def merge(store: Store, path: Path, table: Table) -> Merged:
-    """Add what `store` lacks of `table`, which `path` holds, and fit its models anew.
+    """Add what `store` lacks of `table`, which `path` holds.
 
     Raises:
         UsageError: when readers would refuse the database afterwards.
@@ -105,8 +105,6 @@ def merge(store: Store, path: Path, table: Table) -> Merged:
     """
     _check_room(store, table)
     added = import_text(store, path)
-    if added:
-        refit(store, table.key)
     return Merged(added, len(table.measurements) - added)
 
 
