@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 
-from nsa_tune._errors import UsageError
+from nsa_tune._errors import DeviceMissing, UsageError
 from nsa_tune.backend.hardware import nvml
+from nsa_tune.backend.hardware.visible import visible_gpus
 
 ALL = "all"
 """Stands for every GPU of this host."""
@@ -24,7 +25,14 @@ def check_device(name: str) -> None:
 
 
 def every_gpu() -> list[str]:
-    """ "cuda:N" for each GPU that this process may use; "cuda:0" where NVML cannot count them."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    count = len(nvml.gpu_names()) if visible is None else len(visible.split(","))
+    """ "cuda:N" for each GPU that this process may use; "cuda:0" where NVML cannot count them.
+
+    Raises:
+        DeviceMissing: when CUDA_VISIBLE_DEVICES hides every GPU.
+    """
+    count = len(visible_gpus(len(nvml.gpu_names())))
+    if not count and "CUDA_VISIBLE_DEVICES" in os.environ:
+        raise DeviceMissing(
+            "CUDA_VISIBLE_DEVICES hides every GPU of this host: unset it, or use --device cpu"
+        )
     return [f"cuda:{i}" for i in range(max(count, 1))]
