@@ -12,7 +12,7 @@ from rich.progress import Progress as RichProgress
 from rich.table import Column
 from rich.text import Text
 
-from nsa_tune.autotune.runner.progress import Incident
+from nsa_tune.autotune.runner.progress import Incident, RemainingTime
 from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.counted import counted
 from nsa_tune.backend.types.point import Point, Setting
@@ -108,6 +108,7 @@ class LineProgress(RunProgress):
     def __init__(self, console: Console) -> None:
         super().__init__(console)
         self._next_line_at = _LINE_EVERY_S
+        self._remaining = RemainingTime()
 
     def batch(
         self, done: int, total: int, point: Point, batch: Batch, rows: Sequence[Measurement],
@@ -115,12 +116,14 @@ class LineProgress(RunProgress):
     ) -> None:  # fmt: skip
         """Also prints a line, every ten seconds and at the end."""
         super().batch(done, total, point, batch, rows, seconds)
+        self._remaining.add(seconds)
         if seconds >= self._next_line_at or done == total:
             self._next_line_at = seconds + _LINE_EVERY_S
-            left = seconds / done * (total - done)
+            left_s = self._remaining.estimate_s(total - done) if done < total else None
+            left = "" if left_s is None else f", about {left_s:.0f} s more"
             self._say(
-                f"{_count(done, total)}, {seconds:.0f} s, about {left:.0f} s more, "
-                f"{self.pace(seconds)}; last {batch}; "
+                f"{_count(done, total)}, {seconds:.0f} s{left}, {self.pace(seconds)}; "
+                f"last {batch}; "
                 f"wins in {point.name}: {self.standing(point)}{self.by_node()}"
             )
 

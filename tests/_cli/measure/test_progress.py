@@ -83,11 +83,20 @@ def test_plain_lines_are_printed_every_ten_seconds_and_at_the_end() -> None:
 
     assert isinstance(progress, LineProgress)
     assert _text(progress).splitlines() == [
-        "2 batches measured, about 2 left, 12 s, about 12 s more, 0.2 batches/s; last extend:0+64; "
+        "2 batches measured, about 2 left, 12 s, 0.2 batches/s; last extend:0+64; "
         "wins in toy: steep/a 2",
-        "4 batches measured, 14 s, about 0 s more, 0.3 batches/s; last extend:0+64; "
-        "wins in toy: steep/a 4",
+        "4 batches measured, 14 s, 0.3 batches/s; last extend:0+64; wins in toy: steep/a 4",
     ]
+
+
+def test_the_time_left_goes_by_the_latest_batches() -> None:
+    progress, _ = progress_for(_console(terminal=False), quiet=False)
+
+    for done in range(1, 21):
+        progress.batch(done, 40, POINT, BATCH, _rows(10.0), 30.0 + done)
+
+    assert "1 batch measured, about 39 left, 31 s, 0.0 batches/s" in _text(progress)
+    assert "11 batches measured, about 29 left, 41 s, about 29 s more, " in _text(progress)
 
 
 def test_wins_are_counted_in_batches() -> None:
