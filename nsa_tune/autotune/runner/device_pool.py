@@ -151,7 +151,7 @@ class DevicePool:
         if task is None:
             self._take_ceilings(device, update)
             return
-        quarantined = device.sweep.take(device.unit, task, update.rows)
+        quarantined = device.sweep.take(device.unit, task, update.rows, update.killed_by)
         self._report(device, task, update, quarantined)
         if update.finished:
             rows = device.sweep.finished(device.unit, task)

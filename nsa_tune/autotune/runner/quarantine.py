@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TypeAlias
 
-from nsa_tune.autotune.bench.failures import cost_a_worker, failed_before_arms, out_of_memory
+from nsa_tune.autotune.bench.failures import out_of_memory
 from nsa_tune.backend.types.records import Measurement, Status
 
 _MOST_FAILURES = 3
+_Arm: TypeAlias = tuple[str, str]
+"""Point and arm."""
+_Batch: TypeAlias = tuple[str, str]
+"""Point and batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,40 +30,57 @@ class Quarantined:
 class Quarantine:
     """Counts the failures of each arm of each point.
 
-    An arm is quarantined when it has taken down three workers, or has failed three times without
-    one success. An arm that works on some batches and raises on others is not: trying it costs next
-    to nothing. Out of memory is not counted, because it is a matter of the batch's size.
+    An arm is quarantined when it has taken down three workers of a run, or has failed three times
+    without one success. An arm that works on some batches and raises on others is not: trying it
+    costs next to nothing. A failure does not count where no arm of the batch succeeds, which is the
+    fault of its inputs or of the machine, nor where memory ran out, which is a matter of size.
     """
 
-    def __init__(self, known: Iterable[Measurement] = ()) -> None:
-        self._failures: Counter[tuple[str, str]] = Counter()
-        self._workers: Counter[tuple[str, str]] = Counter()
-        self._succeeded: set[tuple[str, str]] = set()
-        self._out: dict[tuple[str, str], Quarantined] = {}
-        self.note(known)
+    def __init__(self, stored: Iterable[Measurement] = ()) -> None:
+        self._failures: Counter[_Arm] = Counter()
+        self._kills: Counter[_Arm] = Counter()
+        self._succeeded: set[_Arm] = set()
+        self._measurable: set[_Batch] = set()
+        """Batches on which an arm has succeeded."""
+        self._pending: dict[_Batch, list[Measurement]] = {}
+        """Failures on the other batches."""
+        self._quarantined: dict[_Arm, Quarantined] = {}
+        self.note(stored)
 
-    def note(self, rows: Iterable[Measurement]) -> list[Quarantined]:
-        """Count `rows`; returns the arms that they put into quarantine."""
-        new = []
+    def note(self, rows: Iterable[Measurement], killed_by: str = "") -> list[Quarantined]:
+        """Count `rows`; returns the arms that they put into quarantine.
+
+        Args:
+            killed_by: the arm, one of the rows', that took a worker down; empty if none did.
+        """
+        before = len(self._quarantined)
         for row in rows:
-            arm = (row.point, row.arm)
+            batch = row.point, row.batch
             if row.status is Status.OK:
-                self._succeeded.add(arm)
-            if row.status is Status.OK or out_of_memory(row) or failed_before_arms(row):
-                continue
-            self._failures[arm] += 1
-            self._workers[arm] += cost_a_worker(row)
-            hopeless = self._failures[arm] >= _MOST_FAILURES and arm not in self._succeeded
-            if arm not in self._out and (hopeless or self._workers[arm] >= _MOST_FAILURES):
-                self._out[arm] = Quarantined(row.point, row.arm, row.reason)
-                new.append(self._out[arm])
-        return new
+                self._succeeded.add((row.point, row.arm))
+                self._measurable.add(batch)
+                for failure in self._pending.pop(batch, ()):
+                    self._count(failure)
+            elif not out_of_memory(row):
+                self._kills[row.point, row.arm] += row.arm == killed_by
+                if batch in self._measurable or row.arm == killed_by:
+                    self._count(row)
+                else:
+                    self._pending.setdefault(batch, []).append(row)
+        return list(self._quarantined.values())[before:]
+
+    def _count(self, failure: Measurement) -> None:
+        arm = failure.point, failure.arm
+        self._failures[arm] += 1
+        hopeless = self._failures[arm] >= _MOST_FAILURES and arm not in self._succeeded
+        if hopeless or self._kills[arm] >= _MOST_FAILURES:
+            self._quarantined.setdefault(arm, Quarantined(*arm, failure.reason))
 
     def holds(self, point: str, arm: str) -> bool:
         """Whether `arm` of `point` is in quarantine."""
-        return (point, arm) in self._out
+        return (point, arm) in self._quarantined
 
     @property
     def arms(self) -> tuple[Quarantined, ...]:
         """All arms in quarantine, in the order in which they got there."""
-        return tuple(self._out.values())
+        return tuple(self._quarantined.values())

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from nsa_tune.autotune.bench.ceilings import POINT as CEILINGS
 from nsa_tune.autotune.bench.ceilings import lacks_ceilings
-from nsa_tune.autotune.bench.failures import may_pass_later
+from nsa_tune.autotune.bench.failures import out_of_memory
 from nsa_tune.autotune.bench.job import Job
 from nsa_tune.autotune.runner.device_agreement import (
     SHARED_BY_A_SAMPLE,
@@ -54,8 +54,8 @@ class Sweep:
         self._lacks_ceilings = wanted and lacks_ceilings(self.setting.device, known)
         known = [row for row in known if row.point != CEILINGS]
         self.quarantine = Quarantine(known)
-        # What failed because other processes held the memory is measured again.
-        known = [row for row in known if not may_pass_later(row)]
+        # Other processes may have held the memory that was missing.
+        known = [row for row in known if not out_of_memory(row)]
         self.skipped = len(known)
         self.schedule = make_schedule(points, self.setting, known)
         self._units = [device.unit for device in devices]
@@ -110,14 +110,17 @@ class Sweep:
         arms = tuple(a for a in job.arms if not self.quarantine.holds(job.point.name, a.name))
         return replace(job, arms=arms) if arms else None
 
-    def take(self, unit: str, task: Task, rows: Sequence[Measurement]) -> list[Quarantined]:
-        """Take some rows of `task`; returns the arms that they put into quarantine."""
+    def take(
+        self, unit: str, task: Task, rows: Sequence[Measurement], killed_by: str = ""
+    ) -> list[Quarantined]:
+        """Take some rows of `task`; returns the arms that they put into quarantine. `killed_by` is
+        as in `JobUpdate`."""
         self._agreement.note(unit, rows)
         if task.repeated:
             return []
         self._rows[unit].extend(rows)
         self.writer.add(rows)
-        return self.quarantine.note(rows)
+        return self.quarantine.note(rows, killed_by)
 
     def finished(self, unit: str, task: Task) -> list[Measurement]:
         """`task` has ended; returns all of its rows."""

@@ -26,6 +26,8 @@ class JobUpdate:
     """Every arm of the job has its row."""
     replaced: str = ""
     """Why the worker process must be replaced; empty when it need not be."""
+    killed_by: str = ""
+    """The arm that took the worker down; empty when none did."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from multiprocessing.connection import Connection
 
 from nsa_tune._errors import MachineUnfit
-from nsa_tune.autotune.bench.failures import with_worker
 from nsa_tune.autotune.bench.job import Job
 from nsa_tune.autotune.worker.executor import FirstCall, JobUpdate
 from nsa_tune.autotune.worker.flight_recorder import FlightRecorder
@@ -64,7 +63,7 @@ class InProcessExecutor:
         results = self._server.measure(
             MeasureBatch(self.job.point.name, self.job.batch, self._arms)
         )
-        rows = [with_worker(row) if results.context_lost else row for row in results.rows]
+        rows = list(results.rows)
         measured = {row.arm for row in rows}
         self._arms = tuple(name for name in self._arms if name not in measured)
         if results.context_lost:

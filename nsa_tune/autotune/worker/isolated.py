@@ -14,7 +14,7 @@ from time import monotonic
 from nsa_tune._errors import MachineUnfit
 from nsa_tune.autotune.bench.ceilings import POINT as CEILINGS
 from nsa_tune.autotune.bench.ceilings import ceilings_for
-from nsa_tune.autotune.bench.failures import failed_row, with_inputs, with_worker
+from nsa_tune.autotune.bench.failures import failed_row
 from nsa_tune.autotune.bench.job import Job
 from nsa_tune.autotune.worker.executor import FirstCall, JobUpdate
 from nsa_tune.autotune.worker.flight_recorder import Activity, Stage
@@ -175,12 +175,14 @@ class IsolatedExecutor:
         if self._at_ceilings:
             self._at_ceilings = False
             return JobUpdate(rows, finished=True, replaced=rows[-1].reason if lost else "")
-        if lost:
-            rows = [with_worker(row) for row in rows]
         self._unexplained = 0
-        return self._update(rows, rows[0].reason if lost and rows else "")
+        # Of several rows the inputs are to blame.
+        killed_by = rows[0].arm if lost and len(rows) == 1 else ""
+        return self._update(rows, rows[0].reason if lost and rows else "", killed_by)
 
-    def _update(self, rows: list[Measurement], replaced: str = "") -> JobUpdate:
+    def _update(
+        self, rows: list[Measurement], replaced: str = "", killed_by: str = ""
+    ) -> JobUpdate:
         """Go on with the arms that have no row, if there were any rows at all."""
         measured = {row.arm for row in rows}
         self._arms = [name for name in self._arms if name not in measured] if measured else []
@@ -188,7 +190,7 @@ class IsolatedExecutor:
             self._dispatch()
         else:
             self.job = None
-        return JobUpdate(rows, finished=self.job is None, replaced=replaced)
+        return JobUpdate(rows, self.job is None, replaced, killed_by)
 
     def _check_deadline(self, worker: WorkerProcess) -> JobUpdate | None:
         activity = worker.activity()
@@ -221,20 +223,19 @@ class IsolatedExecutor:
                 "see nsa-tune doctor, and run the same command again to continue"
             )
         if in_arm:
-            rows = [with_worker(self._failed(self._arms[activity.arm], reason))]
-        elif activity.stage is Stage.INPUTS:
-            rows = [with_inputs(self._failed(name, reason)) for name in self._arms]
-        else:
-            self._dispatch()
-            return None
-        return self._update(rows, reason)
+            arm = self._arms[activity.arm]
+            return self._update([self._failed(arm, reason)], reason, arm)
+        if activity.stage is Stage.INPUTS:
+            return self._update([self._failed(name, reason) for name in self._arms], reason)
+        self._dispatch()
+        return None
 
     def _without_ceilings(self, index: int, reason: str) -> JobUpdate:
         """The worker died while it measured ceiling number `index`; no others are tried."""
         self._at_ceilings = False
         arch = self.ready().setting.device.arch
         one = ceilings_for(arch, large=arch != "cpu")[index]
-        row = with_worker(failed_row(CEILINGS, one.batch, one.arm, reason))
+        row = failed_row(CEILINGS, one.batch, one.arm, reason)
         return JobUpdate([row], finished=True, replaced=reason)
 
     def _failed(self, arm: str, reason: str) -> Measurement:

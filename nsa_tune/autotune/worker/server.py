@@ -12,9 +12,9 @@ from typing import Any, cast
 
 import torch
 
-from nsa_tune.autotune.bench import devices, memory
+from nsa_tune.autotune.bench import devices
 from nsa_tune.autotune.bench.ceilings import measure_ceilings
-from nsa_tune.autotune.bench.failures import held_elsewhere, out_of_memory, with_inputs
+from nsa_tune.autotune.bench.failures import out_of_memory
 from nsa_tune.autotune.bench.measure import ContextLost, alive, measure_batch
 from nsa_tune.autotune.bench.registry import points_in
 from nsa_tune.autotune.bench.timing import Run, Sampler, Timer, timer_for
@@ -22,10 +22,6 @@ from nsa_tune.autotune.worker.flight_recorder import NO_ARM, FlightRecorder, Sta
 from nsa_tune.autotune.worker.messages import MeasureBatch, Ready, Results, Setup
 from nsa_tune.backend.types.point import Arm, Case
 from nsa_tune.backend.types.records import Measurement, Status
-
-_HELD_ELSEWHERE = 0.1
-"""Share of a device's memory. When other processes hold more, an arm that ran out of memory is not
-blamed for it."""
 
 
 class MeasurementServer:
@@ -67,14 +63,8 @@ class MeasurementServer:
         results = self._measure(request)
         if _short_of_memory(results):
             # The memory may be there, but in pieces: free what torch caches and try again.
-            gc.collect()
-            memory.release_cached(self._device)
+            self._release_cached()
             results = self._measure(request)
-        if _short_of_memory(results):
-            held, total = memory.held_by_others(self._device)
-            if held > _HELD_ELSEWHERE * total:
-                rows = [held_elsewhere(r, held) if out_of_memory(r) else r for r in results.rows]
-                results = replace(results, rows=tuple(rows))
         self._recorder.note(Stage.IDLE)
         return results
 
@@ -87,10 +77,14 @@ class MeasurementServer:
         lost = not alive(self._device)
         if not lost:
             # Their tensors are larger than any batch's: do not keep them in torch's cache.
-            gc.collect()
-            memory.release_cached(self._device)
+            self._release_cached()
         self._recorder.note(Stage.IDLE)
         return Results(tuple(rows), lost)
+
+    def _release_cached(self) -> None:
+        gc.collect()
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def _measure(self, request: MeasureBatch) -> Results:
         point = self._points[request.point]
@@ -112,8 +106,6 @@ class MeasurementServer:
         which arm was running: it keeps its row, and the others are measured again.
         """
         activity = self._recorder.read()
-        if activity.stage is Stage.INPUTS:
-            return [with_inputs(row) if row.status is Status.FAILED else row for row in rows]
         if activity.stage is not Stage.SAMPLE or any(row.status is Status.OK for row in rows):
             return rows
         guilty = next((r for r in rows if r.arm == request.arms[activity.arm]), None)

@@ -142,7 +142,7 @@ def test_a_worker_that_dies_of_the_ceilings_is_replaced(
 
     (row,) = roof_of(result.table.measurements)
     assert (row.arm, row.status) == ("copy", Status.FAILED)
-    assert row.reason == "worker lost: exit code 3: the copy engine is gone"
+    assert row.reason == "exit code 3: the copy engine is gone"
     assert (result.outcome, result.measured, result.failed, result.replaced) == ("done", 9, 1, 1)
     assert [one.text for one in incidents if one.kind == "worker_replaced"] == [
         "the worker is replaced after measuring the ceilings: exit code 3: the copy engine is gone"

@@ -67,11 +67,9 @@ def test_a_run_survives_every_kind_of_fault_and_names_the_arms(tmp_path: Path) -
         "segfaults", "exits", "library exits", "nan", "wrong", "raises", "eats memory",
         "does not compile",
     )}  # fmt: skip
-    assert reasons["segfaults"] == "worker lost: killed by SIGSEGV"
-    assert reasons["exits"] == (
-        "worker lost: exit code 1: Assertion failed (kernel.cu:67): smem_size <= limit"
-    )
-    assert reasons["library exits"].startswith("worker lost: exit code 1")
+    assert reasons["segfaults"] == "killed by SIGSEGV"
+    assert reasons["exits"] == ("exit code 1: Assertion failed (kernel.cu:67): smem_size <= limit")
+    assert reasons["library exits"].startswith("exit code 1")
     assert reasons["raises"] == "RuntimeError: the kernel says no"
     assert "MemoryError" in reasons["eats memory"]
     assert reasons["does not compile"] == "SyntaxError: the compiler says no"
@@ -89,7 +87,8 @@ def test_a_run_survives_every_kind_of_fault_and_names_the_arms(tmp_path: Path) -
     assert workers() == []
 
     again, _ = tuned(tmp_path, "FAULTS")
-    assert (again.measured, again.replaced) == (0, 0), "quarantine outlives the run"
+    assert again.replaced == 0, "quarantine outlives the run"
+    assert again.measured == len(rows_of(again, "eats memory")) == 4, "memory may be free now"
     assert {arm.arm for arm in again.quarantined} == out
 
 
@@ -100,7 +99,7 @@ def test_a_fault_that_shows_when_an_arm_is_timed_is_blamed_on_that_arm(tmp_path:
         "fast": Status.OK, "slow": Status.OK,
         "late segfault": Status.FAILED, "late error": Status.FAILED,
     }  # fmt: skip
-    assert rows_of(result, "late segfault")[0].reason == "worker lost: killed by SIGSEGV"
+    assert rows_of(result, "late segfault")[0].reason == "killed by SIGSEGV"
     assert rows_of(result, "late error")[0].reason == "RuntimeError: an illegal address"
     assert result.replaced == 1
 
@@ -113,7 +112,7 @@ def test_an_arm_that_hangs_is_killed_at_its_deadline(
     result, told = tuned(tmp_path, "HANG", Deadlines(first=5.0))
 
     assert [row.status for row in rows_of(result, "fast")] == [Status.OK]
-    assert rows_of(result, "hangs")[0].reason == "worker lost: no end after 5 s"
+    assert rows_of(result, "hangs")[0].reason == "no end after 5 s"
     first, replaced, *_ = told.incidents
     assert (first.kind, first.facts["arm"], first.facts["batch"]) == (
         "first_call", "hangs", "decode:n1:10",
