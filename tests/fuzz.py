@@ -47,8 +47,6 @@ from nsa_tune.db.runs import newest_of, runs_of, state_of
 from nsa_tune.db.store import Store
 from nsa_tune.db.text_table import read_text
 from nsa_tune.engines.decision_log import DecisionLog, read_decisions
-from nsa_tune.fleet.pull.address import Address
-from nsa_tune.fleet.pull.fetching import fetched
 from nsa_tune.fleet.service.documents import parsed
 from nsa_tune.fleet.service.jobs.demand import Demand
 from nsa_tune.fleet.service.jobs.queue import Jobs
@@ -57,6 +55,8 @@ from nsa_tune.fleet.service.jobs.weights import BatchWeights
 from nsa_tune.fleet.service.state import State
 from nsa_tune.fleet.service.tables.copies import TextTables
 from nsa_tune.fleet.service.tables.uploads import checked, merge, received
+from nsa_tune.remote.address import Address
+from nsa_tune.remote.fetching import fetched
 from nsa_tune.reports.analysis.report import build
 from nsa_tune.reports.formats.json_document import as_json
 from tests.reports.dashboard.served import served

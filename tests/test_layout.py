@@ -38,7 +38,7 @@ _RUNTIME = {
     name: path
     for name, path in _FILES.items()
     if name in ("__init__.py", "_errors.py")
-    or name.startswith("fleet/pull/")
+    or name.startswith("remote/")
     or (
         name.startswith(("backend/", "engines/"))
         and not name.startswith(MAY_LOAD_TORCH)
@@ -117,6 +117,12 @@ def test_the_table_of_rooms_holds_no_arrow_too_many() -> None:
 
 def test_rooms_import_in_no_circle() -> None:
     list(TopologicalSorter(ROOMS).static_order())  # Raises CycleError for a circle.
+
+
+def test_only_commands_import_the_fleet() -> None:
+    importers = {room for room, rooms in ROOMS.items() if any(r.startswith("fleet") for r in rooms)}
+
+    assert all(room.startswith(("fleet", "_cli")) for room in importers)
 
 
 def test_parts_of_steering_import_only_what_stands_below_them() -> None:

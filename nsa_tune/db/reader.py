@@ -39,10 +39,10 @@ from nsa_tune.db.text_table import (
     read_text,
 )
 from nsa_tune.db.values import count_of, text_of
-from nsa_tune.fleet.pull.address import address_in
+from nsa_tune.remote.address import address_in
 
 if TYPE_CHECKING:
-    from nsa_tune.fleet.pull.fetching import Fetched
+    from nsa_tune.remote.fetching import Fetched
 
 _SHIPPED = Path(__file__).parent.parent / "tables"
 _FILE = Path("nsa-tune", "nsa-tune.db")
@@ -283,7 +283,7 @@ def fetched_from(place: str | Path, *, again: bool = False) -> Fetched | None:
     if address is None:
         return None
     # Only here: what speaks HTTP takes longer to load than a table.
-    from nsa_tune.fleet.pull.fetching import fetched
+    from nsa_tune.remote.fetching import fetched
 
     found = fetched(address, _cache_folder(), _check_any, again=again)
     if found.path is not None:

@@ -13,8 +13,8 @@ from nsa_tune._files import TooLong, lines_of, open_regular
 from nsa_tune.backend.types.records import Key, Table
 from nsa_tune.db.checks import Check
 from nsa_tune.db.exchange import write_text
-from nsa_tune.fleet.client import Client, timeout_s, token
-from nsa_tune.fleet.pull.address import Address
+from nsa_tune.remote.address import Address
+from nsa_tune.remote.client import Client, timeout_s, token
 
 _PIECE = 2**23
 """Bytes of a log that are sent at once; a service takes 16 MiB."""

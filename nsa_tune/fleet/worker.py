@@ -33,7 +33,7 @@ from nsa_tune.db.exchange import import_text
 from nsa_tune.db.reader import read_database
 from nsa_tune.db.store import Store
 from nsa_tune.db.text_table import format_table
-from nsa_tune.fleet.client import Client, Refused, reading
+from nsa_tune.remote.client import Client, Refused, reading
 
 _BEATS_A_LEASE = 4
 _LONGEST_BEAT_S = 15.0

@@ -10,7 +10,7 @@ import os
 import sys
 from dataclasses import replace
 
-from nsa_tune.fleet.client import Client
+from nsa_tune.remote.client import Client
 from tests.fleet.service.made_up_tables import H200_KEY, grown, text_of
 
 __all__: list[str] = []

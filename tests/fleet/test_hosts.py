@@ -16,8 +16,8 @@ from nsa_tune import Batch, Dispatcher
 from nsa_tune.autotune.health import doctor
 from nsa_tune.autotune.health.doctor import State
 from nsa_tune.db import reader
-from nsa_tune.fleet.pull import fetching
-from nsa_tune.fleet.pull.address import Address
+from nsa_tune.remote import fetching
+from nsa_tune.remote.address import Address
 from tests.fleet.server import Kept, Server, serving
 from tests.reports.synthetic import H100
 from tests.shell import GPU, Shell
@@ -134,7 +134,7 @@ def test_ranks_that_wait_take_the_answer_of_the_one_that_asked(
 ) -> None:
     from contextlib import contextmanager
 
-    from nsa_tune.fleet.pull.copies import Copies
+    from nsa_tune.remote.copies import Copies
 
     alone = Copies.alone
     cache, address = tmp_path / "cache", Address.of(server.url)

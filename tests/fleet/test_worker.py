@@ -23,9 +23,9 @@ from nsa_tune.backend.types.records import Device, Key
 from nsa_tune.db.reader import read_database
 from nsa_tune.db.store import Store
 from nsa_tune.fleet import worker
-from nsa_tune.fleet.client import Client, Refused
 from nsa_tune.fleet.service.auth.tokens import Role
 from nsa_tune.fleet.worker import WorkerRequest, work
+from nsa_tune.remote.client import Client, Refused
 from tests.fleet.service.made_up_tables import grown, text_of
 from tests.fleet.service.served import Served, served
 from tests.records import ok

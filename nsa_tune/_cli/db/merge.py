@@ -14,7 +14,7 @@ from nsa_tune.backend.types.counted import counted
 from nsa_tune.backend.types.records import Key, Table
 from nsa_tune.db import reader
 from nsa_tune.db.text_table import content_of, read_text
-from nsa_tune.fleet.pull.address import address_in
+from nsa_tune.remote.address import address_in
 from nsa_tune.reports.formats.plain import plain
 
 if TYPE_CHECKING:

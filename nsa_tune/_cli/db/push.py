@@ -16,7 +16,7 @@ from nsa_tune._errors import NsaTuneError, StoreError, StoreMissing, UsageError
 from nsa_tune.backend.types.counted import counted
 from nsa_tune.backend.types.records import Key
 from nsa_tune.db import reader
-from nsa_tune.fleet.pull.address import Address, address_in
+from nsa_tune.remote.address import Address, address_in
 
 if TYPE_CHECKING:
     from nsa_tune.db.checks import Check

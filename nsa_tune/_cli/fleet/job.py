@@ -41,7 +41,7 @@ def job_list(
     if json:
         print_document({"schema": "nsa-tune/jobs/1", **found})
         return
-    from nsa_tune.fleet.client import reading
+    from nsa_tune.remote.client import reading
 
     with reading():
         lines = [_line(one) for one in found["jobs"]]
@@ -108,7 +108,7 @@ def job_ask(
     if json:
         print_document({"schema": "nsa-tune/wanted/1", **answer})
         return
-    from nsa_tune.fleet.client import reading
+    from nsa_tune.remote.client import reading
 
     with reading():
         table = answer["table"]
@@ -129,7 +129,7 @@ def job_cancel(number: _Number, url: UrlOption = None) -> None:
 
 
 def _print(answer: dict[str, Any]) -> None:
-    from nsa_tune.fleet.client import reading
+    from nsa_tune.remote.client import reading
 
     with reading():
         line = _line(answer["job"])

@@ -10,7 +10,7 @@ import typer
 from nsa_tune._errors import UsageError
 
 if TYPE_CHECKING:
-    from nsa_tune.fleet.client import Client
+    from nsa_tune.remote.client import Client
 
 _URL = "NSA_TUNE_SERVICE"
 
@@ -34,7 +34,7 @@ def client_of(url: str | None, patience_s: float) -> Client:
     Raises:
         UsageError: when one of the two is not there.
     """
-    from nsa_tune.fleet.client import TOKEN, Client, token
+    from nsa_tune.remote.client import TOKEN, Client, token
 
     address, secret = url or os.environ.get(_URL, ""), token()
     if not address:

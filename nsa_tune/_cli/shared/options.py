@@ -11,7 +11,7 @@ import typer
 from nsa_tune._errors import UsageError
 from nsa_tune.backend.types.profiles import PROFILES, profile_of
 from nsa_tune.db import reader
-from nsa_tune.fleet.pull.address import address_in
+from nsa_tune.remote.address import address_in
 
 
 class KvDtype(StrEnum):

@@ -18,7 +18,7 @@ from nsa_tune.backend.types.counted import counted
 from nsa_tune.backend.types.records import Status, Table
 from nsa_tune.db import reader as tables
 from nsa_tune.db.text_table import read_text
-from nsa_tune.fleet.pull.fetching import Fetched
+from nsa_tune.remote.fetching import Fetched
 
 
 class State(StrEnum):

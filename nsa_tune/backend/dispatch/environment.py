@@ -14,7 +14,7 @@ from pathlib import Path
 
 from nsa_tune._errors import UsageError
 from nsa_tune.backend.types.point import Point
-from nsa_tune.fleet.pull.address import address_in
+from nsa_tune.remote.address import address_in
 
 _log = logging.getLogger(__name__)
 

@@ -31,7 +31,7 @@ from nsa_tune.db.checks import Check, failed_checks
 
 if TYPE_CHECKING:
     from nsa_tune.backend.baselines import Baseline
-    from nsa_tune.fleet.pull.fetching import Fetched
+    from nsa_tune.remote.fetching import Fetched
 
 _log = logging.getLogger(__name__)
 
@@ -139,7 +139,7 @@ class Request:
         """Tell the service of NSA_TUNE_DB that no table is of exactly this machine."""
         if served is None or here is None:
             return
-        from nsa_tune.fleet.pull.wanted import ask_for
+        from nsa_tune.remote.wanted import ask_for
 
         versions = {"driver": here.driver, "libraries": dict(here.libraries)}
         ask_for(served.address, {**self.wanted._asdict(), **versions})

@@ -1,4 +1,4 @@
-"""A database that a server keeps: fetched when it is opened, and kept for when the server is away.
+"""HTTP, and databases that a server keeps: fetched when they are opened, copies kept for later.
 
 An engine runs this when it starts: the standard library only.
 """

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from nsa_tune._errors import UsageError
-from nsa_tune.fleet.client import Client, Refused
+from nsa_tune.remote.client import Client, Refused
 
 
 @contextmanager

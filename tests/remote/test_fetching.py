@@ -14,9 +14,9 @@ from time import monotonic
 import pytest
 
 from nsa_tune import StoreCorrupt, UsageError
-from nsa_tune.fleet.pull import fetching
-from nsa_tune.fleet.pull.address import Address
-from nsa_tune.fleet.pull.fetching import Fetched
+from nsa_tune.remote import fetching
+from nsa_tune.remote.address import Address
+from nsa_tune.remote.fetching import Fetched
 from tests.fleet.server import Kept, Server, serving
 
 OLD, NEW = b"SQLite: old", b"SQLite: new"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from nsa_tune import UsageError
-from nsa_tune.fleet.pull.address import Address, address_in
+from nsa_tune.remote.address import Address, address_in
 
 PIN = "ab" * 32
 

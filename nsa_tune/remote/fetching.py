@@ -9,9 +9,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from nsa_tune._errors import StoreError
-from nsa_tune.fleet.client import Answer, Refused, download, timeout_s
-from nsa_tune.fleet.pull.address import Address
-from nsa_tune.fleet.pull.copies import Copies, State, remove_beside, suffix_of
+from nsa_tune.remote.address import Address
+from nsa_tune.remote.client import Answer, Refused, download, timeout_s
+from nsa_tune.remote.copies import Copies, State, remove_beside, suffix_of
 
 _log = logging.getLogger(__name__)
 _MARGIN_S = 1.0

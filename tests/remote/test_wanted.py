@@ -12,8 +12,8 @@ import pytest
 
 from nsa_tune import Dispatcher, NoTunedData
 from nsa_tune.backend.hardware import detect
-from nsa_tune.fleet.pull import fetching, wanted
-from nsa_tune.fleet.pull.address import Address
+from nsa_tune.remote import fetching, wanted
+from nsa_tune.remote.address import Address
 from tests.fleet.server import Kept, Server, serving
 
 

@@ -8,8 +8,8 @@ import threading
 from collections.abc import Mapping
 
 from nsa_tune._errors import NsaTuneError
-from nsa_tune.fleet.client import Client, timeout_s, token
-from nsa_tune.fleet.pull.address import Address
+from nsa_tune.remote.address import Address
+from nsa_tune.remote.client import Client, timeout_s, token
 
 _log = logging.getLogger(__name__)
 _asked: set[bytes] = set()
