@@ -17,8 +17,8 @@ from torch._C._distributed_c10d import HashStore, TCPStore
 from nsa_tune.engines import agreement
 from nsa_tune.engines.agreement import agree, decides_by, table_digest
 from nsa_tune.engines.edge import EngineMustStop
-from nsa_tune.engines.sglang.pass_mode.ranks import ranks as module
-from nsa_tune.engines.sglang.pass_mode.ranks.ranks import Ranks
+from nsa_tune.engines.sglang.pass_mode import ranks as module
+from nsa_tune.engines.sglang.pass_mode.ranks import Ranks
 from tests.engines.sglang.tables import dispatcher
 
 _names = count()
@@ -126,7 +126,7 @@ def _ranks(rank: int, world_size: int) -> tuple[Ranks, _Group]:
 def test_one_rank_asks_nobody() -> None:
     ranks, group = _ranks(0, 1)
 
-    assert ranks.all_say("anything", "yes")
+    assert ranks.agree("anything", "yes")
     assert ranks.from_first("mine") == "mine"
     assert group.sent == []
 
@@ -141,10 +141,10 @@ def test_a_rank_that_leaves_all_to_the_engine_waits_for_nobody(
     # Were anybody waited for, this test would not end.
     monkeypatch.setenv("NSA_TUNE_AGREE_S", "1e9")
 
-    assert not _ranks(0, 2)[0].all_say("mode", None)
+    assert not _ranks(0, 2)[0].agree("mode", None)
     module._asked.clear()  # as the other rank's process counts
     if not absent:
-        assert not _ranks(1, 2)[0].all_say("mode", "yes")
+        assert not _ranks(1, 2)[0].agree("mode", "yes")
 
 
 def test_others_send_nothing_of_their_own() -> None:
@@ -178,7 +178,7 @@ def test_a_question_that_is_asked_again_is_a_new_one(monkeypatch: pytest.MonkeyP
     )
     ranks, _ = _ranks(0, 2)
     for question in ("dense", "mode", "dense"):
-        assert ranks.all_say(question, "yes")
+        assert ranks.agree(question, "yes")
 
     assert asked == ["dense/1", "mode/1", "dense/2"]
 

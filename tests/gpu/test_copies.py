@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from importlib import import_module
 from importlib.util import find_spec
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from nsa_tune.backend.kernels import packed_fp8
-from nsa_tune.engines.sglang.copies import calibration
-from nsa_tune.engines.sglang.copies.copies import padded, read_back
-from nsa_tune.engines.sglang.copies.eligible import PADDED_HEADS
+from nsa_tune.engines.hooking import wrapped
+from nsa_tune.engines.sglang.eligible import PADDED_HEADS, Engine
+from nsa_tune.engines.sglang.kernels import copies
+from nsa_tune.engines.sglang.kernels.copies import PADDING, READ_BACK, padded, read_back
 
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
 pytestmark = [
@@ -33,7 +33,7 @@ def device() -> torch.device:
 def test_a_prefix_is_read_back_bit_by_bit(
     tokens: int, kind: torch.dtype, device: torch.device
 ) -> None:
-    pool = calibration._made_up_pool(30000, device)
+    pool = copies.made_up_pool(30000, device)
     slots = torch.randint(len(pool), (tokens,), device=device).to(kind)
     raw = pool.view(len(pool), -1).view(torch.uint8)
     wanted = packed_fp8.dequantize_reference(raw, slots, RANK, ROPE).unsqueeze(1)
@@ -42,18 +42,22 @@ def test_a_prefix_is_read_back_bit_by_bit(
 
 
 @pytest.mark.skipif(find_spec("sglang") is None, reason="needs sglang")
-def test_sglangs_own_read_back_gives_the_same_bits_and_is_timed(device: torch.device) -> None:
+def test_sglangs_own_read_back_gives_the_same_bits_and_is_timed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     module: Any = import_module("sglang.kernels.ops.attention.dsa.dequant_k_cache")
     name = "dequantize_k_cache_paged"
     function = getattr(module, name, None) or getattr(module, f"{name}_dsa")
 
-    times = list(calibration.read_back_times(function, device))
+    monkeypatch.setattr(copies, "_function", lambda backend: function)
 
-    assert all(min(one.engine_us, one.own_us) > 0 for one in times)
+    timings = list(READ_BACK.timings(copies.read_backs(Engine(None, None))))
+
+    assert all(min(timing.engine_us, timing.swapped_us) > 0 for timing in timings)
 
 
 @pytest.mark.skipif(find_spec("sgl_kernel") is None, reason="needs sglang-kernel")
-def test_what_is_behind_the_queries_reaches_no_output(device: torch.device) -> None:
+def test_what_is_behind_the_queries_reaches_no_output() -> None:
     """As `_forward_flashmla_sparse` of SGLang does it, and with NaN in place of zeros."""
     flash_mla: Any = import_module("sgl_kernel.flash_mla")
 
@@ -73,9 +77,13 @@ def test_what_is_behind_the_queries_reaches_no_output(device: torch.device) -> N
         )[0]  # fmt: skip
         return out[:, :heads]
 
-    backend = SimpleNamespace(num_q_heads=HEADS, dsa_index_topk=TOPK)
+    class Backend:
+        num_q_heads, dsa_index_topk = HEADS, TOPK
+        _forward_flashmla_sparse = wrapped(attended, copies.around_sparse)
 
-    assert list(calibration.padding_times(attended, backend, device)), "it compares every bit"
+    calls = copies.paddings(Engine(None, Backend()))
+
+    assert list(PADDING.timings(calls)), "it compares every bit"
 
 
 def test_queries_are_kept(device: torch.device) -> None:

@@ -14,10 +14,10 @@ from nsa_tune.backend.types.layouts import KVLayout
 from nsa_tune.engines.decision_log import process_log as decision_log
 from nsa_tune.engines.edge import LeftAlone
 from nsa_tune.engines.opened import opened as opened_for
-from nsa_tune.engines.sglang.copies.eligible import allowed as copies_allowed
 from nsa_tune.engines.sglang.costs.once import charged, offered
 from nsa_tune.engines.sglang.edge import EDGE, attempt, say_once
-from nsa_tune.engines.sglang.facts import Facts, facts_of, variable_set
+from nsa_tune.engines.sglang.eligible import Part, switch_is_on, variable_set
+from nsa_tune.engines.sglang.facts import Facts, facts_of
 from nsa_tune.engines.sglang.indexer import PAIR, Indexer
 from nsa_tune.engines.sglang.prefill import Answers, Prefill
 from nsa_tune.engines.sglang.releases import (
@@ -104,7 +104,7 @@ def _answers(
 def _reads_back(dispatcher: Dispatcher, release: Release) -> bool:
     """Whether nsa-tune's kernel reads prefixes back, unless SGLang's is found to be as fast."""
     hooked = any(symbol.name == "read_back" for symbol in release.symbols)
-    return hooked and copies_allowed() and dispatcher.setting.device.arch == "sm90"
+    return hooked and switch_is_on(Part.COPIES) and dispatcher.setting.device.arch == "sm90"
 
 
 def check_hooks(backend: Any) -> None:

@@ -1,17 +1,15 @@
-"""What the plug-in must know of an attention backend and its ranks, and when to leave one alone."""
+"""What the plug-in must know of an attention backend."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any
 
 from nsa_tune.backend.libraries.flash_mla.limits import padded_heads
 from nsa_tune.backend.types.layouts import KVLayout
 from nsa_tune.backend.types.profiles import PROFILES, ModelProfile
 from nsa_tune.engines.edge import LeftAlone
+from nsa_tune.engines.sglang.eligible import Engine, Part, why_not
 
 _CHUNK = 8192
 """SGLang's own chunk on an 80 GB GPU, where no size was asked for."""
@@ -44,20 +42,15 @@ class Facts:
         return f"{self.profile.name}, {self.heads} local heads, {self.kv_dtype} KV"
 
 
-def parallel() -> Any:
-    """SGLang's own record of its ranks and groups, the same in all known releases."""
-    return import_module("sglang.srt.runtime_context").get_parallel()
-
-
 def facts_of(backend: Any, model_runner: Any) -> Facts:
     """The facts of a DSA backend that the engine has just built.
 
     Raises:
         LeftAlone: for a model, a pool or a mode of operation that nothing was measured for.
     """
-    for what, applies in _UNMEASURED.items():
-        if applies(backend, model_runner):
-            raise LeftAlone(f"nothing is measured for {what}")
+    reason = why_not(Part.TABLE, Engine(model_runner, backend))
+    if reason is not None:
+        raise LeftAlone(f"nothing is measured for {reason}")
     profile = _profile(backend, model_runner.model_config)
     chunk = model_runner.server_args.chunked_prefill_size or 0
     padded = padded_heads(backend.num_q_heads) or backend.num_q_heads
@@ -78,46 +71,6 @@ def _layers(model_runner: Any) -> int | None:
     holder = getattr(model_runner, "layer_info", model_runner)
     count = getattr(holder, "num_effective_layers", None)
     return count if type(count) is int and count > 0 else None
-
-
-def variable_set(name: str) -> bool:
-    """Whether the environment variable `name` means yes, as SGLang reads it."""
-    return os.environ.get(name, "").lower() not in ("", "0", "false", "no", "n")
-
-
-def _context_parallel(backend: Any, model_runner: Any) -> bool:
-    del backend, model_runner
-    return bool(parallel().attn_cp_size > 1)
-
-
-def _shared_over_mtp_steps(backend: Any, model_runner: Any) -> bool:
-    """Whether the draft worker hands its prefill's top-k to its decode as pool slots.
-
-    In flashmla_sparse over packed fp8 they are offsets into the batch's own keys, and releases
-    without this method copy them as they are.
-    """
-    shared = getattr(model_runner.model_config.hf_config, "index_share_for_mtp_iteration", False)
-    converted = hasattr(backend, "prepare_mtp_seed_indices")
-    return bool(getattr(model_runner, "is_draft_worker", False) and shared and not converted)
-
-
-_UNMEASURED: dict[str, Callable[[Any, Any], bool]] = {
-    "deterministic inference": lambda backend, _: backend.num_splits != 0,
-    "HiSparse": lambda backend, _: backend.hisparse_coordinator is not None,
-    "pooled indexer keys": lambda backend, _: getattr(backend, "dsa_index_kpool", 1) > 1,
-    "decode context parallelism": lambda backend, _: getattr(backend, "dcp_size", 1) > 1,
-    "a sharded KV pool": lambda backend, _: getattr(backend, "_kv_shard_pool", None) is not None,
-    "attention sinks": lambda _, runner: bool(
-        getattr(runner.model_config.hf_config, "learnable_sink", False)
-    ),
-    "context parallelism": _context_parallel,
-    # A stage of other length is charged otherwise, and its top-k goes on to the next stage.
-    "pipeline parallelism": lambda _, runner: getattr(runner.server_args, "pp_size", 1) > 1,
-    "top-k shared over MTP steps": _shared_over_mtp_steps,
-    # A rank that decides otherwise (it has another table, say) would take rank 0's for its own.
-    "top-k broadcast from one rank": lambda *_: variable_set("SGLANG_DSA_TOPK_BROADCAST"),
-}
-"""Modes of operation that change what a batch costs or which kernels may run; in words."""
 
 
 def _profile(backend: Any, model_config: Any) -> ModelProfile:

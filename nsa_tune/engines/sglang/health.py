@@ -7,12 +7,12 @@ from pathlib import Path
 from nsa_tune.engines.health import Health, Host
 from nsa_tune.engines.health import health as health_of
 from nsa_tune.engines.sglang import last_start
-from nsa_tune.engines.sglang.copies import eligible as copies
-from nsa_tune.engines.sglang.decode import eligible as decode
+from nsa_tune.engines.sglang.eligible import SWITCHES, switch_is_on
+from nsa_tune.engines.sglang.kernel_swap import KernelSwap
+from nsa_tune.engines.sglang.kernels import SWAPS
 from nsa_tune.engines.sglang.pass_mode.times import remembered
 from nsa_tune.engines.sglang.pass_mode.times.summary import summary
 from nsa_tune.engines.sglang.releases import checked, installed_version, release_of
-from nsa_tune.engines.sglang.topk import eligible as topk
 
 
 def health(*, db: Path | None = None, probe: bool = True) -> list[Health]:
@@ -35,13 +35,7 @@ def health(*, db: Path | None = None, probe: bool = True) -> list[Health]:
     found = health_of(host, db=db, probe=probe)
     if any(symbol.name == "forward" for symbol in host.symbols or ()):
         found += _pass_times()
-    hooked = {symbol.name for symbol in host.symbols or ()}
-    if "topk" in hooked:
-        found.append(_kernel("topk", "top-k", topk.TOPK_SWITCH, on=topk.allowed()))
-    if "fa3" in hooked:
-        found.append(_kernel("decode", "decode", decode.DECODE_SWITCH, on=decode.allowed()))
-    if "sparse" in hooked:
-        found.append(_kernel("copies", "copies", copies.COPIES_SWITCH, on=copies.allowed()))
+        found += [_kernel(swap) for swap in SWAPS]
     return found
 
 
@@ -52,9 +46,9 @@ def _pass_times() -> list[Health]:
     return kept or [Health("pass times", True, none)]
 
 
-def _kernel(what: str, name: str, switch: str, *, on: bool) -> Health:
+def _kernel(swap: KernelSwap) -> Health:
     """Whose kernel runs where both were timed at the last start; either is right."""
-    if not on:
-        return Health(name, True, f"{switch} is set to 0: SGLang's own kernel runs")
+    if not switch_is_on(swap.part):
+        return Health(swap.name, True, f"{SWITCHES[swap.part]} is set to 0: SGLang's kernel runs")
     none = "nothing is known yet: SGLang times nsa-tune's kernel when it starts"
-    return Health(name, True, last_start.kept(what) or none)
+    return Health(swap.name, True, last_start.kept(swap.name) or none)

@@ -6,16 +6,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from nsa_tune.engines.sglang.backend import around_init
-from nsa_tune.engines.sglang.copies.hooks import around_read_back, around_sparse
-from nsa_tune.engines.sglang.decode.hooks import around_fa3
 from nsa_tune.engines.sglang.indexer import around_context_lens
+from nsa_tune.engines.sglang.kernels.copies import around_read_back, around_sparse
+from nsa_tune.engines.sglang.kernels.decode import around_fa3
+from nsa_tune.engines.sglang.kernels.topk import around_topk
 from nsa_tune.engines.sglang.pass_mode import hooks as pass_mode
 from nsa_tune.engines.sglang.pass_mode.dense import absorbed
-from nsa_tune.engines.sglang.pass_mode.ranks import gathered
 from nsa_tune.engines.sglang.prefill import around_prefill
-from nsa_tune.engines.sglang.topk.hooks import around_topk
-from nsa_tune.engines.sglang.v4.backend import around_v4_init
-from nsa_tune.engines.sglang.v4.prefill import around_sparse_prefill
 
 HOOKS: Mapping[str, Callable[..., Any]] = {
     "backend": around_init,
@@ -23,8 +20,6 @@ HOOKS: Mapping[str, Callable[..., Any]] = {
     "indexer": around_context_lens,
     "init_graphs": pass_mode.around_init_graphs,
     "forward": pass_mode.around_forward,
-    "sync": pass_mode.around_sync,
-    "gather": gathered.around_gather,
     "can_run": pass_mode.around_can_run,
     "capture": pass_mode.around_capture,
     "prepare_metadata": pass_mode.around_prepare_metadata,
@@ -35,7 +30,5 @@ HOOKS: Mapping[str, Callable[..., Any]] = {
     "fa3": around_fa3,
     "sparse": around_sparse,
     "read_back": around_read_back,
-    "v4_backend": around_v4_init,
-    "v4_prefill": around_sparse_prefill,
 }
 """By the name of the symbol."""

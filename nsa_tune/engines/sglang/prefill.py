@@ -26,7 +26,7 @@ from nsa_tune.engines.sglang.switch import paused
 
 _ATTRIBUTE = "_nsa_tune_prefill"
 _MHA = "mha"
-OWN_KERNEL = "_nsa_tune_own_kernel"
+ENGINE_KERNEL = "_nsa_tune_engine_kernel"
 """An attribute of the backend while a pass keeps SGLang's own choices."""
 
 
@@ -37,7 +37,7 @@ def around_prefill(original: Callable[..., Any], backend: Any, forward_batch: An
         return original(backend, forward_batch)
     prefill.give_back()
     result = original(backend, forward_batch)
-    if paused() or OWN_KERNEL in backend.__dict__:
+    if paused() or ENGINE_KERNEL in backend.__dict__:
         return result
     if forward_batch is not None and not attempt(
         "steering a prefill", prefill.steer, forward_batch

@@ -31,8 +31,8 @@ class Release:
     first: Version
     last: Version
     symbols: tuple[Symbol, ...]
-    """"backend" and "v4_backend" come first: the others of their class do nothing for a backend
-    that these have not seen."""
+    """"backend" comes first: the others of its class do nothing for a backend that it has not
+    seen."""
     prefill_impls: Mapping[KVLayout, frozenset[str]]
     """Values of `dsa_prefill_impl` that read one pool layout: a batch may have any of these."""
     prefill_auto: Mapping[KVLayout, frozenset[str]]
@@ -52,8 +52,6 @@ class Release:
 
 _MODULE = "sglang.srt.layers.attention.dsa_backend"
 _CLASS = "DeepseekSparseAttnBackend"
-_V4_MODULE = "sglang.srt.layers.attention.deepseek_v4_backend"
-_V4_CLASS = "DeepseekV4AttnBackend"
 
 _OLDER = Release(
     first=(0, 5, 15),
@@ -92,7 +90,6 @@ _OLDER = Release(
 _RUNNER = "sglang.srt.model_executor.model_runner"
 _GRAPHS = "sglang.srt.model_executor.runner.prefill_cuda_graph_runner"
 _BREAKABLE = "sglang.srt.model_executor.runner_backend.breakable_cuda_graph_backend"
-_SYNC = "sglang.srt.managers.scheduler_components.dp_attn"
 INDEXER = "sglang.srt.layers.attention.dsa.dsa_indexer"
 """Where the indexer is."""
 TOPK_MODULE = "sglang.srt.layers.attention.dsa.dsa_topk_backend"
@@ -106,11 +103,6 @@ _PASS_MODE_SYMBOLS = (
         "forward", _RUNNER, "ModelRunner._forward_raw",
         ("self", "forward_batch", "pp_proxy_tensors"), False,
     ),
-    Symbol(
-        "sync", _SYNC, "SchedulerDPAttnAdapter.prepare_mlp_sync_batch", ("self", "local_batch"),
-        True,
-    ),
-    Symbol("gather", _SYNC, "MLPSyncBatchInfo.all_gather", ("self", "device", "group"), False),
     Symbol(
         "can_run", _GRAPHS, "PrefillCudaGraphRunner.can_run_graph", ("self", "forward_batch"), True
     ),
@@ -174,15 +166,6 @@ def _copies(read_back: str) -> tuple[Symbol, ...]:
     )  # fmt: skip
 
 
-_V4_SYMBOLS = (
-    Symbol("v4_backend", _V4_MODULE, f"{_V4_CLASS}.__init__", ("self", "model_runner"), False),
-    Symbol(
-        "v4_prefill", _V4_MODULE, f"{_V4_CLASS}._use_sparse_prefill",
-        ("self", "forward_batch", "num_qo_tokens"), True,
-    ),
-)  # fmt: skip
-"""Before 0.5.23 the switch is a condition within `forward`, which nothing can be put around."""
-
 RELEASES = (
     _OLDER,
     replace(
@@ -197,7 +180,7 @@ RELEASES = (
         _OLDER, first=(0, 5, 23), last=(0, 5, 23),
         symbols=(
             _OLDER.symbols + _PASS_MODE_SYMBOLS + _TOPK_SYMBOLS + _DECODE_SYMBOLS
-            + _copies("dequantize_k_cache_paged_dsa") + _V4_SYMBOLS
+            + _copies("dequantize_k_cache_paged_dsa")
         ),
         passes_topk_length=True, graph_tokens=8192,
     ),

@@ -11,15 +11,7 @@ _LAUNCHES, _ROUNDS = 4, 3
 _AHEAD_CYCLES = 500_000
 """The device waits so long before a measurement, so that the host's launches are ahead of it."""
 _HOST_LAUNCHES = 15
-
-
-def gains(engine_us: float, own_us: float, more_host_us: float, *, part: float) -> bool:
-    """Whether nsa-tune's way takes less than `part` of the time of SGLang's.
-
-    A pass of few tokens waits for its host, and the host launches a Triton kernel later than one of
-    C++. So what it launches later counts as if the GPU waited for it.
-    """
-    return own_us + max(more_host_us, 0.0) < part * engine_us
+_CAPTURED_CALLS, _REPLAYS = 16, 5
 
 
 def timed_us(
@@ -28,30 +20,62 @@ def timed_us(
     """GPU time of one call of each way in microseconds: the least of some rounds by turns."""
     import torch
 
-    found = [float("inf")] * len(ways)
+    def launched(way: Callable[[], Any]) -> Callable[[], None]:
+        def launch() -> None:
+            for _ in range(launches):
+                way()
+
+        return launch
+
+    def ahead() -> None:
+        torch.cuda._sleep(_AHEAD_CYCLES)
+
+    took_us = _least_us([launched(way) for way in ways], rounds, ahead)
+    return [us / launches for us in took_us]
+
+
+def replayed_us(ways: Sequence[Callable[[], Any]]) -> list[float]:
+    """GPU time of one call of each way in a graph, in microseconds: the least of some rounds."""
+    import torch
+
+    graphs = [torch.cuda.CUDAGraph() for _ in ways]
+    for graph, way in zip(graphs, ways, strict=True):
+        with torch.cuda.graph(graph):
+            for _ in range(_CAPTURED_CALLS):
+                way()
+    took_us = _least_us([graph.replay for graph in graphs], _REPLAYS)
+    return [us / _CAPTURED_CALLS for us in took_us]
+
+
+def _least_us(
+    ways: Sequence[Callable[[], Any]], rounds: int, before: Callable[[], Any] = lambda: None
+) -> list[float]:
+    """GPU time of each way by turns, by events; `before` is called before each and not timed."""
+    import torch
+
+    least_us = [float("inf")] * len(ways)
     for number in range(rounds + 1):
         for i, way in enumerate(ways):
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            torch.cuda._sleep(_AHEAD_CYCLES)
+            before()
             begin.record()
-            for _ in range(launches):
-                way()
+            way()
             end.record()
             end.synchronize()
             if number:  # the first round warms up
-                found[i] = min(found[i], begin.elapsed_time(end) * 1e3 / launches)
-    return found
+                least_us[i] = min(least_us[i], begin.elapsed_time(end) * 1e3)
+    return least_us
 
 
-def more_launched_us(engine: Callable[[], Any], own: Callable[[], Any]) -> float:
-    """How many microseconds longer the host takes to launch `own` than `engine`: the medians of
+def more_launched_us(engine: Callable[[], Any], swapped: Callable[[], Any]) -> float:
+    """How many microseconds longer the host takes to launch `swapped` than `engine`: the medians of
     some launches by turns, which do not wait for the device."""
     import torch
 
     torch.cuda.synchronize()
     took_us: tuple[list[float], list[float]] = ([], [])
     for _ in range(_HOST_LAUNCHES):
-        for way, times_us in zip((engine, own), took_us, strict=True):
+        for way, times_us in zip((engine, swapped), took_us, strict=True):
             begin = perf_counter()
             way()
             times_us.append((perf_counter() - begin) * 1e6)

@@ -66,14 +66,6 @@ class DSATopKBackend(Enum):
     ):
         return logits
 """
-_V4_BACKEND = """
-class DeepseekV4AttnBackend:
-    def __init__(self, model_runner, skip_prefill=False):
-        self.runner = model_runner
-
-    def _use_sparse_prefill(self, forward_batch, *, num_qo_tokens):
-        return True
-"""
 _RUNNER = """
 class ModelRunner:
     def init_cuda_graphs(self, capture_decode_cuda_graph=True):
@@ -102,16 +94,6 @@ class BreakableCudaGraphBackend:
     def replay(self, shape_key, static_forward_batch, **kwargs):
         return shape_key
 """
-_SYNC = """
-class MLPSyncBatchInfo:
-    def all_gather(self, device, group, use_all_reduce=False):
-        pass
-
-
-class SchedulerDPAttnAdapter:
-    def prepare_mlp_sync_batch(self, local_batch):
-        return local_batch
-"""
 _EXECUTOR = "sglang/srt/model_executor"
 _REAL = (
     "sglang/srt/environ.py", "sglang/srt/debug_utils/cuda_coredump.py", "sglang/srt/plugins/",
@@ -128,20 +110,14 @@ class Site(EngineSite):
             if name.startswith(_REAL) and name.endswith(".py"):
                 self.write(name, wheel.text(name))
         self.backend(_BACKEND)
-        self.v4_backend(_V4_BACKEND)
         self.write("sglang/srt/layers/attention/dsa/dsa_indexer.py", _INDEXER)
         self.write("sglang/srt/layers/attention/dsa/dsa_topk_backend.py", _TOPK)
         self.write("sglang/kernels/ops/attention/dsa/dequant_k_cache.py", _READ_BACK)
         self.write(f"{_EXECUTOR}/model_runner.py", _RUNNER)
         self.write(f"{_EXECUTOR}/runner/prefill_cuda_graph_runner.py", _PREFILL_GRAPHS)
         self.write(f"{_EXECUTOR}/runner_backend/breakable_cuda_graph_backend.py", _BREAKABLE)
-        self.write("sglang/srt/managers/scheduler_components/dp_attn.py", _SYNC)
         self.packages("sglang")
 
     def backend(self, text: str) -> None:
         """Make `text` the module of the attention backend."""
         self.write("sglang/srt/layers/attention/dsa_backend.py", text)
-
-    def v4_backend(self, text: str) -> None:
-        """Make `text` the module of V4's attention backend."""
-        self.write("sglang/srt/layers/attention/deepseek_v4_backend.py", text)

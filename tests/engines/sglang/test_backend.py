@@ -16,9 +16,9 @@ from nsa_tune.engines import opened
 from nsa_tune.engines.decision_log import process_log as decision_log
 from nsa_tune.engines.sglang import backend as module
 from nsa_tune.engines.sglang.backend import around_init, attach
-from nsa_tune.engines.sglang.copies.hooks import around_sparse
-from nsa_tune.engines.sglang.decode.hooks import around_fa3
 from nsa_tune.engines.sglang.indexer import around_context_lens
+from nsa_tune.engines.sglang.kernels.copies import around_sparse
+from nsa_tune.engines.sglang.kernels.decode import around_fa3
 from nsa_tune.engines.sglang.pass_mode.dense.absorbed import around_extend
 from nsa_tune.engines.sglang.prefill import around_prefill
 from tests.engines.sglang.engine import Engine, model_runner

@@ -106,34 +106,6 @@ def test_hooks_of_another_plug_in_run_once_and_so_do_these(
     assert json.loads(done.stdout.splitlines()[-1]) == [[method], [1, 1, 1]]
 
 
-_V4 = """
-import logging, sys
-logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(name)s: %(message)s")
-from sglang.srt import plugins
-plugins.load_plugins()
-plugins._plugins_loaded = False
-plugins.load_plugins()
-early = "sglang.srt.layers.attention.deepseek_v4_backend" in sys.modules
-from sglang.srt.layers.attention.deepseek_v4_backend import DeepseekV4AttnBackend as Backend
-from nsa_tune.engines.symbols import hooks_on
-names = ("__init__", "_use_sparse_prefill")
-other = "sglang.srt.layers.attention.dsa_backend" in sys.modules
-print([hooks_on(getattr(Backend, name)) for name in names], early or other)
-"""
-
-
-@pytest.mark.parametrize(("disabled", "hooks"), [("0", 1), ("1", 0)])
-def test_v4s_switch_is_hooked_once_in_the_release_that_has_it(
-    wheel: Wheel, disabled: str, hooks: int, tmp_path: Path
-) -> None:
-    done = Site(tmp_path / "site", wheel).run(_V4, NSA_TUNE_DISABLE=disabled)
-    assert done.returncode == 0, done.stderr
-    hooks *= wheel.version == "0.5.23"
-
-    assert done.stdout.splitlines()[-1] == f"[{hooks}, {hooks}] False"
-    assert "not hooked" not in done.stderr
-
-
 def test_the_allow_list_leaves_it_out(site: Site) -> None:
     assert _loaded(site, SGLANG_PLUGINS="other")[0]["hooks"] == [0, 0, 0]
     assert _loaded(site, SGLANG_PLUGINS="other,nsa_tune")[0]["hooks"] == [1, 1, 1]

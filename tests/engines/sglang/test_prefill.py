@@ -16,7 +16,7 @@ from nsa_tune.engines.decision_log import DecisionLog
 from nsa_tune.engines.extends import sums_of
 from nsa_tune.engines.sglang.facts import facts_of
 from nsa_tune.engines.sglang.prefill import (
-    OWN_KERNEL,
+    ENGINE_KERNEL,
     Answers,
     Prefill,
     around_prefill,
@@ -238,12 +238,12 @@ def test_a_pass_that_keeps_sglangs_kernel_is_not_steered_and_the_next_one_is(
     assert [engine.decided(backend, one)[:2] for one in (dense, sparse)] == [steered, steered]
     assert changed(backend)
 
-    setattr(backend, OWN_KERNEL, True)
+    setattr(backend, ENGINE_KERNEL, True)
     assert engine.decided(backend, dense)[:2] == (True, "flashmla_kv")
     assert engine.decided(backend, sparse)[:2] == (False, "flashmla_kv")
     assert not changed(backend)
 
-    delattr(backend, OWN_KERNEL)
+    delattr(backend, ENGINE_KERNEL)
     assert [engine.decided(backend, one)[:2] for one in (dense, sparse)] == [steered, steered]
 
 

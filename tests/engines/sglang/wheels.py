@@ -20,7 +20,6 @@ runs prefills as graphs by default."""
 _CACHE = CACHE / "sglang"
 
 BACKEND = "sglang/srt/layers/attention/dsa_backend.py"
-V4_BACKEND = "sglang/srt/layers/attention/deepseek_v4_backend.py"
 MODES = "sglang/srt/model_executor/forward_batch_info.py"
 
 

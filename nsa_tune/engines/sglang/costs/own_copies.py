@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.layouts import KVLayout
-from nsa_tune.engines.sglang.copies.eligible import PADDED_HEADS
+from nsa_tune.engines.sglang.eligible import PADDED_HEADS
 
 _TOKEN_US = 0.0025
 _ROW_US, _ROW_HEAD_US = 0.0153, 0.00051

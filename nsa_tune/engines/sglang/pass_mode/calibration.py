@@ -16,11 +16,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from nsa_tune.engines.sglang.pass_mode.mode import PassMode
-from nsa_tune.engines.sglang.pass_mode.steering.data_parallel import (
-    PREFILL_FLAGS,
-    DataParallel,
-    set_flag,
-)
 from nsa_tune.engines.sglang.pass_mode.steering.steering import Steering
 from nsa_tune.engines.sglang.pass_mode.times.pass_time import PassTime
 from nsa_tune.engines.sglang.prefill import changed
@@ -83,7 +78,7 @@ class _Case:
         return -(-pairs // sum(self.lens))
 
 
-def measure(runner: Any, steering: Steering[Any]) -> list[PassTime]:
+def measure(runner: Any, steering: Steering) -> list[PassTime]:
     """Measure each way to run a prefill in `runner`, SGLang's ModelRunner."""
     try:
         return _measured(runner, steering)
@@ -94,7 +89,7 @@ def measure(runner: Any, steering: Steering[Any]) -> list[PassTime]:
                 setattr(runner, name, None)
 
 
-def _measured(runner: Any, steering: Steering[Any]) -> list[PassTime]:
+def _measured(runner: Any, steering: Steering) -> list[PassTime]:
     found = []
     most = runner.attn_backend.dsa_index_topk
     for case in _cases(runner, steering):
@@ -125,7 +120,7 @@ def _room(runner: Any) -> int:
     return int(min(slots, context_len, _LONGEST)) - 1
 
 
-def _cases(runner: Any, steering: Steering[Any]) -> Iterator[_Case]:
+def _cases(runner: Any, steering: Steering) -> Iterator[_Case]:
     """The passes to measure: those that this engine has room for."""
     room = _room(runner)
     # Row 0 of the page tables is padding's.
@@ -135,16 +130,10 @@ def _cases(runner: Any, steering: Steering[Any]) -> Iterator[_Case]:
             yield case
 
 
-def _wanted(runner: Any, steering: Steering[Any]) -> Iterator[_Case]:
+def _wanted(runner: Any, steering: Steering) -> Iterator[_Case]:
     most = runner.attn_backend.dsa_index_topk
     sizes = sorted(runner.prefill_cuda_graph_runner.capture_num_tokens)
-    # The smallest graph that holds as many tokens as a decode graph has rows, or the largest.
-    few = next((size for size in sizes if size >= max(steering.rows, default=0)), sizes[-1])
-    if isinstance(steering, DataParallel):
-        for size in _spaced(sizes):
-            yield from _steps(steering, size, most, few)
-    else:
-        yield from _prefills(steering, sizes, most)
+    yield from _prefills(steering, sizes, most)
     for rows in sorted({*_ROWS, *steering.rows[-1:]} & set(steering.rows)):
         for prefix in (0, *_CONTEXTS):
             # A batch to measure is made as for a prefill graph.
@@ -169,7 +158,7 @@ def _padded(sizes: Sequence[int], most: int) -> Iterator[_Case]:
             yield _Case(mode, size, 0, _lens(below + 1, most))
 
 
-def _prefills(steering: Steering[Any], sizes: Sequence[int], most: int) -> Iterator[_Case]:
+def _prefills(steering: Steering, sizes: Sequence[int], most: int) -> Iterator[_Case]:
     for size in _spaced(sizes):
         own = (*_USUAL, PassMode.EAGER) if size >= _MANY else _USUAL
         yield from _short(steering, own, size, most)
@@ -182,18 +171,7 @@ def _prefills(steering: Steering[Any], sizes: Sequence[int], most: int) -> Itera
                 yield _Case(mode, size, prefix, (size,))
 
 
-def _steps(steering: DataParallel, size: int, most: int, few: int) -> Iterator[_Case]:
-    """Steps in which all data-parallel ranks have as many tokens. SGLang has no graph for some."""
-    own = (PassMode.ENGINE, PassMode.EAGER) if size <= few else (PassMode.ENGINE,)
-    yield from _short(steering, own, size, most)
-    for prefix in _CONTEXTS if size <= few else ():
-        for mode in own:
-            yield _Case(mode, size, prefix, (size,))
-
-
-def _short(
-    steering: Steering[Any], own: Sequence[PassMode], size: int, most: int
-) -> Iterator[_Case]:
+def _short(steering: Steering, own: Sequence[PassMode], size: int, most: int) -> Iterator[_Case]:
     """Passes of `size` new tokens in sequences of at most `most` keys: prompts, and turns."""
     for mode in (*own, *steering.dense):
         yield _Case(mode, size, 0, _lens(size, most))
@@ -244,24 +222,7 @@ def _extend(runner: Any, prefix: int, lens: Sequence[int]) -> Any:
     hidden = type(batch.capture_hidden_mode)
     # The draft layer reads all hidden states.
     batch.capture_hidden_mode = hidden.FULL if runner.spec_algorithm.is_eagle() else hidden.NULL
-    if batch.global_num_tokens_cpu is not None:
-        _tell_of_other_ranks(batch, q_tokens, len(lens))
     return batch
-
-
-def _tell_of_other_ranks(batch: Any, q_tokens: int, sequences: int) -> None:
-    """Data-parallel ranks measure the same batch together."""
-    import torch
-
-    ranks = len(batch.global_num_tokens_cpu)
-    for name, count in (("", q_tokens), ("_for_logprob", sequences)):
-        counts, name = [count] * ranks, f"global_num_tokens{name}"
-        setattr(batch, f"{name}_cpu", counts)
-        on_device = torch.tensor(counts, dtype=torch.int64, device=batch.input_ids.device)
-        setattr(batch, f"{name}_gpu", on_device)
-    batch.original_global_num_tokens_cpu = batch.global_num_tokens_cpu
-    batch.is_extend_in_batch = True
-    set_flag(batch, PREFILL_FLAGS, True)
 
 
 @contextmanager
@@ -281,9 +242,7 @@ def _slots_to_read(runner: Any, kv_len: int, sequences: int) -> Iterator[None]:
         table[1 : 1 + sequences, :kv_len] = 0
 
 
-def _timed_us(
-    runner: Any, steering: Steering[Any], mode: PassMode, batch: Any
-) -> tuple[float, float]:
+def _timed_us(runner: Any, steering: Steering, mode: PassMode, batch: Any) -> tuple[float, float]:
     """Median microseconds of a pass, and until the host had launched it, from its first call."""
     import torch
 

@@ -1,44 +1,28 @@
-"""The hooks around SGLang's model runner, its prefill graphs, and what its ranks gather."""
+"""The hooks around SGLang's model runner and its prefill graphs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-from nsa_tune.engines.sglang.copies import hooks as copies
-from nsa_tune.engines.sglang.decode import hooks as decode_kernel
 from nsa_tune.engines.sglang.edge import attempt
+from nsa_tune.engines.sglang.kernels import SWAPS
 from nsa_tune.engines.sglang.pass_mode.dense import capture
 from nsa_tune.engines.sglang.pass_mode.dense.graphs import DenseGraphs
 from nsa_tune.engines.sglang.pass_mode.forward import Forward
-from nsa_tune.engines.sglang.pass_mode.ranks.gathered import saying
 from nsa_tune.engines.sglang.pass_mode.start import STEERING, attach
-from nsa_tune.engines.sglang.pass_mode.steering.data_parallel import DataParallel
 from nsa_tune.engines.sglang.pass_mode.steering.steering import DENSE, EAGER, Steering
 from nsa_tune.engines.sglang.switch import paused
-from nsa_tune.engines.sglang.topk import hooks as topk
 
 
 def around_forward(
     original: Callable[..., Any], runner: Any, forward_batch: Any, *rest: Any, **named: Any
 ) -> Any:
     """The hook around `ModelRunner._forward_raw`, which runs a pass."""
-    steering: Steering[Any] | None = runner.__dict__.get(STEERING)
-    if steering is None or named:
-        return original(runner, forward_batch, *rest, **named)
-    # Data-parallel ranks have said before the pass whether they are paused.
-    if not isinstance(steering, DataParallel) and paused():
+    steering: Steering | None = runner.__dict__.get(STEERING)
+    if steering is None or named or paused():
         return original(runner, forward_batch, *rest, **named)
     return steering.forward(Forward(original, runner, forward_batch, rest))
-
-
-def around_sync(original: Callable[..., Any], adapter: Any, local_batch: Any) -> Any:
-    """The hook around `SchedulerDPAttnAdapter.prepare_mlp_sync_batch`: ranks tell of a pass."""
-    steering = adapter.model_runner.__dict__.get(STEERING)
-    if not isinstance(steering, DataParallel):
-        return original(adapter, local_batch)
-    with saying(attempt("looking at a batch", steering.says, local_batch)):
-        return original(adapter, local_batch)
 
 
 def around_capture(original: Callable[..., Any], graphs: Any) -> Any:
@@ -78,11 +62,13 @@ def around_init_graphs(original: Callable[..., Any], runner: Any, *rest: Any, **
     """The hook around `ModelRunner.init_cuda_graphs`: afterwards passes can be measured."""
     # An engine that captures anew has other graphs than those that this knows.
     runner.__dict__.pop(STEERING, None)
-    # Graphs keep the kernels that they are captured with.
-    attempt("timing decode kernels", decode_kernel.attach, runner)
+    # Graphs keep the kernels that they are captured with; the others change what passes take.
+    for swap in SWAPS:
+        if swap.captured:
+            attempt("comparing kernels", swap.start, runner)
     result = original(runner, *rest, **named)
-    # First: these change what passes take.
-    attempt("measuring how keys are selected", topk.attach, runner)
-    attempt("measuring what SGLang copies", copies.attach, runner)
+    for swap in SWAPS:
+        if not swap.captured:
+            attempt("comparing kernels", swap.start, runner)
     attempt("measuring how passes run", attach, runner)
     return result

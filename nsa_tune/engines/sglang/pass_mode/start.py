@@ -10,28 +10,20 @@ from contextlib import ExitStack
 from typing import Any
 
 from nsa_tune import __version__
-from nsa_tune.engines.sglang.copies import eligible as copies_eligible
-from nsa_tune.engines.sglang.decode import eligible as decode_eligible
+from nsa_tune.engines.edge import LeftAlone
 from nsa_tune.engines.sglang.edge import attempt, say_once
-from nsa_tune.engines.sglang.facts import facts_of, parallel
+from nsa_tune.engines.sglang.eligible import Engine, Part, switch_is_on, why_not
+from nsa_tune.engines.sglang.facts import facts_of
 from nsa_tune.engines.sglang.pass_mode.calibration import MEASURED, contexts, measure
 from nsa_tune.engines.sglang.pass_mode.dense.capture import captured, captured_mib
-from nsa_tune.engines.sglang.pass_mode.eligible import (
-    data_parallel,
-    why_no_decode_graphs,
-    why_not,
-)
-from nsa_tune.engines.sglang.pass_mode.ranks.ranks import Ranks
+from nsa_tune.engines.sglang.pass_mode.ranks import Ranks
 from nsa_tune.engines.sglang.pass_mode.rows.graphs import RowGraphs
-from nsa_tune.engines.sglang.pass_mode.steering.data_parallel import DataParallel
+from nsa_tune.engines.sglang.pass_mode.steering.monitor import RegressionMonitor
 from nsa_tune.engines.sglang.pass_mode.steering.steering import Steering
-from nsa_tune.engines.sglang.pass_mode.steering.tensor_parallel import TensorParallel
-from nsa_tune.engines.sglang.pass_mode.steering.watch import Watch
 from nsa_tune.engines.sglang.pass_mode.times import remembered
 from nsa_tune.engines.sglang.pass_mode.times.pass_times import PassTimes
 from nsa_tune.engines.sglang.prefill import source_of
 from nsa_tune.engines.sglang.releases import installed_version, release_of
-from nsa_tune.engines.sglang.topk import eligible as topk_eligible
 from nsa_tune.engines.symbols import Symbol, hooks_on
 
 STEERING = "_nsa_tune_pass_mode"
@@ -42,7 +34,7 @@ _ARGUMENTS = (
     "enable_torch_symm_mem", "enable_mscclpp",
 )  # fmt: skip
 """SGLang's arguments that change what the layers take besides attention."""
-_DECIDE = frozenset({"forward", "sync", "gather", "can_run", "prepare_metadata", "replay"})
+_DECIDE = frozenset({"forward", "can_run", "prepare_metadata", "replay"})
 """Hooks without which a rank would run a pass otherwise than it decides."""
 
 
@@ -52,20 +44,16 @@ def attach(runner: Any) -> None:
 
     if runner.is_draft_worker:
         return
-    reason = why_not(runner)
+    reason = _why_not(runner)
     graphs = getattr(runner, "prefill_cuda_graph_runner", None)
-    if reason is None and not hasattr(graphs, "capture_num_tokens"):
-        reason = "it captured no prefill graphs"
-    if reason is None and data_parallel(runner) and not captured(graphs):
-        reason = why_no_decode_graphs(runner)
     ranks = Ranks(runner)
     if reason is not None:
         say_once(logging.INFO, f"SGLang decides by itself how prefills run: {reason}")
-        ranks.all_say("pass_mode", None)
+        ranks.agree("pass_mode", None)
         return
     # All that may fail on one rank alone, for from here on they wait for each other.
     key, steering = _key(runner, graphs), _steering(runner, ranks)
-    if not ranks.all_say("pass_mode", repr(key)):
+    if not ranks.agree("pass_mode", repr(key)):
         say_once(logging.WARNING, "SGLang decides how prefills run: its ranks do not agree")
         return
     with ExitStack() as undo:
@@ -80,29 +68,36 @@ def attach(runner: Any) -> None:
             return
         undo.pop_all()
     steering.times = times
-    steering.watch = Watch(lambda: torch.cuda.Event(enable_timing=True))
+    steering.monitor = RegressionMonitor(lambda: torch.cuda.Event(enable_timing=True))
+
+
+def _why_not(runner: Any) -> str | None:
+    """Why all passes of a model runner run as SGLang has them; None where they need not."""
+    reason = why_not(Part.PASSES, Engine.of(runner))
+    if reason is None:
+        try:
+            facts_of(runner.attn_backend, runner)
+        except LeftAlone as error:
+            return str(error)
+    return reason
 
 
 def _row_graphs(runner: Any) -> RowGraphs | None:
     """The decode graphs that may run a prefill."""
-    reason = why_no_decode_graphs(runner)
+    reason = why_not(Part.DECODE_GRAPHS, Engine.of(runner))
     if reason is None:
         return RowGraphs.of(runner)
     say_once(logging.INFO, f"no prefill runs by decode graphs: {reason}")
     return None
 
 
-def _steering(runner: Any, ranks: Ranks) -> Steering[Any]:
+def _steering(runner: Any, ranks: Ranks) -> Steering:
     dense = captured(runner.prefill_cuda_graph_runner)
     index_topk, decode = runner.attn_backend.dsa_index_topk, _row_graphs(runner)
-    if data_parallel(runner):
-        return DataParallel(runner, index_topk, dense=dense, decode=decode)
-    return TensorParallel(runner, index_topk, ranks, dense=dense, decode=decode)
+    return Steering(runner, index_topk, ranks, dense=dense, decode=decode)
 
 
-def _times(
-    runner: Any, steering: Steering[Any], ranks: Ranks, key: Mapping[str, object]
-) -> PassTimes:
+def _times(runner: Any, steering: Steering, ranks: Ranks, key: Mapping[str, object]) -> PassTimes:
     """What passes take here: as remembered from an earlier start, or measured now."""
     import torch
 
@@ -165,10 +160,9 @@ def _key(runner: Any, graphs: Any) -> dict[str, object]:
         "hidden_size": runner.model_config.hidden_size,
         "tp_size": runner.server_args.tp_size,
         # Not whether it is faster: ranks may find that differently, and their keys must be equal.
-        "topk": topk_eligible.allowed(),
-        "decode": decode_eligible.allowed(),
-        "copies": copies_eligible.allowed(),
-        "dp_attention": parallel().attn_dp_size if data_parallel(runner) else 1,
+        "topk": switch_is_on(Part.TOPK),
+        "decode": switch_is_on(Part.DECODE),
+        "copies": switch_is_on(Part.COPIES),
         **{name: str(getattr(runner.server_args, name, None)) for name in _ARGUMENTS},
         "prefill_sizes": sorted(graphs.capture_num_tokens),
         "decode_sizes": [] if decode is None else decode.sizes,

@@ -70,7 +70,7 @@ class Alone:
     def from_first(self, value: Any) -> Any:
         return value
 
-    def all_say(self, question: str, answer: str | None) -> bool:
+    def agree(self, question: str, answer: str | None) -> bool:
         return bool(question and answer)
 
 

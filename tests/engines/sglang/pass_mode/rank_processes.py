@@ -2,8 +2,8 @@
 
     python -m tests.engines.sglang.pass_mode.rank_processes SCENARIO.json FOLDER
 
-starts one process a rank; each writes FOLDER/RANK.json. The plug-in's hooks, its agreement and the
-gathering out of SGLang's wheel are the real ones. A pass is one gathering of what the rank runs: a
+starts one process a rank; each writes FOLDER/RANK.json. The plug-in's hooks and its agreement are
+the real ones. A pass is one gathering of what the rank runs: a
 rank that runs something else is seen by all, and a rank that runs more or fewer passes than the
 others ends the test by gloo's timeout.
 """
@@ -15,7 +15,7 @@ import logging
 import os
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
 from pathlib import Path
@@ -28,20 +28,16 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
 from nsa_tune.engines.edge import EngineMustStop
-from nsa_tune.engines.sglang import switch
 from nsa_tune.engines.sglang.pass_mode import hooks, start
 from nsa_tune.engines.sglang.pass_mode.dense import capture
 from nsa_tune.engines.sglang.pass_mode.mode import PassMode
-from nsa_tune.engines.sglang.pass_mode.ranks.gathered import around_gather
+from nsa_tune.engines.sglang.pass_mode.steering.monitor import RegressionMonitor
 from nsa_tune.engines.sglang.pass_mode.steering.steering import DENSE, EAGER
-from nsa_tune.engines.sglang.pass_mode.steering.watch import Watch
 from nsa_tune.engines.sglang.pass_mode.times.pass_time import PassTime
 from tests.engines.sglang.pass_mode.fakes import Dense, Mode, batch, original
-from tests.engines.sglang.wheels import wheel_of
 
 _SIZES, _ROWS = (64, 512, 2048), (8, 64, 256)
 _GLOO_S = 60.0
-_SYNC = "sglang/srt/managers/scheduler_components/dp_attn.py"
 _CONTEXTS = (1024, 4096, 65536)
 
 
@@ -57,7 +53,6 @@ class Fault(StrEnum):
     CANNOT_MEASURE = "out of memory in the first measured pass, while the others wait"
     ALL_FAIL = "every rank fails alike"
     LOSES = "decode graphs lose by its clock"
-    PAUSED = "paused now and then"
 
 
 _SILENT = (Fault.KILLED, Fault.NO_PLUGIN, Fault.CANNOT_MEASURE)
@@ -70,14 +65,10 @@ class Scenario:
 
     ranks: int
     passes: int
-    version: str | None = None
-    """SGLang's, with data-parallel attention; None for tensor parallelism alone."""
     fault: Fault = Fault.NONE
     odd: int = 1
     """The rank on which it happens."""
     seed: int = 1
-    attn_tp: int = 1
-    """Ranks that share each data-parallel batch; only the first of them is heard by the others."""
 
 
 class _Group:
@@ -85,12 +76,11 @@ class _Group:
 
     def __init__(self, rank: int, ranks: int) -> None:
         self.rank_in_group, self.world_size = rank, ranks
-        self.active_ranks_cpu = torch.ones(ranks, dtype=torch.int32)
 
     def broadcast_object(self, obj: Any, src: int) -> Any:
-        found = [obj]
-        dist.broadcast_object_list(found, src=src)
-        return found[0]
+        objects = [obj]
+        dist.broadcast_object_list(objects, src=src)
+        return objects[0]
 
 
 class _Event:
@@ -140,7 +130,6 @@ class _Engine:
         self.mixed: list[str] = []
         self._kinds: list[str] = []
         self._own = Random(1000 * scenario.seed + rank)
-        self._batches = Random(1000 * scenario.seed + rank // scenario.attn_tp)
         self._forward = original([])
         if not self.suffers(Fault.NO_TABLE):
             self._new_table()
@@ -169,45 +158,27 @@ class _Engine:
         mine = torch.frombuffer(bytearray(kind.ljust(48)[:48].encode()), dtype=torch.uint8)
         everywhere = torch.zeros(48 * self.scenario.ranks, dtype=torch.uint8)
         dist.all_gather_into_tensor(everywhere, mine)
-        kinds = {bytes(one.tolist()) for one in everywhere.view(self.scenario.ranks, 48)}
+        kinds = {bytes(row.tolist()).decode() for row in everywhere.view(self.scenario.ranks, 48)}
         if len(kinds) > 1:
-            self.mixed.append(f"pass {len(self.log)}: {sorted(one.decode() for one in kinds)}")
-        return self._forward(self, _with_rows(forward_batch), *rest)
+            self.mixed.append(f"pass {len(self.log)}: {sorted(kinds)}")
+        return self._forward(self, forward_batch, *rest)
 
-    def _kind(self, one: Any) -> str:
+    def _kind(self, forward_batch: Any) -> str:
         """What SGLang runs for a batch, by the rules of its runners."""
         graphs = self.prefill_cuda_graph_runner
-        if self.scenario.version is not None:
-            return self._kind_of_all(one)
-        if one.forward_mode is Mode.DECODE:
-            return f"decode graph {_padded(_ROWS, one.batch_size)}"
+        if forward_batch.forward_mode is Mode.DECODE:
+            return f"decode graph {_padded(_ROWS, forward_batch.batch_size)}"
         if EAGER in graphs.__dict__:
-            return f"eager {one.extend_num_tokens}"
+            return f"eager {forward_batch.extend_num_tokens}"
         dense = graphs.backend.__dict__.get(DENSE)
-        size = _padded(_SIZES, one.extend_num_tokens)
+        size = _padded(_SIZES, forward_batch.extend_num_tokens)
         return f"{dense.kind if dense else 'prefill graph'} {size}"
-
-    def _kind_of_all(self, one: Any) -> str:
-        """The same with data-parallel attention: from what was gathered, and the batch's fields."""
-        tokens = one.original_global_num_tokens_cpu
-        if one.forward_mode in (Mode.DECODE, Mode.IDLE) and one.can_run_dp_cuda_graph:
-            return f"decode graph {_padded(_ROWS, max(tokens))}"
-        fits = max(tokens) <= _SIZES[-1] and one.is_extend_in_batch
-        if one.can_run_dp_breakable_cuda_graph and fits:
-            dense = self.prefill_cuda_graph_runner.backend.__dict__.get(DENSE)
-            return f"{dense.kind if dense else 'prefill graph'} {_padded(_SIZES, max(tokens))}"
-        return f"eager {sum(tokens)}"
 
     def run(self) -> None:
         """Run all passes, as the scheduler would."""
-        steps = _shared_steps(self.scenario)
-        if self.scenario.version is not None:
-            steps = self._own_steps()
-        for i, forward_batch in enumerate(steps):
+        for i, forward_batch in enumerate(_batches(self.scenario)):
             if self.suffers(Fault.OTHER_TABLE) and i % 50 == 0:
                 self._new_table()
-            if self.suffers(Fault.PAUSED) and i % 3 == 0:
-                (switch.resume if i % 2 else switch.pause)()
             self._kinds.clear()
             if self.suffers(Fault.NO_PLUGIN):
                 self.forward_raw(forward_batch)
@@ -219,158 +190,21 @@ class _Engine:
     def _new_table(self) -> None:
         self.attn_backend._nsa_tune_prefill = _Table(self._own)
 
-    def _own_steps(self) -> Iterator[Any]:
-        """Passes of data-parallel ranks: each has a batch of its own, or none."""
-        adapter, shared = _Adapter(self), Random(self.scenario.seed)
-        for _ in range(self.scenario.passes):
-            burst = shared.random() < 0.2
-            scheduled = _prompts(self._batches) if burst else _scheduled(self._batches)
-            around = self.scenario.fault is not Fault.NO_PLUGIN or not self.suffers(
-                self.scenario.fault
-            )
-            if around:
-                found = hooks.around_sync(_Adapter.prepare, adapter, scheduled)
-            else:
-                found = adapter.prepare(scheduled)
-            # Where no rank has anything, none runs a pass.
-            if found is not None:
-                yield _forward_batch(found)
 
-
-class _Adapter:
-    """SGLang's SchedulerDPAttnAdapter, as far as passes are gathered, out of the wheel."""
-
-    def __init__(self, engine: _Engine) -> None:
-        self.model_runner = engine
-        version = engine.scenario.version
-        assert version is not None
-        self._groups = engine.scenario.ranks // engine.scenario.attn_tp
-        wheel = wheel_of(version)
-        names: dict[str, Any] = {
-            "__name__": __name__,
-            "dataclass": dataclass, "torch": torch, "ForwardMode": Mode, "Optional": object,
-            "get_tp_group": lambda: engine.tp_group, "_ENABLE_METRICS_DP_ATTENTION": False,
-            "get_parallel": lambda: SimpleNamespace(tp_group=engine.tp_group),
-            "time": __import__("time"), "envs": _NoVariables(),
-        }  # fmt: skip
-        if wheel.has(_SYNC, "exchange_sync_rows"):
-            names["all_gather_single"] = dist.all_gather_into_tensor
-            names["exchange_sync_rows"] = wheel.compiled(_SYNC, "exchange_sync_rows", names)
-        self._info = wheel.compiled(_SYNC, "MLPSyncBatchInfo", names)
-        own = self._info.all_gather
-        if not engine.suffers(Fault.NO_PLUGIN):
-            self._info.all_gather = lambda info, *rest, **named: around_gather(
-                own, info, *rest, **named
-            )
-        self._update = wheel.compiled(_SYNC, "_update_gather_batch", names)
-
-    def prepare(self, local_batch: Any) -> Any:
-        """`prepare_mlp_sync_batch_raw`, without what it computes for others."""
-        mode = Mode.IDLE if local_batch is None else local_batch.forward_mode
-        tokens = 0 if local_batch is None else local_batch.tokens
-        decodes = mode in (Mode.DECODE, Mode.IDLE)
-        fits = _SIZES[-1] >= tokens and 2 * tokens >= (_padded(_SIZES, tokens) or 0)
-        given = {
-            "num_tokens": tokens, "num_tokens_for_logprob": tokens, "local_can_run_tbo": False,
-            "can_run_decode_cuda_graph": decodes, "local_forward_mode": mode.value,
-            "can_run_prefill_cuda_graph": mode is Mode.IDLE or (mode is Mode.EXTEND and fits),
-            "can_run_draft_cuda_graph": True, "is_extend_in_batch": not decodes,
-            "dp_size": self._groups, "tp_size": self.model_runner.scenario.attn_tp, "cp_size": 1,
-            "num_dp_ranks": self._groups,
-        }  # fmt: skip
-        wanted = {one.name for one in fields(self._info)}
-        info = self._info(**{name: value for name, value in given.items() if name in wanted})
-        info.all_gather("cpu", dist.group.WORLD)
-        if max(info.global_num_tokens) == 0:
-            return None
-        found = local_batch if local_batch is not None else _idle()
-        self._update(found, info, True)
-        return found
-
-
-class _NoVariables:
-    """SGLang's environment variables, all unset."""
-
-    def __getattr__(self, name: str) -> Any:
-        return SimpleNamespace(get=lambda: False)
-
-
-def _scheduled(random: Random) -> Any:
-    """A ScheduleBatch: a prefill, a decode, a mixed batch, or nothing to do."""
-    kind = random.choice(("prefill", "prefill", "decode", "decode", "idle", "mixed"))
-    if kind == "idle":
-        return None
-    count = random.randrange(1, 5)
-    prefix_lens = [random.choice((0, 0, 500, 6000, 50_000)) for _ in range(count)]
-    extend_lens = [random.choice((1, 3, 20, 60, 120, 600)) for _ in range(count)]
-    if random.random() < 0.4:
-        prefix_lens = [0] * count
-    if kind == "decode":
-        extend_lens = [1] * count
-    mode = {"prefill": Mode.EXTEND, "decode": Mode.DECODE, "mixed": Mode.MIXED}[kind]
-    asks = kind == "prefill" and random.random() < 0.1
-    return _schedule_batch(mode, prefix_lens, extend_lens, return_logprob=asks)
-
-
-def _prompts(random: Random) -> Any:
-    """A prefill of short prompts, as all ranks have when many requests come at once."""
-    extend_lens = [random.choice((90, 200, 400)) for _ in range(random.randrange(1, 4))]
-    return _schedule_batch(Mode.EXTEND, [0] * len(extend_lens), extend_lens)
-
-
-def _idle() -> Any:
-    return _schedule_batch(Mode.IDLE, [], [])
-
-
-def _schedule_batch(
-    mode: Mode, prefix_lens: list[int], extend_lens: list[int], **changes: Any
-) -> Any:
-    kv_lens = [prefix + new for prefix, new in zip(prefix_lens, extend_lens, strict=True)]
-    given: dict[str, Any] = {
-        "forward_mode": mode, "prefix_lens": prefix_lens, "extend_lens": extend_lens,
-        "seq_lens_cpu": torch.tensor(kv_lens), "tokens": sum(extend_lens),
-        "return_logprob": False, "return_hidden_states": False, "input_embeds": None,
-        "replace_embeds": None, "multimodal_inputs": None, "spec_info": None,
-        "dllm_config": None, "encoder_lens": None,
-    }  # fmt: skip
-    return SimpleNamespace(**{**given, **changes})
-
-
-def _forward_batch(scheduled: Any) -> Any:
-    """The ForwardBatch of a ScheduleBatch, after `_update_gather_batch`."""
-    lens = scheduled.prefix_lens, scheduled.extend_lens
-    found = batch(*lens) if scheduled.extend_lens else batch([0], [1], batch_size=0)
-    found.forward_mode = scheduled.forward_mode
-    found.original_global_num_tokens_cpu = scheduled.global_num_tokens
-    found.global_num_tokens_cpu = scheduled.global_num_tokens
-    found.is_extend_in_batch = scheduled.is_extend_in_batch
-    own = vars(scheduled)
-    found.can_run_dp_cuda_graph = own.get(
-        "can_run_dp_cuda_graph", own.get("can_run_decode_cuda_graph")
-    )
-    found.can_run_dp_breakable_cuda_graph = own.get(
-        "can_run_dp_breakable_cuda_graph", own.get("can_run_dp_prefill_cuda_graph")
-    )
-    return found
-
-
-def _with_rows(forward_batch: Any) -> Any:
-    """An idle rank's batch as the made-up forward takes it."""
-    if forward_batch.forward_mode is Mode.IDLE:
-        return batch([0], [1], forward_mode=Mode.DECODE, batch_size=1)
-    return forward_batch
-
-
-def _shared_steps(scenario: Scenario) -> Iterator[Any]:
-    """Passes of tensor-parallel ranks, which all have the same batches."""
+def _batches(scenario: Scenario) -> Iterator[Any]:
+    """What all ranks run: prefills, decodes and mixed batches."""
     random = Random(scenario.seed)
     for _ in range(scenario.passes):
-        scheduled = None
-        while scheduled is None:
-            scheduled = _scheduled(random)
-        found = batch(scheduled.prefix_lens, scheduled.extend_lens)
-        found.forward_mode = scheduled.forward_mode
-        yield found
+        mode = random.choice((Mode.EXTEND, Mode.EXTEND, Mode.DECODE, Mode.DECODE, Mode.MIXED))
+        count = random.randrange(1, 5)
+        prefix_lens = [random.choice((0, 0, 500, 6000, 50_000)) for _ in range(count)]
+        extend_lens = [random.choice((1, 3, 20, 60, 120, 600)) for _ in range(count)]
+        if random.random() < 0.4:
+            prefix_lens = [0] * count
+        if mode is Mode.DECODE:
+            extend_lens = [1] * count
+        asks = mode is Mode.EXTEND and random.random() < 0.1
+        yield batch(prefix_lens, extend_lens, forward_mode=mode, return_logprob=asks)
 
 
 def _padded(sizes: tuple[int, ...], tokens: int) -> int | None:
@@ -415,7 +249,7 @@ def _rank(rank: int, port: int, scenario: Scenario, folder: Path) -> None:
     if engine.suffers(Fault.KILLED):
         os._exit(9)
     key = {"gpu": "made up", "version": "2" if engine.suffers(Fault.OTHER_KEY) else "1"}
-    _patch(key, scenario)
+    _patch(key)
     stopped = None
     try:
         if engine.suffers(Fault.NO_PLUGIN):
@@ -435,15 +269,15 @@ def _rank(rank: int, port: int, scenario: Scenario, folder: Path) -> None:
     os._exit(0)
 
 
-def _patch(key: dict[str, str], scenario: Scenario) -> None:
+def _patch(key: dict[str, str]) -> None:
     """Whatever would look at a GPU or at SGLang itself."""
     parts: Any = start
-    parts.why_not = parts.why_no_decode_graphs = lambda runner: None
-    parts.data_parallel = lambda runner: scenario.version is not None
+    parts._why_not = lambda runner: None
+    parts.why_not = lambda part, engine: None
     parts._key = lambda runner, graphs: key
     parts.measure = lambda runner, steering: _measured(runner)
     parts._peak_from_now = lambda: 0
-    parts.Watch = lambda clock: Watch(_Event)
+    parts.RegressionMonitor = lambda clock: RegressionMonitor(_Event)
 
 
 def main(arguments: list[str]) -> int:

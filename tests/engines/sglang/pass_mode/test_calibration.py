@@ -17,10 +17,9 @@ from nsa_tune.engines.extends import sums_of
 from nsa_tune.engines.sglang.pass_mode import calibration as module
 from nsa_tune.engines.sglang.pass_mode.calibration import measure
 from nsa_tune.engines.sglang.pass_mode.mode import PassMode
-from nsa_tune.engines.sglang.pass_mode.ranks.ranks import Ranks
+from nsa_tune.engines.sglang.pass_mode.ranks import Ranks
 from nsa_tune.engines.sglang.pass_mode.rows.graphs import RowGraphs
-from nsa_tune.engines.sglang.pass_mode.steering.data_parallel import DataParallel
-from nsa_tune.engines.sglang.pass_mode.steering.tensor_parallel import TensorParallel
+from nsa_tune.engines.sglang.pass_mode.steering.steering import Steering
 from nsa_tune.engines.sglang.pass_mode.times.pass_times import PassTimes
 from tests.engines.sglang.pass_mode.fakes import (
     TOPK,
@@ -57,9 +56,9 @@ def _runner(sizes: tuple[int, ...] = SIZES, **changes: Any) -> Any:
     return made
 
 
-def _steering(made: Any, modes: tuple[PassMode, ...] = (DENSE, DENSE_MLA)) -> TensorParallel:
+def _steering(made: Any, modes: tuple[PassMode, ...] = (DENSE, DENSE_MLA)) -> Steering:
     dense = {mode: Dense(SIZES) for mode in modes}
-    return TensorParallel(
+    return Steering(
         made, TOPK, cast("Ranks", Alone()), dense=cast("Any", dense), decode=RowGraphs.of(made)
     )
 
@@ -143,40 +142,6 @@ def test_a_padded_pass_is_kept_as_one() -> None:
         (ENGINE, 4096, 3071)
     }
     assert all(one.host_us is not None and one.host_us <= one.pass_us for one in found)
-
-
-def test_data_parallel_ranks_measure_steps_with_and_without_graphs() -> None:
-    made = _runner()
-    graphs: dict[PassMode, Any] = {DENSE: Dense(SIZES)}
-    found = list(
-        module._cases(made, DataParallel(made, TOPK, dense=graphs, decode=RowGraphs(ROWS)))
-    )
-
-    at = {(one.size, one.prefix): set[PassMode]() for one in found}
-    for one in found:
-        at[one.size, one.prefix].add(one.mode)
-    # 64 rows fit into the smallest prefill graph: with more tokens no step is without one.
-    assert at[64, 0] == {ENGINE, EAGER, DENSE, DECODE}
-    assert at[64, 2048] == at[64, 16384] == {ENGINE, EAGER, DECODE}
-    assert at[1024, 0] == at[4096, 0] == {ENGINE, DENSE}
-    assert at[8, 0] == {DECODE}
-
-
-def test_a_measured_batch_tells_what_the_other_ranks_have() -> None:
-    """The same: data-parallel ranks measure together."""
-    made = _runner()
-    gathered = {"global_num_tokens_cpu": [1024, 1024]}
-    graphs = made.prefill_cuda_graph_runner
-    graphs.capture_prepare = lambda size: (batch([0], [size], **gathered), "backend")
-    found = module._extend(made, 2048, [300, 400])
-
-    assert found.global_num_tokens_cpu == found.original_global_num_tokens_cpu == [700, 700]
-    assert found.global_num_tokens_gpu.tolist() == [700, 700]
-    assert found.global_num_tokens_for_logprob_cpu == [2, 2]
-    assert found.global_num_tokens_for_logprob_gpu.tolist() == [2, 2]
-    assert found.is_extend_in_batch
-    assert found.can_run_dp_breakable_cuda_graph
-    assert not found.can_run_dp_cuda_graph
 
 
 def test_batches_of_more_requests_than_the_engine_runs_are_left_out() -> None:

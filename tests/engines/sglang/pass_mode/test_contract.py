@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Iterator
 
-from nsa_tune.engines.sglang.pass_mode.ranks import gathered
 from nsa_tune.engines.sglang.pass_mode.rows import graphs as row_graphs
 from nsa_tune.engines.sglang.pass_mode.rows import rows
 from nsa_tune.engines.sglang.pass_mode.start import _ARGUMENTS
-from nsa_tune.engines.sglang.pass_mode.steering import choice, data_parallel
+from nsa_tune.engines.sglang.pass_mode.steering import choice
 from nsa_tune.engines.sglang.releases import Release, release_of
 from tests.engines.sglang.wheels import BACKEND, MODES, Wheel
 
@@ -27,12 +25,10 @@ _MHA = "sglang/srt/models/deepseek_common/attention_forward_methods/forward_mha.
 _SPLIT = "sglang/srt/layers/attention/dsa/dsa_prefill_cuda_graph.py"
 _GROUPS = "sglang/srt/distributed/parallel_state.py"
 _CONTEXT = "sglang/srt/runtime_context.py"
-_SYNC = "sglang/srt/managers/scheduler_components/dp_attn.py"
-_OVERLAP = "sglang/srt/batch_overlap/two_batch_overlap.py"
 _GRAPHS = "PrefillCudaGraphRunner"
 _HOOKS = {
     "init_graphs", "forward", "can_run", "capture", "prepare_metadata", "extend", "k_only",
-    "replay", "sync", "gather",
+    "replay",
 }  # fmt: skip
 
 
@@ -321,8 +317,7 @@ def test_what_leaves_a_runner_alone_is_there(steered: Wheel) -> None:
     assert {
         "enable_dp_attention", "pp_size", "moe_a2a_backend", "enable_lora", "tp_size",
         "enable_two_batch_overlap", "enable_pdmux", "enable_return_routed_experts",
-        "enable_return_indexer_topk", "debug_cuda_graph", "elastic_ep_backend", "dwdp_size",
-        "enable_return_hidden_states", *_ARGUMENTS,
+        "enable_return_indexer_topk", "debug_cuda_graph", *_ARGUMENTS,
     } <= dict(steered.fields()).keys()  # fmt: skip
     runner = steered.text(_RUNNER)
     for name in (
@@ -344,56 +339,3 @@ def test_weights_may_come_after_graphs_from_0_5_18_on(steered: Wheel) -> None:
         start = _body(steered, "sglang/srt/managers/scheduler.py", "Scheduler.init_model_worker")
         capture, finalize = "self.init_all_cuda_graphs()", "finalize_startup_weight_load()"
         assert -1 < start.find(capture) < start.find(finalize)
-
-
-def test_a_gathered_row_has_a_column_that_only_two_batch_overlap_reads(steered: Wheel) -> None:
-    row = steered.definition(_SYNC, "MLPSyncBatchInfo._get_local_tensor")
-    (columns,) = (node for node in ast.walk(row) if isinstance(node, ast.List))
-    assert ast.unparse(columns.elts[gathered._COLUMN]) == "int(self.local_can_run_tbo)"
-    # Its two readers: the column is handed over, and asked only with two-batch overlap.
-    body = _body(steered, _SYNC, "MLPSyncBatchInfo.all_gather")
-    assert f"[:, {gathered._COLUMN}]" not in body
-    text = steered.text(_SYNC)
-    assert len(re.findall(r"tp0_info(?:_cpu)?\[:, 4", text)) == 1
-    computed = _body(steered, _OVERLAP, "TboDPAttentionPreparer.compute_output")
-    assert "self.enable_two_batch_overlap and local_can_run_tbo_aggregated" in computed
-    assert computed.count("local_can_run_tbo_aggregated") == 2
-    prepared = _body(steered, _OVERLAP, "TboDPAttentionPreparer.prepare_all_gather")
-    assert "if not enable_two_batch_overlap:" in prepared
-    assert prepared.index("return (False, ") < prepared.index("local_can_run_tbo = ")
-
-
-def test_the_gathered_tokens_reach_the_pass_as_they_are(steered: Wheel) -> None:
-    update = _body(steered, _SYNC, "_update_gather_batch")
-    assert "batch.global_num_tokens = mlp_sync_info.global_num_tokens" in update
-    text = steered.text(MODES)
-    assert "original_global_num_tokens_cpu = batch.global_num_tokens" in text or (
-        "global_num_tokens_source = batch.global_num_tokens" in text
-        and "self.original_global_num_tokens_cpu = global_num_tokens_source" in text
-    )
-
-
-def test_a_step_is_gathered_for_the_runner_that_is_steered(steered: Wheel) -> None:
-    assert "model_runner" in _fields(steered, _SYNC, "SchedulerDPAttnAdapter")
-    assert "tp0_info" in steered.text(_SYNC)
-    maybe = _body(steered, _SYNC, "SchedulerDPAttnAdapter.maybe_prepare_mlp_sync_batch")
-    assert "self.prepare_mlp_sync_batch(batch)" in maybe
-
-
-def test_all_ranks_replay_a_decode_graph_by_what_is_set(steered: Wheel) -> None:
-    fields = _fields(steered, MODES, "ForwardBatch")
-    (decodes,) = fields & set(data_parallel._DECODE_FLAGS)
-    (prefills,) = fields & set(data_parallel.PREFILL_FLAGS)
-    can_run = _body(steered, _DECODE, "DecodeCudaGraphRunner.can_run_graph")
-    assert f"forward_batch.{decodes}" in can_run
-    assert "original_global_num_tokens_cpu" in steered.text(_DECODE)
-    assert f"not forward_batch.{prefills}" in _body(steered, _PREFILL, f"{_GRAPHS}.can_run_graph")
-    assert "ForwardMode.IDLE" in _body(steered, MODES, "ForwardMode.is_cuda_graph")
-
-
-def test_a_scheduled_batch_has_the_fields_that_are_read(steered: Wheel) -> None:
-    assert {
-        "forward_mode", "prefix_lens", "extend_lens", "seq_lens_cpu", "return_logprob",
-        "return_hidden_states", "input_embeds", "replace_embeds", "multimodal_inputs",
-        "spec_info", "dllm_config", "encoder_lens",
-    } <= _fields(steered, "sglang/srt/managers/schedule_batch.py", "ScheduleBatch")  # fmt: skip

@@ -1,7 +1,6 @@
 """Real processes steer made-up engines through thousands of passes: they run alike, or not at all.
 
-Each process runs the plug-in's hooks, its agreement over a TCP store, and gathers by gloo; with
-data-parallel attention by SGLang's own code out of its wheels.
+Each process runs the plug-in's hooks, its agreement over a TCP store, and gathers by gloo.
 """
 
 from __future__ import annotations
@@ -17,9 +16,7 @@ from typing import Any
 import pytest
 
 from tests.engines.sglang.pass_mode.rank_processes import Fault, Scenario
-from tests.engines.sglang.wheels import wheel_of
 from tests.engines.site import REPOSITORY
-from tests.engines.wheels import Unreachable
 
 _LONGEST_S = 600
 """Gloo gives up long before: a rank that waits for ever fails the test by its own error."""
@@ -27,11 +24,6 @@ _LONGEST_S = 600
 
 def _ran(folder: Path, scenario: Scenario) -> list[dict[str, Any]]:
     """What each rank that lived reports."""
-    if scenario.version is not None:
-        try:
-            wheel_of(scenario.version)
-        except Unreachable as reason:
-            pytest.skip(f"the wheel of SGLang {scenario.version} cannot be had: {reason}")
     file = folder / "scenario.json"
     file.write_text(json.dumps(asdict(scenario)))
     program = "tests.engines.sglang.pass_mode.rank_processes"
@@ -82,47 +74,9 @@ def test_tensor_parallel_ranks_run_alike(
     assert ("decode_graph" in _late(reports)) != given_up
 
 
-@pytest.mark.parametrize(
-    ("version", "ranks", "passes", "fault"),
-    [
-        ("0.5.17", 2, 3000, Fault.LOSES), ("0.5.17", 4, 1000, Fault.PAUSED),
-        ("0.5.23", 2, 1000, Fault.NO_TABLE),
-    ],
-)  # fmt: skip
-def test_data_parallel_ranks_run_alike(
-    version: str, ranks: int, passes: int, fault: Fault, tmp_path: Path
-) -> None:
-    scenario = Scenario(ranks, passes, version=version, fault=fault)
-    reports = _ran(tmp_path, scenario)
-    ways = _alike(reports, scenario)
-
-    assert {"engine", "decode_graph", "dense_graph"} <= ways.keys()
-    assert ("decode_graph" in _late(reports)) == (fault is not Fault.LOSES)
-
-
-@pytest.mark.parametrize(("version", "odd"), [("0.5.17", 1), ("0.5.23", 1), ("0.5.17", 2)])
-def test_ranks_that_share_a_batch_go_by_the_one_that_the_others_hear(
-    version: str, odd: int, tmp_path: Path
-) -> None:
-    """Of two ranks that share a batch only the first one's row is read: the second goes by it."""
-    scenario = Scenario(4, 400, version=version, fault=Fault.PAUSED, odd=odd, attn_tp=2)
-    reports = _ran(tmp_path, scenario)
-    ways = _alike(reports, scenario)
-
-    assert {"engine", "decode_graph", "dense_graph"} <= ways.keys()
-
-
-@pytest.mark.parametrize(
-    ("version", "fault"),
-    [
-        (None, Fault.OTHER_KEY), (None, Fault.NO_PLUGIN), (None, Fault.ALL_FAIL),
-        ("0.5.17", Fault.NO_PLUGIN),
-    ],
-)  # fmt: skip
-def test_ranks_that_differ_leave_everything_to_the_engine(
-    version: str | None, fault: Fault, tmp_path: Path
-) -> None:
-    scenario = Scenario(2, 200, version=version, fault=fault)
+@pytest.mark.parametrize("fault", [Fault.OTHER_KEY, Fault.NO_PLUGIN, Fault.ALL_FAIL])
+def test_ranks_that_differ_leave_everything_to_the_engine(fault: Fault, tmp_path: Path) -> None:
+    scenario = Scenario(2, 200, fault=fault)
     reports = _ran(tmp_path, scenario)
     ways = _alike(reports, scenario)
 

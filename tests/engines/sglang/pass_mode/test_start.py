@@ -19,7 +19,7 @@ from nsa_tune.engines.sglang.pass_mode.hooks import (
     around_init_graphs,
 )
 from nsa_tune.engines.sglang.pass_mode.mode import PassMode
-from nsa_tune.engines.sglang.pass_mode.ranks.ranks import Ranks
+from nsa_tune.engines.sglang.pass_mode.ranks import Ranks
 from nsa_tune.engines.sglang.pass_mode.steering.steering import Steering
 from nsa_tune.engines.sglang.pass_mode.times import remembered
 from nsa_tune.engines.sglang.pass_mode.times.pass_time import PassTime
@@ -79,12 +79,11 @@ def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     }  # fmt: skip
     for name, hook in hooked.items():
         monkeypatch.setattr(Runner, name, wrapped(getattr(Runner, name), hook))
-    monkeypatch.setattr(module, "why_not", lambda runner: None)
-    monkeypatch.setattr(module, "why_no_decode_graphs", lambda runner: None)
+    monkeypatch.setattr(module, "_why_not", lambda runner: None)
+    monkeypatch.setattr(module, "why_not", lambda part, engine: None)
     monkeypatch.setattr(module, "_key", lambda runner, graphs: KEY)
     monkeypatch.setattr(module, "measure", lambda runner, steering: MEASURED)
-    monkeypatch.setattr(module, "Watch", lambda clock: None)
-    monkeypatch.setattr(module, "data_parallel", lambda runner: False)
+    monkeypatch.setattr(module, "RegressionMonitor", lambda clock: None)
     monkeypatch.setattr("torch.cuda.reset_peak_memory_stats", lambda: None)
     yield
     switch.resume()
@@ -209,7 +208,7 @@ def test_ranks_without_the_same_hooks_do_not_agree(monkeypatch: pytest.MonkeyPat
 def test_while_passes_are_measured_none_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
 
-    def measure(runner: Runner, steering: Steering[Any]) -> list[PassTime]:
+    def measure(runner: Runner, steering: Steering) -> list[PassTime]:
         seen.extend(_modes(runner))
         steering.forced = PassMode.DECODE_GRAPH
         seen.extend(_modes(runner))
@@ -266,7 +265,7 @@ def test_measuring_that_is_interrupted_leaves_no_steering(monkeypatch: pytest.Mo
     assert _modes(runner) == [Mode.EXTEND]
 
 
-@pytest.mark.parametrize("name", ["why_not", "why_no_decode_graphs", "_key"])
+@pytest.mark.parametrize("name", ["_why_not", "why_not", "_key"])
 def test_an_error_while_looking_at_the_engine_leaves_it_alone(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -281,7 +280,7 @@ def test_an_error_while_looking_at_the_engine_leaves_it_alone(
 def test_an_engine_with_a_reason_against_it_is_left_alone(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(module, "why_not", lambda runner: "it is Tuesday")
+    monkeypatch.setattr(module, "_why_not", lambda runner: "it is Tuesday")
     with caplog.at_level("INFO"):
         runner = _started()
 
@@ -311,7 +310,7 @@ def test_an_engine_that_captures_anew_and_is_left_alone_is_not_steered_by_old_gr
             raise AttributeError("made up")
         return "it is Tuesday"
 
-    monkeypatch.setattr(module, "why_not", found)
+    monkeypatch.setattr(module, "_why_not", found)
     runner.init_cuda_graphs()
 
     assert _modes(runner) == [Mode.EXTEND]
@@ -349,8 +348,8 @@ def test_a_rank_that_cannot_be_steered_says_so_before_the_others_go_on(
         raise AttributeError("made up")
 
     said: list[str | None] = []
-    monkeypatch.setattr(Ranks, "all_say", lambda self, question, answer: said.append(answer))
-    monkeypatch.setattr(module, "TensorParallel", fails)
+    monkeypatch.setattr(Ranks, "agree", lambda self, question, answer: said.append(answer))
+    monkeypatch.setattr(module, "Steering", fails)
     _started()
 
     assert said == []
@@ -359,7 +358,7 @@ def test_a_rank_that_cannot_be_steered_says_so_before_the_others_go_on(
 def test_ranks_that_do_not_agree_are_left_alone(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(Ranks, "all_say", lambda self, question, answer: False)
+    monkeypatch.setattr(Ranks, "agree", lambda self, question, answer: False)
 
     assert _modes(_started()) == [Mode.EXTEND]
     assert "its ranks do not agree" in caplog.text
@@ -371,7 +370,7 @@ def test_a_draft_worker_asks_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     def never(self: Any, question: str, answer: str) -> bool:
         raise AssertionError("asked")
 
-    monkeypatch.setattr(Ranks, "all_say", never)
+    monkeypatch.setattr(Ranks, "agree", never)
     monkeypatch.setattr(Runner, "is_draft_worker", True)
     runner = _started()
 

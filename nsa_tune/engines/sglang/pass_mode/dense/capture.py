@@ -10,16 +10,11 @@ from typing import Any
 from nsa_tune import __version__
 from nsa_tune.engines.edge import EngineMustStop
 from nsa_tune.engines.sglang.edge import say_once
+from nsa_tune.engines.sglang.eligible import SWITCHES, Engine, Part, why_not
+from nsa_tune.engines.sglang.pass_mode.dense.graph_buffers import GraphBuffers
 from nsa_tune.engines.sglang.pass_mode.dense.graphs import DenseGraphs, Kind
-from nsa_tune.engines.sglang.pass_mode.dense.noted import NotedBuffers
-from nsa_tune.engines.sglang.pass_mode.eligible import (
-    DENSE_SWITCH,
-    why_no_absorbed_graphs,
-    why_no_dense_graphs,
-    why_not,
-)
 from nsa_tune.engines.sglang.pass_mode.mode import PassMode
-from nsa_tune.engines.sglang.pass_mode.ranks.ranks import Ranks
+from nsa_tune.engines.sglang.pass_mode.ranks import Ranks
 
 _CAPTURED, _MIB = "_nsa_tune_dense", "_nsa_tune_dense_mib"
 """Attributes of the runner of prefill graphs."""
@@ -54,24 +49,25 @@ def capture_all(graphs: Any) -> None:
     if runner.is_draft_worker:
         return
     ranks = Ranks(runner)
-    reason = why_not(runner) or why_no_dense_graphs(graphs) or _why_no_room(graphs)
-    noted = NotedBuffers.of_engine() if ranks.count > 1 else NotedBuffers([])
+    engine = Engine(runner, runner.attn_backend, graphs)
+    reason = why_not(Part.PASSES, engine) or why_not(Part.DENSE, engine) or _why_no_room(graphs)
+    buffers = GraphBuffers.of_engine() if ranks.count > 1 else GraphBuffers([])
     # One rank that captured another graph would wait for the others for ever.
-    modes = [] if reason is not None else _modes(runner)
+    modes = [] if reason is not None else _modes(engine)
     what = f"{__version__}: {modes} of {sorted(graphs.capture_num_tokens)}" if modes else None
-    if not ranks.all_say("dense_graphs", what):
+    if not ranks.agree("dense_graphs", what):
         say_once(logging.INFO, f"no dense prefill graphs: {reason or 'the ranks do not agree'}")
         return
     begin, free = time.monotonic(), torch.cuda.mem_get_info()[0]
     try:
-        found = _dense_graphs(graphs, modes, ranks, noted)
+        found = _dense_graphs(graphs, modes, ranks, buffers)
     except EngineMustStop:
         raise
     except Exception:  # raised again: the edge records it
-        _check_alike(ranks, noted)
+        _check_alike(ranks, buffers)
         raise
     if found is None:
-        _check_alike(ranks, noted)
+        _check_alike(ranks, buffers)
         say_once(logging.WARNING, "no dense prefill graphs: another rank could not capture them")
         return
     setattr(graphs, _CAPTURED, found)
@@ -82,18 +78,18 @@ def capture_all(graphs: Any) -> None:
         logging.INFO,
         f"captured {count} dense prefill graphs of up to {max(graphs.capture_num_tokens)} tokens "
         f"in {time.monotonic() - begin:.1f} s; they take {took_mib} MiB, which "
-        f"--mem-fraction-static does not hold; {DENSE_SWITCH}=0 leaves them out",
+        f"--mem-fraction-static does not hold; {SWITCHES[Part.DENSE]}=0 leaves them out",
     )
 
 
-def _modes(runner: Any) -> list[str]:
+def _modes(engine: Engine) -> list[str]:
     """The ways for which graphs are captured."""
-    absorbed = why_no_absorbed_graphs(runner) is None
+    absorbed = why_not(Part.DENSE_MLA, engine) is None
     return [mode.value for mode, kind in _KINDS.items() if kind is not Kind.MLA or absorbed]
 
 
 def _dense_graphs(
-    graphs: Any, modes: Sequence[str], ranks: Ranks, noted: NotedBuffers
+    graphs: Any, modes: Sequence[str], ranks: Ranks, buffers: GraphBuffers
 ) -> dict[PassMode, DenseGraphs] | None:
     """The dense graphs of all sizes; None if another rank could not capture one of them."""
     index_topk = graphs.model_runner.attn_backend.dsa_index_topk
@@ -101,12 +97,12 @@ def _dense_graphs(
     for mode in map(PassMode, modes):
         dense = found[mode] = DenseGraphs(graphs, index_topk, _KINDS[mode])
         for size in sorted(graphs.capture_num_tokens, reverse=True):
-            if not _captures(dense, size, ranks, noted):
+            if not _captures(dense, size, ranks, buffers):
                 return None
     return found
 
 
-def _captures(dense: DenseGraphs, size: int, ranks: Ranks, noted: NotedBuffers) -> bool:
+def _captures(dense: DenseGraphs, size: int, ranks: Ranks, buffers: GraphBuffers) -> bool:
     """Capture one graph; False if another rank could not. The ranks agree after each.
 
     So none waits within the next graph for a rank that has failed in this one.
@@ -116,23 +112,23 @@ def _captures(dense: DenseGraphs, size: int, ranks: Ranks, noted: NotedBuffers) 
         dense.capture(size)
         return True
 
-    captured, marks = False, noted.marks()
+    captured, snapshot = False, buffers.snapshot()
     try:
         captured = ranks.together("capturing a dense prefill graph", capture) or False
     finally:
         if not captured:
-            noted.take_back(marks)
+            buffers.rollback(snapshot)
     return captured
 
 
-def _check_alike(ranks: Ranks, noted: NotedBuffers) -> None:
+def _check_alike(ranks: Ranks, buffers: GraphBuffers) -> None:
     """After a failure: may SGLang go on? Its custom all-reduces must have noted as many buffers."""
-    if ranks.count == 1 or ranks.all_say("noted_buffers", noted.counted()):
+    if ranks.count == 1 or ranks.agree("graph_buffers", buffers.fingerprint()):
         return
     raise EngineMustStop(
         "capturing dense prefill graphs failed, and has left the ranks with different buffers in "
         "SGLang's custom all-reduce, so this engine cannot start. Start it with "
-        f"{DENSE_SWITCH}=0, or with --disable-custom-all-reduce"
+        f"{SWITCHES[Part.DENSE]}=0, or with --disable-custom-all-reduce"
     )
 
 

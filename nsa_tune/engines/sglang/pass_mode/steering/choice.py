@@ -58,7 +58,7 @@ class Choice:
         times: PassTimes | None,
         batch: Batch,
         rows: int | None,
-        given_up: frozenset[PassMode] = frozenset(),
+        disabled: frozenset[PassMode] = frozenset(),
     ) -> PassMode:
         """The fastest way for a batch from its sums.
 
@@ -66,16 +66,16 @@ class Choice:
             times: what passes were measured to take; None before they are.
             batch: the sums.
             rows: how many it takes in decode graphs; None where these may not run it.
-            given_up: ways that are not taken any more.
+            disabled: ways that are not taken any more.
         """
-        return self.of(self.estimates_us(times, batch, rows), times, batch, given_up)
+        return self.of(self.estimates_us(times, batch, rows), times, batch, disabled)
 
     def of(
         self,
         estimates: Mapping[PassMode, float],
         times: PassTimes | None,
         batch: Batch,
-        given_up: frozenset[PassMode] = frozenset(),
+        disabled: frozenset[PassMode] = frozenset(),
     ) -> PassMode:
         """The fastest way by a batch's `estimates_us`. The other arguments are as in `fastest`."""
         kernel_us, selects = estimates.get(PassMode.TABLE_KERNEL), batch.max_kv > self.index_topk
@@ -84,7 +84,7 @@ class Choice:
             and kernel_us is not None
             and times.waits(PassMode.TABLE_KERNEL, kernel_us, selects=selects)
         )
-        return _fastest(estimates, given_up, _WAITING_MARGIN if waits else _KERNEL_MARGIN)
+        return _fastest(estimates, disabled, _WAITING_MARGIN if waits else _KERNEL_MARGIN)
 
     def estimates_us(
         self, times: PassTimes | None, batch: Batch, rows: int | None = None
@@ -155,15 +155,15 @@ class Choice:
 
 
 def _fastest(
-    estimates: Mapping[PassMode, float], given_up: frozenset[PassMode], kernel_margin: float
+    estimates: Mapping[PassMode, float], disabled: frozenset[PassMode], kernel_margin: float
 ) -> PassMode:
     """The fastest way by `estimates`, without those that are not taken any more."""
     engine_us = estimates.get(PassMode.ENGINE)
-    best = _usual(estimates, given_up)
+    best = _usual(estimates, disabled)
     if engine_us is None:
         return best
     least_us = engine_us
-    ways = {mode: us for mode, us in estimates.items() if mode not in given_up}
+    ways = {mode: us for mode, us in estimates.items() if mode not in disabled}
     eager_us = ways.pop(PassMode.EAGER, None)
     for mode, pass_us in ways.items():
         margin = kernel_margin if mode is PassMode.TABLE_KERNEL else MARGIN
@@ -174,13 +174,13 @@ def _fastest(
     return best
 
 
-def _usual(estimates: Mapping[PassMode, float], given_up: frozenset[PassMode]) -> PassMode:
+def _usual(estimates: Mapping[PassMode, float], disabled: frozenset[PassMode]) -> PassMode:
     """SGLang's own way; where a pass like this was not measured, by the table's kernel.
 
     Few new tokens leave the host more to do than the GPU, and another kernel may leave it more
     still: that was measured. With many only the GPU's time counts, which the table has.
     """
-    known = PassMode.TABLE_KERNEL in estimates or PassMode.TABLE_KERNEL in given_up
+    known = PassMode.TABLE_KERNEL in estimates or PassMode.TABLE_KERNEL in disabled
     return PassMode.ENGINE if known else PassMode.TABLE_KERNEL
 
 

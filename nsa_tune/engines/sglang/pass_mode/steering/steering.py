@@ -1,36 +1,43 @@
 """Steering one engine: each of its prefill passes runs in the way that is the fastest for it.
 
-What all engines have in common is here. How a way is chosen depends on whether the ranks share
-their batches (tensor_parallel.py) or have batches of their own (data_parallel.py).
+All ranks of the engine run the same batches, or there is only one rank.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Generic, TypeVar
+from typing import Any
 
+from nsa_tune.backend.types.batch import Batch
+from nsa_tune.engines.extends import sums_of
+from nsa_tune.engines.sglang.edge import say_once
 from nsa_tune.engines.sglang.pass_mode.dense.graphs import DenseGraphs
 from nsa_tune.engines.sglang.pass_mode.forward import Forward
 from nsa_tune.engines.sglang.pass_mode.mode import PassMode
+from nsa_tune.engines.sglang.pass_mode.ranks import Ranks
 from nsa_tune.engines.sglang.pass_mode.rows.graphs import RowGraphs
-from nsa_tune.engines.sglang.pass_mode.steering.watch import Watch
+from nsa_tune.engines.sglang.pass_mode.steering.choice import Choice
+from nsa_tune.engines.sglang.pass_mode.steering.monitor import RegressionMonitor
 from nsa_tune.engines.sglang.pass_mode.times.pass_times import PassTimes
+from nsa_tune.engines.sglang.passes import is_plain_extend
+from nsa_tune.engines.sglang.prefill import ENGINE_KERNEL, changed
 
 DENSE, EAGER = "_nsa_tune_dense", "_nsa_tune_eager"
 """Attributes of a graph backend and of a graph runner, while a pass runs in such a way."""
+_TOGETHER = 256
+"""Passes of any kind between two looks at what loses; equal on all ranks, which run all alike."""
 
-Sums = TypeVar("Sums")
-"""The numbers of a pass by which its way is chosen."""
 
-
-class Steering(ABC, Generic[Sums]):
-    """Chooses how the passes of one rank's model runner run, and runs them."""
+class Steering:
+    """Chooses how the prefill passes of one rank's model runner run, and runs them."""
 
     def __init__(
         self,
         runner: Any,
+        index_topk: int,
+        ranks: Ranks,
         *,
         dense: Mapping[PassMode, DenseGraphs],
         decode: RowGraphs | None,
@@ -38,14 +45,18 @@ class Steering(ABC, Generic[Sums]):
         """`decode`: the decode graphs, if they may run a prefill in this engine."""
         self._pool = runner.token_to_kv_pool
         self._graphs = runner.prefill_cuda_graph_runner
-        self._sizes: Sequence[int] = tuple(sorted(self._graphs.capture_num_tokens))
-        """Tokens of SGLang's own prefill graphs, ascending."""
+        self._backend = runner.attn_backend
+        self._ranks = ranks
+        self._decode = decode
+        self._passes = 0
         self.dense = dense
         self.rows: Sequence[int] = () if decode is None else tuple(decode.sizes)
         """Rows of the decode graphs that may run a prefill, ascending."""
+        sizes = tuple(sorted(self._graphs.capture_num_tokens))
+        self._choice = Choice(sizes, index_topk, dense, self.rows)
         self.times: PassTimes | None = None
         """None until they are measured: until then everything runs as SGLang has it."""
-        self.watch: Watch | None = None
+        self.monitor: RegressionMonitor | None = None
         self.last = PassMode.ENGINE
         """How the last pass ran."""
         self.forced: PassMode | None = None
@@ -59,38 +70,72 @@ class Steering(ABC, Generic[Sums]):
         """
         if self.forced is not None:
             return self._run(self.forced, call)
+        self._disable_together()
         self.last = PassMode.ENGINE
-        sums = self._sums(call.batch)
-        if sums is None:
+        batch = self._sums(call.batch)
+        if batch is None:
             return call.run()
-        mode = self.last = self.fastest(sums)
-        start = self.watch.begin() if self.watch is not None else None
+        rows = None if self._decode is None else self._decode.rows_of(call.batch)
+        mode = self.last = self.fastest(batch, rows)
+        start = self.monitor.begin() if self.monitor is not None else None
         output = self._run(mode, call)
-        if start is not None and self.watch is not None:
-            engine_us = self._engine_us(sums)
+        if start is not None and self.monitor is not None:
+            engine_us = self._choice.estimates_us(self.times, batch).get(PassMode.ENGINE)
             if engine_us is not None:
-                self.watch.end(start, self._as_run(mode), engine_us)
+                self.monitor.end(start, self._as_run(mode), engine_us)
         return output
 
-    @abstractmethod
-    def _sums(self, forward_batch: Any) -> Sums | None:
+    def fastest(self, batch: Batch, rows: int | None) -> PassMode:
+        """The fastest way for a batch from its sums, as `Choice` has it: the same on all ranks."""
+        disabled = self.monitor.disabled if self.monitor is not None else frozenset()
+        return self._choice.fastest(self.times, batch, rows, disabled)
+
+    def _sums(self, forward_batch: Any) -> Batch | None:
         """What the way of a pass follows from; None where SGLang runs it as it has it."""
-
-    @abstractmethod
-    def fastest(self, sums: Sums, /) -> PassMode:
-        """The fastest way for a pass: the same on all ranks."""
-
-    @abstractmethod
-    def _engine_us(self, sums: Sums, /) -> float | None:
-        """What the pass takes SGLang by itself; None where that was not measured."""
+        if not is_plain_extend(forward_batch):
+            return None
+        # SGLang has no graph for these, whose place another way could take.
+        if forward_batch.input_embeds is not None or forward_batch.replace_embeds is not None:
+            return None
+        extend_lens = forward_batch.extend_seq_lens_cpu
+        # Dense graphs take sequences without tokens for padding, which only stands at the end.
+        if type(extend_lens) is not list or 0 in extend_lens:
+            return None
+        if self.times is None or self._is_loading():
+            return None
+        return sums_of(forward_batch.extend_prefix_lens_cpu, extend_lens)
 
     def _as_run(self, mode: PassMode) -> PassMode:
-        """How the last pass ran, which was to run in this way."""
-        return mode
+        """With the kernel that SGLang chose the table's way was SGLang's own."""
+        same = mode is PassMode.TABLE_KERNEL and not changed(self._backend)
+        return PassMode.ENGINE if same else mode
+
+    def _disable_together(self) -> None:
+        """Every so many passes all ranks leave out what rank 0 has seen to lose."""
+        self._passes += 1
+        if self.monitor is None or self._passes % _TOGETHER:
+            return
+        disabled = self._ranks.from_first(self.monitor.losing)
+        for mode in sorted(disabled - self.monitor.disabled):
+            say_once(
+                logging.WARNING,
+                f"{mode} is given up for now: its passes take longer than SGLang's own "
+                f"({self.monitor.report()})",
+            )
+        for mode in sorted(self.monitor.disabled - disabled):
+            say_once(logging.INFO, f"{mode} is tried again, after {self._passes} passes")
+        self.monitor.disabled = disabled
 
     def _run(self, mode: PassMode, call: Forward) -> Any:
-        """Run a pass by dense graphs, if those are what `mode` asks for, or as SGLang has it."""
-        with told(self._graphs.backend, DENSE, self.dense.get(mode)):
+        if mode is PassMode.DECODE_GRAPH and self._decode is not None:
+            return self._decode.run(call)
+        if mode is PassMode.ENGINE:
+            with attribute(self._backend, ENGINE_KERNEL, True):
+                return call.run()
+        if mode is PassMode.EAGER:
+            with attribute(self._graphs, EAGER, True):
+                return call.run()
+        with attribute(self._graphs.backend, DENSE, self.dense.get(mode)):
             return call.run()
 
     def _is_loading(self) -> bool:
@@ -103,8 +148,11 @@ class Steering(ABC, Generic[Sums]):
 
 
 @contextmanager
-def told(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Within it the hooks further down know how a pass is to run; None tells them nothing."""
+def attribute(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Within it `owner` has the attribute, by which hooks further down know how a pass is to run.
+
+    None sets nothing.
+    """
     if value is None:
         yield
         return

@@ -8,18 +8,24 @@ from typing import Any
 import pytest
 
 from nsa_tune.engines.edge import EngineMustStop
+from nsa_tune.engines.sglang.eligible import Part
 from nsa_tune.engines.sglang.pass_mode.dense import capture as module
 from nsa_tune.engines.sglang.pass_mode.dense.capture import capture_all, captured
+from nsa_tune.engines.sglang.pass_mode.dense.graph_buffers import GraphBuffers
 from nsa_tune.engines.sglang.pass_mode.dense.graphs import Kind
-from nsa_tune.engines.sglang.pass_mode.dense.noted import NotedBuffers
 from nsa_tune.engines.sglang.pass_mode.mode import PassMode
-from nsa_tune.engines.sglang.pass_mode.ranks.ranks import Ranks
+from nsa_tune.engines.sglang.pass_mode.ranks import Ranks
 from tests.engines.sglang.pass_mode.fakes import Dense
+
+AGAINST: dict[Part, str | None] = {}
+"""What speaks against a part, in these tests."""
 
 
 @pytest.fixture(autouse=True)
-def nothing_against_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "why_not", lambda runner: None)
+def against(monkeypatch: pytest.MonkeyPatch) -> None:
+    AGAINST.clear()
+    AGAINST[Part.DENSE_MLA] = "it is Tuesday"
+    monkeypatch.setattr(module, "why_not", lambda part, engine: AGAINST.get(part))
 
 
 def _runner(*, is_draft_worker: bool = False) -> Any:
@@ -40,7 +46,7 @@ def test_a_draft_worker_captures_none_and_asks_nobody(monkeypatch: pytest.Monkey
     def never(self: Any, question: str, answer: str) -> bool:
         raise AssertionError("asked")
 
-    monkeypatch.setattr(Ranks, "all_say", never)
+    monkeypatch.setattr(Ranks, "agree", never)
     graphs = SimpleNamespace(model_runner=_runner(is_draft_worker=True))
     capture_all(graphs)
 
@@ -50,7 +56,7 @@ def test_a_draft_worker_captures_none_and_asks_nobody(monkeypatch: pytest.Monkey
 def test_dense_graphs_are_not_captured_where_something_speaks_against_them(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(module, "why_no_dense_graphs", lambda graphs: "it is Tuesday")
+    AGAINST[Part.DENSE] = "it is Tuesday"
     graphs = SimpleNamespace(model_runner=_runner())
     with caplog.at_level("INFO"):
         capture_all(graphs)
@@ -81,9 +87,8 @@ def test_all_sizes_are_captured_the_largest_first(
             order.append((self.kind, size))
             self.sizes = sorted([*self.sizes, size])
 
-    monkeypatch.setattr(module, "why_no_absorbed_graphs", lambda runner: against_absorbed)
+    AGAINST[Part.DENSE_MLA] = against_absorbed
     monkeypatch.setattr(module, "DenseGraphs", Captures)
-    monkeypatch.setattr(module, "why_no_dense_graphs", lambda graphs: None)
     monkeypatch.setattr("torch.cuda.mem_get_info", lambda: (2**30, 2**31))
     graphs = SimpleNamespace(model_runner=_runner(), capture_num_tokens=[4, 512, 64])
     capture_all(graphs)
@@ -103,8 +108,6 @@ def test_no_dense_graphs_are_captured_where_memory_may_run_out(
         def capture(self, size: int) -> None:
             self.sizes = sorted([*self.sizes, size])
 
-    monkeypatch.setattr(module, "why_no_absorbed_graphs", lambda runner: "it is Tuesday")
-    monkeypatch.setattr(module, "why_no_dense_graphs", lambda graphs: None)
     monkeypatch.setattr(module, "DenseGraphs", Captures)
     monkeypatch.setattr("torch.cuda.mem_get_info", lambda: (free_mib * 2**20, 2**40))
     graphs = SimpleNamespace(model_runner=_runner(), capture_num_tokens=[4, 64])
@@ -136,7 +139,7 @@ class _Ranks:
         result = call()
         return None if self.size == self._fails_at else result
 
-    def all_say(self, question: str, answer: str | None) -> bool:
+    def agree(self, question: str, answer: str | None) -> bool:
         self.said.append(answer)
         return question == "dense_graphs" or answer == self._notes
 
@@ -160,26 +163,24 @@ def _two_ranks(
             self.sizes = sorted([*self.sizes, size])
 
     monkeypatch.setattr(module, "Ranks", lambda runner: ranks)
-    monkeypatch.setattr(NotedBuffers, "of_engine", lambda: NotedBuffers([notes]))
-    monkeypatch.setattr(module, "why_no_absorbed_graphs", lambda runner: "it is Tuesday")
-    monkeypatch.setattr(module, "why_no_dense_graphs", lambda graphs: None)
+    monkeypatch.setattr(GraphBuffers, "of_engine", lambda: GraphBuffers([notes]))
     monkeypatch.setattr(module, "DenseGraphs", Captures)
     monkeypatch.setattr("torch.cuda.mem_get_info", lambda: (2**34, 2**35))
     return SimpleNamespace(model_runner=_runner(), capture_num_tokens=[4, 64, 512]), notes
 
 
-@pytest.mark.parametrize("against", [None, "its hook is not in place"])
+@pytest.mark.parametrize("against_mla", [None, "its hook is not in place"])
 def test_ranks_agree_on_which_graphs_they_capture(
-    against: str | None, monkeypatch: pytest.MonkeyPatch
+    against_mla: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A rank that captured more than another would wait for it."""
     ranks = _Ranks()
     graphs, _ = _two_ranks(ranks, monkeypatch)
-    monkeypatch.setattr(module, "why_no_absorbed_graphs", lambda runner: against)
+    AGAINST[Part.DENSE_MLA] = against_mla
     capture_all(graphs)
 
     (said,) = ranks.said
-    assert ("dense_mla_graph" in (said or "")) == (against is None)
+    assert ("dense_mla_graph" in (said or "")) == (against_mla is None)
     assert "[4, 64, 512]" in (said or "")
 
 

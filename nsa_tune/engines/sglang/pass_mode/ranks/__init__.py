@@ -1,1 +1,0 @@
-"""The ranks of one engine: what they agree on when it starts, and what they tell each other."""

@@ -1,1 +1,0 @@
-"""Steering DeepSeek V4: whether a prefill widens its KV first."""
