@@ -114,7 +114,7 @@ def test_the_readme_shows_what_the_shipped_table_reports() -> None:
     readme = (DOCS.parent / "README.md").read_text(encoding="utf-8")
     picture = (DOCS / "crossovers.svg").read_text(encoding="utf-8")
 
-    (shown,) = re.findall(r"^    (prefill_path, .*)$", readme, re.MULTILINE)
+    (shown,) = re.findall(r"^    (Prefill: MHA or MLA, .*)$", readme, re.MULTILINE)
     assert shown in [line.sentence for line in lines]
     assert shown in picture, "draw docs/crossovers.svg as docs/reports.md says"
 

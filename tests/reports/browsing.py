@@ -65,9 +65,12 @@ class Visit:
 
     def drawn(self, panel: str) -> Locator:
         """Bring a panel into view and wait for its charts."""
-        self.page.locator(f"#{panel}").scroll_into_view_if_needed()
+        place = self.page.locator(f"#{panel}")
+        place.scroll_into_view_if_needed()
+        for folded in place.locator("details:not([open]) summary").all():
+            folded.click()
         self.page.wait_for_selector(f"#{panel}[data-drawn] .chart svg")
-        return self.page.locator(f"#{panel}")
+        return place
 
     def view(self, name: str) -> None:
         """Go to a view by its button."""

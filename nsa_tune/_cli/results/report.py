@@ -52,7 +52,8 @@ def report(
         str, typer.Option("--chart", help="For svg and png: name of charts; * matches anything.")
     ] = "*",
     theme: Annotated[
-        Theme, typer.Option("--theme", help="For svg and png: light or dark.")
+        Theme, typer.Option("--theme", help="For svg and png: light, dark, or auto: an svg without "
+                            "a background, in the colours of the reader's theme.")
     ] = Theme.LIGHT,
     json: AsJson = False,
 ) -> None:  # fmt: skip

@@ -45,6 +45,8 @@ class Theme(StrEnum):
 
     LIGHT = "light"
     DARK = "dark"
+    AUTO = "auto"
+    """That of whoever looks at it, where the format can tell."""
 
 
 AsJson = Annotated[

@@ -14,6 +14,7 @@ from math import inf, isqrt
 from typing import TYPE_CHECKING
 
 from nsa_tune.backend.dispatch.decide import Choice, Verdict
+from nsa_tune.reports.analysis.words import question_title
 
 if TYPE_CHECKING:
     from nsa_tune.backend.costmodel.surface import Estimate
@@ -90,7 +91,7 @@ class Line:
     def sentence(self) -> str:
         """Question, slice and ranges in one sentence."""
         where = f", {self.slice.label}" if self.slice.label else ""
-        return f"{self.question}{where}: {self.summary}"
+        return f"{question_title(self.question, self.slice.mode)}{where}: {self.summary}"
 
 
 def trace(question: Question, policy: CachedPolicy, line: Slice) -> Line:

@@ -19,6 +19,7 @@ from nsa_tune.backend.points import POINTS
 from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.point import Point, Question, Setting
 from nsa_tune.backend.types.records import Key, Measurement, Status, Table
+from nsa_tune.reports.analysis.answer import Answer, answer_of
 from nsa_tune.reports.analysis.cached_policy import CachedPolicy
 from nsa_tune.reports.analysis.ceilings import POINT as ROOFLINE
 from nsa_tune.reports.analysis.ceilings import Ceilings, ceilings_of
@@ -69,6 +70,8 @@ class PointReport:
     policy: Policy
     measurements: tuple[Measurement, ...]
     questions: tuple[QuestionReport, ...]
+    answer: Answer | None
+    """What to set; None for a point without an option and a plug-in of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +97,16 @@ class Section:
         """GPU, model, local heads and KV layout in one line."""
         key = self.key
         return f"{key.gpu}, {key.model}, {key.heads} local heads, {key.kv_layout}"
+
+    @property
+    def answers(self) -> tuple[Answer, ...]:
+        """What to set, by step of a pass."""
+        return tuple(point.answer for point in self.points if point.answer is not None)
+
+    @property
+    def is_demonstration(self) -> bool:
+        """Whether it was measured on a CPU, of which nothing holds for a GPU."""
+        return self.table.device.arch == "cpu"
 
     @property
     def questions(self) -> tuple[QuestionReport, ...]:
@@ -179,7 +192,9 @@ def _point_report(policy: CachedPolicy) -> PointReport:
         _question_report(question, policy, cells_of(question, policy, batches, measured), slices)
         for question in policy.point.questions
     )
-    return PointReport(policy.point, policy, policy.measurements, questions)
+    return PointReport(
+        policy.point, policy, policy.measurements, questions, answer_of(policy, measured)
+    )
 
 
 def _question_report(

@@ -3,6 +3,9 @@
   "use strict";
   const dark = window.matchMedia("(prefers-color-scheme: dark)");
   const DEFAULT_VIEW = "crossovers";
+  const NARROW_PX = 420;
+  const AXIS_PX = 80;
+  const [LEAST_STEP_PX, NUMBER_PX, MOST_STEP_PX] = [8, 23, 48];
   let page = null; // the page's current content; the dashboard replaces it as a whole
 
   // --- data
@@ -56,7 +59,7 @@
   function readHash() {
     const state = new URLSearchParams(location.hash.slice(1));
     for (const select of filters()) {
-      const at = [...select.options].findIndex((one) => one.value === state.get(named(select)));
+      const at = [...select.options].findIndex(({ value }) => value === state.get(named(select)));
       select.selectedIndex = Math.max(at, 0);
     }
     const known = page.buttons.some((button) => button.dataset.view === state.get("view"));
@@ -91,10 +94,9 @@
       section.hidden = Object.entries(section.dataset).some(([name, value]) => differs(name, value));
     }
     for (const card of document.querySelectorAll("article")) {
-      const unwanted = ["point", "question"].some(
-        (name) => card.dataset[name] !== undefined && differs(name, card.dataset[name]),
-      );
-      card.hidden = card.dataset.view !== page.view || unwanted;
+      const { view, question } = card.dataset;
+      const unwanted = question !== undefined && differs("question", question);
+      card.hidden = view !== page.view || unwanted;
     }
     for (const button of page.buttons) {
       button.setAttribute("aria-pressed", String(button.dataset.view === page.view));
@@ -140,21 +142,39 @@
 
   // --- charts
 
+  // On a narrow page a legend has two columns, else its end would be cut.
+  function themeFor(element) {
+    const theme = page.data.themes[dark.matches ? "dark" : "light"];
+    if (element.clientWidth > NARROW_PX) return theme;
+    return { ...theme, legend: { ...theme.legend, columns: 2, labelLimit: 130 } };
+  }
+
+  // The map with columns as wide as there is room for.
+  function fitted(spec, element, cells) {
+    const columns = new Set(cells.map((cell) => cell.x)).size;
+    const room = Math.floor((element.clientWidth - AXIS_PX) / columns);
+    const step = Math.min(Math.max(room, LEAST_STEP_PX), MOST_STEP_PX);
+    const values = { hatched: 0.94 * Math.min(step, spec.height.step), numbers: step >= NUMBER_PX };
+    const params = spec.params.map(({ name }) => ({ name, value: values[name] }));
+    return { ...spec, width: { step }, params };
+  }
+
   function embed(element, spec, datasets, description) {
-    const config = page.data.themes[dark.matches ? "dark" : "light"];
+    const config = themeFor(element);
     const params = [...(spec.params ?? []), { name: "dark", value: dark.matches }];
     // ast: Vega interprets expressions, because the page's policy forbids compiling them.
     const options = {
       ast: true, actions: false, renderer: "svg", defaultStyle: false, config, tooltip: showTip,
     };
     // Like with_rows in theme.py: drop layers without rows, which Vega cannot scale.
-    const layer = spec.layer.filter((one) => !one.data || datasets[one.data.name].length > 0);
+    const layer = spec.layer.filter(({ data }) => !data || datasets[data.name].length > 0);
     const full = { ...spec, layer, params, datasets, description };
     return window.nsaTuneEmbed(element, full, options);
   }
 
   async function draw(panel) {
-    const state = `${page.lines.get(panel.id) ?? ""} ${dark.matches}`;
+    if (panel.querySelector("details:not([open])")) return;
+    const state = `${page.lines.get(panel.id) ?? ""} ${panel.clientWidth} ${dark.matches}`;
     if (page.drawn.get(panel.id) === state) return;
     page.drawn.set(panel.id, state);
     if (page.data.panels[panel.id]) await drawLine(panel, page.data.panels[panel.id]);
@@ -179,9 +199,13 @@
     const cells = rowsOf(content).filter((cell) => cell.facet === line.facet);
     const limit = cells.find((cell) => cell.kind === "only" && cell.limit !== "-")?.limit;
     panel.querySelector(".sentence").textContent = line.sentence;
+    const place = map.querySelector(".chart");
+    const shown = fitted(content.map, place, cells);
+    const numbered = shown.params.some(({ name, value }) => name === "numbers" && value);
     const mapWords = caption(
       map,
-      `Fastest choice${line.facet ? `, ${line.facet}` : ""}. Number: second over first. ` +
+      `Fastest choice${line.facet ? `, ${line.facet}` : ""}. ` +
+        `${numbered ? "Number: second over first. " : "Point at a cell for its times. "}` +
         `Pale: tie or unsure.${limit ? ` Hatched: no other is allowed (${limit}).` : ""}`,
     );
     const curveWords = caption(
@@ -193,7 +217,7 @@
       estimates: unpack(line.estimates), measured: measured(cells, line), edges: unpack(line.edges),
     };
     const [picture] = await Promise.all([
-      embed(map.querySelector(".chart"), content.map, { cells }, mapWords),
+      embed(place, shown, { cells }, mapWords),
       embed(curves.querySelector(".chart"), content.curves, rows, curveWords),
     ]);
     picture.view.addEventListener("click", (_event, item) => {
@@ -282,8 +306,11 @@
     show();
     writeHash();
   });
+  const redraw = () => page?.data && page.visible.forEach(draw);
+  document.addEventListener("toggle", redraw, true);
+  window.addEventListener("resize", redraw);
   window.addEventListener("hashchange", refresh);
-  dark.addEventListener("change", () => page.data && page.visible.forEach(draw));
+  dark.addEventListener("change", redraw);
   document.addEventListener("nsa-tune-replaced", start);
   start();
 })();

@@ -11,10 +11,13 @@ def overview(
     title: str, subtitle: str, panels: Mapping[str, tuple[Spec, Mapping[str, Rows]]]
 ) -> Spec:
     """`panels` (caption to spec and data sets) side by side under `title`."""
-    parts, datasets = [], {}
+    parts: list[Spec] = []
+    datasets: dict[str, Rows] = {}
+    params: list[Spec] = []
     for caption, (spec, rows) in panels.items():
         drawn = with_rows(spec, rows)
         datasets.update(drawn.pop("datasets"))
+        params += drawn.pop("params", ())
         drawn.pop("$schema")
         if drawn.get("width") == "container":
             drawn["width"] = 420
@@ -22,6 +25,7 @@ def overview(
         parts.append(drawn)
     return {
         "$schema": SCHEMA,
+        "params": params,
         "title": {"text": title, "subtitle": subtitle, "fontSize": 17, "subtitleFontSize": 13,
                   "offset": 14},
         "hconcat": parts,

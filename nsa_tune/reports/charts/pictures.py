@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -44,17 +45,47 @@ def drawn(spec: Spec, form: str, theme: str = "light") -> bytes:
     Raises:
         ExtraMissing: when vl-convert is not installed.
     """
-    return as_png(spec, theme) if form == "png" else as_svg(spec, theme).encode()
+    if form == "png":
+        return as_png(spec, "light" if theme == "auto" else theme)
+    return as_svg(spec, theme).encode()
 
 
 def as_svg(spec: Spec, theme: str = "light") -> str:
-    """`spec`, with its data, as SVG text on the theme's background.
+    """`spec`, with its data, as SVG text on the background of the theme "light" or "dark".
+
+    The theme "auto" has no background, and the colours of the reader's theme.
 
     Raises:
         ExtraMissing: when vl-convert is not installed.
     """
-    svg: str = _converter().vegalite_to_svg(_standing(spec, theme), config=picture_theme(theme))
+    if theme != "auto":
+        return _svg(spec, theme, picture_theme(theme))
+    light, dark = (
+        _svg(spec, name, {**picture_theme(name), "background": "transparent"}) for name in PAGES
+    )
+    return _with_dark_colours(light, dark)
+
+
+def _svg(spec: Spec, theme: str, config: Spec) -> str:
+    svg: str = _converter().vegalite_to_svg(_standing(spec, theme), config=config)
     return svg
+
+
+_COLOUR = re.compile(r'(fill|stroke)="(#[0-9a-f]{6})"')
+
+
+def _with_dark_colours(light: str, dark: str) -> str:
+    """The picture `light` with a style that gives it the colours of `dark`, the same picture."""
+    rules = {
+        f'[{name}="{colour}"]{{{name}:{other}}}': None
+        for (name, colour), (_, other) in zip(
+            _COLOUR.findall(light), _COLOUR.findall(dark), strict=True
+        )
+        if colour != other
+    }
+    style = f"<style>@media (prefers-color-scheme:dark){{{''.join(rules)}}}</style>"
+    head, _, rest = light.partition(">")
+    return f"{head}>{style}{rest}"
 
 
 def as_png(spec: Spec, theme: str = "light") -> bytes:
@@ -79,6 +110,6 @@ def _converter() -> Any:
 
 def _standing(spec: Spec, theme: str) -> Spec:
     """`spec` for a file: with a fixed width, and a flag for the page's colour."""
-    params = [{"name": "dark", "value": PAGES[theme] == PAGES["dark"]}]
+    params = [*spec.get("params", ()), {"name": "dark", "value": PAGES[theme] == PAGES["dark"]}]
     width = {"width": _WIDTH} if spec.get("width") == "container" else {}
     return {**spec, **width, "params": params}

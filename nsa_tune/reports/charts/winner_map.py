@@ -12,6 +12,8 @@ _WHOLE_WIDTH, _WHOLE_HEIGHT = 400, 240
 """Pixels of a map whose columns and rows are within these bounds."""
 _INNER = 0.94
 """Share of its step that a cell fills."""
+_HATCH = "M-1,-0.5L-0.5,-1M-1,0L0,-1M-1,0.5L0.5,-1M-1,1L1,-1M-0.5,1L1,-0.5M0,1L1,0M0.5,1L1,0.5"
+"""Diagonal strokes over a square, as an SVG path from -1 to 1."""
 _THREE_DIGITS = (
     "format(datum.margin, datum.margin < 9.995 ? '.2f' : datum.margin < 99.95 ? '.1f' : '.0f')"
 )
@@ -24,6 +26,9 @@ def winner_map(x_title: str, y_title: str, choices: Sequence[str], columns: int,
     Full colour: a sure winner. Pale: a tie or unsure. Hatched: limits forbid every other choice.
     The number is the second fastest choice's time over the fastest one's.
 
+    Parameters: "hatched", the side of a hatch in pixels, and "numbers", whether they fit. A page
+    changes both, and the step of the columns, to what fits.
+
     Data set "cells": x, y, choice, kind ("sure", "pale" or "only"), margin, and the texts batch,
     fastest, limit.
     """
@@ -31,6 +36,10 @@ def winner_map(x_title: str, y_title: str, choices: Sequence[str], columns: int,
     height = _step(_WHOLE_HEIGHT, rows, _HEIGHTS)
     return {
         "$schema": SCHEMA,
+        "params": [
+            {"name": "hatched", "value": _INNER * min(width, height)},
+            {"name": "numbers", "value": True},
+        ],
         "data": {"name": "cells"},
         "width": {"step": width},
         "height": {"step": height},
@@ -40,7 +49,7 @@ def winner_map(x_title: str, y_title: str, choices: Sequence[str], columns: int,
             # Shared by all layers, because numbers and hatches lie over the cells.
             "tooltip": tips({"batch": "batch", "fastest": "answer", "limit": "forbidden"}),
         },
-        "layer": _layers(choices, width, height),
+        "layer": _layers(choices),
         "resolve": {"scale": {"color": "independent"}},
     }
 
@@ -50,7 +59,7 @@ def _step(whole: int, count: int, bounds: tuple[int, int]) -> int:
     return min(max(whole // max(count, 1), bounds[0]), bounds[1])
 
 
-def _layers(choices: Sequence[str], width: int, height: int) -> list[Spec]:
+def _layers(choices: Sequence[str]) -> list[Spec]:
     """The cells, the hatches over some of them, and the numbers over the rest."""
     pale = {"condition": {"test": "datum.kind == 'pale'", "value": 0.35}, "value": 1}
     return [
@@ -64,14 +73,14 @@ def _layers(choices: Sequence[str], width: int, height: int) -> list[Spec]:
         {
             "transform": [{"filter": "datum.kind == 'only'"}],
             "mark": {
-                "type": "point", "shape": _hatch(width / height), "size": (height * _INNER) ** 2,
+                "type": "point", "shape": _HATCH, "size": {"expr": "hatched * hatched"},
                 "stroke": "#ffffff",
                 "strokeWidth": 1.3, "strokeOpacity": 0.75, "filled": False,
             },
         },
         {
             "transform": [
-                {"filter": "datum.kind != 'only' && datum.margin"},
+                {"filter": "numbers && datum.kind != 'only' && datum.margin"},
                 {"calculate": _THREE_DIGITS, "as": "shown"},
             ],
             "mark": {"type": "text", "fontSize": 10},
@@ -87,17 +96,6 @@ def _band(field: str, title: str, axis: Spec, **more: object) -> Spec:
     axis = {"title": title, "grid": False, "ticks": False, "domain": False, **axis}
     scale = {"paddingInner": round(1 - _INNER, 2)}
     return {"field": field, "type": "ordinal", "axis": axis, "scale": scale, **more}
-
-
-def _hatch(edge: float) -> str:
-    """Diagonal strokes over a cell, as an SVG path: 2 units high and `edge` times as wide."""
-    strokes = []
-    for i in range(-4, 5):
-        # The stroke through (i / 2, 0) at 45 degrees, cut at the cell's edges.
-        left, right = max(i / 2 - 1, -edge), min(i / 2 + 1, edge)
-        if left < right:
-            strokes.append(f"M{left:g},{i / 2 - left:g}L{right:g},{i / 2 - right:g}")
-    return "".join(strokes)
 
 
 def _ink_on(choices: Sequence[str]) -> Spec:

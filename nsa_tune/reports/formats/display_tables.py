@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import groupby
 
+from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.counted import counted
 from nsa_tune.backend.types.records import Status
 from nsa_tune.reports.analysis.ceilings import share_text
@@ -16,6 +17,7 @@ from nsa_tune.reports.analysis.costs import Cost, worst_first
 from nsa_tune.reports.analysis.crossovers import Line
 from nsa_tune.reports.analysis.layer_steps import LayerSteps, Step
 from nsa_tune.reports.analysis.report import QuestionReport, Section
+from nsa_tune.reports.analysis.words import batch_title, question_title
 from nsa_tune.reports.formats.plain import source_name
 
 _WORST = 5
@@ -32,6 +34,26 @@ class DisplayTable:
     """Indices of the columns to align to the right."""
     note: str = ""
     """Text under the title."""
+
+
+DEMONSTRATION = (
+    "Demonstration: this table was measured on a CPU, and nothing of it holds for a GPU. `nsa-tune "
+    "run` measures where a GPU is."
+)
+NO_ANSWER = "No answer: no batch of a prefill or decode kernel was measured with two choices."
+BASIS = (
+    "Attention of one layer, as measured, without the rest of a pass; the batches are the table's, "
+    "not your traffic's: for those, `nsa-tune advise --trace`."
+)
+
+
+def answer_texts(section: Section) -> list[str]:
+    """What to set and what it gives, a paragraph for each step; flags are between backticks."""
+    if section.is_demonstration:
+        return [DEMONSTRATION]
+    if not section.answers:
+        return [NO_ANSWER]
+    return [*(f"{answer.sentence} {answer.basis}" for answer in section.answers), BASIS]
 
 
 def fingerprint(section: Section) -> list[tuple[str, str]]:
@@ -72,7 +94,7 @@ def display_tables(section: Section, baseline: str) -> Iterator[DisplayTable]:
         choices_table(section),
         cost_table(section, baseline),
         worst_table(section.questions, baseline),
-        *(layer_table(one, baseline) for one in section.layers),
+        *(layer_table(layer, baseline) for layer in section.layers),
         failure_table(section),
     ]
     return (table for table in every if table.rows)
@@ -92,7 +114,7 @@ def crossover_table(question: str, lines: Sequence[Line]) -> DisplayTable:
     along = lines[0].slice
     names = tuple(name for name, _ in along.fixed)
     return DisplayTable(
-        title=f"{question} by {along.unit.removesuffix(' each')} ({along.mode})",
+        title=f"{question_title(question, along.mode)} by {along.unit.removesuffix(' each')}",
         columns=(*names, "fastest"),
         rows=tuple((*where, line.summary) for where, line in _folded(lines)),
         numeric=frozenset(range(len(names))),
@@ -114,8 +136,8 @@ def _folded(lines: Sequence[Line]) -> Iterator[tuple[tuple[str, ...], Line]]:
 
     def alike(line: Line) -> tuple[object, ...]:
         outer = line.slice.fixed[:-1]
-        one = not line.edges and len(line.ranges) == 1
-        return (outer, line.summary) if one else (outer, line.slice.fixed)
+        throughout = not line.edges and len(line.ranges) == 1
+        return (outer, line.summary) if throughout else (outer, line.slice.fixed)
 
     for _, group in groupby(lines, key=alike):
         members = list(group)
@@ -129,7 +151,7 @@ def _folded(lines: Sequence[Line]) -> Iterator[tuple[tuple[str, ...], Line]]:
 def choices_table(section: Section) -> DisplayTable:
     """The questions for which fewer than two choices were measured."""
     rows = [
-        (question.name, ", ".join(question.measured) or "none")
+        (question_title(question.name), ", ".join(question.measured) or "none")
         for question in section.questions
         if len(question.measured) < 2
     ]
@@ -139,7 +161,7 @@ def choices_table(section: Section) -> DisplayTable:
 def cost_table(section: Section, baseline: str) -> DisplayTable:
     """What the engine's baseline and the table cost against the best measured choice."""
     rows = [
-        (question.name, str(cost.batches), *_cost(cost), cost.worst_batch,
+        (question_title(question.name), str(cost.batches), *_cost(cost), cost.worst_batch,
          *(_cost(question.tuned_cost) if question.tuned_cost else ("-", "-")))
         for question in section.questions
         if (cost := question.default_cost) is not None
@@ -183,7 +205,7 @@ def worst_table(
             assert cell.best is not None
             taken, best = cell.times[cell.default], cell.times[cell.best]
             rows.append(
-                (question.name, cell.word, cell.default, f"{taken.latency_us:.1f}",
+                (question_title(question.name), cell.word, cell.default, f"{taken.latency_us:.1f}",
                  cell.best, f"{best.latency_us:.1f}", f"{cost:.2f}x")
             )  # fmt: skip
     return DisplayTable(
@@ -194,24 +216,24 @@ def worst_table(
     )
 
 
-def layer_table(found: LayerSteps, baseline: str) -> DisplayTable:
+def layer_table(layer: LayerSteps, baseline: str) -> DisplayTable:
     """Where the attention time of one batch's pass goes, step by step."""
     return DisplayTable(
-        title=f"Where a pass's attention time goes ({_shortened(found.batch)})",
+        title=f"Attention time of a pass: {batch_title(Batch.parse(layer.batch))}",
         columns=("step", "taken", "us a layer", "us once a pass", "ms a pass", "of the pass",
                  "next best us", f"{baseline} takes", "us", "least us", "bound by", "of the limit"),
-        rows=tuple(_step_row(step, found) for step in found.steps),
+        rows=tuple(_step_row(step, layer) for step in layer.steps),
         numeric=frozenset({2, 3, 4, 5, 6, 8, 9, 11}),
-        note=_layer_note(found, baseline),
+        note=_layer_note(layer, baseline),
     )  # fmt: skip
 
 
-def _step_row(step: Step, found: LayerSteps) -> tuple[str, ...]:
+def _step_row(step: Step, layer: LayerSteps) -> tuple[str, ...]:
     us, least = step.latency_us, step.least_us
-    share = f"{us / found.total_us:.0%}" if us is not None and found.total_us else "-"
+    share = f"{us / layer.total_us:.0%}" if us is not None and layer.total_us else "-"
     return (
         step.name, step.arm or "-", _us(us), _us(step.pass_us),
-        "-" if us is None else f"{us * found.layers / 1e3:.3g}", share,
+        "-" if us is None else f"{us * layer.layers / 1e3:.3g}", share,
         _us(step.next_best_us), step.default or "-", _us(step.default_us), _us(least),
         step.bound or "-", share_text(least / us if us and least is not None else None),
     )  # fmt: skip
@@ -221,40 +243,36 @@ def _us(value: float | None) -> str:
     return "-" if value is None else f"{value:.4g}"
 
 
-def _layer_note(found: LayerSteps, baseline: str) -> str:
+def _layer_note(layer: LayerSteps, baseline: str) -> str:
     """What the steps add up to, what choices decide of it, and what is not known."""
-    if not found.steps:
+    if not layer.steps:
         return "No decision point of this model has batches of this mode."
-    if len(found.untimed) == len(found.steps):
+    if len(layer.untimed) == len(layer.steps):
         return " ".join(
-            ["No step has a time.", *(f"{one.name}: {one.note}." for one in found.steps)]
+            ["No step has a time.", *(f"{step.name}: {step.note}." for step in layer.steps)]
         )
-    word = counted(found.layers, "layer")
-    sums = f"{word} of each step take {_ms(found.total_us, found)} a pass"
-    sums += f"; by the next best way of each step {_ms(found.next_best_us, found)}"
-    if found.default_us is not None:
-        sums += f"; by {baseline}'s own choices {_ms(found.default_us, found)}"
-    notes = [f"{step.name}: {step.note}." for step in found.steps if step.note]
-    lacking = ", ".join(step.name for step in found.untimed)
+    word = counted(layer.layers, "layer")
+    sums = f"{word} of each step take {_ms(layer.total_us, layer)} a pass"
+    sums += f"; by the next best way of each step {_ms(layer.next_best_us, layer)}"
+    if layer.default_us is not None:
+        sums += f"; by {baseline}'s own choices {_ms(layer.default_us, layer)}"
+    notes = [f"{step.name}: {step.note}." for step in layer.steps if step.note]
+    lacking = ", ".join(step.name for step in layer.untimed)
     without = [f"Not counted: {lacking}."] if lacking else []
     return " ".join([f"{sums}.", *without, *notes])
 
 
-def _ms(layer_us: float, found: LayerSteps) -> str:
-    more = layer_us / found.total_us - 1 if found.total_us else 0.0
-    text = f"{layer_us * found.layers / 1e3:.4g} ms"
+def _ms(layer_us: float, layer: LayerSteps) -> str:
+    more = layer_us / layer.total_us - 1 if layer.total_us else 0.0
+    text = f"{layer_us * layer.layers / 1e3:.4g} ms"
     return f"{text} ({more:+.1%})" if more else text
-
-
-def _shortened(word: str) -> str:
-    return word if len(word) <= 60 else f"{word[:57]}..."
 
 
 def failure_table(section: Section) -> DisplayTable:
     """Arms that failed or gave wrong results, and why."""
     rows = [
-        (one.arm, one.status, str(len(one.batches)), one.batches[0], one.reason)
-        for one in section.failures
+        (failure.arm, failure.status, str(len(failure.batches)), failure.batches[0], failure.reason)
+        for failure in section.failures
     ]
     return DisplayTable(
         title="Arms that failed",

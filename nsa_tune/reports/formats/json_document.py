@@ -35,6 +35,10 @@ def _section(section: Section) -> dict[str, Any]:
         "source": source_name(table.source),
         "measured_at": table.measured_at,
         "measurements": len(table.measurements),
+        "answers": [
+            {**asdict(answer), "sentence": answer.sentence, "basis": answer.basis}
+            for answer in section.answers
+        ],
         "points": [
             {
                 "point": point.point.name,

@@ -5,7 +5,12 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from nsa_tune.reports.formats.display_tables import DisplayTable, display_tables, fingerprint
+from nsa_tune.reports.formats.display_tables import (
+    DisplayTable,
+    answer_texts,
+    display_tables,
+    fingerprint,
+)
 from nsa_tune.reports.formats.plain import plain
 
 if TYPE_CHECKING:
@@ -17,13 +22,14 @@ def as_markdown(report: Report) -> str:
     parts = ["# nsa-tune report\n"]
     for section in report.sections:
         parts.append(f"## {_escaped(section.title)}\n")
-        card = DisplayTable("", ("field", "value"), tuple(fingerprint(section)))
-        parts.append(markdown_table(card))
+        parts += [f"{text}\n" for text in answer_texts(section)]
         for table in display_tables(section, report.baseline):
             parts.append(f"### {_escaped(table.title)}\n")
             if table.note:
                 parts.append(f"{_escaped(table.note)}\n")
             parts.append(markdown_table(table))
+        valid = DisplayTable("", ("field", "value"), tuple(fingerprint(section)))
+        parts.append(f"### What the table is valid for\n\n{markdown_table(valid)}")
     return "\n".join(parts)
 
 

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from nsa_tune.reports.formats.display_tables import (
     DisplayTable,
+    answer_texts,
     crossover_tables,
     display_tables,
     fingerprint,
@@ -35,10 +36,13 @@ def print_report(report: Report, console: Console) -> None:
     """All tables of `report`."""
     for section in report.sections:
         _print_heading(section, console)
-        for name, value in fingerprint(section):
-            console.print(Text(f"  {plain(name):<18}", style="dim"), Text(plain(value)), sep="")
+        for text in answer_texts(section):
+            console.print(Text(text))
         for table in display_tables(section, report.baseline):
             _print_table(table, console)
+        console.print(Text("What the table is valid for", style="bold"))
+        for name, value in fingerprint(section):
+            console.print(Text(f"  {plain(name):<18}", style="dim"), Text(plain(value)), sep="")
 
 
 def print_crossovers(report: Report, console: Console) -> None:

@@ -7,15 +7,20 @@ from dataclasses import dataclass, field, replace
 from html import escape
 from typing import Any
 
+from nsa_tune.reports.analysis.answer import less_than_one
 from nsa_tune.reports.analysis.crossovers import Line
 from nsa_tune.reports.analysis.report import QuestionReport, Report, Section
+from nsa_tune.reports.analysis.words import question_title
 from nsa_tune.reports.charts.figures import (
     Chart,
     cost_chart,
     scatter_chart,
 )
-from nsa_tune.reports.charts.rows import facet_of
+from nsa_tune.reports.charts.rows import facet_of, map_cells, map_rows, map_size
 from nsa_tune.reports.formats.display_tables import (
+    BASIS,
+    DEMONSTRATION,
+    NO_ANSWER,
     DisplayTable,
     choices_table,
     cost_sentence,
@@ -26,10 +31,10 @@ from nsa_tune.reports.formats.display_tables import (
     worst_table,
 )
 from nsa_tune.reports.html.chart_data import line_panel, plot
-from nsa_tune.reports.html.markup import article, figure, heading, html_table, note
+from nsa_tune.reports.html.markup import article, code, figure, heading, html_table, note
 
 VIEWS = {
-    "crossovers": "Crossovers",
+    "crossovers": "Answer",
     "cost": "Default's cost",
     "layers": "Time by step",
     "failures": "Failures",
@@ -54,6 +59,7 @@ def cards_of(report: Report, number: int, drawn: Drawn | None) -> str:
     section = report.sections[number]
     start = f"t{number}"
     cards = [
+        _answer(section),
         *_crossovers(section, start, report.baseline, drawn),
         *_costs(section, start, report.baseline, drawn),
         *_layers(section, report.baseline),
@@ -70,6 +76,30 @@ def _chart(name: str, chart: Chart | None, caption: str, drawn: Drawn | None) ->
     return name, f'<div class="charts" hidden>{figure("plot", caption)}</div>'
 
 
+# --- the answer
+
+
+def _answer(section: Section) -> str:
+    """What to set and what it gives, a number and a sentence for each step."""
+    if section.is_demonstration:
+        body = _said("Demonstration", "", DEMONSTRATION)
+    elif not section.answers:
+        body = _said("", "", NO_ANSWER)
+    else:
+        body = "".join(
+            _said(less_than_one(answer.gain), f"less attention time in {answer.step}",
+                  answer.sentence, answer.basis)
+            for answer in section.answers
+        ) + f'<p class="note">{code(BASIS)}</p>'  # fmt: skip
+    return article("crossovers", body, kind="answer")
+
+
+def _said(number: str, label: str, sentence: str, basis: str = "") -> str:
+    small = f" <small>{escape(label)}</small>" if label else ""
+    first = f'<p class="number">{escape(number)}{small}</p>' if number else ""
+    return f'<div>{first}<p class="lead">{code(sentence)}</p>{note(basis)}</div>'
+
+
 # --- crossovers
 
 _SCATTER_CAPTION = (
@@ -80,39 +110,44 @@ _SCATTER_CAPTION = (
 
 
 def _crossovers(section: Section, start: str, baseline: str, drawn: Drawn | None) -> Iterator[str]:
-    for point, question in _questions(section):
+    for question in section.questions:
         for i, lines in enumerate(question.line_groups):
             name = f"{start}-{question.name}-{i}"
             if drawn is not None:
                 drawn.panels[name] = line_panel(question, lines)
             body = _panel(question, lines, baseline)
-            yield article("crossovers", body, name=name, point=point, question=question.name)
+            yield article("crossovers", body, name=name, question=question.name)
         scatter = scatter_chart(question)
+        others = [] if scatter is None else [row for rows in scatter.rows.values() for row in rows]
         name, chart = _chart(f"{start}-{question.name}-batches", scatter, _SCATTER_CAPTION, drawn)
         if chart:
-            body = f"<h3>{escape(question.name)}, other batches</h3>{chart}"
-            yield article("crossovers", body, name=name, point=point, question=question.name)
+            title = f"{question_title(question.name)}, {len(others)} other batches"
+            body = f"<details><summary>{escape(title)}</summary>{chart}</details>"
+            yield article("crossovers", body, name=name, question=question.name)
     table = choices_table(section)
     if table.rows:
         yield article("crossovers", heading(table) + html_table(table))
-
-
-def _questions(section: Section) -> Iterator[tuple[str, QuestionReport]]:
-    """(point's name, question), for every question."""
-    for point in section.points:
-        for question in point.questions:
-            yield point.point.name, question
 
 
 def _panel(question: QuestionReport, lines: tuple[Line, ...], baseline: str) -> str:
     table = crossover_table(question.name, lines)
     return (
         f"<h3>{escape(table.title)}</h3><p>{escape(cost_sentence(question, baseline))}</p>"
-        f'<div class="charts two" hidden>'
+        f'<div class="charts {_layout(question, lines)}" hidden>'
         f'<p class="pick"><label>Line <select class="line">{_options(lines)}</select></label> '
         f'<output class="sentence"></output></p>{figure("map")}{figure("curves")}</div>'
         f"{note(table.note)}{html_table(table)}"
     )
+
+
+_WIDE = 17
+"""Columns of a map that needs the page's whole width."""
+
+
+def _layout(question: QuestionReport, lines: tuple[Line, ...]) -> str:
+    """Whether map and curves stand side by side."""
+    cells = map_rows(map_cells({cell.batch: cell for cell in question.cells}, lines))
+    return "" if map_size(cells)[0] > _WIDE else "two"
 
 
 def _options(lines: tuple[Line, ...]) -> str:
@@ -140,17 +175,18 @@ def _costs(section: Section, start: str, baseline: str, drawn: Drawn | None) -> 
         f"{baseline}'s time over that of the best choice, one point for each measured batch. "
         "Colour and shape show the best choice. At 1 the default is the best."
     )
-    for point, question in _questions(section):
+    for question in section.questions:
         worst = _without_question(worst_table([question], baseline, _WORST))
         name, chart = _chart(f"{start}-cost-{question.name}", cost_chart(question), caption, drawn)
         if not worst.rows and not chart:
             continue
         listed = f"<div>{note('The worst batches first:')}{html_table(worst)}</div>"
         body = (
-            f"<h3>{escape(question.name)}</h3><p>{escape(cost_sentence(question, baseline))}</p>"
+            f"<h3>{escape(question_title(question.name))}</h3>"
+            f"<p>{escape(cost_sentence(question, baseline))}</p>"
             f'<div class="beside">{chart}{listed if worst.rows else ""}</div>'
         )
-        yield article("cost", body, name=name, point=point, question=question.name)
+        yield article("cost", body, name=name, question=question.name)
 
 
 def _without_question(table: DisplayTable) -> DisplayTable:
@@ -167,8 +203,8 @@ def _without_question(table: DisplayTable) -> DisplayTable:
 
 
 def _layers(section: Section, baseline: str) -> Iterator[str]:
-    for found in section.layers:
-        table = layer_table(found, baseline)
+    for layer in section.layers:
+        table = layer_table(layer, baseline)
         yield article("layers", heading(table) + html_table(table))
     if not section.layers:
         yield article("layers", "<p>No batch as large as the typical ones was measured.</p>")

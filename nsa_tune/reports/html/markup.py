@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import base64
+import re
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from html import escape
 from importlib import resources
 
@@ -27,11 +28,13 @@ def attributes(facts: Iterable[tuple[str, str]]) -> str:
     return "".join(f' data-{name}="{escape(value)}"' for name, value in facts)
 
 
-def article(view: str, body: str, *, name: str = "", point: str = "", question: str = "") -> str:
+def article(
+    view: str, body: str, *, name: str = "", question: str = "", kind: str = "plain"
+) -> str:
     """One card of a view. The script draws charts into cards with a `name`."""
     drawn = f' id="{escape(name)}"' if name else ""
-    kind = "panel" if name else "plain"
-    named = (("view", view), ("point", point), ("question", question))
+    kind = "panel" if name else kind
+    named = (("view", view), ("question", question))
     facts = [(fact, value) for fact, value in named if value]
     return f'<article class="{kind}"{drawn}{attributes(facts)}>{body}</article>'
 
@@ -43,7 +46,12 @@ def heading(table: DisplayTable) -> str:
 
 def note(text: str) -> str:
     """Small print; empty for an empty text."""
-    return f'<p class="note">{escape(text)}</p>' if text else ""
+    return f'<p class="note">{code(text)}</p>' if text else ""
+
+
+def code(text: str) -> str:
+    """Escaped text, with what stands between backticks as code."""
+    return re.sub(r"`([^`]*)`", r"<code>\1</code>", escape(text))
 
 
 def figure(kind: str, caption: str = "") -> str:
@@ -54,9 +62,12 @@ def figure(kind: str, caption: str = "") -> str:
     )
 
 
-def select(name: str, label: str, values: Iterable[str]) -> str:
-    """A labelled drop-down list."""
-    options = "".join(f"<option>{escape(value)}</option>" for value in values)
+def select(name: str, label: str, values: Mapping[str, str]) -> str:
+    """A labelled drop-down list, of values and what they are called."""
+    options = "".join(
+        f'<option value="{escape(value)}">{escape(words)}</option>'
+        for value, words in values.items()
+    )
     return f'<label>{escape(label)} <select name="{name}">{options}</select></label>'
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from nsa_tune.backend.types.records import Key
 from nsa_tune.reports.analysis.report import Report
+from nsa_tune.reports.analysis.words import question_title
 from nsa_tune.reports.formats.display_tables import fingerprint
 from nsa_tune.reports.html.cards import VIEWS, Drawn, cards_of
 from nsa_tune.reports.html.frame import Frame, offline
@@ -47,10 +48,8 @@ def _header(report: Report, facts: Sequence[Facts], frame: Frame) -> str:
     if not report.sections:
         note += "<p>Nothing is measured yet: <code>nsa-tune run</code> measures this machine.</p>"
     return (
-        f"<header><h1>{escape(_title(report))}</h1>"
-        f"<p>The fastest attention implementation for each measured batch, compared with what "
-        f"{escape(report.baseline)} takes by default.</p>{note}{frame.extra}{_views(report)}"
-        f'<form class="filters" hidden>{_filters(report, facts)}</form></header>'
+        f"<header><h1>{escape(_title(report))}</h1>{note}{frame.extra}"
+        f'<form class="filters" hidden>{_filters(report, facts)}</form>{_views(report)}</header>'
     )
 
 
@@ -81,22 +80,23 @@ _WITH_ALL = ("database", "versions")
 
 def _filters(report: Report, facts: Sequence[Facts]) -> str:
     """A drop-down list for each field in which the tables differ; the script shows them."""
-    fields = {name: dict.fromkeys(one[name] for one in facts) for name in _NAMES}
+    fields = {name: dict.fromkeys(values[name] for values in facts) for name in _NAMES}
     selects = [
-        select(f"filter-{name}", _NAMES[name], [*([_ALL] if name in _WITH_ALL else []), *values])
+        select(
+            f"filter-{name}",
+            _NAMES[name],
+            {value: value for value in (*([_ALL] if name in _WITH_ALL else []), *values)},
+        )
         for name, values in fields.items()
         if len(values) > 1
     ]
-    points = [point for section in report.sections for point in section.points]
-    asked = {
-        "point": dict.fromkeys(point.point.name for point in points),
-        "question": dict.fromkeys(one.name for point in points for one in point.questions),
+    questions = {
+        question.name: question_title(question.name)
+        for section in report.sections
+        for question in section.questions
     }
-    selects += [
-        select(f"filter-{name}", name.capitalize(), [_ALL, *values])
-        for name, values in asked.items()
-        if len(values) > 1
-    ]
+    if len(questions) > 1:
+        selects.append(select("filter-question", "Question", {_ALL: _ALL, **questions}))
     return "".join(selects)
 
 
@@ -150,5 +150,7 @@ def _section(report: Report, number: int, facts: Facts, drawn: Drawn | None) -> 
     return (
         f'<section class="table"{attributes(facts.items())} aria-labelledby="title-{number}">'
         f'<h2 id="title-{number}">{escape(section.title)}</h2>'
-        f'<dl class="card">{items}</dl>{cards_of(report, number, drawn)}</section>'
+        f"{cards_of(report, number, drawn)}"
+        f'<details class="card"><summary>What the table is valid for: driver, versions, protocol'
+        f"</summary><dl>{items}</dl></details></section>"
     )

@@ -97,8 +97,8 @@ def test_the_sentence_names_question_slice_value_and_interval() -> None:
 
     edge = line.edges[0]
     assert line.sentence == (
-        f"toy_path, prefix 0: steep until {edge.value - 1} new tokens ({edge.low}-{edge.high}), "
-        "then flat"
+        f"Prefill: toy path, prefix 0: steep until {edge.value - 1} new tokens "
+        f"({edge.low}-{edge.high}), then flat"
     )
 
 

@@ -39,7 +39,7 @@ def test_a_question_with_one_measured_choice_has_no_lines(section: Section) -> N
     assert {name: question.measured for name, question in single.items()} == {
         "mha_kernel": ("fa3",)
     }
-    assert choices_table(section).rows == (("mha_kernel", "fa3"),)
+    assert choices_table(section).rows == (("Prefill: MHA kernel", "fa3"),)
 
 
 def test_failures_are_grouped_by_arm_and_reason(section: Section) -> None:

@@ -196,7 +196,7 @@ def test_layers_without_rows_are_left_out(question: QuestionReport) -> None:
 
 
 def _drawn(spec: Spec) -> str:
-    spec = {**spec, "params": [{"name": "dark", "value": False}]}
+    spec = {**spec, "params": [*spec.get("params", []), {"name": "dark", "value": False}]}
     if spec.get("width") == "container":
         spec["width"] = 400
     svg: str = vl_convert.vegalite_to_svg(spec, config=THEMES["light"])

@@ -48,10 +48,24 @@ def test_an_svg_is_whole_and_stands_on_its_themes_page(
     assert "NaN" not in svg
 
 
+def test_a_picture_for_every_theme_has_no_background_and_both_colours(
+    figures: dict[str, Figure],
+) -> None:
+    spec = figures["prefill-path-overview"].spec
+    svg = as_svg(spec, "auto")
+
+    ElementTree.fromstring(svg)
+    assert not any(re.search(rf'<rect[^>]*fill="{page}"', svg) for page in PAGES.values())
+    dark = set(re.findall(r'fill="(#\w{6})"', as_svg(spec, "dark"))) - {PAGES["dark"]}
+    style = svg.partition("</style>")[0]
+    assert "prefers-color-scheme:dark" in style
+    assert all(colour in svg for colour in dark)
+
+
 def test_an_overview_names_the_line_that_it_shows(figures: dict[str, Figure]) -> None:
     svg = as_svg(figures["prefill-path-overview"].spec)
 
-    assert re.search(r"prefill_path, prefix \d+: mla until \d+ new tokens", svg)
+    assert re.search(r"Prefill: MHA or MLA, prefix \d+: mla until \d+ new tokens", svg)
     assert "NVIDIA H100 80GB HBM3, deepseek-v3.2, 128 local heads, fp8_packed" in svg
 
 

@@ -14,6 +14,7 @@ from rich.console import Console
 from nsa_tune._errors import UnknownName
 from nsa_tune.backend.types.records import Measurement, Status
 from nsa_tune.reports.analysis.report import Report, build
+from nsa_tune.reports.analysis.words import question_title
 from nsa_tune.reports.formats.flat_tables import FLAT, as_csv, frame
 from nsa_tune.reports.formats.json_document import SCHEMA, as_json
 from nsa_tune.reports.formats.markdown import as_markdown
@@ -83,7 +84,7 @@ def test_markdown_has_a_table_for_each_grid(report: Report) -> None:
     text = as_markdown(report)
 
     assert text.startswith("# nsa-tune report\n")
-    assert "### prefill\\_path by new tokens (extend)" in text
+    assert "### Prefill: MHA or MLA by new tokens" in text
     tables = [block for block in text.split("\n\n") if block.startswith("|")]
     for table in tables:
         assert len({line.count("|") - line.count("\\|") for line in table.splitlines()}) == 1
@@ -128,7 +129,9 @@ def test_the_crossovers_alone_name_every_question_with_lines(report: Report) -> 
 
     text = captured.get()
     for question in report.sections[0].questions:
-        assert (question.name in text) == bool(question.lines)
+        assert all(
+            question_title(question.name, line.slice.mode) in text for line in question.lines
+        )
     assert "Cost of the default" not in text
 
 
