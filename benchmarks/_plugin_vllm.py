@@ -12,7 +12,7 @@ from nsa_tune import Dispatcher
 from nsa_tune.backend.baselines import VLLM_0_33_0
 from nsa_tune.engines.hooking import wrapped
 from nsa_tune.engines.vllm.facts import facts_of
-from nsa_tune.engines.vllm.lengths import FEW, prefills_of
+from nsa_tune.engines.vllm.lengths import prefills_of
 from nsa_tune.engines.vllm.prefill import Prefill, around_build
 from nsa_tune.engines.vllm.priced import priced
 from tests.engines.vllm.engine import (
@@ -52,7 +52,7 @@ class _Lengths:
         del common_prefix_len
         batch = common_attn_metadata
         starts, lens = batch.query_start_loc_cpu, batch.seq_lens_cpu_upper_bound
-        return prefills_of(starts, lens, batch.num_reqs, 1)
+        return prefills_of(starts, lens, 1)
 
 
 class _Read:
@@ -63,8 +63,6 @@ class _Read:
         del common_prefix_len
         batch = common_attn_metadata
         starts, lens = batch.query_start_loc_cpu, batch.seq_lens_cpu_upper_bound
-        if batch.num_reqs > FEW:
-            return starts.numpy(), lens.numpy()
         return starts.tolist(), lens.tolist()
 
 
@@ -122,7 +120,9 @@ def _row(
 def _steered(kind: type, given: Any, table: Dispatcher) -> Any:
     builder = builder_of(kind, given, fp8_use_mixed_batch=True)
     facts = facts_of(builder)
-    Prefill.attach(builder, priced(table, facts.layers, facts.workspace_tokens), facts, None)
+    Prefill(builder, priced(table, facts.layers, facts.workspace_tokens), facts, None).steer(
+        builder
+    )
     return builder
 
 

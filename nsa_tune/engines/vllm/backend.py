@@ -30,22 +30,21 @@ def around_init(original: Callable[..., None], builder: Any, *rest: Any, **named
 
 def attach(builder: Any) -> None:
     """Steer `builder` as far as there are measurements for it, and say what comes of it."""
-    found = attempt("looking at a metadata builder", _prepared, builder)
+    prepared = attempt("looking at a metadata builder", _prepared, builder)
     # Every rank says something, or the others would wait for it.
-    if not agreed(NOTHING if found is None else decides_by(found[1], found[0])):
-        return
-    if found is None:
+    alike = _agreed(NOTHING if prepared is None else decides_by(prepared[1], prepared[0]))
+    if prepared is None or not alike:
         return
     # All that may fail on this rank alone has been done.
-    facts, dispatcher, prefill = found
-    prefill.take(builder)
+    facts, dispatcher, prefill = prepared
+    prefill.steer(builder)
     what = "prefill by MHA or MLA"
     if facts.layout is KVLayout.FP8_PACKED:
         what += " (flashmla_kv, flashmla_sparse)"
     say_once(logging.INFO, f"{facts}: {what} by {dispatcher.source}")
 
 
-def agreed(decides: str) -> bool:
+def _agreed(decides: str) -> bool:
     """Whether all ranks decide by the same; a line says so where they do not."""
     problem = differing(decides)
     if problem is not None:
@@ -55,8 +54,8 @@ def agreed(decides: str) -> bool:
 
 
 def _prepared(builder: Any) -> tuple[Facts, Dispatcher, Prefill] | None:
-    """What is known of `builder`, by which table it is steered, and what steers it; None, and a
-    line, for nothing."""
+    """The facts of `builder`, the table that steers it, and what steers it; None, after a line that
+    says why, where nothing does."""
     try:
         facts = facts_of(builder)
         dispatcher = opened(

@@ -53,15 +53,15 @@ def facts_of(builder: Any) -> Facts:
         LeftAlone: for a model, a pool or a mode of operation that nothing was measured for.
     """
     config = builder.vllm_config
-    check_mode(config)
+    _check_mode(config)
     profile, layout = _profile(builder), _layout(config)
     attention = config.attention_config
     return Facts(
         profile,
-        heads_of(config),
+        int(config.model_config.get_num_attention_heads(config.parallel_config)),
         layout,
-        own_layers(builder),
-        decode_tokens(config),
+        _layers(builder),
+        _decode_tokens(config),
         config.scheduler_config.max_num_batched_tokens,
         getattr(attention, "indexer_tp_shard_min_rows", _SHARD_TOKENS),
         builder.chunked_prefill_workspace_size,
@@ -69,31 +69,25 @@ def facts_of(builder: Any) -> Facts:
     )
 
 
-def heads_of(config: Any) -> int:
-    """Local heads."""
-    return int(config.model_config.get_num_attention_heads(config.parallel_config))
-
-
-def decode_tokens(config: Any) -> int:
-    """Most new tokens of a step's decodes."""
+def _decode_tokens(config: Any) -> int:
     return int(import_module("vllm.v1.attention.backend").max_decode_query_len(config))
 
 
-def own_layers(builder: Any) -> int:
+def _layers(builder: Any) -> int:
     """How many of the builder's layers are the model's, and not a draft model's.
 
     Raises:
         LeftAlone: when there is none.
     """
-    count = builder.vllm_config.model_config.hf_text_config.num_hidden_layers
+    count: int = builder.vllm_config.model_config.hf_text_config.num_hidden_layers
     numbers = [re.search(r"layers\.(\d+)\.", name) for name in builder.layer_names]
-    own = [one for one in numbers if one is not None and int(one[1]) < count]
-    if not own:
+    layers = sum(number is not None and int(number[1]) < count for number in numbers)
+    if not layers:
         raise LeftAlone("nothing is measured for the layers of a draft model")
-    return len(own)
+    return layers
 
 
-def check_mode(config: Any) -> None:
+def _check_mode(config: Any) -> None:
     """Whether the engine runs in a mode that batches were measured for.
 
     Raises:

@@ -6,20 +6,19 @@ there hangs upon two attributes of the builder and upon one field of what it ret
 - `reorder_batch_threshold`: requests of up to so many new tokens go with the decodes. It is lowered
   for a step to the decodes' own number, never raised: a batch need not be sorted for more.
 - `fp8_use_mixed_batch` (an fp8 pool): whether all tokens that do not take MHA go through the
-  decode kernel, or those of prefills through the sparse kernel, over latents that are widened
+  decode kernel, or those of prefills through the sparse kernel, over latents that are dequantized
   before.
 - `use_dense_mha` of the metadata's prefills, which the engine sets where MHA is exact. It is
   cleared only where the plug-in itself has made prefills out of what the engine would have taken
   for decodes. The indexer reads the same field, so its top-k is there whenever it is needed.
 
-The attributes are put back when the call returns. A step with nothing but decodes, as a CUDA graph
+The attributes are restored when the call returns. A step with nothing but decodes, as a CUDA graph
 holds it, is left alone, and so is one that is prepared for capturing or for drafting.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from operator import sub
 from typing import Any, NamedTuple
 
 from nsa_tune.backend.dispatch.dispatcher import Dispatcher
@@ -28,7 +27,7 @@ from nsa_tune.engines.decision_log import DecisionLog
 from nsa_tune.engines.extends import batch_of
 from nsa_tune.engines.vllm.edge import attempt
 from nsa_tune.engines.vllm.facts import Facts
-from nsa_tune.engines.vllm.lengths import Prefills, longest, prefills_of
+from nsa_tune.engines.vllm.lengths import Prefills, prefills_of
 from nsa_tune.engines.vllm.priced import priced
 
 ATTRIBUTE = "_nsa_tune"
@@ -40,7 +39,7 @@ _BY_DECODE_KERNEL = frozenset({_PAGED, "flashmla_kv_mixed"})
 class Step(NamedTuple):
     """How one step is prepared."""
 
-    own: bool
+    unchanged: bool
     """Whether as the engine does it by itself; the rest does not count then."""
     threshold: int | None = None
     """`reorder_batch_threshold`."""
@@ -50,7 +49,7 @@ class Step(NamedTuple):
     """Whether prefills may take MHA where the engine says so."""
 
 
-_OWN = Step(own=True)
+_UNCHANGED = Step(unchanged=True)
 
 
 def around_build(
@@ -75,7 +74,7 @@ def around_build(
     )  # fmt: skip
     if metadata is None:
         delattr(builder, ATTRIBUTE)
-    elif metadata is not _OWN:
+    elif metadata is not _UNCHANGED:
         return metadata
     # The base class's `build`, which FlashMLA's calls, is hooked too, and would decide again.
     prefill.busy = True
@@ -117,8 +116,8 @@ class Prefill:
         # With one row the decode kernel's scratch takes 4096 bytes a token and head, twice its fp32
         # results. Of an eighth of the step's most tokens that is less than the queries that such a
         # step leaves out; an engine that sends everything there anyway has seen to it.
-        own = getattr(builder, "fp8_use_mixed_batch", False)
-        self._most_paged = facts.most_tokens if own else facts.most_tokens // 8
+        mixed = getattr(builder, "fp8_use_mixed_batch", False)
+        self._most_paged = facts.most_tokens if mixed else facts.most_tokens // 8
         setting = dispatcher.setting
         self._table = {
             "gpu": setting.device.name,
@@ -126,20 +125,13 @@ class Prefill:
             "heads": setting.heads,
             "kv_layout": str(setting.layout),
         }
-        self.decode_tokens = lowest = facts.decode_tokens
-        self._mha = {mixed: Step(False, lowest, mixed) for mixed in (None, False, True)}
-        self._sparse = Step(False, lowest, mixed=False, dense=False)
+        self.decode_tokens = facts.decode_tokens
+        self._mha = {mixed: Step(False, self.decode_tokens, mixed) for mixed in (None, False, True)}
+        self._sparse = Step(False, self.decode_tokens, mixed=False, dense=False)
         self.busy = False
         """Whether a step is being prepared whose decisions are made."""
 
-    @classmethod
-    def attach(
-        cls, builder: Any, dispatcher: Dispatcher, facts: Facts, log: DecisionLog | None
-    ) -> None:
-        """Steer `builder` from now on."""
-        cls(builder, dispatcher, facts, log).take(builder)
-
-    def take(self, builder: Any) -> None:
+    def steer(self, builder: Any) -> None:
         """Steer `builder`, which this was made for, from now on."""
         setattr(builder, ATTRIBUTE, self)
 
@@ -149,11 +141,11 @@ class Prefill:
         """The metadata of `batch`, prepared as the table says, or the step that is the engine's
         own; the builder is as it was afterwards."""
         step = self.step(builder, batch)
-        own, threshold, mixed, dense = step
-        if own:
+        unchanged, threshold, mixed, dense = step
+        if unchanged:
             return step
-        own_threshold = builder.reorder_batch_threshold
-        own_mixed = None if mixed is None else builder.fp8_use_mixed_batch
+        engines_threshold = builder.reorder_batch_threshold
+        engines_mixed = None if mixed is None else builder.fp8_use_mixed_batch
         self.busy = True
         try:
             builder.reorder_batch_threshold = threshold
@@ -161,9 +153,9 @@ class Prefill:
                 builder.fp8_use_mixed_batch = mixed
             metadata = original(builder, common_prefix_len, batch, False)
         finally:
-            builder.reorder_batch_threshold = own_threshold
+            builder.reorder_batch_threshold = engines_threshold
             if mixed is not None:
-                builder.fp8_use_mixed_batch = own_mixed
+                builder.fp8_use_mixed_batch = engines_mixed
             self.busy = False
         if not dense and metadata.prefill is not None:
             metadata.prefill.use_dense_mha = False
@@ -173,66 +165,63 @@ class Prefill:
         """How to prepare the step of `batch`, which has a prefill."""
         lens = batch.seq_lens_cpu_upper_bound
         if lens is None or batch.causal is not True:
-            return _OWN
-        prefills = prefills_of(batch.query_start_loc_cpu, lens, batch.num_reqs, self.decode_tokens)
-        if prefills is None or prefills[-1] >= self._most_tokens:
-            return _OWN
-        sums = prefills[0]
+            return _UNCHANGED
+        prefills = prefills_of(batch.query_start_loc_cpu, lens, self.decode_tokens)
+        if prefills is None or prefills.step_tokens >= self._most_tokens:
+            return _UNCHANGED
+        sums = prefills.sums
         exact = self._dense and sums.max_kv <= self._index_topk
         mha = exact and self._path(sums) == "mha"
         # The engine's own MHA spares the indexer's work, which is not in the times of either way.
-        step = _OWN
+        step = _UNCHANGED
         if mha:
             step = self._mha[builder.fp8_use_mixed_batch if self._switches else None]
-        elif self._switches and not (exact and self._own_prefills(builder, prefills)):
+        elif self._switches and not (exact and self._engine_has_prefills(builder, prefills)):
             step = self._by_kernel(builder, prefills)
         if self._log is not None and (count := self._log.due()):
             self._write(count, builder, prefills, step, exact=exact, mha=mha)
         return step
 
-    def _own_prefills(self, builder: Any, prefills: Prefills) -> bool:
+    def _engine_has_prefills(self, builder: Any, prefills: Prefills) -> bool:
         """Whether the engine takes any of the step's requests for a prefill."""
-        sums, news, _, has_decodes, _ = prefills
         threshold = builder.reorder_batch_threshold or 1
         if not self._uniform:
-            return longest(news) > threshold
+            return max(prefills.new_lens) > threshold
         # Its decodes are those at the front which are as long as the first.
-        first = int(news[0])
-        if has_decodes or first > threshold:
-            return True
-        return first * sums.batch_size != sums.q_tokens or longest(news) != first
+        first = prefills.new_lens[0]
+        return prefills.has_decodes or first > threshold or {first} != {*prefills.new_lens}
 
     def _by_kernel(self, builder: Any, prefills: Prefills) -> Step:
         """The step in which prefills take the table's kernel."""
         mixed = builder.fp8_use_mixed_batch
-        if mixed or not self._own_prefills(builder, prefills):
-            kernel = self._kernel_for_decodes(prefills[0])
-            return self._sparse if kernel == _SPARSE else _OWN
-        if prefills[-1] <= self._most_paged and self._kernel(prefills[0]) in _BY_DECODE_KERNEL:
+        if mixed or not self._engine_has_prefills(builder, prefills):
+            kernel = self._kernel_for_decodes(prefills.sums)
+            return self._sparse if kernel == _SPARSE else _UNCHANGED
+        fits = prefills.step_tokens <= self._most_paged
+        if fits and self._kernel(prefills.sums) in _BY_DECODE_KERNEL:
             return Step(False, builder.reorder_batch_threshold, mixed=True)
-        return _OWN
+        return _UNCHANGED
 
     def _write(
         self, count: int, builder: Any, prefills: Prefills, step: Step, *, exact: bool, mha: bool
     ) -> None:
-        kv_lens, news = list(map(int, prefills[2])), list(map(int, prefills[1]))
-        batch = batch_of(list(map(sub, kv_lens, news)), news)
+        batch = batch_of(prefills.prefix_lens, prefills.new_lens)
         assert batch is not None and self._log is not None, "it has sums"
-        own_prefills = self._own_prefills(builder, prefills)
-        own_mha = exact and own_prefills
-        own_mixed = builder.fp8_use_mixed_batch if self._switches else None
-        mixed = own_mixed if step.own else step.mixed
-        lowered = not step.own and step.threshold == self.decode_tokens
+        has_prefills = self._engine_has_prefills(builder, prefills)
+        engines_mha = exact and has_prefills
+        engines_mixed = builder.fp8_use_mixed_batch if self._switches else None
+        mixed = engines_mixed if step.unchanged else step.mixed
+        lowered = not step.unchanged and step.threshold == self.decode_tokens
         self._log.write(
             count,
             batch,
             own={
-                "prefill_path": _named(own_mha),
-                "sparse_prefill": _impl(own_mixed, own_prefills),
+                "prefill_path": _named(engines_mha),
+                "sparse_prefill": _impl(engines_mixed, has_prefills),
             },
             taken={
-                "prefill_path": _named(mha or (own_mha and step.dense)),
-                "sparse_prefill": _impl(mixed, own_prefills or lowered),
+                "prefill_path": _named(mha or (engines_mha and step.dense)),
+                "sparse_prefill": _impl(mixed, has_prefills or lowered),
             },
             table=self._table,
         )

@@ -48,8 +48,11 @@ def priced(
     assert dispatcher.table is not None, "only a table steers"
     rows = dispatcher.table.measurements
     measured = any(row.arm == _MERGED and row.latency_us is not None for row in rows)
-    own = dispatcher.setting
-    setting = replace(own, layers=layers, max_chunk_kv=min(own.max_chunk_kv, workspace_tokens))
+    setting = replace(
+        dispatcher.setting,
+        layers=layers,
+        max_chunk_kv=min(dispatcher.setting.max_chunk_kv, workspace_tokens),
+    )
 
     def pricing(row: Measurement, batch: Batch) -> Measurement | None:
         if row.arm == _MERGED:

@@ -81,5 +81,5 @@ def installed_version() -> str | None:
 
 def checked() -> str:
     """The known versions, in words; there are no gaps between them."""
-    first, last = (".".join(map(str, one.version)) for one in (RELEASES[0], RELEASES[-1]))
+    first, last = (".".join(map(str, end.version)) for end in (RELEASES[0], RELEASES[-1]))
     return f"{first} to {last}"

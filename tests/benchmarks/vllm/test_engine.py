@@ -149,7 +149,8 @@ def steered(wheel: Wheel, monkeypatch: pytest.MonkeyPatch) -> Any:
     )  # fmt: skip
     builder = builder_of(Sources(wheel).flashmla(hooked=True), config())
     facts = facts_of(builder)
-    Prefill.attach(builder, priced(table, facts.layers, facts.workspace_tokens), facts, None)
+    priced_table = priced(table, facts.layers, facts.workspace_tokens)
+    Prefill(builder, priced_table, facts, None).steer(builder)
     monkeypatch.setattr(Prefill, "step", Prefill.step)  # a run puts its own around it
     monkeypatch.setattr(_LLM, "builders", (_Indexers(), builder))
     return builder
@@ -166,7 +167,7 @@ def test_the_same_batch_runs_off_and_on(steered: Any, tmp_path: Path) -> None:
     off = engine.run([_LONG], [tail], plugin=False)
     assert engine.answers == [] and ATTRIBUTE not in vars(steered)
     on = engine.run([_LONG], [tail], plugin=True)
-    assert [one.startswith("Step(own=False") for one in engine.answers] == [True]
+    assert [one.startswith("Step(unchanged=False") for one in engine.answers] == [True]
     assert ATTRIBUTE in vars(steered)
 
     assert (off.ms, on.ms) == (2.0, 2.0)

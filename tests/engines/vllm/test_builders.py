@@ -12,7 +12,6 @@ import pytest
 
 from nsa_tune import Batch, Dispatcher
 from nsa_tune.backend.baselines import VLLM_0_33_0
-from nsa_tune.engines.vllm import facts as facts_module
 from nsa_tune.engines.vllm.facts import Facts, facts_of
 from nsa_tune.engines.vllm.prefill import ATTRIBUTE, Prefill
 from nsa_tune.engines.vllm.priced import priced
@@ -40,7 +39,11 @@ def engine(wheel: Wheel) -> Engine:
 
 @pytest.fixture(autouse=True)
 def modules(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, module in stand_in_modules().items():
+    _stand_in(monkeypatch)
+
+
+def _stand_in(monkeypatch: pytest.MonkeyPatch, **names: Any) -> None:
+    for name, module in stand_in_modules(**names).items():
         monkeypatch.setitem(sys.modules, name, module)
 
 
@@ -55,7 +58,7 @@ def _table(heads: int, kv_dtype: str) -> Dispatcher:
 def _steered(builder: Any, kv_dtype: str = "fp8", **changes: Any) -> tuple[Facts, Dispatcher]:
     facts = facts_of(builder)
     table = priced(_table(facts.heads, kv_dtype), facts.layers, facts.workspace_tokens)
-    Prefill.attach(builder, table, facts, changes.get("log"))
+    Prefill(builder, table, facts, changes.get("log")).steer(builder)
     return facts, table
 
 
@@ -129,7 +132,7 @@ def test_the_decode_kernel_as_vllm_calls_it_is_the_decode_kernel(engine: Engine)
     builder = builder_of(engine.flashmla(hooked=True), given)
     facts = facts_of(builder)
     table = priced(_fast_mixed_calls(), facts.layers, facts.workspace_tokens)
-    Prefill.attach(builder, table, facts, None)
+    Prefill(builder, table, facts, None).steer(builder)
     lens: Lens = [(30720, 160)]
 
     assert table.plan(_sums(lens)).sparse_prefill == "flashmla_kv_mixed"
@@ -161,7 +164,7 @@ def _fast_mixed_calls() -> Dispatcher:
 def test_the_builder_is_as_it_was_after_every_step(
     engine: Engine, heads: int, spec: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(facts_module, "decode_tokens", lambda _: spec)
+    _stand_in(monkeypatch, decode_tokens=spec)
     builder = builder_of(engine.flashmla(hooked=True), config(heads=heads))
     _steered(builder)
     before = {name: value for name, value in vars(builder).items() if name != ATTRIBUTE}
@@ -176,7 +179,7 @@ def test_a_step_of_decodes_alone_is_never_changed(
     engine: Engine, spec: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Such a step a FULL graph may replay."""
-    monkeypatch.setattr(facts_module, "decode_tokens", lambda _: spec)
+    _stand_in(monkeypatch, decode_tokens=spec)
     plain = builder_of(engine.flashmla(hooked=False), config())
     builder = builder_of(engine.flashmla(hooked=True), config())
     _steered(builder)
@@ -213,7 +216,7 @@ def test_a_step_that_is_none_of_the_measured_is_left_alone(
     _steered(builder)
     step = step_of(_CHANGED, **changes)
 
-    assert builder.__dict__[ATTRIBUTE].step(builder, step).own
+    assert builder.__dict__[ATTRIBUTE].step(builder, step).unchanged
 
 
 def test_a_step_whose_indexer_rows_are_shared_is_left_alone(engine: Engine) -> None:
@@ -274,7 +277,7 @@ def test_a_step_is_decided_once(
     for _ in range(2):
         builder.build(0, step_of(lens))
 
-    assert [step.own for step in asked] == [lens is not _CHANGED] * 2
+    assert [step.unchanged for step in asked] == [lens is not _CHANGED] * 2
 
 
 def test_a_fault_gives_the_engine_back_its_builder(
