@@ -4,7 +4,8 @@
     python3 -m benchmarks.engine.host save-caches FOLDER
 
 PACK is what `benchmarks.engine.pack` made. Where its parts come one at a time, call it with each:
-it says what is missing. The host's Python (3.12) must have the PyTorch that SGLang was built for.
+it says what is missing. The host's Python (3.12) must have PyTorch 2.11 with CUDA 13. A pack with a
+PyTorch of its own still takes the CUDA libraries and ptxas from the host.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import os
 import tarfile
 from collections.abc import Iterator, Mapping
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,10 @@ __all__ = ["HOME", "cuda_libraries", "exports", "main", "save_caches", "unpack"]
 HOME = Path("/tmp/sgl")
 CACHES = ("jit", "deep_gemm", "triton", "inductor", "flashinfer")
 """What is compiled on first use, below `HOME`."""
+_CUDA = ("cu13", "cudnn", "nvshmem", "cusparselt")
+"""Packages of CUDA libraries that PyTorch finds beside itself."""
+_TOOLS = {"ptxas": "ptxas-blackwell", "ptxas-blackwell": "ptxas-blackwell"}
+"""Triton 3.8's programs, and the same files of the host's Triton 3.6."""
 
 
 def unpack(pack: Path, home: Path) -> list[str]:
@@ -77,13 +83,40 @@ def _extract(data: bytes, home: Path) -> None:
         path.unlink()
 
 
+def link_cuda(site: Path) -> None:
+    """Put the host's CUDA libraries and ptxas where a packed PyTorch and Triton look for them."""
+    for name in _CUDA:
+        for root in import_module("nvidia").__path__:
+            if (Path(root) / name).is_dir():
+                _link(site / "nvidia" / name, Path(root) / name)
+    spec = find_spec("triton")
+    if spec is None or spec.origin is None:
+        raise FileNotFoundError("the host has no Triton, whose ptxas the pack's Triton needs")
+    programs = Path(spec.origin).parent / "backends/nvidia/bin"
+    for name, host_name in _TOOLS.items():
+        _link(site / "triton/backends/nvidia/bin" / name, programs / host_name)
+
+
+def _link(path: Path, target: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
+    path.symlink_to(target)
+
+
 def environment(home: Path, libraries: str) -> str:
     """The script that a shell reads before it runs an engine."""
+    own = {}
+    if (home / "site/torch").exists():
+        libraries = f"{home}/site/torch/lib:{home}/site/nvidia/nccl/lib:{libraries}"
+        # The host's cuDNN is older than PyTorch asks for; no model here calls it.
+        own = {"PYTORCH_SKIP_CUDNN_COMPATIBILITY_CHECK": "1", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
     variables = {
+        **own,
         "PYTHONPATH": f"{home}/site",
         "PYTHONUNBUFFERED": "1",
         "LD_LIBRARY_PATH": f"{libraries}:${{LD_LIBRARY_PATH:-}}",
         "TVM_FFI_CACHE_DIR": f"{home}/jit",
+        "SGLANG_JIT_CACHE_DIR": f"{home}/jit",
         "SGLANG_DG_CACHE_DIR": f"{home}/deep_gemm",
         "DG_JIT_CACHE_DIR": f"{home}/deep_gemm",
         "TRITON_CACHE_DIR": f"{home}/triton",
@@ -151,6 +184,8 @@ def main(arguments: list[str] | None = None) -> None:
     if missing:
         print("still missing:", *missing)
         return
+    if (options.home / "site/torch").exists():
+        link_cuda(options.home / "site")
     script = options.home / "env.sh"
     script.write_text(environment(options.home, cuda_libraries()))
     caches = list(add_caches(options.folder / "caches", options.home))

@@ -1,10 +1,12 @@
 """Keep of a CUDA library what one GPU needs: device code of one architecture, of some sources.
 
 The library keeps its length, its headers and its host code; device code that is left out becomes a
-hole. CUDA loads a kernel when it is first launched, so a hole matters only to kernels in it.
+hole, and so do symbols that only a debugger reads. CUDA loads a kernel when it is first launched,
+so a hole matters only to kernels in it.
 
-A fat binary, in the ELF section .nv_fatbin, is a row of containers: a header with a magic number
-and two lengths, then entries, each with a header of its own that names an architecture.
+A fat binary, in the ELF sections .nv_fatbin and __nv_relfatbin, is a row of containers: a header
+with a magic number and two lengths, then entries, each with a header of its own that names an
+architecture.
 """
 
 from __future__ import annotations
@@ -30,6 +32,10 @@ _ENTRY = struct.Struct("<HHIQ")
 """Kind, flags, header length, length of the code."""
 _ARCH_AT = 28
 """Where in an entry's header its architecture is, such as 90."""
+_SECTION = struct.Struct("<IIQQQQ")
+"""Name, kind, flags, address, offset in the file, length."""
+_NULL, _NO_BYTES, _ALLOCATED = 0, 8, 2
+_FAT_BINARIES = (".nv_fatbin", "__nv_relfatbin")
 _ZSTD = b"\x28\xb5\x2f\xfd"
 _SOURCE = re.compile(rb"_INTERNAL_[0-9a-f]{8}_(\d+)_")
 """nvcc writes the length of the source's name, then the name, into internal symbols."""
@@ -45,16 +51,16 @@ def shrink(source: Path, target: Path, arch: int, keep: str | None = None) -> in
     regular expression is found in the name of the source that it was compiled from.
 
     Raises:
-        ValueError: when `source` is no 64-bit ELF file with a fat binary.
+        ValueError: when `source` is no 64-bit ELF file.
     """
     wanted = re.compile(keep) if keep else None
     with source.open("rb") as file:
         view = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         ranges, at = [], 0
-        for start, length in _left_out(view, arch, wanted):
+        for start, length in sorted(_left_out(view, arch, wanted)):
             if start > at:
                 ranges.append((at, start - at))
-            at = start + length
+            at = max(at, start + length)
         ranges.append((at, len(view) - at))
         with target.open("wb") as out:
             out.write(json.dumps({"size": len(view), "ranges": ranges}).encode() + b"\n")
@@ -75,20 +81,23 @@ def restore(source: BinaryIO, target: Path) -> None:
 
 
 def _left_out(view: mmap.mmap, arch: int, wanted: re.Pattern[str] | None) -> Iterator[Range]:
-    for entry_arch, start, length in _entries(view):
-        stays = entry_arch == arch
-        if stays and wanted is not None:
-            name = _source_of(view[start : start + length])
-            # Code without a name is shared by others.
-            stays = not name or wanted.search(name) is not None
-        if not stays:
-            yield start, length
+    for name, loaded, offset, size in _sections(view):
+        if not loaded and name != ".shstrtab":
+            yield offset, size
+        if name not in _FAT_BINARIES:
+            continue
+        for entry_arch, start, length in _entries(view, offset, offset + size):
+            stays = entry_arch == arch
+            if stays and wanted is not None:
+                source = _source_of(view[start : start + length])
+                # Code without a name is shared by others.
+                stays = not source or wanted.search(source) is not None
+            if not stays:
+                yield start, length
 
 
-def _entries(view: mmap.mmap) -> Iterator[tuple[int, int, int]]:
-    """(architecture, offset, length) of each piece of device code."""
-    offset, size = _section(view, b".nv_fatbin")
-    at, end = offset, offset + size
+def _entries(view: mmap.mmap, at: int, end: int) -> Iterator[tuple[int, int, int]]:
+    """(architecture, offset, length) of each piece of device code between two offsets."""
     while at < end - _CONTAINER.size:
         magic, _, header, length = _CONTAINER.unpack_from(view, at)
         if magic != _MAGIC:
@@ -102,21 +111,18 @@ def _entries(view: mmap.mmap) -> Iterator[tuple[int, int, int]]:
             entry += entry_header + entry_length
 
 
-def _section(view: mmap.mmap, wanted: bytes) -> Range:
-    """Where a section of an ELF file lies."""
+def _sections(view: mmap.mmap) -> Iterator[tuple[str, bool, int, int]]:
+    """(name, whether a program loads it, offset, length) of an ELF file's sections in the file."""
     if view[:5] != b"\x7fELF\x02":
         raise ValueError("this is no 64-bit ELF file")
     (headers,) = struct.unpack_from("<Q", view, 0x28)
     each, count, names_index = struct.unpack_from("<HHH", view, 0x3A)
-    # A section's header: name at 0, offset at 0x18, length at 0x20.
-    names = struct.unpack_from("<Q", view, headers + names_index * each + 0x18)[0]
-    for i in range(count):
-        header = headers + i * each
-        name = names + struct.unpack_from("<I", view, header)[0]
-        if view[name : view.find(b"\0", name)] == wanted:
-            offset, length = struct.unpack_from("<QQ", view, header + 0x18)
-            return offset, length
-    raise ValueError(f"there is no section {wanted.decode()}")
+    sections = [_SECTION.unpack_from(view, headers + i * each) for i in range(count)]
+    names = sections[names_index][4]
+    for name_at, kind, flags, _, offset, size in sections:
+        if kind not in (_NULL, _NO_BYTES):
+            name = view[names + name_at : view.find(b"\0", names + name_at)].decode()
+            yield name, bool(flags & _ALLOCATED), offset, size
 
 
 def _source_of(code: bytes) -> str:

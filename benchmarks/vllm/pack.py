@@ -15,7 +15,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from benchmarks.engine.pack import Pack, Recipe
+from benchmarks.engine.pack import Pack
+from benchmarks.engine.recipes import Recipe, starting
 
 __all__ = ["RECIPE", "main"]
 
@@ -35,7 +36,7 @@ _WHEELS = (
     "psutil==7.2.2 py-cpuinfo==9.0.0 python-json-logger==4.2.0 pyyaml==6.0.3 regex==2026.11.15 "
     "tqdm==4.70.1 click==8.5.1"
 )
-_DROPPED = (
+_DROPPED = starting(
     "vllm/vllm-rs", "vllm/_flashkda_C", "vllm/_qutlass_C", "vllm/vllm_flash_attn/_vllm_fa2_C",
     "vllm/third_party/fmha_sm100/", "vllm/third_party/tml_fa4/", "vllm/benchmarks/",
     "vllm/entrypoints/serve/instrumentator/static/",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 import struct
 import sys
 import tarfile
@@ -15,7 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.engine import host, stand_ins
-from benchmarks.engine.pack import kept_models, write_parts
+from benchmarks.engine.pack import write_parts
+from benchmarks.engine.recipes import SGLANG, kept_models
 from benchmarks.engine.slim import SUFFIX, restore, shrink
 from tests.benchmarks.engine.modules import only_here
 
@@ -26,6 +28,7 @@ _CODE = {
     92: b"shared by all" * 8,
 }
 """Device code by what stands for it below: 91 and 92 are more code for architecture 90."""
+_SYMBOLS = b"only a debugger reads this" * 4
 
 
 def _library(path: Path) -> bytes:
@@ -36,14 +39,15 @@ def _library(path: Path) -> bytes:
         header += struct.pack("<I", min(number, 90))
         entries += header.ljust(64, b"\0") + code
     fat = bytes(8) + struct.pack("<IHHQ", 0xBA55ED50, 1, 16, len(entries)) + entries
-    names = b"\0.nv_fatbin\0.names\0"
-    body = b"host code".ljust(64, b".") + fat + names
-    fat_at, names_at, headers_at = 64 + 64, 64 + 64 + len(fat), 64 + len(body)
-    sections = [(0, 0, 0), (1, fat_at, len(fat)), (12, names_at, len(names))]
-    table = b"".join(
-        struct.pack("<I", name) + bytes(20) + struct.pack("<QQ", at, size) + bytes(24)
-        for name, at, size in sections
-    )
+    names = b"\0.nv_fatbin\0.shstrtab\0.symtab\0"
+    body = b"host code".ljust(64, b".") + fat + _SYMBOLS + names
+    fat_at, symbols_at = 64 + 64, 64 + 64 + len(fat)
+    names_at, headers_at = symbols_at + len(_SYMBOLS), 64 + len(body)
+    sections = [
+        (0, 0, 0, 0, 0, 0), (1, 1, 2, 0, fat_at, len(fat)),
+        (12, 3, 0, 0, names_at, len(names)), (22, 2, 0, 0, symbols_at, len(_SYMBOLS)),
+    ]  # fmt: skip
+    table = b"".join(struct.pack("<IIQQQQ", *section) + bytes(24) for section in sections)
     elf = bytearray(b"\x7fELF\x02".ljust(64, b"\0"))
     struct.pack_into("<Q", elf, 0x28, headers_at)
     struct.pack_into("<HHH", elf, 0x3A, 64, len(sections), 2)
@@ -65,10 +69,11 @@ def test_only_the_wanted_device_code_stays(
         restore(rest, tmp_path / "restored.so")
 
     expected = data
-    for number in left_out:
-        expected = expected.replace(_CODE[number], bytes(len(_CODE[number])))
+    gone = [_SYMBOLS, *(_CODE[number] for number in left_out)]
+    for part in gone:
+        expected = expected.replace(part, bytes(len(part)))
     assert (tmp_path / "restored.so").read_bytes() == expected
-    assert dropped == sum(len(_CODE[number]) for number in left_out)
+    assert dropped == sum(map(len, gone))
 
 
 def test_what_is_no_library_is_refused(tmp_path: Path) -> None:
@@ -140,6 +145,49 @@ def test_the_host_unpacks_once_all_parts_have_come(
     assert (home / "site" / "kernels" / "library.so").stat().st_mode & 0o111
     script = (home / "env.sh").read_text()
     assert f"export PYTHONPATH={home}/site\n" in script and str(cuda) in script
+
+
+@pytest.mark.parametrize(
+    ("name", "becomes"),
+    [
+        ("torch/lib/libtorch_cuda.so", "slim"), ("nvidia/nccl/lib/libnccl.so.2", "slim"),
+        ("torch/nn/functional.py", "whole"), ("torch/bin/torch_shm_manager", "whole"),
+        ("flashinfer/data/csrc/fused_moe/noAuxTcKernels.cu", "whole"),
+        ("flashinfer/data/csrc/fused_moe/other.cu", "dropped"),
+        ("torch/include/ATen/ATen.h", "dropped"), ("torch/_C/__init__.pyi", "dropped"),
+        ("triton/backends/nvidia/bin/ptxas", "dropped"), ("sglang/test/runners.py", "dropped"),
+    ],
+)  # fmt: skip
+def test_the_newest_release_brings_its_pytorch(name: str, becomes: str) -> None:
+    recipe = SGLANG["0.5.23"]
+    slim = "slim" if re.fullmatch(recipe.libraries, name) else "whole"
+
+    assert "torch==2.14.1" in recipe.wheels.split()
+    assert becomes == ("dropped" if re.match(recipe.dropped, name) else slim)
+
+
+def test_a_packed_pytorch_takes_cuda_and_ptxas_from_the_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "nvidia" / "cu13").mkdir(parents=True)
+    triton = tmp_path / "host" / "triton"
+    (triton / "backends/nvidia/bin").mkdir(parents=True)
+    (triton / "__init__.py").touch()
+    (triton / "backends/nvidia/bin/ptxas-blackwell").write_text("ptxas")
+    nvidia = SimpleNamespace(__path__=[str(tmp_path / "nvidia")])
+    monkeypatch.setitem(sys.modules, "nvidia", nvidia)
+    monkeypatch.delitem(sys.modules, "triton", raising=False)
+    monkeypatch.syspath_prepend(str(tmp_path / "host"))
+    site = tmp_path / "home" / "site"
+    (site / "torch").mkdir(parents=True)
+
+    host.link_cuda(site)
+    host.link_cuda(site)
+
+    assert (site / "triton/backends/nvidia/bin/ptxas").read_text() == "ptxas"
+    assert (site / "nvidia/cu13").resolve() == tmp_path / "nvidia/cu13"
+    script = host.environment(tmp_path / "home", "/cuda/lib")
+    assert f"LD_LIBRARY_PATH={site}/torch/lib:{site}/nvidia/nccl/lib:/cuda/lib" in script
 
 
 def test_parts_of_two_packs_are_refused(tmp_path: Path) -> None:
