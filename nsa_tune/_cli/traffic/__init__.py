@@ -1,1 +1,1 @@
-"""The commands that price an engine's traffic by tables: `replay` and `advise`."""
+"""The commands that price an engine's traffic: `replay` and `advise`."""

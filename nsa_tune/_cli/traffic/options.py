@@ -1,4 +1,4 @@
-"""Options of `replay` and `advise --trace`: the simulated scheduler, and SGLang's release."""
+"""Options of `replay` and `advise`: the engine and its flags, the traffic, the table."""
 
 from __future__ import annotations
 
@@ -8,129 +8,127 @@ from typing import Annotated
 
 import typer
 
-from nsa_tune._errors import UsageError
-from nsa_tune.autotune.workload.simulation import SchedulerConfig
-from nsa_tune.engines.sglang.releases import RELEASES, Release, checked, release_of
-from nsa_tune.reports.replay.rest import RestOfPass
+from nsa_tune._cli.shared.option_groups import DispatcherOptions
+from nsa_tune._cli.shared.options import (
+    AllowLossy,
+    Database,
+    Engine,
+    Gpu,
+    Heads,
+    KvDtype,
+    Model,
+    model_of,
+)
+from nsa_tune.backend.dispatch.dispatcher import Dispatcher
+from nsa_tune.backend.hardware import detect
+from nsa_tune.backend.types.profiles import profile_of
+from nsa_tune.reports.traffic.advice import Deployment, Traffic
+from nsa_tune.reports.traffic.launch import Launch
+from nsa_tune.reports.traffic.opening import EngineSettings
 
 
 @dataclass(frozen=True, slots=True)
-class TrafficOptions:
-    """Options of the simulated scheduler."""
+class EngineOptions:
+    """Options that say which engine serves which traffic."""
 
+    flags: Annotated[
+        str,
+        typer.Option(
+            "--flags",
+            help='The engine\'s flags in use: "--tp 8 --kv-cache-dtype fp8_e4m3". Answers start '
+            "from them. KV format, chunk size, drafts, parallelism.",
+        ),
+    ] = ""
     requests: Annotated[
         int | None,
-        typer.Option("--requests", min=1, help="Requests of the trace to replay. Default: all."),
+        typer.Option("--requests", min=1, help="Requests of the trace to take. Default: all."),
     ] = None
     speed: Annotated[
         float,
         typer.Option("--speed", min=1e-6, help="How much faster than in the trace requests come."),
     ] = 1.0
-    chunk: Annotated[
-        int,
-        typer.Option("--chunk", min=1, help="Most new tokens of a prefill (chunked_prefill_size)."),
-    ] = 8192
-    max_running: Annotated[
-        int, typer.Option("--max-running", min=1, help="Most requests that run at once.")
-    ] = 64
-    cache_tokens: Annotated[
-        int,
-        typer.Option("--cache-tokens", min=0, help="Tokens that the prefix cache holds."),
-    ] = 2**20
-    next_n: Annotated[
-        int,
-        typer.Option(
-            "--next-n", min=1, help="Tokens of a sequence in a decode pass; 1 without drafts."
-        ),
-    ] = 1
     acceptance: Annotated[
         float,
         typer.Option("--acceptance", min=0, max=1, help="Share of drafted tokens accepted."),
     ] = 0.7
-    dp: Annotated[
-        int,
-        typer.Option(
-            "--dp",
-            min=1,
-            help="Ranks of data-parallel attention. Of N ranks one is simulated: every N-th "
-            "request, and an N-th of the chunk and of the running requests.",
-        ),
-    ] = 1
-    graph_tokens: Annotated[
+    version: Annotated[
+        str | None,
+        typer.Option("--engine-version", help="Release of the engine. Default: the newest known."),
+    ] = None
+    indexer_layers: Annotated[
         int | None,
         typer.Option(
-            "--graph-tokens",
-            min=0,
-            help="New tokens up to which a prefill runs as a CUDA graph; 0: none. Default: the "
-            "engine's.",
+            "--indexer-layers", min=1,
+            help="Layers that select keys, where others reuse a selection (GLM-5.2: 21). Default: "
+            "all.",
         ),
-    ] = None
-    rest: Annotated[
-        list[Path] | None,
-        typer.Option(
-            "--rest",
-            help="File that says what a pass takes besides attention. May be given once for each "
-            "KV format.",
-        ),
-    ] = None
+    ] = None  # fmt: skip
     pass_times: Annotated[
-        list[Path] | None,
+        Path | None,
         typer.Option(
             "--pass-times",
-            help="Times of whole passes that the plug-in measured in an engine. Default: the "
-            "newest that it has kept for this GPU, model, heads and KV format. May be given once "
-            "for each KV format.",
+            help="File of whole passes measured in an engine. Default: the newest that the plug-in "
+            "kept for this GPU, model, heads and KV format, else those that ship.",
         ),
     ] = None
 
-    @property
-    def scheduler(self) -> SchedulerConfig:
-        """The scheduler of one rank."""
-        return SchedulerConfig(
-            chunk_tokens=max(self.chunk // self.dp, 1),
-            next_n=self.next_n,
-            acceptance=self.acceptance,
-            max_running=max(self.max_running // self.dp, 1),
-            cache_tokens=self.cache_tokens,
-            prefill_rate=SchedulerConfig().prefill_rate / self.dp,
-        )
+    def traffic(self, trace: Path | None, log: Path | None = None) -> Traffic:
+        """What is served."""
+        return Traffic(trace, log, self.requests, self.speed)
 
-    def model(self, kv_dtype: str) -> RestOfPass | None:
-        """The model of the rest of a pass for a format of the KV pool, if any is given.
+
+@dataclass(frozen=True, slots=True)
+class PricingOptions:
+    """Options that choose the table; what is not given is this machine's, or in --flags."""
+
+    gpu: Gpu = None
+    model: Model = None
+    heads: Heads = None
+    kv_dtype: Annotated[
+        KvDtype | None,
+        typer.Option("--kv-dtype", help="Format of the KV pool. Default: by --flags, else bf16."),
+    ] = None
+    database: Database = None
+    layers: Annotated[
+        int | None,
+        typer.Option("--layers", min=1, help="Layers of the model. Default: the whole model's."),
+    ] = None
+    strict: Annotated[
+        bool,
+        typer.Option(
+            "--strict", help="Exit with 3 unless a table of this GPU, driver and libraries answers."
+        ),
+    ] = False
+    allow_lossy: AllowLossy = ""
+
+    def deployment(
+        self, engine: Engine, options: EngineOptions, *, kv_dtype: str | None = None
+    ) -> Deployment:
+        """The engine with its flags; `kv_dtype` overrides what they and --kv-dtype say.
 
         Raises:
-            UsageError: as `RestOfPass.read_for`.
+            UsageError: when flags and options contradict each other.
+            NoTunedData: without a table.
         """
-        return RestOfPass.read_for(self.rest or (), kv_dtype)
+        launch = Launch.parse(str(engine), options.flags)
+        if kv_dtype is not None:
+            launch = launch.without("kv")
+        gpu = self.gpu or detect.local_device_name()
+        model = model_of(self.model, gpu)
+        asked = None if self.kv_dtype is None else str(self.kv_dtype)
 
-    def graphs(self, release: Release) -> int:
-        """New tokens up to which a prefill runs as a graph: what is asked for, or the engine's
-        own, which it never lets pass the chunk."""
-        if self.graph_tokens is not None:
-            return self.graph_tokens
-        return min(release.graph_tokens, max(self.chunk // self.dp, 1))
+        def dispatcher(heads: int, kv_dtype: str) -> Dispatcher:
+            return DispatcherOptions(
+                gpu, model, heads, KvDtype(kv_dtype), self.database, self.layers, self.strict,
+                self.allow_lossy,
+            ).open()  # fmt: skip
 
-    def settings(self) -> dict[str, float]:
-        """What was simulated, for a document."""
-        scheduler = self.scheduler
-        return {
-            "speed": self.speed,
-            "chunk": scheduler.chunk_tokens,
-            "max_running": scheduler.max_running,
-            "cache_tokens": scheduler.cache_tokens,
-            "next_n": scheduler.next_n,
-            "acceptance": scheduler.acceptance,
-            "dp": self.dp,
-        }
-
-
-def release_named(version: str | None) -> Release:
-    """The release of that version, or the newest known.
-
-    Raises:
-        UsageError: when it is unknown.
-    """
-    release = release_of(version or ".".join(map(str, RELEASES[-1].last)))
-    if release is None:
-        raise UsageError(f"SGLang {version} is unknown; known releases: {checked()}")
-    return release
+        settings = EngineSettings(
+            str(engine), options.version, indexer_layers=options.indexer_layers,
+            pass_times=options.pass_times,
+        )  # fmt: skip
+        return Deployment(
+            dispatcher, launch, profile_of(model).heads, heads=self.heads,
+            kv_dtype=kv_dtype or asked, settings=settings, database=self.database,
+            acceptance=options.acceptance,
+        )  # fmt: skip

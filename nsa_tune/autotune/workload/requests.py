@@ -14,12 +14,9 @@ from __future__ import annotations
 
 import csv
 import json
-from bisect import insort
-from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from datetime import UTC, datetime
 from itertools import chain
-from operator import attrgetter
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -88,46 +85,6 @@ def read_requests(path: Path) -> list[TraceRequest]:
         if one.input_tokens > 0 and one.output_tokens > 0
     )
     return sorted(shifted, key=lambda one: one.arrival_s)
-
-
-_ARRIVAL = attrgetter("arrival_s")
-_OUT_OF_ORDER = 4096
-"""How many lines late a request may be in a file that is streamed."""
-
-
-def stream_requests(path: Path) -> Iterator[TraceRequest]:
-    """As `read_requests`, one by one, so that a file of any length takes little memory.
-
-    Raises:
-        UsageError: as `read_requests`, and when a request comes more than 4096 lines late.
-    """
-    first: float | None = None
-    latest = 0.0
-    for one in _in_order(_opened(path), _OUT_OF_ORDER):
-        first = one.arrival_s if first is None else first
-        arrival_s = one.arrival_s - first
-        if arrival_s < latest:
-            raise UsageError(
-                f"the requests of {path} are not in order of their arrival; sort the file by time"
-            )
-        latest = arrival_s
-        yield one if first == 0 else TraceRequest(arrival_s, *one[1:])
-    if first is None:
-        raise UsageError(f"the trace {path} has no request")
-
-
-def _in_order(found: Iterator[TraceRequest], late: int) -> Iterator[TraceRequest]:
-    """Requests with input and output by their arrival, if none is more than `late` too late."""
-    waiting: deque[TraceRequest] = deque()
-    for one in found:
-        if one.input_tokens > 0 and one.output_tokens > 0:
-            if not waiting or one.arrival_s >= waiting[-1].arrival_s:
-                waiting.append(one)
-            else:
-                insort(waiting, one, key=_ARRIVAL)
-            if len(waiting) > late:
-                yield waiting.popleft()
-    yield from waiting
 
 
 def _opened(path: Path) -> Iterator[TraceRequest]:

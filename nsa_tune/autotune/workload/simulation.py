@@ -1,35 +1,33 @@
-"""A small simulation of an engine's scheduler: from requests to the batches of forward passes.
+"""A simulation of an engine's scheduler: from requests to the batches of forward passes.
 
 It follows SGLang's scheduler with its defaults, with the radix cache and without overlap:
 
-1. Requests wait in the order of their arrival until fewer than `max_running` are running.
+1. Requests wait in the order of their arrival until fewer than `max_running` are running and the KV
+   pool has room for them.
 2. A request's longest cached prefix comes from the cache, in blocks of 512 tokens, but for the
-   last token, which is always computed. The blocks of a request are cached when it is prefilled.
-   Beyond `cache_tokens` the least recently used block is evicted (arrivals.py).
+   last token, which is always computed (arrivals.py).
 3. While a request waits and may run, the pass is an extend: it takes waiting requests in their
    order until the chunk is full. A request that does not fit is split, and its rest comes first in
    the next pass.
 4. Otherwise the pass is a decode of all running requests: it verifies `next_n` tokens for each, and
    `1 + acceptance * (next_n - 1)` of them are kept.
-5. An extend takes `q_tokens / prefill_rate` seconds and a decode `decode_s`, or what the caller of
-   `simulated` says. This decides which requests have arrived by the next pass.
+5. A pass takes what the caller says. This decides which requests have arrived by the next pass, so
+   requests queue as they would in an engine.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from math import ceil, floor, inf
-from typing import TypeAlias
+from typing import NamedTuple
 
 from nsa_tune.autotune.workload.arrivals import Arrival, arrivals
 from nsa_tune.autotune.workload.requests import TraceRequest
 from nsa_tune.backend.types.batch import Batch
 
-_MOST_WAITING = 4096
-"""Requests that are taken from a trace ahead of their turn; the others stay in its file."""
 _MOST_STEPS = 32
 """Decode passes that are told as one, so that contexts hardly grow meanwhile."""
 
@@ -45,33 +43,38 @@ class SchedulerConfig:
     acceptance: float = 0.7
     """Share of the speculated tokens that are accepted."""
     max_running: int = 64
-    cache_tokens: int = 2**20
+    pool_tokens: int = 2**20
+    """Tokens of the KV pool: those of running requests and of the prefix cache."""
     prefill_rate: float = 20_000.0
-    """Tokens per second."""
+    """Tokens per second, where nothing better is known."""
     decode_s: float = 0.03
-    """Seconds per decode pass."""
+    """Seconds per decode pass, likewise."""
 
     @property
     def kept(self) -> float:
         """Tokens that a sequence gains in each decode pass."""
         return 1 + self.acceptance * (self.next_n - 1)
 
+    def stated_s(self, one: Pass) -> float:
+        """Seconds of a pass by the constant rates."""
+        return one.sums[1] / self.prefill_rate if one.is_extend else self.decode_s
+
+
+@dataclass(slots=True)
+class Latencies:
+    """What the requests of a simulation waited for, in seconds."""
+
+    first_token_s: list[float] = field(default_factory=list)
+    """Of each request, from its arrival to its first token."""
+    per_token_s: list[float] = field(default_factory=list)
+    """Of each request with more than one token, the mean time between two."""
+
 
 class Pass:
     """One forward pass, or several decode passes of the same requests. Call `batch` before the
     simulation goes on: it refers to live state."""
 
-    __slots__ = (
-        "_running",
-        "_step",
-        "_sums",
-        "first_tokens_s",
-        "is_extend",
-        "lens",
-        "seconds",
-        "start_s",
-        "steps",
-    )
+    __slots__ = ("_running", "_step", "_sums", "is_extend", "lens", "seconds", "start_s", "steps")
 
     def __init__(
         self, running: _Running, step: int, start_s: float, lens: Sequence[tuple[int, int]] = ()
@@ -81,15 +84,12 @@ class Pass:
         self.lens = lens
         """(prefix, new) of each sequence of an extend; empty in a decode."""
         self.is_extend = bool(lens)
-        """Whether it is a prefill pass."""
         self.steps = 1
         """Passes that this one stands for."""
         self.start_s = start_s
         """When the first begins, after the trace's first request."""
         self.seconds = 0.0
         """Duration of each of them."""
-        self.first_tokens_s: Sequence[float] = ()
-        """Of each request whose prefill ended with this pass, the time since it arrived."""
 
     @property
     def sums(self) -> tuple[int, int, int, int, int]:
@@ -100,26 +100,15 @@ class Pass:
         return self._sums
 
     def _summed(self) -> tuple[int, int, int, int, int]:
-        lens = self.lens
-        if len(lens) == 1:
-            ((prefix, new),) = lens
-            kv = prefix + new
-            return 1, new, kv, kv, new * prefix + new * (new + 1) // 2
-        if lens:
-            new = sum([n for _, n in lens])
-            pairs = sum([n * p + n * (n + 1) // 2 for p, n in lens])
-            kvs = [p + n for p, n in lens]
-            return len(lens), new, sum(kvs), max(kvs), pairs
+        if self.lens:
+            new = sum([n for _, n in self.lens])
+            pairs = sum([n * p + n * (n + 1) // 2 for p, n in self.lens])
+            kvs = [p + n for p, n in self.lens]
+            return len(self.lens), new, sum(kvs), max(kvs), pairs
         running, step = self._running, self._step
         size, next_n, kv = len(running.heap), running.engine.next_n, running.contexts(step)
         pairs = next_n * kv - size * (next_n * (next_n - 1) // 2)
         return size, size * next_n, kv, running.longest(step), pairs
-
-    @property
-    def pool_tokens(self) -> int:
-        """Tokens of all requests that run or are in the pass."""
-        running = self._running.contexts(self._step)
-        return running + self.sums[2] if self.is_extend else running
 
     def batch(self) -> Batch:
         """The batch of the pass."""
@@ -129,9 +118,16 @@ class Pass:
         return Batch.decode(contexts) if next_n == 1 else Batch.verify(contexts, next_n)
 
 
-_Run: TypeAlias = tuple[int, int, int, int]
-"""A running request: the number of its last decode pass, its own number, the decode pass in which
-it starts, and its input tokens. A heap has the first to end first."""
+class _Request(NamedTuple):
+    """A running request. A heap has the first to end first."""
+
+    last_step: int
+    """The number of its last decode pass."""
+    number: int
+    step: int
+    """The decode pass in which it starts."""
+    input_tokens: int
+    output_tokens: int
 
 
 class _Running:
@@ -139,8 +135,9 @@ class _Running:
 
     def __init__(self, engine: SchedulerConfig) -> None:
         self.engine = engine
-        self.heap: list[_Run] = []
-        """The first to end comes first."""
+        self.heap: list[_Request] = []
+        self.reserved = 0
+        """Tokens of the pool that they will have at their end."""
         self._kept, self._next_n = engine.kept, engine.next_n
         self._begun = 0
         self._total = 0.0
@@ -148,24 +145,34 @@ class _Running:
         self._longest: float | None = 0.0
         """The longest of these; None when it must be looked up."""
 
-    def add(self, input_tokens: int, output_tokens: int, step: int) -> None:
+    def has_room(self, request: Arrival) -> bool:
+        """Whether one more request may run. A single one always may."""
+        if not self.heap:
+            return True
+        tokens = self.reserved + request.input_tokens + request.output_tokens
+        return len(self.heap) < self.engine.max_running and tokens <= self.engine.pool_tokens
+
+    def add(self, request: Arrival, step: int) -> None:
         """A request begins to decode in pass `step`."""
-        heap = self.heap
-        base = input_tokens + self._next_n - step * self._kept
+        base = request.input_tokens + self._next_n - step * self._kept
         self._total += base
-        if not heap or (self._longest is not None and base > self._longest):
+        if not self.heap or (self._longest is not None and base > self._longest):
             self._longest = base
-        heappush(heap, (step + ceil(output_tokens / self._kept), self._begun, step, input_tokens))
+        self.reserved += request.input_tokens + request.output_tokens
+        last = step + ceil(request.output_tokens / self._kept)
+        heappush(self.heap, _Request(last, self._begun, step, *request[1:3]))
         self._begun += 1
 
-    def end(self, step: int) -> None:
-        """Those end whose last pass came before `step`."""
-        heap = self.heap
-        while heap and heap[0][0] <= step:
-            base = self._base(heappop(heap))
+    def end(self, step: int) -> Iterator[_Request]:
+        """Remove and give those whose last pass came before `step`."""
+        while self.heap and self.heap[0].last_step <= step:
+            request = heappop(self.heap)
+            base = self._base(request)
             self._total -= base
+            self.reserved -= request.input_tokens + request.output_tokens
             if base == self._longest:
                 self._longest = None
+            yield request
 
     def contexts(self, step: int) -> int:
         """The sum of the context lengths in decode pass `step`."""
@@ -181,13 +188,12 @@ class _Running:
     def lengths(self, step: int) -> list[int]:
         """Each context length in decode pass `step`, including the tokens to verify."""
         return [
-            tokens + floor((step - start) * self._kept) + self._next_n
-            for _, _, start, tokens in sorted(self.heap)
+            one.input_tokens + floor((step - one.step) * self._kept) + self._next_n
+            for one in sorted(self.heap)
         ]
 
-    def _base(self, one: _Run) -> float:
-        _, _, start, tokens = one
-        return tokens + self._next_n - start * self._kept
+    def _base(self, request: _Request) -> float:
+        return request.input_tokens + self._next_n - request.step * self._kept
 
 
 class _Waiting:
@@ -195,45 +201,36 @@ class _Waiting:
 
     def __init__(self, engine: SchedulerConfig) -> None:
         self.queue: deque[Arrival] = deque()
-        self._chunk, self._most = engine.chunk_tokens, engine.max_running
-        self._more = 0
+        self._chunk = engine.chunk_tokens
+        self._computed = 0
         """Tokens of the first that are in the pool besides the cached ones."""
 
-    def fill(self, running: _Running, step: int) -> tuple[list[tuple[int, int]], list[float]]:
-        """Fill a chunk; requests that are then prefilled start to run.
-
-        Returns the prefix length and the number of new tokens of each sequence, and when these
-        requests arrived.
-        """
+    def fill(self, running: _Running, step: int) -> tuple[list[tuple[int, int]], list[Arrival]]:
+        """Fill a chunk: prefix length and new tokens of each sequence, and the requests whose
+        prefill ends with it."""
         lens: list[tuple[int, int]] = []
-        begun: list[float] = []
-        queue, heap, room = self.queue, running.heap, self._chunk
-        while queue and room > 0 and len(heap) < self._most:
-            arrival_s, input_tokens, output_tokens, cached = queue[0]
-            ready = cached + self._more
-            new = input_tokens - ready
-            if new > room:
-                lens.append((ready, room))
-                self._more += room
-                break
-            lens.append((ready, new))
+        ended: list[Arrival] = []
+        room = self._chunk
+        while self.queue and room > 0 and running.has_room(self.queue[0]):
+            request = self.queue[0]
+            prefix = request.cached_tokens + self._computed
+            new = min(request.input_tokens - prefix, room)
+            lens.append((prefix, new))
             room -= new
-            self._more = 0
-            queue.popleft()
-            begun.append(arrival_s)
-            running.add(input_tokens, output_tokens, step)
-        return lens, begun
+            if prefix + new < request.input_tokens:
+                self._computed += new
+                break
+            self._computed = 0
+            ended.append(self.queue.popleft())
+            running.add(request, step)
+        return lens, ended
 
 
 def passes(requests: Iterable[TraceRequest], engine: SchedulerConfig) -> Iterator[Pass]:
-    """The forward passes of an engine for `requests`, which are in order of arrival."""
-
-    def seconds(one: Pass) -> float:
-        if one.is_extend:
-            return one.sums[1] / engine.prefill_rate
-        return engine.decode_s
-
-    return simulated(arrivals(requests, engine.cache_tokens), engine, seconds, most_steps=1)
+    """The forward passes of an engine for `requests`, which are in order of arrival, by constant
+    rates."""
+    kept = arrivals(requests, engine.pool_tokens)
+    return simulated(kept, engine, engine.stated_s, most_steps=1)
 
 
 def simulated(
@@ -241,41 +238,49 @@ def simulated(
     engine: SchedulerConfig,
     seconds: Callable[[Pass], float],
     *,
+    latencies: Latencies | None = None,
     most_steps: int = _MOST_STEPS,
 ) -> Iterator[Pass]:
-    """As `passes`, where a pass takes what `seconds` says of it. `requests` say themselves what of
-    them is cached.
+    """The passes of an engine in which a pass takes what `seconds` says of it.
 
-    Up to `most_steps` decode passes of the same requests come as one. Memory does not grow with
-    the number of requests.
+    Up to `most_steps` decode passes of the same requests come as one. `latencies` is filled.
     """
     coming = iter(requests)
     upcoming = next(coming, None)
     waiting, running = _Waiting(engine), _Running(engine)
-    queue, heap, max_running = waiting.queue, running.heap, engine.max_running
-    now, step = 0.0, 0
+    queue, heap = waiting.queue, running.heap
+    first_s: dict[int, float] = {}
+    now, step, begun = 0.0, 0, 0
     while upcoming is not None or queue or heap:
-        while upcoming is not None and upcoming.arrival_s <= now and len(queue) < _MOST_WAITING:
+        while upcoming is not None and upcoming.arrival_s <= now:
             queue.append(upcoming)
             upcoming = next(coming, None)
-        if queue and len(heap) < max_running:
-            lens, begun = waiting.fill(running, step)
+        if queue and running.has_room(queue[0]):
+            lens, ended = waiting.fill(running, step)
             one = Pass(running, step, now, lens)
             one.seconds = seconds(one)
             now += one.seconds
-            one.first_tokens_s = [now - arrival_s for arrival_s in begun]
+            for request in ended:
+                first_s[begun] = now
+                begun += 1
+                if latencies is not None:
+                    latencies.first_token_s.append(now - request.arrival_s)
             yield one
         elif heap:
             one = Pass(running, step, now)
             one.seconds = seconds(one)
             # When a request arrives that may run, the next pass is another one.
-            room = len(heap) < max_running
+            room = upcoming is not None and running.has_room(upcoming)
             until = upcoming.arrival_s if room and upcoming is not None else inf
-            one.steps = _steps(until - now, one.seconds, min(heap[0][0] - step, most_steps))
+            one.steps = _steps(until - now, one.seconds, min(heap[0].last_step - step, most_steps))
             yield one
             step += one.steps
             now += one.steps * one.seconds
-            running.end(step)
+            for request_run in running.end(step):
+                begin_s = first_s.pop(request_run.number)
+                if latencies is not None and request_run.output_tokens > 1:
+                    gaps = request_run.output_tokens - 1
+                    latencies.per_token_s.append((now - begin_s) / gaps)
         elif upcoming is not None:
             now = upcoming.arrival_s
 

@@ -1,168 +1,184 @@
-"""advise: lines that a shell reads, weighted by a decision log, for known releases."""
+"""advise: one answer that starts from the flags in use, fits, and can be typed."""
 
 from __future__ import annotations
 
 import json
-import subprocess
+import re
+import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.reports.replay.test_rest import MODEL
-from tests.reports.replay.test_whole_prefills import made_up
-from tests.shell import GPU, Shell
+from tests.reports.traffic.deployments import H200, LONG_PROMPTS, SHORT_PROMPTS, write_trace
+from tests.shell import Result, Shell
 
-
-def test_advise_prints_lines_that_a_shell_reads(shell: Shell, database: Path) -> None:
-    answer = shell("advise", *GPU, "--heads", "128", "--db", str(database))
-
-    assert answer.code == 0
-    lines = answer.out.splitlines()
-    assert lines
-    assert all(line.startswith(("#", "export ", "NSA_TUNE_SGLANG_ARGS=")) for line in lines)
-    done = subprocess.run(["sh", "-n"], input=answer.out, text=True, capture_output=True)
-    assert done.returncode == 0, done.stderr
-
-
-def test_advise_weights_the_batches_of_a_decision_log(
-    shell: Shell, database: Path, tmp_path: Path
-) -> None:
-    log = tmp_path / "decisions.jsonl"
-    command = ("advise", *GPU, "--db", str(database), "--json")
-    unweighted = json.loads(shell(*command).out)
-    assert unweighted["weights"] == "each measured batch counts the same"
-    key = {name: unweighted[name] for name in ("gpu", "model", "heads", "kv_layout")}
-    line = {
-        "schema": "nsa-tune/decision/1", "time": 1.0, **key, "count": 3,
-        "batch": "extend:1920+128", "own": {}, "taken": {},
-    }  # fmt: skip
-    other = {**line, "heads": 1, "batch": "decode:n1:64"}
-    log.write_text(f"{json.dumps(other)}\n{json.dumps(line)}\n")
-
-    weighted = json.loads(shell(*command, "--log", str(log)).out)
-
-    assert weighted["schema"] == "nsa-tune/advise/2"
-    assert weighted["weights"] == "weighted by the batches given"
-    log.write_text(f"{json.dumps(other)}\n")
-    foreign = shell(*command, "--log", str(log))
-    assert foreign.code == 2
-    assert f"it has {key['gpu']}, {key['model']}, 1, {key['kv_layout']}" in foreign.err
-    log.write_text("")
-    assert "it has no decisions" in shell(*command, "--log", str(log)).err
-
-
-def test_advise_knows_which_releases_it_knows(shell: Shell, database: Path) -> None:
-    answer = shell("advise", *GPU, "--db", str(database), "--engine-version", "0.4.0")
-
-    assert answer.code == 2
-    assert "0.4.0" in answer.err
-
-
-def test_advise_ranks_configurations_on_a_trace(
-    shell: Shell, database: Path, tmp_path: Path
-) -> None:
-    trace = tmp_path / "made_up.jsonl"
-    lines = [{"arrival_s": i, "input_tokens": 9000 * i + 300, "output_tokens": 3} for i in range(3)]
-    trace.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    command = (
-        "advise", *GPU, "--heads", "16", "--db", str(database), "--trace", str(trace),
-        "--chunks", "4096,8192", "--attention", "tp,dp",
-    )  # fmt: skip
-
-    found = json.loads(shell(*command, "--flags", "--chunked-prefill-size 1024", "--json").out)
-
-    assert found["schema"] == "nsa-tune/configurations/1"
-    # For bf16 pools nothing is measured.
-    assert {one["configuration"]["kv_dtype"] for one in found["ranked"]} == {"fp8"}
-    assert len(found["skipped"]) == 2
-    assert {one["configuration"]["dp"] for one in found["ranked"]} == {1, 8}
-    seconds = [one["attention_s"] for one in found["ranked"]]
-    assert seconds == pytest.approx(sorted(seconds), rel=1e-3)
-    # The plug-in takes the same kernel, and copies around it in less time.
-    assert found["best"]["configuration"]["plugin"]
-    static = [one["flags"] for one in found["ranked"] if not one["configuration"]["plugin"]]
-    assert any("--dsa-prefill-backend flashmla_sparse" in flags for flags in static)
-    assert "+--kv-cache-dtype fp8_e4m3" in found["differences"]
-    answer = shell(*command)
-    assert answer.code == 0
-    done = subprocess.run(["sh", "-n"], input=answer.out, text=True, capture_output=True)
-    assert done.returncode == 0, done.stderr
-    assert "NSA_TUNE_SGLANG_ARGS=" in answer.out
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("--chunks", "many"), "--chunks 'many'"),
-        (("--chunks", "0"), "below 1"),
-        (("--attention", "pp"), "--attention 'pp'"),
-        (("--log", "some.jsonl"), "not both"),
-    ],
-)
-def test_advise_refuses_what_it_cannot_compare(
-    shell: Shell, database: Path, tmp_path: Path, arguments: tuple[str, str], words: str
-) -> None:
-    answer = shell("advise", *GPU, "--trace", str(tmp_path / "x"), *arguments)
-
-    assert answer.code == 2
-    assert words in answer.err
+FP8 = "--tp 8 --kv-cache-dtype fp8_e4m3"
+COMMAND = re.compile(r"^    (python -m sglang\.launch_server .*)$", re.MULTILINE)
 
 
 @pytest.fixture
-def trace(tmp_path: Path) -> Path:
-    path = tmp_path / "short.jsonl"
-    lines = [{"arrival_s": i, "input_tokens": 700 + i, "output_tokens": 3} for i in range(5)]
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return path
+def advise(capsys: pytest.CaptureFixture[str]) -> Any:
+    """Runs `advise` for an H200 with the tables that ship."""
+    shell = Shell(capsys)
+
+    def run(*arguments: str) -> Result:
+        return shell("advise", "--gpu", H200, *arguments)
+
+    return run
 
 
-def test_advise_ranks_by_measured_times_of_whole_passes(
-    shell: Shell, database: Path, trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.fixture
+def trace(tmp_path: Path) -> str:
+    return str(write_trace(tmp_path / "trace.jsonl", LONG_PROMPTS))
+
+
+@pytest.fixture
+def short(tmp_path: Path) -> str:
+    return str(write_trace(tmp_path / "short.jsonl", SHORT_PROMPTS))
+
+
+def command_of(answer: Result) -> list[str]:
+    assert answer.code == 0, answer.err
+    return shlex.split(COMMAND.findall(answer.out)[0])
+
+
+def test_an_fp8_user_is_not_sent_back_to_bf16(advise: Any, trace: str) -> None:
+    answer = advise("--trace", trace, "--flags", FP8)
+
+    words = command_of(answer)
+    assert words[words.index("--kv-cache-dtype") + 1] == "fp8_e4m3"
+    assert "- --kv-cache-dtype" not in answer.out
+    assert "+ --dsa-prefill-backend flashmla_sparse" in answer.out
+
+
+def test_a_chunk_size_that_is_given_stays(advise: Any, trace: str) -> None:
+    words = command_of(advise("--trace", trace, "--flags", f"{FP8} --chunked-prefill-size 4096"))
+
+    assert words[words.index("--chunked-prefill-size") + 1] == "4096"
+
+
+def test_where_nothing_is_surely_faster_the_answer_is_to_keep(advise: Any, trace: str) -> None:
+    answer = advise("--trace", trace, "--flags", "--tp 8 --dsa-prefill-backend fa3")
+
+    assert answer.out.startswith("Keep what you have")
+    assert command_of(answer)[-4:] == ["--tp", "8", "--dsa-prefill-backend", "fa3"]
+
+
+def test_what_does_not_fit_is_no_answer(advise: Any, trace: str) -> None:
+    answer = advise("--trace", trace, "--flags", "--tp 4")
+
+    assert answer.out.startswith("This does not fit: the weights take 157 GiB of each GPU")
+    assert not COMMAND.findall(answer.out)
+    assert not json.loads(advise("--trace", trace, "--flags", "--tp 4", "--json").out)["fits"]
+
+
+def test_the_kv_pool_is_what_the_weights_leave(advise: Any, trace: str) -> None:
+    found = json.loads(advise("--trace", trace, "--flags", "--tp 8", "--json").out)["memory"]
+
+    used = found["weights_gib"] + found["pool_gib"]
+    assert used == pytest.approx(found["static_fraction"] * found["device_gib"])
+    assert found["pool_tokens"] * found["token_bytes"] <= found["pool_gib"] * 2**30
+
+
+def test_a_flag_whose_launches_are_not_counted_is_not_ranked(advise: Any, short: str) -> None:
+    assert "--disable-prefill-cuda-graph" not in advise("--trace", short, "--flags", FP8).out
+
+
+@pytest.mark.parametrize("option", [("--kv-dtype", "fp8"), ("--flags", FP8)])
+def test_the_kv_format_that_is_asked_for_is_priced(
+    advise: Any, trace: str, option: tuple[str, str]
 ) -> None:
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
-    rest, times = tmp_path / "rest.json", tmp_path / "times.json"
-    rest.write_text(json.dumps({**MODEL, "kv_dtype": "fp8"}))
-    times.write_text(made_up(gpu=GPU[1]).as_text())
-    command = (
-        "advise", *GPU, "--heads", "16", "--db", str(database), "--trace", str(trace), "--chunks",
-        "8192", "--rest", str(rest), "--json",
-    )  # fmt: skip
+    heads = () if option[0] == "--flags" else ("--heads", "16")
+    found = json.loads(advise("--trace", trace, *heads, *option, "--json").out)
 
-    def seconds(*arguments: str) -> dict[tuple[bool, bool], float]:
-        answer = shell(*command, *arguments)
-        assert answer.code == 0, answer.err
-        return {
-            (one["configuration"]["graphs"], one["configuration"]["plugin"]): one["passes_s"]
-            for one in json.loads(answer.out)["ranked"]
-            if one["configuration"]["prefill"] == [None, None]
-        }
+    assert "fp8" in found["source"]
+    assert found["outcomes"][0]["name"] == "as given"
 
-    priced, measured = seconds(), seconds("--pass-times", str(times))
 
-    # 0.1 s and 0.05 ms a token for each of five graphs of 1024 tokens, 0.04048 s in a dense one.
-    gain = measured[True, False] - measured[True, True]
-    assert gain == pytest.approx(5 * (0.1512 - 0.04048), rel=1e-3)
-    # As launches take 0.17 s, all prefills are slower without graphs, with the plug-in or not.
-    assert measured[False, False] == measured[False, True] > measured[True, False]
-    assert priced[True, False] - priced[True, True] < gain
+def test_an_option_that_contradicts_the_flags_is_refused(advise: Any, trace: str) -> None:
+    answer = advise("--trace", trace, "--flags", FP8, "--kv-dtype", "bf16")
+
+    assert answer.code == 2
+    assert "--kv-dtype bf16 contradicts --kv-cache-dtype" in answer.err
+
+
+def test_with_and_without_a_trace_the_same_flag_is_advised(advise: Any, trace: str) -> None:
+    answers = [advise("--flags", FP8), advise("--flags", FP8, "--trace", trace)]
+
+    for answer in answers:
+        assert "+ --dsa-prefill-backend flashmla_sparse" in answer.out
+    assert "give --trace or --log for your own traffic" in answers[0].out
+
+
+def test_no_variable_is_printed_that_nobody_reads(advise: Any, trace: str) -> None:
+    for arguments in (("--trace", trace), ()):
+        answer = advise("--flags", FP8, *arguments)
+        assert "NSA_TUNE_SGLANG_ARGS" not in answer.out
+        assert command_of(answer)[:3] == ["python", "-m", "sglang.launch_server"]
+
+
+def test_the_plugins_gain_is_that_of_whole_passes(advise: Any, short: str) -> None:
+    found = json.loads(advise("--trace", short, "--flags", "--tp 8", "--json").out)
+
+    given, plugin = (
+        next(one for one in found["outcomes"] if one["name"] == name)
+        for name in ("as given", "with the plug-in")
+    )
+    assert found["whole_passes"]
+    assert plugin["prefill_s"] < 0.9 * given["prefill_s"]
+    assert plugin["served"]["ttft_s"]["mean"] < given["served"]["ttft_s"]["mean"]
+    ends = [given[end]["ttft_s"]["mean"] for end in ("best", "served", "worst")]
+    assert ends == sorted(ends)
+
+
+def test_a_decision_log_weights_its_batches(advise: Any, tmp_path: Path) -> None:
+    log = tmp_path / "decisions.jsonl"
+    line = {
+        "schema": "nsa-tune/decision/1", "time": 1.0, "gpu": H200, "model": "deepseek-v3.2",
+        "heads": 16, "kv_layout": "fp8_packed", "count": 3, "batch": "extend:8192+2048",
+        "own": {}, "taken": {},
+    }  # fmt: skip
+    log.write_text(json.dumps(line) + "\n")
+
+    answer = advise("--log", str(log), "--flags", FP8)
+
+    assert answer.out.startswith("Set --dsa-prefill-backend flashmla_sparse: prefills take")
+    log.write_text(json.dumps({**line, "heads": 1}) + "\n")
+    assert "it has NVIDIA H200, deepseek-v3.2, 1" in advise("--log", str(log), "--flags", FP8).err
+
+
+def test_vllm_is_advised_by_attention_alone(advise: Any) -> None:
+    answer = advise("--engine", "vllm", "--flags", "--tensor-parallel-size 8 --kv-cache-dtype fp8")
+
+    assert answer.code == 0, answer.err
+    assert "    vllm serve deepseek-ai/DeepSeek-V3.2 --tensor-parallel-size 8" in answer.out
+    assert "attention alone is compared" in answer.out
+
+
+def test_a_gpu_without_engine_passes_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    answer = Shell(capsys)(
+        "advise", "--gpu", "NVIDIA H100 80GB HBM3", "--heads", "128", "--kv-dtype", "fp8"
+    )
+
+    assert answer.code == 0, answer.err
+    assert "whole passes were not measured" in answer.out
 
 
 @pytest.mark.parametrize(
-    ("rest", "heads", "words"),
-    [(False, 16, "give --rest besides"), (True, 64, "none of the files of --pass-times")],
+    ("arguments", "message"),
+    [
+        (("--engine-version", "0.4.0"), "0.4.0"),
+        (("--engine", "vllm", "--engine-version", "0.1.0"), "0.1.0"),
+        (("--model", "deepseek-v4", "--kv-dtype", "fp8"), "DeepSeek V4 are not priced"),
+        (("--trace", "/nowhere"), "cannot be read"),
+        (("--trace", "a", "--log", "b"), "not both"),
+    ],
 )
-def test_advise_refuses_pass_times_that_say_nothing(
-    shell: Shell, database: Path, trace: Path, tmp_path: Path, rest: bool, heads: int, words: str
+def test_what_cannot_be_is_refused_with_a_sentence(
+    advise: Any, arguments: tuple[str, ...], message: str
 ) -> None:
-    times, file = tmp_path / "times.json", tmp_path / "rest.json"
-    times.write_text(made_up(gpu=GPU[1], heads=heads).as_text())
-    file.write_text(json.dumps(MODEL))
-    command = (
-        "advise", *GPU, "--heads", "16", "--db", str(database), "--trace", str(trace), "--chunks",
-        "8192", "--pass-times", str(times), *(("--rest", str(file)) if rest else ()),
-    )  # fmt: skip
-
-    answer = shell(*command)
+    answer = advise(*arguments)
 
     assert answer.code == 2
-    assert words in answer.err
+    assert message in answer.err

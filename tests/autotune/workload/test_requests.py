@@ -1,19 +1,15 @@
-"""Request traces: each format, streams, and the message about a file that is neither."""
+"""Request traces: each format, and the message about a file that is neither."""
 
 from __future__ import annotations
 
 import os
 import time
-from heapq import heappop, heappush
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from nsa_tune import UsageError
-from nsa_tune.autotune.workload import requests as module
-from nsa_tune.autotune.workload.requests import TraceRequest, read_requests, stream_requests
+from nsa_tune.autotune.workload.requests import TraceRequest, read_requests
 from nsa_tune.autotune.workload.weighted_batches import weighted_batches
 
 MOONCAKE = """\
@@ -200,42 +196,10 @@ def test_ones_own_requests_share_whole_blocks(trace: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("text", [MOONCAKE, AZURE, SIMPLE])
-def test_a_stream_has_the_same_requests(trace: Path, text: str) -> None:
-    trace.write_text(text)
-
-    assert list(stream_requests(trace)) == read_requests(trace)
-
-
-@given(st.lists(st.integers(0, 20), max_size=30), st.integers(0, 30))
-def test_requests_come_in_order_if_none_is_too_late(arrivals: list[int], late: int) -> None:
-    """Those that arrive at once in the order of their lines."""
-    found = [TraceRequest(arrival, 1 + number, 1) for number, arrival in enumerate(arrivals)]
-
-    streamed = list(module._in_order(iter(found), late))
-
-    heap: list[tuple[float, int, TraceRequest]] = []
-    expected = []
-    for number, one in enumerate(found):
-        heappush(heap, (one.arrival_s, number, one))
-        if len(heap) > late:
-            expected.append(heappop(heap)[2])
-    assert streamed == [*expected, *(heappop(heap)[2] for _ in range(len(heap)))]
-
-
-def test_a_stream_that_is_far_out_of_order_is_refused(trace: Path) -> None:
-    line = '{"arrival_s": %d, "input_tokens": 1, "output_tokens": 1}\n'
-    trace.write_text("".join(line % second for second in range(1, 5000)) + line % 0)
-
-    with pytest.raises(UsageError, match="not in order of their arrival"):
-        list(stream_requests(trace))
-
-
-def test_an_empty_stream_is_refused(trace: Path) -> None:
+def test_a_trace_without_requests_has_none(trace: Path) -> None:
     trace.write_text('{"arrival_s": 1, "input_tokens": 0, "output_tokens": 1}\n')
 
-    with pytest.raises(UsageError, match="has no request"):
-        list(stream_requests(trace))
+    assert read_requests(trace) == []
 
 
 def test_more_shared_tokens_than_tokens_are_refused(trace: Path) -> None:

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nsa_tune import Batch
 from nsa_tune.autotune.workload.arrivals import arrivals
 from nsa_tune.autotune.workload.requests import TraceRequest
-from nsa_tune.autotune.workload.simulation import Pass, SchedulerConfig, passes, simulated
+from nsa_tune.autotune.workload.simulation import (
+    Latencies,
+    Pass,
+    SchedulerConfig,
+    passes,
+    simulated,
+)
 from tests.autotune.workload.strategies import requests
 
 ENGINE = SchedulerConfig(chunk_tokens=1000, next_n=2, acceptance=0.5, max_running=4)
@@ -29,7 +36,7 @@ def words(found: list[TraceRequest], engine: SchedulerConfig = ENGINE) -> list[s
 @given(in_order)
 @settings(max_examples=50)
 def test_without_a_cache_every_input_token_is_computed_once(found: list[TraceRequest]) -> None:
-    batches = run(found, replace(ENGINE, cache_tokens=0))
+    batches = run(found, replace(ENGINE, pool_tokens=0))
 
     assert sum(b.q_tokens for b in batches if b.mode == "extend") == sum(
         one.input_tokens for one in found
@@ -74,7 +81,7 @@ def test_a_whole_input_in_the_cache_still_computes_its_last_token() -> None:
 
 
 def test_the_least_recently_used_block_is_evicted() -> None:
-    small = replace(ENGINE, cache_tokens=1024)
+    small = replace(ENGINE, pool_tokens=1024)
     found = [
         TraceRequest(float(i), 600, 1, (block, block)) for i, block in enumerate((1, 2, 1, 3, 2))
     ]
@@ -115,7 +122,7 @@ def told_as_one(found: list[TraceRequest], engine: SchedulerConfig) -> list[tupl
 
     return [
         (str(one.batch()), one.steps)
-        for one in simulated(arrivals(found, ENGINE.cache_tokens), engine, seconds)
+        for one in simulated(arrivals(found, ENGINE.pool_tokens), engine, seconds)
     ]
 
 
@@ -123,7 +130,7 @@ def told_as_one(found: list[TraceRequest], engine: SchedulerConfig) -> list[tupl
 @settings(max_examples=50)
 def test_the_sums_of_a_pass_are_those_of_its_batch(found: list[TraceRequest], next_n: int) -> None:
     engine = replace(ENGINE, next_n=next_n, acceptance=1.0)
-    for one in simulated(arrivals(found, ENGINE.cache_tokens), engine, lambda one: 0.01):
+    for one in simulated(arrivals(found, ENGINE.pool_tokens), engine, lambda one: 0.01):
         batch = one.batch()
         own = (batch.batch_size, batch.q_tokens, batch.kv_tokens, batch.max_kv, batch.pairs)
         assert one.sums == own
@@ -156,10 +163,36 @@ def test_a_request_that_may_run_ends_the_passes_that_are_told_as_one() -> None:
 def test_the_first_token_comes_when_the_last_chunk_ends() -> None:
     found = [TraceRequest(0.0, 2500, 1), TraceRequest(0.005, 100, 1)]
 
-    waits = [
-        [round(wait, 6) for wait in one.first_tokens_s]
-        for one in simulated(arrivals(found, ENGINE.cache_tokens), ENGINE, lambda one: 0.01)
-        if one.is_extend
-    ]
+    waits = latencies(found, ENGINE).first_token_s
 
-    assert waits == [[], [], [0.03, 0.025]]
+    assert [round(wait, 6) for wait in waits] == [0.03, 0.025]
+
+
+def latencies(found: list[TraceRequest], engine: SchedulerConfig) -> Latencies:
+    told = Latencies()
+    own = arrivals(found, engine.pool_tokens)
+    for _ in simulated(own, engine, lambda one: 0.01, latencies=told):
+        pass
+    return told
+
+
+def test_prefills_of_others_delay_the_tokens_of_a_running_request() -> None:
+    engine = replace(ENGINE, next_n=1)
+    alone = [TraceRequest(0.0, 10, 5)]
+
+    assert latencies(alone, engine).per_token_s == [pytest.approx(5 * 0.01 / 4)]
+    both = latencies([*alone, TraceRequest(0.025, 30, 1)], engine).per_token_s
+    assert both == [pytest.approx(6 * 0.01 / 4)]
+
+
+def test_a_request_waits_until_the_pool_has_room_for_it() -> None:
+    engine = replace(ENGINE, next_n=1, pool_tokens=60)
+    found = [TraceRequest(0.0, 40, 2), TraceRequest(0.0, 30, 1)]
+
+    assert words(found, engine) == [
+        "extend:0+40", "decode:n1:41", "decode:n1:42", "extend:0+30", "decode:n1:31",
+    ]  # fmt: skip
+
+
+def test_a_request_larger_than_the_pool_still_ends() -> None:
+    assert words([TraceRequest(0.0, 40, 1)], replace(ENGINE, next_n=1, pool_tokens=1))

@@ -1,1 +1,0 @@
-"""Advice: values for the options that an engine already has, derived from a table."""

@@ -1,1 +1,0 @@
-"""What a table is worth on given traffic: passes priced, added up, and compared."""

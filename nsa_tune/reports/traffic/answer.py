@@ -1,0 +1,167 @@
+"""An advice as one screen of text: what to do, what it gives, and at the end what is not sure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from nsa_tune.reports.traffic.advice import (
+    AS_ADVISED,
+    AS_GIVEN,
+    WITH_PLUGIN,
+    Advice,
+    Outcome,
+)
+from nsa_tune.reports.traffic.memory import Memory
+from nsa_tune.reports.traffic.served import Served
+
+_TITLES = ("", "prefill s", "decode s", "TTFT mean", "TTFT p90", "TPOT p90", "tokens/s")
+
+
+def lines(advice: Advice) -> Iterator[str]:
+    """The answer; its first line is the advice in a sentence."""
+    yield headline(advice)
+    if advice.memory is not None and not advice.memory.fits:
+        yield from (f"- {note}" for note in advice.notes)
+        return
+    yield ""
+    yield f"    {advice.advised.command(advice.model)}"
+    yield ""
+    if advice.changes:
+        yield "Changes against your flags:"
+        yield from (f"    {line}" for line in advice.changes)
+        yield ""
+    yield f"{advice.traffic}:"
+    columns = None if advice.outcomes[0].served else 3
+    yield from _table([_TITLES[:columns], *(_row(one)[:columns] for one in advice.outcomes)])
+    yield ""
+    yield from (f"{name}: {text}" for name, text in _facts(advice))
+    yield ""
+    yield "Not sure, or not counted:"
+    yield from (f"- {note}" for note in advice.notes)
+
+
+def headline(advice: Advice) -> str:
+    """What to do, and what it gives, in one sentence."""
+    memory = advice.memory
+    if memory is not None and not memory.fits:
+        return _does_not_fit(memory)
+    given, advised = advice.outcome(AS_GIVEN), advice.outcome(AS_ADVISED)
+    assert given is not None
+    if advised is None:
+        return f"Keep what you have: no flag is surely faster{_serves(given)}."
+    flags = " and ".join(line[2:] for line in advice.changes if line.startswith("+"))
+    kind = "prefills" if advised.decode_s == given.decode_s else "passes"
+    before, after = (
+        (given.prefill_s, advised.prefill_s)
+        if kind == "prefills"
+        else (given.seconds, advised.seconds)
+    )
+    what = kind if advice.whole else f"the attention of {kind}"
+    text = f"Set {flags}: {what} take {1 - after / before:.0%} less time"
+    if given.served is None or advised.served is None:
+        return f"{text}."
+    if given.served.engines > 1:
+        return (
+            f"{text}; the trace as it comes needs {advised.served.engines:.1f} such engines "
+            f"instead of {given.served.engines:.1f}."
+        )
+    mean, usual = advised.served.ttft_s["mean"], given.served.ttft_s["mean"]
+    return f"{text}, and the mean time to first token is {_s(mean)} instead of {_s(usual)}."
+
+
+def _serves(given: Outcome) -> str:
+    if given.served is None:
+        return ""
+    if given.served.engines > 1:
+        return f"; the trace as it comes needs {given.served.engines:.1f} such engines"
+    return f" (mean time to first token {_s(given.served.ttft_s['mean'])})"
+
+
+def _does_not_fit(memory: Memory) -> str:
+    usable = memory.static_fraction * memory.device_gib
+    if memory.pool_gib <= 0:
+        what = f"the weights take {memory.weights_gib:.0f} GiB of each GPU"
+    else:
+        what = (
+            f"beside weights of {memory.weights_gib:.0f} GiB the KV pool has only "
+            f"{memory.pool_tokens} tokens"
+        )
+    return (
+        f"This does not fit: {what}, and {usable:.0f} of its {memory.device_gib:.0f} GiB are for "
+        "weights and KV pool; use a larger --tp."
+    )
+
+
+def _row(one: Outcome) -> tuple[str, ...]:
+    row = [one.name, f"{one.prefill_s:.0f}", f"{one.decode_s:.0f}"]
+    if one.served is None:
+        return tuple(row)
+    mean, p90 = (_interval(one, "mean"), _interval(one, "p90"))
+    tpot = f"{one.served.tpot_s['p90'] * 1e3:.0f} ms"
+    return (*row, mean, p90, tpot, f"{one.served.output_tokens_per_s:.0f}")
+
+
+def _interval(one: Outcome, which: str) -> str:
+    """A time to first token with its ends, by how far the model may be off."""
+    served, best, worst = one.served, one.best, one.worst
+    assert served is not None
+    if best is None or worst is None:
+        return _s(served.ttft_s[which])
+    return f"{_s(served.ttft_s[which])} ({_s(best.ttft_s[which])} to {_s(worst.ttft_s[which])})"
+
+
+def _s(seconds: float) -> str:
+    """Seconds in words of two or three digits."""
+    if seconds < 1:
+        return f"{seconds * 1e3:.0f} ms"
+    return f"{seconds:.3g} s" if seconds < 1e3 else f"{seconds:.0f} s"
+
+
+def _table(rows: list[tuple[str, ...]]) -> Iterator[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for first, *others in rows:
+        cells = [cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True)]
+        yield f"    {first.ljust(widths[0])}  {'  '.join(cells)}".rstrip()
+
+
+def _facts(advice: Advice) -> Iterator[tuple[str, str]]:
+    memory = advice.memory
+    if memory is not None:
+        yield (
+            "Fits",
+            f"{memory.weights_gib:.0f} GiB of weights and a KV pool of {memory.pool_gib:.0f} GiB "
+            f"({memory.pool_tokens:,} tokens) in each GPU's {memory.device_gib:.0f} GiB; "
+            f"{1 - memory.static_fraction:.0%} left for activations and graphs",
+        )
+    given, plugin = advice.outcome(AS_GIVEN), advice.outcome(WITH_PLUGIN)
+    advised = advice.outcome(AS_ADVISED) or given
+    if given and plugin and advised:
+        yield "The plug-in", _plugin(given, advised, plugin)
+    if advice.error:
+        yield (
+            "Intervals",
+            f"all passes {advice.error:.0%} off, as one in ten measured ones is",
+        )
+    yield "Priced by", re.sub(r"T\d\d:\d\d:[^;]*", "", advice.source)
+
+
+def _plugin(given: Outcome, advised: Outcome, plugin: Outcome) -> str:
+    """What the plug-in adds to the advised flags."""
+    before, after = advised.prefill_s, plugin.prefill_s
+    share = 1 - after / before if before else 0.0
+    than = "your flags" if advised is given else "the advised flags"
+    if share <= 0.005:
+        return f"adds nothing to {than} here"
+    text = f"takes another {share:.0%} off the prefills of {than}"
+    if _both(advised.served, plugin.served):
+        assert advised.served is not None and plugin.served is not None
+        text += (
+            f": mean time to first token {_s(plugin.served.ttft_s['mean'])} instead of "
+            f"{_s(advised.served.ttft_s['mean'])}"
+        )
+    return f"{text}; `nsa-tune doctor` says which of its ways are on in your engine"
+
+
+def _both(one: Served | None, other: Served | None) -> bool:
+    return one is not None and other is not None

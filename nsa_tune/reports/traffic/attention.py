@@ -1,0 +1,263 @@
+"""Attention of one pass by a table's estimates: all layers, under each setup of the engine.
+
+A setup is the engine by itself, the engine with one value of one flag, or with the plug-in. A step
+of a pass is a decision point. A step for which the table has no times is in no setup's figure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from math import inf
+from types import MappingProxyType
+
+from nsa_tune._errors import NoTunedData
+from nsa_tune.backend.baselines import Baseline
+from nsa_tune.backend.costmodel.policy import Policy
+from nsa_tune.backend.dispatch.dispatcher import Dispatcher
+from nsa_tune.backend.dispatch.plan import Plan
+from nsa_tune.backend.types.batch import Batch, Mode
+from nsa_tune.backend.types.point import Point
+from nsa_tune.backend.types.records import Table
+from nsa_tune.engines.sglang.costs.around_mha import around_mha_us
+from nsa_tune.engines.sglang.costs.own_copies import longer_us
+
+DEFAULT, PLUGIN = "default", "plug-in"
+"""Setups: the engine as it is launched, and the same with the plug-in."""
+PREFILL_FLAG, DECODE_FLAG = "--dsa-prefill-backend", "--dsa-decode-backend"
+FORCE_MQA = "--attention-config.sparse_mla_force_mqa"
+INDEXER = ("indexer_prefill", "indexer_layout", "indexer_metadata")
+"""Points whose work depends neither on the local heads nor on the KV format, so that another table
+of the same GPU and model may have their times."""
+_INDEXED_LAYERS = ("indexer_prefill", "indexer_layout", "indexer_topk")
+"""Points whose work only layers with an indexer do."""
+_ONCE_A_PASS = "indexer_metadata"
+_COPIED = "mla/flashmla_sparse"
+_FLAGS: dict[str, dict[str, tuple[str, tuple[str, ...]]]] = {
+    "sglang": {
+        PREFILL_FLAG: ("sparse_prefill", ("flashmla_sparse", "flashmla_kv", "fa3")),
+        DECODE_FLAG: ("decode", ("flashmla_kv", "flashmla_sparse", "fa3")),
+    },
+    "vllm": {FORCE_MQA: ("prefill_path", ("mla",))},
+}
+"""By engine and flag: the question that the flag answers, and its values."""
+_MQA_VALUE = {"mla": "true"}
+
+Answers = Mapping[str, str]
+"""Question to choice."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """One pass."""
+
+    us: Mapping[str, float]
+    """By setup: all layers' attention, infinite where a flag names a kernel that cannot run."""
+    kernels: Mapping[str, str]
+    """By setup: the arm of the pass's prefill or decode."""
+    dense_us: float | None
+    """All layers by MHA, where that is exact and measured."""
+
+
+class AttentionPrices:
+    """Prices attention by one table."""
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        engine: str,
+        baseline: Baseline,
+        *,
+        own_copies: bool = False,
+        lent: Mapping[str, Policy] = MappingProxyType({}),
+        indexer_layers: int | None = None,
+        steered: frozenset[str] = frozenset(),
+    ) -> None:
+        """Prices of passes in `engine`, which decides by `baseline`.
+
+        Args:
+            dispatcher: with a table.
+            engine: "sglang" or "vllm".
+            baseline: what the engine takes by itself.
+            own_copies: whether the plug-in copies around `flashmla_sparse`, faster than SGLang.
+            lent: policies for points of which the dispatcher's table has nothing.
+            indexer_layers: layers that select keys; the others reuse a selection. None: all.
+            steered: prefill kernels between which the plug-in switches.
+        """
+        self.dispatcher, self.engine = dispatcher, engine
+        self.setting = dispatcher.setting
+        self._baseline, self._own_copies, self._steered = baseline, own_copies, steered
+        layers = self.setting.sharing
+        self._indexer_share = min((indexer_layers or layers) / layers, 1.0)
+        policies = {**dispatcher.policies, **lent}
+        self._policies = {
+            extend: [one for one in policies.values() if mode in one.point.modes and one.measured]
+            for extend, mode in ((True, Mode.EXTEND), (False, Mode.DECODE))
+        }
+        self.unpriced = tuple(name for name, one in policies.items() if not one.measured)
+        """Steps that have no times at all."""
+        self.flags = {
+            f"{flag} {_MQA_VALUE.get(value, value)}": (question, value)
+            for flag, (question, values) in _FLAGS[engine].items()
+            for value in values
+            if value == "mla" or _has_arm(policies, question, value)
+        }
+        """Setups of one flag: which question it answers, and how."""
+        self.setups = (DEFAULT, *self.flags, PLUGIN)
+        self._remaining: dict[tuple[str | None, ...], frozenset[str]] = {}
+
+    def of(self, batch: Batch, *, graph: bool, given: Answers = MappingProxyType({})) -> Attention:
+        """The attention of `batch`.
+
+        Args:
+            batch: one pass.
+            graph: whether it runs as a CUDA graph, in which SGLang takes no MHA.
+            given: what the flags in use answer; they hold in every setup that does not differ.
+        """
+        extend = batch.mode is Mode.EXTEND
+        captured = replace(batch, captured=True) if graph else batch
+        plan = self.dispatcher.plan(captured) if extend else None
+        us = dict.fromkeys(self.setups, 0.0)
+        kernels: dict[str, str] = {}
+        for policy in self._policies[extend]:
+            name = policy.point.name
+            if name == _ONCE_A_PASS and extend:
+                continue  # engines score a prefill's keys in one piece
+            # Only attention itself runs otherwise in a graph; the indexer runs between its parts.
+            step = captured if name == "prefill" or not extend else batch
+            timed = self._timed(policy, step)
+            if timed is None:
+                continue
+            taken = {setup: self._taken(setup, policy.point, step, plan, timed, given)
+                     for setup in self.setups}  # fmt: skip
+            if taken[DEFAULT] is None:
+                continue
+            for setup, arm in taken.items():
+                us[setup] += inf if arm is None else self._with_copies(setup, arm, step, timed[arm])
+                if name in ("prefill", "decode") and arm is not None:
+                    kernels[setup] = arm
+        return Attention(us, kernels, self._dense_us(batch) if extend else None)
+
+    def _timed(self, policy: Policy, batch: Batch) -> dict[str, float] | None:
+        """By allowed arm: microseconds of all layers; None where a pass lacks the step."""
+        allowed, estimates = policy.survey(batch).latencies, policy.estimates(batch)
+        if not allowed:
+            return None
+        name = policy.point.name
+        layers = 1.0 if name == _ONCE_A_PASS else float(self.setting.sharing)
+        if name in _INDEXED_LAYERS:
+            layers *= self._indexer_share
+        around = around_mha_us(batch, self.setting.layout) if self.engine == "sglang" else 0.0
+        return {
+            arm: layers * (estimates[arm].latency_us + around * arm.startswith("mha/"))
+            for arm in allowed
+            if arm in estimates
+        }
+
+    def _taken(
+        self, setup: str, point: Point, batch: Batch, plan: Plan | None, timed: Mapping[str, float],
+        given: Answers,
+    ) -> str | None:  # fmt: skip
+        """The arm that a setup takes; None where it has no time or cannot run."""
+        answers = {one.name: self._baseline.choose(one, batch, self.setting)
+                   for one in point.questions}  # fmt: skip
+        if batch.next_n == 1 and answers.get("indexer_layout") == "flatten":
+            answers["indexer_layout"] = "native"  # one and the same there
+        answers |= {name: value for name, value in given.items() if name in answers}
+        usual = self._fastest(point, answers, timed)
+        if setup in self.flags:
+            question, value = self.flags[setup]
+            if question not in answers or (value == "mla" and not usual):
+                return usual
+            return self._fastest(point, {**answers, question: value}, timed)
+        if setup == PLUGIN and plan is not None:
+            return self._fastest(point, {**answers, **self._plugin(plan, answers)}, timed) or usual
+        return usual
+
+    def _plugin(self, plan: Plan, answers: Answers) -> Answers:
+        """What the plug-in answers otherwise."""
+        found = {}
+        if "sparse_prefill" in answers and plan.sparse_prefill in self._steered:
+            found["sparse_prefill"] = str(plan.sparse_prefill)
+        if "prefill_path" in answers and plan.prefill_path and self.engine == "vllm":
+            found["prefill_path"] = plan.prefill_path
+        return found
+
+    def _fastest(self, point: Point, answers: Answers, timed: Mapping[str, float]) -> str | None:
+        """The fastest of the arms that remain when every question is answered so."""
+        key = point.name, *[answers.get(question.name) for question in point.questions]
+        remaining = self._remaining.get(key)
+        if remaining is None:
+            names = (arm.name for arm in point.arms)
+            remaining = frozenset(arm for arm in names if _remains(point, answers, arm))
+            self._remaining[key] = remaining
+        return min((arm for arm in timed if arm in remaining), key=timed.__getitem__, default=None)
+
+    def _with_copies(self, setup: str, arm: str, batch: Batch, us: float) -> float:
+        """`us`, and what SGLang's own copies around a kernel take longer than the plug-in's."""
+        sglang = self.engine == "sglang" and self.setting.device.arch == "sm90"
+        if arm != _COPIED or not sglang or (setup == PLUGIN and self._own_copies):
+            return us
+        layout, heads = self.setting.layout, self.setting.heads
+        return us + self.setting.sharing * longer_us(batch, layout, heads)
+
+    def _dense_us(self, batch: Batch) -> float | None:
+        policy = self.dispatcher.policies.get("prefill")
+        exact = batch.max_kv <= self.setting.profile.index_topk
+        timed = (
+            None
+            if policy is None or not exact
+            else self._timed(policy, replace(batch, captured=False))
+        )
+        return min(
+            (us for arm, us in (timed or {}).items() if arm.startswith("mha/")), default=None
+        )
+
+
+def _has_arm(policies: Mapping[str, Policy], question: str, value: str) -> bool:
+    """Whether this device and layout have an arm for the value."""
+    return any(
+        value in asked.choices and any(arm.name in asked.choices[value] for arm in one.candidates)
+        for one in policies.values()
+        for asked in one.point.questions
+        if asked.name == question
+    )
+
+
+def _remains(point: Point, answers: Answers, arm: str) -> bool:
+    """Whether no question that the arm is an answer to is answered otherwise."""
+    return all(
+        arm in question.choices.get(answers.get(question.name, ""), ())
+        or not any(arm in arms for arms in question.choices.values())
+        for question in point.questions
+    )
+
+
+def lent_policies(
+    dispatcher: Dispatcher, tables: Iterable[Table]
+) -> dict[str, tuple[Policy, Table]]:
+    """For points of the indexer that the dispatcher's table has nothing of: policies fitted to
+    another table of the same GPU and model, that with most measurements."""
+    policies = dispatcher.policies
+    lacking = [name for name in INDEXER if name in policies and not policies[name].measured]
+    found: dict[str, tuple[Policy, Table]] = {}
+    most: dict[str, tuple[int, int]] = {}
+    for table in tables:
+        for name in lacking:
+            rows = [row for row in table.measurements if row.point == name]
+            rank = len(rows), table.key.heads
+            if rows and rank > most.get(name, (0, 0)):
+                policy = Policy.fit(policies[name].point, dispatcher.setting, rows)
+                found[name], most[name] = (policy, table), rank
+    return found
+
+
+def with_table(dispatcher: Dispatcher) -> Dispatcher:
+    """`dispatcher`, which has a table.
+
+    Raises:
+        NoTunedData: when it has none.
+    """
+    if dispatcher.table is None:
+        raise NoTunedData(f"there are no times to price with: {dispatcher.source}")
+    return dispatcher

@@ -1,0 +1,167 @@
+"""Whole passes that were measured in an engine: those that ship, and those of the plug-in's starts.
+
+A file is JSON: `schema`, `key` (gpu, engine, version, model, layers, heads, kv_dtype), `source`
+(where the figures were published, driver, torch, date, what was timed) and `passes`, each with
+
+    ["extend:8192+1024", "fa3", "engine", 101.0]
+
+the batch, the configuration ("default", a value of --dsa-prefill-backend, or "plug-in"), the way
+that it ran (engine, eager, table_kernel, dense_graph, dense_mla_graph, decode_graph), milliseconds.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import nsa_tune
+from nsa_tune._errors import NsaTuneError, UsageError
+from nsa_tune.backend.types.batch import Batch, Mode
+from nsa_tune.backend.types.layouts import KVLayout
+from nsa_tune.backend.types.point import Setting
+from nsa_tune.engines.sglang.pass_mode.mode import PassMode
+from nsa_tune.engines.sglang.pass_mode.times import remembered
+from nsa_tune.engines.sglang.pass_mode.times.pass_times import PassTimes
+from nsa_tune.reports.traffic.attention import DEFAULT, PLUGIN, PREFILL_FLAG
+
+_SCHEMA = "nsa-tune/engine-passes/1"
+_FOLDER = Path(nsa_tune.__file__).parent / "tables" / "passes"
+_MOST_BYTES = 2**20
+_SETUPS = {"default": DEFAULT, "plug-in": PLUGIN}
+_MALFORMED = (ArithmeticError, AttributeError, KeyError, TypeError, ValueError, NsaTuneError)
+
+
+class EnginePass(NamedTuple):
+    """One measured pass."""
+
+    batch: Batch
+    setup: str
+    """As in `AttentionPrices`."""
+    way: PassMode
+    us: float
+
+
+@dataclass(frozen=True, slots=True)
+class EnginePasses:
+    """All measured passes of one engine."""
+
+    key: Mapping[str, Any]
+    source: str
+    """Where they come from, in a line."""
+    passes: tuple[EnginePass, ...]
+
+    @property
+    def layers(self) -> int:
+        """Layers of the model that ran."""
+        return int(self.key["layers"])
+
+    @classmethod
+    def read(cls, path: Path) -> EnginePasses:
+        """The passes in a file of either kind.
+
+        Raises:
+            UsageError: when it cannot be read, or is none.
+        """
+        try:
+            with path.open("rb") as file:
+                text = file.read(_MOST_BYTES).decode()
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(f"{path} cannot be read: {error}") from error
+        try:
+            found = json.loads(text)
+            if found["schema"] == _SCHEMA:
+                return _published(found)
+            return own_passes(PassTimes.from_text(text), str(path))
+        except (RecursionError, *_MALFORMED) as error:
+            raise UsageError(f"{path} has no times of passes: {error}") from error
+
+
+def _published(found: Mapping[str, Any]) -> EnginePasses:
+    key, source = dict(found["key"]), found["source"]
+    rows = tuple(
+        EnginePass(Batch.parse(word), _setup(setup), PassMode(way), float(ms) * 1e3)
+        for word, setup, way, ms in found["passes"]
+    )
+    if not all(0 < one.us < 1e9 for one in rows) or int(key["layers"]) < 1:
+        raise ValueError("a time or a number of layers is out of bounds")
+    where = f"{key['engine']} {key['version']}, {key['layers']} layers, {source['page']}"
+    return EnginePasses(key, f"{len(rows)} passes measured in {where}", rows)
+
+
+def _setup(name: str) -> str:
+    return _SETUPS.get(name) or f"{PREFILL_FLAG} {name}"
+
+
+def own_passes(times: PassTimes, path: str) -> EnginePasses:
+    """What the plug-in measured at an engine's start. It noted the mean context only, so that each
+    pass counts as one sequence."""
+    rows = []
+    for one in times.times:
+        new = one.q_tokens - one.padding
+        prefix = max(round(one.context - (new + 1) / 2), 0)
+        setup = DEFAULT if one.mode in (PassMode.ENGINE, PassMode.EAGER) else PLUGIN
+        rows.append(EnginePass(Batch.extend([prefix], [new]), setup, one.mode, one.pass_us))
+    key = {"engine": "sglang", "version": times.key.get("sglang", "unknown"), **times.key}
+    return EnginePasses(key, f"{len(rows)} passes that the plug-in measured ({path})", tuple(rows))
+
+
+def passes_for(setting: Setting, given: Path | None = None) -> EnginePasses | None:
+    """The measured passes that fit a setting best: of a given file; kept by the plug-in, with the
+    decode passes that ship; those that ship. None where there are none.
+
+    Raises:
+        UsageError: when the given file is none, or of another GPU, model, heads or KV format.
+    """
+    shipped = _nearest(setting)
+    own = None if given is None else EnginePasses.read(given)
+    if own is not None and _differences(setting, own.key):
+        raise UsageError(f"{given} is of another engine: {_differences(setting, own.key)}")
+    if own is None:
+        kept = remembered.newest(lambda key: not _differences(setting, key, layers=True))
+        own = None if kept is None else own_passes(kept[1], str(kept[0]))
+    if own is None or shipped is None:
+        return own or shipped
+    if any(one.batch.mode is not Mode.EXTEND for one in own.passes) or own.layers != shipped.layers:
+        return own
+    decodes = tuple(one for one in shipped.passes if one.batch.mode is not Mode.EXTEND)
+    return replace(own, passes=own.passes + decodes)
+
+
+def _nearest(setting: Setting) -> EnginePasses | None:
+    """Of the files that ship: that with the layers nearest to the model's, then most passes."""
+    fitting = [one for one in shipped_passes() if not _differences(setting, one.key)]
+    return min(
+        fitting,
+        key=lambda one: (abs(one.layers - setting.sharing), -len(one.passes)),
+        default=None,
+    )
+
+
+@cache
+def shipped_passes() -> tuple[EnginePasses, ...]:
+    """Everything that ships."""
+    return tuple(map(EnginePasses.read, sorted(_FOLDER.glob("*.json"))))
+
+
+def _differences(setting: Setting, key: Mapping[str, object], *, layers: bool = False) -> str:
+    """Which fields of a key are not those of the setting."""
+    wanted: dict[str, object] = {
+        "gpu": setting.device.name,
+        "model": setting.profile.name,
+        "heads": setting.heads,
+        "kv_dtype": "bf16" if setting.layout is KVLayout.BF16 else "fp8",
+    }
+    if layers:
+        # Of data-parallel ranks, whose passes wait for each other, other things were measured.
+        wanted |= {"layers": setting.sharing, "dp_attention": 1, "draft_tokens": None}
+    return ", ".join(_compared(wanted, {"dp_attention": 1, **key}))
+
+
+def _compared(wanted: Mapping[str, object], key: Mapping[str, object]) -> Iterator[str]:
+    for name, value in wanted.items():
+        if key.get(name) != value:
+            yield f"{name} is {key.get(name)!r} and not {value!r}"

@@ -1,0 +1,192 @@
+"""Prices of whole passes under each setup of the engine, shared by passes that are alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from math import inf, log2
+from types import MappingProxyType
+
+from nsa_tune.autotune.workload.simulation import Pass
+from nsa_tune.backend.types.batch import Batch, Mode
+from nsa_tune.engines.sglang.pass_mode.mode import PassMode
+from nsa_tune.engines.sglang.pass_mode.steering.choice import Choice
+from nsa_tune.reports.traffic.attention import DEFAULT, PLUGIN, Answers, Attention, AttentionPrices
+from nsa_tune.reports.traffic.engine_passes import EnginePass, EnginePasses
+from nsa_tune.reports.traffic.pass_model import (
+    GRAPH_SIZES,
+    NonAttentionModel,
+    graph_size,
+    modelled,
+)
+
+_MOST_ROWS = 512
+"""Rows of the largest decode graph: SGLang's default on GPUs of 90 GB and more."""
+_CELLS = 8
+"""Passes share a price if their tokens and pairs lie in the same eighth of an octave."""
+
+
+@dataclass(frozen=True, slots=True)
+class PassPrice:
+    """One pass."""
+
+    us: Mapping[str, float]
+    """By setup; infinite where a setup cannot run it. Attention alone without a model of passes."""
+    way: str
+    """How the plug-in runs it."""
+    attention: Attention
+
+
+class PassPrices:
+    """Prices whole passes by one table and the passes measured in an engine."""
+
+    def __init__(
+        self,
+        attention: AttentionPrices,
+        measured: EnginePasses | None,
+        *,
+        graph_tokens: int = GRAPH_SIZES[-1],
+        given: Answers = MappingProxyType({}),
+    ) -> None:
+        """Prices of passes.
+
+        Args:
+            attention: prices their attention.
+            measured: passes of an engine; None where attention alone can be priced.
+            graph_tokens: new tokens up to which prefills run as graphs; 0: none.
+            given: what the flags in use answer.
+        """
+        self.attention, self.measured = attention, measured
+        self.graph_tokens, self.given = graph_tokens, given
+        setting = attention.setting
+        self._topk = setting.profile.index_topk
+        self._choice = Choice(GRAPH_SIZES, self._topk, {}, ())
+        self.model: NonAttentionModel | None = None
+        if measured is not None:
+            # Attention was priced for the model's layers; the engine may have had fewer.
+            share = measured.layers / setting.sharing
+            self.model = modelled(
+                measured.passes, lambda one: _scaled(self._attention_of(one), share), self._topk,
+                1 / share,
+            )  # fmt: skip
+        self.setups = attention.setups
+
+    def _has(self, way: PassMode) -> bool:
+        return self.model is not None and way in self.model.ways
+
+    def _attention_of(self, one: EnginePass) -> float | None:
+        """All layers' attention of a measured pass in the way that it ran."""
+        found = self.attention.of(one.batch, graph=one.way is not PassMode.EAGER)
+        if one.setup not in found.us:
+            return None
+        return self._way_us(one.batch, one.way, found, one.setup)
+
+    def _way_us(
+        self, batch: Batch, way: PassMode, found: Attention, setup: str = DEFAULT
+    ) -> float | None:
+        if way is PassMode.DENSE_GRAPH:
+            return found.dense_us
+        if way is PassMode.DENSE_MLA_GRAPH:
+            return min(found.us[DEFAULT], found.dense_us or inf)
+        if way is PassMode.DECODE_GRAPH:
+            context = max(round(batch.pairs / batch.q_tokens), 1)
+            rows = Batch.decode([context] * batch.q_tokens)
+            return self.attention.of(rows.sums, graph=True).us[DEFAULT]
+        return found.us[setup]
+
+    def of(self, batch: Batch) -> PassPrice:
+        """What `batch` takes under each setup."""
+        extend = batch.mode is Mode.EXTEND
+        graph = not extend or batch.q_tokens <= self.graph_tokens
+        found = self.attention.of(batch, graph=graph, given=self.given)
+        if self.model is None:
+            return PassPrice(found.us, PassMode.ENGINE, found)
+        way = PassMode.ENGINE if graph and _padded(batch) else PassMode.EAGER
+        if not extend:
+            way = PassMode.ENGINE
+        us = {setup: self._us(batch, way, taken) for setup, taken in found.us.items()}
+        if not extend or not graph:
+            return PassPrice(us, way, found)
+        return self._steered(batch, us, found)
+
+    def _us(self, batch: Batch, way: PassMode, attention_us: float) -> float:
+        assert self.model is not None
+        return inf if attention_us == inf else self.model.us(batch, way, attention_us)
+
+    def _steered(self, batch: Batch, us: dict[str, float], found: Attention) -> PassPrice:
+        """With the plug-in's choice of a way."""
+        ways = {PassMode.ENGINE: us[DEFAULT]}
+        if us[PLUGIN] < us[DEFAULT]:  # another kernel, or its copies in less time
+            ways[PassMode.TABLE_KERNEL] = us[PLUGIN]
+        for way in self._other_ways(batch):
+            attention_us = self._way_us(batch, way, found)
+            if attention_us is not None and attention_us < inf:
+                ways[way] = self._us(batch, way, attention_us)
+        taken = self._choice.of(ways, None, batch)
+        us[PLUGIN] = ways.get(taken, us[DEFAULT])
+        return PassPrice(us, taken, found)
+
+    def _other_ways(self, batch: Batch) -> Iterator[PassMode]:
+        if batch.max_kv <= self._topk and _padded(batch):
+            if not batch.prefix_tokens and self._has(PassMode.DENSE_GRAPH):
+                yield PassMode.DENSE_GRAPH
+            if self._has(PassMode.DENSE_MLA_GRAPH):
+                yield PassMode.DENSE_MLA_GRAPH
+        if batch.q_tokens <= _MOST_ROWS and self._has(PassMode.DECODE_GRAPH):
+            yield PassMode.DECODE_GRAPH
+
+
+def _padded(batch: Batch) -> bool:
+    """Whether a captured graph is small enough for a prefill."""
+    tokens = batch.q_tokens
+    return graph_size(tokens) > tokens or tokens in GRAPH_SIZES
+
+
+def _scaled(us: float | None, share: float) -> float | None:
+    return None if us is None else us * share
+
+
+@dataclass(slots=True)
+class PricedShape:
+    """Passes that are alike, with the price of the first."""
+
+    batch: Batch
+    price: PassPrice
+    sums: tuple[int, int, int, int, int]
+    count: int = 0
+
+
+@dataclass(slots=True)
+class PriceList:
+    """Prices that passes share: a sample of a trace's passes, one of each shape."""
+
+    prices: PassPrices
+    shapes: dict[tuple[object, ...], PricedShape] = field(default_factory=dict)
+
+    def of(self, one: Pass) -> PricedShape:
+        """The shape of a pass."""
+        return self.shape(one.is_extend, one.sums, one.batch)
+
+    def shape(
+        self, extend: bool, sums: tuple[int, int, int, int, int], batch: Callable[[], Batch]
+    ) -> PricedShape:
+        """The shape of a pass; `batch` is called for the first of it."""
+        key = _shape(extend, sums, self.prices.attention.setting.profile.index_topk)
+        found = self.shapes.get(key)
+        if found is None:
+            # A decode's many lengths hardly matter beside their sums, and take long to look at.
+            first = batch() if extend else batch().sums
+            found = self.shapes[key] = PricedShape(first, self.prices.of(first), sums)
+        return found
+
+
+def _shape(extend: bool, sums: tuple[int, int, int, int, int], topk: int) -> tuple[object, ...]:
+    """What passes that are alike have in common."""
+    size, new, kv, longest, pairs = sums
+    few = size if size <= 4 else int(_CELLS / 2 * log2(size)) + 4
+    if not extend:
+        return few, new // size, int(_CELLS * log2(kv))
+    # What fits into another graph takes another time.
+    graph = graph_size(new)
+    context = int(_CELLS * log2(pairs / new + 1))
+    return few, graph, int(_CELLS * log2(new)), context, longest > topk, kv == new

@@ -1,0 +1,72 @@
+"""Launch commands: flags are read as they are typed, and only what should change is changed."""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+
+from nsa_tune import UsageError
+from nsa_tune.reports.traffic.launch import Launch, differences
+
+
+def test_flags_are_read_as_they_are_typed() -> None:
+    launch = Launch.parse("sglang", "--tp=8 --kv-cache-dtype fp8_e4m3 --disable-cuda-graph A=b")
+
+    assert launch.number("tp") == 8
+    assert launch.kv_dtype == "fp8"
+    assert not launch.graphs
+    assert launch.flags["A"] == "b"
+
+
+def test_the_command_keeps_every_flag_and_can_be_typed() -> None:
+    launch = Launch.parse("sglang", "NAME='two words' --tp 8 --trust-remote-code --port 30000")
+
+    assert shlex.split(launch.command("deepseek-v3.2")) == [
+        "NAME=two words", "python", "-m", "sglang.launch_server", "--model-path",
+        "deepseek-ai/DeepSeek-V3.2", "--tp", "8", "--trust-remote-code", "--port", "30000",
+    ]  # fmt: skip
+
+
+def test_vllms_command_has_its_own_words() -> None:
+    launch = Launch.parse("vllm", "--tensor-parallel-size 8 --max-num-batched-tokens 4096")
+
+    assert launch.number("chunk") == 4096
+    assert launch.command("glm-5").startswith("vllm serve zai-org/GLM-5-FP8 --tensor-parallel-size")
+
+
+def test_a_model_that_is_given_is_served() -> None:
+    assert "--model-path /my/model --tp 8" in Launch.parse(
+        "sglang", "--tp 8 --model-path /my/model"
+    ).command("deepseek-v3.2")
+
+
+def test_a_diff_shows_what_changes_and_nothing_else() -> None:
+    before = Launch.parse("sglang", "--tp 8 --dsa-prefill-backend flashmla_kv")
+
+    after = before.changed({"--dsa-prefill-backend": "flashmla_sparse"})
+
+    assert list(differences(before, after)) == [
+        "- --dsa-prefill-backend flashmla_kv", "+ --dsa-prefill-backend flashmla_sparse",
+    ]  # fmt: skip
+    assert list(differences(before, before)) == []
+
+
+def test_heads_are_split_unless_attention_is_data_parallel() -> None:
+    assert Launch.parse("sglang", "--tp 8 --dp 8").dp_attention == 1
+    assert Launch.parse("sglang", "--tp 8 --dp 8 --enable-dp-attention").dp_attention == 8
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--tp 'eight", "cannot be read"),
+        ("--tp eight", "no whole number"),
+        ("--kv-cache-dtype int4", "is not priced"),
+        ("--mem-fraction-static 1.5", "not between 0 and 1"),
+    ],
+)
+def test_a_flag_that_cannot_be_is_refused_with_a_sentence(flags: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        launch = Launch.parse("sglang", flags)
+        _ = launch.number("tp"), launch.kv_dtype, launch.fraction
