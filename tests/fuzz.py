@@ -53,8 +53,9 @@ from nsa_tune.fleet.service.jobs.queue import Jobs
 from nsa_tune.fleet.service.jobs.targets import Target
 from nsa_tune.fleet.service.jobs.weights import BatchWeights
 from nsa_tune.fleet.service.state import State
-from nsa_tune.fleet.service.tables.copies import TextTables
-from nsa_tune.fleet.service.tables.uploads import checked, merge, received
+from nsa_tune.fleet.service.tables.bodies import of_keys
+from nsa_tune.fleet.service.tables.index import Index
+from nsa_tune.fleet.service.tables.uploads import checked, merge
 from nsa_tune.remote.address import Address
 from nsa_tune.remote.fetching import fetched
 from nsa_tune.reports.analysis.report import build
@@ -401,11 +402,15 @@ def _upload(random: Random, folder: Path) -> bool:
         text = _sealed(f"{head}\npoint\t{_changed_cells(rows, random)}", random)
     path = folder / "a.db"
     path.write_bytes(_good_database())
-    with received(text.encode("utf-8", "replace"), "x") as upload, Store.open(path) as store:
+    upload = folder / "x.tsv"
+    upload.write_bytes(text.encode("utf-8", "replace"))
+    with Store.open(path) as store:
         merge(store, upload, checked(upload))
     try:
         found = read_database(path)
-        TextTables(path).all()
+        with closing(Index(path)) as index:
+            of_keys(path, index.held().entries, folder / "copy.db")
+        read_database(folder / "copy.db")
     except NsaTuneError as error:
         raise Finding(f"an upload has spoiled the database: {error}") from error
     if len(found) < len(_good()):
@@ -442,7 +447,8 @@ def _service(random: Random, folder: Path) -> bool:
         lines = _good_log().replace('"m"', '"deepseek-v3.2"').split("\n")
         lines[0] = json.dumps(_changed_json(json.loads(lines[0]), random))
         weights = BatchWeights(state)
-        weights.add("\n".join(lines).encode())
+        (folder / "log").write_text("\n".join(lines))
+        weights.add(folder / "log", "x")
         weights.log_for(Target("g", "deepseek-v3.2", 1, "l"))
     return True
 

@@ -1,4 +1,4 @@
-"""The commands `job list`, `add`, `ask`, `approve` and `cancel`: a service's queue."""
+"""The commands `job ...`: a service's queue, and how often batches ran."""
 
 from __future__ import annotations
 
@@ -11,14 +11,17 @@ from nsa_tune._cli.fleet.remote import UrlOption, client_of
 from nsa_tune._cli.shared.console import print_document, say
 from nsa_tune._cli.shared.option_groups import ModelOptions, grouped
 from nsa_tune._cli.shared.options import AsJson, KvDtype, KvFormat, heads_of, model_of, names_of
+from nsa_tune._errors import UsageError
 from nsa_tune.backend.dispatch.matching import Here
 from nsa_tune.backend.hardware import detect
+from nsa_tune.backend.types.counted import counted
 from nsa_tune.reports.formats.plain import plain
 
 _PATIENCE_S = 10.0
 
 job = typer.Typer(
-    help="Jobs of a service: list, add, ask for, approve, cancel.", no_args_is_help=True
+    help="Jobs of a service, and how often batches ran.",
+    no_args_is_help=True,
 )
 
 _Number = Annotated[int, typer.Argument(min=1, help="Number of the job, as `job list` shows it.")]
@@ -123,9 +126,46 @@ def job_approve(number: _Number, url: UrlOption = None) -> None:
 
 
 @job.command("cancel")
-def job_cancel(number: _Number, url: UrlOption = None) -> None:
+def job_cancel(
+    number: Annotated[
+        int | None, typer.Argument(min=1, help="Number of the job.", show_default=False)
+    ] = None,
+    by: Annotated[
+        str | None,
+        typer.Option("--by", help="End all that this token proposed and no worker has begun."),
+    ] = None,
+    url: UrlOption = None,
+) -> None:
     """End a job. Its worker stops after the current batch; what it measured is kept."""
-    _print(client_of(url, _PATIENCE_S).post(f"/v1/jobs/{number}/cancel", {}))
+    if (number is None) == (by is None):
+        raise UsageError("give the number of a job, or --by and the name of a token")
+    client = client_of(url, _PATIENCE_S)
+    if by is None:
+        _print(client.post(f"/v1/jobs/{number}/cancel", {}))
+    else:
+        _print_count(client.post("/v1/jobs/cancel", {"by": by}), "cancelled", "job")
+
+
+@job.command("forget")
+def job_forget(
+    by: Annotated[
+        str, typer.Option("--by", help="Of tables that logs of this token made known.")
+    ] = "",
+    gpu: Annotated[str, typer.Option("--gpu", help="Of this GPU.")] = "",
+    url: UrlOption = None,
+) -> None:
+    """Forget how often batches ran, which decision logs had told."""
+    if not (by or gpu):
+        raise UsageError("say whose: --by TOKEN, --gpu GPU, or both")
+    answer = client_of(url, _PATIENCE_S).post("/v1/weights/forget", {"by": by, "gpu": gpu})
+    _print_count(answer, "tables", "table")
+
+
+def _print_count(answer: dict[str, Any], name: str, noun: str) -> None:
+    from nsa_tune.remote.client import reading
+
+    with reading():
+        say(f"{counted(int(answer[name]), noun)}: done")
 
 
 def _print(answer: dict[str, Any]) -> None:

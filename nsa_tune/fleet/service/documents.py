@@ -10,6 +10,7 @@ from nsa_tune._errors import UsageError
 
 _LONGEST_TEXT = 400
 _MOST_ITEMS = 64
+_LONGEST_LIBRARIES = 2**12
 _MOST_NUMBER = 2**31
 
 
@@ -98,4 +99,7 @@ def libraries_in(
         raise UsageError(f"{name!r} must be an object: distribution to version") from None
     if len(pairs) > _MOST_ITEMS or not all(isinstance(one, str) for one in pairs):
         raise UsageError(f"{name!r} must have at most {_MOST_ITEMS} distributions")
-    return tuple(sorted((text_in({name: one}, name), text_in(pairs, one)) for one in pairs))
+    found = tuple(sorted((text_in({name: word}, name), text_in(pairs, word)) for word in pairs))
+    if sum(len(word) for pair in found for word in pair) > _LONGEST_LIBRARIES:
+        raise UsageError(f"{name!r} must have at most {_LONGEST_LIBRARIES} characters")
+    return found

@@ -1,18 +1,22 @@
-"""The service without HTTP: its two databases, what is made of them, and one writer."""
+"""The service without HTTP: its two databases, what is made of them, and threads that are bounded.
+
+Whoever waits for one kind of work holds up no other: tables are written by one thread, checked by
+two, copied by three, and the service's own database is used by eight.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
-from starlette.concurrency import run_in_threadpool
-
-from nsa_tune.backend.types.records import Key
+from nsa_tune._errors import StoreError
 from nsa_tune.db.store import Store
 from nsa_tune.fleet.service.auth.tokens import Tokens
 from nsa_tune.fleet.service.jobs.demand import Demand
@@ -20,11 +24,20 @@ from nsa_tune.fleet.service.jobs.queue import LEASE_S, Jobs
 from nsa_tune.fleet.service.jobs.weights import BatchWeights
 from nsa_tune.fleet.service.metrics import Holdings, Metrics
 from nsa_tune.fleet.service.state import State, state_path
-from nsa_tune.fleet.service.tables.copies import Copy, Current, TextTable, TextTables, copy_of
-from nsa_tune.fleet.service.tables.holdings import Held, held_in
-from nsa_tune.fleet.service.tables.uploads import Merged, checked, merge, received
+from nsa_tune.fleet.service.tables.bodies import Bodies, Body, Make, whole
+from nsa_tune.fleet.service.tables.index import Held, Index
+from nsa_tune.fleet.service.tables.uploads import Merged, checked, merge
 
 Result = TypeVar("Result")
+
+_MOST_BODIES, _MOST_BODIES_OF_TOKEN = 64, 16
+"""Large bodies that are received at once, each up to 16 MiB of a file."""
+_MOST_CHECKED = 16
+"""Of these, how many are checked or wait for it."""
+
+
+class Busy(StoreError):
+    """Too much of this kind is under way; the same may be asked in some seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +51,28 @@ class Settings:
     """How long a worker may be silent before its job goes to another."""
 
 
+class _Threads(NamedTuple):
+    writing: ThreadPoolExecutor
+    """One: SQLite takes one writer anyway."""
+    checking: ThreadPoolExecutor
+    """What holds a whole table in memory."""
+    copying: ThreadPoolExecutor
+    """Of the whole database, which may take half a minute."""
+    making: ThreadPoolExecutor
+    """Small bodies."""
+    state: ThreadPoolExecutor
+
+    @classmethod
+    def begun(cls, opened: ExitStack) -> _Threads:
+        pools = [
+            ThreadPoolExecutor(count, thread_name_prefix=name)
+            for name, count in zip(cls._fields, (1, 2, 1, 2, 8), strict=True)
+        ]
+        for pool in pools:
+            opened.callback(pool.shutdown, cancel_futures=True)
+        return cls(*pools)
+
+
 class Service:
     """Open databases. `close` it at the end."""
 
@@ -45,23 +80,22 @@ class Service:
         path = settings.database
         self.database = path
         with ExitStack() as opened:
-            # All writes of tables come from one thread: SQLite takes one writer anyway.
-            self._writer = ThreadPoolExecutor(1, thread_name_prefix="writer")
-            opened.callback(self._writer.shutdown)
-            self._store = self._writer.submit(Store.open, path).result()
-            opened.callback(lambda: self._writer.submit(self._store.close).result())
-            state = opened.enter_context(State.open(state_path(path)))
-            # A connection of its own: whoever is let in does not wait for a job to be written.
+            self._threads = _Threads.begun(opened)
+            writer = self._threads.writing
+            self._store = writer.submit(Store.open, path).result()
+            opened.callback(lambda: writer.submit(self._store.close).result())
+            state = self._state = opened.enter_context(State.open(state_path(path)))
+            # A connection of its own: whoever is let in does not wait for a job to be read.
             self.tokens = Tokens(opened.enter_context(State.open(state_path(path))))
             self.jobs = Jobs(state, lease_s=settings.lease_s, approve=settings.auto_approve)
             self.jobs.resume()
             self.demand = Demand(state, self.jobs)
             self.weights = BatchWeights(state)
-            self.copy: Current[Copy] = Current(path, lambda: copy_of(path))
-            self.texts: Current[list[TextTable]] = Current(path, TextTables(path).all)
-            self.held: Current[Held] = Current(path, lambda: held_in(path))
-            for current in (self.copy, self.texts, self.held):
-                opened.callback(current.close)
+            self._index = Index(path)
+            opened.callback(self._index.close)
+            self._bodies = Bodies()
+            self._receiving: Counter[str] = Counter()
+            self._checking = 0
             self.metrics = Metrics(self._holdings)
             self._opened = opened.pop_all()
 
@@ -69,30 +103,89 @@ class Service:
         """Finish what is being written, and close the databases."""
         self._opened.close()
 
-    async def keys(self) -> tuple[Key, ...]:
-        """Of all tables in which something succeeded."""
-        return (await self.held.get()).keys
+    async def held(self) -> Held:
+        """What tables there are."""
+        return await self.in_state(self._index.held)
 
-    async def upload(self, body: bytes, sender: str) -> Merged:
-        """Add the text table `body`; what it returned is on the disk.
+    async def in_state(self, act: Callable[..., Result], *arguments: object) -> Result:
+        """What `act` returns, which uses the service's own database."""
+        return await _run(self._threads.state, lambda: act(*arguments))
+
+    async def check(self, act: Callable[[], Result]) -> Result:
+        """What `act` returns, which holds a table or a log in memory.
+
+        Raises:
+            Busy: when many wait for that already.
+        """
+        if self._checking >= _MOST_CHECKED:
+            raise Busy(f"{self._checking} uploads are being checked; send it again")
+        self._checking += 1
+        try:
+            return await _run(self._threads.checking, act)
+        finally:
+            self._checking -= 1
+
+    async def copy(self) -> Body:
+        """The whole database as one file."""
+        version, pool = (await self.held()).version, self._threads.copying
+        make = partial(whole, self.database)
+        return await self._bodies.get("whole", str(version), make, partial(_run, pool))
+
+    async def body(self, name: str, version: str, make: Make) -> Body:
+        """The small body `name`, which `make` makes if there is none of this version."""
+        return await self._bodies.get(name, version, make, partial(_run, self._threads.making))
+
+    async def large_body(self, name: str, version: str, make: Make) -> Body:
+        """The same where `make` holds a whole table in memory."""
+        return await self._bodies.get(name, version, make, self.check)
+
+    async def state_body(self, name: str, make: Callable[[], str], tables: int = 0) -> Body:
+        """The body `name`, a text that `make` makes of the service's own database, and of the
+        version `tables` of the other."""
+        version = await self.in_state(lambda: self._state.version)
+        return await self.body(
+            name,
+            f"{version} {tables}",
+            lambda path: path.write_text(make(), "utf-8", "backslashreplace"),
+        )
+
+    @contextmanager
+    def receiving(self, sender: str) -> Iterator[None]:
+        """Around receiving a large body that the token `sender` sends.
+
+        Raises:
+            Busy: when too many are under way.
+        """
+        count = self._receiving[sender]
+        if count >= _MOST_BODIES_OF_TOKEN or self._receiving.total() >= _MOST_BODIES:
+            raise Busy(f"{count} uploads of token {sender} are under way; send it again")
+        self._receiving[sender] += 1
+        try:
+            yield
+        finally:
+            self._receiving[sender] -= 1
+            self._receiving += Counter()  # without those that are 0
+
+    async def upload(self, path: Path) -> Merged:
+        """Add the text table `path`; what it returned is on the disk.
 
         Raises:
             UsageError: when it is no table that can be used.
-            StoreError: when it cannot be stored.
+            StoreError: when it cannot be stored: nothing of it is, then.
         """
-        with received(body, sender) as path:
-            table = await run_in_threadpool(checked, path)
-            merged = await self._write(lambda: merge(self._store, path, table))
+        table = await self.check(lambda: checked(path))
+        merged = await _run(self._threads.writing, lambda: merge(self._store, path, table))
         self.metrics.rows.labels("added").inc(merged.added)
         self.metrics.rows.labels("known").inc(merged.known)
         return merged
 
-    async def _write(self, act: Callable[[], Result]) -> Result:
-        return await asyncio.get_running_loop().run_in_executor(self._writer, act)
-
     def _holdings(self) -> Holdings:
-        held = held_in(self.database)
+        held = self._index.held()
         return Holdings(
-            self.jobs.counts(), len(held.keys), held.measurements, len(self.demand.doubtful()),
-            len(self.jobs.workers()), self.database.stat().st_size,
+            self.jobs.counts(), len(held.entries), held.measurements, len(self.demand.doubtful()),
+            self.jobs.worker_count(), self.database.stat().st_size,
         )  # fmt: skip
+
+
+async def _run(pool: ThreadPoolExecutor, act: Callable[[], Result]) -> Result:
+    return await asyncio.get_running_loop().run_in_executor(pool, act)

@@ -17,6 +17,7 @@ BACKLOG = 100
 _MOST = 2048
 _KEPT_FREE = 256
 """Descriptors for everything else: databases, the log, the event loop."""
+_BUFFERED = 2**14
 _REQUEST_S, _RESPONSE_S = 10.0, 60.0
 """Seconds until a whole request is here, from connecting on, and until its answer is taken."""
 
@@ -39,6 +40,8 @@ class Limited(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the time limit of a request; close the longest silent one of too many."""
         super().connection_made(transport)
+        # Of an answer that is sent in blocks, so much is in memory while a client reads slowly.
+        transport.set_write_buffer_limits(high=_BUFFERED)
         self._deadline: asyncio.TimerHandle | None = None
         # A dict is in order: those that have waited longest come first.
         self._waiting: dict[Limited, None] = self.server_state.__dict__.setdefault(
@@ -61,7 +64,15 @@ class Limited(H11Protocol):
         if self.cycle is not before:
             self._done_waiting()
             if not self.cycle.response_complete:
-                self._deadline = self.loop.call_later(_RESPONSE_S, self.hang_up)
+                self.scope["extensions"] = {"nsa_tune.renew": {"renew": self.renew}}
+                self.renew()
+
+    def renew(self) -> None:
+        """Start the time limit of the answer, or of the next piece of a long one."""
+        if self._deadline is not None:
+            self._deadline.cancel()
+        if not self.transport.is_closing():
+            self._deadline = self.loop.call_later(_RESPONSE_S, self.hang_up)
 
     def on_response_complete(self) -> None:
         """Wait for the next request."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.routing import Route
 
@@ -18,21 +19,27 @@ from nsa_tune.fleet.service.auth.tokens import Role
 from nsa_tune.fleet.service.http.health_endpoints import HealthEndpoints
 from nsa_tune.fleet.service.http.host_endpoints import HostEndpoints
 from nsa_tune.fleet.service.http.job_endpoints import JobEndpoints
+from nsa_tune.fleet.service.http.pages import Pages
 from nsa_tune.fleet.service.http.table_endpoints import TableEndpoints
-from nsa_tune.fleet.service.jobs.page import LINK
 from nsa_tune.fleet.service.jobs.queue import JobLost, TooManyJobs
-from nsa_tune.fleet.service.service import Service
-from nsa_tune.reports.dashboard import application as dashboard
+from nsa_tune.fleet.service.service import Busy, Service
 
 if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.types import ASGIApp
 
-_log = logging.getLogger(__name__)
+REFUSALS = __name__
+"""The log of answers that are no fault of a client."""
+_log = logging.getLogger(REFUSALS)
 
 _STATUSES: tuple[tuple[type[NsaTuneError], int], ...] = (
-    (JobLost, 409), (TooManyJobs, 429), (UsageError, 400), (NoTunedData, 404), (StoreError, 503),
-)  # fmt: skip
+    (JobLost, 409),
+    (TooManyJobs, 429),
+    (UsageError, 400),
+    (NoTunedData, 404),
+    (StoreError, 503),
+)
+_RETRY_AFTER_S = {Busy: 5, TooManyJobs: 3600}  # fmt: skip
 _SENTENCES = {404: "there is nothing at this address", 405: "this address takes another method"}
 
 
@@ -40,7 +47,7 @@ def application(service: Service) -> ASGIApp:
     """The whole service. Every address but /healthz needs a token."""
     gate = Gate(service.tokens)
     tables, hosts = TableEndpoints(service), HostEndpoints(service)
-    jobs, itself = JobEndpoints(service), HealthEndpoints(service)
+    jobs, itself, pages = JobEndpoints(service), HealthEndpoints(service), Pages(service)
     answers = _Answers(service)
 
     def route(path: str, method: str, endpoint: Endpoint, role: Role) -> Route:
@@ -51,14 +58,16 @@ def application(service: Service) -> ASGIApp:
         route("/v1/database", "GET", tables.database, Role.READ),
         route("/v1/tables", "GET", tables.tables, Role.READ),
         route("/v1/tables", "POST", tables.upload, Role.SUBMIT),
-        route("/v1/tables/{content}", "GET", tables.table, Role.READ),
+        route("/v1/tables/{version}", "GET", tables.table, Role.READ),
         route("/v1/weights", "GET", hosts.weights, Role.READ),
+        route("/v1/weights/forget", "POST", hosts.forget, Role.ADMIN),
         route("/v1/decisions", "POST", hosts.decisions, Role.SUBMIT),
         route("/v1/findings", "POST", hosts.findings, Role.SUBMIT),
         route("/v1/wanted", "POST", hosts.wanted, Role.READ),
         route("/v1/workers", "GET", jobs.workers, Role.READ),
         route("/v1/jobs", "GET", jobs.jobs, Role.READ),
         route("/v1/jobs", "POST", jobs.create, Role.ADMIN),
+        route("/v1/jobs/cancel", "POST", jobs.cancel_proposals, Role.ADMIN),
         route("/v1/jobs/claim", "POST", jobs.claim, Role.SUBMIT),
         route(f"{job}/approve", "POST", jobs.approve, Role.ADMIN),
         route(f"{job}/cancel", "POST", jobs.cancel, Role.ADMIN),
@@ -68,11 +77,10 @@ def application(service: Service) -> ASGIApp:
         route(f"{job}/release", "POST", jobs.release, Role.SUBMIT),
         route("/metrics", "GET", itself.metrics, Role.READ),
         answers.route("/healthz", "GET", itself.health),
-        answers.route("/queue", "GET", gate.guarded_page(jobs.queue)),
-        *(
-            answers.route(page.path, "GET", gate.guarded_page(page.endpoint))
-            for page in dashboard.routes([service.database], extra=LINK)
-        ),
+        answers.route("/", "GET", gate.guarded_page(pages.overview)),
+        answers.route("/queue", "GET", gate.guarded_page(pages.queue)),
+        answers.route("/report/{digest}", "GET", gate.guarded_page(pages.report)),
+        answers.route("/assets/{name}", "GET", gate.guarded_page(pages.asset)),
     ]
     return sealed(Starlette(routes=routes, exception_handlers={HTTPException: _unrouted}))
 
@@ -95,6 +103,10 @@ class _Answers:
                 response = await endpoint(request)
             except (HTTPException, NsaTuneError) as error:
                 response = self._refusal(error)
+            except ClientDisconnect:
+                response = _error(400, "the body has no end")
+            except OSError as error:
+                response = self._refusal(StoreError(f"a file cannot be written: {error.strerror}"))
             self._metrics.seconds.labels(path).observe(perf_counter() - begin)
             self._metrics.requests.labels(request.method, path, response.status_code).inc()
             return response
@@ -105,10 +117,12 @@ class _Answers:
         if isinstance(error, HTTPException):
             return _error(error.status_code, error.detail, error.headers)
         status = next((code for kind, code in _STATUSES if isinstance(error, kind)), 500)
-        if status >= 500:
+        if status >= 500 and not isinstance(error, Busy):
             _log.warning("%s", error)
         # Where files lie does not concern a visitor.
-        return _error(status, str(error).replace(self._folder, ""))
+        after = _RETRY_AFTER_S.get(type(error))
+        headers = None if after is None else {"retry-after": str(after)}
+        return _error(status, str(error).replace(self._folder, ""), headers)
 
 
 async def _unrouted(request: Request, error: Exception) -> Response:

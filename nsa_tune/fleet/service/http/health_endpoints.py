@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from prometheus_client import CONTENT_TYPE_LATEST
-from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from nsa_tune.fleet.service.http.messages import answer
@@ -24,7 +23,7 @@ class HealthEndpoints:
     async def metrics(self, request: Request) -> Response:
         """For Prometheus."""
         del request
-        text = await run_in_threadpool(self._service.metrics.text)
+        text = await self._service.in_state(self._service.metrics.text)
         return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})
 
     async def health(self, request: Request) -> Response:

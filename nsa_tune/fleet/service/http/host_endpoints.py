@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from starlette.concurrency import run_in_threadpool
-
-from nsa_tune.fleet.service.http.messages import answer, body_of, document_in, tagged
+from nsa_tune.fleet.service.documents import text_in
+from nsa_tune.fleet.service.http.messages import (
+    answer,
+    body_file,
+    document_in,
+    streamed,
+    tagged,
+    target_in,
+)
 from nsa_tune.fleet.service.jobs.targets import Target
 from nsa_tune.fleet.service.service import Service
-from nsa_tune.fleet.service.tables.copies import Copy
 from nsa_tune.fleet.service.tables.uploads import MOST_BYTES
 
 if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
-_COUNT = re.compile("[0-9]{1,9}")
+_TYPE = "application/x-ndjson"
 
 
 class HostEndpoints:
@@ -28,33 +32,44 @@ class HostEndpoints:
 
     async def decisions(self, request: Request) -> Response:
         """Count a decision log."""
-        body = await body_of(request, MOST_BYTES)
-        counted = await run_in_threadpool(self._service.weights.add, body)
+        weights, sender = self._service.weights, request.state.sender
+        async with body_file(request, self._service, MOST_BYTES) as path:
+            counted = await self._service.check(lambda: weights.add(path, sender))
         return answer(counted._asdict())
 
     async def weights(self, request: Request) -> Response:
         """How often each batch of a table ran, as a decision log."""
-        query: dict[str, Any] = dict(request.query_params)
-        if _COUNT.fullmatch(query.get("heads", "")):
-            query["heads"] = int(query["heads"])
-        log = await run_in_threadpool(self._service.weights.log_for, Target.of(query))
-        return tagged(request, Copy.of(log), "application/x-ndjson")
+        target, weights = target_in(request), self._service.weights
+        version = await self._service.in_state(weights.version, target)
+        if not version:
+            return tagged(request, b"", _TYPE)
+        body = await self._service.body(
+            f"weights of {target.name}", version,
+            lambda path: path.write_bytes(weights.log_for(target)),
+        )  # fmt: skip
+        return streamed(request, body, _TYPE)
+
+    async def forget(self, request: Request) -> Response:
+        """Forget how often batches ran, of a GPU or of tables that a token made known."""
+        document = await document_in(request)
+        by, gpu = text_in(document, "by", ""), text_in(document, "gpu", "")
+        return answer(
+            {"tables": await self._service.in_state(self._service.weights.forget, by, gpu)}
+        )
 
     async def findings(self, request: Request) -> Response:
         """Doubt a table."""
         document = await document_in(request)
-        keys = await self._service.keys()
-        job = await run_in_threadpool(
-            self._service.demand.found, document, keys, request.state.sender
-        )
+        keys = (await self._service.held()).keys
+        found = self._service.demand.found
+        job = await self._service.in_state(found, document, keys, request.state.sender)
         return answer({"job": job.as_document()})
 
     async def wanted(self, request: Request) -> Response:
         """Ask for a table."""
         document = await document_in(request)
         target = Target.of(document["key"] if isinstance(document.get("key"), dict) else document)
-        keys = await self._service.keys()
-        digest, job = await run_in_threadpool(
-            self._service.demand.wanted, target, keys, request.state.sender
-        )
+        keys = (await self._service.held()).keys
+        wanted = self._service.demand.wanted
+        digest, job = await self._service.in_state(wanted, target, keys, request.state.sender)
         return answer({"table": digest or None, "job": None if job is None else job.as_document()})

@@ -1,24 +1,34 @@
-"""What addresses have in common: bodies of requests, and answers as JSON or with a hash."""
+"""What addresses have in common: bodies of requests, and answers as JSON or in blocks of a file."""
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
-from collections.abc import Mapping
+import re
+import tempfile
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from starlette.exceptions import HTTPException
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 
 from nsa_tune._errors import UsageError
 from nsa_tune.fleet.service.documents import parsed
-from nsa_tune.fleet.service.tables.copies import Copy
+from nsa_tune.fleet.service.jobs.targets import Target
+from nsa_tune.fleet.service.service import Service
+from nsa_tune.fleet.service.tables.bodies import BLOCK, Body
 
 if TYPE_CHECKING:
     from starlette.requests import Request
 
-_MOST_DOCUMENT = 2**18
-"""Bytes of a JSON body."""
+_COUNT = re.compile("[0-9]{1,9}")
+_RENEWED = 2**21
+"""Bytes that a client has to take within the time limit of an answer."""
+_MAX_DOCUMENT = 2**15
+"""Bytes of a JSON body, which is held in memory."""
 
 
 async def document_in(request: Request) -> dict[str, Any]:
@@ -28,51 +38,121 @@ async def document_in(request: Request) -> dict[str, Any]:
         HTTPException: when the body is too long.
         UsageError: when it is no JSON object.
     """
-    return parsed(await body_of(request, _MOST_DOCUMENT))
+    body = bytearray()
+    async for part in _parts(request, _MAX_DOCUMENT):
+        body += part
+    return parsed(bytes(body))
 
 
-async def body_of(request: Request, most: int) -> bytes:
-    """The body; refused as soon as it is known to be longer than `most` bytes.
+@asynccontextmanager
+async def body_file(request: Request, service: Service, most: int) -> AsyncIterator[Path]:
+    """The body as a file, whose name is that of the sender's token.
 
     Raises:
-        HTTPException: when it is longer.
+        Busy: when too many are received.
+        HTTPException: when the body is longer than `most` bytes.
         UsageError: when it is not what the hash in its header says.
+        OSError: when it cannot be written.
     """
+    sender = request.state.sender
+    with (
+        service.receiving(sender),
+        tempfile.TemporaryDirectory(prefix="nsa-tune-upload-") as folder,
+    ):
+        path = Path(folder, f"{sender}.tsv")
+        with path.open("wb") as file:
+            async for part in _parts(request, most):
+                file.write(part)
+        yield path
+
+
+async def _parts(request: Request, most: int) -> AsyncIterator[bytes]:
+    """The body's parts; refused as soon as it is known to be longer than `most` bytes."""
     announced = request.headers.get("content-length", "0")
-    found = bytearray()
-    if not announced.isdecimal() or int(announced) <= most:
+    length = int(announced) if announced.isdecimal() and len(announced) < 16 else most + 1
+    digest = hashlib.sha256()
+    total = 0
+    if length <= most:
         async for part in request.stream():
-            found += part
-            if len(found) > most:
+            total += len(part)
+            if total > most:
                 break
+            digest.update(part)
+            yield part
         else:
-            _check_hash(request, found)
-            return bytes(found)
+            promised = request.headers.get("x-content-sha256", "").lower()
+            if promised and promised != digest.hexdigest():
+                raise UsageError("the body is not what its X-Content-SHA256 says: send it again")
+            return
     raise HTTPException(413, f"the body has more than {most} bytes")
-
-
-def _check_hash(request: Request, body: bytes | bytearray) -> None:
-    promised = request.headers.get("x-content-sha256", "").lower()
-    if promised and promised != hashlib.sha256(body).hexdigest():
-        raise UsageError("the body is not what its X-Content-SHA256 says: send it again")
 
 
 def answer(document: Mapping[str, Any], status: int = 200) -> Response:
     """A JSON object as an answer that is not kept."""
-    text = json.dumps(document, ensure_ascii=False)
-    return Response(text, status, {"cache-control": "no-store"}, "application/json")
+    headers = {"cache-control": "no-store"}
+    return Response(document_text(document), status, headers, "application/json")
 
 
-def document_copy(document: Mapping[str, Any]) -> Copy:
-    """A JSON object with its hash, for `tagged`."""
-    return Copy.of(json.dumps(document, ensure_ascii=False).encode())
+def document_text(document: Mapping[str, Any]) -> str:
+    """A JSON object as it is sent."""
+    return json.dumps(document, ensure_ascii=False)
 
 
-def tagged(request: Request, copy: Copy, media_type: str) -> Response:
-    """`copy` with its hash, or 304 for whoever has it already."""
-    tag = f'"sha256-{copy.sha256}"'
-    headers = {"etag": tag, "x-content-sha256": copy.sha256, "cache-control": "private, no-cache"}
-    known = request.headers.get("if-none-match", "").split(",")
-    if {tag, "*"} & {one.strip().removeprefix("W/") for one in known}:
+def tagged(request: Request, content: bytes, media_type: str) -> Response:
+    """`content` with its hash, or 304 for whoever has it already."""
+    headers = _headers(hashlib.sha256(content).hexdigest())
+    if _has(request, headers["etag"]):
         return Response(status_code=304, headers=headers)
-    return Response(copy.body, headers=headers, media_type=media_type)
+    return Response(content, headers=headers, media_type=media_type)
+
+
+def streamed(request: Request, body: Body, media_type: str) -> Response:
+    """`body` with its hash in blocks, each when the one before is on its way, compressed if the
+    client takes that; or 304 for whoever has it already."""
+    headers = _headers(body.sha256) | {"vary": "accept-encoding"}
+    if _has(request, headers["etag"]):
+        return Response(status_code=304, headers=headers)
+    file = body.plain
+    if body.packed is not None and "gzip" in request.headers.get("accept-encoding", ""):
+        file = body.packed
+        headers["content-encoding"] = "gzip"
+    headers["content-length"] = str(file.size)
+
+    # Of `Limited`: whoever takes the body, however slowly, may go on.
+    extensions = request.scope.get("extensions") or {}
+    renew = extensions.get("nsa_tune.renew", {}).get("renew", lambda: None)
+
+    async def blocks() -> AsyncIterator[bytes]:
+        for begin in range(0, file.size, BLOCK):
+            yield file.block(begin)
+            # Also where nothing is sent, because the client has gone.
+            await asyncio.sleep(0)
+            if begin % _RENEWED == 0:
+                renew()
+
+    return StreamingResponse(blocks(), headers=headers, media_type=media_type)
+
+
+def _headers(sha256: str) -> dict[str, str]:
+    return {
+        "etag": f'"sha256-{sha256}"',
+        "x-content-sha256": sha256,
+        "cache-control": "private, no-cache",
+    }
+
+
+def _has(request: Request, tag: str) -> bool:
+    tags = request.headers.get("if-none-match", "").split(",")
+    return bool({tag, "*"} & {text.strip().removeprefix("W/") for text in tags})
+
+
+def target_in(request: Request) -> Target:
+    """The table that the query of an address names.
+
+    Raises:
+        UsageError: when it names none.
+    """
+    query: dict[str, Any] = dict(request.query_params)
+    if _COUNT.fullmatch(query.get("heads", "")):
+        query["heads"] = int(query["heads"])
+    return Target.of(query)

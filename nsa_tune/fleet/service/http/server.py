@@ -9,7 +9,7 @@ from contextlib import closing
 import uvicorn
 
 from nsa_tune._errors import NsaTuneError
-from nsa_tune.fleet.service.http.application import application
+from nsa_tune.fleet.service.http.application import REFUSALS, application
 from nsa_tune.fleet.service.service import Service, Settings
 from nsa_tune.reports.dashboard.connections import BACKLOG, limited_to, most_connections
 from nsa_tune.reports.dashboard.sparing_log import sparing
@@ -40,7 +40,7 @@ def serve(settings: Settings, *, host: str, port: int, ready: Callable[[str], No
             raise NsaTuneError(
                 f"cannot listen on {host}:{port} ({error.strerror}); give another --host or --port"
             ) from error
-        with listener, sparing("asyncio", "uvicorn.error"):
+        with listener, sparing("asyncio", "uvicorn.error", REFUSALS):
             shown = f"[{name}]" if ":" in name else name
             ready(f"http://{shown}:{listener.getsockname()[1]}/")
             uvicorn.Server(config_of(service)).run(sockets=[listener])

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
-from nsa_tune.fleet.service.http.messages import answer, body_of, document_copy, tagged
+from nsa_tune.fleet.service.http.messages import answer, body_file, streamed, tagged, target_in
 from nsa_tune.fleet.service.service import Service
+from nsa_tune.fleet.service.tables.bodies import of_keys, text_of
+from nsa_tune.fleet.service.tables.index import Entry
 from nsa_tune.fleet.service.tables.uploads import MOST_BYTES
 
 if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
+
+_DATABASE = "application/vnd.sqlite3"
 
 
 class TableEndpoints:
@@ -23,39 +31,66 @@ class TableEndpoints:
         self._service = service
 
     async def database(self, request: Request) -> Response:
-        """The whole database as one file."""
-        copy = await self._service.copy.get()
-        return tagged(request, copy, "application/vnd.sqlite3")
+        """The whole database as one file, or one with the tables that the query names."""
+        if not request.url.query:
+            return streamed(request, await self._service.copy(), _DATABASE)
+        target = target_in(request)
+        entries = (await self._service.held()).of(target.name)
+        # A body of its own only for tables that are there.
+        name = f"tables of {target.name}" if entries else "no table"
+        make = partial(of_keys, self._service.database, entries)
+        body = await self._service.body(name, _version_of(entries), make)
+        return streamed(request, body, _DATABASE)
 
     async def tables(self, request: Request) -> Response:
-        """What tables there are, each with the hash of its text."""
-        doubtful = await run_in_threadpool(self._service.demand.doubtful)
-        listed = [
-            {
-                "digest": one.key.digest,
-                **one.key.as_document(),
-                "rows": one.rows,
-                "measured_at": one.measured_at,
-                "content": one.text.sha256,
-                "url": f"/v1/tables/{one.text.sha256}",
-                "doubtful": doubtful.get(one.key.digest, []),
-            }
-            for one in await self._service.texts.get()
-        ]
-        return tagged(request, document_copy({"tables": listed}), "application/json")
+        """What tables there are, each with the address of its text; the query may name some."""
+        held = await self._service.held()
+        doubtful = await self._service.in_state(self._service.demand.doubtful)
+        if request.url.query:
+            document = _listed(held.of(target_in(request).name), doubtful)
+            return tagged(request, document.encode(), "application/json")
+
+        def make(path: Path) -> None:
+            path.write_text(_listed(held.entries, doubtful), "utf-8", "backslashreplace")
+
+        version = f"{held.version} {json.dumps(doubtful)}"
+        body = await self._service.body("list", version, make)
+        return streamed(request, body, "application/json")
 
     async def table(self, request: Request) -> Response:
         """The text of one table."""
-        content = request.path_params["content"]
-        for one in await self._service.texts.get():
-            if one.text.sha256 == content:
-                return tagged(request, one.text, "text/tab-separated-values")
+        version = request.path_params["version"]
+        for entry in (await self._service.held()).entries:
+            if entry.version == version:
+                make = partial(text_of, self._service.database, entry)
+                name = f"text of {entry.key.digest}"
+                body = await self._service.large_body(name, version, make)
+                return streamed(request, body, "text/tab-separated-values")
         raise HTTPException(
             404, "there is no table with this content; it may have changed: see /v1/tables"
         )
 
     async def upload(self, request: Request) -> Response:
         """Merge a text table."""
-        body = await body_of(request, MOST_BYTES)
-        merged = await self._service.upload(body, request.state.sender)
+        async with body_file(request, self._service, MOST_BYTES) as path:
+            merged = await self._service.upload(path)
         return answer(merged._asdict())
+
+
+def _version_of(entries: Sequence[Entry]) -> str:
+    return hashlib.sha256("".join(entry.version for entry in entries).encode()).hexdigest()
+
+
+def _listed(entries: Sequence[Entry], doubtful: Mapping[str, Sequence[str]]) -> str:
+    tables: list[dict[str, Any]] = [
+        {
+            "digest": entry.key.digest,
+            **entry.key.as_document(),
+            "rows": entry.measurements,
+            "measured_at": entry.measured_at,
+            "url": f"/v1/tables/{entry.version}",
+            "doubtful": doubtful.get(entry.key.digest, []),
+        }
+        for entry in entries
+    ]
+    return json.dumps({"tables": tables}, ensure_ascii=False)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -15,13 +16,13 @@ from nsa_tune.backend.types.profiles import profile_of
 from nsa_tune.backend.types.records import Key
 from nsa_tune.fleet.service.documents import libraries_in, text_in
 from nsa_tune.fleet.service.jobs.job import Job, Worker
-from nsa_tune.fleet.service.jobs.queue import Jobs
+from nsa_tune.fleet.service.jobs.queue import Jobs, TooManyJobs
 from nsa_tune.fleet.service.jobs.targets import Target
 from nsa_tune.fleet.service.state import State
 
-_LONGEST_FINDING = 2**16
+_LONGEST_FINDING = 2**14
 """Bytes of one, as JSON."""
-_MOST_FINDINGS = 10_000
+_MOST_FINDINGS, _MOST_FINDINGS_BY_TOKEN = 10_000, 1000
 """That are not settled."""
 
 
@@ -46,12 +47,12 @@ class Demand:
             target = Target(*target.name)
         return "", self._jobs.propose(target, f"{reason}, and {by} asked for it", by=by)
 
-    def arrived(self, worker: Worker, keys: Sequence[Key]) -> list[Job]:
+    def arrived(self, worker: Worker, keys: Sequence[Key], by: str) -> list[Job]:
         """Proposals for what is known of this worker's GPU, but not with its driver and libraries.
 
-        Nothing for a worker that was here before, and looked the same.
+        `by` is the worker's token. Nothing for a worker that was here before, and looked the same.
         """
-        if any(known == worker for known, _ in self._jobs.workers()):
+        if self._jobs.worker(worker.name) == worker:
             return []
         names = {Target.of_key(key).name for key in keys if key.gpu == worker.gpu}
         found = []
@@ -60,7 +61,9 @@ class Demand:
             reason = target.lacking(keys)
             if reason:
                 reason = f"{reason}, and {worker.name} has them"
-                found.append(self._jobs.propose(target, reason, by=worker.name))
+                # A token that has proposed too much may still take jobs.
+                with suppress(TooManyJobs):
+                    found.append(self._jobs.propose(target, reason, by=by))
         return found
 
     def found(self, document: Mapping[str, Any], keys: Sequence[Key], by: str) -> Job:
@@ -86,15 +89,17 @@ class Demand:
         if len(text) > _LONGEST_FINDING:
             raise UsageError(f"a finding has at most {_LONGEST_FINDING} bytes")
         with self._state.writing() as connection:
-            (count,) = connection.execute(
-                "SELECT count(*) FROM findings WHERE settled IS NULL"
+            count, own = connection.execute(
+                "SELECT count(*), count(CASE WHEN found_by = ? THEN 1 END) FROM findings "
+                "WHERE settled IS NULL",
+                [by],
             ).fetchone()
             # The same one again says nothing new, and neither does one of too many.
             known = connection.execute(
                 "SELECT 1 FROM findings WHERE digest = ? AND document = ? AND settled IS NULL",
                 [key.digest, text],
             ).fetchone()
-            if not known and count < _MOST_FINDINGS:
+            if not known and count < _MOST_FINDINGS and own < _MOST_FINDINGS_BY_TOKEN:
                 connection.execute(
                     "INSERT INTO findings (digest, point, document, found_by, found) "
                     "VALUES (?, ?, ?, ?, ?)",

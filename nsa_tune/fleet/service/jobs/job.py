@@ -5,9 +5,13 @@ from __future__ import annotations
 import json
 import sqlite3
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from nsa_tune.fleet.service.jobs.targets import Target, kv_dtype_of
+
+_LAST_S = 2**36
+STATES = ("proposed", "queued", "running", "done", "failed", "cancelled")
 
 
 class Worker(NamedTuple):
@@ -47,6 +51,13 @@ class Job:
     """Measurements that its worker made."""
     message: str
     """What its worker said at the end."""
+    started: float | None
+    """When its worker took it, in seconds since 1970, as `heard`."""
+    heard: float | None
+    """When its worker last said that it is at it."""
+    batches_done: int
+    batches: int
+    """Of the sweep that its worker is at; 0 before it has said so."""
 
     @classmethod
     def of(cls, row: sqlite3.Row) -> Job:
@@ -60,7 +71,7 @@ class Job:
             row["id"], row["state"], row["reason"], target, tuple(json.loads(row["points"])),
             bool(row["fresh"]), row["budget_s"], row["digest"], row["created_at"],
             row["created_by"], row["asked"], row["worker"], row["attempts"], row["rows"],
-            row["message"],
+            row["message"], row["started"], row["beat"], row["batches_done"], row["batches"],
         )  # fmt: skip
 
     def as_document(self) -> dict[str, Any]:
@@ -74,5 +85,16 @@ class Job:
             "points": list(self.points), "fresh": self.fresh, "budget_s": self.budget_s,
             "created_at": self.created_at, "created_by": self.created_by, "asked": self.asked,
             "worker": self.worker, "attempts": self.attempts, "rows": self.rows,
-            "message": self.message,
+            "message": self.message, "started_at": _iso(self.started),
+            "heard_at": _iso(self.heard), "batches_done": self.batches_done,
+            "batches": self.batches,
         }  # fmt: skip
+
+
+def _iso(seconds: float | None) -> str | None:
+    return None if seconds is None else at(seconds).isoformat(timespec="seconds")
+
+
+def at(seconds: float) -> datetime:
+    """A time of the service's own database, UTC. A clock that was wrong may have written any."""
+    return datetime.fromtimestamp(min(max(seconds, 0.0), _LAST_S), UTC)

@@ -5,6 +5,10 @@
 
 A worker that takes a job says every few seconds that it still works ("beats"). One that is silent
 for a lease loses its job to the next worker that asks, unless it comes back before that.
+
+What a token may propose is limited, and what nobody asks for any longer is forgotten: proposals
+after two weeks, workers after one, ended jobs when ten thousand newer ones are there. A time that
+is to come, as after a clock was set back, counts as long past.
 """
 
 from __future__ import annotations
@@ -24,9 +28,15 @@ LEASE_S = 120.0
 """How long a worker may be silent."""
 _MOST_ATTEMPTS = 3
 """Workers that may go silent over one job."""
-_MOST_OPEN = 1000
-_AGAIN_S = 86_400.0
+_MOST_PROPOSED, _MOST_PROPOSED_BY_TOKEN = 1000, 100
+"""Jobs that wait and were not added by an admin."""
+_MOST_ENDED = 10_000
+_MOST_WORKERS = 10_000
+_DAY_S = 86_400.0
+_AGAIN_S = _DAY_S
 """What ended is not proposed again within this time: who asks may ask every minute."""
+_PROPOSAL_S, _WORKER_S = 14 * _DAY_S, 7 * _DAY_S
+_ADDED = "somebody added it"
 _OPEN = "('proposed', 'queued', 'running')"
 _WAITING = ("proposed", "queued")
 _LONGEST_MESSAGE = 1000
@@ -77,13 +87,15 @@ class Jobs:
         With the `digest` of a table that no longer holds, it measures that table again.
 
         Raises:
-            TooManyJobs: when a thousand are open.
+            TooManyJobs: when this token, or all together, have too many that wait.
         """
         with self._state.writing() as connection:
+            self._forget_proposals(connection)
             known = self._newest(connection, target, digest)
             if known is not None and self._serves(known, points):
                 return self._asked_again(connection, known, points)
             state = "queued" if self._approve else "proposed"
+            self._check_quota(connection, by)
             return self._insert(
                 connection, target, state, reason, by, points, None, digest is not None, digest
             )
@@ -97,15 +109,10 @@ class Jobs:
         fresh: bool = False,
         budget_s: float | None = None,
     ) -> Job:
-        """A new job that need not be approved.
-
-        Raises:
-            TooManyJobs: when a thousand are open.
-        """
-        reason = "somebody added it"
+        """A new job that need not be approved."""
         with self._state.writing() as connection:
             return self._insert(
-                connection, target, "queued", reason, by, points, budget_s, fresh, None
+                connection, target, "queued", _ADDED, by, points, budget_s, fresh, None
             )
 
     def approve(self, number: int) -> Job:
@@ -126,6 +133,15 @@ class Jobs:
         """
         return self._moved(number, "cancelled", (*_WAITING, "running"), "cancelled")
 
+    def cancel_proposals(self, by: str) -> int:
+        """End all that wait of what the token `by` proposed; how many."""
+        with self._state.writing() as connection:
+            return connection.execute(
+                "UPDATE jobs SET state = 'cancelled', ended = ? WHERE created_by = ? "
+                "AND state IN ('proposed', 'queued') AND reason <> ?",
+                [self._clock(), by, _ADDED],
+            ).rowcount
+
     # --- out
 
     def claim(self, worker: Worker, claim: str) -> Job | None:
@@ -136,10 +152,7 @@ class Jobs:
         """
         now = self._clock()
         with self._state.writing() as connection:
-            connection.execute(
-                "INSERT OR REPLACE INTO workers VALUES (?, ?, ?, ?, ?)",
-                [worker.name, worker.gpu, worker.driver, libraries_text(worker.libraries), now],
-            )
+            _remember(connection, worker, now)
             row = connection.execute(
                 "SELECT * FROM jobs WHERE state = 'running' AND claim = ?", [claim]
             ).fetchone()
@@ -154,14 +167,15 @@ class Jobs:
             if row is None:
                 return None
             connection.execute(
-                "UPDATE jobs SET state = 'running', claim = ?, worker = ?, beat = ?, "
-                "attempts = attempts + 1 WHERE id = ?",
-                [claim, worker.name, now, row["id"]],
+                "UPDATE jobs SET state = 'running', claim = ?, worker = ?, beat = ?, started = ?, "
+                "batches = 0, batches_done = 0, attempts = attempts + 1 WHERE id = ?",
+                [claim, worker.name, now, now, row["id"]],
             )
             return self._job(connection, row["id"])
 
-    def beat(self, number: int, claim: str, rows: int) -> Job:
-        """Note that the worker is at it and has made so many measurements.
+    def beat(self, number: int, claim: str, rows: int, done: int = 0, batches: int = 0) -> Job:
+        """Note that the worker is at it, has made so many measurements, and has done so many of the
+        batches of its sweep.
 
         Raises:
             JobLost: when it is no longer its job.
@@ -169,8 +183,9 @@ class Jobs:
         with self._state.writing() as connection:
             self._check_claim(connection, number, claim)
             connection.execute(
-                "UPDATE jobs SET state = 'running', beat = ?, rows = ? WHERE id = ?",
-                [self._clock(), rows, number],
+                "UPDATE jobs SET state = 'running', beat = ?, rows = ?, batches_done = ?, "
+                "batches = ? WHERE id = ?",
+                [self._clock(), rows, done, batches, number],
             )
             return self._job(connection, number)
 
@@ -208,9 +223,9 @@ class Jobs:
     # --- what there is
 
     def all(self, state: str = "", most: int = 200) -> list[Job]:
-        """The newest jobs, the newest first; with `state`, those in it."""
-        with self._state.writing() as connection:
-            self._take_back(connection, self._clock())
+        """The newest jobs, the newest first; with `state`, those in it. One whose worker is silent
+        counts as running until another worker asks."""
+        with self._state.reading() as connection:
             rows = connection.execute(
                 "SELECT * FROM jobs WHERE ? IN ('', state) ORDER BY id DESC LIMIT ?", [state, most]
             ).fetchall()
@@ -221,14 +236,26 @@ class Jobs:
         with self._state.reading() as connection:
             return dict(connection.execute("SELECT state, count(*) FROM jobs GROUP BY state"))
 
-    def workers(self) -> list[tuple[Worker, float]]:
-        """Who has asked for a job, and when last (seconds since 1970)."""
+    def workers(self, most: int = 200) -> list[tuple[Worker, float]]:
+        """Who has asked for a job within a week, and when last (seconds since 1970), the last one
+        first."""
         with self._state.reading() as connection:
-            rows = connection.execute("SELECT * FROM workers ORDER BY name").fetchall()
-        return [
-            (Worker(name, gpu, driver, tuple(sorted(json.loads(libraries).items()))), seen)
-            for name, gpu, driver, libraries, seen in rows
-        ]
+            rows = connection.execute(
+                "SELECT * FROM workers ORDER BY seen DESC, name LIMIT ?", [most]
+            ).fetchall()
+        return [(_worker_of(row), row["seen"]) for row in rows]
+
+    def worker(self, name: str) -> Worker | None:
+        """The worker of that name as it last asked; None for a new one."""
+        with self._state.reading() as connection:
+            row = connection.execute("SELECT * FROM workers WHERE name = ?", [name]).fetchone()
+        return None if row is None else _worker_of(row)
+
+    def worker_count(self) -> int:
+        """How many have asked for a job within a week."""
+        with self._state.reading() as connection:
+            (count,) = connection.execute("SELECT count(*) FROM workers").fetchone()
+        return int(count)
 
     # --- within a transaction
 
@@ -251,7 +278,7 @@ class Jobs:
         covered = json.loads(row["points"])
         if covered and not (points and set(points) <= set(covered)):
             return False
-        return row["ended"] is None or self._clock() - row["ended"] < _AGAIN_S
+        return row["ended"] is None or 0 <= self._clock() - row["ended"] < _AGAIN_S
 
     def _asked_again(
         self, connection: sqlite3.Connection, row: sqlite3.Row, points: Sequence[str]
@@ -260,8 +287,8 @@ class Jobs:
         if row["state"] in _WAITING and known:
             known = sorted({*known, *points}) if points else []
         connection.execute(
-            "UPDATE jobs SET asked = asked + 1, points = ? WHERE id = ?",
-            [json.dumps(known), row["id"]],
+            "UPDATE jobs SET asked = asked + 1, asked_last = ?, points = ? WHERE id = ?",
+            [self._clock(), json.dumps(known), row["id"]],
         )
         return self._job(connection, row["id"])
 
@@ -269,21 +296,20 @@ class Jobs:
         self, connection: sqlite3.Connection, target: Target, state: str, reason: str, by: str,
         points: Sequence[str], budget_s: float | None, fresh: bool, digest: str | None,
     ) -> Job:  # fmt: skip
-        (count,) = connection.execute(
-            f"SELECT count(*) FROM jobs WHERE state IN {_OPEN}"
-        ).fetchone()
-        if count >= _MOST_OPEN:
-            raise TooManyJobs(f"{count} jobs are open already; approve or cancel some first")
         cursor = connection.execute(
             "INSERT INTO jobs (state, reason, gpu, model, heads, kv_layout, driver, libraries, "
-            "points, fresh, budget_s, digest, created_at, created_by) "
-            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            "points, fresh, budget_s, digest, created_at, created_by, asked_last) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             [
                 state, reason, *target.name, target.driver, target.libraries_text,
                 json.dumps(sorted(set(points))), fresh, budget_s, digest,
-                datetime.now(UTC).isoformat(timespec="seconds"), by,
+                datetime.now(UTC).isoformat(timespec="seconds"), by, self._clock(),
             ],
         )  # fmt: skip
+        connection.execute(
+            f"DELETE FROM jobs WHERE state NOT IN {_OPEN} AND id <= ?",
+            [(cursor.lastrowid or 0) - _MOST_ENDED],
+        )
         assert cursor.lastrowid is not None
         return self._job(connection, cursor.lastrowid)
 
@@ -311,9 +337,30 @@ class Jobs:
             "UPDATE jobs SET state = CASE WHEN attempts < ? THEN 'queued' ELSE 'failed' END, "
             "ended = CASE WHEN attempts < ? THEN NULL ELSE ? END, "
             "message = 'worker ' || worker || ' went silent' "
-            "WHERE state = 'running' AND beat < ?",
-            [_MOST_ATTEMPTS, _MOST_ATTEMPTS, now, now - self.lease_s],
+            "WHERE state = 'running' AND beat NOT BETWEEN ? AND ?",
+            [_MOST_ATTEMPTS, _MOST_ATTEMPTS, now, now - self.lease_s, now + self.lease_s],
         )
+
+    def _forget_proposals(self, connection: sqlite3.Connection) -> None:
+        now = self._clock()
+        connection.execute(
+            "UPDATE jobs SET state = 'cancelled', ended = ?, "
+            "message = 'nobody asked for it again for two weeks' "
+            "WHERE state = 'proposed' AND asked_last NOT BETWEEN ? AND ?",
+            [now, now - _PROPOSAL_S, now + _DAY_S],
+        )
+
+    def _check_quota(self, connection: sqlite3.Connection, by: str) -> None:
+        waiting = "SELECT count(*) FROM jobs WHERE state IN ('proposed', 'queued') AND reason <> ?"
+        (count,) = connection.execute(waiting, [_ADDED]).fetchone()
+        (own,) = connection.execute(f"{waiting} AND created_by = ?", [_ADDED, by]).fetchone()
+        if own >= _MOST_PROPOSED_BY_TOKEN:
+            raise TooManyJobs(
+                f"{own} jobs that token {by} proposed wait already; an admin may approve them, or "
+                f"`nsa-tune job cancel --by {by}`"
+            )
+        if count >= _MOST_PROPOSED:
+            raise TooManyJobs(f"{count} proposed jobs wait already; approve or cancel some first")
 
     def _check_claim(self, connection: sqlite3.Connection, number: int, claim: str) -> None:
         self._job(connection, number)
@@ -344,6 +391,27 @@ class Jobs:
             if state == "done":
                 _settle(connection, job, now)
             return job
+
+
+def _remember(connection: sqlite3.Connection, worker: Worker, now: float) -> None:
+    """Note that `worker` has asked, and forget who has not for long."""
+    connection.execute(
+        "DELETE FROM workers WHERE seen NOT BETWEEN ? AND ?", [now - _WORKER_S, now + _DAY_S]
+    )
+    connection.execute(
+        "INSERT OR REPLACE INTO workers VALUES (?, ?, ?, ?, ?)",
+        [worker.name, worker.gpu, worker.driver, libraries_text(worker.libraries), now],
+    )
+    connection.execute(
+        "DELETE FROM workers WHERE name IN "
+        "(SELECT name FROM workers ORDER BY seen DESC LIMIT -1 OFFSET ?)",
+        [_MOST_WORKERS],
+    )
+
+
+def _worker_of(row: sqlite3.Row) -> Worker:
+    libraries = tuple(sorted(json.loads(row["libraries"]).items()))
+    return Worker(row["name"], row["gpu"], row["driver"], libraries)
 
 
 def _settle(connection: sqlite3.Connection, job: Job, now: float) -> None:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import NamedTuple
 
-from nsa_tune._errors import NsaTuneError, StoreError, UsageError
+from nsa_tune._errors import NsaTuneError, UsageError
 from nsa_tune.backend.dispatch.fit_check import check_fit
 from nsa_tune.backend.points import POINTS
 from nsa_tune.backend.types.batch import Batch
@@ -37,15 +35,6 @@ class Merged(NamedTuple):
 
     added: int
     known: int
-
-
-@contextmanager
-def received(body: bytes, sender: str) -> Iterator[Path]:
-    """The uploaded text as a file; the database's runs will name the sender by the file's name."""
-    with tempfile.TemporaryDirectory(prefix="nsa-tune-upload-") as directory:
-        path = Path(directory, f"{sender}.tsv")
-        path.write_bytes(body)
-        yield path
 
 
 def checked(path: Path, now: datetime | None = None) -> Table:
@@ -100,7 +89,7 @@ def merge(store: Store, path: Path, table: Table) -> Merged:
     """Add what `store` lacks of `table`, which `path` holds.
 
     Raises:
-        UsageError: when readers would refuse the database afterwards.
+        UsageError: when it holds too much, or readers would refuse the database afterwards.
         StoreError: when it cannot be written.
     """
     _check_room(store, table)
@@ -113,9 +102,9 @@ def _check_room(store: Store, table: Table) -> None:
         (keys,) = connection.execute("SELECT count(*) FROM keys").fetchone()
         (stored,) = connection.execute(_STORED, [table.key.digest]).fetchone()
     if not stored and keys >= MOST_KEYS:
-        raise StoreError(f"the service holds {keys} tables, and takes no more")
+        raise UsageError(f"the service holds {keys} tables, and takes no more")
     if stored + len(table.measurements) > MOST_STORED:
-        raise StoreError(
+        raise UsageError(
             f"the service holds {stored} measurements of this key, and takes no more; start a new "
             "database for newer ones"
         )

@@ -87,7 +87,7 @@ def test_another_database_is_left_alone(database: Path, path: Path) -> None:
 
 def test_a_newer_service_wrote_it(path: Path) -> None:
     with State.open(path) as state, state.writing() as connection:
-        connection.execute("PRAGMA user_version = 2")
+        connection.execute("PRAGMA user_version = 99")
     with pytest.raises(StoreNewer, match="upgrade"):
         State.open(path)
 

@@ -70,7 +70,7 @@ def test_another_driver_or_library_needs_a_table_of_its_own(
 
 def test_a_worker_with_a_new_driver_is_enough_of_a_reason(demand: Demand, jobs: Jobs) -> None:
     worker = Worker("gpu-7", H200_KEY.gpu, "999.1", H200_KEY.libraries)
-    found = demand.arrived(worker, KEYS)
+    found = demand.arrived(worker, KEYS, "workers")
     assert [job.target.heads for job in found] == [16, 128]
     assert {job.reason for job in found} == {"no table of driver 999.1, and gpu-7 has them"}
     for job in found:
@@ -78,10 +78,10 @@ def test_a_worker_with_a_new_driver_is_enough_of_a_reason(demand: Demand, jobs: 
     mine = jobs.claim(worker, "a" * 16)
     assert mine is not None
     assert mine.target.driver == "999.1"
-    assert demand.arrived(worker, KEYS) == [], "it was here before"
+    assert demand.arrived(worker, KEYS, "workers") == [], "it was here before"
     same = Worker("gpu-8", H200_KEY.gpu, H200_KEY.driver, H200_KEY.libraries)
-    assert demand.arrived(same, KEYS) == []
-    assert demand.arrived(worker._replace(name="cpu", gpu="CPU"), KEYS) == []
+    assert demand.arrived(same, KEYS, "workers") == []
+    assert demand.arrived(worker._replace(name="cpu", gpu="CPU"), KEYS, "workers") == []
 
 
 # --- findings
@@ -126,7 +126,7 @@ def test_a_job_that_failed_leaves_the_doubt(demand: Demand, jobs: Jobs) -> None:
         ({"key": 7, "point": "prefill"}, UsageError, "'key' must be a table's digest"),
         ({"key": H200_KEY.digest}, UsageError, "'point' must be a text"),
         ({"key": H200_KEY.digest, "point": "x"}, UnknownName, "unknown"),
-        ({"key": H200_KEY.digest, "point": "decode", "x": "y" * 70_000}, UsageError, "65536"),
+        ({"key": H200_KEY.digest, "point": "decode", "x": "y" * 70_000}, UsageError, "16384"),
     ],
 )
 def test_a_finding_about_nothing_is_refused(

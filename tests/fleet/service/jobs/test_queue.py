@@ -114,7 +114,6 @@ def test_a_worker_that_comes_back_in_time_keeps_its_job(jobs: Jobs, clock: Clock
     jobs.create(TARGET, by="boss")
     claimed(jobs, ONE, "a")
     clock.now += LEASE_S + 1
-    assert jobs.all()[0].state == "queued"
     assert jobs.beat(1, "a", 3).state == "running"
     assert jobs.claim(TWO, "b") is None
     assert jobs.done(1, "a", 4).state == "done"
@@ -188,13 +187,86 @@ def test_proposals_of_one_table_are_one_job_with_all_points(jobs: Jobs) -> None:
     assert jobs.propose(replace(TARGET, heads=16), "no table", by="x").number == 3
 
 
-def test_there_is_an_end_to_proposals(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_MOST_OPEN", 2)
+def test_one_token_leaves_room_for_the_proposals_of_others(jobs: Jobs) -> None:
+    with pytest.raises(
+        TooManyJobs, match=r"100 jobs that token mallory .* job cancel --by mallory"
+    ):
+        for number in range(1000):
+            jobs.propose(replace(TARGET, gpu=f"junk{number}"), "no table", by="mallory")
+    assert jobs.propose(TARGET, "no table", by="honest").state == "proposed"
+    assert jobs.create(replace(TARGET, heads=16), by="boss").state == "queued"
+    assert jobs.cancel_proposals("mallory") == 100
+    assert jobs.counts() == {"proposed": 1, "queued": 1, "cancelled": 100}
+
+
+def test_admins_add_jobs_however_many_are_proposed(
+    jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_MOST_PROPOSED", 2)
     for heads in (1, 2):
-        jobs.propose(replace(TARGET, heads=heads), "no table", by="x")
-    with pytest.raises(TooManyJobs, match="2 jobs are open already"):
+        jobs.propose(replace(TARGET, heads=heads), "no table", by=f"token {heads}")
+    with pytest.raises(TooManyJobs, match="2 proposed jobs wait already"):
         jobs.propose(replace(TARGET, heads=4), "no table", by="x")
     assert jobs.propose(replace(TARGET, heads=2), "no table", by="x").asked == 2
+    assert jobs.create(replace(TARGET, heads=8), by="boss").state == "queued"
+    assert jobs.cancel_proposals("boss") == 0, "an admin's own jobs stay"
+
+
+def test_what_nobody_asks_for_any_longer_is_no_proposal(jobs: Jobs, clock: Clock) -> None:
+    jobs.propose(TARGET, "no table", by="x")
+    clock.now += 13 * 86_400
+    jobs.propose(TARGET, "no table", by="y")
+    clock.now += 13 * 86_400
+    other = replace(TARGET, heads=16)
+    jobs.propose(other, "no table", by="y")
+    assert jobs.counts() == {"proposed": 2}
+    clock.now += 2 * 86_400
+    jobs.propose(other, "no table", by="y")
+    assert jobs.counts() == {"proposed": 1, "cancelled": 1}
+
+
+def test_jobs_that_ended_long_ago_are_forgotten(
+    jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_MOST_ENDED", 3)
+    for _ in range(6):
+        jobs.cancel(jobs.create(TARGET, by="boss").number)
+    assert [job.number for job in jobs.all()] == [6, 5, 4]
+
+
+# --- workers
+
+
+def test_workers_that_are_gone_are_forgotten(
+    jobs: Jobs, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_MOST_WORKERS", 3)
+    for number in range(9):
+        clock.now += 1
+        jobs.claim(ONE._replace(name=f"pod-{number}"), "a")
+    assert [worker.name for worker, _ in jobs.workers()] == ["pod-8", "pod-7", "pod-6"]
+    clock.now += 7 * 86_400 + 1
+    jobs.claim(ONE, "a")
+    assert jobs.worker_count() == 1
+    assert jobs.worker("one") == ONE
+    assert jobs.worker("pod-8") is None
+
+
+# --- clocks that jump
+
+
+def test_a_clock_that_steps_back_leaves_no_job_with_a_dead_worker(jobs: Jobs, clock: Clock) -> None:
+    jobs.create(TARGET, by="boss")
+    claimed(jobs, ONE, "a")
+    clock.now -= 30 * 86_400
+    assert claimed(jobs, TWO, "b").attempts == 2
+
+
+def test_a_clock_that_steps_back_keeps_no_proposal_away(jobs: Jobs, clock: Clock) -> None:
+    jobs.propose(TARGET, "no table", by="x")
+    jobs.cancel(1)
+    clock.now -= 30 * 86_400
+    assert jobs.propose(TARGET, "no table", by="x").number == 2
 
 
 # --- whatever happens in whatever order

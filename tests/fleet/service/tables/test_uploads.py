@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,11 +19,20 @@ from nsa_tune.db.runs import runs_of
 from nsa_tune.db.store import Store
 from nsa_tune.db.text_table import format_table
 from nsa_tune.fleet.service.tables import uploads
-from nsa_tune.fleet.service.tables.uploads import Merged, checked, merge, received
+from nsa_tune.fleet.service.tables.uploads import Merged, checked, merge
 from tests.fleet.service.made_up_tables import H200_KEY, grown, text_of
 from tests.records import ok, tables
 
 NOW = datetime(2026, 11, 20, 13, tzinfo=UTC)
+
+
+@contextmanager
+def received(body: bytes, sender: str) -> Iterator[Path]:
+    """`body` as the file that a request leaves."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, f"{sender}.tsv")
+        path.write_bytes(body)
+        yield path
 
 
 @pytest.fixture

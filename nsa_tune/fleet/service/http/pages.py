@@ -1,0 +1,229 @@
+"""What a browser sees: what is being measured, the tables and their reports, and the queue."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache, partial
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from starlette.exceptions import HTTPException
+
+from nsa_tune._errors import ExtraMissing, StoreError
+from nsa_tune.backend.types.counted import counted
+from nsa_tune.backend.types.records import Key
+from nsa_tune.db.reader import Wanted, read_database
+from nsa_tune.fleet.service.http.messages import streamed
+from nsa_tune.fleet.service.jobs.job import Job, Worker, at
+from nsa_tune.fleet.service.service import Service
+from nsa_tune.fleet.service.tables.index import Entry, Held
+from nsa_tune.reports.analysis.report import build
+from nsa_tune.reports.dashboard.watched_files import NO_REPORT
+from nsa_tune.reports.formats.display_tables import DisplayTable
+from nsa_tune.reports.html.frame import Frame
+from nsa_tune.reports.html.markup import asset, heading, html_table
+from nsa_tune.reports.html.page import written
+from nsa_tune.reports.html.vega_bundle import charts_javascript
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+_HEAD = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<meta http-equiv="refresh" content="10">
+<title>nsa-tune: {title}</title>
+<link rel="stylesheet" href="assets/page.css">
+</head>
+<body>
+<header><h1>{title}</h1>
+<p><a href="{link}">{words}</a></p></header>
+<main id="main">
+"""
+_END = "</main>\n</body>\n</html>\n"
+_TYPES = {".css": "text/css", ".js": "text/javascript"}
+
+
+class Pages:
+    """The pages and what they load."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def overview(self, request: Request) -> Response:
+        """Running jobs, and every table with a link to its report."""
+        held, jobs, demand = await self._service.held(), self._service.jobs, self._service.demand
+        body = await self._service.state_body(
+            "overview",
+            lambda: _overview(held, jobs.all("running"), demand.doubtful()),
+            held.version,
+        )
+        return streamed(request, body, "text/html")
+
+    async def queue(self, request: Request) -> Response:
+        """Jobs and workers."""
+        jobs = self._service.jobs
+        body = await self._service.state_body("queue", lambda: _queue(jobs.all(), jobs.workers()))
+        return streamed(request, body, "text/html")
+
+    async def report(self, request: Request) -> Response:
+        """The report of one table, as `nsa-tune report` writes it."""
+        digest = request.path_params["digest"]
+        for entry in (await self._service.held()).entries:
+            if entry.key.digest == digest:
+                make = partial(_write_report, self._service.database, entry.key)
+                body = await self._service.large_body(f"report of {digest}", entry.version, make)
+                return streamed(request, body, "text/html")
+        raise HTTPException(404, f"there is no table {digest[:40]}")
+
+    async def asset(self, request: Request) -> Response:
+        """A style or a script."""
+        name = request.path_params["name"]
+        texts = {"page.css": lambda: asset("page.css"), "page.js": lambda: asset("page.js")}
+        if _has_charts():
+            texts["charts.js"] = charts_javascript
+        if name not in texts:
+            raise HTTPException(404, "there is no such file")
+        body = await self._service.body(
+            f"asset {name}", "", lambda into: into.write_text(texts[name](), "utf-8")
+        )
+        return streamed(request, body, _TYPES[Path(name).suffix])
+
+
+@cache
+def _has_charts() -> bool:
+    try:
+        charts_javascript()
+    except ExtraMissing:
+        return False
+    return True
+
+
+# --- the overview
+
+
+def _overview(held: Held, running: Sequence[Job], doubtful: Mapping[str, Sequence[str]]) -> str:
+    counts = f"{counted(len(held.entries), 'table')}, {counted(held.measurements, 'measurement')}"
+    head = _HEAD.format(title=counts, link="queue", words="Jobs and workers")
+    note = "" if held.entries else (
+        "Nothing is measured yet. Run `nsa-tune worker` on a host, and `nsa-tune job add`."
+    )  # fmt: skip
+    columns = ("job", "GPU", "model", "heads", "KV layout", "worker", "progress", "rows", "since",
+               "last heard")  # fmt: skip
+    rows = tuple(_running(job) for job in running)
+    measured = DisplayTable("Being measured", columns, rows, frozenset({0, 3, 7}))
+    cards = [_card(measured)] if rows else []
+    table = DisplayTable("Tables", (), (), note=note)
+    links = "".join(_row(entry, doubtful.get(entry.key.digest, ())) for entry in held.entries)
+    names = ("GPU", "model", "heads", "KV layout", "driver", "rows", "measured", "doubted points")
+    titles = "".join(f"<th>{name}</th>" for name in names)
+    listed = f'<div class="scroll" tabindex="0"><table><thead><tr>{titles}</tr></thead>' \
+             f"<tbody>{links}</tbody></table></div>" if links else ""  # fmt: skip
+    cards.append(f"<article>{heading(table)}{listed}</article>\n")
+    return "".join([head, *cards, _END])
+
+
+def _row(entry: Entry, doubtful: Sequence[str]) -> str:
+    key = entry.key
+    cells = (key.model, str(key.heads), key.kv_layout, key.driver, str(entry.measurements),
+             _minute(entry.measured_at), ", ".join(doubtful))  # fmt: skip
+    rest = "".join(f"<td>{escape(cell)}</td>" for cell in cells)
+    return f'<tr><td><a href="report/{key.digest}">{escape(key.gpu)}</a></td>{rest}</tr>'
+
+
+def _running(job: Job) -> tuple[str, ...]:
+    target = job.target
+    return (
+        str(job.number), target.gpu, target.model, str(target.heads), target.kv_layout,
+        job.worker or "", _progress(job), str(job.rows), _time(job.started), _time(job.heard),
+    )  # fmt: skip
+
+
+def _progress(job: Job) -> str:
+    if not job.batches:
+        return "starting"
+    share = 100 * job.batches_done // job.batches
+    return f"{job.batches_done} of {job.batches} batches ({share} %)"
+
+
+# --- the queue
+
+
+def _queue(jobs: Sequence[Job], workers: Sequence[tuple[Worker, float]]) -> str:
+    head = _HEAD.format(title="Jobs and workers", link=".", words="The tables")
+    return "".join([head, _card(_jobs(jobs)), _card(_workers(workers)), _END])
+
+
+def _jobs(jobs: Sequence[Job]) -> DisplayTable:
+    rows = tuple(
+        (
+            str(job.number), job.state, _what(job), job.reason, job.created_by,
+            job.worker or "", _progress(job) if job.state == "running" else "", str(job.rows),
+            job.message,
+        )
+        for job in jobs
+    )  # fmt: skip
+    columns = ("job", "state", "table", "why", "asked by", "worker", "progress", "rows",
+               "what its worker said")  # fmt: skip
+    note = "" if rows else "There are none yet. A job is proposed when a table is missing."
+    return DisplayTable("Jobs", columns, rows, frozenset({0, 7}), note)
+
+
+def _what(job: Job) -> str:
+    target = job.target
+    points = f", {', '.join(job.points)} only" if job.points else ""
+    return f"{target.gpu}, {target.model}, {target.heads} heads, {target.kv_layout}{points}"
+
+
+def _workers(workers: Sequence[tuple[Worker, float]]) -> DisplayTable:
+    rows = tuple(
+        (
+            worker.name, worker.gpu, worker.driver, _time(seen),
+            ", ".join(f"{name} {version}" for name, version in worker.libraries),
+        )
+        for worker, seen in workers
+    )  # fmt: skip
+    columns = ("worker", "GPU", "driver", "last asked", "libraries")
+    note = "" if rows else "None has asked within a week."
+    return DisplayTable("Workers", columns, rows, note=note)
+
+
+def _card(table: DisplayTable) -> str:
+    return f"<article>{heading(table)}{html_table(table)}</article>\n"
+
+
+def _time(seconds: float | None) -> str:
+    return "" if seconds is None else _minute(at(seconds).isoformat())
+
+
+def _minute(iso: str) -> str:
+    return f"{iso[:16].replace('T', ' ')} UTC"
+
+
+# --- a report
+
+
+def _write_report(path: Path, key: Key, into: Path) -> None:
+    """Write the page of the table of `key` in the database `path`."""
+    wanted = Wanted(key.gpu, key.model, key.heads, key.kv_layout)
+    tables = [table for table in read_database(path, wanted) if table.key == key]
+    try:
+        into.write_text(written(build(tables), _frame()), "utf-8", "backslashreplace")
+    except NO_REPORT as error:
+        raise StoreError(f"there is no report of {key.digest}: {error}") from error
+
+
+def _frame() -> Frame:
+    has_charts = _has_charts()
+    scripts: Iterable[str] = ("charts.js", "page.js") if has_charts else ("page.js",)
+    return Frame(
+        head='<link rel="stylesheet" href="../assets/page.css">',
+        end="\n".join(f'<script src="../assets/{name}"></script>' for name in scripts),
+        has_charts=has_charts,
+        extra='<p><a href="..">All tables</a></p>',
+    )

@@ -1,0 +1,139 @@
+"""What tables the database has, known without reading any row twice."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sqlite3
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from threading import Lock
+from typing import Any, NamedTuple
+
+from nsa_tune.backend.types.records import Key
+from nsa_tune.db.connection import connect_read_only, store_errors
+
+# No row is ever deleted or changed, so those that are new have the higher numbers.
+_NEW_ROWS = (
+    "SELECT key_id, count(*), max(measurements.id), max(measured_at), max(status = 'ok') "
+    "FROM measurements JOIN runs ON runs.id = run_id WHERE measurements.id > ? GROUP BY key_id"
+)
+_KEYS = "SELECT id, gpu, driver, libraries, model, heads, kv_layout, protocol FROM keys ORDER BY id"
+_NEWEST_RUNS = "SELECT key_id, max(id) FROM runs GROUP BY key_id"
+_NEWEST_LIMITS = (
+    "SELECT key_id, max(limits.id) FROM limits JOIN runs ON runs.id = run_id GROUP BY key_id"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One table."""
+
+    number: int
+    """Of its key in the database."""
+    key: Key
+    measurements: int = 0
+    """Older ones too."""
+    newest: int = 0
+    """Number of the last measurement."""
+    measured_at: str = ""
+    succeeded: bool = False
+    newest_run: int = 0
+    newest_limit: int = 0
+
+    @property
+    def version(self) -> str:
+        """64 hexadecimal digits that differ whenever the content does."""
+        words = [self.key.digest, self.measurements, self.newest, self.measured_at,
+                 self.newest_run, self.newest_limit]  # fmt: skip
+        return hashlib.sha256(json.dumps(words).encode()).hexdigest()
+
+
+class Held(NamedTuple):
+    """What there is at one moment."""
+
+    entries: tuple[Entry, ...]
+    """Tables in which something succeeded, oldest key first: the others answer nothing."""
+    measurements: int
+    version: int
+    """Differs whenever anything was written."""
+
+    def of(self, name: tuple[str, str, int, str]) -> tuple[Entry, ...]:
+        """Those with this GPU, model, local heads and KV layout."""
+        return tuple(
+            entry for entry in self.entries
+            if name == (entry.key.gpu, entry.key.model, entry.key.heads, entry.key.kv_layout)
+        )  # fmt: skip
+
+    @property
+    def keys(self) -> tuple[Key, ...]:
+        """Of the tables."""
+        return tuple(entry.key for entry in self.entries)
+
+
+class Index:
+    """The tables of the database `path`. Call `close` at the end."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._entries: dict[int, Entry] = {}
+        self._newest = 0
+        self._held = Held((), 0, -1)
+        self._lock = Lock()
+        # Tells whether another connection has written.
+        uri = f"{path.absolute().as_uri()}?mode=ro"
+        with store_errors(path):
+            self._looking = sqlite3.connect(uri, uri=True, check_same_thread=False)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._looking.close()
+
+    def held(self) -> Held:
+        """What the database holds now.
+
+        Raises:
+            StoreError: when it cannot be read.
+        """
+        with self._lock, store_errors(self._path):
+            (version,) = self._looking.execute("PRAGMA data_version").fetchone()
+            if version != self._held.version:
+                self._held = self._read(version)
+            return self._held
+
+    def _read(self, version: int) -> Held:
+        with store_errors(self._path), closing(connect_read_only(self._path)) as connection:
+            # The service's own database may take longer than a stranger's.
+            connection.set_progress_handler(None, 0)
+            connection.execute("BEGIN")
+            entries = self._entries | self._new_keys(connection)
+            for number, count, newest, at, succeeded in connection.execute(
+                _NEW_ROWS, [self._newest]
+            ):
+                entry = entries[number]
+                entries[number] = replace(
+                    entry, measurements=entry.measurements + count, newest=newest,
+                    measured_at=max(entry.measured_at, at),
+                    succeeded=entry.succeeded or bool(succeeded),
+                )  # fmt: skip
+            for query, name in ((_NEWEST_RUNS, "newest_run"), (_NEWEST_LIMITS, "newest_limit")):
+                for number, newest in connection.execute(query):
+                    entries[number] = _with(entries[number], {name: newest})
+        self._entries = entries
+        self._newest = max((entry.newest for entry in entries.values()), default=0)
+        whole = tuple(entry for entry in entries.values() if entry.succeeded)
+        return Held(whole, sum(entry.measurements for entry in entries.values()), version)
+
+    def _new_keys(self, connection: sqlite3.Connection) -> dict[int, Entry]:
+        return {
+            number: Entry(number, Key(gpu, driver, tuple(json.loads(libraries).items()), *rest))
+            for number, gpu, driver, libraries, *rest in connection.execute(_KEYS)
+            if number not in self._entries
+        }
+
+
+def _with(entry: Entry, changes: Mapping[str, Any]) -> Entry:
+    unchanged = all(getattr(entry, name) == value for name, value in changes.items())
+    return entry if unchanged else replace(entry, **changes)
