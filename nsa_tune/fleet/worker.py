@@ -8,12 +8,15 @@ worker pushes what it has when it starts, and what is known already does not cou
 from __future__ import annotations
 
 import os
+import re
 import socket
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -41,8 +44,14 @@ _TARGET_REGRET = 0.01
 """As `nsa-tune run` without options."""
 _LONGEST_MESSAGE = 400
 """Characters that a service takes of what became of a job."""
-_FACTS = ("id", "gpu", "model", "heads", "kv_dtype", "kv_layout", "budget_s", "fresh")
-"""What a worker reads of a job, beside its points."""
+_CLOCK_S = 300.0
+"""That a worker's clock may differ from the service's."""
+_FACTS: Mapping[str, tuple[type, ...]] = {
+    "id": (int,), "gpu": (str,), "model": (str,), "heads": (int,), "kv_dtype": (str,),
+    "kv_layout": (str,), "budget_s": (float, int, type(None)), "fresh": (bool,),
+}  # fmt: skip
+"""What a worker reads of a job beside its points, and of which kind it is."""
+_TABLE = re.compile("/v1/tables/[0-9a-f]{64}")
 _NOT_MINE, _NO_ENTRY = 409, (401, 403)
 """Answers of the service: the job went to somebody else; the token does not suffice."""
 
@@ -73,12 +82,13 @@ def work(
     `told` gets a sentence for each thing that happens.
 
     Raises:
-        MachineUnfit: when there is no such device.
+        MachineUnfit: when there is no such device, or the clock differs from the service's.
         Refused: when the service refuses this worker, or is away for long.
         KeyboardInterrupt: when interrupted. What was measured is pushed, and the job given back.
     """
     check_device(request.device)
     here = _Here.of(request.device)
+    _check_clock(client.answer("GET", "/healthz").date)
     _push_leftovers(client, request, told)
     done, others = 0, list[int]()
     while True:
@@ -102,9 +112,39 @@ def _claimed(client: Client, request: WorkerRequest, here: _Here) -> _Job | None
         job = answer["job"]
         if job is None:
             return None
-        facts = {name: job[name] for name in _FACTS} | {"points": tuple(job["points"])}
-        lease_s = float(answer["lease_s"])
-    return _Job(client, request, here, facts, claim, lease_s)
+        return _Job(client, request, here, _facts(job), claim, float(answer["lease_s"]))
+
+
+def _facts(job: Mapping[str, Any]) -> dict[str, Any]:
+    """What a worker reads of a job.
+
+    Raises:
+        LookupError, TypeError: when something lacks, or is of another kind.
+    """
+    facts = {name: job[name] for name in _FACTS} | {"points": tuple(job["points"])}
+    for name, kinds in _FACTS.items():
+        if type(facts[name]) not in kinds:
+            raise TypeError(f"{name} is {facts[name]!r}")
+    if not all(isinstance(point, str) for point in facts["points"]):
+        raise TypeError(f"points are {facts['points']!r}")
+    return facts
+
+
+def _check_clock(date: str) -> None:
+    """Times of measurement decide which rows count.
+
+    Raises:
+        MachineUnfit: when this clock is far from the service's, whose answer has the header `date`.
+    """
+    try:
+        ahead_s = (datetime.now(UTC) - parsedate_to_datetime(date)).total_seconds()
+    except (TypeError, ValueError):
+        return
+    if abs(ahead_s) > _CLOCK_S:
+        way = "ahead of" if ahead_s > 0 else "behind"
+        raise MachineUnfit(
+            f"this host's clock is {abs(ahead_s) / 60:.0f} minutes {way} the service's; set it"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +222,7 @@ class _Job:
         self._claim = claim
         self._pushed: dict[Key, tuple[int, str]] = {}
         self._refused: Refused | None = None
+        self._batches = 0, 0
         self._over = threading.Event()
 
     def do(self, progress: Progress) -> str:
@@ -189,7 +230,7 @@ class _Job:
         name = f"job {self._facts['id']}"
         try:
             with self._beating():
-                message = self._measured(_Watched(progress, self._check))
+                message = self._measured(_Watched(progress, self._at))
             self._push(self._client)
             self._end("done", message)
         except Refused as error:
@@ -242,15 +283,21 @@ class _Job:
         """Of the service's tables of this job that were measured as here."""
         wanted = {name: self._facts[name] for name in ("gpu", "model", "heads", "kv_layout")}
         wanted |= {"driver": self._here.driver, "libraries": dict(self._here.libraries)}
-        tables = self._client.document("/v1/tables")
+        tables = self._client.document(f"/v1/tables?{self._query}")
         with reading():
-            return [one["url"] for one in tables["tables"] if wanted.items() <= one.items()]
+            urls = [table["url"] for table in tables["tables"] if wanted.items() <= table.items()]
+            if not all(_TABLE.fullmatch(url) for url in urls):
+                raise ValueError(f"addresses of tables are {urls!r}"[:_LONGEST_MESSAGE])
+        return urls
+
+    @property
+    def _query(self) -> str:
+        names = ("gpu", "model", "heads", "kv_layout")
+        return urlencode({name: self._facts[name] for name in names})
 
     def _trace(self, folder: Path) -> Path | None:
         """What engines run of this table, if the service knows."""
-        names = ("gpu", "model", "heads", "kv_layout")
-        query = urlencode({name: self._facts[name] for name in names})
-        log = self._client.get(f"/v1/weights?{query}")
+        log = self._client.get(f"/v1/weights?{self._query}")
         if not log:
             return None
         path = folder / "decisions.jsonl"
@@ -282,8 +329,9 @@ class _Job:
                 # Away, or the database is locked: the run goes on, and the next beat says more.
                 continue
 
-    def _check(self) -> None:
-        """End the run when the service no longer wants it."""
+    def _at(self, done: int, batches: int) -> None:
+        """Note how far the sweep is; end the run when the service no longer wants it."""
+        self._batches = done, batches
         if self._refused is not None:
             raise KeyboardInterrupt
 
@@ -292,7 +340,9 @@ class _Job:
         return f"/v1/jobs/{self._facts['id']}"
 
     def _words(self) -> dict[str, Any]:
-        return {"claim": self._claim, "rows": sum(rows for rows, _ in self._pushed.values())}
+        done, batches = self._batches
+        rows = sum(rows for rows, _ in self._pushed.values())
+        return {"claim": self._claim, "rows": rows, "batches_done": done, "batches": batches}
 
     def _push(self, client: Client) -> None:
         """Send the tables of this job that have changed."""
@@ -336,9 +386,9 @@ def _one_line(message: str) -> str:
 class _Watched:
     """A `Progress` that also looks after each batch whether to go on."""
 
-    def __init__(self, shown: Progress, check: Callable[[], None]) -> None:
+    def __init__(self, shown: Progress, at: Callable[[int, int], None]) -> None:
         self._shown = shown
-        self._check = check
+        self._at = at
 
     def start(self, setting: Setting, key: Key, batches: int, skipped: int) -> None:
         """A sweep starts."""
@@ -350,7 +400,7 @@ class _Watched:
     ) -> None:  # fmt: skip
         """A batch is stored."""
         self._shown.batch(done, total, point, batch, rows, seconds)
-        self._check()
+        self._at(done, total)
 
     def node(self, name: str, devices: int, batches: int) -> None:
         """A node of a cluster has other figures."""
@@ -367,9 +417,18 @@ def _push_leftovers(client: Client, request: WorkerRequest, told: Callable[[str]
         tables = read_database(request.database)
     except StoreMissing:
         return
-    answers = [client.post("/v1/tables", format_table(one).encode()) for one in tables]
-    with reading():
-        added = sum(one["added"] for one in answers)
+    added = 0
+    for table in tables:
+        try:
+            answer = client.post("/v1/tables", format_table(table).encode())
+        except Refused as error:
+            if error.passing or error.status in _NO_ENTRY:
+                raise
+            # It stays here; the others shall not wait for it.
+            told(f"the service does not take the table {table.key.digest}: {error}")
+            continue
+        with reading():
+            added += int(answer["added"])
     if added:
         rows = counted(added, "measurement")
         told(f"pushed {rows} that an earlier worker had left in {request.database}")

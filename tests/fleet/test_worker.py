@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta, tzinfo
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ from nsa_tune.db.reader import read_database
 from nsa_tune.db.store import Store
 from nsa_tune.fleet import worker
 from nsa_tune.fleet.service.auth.tokens import Role
+from nsa_tune.fleet.service.tables import uploads
 from nsa_tune.fleet.worker import WorkerRequest, work
 from nsa_tune.remote.client import Client, Refused
 from tests.fleet.service.made_up_tables import grown, text_of
@@ -261,6 +264,49 @@ def test_rows_of_a_killed_worker_are_pushed_by_the_next(
     assert service.get("/v1/tables").document["tables"][0]["rows"] == 6
 
 
+@pytest.mark.parametrize("limit", ["clock", "room"])
+def test_one_table_that_is_refused_keeps_no_worker_from_work(
+    limit: str, service: Served, host: Host, runs: list[RunRequest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = replace(KEY, heads=2)
+    later = datetime.now(UTC) + timedelta(hours=3)
+    with Store.open(host.request.database) as store:
+        for key in (other, KEY):
+            run = store.begin_run(key, Device(key.gpu, "cpu"), {})
+            at = later.isoformat() if (key, limit) == (other, "clock") else None
+            store.add(run, [ok("extend:0+16", arm) for arm in ("a", "b")],
+                      measured_at=None if at is None else [at, at])  # fmt: skip
+            store.end_run(run, "done")
+    if limit == "room":
+        monkeypatch.setattr(uploads, "MOST_KEYS", 0)
+    _add(service)
+    host.client.patience_s = 0.2
+    assert host.work() == 1
+    refused = [line for line in host.said if "does not take the table" in line]
+    assert len(refused) == (1 if limit == "clock" else 2)
+    assert other.digest in refused[0]
+    assert len(read_database(host.request.database)) == 2, "it is kept"
+
+
+@pytest.mark.parametrize("minutes", [-6, 6])
+def test_nothing_is_measured_while_the_clock_is_wrong(
+    minutes: int, service: Served, host: Host, runs: list[RunRequest],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    class Wrong(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> datetime:  # type: ignore[override]
+            return datetime.now(tz) + timedelta(minutes=minutes)
+
+    monkeypatch.setattr(worker, "datetime", Wrong)
+    _add(service)
+    way = "ahead of" if minutes > 0 else "behind"
+    with pytest.raises(MachineUnfit, match=f"clock is 6 minutes {way} the service's"):
+        host.work()
+    assert runs == []
+    assert _states(service)[0][0] == "queued"
+
+
 def test_a_service_that_is_gone_ends_the_worker_and_costs_no_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -420,24 +466,53 @@ def test_a_refusal_other_than_a_lost_job_is_no_success(
 # --- another server
 
 
+_JOB: dict[str, object] = {
+    **JOB, "id": 1, "heads": 4, "kv_layout": "fp8_packed", "budget_s": None, "fresh": False,
+    "points": [],
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(
     "answer",
     [
         {"status": "ok"},
         {"job": {"id": 1}, "lease_s": 60},
         {"job": "none", "lease_s": 60},
-        {"job": {**JOB, "id": 1, "kv_layout": "fp8", "budget_s": None, "fresh": False,
-                 "points": None}, "lease_s": 60},
-        {"job": {**JOB, "id": 1, "kv_layout": "fp8", "budget_s": None, "fresh": False,
-                 "points": []}, "lease_s": "soon"},
+        {"job": {**_JOB, "points": None}, "lease_s": 60},
+        {"job": {**_JOB, "points": [["x"]]}, "lease_s": 60},
+        {"job": {**_JOB, "model": ["a"]}, "lease_s": 60},
+        {"job": {**_JOB, "kv_dtype": {}}, "lease_s": 60},
+        {"job": {**_JOB, "id": "../../x"}, "lease_s": 60},
+        {"job": {**_JOB, "heads": True}, "lease_s": 60},
+        {"job": _JOB, "lease_s": "soon"},
     ],
-)  # fmt: skip
+)
 def test_a_job_of_another_server_is_refused_in_a_sentence(
     host: Host, monkeypatch: pytest.MonkeyPatch, answer: dict[str, object]
 ) -> None:
     monkeypatch.setattr(Client, "post", lambda *_: answer)
     with pytest.raises(Refused, match=r"is it a service of nsa-tune\?"):
         host.work()
+
+
+@pytest.mark.parametrize("url", [".evil.org/x", "@evil.org/", "/v1/tables/../x", ":9/", "//e/"])
+def test_the_token_goes_to_no_address_that_an_answer_makes_up(
+    url: str, service: Served, host: Host, runs: list[RunRequest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    table = {**{name: getattr(KEY, name) for name in ("gpu", "model", "heads", "kv_layout")},
+             "driver": KEY.driver, "libraries": dict(KEY.libraries), "url": url}  # fmt: skip
+
+    def get(self: Client, path: str) -> bytes:
+        asked.append(path)
+        return json.dumps({"tables": [table]}).encode()
+
+    monkeypatch.setattr(Client, "get", get)
+    _add(service)
+    host.work()
+    assert url not in asked
+    assert runs == []
+    assert "addresses of tables are" in host.said[-1]
 
 
 @pytest.mark.parametrize(

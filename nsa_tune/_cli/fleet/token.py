@@ -11,6 +11,7 @@ import typer
 
 from nsa_tune._cli.shared.console import print_document, say
 from nsa_tune._cli.shared.options import AsJson, DatabaseToWrite
+from nsa_tune._errors import UsageError
 from nsa_tune.db import reader
 from nsa_tune.fleet.service.auth.tokens import Role, Tokens
 from nsa_tune.fleet.service.state import State, state_path
@@ -31,9 +32,16 @@ def token_add(
     database: DatabaseToWrite = None,
 ) -> None:
     """Make a token and print it. Only its hash is stored: it cannot be printed again."""
+    path = database or reader.database_to_write()
+    if database is not None and not database.parent.is_dir():
+        raise UsageError(f"there is no directory {database.parent}")
+    if not path.exists():
+        say(f"there is no database {path} yet: `nsa-tune serve --db {path}` makes it")
+    elif not path.is_file():
+        raise UsageError(f"{path} is no database: give the one that `nsa-tune serve` serves")
     with _tokens(database, create=True) as tokens:
         typer.echo(tokens.add(name, role))
-    say(f"the service accepts this token of {name} from now on")
+    say(f"the service of {path} accepts this token of {name} from now on")
 
 
 @token.command("list")
