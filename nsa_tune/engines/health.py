@@ -11,7 +11,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,10 +19,12 @@ from nsa_tune._child_process import command, environment
 from nsa_tune._errors import StoreError
 from nsa_tune.backend.hardware import detect
 from nsa_tune.db import reader as tables
+from nsa_tune.engines import probe
 from nsa_tune.engines.hooking import OFF_SWITCH, switched_off
+from nsa_tune.engines.plugin import Plugin
 from nsa_tune.engines.symbols import Symbol
 
-PLUGIN = "nsa_tune"
+NAME = "nsa_tune"
 """The entry point, in every engine's group."""
 _PROBE_SECONDS = 300
 
@@ -36,67 +37,50 @@ class Health(NamedTuple):
     detail: str
 
 
-@dataclass(frozen=True, slots=True)
-class Host:
-    """An engine as its plug-in finds it installed."""
+def health(plugin: Plugin, *, db: Path | None = None) -> list[Health]:
+    """Everything that must be right for the plug-in to steer its engine on this machine.
 
-    engine: str
-    """Its name, as it is written in a sentence."""
-    distribution: str
-    group: str
-    """The group of entry points that it loads plug-ins from."""
-    allow_list: str
-    """The environment variable that names the plug-ins that may load."""
-    version: str | None
-    """None where it is not installed."""
-    checked: str
-    """The versions that the plug-in knows, in words."""
-    symbols: Sequence[Symbol] | None
-    """What is hooked in this version; None where the plug-in does not know it."""
-    probe: str
-    """The module that loads the plug-ins as the engine does, and tells what came of it."""
-
-
-def health(host: Host, *, db: Path | None = None, probe: bool = True) -> list[Health]:
-    """Everything that must be right for the plug-in to steer the engine on this machine.
-
-    With `probe` a process imports the engine's attention backend and looks at its hooks: that
-    takes seconds, and is the only check that sees what really happens.
+    A process imports the engine's attention backend and looks at its hooks: that takes seconds, and
+    is the only check that sees what really happens.
     """
-    name, version = host.distribution, host.version
+    name, version = plugin.releases.distribution, plugin.releases.installed_version()
     if version is None:
         text = (
-            f"{host.engine} is not installed in this environment: install nsa-tune into the one "
+            f"{plugin.engine} is not installed in this environment: install nsa-tune into the one "
             "that the engine runs in, and run the same command there"
         )
         return [Health(name, False, text)]
-    known = f"the plug-in was checked with {host.checked}"
-    found = [Health(name, host.symbols is not None, f"{host.engine} {version}; {known}")]
-    found += [_entry_point(host), _allowed(host), _switch(), _table(db)]
-    if host.symbols is not None:
-        found += [_source(host, symbol) for symbol in host.symbols]
-        if probe:
-            found += _hooks(host, host.symbols)
-    return found
+    symbols = plugin.symbols()
+    known = f"the plug-in was checked with {plugin.releases.checked()}"
+    return [
+        Health(name, symbols is not None, f"{plugin.engine} {version}; {known}"),
+        _entry_point(plugin),
+        _allowed(plugin),
+        _switch(),
+        _table(db),
+        *(_source(plugin, symbol) for symbol in symbols or ()),
+        *(_hooks(plugin, symbols) if symbols else ()),
+    ]
 
 
-def _entry_point(host: Host) -> Health:
-    points = [one for one in metadata.entry_points(group=host.group) if one.name == PLUGIN]
+def _entry_point(plugin: Plugin) -> Health:
+    points = [point for point in metadata.entry_points(group=plugin.group) if point.name == NAME]
     if points:
-        return Health("entry point", True, f"{host.group}: {PLUGIN} = {points[0].value}")
+        return Health("entry point", True, f"{plugin.group}: {NAME} = {points[0].value}")
     text = (
-        f"the group {host.group} has no {PLUGIN}: install nsa-tune where {host.engine} is installed"
+        f"the group {plugin.group} has no {NAME}: install nsa-tune where {plugin.engine} is "
+        "installed"
     )
     return Health("entry point", False, text)
 
 
-def _allowed(host: Host) -> Health:
+def _allowed(plugin: Plugin) -> Health:
     names = [
-        name.strip() for name in os.environ.get(host.allow_list, "").split(",") if name.strip()
+        name.strip() for name in os.environ.get(plugin.allow_list, "").split(",") if name.strip()
     ]
-    if not names or PLUGIN in names:
-        return Health("allowed", True, f"{host.allow_list} lets {PLUGIN} load")
-    return Health("allowed", False, f"{host.allow_list}={','.join(names)} leaves {PLUGIN} out")
+    if not names or NAME in names:
+        return Health("allowed", True, f"{plugin.allow_list} lets {NAME} load")
+    return Health("allowed", False, f"{plugin.allow_list}={','.join(names)} leaves {NAME} out")
 
 
 def _switch() -> Health:
@@ -107,28 +91,28 @@ def _switch() -> Health:
 
 def _table(db: Path | None) -> Health:
     gpu = detect.local_device_name()
-    found: list[str] = []
+    measured: set[str] = set()
     for path in tables.sources(db):
         try:
             keys = tables.keys_in(path)
         except StoreError:
             continue  # the doctor's own check of the database says more
-        found += [
+        measured |= {
             f"{key.model} with {key.heads} local heads and {key.kv_layout} KV"
             for key in keys
             if key.gpu == gpu
-        ]
-    if not found:
+        }
+    if not measured:
         return Health("table", False, f"nothing is measured for {gpu!r}: run `nsa-tune run`")
-    return Health("table", True, f"{gpu}: {'; '.join(sorted(set(found)))}")
+    return Health("table", True, f"{gpu}: {'; '.join(sorted(measured))}")
 
 
-def _source(host: Host, symbol: Symbol) -> Health:
+def _source(plugin: Plugin, symbol: Symbol) -> Health:
     """Whether the installed source has the symbol; nothing is imported."""
     name = f"source of {symbol.name}"
-    path = _file_of(host.distribution, symbol.module)
+    path = _file_of(plugin.releases.distribution, symbol.module)
     if path is None:
-        return Health(name, False, f"{host.engine} has no module {symbol.module}")
+        return Health(name, False, f"{plugin.engine} has no module {symbol.module}")
     method = _defined(ast.parse(path.read_text(encoding="utf-8")), symbol.path.split("."))
     if isinstance(method, ast.FunctionDef):
         arguments = tuple(arg.arg for arg in _arguments(method.args))
@@ -139,17 +123,17 @@ def _source(host: Host, symbol: Symbol) -> Health:
 
 def _defined(tree: ast.Module, path: Sequence[str]) -> ast.AST | None:
     """The class, method or function called `path` at the top of a module."""
-    found: ast.AST = tree
+    scope: ast.AST = tree
     for name in path:
         inside = [
             node
-            for node in getattr(found, "body", ())
+            for node in getattr(scope, "body", ())
             if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name
         ]
         if not inside:
             return None
-        found = inside[-1]
-    return found
+        scope = inside[-1]
+    return scope
 
 
 def _arguments(given: ast.arguments) -> Iterator[ast.arg]:
@@ -173,33 +157,33 @@ def _file_of(distribution: str, module: str) -> Path | None:
     return None
 
 
-def _hooks(host: Host, symbols: Sequence[Symbol]) -> Iterator[Health]:
-    found, why = _probed(host)
+def _hooks(plugin: Plugin, symbols: Sequence[Symbol]) -> Iterator[Health]:
+    outcome, why = _probed(plugin)
     for symbol in symbols:
-        count = found.get("hooks", {}).get(symbol.name) or 0
+        count = outcome.get("hooks", {}).get(symbol.name) or 0
         if count == 1:
             detail = f"{symbol.target} is hooked"
         elif count > 1:
             detail = f"{symbol.target} is hooked {count} times"
         else:
-            reasons = dict.fromkeys(found.get("log", []))
-            because = "; ".join(reasons) or why or f"{host.engine} did not load the plug-in"
+            reasons = dict.fromkeys(outcome.get("log", []))
+            because = "; ".join(reasons) or why or f"{plugin.engine} did not load the plug-in"
             detail = f"{symbol.target} is not hooked: {because}"
         yield Health(f"hook on {symbol.name}", count == 1, detail)
 
 
-def _probed(host: Host) -> tuple[dict[str, Any], str]:
+def _probed(plugin: Plugin) -> tuple[dict[str, Any], str]:
     """What the probe wrote, or why it wrote nothing."""
     try:
         done = subprocess.run(
-            command(host.probe), capture_output=True, text=True, timeout=_PROBE_SECONDS,
-            check=False, env=environment(),
+            command(probe.__name__, plugin.releases.distribution), capture_output=True, text=True,
+            timeout=_PROBE_SECONDS, check=False, env=environment(),
         )  # fmt: skip
     except (OSError, subprocess.SubprocessError) as error:
-        return {}, f"the process that imports {host.engine} failed: {error}"
+        return {}, f"the process that imports {plugin.engine} failed: {error}"
     lines = done.stdout.splitlines()
     try:
         return dict(json.loads(lines[-1])), ""
     except (IndexError, TypeError, ValueError):
         last = (done.stderr.strip().splitlines() or ["it wrote nothing"])[-1]
-        return {}, f"the process that imports {host.engine} ended with {done.returncode}: {last}"
+        return {}, f"the process that imports {plugin.engine} ended with {done.returncode}: {last}"

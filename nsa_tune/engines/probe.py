@@ -1,6 +1,8 @@
 """Loads the plug-ins as an engine does, imports what they hook, and tells what came of it.
 
-It imports the engine: each engine's folder has a module that does this in a process of its own.
+Run as a process of its own: it imports the engine.
+
+    python -m nsa_tune.engines.probe sglang
 """
 
 from __future__ import annotations
@@ -8,11 +10,10 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from collections.abc import Callable, Iterable
 from importlib import import_module
 from pkgutil import resolve_name
 
-from nsa_tune.engines.edge import Edge
+from nsa_tune.engines.plugin import Plugin
 from nsa_tune.engines.symbols import Symbol, hooks_on
 
 
@@ -30,13 +31,16 @@ class _Kept(logging.Handler):
         self.lines.append(f"{record.getMessage()}{because}")
 
 
-def probe(edge: Edge, load: Callable[[], object], symbols: Iterable[Symbol]) -> dict[str, object]:
-    """How many hooks each symbol has after `load`, None where it could not be looked at; and what
-    was logged."""
+def probe(plugin: Plugin) -> dict[str, object]:
+    """How many hooks each symbol has once the engine has loaded its plug-ins, None where it could
+    not be looked at; and what was logged."""
     kept = _Kept()
     logging.getLogger().addHandler(kept)
-    load()
-    hooks = {one.name: edge.attempt(f"importing {one.target}", _hooks, one) for one in symbols}
+    resolve_name(plugin.loader)()
+    hooks = {
+        symbol.name: plugin.edge.attempt(f"importing {symbol.target}", _hooks, symbol)
+        for symbol in plugin.symbols() or ()
+    }
     return {"hooks": hooks, "log": kept.lines}
 
 
@@ -45,6 +49,11 @@ def _hooks(symbol: Symbol) -> int:
     return hooks_on(resolve_name(symbol.target))
 
 
-def tell(found: dict[str, object]) -> None:
-    """Write what was found as the last line of stdout."""
-    sys.stdout.write(f"\n{json.dumps(found)}\n")
+def main(engine: str) -> None:
+    """Write what was found of `engine` ("sglang" or "vllm") as the last line of stdout."""
+    plugin: Plugin = import_module(f"nsa_tune.engines.{engine}.plugin").PLUGIN
+    sys.stdout.write(f"\n{json.dumps(probe(plugin))}\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

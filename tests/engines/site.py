@@ -17,8 +17,9 @@ _LOOK = """
 import json, os
 from nsa_tune.backend.hardware import detect
 detect.local_device_name = lambda: os.environ.get("GPU", "No GPU")
-from nsa_tune.engines.{engine}.health import health
-print(json.dumps({{one.name: [one.ok, one.detail] for one in health()}}))
+from nsa_tune.autotune.health.doctor import State, examine_engine
+findings = examine_engine("{engine}").findings
+print(json.dumps({{one.subject: [one.state is State.OK, one.text] for one in findings}}))
 """
 
 

@@ -87,15 +87,15 @@ def examine(
 def examine_engine(engine: str, database: Path | None = None) -> Diagnosis:
     """Whether the plug-in is active in `engine` ("sglang" or "vllm"): imports the engine's
     attention backends in a process of its own."""
-    from nsa_tune.engines.sglang.health import health as of_sglang
-    from nsa_tune.engines.vllm.health import health as of_vllm
+    from nsa_tune.engines.health import health
+    from nsa_tune.engines.sglang.health import of_sglang
+    from nsa_tune.engines.vllm.plugin import PLUGIN as VLLM
 
-    name, health = {"sglang": ("SGLang", of_sglang), "vllm": ("vLLM", of_vllm)}[engine]
-    found = [
-        Finding(subject, State.OK if ok else State.FAIL, text)
-        for subject, ok, text in health(db=database)
-    ]
-    return Diagnosis(tuple(found), f"steer {name}")
+    found = health(VLLM, db=database) if engine == "vllm" else of_sglang(database)
+    findings = tuple(
+        Finding(subject, State.OK if ok else State.FAIL, text) for subject, ok, text in found
+    )
+    return Diagnosis(findings, f"steer {'vLLM' if engine == 'vllm' else 'SGLang'}")
 
 
 class DeviceCheck:

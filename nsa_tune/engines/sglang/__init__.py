@@ -13,6 +13,7 @@ def register() -> None:
 
 
 def _install() -> None:
-    from nsa_tune.engines.sglang.install import install
+    from nsa_tune.engines.hooking import install
+    from nsa_tune.engines.sglang.plugin import PLUGIN
 
-    install()
+    install(PLUGIN)

@@ -4,39 +4,23 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from nsa_tune.engines.health import Health, Host
-from nsa_tune.engines.health import health as health_of
+from nsa_tune.engines import health
+from nsa_tune.engines.health import Health
 from nsa_tune.engines.sglang import last_start
 from nsa_tune.engines.sglang.eligible import SWITCHES, switch_is_on
 from nsa_tune.engines.sglang.kernel_swap import KernelSwap
 from nsa_tune.engines.sglang.kernels import SWAPS
 from nsa_tune.engines.sglang.pass_mode.times import remembered
 from nsa_tune.engines.sglang.pass_mode.times.summary import summary
-from nsa_tune.engines.sglang.releases import checked, installed_version, release_of
+from nsa_tune.engines.sglang.plugin import PLUGIN
 
 
-def health(*, db: Path | None = None, probe: bool = True) -> list[Health]:
-    """Everything that must be right for the plug-in to steer SGLang on this machine.
-
-    With `probe` a process imports the engine's attention backend and looks at its hooks.
-    """
-    version = installed_version()
-    release = None if version is None else release_of(version)
-    host = Host(
-        engine="SGLang",
-        distribution="sglang",
-        group="sglang.srt.plugins",
-        allow_list="SGLANG_PLUGINS",
-        version=version,
-        checked=checked(),
-        symbols=None if release is None else release.symbols,
-        probe=f"{__package__}.probe",
-    )
-    found = health_of(host, db=db, probe=probe)
-    if any(symbol.name == "forward" for symbol in host.symbols or ()):
-        found += _pass_times()
-        found += [_kernel(swap) for swap in SWAPS]
-    return found
+def of_sglang(db: Path | None = None) -> list[Health]:
+    """Everything that must be right for the plug-in to steer SGLang, and what it chose before."""
+    findings = health.health(PLUGIN, db=db)
+    if any(symbol.name == "forward" for symbol in PLUGIN.symbols() or ()):
+        findings += [*_pass_times(), *map(_kernel, SWAPS)]
+    return findings
 
 
 def _pass_times() -> list[Health]:

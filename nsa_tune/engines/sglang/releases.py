@@ -6,16 +6,12 @@ the first, two between and the last of them again.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from importlib import metadata
 
 from nsa_tune.backend.types.layouts import KVLayout
+from nsa_tune.engines.releases import KnownReleases, Version
 from nsa_tune.engines.symbols import Symbol
-
-Version = tuple[int, int, int]
-
 
 MOST_PAGED = 11673
 """New tokens above which V4 never attends to the pools where they lie (dsv4/metadata.py,
@@ -189,28 +185,7 @@ RELEASES = (
 RAN_TOGETHER = ("0.5.17",)
 """Versions in which two ranks ran thousands of mixed passes on GPUs, and each pass alike."""
 
-
-def release_of(version: str) -> Release | None:
-    """The release that `version` (as `sglang.__version__` has it) belongs to, if it is known."""
-    match = re.match(r"(\d+)\.(\d+)\.(\d+)", version)
-    if match is None:
-        return None
-    number = (int(match[1]), int(match[2]), int(match[3]))
-    for release in RELEASES:
-        if release.first <= number <= release.last:
-            return release
-    return None
-
-
-def installed_version() -> str | None:
-    """The version of SGLang in this environment."""
-    try:
-        return metadata.version("sglang")
-    except metadata.PackageNotFoundError:
-        return None
-
-
-def checked() -> str:
-    """The known versions, in words; there are no gaps between them."""
-    first, last = (".".join(map(str, one)) for one in (RELEASES[0].first, RELEASES[-1].last))
-    return f"{first} to {last}"
+KNOWN = KnownReleases("sglang", RELEASES)
+release_of = KNOWN.release_of
+installed_version = KNOWN.installed_version
+checked = KNOWN.checked

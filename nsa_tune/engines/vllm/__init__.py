@@ -14,6 +14,7 @@ def register() -> None:
 
 
 def _install() -> None:
-    from nsa_tune.engines.vllm.install import install
+    from nsa_tune.engines.hooking import install
+    from nsa_tune.engines.vllm.plugin import PLUGIN
 
-    install()
+    install(PLUGIN)

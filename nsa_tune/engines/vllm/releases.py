@@ -6,23 +6,25 @@ read them again. vLLM moves such code often: a release that is not in the table 
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
-from importlib import metadata
 
+from nsa_tune.engines.releases import KnownReleases, Version
 from nsa_tune.engines.symbols import Symbol
-
-Version = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Release:
     """The releases of one minor version."""
 
-    version: Version
+    first: Version
     symbols: tuple[Symbol, ...]
     flags: frozenset[str]
     """Launch arguments and fields of `--attention-config` that advice may name."""
+
+    @property
+    def last(self) -> Version:
+        """The same minor version."""
+        return self.first
 
 
 _BACKENDS = "vllm.v1.attention.backends.mla"
@@ -61,25 +63,7 @@ _FLAGS = frozenset(
 
 RELEASES = tuple(Release((0, minor), _SYMBOLS, _FLAGS) for minor in (31, 32, 33))
 
-
-def release_of(version: str) -> Release | None:
-    """The release that `version` (as `vllm.__version__` has it) belongs to, if it is known."""
-    match = re.match(r"(\d+)\.(\d+)\.", version)
-    if match is None:
-        return None
-    number = (int(match[1]), int(match[2]))
-    return next((release for release in RELEASES if release.version == number), None)
-
-
-def installed_version() -> str | None:
-    """The version of vLLM in this environment."""
-    try:
-        return metadata.version("vllm")
-    except metadata.PackageNotFoundError:
-        return None
-
-
-def checked() -> str:
-    """The known versions, in words; there are no gaps between them."""
-    first, last = (".".join(map(str, end.version)) for end in (RELEASES[0], RELEASES[-1]))
-    return f"{first} to {last}"
+KNOWN = KnownReleases("vllm", RELEASES)
+release_of = KNOWN.release_of
+installed_version = KNOWN.installed_version
+checked = KNOWN.checked

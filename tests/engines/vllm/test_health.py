@@ -47,11 +47,15 @@ def test_the_allow_list_is_named(site: Site) -> None:
 
 
 def test_an_engine_that_is_not_there_is_named(site: Site) -> None:
-    no_vllm = "from nsa_tune.engines.vllm import health as h\n"
-    done = site.run(f"{no_vllm}h.installed_version = lambda: None\nprint(h.health())")
+    no_vllm = (
+        "from nsa_tune.engines.releases import KnownReleases\n"
+        "KnownReleases.installed_version = lambda known: None"
+    )
+    found = site.health(no_vllm)
 
-    assert "vLLM is not installed in this environment: install nsa-tune into" in done.stdout
-    assert "run the same command there" in done.stdout
+    assert wrong(found) == {"vllm"}
+    assert "vLLM is not installed in this environment: install nsa-tune into" in found["vllm"][1]
+    assert "run the same command there" in found["vllm"][1]
 
 
 def test_the_doctor_of_the_command_line_finds_a_builder_that_has_gone(
