@@ -57,5 +57,8 @@ def _default() -> Path:
     """The database that is shown when no file is named. A run may still be going to make it."""
     path = reader.default_database()
     if not path.exists():
-        say(f"{path} does not exist yet; the page shows it as soon as `nsa-tune run` makes it")
+        say(
+            f"{path} does not exist yet: the page lists the tables that ship, and shows it once "
+            "`nsa-tune run` makes it"
+        )
     return path

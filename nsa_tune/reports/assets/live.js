@@ -29,23 +29,25 @@
     return Number.isFinite(gone) ? `${lasting(gone)} ago` : "at an unknown time";
   }
 
-  function time(one) {
-    if (one.status !== "ok") return `${one.status}: ${one.reason}`;
-    return `${Number(one.latency_us.toPrecision(4))} us`;
+  function time(row) {
+    if (row.status !== "ok") return `${row.status}: ${row.reason}`;
+    return `${Number(row.latency_us.toPrecision(4))} us`;
   }
 
   function list(title, rows) {
     const part = element("div");
     const items = element("ol");
-    for (const one of rows) items.append(element("li", `${one.arm} on ${one.batch}: ${time(one)}`));
+    for (const row of rows) items.append(element("li", `${row.arm} on ${row.batch}: ${time(row)}`));
     part.append(element("h3", title), items);
     return part;
   }
 
+  // By measurements or by the time that the run has, whichever ends it first.
   function progress(run) {
     const bar = element("progress");
-    bar.max = run.expected;
-    bar.value = Math.min(run.done, run.expected);
+    const shares = [run.expected ? run.done / run.expected : 0];
+    if (run.arguments.budget_s) shares.push(seconds(run.started_at) / run.arguments.budget_s);
+    bar.value = Math.min(Math.max(...shares), 1);
     bar.setAttribute("aria-label", "measured so far");
     return bar;
   }
@@ -56,14 +58,18 @@
   function runWords(run) {
     const silent = seconds(run.measured_at ?? run.started_at);
     const failed = run.failed ? `, ${run.failed} failed` : "";
-    const own = `${run.measurements} measurements${failed}`;
+    const made = `${run.measurements} measurements${failed}`;
     const most = adaptive(run) ? "at most " : "";
-    const parts = [run.expected ? `${Math.min(run.done, run.expected)} of ${most}${run.expected} measured` : own];
-    if (run.expected && (failed || run.done !== run.measurements)) parts.push(`${own} by this run`);
+    const parts = [run.expected ? `${Math.min(run.done, run.expected)} of ${most}${run.expected} measured` : made];
+    if (run.expected && (failed || run.done !== run.measurements)) parts.push(`${made} by this run`);
     const taken = (Date.parse(run.measured_at) - Date.parse(run.started_at)) / 1000;
     const left = run.expected - run.done;
     if (run.expected && run.measurements > 9 && left > 0 && !adaptive(run)) {
       parts.push(`about ${lasting((taken / run.measurements) * left)} left`);
+    }
+    if (run.arguments.budget_s) {
+      const rest = run.arguments.budget_s - seconds(run.started_at);
+      parts.push(rest > 0 ? `at most ${lasting(rest)} left` : "its time is over");
     }
     parts.push(
       silent > SILENT_S ? `nothing for ${Math.round(silent / 60)} min: it was probably killed`
@@ -76,12 +82,12 @@
     const box = element("div", undefined, "run");
     const what = run.what ? `${run.what} on ${run.gpu}` : "nothing stored yet";
     box.append(element("h2", `Run ${run.number} in ${database.name}: ${what}`));
-    if (run.expected && !adaptive(run)) box.append(progress(run));
+    if (run.expected) box.append(progress(run));
     box.append(element("p", runWords(run)));
     const now = element("div", undefined, "now");
-    const own = (rows) => rows.filter((one) => one.run === run.number);
-    now.append(list("Newest", own(database.newest)));
-    if (own(database.failures).length) now.append(list("Failures", own(database.failures)));
+    const ofRun = (rows) => rows.filter((row) => row.run === run.number);
+    now.append(list("Newest", ofRun(database.newest)));
+    if (ofRun(database.failures).length) now.append(list("Failures", ofRun(database.failures)));
     box.append(now);
     return box;
   }
@@ -100,7 +106,7 @@
     for (const database of live.databases) {
       if (database.problem) {
         const box = element("div", undefined, "run");
-        box.append(element("p", database.problem, "problem"));
+        box.append(element("p", database.problem.replaceAll("`", ""), "problem"));
         boxes.push(box);
         continue;
       }
@@ -113,7 +119,7 @@
 
   // The new content comes escaped from the same server; scripts in it do not run.
   async function replace() {
-    const answer = await fetch(".", { cache: "no-cache" });
+    const answer = await fetch(`.${location.search}`, { cache: "no-cache" });
     if (!answer.ok) return;
     const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
     const place = window.scrollY;

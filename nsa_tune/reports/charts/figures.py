@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import log
-from typing import NamedTuple
 
 from nsa_tune.reports.analysis.crossovers import Line
 from nsa_tune.reports.analysis.report import QuestionReport, Report, Section
@@ -23,21 +22,10 @@ from nsa_tune.reports.charts.rows import (
     map_size,
     scatter_rows,
 )
-from nsa_tune.reports.charts.theme import Rows, Spec, with_rows
+from nsa_tune.reports.charts.spikes import calm_costs, calm_curves
+from nsa_tune.reports.charts.theme import Chart, Spec, with_rows
 from nsa_tune.reports.charts.winner_map import winner_map
 from nsa_tune.reports.charts.winner_scatter import winner_scatter
-
-
-class Chart(NamedTuple):
-    """A spec and the rows of the data sets that it names."""
-
-    spec: Spec
-    rows: Mapping[str, Rows]
-
-    @property
-    def complete(self) -> Spec:
-        """The spec with its rows in it."""
-        return with_rows(self.spec, self.rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +103,10 @@ def cost_chart(question: QuestionReport) -> Chart | None:
     rows = cost_rows(question)
     if not rows["costs"] or not rows["mean"]:
         return None
-    worst = max(row["cost"] for row in rows["costs"])
-    return Chart(default_costs("new tokens in the batch", question.measured, worst), rows)
+    shown = calm_costs(rows)
+    worst = max(row["cost"] for row in shown.rows["costs"])
+    spec = default_costs("new tokens in the batch", question.measured, worst)
+    return Chart(spec, shown.rows, shown.note)
 
 
 def line_curves(question: QuestionReport, lines: Sequence[Line]) -> Spec:
@@ -154,13 +144,14 @@ def _of_lines(
     spec = line_curves(question, lines)
     for line in lines:
         if line.edges:
-            drawn = with_rows(spec, curve_rows(question, line))
+            drawn = with_rows(spec, calm_curves(curve_rows(question, line)).rows)
             yield _plain(f"{question.name} curves {line.slice.label}"), drawn
     chosen = lines[most_telling(lines)]
+    shown = calm_curves(curve_rows(question, chosen))
     caption = f"Fastest{_where(facet_of(chosen))}. Hatched: no other is allowed. Number: 2nd / 1st"
     panels = {
         caption: maps[facet_of(chosen)],
-        f"Time{_where(chosen.slice.label)}": Chart(spec, curve_rows(question, chosen)),
+        f"Time{_where(chosen.slice.label)}. {shown.note}".rstrip(" ."): Chart(spec, shown.rows),
     }
     yield _plain(f"{question.name} overview"), overview(chosen.sentence, section.title, panels)
 

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from nsa_tune.reports.charts.theme import SCHEMA, Rows, Spec, with_rows
+from nsa_tune.reports.charts.theme import SCHEMA, Chart, Rows, Spec
 
 
-def overview(
-    title: str, subtitle: str, panels: Mapping[str, tuple[Spec, Mapping[str, Rows]]]
-) -> Spec:
-    """`panels` (caption to spec and data sets) side by side under `title`."""
+def overview(title: str, subtitle: str, panels: Mapping[str, Chart]) -> Spec:
+    """`panels`, by their captions, side by side under `title`."""
     parts: list[Spec] = []
     datasets: dict[str, Rows] = {}
     params: list[Spec] = []
-    for caption, (spec, rows) in panels.items():
-        drawn = with_rows(spec, rows)
+    for caption, chart in panels.items():
+        drawn = chart.complete
         datasets.update(drawn.pop("datasets"))
         params += drawn.pop("params", ())
         drawn.pop("$schema")

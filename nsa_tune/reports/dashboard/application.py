@@ -21,6 +21,7 @@ from starlette.routing import Route
 from nsa_tune._errors import ExtraMissing
 from nsa_tune.reports.analysis.report import Report, Section
 from nsa_tune.reports.dashboard.access import Gate
+from nsa_tune.reports.dashboard.shipped_tables import BACK, listing, shipped_report
 from nsa_tune.reports.dashboard.watched_files import NO_REPORT, WatchedFiles
 from nsa_tune.reports.formats.json_document import as_json
 from nsa_tune.reports.formats.plain import source_name
@@ -91,12 +92,26 @@ class _Pages:
             return known[1]
 
     async def page(self, request: Request) -> Response:
-        """The report as a page, with the state of runs on top."""
-        return _response(request, await self._made("page", self._written), "text/html")
+        """The report with the state of runs on top; `?table=NAME`: that of a shipped table."""
+        name = request.query_params.get("table")
+        if name is None:
+            return _response(request, await self._made("page", self._written), "text/html")
+        report = await run_in_threadpool(shipped_report, name)
+        if report is None:
+            return Response("no table of this name ships\n", 404, media_type="text/plain")
+
+        def made(state: str) -> _Body:
+            frame = _frame(state, BACK + self._extra, has_charts="charts.js" in _assets())
+            return _Body.of(written(report, frame))
+
+        return _response(request, await self._made(f"table {name}", made), "text/html")
 
     def _written(self, state: str) -> _Body:
-        frame = _frame(state, self._extra, has_charts="charts.js" in _assets())
         report = self._watched.report()
+        frame = replace(
+            _frame(state, self._extra, has_charts="charts.js" in _assets()),
+            after=listing(folded=bool(report.sections)),
+        )
         try:
             return _Body.of(written(report, frame))
         except NO_REPORT:

@@ -94,6 +94,8 @@ class WatchedFiles:
         It only changes when something is stored.
         """
         databases = [self._live(path) for path in self.paths]
+        if len(databases) == 1 and not self.paths[0].exists():
+            databases[0]["problem"] = ""  # the page says that nothing is measured yet
         return {"schema": SCHEMA, "state": self.state, "databases": databases}
 
     def _section(self, table: Table) -> Section | str:

@@ -37,8 +37,8 @@ class DisplayTable:
 
 
 DEMONSTRATION = (
-    "Demonstration: this table was measured on a CPU, and nothing of it holds for a GPU. `nsa-tune "
-    "run` measures where a GPU is."
+    "This table was measured on a CPU, and nothing of it holds for a GPU. `nsa-tune run` on a "
+    "machine with a GPU measures that."
 )
 NO_ANSWER = "No answer: no batch of a prefill or decode kernel was measured with two choices."
 BASIS = (
@@ -50,7 +50,7 @@ BASIS = (
 def answer_texts(section: Section) -> list[str]:
     """What to set and what it gives, a paragraph for each step; flags are between backticks."""
     if section.is_demonstration:
-        return [DEMONSTRATION]
+        return [f"Demonstration. {DEMONSTRATION}"]
     if not section.answers:
         return [NO_ANSWER]
     return [*(f"{answer.sentence} {answer.basis}" for answer in section.answers), BASIS]

@@ -12,11 +12,11 @@ from nsa_tune.reports.analysis.crossovers import Line
 from nsa_tune.reports.analysis.report import QuestionReport, Report, Section
 from nsa_tune.reports.analysis.words import question_title
 from nsa_tune.reports.charts.figures import (
-    Chart,
     cost_chart,
     scatter_chart,
 )
 from nsa_tune.reports.charts.rows import facet_of, map_cells, map_rows, map_size
+from nsa_tune.reports.charts.theme import Chart
 from nsa_tune.reports.formats.display_tables import (
     BASIS,
     DEMONSTRATION,
@@ -73,7 +73,8 @@ def _chart(name: str, chart: Chart | None, caption: str, drawn: Drawn | None) ->
     if drawn is None or chart is None:
         return "", ""
     drawn.plots[name] = plot(chart)
-    return name, f'<div class="charts" hidden>{figure("plot", caption)}</div>'
+    words = f"{caption} {chart.note}".rstrip()
+    return name, f'<div class="charts" hidden>{figure("plot", words)}</div>'
 
 
 # --- the answer

@@ -7,17 +7,17 @@ from typing import Any
 
 from nsa_tune.reports.analysis.crossovers import Line
 from nsa_tune.reports.analysis.report import QuestionReport
-from nsa_tune.reports.charts.figures import Chart, axis_titles, line_curves, most_telling
+from nsa_tune.reports.charts.figures import axis_titles, line_curves, most_telling
 from nsa_tune.reports.charts.rows import (
-    edge_rows,
-    estimate_rows,
+    curve_rows,
     facet_of,
     map_cells,
     map_rows,
     map_size,
     time_rows,
 )
-from nsa_tune.reports.charts.theme import Rows
+from nsa_tune.reports.charts.spikes import calm_curves
+from nsa_tune.reports.charts.theme import Chart, Rows
 from nsa_tune.reports.charts.winner_map import winner_map
 
 
@@ -38,20 +38,23 @@ def line_panel(question: QuestionReport, lines: tuple[Line, ...]) -> dict[str, A
         ),
         "curves": line_curves(question, lines),
         "first": most_telling(lines),
-        "lines": [
-            {
-                "facet": facet_of(line),
-                "y": line.slice.fixed[-1][1],
-                "label": line.slice.label,
-                "sentence": line.summary,
-                "estimates": _columns(
-                    sorted(estimate_rows(line), key=lambda row: (row["choice"], row["x"]))
-                ),
-                "edges": _columns(edge_rows(line)),
-            }
-            for line in lines
-        ],
+        "lines": [_line(question, line) for line in lines],
     }  # fmt: skip
+
+
+def _line(question: QuestionReport, line: Line) -> dict[str, Any]:
+    shown = calm_curves(curve_rows(question, line))
+    estimates = sorted(shown.rows["estimates"], key=lambda row: (row["choice"], row["x"]))
+    return {
+        "facet": facet_of(line),
+        "y": line.slice.fixed[-1][1],
+        "label": line.slice.label,
+        "sentence": line.summary,
+        "most": shown.most,
+        "note": shown.note,
+        "estimates": _columns(estimates),
+        "edges": _columns(shown.rows["edges"]),
+    }
 
 
 def plot(chart: Chart) -> dict[str, Any]:

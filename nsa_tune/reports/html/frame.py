@@ -34,6 +34,8 @@ class Frame:
     has_charts: bool
     extra: str = ""
     """An element above the tables."""
+    after: str = ""
+    """An element behind the tables."""
 
     def page(self, title: str, header: str, sections: Iterable[str], drawn: Drawn | None) -> str:
         """The whole page; `drawn` are its charts, if it has any."""
@@ -57,6 +59,7 @@ class Frame:
                 header,
                 '<main id="main">',
                 *sections,
+                self.after,
                 "</main>",
                 _CREDITS if self.has_charts else "",
                 packed_text("nsa-tune-data", data),

@@ -46,7 +46,10 @@ def _header(report: Report, facts: Sequence[Facts], frame: Frame) -> str:
         "<code>pip install '.[report]'</code> in nsa-tune's checkout adds them.</p>"
     )  # fmt: skip
     if not report.sections:
-        note += "<p>Nothing is measured yet: <code>nsa-tune run</code> measures this machine.</p>"
+        note += (
+            '<p class="lead">Nothing is measured here yet: <code>nsa-tune run</code> measures this '
+            "machine.</p>"
+        )
     return (
         f"<header><h1>{escape(_title(report))}</h1>{note}{frame.extra}"
         f'<form class="filters" hidden>{_filters(report, facts)}</form>{_views(report)}</header>'
@@ -67,10 +70,7 @@ def _views(report: Report) -> str:
 # --- filters
 
 _NAMES = {
-    "gpu": "GPU",
-    "model": "Model",
-    "heads": "Local heads",
-    "kv": "KV layout",
+    "table": "Table",
     "database": "Database",
     "versions": "Versions",
 }
@@ -80,7 +80,10 @@ _WITH_ALL = ("database", "versions")
 
 def _filters(report: Report, facts: Sequence[Facts]) -> str:
     """A drop-down list for each field in which the tables differ; the script shows them."""
-    fields = {name: dict.fromkeys(values[name] for values in facts) for name in _NAMES}
+    titles = {values["table"] for values in facts}
+    # What differs between tables of one title makes a comparison; else the title suffices.
+    names = _NAMES if len(titles) < len(facts) else ("table",)
+    fields = {name: dict.fromkeys(values[name] for values in facts) for name in names}
     selects = [
         select(
             f"filter-{name}",
@@ -112,10 +115,7 @@ def _facts(report: Report) -> list[Facts]:
     sources = {Path(section.table.source) for section in report.sections}
     return [
         {
-            "gpu": key.gpu,
-            "model": key.model,
-            "heads": str(key.heads),
-            "kv": key.kv_layout,
+            "table": section.title,
             "database": _database(Path(section.table.source), sources),
             "versions": _versions(key, differing),
         }

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from typing import Any
 
-from nsa_tune.reports.charts.figures import Chart
-from nsa_tune.reports.charts.theme import SCHEMA, Rows, Spec, tips
+from nsa_tune.reports.charts.theme import SCHEMA, Chart, Rows, Spec, tips
 from nsa_tune.reports.html.cards import Drawn
 from nsa_tune.reports.html.chart_data import plot
 from nsa_tune.reports.html.frame import offline

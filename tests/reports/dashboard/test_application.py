@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
@@ -17,7 +18,7 @@ from nsa_tune.autotune.search.exhaustive import Exhaustive
 from nsa_tune.backend.points import points_for
 from nsa_tune.backend.types.point import Setting
 from nsa_tune.backend.types.records import Measurement, Status, Table
-from nsa_tune.db.reader import read_database
+from nsa_tune.db.reader import read_database, shipped
 from nsa_tune.db.store import Store
 from nsa_tune.db.text_table import format_table
 from nsa_tune.reports.formats.json_document import SCHEMA
@@ -54,11 +55,10 @@ def test_the_page_has_every_table_and_loads_its_own_files_only(dashboard: Served
     assert question.status == 200
     assert question.headers["content-type"] == "text/html; charset=utf-8"
     assert page.count('<section class="table"') == 2
-    assert 'data-heads="128"' in page
-    assert 'data-heads="16"' in page
+    assert "deepseek-v3.2, 128 local heads, fp8_packed</h2>" in page
+    assert "deepseek-v3.2, 16 local heads, fp8_packed</h2>" in page
     assert "<style" not in page
     assert 'src="assets/page.js"' in page
-    assert "Database" in page
 
 
 @pytest.mark.parametrize("name", ["page.css", "page.js", "live.css", "live.js"])
@@ -112,6 +112,22 @@ def test_a_missing_database_is_told_and_hides_no_other(dashboard: Served) -> Non
     assert [one["name"] for one in databases] == ["some.db", "other.tsv", "none.db"]
     assert [bool(one["problem"]) for one in databases] == [False, False, True]
     assert "there is no" in databases[2]["problem"]
+
+
+def test_without_a_database_the_tables_that_ship_are_listed_and_open(tmp_path: Path) -> None:
+    with served(tmp_path / "none.db") as running:
+        page = running.get("/").body.decode()
+        links = re.findall(r'href="(\?table=[^"]+)"', page)
+        table = running.get(f"/{links[0]}")
+        unknown = running.get("/?table=..%2F..%2Fsecret")
+        (live,) = running.get("/api/live").document["databases"]
+
+    assert len(links) == len(shipped())
+    assert "Nothing is measured here yet" in page
+    assert live["problem"] == ""
+    assert table.status == 200
+    assert table.body.decode().count('<section class="table"') == 1
+    assert unknown.status == 404
 
 
 def test_a_request_by_another_name_is_refused(dashboard: Served) -> None:
@@ -214,7 +230,7 @@ def test_an_empty_database_and_a_damaged_one_are_pages_too(tmp_path: Path) -> No
         live = running.get("/api/live").document
 
     assert page.status == 200
-    assert "Nothing is measured yet" in page.body.decode()
+    assert "Nothing is measured here yet" in page.body.decode()
     assert "not an SQLite database" in live["databases"][1]["problem"]
 
 

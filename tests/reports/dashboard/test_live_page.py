@@ -46,7 +46,8 @@ def test_a_run_is_followed_while_it_goes_on(browser: Browser, tmp_path: Path) ->
         page.wait_for_selector(
             f"#live :text('{len(TABLE.measurements)} of {len(TABLE.measurements)} measured')"
         )
-        page.wait_for_selector(f"dd:text-is('{len(TABLE.measurements)} ok')")
+        shown = f"dd:text-is('{len(TABLE.measurements)} ok')"
+        page.wait_for_selector(shown, state="attached")
         page.wait_for_selector("article.panel[data-drawn] .map svg")
         assert line.input_value() == "1"
 
@@ -61,22 +62,25 @@ def test_a_run_is_followed_while_it_goes_on(browser: Browser, tmp_path: Path) ->
         page.screenshot(full_page=True, path=tmp_path / "dashboard.png")
 
 
-def test_a_run_that_stops_when_it_knows_enough_has_no_end_in_sight(
+def test_a_run_that_stops_when_it_knows_enough_tells_the_most_that_is_left(
     browser: Browser, tmp_path: Path
 ) -> None:
     path = tmp_path / "some.db"
     with Store.open(path) as opened:
         run = opened.begin_run(
-            TABLE.key, TABLE.device, {"points": ["indexer_layout"], "target_regret": 0.01}
+            TABLE.key,
+            TABLE.device,
+            {"points": ["indexer_layout"], "target_regret": 0.01, "budget_s": 3600.0},
         )
         opened.add(run, TABLE.measurements[:50])
     with served(path) as dashboard, _visit(browser, dashboard.url) as visit:
         page = visit.open()
         page.wait_for_selector("#live .run :text('measured')")
 
-        words = f"50 of at most {len(TABLE.measurements)} measured; the last"
+        words = f"50 of at most {len(TABLE.measurements)} measured; at most 60 min left; the last"
         assert words in page.inner_text("#live")
-        assert page.locator("#live progress").count() == 0
+        share = 50 / len(TABLE.measurements)
+        assert page.locator("#live progress").evaluate("bar => bar.value") == pytest.approx(share)
 
 
 def test_several_databases_stand_side_by_side(browser: Browser, tmp_path: Path) -> None:

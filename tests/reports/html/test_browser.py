@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlencode
 
 import pytest
 
@@ -30,6 +31,7 @@ PLOTS = {
     "crossovers": ("t0-indexer_layout-batches",),
     "cost": ("t0-cost-prefill_path", "t0-cost-sparse_prefill", "t0-cost-indexer_layout"),
 }
+H100_16 = "NVIDIA H100 80GB HBM3, deepseek-v3.2, 16 local heads, bf16"
 PATH = "#t0-prefill_path-0"
 
 
@@ -98,21 +100,19 @@ def test_a_change_of_scheme_draws_anew(visit: Visit) -> None:
 def test_a_filter_changes_what_is_shown_and_the_url_restores_it(visit: Visit) -> None:
     page = visit.open()
     assert page.locator("section.table:visible").count() == 1
-    # The two tables differ in both, and a choice of one table takes both filters.
-    page.locator("select[name=filter-heads]").select_option("16")
-    page.locator("select[name=filter-kv]").select_option("bf16")
+    page.locator("select[name=filter-table]").select_option(H100_16)
     page.locator("select[name=filter-question]").select_option("indexer_layout")
     page.wait_for_selector("#t1-indexer_layout-0[data-drawn]")
     shown = page.locator("article.panel:visible").evaluate_all("all => all.map(one => one.id)")
     hash_text = page.evaluate("location.hash")
 
     assert shown == ["t1-indexer_layout-0", "t1-indexer_layout-batches"]
-    assert hash_text == "#heads=16&kv=bf16&question=indexer_layout"
+    assert hash_text == f"#{urlencode({'table': H100_16, 'question': 'indexer_layout'})}"
     page.goto("about:blank")
     again = visit.open(hash_text)
     restored = again.locator("article.panel:visible").evaluate_all("all => all.map(one => one.id)")
     assert restored == shown
-    assert again.locator("select[name=filter-heads]").input_value() == "16"
+    assert again.locator("select[name=filter-table]").input_value() == H100_16
     assert visit.complaints == []
 
 
@@ -204,8 +204,8 @@ def test_the_keyboard_reaches_views_filters_lines_and_tables(visit: Visit) -> No
 
     # A chart that is wider than the window scrolls, and then the keyboard reaches it too.
     steps = [name for name in reached if name != "chart vega-embed"]
-    assert steps[:11] == [
-        "skip", "filter-heads", "filter-kv", "filter-versions", "filter-question", *["view"] * 4,
+    assert steps[:9] == [
+        "skip", "filter-table", "filter-question", *["view"] * 4,
         "line", "scroll",
     ]  # fmt: skip
 
@@ -222,9 +222,9 @@ def test_a_view_opens_by_the_keyboard(visit: Visit) -> None:
 
 def test_a_hash_of_nonsense_is_passed_over(visit: Visit) -> None:
     lines = "t0-prefill_path-0=-7&t0-indexer_layout-0=1e9"
-    page = visit.open(f"#heads=99&view=<b>&question=<b>&{lines}")
+    page = visit.open(f"#table=99&view=<b>&question=<b>&{lines}")
 
-    assert page.locator("select[name=filter-heads]").input_value() == "128"
+    assert "128 local heads" in page.locator("select[name=filter-table]").input_value()
     assert page.locator("select[name=filter-question]").input_value() == "all"
     assert page.locator("button[aria-pressed=true]").inner_text() == "Answer"
     assert visit.complaints == []
