@@ -42,7 +42,7 @@ from nsa_tune.autotune.workload import weighted_batches
 from nsa_tune.backend.types.records import Table
 from nsa_tune.db.checks import read_checks
 from nsa_tune.db.exchange import import_text, write_text
-from nsa_tune.db.reader import _check_any, read_database, shipped
+from nsa_tune.db.reader import _newest_in, read_database, shipped
 from nsa_tune.db.runs import newest_of, runs_of, state_of
 from nsa_tune.db.store import Store
 from nsa_tune.db.text_table import read_text
@@ -512,7 +512,7 @@ def _answer(random: Random, folder: Path) -> bool:
         thread.start()
         os.environ["NSA_TUNE_DB_TIMEOUT_S"] = "20"
         address = Address.of(f"http://127.0.0.1:{port}")
-        found = fetched(address, folder, _check_any, again=True)
+        found = fetched(address, folder, partial(_newest_in, None), again=True)
         thread.join()
     if found.path is None:
         return False

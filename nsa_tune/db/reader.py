@@ -138,18 +138,18 @@ def shipped() -> list[Path]:
     return sorted(_SHIPPED.glob("*.tsv"))
 
 
-def sources(db: Path | None) -> Iterator[Path]:
+def sources(db: Path | None, wanted: Wanted | None = None) -> Iterator[Path]:
     """Databases and text tables in the order in which they are searched.
 
     Paths that somebody named (`db`, NSA_TUNE_DB) come even where there is no such file; the
     standard places only where there is one.
     """
-    return chain.from_iterable(grouped_sources(db))
+    return chain.from_iterable(grouped_sources(db, wanted))
 
 
-def grouped_sources(db: Path | None) -> Iterator[list[Path]]:
+def grouped_sources(db: Path | None, wanted: Wanted | None = None) -> Iterator[list[Path]]:
     """The same, those that count as one source together: the shipped tables."""
-    yield from ([path] for path in _databases(db))
+    yield from ([path] for path in _databases(db, wanted))
     yield shipped()
 
 
@@ -169,10 +169,12 @@ def find(db: Path | None, *, gpu: str, model: str, heads: int, kv_layout: str) -
     return []
 
 
-def find_stored(db: Path | None, wanted: Wanted) -> Iterator[list[StoredTable]]:
+def find_stored(
+    db: Path | None, wanted: Wanted, asked: Wanted | None = None
+) -> Iterator[list[StoredTable]]:
     """As `find`, from one source after the other; only sources that have any. Whether a
-    measurement succeeded is not asked."""
-    for places in grouped_sources(db):
+    measurement succeeded is not asked. With `asked`, a service's answer for that is searched."""
+    for places in grouped_sources(db, asked or wanted):
         found = [table for path in places for table in _usable(path, wanted, path == db)]
         if found:
             yield sorted(found, key=lambda table: table.head.measured_at, reverse=True)
@@ -195,10 +197,10 @@ def succeeded(table: Table) -> bool:
     return any(row.status is Status.OK for row in table.measurements)
 
 
-def _databases(db: Path | None) -> Iterator[Path]:
+def _databases(db: Path | None, wanted: Wanted | None) -> Iterator[Path]:
     named = os.environ.get("NSA_TUNE_DB")
     seen: set[Path] = set()
-    for path in (_located(db) if db else None, _located(named) if named else None):
+    for path in (_located(db, wanted) if db else None, _located(named, wanted) if named else None):
         if path is not None and path not in seen:
             seen.add(path)
             yield path
@@ -212,9 +214,9 @@ def _databases(db: Path | None) -> Iterator[Path]:
     )
 
 
-def _located(place: str | Path) -> Path | None:
+def _located(place: str | Path, wanted: Wanted | None) -> Path | None:
     """Where `place` is read; None where there is no copy of an address, or no home directory."""
-    found = fetched_from(place)
+    found = fetched_from(place, wanted)
     if found is not None:
         return found.path
     return place if isinstance(place, Path) else _expanded(place)
@@ -271,9 +273,12 @@ def _not_private(place: Path) -> str:
 # --- addresses
 
 
-def fetched_from(place: str | Path, *, again: bool = False) -> Fetched | None:
+def fetched_from(
+    place: str | Path, wanted: Wanted | None = None, *, again: bool = False
+) -> Fetched | None:
     """What the address `place` came to; None where it is a path. Its server is asked once a
-    process, or now with `again`.
+    process, or now with `again`; a service only for the tables that are `wanted`, or for those of
+    other GPUs where it has none of this one.
 
     Raises:
         UsageError: when it is no address, though it begins like one, or a variable NSA_TUNE_...
@@ -285,30 +290,32 @@ def fetched_from(place: str | Path, *, again: bool = False) -> Fetched | None:
     # Only here: what speaks HTTP takes longer to load than a table.
     from nsa_tune.remote.fetching import fetched
 
-    found = fetched(address, _cache_folder(), _check_any, again=again)
+    if wanted is not None:
+        address = address.of_table(wanted._asdict())
+    found = fetched(address, _cache_folder(), partial(_newest_in, wanted), again=again)
     if found.path is not None:
         _names[found.path] = f"{address.shown}, fetched {found.fetched_at}"
     return found
 
 
-def ask_again() -> Fetched | None:
-    """Ask the server of NSA_TUNE_DB anew; None where that is no address.
+def ask_again(wanted: Wanted) -> Fetched | None:
+    """Ask the server of NSA_TUNE_DB anew for what is `wanted`; None where that is no address.
 
     Raises:
         UsageError: as `fetched_from`.
     """
     named = os.environ.get("NSA_TUNE_DB")
-    return fetched_from(named, again=True) if named else None
+    return fetched_from(named, wanted, again=True) if named else None
 
 
-def local(place: Path, *, again: bool = False) -> Path:
+def local(place: Path, wanted: Wanted | None = None, *, again: bool = False) -> Path:
     """The file that stands for `place`: the copy of an address, else itself.
 
     Raises:
         UsageError: as `fetched_from`.
         StoreError: when it is an address of which there is no copy.
     """
-    found = fetched_from(place, again=again)
+    found = fetched_from(place, wanted, again=again)
     if found is None:
         return place
     if found.path is None:
@@ -323,15 +330,22 @@ def _cache_folder() -> Path | None:
     return _expanded("~/.cache/nsa-tune")
 
 
-def _check_any(path: Path) -> None:
-    """Pass when `path` is a text table, or a database of which tables can be told.
+def _newest_in(wanted: Wanted | None, path: Path) -> str:
+    """When the newest of the `wanted` tables in `path`, a text table or a database, was measured
+    last; "" where there is none.
 
     Raises:
-        StoreError: when not.
+        StoreError: when it is neither, or one of these tables cannot be read.
     """
     if path.suffix == ".tsv":
-        read_text(path)
-        return
+        table = read_text(path)
+        return table.measured_at if wanted is not None and wanted.matches(table.key) else ""
+    _check_database(path)
+    tables = [] if wanted is None else read_database(path, wanted)
+    return max((table.measured_at for table in tables), default="")
+
+
+def _check_database(path: Path) -> None:
     with store_errors(path), closing(connect_read_only(path)) as connection:
         if schema_version(connection, path) == 0:
             raise StoreCorrupt(f"{path} is an empty database")

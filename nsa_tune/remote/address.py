@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from urllib.parse import SplitResult, urlsplit, urlunsplit
+from urllib.parse import SplitResult, urlencode, urlsplit, urlunsplit
 
 from nsa_tune._errors import UsageError
 
@@ -73,6 +74,12 @@ class Address:
     def is_service(self) -> bool:
         """Whether it is the database of a service, and not just a file on a web server."""
         return urlsplit(self.url).path == DATABASE
+
+    def of_table(self, fields: Mapping[str, object]) -> Address:
+        """The address of only the tables with these `fields` of a key, if it is a service."""
+        if not self.is_service or self.sha256 or urlsplit(self.url).query:
+            return self
+        return replace(self, url=f"{self.url}?{urlencode(fields)}")
 
     @property
     def server(self) -> str:

@@ -39,6 +39,8 @@ class State:
     fetched_at: str = ""
     """When the copy came. ISO 8601, UTC, as `asked_at`."""
     asked_at: str = ""
+    newest: str = ""
+    """When the newest table of the copy was measured; "" where nobody asked for one."""
     problem: str = ""
     """Why the answer to the last request is not used; "" when it is."""
 
@@ -64,8 +66,8 @@ class Copies:
         try:
             with self._state.open("rb") as file:
                 found = json.loads(file.read(_MOST_STATE))
-            return State(**{name: str(found[name]) for name in asdict(State())})
-        except (OSError, ValueError, LookupError, TypeError, RecursionError):
+            return State(**{name: str(found.get(name, "")) for name in asdict(State())})
+        except (AttributeError, OSError, ValueError, TypeError, RecursionError):
             return State()
 
     def keep(self, state: State) -> None:
@@ -110,11 +112,14 @@ class Copies:
         draft.replace(path)
         return path
 
+    def newest_first(self) -> list[Path]:
+        """The copies, the one that came last first."""
+        copies = [*self._folder.glob("*.db"), *self._folder.glob("*.tsv")]
+        return sorted(copies, key=_modified, reverse=True)
+
     def tidy(self, sha256: str) -> None:
         """Remove the oldest copies, but not `sha256`, and drafts that nobody finishes."""
-        copies = [*self._folder.glob("*.db"), *self._folder.glob("*.tsv")]
-        newest_first = sorted(copies, key=_modified, reverse=True)
-        for path in [path for path in newest_first if path.stem != sha256][_KEPT - 1 :]:
+        for path in [path for path in self.newest_first() if path.stem != sha256][_KEPT - 1 :]:
             with suppress(OSError):
                 path.unlink(missing_ok=True)
                 remove_beside(path)

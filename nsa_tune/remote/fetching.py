@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,8 +18,9 @@ _log = logging.getLogger(__name__)
 _MARGIN_S = 1.0
 """How much longer one waits for a process that asks than that process waits for the server."""
 
-Check = Callable[[Path], object]
-"""Raises StoreError where a file is nothing that can be opened."""
+Check = Callable[[Path], str]
+"""When the newest table of a file was measured, "" where that does not matter; raises StoreError
+where it is nothing that can be opened."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,33 +104,46 @@ def _fetched(address: Address, cache: Path | None, check: Check) -> Fetched:
                 return _asked(address, copies, check, seconds)
         # Another process has asked meanwhile, or is still at it.
         waited = "" if alone else f"another process is still asking {address.shown}"
-        return _as_left(address, copies, waited)
+        return _as_left(address, copies, check, waited)
     except OSError as error:
         problem = f"a copy of {address.shown} cannot be kept in {cache}: {error.strerror}"
-        return _as_left(address, copies, f"{problem}; set XDG_CACHE_HOME")
+        return _as_left(address, copies, check, f"{problem}; set XDG_CACHE_HOME")
 
 
-def _as_left(address: Address, copies: Copies, problem: str) -> Fetched:
+def _as_left(address: Address, copies: Copies, check: Check, problem: str) -> Fetched:
     """What another process has left."""
     state = copies.state()
-    path = copies.path(address.sha256 or state.sha256)
+    path = copies.path(address.sha256) if address.sha256 else _good(copies, state, check)
     if path is None and not (problem or state.problem):
         problem = f"the copy of {address.shown} is damaged"
     return Fetched(address, path, state.fetched_at, problem or state.problem)
 
 
+def _good(copies: Copies, state: State, check: Check) -> Path | None:
+    """The copy that counts, or where that is damaged the newest one that can be opened."""
+    path = copies.path(state.sha256)
+    if path is not None or not state.sha256:
+        return path
+    for older in filter(None, (copies.path(each.stem) for each in copies.newest_first())):
+        with suppress(StoreError):
+            check(older)
+            return older
+    return None
+
+
 def _asked(address: Address, copies: Copies, check: Check, seconds: float) -> Fetched:
     state = copies.state()
     # A pinned address whose copy were here would not ask.
-    path = None if address.sha256 else copies.path(state.sha256)
-    etag = "" if path is None else state.etag
+    path = None if address.sha256 else _good(copies, state, check)
+    etag = state.etag if path is not None and path.stem == state.sha256 else ""
     draft, is_new = copies.draft(), False
     try:
         answer = download(address.url, address.shown, draft, etag, seconds)
         if not answer.unchanged:
             _check_sha256(answer, address)
-            path = copies.put(_named(draft, address, check), answer.sha256)
-            state, is_new = State(answer.sha256, answer.etag, _now()), True
+            named, newest = _named(draft, address, check, state.newest)
+            path = copies.put(named, answer.sha256)
+            state, is_new = State(answer.sha256, answer.etag, _now(), newest=newest), True
         elif path is None:
             raise Refused(f"{address.shown} says that nothing has changed, to nobody who asked")
         state = replace(state, asked_at=_now(), problem="")
@@ -156,22 +171,30 @@ def _check_sha256(answer: Answer, address: Address) -> None:
         )
 
 
-def _named(draft: Path, address: Address, check: Check) -> Path:
-    """`draft` under a name that says what kind of file it is, once `check` lets it pass.
+def _named(draft: Path, address: Address, check: Check, before: str) -> tuple[Path, str]:
+    """`draft` under a name that says what kind of file it is, once `check` lets it pass; and when
+    its newest table was measured. `before` is that of the last copy.
 
     Raises:
-        Refused: when it does not.
+        Refused: when it does not, or when the tables of the last copy are gone.
     """
     named = draft.rename(draft.with_name(f"{draft.name}{suffix_of(draft)}"))
     try:
-        check(named)
+        newest = check(named)
+        if before and not newest:
+            raise StoreError("it no longer has the tables of the copy")
     except StoreError as error:
         named.unlink(missing_ok=True)
         reason = str(error).replace(str(named), "it")
         raise Refused(f"{address.shown} sent what cannot be opened: {reason}") from error
     finally:
         remove_beside(named)
-    return named
+    if newest < before:
+        _say_once(
+            logging.WARNING,
+            f"{address.shown} has gone back: its newest table is of {newest}, and was of {before}",
+        )
+    return named, newest
 
 
 def _now() -> str:

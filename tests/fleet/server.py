@@ -83,12 +83,13 @@ class _Handler(BaseHTTPRequestHandler):
         kept = self.server.kept
         if self._refused():
             return
-        if self.path in kept.redirects:
-            self._answer(302, b"", {"Location": kept.redirects[self.path]})
-        elif self.path not in kept.files:
+        path = self.path.partition("?")[0]
+        if path in kept.redirects:
+            self._answer(302, b"", {"Location": kept.redirects[path]})
+        elif path not in kept.files:
             self._error(404, "there is no such page")
         else:
-            body = kept.files[self.path]
+            body = kept.files[path]
             digest = hashlib.sha256(body).hexdigest()
             right = {"ETag": f'"sha256-{digest}"', "X-Content-SHA256": digest}
             if self.headers.get("If-None-Match") == right["ETag"]:

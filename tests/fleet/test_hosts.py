@@ -142,12 +142,12 @@ def test_ranks_that_wait_take_the_answer_of_the_one_that_asked(
     @contextmanager
     def after_another(self: Copies, seconds: float) -> Iterator[bool]:
         monkeypatch.setattr(Copies, "alone", alone)
-        fetching._fetched(address, cache, lambda path: None)  # another rank
+        fetching._fetched(address, cache, lambda path: "")  # another rank
         with alone(self, seconds) as held:
             yield held
 
     monkeypatch.setattr(Copies, "alone", after_another)
-    found = fetching.fetched(address, cache, lambda path: None)
+    found = fetching.fetched(address, cache, lambda path: "")
 
     assert found.path is not None
     assert found.problem == ""

@@ -43,9 +43,12 @@ def server(kept: Kept) -> Iterator[Server]:
         yield server
 
 
-def _check(path: Path) -> None:
-    if not path.read_bytes().startswith((b"SQLite", b"# format = ")):
+def _check(path: Path) -> str:
+    """When it was measured: what stands behind "@"."""
+    content = path.read_bytes()
+    if not content.startswith((b"SQLite", b"# format = ")):
         raise StoreCorrupt(f"{path} is not an SQLite database")
+    return content.decode().partition("@")[2]
 
 
 def _fetch(server: Server, cache: Path, end: str = "") -> Fetched:
@@ -97,6 +100,54 @@ def test_the_last_copies_are_kept_and_older_ones_removed(
         os.utime(found[-1] or tmp_path, (i, i))  # one after the other, whatever the clock shows
 
     assert {path for path in found if path and path.exists()} == {*found[3:]}
+
+
+def test_an_answer_without_the_tables_of_the_copy_does_not_take_its_place(
+    server: Server, kept: Kept, tmp_path: Path
+) -> None:
+    kept.files[PATH] = b"SQLite: measured @2026-11-20"
+    _fetch(server, tmp_path)
+    kept.files[PATH] = b"SQLite: rows deleted"
+
+    found = _fetch(server, tmp_path)
+
+    assert _content(found) == b"SQLite: measured @2026-11-20"
+    assert "it no longer has the tables of the copy" in found.problem
+
+
+def test_a_database_that_goes_back_is_used_and_said(
+    server: Server, kept: Kept, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for day in (20, 21, 20):
+        kept.files[PATH] = b"SQLite: @2026-11-%d" % day
+        found = _fetch(server, tmp_path)
+
+    assert _content(found) == b"SQLite: @2026-11-20"
+    said = "has gone back: its newest table is of 2026-11-20, and was of 2026-11-21"
+    assert caplog.text.count(said) == 1
+
+
+def test_when_the_copy_is_damaged_the_one_before_is_used(kept: Kept, tmp_path: Path) -> None:
+    with serving(kept) as server:
+        old = _fetch(server, tmp_path)
+        kept.files[PATH] = NEW
+        new = _fetch(server, tmp_path)
+    assert new.path is not None
+    new.path.write_bytes(b"SQLite: flipped")
+
+    found = _fetch(server, tmp_path)
+
+    assert found.path == old.path
+    assert "cannot be reached" in found.problem
+
+
+def test_a_service_is_asked_for_one_table(server: Server, tmp_path: Path) -> None:
+    fields = {"gpu": "NVIDIA H200", "heads": 16}
+    for end in ("", "/a.db", f"#sha256={'0' * 64}"):
+        fetching.fetched(Address.of(server.url + end).of_table(fields), tmp_path, _check)
+
+    asked = [path for path, _, _ in server.kept.requests]
+    assert asked == ["/v1/database?gpu=NVIDIA+H200&heads=16", "/a.db", "/v1/database"]
 
 
 def test_text_tables_are_fetched_too(server: Server, kept: Kept, tmp_path: Path) -> None:
@@ -350,9 +401,10 @@ def test_a_copy_in_wal_mode_leaves_nothing_behind(
         connection.execute("CREATE TABLE a (b)")
     kept.files[PATH] = source.read_bytes()
 
-    def look(path: Path) -> None:
+    def look(path: Path) -> str:
         with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as connection:
             connection.execute("SELECT * FROM a").fetchall()
+        return ""
 
     found = fetching.fetched(Address.of(server.url), tmp_path / "cache", look)
 

@@ -64,13 +64,13 @@ def of_the_same_architecture(
     fields = ("model", "heads", "kv_layout")
     others = [
         key.gpu
-        for _, key in _keys(db)
+        for _, key in _keys(db, wanted)
         if key.gpu != wanted.gpu
         and all(getattr(key, name) == getattr(wanted, name) for name in fields)
     ]
     for gpu in dict.fromkeys(others):
         try:
-            found = chain.from_iterable(tables.find_stored(db, wanted._replace(gpu=gpu)))
+            found = chain.from_iterable(tables.find_stored(db, wanted._replace(gpu=gpu), wanted))
             yield from (table for table in found if table.head.device.arch == arch)
         except StoreError:
             continue
@@ -82,7 +82,7 @@ def nothing_for(db: Path | None, wanted: tables.Wanted) -> str:
         f"nothing is tuned for {wanted.model} with {wanted.heads} local heads and KV layout "
         f"{wanted.kv_layout} on {wanted.gpu!r}"
     )
-    known = [(_differences(key, wanted), source) for source, key in _keys(db)]
+    known = [(_differences(key, wanted), source) for source, key in _keys(db, wanted)]
     if not known:
         return f"{asked}, nor is there a table for anything else; measure with `nsa-tune run`"
     differences, source = min(known, key=lambda one: (len(one[0]), sorted(one[0]), one[1]))
@@ -99,8 +99,8 @@ def _differences(key: Key, wanted: tables.Wanted) -> dict[str, str]:
     return {field: theirs for field, _, theirs in asked.differences(key)}
 
 
-def _keys(db: Path | None) -> Iterator[tuple[str, Key]]:
+def _keys(db: Path | None, wanted: tables.Wanted) -> Iterator[tuple[str, Key]]:
     """(source, key) of every table that can be read; `find` has warned of the others."""
-    for path in tables.sources(db):
+    for path in tables.sources(db, wanted):
         with suppress(StoreError):
             yield from [(str(path), key) for key in tables.keys_in(path)]

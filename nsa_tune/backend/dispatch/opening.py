@@ -117,11 +117,11 @@ class Request:
             problems.append("NSA_TUNE_DISABLE is set")
             return self._opened(Here.of(self.wanted.gpu), environment, problems)
         # Here alone a server is asked. Whatever else looks for tables reads the copy.
-        asked = tables.ask_again()
+        asked = tables.ask_again(self.wanted)
         if asked is not None and asked.path is None:
             problems.append(asked.sentence)
         try:
-            db = None if self.db is None else tables.local(self.db, again=True)
+            db = None if self.db is None else tables.local(self.db, self.wanted, again=True)
         except StoreError as error:
             problems.append(str(error))
             db = None
@@ -167,7 +167,7 @@ class Request:
         """The tables that are demoted, by digest."""
         if here is None or not (self.demote_failed or environment.demote_failed):
             return {}
-        return failed_checks(tables.sources(self.db), here.driver, here.libraries)
+        return failed_checks(tables.sources(self.db, self.wanted), here.driver, here.libraries)
 
     def _in_order(
         self, here: Here | None, failed: _Failed, problems: list[str]

@@ -35,9 +35,13 @@ class TableEndpoints:
         if not request.url.query:
             return streamed(request, await self._service.copy(), _DATABASE)
         target = target_in(request)
-        entries = (await self._service.held()).of(target.name)
-        # A body of its own only for tables that are there.
-        name = f"tables of {target.name}" if entries else "no table"
+        held, name = await self._service.held(), f"tables of {target.name}"
+        entries = held.of(target.name)
+        if not entries:
+            # For a GPU that nobody has measured, those of the others may answer.
+            entries, name = held.of((None, *target.name[1:])), f"tables of {target.name[1:]}"
+        # Names that somebody made up have one body together.
+        name = name if entries else "no table"
         make = partial(of_keys, self._service.database, entries)
         body = await self._service.body(name, _version_of(entries), make)
         return streamed(request, body, _DATABASE)

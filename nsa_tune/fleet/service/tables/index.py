@@ -60,11 +60,13 @@ class Held(NamedTuple):
     version: int
     """Differs whenever anything was written."""
 
-    def of(self, name: tuple[str, str, int, str]) -> tuple[Entry, ...]:
-        """Those with this GPU, model, local heads and KV layout."""
+    def of(self, name: tuple[str | None, str, int, str]) -> tuple[Entry, ...]:
+        """Those with this GPU (None: any), model, local heads and KV layout."""
+        gpu, *rest = name
         return tuple(
             entry for entry in self.entries
-            if name == (entry.key.gpu, entry.key.model, entry.key.heads, entry.key.kv_layout)
+            if gpu in (None, entry.key.gpu)
+            and rest == [entry.key.model, entry.key.heads, entry.key.kv_layout]
         )  # fmt: skip
 
     @property
