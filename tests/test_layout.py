@@ -6,7 +6,7 @@ import ast
 import re
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -117,6 +117,65 @@ def test_the_table_of_rooms_holds_no_arrow_too_many() -> None:
 
 def test_rooms_import_in_no_circle() -> None:
     list(TopologicalSorter(ROOMS).static_order())  # Raises CycleError for a circle.
+
+
+def test_modules_import_in_no_circle() -> None:
+    """What functions and TYPE_CHECKING import counts too."""
+    modules = {_module(path): path for path in _FILES.values()}
+    graph = {
+        name: {
+            found
+            for imported in _imports(_parsed(path), path)
+            if (found := _longest(imported, modules)) not in (None, name)
+        }
+        for name, path in modules.items()
+        if path.name != "__init__.py"
+    }
+
+    list(TopologicalSorter(graph).static_order())
+
+
+def _module(path: Path) -> str:
+    return ".".join(["nsa_tune", *path.relative_to(ROOT).with_suffix("").parts])
+
+
+def _longest(name: str, modules: Container[str]) -> str | None:
+    """The module that an imported name is, or is in."""
+    parts = name.split(".")
+    names = (".".join(parts[:count]) for count in range(len(parts), 0, -1))
+    return next((module for module in names if module in modules), None)
+
+
+GROUND = (
+    "backend/types", "backend/points", "backend/costmodel", "db", "backend/dispatch", "engines",
+    "autotune", "reports", "fleet", "_cli",
+)  # fmt: skip
+"""From the ground to the roof."""
+
+
+def test_rooms_import_only_what_stands_below_them() -> None:
+    levels = {room: level for level, room in enumerate(GROUND)}
+    for room, rooms in ROOMS.items():
+        for imported in rooms:
+            above, below = _top(room), _top(imported)
+            if above in levels and below in levels and above != below:
+                assert levels[above] > levels[below], (room, imported)
+
+
+def _top(room: str) -> str:
+    return room if room.startswith("backend/") else room.partition("/")[0]
+
+
+@_each(_FILES)
+def test_no_code_is_made_of_text(path: Path) -> None:
+    called = {
+        node.func.id
+        for node in ast.walk(_parsed(path))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+    }
+
+    assert called.isdisjoint({"exec", "eval", "compile", "__import__"})
+    assert "linecache" not in path.read_text(encoding="utf-8")
 
 
 def test_only_commands_import_the_fleet() -> None:

@@ -37,7 +37,6 @@ from nsa_tune.backend.types.records import (
     Measurement,
     Status,
     Table,
-    measurement_of,
 )
 
 LEAST_US, MOST_US = 1e-3, 1e9
@@ -104,7 +103,7 @@ def checked_measurement(
         latency, low, high = _latency(latency_us), _latency(low_us), _latency(high_us)
     if known is Status.OK and (latency is None or low is None or high is None):
         raise ValueError("a successful measurement needs a latency and its interval")
-    return measurement_of(
+    return Measurement(
         point, batch, arm, known, latency, low, high, samples, _error(error), reason, discarded,
         _pass_cost(pass_us),
     )  # fmt: skip
@@ -122,7 +121,7 @@ def checked_measurements(columns: Sequence[Sequence[Any]]) -> tuple[Measurement,
         plain = [list(compress(column, succeeded)) for column in columns]
     if not _are_plain(plain):
         return tuple(map(checked_measurement, *columns))
-    found = list(map(measurement_of, *columns[:3], repeat(Status.OK), *columns[4:]))
+    found = list(map(Measurement, *columns[:3], repeat(Status.OK), *columns[4:]))
     if plain is not columns:
         for i, is_plain in enumerate(succeeded):
             if not is_plain:

@@ -11,9 +11,17 @@ from time import sleep
 import torch
 
 from nsa_tune.backend.types.batch import Batch, Mode
-from nsa_tune.backend.types.formula import Formulas, Limit
 from nsa_tune.backend.types.layouts import KVLayout
-from nsa_tune.backend.types.point import Arm, Case, Guard, Point, Question, Setting
+from nsa_tune.backend.types.point import (
+    Arm,
+    Case,
+    FeatureFunctions,
+    Guard,
+    Limit,
+    Point,
+    Question,
+    Setting,
+)
 
 Build = Callable[["RunnableCase"], Callable[[], torch.Tensor]]
 _ANY = frozenset(KVLayout)
@@ -60,12 +68,14 @@ def _raises(case: RunnableCase) -> Callable[[], torch.Tensor]:
     return run
 
 
-def _few(setting: Setting) -> tuple[Limit, ...]:
+def _few(setting: Setting) -> Limit:
     del setting
-    return (Limit("batch_size > 4", "more than 4 sequences"),)
+    return lambda batch: "more than 4 sequences" if batch.batch_size > 4 else None
 
 
-_FORMULAS = Formulas({}, ("q_tokens",), {"rows": "log2(q_tokens)"}, functions={"log2": log2})
+_FEATURES = FeatureFunctions(
+    ("q_tokens",), lambda batch: (batch.q_tokens,), lambda batch: (log2(batch.q_tokens),)
+)
 
 ARMS = {
     "fast": _right(0.0001),
@@ -97,7 +107,7 @@ def runnable(*arms: str, batches: int = 6) -> Point:
         modes=frozenset({Mode.DECODE}),
         arms=built,
         questions=(Question("runnable", {name: (name,) for name in arms}),),
-        formulas=lambda setting: _FORMULAS,
+        features=lambda setting: _FEATURES,
         grid=lambda setting: grid,
         case=_case,
         sample=_sample,

@@ -10,9 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 from nsa_tune.backend.costmodel.policy import Policy
 from nsa_tune.backend.types.batch import Batch, Mode
-from nsa_tune.backend.types.formula import Formulas, Limit
 from nsa_tune.backend.types.layouts import KVLayout
-from nsa_tune.backend.types.point import Arm, Case, Guard, Point, Question, Setting
+from nsa_tune.backend.types.point import (
+    Arm,
+    Case,
+    FeatureFunctions,
+    Guard,
+    Limit,
+    Point,
+    Question,
+    Setting,
+)
 from nsa_tune.backend.types.profiles import profile_of
 from nsa_tune.backend.types.records import Device, Key, Measurement, Status, Table
 
@@ -27,18 +35,19 @@ SETTING = Setting(profile_of("deepseek-v3.2"), 128, KVLayout.FP8_PACKED, DEVICE)
 KEY = Key("Test GPU", "1.0", (("torch", "2.0"),), "deepseek-v3.2", 128, "fp8_packed", "fake 1")
 
 
-def _dense(setting: Setting) -> tuple[Limit, ...]:
-    return (Limit(f"max_kv > {setting.profile.index_topk}", "too long for dense"),)
+def _dense(setting: Setting) -> Limit:
+    topk = setting.profile.index_topk
+    return lambda batch: "too long for dense" if batch.max_kv > topk else None
 
 
-def _not_captured(setting: Setting) -> tuple[Limit, ...]:
+def _not_captured(setting: Setting) -> Limit:
     del setting
-    return (Limit("captured", "not under capture"),)
+    return lambda batch: "not under capture" if batch.captured else None
 
 
-def _few_rows(setting: Setting) -> tuple[Limit, ...]:
+def _few_rows(setting: Setting) -> Limit:
     del setting
-    return (Limit("q_tokens > 4096", "more than 4096 rows"),)
+    return lambda batch: "more than 4096 rows" if batch.q_tokens > 4096 else None
 
 
 def _nothing(case: Any) -> Callable[[], torch.Tensor]:
@@ -62,12 +71,11 @@ BATCHES = [
     for new in (1, 8, 64, 256, 1024, 4096)
 ]
 
-FORMULAS = Formulas(
-    values={},
-    features=("q_tokens", "kv_tokens"),
-    coordinates={"q_tokens": "log2(q_tokens)", "kv_tokens": "log2(kv_tokens)"},
-    regime="1 if prefix_tokens else 0",
-    functions={"log2": log2},
+FEATURES = FeatureFunctions(
+    names=("q_tokens", "kv_tokens"),
+    features=lambda batch: (batch.q_tokens, batch.kv_tokens),
+    coordinates=lambda batch: (log2(batch.q_tokens), log2(batch.kv_tokens)),
+    regime=lambda batch: 1 if batch.prefix_tokens else 0,
 )
 
 FAKE = Point(
@@ -83,7 +91,7 @@ FAKE = Point(
         Question("prefill_path", {"mha": ("mha/dense",), "mla": ("mla/wide", "mla/packed")}),
         Question("sparse_prefill", {"wide": ("mla/wide",), "packed": ("mla/packed",)}),
     ),
-    formulas=lambda setting: FORMULAS,
+    features=lambda setting: FEATURES,
     grid=lambda setting: BATCHES,
     case=_no_case,
     sample=lambda setting, random: _random_batch(random),

@@ -8,9 +8,8 @@ from typing import Any
 
 from nsa_tune.backend.points import POINTS
 from nsa_tune.backend.types.batch import Batch, Mode
-from nsa_tune.backend.types.formula import Formulas, Limit
 from nsa_tune.backend.types.layouts import KVLayout
-from nsa_tune.backend.types.point import Arm, Guard, Point, Question, Setting
+from nsa_tune.backend.types.point import Arm, FeatureFunctions, Guard, Point, Question, Setting
 from nsa_tune.backend.types.profiles import PROFILES
 from nsa_tune.backend.types.records import Device, Key, Measurement, Status, Table
 
@@ -45,12 +44,16 @@ def _no_case(*_: object) -> Any:
     raise AssertionError("nothing is measured here")
 
 
-_FORMULAS = Formulas({}, ("q_tokens",), {"q_tokens": "log2(q_tokens)"}, functions={"log2": log2})
+_FEATURES = FeatureFunctions(
+    ("q_tokens",), lambda batch: (batch.q_tokens,), lambda batch: (log2(batch.q_tokens),)
+)
 
 
 def _limit(most: int) -> Guard:
-    limits = (Limit(f"q_tokens > {most}", f"steep ends at {most} tokens"),)
-    return Guard("most", "formula", "made up", lambda setting: limits)
+    def limit(batch: Batch) -> str | None:
+        return f"steep ends at {most} tokens" if batch.q_tokens > most else None
+
+    return Guard("most", "formula", "made up", lambda setting: limit)
 
 
 def toy_point(limit: int | None = None) -> Point:
@@ -66,7 +69,7 @@ def toy_point(limit: int | None = None) -> Point:
             Arm("flat/a", _no_case, layouts),
         ),
         questions=(Question("toy_path", {"steep": ("steep/a",), "flat": ("flat/a",)}),),
-        formulas=lambda setting: _FORMULAS,
+        features=lambda setting: _FEATURES,
         grid=lambda setting: [Batch.extend([0], [new]) for new in news],
         case=_no_case,
         sample=_no_case,

@@ -346,7 +346,7 @@ class _PointSearch:
         for placed in self._measured:
             distance = _distance_to_nearest(placed, self._measured)
             found.setdefault(placed.regime, []).append(distance)
-        free = len(self._features.formulas.features) + 1
+        free = len(self._features.names) + 1
         return {
             regime: _RegimeSpread(
                 median(distances), sqrt(len(distances) / max(len(distances) - free, 1))

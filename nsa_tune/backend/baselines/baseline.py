@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TypeAlias
 
-from nsa_tune.backend.types.formula import Switch, function_of
+from nsa_tune.backend.types.batch import Batch
+from nsa_tune.backend.types.point import Question, Setting
 
-if TYPE_CHECKING:
-    from nsa_tune.backend.types.batch import Batch
-    from nsa_tune.backend.types.point import Question, Setting
+Choose: TypeAlias = Callable[[Batch], str]
+"""The choice for a batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Default:
     """The engine's choice for one question."""
 
-    choice: Callable[[Setting], str | Switch]
-    """What it takes in a setting: always the same, or one of two by a formula."""
+    choice: Callable[[Setting], str | Choose]
+    """What it takes in a setting: always the same, or by the batch."""
     source: str
     """File and line of the engine."""
 
@@ -31,26 +31,20 @@ class Baseline:
     defaults: Mapping[str, Default]
     """By the name of the question."""
 
-    def choice(self, question: Question, setting: Setting) -> str | Switch:
+    def chooser(self, question: Question, setting: Setting) -> Choose:
         """What the engine takes, or the first declared choice of a question it does not ask."""
         default = self.defaults.get(question.name)
-        return next(iter(question.choices)) if default is None else default.choice(setting)
+        choice = next(iter(question.choices)) if default is None else default.choice(setting)
+        return (lambda batch: choice) if isinstance(choice, str) else choice
 
     def choose(self, question: Question, batch: Batch, setting: Setting) -> str:
-        """`choice` for one batch."""
-        return taken(self.choice(question, setting), batch)
+        """`chooser` for one batch."""
+        return self.chooser(question, setting)(batch)
 
     def source(self, answer: str) -> str:
         """Where the engine decides the question called `answer`."""
         default = self.defaults.get(answer)
         return self.name if default is None else f"{self.name} {default.source}"
-
-
-def taken(choice: str | Switch, batch: Batch) -> str:
-    """What a baseline's choice comes to for `batch`."""
-    if isinstance(choice, str):
-        return choice
-    return choice.yes if function_of(choice.condition)(batch) else choice.no
 
 
 _TORCH = {"fa3": "torch", "flashmla_sparse": "torch_sparse", "flashmla_kv": "torch_kv"}

@@ -4,23 +4,28 @@ from __future__ import annotations
 
 from nsa_tune.backend.baselines.baseline import (
     Baseline,
+    Choose,
     Default,
     capability,
     kernel_here,
     unless_cpu,
 )
-from nsa_tune.backend.types.formula import Switch
+from nsa_tune.backend.types.batch import Batch, Mode
 from nsa_tune.backend.types.layouts import KVLayout
 from nsa_tune.backend.types.point import Setting
 
 
-def _prefill_path(setting: Setting) -> str | Switch:
+def _prefill_path(setting: Setting) -> str | Choose:
     sm = capability(setting)
     if sm != 90 and not 100 <= sm < 110:
         return "mla"
     topk, most = setting.profile.index_topk, setting.max_chunk_kv
-    dense = f"is_extend and not captured and max_kv <= {topk} and kv_tokens <= {most}"
-    return Switch(dense, "mha", "mla")
+
+    def choose(batch: Batch) -> str:
+        short = batch.max_kv <= topk and batch.kv_tokens <= most
+        return "mha" if short and batch.mode is Mode.EXTEND and not batch.captured else "mla"
+
+    return choose
 
 
 def _mha_kernel(setting: Setting) -> str:
@@ -41,10 +46,14 @@ def _v4_prefill(setting: Setting) -> str:
     return "sparse_fwd" if capability(setting) < 120 else "with_kvcache"
 
 
-def _indexer_layout(setting: Setting) -> str | Switch:
+def _indexer_layout(setting: Setting) -> str | Choose:
     if not 100 <= capability(setting) < 110:
         return "flatten"
-    return Switch("is_verify and next_n >= 2", "native", "flatten")
+    return _native_in_verify
+
+
+def _native_in_verify(batch: Batch) -> str:
+    return "native" if batch.mode is Mode.TARGET_VERIFY and batch.next_n >= 2 else "flatten"
 
 
 def _decode(setting: Setting) -> str:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from nsa_tune.backend.baselines.baseline import (
     Baseline,
+    Choose,
     Default,
     capability,
     kernel_here,
     unless_cpu,
 )
-from nsa_tune.backend.types.formula import Switch
+from nsa_tune.backend.types.batch import Batch, Mode
 from nsa_tune.backend.types.layouts import KVLayout
 from nsa_tune.backend.types.point import Setting
 
@@ -23,22 +24,25 @@ _FEWEST_HEADS = 32
 """Local heads from which on an fp8 prefill is widened for the bf16 kernel."""
 
 
-def _short(setting: Setting) -> str:
-    """Whether the new tokens of a sequence are few enough to count as a decode."""
+def _most_decoded(setting: Setting) -> int:
+    """New tokens of a sequence up to which an extend counts as a decode."""
     if 100 <= capability(setting) < 110:
-        threshold = _BLACKWELL_THRESHOLDS.get(setting.heads, 1024)
-    else:
-        threshold = _HOPPER_THRESHOLDS.get(setting.heads, 256)
-    return f"q_tokens <= {threshold} * batch_size"
+        return _BLACKWELL_THRESHOLDS.get(setting.heads, 1024)
+    return _HOPPER_THRESHOLDS.get(setting.heads, 256)
 
 
-def _prefill_path(setting: Setting) -> str | Switch:
+def _prefill_path(setting: Setting) -> str | Choose:
     sm = capability(setting)
     if sm != 90 and not 100 <= sm < 110:
         return "mla"
-    within = f"max_kv <= {setting.profile.index_topk}"
-    dense = f"is_extend and not captured and {within} and not {_short(setting)}"
-    return Switch(dense, "mha", "mla")
+    topk, most = setting.profile.index_topk, _most_decoded(setting)
+
+    def choose(batch: Batch) -> str:
+        is_decode = batch.q_tokens <= most * batch.batch_size
+        extends = batch.mode is Mode.EXTEND and not batch.captured and not is_decode
+        return "mha" if extends and batch.max_kv <= topk else "mla"
+
+    return choose
 
 
 def _mha_kernel(setting: Setting) -> str:
@@ -49,14 +53,15 @@ def _mha_kernel(setting: Setting) -> str:
     return "trtllm_ragged" if wide and capability(setting) < 110 else "fa4"
 
 
-def _sparse_prefill(setting: Setting) -> str | Switch:
+def _sparse_prefill(setting: Setting) -> str | Choose:
     if setting.layout is KVLayout.FP8_PACKED:
         if capability(setting) >= 100:
             return "trtllm"
         mixed = kernel_here("flashmla_kv", setting)
         if setting.heads < _FEWEST_HEADS:
             return mixed
-        return Switch(_short(setting), mixed, kernel_here("flashmla_sparse", setting))
+        widened, most = kernel_here("flashmla_sparse", setting), _most_decoded(setting)
+        return lambda batch: mixed if batch.q_tokens <= most * batch.batch_size else widened
     return _over_bf16(setting)
 
 
@@ -73,18 +78,19 @@ def _over_bf16(setting: Setting) -> str:
     return "fa3" if setting.device.arch != "cpu" else "torch_sparse"
 
 
-def _indexer_layout(setting: Setting) -> str | Switch:
+def _indexer_layout(setting: Setting) -> str | Choose:
     # vLLM brings a DeepGEMM of its own, which takes 4 on SM90 as well.
     if 100 <= capability(setting) < 110:
         return "native"
-    return Switch("next_n == 1 or next_n == 2 or next_n == 4", "native", "flatten")
+    return lambda batch: "native" if batch.next_n in (1, 2, 4) else "flatten"
 
 
-def _indexer_prefill(setting: Setting) -> str | Switch:
+def _indexer_prefill(setting: Setting) -> str | Choose:
     # 512 MiB of logits at a time: VLLM_SPARSE_INDEXER_MAX_LOGITS_MB.
     if setting.device.arch == "cpu":
         return "torch"
-    return Switch(f"q_tokens * kv_tokens * 4 > {2**29}", "chunked", "ragged")
+    most = 2**29 // 4
+    return lambda batch: "chunked" if batch.q_tokens * batch.kv_tokens > most else "ragged"
 
 
 _V4_PREFILL = Default(

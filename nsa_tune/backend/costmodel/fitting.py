@@ -8,17 +8,15 @@ from dataclasses import dataclass
 from itertools import groupby, pairwise
 from math import log
 from operator import attrgetter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from nsa_tune._errors import BatchError, StoreCorrupt
 from nsa_tune.backend.costmodel.features import Features
 from nsa_tune.backend.costmodel.model import Failures, LatencyModel, boxes, fit
 from nsa_tune.backend.costmodel.model_selection import Successes, selected
 from nsa_tune.backend.types.batch import Batch
+from nsa_tune.backend.types.point import Arm, Point, Setting
 from nsa_tune.backend.types.records import Measurement, Status
-
-if TYPE_CHECKING:
-    from nsa_tune.backend.types.point import Arm, Point, Setting
 
 
 class Extent(NamedTuple):
@@ -170,11 +168,11 @@ def _failures(point: Point, own: Iterable[tuple[_Sample, Measurement]]) -> Failu
         if row.status is Status.WRONG:
             wrong.append(row)
         if row.status is Status.OK:
-            passed[point.kin(sample.regime)].append(sample.batch)
+            passed[point.regime_group(sample.regime)].append(sample.batch)
         else:
             reason = f"failed on {row.batch}: {row.reason or row.status}"
-            failed[point.kin(sample.regime)].append((sample.batch, reason))
+            failed[point.regime_group(sample.regime)].append((sample.batch, reason))
     return Failures(
         f"wrong output on {wrong[0].batch}: {wrong[0].reason}" if wrong else None,
-        {kin: boxes(some, passed[kin]) for kin, some in failed.items()},
+        {group: boxes(some, passed[group]) for group, some in failed.items()},
     )

@@ -8,23 +8,21 @@ to choose by, and cheap enough for every forward pass. How long a batch takes is
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 from operator import attrgetter, mul, truediv
 from typing import NamedTuple
 
 from nsa_tune.backend.costmodel.least_squares import fitted_weights
 from nsa_tune.backend.types.batch import Batch
-from nsa_tune.backend.types.formula import function_of
 
 FEWEST = 3
 """Batches that must have been measured; with fewer an arm's time counts as unknown."""
 MOST_BOXES = 64
-"""Ranges of batches that an arm is kept out of, in regimes that are alike; each is a part of the
-code that decides. An arm that failed in more places is not taken at all."""
+"""Ranges of batches that an arm is kept out of, in regimes that are alike; each is looked at in
+every plan. An arm that failed in more places is not taken at all."""
 
-_SUMS = ("batch_size", "q_tokens", "kv_tokens", "max_kv")
-_sums = attrgetter(*_SUMS)
+_sums = attrgetter("batch_size", "q_tokens", "kv_tokens", "max_kv")
 _CLOSE = 0.25
 """Log distance to the nearest other arm at which a batch counts half in a fit: a model's errors
 matter where two arms come close, and nowhere else (docs/policy.md)."""
@@ -41,13 +39,18 @@ class LatencyModel:
 
     weights: tuple[float, ...]
     """Microseconds for one of each feature; the last, positive, is for a batch without work."""
+    _terms: tuple[tuple[int, float], ...] = field(init=False, repr=False, compare=False)
+    """Number and weight of the features that count."""
+
+    def __post_init__(self) -> None:
+        terms = [(i, weight) for i, weight in enumerate(self.weights[:-1]) if weight]
+        object.__setattr__(self, "_terms", tuple(terms))
 
     def latency_us(self, features: Sequence[float]) -> float:
         """The time of a batch with these features, which are never negative."""
         total = self.weights[-1]
-        for weight, feature in zip(self.weights, features, strict=False):
-            if weight:
-                total = total + weight * feature
+        for i, weight in self._terms:
+            total += weight * features[i]
         return total
 
 
@@ -97,21 +100,12 @@ class Box(NamedTuple):
     """Both ends are inside; None is without an end."""
     reason: str
 
-    @property
-    def formula(self) -> str:
-        """The formula of whether a batch lies inside."""
-        tests = [f"{name} >= {low}" for name, low in zip(_SUMS, self.low, strict=True) if low > 0]
-        tests += [
-            f"{name} <= {high}"
-            for name, high in zip(_SUMS, self.high, strict=True)
-            if high is not None
-        ]
-        return " and ".join(tests) or "True"
-
     def holds(self, batch: Batch) -> bool:
         """Whether `batch` lies inside."""
-        inside: bool = function_of(self.formula)(batch)
-        return inside
+        return all(
+            low <= size and (high is None or size <= high)
+            for size, low, high in zip(_sums(batch), self.low, self.high, strict=True)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,13 +115,13 @@ class Failures:
     wrong: str | None
     """How its output was wrong once: then it is not taken anywhere."""
     boxes: Mapping[int, tuple[Box, ...]]
-    """By `Point.kin` of regimes."""
+    """By `Point.regime_group`."""
 
-    def reason(self, kin: int, batch: Batch) -> str | None:
+    def reason(self, group: int, batch: Batch) -> str | None:
         """Why the arm must not run there."""
         if self.wrong is not None:
             return self.wrong
-        for box in self.boxes.get(kin, ()):
+        for box in self.boxes.get(group, ()):
             if box.holds(batch):
                 return box.reason
         return None

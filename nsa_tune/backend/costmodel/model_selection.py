@@ -14,13 +14,11 @@ from dataclasses import replace
 from math import exp, log
 from operator import mul
 from statistics import fmean
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from nsa_tune.backend.costmodel.model import LatencyModel
 from nsa_tune.backend.costmodel.regret import regret
-
-if TYPE_CHECKING:
-    from nsa_tune.backend.types.point import Question
+from nsa_tune.backend.types.point import Question
 
 _MOST_REGRET = 0.02
 """Mean regret on measured batches above which the surfaces decide. They are slower, and below this

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property, partial
 from math import inf
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import NamedTuple, Self
 
 from nsa_tune._errors import NsaTuneError
 from nsa_tune.backend.costmodel.features import Features
@@ -21,12 +21,8 @@ from nsa_tune.backend.costmodel.fitting import Fitted, behind_a_cliff, fitted, o
 from nsa_tune.backend.costmodel.model import Failures, LatencyModel
 from nsa_tune.backend.costmodel.surface import Estimate, SharedPlaces, Surface
 from nsa_tune.backend.types.batch import Batch
-from nsa_tune.backend.types.formula import Limit, function_of
-from nsa_tune.backend.types.point import first_refusal
+from nsa_tune.backend.types.point import Arm, Guard, Limit, Point, Setting
 from nsa_tune.backend.types.records import Measurement, Status
-
-if TYPE_CHECKING:
-    from nsa_tune.backend.types.point import Arm, Guard, Point, Setting
 
 _log = logging.getLogger(__name__)
 
@@ -53,17 +49,43 @@ class Candidate(NamedTuple):
     models: Mapping[int, LatencyModel]
     """By regime."""
     failures: Failures | None
-    surcharge: str
-    """The formula of what a cliff adds, in microseconds; "" where there is none."""
+    surcharge: Callable[[Batch], float] | None
+    """Microseconds that a cliff adds; None where there is none."""
 
-    def cost_us(self, regime: int, features: Sequence[float], batch: Batch) -> float:
-        """The time by the model of this regime, with what a cliff adds."""
-        return self.models[regime].latency_us(features) + self.more_us(batch)
+    def refusal(self, batch: Batch) -> str | None:
+        """Why a guard forbids the arm on `batch`; None where none does."""
+        for limit in self.limits:
+            reason = limit(batch)
+            if reason is not None:
+                return reason
+        return None
+
+    def latency_us(
+        self, regime: int | None, features: Sequence[float], batch: Batch
+    ) -> float | None:
+        """The time by the model of this regime, with what a cliff adds; None without a model."""
+        model = self.models.get(regime) if regime is not None else None
+        return None if model is None else model.latency_us(features) + self.more_us(batch)
 
     def more_us(self, batch: Batch) -> float:
         """What a cliff adds."""
-        more_us: float = function_of(self.surcharge)(batch) if self.surcharge else 0.0
-        return more_us
+        return 0.0 if self.surcharge is None else self.surcharge(batch)
+
+
+def _limits(guards: Iterable[Guard], setting: Setting) -> Iterator[Limit]:
+    """What the guards come to; none behind one that forbids every batch."""
+    for guard in guards:
+        limit = guard.limit(setting)
+        if isinstance(limit, str):
+            yield partial(_always, limit)
+            return
+        if limit is not None:
+            yield limit
+
+
+def _always(reason: str, batch: Batch) -> str:
+    del batch
+    return reason
 
 
 class Policy:
@@ -90,10 +112,10 @@ class Policy:
         return Candidate(
             arm.name,
             arm.guards,
-            tuple([limit for guard in arm.guards for limit in guard.limits(self.setting)]),
+            tuple(_limits(arm.guards, self.setting)),
             self.fitted.models.get(arm.name, {}),
             self.fitted.failures.get(arm.name),
-            "" if arm.surcharge is None else arm.surcharge(self.setting),
+            None if arm.surcharge is None else arm.surcharge(self.setting),
         )
 
     @classmethod
@@ -116,42 +138,37 @@ class Policy:
         return tuple(one.name for one in self.candidates if not one.models and one.failures is None)
 
     def survey(self, batch: Batch) -> Survey:
-        """Which arms may run on `batch`, guards first, and what they cost by its sums."""
-        regime, costs = self._placed(batch)
-        kin = None if regime is None else self.point.kin(regime)
+        """Which arms may run on `batch`, guards first, and what they cost."""
+        regime, features = self._placed(batch)
+        group = None if regime is None else self.point.regime_group(regime)
+        costs = self._by_surfaces(batch) if regime in self.fitted.by_surfaces else None
         latencies: dict[str, float | None] = {}
         refused: dict[str, str] = {}
         failed: dict[str, str] = {}
         for candidate in self.candidates:
             name, failures = candidate.name, candidate.failures
-            if (reason := first_refusal(candidate.limits, batch)) is not None:
+            if (reason := candidate.refusal(batch)) is not None:
                 refused[name] = reason
-            elif failures and kin is not None and (reason := failures.reason(kin, batch)):
+            elif failures and group is not None and (reason := failures.reason(group, batch)):
                 failed[name] = reason
+            elif costs is None:
+                latencies[name] = candidate.latency_us(regime, features, batch)
             else:
                 latencies[name] = costs.get(name)
         return Survey(latencies, refused, failed)
 
-    def _placed(self, batch: Batch) -> tuple[int | None, Mapping[str, float | None]]:
-        """The regime of a batch, and what each candidate costs there; none, with a warning, where
-        the point cannot place it: an engine must go on."""
+    def _placed(self, batch: Batch) -> tuple[int | None, tuple[float, ...]]:
+        """The regime and the features of a batch; none, with a warning, where the point cannot
+        place it: an engine must go on."""
         try:
-            regime = self.features.regime(batch)
-            if regime in self.fitted.by_surfaces:
-                return regime, self._by_surfaces(batch)
-            features = self.features.features(batch)
-            return regime, {
-                one.name: one.cost_us(regime, features, batch)
-                for one in self.candidates
-                if regime in one.models
-            }
+            return self.features.regime(batch), self.features.features(batch)
         except (ArithmeticError, ValueError) as error:
             _log.warning("%s cannot place %s: %s", self.point.name, batch, error)
-            return None, {}
+            return None, ()
 
-    def _by_surfaces(self, batch: Batch) -> dict[str, float | None]:
+    def _by_surfaces(self, batch: Batch) -> dict[str, float]:
         at = self.features.position(batch)
-        found: dict[str, float | None] = {}
+        found: dict[str, float] = {}
         for one in self.candidates:
             surface = self.surfaces.get(one.name)
             time_us = None if surface is None else surface.latency_us(at)

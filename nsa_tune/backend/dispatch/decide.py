@@ -1,8 +1,8 @@
 """Verdicts: which choice answers a question, how sure that is, and why the others do not.
 
-Hard limits come first, the arms' times next, the winner last. `pick` chooses by the latency models;
-`decide` gives the same choice with everything that a reader wants to know, and says by the
-estimates how sure it is. Compiled decisions (`compiled.py`) share `settle` with both.
+Hard limits come first, the arms' times next, the winner last. `pick` chooses by the latency models,
+for plans and for everything else; `decide` gives the same choice with all that a reader wants to
+know, and says by the estimates how sure it is. `decide_for_all` chooses once for many batches.
 """
 
 from __future__ import annotations
@@ -11,16 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from math import exp, hypot, log
-from typing import TYPE_CHECKING
 
+from nsa_tune.backend.costmodel.policy import Policy, Survey
 from nsa_tune.backend.costmodel.regret import MARGIN, mean_regret
 from nsa_tune.backend.costmodel.surface import Estimate
-
-if TYPE_CHECKING:
-    from nsa_tune.backend.baselines import Baseline
-    from nsa_tune.backend.costmodel.policy import Policy, Survey
-    from nsa_tune.backend.types.batch import Batch
-    from nsa_tune.backend.types.point import Question
+from nsa_tune.backend.types.batch import Batch
+from nsa_tune.backend.types.point import Question
 
 
 class Verdict(StrEnum):
@@ -93,19 +89,19 @@ def pick(
     for choice in allowed:
         if forced in question.choices[choice] and forced in survey.latencies:
             return choice, Verdict.FORCED
-    return settle(question, lambda: _known(question, [survey]), allowed, costs, default)
+    return resolve(question, lambda: _candidates(question, [survey]), allowed, costs, default)
 
 
-def settle(
+def resolve(
     question: Question,
-    known: Callable[[], Sequence[str]],
+    candidates: Callable[[], Sequence[str]],
     allowed: Sequence[str],
     costs: Mapping[str, float],
     default: str,
 ) -> tuple[str | None, Verdict]:
     """The choice among `allowed` (in declared order), by `costs` where two of them have one.
 
-    `known` gives the choices that the device has any arm for, allowed or not.
+    `candidates` gives the choices that the device has any arm for, allowed or not.
     """
     if len(allowed) == 1 and (costs or default in question.choices):
         return allowed[0], Verdict.ONLY
@@ -118,7 +114,7 @@ def settle(
         return default, Verdict.BASELINE
     # A baseline may name what this point has no arm for on this device (a kernel that nobody
     # declared). No guard speaks against that, so it stands, unless every known way is forbidden.
-    possible = known()
+    possible = candidates()
     if default not in possible and (allowed or not possible):
         return default, Verdict.BASELINE
     if allowed:
@@ -175,7 +171,7 @@ def _confirmed(
     return (Verdict.WIN if ahead > 1 + MARGIN else Verdict.UNSURE), ()
 
 
-def _known(question: Question, surveys: Sequence[Survey]) -> list[str]:
+def _candidates(question: Question, surveys: Sequence[Survey]) -> list[str]:
     """The choices that a survey knows an arm of, allowed or not."""
     arms = {
         arm
@@ -233,22 +229,19 @@ def decide_for_all(
     question: Question,
     policy: Policy,
     batches: Sequence[Batch],
-    baseline: Baseline,
+    default: Callable[[Batch], str],
     *,
     weights: Sequence[float] = (),
     forced: str | None = None,
 ) -> Choice:
     """The one choice for all of `batches` with the least mean regret, as a captured graph needs.
 
-    It must be allowed on each batch on which anything is. Batches of which too little is measured
-    have no say, unless none has. `weights` say how often each batch comes, equally without.
-    Estimates are geometric means.
+    It must be allowed on each batch on which anything is. Batches on which fewer than two choices
+    were measured do not count, unless all are such. `default` is the engine's baseline. `weights`
+    say how often each batch comes, equally without. Estimates are geometric means.
     """
     surveys = [policy.survey(batch) for batch in batches]
-    every = [
-        decide(question, policy, batch, baseline.choose(question, batch, policy.setting))
-        for batch in batches
-    ]
+    every = [decide(question, policy, batch, default(batch)) for batch in batches]
     open_ones = [i for i, one in enumerate(every) if one.arms] or list(range(len(every)))
     allowed = [name for name in question.choices if all(name in every[i].arms for i in open_ones)]
     told = [_weighed(question, *one) for one in zip(every, surveys, strict=True)]
@@ -260,7 +253,9 @@ def decide_for_all(
     defaults = [one.default for one in decisions]
     usual = max(dict.fromkeys(defaults), key=defaults.count)
 
-    choice, verdict = settle(question, lambda: _known(question, surveys), allowed, losses, usual)
+    choice, verdict = resolve(
+        question, lambda: _candidates(question, surveys), allowed, losses, usual
+    )
     wanted = [name for name in allowed if forced in question.choices[name]]
     if wanted and all(forced in surveys[i].latencies for i in open_ones):
         choice, verdict = wanted[0], Verdict.FORCED

@@ -13,25 +13,21 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from math import inf
 from operator import index
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from nsa_tune._errors import BatchError, NsaTuneError
 from nsa_tune.backend.baselines import DEFAULT_BASELINE, Baseline
+from nsa_tune.backend.costmodel.policy import Policy
+from nsa_tune.backend.dispatch.decide import Choice
 from nsa_tune.backend.dispatch.explain import explained
 from nsa_tune.backend.dispatch.opening import Opened, Request
 from nsa_tune.backend.dispatch.plan import Plan
 from nsa_tune.backend.dispatch.table_planner import Match, TablePlanner
 from nsa_tune.backend.types.batch import Batch, Mode
-
-if TYPE_CHECKING:
-    from nsa_tune.backend.costmodel.policy import Policy
-    from nsa_tune.backend.dispatch.decide import Choice
-    from nsa_tune.backend.types.point import Setting
-    from nsa_tune.backend.types.records import Table
+from nsa_tune.backend.types.point import Setting
+from nsa_tune.backend.types.records import Table
 
 _log = logging.getLogger(__name__)
 
-_EXTEND = Mode.EXTEND
 _opening = threading.Lock()
 """Held while tables are read. A process is not forked meanwhile: its child would have this lock,
 and those within SQLite, taken for ever."""
@@ -196,15 +192,9 @@ class Dispatcher:
 
         A captured batch gets what `captured` gives for its size.
         """
-        planner = self._planner
-        # Python looks a function up faster as an attribute than as a method.
-        if batch.mode is _EXTEND:
-            plan = planner.extend
-        elif batch.captured:
-            plan = self._replayed
-        else:
-            plan = planner.step
-        return plan(batch)
+        if batch.captured and batch.mode is not Mode.EXTEND:
+            return self._replayed(batch)
+        return self._planner.plan(batch)
 
     def chooser(self, name: str, mode: str = "extend") -> Callable[[Batch], str | None]:
         """A function that gives the tuned field `name` of `plan(batch)` alone, in less time.
@@ -244,10 +234,9 @@ class Dispatcher:
         Of the choices that are allowed at every context it has the least mean regret over
         `contexts`, a histogram of context length to how often it comes, or else over the measured
         range, with sequences from a quarter of a context to all of it (equal ones in a decode with
-        next_n above 1). Contexts of which too little is measured have no say. It is decided once:
-        later
-        calls, and plans of captured batches of this size, give the same. `mode` defaults to decode
-        for next_n 1 and to target_verify above.
+        next_n above 1). Contexts where fewer than two choices were measured do not count. It is
+        decided once: later calls, and plans of captured batches of this size, give the same. `mode`
+        defaults to decode for next_n 1 and to target_verify above.
 
         Raises:
             BatchError: for sizes below 1, a mode that is not captured by size, a histogram that

@@ -5,19 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from math import ceil
-from typing import TYPE_CHECKING
+from typing import Protocol
 
+from nsa_tune.backend.costmodel.policy import Policy
 from nsa_tune.backend.costmodel.regret import expected_regret
 from nsa_tune.backend.dispatch.decide import Choice, Verdict
 from nsa_tune.backend.dispatch.plan import Consulted, Reason, Row
 from nsa_tune.backend.types.batch import Batch, Mode
 from nsa_tune.backend.types.counted import counted
 from nsa_tune.backend.types.lengths import MAX_TOKENS
-
-if TYPE_CHECKING:
-    from nsa_tune.backend.costmodel.policy import Policy
-    from nsa_tune.backend.dispatch.table_planner import TablePlanner
-    from nsa_tune.backend.types.point import Question
+from nsa_tune.backend.types.point import Question
+from nsa_tune.backend.types.records import Key
 
 _AXES = {
     Mode.EXTEND: ("new tokens", "prefix tokens", "sequences"),
@@ -30,7 +28,24 @@ _STEPS = 48
 """Quarter octaves that are gone either way."""
 
 
-def certified(reason: Reason, choice: Choice, planner: TablePlanner, batch: Batch) -> Reason:
+class Decider(Protocol):
+    """Who made a choice, and would make others."""
+
+    @property
+    def key(self) -> Key | None:
+        """What its measurements are valid for."""
+        ...
+
+    def question(self, mode: Mode, name: str) -> tuple[Policy, Question]:
+        """A question, and the policy that answers it."""
+        ...
+
+    def chooser(self, name: str, mode: Mode) -> Callable[[Batch], str | None]:
+        """The function that answers a question."""
+        ...
+
+
+def certified(reason: Reason, choice: Choice, planner: Decider, batch: Batch) -> Reason:
     """`reason` with all that `choice` rests on."""
     policy, question = planner.question(batch.mode, choice.question)
     measured = choice.verdict not in (Verdict.BASELINE, Verdict.NONE)
@@ -79,7 +94,7 @@ def _regret(choice: Choice) -> float | None:
 # --- what would change it
 
 
-def _to_win(choice: Choice, planner: TablePlanner, batch: Batch) -> Iterator[tuple[str, str]]:
+def _to_win(choice: Choice, planner: Decider, batch: Batch) -> Iterator[tuple[str, str]]:
     """For each other choice that this device has an arm for, what would have to be different."""
     policy, question = planner.question(batch.mode, choice.question)
     here = {candidate.name for candidate in policy.candidates}
@@ -105,7 +120,7 @@ def _to_win(choice: Choice, planner: TablePlanner, batch: Batch) -> Iterator[tup
             yield name, ", or ".join(found)
 
 
-def _turns(name: str, planner: TablePlanner, batch: Batch, wanted: set[str]) -> Mapping[str, str]:
+def _turns(name: str, planner: Decider, batch: Batch, wanted: set[str]) -> Mapping[str, str]:
     """For each choice the nearest change of one length that makes it win.
 
     A captured size is decided for all its contexts, so it has none.

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
+from nsa_tune.backend.baselines.baseline import Baseline
 from nsa_tune.backend.dispatch.decide import Choice, Verdict
 from nsa_tune.backend.dispatch.plan import DERIVED, Consulted, Plan, Reason, Row
 from nsa_tune.backend.types.counted import counted
-
-if TYPE_CHECKING:
-    from nsa_tune.backend.baselines.baseline import Baseline
-    from nsa_tune.backend.types.records import Key
+from nsa_tune.backend.types.records import Key
 
 _Fact = TypeVar("_Fact", Row, Consulted)
 

@@ -151,7 +151,6 @@ class Request:
             for found in self._candidates(here, strict, failed, problems):
                 try:
                     opened = self._tuned(found, here, environment)
-                    opened.planner.prepare()
                 except (NsaTuneError, *UNFIT) as error:
                     problems.append(f"{found.table.head.source} cannot be used: {error}")
                     _log.warning("%s", problems[-1])
@@ -259,7 +258,6 @@ class Request:
             baseline=self.baseline,
             forced=environment.forced,
         )
-        planner.prepare()
         return Opened(planner, None)
 
 

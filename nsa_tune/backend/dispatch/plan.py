@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
+from functools import lru_cache
 from typing import NamedTuple, Protocol
 
 from nsa_tune.backend.dispatch.decide import Verdict
 from nsa_tune.backend.types.batch import Batch, Mode
-from nsa_tune.backend.types.draft import draft_of
 from nsa_tune.backend.types.layouts import READS, Conversion, KVLayout, Role, reach
 from nsa_tune.backend.types.records import Key
 
@@ -168,6 +168,7 @@ def facts_of(batch: Batch, index_topk: int) -> tuple[bool, bool]:
     return batch.kv_tokens > batch.q_tokens, batch.max_kv <= index_topk
 
 
+@lru_cache(maxsize=1024)
 def coupled(
     mode: Mode,
     layout: KVLayout,
@@ -216,5 +217,3 @@ DECIDED = tuple(one.name for one in fields(Plan) if one.name not in ("batch", "_
 """The fields that are decisions, in the order of `Plan`."""
 TUNED = tuple(name for name in DECIDED if name not in DERIVED)
 """Those of them that answer a question."""
-
-PlanDraft = draft_of(Plan)

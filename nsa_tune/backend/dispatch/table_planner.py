@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
-from functools import partial
 from math import exp, log
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, NamedTuple
 
 from nsa_tune._errors import UnknownName
-from nsa_tune.backend.dispatch.compiled import Decisions, PointCode
-from nsa_tune.backend.dispatch.compiled import Key as DecisionKey
+from nsa_tune.backend.baselines import Baseline
+from nsa_tune.backend.baselines.baseline import Choose
+from nsa_tune.backend.costmodel.policy import Policy
 from nsa_tune.backend.dispatch.decide import Choice, Verdict, decide, decide_for_all, pick
 from nsa_tune.backend.dispatch.evidence import certified
 from nsa_tune.backend.dispatch.explain import derived_reason, reason_of
@@ -20,23 +20,14 @@ from nsa_tune.backend.dispatch.plan import (
     TUNED,
     Origin,
     Plan,
-    PlanDraft,
     Reason,
     coupled,
     facts_of,
 )
 from nsa_tune.backend.types.batch import Batch, Mode
 from nsa_tune.backend.types.lengths import MAX_TOKENS
-
-if TYPE_CHECKING:
-    from nsa_tune.backend.baselines import Baseline
-    from nsa_tune.backend.costmodel.policy import Policy
-    from nsa_tune.backend.types.point import Question, Setting
-    from nsa_tune.backend.types.records import Key
-
-_Planner: TypeAlias = Callable[[Batch], Plan]
-_Chosen: TypeAlias = Callable[[str], str | None]
-"""What is chosen for a question, by its name."""
+from nsa_tune.backend.types.point import Question, Setting
+from nsa_tune.backend.types.records import Key
 
 _CONTEXTS = 17
 """Context lengths at which a captured size is weighed when nobody says which will come."""
@@ -57,6 +48,16 @@ class Match(StrEnum):
     """Measured on another GPU of the same architecture."""
     BASELINE = "baseline"
     """Nothing was measured: the engine's own baseline answers."""
+
+
+class _Asked(NamedTuple):
+    """What is asked of one policy."""
+
+    policy: Policy
+    forced: str | None
+    """The arm that is taken where it is allowed."""
+    questions: tuple[tuple[Question, Choose], ...]
+    """Each with what the engine's baseline takes."""
 
 
 class TablePlanner:
@@ -81,95 +82,36 @@ class TablePlanner:
         self.key = key
         self.forced = dict(forced or {})
         self.policies = {policy.point.name: policy for policy in policies}
+        asked = [self._asked(policy, policy.point.questions) for policy in self.policies.values()]
         self._by_mode = {
-            mode: tuple(one for one in self.policies.values() if mode in one.point.modes)
-            for mode in Mode
+            mode: tuple(part for part in asked if mode in part.policy.point.modes) for mode in Mode
         }
         self._origin = _Because(self, None)
-        self._choosers: dict[tuple[str | tuple[str, ...], Mode], Callable[[Batch], Any]] = {}
-        # Attributes, as a call of a method takes longer.
-        self.extend: _Planner = self._unprepared
-        """The plan of an extend batch."""
-        self.step: _Planner = self._unprepared
-        """The plan of a batch of any other mode that is not captured."""
+
+    def _asked(self, policy: Policy, questions: Iterable[Question]) -> _Asked:
+        chooser, setting = self.baseline.chooser, self.setting
+        return _Asked(
+            policy,
+            self.forced.get(policy.point.name),
+            tuple((question, chooser(question, setting)) for question in questions),
+        )
 
     # --- plans
 
-    def prepare(self) -> None:
-        """Write the functions now, so that no request waits for them."""
-        if self.forced:
-            self.extend = self.step = self.slow_plan
-            return
-        codes = {name: PointCode(one, self.baseline) for name, one in self.policies.items()}
-        # Modes that ask the same have one function.
-        made: dict[tuple[str, ...], _Planner] = {}
-        planners: dict[Mode, _Planner] = {}
-        for mode, policies in self._by_mode.items():
-            names = [one.point.name for one in policies]
-            kind = (str(mode is Mode.EXTEND), *names)
-            if kind not in made:
-                made[kind] = self._planner(mode, [codes[name] for name in names])
-            planners[mode] = made[kind]
-        self.extend = planners.pop(Mode.EXTEND)
-        steps = {*planners.values()}
-        self.step = steps.pop() if len(steps) == 1 else lambda batch: planners[batch.mode](batch)
-
-    def _unprepared(self, batch: Batch) -> Plan:
-        self.prepare()
-        return (self.extend if batch.mode is Mode.EXTEND else self.step)(batch)
-
-    def _planner(self, mode: Mode, codes: Sequence[PointCode]) -> _Planner:
-        decisions = Decisions(codes)
-        facts: tuple[str, ...] = ()
-        if mode is Mode.EXTEND:
-            # What the derived fields depend on besides the choices, as `facts_of`.
-            facts = ("kv_tokens > q_tokens", f"max_kv <= {self.setting.profile.index_topk}")
-        fields = ", ".join(f"plan.{name}" for name in (*DECIDED, "_origin"))
-        tail = [
-            "plan = Draft()",
-            "plan.batch = batch",
-            f"{fields} = found",
-            "plan.__class__ = Plan",
-            "return plan",
-        ]
-
-        def made(key: DecisionKey) -> tuple[object, ...]:
-            has_prefix, within_topk = key[-2:] if facts else (False, False)
-            chosen = decisions.choices(key)
-            return (*self.decisions(mode, chosen, has_prefix, within_topk), self._origin)
-
-        names = {"Draft": PlanDraft, "Plan": Plan, "slow": self.slow_plan}
-        known = {"is_extend": str(mode is Mode.EXTEND)}
-        attributes = (*DECIDED, "_origin", "batch")
-        return decisions.function((), facts, made, tail, names, known, attributes)
-
-    def slow_plan(self, batch: Batch) -> Plan:
-        """The plan of any batch as its own, captured or not, by asking everything."""
-        chosen: dict[str, str | None] = {}
-        for policy in self._by_mode[batch.mode]:
-            survey = policy.survey(batch)
-            forced = self.forced.get(policy.point.name)
-            for question in policy.point.questions:
-                default = self.baseline.choose(question, batch, self.setting)
-                chosen[question.name] = pick(question, survey, default, forced)[0]
-        return self._plan(batch, chosen, self._origin)
+    def plan(self, batch: Batch) -> Plan:
+        """The plan of any batch as its own, captured or not."""
+        return self._plan(batch, chosen(self._by_mode[batch.mode], batch), self._origin)
 
     def _plan(self, batch: Batch, chosen: Mapping[str, str | None], origin: Origin) -> Plan:
-        facts = facts_of(batch, self.setting.profile.index_topk)
-        decided = self.decisions(batch.mode, chosen, *facts)
-        fields: dict[str, Any] = dict(zip(DECIDED, decided, strict=True))
-        return Plan(batch=batch, _origin=origin, **fields)
-
-    def decisions(
-        self, mode: Mode, chosen: Mapping[str, str | None], has_prefix: bool, within_topk: bool
-    ) -> tuple[str | bool | None, ...]:
-        """The choices and what follows from them, as a plan holds them."""
-        path, sparse = chosen.get("prefill_path"), chosen.get("sparse_prefill")
         derived = coupled(
-            mode, self.setting.layout, path, sparse, has_prefix, within_topk, chosen.get("decode")
-        )
-        found = {**chosen, **derived._asdict()}
-        return tuple(map(found.get, DECIDED))
+            batch.mode, self.setting.layout, chosen.get("prefill_path"),
+            chosen.get("sparse_prefill"), *facts_of(batch, self.setting.profile.index_topk),
+            chosen.get("decode"),
+        )  # fmt: skip
+        fields: dict[str, Any] = dict.fromkeys(DECIDED)
+        fields.update(chosen)
+        fields.update(derived._asdict())
+        return Plan(batch=batch, _origin=origin, **fields)
 
     def chooser(self, name: str, mode: Mode) -> Callable[[Batch], str | None]:
         """The function for one field of the plans of this mode; batches of another take longer.
@@ -177,8 +119,8 @@ class TablePlanner:
         Raises:
             UnknownName: when the mode has no such question.
         """
-        found: Callable[[Batch], str | None] = self._chooser(name, mode)
-        return found
+        choose = self.choosers((name,), mode)
+        return lambda batch: choose(batch)[0]
 
     def choosers(
         self, names: tuple[str, ...], mode: Mode
@@ -188,41 +130,21 @@ class TablePlanner:
         Raises:
             UnknownName: when the mode has no such question.
         """
-        found: Callable[[Batch], tuple[str | None, ...]] = self._chooser(names, mode)
-        return found
-
-    def _chooser(self, asked: str | tuple[str, ...], mode: Mode) -> Callable[[Batch], Any]:
-        if (asked, mode) not in self._choosers:
-            self._choosers[asked, mode] = self._written(asked, mode)
-        return self._choosers[asked, mode]
-
-    def _written(self, asked: str | tuple[str, ...], mode: Mode) -> Callable[[Batch], Any]:
-        names = (asked,) if isinstance(asked, str) else asked
         questions: dict[str, list[Question]] = {}
         for name in names:
             policy, question = self.question(mode, name)
             questions.setdefault(policy.point.name, []).append(question)
+        asked = [self._asked(self.policies[name], own) for name, own in questions.items()]
+        own_graph = mode is not Mode.EXTEND
 
-        def picked(chosen: _Chosen) -> Any:
-            return chosen(asked) if isinstance(asked, str) else tuple(map(chosen, asked))
+        def choose(batch: Batch) -> tuple[str | None, ...]:
+            if batch.mode is not mode or (batch.captured and own_graph):
+                plan = self.plan(batch)
+                return tuple(getattr(plan, name) for name in names)
+            choices = chosen(asked, batch)
+            return tuple(choices[name] for name in names)
 
-        def slow(batch: Batch) -> Any:
-            return picked(partial(getattr, self.slow_plan(batch)))
-
-        if self.forced:
-            return slow
-        of_points = questions.items()
-        codes = [PointCode(self.policies[one], self.baseline, some) for one, some in of_points]
-        decisions = Decisions(codes)
-        other = "batch.mode is not mode" + (" or batch.captured" * (mode is not Mode.EXTEND))
-        head = [f"if {other}:", "    return slow(batch)"]
-        known = {"is_extend": str(mode is Mode.EXTEND)}
-
-        def made(key: DecisionKey) -> Any:
-            return picked(decisions.choices(key).__getitem__)
-
-        values = {"mode": mode, "slow": slow}
-        return decisions.function(head, (), made, ["return found"], values, known)
+        return choose
 
     # --- captured sizes
 
@@ -246,35 +168,34 @@ class TablePlanner:
         ]
         batches = equal if contexts else [_unequal(batch) for batch in equal]
         choices: dict[str, Choice] = {}
-        for policy in self._by_mode[mode]:
-            forced = self.forced.get(policy.point.name)
-            for question in policy.point.questions:
+        for policy, forced, questions in self._by_mode[mode]:
+            for question, default in questions:
                 choices[question.name] = decide_for_all(
-                    question, policy, batches, self.baseline, weights=weights, forced=forced
+                    question, policy, batches, default, weights=weights, forced=forced
                 )
-        chosen = {name: choice.choice for name, choice in choices.items()}
-        because = _Because(self, choices)
-        return self._plan(equal[-1], chosen, because)
+        taken = {name: choice.choice for name, choice in choices.items()}
+        return self._plan(equal[-1], taken, _Because(self, choices))
 
     def replayed(self, plan: Plan, batch: Batch) -> Plan:
         """A captured size's `plan` for one replay, without what a limit forbids on `batch`."""
         forbidden = {}
-        for policy in self._by_mode[batch.mode]:
+        for policy, _, questions in self._by_mode[batch.mode]:
             survey = policy.survey(batch)
             why = {**survey.refused, **survey.failed}
-            for question in policy.point.questions:
+            for question, _ in questions:
                 arms = question.choices.get(getattr(plan, question.name), ())
                 found = [why[arm] for arm in arms if arm in why]
                 if found and survey.latencies.keys().isdisjoint(arms):
                     forbidden[question.name] = found[0]
-        chosen = {name: getattr(plan, name) for name in TUNED if name not in forbidden}
+        kept = {name: getattr(plan, name) for name in TUNED if name not in forbidden}
         origin = plan._origin
         assert isinstance(origin, _Because)
-        return self._plan(batch, chosen, origin.without(forbidden))
+        return self._plan(batch, kept, origin.without(forbidden))
 
     def _spaced(self, mode: Mode, batch_size: int, next_n: int) -> set[int]:
         """Contexts spread evenly in octaves over the measured range."""
-        extents = [one.fitted.extent for one in self._by_mode[mode] if one.fitted.extent]
+        fitted = [asked.policy.fitted for asked in self._by_mode[mode]]
+        extents = [one.extent for one in fitted if one.extent]
         # A big batch was never measured at the longest contexts: its keys fill no pool.
         most = max([extent.most_kv for extent in extents], default=MAX_TOKENS) // batch_size
         shortest = min([extent.shortest for extent in extents], default=_UNMEASURED[0])
@@ -293,8 +214,9 @@ class TablePlanner:
 
     def questions(self, mode: Mode) -> tuple[str, ...]:
         """The tuned fields of a plan for `mode`."""
-        policies = self._by_mode[mode]
-        return tuple(question.name for one in policies for question in one.point.questions)
+        return tuple(
+            question.name for asked in self._by_mode[mode] for question, _ in asked.questions
+        )
 
     def decide(self, batch: Batch, name: str) -> Choice:
         """The choice behind the tuned field `name` of a plan, with all that led to it.
@@ -312,11 +234,22 @@ class TablePlanner:
         Raises:
             UnknownName: when the mode has no such question.
         """
-        for policy in self._by_mode[mode]:
-            for question in policy.point.questions:
+        for policy, _, questions in self._by_mode[mode]:
+            for question, _ in questions:
                 if question.name == name:
                     return policy, question
         raise UnknownName.of(f"question in {mode}", name, list(self.questions(mode)))
+
+
+def chosen(asked: Iterable[_Asked], batch: Batch) -> dict[str, str | None]:
+    """The choice for each question that is asked: everything that decides comes through here or
+    through the same `pick` in `decide`."""
+    choices: dict[str, str | None] = {}
+    for policy, forced, questions in asked:
+        survey = policy.survey(batch)
+        for question, default in questions:
+            choices[question.name] = pick(question, survey, default(batch), forced)[0]
+    return choices
 
 
 def _unequal(batch: Batch) -> Batch:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
-from nsa_tune.backend.types.formula import Limit
-from nsa_tune.backend.types.point import Setting
+from nsa_tune.backend.types.batch import Batch
+from nsa_tune.backend.types.point import Limit, Setting
 
 PROBED: dict[str, str] = {
     "flashmla_schedule_rows": "most rows that FlashMLA schedules at full speed",
@@ -52,21 +52,63 @@ def bound(setting: Setting, name: str, formula: int | None, most: int) -> int | 
     return formula if probed is None else min(probed, formula)
 
 
-def quarter_of_memory(
-    needed: str, what: str, setting: Setting, passed: str = ""
-) -> tuple[Limit, ...]:
-    """The limit that `needed`, a formula of bytes, stays within a quarter of the device's memory;
-    none where the memory is unknown. `passed` is the same as a bound, where there is one."""
+def at_most_rows(most: int, why: str) -> Limit:
+    """Forbids more than `most` query tokens; `why` goes on after "N rows"."""
+
+    def limit(batch: Batch) -> str | None:
+        return None if batch.q_tokens <= most else f"{batch.q_tokens} rows {why}"
+
+    return limit
+
+
+def first_of(*limits: Limit) -> Limit:
+    """Forbids what any of `limits` forbids; the first gives the reason."""
+
+    def limit(batch: Batch) -> str | None:
+        for part in limits:
+            reason = part(batch)
+            if reason is not None:
+                return reason
+        return None
+
+    return limit
+
+
+def quarter_of_memory(needed: Callable[[Batch], int], what: str, setting: Setting) -> Limit | None:
+    """Forbids more than a quarter of the device's memory; None where the memory is unknown.
+
+    Args:
+        needed: bytes that a batch needs.
+        what: what they are, in the plural.
+        setting: has the device.
+    """
     if not setting.device.memory:
-        return ()
-    why = f"{{{needed} / 1073741824:.1f}} GiB of {what} pass a quarter of the device's memory"
-    return (Limit(passed or f"{needed} > {setting.device.memory // 4}", why),)
+        return None
+    most = setting.device.memory // 4
+
+    def limit(batch: Batch) -> str | None:
+        size = needed(batch)
+        return None if size <= most else beyond_memory(size, what)
+
+    return limit
 
 
 def rows_in_quarter_of_memory(
     row_bytes: int, what: str, setting: Setting, more_rows: int = 0
-) -> tuple[Limit, ...]:
+) -> Limit | None:
     """The same for `row_bytes` a query token, of which there are `more_rows` more."""
-    rows = f"(q_tokens + {more_rows})" if more_rows else "q_tokens"
-    most = setting.device.memory // 4 // row_bytes - more_rows
-    return quarter_of_memory(f"{rows} * {row_bytes}", what, setting, f"q_tokens > {max(most, 0)}")
+    if not setting.device.memory:
+        return None
+    most = max(setting.device.memory // 4 // row_bytes - more_rows, 0)
+
+    def limit(batch: Batch) -> str | None:
+        if batch.q_tokens <= most:
+            return None
+        return beyond_memory((batch.q_tokens + more_rows) * row_bytes, what)
+
+    return limit
+
+
+def beyond_memory(size: int, what: str) -> str:
+    """The clause that `size` bytes of `what` are too many."""
+    return f"{size / 2**30:.1f} GiB of {what} pass a quarter of the device's memory"

@@ -2,73 +2,101 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from nsa_tune.backend.libraries.limits import rows_in_quarter_of_memory
-from nsa_tune.backend.types.formula import NO_ROWS, Limit
-from nsa_tune.backend.types.point import Guard, Setting
+from nsa_tune.backend.types.batch import Batch
+from nsa_tune.backend.types.point import Guard, Limit, Setting, some_rows
 
 _FEW = 64
 
 
-def _dense_exact(setting: Setting) -> tuple[Limit, ...]:
+def _dense_exact(setting: Setting) -> Limit:
     topk = setting.profile.index_topk
-    why = f"dense attention equals sparse only up to {topk} kv tokens, {{max_kv}} given"
-    return (Limit(f"max_kv > {topk}", why),)
+
+    def limit(batch: Batch) -> str | None:
+        if batch.max_kv <= topk:
+            return None
+        return f"dense attention equals sparse only up to {topk} kv tokens, {batch.max_kv} given"
+
+    return limit
 
 
-def _chunk_capacity(setting: Setting) -> tuple[Limit, ...]:
+def _chunk_capacity(setting: Setting) -> Limit:
     most = setting.max_chunk_kv
-    why = f"{{kv_tokens}} kv tokens pass the chunk capacity of {most}"
-    return (Limit(f"kv_tokens > {most}", why),)
+
+    def limit(batch: Batch) -> str | None:
+        if batch.kv_tokens <= most:
+            return None
+        return f"{batch.kv_tokens} kv tokens pass the chunk capacity of {most}"
+
+    return limit
 
 
-def _not_captured(setting: Setting) -> tuple[Limit, ...]:
-    del setting
-    return (Limit("captured", "dense MHA plans on the host, which a CUDA graph cannot hold"),)
+def _not_captured(batch: Batch) -> str | None:
+    if not batch.captured:
+        return None
+    return "dense MHA plans on the host, which a CUDA graph cannot hold"
 
 
-def _nothing_to_select(setting: Setting) -> tuple[Limit, ...]:
+def _nothing_to_select(setting: Setting) -> Limit:
     topk = setting.profile.index_topk
-    # A captured graph computes it at every context.
-    why = f"{{max_kv}} kv tokens are all selected, {topk} at most: nothing is scored"
-    return (Limit(f"max_kv <= {topk} and not captured", why),)
+
+    def limit(batch: Batch) -> str | None:
+        # A captured graph computes it at every context.
+        if batch.max_kv > topk or batch.captured:
+            return None
+        return f"{batch.max_kv} kv tokens are all selected, {topk} at most: nothing is scored"
+
+    return limit
 
 
-def _sampled_topk(setting: Setting) -> tuple[Limit, ...]:
+def _sampled_topk(setting: Setting) -> str | None:
     topk = setting.profile.index_topk
     if topk <= _SAMPLED_TOPK:
-        return ()
-    return (Limit("True", f"sampled_topk selects up to {_SAMPLED_TOPK} scores, not {topk}"),)
+        return None
+    return f"sampled_topk selects up to {_SAMPLED_TOPK} scores, not {topk}"
 
 
-def _some_prefix(setting: Setting) -> tuple[Limit, ...]:
-    del setting
-    return (Limit("not prefix_tokens", "without a prefix there is one part: nothing is merged"),)
+def _some_prefix(batch: Batch) -> str | None:
+    if batch.prefix_tokens:
+        return None
+    return "without a prefix there is one part: nothing is merged"
 
 
-def _some_rows(setting: Setting) -> tuple[Limit, ...]:
-    del setting
-    return (Limit(NO_ROWS, "a kernel cannot be launched without a query"),)
-
-
-def _triton_shape(setting: Setting) -> tuple[Limit, ...]:
+def _triton_shape(setting: Setting) -> str | None:
     widths = (setting.profile.rank, setting.profile.rope)
     if all(width >= 16 and not width & (width - 1) for width in widths):
-        return ()
-    why = f"the Triton kernel takes widths that are powers of two from 16, not {widths}"
-    return (Limit("True", why),)
+        return None
+    return f"the Triton kernel takes widths that are powers of two from 16, not {widths}"
 
 
-def _triton_bytes(setting: Setting) -> tuple[Limit, ...]:
+def _triton_bytes(setting: Setting) -> Limit | None:
     profile = setting.profile
     # Absorbed queries and mixed latents, in bf16. Rows are split only where there are few of them.
     row_bytes = setting.heads * 2 * (profile.latent + profile.rank)
     return rows_in_quarter_of_memory(row_bytes, "operands of the Triton kernel", setting)
 
 
-def _selection_bytes(setting: Setting) -> tuple[Limit, ...]:
+def _selection_bytes(setting: Setting) -> Limit | None:
     profile = setting.profile
     row_bytes = profile.index_topk * 2 * profile.latent
     return rows_in_quarter_of_memory(row_bytes, "gathered latents", setting)
+
+
+def _few_rows(batch: Batch) -> str | None:
+    if batch.q_tokens <= _FEW:
+        return None
+    return f"{batch.q_tokens} rows pass the {_FEW} that splitting each row's selection is made for"
+
+
+def _several_queries(batch: Batch) -> str | None:
+    return None if batch.next_n > 1 else "with next_n 1 flashmla_kv_grouped is flashmla_kv itself"
+
+
+def in_any_setting(limit: Limit) -> Callable[[Setting], Limit]:
+    """`limit`, which depends on the batch alone."""
+    return lambda setting: limit
 
 
 _SAMPLED_TOPK = 2048
@@ -82,7 +110,9 @@ CHUNK_CAPACITY = Guard(
     "chunk_capacity", "formula", "SGLang 0.5.23 environ.py:724 SGLANG_MAX_KV_CHUNK_CAPACITY",
     _chunk_capacity,
 )  # fmt: skip
-NOT_CAPTURED = Guard("not_captured", "semantic", "SGLang 0.5.23 dsa_backend.py:4050", _not_captured)
+NOT_CAPTURED = Guard(
+    "not_captured", "semantic", "SGLang 0.5.23 dsa_backend.py:4050", in_any_setting(_not_captured)
+)
 NOTHING_TO_SELECT = Guard(
     "nothing_to_select", "semantic", "with at most index_topk tokens, the indexer selects all",
     _nothing_to_select,
@@ -92,28 +122,19 @@ SAMPLED_TOPK = Guard(
     _sampled_topk,
 )  # fmt: skip
 SOME_PREFIX = Guard(
-    "some_prefix", "semantic", "two parts are merged: cached tokens and new ones", _some_prefix
+    "some_prefix", "semantic", "two parts are merged: cached tokens and new ones",
+    in_any_setting(_some_prefix),
+)  # fmt: skip
+SOME_ROWS = Guard(
+    "some_rows", "semantic", "CUDA refuses a grid of 0 blocks", in_any_setting(some_rows)
 )
-SOME_ROWS = Guard("some_rows", "semantic", "CUDA refuses a grid of 0 blocks", _some_rows)
-
-
-def _few_rows(setting: Setting) -> tuple[Limit, ...]:
-    del setting
-    why = f"{{q_tokens}} rows pass the {_FEW} that splitting each row's selection is made for"
-    return (Limit(f"q_tokens > {_FEW}", why),)
-
-
-def _several_queries(setting: Setting) -> tuple[Limit, ...]:
-    del setting
-    return (Limit("next_n == 1", "with next_n 1 flashmla_kv_grouped is flashmla_kv itself"),)
-
-
 SEVERAL_QUERIES = Guard(
-    "several_queries", "semantic", "a row of one query: flashmla_kv itself", _several_queries
-)
+    "several_queries", "semantic", "a row of one query: flashmla_kv itself",
+    in_any_setting(_several_queries),
+)  # fmt: skip
 FEW_ROWS = Guard(
     "few_rows", "semantic", "kernels/split_sparse_mla.py: slower than any other arm beyond",
-    _few_rows,
+    in_any_setting(_few_rows),
 )  # fmt: skip
 TRITON_SHAPE = Guard(
     "triton_shape", "formula", "backend/kernels/sparse_mla.py: one block spans a latent",

@@ -12,7 +12,6 @@ from operator import index, sub
 
 from nsa_tune._errors import BatchError
 from nsa_tune.backend.types.counted import counted
-from nsa_tune.backend.types.draft import draft_of
 from nsa_tune.backend.types.lengths import MAX_TOKENS, lanes, number_of, pairs_of
 
 
@@ -73,7 +72,7 @@ class Batch:
         """The same batch without its lengths."""
         if self.kv_lens is None:
             return self
-        return _made(
+        return Batch(
             self.mode, self.batch_size, self.q_tokens, self.kv_tokens, self.max_kv, self.pairs,
             self.next_n, self.captured, None, None,
         )  # fmt: skip
@@ -106,20 +105,10 @@ class Batch:
         ):
             return cls.extend(*_checked(prefixes, news), captured=captured)
         kv_lens = unpack((before + added).to_bytes(size, "little"))
-        # As `_made`, whose call takes as long as a sum.
-        draft = _Draft()
-        draft.mode = _EXTEND
-        draft.batch_size = len(news)
-        draft.q_tokens = q_tokens
-        draft.kv_tokens = kv_tokens
-        draft.max_kv = max(kv_lens)
-        draft.pairs = pairs_of(prefixes, kv_lens, q_tokens)
-        draft.next_n = 1
-        draft.captured = captured
-        draft.kv_lens = kv_lens
-        draft.new_lens = news
-        draft.__class__ = Batch
-        return draft  # type: ignore[no-any-return]
+        return cls(
+            _EXTEND, len(news), q_tokens, kv_tokens, max(kv_lens),
+            pairs_of(prefixes, kv_lens, q_tokens), 1, captured, kv_lens, news,
+        )  # fmt: skip
 
     @classmethod
     def decode(cls, context_lens: Sequence[int], *, captured: bool = False) -> Batch:
@@ -208,7 +197,7 @@ class Batch:
             raise BatchError(
                 f"pairs {_shown(pairs)} contradicts {q_tokens} queries of at most {max_kv} keys"
             )
-        return _made(
+        return Batch(
             known, batch_size, q_tokens, kv_tokens, max_kv, pairs, each, captured, None, None
         )
 
@@ -253,29 +242,6 @@ class Batch:
 
 # --- making batches
 
-_Draft = draft_of(Batch)
-
-
-def _made(
-    mode: Mode, batch_size: int, q_tokens: int, kv_tokens: int, max_kv: int, pairs: int,
-    next_n: int, captured: bool, kv_lens: tuple[int, ...] | None,
-    new_lens: tuple[int, ...] | None,
-) -> Batch:  # fmt: skip
-    """`Batch(...)` in a fifth of its time."""
-    draft = _Draft()
-    draft.mode = mode
-    draft.batch_size = batch_size
-    draft.q_tokens = q_tokens
-    draft.kv_tokens = kv_tokens
-    draft.max_kv = max_kv
-    draft.pairs = pairs
-    draft.next_n = next_n
-    draft.captured = captured
-    draft.kv_lens = kv_lens
-    draft.new_lens = new_lens
-    draft.__class__ = Batch
-    return draft  # type: ignore[no-any-return]
-
 
 def extend_of_sums(
     batch_size: int, q_tokens: int, kv_tokens: int, max_kv: int, pairs: int
@@ -295,19 +261,7 @@ def extend_of_sums(
             mode=_EXTEND, batch_size=batch_size, q_tokens=q_tokens, kv_tokens=kv_tokens,
             max_kv=max_kv, pairs=pairs,
         )  # fmt: skip
-    # As `_made`, whose call takes as long as a sum.
-    draft = _Draft()
-    draft.mode = _EXTEND
-    draft.batch_size = batch_size
-    draft.q_tokens = q_tokens
-    draft.kv_tokens = kv_tokens
-    draft.max_kv = max_kv
-    draft.pairs = pairs
-    draft.next_n = 1
-    draft.captured = False
-    draft.kv_lens = draft.new_lens = None
-    draft.__class__ = Batch
-    return draft  # type: ignore[no-any-return]
+    return Batch(_EXTEND, batch_size, q_tokens, kv_tokens, max_kv, pairs)
 
 
 def _checked(
@@ -362,7 +316,7 @@ def _of_contexts(mode: Mode, context_lens: Iterable[int], next_n: int, captured:
     if not contexts or kv_tokens > MAX_TOKENS:
         _checked([context - next_n for context in contexts], [next_n] * count)
     pairs = next_n * kv_tokens - count * (next_n * (next_n - 1) // 2)
-    return _made(
+    return Batch(
         mode, count, count * next_n, kv_tokens, max(contexts), pairs, next_n, captured, contexts,
         (next_n,) * count,
     )  # fmt: skip
@@ -424,7 +378,7 @@ def _of_runs(mode: Mode, next_n: int, text: str, lens: str) -> Batch:
         new_lens += [new] * count
     if kv_tokens > MAX_TOKENS:
         raise BatchError(f"{kv_tokens} kv tokens pass the int32 of the kernels")
-    return _made(
+    return Batch(
         mode, batch_size, q_tokens, kv_tokens, longest, pairs, next_n, False, tuple(kv_lens),
         tuple(new_lens),
     )  # fmt: skip

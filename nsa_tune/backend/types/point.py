@@ -1,4 +1,4 @@
-"""What a decision point is: its formulas, guards and arms, declared in one place.
+"""What a decision point is: its features, guards and arms, declared in one place.
 
 The declarations load the standard library only. An arm's `build` imports torch and its kernel
 library when it is called, and not before.
@@ -6,20 +6,18 @@ library when it is called, and not before.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 from nsa_tune._errors import StoreCorrupt, UnknownName
-from nsa_tune.backend.types.formula import Formulas, Limit, function_of, refusal
+from nsa_tune.backend.types.batch import Batch, Mode
 from nsa_tune.backend.types.layouts import KVLayout
 from nsa_tune.backend.types.profiles import ModelProfile, profile_of
+from nsa_tune.backend.types.records import Device, Table
 
 if TYPE_CHECKING:
     import torch
-
-    from nsa_tune.backend.types.batch import Batch, Mode
-    from nsa_tune.backend.types.records import Device, Table
 
 ANY_GPU = frozenset(
     {"sm80", "sm86", "sm87", "sm89", "sm90", "sm100", "sm103", "sm110", "sm120", "sm121"}
@@ -81,6 +79,10 @@ class Setting:
         )  # fmt: skip
 
 
+Limit: TypeAlias = Callable[[Batch], str | None]
+"""Gives one clause that says why an arm must not run on a batch, or None where it may."""
+
+
 @dataclass(frozen=True, slots=True)
 class Guard:
     """A hard limit of an arm. No table overrides it."""
@@ -90,21 +92,33 @@ class Guard:
     """"formula" (from device and version), "probe" (found by experiment) or "semantic"."""
     source: str
     """Where the limit is written down: file and line, or the rule that it follows from."""
-    limits: Callable[[Setting], tuple[Limit, ...]]
-    """What must not be passed in a setting; the first that is gives the reason."""
+    limit: Callable[[Setting], Limit | str | None]
+    """The limit in a setting: a function of the batch, a clause that forbids every batch, or None
+    where no batch can pass it."""
 
     def check(self, batch: Batch, setting: Setting) -> str | None:
-        """One clause that says which limit `batch` passes, or None while the arm is allowed."""
-        return first_refusal(self.limits(setting), batch)
+        """One clause that says how `batch` passes the limit, or None while the arm is allowed."""
+        limit = self.limit(setting)
+        return limit(batch) if callable(limit) else limit
 
 
-def first_refusal(limits: Iterable[Limit], batch: Batch) -> str | None:
-    """Why the first of `limits` that `batch` passes forbids an arm; None where none does."""
-    for limit in limits:
-        reason = refusal(limit, batch)
-        if reason is not None:
-            return reason
-    return None
+def some_rows(batch: Batch) -> str | None:
+    """Forbids a batch without a query. No constructor of Batch makes one; an idle rank of data
+    parallelism has one."""
+    return None if batch.q_tokens > 0 else "a kernel cannot be launched without a query"
+
+
+class FeatureFunctions(NamedTuple):
+    """What the times of a point's arms are computed from, in one setting: functions of a batch."""
+
+    names: tuple[str, ...]
+    features: Callable[[Batch], tuple[float, ...]]
+    """In the order of `names`; none is negative. Raises ArithmeticError for a batch without a
+    query."""
+    coordinates: Callable[[Batch], tuple[float, ...]]
+    """Where a batch lies, in octaves, for interpolation."""
+    regime: Callable[[Batch], int] = lambda batch: 0
+    """Batches of different regimes have latency models of their own."""
 
 
 class Case(Protocol):
@@ -140,9 +154,9 @@ class Arm:
     features: tuple[str, ...] | None = None
     """Those of the point's features that its time may depend on; None for all. A fit finds
     weights for whatever it is offered, so an arm is offered no other kernel's work."""
-    surcharge: Callable[[Setting], str] | None = None
-    """The formula of the microseconds that a batch behind a cliff takes more than the
-    measurements before it tell; 0 before it."""
+    surcharge: Callable[[Setting], Callable[[Batch], float]] | None = None
+    """The microseconds that a batch behind a cliff takes more than the measurements before it
+    tell; 0 before it."""
     first: Callable[[Any], Callable[[], torch.Tensor]] | None = None
     """As `build`, for the first layer of a pass: with what the pass computes once for all layers.
     The difference between the two is the cost of a pass. None where nothing is shared."""
@@ -168,8 +182,7 @@ class Arm:
         """What `batch` takes more because it lies behind a cliff."""
         if self.surcharge is None:
             return 0.0
-        more_us: float = function_of(self.surcharge(setting))(batch)
-        return more_us
+        return self.surcharge(setting)(batch)
 
     def allowed(self, batch: Batch, setting: Setting) -> str | None:
         """Why this arm must not run on `batch`, or None when it may."""
@@ -204,8 +217,8 @@ class Point:
     modes: frozenset[Mode]
     arms: tuple[Arm, ...]
     questions: tuple[Question, ...]
-    formulas: Callable[[Setting], Formulas]
-    """What an arm's time is computed from: features, coordinates, and the regime."""
+    features: Callable[[Setting], FeatureFunctions]
+    """What an arm's time is computed from."""
     grid: Callable[[Setting], list[Batch]]
     """The default sweep, coarse batches first, so that a part of it is already usable."""
     case: Callable[[Batch, Setting, torch.device], Case]
@@ -231,7 +244,7 @@ class Point:
                 return arm
         raise UnknownName.of(f"arm of {self.name}", name, [arm.name for arm in self.arms])
 
-    def kin(self, regime: int) -> int:
+    def regime_group(self, regime: int) -> int:
         """A number that regimes share which differ in size only."""
         return regime // self.regimes_alike
 

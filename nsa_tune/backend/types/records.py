@@ -10,8 +10,6 @@ from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from nsa_tune.backend.types.draft import draft_of
-
 
 @dataclass(frozen=True, slots=True)
 class Device:
@@ -113,32 +111,6 @@ class Measurement:
             low_us=None if self.low_us is None else self.low_us + share,
             high_us=None if self.high_us is None else self.high_us + share,
         )
-
-
-_Draft = draft_of(Measurement)
-
-
-def measurement_of(
-    point: str, batch: str, arm: str, status: Status, latency_us: float | None,
-    low_us: float | None, high_us: float | None, samples: int, error: float | None, reason: str,
-    discarded: int, pass_us: float | None,
-) -> Measurement:  # fmt: skip
-    """`Measurement(...)` in a fifth of its time."""
-    draft = _Draft()
-    draft.point = point
-    draft.batch = batch
-    draft.arm = arm
-    draft.status = status
-    draft.latency_us = latency_us
-    draft.low_us = low_us
-    draft.high_us = high_us
-    draft.samples = samples
-    draft.error = error
-    draft.reason = reason
-    draft.discarded = discarded
-    draft.pass_us = pass_us
-    draft.__class__ = Measurement
-    return draft  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from nsa_tune.backend.points import POINTS
-from nsa_tune.backend.types.formula import evaluated
+from nsa_tune.backend.points.v4_prefill import features as v4
 from nsa_tune.backend.types.layouts import KVLayout
 
 if TYPE_CHECKING:
@@ -121,12 +121,13 @@ def _schedule(batch: Batch, setting: Setting) -> Work:
 def _v4(name: str, batch: Batch, setting: Setting) -> Work:
     """One layer of `name`'s compression ratio. All heads share one latent, as key and value."""
     profile, heads = setting.profile, setting.heads
-    wanted = "(attended_pairs, gathered_tokens, index_columns)"
-    attended, gathered, columns = evaluated(POINTS[name].formulas(setting), wanted)(batch)
-    read = min(gathered, attended)
+    ratio = int(name.rpartition("_c")[2])
+    attended = v4.attended_pairs(batch, profile, ratio)
+    read = min(v4.gathered_tokens(batch, profile.window, ratio), attended)
     latents = read * setting.layout.token_bytes(profile.rank, profile.rope)
     queries = batch.q_tokens * heads * (profile.latent + profile.v) * _BF16
-    indices = columns * _INT32
+    columns = profile.window + v4.extra_width(profile, ratio, batch.max_kv)
+    indices = batch.q_tokens * columns * _INT32
     return Work(
         2 * attended * heads * (profile.latent + profile.v), latents + queries + indices, "bf16"
     )

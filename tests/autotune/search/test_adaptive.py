@@ -18,9 +18,8 @@ from nsa_tune.autotune.search.adaptive import Adaptive
 from nsa_tune.backend.costmodel.features import Features
 from nsa_tune.backend.hardware.detect import KNOWN
 from nsa_tune.backend.points import POINTS
-from nsa_tune.backend.types.formula import Formulas
 from nsa_tune.backend.types.layouts import KVLayout
-from nsa_tune.backend.types.point import Point, Setting
+from nsa_tune.backend.types.point import FeatureFunctions, Point, Setting
 from nsa_tune.backend.types.profiles import profile_of
 from nsa_tune.backend.types.records import Device, Measurement, Status
 from nsa_tune.db.reader import shipped
@@ -38,7 +37,9 @@ from tests.autotune.search.recorded import (
 SETTING = Setting(profile_of("tiny"), 4, KVLayout.FP8_PACKED, Device("CPU", "cpu"))
 TABLE = next(path for path in shipped() if path.stem.startswith("h100") and "h128_fp8" in path.stem)
 CROSSOVER = 300
-FORMULAS = Formulas({}, ("kv_tokens",), {"kv_tokens": "log2(kv_tokens)"}, functions={"log2": log2})
+FEATURES = FeatureFunctions(
+    ("kv_tokens",), lambda batch: (batch.kv_tokens,), lambda batch: (log2(batch.kv_tokens),)
+)
 
 
 def _sample(setting: Setting, random: Random) -> Batch:
@@ -50,7 +51,7 @@ def point() -> Point:
     return replace(
         runnable("fast", "slow"),
         grid=lambda setting: [Batch.decode([n]) for n in range(10, 4000, 10)],
-        formulas=lambda setting: FORMULAS,
+        features=lambda setting: FEATURES,
         sample=_sample,
     )
 

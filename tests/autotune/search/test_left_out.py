@@ -11,9 +11,8 @@ import pytest
 from nsa_tune import Batch
 from nsa_tune.autotune.search.left_out import LeftOut, left_out
 from nsa_tune.backend.points import POINTS
-from nsa_tune.backend.types.formula import Formulas
 from nsa_tune.backend.types.layouts import KVLayout
-from nsa_tune.backend.types.point import Setting
+from nsa_tune.backend.types.point import FeatureFunctions, Setting
 from nsa_tune.backend.types.profiles import profile_of
 from nsa_tune.backend.types.records import Device, Measurement, Status
 from nsa_tune.db.reader import shipped
@@ -28,8 +27,10 @@ from tests.autotune.search.recorded import (
 )
 
 SETTING = Setting(profile_of("tiny"), 4, KVLayout.FP8_PACKED, Device("CPU", "cpu"))
-FORMULAS = Formulas({}, ("kv_tokens",), {"kv_tokens": "log2(kv_tokens)"}, functions={"log2": log2})
-POINT = replace(runnable("fast", "slow", batches=40), formulas=lambda setting: FORMULAS)
+FEATURES = FeatureFunctions(
+    ("kv_tokens",), lambda batch: (batch.kv_tokens,), lambda batch: (log2(batch.kv_tokens),)
+)
+POINT = replace(runnable("fast", "slow", batches=40), features=lambda setting: FEATURES)
 
 
 def row(tokens: int, arm: str, us: float) -> Measurement:
@@ -74,7 +75,7 @@ def test_a_layer_s_share_of_the_pass_counts() -> None:
 
 def test_a_choice_that_was_not_timed_is_taken_for_slow() -> None:
     """On the last batches "fast" was left out, as clearly slower, beside a third arm."""
-    point = replace(runnable("fast", "slow", "wrong"), formulas=lambda setting: FORMULAS)
+    point = replace(runnable("fast", "slow", "wrong"), features=lambda setting: FEATURES)
     found = [one for one in rows() if one.arm != "fast" or Batch.parse(one.batch).kv_tokens < 60]
     more = [row(tokens, "wrong", 130.0) for tokens in range(1, 81, 2)]
     (one,) = left_out([point], SETTING, [*found, *more]).values()

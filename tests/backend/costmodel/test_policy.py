@@ -17,14 +17,13 @@ from nsa_tune import StoreCorrupt
 from nsa_tune.backend.baselines import SGLANG_0_5_23
 from nsa_tune.backend.costmodel.policy import Policy
 from nsa_tune.backend.types.batch import Batch
-from nsa_tune.backend.types.formula import Value
 from nsa_tune.backend.types.layouts import KVLayout
 from nsa_tune.backend.types.records import Measurement, Status
 from nsa_tune.reports.analysis.cached_policy import CachedPolicy
 from tests.backend.fake_point import (
     BATCHES,
     FAKE,
-    FORMULAS,
+    FEATURES,
     PASS_US,
     SETTING,
     Times,
@@ -177,8 +176,10 @@ def test_the_spread_of_an_arm_without_a_surface_is_infinite() -> None:
 def test_a_batch_that_cannot_be_placed_leaves_the_arms_unknown(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    breaks = FORMULAS._replace(values={"odd": Value("1 / (q_tokens - 77)")}, features=("odd",))
-    policy = Policy.fit(replace(FAKE, formulas=lambda setting: breaks), SETTING, measured(TIMES))
+    breaks = FEATURES._replace(
+        names=("odd",), features=lambda batch: (1 / (batch.q_tokens - 77),)
+    )  # fmt: skip
+    policy = Policy.fit(replace(FAKE, features=lambda setting: breaks), SETTING, measured(TIMES))
 
     with caplog.at_level(logging.WARNING):
         survey = policy.survey(Batch.extend([0], [77]))

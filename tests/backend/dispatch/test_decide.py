@@ -9,7 +9,6 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from nsa_tune.backend.baselines import Baseline, Default
 from nsa_tune.backend.costmodel.policy import Policy
 from nsa_tune.backend.costmodel.surface import Estimate
 from nsa_tune.backend.dispatch import decide as module
@@ -224,9 +223,8 @@ def _sweep(new: int) -> list[Batch]:
     return [Batch.extend([prefix], [new]) for prefix in (256, 512, 1024)]
 
 
-def _always(name: str) -> Baseline:
-    default = Default(lambda setting: name, "here")
-    return Baseline("made up", {question.name: default for question in (PATH, SPARSE, COLOUR)})
+def _always(name: str) -> Callable[[Batch], str]:
+    return lambda batch: name
 
 
 def test_the_choice_for_all_has_the_least_mean_regret() -> None:

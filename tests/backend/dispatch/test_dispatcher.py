@@ -18,13 +18,12 @@ from nsa_tune.backend.dispatch.decide import Verdict
 from nsa_tune.backend.hardware import detect
 from nsa_tune.backend.points import POINTS
 from nsa_tune.backend.types.batch import Mode
-from nsa_tune.backend.types.formula import Value
 from nsa_tune.backend.types.layouts import KVLayout
 from nsa_tune.backend.types.point import Point, Question, Setting
 from nsa_tune.backend.types.records import Key, Measurement, Status, Table
 from tests.backend.fake_point import (
     FAKE,
-    FORMULAS,
+    FEATURES,
     SETTING,
     Times,
     linear,
@@ -127,8 +126,10 @@ def test_a_batch_of_sums_that_was_planned_before_gets_the_same_plan() -> None:
 
 
 def test_a_point_that_breaks_on_a_batch_means_the_baseline() -> None:
-    breaks = FORMULAS._replace(values={"odd": Value("1 / (q_tokens - 77)")}, features=("odd",))
-    fragile = replace(FAKE, formulas=lambda setting: breaks)
+    breaks = FEATURES._replace(
+        names=("odd",), features=lambda batch: (1 / (batch.q_tokens - 77),)
+    )  # fmt: skip
+    fragile = replace(FAKE, features=lambda setting: breaks)
     policy = Policy.fit(fragile, SETTING, table_of(TIMES).measurements)
     plan = Dispatcher(SETTING, [policy], source="made up").plan(Batch.extend([1024], [77]))
 
@@ -157,7 +158,7 @@ LAYOUTS = replace(
     name="layouts",
     modes=frozenset({Mode.DECODE, Mode.TARGET_VERIFY}),
     questions=(Question("indexer_layout", {"native": ("mla/wide",), "flatten": ("mla/packed",)}),),
-    formulas=lambda setting: FORMULAS._replace(regime="next_n"),
+    features=lambda setting: FEATURES._replace(regime=lambda batch: batch.next_n),
 )
 
 
@@ -193,9 +194,9 @@ def test_a_captured_size_gets_one_choice_by_mean_regret() -> None:
     assert (plan.prefill_path, plan.sparse_prefill, plan.mha_kernel) == (None, None, None)
 
 
-def test_contexts_of_which_too_little_is_measured_have_no_say_in_a_captured_size() -> None:
-    by_length = FORMULAS._replace(regime="1 if max_kv > 2048 else 0")
-    point = replace(LAYOUTS, formulas=lambda setting: by_length)
+def test_contexts_where_too_little_is_measured_do_not_count_for_a_captured_size() -> None:
+    by_length = FEATURES._replace(regime=lambda batch: 1 if batch.max_kv > 2048 else 0)
+    point = replace(LAYOUTS, features=lambda setting: by_length)
     native, flatten = linear(0, 0.0001, 2), linear(0, 0.001, 9)
     made = _decoder(native, flatten, point, contexts=(4096, 16384, 65536))
 

@@ -51,19 +51,18 @@ def planner(baseline: Baseline, *, measured: bool) -> TablePlanner:
 
 @pytest.mark.parametrize("measured", [True, False])
 @pytest.mark.parametrize("baseline", [SGLANG_0_5_23, VLLM_0_33_0], ids=lambda one: one.name)
-def test_what_is_written_answers_as_asking_everything(baseline: Baseline, measured: bool) -> None:
+def test_a_plan_takes_what_decide_says(baseline: Baseline, measured: bool) -> None:
     by, random = planner(baseline, measured=measured), Random(3)
     drawn = [point.sample(H200, random) for point in POINTS for _ in range(40)]
 
     for batch in (*BATCHES, *drawn, *(one.sums for one in drawn)):
-        plan = by.extend(batch) if batch.mode == "extend" else by.step(batch)
-        assert plan == by.slow_plan(batch)
+        plan = by.plan(batch)
         for name in by.questions(batch.mode):
             assert getattr(plan, name) == by.decide(batch, name).choice
 
 
 def test_measurements_decide_by_size_and_guards_before_them() -> None:
-    plans = [planner(SGLANG_0_5_23, measured=True).slow_plan(batch) for batch in BATCHES]
+    plans = [planner(SGLANG_0_5_23, measured=True).plan(batch) for batch in BATCHES]
 
     assert [plan.indexer_prefill for plan in plans] == [
         "paged", "ragged", None, "chunked", None, None, None,
@@ -77,15 +76,15 @@ def test_measurements_decide_by_size_and_guards_before_them() -> None:
 def test_without_measurements_the_baseline_answers() -> None:
     sglang, vllm = (planner(one, measured=False) for one in (SGLANG_0_5_23, VLLM_0_33_0))
 
-    plan = sglang.slow_plan(BATCHES[1])
+    plan = sglang.plan(BATCHES[1])
     assert (plan.indexer_prefill, plan.indexer_topk) == ("ragged", "sglang")
-    plan = vllm.slow_plan(BATCHES[1])
+    plan = vllm.plan(BATCHES[1])
     assert (plan.indexer_prefill, plan.indexer_topk) == ("chunked", "vllm")
     # Ragged logits would pass a quarter of the memory.
     choice = sglang.decide(BATCHES[3], "indexer_prefill")
     assert (choice.choice, choice.verdict) == ("chunked", Verdict.ONLY)
     assert "GiB of logits" in choice.forbidden["ragged"]
-    assert sglang.slow_plan(BATCHES[2]).indexer_topk is None
+    assert sglang.plan(BATCHES[2]).indexer_topk is None
 
 
 def test_a_captured_graph_selects_at_every_context() -> None:

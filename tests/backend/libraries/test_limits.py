@@ -15,7 +15,6 @@ from nsa_tune.backend.libraries.sglang import limits as sglang
 from nsa_tune.backend.libraries.sglang_kernel import limits as sglang_kernel
 from nsa_tune.backend.points import limits
 from nsa_tune.backend.types.batch import Batch
-from nsa_tune.backend.types.formula import function_of
 from nsa_tune.backend.types.layouts import KVLayout
 from nsa_tune.backend.types.point import Guard, Setting
 from nsa_tune.backend.types.profiles import profile_of
@@ -95,8 +94,7 @@ def test_a_schedule_that_ends_the_process_is_forbidden_and_one_that_is_slow_is_n
 
 def test_a_slow_schedule_costs_time_for_each_row_behind_the_cliff_and_nothing_before() -> None:
     def surcharge(batch: Batch, setting: Setting) -> float:
-        more_us: float = function_of(flash_mla.schedule_surcharge(setting))(batch)
-        return more_us
+        return flash_mla.schedule_surcharge(setting)(batch)
 
     alone = replace(_SLOW, layers=1)
     assert surcharge(_rows(19370), alone) == 0

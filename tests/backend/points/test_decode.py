@@ -182,36 +182,24 @@ def test_sums_of_equal_sequences_cost_what_their_lengths_cost() -> None:
 
 def test_flashmla_s_sparse_kernel_computes_whole_steps_of_128_keys() -> None:
     equal = FEATURES.by_name(Batch.decode([515] * 251))
-    assert equal["pairs_in_steps"] == 251 * 640
-    ratio = equal["steps_in_turn"] / equal["attended_pairs_in_waves_to_the_longest"]
-    assert ratio == pytest.approx(640 / 515)
+    assert equal["step_pairs"] == 251 * 640
+    # 66 queries at a time: 251 of them are 3.8 waves.
+    assert equal["makespan_keys"] == 4 * 640
 
     full = FEATURES.by_name(Batch.decode([3000] * 4))
-    assert full["pairs_in_steps"] == full["attended_pairs"] == 4 * 2048
+    assert full["step_pairs"] == full["attended_pairs"] == 4 * 2048
 
     # Half a step for each row, but only as many as are missing half of their keys.
     ragged = FEATURES.by_name(Batch.decode([300, 515, 700]))
-    assert ragged["pairs_in_steps"] == 1515 + 3 * 64
+    assert ragged["step_pairs"] == 1515 + 3 * 64
     one_short = FEATURES.by_name(Batch.decode([1024, *[5000] * 9]))
-    assert one_short["pairs_in_steps"] == 1024 + 9 * 2048 + 64
+    assert one_short["step_pairs"] == 1024 + 9 * 2048 + 64
 
 
-def test_a_tile_that_begins_late_is_a_turn_more() -> None:
-    """Two tiles of 64 heads a row, 132 SMs."""
-    features = Features(DECODE, replace(H100, layout=KVLayout.BF16))
-    turns = [features.by_name(Batch.decode([500] * rows))["turns"] for rows in (1, 66, 67, 133)]
-
-    assert turns == [1, 1, 2, 3]
-
-
-def test_the_last_wave_takes_as_long_as_its_longest_query() -> None:
-    """Three queries side by side: seen on an H100 with contexts of 296, 1411 and 364 tokens."""
-    name = "attended_pairs_in_waves_to_the_longest"
-    uneven = FEATURES.by_name(Batch.decode([296, 1411, 364]))
-    equal = FEATURES.by_name(Batch.decode([690] * 3))
-
-    assert uneven[name] == pytest.approx(66 * 1411)
-    assert equal[name] == pytest.approx(66 * 690)
+def test_queries_side_by_side_take_as_long_as_the_longest() -> None:
+    """Three of them: seen on an H100 with contexts of 296, 1411 and 364 tokens."""
+    assert FEATURES.by_name(Batch.decode([296, 1411, 364]))["makespan_keys"] == 1536
+    assert FEATURES.by_name(Batch.decode([690] * 3))["makespan_keys"] == 768
 
 
 def fa3_sparse(

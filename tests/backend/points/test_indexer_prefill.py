@@ -18,7 +18,7 @@ from nsa_tune.backend.libraries.deep_gemm import calls as deep_gemm
 from nsa_tune.backend.points import POINTS
 from nsa_tune.backend.points.indexer_prefill.arms import chunks
 from nsa_tune.backend.points.indexer_prefill.case import LogitsCase, logits_case
-from nsa_tune.backend.types.formula import evaluated
+from nsa_tune.backend.points.indexer_prefill.features import chunk_bytes, rows_per_chunk
 from nsa_tune.backend.types.layouts import KVLayout
 from nsa_tune.backend.types.point import Setting
 from nsa_tune.backend.types.profiles import profile_of
@@ -201,12 +201,6 @@ def test_features_count_pairs_keys_and_chunks() -> None:
     assert features["chunks"] == 3
 
 
-def keys_of_the_busiest(batch: Batch, setting: Setting) -> tuple[float, float]:
-    """Without chunks, and with them."""
-    features = Features(PREFILL, setting).by_name(batch)
-    return features["keys_of_the_busiest"], features["chunked_keys_of_the_busiest"]
-
-
 GLM = replace(H200, profile=profile_of("glm-5"), heads=64)
 
 
@@ -214,41 +208,24 @@ GLM = replace(H200, profile=profile_of("glm-5"), heads=64)
 def test_an_sm_computes_as_many_queries_at_once_as_fill_128_heads(
     setting: Setting, rows: int
 ) -> None:
-    """Each of 132 SMs a block of rows that all see the same 4096 + 1 keys, or nearly so."""
-    full, more = (Batch.extend([4096], [132 * rows + one]) for one in (0, 1))
+    """Each of 132 SMs a block of rows that all see about 4096 keys; then a late block more."""
+    features = Features(PREFILL, setting)
+    full, more = (
+        features.by_name(Batch.extend([4096], [132 * rows + extra]))["makespan_keys"]
+        for extra in (0, 1)
+    )
 
-    assert keys_of_the_busiest(full, setting) == pytest.approx((4096, 4096), rel=0.1)
-    assert keys_of_the_busiest(more, setting) == pytest.approx((2 * 4096, 2 * 4096), rel=0.1)
-
-
-def test_the_last_block_of_each_chunk_is_waited_for() -> None:
-    batch = Batch.extend([32768], [8192])
-    whole, chunked = keys_of_the_busiest(batch, H200)
-    count = Features(PREFILL, H200).by_name(batch)["chunks"]
-
-    assert count > 1
-    assert whole < chunked <= whole + count * batch.max_kv
+    assert full == pytest.approx(4096, rel=0.15)
+    assert more == pytest.approx(1.5 * 4096, rel=0.1)
 
 
 @pytest.mark.parametrize("batch", [*BATCHES, Batch.extend([1000], [500])], ids=str)
 def test_a_chunk_has_the_rows_that_its_features_say(batch: Batch) -> None:
-    found = evaluated(PREFILL.formulas(TINY), "rows_a_chunk")(batch)
+    case = logits_case(batch, TINY, CPU)
+    rows = rows_per_chunk(batch, chunk_bytes(TINY))
 
-    assert min(found, batch.q_tokens) == min(
-        logits_case(batch, TINY, CPU).rows_a_chunk, batch.q_tokens
-    )
-
-
-def test_paged_rows_cost_their_own_keys_and_ragged_ones_those_of_the_busiest_sm() -> None:
-    features = Features(PREFILL, H200)
-    names = features.formulas.features
-    paged, ragged, chunked = (
-        {names[i] for i in features.columns(arm)} for arm in ("paged", "ragged", "chunked")
-    )
-
-    assert paged == {"rows", "scored_pairs"}
-    assert ragged == {"rows", "keys", "keys_of_the_busiest"}
-    assert chunked == {"rows", "keys", "chunks", "chunked_keys_of_the_busiest"}
+    assert min(rows, batch.q_tokens) == min(case.rows_a_chunk, batch.q_tokens)
+    assert Features(PREFILL, TINY).by_name(batch)["chunks"] == -(-batch.q_tokens // rows)
 
 
 @pytest.mark.parametrize("batch", [Batch.extend([4096], [77]), Batch.extend([5000] * 3, [40] * 3)],

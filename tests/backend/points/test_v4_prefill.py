@@ -17,7 +17,11 @@ from nsa_tune.backend.costmodel.features import Features
 from nsa_tune.backend.hardware.detect import KNOWN
 from nsa_tune.backend.points import POINTS, points_for
 from nsa_tune.backend.points.v4_prefill.case import V4PrefillCase, v4_prefill_case
-from nsa_tune.backend.types.formula import evaluated
+from nsa_tune.backend.points.v4_prefill.features import (
+    attended_pairs,
+    gathered_tokens,
+    most_gathered,
+)
 from nsa_tune.backend.types.layouts import KVLayout
 from nsa_tune.backend.types.point import Setting
 from nsa_tune.backend.types.profiles import PROFILES, profile_of
@@ -218,16 +222,14 @@ def test_pairs_and_gathered_tokens_are_counted_exactly(
         for prefix, new in lens
         for i in range(prefix + 1, prefix + new + 1)
     )
-    formulas = POINTS[f"v4_prefill_c{ratio}"].formulas(TINY)
-    wanted = "(attended_pairs, gathered_tokens, index_columns)"
-    pairs, gathered, columns = evaluated(formulas, wanted)(batch)
+    window = TINY.profile.window
 
-    assert pairs == exact
-    assert gathered == sum(
+    assert attended_pairs(batch, TINY.profile, ratio) == exact
+    assert most_gathered(batch, window, ratio) >= gathered_tokens(batch, window, ratio)
+    assert gathered_tokens(batch, window, ratio) == sum(
         min(prefix + new, new + TINY.profile.window - 1) + (prefix + new) // ratio
         for prefix, new in lens
     )
-    assert columns == batch.q_tokens * (TINY.profile.window + most)
 
 
 def test_one_row_more_than_the_decode_kernel_has_parts_is_split() -> None:
@@ -238,21 +240,20 @@ def test_one_row_more_than_the_decode_kernel_has_parts_is_split() -> None:
     )
     row = 128 // 64 + 1 + 1  # the window, a block of 32 compressed tokens, and beginning a row
 
-    assert (few["blocks_of_the_fullest"], few["splits_rows"], few["parts_merged"]) == (row, 0, 0)
+    assert (few["max_split_blocks"], few["splits_rows"]) == (row, 0)
     assert more["splits_rows"] == 1
-    assert more["parts_merged"] > 1
-    assert row < more["blocks_of_the_fullest"] < 2 * row
+    assert row < more["max_split_blocks"] < 2 * row
 
 
-def test_one_row_more_than_the_device_computes_at_once_doubles_the_steps_of_the_busiest() -> None:
+def test_one_row_more_than_the_device_computes_at_once_begins_late() -> None:
     few, more = (
         Features(POINTS["v4_prefill_c128"], H100).by_name(Batch.extend([4095] * rows, [1] * rows))
         for rows in (66, 67)
     )
     row = 2 + 1  # 128 + 32 keys in steps of 128, and beginning a row
 
-    assert (few["steps"], more["steps"]) == (2 * 66, 2 * 67)
-    assert (few["steps_of_the_busiest"], more["steps_of_the_busiest"]) == (row, 2 * row)
+    assert few["makespan_steps"] == row
+    assert more["makespan_steps"] == pytest.approx(1.5 * row, rel=0.02)
 
 
 @pytest.mark.parametrize("ratio", RATIOS)
@@ -267,15 +268,15 @@ def test_compressed_tokens_are_gathered_as_soon_as_a_sequence_has_one(ratio: int
 @pytest.mark.parametrize("ratio", RATIOS)
 def test_blocks_are_the_decode_kernels_and_steps_are_those_of_the_copy(ratio: int) -> None:
     features = Features(POINTS[f"v4_prefill_c{ratio}"], H100)
-    names = features.formulas.features
+    names = features.names
     copy, pools = (
         {names[i] for i in features.columns(arm)} for arm in ("sparse_fwd", "with_kvcache")
     )
 
     assert copy | pools == set(names)
     assert copy & pools == {"rows"}
-    assert copy >= {"gathered_tokens", "compresses", "steps", "steps_of_the_busiest"}
-    assert pools >= {"blocks_of_the_fullest", "splits_rows", "parts_merged"}
+    assert copy >= {"gathered_tokens", "compresses", "makespan_steps"}
+    assert pools >= {"max_split_blocks", "splits_rows"}
 
 
 @pytest.mark.parametrize("ratio", RATIOS)

@@ -9,8 +9,7 @@ from functools import cache
 import pytest
 
 from nsa_tune.backend.types.batch import Batch
-from nsa_tune.backend.types.formula import Limit
-from nsa_tune.backend.types.point import Guard, Setting
+from nsa_tune.backend.types.point import Guard, Limit, Setting
 from nsa_tune.backend.types.records import Measurement, Status, Table
 from nsa_tune.db.reader import shipped
 from nsa_tune.db.text_table import read_text
@@ -141,9 +140,9 @@ def test_cells_of_one_side_only_have_a_verdict_of_their_own(verdict: CellVerdict
 
 
 def test_a_limit_that_keeps_an_arm_from_the_other_side_is_named() -> None:
-    def reached(setting: Setting) -> tuple[Limit, ...]:
+    def reached(setting: Setting) -> Limit:
         most = 1024 * setting.device.l2
-        return (Limit(f"q_tokens > {most}", f"more than {most} tokens"),)
+        return lambda batch: f"more than {most} tokens" if batch.q_tokens > most else None
 
     point = replace(
         POINT,

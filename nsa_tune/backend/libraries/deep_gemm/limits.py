@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import isqrt
 
-from nsa_tune.backend.libraries.limits import bound, quarter_of_memory
-from nsa_tune.backend.types.formula import Limit
-from nsa_tune.backend.types.point import Guard, Setting
+from nsa_tune.backend.libraries.limits import at_most_rows, bound, quarter_of_memory
+from nsa_tune.backend.types.batch import Batch
+from nsa_tune.backend.types.point import Guard, Limit, Setting
 
 ARCHS = frozenset({"sm90", "sm100"})
 """Architectures that its metadata and paged logits exist for."""
 _TILE_BYTES = 1024
 """A row of logits is padded to whole tiles of 256 fp32 values."""
-_RAGGED_TILES = "((kv_tokens + 511) // 256)"
-"""Tiles of a row of ragged logits: as wide as all keys together, and 256 more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,53 +59,51 @@ def metadata_rows(setting: Setting) -> int | None:
     return bound(setting, "deep_gemm_metadata_rows", formula, device.shared_memory_optin // 4)
 
 
-def _metadata(setting: Setting) -> tuple[Limit, ...]:
-    limit = metadata_rows(setting)
-    if limit is None:
-        why = "no known build of deep_gemm answers here, so its limit of metadata rows is unknown"
-        return (Limit("True", why),)
-    why = f"{{q_tokens}} rows pass the {limit} that DeepGEMM's metadata kernel has room for"
-    return (Limit(f"q_tokens > {limit}", why),)
+def _metadata(setting: Setting) -> Limit | str:
+    most = metadata_rows(setting)
+    if most is None:
+        return "no known build of deep_gemm answers here, so its limit of metadata rows is unknown"
+    return at_most_rows(most, f"pass the {most} that DeepGEMM's metadata kernel has room for")
 
 
-def _next_n(setting: Setting) -> tuple[Limit, ...]:
+def _next_n(setting: Setting) -> Limit | None:
     limits = [
         *([2] if setting.device.arch == "sm90" else []),
         *(value for name, value in setting.limits.items() if name == "deep_gemm_next_n"),
     ]
     if not limits:
-        return ()
-    limit = min(limits)
-    words = "1 or 2" if limit == 2 else f"up to {limit}"
+        return None
+    most = min(limits)
+    words = "1 or 2" if most == 2 else f"up to {most}"
     where = setting.device.arch.upper()
-    why = f"DeepGEMM takes next_n {words} on {where}, {{next_n}} given"
-    return (Limit(f"next_n > {limit}", why),)
+
+    def limit(batch: Batch) -> str | None:
+        if batch.next_n <= most:
+            return None
+        return f"DeepGEMM takes next_n {words} on {where}, {batch.next_n} given"
+
+    return limit
 
 
-def _logits(tiles: str, setting: Setting) -> tuple[Limit, ...]:
-    """The limit of rows of so many `tiles` of 256 fp32 logits."""
-    most = setting.device.memory // 4 // _TILE_BYTES
-    # Nearly every batch is far below, which a product of floats tells in a quarter of the time:
-    # rows * (keys + 511) / 256 <= most where rows <= keys and rows * keys <= small**2.
-    small = max((isqrt(511**2 + 4 * 256 * most) - 511) // 2, 0)
-    passed = f"rows * keys > {small**2}.0 and q_tokens * {tiles} > {most}"
-    return quarter_of_memory(f"q_tokens * {tiles} * {_TILE_BYTES}", "logits", setting, passed)
+def paged_logits_bytes(batch: Batch) -> int:
+    """Bytes of paged logits: each row is as wide as the longest sequence."""
+    return batch.q_tokens * ((batch.max_kv + 255) // 256) * _TILE_BYTES
 
 
-def _mqa_logits_bytes(setting: Setting) -> tuple[Limit, ...]:
-    return _logits("((max_kv + 255) // 256)", setting)
+def ragged_logits_bytes(batch: Batch) -> int:
+    """Bytes of ragged logits: each row is as wide as all keys together, and 256 more."""
+    return batch.q_tokens * ((batch.kv_tokens + 511) // 256) * _TILE_BYTES
 
 
-def _ragged_logits_bytes(setting: Setting) -> tuple[Limit, ...]:
-    return _logits(_RAGGED_TILES, setting)
+def _mqa_logits_bytes(setting: Setting) -> Limit | None:
+    return quarter_of_memory(paged_logits_bytes, "logits", setting)
 
 
-def ragged_logits_bytes() -> str:
-    """The formula of the bytes of ragged logits."""
-    return f"q_tokens * ({_RAGGED_TILES} * {_TILE_BYTES})"
+def _ragged_logits_bytes(setting: Setting) -> Limit | None:
+    return quarter_of_memory(ragged_logits_bytes, "logits", setting)
 
 
-def _mqa_shape(setting: Setting) -> tuple[Limit, ...]:
+def _mqa_shape(setting: Setting) -> str | None:
     profile = setting.profile
     heads = {32, 64} if setting.device.arch == "sm90" else {8, 16, 32, 64}
     pages = {64} if setting.device.arch == "sm90" else {32, 64}
@@ -117,12 +112,11 @@ def _mqa_shape(setting: Setting) -> tuple[Limit, ...]:
         and profile.index_dim in (32, 64, 128)
         and profile.page_size in pages
     ):
-        return ()
-    why = (
+        return None
+    return (
         f"DeepGEMM's paged logits do not take {profile.index_heads} index heads of "
         f"{profile.index_dim} values with pages of {profile.page_size} on {setting.device.arch}"
     )
-    return (Limit("True", why),)
 
 
 METADATA_ROWS = Guard(

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from nsa_tune.backend.libraries.limits import (
+    at_most_rows,
+    beyond_memory,
     bound,
-    quarter_of_memory,
+    first_of,
     rows_in_quarter_of_memory,
 )
-from nsa_tune.backend.types.formula import Limit
+from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.layouts import KVLayout
-from nsa_tune.backend.types.point import Guard, Setting
+from nsa_tune.backend.types.point import Guard, Limit, Setting
 
 ARCHS = frozenset({"sm90", "sm100"})
 """Architectures that both sparse kernels exist for."""
@@ -104,127 +107,131 @@ def schedule_rows(setting: Setting) -> int | None:
     return bound(setting, "flashmla_schedule_rows", formula, most)
 
 
-def _schedule(setting: Setting) -> tuple[Limit, ...]:
-    build, limit = schedule_build(setting), schedule_rows(setting)
-    if limit is None:
-        why = "no known build of flash_mla answers here, so its schedule limit is unknown"
-        return (Limit("True", why),)
-    if build is not None and build.survives and limit > 0:
-        return ()
+def _schedule(setting: Setting) -> Limit | str | None:
+    build, most = schedule_build(setting), schedule_rows(setting)
+    if most is None:
+        return "no known build of flash_mla answers here, so its schedule limit is unknown"
+    if build is not None and build.survives and most > 0:
+        return None
     past = f", where {build.distribution} {build.past}" if build is not None else ""
-    why = f"{{q_tokens}} rows pass FlashMLA's schedule limit of {limit}{past}"
-    return (Limit(f"q_tokens > {limit}", why),)
+    return at_most_rows(most, f"pass FlashMLA's schedule limit of {most}{past}")
 
 
-def schedule_surcharge(setting: Setting) -> str:
-    """The formula of the microseconds that a schedule takes more beyond the cliff of a build that
-    survives it: a layer's share, as it is computed once a pass."""
-    limit = schedule_rows(setting)
-    if limit is None:
-        return "0.0"
+def schedule_surcharge(setting: Setting) -> Callable[[Batch], float]:
+    """The microseconds that a schedule takes more beyond the cliff of a build that survives it: a
+    layer's share, as it is computed once a pass."""
+    most = schedule_rows(setting)
+    if most is None:
+        return lambda batch: 0.0
     per_row = setting.limits.get("flashmla_schedule_ns_per_row", _SLOW_NS_PER_ROW)
-    share = per_row / 1e3 / setting.sharing
-    return f"(0.0 if q_tokens <= {limit} else q_tokens * {share!r})"
+    share_us = per_row / 1e3 / setting.sharing
+    return lambda batch: 0.0 if batch.q_tokens <= most else batch.q_tokens * share_us
 
 
 # --- offsets, memory and shapes
 
 
-def _decode_offsets(setting: Setting) -> tuple[Limit, ...]:
+def _decode_offsets(setting: Setting) -> Limit | str:
     heads = padded_heads(setting.heads)
     if heads is None:
-        return (too_many_heads(setting),)
-    limits = [_index_offsets(setting, "FlashMLA's")]
+        return too_many_heads(setting)
     formula = (INT32 - 1) // (heads * 512) - split_parts(setting)
     rows = bound(setting, "flashmla_decode_rows", formula, formula)
-    if rows is not None:
-        why = (
-            f"{{q_tokens}} rows of {heads} heads pass {rows}, "
-            "behind which FlashMLA's int32 split offsets overflow"
-        )
-        limits.insert(0, Limit(f"q_tokens > {rows}", why))
-    return tuple(limits)
+    indices = _index_offsets(setting, "FlashMLA's")
+    if rows is None:
+        return indices
+    why = f"of {heads} heads pass {rows}, behind which FlashMLA's int32 split offsets overflow"
+    return first_of(at_most_rows(rows, why), indices)
 
 
-def _mixed_offsets(setting: Setting) -> tuple[Limit, ...]:
+def _mixed_offsets(setting: Setting) -> Limit | str:
     heads = padded_heads(setting.heads)
     if heads is None:
-        return (too_many_heads(setting),)
+        return too_many_heads(setting)
     # One row of all queries, in one part once they fill the device: twice the queries.
     most = (INT32 - 1) // (heads * 512) // 2
-    why = (
-        f"{{q_tokens}} queries of {heads} heads in one row pass {most}, "
-        "behind which FlashMLA's int32 split offsets overflow"
-    )
-    return (Limit(f"q_tokens > {most}", why), _index_offsets(setting, "FlashMLA's"))
+
+    def limit(batch: Batch) -> str | None:
+        if batch.q_tokens <= most:
+            return None
+        return (
+            f"{batch.q_tokens} queries of {heads} heads in one row pass {most}, "
+            "behind which FlashMLA's int32 split offsets overflow"
+        )
+
+    return first_of(limit, _index_offsets(setting, "FlashMLA's"))
 
 
-def _mixed_scratch(setting: Setting) -> tuple[Limit, ...]:
+def _mixed_scratch(setting: Setting) -> Limit | None:
     heads = padded_heads(setting.heads) or 128
     what, more = "scratch memory of FlashMLA's decode kernel", split_parts(setting)
     return rows_in_quarter_of_memory(2 * heads * (512 + 1) * 4, what, setting, more)
 
 
-def _sparse_fwd_offsets(setting: Setting) -> tuple[Limit, ...]:
+def _sparse_fwd_offsets(setting: Setting) -> Limit | str:
     if padded_heads(setting.heads) is None:
-        return (too_many_heads(setting),)
-    return (_index_offsets(setting, "flash_mla_sparse_fwd's"),)
+        return too_many_heads(setting)
+    return _index_offsets(setting, "flash_mla_sparse_fwd's")
 
 
 def _index_offsets(setting: Setting, whose: str) -> Limit:
-    why = f"{{q_tokens}} rows overflow {whose} int32 index offsets"
-    return Limit(f"q_tokens > {(INT32 - 1) // setting.profile.index_topk}", why)
+    most = (INT32 - 1) // setting.profile.index_topk
+    return at_most_rows(most, f"overflow {whose} int32 index offsets")
 
 
-def too_many_heads(setting: Setting) -> Limit:
-    """The limit of every batch with more heads than FlashMLA computes."""
-    return Limit("True", f"FlashMLA computes at most 128 heads, {setting.heads} given")
+def too_many_heads(setting: Setting) -> str:
+    """The clause against every batch with more heads than FlashMLA computes."""
+    return f"FlashMLA computes at most 128 heads, {setting.heads} given"
 
 
-def _decode_scratch(setting: Setting) -> tuple[Limit, ...]:
+def _decode_scratch(setting: Setting) -> Limit | None:
     heads = padded_heads(setting.heads) or 128
     what, more = "scratch memory of FlashMLA's decode kernel", split_parts(setting)
     return rows_in_quarter_of_memory(heads * (512 + 1) * 4, what, setting, more)
 
 
-def _sparse_fwd_bytes(setting: Setting) -> tuple[Limit, ...]:
+def _sparse_fwd_bytes(setting: Setting) -> Limit | None:
     heads, profile = padded_heads(setting.heads) or 128, setting.profile
     # q and the output in bf16, two fp32 statistics a head.
     row_bytes = heads * (2 * (profile.latent + profile.rank) + 8)
     return rows_in_quarter_of_memory(row_bytes, "operands of flash_mla_sparse_fwd", setting)
 
 
-def _widened_bytes(setting: Setting) -> tuple[Limit, ...]:
-    if setting.layout is not KVLayout.FP8_PACKED:
-        return ()
-    # Without a prefix nothing is dequantized.
+def _widened_bytes(setting: Setting) -> Limit | None:
+    if setting.layout is not KVLayout.FP8_PACKED or not setting.device.memory:
+        return None
     token_bytes = 2 * setting.profile.latent
-    passed = f"prefix_tokens and kv_tokens > {setting.device.memory // 4 // token_bytes}"
-    needed = f"kv_tokens * {token_bytes}"
-    return quarter_of_memory(needed, "dequantized latents", setting, passed)
+    most = setting.device.memory // 4 // token_bytes
+
+    def limit(batch: Batch) -> str | None:
+        # Without a prefix nothing is dequantized.
+        if batch.kv_tokens <= most or not batch.prefix_tokens:
+            return None
+        return beyond_memory(batch.kv_tokens * token_bytes, "dequantized latents")
+
+    return limit
 
 
-def _shape(setting: Setting) -> tuple[Limit, ...]:
+def _shape(setting: Setting) -> str | None:
     profile = setting.profile
     if (profile.rank, profile.rope) == (512, 64):
-        return ()
-    why = (
+        return None
+    return (
         f"FlashMLA's sparse kernels take latents of 512 + 64 values, {profile.name} has "
         f"{profile.rank} + {profile.rope}"
     )
-    return (Limit("True", why),)
 
 
 def multiple_of_topk(multiple: int, kernel: str, source: str) -> Guard:
     """The guard that `kernel` takes an index_topk that is a multiple of `multiple` only."""
 
-    def limits(setting: Setting) -> tuple[Limit, ...]:
+    def limit(setting: Setting) -> str | None:
         topk = setting.profile.index_topk
         if topk % multiple == 0:
-            return ()
-        return (Limit("True", f"{kernel} needs topk % {multiple} == 0, got {topk}"),)
+            return None
+        return f"{kernel} needs topk % {multiple} == 0, got {topk}"
 
-    return Guard(f"topk_multiple_{multiple}", "formula", source, limits)
+    return Guard(f"topk_multiple_{multiple}", "formula", source, limit)
 
 
 FLASHMLA_SCHEDULE = Guard(

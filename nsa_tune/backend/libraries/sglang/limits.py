@@ -3,62 +3,66 @@
 from __future__ import annotations
 
 from nsa_tune.backend.libraries.flash_mla.limits import padded_heads
-from nsa_tune.backend.libraries.limits import quarter_of_memory, rows_in_quarter_of_memory
-from nsa_tune.backend.types.formula import Limit
-from nsa_tune.backend.types.point import Guard, Setting
+from nsa_tune.backend.libraries.limits import (
+    at_most_rows,
+    first_of,
+    quarter_of_memory,
+    rows_in_quarter_of_memory,
+)
+from nsa_tune.backend.types.batch import Batch
+from nsa_tune.backend.types.point import Guard, Limit, Setting
 
 _INT32 = 2**31
 _TOPK = 2048
 
 
-def _tilelang_shape(setting: Setting) -> tuple[Limit, ...]:
+def _tilelang_shape(setting: Setting) -> str | None:
     profile, heads = setting.profile, setting.heads
     widths = (profile.rank, profile.rope, profile.index_topk)
     if widths == (512, 64, _TOPK) and (heads <= 64 or heads % 64 == 0):
-        return ()
-    why = (
+        return None
+    return (
         "SGLang's TileLang kernel takes latents of 512 + 64 values, 2048 selected keys, and up to "
         f"64 heads or a multiple of 64; {profile.name} has {widths[0]} + {widths[1]}, {widths[2]} "
         f"and {heads} heads"
     )
-    return (Limit("True", why),)
 
 
-def _tilelang_bytes(setting: Setting) -> tuple[Limit, ...]:
+def _tilelang_bytes(setting: Setting) -> Limit | None:
     profile = setting.profile
     # Absorbed queries and mixed latents, in bf16. All offsets are 64-bit (tilelang 0.1.11).
     row_bytes = setting.heads * 2 * (profile.latent + profile.rank)
     return rows_in_quarter_of_memory(row_bytes, "operands of the TileLang kernel", setting)
 
 
-def _q8_shape(setting: Setting) -> tuple[Limit, ...]:
+def _q8_shape(setting: Setting) -> str | None:
     profile, heads = setting.profile, setting.heads
     powers = heads <= 128 and heads & (heads - 1) == 0
     if (profile.rank, profile.rope) == (512, 64) and profile.index_topk % 128 == 0 and powers:
-        return ()
-    why = (
+        return None
+    return (
         "SGLang's fp8 prefill kernel takes latents of 512 + 64 values, selections of a multiple of "
         f"128 keys, and up to 128 heads, a power of two; {profile.name} has {profile.rank} + "
         f"{profile.rope}, {profile.index_topk} and {heads} heads"
     )
-    return (Limit("True", why),)
 
 
-def _q8_offsets(setting: Setting) -> tuple[Limit, ...]:
+def _q8_offsets(setting: Setting) -> Limit:
     most = (_INT32 - 1) // setting.profile.index_topk
-    why = f"{{q_tokens}} rows pass {most}, behind which 32-bit offsets of indices overflow"
-    return (Limit(f"q_tokens > {most}", why),)
+    return at_most_rows(most, f"pass {most}, behind which 32-bit offsets of indices overflow")
 
 
-def _q8_bytes(setting: Setting) -> tuple[Limit, ...]:
+def _q8_bytes(setting: Setting) -> Limit | None:
     profile, heads = setting.profile, padded_heads(setting.heads) or setting.heads
     # bf16 queries before they are rounded, e4m3 ones, the bf16 output, and two fp32 a head.
     row_bytes = setting.heads * 2 * profile.rank + heads * (profile.latent + 2 * profile.rank + 8)
-    gathered = f"(kv_tokens + {profile.index_topk}) * {profile.latent}"
-    return (
-        *rows_in_quarter_of_memory(row_bytes, "operands of the fp8 prefill kernel", setting),
-        *quarter_of_memory(gathered, "gathered fp8 latents", setting),
-    )
+
+    def gathered_bytes(batch: Batch) -> int:
+        return (batch.kv_tokens + profile.index_topk) * profile.latent
+
+    operands = rows_in_quarter_of_memory(row_bytes, "operands of the fp8 prefill kernel", setting)
+    gathered = quarter_of_memory(gathered_bytes, "gathered fp8 latents", setting)
+    return None if operands is None or gathered is None else first_of(operands, gathered)
 
 
 TILELANG_SHAPE = Guard(

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-from nsa_tune.backend.types.formula import Limit
-from nsa_tune.backend.types.point import Guard, Setting
+from nsa_tune.backend.libraries.limits import at_most_rows
+from nsa_tune.backend.types.point import Guard, Limit, Setting
 
 _INT32 = 2**31
 
 
-def _shape(setting: Setting) -> tuple[Limit, ...]:
+def _shape(setting: Setting) -> str | None:
     profile = setting.profile
     if (profile.rank, profile.rope) == (512, 64) and setting.heads <= 128:
-        return ()
-    why = (
+        return None
+    return (
         "FlashAttention-3 over selected tokens is built for latents of 512 + 64 values and up to "
         f"128 heads, {profile.name} has {profile.rank} + {profile.rope} and {setting.heads} heads"
     )
-    return (Limit("True", why),)
 
 
-def _offsets(setting: Setting) -> tuple[Limit, ...]:
+def _offsets(setting: Setting) -> Limit:
     most = (_INT32 - 1) // max(setting.profile.index_topk, setting.heads * setting.profile.rank)
-    why = f"{{q_tokens}} rows pass {most}, behind which offsets of a page table or output overflow"
-    return (Limit(f"q_tokens > {most}", why),)
+    why = f"pass {most}, behind which offsets of a page table or output overflow"
+    return at_most_rows(most, why)
 
 
 FA3_SPARSE_SHAPE = Guard(
@@ -40,11 +39,9 @@ TOPK = 2048
 """The only count that the top-k kernels take."""
 
 
-def _topk_count(setting: Setting) -> tuple[Limit, ...]:
+def _topk_count(setting: Setting) -> str | None:
     topk = setting.profile.index_topk
-    if topk == TOPK:
-        return ()
-    return (Limit("True", f"fast_topk_v2 selects {TOPK} scores, not {topk}"),)
+    return None if topk == TOPK else f"fast_topk_v2 selects {TOPK} scores, not {topk}"
 
 
 TOPK_COUNT = Guard(

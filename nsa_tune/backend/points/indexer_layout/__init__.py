@@ -37,7 +37,7 @@ INDEXER_LAYOUT = Point(
             {name: (f"{name}/deep_gemm", f"{name}/torch") for name in STEPS},
         ),
     ),
-    formulas=features.formulas,
+    features=features.features,
     regimes_alike=2,
     grid=batches.grid,
     case=_case,

@@ -11,10 +11,10 @@ from nsa_tune.backend.libraries.deep_gemm.limits import (
     MQA_SHAPE,
     NEXT_N_SM90,
 )
-from nsa_tune.backend.points.limits import SOME_ROWS
-from nsa_tune.backend.types.formula import Limit
+from nsa_tune.backend.points.limits import SOME_ROWS, in_any_setting
+from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.layouts import KVLayout
-from nsa_tune.backend.types.point import Arm, Guard, Setting
+from nsa_tune.backend.types.point import Arm, Guard
 
 if TYPE_CHECKING:
     import torch
@@ -75,23 +75,23 @@ def _torch(step: int | None) -> Callable[[IndexerCase], Callable[[], torch.Tenso
     return build
 
 
-def _even_next_n(setting: Setting) -> tuple[Limit, ...]:
-    del setting
-    why = "pairs split an even next_n of 4 or more, {next_n} given"
-    return (Limit("next_n < 4 or next_n % 2", why),)
+def _even_next_n(batch: Batch) -> str | None:
+    if batch.next_n >= 4 and batch.next_n % 2 == 0:
+        return None
+    return f"pairs split an even next_n of 4 or more, {batch.next_n} given"
 
 
-def _more_than_one(setting: Setting) -> tuple[Limit, ...]:
-    del setting
-    return (Limit("next_n == 1", "with next_n 1 flatten is native itself"),)
+def _more_than_one(batch: Batch) -> str | None:
+    return None if batch.next_n > 1 else "with next_n 1 flatten is native itself"
 
 
 _PAIRS = Guard(
-    "pairs_even", "semantic", "2 queries a row; with next_n 2 it is native itself", _even_next_n
-)
+    "pairs_even", "semantic", "2 queries a row; with next_n 2 it is native itself",
+    in_any_setting(_even_next_n),
+)  # fmt: skip
 _FLATTEN = Guard(
     "flatten_splits", "semantic", "1 query a row; with next_n 1 it is native itself",
-    _more_than_one,
+    in_any_setting(_more_than_one),
 )  # fmt: skip
 _SPLITS: dict[str, tuple[Guard, ...]] = {"native": (), "pairs": (_PAIRS,), "flatten": (_FLATTEN,)}
 _ANY = frozenset({KVLayout.BF16, KVLayout.FP8_PACKED})

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from math import log2
 
-from nsa_tune.backend.types.formula import Formulas, Value
-from nsa_tune.backend.types.point import Setting
+from nsa_tune.backend.types.batch import Batch
+from nsa_tune.backend.types.point import FeatureFunctions, Setting
 
 
-def formulas(setting: Setting) -> Formulas:
+def features(setting: Setting) -> FeatureFunctions:
     """The features of a batch, and where it lies: octaves of its rows, quarters of its context."""
     del setting
-    values = {"warps_of_rows": Value("(q_tokens + 31) // 32")}
-    coordinates = {
-        "rows": "log2(q_tokens)",
-        "mean_context": "log2(kv_tokens / batch_size) / 4",
-    }
-    return Formulas(values, ("rows", "warps_of_rows"), coordinates, functions={"log2": log2})
+    return FeatureFunctions(("rows", "warps_of_rows"), _rows_and_warps, _coordinates)
+
+
+def _rows_and_warps(batch: Batch) -> tuple[float, ...]:
+    return float(batch.q_tokens), float((batch.q_tokens + 31) // 32)
+
+
+def _coordinates(batch: Batch) -> tuple[float, ...]:
+    return log2(batch.q_tokens), log2(batch.kv_tokens / batch.batch_size) / 4

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from nsa_tune.backend.libraries.deep_gemm import limits as deep_gemm
 from nsa_tune.backend.points import limits
 from nsa_tune.backend.points.indexer_prefill import features
-from nsa_tune.backend.types.formula import Limit
+from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.layouts import KVLayout
-from nsa_tune.backend.types.point import Arm, Guard, Setting
+from nsa_tune.backend.types.point import Arm, Guard, Limit, Setting
 
 if TYPE_CHECKING:
     import torch
@@ -96,10 +96,15 @@ def _build_torch(case: LogitsCase) -> Callable[[], torch.Tensor]:
     return run
 
 
-def _several_chunks(setting: Setting) -> tuple[Limit, ...]:
+def _several_chunks(setting: Setting) -> Limit:
     most = features.chunk_bytes(setting)
-    why = f"the logits fit into {most} bytes, and one chunk is ragged itself"
-    return (Limit(f"{deep_gemm.ragged_logits_bytes()} <= {most}", why),)
+
+    def limit(batch: Batch) -> str | None:
+        if deep_gemm.ragged_logits_bytes(batch) > most:
+            return None
+        return f"the logits fit into {most} bytes, and one chunk is ragged itself"
+
+    return limit
 
 
 _SEVERAL_CHUNKS = Guard(

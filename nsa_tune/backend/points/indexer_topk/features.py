@@ -1,36 +1,67 @@
-"""How much work a selection is: the features that a kernel's time is a weighted sum of."""
+"""How much work a selection is: the features that a kernel's time is a weighted sum of.
+
+A row is a block's, and blocks are begun in order. A row that sees no more keys than are selected
+takes them all: its scores are not read. `sglang`'s blocks have 1024 threads, so that an SM has
+slots for two; the same is assumed of the others.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from math import log2
-from typing import Any
+from typing import NamedTuple
 
-from nsa_tune.backend.points.indexer_topk.work import Work, work_of
-from nsa_tune.backend.points.sequences import FUNCTIONS, by_sequences
-from nsa_tune.backend.types.formula import Formulas
-from nsa_tune.backend.types.point import Setting
+from nsa_tune.backend.points.schedules import makespan, sequences, sms_of
+from nsa_tune.backend.types.batch import Batch
+from nsa_tune.backend.types.point import FeatureFunctions, Setting
 
-_FEATURES = ("rows", *Work._fields)
-_ROWS_AN_SM = 2
+_ROWS_PER_SM = 2
 _SHORT = 8192
 """Scores of a row up to which `sampled` reads it once, into registers."""
 
 
-def formulas(setting: Setting) -> Formulas:
+class Terms(NamedTuple):
+    """Of the rows, and of those that select."""
+
+    rows: float
+    selecting_rows: float
+    scores: float
+    waves: float
+    """Rows of the slot that has most of them."""
+    makespan_scores: float
+    """What a slot reads until the last row ends."""
+
+
+def features(setting: Setting) -> FeatureFunctions:
     """The features of a batch: a query scores the keys that it sees."""
-    slots = _ROWS_AN_SM * max(setting.device.sms, 1)
-    work = f"selection_work_of({{}}, {setting.profile.index_topk}, {slots})"
-    values = {", ".join(Work._fields): by_sequences(work)}
-    coordinates = {
-        "rows": "log2(q_tokens)",
-        "scores_a_row": "log2(pairs / q_tokens)",
-        "longest_over_mean": "log2(max_kv * q_tokens / pairs) / 2",
-    }
-    functions: dict[str, Callable[..., Any]] = {
-        **FUNCTIONS,
-        "log2": log2,
-        "selection_work_of": work_of,
-    }
-    regime = f"0 if max_kv <= {_SHORT} else 1"
-    return Formulas(values, _FEATURES, coordinates, regime, functions, regimes=frozenset({0, 1}))
+    topk, slots = setting.profile.index_topk, _ROWS_PER_SM * sms_of(setting)
+    return FeatureFunctions(
+        Terms._fields, lambda batch: terms(batch, topk, slots), _coordinates, _regime
+    )
+
+
+def terms(batch: Batch, topk: int, slots: int) -> Terms:
+    """The features where a query selects `topk` keys, and `slots` rows are at work at a time."""
+    rows = scores = longest = 0
+    for prefix, new, count in sequences(batch):
+        kv = prefix + new
+        selecting = min(new, kv - topk)
+        if selecting > 0:
+            rows += count * selecting
+            scores += count * (selecting * kv - selecting * (selecting - 1) // 2)
+            longest = max(longest, kv)
+    busiest = makespan(rows, scores, longest, slots)
+    return Terms(
+        float(batch.q_tokens), float(rows), float(scores), float(-(-rows // slots)), float(busiest)
+    )
+
+
+def _coordinates(batch: Batch) -> tuple[float, ...]:
+    return (
+        log2(batch.q_tokens),
+        log2(batch.pairs / batch.q_tokens),
+        log2(batch.max_kv * batch.q_tokens / batch.pairs) / 2,
+    )
+
+
+def _regime(batch: Batch) -> int:
+    return 0 if batch.max_kv <= _SHORT else 1

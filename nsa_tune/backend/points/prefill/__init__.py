@@ -48,7 +48,7 @@ PREFILL = Point(
         # Also read when mha won: under graph capture an engine can take mla only.
         Question("sparse_prefill", _kernels(MLA)),
     ),
-    formulas=features.formulas,
+    features=features.features,
     grid=batches.grid,
     case=_case,
     sample=batches.sample,

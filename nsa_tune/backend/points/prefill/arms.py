@@ -43,7 +43,7 @@ MHA = (
     Arm(
         "mha/fa3_merged", mha.build_fa3_merged, _ANY, "flashinfer", _HOPPER,
         (*_DENSE, limits.SOME_PREFIX, flashinfer.RAGGED_SHAPE, flashinfer.FA3_WORKS),
-        features=features.OF_FA3_MERGED,
+        features=features.OF_FA3,
     ),
     Arm("mha/sdpa", mha.build_torch, _ANY, archs=ANY_GPU, guards=_DENSE, features=features.OF_SDPA),
     Arm(

@@ -40,7 +40,7 @@ def _point(ratio: int) -> Point:
         modes=frozenset({Mode.EXTEND}),
         arms=arms,
         questions=(Question(name, {arm.name: (arm.name,) for arm in arms}),),
-        formulas=partial(features.formulas, ratio=ratio),
+        features=partial(features.features, ratio=ratio),
         grid=batches.grid,
         case=partial(_case, ratio),
         sample=batches.sample,

@@ -2,8 +2,8 @@
 
 A row attends to its window and to compressed tokens. `with_kvcache` reads them from two pools,
 each in blocks of 64 keys; its schedule deals all blocks to the SMs in equal parts, so that rows may
-be split. `sparse_fwd` goes through one copy, 128 keys a step, each row on the SM that is free
-first. Most rows have as many blocks as the row before them, so they are kept as runs of equal ones.
+be split. `sparse_fwd` goes through one copy, 128 keys a step. Most rows have as many blocks as the
+row before them, so they are kept as runs of equal ones.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from nsa_tune.backend.points.splits import FIXED_BLOCKS, MOST_TURNS, until_the_end
+from nsa_tune.backend.points.schedules import BLOCK, FIXED_BLOCKS, STEP
 
-_BLOCK, _STEP = 64, 128
+_MOST_TURNS = 4
+"""Rows a part up to which the schedule is followed."""
 
 
 class Run(NamedTuple):
@@ -27,83 +28,18 @@ class Run(NamedTuple):
     """Of 128 keys, of window and compressed tokens in one."""
 
 
-class Work(NamedTuple):
-    """What a layer computes. All are floats: a product of two takes a third of a mixed one's
-    time."""
+def split_schedule(runs: Sequence[Run], parts: int) -> tuple[float, bool]:
+    """Blocks that the fullest part of `with_kvcache`'s schedule goes through, and whether any row
+    is split.
 
-    blocks_of_the_fullest: float
-    """What the fullest part goes through; to begin a row takes about as long as a block."""
-    splits_rows: float
-    """1 where the schedule splits any row, else 0."""
-    parts_merged: float
-    """Parts of rows that are split."""
-    steps: float
-    """Of all rows."""
-    steps_of_the_busiest: float
-    """What a slot of SMs goes through until the last row ends; beginning a row counts as one."""
-
-
-def work_of(
-    sequences: Iterable[tuple[int, int, int]],
-    ratio: int, most: int, window: int, parts: int, slots: int,
-) -> Work:  # fmt: skip
-    """The work of `sequences`: (prefix, new tokens, how many like this).
-
-    `most` is the most compressed tokens that a query attends to, `parts` the schedule's, `slots`
-    the rows that `sparse_fwd` computes at once. More than four rows a part or slot are not played
-    through; then every part counts as one of a split row.
+    Of more than `_MOST_TURNS` rows a part that is an even share: the schedule matters less there,
+    and takes longer to follow.
     """
-    runs = [run for one in sequences for run in runs_of_rows(*one, ratio, most, window)]
     rows = sum(run.rows for run in runs)
-    steps = sum(run.rows * run.steps for run in runs)
-    fullest: float
-    if rows <= MOST_TURNS * parts:
+    if rows <= _MOST_TURNS * parts:
         fullest, merged = schedule(runs, parts)
-    else:
-        fullest, merged = _fullest_of_many(runs, rows, parts), parts
-    if rows <= MOST_TURNS * slots:
-        busiest: float = until_the_end(((run.steps + 1, run.rows) for run in runs), slots)
-    else:
-        busiest = (steps + rows) / slots + max(run.steps for run in runs) / 2
-    return Work(float(fullest), float(merged > 0), float(merged), float(steps), float(busiest))
-
-
-def _fullest_of_many(runs: Sequence[Run], rows: int, parts: int) -> float:
-    """About what the fullest part goes through, of many rows. Parts are equal by the schedule's
-    count, in which a short row's beginning weighs more than it takes: so the fullest has as many
-    long rows that follow one another as fit, and is else as all are."""
-    blocks = sum(run.rows * run.blocks for run in runs)
-    done, counted = blocks + rows, blocks + FIXED_BLOCKS * rows
-    each, room = done / counted, counted / parts + FIXED_BLOCKS
-    weighed = [(run.rows, run.blocks + FIXED_BLOCKS, run.blocks + 1) for run in runs]
-    return 1 + _most_ahead(weighed, each, room) + done / parts
-
-
-def _most_ahead(runs: Sequence[tuple[int, int, int]], each: float, room: float) -> float:
-    """By how much rows that follow one another, counted as `room` together, can take longer than
-    `each` times that; 0 at least. `runs` are (rows, what one counts as, what one takes)."""
-    most = ahead = counted = 0.0
-    first = 0
-    for at, (rows, own, takes) in enumerate(runs):
-        longer = takes - own * each
-        if longer > 0:
-            # Where this run does not fit behind the window's, the window ends within it. Then the
-            # next one begins with the run after the window's first.
-            while first < at and counted + rows * own > room:
-                most = max(most, ahead + (room - counted) / own * longer)
-                former, its_own, its_takes = runs[first]
-                ahead -= former * (its_takes - its_own * each)
-                counted -= former * its_own
-                first += 1
-            fit = min(rows, room / own)
-            if fit == rows:
-                ahead += rows * longer
-                counted += rows * own
-                most = max(most, ahead)
-                continue
-            most = max(most, fit * longer)
-        first, ahead, counted = at + 1, 0.0, 0.0
-    return most
+        return float(fullest), merged > 0
+    return sum(run.rows * (run.blocks + 1) for run in runs) / parts + 1, True
 
 
 def runs_of_rows(
@@ -114,13 +50,13 @@ def runs_of_rows(
     position, end, runs = prefix + 1, prefix + new, []
     while position <= end:
         extra, in_window = min(position // ratio, most), min(position, window)
-        begun = max(extra - 1, 0) // _BLOCK + 1
-        steps = -(-(in_window + extra) // _STEP)
-        after = min(begun * _BLOCK, steps * _STEP - in_window) + 1
+        begun = max(extra - 1, 0) // BLOCK + 1
+        steps = -(-(in_window + extra) // STEP)
+        after = min(begun * BLOCK, steps * STEP - in_window) + 1
         last = min(end, ratio * after - 1) if after <= most else end
         if position <= window:
             last = min(last, next(one for one in _ends_in_window(ratio, window) if one >= position))
-        runs.append(Run(last + 1 - position, -(-in_window // _BLOCK) + begun, steps))
+        runs.append(Run(last + 1 - position, -(-in_window // BLOCK) + begun, steps))
         position = last + 1
     for _ in range(count):
         yield from runs
@@ -131,7 +67,7 @@ def _ends_in_window(ratio: int, window: int) -> tuple[int, ...]:
     """Positions up to the window's end behind which a block of it, or a step, begins."""
 
     def begun(position: int) -> tuple[int, int]:
-        return -(-position // _BLOCK), -(-(position + position // ratio) // _STEP)
+        return -(-position // BLOCK), -(-(position + position // ratio) // STEP)
 
     inner = [one for one in range(1, window) if begun(one) != begun(one + 1)]
     return (*inner, window)
