@@ -14,7 +14,7 @@ CUDA := $(if $(shell command -v nvidia-smi),$(shell echo ,cuda))
 .PHONY: help tune test said fuzz nightly lint format browser regret lookup kills engine engine-page clean
 
 help:
-	@echo "make tune     install into .venv (2 minutes), measure on the best device here, write $(REPORT)"
+	@echo "make tune     install into .venv, measure on the best device here, write $(REPORT)"
 	@echo "make test     lint, types, $(TESTS) test functions: 15 to 40 minutes on two cores"
 	@echo "make lint     ruff and mypy only              make format   let ruff rewrite the sources"
 	@echo "make fuzz     10 minutes of hostile tables, databases, traces, logs and requests"
