@@ -40,22 +40,22 @@ def ceilings_for(arch: str, *, large: bool) -> list[Ceiling]:
     """The ceilings of a device of `arch`. `large` ones, for a GPU, take at most 2 GB of memory."""
     copies = [2**28, 2**30] if large else [2**26]
     products = [(8192, 8192, 8192), (16384, 8192, 4096)] if large else [(512, 512, 512)]
-    found = [Ceiling(f"copy:{size}", "copy", _copy(size)) for size in copies]
+    ceilings = [Ceiling(f"copy:{size}", "copy", _copy(size)) for size in copies]
     for shape in products:
         word = f"matmul:{'x'.join(map(str, shape))}"
-        found.append(Ceiling(word, "matmul_bf16", _product(*shape)))
+        ceilings.append(Ceiling(word, "matmul_bf16", _product(*shape)))
         # Other devices have no fp8 matrix instructions.
         if arch in _HAS_FP8:
-            found.append(Ceiling(word, "matmul_fp8", _fp8_product(*shape)))
-    return found
+            ceilings.append(Ceiling(word, "matmul_fp8", _fp8_product(*shape)))
+    return ceilings
 
 
-def lacks_ceilings(device: Device, known: Iterable[Measurement]) -> bool:
-    """Whether `device` needs ceilings and the rows `known` hold none that succeeded."""
+def lacks_ceilings(device: Device, stored: Iterable[Measurement]) -> bool:
+    """Whether `device` needs ceilings and the rows `stored` hold none that succeeded."""
     # A CPU's caches hold whole batches, so memory bandwidth is no ceiling for them.
     if device.arch == "cpu":
         return False
-    return not any(row.point == POINT and row.status is Status.OK for row in known)
+    return not any(row.point == POINT and row.status is Status.OK for row in stored)
 
 
 def measure_ceilings(
@@ -69,27 +69,27 @@ def measure_ceilings(
     `note` is called with the index of each one before it runs.
     """
     rows = []
-    for index, one in enumerate(ceilings_for(arch, large=device.type == "cuda")):
+    for index, ceiling in enumerate(ceilings_for(arch, large=device.type == "cuda")):
         note(index)
-        rows.append(_measured(one, device, timer))
+        rows.append(_measured(ceiling, device, timer))
     return rows
 
 
-def _measured(one: Ceiling, device: torch.device, timer: Timer) -> Measurement:
+def _measured(ceiling: Ceiling, device: torch.device, timer: Timer) -> Measurement:
     from nsa_tune.autotune.bench.timing import interleave
 
     try:
-        run = one.make(device)
+        run = ceiling.make(device)
         # A library allocates its handle and workspace in the first call: not inside a capture.
         timer.first(run)
         (timing,) = interleave([timer.sampler(run)], timer)
     except (RuntimeError, MachineUnfit) as failure:
-        return failed_row(POINT, one.batch, one.arm, reason_of(failure))
+        return failed_row(POINT, ceiling.batch, ceiling.arm, reason_of(failure))
     finally:
         timer.release()
     return Measurement(
-        POINT, one.batch, one.arm, Status.OK, timing.median_us, timing.low_us, timing.high_us,
-        timing.samples, discarded=timing.discarded,
+        POINT, ceiling.batch, ceiling.arm, Status.OK, timing.median_us, timing.low_us,
+        timing.high_us, timing.samples, discarded=timing.discarded,
     )  # fmt: skip
 
 
@@ -125,9 +125,9 @@ def _fp8_product(m: int, n: int, k: int) -> _Make:
 
         left = torch.randn(m, k, device=device).to(torch.float8_e4m3fn)
         right = torch.randn(n, k, device=device).to(torch.float8_e4m3fn).t()
-        one = torch.ones((), device=device)
+        scale = torch.ones((), device=device)
         return lambda: torch._scaled_mm(
-            left, right, scale_a=one, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=True
+            left, right, scale_a=scale, scale_b=scale, out_dtype=torch.bfloat16, use_fast_accum=True
         )
 
     return make

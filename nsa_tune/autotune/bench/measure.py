@@ -87,15 +87,17 @@ def measure_batch(
         if not alive(device):
             raise ContextLost(arm.name, word, failed)
     try:
-        timed = interleave([one.sampler for one in ready], timer) if ready else []
-        passes = [_pass_us(one) for one in ready]
+        timed = interleave([prepared.sampler for prepared in ready], timer) if ready else []
+        passes = [_pass_us(prepared) for prepared in ready]
     except NsaTuneError:
         raise
     except Exception as failure:  # noqa: BLE001 - a kernel may fault at its graph's replay only
-        return failed + _all_failed(point, word, [one.arm for one in ready], failure, device)
+        return failed + _all_failed(
+            point, word, [prepared.arm for prepared in ready], failure, device
+        )
     passed = [
-        _passed(point.name, word, one, timing, pass_us)
-        for one, timing, pass_us in zip(ready, timed, passes, strict=True)
+        _passed(point.name, word, prepared, timing, pass_us)
+        for prepared, timing, pass_us in zip(ready, timed, passes, strict=True)
     ]
     del ready, case
     timer.release()
@@ -136,28 +138,28 @@ def _all_failed(
     return rows
 
 
-def _pass_us(one: _Ready) -> float | None:
+def _pass_us(prepared: _Ready) -> float | None:
     """What the first layer of a pass takes more than the others: the median over pairs."""
-    if one.first is None:
+    if prepared.first is None:
         return None
-    differences = [one.first() - one.sampler() for _ in range(_PAIRS)]
+    differences = [prepared.first() - prepared.sampler() for _ in range(_PAIRS)]
     return max(median(differences), 0.0)
 
 
 def _passed(
-    point: str, word: str, one: _Ready, timing: Timing, pass_us: float | None
+    point: str, word: str, prepared: _Ready, timing: Timing, pass_us: float | None
 ) -> Measurement:
     return Measurement(
         point,
         word,
-        one.arm.name,
+        prepared.arm.name,
         Status.OK,
         latency_us=timing.median_us,
         low_us=timing.low_us,
         high_us=timing.high_us,
         samples=timing.samples,
         discarded=timing.discarded,
-        error=one.error,
+        error=prepared.error,
         pass_us=pass_us,
     )
 

@@ -131,13 +131,13 @@ class CudaTimer:
     def sampler(self, run: Run) -> Sampler:
         """Capture as many layers of `run` as its time asks for; the sampler replays them once and
         gives the time of one."""
-        one = self._captured(run, 1)
-        alone = self._timed(one, self._flushes(1))
+        layer = self._captured(run, 1)
+        alone = self._timed(layer, self._flushes(1))
         layers = layers_for(min(alone() for _ in range(2)))
         if layers == 1:
             return lambda: per_layer_us(alone(), 1)
         # An untimed layer before them loads the instructions.
-        many = self._timed(self._captured(run, layers), self._flushes(layers), before=one)
+        many = self._timed(self._captured(run, layers), self._flushes(layers), before=layer)
         return lambda: per_layer_us(many(), layers)
 
     def _flushes(self, count: int) -> float:
@@ -314,19 +314,19 @@ def interleave(samplers: Sequence[Sampler], timer: Timer) -> list[Timing]:
     for attempt in range(1, _ATTEMPTS + 1):
         timings = _run_race(samplers, timer, discarded).timings()
         # Time in the arms themselves: pauses after a slowdown do not count.
-        took_us = sum(one.median_us * one.samples for one in timings)
+        took_us = sum(timing.median_us * timing.samples for timing in timings)
         left_us -= took_us
-        near = FAR[LOOKS[0] - 2] * min((one.median_us for one in timings), default=0.0)
+        near = FAR[LOOKS[0] - 2] * min((timing.median_us for timing in timings), default=0.0)
         # An arm far behind the fastest may be noisy by itself.
         climbed = any(
-            one.samples >= LOOKS[0] and one.half_width > timer.widest and one.low_us < near
-            for one in timings
+            timing.samples >= LOOKS[0] and timing.half_width > timer.widest and timing.low_us < near
+            for timing in timings
         )
         if attempt == _ATTEMPTS or not climbed or left_us < took_us:
             break
         _log.info("attempt %d is discarded: the device's clock was not steady", attempt)
-        discarded = [n + one.samples for n, one in zip(discarded, timings, strict=True)]
-    return [replace(one, discarded=n) for one, n in zip(timings, discarded, strict=True)]
+        discarded = [n + timing.samples for n, timing in zip(discarded, timings, strict=True)]
+    return [replace(timing, discarded=n) for timing, n in zip(timings, discarded, strict=True)]
 
 
 def _run_race(samplers: Sequence[Sampler], timer: Timer, discarded: list[int]) -> Race:

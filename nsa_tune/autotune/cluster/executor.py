@@ -156,7 +156,7 @@ class RayExecutor:
         except (RayActorError, ActorUnschedulableError) as error:
             raise DeviceLost(_cause(error)) from error
         except RayTaskError as error:
-            raise MachineUnfit(f"its Ray worker failed: {_last_line(error)}") from error
+            raise MachineUnfit(f"its Ray worker failed: {last_line(error)}") from error
         if answer is None:
             raise DeviceLost("its Ray worker died, and is made anew")
         if isinstance(answer, CannotContinue):
@@ -179,10 +179,11 @@ class RayExecutor:
 def _cause(error: Exception) -> str:
     """What Ray says of a worker that is gone; of an error while it was made, only the error."""
     if "creation task" in str(error):
-        return f"its Ray worker cannot be made: {_last_line(error)}"
+        return f"its Ray worker cannot be made: {last_line(error)}"
     return "its Ray worker died, or its node is gone"
 
 
-def _last_line(error: Exception) -> str:
+def last_line(error: Exception) -> str:
+    """The last line of an error's text, which says what the node itself raised."""
     lines = [line.strip() for line in str(error).splitlines()]
     return next((line for line in reversed(lines) if line), type(error).__name__)

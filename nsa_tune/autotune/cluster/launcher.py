@@ -20,7 +20,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from nsa_tune import __version__
 from nsa_tune._errors import MachineUnfit, UsageError
-from nsa_tune.autotune.cluster.executor import RayExecutor
+from nsa_tune.autotune.cluster.executor import RayExecutor, last_line
 from nsa_tune.autotune.cluster.placement import (
     Node,
     WorkerGroup,
@@ -201,7 +201,7 @@ def _nodes() -> list[Node]:
         for node in alive
     }
     ray.wait(list(asked.values()), num_returns=len(asked), timeout=_SURVEY_S)
-    found = []
+    nodes = []
     for node in alive:
         number, name = node["NodeID"], node["NodeName"]
         if shared[name] > 1:
@@ -210,13 +210,13 @@ def _nodes() -> list[Node]:
         if facts is not None:
             resources = node["Resources"]
             gpus, cpus = int(resources.get("GPU", 0)), int(resources.get("CPU", 0))
-            found.append(Node(number, name, gpus, cpus, facts))
-    if not found:
+            nodes.append(Node(number, name, gpus, cpus, facts))
+    if not nodes:
         raise MachineUnfit(
             f"no node of the Ray cluster has nsa-tune {__version__}; install the same version in "
             "the environment of each node"
         )
-    return found
+    return nodes
 
 
 def _facts(name: str, call: Any) -> NodeFacts | None:
@@ -224,7 +224,7 @@ def _facts(name: str, call: Any) -> NodeFacts | None:
     try:
         facts: NodeFacts = ray.get(call, timeout=0.1)
     except RayError as error:
-        _log.warning("node %s is left out: %s", name, _last_line(error))
+        _log.warning("node %s is left out: %s", name, last_line(error))
         return None
     if facts.version != __version__:
         _log.warning(
@@ -237,7 +237,3 @@ def _facts(name: str, call: Any) -> NodeFacts | None:
 
 def _first_line(error: Exception) -> str:
     return str(error).strip().partition("\n")[0]
-
-
-def _last_line(error: Exception) -> str:
-    return str(error).strip().rpartition("\n")[2].strip()

@@ -81,13 +81,13 @@ def groups_of(nodes: Sequence[Node], device: str, sample: int | None = None) -> 
 def _gpu_groups(nodes: Sequence[Node], sample: int | None) -> list[WorkerGroup]:
     types = list(dict.fromkeys(node.gpu_type for node in nodes))
     groups = []
-    for one in types:
-        ours = [node for node in nodes if node.gpu_type == one]
+    for kind in types:
+        ours = [node for node in nodes if node.gpu_type == kind]
         count = sum(node.gpus for node in ours)
         # With a single type any node will do, one that replaces a lost node as well.
         good = tuple(node.id for node in ours) if len(types) > 1 else ()
         workers = count if sample is None else min(sample, count)
-        groups.append(WorkerGroup(one, "cuda:0", workers, gpus=1, cpus=1, nodes=good))
+        groups.append(WorkerGroup(kind, "cuda:0", workers, gpus=1, cpus=1, nodes=good))
     return groups
 
 
@@ -97,10 +97,10 @@ def _cpu_groups(nodes: Sequence[Node], sample: int | None) -> list[WorkerGroup]:
     if not fit:
         raise DeviceMissing("no node of the Ray cluster offers a CPU; see `ray status`")
     groups = []
-    for one in dict.fromkeys(node.facts.cpu for node in fit):
-        ours = [node for node in fit if node.facts.cpu == one]
+    for kind in dict.fromkeys(node.facts.cpu for node in fit):
+        ours = [node for node in fit if node.facts.cpu == kind]
         groups += [
-            WorkerGroup(one, "cpu", 1, gpus=0, cpus=node.cpus, nodes=(node.id,))
+            WorkerGroup(kind, "cpu", 1, gpus=0, cpus=node.cpus, nodes=(node.id,))
             for node in ours[:sample]
         ]
     return groups

@@ -70,7 +70,7 @@ class RayWorker:
         else:
             profile = self._executor.ready().setting.profile
             points = points_in(self._setup.registry, self._setup.points, profile)
-            point = next(one for one in points if one.name == request.point)
+            point = next(point for point in points if point.name == request.point)
             arms = tuple(point.arm(name) for name in request.arms)
             self._executor.begin(Job(point, request.batch, arms))
         return self._news()

@@ -13,9 +13,8 @@ from typing import Protocol
 from nsa_tune._errors import StoreError, StoreMissing, UsageError
 from nsa_tune.backend import libraries as providers
 from nsa_tune.backend.hardware import detect, nvml
-from nsa_tune.backend.points import POINTS
 from nsa_tune.backend.types.counted import counted
-from nsa_tune.backend.types.records import Status, Table
+from nsa_tune.backend.types.records import Table
 from nsa_tune.db import reader as tables
 from nsa_tune.db.text_table import read_text
 from nsa_tune.remote.fetching import Fetched
@@ -62,7 +61,7 @@ class Diagnosis:
             (State.FAIL, f"This machine cannot {self.task}"),
             (State.WARN, f"This machine can {self.task}, but look at this first"),
         ):
-            subjects = [one.subject for one in self.findings if one.state is state]
+            subjects = [finding.subject for finding in self.findings if finding.state is state]
             if subjects:
                 return f"{words}: {', '.join(dict.fromkeys(subjects))}."
         return f"OK: this machine is ready to {self.task} on {detect.local_device_name()}."
@@ -91,9 +90,9 @@ def examine_engine(engine: str, database: Path | None = None) -> Diagnosis:
     from nsa_tune.engines.sglang.health import of_sglang
     from nsa_tune.engines.vllm.plugin import PLUGIN as VLLM
 
-    found = health(VLLM, db=database) if engine == "vllm" else of_sglang(database)
+    looked_at = health(VLLM, db=database) if engine == "vllm" else of_sglang(database)
     findings = tuple(
-        Finding(subject, State.OK if ok else State.FAIL, text) for subject, ok, text in found
+        Finding(subject, State.OK if ok else State.FAIL, text) for subject, ok, text in looked_at
     )
     return Diagnosis(findings, f"steer {'vLLM' if engine == 'vllm' else 'SGLang'}")
 
@@ -105,8 +104,8 @@ class DeviceCheck:
         """One finding for each GPU."""
         names = nvml.gpu_names()
         for i, name in enumerate(names):
-            known = "" if name in detect.KNOWN else ", a model that nsa-tune does not know"
-            yield Finding(f"GPU {i}", State.OK if not known else State.NOTE, f"{name}{known}")
+            unknown = "" if name in detect.KNOWN else ", a model that nsa-tune does not know"
+            yield Finding(f"GPU {i}", State.OK if not unknown else State.NOTE, f"{name}{unknown}")
         if names:
             yield Finding("driver", State.OK, detect.driver_version() or "unknown")
         else:
@@ -142,73 +141,18 @@ class LibraryCheck:
         # Without a GPU nothing needs them.
         absent = State.WARN if nvml.gpu_names() else State.NOTE
         for name, library in providers.PROVIDERS.items():
-            found = providers.answering(name)
-            if found is None:
+            provider = providers.answering(name)
+            if provider is None:
                 state = State.NOTE if library.optional else absent
                 kind = "optional, " if library.optional else ""
                 yield Finding(name, state, f"{kind}not installed: {_install(library)}")
             else:
-                text = f"{found.distribution} {found.version}, as {found.module}"
+                text = f"{provider.distribution} {provider.version}, as {provider.module}"
                 yield Finding(name, State.OK, text)
 
 
 def _install(library: providers.Library) -> str:
     return " ".join((library.install, *library.also))
-
-
-class LossyCheck:
-    """Arms that are measured and taken only where the user asks for them."""
-
-    def look(self) -> Iterator[Finding]:
-        """One finding for each."""
-        for point in POINTS.values():
-            for arm in point.arms:
-                if arm.loss and arm.archs is not None:
-                    text = (
-                        f"{arm.name} of {point.name} {arm.loss}; only with "
-                        f"--allow-lossy {arm.choice}"
-                    )
-                    yield Finding("lossy arm", State.NOTE, text)
-
-
-class ArmCheck:
-    """Arms that no shipped table has measured on a GPU of this architecture.
-
-    They have only been tested against fakes of their libraries.
-    """
-
-    def look(self) -> Iterator[Finding]:
-        """One finding for each architecture; without a GPU one for all architectures."""
-        measured = set(_measured_arms())
-        names = nvml.gpu_names()
-        archs = {device.arch for name in names if (device := detect.KNOWN.get(name)) is not None}
-        for arch in sorted(archs) if names else [""]:
-            places = {(point, arm) for where, point, arm in measured if arch in ("", where)}
-            missing = [
-                f"{arm.name} of {point.group or point.name}"
-                for point in POINTS.values()
-                for arm in point.arms
-                if arm.archs and (not arch or arch in arm.archs)
-                and (point.name, arm.name) not in places
-            ]  # fmt: skip
-            subject = f"arms {arch}".strip()
-            if missing:
-                text = f"no shipped table has times of: {', '.join(dict.fromkeys(missing))}"
-                yield Finding(subject, State.NOTE, text)
-            else:
-                yield Finding(subject, State.OK, "the shipped tables have every one")
-        if names and not archs:
-            text = "no arm was measured on this GPU model; `run` checks each arm before it times it"
-            yield Finding("arms", State.NOTE, text)
-
-
-def _measured_arms() -> Iterator[tuple[str, str, str]]:
-    """(architecture, point, arm) of every success in the shipped tables."""
-    for path in tables.shipped():
-        table = read_text(path)
-        for row in table.measurements:
-            if row.status is Status.OK:
-                yield table.device.arch, row.point, row.arm
 
 
 class ClockCheck:
@@ -274,8 +218,8 @@ class DatabaseCheck:
             served = tables.fetched_from(named) if named else None
             if served is not None:
                 yield _of_server(served)
-            own = tables.user_database() if served is not None else self._place
-            yield _of_database(own or tables.database_to_write())
+            local = tables.user_database() if served is not None else self._place
+            yield _of_database(local or tables.database_to_write())
         except UsageError as error:
             yield Finding("database", State.FAIL, str(error))
         shipped = tables.shipped()
@@ -286,29 +230,29 @@ def _of_server(served: Fetched) -> Finding:
     if served.path is None:
         return Finding("server", State.WARN, served.sentence)
     try:
-        known = tables.read_database(served.path) if served.path.suffix != ".tsv" else [
+        stored = tables.read_database(served.path) if served.path.suffix != ".tsv" else [
             read_text(served.path)
         ]  # fmt: skip
     except StoreError as error:
         return Finding("server", State.WARN, f"{served.sentence}; it cannot be used: {error}")
-    text = f"{served.sentence}: {_extent(known)}, in {served.path}"
+    text = f"{served.sentence}: {_extent(stored)}, in {served.path}"
     return Finding("server", State.WARN if served.problem else State.OK, text)
 
 
-def _extent(known: Sequence[Table]) -> str:
-    rows = sum(len(table.measurements) for table in known)
-    return f"{counted(len(known), 'table')}, {counted(rows, 'measurement')}"
+def _extent(stored: Sequence[Table]) -> str:
+    rows = sum(len(table.measurements) for table in stored)
+    return f"{counted(len(stored), 'table')}, {counted(rows, 'measurement')}"
 
 
 def _of_database(path: Path) -> Finding:
     try:
-        known = tables.read_database(path)
+        stored = tables.read_database(path)
     except StoreMissing:
         text = f"{path} does not exist yet; `nsa-tune run` creates it"
         return Finding("database", State.NOTE, text)
     except StoreError as error:
         return Finding("database", State.FAIL, str(error))
-    text = f"{path}: {_extent(known)}"
+    text = f"{path}: {_extent(stored)}"
     if os.access(path, os.W_OK) and os.access(path.parent, os.W_OK):
         return Finding("database", State.OK, text)
     return Finding(
@@ -320,8 +264,6 @@ CHECKS: tuple[MachineCheck, ...] = (
     DeviceCheck(),
     TorchCheck(),
     LibraryCheck(),
-    ArmCheck(),
-    LossyCheck(),
     ClockCheck(),
     ProcessCheck(),
     ReportCheck(),

@@ -103,16 +103,16 @@ def check(
     wanted = tables.Wanted(request.gpu, request.model, request.heads, str(layout))
     here = Here.of(request.gpu)
     warn_of_missing_files(os.environ)
-    found = in_order(tables.find(request.database, **wanted._asdict()), here)
-    if not found:
+    matches = in_order(tables.find(request.database, **wanted._asdict()), here)
+    if not matches:
         raise NoTunedData(nothing_for(request.database, wanted))
-    table = found[0]
+    table = matches[0]
     jobs: list[Job] = []
 
     def make_schedule(
-        points: Sequence[Point], setting: Setting, known: Sequence[Measurement]
+        points: Sequence[Point], setting: Setting, stored: Sequence[Measurement]
     ) -> Schedule:
-        del known
+        del stored
         if setting.device.name != request.gpu:
             raise UsageError(
                 f"{request.device} is {setting.device.name!r}, and the table is of "
@@ -157,7 +157,7 @@ def _store(outcome: Check, database: Path) -> str:
 
 def _compare(table: Table, now: Table, jobs: Sequence[Job]) -> Check:
     layers = Setting.of(now).sharing
-    there, here = (_amortised(one.measurements, layers) for one in (table, now))
+    there, here = (_amortised(side.measurements, layers) for side in (table, now))
     anchors = tuple(compare_anchors(jobs, there, here))
     drift = drift_of(anchors)
     holds = abs(drift) <= MOST_DRIFT and not any(anchor.problem for anchor in anchors)
@@ -173,11 +173,11 @@ def _amortised(rows: Iterable[Measurement], layers: int) -> list[Measurement]:
 
 
 def _problems(outcome: Check) -> list[str]:
-    found = [f"{one.batch}: {one.problem}" for one in outcome.anchors if one.problem]
+    problems = [f"{anchor.batch}: {anchor.problem}" for anchor in outcome.anchors if anchor.problem]
     if abs(outcome.drift) > MOST_DRIFT:
         word = "more" if outcome.drift > 0 else "less"
-        found.append(f"arms take {abs(outcome.drift):.0%} {word} time than in the table")
-    return found
+        problems.append(f"arms take {abs(outcome.drift):.0%} {word} time than in the table")
+    return problems
 
 
 # --- which batches to time again
@@ -198,7 +198,9 @@ def anchor_jobs(
                 gap = _gap([row for arm, row in rows.items() if _runs(arms, arm, batch, setting)])
                 if _NO_TIE <= gap < inf:
                     close.append((gap, word, batch))
-        close = sorted(close, key=lambda one: one[:2])[: max(ceil(_CLOSEST * len(close)), each)]
+        close = sorted(close, key=lambda candidate: candidate[:2])[
+            : max(ceil(_CLOSEST * len(close)), each)
+        ]
         positions = [features.position(batch) for _, _, batch in close]
         places = [(float(at.regime), *at.coordinates) for at in positions]
         for i in farthest_point_order(places)[:each]:
@@ -225,11 +227,11 @@ def _gap(rows: Sequence[Measurement]) -> float:
 
 def _successes(rows: Iterable[Measurement]) -> dict[tuple[str, str], dict[str, Measurement]]:
     """By (point, batch) and arm, the rows of arms that succeeded."""
-    found: dict[tuple[str, str], dict[str, Measurement]] = {}
+    successes: dict[tuple[str, str], dict[str, Measurement]] = {}
     for row in rows:
         if row.status is Status.OK:
-            found.setdefault((row.point, row.batch), {})[row.arm] = row
-    return found
+            successes.setdefault((row.point, row.batch), {})[row.arm] = row
+    return successes
 
 
 # --- what their times say
@@ -245,15 +247,15 @@ def compare_anchors(
         cell = (job.point.name, str(job.batch))
         names = [arm.name for arm in job.arms]
         there = {name: before[cell][name] for name in names}
-        found = {name: row for name, row in now.get(cell, {}).items() if name in there}
+        timed = {name: row for name, row in now.get(cell, {}).items() if name in there}
         problem = "; ".join(
             f"{name} failed: {reasons.get((*cell, name)) or 'it was not measured'}"
             for name in names
-            if name not in found
+            if name not in timed
         )
         yield Anchor(
-            *cell, _latencies(there), _latencies(found),
-            problem or _wrong_choice(job.point, there, found),
+            *cell, _latencies(there), _latencies(timed),
+            problem or _wrong_choice(job.point, there, timed),
         )  # fmt: skip
 
 

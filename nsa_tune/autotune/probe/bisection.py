@@ -33,9 +33,9 @@ def find_limit(
 
     def narrow(size: int) -> None:
         nonlocal low, high
-        one = run(size)
-        tries.append(one)
-        if one.outcome is Outcome.OK:
+        attempt = run(size)
+        tries.append(attempt)
+        if attempt.outcome is Outcome.OK:
             low = size
         else:
             high = size
@@ -49,5 +49,5 @@ def find_limit(
         size = min(2 * size, most) if size < most else most + 1
     while high - low > 1:
         narrow((low + high) // 2)
-    past = next((one for one in tries if one.size == high), None)
+    past = next((attempt for attempt in tries if attempt.size == high), None)
     return Found(low, past, tuple(tries))

@@ -121,7 +121,7 @@ class Probed:
 class ProbeProgress(Protocol):
     """What a probe calls to report what it does."""
 
-    def tried(self, name: str, one: Try) -> None:
+    def tried(self, name: str, result: Try) -> None:
         """A try for the limit `name` has ended."""
         ...
 
@@ -145,9 +145,9 @@ def probe(request: ProbeRequest, progress: ProbeProgress | None = None) -> list[
         outcome = "interrupted"
         try:
             for limit in limits:
-                one = _probed(limit, setting, target, request, progress)
-                store.add_limits(number, _rows(limit, one))
-                results.append(one)
+                probed = _probed(limit, setting, target, request, progress)
+                store.add_limits(number, _rows(limit, probed))
+                results.append(probed)
             outcome = "done"
         finally:
             store.end_run(number, outcome)
@@ -183,25 +183,25 @@ def _probed(
     progress: ProbeProgress | None,
 ) -> Probed:  # fmt: skip
     def run(size: int) -> Try:
-        one = attempt(limit.trial, size, target, request.deadline_s)
+        result = attempt(limit.trial, size, target, request.deadline_s)
         if progress is not None:
-            progress.tried(limit.name, one)
-        return one
+            progress.tried(limit.name, result)
+        return result
 
     formula, most = limit.expected(setting), limit.most(setting)
     expected = None if request.blind else formula
-    found = find_limit(run, min(limit.start, most), most, expected)
-    past = found.past
+    search = find_limit(run, min(limit.start, most), most, expected)
+    past = search.past
     if (
         past is not None
-        and found.limit == 0
+        and search.limit == 0
         and (why := _untried(limit, past, run, target, request))
     ):
-        return Probed(limit.name, formula, found, untried=why)
+        return Probed(limit.name, formula, search, untried=why)
     slower = None
     if limit.time_trial is not None and past is not None and past.outcome is Outcome.WRONG:
-        slower = _ns_per_row_behind(limit.time_trial, found, target, request.deadline_s)
-    return Probed(limit.name, formula, found, slower)
+        slower = _ns_per_row_behind(limit.time_trial, search, target, request.deadline_s)
+    return Probed(limit.name, formula, search, slower)
 
 
 def _untried(
@@ -224,33 +224,33 @@ def _untried(
     return "" if _by_the_kernel(again) else f"{again.words}, at size {first.size} already"
 
 
-def _by_the_kernel(one: Try) -> bool:
+def _by_the_kernel(result: Try) -> bool:
     """Whether the kernel itself may have failed: a busy device makes a try hang, and no memory
     on the host kills it."""
-    if one.outcome in (Outcome.MEMORY, Outcome.HUNG):
+    if result.outcome in (Outcome.MEMORY, Outcome.HUNG):
         return False
-    return not (one.outcome is Outcome.KILLED and one.words.startswith("SIGKILL"))
+    return not (result.outcome is Outcome.KILLED and result.words.startswith("SIGKILL"))
 
 
-def _ns_per_row_behind(trial: str, found: Found, target: Target, deadline_s: float) -> int | None:
+def _ns_per_row_behind(trial: str, search: Found, target: Target, deadline_s: float) -> int | None:
     """Nanoseconds per row that the smallest size behind the limit takes more; None if it fails."""
-    assert found.past is not None
-    sizes = (found.limit, found.past.size)
+    assert search.past is not None
+    sizes = (search.limit, search.past.size)
     before, after = (attempt(trial, size, target, deadline_s) for size in sizes)
     if before.numbers is None or after.numbers is None:
         return None
     return max(round((after.numbers["us"] - before.numbers["us"]) * 1e3 / after.size), 0)
 
 
-def _rows(limit: Limit, one: Probed) -> dict[str, tuple[int, str]]:
+def _rows(limit: Limit, probed: Probed) -> dict[str, tuple[int, str]]:
     """The limits to store: none when memory ran out or the kernel could not be tried."""
-    found, past = one.found, one.found.past
-    if past is None or past.outcome is Outcome.MEMORY or one.untried:
+    limit_found, past = probed.found.limit, probed.found.past
+    if past is None or past.outcome is Outcome.MEMORY or probed.untried:
         return {}
     words = f"{past.size}: {past.outcome}, {past.words}"
-    rows = {one.name: (found.limit, words)}
-    if one.ns_per_row is not None:
-        rows[limit.time_name] = (one.ns_per_row, words)
+    rows = {probed.name: (limit_found, words)}
+    if probed.ns_per_row is not None:
+        rows[limit.time_name] = (probed.ns_per_row, words)
     elif limit.also and past.outcome is not Outcome.WRONG:
-        rows[limit.also] = (found.limit, words)
+        rows[limit.also] = (limit_found, words)
     return rows

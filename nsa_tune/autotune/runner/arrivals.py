@@ -51,21 +51,21 @@ class Arrivals:
             MachineUnfit: when none can measure.
             NsaTuneError: when what is to be measured does not exist.
         """
-        found: list[PooledDevice] = []
+        arrived: list[PooledDevice] = []
         if everyone:
             for executor in list(self._executors):
-                found += self._ask(executor, executor.ready)
+                arrived += self._ask(executor, executor.ready)
         patient_until = monotonic() + TELL_AFTER_S
-        while not found and self._executors:
+        while not arrived and self._executors:
             if monotonic() >= patient_until:
                 self._report_waiting()
                 patient_until = inf
             awaited = [connection for connection in self.connections if connection is not None]
             wait(awaited, _POLL_S)
-            found = self.poll()
-        if not found:
+            arrived = self.poll()
+        if not arrived:
             raise self.refused or MachineUnfit("there is no device to measure on")
-        return found
+        return arrived
 
     def _report_waiting(self) -> None:
         names = [executor.name for executor in self._executors]

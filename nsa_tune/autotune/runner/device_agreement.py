@@ -111,12 +111,12 @@ class DeviceAgreement:
     def news(self) -> dict[str, dict[_Cell, float]]:
         """By unit, in microseconds: what it took on the batches that another unit measured too, as
         far as that is new since the last call."""
-        found: dict[str, dict[_Cell, float]] = {}
+        news: dict[str, dict[_Cell, float]] = {}
         for cell in self._untold:
             for unit, time in self._compared[cell].items():
-                found.setdefault(unit, {})[cell] = time
+                news.setdefault(unit, {})[cell] = time
         self._untold.clear()
-        return found
+        return news
 
     def ratio(self, unit: str) -> float | None:
         """Time of `unit` over the usual time, as the median over what others measured too.

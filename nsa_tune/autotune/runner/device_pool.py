@@ -112,7 +112,7 @@ class DevicePool:
     def _report_node(self, device: PooledDevice) -> None:
         """Say what the node of `device` does, if it is in a cluster."""
         if device.node:
-            devices = sum(one.node == device.node for one in self._devices)
+            devices = sum(other.node == device.node for other in self._devices)
             self._progress.node(device.node, devices, self._batches[device.node])
 
     def _take_arrivals(self) -> None:
@@ -125,7 +125,7 @@ class DevicePool:
     def _stranded(self) -> list[Sweep]:
         """The sweeps that have jobs left and no device."""
         served = {id(device.sweep) for device in self._devices}
-        return [one for key, one in self._sweeps.items() if key not in served and one.left()]
+        return [sweep for key, sweep in self._sweeps.items() if key not in served and sweep.left()]
 
     def _wait_for_news(self, busy: Sequence[PooledDevice]) -> None:
         connections = [device.executor.connection for device in busy]

@@ -41,8 +41,8 @@ class RowWriter:
     def note(self, unit: UnitOfRun) -> None:
         """Take what `unit` did so far, to store with the rows at the next `flush`. Its times are
         those that are new."""
-        known = self._units.get(unit.unit)
-        times = {} if known is None else known.times_us
+        noted = self._units.get(unit.unit)
+        times = {} if noted is None else noted.times_us
         self._units[unit.unit] = replace(unit, times_us={**times, **unit.times_us})
 
     def flush(self) -> None:

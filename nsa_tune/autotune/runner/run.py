@@ -215,20 +215,20 @@ def _result(pool: DevicePool, sweeps: Sweeps, outcome: str, progress: Progress) 
     )
 
 
-def _worst(found: Iterable[Mapping[str, float]]) -> dict[str, float]:
+def _worst(regrets: Iterable[Mapping[str, float]]) -> dict[str, float]:
     worst: dict[str, float] = {}
-    for expected in found:
+    for expected in regrets:
         for name, regret in expected.items():
             worst[name] = max(regret, worst.get(name, 0.0))
     return worst
 
 
-def _least_sure(found: Iterable[Mapping[str, LeftOut]]) -> dict[str, LeftOut]:
+def _least_sure(by_sweep: Iterable[Mapping[str, LeftOut]]) -> dict[str, LeftOut]:
     worst: dict[str, LeftOut] = {}
-    for estimates in found:
-        for name, one in estimates.items():
-            if name not in worst or one.most > worst[name].most:
-                worst[name] = one
+    for estimates in by_sweep:
+        for name, estimate in estimates.items():
+            if name not in worst or estimate.most > worst[name].most:
+                worst[name] = estimate
     return worst
 
 

@@ -49,15 +49,15 @@ class Sweep:
         self.points = tuple(points)
         # Guards use the limits that `nsa-tune probe` found on such a device.
         self.setting = replace(devices[0].setting, limits=store.limits(self.key))
-        known = [] if arguments["fresh"] else store.current(self.key)
+        stored = [] if arguments["fresh"] else store.current(self.key)
         wanted = bool(arguments.get("ceilings"))
-        self._lacks_ceilings = wanted and lacks_ceilings(self.setting.device, known)
-        known = [row for row in known if row.point != CEILINGS]
-        self.quarantine = Quarantine(known)
+        self._lacks_ceilings = wanted and lacks_ceilings(self.setting.device, stored)
+        stored = [row for row in stored if row.point != CEILINGS]
+        self.quarantine = Quarantine(stored)
         # Other processes may have held the memory that was missing.
-        known = [row for row in known if not out_of_memory(row)]
-        self.skipped = len(known)
-        self.schedule = make_schedule(points, self.setting, known)
+        stored = [row for row in stored if not out_of_memory(row)]
+        self.skipped = len(stored)
+        self.schedule = make_schedule(points, self.setting, stored)
         self._units = [device.unit for device in devices]
         self._nodes = {device.unit: device.node for device in devices}
         shared = {} if arguments.get("sample") is None else {"shared_jobs": SHARED_BY_A_SAMPLE}
@@ -140,8 +140,8 @@ class Sweep:
         """Have what `unit` did stored with its rows, so that a run that is killed keeps it."""
         news = self._agreement.news()
         # Another time on a shared batch moves what is usual, and with it all ratios.
-        for one in self._units if news else [unit]:
-            self.writer.note(self._unit_of_run(one, news.get(one, {})))
+        for other in self._units if news else [unit]:
+            self.writer.note(self._unit_of_run(other, news.get(other, {})))
 
     def _unit_of_run(self, unit: str, times: Mapping[tuple[str, str, str], float]) -> UnitOfRun:
         return UnitOfRun(

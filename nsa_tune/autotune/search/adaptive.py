@@ -74,7 +74,7 @@ class Adaptive:
     """A `Schedule` that ends when the expected regret is below a target.
 
     Args:
-        known: rows that are stored already.
+        stored: rows that are stored already.
         target_regret: mean regret on the worst tenth of batches.
         trace: batches to measure too, and to draw half of the sample from.
     """
@@ -83,19 +83,19 @@ class Adaptive:
         self,
         points: Sequence[Point],
         setting: Setting,
-        known: Sequence[Measurement],
+        stored: Sequence[Measurement],
         *,
         target_regret: float = 0.01,
         trace: Sequence[WeightedBatch] = (),
         seed: int = 0,
     ) -> None:
         self._searches = [
-            _PointSearch(point, setting, known, target_regret, trace, seed) for point in points
+            _PointSearch(point, setting, stored, target_regret, trace, seed) for point in points
         ]
         self._of = {search.point.name: search for search in self._searches}
         share = min(_SHARE * max(_SHARE_AT / max(target_regret, 1e-9), 1.0), 1.0)
         most = max(floor(share * sum(search.size for search in self._searches)), _FEW)
-        most -= sum(search.known for search in self._searches)
+        most -= sum(search.stored for search in self._searches)
         # The coarse batches are always measured, even if they exceed a small grid's share.
         self._left = max(most, sum(search.queued for search in self._searches))
 
@@ -123,11 +123,11 @@ class Adaptive:
 
     def expected_regret(self) -> dict[str, float]:
         """By question, the expected regret on the worst tenth of batches."""
-        found: dict[str, float] = {}
+        regrets: dict[str, float] = {}
         for search in self._of.values():
             search.estimate()
-            found |= search.regret
-        return found
+            regrets |= search.regret
+        return regrets
 
 
 @dataclass(slots=True)
@@ -168,20 +168,20 @@ class _PointSearch:
     """The adaptive search of one point."""
 
     def __init__(
-        self, point: Point, setting: Setting, known: Sequence[Measurement], target: float,
+        self, point: Point, setting: Setting, stored: Sequence[Measurement], target: float,
         trace: Sequence[WeightedBatch], seed: int,
     ) -> None:  # fmt: skip
         self.point, self._setting, self._target = point, setting, target
         self._features = Features(point, setting)
         self._arms = tuple(point.candidates(setting))
-        self._rows = {(r.batch, r.arm): r for r in known if r.point == point.name}
+        self._rows = {(r.batch, r.arm): r for r in stored if r.point == point.name}
         grid = point.grid(setting)
         traced = most_frequent(point, grid, trace)
         self._candidates = self._with_a_choice([*grid, *(batch for batch, _ in traced)])
         """Batches that may still be measured, by their text."""
-        self.size = sum(len(self._allowed(one.batch)) for one in self._candidates.values())
+        self.size = sum(len(self._allowed(placed.batch)) for placed in self._candidates.values())
         """Measurements that all candidates would take."""
-        self.known = sum(word in self._candidates for word, _ in self._rows)
+        self.stored = sum(word in self._candidates for word, _ in self._rows)
         """How many of them are stored already."""
         self._sample = list(self._draw_sample(traced, seed))
         self._predictions: dict[str, Mapping[str, tuple[Contender, ...]]] = {}
@@ -228,7 +228,7 @@ class _PointSearch:
         layers = self._setting.sharing
         times = {
             row.arm: row.latency_us
-            for row in (one.amortised(layers) for one in measurements)
+            for row in (measurement.amortised(layers) for measurement in measurements)
             if row.status is Status.OK and row.latency_us is not None
         }
         predicted = self._predictions.pop(str(job.batch), {})
@@ -264,14 +264,14 @@ class _PointSearch:
 
     def _draw_sample(self, traced: Sequence[WeightedBatch], seed: int) -> Iterator[_PlacedBatch]:
         """Random batches of the point, and the trace's batches. The weights sum up to 1."""
-        random, found = Random(f"{self.point.name} {seed}"), 0
+        random, count = Random(f"{self.point.name} {seed}"), 0
         share = (1 - _TRACE_SHARE) if traced else 1.0
         for _ in range(8 * _SAMPLED):
             batch = self.point.sample(self._setting, random)
             if len(self._allowed(batch)) > 1:
-                found += 1
+                count += 1
                 yield _PlacedBatch.of(self._features, batch, share / _SAMPLED)
-            if found == _SAMPLED:
+            if count == _SAMPLED:
                 break
         total = sum(weight for _, weight in traced)
         for batch, weight in traced:
@@ -282,9 +282,9 @@ class _PointSearch:
     def _add_measured(self, placed: _PlacedBatch) -> None:
         """`placed` is measured, or put into the queue."""
         self._measured.append(placed)
-        for one in self._sample:
-            if one.regime == placed.regime:
-                one.nearest = min(one.nearest, dist(one.place, placed.place))
+        for drawn in self._sample:
+            if drawn.regime == placed.regime:
+                drawn.nearest = min(drawn.nearest, dist(drawn.place, placed.place))
 
     # --- coarse
 
@@ -296,10 +296,10 @@ class _PointSearch:
             regimes.setdefault(placed.regime, []).append(placed)
         ranked: list[tuple[int, _PlacedBatch]] = []
         for regime, candidates in sorted(regimes.items()):
-            taken = [one for one in self._measured if one.regime == regime]
+            taken = [placed for placed in self._measured if placed.regime == regime]
             wanted = ceil(_COARSE * sqrt(len(candidates) + len(taken))) - len(taken)
-            places = [one.place for one in candidates]
-            order = farthest_point_order(places, [one.place for one in taken])
+            places = [placed.place for placed in candidates]
+            order = farthest_point_order(places, [placed.place for placed in taken])
             ahead = [candidates[i] for i in order]
             chosen = ahead[: max(wanted, 0)]
             chosen += _with_missing_features([*taken, *chosen], ahead[len(chosen) :])
@@ -342,45 +342,45 @@ class _PointSearch:
 
     def _spreads(self) -> dict[int, _RegimeSpread]:
         """By regime, what scales the spreads of its estimates."""
-        found: dict[int, list[float]] = {}
+        by_regime: dict[int, list[float]] = {}
         for placed in self._measured:
             distance = _distance_to_nearest(placed, self._measured)
-            found.setdefault(placed.regime, []).append(distance)
+            by_regime.setdefault(placed.regime, []).append(distance)
         free = len(self._features.names) + 1
         return {
             regime: _RegimeSpread(
                 median(distances), sqrt(len(distances) / max(len(distances) - free, 1))
             )
-            for regime, distances in found.items()
+            for regime, distances in by_regime.items()
         }
 
     def estimate(self) -> tuple[Policy, Mapping[int, _RegimeSpread]]:
         """Fit a policy, and update the expected regrets of the sample and of its worst tenth."""
         policy = Policy.fit(self.point, self._setting, self._rows.values())
         spreads = self._spreads()
-        found: dict[str, list[tuple[float, float]]] = {}
-        for one in self._sample:
-            one.regret = 0.0
-            wider = _spread_factor(one.nearest, spreads.get(one.regime))
-            for name, ranked in contenders(policy, one.batch, wider).items():
+        regrets: dict[str, list[tuple[float, float]]] = {}
+        for drawn in self._sample:
+            drawn.regret = 0.0
+            wider = _spread_factor(drawn.nearest, spreads.get(drawn.regime))
+            for name, ranked in contenders(policy, drawn.batch, wider).items():
                 regret = self._calibrations[name].factor * expected_loss_bound(ranked)
-                found.setdefault(name, []).append((regret, one.weight))
-                one.regret += regret
-        self.regret = {name: tail_mean(pairs, TAIL) for name, pairs in found.items()}
+                regrets.setdefault(name, []).append((regret, drawn.weight))
+                drawn.regret += regret
+        self.regret = {name: tail_mean(pairs, TAIL) for name, pairs in regrets.items()}
         return policy, spreads
 
     def _most_promising(self) -> str | None:
         """The candidate that comes nearest to the most expected regret of the sample."""
-        hot = sorted(self._sample, key=lambda one: -one.regret * one.weight)[:_HOT]
+        hot = sorted(self._sample, key=lambda drawn: -drawn.regret * drawn.weight)[:_HOT]
         gains = {}
         for word, candidate in self._candidates.items():
             gain = 0.0
-            for one in hot:
-                if one.regime == candidate.regime:
-                    distance = dist(one.place, candidate.place)
-                    if distance < one.nearest:
-                        share = 1 - distance / one.nearest if one.nearest < inf else 1.0
-                        gain += one.weight * one.regret * share
+            for drawn in hot:
+                if drawn.regime == candidate.regime:
+                    distance = dist(drawn.place, candidate.place)
+                    if distance < drawn.nearest:
+                        share = 1 - distance / drawn.nearest if drawn.nearest < inf else 1.0
+                        gain += drawn.weight * drawn.regret * share
             if gain > 0:
                 gains[word] = gain
         return max(gains, key=gains.__getitem__, default=None)
@@ -406,12 +406,12 @@ def _with_missing_features(
     taken: Sequence[_PlacedBatch], candidates: Sequence[_PlacedBatch]
 ) -> list[_PlacedBatch]:
     """The first of `candidates` that bring each feature to as many batches as a model needs."""
-    counts = Counter(chain.from_iterable(one.features for one in taken))
+    counts = Counter(chain.from_iterable(placed.features for placed in taken))
     added = []
-    for one in candidates:
-        if any(counts[feature] < FEWEST for feature in one.features):
-            counts.update(one.features)
-            added.append(one)
+    for placed in candidates:
+        if any(counts[feature] < FEWEST for feature in placed.features):
+            counts.update(placed.features)
+            added.append(placed)
     return added
 
 

@@ -69,7 +69,7 @@ def contenders(
         spread = log(estimate.high_us / estimate.low_us) / 4
         return Contender(choice, arm, log(estimate.latency_us), wider * spread)
 
-    found = {}
+    ranked = {}
     for question in policy.point.questions:
         best = []
         for choice, arms in question.choices.items():
@@ -77,12 +77,12 @@ def contenders(
             if allowed_arms:
                 best.append(min(allowed_arms, key=_by_time))
         if len(best) > 1:
-            found[question.name] = tuple(sorted(best, key=_by_time))
-    return found
+            ranked[question.name] = tuple(sorted(best, key=_by_time))
+    return ranked
 
 
-def _by_time(one: Contender) -> tuple[bool, float]:
-    return one.log_us is None, one.log_us or 0.0
+def _by_time(contender: Contender) -> tuple[bool, float]:
+    return contender.log_us is None, contender.log_us or 0.0
 
 
 def expected_loss_bound(ranked: Sequence[Contender]) -> float:
@@ -106,8 +106,8 @@ def realised_regret(question: Question, chosen: str, times_us: Mapping[str, floa
     None when `chosen` is not among them.
     """
     arms = {arm for names in question.choices.values() for arm in names}
-    own = {arm: time_us for arm, time_us in times_us.items() if arm in arms}
-    return regret(own, chosen) if chosen in own else None
+    times = {arm: time_us for arm, time_us in times_us.items() if arm in arms}
+    return regret(times, chosen) if chosen in times else None
 
 
 @dataclass(slots=True)

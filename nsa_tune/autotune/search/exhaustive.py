@@ -22,11 +22,11 @@ class Exhaustive(FixedSchedule):
     """Measures every batch on which at least two arms may run. Points take turns."""
 
     def __init__(
-        self, points: Sequence[Point], setting: Setting, known: Sequence[Measurement],
+        self, points: Sequence[Point], setting: Setting, stored: Sequence[Measurement],
         *, trace: Sequence[WeightedBatch] = (),
     ) -> None:  # fmt: skip
-        stored = {(row.point, row.batch, row.arm) for row in known}
-        queues = [list(_missing(point, setting, trace, stored)) for point in points]
+        measured = {(row.point, row.batch, row.arm) for row in stored}
+        queues = [list(_missing(point, setting, trace, measured)) for point in points]
         jobs = [job for turn in zip_longest(*queues) for job in turn if job is not None]
         if len(jobs) >= _MANY:
             jobs[-_LAST:] = sorted(jobs[-_LAST:], key=_size, reverse=True)

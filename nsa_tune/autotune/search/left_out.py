@@ -17,7 +17,7 @@ from nsa_tune.backend.costmodel.features import Features
 from nsa_tune.backend.costmodel.policy import Policy
 from nsa_tune.backend.costmodel.regret import regret
 from nsa_tune.backend.types.batch import Batch
-from nsa_tune.backend.types.point import Point, Question, Setting
+from nsa_tune.backend.types.point import Point, Setting
 from nsa_tune.backend.types.records import Measurement, Status
 
 _PARTS = 8
@@ -49,7 +49,7 @@ class LeftOut:
     def __str__(self) -> str:
         """In words: ``0.05% (at most 0.4%)``."""
         if self.batches < _FEWEST or self.most >= _UNKNOWN:
-            return f"hardly known from {self.batches} batches"
+            return f"unknown after {self.batches} batches"
         return f"{self.mean:.2%} (at most {self.most:.1%})"
 
 
@@ -57,20 +57,21 @@ def left_out(
     points: Iterable[Point], setting: Setting, rows: Iterable[Measurement], seed: int = 0
 ) -> dict[str, LeftOut]:
     """By question, for which at least two batches have a choice."""
-    kept = list(rows)
-    found: dict[str, LeftOut] = {}
+    by_point: dict[str, list[Measurement]] = {}
+    for row in rows:
+        by_point.setdefault(row.point, []).append(row)
+    estimates: dict[str, LeftOut] = {}
     for point in points:
-        own = [row for row in kept if row.point == point.name]
-        if own:
-            found |= _of_point(point, setting, own, seed)
-    return found
+        if point.name in by_point:
+            estimates |= _of_point(point, setting, by_point[point.name], seed)
+    return estimates
 
 
 def _of_point(
     point: Point, setting: Setting, rows: Sequence[Measurement], seed: int
 ) -> dict[str, LeftOut]:
     times: dict[str, dict[str, float]] = {}
-    for row in (one.amortised(setting.sharing) for one in rows):
+    for row in (measured.amortised(setting.sharing) for measured in rows):
         if row.status is Status.OK and row.latency_us is not None:
             times.setdefault(row.batch, {})[row.arm] = row.latency_us
     words = sorted(word for word, by_arm in times.items() if len(by_arm) > 1)
@@ -95,30 +96,26 @@ def _of_point(
 
 def _chosen(policy: Policy, batch: Batch) -> dict[str, str]:
     """By question, the allowed arm that the models take for the fastest."""
-    known = {arm: us for arm, us in policy.survey(batch).latencies.items() if us is not None}
-    found: dict[str, str] = {}
+    times = {arm: us for arm, us in policy.survey(batch).latencies.items() if us is not None}
+    chosen: dict[str, str] = {}
     for question in policy.point.questions:
-        own = [arm for arm in _arms(question) if arm in known]
-        if own:
-            found[question.name] = min(own, key=known.__getitem__)
-    return found
-
-
-def _arms(question: Question) -> list[str]:
-    return [arm for arms in question.choices.values() for arm in arms]
+        timed = [arm for arms in question.choices.values() for arm in arms if arm in times]
+        if timed:
+            chosen[question.name] = min(timed, key=times.__getitem__)
+    return chosen
 
 
 def _cost(point: Point, name: str, times: Mapping[str, float], arm: str) -> float | None:
     """The regret of the choice that `arm` stands for; None where there is no choice."""
-    question = next(one for one in point.questions if one.name == name)
+    choices = next(question.choices for question in point.questions if question.name == name)
     by_choice = {
-        choice: min(times[one] for one in arms if one in times)
-        for choice, arms in question.choices.items()
-        if any(one in times for one in arms)
+        choice: min(times[name] for name in arms if name in times)
+        for choice, arms in choices.items()
+        if any(name in times for name in arms)
     }
     if len(by_choice) < 2:
         return None
-    choice = next(choice for choice, arms in question.choices.items() if arm in arms)
+    choice = next(choice for choice, arms in choices.items() if arm in arms)
     return regret(by_choice, choice) if choice in by_choice else _UNTIMED
 
 
@@ -134,16 +131,16 @@ class _Nearest:
 
     def weights(self, among: Iterable[str]) -> dict[str, float]:
         """How much each of `among` counts; those that nothing drawn is near to count 0."""
-        found = dict.fromkeys(among, 0.0)
-        for one in self._drawn:
+        weights = dict.fromkeys(among, 0.0)
+        for drawn in self._drawn:
             near = sorted(
-                (dist(one.coordinates, self._at[word].coordinates), word)
-                for word in found
-                if self._at[word].regime == one.regime
+                (dist(drawn.coordinates, self._at[word].coordinates), word)
+                for word in weights
+                if self._at[word].regime == drawn.regime
             )[:_NEAREST]
             for _, word in near:
-                found[word] += 1 / len(near)
-        return found if any(found.values()) else dict.fromkeys(found, 1.0)
+                weights[word] += 1 / len(near)
+        return weights if any(weights.values()) else dict.fromkeys(weights, 1.0)
 
 
 def _summed(losses: Mapping[str, float], weights: Mapping[str, float]) -> LeftOut:

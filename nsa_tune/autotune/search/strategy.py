@@ -41,7 +41,7 @@ def schedule_for(target_regret: float, trace: Path | None) -> MakeSchedule:
 
 def _make_and_warn(
     path: Path, trace: Sequence[WeightedBatch], make: MakeSchedule, points: Sequence[Point],
-    setting: Setting, known: Sequence[Measurement],
+    setting: Setting, stored: Sequence[Measurement],
 ) -> Schedule:  # fmt: skip
     """The schedule that `make` makes, after a warning about batches of the trace that no point
     measures."""
@@ -59,4 +59,4 @@ def _make_and_warn(
             "two arms for them, or they are larger than every batch of its grid",
             path, left_out, total,
         )  # fmt: skip
-    return make(points, setting, known)
+    return make(points, setting, stored)

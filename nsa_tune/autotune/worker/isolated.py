@@ -234,8 +234,8 @@ class IsolatedExecutor:
         """The worker died while it measured ceiling number `index`; no others are tried."""
         self._at_ceilings = False
         arch = self.ready().setting.device.arch
-        one = ceilings_for(arch, large=arch != "cpu")[index]
-        row = failed_row(CEILINGS, one.batch, one.arm, reason)
+        ceiling = ceilings_for(arch, large=arch != "cpu")[index]
+        row = failed_row(CEILINGS, ceiling.batch, ceiling.arm, reason)
         return JobUpdate([row], finished=True, replaced=reason)
 
     def _failed(self, arm: str, reason: str) -> Measurement:

@@ -85,59 +85,6 @@ def test_an_optional_library_is_a_note_even_on_a_gpu(monkeypatch: pytest.MonkeyP
     assert finding.text == "optional, not installed: pip install sglang tilelang"
 
 
-def test_a_lossy_arm_is_named_with_what_it_rounds_and_how_to_ask_for_it() -> None:
-    (finding,) = doctor.LossyCheck().look()
-
-    assert finding.state is State.NOTE
-    assert finding.text.startswith("mla/flashmla_sparse_q8 of prefill rounds q, keys, values")
-    assert finding.text.endswith("only with --allow-lossy flashmla_sparse_q8")
-
-
-@pytest.mark.parametrize(
-    ("gpu", "there", "missing"),
-    [
-        ("NVIDIA H100 80GB HBM3",
-         {"mla/flashmla_sparse_q8 of prefill"},
-         {"mha/trtllm_ragged of prefill", "mla/tilelang of prefill", "tilelang of decode"}),
-        ("NVIDIA B200", {"mha/trtllm_ragged of prefill", "mla/flashmla_sparse of prefill",
-                         "with_kvcache of v4_prefill"}, {"mha/fa3 of prefill"}),
-    ],
-)  # fmt: skip
-def test_arms_that_no_shipped_table_has_on_such_a_gpu_are_noted(
-    monkeypatch: pytest.MonkeyPatch, gpu: str, there: set[str], missing: set[str]
-) -> None:
-    monkeypatch.setattr(nvml, "gpu_names", lambda: [gpu])
-
-    (finding,) = doctor.ArmCheck().look()
-    told = set(finding.text.partition(": ")[2].split(", "))
-
-    assert there <= told
-    assert not missing & told
-    measured = {f"mla/{kernel} of prefill" for kernel in ("flashmla_sparse", "flashmla_kv")}
-    assert not measured & told or gpu == "NVIDIA B200"
-
-
-@pytest.mark.usefixtures("no_gpu")
-def test_without_a_gpu_arms_that_no_table_has_are_noted() -> None:
-    (finding,) = doctor.ArmCheck().look()
-
-    assert finding.state is State.NOTE
-    assert "no shipped table has times of" in finding.text
-    assert "mha/trtllm_ragged of prefill" in finding.text
-    assert "mha/fa3 of prefill" not in finding.text
-
-
-def test_on_an_unknown_gpu_no_single_arm_is_noted(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(nvml, "gpu_names", lambda: ["NVIDIA X1"])
-
-    (finding,) = doctor.ArmCheck().look()
-
-    assert finding.state is State.NOTE
-    assert "no arm was measured on this GPU model" in finding.text
-
-
 def test_the_distribution_of_a_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     answer = Answering("flash_mla", "sglang-kernel", "0.4.1", "sgl_kernel.flash_mla")
     monkeypatch.setattr(providers, "answering", lambda name: answer)

@@ -91,8 +91,8 @@ def test_nothing_is_said_of_a_single_batch_or_of_single_arms() -> None:
 
 def test_in_words() -> None:
     assert str(LeftOut(0.0005, 0.004, 30)) == "0.05% (at most 0.4%)"
-    assert str(LeftOut(0.4, 0.9, 30)) == "hardly known from 30 batches"
-    assert str(LeftOut(0.0005, 0.004, 11)) == "hardly known from 11 batches"
+    assert str(LeftOut(0.4, 0.9, 30)) == "unknown after 30 batches"
+    assert str(LeftOut(0.0005, 0.004, 11)) == "unknown after 11 batches"
 
 
 def test_arms_that_held_out_batches_were_not_timed_with_are_left_out_of_their_points() -> None:
