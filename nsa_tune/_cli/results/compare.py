@@ -47,7 +47,7 @@ def compare(
     ] = (False),
     json: AsJson = False,
 ) -> None:
-    """Say what is faster, slower or the same on the second side, and which crossovers moved.
+    """Say what is faster, slower or the same on the second side, and where the winner changed.
 
     Compares tables that have the same model, head count and KV layout on both sides. `nsa-tune db
     list --runs` shows the digests and the numbers of runs.

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from nsa_tune.backend.costmodel.regret import slowdown
+from nsa_tune.backend.dispatch.decide import Verdict
 from nsa_tune.backend.types.records import Measurement
 
 if TYPE_CHECKING:
@@ -44,6 +45,11 @@ class Cell:
     verdict: str
     default: str
     """What the engine's baseline takes."""
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether no other choice can be faster."""
+        return self.verdict in (Verdict.WIN, Verdict.ONLY)
 
     @property
     def best(self) -> str | None:

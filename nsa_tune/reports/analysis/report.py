@@ -21,7 +21,6 @@ from nsa_tune.backend.types.point import Point, Question, Setting
 from nsa_tune.backend.types.records import Key, Measurement, Status, Table
 from nsa_tune.reports.analysis.answer import Answer, answer_of
 from nsa_tune.reports.analysis.cached_policy import CachedPolicy
-from nsa_tune.reports.analysis.ceilings import POINT as ROOFLINE
 from nsa_tune.reports.analysis.ceilings import Ceilings, ceilings_of
 from nsa_tune.reports.analysis.cells import Cell, cells_of
 from nsa_tune.reports.analysis.costs import Cost, cost_of_choice, cost_of_default
@@ -145,18 +144,48 @@ def _section(
     table: Table, points: Mapping[str, Point], baseline: Baseline, places: SharedPlaces
 ) -> Section:
     setting = Setting.of(table)
+    ceilings = ceilings_of(table.measurements)
+    reports = tuple(map(_point_report, _policies(table, points, baseline, places)))
+    layers = tuple(_layers(reports, points, setting, baseline, ceilings))
+    return Section(table, reports, tuple(_failures(table.measurements)), layers, ceilings)
+
+
+def _policies(
+    table: Table, points: Mapping[str, Point], baseline: Baseline, places: SharedPlaces
+) -> Iterator[CachedPolicy]:
+    """The policy of each point that the table has measurements of."""
+    setting = Setting.of(table)
     by_point: dict[str, list[Measurement]] = defaultdict(list)
     for row in table.measurements:
         by_point[row.point].append(row)
-    ceilings = ceilings_of(by_point[ROOFLINE])
-    policies = {
-        name: CachedPolicy.of(point, setting, by_point[name], baseline, places)
-        for name, point in points.items()
-        if name in by_point
-    }
-    reports = tuple(map(_point_report, policies.values()))
-    layers = tuple(_layers(reports, points, setting, baseline, ceilings))
-    return Section(table, reports, tuple(_failures(table.measurements)), layers, ceilings)
+    for name, point in points.items():
+        if name in by_point:
+            yield CachedPolicy.of(point, setting, by_point[name], baseline, places)
+
+
+def measured_cells(
+    table: Table, *, points: Mapping[str, Point] = POINTS, baseline: Baseline = DEFAULT_BASELINE
+) -> dict[str, list[Cell]]:
+    """The cells of a report by question, without what takes longest to compute: the lines."""
+    cells: dict[str, list[Cell]] = {}
+    for policy in _policies(table, points, baseline, {}):
+        batches, measured = _measured(policy)
+        for question in policy.point.questions:
+            cells[question.name] = cells_of(question, policy, batches, measured)
+    return cells
+
+
+def _measured(
+    policy: CachedPolicy,
+) -> tuple[dict[str, Batch], dict[str, dict[str, Measurement]]]:
+    """The batches by their text, and the successful measurements by that text and the arm."""
+    ordered = sorted(policy.measured, key=lambda batch: (batch.mode, batch.lens or ()))
+    batches = {str(batch): batch for batch in ordered}
+    measured: dict[str, dict[str, Measurement]] = {word: {} for word in batches}
+    for row in policy.rows:
+        if row.status is Status.OK and row.batch in measured:
+            measured[row.batch][row.arm] = row
+    return batches, measured
 
 
 def _layers(
@@ -181,13 +210,8 @@ def _taken(batch: Batch, policy: Policy, question: Question) -> str | None:
 
 
 def _point_report(policy: CachedPolicy) -> PointReport:
-    ordered = sorted(policy.measured, key=lambda batch: (batch.mode, batch.lens or ()))
-    batches = {str(batch): batch for batch in ordered}
-    measured: dict[str, dict[str, Measurement]] = {word: {} for word in batches}
-    for row in policy.rows:
-        if row.status is Status.OK and row.batch in measured:
-            measured[row.batch][row.arm] = row
-    slices = slices_of(ordered)
+    batches, measured = _measured(policy)
+    slices = slices_of(batches.values())
     questions = tuple(
         _question_report(question, policy, cells_of(question, policy, batches, measured), slices)
         for question in policy.point.questions

@@ -20,12 +20,10 @@ from nsa_tune.reports.charts.rows import (
     map_cells,
     map_rows,
     map_size,
-    scatter_rows,
 )
 from nsa_tune.reports.charts.spikes import calm_costs, calm_curves
 from nsa_tune.reports.charts.theme import Chart, Spec, with_rows
 from nsa_tune.reports.charts.winner_map import winner_map
-from nsa_tune.reports.charts.winner_scatter import winner_scatter
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,12 +90,6 @@ def most_telling(lines: Sequence[Line]) -> int:
 # --- single charts, for files and for the HTML page
 
 
-def scatter_chart(question: QuestionReport) -> Chart | None:
-    """The winners of batches that are on no map; None without any, or with one choice only."""
-    rows = scatter_rows(question) if len(question.measured) > 1 else None
-    return None if rows is None else Chart(winner_scatter(question.measured), rows)
-
-
 def cost_chart(question: QuestionReport) -> Chart | None:
     """What the engine's baseline costs; None where its choices were not measured."""
     rows = cost_rows(question)
@@ -122,12 +114,9 @@ def _of_section(section: Section) -> Iterator[tuple[str, Spec]]:
     for question in section.questions:
         for lines in question.line_groups:
             yield from _of_lines(section, question, lines)
-        for kind, chart in (
-            ("batches", scatter_chart(question)),
-            ("cost", cost_chart(question)),
-        ):
-            if chart is not None:
-                yield _plain(f"{question.name} {kind}"), chart.complete
+        chart = cost_chart(question)
+        if chart is not None:
+            yield _plain(f"{question.name} cost"), chart.complete
 
 
 def _of_lines(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +17,6 @@ if TYPE_CHECKING:
 
 _CLOSE = 1.3
 """Two labels on a logarithmic axis overlap when their values differ by less than this factor."""
-_BESIDE = 1.12
-"""Marks at the same place on a logarithmic axis are moved apart by this factor."""
 _KINDS = {"win": "sure", "only": "only"}
 
 
@@ -65,30 +62,6 @@ def map_size(cells: Rows) -> tuple[int, int]:
         rows.add(cell["y"])
     widest = max((len(columns) for columns, _ in lengths.values()), default=1)
     return widest, max((len(rows) for _, rows in lengths.values()), default=1)
-
-
-def scatter_rows(question: QuestionReport) -> dict[str, Rows] | None:
-    """The data sets of `winner_scatter`; None when every batch is on a winner map."""
-    on_lines = {line.slice.batch(value) for line in question.lines for value in line.slice.values}
-    rows: Rows = []
-    taken: Counter[tuple[int, int]] = Counter()
-    for cell in question.cells:
-        if cell.batch in on_lines or cell.choice is None:
-            continue
-        row = _map_row(cell)
-        del row["margin"]
-        times = (f"{choice} {_us(time.latency_us)}" for choice, time in cell.times.items())
-        mean = round(cell.batch.kv_tokens / cell.batch.batch_size)
-        place = (cell.batch.q_tokens, mean)
-        x = _rounded(place[0] * _BESIDE ** taken[place])
-        taken[place] += 1
-        rows.append({"x": x, "y": mean, **row, "times": "; ".join(times)})
-    if not rows:
-        return None
-    return {
-        "batches": [row for row in rows if row["kind"] != "only"],
-        "only": [row for row in rows if row["kind"] == "only"],
-    }
 
 
 def _map_row(cell: Cell) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""Comparison of two tables of one model, head count and KV layout: cells and crossovers."""
+"""Comparison of two tables of one model, head count and KV layout: cells and winners."""
 
 from __future__ import annotations
 
@@ -11,21 +11,14 @@ from nsa_tune.backend.baselines import DEFAULT_BASELINE, Baseline
 from nsa_tune.backend.points import POINTS
 from nsa_tune.backend.types.point import Point, Setting
 from nsa_tune.backend.types.records import Table
-from nsa_tune.reports.analysis.report import build
+from nsa_tune.reports.analysis.cells import Cell
+from nsa_tune.reports.analysis.report import measured_cells
 from nsa_tune.reports.compare.cell_verdicts import (
     SAME_WITHIN,
     CellVerdict,
     JudgedCell,
     judge,
     one_sided,
-)
-from nsa_tune.reports.compare.moved_crossovers import (
-    Moved,
-    Shift,
-    Winner,
-    moved_crossovers,
-    other_winners,
-    shifts,
 )
 
 
@@ -50,6 +43,16 @@ class ArmSummary:
 
 
 @dataclass(frozen=True, slots=True)
+class Winner:
+    """A batch on which the sides are sure of different choices."""
+
+    question: str
+    batch: str
+    before: str
+    after: str
+
+
+@dataclass(frozen=True, slots=True)
 class Comparison:
     """What changed from table `before` to table `after`."""
 
@@ -58,8 +61,6 @@ class Comparison:
     differences: tuple[Difference, ...]
     arms: tuple[ArmSummary, ...]
     cells: tuple[JudgedCell, ...]
-    shifts: tuple[Shift, ...]
-    moved: tuple[Moved, ...]
     winners: tuple[Winner, ...]
 
     @property
@@ -113,27 +114,37 @@ def compare(
         ours, theirs, points, settings[0], same_within, one_gpu=before.key.gpu == after.key.gpu
     )
     cells += one_sided(ours, theirs, points, *settings)
-    one, other = build([before, after], points=points, baseline=baseline).sections
+    sides = (measured_cells(table, points=points, baseline=baseline) for table in (before, after))
     return Comparison(
         before=before,
         after=after,
         differences=tuple(_differences(before, after)),
         arms=tuple(_summaries(cells)),
         cells=tuple(cells),
-        shifts=tuple(shifts(one, other)),
-        moved=tuple(moved_crossovers(one, other)),
-        winners=tuple(other_winners(one, other)),
+        winners=tuple(_winners(*sides)),
     )
+
+
+def _winners(before: Mapping[str, list[Cell]], after: Mapping[str, list[Cell]]) -> Iterator[Winner]:
+    """The measured batches on which both sides are sure of their winners, and these differ."""
+    for question, cells in before.items():
+        others = {cell.word: cell for cell in after.get(question, ())}
+        for cell in cells:
+            other = others.get(cell.word)
+            if other is None or cell.choice == other.choice:
+                continue
+            if cell.is_sure and other.is_sure:
+                yield Winner(question, cell.word, cell.choice or "", other.choice or "")
 
 
 def _differences(before: Table, after: Table) -> Iterator[Difference]:
     for name, ours, theirs in before.key.differences(after.key):
         yield Difference(name, ours, theirs)
-    one, other = asdict(before.device), asdict(after.device)
-    for name, value in one.items():
+    devices = asdict(before.device), asdict(after.device)
+    for name, value in devices[0].items():
         # The device's name is the key's GPU.
-        if name != "name" and value != other[name]:
-            yield Difference(name, str(value), str(other[name]))
+        if name != "name" and value != devices[1][name]:
+            yield Difference(name, str(value), str(devices[1][name]))
     if before.measured_at != after.measured_at:
         yield Difference("measured_at", before.measured_at, after.measured_at)
 
@@ -142,7 +153,7 @@ def _summaries(cells: Iterable[JudgedCell]) -> Iterator[ArmSummary]:
     judged: dict[tuple[str, str], list[JudgedCell]] = defaultdict(list)
     for cell in cells:
         judged[cell.point, cell.arm].append(cell)
-    for (point, arm), own in sorted(judged.items()):
-        ratios = [cell.ratio for cell in own if cell.ratio is not None]
-        counts = Counter(cell.verdict for cell in own)
+    for (point, arm), group in sorted(judged.items()):
+        ratios = [cell.ratio for cell in group if cell.ratio is not None]
+        counts = Counter(cell.verdict for cell in group)
         yield ArmSummary(point, arm, counts, geometric_mean(ratios) if ratios else None)

@@ -7,12 +7,13 @@ from dataclasses import asdict
 from typing import Any
 
 from nsa_tune.backend.types.counted import counted
+from nsa_tune.reports.analysis.words import question_title
 from nsa_tune.reports.compare.cell_verdicts import CellVerdict, JudgedCell, percent
 from nsa_tune.reports.compare.comparison import Comparison
 from nsa_tune.reports.formats.display_tables import DisplayTable
 from nsa_tune.reports.formats.plain import source_name
 
-SCHEMA = "nsa-tune/compare/2"
+SCHEMA = "nsa-tune/compare/3"
 _MOST = 15
 
 
@@ -26,7 +27,7 @@ def title(comparison: Comparison) -> str:
 
 def conclusion(comparisons: Sequence[Comparison], fail_on: float | None) -> str:
     """One line: the number of cells by verdict, and of regressions by more than `fail_on`."""
-    counts = {verdict: sum(one.counts[verdict] for one in comparisons) for verdict in CellVerdict}
+    counts = {verdict: sum(pair.counts[verdict] for pair in comparisons) for verdict in CellVerdict}
     words = ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count)
     total = sum(counts.values()) - counts[CellVerdict.ONLY_BEFORE] - counts[CellVerdict.ONLY_AFTER]
     if not total:
@@ -34,9 +35,11 @@ def conclusion(comparisons: Sequence[Comparison], fail_on: float | None) -> str:
     same = f"{counted(total, 'cell')}: {words} ({counts[CellVerdict.SAME] / total:.1%} same)"
     if fail_on is None:
         return same
-    worse = sum(len(one.regressions(fail_on)) for one in comparisons)
-    found = f"{worse} regressions of" if worse > 1 else "1 regression of" if worse else "none by"
-    return f"{same}; {found} more than {percent(fail_on)}"
+    worse = sum(len(pair.regressions(fail_on)) for pair in comparisons)
+    regressions = f"{worse} regressions of" if worse > 1 else (
+        "1 regression of" if worse else "none by"
+    )  # fmt: skip
+    return f"{same}; {regressions} more than {percent(fail_on)}"
 
 
 def comparison_tables(comparison: Comparison, *, every: bool) -> Iterator[DisplayTable]:
@@ -47,8 +50,6 @@ def comparison_tables(comparison: Comparison, *, every: bool) -> Iterator[Displa
     every_table = [
         _fingerprint(comparison),
         _arms(comparison),
-        _shifts(comparison),
-        _crossings(comparison),
         _winners(comparison),
         _cells(comparison, every=every),
     ]
@@ -56,7 +57,7 @@ def comparison_tables(comparison: Comparison, *, every: bool) -> Iterator[Displa
 
 
 def _fingerprint(comparison: Comparison) -> DisplayTable:
-    rows = tuple((one.field, one.before, one.after) for one in comparison.differences)
+    rows = tuple((diff.field, diff.before, diff.after) for diff in comparison.differences)
     equal = comparison.before.key == comparison.after.key
     note = "GPU, driver, versions and setting are the same." if equal else ""
     return DisplayTable("What differs", ("field", "before", "after"), rows, note=note)
@@ -65,9 +66,9 @@ def _fingerprint(comparison: Comparison) -> DisplayTable:
 def _arms(comparison: Comparison) -> DisplayTable:
     verdicts = list(CellVerdict)
     rows = [
-        (one.point, one.arm, "-" if one.geomean is None else f"{one.geomean:.3f}x",
-         *(str(one.counts.get(verdict, 0)) for verdict in verdicts))
-        for one in comparison.arms
+        (arm.point, arm.arm, "-" if arm.geomean is None else f"{arm.geomean:.3f}x",
+         *(str(arm.counts.get(verdict, 0)) for verdict in verdicts))
+        for arm in comparison.arms
     ]  # fmt: skip
     columns = ("point", "arm", "mean", *map(str, verdicts))
     return DisplayTable(
@@ -76,38 +77,11 @@ def _arms(comparison: Comparison) -> DisplayTable:
     )  # fmt: skip
 
 
-def _shifts(comparison: Comparison) -> DisplayTable:
-    rows = [
-        (one.question, f"{one.left} to {one.right}", str(one.count), f"{one.mean:.2f}x",
-         f"{one.low:.2f}-{one.high:.2f}x" if one.count > 2 else "-")
-        for one in comparison.shifts
-    ]  # fmt: skip
-    return DisplayTable(
-        "Where choices cross, on average", ("question", "change", "lines", "after/before", "95 %"),
-        tuple(rows), frozenset({2, 3, 4}),
-        note="Below 1: the second choice now wins from smaller batches on.",
-    )  # fmt: skip
-
-
-def _crossings(comparison: Comparison) -> DisplayTable:
-    rows = [
-        (
-            one.question,
-            one.where,
-            one.before,
-            one.after,
-            "-" if one.by is None else f"{one.by:.2f}x",
-        )
-        for one in comparison.moved
-    ]
-    return DisplayTable(
-        "Crossovers that moved", ("question", "line", "before", "after", "by"), tuple(rows),
-        frozenset({4}),
-    )  # fmt: skip
-
-
 def _winners(comparison: Comparison) -> DisplayTable:
-    rows = [(one.question, one.batch, one.before, one.after) for one in comparison.winners]
+    rows = [
+        (question_title(winner.question), winner.batch, winner.before, winner.after)
+        for winner in comparison.winners
+    ]
     extra = f"And {len(rows) - _MOST} more." if len(rows) > _MOST else ""
     return DisplayTable(
         "Batches with another winner", ("question", "batch", "before", "after"),
@@ -156,13 +130,13 @@ def _us(value: float | None) -> str:
 def comparison_document(comparisons: Sequence[Comparison], fail_on: float | None) -> dict[str, Any]:
     """All comparisons as one JSON object."""
     limit = 0.0 if fail_on is None else fail_on
-    regressions = [words for one in comparisons for words in one.regressions(limit)]
+    regressions = [words for pair in comparisons for words in pair.regressions(limit)]
     return {
         "schema": SCHEMA,
         "conclusion": conclusion(comparisons, fail_on),
         "fail_on": fail_on,
         "regressions": regressions if fail_on is not None else [],
-        "comparisons": [_document(one) for one in comparisons],
+        "comparisons": [_document(pair) for pair in comparisons],
     }
 
 
@@ -170,18 +144,13 @@ def _document(comparison: Comparison) -> dict[str, Any]:
     return {
         "before": _side(comparison, "before"),
         "after": _side(comparison, "after"),
-        "differences": [asdict(one) for one in comparison.differences],
+        "differences": [asdict(diff) for diff in comparison.differences],
         "counts": {str(verdict): comparison.counts[verdict] for verdict in CellVerdict},
         "arms": [
-            {**asdict(one), "counts": {str(verdict): n for verdict, n in one.counts.items()}}
-            for one in comparison.arms
+            {**asdict(arm), "counts": {str(verdict): n for verdict, n in arm.counts.items()}}
+            for arm in comparison.arms
         ],
-        "shifts": [
-            {**asdict(one), **({} if one.count > 2 else {"low": None, "high": None})}
-            for one in comparison.shifts
-        ],
-        "moved_crossovers": [asdict(one) for one in comparison.moved],
-        "other_winners": [asdict(one) for one in comparison.winners],
+        "other_winners": [asdict(winner) for winner in comparison.winners],
         "cells": [{**asdict(cell), "verdict": str(cell.verdict)} for cell in comparison.cells],
     }
 

@@ -13,7 +13,6 @@ from nsa_tune.reports.analysis.report import QuestionReport, Report, Section
 from nsa_tune.reports.analysis.words import question_title
 from nsa_tune.reports.charts.figures import (
     cost_chart,
-    scatter_chart,
 )
 from nsa_tune.reports.charts.rows import facet_of, map_cells, map_rows, map_size
 from nsa_tune.reports.charts.theme import Chart
@@ -103,12 +102,6 @@ def _said(number: str, label: str, sentence: str, basis: str = "") -> str:
 
 # --- crossovers
 
-_SCATTER_CAPTION = (
-    "The fastest choice of each batch that is on no map, because its sequences are unequal or no "
-    "other batch shares its lengths. Batches at the same place are moved apart. Pale: tie or "
-    "unsure. Hollow: no other choice is allowed."
-)
-
 
 def _crossovers(section: Section, start: str, baseline: str, drawn: Drawn | None) -> Iterator[str]:
     for question in section.questions:
@@ -117,13 +110,6 @@ def _crossovers(section: Section, start: str, baseline: str, drawn: Drawn | None
             if drawn is not None:
                 drawn.panels[name] = line_panel(question, lines)
             body = _panel(question, lines, baseline)
-            yield article("crossovers", body, name=name, question=question.name)
-        scatter = scatter_chart(question)
-        others = [] if scatter is None else [row for rows in scatter.rows.values() for row in rows]
-        name, chart = _chart(f"{start}-{question.name}-batches", scatter, _SCATTER_CAPTION, drawn)
-        if chart:
-            title = f"{question_title(question.name)}, {len(others)} other batches"
-            body = f"<details><summary>{escape(title)}</summary>{chart}</details>"
             yield article("crossovers", body, name=name, question=question.name)
     table = choices_table(section)
     if table.rows:

@@ -69,7 +69,7 @@ def test_different_gpus_are_compared_only_when_asked(
     assert "compare them with --across-gpus" in err
     assert asked == 0
     document = json.loads(out)
-    assert document["schema"] == "nsa-tune/compare/2"
+    assert document["schema"] == "nsa-tune/compare/3"
     assert {"field": "gpu", "before": "NVIDIA H100 80GB HBM3", "after": "NVIDIA H200"} in (
         document["comparisons"][0]["differences"]
     )

@@ -11,7 +11,7 @@ from nsa_tune.backend.points import POINTS
 from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.records import Status
 from nsa_tune.reports.analysis.report import Section, build
-from nsa_tune.reports.charts.rows import map_cells, map_rows, scatter_rows
+from nsa_tune.reports.charts.rows import map_cells, map_rows
 from nsa_tune.reports.formats.display_tables import (
     choices_table,
     cost_sentence,
@@ -122,4 +122,3 @@ def test_where_every_choice_is_forbidden_there_is_no_question() -> None:
     assert [line.slice.label for line in after.lines] == ["prefix 0"]
     placed = map_rows(map_cells({cell.batch: cell for cell in after.cells}, after.lines))
     assert max(row["x"] for row in placed) == 512
-    assert scatter_rows(after) is None

@@ -21,12 +21,10 @@ from nsa_tune.reports.charts.rows import (
     map_cells,
     map_rows,
     map_size,
-    scatter_rows,
 )
 from nsa_tune.reports.charts.theme import PAGES, THEMES, Rows, Spec, with_rows
 from nsa_tune.reports.charts.winner_map import winner_map
-from nsa_tune.reports.charts.winner_scatter import winner_scatter
-from tests.reports.synthetic import real_table, toy_point, toy_table
+from tests.reports.synthetic import real_table
 
 vl_convert = pytest.importorskip("vl_convert")
 
@@ -108,23 +106,6 @@ def test_costs_near_one_fill_their_axis() -> None:
     assert 1.1 < high < 1.5
 
 
-def test_batches_of_one_place_stand_side_by_side() -> None:
-    point = toy_point()
-    table = toy_table(point)
-    row = table.measurements[0]
-    twice = [replace(row, batch=word) for word in ("extend:4+2,4+4", "extend:5+3,3+3")]
-    other = [replace(one, arm="flat/a") for one in twice]
-    both = replace(table, measurements=(*table.measurements, *twice, *other))
-    (report,) = build([both], points={point.name: point}).sections[0].points
-
-    found = scatter_rows(report.questions[0])
-
-    assert found is not None
-    first, second = found["batches"]
-    assert (first["x"], first["y"], second["y"]) == (6, 7, 7)
-    assert 6 < second["x"] < 7
-
-
 def test_the_curves_compile_and_read_what_their_rows_have(question: QuestionReport) -> None:
     line = next(line for line in question.lines if line.edges)
     rows = curve_rows(question, line)
@@ -143,29 +124,6 @@ def test_the_costs_compile_and_read_what_their_rows_have(question: QuestionRepor
     assert len(rows["costs"]) == sum(len(cell.times) > 1 for cell in question.cells)
     assert min(row["cost"] for row in rows["costs"]) == 1
     assert _drawn(with_rows(spec, rows))
-
-
-def test_a_batch_is_either_on_the_map_or_on_the_scatter(
-    questions: dict[str, QuestionReport],
-) -> None:
-    question = questions["indexer_layout"]
-    sets = scatter_rows(question)
-    assert sets is not None
-    spec = with_rows(winner_scatter(question.measured), sets)
-    rows = [row for some in sets.values() for row in some]
-
-    every = [*_map_rows(question), *rows]
-    assert sorted(row["batch"] for row in every) == sorted(cell.word for cell in question.cells)
-    assert any("," in str(row["batch"]) for row in rows)
-    assert all(row["x"] >= 1 and row["y"] >= 1 for row in rows)
-    assert _drawn(spec)
-
-
-def test_a_map_that_has_every_batch_needs_no_scatter() -> None:
-    toy = toy_point()
-    (section,) = build([toy_table(toy)], points={"toy": toy}).sections
-
-    assert scatter_rows(section.points[0].questions[0]) is None
 
 
 def test_crossovers_close_together_share_one_label(question: QuestionReport) -> None:

@@ -14,7 +14,7 @@ from nsa_tune.backend.types.records import Measurement, Status, Table
 from nsa_tune.db.reader import shipped
 from nsa_tune.db.text_table import read_text
 from nsa_tune.reports.compare.cell_verdicts import CellVerdict, JudgedCell
-from nsa_tune.reports.compare.comparison import Comparison, compare
+from nsa_tune.reports.compare.comparison import Comparison, Winner, compare
 from nsa_tune.reports.compare.rendering import (
     comparison_document,
     comparison_tables,
@@ -51,7 +51,7 @@ def test_a_second_run_of_the_same_versions_is_the_same() -> None:
     comparison = _again()
 
     assert comparison.counts[CellVerdict.SAME] / len(comparison.cells) > 0.95
-    assert comparison.moved == ()
+    assert comparison.winners == ()
     assert comparison.regressions(0.05) == []
     assert [one.field for one in comparison.differences] == []
 
@@ -102,23 +102,10 @@ def test_a_layer_s_share_of_the_pass_is_compared_with_it() -> None:
     assert comparison.counts[CellVerdict.SLOWER] == len(comparison.cells)
 
 
-def test_a_crossover_that_moved_is_told_with_both_sides() -> None:
+def test_a_batch_with_another_sure_winner_is_named() -> None:
     comparison = _toys(steep=lambda batch: 10 + 2 * batch.q_tokens)
 
-    (moved,) = comparison.moved
-    assert moved.by == pytest.approx(0.5, abs=0.05)
-    assert moved.before.startswith("steep until 99 new tokens")
-    assert moved.after.startswith("steep until 4")
-    (shift,) = comparison.shifts
-    assert (shift.left, shift.right, shift.count) == ("steep", "flat", 1)
-    assert shift.mean == moved.by
-    assert [one.batch for one in comparison.winners] == ["extend:0+64"]
-
-
-def test_a_crossover_that_went_away_is_one_that_moved() -> None:
-    (moved,) = _toys(steep=lambda batch: 3 * FLAT(batch)).moved
-
-    assert (moved.after, moved.by) == ("flat throughout", None)
+    assert comparison.winners == (Winner("toy_path", "extend:0+64", "steep", "flat"),)
 
 
 @pytest.mark.parametrize("verdict", [CellVerdict.ONLY_BEFORE, CellVerdict.ONLY_AFTER])
@@ -197,7 +184,7 @@ def test_the_fingerprint_stands_on_top_and_same_cells_stay_out() -> None:
     found = list(comparison_tables(comparison, every=False))
 
     assert [grid.title for grid in found] == [
-        "What differs", "Arms", "Where choices cross, on average", "Cells that are not the same",
+        "What differs", "Arms", "Cells that are not the same",
     ]  # fmt: skip
     assert {row[0] for row in found[-1].rows} == {"slower"}
     for grid in found:
@@ -242,12 +229,11 @@ def test_the_document_is_json_with_a_versioned_schema() -> None:
 
     found = json.loads(json.dumps(comparison_document([comparison], 0.05), allow_nan=False))
 
-    assert found["schema"] == "nsa-tune/compare/2"
+    assert found["schema"] == "nsa-tune/compare/3"
     (one,) = found["comparisons"]
     assert one["counts"]["slower"] == comparison.counts[CellVerdict.SLOWER]
     assert one["cells"][0].keys() == set(JudgedCell.__slots__)
-    assert one["moved_crossovers"][0]["by"] == comparison.moved[0].by
-    assert one["shifts"][0]["low"] is None
+    assert one["other_winners"][0]["batch"] == "extend:0+64"
     assert found["regressions"] == comparison.regressions(0.05)
 
 
@@ -277,6 +263,4 @@ def test_an_h200_against_an_h100_names_what_moved() -> None:
     moving = [m for (point, _), m in means.items() if point in {"prefill", "indexer_layout"}]
     assert len(moving) >= 5
     assert all(mean < 1 for mean in moving)
-    shift = next(one for one in comparison.shifts if (one.left, one.right) == ("mla", "mha"))
-    assert shift.mean < 1
-    assert {one.question for one in comparison.moved} >= {"prefill_path"}
+    assert "decode" in {winner.question for winner in comparison.winners}

@@ -28,7 +28,6 @@ pytest.importorskip("vl_convert")
 SCHEMES: tuple[Scheme, ...] = ("light", "dark")
 PANELS = ("t0-prefill_path-0", "t0-sparse_prefill-0", "t0-indexer_layout-0")
 PLOTS = {
-    "crossovers": ("t0-indexer_layout-batches",),
     "cost": ("t0-cost-prefill_path", "t0-cost-sparse_prefill", "t0-cost-indexer_layout"),
 }
 H100_16 = "NVIDIA H100 80GB HBM3, deepseek-v3.2, 16 local heads, bf16"
@@ -106,7 +105,7 @@ def test_a_filter_changes_what_is_shown_and_the_url_restores_it(visit: Visit) ->
     shown = page.locator("article.panel:visible").evaluate_all("all => all.map(one => one.id)")
     hash_text = page.evaluate("location.hash")
 
-    assert shown == ["t1-indexer_layout-0", "t1-indexer_layout-batches"]
+    assert shown == ["t1-indexer_layout-0"]
     assert hash_text == f"#{urlencode({'table': H100_16, 'question': 'indexer_layout'})}"
     page.goto("about:blank")
     again = visit.open(hash_text)
