@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 from nsa_tune import Batch, Dispatcher
 from nsa_tune.backend.hardware import detect
 from nsa_tune.backend.points import POINTS
-from nsa_tune.db.reader import shipped
+from nsa_tune.db.places import shipped
 from nsa_tune.db.text_table import read_text
 
 _TABLE = "h200_deepseek-v3.2_h16_fp8"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import settings
 
-from nsa_tune.db import reader as tables
+from nsa_tune.db import places
 from nsa_tune.db.exchange import import_text, write_text
 from nsa_tune.db.store import Store
 from tests.reports.browsing import ARGUMENTS, BROWSER
@@ -49,7 +49,7 @@ def shell(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> Shell:
     """Runs commands where no table ships."""
-    monkeypatch.setattr(tables, "shipped", list)
+    monkeypatch.setattr(places, "shipped", list)
     monkeypatch.setenv("XDG_DATA_DIRS", str(tmp_path / "nowhere"))
     return Shell(capsys)
 

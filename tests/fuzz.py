@@ -40,10 +40,12 @@ from nsa_tune._cli.db.merge import merge_file
 from nsa_tune._errors import NsaTuneError
 from nsa_tune.autotune.workload import weighted_batches
 from nsa_tune.backend.types.records import Table
-from nsa_tune.db.checks import read_checks
+from nsa_tune.db.checks import Check, read_checks
 from nsa_tune.db.exchange import import_text, write_text
-from nsa_tune.db.reader import _newest_in, read_database, shipped
-from nsa_tune.db.runs import newest_of, runs_of, state_of
+from nsa_tune.db.history import read_histories
+from nsa_tune.db.places import shipped
+from nsa_tune.db.reader import keys_in, newest_in, read_database
+from nsa_tune.db.runs import newest_of, run_table, runs_of, state_of
 from nsa_tune.db.store import Store
 from nsa_tune.db.text_table import read_text
 from nsa_tune.engines.decision_log import DecisionLog, read_decisions
@@ -60,11 +62,16 @@ from nsa_tune.remote.address import Address
 from nsa_tune.remote.fetching import fetched
 from nsa_tune.reports.analysis.report import build
 from nsa_tune.reports.formats.json_document import as_json
+from tests.db.loose import COLUMNS, loosen
 from tests.reports.dashboard.served import served
 
 Case: TypeAlias = Callable[[Random, Path], bool]
 """Runs one case in a folder; True when what was read was used."""
 
+_READERS: tuple[Callable[[Path], object], ...] = (
+    read_database, read_histories, read_checks, keys_in, newest_in, state_of, runs_of, newest_of,
+    lambda path: run_table(path, 1),
+)  # fmt: skip
 _QUICK = frozenset({"trace", "log", "http"})
 _CASE_S = 10
 _MEMORY = 4 * 2**30
@@ -168,13 +175,23 @@ def _good_text(number: int) -> str:
 
 
 @cache
+def _loose_database() -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "loose.db")
+        path.write_bytes(_good_database())
+        loosen(path)
+        return path.read_bytes()
+
+
+@cache
 def _good_database() -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         path, text = Path(folder, "good.db"), Path(folder, "good.tsv")
         with Store.open(path) as store:
-            for number in range(len(_good())):
+            for number, table in enumerate(_good()):
                 text.write_text(_good_text(number))
                 import_text(store, text)
+                store.add_check(Check(table.key.digest, "1", (), "2026", True, 0.0, ()))
         with closing(sqlite3.connect(path)) as connection:
             connection.execute("PRAGMA journal_mode = DELETE")
             # The same bytes each time, so that a case can be repeated.
@@ -230,30 +247,22 @@ def _text(random: Random, folder: Path) -> bool:
     return _use(path, number, random)
 
 
-_COLUMNS = {
-    "keys": ("gpu", "driver", "libraries", "model", "heads", "kv_layout", "protocol", "digest"),
-    "devices": ("name", "arch", "sms", "shared_memory_optin", "memory", "l2"),
-    "runs": ("key_id", "device_id", "arguments", "started_at", "ended_at", "outcome"),
-    "measurements": ("run_id", "point", "batch", "arm", "status", "latency_us", "low_us", "high_us",
-                     "samples", "error", "reason", "measured_at", "discarded", "pass_us"),
-    "limits": ("run_id", "name", "value", "past", "found_at"),
-    "nsa_tune_migrations": ("version", "name"),
-}  # fmt: skip
-
-
 def _sql(path: Path, random: Random) -> None:
     """Change some values of a database, or its schema."""
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("PRAGMA ignore_check_constraints = ON")
         for _ in range(random.choice((1, 1, 3))):
-            name = random.choice(list(_COLUMNS))
-            column = random.choice(_COLUMNS[name])
+            name = random.choice(list(COLUMNS))
+            column = random.choice(COLUMNS[name])
             value: Any = random.choice(_HOSTILE)
             if random.random() < 0.5:
                 value = random.choice((None, 0, -1, 2**62, 1e308, 1e-320, float("inf"), b"\xff", 5))
             elif random.random() < 0.2:
                 value = json.dumps(_changed_json({"torch": "1", "points": ["decode"]}, random))
-            where = random.choice(("", "WHERE rowid % 3 = 0", "WHERE rowid = 1"))
+            where = random.choice(
+                ("", "WHERE rowid % 3 = 0", "WHERE rowid = 1",
+                 f"WHERE rowid = (SELECT max(rowid) FROM {name})")
+            )  # fmt: skip
             with suppress(sqlite3.Error, UnicodeEncodeError):
                 connection.execute(f"UPDATE {name} SET {column} = ? {where}", [value])
             if random.random() < 0.1:
@@ -268,15 +277,35 @@ def _sql(path: Path, random: Random) -> None:
         connection.commit()
 
 
+def _changed_pages(data: bytes, random: Random) -> bytes:
+    """`data` with a few of its pages overwritten: by nothing, by noise, or by another page."""
+    size = int.from_bytes(data[16:18], "big")
+    pages = [data[at : at + size] for at in range(0, len(data), size)]
+    for _ in range(random.choice((1, 1, 2, 5))):
+        number = random.randrange(len(pages))
+        pages[number] = random.choice(
+            (bytes(size), random.randbytes(size), random.choice(pages), pages[number][: size // 2]
+             + random.randbytes(size - size // 2))
+        )  # fmt: skip
+    return b"".join(pages)
+
+
+def _bad_database(path: Path, random: Random) -> None:
+    data = random.choice((_good_database, _loose_database))()
+    match random.randrange(4):
+        case 0 | 1:
+            path.write_bytes(data)
+            _sql(path, random)
+        case 2:
+            path.write_bytes(_changed_pages(data, random))
+        case _:
+            path.write_bytes(_changed(data, random))
+
+
 def _sqlite(random: Random, folder: Path) -> bool:
     path = folder / "a.db"
-    data = _good_database()
-    if random.random() < 0.5:
-        path.write_bytes(data)
-        _sql(path, random)
-    else:
-        path.write_bytes(_changed(data, random))
-    for read in (read_database, read_checks, state_of, runs_of, newest_of):
+    _bad_database(path, random)
+    for read in _READERS:
         with suppress(NsaTuneError):
             read(path)
     used = _use(path, random.randrange(len(_good())), random)
@@ -464,11 +493,8 @@ def _merge(random: Random, folder: Path) -> bool:
         good = _good_text(random.randrange(len(_good())))
         text = _sealed(_changed_cells(good, random), random)
         path.write_bytes(text.encode("utf-8", "surrogatepass"))
-    elif random.random() < 0.7:
-        path.write_bytes(_good_database())
-        _sql(path, random)
     else:
-        path.write_bytes(_changed(_good_database(), random))
+        _bad_database(path, random)
     try:
         with Store.open(own) as store:
             merged = merge_file(store, path)
@@ -512,7 +538,7 @@ def _answer(random: Random, folder: Path) -> bool:
         thread.start()
         os.environ["NSA_TUNE_DB_TIMEOUT_S"] = "20"
         address = Address.of(f"http://127.0.0.1:{port}")
-        found = fetched(address, folder, partial(_newest_in, None), again=True)
+        found = fetched(address, folder, newest_in, again=True)
         thread.join()
     if found.path is None:
         return False

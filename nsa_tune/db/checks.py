@@ -7,19 +7,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from nsa_tune._errors import StoreError
-from nsa_tune.db.connection import (
-    check_regular_file,
-    connect_read_only,
-    schema_version,
-    store_errors,
-)
-from nsa_tune.db.values import text_of
+from nsa_tune.db.connection import reading
+from nsa_tune.db.values import count_of, number_of, text_of
 
 _SINCE = 3
 """The schema that has checks."""
@@ -74,28 +67,28 @@ def read_checks(path: Path) -> list[Check]:
     Raises:
         StoreError: when it cannot be read.
     """
-    check_regular_file(path)
-    with store_errors(path), closing(connect_read_only(path)) as connection:
-        if schema_version(connection, path) < _SINCE:
-            return []
-        rows = connection.execute(_CHECKS).fetchall()
-    try:
-        return [_check(row) for row in rows]
-    except (
-        ArithmeticError, AttributeError, KeyError, RecursionError, TypeError, ValueError
-    ) as error:  # fmt: skip
-        raise StoreError(f"{path} has a check that cannot be read: {error!r}") from error
+    with reading(path) as (connection, version):
+        return [_check(*row) for row in connection.execute(_CHECKS)] if version >= _SINCE else []
 
 
-def _check(row: tuple[Any, ...]) -> Check:
-    digest, driver, libraries, checked_at, holds, drift, anchors = row
-    versions = json.loads(libraries)
+def _check(
+    digest: object, driver: object, libraries: object, checked_at: object, holds: object,
+    drift: object, anchors: object,
+) -> Check:  # fmt: skip
+    versions = json.loads(text_of(libraries))
     return Check(
         text_of(digest), text_of(driver),
         tuple(sorted((name, text_of(version)) for name, version in versions.items())),
-        text_of(checked_at), bool(holds), float(drift),
-        tuple(_anchor(**anchor) for anchor in json.loads(anchors)),
+        text_of(checked_at), bool(count_of(holds)), _drift(drift),
+        tuple(_anchor(**anchor) for anchor in json.loads(text_of(anchors))),
     )  # fmt: skip
+
+
+def _drift(value: object) -> float:
+    number = number_of(value)
+    if number is None:
+        raise ValueError("a check without a drift")
+    return number
 
 
 def _anchor(

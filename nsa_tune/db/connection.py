@@ -9,9 +9,10 @@ import os
 import sqlite3
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from time import thread_time
+from typing import Self
 
 from nsa_tune._errors import StoreCorrupt, StoreError, StoreMissing, StoreNewer, StoreReadOnly
 
@@ -29,6 +30,11 @@ _LONGEST_VALUE = 2**26
 """Bytes of a text, and of a row."""
 _MOST_CPU_S, _STEPS = 5.0, 100_000
 """What reading may compute: a table takes milliseconds. Steps of SQLite between two looks."""
+_DAMAGE = (
+    ArithmeticError, AssertionError, AttributeError, LookupError, RecursionError, TypeError,
+    ValueError,
+)  # fmt: skip
+"""What a value of another kind than ours may come to."""
 
 
 # --- what goes wrong
@@ -52,7 +58,7 @@ def damage_errors(path: Path) -> Iterator[None]:
     """Turn what comes of a value in `path` that nsa-tune does not write into a StoreCorrupt."""
     try:
         yield
-    except (ValueError, TypeError, RecursionError) as error:
+    except _DAMAGE as error:
         raise _damaged(path, error) from error
 
 
@@ -108,7 +114,8 @@ def _why_not_written(path: Path) -> str:
 
 
 def _damaged(path: Path, error: Exception) -> StoreCorrupt:
-    return StoreCorrupt(f"{path} is damaged ({error}); move it away")
+    what = error if str(error) else type(error).__name__
+    return StoreCorrupt(f"{path} is damaged ({what}); move it away")
 
 
 # --- opening
@@ -136,6 +143,41 @@ def check_regular_file(path: Path) -> None:
         raise StoreError(f"{path} is {what}; give the path of a database file")
 
 
+@contextmanager
+def reading(path: Path) -> Iterator[tuple[sqlite3.Connection, int]]:
+    """A connection that cannot change `path`, with one view of it whatever a tuner adds meanwhile,
+    and the schema of the database; 0 when it is empty.
+
+    Raises:
+        StoreError: when it cannot be read, or its reader meets what nsa-tune does not write.
+    """
+    check_regular_file(path)
+    with store_errors(path), damage_errors(path), closing(connect_read_only(path)) as connection:
+        connection.execute("BEGIN")
+        yield connection, schema_version(connection, path)
+
+
+class _Restrained(sqlite3.Connection):
+    """A connection that does not trust what somebody wrote into the schema, holds no value that is
+    larger than any of ours, and stops when it computes for long."""
+
+    def restrain(self) -> Self:
+        self.execute("PRAGMA trusted_schema = OFF")
+        self.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST_VALUE)
+        self.renew()
+        return self
+
+    def renew(self) -> None:
+        end = thread_time() + _MOST_CPU_S
+        self.set_progress_handler(lambda: thread_time() > end, _STEPS)
+
+
+def renew_budget(connection: sqlite3.Connection) -> None:
+    """Let a connection of `connect_read_only` compute for as long again, for another table."""
+    if isinstance(connection, _Restrained):
+        connection.renew()
+
+
 def connect_read_only(path: Path) -> sqlite3.Connection:
     """A connection that cannot change `path`, in a directory that nobody may write too.
 
@@ -146,13 +188,13 @@ def connect_read_only(path: Path) -> sqlite3.Connection:
     # lock out an owner who is somebody else. With nothing in the log, the file alone is whole.
     if path.stat().st_uid != os.geteuid():
         if not _has_log(path):
-            return _restrained(sqlite3.connect(f"{uri}?immutable=1", uri=True))
+            return _connected(f"{uri}?immutable=1").restrain()
         if not path.with_name(f"{path.name}-shm").exists():
             raise StoreError(
                 f"{path} belongs to another user and was left with an open log: to read it would "
                 "lock its owner out; ask the owner to run `nsa-tune db list` once"
             )
-    connection = sqlite3.connect(f"{uri}?mode=ro", uri=True, timeout=_BUSY_TIMEOUT_S)
+    connection = _connected(f"{uri}?mode=ro")
     try:
         connection.execute("PRAGMA schema_version")
     except sqlite3.Error as error:
@@ -162,23 +204,17 @@ def connect_read_only(path: Path) -> sqlite3.Connection:
             raise
         if _has_log(path):
             raise
-        connection = sqlite3.connect(f"{uri}?immutable=1", uri=True)
-    return _restrained(connection)
+        connection = _connected(f"{uri}?immutable=1")
+    return connection.restrain()
+
+
+def _connected(uri: str) -> _Restrained:
+    return sqlite3.connect(uri, uri=True, timeout=_BUSY_TIMEOUT_S, factory=_Restrained)
 
 
 def _has_log(path: Path) -> bool:
     log = path.with_name(f"{path.name}-wal")
     return log.exists() and log.stat().st_size > 0
-
-
-def _restrained(connection: sqlite3.Connection) -> sqlite3.Connection:
-    """`connection`, which now does not trust what somebody wrote into the schema, holds no value
-    that is larger than any of ours, and stops when it computes for long."""
-    connection.execute("PRAGMA trusted_schema = OFF")
-    connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST_VALUE)
-    end = thread_time() + _MOST_CPU_S
-    connection.set_progress_handler(lambda: thread_time() > end, _STEPS)
-    return connection
 
 
 def schema_version(connection: sqlite3.Connection, path: Path) -> int:

@@ -7,20 +7,13 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from contextlib import closing
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from nsa_tune.backend.types.records import Device, Key, Measurement
-from nsa_tune.db.connection import (
-    check_regular_file,
-    connect_read_only,
-    damage_errors,
-    schema_version,
-    store_errors,
-)
+from nsa_tune.db.connection import reading
 from nsa_tune.db.reader import MOST_STORED, columns_since, wanted_keys
 from nsa_tune.db.text_table import checked_measurement, format_row, read_text
 from nsa_tune.db.values import count_of, text_of
@@ -99,18 +92,12 @@ def read_histories(path: Path) -> list[History]:
     """
     if path.suffix == ".tsv":
         return [_of_text(path)]
-    check_regular_file(path)
-    with store_errors(path), closing(connect_read_only(path)) as connection:
-        connection.execute("BEGIN")  # one view of the file, whatever a tuner adds meanwhile
-        version = schema_version(connection, path)
-        if version == 0:
-            return []
-        with damage_errors(path):
-            found = [
-                History(key, tuple(_runs(connection, version, number)))
-                for number, key in wanted_keys(connection)
-            ]
-    return [one for one in found if one.runs]
+    with reading(path) as (connection, version):
+        keys = wanted_keys(connection) if version else []
+        histories = [
+            History(key, tuple(_runs(connection, version, number))) for number, key in keys
+        ]
+    return [history for history in histories if history.runs]
 
 
 def _of_text(path: Path) -> History:

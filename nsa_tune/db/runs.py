@@ -5,22 +5,17 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from nsa_tune._errors import NoTunedData
-from nsa_tune.backend.types.records import Measurement, Status, Table
-from nsa_tune.db import reader as tables
-from nsa_tune.db.connection import (
-    check_regular_file,
-    connect_read_only,
-    damage_errors,
-    schema_version,
-    store_errors,
-)
+from nsa_tune.backend.types.records import Status, Table
+from nsa_tune.db.connection import reading
+from nsa_tune.db.reader import columns_since, table_of, wanted_keys
 from nsa_tune.db.text_table import checked_measurement
+from nsa_tune.db.values import count_of, number_of, optional_text_of, text_of
 
 _RUNS = (
     "SELECT runs.id, digest, arguments, started_at, ended_at, outcome, "
@@ -77,13 +72,11 @@ class Newest:
 
 
 @contextmanager
-def _reading(path: Path) -> Iterator[sqlite3.Connection]:
-    check_regular_file(path)
-    with store_errors(path), closing(connect_read_only(path)) as connection:
-        connection.execute("BEGIN")  # one snapshot, whatever a run adds meanwhile
-        if schema_version(connection, path) == 0:
+def _measured(path: Path) -> Iterator[tuple[sqlite3.Connection, int]]:
+    with reading(path) as (connection, version):
+        if version == 0:
             raise NoTunedData(f"{path} is empty; measure with `nsa-tune run`")
-        yield connection
+        yield connection, version
 
 
 def state_of(path: Path) -> tuple[int, int, int]:
@@ -93,9 +86,9 @@ def state_of(path: Path) -> tuple[int, int, int]:
         StoreError: when the database cannot be read.
         NoTunedData: when it is empty.
     """
-    with _reading(path) as connection:
+    with _measured(path) as (connection, _):
         newest, runs, ended = connection.execute(_STATE).fetchone()
-    return int(newest), int(runs), int(ended)
+        return count_of(newest), count_of(runs), count_of(ended)
 
 
 def runs_of(path: Path, most: int = 20) -> list[Run]:
@@ -105,19 +98,20 @@ def runs_of(path: Path, most: int = 20) -> list[Run]:
         StoreError: when the database cannot be read.
         NoTunedData: when it is empty.
     """
-    with _reading(path) as connection:
-        rows = connection.execute(_RUNS, [most]).fetchall()
-    return [
-        Run(number, str(digest), _arguments(words, path), str(started), ended, outcome, count,
-            failed, measured_at)
-        for number, digest, words, started, ended, outcome, count, failed, measured_at in rows
-    ]  # fmt: skip
+    with _measured(path) as (connection, _):
+        return [_run(*row) for row in connection.execute(_RUNS, [most])]
 
 
-def _arguments(words: object, path: Path) -> dict[str, Any]:
-    with damage_errors(path):
-        arguments = json.loads(str(words))
-    return arguments if isinstance(arguments, dict) else {}
+def _run(
+    number: object, digest: object, arguments: object, started_at: object, ended_at: object,
+    outcome: object, measurements: object, failed: object, measured_at: object,
+) -> Run:  # fmt: skip
+    words = json.loads(text_of(arguments))
+    return Run(
+        count_of(number), text_of(digest), words if isinstance(words, dict) else {},
+        text_of(started_at), optional_text_of(ended_at), optional_text_of(outcome),
+        count_of(measurements), count_of(failed), optional_text_of(measured_at),
+    )  # fmt: skip
 
 
 def newest_of(path: Path, most: int = 20, *, failed: bool = False) -> list[Newest]:
@@ -128,8 +122,18 @@ def newest_of(path: Path, most: int = 20, *, failed: bool = False) -> list[Newes
         NoTunedData: when it is empty.
     """
     ok = str(Status.OK) if failed else ""
-    with _reading(path) as connection:
-        return [Newest(*row) for row in connection.execute(_NEWEST, [ok, ok, most])]
+    with _measured(path) as (connection, _):
+        return [_newest(*row) for row in connection.execute(_NEWEST, [ok, ok, most])]
+
+
+def _newest(
+    run: object, point: object, batch: object, arm: object, status: object, latency_us: object,
+    reason: object, measured_at: object,
+) -> Newest:  # fmt: skip
+    return Newest(
+        count_of(run), text_of(point), text_of(batch), text_of(arm), text_of(status),
+        number_of(latency_us), text_of(reason), text_of(measured_at),
+    )  # fmt: skip
 
 
 def places_measured(path: Path, digest: str, points: Sequence[str]) -> int:
@@ -140,7 +144,7 @@ def places_measured(path: Path, digest: str, points: Sequence[str]) -> int:
         NoTunedData: when it is empty.
     """
     marks = ", ".join("?" * len(points))
-    with _reading(path) as connection:
+    with _measured(path) as (connection, _):
         (count,) = connection.execute(
             "SELECT count(*) FROM (SELECT DISTINCT point, batch, arm FROM measurements "
             "JOIN runs ON runs.id = run_id JOIN keys ON keys.id = key_id "
@@ -157,26 +161,25 @@ def run_table(path: Path, number: int) -> Table:
         StoreError: when the database cannot be read.
         NoTunedData: when there is no such run, or it measured nothing.
     """
-    with _reading(path) as connection:
-        found = connection.execute(
-            "SELECT digest FROM runs JOIN keys ON keys.id = key_id WHERE runs.id = ?", [number]
-        ).fetchone()
-        columns = tables.columns_since(schema_version(connection, path))
-        rows = connection.execute(_OF_RUN.format(**columns), [number]).fetchall()
-    if found is None or not rows:
+    with _measured(path) as (connection, version):
+        of_run = connection.execute("SELECT key_id FROM runs WHERE id = ?", [number]).fetchall()
+        rows = connection.execute(_OF_RUN.format(**columns_since(version)), [number]).fetchall()
+        tables = [
+            table_of(connection, path, *key, version)
+            for key in wanted_keys(connection)
+            if (key[0],) in of_run
+        ]
+        newest = {row[:3]: checked_measurement(*row[:-1]) for row in rows}
+        times = {row[:3]: text_of(row[-1]) for row in rows}
+    if not tables or not rows:
         raise NoTunedData(
             f"{path} has no run {number} that measured something; "
             f"`nsa-tune db list --runs --db {path}` lists those that did"
         )
-    table = next(one for one in tables.read_database(path) if one.key.digest == found[0])
-    with damage_errors(path):
-        newest: dict[tuple[object, ...], Measurement] = {
-            row[:3]: checked_measurement(*row[:-1]) for row in rows
-        }
     return replace(
-        table,
+        tables[0],
         measurements=tuple(newest.values()),
         source=f"{path}@run:{number}",
-        measured_at=max(str(row[-1]) for row in rows),
-        times={row[:3]: str(row[-1]) for row in rows},
+        measured_at=max(times.values()),
+        times=times,
     )

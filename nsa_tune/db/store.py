@@ -26,7 +26,7 @@ from nsa_tune.db.connection import (
     store_errors,
 )
 from nsa_tune.db.history import History, Limit, PastRun, order_of
-from nsa_tune.db.reader import limits_of, table_of, tables_of
+from nsa_tune.db.reader import limits_of, table_of, wanted_keys
 from nsa_tune.db.schema.migrations import migrate
 from nsa_tune.db.text_table import checked_measurement
 from nsa_tune.db.units import UnitOfRun, put_units
@@ -288,7 +288,9 @@ class Store:
     def tables(self) -> list[Table]:
         """Every table with at least one measurement, oldest key first."""
         with self._reading():
-            return tables_of(self._db.conn, self.path)
+            connection, path = self._db.conn, self.path
+            tables = [table_of(connection, path, *key) for key in wanted_keys(connection)]
+        return [table for table in tables if table.measurements]
 
     def table(self, key: Key) -> Table:
         """The newest measurements under `key`; none yet when a run has only begun.

@@ -38,6 +38,7 @@ from nsa_tune.backend.types.records import (
     Status,
     Table,
 )
+from nsa_tune.db.values import number_of
 
 LEAST_US, MOST_US = 1e-3, 1e9
 """Latencies outside are refused: no kernel takes a nanosecond, and none a quarter of an hour."""
@@ -165,33 +166,22 @@ def check_sequences(batches: Iterable[str]) -> None:
         raise ValueError(f"its batches have more than {_MOST_SEQUENCES} sequences together")
 
 
-def _number(value: object) -> float | None:
-    if value is None or type(value) is float:
-        return value
-    if type(value) is int:
-        try:
-            return float(value)
-        except OverflowError:
-            return inf if value > 0 else -inf
-    raise ValueError(f"{value!r} is not a number")
-
-
 def _error(value: object) -> float | None:
-    number = _number(value)
+    number = number_of(value)
     if number is not None and number != number:
         raise ValueError("an error that is no number")
     return number
 
 
 def _pass_cost(value: object) -> float | None:
-    number = _number(value)
+    number = number_of(value)
     if number is not None and not 0 <= number <= MOST_US:
         raise ValueError(f"a cost of {number} us a pass cannot be")
     return number
 
 
 def _latency(value: object) -> float | None:
-    number = _number(value)
+    number = number_of(value)
     if number is not None and not LEAST_US <= number <= MOST_US:
         raise ValueError(f"a latency of {number} us cannot be")
     return number

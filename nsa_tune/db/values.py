@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 
 def text_of(value: object) -> str:
     """`value`, which is a text.
@@ -12,6 +14,31 @@ def text_of(value: object) -> str:
     if type(value) is not str:
         raise ValueError(f"{value!r} is no text")
     return value
+
+
+def optional_text_of(value: object) -> str | None:
+    """`value`, which is a text or nothing.
+
+    Raises:
+        ValueError: when it is anything else.
+    """
+    return None if value is None else text_of(value)
+
+
+def number_of(value: object) -> float | None:
+    """`value`, which is a number or nothing; a whole one that no float holds is infinite.
+
+    Raises:
+        ValueError: when it is anything else.
+    """
+    if value is None or type(value) is float:
+        return value
+    if type(value) is int:
+        try:
+            return float(value)
+        except OverflowError:
+            return inf if value > 0 else -inf
+    raise ValueError(f"{value!r} is not a number")
 
 
 def count_of(value: object) -> int:

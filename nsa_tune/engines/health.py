@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from nsa_tune._child_process import command, environment
 from nsa_tune._errors import StoreError
 from nsa_tune.backend.hardware import detect
+from nsa_tune.db import places
 from nsa_tune.db import reader as tables
 from nsa_tune.engines import probe
 from nsa_tune.engines.hooking import OFF_SWITCH, switched_off
@@ -92,7 +93,7 @@ def _switch() -> Health:
 def _table(db: Path | None) -> Health:
     gpu = detect.local_device_name()
     measured: set[str] = set()
-    for path in tables.sources(db):
+    for path in places.sources(db):
         try:
             keys = tables.keys_in(path)
         except StoreError:

@@ -9,7 +9,7 @@ from nsa_tune import Dispatcher
 from nsa_tune.backend.dispatch import opening
 from nsa_tune.backend.hardware import detect, nvml
 from nsa_tune.backend.types.records import Table
-from nsa_tune.db import reader as tables
+from nsa_tune.db import places
 from nsa_tune.db.text_table import format_table
 from tests.backend.fake_point import DEVICE, FAKE, Times, linear
 
@@ -31,7 +31,7 @@ def set_up(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
         monkeypatch.delenv(f"NSA_TUNE_{name}", raising=False)
     monkeypatch.setenv("XDG_DATA_HOME", str(home / "data"))
     monkeypatch.setenv("XDG_DATA_DIRS", str(home / "site"))
-    monkeypatch.setattr(tables, "_SHIPPED", home / "shipped")
+    monkeypatch.setattr(places, "_SHIPPED", home / "shipped")
     monkeypatch.setattr(nvml, "gpu_names", lambda: ("Test GPU",))
     monkeypatch.setitem(detect.KNOWN, "Test GPU", DEVICE)
     monkeypatch.setattr(detect, "driver_version", lambda: "1.0")

@@ -62,6 +62,6 @@ def test_a_check_that_cannot_be_read_stops_nobody_who_opens_a_table(
         connection.execute(f"UPDATE checks SET {column} = ? WHERE id = 2", [value])
         connection.commit()
 
-    with pytest.raises(StoreError, match="has a check that cannot be read"):
+    with pytest.raises(StoreError, match="is damaged"):
         read_checks(database)
     assert failed_checks([database], CHECK.driver, CHECK.libraries) == {}

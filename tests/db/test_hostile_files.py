@@ -17,10 +17,11 @@ import pytest
 
 from nsa_tune import Dispatcher
 from nsa_tune._errors import NsaTuneError, StoreCorrupt, StoreError
-from nsa_tune.db import reader
+from nsa_tune.db import search
 from nsa_tune.db.connection import connect_read_only, store_errors
 from nsa_tune.db.exchange import import_text
-from nsa_tune.db.reader import default_database, read_database, sources
+from nsa_tune.db.places import default_database, sources
+from nsa_tune.db.reader import read_database
 from nsa_tune.db.store import Store
 from nsa_tune.db.text_table import format_table, read_key, read_text
 from nsa_tune.reports.analysis.selection import TableFilter, select_tables
@@ -55,7 +56,7 @@ def test_a_pipe_is_refused_at_once(name: str, use: str, tmp_path: Path) -> None:
     os.mkfifo(pipe)
     uses: dict[str, Callable[[], object]] = {
         "open": lambda: _open(pipe),
-        "find": lambda: reader.find(pipe, gpu="x", model="y", heads=1, kv_layout="z"),
+        "find": lambda: search.find(pipe, gpu="x", model="y", heads=1, kv_layout="z"),
         "select": lambda: select_tables(pipe, TableFilter()),
         "import": lambda: import_text(Store.open(tmp_path / "a.db"), pipe),
         "read": lambda: read_key(pipe),

@@ -14,8 +14,9 @@ import pytest
 
 from nsa_tune._errors import StoreCorrupt, StoreError, StoreMissing
 from nsa_tune.backend.types.records import Key, Measurement, Table
-from nsa_tune.db import reader as tables
-from nsa_tune.db.reader import default_database, find, shipped, sources
+from nsa_tune.db import places
+from nsa_tune.db.places import default_database, shipped, sources
+from nsa_tune.db.search import find
 from nsa_tune.db.store import Store
 from nsa_tune.db.text_table import format_table, read_text
 from tests.records import DEVICE, KEY, failed, ok, table
@@ -26,7 +27,7 @@ WANTED: dict[str, Any] = {
     "heads": KEY.heads,
     "kv_layout": KEY.kv_layout,
 }
-SHIPPED = tables._SHIPPED
+SHIPPED = places._SHIPPED
 
 
 @pytest.fixture(autouse=True)
@@ -34,7 +35,7 @@ def ships_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty directory in the place of the shipped tables and of the site's."""
     directory = tmp_path / "shipped"
     directory.mkdir()
-    monkeypatch.setattr(tables, "_SHIPPED", directory)
+    monkeypatch.setattr(places, "_SHIPPED", directory)
     monkeypatch.setenv("XDG_DATA_DIRS", str(tmp_path / "site"))
     return directory
 
@@ -223,7 +224,7 @@ def test_nothing_anywhere_is_no_table() -> None:
 def test_every_shipped_table_is_in_the_form_that_the_package_writes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(tables, "_SHIPPED", SHIPPED)
+    monkeypatch.setattr(places, "_SHIPPED", SHIPPED)
 
     for path in shipped():
         text = path.read_text(encoding="utf-8")
@@ -233,7 +234,7 @@ def test_every_shipped_table_is_in_the_form_that_the_package_writes(
 def test_reading_loads_the_standard_library_only(tmp_path: Path) -> None:
     path = _fill(tmp_path / "a.db", ok("extend:0+1"))
     code = (
-        "import sys; from pathlib import Path; from nsa_tune.db.reader import find; "
+        "import sys; from pathlib import Path; from nsa_tune.db.search import find; "
         f"assert find(Path({str(path)!r}), **{WANTED!r}); "
         "print({name.partition('.')[0] for name in sys.modules} - sys.stdlib_module_names)"
     )

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +17,7 @@ import pytest
 from nsa_tune import Batch, Dispatcher
 from nsa_tune.autotune.health import doctor
 from nsa_tune.autotune.health.doctor import State
-from nsa_tune.db import reader
+from nsa_tune.db import places, reader
 from nsa_tune.remote import fetching
 from nsa_tune.remote.address import Address
 from tests.fleet.server import Kept, Server, serving
@@ -120,6 +122,30 @@ def test_a_wrong_hash_and_a_wrong_token_are_refused_and_the_engine_goes_on(
     assert friend.source.startswith(server.url)
 
 
+def test_a_database_whose_table_cannot_be_read_does_not_replace_the_copy(
+    server: Server, kept: Kept, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    monkeypatch.setenv("NSA_TUNE_DB", server.url)
+    good = Dispatcher.open(gpu=H100.name, model="deepseek-v3.2", heads=16, kv_dtype="fp8").source
+    bad = tmp_path / "bad.db"
+    bad.write_bytes(kept.files["/v1/database"])
+    with closing(sqlite3.connect(bad)) as connection:
+        connection.execute("CREATE TABLE rows AS SELECT * FROM measurements")
+        connection.execute("DROP TABLE measurements")
+        connection.execute("CREATE TABLE measurements AS SELECT * FROM rows")
+        connection.execute("UPDATE measurements SET batch = NULL")
+        connection.commit()
+        connection.execute("PRAGMA journal_mode = DELETE")
+    kept.files["/v1/database"] = bad.read_bytes()
+
+    again = Dispatcher.open(gpu=H100.name, model="deepseek-v3.2", heads=16, kv_dtype="fp8").source
+
+    assert kept.sent(200) == 2
+    assert again == good
+    assert "sent what cannot be opened" in caplog.text
+
+
 def test_ranks_that_open_at_once_share_one_copy(server: Server, kept: Kept, tmp_path: Path) -> None:
     ranks = [_said(one) for one in [_started(tmp_path, NSA_TUNE_DB=server.url) for _ in range(6)]]
 
@@ -181,7 +207,7 @@ def test_a_strict_opening_says_what_the_server_said(
 ) -> None:
     from nsa_tune import NoTunedData
 
-    monkeypatch.setattr(reader, "shipped", list)
+    monkeypatch.setattr(places, "shipped", list)
     kept.token = "right"
 
     with pytest.raises(NoTunedData, match="needs a token; set NSA_TUNE_TOKEN"):

@@ -12,7 +12,7 @@ from nsa_tune._cli.shared.console import print_document, say
 from nsa_tune._cli.shared.options import AsJson, DatabaseToWrite
 from nsa_tune.backend.types.counted import counted
 from nsa_tune.backend.types.records import Key, Table
-from nsa_tune.db import reader
+from nsa_tune.db import places, reader
 from nsa_tune.db.text_table import content_of, read_text
 from nsa_tune.remote.address import address_in
 from nsa_tune.reports.formats.plain import plain
@@ -38,10 +38,10 @@ def merge(
     from nsa_tune.db.store import Store
 
     keys: dict[Key, None] = {}
-    with Store.open(database or reader.database_to_write()) as store:
+    with Store.open(database or places.database_to_write()) as store:
         added = known = 0
         for file in files:
-            merged = merge_file(store, reader.local(file))
+            merged = merge_file(store, places.local(file))
             address = address_in(file)
             name = file if address is None else address.shown
             say(f"{name}: {counted(merged.added, 'measurement')} added, {merged.known} known")

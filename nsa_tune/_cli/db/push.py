@@ -15,7 +15,7 @@ from nsa_tune._cli.shared.options import Database
 from nsa_tune._errors import NsaTuneError, StoreError, StoreMissing, UsageError
 from nsa_tune.backend.types.counted import counted
 from nsa_tune.backend.types.records import Key
-from nsa_tune.db import reader
+from nsa_tune.db import places, reader
 from nsa_tune.remote.address import Address, address_in
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def push(
     if checks:
         _push_checks(address, tables, database)
     if measured:
-        for table in chosen(tables, database or reader.database_to_write()):
+        for table in chosen(tables, database or places.database_to_write()):
             say(f"{named(table.key)}: {counted(push_table(address, table), 'new measurement')}")
 
 
@@ -90,7 +90,7 @@ def _findings(tables: TableOptions, database: Path | None) -> Iterator[dict[str,
     # A check is in the user's database, and its table may be anywhere.
     keys: dict[str, Key] = {}
     newest: dict[tuple[str, str, object], Check] = {}
-    for path in reader.sources(database):
+    for path in places.sources(database):
         if path.suffix == ".tsv":
             keys |= {key.digest: key for key in [read_key(path)]}
             continue

@@ -7,7 +7,7 @@ from pathlib import Path
 from nsa_tune._cli.shared.option_groups import TableOptions
 from nsa_tune._errors import NoTunedData
 from nsa_tune.backend.types.records import Key, Table
-from nsa_tune.db import reader
+from nsa_tune.db import places, reader
 
 
 def chosen(tables: TableOptions, database: Path | None, digest: str = "") -> list[Table]:
@@ -16,7 +16,7 @@ def chosen(tables: TableOptions, database: Path | None, digest: str = "") -> lis
     Raises:
         NoTunedData: when there is none.
     """
-    path = database or reader.default_database()
+    path = database or places.default_database()
     wanted = tables.filter
     known = [
         one

@@ -15,7 +15,7 @@ from nsa_tune._cli.shared.options import AsJson, Database, DatabaseToWrite
 from nsa_tune._errors import UsageError
 from nsa_tune.backend.types.counted import counted
 from nsa_tune.backend.types.records import Table
-from nsa_tune.db import reader
+from nsa_tune.db import places, reader
 from nsa_tune.db.runs import Run, runs_of
 from nsa_tune.reports.formats.plain import plain
 
@@ -37,7 +37,7 @@ def db_list(
 
     `nsa-tune compare` takes a table by its digest, and a run by its number.
     """
-    path = database or reader.default_database()
+    path = database or places.default_database()
     known = reader.read_database(path)
     runs = _runs_by_digest(path) if with_runs and known else {}
     if json:
@@ -97,7 +97,7 @@ def db_import(
 
     if _is_database(file):
         raise UsageError(f"{file} is a database: add it with `nsa-tune db merge {file}`")
-    with Store.open(database or reader.database_to_write()) as store:
+    with Store.open(database or places.database_to_write()) as store:
         added = import_text(store, file)
         say(f"{counted(added, 'measurement')} added to {store.path}")
 

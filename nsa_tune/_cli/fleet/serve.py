@@ -10,7 +10,7 @@ import typer
 from nsa_tune._cli.shared.console import say
 from nsa_tune._cli.shared.options import DatabaseToWrite
 from nsa_tune._errors import ExtraMissing
-from nsa_tune.db import reader
+from nsa_tune.db import places
 
 
 def serve(
@@ -42,7 +42,7 @@ def serve(
         if error.name not in ("starlette", "uvicorn", "prometheus_client"):
             raise
         raise ExtraMissing.of("the service", "serve") from None
-    path = database or reader.database_to_write()
+    path = database or places.database_to_write()
     settings = Settings(path, auto_approve, lease)
 
     def ready(address: str) -> None:

@@ -12,7 +12,7 @@ import typer
 from nsa_tune._cli.shared.console import print_document, say
 from nsa_tune._cli.shared.options import AsJson, DatabaseToWrite
 from nsa_tune._errors import UsageError
-from nsa_tune.db import reader
+from nsa_tune.db import places
 from nsa_tune.fleet.service.auth.tokens import Role, Tokens
 from nsa_tune.fleet.service.state import State, state_path
 
@@ -32,7 +32,7 @@ def token_add(
     database: DatabaseToWrite = None,
 ) -> None:
     """Make a token and print it. Only its hash is stored: it cannot be printed again."""
-    path = database or reader.database_to_write()
+    path = database or places.database_to_write()
     if database is not None and not database.parent.is_dir():
         raise UsageError(f"there is no directory {database.parent}")
     if not path.exists():
@@ -74,6 +74,6 @@ def token_revoke(
 
 @contextmanager
 def _tokens(database: Path | None, *, create: bool) -> Iterator[Tokens]:
-    path = state_path(database or reader.database_to_write())
+    path = state_path(database or places.database_to_write())
     with State.open(path, create=create) as state:
         yield Tokens(state)

@@ -13,7 +13,7 @@ from nsa_tune._cli.measure.device import check_packages, interruptible
 from nsa_tune._cli.shared.console import say
 from nsa_tune._cli.shared.options import Quiet
 from nsa_tune._errors import StoreError
-from nsa_tune.db import reader
+from nsa_tune.db import places
 
 
 def worker(
@@ -74,7 +74,7 @@ def worker(
 
 
 def _database() -> Path:
-    folder = reader.user_folder()
+    folder = places.user_folder()
     if folder is None:
         raise StoreError("there is no home directory; give --db")
     return folder / "worker.db"

@@ -10,7 +10,7 @@ from nsa_tune._cli.measure.device import INTERRUPTED, check_packages
 from nsa_tune._cli.shared.console import print_document, say
 from nsa_tune._cli.shared.option_groups import ModelOptions, grouped
 from nsa_tune._cli.shared.options import AsJson, DatabaseToWrite, Quiet, names_of
-from nsa_tune.db import reader as tables
+from nsa_tune.db import places
 from nsa_tune.reports.formats.plain import plain
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def probe(
     from nsa_tune.autotune.probe.run import probe as find_limits
 
     request = ProbeRequest(
-        database=database or tables.database_to_write(),
+        database=database or places.database_to_write(),
         device=device,
         model=model.model or "deepseek-v3.2",
         heads=model.heads,

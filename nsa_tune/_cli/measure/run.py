@@ -25,7 +25,7 @@ from nsa_tune._cli.shared.options import (
 )
 from nsa_tune.autotune.worker.isolated import Deadlines
 from nsa_tune.backend.types.counted import counted
-from nsa_tune.db import reader as tables
+from nsa_tune.db import places
 from nsa_tune.reports.analysis.report import build
 from nsa_tune.reports.formats.json_document import report_document
 from nsa_tune.reports.formats.terminal import print_crossovers
@@ -107,7 +107,7 @@ def run(
     if executors.executor is ExecutorKind.LOCAL:
         check_packages("measuring")
     request = RunRequest(
-        database=database or tables.database_to_write(),
+        database=database or places.database_to_write(),
         device=device,
         model=model.model,
         heads=model.heads,

@@ -10,7 +10,7 @@ import typer
 
 from nsa_tune._cli.shared.console import say
 from nsa_tune._errors import ExtraMissing
-from nsa_tune.db import reader
+from nsa_tune.db import places
 from nsa_tune.db.connection import check_regular_file
 
 _TOKEN = "NSA_TUNE_DASHBOARD_TOKEN"
@@ -55,7 +55,7 @@ def dashboard(
 
 def _default() -> Path:
     """The database that is shown when no file is named. A run may still be going to make it."""
-    path = reader.default_database()
+    path = places.default_database()
     if not path.exists():
         say(
             f"{path} does not exist yet: the page lists the tables that ship, and shows it once "

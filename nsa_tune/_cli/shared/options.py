@@ -10,7 +10,7 @@ import typer
 
 from nsa_tune._errors import UsageError
 from nsa_tune.backend.types.profiles import PROFILES, profile_of
-from nsa_tune.db import reader
+from nsa_tune.db import places
 from nsa_tune.remote.address import address_in
 
 
@@ -55,7 +55,7 @@ AsJson = Annotated[
 
 
 def _local(place: Path | None) -> Path | None:
-    return None if place is None else reader.local(place)
+    return None if place is None else places.local(place)
 
 
 def _no_address(place: Path | None) -> Path | None:

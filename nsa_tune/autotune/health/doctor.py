@@ -15,6 +15,7 @@ from nsa_tune.backend import libraries as providers
 from nsa_tune.backend.hardware import detect, nvml
 from nsa_tune.backend.types.counted import counted
 from nsa_tune.backend.types.records import Table
+from nsa_tune.db import places
 from nsa_tune.db import reader as tables
 from nsa_tune.db.text_table import read_text
 from nsa_tune.remote.fetching import Fetched
@@ -215,14 +216,14 @@ class DatabaseCheck:
         """One finding for each of them."""
         named = self._place or os.environ.get("NSA_TUNE_DB", "")
         try:
-            served = tables.fetched_from(named) if named else None
+            served = places.fetched_from(named) if named else None
             if served is not None:
                 yield _of_server(served)
-            local = tables.user_database() if served is not None else self._place
-            yield _of_database(local or tables.database_to_write())
+            local = places.user_database() if served is not None else self._place
+            yield _of_database(local or places.database_to_write())
         except UsageError as error:
             yield Finding("database", State.FAIL, str(error))
-        shipped = tables.shipped()
+        shipped = places.shipped()
         yield Finding("shipped tables", State.OK if shipped else State.NOTE, str(len(shipped)))
 
 

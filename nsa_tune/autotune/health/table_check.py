@@ -33,6 +33,7 @@ from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.point import Arm, Point, Setting
 from nsa_tune.backend.types.profiles import profile_of
 from nsa_tune.backend.types.records import Measurement, Status, Table
+from nsa_tune.db import places, search
 from nsa_tune.db import reader as tables
 from nsa_tune.db.checks import Anchor, Check
 from nsa_tune.db.store import Store
@@ -103,7 +104,7 @@ def check(
     wanted = tables.Wanted(request.gpu, request.model, request.heads, str(layout))
     here = Here.of(request.gpu)
     warn_of_missing_files(os.environ)
-    matches = in_order(tables.find(request.database, **wanted._asdict()), here)
+    matches = in_order(search.find(request.database, **wanted._asdict()), here)
     if not matches:
         raise NoTunedData(nothing_for(request.database, wanted))
     table = matches[0]
@@ -139,7 +140,7 @@ def check(
     outcome = _compare(table, result.table, jobs)
     return CheckResult(
         outcome, table, tuple(differing(table, here)), tuple(_problems(outcome)), result.seconds,
-        _store(outcome, request.database or tables.database_to_write()) if request.keep else "",
+        _store(outcome, request.database or places.database_to_write()) if request.keep else "",
     )  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from nsa_tune._errors import StoreError
 from nsa_tune.backend.hardware import detect, nvml
 from nsa_tune.backend.libraries import PROVIDERS
 from nsa_tune.backend.types.records import Key, StoredTable, Table
+from nsa_tune.db import places, search
 from nsa_tune.db import reader as tables
 
 _OPTIONAL = frozenset(
@@ -70,7 +71,7 @@ def of_the_same_architecture(
     ]
     for gpu in dict.fromkeys(others):
         try:
-            found = chain.from_iterable(tables.find_stored(db, wanted._replace(gpu=gpu), wanted))
+            found = chain.from_iterable(search.find_stored(db, wanted._replace(gpu=gpu), wanted))
             yield from (table for table in found if table.head.device.arch == arch)
         except StoreError:
             continue
@@ -101,6 +102,6 @@ def _differences(key: Key, wanted: tables.Wanted) -> dict[str, str]:
 
 def _keys(db: Path | None, wanted: tables.Wanted) -> Iterator[tuple[str, Key]]:
     """(source, key) of every table that can be read; `find` has warned of the others."""
-    for path in tables.sources(db, wanted):
+    for path in places.sources(db, wanted):
         with suppress(StoreError):
             yield from [(str(path), key) for key in tables.keys_in(path)]

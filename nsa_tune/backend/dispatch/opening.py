@@ -26,6 +26,7 @@ from nsa_tune.backend.points import POINTS, lossy_named, points_for
 from nsa_tune.backend.types.point import Point, Setting
 from nsa_tune.backend.types.profiles import profile_of
 from nsa_tune.backend.types.records import Device, StoredTable, Table
+from nsa_tune.db import places, search
 from nsa_tune.db import reader as tables
 from nsa_tune.db.checks import Check, failed_checks
 
@@ -117,11 +118,11 @@ class Request:
             problems.append("NSA_TUNE_DISABLE is set")
             return self._opened(Here.of(self.wanted.gpu), environment, problems)
         # Here alone a server is asked. Whatever else looks for tables reads the copy.
-        asked = tables.ask_again(self.wanted)
+        asked = places.ask_again(self.wanted)
         if asked is not None and asked.path is None:
             problems.append(asked.sentence)
         try:
-            db = None if self.db is None else tables.local(self.db, self.wanted, again=True)
+            db = None if self.db is None else places.local(self.db, self.wanted, again=True)
         except StoreError as error:
             problems.append(str(error))
             db = None
@@ -166,7 +167,7 @@ class Request:
         """The tables that are demoted, by digest."""
         if here is None or not (self.demote_failed or environment.demote_failed):
             return {}
-        return failed_checks(tables.sources(self.db, self.wanted), here.driver, here.libraries)
+        return failed_checks(places.sources(self.db, self.wanted), here.driver, here.libraries)
 
     def _in_order(
         self, here: Here | None, failed: _Failed, problems: list[str]
@@ -174,7 +175,7 @@ class Request:
         """The tables of this GPU, best first: those of one source after the other."""
         demoted: list[StoredTable] = []
         try:
-            for found in tables.find_stored(self.db, self.wanted):
+            for found in search.find_stored(self.db, self.wanted):
                 # Those of exactly this driver and these libraries before the rest.
                 for table in sorted(found, key=lambda one: bool(differing(one.head, here))):
                     if failed and table.head.key.digest in failed:
@@ -209,7 +210,7 @@ class Request:
 
     def _tuned(self, found: _Found, here: Here | None, environment: Environment) -> Opened:
         table = found.table.read()
-        if not tables.succeeded(table):
+        if not search.succeeded(table):
             raise NoTunedData("no measurement of it succeeded")
         setting = self._setting_of(table, found.device, here)
         rows = table.measurements

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from nsa_tune.db.reader import user_folder
+from nsa_tune.db.places import user_folder
 from nsa_tune.engines.sglang.releases import installed_version
 
 _MOST_BYTES = 1000

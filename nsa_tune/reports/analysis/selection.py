@@ -9,8 +9,8 @@ from pathlib import Path
 
 from nsa_tune._errors import NoTunedData, StoreError
 from nsa_tune.backend.types.records import Key, Table
+from nsa_tune.db import places, text_table
 from nsa_tune.db import reader as tables
-from nsa_tune.db import text_table
 
 _log = logging.getLogger(__name__)
 _MOST_NAMED = 4
@@ -47,14 +47,14 @@ class TableFilter:
 def select_tables(db: Path | None, wanted: TableFilter) -> list[Table]:
     """The tables that match `wanted`, newest first, from the first source that has any.
 
-    Sources are searched in the order of `tables.sources`; the shipped tables are one source.
+    Sources are searched in the order of `places.sources`; the shipped tables are one source.
 
     Raises:
         NoTunedData: when no source has one; the message says what there is instead.
         StoreError: when `db` is given and cannot be read.
     """
     known: dict[Key, None] = {}
-    for paths in tables.grouped_sources(db):
+    for paths in places.grouped_sources(db):
         found = []
         for path in paths:
             try:
@@ -82,7 +82,7 @@ def _read(path: Path, wanted: TableFilter) -> Iterator[tuple[Key, Table | None]]
 
 def _text_table(path: Path) -> Table:
     table = text_table.read_text(path)
-    return replace(table, source=f"shipped:{path.stem}") if path in tables.shipped() else table
+    return replace(table, source=f"shipped:{path.stem}") if path in places.shipped() else table
 
 
 def _no_table_message(wanted: TableFilter, known: list[Key]) -> str:

@@ -8,7 +8,7 @@ from itertools import groupby
 
 from nsa_tune.backend.types.counted import counted
 from nsa_tune.backend.types.records import Key
-from nsa_tune.db.reader import shipped
+from nsa_tune.db.places import shipped
 from nsa_tune.db.text_table import read_key, read_text
 from nsa_tune.reports.analysis.report import Report, build
 

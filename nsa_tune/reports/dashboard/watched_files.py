@@ -121,7 +121,7 @@ class WatchedFiles:
             return slow[2]
         try:
             return state_of(path)
-        except NsaTuneError as error:
+        except NO_REPORT as error:
             problem = _without_directories(error, path)
             if monotonic() - begin > _SLOW_S:
                 self._slow[path] = file, monotonic(), problem
@@ -199,7 +199,7 @@ def _read(path: Path, state: object) -> _Seen:
         if path.suffix == ".tsv":
             return _Seen(state, (text_table.read_text(path),), "")
         return _Seen(state, tuple(_readable(tables.read_database(path))), "")
-    except NsaTuneError as error:
+    except NO_REPORT as error:
         return _Seen(state, (), _without_directories(error, path))
 
 
@@ -213,6 +213,6 @@ def _readable(found: Iterable[Table]) -> Iterable[Table]:
     for table in found:
         try:
             Setting.of(table)
-        except NsaTuneError:
+        except NO_REPORT:
             continue
         yield table

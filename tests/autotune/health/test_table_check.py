@@ -25,9 +25,10 @@ from nsa_tune.backend.types.layouts import KVLayout
 from nsa_tune.backend.types.point import Arm, Point, Setting
 from nsa_tune.backend.types.profiles import profile_of
 from nsa_tune.backend.types.records import Device, Measurement, Status
-from nsa_tune.db import reader as tables
+from nsa_tune.db import places
 from nsa_tune.db.checks import failed_checks, read_checks
 from nsa_tune.db.exchange import write_text
+from nsa_tune.db.reader import read_database
 from tests.autotune.fake_point import MANY
 
 REGISTRY = "tests.autotune.fake_point:MANY"
@@ -79,7 +80,7 @@ def test_a_table_holds_when_its_anchors_repeat(request_: CheckRequest) -> None:
 def test_a_table_of_another_device_is_not_checked_here(request_: CheckRequest) -> None:
     """On a host of different GPUs the one that is measured may not be the one that is asked for."""
     assert request_.database is not None
-    (table,) = tables.read_database(request_.database)
+    (table,) = read_database(request_.database)
     path = request_.database.with_name("other.tsv")
     other = replace(table.device, name="CPU of another host")
     write_text(replace(table, key=replace(table.key, gpu=other.name), device=other), path)
@@ -194,7 +195,7 @@ def test_an_outcome_that_cannot_be_stored_is_returned_all_the_same(
 ) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("")
-    monkeypatch.setattr(tables, "default_database", lambda: blocked / "t.db")
+    monkeypatch.setattr(places, "default_database", lambda: blocked / "t.db")
     monkeypatch.setenv("NSA_TUNE_DB", str(request_.database))
     elsewhere = CheckRequest(request_.gpu, "tiny", 4, "fp8", device="cpu", isolate=False)
 

@@ -22,7 +22,7 @@ from nsa_tune.backend.types.layouts import KVLayout
 from nsa_tune.backend.types.point import FeatureFunctions, Point, Setting
 from nsa_tune.backend.types.profiles import profile_of
 from nsa_tune.backend.types.records import Device, Measurement, Status
-from nsa_tune.db.reader import shipped
+from nsa_tune.db.places import shipped
 from nsa_tune.db.text_table import read_text
 from tests.autotune.fake_point import runnable
 from tests.autotune.search.recorded import (

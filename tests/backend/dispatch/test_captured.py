@@ -11,7 +11,7 @@ from nsa_tune import Batch, BatchError, Dispatcher
 from nsa_tune.backend.dispatch.decide import Verdict
 from nsa_tune.backend.dispatch.table_planner import _unequal
 from nsa_tune.backend.points import POINTS
-from nsa_tune.db.reader import shipped
+from nsa_tune.db.places import shipped
 from nsa_tune.db.text_table import read_text
 
 H100 = "NVIDIA H100 80GB HBM3"

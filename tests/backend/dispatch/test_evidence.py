@@ -9,7 +9,7 @@ import pytest
 from nsa_tune import Batch, Dispatcher
 from nsa_tune.backend.dispatch.decide import Verdict
 from nsa_tune.backend.dispatch.evidence import moved
-from nsa_tune.db.reader import shipped
+from nsa_tune.db.places import shipped
 from nsa_tune.db.text_table import read_text
 
 H100 = "NVIDIA H100 80GB HBM3"

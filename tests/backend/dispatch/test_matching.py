@@ -10,7 +10,7 @@ import pytest
 from nsa_tune.backend.dispatch.matching import Here, differing, in_order, nothing_for
 from nsa_tune.backend.hardware import detect, nvml
 from nsa_tune.backend.types.records import Table
-from nsa_tune.db import reader as tables
+from nsa_tune.db import places
 from nsa_tune.db.reader import Wanted
 from nsa_tune.db.text_table import format_table
 from tests.backend.fake_point import KEY, linear, table_of
@@ -78,7 +78,7 @@ def no_other_tables(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("NSA_TUNE_DB", raising=False)
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     monkeypatch.setenv("XDG_DATA_DIRS", str(tmp_path / "site"))
-    monkeypatch.setattr(tables, "_SHIPPED", tmp_path / "shipped")
+    monkeypatch.setattr(places, "_SHIPPED", tmp_path / "shipped")
 
 
 @pytest.mark.usefixtures("no_other_tables")

@@ -28,7 +28,7 @@ from nsa_tune.backend.types.layouts import KVLayout
 from nsa_tune.backend.types.point import Setting
 from nsa_tune.backend.types.profiles import PROFILES
 from nsa_tune.backend.types.records import Device, Measurement, Status
-from nsa_tune.db.reader import shipped
+from nsa_tune.db.places import shipped
 from nsa_tune.db.text_table import format_table, read_text
 
 H100 = KNOWN["NVIDIA H100 80GB HBM3"]

@@ -9,7 +9,7 @@ import pytest
 
 from nsa_tune._errors import NoTunedData, StoreMissing
 from nsa_tune.backend.types.records import Table
-from nsa_tune.db import reader as tables
+from nsa_tune.db import places
 from nsa_tune.db.exchange import write_text
 from nsa_tune.db.store import Store
 from nsa_tune.reports.analysis.selection import TableFilter, select_tables
@@ -27,7 +27,7 @@ def _stored(path: Path, *every: Table) -> Path:
 
 @pytest.fixture(autouse=True)
 def no_shipped_tables(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tables, "shipped", list)
+    monkeypatch.setattr(places, "shipped", list)
     monkeypatch.setenv("XDG_DATA_DIRS", "/nowhere")
 
 
@@ -110,7 +110,7 @@ def test_a_damaged_place_is_passed_over_with_a_warning(
     shipped = tmp_path / "h100.tsv"
     write_text(real_table(points=("indexer_layout",)), shipped)
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
-    monkeypatch.setattr(tables, "shipped", lambda: [shipped])
+    monkeypatch.setattr(places, "shipped", lambda: [shipped])
 
     with caplog.at_level(logging.WARNING):
         (table,) = select_tables(None, TableFilter())
@@ -124,7 +124,7 @@ def test_the_first_place_that_has_a_match_is_the_only_one(
 ) -> None:
     shipped = tmp_path / "h100.tsv"
     write_text(real_table(points=("indexer_layout",), heads=64), shipped)
-    monkeypatch.setattr(tables, "shipped", lambda: [shipped])
+    monkeypatch.setattr(places, "shipped", lambda: [shipped])
 
     h100 = select_tables(database, TableFilter(gpu="NVIDIA H100 80GB HBM3"))
     assert {table.key.heads for table in h100} == {128, 16}

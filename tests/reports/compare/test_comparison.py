@@ -11,7 +11,7 @@ import pytest
 from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.point import Guard, Limit, Setting
 from nsa_tune.backend.types.records import Measurement, Status, Table
-from nsa_tune.db.reader import shipped
+from nsa_tune.db.places import shipped
 from nsa_tune.db.text_table import read_text
 from nsa_tune.reports.compare.cell_verdicts import CellVerdict, JudgedCell
 from nsa_tune.reports.compare.comparison import Comparison, Winner, compare

@@ -18,7 +18,8 @@ from nsa_tune.autotune.search.exhaustive import Exhaustive
 from nsa_tune.backend.points import points_for
 from nsa_tune.backend.types.point import Setting
 from nsa_tune.backend.types.records import Measurement, Status, Table
-from nsa_tune.db.reader import read_database, shipped
+from nsa_tune.db.places import shipped
+from nsa_tune.db.reader import read_database
 from nsa_tune.db.store import Store
 from nsa_tune.db.text_table import format_table
 from nsa_tune.reports.formats.json_document import SCHEMA

@@ -122,10 +122,18 @@ _ENDLESS = (
 )
 
 
+_FREE = (
+    "CREATE TABLE rows AS SELECT * FROM measurements", "DROP TABLE measurements",
+    "CREATE TABLE measurements AS SELECT * FROM rows",
+)  # fmt: skip
+"""Without constraints."""
+
+
 @pytest.mark.parametrize(
     "statements",
     [
         ("DROP TABLE runs", _ENDLESS),
+        (*_FREE, "UPDATE measurements SET batch = NULL WHERE id = 1"),
         ("UPDATE measurements SET batch = 'nonsense' WHERE id = 1",),
         ("UPDATE measurements SET batch = 'extend:0+1' WHERE id = 1",),
         ("UPDATE runs SET outcome = NULL, arguments = '{\"points\": 5}'",),
@@ -133,7 +141,7 @@ _ENDLESS = (
         ("UPDATE measurements SET reason = x'ff' WHERE id = 3",),
         (f"UPDATE runs SET arguments = '{'[' * 50_000}'",),
     ],
-    ids=["endless view", "no batch", "other mode", "points", "bytes", "reason", "nested"],
+    ids=["endless view", "null", "no batch", "other mode", "points", "bytes", "reason", "nested"],
 )
 def test_one_bad_source_hides_no_other(statements: tuple[str, ...], tmp_path: Path) -> None:
     bad = _broken(tmp_path / "bad.db", *statements)

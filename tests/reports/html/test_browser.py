@@ -11,7 +11,7 @@ from urllib.parse import urlencode
 import pytest
 
 from nsa_tune.backend.types.records import Measurement, Status, Table
-from nsa_tune.db.reader import shipped
+from nsa_tune.db.places import shipped
 from nsa_tune.db.text_table import read_text
 from nsa_tune.reports.analysis.report import Report, build
 from nsa_tune.reports.html.page import as_html

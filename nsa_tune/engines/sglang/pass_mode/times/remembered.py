@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from nsa_tune.db.reader import user_folder
+from nsa_tune.db.places import user_folder
 from nsa_tune.engines.sglang.pass_mode.times.pass_times import PassTimes
 
 _MOST_BYTES = 2**20
