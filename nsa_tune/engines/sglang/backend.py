@@ -16,7 +16,7 @@ from nsa_tune.engines.edge import LeftAlone
 from nsa_tune.engines.opened import opened as opened_for
 from nsa_tune.engines.sglang.costs.once import charged, offered
 from nsa_tune.engines.sglang.edge import EDGE, attempt, say_once
-from nsa_tune.engines.sglang.eligible import Part, switch_is_on, variable_set
+from nsa_tune.engines.sglang.eligible import Engine, Part, switch_is_on, variable_set, why_not
 from nsa_tune.engines.sglang.facts import Facts, facts_of
 from nsa_tune.engines.sglang.indexer import PAIR, Indexer
 from nsa_tune.engines.sglang.prefill import Answers, Prefill
@@ -42,6 +42,8 @@ def attach(backend: Any, model_runner: Any) -> None:
     release = release_of(installed_version() or "")
     assert release is not None, "only a known release is hooked"
     try:
+        if reason := why_not(Part.TABLE, Engine(model_runner, backend)):
+            raise LeftAlone(f"nothing is decided by a table with {reason}")
         facts = facts_of(backend, model_runner)
         dispatcher = opened(facts.profile.name, facts.heads, facts.kv_dtype)
     except (LeftAlone, NoTunedData) as reason:

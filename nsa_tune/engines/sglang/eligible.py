@@ -16,7 +16,7 @@ from typing import Any
 
 from nsa_tune.engines.sglang.releases import INDEXER
 from nsa_tune.engines.symbols import hooks_on
-from nsa_tune.engines.variables import switched_on
+from nsa_tune.engines.variables import asked_for, switched_on
 
 
 class Part(StrEnum):
@@ -42,6 +42,8 @@ SWITCHES: Mapping[Part, str] = {
 }
 """Environment variables, by part: 0 leaves the part to SGLang."""
 
+SAME_NUMERICS = "NSA_TUNE_SAME_NUMERICS"
+"""Environment variable: 1 keeps to what differs from SGLang no more than two runs of SGLang do."""
 LONGEST_DENSE = "SGLANG_DSA_PREFILL_DENSE_ATTN_KV_LEN_THRESHOLD"
 """SGLang's own variable: keys up to which attention may be dense. SGLang sets it when it starts."""
 PLAN_STREAM = "SGLANG_ENABLE_OVERLAP_PLAN_STREAM"
@@ -216,6 +218,11 @@ ROWS: tuple[Row, ...] = (
         "one rank's selection for all (`SGLANG_DSA_TOPK_BROADCAST`)",
         lambda _: variable_set("SGLANG_DSA_TOPK_BROADCAST"),
         Part.TABLE, Part.PASSES, Part.TOPK,
+    ),
+    # By them passes round otherwise than by default; other ways are kept if they do not (proof.py).
+    _row(
+        f"`{SAME_NUMERICS}=1`", lambda _: asked_for(SAME_NUMERICS),
+        Part.TABLE, Part.DENSE, Part.DENSE_MLA, Part.DECODE,
     ),
     # A stage of other length is priced otherwise, and its top-k goes on to the next stage.
     _row(

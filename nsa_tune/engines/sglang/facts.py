@@ -9,7 +9,6 @@ from nsa_tune.backend.libraries.flash_mla.limits import padded_heads
 from nsa_tune.backend.types.layouts import KVLayout
 from nsa_tune.backend.types.profiles import PROFILES, ModelProfile
 from nsa_tune.engines.edge import LeftAlone
-from nsa_tune.engines.sglang.eligible import Engine, Part, why_not
 
 _CHUNK = 8192
 """SGLang's own chunk on an 80 GB GPU, where no size was asked for."""
@@ -46,11 +45,8 @@ def facts_of(backend: Any, model_runner: Any) -> Facts:
     """The facts of a DSA backend that the engine has just built.
 
     Raises:
-        LeftAlone: for a model, a pool or a mode of operation that nothing was measured for.
+        LeftAlone: for a model or a pool that nothing was measured for.
     """
-    reason = why_not(Part.TABLE, Engine(model_runner, backend))
-    if reason is not None:
-        raise LeftAlone(f"nothing is measured for {reason}")
     profile = _profile(backend, model_runner.model_config)
     chunk = model_runner.server_args.chunked_prefill_size or 0
     padded = padded_heads(backend.num_q_heads) or backend.num_q_heads

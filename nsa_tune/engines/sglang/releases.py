@@ -182,9 +182,6 @@ RELEASES = (
     ),
 )  # fmt: skip
 
-RAN_TOGETHER = ("0.5.17",)
-"""Versions in which two ranks ran thousands of mixed passes on GPUs, and each pass alike."""
-
 KNOWN = KnownReleases("sglang", RELEASES)
 release_of = KNOWN.release_of
 installed_version = KNOWN.installed_version

@@ -149,7 +149,7 @@ def test_context_parallelism_and_sinks_are_left_alone(
     assert "attention sinks" in caplog.text
     engine.state.attn_cp_size = 2
     assert not _steers(engine, _built(engine))
-    assert "for context parallelism" in caplog.text
+    assert "with context parallelism" in caplog.text
 
 
 @pytest.mark.usefixtures("measured")
@@ -161,7 +161,7 @@ def test_stages_of_a_pipeline_are_left_alone(
     runner.server_args.pp_size = 2
 
     assert not _steers(engine, _built(engine, runner))
-    assert "for pipeline parallelism" in caplog.text
+    assert "with pipeline parallelism" in caplog.text
 
 
 @pytest.mark.usefixtures("measured")

@@ -15,6 +15,7 @@ from nsa_tune.engines.sglang.eligible import (
     LONGEST_DENSE,
     PLAN_STREAM,
     ROWS,
+    SAME_NUMERICS,
     SWITCHES,
     Engine,
     Part,
@@ -88,7 +89,13 @@ class _Backend:
 @pytest.fixture(autouse=True)
 def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
     """No switches, a Hopper GPU, and hooks on everything."""
-    for name in (*SWITCHES.values(), LONGEST_DENSE, PLAN_STREAM, "SGLANG_DSA_TOPK_BROADCAST"):
+    for name in (
+        *SWITCHES.values(),
+        SAME_NUMERICS,
+        LONGEST_DENSE,
+        PLAN_STREAM,
+        "SGLANG_DSA_TOPK_BROADCAST",
+    ):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
@@ -211,6 +218,8 @@ def test_its_ranks_leave_parts_out(
         *((name, value, {PASSES}) for name in [SWITCHES[PASSES]] for value in ("No", " OFF ")),
         # They are off-switches: what was asked for by 1 once is on by itself.
         *((name, value, set()) for name in SWITCHES.values() for value in ("1", "", "yes")),
+        (SAME_NUMERICS, "1", {TABLE, DENSE, DENSE_MLA, DECODE}),
+        (SAME_NUMERICS, "0", set()),
         ("SGLANG_DSA_TOPK_BROADCAST", "1", _INDEX),
         ("SGLANG_DSA_TOPK_BROADCAST", "0", set()),
         (PLAN_STREAM, "true", {DECODE_GRAPHS}),

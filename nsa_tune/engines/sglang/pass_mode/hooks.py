@@ -70,5 +70,5 @@ def around_init_graphs(original: Callable[..., Any], runner: Any, *rest: Any, **
     for swap in SWAPS:
         if not swap.captured:
             attempt("comparing kernels", swap.start, runner)
-    attempt("measuring how passes run", attach, runner)
+    attempt("proving how passes run", attach, runner)
     return result

@@ -1,4 +1,4 @@
-"""When an engine has started: its passes are measured, unless they are known, and then steered."""
+"""When an engine has started: each way to run a pass is compared, timed if need be, and used."""
 
 from __future__ import annotations
 
@@ -7,21 +7,24 @@ import sys
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 from nsa_tune import __version__
 from nsa_tune.engines.edge import LeftAlone
 from nsa_tune.engines.sglang.edge import attempt, say_once
-from nsa_tune.engines.sglang.eligible import Engine, Part, switch_is_on, why_not
+from nsa_tune.engines.sglang.eligible import SWITCHES, Engine, Part, switch_is_on, why_not
 from nsa_tune.engines.sglang.facts import facts_of
 from nsa_tune.engines.sglang.pass_mode.calibration import MEASURED, contexts, measure
 from nsa_tune.engines.sglang.pass_mode.dense.capture import captured, captured_mib
+from nsa_tune.engines.sglang.pass_mode.proof import prove, sentinels
 from nsa_tune.engines.sglang.pass_mode.ranks import Ranks
 from nsa_tune.engines.sglang.pass_mode.rows.graphs import RowGraphs
 from nsa_tune.engines.sglang.pass_mode.steering.monitor import RegressionMonitor
 from nsa_tune.engines.sglang.pass_mode.steering.steering import Steering
 from nsa_tune.engines.sglang.pass_mode.times import remembered
 from nsa_tune.engines.sglang.pass_mode.times.pass_times import PassTimes
+from nsa_tune.engines.sglang.pass_mode.verdicts import verdicts_of
 from nsa_tune.engines.sglang.prefill import source_of
 from nsa_tune.engines.sglang.releases import installed_version, release_of
 from nsa_tune.engines.symbols import Symbol, hooks_on
@@ -53,17 +56,17 @@ def attach(runner: Any) -> None:
         return
     # All that may fail on one rank alone, for from here on they wait for each other.
     key, steering = _key(runner, graphs), _steering(runner, ranks)
-    if not ranks.agree("pass_mode", repr(key)):
+    if not ranks.agree("pass_mode", f"{__version__}: {key!r}, {[*sentinels(runner)]!r}"):
         say_once(logging.WARNING, "SGLang decides how prefills run: its ranks do not agree")
         return
     with ExitStack() as undo:
         setattr(runner, STEERING, steering)
         undo.callback(delattr, runner, STEERING)
         times = ranks.together(
-            "measuring how passes run", lambda: _times(runner, steering, ranks, key)
+            "proving how passes run", lambda: _proven(runner, steering, ranks, key)
         )
         if times is None:
-            text = "SGLang decides how prefills run: another rank measured nothing"
+            text = "SGLang decides how prefills run: another rank has proven nothing"
             say_once(logging.WARNING, text)
             return
         undo.pop_all()
@@ -97,38 +100,47 @@ def _steering(runner: Any, ranks: Ranks) -> Steering:
     return Steering(runner, index_topk, ranks, dense=dense, decode=decode)
 
 
-def _times(runner: Any, steering: Steering, ranks: Ranks, key: Mapping[str, object]) -> PassTimes:
-    """What passes take here: as remembered from an earlier start, or measured now."""
+def _proven(runner: Any, steering: Steering, ranks: Ranks, key: Mapping[str, object]) -> PassTimes:
+    """What passes take in the ways that are right here; all others are off from now on."""
     import torch
 
+    begin, before = time.monotonic(), _peak_from_now()
+    proof = prove(runner, steering, ranks)
+    steering.off = frozenset(proof.wrong)
+    took_s = time.monotonic() - begin
+    times = _times(runner, steering, ranks, key)
+    # All ranks go by rank 0's times, and so find the same ways slow.
+    verdicts = verdicts_of(steering.choice, times, proof)
+    steering.off = frozenset(mode for mode, verdict in verdicts.items() if not verdict.on)
+    peak_mib = (torch.cuda.max_memory_allocated() - before) >> 20
+    torch.cuda.empty_cache()
+    times = times.with_verdicts({mode: str(verdict) for mode, verdict in verdicts.items()})
+    if ranks.rank == 0:
+        attempt("keeping times of passes", remembered.save, times)
+    ways = "; ".join(f"{mode} {verdict}" for mode, verdict in verdicts.items())
+    say_once(
+        logging.INFO,
+        f"how prefills run, compared in {took_s:.1f} s and timed in "
+        f"{time.monotonic() - begin - took_s:.1f} s: {ways}; it took up to {peak_mib} MiB, which "
+        f"are released ({SWITCHES[Part.PASSES]}=0 leaves this to SGLang)",
+    )
+    return times
+
+
+def _times(runner: Any, steering: Steering, ranks: Ranks, key: Mapping[str, object]) -> PassTimes:
+    """What passes take here: as remembered from an earlier start, or measured now."""
     table = source_of(runner.attn_backend)
-    first = ranks.rank == 0
     # What one rank alone does must not raise: the others would wait for it, or steer without it.
-    known = attempt("reading times of passes", remembered.load, key, table) if first else None
-    kept = ranks.from_first(known)
+    read = partial(attempt, "reading times of passes", remembered.load, key, table)
+    kept = ranks.from_first(read() if ranks.rank == 0 else None)
     if kept is not None:
         say_once(logging.INFO, f"{len(kept.times)} times of passes are known from an earlier start")
         return kept
-    begin = time.monotonic()
-    before = _peak_from_now()
     measured = ranks.together("timing passes", lambda: measure(runner, steering))
     if measured is None:
         raise RuntimeError("another rank could not time its passes")
-    graphs = runner.prefill_cuda_graph_runner
-    memory_mib = {
-        "dense graphs": captured_mib(graphs),
-        "peak of a measured pass": (torch.cuda.max_memory_allocated() - before) >> 20,
-    }
-    times = ranks.from_first(PassTimes(key, measured, table, memory_mib))
-    took_s = time.monotonic() - begin
-    if first:
-        attempt("keeping times of passes", remembered.save, times)
-    say_once(
-        logging.INFO,
-        f"measured {len(times.times)} times of passes in {took_s:.1f} s; beside what was in use, "
-        f"a pass took up to {memory_mib['peak of a measured pass']} MiB",
-    )
-    return times
+    memory_mib = {"dense graphs": captured_mib(runner.prefill_cuda_graph_runner)}
+    return ranks.from_first(PassTimes(key, measured, table, memory_mib))
 
 
 def _peak_from_now() -> int:
@@ -150,7 +162,6 @@ def _key(runner: Any, graphs: Any) -> dict[str, object]:
         "cpu": _cpu(),
         "torch": torch.__version__,
         "sglang": installed_version(),
-        "nsa_tune": __version__,
         "model": facts.profile.name,
         "layers": facts.layers,
         "heads": facts.heads,

@@ -28,13 +28,16 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
 from nsa_tune.engines.edge import EngineMustStop
+from nsa_tune.engines.sglang.eligible import Part
 from nsa_tune.engines.sglang.pass_mode import hooks, start
 from nsa_tune.engines.sglang.pass_mode.dense import capture
+from nsa_tune.engines.sglang.pass_mode.dense.graph_buffers import GraphBuffers
+from nsa_tune.engines.sglang.pass_mode.dense.graphs import Kind
 from nsa_tune.engines.sglang.pass_mode.mode import PassMode
 from nsa_tune.engines.sglang.pass_mode.steering.monitor import RegressionMonitor
 from nsa_tune.engines.sglang.pass_mode.steering.steering import DENSE, EAGER
 from nsa_tune.engines.sglang.pass_mode.times.pass_time import PassTime
-from tests.engines.sglang.pass_mode.fakes import Dense, Mode, batch, original
+from tests.engines.sglang.pass_mode.fakes import Dense, Mode, Speculation, batch, original
 
 _SIZES, _ROWS = (64, 512, 2048), (8, 64, 256)
 _GLOO_S = 60.0
@@ -51,6 +54,10 @@ class Fault(StrEnum):
     NO_PLUGIN = "the plug-in is not installed"
     KILLED = "killed before it says anything"
     CANNOT_MEASURE = "out of memory in the first measured pass, while the others wait"
+    CANNOT_CAPTURE = "its dense graphs could not be captured"
+    WRONG = "its dense graphs compute something else"
+    SLOW = "dense graphs take longer than SGLang's own passes, by rank 0's clock"
+    WAY_FAILS = "decode graphs raise before any rank waits"
     ALL_FAIL = "every rank fails alike"
     LOSES = "decode graphs lose by its clock"
 
@@ -102,6 +109,20 @@ class _Event:
         return 1e6 if loses else 1e-3
 
 
+class _Captured(Dense):
+    """Dense graphs, which one rank may not be able to capture."""
+
+    def __init__(self, graphs: Any, index_topk: int, kind: Kind) -> None:
+        super().__init__([], kind)
+        self._engine: _Engine = graphs.model_runner
+
+    def capture(self, size: int) -> None:
+        """Capture one size."""
+        if self._engine.suffers(Fault.CANNOT_CAPTURE) and size < _SIZES[-1]:
+            raise RuntimeError("made up: out of memory")
+        self.sizes = sorted([*self.sizes, size])
+
+
 class _Table:
     """The plug-in's own hand on prefill kernels, by a table that only this rank has."""
 
@@ -125,7 +146,13 @@ class _Engine:
         self.tp_group = _Group(rank, scenario.ranks)
         self.attn_backend = SimpleNamespace(dsa_index_topk=2048)
         self.token_to_kv_pool = SimpleNamespace()
-        self.spec_algorithm = SimpleNamespace(is_none=lambda: True)
+        self.spec_algorithm = Speculation.NONE
+        self.max_total_num_tokens = 60_000
+        self.model_config = SimpleNamespace(context_len=50_000, vocab_size=1000)
+        self.req_to_token_pool = SimpleNamespace(
+            req_to_token=torch.zeros(20, 50_100, dtype=torch.int32)
+        )
+        self.serves = False
         self.log: list[str] = []
         self.mixed: list[str] = []
         self._kinds: list[str] = []
@@ -144,16 +171,23 @@ class _Engine:
 
     def init_cuda_graphs(self) -> None:
         """SGLang's own, which captures graphs."""
-        dense: dict[PassMode, Any] = {PassMode.DENSE_GRAPH: Dense(_SIZES)}
         self.prefill_cuda_graph_runner = SimpleNamespace(
-            capture_num_tokens=list(_SIZES), backend=SimpleNamespace(),
-            **{capture._CAPTURED: dense},
+            capture_num_tokens=list(_SIZES), backend=SimpleNamespace(), device="cpu",
+            capture_prepare=lambda size: (batch([0], [size]), "backend"), model_runner=self,
         )  # fmt: skip
+        if not self.suffers(Fault.NO_PLUGIN):
+            hooks.around_capture(lambda graphs: None, self.prefill_cuda_graph_runner)
         self.decode_cuda_graph_runner = SimpleNamespace(capture_bs=list(_ROWS))
+
+    def _forward_raw(self, forward_batch: Any, *rest: Any) -> Any:
+        """With the plug-in's hook."""
+        return hooks.around_forward(_Engine.forward_raw, self, forward_batch, *rest)
 
     def forward_raw(self, forward_batch: Any, *rest: Any) -> Any:
         """SGLang's `_forward_raw`: one gathering of what this rank runs."""
         kind = self._kind(forward_batch)
+        if self.scenario.fault is Fault.WAY_FAILS and kind.startswith("decode") and not self.serves:
+            raise RuntimeError("made up: no such kernel")
         self._kinds.append(kind)
         mine = torch.frombuffer(bytearray(kind.ljust(48)[:48].encode()), dtype=torch.uint8)
         everywhere = torch.zeros(48 * self.scenario.ranks, dtype=torch.uint8)
@@ -161,7 +195,11 @@ class _Engine:
         kinds = {bytes(row.tolist()).decode() for row in everywhere.view(self.scenario.ranks, 48)}
         if len(kinds) > 1:
             self.mixed.append(f"pass {len(self.log)}: {sorted(kinds)}")
-        return self._forward(self, forward_batch, *rest)
+        output = self._forward(self, forward_batch, *rest)
+        if self.suffers(Fault.WRONG) and kind.startswith(str(Kind.MHA)):
+            logits = output.logits_output
+            logits.next_token_logits = logits.next_token_logits.flip(0, 1)
+        return output
 
     def _kind(self, forward_batch: Any) -> str:
         """What SGLang runs for a batch, by the rules of its runners."""
@@ -176,6 +214,7 @@ class _Engine:
 
     def run(self) -> None:
         """Run all passes, as the scheduler would."""
+        self.serves = True
         for i, forward_batch in enumerate(_batches(self.scenario)):
             if self.suffers(Fault.OTHER_TABLE) and i % 50 == 0:
                 self._new_table()
@@ -183,7 +222,7 @@ class _Engine:
             if self.suffers(Fault.NO_PLUGIN):
                 self.forward_raw(forward_batch)
             else:
-                hooks.around_forward(_Engine.forward_raw, self, forward_batch)
+                self._forward_raw(forward_batch)
             way = self.steering.last if self.steering is not None else "off"
             self.log.append(" + ".join([str(way), *self._kinds]))
 
@@ -219,9 +258,10 @@ def _measured(engine: _Engine) -> list[PassTime]:
         raise RuntimeError("made up: out of memory")
     dist.barrier()
     random = Random(engine.rank)
+    dense_us = 150_000.0 if engine.scenario.fault is Fault.SLOW else 40_000.0
     modes = (
         (PassMode.ENGINE, _SIZES, 100_000.0), (PassMode.TABLE_KERNEL, _SIZES, 98_000.0),
-        (PassMode.EAGER, _SIZES, 75_000.0), (PassMode.DENSE_GRAPH, _SIZES, 40_000.0),
+        (PassMode.EAGER, _SIZES, 75_000.0), (PassMode.DENSE_GRAPH, _SIZES, dense_us),
         (PassMode.DECODE_GRAPH, _ROWS, 45_000.0),
     )  # fmt: skip
     return [
@@ -263,7 +303,8 @@ def _rank(rank: int, port: int, scenario: Scenario, folder: Path) -> None:
     (folder / f"{rank}.json").write_text(json.dumps({
         "steers": engine.steering is not None, "stopped": stopped, "log": engine.log,
         "mixed": engine.mixed,
-        "times": [one.pass_us for one in engine.steering.times.times] if engine.steering else [],
+        "times": [time.pass_us for time in engine.steering.times.times] if engine.steering else [],
+        "verdicts": engine.steering.times.verdicts if engine.steering else {},
     }))  # fmt: skip
     # As SGLang's parent would, when one of its processes ends.
     os._exit(0)
@@ -272,6 +313,12 @@ def _rank(rank: int, port: int, scenario: Scenario, folder: Path) -> None:
 def _patch(key: dict[str, str]) -> None:
     """Whatever would look at a GPU or at SGLang itself."""
     parts: Any = start
+    captures: Any = capture
+    captures.why_not = lambda part, engine: None if part is not Part.DENSE_MLA else "not here"
+    captures._why_no_room = lambda graphs: None
+    torch.cuda.mem_get_info = lambda *_: (2**34, 2**35)
+    captures.DenseGraphs = _Captured
+    captures.GraphBuffers = SimpleNamespace(of_engine=lambda: GraphBuffers([]))
     parts._why_not = lambda runner: None
     parts.why_not = lambda part, engine: None
     parts._key = lambda runner, graphs: key

@@ -58,7 +58,7 @@ def _late(reports: list[dict[str, Any]]) -> set[str]:
     ("ranks", "passes", "fault", "odd"),
     [
         # Rank 0's clock decides what is given up.
-        (2, 3000, Fault.LOSES, 0), (2, 1500, Fault.LOSES, 1), (4, 1000, Fault.OTHER_TABLE, 1),
+        (2, 2000, Fault.LOSES, 0), (2, 1500, Fault.LOSES, 1), (4, 1000, Fault.OTHER_TABLE, 1),
         (2, 300, Fault.NO_TABLE, 0),
     ],
 )  # fmt: skip
@@ -72,6 +72,38 @@ def test_tensor_parallel_ranks_run_alike(
     assert {"engine", "decode_graph", "dense_graph", "eager"} <= ways.keys()
     given_up = fault is Fault.LOSES and odd == 0
     assert ("decode_graph" in _late(reports)) != given_up
+
+
+@pytest.mark.parametrize(
+    ("fault", "odd", "off", "why"),
+    [
+        (Fault.WRONG, 0, "dense_graph", "of their norm away"),
+        (Fault.WRONG, 1, "dense_graph", "wrong on another rank"),
+        (Fault.SLOW, 1, "dense_graph", "nowhere more than 3% faster"),
+        (Fault.WAY_FAILS, 1, "decode_graph", "it failed"),
+    ],
+)
+def test_a_way_that_is_wrong_or_slow_on_one_rank_is_off_on_all(
+    fault: Fault, odd: int, off: str, why: str, tmp_path: Path
+) -> None:
+    scenario = Scenario(2, 500, fault=fault, odd=odd)
+    reports = _ran(tmp_path, scenario)
+    ways = _alike(reports, scenario)
+
+    assert off not in ways
+    assert ways.keys() & {"decode_graph", "dense_graph"}
+    # Rank 0 keeps what it has found; the others found the same, perhaps for another reason.
+    assert why in reports[0]["verdicts"][off]
+    assert all(report["verdicts"][off].startswith("off") for report in reports)
+
+
+def test_graphs_that_one_rank_cannot_capture_run_on_none(tmp_path: Path) -> None:
+    scenario = Scenario(2, 500, fault=Fault.CANNOT_CAPTURE)
+    reports = _ran(tmp_path, scenario)
+    ways = _alike(reports, scenario)
+
+    assert "dense_graph" not in ways
+    assert "decode_graph" in ways
 
 
 @pytest.mark.parametrize("fault", [Fault.OTHER_KEY, Fault.NO_PLUGIN, Fault.ALL_FAIL])

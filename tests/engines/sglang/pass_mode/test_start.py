@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -19,6 +20,7 @@ from nsa_tune.engines.sglang.pass_mode.hooks import (
     around_init_graphs,
 )
 from nsa_tune.engines.sglang.pass_mode.mode import PassMode
+from nsa_tune.engines.sglang.pass_mode.proof import Proof
 from nsa_tune.engines.sglang.pass_mode.ranks import Ranks
 from nsa_tune.engines.sglang.pass_mode.steering.steering import Steering
 from nsa_tune.engines.sglang.pass_mode.times import remembered
@@ -33,6 +35,7 @@ from tests.engines.sglang.pass_mode.fakes import (
 
 KEY = {"gpu": "made up"}
 _key = module._key
+RIGHT = Proof(dict.fromkeys(PassMode, 0.01), 0.05, {})
 MEASURED = [
     PassTime(PassMode.ENGINE, 512, 20000, 100_000.0, selects=True),
     PassTime(PassMode.DECODE_GRAPH, 256, 20000, 30_000.0),
@@ -83,6 +86,8 @@ def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(module, "why_not", lambda part, engine: None)
     monkeypatch.setattr(module, "_key", lambda runner, graphs: KEY)
     monkeypatch.setattr(module, "measure", lambda runner, steering: MEASURED)
+    monkeypatch.setattr(module, "prove", lambda runner, steering, ranks: RIGHT)
+    monkeypatch.setattr(module, "sentinels", lambda runner: ())
     monkeypatch.setattr(module, "RegressionMonitor", lambda clock: None)
     monkeypatch.setattr("torch.cuda.reset_peak_memory_stats", lambda: None)
     yield
@@ -132,6 +137,55 @@ def test_a_second_start_remembers(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(module, "measure", never)
     assert _modes(_started()) == [Mode.DECODE]
+
+
+def test_a_way_that_was_found_wrong_is_off_whatever_its_times(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also where its times are known from a start in which it was right."""
+    _started()
+    wrong = Proof(RIGHT.errors, 0.05, {PassMode.DECODE_GRAPH: "its logits are far away"})
+    monkeypatch.setattr(module, "prove", lambda runner, steering, ranks: wrong)
+    caplog.set_level("INFO")
+
+    assert _modes(_started()) == [Mode.EXTEND]
+    assert "decode_graph off (its logits are far away)" in caplog.text
+    (kept,) = remembered.remembered()
+    assert kept.verdicts["decode_graph"] == "off (its logits are far away)"
+
+
+def test_a_way_that_is_nowhere_faster_is_off(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    slow = [replace(time, pass_us=99_000.0) for time in MEASURED]
+    monkeypatch.setattr(module, "measure", lambda runner, steering: slow)
+    caplog.set_level("INFO")
+
+    assert _modes(_started()) == [Mode.EXTEND]
+    assert "decode_graph off (nowhere more than 3% faster)" in caplog.text
+
+
+def test_a_way_that_nothing_was_compared_by_is_off(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The pool may have no room for it."""
+    monkeypatch.setattr(module, "prove", lambda runner, steering, ranks: Proof({}, 0.05, {}))
+    caplog.set_level("INFO")
+
+    assert _modes(_started()) == [Mode.EXTEND]
+    assert "decode_graph off (no batch to compare it by has room)" in caplog.text
+
+
+def test_a_proof_that_fails_leaves_the_engine_alone(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(runner: Any, steering: Any, ranks: Any) -> Proof:
+        raise RuntimeError("made up: SGLang's own pass failed")
+
+    monkeypatch.setattr(module, "prove", fails)
+
+    assert _modes(_started()) == [Mode.EXTEND]
+    assert "SGLang's own pass failed" in caplog.text
 
 
 def test_a_second_start_elsewhere_measures_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,7 +286,7 @@ def test_an_error_while_measuring_leaves_the_engine_alone(
 
     assert _modes(runner) == [Mode.EXTEND]
     assert module.STEERING not in runner.__dict__
-    assert "measuring how passes run failed" in caplog.text
+    assert "proving how passes run failed" in caplog.text
     assert list(remembered.remembered()) == []
 
 

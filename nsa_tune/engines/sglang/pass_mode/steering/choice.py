@@ -100,19 +100,34 @@ class Choice:
         if times is None or size is None:
             return {}
         context = batch.pairs / batch.q_tokens
-        selects = batch.max_kv > self.index_topk
-        found = {
-            mode: self._usual_us(times, mode, batch, size)
-            for mode in (PassMode.ENGINE, PassMode.TABLE_KERNEL)
-        }
-        if not selects:
-            found[PassMode.EAGER] = times.pass_us(PassMode.EAGER, batch.q_tokens, context)
-        for mode, graphs in self.dense.items():
-            if self._fits(graphs, batch, size):
-                found[mode] = times.pass_us(mode, size, context)
-        if rows is not None:
-            found[PassMode.DECODE_GRAPH] = self._decode_us(times, rows, context)
-        return {mode: pass_us for mode, pass_us in found.items() if pass_us is not None}
+        estimates = {}
+        for mode in self.ways(batch, rows):
+            if mode in (PassMode.ENGINE, PassMode.TABLE_KERNEL):
+                pass_us = self._usual_us(times, mode, batch, size)
+            elif mode is PassMode.DECODE_GRAPH and rows is not None:
+                pass_us = self._decode_us(times, rows, context)
+            else:
+                tokens = batch.q_tokens if mode is PassMode.EAGER else size
+                pass_us = times.pass_us(mode, tokens, context)
+            if pass_us is not None:
+                estimates[mode] = pass_us
+        return estimates
+
+    def ways(self, batch: Batch, rows: int | None) -> list[PassMode]:
+        """The ways that can run a batch, measured or not. The arguments are as in `estimates_us`.
+
+        Without a graph of SGLang's for so many tokens there are none but its own.
+        """
+        size = bucket(self.sizes, batch.q_tokens)
+        if size is None:
+            return [PassMode.ENGINE]
+        ways = [PassMode.ENGINE, PassMode.TABLE_KERNEL]
+        if batch.max_kv <= self.index_topk:
+            ways.append(PassMode.EAGER)
+        ways += [mode for mode, graphs in self.dense.items() if self._fits(graphs, batch, size)]
+        if rows is not None and self.rows:
+            ways.append(PassMode.DECODE_GRAPH)
+        return ways
 
     def padding(self, q_tokens: int) -> int:
         """Tokens of SGLang's own graph that are not new; 0 where a pass runs in none."""

@@ -53,7 +53,9 @@ class Steering:
         self.rows: Sequence[int] = () if decode is None else tuple(decode.sizes)
         """Rows of the decode graphs that may run a prefill, ascending."""
         sizes = tuple(sorted(self._graphs.capture_num_tokens))
-        self._choice = Choice(sizes, index_topk, dense, self.rows)
+        self.choice = Choice(sizes, index_topk, dense, self.rows)
+        self.off: frozenset[PassMode] = frozenset()
+        """Ways that this engine's start has found wrong or slow: they are never taken."""
         self.times: PassTimes | None = None
         """None until they are measured: until then everything runs as SGLang has it."""
         self.monitor: RegressionMonitor | None = None
@@ -75,12 +77,11 @@ class Steering:
         batch = self._sums(call.batch)
         if batch is None:
             return call.run()
-        rows = None if self._decode is None else self._decode.rows_of(call.batch)
-        mode = self.last = self.fastest(batch, rows)
+        mode = self.last = self.fastest(batch, self.rows_of(call.batch))
         start = self.monitor.begin() if self.monitor is not None else None
         output = self._run(mode, call)
         if start is not None and self.monitor is not None:
-            engine_us = self._choice.estimates_us(self.times, batch).get(PassMode.ENGINE)
+            engine_us = self.choice.estimates_us(self.times, batch).get(PassMode.ENGINE)
             if engine_us is not None:
                 self.monitor.end(start, self._as_run(mode), engine_us)
         return output
@@ -88,7 +89,20 @@ class Steering:
     def fastest(self, batch: Batch, rows: int | None) -> PassMode:
         """The fastest way for a batch from its sums, as `Choice` has it: the same on all ranks."""
         disabled = self.monitor.disabled if self.monitor is not None else frozenset()
-        return self._choice.fastest(self.times, batch, rows, disabled)
+        return self.choice.fastest(self.times, batch, rows, self.off | disabled)
+
+    def rows_of(self, forward_batch: Any) -> int | None:
+        """Rows of decode graphs that a pass takes; None where these may not run it."""
+        return None if self._decode is None else self._decode.rows_of(forward_batch)
+
+    @contextmanager
+    def forcing(self, mode: PassMode) -> Iterator[None]:
+        """Within it each pass runs in this way."""
+        self.forced = mode
+        try:
+            yield
+        finally:
+            self.forced = None
 
     def _sums(self, forward_batch: Any) -> Batch | None:
         """What the way of a pass follows from; None where SGLang runs it as it has it."""

@@ -26,7 +26,10 @@ class PassTimes:
         times: Iterable[PassTime],
         table: str | None = None,
         memory_mib: Mapping[str, int] | None = None,
+        verdicts: Mapping[str, str] | None = None,
     ) -> None:
+        self.verdicts = dict(verdicts or {})
+        """In words, whether each way was right and fast enough when the engine last started."""
         self.memory_mib = dict(memory_mib or {})
         """Memory that was taken beside SGLang's own, by what took it."""
         self.table = table
@@ -46,6 +49,10 @@ class PassTimes:
             for selects in (False, True)
         }
         self._padding_costs = {mode: self._padding_cost(mode) for mode in PassMode}
+
+    def with_verdicts(self, verdicts: Mapping[str, str]) -> PassTimes:
+        """The same times with other verdicts."""
+        return PassTimes(self.key, self.times, self.table, self.memory_mib, verdicts)
 
     def pass_us(
         self, mode: PassMode, q_tokens: int, context: float, *, selects: bool = False
@@ -118,6 +125,7 @@ class PassTimes:
             "key": self.key,
             "table": self.table,
             "memory_mib": self.memory_mib,
+            "verdicts": self.verdicts,
             "times": [asdict(one) for one in self.times],
         }
         return json.dumps(document, indent=1)
@@ -149,6 +157,7 @@ class PassTimes:
             memory_mib = {
                 str(what): int(mib) for what, mib in document.get("memory_mib", {}).items()
             }
+            verdicts = {str(way): str(why) for way, why in document.get("verdicts", {}).items()}
         except RecursionError as error:
             raise ValueError("it is nested too deep") from error
         except (AttributeError, KeyError, OverflowError, TypeError) as error:
@@ -164,4 +173,4 @@ class PassTimes:
                 raise ValueError(f"{one.padding} of {one.q_tokens} tokens is no padding")
         if table is not None and type(table) is not str:
             raise ValueError(f"{table!r} is no name of a table")
-        return cls(key, times, table, memory_mib)
+        return cls(key, times, table, memory_mib, verdicts)

@@ -19,7 +19,7 @@ def summary(times: PassTimes) -> str:
         f"{gpu}, SGLang {version}, {model}, {layers} layers, {heads} local heads, {kv} KV: "
         f"{len(times.times)} times; {_NEW} new tokens behind {_PREFIX} take "
         f"{_shown(times, PassMode.ENGINE)} in SGLang's own graph and "
-        f"{_shown(times, PassMode.DECODE_GRAPH)} by decode graphs{_memory(times)}"
+        f"{_shown(times, PassMode.DECODE_GRAPH)} by decode graphs{_memory(times)}{_verdicts(times)}"
     )
 
 
@@ -27,6 +27,12 @@ def _memory(times: PassTimes) -> str:
     """What was taken outside --mem-fraction-static, where it was measured."""
     parts = [f"{what} {mib} MiB" for what, mib in times.memory_mib.items()]
     return f"; memory: {', '.join(parts)}" if parts else ""
+
+
+def _verdicts(times: PassTimes) -> str:
+    """What the last start has found of each way. Control characters of a file are not shown."""
+    text = "; ".join(f"{way} {why}" for way, why in times.verdicts.items())
+    return f"; at the last start: {text}" if text and text.isprintable() else ""
 
 
 def _shown(times: PassTimes, mode: PassMode) -> str:

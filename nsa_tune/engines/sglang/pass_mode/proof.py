@@ -1,0 +1,244 @@
+"""Does each way compute what SGLang's own way does? An engine's start finds out, by running it.
+
+A few batches run in SGLang's own way and in each other way that can run them. Their logits are
+compared (with speculative decoding the hidden states of all new tokens too, which its draft layer
+reads). Ways round differently, as SGLang's own flags do. So how far a way may be away is measured
+as well: by SGLang's passes without a graph, which attend to short sequences by MHA where its graphs
+take MLA (`--disable-prefill-cuda-graph`).
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from nsa_tune.engines.extends import sums_of
+from nsa_tune.engines.sglang.edge import attempt
+from nsa_tune.engines.sglang.eligible import SAME_NUMERICS
+from nsa_tune.engines.sglang.pass_mode import made_up
+from nsa_tune.engines.sglang.pass_mode.mode import PassMode
+from nsa_tune.engines.sglang.pass_mode.ranks import Ranks
+from nsa_tune.engines.sglang.pass_mode.steering.steering import Steering
+from nsa_tune.engines.variables import asked_for
+
+_FACTOR = 2.0
+"""A way may be so many times as far from SGLang's own as SGLang's passes without a graph are. Of
+200 greedy answers 101 (bf16) and 95 (fp8) change by a flag, 31 and 87 by the plug-in, where the
+best two tokens are up to 0.22 nats apart (docs/gains.md)."""
+_LEAST, _MOST = 0.05, 0.5
+"""The same as shares of the logits' norm, whatever SGLang's passes without a graph differ by. Each
+layer's attention alone rounds by 0.0045 of its norm; logits of unrelated tokens are 1.4 apart."""
+_ROWS_A_REPLAY = 4
+"""A sentinel runs by decode graphs if so many replays are enough for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sentinel:
+    """A batch that is compared. Lengths are odd, so that graphs are padded."""
+
+    prefix_lens: tuple[int, ...]
+    extend_lens: tuple[int, ...]
+
+    @property
+    def kv_lens(self) -> tuple[int, ...]:
+        """Keys of each sequence."""
+        pairs = zip(self.prefix_lens, self.extend_lens, strict=True)
+        return tuple(prefix + new for prefix, new in pairs)
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """What came of it, the same on all ranks but for the numbers."""
+
+    errors: Mapping[PassMode, float]
+    """How far each way was from SGLang's own, at most: a share of the logits' norm."""
+    bound: float
+    """How far it may be."""
+    wrong: Mapping[PassMode, str]
+    """Why a way is not taken, for those that are not."""
+
+    def why(self, mode: PassMode) -> str:
+        """What is known of a way that is right, in words; it must be in `errors`."""
+        return f"its logits are {self.errors[mode]:.3f} of {self.bound:.3f} away"
+
+
+def sentinels(runner: Any) -> Iterator[Sentinel]:
+    """The batches for an engine, as far as there is room for them."""
+    topk = int(runner.attn_backend.dsa_index_topk)
+    largest = max(runner.prefill_cuda_graph_runner.capture_num_tokens)
+    prompt = min(1531, topk - 3)
+    tokens = max(int(0.93 * largest), 1)
+    full = -(-tokens // prompt)
+    batches = (
+        Sentinel((0,), (37,)),
+        Sentinel((0,) * 8, (97, 33, 61, 128, 5, 64, 17, 80)),
+        # Turns behind short prefixes, and one behind a prefix from which keys are selected.
+        Sentinel((700, 1301, 64), (41, 25, 9)),
+        Sentinel((topk + 1003,), (51,)),
+        # As many prompts as the largest graph holds.
+        Sentinel((0,) * full, (max(tokens // full, 1),) * full),
+    )
+    for batch in batches:
+        if (
+            sum(batch.extend_lens) <= largest
+            and max(batch.kv_lens) <= made_up.longest(runner)
+            and len(batch.kv_lens) <= made_up.requests(runner)
+            and made_up.slots_for(runner, batch.kv_lens)
+        ):
+            yield batch
+
+
+def prove(runner: Any, steering: Steering, ranks: Ranks) -> Proof:
+    """Run the sentinels of `runner`, SGLang's ModelRunner, in each way. All ranks call it together.
+
+    A way that is wrong, or fails, on one rank is wrong on all.
+
+    Raises:
+        RuntimeError: when SGLang's own way did not run on some rank.
+        EngineMustStop: a way failed on this rank while the others still wait within it.
+    """
+    errors: dict[PassMode, list[float]] = {}
+    failed: set[PassMode] = set()
+    repeated: list[float] = []
+    with made_up.no_events_left(runner):
+        for sentinel in sentinels(runner):
+            with made_up.page_tables(runner, sentinel.kv_lens) as slots:
+                batch = _batch(runner, steering, sentinel, slots, ranks)
+                run = partial(_run, runner, steering, batch)
+                engine, again = (_engine_outputs(ranks, run) for _ in range(2))
+                repeated.append(difference(engine, again))
+                for mode in _ways(steering, sentinel, batch):
+                    # What fails on any rank has failed on all: they go on alike.
+                    outputs = None if mode in failed else _outputs(ranks, mode, run)
+                    if outputs is None:
+                        failed.add(mode)
+                    else:
+                        errors.setdefault(mode, []).append(difference(engine, outputs))
+    largest = {mode: max(of, key=_size) for mode, of in errors.items()}
+    return _judged(largest | dict.fromkeys(failed, math.inf), repeated, ranks)
+
+
+def _size(error: float) -> float:
+    """No number is the worst."""
+    return math.inf if math.isnan(error) else error
+
+
+def _ways(steering: Steering, sentinel: Sentinel, batch: Any) -> list[PassMode]:
+    """The ways besides SGLang's own that can run a sentinel."""
+    sums = sums_of(list(sentinel.prefix_lens), list(sentinel.extend_lens))
+    assert sums is not None
+    rows = steering.rows_of(batch)
+    if rows is not None and rows > _ROWS_A_REPLAY * steering.rows[-1]:
+        rows = None
+    return [mode for mode in steering.choice.ways(sums, rows) if mode is not PassMode.ENGINE]
+
+
+def _batch(
+    runner: Any, steering: Steering, sentinel: Sentinel, slots: list[Any], ranks: Ranks
+) -> Any:
+    """The sentinel's batch, behind whose prefixes the pool holds keys."""
+    import torch
+
+    step = max(runner.prefill_cuda_graph_runner.capture_num_tokens)
+    for i, prefix in enumerate(sentinel.prefix_lens):
+        for start in range(0, prefix, step):
+            stop = min(start + step, prefix)
+            chunk = _of_first(runner, start, stop, slots[i], i)
+            _engine_outputs(ranks, partial(_run, runner, steering, chunk))
+    new = [of[prefix:].long() for of, prefix in zip(slots, sentinel.prefix_lens, strict=True)]
+    batch = made_up.prefill(runner, sentinel.prefix_lens, sentinel.extend_lens, torch.cat(new))
+    batch.input_ids = _tokens(batch.input_ids, runner)
+    return batch
+
+
+def _of_first(runner: Any, start: int, stop: int, slots: Any, sequence: int) -> Any:
+    """A chunk of one sequence's prefix."""
+    batch = made_up.prefill(runner, [start], [stop - start], slots[start:stop].long())
+    batch.req_pool_indices = batch.req_pool_indices + sequence
+    batch.input_ids = _tokens(batch.input_ids, runner)
+    return batch
+
+
+def _tokens(like: Any, runner: Any) -> Any:
+    """Token ids that are the same on all ranks, whatever their random numbers are."""
+    import torch
+
+    ids = torch.arange(1, len(like) + 1, dtype=like.dtype, device=like.device)
+    return (ids * 7919) % runner.model_config.vocab_size
+
+
+def _run(runner: Any, steering: Steering, batch: Any, mode: PassMode) -> list[Any]:
+    """Logits of a sentinel in one way, and hidden states where they are returned."""
+    with steering.forcing(mode):
+        output = runner._forward_raw(copy.copy(batch), None).logits_output
+    states = getattr(output, "hidden_states", None)
+    # Graphs write their outputs to the same place in each replay.
+    return [tensor.clone() for tensor in (output.next_token_logits, states) if tensor is not None]
+
+
+def _engine_outputs(ranks: Ranks, run: Callable[[PassMode], list[Any]]) -> list[Any]:
+    outputs = ranks.together("running sentinel passes", partial(run, PassMode.ENGINE))
+    if outputs is None:
+        raise RuntimeError("another rank could not run its sentinel passes")
+    return outputs
+
+
+def _outputs(
+    ranks: Ranks, mode: PassMode, run: Callable[[PassMode], list[Any]]
+) -> list[Any] | None:
+    """What a way computes; None where it failed on any rank."""
+    call = partial(run, mode)
+    return attempt(f"running prefills by {mode}", ranks.together, f"trying {mode}", call)
+
+
+def difference(engine: list[Any], other: list[Any]) -> float:
+    """The largest difference between two passes' outputs, tensors of [rows, width] each.
+
+    Of a tensor it is the root of the mean square, over rows, of the norm of a row's difference over
+    the norm of the row about its mean. Infinity for other shapes.
+    """
+    if [tensor.shape for tensor in engine] != [tensor.shape for tensor in other]:
+        return math.inf
+    return max(map(_difference, engine, other), key=_size, default=math.inf)
+
+
+def _difference(engine: Any, other: Any) -> float:
+    engine, other = engine.float(), other.float()
+    scale = (engine - engine.mean(dim=-1, keepdim=True)).norm(dim=-1).clamp_min(1e-12)
+    error = (engine - other).norm(dim=-1) / scale
+    return float(error.square().mean().sqrt())
+
+
+def _judged(errors: dict[PassMode, float], repeated: list[float], ranks: Ranks) -> Proof:
+    bound = _bound(errors.get(PassMode.EAGER), max(repeated, default=0.0))
+    wrong = {}
+    # The same ways have run on all ranks, which vote on them in the same order.
+    for mode in [mode for mode in PassMode if mode in errors]:
+        error = errors[mode]
+        # Passes without a graph are SGLang's own, whatever they differ by.
+        engines = mode is PassMode.EAGER and math.isfinite(error) and not _same_numerics()
+        right = engines or error <= bound
+        if not ranks.agree(f"{mode} is right", "right" if right else None):
+            wrong[mode] = (
+                "it failed" if math.isinf(error)
+                else f"its logits are {error:.3f} of their norm away from SGLang's, and "
+                f"{bound:.3f} are allowed" if not right
+                else "it is wrong on another rank"
+            )  # fmt: skip
+    return Proof(errors, bound, wrong)
+
+
+def _same_numerics() -> bool:
+    return asked_for(SAME_NUMERICS)
+
+
+def _bound(eager: float | None, repeated: float) -> float:
+    """How far a way may be from SGLang's own: see the constants above."""
+    if _same_numerics():
+        return repeated
+    flag = 0.0 if eager is None or not math.isfinite(eager) else eager
+    return min(max(_LEAST, _FACTOR * max(flag, repeated)), _MOST)
