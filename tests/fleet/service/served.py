@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import resource
 import socket
 import subprocess
 import sys
@@ -98,18 +99,32 @@ def served(database: Path, **settings: Any) -> Iterator[Served]:
 class Process:
     """`nsa-tune serve` as a process; `port` 0 takes a free one."""
 
-    def __init__(self, database: Path, *options: str, port: int = 0) -> None:
+    def __init__(self, database: Path, *options: str, port: int = 0, file_bytes: int = 0) -> None:
+        """With `file_bytes` its files may not grow beyond that, as on a full disk."""
+
+        def limited() -> None:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, file_bytes))
+
         self._process = subprocess.Popen(
             [sys.executable, "-m", "nsa_tune.cli", "serve", "--db", str(database),
              "--port", str(port), *options],
             stderr=subprocess.PIPE, text=True, cwd=_ROOT,
             env={**os.environ, "PYTHONPATH": str(_ROOT)},
+            preexec_fn=limited if file_bytes else None,
         )  # fmt: skip
         assert self._process.stderr is not None
         line = self._process.stderr.readline()
         found = re.search(r"http://127\.0\.0\.1:(\d+)/", line)
         assert found is not None, line + self._process.stderr.read()
         self.port = int(found[1])
+
+    @property
+    def peak_bytes(self) -> int:
+        """Of memory, since it began."""
+        status = Path(f"/proc/{self._process.pid}/status").read_text()
+        peak = re.search(r"VmHWM:\s+(\d+) kB", status)
+        assert peak is not None
+        return 1024 * int(peak[1])
 
     def kill(self) -> None:
         """SIGKILL: it has no moment to tidy up."""

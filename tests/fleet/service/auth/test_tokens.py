@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import stat
 from pathlib import Path
 
 import pytest
 
-from nsa_tune._errors import StoreCorrupt, StoreMissing, StoreNewer, UnknownName, UsageError
+from nsa_tune._errors import (
+    StoreCorrupt,
+    StoreError,
+    StoreMissing,
+    StoreNewer,
+    StoreReadOnly,
+    UnknownName,
+    UsageError,
+)
 from nsa_tune.fleet.service.auth.tokens import Role, Tokens
 from nsa_tune.fleet.service.state import State, state_path
 from tests.shell import Shell
@@ -85,11 +94,57 @@ def test_another_database_is_left_alone(database: Path, path: Path) -> None:
         State.open(path, create=False)
 
 
+def test_a_file_that_others_could_read_is_closed_to_them(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    State.open(path).close()
+    path.chmod(0o644)
+    with State.open(path) as state:
+        Tokens(state).add("a", Role.READ)
+        for file in path.parent.iterdir():
+            assert stat.S_IMODE(file.stat().st_mode) == 0o600, file
+    assert "could be read by others" in caplog.text
+
+
+def test_a_link_is_not_followed(path: Path, tmp_path: Path) -> None:
+    State.open(path).close()
+    link = tmp_path / "link.service.db"
+    link.symlink_to(path)
+    with pytest.raises(StoreReadOnly, match="is a link"):
+        State.open(link)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_another_users_file_is_not_trusted(path: Path) -> None:
+    State.open(path).close()
+    os.chown(path, 22222, -1)
+    with pytest.raises(StoreError, match="belongs to another user"):
+        State.open(path)
+
+
 def test_a_newer_service_wrote_it(path: Path) -> None:
     with State.open(path) as state, state.writing() as connection:
         connection.execute("PRAGMA user_version = 99")
     with pytest.raises(StoreNewer, match="upgrade"):
         State.open(path)
+
+
+@pytest.mark.parametrize("place", ["/dev/full", "typo/deep/tables.db"])
+def test_a_token_is_made_only_where_a_database_can_be(
+    place: str, shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    refused = shell("token", "add", "x", "--db", place)
+    assert refused.code == 2
+    assert refused.out == ""
+    assert not list(tmp_path.iterdir())
+    assert not Path("/dev/full.service.db").exists()
+
+
+def test_a_token_beside_no_database_says_so(shell: Shell, tmp_path: Path) -> None:
+    added = shell("token", "add", "x", "--db", str(tmp_path / "typo.db"))
+    assert added.code == 0
+    assert f"there is no database {tmp_path / 'typo.db'} yet" in added.err
 
 
 def test_tokens_on_the_command_line(shell: Shell, tmp_path: Path) -> None:
