@@ -91,7 +91,7 @@
     const wanted = new Map(filters().map((select) => [named(select), select.value]));
     const differs = (name, value) => (wanted.get(name) ?? "all") !== "all" && wanted.get(name) !== value;
     for (const section of document.querySelectorAll("section.table")) {
-      section.hidden = Object.entries(section.dataset).some(([name, value]) => differs(name, value));
+      section.hidden = differs("table", section.dataset.table);
     }
     for (const card of document.querySelectorAll("article")) {
       const { view, question } = card.dataset;

@@ -19,10 +19,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from nsa_tune._errors import ExtraMissing
-from nsa_tune.reports.analysis.report import Report, Section
 from nsa_tune.reports.dashboard.access import Gate
 from nsa_tune.reports.dashboard.shipped_tables import BACK, listing, shipped_report
-from nsa_tune.reports.dashboard.watched_files import NO_REPORT, WatchedFiles
+from nsa_tune.reports.dashboard.watched_files import WatchedFiles
 from nsa_tune.reports.formats.json_document import as_json
 from nsa_tune.reports.formats.plain import source_name
 from nsa_tune.reports.html.frame import Frame
@@ -43,20 +42,15 @@ def application(paths: list[Path], *, token: str | None = None) -> ASGIApp:
 
     With a `token` every request needs it. Without one, only requests to localhost are served.
     """
-    return Gate(Starlette(routes=routes(paths)), token)
-
-
-def routes(paths: list[Path], *, extra: str = "") -> list[Route]:
-    """The dashboard's pages, for an application with its own access control. `extra` is an HTML
-    element above the tables."""
-    pages = _Pages(WatchedFiles(paths), extra)
-    return [
+    pages = _Pages(WatchedFiles(paths))
+    routes = [
         Route("/", pages.page),
         Route("/assets/{name}", pages.asset),
         Route("/api/live", pages.live),
         Route("/api/report", pages.report),
         Route("/api/measurements", pages.measurements),
     ]
+    return Gate(Starlette(routes=routes), token)
 
 
 class _Body(NamedTuple):
@@ -75,9 +69,8 @@ class _Pages:
     """The responses. Files are read and reports made in threads, not on the event loop, and each
     body is made once for a state of the files: a queue of visitors costs one."""
 
-    def __init__(self, watched: WatchedFiles, extra: str) -> None:
+    def __init__(self, watched: WatchedFiles) -> None:
         self._watched = watched
-        self._extra = extra
         self._bodies: dict[str, tuple[str, Any]] = {}
         self._making: dict[str, asyncio.Lock] = {}
 
@@ -86,10 +79,10 @@ class _Pages:
         # One at a time: the others wait without a thread, and find what was made meanwhile.
         async with self._making.setdefault(name, asyncio.Lock()):
             state = await run_in_threadpool(lambda: self._watched.state)
-            known = self._bodies.get(name)
-            if known is None or known[0] != state:
-                known = self._bodies[name] = state, await run_in_threadpool(make, state)
-            return known[1]
+            cached = self._bodies.get(name)
+            if cached is None or cached[0] != state:
+                cached = self._bodies[name] = state, await run_in_threadpool(make, state)
+            return cached[1]
 
     async def page(self, request: Request) -> Response:
         """The report with the state of runs on top; `?table=NAME`: that of a shipped table."""
@@ -101,22 +94,15 @@ class _Pages:
             return Response("no table of this name ships\n", 404, media_type="text/plain")
 
         def made(state: str) -> _Body:
-            frame = _frame(state, BACK + self._extra, has_charts="charts.js" in _assets())
-            return _Body.of(written(report, frame))
+            frame = _frame(state)
+            return _Body.of(written(report, replace(frame, extra=BACK + frame.extra)))
 
         return _response(request, await self._made(f"table {name}", made), "text/html")
 
     def _written(self, state: str) -> _Body:
         report = self._watched.report()
-        frame = replace(
-            _frame(state, self._extra, has_charts="charts.js" in _assets()),
-            after=listing(folded=bool(report.sections)),
-        )
-        try:
-            return _Body.of(written(report, frame))
-        except NO_REPORT:
-            whole = tuple(one for one in report.sections if _can_be_written(one, frame))
-            return _Body.of(written(replace(report, sections=whole), frame))
+        listed = listing(folded=bool(report.sections))
+        return _Body.of(written(report, replace(_frame(state), after=listed)))
 
     async def asset(self, request: Request) -> Response:
         """A style or a script."""
@@ -140,10 +126,10 @@ class _Pages:
         """The newest measurement of each cell, by table; `?key=DIGEST` selects one table."""
         wanted = request.query_params.get("key", "")
         tables: list[tuple[str, _Body]] = await self._made("tables", lambda _: self._tables())
-        found = [body for digest, body in tables if digest.startswith(wanted)]
-        tag = hashlib.sha256("".join(one.tag for one in found).encode()).hexdigest()[:32]
+        chosen = [body for digest, body in tables if digest.startswith(wanted)]
+        tag = hashlib.sha256("".join(body.tag for body in chosen).encode()).hexdigest()[:32]
         begin = json.dumps({"schema": _SCHEMA, "tables": []}).removesuffix("]}")
-        data = b"".join([begin.encode(), b", ".join(one.data for one in found), b"]}"])
+        data = b"".join([begin.encode(), b", ".join(body.data for body in chosen), b"]}"])
         return _response(request, _Body(data, f'"{tag}"'), "application/json")
 
     def _tables(self) -> list[tuple[str, _Body]]:
@@ -165,24 +151,17 @@ class _Pages:
         ]
 
 
-def _can_be_written(section: Section, frame: Frame) -> bool:
-    try:
-        written(Report((section,), ""), frame)
-    except NO_REPORT:
-        return False
-    return True
-
-
 @cache
 def _assets() -> dict[str, str]:
     """Name to text of the files that the page loads; charts.js only if vl-convert is installed."""
-    found = {name: asset(name) for name in ("page.css", "page.js", "live.css", "live.js")}
+    texts = {name: asset(name) for name in ("page.css", "page.js", "live.css", "live.js")}
     with suppress(ExtraMissing):
-        found["charts.js"] = charts_javascript()
-    return found
+        texts["charts.js"] = charts_javascript()
+    return texts
 
 
-def _frame(state: str, extra: str, *, has_charts: bool) -> Frame:
+def _frame(state: str) -> Frame:
+    has_charts = "charts.js" in _assets()
     scripts = [*(["charts.js"] if has_charts else []), "page.js", "live.js"]
     live = f'<section id="live" data-state="{escape(state)}" aria-label="Runs"></section>'
     return Frame(
@@ -190,7 +169,7 @@ def _frame(state: str, extra: str, *, has_charts: bool) -> Frame:
         '<link rel="stylesheet" href="assets/live.css">',
         end="\n".join(f'<script src="assets/{name}"></script>' for name in scripts),
         has_charts=has_charts,
-        extra=extra + live,
+        extra=live,
     )
 
 
@@ -204,9 +183,9 @@ def _json(document: dict[str, Any]) -> _Body:
 
 def _finite(value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: _finite(one) for name, one in value.items()}
+        return {name: _finite(entry) for name, entry in value.items()}
     if isinstance(value, list):
-        return [_finite(one) for one in value]
+        return [_finite(entry) for entry in value]
     if isinstance(value, float) and value - value != 0:
         return None
     return value
@@ -215,8 +194,7 @@ def _finite(value: Any) -> Any:
 def _response(request: Request, body: _Body, media_type: str) -> Response:
     """`body`, or 304 if the browser already has it."""
     headers = {"etag": body.tag, "cache-control": "private, no-cache"}
-    known = [one.strip().removeprefix("W/") for one in
-             request.headers.get("if-none-match", "").split(",")]  # fmt: skip
-    if body.tag in known or "*" in known:
+    tags = request.headers.get("if-none-match", "").split(",")
+    if {body.tag, "*"} & {tag.strip().removeprefix("W/") for tag in tags}:
         return Response(status_code=304, headers=headers)
     return Response(body.data, headers=headers, media_type=media_type)

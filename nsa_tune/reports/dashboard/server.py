@@ -11,13 +11,6 @@ import uvicorn
 from nsa_tune._errors import NsaTuneError
 from nsa_tune.reports.dashboard.access import token_for
 from nsa_tune.reports.dashboard.application import application
-from nsa_tune.reports.dashboard.connections import BACKLOG, limited_to, most_connections
-from nsa_tune.reports.dashboard.sparing_log import sparing
-
-_QUEUED = 1024
-"""Connections that the system holds until they are taken."""
-_LONGEST_HEAD = 2**14
-"""Bytes of a request."""
 
 
 def serve(
@@ -40,7 +33,7 @@ def serve(
     token = token_for(host, remote=remote, given=token)
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listener = socket.create_server((host.strip("[]"), port), family=family, backlog=_QUEUED)
+        listener = socket.create_server((host.strip("[]"), port), family=family)
     except OSError as error:
         raise NsaTuneError(
             f"cannot listen on {host}:{port} ({error.strerror}); give another --host or --port"
@@ -49,14 +42,12 @@ def serve(
         name = f"[{host.strip('[]')}]" if ":" in host else host
         address = f"http://{name}:{listener.getsockname()[1]}/"
         ready(address if token is None else f"{address}?token={token}")
-        with sparing("asyncio", "uvicorn.error"):
-            uvicorn.Server(config_of(paths, token)).run(sockets=[listener])
+        uvicorn.Server(config_of(paths, token)).run(sockets=[listener])
 
 
 def config_of(paths: list[Path], token: str | None) -> uvicorn.Config:
-    """The server's settings for `paths`, with limits on connections."""
+    """The server's settings for `paths`."""
     return uvicorn.Config(
-        application(paths, token=token), http=limited_to(most_connections()), backlog=BACKLOG,
-        log_level="warning", access_log=False, server_header=False, lifespan="off", ws="none",
-        h11_max_incomplete_event_size=_LONGEST_HEAD,
+        application(paths, token=token), log_level="warning", access_log=False,
+        server_header=False, lifespan="off", ws="none",
     )  # fmt: skip

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from threading import Lock
-from time import monotonic
 from typing import Any
 
 from nsa_tune._errors import NsaTuneError, UsageError
@@ -16,8 +15,7 @@ from nsa_tune.backend.points import points_for
 from nsa_tune.backend.types.point import Point, Setting
 from nsa_tune.backend.types.profiles import profile_of
 from nsa_tune.backend.types.records import Table
-from nsa_tune.db import reader as tables
-from nsa_tune.db import text_table
+from nsa_tune.db import reader, text_table
 from nsa_tune.db.runs import Run, newest_of, places_measured, runs_of, state_of
 from nsa_tune.reports.analysis.report import Report, Section, build
 
@@ -27,8 +25,6 @@ NO_REPORT = (
     TypeError, ValueError,
 )  # fmt: skip
 """What a report may raise for a faulty table. Only that table is left out."""
-_SLOW_S, _NOT_AGAIN_S = 1.0, 60.0
-"""A file that takes more than a second and cannot be read is tried again after a minute."""
 _RUNS, _NEWEST, _FAILURES = 5, 8, 8
 
 
@@ -53,14 +49,12 @@ class WatchedFiles:
         self._expected: dict[tuple[object, ...], int] = {}
         self._broken: dict[str, str] = {}
         """Why a table has no section, by its source."""
-        self._slow: dict[Path, tuple[object, float, str]] = {}
-        """Slow files that could not be read: their state, when that was, and why."""
         self._lock = Lock()
 
     @property
     def state(self) -> str:
         """A hash that changes whenever the page would."""
-        states = [(str(path), self._state(path)) for path in self.paths]
+        states = [(str(path), _state(path)) for path in self.paths]
         return hashlib.sha256(repr(states).encode()).hexdigest()[:16]
 
     def tables(self) -> list[Table]:
@@ -71,22 +65,20 @@ class WatchedFiles:
     def report(self) -> Report:
         """The report over `tables`. Sections of unchanged tables are reused. A table that no report
         can be made of is left out; `live` says why."""
-        found = self.tables()
+        tables = self.tables()
         with self._lock:
-            keys = [(table.source, table.key, table.measured_at, len(table.measurements))
-                    for table in found]  # fmt: skip
             sections: dict[tuple[object, ...], Section | str] = {}
-            for key, table in zip(keys, found, strict=True):
-                known = self._sections.get(key)
-                sections[key] = self._section(table) if known is None else known
+            self._broken = {}
+            for table in tables:
+                place = (table.source, table.key, table.measured_at, len(table.measurements))
+                cached = self._sections.get(place)
+                section = self._section(table) if cached is None else cached
+                if isinstance(section, str):
+                    self._broken[table.source] = section
+                sections[place] = section
             self._sections = sections
-            self._broken = {
-                table.source: one
-                for table, one in zip(found, sections.values(), strict=False)
-                if isinstance(one, str)
-            }
-            whole = tuple(one for one in sections.values() if isinstance(one, Section))
-            return Report(whole, DEFAULT_BASELINE.name)
+            whole = (section for section in sections.values() if isinstance(section, Section))
+            return Report(tuple(whole), DEFAULT_BASELINE.name)
 
     def live(self) -> dict[str, Any]:
         """Runs, newest measurements, failures and problems of each file.
@@ -107,28 +99,8 @@ class WatchedFiles:
 
     # --- one path
 
-    def _state(self, path: Path) -> object:
-        begin = monotonic()
-        try:
-            stat = path.stat()
-            file = stat.st_mtime_ns, stat.st_size
-            if path.suffix == ".tsv":
-                return file
-        except OSError as error:
-            return f"there is no {path.name}: {error.strerror}"
-        slow = self._slow.get(path)
-        if slow is not None and slow[0] == file and begin - slow[1] < _NOT_AGAIN_S:
-            return slow[2]
-        try:
-            return state_of(path)
-        except NO_REPORT as error:
-            problem = _without_directories(error, path)
-            if monotonic() - begin > _SLOW_S:
-                self._slow[path] = file, monotonic(), problem
-            return problem
-
     def _look(self, path: Path) -> _Seen:
-        state = self._state(path)
+        state = _state(path)
         seen = self._seen.get(path)
         if seen is None or seen.state != state:
             seen = self._seen[path] = _read(path, state)
@@ -148,14 +120,14 @@ class WatchedFiles:
             return live
         try:
             live["runs"] = [self._run(path, run, seen.tables) for run in runs_of(path, _RUNS)]
-            live["newest"] = [asdict(one) for one in newest_of(path, _NEWEST)]
-            live["failures"] = [asdict(one) for one in newest_of(path, _FAILURES, failed=True)]
+            live["newest"] = [asdict(row) for row in newest_of(path, _NEWEST)]
+            live["failures"] = [asdict(row) for row in newest_of(path, _FAILURES, failed=True)]
         except NO_REPORT as error:
             live["problem"] = _without_directories(error, path)
         return live
 
-    def _run(self, path: Path, run: Run, found: Sequence[Table]) -> dict[str, Any]:
-        table = next((table for table in found if table.key.digest == run.digest), None)
+    def _run(self, path: Path, run: Run, tables: Sequence[Table]) -> dict[str, Any]:
+        table = next((table for table in tables if table.key.digest == run.digest), None)
         expected = done = None
         if table is not None and run.outcome is None:
             points = _points_of(table, run.arguments.get("points") or ())
@@ -186,6 +158,19 @@ class WatchedFiles:
         return self._expected[place]
 
 
+def _state(path: Path) -> object:
+    """What changes whenever the file does; the error's text if it cannot be read."""
+    try:
+        stat = path.stat()
+        if path.suffix == ".tsv":
+            return stat.st_mtime_ns, stat.st_size
+        return state_of(path)
+    except OSError as error:
+        return f"there is no {path.name}: {error.strerror}"
+    except NsaTuneError as error:
+        return _without_directories(error, path)
+
+
 def _points_of(table: Table, names: Sequence[str]) -> list[Point]:
     """The points that a run over `names` measures; none if this version does not know them all."""
     try:
@@ -198,7 +183,7 @@ def _read(path: Path, state: object) -> _Seen:
     try:
         if path.suffix == ".tsv":
             return _Seen(state, (text_table.read_text(path),), "")
-        return _Seen(state, tuple(_readable(tables.read_database(path))), "")
+        return _Seen(state, tuple(_readable(reader.read_database(path))), "")
     except NO_REPORT as error:
         return _Seen(state, (), _without_directories(error, path))
 
@@ -208,9 +193,9 @@ def _without_directories(error: Exception, path: Path) -> str:
     return str(error).replace(str(path), path.name) or type(error).__name__
 
 
-def _readable(found: Iterable[Table]) -> Iterable[Table]:
+def _readable(tables: Iterable[Table]) -> Iterable[Table]:
     """The tables that this version can make a report of."""
-    for table in found:
+    for table in tables:
         try:
             Setting.of(table)
         except NO_REPORT:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import re
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from html import escape
 from importlib import resources
 
@@ -23,20 +23,14 @@ def packed_text(name: str, text: str) -> str:
     return f'<script type="text/plain" id="{name}">{data}</script>'
 
 
-def attributes(facts: Iterable[tuple[str, str]]) -> str:
-    """Data attributes, with a space before each."""
-    return "".join(f' data-{name}="{escape(value)}"' for name, value in facts)
-
-
 def article(
     view: str, body: str, *, name: str = "", question: str = "", kind: str = "plain"
 ) -> str:
     """One card of a view. The script draws charts into cards with a `name`."""
     drawn = f' id="{escape(name)}"' if name else ""
     kind = "panel" if name else kind
-    named = (("view", view), ("question", question))
-    facts = [(fact, value) for fact, value in named if value]
-    return f'<article class="{kind}"{drawn}{attributes(facts)}>{body}</article>'
+    asked = f' data-question="{escape(question)}"' if question else ""
+    return f'<article class="{kind}"{drawn} data-view="{view}"{asked}>{body}</article>'
 
 
 def heading(table: DisplayTable) -> str:

@@ -1,15 +1,12 @@
-"""A dashboard goes on: whatever one source holds, and however many visitors say nothing."""
+"""A dashboard goes on, whatever one source holds."""
 
 from __future__ import annotations
 
-import logging
 import socket
 import sqlite3
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing, suppress
+from contextlib import closing
 from pathlib import Path
-from time import monotonic
 from typing import Any
 
 import pytest
@@ -17,89 +14,24 @@ import pytest
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 
+
 from nsa_tune._errors import UsageError
 from nsa_tune.db.store import Store
 from nsa_tune.reports.analysis import report as analysis
-from nsa_tune.reports.dashboard import application, connections, watched_files
+from nsa_tune.reports.dashboard import application, watched_files
 from nsa_tune.reports.dashboard.access import token_for
-from nsa_tune.reports.dashboard.sparing_log import Sparing, sparing
 from nsa_tune.reports.formats import json_document
-from nsa_tune.reports.html import page
-from tests.reports.dashboard.served import Served, served
+from tests.reports.dashboard.served import served
 from tests.reports.dashboard.test_application import TABLE, store
 from tests.reports.synthetic import key_of
 
 PATHS = ("/", "/api/live", "/api/report", "/api/measurements")
 
 
-@pytest.fixture
-def silent(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Served]:
-    """A dashboard with room for 20 connections, each of which has 2 s for a request."""
-    monkeypatch.setattr(connections, "_REQUEST_S", 2.0)
-    monkeypatch.setattr("nsa_tune.reports.dashboard.server.most_connections", lambda: 20)
-    with served(store(tmp_path / "a.db")) as running:
-        yield running
-
-
 def _connected(port: int, said: bytes = b"GET / HTTP/1.1\r\nHost: loc") -> socket.socket:
     connection = socket.create_connection(("127.0.0.1", port), timeout=20)
     connection.sendall(said)
     return connection
-
-
-@pytest.mark.parametrize("said", [b"", b"GET / HTTP/1.1\r\nHost: loc"], ids=["nothing", "a part"])
-def test_who_says_nothing_is_hung_up_on(silent: Served, said: bytes) -> None:
-    with closing(_connected(silent.port, said)) as connection:
-        begin = monotonic()
-        with suppress(ConnectionResetError):
-            assert connection.recv(100) == b""
-        assert monotonic() - begin < 15
-
-
-def test_who_says_a_letter_at_a_time_is_hung_up_on(silent: Served) -> None:
-    with (
-        closing(_connected(silent.port)) as connection,
-        pytest.raises(OSError, match=r"reset|pipe"),
-    ):
-        for _ in range(200):
-            connection.sendall(b"a")
-            connection.settimeout(0.1)
-            try:
-                assert connection.recv(1) == b""
-                raise ConnectionResetError("reset")
-            except TimeoutError:
-                pass
-
-
-def test_of_too_many_the_longest_silent_makes_room(silent: Served) -> None:
-    with ExitStack() as open_ones:
-        for _ in range(60):
-            open_ones.enter_context(closing(_connected(silent.port)))
-        for path in PATHS:
-            assert silent.get(path).status == 200
-
-
-def test_who_does_not_take_the_answer_is_hung_up_on(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(connections, "_RESPONSE_S", 1.0)
-    with served(store(tmp_path / "a.db")) as running:
-        ask = b"GET /api/measurements HTTP/1.1\r\nHost: localhost\r\n\r\n"
-        with closing(socket.socket()) as connection:
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
-            connection.connect(("127.0.0.1", running.port))
-            connection.sendall(ask * 50)
-            connection.settimeout(20)
-            with pytest.raises((ConnectionResetError, BrokenPipeError)):
-                for _ in range(400):
-                    connection.sendall(ask)
-                    _wait(0.05)
-
-
-def _wait(seconds: float) -> None:
-    end = monotonic() + seconds
-    while monotonic() < end:
-        pass
 
 
 # --- one bad source
@@ -181,25 +113,6 @@ def test_a_table_of_which_no_report_can_be_made_is_named(
     assert live["runs"]
 
 
-def test_a_section_that_cannot_be_drawn_hides_no_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real = page.written
-
-    def written(report: Any, frame: Any) -> str:
-        if any(section.key.heads == 16 for section in report.sections):
-            raise KeyError("made up")
-        return real(report, frame)
-
-    monkeypatch.setattr(application, "written", written)
-    path = store(tmp_path / "a.db")
-    with Store.open(path) as opened:
-        key = key_of(heads=16)
-        opened.add(opened.begin_run(key, TABLE.device, {}), TABLE.measurements)
-    with served(path) as running:
-        assert running.get("/").body.decode().count('<section class="table"') == 1
-
-
 # --- bodies
 
 
@@ -249,27 +162,3 @@ def test_a_token_that_no_cookie_holds_is_refused_at_the_start(token: str) -> Non
 
 def test_a_token_of_letters_passes() -> None:
     assert token_for("127.0.0.1", remote=False, given="s3cret_~.-") == "s3cret_~.-"
-
-
-def test_a_log_gets_ten_lines_a_minute_and_the_number_of_the_others() -> None:
-    now = [0.0]
-    rule = Sparing(lambda: now[0])
-    records = [logging.makeLogRecord({"msg": f"line {i}"}) for i in range(1000)]
-
-    passed = [record for record in records if rule.filter(record)]
-    now[0] = 61.0
-    last = logging.makeLogRecord({"msg": "line %s", "args": ("x",)})
-
-    assert len(passed) == 10
-    assert rule.filter(last)
-    assert last.getMessage() == "line x (990 lines left out before)"
-
-
-def test_loggers_are_spared_for_a_while(caplog: pytest.LogCaptureFixture) -> None:
-    logger = logging.getLogger("asyncio")
-    with sparing("asyncio"):
-        for _ in range(50):
-            logger.error("out of descriptors")
-    assert len(caplog.records) == 10
-    logger.error("again")
-    assert len(caplog.records) == 11

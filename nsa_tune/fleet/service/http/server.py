@@ -10,9 +10,9 @@ import uvicorn
 
 from nsa_tune._errors import NsaTuneError
 from nsa_tune.fleet.service.http.application import REFUSALS, application
+from nsa_tune.fleet.service.http.connections import BACKLOG, limited_to, most_connections
+from nsa_tune.fleet.service.http.sparing_log import sparing
 from nsa_tune.fleet.service.service import Service, Settings
-from nsa_tune.reports.dashboard.connections import BACKLOG, limited_to, most_connections
-from nsa_tune.reports.dashboard.sparing_log import sparing
 
 _QUEUED = 1024
 """Connections that the system holds until they are taken."""
