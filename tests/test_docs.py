@@ -15,7 +15,7 @@ import typer
 from nsa_tune._cli.shared.options import Format
 from nsa_tune.backend.libraries.limits import PROBED
 from nsa_tune.backend.points import POINTS
-from nsa_tune.backend.types.layouts import CONVERSIONS, READS, KVLayout
+from nsa_tune.backend.types.layouts import CONVERSIONS, KVLayout
 from nsa_tune.cli import app
 from nsa_tune.db.store import Store
 from nsa_tune.reports.analysis.report import build
@@ -157,16 +157,3 @@ def test_the_page_tells_what_each_conversion_moves() -> None:
     for one in CONVERSIONS:
         rank = 448 if KVLayout.V4_PAGED in (one.source, one.target) else 512
         assert told[f"`{one.kernel}`"].endswith(f"= {one.moved_bytes(1, rank, 64)}")
-
-
-def test_the_page_says_who_reads_which_layout() -> None:
-    words = {"triton": "Triton", "trtllm": "TRT-LLM"}
-    told = {row[0].strip("`"): row[3] for row in _rows_under("KV layouts") if len(row) == 4}
-
-    for name, layouts in READS.items():
-        if name.startswith("torch"):
-            continue
-        for layout in layouts:
-            assert words.get(name, name) in told[layout], (
-                f"docs/decision-points.md, KV layouts: {layout} does not name {name} as a reader"
-            )

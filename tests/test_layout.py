@@ -28,6 +28,7 @@ MAY_CATCH_ALL = ("autotune/bench/measure.py", "engines/")
 """One arm's measurement, and the hooks that must never raise into an engine."""
 MAY_LOAD_TORCH = (
     "backend/kernels/",
+    "backend/points/attention_case.py",
     "backend/points/checked_rows.py",
     "backend/points/paging.py",
 )

@@ -15,7 +15,7 @@ from nsa_tune.autotune.bench import devices
 from nsa_tune.backend import libraries as providers
 from nsa_tune.backend.kernels import packed_fp8
 from nsa_tune.backend.points import LOSSY, POINTS
-from nsa_tune.backend.points.prefill.case import prefill_case
+from nsa_tune.backend.points.attention_case import prefill_case
 
 _log = logging.getLogger(__name__)
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9

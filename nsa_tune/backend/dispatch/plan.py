@@ -8,8 +8,9 @@ from functools import lru_cache
 from typing import NamedTuple, Protocol
 
 from nsa_tune.backend.dispatch.decide import Verdict
+from nsa_tune.backend.points.pools import READS, reach
 from nsa_tune.backend.types.batch import Batch, Mode
-from nsa_tune.backend.types.layouts import READS, Conversion, KVLayout, Role, reach
+from nsa_tune.backend.types.layouts import Conversion, KVLayout, Role
 from nsa_tune.backend.types.records import Key
 
 

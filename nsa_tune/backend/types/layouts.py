@@ -3,11 +3,10 @@ costs to turn one into another."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from nsa_tune._errors import UnknownName, UsageError
+from nsa_tune._errors import UnknownName
 
 SCALE_TILE = 128
 """Values that share one fp32 scale in the packed fp8 layout."""
@@ -102,10 +101,6 @@ _BY_KV_DTYPE: dict[str, dict[str, KVLayout]] = {
     "dsa": {"bf16": KVLayout.BF16, "fp8": KVLayout.FP8_PACKED},
     "v4": {"fp8": KVLayout.V4_PAGED},
 }
-_OF_KV_DTYPE = {
-    "bf16": frozenset({KVLayout.BF16}),
-    "fp8": frozenset({KVLayout.FP8_PACKED, KVLayout.FP8_RAW, KVLayout.V4_PAGED}),
-}
 
 
 def layout_of(kv_dtype: str, family: str = "dsa") -> KVLayout:
@@ -121,45 +116,7 @@ def layout_of(kv_dtype: str, family: str = "dsa") -> KVLayout:
         raise UnknownName.of("KV dtype", kv_dtype, list(known)) from None
 
 
-def layouts_of(kv_dtype: str) -> frozenset[KVLayout]:
-    """Every layout that a pool of `kv_dtype` may have, whoever reads it.
-
-    Raises:
-        UnknownName: for another name than ``"bf16"`` and ``"fp8"``.
-    """
-    try:
-        return _OF_KV_DTYPE[kv_dtype]
-    except KeyError:
-        raise UnknownName.of("KV dtype", kv_dtype, list(_OF_KV_DTYPE)) from None
-
-
-# --- who reads what, and what can be turned into it
-
-_BF16 = frozenset({KVLayout.BF16})
-_PACKED = frozenset({KVLayout.FP8_PACKED})
-
-READS: Mapping[str, frozenset[KVLayout]] = {
-    "flashmla_sparse": _BF16,
-    "flashmla_kv": _PACKED,
-    "flashmla_kv_grouped": _PACKED,
-    "flashmla_kv_mixed": _PACKED,
-    "fa3": _BF16,
-    "flashmla_sparse_q8": frozenset({KVLayout.FP8_RAW}),
-    "torch_sparse_q8": frozenset({KVLayout.FP8_RAW}),
-    "tilelang": _BF16,
-    "triton": _BF16 | _PACKED,
-    "triton_split": _BF16,
-    "trtllm": frozenset({KVLayout.BF16, KVLayout.FP8_RAW}),
-    "torch_sparse": _BF16,
-    "torch_kv": _PACKED,
-    # V4's kernel over a copy of 512 values a token, which no pool holds.
-    "sparse_fwd": frozenset(),
-    "with_kvcache": frozenset({KVLayout.V4_PAGED}),
-}
-"""Sparse attention implementations, and the layouts that the kernel itself reads. One that
-dequantizes or gathers before its kernel is listed with the layout that its kernel reads, and among
-the readers of its conversion in `CONVERSIONS`. Plans derive their conversions from both;
-`Arm.layouts` says which pools an arm takes at all."""
+# --- what can be turned into what
 
 
 class Role(StrEnum):
@@ -220,57 +177,3 @@ CONVERSIONS: tuple[Conversion, ...] = (
     ),
 )  # fmt: skip
 """Every conversion that there is a kernel for."""
-
-
-def reach(name: str, pool: KVLayout, role: Role) -> tuple[Conversion | None, ...]:
-    """How `name` gets at tokens of `pool`: (None,) as they are, else the conversions that do."""
-    if pool in READS[name]:
-        return (None,)
-    return tuple(
-        one
-        for one in CONVERSIONS
-        if one.source is pool and name in one.readers and role in one.roles
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class Pairing:
-    """A prefill and a decode implementation over one pool."""
-
-    pool: KVLayout
-    prefill: Conversion | None
-    """What the prefill implementation needs first; None reads the pool."""
-    decode: Conversion | None
-
-
-def pair(prefill: str, decode: str, kv_dtype: str) -> Pairing:
-    """The pool that `prefill` and `decode` can share, with the conversions that this takes.
-
-    Of several pools the one with the fewest conversions, best none in decode.
-
-    Raises:
-        UnknownName: for an implementation or KV dtype that is not known.
-        UsageError: when no pool and no conversion serves both.
-    """
-    for name in (prefill, decode):
-        if name not in READS:
-            raise UnknownName.of("implementation", name, list(READS))
-    found = list(_pairings(prefill, decode, kv_dtype))
-    if not found:
-        raise UsageError(
-            f"prefill by {prefill} reads {_words(prefill)} and decode by {decode} reads "
-            f"{_words(decode)}, and no conversion lets them share a pool of {kv_dtype}"
-        )
-    return min(found, key=lambda one: (one.decode is not None, one.prefill is not None))
-
-
-def _pairings(prefill: str, decode: str, kv_dtype: str) -> Iterator[Pairing]:
-    for pool in KVLayout:
-        if pool in layouts_of(kv_dtype):
-            for first in reach(prefill, pool, Role.PREFILL):
-                for second in reach(decode, pool, Role.DECODE):
-                    yield Pairing(pool, first, second)
-
-
-def _words(name: str) -> str:
-    return " or ".join(sorted(READS[name])) or "a converted copy"

@@ -151,6 +151,8 @@ class Arm:
     guards: tuple[Guard, ...] = ()
     reference: bool = False
     """Plain torch: timed only where the point has no kernels for the device."""
+    portable: bool = False
+    """Plain torch that counts as a kernel on GPUs of `archs`, and as a reference elsewhere."""
     features: tuple[str, ...] | None = None
     """Those of the point's features that its time may depend on; None for all. A fit finds
     weights for whatever it is offered, so an arm is offered no other kernel's work."""
@@ -171,6 +173,14 @@ class Arm:
         """Its name without the path."""
         return self.name.rpartition("/")[2]
 
+    def runs_on(self, arch: str) -> bool:
+        """Whether it runs on devices of `arch`."""
+        return self.archs is None or arch in self.archs or self.portable
+
+    def is_reference_on(self, arch: str) -> bool:
+        """Whether it is timed on devices of `arch` only where they have no kernels."""
+        return self.reference or (self.archs is not None and arch not in self.archs)
+
     def offered(self, setting: Setting) -> bool:
         """Whether the user could get it: not if its optional library is missing, nor if it is
         lossy and was not asked for."""
@@ -188,7 +198,7 @@ class Arm:
         """Why this arm must not run on `batch`, or None when it may."""
         if setting.layout not in self.layouts:
             return f"{self.name} does not read {setting.layout} pools"
-        if self.archs is not None and setting.device.arch not in self.archs:
+        if not self.runs_on(setting.device.arch):
             if setting.device.arch == "cpu" and self.requires is None and not self.reference:
                 return f"{self.name} is declared for GPUs only"
             return f"{self.name} has no kernels for {setting.device.arch}"
@@ -197,6 +207,17 @@ class Arm:
             if reason is not None:
                 return reason
         return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SparseArm(Arm):
+    """An arm that attends to selected tokens."""
+
+    reads: frozenset[KVLayout]
+    """The layouts that its kernel itself reads. One that dequantizes or gathers before is declared
+    with the layout that its kernel reads, and among the readers of its conversion in
+    `types.layouts.CONVERSIONS`. Plans derive their conversions from both; `layouts` says which
+    pools the whole arm takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,8 +279,8 @@ class Point:
             arm
             for arm in self.arms
             if setting.layout in arm.layouts
-            and (arm.archs is None or setting.device.arch in arm.archs)
+            and arm.runs_on(setting.device.arch)
             and arm.offered(setting)
         ]
-        kernels = [arm for arm in fits if not arm.reference]
+        kernels = [arm for arm in fits if not arm.is_reference_on(setting.device.arch)]
         yield from kernels or fits

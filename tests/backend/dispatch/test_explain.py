@@ -16,8 +16,9 @@ from nsa_tune.backend.costmodel.surface import Estimate
 from nsa_tune.backend.dispatch.decide import Choice, Verdict
 from nsa_tune.backend.dispatch.explain import derived_reason, reason_of
 from nsa_tune.backend.dispatch.plan import DERIVED, Plan, coupled
+from nsa_tune.backend.points.pools import READS
 from nsa_tune.backend.types.batch import Mode
-from nsa_tune.backend.types.layouts import READS, KVLayout
+from nsa_tune.backend.types.layouts import KVLayout
 from nsa_tune.backend.types.records import Measurement
 from tests.backend.fake_point import FAKE, SETTING, Times, linear, policy_of, sharing_rows
 

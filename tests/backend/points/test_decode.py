@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from random import Random
 from typing import Any
@@ -21,7 +21,7 @@ from nsa_tune.backend.libraries.flashinfer import calls as flashinfer
 from nsa_tune.backend.libraries.sglang import calls as sglang
 from nsa_tune.backend.libraries.sglang_kernel import calls as sglang_kernel
 from nsa_tune.backend.points import POINTS
-from nsa_tune.backend.points.prefill.case import prefill_case
+from nsa_tune.backend.points.attention_case import prefill_case
 from nsa_tune.backend.types.layouts import KVLayout
 from nsa_tune.backend.types.point import Setting
 from nsa_tune.backend.types.profiles import profile_of
@@ -119,30 +119,6 @@ def test_trtllm_gets_pages_slots_and_the_lengths_before_selection(
     pool = given["kv_cache"]
     assert isinstance(pool, torch.Tensor)
     assert pool.shape[1:] == (1, 16, 160)
-
-
-@pytest.mark.parametrize(
-    ("change", "names"),
-    [
-        (lambda s: s, ["flashmla_kv", "flashmla_kv_grouped", "flashmla_sparse", "triton"]),
-        (
-            lambda s: replace(s, layout=KVLayout.BF16),
-            ["fa3", "tilelang", "flashmla_sparse", "triton", "triton_split"],
-        ),
-        (
-            lambda s: replace(s, layout=KVLayout.BF16, device=KNOWN["NVIDIA B200"]),
-            ["trtllm", "flashmla_sparse", "triton"],
-        ),
-        (lambda s: replace(s, device=replace(s.device, arch="sm80")), ["triton"]),
-        (lambda s: TINY, ["torch_kv", "torch_sparse"]),
-    ],
-)
-def test_a_device_times_the_kernels_that_it_has(
-    change: Callable[[Setting], Setting], names: list[str]
-) -> None:
-    """A new arm is added to the list of each device that has it."""
-    setting = change(H100)
-    assert [arm.name for arm in DECODE.candidates(setting)] == names
 
 
 @pytest.mark.parametrize("setting", [H100, TINY], ids=["H100", "tiny"])

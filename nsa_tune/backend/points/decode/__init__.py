@@ -22,7 +22,7 @@ __all__ = ["DECODE"]
 
 
 def _case(batch: Batch, setting: Setting, device: torch.device) -> Case:
-    from nsa_tune.backend.points.prefill.case import prefill_case
+    from nsa_tune.backend.points.attention_case import prefill_case
 
     return prefill_case(batch, setting, device)
 

@@ -6,14 +6,15 @@ from nsa_tune.backend.libraries.flash_mla import limits as flash_mla
 from nsa_tune.backend.libraries.flashinfer import limits as flashinfer
 from nsa_tune.backend.libraries.sglang import limits as sglang
 from nsa_tune.backend.libraries.sglang_kernel import limits as sglang_kernel
-from nsa_tune.backend.points import limits
-from nsa_tune.backend.points.prefill import features, mha, mla
+from nsa_tune.backend.points import limits, mla
+from nsa_tune.backend.points.prefill import features, mha
 from nsa_tune.backend.types.layouts import KVLayout
-from nsa_tune.backend.types.point import ANY_GPU, Arm
+from nsa_tune.backend.types.point import ANY_GPU, Arm, SparseArm
 
 _ANY = frozenset({KVLayout.BF16, KVLayout.FP8_PACKED})
 _BF16 = frozenset({KVLayout.BF16})
 _PACKED = frozenset({KVLayout.FP8_PACKED})
+_RAW = frozenset({KVLayout.FP8_RAW})
 _HOPPER = frozenset({"sm90"})
 _BLACKWELL = frozenset({"sm100", "sm103"})
 _DENSE = (limits.SOME_ROWS, limits.DENSE_EXACT, limits.CHUNK_CAPACITY, limits.NOT_CAPTURED)
@@ -52,45 +53,51 @@ MHA = (
     ),
 )  # fmt: skip
 MLA = (
-    Arm(
+    SparseArm(
         "mla/flashmla_sparse", mla.build_flashmla_sparse, _ANY, "flash_mla", flash_mla.ARCHS,
         (limits.SOME_ROWS, *flash_mla.SPARSE_FWD, flash_mla.WIDENED_BYTES),
-        features=features.OF_FLASHMLA_SPARSE,
+        features=features.OF_FLASHMLA_SPARSE, reads=_BF16,
     ),
-    Arm(
+    SparseArm(
         "mla/flashmla_kv", mla.build_flashmla_kv, _PACKED, "flash_mla", flash_mla.ARCHS,
         (limits.SOME_ROWS, *flash_mla.DECODE_KERNEL),
         surcharge=flash_mla.schedule_surcharge, features=features.OF_FLASHMLA_KV,
-        first=mla.first_flashmla_kv,
+        first=mla.first_flashmla_kv, reads=_PACKED,
     ),
-    Arm(
+    SparseArm(
         "mla/flashmla_kv_mixed", mla.build_flashmla_kv_mixed, _PACKED, "flash_mla",
         flash_mla.ARCHS, (limits.SOME_ROWS, *flash_mla.MIXED_KERNEL),
-        features=features.OF_FLASHMLA_MIXED, first=mla.first_flashmla_kv_mixed,
+        features=features.OF_FLASHMLA_MIXED, first=mla.first_flashmla_kv_mixed, reads=_PACKED,
     ),
-    Arm(
+    SparseArm(
         "mla/fa3", mla.build_fa3, _BF16, "sglang_kernel", _HOPPER,
-        (limits.SOME_ROWS, *sglang_kernel.FA3_SPARSE), features=features.OF_SPARSE_FA3,
+        (limits.SOME_ROWS, *sglang_kernel.FA3_SPARSE), features=features.OF_SPARSE_FA3, reads=_BF16,
     ),
-    Arm(
+    SparseArm(
         "mla/tilelang", mla.build_tilelang, _BF16, "sglang_tilelang", _HOPPER,
-        (limits.SOME_ROWS, *sglang.TILELANG), features=features.OF_MLA,
+        (limits.SOME_ROWS, *sglang.TILELANG), features=features.OF_MLA, reads=_BF16,
     ),
-    Arm(
+    SparseArm(
         "mla/flashmla_sparse_q8", mla.build_flashmla_sparse_q8, _PACKED, "sglang_q8", _HOPPER,
         (limits.SOME_ROWS, *sglang.Q8), features=features.OF_MLA, loss=_FP8_LOSS,
-        tolerance=_FP8_TOLERANCE,
+        tolerance=_FP8_TOLERANCE, reads=_RAW,
     ),
-    Arm(
+    SparseArm(
         # Not where FlashMLA runs: so many times slower there that a sweep would be mostly its time.
         "mla/triton", mla.build_triton, _ANY, archs=ANY_GPU - flash_mla.ARCHS,
         guards=(limits.SOME_ROWS, limits.TRITON_SHAPE, limits.TRITON_BYTES),
-        features=features.OF_MLA,
+        features=features.OF_MLA, reads=_ANY,
     ),
-    Arm("mla/torch_sparse", mla.build_torch_sparse, _ANY, reference=True, features=features.OF_MLA),
-    Arm("mla/torch_kv", mla.build_torch_kv, _PACKED, reference=True, features=features.OF_MLA),
-    Arm(
+    SparseArm(
+        "mla/torch_sparse", mla.build_torch_sparse, _ANY, reference=True,
+        features=features.OF_MLA, reads=_BF16,
+    ),
+    SparseArm(
+        "mla/torch_kv", mla.build_torch_kv, _PACKED, reference=True, features=features.OF_MLA,
+        reads=_PACKED,
+    ),
+    SparseArm(
         "mla/torch_sparse_q8", mla.build_torch_sparse_q8, _PACKED, reference=True,
-        features=features.OF_MLA, loss=_FP8_LOSS, tolerance=_FP8_TOLERANCE,
+        features=features.OF_MLA, loss=_FP8_LOSS, tolerance=_FP8_TOLERANCE, reads=_RAW,
     ),
 )  # fmt: skip

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from nsa_tune.backend.types.layouts import KVLayout
-
 if TYPE_CHECKING:
     import torch
 
-    from nsa_tune.backend.points.prefill.case import PrefillCase
+    from nsa_tune.backend.points.attention_case import PrefillCase
 
 Latents = Callable[[], "tuple[torch.Tensor, torch.Tensor]"]
 """Makes the (latent [tokens, rank], rope [tokens, rope]) of some tokens in bf16."""
@@ -24,7 +22,7 @@ def _new(case: PrefillCase) -> Latents:
 def _read(case: PrefillCase, slots: torch.Tensor) -> Latents:
     """The latents of the tokens in `slots`, read back."""
     profile = case.profile
-    read = read_back(case, slots)
+    read = case.read_back(slots)
 
     def split() -> tuple[torch.Tensor, torch.Tensor]:
         both = read()
@@ -36,18 +34,6 @@ def _read(case: PrefillCase, slots: torch.Tensor) -> Latents:
 def _all(case: PrefillCase) -> Latents:
     """All kv tokens' latents, read back if there is a prefix."""
     return _read(case, case.slots) if case.has_prefix else _new(case)
-
-
-def read_back(case: PrefillCase, slots: torch.Tensor) -> Callable[[], torch.Tensor]:
-    """Latents [tokens, rank + rope] bf16 of the tokens in `slots`, gathered from the pool."""
-    if case.layout is KVLayout.BF16:
-        return lambda: case.pool.index_select(0, slots)
-    from nsa_tune.backend.kernels import packed_fp8
-
-    rank, rope = case.profile.rank, case.profile.rope
-    if case.device.type == "cpu":
-        return lambda: packed_fp8.dequantize_reference(case.pool, slots, rank, rope)
-    return lambda: packed_fp8.dequantize(case.pool, slots, rank, rope)
 
 
 def _expanded(

@@ -20,7 +20,7 @@ from nsa_tune.backend.points.v4_prefill.limits import (
     workspace_guard,
 )
 from nsa_tune.backend.types.layouts import KVLayout
-from nsa_tune.backend.types.point import Arm
+from nsa_tune.backend.types.point import Arm, SparseArm
 
 if TYPE_CHECKING:
     import torch
@@ -188,7 +188,7 @@ def arms_of(ratio: int) -> tuple[Arm, ...]:
     paged = (SOME_ROWS, *both, COLUMNS, *DECODE_ROWS)
     gathers = (SOME_ROWS, *both, workspace_guard(ratio))
     return (
-        Arm(
+        SparseArm(
             "sparse_fwd",
             _build_sparse_fwd,
             _V4,
@@ -196,8 +196,10 @@ def arms_of(ratio: int) -> tuple[Arm, ...]:
             ARCHS,
             gathers,
             features=OF_SPARSE_FWD,
+            # A copy of 512 values a token, which no pool holds.
+            reads=frozenset(),
         ),
-        Arm(
+        SparseArm(
             "with_kvcache",
             _build_with_kvcache,
             _V4,
@@ -207,6 +209,7 @@ def arms_of(ratio: int) -> tuple[Arm, ...]:
             features=OF_WITH_KVCACHE,
             surcharge=schedule_surcharge,
             first=_first_with_kvcache,
+            reads=_V4,
         ),
         Arm("torch_sparse", _build_torch_sparse, _V4, guards=both[:1], reference=True),
         Arm("torch_kv", _build_torch_kv, _V4, guards=both[:1], reference=True),

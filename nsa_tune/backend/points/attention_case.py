@@ -1,7 +1,8 @@
-"""Input tensors of the prefill point: one layer's queries, weights, paged pool and selection."""
+"""Input tensors of prefill and decode: one layer's queries, weights, paged pool and selection."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -104,6 +105,15 @@ class PrefillCase:
         shape = (batch.q_tokens, self.heads, self.profile.nope + self.profile.rope)
         self.q = torch.randn(shape, generator=generator, device=device, dtype=torch.bfloat16)
         """[q tokens, heads, nope + rope] bf16."""
+
+    def read_back(self, slots: torch.Tensor) -> Callable[[], torch.Tensor]:
+        """Latents [tokens, rank + rope] bf16 of the tokens in `slots`, gathered from the pool."""
+        if self.layout is KVLayout.BF16:
+            return lambda: self.pool.index_select(0, slots)
+        rank, rope = self.profile.rank, self.profile.rope
+        if self.device.type == "cpu":
+            return lambda: packed_fp8.dequantize_reference(self.pool, slots, rank, rope)
+        return lambda: packed_fp8.dequantize(self.pool, slots, rank, rope)
 
     @cached_property
     def is_cached(self) -> torch.Tensor:

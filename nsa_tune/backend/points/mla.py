@@ -6,13 +6,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from nsa_tune.backend.libraries.flash_mla.limits import padded_heads
-from nsa_tune.backend.points.prefill.mha import read_back
 from nsa_tune.backend.types.layouts import KVLayout
 
 if TYPE_CHECKING:
     import torch
 
-    from nsa_tune.backend.points.prefill.case import PrefillCase
+    from nsa_tune.backend.points.attention_case import PrefillCase
 
 _GATHERED_AT_ONCE = 2**17
 
@@ -65,7 +64,7 @@ def _source(case: PrefillCase) -> tuple[Run, torch.Tensor]:
     if case.layout is KVLayout.BF16:
         return lambda: case.pool, case.paged_indices
     if case.has_prefix:
-        return read_back(case, case.slots), case.ragged_indices
+        return case.read_back(case.slots), case.ragged_indices
     return lambda: torch.cat((case.new_latent, case.new_rope), dim=-1), case.ragged_indices
 
 
