@@ -5,11 +5,9 @@ Engines only log when a plug-in or a hook fails, and go on without it.
 
 from __future__ import annotations
 
-import ast
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -23,6 +21,7 @@ from nsa_tune.db import reader as tables
 from nsa_tune.engines import probe
 from nsa_tune.engines.hooking import OFF_SWITCH, switched_off
 from nsa_tune.engines.plugin import Plugin
+from nsa_tune.engines.sources import in_source
 from nsa_tune.engines.symbols import Symbol
 
 NAME = "nsa_tune"
@@ -110,52 +109,8 @@ def _table(db: Path | None) -> Health:
 
 def _source(plugin: Plugin, symbol: Symbol) -> Health:
     """Whether the installed source has the symbol; nothing is imported."""
-    name = f"source of {symbol.name}"
-    path = _file_of(plugin.releases.distribution, symbol.module)
-    if path is None:
-        return Health(name, False, f"{plugin.engine} has no module {symbol.module}")
-    method = _defined(ast.parse(path.read_text(encoding="utf-8")), symbol.path.split("."))
-    if isinstance(method, ast.FunctionDef):
-        arguments = tuple(arg.arg for arg in _arguments(method.args))
-        given = f"{symbol.path}({', '.join(arguments)})"
-        return Health(name, symbol.accepts(arguments), given)
-    return Health(name, False, f"{symbol.module} has no {symbol.path}")
-
-
-def _defined(tree: ast.Module, path: Sequence[str]) -> ast.AST | None:
-    """The class, method or function called `path` at the top of a module."""
-    scope: ast.AST = tree
-    for name in path:
-        inside = [
-            node
-            for node in getattr(scope, "body", ())
-            if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name
-        ]
-        if not inside:
-            return None
-        scope = inside[-1]
-    return scope
-
-
-def _arguments(given: ast.arguments) -> Iterator[ast.arg]:
-    yield from given.args
-    if given.vararg is not None:
-        yield given.vararg
-    yield from given.kwonlyargs
-    if given.kwarg is not None:
-        yield given.kwarg
-
-
-def _file_of(distribution: str, module: str) -> Path | None:
-    inside = Path(*module.split(".")).with_suffix(".py")
-    for file in metadata.files(distribution) or ():
-        if Path(file) == inside:
-            return Path(str(file.locate()))
-    # An editable installation lists none of its files.
-    for folder in sys.path:
-        if (Path(folder) / inside).is_file():
-            return Path(folder) / inside
-    return None
+    ok, detail = in_source(plugin.releases.distribution, symbol)
+    return Health(f"source of {symbol.name}", ok, detail)
 
 
 def _hooks(plugin: Plugin, symbols: Sequence[Symbol]) -> Iterator[Health]:

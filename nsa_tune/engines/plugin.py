@@ -40,5 +40,5 @@ class Plugin:
 
     def symbols(self) -> tuple[Symbol, ...] | None:
         """What is hooked in the installed version; None where the plug-in does not know it."""
-        release: Release | None = self.releases.release_of(self.releases.installed_version() or "")
+        release: Release | None = self.releases.installed()
         return None if release is None else release.symbols

@@ -20,12 +20,7 @@ from nsa_tune.engines.sglang.eligible import Engine, Part, switch_is_on, variabl
 from nsa_tune.engines.sglang.facts import Facts, facts_of
 from nsa_tune.engines.sglang.indexer import PAIR, Indexer
 from nsa_tune.engines.sglang.prefill import Answers, Prefill
-from nsa_tune.engines.sglang.releases import (
-    AUTO,
-    Release,
-    installed_version,
-    release_of,
-)
+from nsa_tune.engines.sglang.releases import AUTO, Release, installed_release
 from nsa_tune.engines.symbols import hooks_on
 
 
@@ -39,8 +34,10 @@ def around_init(
 
 def attach(backend: Any, model_runner: Any) -> None:
     """Steer `backend` as far as there are measurements for it, and say what comes of it."""
-    release = release_of(installed_version() or "")
-    assert release is not None, "only a known release is hooked"
+    release = installed_release()
+    assert release is not None, "no other release is hooked"
+    if not release.known and getattr(model_runner, "is_draft_worker", False):
+        return  # a draft model's start proves nothing
     try:
         if reason := why_not(Part.TABLE, Engine(model_runner, backend)):
             raise LeftAlone(f"nothing is decided by a table with {reason}")
@@ -62,7 +59,8 @@ def attach(backend: Any, model_runner: Any) -> None:
         # "batch_size must be equal to batch_size_k" (0.5.17, two H200s).
         impls -= {"fa3"}
     answers = None if problem else _answers(dispatcher, facts, impls, release)
-    paired = _pairs_possible(backend, model_runner, dispatcher)
+    # What a start proves are prefills.
+    paired = release.known and _pairs_possible(backend, model_runner, dispatcher)
     log = decision_log()
     # All that may fail has been done: a backend is steered as is said, or not at all.
     steered = []
@@ -111,7 +109,7 @@ def _reads_back(dispatcher: Dispatcher, release: Release) -> bool:
 
 def check_hooks(backend: Any) -> None:
     """SGLang goes on without a hook that it could not apply: say so."""
-    release = release_of(installed_version() or "")
+    release = installed_release()
     classes = {one.__name__ for one in type(backend).__mro__}
     for symbol in release.symbols if release is not None else ():
         owner, _, name = symbol.path.rpartition(".")

@@ -47,6 +47,13 @@ def around_prefill(original: Callable[..., Any], backend: Any, forward_batch: An
     return result
 
 
+def detach(backend: Any) -> None:
+    """Leave `backend` to SGLang, as it would be by now."""
+    prefill = backend.__dict__.pop(_ATTRIBUTE, None)
+    if prefill is not None:
+        prefill.give_back()
+
+
 def source_of(backend: Any) -> str | None:
     """Which table chooses `backend`'s prefill kernels; None where none does."""
     prefill = backend.__dict__.get(_ATTRIBUTE)

@@ -44,6 +44,8 @@ class Release:
     """Environment variables that advice may name."""
     v4_environment: frozenset[str]
     """The same for V4."""
+    known: bool = True
+    """Whether its sources were read. Of another one only what an engine's start proves is taken."""
 
 
 _MODULE = "sglang.srt.layers.attention.dsa_backend"
@@ -162,27 +164,36 @@ def _copies(read_back: str) -> tuple[Symbol, ...]:
     )  # fmt: skip
 
 
-RELEASES = (
-    _OLDER,
-    replace(
-        _OLDER, first=(0, 5, 17), last=(0, 5, 22),
-        symbols=(
-            _OLDER.symbols + _PASS_MODE_SYMBOLS + _TOPK_SYMBOLS + _DECODE_SYMBOLS
-            + _copies("dequantize_k_cache_paged")
-        ),
-        passes_topk_length=True, graph_tokens=2048,
+_OF_GRAPHS = replace(
+    _OLDER, first=(0, 5, 17), last=(0, 5, 22),
+    symbols=(
+        _OLDER.symbols + _PASS_MODE_SYMBOLS + _TOPK_SYMBOLS + _DECODE_SYMBOLS
+        + _copies("dequantize_k_cache_paged")
     ),
-    replace(
-        _OLDER, first=(0, 5, 23), last=(0, 5, 23),
-        symbols=(
-            _OLDER.symbols + _PASS_MODE_SYMBOLS + _TOPK_SYMBOLS + _DECODE_SYMBOLS
-            + _copies("dequantize_k_cache_paged_dsa")
-        ),
-        passes_topk_length=True, graph_tokens=8192,
+    passes_topk_length=True, graph_tokens=2048,
+)  # fmt: skip
+_LATEST = replace(
+    _OF_GRAPHS, first=(0, 5, 23), last=(0, 5, 23),
+    symbols=(
+        _OLDER.symbols + _PASS_MODE_SYMBOLS + _TOPK_SYMBOLS + _DECODE_SYMBOLS
+        + _copies("dequantize_k_cache_paged_dsa")
     ),
+    graph_tokens=8192,
 )  # fmt: skip
 
-KNOWN = KnownReleases("sglang", RELEASES)
+RELEASES = (
+    _OLDER,
+    _OF_GRAPHS,
+    _LATEST,
+)
+
+
+def _newer(last: Release, version: Version) -> Release:
+    return replace(last, first=version, last=version, known=False)
+
+
+KNOWN = KnownReleases("sglang", RELEASES, _newer)
 release_of = KNOWN.release_of
 installed_version = KNOWN.installed_version
+installed_release = KNOWN.installed
 checked = KNOWN.checked

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +21,8 @@ from nsa_tune.engines.sglang.indexer import around_context_lens
 from nsa_tune.engines.sglang.kernels.copies import around_sparse
 from nsa_tune.engines.sglang.kernels.decode import around_fa3
 from nsa_tune.engines.sglang.pass_mode.dense.absorbed import around_extend
-from nsa_tune.engines.sglang.prefill import around_prefill
+from nsa_tune.engines.sglang.prefill import around_prefill, detach
+from nsa_tune.engines.sglang.releases import release_of
 from tests.engines.sglang.engine import Engine, model_runner
 from tests.engines.sglang.tables import GPU, table_file
 from tests.engines.sglang.wheels import Wheel
@@ -37,7 +39,7 @@ HOOKS: dict[str, Callable[..., Any]] = {
 
 @pytest.fixture
 def engine(wheel: Wheel, monkeypatch: pytest.MonkeyPatch) -> Engine:
-    monkeypatch.setattr(module, "installed_version", lambda: wheel.version)
+    monkeypatch.setattr(module, "installed_release", lambda: release_of(wheel.version))
     monkeypatch.setattr(detect, "local_device_name", lambda: GPU)
     for cached in (opened._dispatcher, decision_log):
         cached.cache_clear()
@@ -367,3 +369,21 @@ def test_with_dp_attention_fa3_prefills_nothing(
     _built(engine, model_runner(enable_dp_attention=dp), fp8=False)
 
     assert f"prefill by MHA or MLA ({kernels})" in caplog.text
+
+
+@pytest.mark.usefixtures("measured")
+@pytest.mark.parametrize("draft", [False, True])
+def test_in_a_release_that_is_not_known_only_what_a_start_proves_is_steered(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, *, draft: bool
+) -> None:
+    known = release_of("0.5.23")
+    assert known is not None
+    monkeypatch.setattr(module, "installed_release", lambda: replace(known, known=False))
+    runner = model_runner()
+    runner.is_draft_worker = draft
+    backend = _built(engine, runner, speculative_num_draft_tokens=2)
+
+    assert _steers(engine, backend) == (not draft)
+    assert "_nsa_tune_indexer" not in vars(backend)
+    detach(backend)
+    assert not _steers(engine, backend)

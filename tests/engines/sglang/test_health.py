@@ -208,10 +208,10 @@ os.chdir({str(tmp_path)!r})
 
 
 def test_an_unknown_release_ends_the_examination(oldest: Wheel, tmp_path: Path) -> None:
-    found = Site(tmp_path / "site", oldest, version="0.9.0").health()
+    found = Site(tmp_path / "site", oldest, version="0.5.14").health()
 
     assert wrong(found) == {"table", "sglang"}
-    assert found["sglang"][1] == "SGLang 0.9.0; the plug-in was checked with 0.5.15 to 0.5.23"
+    assert found["sglang"][1] == "SGLang 0.5.14; the plug-in was checked with 0.5.15 to 0.5.23"
 
 
 _DOCTOR = """

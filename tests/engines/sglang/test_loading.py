@@ -120,11 +120,31 @@ def test_the_off_switch_leaves_everything_alone(site: Site, value: str, hooks: i
 
 
 def test_an_unknown_release_is_left_alone_with_one_line(oldest: Wheel, tmp_path: Path) -> None:
-    site = Site(tmp_path / "site", oldest, version="0.9.0")
+    site = Site(tmp_path / "site", oldest, version="0.5.14")
     found, log = _loaded(site)
 
     assert found["hooks"] == [0, 0, 0]
-    assert log.count("SGLang 0.9.0 is left alone: the plug-in was checked with 0.5.15") == 1
+    assert log.count("SGLang 0.5.14 is left alone: the plug-in was checked with 0.5.15") == 1
+
+
+def test_a_release_that_is_newer_than_known_is_hooked_if_it_has_all_that_is(
+    newest: Wheel, tmp_path: Path
+) -> None:
+    site = Site(tmp_path / "site", newest, version="0.9.0")
+
+    assert _loaded(site)[0]["hooks"] == [1, 1, 1]
+
+
+def test_a_newer_release_without_one_of_the_methods_has_no_hook_at_all(
+    newest: Wheel, tmp_path: Path
+) -> None:
+    site = Site(tmp_path / "site", newest, version="0.9.0")
+    where = "sglang/srt/model_executor/runner_backend/breakable_cuda_graph_backend.py"
+    site.write(where, "class BreakableCudaGraphBackend:\n    def replay(self, key): pass\n")
+    outcome, log = _loaded(site)
+
+    assert outcome["hooks"] == [0, 0, 0]
+    assert "SGLang 0.9.0 is left alone" in log
 
 
 def test_a_method_of_another_signature_is_left_alone_and_named(site: Site) -> None:

@@ -10,7 +10,7 @@ from nsa_tune.engines.sglang.kernels import SWAPS
 from nsa_tune.engines.sglang.pass_mode.dense import capture
 from nsa_tune.engines.sglang.pass_mode.dense.graphs import DenseGraphs
 from nsa_tune.engines.sglang.pass_mode.forward import Forward
-from nsa_tune.engines.sglang.pass_mode.start import STEERING, attach
+from nsa_tune.engines.sglang.pass_mode.start import STEERING, attach, drop_unproven_table
 from nsa_tune.engines.sglang.pass_mode.steering.steering import DENSE, EAGER, Steering
 from nsa_tune.engines.sglang.switch import paused
 
@@ -71,4 +71,5 @@ def around_init_graphs(original: Callable[..., Any], runner: Any, *rest: Any, **
         if not swap.captured:
             attempt("comparing kernels", swap.start, runner)
     attempt("proving how passes run", attach, runner)
+    attempt("leaving out what is not proven", drop_unproven_table, runner)
     return result

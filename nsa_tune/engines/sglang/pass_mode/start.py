@@ -17,6 +17,7 @@ from nsa_tune.engines.sglang.eligible import SWITCHES, Engine, Part, switch_is_o
 from nsa_tune.engines.sglang.facts import facts_of
 from nsa_tune.engines.sglang.pass_mode.calibration import MEASURED, contexts, measure
 from nsa_tune.engines.sglang.pass_mode.dense.capture import captured, captured_mib
+from nsa_tune.engines.sglang.pass_mode.mode import PassMode
 from nsa_tune.engines.sglang.pass_mode.proof import prove, sentinels
 from nsa_tune.engines.sglang.pass_mode.ranks import Ranks
 from nsa_tune.engines.sglang.pass_mode.rows.graphs import RowGraphs
@@ -25,8 +26,8 @@ from nsa_tune.engines.sglang.pass_mode.steering.steering import Steering
 from nsa_tune.engines.sglang.pass_mode.times import remembered
 from nsa_tune.engines.sglang.pass_mode.times.pass_times import PassTimes
 from nsa_tune.engines.sglang.pass_mode.verdicts import verdicts_of
-from nsa_tune.engines.sglang.prefill import source_of
-from nsa_tune.engines.sglang.releases import installed_version, release_of
+from nsa_tune.engines.sglang.prefill import detach, source_of
+from nsa_tune.engines.sglang.releases import installed_release, installed_version
 from nsa_tune.engines.symbols import Symbol, hooks_on
 
 STEERING = "_nsa_tune_pass_mode"
@@ -72,6 +73,19 @@ def attach(runner: Any) -> None:
         undo.pop_all()
     steering.times = times
     steering.monitor = RegressionMonitor(lambda: torch.cuda.Event(enable_timing=True))
+
+
+def drop_unproven_table(runner: Any) -> None:
+    """In a release that the plug-in does not know, the table has a say only where that was proven.
+
+    Call it when `attach` has come to its end.
+    """
+    release = installed_release()
+    if release is None or release.known or runner.is_draft_worker:
+        return
+    steering: Steering | None = runner.__dict__.get(STEERING)
+    if steering is None or PassMode.TABLE_KERNEL in steering.off:
+        detach(runner.attn_backend)
 
 
 def _why_not(runner: Any) -> str | None:
@@ -190,7 +204,7 @@ def _key(runner: Any, graphs: Any) -> dict[str, object]:
 
 def _hooks() -> list[str]:
     """The plug-in's hooks that are in place, of those that decide how a pass runs."""
-    release = release_of(installed_version() or "")
+    release = installed_release()
     return [
         symbol.name
         for symbol in (() if release is None else release.symbols)

@@ -240,7 +240,7 @@ def test_ranks_without_the_same_hooks_do_not_agree(monkeypatch: pytest.MonkeyPat
     """One that could not hook a method would run a graph where the others run none."""
     release = release_of("0.5.17")
     assert release is not None
-    monkeypatch.setattr(module, "installed_version", lambda: "0.5.17")
+    monkeypatch.setattr(module, "installed_release", lambda: release)
     deciding = [one for one in release.symbols if one.name in module._DECIDE]
     for symbol in deciding:
         owner, _, name = symbol.path.rpartition(".")
@@ -429,3 +429,30 @@ def test_a_draft_worker_asks_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     runner = _started()
 
     assert _modes(runner) == [Mode.EXTEND]
+
+
+@pytest.mark.parametrize(
+    ("known", "proof", "stays"),
+    [
+        (True, Proof(RIGHT.errors, 0.05, {PassMode.TABLE_KERNEL: "wrong"}), True),
+        (False, RIGHT, True),
+        (False, Proof(RIGHT.errors, 0.05, {PassMode.TABLE_KERNEL: "wrong"}), False),
+        (False, None, False),
+    ],
+)
+def test_of_a_release_that_is_not_known_the_table_must_be_proven(
+    known: bool, proof: Proof | None, stays: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def prove(*given: Any) -> Proof:
+        if proof is None:
+            raise RuntimeError("made up")
+        return proof
+
+    release = SimpleNamespace(known=known)
+    monkeypatch.setattr(module, "installed_release", lambda: release)
+    monkeypatch.setattr(module, "prove", prove)
+    detached: list[Any] = []
+    monkeypatch.setattr(module, "detach", detached.append)
+    runner = _started()
+
+    assert detached == ([] if stays else [runner.attn_backend])
