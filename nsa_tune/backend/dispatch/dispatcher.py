@@ -283,18 +283,13 @@ class Dispatcher:
 
     def explain(self, batch: Batch) -> str:
         """The plan for `batch` in words: each decision with what it rests on."""
-        lacking = ""
-        if self.match is not Match.BASELINE and self.unmeasured:
-            arms = (f"{point} {', '.join(names)}" for point, names in self.unmeasured.items())
-            lacking = (
-                f"; too few measurements of {'; '.join(arms)}: measure them with `nsa-tune run`"
-            )
+        lacking = {} if self.match is Match.BASELINE else self.unmeasured
         points = {
             question.name: policy.point.name
             for policy in self.policies.values()
             for question in policy.point.questions
         }
-        return explained(self.plan(batch), self.source + lacking, self.setting.sharing, points)
+        return explained(self.plan(batch), self.source, lacking, self.setting.sharing, points)
 
 
 _Captured = tuple[Mapping[int, float] | None, Plan]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from nsa_tune.backend.baselines.baseline import Baseline
@@ -137,16 +137,24 @@ def derived_reason(plan: Plan, name: str, baseline: Baseline) -> Reason:
     return Reason(Verdict.FORCED, f"coupled as in {baseline.name}", {}, {}, {}, text)
 
 
-def explained(plan: Plan, source: str, layers: int, points: Mapping[str, str]) -> str:
+def explained(
+    plan: Plan, source: str, lacking: Mapping[str, Sequence[str]], layers: int,
+    points: Mapping[str, str],
+) -> str:  # fmt: skip
     """The whole plan as text: each decision with its estimates, then what they all rest on.
 
-    `layers` is how many layers share what is computed once a pass; `points` has the decision point
-    of each question.
+    Args:
+        lacking: by point, the arms that the source knows too little of.
+        layers: how many layers share what is computed once a pass.
+        points: the decision point of each question.
     """
-    return "\n".join(_lines(plan, source, layers, points))
+    return "\n".join(_lines(plan, source, lacking, layers, points))
 
 
-def _lines(plan: Plan, source: str, layers: int, points: Mapping[str, str]) -> Iterator[str]:
+def _lines(
+    plan: Plan, source: str, lacking: Mapping[str, Sequence[str]], layers: int,
+    points: Mapping[str, str],
+) -> Iterator[str]:  # fmt: skip
     batch, reasons = plan.batch, dict(plan.reasons)
     yield f"batch   {_short(str(batch))}"
     yield (
@@ -154,6 +162,9 @@ def _lines(plan: Plan, source: str, layers: int, points: Mapping[str, str]) -> I
         f"{batch.kv_tokens}, longest {batch.max_kv}" + (", captured" if batch.captured else "")
     )
     yield f"source  {source}"
+    if lacking:
+        yield "        which has too few measurements of these arms; `nsa-tune run` adds them:"
+        yield from (f"        {point}: {', '.join(names)}" for point, names in lacking.items())
     key = next((reason.key for reason in reasons.values() if reason.key), None)
     if key is not None:
         yield f"key     {_key(key)}"
