@@ -11,7 +11,7 @@ TESTS = $(shell grep -rh '^ *def test_' tests | wc -l)
 CUDA := $(if $(shell command -v nvidia-smi),$(shell echo ,cuda))
 
 .DEFAULT_GOAL := help
-.PHONY: help tune test said fuzz nightly lint format browser regret lookup kills engine engine-page clean
+.PHONY: help tune test said fuzz nightly lint format browser regret lookup kills audit engine engine-page clean
 
 help:
 	@echo "make tune     install into .venv, measure on the best device here, write $(REPORT)"
@@ -23,6 +23,7 @@ help:
 	@echo "make lookup   what a plan, the first plan and opening a table cost here"
 	@echo "make regret   what the shipped tables lose on batches that they were not tuned on"
 	@echo "make engine   the plug-in measured in SGLang; make engine-page: its tables and pictures"
+	@echo "make audit    packages, deployment and access of the service, as far as an offline check goes"
 	@echo "make clean    remove .venv and caches"
 	@echo
 	@echo "Benchmarks without a target; --help or the file's first lines say more:"
@@ -31,6 +32,7 @@ help:
 	@echo "  python -m benchmarks.passes        all layers of a pass under each choice, on a GPU"
 	@echo "  python -m benchmarks.plugin        what the hooks add to a pass of SGLang and of vLLM"
 	@echo "  python -m benchmarks.repeat        two measurements of one grid, compared"
+	@echo "  python -m benchmarks.service_load  the service under a thousand tables, slow clients and kills"
 	@echo "  python -m benchmarks.same_plans    whether a change of the code changes a plan"
 	@echo "  python -m benchmarks.vllm.run      the plug-in measured in vLLM"
 
@@ -105,6 +107,15 @@ regret: .venv/tune
 
 kills: .venv/test
 	$(BIN)/python -m tests.autotune.kills 100
+
+# What can be checked offline.
+audit: .venv/test
+	$(BIN)/pip check
+	$(BIN)/pytest -q -n 0 tests/test_deploy.py tests/remote tests/fleet/service/auth
+	@for unit in deploy/*.service; do \
+	    systemd-analyze security --offline=true $$unit | tail -1; done || true
+	@echo "Licences: deploy/licences.txt. Advisories, with a network:"
+	@echo "  pip-audit --requirement deploy/serve.lock --require-hashes --disable-pip"
 
 # In the environment that SGLang is in; docs/engine.md.
 engine:

@@ -24,7 +24,7 @@ DEPLOY = ROOT / "deploy"
 UNITS = sorted(DEPLOY.glob("*.service"))
 NODES: list[dict[str, Any]] = list(yaml.safe_load_all((DEPLOY / "kubernetes.yaml").read_text()))
 INSTRUCTIONS = {
-    "ARG", "FROM", "COPY", "RUN", "USER", "VOLUME", "EXPOSE", "ENTRYPOINT", "CMD",
+    "ARG", "FROM", "COPY", "RUN", "USER", "VOLUME", "EXPOSE", "ENTRYPOINT", "CMD", "HEALTHCHECK",
 }  # fmt: skip
 
 
@@ -45,7 +45,7 @@ def _check_command(words: list[str]) -> dict[str, Any]:
 def _parts(path: Path) -> list[str]:
     """Commands of nsa-tune in comments and shell lines, each on one line."""
     text = re.sub(r"\\\n#?\s*", " ", path.read_text())
-    return re.findall(r"(?<![\w-])(?:/[\w/.-]+/)?nsa-tune (?:serve|worker|token)[^\n`&]*", text)
+    return re.findall(r"(?<![\w-])(?:/[\w/.-]+/)?nsa-tune (?:serve|worker|token)[^\n`&|]*", text)
 
 
 def _unit(path: Path) -> configparser.ConfigParser:
@@ -57,8 +57,8 @@ def _unit(path: Path) -> configparser.ConfigParser:
 
 def test_there_is_one_of_each() -> None:
     assert [path.name for path in sorted(DEPLOY.iterdir())] == [
-        "Containerfile", "kubernetes.yaml", "nsa-tune-serve.service", "nsa-tune-worker.service",
-        "worker.sbatch",
+        "Containerfile", "kubernetes.yaml", "licences.txt", "nsa-tune-serve.service",
+        "nsa-tune-worker.service", "serve.lock", "worker.sbatch",
     ]  # fmt: skip
 
 
@@ -75,7 +75,7 @@ def test_every_command_is_one_that_exists(path: Path) -> None:
         # What the shell would put there is a word like any other.
         words = shlex.split(re.sub(r"\$\(\w+\)|\$\{[^}]*\}+", "x", line).replace("}", ""))
         _check_command(words)
-    assert found or path.name in ("Containerfile",)
+    assert found or path.name in ("Containerfile", "licences.txt", "serve.lock")
 
 
 @pytest.mark.parametrize("path", sorted(DEPLOY.iterdir()), ids=lambda path: path.name)
@@ -114,6 +114,24 @@ def test_systemd_understands_a_unit(path: Path, tmp_path: Path) -> None:
     assert path.name not in done.stderr
 
 
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd here")
+@pytest.mark.parametrize("path", UNITS, ids=lambda path: path.name)
+def test_a_unit_is_exposed_little(path: Path) -> None:
+    done = subprocess.run(
+        ["systemd-analyze", "security", "--offline=true", "--threshold=40", str(path)],
+        capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-200:]
+
+
+def test_a_workers_unit_reaches_the_gpus_and_its_token_is_in_no_environment() -> None:
+    service = _unit(DEPLOY / "nsa-tune-worker.service")["Service"]
+    assert service["DeviceAllow"] == "char-nvidia* rw"
+    assert "PrivateDevices" not in service
+    assert "MemoryDenyWriteExecute" not in service, "kernels are compiled"
+    assert "NSA_TUNE_TOKEN=" not in (DEPLOY / "nsa-tune-worker.service").read_text()
+
+
 # --- Slurm
 
 
@@ -148,6 +166,7 @@ def _pod(node: dict[str, Any]) -> dict[str, Any]:
 def test_every_object_says_what_it_is() -> None:
     kinds = {
         "PersistentVolumeClaim": "v1", "Deployment": "apps/v1", "Service": "v1",
+        "NetworkPolicy": "networking.k8s.io/v1",
         "PriorityClass": "scheduling.k8s.io/v1", "CronJob": "batch/v1",
     }  # fmt: skip
     assert {one["kind"]: one["apiVersion"] for one in NODES} == kinds
@@ -165,6 +184,23 @@ def test_a_pod_runs_a_command_and_mounts_what_there_is(kind: str) -> None:
     volumes = {one["name"] for one in pod["volumes"]}
     assert {one["name"] for one in container["volumeMounts"]} == volumes
     assert container["image"] in (DEPLOY / "Containerfile").read_text()
+
+
+@pytest.mark.parametrize("kind", ["Deployment", "CronJob"])
+def test_a_pod_has_limits_and_no_rights(kind: str) -> None:
+    (node,) = [one for one in NODES if one["kind"] == kind]
+    pod = _pod(node)
+    assert pod["automountServiceAccountToken"] is False
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    (container,) = pod["containers"]
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }  # fmt: skip
+    assert {"cpu", "memory"} <= container["resources"]["limits"].keys()
+    temporary = [one["emptyDir"] for one in pod["volumes"] if "emptyDir" in one]
+    assert all("sizeLimit" in one for one in temporary)
 
 
 def test_the_objects_fit_each_other() -> None:
@@ -215,11 +251,30 @@ def test_images_are_built_from_what_is_here() -> None:
         if name == "FROM":
             stages.append(words.rpartition(" ")[2])
         if name == "COPY":
-            assert all((ROOT / source).exists() for source in words.split()[:-1])
+            sources = [word for word in words.split()[:-1] if word != "--from=build"]
+            assert all((ROOT / source).exists() for source in sources if source != "/venv")
         if name == "RUN":
             for extras in re.findall(r"/source\[([\w,]+)\]", words):
                 assert set(extras.split(",")) <= project["optional-dependencies"].keys()
-    assert stages == ["serve", "worker"]
+    assert stages == ["build", "serve", "worker"]
+
+
+def test_images_run_as_nobody_and_have_what_is_locked() -> None:
+    users = [words for name, words in _instructions() if name == "USER"]
+    assert users == ["10001", "10001"]
+    installed = [words for _, words in _instructions() if "serve.lock" in words and "pip" in words]
+    assert all("--require-hashes" in words for words in installed)
+    assert installed
+    lock = (DEPLOY / "serve.lock").read_text()
+    names = re.findall(r"^([a-z0-9-]+)==(\S+)", lock, re.MULTILINE)
+    licences = (DEPLOY / "licences.txt").read_text().splitlines()
+    assert [line.partition(":")[0] for line in licences] == [f"{a} {b}" for a, b in names]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    needed = [*project["dependencies"], *extras["serve"], *extras["report"]]
+    assert {re.split("[<>=;]", text)[0] for text in needed} <= dict(names).keys()
+    pinned = (ROOT / "constraints.txt").read_text()
+    assert all(f"{a}=={b}" in pinned for a, b in names if f"\n{a}==" in pinned)
 
 
 def test_images_run_commands() -> None:

@@ -27,8 +27,10 @@ from urllib import request as requests
 from urllib.parse import urlsplit
 
 from nsa_tune._errors import StoreError, UsageError
+from nsa_tune._files import open_regular
 
 TOKEN = "NSA_TUNE_TOKEN"
+TOKEN_FILE = "NSA_TUNE_TOKEN_FILE"
 TIMEOUT = "NSA_TUNE_DB_TIMEOUT_S"
 
 _TIMEOUT_S, _LONGEST_S = 5.0, 3600.0
@@ -103,15 +105,27 @@ def timeout_s() -> float:
 
 
 def token() -> str:
-    """The token in NSA_TUNE_TOKEN; "" where there is none.
+    """The token in NSA_TUNE_TOKEN, or in the file NSA_TUNE_TOKEN_FILE; "" where there is none.
 
     Raises:
-        UsageError: when it is no token.
+        UsageError: when it is no token, or others can read the file.
     """
-    text = os.environ.get(TOKEN, "").strip()
+    text = os.environ.get(TOKEN, "").strip() or _token_in(os.environ.get(TOKEN_FILE, ""))
     if text and not _IS_TOKEN.fullmatch(text):
         raise UsageError(f"{TOKEN} is no token: it has letters A to Z, digits and . _ ~ + / = -")
     return text
+
+
+def _token_in(place: str) -> str:
+    if not place:
+        return ""
+    try:
+        with open_regular(Path(place)) as file:
+            if os.fstat(file.fileno()).st_mode & 0o007:
+                raise UsageError(f"others can read {place}: chmod 600 it, and make a new token")
+            return file.read(2**12).decode("latin-1").strip()
+    except OSError as error:
+        raise UsageError(f"{TOKEN_FILE} is {place!r}: {error.strerror}") from error
 
 
 def download(url: str, shown: str, into: Path, etag: str, seconds: float) -> Answer:

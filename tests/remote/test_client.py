@@ -9,12 +9,13 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from nsa_tune._errors import UsageError
-from nsa_tune.remote.client import Client, Refused
+from nsa_tune.remote.client import Client, Refused, token
 
 
 @contextmanager
@@ -168,3 +169,22 @@ def test_what_is_no_address_is_refused(url: str) -> None:
 def test_a_token_in_the_address_is_refused() -> None:
     with pytest.raises(UsageError, match="NSA_TUNE_TOKEN"):
         Client("https://nst_x@tables.example", "t")
+
+
+def test_a_token_may_be_in_a_file_that_nobody_else_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "token"
+    path.write_text("nst_abc\n")
+    path.chmod(0o600)
+    monkeypatch.setenv("NSA_TUNE_TOKEN_FILE", str(path))
+    assert token() == "nst_abc"
+    path.chmod(0o644)
+    with pytest.raises(UsageError, match="others can read"):
+        token()
+    for wrong in (tmp_path, tmp_path / "none", "/dev/zero"):
+        monkeypatch.setenv("NSA_TUNE_TOKEN_FILE", str(wrong))
+        with pytest.raises(UsageError, match="NSA_TUNE_TOKEN_FILE is"):
+            token()
+    monkeypatch.setenv("NSA_TUNE_TOKEN", "nst_other")
+    assert token() == "nst_other"
