@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from functools import cached_property, partial
 from math import inf
 from typing import NamedTuple, Self
@@ -51,25 +51,6 @@ class Candidate(NamedTuple):
     failures: Failures | None
     surcharge: Callable[[Batch], float] | None
     """Microseconds that a cliff adds; None where there is none."""
-
-    def refusal(self, batch: Batch) -> str | None:
-        """Why a guard forbids the arm on `batch`; None where none does."""
-        for limit in self.limits:
-            reason = limit(batch)
-            if reason is not None:
-                return reason
-        return None
-
-    def latency_us(
-        self, regime: int | None, features: Sequence[float], batch: Batch
-    ) -> float | None:
-        """The time by the model of this regime, with what a cliff adds; None without a model."""
-        model = self.models.get(regime) if regime is not None else None
-        return None if model is None else model.latency_us(features) + self.more_us(batch)
-
-    def more_us(self, batch: Batch) -> float:
-        """What a cliff adds."""
-        return 0.0 if self.surcharge is None else self.surcharge(batch)
 
 
 def _limits(guards: Iterable[Guard], setting: Setting) -> Iterator[Limit]:
@@ -141,20 +122,25 @@ class Policy:
         """Which arms may run on `batch`, guards first, and what they cost."""
         regime, features = self._placed(batch)
         group = None if regime is None else self.point.regime_group(regime)
-        costs = self._by_surfaces(batch) if regime in self.fitted.by_surfaces else None
         latencies: dict[str, float | None] = {}
         refused: dict[str, str] = {}
         failed: dict[str, str] = {}
-        for candidate in self.candidates:
-            name, failures = candidate.name, candidate.failures
-            if (reason := candidate.refusal(batch)) is not None:
-                refused[name] = reason
-            elif failures and group is not None and (reason := failures.reason(group, batch)):
-                failed[name] = reason
-            elif costs is None:
-                latencies[name] = candidate.latency_us(regime, features, batch)
+        # Each call in this loop is a part of every plan's time.
+        for name, _, limits, models, failures, surcharge in self.candidates:
+            for limit in limits:
+                reason = limit(batch)
+                if reason is not None:
+                    refused[name] = reason
+                    break
             else:
-                latencies[name] = costs.get(name)
+                if failures and group is not None and (reason := failures.reason(group, batch)):
+                    failed[name] = reason
+                    continue
+                model = None if regime is None else models.get(regime)
+                cost = None if model is None else model.latency_us(features)
+                latencies[name] = cost if not surcharge or cost is None else cost + surcharge(batch)
+        if regime in self.fitted.by_surfaces:
+            latencies.update(self._by_surfaces(batch, latencies))
         return Survey(latencies, refused, failed)
 
     def _placed(self, batch: Batch) -> tuple[int | None, tuple[float, ...]]:
@@ -166,14 +152,16 @@ class Policy:
             _log.warning("%s cannot place %s: %s", self.point.name, batch, error)
             return None, ()
 
-    def _by_surfaces(self, batch: Batch) -> dict[str, float]:
+    def _by_surfaces(self, batch: Batch, arms: Container[str]) -> dict[str, float | None]:
+        """What the `arms` cost by their surfaces."""
         at = self.features.position(batch)
-        found: dict[str, float] = {}
-        for one in self.candidates:
-            surface = self.surfaces.get(one.name)
-            time_us = None if surface is None else surface.latency_us(at)
-            if time_us is not None:
-                found[one.name] = time_us + one.more_us(batch)
+        found: dict[str, float | None] = {}
+        for candidate in self.candidates:
+            if candidate.name in arms:
+                surface = self.surfaces.get(candidate.name)
+                time_us = None if surface is None else surface.latency_us(at)
+                more_us = candidate.surcharge(batch) if candidate.surcharge else 0.0
+                found[candidate.name] = None if time_us is None else time_us + more_us
         return found
 
     def estimates(self, batch: Batch) -> dict[str, Estimate]:

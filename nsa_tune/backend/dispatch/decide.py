@@ -86,9 +86,10 @@ def pick(
 ) -> tuple[str | None, Verdict]:
     """The choice, and its verdict as far as the costs say: a winner is UNSURE here."""
     allowed, costs = _costs(question, survey.latencies)
-    for choice in allowed:
-        if forced in question.choices[choice] and forced in survey.latencies:
-            return choice, Verdict.FORCED
+    if forced in survey.latencies:
+        for choice in allowed:
+            if forced in question.choices[choice]:
+                return choice, Verdict.FORCED
     return resolve(question, lambda: _candidates(question, [survey]), allowed, costs, default)
 
 
