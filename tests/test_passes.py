@@ -269,7 +269,7 @@ def test_a_replay_says_what_today_s_choice_loses(dispatcher: Dispatcher) -> None
 
 
 def test_an_arm_that_no_pass_was_run_of_is_not_chosen(dispatcher: Dispatcher) -> None:
-    batch = "extend:6154+3"
+    batch = "extend:126976+64"
     assert dispatcher.plan(Batch.parse(batch)).sparse_prefill == "flashmla_kv_mixed"
     us = {"mla/flashmla_kv": 100.0, "mla/flashmla_sparse": 80.0}
     recorded = [replace(row(batch, us), point="prefill")]

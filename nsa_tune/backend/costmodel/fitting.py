@@ -37,8 +37,6 @@ class Fitted:
     """By arm and regime."""
     failures: Mapping[str, Failures]
     """By arm."""
-    by_surfaces: frozenset[int]
-    """The regimes in which the latency models choose badly, so that the surfaces decide."""
     extent: Extent | None
 
 
@@ -90,8 +88,7 @@ def fitted(features: Features, rows: Sequence[Measurement]) -> Fitted:
         if contexts
         else None
     )
-    models, by_surfaces = selected(point.questions, models, successes)
-    return Fitted(models, failures, by_surfaces, extent)
+    return Fitted(selected(point.questions, models, successes), failures, extent)
 
 
 def behind_a_cliff(arm: Arm, batch: Batch, setting: Setting) -> bool:

@@ -15,33 +15,15 @@ def nonnegative_weights(rows: Sequence[tuple[float, ...]]) -> tuple[float, ...]:
 
 
 def fitted_weights(
-    columns: Sequence[Sequence[float]], targets: Sequence[float], tolerance: float = 0.0
+    columns: Sequence[Sequence[float]], targets: Sequence[float]
 ) -> tuple[float, ...]:
-    """The w >= 0, one a column, that minimises the squared error of their sum to `targets`.
-
-    With a `tolerance` columns are left out, the least useful first, until the root mean square
-    error would pass the best one by more than this part of it. The last column stays.
-    """
+    """The w >= 0, one a column, that minimises the squared error of their sum to `targets`."""
     system = _System.of(columns, targets)
-    weights = system.solved(range(len(columns)))
-    limit = system.squares(weights) * (1 + tolerance) ** 2 + _NEGLIGIBLE**2 * system.total
-    while tolerance:
-        used = [j for j, weight in enumerate(weights) if weight > 0]
-        fewer = [
-            system.solved([j for j in used if j != left_out], weights)
-            for left_out in used
-            if left_out != len(weights) - 1
-        ]
-        best = min(fewer, key=system.squares, default=None)
-        if best is None or system.squares(best) > limit:
-            break
-        weights = best
-    return system.unscaled(weights)
+    weights = system.solved()
+    return tuple(weight / norm for weight, norm in zip(weights, system.norms, strict=True))
 
 
 _RIDGE = 1e-9
-_NEGLIGIBLE = 5e-4
-"""A relative error that no measurement is as good as."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,40 +54,22 @@ class _System:
         right = [sum(map(mul, column, targets)) for column in scaled]
         return cls(norms, gram, right, sum(map(mul, targets, targets)))
 
-    def solved(self, columns: Iterable[int], start: Sequence[float] = ()) -> list[float]:
-        """The best weights, of which only those of `columns` may be more than 0.
-
-        Lawson and Hanson's active set on the normal equations: a handful of columns. From weights
-        that are nearly as good, `start`, it has fewer steps to go.
-        """
+    def solved(self) -> list[float]:
+        """The best weights, by Lawson and Hanson's active set on the normal equations."""
         gram, right = self.gram, self.right
-        allowed = list(columns)
         weights = [0.0] * len(right)
         free: list[int] = []
-        if start:
-            for j in allowed:
-                weights[j] = start[j]
-            free = _settled(gram, right, weights, [j for j in allowed if weights[j] > 0])
         for _ in range(3 * len(right)):
             slopes = {
-                j: right[j] - sum(map(mul, gram[j], weights)) for j in allowed if j not in free
+                j: right[j] - sum(map(mul, gram[j], weights))
+                for j in range(len(right))
+                if j not in free
             }
             steepest = max(slopes, key=slopes.__getitem__, default=None)
             if steepest is None or slopes[steepest] <= 1e-9 * self.total:
                 break
             free = _settled(gram, right, weights, [*free, steepest])
         return weights
-
-    def squares(self, weights: Sequence[float]) -> float:
-        """The sum of squared errors."""
-        errors = self.total
-        for weight, row, right in zip(weights, self.gram, self.right, strict=True):
-            errors += weight * (sum(map(mul, row, weights)) - 2 * right)
-        return max(errors, 0.0)
-
-    def unscaled(self, weights: Sequence[float]) -> tuple[float, ...]:
-        """`weights` for the columns as they were given."""
-        return tuple(weight / norm for weight, norm in zip(weights, self.norms, strict=True))
 
 
 def _settled(

@@ -26,8 +26,6 @@ _sums = attrgetter("batch_size", "q_tokens", "kv_tokens", "max_kv")
 _CLOSE = 0.25
 """Log distance to the nearest other arm at which a batch counts half in a fit: a model's errors
 matter where two arms come close, and nowhere else (docs/policy.md)."""
-_WORSE = 0.01
-"""How much worse a fit may be for the sake of fewer features: each costs time in every plan."""
 _BELOW = 0.7
 """A failure speaks for batches of at least this part of its own in every sum: half an octave."""
 
@@ -73,7 +71,7 @@ def fit(
     amounts = list(zip(*features, strict=True))
     used = range(len(amounts)) if columns is None else columns
     scaled = [list(map(mul, amounts[i], scales)) for i in used]
-    *own, constant = fitted_weights([*scaled, scales], counts, _WORSE)
+    *own, constant = fitted_weights([*scaled, scales], counts)
     weights = dict(zip(used, own, strict=True))
     # A model of nothing but features that are 0 on some batch would be free there.
     least = max(constant, 0.01 * min(times_us))

@@ -4,7 +4,6 @@ Each arm's model is fitted by itself, over a wide range of times. Where one arm 
 everywhere, here by a few percent and there by more, the errors of two fits may say otherwise where
 the arms come close. Then one model with a factor for each arm loses less: it always chooses the
 same arm. It replaces the arms' own models; it tells who is ahead, but how far only on average.
-Where even that chooses badly, the surfaces decide.
 """
 
 from __future__ import annotations
@@ -20,9 +19,6 @@ from nsa_tune.backend.costmodel.model import LatencyModel
 from nsa_tune.backend.costmodel.regret import regret
 from nsa_tune.backend.types.point import Question
 
-_MOST_REGRET = 0.02
-"""Mean regret on measured batches above which the surfaces decide. They are slower, and below this
-they gain hardly anything (docs/policy.md)."""
 _LEAST_GAIN = 0.0002
 """Mean regret, summed over the questions, that one model with factors must spare."""
 _JUDGED = 100
@@ -48,15 +44,14 @@ def selected(
     questions: Iterable[Question],
     models: Models,
     successes: Mapping[str, Mapping[int, Successes]],
-) -> tuple[Models, frozenset[int]]:
-    """The models to decide by, and the regimes on which they choose badly nevertheless."""
+) -> Models:
+    """The models to decide by."""
     measured = {arm for arm, regimes in models.items() if regimes}
     choices: list[_Choices] = [
         [arms for arms in question.choices.values() if not measured.isdisjoint(arms)]
         for question in questions
     ]
     models = {arm: dict(regimes) for arm, regimes in models.items()}
-    bad = set()
     for regime in {regime for some in successes.values() for regime in some}:
         times = list(_timed(regime, models, successes).values())
         losses = _mean_losses(choices, times)
@@ -65,11 +60,8 @@ def selected(
         if sum(losses) > _LEAST_GAIN and shares.keys() == own:
             alike = _mean_losses(choices, [_in_step(one, shares) for one in times])
             if sum(alike) < sum(losses) - _LEAST_GAIN:
-                losses = alike
                 _put_in_step(regime, models, shares)
-        if any(loss > _MOST_REGRET for loss in losses):
-            bad.add(regime)
-    return models, frozenset(bad)
+    return models
 
 
 def _timed(

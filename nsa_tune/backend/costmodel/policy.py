@@ -2,15 +2,14 @@
 
 A decision is made from a batch's sums: hard limits first, then the arms' latency models. An
 estimate of how long an arm takes comes from its surface, which also knows the measured neighbours
-of the batch; surfaces are made when first asked for. In a regime where the models choose badly
-among what was measured, the surfaces decide.
+of the batch; surfaces are made when first asked for.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property, partial
 from math import inf
 from typing import NamedTuple, Self
@@ -139,8 +138,6 @@ class Policy:
                 model = None if regime is None else models.get(regime)
                 cost = None if model is None else model.latency_us(features)
                 latencies[name] = cost if not surcharge or cost is None else cost + surcharge(batch)
-        if regime in self.fitted.by_surfaces:
-            latencies.update(self._by_surfaces(batch, latencies))
         return Survey(latencies, refused, failed)
 
     def _placed(self, batch: Batch) -> tuple[int | None, tuple[float, ...]]:
@@ -151,18 +148,6 @@ class Policy:
         except (ArithmeticError, ValueError) as error:
             _log.warning("%s cannot place %s: %s", self.point.name, batch, error)
             return None, ()
-
-    def _by_surfaces(self, batch: Batch, arms: Container[str]) -> dict[str, float | None]:
-        """What the `arms` cost by their surfaces."""
-        at = self.features.position(batch)
-        found: dict[str, float | None] = {}
-        for candidate in self.candidates:
-            if candidate.name in arms:
-                surface = self.surfaces.get(candidate.name)
-                time_us = None if surface is None else surface.latency_us(at)
-                more_us = candidate.surcharge(batch) if candidate.surcharge else 0.0
-                found[candidate.name] = None if time_us is None else time_us + more_us
-        return found
 
     def estimates(self, batch: Batch) -> dict[str, Estimate]:
         """Each arm's time on `batch`, whether a guard allows it or not; in declared order.

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import re
-import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import groupby
-from operator import index, sub
+from operator import add, index, sub
 
 from nsa_tune._errors import BatchError
 from nsa_tune.backend.types.counted import counted
-from nsa_tune.backend.types.lengths import MAX_TOKENS, lanes, number_of, pairs_of
+from nsa_tune.backend.types.lengths import MAX_TOKENS, pairs_of
 
 
 class Mode(StrEnum):
@@ -86,27 +85,11 @@ class Batch:
         Raises:
             BatchError: on no sequence, unequal counts, a negative prefix, or no new token.
         """
-        try:
-            prefixes, news = tuple(prefix_lens), tuple(extend_lens)
-        except TypeError as error:
-            raise _no_lengths(error) from None
-        pack, unpack, size, fill, top = lanes(len(news))
-        try:
-            # Packing refuses what is no whole number or below 0, faster than looking at each.
-            before = number_of(pack(*prefixes), "little")
-            added = number_of(pack(*news), "little")
-        except struct.error:
-            return cls.extend(*_checked(prefixes, news), captured=captured)
+        prefixes, news = _checked(prefix_lens, extend_lens)
+        kv_lens = tuple(map(add, prefixes, news))
         q_tokens = sum(news)
-        kv_tokens = sum(prefixes, q_tokens)
-        # With `fill` added a lane overflows into its top bit unless it was 0.
-        if not (
-            type(kv_tokens) is int and 0 < kv_tokens <= MAX_TOKENS and (added + fill) & top == top
-        ):
-            return cls.extend(*_checked(prefixes, news), captured=captured)
-        kv_lens = unpack((before + added).to_bytes(size, "little"))
         return cls(
-            _EXTEND, len(news), q_tokens, kv_tokens, max(kv_lens),
+            Mode.EXTEND, len(news), q_tokens, sum(kv_lens), max(kv_lens),
             pairs_of(prefixes, kv_lens, q_tokens), 1, captured, kv_lens, news,
         )  # fmt: skip
 
@@ -273,7 +256,11 @@ def _checked(
         BatchError: when they cannot be.
     """
     try:
-        prefixes, news = tuple(map(index, prefix_lens)), tuple(map(index, new_lens))
+        prefixes, news = tuple(prefix_lens), tuple(new_lens)
+    except TypeError as error:
+        raise _no_lengths(error) from None
+    try:
+        prefixes, news = tuple(map(index, prefixes)), tuple(map(index, news))
     except TypeError as error:
         raise BatchError(f"lengths must be whole numbers: {error}") from None
     if not prefixes or len(prefixes) != len(news):

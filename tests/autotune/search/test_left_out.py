@@ -120,5 +120,5 @@ def test_the_truth_on_held_out_batches_is_within_what_a_partial_run_says(most_ro
     assert truth.keys() <= estimates.keys() & bounds.keys()
     assert all(truth[name] <= estimates[name].most for name in truth)
     if not most_rows:
-        # Most of it is sparse_prefill's: without some batches its models choose badly.
+        # Most of it is mha_kernel's: without some batches its models choose badly.
         assert fmean(estimates[name].mean for name in truth) < 0.01

@@ -65,25 +65,6 @@ def test_equal_columns_share_and_empty_ones_get_nothing() -> None:
     assert weights[2] == 0
 
 
-@given(
-    st.lists(st.lists(st.floats(0.0, 10.0), min_size=8, max_size=8), min_size=2, max_size=5),
-    st.lists(st.floats(0.0, 3.0), min_size=5, max_size=5),
-)
-@settings(max_examples=60)
-def test_where_the_search_starts_makes_no_difference(
-    columns: list[list[float]], start: list[float]
-) -> None:
-    targets = [1.0] * 8
-    system = _System.of([*columns, [1.0 + i for i in range(8)]], targets)
-    kept = range(len(columns))
-
-    cold, warm = system.solved(kept), system.solved(kept, start)
-
-    assert system.squares(warm) == pytest.approx(system.squares(cold), abs=1e-6)
-    assert min(warm) >= 0
-    assert warm[-1] == 0
-
-
 def test_the_products_of_columns_are_theirs() -> None:
     columns = [[1.0, 2.0, 3.0], [0.0, 0.0, 0.0], [5.0, -1.0, 0.5], [1e9, 2e9, 3e9]]
     system = _System.of(columns, [1.0, 1.0, 1.0])

@@ -242,7 +242,6 @@ def test_a_large_table_whose_models_choose_badly_is_not_compared_place_by_place(
     ]
     dispatcher = opened(written(table(*lies), tmp_path / "a.tsv"))
 
-    assert dispatcher.policies["prefill"].fitted.by_surfaces
-    dispatcher.plan(Batch.extend([1000], [50]))
+    assert dispatcher.policies["prefill"].estimates(Batch.extend([1000], [50]))
 
     assert 0 < measured < 600_000, "every place was compared with every other"
