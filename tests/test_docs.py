@@ -71,7 +71,7 @@ def test_a_command_and_its_options_have_help(name: str) -> None:
 def test_exactly_the_options_that_exist_are_documented(name: str) -> None:
     rows = [line for line in SECTIONS[name].splitlines() if line.startswith("| `-")]
     documented = {
-        word for row in rows for word in re.findall(r"`(--?[a-z-]+)`", row.split(" | ")[0])
+        word for row in rows for word in re.findall(r"`(--?[a-z0-9-]+)`", row.split(" | ")[0])
     }
 
     assert documented == _options(name)

@@ -14,9 +14,10 @@ from nsa_tune._cli.shared.options import AsJson, Engine
 from nsa_tune._cli.traffic.options import EngineOptions, PricingOptions
 from nsa_tune._errors import UsageError
 from nsa_tune.reports.formats.plain import plain
+from nsa_tune.reports.traffic.advice import Advice, other_format
 from nsa_tune.reports.traffic.advice import advise as advised
-from nsa_tune.reports.traffic.advice import other_format
 from nsa_tune.reports.traffic.answer import lines
+from nsa_tune.reports.traffic.goals import Goal, GoalAnswer, cheapest, duration, goal_lines
 
 
 @grouped
@@ -28,6 +29,13 @@ def advise(
     log: Annotated[
         Path | None,
         typer.Option("--log", help="Decision log (NSA_TUNE_LOG) of an engine, instead of a trace."),
+    ] = None,
+    ttft_p90: Annotated[
+        str | None,
+        typer.Option("--ttft-p90", help="Goal: time to first token of nine in ten requests: 2s."),
+    ] = None,
+    tpot: Annotated[
+        str | None, typer.Option("--tpot", help="Goal: mean time of an output token: 30ms.")
     ] = None,
     *,
     options: EngineOptions,
@@ -41,11 +49,20 @@ def advise(
     """
     if trace is not None and log is not None:
         raise UsageError("give --trace or --log, not both")
+    goal = Goal(duration("--ttft-p90", ttft_p90), duration("--tpot", tpot))
     deployment = table.deployment(engine, options)
+    traffic = options.traffic(trace, log)
     other = partial(table.deployment, engine, options, kv_dtype=other_format(deployment))
-    found = advised(deployment, options.traffic(trace, log), other if trace is not None else None)
+    found: Advice | GoalAnswer
+    if goal != Goal(None, None):
+        others = [] if deployment.kv_is_given else [other()]
+        found = cheapest([deployment, *others], traffic, goal)
+        text = goal_lines(found)
+    else:
+        found = advised(deployment, traffic, other if trace is not None else None)
+        text = lines(found)
     if json:
         print_document(found.document())
         return
-    for line in lines(found):
+    for line in text:
         typer.echo(plain(line))

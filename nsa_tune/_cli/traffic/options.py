@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated
 
@@ -10,21 +10,15 @@ import typer
 
 from nsa_tune._cli.shared.option_groups import DispatcherOptions
 from nsa_tune._cli.shared.options import (
-    AllowLossy,
-    Database,
     Engine,
-    Gpu,
-    Heads,
     KvDtype,
-    Model,
     model_of,
 )
 from nsa_tune.backend.dispatch.dispatcher import Dispatcher
 from nsa_tune.backend.hardware import detect
 from nsa_tune.backend.types.profiles import profile_of
-from nsa_tune.reports.traffic.advice import Deployment, Traffic
+from nsa_tune.reports.traffic.deployment import Deployment, EngineSettings, Traffic
 from nsa_tune.reports.traffic.launch import Launch
-from nsa_tune.reports.traffic.opening import EngineSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,28 +72,13 @@ class EngineOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class PricingOptions:
+class PricingOptions(DispatcherOptions):
     """Options that choose the table; what is not given is this machine's, or in --flags."""
 
-    gpu: Gpu = None
-    model: Model = None
-    heads: Heads = None
     kv_dtype: Annotated[
         KvDtype | None,
         typer.Option("--kv-dtype", help="Format of the KV pool. Default: by --flags, else bf16."),
-    ] = None
-    database: Database = None
-    layers: Annotated[
-        int | None,
-        typer.Option("--layers", min=1, help="Layers of the model. Default: the whole model's."),
-    ] = None
-    strict: Annotated[
-        bool,
-        typer.Option(
-            "--strict", help="Exit with 3 unless a table of this GPU, driver and libraries answers."
-        ),
-    ] = False
-    allow_lossy: AllowLossy = ""
+    ] = None  # type: ignore[assignment]
 
     def deployment(
         self, engine: Engine, options: EngineOptions, *, kv_dtype: str | None = None
@@ -112,23 +91,20 @@ class PricingOptions:
         """
         launch = Launch.parse(str(engine), options.flags)
         if kv_dtype is not None:
-            launch = launch.without("kv")
+            launch = launch.without("kv").without("kernels")
         gpu = self.gpu or detect.local_device_name()
         model = model_of(self.model, gpu)
         asked = None if self.kv_dtype is None else str(self.kv_dtype)
 
         def dispatcher(heads: int, kv_dtype: str) -> Dispatcher:
-            return DispatcherOptions(
-                gpu, model, heads, KvDtype(kv_dtype), self.database, self.layers, self.strict,
-                self.allow_lossy,
-            ).open()  # fmt: skip
+            own = {one.name: getattr(self, one.name) for one in fields(DispatcherOptions)}
+            key = {"gpu": gpu, "model": model, "heads": heads, "kv_dtype": KvDtype(kv_dtype)}
+            return DispatcherOptions(**{**own, **key}).open()
 
         settings = EngineSettings(
-            str(engine), options.version, indexer_layers=options.indexer_layers,
-            pass_times=options.pass_times,
-        )  # fmt: skip
+            options.version, options.indexer_layers, options.pass_times, options.acceptance
+        )
         return Deployment(
             dispatcher, launch, profile_of(model).heads, heads=self.heads,
-            kv_dtype=kv_dtype or asked, settings=settings, database=self.database,
-            acceptance=options.acceptance,
+            kv_dtype=kv_dtype or asked, settings=settings,
         )  # fmt: skip

@@ -11,11 +11,10 @@ from nsa_tune._cli.shared.console import print_document, say, tables_console
 from nsa_tune._cli.shared.option_groups import grouped
 from nsa_tune._cli.shared.options import AsJson, Engine
 from nsa_tune._cli.traffic.options import EngineOptions, PricingOptions
-from nsa_tune._errors import ExtraMissing, NsaTuneError
+from nsa_tune._errors import NsaTuneError
 from nsa_tune.autotune.workload.weighted_batches import is_decision_log
 from nsa_tune.reports.formats.plain import plain
 from nsa_tune.reports.formats.terminal import print_tables
-from nsa_tune.reports.html.vega_bundle import bundling
 from nsa_tune.reports.traffic.page import as_html
 from nsa_tune.reports.traffic.replay import Replay, tables
 from nsa_tune.reports.traffic.replay import replay as replayed
@@ -34,7 +33,7 @@ def replay(
     options: EngineOptions,
     table: PricingOptions,
     html: Annotated[
-        Path | None, typer.Option("--html", help="Write a page with charts to this file too.")
+        Path | None, typer.Option("--html", help="Write a page to this file too.")
     ] = None,
     json: AsJson = False,
 ) -> None:
@@ -53,21 +52,15 @@ def replay(
     console = tables_console()
     typer.echo(plain(found.headline))
     print_tables("", tables(found), console)
-    for name, value in found.facts:
+    for name, value in found.facts.items():
         console.print(f"  {plain(name):<22}{plain(value)}", markup=False, highlight=False)
     for text in found.notes:
         say(text)
 
 
 def _write_page(found: Replay, path: Path) -> None:
-    with bundling() as javascript:
-        try:
-            text = as_html(found, javascript())
-        except ExtraMissing as missing:
-            say(str(missing))
-            text = as_html(found)
     try:
-        path.write_text(text, encoding="utf-8")
+        path.write_text(as_html(found), encoding="utf-8")
     except OSError as error:
         raise NsaTuneError(f"{path} cannot be written ({error.strerror})") from error
     say(f"wrote {path}")

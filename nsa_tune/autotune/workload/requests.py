@@ -18,7 +18,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator
 from datetime import UTC, datetime
 from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple
 
 from nsa_tune._errors import UsageError
 from nsa_tune._files import TooLong, lines_of, open_regular
@@ -60,12 +60,10 @@ def checked_request(
     """
     if not -_MOST_S <= arrival_s <= _MOST_S:
         raise ValueError(f"a request cannot arrive at {arrival_s} s")
-    if not (input_tokens <= _MOST_INPUT and output_tokens <= _MOST_OUTPUT):
+    if max(input_tokens, BLOCK * len(blocks)) > _MOST_INPUT or output_tokens > _MOST_OUTPUT:
         raise ValueError(
             f"a request has at most {_MOST_INPUT} tokens of input and {_MOST_OUTPUT} of output"
         )
-    if len(blocks) > _MOST_INPUT // BLOCK:
-        raise ValueError(f"a request has at most {_MOST_INPUT // BLOCK} blocks")
     return TraceRequest(arrival_s, input_tokens, output_tokens, blocks)
 
 
@@ -75,15 +73,12 @@ def read_requests(path: Path) -> list[TraceRequest]:
     Raises:
         UsageError: when the file cannot be read, or a line is not a request.
     """
-    found = list(_opened(path))
-    if not found:
+    every = list(_opened(path))
+    if not every:
         raise UsageError(f"the trace {path} has no request")
-    first = min(one.arrival_s for one in found)
-    shifted = (
-        TraceRequest(one.arrival_s - first, one.input_tokens, one.output_tokens, one.blocks)
-        for one in found
-        if one.input_tokens > 0 and one.output_tokens > 0
-    )
+    first = min(one.arrival_s for one in every)
+    served = (one for one in every if one.input_tokens > 0 and one.output_tokens > 0)
+    shifted = (one._replace(arrival_s=one.arrival_s - first) for one in served)
     return sorted(shifted, key=lambda one: one.arrival_s)
 
 
@@ -132,21 +127,8 @@ def _requests(path: Path, lines: Iterable[str]) -> Iterator[TraceRequest]:
                 ) from error
 
 
-_decoded = json.JSONDecoder().raw_decode
-"""As `json.loads`, which looks for white space around each line by a regular expression."""
-
-
-def _fields(line: str) -> dict[str, Any]:
-    text = line.strip(" \t\r\n")
-    found: dict[str, Any]
-    found, end = _decoded(text)
-    if end != len(text):
-        raise ValueError(f"more after column {end}")
-    return found
-
-
 def _mooncake(line: str) -> TraceRequest:
-    found = _fields(line)
+    found = json.loads(line)
     blocks = tuple(map(int, found.get("hash_ids", ())))
     return checked_request(
         float(found["timestamp"]) / 1e3, int(found["input_length"]), int(found["output_length"]),
@@ -155,19 +137,15 @@ def _mooncake(line: str) -> TraceRequest:
 
 
 def _simple(line: str) -> TraceRequest:
-    found = _fields(line)
+    found = json.loads(line)
     shared = found.get("shared")
     count = 0 if shared is None else int(found["shared_tokens"]) // BLOCK
     tokens = int(found["input_tokens"])
-    arrival_s, output_tokens = float(found["arrival_s"]), int(found["output_tokens"])
-    if not count:
-        return checked_request(arrival_s, tokens, output_tokens)
     # Checked first: the number of blocks is not to be believed.
-    checked_request(arrival_s, tokens, output_tokens)
+    request = checked_request(float(found["arrival_s"]), tokens, int(found["output_tokens"]))
     if count * BLOCK > tokens:
         raise ValueError("shared_tokens are more than input_tokens")
-    name = str(shared)
-    return TraceRequest(arrival_s, tokens, output_tokens, tuple([(name, i) for i in range(count)]))
+    return request._replace(blocks=tuple((str(shared), i) for i in range(count)))
 
 
 def _azure(line: str) -> TraceRequest:

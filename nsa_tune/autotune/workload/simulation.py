@@ -70,31 +70,33 @@ class Latencies:
     """Of each request with more than one token, the mean time between two."""
 
 
+@dataclass(slots=True)
 class Pass:
     """One forward pass, or several decode passes of the same requests. Call `batch` before the
     simulation goes on: it refers to live state."""
 
-    __slots__ = ("_running", "_step", "_sums", "is_extend", "lens", "seconds", "start_s", "steps")
+    _running: _Running
+    _step: int
+    start_s: float
+    """When the first begins, after the trace's first request."""
+    lens: Sequence[tuple[int, int]] = ()
+    """(prefix, new) of each sequence of an extend; empty in a decode."""
+    steps: int = 1
+    """Passes that this one stands for."""
+    seconds: float = 0.0
+    """Duration of each of them."""
+    _sums: tuple[int, int, int, int, int] | None = None
 
-    def __init__(
-        self, running: _Running, step: int, start_s: float, lens: Sequence[tuple[int, int]] = ()
-    ) -> None:
-        self._running, self._step = running, step
-        self._sums: tuple[int, int, int, int, int] | None = None
-        self.lens = lens
-        """(prefix, new) of each sequence of an extend; empty in a decode."""
-        self.is_extend = bool(lens)
-        self.steps = 1
-        """Passes that this one stands for."""
-        self.start_s = start_s
-        """When the first begins, after the trace's first request."""
-        self.seconds = 0.0
-        """Duration of each of them."""
+    @property
+    def is_extend(self) -> bool:
+        """Whether it is a prefill."""
+        return bool(self.lens)
 
     @property
     def sums(self) -> tuple[int, int, int, int, int]:
-        """Sequences, new tokens, kv tokens, kv tokens of the longest, and (query, key) pairs: what
-        `batch` has, at less cost. In a decode they may be off by a token a sequence."""
+        """Sequences, new tokens, kv tokens, those of the longest, and (query, key) pairs: what
+        `batch` has, at less cost. In a decode kv tokens may be off by one a sequence, and the
+        longest is the mean."""
         if self._sums is None:
             self._sums = self._summed()
         return self._sums
@@ -108,7 +110,7 @@ class Pass:
         running, step = self._running, self._step
         size, next_n, kv = len(running.heap), running.engine.next_n, running.contexts(step)
         pairs = next_n * kv - size * (next_n * (next_n - 1) // 2)
-        return size, size * next_n, kv, running.longest(step), pairs
+        return size, size * next_n, kv, kv // size, pairs
 
     def batch(self) -> Batch:
         """The batch of the pass."""
@@ -142,8 +144,6 @@ class _Running:
         self._begun = 0
         self._total = 0.0
         """Of their contexts, had each run since pass 0."""
-        self._longest: float | None = 0.0
-        """The longest of these; None when it must be looked up."""
 
     def has_room(self, request: Arrival) -> bool:
         """Whether one more request may run. A single one always may."""
@@ -154,10 +154,7 @@ class _Running:
 
     def add(self, request: Arrival, step: int) -> None:
         """A request begins to decode in pass `step`."""
-        base = request.input_tokens + self._next_n - step * self._kept
-        self._total += base
-        if not self.heap or (self._longest is not None and base > self._longest):
-            self._longest = base
+        self._total += request.input_tokens + self._next_n - step * self._kept
         self.reserved += request.input_tokens + request.output_tokens
         last = step + ceil(request.output_tokens / self._kept)
         heappush(self.heap, _Request(last, self._begun, step, *request[1:3]))
@@ -167,11 +164,8 @@ class _Running:
         """Remove and give those whose last pass came before `step`."""
         while self.heap and self.heap[0].last_step <= step:
             request = heappop(self.heap)
-            base = self._base(request)
-            self._total -= base
+            self._total -= request.input_tokens + self._next_n - request.step * self._kept
             self.reserved -= request.input_tokens + request.output_tokens
-            if base == self._longest:
-                self._longest = None
             yield request
 
     def contexts(self, step: int) -> int:
@@ -179,21 +173,12 @@ class _Running:
         size = len(self.heap)
         return round(self._total + size * (step * self._kept)) if size else 0
 
-    def longest(self, step: int) -> int:
-        """The longest context length in decode pass `step`."""
-        if self._longest is None:
-            self._longest = max(map(self._base, self.heap))
-        return round(self._longest + step * self._kept)
-
     def lengths(self, step: int) -> list[int]:
         """Each context length in decode pass `step`, including the tokens to verify."""
         return [
             one.input_tokens + floor((step - one.step) * self._kept) + self._next_n
             for one in sorted(self.heap)
         ]
-
-    def _base(self, request: _Request) -> float:
-        return request.input_tokens + self._next_n - request.step * self._kept
 
 
 class _Waiting:
@@ -227,10 +212,9 @@ class _Waiting:
 
 
 def passes(requests: Iterable[TraceRequest], engine: SchedulerConfig) -> Iterator[Pass]:
-    """The forward passes of an engine for `requests`, which are in order of arrival, by constant
-    rates."""
-    kept = arrivals(requests, engine.pool_tokens)
-    return simulated(kept, engine, engine.stated_s, most_steps=1)
+    """The forward passes of an engine for `requests`, in order of arrival, by constant rates."""
+    own = arrivals(requests, engine.pool_tokens)
+    return simulated(own, engine, engine.stated_s, most_steps=1)
 
 
 def simulated(

@@ -15,7 +15,7 @@ from random import Random
 from nsa_tune._errors import UsageError
 from nsa_tune._files import open_regular
 from nsa_tune.autotune.workload.requests import read_requests
-from nsa_tune.autotune.workload.simulation import SchedulerConfig, passes
+from nsa_tune.autotune.workload.simulation import Pass, SchedulerConfig, passes
 from nsa_tune.backend.types.batch import Batch, Mode
 from nsa_tune.backend.types.point import Point
 from nsa_tune.engines.decision_log import SCHEMA, read_decisions
@@ -47,11 +47,8 @@ def weighted_batches(path: Path, *, seed: int = 0, drawn: int = _DRAWN) -> list[
     Raises:
         UsageError: when `path` is neither a trace nor a decision log, or has no batch.
     """
-    random = Random(seed)
-    batches = (
-        _logged(path, random, drawn) if is_decision_log(path) else _simulated(path, random, drawn)
-    )
-    words = Counter(map(str, batches))
+    draw = _logged if is_decision_log(path) else _simulated
+    words = Counter(map(str, draw(path, Random(seed), drawn)))
     if not words:
         raise UsageError(f"{path} has no batch with the lengths of its sequences")
     return [(Batch.parse(word), float(count)) for word, count in sorted(words.items())]
@@ -92,33 +89,30 @@ def _simulated(path: Path, random: Random, drawn: int) -> Iterable[Batch]:
     requests = read_requests(path)
     for i, scheduler in enumerate(SCHEDULERS):
         share = drawn // len(SCHEDULERS) + (i < drawn % len(SCHEDULERS))
-        extends, decodes = _Reservoir(share, random), _Reservoir(share, random)
+        kinds = {True: _Reservoir(share, random), False: _Reservoir(share, random)}
         for number, one in enumerate(passes(requests, scheduler)):
             if number == _MOST_PASSES:
                 _log.warning("%s: batches are drawn from the first %d passes", path, number)
                 break
-            kept = extends if one.is_extend else decodes
-            slot = kept.slot()
-            if slot is not None:
-                kept.batches[slot] = one.batch()
-        yield from extends.batches.values()
-        yield from decodes.batches.values()
+            kinds[one.is_extend].offer(one)
+        for kind in kinds.values():
+            yield from kind.batches
 
 
 class _Reservoir:
     """A uniform sample of a stream of unknown length (Vitter's algorithm R)."""
 
     def __init__(self, size: int, random: Random) -> None:
-        self.batches: dict[int, Batch] = {}
+        self.batches: list[Batch] = []
         self._size, self._random, self._seen = size, random, 0
 
-    def slot(self) -> int | None:
-        """The index at which to keep the next one of the stream; None to skip it."""
+    def offer(self, one: Pass) -> None:
+        """Keep the next one of the stream, or do not."""
         self._seen += 1
-        if self._seen <= self._size:
-            return self._seen - 1
-        slot = self._random.randrange(self._seen)
-        return slot if slot < self._size else None
+        if len(self.batches) < self._size:
+            self.batches.append(one.batch())
+        elif (slot := self._random.randrange(self._seen)) < self._size:
+            self.batches[slot] = one.batch()
 
 
 def _logged(path: Path, random: Random, drawn: int) -> Iterable[Batch]:

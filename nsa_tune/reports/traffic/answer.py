@@ -13,7 +13,6 @@ from nsa_tune.reports.traffic.advice import (
     Outcome,
 )
 from nsa_tune.reports.traffic.memory import Memory
-from nsa_tune.reports.traffic.served import Served
 
 _TITLES = ("", "prefill s", "decode s", "TTFT mean", "TTFT p90", "TPOT p90", "tokens/s")
 
@@ -45,19 +44,17 @@ def headline(advice: Advice) -> str:
     """What to do, and what it gives, in one sentence."""
     memory = advice.memory
     if memory is not None and not memory.fits:
-        return _does_not_fit(memory)
+        return does_not_fit(memory)
     given, advised = advice.outcome(AS_GIVEN), advice.outcome(AS_ADVISED)
     assert given is not None
     if advised is None:
         return f"Keep what you have: no flag is surely faster{_serves(given)}."
     flags = " and ".join(line[2:] for line in advice.changes if line.startswith("+"))
     kind = "prefills" if advised.decode_s == given.decode_s else "passes"
-    before, after = (
-        (given.prefill_s, advised.prefill_s)
-        if kind == "prefills"
-        else (given.seconds, advised.seconds)
-    )
-    what = kind if advice.whole else f"the attention of {kind}"
+    before, after = given.prefill_s, advised.prefill_s
+    if kind == "passes":
+        before, after = before + given.decode_s, after + advised.decode_s
+    what = kind if advice.whole_passes else f"the attention of {kind}"
     text = f"Set {flags}: {what} take {1 - after / before:.0%} less time"
     if given.served is None or advised.served is None:
         return f"{text}."
@@ -78,7 +75,8 @@ def _serves(given: Outcome) -> str:
     return f" (mean time to first token {_s(given.served.ttft_s['mean'])})"
 
 
-def _does_not_fit(memory: Memory) -> str:
+def does_not_fit(memory: Memory) -> str:
+    """Why, and what to do."""
     usable = memory.static_fraction * memory.device_gib
     if memory.pool_gib <= 0:
         what = f"the weights take {memory.weights_gib:.0f} GiB of each GPU"
@@ -89,26 +87,23 @@ def _does_not_fit(memory: Memory) -> str:
         )
     return (
         f"This does not fit: {what}, and {usable:.0f} of its {memory.device_gib:.0f} GiB are for "
-        "weights and KV pool; use a larger --tp."
+        "weights and KV pool. Use a larger --tp; --enable-dp-attention keeps all heads on each GPU."
     )
 
 
 def _row(one: Outcome) -> tuple[str, ...]:
-    row = [one.name, f"{one.prefill_s:.0f}", f"{one.decode_s:.0f}"]
+    row = one.name, f"{one.prefill_s:.5g}", f"{one.decode_s:.5g}"
     if one.served is None:
-        return tuple(row)
-    mean, p90 = (_interval(one, "mean"), _interval(one, "p90"))
-    tpot = f"{one.served.tpot_s['p90'] * 1e3:.0f} ms"
-    return (*row, mean, p90, tpot, f"{one.served.output_tokens_per_s:.0f}")
+        return row
+    tokens = f"{one.served.output_tokens_per_s:.0f}"
+    ttft = _interval(one, "mean"), _interval(one, "p90")
+    return (*row, *ttft, _s(one.served.tpot_s["p90"]), tokens)
 
 
 def _interval(one: Outcome, which: str) -> str:
     """A time to first token with its ends, by how far the model may be off."""
-    served, best, worst = one.served, one.best, one.worst
-    assert served is not None
-    if best is None or worst is None:
-        return _s(served.ttft_s[which])
-    return f"{_s(served.ttft_s[which])} ({_s(best.ttft_s[which])} to {_s(worst.ttft_s[which])})"
+    found, least, most = (_s(x.ttft_s[which]) for x in (one.served, one.best, one.worst) if x)
+    return f"{found} ({least} to {most})"
 
 
 def _s(seconds: float) -> str:
@@ -139,10 +134,7 @@ def _facts(advice: Advice) -> Iterator[tuple[str, str]]:
     if given and plugin and advised:
         yield "The plug-in", _plugin(given, advised, plugin)
     if advice.error:
-        yield (
-            "Intervals",
-            f"all passes {advice.error:.0%} off, as one in ten measured ones is",
-        )
+        yield "Intervals", f"all passes {advice.error:.0%} off, as one in ten measured ones is"
     yield "Priced by", re.sub(r"T\d\d:\d\d:[^;]*", "", advice.source)
 
 
@@ -154,14 +146,9 @@ def _plugin(given: Outcome, advised: Outcome, plugin: Outcome) -> str:
     if share <= 0.005:
         return f"adds nothing to {than} here"
     text = f"takes another {share:.0%} off the prefills of {than}"
-    if _both(advised.served, plugin.served):
-        assert advised.served is not None and plugin.served is not None
+    if advised.served is not None and plugin.served is not None:
         text += (
             f": mean time to first token {_s(plugin.served.ttft_s['mean'])} instead of "
             f"{_s(advised.served.ttft_s['mean'])}"
         )
     return f"{text}; `nsa-tune doctor` says which of its ways are on in your engine"
-
-
-def _both(one: Served | None, other: Served | None) -> bool:
-    return one is not None and other is not None

@@ -6,19 +6,18 @@ of a pass is a decision point. A step for which the table has no times is in no 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import inf
 from types import MappingProxyType
 
-from nsa_tune._errors import NoTunedData
+from nsa_tune._errors import NoTunedData, UsageError
 from nsa_tune.backend.baselines import Baseline
 from nsa_tune.backend.costmodel.policy import Policy
 from nsa_tune.backend.dispatch.dispatcher import Dispatcher
 from nsa_tune.backend.dispatch.plan import Plan
 from nsa_tune.backend.types.batch import Batch, Mode
 from nsa_tune.backend.types.point import Point
-from nsa_tune.backend.types.records import Table
 from nsa_tune.engines.sglang.costs.around_mha import around_mha_us
 from nsa_tune.engines.sglang.costs.own_copies import longer_us
 
@@ -26,9 +25,6 @@ DEFAULT, PLUGIN = "default", "plug-in"
 """Setups: the engine as it is launched, and the same with the plug-in."""
 PREFILL_FLAG, DECODE_FLAG = "--dsa-prefill-backend", "--dsa-decode-backend"
 FORCE_MQA = "--attention-config.sparse_mla_force_mqa"
-INDEXER = ("indexer_prefill", "indexer_layout", "indexer_metadata")
-"""Points whose work depends neither on the local heads nor on the KV format, so that another table
-of the same GPU and model may have their times."""
 _INDEXED_LAYERS = ("indexer_prefill", "indexer_layout", "indexer_topk")
 """Points whose work only layers with an indexer do."""
 _ONCE_A_PASS = "indexer_metadata"
@@ -69,27 +65,29 @@ class AttentionPrices:
         baseline: Baseline,
         *,
         own_copies: bool = False,
-        lent: Mapping[str, Policy] = MappingProxyType({}),
-        indexer_layers: int | None = None,
+        indexer_share: float = 1.0,
         steered: frozenset[str] = frozenset(),
     ) -> None:
-        """Prices of passes in `engine`, which decides by `baseline`.
+        """Prices of passes in `engine` ("sglang" or "vllm"), which decides by `baseline`.
 
         Args:
             dispatcher: with a table.
-            engine: "sglang" or "vllm".
+            engine: by name.
             baseline: what the engine takes by itself.
             own_copies: whether the plug-in copies around `flashmla_sparse`, faster than SGLang.
-            lent: policies for points of which the dispatcher's table has nothing.
-            indexer_layers: layers that select keys; the others reuse a selection. None: all.
+            indexer_share: part of the layers that select keys; the others reuse a selection.
             steered: prefill kernels between which the plug-in switches.
+
+        Raises:
+            NoTunedData: when the dispatcher has no table.
         """
+        if dispatcher.table is None:
+            raise NoTunedData(f"there are no times to price with: {dispatcher.source}")
         self.dispatcher, self.engine = dispatcher, engine
         self.setting = dispatcher.setting
         self._baseline, self._own_copies, self._steered = baseline, own_copies, steered
-        layers = self.setting.sharing
-        self._indexer_share = min((indexer_layers or layers) / layers, 1.0)
-        policies = {**dispatcher.policies, **lent}
+        self.indexer_share = indexer_share
+        policies = dispatcher.policies
         self._policies = {
             extend: [one for one in policies.values() if mode in one.point.modes and one.measured]
             for extend, mode in ((True, Mode.EXTEND), (False, Mode.DECODE))
@@ -105,6 +103,18 @@ class AttentionPrices:
         """Setups of one flag: which question it answers, and how."""
         self.setups = (DEFAULT, *self.flags, PLUGIN)
         self._remaining: dict[tuple[str | None, ...], frozenset[str]] = {}
+
+    def check(self, given: Answers) -> None:
+        """Refuse flags in use whose kernel has no times.
+
+        Raises:
+            UsageError: for the first of them.
+        """
+        for question, value in given.items():
+            if not _has_arm(self.dispatcher.policies, question, value):
+                raise UsageError(
+                    f"{value} as {question} is not priced: the table has no times of it"
+                )
 
     def of(self, batch: Batch, *, graph: bool, given: Answers = MappingProxyType({})) -> Attention:
         """The attention of `batch`.
@@ -128,11 +138,15 @@ class AttentionPrices:
             timed = self._timed(policy, step)
             if timed is None:
                 continue
-            taken = {setup: self._taken(setup, policy.point, step, plan, timed, given)
-                     for setup in self.setups}  # fmt: skip
-            if taken[DEFAULT] is None:
+            answers = self._answers(policy.point, step, given)
+            usual = self._fastest(policy.point, answers, timed)
+            if usual is None:
                 continue
-            for setup, arm in taken.items():
+            for setup in self.setups:
+                changed = {**answers, **self._changes(setup, answers, plan)}
+                arm = self._fastest(policy.point, changed, timed)
+                if arm is None and setup == PLUGIN:
+                    arm = usual
                 us[setup] += inf if arm is None else self._with_copies(setup, arm, step, timed[arm])
                 if name in ("prefill", "decode") and arm is not None:
                     kernels[setup] = arm
@@ -146,7 +160,7 @@ class AttentionPrices:
         name = policy.point.name
         layers = 1.0 if name == _ONCE_A_PASS else float(self.setting.sharing)
         if name in _INDEXED_LAYERS:
-            layers *= self._indexer_share
+            layers *= self.indexer_share
         around = around_mha_us(batch, self.setting.layout) if self.engine == "sglang" else 0.0
         return {
             arm: layers * (estimates[arm].latency_us + around * arm.startswith("mha/"))
@@ -154,34 +168,27 @@ class AttentionPrices:
             if arm in estimates
         }
 
-    def _taken(
-        self, setup: str, point: Point, batch: Batch, plan: Plan | None, timed: Mapping[str, float],
-        given: Answers,
-    ) -> str | None:  # fmt: skip
-        """The arm that a setup takes; None where it has no time or cannot run."""
-        answers = {one.name: self._baseline.choose(one, batch, self.setting)
-                   for one in point.questions}  # fmt: skip
+    def _answers(self, point: Point, batch: Batch, given: Answers) -> dict[str, str]:
+        """What the engine answers, with the flags in use."""
+        answers = {
+            one.name: given.get(one.name) or self._baseline.choose(one, batch, self.setting)
+            for one in point.questions
+        }
         if batch.next_n == 1 and answers.get("indexer_layout") == "flatten":
             answers["indexer_layout"] = "native"  # one and the same there
-        answers |= {name: value for name, value in given.items() if name in answers}
-        usual = self._fastest(point, answers, timed)
-        if setup in self.flags:
-            question, value = self.flags[setup]
-            if question not in answers or (value == "mla" and not usual):
-                return usual
-            return self._fastest(point, {**answers, question: value}, timed)
-        if setup == PLUGIN and plan is not None:
-            return self._fastest(point, {**answers, **self._plugin(plan, answers)}, timed) or usual
-        return usual
+        return answers
 
-    def _plugin(self, plan: Plan, answers: Answers) -> Answers:
-        """What the plug-in answers otherwise."""
-        found = {}
-        if "sparse_prefill" in answers and plan.sparse_prefill in self._steered:
-            found["sparse_prefill"] = str(plan.sparse_prefill)
-        if "prefill_path" in answers and plan.prefill_path and self.engine == "vllm":
-            found["prefill_path"] = plan.prefill_path
-        return found
+    def _changes(self, setup: str, answers: Answers, plan: Plan | None) -> Answers:
+        """What a setup answers otherwise."""
+        found: dict[str, str] = {}
+        if setup in self.flags:
+            found = dict([self.flags[setup]])
+        elif setup == PLUGIN and plan is not None:
+            if plan.sparse_prefill in self._steered:
+                found["sparse_prefill"] = plan.sparse_prefill
+            if plan.prefill_path and self.engine == "vllm":
+                found["prefill_path"] = plan.prefill_path
+        return {question: value for question, value in found.items() if question in answers}
 
     def _fastest(self, point: Point, answers: Answers, timed: Mapping[str, float]) -> str | None:
         """The fastest of the arms that remain when every question is answered so."""
@@ -203,15 +210,10 @@ class AttentionPrices:
 
     def _dense_us(self, batch: Batch) -> float | None:
         policy = self.dispatcher.policies.get("prefill")
-        exact = batch.max_kv <= self.setting.profile.index_topk
-        timed = (
-            None
-            if policy is None or not exact
-            else self._timed(policy, replace(batch, captured=False))
-        )
-        return min(
-            (us for arm, us in (timed or {}).items() if arm.startswith("mha/")), default=None
-        )
+        if policy is None or batch.max_kv > self.setting.profile.index_topk:
+            return None
+        timed = self._timed(policy, replace(batch, captured=False)) or {}
+        return min((us for arm, us in timed.items() if arm.startswith("mha/")), default=None)
 
 
 def _has_arm(policies: Mapping[str, Policy], question: str, value: str) -> bool:
@@ -231,33 +233,3 @@ def _remains(point: Point, answers: Answers, arm: str) -> bool:
         or not any(arm in arms for arms in question.choices.values())
         for question in point.questions
     )
-
-
-def lent_policies(
-    dispatcher: Dispatcher, tables: Iterable[Table]
-) -> dict[str, tuple[Policy, Table]]:
-    """For points of the indexer that the dispatcher's table has nothing of: policies fitted to
-    another table of the same GPU and model, that with most measurements."""
-    policies = dispatcher.policies
-    lacking = [name for name in INDEXER if name in policies and not policies[name].measured]
-    found: dict[str, tuple[Policy, Table]] = {}
-    most: dict[str, tuple[int, int]] = {}
-    for table in tables:
-        for name in lacking:
-            rows = [row for row in table.measurements if row.point == name]
-            rank = len(rows), table.key.heads
-            if rows and rank > most.get(name, (0, 0)):
-                policy = Policy.fit(policies[name].point, dispatcher.setting, rows)
-                found[name], most[name] = (policy, table), rank
-    return found
-
-
-def with_table(dispatcher: Dispatcher) -> Dispatcher:
-    """`dispatcher`, which has a table.
-
-    Raises:
-        NoTunedData: when it has none.
-    """
-    if dispatcher.table is None:
-        raise NoTunedData(f"there are no times to price with: {dispatcher.source}")
-    return dispatcher

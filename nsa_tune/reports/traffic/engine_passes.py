@@ -12,7 +12,7 @@ that it ran (engine, eager, table_kernel, dense_graph, dense_mla_graph, decode_g
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -83,17 +83,18 @@ class EnginePasses:
 def _published(found: Mapping[str, Any]) -> EnginePasses:
     key, source = dict(found["key"]), found["source"]
     rows = tuple(
-        EnginePass(Batch.parse(word), _setup(setup), PassMode(way), float(ms) * 1e3)
+        EnginePass(
+            Batch.parse(word),
+            _SETUPS.get(setup, f"{PREFILL_FLAG} {setup}"),
+            PassMode(way),
+            float(ms) * 1e3,
+        )
         for word, setup, way, ms in found["passes"]
     )
     if not all(0 < one.us < 1e9 for one in rows) or int(key["layers"]) < 1:
         raise ValueError("a time or a number of layers is out of bounds")
     where = f"{key['engine']} {key['version']}, {key['layers']} layers, {source['page']}"
     return EnginePasses(key, f"{len(rows)} passes measured in {where}", rows)
-
-
-def _setup(name: str) -> str:
-    return _SETUPS.get(name) or f"{PREFILL_FLAG} {name}"
 
 
 def own_passes(times: PassTimes, path: str) -> EnginePasses:
@@ -116,7 +117,8 @@ def passes_for(setting: Setting, given: Path | None = None) -> EnginePasses | No
     Raises:
         UsageError: when the given file is none, or of another GPU, model, heads or KV format.
     """
-    shipped = _nearest(setting)
+    fitting = [one for one in shipped_passes() if not _differences(setting, one.key)]
+    shipped = min(fitting, key=lambda one: abs(one.layers - setting.sharing), default=None)
     own = None if given is None else EnginePasses.read(given)
     if own is not None and _differences(setting, own.key):
         raise UsageError(f"{given} is of another engine: {_differences(setting, own.key)}")
@@ -129,16 +131,6 @@ def passes_for(setting: Setting, given: Path | None = None) -> EnginePasses | No
         return own
     decodes = tuple(one for one in shipped.passes if one.batch.mode is not Mode.EXTEND)
     return replace(own, passes=own.passes + decodes)
-
-
-def _nearest(setting: Setting) -> EnginePasses | None:
-    """Of the files that ship: that with the layers nearest to the model's, then most passes."""
-    fitting = [one for one in shipped_passes() if not _differences(setting, one.key)]
-    return min(
-        fitting,
-        key=lambda one: (abs(one.layers - setting.sharing), -len(one.passes)),
-        default=None,
-    )
 
 
 @cache
@@ -158,10 +150,9 @@ def _differences(setting: Setting, key: Mapping[str, object], *, layers: bool = 
     if layers:
         # Of data-parallel ranks, whose passes wait for each other, other things were measured.
         wanted |= {"layers": setting.sharing, "dp_attention": 1, "draft_tokens": None}
-    return ", ".join(_compared(wanted, {"dp_attention": 1, **key}))
-
-
-def _compared(wanted: Mapping[str, object], key: Mapping[str, object]) -> Iterator[str]:
-    for name, value in wanted.items():
-        if key.get(name) != value:
-            yield f"{name} is {key.get(name)!r} and not {value!r}"
+    known: Mapping[str, object] = {"dp_attention": 1, **key}
+    return ", ".join(
+        f"{name} is {known.get(name)!r} and not {value!r}"
+        for name, value in wanted.items()
+        if known.get(name) != value
+    )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 
 from nsa_tune._errors import UsageError
 from nsa_tune.reports.traffic.attention import DECODE_FLAG, FORCE_MQA, PREFILL_FLAG
@@ -15,6 +17,7 @@ _ALIASES = {
         "tp": ("--tp", "--tp-size", "--tensor-parallel-size"),
         "dp": ("--dp", "--dp-size", "--data-parallel-size"),
         "kv": ("--kv-cache-dtype",),
+        "kernels": (PREFILL_FLAG, DECODE_FLAG),
         "chunk": ("--chunked-prefill-size",),
         "running": ("--max-running-requests",),
         "fraction": ("--mem-fraction-static",),
@@ -25,6 +28,7 @@ _ALIASES = {
         "tp": ("--tensor-parallel-size", "-tp"),
         "dp": ("--data-parallel-size", "-dp"),
         "kv": ("--kv-cache-dtype",),
+        "kernels": (),
         "chunk": ("--max-num-batched-tokens",),
         "running": ("--max-num-seqs",),
         "fraction": ("--gpu-memory-utilization",),
@@ -52,7 +56,7 @@ class Launch:
 
     @classmethod
     def parse(cls, engine: str, text: str) -> Launch:
-        """Flags as they are typed; the words of a whole command before them are left out.
+        """Flags as they are typed; what comes before the first is left out.
 
         Raises:
             UsageError: when they cannot be read.
@@ -71,6 +75,11 @@ class Launch:
                 flags[latest], latest = word, ""
         return cls(engine, flags)
 
+    def name(self, what: str) -> str:
+        """The flag of that meaning, as it is given or as it is usually written."""
+        names = _ALIASES[self.engine][what]
+        return next((one for one in names if one in self.flags), names[0])
+
     def value(self, what: str) -> str | None:
         """The value given for "tp", "dp", "kv", "chunk", "running", "fraction" or "drafts"."""
         return next((self.flags[n] for n in _ALIASES[self.engine][what] if n in self.flags), None)
@@ -82,13 +91,9 @@ class Launch:
             UsageError: when it is none.
         """
         value = self.value(what)
-        if value is None:
-            return None
-        if not value.isdecimal() or int(value) < 1:
-            raise UsageError(
-                f"{_ALIASES[self.engine][what][0]} {value!r} is no whole number above 0"
-            )
-        return int(value)
+        if value is not None and (not value.isdecimal() or int(value) < 1):
+            raise UsageError(f"{self.name(what)} {value!r} is no whole number above 0")
+        return None if value is None else int(value)
 
     @property
     def fraction(self) -> float | None:
@@ -98,15 +103,9 @@ class Launch:
             UsageError: when it is none.
         """
         value = self.value("fraction")
-        try:
-            share = None if value is None else float(value)
-        except ValueError:
-            share = 0.0
-        if share is not None and not 0 < share < 1:
-            raise UsageError(
-                f"{_ALIASES[self.engine]['fraction'][0]} {value!r} is not between 0 and 1"
-            )
-        return share
+        if value is not None and not re.fullmatch(r"0?\.\d*[1-9]\d*", value):
+            raise UsageError(f"{self.name('fraction')} {value!r} is not between 0 and 1")
+        return None if value is None else float(value)
 
     @property
     def kv_dtype(self) -> str | None:
@@ -138,16 +137,17 @@ class Launch:
     def answers(self) -> dict[str, str]:
         """What the flags for kernels answer, by question."""
         named = {PREFILL_FLAG: "sparse_prefill", DECODE_FLAG: "decode"}
-        found = {
-            question: self.flags[flag] for flag, question in named.items() if flag in self.flags
-        }
-        if self.flags.get(FORCE_MQA, "false").lower() == "true":
-            found["prefill_path"] = "mla"
-        return found
+        force_mqa = self.flags.get(FORCE_MQA, "").lower() == "true"
+        found = {"prefill_path": "mla"} if force_mqa else {}
+        return found | {named[n]: value for n, value in self.flags.items() if n in named}
 
     def changed(self, changes: Mapping[str, str]) -> Launch:
         """With other flags."""
         return Launch(self.engine, {**self.flags, **changes})
+
+    def kv_flag(self, kv_dtype: str) -> dict[str, str]:
+        """The flag for a KV format."""
+        return {"--kv-cache-dtype": _KV_WORDS[self.engine][kv_dtype]}
 
     def without(self, what: str) -> Launch:
         """Without the flags of that meaning."""
@@ -159,41 +159,23 @@ class Launch:
         path = self.value("model") or (CHECKPOINTS[model].path if model in CHECKPOINTS else "MODEL")
         start = ["vllm", "serve", path] if self.engine == "vllm" else [
             "python", "-m", "sglang.launch_server", "--model-path", path]  # fmt: skip
-        variables = [
-            f"{n}={shlex.quote(v)}" for n, v in self.flags.items() if not n.startswith("-")
-        ]
-        words = [
-            word
-            for name, value in self.flags.items()
-            if name.startswith("-") and name not in _ALIASES[self.engine]["model"]
-            for word in ([name, value] if value else [name])
-        ]
-        return " ".join([*variables, shlex.join([*start, *words])])
+        own = self.without("model").flags
+        variables = [f"{n}={shlex.quote(v)}" for n, v in own.items() if not n.startswith("-")]
+        pairs = ([n, v] if v else [n] for n, v in own.items() if n.startswith("-"))
+        return " ".join([*variables, shlex.join([*start, *chain.from_iterable(pairs)])])
 
 
-def kv_flag(engine: str, kv_dtype: str) -> dict[str, str]:
-    """The flag for a KV format."""
-    return {"--kv-cache-dtype": _KV_WORDS[engine][kv_dtype]}
-
-
-def flag_of(setup: str) -> dict[str, str]:
-    """The flag that a setup of `AttentionPrices` names."""
-    name, _, value = setup.partition(" ")
-    return {name: value}
+def flags_of(*setups: str) -> dict[str, str]:
+    """The flags that setups of `AttentionPrices` name; the default names none."""
+    pairs = (setup.partition(" ") for setup in setups)
+    return {name: value for name, _, value in pairs if value}
 
 
 def differences(before: Launch, after: Launch) -> Iterator[str]:
     """Lines of a diff between two launches."""
     for name in dict.fromkeys([*before.flags, *after.flags]):
         old, new = before.flags.get(name), after.flags.get(name)
-        if old != new:
-            if old is not None:
-                yield f"- {_word(name, old)}"
-            if new is not None:
-                yield f"+ {_word(name, new)}"
-
-
-def _word(name: str, value: str) -> str:
-    if not name.startswith("-"):
-        return f"{name}={value}"
-    return f"{name} {value}" if value else name
+        between = " " if name.startswith("-") else "="
+        for sign, value in (("-", old), ("+", new)):
+            if old != new and value is not None:
+                yield f"{sign} {name}{between}{value}".rstrip()

@@ -16,12 +16,16 @@ from nsa_tune.reports.traffic.engine_passes import EnginePass, EnginePasses
 from nsa_tune.reports.traffic.pass_model import (
     GRAPH_SIZES,
     NonAttentionModel,
+    Observed,
     graph_size,
-    modelled,
 )
 
 _MOST_ROWS = 512
 """Rows of the largest decode graph: SGLang's default on GPUs of 90 GB and more."""
+Sums = tuple[int, int, int, int, int]
+"""Sequences, new tokens, kv tokens, those of the longest, and (query, key) pairs of a pass."""
+_FEWEST = 8
+"""Measured passes that a model needs."""
 _CELLS = 8
 """Passes share a price if their tokens and pairs lie in the same eighth of an octave."""
 
@@ -48,11 +52,11 @@ class PassPrices:
         graph_tokens: int = GRAPH_SIZES[-1],
         given: Answers = MappingProxyType({}),
     ) -> None:
-        """Prices of passes.
+        """Prices of passes, whose attention `attention` prices.
 
         Args:
-            attention: prices their attention.
-            measured: passes of an engine; None where attention alone can be priced.
+            attention: of one engine.
+            measured: passes of this engine; None where attention alone can be priced.
             graph_tokens: new tokens up to which prefills run as graphs; 0: none.
             given: what the flags in use answer.
         """
@@ -61,29 +65,32 @@ class PassPrices:
         setting = attention.setting
         self._topk = setting.profile.index_topk
         self._choice = Choice(GRAPH_SIZES, self._topk, {}, ())
+        self.setups = attention.setups
         self.model: NonAttentionModel | None = None
         if measured is not None:
-            # Attention was priced for the model's layers; the engine may have had fewer.
+            # Attention is priced for the model's layers; the engine may have had fewer.
             share = measured.layers / setting.sharing
-            self.model = modelled(
-                measured.passes, lambda one: _scaled(self._attention_of(one), share), self._topk,
-                1 / share,
-            )  # fmt: skip
-        self.setups = attention.setups
+            observed = [
+                Observed(one.batch, one.way, one.us, us * share)
+                for one in measured.passes
+                if (us := self._attention_us(one)) is not None and us < inf
+            ]
+            if len(observed) >= _FEWEST:
+                self.model = NonAttentionModel(
+                    observed, self._topk, 1 / share, attention.indexer_share
+                )
 
     def _has(self, way: PassMode) -> bool:
         return self.model is not None and way in self.model.ways
 
-    def _attention_of(self, one: EnginePass) -> float | None:
+    def _attention_us(self, one: EnginePass) -> float | None:
         """All layers' attention of a measured pass in the way that it ran."""
         found = self.attention.of(one.batch, graph=one.way is not PassMode.EAGER)
-        if one.setup not in found.us:
-            return None
-        return self._way_us(one.batch, one.way, found, one.setup)
+        usual = found.us.get(one.setup)
+        return None if usual is None else self._way_us(one.batch, one.way, found, usual)
 
-    def _way_us(
-        self, batch: Batch, way: PassMode, found: Attention, setup: str = DEFAULT
-    ) -> float | None:
+    def _way_us(self, batch: Batch, way: PassMode, found: Attention, usual: float) -> float | None:
+        """The same of any pass; `usual` in a way that changes nothing about attention."""
         if way is PassMode.DENSE_GRAPH:
             return found.dense_us
         if way is PassMode.DENSE_MLA_GRAPH:
@@ -92,7 +99,7 @@ class PassPrices:
             context = max(round(batch.pairs / batch.q_tokens), 1)
             rows = Batch.decode([context] * batch.q_tokens)
             return self.attention.of(rows.sums, graph=True).us[DEFAULT]
-        return found.us[setup]
+        return usual
 
     def of(self, batch: Batch) -> PassPrice:
         """What `batch` takes under each setup."""
@@ -101,9 +108,8 @@ class PassPrices:
         found = self.attention.of(batch, graph=graph, given=self.given)
         if self.model is None:
             return PassPrice(found.us, PassMode.ENGINE, found)
-        way = PassMode.ENGINE if graph and _padded(batch) else PassMode.EAGER
-        if not extend:
-            way = PassMode.ENGINE
+        in_graph = not extend or (graph and _padded(batch))
+        way = PassMode.ENGINE if in_graph else PassMode.EAGER
         us = {setup: self._us(batch, way, taken) for setup, taken in found.us.items()}
         if not extend or not graph:
             return PassPrice(us, way, found)
@@ -119,7 +125,7 @@ class PassPrices:
         if us[PLUGIN] < us[DEFAULT]:  # another kernel, or its copies in less time
             ways[PassMode.TABLE_KERNEL] = us[PLUGIN]
         for way in self._other_ways(batch):
-            attention_us = self._way_us(batch, way, found)
+            attention_us = self._way_us(batch, way, found, us[DEFAULT])
             if attention_us is not None and attention_us < inf:
                 ways[way] = self._us(batch, way, attention_us)
         taken = self._choice.of(ways, None, batch)
@@ -142,17 +148,13 @@ def _padded(batch: Batch) -> bool:
     return graph_size(tokens) > tokens or tokens in GRAPH_SIZES
 
 
-def _scaled(us: float | None, share: float) -> float | None:
-    return None if us is None else us * share
-
-
 @dataclass(slots=True)
 class PricedShape:
     """Passes that are alike, with the price of the first."""
 
     batch: Batch
     price: PassPrice
-    sums: tuple[int, int, int, int, int]
+    sums: Sums
     count: int = 0
 
 
@@ -164,14 +166,17 @@ class PriceList:
     shapes: dict[tuple[object, ...], PricedShape] = field(default_factory=dict)
 
     def of(self, one: Pass) -> PricedShape:
-        """The shape of a pass."""
-        return self.shape(one.is_extend, one.sums, one.batch)
+        """The shape of a simulated pass."""
+        return self._shape(one.is_extend, one.sums, one.batch)
 
-    def shape(
-        self, extend: bool, sums: tuple[int, int, int, int, int], batch: Callable[[], Batch]
-    ) -> PricedShape:
-        """The shape of a pass; `batch` is called for the first of it."""
-        key = _shape(extend, sums, self.prices.attention.setting.profile.index_topk)
+    def of_batch(self, batch: Batch) -> PricedShape:
+        """The shape of a batch that ran."""
+        sums = (batch.batch_size, batch.q_tokens, batch.kv_tokens, batch.max_kv, batch.pairs)
+        return self._shape(batch.mode is Mode.EXTEND, sums, lambda: batch)
+
+    def _shape(self, extend: bool, sums: Sums, batch: Callable[[], Batch]) -> PricedShape:
+        """`batch` is called for the first pass of a shape."""
+        key = _alike(extend, sums, self.prices.attention.setting.profile.index_topk)
         found = self.shapes.get(key)
         if found is None:
             # A decode's many lengths hardly matter beside their sums, and take long to look at.
@@ -180,7 +185,7 @@ class PriceList:
         return found
 
 
-def _shape(extend: bool, sums: tuple[int, int, int, int, int], topk: int) -> tuple[object, ...]:
+def _alike(extend: bool, sums: Sums, topk: int) -> tuple[object, ...]:
     """What passes that are alike have in common."""
     size, new, kv, longest, pairs = sums
     few = size if size <= 4 else int(_CELLS / 2 * log2(size)) + 4

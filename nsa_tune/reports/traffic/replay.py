@@ -3,116 +3,45 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from math import inf
 from typing import Any
 
 from nsa_tune.reports.formats.display_tables import DisplayTable
-from nsa_tune.reports.traffic.advice import Deployment, Traffic, notes_on
+from nsa_tune.reports.traffic.advice import notes_on
 from nsa_tune.reports.traffic.attention import DEFAULT, PLUGIN
+from nsa_tune.reports.traffic.deployment import Deployment, Traffic
 from nsa_tune.reports.traffic.pass_prices import PricedShape
-from nsa_tune.reports.traffic.served import Served, Setups, best_flag, seconds_of, served
+from nsa_tune.reports.traffic.served import Setups, seconds_of
 
 _MOST_SHAPES = 10
-
-
-@dataclass(frozen=True, slots=True)
-class SetupTotal:
-    """All passes under one setup."""
-
-    name: str
-    prefill_s: float | None
-    """None where it says nothing about prefills, or cannot run them."""
-    decode_s: float | None
-    served: Served | None
-    """How the trace is served with it; None where that was not simulated."""
-
-
-@dataclass(frozen=True, slots=True)
-class WayTotal:
-    """Prefills that the plug-in runs in one way."""
-
-    way: str
-    passes: int
-    seconds: float
-    default_s: float
-    """The same passes in the engine by itself."""
-
-
-@dataclass(frozen=True, slots=True)
-class RegretByShape:
-    """Passes of one shape, by what the engine by itself loses on them."""
-
-    example: str
-    passes: int
-    default_s: float
-    plugin_s: float
-    default_kernel: str
-    instead: str
-    """The plug-in's way, or its kernel in the engine's own way."""
-
-    @property
-    def lost_s(self) -> float:
-        """What the plug-in saves."""
-        return self.default_s - self.plugin_s
+Row = dict[str, Any]
+"""A row of a table, by column; None where a cell says nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """Everything that a replay found."""
+    """Everything that a replay found; seconds are of attention alone unless `whole_passes`."""
 
+    headline: str
     trace: str
     requests: int
-    passes: Mapping[str, int]
+    passes: dict[str, int]
     """"prefill" and "decode"."""
-    whole: bool
-    """Whether whole passes are priced, and not attention alone."""
-    setups: tuple[SetupTotal, ...]
-    """The default, each flag, the plug-in."""
-    ways: tuple[WayTotal, ...]
-    shapes: tuple[RegretByShape, ...]
-    """The worst first."""
-    facts: tuple[tuple[str, str], ...]
-    notes: tuple[str, ...]
-
-    def total(self, name: str) -> SetupTotal:
-        """The setup of that name."""
-        return next(one for one in self.setups if one.name == name)
-
-    @property
-    def headline(self) -> str:
-        """What the plug-in and the best flag are worth, in a sentence."""
-        default = self.total(DEFAULT).prefill_s or 0.0
-        if not default:
-            return "The trace has no prefills that are priced."
-        parts = "prefills" if self.whole else "the attention of prefills"
-        plugin = _saved(default, self.total(PLUGIN).prefill_s)
-        flags = [one for one in self.setups if one.name not in (DEFAULT, PLUGIN) and one.prefill_s]
-        best = min(flags, key=lambda one: one.prefill_s or 0.0, default=None)
-        text = f"With the plug-in {parts} take {plugin} less time than by the engine's own choices"
-        if best is None or (best.prefill_s or 0.0) >= default:
-            return f"{text}; no flag saves any."
-        return f"{text}; with the best flag, {best.name}, {_saved(default, best.prefill_s)}."
+    whole_passes: bool
+    setups: list[Row]
+    """The default, each flag, the plug-in, over the same passes."""
+    ways: list[Row]
+    """Prefills with the plug-in, by the way that they run."""
+    shapes: list[Row]
+    """Shapes of passes on which the engine by itself loses most."""
+    facts: dict[str, str]
+    notes: list[str]
 
     def document(self) -> dict[str, Any]:
         """The JSON document."""
-        return {
-            "schema": "nsa-tune/replay/2",
-            "headline": self.headline,
-            "trace": self.trace,
-            "requests": self.requests,
-            "passes": dict(self.passes),
-            "whole_passes": self.whole,
-            "setups": [asdict(one) for one in self.setups],
-            "ways": [asdict(one) for one in self.ways],
-            "shapes": [{**asdict(one), "lost_s": one.lost_s} for one in self.shapes],
-            "facts": dict(self.facts),
-            "notes": list(self.notes),
-        }
-
-
-def _saved(before: float, after: float | None) -> str:
-    return f"{1 - after / before:.1%}" if after is not None and before else "-"
+        return {"schema": "nsa-tune/replay/2", **asdict(self)}
 
 
 def replay(deployment: Deployment, traffic: Traffic) -> Replay:
@@ -122,158 +51,125 @@ def replay(deployment: Deployment, traffic: Traffic) -> Replay:
         UsageError: when the traffic cannot be read.
     """
     requests = deployment.count(traffic)
-    prices = deployment.prices
-    setups = deployment.opened.prices.setups
-    prefill, decode = (set(deployment.flags(extend=extend)) for extend in (True, False))
-    best = best_flag(prices, deployment.flags(extend=True), DEFAULT, extend=True)
-    totals = []
-    for name in setups:
-        told = None
-        if requests and deployment.whole and name in (DEFAULT, PLUGIN, best):
-            other = name if name not in prefill else DEFAULT
-            told = served(requests, deployment.scheduler, prices, Setups(name, other))
-        totals.append(
-            SetupTotal(
-                name,
-                None if name in decode else _finite(seconds_of(prices, name, extend=True)),
-                None if name in prefill else _finite(seconds_of(prices, name, extend=False)),
-                told,
-            )
-        )
-    counted = [one for one in prices.shapes.values() if one.count]
-    kinds = {
-        kind: sum(one.count for one in counted if (one.batch.mode == "extend") == extend)
-        for kind, extend in (("prefill", True), ("decode", False))
+    counted = [one for one in deployment.prices.shapes.values() if one.count]
+    best, _ = deployment.best_flag(extend=True)
+    served_too = {DEFAULT, PLUGIN, best} if requests and deployment.model is not None else set()
+    setups = [
+        _setup(deployment, requests, name, name in served_too)
+        for name in deployment.prices.prices.setups
+    ]
+    extends = [one for one in counted if one.batch.mode == "extend"]
+    prefills = sum(one.count for one in extends)
+    passes = {"prefill": prefills, "decode": sum(one.count for one in counted) - prefills}
+    scheduler, setting = deployment.scheduler, deployment.setting
+    facts = {
+        "GPU": setting.device.name,
+        "model": f"{setting.profile.name}, {setting.heads} local heads, {deployment.kv_dtype} KV",
+        "priced by": deployment.source,
+        "chunk": f"{scheduler.chunk_tokens} tokens",
+        "requests at once": f"up to {scheduler.max_running}",
+        "KV pool": f"{scheduler.pool_tokens} tokens",
     }
+    whole = deployment.model is not None
     return Replay(
-        traffic.name, len(requests), kinds, deployment.whole, tuple(totals),
-        tuple(_ways(counted)), tuple(_regrets(counted)), tuple(_facts(deployment)),
-        tuple(notes_on(deployment, traffic)),
+        _headline(setups, best, whole), traffic.name, len(requests), passes, whole, setups,
+        _ways(extends), _regret_by_shape(counted), facts, list(notes_on(deployment, traffic)),
     )  # fmt: skip
 
 
-def _finite(seconds: float) -> float | None:
-    return seconds if seconds < float("inf") else None
+def _headline(setups: list[Row], best: str, whole: bool) -> str:
+    """What the plug-in and the best flag are worth, in a sentence."""
+    saved = {row["setup"]: row["prefill saved"] for row in setups}
+    if saved[PLUGIN] is None:
+        return "The trace has no prefills that are priced."
+    parts = "prefills" if whole else "the attention of prefills"
+    text = f"With the plug-in {parts} take {saved[PLUGIN]:.1%} less time than by default"
+    if best == DEFAULT:
+        return f"{text}; no flag saves any."
+    return f"{text}; with the best flag, {best}, {saved[best]:.1%}."
 
 
-def _ways(counted: list[PricedShape]) -> Iterator[WayTotal]:
-    totals: defaultdict[str, list[float]] = defaultdict(lambda: [0, 0.0, 0.0])
-    for one in counted:
-        if one.batch.mode == "extend":
-            total = totals[str(one.price.way)]
-            total[0] += one.count
-            total[1] += one.count * one.price.us[PLUGIN] / 1e6
-            total[2] += one.count * one.price.us[DEFAULT] / 1e6
-    for way, (passes, seconds, default_s) in sorted(totals.items(), key=lambda item: -item[1][1]):
-        yield WayTotal(way, round(passes), seconds, default_s)
+def _setup(deployment: Deployment, requests: Sequence[Any], name: str, simulated: bool) -> Row:
+    row: Row = {"setup": name}
+    for kind, extend in (("prefill", True), ("decode", False)):
+        default_s = seconds_of(deployment.prices, DEFAULT, extend=extend)
+        about = name in (DEFAULT, PLUGIN, *deployment.flags(extend=extend))
+        seconds = seconds_of(deployment.prices, name, extend=extend) if about else inf
+        row[f"{kind} s"] = seconds if seconds < inf else None
+        row[f"{kind} saved"] = 1 - seconds / default_s if default_s > 0 and seconds < inf else None
+    decode = PLUGIN if name == PLUGIN else DEFAULT
+    found = deployment.serve(requests, Setups(name, decode)) if simulated else None
+    for quantile in ("mean", "p50", "p90"):
+        row[f"TTFT {quantile} s"] = found and found.ttft_s[quantile]
+    row["TPOT mean s"] = found and found.tpot_s["mean"]
+    return row
 
 
-def _regrets(counted: list[PricedShape]) -> list[RegretByShape]:
-    """Passes whose sizes agree to a power of two, as one."""
+def _ways(extends: list[PricedShape]) -> list[Row]:
+    ways: dict[str, Row] = {}
+    for one in extends:
+        way = str(one.price.way)
+        row = ways.setdefault(way, {"way": way, "passes": 0, "s": 0.0, "by default s": 0.0})
+        row["passes"] += one.count
+        row["s"] += one.count * one.price.us[PLUGIN] / 1e6
+        row["by default s"] += one.count * one.price.us[DEFAULT] / 1e6
+    return sorted(ways.values(), key=lambda row: -row["s"])
+
+
+def _regret_by_shape(counted: list[PricedShape]) -> list[Row]:
+    """Passes whose sizes agree to a power of two, as one; the worst first."""
     groups: defaultdict[tuple[object, ...], list[PricedShape]] = defaultdict(list)
     for one in counted:
         size, new, kv, *_ = one.sums
-        kernels = _kernel(one, DEFAULT), _instead(one)
-        groups[(size.bit_length(), new.bit_length(), kv.bit_length(), kernels)].append(one)
-    found = [_regret(group) for group in groups.values()]
-    found = [one for one in found if one.lost_s > 0]
-    return sorted(found, key=lambda one: (-one.lost_s, one.example))[:_MOST_SHAPES]
+        sizes = size.bit_length(), new.bit_length(), kv.bit_length()
+        groups[(*sizes, one.price.attention.kernels.get(DEFAULT), _instead(one))].append(one)
+    rows = [row for group in groups.values() if (row := _regret(group))["lost s"] > 0]
+    return sorted(rows, key=lambda row: -row["lost s"])[:_MOST_SHAPES]
 
 
-def _regret(group: list[PricedShape]) -> RegretByShape:
+def _regret(group: list[PricedShape]) -> Row:
     most = max(group, key=lambda one: one.count)
-    return RegretByShape(
-        str(most.batch),
-        sum(one.count for one in group),
-        sum(one.count * one.price.us[DEFAULT] for one in group) / 1e6,
-        sum(one.count * one.price.us[PLUGIN] for one in group) / 1e6,
-        _kernel(most, DEFAULT),
-        _instead(most),
+    default, plugin = (
+        sum(one.count * one.price.us[setup] for one in group) / 1e6 for setup in (DEFAULT, PLUGIN)
     )
-
-
-def _kernel(one: PricedShape, setup: str) -> str:
-    return one.price.attention.kernels.get(setup, "as the engine")
+    return {
+        "passes like": str(most.batch),
+        "passes": sum(one.count for one in group),
+        "by default s": default,
+        "lost s": default - plugin,
+        "default": most.price.attention.kernels.get(DEFAULT, "no attention"),
+        "plug-in": _instead(most),
+    }
 
 
 def _instead(one: PricedShape) -> str:
     """What the plug-in does otherwise; never empty."""
-    way = str(one.price.way)
-    if way not in ("engine", "table_kernel"):
-        return way
-    kernel = _kernel(one, PLUGIN)
-    return kernel if kernel != _kernel(one, DEFAULT) else f"{kernel}, its copies by the plug-in"
+    if str(one.price.way) not in ("engine", "table_kernel"):
+        return str(one.price.way)
+    kernels = one.price.attention.kernels
+    kernel = kernels.get(PLUGIN, "no attention")
+    return kernel if kernel != kernels.get(DEFAULT) else f"{kernel}, copies by the plug-in"
 
 
-def _facts(deployment: Deployment) -> Iterator[tuple[str, str]]:
-    setting, scheduler = deployment.setting, deployment.scheduler
-    yield "GPU", setting.device.name
-    yield "model", f"{setting.profile.name}, {setting.heads} local heads, {deployment.kv_dtype} KV"
-    yield "table", deployment.opened.prices.attention.dispatcher.source
-    if deployment.opened.measured is not None:
-        yield "whole passes", deployment.opened.measured.source
-    for point, source in deployment.opened.lent.items():
-        yield f"times of {point}", source
-    yield "chunk", f"{scheduler.chunk_tokens} tokens"
-    yield "requests at once", f"up to {scheduler.max_running}"
-    yield "KV pool", f"{scheduler.pool_tokens} tokens"
-
-
-def tables(found: Replay) -> list[DisplayTable]:
+def tables(found: Replay) -> Iterator[DisplayTable]:
     """The tables of a replay."""
-    return [_setups_table(found), _ways_table(found), _shapes_table(found)]
+    what = "Passes" if found.whole_passes else "Attention of passes"
+    yield _table(f"{what} by setup", found.setups)
+    yield _table("Prefills with the plug-in, by the way that they run", found.ways)
+    yield _table("Where the default loses most", found.shapes)
 
 
-def _setups_table(found: Replay) -> DisplayTable:
-    default = found.total(DEFAULT)
-    rows = tuple(
-        (
-            one.name,
-            _s(one.prefill_s), _saved(default.prefill_s or 0.0, one.prefill_s),
-            _s(one.decode_s), _saved(default.decode_s or 0.0, one.decode_s),
-            *(f"{one.served.ttft_s[q]:.3f}" if one.served else "" for q in ("mean", "p50", "p90")),
-            f"{one.served.tpot_s['p90'] * 1e3:.0f}" if one.served else "",
-        )
-        for one in found.setups
-    )  # fmt: skip
-    return DisplayTable(
-        "Passes by setup" if found.whole else "Attention of passes by setup",
-        ("setup", "prefill s", "saved", "decode s", "saved", "TTFT mean s", "p50", "p90",
-         "TPOT p90 ms"),
-        rows, frozenset(range(1, 9)),
-        "The same passes under every setup; times to first token by a simulation of each."
-        if found.whole else "",
-    )  # fmt: skip
+def _table(title: str, rows: list[Row]) -> DisplayTable:
+    columns = tuple(rows[0]) if rows else ()
+    numeric = {i for i, name in enumerate(columns) if name.endswith((" s", "saved", "passes"))}
+    cells = tuple(tuple(_cell(name, row[name]) for name in columns) for row in rows)
+    return DisplayTable(title, columns, cells, frozenset(numeric))
 
 
-def _s(seconds: float | None) -> str:
-    return "-" if seconds is None else f"{seconds:.2f}"
-
-
-def _ways_table(found: Replay) -> DisplayTable:
-    whole = sum(one.seconds for one in found.ways) or 1.0
-    rows = tuple(
-        (one.way, str(one.passes), _s(one.seconds), f"{one.seconds / whole:.1%}",
-         _s(one.default_s), _saved(one.default_s, one.seconds))
-        for one in found.ways
-    )  # fmt: skip
-    return DisplayTable(
-        "Prefills with the plug-in, by the way that they run",
-        ("way", "passes", "seconds", "of them", "by the engine itself s", "saved"),
-        rows,
-        frozenset(range(1, 6)),
-    )
-
-
-def _shapes_table(found: Replay) -> DisplayTable:
-    rows = tuple(
-        (one.example if len(one.example) < 48 else f"{one.example[:45]}...", str(one.passes),
-         _s(one.default_s), _s(one.lost_s), one.default_kernel, one.instead)
-        for one in found.shapes
-    )  # fmt: skip
-    return DisplayTable(
-        "Where the engine's own choices lose most",
-        ("passes like", "passes", "seconds", "lost s", "the engine takes", "the plug-in takes"),
-        rows,
-        frozenset({1, 2, 3}),
-    )
+def _cell(column: str, value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:.1%}" if column.endswith("saved") else f"{value:.3f}"
+    text = str(value)
+    return text if len(text) < 48 else f"{text[:45]}..."

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from math import inf
+from functools import lru_cache
 from pathlib import Path
 
 from nsa_tune._errors import UsageError
@@ -16,6 +16,8 @@ from nsa_tune.backend.types.batch import Batch
 from nsa_tune.engines.decision_log import read_decisions
 from nsa_tune.reports.traffic.pass_prices import PriceList
 
+_BETWEEN_PASSES_S = 0.003
+"""From one pass to the next: 2.8 to 3.6 ms on the traces of docs/gains.md."""
 _LATE = 1.05
 """An engine that ends so much later than the last request arrives does not keep up."""
 
@@ -58,20 +60,20 @@ def served(
     factor: float = 1.0,
     count: bool = False,
 ) -> Served:
-    """Serve `requests`.
+    """Serve `requests`, which are in order of arrival, by the clock of `setups`.
 
-    Args:
-        requests: in order of arrival.
-        scheduler: the engine's settings.
-        prices: of its passes. Without a model of whole passes the clock has constant rates.
-        setups: whose times the clock runs by.
-        factor: all passes take so many times their price.
-        count: whether the passes are counted in the price list.
+    All passes take `factor` times their price. With `count` they are counted in the price list.
+    Without a model of whole passes the clock has constant rates.
     """
-    latencies = Latencies()
-    by_setup = _clock(prices, scheduler, setups, factor)
-    end_s = 0.0
-    for one in simulated(requests, scheduler, by_setup, latencies=latencies):
+    latencies, end_s = Latencies(), 0.0
+
+    def seconds(one: Pass) -> float:
+        us = prices.of(one).price.us
+        own_us = us[setups.prefill if one.is_extend else setups.decode]
+        return factor * own_us / 1e6 + _BETWEEN_PASSES_S
+
+    clock = scheduler.stated_s if prices.prices.model is None else seconds
+    for one in simulated(requests, scheduler, clock, latencies=latencies):
         end_s = one.start_s + one.steps * one.seconds
         if count:
             prices.of(one).count += one.steps
@@ -83,50 +85,29 @@ def served(
     )  # fmt: skip
 
 
-def _clock(
-    prices: PriceList, scheduler: SchedulerConfig, setups: Setups, factor: float
-) -> Callable[[Pass], float]:
-    if prices.prices.model is None:
-        return scheduler.stated_s
-    scale = factor / 1e6
-
-    def seconds(one: Pass) -> float:
-        us = prices.of(one).price.us
-        return scale * us[setups.prefill if one.is_extend else setups.decode]
-
-    return seconds
-
-
 def _quantiles(values: list[float]) -> dict[str, float]:
-    values.sort()
-    last = len(values) - 1
-    if last < 0:
-        return dict.fromkeys(("mean", "p50", "p90"), 0.0)
-    return {
-        "mean": sum(values) / len(values), "p50": values[round(0.5 * last)],
-        "p90": values[round(0.9 * last)],
-    }  # fmt: skip
+    values = sorted(values) or [0.0]
+    p50, p90 = (values[round(share * (len(values) - 1))] for share in (0.5, 0.9))
+    return {"mean": sum(values) / len(values), "p50": p50, "p90": p90}
 
 
 def requests_of(
     path: Path, pool_tokens: int, *, requests: int | None = None, speed: float = 1.0, share: int = 1
 ) -> list[Arrival]:
-    """The requests of a trace as one engine meets them.
-
-    Args:
-        path: of the trace.
-        pool_tokens: tokens that the prefix cache holds.
-        requests: how many of the trace; None: all.
-        speed: how much faster than in the trace they come.
-        share: only every so manyth of them, as one of `share` engines or ranks gets.
+    """The first `requests` of a trace as one of `share` engines or ranks meets them, `speed` times
+    as fast, with a prefix cache of `pool_tokens`.
 
     Raises:
         UsageError: when it cannot be read.
     """
-    own: Iterable[TraceRequest] = read_requests(path)[:requests:share]
+    own: Iterable[TraceRequest] = _read(path)[:requests:share]
     if speed != 1:
         own = (one._replace(arrival_s=one.arrival_s / speed) for one in own)
     return list(arrivals(own, pool_tokens))
+
+
+_read = lru_cache(maxsize=1)(read_requests)
+"""A trace is served several times."""
 
 
 def logged(path: Path, dispatcher: Dispatcher) -> list[tuple[Batch, float]]:
@@ -137,34 +118,20 @@ def logged(path: Path, dispatcher: Dispatcher) -> list[tuple[Batch, float]]:
     """
     setting = dispatcher.setting
     wanted = (setting.device.name, setting.profile.name, setting.heads, str(setting.layout))
-    found: list[tuple[Batch, float]] = []
-    others: set[tuple[str, str, int, str]] = set()
+    by_key: dict[tuple[str, str, int, str], list[tuple[Batch, float]]] = {}
     for one in read_decisions(path):
         key = (one.gpu, one.model, one.heads, one.kv_layout)
-        if key == wanted:
-            found.append((one.batch, one.count))
-        else:
-            others.add(key)
-    if not found:
-        words = "; ".join(", ".join(map(str, key)) for key in sorted(others)) or "no decisions"
+        by_key.setdefault(key, []).append((one.batch, one.count))
+    if wanted not in by_key:
+        words = "; ".join(", ".join(map(str, key)) for key in sorted(by_key)) or "no decisions"
         raise UsageError(
             f"{path} has no decisions for {', '.join(map(str, wanted))}; it has {words}"
         )
-    return found
-
-
-def best_flag(prices: PriceList, flags: Iterable[str], default: str, *, extend: bool) -> str:
-    """The setup with the least time over all counted passes of a kind: a flag, or `default`."""
-    return min((default, *flags), key=lambda setup: seconds_of(prices, setup, extend=extend))
+    return by_key[wanted]
 
 
 def seconds_of(prices: PriceList, setup: str, *, extend: bool) -> float:
     """Seconds of all counted passes of a kind under one setup."""
-    total = 0.0
-    for shape in prices.shapes.values():
-        if shape.count and (shape.batch.mode == "extend") == extend:
-            us = shape.price.us[setup]
-            if us == inf:
-                return inf
-            total += shape.count * us
-    return total / 1e6
+    shapes = (one for one in prices.shapes.values() if one.count)
+    kind = (one for one in shapes if (one.batch.mode == "extend") == extend)
+    return sum(one.count * one.price.us[setup] for one in kind) / 1e6

@@ -182,3 +182,81 @@ def test_what_cannot_be_is_refused_with_a_sentence(
 
     assert answer.code == 2
     assert message in answer.err
+
+
+# --- a goal
+
+
+def goal(advise: Any, *arguments: str) -> dict[str, Any]:
+    answer = advise(*arguments, "--json")
+    assert answer.code == 0, answer.err
+    found: dict[str, Any] = json.loads(answer.out)
+    assert found["schema"] == "nsa-tune/goal/1"
+    return found
+
+
+@pytest.fixture
+def crowd(tmp_path: Path) -> str:
+    """More requests than one engine serves in time."""
+    requests = [(i * 0.5, 9000 + 3000 * (i % 5), 6) for i in range(60)]
+    return str(write_trace(tmp_path / "crowd.jsonl", requests))
+
+
+def test_the_fewest_engines_that_hold_a_goal_are_found(advise: Any, crowd: str) -> None:
+    common = ("--trace", crowd, "--flags", FP8, "--ttft-p90")
+
+    found = goal(advise, *common, "4s")["found"]
+
+    assert all(one["excess"] <= 1 for one in found)
+    first = found[0]
+    assert 1 < first["engines"] < 20
+    assert first["gpus"] == 8 * first["engines"]
+    assert first["served"]["ttft_s"]["p90"] <= 4
+    assert goal(advise, *common, "400s")["found"][0]["engines"] == 1
+
+
+def test_where_nothing_holds_a_goal_the_nearest_is_named(advise: Any, trace: str) -> None:
+    answer = advise("--trace", trace, "--flags", FP8, "--tpot", "1ms")
+
+    assert answer.out.startswith("Nothing that is priced holds it on trace.jsonl. The nearest")
+    assert COMMAND.findall(answer.out)
+
+
+def test_a_kv_format_is_chosen_only_where_none_is_given(advise: Any, trace: str) -> None:
+    given = goal(advise, "--trace", trace, "--flags", FP8, "--ttft-p90", "60s")
+    free = goal(advise, "--trace", trace, "--flags", "--tp 8", "--ttft-p90", "60s")
+
+    assert all("fp8_e4m3" in one["command"] for one in given["found"])
+    assert free["found"][0]["excess"] <= given["found"][0]["excess"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--ttft-p90", "2"), "write it like 2s or 30ms"),
+        (("--tpot", "0ms"), "write it like 2s or 30ms"),
+        (("--ttft-p90", "2s"), "needs the requests of --trace"),
+    ],
+)
+def test_a_goal_that_cannot_be_is_refused(
+    advise: Any, arguments: tuple[str, ...], message: str
+) -> None:
+    answer = advise("--flags", FP8, *arguments)
+
+    assert answer.code == 2
+    assert message in answer.err
+
+
+def test_a_goal_needs_whole_passes_of_a_whole_model(advise: Any, trace: str) -> None:
+    flags = "--tp 8 --dp 8 --enable-dp-attention"
+    answer = advise("--trace", trace, "--flags", flags, "--kv-dtype", "fp8", "--ttft-p90", "2s")
+
+    assert answer.code == 3
+    assert "a goal needs prices of whole passes" in answer.err
+
+
+def test_a_kernel_without_times_is_refused(advise: Any, trace: str) -> None:
+    answer = advise("--trace", trace, "--flags", f"{FP8} --dsa-prefill-backend tilelang")
+
+    assert answer.code == 2
+    assert "tilelang as sparse_prefill is not priced" in answer.err

@@ -8,9 +8,6 @@ from functools import cache
 from pathlib import Path
 
 from nsa_tune import Dispatcher
-from nsa_tune.reports.traffic.advice import Deployment
-from nsa_tune.reports.traffic.launch import Launch
-from nsa_tune.reports.traffic.opening import EngineSettings
 
 H200 = "NVIDIA H200"
 
@@ -20,11 +17,6 @@ def dispatcher(heads: int, kv_dtype: str, gpu: str = H200, layers: int | None = 
     return Dispatcher.open(
         None, gpu, model="deepseek-v3.2", heads=heads, kv_dtype=kv_dtype, layers=layers
     )
-
-
-def deployment(flags: str = "--tp 8", **settings: object) -> Deployment:
-    launch = Launch.parse("sglang", flags)
-    return Deployment(dispatcher, launch, 128, settings=EngineSettings(**settings))  # type: ignore[arg-type]
 
 
 def write_trace(path: Path, requests: Iterable[tuple[float, int, int]]) -> Path:

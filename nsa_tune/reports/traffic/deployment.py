@@ -1,0 +1,286 @@
+"""An engine with given flags, and the traffic that it is to serve."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from copy import copy
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeVar
+
+from nsa_tune._errors import NoTunedData, UsageError
+from nsa_tune.autotune.workload.arrivals import Arrival
+from nsa_tune.autotune.workload.simulation import SchedulerConfig
+from nsa_tune.backend.baselines import SGLANG_0_5_23, VLLM_0_33_0
+from nsa_tune.backend.dispatch.dispatcher import Dispatcher
+from nsa_tune.backend.types.batch import Batch
+from nsa_tune.engines.sglang import releases
+from nsa_tune.engines.sglang.costs.once import offered
+from nsa_tune.engines.vllm import releases as vllm
+from nsa_tune.reports.traffic.attention import (
+    DECODE_FLAG,
+    DEFAULT,
+    FORCE_MQA,
+    PREFILL_FLAG,
+    AttentionPrices,
+)
+from nsa_tune.reports.traffic.engine_passes import EnginePasses, passes_for
+from nsa_tune.reports.traffic.launch import Launch
+from nsa_tune.reports.traffic.memory import memory_of
+from nsa_tune.reports.traffic.pass_model import NonAttentionModel
+from nsa_tune.reports.traffic.pass_prices import PassPrices, PriceList
+from nsa_tune.reports.traffic.served import (
+    Served,
+    Setups,
+    logged,
+    requests_of,
+    seconds_of,
+    served,
+)
+
+SURE = 0.03
+"""Part of its passes' time that a flag must save to be advised."""
+_VLLM_STEERED = frozenset({"flashmla_sparse", "flashmla_kv"})
+_MOST_RUNNING = 512
+"""Requests at once where nothing is given: SGLang's largest decode graph."""
+_POOL_TOKENS = 2**20
+"""Tokens of the KV pool where memory is not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """What an engine is to serve."""
+
+    trace: Path | None = None
+    """Requests."""
+    log: Path | None = None
+    """An engine's decision log, instead of a trace."""
+    requests: int | None = None
+    speed: float = 1.0
+
+    @property
+    def name(self) -> str:
+        """What it is called."""
+        path = self.trace or self.log
+        return "the batches that were measured" if path is None else path.name
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """What of an engine its flags do not say."""
+
+    version: str | None = None
+    """None: the newest known."""
+    indexer_layers: int | None = None
+    """Layers that select keys; the others reuse a selection. None: all."""
+    pass_times: Path | None = None
+    """Measured passes to use instead of those that are kept or ship."""
+    acceptance: float = 0.7
+    """Share of drafted tokens that are accepted."""
+
+
+class Deployment:
+    """An engine with given flags: its parallelism, memory, scheduler and prices."""
+
+    def __init__(
+        self,
+        open_dispatcher: Callable[[int, str], Dispatcher],
+        launch: Launch,
+        heads_of_model: int,
+        *,
+        heads: int | None = None,
+        kv_dtype: str | None = None,
+        settings: EngineSettings | None = None,
+    ) -> None:
+        """Open what prices it.
+
+        Args:
+            open_dispatcher: opens a table by local heads and KV format.
+            launch: the flags in use.
+            heads_of_model: query heads of the whole model.
+            heads: local heads; None: by --tp.
+            kv_dtype: KV format; None: by the flags, else bf16.
+            settings: what the flags do not say.
+
+        Raises:
+            UsageError: when options and flags contradict each other.
+            NoTunedData: without a table.
+        """
+        settings = settings or EngineSettings()
+        asked = _agreed("--kv-dtype", kv_dtype, launch.kv_dtype, "--kv-cache-dtype")
+        self.kv_is_given, self.kv_dtype = asked is not None, asked or "bf16"
+        self.dp, tp = launch.dp_attention, launch.number("tp")
+        local = None if tp is None else heads_of_model // (1 if self.dp > 1 else tp)
+        self.heads = _agreed("--heads", heads, local, "--tp") or heads_of_model
+        self.tp = tp or heads_of_model // self.heads
+        if tp is None and self.tp > 1:
+            launch = launch.changed({launch.name("tp"): str(self.tp)})
+        if kv_dtype is not None and launch.kv_dtype is None:
+            launch = launch.changed(launch.kv_flag(kv_dtype))
+        self.launch, self.version = launch, settings.version
+        own = opened(open_dispatcher(self.heads, self.kv_dtype), launch, settings)
+        self.prices, self.setting = PriceList(own), own.attention.setting
+        self.memory = memory_of(
+            self.setting, tp=self.tp, dp=self.dp, static_fraction=launch.fraction
+        )
+        self.chunk = launch.number("chunk") or 8192
+        self.scheduler = SchedulerConfig(
+            chunk_tokens=max(self.chunk // self.dp, 1),
+            next_n=launch.number("drafts") or 1,
+            acceptance=settings.acceptance,
+            max_running=max((launch.number("running") or _MOST_RUNNING) // self.dp, 1),
+            pool_tokens=_POOL_TOKENS if self.memory is None else max(self.memory.pool_tokens, 1),
+        )
+
+    @property
+    def model(self) -> NonAttentionModel | None:
+        """Prices whole passes; None where attention alone is priced."""
+        return self.prices.prices.model
+
+    @property
+    def measured(self) -> EnginePasses | None:
+        """The passes that the model was fitted to."""
+        return self.prices.prices.measured
+
+    @property
+    def source(self) -> str:
+        """Where prices come from."""
+        table = self.prices.prices.attention.dispatcher.source
+        return table if self.measured is None else f"{table}; {self.measured.source}"
+
+    @property
+    def error(self) -> float:
+        """The model's error (p90) on measured passes; 0 without a model."""
+        return 0.0 if self.model is None else self.model.error().p90
+
+    @property
+    def exact(self) -> bool:
+        """Whether whole passes are those of a whole model, and not of a few layers."""
+        layers = 0 if self.measured is None else self.measured.layers
+        return self.model is not None and 2 * layers > self.setting.sharing
+
+    def requests(self, traffic: Traffic, engines: int = 1) -> list[Arrival]:
+        """What one of so many engines, and of its data-parallel ranks, gets of a trace."""
+        assert traffic.trace is not None
+        return requests_of(
+            traffic.trace, self.scheduler.pool_tokens, requests=traffic.requests,
+            speed=traffic.speed, share=engines * self.dp,
+        )  # fmt: skip
+
+    def flags(self, *, extend: bool) -> list[str]:
+        """Setups of one flag for a kind of pass."""
+        names = (PREFILL_FLAG, FORCE_MQA) if extend else (DECODE_FLAG,)
+        return [one for one in self.prices.prices.setups if one.startswith(names)]
+
+    def serve(self, requests: Sequence[Arrival], setups: Setups, factor: float = 1.0) -> Served:
+        """Serve what `requests` gave; tokens a second are those of all ranks."""
+        found = served(requests, self.scheduler, self.prices, setups, factor=factor)
+        return replace(found, output_tokens_per_s=self.dp * found.output_tokens_per_s)
+
+    def best_setups(self) -> Setups:
+        """By the passes counted: for each kind the flag that surely saves time, else none."""
+        found = (self.best_flag(extend=extend) for extend in (True, False))
+        return Setups(*(best if saved > SURE else DEFAULT for best, saved in found))
+
+    def best_flag(self, *, extend: bool) -> tuple[str, float]:
+        """The flag with which the counted passes of a kind take the least time, and the part that
+        it saves; `DEFAULT` and 0 where none saves any."""
+        seconds = {
+            name: seconds_of(self.prices, name, extend=extend)
+            for name in (DEFAULT, *self.flags(extend=extend))
+        }
+        best = min(seconds, key=seconds.__getitem__)
+        return best, 1 - seconds[best] / seconds[DEFAULT] if seconds[DEFAULT] else 0.0
+
+    def with_chunk(self, chunk: int) -> Deployment:
+        """The same with another chunk size; it shares the prices."""
+        found = copy(self)
+        found.chunk = chunk
+        found.launch = self.launch.changed({self.launch.name("chunk"): str(chunk)})
+        found.scheduler = replace(self.scheduler, chunk_tokens=max(chunk // self.dp, 1))
+        return found
+
+    def count(self, traffic: Traffic, engines: int = 1) -> list[Arrival]:
+        """Count the traffic's passes in the price list; its requests, if it has any."""
+        if traffic.trace is not None:
+            requests = self.requests(traffic, engines)
+            served(requests, self.scheduler, self.prices, Setups(DEFAULT, DEFAULT), count=True)
+            return requests
+        for batch, weight in self._batches(traffic):
+            self.prices.of_batch(batch).count += round(weight)
+        return []
+
+    def _batches(self, traffic: Traffic) -> Iterable[tuple[Batch, float]]:
+        dispatcher = self.prices.prices.attention.dispatcher
+        if traffic.log is not None:
+            return logged(traffic.log, dispatcher)
+        if self.measured is not None:
+            return [(one, 1.0) for one in dict.fromkeys(p.batch for p in self.measured.passes)]
+        policy = dispatcher.policies.get("prefill")
+        if policy is None or not policy.measured:
+            raise NoTunedData(f"there is nothing to advise from: {dispatcher.source}")
+        return [(batch, 1.0) for batch in policy.measured]
+
+
+_T = TypeVar("_T", str, int)
+
+
+def _agreed(option: str, asked: _T | None, flagged: _T | None, flag: str) -> _T | None:
+    """The value that an option and a flag give.
+
+    Raises:
+        UsageError: when both do, and differ.
+    """
+    if asked is not None and flagged is not None and asked != flagged:
+        raise UsageError(f"{option} {asked} contradicts {flag} in --flags, which means {flagged}")
+    return asked if asked is not None else flagged
+
+
+def opened(dispatcher: Dispatcher, launch: Launch, settings: EngineSettings) -> PassPrices:
+    """Prices by `dispatcher`'s table.
+
+    Raises:
+        NoTunedData: when it has none.
+        UsageError: for an unknown release, another model family, a flag whose kernel was not
+            measured, or pass times of another engine.
+    """
+    if dispatcher.setting.profile.family == "v4":
+        raise UsageError(
+            "passes of DeepSeek V4 are not priced: no engine was measured with it; "
+            "`nsa-tune report` shows what its kernels take"
+        )
+    layers = dispatcher.setting.sharing
+    share = min((settings.indexer_layers or layers) / layers, 1.0)
+    if launch.engine == "vllm":
+        if settings.version is not None and vllm.release_of(settings.version) is None:
+            raise _unknown("vLLM", settings.version, vllm.checked())
+        attention = AttentionPrices(
+            dispatcher, "vllm", VLLM_0_33_0, indexer_share=share, steered=_VLLM_STEERED
+        )
+        attention.check(launch.answers)
+        return PassPrices(attention, None, graph_tokens=0, given=launch.answers)
+    release = releases.release_of(
+        settings.version or ".".join(map(str, releases.RELEASES[-1].last))
+    )
+    if release is None:
+        raise _unknown("SGLang", settings.version, releases.checked())
+    dispatcher = dispatcher if dispatcher.table is None else offered(dispatcher)
+    attention = AttentionPrices(
+        dispatcher,
+        "sglang",
+        SGLANG_0_5_23,
+        own_copies=any(one.name == "read_back" for one in release.symbols),
+        indexer_share=share,
+        steered=release.prefill_impls.get(dispatcher.setting.layout, frozenset()),
+    )
+    attention.check(launch.answers)
+    return PassPrices(
+        attention,
+        passes_for(dispatcher.setting, settings.pass_times),
+        graph_tokens=release.graph_tokens if launch.graphs else 0,
+        given=launch.answers,
+    )
+
+
+def _unknown(engine: str, version: str | None, known: str) -> UsageError:
+    return UsageError(f"{engine} {version} is unknown; known releases: {known}")

@@ -1,0 +1,206 @@
+"""A goal: the cheapest deployment that holds times to first token and of a token on a trace.
+
+So many equal engines as are needed share the requests in turn. Of those that hold the goal with the
+fewest GPUs the one with the most room is taken. What is not priced as a whole is not tried.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from math import ceil
+from typing import Any
+
+from nsa_tune._errors import NoTunedData, UsageError
+from nsa_tune.reports.traffic.advice import notes_on
+from nsa_tune.reports.traffic.attention import PLUGIN
+from nsa_tune.reports.traffic.deployment import Deployment, Traffic
+from nsa_tune.reports.traffic.launch import flags_of
+from nsa_tune.reports.traffic.served import Served, Setups
+
+CHUNKS = (2048, 4096, 8192)
+"""Chunk sizes that are tried besides the given one: those whose passes run as graphs."""
+_MOST_ENGINES = 64
+_UNITS = {"s": 1.0, "ms": 1e-3}
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """Times that must not be exceeded, in seconds; None: any."""
+
+    ttft_p90_s: float | None
+    """Of nine in ten requests, to the first token."""
+    tpot_s: float | None
+    """Of an output token after the first, on average over the requests."""
+
+    def excess(self, served: Served) -> float:
+        """How many times its limit the worse of both takes; 1 or less holds the goal."""
+        pairs = ((served.ttft_s["p90"], self.ttft_p90_s), (served.tpot_s["mean"], self.tpot_s))
+        return max(taken / limit for taken, limit in pairs if limit is not None)
+
+
+def duration(option: str, text: str | None) -> float | None:
+    """Seconds of a text like 2s or 30ms.
+
+    Raises:
+        UsageError: when it is none.
+    """
+    if text is None:
+        return None
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s)", text.strip())
+    if found is None or not float(found[1]):
+        raise UsageError(f"{option} {text!r} is no time; write it like 2s or 30ms")
+    return float(found[1]) * _UNITS[found[2]]
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One deployment, so many times."""
+
+    command: str
+    plugin: bool
+    engines: int
+    gpus: int
+    served: Served
+    """By each engine."""
+    excess: float
+    """As `Goal.excess`."""
+
+
+@dataclass(frozen=True, slots=True)
+class GoalAnswer:
+    """What was found."""
+
+    goal: Goal
+    traffic: str
+    found: tuple[Candidate, ...]
+    """The cheapest without the plug-in and with it, the cheaper one first; where none holds the
+    goal, the nearest."""
+    source: str
+    error: float
+    notes: tuple[str, ...]
+
+    def document(self) -> dict[str, Any]:
+        """The JSON document."""
+        return {"schema": "nsa-tune/goal/1", **asdict(self)}
+
+
+def cheapest(deployments: Sequence[Deployment], traffic: Traffic, goal: Goal) -> GoalAnswer:
+    """The cheapest of `deployments`, with each chunk size and its best flags, that holds `goal`.
+
+    Raises:
+        NoTunedData: when for none of them whole passes are known.
+        UsageError: when none fits, or without a trace.
+    """
+    if traffic.trace is None:
+        raise UsageError("a goal needs the requests of --trace")
+    notes = tuple(notes_on(deployments[0], traffic))
+    fitting = [one for one in deployments if one.memory is None or one.memory.fits]
+    if not fitting:
+        raise UsageError("none of these deployments fits into memory; use a larger --tp")
+    whole = [one for one in fitting if one.exact]
+    if not whole:
+        raise NoTunedData(f"a goal needs prices of whole passes of the whole model: {notes[0]}")
+    found = [_found(whole, traffic, goal, plugin=plugin) for plugin in (False, True)]
+    found.sort(key=lambda one: (one.excess > 1, one.gpus if one.excess <= 1 else one.excess))
+    own = whole[0]
+    return GoalAnswer(goal, traffic.name, tuple(found), own.source, own.error, notes)
+
+
+def _found(
+    deployments: Sequence[Deployment], traffic: Traffic, goal: Goal, *, plugin: bool
+) -> Candidate:
+    """The candidate with the fewest engines that holds the goal, else the nearest."""
+    best = partial(_best, deployments, traffic, goal, plugin)
+    first = best(1)
+    if first.excess <= 1:
+        return first
+    low, high = 1, max(ceil(first.served.engines), 2)
+    nearest = found = best(high)
+    while found.excess > 1 and high < _MOST_ENGINES:
+        low, high = high, min(2 * high, _MOST_ENGINES)
+        found = best(high)
+        nearest = min(nearest, found, key=lambda one: one.excess)
+    if found.excess > 1:
+        return nearest
+    while high - low > 1:
+        middle = (low + high) // 2
+        one = best(middle)
+        if one.excess <= 1:
+            found, high = one, middle
+        else:
+            low = middle
+    return found
+
+
+def _best(
+    deployments: Sequence[Deployment], traffic: Traffic, goal: Goal, plugin: bool, engines: int
+) -> Candidate:
+    """Of all candidates with so many engines that farthest within the goal, or nearest."""
+    candidates = (
+        one for own in deployments for one in _candidates(own, traffic, goal, plugin, engines)
+    )
+    return min(candidates, key=lambda one: one.excess)
+
+
+def _candidates(
+    deployment: Deployment, traffic: Traffic, goal: Goal, plugin: bool, engines: int
+) -> Iterator[Candidate]:
+    """A deployment with each chunk size."""
+    requests = deployment.count(traffic, engines)
+    setups = Setups(PLUGIN, PLUGIN) if plugin else deployment.best_setups()
+    changes = {} if plugin else flags_of(setups.prefill, setups.decode)
+    for chunk in dict.fromkeys((deployment.chunk, *CHUNKS)):
+        own = deployment if chunk == deployment.chunk else deployment.with_chunk(chunk)
+        served = own.serve(requests, setups)
+        command = own.launch.changed(changes).command(own.setting.profile.name)
+        yield Candidate(command, plugin, engines, engines * own.tp, served, goal.excess(served))
+
+
+def goal_lines(answer: GoalAnswer) -> Iterator[str]:
+    """The answer as text; its first line says what holds the goal."""
+    first, *others = answer.found
+    yield goal_headline(answer)
+    yield ""
+    yield f"    {first.command}"
+    for one in others:
+        yield ""
+        yield f"{_how(one)}: {_times(one)}"
+        yield f"    {one.command}"
+    yield ""
+    yield f"Priced by: {answer.source}; one in ten measured passes is {answer.error:.0%} off"
+    yield "Not sure, or not counted:"
+    yield "- engines take requests in turn: a router that follows prefixes does better"
+    yield "- tried: chunks of 2048, 4096 and 8192; both KV formats where none is given"
+    yield "- not tried, as whole passes were not measured: another --tp, DP attention, roles"
+    yield "- not tried, as their acceptance is not known: drafts (give their flags)"
+    yield from (f"- {note}" for note in answer.notes)
+
+
+def goal_headline(answer: GoalAnswer) -> str:
+    """What holds the goal, in a sentence."""
+    first = answer.found[0]
+    if first.excess <= 1:
+        verb = "holds" if first.engines == 1 else "hold"
+        return f"{_how(first)} {verb} it on {answer.traffic}: {_times(first)}."
+    return (
+        f"Nothing that is priced holds it on {answer.traffic}. The nearest, {_how(first).lower()}, "
+        f"takes {first.excess:.2f} times the limit: {_times(first)}."
+    )
+
+
+def _how(one: Candidate) -> str:
+    engines = f"{one.engines} engines" if one.engines > 1 else "One engine"
+    with_plugin = " with the plug-in" if one.plugin else ""
+    return f"{engines}{with_plugin} ({one.gpus} GPUs)"
+
+
+def _times(one: Candidate) -> str:
+    ttft, tpot = one.served.ttft_s["p90"], one.served.tpot_s["mean"]
+    tokens = one.engines * one.served.output_tokens_per_s
+    return (
+        f"time to first token p90 {ttft:.3g} s, {tpot * 1e3:.3g} ms a token, {tokens:.0f} output "
+        "tokens/s"
+    )
