@@ -41,9 +41,9 @@ def worst_first(cells: Sequence[Cell], *, free_too: bool = False) -> list[tuple[
 
 
 def _cost(pairs: list[tuple[Cell, float | None]]) -> Cost | None:
-    known = [(cost, cell.word) for cell, cost in pairs if cost is not None]
-    if not known:
+    costs = [(cost, cell.word) for cell, cost in pairs if cost is not None]
+    if not costs:
         return None
-    worst, batch = max(known)
-    geomean = geometric_mean(cost for cost, _ in known)
-    return Cost(len(known), geomean, worst, batch, len(pairs) - len(known))
+    worst, batch = max(costs)
+    geomean = geometric_mean(cost for cost, _ in costs)
+    return Cost(len(costs), geomean, worst, batch, len(pairs) - len(costs))

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 _CLOSE = 1.3
 """Two labels on a logarithmic axis overlap when their values differ by less than this factor."""
+_WIDEST = 3.0
 _KINDS = {"win": "sure", "only": "only"}
 
 
@@ -100,18 +101,21 @@ def edge_rows(line: Line) -> Rows:
     rows: Rows = []
     for edge in line.edges:
         row = _edge_row(line, edge)
-        crowded = any(one["label"] and row["x"] < _CLOSE * one["x"] for one in rows)
+        crowded = any(left["label"] and row["x"] < _CLOSE * left["x"] for left in rows)
         rows.append({**row, "label": "" if crowded else str(row["x"])})
     return rows
 
 
 def estimate_rows(line: Line) -> Rows:
-    """Each choice's estimate at each sampled value; its interval is us / wide to us * wide."""
+    """Each choice's estimate at each sampled value; its interval is us / wide to us * wide.
+
+    An interval wider than `_WIDEST` says that nothing is known: drawn whole, it would set the axis.
+    """
     return [
-        {"x": value, "choice": choice, "us": _rounded(one.latency_us),
-         "wide": round(one.high_us / one.latency_us, 3)}
+        {"x": value, "choice": choice, "us": _rounded(time.latency_us),
+         "wide": min(round(time.high_us / time.latency_us, 3), _WIDEST)}
         for value, estimates in line.samples
-        for choice, one in estimates.items()
+        for choice, time in estimates.items()
     ]  # fmt: skip
 
 
