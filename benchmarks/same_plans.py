@@ -6,8 +6,7 @@
 `record` asks the nsa_tune that is importable (PYTHONPATH says which), for every table that ships
 with it, about the same random batches each time: the plan, and what `decide` says of each question.
 Then come the plans of captured sizes, and of replays of these. 20,000 batches a table take about
-four minutes of one core. `compare` ends with 1 if anything differs; of other choices it says what
-they cost by the estimates before and after. Measured times say more: benchmarks/regret.py.
+four minutes of one core. `compare` ends with 1 if anything differs.
 
 Only public names are used, so that the code may move as it likes.
 """
@@ -27,7 +26,6 @@ from itertools import cycle, islice
 from math import exp, isclose, log
 from pathlib import Path
 from random import Random
-from statistics import fmean
 from time import perf_counter
 from typing import Any, TypeVar
 
@@ -230,7 +228,6 @@ def compare(before: Path, after: Path) -> bool:
     known = dict(_lines(before))
     counts: Counter[str] = Counter()
     found: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
-    costs: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
     for key, line in _lines(after):
         table = key.split()[0]
         other = known.pop(key, None)
@@ -238,23 +235,14 @@ def compare(before: Path, after: Path) -> bool:
         if other is None:
             found[table, "missing"].append(f"{key}: only after")
         elif other != line:
-            one, two = json.loads(other), json.loads(line)
-            for kind, what in _differences(one, two):
+            for kind, what in _differences(json.loads(other), json.loads(line)):
                 found[table, kind].append(f"{key}: {what}")
-            for question, cost in _costs(one, two):
-                costs[question].append(cost)
     for key in known:
         found[key.split()[0], "missing"].append(f"{key}: only before")
     for (table, kind), texts in sorted(found.items()):
         print(f"{table}: {kind}: {len(texts)} differences")
         for text in texts[:_EXAMPLES]:
             print(f"    {text}")
-    for question, pairs in sorted(costs.items()):
-        before_us, after_us = (fmean(ratios) - 1 for ratios in zip(*pairs, strict=True))
-        print(
-            f"{question}: {len(pairs)} other choices, which take {before_us:+.2%} longer by the "
-            f"estimates before, {after_us:+.2%} by those after"
-        )
     total = sum(map(len, found.values()))
     print(f"{counts.total()} answers of {len(counts)} tables: {total} differences")
     return total == 0 and counts.total() > 0
@@ -274,20 +262,6 @@ def _differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterato
         kind = _KINDS.get(place[-1], "choice")
         if a != b and not (kind == "estimate" and _alike(a, b)):
             yield kind, f"{' '.join(place)}: {a!r} -> {b!r}"
-
-
-def _costs(
-    before: Mapping[str, Any], after: Mapping[str, Any]
-) -> Iterator[tuple[str, tuple[float, float]]]:
-    """For each question with another choice, its time over that of the choice before, by the
-    estimates before and by those after."""
-    for question, one in before.get("decide", {}).items():
-        two = after["decide"].get(question, one)
-        old, new = one["choice"], two["choice"]
-        every = [decision["estimates"] for decision in (one, two)]
-        if old != new and all(old in times and new in times for times in every):
-            first, second = (times[new][0] / times[old][0] for times in every)
-            yield question, (first, second)
 
 
 def _flat(line: Mapping[str, Any]) -> dict[tuple[str, ...], Any]:

@@ -28,7 +28,7 @@ from nsa_tune._cli.results.compare import compare
 from nsa_tune._cli.results.dashboard import dashboard
 from nsa_tune._cli.results.lookup import explain, lookup
 from nsa_tune._cli.results.report import report
-from nsa_tune._cli.shared.console import say
+from nsa_tune._cli.shared.console import UntilClosed, say
 from nsa_tune._cli.traffic.advise import advise
 from nsa_tune._cli.traffic.replay import replay
 from nsa_tune._errors import NsaTuneError
@@ -40,13 +40,15 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (
-    run, check, probe, lookup, explain, report, replay, advise, compare, dashboard, doctor, serve,
-    worker,
-):  # fmt: skip
-    app.command()(command)
-for group, name in ((db, "db"), (job, "job"), (token, "token")):
-    app.add_typer(group, name=name)
+for panel, commands, groups in (
+    ("Tables", (run, report, dashboard, compare, lookup, explain, check, probe), {"db": db}),
+    ("Engine", (advise, replay, doctor), {}),
+    ("Fleet", (serve, worker), {"job": job, "token": token}),
+):
+    for command in commands:
+        app.command(rich_help_panel=panel)(command)
+    for name, group in groups.items():
+        app.add_typer(group, name=name, rich_help_panel=panel)
 
 
 def _let_terminals_wrap(group: typer.Typer) -> None:
@@ -56,13 +58,14 @@ def _let_terminals_wrap(group: typer.Typer) -> None:
         command.help = "\n\n".join(" ".join(one.split()) for one in paragraphs)
 
 
-for group in (app, db, job, token):
-    _let_terminals_wrap(group)
+for described in (app, db, job, token):
+    _let_terminals_wrap(described)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line, and exit with its code."""
     logging.basicConfig(format="nsa-tune: %(message)s", stream=sys.stderr)
+    sys.stdout = UntilClosed(sys.stdout)
     try:
         app(arguments, prog_name="nsa-tune")
     except NsaTuneError as error:

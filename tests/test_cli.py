@@ -105,7 +105,7 @@ def test_explain_shows_where_a_layer_s_time_goes(shell: Shell, database: Path) -
 
     text, document = shell(*command), json.loads(shell(*command, "--json").out)
 
-    assert "Where a pass's attention time goes (extend:30000+512)" in text.out
+    assert "Attention time of a pass: " in text.out
     assert document["schema"] == "nsa-tune/explain/2"
     steps = {step["name"]: step for step in document["layer"]["steps"]}
     assert f"mla/{document['plan']['sparse_prefill']}" == steps["attention"]["arm"]
@@ -143,7 +143,7 @@ def test_a_report_goes_to_stdout_or_to_a_file(
     assert written.out == ""
     assert written.err == f"wrote {path}\n"
     assert path.read_text(encoding="utf-8").strip() == shown.out.strip()
-    assert "prefill_path" in shown.out.replace("\\", "")
+    assert "NVIDIA H100 80GB HBM3" in shown.out
 
 
 def test_reports_take_what_the_options_match(shell: Shell, database: Path) -> None:
@@ -421,7 +421,7 @@ def test_an_unknown_csv_table_is_named(shell: Shell, database: Path) -> None:
     answer = shell("report", "--format", "csv", "--table", "winners", "--db", str(database))
 
     assert answer.code == 2
-    assert "use one of: crossovers, cells, costs, chunks, steps, roofline, failures" in answer.err
+    assert "use one of: crossovers, cells, costs, steps, failures" in answer.err
 
 
 def test_a_file_that_cannot_be_written_is_a_sentence(

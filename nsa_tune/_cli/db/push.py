@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nsa_tune._cli.db.selection import chosen, named
 from nsa_tune._cli.shared.console import say
 from nsa_tune._cli.shared.option_groups import TableOptions, grouped
 from nsa_tune._cli.shared.options import Database
+from nsa_tune._cli.shared.tables import chosen, named
 from nsa_tune._errors import NsaTuneError, StoreError, StoreMissing, UsageError
 from nsa_tune.backend.types.counted import counted
 from nsa_tune.backend.types.records import Key
@@ -100,7 +100,8 @@ def _findings(tables: TableOptions, database: Path | None) -> Iterator[dict[str,
         except StoreMissing:
             if path == database:
                 raise
+    wanted = tables.filter(database)
     for check in newest.values():
         key = keys.get(check.digest)
-        if key is not None and not check.holds and tables.filter.matches(key):
+        if key is not None and not check.holds and wanted.matches(key):
             yield from findings_of(check, key)

@@ -8,14 +8,14 @@ from typing import Annotated, Any
 
 import typer
 
-from nsa_tune._cli.db.selection import chosen, named
 from nsa_tune._cli.shared.console import print_document, say
 from nsa_tune._cli.shared.option_groups import TableOptions, grouped
 from nsa_tune._cli.shared.options import AsJson, Database, DatabaseToWrite
+from nsa_tune._cli.shared.tables import SHIPPED, chosen, known_tables, named
 from nsa_tune._errors import UsageError
 from nsa_tune.backend.types.counted import counted
 from nsa_tune.backend.types.records import Table
-from nsa_tune.db import places, reader
+from nsa_tune.db import places
 from nsa_tune.db.runs import Run, runs_of
 from nsa_tune.reports.formats.plain import plain
 
@@ -35,21 +35,24 @@ def db_list(
 ) -> None:
     """List the tables of a database, and with --runs the runs that measured them.
 
+    Without a database, the tables that ship are listed.
+
     `nsa-tune compare` takes a table by its digest, and a run by its number.
     """
-    path = database or places.default_database()
-    known = reader.read_database(path)
-    runs = _runs_by_digest(path) if with_runs and known else {}
+    path, known = known_tables(database)
+    runs = _runs_by_digest(path) if with_runs and known and path and path.suffix != ".tsv" else {}
     if json:
-        print_document(_document(str(path), known, runs if with_runs else None))
+        print_document(_document(str(path or SHIPPED), known, runs if with_runs else None))
         return
-    for one in known:
-        measured = f"{counted(len(one.measurements), 'measurement')}, {one.measured_at}"
-        typer.echo(plain(f"{one.key.digest}  {named(one.key)}: {measured}"))
-        for run in runs.get(one.key.digest, ()):
+    for table in known:
+        measured = f"{counted(len(table.measurements), 'measurement')}, {table.measured_at}"
+        typer.echo(plain(f"{table.key.digest}  {named(table.key)}: {measured}"))
+        for run in runs.get(table.key.digest, ()):
             typer.echo(plain(f"    {_line(run)}"))
     if not known:
         say(f"{path} has no tables; measure with `nsa-tune run`")
+    elif path is None:
+        say(f"there is no database yet: these are {SHIPPED}")
 
 
 def _runs_by_digest(path: Path) -> dict[str, list[Run]]:

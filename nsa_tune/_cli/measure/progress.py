@@ -23,8 +23,10 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _LINE_EVERY_S = 10.0
-_MOST_NODES = 8
+_MOST_NODES = 3
 """That a line names."""
+_LONGEST_NAME = 40
+"""Of a batch, in characters."""
 
 
 class RunProgress:
@@ -61,7 +63,7 @@ class RunProgress:
         for row in rows:
             if row.status is not Status.OK:
                 self.failed += 1
-                self._say(f"{row.arm} {row.status} on {batch}: {row.reason}")
+                self._say(f"{row.arm} {row.status} on {_short(batch)}: {row.reason}")
 
     def node(self, name: str, devices: int, batches: int) -> None:
         """Take it for the next line."""
@@ -74,12 +76,13 @@ class RunProgress:
 
     def pace(self, seconds: float) -> str:
         """Batches measured per second, and how many arms failed or are quarantined."""
-        words = [f"{self.measured / seconds:.1f} batches/s" if seconds > 0 else "starting"]
-        if self.failed:
-            words.append(f"{counted(self.failed, 'arm')} failed")
-        if self.quarantined:
-            words.append(f"{self.quarantined} quarantined")
-        return ", ".join(words)
+        pace = f"{self.measured / seconds:.1f} batches/s" if seconds > 0 else "starting"
+        return f"{pace}{self.failures()}"
+
+    def failures(self) -> str:
+        """How many arms failed or are quarantined, to be added to a line; "" where none."""
+        failed = f", {counted(self.failed, 'arm')} failed" if self.failed else ""
+        return failed + (f", {self.quarantined} quarantined" if self.quarantined else "")
 
     def standing(self, point: Point) -> str:
         """The arms of `point` that were fastest most often, with the number of batches."""
@@ -122,9 +125,8 @@ class LineProgress(RunProgress):
             left_s = self._remaining.estimate_s(total - done) if done < total else None
             left = "" if left_s is None else f", about {left_s:.0f} s more"
             self._say(
-                f"{_count(done, total)}, {seconds:.0f} s{left}, {self.pace(seconds)}; "
-                f"last {batch}; "
-                f"wins in {point.name}: {self.standing(point)}{self.by_node()}"
+                f"{_count(done, total)}, {seconds:.0f} s{left}{self.failures()}"
+                f"; {point.name}{self.by_node()}"
             )
 
 
@@ -161,7 +163,7 @@ class BarProgress(RunProgress):
         super().batch(done, total, point, batch, rows, seconds)
         self.bar.update(
             self._task, completed=done, total=total, count=_count(done, total),
-            pace=self.pace(seconds), batch=str(batch),
+            pace=self.pace(seconds), batch=_short(batch),
             standing=self.standing(point) + self.by_node(),
         )  # fmt: skip
 
@@ -170,6 +172,12 @@ def _count(done: int, total: int) -> str:
     """Batches measured and left; how many are left, a search can only guess."""
     left = f", about {total - done} left" if total > done else ""
     return f"{counted(done, 'batch', 'batches')} measured{left}"
+
+
+def _short(batch: Batch) -> str:
+    """The name of a batch, which may have thousands of sequences, in 40 characters at most."""
+    name = str(batch)
+    return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 3]}..."
 
 
 class _Silent(RunProgress):

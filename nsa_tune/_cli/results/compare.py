@@ -16,7 +16,7 @@ from nsa_tune.reports.compare.rendering import (
     conclusion,
     title,
 )
-from nsa_tune.reports.compare.sides import pairs_of, side_of
+from nsa_tune.reports.compare.sides import file_of, pairs_of, side_of
 from nsa_tune.reports.formats.plain import plain
 from nsa_tune.reports.formats.terminal import print_tables
 
@@ -54,7 +54,7 @@ def compare(
     """
     tolerance = share_of("--same-within", same_within)
     limit = None if fail_on is None else share_of("--fail-on", fail_on)
-    wanted = tables.filter
+    wanted = tables.filter(file_of(before), file_of(after))
     pairs = pairs_of(side_of(before, wanted), side_of(after, wanted), across_gpus=across_gpus)
     found = [compare_tables(one, other, same_within=tolerance) for one, other in pairs]
     if json:

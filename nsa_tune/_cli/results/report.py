@@ -15,6 +15,7 @@ import typer
 from nsa_tune._cli.shared.console import say, tables_console
 from nsa_tune._cli.shared.option_groups import TableOptions, grouped
 from nsa_tune._cli.shared.options import AsJson, Database, Format, Theme
+from nsa_tune._cli.shared.tables import ask_for_choice
 from nsa_tune._errors import ExtraMissing, NsaTuneError, UnknownName, UsageError
 from nsa_tune.backend.types.counted import counted
 from nsa_tune.backend.types.records import Table
@@ -60,11 +61,13 @@ def report(
     """Show the crossovers, what the engine's default costs, and which arms failed.
 
     Includes every matching table of the first place that has one: the database, then the user's
-    and the site's, then the tables that ship.
+    and the site's, then the tables that ship. Where only these are there, it asks for a choice.
     """
     form = Format.JSON if json else form
     with _without_garbage_collection():
-        found = select_tables(database, tables.filter)
+        if database is None:
+            ask_for_choice(tables)
+        found = select_tables(database, tables.filter(database))
         _report(found, form, out, table, chart, str(theme))
 
 

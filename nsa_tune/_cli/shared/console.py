@@ -3,15 +3,48 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, TextIO
 
 import typer
 from rich.console import Console
 from rich.text import Text
 
 from nsa_tune.reports.formats.plain import plain
+
+
+class UntilClosed:
+    """A text stream whose reader may go away, as `| head` does: what comes later goes nowhere, and
+    the command ends as if it had been read."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        """Write `text` as long as somebody reads."""
+        with self._until_closed():
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Write what is buffered as long as somebody reads."""
+        with self._until_closed():
+            self._stream.flush()
+
+    @contextmanager
+    def _until_closed(self) -> Iterator[None]:
+        try:
+            yield
+        except BrokenPipeError:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self._stream.fileno())
+            os.close(nowhere)
 
 
 def say(text: str) -> None:

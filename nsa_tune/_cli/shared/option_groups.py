@@ -10,10 +10,12 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import wraps
+from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from nsa_tune._cli.shared.gpus import full_name, gpu_and_model
 from nsa_tune._cli.shared.options import (
     AllowLossy,
     Database,
@@ -24,11 +26,9 @@ from nsa_tune._cli.shared.options import (
     Model,
     heads_of,
     listed,
-    model_of,
 )
 from nsa_tune._errors import BatchError
 from nsa_tune.backend.dispatch.dispatcher import Dispatcher
-from nsa_tune.backend.hardware import detect
 from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.layouts import layout_of
 from nsa_tune.backend.types.profiles import family_of
@@ -79,13 +79,18 @@ class TableOptions:
         KvDtype | None, typer.Option("--kv-dtype", help="Format of the KV pool.")
     ] = None
 
-    @property
-    def filter(self) -> TableFilter:
-        """The filter that these options describe."""
+    def filter(self, *databases: Path | None) -> TableFilter:
+        """The filter that these options describe, where `databases` are read.
+
+        Raises:
+            UsageError: when --gpu is a part of several names.
+            NoTunedData: when it is a part of none.
+        """
         layout = (
             None if self.kv_dtype is None else str(layout_of(self.kv_dtype, family_of(self.model)))
         )
-        return TableFilter(self.gpu, self.model, self.heads, layout)
+        gpu = None if self.gpu is None else full_name(self.gpu, *databases)
+        return TableFilter(gpu, self.model, self.heads, layout)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +138,7 @@ class DispatcherOptions:
         """
         if self.database is not None:
             reader.keys_in(self.database)
-        gpu = self.gpu or detect.local_device_name()
-        model = model_of(self.model, gpu)
+        gpu, model = gpu_and_model(self.gpu, self.model, self.heads, self.database)
         return Dispatcher.open(
             self.database,
             gpu,

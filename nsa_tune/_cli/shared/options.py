@@ -85,7 +85,8 @@ DatabaseToWrite = Annotated[
     ),
 ]
 Gpu = Annotated[
-    str | None, typer.Option("--gpu", help='GPU as its driver names it: "NVIDIA H100 80GB HBM3".')
+    str | None,
+    typer.Option("--gpu", help='GPU: its name, "NVIDIA H100 80GB HBM3", or a part of it, H100.'),
 ]
 Model = Annotated[
     str | None, typer.Option("--model", help=f"Model profile: {', '.join(PROFILES)}.")

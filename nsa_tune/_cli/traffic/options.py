@@ -8,14 +8,13 @@ from typing import Annotated
 
 import typer
 
+from nsa_tune._cli.shared.gpus import gpu_and_model
 from nsa_tune._cli.shared.option_groups import DispatcherOptions
 from nsa_tune._cli.shared.options import (
     Engine,
     KvDtype,
-    model_of,
 )
 from nsa_tune.backend.dispatch.dispatcher import Dispatcher
-from nsa_tune.backend.hardware import detect
 from nsa_tune.backend.types.profiles import profile_of
 from nsa_tune.reports.traffic.deployment import Deployment, EngineSettings, Traffic
 from nsa_tune.reports.traffic.launch import Launch
@@ -92,8 +91,7 @@ class PricingOptions(DispatcherOptions):
         launch = Launch.parse(str(engine), options.flags)
         if kv_dtype is not None:
             launch = launch.without("kv").without("kernels")
-        gpu = self.gpu or detect.local_device_name()
-        model = model_of(self.model, gpu)
+        gpu, model = gpu_and_model(self.gpu, self.model, self.heads, self.database)
         asked = None if self.kv_dtype is None else str(self.kv_dtype)
 
         def dispatcher(heads: int, kv_dtype: str) -> Dispatcher:

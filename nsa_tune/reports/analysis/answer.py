@@ -199,7 +199,7 @@ def _answer(
 
 
 def _default(policy: CachedPolicy, flag: _Flag) -> str:
-    question = next(asked for asked in policy.point.questions if asked.name == flag.question)
+    question = next(one for one in policy.point.questions if one.name == flag.question)
     return policy.baseline.choose(question, policy.measured[0], policy.setting)
 
 

@@ -79,7 +79,7 @@ class _CachedFeatures(Features):
         self._positions: dict[Batch, Position] = {}
 
     def position(self, batch: Batch) -> Position:
-        position = self._positions.get(batch)
-        if position is None:
-            position = self._positions[batch] = super().position(batch)
-        return position
+        found = self._positions.get(batch)
+        if found is None:
+            found = self._positions[batch] = super().position(batch)
+        return found

@@ -97,13 +97,13 @@ def _cell(
                     key=lambda time: time.latency_us, default=None)
         for choice, arms in question.choices.items()
     }  # fmt: skip
-    timed = [(choice, time) for choice, time in times.items() if time is not None]
+    known = [(choice, time) for choice, time in times.items() if time is not None]
     return Cell(
         point=policy.point.name,
         question=question.name,
         batch=batch,
         word=word,
-        times=dict(sorted(timed, key=lambda pair: pair[1].latency_us)),
+        times=dict(sorted(known, key=lambda pair: pair[1].latency_us)),
         forbidden={
             choice: why
             for choice, why in decision.forbidden.items()

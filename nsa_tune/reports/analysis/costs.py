@@ -41,9 +41,9 @@ def worst_first(cells: Sequence[Cell], *, free_too: bool = False) -> list[tuple[
 
 
 def _cost(pairs: list[tuple[Cell, float | None]]) -> Cost | None:
-    costs = [(cost, cell.word) for cell, cost in pairs if cost is not None]
-    if not costs:
+    known = [(cost, cell.word) for cell, cost in pairs if cost is not None]
+    if not known:
         return None
-    worst, batch = max(costs)
-    geomean = geometric_mean(cost for cost, _ in costs)
-    return Cost(len(costs), geomean, worst, batch, len(pairs) - len(costs))
+    worst, batch = max(known)
+    geomean = geometric_mean(cost for cost, _ in known)
+    return Cost(len(known), geomean, worst, batch, len(pairs) - len(known))

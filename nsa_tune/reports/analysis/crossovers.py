@@ -147,14 +147,14 @@ def _positions(limited: Callable[[int], Set[str]], values: Sequence[int]) -> set
 
     `limited` gives the arms that guards forbid at a value; a limit is where that changes.
     """
-    positions = set(values)
-    positions |= {max(isqrt(low * high), low) for low, high in pairwise(values)}
-    for low, high in pairwise(sorted(positions)):
+    found = set(values)
+    found |= {max(isqrt(low * high), low) for low, high in pairwise(values)}
+    for low, high in pairwise(sorted(found)):
         here = low
         while (forbidden := limited(here)) != limited(high):
             here = _first(_unlike(limited, forbidden), here, high)
-            positions |= {here - 1, here}
-    return positions
+            found |= {here - 1, here}
+    return found
 
 
 def _unlike(limited: Callable[[int], Set[str]], forbidden: Set[str]) -> Callable[[int], bool]:
@@ -192,7 +192,7 @@ def _edge(at: _At, left: Range, right: Range) -> Edge:
         here = at(value)
         if a in here.forbidden or b in here.forbidden:
             return a in here.forbidden
-        times = {name: estimate.latency_us for name, estimate in here.estimates.items()}
+        times = {name: one.latency_us for name, one in here.estimates.items()}
         return times.get(b, inf) < times.get(a, inf)
 
     value = _first(passed, left.stop, right.start)

@@ -93,11 +93,11 @@ class LayerSteps:
     def __post_init__(self) -> None:
         timed = [step for step in self.steps if step.latency_us is not None]
         defaults = [step.default_us for step in timed]
-        complete = [us for us in defaults if us is not None]
+        known = [one for one in defaults if one is not None]
         values = {
             "total_us": sum(step.latency_us or 0.0 for step in timed),
             "next_best_us": sum(step.next_best_us or step.latency_us or 0.0 for step in timed),
-            "default_us": sum(complete) if len(complete) == len(defaults) else None,
+            "default_us": sum(known) if len(known) == len(defaults) else None,
         }
         for name, value in values.items():
             object.__setattr__(self, name, value)
@@ -128,10 +128,10 @@ def layer_steps(
         choose: what is taken.
         ceilings: of the device; without them no step has a limit.
     """
-    asked = [policy for policy in policies.values() if batch.mode in policy.point.modes]
+    own = [policy for policy in policies.values() if batch.mode in policy.point.modes]
     order = {name: place for place, name in enumerate(_STEPS)}
-    asked.sort(key=lambda policy: order.get(policy.point.name, len(order)))
-    steps = tuple(_step(batch, policy, baseline, choose, ceilings) for policy in asked)
+    own.sort(key=lambda policy: order.get(policy.point.name, len(order)))
+    steps = tuple(_step(batch, policy, baseline, choose, ceilings) for policy in own)
     return LayerSteps(str(batch), setting.sharing, steps)
 
 
@@ -143,7 +143,7 @@ def _step(
     survey = policy.survey(batch)
     every = policy.estimates(batch)
     timed = {arm: every[arm] for arm in survey.latencies if arm in every}
-    ways = {arm: time.latency_us / layers for arm, time in sorted(timed.items(), key=_by_time)}
+    ways = {arm: one.latency_us / layers for arm, one in sorted(timed.items(), key=_by_time)}
     arm = _fastest(timed, arms_taken(point, lambda question: choose(policy, question)))
 
     def by_default(question: Question) -> str:
@@ -163,15 +163,14 @@ def _step(
         note = _untimed(policy, choose, survey.latencies)
         return Step(name, point.name, None, None, None, None, None, None, "", ways,
                     named, ways.get(default or ""), note)  # fmt: skip
-    time = timed[arm]
+    one = timed[arm]
     least, bound = _limit(point.name, arm, batch, setting, ceilings)
-    once = time.latency_us if layers > 1 else _pass_us(policy, arm, batch)
+    once = one.latency_us if layers > 1 else _pass_us(policy, arm, batch)
     return Step(
-        name, point.name, arm,
-        time.latency_us / layers, time.low_us / layers, time.high_us / layers,
+        name, point.name, arm, one.latency_us / layers, one.low_us / layers, one.high_us / layers,
         once, None if least is None else least / layers, bound, ways,
         named, ways.get(default or ""),
-        "outside of the measured range" if time.extrapolated else "",
+        "outside of the measured range" if one.extrapolated else "",
     )  # fmt: skip
 
 
@@ -181,13 +180,13 @@ def _by_time(item: tuple[str, Estimate]) -> float:
 
 def _fastest(timed: Mapping[str, Estimate], among: set[str]) -> str | None:
     """The fastest arm of `among`; None where none of them has a time."""
-    times = {arm: time.latency_us for arm, time in timed.items() if arm in among}
-    return min(times, key=times.__getitem__, default=None)
+    found = {arm: one.latency_us for arm, one in timed.items() if arm in among}
+    return min(found, key=found.__getitem__, default=None)
 
 
 def _named(policy: Policy, defaults: set[str], choose: Callable[[Question], str]) -> str | None:
     """What a baseline takes that has no time here: its one arm, else the first choice's name."""
-    here = [arm.name for arm in policy.candidates if arm.name in defaults]
+    here = [one.name for one in policy.candidates if one.name in defaults]
     if len(here) == 1:
         return here[0]
     return next((choose(question) for question in policy.point.questions), None)
@@ -201,7 +200,7 @@ def _untimed(policy: Policy, choose: Choose, allowed: Iterable[str]) -> str:
     ways = list(allowed)
     if len(ways) == 1:
         return f"{ways[0]} is the only way here, and a run times no batch with one way"
-    taken = [choice for question in policy.point.questions if (choice := choose(policy, question))]
+    taken = [choice for one in policy.point.questions if (choice := choose(policy, one))]
     words = ", ".join(dict.fromkeys(taken)) or "nothing"
     return f"too little is measured of {words} in {name} near this batch"
 
@@ -241,11 +240,11 @@ def typical_batches(policies: Mapping[str, Policy]) -> Iterator[Batch]:
     topk = next((policy.setting.profile.index_topk for policy in policies.values()), 0)
     for batch in _typical(topk) if topk else ():
         sizes = [
-            (other.q_tokens, other.kv_tokens)
+            (one.q_tokens, one.kv_tokens)
             for modes, batches in measured
             if batch.mode in modes
-            for other in batches
-            if other.mode is batch.mode
+            for one in batches
+            if one.mode is batch.mode
         ]
         most_q = max((q for q, _ in sizes), default=0)
         most_kv = max((kv for _, kv in sizes), default=0)

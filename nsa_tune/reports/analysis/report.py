@@ -199,9 +199,9 @@ def _layers(
         if setting.profile.family in point.families:
             policies[name] = here.get(name) or Policy.fit(point, setting, ())
     for batch in typical_batches(here):
-        layer = layer_steps(batch, policies, setting, baseline, partial(_taken, batch), ceilings)
-        if any(step.latency_us for step in layer.steps):
-            yield layer
+        found = layer_steps(batch, policies, setting, baseline, partial(_taken, batch), ceilings)
+        if any(step.latency_us for step in found.steps):
+            yield found
 
 
 def _taken(batch: Batch, policy: Policy, question: Question) -> str | None:
@@ -230,9 +230,7 @@ def _question_report(
         traced = (trace(question, policy, line) for line in slices)
         # Leave out lines on which every choice is forbidden.
         lines = tuple(
-            line
-            for line in traced
-            if any(stretch.verdict != Verdict.NONE for stretch in line.ranges)
+            line for line in traced if any(one.verdict != Verdict.NONE for one in line.ranges)
         )
     # With one choice left, choosing costs nothing.
     open_cells = [cell for cell in cells if len(cell.times) > 1]

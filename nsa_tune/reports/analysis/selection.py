@@ -53,21 +53,21 @@ def select_tables(db: Path | None, wanted: TableFilter) -> list[Table]:
         NoTunedData: when no source has one; the message says what there is instead.
         StoreError: when `db` is given and cannot be read.
     """
-    keys: dict[Key, None] = {}
+    known: dict[Key, None] = {}
     for paths in places.grouped_sources(db):
-        matching = []
+        found = []
         for path in paths:
             try:
                 for key, table in _read(path, wanted):
-                    keys[key] = None
-                    matching += [table] if table is not None else []
+                    known[key] = None
+                    found += [table] if table is not None else []
             except StoreError as error:
                 if path == db:
                     raise
                 _log.warning("%s is skipped: %s", path, error)
-        if matching:
-            return sorted(matching, key=lambda table: table.measured_at, reverse=True)
-    raise NoTunedData(_no_table_message(wanted, list(keys)))
+        if found:
+            return sorted(found, key=lambda table: table.measured_at, reverse=True)
+    raise NoTunedData(_no_table_message(wanted, list(known)))
 
 
 def _read(path: Path, wanted: TableFilter) -> Iterator[tuple[Key, Table | None]]:
@@ -85,22 +85,22 @@ def _text_table(path: Path) -> Table:
     return replace(table, source=f"shipped:{path.stem}") if path in places.shipped() else table
 
 
-def _no_table_message(wanted: TableFilter, keys: list[Key]) -> str:
-    if not keys:
+def _no_table_message(wanted: TableFilter, known: list[Key]) -> str:
+    if not known:
         return "nothing is measured yet, and no table ships; measure with `nsa-tune run`"
-    return f"nothing is measured for {wanted}; {'; '.join(_others(wanted, keys))}"
+    return f"nothing is measured for {wanted}; {'; '.join(_others(wanted, known))}"
 
 
-def _others(wanted: TableFilter, keys: list[Key]) -> Iterator[str]:
+def _others(wanted: TableFilter, known: list[Key]) -> Iterator[str]:
     """For each asked value that no table has, those that there are; else the nearest tables."""
     absent = [
-        name for name, value in wanted.asked() if all(getattr(key, name) != value for key in keys)
+        name for name, value in wanted.asked() if all(getattr(key, name) != value for key in known)
     ]
     for name in absent:
-        values = sorted({getattr(key, name) for key in keys})
+        values = sorted({getattr(key, name) for key in known})
         yield f"there is {name} {_listed(map(repr, values))}"
     if not absent:
-        nearest = sorted(keys, key=lambda key: _distance(wanted, key))
+        nearest = sorted(known, key=lambda key: _distance(wanted, key))
         yield f"the nearest tables: {_listed(map(_named, nearest))}"
 
 

@@ -101,9 +101,9 @@ def slices_of(batches: Iterable[Batch], axis: str | None = None) -> list[Slice]:
     lines: list[Slice] = []
     for mode, members in modes.items():
         for candidate in AXES[mode] if axis is None else [axis]:
-            along = _along(mode, candidate, members)
-            if along:
-                lines += along
+            found = _along(mode, candidate, members)
+            if found:
+                lines += found
                 break
     return lines
 

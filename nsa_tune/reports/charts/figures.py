@@ -126,9 +126,9 @@ def _of_lines(
     rows = map_rows(map_cells(by_batch, lines))
     maps: dict[str, Chart] = {}
     for facet in dict.fromkeys(facet_of(line) for line in lines):
-        cells = [row for row in rows if row["facet"] == facet]
-        spec = winner_map(*axis_titles(lines), question.measured, *map_size(cells))
-        maps[facet] = Chart(spec, {"cells": cells})
+        own = [row for row in rows if row["facet"] == facet]
+        spec = winner_map(*axis_titles(lines), question.measured, *map_size(own))
+        maps[facet] = Chart(spec, {"cells": own})
         yield _plain(f"{question.name} map {facet}"), maps[facet].complete
     spec = line_curves(question, lines)
     for line in lines:

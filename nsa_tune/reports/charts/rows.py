@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 _CLOSE = 1.3
 """Two labels on a logarithmic axis overlap when their values differ by less than this factor."""
-_WIDEST = 3.0
 _KINDS = {"win": "sure", "only": "only"}
 
 
@@ -101,21 +100,18 @@ def edge_rows(line: Line) -> Rows:
     rows: Rows = []
     for edge in line.edges:
         row = _edge_row(line, edge)
-        crowded = any(left["label"] and row["x"] < _CLOSE * left["x"] for left in rows)
+        crowded = any(one["label"] and row["x"] < _CLOSE * one["x"] for one in rows)
         rows.append({**row, "label": "" if crowded else str(row["x"])})
     return rows
 
 
 def estimate_rows(line: Line) -> Rows:
-    """Each choice's estimate at each sampled value; its interval is us / wide to us * wide.
-
-    An interval wider than `_WIDEST` says that nothing is known: drawn whole, it would set the axis.
-    """
+    """Each choice's estimate at each sampled value; its interval is us / wide to us * wide."""
     return [
-        {"x": value, "choice": choice, "us": _rounded(time.latency_us),
-         "wide": min(round(time.high_us / time.latency_us, 3), _WIDEST)}
+        {"x": value, "choice": choice, "us": _rounded(one.latency_us),
+         "wide": round(one.high_us / one.latency_us, 3)}
         for value, estimates in line.samples
-        for choice, time in estimates.items()
+        for choice, one in estimates.items()
     ]  # fmt: skip
 
 

@@ -87,18 +87,18 @@ def judge(
 
 
 def _judged(
-    place: tuple[str, str, str], first: Measurement, second: Measurement, lone: float | None,
+    place: tuple[str, str, str], one: Measurement, other: Measurement, lone: float | None,
     same_within: float,
 ) -> JudgedCell:  # fmt: skip
-    before, after = first.latency_us, second.latency_us
-    ok = (first.status is Status.OK, second.status is Status.OK)
+    before, after = one.latency_us, other.latency_us
+    ok = (one.status is Status.OK, other.status is Status.OK)
     if not all(ok) or before is None or after is None:
         verdict, reason = {
-            (True, False): (CellVerdict.BROKEN, f"{second.status}: {second.reason}"),
-            (False, True): (CellVerdict.MENDED, f"was {first.status}: {first.reason}"),
-        }.get(ok, (CellVerdict.SAME, f"{first.status} on both sides: {second.reason}"))
+            (True, False): (CellVerdict.BROKEN, f"{other.status}: {other.reason}"),
+            (False, True): (CellVerdict.MENDED, f"was {one.status}: {one.reason}"),
+        }.get(ok, (CellVerdict.SAME, f"{one.status} on both sides: {other.reason}"))
         return JudgedCell(*place, verdict, reason, None, None, None, before, after)
-    half = hypot(_half(first), _half(second), _BETWEEN_RUNS)
+    half = hypot(_half(one), _half(other), _BETWEEN_RUNS)
     moved = log(after / before)
     low, high = exp(moved - half), exp(moved + half)
     verdict, reason = _verdict(moved, half, lone, same_within)
@@ -158,8 +158,8 @@ def _lone_batches(
         shifts = {batch: fmean(some) for (owner, batch), some in moves.items() if owner == name}
         places = _places(point, setting, shifts)
         for batch, shift in shifts.items():
-            of_arms = moves[name, batch]
-            alike = len(of_arms) > 1 and max(of_arms) - min(of_arms) <= same_within
+            own = moves[name, batch]
+            alike = len(own) > 1 and max(own) - min(own) <= same_within
             if alike and abs(shift) > same_within and batch in places:
                 around = median(_around(batch, places, shifts))
                 if abs(shift - around) > same_within:
@@ -172,14 +172,14 @@ _Place = tuple[int, tuple[float, ...]]
 
 def _places(point: Point, setting: Setting, batches: Mapping[str, float]) -> dict[str, _Place]:
     """Regime and coordinates of each batch; batches without are left out."""
-    features, places = Features(point, setting), dict[str, _Place]()
+    features, found = Features(point, setting), dict[str, _Place]()
     for word in batches:
         try:
             at = features.position(Batch.parse(word))
         except (BatchError, ArithmeticError, ValueError):
             continue
-        places[word] = at.regime, at.coordinates
-    return places
+        found[word] = at.regime, at.coordinates
+    return found
 
 
 def _around(batch: str, places: Mapping[str, _Place], shifts: Mapping[str, float]) -> list[float]:

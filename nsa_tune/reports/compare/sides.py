@@ -34,18 +34,23 @@ def side_of(word: str, wanted: TableFilter) -> list[Table]:
                 f"{word!r} has no run number; write FILE@run:3, with a number that "
                 "`nsa-tune db list --runs` shows"
             )
-        chosen_tables = [run_table(path, int(number))]
+        found = [run_table(path, int(number))]
     elif path.suffix == ".tsv":
-        chosen_tables = [text_table.read_text(path)]
+        found = [text_table.read_text(path)]
     else:
-        chosen_tables = tables.read_database(path)
+        found = tables.read_database(path)
     if not chosen.startswith(_RUN):
-        chosen_tables = [t for t in chosen_tables if t.key.digest.startswith(chosen)]
-    matching = [table for table in chosen_tables if wanted.matches(table.key)]
-    if not matching:
+        found = [table for table in found if table.key.digest.startswith(chosen)]
+    found = [table for table in found if wanted.matches(table.key)]
+    if not found:
         listed = "" if path.suffix == ".tsv" else f"; `nsa-tune db list --db {path}` lists them"
         raise NoTunedData(f"no table of {word} matches{listed}")
-    return matching
+    return found
+
+
+def file_of(word: str) -> Path:
+    """The file that `word` names."""
+    return _split(word)[0]
 
 
 def _split(word: str) -> tuple[Path, str]:
@@ -75,28 +80,28 @@ def pairs_of(
         kinds = " and ".join(_kind(side[0].key) for side in (ours, theirs))
         raise NoTunedData(f"the sides have no setting in common: {kinds}")
     pairs = [(left[setting], right[setting]) for setting in both]
-    for before, after in pairs:
-        if before.key.protocol != after.key.protocol:
+    for one, other in pairs:
+        if one.key.protocol != other.key.protocol:
             raise UsageError(
-                f"times under the timing protocols {before.key.protocol} and {after.key.protocol} "
+                f"times under the timing protocols {one.key.protocol} and {other.key.protocol} "
                 "cannot be compared"
             )
     return pairs
 
 
 def _by_setting(side: Sequence[Table], across_gpus: bool) -> dict[tuple[object, ...], Table]:
-    by_setting: dict[tuple[object, ...], Table] = {}
+    found: dict[tuple[object, ...], Table] = {}
     for table in side:
         key = table.key
         setting = (key.model, key.heads, key.kv_layout, "" if across_gpus else key.gpu)
-        if setting in by_setting:
-            digests = ", ".join(same.key.digest for same in (by_setting[setting], table))
+        if setting in found:
+            digests = ", ".join(one.key.digest for one in (found[setting], table))
             raise UsageError(
                 f"{table.source} has several tables of {_kind(key)}; choose one by FILE@DIGEST, "
                 f"with one of the digests {digests}"
             )
-        by_setting[setting] = table
-    return by_setting
+        found[setting] = table
+    return found
 
 
 def _kind(key: Key) -> str:

@@ -25,7 +25,7 @@ NO_REPORT = (
     TypeError, ValueError,
 )  # fmt: skip
 """What a report may raise for a faulty table. Only that table is left out."""
-_RUNS, _NEWEST, _FAILURES = 5, 3, 3
+_RUNS, _NEWEST, _FAILURES = 5, 8, 8
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,19 +68,18 @@ def _costs(report: Report) -> Iterator[Row]:
 
 def _failures(report: Report) -> Iterator[Row]:
     for section in report.sections:
-        for failure in section.failures:
-            start = (*_who(section), failure.point)
-            for batch in failure.batches:
-                yield (*start, batch, failure.arm, failure.status, failure.reason)
+        for one in section.failures:
+            for batch in one.batches:
+                yield (*_who(section), one.point, batch, one.arm, one.status, one.reason)
 
 
 def _steps(report: Report) -> Iterator[Row]:
     for section in report.sections:
         for layer in section.layers:
-            for step in layer.steps:
-                yield (*_who(section), layer.batch, layer.layers, step.name, step.point, step.arm,
-                       step.latency_us, step.pass_us, step.default, step.default_us, step.least_us,
-                       step.bound, step.note)  # fmt: skip
+            for one in layer.steps:
+                yield (*_who(section), layer.batch, layer.layers, one.name, one.point, one.arm,
+                       one.latency_us, one.pass_us, one.default, one.default_us, one.least_us,
+                       one.bound, one.note)  # fmt: skip
 
 
 FLAT = {

@@ -69,7 +69,7 @@ def _line(line: Line) -> dict[str, Any]:
         "axis": line.slice.axis,
         "fixed": dict(line.slice.fixed),
         "values": list(line.slice.values),
-        "ranges": [asdict(stretch) for stretch in line.ranges],
+        "ranges": [asdict(one) for one in line.ranges],
         "edges": [asdict(edge) for edge in line.edges],
         "sentence": line.sentence,
     }

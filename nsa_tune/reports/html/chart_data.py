@@ -31,8 +31,8 @@ def line_panel(question: QuestionReport, lines: tuple[Line, ...]) -> dict[str, A
     cells = map_rows(placed)
     return {
         "map": winner_map(*axis_titles(lines), question.measured, *map_size(cells)),
-        "cells": _packed_rows(cells),
-        "times": _packed_rows(
+        "cells": _columns(cells),
+        "times": _columns(
             [{"cell": i, **row} for i, (_, _, cell) in enumerate(placed) for row, _ in
              time_rows(cell)]
         ),
@@ -52,25 +52,23 @@ def _line(question: QuestionReport, line: Line) -> dict[str, Any]:
         "sentence": line.summary,
         "most": shown.most,
         "note": shown.note,
-        "estimates": _packed_rows(estimates),
-        "edges": _packed_rows(shown.rows["edges"]),
+        "estimates": _columns(estimates),
+        "edges": _columns(shown.rows["edges"]),
     }
 
 
 def plot(chart: Chart) -> dict[str, Any]:
     """One chart with its rows."""
-    rows = {name: _packed_rows(some) for name, some in chart.rows.items()}
+    rows = {name: _columns(some) for name, some in chart.rows.items()}
     return {"spec": chart.spec, "rows": rows}
 
 
-def _packed_rows(rows: Rows) -> dict[str, Any]:
+def _columns(rows: Rows) -> dict[str, Any]:
     """`rows` as columns: field names occur once, and similar neighbours compress well."""
-    return {
-        field: _packed_column([row[field] for row in rows]) for field in (rows[0] if rows else ())
-    }
+    return {field: _column([row[field] for row in rows]) for field in (rows[0] if rows else ())}
 
 
-def _packed_column(values: Sequence[Any]) -> Any:
+def _column(values: Sequence[Any]) -> Any:
     """The values; repeated texts as indices into a list of the different ones."""
     if not all(isinstance(value, str) for value in values):
         return values

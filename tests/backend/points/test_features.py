@@ -136,15 +136,3 @@ def test_an_arm_has_few_terms_which_its_point_computes(point: Point) -> None:
         own = names if arm.features is None else set(arm.features)
         assert own <= names
         assert arm.reference or len(own) <= MOST_TERMS
-
-
-@pytest.mark.parametrize("layout", [KVLayout.BF16, KVLayout.FP8_PACKED])
-def test_rows_of_few_keys_are_work_for_every_sparse_kernel(layout: KVLayout) -> None:
-    """Sweeps have none: a model without a term of rows would say that they cost nothing."""
-    setting = Setting(profile_of("deepseek-v3.2"), 64, layout, KNOWN["NVIDIA H200"])
-    many, few = Batch.decode([1] * 2048), Batch.decode([2048])
-    features = Features(POINTS["decode"], setting)
-    rows, pairs = features.by_name(many), features.by_name(few)
-    for arm in POINTS["decode"].candidates(setting):
-        own = [features.names[i] for i in features.columns(arm.name)]
-        assert any(rows[name] > 10 * pairs[name] for name in own), arm.name

@@ -64,6 +64,14 @@ def _encoded(spec: Spec) -> set[str]:
     return {one["field"] for one in flat if isinstance(one, dict) and "field" in one} - made
 
 
+def test_charts_are_pure(question: QuestionReport) -> None:
+    choices = question.measured
+
+    assert winner_map("x", "y", choices, 9, 5) == winner_map("x", "y", choices, 9, 5)
+    assert curves("x", choices) == curves("x", choices)
+    assert json.loads(json.dumps(curves("x", choices))) == curves("x", choices)
+
+
 def test_the_winner_map_compiles_and_reads_what_its_rows_have(question: QuestionReport) -> None:
     rows = _map_rows(question)
     spec = winner_map("new tokens", "prefix tokens", question.measured, *map_size(rows))

@@ -209,6 +209,16 @@ def test_the_keyboard_reaches_views_filters_lines_and_tables(visit: Visit) -> No
     ]  # fmt: skip
 
 
+def test_a_view_opens_by_the_keyboard(visit: Visit) -> None:
+    page = visit.open()
+
+    page.locator("button[data-view=cost]").focus()
+    page.keyboard.press("Enter")
+
+    visit.drawn("t0-cost-prefill_path")
+    assert page.evaluate("location.hash") == "#view=cost"
+
+
 def test_a_hash_of_nonsense_is_passed_over(visit: Visit) -> None:
     lines = "t0-prefill_path-0=-7&t0-indexer_layout-0=1e9"
     page = visit.open(f"#table=99&view=<b>&question=<b>&{lines}")

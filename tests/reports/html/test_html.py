@@ -186,6 +186,22 @@ def test_the_shipped_sizes_stay_under_two_megabytes(report: Report) -> None:
     assert len(as_html(report, charts_javascript()).encode()) < 2_000_000
 
 
+def test_a_database_of_ten_thousand_hostile_rows_makes_a_page_under_two_megabytes() -> None:
+    pytest.importorskip("vl_convert")
+    tables = [real_table(heads=heads) for heads in (128, 64, 32, 16, 8, 4)]
+    tables += [real_table(heads=heads, driver="9") for heads in (128,)]
+    named = [
+        replace(table, key=replace(table.key, gpu=HOSTILE), source=HOSTILE) for table in tables
+    ]
+    many = sum(len(table.measurements) for table in named)
+
+    html = as_html(build(named), charts_javascript())
+
+    assert many >= 10_000
+    assert len(html.encode()) < 2_000_000
+    assert not any(name.startswith("on") for _, attrs in _parsed(html).elements for name in attrs)
+
+
 def test_a_page_of_two_databases_of_one_name_does_not_say_where_they_lie() -> None:
     table = real_table(points=("indexer_layout",))
     page = as_html(

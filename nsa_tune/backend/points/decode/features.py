@@ -49,7 +49,7 @@ OF_FLASHMLA_SPARSE = ("rows", "step_pairs", "makespan_keys")
 OF_FA3 = ("rows", *schedules.Fa3Terms._fields)
 OF_FLASHMLA_KV = ("attended_pairs", "max_split_blocks")
 OF_FLASHMLA_GROUPED = ("attended_pairs", "grouped_max_split_blocks")
-OF_TRITON = ("rows", "attended_pairs", "triton_keys_per_sm")
+OF_TRITON = ("attended_pairs", "triton_keys_per_sm")
 OF_TRITON_SPLIT = ("rows", "split_keys_per_sm")
 
 

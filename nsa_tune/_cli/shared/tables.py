@@ -1,0 +1,82 @@
+"""Which tables a command is for, and how it names them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+from nsa_tune._cli.shared.option_groups import TableOptions
+from nsa_tune._errors import NoTunedData, StoreError, UsageError
+from nsa_tune.backend.types.counted import counted
+from nsa_tune.backend.types.records import Key, Table
+from nsa_tune.db import places
+from nsa_tune.db.reader import keys_in, read_database
+from nsa_tune.db.text_table import read_key, read_text
+from nsa_tune.reports.formats.plain import plain
+
+SHIPPED = "the tables that ship with nsa-tune"
+
+
+def known_tables(database: Path | None) -> tuple[Path | None, list[Table]]:
+    """A file and the tables in it: `database`, or the default one; where there is none yet, None
+    and the tables that ship.
+
+    Raises:
+        StoreError: when the database cannot be read.
+    """
+    path = database or places.default_database()
+    if path.suffix == ".tsv":
+        return path, [read_text(path)]
+    if database is None and not path.exists() and places.shipped():
+        return None, list(map(read_text, places.shipped()))
+    return path, read_database(path)
+
+
+def chosen(tables: TableOptions, database: Path | None, digest: str = "") -> list[Table]:
+    """The tables that the options name, and whose key's digest begins with `digest`.
+
+    Raises:
+        NoTunedData: when there is none.
+    """
+    path, known = known_tables(database)
+    wanted = tables.filter(database)
+    matches = [
+        table
+        for table in known
+        if wanted.matches(table.key) and table.key.digest.startswith(digest)
+    ]
+    if not matches:
+        place = f"there is no such table in {path or SHIPPED}"
+        raise NoTunedData(f"{place}; `nsa-tune db list` shows what there is")
+    return matches
+
+
+def ask_for_choice(tables: TableOptions) -> None:
+    """List the tables that ship where they are all there is and no option chooses any.
+
+    Raises:
+        UsageError: after the list.
+    """
+    ships = places.shipped()
+    if tables.filter().asked() or any(map(_has_tables, set(places.sources(None)) - {*ships})):
+        return
+    for key in map(read_key, ships):
+        typer.echo(plain(f"{key.digest}  {named(key)}"))
+    if ships:
+        raise UsageError(
+            f"{counted(len(ships), 'table')} ship and none is measured here: choose with --gpu, "
+            "--model, --heads and --kv-dtype, as in --gpu H200 --heads 16"
+        )
+
+
+def _has_tables(path: Path) -> bool:
+    try:
+        return bool(keys_in(path))
+    except StoreError:
+        return False
+
+
+def named(key: Key) -> str:
+    """A key in words."""
+    return f"{key.gpu}, {key.model}, {key.heads} local heads, {key.kv_layout}, {key.protocol}"
