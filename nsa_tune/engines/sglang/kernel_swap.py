@@ -226,7 +226,7 @@ def relative_error(engine: Any, swapped: Any) -> float:
 
     if swapped is None:
         raise RuntimeError("nsa-tune's kernel cannot take a call of this engine")
-    swapped = swapped.view(engine.shape)
+    swapped = swapped.reshape(engine.shape)
     if engine.dtype == swapped.dtype and torch.equal(_bits(engine), _bits(swapped)):
         return 0.0
     error = (swapped.float() - engine.float()).norm() / engine.float().norm()
