@@ -28,7 +28,7 @@ from benchmarks._plugin_vllm import steps
 from nsa_tune import Dispatcher
 from nsa_tune.backend.hardware import detect
 from nsa_tune.engines.decision_log import DecisionLog
-from nsa_tune.engines.sglang.costs.once import charged
+from nsa_tune.engines.sglang.costs.pass_overhead import with_pass_overhead
 from nsa_tune.engines.sglang.facts import facts_of
 from nsa_tune.engines.sglang.indexer import Indexer, around_context_lens
 from nsa_tune.engines.sglang.prefill import Answers, Prefill, around_prefill
@@ -87,7 +87,8 @@ def _microseconds(backend: Any, batches: Sequence[Any]) -> float:
 def _steered(engine: Engine, base: type, dispatcher: Dispatcher, log: Path | None) -> Any:
     """A backend of class `base` under the hook."""
     backend = engine.backend(engine.hooked_class(base, {_PREFILL: around_prefill}))
-    answers = Answers(charged(dispatcher, _LAYERS), facts_of(backend, model_runner()), _IMPLS)
+    facts = facts_of(backend, model_runner())
+    answers = Answers(with_pass_overhead(dispatcher, _LAYERS), facts, _IMPLS)
     Prefill.attach(backend, answers, None if log is None else DecisionLog(log))
     return backend
 

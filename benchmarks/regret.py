@@ -40,7 +40,7 @@ from nsa_tune.backend.types.point import Arm, Point, Question, Setting
 from nsa_tune.backend.types.profiles import profile_of
 from nsa_tune.backend.types.records import Measurement, Status, Table
 from nsa_tune.db.text_table import read_text
-from nsa_tune.engines.repriced import repriced
+from nsa_tune.engines.with_costs import with_costs
 
 _TRIES = 1000
 """Random batches among which one leaves a choice, if any does."""
@@ -161,7 +161,7 @@ def with_arms(dispatcher: Dispatcher, timed: Set[tuple[str, str]]) -> Dispatcher
         more = frozenset(arm for name, arm in untimed if name == point)
         if more:
             setting = dispatcher.setting
-            dispatcher = repriced(dispatcher, point, setting, lambda row, _: row, without=more)
+            dispatcher = with_costs(dispatcher, point, setting, lambda row, _: row, without=more)
     return dispatcher
 
 

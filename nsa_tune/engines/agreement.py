@@ -64,7 +64,7 @@ def agree(
     """
     name = f"nsa_tune/{question}"
     store.set(f"{name}/{rank}", answer)
-    keys = [f"{name}/{one}" for one in range(ranks)]
+    keys = [f"{name}/{number}" for number in range(ranks)]
     until, pause_s = clock() + timeout_s, _FIRST_POLL_S
     while not store.check(keys) and clock() < until:
         if store.check([f"{name}/verdict"]):
@@ -83,7 +83,8 @@ def refuse(store: Store, question: str) -> None:
 
 def silent(store: Store, question: str, *, ranks: int) -> list[int]:
     """The ranks that have not answered so far."""
-    return [one for one in range(ranks) if not store.check([f"nsa_tune/{question}/{one}"])]
+    answers = [f"nsa_tune/{question}/{number}" for number in range(ranks)]
+    return [number for number, answer in enumerate(answers) if not store.check([answer])]
 
 
 def table_digest(dispatcher: Dispatcher) -> str:

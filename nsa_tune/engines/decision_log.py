@@ -205,21 +205,21 @@ def read_decisions(path: Path) -> Iterator[Decision]:
 
 def _decision(line: str) -> Decision | None:
     try:
-        found: dict[str, Any] = json.loads(line)
-        if found["schema"] != SCHEMA:
+        fields: dict[str, Any] = json.loads(line)
+        if fields["schema"] != SCHEMA:
             return None
-        word = found["batch"]
+        word = fields["batch"]
         batch = (
             Batch.parse(word)
             if word is not None
-            else Batch.from_totals(**{field: found[name] for name, field in _FEATURES.items()})
+            else Batch.from_totals(**{field: fields[name] for name, field in _FEATURES.items()})
         )
-        count = max(int(found["count"]), 1)
+        count = max(int(fields["count"]), 1)
         if batch.batch_size > _MOST_SEQUENCES or count > _MOST_COUNT:
             return None
         return Decision(
-            float(found["time"]), str(found["gpu"]), str(found["model"]), int(found["heads"]),
-            str(found["kv_layout"]), count, batch, dict(found["own"]), dict(found["taken"]),
+            float(fields["time"]), str(fields["gpu"]), str(fields["model"]), int(fields["heads"]),
+            str(fields["kv_layout"]), count, batch, dict(fields["own"]), dict(fields["taken"]),
         )  # fmt: skip
     except (ArithmeticError, BatchError, KeyError, RecursionError, TypeError, ValueError):
         return None

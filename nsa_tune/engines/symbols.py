@@ -56,13 +56,13 @@ def hooks_on(method: object) -> int:
     while method is not None:
         held = [cell.cell_contents for cell in getattr(method, "__closure__", None) or ()]
         inner = getattr(method, "__wrapped__", None)
-        if not any(one is inner for one in held):
+        if not any(content is inner for content in held):
             break
-        count += any(_is_hook(one) for one in held if one is not inner)
+        count += any(_is_hook(content) for content in held if content is not inner)
         method = inner
     return count
 
 
-def _is_hook(one: object) -> bool:
+def _is_hook(content: object) -> bool:
     # A wrapped method bears the module of the engine's own.
-    return str(getattr(one, "__module__", None)).startswith(f"{_PACKAGE}.")
+    return str(getattr(content, "__module__", None)).startswith(f"{_PACKAGE}.")

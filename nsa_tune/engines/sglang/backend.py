@@ -14,7 +14,7 @@ from nsa_tune.backend.types.layouts import KVLayout
 from nsa_tune.engines.decision_log import process_log as decision_log
 from nsa_tune.engines.edge import LeftAlone
 from nsa_tune.engines.opened import opened as opened_for
-from nsa_tune.engines.sglang.costs.once import charged, offered
+from nsa_tune.engines.sglang.costs.pass_overhead import with_pass_overhead, without_unsupported
 from nsa_tune.engines.sglang.edge import EDGE, attempt, say_once
 from nsa_tune.engines.sglang.eligible import Engine, Part, switch_is_on, variable_set, why_not
 from nsa_tune.engines.sglang.facts import Facts, facts_of
@@ -49,8 +49,8 @@ def attach(backend: Any, model_runner: Any) -> None:
     if dispatcher is None:
         return
     impls = _measured(dispatcher, release.prefill_impls[facts.layout])
-    own = release.prefill_auto[facts.layout] if facts.impl == AUTO else {facts.impl}
-    problem = _unmeasured(facts, own, impls, release)
+    defaults = release.prefill_auto[facts.layout] if facts.impl == AUTO else {facts.impl}
+    problem = _unmeasured(facts, defaults, impls, release)
     if facts.layers is None and facts.layout is KVLayout.FP8_PACKED:
         # What flashmla_sparse costs once a pass cannot be shared out.
         impls -= {"flashmla_sparse"}
@@ -78,11 +78,11 @@ def attach(backend: Any, model_runner: Any) -> None:
 
 
 def _unmeasured(
-    facts: Facts, own: frozenset[str] | set[str], impls: frozenset[str], release: Release
+    facts: Facts, defaults: frozenset[str] | set[str], impls: frozenset[str], release: Release
 ) -> str:
     """Why the table has no say in prefill; "" when it has one."""
     # What the engine would run must be among what was compared.
-    if not own <= impls:
+    if not defaults <= impls:
         return f"{facts.impl} is not among what was measured"
     if impls == {"flashmla_sparse"} and not release.passes_topk_length:
         return "it does not call flashmla_sparse as that was measured"
@@ -94,10 +94,10 @@ def _answers(
 ) -> Answers:
     """The answers for a backend, in which flashmla_sparse bears what it costs once a pass."""
     if facts.layout is KVLayout.FP8_PACKED and facts.layers is not None:
-        own = _reads_back(dispatcher, release)
-        dispatcher = charged(dispatcher, facts.layers, own_read_back=own)
+        swapped = _reads_back(dispatcher, release)
+        dispatcher = with_pass_overhead(dispatcher, facts.layers, swapped_read_back=swapped)
     else:
-        dispatcher = offered(dispatcher)
+        dispatcher = without_unsupported(dispatcher)
     return Answers(dispatcher, facts, impls, passes_topk_length=release.passes_topk_length)
 
 
@@ -110,7 +110,7 @@ def _reads_back(dispatcher: Dispatcher, release: Release) -> bool:
 def check_hooks(backend: Any) -> None:
     """SGLang goes on without a hook that it could not apply: say so."""
     release = installed_release()
-    classes = {one.__name__ for one in type(backend).__mro__}
+    classes = {kind.__name__ for kind in type(backend).__mro__}
     for symbol in release.symbols if release is not None else ():
         owner, _, name = symbol.path.rpartition(".")
         # A process that has V4's backend need not have DSA's.

@@ -98,15 +98,17 @@ class Answers:
         packed = facts.layout is KVLayout.FP8_PACKED
         self._most_kv = facts.scratch_bytes // (2 * facts.profile.latent) if packed else None
         # flashmla_kv takes scratch by the query; an engine that runs it anyway has seen to that.
-        own_kv = facts.impl == "flashmla_kv"
-        self._most_q = None if own_kv else facts.scratch_bytes // facts.scratch_bytes_a_query
+        starts_with_kv = facts.impl == "flashmla_kv"
+        self._most_q = (
+            None if starts_with_kv else facts.scratch_bytes // facts.scratch_bytes_a_query
+        )
 
-    def of(self, batch: Batch, *, own_mha: bool) -> str | None:
+    def of(self, batch: Batch, *, engine_mha: bool) -> str | None:
         """The kernel for MLA, or "mha" where the engine's own MHA stays, for a batch from sums;
         None leaves it to the engine."""
         # Beyond index_topk the engine takes MHA only where it was told to put up with the
         # difference: no table has a say in that.
-        if own_mha:
+        if engine_mha:
             if batch.max_kv > self._index_topk:
                 return _MHA
             path, impl = self._both(batch)
@@ -132,7 +134,7 @@ class Prefill:
         self._backend = backend
         self._answers = answers
         self._log = log
-        self._own: tuple[bool, str] | None = None
+        self._engines: tuple[bool, str] | None = None
         """The engine's own `use_mha` and `dsa_prefill_impl`, where they were changed."""
 
     @classmethod
@@ -148,19 +150,19 @@ class Prefill:
     @property
     def has_changed(self) -> bool:
         """Whether the last pass ran otherwise than the engine would have run it."""
-        return self._own is not None
+        return self._engines is not None
 
     def give_back(self) -> None:
         """Undo the last pass: the engine's method writes its kernel only sometimes."""
-        if self._own is not None:
-            self._backend.dsa_prefill_impl = self._own[1]
-            self._own = None
+        if self._engines is not None:
+            self._backend.dsa_prefill_impl = self._engines[1]
+            self._engines = None
 
     def abandon(self) -> None:
         """Put back what the engine's method has just decided."""
-        if self._own is not None:
-            self._backend.use_mha, self._backend.dsa_prefill_impl = self._own
-            self._own = None
+        if self._engines is not None:
+            self._backend.use_mha, self._backend.dsa_prefill_impl = self._engines
+            self._engines = None
 
     def steer(self, forward_batch: Any) -> bool:
         """Change what the engine's method has decided, if that is worth it. Always True."""
@@ -170,8 +172,8 @@ class Prefill:
         extend_lens = forward_batch.extend_seq_lens_cpu
         sums = sums_of(prefix_lens, extend_lens)
         backend = self._backend
-        own_mha, own_impl = backend.use_mha, backend.dsa_prefill_impl
-        answer = None if sums is None else self._answers.of(sums, own_mha=own_mha)
+        engine_mha, engine_impl = backend.use_mha, backend.dsa_prefill_impl
+        answer = None if sums is None else self._answers.of(sums, engine_mha=engine_mha)
         if answer is None or (
             (least := self._answers.least_prefix)
             and answer == "flashmla_sparse"
@@ -179,9 +181,9 @@ class Prefill:
         ):
             return True
         mha = answer == _MHA
-        impl = own_impl if mha else answer
-        if mha is not own_mha or impl != own_impl:
-            self._own = (own_mha, own_impl)
+        impl = engine_impl if mha else answer
+        if mha is not engine_mha or impl != engine_impl:
+            self._engines = (engine_mha, engine_impl)
             backend.use_mha, backend.dsa_prefill_impl = mha, impl
         if self._log is not None and (count := self._log.due()):
             batch = batch_of(prefix_lens, extend_lens)
@@ -189,7 +191,7 @@ class Prefill:
             self._log.write(
                 count,
                 batch,
-                own={"prefill_path": _path(own_mha), "sparse_prefill": own_impl},
+                own={"prefill_path": _path(engine_mha), "sparse_prefill": engine_impl},
                 taken={"prefill_path": _path(mha), "sparse_prefill": impl},
                 table=self._answers.table,
             )

@@ -23,7 +23,7 @@ from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.layouts import KVLayout
 from nsa_tune.backend.types.point import Setting
 from nsa_tune.backend.types.records import Measurement
-from nsa_tune.engines.repriced import repriced
+from nsa_tune.engines.with_costs import with_costs
 
 SEQUENCE_US = 10.0
 """A prefill's row of request numbers, once a step."""
@@ -67,7 +67,7 @@ def priced(
             return _slower(paid, more_us)
         return row
 
-    return repriced(dispatcher, "prefill", setting, pricing)
+    return with_costs(dispatcher, "prefill", setting, pricing)
 
 
 def merge_us(batch: Batch, setting: Setting) -> float:

@@ -18,8 +18,8 @@ from nsa_tune.backend.dispatch.dispatcher import Dispatcher
 from nsa_tune.backend.dispatch.plan import Plan
 from nsa_tune.backend.types.batch import Batch, Mode
 from nsa_tune.backend.types.point import Point
-from nsa_tune.engines.sglang.costs.around_mha import around_mha_us
-from nsa_tune.engines.sglang.costs.own_copies import longer_us
+from nsa_tune.engines.sglang.costs.engine_copies import longer_us
+from nsa_tune.engines.sglang.costs.mha_projection import mha_projection_us
 
 DEFAULT, PLUGIN = "default", "plug-in"
 """Setups: the engine as it is launched, and the same with the plug-in."""
@@ -161,7 +161,7 @@ class AttentionPrices:
         layers = 1.0 if name == _ONCE_A_PASS else float(self.setting.sharing)
         if name in _INDEXED_LAYERS:
             layers *= self.indexer_share
-        around = around_mha_us(batch, self.setting.layout) if self.engine == "sglang" else 0.0
+        around = mha_projection_us(batch, self.setting.layout) if self.engine == "sglang" else 0.0
         return {
             arm: layers * (estimates[arm].latency_us + around * arm.startswith("mha/"))
             for arm in allowed

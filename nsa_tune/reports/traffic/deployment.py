@@ -15,7 +15,7 @@ from nsa_tune.backend.baselines import SGLANG_0_5_23, VLLM_0_33_0
 from nsa_tune.backend.dispatch.dispatcher import Dispatcher
 from nsa_tune.backend.types.batch import Batch
 from nsa_tune.engines.sglang import releases
-from nsa_tune.engines.sglang.costs.once import offered
+from nsa_tune.engines.sglang.costs.pass_overhead import without_unsupported
 from nsa_tune.engines.vllm import releases as vllm
 from nsa_tune.reports.traffic.attention import (
     DECODE_FLAG,
@@ -264,7 +264,7 @@ def opened(dispatcher: Dispatcher, launch: Launch, settings: EngineSettings) -> 
     )
     if release is None:
         raise _unknown("SGLang", settings.version, releases.checked())
-    dispatcher = dispatcher if dispatcher.table is None else offered(dispatcher)
+    dispatcher = dispatcher if dispatcher.table is None else without_unsupported(dispatcher)
     attention = AttentionPrices(
         dispatcher,
         "sglang",

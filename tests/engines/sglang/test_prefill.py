@@ -261,8 +261,8 @@ def test_a_fault_gives_the_engine_back_its_decision_and_is_said_once(
     backend, answers = _steered(engine, dispatcher("fp8", sparse_us=1.0))
     assert engine.decided(backend, engine.batch([4000], [64]))[1] == "flashmla_sparse"
 
-    def broken(batch: Batch, *, own_mha: bool) -> str | None:
-        del batch, own_mha
+    def broken(batch: Batch, *, engine_mha: bool) -> str | None:
+        del batch, engine_mha
         raise ZeroDivisionError(f"a fault of {engine.backend_class}")
 
     answers.of = broken  # type: ignore[method-assign]

@@ -219,7 +219,7 @@ def check(topk: int, device: Any) -> None:
 
     lens = (0, 1, topk - 1, topk, topk + 1, 2 * topk, _CHECKED_KEYS - 7, _CHECKED_KEYS)
     rows = len(lens)
-    lengths, starts = whole(lens), whole([(_CHECKED_KEYS - one) // 2 for one in lens])
+    lengths, starts = whole(lens), whole([(_CHECKED_KEYS - count) // 2 for count in lens])
     # Whole numbers, none twice, so that there is one right answer.
     scores = torch.rand(rows, _CHECKED_KEYS, device=device).argsort(1).float()
     pages = torch.randperm(3 * (_CHECKED_KEYS // _PAGE + 1), device=device).int().view(3, -1)

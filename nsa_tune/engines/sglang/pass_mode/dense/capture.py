@@ -26,8 +26,8 @@ _SPARE_BYTES = 2**29
 
 def captured(graphs: Any) -> Mapping[PassMode, DenseGraphs]:
     """The dense graphs of a PrefillCudaGraphRunner, by the way that they run."""
-    found: Mapping[PassMode, DenseGraphs] = graphs.__dict__.get(_CAPTURED, {})
-    return found
+    dense: Mapping[PassMode, DenseGraphs] = graphs.__dict__.get(_CAPTURED, {})
+    return dense
 
 
 def captured_mib(graphs: Any) -> int:
@@ -60,20 +60,20 @@ def capture_all(graphs: Any) -> None:
         return
     begin, free = time.monotonic(), torch.cuda.mem_get_info()[0]
     try:
-        found = _dense_graphs(graphs, modes, ranks, buffers)
+        dense = _dense_graphs(graphs, modes, ranks, buffers)
     except EngineMustStop:
         raise
     except Exception:  # raised again: the edge records it
         _check_alike(ranks, buffers)
         raise
-    if found is None:
+    if dense is None:
         _check_alike(ranks, buffers)
         say_once(logging.WARNING, "no dense prefill graphs: another rank could not capture them")
         return
-    setattr(graphs, _CAPTURED, found)
+    setattr(graphs, _CAPTURED, dense)
     took_mib = round((free - torch.cuda.mem_get_info()[0]) / 2**20)
     setattr(graphs, _MIB, took_mib)
-    count = sum(len(dense.sizes) for dense in found.values())
+    count = sum(len(of_kind.sizes) for of_kind in dense.values())
     say_once(
         logging.INFO,
         f"captured {count} dense prefill graphs of up to {max(graphs.capture_num_tokens)} tokens "
@@ -93,13 +93,13 @@ def _dense_graphs(
 ) -> dict[PassMode, DenseGraphs] | None:
     """The dense graphs of all sizes; None if another rank could not capture one of them."""
     index_topk = graphs.model_runner.attn_backend.dsa_index_topk
-    found: dict[PassMode, DenseGraphs] = {}
+    captured: dict[PassMode, DenseGraphs] = {}
     for mode in map(PassMode, modes):
-        dense = found[mode] = DenseGraphs(graphs, index_topk, _KINDS[mode])
+        dense = captured[mode] = DenseGraphs(graphs, index_topk, _KINDS[mode])
         for size in sorted(graphs.capture_num_tokens, reverse=True):
             if not _captures(dense, size, ranks, buffers):
                 return None
-    return found
+    return captured
 
 
 def _captures(dense: DenseGraphs, size: int, ranks: Ranks, buffers: GraphBuffers) -> bool:

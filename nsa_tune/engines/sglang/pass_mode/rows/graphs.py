@@ -57,12 +57,12 @@ class RowGraphs:
         for start in range(0, rows.requests, most):
             part = rows.part(start, min(start + most, rows.requests))
             output = call.of(part.forward_batch).run()
-            found = output.logits_output
-            logits.append(part.of_ends(found.next_token_logits))
+            result = output.logits_output
+            logits.append(part.of_ends(result.next_token_logits))
             if full:
-                states.append(part.of_tokens(found.hidden_states))
-        found.next_token_logits = _joined([one for one in logits if one is not None])
-        found.hidden_states = _joined(states) if full else None
+                states.append(part.of_tokens(result.hidden_states))
+        result.next_token_logits = _joined([part for part in logits if part is not None])
+        result.hidden_states = _joined(states) if full else None
         return output
 
     def _takes(self, batch: Any) -> bool:
@@ -78,7 +78,7 @@ class RowGraphs:
             or batch.return_pooled_hidden_states
             or batch.input_embeds is not None
             or batch.replace_embeds is not None
-            or (batch.mm_inputs and any(one is not None for one in batch.mm_inputs))
+            or (batch.mm_inputs and any(inputs is not None for inputs in batch.mm_inputs))
             or batch.spec_info is not None
             or batch.global_num_tokens_cpu is not None
             or any(getattr(batch, name, None) is not None for name in _OF_SEQUENCES)

@@ -67,7 +67,7 @@ def _fill(batch: Any, extend: Any, sources: Any, positions: Any, taken: Any, own
     import torch
 
     parts = [sources, positions, taken.flatten().long(), owners, batch.seq_lens_cpu]
-    sizes = [len(one) for one in parts]
+    sizes = [len(part) for part in parts]
     sources, positions, taken, owners, starts = to_device(torch.cat(parts), extend.input_ids).split(
         sizes
     )

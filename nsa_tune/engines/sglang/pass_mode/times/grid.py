@@ -26,17 +26,17 @@ class Grid:
 
     def __init__(self, times: Sequence[PassTime]) -> None:
         rows: dict[int, dict[int, float]] = {}
-        waited = [one.pass_us for one in times if one.waits]
+        waited = [time.pass_us for time in times if time.waits]
         self.launched_us = launched_us = median(waited) if waited else 0.0
         """What passes take that wait for the host; 0 where none did."""
-        took = [(one, launched_us if one.waits else one.pass_us) for one in times]
-        for one, _ in took:
+        took = [(time, launched_us if time.waits else time.pass_us) for time in times]
+        for time, _ in took:
             larger = (
                 pass_us
                 for other, pass_us in took
-                if other.q_tokens >= one.q_tokens and other.context >= one.context
+                if other.q_tokens >= time.q_tokens and other.context >= time.context
             )
-            rows.setdefault(one.q_tokens, {})[one.context] = log2(min(larger))
+            rows.setdefault(time.q_tokens, {})[time.context] = log2(min(larger))
         self._sizes = sorted(rows)
         self._rows = [sorted(rows[size].items()) for size in self._sizes]
 

@@ -40,9 +40,9 @@ class PassTimes:
         self._grids = {
             (mode, selects): Grid(
                 [
-                    one
-                    for one in self.times
-                    if one.mode is mode and one.selects is selects and not one.padding
+                    time
+                    for time in self.times
+                    if time.mode is mode and time.selects is selects and not time.padding
                 ]
             )
             for mode in PassMode
@@ -99,7 +99,7 @@ class PassTimes:
             return measured_us
         eager_us = self.pass_us(PassMode.EAGER, q_tokens, 1)
         usual_us, selecting_us = (
-            self.pass_us(PassMode.ENGINE, 1, 1, selects=one) for one in (False, True)
+            self.pass_us(PassMode.ENGINE, 1, 1, selects=selecting) for selecting in (False, True)
         )
         if eager_us is None or usual_us is None or selecting_us is None:
             return eager_us
@@ -108,13 +108,13 @@ class PassTimes:
     def _padding_cost(self, mode: PassMode) -> float:
         """What a token of padding costs of what a new token costs, from 0 to 1; 1 where that was
         not measured."""
-        for one in self.times:
-            if one.mode is mode and one.padding:
-                new = one.q_tokens - one.padding
-                full_us = self.pass_us(mode, one.q_tokens, one.context, selects=one.selects)
-                fitting_us = self.pass_us(mode, new, one.context, selects=one.selects)
+        for time in self.times:
+            if time.mode is mode and time.padding:
+                new = time.q_tokens - time.padding
+                full_us = self.pass_us(mode, time.q_tokens, time.context, selects=time.selects)
+                fitting_us = self.pass_us(mode, new, time.context, selects=time.selects)
                 if full_us is not None and fitting_us is not None and full_us > fitting_us:
-                    share = (one.pass_us - fitting_us) / (full_us - fitting_us)
+                    share = (time.pass_us - fitting_us) / (full_us - fitting_us)
                     return min(max(share, 0.0), 1.0)
         return 1.0
 
@@ -126,7 +126,7 @@ class PassTimes:
             "table": self.table,
             "memory_mib": self.memory_mib,
             "verdicts": self.verdicts,
-            "times": [asdict(one) for one in self.times],
+            "times": [asdict(time) for time in self.times],
         }
         return json.dumps(document, indent=1)
 
@@ -143,13 +143,13 @@ class PassTimes:
                 raise ValueError(f"its schema is {document['schema']!r}, not {_SCHEMA!r}")
             times = [
                 PassTime(
-                    PassMode(one["mode"]), int(one["q_tokens"]), int(one["context"]),
-                    float(one["pass_us"]), bool(one["selects"]),
+                    PassMode(fields["mode"]), int(fields["q_tokens"]), int(fields["context"]),
+                    float(fields["pass_us"]), bool(fields["selects"]),
                     # Not every version of the plug-in has measured the other two.
-                    None if one.get("host_us") is None else float(one["host_us"]),
-                    int(one.get("padding", 0)),
+                    None if fields.get("host_us") is None else float(fields["host_us"]),
+                    int(fields.get("padding", 0)),
                 )
-                for one in document["times"]
+                for fields in document["times"]
             ]  # fmt: skip
             key = dict(document["key"])
             table = document["table"]
@@ -162,15 +162,15 @@ class PassTimes:
             raise ValueError("it is nested too deep") from error
         except (AttributeError, KeyError, OverflowError, TypeError) as error:
             raise ValueError(f"a field is missing or of the wrong kind: {error}") from error
-        for one in times:
-            if not (1 <= one.q_tokens < 2**31 and 1 <= one.context < 2**31):
-                raise ValueError(f"{one.q_tokens} new tokens over {one.context} keys is no pass")
-            if not 1 <= one.pass_us <= 1e9:
-                raise ValueError(f"{one.pass_us} us is no time of a pass")
-            if one.host_us is not None and not 0 <= one.host_us <= 1e9:
-                raise ValueError(f"{one.host_us} us is no time of a host")
-            if not 0 <= one.padding < one.q_tokens:
-                raise ValueError(f"{one.padding} of {one.q_tokens} tokens is no padding")
+        for time in times:
+            if not (1 <= time.q_tokens < 2**31 and 1 <= time.context < 2**31):
+                raise ValueError(f"{time.q_tokens} new tokens over {time.context} keys is no pass")
+            if not 1 <= time.pass_us <= 1e9:
+                raise ValueError(f"{time.pass_us} us is no time of a pass")
+            if time.host_us is not None and not 0 <= time.host_us <= 1e9:
+                raise ValueError(f"{time.host_us} us is no time of a host")
+            if not 0 <= time.padding < time.q_tokens:
+                raise ValueError(f"{time.padding} of {time.q_tokens} tokens is no padding")
         if table is not None and type(table) is not str:
             raise ValueError(f"{table!r} is no name of a table")
         return cls(key, times, table, memory_mib, verdicts)

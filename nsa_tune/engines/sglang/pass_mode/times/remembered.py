@@ -52,8 +52,8 @@ def remembered() -> Iterator[PassTimes]:
 
 def newest(fits: Callable[[Mapping[str, object]], bool]) -> tuple[Path, PassTimes] | None:
     """The file that was written last of those whose key fits, and its times."""
-    found = [(path, times) for path, times in _files() if fits(times.key)]
-    return max(found, key=lambda one: _written_ns(one[0]), default=None)
+    fitting = [(path, times) for path, times in _files() if fits(times.key)]
+    return max(fitting, key=lambda kept: _written_ns(kept[0]), default=None)
 
 
 def _files() -> Iterator[tuple[Path, PassTimes]]:

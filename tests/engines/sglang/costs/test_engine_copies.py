@@ -6,7 +6,7 @@ import pytest
 
 from nsa_tune import Batch
 from nsa_tune.backend.types.layouts import KVLayout
-from nsa_tune.engines.sglang.costs.own_copies import longer_us, padding_us
+from nsa_tune.engines.sglang.costs.engine_copies import longer_us, padding_us
 
 
 def test_sglangs_copies_take_longer_where_there_are_any() -> None:

@@ -1,4 +1,4 @@
-"""What flashmla_sparse costs once a pass, charged to its times."""
+"""What flashmla_sparse costs once a pass, with_pass_overhead to its times."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import pytest
 from nsa_tune import Batch, Dispatcher
 from nsa_tune.backend.costmodel.policy import Policy
 from nsa_tune.backend.types.layouts import KVLayout
-from nsa_tune.engines.sglang.costs.once import (
+from nsa_tune.engines.sglang.costs.engine_copies import read_back_us
+from nsa_tune.engines.sglang.costs.pass_overhead import (
     PASS_US,
     SEQUENCE_US,
-    charged,
     cost_us,
-    offered,
+    with_pass_overhead,
+    without_unsupported,
 )
-from nsa_tune.engines.sglang.costs.own_copies import read_back_us
 
 KV, SPARSE = "mla/flashmla_kv", "mla/flashmla_sparse"
 
@@ -39,7 +39,7 @@ def test_without_a_prefix_only_the_wait_counts() -> None:
 def test_the_kernel_is_taken_where_all_layers_gain_more_than_that(
     plain: Dispatcher, layers: int
 ) -> None:
-    dear = charged(plain, layers)
+    dear = with_pass_overhead(plain, layers)
     taken = given_up = 0
     for batch in plain.policies["prefill"].measured:
         times = plain.policies["prefill"].survey(batch).latencies
@@ -60,7 +60,7 @@ def test_the_kernel_is_taken_where_all_layers_gain_more_than_that(
 
 
 def test_a_slower_read_back_costs_each_layer_more_with_each_token(plain: Dispatcher) -> None:
-    own, slower = (charged(plain, 61, own_read_back=own) for own in (True, False))
+    own, slower = (with_pass_overhead(plain, 61, swapped_read_back=own) for own in (True, False))
     behind, alone = Batch.extend([60000], [300]), Batch.extend([0], [4000])
 
     def sparse_us(dispatcher: Dispatcher, batch: Batch) -> float:
@@ -76,7 +76,7 @@ def test_a_slower_read_back_costs_each_layer_more_with_each_token(plain: Dispatc
 
 
 def test_other_answers_stay(plain: Dispatcher) -> None:
-    dear = charged(plain, 61)
+    dear = with_pass_overhead(plain, 61)
     random = Random(1)
     for _ in range(50):
         batch = Batch.decode([random.randrange(1, 9000)])
@@ -91,8 +91,8 @@ def test_a_forced_arm_stays_forced(monkeypatch: pytest.MonkeyPatch, plain: Dispa
     )
     batch = Batch.extend([9000], [4096]).sums
 
-    assert charged(plain, 61).chooser("sparse_prefill")(batch) == "flashmla_sparse"
-    assert charged(forced, 61).chooser("sparse_prefill")(batch) == "flashmla_kv"
+    assert with_pass_overhead(plain, 61).chooser("sparse_prefill")(batch) == "flashmla_sparse"
+    assert with_pass_overhead(forced, 61).chooser("sparse_prefill")(batch) == "flashmla_kv"
 
 
 def with_ideal(plain: Dispatcher, arm: str, like: str) -> Dispatcher:
@@ -120,7 +120,7 @@ def test_an_arm_that_sglang_has_no_call_for_is_not_compared(plain: Dispatcher) -
 
     batch = Batch.extend([8192], [64])
     assert told.plan(batch).sparse_prefill == "flashmla_kv_mixed"
-    dear, other = charged(told, 61), charged(plain, 61)
+    dear, other = with_pass_overhead(told, 61), with_pass_overhead(plain, 61)
     assert dear.plan(batch).sparse_prefill == other.plan(batch).sparse_prefill
 
 
@@ -129,9 +129,9 @@ def test_two_calls_and_a_merge_are_not_sglangs(plain: Dispatcher) -> None:
     batch = Batch.extend([1024], [64])
 
     assert (plain.plan(batch).prefill_path, told.plan(batch).prefill_path) == ("mla", "mha")
-    for own in (offered(told), charged(told, 61)):
+    for own in (without_unsupported(told), with_pass_overhead(told, 61)):
         assert own.plan(batch).prefill_path == "mla"
 
 
 def test_a_table_of_sglangs_arms_alone_is_taken_as_it_is(plain: Dispatcher) -> None:
-    assert offered(plain) is plain
+    assert without_unsupported(plain) is plain

@@ -15,7 +15,7 @@ Pricing = Callable[[Measurement, Batch], Measurement | None]
 engine never runs that arm on such a batch."""
 
 
-def repriced(
+def with_costs(
     dispatcher: Dispatcher,
     point: str,
     setting: Setting,

@@ -20,8 +20,8 @@ from nsa_tune.backend.dispatch.dispatcher import Dispatcher
 from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.layouts import KVLayout
 from nsa_tune.backend.types.records import Measurement
-from nsa_tune.engines.repriced import repriced
-from nsa_tune.engines.sglang.costs.own_copies import read_back_us
+from nsa_tune.engines.sglang.costs.engine_copies import read_back_us
+from nsa_tune.engines.with_costs import with_costs
 
 PASS_US = 300.0
 """For waiting until the device has caught up: the launches that the host had queued ahead. An
@@ -40,28 +40,30 @@ def cost_us(batch: Batch) -> float:
 
 
 @cache
-def offered(dispatcher: Dispatcher) -> Dispatcher:
+def without_unsupported(dispatcher: Dispatcher) -> Dispatcher:
     """`dispatcher` without the arms that SGLang has no call for."""
     assert dispatcher.table is not None, "only a table steers"
     if _NOT_SGLANGS.isdisjoint(row.arm for row in dispatcher.table.measurements):
         return dispatcher
     setting = dispatcher.setting
-    return repriced(dispatcher, _POINT, setting, lambda row, _: row, without=_NOT_SGLANGS)
+    return with_costs(dispatcher, _POINT, setting, lambda row, _: row, without=_NOT_SGLANGS)
 
 
 @cache
-def charged(dispatcher: Dispatcher, layers: int, *, own_read_back: bool = True) -> Dispatcher:
+def with_pass_overhead(
+    dispatcher: Dispatcher, layers: int, *, swapped_read_back: bool = True
+) -> Dispatcher:
     """`dispatcher`, with these costs in flashmla_sparse's passes, for a model of `layers` layers.
 
-    `own_read_back` says whether prefixes are read back by nsa-tune's kernel, as they were measured.
+    `swapped_read_back`: prefixes are read back by nsa-tune's kernel, as they were measured.
     """
     setting = replace(dispatcher.setting, layers=layers)
-    layout = None if own_read_back else setting.layout
-    pricing = partial(_charged, reads_back=layout)
-    return repriced(dispatcher, _POINT, setting, pricing, without=_NOT_SGLANGS)
+    layout = None if swapped_read_back else setting.layout
+    pricing = partial(_with_overhead, reads_back=layout)
+    return with_costs(dispatcher, _POINT, setting, pricing, without=_NOT_SGLANGS)
 
 
-def _charged(row: Measurement, batch: Batch, *, reads_back: KVLayout | None) -> Measurement:
+def _with_overhead(row: Measurement, batch: Batch, *, reads_back: KVLayout | None) -> Measurement:
     """`reads_back` is the pool's layout where SGLang's own kernel reads prefixes back."""
     if row.arm != _ARM or row.latency_us is None:
         return row

@@ -16,9 +16,9 @@ _QUANTIZE_US, _QUANTIZE_TOKEN_US = 1.2, 0.00025
 _COPY_US, _COPY_TOKEN_US = 1.6, 0.0009
 
 
-def around_mha_us(batch: Batch, layout: KVLayout) -> float:
+def mha_projection_us(batch: Batch, layout: KVLayout) -> float:
     """Microseconds that a layer of dense MHA over `batch` takes longer than its arm."""
-    found = _PREPARE_US + _QUANTIZE_US + _QUANTIZE_TOKEN_US * batch.kv_tokens
+    us = _PREPARE_US + _QUANTIZE_US + _QUANTIZE_TOKEN_US * batch.kv_tokens
     if batch.prefix_tokens and layout is KVLayout.FP8_PACKED:
-        found += _COPY_US + _COPY_TOKEN_US * batch.kv_tokens
-    return found
+        us += _COPY_US + _COPY_TOKEN_US * batch.kv_tokens
+    return us
