@@ -21,6 +21,8 @@ from nsa_tune import Dispatcher
 from nsa_tune.backend.dispatch.plan import DECIDED
 from nsa_tune.backend.points import POINTS
 from nsa_tune.db.reader import read_database
+from tests.engines.sglang.wheels import VERSIONS, wheel_of
+from tests.engines.wheels import Unreachable
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
@@ -163,13 +165,13 @@ def test_an_arm_is_swept_explained_and_reported(copy: Path) -> None:
     assert ran["failures"] == []
     (table,) = (t for t in read_database(copy / "new.db") if t.key.model == "tiny")
     swept = {row.arm for row in table.measurements if row.point == "prefill"}
-    assert swept == {*references("prefill"), "mla/torch_row_by_row"}
+    assert swept == {*references("prefill"), "mla/row_by_row"}
     reasons = explained["reasons"]["sparse_prefill"]
-    paths = {name.removeprefix("mla/") for name in swept if name.startswith("mla/")}
+    kernels = {name.removeprefix("mla/") for name in swept if name.startswith("mla/")}
     # A sweep may leave an arm with too few measurements for an estimate.
-    assert reasons["estimates_us"].keys() <= paths
+    assert reasons["estimates_us"].keys() <= kernels
     assert explained["plan"]["sparse_prefill"] in reasons["estimates_us"]
-    assert "torch_row_by_row" in json.dumps(report)
+    assert "row_by_row" in json.dumps(report)
 
 
 def test_a_point_is_swept_planned_explained_and_reported(copy: Path) -> None:
@@ -199,9 +201,22 @@ def test_the_tables_that_ship_stay_valid_and_say_what_they_lack(copy: Path) -> N
         "prefill": [*lacking.get("prefill", []), "mla/row_by_row"],
         "value_projection": ["batched", "by_head"],
     }
-    assert "value_projection batched, by_head" in v32["explained"]
+    assert "value_projection: batched, by_head" in v32["explained"]
     assert "value_projection" not in before[0]["explained"]
     assert v4["unmeasured"] == {n: list(arms) for n, arms in before[1]["unmeasured"].items()}
+
+
+def test_an_arm_must_say_what_its_kernel_reads(copy: Path) -> None:
+    """Left out, nothing can be imported."""
+    arms = copy / "nsa_tune/backend/points/prefill/arms.py"
+    whole = arms.read_text(encoding="utf-8")
+    assert ", reads=_ANY,\n    ),\n)" in whole
+    try:
+        arms.write_text(whole.replace(", reads=_ANY,\n    ),\n)", ",\n    ),\n)"))
+        with pytest.raises(AssertionError, match="required keyword-only argument: 'reads'"):
+            python(copy, "-c", "import nsa_tune.backend.points")
+    finally:
+        arms.write_text(whole)
 
 
 def test_a_version_of_sglang_and_its_baseline_are_known(copy: Path) -> None:
@@ -209,6 +224,33 @@ def test_a_version_of_sglang_and_its_baseline_are_known(copy: Path) -> None:
 
     assert versions == "0.5.15 to 0.5.24 True"
     assert default == "mha"
+
+
+_CONTRACT = """
+from nsa_tune.engines.sglang.hook_table import HOOKS
+from nsa_tune.engines.sglang.releases import release_of
+from tests.engines.sglang import test_contract
+from tests.engines.sglang.pass_mode import test_contract as pass_mode
+from tests.engines.sglang.wheels import VERSIONS, Wheel, wheel_of
+
+release = release_of("0.5.24")
+assert {symbol.name for symbol in release.symbols} == HOOKS.keys()
+wheel = Wheel("0.5.24", wheel_of(VERSIONS[-1]).path)
+test_contract.test_each_hooked_symbol_is_there_with_its_signature(wheel)
+pass_mode.test_a_release_has_all_hooks_or_none(wheel)
+(k_only,) = (symbol for symbol in release.symbols if symbol.name == "k_only")
+print(*k_only.arguments)
+"""
+
+
+def test_a_version_of_sglang_has_all_hooks_and_passes_the_contract(copy: Path) -> None:
+    """Its wheel is made up: the newest one's, under the version of the page's example."""
+    try:
+        wheel_of(VERSIONS[-1])
+    except Unreachable as reason:
+        pytest.skip(f"the wheel of SGLang {VERSIONS[-1]} cannot be had: {reason}")
+
+    assert python(copy, "-c", _CONTRACT) == "self x\n"
 
 
 def test_a_gpu_gets_plans_from_its_architecture_s_table_with_limits_of_its_own(copy: Path) -> None:

@@ -35,6 +35,12 @@ class Symbol:
         return given == self.arguments
 
 
+def changed(symbols: tuple[Symbol, ...], *changes: Symbol) -> tuple[Symbol, ...]:
+    """`symbols`, with `changes` in place of those of the same names."""
+    by_name = {symbol.name: symbol for symbol in changes}
+    return tuple(by_name.get(symbol.name, symbol) for symbol in symbols)
+
+
 def mismatch(symbol: Symbol) -> str | None:
     """What is wrong with the imported `symbol`, or None when it is as expected."""
     try:

@@ -40,9 +40,18 @@ def _sentence(choice: Choice, baseline: Baseline) -> str:
     text = _finding(choice, baseline)
     if any(one.extrapolated for one in choice.estimates.values()):
         text += ", estimated from outside of the measured range"
-    if choice.forbidden:
-        text += "; " + "; ".join(f"not {name}: {why}" for name, why in choice.forbidden.items())
-    return text
+    return "; ".join((text, *_exclusions(choice.forbidden)))
+
+
+def _exclusions(forbidden: Mapping[str, str]) -> Iterator[str]:
+    """Why choices are not allowed, those of one reason together."""
+    names: dict[str, list[str]] = {}
+    for name, why in forbidden.items():
+        arm, _, clause = why.partition(" ")
+        if arm.rpartition("/")[2] == name:
+            why = clause.removeprefix("has ").removeprefix("is ")
+        names.setdefault(why, []).append(name)
+    return (f"not {', '.join(alike)}: {why}" for why, alike in names.items())
 
 
 def _finding(choice: Choice, baseline: Baseline) -> str:

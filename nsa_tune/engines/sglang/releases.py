@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from nsa_tune.backend.types.layouts import KVLayout
 from nsa_tune.engines.releases import KnownReleases, Version
-from nsa_tune.engines.symbols import Symbol
+from nsa_tune.engines.symbols import Symbol, changed
 
 MOST_PAGED = 11673
 """New tokens above which V4 never attends to the pools where they lie (dsv4/metadata.py,
@@ -146,37 +146,32 @@ _DECODE_SYMBOLS = (
     ),
 )  # fmt: skip
 """The same holds for it."""
-
-
-def _copies(read_back: str) -> tuple[Symbol, ...]:
-    """What is copied; `read_back` is the function that reads a prefix back."""
-    return (
-        Symbol(
-            "sparse", _MODULE, f"{_CLASS}._forward_flashmla_sparse",
-            ("self", "q_all", "kv_cache", "v_head_dim", "page_table_1", "sm_scale",
-             "topk_length"),
-            False,
-        ),
-        Symbol(
-            "read_back", "sglang.kernels.ops.attention.dsa.dequant_k_cache", read_back,
-            ("quant_k_cache", "page_table_1_flattened", "group_size"), True,
-        ),
-    )  # fmt: skip
-
+_DEQUANTIZE = "sglang.kernels.ops.attention.dsa.dequant_k_cache"
+_DEQUANTIZE_ARGUMENTS = ("quant_k_cache", "page_table_1_flattened", "group_size")
+_COPY_SYMBOLS = (
+    Symbol(
+        "sparse", _MODULE, f"{_CLASS}._forward_flashmla_sparse",
+        ("self", "q_all", "kv_cache", "v_head_dim", "page_table_1", "sm_scale", "topk_length"),
+        False,
+    ),
+    Symbol("read_back", _DEQUANTIZE, "dequantize_k_cache_paged", _DEQUANTIZE_ARGUMENTS, True),
+)  # fmt: skip
+"""And for it: what is copied around a kernel."""
 
 _OF_GRAPHS = replace(
     _OLDER, first=(0, 5, 17), last=(0, 5, 22),
     symbols=(
-        _OLDER.symbols + _PASS_MODE_SYMBOLS + _TOPK_SYMBOLS + _DECODE_SYMBOLS
-        + _copies("dequantize_k_cache_paged")
+        _OLDER.symbols + _PASS_MODE_SYMBOLS + _TOPK_SYMBOLS + _DECODE_SYMBOLS + _COPY_SYMBOLS
     ),
     passes_topk_length=True, graph_tokens=2048,
 )  # fmt: skip
 _LATEST = replace(
     _OF_GRAPHS, first=(0, 5, 23), last=(0, 5, 23),
-    symbols=(
-        _OLDER.symbols + _PASS_MODE_SYMBOLS + _TOPK_SYMBOLS + _DECODE_SYMBOLS
-        + _copies("dequantize_k_cache_paged_dsa")
+    symbols=changed(
+        _OF_GRAPHS.symbols,
+        Symbol(
+            "read_back", _DEQUANTIZE, "dequantize_k_cache_paged_dsa", _DEQUANTIZE_ARGUMENTS, True
+        ),
     ),
     graph_tokens=8192,
 )  # fmt: skip

@@ -63,6 +63,19 @@ def _explained(batch: Batch, times: Times = TIMES) -> str:
             "only mla is allowed; not mha: too long",
         ),
         (
+            replace(
+                CHOICE,
+                verdict=Verdict.ONLY,
+                forbidden={
+                    "fa3": "mha/fa3 has no kernels for cpu",
+                    "fa2": "mha/fa2 has no kernels for cpu",
+                    "sdpa": "mha/sdpa is declared for GPUs only",
+                },
+            ),
+            "only mla is allowed; not fa3, fa2: no kernels for cpu; not sdpa: declared for GPUs "
+            "only",
+        ),
+        (
             replace(CHOICE, verdict=Verdict.BASELINE, choice="mha", estimates={}),
             "too little is measured here; SGLang 0.5.23 takes mha",
         ),
