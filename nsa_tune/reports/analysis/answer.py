@@ -111,10 +111,12 @@ class Answer:
         if self.by_flag.pays:
             started = f"Start {self.engine} with `{self.flag} {self.value}`"
             return f"{started}: {self._by_flag} {less}. Choosing for each batch adds nothing."
+        by_mean, by_total = percent(self.by_batch.mean), percent(self.by_batch.total)
+        saved = f"{by_mean} by the mean"
+        if self.by_batch.total < self.by_batch.mean:
+            saved = f"{by_total} of the batches' total time"
         return (
-            f"Leave {self.engine} as it is in {self.step}: choosing for each batch takes "
-            f"{percent(self.by_batch.mean)} less by the mean, and {percent(self.by_batch.total)} "
-            "of the total time."
+            f"Leave {self.engine} as it is in {self.step}: choosing for each batch saves {saved}."
         )
 
     @property

@@ -45,8 +45,8 @@ def _header(report: Report, titles: Sequence[str], frame: Frame) -> str:
     )  # fmt: skip
     if not report.sections:
         note += (
-            '<p class="lead">Nothing is measured here yet: <code>nsa-tune run</code> measures this '
-            "machine.</p>"
+            '<p class="lead">Nothing is measured here yet. <code>nsa-tune run</code> measures this '
+            "machine; other machines are among the tables that ship.</p>"
         )
     return (
         f"<header><h1>{escape(_title(report))}</h1>{note}{frame.extra}"
