@@ -43,5 +43,5 @@ class Features:
 
     def columns(self, arm: str) -> tuple[int, ...]:
         """Which features, by number, the time of `arm` may depend on."""
-        own = self.point.arm(arm).features
-        return tuple(i for i, name in enumerate(self.names) if own is None or name in own)
+        offered = self.point.arm(arm).features
+        return tuple(i for i, name in enumerate(self.names) if offered is None or name in offered)

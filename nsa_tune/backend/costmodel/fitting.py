@@ -75,11 +75,11 @@ def fitted(features: Features, rows: Sequence[Measurement]) -> Fitted:
     models: dict[str, dict[int, LatencyModel]] = {}
     failures: dict[str, Failures] = {}
     for arm, some in groupby(rows, attrgetter("arm")):
-        own = list(some)
-        successes[arm] = _successes(own, samples, point.arm(arm), setting)
+        measured = list(some)
+        successes[arm] = _successes(measured, samples, point.arm(arm), setting)
         models[arm] = _models(successes[arm], gaps[arm], features.columns(arm))
-        if any(row.status is not Status.OK for row in own):
-            failures[arm] = _failures(point, ((samples[row.batch], row) for row in own))
+        if any(row.status is not Status.OK for row in measured):
+            failures[arm] = _failures(point, ((samples[row.batch], row) for row in measured))
     succeeded = {row.batch for row in rows if row.status is Status.OK}
     contexts = [samples[text].batch for text in succeeded]
     means = [round(batch.kv_tokens / batch.batch_size) for batch in contexts]
@@ -133,18 +133,18 @@ def _successes(
     own: Iterable[Measurement], samples: Mapping[str, _Sample], arm: Arm, setting: Setting
 ) -> dict[int, Successes]:
     """By regime. What lies behind a cliff would bend the model before it."""
-    found: dict[int, Successes] = defaultdict(lambda: Successes([], [], []))
+    by_regime: dict[int, Successes] = defaultdict(lambda: Successes([], [], []))
     for row in own:
         text, time_us = row.batch, row.latency_us
         if row.status is not Status.OK or time_us is None:
             continue
         batch, regime, features = samples[text]
         if not behind_a_cliff(arm, batch, setting):
-            batches, every, times_us = found[regime]
+            batches, every, times_us = by_regime[regime]
             batches.append(text)
             every.append(features)
             times_us.append(time_us)
-    return found
+    return by_regime
 
 
 def _models(

@@ -100,6 +100,6 @@ def _solved(matrix: list[list[float]], right: Iterable[float]) -> list[float]:
             rows[k] = [x - factor * y for x, y in zip(rows[k], rows[i], strict=True)]
     solution = [0.0] * size
     for i in reversed(range(size)):
-        known = sum(rows[i][j] * solution[j] for j in range(i + 1, size))
-        solution[i] = (rows[i][size] - known) / rows[i][i]
+        solved = sum(rows[i][j] * solution[j] for j in range(i + 1, size))
+        solution[i] = (rows[i][size] - solved) / rows[i][i]
     return solution

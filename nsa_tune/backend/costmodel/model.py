@@ -71,21 +71,21 @@ def fit(
     amounts = list(zip(*features, strict=True))
     used = range(len(amounts)) if columns is None else columns
     scaled = [list(map(mul, amounts[i], scales)) for i in used]
-    *own, constant = fitted_weights([*scaled, scales], counts)
-    weights = dict(zip(used, own, strict=True))
+    *fitted, constant = fitted_weights([*scaled, scales], counts)
+    weights = dict(zip(used, fitted, strict=True))
     # A model of nothing but features that are 0 on some batch would be free there.
     least = max(constant, 0.01 * min(times_us))
-    if not all(weight < inf for weight in (*own, least)):
+    if not all(weight < inf for weight in (*fitted, least)):
         raise ArithmeticError("the times of an arm are too far apart to fit a model to them")
     return LatencyModel((*(weights.get(i, 0.0) for i in range(len(amounts))), least))
 
 
 def _differ(features: Iterable[tuple[float, ...]]) -> bool:
     """Whether there are enough different ones."""
-    found: set[tuple[float, ...]] = set()
-    for one in features:
-        found.add(one)
-        if len(found) >= FEWEST:
+    different: set[tuple[float, ...]] = set()
+    for terms in features:
+        different.add(terms)
+        if len(different) >= FEWEST:
             return True
     return False
 
@@ -132,14 +132,14 @@ def boxes(failed: Iterable[tuple[Batch, str]], passed: Iterable[Batch]) -> tuple
     that is only a little smaller may. Where the arm passed is left out.
     """
     good = sorted({_sums(batch) for batch in passed})
-    found: list[Box] = []
+    ranges: list[Box] = []
     for batch, reason in sorted(failed, key=lambda pair: (_sums(pair[0]), pair[1])):
-        if any(box.holds(batch) for box in found):
+        if any(box.holds(batch) for box in ranges):
             continue
-        if len(found) == MOST_BOXES:
+        if len(ranges) == MOST_BOXES:
             return (Box((0, 0, 0, 0), (None, None, None, None), f"and in many others: {reason}"),)
-        found.append(_box(_sums(batch), reason, good))
-    return tuple(found)
+        ranges.append(_box(_sums(batch), reason, good))
+    return tuple(ranges)
 
 
 def _box(
@@ -154,7 +154,7 @@ def _box(
         )
         if not inside or sums == failed:
             continue  # of a success and a failure with the same sums the failure counts
-        ratios = [size / own for size, own in zip(sums, failed, strict=True)]
+        ratios = [size / limit for size, limit in zip(sums, failed, strict=True)]
         smallest = min(range(len(ratios)), key=ratios.__getitem__)
         if ratios[smallest] < 1:
             low[smallest] = sums[smallest] + 1

@@ -56,9 +56,9 @@ def selected(
         times = list(_timed(regime, models, successes).values())
         losses = _mean_losses(choices, times)
         shares = _shares(times)
-        own = {arm for arm, regimes in models.items() if regime in regimes}
-        if sum(losses) > _LEAST_GAIN and shares.keys() == own:
-            alike = _mean_losses(choices, [_in_step(one, shares) for one in times])
+        modelled = {arm for arm, regimes in models.items() if regime in regimes}
+        if sum(losses) > _LEAST_GAIN and shares.keys() == modelled:
+            alike = _mean_losses(choices, [_in_step(batch, shares) for batch in times])
             if sum(alike) < sum(losses) - _LEAST_GAIN:
                 _put_in_step(regime, models, shares)
     return models
@@ -68,12 +68,12 @@ def _timed(
     regime: int, models: Models, successes: Mapping[str, Mapping[int, Successes]]
 ) -> dict[str, _Times]:
     """The times on enough batches of a regime, spread over all."""
-    own = {arm: some[regime] for arm, some in successes.items() if regime in some}
-    texts = sorted({batch for some in own.values() for batch in some.batches})
+    measured = {arm: some[regime] for arm, some in successes.items() if regime in some}
+    texts = sorted({batch for some in measured.values() for batch in some.batches})
     times: dict[str, dict[str, tuple[float, float]]] = {
         text: {} for text in texts[:: len(texts) // _JUDGED + 1]
     }
-    for arm, (batches, every, times_us) in own.items():
+    for arm, (batches, every, times_us) in measured.items():
         model = models[arm].get(regime)
         if model is not None:
             weights, constant = model.weights, model.weights[-1]
@@ -85,12 +85,12 @@ def _timed(
 
 def _mean_losses(questions: Sequence[_Choices], times: Sequence[_Times]) -> list[float]:
     """The mean regret of each question that arises, by choosing the least cost."""
-    found = []
+    means = []
     for choices in questions:
-        losses = [loss for one in times if (loss := _loss(choices, one)) is not None]
+        losses = [loss for batch in times if (loss := _loss(choices, batch)) is not None]
         if losses:
-            found.append(fmean(losses))
-    return found
+            means.append(fmean(losses))
+    return means
 
 
 def _loss(choices: Sequence[Sequence[str]], times: _Times) -> float | None:
@@ -108,11 +108,11 @@ def _loss(choices: Sequence[Sequence[str]], times: _Times) -> float | None:
 def _shares(times: Sequence[_Times]) -> dict[str, float]:
     """Each arm's mean time as a share of the fastest's, on batches where it has another beside."""
     logs: dict[str, list[float]] = {}
-    for one in times:
-        if len(one) < 2:
+    for batch in times:
+        if len(batch) < 2:
             continue
-        fastest = min(time for time, _ in one.values())
-        for arm, (time, _) in one.items():
+        fastest = min(time for time, _ in batch.values())
+        for arm, (time, _) in batch.items():
             logs.setdefault(arm, []).append(log(time / fastest))
     return {arm: exp(fmean(some)) for arm, some in logs.items()}
 

@@ -55,11 +55,11 @@ class Neighbours:
             for i in leaf:
                 if i == besides:
                     continue
-                one = (-dist(where, self._places[i]), -i)
+                place = (-dist(where, self._places[i]), -i)
                 if len(best) < count:
-                    heappush(best, one)
-                elif one > best[0]:
-                    heapreplace(best, one)
+                    heappush(best, place)
+                elif place > best[0]:
+                    heapreplace(best, place)
         return sorted((-distance, -i) for distance, i in best)
 
     def _leaves(
@@ -80,8 +80,8 @@ class Neighbours:
 
     def within(self, where: tuple[float, ...], reach: float) -> list[int]:
         """The numbers of the places that are at most `reach` away, in order."""
-        found: list[int] = []
+        near: list[int] = []
         everything = [(-reach, 1)] if reach < inf else []
         for leaf in self._leaves(where, everything, 1):
-            found += [i for i in leaf if dist(where, self._places[i]) <= reach]
-        return sorted(found)
+            near += [i for i in leaf if dist(where, self._places[i]) <= reach]
+        return sorted(near)

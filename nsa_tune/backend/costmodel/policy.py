@@ -115,7 +115,7 @@ class Policy:
     def unmeasured(self) -> tuple[str, ...]:
         """The arms that this device could run, that never failed, and that were measured too little
         for a latency model, or not at all."""
-        return tuple(one.name for one in self.candidates if not one.models and one.failures is None)
+        return tuple(arm.name for arm in self.candidates if not arm.models and arm.failures is None)
 
     def survey(self, batch: Batch) -> Survey:
         """Which arms may run on `batch`, guards first, and what they cost."""
@@ -158,13 +158,13 @@ class Policy:
             at = self.features.position(batch)
         except (ArithmeticError, ValueError):
             return {}
-        found: dict[str, Estimate] = {}
+        estimates: dict[str, Estimate] = {}
         for arm in self.point.arms:
             surface = self.surfaces.get(arm.name)
             estimate = None if surface is None else surface.estimate(at)
             if estimate is not None:
-                found[arm.name] = estimate.plus(arm.surcharge_us(batch, self.setting))
-        return found
+                estimates[arm.name] = estimate.plus(arm.surcharge_us(batch, self.setting))
+        return estimates
 
     def spread(self, arm: str) -> float:
         """Relative error of the arm's surface between measured points, by leaving each out.
@@ -212,4 +212,4 @@ class Policy:
                 continue
             if not behind_a_cliff(self.point.arm(row.arm), batch, self.setting):
                 samples[row.arm].append((batch, row))
-        return {arm: Surface.fit(self.features, own, self.places) for arm, own in samples.items()}
+        return {arm: Surface.fit(self.features, rows, self.places) for arm, rows in samples.items()}

@@ -44,7 +44,7 @@ def expected_regret(taken: Estimate, other: Estimate) -> float:
     The logarithm of the ratio is taken as normal, with the estimates' intervals as two deviations.
     """
     mean = log(taken.latency_us / other.latency_us)
-    halves = (log(one.high_us / one.latency_us) for one in (taken, other))
+    halves = (log(estimate.high_us / estimate.latency_us) for estimate in (taken, other))
     deviation = min(hypot(*halves) / 2, _WIDEST)
     if deviation < _CERTAIN:
         return max(exp(mean) - 1, 0.0)

@@ -52,10 +52,10 @@ class Estimate:
     def total(cls, parts: Sequence[Estimate]) -> Estimate:
         """The estimate of several things one after the other, were all off to the same side."""
         return cls(
-            fsum(one.latency_us for one in parts),
-            fsum(one.low_us for one in parts),
-            fsum(one.high_us for one in parts),
-            any(one.extrapolated for one in parts),
+            fsum(part.latency_us for part in parts),
+            fsum(part.low_us for part in parts),
+            fsum(part.high_us for part in parts),
+            any(part.extrapolated for part in parts),
         )
 
     def plus(self, more_us: float) -> Estimate:
@@ -269,14 +269,16 @@ class Surface:
         """
         shared = {} if shared is None else shared
         columns = features.columns(samples[0][1].arm) if samples else ()
-        found: dict[int, dict[tuple[float, ...], list[tuple[tuple[float, ...], Measurement]]]] = {}
+        by_regime: dict[
+            int, dict[tuple[float, ...], list[tuple[tuple[float, ...], Measurement]]]
+        ] = {}
         for batch, measurement in sorted(samples, key=lambda sample: sample[1].batch):
             at = features.position(batch)
-            pairs = found.setdefault(at.regime, {}).setdefault(at.coordinates, [])
-            own = [x if i in columns else 0.0 for i, x in enumerate(at.features)]
-            pairs.append((tuple(own), measurement))
+            pairs = by_regime.setdefault(at.regime, {}).setdefault(at.coordinates, [])
+            offered = [x if i in columns else 0.0 for i, x in enumerate(at.features)]
+            pairs.append((tuple(offered), measurement))
         regimes = {}
-        for regime, by_place in sorted(found.items()):
+        for regime, by_place in sorted(by_regime.items()):
             if len(by_place) >= _FEWEST:
                 locations = tuple(sorted(by_place))
                 places = shared.setdefault(locations, Places(locations))

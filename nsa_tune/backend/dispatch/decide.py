@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from math import exp, hypot, log
 
 from nsa_tune.backend.costmodel.policy import Policy, Survey
@@ -151,11 +152,11 @@ def _confirmed(
     choice: str, estimates: Sequence[Mapping[str, Estimate]], weights: Sequence[float]
 ) -> tuple[Verdict, tuple[str, ...]]:
     """What the estimates of one or more batches say of a choice by costs, and who ties with it."""
-    known = [name for name in estimates[0] if all(name in one for one in estimates)]
-    if choice not in known or len(known) < 2:
+    names = [name for name in estimates[0] if all(name in batch for batch in estimates)]
+    if choice not in names or len(names) < 2:
         return Verdict.UNSURE, ()
-    times = [{name: one[name].latency_us for name in known} for one in estimates]
-    losses = {name: 1 + mean_regret(times, weights, name) for name in known}
+    times = [{name: batch[name].latency_us for name in names} for batch in estimates]
+    losses = {name: 1 + mean_regret(times, weights, name) for name in names}
     tied = _tied(losses)
     if choice not in tied:
         return Verdict.UNSURE, ()
@@ -163,10 +164,10 @@ def _confirmed(
         return Verdict.TIE, tied
     ahead = min(
         sum(
-            weight * _least_ratio(one[choice], one[other])
-            for one, weight in zip(estimates, weights, strict=True)
+            weight * _least_ratio(batch[choice], batch[other])
+            for batch, weight in zip(estimates, weights, strict=True)
         )
-        for other in known
+        for other in names
         if other != choice
     )
     return (Verdict.WIN if ahead > 1 + MARGIN else Verdict.UNSURE), ()
@@ -215,14 +216,14 @@ def _forbidden(question: Question, policy: Policy, survey: Survey, batch: Batch)
         if any(name in survey.latencies for name in names):
             continue
         why = {**survey.refused, **survey.failed}
-        found = [why[name] for name in names if name in why]
-        if not found:
+        whys = [why[name] for name in names if name in why]
+        if not whys:
             # None of its arms fits this device and layout, or all are references that a kernel
             # stands for; only the former is worth a word.
             texts = (policy.point.arm(name).allowed(batch, policy.setting) for name in names)
-            found = [text for text in texts if text is not None]
-        if found:
-            reasons[choice] = "; ".join(dict.fromkeys(found))
+            whys = [text for text in texts if text is not None]
+        if whys:
+            reasons[choice] = "; ".join(dict.fromkeys(whys))
     return reasons
 
 
@@ -243,33 +244,33 @@ def decide_for_all(
     """
     surveys = [policy.survey(batch) for batch in batches]
     every = [decide(question, policy, batch, default(batch)) for batch in batches]
-    open_ones = [i for i, one in enumerate(every) if one.arms] or list(range(len(every)))
-    allowed = [name for name in question.choices if all(name in every[i].arms for i in open_ones)]
-    told = [_weighed(question, *one) for one in zip(every, surveys, strict=True)]
-    counted = [i for i in open_ones if sum(name in told[i] for name in allowed) > 1] or open_ones
+    allowing = [i for i, decision in enumerate(every) if decision.arms] or list(range(len(every)))
+    allowed = [name for name in question.choices if all(name in every[i].arms for i in allowing)]
+    told = list(map(partial(_weighed, question), every, surveys))
+    counted = [i for i in allowing if sum(name in told[i] for name in allowed) > 1] or allowing
     decisions = [every[i] for i in counted]
     shares = _shares([weights[i] if weights else 1.0 for i in counted])
     losses = _losses(allowed, [told[i] for i in counted], shares)
     # What the baseline takes most often is the default for all.
-    defaults = [one.default for one in decisions]
+    defaults = [decision.default for decision in decisions]
     usual = max(dict.fromkeys(defaults), key=defaults.count)
 
     choice, verdict = resolve(
         question, lambda: _candidates(question, surveys), allowed, losses, usual
     )
     wanted = [name for name in allowed if forced in question.choices[name]]
-    if wanted and all(forced in surveys[i].latencies for i in open_ones):
+    if wanted and all(forced in surveys[i].latencies for i in allowing):
         choice, verdict = wanted[0], Verdict.FORCED
     tied: tuple[str, ...] = ()
     if verdict in _COMPARED and choice is not None:
-        verdict, tied = _confirmed(choice, [one.estimates for one in decisions], shares)
+        verdict, tied = _confirmed(choice, [decision.estimates for decision in decisions], shares)
     return Choice(
         question=question.name,
         choice=choice,
         verdict=verdict,
         estimates=_mean_estimates(allowed, decisions, shares),
         arms={name: decisions[0].arms[name] for name in allowed},
-        forbidden=_forbidden_somewhere([every[i] for i in open_ones], allowed),
+        forbidden=_forbidden_somewhere([every[i] for i in allowing], allowed),
         default=usual,
         tied=tied,
     )
@@ -284,8 +285,8 @@ def _losses(
     allowed: Sequence[str], costs: Sequence[Mapping[str, float]], shares: Sequence[float]
 ) -> dict[str, float]:
     """One plus the mean regret of each choice that has a cost on every batch."""
-    compared = [name for name in allowed if all(name in one for one in costs)]
-    times = [{name: one[name] for name in compared} for one in costs]
+    compared = [name for name in allowed if all(name in batch for batch in costs)]
+    times = [{name: batch[name] for name in compared} for batch in costs]
     return {name: 1 + mean_regret(times, shares, name) for name in compared}
 
 
@@ -294,9 +295,9 @@ def _mean_estimates(
 ) -> dict[str, Estimate]:
     """Those of the choices that have an estimate on every batch."""
     return {
-        name: _mean_estimate([one.estimates[name] for one in decisions], shares)
+        name: _mean_estimate([decision.estimates[name] for decision in decisions], shares)
         for name in allowed
-        if all(name in one.estimates for one in decisions)
+        if all(name in decision.estimates for decision in decisions)
     }
 
 
@@ -305,8 +306,8 @@ def _forbidden_somewhere(decisions: Sequence[Choice], allowed: Sequence[str]) ->
     one at the shortest context."""
     return {
         name: why
-        for one in reversed(decisions)
-        for name, why in one.forbidden.items()
+        for decision in reversed(decisions)
+        for name, why in decision.forbidden.items()
         if name not in allowed
     }
 
@@ -325,8 +326,8 @@ def _mean_estimate(estimates: Sequence[Estimate], shares: Sequence[float]) -> Es
         return exp(sum(share * log(x) for x, share in zip(values, shares, strict=True)))
 
     return Estimate(
-        mean([one.latency_us for one in estimates]),
-        mean([one.low_us for one in estimates]),
-        mean([one.high_us for one in estimates]),
-        any(one.extrapolated for one in estimates),
+        mean([estimate.latency_us for estimate in estimates]),
+        mean([estimate.low_us for estimate in estimates]),
+        mean([estimate.high_us for estimate in estimates]),
+        any(estimate.extrapolated for estimate in estimates),
     )

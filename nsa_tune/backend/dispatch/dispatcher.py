@@ -249,19 +249,19 @@ class Dispatcher:
             raise BatchError(f"a graph is captured by size for decoding, not for {word!r}")
         histogram = None if contexts is None else _histogram(contexts, next_n)
         key = (Mode(word), batch_size, next_n)
-        found = self._captured.get(key)
-        if found is None:
+        decided = self._captured.get(key)
+        if decided is None:
             if batch_size < 1 or next_n < 1:
                 raise BatchError(f"a graph of {batch_size} sequences of {next_n} tokens is none")
             plan = self._planner.captured_plan(*key, histogram)
             # Of two threads that get here together both have the answer of the first.
-            found = self._captured.setdefault(key, (histogram, plan))
-        if histogram is not None and histogram != found[0]:
+            decided = self._captured.setdefault(key, (histogram, plan))
+        if histogram is not None and histogram != decided[0]:
             raise BatchError(
                 f"{batch_size} sequences of {next_n} tokens are decided for other contexts "
                 "already; give them at the first call, or open another dispatcher"
             )
-        return found[1]
+        return decided[1]
 
     def _replayed(self, batch: Batch) -> Plan:
         plan = self.captured(batch.batch_size, batch.next_n, batch.mode)
@@ -312,13 +312,13 @@ def _histogram(contexts: Mapping[int, float], next_n: int) -> dict[int, float]:
     """`contexts` without those that never come, checked."""
     if not isinstance(contexts, Mapping):
         raise BatchError("a histogram of contexts maps lengths to how often they come")
-    found = {length: weight for length, weight in contexts.items() if weight}
-    if not found:
+    counts = {length: weight for length, weight in contexts.items() if weight}
+    if not counts:
         raise BatchError("a histogram of contexts needs one that comes")
-    for length, weight in found.items():
+    for length, weight in counts.items():
         if type(length) is not int or length < next_n or not 0 < weight < inf:
             raise BatchError(
                 f"a histogram has whole contexts of at least {next_n} tokens and positive "
                 f"weights, got {length!r}: {weight!r}"
             )
-    return found
+    return counts

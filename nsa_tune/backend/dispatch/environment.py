@@ -65,22 +65,22 @@ def _flag(variable: str, environ: Mapping[str, str]) -> bool:
 
 
 def _forced(value: str, points: Mapping[str, Point]) -> dict[str, str]:
-    found: dict[str, str] = {}
+    forced: dict[str, str] = {}
     for word in filter(None, (part.strip() for part in value.split(","))):
         point, separator, arm = word.partition("=")
         if not separator or point not in points:
             raise UsageError(
                 f"NSA_TUNE_FORCE is {value!r}; write POINT=ARM with a point of: {', '.join(points)}"
             )
-        arms = [one.name for one in points[point].arms]
+        arms = [choice.name for choice in points[point].arms]
         if arm not in arms:
             raise UsageError(
                 f"NSA_TUNE_FORCE is {value!r}, but {point} has no arm {arm!r}; use one of: "
                 f"{', '.join(arms)}"
             )
-        if found.setdefault(point, arm) != arm:
+        if forced.setdefault(point, arm) != arm:
             raise UsageError(f"NSA_TUNE_FORCE is {value!r}, which forces two arms of {point}")
-    return found
+    return forced
 
 
 def warn_of_missing_files(environ: Mapping[str, str]) -> None:

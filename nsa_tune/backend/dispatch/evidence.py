@@ -85,7 +85,7 @@ def _consulted(policy: Policy, answer: Question, batch: Batch) -> Iterator[Consu
 
 def _regret(choice: Choice) -> float | None:
     taken = choice.estimates.get(choice.choice or "")
-    others = [one for name, one in choice.estimates.items() if name != choice.choice]
+    others = [estimate for name, estimate in choice.estimates.items() if name != choice.choice]
     if taken is None or not others:
         return None
     return max(expected_regret(taken, other) for other in others)
@@ -105,19 +105,19 @@ def _to_win(choice: Choice, planner: Decider, batch: Batch) -> Iterator[tuple[st
     }
     # Far enough away, limits leave a choice alone; that it wins there unmeasured says nothing.
     measured = {row.arm for row in policy.rows}
-    known = {name for name, arms in others.items() if not measured.isdisjoint(arms)}
-    turns = _turns(choice.question, planner, batch, known)
+    able = {name for name, arms in others.items() if not measured.isdisjoint(arms)}
+    turns = _turns(choice.question, planner, batch, able)
     taken = choice.estimates.get(choice.choice or "")
     for name in others:
-        found = [turns[name]] if name in turns else []
+        changes = [turns[name]] if name in turns else []
         if taken and name in choice.estimates:
             saved = 1 - taken.latency_us / choice.estimates[name].latency_us
             if saved > 0.0005:
-                found.insert(0, f"{saved:.1%} less time")
-        if found and name in choice.forbidden:
-            found = [f"{found[0]}, where no limit forbids it"]
-        if found:
-            yield name, ", or ".join(found)
+                changes.insert(0, f"{saved:.1%} less time")
+        if changes and name in choice.forbidden:
+            changes = [f"{changes[0]}, where no limit forbids it"]
+        if changes:
+            yield name, ", or ".join(changes)
 
 
 def _turns(name: str, planner: Decider, batch: Batch, wanted: set[str]) -> Mapping[str, str]:
@@ -128,7 +128,7 @@ def _turns(name: str, planner: Decider, batch: Batch, wanted: set[str]) -> Mappi
     if not wanted or (batch.captured and batch.mode is not Mode.EXTEND):
         return {}
     choose = planner.chooser(name, batch.mode)
-    found: dict[str, tuple[int, str]] = {}
+    nearest: dict[str, tuple[int, str]] = {}
     for axis in _AXES[batch.mode]:
         here = _size(batch, axis)
         for sizes in (_sizes(here, 1), _sizes(here, -1)):
@@ -138,11 +138,11 @@ def _turns(name: str, planner: Decider, batch: Batch, wanted: set[str]) -> Mappi
                 if other is None:
                     break
                 choice = choose(other)
-                if choice in wanted and step < found.get(choice, (_STEPS + 1, ""))[0]:
+                if choice in wanted and step < nearest.get(choice, (_STEPS + 1, ""))[0]:
                     first = _first(batch, axis, choose, choice, last, size)
-                    found[choice] = (step, f"{_amount(first, axis, batch)} instead of {here}")
+                    nearest[choice] = (step, f"{_amount(first, axis, batch)} instead of {here}")
                 last = size
-    return {choice: text for choice, (_, text) in found.items()}
+    return {choice: text for choice, (_, text) in nearest.items()}
 
 
 def _size(batch: Batch, axis: str) -> int:

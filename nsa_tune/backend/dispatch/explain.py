@@ -29,8 +29,10 @@ def reason_of(choice: Choice, baseline: Baseline, table: str) -> Reason:
     return Reason(
         verdict=choice.verdict,
         source=source,
-        estimates_us={name: one.latency_us for name, one in estimates.items()},
-        intervals_us={name: (one.low_us, one.high_us) for name, one in estimates.items()},
+        estimates_us={name: estimate.latency_us for name, estimate in estimates.items()},
+        intervals_us={
+            name: (estimate.low_us, estimate.high_us) for name, estimate in estimates.items()
+        },
         guards=dict(choice.forbidden),
         text=_sentence(choice, baseline),
     )
@@ -38,7 +40,7 @@ def reason_of(choice: Choice, baseline: Baseline, table: str) -> Reason:
 
 def _sentence(choice: Choice, baseline: Baseline) -> str:
     text = _finding(choice, baseline)
-    if any(one.extrapolated for one in choice.estimates.values()):
+    if any(estimate.extrapolated for estimate in choice.estimates.values()):
         text += ", estimated from outside of the measured range"
     return "; ".join((text, *_exclusions(choice.forbidden)))
 
@@ -72,20 +74,20 @@ def _finding(choice: Choice, baseline: Baseline) -> str:
         case Verdict.BASELINE if choice.choice == choice.default:
             return f"too little is measured here; {baseline.name} takes {choice.choice}"
         case Verdict.BASELINE:
-            own = f"{baseline.name}'s {choice.default}"
-            return f"too little is measured here, and {own} is not allowed"
+            default = f"{baseline.name}'s {choice.default}"
+            return f"too little is measured here, and {default} is not allowed"
     return "every choice is forbidden"
 
 
 def _ahead(choice: Choice) -> bool:
     """Whether the taken choice has the least estimate of all, and more than one has any."""
-    times = {name: one.latency_us for name, one in choice.estimates.items()}
+    times = {name: estimate.latency_us for name, estimate in choice.estimates.items()}
     return len(times) > 1 and min(times, key=times.__getitem__) == choice.choice
 
 
 def _comparison(choice: Choice, verb: str) -> str:
     """The taken choice against the next best one."""
-    times = {name: one.latency_us for name, one in choice.estimates.items()}
+    times = {name: estimate.latency_us for name, estimate in choice.estimates.items()}
     assert choice.choice is not None
     taken = times.pop(choice.choice)
     other = min(times, key=times.__getitem__)
@@ -97,7 +99,7 @@ def _comparison(choice: Choice, verb: str) -> str:
 
 def _contradiction(choice: Choice) -> str:
     """The latency models chose what the measurements nearby do not confirm."""
-    times = {name: one.latency_us for name, one in choice.estimates.items()}
+    times = {name: estimate.latency_us for name, estimate in choice.estimates.items()}
     others = {name: time for name, time in times.items() if name != choice.choice}
     if choice.choice not in times or not others:
         return (
@@ -188,7 +190,7 @@ def _lines(
     yield from _measurements(rows)
     yield from _costs_of_a_pass(rows, layers)
     yield from _limits(
-        _by_arm((point, one) for point, reason in by_point for one in reason.consulted)
+        _by_arm((point, guard) for point, reason in by_point for guard in reason.consulted)
     )
 
 
@@ -220,8 +222,8 @@ _MOST_ROWS = 3
 def _measurements(by_arm: Mapping[str, Iterable[Row]]) -> Iterator[str]:
     if by_arm:
         yield "estimates are interpolated from"
-    for arm, own in by_arm.items():
-        ordered = sorted(own, key=lambda row: (-row.weight, row.batch))
+    for arm, rows in by_arm.items():
+        ordered = sorted(rows, key=lambda row: (-row.weight, row.batch))
         words = [
             f"{_short(row.batch)} {_microseconds(row.latency_us)} ({row.weight:.0%})"
             for row in ordered[:_MOST_ROWS]
@@ -233,8 +235,8 @@ def _measurements(by_arm: Mapping[str, Iterable[Row]]) -> Iterator[str]:
 def _costs_of_a_pass(by_arm: Mapping[str, Iterable[Row]], layers: int) -> Iterator[str]:
     """What of an arm's estimate is a share of what it takes once a pass."""
     word = counted(layers, "layer")
-    for arm, own in by_arm.items():
-        costs = [(row.pass_us, row.weight) for row in own if row.pass_us is not None]
+    for arm, rows in by_arm.items():
+        costs = [(row.pass_us, row.weight) for row in rows if row.pass_us is not None]
         weight = sum(weight for _, weight in costs)
         if weight:
             mean_us = sum(cost * part for cost, part in costs) / weight
@@ -244,8 +246,8 @@ def _costs_of_a_pass(by_arm: Mapping[str, Iterable[Row]], layers: int) -> Iterat
 def _by_arm(facts: Iterable[tuple[str, _Fact]]) -> dict[str, list[_Fact]]:
     """The facts of each arm, without repetitions, under the arm's point and name."""
     by_arm: dict[str, list[_Fact]] = {}
-    for point, one in dict.fromkeys(facts):
-        by_arm.setdefault(f"{point} {one.arm}", []).append(one)
+    for point, fact in dict.fromkeys(facts):
+        by_arm.setdefault(f"{point} {fact.arm}", []).append(fact)
     return by_arm
 
 

@@ -83,10 +83,10 @@ def nothing_for(db: Path | None, wanted: tables.Wanted) -> str:
         f"nothing is tuned for {wanted.model} with {wanted.heads} local heads and KV layout "
         f"{wanted.kv_layout} on {wanted.gpu!r}"
     )
-    known = [(_differences(key, wanted), source) for source, key in _keys(db, wanted)]
-    if not known:
+    nearest = [(_differences(key, wanted), source) for source, key in _keys(db, wanted)]
+    if not nearest:
         return f"{asked}, nor is there a table for anything else; measure with `nsa-tune run`"
-    differences, source = min(known, key=lambda one: (len(one[0]), sorted(one[0]), one[1]))
+    differences, source = min(nearest, key=lambda pair: (len(pair[0]), sorted(pair[0]), pair[1]))
     if not differences:
         return f"{asked}: in {source} no measurement succeeded; measure with `nsa-tune run`"
     words = ", ".join(

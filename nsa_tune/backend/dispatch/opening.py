@@ -177,7 +177,7 @@ class Request:
         try:
             for found in search.find_stored(self.db, self.wanted):
                 # Those of exactly this driver and these libraries before the rest.
-                for table in sorted(found, key=lambda one: bool(differing(one.head, here))):
+                for table in sorted(found, key=lambda stored: bool(differing(stored.head, here))):
                     if failed and table.head.key.digest in failed:
                         demoted.append(table)
                     else:

@@ -214,7 +214,7 @@ def _conversion(reader: str | None, layout: KVLayout, role: Role) -> Conversion 
 
 # --- making plans
 
-DECIDED = tuple(one.name for one in fields(Plan) if one.name not in ("batch", "_origin"))
+DECIDED = tuple(field.name for field in fields(Plan) if field.name not in ("batch", "_origin"))
 """The fields that are decisions, in the order of `Plan`."""
 TUNED = tuple(name for name in DECIDED if name not in DERIVED)
 """Those of them that answer a question."""

@@ -134,7 +134,7 @@ class TablePlanner:
         for name in names:
             policy, question = self.question(mode, name)
             questions.setdefault(policy.point.name, []).append(question)
-        asked = [self._asked(self.policies[name], own) for name, own in questions.items()]
+        asked = [self._asked(self.policies[name], asks) for name, asks in questions.items()]
         own_graph = mode is not Mode.EXTEND
 
         def choose(batch: Batch) -> tuple[str | None, ...]:
@@ -184,9 +184,9 @@ class TablePlanner:
             why = {**survey.refused, **survey.failed}
             for question, _ in questions:
                 arms = question.choices.get(getattr(plan, question.name), ())
-                found = [why[arm] for arm in arms if arm in why]
-                if found and survey.latencies.keys().isdisjoint(arms):
-                    forbidden[question.name] = found[0]
+                reasons = [why[arm] for arm in arms if arm in why]
+                if reasons and survey.latencies.keys().isdisjoint(arms):
+                    forbidden[question.name] = reasons[0]
         kept = {name: getattr(plan, name) for name in TUNED if name not in forbidden}
         origin = plan._origin
         assert isinstance(origin, _Because)
@@ -195,7 +195,7 @@ class TablePlanner:
     def _spaced(self, mode: Mode, batch_size: int, next_n: int) -> set[int]:
         """Contexts spread evenly in octaves over the measured range."""
         fitted = [asked.policy.fitted for asked in self._by_mode[mode]]
-        extents = [one.extent for one in fitted if one.extent]
+        extents = [policy.extent for policy in fitted if policy.extent]
         # A big batch was never measured at the longest contexts: its keys fill no pool.
         most = max([extent.most_kv for extent in extents], default=MAX_TOKENS) // batch_size
         shortest = min([extent.shortest for extent in extents], default=_UNMEASURED[0])
@@ -209,8 +209,8 @@ class TablePlanner:
     @property
     def unmeasured(self) -> Mapping[str, tuple[str, ...]]:
         """By point, the arms that could run here and that the table knows too little of."""
-        found = {name: policy.unmeasured for name, policy in self.policies.items()}
-        return {name: arms for name, arms in found.items() if arms}
+        lacking = {name: policy.unmeasured for name, policy in self.policies.items()}
+        return {name: arms for name, arms in lacking.items() if arms}
 
     def questions(self, mode: Mode) -> tuple[str, ...]:
         """The tuned fields of a plan for `mode`."""

@@ -109,7 +109,7 @@ def _handle(gpu: int | str) -> ctypes.c_void_p | None:
     if library.nvmlDeviceGetHandleByUUID(gpu.encode(), ctypes.byref(handle)) == 0:
         return handle
     # CUDA_VISIBLE_DEVICES may have only a UUID's first characters.
-    same = [one for one in _handles() if _text("nvmlDeviceGetUUID", one).startswith(gpu)]
+    same = [device for device in _handles() if _text("nvmlDeviceGetUUID", device).startswith(gpu)]
     return same[0] if gpu and len(same) == 1 else None
 
 

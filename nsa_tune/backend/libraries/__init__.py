@@ -106,7 +106,7 @@ def answering(name: str) -> Answering | None:
 def missing() -> frozenset[str]:
     """The optional libraries that are not installed."""
     return frozenset(
-        name for name, one in PROVIDERS.items() if one.optional and answering(name) is None
+        name for name, library in PROVIDERS.items() if library.optional and answering(name) is None
     )
 
 

@@ -34,7 +34,7 @@ def probed_elsewhere(
     differing = {
         begin
         for begin, distributions in _LIBRARIES.items()
-        if any(here[one] != there.get(one) for one in distributions if one in here)
+        if any(here[name] != there.get(name) for name in distributions if name in here)
     }
     return frozenset(name for name in names if name.startswith(tuple(differing)))
 

@@ -43,10 +43,10 @@ def lossy_named(names: Iterable[str]) -> frozenset[str]:
     Raises:
         UnknownName: for one that is no lossy arm's.
     """
-    found = frozenset(names)
-    for name in found - LOSSY.keys():
+    lossy = frozenset(names)
+    for name in lossy - LOSSY.keys():
         raise UnknownName.of("lossy arm", name, list(LOSSY))
-    return found
+    return lossy
 
 
 def named(name: str, points: Mapping[str, Point]) -> list[Point]:
@@ -72,18 +72,18 @@ def points_for(
         UnknownName: for a name that neither a point nor a group has.
         UsageError: for a point that does not arise in the model.
     """
-    known = POINTS if points is None else points
-    arising = [point for point in known.values() if profile.family in point.families]
+    registry = POINTS if points is None else points
+    arising = [point for point in registry.values() if profile.family in point.families]
     if not names:
         return arising
-    found: list[Point] = []
+    chosen: list[Point] = []
     for name in names:
-        found += named(name, known)
-    for point in found:
+        chosen += named(name, registry)
+    for point in chosen:
         if point not in arising:
-            models = [name for name, one in PROFILES.items() if one.family in point.families]
+            models = [name for name, model in PROFILES.items() if model.family in point.families]
             raise UsageError(
                 f"decision point {point.name} does not arise in {profile.name}, which has: "
-                f"{', '.join(one.name for one in arising)}; it arises in: {', '.join(models)}"
+                f"{', '.join(other.name for other in arising)}; it arises in: {', '.join(models)}"
             )
-    return found
+    return chosen

@@ -143,8 +143,8 @@ class Batch:
         Raises:
             BatchError: when the sums are no whole numbers, or contradict each other.
         """
-        known = mode if type(mode) is Mode else _MODES.get(mode) if isinstance(mode, str) else None
-        if known is None:
+        kind = mode if type(mode) is Mode else _MODES.get(mode) if isinstance(mode, str) else None
+        if kind is None:
             raise BatchError(f"unknown mode {_shown(mode)}; use one of: {', '.join(_MODES)}")
         types = type(q_tokens), type(kv_tokens), type(max_kv), type(batch_size), type(pairs)
         if types != _INTS or next_n is not None:
@@ -161,8 +161,8 @@ class Batch:
                 "a batch needs 1 <= batch_size <= q_tokens <= kv_tokens < 2**31, "
                 f"got {_shown(batch_size)}, {_shown(q_tokens)} and {_shown(kv_tokens)}"
             )
-        each = 1 if known is _EXTEND else q_tokens // batch_size
-        uneven = known is not _EXTEND and q_tokens != batch_size * each
+        each = 1 if kind is _EXTEND else q_tokens // batch_size
+        uneven = kind is not _EXTEND and q_tokens != batch_size * each
         if uneven or next_n not in (None, each):
             raise BatchError(
                 f"next_n {_shown(next_n)} contradicts {counted(q_tokens, 'new token')} in "
@@ -181,7 +181,7 @@ class Batch:
                 f"pairs {_shown(pairs)} contradicts {q_tokens} queries of at most {max_kv} keys"
             )
         return Batch(
-            known, batch_size, q_tokens, kv_tokens, max_kv, pairs, each, captured, None, None
+            kind, batch_size, q_tokens, kv_tokens, max_kv, pairs, each, captured, None, None
         )
 
     def __str__(self) -> str:

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 
-def counted(count: int, one: str, many: str = "") -> str:
-    """`count` with its noun: `one`, or `many`, which is `one` with an s where it is not given."""
-    return f"{count} {one if count == 1 else many or one + 's'}"
+def counted(count: int, noun: str, many: str = "") -> str:
+    """`count` with its `noun`, or with `many`: the noun with an s where it is not given."""
+    return f"{count} {noun if count == 1 else many or noun + 's'}"

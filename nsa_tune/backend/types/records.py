@@ -44,7 +44,7 @@ class Key:
     @property
     def digest(self) -> str:
         """16 hex digits that name this key in a database; frozen by a test."""
-        values = {one.name: getattr(self, one.name) for one in fields(self)}
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
         text = json.dumps(values, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 

@@ -87,7 +87,7 @@ Hopper; upstream's ends the process, SGLang's goes on with one thread."""
 
 def schedule_build(setting: Setting) -> ScheduleBuild | None:
     """The build that answers for `flash_mla` in `setting`, or None for one nobody has looked at."""
-    installed = [one for one in SCHEDULE_BUILDS if one.distribution in setting.libraries]
+    installed = [build for build in SCHEDULE_BUILDS if build.distribution in setting.libraries]
     for build in installed:
         if (
             build.distribution == installed[0].distribution

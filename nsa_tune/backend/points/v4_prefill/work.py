@@ -55,7 +55,7 @@ def runs_of_rows(
         after = min(begun * BLOCK, steps * STEP - in_window) + 1
         last = min(end, ratio * after - 1) if after <= most else end
         if position <= window:
-            last = min(last, next(one for one in _ends_in_window(ratio, window) if one >= position))
+            last = min(last, next(end for end in _ends_in_window(ratio, window) if end >= position))
         runs.append(Run(last + 1 - position, -(-in_window // BLOCK) + begun, steps))
         position = last + 1
     for _ in range(count):
@@ -69,7 +69,7 @@ def _ends_in_window(ratio: int, window: int) -> tuple[int, ...]:
     def begun(position: int) -> tuple[int, int]:
         return -(-position // BLOCK), -(-(position + position // ratio) // STEP)
 
-    inner = [one for one in range(1, window) if begun(one) != begun(one + 1)]
+    inner = [last for last in range(1, window) if begun(last) != begun(last + 1)]
     return (*inner, window)
 
 
