@@ -41,18 +41,27 @@ class Grid:
         self._rows = [sorted(rows[size].items()) for size in self._sizes]
 
     def pass_us(self, q_tokens: int, context: float) -> float | None:
-        """The time of a pass; None outside what was measured."""
-        if not self._sizes or q_tokens > self._sizes[-1]:
-            return None
+        """The time of a pass; None outside what was measured.
+
+        It lies between those of the nearest sizes that were measured at such a context. Where no
+        smaller one was, keys cost the nearest as much more as they cost the larger.
+        """
+        values = [_along(row, context) for row in self._rows]
         at = bisect_left(self._sizes, q_tokens)
-        above = _along(self._rows[at], context)
-        if at == 0 or self._sizes[at] == q_tokens:
-            return None if above is None else exp2(above)
-        below = _along(self._rows[at - 1], context)
-        if above is None or below is None:
+        upper = next((i for i in range(at, len(values)) if values[i] is not None), None)
+        above = None if upper is None else values[upper]
+        if upper is None or above is None:
             return None
-        low, high = self._sizes[at - 1], self._sizes[at]
-        share = _share(q_tokens, low, high)
+        if at == 0 or self._sizes[upper] == q_tokens:
+            return exp2(above)
+        lower = next((i for i in reversed(range(at)) if values[i] is not None), at - 1)
+        below = values[lower]
+        if below is None:
+            longest, value = self._rows[lower][-1]
+            shorter = _along(self._rows[upper], longest)
+            assert shorter is not None, "a shorter context than one that was measured"
+            below = min(value + above - shorter, above)
+        share = _share(q_tokens, self._sizes[lower], self._sizes[upper])
         return exp2(below + share * (above - below))
 
 

@@ -1,0 +1,80 @@
+"""Choices by times that an engine measured at its start: SGLang 0.5.23 on an H200, 30 layers.
+
+What the batches took afterwards is in benchmarks/engine/results. They come from request traces, so
+that none has a length that was measured.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nsa_tune import Batch
+from nsa_tune.engines.sglang.pass_mode.dense.graphs import Kind
+from nsa_tune.engines.sglang.pass_mode.mode import PassMode
+from nsa_tune.engines.sglang.pass_mode.steering.choice import Choice
+from nsa_tune.engines.sglang.pass_mode.times.pass_times import PassTimes
+from tests.engines.sglang.pass_mode.fakes import Dense
+
+_RECORDED = Path(__file__).parents[1] / "times" / "recorded"
+_RESULTS = Path(__file__).parents[5] / "benchmarks" / "engine" / "results"
+_KINDS = {PassMode.DENSE_GRAPH: Kind.MHA, PassMode.DENSE_MLA_GRAPH: Kind.MLA}
+_GRAPHS = {str(mode) for mode in (*_KINDS, PassMode.DECODE_GRAPH)}
+
+
+def _times(kv_dtype: str) -> PassTimes:
+    path = _RECORDED / f"h200_sglang_0_5_23_{kv_dtype}.json"
+    return PassTimes.from_text(path.read_text(encoding="utf-8"))
+
+
+def _choice(times: PassTimes) -> Choice:
+    key: dict[str, Any] = dict(times.key)
+    dense = {
+        PassMode(mode): Dense(sizes, _KINDS[PassMode(mode)])
+        for mode, sizes in key["dense_sizes"].items()
+    }
+    return Choice(key["prefill_sizes"], 2048, dense, key["decode_sizes"])
+
+
+def _rows(batch: Batch) -> int | None:
+    return batch.q_tokens if batch.q_tokens <= 512 else None
+
+
+@pytest.mark.parametrize(
+    ("kv_dtype", "prefix", "new", "way"),
+    [
+        ("fp8", 0, 414, PassMode.DENSE_GRAPH),
+        ("fp8", 0, 1182, PassMode.DENSE_GRAPH),
+        ("bf16", 0, 414, PassMode.DENSE_GRAPH),
+        ("bf16", 0, 1214, PassMode.DENSE_GRAPH),
+        ("bf16", 512, 525, PassMode.DENSE_MLA_GRAPH),
+        ("bf16", 512, 1366, PassMode.DENSE_MLA_GRAPH),
+        ("bf16", 512, 3269, PassMode.TABLE_KERNEL),  # selects keys: no dense graph
+    ],
+)
+def test_lengths_between_the_measured_ones_run_by_the_fastest_way(
+    kv_dtype: str, prefix: int, new: int, way: PassMode
+) -> None:
+    times, batch = _times(kv_dtype), Batch.extend([prefix], [new])
+
+    assert _choice(times).fastest(times, batch, _rows(batch)) is way
+
+
+@pytest.mark.parametrize("kv_dtype", ["bf16", "fp8"])
+def test_estimates_of_graphs_are_near_what_their_passes_took(kv_dtype: str) -> None:
+    path = _RESULTS / f"h200_sglang-0.5.23_deepseek-v3.2_h16_{kv_dtype}.json"
+    times = _times(kv_dtype)
+    compared = 0
+    for row in json.loads(path.read_text(encoding="utf-8"))["tests"]["prefill"]:
+        ran = row["configurations"]["plugin"]["ran"]
+        if len(ran) == 1 and ran[0] in _GRAPHS:
+            batch = Batch.extend(row["prefix"], row["new"])
+            estimates = _choice(times).estimates_us(times, batch, _rows(batch))
+            took_ms = row["configurations"]["plugin"]["gpu_ms"]
+            assert estimates[PassMode(ran[0])] / 1e3 == pytest.approx(took_ms, rel=0.1)
+            compared += 1
+
+    assert compared >= 5
