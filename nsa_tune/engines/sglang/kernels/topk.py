@@ -28,9 +28,9 @@ _SAME = (
     "batch_idx_list", "force_unfused_topk",
 )  # fmt: skip
 """Arguments that are the same objects in all layers of a pass, or of a chunk in none."""
-_ROWS = (64, 128, 256, 512, 1024, 2048)
+_ROWS = (64, 256, 1024, 2048)
 """More rows take as much longer in both kernels."""
-_KEYS = (3072, 6144, 12288, 24576, 49152, 98304)
+_KEYS = (3072, 12288, 49152, 98304)
 _SEQUENCES, _PAGE = 2, 64
 _MEMORY_SHARE = 4
 """The scores of a measurement take at most this part of the free memory."""

@@ -263,3 +263,27 @@ def test_a_pass_that_fails_leaves_nothing_forced_and_no_slots(
 
     assert steering.forced is None
     assert not made.req_to_token_pool.req_to_token.any()
+
+
+@pytest.mark.parametrize(("waits_s", "passes"), [(0.0, 3), (2.0, 2)])
+def test_a_pass_that_the_gpu_takes_long_for_is_measured_once(
+    waits_s: float, passes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that waits for its host is measured again, and the least counts."""
+    made = _runner()
+    now_s, launched_s = [0.0], iter([1.0, 0.5, 0.25])
+    monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: now_s[0]))
+
+    def forward(forward_batch: Any, proxy: object) -> None:
+        now_s[0] += next(launched_s)
+        made.passes.append(forward_batch)
+
+    def synchronize() -> None:
+        now_s[0] += waits_s
+
+    made._forward_raw = forward
+    monkeypatch.setattr("torch.cuda.synchronize", synchronize)
+    took_us = module._timed_us(made, _steering(made), ENGINE, SimpleNamespace())
+
+    assert len(made.passes) == passes
+    assert took_us == ((2.5e6, 0.5e6) if waits_s else (0.25e6, 0.25e6))
