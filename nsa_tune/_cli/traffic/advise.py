@@ -14,7 +14,7 @@ from nsa_tune._cli.shared.options import AsJson, Engine
 from nsa_tune._cli.traffic.options import EngineOptions, PricingOptions
 from nsa_tune._errors import UsageError
 from nsa_tune.reports.formats.plain import plain
-from nsa_tune.reports.traffic.advice import Advice, other_format
+from nsa_tune.reports.traffic.advice import Advice
 from nsa_tune.reports.traffic.advice import advise as advised
 from nsa_tune.reports.traffic.answer import lines
 from nsa_tune.reports.traffic.goals import Goal, GoalAnswer, cheapest, duration, goal_lines
@@ -52,7 +52,8 @@ def advise(
     goal = Goal(duration("--ttft-p90", ttft_p90), duration("--tpot", tpot))
     deployment = table.deployment(engine, options)
     traffic = options.traffic(trace, log)
-    other = partial(table.deployment, engine, options, kv_dtype=other_format(deployment))
+    other_kv = "fp8" if deployment.kv_dtype == "bf16" else "bf16"
+    other = partial(table.deployment, engine, options, kv_dtype=other_kv)
     found: Advice | GoalAnswer
     if goal != Goal(None, None):
         others = [] if deployment.kv_is_given else [other()]

@@ -14,6 +14,7 @@ from nsa_tune._cli.shared.options import (
     Engine,
     KvDtype,
 )
+from nsa_tune._errors import UsageError
 from nsa_tune.backend.dispatch.dispatcher import Dispatcher
 from nsa_tune.backend.types.profiles import profile_of
 from nsa_tune.reports.traffic.deployment import Deployment, EngineSettings, Traffic
@@ -92,6 +93,8 @@ class PricingOptions(DispatcherOptions):
         if kv_dtype is not None:
             launch = launch.without("kv").without("kernels")
         gpu, model = gpu_and_model(self.gpu, self.model, self.heads, self.database)
+        if self.gpu is None and gpu.startswith("CPU"):
+            raise UsageError("this machine has no GPU: name the one that serves, as in --gpu H200")
         asked = None if self.kv_dtype is None else str(self.kv_dtype)
 
         def dispatcher(heads: int, kv_dtype: str) -> Dispatcher:

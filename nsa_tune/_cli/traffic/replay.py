@@ -15,8 +15,7 @@ from nsa_tune._errors import NsaTuneError
 from nsa_tune.autotune.workload.weighted_batches import is_decision_log
 from nsa_tune.reports.formats.plain import plain
 from nsa_tune.reports.formats.terminal import print_tables
-from nsa_tune.reports.traffic.page import as_html
-from nsa_tune.reports.traffic.replay import Replay, tables
+from nsa_tune.reports.traffic.replay import as_html, tables
 from nsa_tune.reports.traffic.replay import replay as replayed
 
 
@@ -45,7 +44,11 @@ def replay(
     traffic = options.traffic(None if logged else trace, trace if logged else None)
     found = replayed(table.deployment(Engine.SGLANG, options), traffic)
     if html is not None:
-        _write_page(found, html)
+        try:
+            html.write_text(as_html(found), encoding="utf-8")
+        except OSError as error:
+            raise NsaTuneError(f"{html} cannot be written ({error.strerror})") from error
+        say(f"wrote {html}")
     if json:
         print_document(found.document())
         return
@@ -56,11 +59,3 @@ def replay(
         console.print(f"  {plain(name):<22}{plain(value)}", markup=False, highlight=False)
     for text in found.notes:
         say(text)
-
-
-def _write_page(found: Replay, path: Path) -> None:
-    try:
-        path.write_text(as_html(found), encoding="utf-8")
-    except OSError as error:
-        raise NsaTuneError(f"{path} cannot be written ({error.strerror})") from error
-    say(f"wrote {path}")

@@ -5,9 +5,8 @@ Three formats are read. The first line of a file tells which it is:
 - Mooncake's JSON lines: `timestamp` (ms), `input_length`, `output_length`, and `hash_ids`, one id
   for every 512 tokens. Requests whose first ids are the same share that prefix.
 - Azure's CSV: `TIMESTAMP`, `ContextTokens`, `GeneratedTokens`; without prefixes.
-- JSON lines of one's own: `arrival_s` (seconds), `input_tokens`, `output_tokens`. Requests that
-  share the beginning of their input have `shared` (any name) and `shared_tokens`, of which whole
-  blocks of 512 count.
+- JSON lines of one's own: `arrival_s` (seconds), `input_tokens`, `output_tokens`; with a common
+  beginning also `shared` (any name) and `shared_tokens`, of which whole blocks of 512 count.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator
 from datetime import UTC, datetime
 from itertools import chain
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple
 
 from nsa_tune._errors import UsageError
 from nsa_tune._files import TooLong, lines_of, open_regular
@@ -36,7 +35,7 @@ _NO_REQUEST = (
     csv.Error,
 )  # fmt: skip
 """What a line that is no request may come to."""
-_AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+_AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens"
 
 
 class TraceRequest(NamedTuple):
@@ -85,7 +84,9 @@ def read_requests(path: Path) -> list[TraceRequest]:
 def _opened(path: Path) -> Iterator[TraceRequest]:
     try:
         with open_regular(path) as file:
-            yield from _requests(path, _texts(file))
+            lines = lines_of(file, _LONGEST_LINE)
+            first = next(lines, b"").decode("utf-8-sig")
+            yield from _requests(path, first, map(bytes.decode, lines))
     except OSError as error:
         raise UsageError(f"the trace {path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
@@ -94,28 +95,19 @@ def _opened(path: Path) -> Iterator[TraceRequest]:
         raise UsageError(f"{path} is not a trace: {error}") from None
 
 
-def _texts(file: BinaryIO) -> Iterator[str]:
-    lines = lines_of(file, _LONGEST_LINE)
-    first = next(lines, b"").decode("utf-8-sig")
-    return chain([first], map(bytes.decode, lines))
-
-
-def _requests(path: Path, lines: Iterable[str]) -> Iterator[TraceRequest]:
-    rows = iter(lines)
-    first = next(rows, "")
-    names = tuple(first.strip().split(","))
-    if names == _AZURE:
+def _requests(path: Path, first: str, others: Iterable[str]) -> Iterator[TraceRequest]:
+    lines: Iterable[tuple[int, str]] = enumerate(others, 2)
+    if first.strip() == _AZURE:
         parse: Callable[[str], TraceRequest] = _azure
     elif first.lstrip().startswith("{"):
         parse = _simple if '"arrival_s"' in first else _mooncake
-        rows = chain([first], rows)
+        lines = chain([(1, first)], lines)
     else:
         raise UsageError(
             f"{path} is not a trace that nsa-tune reads: its first line is no JSON object and not "
-            f"{','.join(_AZURE)}"
+            f"{_AZURE}"
         )
-    start = 2 if parse is _azure else 1
-    for number, line in enumerate(rows, start):
+    for number, line in lines:
         if not line.isspace():
             try:
                 yield parse(line)

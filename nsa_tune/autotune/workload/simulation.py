@@ -3,16 +3,12 @@
 It follows SGLang's scheduler with its defaults, with the radix cache and without overlap:
 
 1. Requests wait in the order of their arrival until fewer than `max_running` are running and the KV
-   pool has room for them.
-2. A request's longest cached prefix comes from the cache, in blocks of 512 tokens, but for the
-   last token, which is always computed (arrivals.py).
-3. While a request waits and may run, the pass is an extend: it takes waiting requests in their
-   order until the chunk is full. A request that does not fit is split, and its rest comes first in
-   the next pass.
-4. Otherwise the pass is a decode of all running requests: it verifies `next_n` tokens for each, and
+   pool has room for them. What of them is cached is known already (arrivals.py).
+2. While a request waits and may run, the pass is an extend: it takes waiting requests in their
+   order until the chunk is full. What does not fit of a request comes first in the next pass.
+3. Otherwise the pass is a decode of all running requests: it verifies `next_n` tokens for each, and
    `1 + acceptance * (next_n - 1)` of them are kept.
-5. A pass takes what the caller says. This decides which requests have arrived by the next pass, so
-   requests queue as they would in an engine.
+4. A pass takes what the caller says, so requests queue as they would in an engine.
 """
 
 from __future__ import annotations
@@ -28,6 +24,8 @@ from nsa_tune.autotune.workload.arrivals import Arrival, arrivals
 from nsa_tune.autotune.workload.requests import TraceRequest
 from nsa_tune.backend.types.batch import Batch
 
+_PREFILL_RATE, _DECODE_S = 20_000.0, 0.03
+"""Tokens a second, and seconds of a decode pass."""
 _MOST_STEPS = 32
 """Decode passes that are told as one, so that contexts hardly grow meanwhile."""
 
@@ -45,19 +43,16 @@ class SchedulerConfig:
     max_running: int = 64
     pool_tokens: int = 2**20
     """Tokens of the KV pool: those of running requests and of the prefix cache."""
-    prefill_rate: float = 20_000.0
-    """Tokens per second, where nothing better is known."""
-    decode_s: float = 0.03
-    """Seconds per decode pass, likewise."""
 
     @property
     def kept(self) -> float:
         """Tokens that a sequence gains in each decode pass."""
         return 1 + self.acceptance * (self.next_n - 1)
 
-    def stated_s(self, one: Pass) -> float:
-        """Seconds of a pass by the constant rates."""
-        return one.sums[1] / self.prefill_rate if one.is_extend else self.decode_s
+
+def stated_s(one: Pass) -> float:
+    """Seconds of a pass by constant rates, where nothing better is known."""
+    return one.sums[1] / _PREFILL_RATE if one.is_extend else _DECODE_S
 
 
 @dataclass(slots=True)
@@ -85,21 +80,18 @@ class Pass:
     """Passes that this one stands for."""
     seconds: float = 0.0
     """Duration of each of them."""
-    _sums: tuple[int, int, int, int, int] | None = None
+    sums: tuple[int, int, int, int, int] = field(init=False)
+    """Sequences, new tokens, kv tokens, those of the longest, and (query, key) pairs: what `batch`
+    has, at less cost. In a decode kv tokens may be off by one a sequence, and the longest is the
+    mean."""
+
+    def __post_init__(self) -> None:
+        self.sums = self._summed()
 
     @property
     def is_extend(self) -> bool:
         """Whether it is a prefill."""
         return bool(self.lens)
-
-    @property
-    def sums(self) -> tuple[int, int, int, int, int]:
-        """Sequences, new tokens, kv tokens, those of the longest, and (query, key) pairs: what
-        `batch` has, at less cost. In a decode kv tokens may be off by one a sequence, and the
-        longest is the mean."""
-        if self._sums is None:
-            self._sums = self._summed()
-        return self._sums
 
     def _summed(self) -> tuple[int, int, int, int, int]:
         if self.lens:
@@ -214,7 +206,7 @@ class _Waiting:
 def passes(requests: Iterable[TraceRequest], engine: SchedulerConfig) -> Iterator[Pass]:
     """The forward passes of an engine for `requests`, in order of arrival, by constant rates."""
     own = arrivals(requests, engine.pool_tokens)
-    return simulated(own, engine, engine.stated_s, most_steps=1)
+    return simulated(own, engine, stated_s, most_steps=1)
 
 
 def simulated(
@@ -260,11 +252,10 @@ def simulated(
             yield one
             step += one.steps
             now += one.steps * one.seconds
-            for request_run in running.end(step):
-                begin_s = first_s.pop(request_run.number)
-                if latencies is not None and request_run.output_tokens > 1:
-                    gaps = request_run.output_tokens - 1
-                    latencies.per_token_s.append((now - begin_s) / gaps)
+            for over in running.end(step):
+                begun_s, gaps = first_s.pop(over.number), over.output_tokens - 1
+                if latencies is not None and gaps:
+                    latencies.per_token_s.append((now - begun_s) / gaps)
         elif upcoming is not None:
             now = upcoming.arrival_s
 

@@ -1,7 +1,6 @@
 """Weighted batches: what an engine runs and how often, drawn from a trace or a decision log.
 
-A trace of requests goes through a simulated scheduler (`simulation`). A decision log, which an
-engine's plug-in writes (NSA_TUNE_LOG), has the batches already, each with its count.
+A trace goes through a simulated scheduler; a decision log (NSA_TUNE_LOG) has the batches already.
 """
 
 from __future__ import annotations

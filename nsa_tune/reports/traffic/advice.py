@@ -13,7 +13,6 @@ from typing import Any
 
 from nsa_tune._errors import NoTunedData
 from nsa_tune.autotune.workload.arrivals import Arrival
-from nsa_tune.backend.types.layouts import KVLayout
 from nsa_tune.reports.traffic.attention import DEFAULT, PLUGIN
 from nsa_tune.reports.traffic.deployment import SURE, Deployment, Traffic
 from nsa_tune.reports.traffic.launch import Launch, differences, flags_of
@@ -197,8 +196,3 @@ def _notes_on_passes(deployment: Deployment) -> Iterator[str]:
             f"measured in {measured.key['engine']} {measured.key['version']}: a start of your own "
             "engine with the plug-in measures its passes, and makes this surer"
         )
-
-
-def other_format(deployment: Deployment) -> str:
-    """The KV format that a deployment does not have."""
-    return "fp8" if deployment.setting.layout is KVLayout.BF16 else "bf16"

@@ -19,25 +19,20 @@ _TITLES = ("", "prefill s", "decode s", "TTFT mean", "TTFT p90", "TPOT p90", "to
 
 def lines(advice: Advice) -> Iterator[str]:
     """The answer; its first line is the advice in a sentence."""
-    yield headline(advice)
-    if advice.memory is not None and not advice.memory.fits:
-        yield from (f"- {note}" for note in advice.notes)
-        return
-    yield ""
-    yield f"    {advice.advised.command(advice.model)}"
-    yield ""
-    if advice.changes:
-        yield "Changes against your flags:"
-        yield from (f"    {line}" for line in advice.changes)
-        yield ""
-    yield f"{advice.traffic}:"
-    columns = None if advice.outcomes[0].served else 3
-    yield from _table([_TITLES[:columns], *(_row(one)[:columns] for one in advice.outcomes)])
-    yield ""
-    yield from (f"{name}: {text}" for name, text in _facts(advice))
-    yield ""
-    yield "Not sure, or not counted:"
-    yield from (f"- {note}" for note in advice.notes)
+    yield from (headline(advice), "")
+    if advice.outcomes:
+        yield from (f"    {advice.advised.command(advice.model)}", "")
+        if advice.changes:
+            yield from (
+                "Changes against your flags:",
+                *(f"    {one}" for one in advice.changes),
+                "",
+            )
+        yield f"{advice.traffic}:"
+        columns = None if advice.outcomes[0].served else 3
+        yield from _table([_TITLES[:columns], *(_row(one)[:columns] for one in advice.outcomes)])
+        yield from ("", *(f"{name}: {text}" for name, text in _facts(advice)), "")
+    yield from ("Not sure, or not counted:", *(f"- {note}" for note in advice.notes))
 
 
 def headline(advice: Advice) -> str:
@@ -54,8 +49,8 @@ def headline(advice: Advice) -> str:
     before, after = given.prefill_s, advised.prefill_s
     if kind == "passes":
         before, after = before + given.decode_s, after + advised.decode_s
-    what = kind if advice.whole_passes else f"the attention of {kind}"
-    text = f"Set {flags}: {what} take {1 - after / before:.0%} less time"
+    what = f"{kind} take" if advice.whole_passes else f"the attention of {kind} takes"
+    text = f"Set {flags}: {what} {1 - after / before:.0%} less time"
     if given.served is None or advised.served is None:
         return f"{text}."
     if given.served.engines > 1:
@@ -78,16 +73,10 @@ def _serves(given: Outcome) -> str:
 def does_not_fit(memory: Memory) -> str:
     """Why, and what to do."""
     usable = memory.static_fraction * memory.device_gib
-    if memory.pool_gib <= 0:
-        what = f"the weights take {memory.weights_gib:.0f} GiB of each GPU"
-    else:
-        what = (
-            f"beside weights of {memory.weights_gib:.0f} GiB the KV pool has only "
-            f"{memory.pool_tokens} tokens"
-        )
     return (
-        f"This does not fit: {what}, and {usable:.0f} of its {memory.device_gib:.0f} GiB are for "
-        "weights and KV pool. Use a larger --tp; --enable-dp-attention keeps all heads on each GPU."
+        f"This does not fit: the weights take {memory.weights_gib:.0f} GiB of each GPU, and "
+        f"{usable:.0f} of its {memory.device_gib:.0f} GiB are for weights and KV pool. Use a "
+        "larger --tp; --enable-dp-attention keeps all heads on each GPU."
     )
 
 
@@ -151,4 +140,4 @@ def _plugin(given: Outcome, advised: Outcome, plugin: Outcome) -> str:
             f": mean time to first token {_s(plugin.served.ttft_s['mean'])} instead of "
             f"{_s(advised.served.ttft_s['mean'])}"
         )
-    return f"{text}; `nsa-tune doctor` says which of its ways are on in your engine"
+    return f"{text}; `nsa-tune doctor` says what of it is on in your engine"

@@ -70,13 +70,9 @@ class AttentionPrices:
     ) -> None:
         """Prices of passes in `engine` ("sglang" or "vllm"), which decides by `baseline`.
 
-        Args:
-            dispatcher: with a table.
-            engine: by name.
-            baseline: what the engine takes by itself.
-            own_copies: whether the plug-in copies around `flashmla_sparse`, faster than SGLang.
-            indexer_share: part of the layers that select keys; the others reuse a selection.
-            steered: prefill kernels between which the plug-in switches.
+        The plug-in switches between the prefill kernels `steered`; with `own_copies` it copies
+        around `flashmla_sparse`, faster than SGLang. `indexer_share` is the part of the layers that
+        select keys; the others reuse a selection.
 
         Raises:
             NoTunedData: when the dispatcher has no table.
@@ -117,13 +113,8 @@ class AttentionPrices:
                 )
 
     def of(self, batch: Batch, *, graph: bool, given: Answers = MappingProxyType({})) -> Attention:
-        """The attention of `batch`.
-
-        Args:
-            batch: one pass.
-            graph: whether it runs as a CUDA graph, in which SGLang takes no MHA.
-            given: what the flags in use answer; they hold in every setup that does not differ.
-        """
+        """The attention of `batch`; in a CUDA graph SGLang takes no MHA. What the flags in use
+        answer (`given`) holds in every setup that does not differ."""
         extend = batch.mode is Mode.EXTEND
         captured = replace(batch, captured=True) if graph else batch
         plan = self.dispatcher.plan(captured) if extend else None

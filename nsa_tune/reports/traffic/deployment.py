@@ -92,15 +92,8 @@ class Deployment:
         kv_dtype: str | None = None,
         settings: EngineSettings | None = None,
     ) -> None:
-        """Open what prices it.
-
-        Args:
-            open_dispatcher: opens a table by local heads and KV format.
-            launch: the flags in use.
-            heads_of_model: query heads of the whole model.
-            heads: local heads; None: by --tp.
-            kv_dtype: KV format; None: by the flags, else bf16.
-            settings: what the flags do not say.
+        """Open what prices it. `open_dispatcher` opens a table by local heads and KV format; where
+        these are None the flags in use say them, or it is all heads and bf16.
 
         Raises:
             UsageError: when options and flags contradict each other.
@@ -159,21 +152,13 @@ class Deployment:
         layers = 0 if self.measured is None else self.measured.layers
         return self.model is not None and 2 * layers > self.setting.sharing
 
-    def requests(self, traffic: Traffic, engines: int = 1) -> list[Arrival]:
-        """What one of so many engines, and of its data-parallel ranks, gets of a trace."""
-        assert traffic.trace is not None
-        return requests_of(
-            traffic.trace, self.scheduler.pool_tokens, requests=traffic.requests,
-            speed=traffic.speed, share=engines * self.dp,
-        )  # fmt: skip
-
     def flags(self, *, extend: bool) -> list[str]:
         """Setups of one flag for a kind of pass."""
         names = (PREFILL_FLAG, FORCE_MQA) if extend else (DECODE_FLAG,)
         return [one for one in self.prices.prices.setups if one.startswith(names)]
 
     def serve(self, requests: Sequence[Arrival], setups: Setups, factor: float = 1.0) -> Served:
-        """Serve what `requests` gave; tokens a second are those of all ranks."""
+        """Serve what `count` gave; tokens a second are those of all ranks."""
         found = served(requests, self.scheduler, self.prices, setups, factor=factor)
         return replace(found, output_tokens_per_s=self.dp * found.output_tokens_per_s)
 
@@ -201,9 +186,11 @@ class Deployment:
         return found
 
     def count(self, traffic: Traffic, engines: int = 1) -> list[Arrival]:
-        """Count the traffic's passes in the price list; its requests, if it has any."""
+        """Count the traffic's passes in the price list, where `engines` share it. Gives what one of
+        them, and of its data-parallel ranks, gets of a trace; nothing without a trace."""
         if traffic.trace is not None:
-            requests = self.requests(traffic, engines)
+            pool, share = self.scheduler.pool_tokens, engines * self.dp
+            requests = requests_of(traffic.trace, pool, traffic.requests, traffic.speed, share)
             served(requests, self.scheduler, self.prices, Setups(DEFAULT, DEFAULT), count=True)
             return requests
         for batch, weight in self._batches(traffic):
@@ -245,10 +232,7 @@ def opened(dispatcher: Dispatcher, launch: Launch, settings: EngineSettings) -> 
             measured, or pass times of another engine.
     """
     if dispatcher.setting.profile.family == "v4":
-        raise UsageError(
-            "passes of DeepSeek V4 are not priced: no engine was measured with it; "
-            "`nsa-tune report` shows what its kernels take"
-        )
+        raise UsageError("passes of DeepSeek V4 are not priced: no engine was measured with it")
     layers = dispatcher.setting.sharing
     share = min((settings.indexer_layers or layers) / layers, 1.0)
     if launch.engine == "vllm":
@@ -257,11 +241,9 @@ def opened(dispatcher: Dispatcher, launch: Launch, settings: EngineSettings) -> 
         attention = AttentionPrices(
             dispatcher, "vllm", VLLM_0_33_0, indexer_share=share, steered=_VLLM_STEERED
         )
-        attention.check(launch.answers)
         return PassPrices(attention, None, graph_tokens=0, given=launch.answers)
-    release = releases.release_of(
-        settings.version or ".".join(map(str, releases.RELEASES[-1].last))
-    )
+    newest = ".".join(map(str, releases.RELEASES[-1].last))
+    release = releases.release_of(settings.version or newest)
     if release is None:
         raise _unknown("SGLang", settings.version, releases.checked())
     dispatcher = dispatcher if dispatcher.table is None else without_unsupported(dispatcher)
@@ -273,13 +255,9 @@ def opened(dispatcher: Dispatcher, launch: Launch, settings: EngineSettings) -> 
         indexer_share=share,
         steered=release.prefill_impls.get(dispatcher.setting.layout, frozenset()),
     )
-    attention.check(launch.answers)
-    return PassPrices(
-        attention,
-        passes_for(dispatcher.setting, settings.pass_times),
-        graph_tokens=release.graph_tokens if launch.graphs else 0,
-        given=launch.answers,
-    )
+    graph_tokens = release.graph_tokens if launch.graphs else 0
+    measured = passes_for(dispatcher.setting, settings.pass_times)
+    return PassPrices(attention, measured, graph_tokens=graph_tokens, given=launch.answers)
 
 
 def _unknown(engine: str, version: str | None, known: str) -> UsageError:

@@ -1,12 +1,9 @@
 """Whole passes that were measured in an engine: those that ship, and those of the plug-in's starts.
 
 A file is JSON: `schema`, `key` (gpu, engine, version, model, layers, heads, kv_dtype), `source`
-(where the figures were published, driver, torch, date, what was timed) and `passes`, each with
-
-    ["extend:8192+1024", "fa3", "engine", 101.0]
-
-the batch, the configuration ("default", a value of --dsa-prefill-backend, or "plug-in"), the way
-that it ran (engine, eager, table_kernel, dense_graph, dense_mla_graph, decode_graph), milliseconds.
+(where the figures were published, driver, torch, date, what was timed) and `passes`, each with the
+batch, the configuration ("default", a value of --dsa-prefill-backend, or "plug-in"), the way that
+it ran (a `PassMode`), and milliseconds: ["extend:8192+1024", "fa3", "engine", 101.0].
 """
 
 from __future__ import annotations

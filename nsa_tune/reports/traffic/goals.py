@@ -23,7 +23,6 @@ from nsa_tune.reports.traffic.served import Served, Setups
 CHUNKS = (2048, 4096, 8192)
 """Chunk sizes that are tried besides the given one: those whose passes run as graphs."""
 _MOST_ENGINES = 64
-_UNITS = {"s": 1.0, "ms": 1e-3}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +51,7 @@ def duration(option: str, text: str | None) -> float | None:
     found = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s)", text.strip())
     if found is None or not float(found[1]):
         raise UsageError(f"{option} {text!r} is no time; write it like 2s or 30ms")
-    return float(found[1]) * _UNITS[found[2]]
+    return float(found[1]) * (1e-3 if found[2] == "ms" else 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,25 +113,21 @@ def _found(
 ) -> Candidate:
     """The candidate with the fewest engines that holds the goal, else the nearest."""
     best = partial(_best, deployments, traffic, goal, plugin)
-    first = best(1)
-    if first.excess <= 1:
-        return first
-    low, high = 1, max(ceil(first.served.engines), 2)
+    low, high = 0, 1
     nearest = found = best(high)
     while found.excess > 1 and high < _MOST_ENGINES:
-        low, high = high, min(2 * high, _MOST_ENGINES)
+        # One engine's queue tells how many serve the trace at all.
+        low, high = high, min(max(2 * high, ceil(found.served.engines * high)), _MOST_ENGINES)
         found = best(high)
         nearest = min(nearest, found, key=lambda one: one.excess)
-    if found.excess > 1:
-        return nearest
-    while high - low > 1:
+    while nearest.excess <= 1 and high - low > 1:
         middle = (low + high) // 2
-        one = best(middle)
-        if one.excess <= 1:
-            found, high = one, middle
+        found = best(middle)
+        if found.excess <= 1:
+            nearest, high = found, middle
         else:
             low = middle
-    return found
+    return nearest
 
 
 def _best(
@@ -162,14 +157,9 @@ def _candidates(
 def goal_lines(answer: GoalAnswer) -> Iterator[str]:
     """The answer as text; its first line says what holds the goal."""
     first, *others = answer.found
-    yield goal_headline(answer)
-    yield ""
-    yield f"    {first.command}"
+    yield from (goal_headline(answer), "", f"    {first.command}", "")
     for one in others:
-        yield ""
-        yield f"{_how(one)}: {_times(one)}"
-        yield f"    {one.command}"
-    yield ""
+        yield from (f"{_how(one)}: {_times(one)}", f"    {one.command}", "")
     yield f"Priced by: {answer.source}; one in ten measured passes is {answer.error:.0%} off"
     yield "Not sure, or not counted:"
     yield "- engines take requests in turn: a router that follows prefixes does better"

@@ -36,12 +36,7 @@ _ALIASES = {
         "model": ("--model",),
     },
 }
-_KV = {"auto": None, "bf16": "bf16", "bfloat16": "bf16", "fp8": "fp8", "fp8_e4m3": "fp8",
-       "fp8_ds_mla": "fp8"}  # fmt: skip
-_KV_WORDS = {
-    "sglang": {"bf16": "bfloat16", "fp8": "fp8_e4m3"},
-    "vllm": {"bf16": "bfloat16", "fp8": "fp8"},
-}
+_BF16, _FP8 = ("bfloat16", "bf16"), ("fp8_e4m3", "fp8", "fp8_ds_mla")
 _NO_GRAPHS = ("--disable-prefill-cuda-graph", "--disable-cuda-graph", "--enforce-eager")
 _DP_ATTENTION = "--enable-dp-attention"
 
@@ -115,11 +110,12 @@ class Launch:
             UsageError: for another format.
         """
         value = self.value("kv")
-        if value is not None and value not in _KV:
-            raise UsageError(
-                f"--kv-cache-dtype {value!r} is not priced; use one of {', '.join(_KV)}"
-            )
-        return None if value is None else _KV[value]
+        if value in (None, "auto"):
+            return None
+        if value not in (*_BF16, *_FP8):
+            known = ", ".join(("auto", *_BF16, *_FP8))
+            raise UsageError(f"--kv-cache-dtype {value!r} is not priced; use one of {known}")
+        return "bf16" if value in _BF16 else "fp8"
 
     @property
     def graphs(self) -> bool:
@@ -147,7 +143,8 @@ class Launch:
 
     def kv_flag(self, kv_dtype: str) -> dict[str, str]:
         """The flag for a KV format."""
-        return {"--kv-cache-dtype": _KV_WORDS[self.engine][kv_dtype]}
+        fp8 = "fp8" if self.engine == "vllm" else "fp8_e4m3"
+        return {"--kv-cache-dtype": "bfloat16" if kv_dtype == "bf16" else fp8}
 
     def without(self, what: str) -> Launch:
         """Without the flags of that meaning."""

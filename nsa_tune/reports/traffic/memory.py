@@ -61,14 +61,8 @@ class Memory:
 def memory_of(
     setting: Setting, *, tp: int, dp: int = 1, static_fraction: float | None = None
 ) -> Memory | None:
-    """The memory of one of `tp` GPUs; None where the GPU's memory or the checkpoint is unknown.
-
-    Args:
-        setting: GPU, model and KV layout.
-        tp: GPUs that share the weights.
-        dp: ranks of data-parallel attention among them.
-        static_fraction: --mem-fraction-static.
-    """
+    """The memory of one of `tp` GPUs that share the weights, with `dp` ranks of data-parallel
+    attention; None where the GPU's memory or the checkpoint is unknown."""
     profile = setting.profile
     checkpoint = CHECKPOINTS.get(profile.name)
     if checkpoint is None or not setting.device.memory:

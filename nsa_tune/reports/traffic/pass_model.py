@@ -74,14 +74,8 @@ class NonAttentionModel:
         scale: float = 1.0,
         indexer_share: float = 1.0,
     ) -> None:
-        """Fit to `observed`.
-
-        Args:
-            observed: measured passes.
-            index_topk: keys up to which the indexer selects nothing.
-            scale: the model's layers over those of the engine that ran.
-            indexer_share: part of the model's layers that select keys; in the engine all did.
-        """
+        """Fit to `observed`. The indexer selects above `index_topk` keys. The priced model has
+        `scale` times the layers of the engine that ran; `indexer_share` of them select keys."""
         self._topk, self._scale, self._indexer_share = index_topk, scale, indexer_share
         self._launch_us: dict[tuple[bool, bool], float] = {}
         self._weights = self._fitted(

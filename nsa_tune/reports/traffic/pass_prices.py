@@ -52,14 +52,13 @@ class PassPrices:
         graph_tokens: int = GRAPH_SIZES[-1],
         given: Answers = MappingProxyType({}),
     ) -> None:
-        """Prices of passes, whose attention `attention` prices.
+        """Prices of passes of an engine whose flags answer `given`, and in which prefills of up to
+        `graph_tokens` new tokens run as graphs; of attention alone without `measured` passes.
 
-        Args:
-            attention: of one engine.
-            measured: passes of this engine; None where attention alone can be priced.
-            graph_tokens: new tokens up to which prefills run as graphs; 0: none.
-            given: what the flags in use answer.
+        Raises:
+            UsageError: as `AttentionPrices.check`.
         """
+        attention.check(given)
         self.attention, self.measured = attention, measured
         self.graph_tokens, self.given = graph_tokens, given
         setting = attention.setting

@@ -1,14 +1,20 @@
-"""A replay: what one trace takes under each setup of an engine, and where its own choices lose."""
+"""A replay: what one trace takes under each setup of an engine, and where its own choices lose.
+
+Its tables are for the terminal and for an HTML page, which begins with the answer.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from html import escape
 from math import inf
 from typing import Any
 
 from nsa_tune.reports.formats.display_tables import DisplayTable
+from nsa_tune.reports.html.frame import offline
+from nsa_tune.reports.html.markup import article, heading, html_table, note
 from nsa_tune.reports.traffic.advice import notes_on
 from nsa_tune.reports.traffic.attention import DEFAULT, PLUGIN
 from nsa_tune.reports.traffic.deployment import Deployment, Traffic
@@ -16,6 +22,8 @@ from nsa_tune.reports.traffic.pass_prices import PricedShape
 from nsa_tune.reports.traffic.served import Setups, seconds_of
 
 _MOST_SHAPES = 10
+_VIEW = "crossovers"
+"""The view that the page's script shows first; a replay has no other."""
 Row = dict[str, Any]
 """A row of a table, by column; None where a cell says nothing."""
 
@@ -62,9 +70,9 @@ def replay(deployment: Deployment, traffic: Traffic) -> Replay:
     prefills = sum(one.count for one in extends)
     passes = {"prefill": prefills, "decode": sum(one.count for one in counted) - prefills}
     scheduler, setting = deployment.scheduler, deployment.setting
+    key = setting.device.name, setting.profile.name, f"{setting.heads} heads", deployment.kv_dtype
     facts = {
-        "GPU": setting.device.name,
-        "model": f"{setting.profile.name}, {setting.heads} local heads, {deployment.kv_dtype} KV",
+        "engine": ", ".join(key),
         "priced by": deployment.source,
         "chunk": f"{scheduler.chunk_tokens} tokens",
         "requests at once": f"up to {scheduler.max_running}",
@@ -82,8 +90,8 @@ def _headline(setups: list[Row], best: str, whole: bool) -> str:
     saved = {row["setup"]: row["prefill saved"] for row in setups}
     if saved[PLUGIN] is None:
         return "The trace has no prefills that are priced."
-    parts = "prefills" if whole else "the attention of prefills"
-    text = f"With the plug-in {parts} take {saved[PLUGIN]:.1%} less time than by default"
+    parts = "prefills take" if whole else "the attention of prefills takes"
+    text = f"With the plug-in {parts} {saved[PLUGIN]:.1%} less time than by default"
     if best == DEFAULT:
         return f"{text}; no flag saves any."
     return f"{text}; with the best flag, {best}, {saved[best]:.1%}."
@@ -173,3 +181,24 @@ def _cell(column: str, value: Any) -> str:
         return f"{value:.1%}" if column.endswith("saved") else f"{value:.3f}"
     text = str(value)
     return text if len(text) < 48 else f"{text[:45]}..."
+
+
+def as_html(found: Replay) -> str:
+    """The page, which needs nothing but itself."""
+    title = f"{found.trace} replayed"
+    header = (
+        f"<header><h1>{escape(title)}</h1><p><strong>{escape(found.headline)}</strong></p>"
+        '<form class="filters" hidden></form></header>'
+    )
+    cards = (article(_VIEW, heading(one) + html_table(one)) for one in tables(found) if one.rows)
+    facts = "".join(
+        f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>"
+        for name, value in found.facts.items()
+    )
+    section = (
+        '<section class="table" aria-labelledby="title">\n'
+        f'<h2 id="title">What choosing by batch is worth</h2>\n{"".join(cards)}\n'
+        f'<details><summary>What this rests on</summary><dl class="card">{facts}</dl>'
+        f"{''.join(map(note, found.notes))}</details>\n</section>"
+    )
+    return offline(None).page(title, header, [section], None)

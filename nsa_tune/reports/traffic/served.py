@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
 from nsa_tune._errors import UsageError
 from nsa_tune.autotune.workload.arrivals import Arrival, arrivals
-from nsa_tune.autotune.workload.requests import TraceRequest, read_requests
-from nsa_tune.autotune.workload.simulation import Latencies, Pass, SchedulerConfig, simulated
+from nsa_tune.autotune.workload.requests import read_requests
+from nsa_tune.autotune.workload.simulation import (
+    Latencies,
+    Pass,
+    SchedulerConfig,
+    simulated,
+    stated_s,
+)
 from nsa_tune.backend.dispatch.dispatcher import Dispatcher
 from nsa_tune.backend.types.batch import Batch
 from nsa_tune.engines.decision_log import read_decisions
@@ -18,8 +24,8 @@ from nsa_tune.reports.traffic.pass_prices import PriceList
 
 _BETWEEN_PASSES_S = 0.003
 """From one pass to the next: 2.8 to 3.6 ms on the traces of docs/gains.md."""
-_LATE = 1.05
-"""An engine that ends so much later than the last request arrives does not keep up."""
+_LATE, _LATE_S = 1.05, 30.0
+"""An engine does not keep up that ends so many times, and seconds, after the last arrival."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +40,6 @@ class Setups:
 class Served:
     """A trace in one engine, under one setup."""
 
-    requests: int
     span_s: float
     """From the first arrival to the last."""
     wall_s: float
@@ -48,7 +53,8 @@ class Served:
     @property
     def engines(self) -> float:
         """Engines that serve the trace as it comes: above 1 one engine's queue grows."""
-        return self.wall_s / self.span_s if self.wall_s > _LATE * self.span_s > 0 else 1.0
+        late = self.wall_s > max(_LATE * self.span_s, self.span_s + _LATE_S)
+        return self.wall_s / self.span_s if late and self.span_s else 1.0
 
 
 def served(
@@ -72,14 +78,14 @@ def served(
         own_us = us[setups.prefill if one.is_extend else setups.decode]
         return factor * own_us / 1e6 + _BETWEEN_PASSES_S
 
-    clock = scheduler.stated_s if prices.prices.model is None else seconds
+    clock = stated_s if prices.prices.model is None else seconds
     for one in simulated(requests, scheduler, clock, latencies=latencies):
         end_s = one.start_s + one.steps * one.seconds
         if count:
             prices.of(one).count += one.steps
     tokens = sum(one.output_tokens for one in requests)
     return Served(
-        len(requests), requests[-1].arrival_s if requests else 0.0, end_s,
+        requests[-1].arrival_s if requests else 0.0, end_s,
         _quantiles(latencies.first_token_s), _quantiles(latencies.per_token_s),
         tokens / end_s if end_s else 0.0,
     )  # fmt: skip
@@ -92,7 +98,7 @@ def _quantiles(values: list[float]) -> dict[str, float]:
 
 
 def requests_of(
-    path: Path, pool_tokens: int, *, requests: int | None = None, speed: float = 1.0, share: int = 1
+    path: Path, pool_tokens: int, requests: int | None, speed: float, share: int
 ) -> list[Arrival]:
     """The first `requests` of a trace as one of `share` engines or ranks meets them, `speed` times
     as fast, with a prefix cache of `pool_tokens`.
@@ -100,10 +106,9 @@ def requests_of(
     Raises:
         UsageError: when it cannot be read.
     """
-    own: Iterable[TraceRequest] = _read(path)[:requests:share]
-    if speed != 1:
-        own = (one._replace(arrival_s=one.arrival_s / speed) for one in own)
-    return list(arrivals(own, pool_tokens))
+    own = _read(path)[:requests:share]
+    faster = (one._replace(arrival_s=one.arrival_s / speed) for one in own)
+    return list(arrivals(faster, pool_tokens))
 
 
 _read = lru_cache(maxsize=1)(read_requests)

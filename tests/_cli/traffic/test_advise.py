@@ -260,3 +260,13 @@ def test_a_kernel_without_times_is_refused(advise: Any, trace: str) -> None:
 
     assert answer.code == 2
     assert "tilelang as sparse_prefill is not priced" in answer.err
+
+
+def test_a_machine_without_a_gpu_is_asked_which_one_serves(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    answer = Shell(capsys)("advise", "--flags", "--tp 8")
+
+    assert answer.code == 2
+    assert "name the one that serves, as in --gpu H200" in answer.err
