@@ -22,7 +22,7 @@ help:
 	@echo "make kills    a run that is killed at 100 random moments, and what it loses"
 	@echo "make lookup   what a plan, the first plan and opening a table cost here"
 	@echo "make regret   what the shipped tables lose on batches that they were not tuned on"
-	@echo "make engine   the plug-in measured in SGLang; make engine-page: its tables and pictures"
+	@echo "make engine   the plug-in measured in SGLang; make engine-page: its tables"
 	@echo "make audit    packages, deployment and access of the service, as far as an offline check goes"
 	@echo "make clean    remove .venv and caches"
 	@echo
@@ -31,7 +31,6 @@ help:
 	@echo "  python -m benchmarks.bandwidth     the streaming kernels beside a copy's bandwidth"
 	@echo "  python -m benchmarks.passes        all layers of a pass under each choice, on a GPU"
 	@echo "  python -m benchmarks.plugin        what the hooks add to a pass of SGLang and of vLLM"
-	@echo "  python -m benchmarks.repeat        two measurements of one grid, compared"
 	@echo "  python -m benchmarks.service_load  the service under a thousand tables, slow clients and kills"
 	@echo "  python -m benchmarks.same_plans    whether a change of the code changes a plan"
 	@echo "  python -m benchmarks.vllm.run      the plug-in measured in vLLM"
@@ -129,7 +128,7 @@ engine:
 
 engine-page: .venv/tune
 	$(BIN)/python -m benchmarks.engine.compare $(ENGINE_OUT)/*/result.json \
-	    --markdown $(ENGINE_OUT)/engine.md --html $(ENGINE_OUT)/engine.html || [ $$? = 1 ]
+	    --markdown $(ENGINE_OUT)/engine.md || [ $$? = 1 ]
 
 clean:
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist

@@ -3,7 +3,6 @@
     python -m benchmarks.passes --heads 128,16 --kv-dtype fp8,bf16 [--batches 60] [--seed 61]
         [--budget 240] [--points prefill,decode] [--sparse-only] [--share 0.3] [--db TABLE]
         [--out FILE]
-    python -m benchmarks.passes --replay FILE --gpu "NVIDIA H200" [--sparse-only] [--db TABLE]
 
 For random batches each arm that could be the best runs a pass as one CUDA graph of all layers:
 the first computes what the pass shares, the others reuse it, and the L2 is flushed before each.
@@ -18,9 +17,6 @@ written between layers, so that the arm expected to be the best takes that part 
 is subtracted as that of the flushes is.
 
 On a CPU (--device cpu) the layers run one behind the other without a graph.
-
---replay runs nothing: it asks today's tables and models for a choice on the batches of an --out
-file, among the arms that the file has passes of, and says what that loses by these passes.
 """
 
 from __future__ import annotations
@@ -30,7 +26,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from math import inf
 from pathlib import Path
@@ -40,7 +36,6 @@ from typing import Any, Protocol
 
 import torch
 
-from benchmarks.regret import with_arms
 from nsa_tune import Batch, Dispatcher
 from nsa_tune.autotune.bench import devices
 from nsa_tune.backend.points import POINTS
@@ -280,28 +275,6 @@ def flushes_for(share: float, layer_us: float, flush_us: float) -> int:
     return max(round(layer_us * (1 / share - 1) / flush_us), 1)
 
 
-def replayed(
-    recorded: Sequence[Row], opened: Callable[[int, str], Dispatcher], sparse_only: bool = False
-) -> Iterator[tuple[Row, str | None]]:
-    """Each row as if it were run now, and None; or as it was, and the arm that is chosen now if its
-    pass was not run. `opened` gives the dispatcher of (heads, KV layout)."""
-    run: dict[tuple[int, str], set[tuple[str, str]]] = {}
-    for row in recorded:
-        run.setdefault((row.heads, row.kv_layout), set()).update(
-            (row.point, a) for a in row.pass_us
-        )
-    dispatchers = {key: with_arms(opened(*key), arms) for key, arms in run.items()}
-    for row in recorded:
-        key = (row.heads, row.kv_layout)
-        point, batch = POINTS[row.point], Batch.parse(row.batch)
-        chosen, _ = contenders(point, dispatchers[key], batch, sparse_only)
-        if chosen is None or chosen not in row.pass_us:
-            yield row, chosen or "nothing"
-            continue
-        regret = row.pass_us[chosen] / min(row.pass_us.values()) - 1
-        yield replace(row, chosen=chosen, regret=regret), None
-
-
 def summary(found: Sequence[Row]) -> str:
     """One line for one point of one setting."""
     if not found:
@@ -342,28 +315,6 @@ def _run(
         print(f"{summary(found) if found else f'{name}: no batch was run'}", flush=True)
 
 
-def _replay(arguments: argparse.Namespace) -> None:
-    def opened(heads: int, layout: str) -> Dispatcher:
-        found = Dispatcher.open(
-            arguments.db, gpu=arguments.gpu, model=arguments.model, heads=heads,
-            kv_dtype="bf16" if layout == "bf16" else "fp8", layers=arguments.layers,
-        )  # fmt: skip
-        if found.table is None:
-            sys.exit(f"there is no table of {arguments.gpu} to choose by: {found.source}")
-        return found
-
-    lines = arguments.replay.read_text().splitlines()
-    recorded = [Row(**json.loads(line)) for line in lines]
-    groups: dict[tuple[str, int, str], list[Row]] = {}
-    for row, unknown in replayed(recorded, opened, arguments.sparse_only):
-        if unknown is not None:
-            print(f"{row.batch}: no pass of {unknown}, which is chosen now", file=sys.stderr)
-            continue
-        groups.setdefault((row.point, row.heads, row.kv_layout), []).append(row)
-    for some in groups.values():
-        print(summary(some))
-
-
 def main() -> None:
     """Run and print one line a point and setting; the rows go to --out as JSON lines."""
     parser = argparse.ArgumentParser(description="Passes of attention under each choice.")
@@ -382,14 +333,9 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--db", type=Path)
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--replay", type=Path, help="rows of an --out file; nothing is run")
-    parser.add_argument("--gpu", help="whose tables --replay asks; default: this machine's")
     arguments = parser.parse_args()
     if not 0 < arguments.share <= 1:
         parser.error(f"--share {arguments.share:g}: give a number above 0, up to 1")
-    if arguments.replay is not None:
-        _replay(arguments)
-        return
     device = devices.pick_device(arguments.device)
     end = time.monotonic() + arguments.budget
     settings = [

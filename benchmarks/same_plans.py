@@ -39,10 +39,6 @@ _SIZES = (
     (256, 6), (16384, 4),
 )  # fmt: skip
 """Captured sizes: sequences and their new tokens."""
-_SIZE_FIELD = "batch_size" if hasattr(Batch, "batch_size") else "sequences"
-"""The field was renamed after 882dc88."""
-_RENAMED = {"rule": "baseline"}
-"""Verdicts of 882dc88, and their words since."""
 _DENSE, _LONGEST, _MOST_TOKENS = 2048, 2**19, 2**31 - 1
 _CLOSE = 1e-9
 _EXAMPLES = 5
@@ -113,13 +109,8 @@ def _sums(random: Random, batch: Batch) -> Batch:
         max_kv=batch.max_kv,
         pairs=random.choice((batch.pairs, None)),
         captured=batch.captured,
-        **{_SIZE_FIELD: _batch_size(batch)},
+        batch_size=batch.batch_size,
     )
-
-
-def _batch_size(batch: Batch) -> int:
-    size: int = getattr(batch, _SIZE_FIELD)
-    return size
 
 
 def _lengths(random: Random, count: int, one: Callable[[], T]) -> list[T]:
@@ -136,7 +127,7 @@ def _spread(random: Random, low: int, high: int) -> int:
 def _words(batch: Batch) -> str:
     lens = "sums" if batch.lens is None else "lens"
     return (
-        f"{batch.mode}{' captured' * batch.captured} {lens} n={_batch_size(batch)} "
+        f"{batch.mode}{' captured' * batch.captured} {lens} n={batch.batch_size} "
         f"q={batch.q_tokens} kv={batch.kv_tokens} max={batch.max_kv} pairs={batch.pairs} "
         f"next_n={batch.next_n}"
     )
@@ -210,7 +201,7 @@ def _decided(dispatcher: Dispatcher, batch: Batch, name: str) -> dict[str, Any]:
         "choice": one.choice,
         "default": one.default,
         "arms": dict(one.arms),
-        "verdict": _RENAMED.get(one.verdict, str(one.verdict)),
+        "verdict": str(one.verdict),
         "tied": [*one.tied],
         "forbidden": dict(one.forbidden),
         "estimates": {

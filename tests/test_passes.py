@@ -6,7 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -240,68 +240,3 @@ def test_torch_runs_whole_passes_on_a_cpu(
         assert set(row["pass_us"]) == {"torch_kv", "torch_sparse"}
         assert row["regret"] == row["pass_us"][row["chosen"]] / min(row["pass_us"].values()) - 1
     assert "decode, 4 heads, fp8_packed: 2 batches" in capsys.readouterr().out
-
-
-def row(batch: str, us: dict[str, float]) -> passes.Row:
-    return passes.Row("decode", 128, "fp8_packed", batch, "flashmla_sparse", us, 0.5, {})
-
-
-def test_a_replay_says_what_today_s_choice_loses(dispatcher: Dispatcher) -> None:
-    batch = "decode:n1:9000x8"
-    chosen = dispatcher.plan(Batch.parse(batch)).decode
-    assert chosen is not None
-    recorded = [
-        row(batch, {chosen: 120.0, "another": 100.0}),
-        row(batch, {"another": 100.0, "a third": 110.0}),
-    ]
-    asked: list[tuple[int, str]] = []
-
-    def opened(heads: int, layout: str) -> Dispatcher:
-        asked.append((heads, layout))
-        return dispatcher
-
-    (known, nothing), (unknown, arm) = passes.replayed(recorded, opened)
-
-    assert (known.chosen, nothing) == (chosen, None)
-    assert known.regret == pytest.approx(0.2)
-    assert (unknown, arm) == (recorded[1], chosen)
-    assert asked == [(128, "fp8_packed")]
-
-
-def test_an_arm_that_no_pass_was_run_of_is_not_chosen(dispatcher: Dispatcher) -> None:
-    batch = "extend:126976+64"
-    assert dispatcher.plan(Batch.parse(batch)).sparse_prefill == "flashmla_kv_mixed"
-    us = {"mla/flashmla_kv": 100.0, "mla/flashmla_sparse": 80.0}
-    recorded = [replace(row(batch, us), point="prefill")]
-
-    ((known, unknown),) = passes.replayed(recorded, lambda heads, layout: dispatcher)
-
-    assert (known.chosen, unknown) == ("mla/flashmla_kv", None)
-    assert known.regret == pytest.approx(0.25)
-
-
-def test_without_a_table_nothing_is_replayed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = tmp_path / "rows.jsonl"
-    file.write_text(json.dumps(asdict(row("decode:n1:9000x8", {"flashmla_kv": 60.0}))) + "\n")
-    monkeypatch.setattr(sys, "argv", ["passes", "--replay", str(file), "--gpu", "NVIDIA B200"])
-
-    with pytest.raises(SystemExit, match="there is no table of NVIDIA B200 to choose by"):
-        passes.main()
-
-
-def test_a_file_is_replayed_without_a_gpu(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = tmp_path / "rows.jsonl"
-    us = {"flashmla_kv": 60.0, "flashmla_sparse": 90.0}
-    rows = [row("decode:n1:9000x8", us), row("decode:n1:9000x8", {"another": 1.0})]
-    file.write_text("".join(json.dumps(asdict(one)) + "\n" for one in rows))
-    arguments = ["passes", "--replay", str(file), "--gpu", "NVIDIA H200"]
-    monkeypatch.setattr(sys, "argv", arguments)
-    passes.main()
-
-    said = capsys.readouterr()
-    assert "decode, 128 heads, fp8_packed: 1 batches, regret of a pass 0.00%" in said.out
-    assert "no pass of flashmla_kv, which is chosen now" in said.err

@@ -1,6 +1,6 @@
 """Compare engines: the plug-in beside SGLang's default and the best static configuration.
 
-    python -m benchmarks.engine.compare RESULT.json ... [--markdown FILE] [--html FILE]
+    python -m benchmarks.engine.compare RESULT.json ... [--markdown FILE]
 
 Each RESULT.json is what `benchmarks.engine.run` wrote. The first one's default is what a user has
 who sets nothing. Labels may be given as LABEL=RESULT.json.
@@ -17,7 +17,6 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks.engine.comparison import KINDS, Contest, Engine, Line, contest_of, read
-from benchmarks.engine.page import as_page
 from nsa_tune.reports.formats.display_tables import DisplayTable
 from nsa_tune.reports.formats.markdown import markdown_table
 from nsa_tune.reports.formats.terminal import print_tables
@@ -44,15 +43,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("results", nargs="+", help="RESULT.json or LABEL=RESULT.json")
     parser.add_argument("--markdown", type=Path)
-    parser.add_argument("--html", type=Path)
     options = parser.parse_args(arguments)
     engines = [_engine(text) for text in options.results]
     tables = list(tables_of(engines))
     print_tables("nsa-tune in SGLang", tables, Console(width=200, file=sys.stdout))
     if options.markdown:
         options.markdown.write_text("\n".join(map(_markdown, tables)))
-    if options.html:
-        options.html.write_text(as_page(engines, tables))
     return int(any(_lost(engines)))
 
 

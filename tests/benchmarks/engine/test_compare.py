@@ -11,9 +11,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from benchmarks.engine.compare import main, state_table, tables_of
+from benchmarks.engine.compare import main, state_table
 from benchmarks.engine.comparison import KINDS, Engine, contest_of, read, unpaired_ratio
-from benchmarks.engine.page import as_page
 from benchmarks.engine.paired import ratio_of, spread_of, verdict_of
 from tests.benchmarks.engine.results import result
 
@@ -91,30 +90,19 @@ def test_decode_is_compared_with_graphs_that_sglang_captured() -> None:
     assert line.verdict("default") == "win"
 
 
-def test_the_tables_and_the_page_hold_the_figures(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_tables_hold_the_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     paths = []
     for document in (_BF16, _FP8):
         paths.append(tmp_path / f"{document['label']}.json")
         paths[-1].write_text(json.dumps(document))
-    markdown, page = tmp_path / "table.md", tmp_path / "page.html"
+    markdown = tmp_path / "table.md"
 
-    code = main([f"A={paths[0]}", str(paths[1]), "--markdown", str(markdown), "--html", str(page)])
+    code = main([f"A={paths[0]}", str(paths[1]), "--markdown", str(markdown)])
     assert code == 1, "a batch is lost"
     assert "0+2048 x4" in capsys.readouterr().out
     text = markdown.read_text()
     assert re.search(r"\| 0\+2048 x4 \| 377.\d \| 285.\d \| eager \| 284.\d \| 0.753", text)
-    html = page.read_text()
-    assert html.count("<picture>") == 2 * (6 + 2) and "<script" not in html
     assert main([str(paths[1])]) == 0
-
-
-def test_names_out_of_a_result_are_escaped() -> None:
-    document = result("<b>x</b>", {"<i>": {"default": 2, "plugin": 1}})
-    engine = _engine(document)
-    html = as_page([engine], list(tables_of([engine])))
-    assert "<i>" not in html and "<b>" not in html
 
 
 def test_another_schema_is_refused(tmp_path: Path) -> None:
