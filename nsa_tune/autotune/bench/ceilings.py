@@ -58,21 +58,10 @@ def lacks_ceilings(device: Device, stored: Iterable[Measurement]) -> bool:
     return not any(row.point == POINT and row.status is Status.OK for row in stored)
 
 
-def measure_ceilings(
-    arch: str,
-    device: torch.device,
-    timer: Timer,
-    note: Callable[[int], None] = lambda index: None,
-) -> list[Measurement]:
-    """Measure each of `ceilings_for(arch)`; a failure becomes a failed row. Takes about a second.
-
-    `note` is called with the index of each one before it runs.
-    """
-    rows = []
-    for index, ceiling in enumerate(ceilings_for(arch, large=device.type == "cuda")):
-        note(index)
-        rows.append(_measured(ceiling, device, timer))
-    return rows
+def measure_ceilings(arch: str, device: torch.device, timer: Timer) -> list[Measurement]:
+    """Measure each of `ceilings_for(arch)`; a failure becomes a failed row. It takes a second."""
+    ceilings = ceilings_for(arch, large=device.type == "cuda")
+    return [_measured(ceiling, device, timer) for ceiling in ceilings]
 
 
 def _measured(ceiling: Ceiling, device: torch.device, timer: Timer) -> Measurement:

@@ -23,7 +23,6 @@ from nsa_tune.autotune.worker.messages import (
     Ready,
 )
 
-_POLL_S = 1.0
 _ASK_EVERY_S = 0.5
 """How often a worker that is being restarted is asked again."""
 _MOST_DEATHS = 3
@@ -62,12 +61,6 @@ class RayExecutor:
     def connection(self) -> Connection | None:
         """As `Executor.connection`: it gets a byte for each answer."""
         return self._bell
-
-    def ready(self) -> Ready:
-        """As `Executor.ready`."""
-        while (ready := self.arrival()) is None:
-            self._bell.poll(_POLL_S)
-        return ready
 
     def arrival(self) -> Ready | None:
         """As `Executor.arrival`.

@@ -13,7 +13,7 @@ import ray
 from nsa_tune._errors import NsaTuneError
 from nsa_tune.autotune.bench.job import Job
 from nsa_tune.autotune.bench.registry import points_in
-from nsa_tune.autotune.worker.executor import JobUpdate
+from nsa_tune.autotune.worker.executor import JobUpdate, wait_until_ready
 from nsa_tune.autotune.worker.isolated import Deadlines, IsolatedExecutor
 from nsa_tune.autotune.worker.messages import (
     CannotContinue,
@@ -61,14 +61,15 @@ class RayWorker:
         _undo_ray_threads()
         if self._executor is None:
             self._executor = IsolatedExecutor(self._setup, self._deadlines)
-        return replace(self._executor.ready(), node=ray.get_runtime_context().get_node_id())
+        node = ray.get_runtime_context().get_node_id()
+        return replace(wait_until_ready(self._executor), node=node)
 
     def _begin(self, request: MeasureBatch | MeasureCeilings) -> JobUpdate:
         assert self._executor is not None, "`ready` comes before `measure`"
         if isinstance(request, MeasureCeilings):
             self._executor.begin_ceilings()
         else:
-            profile = self._executor.ready().setting.profile
+            profile = wait_until_ready(self._executor).setting.profile
             points = points_in(self._setup.registry, self._setup.points, profile)
             point = next(point for point in points if point.name == request.point)
             arms = tuple(point.arm(name) for name in request.arms)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from math import inf
 from multiprocessing.connection import Connection, wait
 from time import monotonic
@@ -11,7 +12,7 @@ from typing import TypeAlias
 from nsa_tune._errors import MachineUnfit
 from nsa_tune.autotune.runner.pooled_device import PooledDevice
 from nsa_tune.autotune.runner.progress import Incident, Progress
-from nsa_tune.autotune.worker.executor import Executor
+from nsa_tune.autotune.worker.executor import Executor, wait_until_ready
 from nsa_tune.autotune.worker.messages import Ready
 
 TELL_AFTER_S = 20.0
@@ -54,7 +55,7 @@ class Arrivals:
         arrived: list[PooledDevice] = []
         if everyone:
             for executor in list(self._executors):
-                arrived += self._ask(executor, executor.ready)
+                arrived += self._ask(executor, partial(wait_until_ready, executor))
         patient_until = monotonic() + TELL_AFTER_S
         while not arrived and self._executors:
             if monotonic() >= patient_until:

@@ -11,6 +11,8 @@ from nsa_tune.autotune.bench.job import Job
 from nsa_tune.autotune.worker.messages import Ready, Setup
 from nsa_tune.backend.types.records import Measurement
 
+_POLL_S = 1.0
+
 
 class DeviceLost(Exception):
     """The device is gone with its job, and may come back: `Executor.arrival` says when. The text
@@ -49,12 +51,12 @@ class Executor(Protocol):
         """What to call the device before it is ready."""
         ...
 
-    def ready(self) -> Ready:
-        """Wait until the device is ready to measure."""
-        ...
-
     def arrival(self) -> Ready | None:
-        """As `ready`, without waiting: None while the device is not ready."""
+        """What the device measures, once it is ready; None while it is not.
+
+        Raises:
+            NsaTuneError: what is wrong with the request or the machine.
+        """
         ...
 
     @property
@@ -92,6 +94,18 @@ class Executor(Protocol):
     def close(self) -> None:
         """Free the device and end the worker process."""
         ...
+
+
+def wait_until_ready(executor: Executor) -> Ready:
+    """What the device of `executor` measures, as soon as it is ready.
+
+    Raises:
+        NsaTuneError: what is wrong with the request or the machine.
+    """
+    while (ready := executor.arrival()) is None:
+        if executor.connection is not None:
+            executor.connection.poll(_POLL_S)
+    return ready
 
 
 class Launcher(Protocol):

@@ -25,10 +25,6 @@ class InProcessExecutor:
         self.job: Job | None = None
         self.connection: Connection | None = None
 
-    def ready(self) -> Ready:
-        """As `Executor.ready`; the device is ready at once."""
-        return self._server.ready
-
     def arrival(self) -> Ready | None:
         """As `Executor.arrival`; the device is ready at once."""
         return self._server.ready

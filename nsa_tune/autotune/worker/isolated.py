@@ -12,8 +12,6 @@ from multiprocessing.connection import Connection
 from time import monotonic
 
 from nsa_tune._errors import MachineUnfit
-from nsa_tune.autotune.bench.ceilings import POINT as CEILINGS
-from nsa_tune.autotune.bench.ceilings import ceilings_for
 from nsa_tune.autotune.bench.failures import failed_row
 from nsa_tune.autotune.bench.job import Job
 from nsa_tune.autotune.worker.executor import FirstCall, JobUpdate
@@ -72,23 +70,8 @@ class IsolatedExecutor:
         """As `Executor.connection`."""
         return None if self._worker is None else self._worker.connection
 
-    def ready(self) -> Ready:
-        """As `Executor.ready`.
-
-        Raises:
-            NsaTuneError: what the worker found wrong with the request or the machine.
-        """
-        while (ready := self.arrival()) is None:
-            if self._worker is not None:
-                self._worker.connection.poll(1.0)
-        return ready
-
     def arrival(self) -> Ready | None:
-        """As `Executor.arrival`.
-
-        Raises:
-            NsaTuneError: what the worker found wrong with the request or the machine.
-        """
+        """As `Executor.arrival`."""
         if self._ready is None:
             if self._worker is None:
                 self._worker = WorkerProcess(self._setup)
@@ -214,7 +197,9 @@ class IsolatedExecutor:
         self.close()
         _log.info("a worker ended: %s", reason)
         if self._at_ceilings:
-            return self._without_ceilings(max(activity.arm, 0), reason)
+            # The next run measures them: this one's batches do not need them.
+            self._at_ceilings = False
+            return JobUpdate(finished=True, replaced=reason)
         in_arm = activity.stage in (Stage.FIRST, Stage.SAMPLE)
         self._unexplained = 0 if in_arm else self._unexplained + 1
         if self._unexplained == _MOST_UNEXPLAINED or self._ready is None:
@@ -229,14 +214,6 @@ class IsolatedExecutor:
             return self._update([self._failed(name, reason) for name in self._arms], reason)
         self._dispatch()
         return None
-
-    def _without_ceilings(self, index: int, reason: str) -> JobUpdate:
-        """The worker died while it measured ceiling number `index`; no others are tried."""
-        self._at_ceilings = False
-        arch = self.ready().setting.device.arch
-        ceiling = ceilings_for(arch, large=arch != "cpu")[index]
-        row = failed_row(CEILINGS, ceiling.batch, ceiling.arm, reason)
-        return JobUpdate([row], finished=True, replaced=reason)
 
     def _failed(self, arm: str, reason: str) -> Measurement:
         assert self.job is not None

@@ -70,10 +70,8 @@ class MeasurementServer:
 
     def measure_ceilings(self) -> Results:
         """Measure the roofline ceilings."""
-        rows = measure_ceilings(
-            self._setting.device.arch, self._device, self._timer.timer,
-            lambda index: self._recorder.note(Stage.FIRST, index),
-        )  # fmt: skip
+        self._recorder.note(Stage.FIRST)
+        rows = measure_ceilings(self._setting.device.arch, self._device, self._timer.timer)
         lost = not alive(self._device)
         if not lost:
             # Their tensors are larger than any batch's: do not keep them in torch's cache.

@@ -140,10 +140,8 @@ def test_a_worker_that_dies_of_the_ceilings_is_replaced(
         registry="tests.autotune.fatal_ceilings:POINTS",
     )  # fmt: skip
 
-    (row,) = roof_of(result.table.measurements)
-    assert (row.arm, row.status) == ("copy", Status.FAILED)
-    assert row.reason == "exit code 3: the copy engine is gone"
-    assert (result.outcome, result.measured, result.failed, result.replaced) == ("done", 9, 1, 1)
+    assert roof_of(result.table.measurements) == []
+    assert (result.outcome, result.measured, result.failed, result.replaced) == ("done", 8, 0, 1)
     assert [one.text for one in incidents if one.kind == "worker_replaced"] == [
         "the worker is replaced after measuring the ceilings: exit code 3: the copy engine is gone"
     ]

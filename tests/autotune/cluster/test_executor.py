@@ -15,7 +15,7 @@ from nsa_tune.autotune.bench.job import Job
 from nsa_tune.autotune.cluster import executor as module
 from nsa_tune.autotune.cluster.executor import RayExecutor
 from nsa_tune.autotune.cluster.worker import RayWorker
-from nsa_tune.autotune.worker.executor import DeviceLost, JobUpdate
+from nsa_tune.autotune.worker.executor import DeviceLost, JobUpdate, wait_until_ready
 from nsa_tune.autotune.worker.isolated import Deadlines
 from nsa_tune.autotune.worker.messages import (
     CannotContinue,
@@ -105,19 +105,19 @@ def test_a_worker_is_ready_when_it_says_so(worker: Worker, executor: RayExecutor
     worker.answers(READY)
 
     assert executor.connection.poll()
-    ready = executor.ready()
+    ready = wait_until_ready(executor)
     assert (ready.unit, ready.node, ready.key) == ("GPU-1", "host-a", KEY)
 
 
 def test_a_cpu_is_named_after_its_node(worker: Worker, executor: RayExecutor) -> None:
     worker.answers(Ready(READY.setting, KEY, "cpu", node="a1"))
 
-    assert executor.ready().unit == "host-a/cpu"
+    assert wait_until_ready(executor).unit == "host-a/cpu"
 
 
 def test_a_job_goes_on_until_it_is_finished(worker: Worker, executor: RayExecutor) -> None:
     worker.answers(READY)
-    executor.ready()
+    wait_until_ready(executor)
     executor.begin(JOB)
     names = tuple(arm.name for arm in JOB.arms)
     assert worker.asked == ("measure", MeasureBatch("runnable", JOB.batch, names))
@@ -136,7 +136,7 @@ def test_a_job_goes_on_until_it_is_finished(worker: Worker, executor: RayExecuto
 
 def test_the_ceilings_are_asked_for(worker: Worker, executor: RayExecutor) -> None:
     worker.answers(READY)
-    executor.ready()
+    wait_until_ready(executor)
 
     executor.begin_ceilings()
 
@@ -147,7 +147,7 @@ def test_a_worker_that_is_lost_is_asked_until_ray_has_made_a_new_one(
     worker: Worker, executor: RayExecutor
 ) -> None:
     worker.answers(READY)
-    executor.ready()
+    wait_until_ready(executor)
     executor.begin(JOB)
     worker.answers(GONE)
     with pytest.raises(DeviceLost, match="its Ray worker died, or its node is gone"):
@@ -166,7 +166,7 @@ def test_a_worker_that_was_made_anew_between_two_jobs_is_asked_what_it_is(
     worker: Worker, executor: RayExecutor
 ) -> None:
     worker.answers(READY)
-    executor.ready()
+    wait_until_ready(executor)
     executor.begin(JOB)
     worker.answers(RayWorker(SETUP, Deadlines()).measure(worker.asked[1]))
 

@@ -17,6 +17,7 @@ from nsa_tune import MachineUnfit
 from nsa_tune.autotune.runner import first_calls
 from nsa_tune.autotune.runner.progress import Incident, NoProgress
 from nsa_tune.autotune.runner.run import RunRequest, RunResult, run
+from nsa_tune.autotune.worker.executor import wait_until_ready
 from nsa_tune.autotune.worker.isolated import Deadlines, IsolatedExecutor
 from nsa_tune.autotune.worker.messages import Setup
 from nsa_tune.backend.types.records import Measurement, Status
@@ -170,7 +171,7 @@ def test_a_new_worker_measures_the_ceilings_when_the_last_one_is_gone() -> None:
     setup = Setup("cpu", "tiny", None, "fp8", (), "tests.autotune.fake_point:TWO_ARMS")
     executor = IsolatedExecutor(setup, Deadlines())
     try:
-        executor.ready()
+        wait_until_ready(executor)
         executor.close()
         executor.begin_ceilings()
         update = awaited(executor.advance)
