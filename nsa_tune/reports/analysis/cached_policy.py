@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
-from nsa_tune.backend.costmodel.features import Features, Position
-from nsa_tune.backend.costmodel.fitting import fitted, own_rows
 from nsa_tune.backend.costmodel.policy import Policy, Survey
 from nsa_tune.backend.dispatch.decide import Choice, decide
 
@@ -29,20 +27,19 @@ class CachedPolicy(Policy):
         super().__init__(*arguments, **named)
         self._surveyed: dict[Batch, Survey] = {}
         self._estimated: dict[Batch, dict[str, Estimate]] = {}
-        self._decided: dict[tuple[str, Batch], Choice] = {}
         self._arms = tuple(self.point.candidates(self.setting))
+        self._decided: dict[tuple[str, Batch], Choice] = {}
 
     @classmethod
     def of(
         cls, point: Point, setting: Setting, rows: Sequence[Measurement], baseline: Baseline,
         places: SharedPlaces,
-    ) -> CachedPolicy:  # fmt: skip
+    ) -> Self:  # fmt: skip
         """The policy of `point`, fitted to `rows`.
 
         `places` is shared by all tables of a report, which hold much the same batches.
         """
-        features = _CachedFeatures(point, setting)
-        policy = cls(features, fitted(features, own_rows(features, rows)), lambda: rows)
+        policy = cls.fit(point, setting, rows)
         policy.baseline, policy.measurements, policy.places = baseline, tuple(rows), places
         return policy
 
@@ -69,17 +66,3 @@ class CachedPolicy(Policy):
             default = self.baseline.choose(question, batch, self.setting)
             self._decided[place] = decide(question, self, batch, default)
         return self._decided[place]
-
-
-class _CachedFeatures(Features):
-    """Features that are computed once a batch: every arm asks for the same."""
-
-    def __init__(self, point: Point, setting: Setting) -> None:
-        super().__init__(point, setting)
-        self._positions: dict[Batch, Position] = {}
-
-    def position(self, batch: Batch) -> Position:
-        found = self._positions.get(batch)
-        if found is None:
-            found = self._positions[batch] = super().position(batch)
-        return found
