@@ -367,7 +367,7 @@ def _log(random: Random, folder: Path) -> bool:
 _REQUESTS = (
     b"GET / HTTP/1.1\r\nHost: localhost\r\nAccept: */*\r\n\r\n",
     b"GET /api/live HTTP/1.1\r\nHost: localhost\r\nIf-None-Match: \"x\", W/\"y\"\r\n\r\n",
-    b"GET /api/measurements?key=0123&key=%ff HTTP/1.1\r\nHost: 127.0.0.1:80\r\n\r\n",
+    b"GET /?table=0123&table=%ff HTTP/1.1\r\nHost: 127.0.0.1:80\r\n\r\n",
     b"HEAD /assets/page.css HTTP/1.0\r\nHost: [::1]:80\r\nCookie: nsa_tune_token=a\r\n\r\n",
     b"POST /api/report HTTP/1.1\r\nHost: localhost\r\nContent-Length: 3\r\n\r\nabc",
     b"GET /?token=abc HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer abc\r\n"

@@ -79,7 +79,7 @@ def test_exactly_the_options_that_exist_are_documented(name: str) -> None:
 
 _SCHEMAS = [
     "run", "event", "probe", "lookup", "explain", "report", "replay", "compare", "live",
-    "measurements", "doctor", "db-list", "db-merge",
+    "doctor", "db-list", "db-merge",
 ]  # fmt: skip
 
 

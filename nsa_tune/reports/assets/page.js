@@ -53,14 +53,11 @@
 
   // --- state, in the URL's hash
 
-  const filters = () => [...page.form.elements].filter((element) => element.name);
-  const named = (select) => select.name.replace("filter-", "");
-
   function readHash() {
     const state = new URLSearchParams(location.hash.slice(1));
-    for (const select of filters()) {
-      const at = [...select.options].findIndex(({ value }) => value === state.get(named(select)));
-      select.selectedIndex = Math.max(at, 0);
+    if (page.table) {
+      const at = [...page.table.options].findIndex(({ value }) => value === state.get("table"));
+      page.table.selectedIndex = Math.max(at, 0);
     }
     const known = page.buttons.some((button) => button.dataset.view === state.get("view"));
     page.view = known ? state.get("view") : DEFAULT_VIEW;
@@ -77,9 +74,7 @@
   function writeHash() {
     const state = new URLSearchParams();
     if (page.view !== DEFAULT_VIEW) state.set("view", page.view);
-    for (const select of filters()) {
-      if (select.selectedIndex > 0) state.set(named(select), select.value);
-    }
+    if (page.table?.selectedIndex > 0) state.set("table", page.table.value);
     for (const [id, index] of page.lines) {
       if (index !== page.data?.panels[id].first) state.set(id, String(index));
     }
@@ -88,15 +83,11 @@
   }
 
   function show() {
-    const wanted = new Map(filters().map((select) => [named(select), select.value]));
-    const differs = (name, value) => (wanted.get(name) ?? "all") !== "all" && wanted.get(name) !== value;
     for (const section of document.querySelectorAll("section.table")) {
-      section.hidden = differs("table", section.dataset.table);
+      section.hidden = Boolean(page.table) && section.dataset.table !== page.table.value;
     }
     for (const card of document.querySelectorAll("article")) {
-      const { view, question } = card.dataset;
-      const unwanted = question !== undefined && differs("question", question);
-      card.hidden = view !== page.view || unwanted;
+      card.hidden = card.dataset.view !== page.view;
     }
     for (const button of page.buttons) {
       button.setAttribute("aria-pressed", String(button.dataset.view === page.view));
@@ -253,7 +244,7 @@
     await loadCharts();
     page = {
       data: JSON.parse(await inflated(document.getElementById("nsa-tune-data").textContent)),
-      form,
+      table: form.querySelector("select[name=filter-table]"),
       buttons: [...document.querySelectorAll("nav.views button")],
       panels: [...document.querySelectorAll("article.panel")],
       view: DEFAULT_VIEW,

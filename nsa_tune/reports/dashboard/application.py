@@ -7,7 +7,7 @@ import hashlib
 import json
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import cache
 from html import escape
 from pathlib import Path
@@ -23,7 +23,6 @@ from nsa_tune.reports.dashboard.access import Gate
 from nsa_tune.reports.dashboard.shipped_tables import BACK, listing, shipped_report
 from nsa_tune.reports.dashboard.watched_files import WatchedFiles
 from nsa_tune.reports.formats.json_document import as_json
-from nsa_tune.reports.formats.plain import source_name
 from nsa_tune.reports.html.frame import Frame
 from nsa_tune.reports.html.markup import asset
 from nsa_tune.reports.html.page import written
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.types import ASGIApp
 
-_SCHEMA = "nsa-tune/measurements/1"
 _TYPES = {".css": "text/css", ".js": "text/javascript"}
 
 
@@ -48,7 +46,6 @@ def application(paths: list[Path], *, token: str | None = None) -> ASGIApp:
         Route("/assets/{name}", pages.asset),
         Route("/api/live", pages.live),
         Route("/api/report", pages.report),
-        Route("/api/measurements", pages.measurements),
     ]
     return Gate(Starlette(routes=routes), token)
 
@@ -121,34 +118,6 @@ class _Pages:
         """The report as `nsa-tune report --json` prints it."""
         body = await self._made("report", lambda _: _Body.of(as_json(self._watched.report())))
         return _response(request, body, "application/json")
-
-    async def measurements(self, request: Request) -> Response:
-        """The newest measurement of each cell, by table; `?key=DIGEST` selects one table."""
-        wanted = request.query_params.get("key", "")
-        tables: list[tuple[str, _Body]] = await self._made("tables", lambda _: self._tables())
-        chosen = [body for digest, body in tables if digest.startswith(wanted)]
-        tag = hashlib.sha256("".join(body.tag for body in chosen).encode()).hexdigest()[:32]
-        begin = json.dumps({"schema": _SCHEMA, "tables": []}).removesuffix("]}")
-        data = b"".join([begin.encode(), b", ".join(body.data for body in chosen), b"]}"])
-        return _response(request, _Body(data, f'"{tag}"'), "application/json")
-
-    def _tables(self) -> list[tuple[str, _Body]]:
-        """(digest, JSON) of each table."""
-        return [
-            (
-                table.key.digest,
-                _json(
-                    {
-                        "source": source_name(table.source),
-                        "digest": table.key.digest,
-                        "key": table.key.as_document(),
-                        "measured_at": table.measured_at,
-                        "measurements": [asdict(row) for row in table.measurements],
-                    }
-                ),
-            )
-            for table in self._watched.tables()
-        ]
 
 
 @cache

@@ -110,7 +110,7 @@ def _crossovers(section: Section, start: str, baseline: str, drawn: Drawn | None
             if drawn is not None:
                 drawn.panels[name] = line_panel(question, lines)
             body = _panel(question, lines, baseline)
-            yield article("crossovers", body, name=name, question=question.name)
+            yield article("crossovers", body, name=name)
     table = choices_table(section)
     if table.rows:
         yield article("crossovers", heading(table) + html_table(table))
@@ -173,7 +173,7 @@ def _costs(section: Section, start: str, baseline: str, drawn: Drawn | None) -> 
             f"<p>{escape(cost_sentence(question, baseline))}</p>"
             f'<div class="beside">{chart}{listed if worst.rows else ""}</div>'
         )
-        yield article("cost", body, name=name, question=question.name)
+        yield article("cost", body, name=name)
 
 
 def _without_question(table: DisplayTable) -> DisplayTable:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import re
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable
 from html import escape
 from importlib import resources
 
@@ -23,14 +23,11 @@ def packed_text(name: str, text: str) -> str:
     return f'<script type="text/plain" id="{name}">{data}</script>'
 
 
-def article(
-    view: str, body: str, *, name: str = "", question: str = "", kind: str = "plain"
-) -> str:
+def article(view: str, body: str, *, name: str = "", kind: str = "plain") -> str:
     """One card of a view. The script draws charts into cards with a `name`."""
     drawn = f' id="{escape(name)}"' if name else ""
     kind = "panel" if name else kind
-    asked = f' data-question="{escape(question)}"' if question else ""
-    return f'<article class="{kind}"{drawn} data-view="{view}"{asked}>{body}</article>'
+    return f'<article class="{kind}"{drawn} data-view="{view}">{body}</article>'
 
 
 def heading(table: DisplayTable) -> str:
@@ -56,12 +53,9 @@ def figure(kind: str, caption: str = "") -> str:
     )
 
 
-def select(name: str, label: str, values: Mapping[str, str]) -> str:
-    """A labelled drop-down list, of values and what they are called."""
-    options = "".join(
-        f'<option value="{escape(value)}">{escape(words)}</option>'
-        for value, words in values.items()
-    )
+def select(name: str, label: str, values: Iterable[str]) -> str:
+    """A labelled drop-down list."""
+    options = "".join(f"<option>{escape(value)}</option>" for value in values)
     return f'<label>{escape(label)} <select name="{name}">{options}</select></label>'
 
 

@@ -7,14 +7,11 @@ from collections.abc import Sequence
 from html import escape
 
 from nsa_tune.reports.analysis.report import Report
-from nsa_tune.reports.analysis.words import question_title
 from nsa_tune.reports.formats.display_tables import fingerprint
 from nsa_tune.reports.formats.plain import source_name
 from nsa_tune.reports.html.cards import VIEWS, Drawn, cards_of
 from nsa_tune.reports.html.frame import Frame, offline
 from nsa_tune.reports.html.markup import select
-
-_ALL = "all"
 
 
 def as_html(report: Report, javascript: str | None = None) -> str:
@@ -50,7 +47,7 @@ def _header(report: Report, titles: Sequence[str], frame: Frame) -> str:
         )
     return (
         f"<header><h1>{escape(_title(report))}</h1>{note}{frame.extra}"
-        f'<form class="filters" hidden>{_filters(report, titles)}</form>{_views(report)}</header>'
+        f'<form class="filters" hidden>{_filters(titles)}</form>{_views(report)}</header>'
     )
 
 
@@ -68,19 +65,9 @@ def _views(report: Report) -> str:
 # --- filters
 
 
-def _filters(report: Report, titles: Sequence[str]) -> str:
-    """Drop-down lists of the tables and of the questions, where there are several."""
-    questions = {
-        question.name: question_title(question.name)
-        for section in report.sections
-        for question in section.questions
-    }
-    selects = []
-    if len(titles) > 1:
-        selects.append(select("filter-table", "Table", {title: title for title in titles}))
-    if len(questions) > 1:
-        selects.append(select("filter-question", "Question", {_ALL: _ALL, **questions}))
-    return "".join(selects)
+def _filters(titles: Sequence[str]) -> str:
+    """A drop-down list of the tables, where there are several."""
+    return select("filter-table", "Table", titles) if len(titles) > 1 else ""
 
 
 def _titles(report: Report) -> list[str]:

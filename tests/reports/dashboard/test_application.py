@@ -76,8 +76,7 @@ def test_nothing_else_is_there(dashboard: Served, path: str) -> None:
     assert dashboard.get(path).status == 404
 
 
-@pytest.mark.parametrize("path", ["/", "/assets/page.js", "/api/live", "/api/report",
-                                  "/api/measurements"])  # fmt: skip
+@pytest.mark.parametrize("path", ["/", "/assets/page.js", "/api/live", "/api/report"])
 def test_what_is_known_already_is_not_sent_again(dashboard: Served, path: str) -> None:
     first = dashboard.get(path)
 
@@ -87,17 +86,6 @@ def test_what_is_known_already_is_not_sent_again(dashboard: Served, path: str) -
     assert (again.status, again.body) == (304, b"")
     assert again.headers["etag"] == first.headers["etag"] == other.headers["etag"]
     assert (other.status, other.body) == (200, first.body)
-
-
-def test_measurements_come_by_table(dashboard: Served) -> None:
-    every = dashboard.get("/api/measurements").document
-    one = dashboard.get(f"/api/measurements?key={TABLE.key.digest[:8]}").document
-
-    assert every["schema"] == "nsa-tune/measurements/1"
-    assert len(every["tables"]) == 2
-    (table,) = one["tables"]
-    assert len(table["measurements"]) == len(TABLE.measurements)
-    assert table["key"]["libraries"] == dict(TABLE.key.libraries)
 
 
 def test_the_report_is_the_one_that_the_command_prints(dashboard: Served) -> None:
@@ -137,7 +125,7 @@ def test_a_request_by_another_name_is_refused(dashboard: Served) -> None:
 
 def test_a_token_is_asked_for_everywhere(tmp_path: Path) -> None:
     with served(store(tmp_path / "some.db"), token="s3cret") as running:
-        for path in ("/", "/assets/page.js", "/api/live", "/api/report", "/api/measurements"):
+        for path in ("/", "/assets/page.js", "/api/live", "/api/report"):
             assert running.get(path).status == 401
         assert running.get("/api/live", Authorization="Bearer s3cret").status == 200
 
@@ -201,14 +189,14 @@ def test_hostile_words_stay_words(tmp_path: Path) -> None:
     with served(store(tmp_path / "<b>.db", hostile)) as running:
         page = running.get("/").body.decode()
         live = running.get("/api/live")
-        document = running.get("/api/measurements").document
+        document = running.get("/api/report").document
 
     assert "<script>window.hostile" not in page
     assert "<img src=x" not in page
     assert live.headers["content-type"] == "application/json"
     assert live.document["databases"][0]["failures"][0]["reason"] == HOSTILE
-    (shown,) = (row for row in document["tables"][0]["measurements"] if row["reason"] == HOSTILE)
-    assert shown["error"] is None
+    (failure,) = document["sections"][0]["failures"]
+    assert failure["reason"] == HOSTILE
 
 
 def test_a_table_of_an_unknown_model_hides_no_other(tmp_path: Path) -> None:
@@ -243,7 +231,7 @@ def test_looking_writes_nothing(tmp_path: Path) -> None:
     before = path.read_bytes()
 
     with served(path) as running:
-        assert running.get("/").status == running.get("/api/measurements").status == 200
+        assert running.get("/").status == running.get("/api/report").status == 200
 
     assert path.read_bytes() == before
     assert [one.name for one in tmp_path.iterdir()] == ["some.db"]

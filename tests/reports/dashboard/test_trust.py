@@ -25,7 +25,7 @@ from tests.reports.dashboard.served import served
 from tests.reports.dashboard.test_application import TABLE, store
 from tests.reports.synthetic import key_of
 
-PATHS = ("/", "/api/live", "/api/report", "/api/measurements")
+PATHS = ("/", "/api/live", "/api/report")
 
 
 def _connected(port: int, said: bytes = b"GET / HTTP/1.1\r\nHost: loc") -> socket.socket:

@@ -100,13 +100,12 @@ def test_a_filter_changes_what_is_shown_and_the_url_restores_it(visit: Visit) ->
     page = visit.open()
     assert page.locator("section.table:visible").count() == 1
     page.locator("select[name=filter-table]").select_option(H100_16)
-    page.locator("select[name=filter-question]").select_option("indexer_layout")
-    page.wait_for_selector("#t1-indexer_layout-0[data-drawn]")
+    page.wait_for_selector("#t1-prefill_path-0[data-drawn]")
     shown = page.locator("article.panel:visible").evaluate_all("all => all.map(one => one.id)")
     hash_text = page.evaluate("location.hash")
 
-    assert shown == ["t1-indexer_layout-0"]
-    assert hash_text == f"#{urlencode({'table': H100_16, 'question': 'indexer_layout'})}"
+    assert shown[0] == "t1-prefill_path-0"
+    assert hash_text == f"#{urlencode({'table': H100_16})}"
     page.goto("about:blank")
     again = visit.open(hash_text)
     restored = again.locator("article.panel:visible").evaluate_all("all => all.map(one => one.id)")
@@ -203,8 +202,8 @@ def test_the_keyboard_reaches_views_filters_lines_and_tables(visit: Visit) -> No
 
     # A chart that is wider than the window scrolls, and then the keyboard reaches it too.
     steps = [name for name in reached if name != "chart vega-embed"]
-    assert steps[:9] == [
-        "skip", "filter-table", "filter-question", *["view"] * 4,
+    assert steps[:8] == [
+        "skip", "filter-table", *["view"] * 4,
         "line", "scroll",
     ]  # fmt: skip
 
@@ -221,10 +220,9 @@ def test_a_view_opens_by_the_keyboard(visit: Visit) -> None:
 
 def test_a_hash_of_nonsense_is_passed_over(visit: Visit) -> None:
     lines = "t0-prefill_path-0=-7&t0-indexer_layout-0=1e9"
-    page = visit.open(f"#table=99&view=<b>&question=<b>&{lines}")
+    page = visit.open(f"#table=99&view=<b>&{lines}")
 
     assert "128 local heads" in page.locator("select[name=filter-table]").input_value()
-    assert page.locator("select[name=filter-question]").input_value() == "all"
     assert page.locator("button[aria-pressed=true]").inner_text() == "Answer"
     assert visit.complaints == []
 

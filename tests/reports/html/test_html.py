@@ -146,7 +146,7 @@ def test_filters_are_offered_only_for_what_differs(report: Report) -> None:
     html = as_html(report)
 
     names = re.findall(r'<select name="([^"]*)"', html)
-    assert names == ["filter-table", "filter-question"]
+    assert names == ["filter-table"]
 
 
 def test_without_charts_the_page_says_how_to_get_them(report: Report) -> None:
