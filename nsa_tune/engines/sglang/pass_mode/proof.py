@@ -63,7 +63,7 @@ class Proof:
 
     def why(self, mode: PassMode) -> str:
         """What is known of a way that is right, in words; it must be in `errors`."""
-        return f"its logits are {self.errors[mode]:.3f} of {self.bound:.3f} away"
+        return f"its logits differ by {self.errors[mode]:.3f}, {self.bound:.3f} are allowed"
 
 
 def sentinels(runner: Any) -> Iterator[Sentinel]:
@@ -225,8 +225,7 @@ def _judged(errors: dict[PassMode, float], repeated: list[float], ranks: Ranks) 
         if not ranks.agree(f"{mode} is right", "right" if right else None):
             wrong[mode] = (
                 "it failed" if math.isinf(error)
-                else f"its logits are {error:.3f} of their norm away from SGLang's, and "
-                f"{bound:.3f} are allowed" if not right
+                else f"its logits differ by {error:.3f}, {bound:.3f} are allowed" if not right
                 else "it is wrong on another rank"
             )  # fmt: skip
     return Proof(errors, bound, wrong)

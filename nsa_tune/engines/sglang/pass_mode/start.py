@@ -128,10 +128,11 @@ def _proven(runner: Any, steering: Steering, ranks: Ranks, key: Mapping[str, obj
     steering.off = frozenset(mode for mode, verdict in verdicts.items() if not verdict.on)
     peak_mib = (torch.cuda.max_memory_allocated() - before) >> 20
     torch.cuda.empty_cache()
-    times = times.with_verdicts({mode: str(verdict) for mode, verdict in verdicts.items()})
+    sentences = {str(mode): str(verdict) for mode, verdict in verdicts.items()}
+    times = times.with_verdicts(sentences, peak_mib)
     if ranks.rank == 0:
         attempt("keeping times of passes", remembered.save, times)
-    ways = "; ".join(f"{mode} {verdict}" for mode, verdict in verdicts.items())
+    ways = "; ".join(f"{mode} {sentence}" for mode, sentence in sentences.items())
     say_once(
         logging.INFO,
         f"how prefills run, compared in {took_s:.1f} s and timed in "

@@ -37,7 +37,7 @@ from nsa_tune.engines.sglang.pass_mode.mode import PassMode
 from nsa_tune.engines.sglang.pass_mode.steering.monitor import RegressionMonitor
 from nsa_tune.engines.sglang.pass_mode.steering.steering import DENSE, EAGER
 from nsa_tune.engines.sglang.pass_mode.times.pass_time import PassTime
-from tests.engines.sglang.pass_mode.fakes import Dense, Mode, Speculation, batch, original
+from tests.engines.sglang.pass_mode.fakes import Dense, Hidden, Mode, Speculation, batch, original
 
 _SIZES, _ROWS = (64, 512, 2048), (8, 64, 256)
 _GLOO_S = 60.0
@@ -76,6 +76,8 @@ class Scenario:
     odd: int = 1
     """The rank on which it happens."""
     seed: int = 1
+    width: int = 1
+    """Rows of a request in decode graphs; more than one with speculative decoding."""
 
 
 class _Group:
@@ -146,7 +148,7 @@ class _Engine:
         self.tp_group = _Group(rank, scenario.ranks)
         self.attn_backend = SimpleNamespace(dsa_index_topk=2048)
         self.token_to_kv_pool = SimpleNamespace()
-        self.spec_algorithm = Speculation.NONE
+        self.spec_algorithm = Speculation.EAGLE if scenario.width > 1 else Speculation.NONE
         self.max_total_num_tokens = 60_000
         self.model_config = SimpleNamespace(context_len=50_000, vocab_size=1000)
         self.req_to_token_pool = SimpleNamespace(
@@ -177,7 +179,10 @@ class _Engine:
         )  # fmt: skip
         if not self.suffers(Fault.NO_PLUGIN):
             hooks.around_capture(lambda graphs: None, self.prefill_cuda_graph_runner)
-        self.decode_cuda_graph_runner = SimpleNamespace(capture_bs=list(_ROWS))
+        self.decode_cuda_graph_runner = SimpleNamespace(
+            capture_bs=list(_ROWS), captured_req_width=self.scenario.width,
+            capture_hidden_mode=Hidden.FULL,
+        )  # fmt: skip
 
     def _forward_raw(self, forward_batch: Any, *rest: Any) -> Any:
         """With the plug-in's hook."""
@@ -204,7 +209,7 @@ class _Engine:
     def _kind(self, forward_batch: Any) -> str:
         """What SGLang runs for a batch, by the rules of its runners."""
         graphs = self.prefill_cuda_graph_runner
-        if forward_batch.forward_mode is Mode.DECODE:
+        if forward_batch.forward_mode in (Mode.DECODE, Mode.TARGET_VERIFY):
             return f"decode graph {_padded(_ROWS, forward_batch.batch_size)}"
         if EAGER in graphs.__dict__:
             return f"eager {forward_batch.extend_num_tokens}"

@@ -50,9 +50,10 @@ class PassTimes:
         }
         self._padding_costs = {mode: self._padding_cost(mode) for mode in PassMode}
 
-    def with_verdicts(self, verdicts: Mapping[str, str]) -> PassTimes:
-        """The same times with other verdicts."""
-        return PassTimes(self.key, self.times, self.table, self.memory_mib, verdicts)
+    def with_verdicts(self, verdicts: Mapping[str, str], peak_mib: int) -> PassTimes:
+        """The same times with what another start has found, and what that took of memory."""
+        memory_mib = self.memory_mib | {"released before serving": peak_mib}
+        return PassTimes(self.key, self.times, self.table, memory_mib, verdicts)
 
     def pass_us(
         self, mode: PassMode, q_tokens: int, context: float, *, selects: bool = False
