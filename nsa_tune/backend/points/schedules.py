@@ -248,7 +248,8 @@ def _most_parts_by_rows(setting: Setting) -> Callable[[int], int]:
 
 def _most_parts(tiles: int, sms: int, most: int) -> int:
     filled = [tiles * parts / sms / -(-tiles * parts // sms) for parts in range(1, most + 1)]
-    return 1 + next(i for i, part in enumerate(filled) if part >= _NEARLY * max(filled))
+    enough = _NEARLY * max(filled)
+    return 1 + next(i for i, share in enumerate(filled) if share >= enough)
 
 
 # --- Triton's programs

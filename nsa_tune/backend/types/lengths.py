@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from operator import mul, sub
+from operator import mul
 
 MAX_TOKENS = 2**31 - 1
 """Kernels index tokens with int32: no length or sum may pass this."""
@@ -13,8 +13,3 @@ def pairs_of(prefixes: Sequence[int], kv_lens: Sequence[int], q_tokens: int) -> 
     """The sum of new * prefix + new * (new + 1) / 2, which is half of kv**2 - prefix**2 + new."""
     twice: int = sum(map(mul, kv_lens, kv_lens)) - sum(map(mul, prefixes, prefixes))
     return (twice + q_tokens) // 2
-
-
-def pairs_with(kv_lens: Sequence[int], new_lens: Sequence[int], q_tokens: int) -> int:
-    """The same from the new tokens."""
-    return pairs_of(list(map(sub, kv_lens, new_lens)), kv_lens, q_tokens)
