@@ -13,7 +13,7 @@ from nsa_tune.backend.types.records import Measurement, Status, Table
 from nsa_tune.db.text_table import format_table
 from tests.backend.fake_point import DEVICE, KEY
 
-_HEAVY = ("torch", "triton", "numpy", "pandas", "sqlite_utils", "typer", "rich", "platformdirs")
+_HEAVY = ("torch", "triton", "numpy", "pandas", "typer", "rich", "platformdirs")
 
 _IMPORT = "import nsa_tune"
 _IMPORT_ALL = "from nsa_tune import *"

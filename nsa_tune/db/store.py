@@ -13,8 +13,6 @@ from time import monotonic, sleep
 from types import TracebackType
 from typing import Self
 
-from sqlite_utils import Database
-
 from nsa_tune._errors import NoTunedData, StoreCorrupt, StoreMissing, StoreReadOnly
 from nsa_tune.backend.types.profiles import PROFILES
 from nsa_tune.backend.types.records import Device, Key, Measurement, Table
@@ -27,6 +25,7 @@ from nsa_tune.db.connection import (
 )
 from nsa_tune.db.history import History, Limit, PastRun, order_of
 from nsa_tune.db.reader import limits_of, table_of, wanted_keys
+from nsa_tune.db.rows import id_of, insert, insert_all
 from nsa_tune.db.schema.migrations import migrate
 from nsa_tune.db.text_table import checked_measurement
 from nsa_tune.db.units import UnitOfRun, put_units
@@ -37,6 +36,12 @@ _ENDED = (
     "UPDATE runs SET ended_at = coalesce(ended_at, ?), outcome = coalesce(outcome, ?) WHERE id = ?"
 )
 # By id: of rows with one time the last counts.
+_LAYERS = (
+    "INSERT INTO models (name, layers) VALUES (?, ?) "
+    "ON CONFLICT (name) DO UPDATE SET layers = excluded.layers"
+)
+_END = "UPDATE runs SET ended_at = ?, outcome = ? WHERE id = ?"
+_NUMBER = "SELECT id FROM keys WHERE digest = ?"
 _STORED = (
     "SELECT measured_at, point, batch, arm, status, latency_us, low_us, high_us, samples, error, "
     "reason, discarded, pass_us FROM measurements JOIN runs ON runs.id = run_id WHERE key_id = ? "
@@ -59,8 +64,8 @@ _TIMES = (
 class Store:
     """An open database. Nothing measured is ever deleted: newer rows count, older ones stay."""
 
-    def __init__(self, db: Database, path: Path) -> None:
-        self._db = db
+    def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
+        self._connection = connection
         self.path = path
 
     @classmethod
@@ -83,12 +88,11 @@ class Store:
         with store_errors(path, writing=True), ExitStack() as opened:
             connection = _connect(path, create)
             opened.callback(connection.close)
-            db = Database(connection, execute_plugins=False)
             _check(connection, path)
             _prepare(connection)
-            migrate(db, path)
+            migrate(connection, path)
             opened.pop_all()
-        return cls(db, path)
+        return cls(connection, path)
 
     def __enter__(self) -> Self:
         return self
@@ -101,7 +105,7 @@ class Store:
 
     def close(self) -> None:
         """Close the database; the last one to do so folds the log into the file."""
-        self._db.close()
+        self._connection.close()
 
     def begin_run(self, key: Key, device: Device, arguments: Mapping[str, object]) -> int:
         """The number of a new run that measures under `key` on `device`."""
@@ -109,18 +113,17 @@ class Store:
             self._note_layers(key.model)
             run = {
                 "key_id": self._id_of_key(key),
-                "device_id": self._id_of("devices", asdict(device)),
+                "device_id": id_of(self._connection, "devices", asdict(device)),
                 "arguments": json.dumps(arguments, default=str, sort_keys=True),
                 "started_at": _now(),
             }
-            return self._insert("runs", run)
+            return insert(self._connection, "runs", run)
 
     def _note_layers(self, model: str) -> None:
         """Keep how many layers of `model` share the cost of a pass, for whoever asks in SQL."""
         profile = PROFILES.get(model)
         if profile is not None:
-            row = {"name": model, "layers": profile.alike}
-            self._db.table("models").upsert(row, pk="name")
+            self._connection.execute(_LAYERS, [model, profile.alike])
 
     def add(
         self, run: int, measurements: Sequence[Measurement], *,
@@ -136,8 +139,8 @@ class Store:
             measured_at = [measured_at or _now()] * len(measurements)
         rows = [_row(run, at, one) for at, one in zip(measured_at, measurements, strict=True)]
         with self._writing():
-            self._db.table("measurements").insert_all(rows)
-            put_units(self._db.conn, run, units)
+            insert_all(self._connection, "measurements", rows)
+            put_units(self._connection, run, units)
 
     def add_limits(self, run: int, found: Mapping[str, tuple[int, str]]) -> None:
         """Store the limits that `run` found: name to (value, what happened behind it)."""
@@ -147,18 +150,18 @@ class Store:
             for name, (value, past) in found.items()
         ]
         with self._writing():
-            self._db.table("limits").insert_all(rows)
+            insert_all(self._connection, "limits", rows)
 
     def limits(self, key: Key) -> dict[str, int]:
         """The limits that probes found under `key`, the newest of each name."""
         with self._reading():
             number = self._key_number(key)
-            return {} if number is None else limits_of(self._db.conn, number)
+            return {} if number is None else limits_of(self._connection, number)
 
     def end_run(self, run: int, outcome: str) -> None:
         """Note how `run` ended: "done", "interrupted" or "budget"."""
         with self._writing():
-            self._db.table("runs").update(run, {"ended_at": _now(), "outcome": outcome})
+            self._connection.execute(_END, [_now(), outcome, run])
 
     def unite(self, history: History) -> int:
         """Add what `history` has and this database has not, all or nothing; how many measurements.
@@ -179,14 +182,14 @@ class Store:
             for past in history.runs:
                 run = self._id_of_run(number, past)
                 rows = [_row(run, at, row) for at, row in past.rows if _counts(newest, at, row)]
-                self._db.table("measurements").insert_all(rows)
+                insert_all(self._connection, "measurements", rows)
                 found = [one for one in past.limits if _is_new(limits, one)]
-                self._db.table("limits").insert_all(
-                    {"run_id": run, **one._asdict()} for one in found
+                insert_all(
+                    self._connection, "limits", [{"run_id": run, **one._asdict()} for one in found]
                 )
                 added += len(rows)
             try:
-                table_of(self._db.conn, self.path, number, history.key)
+                table_of(self._connection, self.path, number, history.key)
             except ValueError as error:
                 raise StoreCorrupt(f"the table {history.key.digest} is refused: {error}") from error
         return added
@@ -197,32 +200,32 @@ class Store:
             "libraries": json.dumps(dict(key.libraries)),
             "digest": key.digest,
         }
-        return self._id_of("keys", identity)
+        return id_of(self._connection, "keys", identity)
 
     def _id_of_run(self, number: int, past: PastRun) -> int:
         """The run of the key with this `number` that is `past`, put there where it is new."""
         identity: dict[str, object] = {
             "key_id": number,
-            "device_id": self._id_of("devices", asdict(past.device)),
+            "device_id": id_of(self._connection, "devices", asdict(past.device)),
             "arguments": past.arguments,
             "started_at": past.started_at,
         }
-        run = self._id_of("runs", identity)
+        run = id_of(self._connection, "runs", identity)
         # It may have ended since it was added.
-        self._db.execute(_ENDED, [past.ended_at, past.outcome, run])
+        self._connection.execute(_ENDED, [past.ended_at, past.outcome, run])
         return run
 
     def _cells(self, number: int) -> dict[tuple[str, ...], Measurement]:
         """By cell and time of measurement, what counts of it, under the key with this `number`."""
         found: dict[tuple[str, ...], Measurement] = {}
-        for at, *row in self._db.execute(_STORED, [number]):
+        for at, *row in self._connection.execute(_STORED, [number]):
             measurement = checked_measurement(*row)
             found[_cell(at, measurement)] = measurement
         return found
 
     def _limits(self, number: int) -> dict[tuple[str, str], Limit]:
         """By name and time, the limits under the key with this `number`."""
-        rows = self._db.execute(_LIMITS, [number]).fetchall()
+        rows = self._connection.execute(_LIMITS, [number]).fetchall()
         return {(row[0], row[3]): Limit(*row) for row in rows}
 
     def add_check(self, check: Check) -> None:
@@ -237,7 +240,7 @@ class Store:
             "anchors": json.dumps([asdict(anchor) for anchor in check.anchors]),
         }
         with self._writing():
-            self._db.table("checks").insert(row)
+            insert(self._connection, "checks", row)
 
     def measured(self, key: Key) -> set[tuple[str, str, str]]:
         """(point, batch, arm) of everything measured under `key`, failures among them."""
@@ -246,7 +249,7 @@ class Store:
     def taken(self, key: Key) -> set[tuple[str, str, str, str]]:
         """The same with the time of each measurement (ISO 8601, UTC), older ones too."""
         with self._reading():
-            rows = self._db.execute(_TAKEN, [key.digest]).fetchall()
+            rows = self._connection.execute(_TAKEN, [key.digest]).fetchall()
         return set(rows)
 
     def current(self, key: Key) -> list[Measurement]:
@@ -260,9 +263,9 @@ class Store:
             if number is None:
                 return []
             since = self._fresh_since(number)
-            found = self._db.execute(_TIMES, [number]).fetchall()
+            found = self._connection.execute(_TIMES, [number]).fetchall()
             times = {(point, batch, arm): time for point, batch, arm, time in found}
-            table = table_of(self._db.conn, self.path, number, key)
+            table = table_of(self._connection, self.path, number, key)
             rows = {(row.point, row.batch, row.arm): row for row in table.measurements}
             return [
                 rows[cell]
@@ -274,7 +277,7 @@ class Store:
         """When each point's latest fresh run began; "" stands for every point."""
         since = {"": ""}
         query = "SELECT arguments, started_at FROM runs WHERE key_id = ? ORDER BY started_at"
-        for text, started_at in self._db.execute(query, [number]):
+        for text, started_at in self._connection.execute(query, [number]):
             arguments = json.loads(text)
             if isinstance(arguments, dict) and arguments.get("fresh") is True:
                 points = arguments.get("points") or [""]
@@ -282,13 +285,15 @@ class Store:
         return since
 
     def _key_number(self, key: Key) -> int | None:
-        row = self._db.execute("SELECT id FROM keys WHERE digest = ?", [key.digest]).fetchone()
+        row = self._connection.execute(
+            "SELECT id FROM keys WHERE digest = ?", [key.digest]
+        ).fetchone()
         return None if row is None else int(row[0])
 
     def tables(self) -> list[Table]:
         """Every table with at least one measurement, oldest key first."""
         with self._reading():
-            connection, path = self._db.conn, self.path
+            connection, path = self._connection, self.path
             tables = [table_of(connection, path, *key) for key in wanted_keys(connection)]
         return [table for table in tables if table.measurements]
 
@@ -306,7 +311,7 @@ class Store:
                     f"{self.path} has no table for {key.model}, {key.heads} heads, "
                     f"{key.kv_layout} on {key.gpu}; measure one with `nsa-tune run`"
                 )
-            return table_of(self._db.conn, self.path, number, key)
+            return table_of(self._connection, self.path, number, key)
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
@@ -315,23 +320,11 @@ class Store:
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        with store_errors(self.path, writing=True), self._db.conn:
+        with store_errors(self.path, writing=True), self._connection:
             # IMMEDIATE: a transaction that reads first and writes later is refused at once, without
             # a wait, when another process wrote in between.
-            self._db.conn.execute("BEGIN IMMEDIATE")
+            self._connection.execute("BEGIN IMMEDIATE")
             yield
-
-    def _id_of(self, table: str, row: dict[str, object]) -> int:
-        """The id of `row` in `table`, put there where it is new."""
-        where = " AND ".join(f"{column} = ?" for column in row)
-        for found in self._db.table(table).rows_where(where, list(row.values()), select="id"):
-            return int(found["id"])
-        return self._insert(table, row)
-
-    def _insert(self, table: str, row: dict[str, object]) -> int:
-        number = self._db.table(table).insert(row).last_pk
-        assert isinstance(number, int), "every table has an integer key"
-        return number
 
 
 def _row(run: int, at: str, measurement: Measurement) -> dict[str, object]:

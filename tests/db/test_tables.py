@@ -231,10 +231,12 @@ def test_every_shipped_table_is_in_the_form_that_the_package_writes(
         assert format_table(read_text(path)) == text, path.name
 
 
-def test_reading_loads_the_standard_library_only(tmp_path: Path) -> None:
+def test_reading_and_writing_loads_the_standard_library_only(tmp_path: Path) -> None:
     path = _fill(tmp_path / "a.db", ok("extend:0+1"))
     code = (
         "import sys; from pathlib import Path; from nsa_tune.db.search import find; "
+        "from nsa_tune.db.store import Store; "
+        f"assert len(Store.open(Path({str(path)!r})).tables()) == 1; "
         f"assert find(Path({str(path)!r}), **{WANTED!r}); "
         "print({name.partition('.')[0] for name in sys.modules} - sys.stdlib_module_names)"
     )

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from nsa_tune.backend.types.profiles import PROFILES
 from nsa_tune.db.connection import schema_version
+from nsa_tune.db.rows import insert, insert_all
 from nsa_tune.db.schema.views import REGRET, SPREAD, VIEWS
 
-if TYPE_CHECKING:
-    from sqlite_utils import Database
 
-
-def first_schema(db: Database) -> None:
+def first_schema(connection: sqlite3.Connection) -> None:
     """Keys, devices, runs, measurements, and `newest`: what counts, each row with its full key."""
     for statement in _FIRST_SCHEMA:
-        db.execute(statement)
+        connection.execute(statement)
 
 
 _FIRST_SCHEMA = (
@@ -103,9 +101,9 @@ _FIRST_SCHEMA = (
 )
 
 
-def probed_limits(db: Database) -> None:
+def probed_limits(connection: sqlite3.Connection) -> None:
     """Limits that probes found; of one key and name the newest counts."""
-    db.execute(_PROBED_LIMITS)
+    connection.execute(_PROBED_LIMITS)
 
 
 _PROBED_LIMITS = """
@@ -120,16 +118,16 @@ _PROBED_LIMITS = """
     """
 
 
-def views(db: Database) -> None:
+def views(connection: sqlite3.Connection) -> None:
     """v_regret, v_winner, v_limits and v_crossover, over what `newest` shows."""
     for statement in VIEWS:
-        db.execute(statement)
+        connection.execute(statement)
 
 
-def discarded_samples_and_checks(db: Database) -> None:
+def discarded_samples_and_checks(connection: sqlite3.Connection) -> None:
     """How many samples a measurement threw away, and what `nsa-tune check` found."""
     for statement in _DISCARDED_AND_CHECKS:
-        db.execute(statement)
+        connection.execute(statement)
 
 
 _DISCARDED_AND_CHECKS = (
@@ -167,9 +165,9 @@ _DISCARDED_AND_CHECKS = (
 )
 
 
-def fitted_weights(db: Database) -> None:
+def fitted_weights(connection: sqlite3.Connection) -> None:
     """What was fitted to a key's measurements, and to which."""
-    db.execute(_WEIGHTS)
+    connection.execute(_WEIGHTS)
 
 
 _WEIGHTS = """
@@ -185,10 +183,10 @@ _WEIGHTS = """
     """
 
 
-def costs_of_a_pass(db: Database) -> None:
+def costs_of_a_pass(connection: sqlite3.Connection) -> None:
     """What an arm takes once a pass, apart from what it takes in each layer."""
     for statement in _COSTS_OF_A_PASS:
-        db.execute(statement)
+        connection.execute(statement)
 
 
 _COSTS_OF_A_PASS = (
@@ -212,16 +210,16 @@ _COSTS_OF_A_PASS = (
 )
 
 
-def layers_of_models(db: Database) -> None:
+def layers_of_models(connection: sqlite3.Connection) -> None:
     """How many layers of a model share the cost of a pass, and views that go by it."""
-    db.execute(_MODELS)
-    known = {str(name) for (name,) in db.execute("SELECT DISTINCT model FROM keys")}
+    connection.execute(_MODELS)
+    known = {str(name) for (name,) in connection.execute("SELECT DISTINCT model FROM keys")}
     rows = [
         {"name": name, "layers": PROFILES[name].alike} for name in sorted(known & set(PROFILES))
     ]
-    db.table("models").insert_all(rows)
-    db.execute("DROP VIEW v_regret")
-    db.execute(REGRET)
+    insert_all(connection, "models", rows)
+    connection.execute("DROP VIEW v_regret")
+    connection.execute(REGRET)
 
 
 _MODELS = """
@@ -232,9 +230,9 @@ _MODELS = """
     """
 
 
-def manifests(db: Database) -> None:
+def manifests(connection: sqlite3.Connection) -> None:
     """Digests of what tables hold."""
-    db.execute(_MANIFESTS)
+    connection.execute(_MANIFESTS)
 
 
 _MANIFESTS = """
@@ -248,15 +246,15 @@ _MANIFESTS = """
     """
 
 
-def manifests_of_heads(db: Database) -> None:
+def manifests_of_heads(connection: sqlite3.Connection) -> None:
     """Digests of a table's head."""
-    db.execute("ALTER TABLE manifests ADD COLUMN head TEXT NOT NULL DEFAULT ''")
+    connection.execute("ALTER TABLE manifests ADD COLUMN head TEXT NOT NULL DEFAULT ''")
 
 
-def units_of_runs(db: Database) -> None:
+def units_of_runs(connection: sqlite3.Connection) -> None:
     """What each of the equal devices of a run did, and how far they are apart."""
     for statement in (*_UNITS, SPREAD):
-        db.execute(statement)
+        connection.execute(statement)
 
 
 _UNITS = (
@@ -286,13 +284,13 @@ _UNITS = (
 )
 
 
-def measurements_only(db: Database) -> None:
+def measurements_only(connection: sqlite3.Connection) -> None:
     """Drop what was computed from measurements: fitted weights, and digests that covered them."""
-    db.execute("DROP TABLE weights")
-    db.execute("DROP TABLE manifests")
+    connection.execute("DROP TABLE weights")
+    connection.execute("DROP TABLE manifests")
 
 
-MIGRATIONS: tuple[Callable[[Database], None], ...] = (
+MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (
     first_schema,
     views,
     discarded_samples_and_checks,
@@ -308,22 +306,22 @@ MIGRATIONS: tuple[Callable[[Database], None], ...] = (
 """Step i makes schema i + 1."""
 
 
-def migrate(db: Database, path: Path) -> None:
-    """Bring `db` to the newest schema, each step in one transaction with the row recording it.
+def migrate(connection: sqlite3.Connection, path: Path) -> None:
+    """Bring a database to the newest schema, each step in one transaction with the row that records
+    it.
 
     Raises:
         StoreNewer: when a newer nsa-tune wrote it; nothing is changed then.
         StoreCorrupt: when it is not nsa-tune's; nothing is changed then.
     """
     for version, step in enumerate(MIGRATIONS, 1):
-        if schema_version(db.conn, path) >= version:
+        if schema_version(connection, path) >= version:
             continue
-        with db.conn:
-            db.conn.execute("BEGIN IMMEDIATE")
+        with connection:
+            connection.execute("BEGIN IMMEDIATE")
             # Again, under the write lock: another process may have done it in the meantime.
-            if schema_version(db.conn, path) < version:
-                step(db)
+            if schema_version(connection, path) < version:
+                step(connection)
                 now = datetime.now(UTC).isoformat()
-                db.table("nsa_tune_migrations").insert(
-                    {"version": version, "name": step.__name__, "applied_at": now}
-                )
+                row = {"version": version, "name": step.__name__, "applied_at": now}
+                insert(connection, "nsa_tune_migrations", row)

@@ -37,7 +37,7 @@ def request(tmp_path: Path, **changes: object) -> ProbeRequest:
 def stored(tmp_path: Path) -> dict[str, int]:
     """What the database keeps under its one key."""
     with Store.open(tmp_path / "nsa-tune.db") as store:
-        rows = store._db.execute("SELECT name, value FROM limits").fetchall()
+        rows = store._connection.execute("SELECT name, value FROM limits").fetchall()
     return dict(rows)
 
 
@@ -159,7 +159,7 @@ def test_a_stored_limit_is_in_the_table_of_its_key(
     probe(request(tmp_path))
     path = tmp_path / "nsa-tune.db"
     with Store.open(path) as store:
-        run = store._db.execute("SELECT max(id) FROM runs").fetchone()[0]
+        run = store._connection.execute("SELECT max(id) FROM runs").fetchone()[0]
         store.add(run, [ok("extend:0+128")])
 
     (table,) = read_database(path)

@@ -77,7 +77,7 @@ def test_a_database_that_failed_once_is_not_written_again(store: Store, writer: 
     names the file."""
     writer.add(ROWS)
     writer.note(UnitOfRun("GPU-1", "", 1, None))
-    store._db.conn.execute("PRAGMA query_only = ON")
+    store._connection.execute("PRAGMA query_only = ON")
 
     with pytest.raises(StoreReadOnly, match=r"what was measured last \(2 measurements\) is in"):
         writer.flush()
@@ -85,8 +85,8 @@ def test_a_database_that_failed_once_is_not_written_again(store: Store, writer: 
 
 
 def test_a_full_disk_sends_the_rows_to_a_file_too(store: Store, writer: RowWriter) -> None:
-    (pages,) = store._db.conn.execute("PRAGMA page_count").fetchone()
-    store._db.conn.execute(f"PRAGMA max_page_count = {pages}")
+    (pages,) = store._connection.execute("PRAGMA page_count").fetchone()
+    store._connection.execute(f"PRAGMA max_page_count = {pages}")
     rows = [ok(f"extend:{i}+128") for i in range(500)]
     writer.add(rows)
 
@@ -103,7 +103,7 @@ def test_the_file_goes_to_the_temporary_directory_when_the_database_s_is_read_on
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
     write_text = store_refusing(store.path.parent)
     monkeypatch.setattr("nsa_tune.autotune.runner.row_writer.write_text", write_text)
-    store._db.conn.execute("PRAGMA query_only = ON")
+    store._connection.execute("PRAGMA query_only = ON")
     writer.add(ROWS)
 
     with pytest.raises(StoreReadOnly, match="cannot be written") as raised:
@@ -132,7 +132,7 @@ def test_rows_that_no_file_takes_are_reported_as_lost(
         raise StoreReadOnly("no")
 
     monkeypatch.setattr("nsa_tune.autotune.runner.row_writer.write_text", refuse)
-    store._db.conn.execute("PRAGMA query_only = ON")
+    store._connection.execute("PRAGMA query_only = ON")
     writer.add(ROWS)
 
     with pytest.raises(StoreReadOnly, match=r"what was measured last \(2 measurements\) is lost"):
@@ -154,7 +154,7 @@ def test_the_other_writers_flush_when_one_fails(store: Store, tmp_path: Path) ->
 def test_an_outcome_that_cannot_be_stored_is_only_a_warning(
     store: Store, writer: RowWriter
 ) -> None:
-    store._db.conn.execute("PRAGMA query_only = ON")
+    store._connection.execute("PRAGMA query_only = ON")
 
     writer.end("done")
 

@@ -7,14 +7,15 @@ import sqlite3
 from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
-from sqlite_utils import Database
 
 from nsa_tune._errors import StoreCorrupt
 from nsa_tune.db import connection as opening
 from nsa_tune.db import reader as tables
 from nsa_tune.db.history import read_histories
+from nsa_tune.db.rows import insert
 from nsa_tune.db.schema import migrations
 from nsa_tune.db.schema.migrations import MIGRATIONS, migrate
 from nsa_tune.db.store import Store
@@ -24,6 +25,12 @@ from tests.records import DEVICE, KEY, ok
 def _schema(path: Path) -> set[str]:
     with closing(sqlite3.connect(path)) as connection:
         return {sql for (sql,) in connection.execute("SELECT sql FROM sqlite_master") if sql}
+
+
+def _rows(connection: sqlite3.Connection, table: str) -> list[dict[str, Any]]:
+    rows = connection.execute(f"SELECT * FROM {table}")
+    names = [name for name, *_ in rows.description]
+    return [dict(zip(names, row, strict=True)) for row in rows]
 
 
 def test_there_is_one_step_for_each_schema_version() -> None:
@@ -54,17 +61,15 @@ def test_the_schema_is_frozen_by_its_names(tmp_path: Path) -> None:
     path = tmp_path / "nsa-tune.db"
     Store.open(path).close()
 
-    with closing(Database(path)) as db:
-        assert db.table_names() == [
-            "nsa_tune_migrations", "keys", "devices", "runs", "measurements", "checks", "limits",
-            "models", "units", "unit_times",
-        ]  # fmt: skip
-        assert set(db.view_names()) == {
-            "newest", "v_regret", "v_winner", "v_limits", "v_crossover", "v_spread",
-        }  # fmt: skip
-        assert {key.other_table for key in db.table("limits").foreign_keys} == {"runs"}
-        assert {key.other_table for key in db.table("measurements").foreign_keys} == {"runs"}
-        assert {key.other_table for key in db.table("runs").foreign_keys} == {"keys", "devices"}
+    with closing(sqlite3.connect(path)) as db:
+        names = db.execute("SELECT type, name FROM sqlite_master").fetchall()
+    assert [name for kind, name in names if kind == "table"] == [
+        "nsa_tune_migrations", "keys", "devices", "runs", "measurements", "checks", "limits",
+        "models", "units", "unit_times",
+    ]  # fmt: skip
+    assert {name for kind, name in names if kind == "view"} == {
+        "newest", "v_regret", "v_winner", "v_limits", "v_crossover", "v_spread",
+    }  # fmt: skip
 
 
 def test_a_row_is_shown_with_its_full_key(tmp_path: Path) -> None:
@@ -72,8 +77,8 @@ def test_a_row_is_shown_with_its_full_key(tmp_path: Path) -> None:
     with Store.open(path) as store:
         store.add(store.begin_run(KEY, DEVICE, {}), [ok("extend:0+128")])
 
-    with closing(Database(path)) as db:
-        (row,) = db.view("newest").rows
+    with closing(sqlite3.connect(path)) as db:
+        (row,) = _rows(db, "newest")
     assert row["gpu"] == KEY.gpu
     assert row["libraries"] == '{"sgl-flash-mla": "1.0.0", "torch": "2.13.0"}'
     assert (row["batch"], row["latency_us"]) == ("extend:0+128", 100.0)
@@ -86,7 +91,7 @@ def test_a_step_that_fails_leaves_the_schema_before_it(
     Store.open(path).close()
     before = _schema(path)
 
-    def another(db: Database) -> None:
+    def another(db: sqlite3.Connection) -> None:
         db.execute("ALTER TABLE runs ADD COLUMN host TEXT")
         db.execute("CREATE TABLE hosts (name TEXT)")
         raise RuntimeError("the power went")
@@ -97,8 +102,8 @@ def test_a_step_that_fails_leaves_the_schema_before_it(
         Store.open(path)
 
     assert _schema(path) == before
-    with closing(Database(path)) as db:
-        assert opening.schema_version(db.conn, path) == len(MIGRATIONS)
+    with closing(sqlite3.connect(path)) as db:
+        assert opening.schema_version(db, path) == len(MIGRATIONS)
 
 
 def test_an_older_database_is_brought_up_with_its_rows(
@@ -108,25 +113,25 @@ def test_an_older_database_is_brought_up_with_its_rows(
     with Store.open(path) as store:
         store.add(store.begin_run(KEY, DEVICE, {}), [ok("extend:0+128")])
 
-    def another(db: Database) -> None:
+    def another(db: sqlite3.Connection) -> None:
         db.execute("ALTER TABLE runs ADD COLUMN host TEXT")
 
     monkeypatch.setattr(opening, "SCHEMA_VERSION", len(MIGRATIONS) + 1)
     monkeypatch.setattr(migrations, "MIGRATIONS", (*MIGRATIONS, another))
     with Store.open(path) as store:
         assert len(store.table(KEY).measurements) == 1
-    with closing(Database(path)) as db:
-        assert "host" in db.table("runs").columns_dict
-        assert opening.schema_version(db.conn, path) == len(MIGRATIONS) + 1
+    with closing(sqlite3.connect(path)) as db:
+        assert any("host TEXT" in sql for sql in _schema(path))
+        assert opening.schema_version(db, path) == len(MIGRATIONS) + 1
 
 
 def test_a_step_that_another_process_has_done_is_not_done_again(tmp_path: Path) -> None:
     path = tmp_path / "nsa-tune.db"
-    with closing(Database(path)) as one, closing(Database(path)) as other:
+    with closing(sqlite3.connect(path)) as one, closing(sqlite3.connect(path)) as other:
         migrate(one, path)
         migrate(other, path)
 
-        assert other.table("nsa_tune_migrations").count == len(MIGRATIONS)
+        assert len(_rows(other, "nsa_tune_migrations")) == len(MIGRATIONS)
 
 
 def test_what_the_first_schema_stored_is_read_and_has_discarded_nothing(
@@ -135,7 +140,7 @@ def test_what_the_first_schema_stored_is_read_and_has_discarded_nothing(
     path = tmp_path / "nsa-tune.db"
     with monkeypatch.context() as older:
         older.setattr(migrations, "MIGRATIONS", MIGRATIONS[:1])
-        with closing(Database(path)) as db:
+        with closing(sqlite3.connect(path)) as db:
             migrate(db, path)
             insert_first_schema_row(db)
     before = tables.read_database(path)
@@ -151,12 +156,12 @@ def test_what_was_computed_from_measurements_goes_and_they_stay(
     path = tmp_path / "nsa-tune.db"
     with monkeypatch.context() as older:
         older.setattr(migrations, "MIGRATIONS", MIGRATIONS[:10])
-        with closing(Database(path)) as db:
+        with closing(sqlite3.connect(path)) as db:
             migrate(db, path)
             insert_first_schema_row(db)
             db.execute("INSERT INTO weights VALUES (1, 1, 1, 'stamp', '{}', '2026', '2026')")
             db.execute("INSERT INTO manifests VALUES (1, 1, 1, 0, 'content', 'head')")
-            db.conn.commit()
+            db.commit()
     before = tables.read_database(path)
 
     with Store.open(path) as store:
@@ -172,7 +177,7 @@ def test_a_database_of_every_older_schema_is_read_and_merged(
     path = tmp_path / "nsa-tune.db"
     with monkeypatch.context() as older:
         older.setattr(migrations, "MIGRATIONS", MIGRATIONS[:version])
-        with closing(Database(path)) as db:
+        with closing(sqlite3.connect(path)) as db:
             migrate(db, path)
             insert_first_schema_row(db)
 
@@ -181,17 +186,18 @@ def test_a_database_of_every_older_schema_is_read_and_merged(
     assert [row for _, row in history.runs[0].rows] == [*table.measurements]
 
 
-def insert_first_schema_row(db: Database) -> None:
+def insert_first_schema_row(db: sqlite3.Connection) -> None:
     """A measurement as the first schema's writer stored it."""
     key = {**asdict(KEY), "libraries": json.dumps(dict(KEY.libraries)), "digest": KEY.digest}
-    db.table("keys").insert({"id": 1, **key})
-    db.table("devices").insert({"id": 1, **asdict(DEVICE)})
-    db.table("runs").insert(
-        {"id": 1, "key_id": 1, "device_id": 1, "arguments": "{}", "started_at": "2026"}
+    insert(db, "keys", {"id": 1, **key})
+    insert(db, "devices", {"id": 1, **asdict(DEVICE)})
+    insert(
+        db, "runs", {"id": 1, "key_id": 1, "device_id": 1, "arguments": "{}", "started_at": "2026"}
     )
     row = {**asdict(ok("extend:0+128")), "status": "ok", "run_id": 1, "measured_at": "2026"}
     del row["discarded"], row["pass_us"]
-    db.table("measurements").insert(row)
+    insert(db, "measurements", row)
+    db.commit()
 
 
 def test_the_count_of_discarded_samples_is_kept(tmp_path: Path) -> None:
@@ -208,7 +214,7 @@ def test_a_database_of_the_first_schema_is_read_without_limits_and_then_takes_th
     path = tmp_path / "nsa-tune.db"
     with monkeypatch.context() as earlier:
         earlier.setattr(migrations, "MIGRATIONS", MIGRATIONS[:1])
-        with closing(Database(path)) as db:
+        with closing(sqlite3.connect(path)) as db:
             migrate(db, path)
             insert_first_schema_row(db)
 
@@ -228,8 +234,8 @@ def test_the_cost_of_a_pass_is_kept_with_all_its_digits(tmp_path: Path, cost: fl
         store.add(store.begin_run(KEY, DEVICE, {}), [row])
 
         assert store.table(KEY).measurements == (row,)
-    with closing(Database(path)) as db:
-        (shown,) = db.view("newest").rows
+    with closing(sqlite3.connect(path)) as db:
+        (shown,) = _rows(db, "newest")
     assert shown["pass_us"] == cost
 
 
@@ -255,17 +261,17 @@ def test_a_database_that_knows_no_layers_learns_those_of_its_models(
     path = tmp_path / "nsa-tune.db"
     with monkeypatch.context() as earlier:
         earlier.setattr(migrations, "MIGRATIONS", MIGRATIONS[:6])
-        with closing(Database(path)) as db:
+        with closing(sqlite3.connect(path)) as db:
             migrate(db, path)
             insert_first_schema_row(db)
             old = {**asdict(KEY), "libraries": "{}", "model": "no-longer-known", "digest": "0"}
-            db.table("keys").insert({"id": 2, **old})
+            insert(db, "keys", {"id": 2, **old})
 
     Store.open(path).close()
 
-    with closing(Database(path)) as db:
-        assert list(db.table("models").rows) == [{"name": "deepseek-v3.2", "layers": 61}]
-        assert [row["regret"] for row in db.view("v_regret").rows] == [0.0]
+    with closing(sqlite3.connect(path)) as db:
+        assert _rows(db, "models") == [{"name": "deepseek-v3.2", "layers": 61}]
+        assert [row["regret"] for row in _rows(db, "v_regret")] == [0.0]
 
 
 def test_a_database_without_costs_of_a_pass_is_read_without_and_then_takes_them(
@@ -274,7 +280,7 @@ def test_a_database_without_costs_of_a_pass_is_read_without_and_then_takes_them(
     path = tmp_path / "nsa-tune.db"
     with monkeypatch.context() as earlier:
         earlier.setattr(migrations, "MIGRATIONS", MIGRATIONS[:5])
-        with closing(Database(path)) as db:
+        with closing(sqlite3.connect(path)) as db:
             migrate(db, path)
             insert_first_schema_row(db)
 

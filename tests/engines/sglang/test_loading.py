@@ -24,7 +24,7 @@ early = "sglang.srt.layers.attention.dsa_backend" in sys.modules
 from nsa_tune.engines.symbols import hooks_on
 from sglang.srt.layers.attention.dsa_backend import DeepseekSparseAttnBackend as Backend
 names = ("__init__", "set_dsa_prefill_impl", "_build_paged_mqa_schedule_2d_ctx_lens")
-heavy = [name for name in ("torch", "numpy", "pandas", "sqlite_utils") if name in sys.modules]
+heavy = [name for name in ("torch", "numpy", "pandas") if name in sys.modules]
 print(json.dumps({{
     "hooks": [hooks_on(getattr(Backend, name)) for name in names], "early": early, "heavy": heavy,
 }}))

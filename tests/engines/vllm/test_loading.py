@@ -29,7 +29,7 @@ def hooks(one):
     import_module(one.module)
     return hooks_on(resolve_name(one.target))
 found = {{one.name: hooks(one) for one in symbols}}
-heavy = [name for name in ("torch", "numpy", "pandas", "sqlite_utils") if name in sys.modules]
+heavy = [name for name in ("torch", "numpy", "pandas") if name in sys.modules]
 print(json.dumps({{"hooks": found, "early": early, "heavy": heavy}}))
 """
 _TWICE = "plugins.plugins_loaded = False\nplugins.load_general_plugins()"
