@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from nsa_tune.engines.sglang.pass_mode import made_up
 from nsa_tune.engines.sglang.pass_mode.mode import PassMode
 from nsa_tune.engines.sglang.pass_mode.steering.steering import Steering
 from nsa_tune.engines.sglang.pass_mode.times.pass_time import PassTime
+from nsa_tune.engines.sglang.pass_mode.times.priors import Place, place_of
 from nsa_tune.engines.sglang.prefill import changed
 
 MEASURED = 3
@@ -73,24 +74,29 @@ class _Case:
         return -(-pairs // sum(self.lens))
 
 
-def measure(runner: Any, steering: Steering) -> list[PassTime]:
-    """Measure each way that is not off in `runner`, SGLang's ModelRunner."""
+def measure(
+    runner: Any, steering: Steering, only: Container[Place] | None = None
+) -> list[PassTime]:
+    """Measure each way that is not off in `runner`, SGLang's ModelRunner.
+
+    `only` has the passes to measure, where not all are.
+    """
     times = []
     most = runner.attn_backend.dsa_index_topk
     with made_up.no_events_left(runner):
         for case in _cases(runner, steering):
+            selects = case.mode is not PassMode.DECODE_GRAPH and case.longest > most
+            unmeasured = PassTime(
+                case.mode, case.size, case.context, 0.0, selects, 0.0, case.padding
+            )
+            if only is not None and place_of(unmeasured) not in only:
+                continue
             count = len(case.lens)
             batch = made_up.prefill(runner, [case.prefix] * count, case.lens)
             with made_up.page_tables(runner, [case.longest] * count):
                 took_us = _timed_us(runner, steering, case.mode, batch)
             if took_us is not None:
-                selects = case.mode is not PassMode.DECODE_GRAPH and case.longest > most
-                times.append(
-                    PassTime(
-                        case.mode, case.size, case.context, took_us[0], selects, took_us[1],
-                        case.padding,
-                    )
-                )  # fmt: skip
+                times.append(replace(unmeasured, pass_us=took_us[0], host_us=took_us[1]))
     return times
 
 

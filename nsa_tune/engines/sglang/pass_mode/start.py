@@ -24,7 +24,9 @@ from nsa_tune.engines.sglang.pass_mode.rows.graphs import RowGraphs
 from nsa_tune.engines.sglang.pass_mode.steering.monitor import RegressionMonitor
 from nsa_tune.engines.sglang.pass_mode.steering.steering import Steering
 from nsa_tune.engines.sglang.pass_mode.times import remembered
+from nsa_tune.engines.sglang.pass_mode.times.pass_time import PassTime
 from nsa_tune.engines.sglang.pass_mode.times.pass_times import PassTimes
+from nsa_tune.engines.sglang.pass_mode.times.priors import Place, anchors, prior, rescaled
 from nsa_tune.engines.sglang.pass_mode.verdicts import verdicts_of
 from nsa_tune.engines.sglang.prefill import detach, source_of
 from nsa_tune.engines.sglang.releases import installed_release, installed_version
@@ -151,11 +153,34 @@ def _times(runner: Any, steering: Steering, ranks: Ranks, key: Mapping[str, obje
     if kept is not None:
         say_once(logging.INFO, f"{len(kept.times)} times of passes are known from an earlier start")
         return kept
-    measured = ranks.together("timing passes", lambda: measure(runner, steering))
-    if measured is None:
-        raise RuntimeError("another rank could not time its passes")
+    measured = _by_prior(runner, steering, ranks, key, table) or _measured(runner, steering, ranks)
     memory_mib = {"dense graphs": captured_mib(runner.prefill_cuda_graph_runner)}
     return ranks.from_first(PassTimes(key, measured, table, memory_mib))
+
+
+def _measured(
+    runner: Any, steering: Steering, ranks: Ranks, only: frozenset[Place] | None = None
+) -> list[PassTime]:
+    measured = ranks.together("timing passes", lambda: measure(runner, steering, only))
+    if measured is None:
+        raise RuntimeError("another rank could not time its passes")
+    return measured
+
+
+def _by_prior(
+    runner: Any, steering: Steering, ranks: Ranks, key: Mapping[str, object], table: str | None
+) -> list[PassTime] | None:
+    """The times of an engine that differs in little, as far as they hold here; None without."""
+    look = partial(attempt, "looking for times of passes", prior, key, table)
+    known = ranks.from_first(look() if ranks.rank == 0 else None)
+    if known is None:
+        return None
+    checked = _measured(runner, steering, ranks, anchors(known.times, steering.off))
+    times = ranks.from_first(rescaled(known.times, checked, steering.off))
+    if times is not None:
+        text = f"{len(checked)} passes take what an engine of SGLang {known.key.get('sglang')} took"
+        say_once(logging.INFO, f"{text}, so its times are taken for the rest")
+    return times
 
 
 def _peak_from_now() -> int:

@@ -327,7 +327,7 @@ def _patch(key: dict[str, str]) -> None:
     parts._why_not = lambda runner: None
     parts.why_not = lambda part, engine: None
     parts._key = lambda runner, graphs: key
-    parts.measure = lambda runner, steering: _measured(runner)
+    parts.measure = lambda runner, steering, only: _measured(runner)
     parts._peak_from_now = lambda: 0
     parts.RegressionMonitor = lambda clock: RegressionMonitor(_Event)
 

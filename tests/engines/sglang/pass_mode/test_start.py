@@ -25,6 +25,7 @@ from nsa_tune.engines.sglang.pass_mode.ranks import Ranks
 from nsa_tune.engines.sglang.pass_mode.steering.steering import Steering
 from nsa_tune.engines.sglang.pass_mode.times import remembered
 from nsa_tune.engines.sglang.pass_mode.times.pass_time import PassTime
+from nsa_tune.engines.sglang.pass_mode.times.priors import place_of
 from nsa_tune.engines.sglang.releases import release_of
 from tests.engines.sglang.pass_mode.fakes import (
     Mode,
@@ -85,7 +86,7 @@ def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(module, "_why_not", lambda runner: None)
     monkeypatch.setattr(module, "why_not", lambda part, engine: None)
     monkeypatch.setattr(module, "_key", lambda runner, graphs: KEY)
-    monkeypatch.setattr(module, "measure", lambda runner, steering: MEASURED)
+    monkeypatch.setattr(module, "measure", lambda runner, steering, only: MEASURED)
     monkeypatch.setattr(module, "prove", lambda runner, steering, ranks: RIGHT)
     monkeypatch.setattr(module, "sentinels", lambda runner: ())
     monkeypatch.setattr(module, "RegressionMonitor", lambda clock: None)
@@ -132,11 +133,29 @@ def test_a_second_start_remembers(monkeypatch: pytest.MonkeyPatch) -> None:
     _started()
     assert len(list(remembered.remembered())) == 1
 
-    def never(runner: Any, steering: Any) -> list[PassTime]:
+    def never(*given: Any) -> list[PassTime]:
         raise AssertionError("measured again")
 
     monkeypatch.setattr(module, "measure", never)
     assert _modes(_started()) == [Mode.DECODE]
+
+
+def test_another_version_of_the_engine_measures_a_few_passes_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _started()
+    monkeypatch.setattr(module, "_key", lambda runner, graphs: {**KEY, "sglang": "0.5.24"})
+    asked: list[Any] = []
+
+    def measure(runner: Runner, steering: Steering, only: Any) -> list[PassTime]:
+        asked.append(only)
+        return [replace(time, pass_us=1.1 * time.pass_us) for time in MEASURED]
+
+    monkeypatch.setattr(module, "measure", measure)
+
+    assert _modes(_started()) == [Mode.DECODE]
+    (places,) = asked
+    assert places == {place_of(time) for time in MEASURED}
 
 
 def test_a_way_that_was_found_wrong_is_off_whatever_its_times(
@@ -158,7 +177,7 @@ def test_a_way_that_is_nowhere_faster_is_off(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     slow = [replace(time, pass_us=99_000.0) for time in MEASURED]
-    monkeypatch.setattr(module, "measure", lambda runner, steering: slow)
+    monkeypatch.setattr(module, "measure", lambda runner, steering, only: slow)
     caplog.set_level("INFO")
 
     assert _modes(_started()) == [Mode.EXTEND]
@@ -262,7 +281,7 @@ def test_ranks_without_the_same_hooks_do_not_agree(monkeypatch: pytest.MonkeyPat
 def test_while_passes_are_measured_none_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
 
-    def measure(runner: Runner, steering: Steering) -> list[PassTime]:
+    def measure(runner: Runner, steering: Steering, only: Any) -> list[PassTime]:
         seen.extend(_modes(runner))
         steering.forced = PassMode.DECODE_GRAPH
         seen.extend(_modes(runner))
@@ -278,7 +297,7 @@ def test_while_passes_are_measured_none_is_chosen(monkeypatch: pytest.MonkeyPatc
 def test_an_error_while_measuring_leaves_the_engine_alone(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fails(runner: Any, steering: Any) -> list[PassTime]:
+    def fails(*given: Any) -> list[PassTime]:
         raise RuntimeError("made up")
 
     monkeypatch.setattr(module, "measure", fails)
@@ -308,7 +327,7 @@ def test_times_that_cannot_be_kept_stop_no_rank(
 def test_measuring_that_is_interrupted_leaves_no_steering(monkeypatch: pytest.MonkeyPatch) -> None:
     """What stops a process is not held up, and leaves nothing half done."""
 
-    def stops(runner: Any, steering: Any) -> list[PassTime]:
+    def stops(*given: Any) -> list[PassTime]:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(module, "measure", stops)
@@ -386,9 +405,9 @@ def test_while_an_engine_captures_anew_nothing_is_steered(monkeypatch: pytest.Mo
 
 def test_times_without_any_time_are_measured_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """A file that anybody may have emptied would leave the engine as it is for ever."""
-    monkeypatch.setattr(module, "measure", lambda runner, steering: [])
+    monkeypatch.setattr(module, "measure", lambda runner, steering, only: [])
     _started()
-    monkeypatch.setattr(module, "measure", lambda runner, steering: MEASURED)
+    monkeypatch.setattr(module, "measure", lambda runner, steering, only: MEASURED)
 
     assert _modes(_started()) == [Mode.DECODE]
 

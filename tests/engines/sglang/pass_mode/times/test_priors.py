@@ -1,0 +1,94 @@
+"""Times of another engine are taken where a few passes say that they hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from nsa_tune.engines.sglang.pass_mode.mode import PassMode
+from nsa_tune.engines.sglang.pass_mode.times import remembered
+from nsa_tune.engines.sglang.pass_mode.times.pass_time import PassTime
+from nsa_tune.engines.sglang.pass_mode.times.pass_times import PassTimes
+from nsa_tune.engines.sglang.pass_mode.times.priors import anchors, place_of, prior, rescaled
+
+ENGINE, DECODE = PassMode.ENGINE, PassMode.DECODE_GRAPH
+KEY = {"gpu": "NVIDIA H200", "sglang": "0.5.23", "torch": "2.14.1", "cpu": "a Xeon", "heads": 16}
+KNOWN = [
+    *(PassTime(ENGINE, size, 100, 1000.0 * size, False, 500.0) for size in (64, 512, 1024, 2048)),
+    PassTime(ENGINE, 2048, 100, 99.0, padding=1000),
+    *(PassTime(DECODE, size, 100, 100.0 * size) for size in (8, 64)),
+]
+NONE: frozenset[PassMode] = frozenset()
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+
+
+def _here(known: Iterable[PassTime], **factors: float) -> list[PassTime]:
+    """What the anchors take in this engine."""
+    places = anchors(known, NONE)
+    return [
+        replace(time, pass_us=factors[time.mode] * time.pass_us)
+        for time in known if place_of(time) in places
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "fits"),
+    [
+        ({}, True), ({"sglang": "0.5.24", "torch": "2.15.0"}, True), ({"cpu": "an EPYC"}, True),
+        ({"heads": 32}, False), ({"new": 1}, False),
+    ],
+)  # fmt: skip
+def test_a_prior_is_of_an_engine_that_differs_in_versions_and_host_only(
+    changes: dict[str, object], *, fits: bool
+) -> None:
+    assert remembered.save(PassTimes(KEY, KNOWN, "a table"))
+    key = KEY | changes
+
+    assert (prior(key, "a table") is not None) == fits
+    assert prior(key, "another table") is None
+
+
+def test_nothing_is_known_at_first() -> None:
+    assert prior(KEY, None) is None
+
+
+def test_of_each_way_three_passes_are_measured() -> None:
+    assert {place[:2] for place in anchors(KNOWN, NONE)} == {
+        (ENGINE, 64), (ENGINE, 1024), (ENGINE, 2048), (DECODE, 8), (DECODE, 64),
+    }  # fmt: skip
+    assert all(place[0] is ENGINE for place in anchors(KNOWN, frozenset({DECODE})))
+
+
+def test_times_that_hold_are_scaled_and_those_measured_here_taken() -> None:
+    measured = _here(KNOWN, engine=1.2, decode_graph=0.9)
+    times = rescaled(KNOWN, measured, NONE)
+
+    assert times is not None and len(times) == len(KNOWN)
+    for time, known in zip(times, KNOWN, strict=True):
+        factor = 1.2 if known.mode is ENGINE else 0.9
+        assert time.pass_us == pytest.approx(factor * known.pass_us)
+        assert place_of(time) == place_of(known)
+
+
+def test_times_that_hold_for_some_passes_only_are_measured_anew() -> None:
+    """Of a host that is slower, say, while the GPU is the same."""
+    measured = _here(KNOWN, engine=1.0, decode_graph=1.0)
+    measured[0] = replace(measured[0], pass_us=1.3 * measured[0].pass_us)
+
+    assert rescaled(KNOWN, measured, NONE) is None
+
+
+def test_a_way_of_which_nothing_was_measured_here_spoils_it() -> None:
+    measured = [time for time in _here(KNOWN, engine=1.0, decode_graph=1.0) if time.mode is ENGINE]
+
+    assert rescaled(KNOWN, measured, NONE) is None
+    times = rescaled(KNOWN, measured, frozenset({DECODE}))
+    assert times is not None and {time.mode for time in times} == {ENGINE}
+    assert rescaled([], [], NONE) is None
