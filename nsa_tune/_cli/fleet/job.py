@@ -10,7 +10,7 @@ import typer
 from nsa_tune._cli.fleet.remote import UrlOption, client_of
 from nsa_tune._cli.shared.console import print_document, say
 from nsa_tune._cli.shared.option_groups import ModelOptions, grouped
-from nsa_tune._cli.shared.options import AsJson, KvDtype, KvFormat, heads_of, model_of, names_of
+from nsa_tune._cli.shared.options import AsJson, heads_of, model_of, names_of
 from nsa_tune._errors import UsageError
 from nsa_tune.backend.dispatch.matching import Here
 from nsa_tune.backend.hardware import detect
@@ -25,6 +25,12 @@ job = typer.Typer(
 )
 
 _Number = Annotated[int, typer.Argument(min=1, help="Number of the job, as `job list` shows it.")]
+
+
+_Gpu = Annotated[
+    str | None,
+    typer.Option("--gpu", help="GPU as its driver names it. Default: this machine's device."),
+]
 
 
 @job.command("list")
@@ -53,13 +59,11 @@ def job_list(
 
 
 @job.command("add")
+@grouped
 def job_add(
-    gpu: Annotated[str, typer.Option("--gpu", help="GPU as its driver names it.")],
-    model: Annotated[str, typer.Option("--model", help="Model profile.")],
-    heads: Annotated[
-        int | None, typer.Option("--heads", help="Local heads. Default: all of the model's.")
-    ] = None,
-    kv_dtype: KvFormat = KvDtype.FP8,
+    *,
+    gpu: _Gpu = None,
+    model: ModelOptions,
     points: Annotated[
         str, typer.Option("--points", help="Decision points, comma-separated, or all.")
     ] = "all",
@@ -73,12 +77,9 @@ def job_add(
     url: UrlOption = None,
 ) -> None:
     """Add a job; it is queued without a further approval."""
-    body: dict[str, Any] = {
-        "gpu": gpu, "model": model, "kv_dtype": str(kv_dtype), "fresh": fresh, "budget_s": budget,
-        "points": list(names_of("--points", points)),
+    body = _table_of(gpu or detect.local_device_name(), model) | {
+        "fresh": fresh, "budget_s": budget, "points": list(names_of("--points", points)),
     }  # fmt: skip
-    if heads is not None:
-        body["heads"] = heads
     _print(client_of(url, _PATIENCE_S).post("/v1/jobs", body))
 
 
@@ -86,10 +87,7 @@ def job_add(
 @grouped
 def job_ask(
     *,
-    gpu: Annotated[
-        str | None,
-        typer.Option("--gpu", help="GPU as its driver names it. Default: this machine's device."),
-    ] = None,
+    gpu: _Gpu = None,
     model: ModelOptions,
     url: UrlOption = None,
     json: AsJson = False,
@@ -99,11 +97,7 @@ def job_ask(
     For the device of this machine, the table is for the driver and libraries installed here.
     """
     name = gpu or detect.local_device_name()
-    profile = model_of(model.model, name)
-    body: dict[str, Any] = {
-        "gpu": name, "model": profile, "heads": heads_of(model.heads, profile),
-        "kv_dtype": str(model.kv_dtype),
-    }  # fmt: skip
+    body = _table_of(name, model)
     here = Here.of(name)
     if here is not None:
         body |= {"driver": here.driver, "libraries": dict(here.libraries)}
@@ -159,6 +153,15 @@ def job_forget(
         raise UsageError("say whose: --by TOKEN, --gpu GPU, or both")
     answer = client_of(url, _PATIENCE_S).post("/v1/weights/forget", {"by": by, "gpu": gpu})
     _print_count(answer, "tables", "table")
+
+
+def _table_of(gpu: str, model: ModelOptions) -> dict[str, Any]:
+    """The fields that name a table."""
+    profile = model_of(model.model, gpu)
+    return {
+        "gpu": gpu, "model": profile, "heads": heads_of(model.heads, profile),
+        "kv_dtype": str(model.kv_dtype),
+    }  # fmt: skip
 
 
 def _print_count(answer: dict[str, Any], name: str, noun: str) -> None:
