@@ -15,8 +15,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 BACKLOG = 100
 """Connections that are taken at once: asyncio writes a page of log for each that it cannot take."""
 _MOST = 2048
-_KEPT_FREE = 256
-"""Descriptors for everything else: databases, the log, the event loop."""
+_KEPT_FREE = 512
+"""Descriptors for everything else: databases, bodies of answers, the log, the event loop."""
 _BUFFERED = 2**14
 _REQUEST_S, _RESPONSE_S = 10.0, 60.0
 """Seconds until a whole request is here, from connecting on, and until its answer is taken."""
