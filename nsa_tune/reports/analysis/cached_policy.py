@@ -17,11 +17,9 @@ if TYPE_CHECKING:
 
 
 class CachedPolicy(Policy):
-    """The policy of one point in one table, with its baseline and its measurements."""
+    """The policy of one point in one table, with its baseline."""
 
     baseline: Baseline
-    measurements: tuple[Measurement, ...]
-    """Everything measured of the point."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
@@ -40,7 +38,7 @@ class CachedPolicy(Policy):
         `places` is shared by all tables of a report, which hold much the same batches.
         """
         policy = cls.fit(point, setting, rows)
-        policy.baseline, policy.measurements, policy.places = baseline, tuple(rows), places
+        policy.baseline, policy.places = baseline, places
         return policy
 
     def survey(self, batch: Batch) -> Survey:

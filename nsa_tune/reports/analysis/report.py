@@ -67,7 +67,6 @@ class PointReport:
 
     point: Point
     policy: Policy
-    measurements: tuple[Measurement, ...]
     questions: tuple[QuestionReport, ...]
     answer: Answer | None
     """What to set; None for a point without an option and a plug-in of its own."""
@@ -216,9 +215,7 @@ def _point_report(policy: CachedPolicy) -> PointReport:
         _question_report(question, policy, cells_of(question, policy, batches, measured), slices)
         for question in policy.point.questions
     )
-    return PointReport(
-        policy.point, policy, policy.measurements, questions, answer_of(policy, measured)
-    )
+    return PointReport(policy.point, policy, questions, answer_of(policy, measured))
 
 
 def _question_report(

@@ -52,22 +52,6 @@ def test_without_a_prefix_the_pool_is_not_read() -> None:
     assert warm.moved != _work("mha/fa3", Batch.extend([1], [63]), bf16).moved
 
 
-def test_decoding_does_the_work_of_its_rows() -> None:
-    one, four = (work_of("decode", "triton", Batch.decode([4096] * n), SETTING) for n in (1, 4))
-
-    assert one is not None and four is not None
-    assert four.flops == 4 * one.flops
-    assert one.moved < four.moved < 2 * one.moved, "the projection's weights count once"
-
-
-def test_a_schedule_reads_its_rows_and_multiplies_nothing_to_speak_of() -> None:
-    work = work_of("indexer_metadata", "deep_gemm", Batch.decode([4096] * 1024), SETTING)
-
-    assert work is not None
-    assert work.moved == 1024 * 4 + (H100.sms + 1) * 8
-    assert work.intensity < 1
-
-
 @pytest.mark.parametrize(("ratio", "compressed"), [(4, 1024), (128, 64)])
 def test_a_v4_query_attends_to_its_window_and_its_compressed_tokens(
     ratio: int, compressed: int
@@ -115,21 +99,3 @@ def test_rows_that_failed_or_say_nothing_are_no_ceiling() -> None:
 
     assert ceilings_of(failed) is None
     assert ceilings_of(strange) is None
-
-
-def test_a_selection_reads_each_score_that_a_query_sees_once() -> None:
-    batch = Batch.extend([32768], [8192])
-    work = work_of("indexer_topk", "sampled", batch, SETTING)
-
-    assert work is not None
-    assert work.moved == batch.pairs * 4 + 8192 * (2048 + 1) * 4
-    assert work.intensity < 1
-
-
-def test_gathered_keys_are_written_and_read_again() -> None:
-    batch = Batch.extend([32768], [8192])
-    works = {arm: work_of("indexer_prefill", arm, batch, SETTING) for arm in ("ragged", "paged")}
-
-    assert works["ragged"] is not None and works["paged"] is not None
-    assert works["ragged"].flops == works["paged"].flops == 2 * batch.pairs * 64 * 128
-    assert works["ragged"].moved == works["paged"].moved + 2 * 40960 * 132
