@@ -159,10 +159,12 @@ def _with_other_format(
 def notes_on(deployment: Deployment, traffic: Traffic) -> Iterator[str]:
     """What the figures leave out, and what to measure."""
     yield from _notes_on_passes(deployment)
-    if deployment.model is not None and traffic.trace is not None:
+    whole = deployment.model is not None
+    if whole and traffic.trace is not None:
         yield "times to first token came out 7 to 29 % too low on six traces in an engine"
     if deployment.tp > 1:
-        yield "all-reduce is not counted: at TP8 a token was priced 7 to 36 % too low (15 runs)"
+        error = ": at TP8 a token was priced 7 to 36 % too low (15 runs)" if whole else ""
+        yield f"all-reduce is not counted{error}"
     if not deployment.launch.graphs or deployment.chunk > GRAPH_SIZES[-1]:
         yield "passes without a graph wait for their host: they take longer than is counted here"
     if deployment.scheduler.next_n > 1:
@@ -181,9 +183,11 @@ def _notes_on_passes(deployment: Deployment) -> Iterator[str]:
         key = setting.device.name, setting.profile.name, f"{setting.heads} heads"
         where = ", ".join((*key, deployment.kv_dtype))
         yield f"whole passes were not measured for {where}: attention alone is compared"
-        if deployment.launch.engine == "sglang":
+        if deployment.launch.engine == "vllm":
+            yield "a trace's batches are those of SGLang's scheduler"
+        else:
             yield "a start of the engine with the plug-in measures them; or give --pass-times"
-        if unpriced := deployment.prices.prices.attention.unpriced:
+        if unpriced := deployment.passes.attention.unpriced:
             yield f"the table has no times of {', '.join(unpriced)}: not counted"
         return
     if measured.layers != setting.sharing:

@@ -28,7 +28,7 @@ def lines(advice: Advice) -> Iterator[str]:
                 *(f"    {one}" for one in advice.changes),
                 "",
             )
-        yield f"{advice.traffic}:"
+        yield f"{advice.traffic}{'' if advice.whole_passes else ', attention alone'}:"
         columns = None if advice.outcomes[0].served else 3
         yield from _table([_TITLES[:columns], *(_row(one)[:columns] for one in advice.outcomes)])
         yield from ("", *(f"{name}: {text}" for name, text in _facts(advice)), "")
@@ -118,23 +118,24 @@ def _facts(advice: Advice) -> Iterator[tuple[str, str]]:
             f"({memory.pool_tokens:,} tokens) in each GPU's {memory.device_gib:.0f} GiB; "
             f"{1 - memory.static_fraction:.0%} left for activations and graphs",
         )
-    given, plugin = advice.outcome(AS_GIVEN), advice.outcome(WITH_PLUGIN)
-    advised = advice.outcome(AS_ADVISED) or given
-    if given and plugin and advised:
-        yield "The plug-in", _plugin(given, advised, plugin)
+    advised = advice.outcome(AS_ADVISED) or advice.outcome(AS_GIVEN)
+    plugin = advice.outcome(WITH_PLUGIN)
+    if plugin and advised:
+        yield "The plug-in", _plugin(advice, advised, plugin)
     if advice.error:
         yield "Intervals", f"all passes {advice.error:.0%} off, as one in ten measured ones is"
     yield "Priced by", re.sub(r"T\d\d:\d\d:[^;]*", "", advice.source)
 
 
-def _plugin(given: Outcome, advised: Outcome, plugin: Outcome) -> str:
+def _plugin(advice: Advice, advised: Outcome, plugin: Outcome) -> str:
     """What the plug-in adds to the advised flags."""
     before, after = advised.prefill_s, plugin.prefill_s
     share = 1 - after / before if before else 0.0
-    than = "your flags" if advised is given else "the advised flags"
+    than = "the advised flags" if advice.changes else "your flags"
     if share <= 0.005:
-        return f"adds nothing to {than} here"
-    text = f"takes another {share:.0%} off the prefills of {than}"
+        return f"saves nothing more here than {than}"
+    what = "prefills" if advice.whole_passes else "attention of prefills"
+    text = f"takes another {share:.0%} off the {what} with {than}"
     if advised.served is not None and plugin.served is not None:
         text += (
             f": mean time to first token {_s(plugin.served.ttft_s['mean'])} instead of "

@@ -94,7 +94,7 @@ class AttentionPrices:
             f"{flag} {_MQA_VALUE.get(value, value)}": (question, value)
             for flag, (question, values) in _FLAGS[engine].items()
             for value in values
-            if value == "mla" or _has_arm(policies, question, value)
+            if _is_measured(dispatcher, question, value)
         }
         """Setups of one flag: which question it answers, and how."""
         self.setups = (DEFAULT, *self.flags, PLUGIN)
@@ -107,9 +107,9 @@ class AttentionPrices:
             UsageError: for the first of them.
         """
         for question, value in given.items():
-            if not _has_arm(self.dispatcher.policies, question, value):
+            if not _is_measured(self.dispatcher, question, value):
                 raise UsageError(
-                    f"{value} as {question} is not priced: the table has no times of it"
+                    f"{value} ({question}) is not priced: it has no times in the table"
                 )
 
     def of(self, batch: Batch, *, graph: bool, given: Answers = MappingProxyType({})) -> Attention:
@@ -207,13 +207,14 @@ class AttentionPrices:
         return min((us for arm, us in timed.items() if arm.startswith("mha/")), default=None)
 
 
-def _has_arm(policies: Mapping[str, Policy], question: str, value: str) -> bool:
-    """Whether this device and layout have an arm for the value."""
+def _is_measured(dispatcher: Dispatcher, question: str, value: str) -> bool:
+    """Whether this device and layout have an arm for the value, and the table has times of it."""
     return any(
-        value in asked.choices and any(arm.name in asked.choices[value] for arm in one.candidates)
-        for one in policies.values()
-        for asked in one.point.questions
-        if asked.name == question
+        arm.name in asked.choices.get(value, ())
+        for name, policy in dispatcher.policies.items()
+        for asked in policy.point.questions
+        for arm in policy.candidates
+        if asked.name == question and arm.name not in dispatcher.unmeasured.get(name, ())
     )
 
 

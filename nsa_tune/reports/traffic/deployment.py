@@ -111,8 +111,8 @@ class Deployment:
         if kv_dtype is not None and launch.kv_dtype is None:
             launch = launch.changed(launch.kv_flag(kv_dtype))
         self.launch, self.version = launch, settings.version
-        own = opened(open_dispatcher(self.heads, self.kv_dtype), launch, settings)
-        self.prices, self.setting = PriceList(own), own.attention.setting
+        self.passes = opened(open_dispatcher(self.heads, self.kv_dtype), launch, settings)
+        self.prices, self.setting = PriceList(self.passes), self.passes.attention.setting
         self.memory = memory_of(
             self.setting, tp=self.tp, dp=self.dp, static_fraction=launch.fraction
         )
@@ -128,23 +128,23 @@ class Deployment:
     @property
     def model(self) -> NonAttentionModel | None:
         """Prices whole passes; None where attention alone is priced."""
-        return self.prices.prices.model
+        return self.passes.model
 
     @property
     def measured(self) -> EnginePasses | None:
         """The passes that the model was fitted to."""
-        return self.prices.prices.measured
+        return self.passes.measured
 
     @property
     def source(self) -> str:
         """Where prices come from."""
-        table = self.prices.prices.attention.dispatcher.source
+        table = self.passes.attention.dispatcher.source
         return table if self.measured is None else f"{table}; {self.measured.source}"
 
     @property
     def error(self) -> float:
         """The model's error (p90) on measured passes; 0 without a model."""
-        return 0.0 if self.model is None else self.model.error().p90
+        return 0.0 if self.model is None else self.model.error()
 
     @property
     def exact(self) -> bool:
@@ -155,7 +155,7 @@ class Deployment:
     def flags(self, *, extend: bool) -> list[str]:
         """Setups of one flag for a kind of pass."""
         names = (PREFILL_FLAG, FORCE_MQA) if extend else (DECODE_FLAG,)
-        return [one for one in self.prices.prices.setups if one.startswith(names)]
+        return [one for one in self.passes.setups if one.startswith(names)]
 
     def serve(self, requests: Sequence[Arrival], setups: Setups, factor: float = 1.0) -> Served:
         """Serve what `count` gave; tokens a second are those of all ranks."""
@@ -198,7 +198,7 @@ class Deployment:
         return []
 
     def _batches(self, traffic: Traffic) -> Iterable[tuple[Batch, float]]:
-        dispatcher = self.prices.prices.attention.dispatcher
+        dispatcher = self.passes.attention.dispatcher
         if traffic.log is not None:
             return logged(traffic.log, dispatcher)
         if self.measured is not None:

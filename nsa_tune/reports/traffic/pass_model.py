@@ -56,14 +56,6 @@ class Observed(NamedTuple):
     attention_us: float
 
 
-class PassError(NamedTuple):
-    """How far the model is off on measured batches, each left out in turn; parts of their time."""
-
-    passes: int
-    median: float
-    p90: float
-
-
 class NonAttentionModel:
     """Prices whole passes of one engine."""
 
@@ -105,13 +97,14 @@ class NonAttentionModel:
         modelled = self._modelled(batch, way, attention_us, self._scale, self._indexer_share)
         return modelled * self._correction(_place(batch, way))
 
-    def error(self) -> PassError:
-        """Leave-one-out errors; the weights are kept, as a single batch hardly moves them."""
+    def error(self, quantile: float = 0.9) -> float:
+        """How far the model is off on measured batches, each left out in turn, as a part of their
+        time. The weights are kept, as a single batch hardly moves them."""
         errors = sorted(
             abs(self._correction(place, without=place[1:]) * exp(-residual) - 1)
             for place, residual in self._residuals
         )
-        return PassError(len(errors), median(errors), errors[int(0.9 * (len(errors) - 1))])
+        return errors[int(quantile * (len(errors) - 1))]
 
     def _fitted(self, rows: Iterable[Observed]) -> tuple[float, ...]:
         used = [one for one in rows if one.attention_us < one.us]

@@ -63,8 +63,7 @@ def replay(deployment: Deployment, traffic: Traffic) -> Replay:
     best, _ = deployment.best_flag(extend=True)
     served_too = {DEFAULT, PLUGIN, best} if requests and deployment.model is not None else set()
     setups = [
-        _setup(deployment, requests, name, name in served_too)
-        for name in deployment.prices.prices.setups
+        _setup(deployment, requests, name, name in served_too) for name in deployment.passes.setups
     ]
     extends = [one for one in counted if one.batch.mode == "extend"]
     prefills = sum(one.count for one in extends)
@@ -117,11 +116,11 @@ def _ways(extends: list[PricedShape]) -> list[Row]:
     ways: dict[str, Row] = {}
     for one in extends:
         way = str(one.price.way)
-        row = ways.setdefault(way, {"way": way, "passes": 0, "s": 0.0, "by default s": 0.0})
+        row = ways.setdefault(way, {"way": way, "passes": 0, "plug-in s": 0.0, "by default s": 0.0})
         row["passes"] += one.count
-        row["s"] += one.count * one.price.us[PLUGIN] / 1e6
+        row["plug-in s"] += one.count * one.price.us[PLUGIN] / 1e6
         row["by default s"] += one.count * one.price.us[DEFAULT] / 1e6
-    return sorted(ways.values(), key=lambda row: -row["s"])
+    return sorted(ways.values(), key=lambda row: -row["plug-in s"])
 
 
 def _regret_by_shape(counted: list[PricedShape]) -> list[Row]:

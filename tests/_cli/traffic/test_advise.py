@@ -256,10 +256,11 @@ def test_a_goal_needs_whole_passes_of_a_whole_model(advise: Any, trace: str) -> 
 
 
 def test_a_kernel_without_times_is_refused(advise: Any, trace: str) -> None:
-    answer = advise("--trace", trace, "--flags", f"{FP8} --dsa-prefill-backend tilelang")
+    for flags in (FP8, "--tp 8"):
+        answer = advise("--trace", trace, "--flags", f"{flags} --dsa-prefill-backend tilelang")
 
-    assert answer.code == 2
-    assert "tilelang as sparse_prefill is not priced" in answer.err
+        assert answer.code == 2
+        assert "tilelang (sparse_prefill) is not priced" in answer.err
 
 
 def test_a_machine_without_a_gpu_is_asked_which_one_serves(
