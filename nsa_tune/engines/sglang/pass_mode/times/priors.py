@@ -15,7 +15,7 @@ from nsa_tune.engines.sglang.pass_mode.times import remembered
 from nsa_tune.engines.sglang.pass_mode.times.pass_time import PassTime
 from nsa_tune.engines.sglang.pass_mode.times.pass_times import PassTimes
 
-_MAY_DIFFER = frozenset({"sglang", "torch", "cpu"})
+_MAY_DIFFER = frozenset({"sglang", "torch", "cpu", "load_format"})
 """Fields of the key in which a prior's may differ from this engine's."""
 _SPREAD = 1.15
 """By so many times the factors of one way may differ from each other."""

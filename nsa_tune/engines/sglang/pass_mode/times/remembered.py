@@ -12,6 +12,8 @@ from nsa_tune.db.places import user_folder
 from nsa_tune.engines.sglang.pass_mode.times.pass_times import PassTimes
 
 _MOST_BYTES = 2**20
+SHIPPED = Path(__file__).parents[4] / "tables" / "pass-times"
+"""Files of other machines, which an engine's start checks before it takes them (priors.py)."""
 
 
 def folder() -> Path | None:
@@ -46,18 +48,23 @@ def save(times: PassTimes) -> bool:
 
 def remembered() -> Iterator[PassTimes]:
     """All that is kept, in the order of the files' names."""
-    for _, times in _files():
+    for _, times in _files(folder()):
         yield times
 
 
 def newest(fits: Callable[[Mapping[str, object]], bool]) -> tuple[Path, PassTimes] | None:
-    """The file that was written last of those whose key fits, and its times."""
-    fitting = [(path, times) for path, times in _files() if fits(times.key)]
-    return max(fitting, key=lambda kept: _written_ns(kept[0]), default=None)
+    """The file that was written last of those whose key fits, and its times.
+
+    What this machine has measured comes before what ships with the package.
+    """
+    for place in (folder(), SHIPPED):
+        fitting = [(path, times) for path, times in _files(place) if fits(times.key)]
+        if fitting:
+            return max(fitting, key=lambda kept: _written_ns(kept[0]))
+    return None
 
 
-def _files() -> Iterator[tuple[Path, PassTimes]]:
-    place = folder()
+def _files(place: Path | None) -> Iterator[tuple[Path, PassTimes]]:
     for path in [] if place is None else sorted(place.glob("*.json")):
         times = _read(path)
         if times is not None:

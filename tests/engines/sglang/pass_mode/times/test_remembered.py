@@ -162,3 +162,20 @@ def test_the_newest_is_the_one_that_was_written_last() -> None:
     assert fitting is not None
     assert fitting[1].key == other.key
     assert remembered.newest(lambda key: False) is None
+
+
+def test_what_ships_counts_where_this_machine_has_measured_nothing(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is no outcome of a start here: it is neither loaded nor shown."""
+    monkeypatch.setattr(remembered, "SHIPPED", tmp_path / "shipped")
+    assert remembered.save(TIMES)
+    folder.rename(remembered.SHIPPED)
+
+    assert remembered.load(KEY) is None
+    assert list(remembered.remembered()) == []
+    shipped = remembered.newest(lambda key: key == KEY)
+    assert shipped is not None and shipped[0].parent == remembered.SHIPPED
+    assert remembered.save(TIMES)
+    measured = remembered.newest(lambda key: key == KEY)
+    assert measured is not None and measured[0].parent == folder
