@@ -45,7 +45,9 @@ def _no_case(*_: object) -> Any:
 
 
 _FEATURES = FeatureFunctions(
-    ("q_tokens",), lambda batch: (batch.q_tokens,), lambda batch: (log2(batch.q_tokens),)
+    ("q_tokens", "q_tokens_squared"),
+    lambda batch: (batch.q_tokens, batch.q_tokens**2),
+    lambda batch: (log2(batch.q_tokens),),
 )
 
 
