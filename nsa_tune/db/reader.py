@@ -22,7 +22,7 @@ from nsa_tune.db.connection import SCHEMA_VERSION, reading, renew_budget
 from nsa_tune.db.text_table import (
     MOST_ROWS,
     check_sequences,
-    checked_measurements,
+    checked_measurement,
     read_key,
     read_text,
 )
@@ -51,8 +51,8 @@ _ROWS = (
     "{discarded}, {pass_us}, measured_at, measurements.id FROM measurements "
     "JOIN runs ON runs.id = run_id WHERE key_id = ?"
 )
-_TIME, _WIDTH = 12, 14
-"""Which of these columns the time is, and how many there are."""
+_TIME = 12
+"""Which of these columns the time is."""
 MOST_STORED = 2**18
 """Measurements of one key that are read, older ones among them."""
 MOST_KEYS = 4096
@@ -187,9 +187,8 @@ def table_of(
         ValueError: when a row is not what nsa-tune writes.
     """
     rows = _newest_rows(connection, number, version)
-    columns = list(zip(*rows, strict=True)) or [()] * _WIDTH
-    newest = max(columns[_TIME], default="")
-    measurements = checked_measurements(columns[:_TIME])
+    newest = max((row[_TIME] for row in rows), default="")
+    measurements = tuple(checked_measurement(*row[:_TIME]) for row in rows)
     check_sequences(row.batch for row in measurements)
     return replace(
         _head_of(connection, path, number, key, newest, version),

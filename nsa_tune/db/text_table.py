@@ -24,10 +24,9 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from itertools import chain, compress, groupby, repeat, takewhile
+from itertools import groupby, takewhile
 from math import inf
 from pathlib import Path
-from typing import Any
 
 from nsa_tune._errors import StoreCorrupt, StoreError, StoreMissing, StoreNewer
 from nsa_tune._files import TooLong, lines_of, open_regular, read_whole
@@ -65,7 +64,6 @@ _CONTENT = "content"
 _CONTENT_LINE = re.compile(rb"\n# content = ([^\n]*)(?=\n)")
 _COUNTED = re.compile("x([0-9]{1,6})")
 _NOTHING = "-"
-_OK = str(Status.OK)
 _COUNT = re.compile("[0-9]{1,18}")
 _AGE = re.compile("([0-9]{1,18})x([0-9]{1,9})")
 _STATUSES = {str(status): status for status in Status}
@@ -94,60 +92,13 @@ def checked_measurement(
         raise ValueError(f"samples {samples!r} is not a count")
     if type(discarded) is not int or discarded < 0:
         raise ValueError(f"discarded {discarded!r} is not a count")
-    latency, low, high = latency_us, low_us, high_us
-    if not (
-        type(latency) is type(low) is type(high) is float
-        and LEAST_US <= latency <= MOST_US
-        and LEAST_US <= low <= MOST_US
-        and LEAST_US <= high <= MOST_US
-    ):
-        latency, low, high = _latency(latency_us), _latency(low_us), _latency(high_us)
+    latency, low, high = _latency(latency_us), _latency(low_us), _latency(high_us)
     if known is Status.OK and (latency is None or low is None or high is None):
         raise ValueError("a successful measurement needs a latency and its interval")
+    off = _within(-inf, inf, error, "an error of {}")
+    shared = _within(0, MOST_US, pass_us, "a cost of {} us a pass")
     return Measurement(
-        point, batch, arm, known, latency, low, high, samples, _error(error), reason, discarded,
-        _pass_cost(pass_us),
-    )  # fmt: skip
-
-
-def checked_measurements(columns: Sequence[Sequence[Any]]) -> tuple[Measurement, ...]:
-    """`checked_measurement` of each row of `columns`, which are all twelve.
-
-    Raises:
-        ValueError: as that.
-    """
-    succeeded = [status == _OK for status in columns[3]]
-    plain = columns
-    if not all(succeeded):
-        plain = [list(compress(column, succeeded)) for column in columns]
-    if not _are_plain(plain):
-        return tuple(map(checked_measurement, *columns))
-    found = list(map(Measurement, *columns[:3], repeat(Status.OK), *columns[4:]))
-    if plain is not columns:
-        for i, is_plain in enumerate(succeeded):
-            if not is_plain:
-                found[i] = checked_measurement(*[column[i] for column in columns])
-    return tuple(found)
-
-
-def _are_plain(columns: Sequence[Sequence[Any]]) -> bool:
-    """Whether all of these successes are beyond doubt what nsa-tune writes: column by column that
-    is asked in a fifth of the time."""
-    point, batch, arm, _, latency, low, high, samples, error, reason, discarded, passes = columns
-    times = (*latency, *low, *high)
-    return (
-        {*map(type, chain(point, batch, arm, reason))} <= {str}
-        and {*map(type, times)} <= {float}
-        and {*map(type, error)} <= {float, type(None)}
-        and {*map(type, chain(samples, discarded))} <= {int}
-        # With a NaN among them the sum is NaN, which is less than nothing.
-        and sum(times) < inf
-        and min(times, default=1.0) >= LEAST_US
-        and max(times, default=1.0) <= MOST_US
-        and all(one == one for one in error)
-        and min(chain(samples, discarded), default=0) >= 0
-        and {*map(type, passes)} <= {float, type(None)}
-        and all(one is None or 0 <= one <= MOST_US for one in passes)
+        point, batch, arm, known, latency, low, high, samples, off, reason, discarded, shared
     )
 
 
@@ -166,24 +117,15 @@ def check_sequences(batches: Iterable[str]) -> None:
         raise ValueError(f"its batches have more than {_MOST_SEQUENCES} sequences together")
 
 
-def _error(value: object) -> float | None:
-    number = number_of(value)
-    if number is not None and number != number:
-        raise ValueError("an error that is no number")
-    return number
-
-
-def _pass_cost(value: object) -> float | None:
-    number = number_of(value)
-    if number is not None and not 0 <= number <= MOST_US:
-        raise ValueError(f"a cost of {number} us a pass cannot be")
-    return number
-
-
 def _latency(value: object) -> float | None:
+    return _within(LEAST_US, MOST_US, value, "a latency of {} us")
+
+
+def _within(low: float, high: float, value: object, what: str) -> float | None:
+    """`value`, which is a number from `low` to `high`, or nothing."""
     number = number_of(value)
-    if number is not None and not LEAST_US <= number <= MOST_US:
-        raise ValueError(f"a latency of {number} us cannot be")
+    if number is not None and not low <= number <= high:
+        raise ValueError(f"{what.format(number)} cannot be")
     return number
 
 
@@ -223,7 +165,7 @@ def format_table(table: Table) -> str:
         *rows,
     ]
     place = [name for name, _ in facts].index(_ROWS) + 1
-    lines.insert(place, f"# {_CONTENT} = {_digest(_joined(lines))}")
+    lines.insert(place, f"# {_CONTENT} = {_digest(_joined(lines).encode())}")
     return _joined(lines)
 
 
@@ -259,12 +201,7 @@ def _time(text: str) -> datetime:
 def content_of(table: Table) -> str:
     """32 hex digits of the key, device, limits, measurements and their times: equal tables have
     equal ones."""
-    return written_content(format_table(table).encode())
-
-
-def written_content(data: bytes) -> str:
-    """What the text of a table that nsa-tune has written says that its content is."""
-    line = _CONTENT_LINE.search(data)
+    line = _CONTENT_LINE.search(format_table(table).encode())
     assert line is not None, "what is written says what its content is"
     return line[1].decode()
 
@@ -273,15 +210,8 @@ def _joined(lines: Sequence[str]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _digest(text: str) -> str:
-    return _digest_of(text.encode())
-
-
-def _digest_of(*parts: bytes) -> str:
-    digest = hashlib.sha256()
-    for part in parts:
-        digest.update(part)
-    return digest.hexdigest()[:32]
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:32]
 
 
 def format_row(measurement: Measurement) -> str:
@@ -410,7 +340,7 @@ def _check_content(data: bytes, path: Path) -> None:
         return
     if not data.endswith(b"\n"):
         raise _damage(path, data.count(b"\n") + 1, "the last line was cut short")
-    found = _digest_of(data[: line.start()], data[line.end() :])
+    found = _digest(data[: line.start()] + data[line.end() :])
     if line[1].decode("latin-1") != found:
         raise StoreCorrupt(
             f"{path} was changed since it was written: its content is {found}, not what its head "

@@ -17,7 +17,6 @@ from nsa_tune._errors import StoreCorrupt, StoreError, StoreMissing, StoreNewer
 from nsa_tune.backend.types.records import Measurement, Status, Table
 from nsa_tune.db.text_table import (
     checked_measurement,
-    checked_measurements,
     format_table,
     read_key,
     read_text,
@@ -306,33 +305,6 @@ def test_wrong_measurements_keep_their_latency(tmp_path: Path) -> None:
     assert read_text(_written(format_table(table(wrong)), tmp_path)).measurements == (wrong,)
 
 
-def _rows(count: int) -> list[list[Any]]:
-    times = (9.5, 9.25, 9.75)
-    return [
-        ["p", f"decode:n1:{i + 1}", "a", "ok", *times, 5, None, "", 0, None] for i in range(count)
-    ]
-
-
-def _checked(rows: list[list[Any]]) -> tuple[Measurement, ...]:
-    return checked_measurements(list(zip(*rows, strict=True)))
-
-
-@pytest.mark.parametrize(
-    "row",
-    [
-        ["p", "decode:n1:9", "a", "failed", None, None, None, 0, None, "no memory", 3, None],
-        ["p", "decode:n1:9", "a", "wrong", 4.0, 4.0, 4.0, 5, 0.5, "rows differ", 0, 7.5],
-        ["p", "decode:n1:9", "a", "ok", 4, 3.5, 5, 5, 1, "", 0, None],
-        ["p", "decode:n1:9", "a", "ok", 4.0, 3.5, 5.0, 5, 1.0, "", 0, 7.5],
-        ["p", "decode:n1:9", "a", "ok", 4.0, 3.5, 5.0, 5, 1.0, "", 0, 0.0],
-        ["p", "decode:n1:9", "a", "ok", 4.0, 3.5, 5.0, 5, 1.0, "", 0, 7],
-    ],
-)
-def test_rows_are_checked_together_as_alone(row: list[Any]) -> None:
-    for rows in ([row], _rows(3), [*_rows(2), row, *_rows(1)]):
-        assert _checked(rows) == tuple(checked_measurement(*one) for one in rows)
-
-
 @pytest.mark.parametrize(
     ("place", "value"),
     [
@@ -342,13 +314,10 @@ def test_rows_are_checked_together_as_alone(row: list[Any]) -> None:
         (11, -0.5), (11, float("inf")), (11, float("nan")), (11, "7"), (11, True),
     ],
 )  # fmt: skip
-def test_one_bad_value_among_many_is_refused(place: int, value: Any) -> None:
-    rows = _rows(5)
-    rows[3][place] = value
+def test_a_bad_value_is_refused(place: int, value: Any) -> None:
+    row: list[Any] = ["p", "decode:n1:1", "a", "ok", 9.5, 9.25, 9.75, 5, None, "", 0, None]
+    assert checked_measurement(*row).latency_us == 9.5
+    row[place] = value
 
     with pytest.raises(ValueError, match=r"\S"):
-        _checked(rows)
-
-
-def test_no_rows_are_no_measurements() -> None:
-    assert checked_measurements([()] * 12) == ()
+        checked_measurement(*row)
