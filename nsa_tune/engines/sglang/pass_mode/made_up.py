@@ -12,6 +12,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from nsa_tune.engines.sglang.pass_mode.rows.rows import count_rows
+
 _LONGEST = 2**17
 """Longer sequences are not made up: how many more an engine could hold makes no difference."""
 _PAGE = 64
@@ -53,6 +55,7 @@ def prefill(
     # Later releases have renamed it.
     renamed = hasattr(batch, "global_num_token_non_padded_cpu")
     setattr(batch, f"{'global_' if renamed else ''}num_token_non_padded_cpu", q_tokens)
+    count_rows(batch, q_tokens)
     batch.extend_seq_lens = torch.tensor(extend_lens, **whole)
     batch.extend_prefix_lens = torch.tensor(prefix_lens, **whole)
     batch.extend_start_loc = torch.tensor(starts, **whole)

@@ -83,6 +83,16 @@ def test_new_tokens_are_written_where_they_are_told_to() -> None:
     assert module.prefill(_runner(), [0], [64], slots).out_cache_loc is slots
 
 
+def test_no_new_token_counts_as_padding_and_sglangs_own_count_stays() -> None:
+    made, count = _runner(), torch.tensor([64])
+    captured = batch([0], [64])
+    captured.num_token_non_padded = count
+    made.prefill_cuda_graph_runner.capture_prepare = lambda size: (captured, "backend")
+
+    assert module.prefill(made, [0], [37]).num_token_non_padded.tolist() == [37]
+    assert count.tolist() == [64]
+
+
 @pytest.mark.parametrize("name", module._READ_DONE)
 def test_no_event_of_a_made_up_pass_stands_for_a_served_one(name: str) -> None:
     """SGLang's scheduler waits for the event of the pass that it has launched, if it finds one."""
