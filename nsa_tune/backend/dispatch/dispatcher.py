@@ -170,7 +170,7 @@ class Dispatcher:
 
     @property
     def policies(self) -> Mapping[str, Policy]:
-        """The compiled measurements, by point."""
+        """The fitted measurements, by point."""
         return self._planner.policies
 
     @property
