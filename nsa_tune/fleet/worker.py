@@ -164,15 +164,15 @@ class _Here:
             return cls(detect.cpu_name(), "", detect.library_versions(), ())
         visible = visible_gpus(len(names))
         gpus = visible if device == ALL else visible[_ordinal(device) :][:1]
-        found = set(_names_of(gpus, names))
-        if not found:
+        models = set(_names_of(gpus, names))
+        if not models:
             raise MachineUnfit(f"there is no device {device} here")
-        if len(found) > 1:
+        if len(models) > 1:
             raise MachineUnfit(
-                f"the GPUs of this host differ ({', '.join(sorted(found))}): start a worker for "
+                f"the GPUs of this host differ ({', '.join(sorted(models))}): start a worker for "
                 "each, with --device cuda:N, and with numbers in CUDA_VISIBLE_DEVICES"
             )
-        return cls(found.pop(), detect.driver_version(), detect.library_versions(), gpus)
+        return cls(models.pop(), detect.driver_version(), detect.library_versions(), gpus)
 
     def claim(self, worker: str, claim: str) -> dict[str, Any]:
         """The body that asks for a job."""
@@ -380,7 +380,7 @@ class _Job:
 
 def _one_line(message: str) -> str:
     """`message` as a service takes it: what a library wrote may have tabs and escape codes."""
-    return "".join(one if one.isprintable() else " " for one in message)[:_LONGEST_MESSAGE]
+    return "".join(letter if letter.isprintable() else " " for letter in message)[:_LONGEST_MESSAGE]
 
 
 class _Watched:

@@ -65,8 +65,8 @@ class Copies:
         """What was left here; an empty state where nothing readable was."""
         try:
             with self._state.open("rb") as file:
-                found = json.loads(file.read(_MOST_STATE))
-            return State(**{name: str(found.get(name, "")) for name in asdict(State())})
+                fields = json.loads(file.read(_MOST_STATE))
+            return State(**{name: str(fields.get(name, "")) for name in asdict(State())})
         except (AttributeError, OSError, ValueError, TypeError, RecursionError):
             return State()
 

@@ -431,6 +431,10 @@ def test_an_admin_runs_the_queue_from_the_command_line(
     assert '"points": ["decode", "prefill"], "fresh": true, "budget_s": 60.0' in listed.out
     again = shell("job", "approve", "1")
     assert (again.code, "job 1 is cancelled and cannot be approved" in again.err) == (1, True)
+    service.post("/v1/wanted", {**JOB, "heads": 2})
+    assert "1 job: done" in shell("job", "cancel", "--by", "submit").err
+    assert "0 tables: done" in shell("job", "forget", "--gpu", "junk").err
+    assert shell("job", "cancel").code == shell("job", "forget").code == 2
     monkeypatch.setenv("NSA_TUNE_TOKEN", service.tokens[Role.READ])
     assert "needs admin" in shell("job", "cancel", "2").err
 

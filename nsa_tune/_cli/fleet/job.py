@@ -46,14 +46,14 @@ def job_list(
 ) -> None:
     """List the newest jobs of a service."""
     query = f"?{urlencode({'state': state})}" if state else ""
-    found = client_of(url, _PATIENCE_S).document(f"/v1/jobs{query}")
+    answer = client_of(url, _PATIENCE_S).document(f"/v1/jobs{query}")
     if json:
-        print_document({"schema": "nsa-tune/jobs/1", **found})
+        print_document({"schema": "nsa-tune/jobs/1", **answer})
         return
     from nsa_tune.remote.client import reading
 
     with reading():
-        lines = [_line(one) for one in found["jobs"]]
+        lines = [_line(job) for job in answer["jobs"]]
     for line in lines:
         typer.echo(line)
 

@@ -48,16 +48,17 @@ def token_add(
 def token_list(database: DatabaseToWrite = None, json: AsJson = False) -> None:
     """List the tokens: name, role, and when each was made."""
     with _tokens(database, create=False) as tokens:
-        found = tokens.all()
+        listed = tokens.all()
     if json:
-        listed = [
-            {"name": one.name, "role": str(one.role), "created_at": one.created_at} for one in found
+        documents = [
+            {"name": token.name, "role": str(token.role), "created_at": token.created_at}
+            for token in listed
         ]
-        print_document({"schema": "nsa-tune/tokens/1", "tokens": listed})
+        print_document({"schema": "nsa-tune/tokens/1", "tokens": documents})
         return
-    for one in found:
-        typer.echo(f"{one.name}  {one.role}  {one.created_at}")
-    if not found:
+    for token in listed:
+        typer.echo(f"{token.name}  {token.role}  {token.created_at}")
+    if not listed:
         say("there are no tokens; make one with `nsa-tune token add`")
 
 

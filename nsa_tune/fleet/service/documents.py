@@ -78,7 +78,7 @@ def names_in(document: Mapping[str, Any], name: str) -> tuple[str, ...]:
     value = document.get(name, [])
     if not isinstance(value, list) or len(value) > _MOST_ITEMS:
         raise UsageError(f"{name!r} must be a list of at most {_MOST_ITEMS} names")
-    return tuple(text_in({name: one}, name) for one in value)
+    return tuple(text_in({name: word}, name) for word in value)
 
 
 def libraries_in(
@@ -97,9 +97,9 @@ def libraries_in(
         pairs = dict(value)
     except (TypeError, ValueError):
         raise UsageError(f"{name!r} must be an object: distribution to version") from None
-    if len(pairs) > _MOST_ITEMS or not all(isinstance(one, str) for one in pairs):
+    if len(pairs) > _MOST_ITEMS or not all(isinstance(word, str) for word in pairs):
         raise UsageError(f"{name!r} must have at most {_MOST_ITEMS} distributions")
-    found = tuple(sorted((text_in({name: word}, name), text_in(pairs, word)) for word in pairs))
-    if sum(len(word) for pair in found for word in pair) > _LONGEST_LIBRARIES:
+    libraries = tuple(sorted((text_in({name: word}, name), text_in(pairs, word)) for word in pairs))
+    if sum(len(word) for pair in libraries for word in pair) > _LONGEST_LIBRARIES:
         raise UsageError(f"{name!r} must have at most {_LONGEST_LIBRARIES} characters")
-    return found
+    return libraries

@@ -89,12 +89,12 @@ def _moved(request: Request, secret: str) -> Response:
 
 def sealed(app: ASGIApp) -> ASGIApp:
     """`app` with the headers on every answer that keep a browser careful."""
-    own = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
+    careful = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
 
     async def answered(scope: Scope, receive: Receive, send: Send) -> None:
         async def with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message = {**message, "headers": [*message.get("headers", []), *own]}
+                message = {**message, "headers": [*message.get("headers", []), *careful]}
             await send(message)
 
         await app(scope, receive, with_headers)

@@ -61,8 +61,8 @@ class HostEndpoints:
         """Doubt a table."""
         document = await document_in(request)
         keys = (await self._service.held()).keys
-        found = self._service.demand.found
-        job = await self._service.in_state(found, document, keys, request.state.sender)
+        doubt = self._service.demand.found
+        job = await self._service.in_state(doubt, document, keys, request.state.sender)
         return answer({"job": job.as_document()})
 
     async def wanted(self, request: Request) -> Response:

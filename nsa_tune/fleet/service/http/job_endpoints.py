@@ -81,8 +81,8 @@ class JobEndpoints:
         arrived, sender = self._service.demand.arrived, request.state.sender
         await self._service.in_state(arrived, worker, keys, sender)
         job = await self._service.in_state(self._service.jobs.claim, worker, claim)
-        found = None if job is None else job.as_document()
-        return answer({"job": found, "lease_s": self._service.jobs.lease_s})
+        claimed = None if job is None else job.as_document()
+        return answer({"job": claimed, "lease_s": self._service.jobs.lease_s})
 
     async def beat(self, request: Request) -> Response:
         """A worker is still at it."""

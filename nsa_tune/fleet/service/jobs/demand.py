@@ -39,9 +39,9 @@ class Demand:
 
         Where there is no table at all, any driver and libraries will do; otherwise those asked for.
         """
-        found = next((key.digest for key in keys if target.met_by(key)), "")
-        if found:
-            return found, None
+        digest = next((key.digest for key in keys if target.met_by(key)), "")
+        if digest:
+            return digest, None
         reason = target.lacking(keys)
         if not any(target.name == Target.of_key(key).name for key in keys):
             target = Target(*target.name)
@@ -55,7 +55,7 @@ class Demand:
         if self._jobs.worker(worker.name) == worker:
             return []
         names = {Target.of_key(key).name for key in keys if key.gpu == worker.gpu}
-        found = []
+        jobs = []
         for name in sorted(names):
             target = Target(*name, worker.driver, worker.libraries)
             reason = target.lacking(keys)
@@ -63,8 +63,8 @@ class Demand:
                 reason = f"{reason}, and {worker.name} has them"
                 # A token that has proposed too much may still take jobs.
                 with suppress(TooManyJobs):
-                    found.append(self._jobs.propose(target, reason, by=by))
-        return found
+                    jobs.append(self._jobs.propose(target, reason, by=by))
+        return jobs
 
     def found(self, document: Mapping[str, Any], keys: Sequence[Key], by: str) -> Job:
         """Doubt a table from now on, and propose to measure the point of it again.
@@ -89,17 +89,17 @@ class Demand:
         if len(text) > _LONGEST_FINDING:
             raise UsageError(f"a finding has at most {_LONGEST_FINDING} bytes")
         with self._state.writing() as connection:
-            count, own = connection.execute(
+            count, of_token = connection.execute(
                 "SELECT count(*), count(CASE WHEN found_by = ? THEN 1 END) FROM findings "
                 "WHERE settled IS NULL",
                 [by],
             ).fetchone()
             # The same one again says nothing new, and neither does one of too many.
-            known = connection.execute(
+            same = connection.execute(
                 "SELECT 1 FROM findings WHERE digest = ? AND document = ? AND settled IS NULL",
                 [key.digest, text],
             ).fetchone()
-            if not known and count < _MOST_FINDINGS and own < _MOST_FINDINGS_BY_TOKEN:
+            if not same and count < _MOST_FINDINGS and of_token < _MOST_FINDINGS_BY_TOKEN:
                 connection.execute(
                     "INSERT INTO findings (digest, point, document, found_by, found) "
                     "VALUES (?, ?, ?, ?, ?)",
@@ -117,10 +117,10 @@ class Demand:
                 "SELECT DISTINCT digest, point FROM findings WHERE settled IS NULL "
                 "ORDER BY digest, point"
             ).fetchall()
-        found: dict[str, list[str]] = {}
+        points: dict[str, list[str]] = {}
         for digest, point in rows:
-            found.setdefault(digest, []).append(point)
-        return found
+            points.setdefault(digest, []).append(point)
+        return points
 
 
 def _key_of(value: object, keys: Sequence[Key]) -> Key:

@@ -91,9 +91,9 @@ class Jobs:
         """
         with self._state.writing() as connection:
             self._forget_proposals(connection)
-            known = self._newest(connection, target, digest)
-            if known is not None and self._serves(known, points):
-                return self._asked_again(connection, known, points)
+            newest = self._newest(connection, target, digest)
+            if newest is not None and self._serves(newest, points):
+                return self._asked_again(connection, newest, points)
             state = "queued" if self._approve else "proposed"
             self._check_quota(connection, by)
             return self._insert(
@@ -283,12 +283,12 @@ class Jobs:
     def _asked_again(
         self, connection: sqlite3.Connection, row: sqlite3.Row, points: Sequence[str]
     ) -> Job:
-        known = json.loads(row["points"])
-        if row["state"] in _WAITING and known:
-            known = sorted({*known, *points}) if points else []
+        all_points = json.loads(row["points"])
+        if row["state"] in _WAITING and all_points:
+            all_points = sorted({*all_points, *points}) if points else []
         connection.execute(
             "UPDATE jobs SET asked = asked + 1, asked_last = ?, points = ? WHERE id = ?",
-            [self._clock(), json.dumps(known), row["id"]],
+            [self._clock(), json.dumps(all_points), row["id"]],
         )
         return self._job(connection, row["id"])
 

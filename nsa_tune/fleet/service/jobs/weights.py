@@ -83,7 +83,7 @@ class BatchWeights:
                 connection.execute(
                     "INSERT INTO weights VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE "
                     "SET count = min(count + excluded.count, ?)",
-                    [*key, min(count, _MOST_ADDED), _MOST_COUNT],
+                    [*key, min(count, _MOST_ADDED, _MOST_COUNT), _MOST_COUNT],
                 )
             if new:
                 self._remember(connection, tables, by)
@@ -178,15 +178,17 @@ def _counts(log: memoryview) -> tuple[int, Counter[tuple[str, str, int, str, str
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory, "decisions.jsonl")
         path.write_bytes(log)
-        for one in read_decisions(path):
-            decisions += one.count
-            word = str(one.batch)
-            texts = one.gpu, one.kv_layout, word
-            profile = PROFILES.get(one.model)
-            known = profile is not None and 1 <= one.heads <= profile.heads
-            measurable = known and one.batch.lens is not None
+        for decision in read_decisions(path):
+            decisions += decision.count
+            word = str(decision.batch)
+            texts = decision.gpu, decision.kv_layout, word
+            profile = PROFILES.get(decision.model)
+            has_heads = profile is not None and 1 <= decision.heads <= profile.heads
+            measurable = has_heads and decision.batch.lens is not None
             if measurable and all(len(text) <= _LONGEST and text.isprintable() for text in texts):
-                counts[one.gpu, one.model, one.heads, one.kv_layout, word] += one.count
+                counts[decision.gpu, decision.model, decision.heads, decision.kv_layout, word] += (
+                    decision.count
+                )
     return decisions, counts
 
 
