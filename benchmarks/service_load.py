@@ -218,11 +218,11 @@ def _prober(seen: Seen, port: int, over: threading.Event) -> None:
 def _pusher(
     seen: Seen, number: int, port: int, token: str, template: Table, over: threading.Event
 ) -> None:
-    """Pushes a table that grows by ten rows, as a worker does."""
+    """Pushes a table that grows by ten rows every ten seconds or so, as a worker does."""
     client = Client(f"http://127.0.0.1:{port}", token, patience_s=5)
     table = replace(template, key=replace(template.key, gpu=f"worker {number}"))
     rows = 0
-    while not over.wait(1) and rows < len(table.measurements):
+    while not over.wait(random.uniform(5, 15)) and rows < len(table.measurements):
         rows += 10
         body = format_table(replace(table, measurements=table.measurements[:rows]))
         seen.sent[number] = rows
