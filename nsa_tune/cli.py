@@ -55,7 +55,7 @@ def _let_terminals_wrap(group: typer.Typer) -> None:
     """Make each paragraph of the commands' docstrings one line: Typer keeps a docstring's own."""
     for command in group.registered_commands:
         paragraphs = (inspect.getdoc(command.callback) or "").split("\n\n")
-        command.help = "\n\n".join(" ".join(one.split()) for one in paragraphs)
+        command.help = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
 
 
 for described in (app, db, job, token):

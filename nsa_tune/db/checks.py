@@ -116,8 +116,8 @@ def failed_checks(
     newest: dict[str, Check] = {}
     for check in _readable(paths):
         here = (check.driver, check.libraries) == (driver, tuple(sorted(libraries)))
-        known = newest.get(check.digest)
-        if here and (known is None or known.checked_at <= check.checked_at):
+        latest = newest.get(check.digest)
+        if here and (latest is None or latest.checked_at <= check.checked_at):
             newest[check.digest] = check
     return {digest: check for digest, check in newest.items() if not check.holds}
 
@@ -126,7 +126,7 @@ def _readable(paths: Iterable[Path]) -> Iterator[Check]:
     for path in paths:
         if path.suffix != ".tsv":
             try:
-                found = read_checks(path)
+                checks = read_checks(path)
             except StoreError:
                 continue
-            yield from found
+            yield from checks

@@ -114,8 +114,8 @@ def _of_text(path: Path) -> History:
 def _runs(connection: sqlite3.Connection, version: int, number: int) -> list[PastRun]:
     rows = _by_run(connection, _ROWS.format(**columns_since(version)), number)
     limits = _by_run(connection, _LIMITS, number) if version >= _LIMITS_SINCE else {}
-    found = connection.execute(_RUNS, [number]).fetchmany(_MOST_RUNS + 1)
-    if len(found) > _MOST_RUNS:
+    rows_of_runs = connection.execute(_RUNS, [number]).fetchmany(_MOST_RUNS + 1)
+    if len(rows_of_runs) > _MOST_RUNS:
         raise ValueError(f"more than {_MOST_RUNS} runs of one key")
     return [
         PastRun(
@@ -123,21 +123,21 @@ def _runs(connection: sqlite3.Connection, version: int, number: int) -> list[Pas
             None if ended_at is None else text_of(ended_at),
             outcome if outcome in _OUTCOMES else None,
             tuple((text_of(at), checked_measurement(*row)) for at, *row in rows.get(run, ())),
-            tuple(_limit(*one) for one in limits.get(run, ())),
+            tuple(_limit(*limit) for limit in limits.get(run, ())),
         )
-        for run, arguments, started_at, ended_at, outcome, *facts in found
+        for run, arguments, started_at, ended_at, outcome, *facts in rows_of_runs
     ]  # fmt: skip
 
 
 def _by_run(
     connection: sqlite3.Connection, query: str, number: int
 ) -> dict[int, list[tuple[Any, ...]]]:
-    found = connection.execute(query, [number]).fetchmany(MOST_STORED + 1)
-    if len(found) > MOST_STORED:
+    stored = connection.execute(query, [number]).fetchmany(MOST_STORED + 1)
+    if len(stored) > MOST_STORED:
         raise ValueError(f"more than {MOST_STORED} rows of one key")
     return {
         run: [rest for _, *rest in rows]
-        for run, rows in groupby(found, key=lambda row: row[0])
+        for run, rows in groupby(stored, key=lambda row: row[0])
     }  # fmt: skip
 
 
@@ -152,14 +152,14 @@ def _limit(name: object, value: object, past: object, found_at: object) -> Limit
 def _arguments(text: object) -> str:
     """What a run was asked for, without anything that the tuner does not write."""
     try:
-        found = json.loads(text_of(text)[:_LONGEST_ARGUMENTS])
+        words = json.loads(text_of(text)[:_LONGEST_ARGUMENTS])
     except (ValueError, RecursionError):
-        found = {}
-    kept = found.items() if isinstance(found, dict) else ()
+        words = {}
+    kept = words.items() if isinstance(words, dict) else ()
     return json.dumps({name: value for name, value in kept if _plain(value)}, sort_keys=True)
 
 
 def _plain(value: object) -> bool:
     if isinstance(value, list):
-        return all(isinstance(one, str) for one in value)
+        return all(isinstance(part, str) for part in value)
     return value is None or isinstance(value, str | int | float)

@@ -37,9 +37,9 @@ def merge(store: Store, path: Path) -> Merged:
     histories = read_histories(path)
     added = sum(map(store.unite, histories))
     if path.suffix != ".tsv":
-        known = set(map(repr, read_checks(store.path)))
+        stored = set(map(repr, read_checks(store.path)))
         for check in read_checks(path):
-            if repr(check) not in known:
+            if repr(check) not in stored:
                 store.add_check(check)
     total = sum(len(run.rows) for history in histories for run in history.runs)
-    return Merged(tuple(one.key for one in histories), added, total - added)
+    return Merged(tuple(history.key for history in histories), added, total - added)

@@ -115,9 +115,9 @@ def _databases(db: Path | None, wanted: Wanted | None) -> Iterator[Path]:
 
 def _located(place: str | Path, wanted: Wanted | None) -> Path | None:
     """Where `place` is read; None where there is no copy of an address, or no home directory."""
-    found = fetched_from(place, wanted)
-    if found is not None:
-        return found.path
+    served = fetched_from(place, wanted)
+    if served is not None:
+        return served.path
     return place if isinstance(place, Path) else _expanded(place)
 
 
@@ -193,10 +193,10 @@ def fetched_from(
     if wanted is not None:
         address = address.of_table(wanted._asdict())
     check = partial(newest_in, wanted=wanted)
-    found = fetched(address, _cache_folder(), check, again=again)
-    if found.path is not None:
-        _names[found.path] = f"{address.shown}, fetched {found.fetched_at}"
-    return found
+    served = fetched(address, _cache_folder(), check, again=again)
+    if served.path is not None:
+        _names[served.path] = f"{address.shown}, fetched {served.fetched_at}"
+    return served
 
 
 def ask_again(wanted: Wanted) -> Fetched | None:
@@ -216,12 +216,12 @@ def local(place: Path, wanted: Wanted | None = None, *, again: bool = False) -> 
         UsageError: as `fetched_from`.
         StoreError: when it is an address of which there is no copy.
     """
-    found = fetched_from(place, wanted, again=again)
-    if found is None:
+    served = fetched_from(place, wanted, again=again)
+    if served is None:
         return place
-    if found.path is None:
-        raise StoreError(found.sentence)
-    return found.path
+    if served.path is None:
+        raise StoreError(served.sentence)
+    return served.path
 
 
 def _cache_folder() -> Path | None:

@@ -25,9 +25,9 @@ def insert_all(
 def id_of(connection: sqlite3.Connection, table: str, row: Mapping[str, object]) -> int:
     """The id of `row` in `table`, put there where it is new."""
     where = " AND ".join(f"{column} = ?" for column in row)
-    found = connection.execute(f"SELECT id FROM {table} WHERE {where}", tuple(row.values()))
-    known = found.fetchone()
-    return insert(connection, table, row) if known is None else int(known[0])
+    query = f"SELECT id FROM {table} WHERE {where}"
+    stored = connection.execute(query, tuple(row.values())).fetchone()
+    return insert(connection, table, row) if stored is None else int(stored[0])
 
 
 def _statement(table: str, row: Mapping[str, object]) -> str:

@@ -137,17 +137,17 @@ class Store:
         """
         if measured_at is None or isinstance(measured_at, str):
             measured_at = [measured_at or _now()] * len(measurements)
-        rows = [_row(run, at, one) for at, one in zip(measured_at, measurements, strict=True)]
+        rows = [_row(run, at, row) for at, row in zip(measured_at, measurements, strict=True)]
         with self._writing():
             insert_all(self._connection, "measurements", rows)
             put_units(self._connection, run, units)
 
-    def add_limits(self, run: int, found: Mapping[str, tuple[int, str]]) -> None:
+    def add_limits(self, run: int, limits: Mapping[str, tuple[int, str]]) -> None:
         """Store the limits that `run` found: name to (value, what happened behind it)."""
         now = _now()
         rows = [
             {"run_id": run, "name": name, "value": value, "past": past, "found_at": now}
-            for name, (value, past) in found.items()
+            for name, (value, past) in limits.items()
         ]
         with self._writing():
             insert_all(self._connection, "limits", rows)
@@ -183,10 +183,8 @@ class Store:
                 run = self._id_of_run(number, past)
                 rows = [_row(run, at, row) for at, row in past.rows if _counts(newest, at, row)]
                 insert_all(self._connection, "measurements", rows)
-                found = [one for one in past.limits if _is_new(limits, one)]
-                insert_all(
-                    self._connection, "limits", [{"run_id": run, **one._asdict()} for one in found]
-                )
+                new = [limit._asdict() for limit in past.limits if _is_new(limits, limit)]
+                insert_all(self._connection, "limits", [{"run_id": run, **row} for row in new])
                 added += len(rows)
             try:
                 table_of(self._connection, self.path, number, history.key)
@@ -217,11 +215,11 @@ class Store:
 
     def _cells(self, number: int) -> dict[tuple[str, ...], Measurement]:
         """By cell and time of measurement, what counts of it, under the key with this `number`."""
-        found: dict[tuple[str, ...], Measurement] = {}
+        cells: dict[tuple[str, ...], Measurement] = {}
         for at, *row in self._connection.execute(_STORED, [number]):
             measurement = checked_measurement(*row)
-            found[_cell(at, measurement)] = measurement
-        return found
+            cells[_cell(at, measurement)] = measurement
+        return cells
 
     def _limits(self, number: int) -> dict[tuple[str, str], Limit]:
         """By name and time, the limits under the key with this `number`."""
@@ -263,8 +261,8 @@ class Store:
             if number is None:
                 return []
             since = self._fresh_since(number)
-            found = self._connection.execute(_TIMES, [number]).fetchall()
-            times = {(point, batch, arm): time for point, batch, arm, time in found}
+            newest = self._connection.execute(_TIMES, [number]).fetchall()
+            times = {(point, batch, arm): time for point, batch, arm, time in newest}
             table = table_of(self._connection, self.path, number, key)
             rows = {(row.point, row.batch, row.arm): row for row in table.measurements}
             return [

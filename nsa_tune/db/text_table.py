@@ -85,20 +85,20 @@ def checked_measurement(
     """
     if not (type(point) is type(batch) is type(arm) is type(reason) is str):
         raise ValueError("point, batch, arm and reason must be text")
-    known = _STATUSES.get(status) if isinstance(status, str) else None
-    if known is None:
+    outcome = _STATUSES.get(status) if isinstance(status, str) else None
+    if outcome is None:
         raise ValueError(f"status {status!r} is none of: {', '.join(_STATUSES)}")
     if type(samples) is not int or samples < 0:
         raise ValueError(f"samples {samples!r} is not a count")
     if type(discarded) is not int or discarded < 0:
         raise ValueError(f"discarded {discarded!r} is not a count")
     latency, low, high = _latency(latency_us), _latency(low_us), _latency(high_us)
-    if known is Status.OK and (latency is None or low is None or high is None):
+    if outcome is Status.OK and (latency is None or low is None or high is None):
         raise ValueError("a successful measurement needs a latency and its interval")
     off = _within(-inf, inf, error, "an error of {}")
     shared = _within(0, MOST_US, pass_us, "a cost of {} us a pass")
     return Measurement(
-        point, batch, arm, known, latency, low, high, samples, off, reason, discarded, shared
+        point, batch, arm, outcome, latency, low, high, samples, off, reason, discarded, shared
     )
 
 
@@ -173,9 +173,9 @@ def _ages(table: Table, rows: Sequence[Measurement]) -> str | None:
     """How long before the newest row each of `rows` was measured; None where all have one time."""
     if not table.times:
         return None
-    found = [_age_us(table.measured_at, table.time_of(row)) for row in rows]
-    runs = (f"{age}x{len(list(same))}" for age, same in groupby(found))
-    return " ".join(runs) if any(found) else None
+    ages = [_age_us(table.measured_at, table.time_of(row)) for row in rows]
+    runs = (f"{age}x{len(list(same))}" for age, same in groupby(ages))
+    return " ".join(runs) if any(ages) else None
 
 
 def _age_us(newest: str, time: str) -> int:
@@ -340,10 +340,10 @@ def _check_content(data: bytes, path: Path) -> None:
         return
     if not data.endswith(b"\n"):
         raise _damage(path, data.count(b"\n") + 1, "the last line was cut short")
-    found = _digest(data[: line.start()] + data[line.end() :])
-    if line[1].decode("latin-1") != found:
+    content = _digest(data[: line.start()] + data[line.end() :])
+    if line[1].decode("latin-1") != content:
         raise StoreCorrupt(
-            f"{path} was changed since it was written: its content is {found}, not what its head "
+            f"{path} was changed since it was written: its content is {content}, not what its head "
             "says; get it anew, or remove the line '# content' if you changed it yourself"
         )
 

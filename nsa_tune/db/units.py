@@ -39,9 +39,9 @@ def put_units(connection: sqlite3.Connection, run: int, units: Sequence[UnitOfRu
     caller's transaction. Times of other batches stay."""
     connection.executemany(
         _UNIT,
-        [(run, one.unit, one.node, one.batches, one.ratio) for one in units],
+        [(run, unit.unit, unit.node, unit.batches, unit.ratio) for unit in units],
     )
     connection.executemany(
         _TIME,
-        [(run, one.unit, *cell, time) for one in units for cell, time in one.times_us.items()],
+        [(run, unit.unit, *cell, time) for unit in units for cell, time in unit.times_us.items()],
     )

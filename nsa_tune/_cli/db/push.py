@@ -95,8 +95,9 @@ def _findings(tables: TableOptions, database: Path | None) -> Iterator[dict[str,
             keys |= {key.digest: key for key in [read_key(path)]}
             continue
         try:
-            keys |= {one.key.digest: one.key for one in reader.read_database(path)}
-            newest |= {(one.digest, one.driver, one.libraries): one for one in read_checks(path)}
+            keys |= {table.key.digest: table.key for table in reader.read_database(path)}
+            checks = read_checks(path)
+            newest |= {(check.digest, check.driver, check.libraries): check for check in checks}
         except StoreMissing:
             if path == database:
                 raise

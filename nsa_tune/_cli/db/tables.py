@@ -57,11 +57,11 @@ def db_list(
 
 def _runs_by_digest(path: Path) -> dict[str, list[Run]]:
     """The runs that measured something, by the digest of their table's key, the newest first."""
-    found: dict[str, list[Run]] = {}
+    runs: dict[str, list[Run]] = {}
     for run in runs_of(path, _MOST_RUNS):
         if run.measurements:
-            found.setdefault(run.digest, []).append(run)
-    return found
+            runs.setdefault(run.digest, []).append(run)
+    return runs
 
 
 def _line(run: Run) -> str:
@@ -115,16 +115,16 @@ def _is_database(file: Path) -> bool:
         return False
 
 
-def _only(found: Sequence[Table]) -> Table:
+def _only(tables: Sequence[Table]) -> Table:
     """The one table in `found`.
 
     Raises:
         UsageError: when there are several; the message has their digests.
     """
-    if len(found) > 1:
-        digests = ", ".join(table.key.digest for table in found)
-        raise UsageError(f"{len(found)} tables match; choose one with --key: {digests}")
-    return found[0]
+    if len(tables) > 1:
+        digests = ", ".join(table.key.digest for table in tables)
+        raise UsageError(f"{len(tables)} tables match; choose one with --key: {digests}")
+    return tables[0]
 
 
 def _document(

@@ -56,17 +56,18 @@ def compare(
     limit = None if fail_on is None else share_of("--fail-on", fail_on)
     wanted = tables.filter(file_of(before), file_of(after))
     pairs = pairs_of(side_of(before, wanted), side_of(after, wanted), across_gpus=across_gpus)
-    found = [compare_tables(one, other, same_within=tolerance) for one, other in pairs]
+    comparisons = [compare_tables(*pair, same_within=tolerance) for pair in pairs]
     if json:
-        print_document(comparison_document(found, limit))
+        print_document(comparison_document(comparisons, limit))
     else:
         console = tables_console()
-        for one in found:
-            print_tables(title(one), comparison_tables(one, every=every), console)
-        typer.echo(plain(conclusion(found, limit)))
+        for comparison in comparisons:
+            shown = comparison_tables(comparison, every=every)
+            print_tables(title(comparison), shown, console)
+        typer.echo(plain(conclusion(comparisons, limit)))
     if limit is None:
         return
-    regressions = [line for one in found for line in one.regressions(limit)]
+    regressions = [line for each in comparisons for line in each.regressions(limit)]
     for line in regressions:
         say(line)
     if regressions:

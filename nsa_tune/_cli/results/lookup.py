@@ -79,7 +79,7 @@ def _steps(dispatcher: Dispatcher, plan: Plan) -> LayerSteps:
 
 def _decisions(plan: Plan) -> dict[str, str | bool | None]:
     """The fields of `plan` that are decisions, by name."""
-    names = [one.name for one in fields(plan) if not one.name.startswith("_")]
+    names = [field.name for field in fields(plan) if not field.name.startswith("_")]
     return {name: getattr(plan, name) for name in names if name != "batch"}
 
 

@@ -67,8 +67,8 @@ def report(
     with _without_garbage_collection():
         if database is None:
             ask_for_choice(tables)
-        found = select_tables(database, tables.filter(database))
-        _report(found, form, out, table, chart, str(theme))
+        chosen = select_tables(database, tables.filter(database))
+        _report(chosen, form, out, table, chart, str(theme))
 
 
 @contextmanager
@@ -84,15 +84,15 @@ def _without_garbage_collection() -> Iterator[None]:
 
 
 def _report(
-    found: Sequence[Table], form: Format, out: Path | None, table: str, chart: str, theme: str
+    tables: Sequence[Table], form: Format, out: Path | None, table: str, chart: str, theme: str
 ) -> None:
     if form is Format.TERMINAL and out is None:
-        print_report(build(found), tables_console())
+        print_report(build(tables), tables_console())
         return
     if form in _PICTURES:
-        _draw(build(found), form, out, chart, theme)
+        _draw(build(tables), form, out, chart, theme)
         return
-    text = _page(found) if form is Format.HTML else _written(build(found), form, table)
+    text = _page(tables) if form is Format.HTML else _written(build(tables), form, table)
     if out is not None:
         _write_file(out, text)
         say(f"wrote {out}")
@@ -102,22 +102,22 @@ def _report(
         typer.echo(text, nl=False)
 
 
-def _written(found: Report, form: Format, table: str) -> str:
+def _written(shown: Report, form: Format, table: str) -> str:
     match form:
         case Format.MD:
-            return as_markdown(found)
+            return as_markdown(shown)
         case Format.CSV:
-            return as_csv(found, table)
+            return as_csv(shown, table)
         case Format.JSON:
-            return as_json(found)
+            return as_json(shown)
         case _:
-            return as_terminal_text(found)
+            return as_terminal_text(shown)
 
 
-def _page(found: Sequence[Table]) -> str:
+def _page(tables: Sequence[Table]) -> str:
     # The charts' script is made in another process meanwhile.
     with bundling() as javascript:
-        report = build(found)
+        report = build(tables)
         try:
             return as_html(report, javascript())
         except ExtraMissing as missing:
@@ -125,10 +125,10 @@ def _page(found: Sequence[Table]) -> str:
             return as_html(report)
 
 
-def _draw(found: Report, form: Format, out: Path | None, chart: str, theme: str) -> None:
+def _draw(shown: Report, form: Format, out: Path | None, chart: str, theme: str) -> None:
     if out is None:
         raise UsageError(f"give a directory for the {form} files with --out")
-    figures = _chosen(list(figures_of(found)), chart)
+    figures = _chosen(list(figures_of(shown)), chart)
     if out.suffix != f".{form}":
         count = sum(1 for _ in write_pictures(figures, out, form, theme))
         say(f"wrote {counted(count, 'picture')} to {out}")

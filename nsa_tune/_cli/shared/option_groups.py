@@ -63,7 +63,7 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
             given[name] = group(**{field.name: given.pop(field.name) for field in fields(group)})
         command(**given)
 
-    with_groups.__annotations__ = {one.name: one.annotation for one in parameters}
+    with_groups.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     with_groups.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return with_groups
 
