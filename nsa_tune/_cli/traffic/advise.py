@@ -54,16 +54,16 @@ def advise(
     traffic = options.traffic(trace, log)
     other_kv = "fp8" if deployment.kv_dtype == "bf16" else "bf16"
     other = partial(table.deployment, engine, options, kv_dtype=other_kv)
-    found: Advice | GoalAnswer
+    answer: Advice | GoalAnswer
     if goal != Goal(None, None):
         others = [] if deployment.kv_is_given else [other()]
-        found = cheapest([deployment, *others], traffic, goal)
-        text = goal_lines(found)
+        answer = cheapest([deployment, *others], traffic, goal)
+        text = goal_lines(answer)
     else:
-        found = advised(deployment, traffic, other if trace is not None else None)
-        text = lines(found)
+        answer = advised(deployment, traffic, other if trace is not None else None)
+        text = lines(answer)
     if json:
-        print_document(found.document())
+        print_document(answer.document())
         return
     for line in text:
         typer.echo(plain(line))

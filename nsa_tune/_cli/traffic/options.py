@@ -98,9 +98,9 @@ class PricingOptions(DispatcherOptions):
         asked = None if self.kv_dtype is None else str(self.kv_dtype)
 
         def dispatcher(heads: int, kv_dtype: str) -> Dispatcher:
-            own = {one.name: getattr(self, one.name) for one in fields(DispatcherOptions)}
+            given = {field.name: getattr(self, field.name) for field in fields(DispatcherOptions)}
             key = {"gpu": gpu, "model": model, "heads": heads, "kv_dtype": KvDtype(kv_dtype)}
-            return DispatcherOptions(**{**own, **key}).open()
+            return DispatcherOptions(**{**given, **key}).open()
 
         settings = EngineSettings(
             options.version, options.indexer_layers, options.pass_times, options.acceptance

@@ -42,20 +42,20 @@ def replay(
     """
     logged = is_decision_log(trace)
     traffic = options.traffic(None if logged else trace, trace if logged else None)
-    found = replayed(table.deployment(Engine.SGLANG, options), traffic)
+    result = replayed(table.deployment(Engine.SGLANG, options), traffic)
     if html is not None:
         try:
-            html.write_text(as_html(found), encoding="utf-8")
+            html.write_text(as_html(result), encoding="utf-8")
         except OSError as error:
             raise NsaTuneError(f"{html} cannot be written ({error.strerror})") from error
         say(f"wrote {html}")
     if json:
-        print_document(found.document())
+        print_document(result.document())
         return
     console = tables_console()
-    typer.echo(plain(found.headline))
-    print_tables("", tables(found), console)
-    for name, value in found.facts.items():
+    typer.echo(plain(result.headline))
+    print_tables("", tables(result), console)
+    for name, value in result.facts.items():
         console.print(f"  {plain(name):<22}{plain(value)}", markup=False, highlight=False)
-    for text in found.notes:
+    for text in result.notes:
         say(text)

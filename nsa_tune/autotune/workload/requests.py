@@ -75,10 +75,10 @@ def read_requests(path: Path) -> list[TraceRequest]:
     every = list(_opened(path))
     if not every:
         raise UsageError(f"the trace {path} has no request")
-    first = min(one.arrival_s for one in every)
-    served = (one for one in every if one.input_tokens > 0 and one.output_tokens > 0)
-    shifted = (one._replace(arrival_s=one.arrival_s - first) for one in served)
-    return sorted(shifted, key=lambda one: one.arrival_s)
+    first = min(request.arrival_s for request in every)
+    served = (row for row in every if min(row.input_tokens, row.output_tokens) > 0)
+    shifted = (row._replace(arrival_s=row.arrival_s - first) for row in served)
+    return sorted(shifted, key=lambda request: request.arrival_s)
 
 
 def _opened(path: Path) -> Iterator[TraceRequest]:
@@ -120,21 +120,21 @@ def _requests(path: Path, first: str, others: Iterable[str]) -> Iterator[TraceRe
 
 
 def _mooncake(line: str) -> TraceRequest:
-    found = json.loads(line)
-    blocks = tuple(map(int, found.get("hash_ids", ())))
+    fields = json.loads(line)
+    blocks = tuple(map(int, fields.get("hash_ids", ())))
     return checked_request(
-        float(found["timestamp"]) / 1e3, int(found["input_length"]), int(found["output_length"]),
+        float(fields["timestamp"]) / 1e3, int(fields["input_length"]), int(fields["output_length"]),
         blocks,
     )  # fmt: skip
 
 
 def _simple(line: str) -> TraceRequest:
-    found = json.loads(line)
-    shared = found.get("shared")
-    count = 0 if shared is None else int(found["shared_tokens"]) // BLOCK
-    tokens = int(found["input_tokens"])
+    fields = json.loads(line)
+    shared = fields.get("shared")
+    count = 0 if shared is None else int(fields["shared_tokens"]) // BLOCK
+    tokens = int(fields["input_tokens"])
     # Checked first: the number of blocks is not to be believed.
-    request = checked_request(float(found["arrival_s"]), tokens, int(found["output_tokens"]))
+    request = checked_request(float(fields["arrival_s"]), tokens, int(fields["output_tokens"]))
     if count * BLOCK > tokens:
         raise ValueError("shared_tokens are more than input_tokens")
     return request._replace(blocks=tuple((str(shared), i) for i in range(count)))

@@ -50,9 +50,9 @@ class SchedulerConfig:
         return 1 + self.acceptance * (self.next_n - 1)
 
 
-def stated_s(one: Pass) -> float:
+def stated_s(forward: Pass) -> float:
     """Seconds of a pass by constant rates, where nothing better is known."""
-    return one.sums[1] / _PREFILL_RATE if one.is_extend else _DECODE_S
+    return forward.sums[1] / _PREFILL_RATE if forward.is_extend else _DECODE_S
 
 
 @dataclass(slots=True)
@@ -168,8 +168,8 @@ class _Running:
     def lengths(self, step: int) -> list[int]:
         """Each context length in decode pass `step`, including the tokens to verify."""
         return [
-            one.input_tokens + floor((step - one.step) * self._kept) + self._next_n
-            for one in sorted(self.heap)
+            request.input_tokens + floor((step - request.step) * self._kept) + self._next_n
+            for request in sorted(self.heap)
         ]
 
 
@@ -205,8 +205,8 @@ class _Waiting:
 
 def passes(requests: Iterable[TraceRequest], engine: SchedulerConfig) -> Iterator[Pass]:
     """The forward passes of an engine for `requests`, in order of arrival, by constant rates."""
-    own = arrivals(requests, engine.pool_tokens)
-    return simulated(own, engine, stated_s, most_steps=1)
+    arriving = arrivals(requests, engine.pool_tokens)
+    return simulated(arriving, engine, stated_s, most_steps=1)
 
 
 def simulated(
@@ -233,25 +233,26 @@ def simulated(
             upcoming = next(coming, None)
         if queue and running.has_room(queue[0]):
             lens, ended = waiting.fill(running, step)
-            one = Pass(running, step, now, lens)
-            one.seconds = seconds(one)
-            now += one.seconds
+            forward = Pass(running, step, now, lens)
+            forward.seconds = seconds(forward)
+            now += forward.seconds
             for request in ended:
                 first_s[begun] = now
                 begun += 1
                 if latencies is not None:
                     latencies.first_token_s.append(now - request.arrival_s)
-            yield one
+            yield forward
         elif heap:
-            one = Pass(running, step, now)
-            one.seconds = seconds(one)
+            forward = Pass(running, step, now)
+            forward.seconds = seconds(forward)
             # When a request arrives that may run, the next pass is another one.
             room = upcoming is not None and running.has_room(upcoming)
             until = upcoming.arrival_s if room and upcoming is not None else inf
-            one.steps = _steps(until - now, one.seconds, min(heap[0].last_step - step, most_steps))
-            yield one
-            step += one.steps
-            now += one.steps * one.seconds
+            most = min(heap[0].last_step - step, most_steps)
+            forward.steps = _steps(until - now, forward.seconds, most)
+            yield forward
+            step += forward.steps
+            now += forward.steps * forward.seconds
             for over in running.end(step):
                 begun_s, gaps = first_s.pop(over.number), over.output_tokens - 1
                 if latencies is not None and gaps:

@@ -63,12 +63,12 @@ def most_frequent(
     """
     most_q = max((batch.q_tokens for batch in grid), default=0)
     most_kv = max((batch.kv_tokens for batch in grid), default=0)
-    own: dict[Batch, float] = {}
+    weights: dict[Batch, float] = {}
     for batch, weight in trace:
         fits = batch.q_tokens <= most_q and batch.kv_tokens <= most_kv
         if fits and batch.mode in point.modes and batch.lens is not None:
-            own[batch] = own.get(batch, 0.0) + weight
-    return sorted(own.items(), key=lambda pair: (-pair[1], str(pair[0])))[:_MOST_FREQUENT]
+            weights[batch] = weights.get(batch, 0.0) + weight
+    return sorted(weights.items(), key=lambda pair: (-pair[1], str(pair[0])))[:_MOST_FREQUENT]
 
 
 def is_decision_log(path: Path) -> bool:
@@ -89,11 +89,11 @@ def _simulated(path: Path, random: Random, drawn: int) -> Iterable[Batch]:
     for i, scheduler in enumerate(SCHEDULERS):
         share = drawn // len(SCHEDULERS) + (i < drawn % len(SCHEDULERS))
         kinds = {True: _Reservoir(share, random), False: _Reservoir(share, random)}
-        for number, one in enumerate(passes(requests, scheduler)):
+        for number, forward in enumerate(passes(requests, scheduler)):
             if number == _MOST_PASSES:
                 _log.warning("%s: batches are drawn from the first %d passes", path, number)
                 break
-            kinds[one.is_extend].offer(one)
+            kinds[forward.is_extend].offer(forward)
         for kind in kinds.values():
             yield from kind.batches
 
@@ -105,13 +105,13 @@ class _Reservoir:
         self.batches: list[Batch] = []
         self._size, self._random, self._seen = size, random, 0
 
-    def offer(self, one: Pass) -> None:
+    def offer(self, forward: Pass) -> None:
         """Keep the next one of the stream, or do not."""
         self._seen += 1
         if len(self.batches) < self._size:
-            self.batches.append(one.batch())
+            self.batches.append(forward.batch())
         elif (slot := self._random.randrange(self._seen)) < self._size:
-            self.batches[slot] = one.batch()
+            self.batches[slot] = forward.batch()
 
 
 def _logged(path: Path, random: Random, drawn: int) -> Iterable[Batch]:
@@ -124,7 +124,6 @@ def _logged(path: Path, random: Random, drawn: int) -> Iterable[Batch]:
             counts[decision.batch.mode is Mode.EXTEND][str(decision.batch)] += decision.count
     if sums_only:
         _log.warning("%s: %d decisions have sums only and cannot be measured", path, sums_only)
-    for found in counts.values():
-        if found:
-            words = random.choices(list(found), list(found.values()), k=drawn)
-            yield from map(Batch.parse, words)
+    for by_batch in filter(None, counts.values()):
+        words = random.choices(list(by_batch), list(by_batch.values()), k=drawn)
+        yield from map(Batch.parse, words)

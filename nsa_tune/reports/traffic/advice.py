@@ -67,7 +67,7 @@ class Advice:
 
     def outcome(self, name: str) -> Outcome | None:
         """The outcome of that name."""
-        return next((one for one in self.outcomes if one.name == name), None)
+        return next((outcome for outcome in self.outcomes if outcome.name == name), None)
 
     def document(self) -> dict[str, Any]:
         """The JSON document."""
@@ -108,11 +108,10 @@ def advise(
         if _MENTIONED < saved <= SURE
     ]
     changes = flags_of(setups.prefill, setups.decode)
-    fits = deployment.memory is None or deployment.memory.fits
-    advised = launch.changed(changes) if fits else launch
+    advised = launch.changed(changes) if deployment.fits else launch
     outcome = partial(_outcome, deployment, requests)
     outcomes = []
-    if fits:
+    if deployment.fits:
         outcomes.append(outcome(AS_GIVEN, launch, Setups(DEFAULT, DEFAULT)))
         if changes:
             outcomes.append(outcome(AS_ADVISED, advised, setups))
@@ -136,8 +135,8 @@ def _outcome(
     if not requests or deployment.model is None:
         return Outcome(name, command, prefill_s, decode_s, None)
     error = deployment.error
-    found = [deployment.serve(requests, setups, factor=1 + off) for off in (0.0, -error, error)]
-    return Outcome(name, command, prefill_s, decode_s, *found)
+    runs = [deployment.serve(requests, setups, factor=1 + off) for off in (0.0, -error, error)]
+    return Outcome(name, command, prefill_s, decode_s, *runs)
 
 
 def _with_other_format(

@@ -25,12 +25,13 @@ def lines(advice: Advice) -> Iterator[str]:
         if advice.changes:
             yield from (
                 "Changes against your flags:",
-                *(f"    {one}" for one in advice.changes),
+                *(f"    {line}" for line in advice.changes),
                 "",
             )
         yield f"{advice.traffic}{'' if advice.whole_passes else ', attention alone'}:"
         columns = None if advice.outcomes[0].served else 3
-        yield from _table([_TITLES[:columns], *(_row(one)[:columns] for one in advice.outcomes)])
+        rows = (_TITLES, *map(_row, advice.outcomes))
+        yield from _table([row[:columns] for row in rows])
         yield from ("", *(f"{name}: {text}" for name, text in _facts(advice)), "")
     yield from ("Not sure, or not counted:", *(f"- {note}" for note in advice.notes))
 
@@ -80,19 +81,20 @@ def does_not_fit(memory: Memory) -> str:
     )
 
 
-def _row(one: Outcome) -> tuple[str, ...]:
-    row = one.name, f"{one.prefill_s:.5g}", f"{one.decode_s:.5g}"
-    if one.served is None:
+def _row(outcome: Outcome) -> tuple[str, ...]:
+    row = outcome.name, f"{outcome.prefill_s:.5g}", f"{outcome.decode_s:.5g}"
+    if outcome.served is None:
         return row
-    tokens = f"{one.served.output_tokens_per_s:.0f}"
-    ttft = _interval(one, "mean"), _interval(one, "p90")
-    return (*row, *ttft, _s(one.served.tpot_s["p90"]), tokens)
+    tokens = f"{outcome.served.output_tokens_per_s:.0f}"
+    ttft = _interval(outcome, "mean"), _interval(outcome, "p90")
+    return (*row, *ttft, _s(outcome.served.tpot_s["p90"]), tokens)
 
 
-def _interval(one: Outcome, which: str) -> str:
+def _interval(outcome: Outcome, which: str) -> str:
     """A time to first token with its ends, by how far the model may be off."""
-    found, least, most = (_s(x.ttft_s[which]) for x in (one.served, one.best, one.worst) if x)
-    return f"{found} ({least} to {most})"
+    runs = outcome.served, outcome.best, outcome.worst
+    usual, least, most = (_s(run.ttft_s[which]) for run in runs if run)
+    return f"{usual} ({least} to {most})"
 
 
 def _s(seconds: float) -> str:

@@ -37,7 +37,6 @@ _FLAGS: dict[str, dict[str, tuple[str, tuple[str, ...]]]] = {
     "vllm": {FORCE_MQA: ("prefill_path", ("mla",))},
 }
 """By engine and flag: the question that the flag answers, and its values."""
-_MQA_VALUE = {"mla": "true"}
 
 Answers = Mapping[str, str]
 """Question to choice."""
@@ -84,14 +83,15 @@ class AttentionPrices:
         self._baseline, self._own_copies, self._steered = baseline, own_copies, steered
         self.indexer_share = indexer_share
         policies = dispatcher.policies
+        measured = [policy for policy in policies.values() if policy.measured]
         self._policies = {
-            extend: [one for one in policies.values() if mode in one.point.modes and one.measured]
+            extend: [policy for policy in measured if mode in policy.point.modes]
             for extend, mode in ((True, Mode.EXTEND), (False, Mode.DECODE))
         }
-        self.unpriced = tuple(name for name, one in policies.items() if not one.measured)
+        self.unpriced = tuple(name for name, policy in policies.items() if not policy.measured)
         """Steps that have no times at all."""
         self.flags = {
-            f"{flag} {_MQA_VALUE.get(value, value)}": (question, value)
+            f"{flag} {'true' if value == 'mla' else value}": (question, value)
             for flag, (question, values) in _FLAGS[engine].items()
             for value in values
             if _is_measured(dispatcher, question, value)
@@ -162,8 +162,9 @@ class AttentionPrices:
     def _answers(self, point: Point, batch: Batch, given: Answers) -> dict[str, str]:
         """What the engine answers, with the flags in use."""
         answers = {
-            one.name: given.get(one.name) or self._baseline.choose(one, batch, self.setting)
-            for one in point.questions
+            question.name: given.get(question.name)
+            or self._baseline.choose(question, batch, self.setting)
+            for question in point.questions
         }
         if batch.next_n == 1 and answers.get("indexer_layout") == "flatten":
             answers["indexer_layout"] = "native"  # one and the same there
@@ -171,15 +172,15 @@ class AttentionPrices:
 
     def _changes(self, setup: str, answers: Answers, plan: Plan | None) -> Answers:
         """What a setup answers otherwise."""
-        found: dict[str, str] = {}
+        changes: dict[str, str] = {}
         if setup in self.flags:
-            found = dict([self.flags[setup]])
+            changes = dict([self.flags[setup]])
         elif setup == PLUGIN and plan is not None:
             if plan.sparse_prefill in self._steered:
-                found["sparse_prefill"] = plan.sparse_prefill
+                changes["sparse_prefill"] = plan.sparse_prefill
             if plan.prefill_path and self.engine == "vllm":
-                found["prefill_path"] = plan.prefill_path
-        return {question: value for question, value in found.items() if question in answers}
+                changes["prefill_path"] = plan.prefill_path
+        return {question: value for question, value in changes.items() if question in answers}
 
     def _fastest(self, point: Point, answers: Answers, timed: Mapping[str, float]) -> str | None:
         """The fastest of the arms that remain when every question is answered so."""

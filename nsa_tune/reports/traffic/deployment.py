@@ -147,6 +147,11 @@ class Deployment:
         return 0.0 if self.model is None else self.model.error()
 
     @property
+    def fits(self) -> bool:
+        """Whether it fits into memory, as far as that is known."""
+        return self.memory is None or self.memory.fits
+
+    @property
     def exact(self) -> bool:
         """Whether whole passes are those of a whole model, and not of a few layers."""
         layers = 0 if self.measured is None else self.measured.layers
@@ -155,17 +160,17 @@ class Deployment:
     def flags(self, *, extend: bool) -> list[str]:
         """Setups of one flag for a kind of pass."""
         names = (PREFILL_FLAG, FORCE_MQA) if extend else (DECODE_FLAG,)
-        return [one for one in self.passes.setups if one.startswith(names)]
+        return [name for name in self.passes.setups if name.startswith(names)]
 
     def serve(self, requests: Sequence[Arrival], setups: Setups, factor: float = 1.0) -> Served:
         """Serve what `count` gave; tokens a second are those of all ranks."""
-        found = served(requests, self.scheduler, self.prices, setups, factor=factor)
-        return replace(found, output_tokens_per_s=self.dp * found.output_tokens_per_s)
+        result = served(requests, self.scheduler, self.prices, setups, factor=factor)
+        return replace(result, output_tokens_per_s=self.dp * result.output_tokens_per_s)
 
     def best_setups(self) -> Setups:
         """By the passes counted: for each kind the flag that surely saves time, else none."""
-        found = (self.best_flag(extend=extend) for extend in (True, False))
-        return Setups(*(best if saved > SURE else DEFAULT for best, saved in found))
+        flags = (self.best_flag(extend=extend) for extend in (True, False))
+        return Setups(*(best if saved > SURE else DEFAULT for best, saved in flags))
 
     def best_flag(self, *, extend: bool) -> tuple[str, float]:
         """The flag with which the counted passes of a kind take the least time, and the part that
@@ -179,11 +184,11 @@ class Deployment:
 
     def with_chunk(self, chunk: int) -> Deployment:
         """The same with another chunk size; it shares the prices."""
-        found = copy(self)
-        found.chunk = chunk
-        found.launch = self.launch.changed({self.launch.name("chunk"): str(chunk)})
-        found.scheduler = replace(self.scheduler, chunk_tokens=max(chunk // self.dp, 1))
-        return found
+        other = copy(self)
+        other.chunk = chunk
+        other.launch = self.launch.changed({self.launch.name("chunk"): str(chunk)})
+        other.scheduler = replace(self.scheduler, chunk_tokens=max(chunk // self.dp, 1))
+        return other
 
     def count(self, traffic: Traffic, engines: int = 1) -> list[Arrival]:
         """Count the traffic's passes in the price list, where `engines` share it. Gives what one of
@@ -202,7 +207,7 @@ class Deployment:
         if traffic.log is not None:
             return logged(traffic.log, dispatcher)
         if self.measured is not None:
-            return [(one, 1.0) for one in dict.fromkeys(p.batch for p in self.measured.passes)]
+            return [(batch, 1.0) for batch in dict.fromkeys(p.batch for p in self.measured.passes)]
         policy = dispatcher.policies.get("prefill")
         if policy is None or not policy.measured:
             raise NoTunedData(f"there is nothing to advise from: {dispatcher.source}")
@@ -237,7 +242,7 @@ def opened(dispatcher: Dispatcher, launch: Launch, settings: EngineSettings) -> 
     share = min((settings.indexer_layers or layers) / layers, 1.0)
     if launch.engine == "vllm":
         if settings.version is not None and vllm.release_of(settings.version) is None:
-            raise _unknown("vLLM", settings.version, vllm.checked())
+            raise UsageError(f"{settings.version} is no known vLLM: {vllm.checked()}")
         attention = AttentionPrices(
             dispatcher, "vllm", VLLM_0_33_0, indexer_share=share, steered=_VLLM_STEERED
         )
@@ -245,20 +250,16 @@ def opened(dispatcher: Dispatcher, launch: Launch, settings: EngineSettings) -> 
     newest = ".".join(map(str, releases.RELEASES[-1].last))
     release = releases.release_of(settings.version or newest)
     if release is None:
-        raise _unknown("SGLang", settings.version, releases.checked())
+        raise UsageError(f"{settings.version} is no known SGLang: {releases.checked()}")
     dispatcher = dispatcher if dispatcher.table is None else without_unsupported(dispatcher)
     attention = AttentionPrices(
         dispatcher,
         "sglang",
         SGLANG_0_5_23,
-        own_copies=any(one.name == "read_back" for one in release.symbols),
+        own_copies=any(symbol.name == "read_back" for symbol in release.symbols),
         indexer_share=share,
         steered=release.prefill_impls.get(dispatcher.setting.layout, frozenset()),
     )
     graph_tokens = release.graph_tokens if launch.graphs else 0
     measured = passes_for(dispatcher.setting, settings.pass_times)
     return PassPrices(attention, measured, graph_tokens=graph_tokens, given=launch.answers)
-
-
-def _unknown(engine: str, version: str | None, known: str) -> UsageError:
-    return UsageError(f"{engine} {version} is unknown; known releases: {known}")

@@ -69,16 +69,16 @@ class EnginePasses:
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(f"{path} cannot be read: {error}") from error
         try:
-            found = json.loads(text)
-            if found["schema"] == _SCHEMA:
-                return _published(found)
+            document = json.loads(text)
+            if document["schema"] == _SCHEMA:
+                return _published(document)
             return own_passes(PassTimes.from_text(text), str(path))
         except (RecursionError, *_MALFORMED) as error:
             raise UsageError(f"{path} has no times of passes: {error}") from error
 
 
-def _published(found: Mapping[str, Any]) -> EnginePasses:
-    key, source = dict(found["key"]), found["source"]
+def _published(document: Mapping[str, Any]) -> EnginePasses:
+    key, source = dict(document["key"]), document["source"]
     rows = tuple(
         EnginePass(
             Batch.parse(word),
@@ -86,9 +86,9 @@ def _published(found: Mapping[str, Any]) -> EnginePasses:
             PassMode(way),
             float(ms) * 1e3,
         )
-        for word, setup, way, ms in found["passes"]
+        for word, setup, way, ms in document["passes"]
     )
-    if not all(0 < one.us < 1e9 for one in rows) or int(key["layers"]) < 1:
+    if not all(0 < row.us < 1e9 for row in rows) or int(key["layers"]) < 1:
         raise ValueError("a time or a number of layers is out of bounds")
     where = f"{key['engine']} {key['version']}, {key['layers']} layers, {source['page']}"
     return EnginePasses(key, f"{len(rows)} passes measured in {where}", rows)
@@ -98,11 +98,11 @@ def own_passes(times: PassTimes, path: str) -> EnginePasses:
     """What the plug-in measured at an engine's start. It noted the mean context only, so that each
     pass counts as one sequence."""
     rows = []
-    for one in times.times:
-        new = one.q_tokens - one.padding
-        prefix = max(round(one.context - (new + 1) / 2), 0)
-        setup = DEFAULT if one.mode in (PassMode.ENGINE, PassMode.EAGER) else PLUGIN
-        rows.append(EnginePass(Batch.extend([prefix], [new]), setup, one.mode, one.pass_us))
+    for time in times.times:
+        new = time.q_tokens - time.padding
+        prefix = max(round(time.context - (new + 1) / 2), 0)
+        setup = DEFAULT if time.mode in (PassMode.ENGINE, PassMode.EAGER) else PLUGIN
+        rows.append(EnginePass(Batch.extend([prefix], [new]), setup, time.mode, time.pass_us))
     key = {"engine": "sglang", "version": times.key.get("sglang", "unknown"), **times.key}
     return EnginePasses(key, f"{len(rows)} passes that the plug-in measured ({path})", tuple(rows))
 
@@ -114,20 +114,23 @@ def passes_for(setting: Setting, given: Path | None = None) -> EnginePasses | No
     Raises:
         UsageError: when the given file is none, or of another GPU, model, heads or KV format.
     """
-    fitting = [one for one in shipped_passes() if not _differences(setting, one.key)]
-    shipped = min(fitting, key=lambda one: abs(one.layers - setting.sharing), default=None)
-    own = None if given is None else EnginePasses.read(given)
-    if own is not None and _differences(setting, own.key):
-        raise UsageError(f"{given} is of another engine: {_differences(setting, own.key)}")
-    if own is None:
+    fitting = [passes for passes in shipped_passes() if not _differences(setting, passes.key)]
+    shipped = min(fitting, key=lambda passes: abs(passes.layers - setting.sharing), default=None)
+    measured = None if given is None else EnginePasses.read(given)
+    if measured is not None and _differences(setting, measured.key):
+        raise UsageError(f"{given} is of another engine: {_differences(setting, measured.key)}")
+    if measured is None:
         kept = remembered.newest(lambda key: not _differences(setting, key, layers=True))
-        own = None if kept is None else own_passes(kept[1], str(kept[0]))
-    if own is None or shipped is None:
-        return own or shipped
-    if any(one.batch.mode is not Mode.EXTEND for one in own.passes) or own.layers != shipped.layers:
-        return own
-    decodes = tuple(one for one in shipped.passes if one.batch.mode is not Mode.EXTEND)
-    return replace(own, passes=own.passes + decodes)
+        measured = None if kept is None else own_passes(kept[1], str(kept[0]))
+    if measured is None or shipped is None:
+        return measured or shipped
+    if measured.layers != shipped.layers or any(_is_decode(row) for row in measured.passes):
+        return measured
+    return replace(measured, passes=measured.passes + tuple(filter(_is_decode, shipped.passes)))
+
+
+def _is_decode(row: EnginePass) -> bool:
+    return row.batch.mode is not Mode.EXTEND
 
 
 @cache
@@ -147,9 +150,9 @@ def _differences(setting: Setting, key: Mapping[str, object], *, layers: bool = 
     if layers:
         # Of data-parallel ranks, whose passes wait for each other, other things were measured.
         wanted |= {"layers": setting.sharing, "dp_attention": 1, "draft_tokens": None}
-    known: Mapping[str, object] = {"dp_attention": 1, **key}
+    fields: Mapping[str, object] = {"dp_attention": 1, **key}
     return ", ".join(
-        f"{name} is {known.get(name)!r} and not {value!r}"
+        f"{name} is {fields.get(name)!r} and not {value!r}"
         for name, value in wanted.items()
-        if known.get(name) != value
+        if fields.get(name) != value
     )

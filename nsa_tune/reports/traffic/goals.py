@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import chain
 from math import ceil
 from typing import Any
 
@@ -48,10 +49,10 @@ def duration(option: str, text: str | None) -> float | None:
     """
     if text is None:
         return None
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s)", text.strip())
-    if found is None or not float(found[1]):
+    parts = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s)", text.strip())
+    if parts is None or not float(parts[1]):
         raise UsageError(f"{option} {text!r} is no time; write it like 2s or 30ms")
-    return float(found[1]) * (1e-3 if found[2] == "ms" else 1.0)
+    return float(parts[1]) * (1e-3 if parts[2] == "ms" else 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,7 @@ class GoalAnswer:
 
     goal: Goal
     traffic: str
-    found: tuple[Candidate, ...]
+    candidates: tuple[Candidate, ...]
     """The cheapest without the plug-in and with it, the cheaper one first; where none holds the
     goal, the nearest."""
     source: str
@@ -96,16 +97,16 @@ def cheapest(deployments: Sequence[Deployment], traffic: Traffic, goal: Goal) ->
     if traffic.trace is None:
         raise UsageError("a goal needs the requests of --trace")
     notes = tuple(notes_on(deployments[0], traffic))
-    fitting = [one for one in deployments if one.memory is None or one.memory.fits]
+    fitting = [deployment for deployment in deployments if deployment.fits]
     if not fitting:
         raise UsageError("none of these deployments fits into memory; use a larger --tp")
-    whole = [one for one in fitting if one.exact]
+    whole = [deployment for deployment in fitting if deployment.exact]
     if not whole:
         raise NoTunedData(f"a goal needs prices of whole passes of the whole model: {notes[0]}")
-    found = [_found(whole, traffic, goal, plugin=plugin) for plugin in (False, True)]
-    found.sort(key=lambda one: (one.excess > 1, one.gpus if one.excess <= 1 else one.excess))
-    own = whole[0]
-    return GoalAnswer(goal, traffic.name, tuple(found), own.source, own.error, notes)
+    candidates = [_found(whole, traffic, goal, plugin=plugin) for plugin in (False, True)]
+    candidates.sort(key=lambda candidate: (max(candidate.excess, 1), candidate.gpus))
+    first = whole[0]
+    return GoalAnswer(goal, traffic.name, tuple(candidates), first.source, first.error, notes)
 
 
 def _found(
@@ -114,17 +115,17 @@ def _found(
     """The candidate with the fewest engines that holds the goal, else the nearest."""
     best = partial(_best, deployments, traffic, goal, plugin)
     low, high = 0, 1
-    nearest = found = best(high)
-    while found.excess > 1 and high < _MOST_ENGINES:
+    nearest = candidate = best(high)
+    while candidate.excess > 1 and high < _MOST_ENGINES:
         # One engine's queue tells how many serve the trace at all.
-        low, high = high, min(max(2 * high, ceil(found.served.engines * high)), _MOST_ENGINES)
-        found = best(high)
-        nearest = min(nearest, found, key=lambda one: one.excess)
+        low, high = high, min(max(2 * high, ceil(candidate.served.engines * high)), _MOST_ENGINES)
+        candidate = best(high)
+        nearest = min(nearest, candidate, key=lambda candidate: candidate.excess)
     while nearest.excess <= 1 and high - low > 1:
         middle = (low + high) // 2
-        found = best(middle)
-        if found.excess <= 1:
-            nearest, high = found, middle
+        candidate = best(middle)
+        if candidate.excess <= 1:
+            nearest, high = candidate, middle
         else:
             low = middle
     return nearest
@@ -134,10 +135,8 @@ def _best(
     deployments: Sequence[Deployment], traffic: Traffic, goal: Goal, plugin: bool, engines: int
 ) -> Candidate:
     """Of all candidates with so many engines that farthest within the goal, or nearest."""
-    candidates = (
-        one for own in deployments for one in _candidates(own, traffic, goal, plugin, engines)
-    )
-    return min(candidates, key=lambda one: one.excess)
+    every = (_candidates(each, traffic, goal, plugin, engines) for each in deployments)
+    return min(chain.from_iterable(every), key=lambda candidate: candidate.excess)
 
 
 def _candidates(
@@ -148,18 +147,18 @@ def _candidates(
     setups = Setups(PLUGIN, PLUGIN) if plugin else deployment.best_setups()
     changes = {} if plugin else flags_of(setups.prefill, setups.decode)
     for chunk in dict.fromkeys((deployment.chunk, *CHUNKS)):
-        own = deployment if chunk == deployment.chunk else deployment.with_chunk(chunk)
-        served = own.serve(requests, setups)
-        command = own.launch.changed(changes).command(own.setting.profile.name)
-        yield Candidate(command, plugin, engines, engines * own.tp, served, goal.excess(served))
+        chunked = deployment if chunk == deployment.chunk else deployment.with_chunk(chunk)
+        served = chunked.serve(requests, setups)
+        command = chunked.launch.changed(changes).command(chunked.setting.profile.name)
+        yield Candidate(command, plugin, engines, engines * chunked.tp, served, goal.excess(served))
 
 
 def goal_lines(answer: GoalAnswer) -> Iterator[str]:
     """The answer as text; its first line says what holds the goal."""
-    first, *others = answer.found
+    first, *others = answer.candidates
     yield from (goal_headline(answer), "", f"    {first.command}", "")
-    for one in others:
-        yield from (f"{_how(one)}: {_times(one)}", f"    {one.command}", "")
+    for candidate in others:
+        yield from (f"{_how(candidate)}: {_times(candidate)}", f"    {candidate.command}", "")
     yield f"Priced by: {answer.source}; one in ten measured passes is {answer.error:.0%} off"
     yield "Not sure, or not counted:"
     yield "- engines take requests in turn: a router that follows prefixes does better"
@@ -171,7 +170,7 @@ def goal_lines(answer: GoalAnswer) -> Iterator[str]:
 
 def goal_headline(answer: GoalAnswer) -> str:
     """What holds the goal, in a sentence."""
-    first = answer.found[0]
+    first = answer.candidates[0]
     if first.excess <= 1:
         verb = "holds" if first.engines == 1 else "hold"
         return f"{_how(first)} {verb} it on {answer.traffic}: {_times(first)}."
@@ -181,15 +180,15 @@ def goal_headline(answer: GoalAnswer) -> str:
     )
 
 
-def _how(one: Candidate) -> str:
-    engines = f"{one.engines} engines" if one.engines > 1 else "One engine"
-    with_plugin = " with the plug-in" if one.plugin else ""
-    return f"{engines}{with_plugin} ({one.gpus} GPUs)"
+def _how(candidate: Candidate) -> str:
+    engines = f"{candidate.engines} engines" if candidate.engines > 1 else "One engine"
+    with_plugin = " with the plug-in" if candidate.plugin else ""
+    return f"{engines}{with_plugin} ({candidate.gpus} GPUs)"
 
 
-def _times(one: Candidate) -> str:
-    ttft, tpot = one.served.ttft_s["p90"], one.served.tpot_s["mean"]
-    tokens = one.engines * one.served.output_tokens_per_s
+def _times(candidate: Candidate) -> str:
+    ttft, tpot = candidate.served.ttft_s["p90"], candidate.served.tpot_s["mean"]
+    tokens = candidate.engines * candidate.served.output_tokens_per_s
     return (
         f"time to first token p90 {ttft:.3g} s, {tpot * 1e3:.3g} ms a token, {tokens:.0f} output "
         "tokens/s"

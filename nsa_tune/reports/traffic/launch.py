@@ -38,7 +38,6 @@ _ALIASES = {
 }
 _BF16, _FP8 = ("bfloat16", "bf16"), ("fp8_e4m3", "fp8", "fp8_ds_mla")
 _NO_GRAPHS = ("--disable-prefill-cuda-graph", "--disable-cuda-graph", "--enforce-eager")
-_DP_ATTENTION = "--enable-dp-attention"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +72,7 @@ class Launch:
     def name(self, what: str) -> str:
         """The flag of that meaning, as it is given or as it is usually written."""
         names = _ALIASES[self.engine][what]
-        return next((one for one in names if one in self.flags), names[0])
+        return next((alias for alias in names if alias in self.flags), names[0])
 
     def value(self, what: str) -> str | None:
         """The value given for "tp", "dp", "kv", "chunk", "running", "fraction" or "drafts"."""
@@ -113,8 +112,8 @@ class Launch:
         if value in (None, "auto"):
             return None
         if value not in (*_BF16, *_FP8):
-            known = ", ".join(("auto", *_BF16, *_FP8))
-            raise UsageError(f"--kv-cache-dtype {value!r} is not priced; use one of {known}")
+            formats = ", ".join(("auto", *_BF16, *_FP8))
+            raise UsageError(f"--kv-cache-dtype {value!r} is not priced; use one of {formats}")
         return "bf16" if value in _BF16 else "fp8"
 
     @property
@@ -125,7 +124,7 @@ class Launch:
     @property
     def dp_attention(self) -> int:
         """Ranks of data-parallel attention; 1: heads are split."""
-        if self.engine == "sglang" and _DP_ATTENTION not in self.flags:
+        if self.engine == "sglang" and "--enable-dp-attention" not in self.flags:
             return 1
         return self.number("dp") or 1
 
@@ -134,8 +133,8 @@ class Launch:
         """What the flags for kernels answer, by question."""
         named = {PREFILL_FLAG: "sparse_prefill", DECODE_FLAG: "decode"}
         force_mqa = self.flags.get(FORCE_MQA, "").lower() == "true"
-        found = {"prefill_path": "mla"} if force_mqa else {}
-        return found | {named[n]: value for n, value in self.flags.items() if n in named}
+        answers = {"prefill_path": "mla"} if force_mqa else {}
+        return answers | {named[n]: value for n, value in self.flags.items() if n in named}
 
     def changed(self, changes: Mapping[str, str]) -> Launch:
         """With other flags."""
@@ -156,9 +155,9 @@ class Launch:
         path = self.value("model") or (CHECKPOINTS[model].path if model in CHECKPOINTS else "MODEL")
         start = ["vllm", "serve", path] if self.engine == "vllm" else [
             "python", "-m", "sglang.launch_server", "--model-path", path]  # fmt: skip
-        own = self.without("model").flags
-        variables = [f"{n}={shlex.quote(v)}" for n, v in own.items() if not n.startswith("-")]
-        pairs = ([n, v] if v else [n] for n, v in own.items() if n.startswith("-"))
+        flags = self.without("model").flags
+        variables = [f"{n}={shlex.quote(v)}" for n, v in flags.items() if not n.startswith("-")]
+        pairs = ([n, v] if v else [n] for n, v in flags.items() if n.startswith("-"))
         return " ".join([*variables, shlex.join([*start, *chain.from_iterable(pairs)])])
 
 

@@ -40,9 +40,6 @@ _REACH = 0.5
 _DOUBT = 0.2
 """How much the correction is drawn to none, in measured passes."""
 
-
-_FAR = 12
-"""Squared reaches beyond which a measured pass corrects nothing."""
 _Place = tuple[tuple[PassMode, bool], float, float, float]
 """Where a pass is: its way, whether it decodes; octaves of new tokens, context and sequences."""
 
@@ -71,25 +68,25 @@ class NonAttentionModel:
         self._topk, self._scale, self._indexer_share = index_topk, scale, indexer_share
         self._launch_us: dict[tuple[bool, bool], float] = {}
         self._weights = self._fitted(
-            one
-            for one in observed
-            if not _is_launched(one.batch, one.way) or one.batch.q_tokens >= GRAPH_SIZES[-3]
+            row
+            for row in observed
+            if not _is_launched(row.batch, row.way) or row.batch.q_tokens >= GRAPH_SIZES[-3]
         )
         gpu_bound, waited = [], defaultdict[tuple[bool, bool], list[float]](list)
-        for one in observed:
-            gpu_us = self._modelled(one.batch, one.way, one.attention_us)
-            if _is_launched(one.batch, one.way) and one.us > _HOST_BOUND * gpu_us:
-                waited[self._kind(one.batch, one.way)].append(one.us)
+        for row in observed:
+            gpu_us = self._modelled(row.batch, row.way, row.attention_us)
+            if _is_launched(row.batch, row.way) and row.us > _HOST_BOUND * gpu_us:
+                waited[self._kind(row.batch, row.way)].append(row.us)
             else:
-                gpu_bound.append(one)
+                gpu_bound.append(row)
         self._weights = self._fitted(gpu_bound)
         self._launch_us = {kind: median(times) for kind, times in waited.items()}
         self._residuals = [
-            (_place(one.batch, one.way),
-             log(one.us / self._modelled(one.batch, one.way, one.attention_us)))
-            for one in observed
+            (_place(row.batch, row.way),
+             log(row.us / self._modelled(row.batch, row.way, row.attention_us)))
+            for row in observed
         ]  # fmt: skip
-        self.ways = frozenset(one.way for one in observed)
+        self.ways = frozenset(row.way for row in observed)
         """Ways that were measured."""
 
     def us(self, batch: Batch, way: PassMode, attention_us: float) -> float:
@@ -107,11 +104,11 @@ class NonAttentionModel:
         return errors[int(quantile * (len(errors) - 1))]
 
     def _fitted(self, rows: Iterable[Observed]) -> tuple[float, ...]:
-        used = [one for one in rows if one.attention_us < one.us]
+        used = [row for row in rows if row.attention_us < row.us]
         columns = zip(
-            *([x / one.us for x in self._features(one.batch, one.way)] for one in used), strict=True
+            *([x / row.us for x in self._features(row.batch, row.way)] for row in used), strict=True
         )
-        return fitted_weights(list(columns), [1 - one.attention_us / one.us for one in used])
+        return fitted_weights(list(columns), [1 - row.attention_us / row.us for row in used])
 
     def _features(self, batch: Batch, way: PassMode) -> tuple[float, ...]:
         extend, tokens = batch.mode is Mode.EXTEND, batch.q_tokens
@@ -143,11 +140,10 @@ class NonAttentionModel:
             if other != kind or tuple(seen) == without:
                 continue
             distance = sum((a - b) ** 2 for a, b in zip(at, seen, strict=True)) / _REACH**2
-            if distance < _FAR:
-                closeness = exp(-distance)
-                total += closeness * residual
-                weight += closeness
-        return exp(total / (weight + _DOUBT)) if weight else 1.0
+            closeness = exp(-distance)
+            total += closeness * residual
+            weight += closeness
+        return exp(total / (weight + _DOUBT))
 
 
 def _is_launched(batch: Batch, way: PassMode) -> bool:

@@ -70,9 +70,9 @@ class PassPrices:
             # Attention is priced for the model's layers; the engine may have had fewer.
             share = measured.layers / setting.sharing
             observed = [
-                Observed(one.batch, one.way, one.us, us * share)
-                for one in measured.passes
-                if (us := self._attention_us(one)) is not None and us < inf
+                Observed(row.batch, row.way, row.us, us * share)
+                for row in measured.passes
+                if (us := self._attention_us(row)) is not None and us < inf
             ]
             if len(observed) >= _FEWEST:
                 self.model = NonAttentionModel(
@@ -82,18 +82,18 @@ class PassPrices:
     def _has(self, way: PassMode) -> bool:
         return self.model is not None and way in self.model.ways
 
-    def _attention_us(self, one: EnginePass) -> float | None:
+    def _attention_us(self, row: EnginePass) -> float | None:
         """All layers' attention of a measured pass in the way that it ran."""
-        found = self.attention.of(one.batch, graph=one.way is not PassMode.EAGER)
-        usual = found.us.get(one.setup)
-        return None if usual is None else self._way_us(one.batch, one.way, found, usual)
+        attention = self.attention.of(row.batch, graph=row.way is not PassMode.EAGER)
+        usual = attention.us.get(row.setup)
+        return None if usual is None else self._way_us(row.batch, row.way, attention, usual)
 
-    def _way_us(self, batch: Batch, way: PassMode, found: Attention, usual: float) -> float | None:
+    def _way_us(self, batch: Batch, way: PassMode, priced: Attention, usual: float) -> float | None:
         """The same of any pass; `usual` in a way that changes nothing about attention."""
         if way is PassMode.DENSE_GRAPH:
-            return found.dense_us
+            return priced.dense_us
         if way is PassMode.DENSE_MLA_GRAPH:
-            return min(found.us[DEFAULT], found.dense_us or inf)
+            return min(priced.us[DEFAULT], priced.dense_us or inf)
         if way is PassMode.DECODE_GRAPH:
             context = max(round(batch.pairs / batch.q_tokens), 1)
             rows = Batch.decode([context] * batch.q_tokens)
@@ -104,32 +104,32 @@ class PassPrices:
         """What `batch` takes under each setup."""
         extend = batch.mode is Mode.EXTEND
         graph = not extend or batch.q_tokens <= self.graph_tokens
-        found = self.attention.of(batch, graph=graph, given=self.given)
+        attention = self.attention.of(batch, graph=graph, given=self.given)
         if self.model is None:
-            return PassPrice(found.us, PassMode.ENGINE, found)
+            return PassPrice(attention.us, PassMode.ENGINE, attention)
         in_graph = not extend or (graph and _padded(batch))
         way = PassMode.ENGINE if in_graph else PassMode.EAGER
-        us = {setup: self._us(batch, way, taken) for setup, taken in found.us.items()}
+        us = {setup: self._us(batch, way, taken) for setup, taken in attention.us.items()}
         if not extend or not graph:
-            return PassPrice(us, way, found)
-        return self._steered(batch, us, found)
+            return PassPrice(us, way, attention)
+        return self._steered(batch, us, attention)
 
     def _us(self, batch: Batch, way: PassMode, attention_us: float) -> float:
         assert self.model is not None
         return inf if attention_us == inf else self.model.us(batch, way, attention_us)
 
-    def _steered(self, batch: Batch, us: dict[str, float], found: Attention) -> PassPrice:
+    def _steered(self, batch: Batch, us: dict[str, float], attention: Attention) -> PassPrice:
         """With the plug-in's choice of a way."""
         ways = {PassMode.ENGINE: us[DEFAULT]}
         if us[PLUGIN] < us[DEFAULT]:  # another kernel, or its copies in less time
             ways[PassMode.TABLE_KERNEL] = us[PLUGIN]
         for way in self._other_ways(batch):
-            attention_us = self._way_us(batch, way, found, us[DEFAULT])
+            attention_us = self._way_us(batch, way, attention, us[DEFAULT])
             if attention_us is not None and attention_us < inf:
                 ways[way] = self._us(batch, way, attention_us)
         taken = self._choice.of(ways, None, batch)
         us[PLUGIN] = ways.get(taken, us[DEFAULT])
-        return PassPrice(us, taken, found)
+        return PassPrice(us, taken, attention)
 
     def _other_ways(self, batch: Batch) -> Iterator[PassMode]:
         if batch.max_kv <= self._topk and _padded(batch):
@@ -164,9 +164,9 @@ class PriceList:
     prices: PassPrices
     shapes: dict[tuple[object, ...], PricedShape] = field(default_factory=dict)
 
-    def of(self, one: Pass) -> PricedShape:
+    def of(self, forward: Pass) -> PricedShape:
         """The shape of a simulated pass."""
-        return self._shape(one.is_extend, one.sums, one.batch)
+        return self._shape(forward.is_extend, forward.sums, forward.batch)
 
     def of_batch(self, batch: Batch) -> PricedShape:
         """The shape of a batch that ran."""
@@ -176,12 +176,12 @@ class PriceList:
     def _shape(self, extend: bool, sums: Sums, batch: Callable[[], Batch]) -> PricedShape:
         """`batch` is called for the first pass of a shape."""
         key = _alike(extend, sums, self.prices.attention.setting.profile.index_topk)
-        found = self.shapes.get(key)
-        if found is None:
+        shape = self.shapes.get(key)
+        if shape is None:
             # A decode's many lengths hardly matter beside their sums, and take long to look at.
             first = batch() if extend else batch().sums
-            found = self.shapes[key] = PricedShape(first, self.prices.of(first), sums)
-        return found
+            shape = self.shapes[key] = PricedShape(first, self.prices.of(first), sums)
+        return shape
 
 
 def _alike(extend: bool, sums: Sums, topk: int) -> tuple[object, ...]:

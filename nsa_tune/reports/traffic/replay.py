@@ -59,15 +59,15 @@ def replay(deployment: Deployment, traffic: Traffic) -> Replay:
         UsageError: when the traffic cannot be read.
     """
     requests = deployment.count(traffic)
-    counted = [one for one in deployment.prices.shapes.values() if one.count]
+    counted = [shape for shape in deployment.prices.shapes.values() if shape.count]
     best, _ = deployment.best_flag(extend=True)
     served_too = {DEFAULT, PLUGIN, best} if requests and deployment.model is not None else set()
     setups = [
         _setup(deployment, requests, name, name in served_too) for name in deployment.passes.setups
     ]
-    extends = [one for one in counted if one.batch.mode == "extend"]
-    prefills = sum(one.count for one in extends)
-    passes = {"prefill": prefills, "decode": sum(one.count for one in counted) - prefills}
+    extends = [shape for shape in counted if shape.batch.mode == "extend"]
+    prefills = sum(shape.count for shape in extends)
+    passes = {"prefill": prefills, "decode": sum(shape.count for shape in counted) - prefills}
     scheduler, setting = deployment.scheduler, deployment.setting
     key = setting.device.name, setting.profile.name, f"{setting.heads} heads", deployment.kv_dtype
     facts = {
@@ -105,43 +105,44 @@ def _setup(deployment: Deployment, requests: Sequence[Any], name: str, simulated
         row[f"{kind} s"] = seconds if seconds < inf else None
         row[f"{kind} saved"] = 1 - seconds / default_s if default_s > 0 and seconds < inf else None
     decode = PLUGIN if name == PLUGIN else DEFAULT
-    found = deployment.serve(requests, Setups(name, decode)) if simulated else None
+    result = deployment.serve(requests, Setups(name, decode)) if simulated else None
     for quantile in ("mean", "p50", "p90"):
-        row[f"TTFT {quantile} s"] = found and found.ttft_s[quantile]
-    row["TPOT mean s"] = found and found.tpot_s["mean"]
+        row[f"TTFT {quantile} s"] = result and result.ttft_s[quantile]
+    row["TPOT mean s"] = result and result.tpot_s["mean"]
     return row
 
 
 def _ways(extends: list[PricedShape]) -> list[Row]:
     ways: dict[str, Row] = {}
-    for one in extends:
-        way = str(one.price.way)
+    for shape in extends:
+        way = str(shape.price.way)
         row = ways.setdefault(way, {"way": way, "passes": 0, "plug-in s": 0.0, "by default s": 0.0})
-        row["passes"] += one.count
-        row["plug-in s"] += one.count * one.price.us[PLUGIN] / 1e6
-        row["by default s"] += one.count * one.price.us[DEFAULT] / 1e6
+        row["passes"] += shape.count
+        row["plug-in s"] += shape.count * shape.price.us[PLUGIN] / 1e6
+        row["by default s"] += shape.count * shape.price.us[DEFAULT] / 1e6
     return sorted(ways.values(), key=lambda row: -row["plug-in s"])
 
 
 def _regret_by_shape(counted: list[PricedShape]) -> list[Row]:
     """Passes whose sizes agree to a power of two, as one; the worst first."""
     groups: defaultdict[tuple[object, ...], list[PricedShape]] = defaultdict(list)
-    for one in counted:
-        size, new, kv, *_ = one.sums
+    for shape in counted:
+        size, new, kv, *_ = shape.sums
         sizes = size.bit_length(), new.bit_length(), kv.bit_length()
-        groups[(*sizes, one.price.attention.kernels.get(DEFAULT), _instead(one))].append(one)
+        groups[(*sizes, shape.price.attention.kernels.get(DEFAULT), _instead(shape))].append(shape)
     rows = [row for group in groups.values() if (row := _regret(group))["lost s"] > 0]
     return sorted(rows, key=lambda row: -row["lost s"])[:_MOST_SHAPES]
 
 
 def _regret(group: list[PricedShape]) -> Row:
-    most = max(group, key=lambda one: one.count)
+    most = max(group, key=lambda shape: shape.count)
     default, plugin = (
-        sum(one.count * one.price.us[setup] for one in group) / 1e6 for setup in (DEFAULT, PLUGIN)
+        sum(shape.count * shape.price.us[setup] for shape in group) / 1e6
+        for setup in (DEFAULT, PLUGIN)
     )
     return {
         "passes like": str(most.batch),
-        "passes": sum(one.count for one in group),
+        "passes": sum(shape.count for shape in group),
         "by default s": default,
         "lost s": default - plugin,
         "default": most.price.attention.kernels.get(DEFAULT, "no attention"),
@@ -149,21 +150,21 @@ def _regret(group: list[PricedShape]) -> Row:
     }
 
 
-def _instead(one: PricedShape) -> str:
+def _instead(shape: PricedShape) -> str:
     """What the plug-in does otherwise; never empty."""
-    if str(one.price.way) not in ("engine", "table_kernel"):
-        return str(one.price.way)
-    kernels = one.price.attention.kernels
+    if str(shape.price.way) not in ("engine", "table_kernel"):
+        return str(shape.price.way)
+    kernels = shape.price.attention.kernels
     kernel = kernels.get(PLUGIN, "no attention")
     return kernel if kernel != kernels.get(DEFAULT) else f"{kernel}, copies by the plug-in"
 
 
-def tables(found: Replay) -> Iterator[DisplayTable]:
+def tables(replayed: Replay) -> Iterator[DisplayTable]:
     """The tables of a replay."""
-    what = "Passes" if found.whole_passes else "Attention of passes"
-    yield _table(f"{what} by setup", found.setups)
-    yield _table("Prefills with the plug-in, by the way that they run", found.ways)
-    yield _table("Where the default loses most", found.shapes)
+    what = "Passes" if replayed.whole_passes else "Attention of passes"
+    yield _table(f"{what} by setup", replayed.setups)
+    yield _table("Prefills with the plug-in, by the way that they run", replayed.ways)
+    yield _table("Where the default loses most", replayed.shapes)
 
 
 def _table(title: str, rows: list[Row]) -> DisplayTable:
@@ -182,22 +183,23 @@ def _cell(column: str, value: Any) -> str:
     return text if len(text) < 48 else f"{text[:45]}..."
 
 
-def as_html(found: Replay) -> str:
+def as_html(replayed: Replay) -> str:
     """The page, which needs nothing but itself."""
-    title = f"{found.trace} replayed"
+    title = f"{replayed.trace} replayed"
     header = (
-        f"<header><h1>{escape(title)}</h1><p><strong>{escape(found.headline)}</strong></p>"
+        f"<header><h1>{escape(title)}</h1><p><strong>{escape(replayed.headline)}</strong></p>"
         '<form class="filters" hidden></form></header>'
     )
-    cards = (article(_VIEW, heading(one) + html_table(one)) for one in tables(found) if one.rows)
+    shown = (table for table in tables(replayed) if table.rows)
+    cards = (article(_VIEW, heading(table) + html_table(table)) for table in shown)
     facts = "".join(
         f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>"
-        for name, value in found.facts.items()
+        for name, value in replayed.facts.items()
     )
     section = (
         '<section class="table" aria-labelledby="title">\n'
         f'<h2 id="title">What choosing by batch is worth</h2>\n{"".join(cards)}\n'
         f'<details><summary>What this rests on</summary><dl class="card">{facts}</dl>'
-        f"{''.join(map(note, found.notes))}</details>\n</section>"
+        f"{''.join(map(note, replayed.notes))}</details>\n</section>"
     )
     return offline(None).page(title, header, [section], None)

@@ -73,17 +73,17 @@ def served(
     """
     latencies, end_s = Latencies(), 0.0
 
-    def seconds(one: Pass) -> float:
-        us = prices.of(one).price.us
-        own_us = us[setups.prefill if one.is_extend else setups.decode]
-        return factor * own_us / 1e6 + _BETWEEN_PASSES_S
+    def seconds(forward: Pass) -> float:
+        us = prices.of(forward).price.us
+        pass_us = us[setups.prefill if forward.is_extend else setups.decode]
+        return factor * pass_us / 1e6 + _BETWEEN_PASSES_S
 
     clock = stated_s if prices.prices.model is None else seconds
-    for one in simulated(requests, scheduler, clock, latencies=latencies):
-        end_s = one.start_s + one.steps * one.seconds
+    for forward in simulated(requests, scheduler, clock, latencies=latencies):
+        end_s = forward.start_s + forward.steps * forward.seconds
         if count:
-            prices.of(one).count += one.steps
-    tokens = sum(one.output_tokens for one in requests)
+            prices.of(forward).count += forward.steps
+    tokens = sum(request.output_tokens for request in requests)
     return Served(
         requests[-1].arrival_s if requests else 0.0, end_s,
         _quantiles(latencies.first_token_s), _quantiles(latencies.per_token_s),
@@ -106,8 +106,8 @@ def requests_of(
     Raises:
         UsageError: when it cannot be read.
     """
-    own = _read(path)[:requests:share]
-    faster = (one._replace(arrival_s=one.arrival_s / speed) for one in own)
+    requests_read = _read(path)[:requests:share]
+    faster = (request._replace(arrival_s=request.arrival_s / speed) for request in requests_read)
     return list(arrivals(faster, pool_tokens))
 
 
@@ -124,9 +124,9 @@ def logged(path: Path, dispatcher: Dispatcher) -> list[tuple[Batch, float]]:
     setting = dispatcher.setting
     wanted = (setting.device.name, setting.profile.name, setting.heads, str(setting.layout))
     by_key: dict[tuple[str, str, int, str], list[tuple[Batch, float]]] = {}
-    for one in read_decisions(path):
-        key = (one.gpu, one.model, one.heads, one.kv_layout)
-        by_key.setdefault(key, []).append((one.batch, one.count))
+    for decision in read_decisions(path):
+        key = (decision.gpu, decision.model, decision.heads, decision.kv_layout)
+        by_key.setdefault(key, []).append((decision.batch, decision.count))
     if wanted not in by_key:
         words = "; ".join(", ".join(map(str, key)) for key in sorted(by_key)) or "no decisions"
         raise UsageError(
@@ -137,6 +137,6 @@ def logged(path: Path, dispatcher: Dispatcher) -> list[tuple[Batch, float]]:
 
 def seconds_of(prices: PriceList, setup: str, *, extend: bool) -> float:
     """Seconds of all counted passes of a kind under one setup."""
-    shapes = (one for one in prices.shapes.values() if one.count)
-    kind = (one for one in shapes if (one.batch.mode == "extend") == extend)
-    return sum(one.count * one.price.us[setup] for one in kind) / 1e6
+    shapes = (shape for shape in prices.shapes.values() if shape.count)
+    kind = (shape for shape in shapes if (shape.batch.mode == "extend") == extend)
+    return sum(shape.count * shape.price.us[setup] for shape in kind) / 1e6

@@ -205,14 +205,14 @@ def crowd(tmp_path: Path) -> str:
 def test_the_fewest_engines_that_hold_a_goal_are_found(advise: Any, crowd: str) -> None:
     common = ("--trace", crowd, "--flags", FP8, "--ttft-p90")
 
-    found = goal(advise, *common, "4s")["found"]
+    found = goal(advise, *common, "4s")["candidates"]
 
     assert all(one["excess"] <= 1 for one in found)
     first = found[0]
     assert 1 < first["engines"] < 20
     assert first["gpus"] == 8 * first["engines"]
     assert first["served"]["ttft_s"]["p90"] <= 4
-    assert goal(advise, *common, "400s")["found"][0]["engines"] == 1
+    assert goal(advise, *common, "400s")["candidates"][0]["engines"] == 1
 
 
 def test_where_nothing_holds_a_goal_the_nearest_is_named(advise: Any, trace: str) -> None:
@@ -226,8 +226,8 @@ def test_a_kv_format_is_chosen_only_where_none_is_given(advise: Any, trace: str)
     given = goal(advise, "--trace", trace, "--flags", FP8, "--ttft-p90", "60s")
     free = goal(advise, "--trace", trace, "--flags", "--tp 8", "--ttft-p90", "60s")
 
-    assert all("fp8_e4m3" in one["command"] for one in given["found"])
-    assert free["found"][0]["excess"] <= given["found"][0]["excess"]
+    assert all("fp8_e4m3" in one["command"] for one in given["candidates"])
+    assert free["candidates"][0]["excess"] <= given["candidates"][0]["excess"]
 
 
 @pytest.mark.parametrize(
