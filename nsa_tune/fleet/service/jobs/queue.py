@@ -30,10 +30,8 @@ _MOST_ATTEMPTS = 3
 """Workers that may go silent over one job."""
 _MOST_PROPOSED, _MOST_PROPOSED_BY_TOKEN = 1000, 100
 """Jobs that wait and were not added by an admin."""
-_MOST_ENDED = 10_000
-_MOST_WORKERS = 10_000
-_DAY_S = 86_400.0
-_AGAIN_S = _DAY_S
+_MOST_ENDED, _MOST_WORKERS = 10_000, 10_000
+_DAY_S = _AGAIN_S = 86_400.0
 """What ended is not proposed again within this time: who asks may ask every minute."""
 _PROPOSAL_S, _WORKER_S = 14 * _DAY_S, 7 * _DAY_S
 _ADDED = "somebody added it"
