@@ -13,6 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from nsa_tune.backend.points import POINTS
+from nsa_tune.backend.points.schedules import attended_pairs
 from nsa_tune.backend.points.v4_prefill import features as v4
 from nsa_tune.backend.types.layouts import KVLayout
 
@@ -35,27 +36,11 @@ class Work:
     precision: str
     """Input type of the matrix products: "bf16" or "fp8"."""
 
-    @property
-    def intensity(self) -> float:
-        """Flops a byte."""
-        return self.flops / self.moved
-
 
 def work_of(point: str, arm: str, batch: Batch, setting: Setting) -> Work | None:
     """The work of `arm` of `point`; None for arms that are not described here."""
     describe = _POINTS.get(point) or _WAYS.get((point, arm.partition("/")[0]))
     return None if describe is None else describe(batch, setting)
-
-
-def _attended(batch: Batch, topk: int) -> int:
-    """(query, key) pairs, if each query attends to at most `topk` keys."""
-    if batch.max_kv <= topk or batch.lens is None:
-        return min(batch.pairs, batch.q_tokens * topk)
-    total = 0
-    for prefix, new in batch.lens:
-        below = min(max(topk - prefix, 0), new)
-        total += below * prefix + below * (below + 1) // 2 + (new - below) * topk
-    return total
 
 
 def _ends(batch: Batch, setting: Setting, read: int) -> float:
@@ -83,7 +68,7 @@ def _mha(batch: Batch, setting: Setting) -> Work:
 def _mla(batch: Batch, setting: Setting) -> Work:
     profile, heads = setting.profile, setting.heads
     project = 2 * batch.q_tokens * heads * profile.rank * (profile.nope + profile.v)
-    attended = _attended(batch, profile.index_topk)
+    attended = int(attended_pairs(batch, profile.index_topk))
     attend = 2 * attended * heads * (profile.latent + profile.rank)
     # Absorbed queries and attention outputs in latent space are written and read again.
     between = 2 * batch.q_tokens * heads * (profile.latent + profile.rank) * _BF16
