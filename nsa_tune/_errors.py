@@ -43,6 +43,10 @@ class NsaTuneError(Exception):
 
     exit_code = 1
 
+    def __str__(self) -> str:
+        """The sentence; bytes of a file's name that are no text are escaped, for any log."""
+        return super().__str__().encode("utf-8", "backslashreplace").decode()
+
 
 class UsageError(NsaTuneError):
     """The caller asked for something that cannot be."""

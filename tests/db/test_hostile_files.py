@@ -451,3 +451,4 @@ def test_logging_of_surrogates(caplog: pytest.LogCaptureFixture, tmp_path: Path)
     assert _open(tmp_path / "\ud800.db") is not None
     assert _open(tmp_path / "\ud800.tsv") is not None
     assert _open(Path("a\0.tsv")) is not None
+    assert all(record.getMessage().encode() for record in caplog.records)
