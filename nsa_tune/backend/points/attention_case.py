@@ -11,7 +11,7 @@ import torch
 from nsa_tune._errors import BatchError
 from nsa_tune.backend.kernels import packed_fp8
 from nsa_tune.backend.points.checked_rows import checked_rows, worst_error
-from nsa_tune.backend.points.paging import Paging, scatter
+from nsa_tune.backend.points.paging import Paging, scatter, spread_keys
 from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.layouts import KVLayout
 from nsa_tune.backend.types.point import Setting
@@ -138,9 +138,8 @@ class PrefillCase:
             rows = slice(start, start + _ROWS_AT_ONCE)
             seen = (self.positions[rows] + 1)[:, None]
             jitter = torch.rand(seen.shape[0], topk, generator=generator, device=self.device)
-            spread = ((order + jitter) * (seen / topk)).long().clamp_max(seen - 1)
-            chosen = torch.where(seen > topk, spread, column) + self.first_key[rows, None]
-            out[rows] = torch.where(column < seen, chosen, -1).int()
+            chosen = torch.where(seen > topk, spread_keys(seen, order, jitter), column)
+            out[rows] = torch.where(column < seen, chosen + self.first_key[rows, None], -1).int()
         return out
 
     @cached_property

@@ -62,3 +62,16 @@ def query_rows(
     sequence = torch.repeat_interleave(new, output_size=total)
     row = torch.arange(total, device=device) - (new.cumsum(0) - new)[sequence]
     return sequence, (prefix[sequence] + row + 1).int()
+
+
+def spread_keys(seen: torch.Tensor, order: torch.Tensor, jitter: torch.Tensor) -> torch.Tensor:
+    """Different keys out of `seen`, one from each of equal parts of them: [rows, count] int64.
+
+    Args:
+        seen: [rows, 1], how many keys there are; only rows with more than `count` are of use.
+        order: [count], the parts in the order in which they are taken.
+        jitter: [rows, count] from 0 to 1, which key of its part each is.
+    """
+    count = order.numel()
+    first, behind = order * seen // count, (order + 1) * seen // count
+    return first + (jitter * (behind - first)).long().clamp_max(behind - first - 1)

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsa_tune.backend.points.paging import scatter
+from nsa_tune.backend.points.paging import scatter, spread_keys
 
 CPU = torch.device("cpu")
 
@@ -36,3 +36,16 @@ def test_pages_are_scattered_over_the_pool() -> None:
 def test_a_pool_that_is_too_small_is_refused() -> None:
     with pytest.raises(AssertionError, match="smaller than the batch"):
         scatter([100], 64, 64, CPU)
+
+
+@given(count=st.integers(1, 64), more=st.lists(st.integers(1, 500), min_size=1, max_size=8))
+def test_no_key_is_selected_twice(count: int, more: list[int]) -> None:
+    """As no top-k does; a kernel may take a selection as a set."""
+    seen = torch.tensor([[count + extra] for extra in more])
+    jitter = torch.rand(len(more), count)
+    jitter[0, 0] = 1.0
+
+    keys = spread_keys(seen, torch.randperm(count), jitter)
+
+    assert all(row.unique().numel() == count for row in keys)
+    assert bool((keys >= 0).all() and (keys < seen).all())

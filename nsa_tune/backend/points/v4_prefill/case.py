@@ -10,7 +10,7 @@ import torch
 from nsa_tune._errors import BatchError
 from nsa_tune.backend.kernels import v4_paged
 from nsa_tune.backend.points.checked_rows import checked_rows, worst_error
-from nsa_tune.backend.points.paging import Paging, scatter
+from nsa_tune.backend.points.paging import Paging, scatter, spread_keys
 from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.point import Setting
 from nsa_tune.backend.types.profiles import ModelProfile
@@ -146,10 +146,9 @@ class V4PrefillCase:
             part = slice(start, start + _ROWS_AT_ONCE)
             seen = ((self._positions[part] + 1) // self.ratio)[:, None]
             jitter = torch.rand(seen.shape[0], most, generator=generator, device=self.device)
-            spread = ((order + jitter) * (seen / most)).long().clamp_max(seen - 1)
-            chosen = torch.where(seen > most, spread, column) + self._first_extra[part, None]
+            chosen = torch.where(seen > most, spread_keys(seen, order, jitter), column)
             inside = column < self.extra_lengths[part, None]
-            out[part, :most] = torch.where(inside, chosen, -1).int()
+            out[part, :most] = torch.where(inside, chosen + self._first_extra[part, None], -1).int()
         return out
 
     def paged(self, indices: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
