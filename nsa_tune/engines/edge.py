@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
@@ -48,7 +49,9 @@ class Edge:
             # On its way out the engine may wait for other ranks, and never show the error.
             self.say_once(logging.ERROR, str(stop))
             raise
-        except Exception as error:  # noqa: BLE001 - the engine goes on, whatever it was
+        except Exception as error:
+            if "bdb" in sys.modules and isinstance(error, sys.modules["bdb"].BdbQuit):
+                raise  # somebody ends a debugger's session in here
             problem = f"{what} failed, so {self.engine} decides by itself: {_said_by(error)}"
             if self._is_new(problem, logging.WARNING):
                 self._log.warning(problem, exc_info=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from bdb import BdbQuit
 
 import pytest
 
@@ -28,7 +29,7 @@ def test_a_fault_becomes_none_and_one_line(edge: Edge, caplog: pytest.LogCapture
     assert record.exc_info
 
 
-@pytest.mark.parametrize("stop", [KeyboardInterrupt, SystemExit])
+@pytest.mark.parametrize("stop", [KeyboardInterrupt, SystemExit, BdbQuit])
 def test_an_order_to_stop_is_obeyed(edge: Edge, stop: type[BaseException]) -> None:
     def order() -> None:
         raise stop
