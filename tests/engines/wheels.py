@@ -4,6 +4,7 @@ from __future__ import annotations
 import __future__
 
 import ast
+import re
 import zipfile
 from functools import cache
 from pathlib import Path
@@ -25,6 +26,11 @@ class Wheel:
         self.path = path
         self._zip = zipfile.ZipFile(path)
 
+    @property
+    def number(self) -> tuple[int, ...]:
+        """The version as three numbers, which can be compared."""
+        return tuple(map(int, re.findall(r"\d+", self.version)[:3]))
+
     def names(self, prefix: str = "") -> list[str]:
         """The files under `prefix`."""
         return [name for name in self._zip.namelist() if name.startswith(prefix)]
@@ -40,24 +46,28 @@ class Wheel:
         return ast.parse(self.text(name))
 
     def definition(self, file: str, path: str) -> ast.FunctionDef | ast.ClassDef:
-        """The function, class or method called `path` at the top of `file`."""
-        body: list[ast.stmt] = self.tree(file).body
-        found: ast.FunctionDef | ast.ClassDef | None = None
+        """The function, class or method called `path` at the top of `file`.
+
+        Raises:
+            LookupError: when there is none.
+        """
+        node: ast.AST | None = self.tree(file) if self.names(file) else None
         for name in path.split("."):
-            found = next(
-                node
-                for node in body
-                if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == name
+            inner = (
+                child
+                for child in getattr(node, "body", ())
+                if isinstance(child, ast.FunctionDef | ast.ClassDef) and child.name == name
             )
-            body = found.body
-        assert found is not None
-        return found
+            node = next(inner, None)
+        if not isinstance(node, ast.FunctionDef | ast.ClassDef):
+            raise LookupError(f"{self.version} has no {path} in {file}")
+        return node
 
     def has(self, file: str, path: str) -> bool:
         """Whether there is such a definition."""
         try:
             self.definition(file, path)
-        except (KeyError, StopIteration):
+        except LookupError:
             return False
         return True
 

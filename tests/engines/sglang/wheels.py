@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+from nsa_tune.engines.sglang.releases import Release, release_of
 from tests.engines.wheels import CACHE, Unreachable, complaint
 from tests.engines.wheels import Wheel as AnyWheel
 
@@ -25,6 +26,13 @@ MODES = "sglang/srt/model_executor/forward_batch_info.py"
 
 class Wheel(AnyWheel):
     """One of SGLang's wheels."""
+
+    @property
+    def release(self) -> Release:
+        """What the plug-in knows of it."""
+        release = release_of(self.version)
+        assert release is not None, f"{self.version} is in none of releases.py's RELEASES"
+        return release
 
     def fields(self) -> Iterator[tuple[str, str]]:
         """(field, source) of every launch argument: annotated assignments with a text."""

@@ -9,7 +9,6 @@ from nsa_tune.engines.sglang.pass_mode.rows import graphs as row_graphs
 from nsa_tune.engines.sglang.pass_mode.rows import rows
 from nsa_tune.engines.sglang.pass_mode.start import _ARGUMENTS
 from nsa_tune.engines.sglang.pass_mode.steering import choice
-from nsa_tune.engines.sglang.releases import Release, release_of
 from tests.engines.sglang.wheels import BACKEND, MODES, Wheel
 
 _EXECUTOR = "sglang/srt/model_executor"
@@ -30,12 +29,6 @@ _HOOKS = {
     "init_graphs", "forward", "can_run", "capture", "prepare_metadata", "extend", "k_only",
     "replay",
 }  # fmt: skip
-
-
-def _release(wheel: Wheel) -> Release:
-    release = release_of(wheel.version)
-    assert release is not None
-    return release
 
 
 def _body(wheel: Wheel, file: str, path: str) -> str:
@@ -69,14 +62,14 @@ def _first_statement(wheel: Wheel, file: str, path: str) -> str:
 
 
 def test_a_release_has_all_hooks_or_none(wheel: Wheel) -> None:
-    hooked = _HOOKS & {symbol.name for symbol in _release(wheel).symbols}
+    hooked = _HOOKS & {symbol.name for symbol in wheel.release.symbols}
 
     assert hooked in (set(), _HOOKS)
-    assert bool(hooked) == (_release(wheel).graph_tokens > 0)
+    assert bool(hooked) == (wheel.release.graph_tokens > 0)
 
 
 def test_the_first_release_has_no_default_prefill_graphs_to_steer(oldest: Wheel) -> None:
-    assert not _HOOKS & {symbol.name for symbol in _release(oldest).symbols}
+    assert not _HOOKS & {symbol.name for symbol in oldest.release.symbols}
 
 
 def test_a_decode_batch_runs_through_the_decode_graphs_before_anything_else(
@@ -153,7 +146,7 @@ def test_all_graphs_are_captured_in_one_session(steered: Wheel) -> None:
         and "self.backend.capture_session(" in ast.unparse(node.items[0])
     ]
     assert [ast.unparse(node.body[0]) for node in within] == ["self._capture_one_stream()"]
-    if steered.version == "0.5.23":
+    if steered.number >= (0, 5, 23):
         capture = _body(steered, _PREFILL, f"{_GRAPHS}.capture")
         assert "with self.model_context():\n        self._capture()" in capture
         execute = _body(steered, _PREFILL, f"{_GRAPHS}.execute")
@@ -310,7 +303,7 @@ def test_dp_attention_is_seen(steered: Wheel) -> None:
     assert "attn_dp_size" in steered.text(_CONTEXT)
     hook = "sglang/srt/arg_groups/parallel_hook.py"
     taken_back = steered.names(hook) and "enable_dp_attention=False" in steered.text(hook)
-    assert bool(taken_back) == (steered.version == "0.5.23")
+    assert bool(taken_back) == (steered.number >= (0, 5, 23))
 
 
 def test_what_leaves_a_runner_alone_is_there(steered: Wheel) -> None:
@@ -334,8 +327,8 @@ def test_what_leaves_a_runner_alone_is_there(steered: Wheel) -> None:
 
 def test_weights_may_come_after_graphs_from_0_5_18_on(steered: Wheel) -> None:
     """Until then they are sentinels, over which no pass takes what it will."""
-    assert ("startup_weight_load_mode" in dict(steered.fields())) == (steered.version != "0.5.17")
-    if steered.version == "0.5.23":
+    assert ("startup_weight_load_mode" in dict(steered.fields())) == (steered.number >= (0, 5, 18))
+    if steered.number >= (0, 5, 23):
         start = _body(steered, "sglang/srt/managers/scheduler.py", "Scheduler.init_model_worker")
         capture, finalize = "self.init_all_cuda_graphs()", "finalize_startup_weight_load()"
         assert -1 < start.find(capture) < start.find(finalize)
