@@ -51,7 +51,7 @@ class Release:
 _MODULE = "sglang.srt.layers.attention.dsa_backend"
 _CLASS = "DeepseekSparseAttnBackend"
 
-_OLDER = Release(
+_SINCE_0_5_15 = Release(
     first=(0, 5, 15),
     last=(0, 5, 16),
     symbols=(
@@ -158,17 +158,17 @@ _COPY_SYMBOLS = (
 )  # fmt: skip
 """And for it: what is copied around a kernel."""
 
-_OF_GRAPHS = replace(
-    _OLDER, first=(0, 5, 17), last=(0, 5, 22),
+_SINCE_0_5_17 = replace(
+    _SINCE_0_5_15, first=(0, 5, 17), last=(0, 5, 22),
     symbols=(
-        _OLDER.symbols + _PASS_MODE_SYMBOLS + _TOPK_SYMBOLS + _DECODE_SYMBOLS + _COPY_SYMBOLS
+        _SINCE_0_5_15.symbols + _PASS_MODE_SYMBOLS + _TOPK_SYMBOLS + _DECODE_SYMBOLS + _COPY_SYMBOLS
     ),
     passes_topk_length=True, graph_tokens=2048,
 )  # fmt: skip
-_LATEST = replace(
-    _OF_GRAPHS, first=(0, 5, 23), last=(0, 5, 23),
+_SINCE_0_5_23 = replace(
+    _SINCE_0_5_17, first=(0, 5, 23), last=(0, 5, 23),
     symbols=changed(
-        _OF_GRAPHS.symbols,
+        _SINCE_0_5_17.symbols,
         Symbol(
             "read_back", _DEQUANTIZE, "dequantize_k_cache_paged_dsa", _DEQUANTIZE_ARGUMENTS, True
         ),
@@ -177,9 +177,9 @@ _LATEST = replace(
 )  # fmt: skip
 
 RELEASES = (
-    _OLDER,
-    _OF_GRAPHS,
-    _LATEST,
+    _SINCE_0_5_15,
+    _SINCE_0_5_17,
+    _SINCE_0_5_23,
 )
 
 
