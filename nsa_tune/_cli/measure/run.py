@@ -24,6 +24,7 @@ from nsa_tune._cli.shared.options import (
     names_of,
 )
 from nsa_tune.autotune.worker.isolated import Deadlines
+from nsa_tune.backend.hardware.detect import cpu_name, device_name
 from nsa_tune.backend.types.counted import counted
 from nsa_tune.db import places
 from nsa_tune.reports.analysis.report import build
@@ -123,6 +124,8 @@ def run(
         isolate=isolate,
         deadlines=Deadlines(first=arm_timeout),
     )
+    if executors.executor is ExecutorKind.LOCAL and device_name(device) == cpu_name():
+        say("no GPU is measured: this demonstrates a run on a CPU, and its times hold for no GPU")
     launcher = launcher_for(executors, request)
     progress, shown = progress_for(Console(stderr=True), quiet=quiet or events == "-")
     with interruptible("interrupted; what was measured is stored"), events_into(events) as written:
@@ -172,8 +175,6 @@ def _print_summary(result: RunResult, request: RunRequest) -> None:
             "on batches that were not measured, a choice takes on average so much longer than the "
             f"fastest one: {losses}{more}"
         )
-    if any(table.device.arch == "cpu" for table in result.tables):
-        say("this was a demonstration on a CPU: its times hold for no GPU")
 
 
 def _document(

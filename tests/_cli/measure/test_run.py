@@ -139,6 +139,7 @@ def test_a_lossy_arm_is_measured_on_request_and_the_run_says_what_it_rounds(
 
     assert with_it - without == {"mla/torch_sparse_q8"}
     assert "torch_sparse_q8 rounds q, keys, values" in asked.stderr
+    assert asked.stderr.startswith("no GPU is measured: this demonstrates a run on a CPU")
     assert "rounds" not in plain.stderr
     assert wrong.returncode == 2
     assert "unknown lossy arm 'torch_kv'" in wrong.stderr
