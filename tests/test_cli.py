@@ -383,7 +383,7 @@ def test_bad_input_is_a_sentence_and_a_code(
         ["explain", "extend:0+8"],
         ["report"],
         ["check", "--device", "cpu"],
-        ["advise"],
+        ["advise", "--gpu", "NVIDIA H200"],
         ["db", "list"],
         ["db", "export", "--out", "table.tsv"],
         ["db", "push", "http://localhost:9", "--checks"],
