@@ -73,6 +73,17 @@ def test_what_does_not_fit_is_no_answer(advise: Any, trace: str) -> None:
     assert not json.loads(advise("--trace", trace, "--flags", "--tp 4", "--json").out)["fits"]
 
 
+def test_a_flag_has_one_price_in_use_or_not(advise: Any, trace: str) -> None:
+    fp8, bf16 = (
+        json.loads(advise("--trace", trace, "--flags", flags, "--json").out)["outcomes"]
+        for flags in (FP8, "--tp 8 --kv-cache-dtype bfloat16 --dsa-prefill-backend fa3")
+    )
+
+    other, given = fp8[-1], bf16[0]
+    assert other["command"] == given["command"]
+    assert {**other, "name": given["name"]} == given
+
+
 def test_the_kv_pool_is_what_the_weights_leave(advise: Any, trace: str) -> None:
     found = json.loads(advise("--trace", trace, "--flags", "--tp 8", "--json").out)["memory"]
 
@@ -158,8 +169,9 @@ def test_vllm_is_advised_by_attention_alone(advise: Any) -> None:
 
 def test_a_gpu_without_engine_passes_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     answer = Shell(capsys)(
-        "advise", "--gpu", "NVIDIA H100 80GB HBM3", "--heads", "128", "--kv-dtype", "fp8"
-    )
+        "advise", "--gpu", "NVIDIA H100 80GB HBM3", "--kv-dtype", "fp8",
+        "--flags", "--tp 16 --dp 16 --enable-dp-attention",
+    )  # fmt: skip
 
     assert answer.code == 0, answer.err
     assert "whole passes were not measured" in answer.out
