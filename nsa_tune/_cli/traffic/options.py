@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from nsa_tune._cli.shared.console import say
 from nsa_tune._cli.shared.gpus import gpu_and_model
 from nsa_tune._cli.shared.option_groups import DispatcherOptions
 from nsa_tune._cli.shared.options import (
@@ -92,6 +93,9 @@ class PricingOptions(DispatcherOptions):
         launch = Launch.parse(str(engine), options.flags)
         if kv_dtype is not None:
             launch = launch.without("kv").without("kernels")
+        else:
+            for name, meant in launch.misspelled.items():
+                say(f"{name} in --flags is not read: did you mean {meant}?")
         gpu, model = gpu_and_model(self.gpu, self.model, self.heads, self.database)
         if self.gpu is None and gpu.startswith("CPU"):
             raise UsageError("this machine has no GPU: name the one that serves, as in --gpu H200")

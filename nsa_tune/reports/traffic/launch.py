@@ -6,6 +6,7 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from itertools import chain
 
 from nsa_tune._errors import UsageError
@@ -36,7 +37,11 @@ _ALIASES = {
         "model": ("--model",),
     },
 }
-_BF16, _FP8 = ("bfloat16", "bf16"), ("fp8_e4m3", "fp8", "fp8_ds_mla")
+_FORMATS = {
+    "sglang": {"bfloat16": "bf16", "bf16": "bf16", "fp8_e4m3": "fp8"},
+    "vllm": {"bfloat16": "bf16", "fp8": "fp8", "fp8_e4m3": "fp8", "fp8_ds_mla": "fp8"},
+}
+_DP_ATTENTION = "--enable-dp-attention"
 _NO_GRAPHS = ("--disable-prefill-cuda-graph", "--disable-cuda-graph", "--enforce-eager")
 
 
@@ -111,10 +116,11 @@ class Launch:
         value = self.value("kv")
         if value in (None, "auto"):
             return None
-        if value not in (*_BF16, *_FP8):
-            formats = ", ".join(("auto", *_BF16, *_FP8))
-            raise UsageError(f"--kv-cache-dtype {value!r} is not priced; use one of {formats}")
-        return "bf16" if value in _BF16 else "fp8"
+        formats = _FORMATS[self.engine]
+        if value not in formats:
+            names = ", ".join(("auto", *formats))
+            raise UsageError(f"--kv-cache-dtype {value!r} is not priced; use one of {names}")
+        return formats[value]
 
     @property
     def graphs(self) -> bool:
@@ -124,9 +130,16 @@ class Launch:
     @property
     def dp_attention(self) -> int:
         """Ranks of data-parallel attention; 1: heads are split."""
-        if self.engine == "sglang" and "--enable-dp-attention" not in self.flags:
-            return 1
-        return self.number("dp") or 1
+        ranks = self.number("dp") or 1
+        return 1 if self.engine == "sglang" and _DP_ATTENTION not in self.flags else ranks
+
+    @property
+    def misspelled(self) -> dict[str, str]:
+        """Flags that are not read, but look like one that is, and that one."""
+        read = [*chain(*_ALIASES[self.engine].values()), *_NO_GRAPHS, _DP_ATTENTION, FORCE_MQA]
+        unread = [name for name in self.flags if name.startswith("--") and name not in read]
+        close = {name: get_close_matches(name.replace("_", "-"), read, 1, 0.9) for name in unread}
+        return {name: names[0] for name, names in close.items() if names}
 
     @property
     def answers(self) -> dict[str, str]:

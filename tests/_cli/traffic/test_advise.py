@@ -84,6 +84,12 @@ def test_a_flag_has_one_price_in_use_or_not(advise: Any, trace: str) -> None:
     assert {**other, "name": given["name"]} == given
 
 
+def test_a_misspelled_flag_is_told_once(advise: Any, trace: str) -> None:
+    answer = advise("--trace", trace, "--flags", f"{FP8} --dsa-prefil-backend fa3")
+
+    assert answer.err.count("did you mean --dsa-prefill-backend?") == 1
+
+
 def test_the_kv_pool_is_what_the_weights_leave(advise: Any, trace: str) -> None:
     found = json.loads(advise("--trace", trace, "--flags", "--tp 8", "--json").out)["memory"]
 

@@ -63,10 +63,20 @@ def test_heads_are_split_unless_attention_is_data_parallel() -> None:
         ("--tp 'eight", "cannot be read"),
         ("--tp eight", "no whole number"),
         ("--kv-cache-dtype int4", "is not priced"),
+        ("--kv-cache-dtype fp8", "use one of auto, bfloat16, bf16, fp8_e4m3"),
+        ("--dp two", "no whole number"),
         ("--mem-fraction-static 1.5", "not between 0 and 1"),
     ],
 )
 def test_a_flag_that_cannot_be_is_refused_with_a_sentence(flags: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         launch = Launch.parse("sglang", flags)
-        _ = launch.number("tp"), launch.kv_dtype, launch.fraction
+        _ = launch.number("tp"), launch.kv_dtype, launch.fraction, launch.dp_attention
+
+
+def test_a_flag_that_looks_like_one_that_is_read_is_told() -> None:
+    launch = Launch.parse(
+        "sglang", "--kv_cache_dtype auto --pp-size 2 --tp-size 8 --disable-radix-cache"
+    )
+
+    assert launch.misspelled == {"--kv_cache_dtype": "--kv-cache-dtype"}
