@@ -164,6 +164,8 @@ def notes_on(deployment: Deployment, traffic: Traffic) -> Iterator[str]:
     if deployment.tp > 1:
         error = ": at TP8 a token was priced 7 to 36 % too low (15 runs)" if whole else ""
         yield f"all-reduce is not counted{error}"
+    if deployment.tp > 2:
+        yield "figures are of one rank: the plug-in never ran with more than two (TP2)"
     if not deployment.launch.graphs or deployment.chunk > GRAPH_SIZES[-1]:
         yield "passes without a graph wait for their host: they take longer than is counted here"
     if deployment.scheduler.next_n > 1:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from math import ceil, log2
 
 from nsa_tune.reports.traffic.advice import (
     AS_ADVISED,
@@ -12,6 +13,7 @@ from nsa_tune.reports.traffic.advice import (
     Advice,
     Outcome,
 )
+from nsa_tune.reports.traffic.launch import Launch
 from nsa_tune.reports.traffic.memory import Memory
 
 _TITLES = ("", "prefill s", "decode s", "TTFT mean", "TTFT p90", "TPOT p90", "tokens/s")
@@ -19,9 +21,9 @@ _TITLES = ("", "prefill s", "decode s", "TTFT mean", "TTFT p90", "TPOT p90", "to
 
 def lines(advice: Advice) -> Iterator[str]:
     """The answer; its first line is the advice in a sentence."""
-    yield from (headline(advice), "")
+    yield headline(advice)
     if advice.outcomes:
-        yield from (f"    {advice.advised.command(advice.model)}", "")
+        yield from ("", f"    {advice.advised.command(advice.model)}", "")
         if advice.changes:
             yield from (
                 "Changes against your flags:",
@@ -33,14 +35,14 @@ def lines(advice: Advice) -> Iterator[str]:
         rows = (_TITLES, *map(_row, advice.outcomes))
         yield from _table([row[:columns] for row in rows])
         yield from ("", *(f"{name}: {text}" for name, text in _facts(advice)), "")
-    yield from ("Not sure, or not counted:", *(f"- {note}" for note in advice.notes))
+        yield from ("Not sure, or not counted:", *(f"- {note}" for note in advice.notes))
 
 
 def headline(advice: Advice) -> str:
     """What to do, and what it gives, in one sentence."""
     memory = advice.memory
     if memory is not None and not memory.fits:
-        return does_not_fit(memory)
+        return does_not_fit(memory, advice.given)
     given, advised = advice.outcome(AS_GIVEN), advice.outcome(AS_ADVISED)
     assert given is not None
     if advised is None:
@@ -71,13 +73,14 @@ def _serves(given: Outcome) -> str:
     return f" (mean time to first token {_s(given.served.ttft_s['mean'])})"
 
 
-def does_not_fit(memory: Memory) -> str:
+def does_not_fit(memory: Memory, launch: Launch) -> str:
     """Why, and what to do."""
-    usable = memory.static_fraction * memory.device_gib
+    usable, tp = memory.static_fraction * memory.device_gib, launch.number("tp") or 1
+    larger = max(2 * tp, 2 ** ceil(log2(tp * memory.weights_gib / usable)))
     return (
         f"This does not fit: the weights take {memory.weights_gib:.0f} GiB of each GPU, and "
-        f"{usable:.0f} of its {memory.device_gib:.0f} GiB are for weights and KV pool. Use a "
-        "larger --tp; --enable-dp-attention keeps all heads on each GPU."
+        f"{usable:.0f} of its {memory.device_gib:.0f} GiB are for weights and KV pool. Use more "
+        f'GPUs: --flags "{launch.name("tp")} {larger}".'
     )
 
 
@@ -124,6 +127,9 @@ def _facts(advice: Advice) -> Iterator[tuple[str, str]]:
     plugin = advice.outcome(WITH_PLUGIN)
     if plugin and advised:
         yield "The plug-in", _plugin(advice, advised, plugin)
+    for outcome in advice.outcomes:
+        if outcome.name not in (AS_GIVEN, AS_ADVISED, WITH_PLUGIN):
+            yield outcome.name.capitalize(), outcome.command
     if advice.error:
         yield "Intervals", f"all passes {advice.error:.0%} off, as one in ten measured ones is"
     yield "Priced by", re.sub(r"T\d\d:\d\d:[^;]*", "", advice.source)

@@ -73,6 +73,14 @@ def test_what_does_not_fit_is_no_answer(advise: Any, trace: str) -> None:
     assert not json.loads(advise("--trace", trace, "--flags", "--tp 4", "--json").out)["fits"]
 
 
+def test_what_does_not_fit_names_flags_that_do_and_nothing_more(advise: Any, trace: str) -> None:
+    answer = advise("--trace", trace)
+
+    assert answer.out.endswith('Use more GPUs: --flags "--tp 8".\n')
+    flags = answer.out.split('"')[1]
+    assert json.loads(advise("--trace", trace, "--flags", flags, "--json").out)["fits"]
+
+
 def test_a_flag_has_one_price_in_use_or_not(advise: Any, trace: str) -> None:
     fp8, bf16 = (
         json.loads(advise("--trace", trace, "--flags", flags, "--json").out)["outcomes"]
@@ -84,10 +92,22 @@ def test_a_flag_has_one_price_in_use_or_not(advise: Any, trace: str) -> None:
     assert {**other, "name": given["name"]} == given
 
 
+def test_the_other_formats_row_says_its_flags(advise: Any, trace: str) -> None:
+    answer = advise("--trace", trace, "--flags", FP8)
+
+    assert re.search(
+        r"^With a pool in bf16: python .* --dsa-prefill-backend fa3$", answer.out, re.M
+    )
+
+
 def test_a_misspelled_flag_is_told_once(advise: Any, trace: str) -> None:
     answer = advise("--trace", trace, "--flags", f"{FP8} --dsa-prefil-backend fa3")
 
     assert answer.err.count("did you mean --dsa-prefill-backend?") == 1
+
+
+def test_figures_of_one_rank_are_said_to_be(advise: Any, trace: str) -> None:
+    assert "figures are of one rank" in advise("--trace", trace, "--flags", FP8).out
 
 
 def test_the_kv_pool_is_what_the_weights_leave(advise: Any, trace: str) -> None:
