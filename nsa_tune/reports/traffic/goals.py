@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import chain
 from math import ceil
@@ -34,6 +34,8 @@ class Goal:
     """Of nine in ten requests, to the first token."""
     tpot_s: float | None
     """Of an output token after the first, on average over the requests."""
+    factor: float = 1.0
+    """How many times their price passes take."""
 
     def excess(self, served: Served) -> float:
         """How many times its limit the worse of both takes; 1 or less holds the goal."""
@@ -78,6 +80,9 @@ class GoalAnswer:
     candidates: tuple[Candidate, ...]
     """The cheapest without the plug-in and with it, the cheaper one first; where none holds the
     goal, the nearest."""
+    sure: Candidate | None
+    """Like the first where every pass takes as much longer as the model may be off; None where
+    the first does not hold the goal."""
     source: str
     error: float
     notes: tuple[str, ...]
@@ -99,14 +104,16 @@ def cheapest(deployments: Sequence[Deployment], traffic: Traffic, goal: Goal) ->
     notes = tuple(notes_on(deployments[0], traffic))
     fitting = [deployment for deployment in deployments if deployment.fits]
     if not fitting:
-        raise UsageError("none of these deployments fits into memory; use a larger --tp")
+        raise UsageError("none of these deployments fits into memory; use a larger --tp in --flags")
     whole = [deployment for deployment in fitting if deployment.exact]
     if not whole:
         raise NoTunedData(f"a goal needs prices of whole passes of the whole model: {notes[0]}")
     candidates = [_found(whole, traffic, goal, plugin=plugin) for plugin in (False, True)]
     candidates.sort(key=lambda candidate: (max(candidate.excess, 1), candidate.gpus))
-    first = whole[0]
-    return GoalAnswer(goal, traffic.name, tuple(candidates), first.source, first.error, notes)
+    source, error, best = whole[0].source, whole[0].error, candidates[0]
+    slower = replace(goal, factor=1 + error)
+    sure = _found(whole, traffic, slower, plugin=best.plugin) if best.excess <= 1 else None
+    return GoalAnswer(goal, traffic.name, tuple(candidates), sure, source, error, notes)
 
 
 def _found(
@@ -148,7 +155,7 @@ def _candidates(
     changes = {} if plugin else flags_of(setups.prefill, setups.decode)
     for chunk in dict.fromkeys((deployment.chunk, *CHUNKS)):
         chunked = deployment if chunk == deployment.chunk else deployment.with_chunk(chunk)
-        served = chunked.serve(requests, setups)
+        served = chunked.serve(requests, setups, goal.factor)
         command = chunked.launch.changed(changes).command(chunked.setting.profile.name)
         yield Candidate(command, plugin, engines, engines * chunked.tp, served, goal.excess(served))
 
@@ -171,13 +178,24 @@ def goal_lines(answer: GoalAnswer) -> Iterator[str]:
 def goal_headline(answer: GoalAnswer) -> str:
     """What holds the goal, in a sentence."""
     first = answer.candidates[0]
-    if first.excess <= 1:
+    if answer.sure is not None:
         verb = "holds" if first.engines == 1 else "hold"
-        return f"{_how(first)} {verb} it on {answer.traffic}: {_times(first)}."
+        text = f"{_how(first)} {verb} it on {answer.traffic}: {_times(first)}"
+        return f"{text}. {_if_slower(answer.sure, first, answer.error)}"
     return (
         f"Nothing that is priced holds it on {answer.traffic}. The nearest, {_how(first).lower()}, "
         f"takes {first.excess:.2f} times the limit: {_times(first)}."
     )
+
+
+def _if_slower(sure: Candidate, first: Candidate, error: float) -> str:
+    """What holds the goal where every pass takes so much longer."""
+    slower = f"if all passes take {error:.0%} longer than priced, as one in ten measured ones does"
+    if sure.excess > 1:
+        return f"By its estimate: {slower}, nothing holds it."
+    if (sure.engines, sure.command) == (first.engines, first.command):
+        return f"It holds, too, {slower}."
+    return f"By its estimate: {slower}, it needs {_how(sure)}: {sure.command}"
 
 
 def _how(candidate: Candidate) -> str:

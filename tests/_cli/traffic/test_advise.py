@@ -253,6 +253,20 @@ def test_the_fewest_engines_that_hold_a_goal_are_found(advise: Any, crowd: str) 
     assert goal(advise, *common, "400s")["candidates"][0]["engines"] == 1
 
 
+def test_a_goal_holds_by_an_estimate_only_if_longer_passes_break_it(
+    advise: Any, crowd: str
+) -> None:
+    common = ("--trace", crowd, "--flags", FP8, "--ttft-p90")
+    found = goal(advise, *common, "4s")
+    worst = found["sure"]["served"]["ttft_s"]["p90"]
+    assert worst <= 4
+    assert found["sure"]["engines"] >= found["candidates"][0]["engines"]
+
+    assert "It holds, too, if all passes take" in advise(*common, "400s").out
+    least = found["candidates"][0]["served"]["ttft_s"]["p90"]
+    assert "By its estimate: if all passes take" in advise(*common, f"{least * 1.0001:.6f}s").out
+
+
 def test_where_nothing_holds_a_goal_the_nearest_is_named(advise: Any, trace: str) -> None:
     answer = advise("--trace", trace, "--flags", FP8, "--tpot", "1ms")
 
