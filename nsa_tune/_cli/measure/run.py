@@ -124,7 +124,8 @@ def run(
         isolate=isolate,
         deadlines=Deadlines(first=arm_timeout),
     )
-    if executors.executor is ExecutorKind.LOCAL and device_name(device) == cpu_name():
+    on_cpu = executors.executor is ExecutorKind.LOCAL and device_name(device) == cpu_name()
+    if on_cpu and not quiet:
         say("no GPU is measured: this demonstrates a run on a CPU, and its times hold for no GPU")
     launcher = launcher_for(executors, request)
     progress, shown = progress_for(Console(stderr=True), quiet=quiet or events == "-")
