@@ -15,7 +15,7 @@ CUDA := $(if $(shell command -v nvidia-smi),$(shell echo ,cuda))
 
 help:
 	@echo "make tune     install into .venv, measure on the best device here, write $(REPORT)"
-	@echo "make test     lint, types, $(TESTS) test functions: 15 to 40 minutes on two cores"
+	@echo "make test     lint, types, $(TESTS) test functions: 10 to 40 minutes on two cores"
 	@echo "make lint     ruff and mypy only              make format   let ruff rewrite the sources"
 	@echo "make fuzz     10 minutes of hostile tables, databases, traces, logs and requests"
 	@echo "make nightly  a million random plans on random tables, limits and machines"
@@ -45,7 +45,7 @@ test: said lint browser
 
 # Before lint, which takes minutes itself.
 said:
-	@echo "$(TESTS) test functions, many with several cases: 15 to 40 minutes on two cores."
+	@echo "$(TESTS) test functions, many with several cases: 10 to 40 minutes on two cores."
 
 lint: .venv/test
 	$(BIN)/ruff check
