@@ -22,6 +22,8 @@ class Configuration:
     """Whether nsa-tune's plug-in decides."""
     prefill_impl: str | None = None
     """The prefill kernel of MLA, as of `--dsa-prefill-backend`; None: as the engine was started."""
+    chunk: int | None = None
+    """The most new tokens of a prefill (`--chunked-prefill-size`); None: as at the start."""
     prefill_graph: bool = True
     """False: prefill never replays a CUDA graph, whatever was captured."""
     environment: dict[str, str] = field(default_factory=dict)

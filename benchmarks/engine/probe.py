@@ -141,7 +141,21 @@ def _unless_eager(original: Callable[..., bool]) -> Callable[..., bool]:
     return allowed
 
 
+def _hook_scheduler(module: Any) -> None:
+    scheduler = module.Scheduler
+    original = scheduler.get_new_batch_prefill
+
+    @wraps(original)
+    def get_new_batch_prefill(self: Any, *rest: Any, **named: Any) -> Any:
+        started = vars(self).setdefault("_probe_chunk", self.chunked_prefill_size)
+        self.chunked_prefill_size = _probe().switch.apply().chunk or started
+        return original(self, *rest, **named)
+
+    scheduler.get_new_batch_prefill = get_new_batch_prefill
+
+
 _HOOKS: dict[str, Callable[[Any], None]] = {
+    "sglang.srt.managers.scheduler": _hook_scheduler,
     "sglang.srt.model_executor.model_runner": _hook_runner,
     "sglang.srt.model_executor.runner.prefill_cuda_graph_runner": _hook_graphs,
 }

@@ -97,6 +97,33 @@ def test_the_prefill_kernel_is_changed_for_prefill_alone() -> None:
     assert backend.dsa_prefill_impl == "flashmla_kv"
 
 
+def test_the_chunk_is_changed_between_prefills(
+    tmp_path: Path, calls: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Scheduler:
+        chunked_prefill_size = 8192
+
+        def get_new_batch_prefill(self, running_batch: str) -> tuple[str, int]:
+            return running_batch, self.chunked_prefill_size
+
+    settings = Settings(
+        tmp_path / "control",
+        tmp_path / "passes",
+        (Configuration("a"), Configuration("b", chunk=64)),
+    )
+    control = Control.create(settings.control)
+    monkeypatch.setenv(VARIABLE, settings.to_environment())
+    probe._probe.cache_clear()
+    probe._hook_scheduler(SimpleNamespace(Scheduler=Scheduler))
+    scheduler = Scheduler()
+    chunks = []
+    for configuration in (0, 1, 0):
+        control.write(configuration=configuration)
+        chunks.append(scheduler.get_new_batch_prefill("running"))
+    probe._probe.cache_clear()
+    assert chunks == [("running", 8192), ("running", 64), ("running", 8192)]
+
+
 def test_each_pass_becomes_a_line(
     tmp_path: Path, calls: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
