@@ -31,6 +31,7 @@ MAY_LOAD_TORCH = (
     "backend/points/attention_case.py",
     "backend/points/checked_rows.py",
     "backend/points/paging.py",
+    "backend/points/selections.py",
 )
 """What the arms import when they are built, and nothing else imports when it is loaded."""
 
