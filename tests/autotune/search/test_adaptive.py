@@ -121,7 +121,7 @@ def test_coarse_batches_have_each_feature_as_often_as_a_model_needs() -> None:
 
     wanted, found = having(prefill.grid(setting)), having(coarse)
     assert len(coarse) < 0.2 * len(prefill.grid(setting))
-    assert wanted[0, "fa2_split_rows"] >= 3
+    assert wanted[0, "fa2_splits"] >= 3
     assert all(found[name] >= min(count, 3) for name, count in wanted.items())
 
 

@@ -212,8 +212,7 @@ def test_rows_that_take_all_they_see_read_no_scores() -> None:
     features = Features(TOPK, H200).by_name(Batch.extend([0, 8192], [3, 2]))
 
     assert features == {
-        "rows": 5, "selecting_rows": 2, "scores": 8193 + 8194, "waves": 1,
-        "makespan_scores": 8194,
+        "scores": 8193 + 8194, "waves": 1, "makespan_scores": 8194, "short_rows": 1,
     }  # fmt: skip
 
 
@@ -243,7 +242,7 @@ def test_work_is_of_the_rows_that_select(
     ]  # fmt: skip
     work = terms(batch, topk, slots)
 
-    assert work.selecting_rows == len(rows)
+    assert work.short_rows == (len(rows) < batch.q_tokens)
     assert work.scores == sum(rows)
     assert work.waves == -(-len(rows) // slots)
     assert min(sum(rows) / slots, max(rows, default=0)) <= work.makespan_scores

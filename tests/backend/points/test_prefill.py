@@ -266,22 +266,35 @@ def test_an_arm_depends_on_the_work_of_its_own_kernels() -> None:
     own = {arm.name: set(arm.features or every) for arm in PREFILL.arms}
 
     assert "fa2_tiles" in own["mha/fa2"] - own["mha/fa3"]
-    assert "query_tiles" in own["mha/fa3"] - own["mha/fa2"]
-    assert own["mla/flashmla_sparse"].isdisjoint({"query_tiles", "fa2_tiles", "fa2_split_rows"})
+    assert "tile_waves" in own["mha/fa3"] - own["mha/fa2"]
+    assert own["mla/flashmla_sparse"].isdisjoint({"tile_waves", "fa2_tiles", "fa2_splits"})
     assert all(some <= every for some in own.values())
 
 
 @pytest.mark.parametrize(
-    ("heads", "prefix", "new", "merged"),
-    [(64, 0, 256, 256), (64, 0, 512, 0), (64, 0, 128, 0), (128, 128, 128, 128), (128, 128, 256, 0)],
+    ("heads", "prefix", "new", "merges"),
+    [(64, 0, 256, 1), (64, 0, 512, 0), (64, 0, 128, 0), (128, 128, 128, 1), (128, 128, 256, 0)],
 )
 def test_partial_outputs_are_merged_while_the_tiles_of_all_heads_leave_half_the_blocks_empty(
-    heads: int, prefix: int, new: int, merged: int
+    heads: int, prefix: int, new: int, merges: int
 ) -> None:
     """The batches on which FlashAttention-2 took longer on an H100 than one of twice the size."""
-    found = features_of(Batch.extend([prefix], [new]), heads)
+    features = features_of(Batch.extend([prefix], [new]), heads)
 
-    assert found["fa2_split_rows"] == merged
+    assert features["fa2_splits"] == merges
+
+
+@pytest.mark.parametrize(
+    ("sequences", "waves", "fa2_waves"), [(8, 1, 1), (9, 2, 1), (16, 2, 1), (17, 3, 2)]
+)
+def test_tiles_of_all_heads_run_in_whole_waves_of_the_device(
+    sequences: int, waves: int, fa2_waves: int
+) -> None:
+    """132 SMs, each with one tile of FlashAttention-3 or two of FlashAttention-2, and 16 heads."""
+    features = features_of(Batch.extend([3] * sequences, [2] * sequences), heads=16)
+
+    assert features["tile_waves"] == waves
+    assert features["fa2_tile_waves"] == fa2_waves
 
 
 def test_without_a_prefix_nothing_is_read_back() -> None:

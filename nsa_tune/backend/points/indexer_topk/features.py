@@ -1,8 +1,9 @@
 """How much work a selection is: the features that a kernel's time is a weighted sum of.
 
 A row is a block's, and blocks are begun in order. A row that sees no more keys than are selected
-takes them all: its scores are not read. `sglang`'s blocks have 1024 threads, so that an SM has
-slots for two; the same is assumed of the others.
+takes them all: its scores are not read. Yet `sampled` takes 2 us longer where there is any.
+`sglang`'s blocks have 1024 threads, so that an SM has slots for two; the same is assumed of the
+others.
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ _SHORT = 8192
 
 
 class Terms(NamedTuple):
-    """Of the rows, and of those that select."""
+    """Of the rows that select, but for the last."""
 
-    rows: float
-    selecting_rows: float
     scores: float
     waves: float
     """Rows of the slot that has most of them."""
     makespan_scores: float
     """What a slot reads until the last row ends."""
+    short_rows: float
+    """1 where another row takes all its keys, else 0."""
 
 
 def features(setting: Setting) -> FeatureFunctions:
@@ -51,7 +52,7 @@ def terms(batch: Batch, topk: int, slots: int) -> Terms:
             longest = max(longest, kv)
     busiest = makespan(rows, scores, longest, slots)
     return Terms(
-        float(batch.q_tokens), float(rows), float(scores), float(-(-rows // slots)), float(busiest)
+        float(scores), float(-(-rows // slots)), float(busiest), float(rows < batch.q_tokens)
     )
 
 

@@ -43,12 +43,16 @@ class Terms(NamedTuple):
     """(query, key) pairs of these tiles."""
     tile_makespan_pairs: float
     """Of these, pairs that an SM goes through until the last tile ends."""
+    tile_waves: float
+    """Whole waves of these tiles, one for each head."""
     fa2_tiles: float
     """Tiles of FlashAttention-2, which are narrower for few new tokens a sequence."""
+    fa2_tile_waves: float
+    """Whole waves of these, two on each SM."""
     fa2_makespan_pairs: float
     """Pairs of its busiest SM."""
-    fa2_split_rows: float
-    """Rows whose keys it splits, to be merged."""
+    fa2_splits: float
+    """1 where it splits keys, so that partial outputs are merged, else 0."""
 
 
 class FlashMlaTerms(NamedTuple):
@@ -62,8 +66,8 @@ class FlashMlaTerms(NamedTuple):
 
 # What a sequence and its queries cost is in their tiles. Where sequences are equal, as in most
 # swept batches, nothing tells the two apart, and half of it would be charged to ragged ones again.
-OF_FA3 = ("gemm_keys", "query_tiles", "tile_pairs", "tile_makespan_pairs")
-OF_FA2 = ("gemm_keys", "prefix_keys", "fa2_tiles", "fa2_makespan_pairs", "fa2_split_rows")
+OF_FA3 = ("gemm_keys", "tile_waves", "tile_makespan_pairs")
+OF_FA2 = ("gemm_keys", "fa2_tiles", "fa2_tile_waves", "fa2_makespan_pairs", "fa2_splits")
 OF_SDPA = ("gemm_keys", "query_tiles", "tile_pairs")
 OF_FLASHMLA_SPARSE = ("rows", "gemm_rows", "prefix_keys", "makespan_keys")
 OF_MLA = (*OF_FLASHMLA_SPARSE, "attended_pairs")
@@ -147,9 +151,11 @@ def _terms(setting: Setting) -> Callable[[Batch], Terms]:
             tile_makespan_pairs=schedules.makespan(
                 tiles * heads, tile_pairs * heads, float(batch.max_kv * _TILE), sms
             ),
+            tile_waves=float(-(-tiles * heads // sms)),
             fa2_tiles=float(fa2_tiles),
+            fa2_tile_waves=float(-(-fa2_tiles * heads // (2 * sms))),
             fa2_makespan_pairs=busiest,
-            fa2_split_rows=float(rows) if splits else 0.0,
+            fa2_splits=float(splits),
         )
 
     return terms
