@@ -23,12 +23,18 @@ from typing import Any
 
 from benchmarks.engine.configurations import Configuration, dumped, parsed
 from benchmarks.engine.control import Control
+from benchmarks.engine.placing import VARIABLE as FAULT
+from benchmarks.engine.placing import fail_captures, place_ranks
 
 __all__ = ["VARIABLE", "Probe", "Settings", "Switch", "register"]
 
 VARIABLE = "NSA_ENGINE_PROBE"
 _SWITCH = "nsa_tune.engines.sglang.switch"
 _MODE = "nsa_tune.engines.sglang.pass_mode.mode"
+_DENSE = "nsa_tune.engines.sglang.pass_mode.dense.graphs"
+_STARTS_RANKS = (
+    "sglang.srt.entrypoints.engine", "sglang.srt.managers.data_parallel_controller",
+)  # fmt: skip
 _LONGEST_LIST = 256
 _MIB = 2**20
 
@@ -45,6 +51,11 @@ class Settings:
     """How many layers the plug-in is told of; 0: as many as there are. A model cut down to a few
     is otherwise steered as one of so few."""
     random_weights: bool = True
+    ranks: int = 1
+    one_gpu: bool = False
+    """Whether all ranks run on the first GPU."""
+    fault: str = ""
+    """What is made to go wrong on the last rank, as in `placing.FAULTS`."""
 
     @property
     def outputs(self) -> Path:
@@ -56,6 +67,7 @@ class Settings:
         return json.dumps({
             "control": str(self.control), "passes": str(self.passes), "layers": self.layers,
             "configurations": dumped(self.configurations), "random_weights": self.random_weights,
+            "ranks": self.ranks, "one_gpu": self.one_gpu, "fault": self.fault,
         })  # fmt: skip
 
     @classmethod
@@ -68,6 +80,7 @@ class Settings:
         return cls(
             Path(given["control"]), Path(given["passes"]),
             parsed(json.dumps(given["configurations"])), given["layers"], given["random_weights"],
+            given["ranks"], given["one_gpu"], given["fault"],
         )  # fmt: skip
 
 
@@ -79,6 +92,13 @@ def register() -> None:
     hooks = dict(_HOOKS)
     if settings.random_weights:
         hooks["sglang.srt.model_loader.loader"] = _hook_weights
+    if settings.one_gpu or settings.fault:
+        place = partial(
+            place_ranks, ranks=settings.ranks, one_gpu=settings.one_gpu, fault=settings.fault
+        )
+        hooks |= dict.fromkeys(_STARTS_RANKS, place)
+    if os.environ.get(FAULT) == "capture":
+        hooks[_DENSE] = fail_captures
     when_imported = _when_imported()
     for name, hook in hooks.items():
         when_imported(name, partial(_hook, name, hook))
@@ -364,8 +384,18 @@ def _ran(runner: Any, backend: Any, result: Any) -> dict[str, Any]:
         "mha": bool(getattr(backend, "use_mha", False)),
         "impl": str(getattr(backend, "dsa_prefill_impl", "")),
         "draft": bool(getattr(runner, "is_draft_worker", False)),
-        "gpu": int(getattr(runner, "gpu_id", 0)),
+        "gpu": _rank(runner),
     }
+
+
+def _rank(runner: Any) -> int:
+    """Ranks may share a GPU, so its number does not name them."""
+    import torch
+
+    distributed = torch.distributed
+    if distributed.is_available() and distributed.is_initialized():
+        return int(distributed.get_rank())
+    return int(getattr(runner, "gpu_id", 0))
 
 
 def _memory() -> dict[str, Any]:

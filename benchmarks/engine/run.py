@@ -165,7 +165,10 @@ def _configurations(options: argparse.Namespace) -> tuple[Configuration, ...]:
 def _settings(options: argparse.Namespace, configurations: tuple[Configuration, ...]) -> Settings:
     passes = options.out / "passes.jsonl"
     passes.unlink(missing_ok=True)
-    return Settings(options.out / "control", passes, configurations, layers=options.as_layers)
+    return Settings(
+        options.out / "control", passes, configurations, layers=options.as_layers,
+        ranks=options.real_tp, one_gpu=options.ranks_on_one_gpu, fault=options.fault,
+    )  # fmt: skip
 
 
 def _measure(
@@ -231,7 +234,9 @@ def _label(options: argparse.Namespace) -> str:
     parts = [options.model] if options.model != "deepseek-v3.2" else []
     parts += [KV_DTYPES[options.kv], f"{options.heads} heads", f"{options.layers} layers"]
     parts += [f"MTP {options.spec}"] if options.spec else []
-    parts += [f"{options.real_tp} GPUs"] if options.real_tp > 1 else []
+    if options.real_tp > 1:
+        place = "ranks on one GPU" if options.ranks_on_one_gpu else "GPUs"
+        parts.append(f"{options.real_tp} {place}")
     return ", ".join(parts)
 
 
