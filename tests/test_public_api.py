@@ -68,6 +68,7 @@ def test_a_plan_has_these_fields() -> None:
         "v4_prefill_c4",
         "v4_prefill_c128",
         "layout_conversion",
+        "absorbed_prefill",
     ]
     assert list(nsa_tune.Reason.__dataclass_fields__) == [
         "verdict",

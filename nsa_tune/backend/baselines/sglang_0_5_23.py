@@ -1,4 +1,4 @@
-"""SGLang 0.5.23's own choices for DeepSeek sparse attention. Paths are relative to sglang/srt."""
+"""SGLang 0.5.23's own choices for DeepSeek attention. Paths are relative to sglang/srt."""
 
 from __future__ import annotations
 
@@ -14,8 +14,27 @@ from nsa_tune.backend.types.batch import Batch, Mode
 from nsa_tune.backend.types.layouts import KVLayout
 from nsa_tune.backend.types.point import Setting
 
+_SHARED_PREFIXES = 8192
+"""SGLANG_CHUNKED_PREFIX_CACHE_THRESHOLD: prefix tokens of a batch from which dense MLA is
+expanded."""
+
+
+def dense_path(setting: Setting) -> str | Choose:
+    """MHA without a prefix or with many cached tokens, whatever is new; never in a graph, where
+    the path must not depend on the batch."""
+    if capability(setting) >= 100:
+        return lambda batch: "mla" if batch.captured else "mha"
+
+    def choose(batch: Batch) -> str:
+        expands = not 0 < batch.prefix_tokens < _SHARED_PREFIXES
+        return "mha" if expands and not batch.captured else "mla"
+
+    return choose
+
 
 def _prefill_path(setting: Setting) -> str | Choose:
+    if not setting.profile.has_indexer:
+        return dense_path(setting)
     sm = capability(setting)
     if sm != 90 and not 100 <= sm < 110:
         return "mla"
@@ -28,7 +47,10 @@ def _prefill_path(setting: Setting) -> str | Choose:
     return choose
 
 
-def _mha_kernel(setting: Setting) -> str:
+def _mha_kernel(setting: Setting) -> str | Choose:
+    if not setting.profile.has_indexer and capability(setting) < 100:
+        most, whole = setting.max_chunk_kv, "torch" if setting.device.arch == "cpu" else "sgl_fa3"
+        return lambda batch: whole if batch.kv_tokens <= most else "sgl_fa3_merged"
     return "trtllm_ragged" if capability(setting) >= 100 else kernel_here("fa3", setting)
 
 
@@ -56,7 +78,13 @@ def _native_in_verify(batch: Batch) -> str:
     return "native" if batch.mode is Mode.TARGET_VERIFY and batch.next_n >= 2 else "flatten"
 
 
+def _absorbed(setting: Setting) -> str:
+    return "trtllm" if capability(setting) >= 100 else kernel_here("fa3", setting)
+
+
 def _decode(setting: Setting) -> str:
+    if not setting.profile.has_indexer:
+        return _absorbed(setting)
     if capability(setting) >= 100:
         return "trtllm"
     if setting.layout is KVLayout.FP8_PACKED:
@@ -67,9 +95,14 @@ def _decode(setting: Setting) -> str:
 SGLANG_0_5_23 = Baseline(
     "SGLang 0.5.23",
     {
-        "prefill_path": Default(_prefill_path, "layers/attention/dsa_backend.py:4049"),
+        "prefill_path": Default(
+            _prefill_path,
+            "layers/attention/dsa_backend.py:4049, "
+            "models/deepseek_common/attention_backend_handler.py:108",
+        ),
         "mha_kernel": Default(_mha_kernel, "layers/attention/dsa_backend.py:3373"),
         "sparse_prefill": Default(_sparse_prefill, "arg_groups/overrides.py:716"),
+        "absorbed_prefill": Default(_absorbed, "arg_groups/model_override_base.py:338"),
         "v4_prefill_c4": Default(_v4_prefill, "layers/attention/deepseek_v4_backend.py:2917"),
         "v4_prefill_c128": Default(_v4_prefill, "layers/attention/deepseek_v4_backend.py:2917"),
         "indexer_layout": Default(_indexer_layout, "layers/attention/dsa_backend.py:938"),

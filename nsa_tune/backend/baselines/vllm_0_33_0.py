@@ -1,4 +1,4 @@
-"""vLLM 0.33.0's own choices for DeepSeek sparse attention. Paths are relative to vllm.
+"""vLLM 0.33.0's own choices for DeepSeek attention. Paths are relative to vllm.
 
 vLLM looks at each sequence's new tokens: up to a threshold an extend counts as a decode, and goes
 to the decode kernel. Of a ragged batch, the mean decides here.
@@ -31,7 +31,19 @@ def _most_decoded(setting: Setting) -> int:
     return _HOPPER_THRESHOLDS.get(setting.heads, 256)
 
 
+_DENSE_DECODED = 512
+"""New tokens of a sequence up to which FLASH_ATTN_MLA, the default over bf16 on Hopper, absorbs;
+FLASHMLA has 128, and Blackwell's backends 1."""
+
+
+def dense_path(most: int) -> Choose:
+    """MHA where a sequence has more than `most` new tokens on average."""
+    return lambda batch: "mla" if batch.q_tokens <= most * batch.batch_size else "mha"
+
+
 def _prefill_path(setting: Setting) -> str | Choose:
+    if not setting.profile.has_indexer:
+        return dense_path(_DENSE_DECODED if capability(setting) < 100 else 1)
     sm = capability(setting)
     if sm != 90 and not 100 <= sm < 110:
         return "mla"
@@ -45,7 +57,9 @@ def _prefill_path(setting: Setting) -> str | Choose:
     return choose
 
 
-def _mha_kernel(setting: Setting) -> str:
+def _mha_kernel(setting: Setting) -> str | Choose:
+    if not setting.profile.has_indexer and setting.device.arch == "sm90":
+        return lambda batch: "sgl_fa3_merged" if batch.prefix_tokens else "sgl_fa3"
     if capability(setting) < 100:
         return kernel_here("fa3", setting)
     profile = setting.profile
@@ -65,7 +79,15 @@ def _sparse_prefill(setting: Setting) -> str | Choose:
     return _over_bf16(setting)
 
 
+def _absorbed(setting: Setting) -> str:
+    if capability(setting) >= 100:
+        return "trtllm"
+    return "torch" if setting.device.arch == "cpu" else "fa3_paged"
+
+
 def _decode(setting: Setting) -> str:
+    if not setting.profile.has_indexer:
+        return _absorbed(setting)
     if setting.layout is KVLayout.FP8_PACKED:
         return "trtllm" if capability(setting) >= 100 else kernel_here("flashmla_kv", setting)
     return _over_bf16(setting)
@@ -103,13 +125,14 @@ VLLM_0_33_0 = Baseline(
         "prefill_path": Default(
             _prefill_path,
             "model_executor/layers/attention/sparse_mla_attention.py:136, "
-            "v1/attention/backends/mla/flashmla_sparse.py:367",
+            "v1/attention/backends/mla/flashmla_sparse.py:367, flashattn_mla.py:129",
         ),
         "mha_kernel": Default(_mha_kernel, "platforms/interface.py:461"),
         "sparse_prefill": Default(
             _sparse_prefill,
             "platforms/cuda.py:97, v1/attention/backends/mla/flashmla_sparse.py:442",
         ),
+        "absorbed_prefill": Default(_absorbed, "platforms/cuda.py:97"),
         "decode": Default(_decode, "platforms/cuda.py:97"),
         "indexer_layout": Default(
             _indexer_layout, "v1/attention/backends/mla/indexer.py:958, utils/deep_gemm.py:684"

@@ -88,15 +88,17 @@ class Plan:
 
     batch: Batch
     prefill_path: str | None
-    """"mha" (expanded, dense) or "mla" (absorbed, sparse); None unless in extend."""
+    """"mha" (expanded, dense) or "mla" (absorbed; sparse where the model has an indexer); None
+    unless in extend."""
     mha_kernel: str | None
     """The dense kernel, should the path be mha: "fa3", ..."""
     sparse_prefill: str | None
-    """The sparse kernel, should the path be mla: "flashmla_sparse", "flashmla_kv", ..."""
+    """The sparse kernel, should the path be mla: "flashmla_sparse", "flashmla_kv", ...; None in a
+    model without an indexer."""
     indexer_layout: str | None
     """"native", "pairs" or "flatten"; None in extend."""
     decode: str | None
-    """The sparse kernel that decodes: "flashmla_kv", "flashmla_sparse", ...; None in extend."""
+    """The kernel that decodes: "flashmla_kv", "flashmla_sparse", ...; None in extend."""
     indexer_metadata: str | None
     """Who schedules the indexer's paged logits, where they are: "deep_gemm" or "triton"."""
     indexer_prefill: str | None
@@ -119,6 +121,9 @@ class Plan:
     """The kernel (below `nsa_tune.backend.kernels`) that turns what the attention reads of the pool
     into its own layout, as "packed_fp8.dequantize"; None where nothing is turned. V4's two
     prefill fields each say it by themselves."""
+    absorbed_prefill: str | None = None
+    """The kernel of a model without an indexer, should the path be mla: "fa3", ...; None
+    elsewhere."""
 
     @property
     def reasons(self) -> Mapping[str, Reason]:

@@ -18,6 +18,7 @@ from nsa_tune.backend.dispatch.plan import (
     DECIDED,
     DERIVED,
     TUNED,
+    Derived,
     Origin,
     Plan,
     Reason,
@@ -103,11 +104,14 @@ class TablePlanner:
         return self._plan(batch, chosen(self._by_mode[batch.mode], batch), self._origin)
 
     def _plan(self, batch: Batch, chosen: Mapping[str, str | None], origin: Origin) -> Plan:
-        derived = coupled(
-            batch.mode, self.setting.layout, chosen.get("prefill_path"),
-            chosen.get("sparse_prefill"), *facts_of(batch, self.setting.profile.index_topk),
-            chosen.get("decode"),
-        )  # fmt: skip
+        if self.setting.profile.has_indexer:
+            derived = coupled(
+                batch.mode, self.setting.layout, chosen.get("prefill_path"),
+                chosen.get("sparse_prefill"), *facts_of(batch, self.setting.profile.index_topk),
+                chosen.get("decode"),
+            )  # fmt: skip
+        else:
+            derived = Derived(None, None, False)
         fields: dict[str, Any] = dict.fromkeys(DECIDED)
         fields.update(chosen)
         fields.update(derived._asdict())
@@ -288,7 +292,7 @@ class _Because:
         """The fields of `plan` that have a reason."""
         extend = plan.batch.mode is Mode.EXTEND
         tuned = self._planner.questions(plan.batch.mode)
-        if self._planner.setting.profile.family == "v4":
+        if self._planner.setting.profile.family != "dsa":
             return tuned
         return (*tuned, *(name for name in DERIVED if extend or name != "dequantize_prefix"))
 

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from nsa_tune._errors import UnknownName, UsageError
 from nsa_tune.backend.points.decode import DECODE
+from nsa_tune.backend.points.dense_decode import DENSE_DECODE
+from nsa_tune.backend.points.dense_prefill import DENSE_PREFILL
 from nsa_tune.backend.points.indexer_layout import INDEXER_LAYOUT
 from nsa_tune.backend.points.indexer_metadata import INDEXER_METADATA
 from nsa_tune.backend.points.indexer_prefill import INDEXER_PREFILL
@@ -26,6 +28,8 @@ POINTS: dict[str, Point] = {
         INDEXER_METADATA,
         INDEXER_PREFILL,
         INDEXER_TOPK,
+        DENSE_PREFILL,
+        DENSE_DECODE,
         *V4_PREFILL,
     )
 }

@@ -81,7 +81,7 @@ class PrefillCase:
             layer.pool, layer.w_kv, layer.w_uk, layer.w_uv,
         )  # fmt: skip
         self._layer = layer
-        self.slots = paging.slots
+        self.slots, self.block_table = paging.slots, paging.block_table
         self.has_prefix = batch.prefix_tokens > 0
         prefix = torch.tensor([p for p, _ in batch.lens], device=device)
         new = torch.tensor([e for _, e in batch.lens], device=device)
@@ -175,6 +175,32 @@ class PrefillCase:
         return worst_error(output, self._checked, self._reference)
 
 
+class DenseCase(PrefillCase):
+    """The same in a model without an indexer: a query attends to all tokens up to its own."""
+
+    @cached_property
+    def slot_table(self) -> torch.Tensor:
+        """[sequences, kv tokens of the longest] int32 slots: a table of pages of one token."""
+        page = self.profile.page_size
+        offsets = torch.arange(page, dtype=torch.int32, device=self.device)
+        slots = self.block_table[:, :, None] * page + offsets
+        return slots.flatten(1)[:, : self.batch.max_kv].contiguous()
+
+    @cached_property
+    def _reference(self) -> torch.Tensor:
+        """[checked rows, heads, v] fp32: softmax attention over all that each row sees."""
+        return torch.stack([self._attended(row) for row in self._checked.tolist()])
+
+    def _attended(self, row: int) -> torch.Tensor:
+        profile, first = self.profile, int(self.first_key[row])
+        slots = self.slots[first : first + int(self.positions[row]) + 1]
+        keys, q = self._layer.latents[slots.long()].float(), self.q[row].float()
+        absorbed = torch.einsum("hn,hnc->hc", q[:, : profile.nope], self.w_uk.float())
+        q = torch.cat((absorbed, q[:, profile.nope :]), dim=-1)
+        weights = (q @ keys.T * profile.softmax_scale).softmax(-1)
+        return torch.einsum("hc,hcv->hv", weights @ keys[:, : profile.rank], self.w_uv.float())
+
+
 def prefill_case(batch: Batch, setting: Setting, device: torch.device) -> PrefillCase:
     """The inputs of `batch`.
 
@@ -191,4 +217,5 @@ def prefill_case(batch: Batch, setting: Setting, device: torch.device) -> Prefil
     slots = max(smallest, 1 << (needed - 1).bit_length())
     layer = _layer(setting.profile, setting.heads, setting.layout, slots, device)
     paging = scatter(lens, page, slots, device)
-    return PrefillCase(batch, setting, layer, paging, device)
+    case = PrefillCase if setting.profile.has_indexer else DenseCase
+    return case(batch, setting, layer, paging, device)

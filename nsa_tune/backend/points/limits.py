@@ -94,6 +94,12 @@ def _several_queries(batch: Batch) -> str | None:
     return None if batch.next_n > 1 else "with next_n 1 flashmla_kv_grouped is flashmla_kv itself"
 
 
+def _equal_queries(batch: Batch) -> str | None:
+    new = batch.new_lens
+    equal = batch.q_tokens % batch.batch_size == 0 if new is None else min(new) == max(new)
+    return None if equal else "the kernel takes equally many new tokens of each sequence only"
+
+
 def in_any_setting(limit: Limit) -> Callable[[Setting], Limit]:
     """`limit`, which depends on the batch alone."""
     return lambda setting: limit
@@ -131,6 +137,10 @@ SOME_ROWS = Guard(
 SEVERAL_QUERIES = Guard(
     "several_queries", "semantic", "a row of one query: flashmla_kv itself",
     in_any_setting(_several_queries),
+)  # fmt: skip
+EQUAL_QUERIES = Guard(
+    "equal_queries", "semantic", "FlashMLA csrc/api/dense_decode.h: q [b, s_q, h, 576]",
+    in_any_setting(_equal_queries),
 )  # fmt: skip
 FEW_ROWS = Guard(
     "few_rows", "semantic", "kernels/split_sparse_mla.py: slower than any other arm beyond",

@@ -99,6 +99,7 @@ def _up(value: int, multiple: int) -> int:
 
 _BY_KV_DTYPE: dict[str, dict[str, KVLayout]] = {
     "dsa": {"bf16": KVLayout.BF16, "fp8": KVLayout.FP8_PACKED},
+    "mla": {"bf16": KVLayout.BF16},
     "v4": {"fp8": KVLayout.V4_PAGED},
 }
 
@@ -107,7 +108,7 @@ def layout_of(kv_dtype: str, family: str = "dsa") -> KVLayout:
     """The layout that the kernels of a model family read for `kv_dtype`: ``"bf16"`` or ``"fp8"``.
 
     Raises:
-        UnknownName: for any other name; V4's pools are fp8 only.
+        UnknownName: for any other name; V4's pools are fp8 only, those of dense MLA bf16 only.
     """
     known = _BY_KV_DTYPE[family]
     try:

@@ -1,11 +1,14 @@
-"""Model profiles: the shape of a model's sparse attention, as its config.json gives it."""
+"""Model profiles: the shape of a model's attention, as its config.json gives it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from nsa_tune._errors import HeadsError, UnknownName
 from nsa_tune.backend.types.layouts import SCALE_TILE, V4_SCALE_TILE, KVLayout, layout_of
+
+ALL_TOKENS = 2**30
+"""The `index_topk` of a model without an indexer, whose queries attend to every token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +27,7 @@ class ModelProfile:
     v: int = 128
     """v_head_dim."""
     index_heads: int = 64
+    """Heads of the indexer; 0 in a model that has none."""
     index_dim: int = 128
     index_topk: int = 2048
     """Tokens that a query attends to; up to this many, sparse equals dense. In V4 compressed
@@ -32,7 +36,8 @@ class ModelProfile:
     layers: int = 61
     """Layers of the whole model that have such attention."""
     family: str = "dsa"
-    """"dsa" (one pool of latents) or "v4" (a window of tokens, and compressed ones behind it)."""
+    """"dsa" (one pool of latents), "mla" (the same without an indexer) or "v4" (a window of tokens,
+    and compressed ones behind it)."""
     window: int = 0
     """Tokens before and with a query that it attends to uncompressed; 0 outside of V4."""
     ratios: tuple[int, ...] = ()
@@ -50,6 +55,16 @@ class ModelProfile:
             UnknownName: when it has none of that name.
         """
         return layout_of(kv_dtype, self.family)
+
+    @property
+    def has_indexer(self) -> bool:
+        """Whether an indexer selects the tokens that a query attends to."""
+        return self.index_heads > 0
+
+    @property
+    def unit(self) -> int:
+        """Tokens in whose multiples sweeps take their lengths: index_topk, or else 32 pages."""
+        return self.index_topk if self.has_indexer else 32 * self.page_size
 
     @property
     def alike(self) -> int:
@@ -83,6 +98,11 @@ class ModelProfile:
         return local_heads
 
 
+_V3 = ModelProfile(
+    "deepseek-v3", heads=128, index_heads=0, index_dim=0, index_topk=ALL_TOKENS, family="mla"
+)
+
+
 PROFILES: dict[str, ModelProfile] = {
     profile.name: profile
     for profile in (
@@ -90,6 +110,9 @@ PROFILES: dict[str, ModelProfile] = {
         ModelProfile("deepseek-v3.2", heads=128),
         # zai-org/GLM-5 config.json
         ModelProfile("glm-5", heads=64, nope=192, v=256, index_heads=32, layers=78),
+        # deepseek-ai/DeepSeek-V3, -V3.1 and -R1, and moonshotai/Kimi-K2 config.json
+        _V3,
+        replace(_V3, name="kimi-k2", heads=64),
         # deepseek-ai/DeepSeek-V4-Pro and -Flash config.json: a head of 512, of which 448 are
         # quantized and 64 rotated, is key and value alike. Pages as SGLang's: 256 tokens.
         ModelProfile(
@@ -109,6 +132,7 @@ PROFILES: dict[str, ModelProfile] = {
             "tiny", heads=4, rank=128, nope=32, rope=32, v=32,
             index_heads=4, index_dim=32, index_topk=128, page_size=16,
         ),
+        replace(_V3, name="tiny-mla", heads=4, rank=128, nope=32, rope=32, v=32, page_size=16),
     )
 }  # fmt: skip
 

@@ -32,6 +32,8 @@ _STEPS = {
     "indexer_topk": "top-k",
     "prefill": "attention",
     "decode": "attention",
+    "dense_prefill": "attention",
+    "dense_decode": "attention",
     "v4_prefill_c4": "attention, ratio 4",
     "v4_prefill_c128": "attention, ratio 128",
 }
@@ -234,11 +236,12 @@ def _limit(
 def typical_batches(policies: Mapping[str, Policy]) -> Iterator[Batch]:
     """Batches that a report shows: chunks of a long prompt, a short turn, and steps of decoding.
 
-    As multiples of index_topk, and no larger than what was measured of some point of their mode.
+    As multiples of the profile's unit, and no larger than what was measured of some point of their
+    mode.
     """
     measured = [(policy.point.modes, policy.measured) for policy in policies.values()]
-    topk = next((policy.setting.profile.index_topk for policy in policies.values()), 0)
-    for batch in _typical(topk) if topk else ():
+    unit = next((policy.setting.profile.unit for policy in policies.values()), 0)
+    for batch in _typical(unit) if unit else ():
         sizes = [
             (one.q_tokens, one.kv_tokens)
             for modes, batches in measured

@@ -16,6 +16,7 @@ _QUESTIONS = {
     "prefill_path": ("Prefill", "MHA or MLA"),
     "mha_kernel": ("Prefill", "MHA kernel"),
     "sparse_prefill": ("Prefill", "MLA kernel"),
+    "absorbed_prefill": ("Prefill", "MLA kernel"),
     "decode": ("Decode", "attention kernel"),
     "indexer_prefill": ("Prefill", "indexer logits kernel"),
     "indexer_topk": ("Prefill", "top-k kernel"),

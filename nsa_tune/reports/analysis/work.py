@@ -119,12 +119,13 @@ def _v4(name: str, batch: Batch, setting: Setting) -> Work:
 
 
 _POINTS: dict[str, Callable[[Batch, Setting], Work]] = {
-    "decode": _mla, "indexer_layout": _indexer, "indexer_metadata": _schedule,
+    "decode": _mla, "dense_decode": _mla, "indexer_layout": _indexer, "indexer_metadata": _schedule,
     "indexer_topk": _topk,
     **{name: partial(_v4, name) for name, point in POINTS.items() if point.group == "v4_prefill"},
 }  # fmt: skip
 _WAYS: dict[tuple[str, str], Callable[[Batch, Setting], Work]] = {
     ("prefill", "mha"): _mha, ("prefill", "mla"): _mla,
+    ("dense_prefill", "mha"): _mha, ("dense_prefill", "mla"): _mla,
     ("indexer_prefill", "ragged"): _gathered_indexer,
     ("indexer_prefill", "chunked"): _gathered_indexer, ("indexer_prefill", "paged"): _indexer,
     ("indexer_prefill", "torch"): _gathered_indexer,

@@ -244,8 +244,9 @@ def opened(dispatcher: Dispatcher, launch: Launch, settings: EngineSettings) -> 
         UsageError: for an unknown release, another model family, a flag whose kernel was not
             measured, or pass times of another engine.
     """
-    if dispatcher.setting.profile.family == "v4":
-        raise UsageError("passes of DeepSeek V4 are not priced: no engine was measured with it")
+    profile = dispatcher.setting.profile
+    if profile.family != "dsa":
+        raise UsageError(f"passes of {profile.name} are not priced: no engine was measured with it")
     layers = dispatcher.setting.sharing
     share = min((settings.indexer_layers or layers) / layers, 1.0)
     if launch.engine == "vllm":

@@ -131,6 +131,34 @@ def sparse_decode_two_pools(
     )
 
 
+def dense_decode(
+    q: torch.Tensor,
+    pool: torch.Tensor,
+    block_table: torch.Tensor,
+    lengths: torch.Tensor,
+    scale: float,
+    schedule: Any,
+) -> torch.Tensor:
+    """flash_mla_with_kvcache over all tokens of a bf16 pool, causal.
+
+    Args:
+        q: [sequences, queries of each, heads, 576] bf16; a sequence's queries are its last tokens.
+        pool: [pages, 64, 1, 576] bf16.
+        block_table: [sequences, pages] int32.
+        lengths: [sequences] int32: kv tokens of each.
+        scale: softmax scale.
+        schedule: of `new_schedule`.
+
+    Returns:
+        [sequences, queries of each, heads, 512] bf16.
+    """
+    out: torch.Tensor = _module().flash_mla_with_kvcache(
+        q, pool, block_table, lengths, 512, schedule, None, scale, True,
+        **_legacy_keywords("flash_mla_with_kvcache"),
+    )[0]  # fmt: skip
+    return out
+
+
 def _with_kvcache(
     q: torch.Tensor, pool: torch.Tensor, indices: torch.Tensor, scale: float, schedule: Any,
     **more: torch.Tensor | None,

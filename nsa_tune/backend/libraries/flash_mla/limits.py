@@ -137,11 +137,11 @@ def _decode_offsets(setting: Setting) -> Limit | str:
         return too_many_heads(setting)
     formula = (INT32 - 1) // (heads * 512) - split_parts(setting)
     rows = bound(setting, "flashmla_decode_rows", formula, formula)
-    indices = _index_offsets(setting, "FlashMLA's")
+    limits = [_index_offsets(setting, "FlashMLA's")] if setting.profile.has_indexer else []
     if rows is None:
-        return indices
+        return first_of(*limits)
     why = f"of {heads} heads pass {rows}, behind which FlashMLA's int32 split offsets overflow"
-    return first_of(at_most_rows(rows, why), indices)
+    return first_of(at_most_rows(rows, why), *limits)
 
 
 def _mixed_offsets(setting: Setting) -> Limit | str:
@@ -217,7 +217,7 @@ def _shape(setting: Setting) -> str | None:
     if (profile.rank, profile.rope) == (512, 64):
         return None
     return (
-        f"FlashMLA's sparse kernels take latents of 512 + 64 values, {profile.name} has "
+        f"FlashMLA's kernels take latents of 512 + 64 values, {profile.name} has "
         f"{profile.rank} + {profile.rope}"
     )
 
@@ -283,6 +283,8 @@ _TOPK_64 = multiple_of_topk(
 )
 DECODE_KERNEL = (FLASHMLA_SHAPE, *DECODE_ROWS, _TOPK_64)
 """Of flash_mla_with_kvcache over V3.2's packed pool."""
+DENSE_DECODE = (FLASHMLA_SHAPE, *DECODE_ROWS)
+"""Of flash_mla_with_kvcache over all tokens of a bf16 pool."""
 MIXED_KERNEL = (FLASHMLA_SHAPE, MIXED_OFFSETS, MIXED_SCRATCH, _TOPK_64)
 """The same with all queries in one row, whose schedule is of one row."""
 SPARSE_FWD = (

@@ -47,6 +47,13 @@ def ragged_wrapper(device: torch.device, backend: str) -> Any:
     return make(workspace(device), "NHD", backend=backend)
 
 
+def mla_wrapper(device: torch.device, backend: str) -> Any:
+    """A BatchMLAPagedAttentionWrapper for `backend`: "fa2" or "fa3"; plan it, then run."""
+    return _module("flashinfer.mla").BatchMLAPagedAttentionWrapper(
+        workspace(device), backend=backend
+    )
+
+
 def trtllm_ragged(
     q: torch.Tensor,
     keys: torch.Tensor,

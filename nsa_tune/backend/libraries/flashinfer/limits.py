@@ -85,6 +85,29 @@ def _trtllm_sparse_shape(setting: Setting) -> str | None:
     )
 
 
+def _mla_shape(setting: Setting) -> str | None:
+    profile = setting.profile
+    if (profile.rank, profile.rope) == (512, 64):
+        return None
+    return f"FlashInfer's MLA takes latents of 512 + 64, not {profile.rank} + {profile.rope}"
+
+
+def _mla_works(setting: Setting) -> Limit:
+    heads, most = setting.heads, 16384 - setting.device.sms
+
+    def limit(batch: Batch) -> str | None:
+        # Tiles of one block, or of two that share them where a sequence has more; as many parts
+        # more as there are blocks. The plan does not check the room for them.
+        pairs = batch.q_tokens * heads
+        width = 128 if pairs > 65 * batch.batch_size - 1 else 64
+        works = pairs // width + batch.batch_size
+        if works <= most:
+            return None
+        return f"up to {works} work items pass the {most} that FlashInfer's MLA plan has room for"
+
+    return limit
+
+
 _FILTERED_TOPK = 2048
 """FILTERED_TOPK_MAX_K."""
 
@@ -118,6 +141,13 @@ TRTLLM_SPARSE_SHAPE = Guard(
     "trtllm_sparse_shape", "formula", "FlashInfer 0.6.12 mla/_core.py:1054 sparse_mla_top_k",
     _trtllm_sparse_shape,
 )  # fmt: skip
+MLA_WORKS = (
+    Guard("mla_shape", "formula", "FlashInfer jit/attention: MLA of head dims 512, 64", _mla_shape),
+    Guard(
+        "mla_works", "formula", "FlashInfer scheduler.cuh MLAPlan max_total_num_works", _mla_works
+    ),
+)  # fmt: skip
+"""Of BatchMLAPagedAttentionWrapper."""
 TOPK_WORKS = Guard(
     "flashinfer_topk", "formula",
     "FlashInfer 0.6.15 topk.cuh FILTERED_TOPK_MAX_K; FilteredTopKUnifiedKernel bid * top_k",

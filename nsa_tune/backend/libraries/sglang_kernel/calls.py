@@ -75,6 +75,78 @@ def fa3_sparse(
     return out
 
 
+def fa3_varlen(
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    starts_q: torch.Tensor,
+    starts_kv: torch.Tensor,
+    longest: tuple[int, int],
+    scale: float,
+    *,
+    causal: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """flash_attn_varlen_func: dense attention of ragged sequences, as SGLang expands V3's prefills
+    (`layers/attention/flashattention_backend.py`).
+
+    Args:
+        q: [q tokens, heads, 192] bf16.
+        keys: [kv tokens, heads, 192] bf16.
+        values: [kv tokens, heads, 128] bf16, last dimension contiguous.
+        starts_q: [sequences + 1] int32: first query of each sequence.
+        starts_kv: [sequences + 1] int32: first kv token of each sequence.
+        longest: most queries and most kv tokens of a sequence.
+        scale: softmax scale.
+        causal: whether a sequence's queries are its last tokens, and see those up to their own.
+
+    Returns:
+        [q tokens, heads, 128] bf16, and the natural logarithm of the sum of each row's exponents,
+        [heads, q tokens] fp32.
+    """
+    out: torch.Tensor
+    lse: torch.Tensor
+    out, lse, *_ = _module("sgl_kernel.flash_attn").flash_attn_varlen_func(
+        q, keys, values, starts_q, starts_kv, max_seqlen_q=longest[0], max_seqlen_k=longest[1],
+        softmax_scale=scale, causal=causal, return_softmax_lse=True,
+    )  # fmt: skip
+    return out, lse
+
+
+def fa3_absorbed(
+    q_nope: torch.Tensor,
+    q_rope: torch.Tensor,
+    pool: torch.Tensor,
+    page_table: torch.Tensor,
+    lengths: torch.Tensor,
+    starts_q: torch.Tensor,
+    longest_q: int,
+    scale: float,
+) -> torch.Tensor:
+    """flash_attn_with_kvcache with `qv`: absorbed attention over a paged pool, causal, as SGLang
+    decodes V3 and prefills it in a graph (`layers/attention/flashattention_backend.py`).
+
+    Args:
+        q_nope: [q tokens, heads, 512] bf16: absorbed queries, last dimension contiguous.
+        q_rope: [q tokens, heads, 64] bf16, last dimension contiguous.
+        pool: [pages, page size, 576] bf16: latents, then rope.
+        page_table: [sequences, pages] int32.
+        lengths: [sequences] int32: kv tokens of each.
+        starts_q: [sequences + 1] int32: first query of each sequence, which are its last tokens.
+        longest_q: most queries of a sequence.
+        scale: softmax scale; the library's own default would be that of 576 wide heads.
+
+    Returns:
+        [q tokens, heads, 512] bf16.
+    """
+    rank = q_nope.shape[-1]
+    out: torch.Tensor = _module("sgl_kernel.flash_attn").flash_attn_with_kvcache(
+        q=q_rope, qv=q_nope, k_cache=pool[:, :, None, rank:], v_cache=pool[:, :, None, :rank],
+        page_table=page_table, cache_seqlens=lengths, cu_seqlens_q=starts_q,
+        max_seqlen_q=longest_q, softmax_scale=scale, causal=True,
+    )  # fmt: skip
+    return out
+
+
 def topk(
     scores: torch.Tensor, lengths: torch.Tensor, row_starts: torch.Tensor | None = None
 ) -> torch.Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from nsa_tune.backend.libraries.limits import at_most_rows
+from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.point import Guard, Limit, Setting
 
 _INT32 = 2**31
@@ -13,7 +14,7 @@ def _shape(setting: Setting) -> str | None:
     if (profile.rank, profile.rope) == (512, 64) and setting.heads <= 128:
         return None
     return (
-        "FlashAttention-3 over selected tokens is built for latents of 512 + 64 values and up to "
+        "FlashAttention-3 with absorbed queries is built for latents of 512 + 64 values and up to "
         f"128 heads, {profile.name} has {profile.rank} + {profile.rope} and {setting.heads} heads"
     )
 
@@ -34,6 +35,42 @@ FA3_SPARSE_OFFSETS = Guard(
 )  # fmt: skip
 FA3_SPARSE = (FA3_SPARSE_SHAPE, FA3_SPARSE_OFFSETS)
 """Of `fa3_sparse`."""
+
+
+def _varlen_shape(setting: Setting) -> str | None:
+    profile = setting.profile
+    widths = (profile.nope + profile.rope, profile.v)
+    if widths in {(192, 128), (256, 256), (128, 128), (64, 64)}:
+        return None
+    return f"FlashAttention-3 has no kernels for head widths {widths}"
+
+
+def _absorbed_offsets(setting: Setting) -> Limit:
+    most = (_INT32 - 1) // (setting.heads * setting.profile.rank)
+
+    def limit(batch: Batch) -> str | None:
+        entries = batch.batch_size * batch.max_kv
+        if batch.q_tokens > most:
+            return f"{batch.q_tokens} rows pass {most}, behind which offsets of the output overflow"
+        if entries >= _INT32:
+            return f"a page table of {entries} entries passes int32 offsets"
+        return None
+
+    return limit
+
+
+FA3_VARLEN_SHAPE = Guard(
+    "fa3_varlen_shape", "formula", "sglang-kernel 0.4.10 flash_ops: hdim 192, v 128 and equal ones",
+    _varlen_shape,
+)  # fmt: skip
+FA3_ABSORBED = (
+    FA3_SPARSE_SHAPE,
+    Guard(
+        "fa3_absorbed_offsets", "formula",
+        "sglang-kernel 0.4.10 flash_ops: int32 page table and strides", _absorbed_offsets,
+    ),
+)  # fmt: skip
+"""Of `fa3_absorbed`."""
 
 TOPK = 2048
 """The only count that the top-k kernels take."""

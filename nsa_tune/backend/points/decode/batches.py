@@ -12,7 +12,7 @@ _SEQUENCES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _BETWEEN = (0, 1 / 4, 1 / 2, 3 / 4)
 """On the way to the next of them, in turns: kernels divide other numbers of rows less evenly."""
 _CONTEXTS = (1 / 2, 1, 2, 8, 32, 64)
-"""In index_topk."""
+"""In the profile's unit: index_topk."""
 _NEXT_NS = (1, 2, 4)
 _RANDOM, _RANDOM_ON_A_CPU = 32, 8
 """Random batches besides: some have short contexts, and many lengths."""
@@ -20,14 +20,14 @@ _RANDOM, _RANDOM_ON_A_CPU = 32, 8
 
 def _most_kv(setting: Setting) -> int:
     """Most kv tokens of a swept batch: a pool of a GB, or what a CPU fills in a second."""
-    return (64 if setting.device.arch == "cpu" else 512) * setting.profile.index_topk
+    return (64 if setting.device.arch == "cpu" else 512) * setting.profile.unit
 
 
 def grid(setting: Setting) -> list[Batch]:
     """Sequences by context by next_n: a third of equal round contexts, a third of equal uneven
     ones, and a third of three lengths; and random batches. Coarse batches first."""
     random, fits = Random(0), []
-    topk, cpu = setting.profile.index_topk, setting.device.arch == "cpu"
+    topk, cpu = setting.profile.unit, setting.device.arch == "cpu"
     for i, count in enumerate(_SEQUENCES[::2] if cpu else _SEQUENCES):
         for j, scale in enumerate(_CONTEXTS):
             for k, next_n in enumerate(_NEXT_NS):
@@ -58,7 +58,7 @@ def _batch(contexts: list[int], next_n: int) -> Batch:
 
 def sample(setting: Setting, random: Random) -> Batch:
     """A random decode or verify of 1 to 256 sequences; half of them ragged."""
-    topk, next_n = setting.profile.index_topk, random.choice(_NEXT_NS)
+    topk, next_n = setting.profile.unit, random.choice(_NEXT_NS)
     count = round(exp(random.uniform(0, log(256))))
     longest = max(min(64 * topk, _most_kv(setting) // count), topk // 4)
 

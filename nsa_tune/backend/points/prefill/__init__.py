@@ -18,7 +18,7 @@ from nsa_tune.backend.types.point import Arm, Case, Point, Question, Setting
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["PREFILL"]
+__all__ = ["PREFILL", "kernels"]
 
 
 def _case(batch: Batch, setting: Setting, device: torch.device) -> Case:
@@ -27,7 +27,7 @@ def _case(batch: Batch, setting: Setting, device: torch.device) -> Case:
     return prefill_case(batch, setting, device)
 
 
-def _kernels(arms: tuple[Arm, ...]) -> dict[str, tuple[str, ...]]:
+def kernels(arms: tuple[Arm, ...]) -> dict[str, tuple[str, ...]]:
     """Each arm as a choice of its own, by what follows the path in its name."""
     return {arm.name.partition("/")[2]: (arm.name,) for arm in arms}
 
@@ -44,9 +44,9 @@ PREFILL = Point(
                 "mla": tuple(arm.name for arm in MLA),
             },
         ),
-        Question("mha_kernel", _kernels(MHA)),
+        Question("mha_kernel", kernels(MHA)),
         # Also read when mha won: under graph capture an engine can take mla only.
-        Question("sparse_prefill", _kernels(MLA)),
+        Question("sparse_prefill", kernels(MLA)),
     ),
     features=features.features,
     grid=batches.grid,

@@ -8,7 +8,8 @@ from random import Random
 from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.point import Setting
 
-# In index_topk: up to 1 the dense regime, where MHA may run, beyond it only MLA.
+# In the profile's unit, index_topk: up to 1 the dense regime, where MHA may run, beyond it only
+# MLA. A model without an indexer has one regime.
 _DENSE_PREFIXES = (0.0, 1 / 128, 1 / 16, 1 / 4, 1 / 2, 3 / 4, 7 / 8, 15 / 16)
 _SPARSE_PREFIXES = (0.0, 1 / 2, 1.0, 4.0, 16.0, 62.0)
 _NEWS = tuple(2.0**k for k in range(-7, 4))
@@ -18,12 +19,12 @@ _RANDOM, _RANDOM_ON_A_CPU = 64, 16
 
 def _limits(setting: Setting) -> tuple[int, int]:
     """Most (q tokens, kv tokens) of a swept batch; a CPU is given what it computes in a second."""
-    topk = setting.profile.index_topk
+    topk = setting.profile.unit
     return (2 * topk, 16 * topk) if setting.device.arch == "cpu" else (8 * topk, 64 * topk)
 
 
 def _news(setting: Setting) -> list[int]:
-    return sorted({1, *(max(round(new * setting.profile.index_topk), 1) for new in _NEWS)})
+    return sorted({1, *(max(round(new * setting.profile.unit), 1) for new in _NEWS)})
 
 
 def grid(setting: Setting) -> list[Batch]:
@@ -33,7 +34,7 @@ def grid(setting: Setting) -> list[Batch]:
     Dense regime: 1, 4, 16 and 64 sequences of up to index_topk tokens. Beyond: 1, 4 and 16
     sequences with prefixes of up to 62 index_topk.
     """
-    topk = setting.profile.index_topk
+    topk = setting.profile.unit
     shapes: dict[tuple[int, int, int], int] = {}
     for i, prefix in enumerate(_DENSE_PREFIXES):
         for j, new in enumerate([*_news(setting), topk - round(prefix * topk)]):
@@ -64,7 +65,7 @@ def grid(setting: Setting) -> list[Batch]:
 def sample(setting: Setting, random: Random) -> Batch:
     """A random extend: half dense regime, half beyond; half of those of several sequences ragged, a
     quarter without prefix."""
-    topk = setting.profile.index_topk
+    topk = setting.profile.unit
     most_q, most_kv = _limits(setting)
     dense, ragged, cold = random.random() < 0.5, random.random() < 0.5, random.random() < 0.25
     while True:

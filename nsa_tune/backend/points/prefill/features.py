@@ -80,7 +80,7 @@ OF_SPARSE_FA3 = ("rows", "gemm_rows", *schedules.Fa3Terms._fields)
 def features(setting: Setting) -> FeatureFunctions:
     """The features of a prefill batch, and where it lies: octaves of its q tokens, half octaves of
     the others, along which the kernels' efficiency changes less."""
-    common, topk = _terms(setting), setting.profile.index_topk
+    common, topk = common_terms(setting), setting.profile.index_topk
     names, schedule = _schedule(setting)
 
     def computed(batch: Batch) -> tuple[float, ...]:
@@ -120,7 +120,8 @@ def _schedule(
     return FlashMlaTerms._fields, terms
 
 
-def _terms(setting: Setting) -> Callable[[Batch], Terms]:
+def common_terms(setting: Setting) -> Callable[[Batch], Terms]:
+    """The terms of a batch that every KV layout has."""
     topk, wave = setting.profile.index_topk, schedules.wave_of(setting)
     heads, sms = setting.heads, schedules.sms_of(setting)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from math import e, log2
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -132,24 +133,103 @@ def build_fa2(case: PrefillCase) -> Callable[[], torch.Tensor]:
     return _flashinfer(case, "fa2")
 
 
-def build_fa3_merged(case: PrefillCase) -> Callable[[], torch.Tensor]:
-    """FlashAttention-3 as vLLM runs it over a prefix: the new tokens causally, the cached ones
-    without a mask, and both outputs merged."""
+Attend = Callable[["torch.Tensor", "torch.Tensor"], "tuple[torch.Tensor, torch.Tensor]"]
+"""Attention of all queries over keys and values: outputs [q tokens, heads, v] and the log2 of the
+sums of exponents, [q tokens, heads]."""
+
+
+def _chunks(case: PrefillCase) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """The prefixes in chunks of at most `max_chunk_kv` tokens, shared alike by the sequences:
+    (slots [tokens], first token of each sequence [sequences + 1]) of each chunk."""
+    import torch
+
+    starts, rows = case.starts_kv, torch.arange(len(case.slots), device=case.device)
+    counts = starts.diff()
+    sequence = torch.repeat_interleave(counts, output_size=len(rows))
+    position, prefix = rows - starts[sequence], counts - case.starts_q.diff()
+    each = max(case.setting.max_chunk_kv // len(counts), 1)
+    for first in range(0, int(prefix.max()), each):
+        inside = (position >= first) & (position < prefix[sequence].clamp_max(first + each))
+        taken = (prefix - first).clamp(0, each)
+        yield case.slots[inside], torch.cat((taken.new_zeros(1), taken.cumsum(0)))
+
+
+def _merged(
+    case: PrefillCase, attention: Callable[[torch.Tensor, bool], Attend]
+) -> Callable[[], torch.Tensor]:
+    """The new tokens causally, the cached ones in chunks without a mask, and all outputs merged, as
+    engines run it over a prefix. `attention` is made of where each sequence's keys begin, and of
+    whether it is causal."""
+    import torch
+
     from nsa_tune.backend.kernels import merge_outputs
 
     cpu = case.device.type == "cpu"
     merge = merge_outputs.merge_outputs_reference if cpu else merge_outputs.merge_outputs
-    starts_cached = case.starts_kv - case.starts_q
-    new_wrapper = _planned(case, "fa3", case.starts_q, causal=True)
-    cached_wrapper = _planned(case, "fa3", starts_cached, causal=False)
-    new = _expanded(case, _new(case))
-    cached = _expanded(case, _read(case, case.slots[case.is_cached]))
+    own, new = attention(case.starts_q, True), _expanded(case, _new(case))
+    parts = [
+        (attention(starts, False), _expanded(case, _read(case, slots)))
+        for slots, starts in _chunks(case)
+    ]
 
     def run() -> torch.Tensor:
-        own = new_wrapper.run(case.q, *new(), return_lse=True)
-        return merge(*own, *cached_wrapper.run(case.q, *cached(), return_lse=True))
+        out, lse = own(*new())
+        for i, (attend, cached) in enumerate(parts, 1):
+            more, more_lse = attend(*cached())
+            out = merge(out, lse, more, more_lse)
+            if i < len(parts):
+                lse = torch.logaddexp2(lse, more_lse)
+        return out
 
     return run
+
+
+def build_fa3_merged(case: PrefillCase) -> Callable[[], torch.Tensor]:
+    """FlashInfer's FlashAttention-3, merged."""
+
+    def attention(starts: torch.Tensor, causal: bool) -> Attend:
+        wrapper = _planned(case, "fa3", starts, causal=causal)
+        return lambda keys, values: wrapper.run(case.q, keys, values, return_lse=True)
+
+    return _merged(case, attention)
+
+
+def _sgl_fa3(case: PrefillCase, starts: torch.Tensor, causal: bool) -> Attend:
+    """sglang-kernel's FlashAttention-3 over keys that begin at `starts`."""
+    from nsa_tune.backend.libraries.sglang_kernel import calls as sglang_kernel
+
+    starts_q, starts_kv, scale = case.starts_q.int(), starts.int(), case.profile.softmax_scale
+    longest = int(starts_q.diff().max()), int(starts_kv.diff().max())
+
+    def attend(keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return sglang_kernel.fa3_varlen(
+            case.q, keys, values, starts_q, starts_kv, longest, scale, causal=causal
+        )
+
+    return attend
+
+
+def build_sgl_fa3(case: PrefillCase) -> Callable[[], torch.Tensor]:
+    """Dense attention by sglang-kernel's FlashAttention-3, as SGLang calls it."""
+    attend, expanded = _sgl_fa3(case, case.starts_kv, True), _expanded(case, _all(case))
+    return lambda: attend(*expanded())[0]
+
+
+def build_sgl_fa3_merged(case: PrefillCase) -> Callable[[], torch.Tensor]:
+    """sglang-kernel's FlashAttention-3, merged."""
+    import torch
+
+    def attention(starts: torch.Tensor, causal: bool) -> Attend:
+        attend = _sgl_fa3(case, starts, causal)
+
+        def run(keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            out, lse = attend(keys, values)
+            base2 = torch.empty(lse.shape[::-1], dtype=lse.dtype, device=lse.device)
+            return out, torch.mul(lse.T, log2(e), out=base2)
+
+        return run
+
+    return _merged(case, attention)
 
 
 def build_trtllm_ragged(case: PrefillCase) -> Callable[[], torch.Tensor]:

@@ -1,0 +1,212 @@
+"""The points of dense MLA: every arm computes attention over all keys, by chunks and pages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+
+from nsa_tune import Batch
+from nsa_tune.backend.hardware.detect import KNOWN
+from nsa_tune.backend.libraries.flash_mla import calls as flash_mla
+from nsa_tune.backend.libraries.flashinfer import calls as flashinfer
+from nsa_tune.backend.libraries.sglang_kernel import calls as sglang_kernel
+from nsa_tune.backend.points import POINTS, points_for
+from nsa_tune.backend.points.attention_case import DenseCase, prefill_case
+from nsa_tune.backend.types.layouts import KVLayout
+from nsa_tune.backend.types.point import Point, Setting
+from nsa_tune.backend.types.profiles import profile_of
+from nsa_tune.backend.types.records import Device
+
+PREFILL, DECODE = POINTS["dense_prefill"], POINTS["dense_decode"]
+CPU = torch.device("cpu")
+TINY = Setting(
+    profile_of("tiny-mla"), 4, KVLayout.BF16, Device("CPU", "cpu"), max_chunk_kv=300
+)  # fmt: skip
+"""Prefixes of more than 300 tokens are expanded in chunks."""
+H200 = Setting(
+    profile_of("deepseek-v3"), 16, KVLayout.BF16, KNOWN["NVIDIA H200"], {"sgl-flash-mla": "1.0.0"}
+)
+EXTENDS = [
+    Batch.extend([0], [300]),
+    Batch.extend([512, 0, 300], [64, 33, 5]),
+    Batch.extend([100] * 3, [40] * 3),
+]
+DECODES = [Batch.decode([300, 129, 64]), Batch.verify([40, 700], 2)]
+
+
+def attend(
+    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float, causal: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Outputs [queries, heads, v] and lse [heads, queries] of one sequence."""
+    scores = torch.einsum("qhd,khd->hqk", q.float(), keys.float()) * scale
+    if causal:
+        last = torch.arange(len(q))[:, None] + len(keys) - len(q)
+        scores = scores.masked_fill(torch.arange(len(keys)) > last, -torch.inf)
+    lse = scores.logsumexp(-1)
+    # A sequence without keys has no weights: 0, as kernels give.
+    weights = (scores - lse[..., None]).exp().nan_to_num(0)
+    return torch.einsum("hqk,khd->qhd", weights, values.float()).to(q.dtype), lse
+
+
+def fa3_varlen(
+    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, starts_q: torch.Tensor,
+    starts_kv: torch.Tensor, longest: tuple[int, int], scale: float, *, causal: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    assert longest == (int(starts_q.diff().max()), int(starts_kv.diff().max()))
+    ends = zip(starts_q.tolist(), starts_kv.tolist(), strict=True)
+    parts, last = [], next(ends)
+    for end in ends:
+        rows, tokens = slice(last[0], end[0]), slice(last[1], end[1])
+        parts.append(attend(q[rows], keys[tokens], values[tokens], scale, causal))
+        last = end
+    return torch.cat([out for out, _ in parts]), torch.cat([lse for _, lse in parts], 1)
+
+
+def fa3_absorbed(
+    nope: torch.Tensor, rope: torch.Tensor, pool: torch.Tensor, table: torch.Tensor,
+    lengths: torch.Tensor, starts_q: torch.Tensor, longest: int, scale: float,
+) -> torch.Tensor:  # fmt: skip
+    assert longest == int(starts_q.diff().max())
+    page, parts = pool.shape[1], []
+    for i, length in enumerate(lengths.tolist()):
+        token = torch.arange(length)
+        slots = table[i, token // page].long() * page + token % page
+        keys = pool.flatten(0, 1)[slots][:, None].expand(-1, nope.shape[1], -1)
+        rows = slice(int(starts_q[i]), int(starts_q[i + 1]))
+        q = torch.cat((nope[rows], rope[rows]), -1)
+        parts.append(attend(q, keys, keys[..., : nope.shape[-1]], scale, True)[0])
+    return torch.cat(parts)
+
+
+def dense_decode(
+    q: torch.Tensor, pool: torch.Tensor, table: torch.Tensor, lengths: torch.Tensor, scale: float,
+    schedule: object,
+) -> torch.Tensor:  # fmt: skip
+    sequences, queries = q.shape[:2]
+    nope, rope = q.flatten(0, 1)[..., :128], q.flatten(0, 1)[..., 128:]
+    starts = torch.arange(sequences + 1) * queries
+    out = fa3_absorbed(nope, rope, pool[:, :, 0], table, lengths, starts, queries, scale)
+    return out.view(sequences, queries, *out.shape[1:])
+
+
+class MlaWrapper:
+    """FlashInfer's, over pages of one token."""
+
+    def __init__(self, device: object, backend: str) -> None:
+        assert backend == "fa2"
+
+    def plan(self, **given: Any) -> None:
+        self.given = given
+
+    def run(
+        self, nope: torch.Tensor, rope: torch.Tensor, latents: torch.Tensor, ropes: torch.Tensor
+    ) -> torch.Tensor:
+        given = self.given
+        assert given["page_size"] == 1
+        starts, slots = given["kv_indptr"].tolist(), given["kv_indices"]
+        lengths = given["kv_len_arr"]
+        table = torch.zeros(len(lengths), int(lengths.max()), dtype=torch.int32)
+        for i, length in enumerate(lengths.tolist()):
+            table[i, :length] = slots[starts[i] : starts[i + 1]]
+        starts_q, pool = given["qo_indptr"], torch.cat((latents, ropes), -1)
+        longest = int(starts_q.diff().max())
+        return fa3_absorbed(nope, rope, pool, table, lengths, starts_q, longest, given["sm_scale"])
+
+
+@pytest.fixture
+def libraries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernels' edges, computed in torch."""
+    monkeypatch.setattr(sglang_kernel, "fa3_varlen", fa3_varlen)
+    monkeypatch.setattr(sglang_kernel, "fa3_absorbed", fa3_absorbed)
+    monkeypatch.setattr(flash_mla, "dense_decode", dense_decode)
+    monkeypatch.setattr(flash_mla, "new_schedule", lambda: None)
+    monkeypatch.setattr(flashinfer, "mla_wrapper", MlaWrapper)
+
+
+def runs() -> Iterator[tuple[Point, str, Batch]]:
+    dense = ("mha/sgl_fa3", "mha/sgl_fa3_merged", "mha/torch")
+    for point, batches in ((PREFILL, EXTENDS), (DECODE, DECODES)):
+        for arm in point.arms:
+            if arm.name in dense or not arm.name.startswith("mha/"):
+                for batch in batches:
+                    of_batch = [guard for guard in arm.guards if guard.kind == "semantic"]
+                    if not any(guard.check(batch, TINY) for guard in of_batch):
+                        yield point, arm.name, batch
+
+
+@pytest.mark.usefixtures("libraries")
+@pytest.mark.parametrize(("point", "name", "batch"), list(runs()), ids=str)
+def test_every_arm_computes_the_reference(point: Point, name: str, batch: Batch) -> None:
+    case = prefill_case(batch, TINY, CPU)
+    output = point.arm(name).build(case)()
+
+    assert output.shape == (batch.q_tokens, 4, 32)
+    assert case.error_of(output) < case.tolerance
+
+
+def test_a_key_that_is_left_out_is_an_error() -> None:
+    case = prefill_case(Batch.extend([0], [8]), TINY, CPU)
+    assert isinstance(case, DenseCase)
+    case.positions[-1] -= 1
+    output = PREFILL.arm("mla/torch").build(case)()
+    whole = prefill_case(Batch.extend([0], [8]), TINY, CPU)
+
+    assert whole.error_of(output) > whole.tolerance
+
+
+def test_a_model_without_an_indexer_asks_nothing_of_one() -> None:
+    assert points_for(profile_of("kimi-k2")) == [PREFILL, DECODE]
+
+
+def test_what_absorbed_kernels_share_out_counts_whole_tiles_of_heads() -> None:
+    functions = DECODE.features(H200)
+
+    def terms(batch: Batch) -> dict[str, float]:
+        return dict(zip(functions.names, functions.features(batch), strict=True))
+
+    # 16 heads: 4 queries fill a tile of 64.
+    assert terms(Batch.verify([4096] * 8, 4))["absorbed_tiles"] == 8
+    assert terms(Batch.decode([4096] * 8))["absorbed_tiles"] == 8
+    few, many = terms(Batch.decode([65536])), terms(Batch.decode([65536] * 200))
+    # A single tile is split over the SMs, 200 tiles are not.
+    assert few["absorbed_busiest_keys"] < 65536 / 32
+    assert few["absorbed_merged_rows"] > 32
+    assert many["absorbed_busiest_keys"] >= 65536
+    assert many["absorbed_merged_rows"] == 0
+
+
+@pytest.mark.parametrize("point", [PREFILL, DECODE])
+def test_random_batches_may_run_and_differ(point: Point) -> None:
+    batches = [point.sample(H200, Random(seed)) for seed in range(40)]
+    absorbed = [arm for arm in point.arms if arm.choice == "fa3_paged"]
+
+    assert len(set(batches)) == 40
+    assert all(batch.mode in point.modes for batch in batches)
+    assert not any(arm.allowed(batch, H200) for arm in absorbed for batch in batches)
+    assert any(len({*(batch.kv_lens or ())}) > 1 for batch in batches)
+
+
+def test_flashmla_takes_equally_many_queries_only() -> None:
+    arm = PREFILL.arm("mla/flashmla")
+
+    assert arm.allowed(Batch.extend([100, 7], [4, 4]), H200) is None
+    assert "equally many" in (arm.allowed(Batch.extend([100, 7], [4, 5]), H200) or "")
+
+
+def test_flashinfers_plan_has_room_for_so_many_tiles() -> None:
+    arm, wide = DECODE.arm("flashinfer"), replace(H200, heads=128)
+
+    assert arm.allowed(Batch.decode([100] * 4096), wide) is None
+    assert "work items" in (arm.allowed(Batch.decode([100] * 16384), wide) or "")
+
+
+def test_a_prefix_beyond_the_chunk_capacity_is_expanded_in_chunks_only() -> None:
+    batch = Batch.extend([200_000], [64])
+
+    assert "chunk capacity" in (PREFILL.arm("mha/sgl_fa3").allowed(batch, H200) or "")
+    assert PREFILL.arm("mha/sgl_fa3_merged").allowed(batch, H200) is None
