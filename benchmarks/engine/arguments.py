@@ -83,6 +83,7 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
     add("--commit", default="", help="nsa-tune's commit; asked of git where not given")
     add("--grid", default="", help="prefix:new:sequences,... in place of the built-in grid")
     add("--batches", type=Path, help='jsonl of {"prefix": [...], "new": [...]}, after the grid')
+    add("--prefill-configurations", default="", help="names; default: all")
     add("--repeat", type=int, default=6, help="sweeps over the configurations; 6 for an interval")
     add("--decode-batches", default="1,8,32,64,128:2048", help="sequences[:context],...")
     add("--decode-context", type=int, default=4096)
@@ -96,7 +97,11 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
     add("--concurrency", type=int, default=16)
     add("--rounds", type=int, default=2, help="of each trace and configuration")
     add("--outputs", type=int, default=200, help="requests whose greedy tokens are compared")
-    add("--output-configurations", default="", help="names; default: those with the plug-in")
+    add(
+        "--output-configurations",
+        default="",
+        help="names, also of states; default: those with the plug-in",
+    )
     add("--output-tokens", type=int, default=16)
     add("--state-cases", default=STATE_CASES, help="prefix:new:sequences,... of the test of states")
     add("--profile-cases", default="0:2048:4,30720:8192:1,d:32:4096")

@@ -216,6 +216,7 @@ def state_table(label: str, rows: Sequence[Mapping[str, Any]]) -> Iterator[Displ
         (
             str(row["case"]), name, ", ".join(one["ran"]),
             *_differences(one["hidden_states"]), *_differences(one["logits"]),
+            _or_dash((one.get("kl_nats") or {}).get("largest")),
             f"{one['same_best_token']} of {one['compared']}",
         )
         for row in rows
@@ -223,7 +224,7 @@ def state_table(label: str, rows: Sequence[Mapping[str, Any]]) -> Iterator[Displ
     )  # fmt: skip
     columns = (
         "batch", "configuration", "ran", "hidden states: median", "largest", "logits: median",
-        "largest", "same best token",
+        "largest", "KL divergence, largest (nats)", "same best token",
     )  # fmt: skip
     if shown:
         note = (
@@ -232,7 +233,7 @@ def state_table(label: str, rows: Sequence[Mapping[str, Any]]) -> Iterator[Displ
         )
         yield DisplayTable(
             f"Prefill outputs against the default ({label})", columns, shown,
-            frozenset({3, 4, 5, 6}), note,
+            frozenset({3, 4, 5, 6, 7}), note,
         )  # fmt: skip
 
 

@@ -53,12 +53,16 @@ def measure(session: Session, options: argparse.Namespace) -> Iterable[dict[str,
         elif case.tokens + sum(case.new) * 2 > session.capacity:
             yield {"case": case.name, "skipped": f"the KV pool holds {session.capacity} tokens"}
         else:
-            row = _case(session, case, options.repeat)
+            row = _case(
+                session, case, session.named(options.prefill_configurations), options.repeat
+            )
             print(_line(row), file=sys.stderr, flush=True)
             yield row
 
 
-def _case(session: Session, case: Case, repeat: int) -> dict[str, Any]:
+def _case(
+    session: Session, case: Case, configurations: Sequence[Configuration], repeat: int
+) -> dict[str, Any]:
     session.flush()
     heads = [session.tokens(length) for length in case.prefix]
     session.use(session.default)
@@ -66,7 +70,7 @@ def _case(session: Session, case: Case, repeat: int) -> dict[str, Any]:
         session.ask([head + session.tokens(1) for head in heads if head])
     asked: dict[int, tuple[str, int, float]] = {}
     cached = 0
-    for sweep, configuration in sweeps(session.configurations, repeat):
+    for sweep, configuration in sweeps(configurations, repeat):
         session.use(configuration)
         tag = session.tag(memory=True)
         tails = [session.tokens(length) for length in case.new]

@@ -30,7 +30,8 @@ def measure(session: Session, options: argparse.Namespace) -> Iterable[dict[str,
 
     And once behind prefixes whose last page is another: what a mistake of 64 keys would look like.
     """
-    others = [one for one in session.configurations if one != session.default]
+    chosen = session.named(options.output_configurations)
+    others = [one for one in chosen if one != session.default]
     for case in cases_of(options.state_cases):
         row: dict[str, Any] = {"case": case.name, "configurations": {}}
         if session.late:
@@ -92,7 +93,19 @@ def compared(own: Outputs, other: Outputs) -> dict[str, Any]:
             name: _difference([(own[key][name], other[key][name]) for key in both])
             for name in ("hidden_states", "logits")
         },
+        "kl_nats": _divergence([(own[key]["logits"], other[key]["logits"]) for key in both]),
     }  # fmt: skip
+
+
+def _divergence(pairs: Sequence[tuple[Any, Any]]) -> dict[str, float] | None:
+    """How much likelier the first run's tokens are to it than to the other (Kullback-Leibler)."""
+    import torch
+
+    if not pairs:
+        return None
+    own, other = (torch.cat(logits).double().log_softmax(1) for logits in zip(*pairs, strict=True))
+    nats = (own.exp() * (own - other)).sum(1)
+    return {"median": round(float(nats.median()), 6), "largest": round(float(nats.max()), 6)}
 
 
 def _difference(pairs: Sequence[tuple[Any, Any]]) -> dict[str, float] | None:

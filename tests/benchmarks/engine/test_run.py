@@ -98,6 +98,7 @@ def test_states_of_prefills_are_compared_row_by_row(
     assert default["hidden_states"] == {"rows": 15, "not_finite": 0, "median": 0, "largest": 0}
     assert plugin["hidden_states"]["median"] == pytest.approx(0.01)
     assert plugin["logits"]["rows"] == 3
+    assert default["kl_nats"] == {"median": 0, "largest": 0}
     assert plugin["ran"] == ["mha graph"]
     assert second["configurations"]["plugin"]["hidden_states"]["rows"] == 7
     assert not list((tmp_path / "out" / "kept").iterdir())
