@@ -17,7 +17,7 @@ from nsa_tune._cli.shared.options import (
 )
 from nsa_tune._errors import UsageError
 from nsa_tune.backend.dispatch.dispatcher import Dispatcher
-from nsa_tune.backend.types.profiles import profile_of
+from nsa_tune.backend.types.profiles import REUSING
 from nsa_tune.reports.traffic.deployment import Deployment, EngineSettings, Traffic
 from nsa_tune.reports.traffic.launch import Launch
 
@@ -50,14 +50,6 @@ class EngineOptions:
         str | None,
         typer.Option("--engine-version", help="Release of the engine. Default: the newest known."),
     ] = None
-    indexer_layers: Annotated[
-        int | None,
-        typer.Option(
-            "--indexer-layers", min=1,
-            help="Layers that select keys, where others reuse a selection (GLM-5.2: 21). Default: "
-            "all.",
-        ),
-    ] = None  # fmt: skip
     pass_times: Annotated[
         Path | None,
         typer.Option(
@@ -76,6 +68,10 @@ class EngineOptions:
 class PricingOptions(DispatcherOptions):
     """Options that choose the table; what is not given is this machine's, or in --flags."""
 
+    model: Annotated[
+        str | None,
+        typer.Option("--model", help=f"Model: {', '.join(['deepseek-v3.2', 'glm-5', *REUSING])}."),
+    ] = None
     kv_dtype: Annotated[
         KvDtype | None,
         typer.Option("--kv-dtype", help="Format of the KV pool. Default: by --flags, else bf16."),
@@ -96,7 +92,9 @@ class PricingOptions(DispatcherOptions):
         else:
             for name, meant in launch.misspelled.items():
                 say(f"{name} in --flags is not read: did you mean {meant}?")
-        gpu, model = gpu_and_model(self.gpu, self.model, self.heads, self.database)
+        served = self.model or launch.model
+        shapes = REUSING.get(served or "", (served,))[0]
+        gpu, model = gpu_and_model(self.gpu, shapes, self.heads, self.database)
         if self.gpu is None and gpu.startswith("CPU"):
             raise UsageError("this machine has no GPU: name the one that serves, as in --gpu H200")
         asked = None if self.kv_dtype is None else str(self.kv_dtype)
@@ -106,10 +104,8 @@ class PricingOptions(DispatcherOptions):
             key = {"gpu": gpu, "model": model, "heads": heads, "kv_dtype": KvDtype(kv_dtype)}
             return DispatcherOptions(**{**given, **key}).open()
 
-        settings = EngineSettings(
-            options.version, options.indexer_layers, options.pass_times, options.acceptance
-        )
+        settings = EngineSettings(options.version, options.pass_times, options.acceptance)
         return Deployment(
-            dispatcher, launch, profile_of(model).heads, heads=self.heads,
+            dispatcher, launch, served or model, heads=self.heads,
             kv_dtype=kv_dtype or asked, settings=settings,
         )  # fmt: skip

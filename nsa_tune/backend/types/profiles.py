@@ -136,6 +136,10 @@ PROFILES: dict[str, ModelProfile] = {
     )
 }  # fmt: skip
 
+REUSING = {"glm-5.2": ("glm-5", 21)}
+"""Models of another's shapes, whose tables hold for them, and of how many layers the indexer runs:
+the others reuse a selection (config.json: index_topk_freq 4, index_skip_topk_offset 3)."""
+
 
 def profile_of(name: str) -> ModelProfile:
     """The profile called `name`.

@@ -99,7 +99,7 @@ def advise(
         NoTunedData: when there is nothing to advise from.
     """
     requests = deployment.count(traffic)
-    launch, model = deployment.launch, deployment.setting.profile.name
+    launch = deployment.launch
     setups = deployment.best_setups()
     notes = [
         f"{best} may take {saved:.1%} off the {kind}: too little to be sure"
@@ -120,7 +120,7 @@ def advise(
         if other is not None:
             outcomes += _with_other_format(other, traffic, notes)
     return Advice(
-        traffic.name, launch.engine, model, launch, advised, tuple(outcomes), deployment.memory,
+        traffic.name, launch.engine, deployment.served, launch, advised, tuple(outcomes), deployment.memory,
         deployment.model is not None, deployment.error, deployment.source,
         (*notes, *notes_on(deployment, traffic)),
     )  # fmt: skip
@@ -129,7 +129,7 @@ def advise(
 def _outcome(
     deployment: Deployment, requests: Sequence[Arrival], name: str, launch: Launch, setups: Setups
 ) -> Outcome:
-    command = launch.command(deployment.setting.profile.name)
+    command = launch.command(deployment.served)
     prefill_s = seconds_of(deployment.prices, setups.prefill, extend=True)
     decode_s = seconds_of(deployment.prices, setups.decode, extend=False)
     if not requests or deployment.model is None:

@@ -11,9 +11,10 @@ from typing import TypeVar
 from nsa_tune._errors import NoTunedData, UsageError
 from nsa_tune.autotune.workload.arrivals import Arrival
 from nsa_tune.autotune.workload.simulation import SchedulerConfig
-from nsa_tune.backend.baselines import SGLANG_0_5_23, VLLM_0_33_0
+from nsa_tune.backend.baselines import DEFAULT_BASELINE, VLLM_0_33_0
 from nsa_tune.backend.dispatch.dispatcher import Dispatcher
 from nsa_tune.backend.types.batch import Batch
+from nsa_tune.backend.types.profiles import REUSING, profile_of
 from nsa_tune.engines.sglang import releases
 from nsa_tune.engines.sglang.costs.pass_overhead import without_unsupported
 from nsa_tune.engines.vllm import releases as vllm
@@ -71,8 +72,6 @@ class EngineSettings:
 
     version: str | None = None
     """None: the newest known."""
-    indexer_layers: int | None = None
-    """Layers that select keys; the others reuse a selection. None: all."""
     pass_times: Path | None = None
     """Measured passes to use instead of those that are kept or ship."""
     acceptance: float = 0.7
@@ -86,35 +85,39 @@ class Deployment:
         self,
         open_dispatcher: Callable[[int, str], Dispatcher],
         launch: Launch,
-        heads_of_model: int,
+        model: str,
         *,
         heads: int | None = None,
         kv_dtype: str | None = None,
         settings: EngineSettings | None = None,
     ) -> None:
-        """Open what prices it. `open_dispatcher` opens a table by local heads and KV format; where
-        these are None the flags in use say them, or it is all heads and bf16.
+        """Open what prices `model`. `open_dispatcher` opens its table by local heads and KV format;
+        where these are None the flags in use say them, or it is all heads and bf16.
 
         Raises:
             UsageError: when options and flags contradict each other.
             NoTunedData: without a table.
         """
         settings = settings or EngineSettings()
+        self.served = model
+        shapes, selecting = REUSING.get(model, (model, None))
+        all_heads = profile_of(shapes).heads
         asked = _agreed("--kv-dtype", kv_dtype, launch.kv_dtype, "--kv-cache-dtype")
         self.kv_is_given, self.kv_dtype = asked is not None, asked or "bf16"
         self.dp, tp = launch.dp_attention, launch.number("tp")
-        local = None if tp is None else heads_of_model // (1 if self.dp > 1 else tp)
-        self.heads = _agreed("--heads", heads, local, "--tp") or heads_of_model
-        self.tp = tp or heads_of_model // self.heads
+        local = None if tp is None else all_heads // (1 if self.dp > 1 else tp)
+        self.heads = _agreed("--heads", heads, local, "--tp") or all_heads
+        self.tp = tp or all_heads // self.heads
         if tp is None and self.tp > 1:
             launch = launch.changed({launch.name("tp"): str(self.tp)})
         if kv_dtype is not None and launch.kv_dtype is None:
             launch = launch.changed(launch.kv_flag(kv_dtype))
         self.launch, self.version = launch, settings.version
-        self.passes = opened(open_dispatcher(self.heads, self.kv_dtype), launch, settings)
+        dispatcher = open_dispatcher(self.heads, self.kv_dtype)
+        self.passes = opened(dispatcher, launch, settings, selecting)
         self.prices, self.setting = PriceList(self.passes), self.passes.attention.setting
         self.memory = memory_of(
-            self.setting, tp=self.tp, dp=self.dp, static_fraction=launch.fraction
+            self.setting, model, tp=self.tp, dp=self.dp, static_fraction=launch.fraction
         )
         self.chunk = launch.number("chunk") or 8192
         self.scheduler = SchedulerConfig(
@@ -236,8 +239,10 @@ def _agreed(option: str, asked: _T | None, flagged: _T | None, flag: str) -> _T 
     return asked if asked is not None else flagged
 
 
-def opened(dispatcher: Dispatcher, launch: Launch, settings: EngineSettings) -> PassPrices:
-    """Prices by `dispatcher`'s table.
+def opened(
+    dispatcher: Dispatcher, launch: Launch, settings: EngineSettings, selecting: int | None = None
+) -> PassPrices:
+    """Prices by `dispatcher`'s table; `selecting` layers select keys (None: all).
 
     Raises:
         NoTunedData: when it has none.
@@ -248,7 +253,7 @@ def opened(dispatcher: Dispatcher, launch: Launch, settings: EngineSettings) -> 
     if profile.family != "dsa":
         raise UsageError(f"passes of {profile.name} are not priced: no engine was measured with it")
     layers = dispatcher.setting.sharing
-    share = min((settings.indexer_layers or layers) / layers, 1.0)
+    share = min((selecting or layers) / layers, 1.0)
     if launch.engine == "vllm":
         if settings.version is not None and vllm.release_of(settings.version) is None:
             raise UsageError(f"{settings.version} is no known vLLM: {vllm.checked()}")
@@ -264,7 +269,7 @@ def opened(dispatcher: Dispatcher, launch: Launch, settings: EngineSettings) -> 
     attention = AttentionPrices(
         dispatcher,
         "sglang",
-        SGLANG_0_5_23,
+        DEFAULT_BASELINE,
         own_copies=any(symbol.name == "read_back" for symbol in release.symbols),
         indexer_share=share,
         steered=release.prefill_impls.get(dispatcher.setting.layout, frozenset()),

@@ -156,7 +156,7 @@ def _candidates(
     for chunk in dict.fromkeys((deployment.chunk, *CHUNKS)):
         chunked = deployment if chunk == deployment.chunk else deployment.with_chunk(chunk)
         served = chunked.serve(requests, setups, goal.factor)
-        command = chunked.launch.changed(changes).command(chunked.setting.profile.name)
+        command = chunked.launch.changed(changes).command(chunked.served)
         yield Candidate(command, plugin, engines, engines * chunked.tp, served, goal.excess(served))
 
 

@@ -29,6 +29,7 @@ CHECKPOINTS = {
     # Sizes of the safetensors files; attention from the shapes in config.json.
     "deepseek-v3.2": Checkpoint("deepseek-ai/DeepSeek-V3.2", 676, 12.2),
     "glm-5": Checkpoint("zai-org/GLM-5-FP8", 750, 13.5),
+    "glm-5.2": Checkpoint("zai-org/GLM-5.2-FP8", 750, 13.5),
 }
 
 
@@ -59,12 +60,12 @@ class Memory:
 
 
 def memory_of(
-    setting: Setting, *, tp: int, dp: int = 1, static_fraction: float | None = None
+    setting: Setting, model: str, *, tp: int, dp: int = 1, static_fraction: float | None = None
 ) -> Memory | None:
-    """The memory of one of `tp` GPUs that share the weights, with `dp` ranks of data-parallel
+    """The memory of one of `tp` GPUs that share the weights of `model`, with `dp` ranks of data-parallel
     attention; None where the GPU's memory or the checkpoint is unknown."""
     profile = setting.profile
-    checkpoint = CHECKPOINTS.get(profile.name)
+    checkpoint = CHECKPOINTS.get(model)
     if checkpoint is None or not setting.device.memory:
         return None
     replicated = checkpoint.attention_gb * (1 - 1 / tp) if dp > 1 else 0.0

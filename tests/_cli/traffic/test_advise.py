@@ -52,6 +52,27 @@ def test_an_fp8_user_is_not_sent_back_to_bf16(advise: Any, trace: str) -> None:
     assert "+ --dsa-prefill-backend flashmla_sparse" in answer.out
 
 
+def test_a_model_that_reuses_selections_takes_less_and_is_what_is_launched(
+    advise: Any, trace: str
+) -> None:
+    glm_5, named, by_path = (
+        advise("--trace", trace, "--json", *words)
+        for words in (
+            ("--model", "glm-5", "--flags", FP8),
+            ("--model", "glm-5.2", "--flags", FP8),
+            ("--flags", f"{FP8} --model-path zai-org/GLM-5.2-FP8"),
+        )
+    )
+    prefills = [
+        json.loads(each.out)["outcomes"][0]["prefill_s"] for each in (glm_5, named, by_path)
+    ]
+
+    # 57 of 78 layers score no keys; what is not the indexer takes as long as before.
+    assert 0.5 * prefills[0] < prefills[1] < 0.95 * prefills[0]
+    assert prefills[1] == prefills[2]
+    assert "--model-path zai-org/GLM-5.2-FP8" in json.loads(named.out)["command"]
+
+
 def test_a_chunk_size_that_is_given_stays(advise: Any, trace: str) -> None:
     words = command_of(advise("--trace", trace, "--flags", f"{FP8} --chunked-prefill-size 4096"))
 

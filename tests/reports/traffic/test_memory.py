@@ -9,11 +9,11 @@ import pytest
 from nsa_tune.reports.traffic.memory import CHECKPOINTS, memory_of
 from tests.reports.traffic.deployments import dispatcher
 
-SETTING = dispatcher(16, "bf16").setting
+SETTING, V32 = dispatcher(16, "bf16").setting, "deepseek-v3.2"
 
 
 def test_weights_are_shared_and_the_pool_is_what_they_leave() -> None:
-    found = memory_of(SETTING, tp=8)
+    found = memory_of(SETTING, V32, tp=8)
 
     assert found is not None
     assert found.weights_gib * 8 * 2**30 == pytest.approx(
@@ -25,7 +25,7 @@ def test_weights_are_shared_and_the_pool_is_what_they_leave() -> None:
 
 
 def test_a_quarter_of_the_weights_does_not_fit() -> None:
-    found = memory_of(SETTING, tp=4)
+    found = memory_of(SETTING, V32, tp=4)
 
     assert found is not None
     assert not found.fits
@@ -33,7 +33,7 @@ def test_a_quarter_of_the_weights_does_not_fit() -> None:
 
 
 def test_data_parallel_attention_keeps_its_weights_whole() -> None:
-    split, whole = memory_of(SETTING, tp=8), memory_of(SETTING, tp=8, dp=8)
+    split, whole = memory_of(SETTING, V32, tp=8), memory_of(SETTING, V32, tp=8, dp=8)
 
     assert split is not None
     assert whole is not None
@@ -42,7 +42,7 @@ def test_data_parallel_attention_keeps_its_weights_whole() -> None:
 
 
 def test_an_fp8_pool_holds_more_tokens() -> None:
-    wide, narrow = (memory_of(dispatcher(16, kv).setting, tp=8) for kv in ("bf16", "fp8"))
+    wide, narrow = (memory_of(dispatcher(16, kv).setting, V32, tp=8) for kv in ("bf16", "fp8"))
 
     assert wide is not None
     assert narrow is not None
@@ -50,5 +50,5 @@ def test_an_fp8_pool_holds_more_tokens() -> None:
 
 
 def test_of_an_unknown_model_or_gpu_nothing_is_said() -> None:
-    assert memory_of(replace(SETTING, profile=replace(SETTING.profile, name="other")), tp=8) is None
-    assert memory_of(replace(SETTING, device=replace(SETTING.device, memory=0)), tp=8) is None
+    assert memory_of(SETTING, "other", tp=8) is None
+    assert memory_of(replace(SETTING, device=replace(SETTING.device, memory=0)), V32, tp=8) is None

@@ -94,8 +94,7 @@ def test_padding_of_a_graph_takes_time() -> None:
 
 def test_layers_without_an_indexer_take_less() -> None:
     all_layers, few = (
-        opened(dispatcher(16, "bf16"), SGLANG, EngineSettings(indexer_layers=layers))
-        for layers in (None, 21)
+        opened(dispatcher(16, "bf16"), SGLANG, EngineSettings(), layers) for layers in (None, 21)
     )
     short, long = Batch.extend([0], [2048]), Batch.extend([60_000], [4096])
 
