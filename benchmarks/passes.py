@@ -40,7 +40,6 @@ from nsa_tune import Batch, Dispatcher
 from nsa_tune.autotune.bench import devices
 from nsa_tune.backend.points import POINTS
 from nsa_tune.backend.types.point import Arm, Point, Question
-from nsa_tune.reports.analysis.layer_steps import arms_taken
 
 Run = Callable[[], torch.Tensor]
 
@@ -230,7 +229,7 @@ def contenders(
         taken: str | None = getattr(plan, question.name)
         return taken
 
-    taken = {arm: us for arm, us in known.items() if arm in arms_taken(point, choice)}
+    taken = {arm: us for arm, us in known.items() if arm in point.arms_taken(choice)}
     if not taken:
         return None, []
     chosen, best = min(taken, key=taken.__getitem__), min(known.values())

@@ -12,7 +12,6 @@ from nsa_tune._cli.shared.console import print_document
 from nsa_tune._cli.shared.option_groups import grouped
 from nsa_tune._cli.shared.options import AsJson, Engine
 from nsa_tune._cli.traffic.options import EngineOptions, PricingOptions
-from nsa_tune._errors import UsageError
 from nsa_tune.reports.formats.plain import plain
 from nsa_tune.reports.traffic.advice import Advice
 from nsa_tune.reports.traffic.advice import advise as advised
@@ -24,11 +23,8 @@ from nsa_tune.reports.traffic.goals import Goal, GoalAnswer, cheapest, duration,
 def advise(
     engine: Annotated[Engine, typer.Option("--engine", help="Engine to advise.")] = Engine.SGLANG,
     trace: Annotated[
-        Path | None, typer.Option("--trace", help="Trace of the requests to be served.")
-    ] = None,
-    log: Annotated[
         Path | None,
-        typer.Option("--log", help="Decision log (NSA_TUNE_LOG) of an engine, instead of a trace."),
+        typer.Option("--trace", help="Requests to be served, or a decision log (NSA_TUNE_LOG)."),
     ] = None,
     ttft_p90: Annotated[
         str | None,
@@ -47,11 +43,9 @@ def advise(
     Prints the command, what changes against the flags in use, times to first token, tokens a
     second, memory, and what the plug-in adds.
     """
-    if trace is not None and log is not None:
-        raise UsageError("give --trace or --log, not both")
     goal = Goal(duration("--ttft-p90", ttft_p90), duration("--tpot", tpot))
     deployment = table.deployment(engine, options)
-    traffic = options.traffic(trace, log)
+    traffic = options.traffic(trace)
     other_kv = "fp8" if deployment.kv_dtype == "bf16" else "bf16"
     other = partial(table.deployment, engine, options, kv_dtype=other_kv)
     answer: Advice | GoalAnswer
@@ -60,7 +54,7 @@ def advise(
         answer = cheapest([deployment, *others], traffic, goal)
         text = goal_lines(answer)
     else:
-        answer = advised(deployment, traffic, other if trace is not None else None)
+        answer = advised(deployment, traffic, other if traffic.trace is not None else None)
         text = lines(answer)
     if json:
         print_document(answer.document())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -11,11 +11,9 @@ import typer
 from nsa_tune._cli.shared.console import say
 from nsa_tune._cli.shared.gpus import gpu_and_model
 from nsa_tune._cli.shared.option_groups import DispatcherOptions
-from nsa_tune._cli.shared.options import (
-    Engine,
-    KvDtype,
-)
+from nsa_tune._cli.shared.options import Engine, KvDtype
 from nsa_tune._errors import UsageError
+from nsa_tune.autotune.workload.weighted_batches import is_decision_log
 from nsa_tune.backend.dispatch.dispatcher import Dispatcher
 from nsa_tune.backend.types.profiles import REUSING
 from nsa_tune.reports.traffic.deployment import Deployment, EngineSettings, Traffic
@@ -59,8 +57,10 @@ class EngineOptions:
         ),
     ] = None
 
-    def traffic(self, trace: Path | None, log: Path | None = None) -> Traffic:
-        """What is served."""
+    def traffic(self, path: Path | None) -> Traffic:
+        """What is served: a trace's requests, or a decision log's batches."""
+        logged = path is not None and is_decision_log(path)
+        trace, log = (None, path) if logged else (path, None)
         return Traffic(trace, log, self.requests, self.speed)
 
 
@@ -100,9 +100,8 @@ class PricingOptions(DispatcherOptions):
         asked = None if self.kv_dtype is None else str(self.kv_dtype)
 
         def dispatcher(heads: int, kv_dtype: str) -> Dispatcher:
-            given = {field.name: getattr(self, field.name) for field in fields(DispatcherOptions)}
-            key = {"gpu": gpu, "model": model, "heads": heads, "kv_dtype": KvDtype(kv_dtype)}
-            return DispatcherOptions(**{**given, **key}).open()
+            key = replace(self, gpu=gpu, model=model, heads=heads, kv_dtype=KvDtype(kv_dtype))
+            return key.open()
 
         settings = EngineSettings(options.version, options.pass_times, options.acceptance)
         return Deployment(

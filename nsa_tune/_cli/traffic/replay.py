@@ -12,7 +12,6 @@ from nsa_tune._cli.shared.option_groups import grouped
 from nsa_tune._cli.shared.options import AsJson, Engine
 from nsa_tune._cli.traffic.options import EngineOptions, PricingOptions
 from nsa_tune._errors import NsaTuneError
-from nsa_tune.autotune.workload.weighted_batches import is_decision_log
 from nsa_tune.reports.formats.plain import plain
 from nsa_tune.reports.formats.terminal import print_tables
 from nsa_tune.reports.traffic.replay import as_html, tables
@@ -40,9 +39,7 @@ def replay(
 
     Compares the engine's own choices, each flag and the plug-in, and shows where time is lost.
     """
-    logged = is_decision_log(trace)
-    traffic = options.traffic(None if logged else trace, trace if logged else None)
-    result = replayed(table.deployment(Engine.SGLANG, options), traffic)
+    result = replayed(table.deployment(Engine.SGLANG, options), options.traffic(trace))
     if html is not None:
         try:
             html.write_text(as_html(result), encoding="utf-8")

@@ -32,7 +32,8 @@ from nsa_tune.autotune.search.contenders import (
     realised_regret,
 )
 from nsa_tune.autotune.search.farthest_point import farthest_point_order
-from nsa_tune.autotune.workload.weighted_batches import WeightedBatch, most_frequent
+from nsa_tune.autotune.search.traced import most_frequent
+from nsa_tune.autotune.workload.weighted_batches import WeightedBatch
 from nsa_tune.backend.costmodel.features import Features
 from nsa_tune.backend.costmodel.model import FEWEST
 from nsa_tune.backend.costmodel.policy import Policy

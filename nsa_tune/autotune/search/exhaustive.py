@@ -7,7 +7,8 @@ from itertools import zip_longest
 
 from nsa_tune.autotune.bench.job import Job
 from nsa_tune.autotune.search.schedule import FixedSchedule
-from nsa_tune.autotune.workload.weighted_batches import WeightedBatch, most_frequent
+from nsa_tune.autotune.search.traced import most_frequent
+from nsa_tune.autotune.workload.weighted_batches import WeightedBatch
 from nsa_tune.backend.types.point import Point, Setting
 from nsa_tune.backend.types.records import Measurement
 

@@ -10,11 +10,8 @@ from pathlib import Path
 from nsa_tune.autotune.search.adaptive import Adaptive
 from nsa_tune.autotune.search.exhaustive import Exhaustive
 from nsa_tune.autotune.search.schedule import MakeSchedule, Schedule
-from nsa_tune.autotune.workload.weighted_batches import (
-    WeightedBatch,
-    most_frequent,
-    weighted_batches,
-)
+from nsa_tune.autotune.search.traced import most_frequent
+from nsa_tune.autotune.workload.weighted_batches import WeightedBatch, weighted_batches
 from nsa_tune.backend.types.point import Point, Setting
 from nsa_tune.backend.types.records import Measurement
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from random import Random
 
@@ -16,7 +16,6 @@ from nsa_tune._files import open_regular
 from nsa_tune.autotune.workload.requests import read_requests
 from nsa_tune.autotune.workload.simulation import Pass, SchedulerConfig, passes
 from nsa_tune.backend.types.batch import Batch, Mode
-from nsa_tune.backend.types.point import Point
 from nsa_tune.engines.decision_log import SCHEMA, read_decisions
 
 _log = logging.getLogger(__name__)
@@ -34,8 +33,6 @@ _DRAWN = 150
 """Extend passes to draw, and decode passes too."""
 _MOST_PASSES = 5_000_000
 """That are simulated, with each scheduler: some minutes."""
-_MOST_FREQUENT = 160
-"""Batches of a trace that a point is tuned on, at most."""
 
 
 def weighted_batches(path: Path, *, seed: int = 0, drawn: int = _DRAWN) -> list[WeightedBatch]:
@@ -51,24 +48,6 @@ def weighted_batches(path: Path, *, seed: int = 0, drawn: int = _DRAWN) -> list[
     if not words:
         raise UsageError(f"{path} has no batch with the lengths of its sequences")
     return [(Batch.parse(word), float(count)) for word, count in sorted(words.items())]
-
-
-def most_frequent(
-    point: Point, grid: Sequence[Batch], trace: Sequence[WeightedBatch]
-) -> list[WeightedBatch]:
-    """The most frequent batches of `trace` that `point` is for, at most 160.
-
-    Batches with more tokens than every batch of the grid are left out: on a CPU one would take
-    minutes.
-    """
-    most_q = max((batch.q_tokens for batch in grid), default=0)
-    most_kv = max((batch.kv_tokens for batch in grid), default=0)
-    weights: dict[Batch, float] = {}
-    for batch, weight in trace:
-        fits = batch.q_tokens <= most_q and batch.kv_tokens <= most_kv
-        if fits and batch.mode in point.modes and batch.lens is not None:
-            weights[batch] = weights.get(batch, 0.0) + weight
-    return sorted(weights.items(), key=lambda pair: (-pair[1], str(pair[0])))[:_MOST_FREQUENT]
 
 
 def is_decision_log(path: Path) -> bool:

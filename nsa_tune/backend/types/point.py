@@ -265,6 +265,14 @@ class Point:
                 return arm
         raise UnknownName.of(f"arm of {self.name}", name, [arm.name for arm in self.arms])
 
+    def arms_taken(self, choose: Callable[[Question], str | None]) -> set[str]:
+        """The arms that remain when every question is answered as `choose` does."""
+        left = {arm.name for arm in self.arms}
+        for question in self.questions:
+            taken = set(question.choices.get(choose(question) or "", ()))
+            left -= {arm for arms in question.choices.values() for arm in arms} - taken
+        return left
+
     def regime_group(self, regime: int) -> int:
         """A number that regimes share which differ in size only."""
         return regime // self.regimes_alike

@@ -17,7 +17,6 @@ from nsa_tune.backend.costmodel.regret import MARGIN
 from nsa_tune.backend.dispatch.decide import decide
 from nsa_tune.backend.types.point import Question
 from nsa_tune.backend.types.records import Measurement
-from nsa_tune.reports.analysis.layer_steps import arms_taken
 
 if TYPE_CHECKING:
     from nsa_tune.backend.types.batch import Batch
@@ -229,7 +228,7 @@ def _times(
         return policy.baseline.choose(question, batch, policy.setting)
 
     def fastest(choose: Callable[[Question], str | None]) -> float | None:
-        arms = arms_taken(policy.point, choose) - _NOT_SGLANGS
+        arms = policy.point.arms_taken(choose) - _NOT_SGLANGS
         return min((latencies[arm] for arm in arms if arm in latencies), default=None)
 
     def by_value(value: str, question: Question) -> str:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from nsa_tune.backend.baselines import Baseline
     from nsa_tune.backend.costmodel.policy import Policy
     from nsa_tune.backend.costmodel.surface import Estimate
-    from nsa_tune.backend.types.point import Point, Question, Setting
+    from nsa_tune.backend.types.point import Question, Setting
     from nsa_tune.reports.analysis.ceilings import Ceilings
 
 Choose = Callable[["Policy", "Question"], str | None]
@@ -110,15 +110,6 @@ class LayerSteps:
         return tuple(step for step in self.steps if step.latency_us is None)
 
 
-def arms_taken(point: Point, choose: Callable[[Question], str | None]) -> set[str]:
-    """The arms that remain when every question of `point` is answered as `choose` does."""
-    left = {arm.name for arm in point.arms}
-    for question in point.questions:
-        taken = set(question.choices.get(choose(question) or "", ()))
-        left -= {arm for arms in question.choices.values() for arm in arms} - taken
-    return left
-
-
 def layer_steps(
     batch: Batch, policies: Mapping[str, Policy], setting: Setting, baseline: Baseline,
     choose: Choose, ceilings: Ceilings | None,
@@ -146,12 +137,12 @@ def _step(
     every = policy.estimates(batch)
     timed = {arm: every[arm] for arm in survey.latencies if arm in every}
     ways = {arm: one.latency_us / layers for arm, one in sorted(timed.items(), key=_by_time)}
-    arm = _fastest(timed, arms_taken(point, lambda question: choose(policy, question)))
+    arm = _fastest(timed, point.arms_taken(lambda question: choose(policy, question)))
 
     def by_default(question: Question) -> str:
         return baseline.choose(question, batch, setting)
 
-    defaults = arms_taken(point, by_default)
+    defaults = point.arms_taken(by_default)
     default = _fastest(timed, defaults)
     named = default or _named(policy, defaults, by_default)
     name = _STEPS.get(point.name, point.name)

@@ -32,6 +32,10 @@ class Outcome:
     command: str
     prefill_s: float
     decode_s: float
+    decode_pass_ms: float
+    """The mean."""
+    pool_tokens: int
+    """Of each GPU's KV pool."""
     served: Served | None
     """None where requests, or whole passes, are not known."""
     best: Served | None = None
@@ -44,7 +48,6 @@ class Advice:
     """The answer."""
 
     traffic: str
-    engine: str
     model: str
     given: Launch
     advised: Launch
@@ -120,8 +123,8 @@ def advise(
         if other is not None:
             outcomes += _with_other_format(other, traffic, notes)
     return Advice(
-        traffic.name, launch.engine, deployment.served, launch, advised, tuple(outcomes), deployment.memory,
-        deployment.model is not None, deployment.error, deployment.source,
+        traffic.name, deployment.served, launch, advised, tuple(outcomes),
+        deployment.memory, deployment.model is not None, deployment.error, deployment.source,
         (*notes, *notes_on(deployment, traffic)),
     )  # fmt: skip
 
@@ -132,11 +135,13 @@ def _outcome(
     command = launch.command(deployment.served)
     prefill_s = seconds_of(deployment.prices, setups.prefill, extend=True)
     decode_s = seconds_of(deployment.prices, setups.decode, extend=False)
-    if not requests or deployment.model is None:
-        return Outcome(name, command, prefill_s, decode_s, None)
-    error = deployment.error
-    runs = [deployment.serve(requests, setups, factor=1 + off) for off in (0.0, -error, error)]
-    return Outcome(name, command, prefill_s, decode_s, *runs)
+    runs: list[Served | None] = [None]
+    if requests and deployment.model is not None:
+        off = deployment.error
+        runs = [deployment.serve(requests, setups, factor) for factor in (1.0, 1 - off, 1 + off)]
+    counts = [s.count for s in deployment.prices.shapes.values() if s.batch.mode != "extend"]
+    pass_ms, pool = 1e3 * decode_s / max(sum(counts), 1), deployment.scheduler.pool_tokens
+    return Outcome(name, command, prefill_s, decode_s, pass_ms, pool, *runs)
 
 
 def _with_other_format(
@@ -174,7 +179,7 @@ def notes_on(deployment: Deployment, traffic: Traffic) -> Iterator[str]:
             "(--acceptance); drafting itself is not counted"
         )
     if traffic.trace is None and traffic.log is None:
-        yield "each measured batch counts the same; give --trace or --log for your own traffic"
+        yield "each measured batch counts the same; give --trace for your own traffic"
 
 
 def _notes_on_passes(deployment: Deployment) -> Iterator[str]:

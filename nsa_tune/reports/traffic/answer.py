@@ -128,11 +128,26 @@ def _facts(advice: Advice) -> Iterator[tuple[str, str]]:
     if plugin and advised:
         yield "The plug-in", _plugin(advice, advised, plugin)
     for outcome in advice.outcomes:
-        if outcome.name not in (AS_GIVEN, AS_ADVISED, WITH_PLUGIN):
-            yield outcome.name.capitalize(), outcome.command
+        if outcome.name not in (AS_GIVEN, AS_ADVISED, WITH_PLUGIN) and advised:
+            yield outcome.name.capitalize(), _compared(outcome, advised)
+    if advised and advised.served:
+        yield (
+            "TPOT",
+            f"a token waits for its decode pass, {advised.decode_pass_ms:.0f} ms, and for prefills "
+            "that come between: where these take less time, tokens come sooner",
+        )
     if advice.error:
         yield "Intervals", f"all passes {advice.error:.0%} off, as one in ten measured ones is"
     yield "Priced by", re.sub(r"T\d\d:\d\d:[^;]*", "", advice.source)
+
+
+def _compared(other: Outcome, advised: Outcome) -> str:
+    """What the other KV format gives, which changes answers and so is never advised."""
+    text = f"{other.pool_tokens:,} tokens fit instead of {advised.pool_tokens:,}"
+    if other.served and advised.served:
+        ttft = _s(other.served.ttft_s["mean"]), _s(advised.served.ttft_s["mean"])
+        text = f"mean time to first token {ttft[0]} instead of {ttft[1]}; {text}"
+    return f"{text}; answers change: {other.command}"
 
 
 def _plugin(advice: Advice, advised: Outcome, plugin: Outcome) -> str:

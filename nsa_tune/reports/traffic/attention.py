@@ -98,7 +98,7 @@ class AttentionPrices:
         }
         """Setups of one flag: which question it answers, and how."""
         self.setups = (DEFAULT, *self.flags, PLUGIN)
-        self._remaining: dict[tuple[str | None, ...], frozenset[str]] = {}
+        self._remaining: dict[tuple[str | None, ...], set[str]] = {}
 
     def check(self, given: Answers) -> None:
         """Refuse flags in use whose kernel has no times.
@@ -187,8 +187,7 @@ class AttentionPrices:
         key = point.name, *[answers.get(question.name) for question in point.questions]
         remaining = self._remaining.get(key)
         if remaining is None:
-            names = (arm.name for arm in point.arms)
-            remaining = frozenset(arm for arm in names if _remains(point, answers, arm))
+            remaining = point.arms_taken(lambda question: answers.get(question.name))
             self._remaining[key] = remaining
         return min((arm for arm in timed if arm in remaining), key=timed.__getitem__, default=None)
 
@@ -216,13 +215,4 @@ def _is_measured(dispatcher: Dispatcher, question: str, value: str) -> bool:
         for asked in policy.point.questions
         for arm in policy.candidates
         if asked.name == question and arm.name not in dispatcher.unmeasured.get(name, ())
-    )
-
-
-def _remains(point: Point, answers: Answers, arm: str) -> bool:
-    """Whether no question that the arm is an answer to is answered otherwise."""
-    return all(
-        arm in question.choices.get(answers.get(question.name, ""), ())
-        or not any(arm in arms for arms in question.choices.values())
-        for question in point.questions
     )

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
 from nsa_tune._errors import NoTunedData, UsageError
-from nsa_tune.autotune.workload.arrivals import Arrival
+from nsa_tune.autotune.workload.arrivals import Arrival, arrivals
+from nsa_tune.autotune.workload.requests import read_requests
 from nsa_tune.autotune.workload.simulation import SchedulerConfig
 from nsa_tune.backend.baselines import DEFAULT_BASELINE, VLLM_0_33_0
 from nsa_tune.backend.dispatch.dispatcher import Dispatcher
@@ -25,19 +27,11 @@ from nsa_tune.reports.traffic.attention import (
     PREFILL_FLAG,
     AttentionPrices,
 )
-from nsa_tune.reports.traffic.engine_passes import EnginePasses, passes_for
+from nsa_tune.reports.traffic.engine_passes import passes_for
 from nsa_tune.reports.traffic.launch import Launch
 from nsa_tune.reports.traffic.memory import memory_of
-from nsa_tune.reports.traffic.pass_model import NonAttentionModel
 from nsa_tune.reports.traffic.pass_prices import PassPrices, PriceList
-from nsa_tune.reports.traffic.served import (
-    Served,
-    Setups,
-    logged,
-    requests_of,
-    seconds_of,
-    served,
-)
+from nsa_tune.reports.traffic.served import Served, Setups, logged, seconds_of, served
 
 SURE = 0.03
 """Part of its passes' time that a flag must save to be advised."""
@@ -46,6 +40,8 @@ _MOST_RUNNING = 512
 """Requests at once where nothing is given: SGLang's largest decode graph."""
 _POOL_TOKENS = 2**20
 """Tokens of the KV pool where memory is not known."""
+_read = lru_cache(maxsize=1)(read_requests)
+"""A trace is served several times."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,9 +112,20 @@ class Deployment:
         dispatcher = open_dispatcher(self.heads, self.kv_dtype)
         self.passes = opened(dispatcher, launch, settings, selecting)
         self.prices, self.setting = PriceList(self.passes), self.passes.attention.setting
+        self.model, self.measured = self.passes.model, self.passes.measured
+        """Prices whole passes, fitted to measured ones; None where attention alone is priced."""
+        sources = [dispatcher.source, *([self.measured.source] if self.measured else [])]
+        self.source = "; ".join(sources)
+        self.error = 0.0 if self.model is None else self.model.error()
+        """The model's error (p90) on measured passes."""
+        layers = 0 if self.measured is None else self.measured.layers
+        self.exact = self.model is not None and 2 * layers > self.setting.sharing
+        """Whether whole passes are those of a whole model, and not of a few layers."""
         self.memory = memory_of(
             self.setting, model, tp=self.tp, dp=self.dp, static_fraction=launch.fraction
         )
+        self.fits = self.memory is None or self.memory.fits
+        """Whether it fits into memory, as far as that is known."""
         self.chunk = launch.number("chunk") or 8192
         self.scheduler = SchedulerConfig(
             chunk_tokens=max(self.chunk // self.dp, 1),
@@ -128,38 +135,6 @@ class Deployment:
             pool_tokens=_POOL_TOKENS if self.memory is None else max(self.memory.pool_tokens, 1),
         )
 
-    @property
-    def model(self) -> NonAttentionModel | None:
-        """Prices whole passes; None where attention alone is priced."""
-        return self.passes.model
-
-    @property
-    def measured(self) -> EnginePasses | None:
-        """The passes that the model was fitted to."""
-        return self.passes.measured
-
-    @property
-    def source(self) -> str:
-        """Where prices come from."""
-        table = self.passes.attention.dispatcher.source
-        return table if self.measured is None else f"{table}; {self.measured.source}"
-
-    @property
-    def error(self) -> float:
-        """The model's error (p90) on measured passes; 0 without a model."""
-        return 0.0 if self.model is None else self.model.error()
-
-    @property
-    def fits(self) -> bool:
-        """Whether it fits into memory, as far as that is known."""
-        return self.memory is None or self.memory.fits
-
-    @property
-    def exact(self) -> bool:
-        """Whether whole passes are those of a whole model, and not of a few layers."""
-        layers = 0 if self.measured is None else self.measured.layers
-        return self.model is not None and 2 * layers > self.setting.sharing
-
     def flags(self, *, extend: bool) -> list[str]:
         """Setups of one flag for a kind of pass."""
         names = (PREFILL_FLAG, FORCE_MQA) if extend else (DECODE_FLAG,)
@@ -167,7 +142,9 @@ class Deployment:
 
     def serve(self, requests: Sequence[Arrival], setups: Setups, factor: float = 1.0) -> Served:
         """Serve what `count` gave; tokens a second are those of all ranks."""
-        result = served(requests, self.scheduler, self.prices, setups, factor=factor)
+        # Passes that share a price have that of the first: what was served before must not matter.
+        prices = PriceList(self.passes, dict(self.prices.shapes))
+        result = served(requests, self.scheduler, prices, setups, factor=factor)
         return replace(result, output_tokens_per_s=self.dp * result.output_tokens_per_s)
 
     def best_setups(self) -> Setups:
@@ -197,8 +174,9 @@ class Deployment:
         """Count the traffic's passes in the price list, where `engines` share it. Gives what one of
         them, and of its data-parallel ranks, gets of a trace; nothing without a trace."""
         if traffic.trace is not None:
-            pool, share = self.scheduler.pool_tokens, engines * self.dp
-            requests = requests_of(traffic.trace, pool, traffic.requests, traffic.speed, share)
+            served_here = _read(traffic.trace)[: traffic.requests : engines * self.dp]
+            faster = (r._replace(arrival_s=r.arrival_s / traffic.speed) for r in served_here)
+            requests = list(arrivals(faster, self.scheduler.pool_tokens))
             usual = fastest = Setups(DEFAULT, DEFAULT)
             for _ in range(2):
                 # Which passes run depends on their times. Those with the fastest flags are
@@ -225,10 +203,7 @@ class Deployment:
         return [(batch, 1.0) for batch in policy.measured]
 
 
-_T = TypeVar("_T", str, int)
-
-
-def _agreed(option: str, asked: _T | None, flagged: _T | None, flag: str) -> _T | None:
+def _agreed(option: str, asked: Any, flagged: Any, flag: str) -> Any:
     """The value that an option and a flag give.
 
     Raises:

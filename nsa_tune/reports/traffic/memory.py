@@ -62,7 +62,7 @@ class Memory:
 def memory_of(
     setting: Setting, model: str, *, tp: int, dp: int = 1, static_fraction: float | None = None
 ) -> Memory | None:
-    """The memory of one of `tp` GPUs that share the weights of `model`, with `dp` ranks of data-parallel
+    """The memory of one of `tp` GPUs that share `model`'s weights, with `dp` ranks of data-parallel
     attention; None where the GPU's memory or the checkpoint is unknown."""
     profile = setting.profile
     checkpoint = CHECKPOINTS.get(model)

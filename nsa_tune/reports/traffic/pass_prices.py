@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from math import inf, log2
 from types import MappingProxyType
@@ -79,9 +79,6 @@ class PassPrices:
                     observed, self._topk, 1 / share, attention.indexer_share
                 )
 
-    def _has(self, way: PassMode) -> bool:
-        return self.model is not None and way in self.model.ways
-
     def _attention_us(self, row: EnginePass) -> float | None:
         """All layers' attention of a measured pass in the way that it ran."""
         attention = self.attention.of(row.batch, graph=row.way is not PassMode.EAGER)
@@ -131,14 +128,15 @@ class PassPrices:
         us[PLUGIN] = ways.get(taken, us[DEFAULT])
         return PassPrice(us, taken, attention)
 
-    def _other_ways(self, batch: Batch) -> Iterator[PassMode]:
-        if batch.max_kv <= self._topk and _padded(batch):
-            if not batch.prefix_tokens and self._has(PassMode.DENSE_GRAPH):
-                yield PassMode.DENSE_GRAPH
-            if self._has(PassMode.DENSE_MLA_GRAPH):
-                yield PassMode.DENSE_MLA_GRAPH
-        if batch.q_tokens <= _MOST_ROWS and self._has(PassMode.DECODE_GRAPH):
-            yield PassMode.DECODE_GRAPH
+    def _other_ways(self, batch: Batch) -> Iterable[PassMode]:
+        assert self.model is not None
+        dense = batch.max_kv <= self._topk and _padded(batch)
+        possible = {
+            PassMode.DENSE_GRAPH: dense and not batch.prefix_tokens,
+            PassMode.DENSE_MLA_GRAPH: dense,
+            PassMode.DECODE_GRAPH: batch.q_tokens <= _MOST_ROWS,
+        }
+        return (way for way, runs in possible.items() if runs and way in self.model.ways)
 
 
 def _padded(batch: Batch) -> bool:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 
 from nsa_tune._errors import UsageError
-from nsa_tune.autotune.workload.arrivals import Arrival, arrivals
-from nsa_tune.autotune.workload.requests import read_requests
+from nsa_tune.autotune.workload.arrivals import Arrival
 from nsa_tune.autotune.workload.simulation import (
     Latencies,
     Pass,
@@ -95,24 +93,6 @@ def _quantiles(values: list[float]) -> dict[str, float]:
     values = sorted(values) or [0.0]
     p50, p90 = (values[round(share * (len(values) - 1))] for share in (0.5, 0.9))
     return {"mean": sum(values) / len(values), "p50": p50, "p90": p90}
-
-
-def requests_of(
-    path: Path, pool_tokens: int, requests: int | None, speed: float, share: int
-) -> list[Arrival]:
-    """The first `requests` of a trace as one of `share` engines or ranks meets them, `speed` times
-    as fast, with a prefix cache of `pool_tokens`.
-
-    Raises:
-        UsageError: when it cannot be read.
-    """
-    requests_read = _read(path)[:requests:share]
-    faster = (request._replace(arrival_s=request.arrival_s / speed) for request in requests_read)
-    return list(arrivals(faster, pool_tokens))
-
-
-_read = lru_cache(maxsize=1)(read_requests)
-"""A trace is served several times."""
 
 
 def logged(path: Path, dispatcher: Dispatcher) -> list[tuple[Batch, float]]:

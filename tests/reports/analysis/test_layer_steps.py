@@ -17,7 +17,6 @@ from nsa_tune.reports.analysis.ceilings import ceilings_of
 from nsa_tune.reports.analysis.layer_steps import (
     LayerSteps,
     Step,
-    arms_taken,
     layer_steps,
     typical_batches,
 )
@@ -170,7 +169,7 @@ def test_a_mode_without_a_point_has_no_steps() -> None:
 
 def test_the_arms_left_are_those_of_every_taken_choice() -> None:
     taken = {"prefill_path": "mla", "mha_kernel": "fa3", "sparse_prefill": "flashmla_kv"}
-    left = arms_taken(POINTS["prefill"], lambda question: taken.get(question.name))
+    left = POINTS["prefill"].arms_taken(lambda question: taken.get(question.name))
 
     assert left == {"mla/flashmla_kv"}
 
