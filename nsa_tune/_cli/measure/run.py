@@ -68,6 +68,16 @@ def run(
         ),
     ] = None,
     allow_lossy: AllowLossy = "",
+    overlap: Annotated[
+        float | None,
+        typer.Option(
+            "--overlap",
+            min=0,
+            max=1,
+            help="Share of its selected keys that a query of prefill has in common with the one "
+            "before it. The table's protocol names it. Default: selections drawn one by one.",
+        ),
+    ] = None,
     database: DatabaseToWrite = None,
     fresh: Annotated[
         bool,
@@ -119,6 +129,7 @@ def run(
         target_regret=target_regret,
         trace=trace,
         lossy=listed(allow_lossy),
+        overlap=overlap,
         executor=executors.executor.value,
         sample=executors.sample,
         isolate=isolate,

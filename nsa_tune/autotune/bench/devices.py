@@ -6,7 +6,7 @@ import os
 
 import torch
 
-from nsa_tune._errors import DeviceMissing, LibraryMissing
+from nsa_tune._errors import DeviceMissing, LibraryMissing, UsageError
 from nsa_tune.autotune.bench.device_names import check_device
 from nsa_tune.backend import libraries as providers
 from nsa_tune.backend.hardware import detect, nvml
@@ -72,7 +72,7 @@ def others_on(device: torch.device) -> tuple[int, ...]:
 
 def setting_of(
     device: torch.device, model: str, heads: int | None, kv_dtype: str,
-    lossy: frozenset[str] = frozenset(),
+    lossy: frozenset[str] = frozenset(), overlap: float | None = None,
 ) -> Setting:  # fmt: skip
     """What is measured on `device` of this machine.
 
@@ -80,10 +80,13 @@ def setting_of(
         heads: local heads; None takes all of the model's.
         kv_dtype: "bf16" or "fp8".
         lossy: lossy arms that are measured too.
+        overlap: of neighbouring selections, from 0 to 1; None draws them one by one.
 
     Raises:
-        UsageError: for a model, heads or a dtype that do not exist.
+        UsageError: for a model, heads or a dtype that do not exist, or such an overlap.
     """
+    if overlap is not None and not 0 <= overlap <= 1:
+        raise UsageError(f"an overlap of selections is from 0 to 1, not {overlap}")
     profile = profile_of(model)
     return Setting(
         profile=profile,
@@ -93,14 +96,18 @@ def setting_of(
         libraries=dict(detect.library_versions()),
         missing=providers.missing(),
         lossy=lossy,
+        overlap=overlap,
     )
 
 
 def key_of(setting: Setting, protocol: str) -> Key:
     """The key that measurements of `setting` on this machine are stored under.
 
-    `protocol` is the name of a timing protocol, as `timing.protocol_of` gives it.
+    `protocol` is the name of a timing protocol, as `timing.protocol_of` gives it. What selections
+    share is a part of the protocol: times with and without it do not mix.
     """
+    if setting.overlap is not None:
+        protocol = f"{protocol} overlap {setting.overlap:g}"
     on_gpu = setting.device.arch != "cpu"
     return Key(
         gpu=setting.device.name,

@@ -55,6 +55,8 @@ class RunRequest:
     """Also measure a GPU's roofline ceilings, once for each key, if no `points` are named."""
     lossy: tuple[str, ...] = ()
     """Lossy arms that are measured too, which round more than others do."""
+    overlap: float | None = None
+    """What neighbouring selections of `prefill` share, from 0 to 1; None draws them one by one."""
     executor: str = "local"
     """"local", or "ray" when a launcher for a Ray cluster is given to `run`."""
     sample: int | None = None
@@ -132,6 +134,7 @@ def run(
     setup = Setup(
         request.device, request.model, request.heads, request.kv_dtype, request.points, registry,
         lossy_named(request.lossy),
+        request.overlap,
     )  # fmt: skip
     if launcher is None:
         names = devices or (every_gpu() if request.device == ALL else [request.device])
@@ -248,4 +251,5 @@ def _arguments(request: RunRequest) -> dict[str, object]:
         "target_regret": request.target_regret,
         "trace": None if request.trace is None else str(request.trace),
         "lossy": list(request.lossy),
+        "overlap": request.overlap,
     }

@@ -27,6 +27,8 @@ class Setup:
     """"module:attribute" of the mapping that has the points."""
     lossy: frozenset[str] = frozenset()
     """Lossy arms that are measured too."""
+    overlap: float | None = None
+    """What neighbouring selections share, from 0 to 1; None draws them one by one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from nsa_tune._errors import BatchError
 from nsa_tune.backend.kernels import packed_fp8
 from nsa_tune.backend.points.checked_rows import checked_rows, worst_error
 from nsa_tune.backend.points.paging import Paging, scatter, spread_keys
+from nsa_tune.backend.points.selections import Selection, selected_keys
 from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.layouts import KVLayout
 from nsa_tune.backend.types.point import Setting
@@ -127,9 +128,15 @@ class PrefillCase:
         """[q tokens, topk] int32 into the flattened kv tokens, -1 behind `topk_length`.
 
         Up to index_topk keys the selection is all of them; beyond, keys spread over the whole
-        context in a scrambled order, as a top-k returns them.
+        context in a scrambled order, as a top-k returns them; or with the setting's overlap.
         """
-        topk = self.profile.index_topk
+        topk, overlap = self.profile.index_topk, self.setting.overlap
+        if overlap is not None:
+            first = self.starts_q[:-1].repeat_interleave(self.starts_q.diff())
+            keys = selected_keys(
+                Selection.sharing(overlap), self.positions + 1, first, topk, seed=3
+            )
+            return torch.where(keys >= 0, keys + self.first_key[:, None], -1).int()
         generator = torch.Generator(device=self.device).manual_seed(3)
         order = torch.randperm(topk, generator=generator, device=self.device)
         column = torch.arange(topk, device=self.device)

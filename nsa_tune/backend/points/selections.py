@@ -11,6 +11,10 @@ from dataclasses import dataclass
 import torch
 
 _COLUMNS_AT_ONCE = 256
+_SINKS = 1 / 512
+"""4 of 2048 keys, as many as StreamingLLM keeps (arXiv 2309.17453)."""
+_RECENT = 1 / 16
+"""128 of 2048 keys. Assumed: no measurement of it is published."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,10 +23,15 @@ class Selection:
 
     overlap: float
     """Share of its selection that a query has in common with the query before it."""
-    sinks: float = 1 / 512
+    sinks: float = _SINKS
     """Share of keys at the beginning of the sequence, which all queries select."""
-    recent: float = 1 / 16
+    recent: float = _RECENT
     """Share of keys right before the query, all of which it selects."""
+
+    @classmethod
+    def sharing(cls, overlap: float) -> Selection:
+        """The usual shares of sinks and recent keys, or less where these pass the `overlap`."""
+        return cls(overlap, min(_SINKS, overlap / 2), min(_RECENT, overlap / 2))
 
     def __post_init__(self) -> None:
         if not (self.sinks >= 0 and self.recent >= 0 and self.sinks + self.recent <= 1):

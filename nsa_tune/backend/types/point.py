@@ -51,6 +51,9 @@ class Setting:
     out."""
     lossy: frozenset[str] = frozenset()
     """Names of the lossy arms that the user asked for, without the path."""
+    overlap: float | None = None
+    """Where arms are measured: share of its selection that a query of `prefill` has in common with
+    the one before it; None for selections drawn one by one."""
 
     @property
     def sharing(self) -> int:

@@ -101,6 +101,19 @@ def test_points_may_be_written_with_spaces(tmp_path: Path) -> None:
     assert json.loads(done.stdout)["measured"] == 2
 
 
+def test_the_overlap_of_selections_is_a_part_of_the_protocol(tmp_path: Path) -> None:
+    database = tmp_path / "t.db"
+    done = subprocess.run(
+        [*COMMAND, "--db", str(database), "--points", "prefill", "--overlap", "0.8",
+         "--budget", "0", "--no-isolate"],
+        cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+
+    assert done.returncode == 0, done.stderr
+    assert [table.key.protocol for table in read_database(database)] == ["cpu-clock/1 overlap 0.8"]
+
+
 def test_a_database_that_takes_no_more_rows_ends_with_a_message(tmp_path: Path) -> None:
     database = tmp_path / "t.db"
     with running(database) as run, closing(sqlite3.connect(database)) as other:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import pairwise
 from random import Random
 from typing import Any
 
@@ -113,6 +114,16 @@ def test_the_selection_is_everything_in_the_dense_regime_and_distinct_tokens_bey
     assert chosen.max() < 101 + 4001
     assert chosen.unique().numel() > 120
     assert chosen.max() - chosen.min() > 3500, "spread over the whole context"
+
+
+def test_selections_overlap_as_the_setting_says() -> None:
+    case = prefill_case(Batch.extend([900, 4000], [1, 40]), replace(TINY, overlap=0.8), CPU)
+    rows = [set(row) for row in case.ragged_indices[1:].tolist()]
+    shared = [len(row & before) / len(row) for before, row in pairwise(rows)]
+
+    assert sum(shared) / len(shared) == pytest.approx(0.8, abs=0.03)
+    assert all(min(row) >= 901 for row in rows)
+    assert case.error_of(PREFILL.arm("mla/torch_kv").build(case)()) < case.tolerance
 
 
 def test_a_batch_of_sums_only_cannot_be_measured() -> None:
