@@ -3,10 +3,13 @@
     python benchmarks/same_plans.py record OUT.jsonl.gz [--batches 20000]
     python benchmarks/same_plans.py compare BEFORE AFTER
 
-`record` asks the nsa_tune that is importable (PYTHONPATH says which), for every table that ships
-with it, about the same random batches each time: the plan, and what `decide` says of each question.
-Then come the plans of captured sizes, and of replays of these. 20,000 batches a table take about
-four minutes of one core. `compare` ends with 1 if anything differs.
+`record` asks the nsa_tune that is importable (PYTHONPATH says which, for a Python that has none
+installed), for every table that ships with it, about the same random batches each time: the plan,
+and for each tenth batch what `decide` says of each question. Then come the plans of captured sizes,
+and of replays of these. 20,000 batches a table take some ten minutes of one core.
+
+`compare` also says what other choices cost, by the times that the importable nsa_tune interpolates
+between measured ones. It ends with 1 if anything differs.
 
 Only public names are used, so that the code may move as it likes.
 """
@@ -22,17 +25,19 @@ import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
-from itertools import cycle, islice
+from itertools import cycle, islice, zip_longest
 from math import exp, isclose, log
 from pathlib import Path
 from random import Random
 from time import perf_counter
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import nsa_tune
 from nsa_tune import Batch, Dispatcher, Plan
 
 _EXTREME = 0.03
+_DECIDED = 10
+"""`decide` takes twenty times as long as a plan: one batch in so many is asked about."""
 _REPLAYS = 16
 _SIZES = (
     (1, 1), (8, 1), (64, 1), (256, 1), (512, 1), (1, 2), (16, 2), (4, 3), (128, 4), (32, 5),
@@ -146,7 +151,7 @@ def record(out: Path, batches: int) -> None:
     # Without a name and a time, so that equal answers are equal files.
     with (
         out.open("wb") as file,
-        gzip.GzipFile("", "wb", 6, file, mtime=0) as packed,
+        gzip.GzipFile("", "wb", 1, file, mtime=0) as packed,
         io.TextIOWrapper(packed, "utf-8") as text,
     ):
         for path in sorted(package.glob("tables/*.tsv")):
@@ -160,7 +165,7 @@ def _answers(path: Path, batches: int) -> Iterator[dict[str, Any]]:
     table, dispatcher = path.stem, _opened(path)
     for number in range(batches):
         batch = batch_of(table, number)
-        names = dispatcher.questions(batch.mode)
+        names = () if number % _DECIDED else dispatcher.questions(batch.mode)
         yield {
             "key": f"{table} {number} {_words(batch)}",
             "plan": _fields(dispatcher.plan(batch)),
@@ -216,33 +221,81 @@ def _decided(dispatcher: Dispatcher, batch: Batch, name: str) -> dict[str, Any]:
 
 def compare(before: Path, after: Path) -> bool:
     """Print how the answers differ; whether they do not."""
-    known = dict(_lines(before))
     counts: Counter[str] = Counter()
-    found: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
-    for key, line in _lines(after):
+    examples: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
+    differences: Counter[tuple[str, str]] = Counter()
+    changed: defaultdict[str, list[_Change]] = defaultdict(list)
+    for other, line in zip_longest(_lines(before), _lines(after)):
+        key, key_before = (json.loads(text or '{"key": ""}')["key"] for text in (line, other))
+        if key != key_before:
+            sys.exit(f"the files are not of the same batches: {key_before!r} and {key!r}")
         table = key.split()[0]
-        other = known.pop(key, None)
         counts[table] += 1
-        if other is None:
-            found[table, "missing"].append(f"{key}: only after")
-        elif other != line:
-            for kind, what in _differences(json.loads(other), json.loads(line)):
-                found[table, kind].append(f"{key}: {what}")
-    for key in known:
-        found[key.split()[0], "missing"].append(f"{key}: only before")
-    for (table, kind), texts in sorted(found.items()):
-        print(f"{table}: {kind}: {len(texts)} differences")
-        for text in texts[:_EXAMPLES]:
+        if other == line:
+            continue
+        answers = json.loads(other), json.loads(line)
+        changed[table] += _changes(key, *(answer["plan"] for answer in answers))
+        for kind, what in _differences(*answers):
+            differences[table, kind] += 1
+            if len(examples[table, kind]) < _EXAMPLES:
+                examples[table, kind].append(f"{key}: {what}")
+    for (table, kind), texts in sorted(examples.items()):
+        print(f"{table}: {kind}: {differences[table, kind]} differences")
+        for text in texts:
             print(f"    {text}")
-    total = sum(map(len, found.values()))
-    print(f"{counts.total()} answers of {len(counts)} tables: {total} differences")
-    return total == 0 and counts.total() > 0
+    _print_costs(changed, counts)
+    print(f"{counts.total()} answers of {len(counts)} tables: {differences.total()} differences")
+    return not differences and counts.total() > 0
 
 
-def _lines(path: Path) -> Iterator[tuple[str, str]]:
+def _lines(path: Path) -> Iterator[str]:
     with gzip.open(path, "rt", encoding="utf-8") as file:
-        for line in file:
-            yield line[len('{"key":"') : line.index('","')], line
+        yield from file
+
+
+class _Change(NamedTuple):
+    """Another answer to a question about the batch with this number."""
+
+    number: int
+    question: str
+    before: str
+    after: str
+
+
+def _changes(key: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> list[_Change]:
+    """The questions of one line that were answered in another way; none of a captured size's."""
+    number = key.split()[1]
+    if not number.isdecimal():
+        return []
+    return [
+        _Change(int(number), name, before[name], after[name])
+        for name in before.keys() & after.keys()
+        if before[name] != after[name]
+    ]
+
+
+def _print_costs(changed: Mapping[str, Sequence[_Change]], counts: Mapping[str, int]) -> None:
+    """One row a table and question: how many answers changed, and by how much the new ones are
+    slower (mean and worst), relatively; over all batches in the last column."""
+    print(
+        "| table | question | changed | mean | worst | mean over all |\n|---|---|---|---|---|---|"
+    )
+    for table, changes in sorted(changed.items()):
+        dispatcher = _opened(Path(nsa_tune.__file__).parent / "tables" / f"{table}.tsv")
+        costs: defaultdict[str, list[float]] = defaultdict(list)
+        for number, question, before, after in changes:
+            batch = batch_of(table, number)
+            if question in dispatcher.questions(batch.mode):
+                times = dispatcher.decide(batch, question).estimates
+                if before in times and after in times:
+                    ratio = times[after].latency_us / times[before].latency_us
+                    costs[question].append(ratio - 1)
+        for question, losses in sorted(costs.items()):
+            mean = sum(losses) / len(losses)
+            print(
+                f"| {table} | {question} | {len(losses)} | {mean:.2%} | {max(losses):.2%} "
+                f"| {sum(losses) / counts[table]:.3%} |"
+            )
 
 
 def _differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

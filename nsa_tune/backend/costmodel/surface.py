@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import ceil, dist, exp, expm1, floor, fsum, inf, log, sqrt
+from heapq import nsmallest
+from math import ceil, dist, exp, expm1, fsum, inf, log
 from operator import mul
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from nsa_tune.backend.costmodel.least_squares import nonnegative_weights
-from nsa_tune.backend.costmodel.neighbours import Neighbours
 
 if TYPE_CHECKING:
     from nsa_tune.backend.costmodel.features import Features, Position
@@ -26,10 +26,8 @@ _FEWEST = 3
 """Measured points that a regime needs; with fewer the arm counts as unknown there."""
 _NEIGHBOURS = 6
 _TRUSTS = (1.0, 0.75, 0.5, 0.25, 0.0)
-_CELLS_AN_OCTAVE = 4
-_MOST_CELLS = 4096
-_JUDGED = 2000
-"""Places that are left out in turn to see how well their neighbours tell, at most."""
+_MOST_COMPARED = 2**18
+"""Pairs of places that are looked at to see how well neighbours tell, at most about."""
 _SAME = 1e-9
 """Octaves under which two locations are one."""
 _GAP = 2.0
@@ -75,7 +73,6 @@ class Places:
         self.locations = tuple(locations)
         self._low = tuple(map(min, zip(*self.locations, strict=True)))
         self._high = tuple(map(max, zip(*self.locations, strict=True)))
-        self._cells: dict[tuple[int, ...], list[int]] = {}
         # The arms of a point ask for the same location one after the other.
         self._latest: tuple[tuple[float, ...] | None, _Around] = (None, _Around(0.0, ()))
 
@@ -90,40 +87,26 @@ class Places:
                 for x, low, high in zip(where, self._low, self._high, strict=True)
             ]
         )
-        cell = tuple([floor(x * _CELLS_AN_OCTAVE) for x in inside])
-        near = self._cells.get(cell) or self._nearby(cell)
-        locations = self.locations
-        ranked = sorted([(dist(inside, locations[i]), i) for i in near])
+        ranked = self._nearest(inside)
         beyond = 0.0 if inside == where else dist(inside, where)
         outside = max(beyond, ranked[0][0] - _GAP)
-        answer = _Around(outside, _weights(ranked[: _NEIGHBOURS + 1]))
+        answer = _Around(outside, _weights(ranked))
         self._latest = (where, answer)
         return answer
 
-    def _nearby(self, cell: tuple[int, ...]) -> list[int]:
-        """The places among which are the nearest ones of every location in `cell`."""
-        centre = tuple((i + 0.5) / _CELLS_AN_OCTAVE for i in cell)
-        diagonal = sqrt(len(cell)) / _CELLS_AN_OCTAVE
-        farthest, _ = self._neighbours.nearest(centre, _NEIGHBOURS + 1)[-1]
-        near = self._neighbours.within(centre, farthest + diagonal + _SAME)
-        if len(self._cells) >= _MOST_CELLS:
-            self._cells.clear()
-        self._cells[cell] = near
-        return near
-
-    @cached_property
-    def _neighbours(self) -> Neighbours:
-        return Neighbours(self.locations)
+    def _nearest(self, where: tuple[float, ...], besides: int = -1) -> list[tuple[float, int]]:
+        """(distance, number) of the nearest places, the nearest first, without number `besides`."""
+        ranked = [(dist(where, place), i) for i, place in enumerate(self.locations) if i != besides]
+        return nsmallest(_NEIGHBOURS + 1, ranked)
 
     @cached_property
     def left_out(self) -> Mapping[int, tuple[tuple[int, float], ...]]:
         """For places spread over all, by number, the weights of the others, as if it had not been
         measured."""
-        step = len(self.locations) // _JUDGED + 1
-        nearest = self._neighbours.nearest
+        count = len(self.locations)
         return {
-            i: _weights(nearest(self.locations[i], _NEIGHBOURS + 1, besides=i))
-            for i in range(0, len(self.locations), step)
+            i: _weights(self._nearest(self.locations[i], besides=i))
+            for i in range(0, count, count * count // _MOST_COMPARED + 1)
         }
 
 

@@ -232,7 +232,6 @@ def test_a_large_table_whose_models_choose_badly_is_not_compared_place_by_place(
         return dist(*arguments)
 
     monkeypatch.setattr("nsa_tune.backend.costmodel.surface.dist", counted)
-    monkeypatch.setattr("nsa_tune.backend.costmodel.neighbours.dist", counted)
     random = Random(1)
     places = [f"extend:{1 + i % 1800}+{1 + i % 97}x{1 + i % 31}" for i in range(2000)]
     lies = [
