@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from nsa_tune.backend.libraries.flash_mla.limits import padded_heads
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     import torch
 
     from nsa_tune.backend.points.attention_case import PrefillCase
+    from nsa_tune.backend.types.batch import Batch
 
 _GATHERED_AT_ONCE = 2**17
 
@@ -119,49 +121,35 @@ def build_flashmla_selected(case: PrefillCase) -> Run:
     return _sparse_forward(case, _selected(case))
 
 
-def build_flashmla_kv(case: PrefillCase) -> Run:
-    """flash_mla_with_kvcache: the decode kernel over the packed pool, one row a query."""
-    from nsa_tune.backend.libraries.flash_mla import calls as flash_mla
-
-    schedule = flash_mla.new_schedule()
-    return _flashmla_kv(case, lambda: schedule, 1)
+def _one_a_query(batch: Batch) -> int:
+    del batch
+    return 1
 
 
-def first_flashmla_kv(case: PrefillCase) -> Run:
-    """The same in the first layer of a pass, which computes the schedule for all."""
-    from nsa_tune.backend.libraries.flash_mla import calls as flash_mla
+def _flashmla_kv_by(
+    queries_a_row: Callable[[Batch], int],
+) -> tuple[Callable[[PrefillCase], Run], Callable[[PrefillCase], Run]]:
+    """flash_mla_with_kvcache, the decode kernel over the packed pool: in later layers of a pass,
+    and in the first one, which computes the schedule for all."""
 
-    return _flashmla_kv(case, flash_mla.new_schedule, 1)
+    def build(case: PrefillCase) -> Run:
+        from nsa_tune.backend.libraries.flash_mla import calls as flash_mla
 
+        schedule = flash_mla.new_schedule()
+        return _flashmla_kv(case, lambda: schedule, queries_a_row(case.batch))
 
-def build_flashmla_kv_mixed(case: PrefillCase) -> Run:
-    """The same kernel with all queries in one row, as vLLM calls it for a mixed batch."""
-    from nsa_tune.backend.libraries.flash_mla import calls as flash_mla
+    def first(case: PrefillCase) -> Run:
+        from nsa_tune.backend.libraries.flash_mla import calls as flash_mla
 
-    schedule = flash_mla.new_schedule()
-    return _flashmla_kv(case, lambda: schedule, case.batch.q_tokens)
+        return _flashmla_kv(case, flash_mla.new_schedule, queries_a_row(case.batch))
 
-
-def first_flashmla_kv_mixed(case: PrefillCase) -> Run:
-    """The same in the first layer of a pass."""
-    from nsa_tune.backend.libraries.flash_mla import calls as flash_mla
-
-    return _flashmla_kv(case, flash_mla.new_schedule, case.batch.q_tokens)
+    return build, first
 
 
-def build_flashmla_kv_grouped(case: PrefillCase) -> Run:
-    """The same kernel with a row for each sequence and its next_n queries, as vLLM decodes."""
-    from nsa_tune.backend.libraries.flash_mla import calls as flash_mla
-
-    schedule = flash_mla.new_schedule()
-    return _flashmla_kv(case, lambda: schedule, case.batch.next_n)
-
-
-def first_flashmla_kv_grouped(case: PrefillCase) -> Run:
-    """The same in the first layer of a pass."""
-    from nsa_tune.backend.libraries.flash_mla import calls as flash_mla
-
-    return _flashmla_kv(case, flash_mla.new_schedule, case.batch.next_n)
+build_flashmla_kv, first_flashmla_kv = _flashmla_kv_by(_one_a_query)
+# As vLLM calls it for a mixed batch, and for a decode.
+build_flashmla_kv_mixed, first_flashmla_kv_mixed = _flashmla_kv_by(attrgetter("q_tokens"))
+build_flashmla_kv_grouped, first_flashmla_kv_grouped = _flashmla_kv_by(attrgetter("next_n"))
 
 
 def _flashmla_kv(case: PrefillCase, schedule: Callable[[], Any], queries_a_row: int) -> Run:

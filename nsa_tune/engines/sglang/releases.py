@@ -13,9 +13,6 @@ from nsa_tune.backend.types.layouts import KVLayout
 from nsa_tune.engines.releases import KnownReleases, Version
 from nsa_tune.engines.symbols import Symbol, changed
 
-MOST_PAGED = 11673
-"""New tokens above which V4 never attends to the pools where they lie (dsv4/metadata.py,
-_LARGE_INDEXER_QUERY_THRESHOLD)."""
 AUTO = "flashmla_auto"
 """The value of `dsa_prefill_impl` with which the engine chooses anew in each pass."""
 
@@ -42,8 +39,6 @@ class Release:
     """Launch arguments that advice may name, as fields of ServerArgs."""
     environment: frozenset[str]
     """Environment variables that advice may name."""
-    v4_environment: frozenset[str]
-    """The same for V4."""
     known: bool = True
     """Whether its sources were read. Of another one only what an engine's start proves is taken."""
 
@@ -82,7 +77,6 @@ _SINCE_0_5_15 = Release(
     environment=frozenset(
         {"SGLANG_DSA_PREFILL_DENSE_ATTN_KV_LEN_THRESHOLD", "SGLANG_MAX_KV_CHUNK_CAPACITY"}
     ),
-    v4_environment=frozenset({"SGLANG_OPT_FLASHMLA_SPARSE_PREFILL"}),
 )  # fmt: skip
 
 _RUNNER = "sglang.srt.model_executor.model_runner"

@@ -188,7 +188,7 @@ def test_each_environment_variable_that_advice_may_name_exists(wheel: Wheel) -> 
     }
 
     release = wheel.release
-    assert release.environment | release.v4_environment <= names
+    assert release.environment <= names
 
 
 @pytest.mark.parametrize("version", [*VERSIONS, "0.5.15.post1", "0.5.20rc1", "0.5.16.dev3+g1a2b"])
