@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from nsa_tune._errors import UnknownName
 from nsa_tune.backend.baselines.baseline import Baseline, Default
-from nsa_tune.backend.baselines.sglang_0_5_23 import SGLANG_0_5_23
+from nsa_tune.backend.baselines.sglang_0_5_23 import (
+    SGLANG_0_5_17,
+    SGLANG_0_5_23,
+    SGLANG_0_5_23_FULL,
+)
 from nsa_tune.backend.baselines.vllm_0_33_0 import VLLM_0_33_0
 
 __all__ = [
     "BASELINES",
     "DEFAULT_BASELINE",
+    "SGLANG_0_5_17",
     "SGLANG_0_5_23",
+    "SGLANG_0_5_23_FULL",
     "VLLM_0_33_0",
     "Baseline",
     "Default",
@@ -21,6 +27,8 @@ BASELINES: dict[str, Baseline] = {
     baseline.name: baseline
     for baseline in (
         SGLANG_0_5_23,
+        SGLANG_0_5_17,
+        SGLANG_0_5_23_FULL,
         VLLM_0_33_0,
     )
 }

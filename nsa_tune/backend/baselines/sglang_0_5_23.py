@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from nsa_tune.backend.baselines.baseline import (
     Baseline,
     Choose,
@@ -17,24 +19,37 @@ from nsa_tune.backend.types.point import Setting
 _SHARED_PREFIXES = 8192
 """SGLANG_CHUNKED_PREFIX_CACHE_THRESHOLD: prefix tokens of a batch from which dense MLA is
 expanded."""
+_GRAPH_TOKENS = 8192
+"""Most new tokens of a prefill graph, if chunks are as large."""
 
 
-def dense_path(setting: Setting) -> str | Choose:
-    """MHA without a prefix or with many cached tokens, whatever is new; never in a graph, where
-    the path must not depend on the batch."""
+def dense_eagerly(setting: Setting) -> str | Choose:
+    """The path of dense MLA without a graph: MHA without a prefix or with many cached tokens,
+    whatever is new."""
     if capability(setting) >= 100:
-        return lambda batch: "mla" if batch.captured else "mha"
+        return "mha"
+    return lambda batch: "mla" if 0 < batch.prefix_tokens < _SHARED_PREFIXES else "mha"
 
-    def choose(batch: Batch) -> str:
-        expands = not 0 < batch.prefix_tokens < _SHARED_PREFIXES
-        return "mha" if expands and not batch.captured else "mla"
 
-    return choose
+def _dense_in(path: str) -> Callable[[Setting], str | Choose]:
+    """`path` in a prefill graph, which holds the same for every batch, and eagerly beyond."""
+
+    def of(setting: Setting) -> Choose:
+        eager = dense_eagerly(setting)
+
+        def choose(batch: Batch) -> str:
+            if batch.captured or batch.q_tokens <= _GRAPH_TOKENS:
+                return path
+            return eager if isinstance(eager, str) else eager(batch)
+
+        return choose
+
+    return of
 
 
 def _prefill_path(setting: Setting) -> str | Choose:
     if not setting.profile.has_indexer:
-        return dense_path(setting)
+        return _dense_in("mla")(setting)
     sm = capability(setting)
     if sm != 90 and not 100 <= sm < 110:
         return "mla"
@@ -120,3 +135,19 @@ SGLANG_0_5_23 = Baseline(
         ),
     },
 )
+
+
+def _dense_path(name: str, dense: Callable[[Setting], str | Choose]) -> Baseline:
+    """The same engine with another path of dense MLA."""
+
+    def path(setting: Setting) -> str | Choose:
+        return _prefill_path(setting) if setting.profile.has_indexer else dense(setting)
+
+    source = SGLANG_0_5_23.defaults["prefill_path"].source
+    return Baseline(name, {**SGLANG_0_5_23.defaults, "prefill_path": Default(path, source)})
+
+
+SGLANG_0_5_17 = _dense_path("SGLang 0.5.17", dense_eagerly)
+"""Leaves dense MLA out of prefill graphs, as 0.5.23 does with --disable-prefill-cuda-graph."""
+SGLANG_0_5_23_FULL = _dense_path("SGLang 0.5.23, full prefill graphs", _dense_in("mha"))
+"""With --cuda-graph-backend-prefill full, which captures MHA with the prefix in chunks."""

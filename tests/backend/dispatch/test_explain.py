@@ -106,7 +106,11 @@ def test_a_reason_is_one_sentence(choice: Choice, text: str) -> None:
         (Verdict.TIE, "a table"),
         (Verdict.UNSURE, "a table"),
         (Verdict.ONLY, "hard limits"),
-        (Verdict.BASELINE, "SGLang 0.5.23 layers/attention/dsa_backend.py:4049"),
+        (
+            Verdict.BASELINE,
+            "SGLang 0.5.23 layers/attention/dsa_backend.py:4049, "
+            "models/deepseek_common/attention_backend_handler.py:108",
+        ),
         (Verdict.NONE, "hard limits"),
     ],
 )
