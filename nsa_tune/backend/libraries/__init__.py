@@ -88,6 +88,12 @@ PROVIDERS: dict[str, Library] = {
             "pip install 'sglang>=0.5.17'",
             optional=True,
         ),
+        Library(
+            "sglang_triton",
+            (("sglang", f"{_SGLANG}.dsa.triton_sparse_mla_prefill"),),
+            "pip install 'sglang>=0.5.22'",
+            optional=True,
+        ),
     )
 }
 

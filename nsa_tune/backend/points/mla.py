@@ -204,6 +204,20 @@ def build_tilelang(case: PrefillCase) -> Run:
     return run
 
 
+def build_sglang_triton(case: PrefillCase, union: int = 0) -> Run:
+    """SGLang's Triton kernel for few heads: over the bf16 pool, or what is dequantized first."""
+    from nsa_tune.backend.libraries.sglang import calls as sglang
+
+    rank, scale, (latents, chosen) = case.profile.rank, case.profile.softmax_scale, _source(case)
+
+    def run() -> torch.Tensor:
+        q = _absorb(case, case.heads)
+        out = sglang.triton_sparse(q, latents(), chosen, scale, rank, case.topk_length, union)
+        return _project(case, out)
+
+    return run
+
+
 def build_flashmla_sparse_q8(case: PrefillCase) -> Run:
     """SGLang's fp8 kernel over e4m3 copies of q and of all that the batch holds, scales of 1.
 

@@ -150,7 +150,12 @@ class Conversion:
 
 _BOTH = frozenset(Role)
 _PREFILL = frozenset({Role.PREFILL})
-_GATHERED = frozenset({"flashmla_sparse", "torch_sparse"})
+_GATHERED = frozenset(
+    {
+        "flashmla_sparse", "torch_sparse", "triton_sparse_mla", "triton_sparse_mla_union2",
+        "triton_sparse_mla_union4",
+    }
+)  # fmt: skip
 
 CONVERSIONS: tuple[Conversion, ...] = (
     Conversion(

@@ -240,6 +240,25 @@ def test_tilelang_gets_one_kv_head_and_gives_back_its_batch_dimension(
     assert given["sm_scale"] == 0.1
 
 
+def test_sglangs_triton_kernel_gets_the_group_that_shares_a_union(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+
+    def prefill(*given: Any, **named: Any) -> torch.Tensor:
+        seen.append((given, named))
+        return NOPE
+
+    module = SimpleNamespace(sparse_mla_prefill=prefill)
+    monkeypatch.setattr(sglang, "_module", {"sglang_triton": module}.__getitem__)
+    q, lengths = torch.ones(3, 16, 576, dtype=torch.bfloat16), torch.ones(3, dtype=torch.int32)
+
+    assert sglang.triton_sparse(q, POOL, PAGES, 0.1, 512, lengths, 2) is NOPE
+    ((given, named),) = seen
+    assert given[0] is q and given[1] is POOL and given[2] is PAGES and given[3:] == (0.1, 512)
+    assert named == {"topk_length": lengths, "union": 2}
+
+
 def test_the_fp8_kernel_gets_scales_of_one_and_the_first_of_its_outputs_counts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -417,6 +417,27 @@ def test_sglangs_own_kernels_take_these_heads_and_widths(
         assert allowed or f"{heads} heads" in str(reason)
 
 
+@pytest.mark.parametrize(
+    ("heads", "unions"), [(4, {4}), (8, {2, 4}), (16, {2}), (32, set()), (24, set())]
+)
+def test_unions_take_the_heads_that_fill_16_or_32_rows(heads: int, unions: set[int]) -> None:
+    setting = replace(_SETTING, heads=heads)
+
+    assert all(guard.check(_rows(8), setting) is None for guard in sglang.TRITON)
+    allowed = {
+        n for n, guard in sglang.UNION_ROWS.items() if guard.check(_rows(8), setting) is None
+    }
+    assert allowed == unions
+
+
+def test_sglangs_triton_kernel_takes_up_to_32_heads_of_512_and_64_channels() -> None:
+    shape = sglang.TRITON[0]
+
+    assert "64 heads" in str(shape.check(_rows(8), replace(_SETTING, heads=64)))
+    tiny = replace(_SETTING, profile=profile_of("tiny"), heads=4)
+    assert "128 + 32" in str(shape.check(_rows(8), tiny))
+
+
 @pytest.mark.parametrize("heads", [128, 16])
 def test_tilelangs_operands_keep_to_a_quarter_of_the_memory(heads: int) -> None:
     setting = replace(_SETTING, heads=heads)

@@ -539,6 +539,30 @@ def test_a_kernel_reads_the_bf16_pool_by_the_selection(
     assert case.error_of(output) < case.tolerance
 
 
+@pytest.mark.parametrize("layout", [KVLayout.BF16, KVLayout.FP8_PACKED])
+@pytest.mark.parametrize("union", ["", "_union2", "_union4"])
+def test_sglangs_triton_kernel_reads_bf16_whatever_the_pool(
+    layout: KVLayout, union: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unions = []
+
+    def kernel(
+        q: torch.Tensor, latents: torch.Tensor, indices: torch.Tensor, scale: float, rank: int,
+        lengths: torch.Tensor, union: int,
+    ) -> torch.Tensor:  # fmt: skip
+        assert latents.dtype == torch.bfloat16 and q.is_contiguous() and indices.is_contiguous()
+        assert torch.equal((indices >= 0).sum(1), lengths)
+        unions.append(union)
+        return sparse_mla_reference(q, latents, indices, scale, rank)
+
+    monkeypatch.setattr(sglang, "triton_sparse", kernel)
+    for batch in BATCHES:
+        case = prefill_case(batch, replace(TINY, layout=layout), CPU)
+        output = PREFILL.arm(f"mla/triton_sparse_mla{union}").build(case)()
+        assert case.error_of(output) < case.tolerance
+    assert set(unions) == {int(union[-1:] or 0)}
+
+
 @pytest.mark.parametrize("batch", BATCHES, ids=str)
 def test_a_mixed_batch_is_one_row_of_all_queries(
     batch: Batch, monkeypatch: pytest.MonkeyPatch

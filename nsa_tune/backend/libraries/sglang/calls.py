@@ -1,8 +1,8 @@
 """SGLang's sparse attention that is compiled where it runs, as its DSA backend calls it.
 
 Read in SGLang 0.5.17 and 0.5.23 (`sglang/kernels/ops/attention/`, `sglang/srt/layers/attention/
-dsa_backend.py`). Both need nvcc at their first call, which takes many seconds and must not be in a
-capture.
+dsa_backend.py`). Each compiles at its first call, with nvcc but for Triton's: many seconds, which
+must not be in a capture.
 """
 
 from __future__ import annotations
@@ -64,6 +64,34 @@ def tilelang_sparse(
     )
     # It adds a batch dimension of 1 and leaves it there.
     return out.view(q.shape[0], q.shape[1], rank)
+
+
+def triton_sparse(
+    q: torch.Tensor, latents: torch.Tensor, indices: torch.Tensor, scale: float, rank: int,
+    lengths: torch.Tensor, union: int,
+) -> torch.Tensor:  # fmt: skip
+    """Sparse prefill in Triton for few heads, SGLang's backend "triton_sparse_mla" since 0.5.22.
+
+    `dsa_backend.py:3245` (`_forward_triton_sparse_mla`) calls
+    `dsa/triton_sparse_mla_prefill.py` (`sparse_mla_prefill`). A program has 16 or 32 rows: a
+    query's heads, or those of `union` neighbouring queries over all keys that any of them selects.
+
+    Args:
+        q: [rows, heads, 576] bf16, contiguous.
+        latents: [tokens, 576] bf16, contiguous.
+        indices: [rows, topk] int32 into `latents`, none twice in a row; -1 is left out, others are
+            read unchecked.
+        scale: softmax scale.
+        rank: width of the output.
+        lengths: [rows] int32, how many leading indices count; not read with a `union`.
+        union: 0, 2 or 4: its flag --dsa-triton-union. SGLang captures no graph with 2 or 4.
+
+    Returns:
+        [rows, heads, rank] bf16.
+    """
+    call = _module("sglang_triton").sparse_mla_prefill
+    out: torch.Tensor = call(q, latents, indices, scale, rank, topk_length=lengths, union=union)
+    return out
 
 
 def cast_q(out: torch.Tensor, nope: torch.Tensor, rope: torch.Tensor) -> None:

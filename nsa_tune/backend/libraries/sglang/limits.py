@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from nsa_tune.backend.libraries.flash_mla.limits import padded_heads
 from nsa_tune.backend.libraries.limits import (
     at_most_rows,
@@ -14,6 +16,7 @@ from nsa_tune.backend.types.point import Guard, Limit, Setting
 
 _INT32 = 2**31
 _TOPK = 2048
+_TRITON_HEADS = 32
 
 
 def _tilelang_shape(setting: Setting) -> str | None:
@@ -65,6 +68,36 @@ def _q8_bytes(setting: Setting) -> Limit | None:
     return None if operands is None or gathered is None else first_of(operands, gathered)
 
 
+def _triton_shape(setting: Setting) -> str | None:
+    profile, heads = setting.profile, setting.heads
+    if (profile.rank, profile.rope) == (512, 64) and heads <= _TRITON_HEADS:
+        return None
+    return (
+        f"triton_sparse_mla takes latents of 512 + 64 values and up to {_TRITON_HEADS} heads; "
+        f"{profile.name} has {profile.rank} + {profile.rope} and {heads} heads"
+    )
+
+
+def _union_rows(union: int) -> Callable[[Setting], str | None]:
+    def limit(setting: Setting) -> str | None:
+        rows = setting.heads * union
+        if rows in (16, 32) and setting.profile.index_topk.bit_count() == 1:
+            return None
+        return (
+            f"a union of {union} takes {16 // union} or {32 // union} heads and a power of two of "
+            f"keys; here are {setting.heads} heads and {setting.profile.index_topk} keys"
+        )
+
+    return limit
+
+
+def _triton_bytes(setting: Setting) -> Limit | None:
+    profile = setting.profile
+    # Queries and output in bf16; sorted indices with their int64 places, the union and its bits.
+    row_bytes = setting.heads * 2 * (profile.latent + profile.rank) + 20 * profile.index_topk
+    return rows_in_quarter_of_memory(row_bytes, "operands of triton_sparse_mla", setting)
+
+
 TILELANG_SHAPE = Guard(
     "tilelang_shape", "formula",
     "SGLang 0.5.17 dsa/tilelang_kernel.py:1329 topk == 2048, :486 heads, :725 widths",
@@ -91,5 +124,23 @@ Q8_BYTES = Guard(
     "SGLang 0.5.17 dsa_backend.py:2543 q, kv with topk spare rows, out, max_logits, lse",
     _q8_bytes,
 )  # fmt: skip
+TRITON = (
+    Guard(
+        "sglang_triton_shape", "formula",
+        "SGLang 0.5.23 dsa_backend.py:358 _TRITON_SPARSE_MLA_MAX_HEADS", _triton_shape,
+    ),
+    Guard(
+        "sglang_triton_bytes", "formula",
+        "SGLang 0.5.23 dsa/triton_sparse_mla_prefill.py:194 _union_dedup", _triton_bytes,
+    ),
+)  # fmt: skip
+"""Of `triton_sparse`."""
+UNION_ROWS = {
+    union: Guard(
+        "sglang_union_rows", "formula", "SGLang 0.5.23 dsa_backend.py:393-402", _union_rows(union)
+    )
+    for union in (2, 4)
+}
+"""Of `triton_sparse` with a union, by its size."""
 Q8 = (Q8_SHAPE, Q8_OFFSETS, Q8_BYTES)
 """Of `q8_prefill`."""

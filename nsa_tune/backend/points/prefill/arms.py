@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from nsa_tune.backend.libraries.flash_mla import limits as flash_mla
 from nsa_tune.backend.libraries.flashinfer import limits as flashinfer
 from nsa_tune.backend.libraries.sglang import limits as sglang
@@ -17,6 +19,7 @@ _PACKED = frozenset({KVLayout.FP8_PACKED})
 _RAW = frozenset({KVLayout.FP8_RAW})
 _HOPPER = frozenset({"sm90"})
 _BLACKWELL = frozenset({"sm100", "sm103"})
+_HOPPER_ON = _HOPPER | _BLACKWELL | frozenset({"sm120", "sm121"})
 _DENSE = (limits.SOME_ROWS, limits.DENSE_EXACT, limits.CHUNK_CAPACITY, limits.NOT_CAPTURED)
 
 _FP8_TOLERANCE = 0.12
@@ -76,6 +79,20 @@ MLA = (
     SparseArm(
         "mla/tilelang", mla.build_tilelang, _BF16, "sglang_tilelang", _HOPPER,
         (limits.SOME_ROWS, *sglang.TILELANG), features=features.OF_MLA, reads=_BF16,
+    ),
+    SparseArm(
+        "mla/triton_sparse_mla", mla.build_sglang_triton, _ANY, "sglang_triton", _HOPPER_ON,
+        (limits.SOME_ROWS, *sglang.TRITON, flash_mla.WIDENED_BYTES), features=features.OF_MLA,
+        reads=_BF16,
+    ),
+    *(
+        SparseArm(
+            f"mla/triton_sparse_mla_union{union}", partial(mla.build_sglang_triton, union=union),
+            _ANY, "sglang_triton", _HOPPER_ON,
+            (limits.SOME_ROWS, *sglang.TRITON, guard, flash_mla.WIDENED_BYTES),
+            features=features.OF_MLA, reads=_BF16,
+        )
+        for union, guard in sglang.UNION_ROWS.items()
     ),
     SparseArm(
         "mla/flashmla_sparse_q8", mla.build_flashmla_sparse_q8, _PACKED, "sglang_q8", _HOPPER,
