@@ -31,6 +31,7 @@ class Terms(NamedTuple):
     """The same for a matrix product, which computes a whole tile at least."""
     gemm_keys: float
     """Kv tokens likewise: kv_b_proj expands all of them."""
+    sequences: float
     prefix_keys: float
     """Kv tokens where a prefix must be read back, else 0."""
     attended_pairs: float
@@ -69,8 +70,9 @@ class FlashMlaTerms(NamedTuple):
 OF_FA3 = ("gemm_keys", "tile_waves", "tile_makespan_pairs")
 OF_FA2 = ("gemm_keys", "fa2_tiles", "fa2_tile_waves", "fa2_makespan_pairs", "fa2_splits")
 OF_SDPA = ("gemm_keys", "query_tiles", "tile_pairs")
-OF_FLASHMLA_SPARSE = ("rows", "gemm_rows", "prefix_keys", "makespan_keys")
-OF_MLA = (*OF_FLASHMLA_SPARSE, "attended_pairs")
+OF_MLA = ("rows", "gemm_rows", "prefix_keys", "makespan_keys", "attended_pairs")
+# Sequences cost the kernel nothing, but SGLang's host (engines/sglang/costs/pass_overhead.py).
+OF_FLASHMLA_SPARSE = ("rows", "gemm_rows", "sequences", "prefix_keys", "makespan_keys")
 # What rows cost is in the schedule: at powers of two, as most swept rows are, both grow alike.
 OF_FLASHMLA_KV = ("prefix_keys", "attended_pairs", "max_split_blocks")
 OF_FLASHMLA_MIXED = ("prefix_keys", "attended_pairs", "mixed_max_split_blocks")
@@ -144,6 +146,7 @@ def common_terms(setting: Setting) -> Callable[[Batch], Terms]:
             rows=float(rows),
             gemm_rows=float(max(rows, _TILE)),
             gemm_keys=float(max(keys, _TILE)),
+            sequences=float(batch.batch_size),
             prefix_keys=float(keys) if keys > rows else 0.0,
             attended_pairs=attended,
             makespan_keys=schedules.step_makespan(batch, topk, pairs, wave),

@@ -35,7 +35,7 @@ def test_without_a_prefix_only_the_wait_counts() -> None:
     assert cost_us(Batch.extend([0, 9], [64, 64])) == PASS_US + 2 * SEQUENCE_US
 
 
-@pytest.mark.parametrize("layers", [16, 61])
+@pytest.mark.parametrize("layers", [1, 4, 16, 61])
 def test_the_kernel_is_taken_where_all_layers_gain_more_than_that(
     plain: Dispatcher, layers: int
 ) -> None:
