@@ -89,6 +89,12 @@ PROVIDERS: dict[str, Library] = {
             optional=True,
         ),
         Library(
+            "sglang_topk_v2",
+            (("sglang", f"{_SGLANG}.dsv4.topk"),),
+            "pip install 'sglang>=0.5.19'",
+            optional=True,
+        ),
+        Library(
             "sglang_triton",
             (("sglang", f"{_SGLANG}.dsa.triton_sparse_mla_prefill"),),
             "pip install 'sglang>=0.5.22'",

@@ -259,6 +259,36 @@ def test_sglangs_triton_kernel_gets_the_group_that_shares_a_union(
     assert named == {"topk_length": lengths, "union": 2}
 
 
+def test_sglangs_second_selection_writes_places_behind_an_offset(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def transform(
+        scores: torch.Tensor, lengths: torch.Tensor, *, out_offsets: torch.Tensor,
+        out_indices: torch.Tensor,
+    ) -> None:  # fmt: skip
+        out_indices.copy_(scores.topk(out_indices.shape[1]).indices + out_offsets[:, None])
+
+    module = SimpleNamespace(topk_transform_ragged_v2=transform)
+    monkeypatch.setattr(sglang, "_module", {"sglang_topk_v2": module}.__getitem__)
+    scores = torch.tensor([[1.0, 3.0, 2.0, 0.0], [0.0, 1.0, 2.0, 3.0]])
+    lengths = torch.tensor([4, 4], dtype=torch.int32)
+
+    out = sglang.topk_v2(scores, lengths, torch.tensor([0, 10], dtype=torch.int32), 2)
+
+    assert out.dtype == torch.int32
+    assert out.tolist() == [[1, 2], [13, 12]]
+
+
+def test_a_release_without_the_second_selection_says_which_has_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sglang, "_module", {"sglang_topk_v2": SimpleNamespace()}.__getitem__)
+    scores, none = torch.zeros(1, 4), torch.zeros(1, dtype=torch.int32)
+
+    with pytest.raises(LibraryMissing, match="no topk_v2"):
+        sglang.topk_v2(scores, none, none, 2)
+
+
 def test_the_fp8_kernel_gets_scales_of_one_and_the_first_of_its_outputs_counts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

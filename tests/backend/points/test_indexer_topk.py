@@ -171,11 +171,16 @@ def test_sums_alone_cannot_be_measured() -> None:
 
 def test_nothing_is_selected_where_everything_is() -> None:
     assert allowed(Batch.extend([1920], [128]), H200) == []
-    assert allowed(Batch.extend([1920], [129]), H200) == ["sglang", "sampled", "flashinfer"]
+    assert allowed(Batch.extend([1920], [129]), H200) == [
+        "sglang",
+        "sglang_v2",
+        "sampled",
+        "flashinfer",
+    ]
     assert allowed(Batch.decode([128]), TINY) == []
     assert allowed(Batch.decode([129]), TINY) == ["torch"]
     captured = Batch.decode([100] * 4, captured=True)
-    assert allowed(captured, H200) == ["sglang", "sampled", "flashinfer"]
+    assert allowed(captured, H200) == ["sglang", "sglang_v2", "sampled", "flashinfer"]
 
 
 def test_the_libraries_select_2048() -> None:
@@ -205,7 +210,7 @@ def test_every_kernel_is_a_candidate_on_a_gpu(gpu: str) -> None:
     setting = replace(H200, device=KNOWN[gpu])
 
     names = [arm.name for arm in TOPK.candidates(setting)]
-    assert names == ["sglang", "sampled", "flashinfer"]
+    assert names == ["sglang", "sglang_v2", "sampled", "flashinfer"]
 
 
 def test_rows_that_take_all_they_see_read_no_scores() -> None:

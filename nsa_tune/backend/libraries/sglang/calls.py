@@ -132,3 +132,31 @@ def q8_prefill(
         kv_scale=unit, d_v=512,
     )[0]  # fmt: skip
     return out
+
+
+def topk_v2(
+    scores: torch.Tensor, lengths: torch.Tensor, offsets: torch.Tensor, topk: int
+) -> torch.Tensor:
+    """topk_transform_ragged_v2, SGLang's selection in ragged prefills since 0.5.19.
+
+    `dsa/dsa_topk_backend.py:431` (`_topk_transform_v2_ragged`) calls `dsv4/topk.py`; the kernel is
+    `jit/csrc/deepseek_v4/topk_v2.cuh`. Its packed form is compiled for AMD's GPUs only.
+
+    Args:
+        scores: [rows, columns] fp32; rows begin at multiples of 16 bytes.
+        lengths: [rows] int32: how many scores of a row count.
+        offsets: [rows] int32, added to each place.
+        topk: at most 2048.
+
+    Returns:
+        [rows, topk] int32 places, in no order; -1 beyond a row's length.
+    """
+    import torch
+
+    out = torch.empty(len(scores), topk, dtype=torch.int32, device=scores.device)
+    try:
+        call = _module("sglang_topk_v2").topk_transform_ragged_v2
+    except AttributeError:
+        raise LibraryMissing("this sglang has no topk_v2: pip install 'sglang>=0.5.19'") from None
+    call(scores, lengths, out_offsets=offsets, out_indices=out)
+    return out

@@ -26,6 +26,14 @@ def _build_sglang(case: TopkCase) -> Callable[[], torch.Tensor]:
     return lambda: sglang_kernel.topk(next(layers), case.lengths)
 
 
+def _build_sglang_v2(case: TopkCase) -> Callable[[], torch.Tensor]:
+    """topk_transform_ragged_v2, SGLang's in ragged prefills. Its first call compiles."""
+    from nsa_tune.backend.libraries.sglang import calls as sglang
+
+    layers, offsets = case.layers(padded=True), case.lengths.new_zeros(case.batch.q_tokens)
+    return lambda: sglang.topk_v2(next(layers), case.lengths, offsets, case.topk)
+
+
 def _build_flashinfer(case: TopkCase) -> Callable[[], torch.Tensor]:
     """top_k_ragged_transform over whole padded rows, which lie one behind the other."""
     from nsa_tune.backend.libraries.flashinfer import calls as flashinfer
@@ -60,6 +68,10 @@ _LIMITS = (limits.SOME_ROWS, limits.NOTHING_TO_SELECT, deep_gemm.MQA_LOGITS_BYTE
 ARMS = (
     Arm(
         "sglang", _build_sglang, _ANY, "sglang_kernel", _SGLANG,
+        (*_LIMITS, sglang_kernel.TOPK_COUNT),
+    ),
+    Arm(
+        "sglang_v2", _build_sglang_v2, _ANY, "sglang_topk_v2", _SGLANG,
         (*_LIMITS, sglang_kernel.TOPK_COUNT),
     ),
     Arm(
