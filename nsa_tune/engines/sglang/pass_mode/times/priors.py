@@ -15,8 +15,9 @@ from nsa_tune.engines.sglang.pass_mode.times import remembered
 from nsa_tune.engines.sglang.pass_mode.times.pass_time import PassTime
 from nsa_tune.engines.sglang.pass_mode.times.pass_times import PassTimes
 
-_MAY_DIFFER = frozenset({"sglang", "torch", "cpu", "load_format"})
-"""Fields of the key in which a prior's may differ from this engine's."""
+_MAY_DIFFER = frozenset({"sglang", "torch", "cpu", "load_format", "tp_size"})
+"""Fields of the key in which a prior's may differ from this engine's. The heads are of one rank, so
+what another number of ranks adds is the all-reduce, to every way."""
 _SPREAD = 1.15
 """By so many times the factors of one way may differ from each other."""
 

@@ -15,7 +15,14 @@ from nsa_tune.engines.sglang.pass_mode.times.pass_times import PassTimes
 from nsa_tune.engines.sglang.pass_mode.times.priors import anchors, place_of, prior, rescaled
 
 ENGINE, DECODE = PassMode.ENGINE, PassMode.DECODE_GRAPH
-KEY = {"gpu": "NVIDIA H200", "sglang": "0.5.23", "torch": "2.14.1", "cpu": "a Xeon", "heads": 16}
+KEY = {
+    "gpu": "NVIDIA H200",
+    "tp_size": 1,
+    "sglang": "0.5.23",
+    "torch": "2.14.1",
+    "cpu": "a Xeon",
+    "heads": 16,
+}
 KNOWN = [
     *(PassTime(ENGINE, size, 100, 1000.0 * size, False, 500.0) for size in (64, 512, 1024, 2048)),
     PassTime(ENGINE, 2048, 100, 99.0, padding=1000),
@@ -42,10 +49,11 @@ def _here(known: Iterable[PassTime], **factors: float) -> list[PassTime]:
     ("changes", "fits"),
     [
         ({}, True), ({"sglang": "0.5.24", "torch": "2.15.0"}, True), ({"cpu": "an EPYC"}, True),
+        ({"tp_size": 8}, True),
         ({"heads": 32}, False), ({"new": 1}, False),
     ],
 )  # fmt: skip
-def test_a_prior_is_of_an_engine_that_differs_in_versions_and_host_only(
+def test_a_prior_is_of_an_engine_that_differs_in_versions_host_and_ranks_only(
     changes: dict[str, object], *, fits: bool
 ) -> None:
     assert remembered.save(PassTimes(KEY, KNOWN, "a table"))
