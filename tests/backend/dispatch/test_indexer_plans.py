@@ -103,7 +103,7 @@ def test_a_table_without_these_points_is_harmless(kv_dtype: str) -> None:
     gpu = "NVIDIA H100 80GB HBM3"
     found = Dispatcher.open(gpu=gpu, model="deepseek-v3.2", heads=128, kv_dtype=kv_dtype)
 
-    assert found.unmeasured["indexer_topk"] == ("sglang", "sampled", "flashinfer")
+    assert found.unmeasured["indexer_topk"] == ("sglang", "sampled", "flashinfer", "sglang_v2")
     assert found.unmeasured["indexer_prefill"] == ("ragged", "paged", "chunked")
     plan = found.plan(BATCHES[1])
     assert (plan.indexer_prefill, plan.indexer_topk) == ("ragged", "sglang")

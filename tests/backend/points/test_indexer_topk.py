@@ -173,14 +173,14 @@ def test_nothing_is_selected_where_everything_is() -> None:
     assert allowed(Batch.extend([1920], [128]), H200) == []
     assert allowed(Batch.extend([1920], [129]), H200) == [
         "sglang",
-        "sglang_v2",
         "sampled",
         "flashinfer",
+        "sglang_v2",
     ]
     assert allowed(Batch.decode([128]), TINY) == []
     assert allowed(Batch.decode([129]), TINY) == ["torch"]
     captured = Batch.decode([100] * 4, captured=True)
-    assert allowed(captured, H200) == ["sglang", "sglang_v2", "sampled", "flashinfer"]
+    assert allowed(captured, H200) == ["sglang", "sampled", "flashinfer", "sglang_v2"]
 
 
 def test_the_libraries_select_2048() -> None:
@@ -201,7 +201,7 @@ def test_scores_that_fill_the_memory_and_rows_that_pass_the_offsets_are_refused(
 
     assert "GiB of logits" in str(TOPK.arm("sampled").allowed(wide, H200))
     assert allowed(wide, H200) == []
-    assert allowed(long, vast) == ["sglang", "sampled"]
+    assert allowed(long, vast) == ["sglang", "sampled", "sglang_v2"]
     assert "32-bit" in str(TOPK.arm("flashinfer").allowed(long, vast))
 
 
@@ -210,7 +210,7 @@ def test_every_kernel_is_a_candidate_on_a_gpu(gpu: str) -> None:
     setting = replace(H200, device=KNOWN[gpu])
 
     names = [arm.name for arm in TOPK.candidates(setting)]
-    assert names == ["sglang", "sglang_v2", "sampled", "flashinfer"]
+    assert names == ["sglang", "sampled", "flashinfer", "sglang_v2"]
 
 
 def test_rows_that_take_all_they_see_read_no_scores() -> None:

@@ -71,15 +71,15 @@ ARMS = (
         (*_LIMITS, sglang_kernel.TOPK_COUNT),
     ),
     Arm(
-        "sglang_v2", _build_sglang_v2, _ANY, "sglang_topk_v2", _SGLANG,
-        (*_LIMITS, sglang_kernel.TOPK_COUNT),
-    ),
-    Arm(
         "sampled", _build_sampled, _ANY, archs=ANY_GPU, guards=(*_LIMITS, limits.SAMPLED_TOPK),
     ),
     Arm(
         "flashinfer", _build_flashinfer, _ANY, "flashinfer", ANY_GPU,
         (*_LIMITS, flashinfer.TOPK_WORKS),
+    ),
+    Arm(
+        "sglang_v2", _build_sglang_v2, _ANY, "sglang_topk_v2", _SGLANG,
+        (*_LIMITS, sglang_kernel.TOPK_COUNT),
     ),
     Arm("torch", _build_torch, _ANY, guards=_LIMITS, reference=True),
 )  # fmt: skip
