@@ -18,6 +18,7 @@ from nsa_tune.backend.dispatch.dispatcher import Dispatcher
 from nsa_tune.backend.types.profiles import REUSING
 from nsa_tune.reports.traffic.deployment import Deployment, EngineSettings, Traffic
 from nsa_tune.reports.traffic.launch import Launch
+from nsa_tune.reports.traffic.memory import CHECKPOINTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +93,8 @@ class PricingOptions(DispatcherOptions):
         else:
             for name, meant in launch.misspelled.items():
                 say(f"{name} in --flags is not read: did you mean {meant}?")
-        served = self.model or launch.model
+        named = (name for name, each in CHECKPOINTS.items() if each.path == launch.value("model"))
+        served = self.model or next(named, None)
         shapes = REUSING.get(served or "", (served,))[0]
         gpu, model = gpu_and_model(self.gpu, shapes, self.heads, self.database)
         if self.gpu is None and gpu.startswith("CPU"):

@@ -63,6 +63,8 @@ class Latencies:
     """Of each request, from its arrival to its first token."""
     per_token_s: list[float] = field(default_factory=list)
     """Of each request with more than one token, the mean time between two."""
+    ended_s: dict[int, float] = field(default_factory=dict)
+    """By the number of a request, in order of arrival: when it ended, after the first arrival."""
 
 
 @dataclass(slots=True)
@@ -224,6 +226,7 @@ def simulated(
     coming = iter(requests)
     upcoming = next(coming, None)
     waiting, running = _Waiting(engine), _Running(engine)
+    latencies = latencies or Latencies()
     queue, heap = waiting.queue, running.heap
     first_s: dict[int, float] = {}
     now, step, begun = 0.0, 0, 0
@@ -239,8 +242,7 @@ def simulated(
             for request in ended:
                 first_s[begun] = now
                 begun += 1
-                if latencies is not None:
-                    latencies.first_token_s.append(now - request.arrival_s)
+                latencies.first_token_s.append(now - request.arrival_s)
             yield forward
         elif heap:
             forward = Pass(running, step, now)
@@ -248,20 +250,15 @@ def simulated(
             # When a request arrives that may run, the next pass is another one.
             room = upcoming is not None and running.has_room(upcoming)
             until = upcoming.arrival_s if room and upcoming is not None else inf
-            most = min(heap[0].last_step - step, most_steps)
-            forward.steps = _steps(until - now, forward.seconds, most)
+            forward.steps = min(heap[0].last_step - step, most_steps)
+            if until - now < forward.steps * forward.seconds:
+                forward.steps = max(ceil((until - now) / forward.seconds), 1)
             yield forward
             step += forward.steps
             now += forward.steps * forward.seconds
             for over in running.end(step):
                 begun_s, gaps = first_s.pop(over.number), over.output_tokens - 1
-                if latencies is not None and gaps:
-                    latencies.per_token_s.append((now - begun_s) / gaps)
+                latencies.ended_s[over.number] = now
+                latencies.per_token_s += [(now - begun_s) / gaps] if gaps else []
         elif upcoming is not None:
             now = upcoming.arrival_s
-
-
-def _steps(idle_s: float, seconds: float, most: int) -> int:
-    if seconds > 0 and idle_s < most * seconds:
-        return max(ceil(idle_s / seconds), 1)
-    return most

@@ -25,11 +25,8 @@ def lines(advice: Advice) -> Iterator[str]:
     if advice.outcomes:
         yield from ("", f"    {advice.advised.command(advice.model)}", "")
         if advice.changes:
-            yield from (
-                "Changes against your flags:",
-                *(f"    {line}" for line in advice.changes),
-                "",
-            )
+            changes = (f"    {line}" for line in advice.changes)
+            yield from ("Changes against your flags:", *changes, "")
         yield f"{advice.traffic}{'' if advice.whole_passes else ', attention alone'}:"
         columns = None if advice.outcomes[0].served else 3
         rows = (_TITLES, *map(_row, advice.outcomes))

@@ -1,9 +1,10 @@
 """Whole passes that were measured in an engine: those that ship, and those of the plug-in's starts.
 
-A file is JSON: `schema`, `key` (gpu, engine, version, model, layers, heads, kv_dtype), `source`
-(where the figures were published, driver, torch, date, what was timed) and `passes`, each with the
-batch, the configuration ("default", a value of --dsa-prefill-backend, or "plug-in"), the way that
-it ran (a `PassMode`), and milliseconds: ["extend:8192+1024", "fa3", "engine", 101.0].
+A file is JSON: `schema`, `key` (gpu, engine, version, model, layers, heads, kv_dtype), optional
+`graph_sizes` (of prefills; else SGLang's own), `source` (where the figures were published, driver,
+torch, date, what was timed) and `passes`, each with the batch, the configuration ("default", a
+value of --dsa-prefill-backend, or "plug-in"), the way that it ran (a `PassMode`), and milliseconds:
+["extend:8192+1024", "fa3", "engine", 101.0].
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from nsa_tune.engines.sglang.pass_mode.mode import PassMode
 from nsa_tune.engines.sglang.pass_mode.times import remembered
 from nsa_tune.engines.sglang.pass_mode.times.pass_times import PassTimes
 from nsa_tune.reports.traffic.attention import DEFAULT, PLUGIN, PREFILL_FLAG
+from nsa_tune.reports.traffic.pass_model import GRAPH_SIZES
 
 _SCHEMA = "nsa-tune/engine-passes/1"
 _FOLDER = Path(nsa_tune.__file__).parent / "tables" / "passes"
@@ -50,6 +52,8 @@ class EnginePasses:
     source: str
     """Where they come from, in a line."""
     passes: tuple[EnginePass, ...]
+    graph_sizes: tuple[int, ...] = GRAPH_SIZES
+    """New tokens for which that engine had prefill graphs."""
 
     @property
     def layers(self) -> int:
@@ -91,7 +95,8 @@ def _published(document: Mapping[str, Any]) -> EnginePasses:
     if not all(0 < row.us < 1e9 for row in rows) or int(key["layers"]) < 1:
         raise ValueError("a time or a number of layers is out of bounds")
     where = f"{key['engine']} {key['version']}, {key['layers']} layers, {source['page']}"
-    return EnginePasses(key, f"{len(rows)} passes measured in {where}", rows)
+    sizes = tuple(document.get("graph_sizes", GRAPH_SIZES))
+    return EnginePasses(key, f"{len(rows)} passes measured in {where}", rows, sizes)
 
 
 def own_passes(times: PassTimes, path: str) -> EnginePasses:

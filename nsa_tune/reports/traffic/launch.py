@@ -123,12 +123,6 @@ class Launch:
         return formats[value]
 
     @property
-    def model(self) -> str | None:
-        """The model whose checkpoint the flags name."""
-        path = self.value("model")
-        return next((name for name, each in CHECKPOINTS.items() if each.path == path), None)
-
-    @property
     def graphs(self) -> bool:
         """Whether prefills may run as CUDA graphs."""
         return not any(name in self.flags for name in _NO_GRAPHS)

@@ -25,12 +25,17 @@ from nsa_tune.backend.costmodel.least_squares import fitted_weights
 from nsa_tune.backend.types.batch import Batch, Mode
 from nsa_tune.engines.sglang.pass_mode.mode import PassMode
 
-GRAPH_SIZES = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
-"""New tokens for which prefill graphs are captured in the engines that were measured."""
+GRAPH_SIZES = (
+    *range(4, 33, 4), *range(48, 257, 16), *range(288, 513, 32), *range(576, 1025, 64),
+    *range(1280, 4097, 256), *range(4608, 8193, 512),
+)  # fmt: skip
+"""New tokens for which SGLang captures prefill graphs where nothing is given."""
 MOST_PADDING = 2
 """SGLang runs a prefill eagerly where a graph would have more than so many times its tokens."""
 _ROUTED, _CHOSEN = 256, 8
 """Experts of a layer in DeepSeek V3.2 and GLM-5, and how many a token is sent to."""
+_LONG = 2048
+"""New tokens from which a prefill is fitted to before it is known what waits for the host."""
 _HOST_BOUND = 1.2
 """A prefill that takes so many times what the GPU needs waited for its host."""
 _LAUNCHED = frozenset({PassMode.ENGINE, PassMode.TABLE_KERNEL, PassMode.EAGER})
@@ -62,15 +67,18 @@ class NonAttentionModel:
         index_topk: int,
         scale: float = 1.0,
         indexer_share: float = 1.0,
+        sizes: Sequence[int] = GRAPH_SIZES,
     ) -> None:
-        """Fit to `observed`. The indexer selects above `index_topk` keys. The priced model has
-        `scale` times the layers of the engine that ran; `indexer_share` of them select keys."""
+        """Fit to `observed`, which ran in graphs of `sizes`. The indexer selects above `index_topk`
+        keys. The priced model has `scale` times the layers of the engine that ran, of which
+        `indexer_share` select keys, and SGLang's own sizes of graphs."""
+        self._sizes = sizes
         self._topk, self._scale, self._indexer_share = index_topk, scale, indexer_share
         self._launch_us: dict[tuple[bool, bool], float] = {}
         self._weights = self._fitted(
             row
             for row in observed
-            if not _is_launched(row.batch, row.way) or row.batch.q_tokens >= GRAPH_SIZES[-3]
+            if not _is_launched(row.batch, row.way) or row.batch.q_tokens >= _LONG
         )
         gpu_bound, waited = [], defaultdict[tuple[bool, bool], list[float]](list)
         for row in observed:
@@ -86,6 +94,7 @@ class NonAttentionModel:
              log(row.us / self._modelled(row.batch, row.way, row.attention_us)))
             for row in observed
         ]  # fmt: skip
+        self._sizes = GRAPH_SIZES
         self.ways = frozenset(row.way for row in observed)
         """Ways that were measured."""
 
@@ -113,7 +122,7 @@ class NonAttentionModel:
     def _features(self, batch: Batch, way: PassMode) -> tuple[float, ...]:
         extend, tokens = batch.mode is Mode.EXTEND, batch.q_tokens
         if extend and way is not PassMode.EAGER:
-            tokens = graph_size(tokens)
+            tokens = graph_size(tokens, self._sizes)
         selects = extend and batch.max_kv > self._topk
         experts = 1 - (1 - _CHOSEN / _ROUTED) ** tokens
         return (1.0, experts, tokens, selects * batch.q_tokens, selects * batch.pairs)
@@ -158,9 +167,9 @@ def _place(batch: Batch, way: PassMode) -> _Place:
     return (kind, decode), log2(batch.q_tokens), log2(context) / 2, log2(batch.batch_size)
 
 
-def graph_size(tokens: int) -> int:
+def graph_size(tokens: int, sizes: Sequence[int] = GRAPH_SIZES) -> int:
     """Tokens that a prefill graph of so many new tokens runs; all beyond the largest, or where
     SGLang finds a graph too large."""
-    at = bisect_left(GRAPH_SIZES, tokens)
-    size = GRAPH_SIZES[at] if at < len(GRAPH_SIZES) else tokens
+    at = bisect_left(sizes, tokens)
+    size = sizes[at] if at < len(sizes) else tokens
     return size if size <= MOST_PADDING * tokens else tokens

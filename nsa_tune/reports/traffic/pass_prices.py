@@ -76,7 +76,7 @@ class PassPrices:
             ]
             if len(observed) >= _FEWEST:
                 self.model = NonAttentionModel(
-                    observed, self._topk, 1 / share, attention.indexer_share
+                    observed, self._topk, 1 / share, attention.indexer_share, measured.graph_sizes
                 )
 
     def _attention_us(self, row: EnginePass) -> float | None:

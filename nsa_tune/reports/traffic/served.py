@@ -63,13 +63,14 @@ def served(
     *,
     factor: float = 1.0,
     count: bool = False,
+    latencies: Latencies | None = None,
 ) -> Served:
     """Serve `requests`, which are in order of arrival, by the clock of `setups`.
 
     All passes take `factor` times their price. With `count` they are counted in the price list.
-    Without a model of whole passes the clock has constant rates.
+    `latencies` are filled. Without a model of whole passes the clock has constant rates.
     """
-    latencies, end_s = Latencies(), 0.0
+    latencies, end_s = latencies or Latencies(), 0.0
 
     def seconds(forward: Pass) -> float:
         us = prices.of(forward).price.us

@@ -1,0 +1,292 @@
+"""How far `advise` and `replay` are off: passes, traces and public runs, priced and measured.
+
+    python -m benchmarks.priced [RESULT.json ...] [--trace FILE ...] [--public silicon_sample.csv]
+
+Without results it takes those of benchmarks/engine/results. A result that has the test `trace`
+needs the trace's file, unless `benchmarks.engine.synthesise` makes it. The public runs are
+InferenceX's of GLM-5 on eight H200s: silicon_sample.csv of the wheel aiconfigurator-core 0.12.0.
+Prints Markdown. Nothing runs on a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import redirect_stdout
+from dataclasses import replace
+from functools import cache, partial
+from itertools import combinations
+from pathlib import Path
+from random import Random
+from statistics import fmean
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from benchmarks.engine import synthesise
+from benchmarks.engine.traces import Request, read_trace
+from nsa_tune import Batch, Dispatcher, UsageError
+from nsa_tune.autotune.workload.arrivals import Arrival
+from nsa_tune.autotune.workload.simulation import Latencies
+from nsa_tune.reports.traffic.attention import DEFAULT, PLUGIN
+from nsa_tune.reports.traffic.deployment import Deployment, EngineSettings
+from nsa_tune.reports.traffic.engine_passes import shipped_passes
+from nsa_tune.reports.traffic.launch import Launch
+from nsa_tune.reports.traffic.served import Served, Setups, served
+
+__all__ = ["cached_tokens", "closed_loop", "errors", "main", "pairs_in_order"]
+
+_RESULTS = Path(__file__).with_name("engine") / "results"
+_PAGE = 64
+"""Tokens that SGLang's prefix cache holds together."""
+_APART = 0.03
+"""Configurations whose measured times differ by less are not ranked."""
+_PUBLIC_MODEL = "zhipuai/GLM-5"
+_PUBLIC_ROUNDS = 10
+"""Requests of each client in a public run, as they are simulated."""
+
+Row = tuple[object, ...]
+Pair = tuple[float, float]
+"""A priced and a measured time."""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Print every table that there are data for."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("results", nargs="*", type=Path, help="of benchmarks.engine.run")
+    parser.add_argument("--trace", action="append", default=[], type=Path)
+    parser.add_argument("--public", type=Path, help="silicon_sample.csv")
+    options = parser.parse_args(arguments)
+    documents = [json.loads(path.read_text()) for path in options.results or _recorded()]
+    _print("Measured passes, each left out in turn", _HEAD, map(_left_out, shipped_passes()))
+    _print("Passes of recorded engines, priced by what ships", _HEAD, _all(documents, _passes))
+    with TemporaryDirectory() as folder:
+        with redirect_stdout(sys.stderr):
+            synthesise.main([folder])
+        made = {path.stem: path for path in Path(folder).glob("*.jsonl")}
+        files = {**made, "long4": made["long"]} | {path.stem: path for path in options.trace}
+        columns = ("trace", "configuration", "TTFT ms, measured", "priced", "s, measured", "priced")
+        rows = list(_all(documents, partial(_traces, files)))
+    _print("Traces in an engine", columns, (row[:6] for row in rows))
+    _print("Their errors", _HEAD, _trace_errors(rows))
+    _print("Order of the configurations", ("trace", "pairs in order"), _orders(rows))
+    if options.public:
+        _print("Public runs", _HEAD, _public(options.public))
+    return 0
+
+
+_HEAD = ("", "priced", "median", "p90", "worst", "mean")
+
+
+def _recorded() -> list[Path]:
+    return sorted(_RESULTS.rglob("*.json"))
+
+
+def _all(documents: Iterable[Mapping[str, Any]], rows_of: Any) -> Iterator[Row]:
+    return (row for document in documents for row in rows_of(document))
+
+
+def errors(what: str, pairs: Sequence[Pair]) -> Row:
+    """A row of absolute relative errors, and their mean with its sign."""
+    off = sorted(abs(priced / measured - 1) for priced, measured in pairs)
+    if not off:
+        return what, 0, "", "", "", ""
+    median, p90 = (off[round(share * (len(off) - 1))] for share in (0.5, 0.9))
+    mean = fmean(priced / measured - 1 for priced, measured in pairs)
+    return what, len(off), f"{median:.1%}", f"{p90:.1%}", f"{off[-1]:.1%}", f"{mean:+.1%}"
+
+
+def _print(title: str, columns: Sequence[str], rows: Iterable[Row]) -> None:
+    lines = [f"| {' | '.join(map(str, row))} |" for row in rows]
+    if lines:
+        head = [f"\n{title}\n", f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+        print("\n".join([*head, *lines]))
+
+
+@cache
+def _deployment(
+    model: str, heads: int, kv_dtype: str, layers: int | None, flags: str, version: str | None
+) -> Deployment:
+    def opened(heads: int, kv_dtype: str) -> Dispatcher:
+        return Dispatcher.open(
+            None, "NVIDIA H200", model=model, heads=heads, kv_dtype=kv_dtype, layers=layers
+        )
+
+    launch = Launch.parse("sglang", flags)
+    settings = EngineSettings(version)
+    return Deployment(opened, launch, model, heads=heads, kv_dtype=kv_dtype, settings=settings)
+
+
+def _left_out(measured: Any) -> Row:
+    key = measured.key
+    deployment = _deployment(
+        key["model"], key["heads"], key["kv_dtype"], measured.layers, "", key["version"]
+    )
+    model = deployment.model
+    assert model is not None
+    name = " ".join(str(key[name]) for name in ("model", "heads", "kv_dtype", "version", "layers"))
+    shares = (f"{model.error(quantile):.1%}" for quantile in (0.5, 0.9, 1.0))
+    return name, len(measured.passes), *shares, ""
+
+
+def _engine(document: Mapping[str, Any], configuration: Mapping[str, Any]) -> Deployment | None:
+    """The engine of a result in one configuration; None where that is not priced."""
+    if configuration.get("environment") or configuration.get("pass_mode"):
+        return None
+    impl, chunk = configuration.get("prefill_impl"), configuration.get("chunk")
+    words = [f"--dsa-prefill-backend {impl}"] if impl else []
+    words += [f"--chunked-prefill-size {chunk}"] if chunk else []
+    words += [] if configuration.get("prefill_graph", True) else ["--disable-prefill-cuda-graph"]
+    options, version = document["options"], document["versions"].get("sglang")
+    key = options["model"], options["heads"], document["kv_dtype"], options["layers"]
+    try:
+        return _deployment(*key, " ".join(words), version)
+    except UsageError:
+        return None
+
+
+def _setup(configuration: Mapping[str, Any]) -> str:
+    return PLUGIN if configuration.get("plugin") else DEFAULT
+
+
+def _label(document: Mapping[str, Any], name: str) -> str:
+    options = document["options"]
+    version, layers = document["versions"].get("sglang"), options["layers"]
+    return f"{options['model']} {options['heads']} {document['kv_dtype']} {version} {layers} {name}"
+
+
+def _passes(document: Mapping[str, Any]) -> Iterator[Row]:
+    """A row a configuration: its prefills."""
+    cases = [case for case in document["tests"].get("prefill", ()) if "configurations" in case]
+    for configuration in document["configurations"]:
+        name, engine = configuration["name"], _engine(document, configuration)
+        if engine is None:
+            continue
+        pairs = []
+        for case in (case for case in cases if name in case["configurations"]):
+            batch = Batch.extend(case["prefix"], case["new"])
+            priced = engine.passes.of(batch).us[_setup(configuration)] / 1e3
+            pairs.append((priced, case["configurations"][name]["gpu_ms"]))
+        if pairs:
+            yield errors(_label(document, name), pairs)
+
+
+def cached_tokens(requests: Iterable[Request]) -> Iterator[Arrival]:
+    """`requests`, but those that only warm the cache, all at once, with what is cached of each."""
+    seen: set[tuple[object, ...]] = set()
+    for request in requests:
+        leading = [request.segments[: i + 1] for i in range(len(request.segments))]
+        held = [part for part in leading if part in seen]
+        cached = sum(segment.tokens for segment in held[-1]) if held else 0
+        seen.update(leading)
+        if not request.warm:
+            most = min(cached // _PAGE * _PAGE, request.input_length - 1)
+            yield Arrival(0.0, request.input_length, request.output_length, most)
+
+
+def closed_loop(
+    engine: Deployment,
+    requests: Sequence[Arrival],
+    setup: str,
+    clients: int,
+    pool: int,
+    sessions: Sequence[str] = (),
+) -> tuple[float, Served]:
+    """Mean time to first token in seconds, and the whole run, of clients that each send a request
+    when their last one has ended; of a session when that before it has ended, too."""
+    scheduler = replace(engine.scheduler, max_running=clients, pool_tokens=pool)
+    latencies, setups = Latencies(), Setups(setup, setup)
+    whole = served(requests, scheduler, engine.prices, setups, latencies=latencies)
+    ended_s, last = latencies.ended_s, dict[str, float]()
+    sent_s = [0.0] * clients + sorted(ended_s.values())
+    for number, session in enumerate(sessions):
+        if session:
+            sent_s[number] = max(sent_s[number], last.get(session, 0.0))
+            last[session] = ended_s[number]
+    return fmean(map(float.__sub__, latencies.first_token_s, sent_s)), whole
+
+
+def _traces(files: Mapping[str, Path], document: Mapping[str, Any]) -> Iterator[Row]:
+    """A row a trace and configuration; what follows the columns is for errors and orders."""
+    options = document["options"]
+    for measured in document["tests"].get("trace", ()):
+        path = files.get(measured["trace"])
+        if path is None or "configurations" not in measured:
+            continue
+        requests = read_trace(
+            path, most=measured["requests"], longest=options["longest"],
+            out_tokens=options["out_tokens"],
+        )  # fmt: skip
+        arrivals = list(cached_tokens(requests))
+        sessions = [request.session for request in requests if not request.warm]
+        pool = document["engine"].get("kv_pool_tokens") or options["max_total"]
+        for configuration in document["configurations"]:
+            run = measured["configurations"].get(configuration["name"])
+            engine = _engine(document, configuration) if run else None
+            if run is None or engine is None:
+                continue
+            setup, clients = _setup(configuration), measured["concurrency"]
+            ttft_s, whole = closed_loop(engine, arrivals, setup, clients, pool, sessions)
+            mean_ms, name = run["ttft_ms"]["mean"], _label(document, measured["trace"])
+            ttft, seconds = (1e3 * ttft_s, mean_ms), (whole.wall_s, run.get("seconds"))
+            shown = (f"{mean_ms:.0f}", f"{ttft[0]:.0f}", seconds[1] or "", f"{seconds[0]:.2f}")
+            yield name, configuration["name"], *shown, ttft, seconds
+
+
+def _trace_errors(rows: Sequence[Row]) -> Iterator[Row]:
+    if rows:
+        pairs: list[Any] = [row[6] for row in rows]
+        yield errors("mean time to first token", pairs)
+        whole: list[Any] = [row[7] for row in rows]
+        yield errors("whole trace", [pair for pair in whole if pair[1] is not None])
+
+
+def pairs_in_order(pairs: Sequence[Pair]) -> tuple[int, int]:
+    """Of two whose measured times differ by more than 3 %, how often the prices' order is theirs,
+    and how many there are."""
+    apart = [
+        (first[0] - other[0]) * (first[1] - other[1]) > 0
+        for first, other in combinations(pairs, 2)
+        if abs(first[1] / other[1] - 1) > _APART
+    ]
+    return sum(apart), len(apart)
+
+
+def _orders(rows: Sequence[Row]) -> Iterator[Row]:
+    for name in dict.fromkeys(row[0] for row in rows):
+        pairs: list[Any] = [row[6] for row in rows if row[0] == name]
+        right, total = pairs_in_order(pairs)
+        best = min(pairs)[1] / min(measured for _, measured in pairs) - 1
+        yield name, f"{right} of {total}; the first loses {best:.1%} to the fastest"
+
+
+def _public(path: Path) -> Iterator[Row]:
+    ttft, tpot = [], []
+    with path.open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["model_path"] == _PUBLIC_MODEL]
+    wanted = {
+        (int(row["isl"]), int(row["osl"]), int(row["batch_size"])): row
+        for row in rows
+        if row["system"] == "h200_sxm" and row["backend"] == "sglang" and row["tp_size"] == "8"
+    }
+    engine = _deployment("glm-5", 8, "bf16", None, "--tp 8", None)
+    for (asked, answered, clients), row in sorted(wanted.items()):
+        # InferenceX draws lengths between 0.8 times the nominal one and that.
+        draw = Random(clients).randint
+        requests = [
+            Arrival(0.0, draw(4 * asked // 5, asked), draw(4 * answered // 5, answered), 0)
+            for _ in range(_PUBLIC_ROUNDS * clients)
+        ]
+        pool = engine.scheduler.pool_tokens
+        first_s, whole = closed_loop(engine, requests, DEFAULT, clients, pool)
+        measured = float(row["silicon_ttft_ms"]), float(row["silicon_tpot_ms"])
+        ttft.append((1e3 * first_s, measured[0]))
+        tpot.append((1e3 * whole.tpot_s["mean"], measured[1]))
+    yield errors("time of an output token", tpot)
+    yield errors("time to first token", ttft)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
