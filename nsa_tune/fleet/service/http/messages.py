@@ -100,18 +100,29 @@ def document_text(document: Mapping[str, Any]) -> str:
 
 def tagged(request: Request, content: bytes, media_type: str) -> Response:
     """`content` with its hash, or 304 for whoever has it already."""
-    headers = _headers(hashlib.sha256(content).hexdigest())
-    if _has(request, headers["etag"]):
-        return Response(status_code=304, headers=headers)
+    digest = hashlib.sha256(content).hexdigest()
+    tag = f"sha256-{digest}"
+    if same := unchanged(request, tag):
+        return same
+    headers = {**_headers(tag), "x-content-sha256": digest}
     return Response(content, headers=headers, media_type=media_type)
 
 
-def streamed(request: Request, body: Body, media_type: str) -> Response:
+def unchanged(request: Request, tag: str) -> Response | None:
+    """304 for whoever has the content of this tag; None for the others."""
+    tags = request.headers.get("if-none-match", "").split(",")
+    if {f'"{tag}"', "*"}.isdisjoint(text.strip().removeprefix("W/") for text in tags):
+        return None
+    return Response(status_code=304, headers=_headers(tag))
+
+
+def streamed(request: Request, body: Body, media_type: str, tag: str = "") -> Response:
     """`body` with its hash in blocks, each when the one before is on its way, compressed if the
-    client takes that; or 304 for whoever has it already."""
-    headers = _headers(body.sha256) | {"vary": "accept-encoding"}
-    if _has(request, headers["etag"]):
-        return Response(status_code=304, headers=headers)
+    client takes that; or 304 for whoever has it already. Its tag is its hash unless given."""
+    tag = tag or f"sha256-{body.sha256}"
+    if same := unchanged(request, tag):
+        return same
+    headers = {**_headers(tag), "x-content-sha256": body.sha256, "vary": "accept-encoding"}
     file = body.plain
     if body.packed is not None and "gzip" in request.headers.get("accept-encoding", ""):
         file = body.packed
@@ -133,17 +144,8 @@ def streamed(request: Request, body: Body, media_type: str) -> Response:
     return StreamingResponse(blocks(), headers=headers, media_type=media_type)
 
 
-def _headers(sha256: str) -> dict[str, str]:
-    return {
-        "etag": f'"sha256-{sha256}"',
-        "x-content-sha256": sha256,
-        "cache-control": "private, no-cache",
-    }
-
-
-def _has(request: Request, tag: str) -> bool:
-    tags = request.headers.get("if-none-match", "").split(",")
-    return bool({tag, "*"} & {text.strip().removeprefix("W/") for text in tags})
+def _headers(tag: str) -> dict[str, str]:
+    return {"etag": f'"{tag}"', "cache-control": "private, no-cache"}
 
 
 def target_in(request: Request) -> Target:

@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.exceptions import HTTPException
 
-from nsa_tune.fleet.service.http.messages import answer, body_file, streamed, tagged, target_in
+from nsa_tune.fleet.service.http.messages import (
+    answer,
+    body_file,
+    streamed,
+    tagged,
+    target_in,
+    unchanged,
+)
 from nsa_tune.fleet.service.service import Service
 from nsa_tune.fleet.service.tables.bodies import of_keys, text_of
 from nsa_tune.fleet.service.tables.index import Entry
@@ -42,9 +49,14 @@ class TableEndpoints:
             entries, name = held.of((None, *target.name[1:])), f"tables of {target.name[1:]}"
         # Names that somebody made up have one body together.
         name = name if entries else "no table"
+        # The tag is the version, not the content's hash: whoever asks again after a restart is
+        # answered without a body being made.
+        version = _version_of(entries)
+        if same := unchanged(request, version):
+            return same
         make = partial(of_keys, self._service.database, entries)
-        body = await self._service.body(name, _version_of(entries), make)
-        return streamed(request, body, _DATABASE)
+        body = await self._service.body(name, version, make)
+        return streamed(request, body, _DATABASE, body.version)
 
     async def tables(self, request: Request) -> Response:
         """What tables there are, each with the address of its text; the query may name some."""

@@ -54,7 +54,8 @@ class _File:
 class Body:
     """A body, as it is and perhaps compressed; there as long as somebody refers to it."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, version: str) -> None:
+        self.version = version
         self.plain = _File(path)
         self.packed: _File | None = None
         with path.open("rb") as file:
@@ -94,17 +95,17 @@ class Bodies:
 
 
 async def _made(version: str, make: Make, run: InThread) -> tuple[str, Body, float]:
-    body, took = await run(lambda: _written(make))
+    body, took = await run(lambda: _written(version, make))
     return version, body, monotonic() + (_KEPT_FOR * took if took > _SLOW_S else 0.0)
 
 
-def _written(make: Make) -> tuple[Body, float]:
+def _written(version: str, make: Make) -> tuple[Body, float]:
     """The body, and the seconds that it took to make."""
     begun = monotonic()
     with tempfile.TemporaryDirectory(prefix="nsa-tune-body-") as folder:
         path = Path(folder, "body")
         make(path)
-        return Body(path), monotonic() - begun
+        return Body(path, version), monotonic() - begun
 
 
 # --- what is written

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
 
@@ -21,6 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from nsa_tune.db.reader import read_database
 from nsa_tune.db.text_table import read_text
 from nsa_tune.fleet.service.auth.tokens import Role, Tokens
+from nsa_tune.fleet.service.http import table_endpoints
 from nsa_tune.fleet.service.state import State
 from tests.fleet.service.made_up_tables import H200_KEY, TARGET, grown, text_of
 from tests.fleet.service.served import Answer, Served, served
@@ -148,6 +150,28 @@ def test_the_same_tables_have_the_same_hash_after_a_restart(tmp_path: Path) -> N
             _pushed(service)
             tags.append(service.get("/v1/database").headers["etag"])
     assert tags[0] == tags[1]
+
+
+def test_a_host_that_has_its_tables_makes_a_restarted_service_make_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = f"/v1/database?{urlencode(TARGET)}"
+    with served(tmp_path / "t.db") as service:
+        _pushed(service)
+        first = service.get(path)
+        assert first.headers["x-content-sha256"] == hashlib.sha256(first.body).hexdigest()
+    (tmp_path / "t.service.db").unlink()
+
+    def of_keys(*_: object) -> None:
+        raise AssertionError("a body is made")
+
+    with served(tmp_path / "t.db") as service, monkeypatch.context() as patched:
+        patched.setattr(table_endpoints, "of_keys", of_keys)
+        assert service.get(path, If_None_Match=first.headers["etag"]).status == 304
+        patched.undo()
+        _pushed(service, 3, minute=1)
+        changed = service.get(path, If_None_Match=first.headers["etag"])
+        assert (changed.status, len(changed.body) > 0) == (200, True)
 
 
 def test_the_database_has_no_tokens_and_no_jobs(service: Served, tmp_path: Path) -> None:
