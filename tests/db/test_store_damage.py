@@ -191,6 +191,27 @@ def test_a_run_is_told_what_is_wrong_in_its_database(change: str, path: Path) ->
         store.table(KEY)
 
 
+def test_opening_a_large_database_reads_keys_and_runs_but_not_each_row(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_module, "_WHOLLY_CHECKED", 0)
+    good = path.read_bytes()
+    with closing(sqlite3.connect(path)) as connection:
+        size = connection.execute("PRAGMA page_size").fetchone()[0]
+        roots = dict(connection.execute("SELECT name, rootpage FROM sqlite_master"))
+
+    def overwrite(name: str) -> None:
+        at = (roots[name] - 1) * size
+        path.write_bytes(good[:at] + b"\xff" * size + good[at + size :])
+
+    overwrite("measurements")
+    with Store.open(path) as opened, pytest.raises(StoreCorrupt, match="is damaged"):
+        opened.table(KEY)
+    overwrite("runs")
+    with pytest.raises(StoreCorrupt, match="is damaged"):
+        Store.open(path)
+
+
 @BOTH
 def test_a_directory_in_place_of_a_database(use: Use, tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="is a directory"):
