@@ -10,6 +10,7 @@ import hashlib
 import http.client
 import io
 import json
+import logging
 import os
 import random
 import re
@@ -29,6 +30,7 @@ from urllib.parse import urlsplit
 from nsa_tune._errors import StoreError, UsageError
 from nsa_tune._files import open_regular
 
+_log = logging.getLogger(__name__)
 TOKEN = "NSA_TUNE_TOKEN"
 TOKEN_FILE = "NSA_TUNE_TOKEN_FILE"
 TIMEOUT = "NSA_TUNE_DB_TIMEOUT_S"
@@ -87,10 +89,9 @@ class Answer:
 
 
 def timeout_s() -> float:
-    """Seconds that a request may take, from its beginning to the last byte.
-
-    Raises:
-        UsageError: when NSA_TUNE_DB_TIMEOUT_S is no such number.
+    """Seconds that a request may take, from its beginning to the last byte: what
+    NSA_TUNE_DB_TIMEOUT_S says, or the default, with a warning, where that is no such number. A
+    slip there must not leave an engine without its tables.
     """
     text = os.environ.get(TIMEOUT, "")
     if not text:
@@ -100,7 +101,11 @@ def timeout_s() -> float:
     except ValueError:
         seconds = 0.0
     if not 0 < seconds <= _LONGEST_S:
-        raise UsageError(f"{TIMEOUT} is {text!r}; give seconds, above 0 and up to {_LONGEST_S:g}")
+        _log.warning(
+            "%s is %r, not seconds above 0 and up to %g: %g s are waited",
+            TIMEOUT, text, _LONGEST_S, _TIMEOUT_S,
+        )  # fmt: skip
+        return _TIMEOUT_S
     return seconds
 
 

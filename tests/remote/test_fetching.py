@@ -294,13 +294,14 @@ def test_a_token_that_is_none_is_a_wrong_setting(
 
 
 @pytest.mark.parametrize("text", ["soon", "0", "-1", "nan", "1e9"])
-def test_a_timeout_that_is_none_is_a_wrong_setting(
-    text: str, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_timeout_that_is_none_is_said_and_the_default_waited(
+    text: str, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
     monkeypatch.setenv("NSA_TUNE_DB_TIMEOUT_S", text)
 
-    with pytest.raises(UsageError, match="NSA_TUNE_DB_TIMEOUT_S is"):
-        _fetch(server, tmp_path)
+    assert _content(_fetch(server, tmp_path)) == OLD
+    assert f"NSA_TUNE_DB_TIMEOUT_S is {text!r}, not seconds" in caplog.text
 
 
 def test_a_redirection_is_followed_without_the_token(
