@@ -107,10 +107,10 @@ regret: .venv/tune
 kills: .venv/test
 	$(BIN)/python -m tests.autotune.kills 100
 
-# What can be checked offline.
-audit: .venv/test
-	$(BIN)/pip check
-	$(BIN)/pytest -q -n 0 tests/test_deploy.py tests/remote tests/fleet/service/auth
+# What can be checked offline, in the environment that is there.
+audit: $(if $(wildcard $(BIN)/python),,.venv/test)
+	$(BIN)/python -m pip check
+	$(BIN)/python -m pytest -q -n 0 tests/test_deploy.py tests/remote tests/fleet/service/auth
 	@for unit in deploy/*.service; do \
 	    systemd-analyze security --offline=true $$unit | tail -1; done || true
 	@echo "Licences: deploy/licences.txt. Advisories, with a network:"
