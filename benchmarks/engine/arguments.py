@@ -27,6 +27,8 @@ KV_DTYPES = {"auto": "bf16", "bfloat16": "bf16", "fp8_e4m3": "fp8"}
 
 _MODELS = {one.stem: one for one in sorted(Path(__file__).with_name("models").glob("*.json"))}
 """By model, the file of its published config.json, with weights in fp8, scaled in blocks."""
+_VARIANTS = {"glm-5.2": ("glm-5", {"index_topk_freq": 4, "index_skip_topk_offset": 3})}
+"""By model, another of the same shapes, and how its config.json differs."""
 _ACCEPTED = 0.8
 """Chance that a draft token is accepted when the one before it was: an assumption, near what
 DeepSeek reports for its MTP layer."""
@@ -36,7 +38,7 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     """What is fixed when the engine starts."""
     add = parser.add_argument_group("engine").add_argument
     add("--kv", default="auto", choices=sorted(KV_DTYPES), help="KV cache dtype")
-    add("--model", default="deepseek-v3.2", choices=list(_MODELS), help="whose shapes run")
+    add("--model", default="deepseek-v3.2", choices=[*_MODELS, *_VARIANTS], help="whose shapes run")
     add("--layers", type=int, help="default: all of the model's")
     add("--dense", type=int, default=3, help="layers with a dense MLP (first_k_dense_replace)")
     add("--heads", type=int, help="local heads; default: the model's over --tp")
@@ -125,8 +127,9 @@ def fill_in(options: argparse.Namespace) -> argparse.Namespace:
 
 
 def _config(model: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(_MODELS[model].read_text())
-    return found
+    name, changes = _VARIANTS.get(model, (model, {}))
+    found: dict[str, Any] = json.loads(_MODELS[name].read_text())
+    return found | changes
 
 
 def model_folder(options: argparse.Namespace, parent: Path) -> Path:

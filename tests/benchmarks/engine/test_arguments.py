@@ -23,7 +23,7 @@ from benchmarks.engine.arguments import (
 )
 from benchmarks.engine.cases import GRID, Case, cases_of, decode_batches_of, ragged_cases
 from benchmarks.engine.configurations import DEFAULT, configurations_for
-from nsa_tune.backend.types.profiles import profile_of
+from nsa_tune.backend.types.profiles import REUSING, profile_of
 
 _DOCS = (Path(__file__).parents[3] / "docs" / "engine.md").read_text(encoding="utf-8")
 
@@ -57,6 +57,15 @@ def test_a_model_says_what_was_not_asked_for(tmp_path: Path) -> None:
     model = _model(tmp_path, "--model", "glm-5")
     assert model["architectures"] == ["GlmMoeDsaForCausalLM"]
     assert (model["num_attention_heads"], model["moe_intermediate_size"]) == (8, 256)
+
+
+def test_glm_5_2_runs_the_indexer_in_some_of_its_layers(tmp_path: Path) -> None:
+    model, (name, indexers) = _model(tmp_path, "--model", "glm-5.2"), REUSING["glm-5.2"]
+    freq, offset = model["index_topk_freq"], model["index_skip_topk_offset"]
+    # As SGLang's configs/model_config.py counts them.
+    layers = range(model["num_hidden_layers"])
+    assert sum(max(layer - offset + 1, 0) % freq == 0 for layer in layers) == indexers
+    assert model["index_n_heads"] == profile_of(name).index_heads
 
 
 @pytest.mark.parametrize("name", ["deepseek-v3.2", "glm-5"])

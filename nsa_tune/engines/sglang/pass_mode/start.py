@@ -40,6 +40,11 @@ _ARGUMENTS = (
     "enable_torch_symm_mem", "enable_mscclpp",
 )  # fmt: skip
 """SGLang's arguments that change what the layers take besides attention."""
+_SHARING = (
+    "index_topk_freq", "index_skip_topk_offset", "index_topk_pattern", "indexer_types",
+    "cli_factor",
+)  # fmt: skip
+"""Fields of a model's config by which layers reuse another's selection."""
 _DECIDE = frozenset({"forward", "can_run", "prepare_metadata", "replay"})
 """Hooks without which a rank would run a pass otherwise than it decides."""
 
@@ -196,6 +201,7 @@ def _key(runner: Any, graphs: Any) -> dict[str, object]:
     import torch
 
     facts = facts_of(runner.attn_backend, runner)
+    config = getattr(runner.model_config, "hf_text_config", None)
     decode = _row_graphs(runner)
     return {
         "gpu": torch.cuda.get_device_name(),
@@ -209,6 +215,7 @@ def _key(runner: Any, graphs: Any) -> dict[str, object]:
         "prefill_impl": facts.impl,
         "decode_impl": str(runner.attn_backend.dsa_decode_impl),
         "hidden_size": runner.model_config.hidden_size,
+        **{name: str(getattr(config, name, None)) for name in _SHARING},
         "tp_size": runner.server_args.tp_size,
         # Not whether it is faster: ranks may find that differently, and their keys must be equal.
         "topk": switch_is_on(Part.TOPK),

@@ -253,6 +253,9 @@ def test_times_are_valid_for_engines_in_which_passes_take_the_same(
     plain = key()
     runner.attn_backend.speculative_num_draft_tokens = 2
     assert key() != plain
+    runner.attn_backend.speculative_num_draft_tokens = None
+    model.hf_text_config = SimpleNamespace(index_topk_freq=4, index_skip_topk_offset=3)
+    assert key() != plain, "most layers of GLM-5.2 run no indexer, those of GLM-5 do"
 
 
 def test_ranks_without_the_same_hooks_do_not_agree(monkeypatch: pytest.MonkeyPatch) -> None:
