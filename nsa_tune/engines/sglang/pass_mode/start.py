@@ -26,7 +26,7 @@ from nsa_tune.engines.sglang.pass_mode.steering.steering import Steering
 from nsa_tune.engines.sglang.pass_mode.times import remembered
 from nsa_tune.engines.sglang.pass_mode.times.pass_time import PassTime
 from nsa_tune.engines.sglang.pass_mode.times.pass_times import PassTimes
-from nsa_tune.engines.sglang.pass_mode.times.priors import Place, anchors, prior, rescaled
+from nsa_tune.engines.sglang.pass_mode.times.priors import Place, anchors, of_table, prior, rescaled
 from nsa_tune.engines.sglang.pass_mode.verdicts import verdicts_of
 from nsa_tune.engines.sglang.prefill import detach, source_of
 from nsa_tune.engines.sglang.releases import installed_release, installed_version
@@ -180,7 +180,8 @@ def _by_prior(
     known = ranks.from_first(look() if ranks.rank == 0 else None)
     if known is None:
         return None
-    checked = _measured(runner, steering, ranks, anchors(known.times, steering.off))
+    wanted = anchors(known.times, steering.off) | (of_table(known.times) if table else frozenset())
+    checked = _measured(runner, steering, ranks, wanted)
     times = ranks.from_first(rescaled(known.times, checked, steering.off))
     if times is not None:
         text = f"{len(checked)} passes take what an engine of SGLang {known.key.get('sglang')} took"

@@ -31,15 +31,33 @@ def place_of(time: PassTime) -> Place:
 
 
 def prior(key: Mapping[str, object], table: str | None) -> PassTimes | None:
-    """Times that may hold for an engine of this key and table: of all that fit the newest."""
+    """Times that may hold for an engine of this key and table: of all that fit the newest.
+
+    Where another table chose the kernels, those of `PassMode.TABLE_KERNEL` are left out.
+    """
 
     def fits(other: Mapping[str, object]) -> bool:
         differing = {name for name in key.keys() | other.keys() if key.get(name) != other.get(name)}
         return differing <= _MAY_DIFFER
 
     kept = remembered.newest(fits)
-    # Without the same table its way would have other kernels.
-    return None if kept is None or kept[1].table != table or not kept[1].times else kept[1]
+    if kept is None or not kept[1].times:
+        return None
+    known = kept[1]
+    if known.table == table:
+        return known
+    times = [time for time in known.times if time.mode is not PassMode.TABLE_KERNEL]
+    return PassTimes(known.key, times, table) if times else None
+
+
+def of_table(times: Iterable[PassTime]) -> frozenset[Place]:
+    """The passes by which a table's kernels are compared with SGLang's own, where none is known."""
+    places = [place_of(time) for time in times]
+    if any(place[0] is PassMode.TABLE_KERNEL for place in places):
+        return frozenset()
+    return frozenset(
+        (PassMode.TABLE_KERNEL, *place[1:]) for place in places if place[0] is PassMode.ENGINE
+    )
 
 
 def anchors(times: Iterable[PassTime], off: frozenset[PassMode]) -> frozenset[Place]:
@@ -58,7 +76,10 @@ def anchors(times: Iterable[PassTime], off: frozenset[PassMode]) -> frozenset[Pl
 def rescaled(
     known: Sequence[PassTime], measured: Sequence[PassTime], off: frozenset[PassMode]
 ) -> list[PassTime] | None:
-    """The known times, scaled by those that were measured here; None where they do not hold."""
+    """The known times, scaled by those that were measured here; None where they do not hold.
+
+    Ways of which no time is known have those that were measured.
+    """
     here = {place_of(time): time for time in measured}
     factors: dict[PassMode, list[float]] = {}
     for time in known:
@@ -71,11 +92,12 @@ def rescaled(
     if any(max(of) > _SPREAD * min(of) for of in factors.values()):
         return None
     scales = {mode: median(of) for mode, of in factors.items()}
-    return [
+    times = [
         here.get(place_of(time)) or _scaled(time, scales[time.mode])
         for time in known
         if time.mode in ways
     ]
+    return times + [time for time in measured if time.mode not in {one.mode for one in known}]
 
 
 def _scaled(time: PassTime, factor: float) -> PassTime:

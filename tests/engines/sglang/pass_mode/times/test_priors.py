@@ -12,7 +12,13 @@ from nsa_tune.engines.sglang.pass_mode.mode import PassMode
 from nsa_tune.engines.sglang.pass_mode.times import remembered
 from nsa_tune.engines.sglang.pass_mode.times.pass_time import PassTime
 from nsa_tune.engines.sglang.pass_mode.times.pass_times import PassTimes
-from nsa_tune.engines.sglang.pass_mode.times.priors import anchors, place_of, prior, rescaled
+from nsa_tune.engines.sglang.pass_mode.times.priors import (
+    anchors,
+    of_table,
+    place_of,
+    prior,
+    rescaled,
+)
 
 ENGINE, DECODE = PassMode.ENGINE, PassMode.DECODE_GRAPH
 KEY = {
@@ -60,7 +66,24 @@ def test_a_prior_is_of_an_engine_that_differs_in_versions_host_and_ranks_only(
     key = KEY | changes
 
     assert (prior(key, "a table") is not None) == fits
-    assert prior(key, "another table") is None
+
+
+def test_under_another_table_only_its_kernels_are_measured() -> None:
+    kernels = [replace(time, mode=PassMode.TABLE_KERNEL) for time in KNOWN[:5]]
+    assert remembered.save(PassTimes(KEY, [*KNOWN, *kernels], "a table"))
+
+    same, other = prior(KEY, "a table"), prior(KEY, "another table")
+    assert same is not None and not of_table(same.times)
+    assert other is not None and [*other.times] == KNOWN
+    assert of_table(other.times) == {place_of(time) for time in kernels}
+    measured = [*_here(KNOWN, engine=1.0, decode_graph=1.0), *kernels]
+    assert rescaled(KNOWN, measured, NONE) == [*KNOWN, *kernels]
+
+
+def test_nothing_but_kernels_is_no_prior() -> None:
+    kernels = [replace(time, mode=PassMode.TABLE_KERNEL) for time in KNOWN[:5]]
+    assert remembered.save(PassTimes(KEY, kernels, "a table"))
+    assert prior(KEY, "another table") is None
 
 
 def test_nothing_is_known_at_first() -> None:
