@@ -152,8 +152,8 @@ _BOTH = frozenset(Role)
 _PREFILL = frozenset({Role.PREFILL})
 _GATHERED = frozenset(
     {
-        "flashmla_sparse", "torch_sparse", "triton_sparse_mla", "triton_sparse_mla_union2",
-        "triton_sparse_mla_union4",
+        "flashmla_sparse", "flashmla_shared", "torch_sparse", "triton_sparse_mla",
+        "triton_sparse_mla_union2", "triton_sparse_mla_union4",
     }
 )  # fmt: skip
 
