@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from nsa_tune import cli
+from nsa_tune import UsageError, cli
+from nsa_tune._cli.shared.gpus import full_name, name_for_job
 from nsa_tune.db import places
 from tests.reports.synthetic import H100
 from tests.shell import Shell
@@ -33,6 +34,19 @@ def test_a_part_of_a_gpu_s_name_is_enough(ships: Shell) -> None:
     assert part.code == whole.code == 0
     assert part.out == whole.out
     assert "flashmla" in part.out
+
+
+def test_a_job_takes_a_part_of_a_known_name_and_any_name_that_nobody_knows() -> None:
+    assert [name_for_job(gpu) for gpu in ("h200", "H20", "NVIDIA H20", "NVIDIA XYZ")] == [
+        "NVIDIA H200", "NVIDIA H20", "NVIDIA H20", "NVIDIA XYZ",
+    ]  # fmt: skip
+    with pytest.raises(UsageError, match="'NVIDIA H100 80GB HBM3', 'NVIDIA H100 NVL'"):
+        name_for_job("H100")
+
+
+def test_an_h20_is_not_answered_by_tables_of_the_h200() -> None:
+    assert full_name("H20") == "NVIDIA H20"
+    assert full_name("H100") == "NVIDIA H100 80GB HBM3"
 
 
 @pytest.mark.parametrize(

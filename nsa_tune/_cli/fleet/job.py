@@ -9,6 +9,7 @@ import typer
 
 from nsa_tune._cli.fleet.remote import UrlOption, client_of
 from nsa_tune._cli.shared.console import print_document, say
+from nsa_tune._cli.shared.gpus import name_for_job
 from nsa_tune._cli.shared.option_groups import ModelOptions, grouped
 from nsa_tune._cli.shared.options import AsJson, heads_of, model_of, names_of
 from nsa_tune._errors import UsageError
@@ -29,7 +30,7 @@ _Number = Annotated[int, typer.Argument(min=1, help="Number of the job, as `job 
 
 _Gpu = Annotated[
     str | None,
-    typer.Option("--gpu", help="GPU as its driver names it. Default: this machine's device."),
+    typer.Option("--gpu", help="GPU: its name, or a part of it, H200. Default: this machine's."),
 ]
 
 
@@ -77,7 +78,7 @@ def job_add(
     url: UrlOption = None,
 ) -> None:
     """Add a job; it is queued without a further approval."""
-    body = _table_of(gpu or detect.local_device_name(), model) | {
+    body = _table_of(_named(gpu), model) | {
         "fresh": fresh, "budget_s": budget, "points": list(names_of("--points", points)),
     }  # fmt: skip
     _print(client_of(url, _PATIENCE_S).post("/v1/jobs", body))
@@ -96,7 +97,7 @@ def job_ask(
 
     For the device of this machine, the table is for the driver and libraries installed here.
     """
-    name = gpu or detect.local_device_name()
+    name = _named(gpu)
     body = _table_of(name, model)
     here = Here.of(name)
     if here is not None:
@@ -153,6 +154,10 @@ def job_forget(
         raise UsageError("say whose: --by TOKEN, --gpu GPU, or both")
     answer = client_of(url, _PATIENCE_S).post("/v1/weights/forget", {"by": by, "gpu": gpu})
     _print_count(answer, "tables", "table")
+
+
+def _named(gpu: str | None) -> str:
+    return name_for_job(gpu) if gpu else detect.local_device_name()
 
 
 def _table_of(gpu: str, model: ModelOptions) -> dict[str, Any]:

@@ -34,13 +34,35 @@ def full_name(gpu: str, *databases: Path | None) -> str:
     """
     if gpu in detect.KNOWN or gpu == detect.local_device_name():
         return gpu
+    called = [name for name in detect.KNOWN if gpu.casefold() in name.casefold().split()]
+    if len(called) == 1:  # "H20" is no H200, though a piece of its name
+        return called[0]
     tuned = gpus_with_tables(*databases)
-    names = [gpu] if gpu in tuned else [name for name in tuned if gpu.casefold() in name.casefold()]
-    if len(names) == 1:
-        return names[0]
-    if names:
-        raise UsageError(f"--gpu {gpu} may be {_listed(names)}; write more of the name")
-    raise NoTunedData(f"there is no table of a GPU {gpu!r}; there are tables of {_listed(tuned)}")
+    name = _one_of(tuned, gpu)
+    if name is None:
+        tables = _listed(tuned)
+        raise NoTunedData(f"there is no table of a GPU {gpu!r}; there are tables of {tables}")
+    return name
+
+
+def name_for_job(gpu: str) -> str:
+    """The GPU that is known or has tables whose name `gpu` is a part of; else `gpu` itself, as a
+    fleet may have GPUs that nobody here knows.
+
+    Raises:
+        UsageError: when it is a part of several names.
+    """
+    return _one_of(sorted({*detect.KNOWN, *gpus_with_tables()}), gpu) or gpu
+
+
+def _one_of(names: list[str], part: str) -> str | None:
+    """The name that `part` is, is a word of, or else is a piece of."""
+    pieces = [name for name in names if part.casefold() in name.casefold()]
+    words = [name for name in pieces if part.casefold() in name.casefold().split()]
+    matching = [part] if part in names else words or pieces
+    if len(matching) > 1:
+        raise UsageError(f"--gpu {part} may be {_listed(matching)}; write more of the name")
+    return next(iter(matching), None)
 
 
 def gpu_and_model(
