@@ -2,19 +2,21 @@
 
 Everything is computed from measured times of one layer's attention, on the table's batches. A
 choice takes its fastest measured arm. A flag is one value for all batches; the plug-in chooses
-for each batch, as the table decides.
+for each batch, as the table decides: a decode for each captured size, as a graph holds one choice
+for all of its contexts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import geometric_mean
 from typing import TYPE_CHECKING, NamedTuple
 
 from nsa_tune.backend.costmodel.regret import MARGIN
-from nsa_tune.backend.dispatch.decide import decide
+from nsa_tune.backend.dispatch.decide import decide_for_all
+from nsa_tune.backend.types.batch import Mode
 from nsa_tune.backend.types.point import Question
 from nsa_tune.backend.types.records import Measurement
 
@@ -99,24 +101,32 @@ class Answer:
         return min(more) > MARGIN
 
     @property
+    def _unit(self) -> str:
+        """What one choice is made for."""
+        return "captured size" if self.step == "decode" else "batch"
+
+    @property
     def sentence(self) -> str:
         """What to do and what it gives. Flags are between backticks."""
         less = f"less attention time in {self.step}"
         if self._worth_choosing:
             saved = f"{percent(self.by_batch.mean)} {less} than by {self.engine}'s defaults"
             if not self.flag:
-                return f"Choosing for each batch takes {saved}. No plug-in does that yet."
-            return f"Install the plug-in, which chooses for each batch: {saved}. {self._beside}"
+                return f"Choosing for each {self._unit} takes {saved}. No plug-in does that yet."
+            return (
+                f"Install the plug-in, which chooses for each {self._unit}: {saved}. {self._beside}"
+            )
         if self.by_flag.pays:
             started = f"Start {self.engine} with `{self.flag} {self.value}`"
-            return f"{started}: {self._by_flag} {less}. Choosing for each batch adds nothing."
+            return (
+                f"{started}: {self._by_flag} {less}. Choosing for each {self._unit} adds nothing."
+            )
         by_mean, by_total = percent(self.by_batch.mean), percent(self.by_batch.total)
         saved = f"{by_mean} by the mean"
         if self.by_batch.total < self.by_batch.mean:
             saved = f"{by_total} of the batches' total time"
-        return (
-            f"Leave {self.engine} as it is in {self.step}: choosing for each batch saves {saved}."
-        )
+        leave = f"Leave {self.engine} as it is in {self.step}"
+        return f"{leave}: choosing for each {self._unit} saves {saved}."
 
     @property
     def _beside(self) -> str:
@@ -133,7 +143,7 @@ class Answer:
     def basis(self) -> str:
         """What the sentence is based on."""
         mean = f"Mean over {self.batches} measured batches, each counting the same"
-        totals = f"{percent(self.by_batch.total)} by choosing for each batch"
+        totals = f"{percent(self.by_batch.total)} by choosing for each {self._unit}"
         if self.flag and self.value != self.default:
             totals += f", {percent(self.by_flag.total)} by the flag"
         return f"{mean}; of their total time {totals}."
@@ -175,8 +185,10 @@ def _answer(
     flag = _FLAGS.get(policy.point.name)
     times = [
         entry
-        for batch in policy.measured
-        if (entry := _times(policy, batch, measured[str(batch)], flag)) is not None
+        for batches in decided_together(policy.measured)
+        for choices in [{q.name: _chosen(policy, q, batches) for q in policy.point.questions}]
+        for batch in batches
+        if (entry := _times(policy, batch, measured[str(batch)], flag, choices)) is not None
     ]
     if not times:
         return None
@@ -213,10 +225,26 @@ def _by_value(times: Sequence[_Times], defaults: Sequence[float]) -> Iterator[tu
             yield name, _saving(complete, defaults)
 
 
+def decided_together(batches: Iterable[Batch]) -> Iterable[list[Batch]]:
+    """Each prefill by itself, and decodes of one captured size."""
+    groups: dict[object, list[Batch]] = {}
+    for batch in batches:
+        size = batch.mode, batch.batch_size, batch.next_n
+        groups.setdefault(batch if batch.mode is Mode.EXTEND else size, []).append(batch)
+    return groups.values()
+
+
 def _times(
-    policy: CachedPolicy, batch: Batch, rows: Mapping[str, Measurement], flag: _Flag | None
+    policy: CachedPolicy,
+    batch: Batch,
+    rows: Mapping[str, Measurement],
+    flag: _Flag | None,
+    choices: Mapping[str, str | None],
 ) -> _Times | None:
-    """The times of one batch; None where fewer than two arms or the default have one."""
+    """The times of one batch; None where fewer than two arms or the default have one.
+
+    `choices` are the plug-in's, by question.
+    """
     allowed = policy.survey(batch).latencies
     latencies = {
         arm: row.latency_us
@@ -236,22 +264,24 @@ def _times(
         return value if question.name == flag.question else by_default(question)
 
     default_us = fastest(by_default)
-    chosen_us = fastest(lambda question: _chosen(policy, question, batch))
+    chosen_us = fastest(lambda question: choices[question.name])
     if len(latencies) < 2 or default_us is None or chosen_us is None:
         return None
     values = {value: fastest(partial(by_value, value)) for value in (flag.values if flag else ())}
     return _Times(default_us, chosen_us, {v: us for v, us in values.items() if us is not None})
 
 
-def _chosen(policy: CachedPolicy, question: Question, batch: Batch) -> str | None:
-    """What the plug-in takes: the table's choice among the arms that it calls."""
+def _chosen(policy: CachedPolicy, question: Question, batches: Sequence[Batch]) -> str | None:
+    """What the plug-in takes for all `batches`: the table's choice among the arms that it calls."""
     choices = {
         choice: called
         for choice, arms in question.choices.items()
         if (called := tuple(arm for arm in arms if arm not in _NOT_SGLANGS))
     }
-    default = policy.baseline.choose(question, batch, policy.setting)
-    return decide(Question(question.name, choices), policy, batch, default).choice
+    called_here, default = Question(question.name, choices), policy.baseline.choose
+    return decide_for_all(
+        called_here, policy, batches, lambda batch: default(question, batch, policy.setting)
+    ).choice
 
 
 def _saving(times: Sequence[float], defaults: Sequence[float]) -> Saving:

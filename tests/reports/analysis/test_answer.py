@@ -7,8 +7,15 @@ from statistics import geometric_mean
 
 import pytest
 
+from nsa_tune import Batch
 from nsa_tune.backend.types.records import Table
-from nsa_tune.reports.analysis.answer import Answer, Saving, less_than_one, percent
+from nsa_tune.reports.analysis.answer import (
+    Answer,
+    Saving,
+    decided_together,
+    less_than_one,
+    percent,
+)
 from nsa_tune.reports.analysis.report import Section, build
 from nsa_tune.reports.formats.display_tables import (
     BASIS,
@@ -82,21 +89,21 @@ def test_a_way_that_the_plug_in_does_not_take_gives_nothing() -> None:
     ("flag", "by_batch", "by_flag", "sentence"),
     [
         ("--x", Saving(0.2, 0.1), Saving(0.05, 0.03),
-         "Install the plug-in, which chooses for each batch: 20 % less attention time in decode "
+         "Install the plug-in, which chooses for each batch: 20 % less attention time in prefill "
          "than by SGLang's defaults. The best single flag, `--x b`, gives 5 %."),
         ("--x", Saving(0.2, 0.1), NOTHING,
-         "Install the plug-in, which chooses for each batch: 20 % less attention time in decode "
+         "Install the plug-in, which chooses for each batch: 20 % less attention time in prefill "
          "than by SGLang's defaults. No single value of `--x` gives 1 %."),
         ("--x", Saving(0.056, 0.04), Saving(0.05, 0.03),
-         "Start SGLang with `--x b`: 5 % less attention time in decode. Choosing for each batch "
+         "Start SGLang with `--x b`: 5 % less attention time in prefill. Choosing for each batch "
          "adds nothing."),
         ("--x", Saving(0.007, 0.02), NOTHING,
-         "Leave SGLang as it is in decode: choosing for each batch saves 0.7 % by the mean."),
+         "Leave SGLang as it is in prefill: choosing for each batch saves 0.7 % by the mean."),
         ("", Saving(0.12, 0.003), NOTHING,
-         "Leave SGLang as it is in decode: choosing for each batch saves 0.3 % of the batches' "
+         "Leave SGLang as it is in prefill: choosing for each batch saves 0.3 % of the batches' "
          "total time."),
         ("", Saving(0.056, 0.03), NOTHING,
-         "Choosing for each batch takes 5.6 % less attention time in decode than by SGLang's "
+         "Choosing for each batch takes 5.6 % less attention time in prefill than by SGLang's "
          "defaults. No plug-in does that yet."),
     ],
     ids=["plug-in", "no flag", "flag", "nothing", "short batches only", "no option"],
@@ -104,10 +111,27 @@ def test_a_way_that_the_plug_in_does_not_take_gives_nothing() -> None:
 def test_the_sentence_says_what_to_set(
     flag: str, by_batch: Saving, by_flag: Saving, sentence: str
 ) -> None:
-    answer = Answer("decode", "SGLang", 9, by_batch, flag, "a", "b", by_flag)
+    answer = Answer("prefill", "SGLang", 9, by_batch, flag, "a", "b", by_flag)
 
     assert answer.sentence == sentence
     assert (percent(answer.gain) in sentence) == (answer.gain > 0)
+
+
+def test_a_decode_is_chosen_for_a_captured_size() -> None:
+    answer = Answer("decode", "SGLang", 9, Saving(0.2, 0.1), "--x", "a", "a", NOTHING)
+
+    assert "which chooses for each captured size: 20 %" in answer.sentence
+    assert answer.basis.endswith("of their total time 10 % by choosing for each captured size.")
+
+
+def test_a_graph_holds_one_choice_for_all_contexts_of_its_size() -> None:
+    prefills = [Batch.extend([0], [64]), Batch.extend([64], [64])]
+    decodes = [Batch.decode([context] * 8) for context in (2048, 65536)]
+    others = [Batch.decode([2048] * 9), Batch.verify([2048] * 8, next_n=2)]
+
+    groups = list(decided_together([*prefills, *decodes, *others]))
+
+    assert groups == [[prefills[0]], [prefills[1]], decodes, [others[0]], [others[1]]]
 
 
 def test_a_flag_that_only_helps_short_batches_is_not_set() -> None:
