@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from nsa_tune._errors import MachineUnfit, UnknownName
+from nsa_tune._errors import MachineUnfit, UnknownName, UsageError
 from nsa_tune.autotune.bench import devices
 from nsa_tune.autotune.bench.timing import protocol_of
 from nsa_tune.autotune.probe.bisection import Found, find_limit
@@ -136,6 +136,11 @@ def probe(request: ProbeRequest, progress: ProbeProgress | None = None) -> list[
     """
     device = devices.pick_device(request.device)
     setting = devices.setting_of(device, request.model, request.heads, request.kv_dtype)
+    if not setting.profile.has_indexer:
+        raise UsageError(
+            f"the limits that a probe finds are of sparse kernels, and {request.model} has none: "
+            "name a model with an indexer"
+        )
     limits = _wanted(request, setting)
     key = devices.key_of(setting, protocol_of(device))
     target = Target(request.model, setting.heads, request.kv_dtype, str(device))

@@ -226,7 +226,10 @@ def opened(
     """
     profile = dispatcher.setting.profile
     if profile.family != "dsa":
-        raise UsageError(f"passes of {profile.name} are not priced: no engine was measured with it")
+        raise UsageError(
+            f"passes of {profile.name} are not priced: no engine was measured with it; "
+            "`nsa-tune report` says what its attention takes"
+        )
     layers = dispatcher.setting.sharing
     share = min((selecting or layers) / layers, 1.0)
     if launch.engine == "vllm":

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nsa_tune._errors import MachineUnfit, UnknownName
+from nsa_tune._errors import MachineUnfit, UnknownName, UsageError
 from nsa_tune.autotune.probe import run as probing
 from nsa_tune.autotune.probe.child import Target
 from nsa_tune.autotune.probe.run import Limit, ProbeRequest, probe
@@ -178,3 +178,8 @@ def test_guards_use_every_limit() -> None:
         name for one in probing.LIMITS.values() for name in (one.name, one.time_name, one.also)
     }
     assert named - {""} == set(PROBED)
+
+
+def test_a_model_without_sparse_kernels_has_no_such_limits(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="tiny-mla has none"):
+        probe(request(tmp_path, model="tiny-mla", kv_dtype="bf16"))
