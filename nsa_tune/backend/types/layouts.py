@@ -183,3 +183,15 @@ CONVERSIONS: tuple[Conversion, ...] = (
     ),
 )  # fmt: skip
 """Every conversion that there is a kernel for."""
+
+# --- what engines can take
+
+NO_PLUGINS = frozenset(
+    {
+        "mla/flashmla_shared", "mla/triton_sparse_mla", "mla/triton_sparse_mla_union2",
+        "mla/triton_sparse_mla_union4",
+    }
+)  # fmt: skip
+"""Arms that no engine's plug-in takes."""
+NOT_SGLANGS = NO_PLUGINS | {"mla/flashmla_kv_mixed", "mha/fa3_merged"}
+"""Arms that SGLang's plug-in does not take: the others work as vLLM does."""

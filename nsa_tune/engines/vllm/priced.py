@@ -20,7 +20,7 @@ from functools import cache
 
 from nsa_tune.backend.dispatch.dispatcher import Dispatcher
 from nsa_tune.backend.types.batch import Batch
-from nsa_tune.backend.types.layouts import KVLayout
+from nsa_tune.backend.types.layouts import NO_PLUGINS, KVLayout
 from nsa_tune.backend.types.point import Setting
 from nsa_tune.backend.types.records import Measurement
 from nsa_tune.engines.with_costs import with_costs
@@ -67,7 +67,7 @@ def priced(
             return _slower(paid, more_us)
         return row
 
-    return with_costs(dispatcher, "prefill", setting, pricing)
+    return with_costs(dispatcher, "prefill", setting, pricing, without=NO_PLUGINS)
 
 
 def merge_us(batch: Batch, setting: Setting) -> float:

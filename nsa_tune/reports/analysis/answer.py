@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from nsa_tune.backend.costmodel.regret import MARGIN
 from nsa_tune.backend.dispatch.decide import decide_for_all
 from nsa_tune.backend.types.batch import Mode
+from nsa_tune.backend.types.layouts import NOT_SGLANGS
 from nsa_tune.backend.types.point import Question
 from nsa_tune.backend.types.records import Measurement
 
@@ -42,8 +43,6 @@ _FLAGS = {
     "decode": _Flag("--dsa-decode-backend", "decode", _BACKENDS),
 }
 """By the name of the point. The plug-in decides both points; V4's have neither."""
-_NOT_SGLANGS = frozenset({"mla/flashmla_kv_mixed", "mha/fa3_merged"})
-"""Arms that work as vLLM does: SGLang's plug-in does not take them."""
 _STEPS = {
     "prefill": "prefill",
     "decode": "decode",
@@ -256,7 +255,7 @@ def _times(
         return policy.baseline.choose(question, batch, policy.setting)
 
     def fastest(choose: Callable[[Question], str | None]) -> float | None:
-        arms = policy.point.arms_taken(choose) - _NOT_SGLANGS
+        arms = policy.point.arms_taken(choose) - NOT_SGLANGS
         return min((latencies[arm] for arm in arms if arm in latencies), default=None)
 
     def by_value(value: str, question: Question) -> str:
@@ -276,7 +275,7 @@ def _chosen(policy: CachedPolicy, question: Question, batches: Sequence[Batch]) 
     choices = {
         choice: called
         for choice, arms in question.choices.items()
-        if (called := tuple(arm for arm in arms if arm not in _NOT_SGLANGS))
+        if (called := tuple(arm for arm in arms if arm not in NOT_SGLANGS))
     }
     called_here, default = Question(question.name, choices), policy.baseline.choose
     return decide_for_all(

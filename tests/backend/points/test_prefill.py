@@ -28,7 +28,7 @@ from nsa_tune.backend.libraries.sglang import calls as sglang
 from nsa_tune.backend.libraries.sglang_kernel import calls as sglang_kernel
 from nsa_tune.backend.points import LOSSY, POINTS, lossy_named
 from nsa_tune.backend.points.attention_case import PrefillCase, prefill_case
-from nsa_tune.backend.types.layouts import KVLayout
+from nsa_tune.backend.types.layouts import NO_PLUGINS, NOT_SGLANGS, KVLayout
 from nsa_tune.backend.types.point import Setting
 from nsa_tune.backend.types.profiles import profile_of
 from nsa_tune.backend.types.records import Device, Status
@@ -430,6 +430,12 @@ def test_without_an_optional_library_its_arms_are_left_out() -> None:
 
     assert "mla/tilelang" not in [arm.name for arm in PREFILL.candidates(bf16)]
     assert PREFILL.arm("mla/fa3") in PREFILL.candidates(bf16)
+
+
+def test_what_plug_ins_do_not_take_are_arms() -> None:
+    names = {arm.name for arm in PREFILL.arms}
+
+    assert NO_PLUGINS < NOT_SGLANGS < names
 
 
 def test_a_lossy_arm_runs_only_where_the_user_asked_for_it() -> None:

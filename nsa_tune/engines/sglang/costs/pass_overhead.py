@@ -18,7 +18,7 @@ from functools import cache, partial
 
 from nsa_tune.backend.dispatch.dispatcher import Dispatcher
 from nsa_tune.backend.types.batch import Batch
-from nsa_tune.backend.types.layouts import KVLayout
+from nsa_tune.backend.types.layouts import NOT_SGLANGS, KVLayout
 from nsa_tune.backend.types.records import Measurement
 from nsa_tune.engines.sglang.costs.engine_copies import read_back_us
 from nsa_tune.engines.with_costs import with_costs
@@ -30,8 +30,6 @@ SEQUENCE_US = 20.0
 """Host work a sequence, in a batch with a prefix; `benchmarks.plugin` times it, at 5 to 20 us."""
 
 _POINT, _ARM = "prefill", "mla/flashmla_sparse"
-_NOT_SGLANGS = frozenset({"mla/flashmla_kv_mixed", "mha/fa3_merged"})
-"""Arms that SGLang has no call for."""
 
 
 def cost_us(batch: Batch) -> float:
@@ -41,12 +39,12 @@ def cost_us(batch: Batch) -> float:
 
 @cache
 def without_unsupported(dispatcher: Dispatcher) -> Dispatcher:
-    """`dispatcher` without the arms that SGLang has no call for."""
+    """`dispatcher` without the arms that SGLang's plug-in does not take."""
     assert dispatcher.table is not None, "only a table steers"
-    if _NOT_SGLANGS.isdisjoint(row.arm for row in dispatcher.table.measurements):
+    if NOT_SGLANGS.isdisjoint(row.arm for row in dispatcher.table.measurements):
         return dispatcher
     setting = dispatcher.setting
-    return with_costs(dispatcher, _POINT, setting, lambda row, _: row, without=_NOT_SGLANGS)
+    return with_costs(dispatcher, _POINT, setting, lambda row, _: row, without=NOT_SGLANGS)
 
 
 @cache
@@ -60,7 +58,7 @@ def with_pass_overhead(
     setting = replace(dispatcher.setting, layers=layers)
     layout = None if swapped_read_back else setting.layout
     pricing = partial(_with_overhead, reads_back=layout)
-    return with_costs(dispatcher, _POINT, setting, pricing, without=_NOT_SGLANGS)
+    return with_costs(dispatcher, _POINT, setting, pricing, without=NOT_SGLANGS)
 
 
 def _with_overhead(row: Measurement, batch: Batch, *, reads_back: KVLayout | None) -> Measurement:
