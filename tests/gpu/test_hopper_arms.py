@@ -66,12 +66,15 @@ def setting(device: torch.device) -> Setting:
 
 
 @pytest.mark.parametrize("layout", [KVLayout.BF16, KVLayout.FP8_PACKED])
-@pytest.mark.parametrize("heads", [128, 64, 16])
+@pytest.mark.parametrize(
+    ("heads", "overlap"), [(128, None), (64, None), (32, 0.8), (16, None), (8, 0.9)]
+)
 @pytest.mark.parametrize("batch", PREFILLS, ids=str)
 def test_prefill_arms(
-    setting: Setting, device: torch.device, layout: KVLayout, heads: int, batch: Batch
-) -> None:
-    check("prefill", replace(setting, layout=layout, heads=heads), device, batch)
+    setting: Setting, device: torch.device, layout: KVLayout, heads: int, overlap: float | None,
+    batch: Batch,
+) -> None:  # fmt: skip
+    check("prefill", replace(setting, layout=layout, heads=heads, overlap=overlap), device, batch)
 
 
 @pytest.mark.parametrize("batch", VERIFIES, ids=str)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from nsa_tune.backend.types.batch import Batch
 
 _GATHERED_AT_ONCE = 2**17
-_TILE_HEADS = 64
+_TILE_HEADS, _MOST_NEIGHBOURS = 64, 4
 _HEADS_OF_FOUR = 16
 """Up to so many heads, those of four queries fit into a tile."""
 
@@ -124,7 +124,7 @@ def build_flashmla_shared(case: PrefillCase) -> Run:
     rows, heads, scale = len(case.q), case.heads, case.profile.softmax_scale
 
     def run() -> torch.Tensor:
-        q = _absorb(case, heads, spare=_padded(case))
+        q = _absorb(case, heads, spare=_TILE_HEADS + _MOST_NEIGHBOURS)
         return _project(case, shared_attention(q, latents(), chosen, rows, scale))
 
     return run
@@ -136,7 +136,7 @@ def shared_attention(
     """Sparse attention of few heads, exact: each key is read for all neighbours that select it.
 
     Args:
-        q: [rows + 64 at least, heads, 576] bf16, contiguous; heads a power of two up to 32. What is
+        q: [rows + 68 at least, heads, 576] bf16, contiguous; heads a power of two up to 32. What is
             behind the rows is read and of no effect.
         latents: [tokens, 576] bf16.
         indices: [rows, topk] int32 into `latents`, none twice in a row, -1 where empty.
@@ -150,7 +150,7 @@ def shared_attention(
     from nsa_tune.backend.libraries.flash_mla import calls as flash_mla
 
     _, heads, width = q.shape
-    lists = shared_keys(indices, 4 if heads <= _HEADS_OF_FOUR else 2)
+    lists = shared_keys(indices, _MOST_NEIGHBOURS if heads <= _HEADS_OF_FOUR else 2)
     outputs, lses = [], []
     for part in lists:
         # A tile is 64 heads from a list's first query on. Those of later queries, which pad it,
