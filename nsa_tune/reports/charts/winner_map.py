@@ -44,7 +44,7 @@ def winner_map(x_title: str, y_title: str, choices: Sequence[str], columns: int,
         "width": {"step": width},
         "height": {"step": height},
         "encoding": {
-            "x": _band("x", x_title, {"labelAngle": 0, "labelOverlap": True}),
+            "x": _band("x", x_title, {"labelAngle": 0, "labelOverlap": True, "labelSeparation": 6}),
             "y": _band("y", y_title, {}, sort="descending"),
             # Shared by all layers, because numbers and hatches lie over the cells.
             "tooltip": tips({"batch": "batch", "fastest": "answer", "limit": "forbidden"}),

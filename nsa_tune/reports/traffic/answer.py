@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from math import ceil, log2
 
@@ -130,12 +129,12 @@ def _facts(advice: Advice) -> Iterator[tuple[str, str]]:
     if advised and advised.served:
         yield (
             "TPOT",
-            f"a token waits for its decode pass, {advised.decode_pass_ms:.0f} ms, and for prefills "
-            "that come between: where these take less time, tokens come sooner",
+            f"a decode pass takes {advised.decode_pass_ms:.0f} ms on average; the rest is prefills "
+            "that run between two tokens, so faster prefills shorten it, too",
         )
     if advice.error:
         yield "Intervals", f"all passes {advice.error:.0%} off, as one in ten measured ones is"
-    yield "Priced by", re.sub(r"T\d\d:\d\d:[^;]*", "", advice.source)
+    yield "Priced by", advice.source
 
 
 def _compared(other: Outcome, advised: Outcome) -> str:

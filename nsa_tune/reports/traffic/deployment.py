@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
@@ -115,7 +116,7 @@ class Deployment:
         self.model, self.measured = self.passes.model, self.passes.measured
         """Prices whole passes, fitted to measured ones; None where attention alone is priced."""
         sources = [dispatcher.source, *([self.measured.source] if self.measured else [])]
-        self.source = "; ".join(sources)
+        self.source = re.sub(r"T\d\d:\d\d:[^;]*", "", "; ".join(sources))
         self.error = 0.0 if self.model is None else self.model.error()
         """The model's error (p90) on measured passes."""
         layers = 0 if self.measured is None else self.measured.layers
