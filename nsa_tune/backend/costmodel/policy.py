@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
+from itertools import takewhile
 from math import inf
 from typing import NamedTuple, Self
 
@@ -44,7 +45,7 @@ class Candidate(NamedTuple):
     name: str
     guards: tuple[Guard, ...]
     limits: tuple[Limit, ...]
-    """What the guards come to in the policy's setting."""
+    """What the guards come to in the policy's setting, without those that all arms begin with."""
     models: Mapping[int, LatencyModel]
     """By regime."""
     failures: Failures | None
@@ -61,6 +62,12 @@ def _limits(guards: Iterable[Guard], setting: Setting) -> Iterator[Limit]:
             return
         if limit is not None:
             yield limit
+
+
+def _shared(guards: Sequence[tuple[Guard, ...]]) -> list[Guard]:
+    """The guards that all arms begin with: those are asked once for a batch."""
+    same = takewhile(lambda some: len(set(some)) == 1, zip(*guards, strict=False))
+    return [some[0] for some in same]
 
 
 def _always(reason: str, batch: Batch) -> str:
@@ -85,14 +92,17 @@ class Policy:
         self._rows = rows
         self.places: SharedPlaces = {}
         """Where surfaces look for places; policies of the same batches may have one in common."""
-        self.candidates = tuple(map(self._candidate, self.point.candidates(self.setting)))
+        arms = list(self.point.candidates(self.setting))
+        shared = _shared([arm.guards for arm in arms])
+        self._limits = tuple(_limits(shared, self.setting))
+        self.candidates = tuple(self._candidate(arm, len(shared)) for arm in arms)
         """The arms that this device could run, in declared order."""
 
-    def _candidate(self, arm: Arm) -> Candidate:
+    def _candidate(self, arm: Arm, shared: int) -> Candidate:
         return Candidate(
             arm.name,
             arm.guards,
-            tuple(_limits(arm.guards, self.setting)),
+            tuple(_limits(arm.guards[shared:], self.setting)),
             self.fitted.models.get(arm.name, {}),
             self.fitted.failures.get(arm.name),
             None if arm.surcharge is None else arm.surcharge(self.setting),
@@ -124,6 +134,9 @@ class Policy:
         latencies: dict[str, float | None] = {}
         refused: dict[str, str] = {}
         failed: dict[str, str] = {}
+        for limit in self._limits:
+            if (reason := limit(batch)) is not None:
+                return Survey({}, dict.fromkeys([arm.name for arm in self.candidates], reason), {})
         # Each call in this loop is a part of every plan's time.
         for name, _, limits, models, failures, surcharge in self.candidates:
             for limit in limits:

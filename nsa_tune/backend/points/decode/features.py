@@ -24,6 +24,9 @@ class Terms(NamedTuple):
     """The same, if each row's keys are rounded up to whole steps of FlashMLA."""
     makespan_keys: float
     """Of these, keys that a slot goes through until the last row ends."""
+    triton_keys_per_sm: float
+    """Keys that an SM goes through in the Triton programs that share a row's selection; empty
+    places of the selection too, so that short contexts take as long."""
 
 
 class FlashMlaTerms(NamedTuple):
@@ -33,15 +36,6 @@ class FlashMlaTerms(NamedTuple):
     """Blocks of the fullest part of its schedule."""
     grouped_max_split_blocks: float
     """The same with a sequence's queries in one row."""
-
-
-class TritonTerms(NamedTuple):
-    """What the Triton kernels make of the rows of a bf16 pool."""
-
-    triton_keys_per_sm: float
-    """Keys that an SM goes through in the programs that share a row's selection."""
-    split_keys_per_sm: float
-    """The same of `triton_split`, with more parts."""
 
 
 OF_PAIRS = ("rows", "attended_pairs", "makespan_keys")
@@ -56,13 +50,15 @@ OF_TRITON_SPLIT = ("rows", "split_keys_per_sm")
 def features(setting: Setting) -> FeatureFunctions:
     """The features of a batch, and where it lies: octaves of its rows and of the pairs a row."""
     topk, wave = setting.profile.index_topk, schedules.wave_of(setting)
+    triton = schedules.triton_keys_per_sm(setting)
     names, schedule = _schedule(setting)
 
     def computed(batch: Batch) -> tuple[float, ...]:
         attended = schedules.attended_pairs(batch, topk)
         pairs = schedules.step_pairs(batch, topk, attended)
         longest = schedules.step_makespan(batch, topk, pairs, wave)
-        terms = Terms(float(batch.q_tokens), attended, pairs, longest)
+        rows = batch.q_tokens
+        terms = Terms(float(rows), attended, pairs, longest, triton(rows))
         return (*terms, *schedule(batch, attended))
 
     def coordinates(batch: Batch) -> tuple[float, ...]:
@@ -82,17 +78,14 @@ def _schedule(
     """Names, and a function of a batch and its attended pairs, of what only the kernels over this
     layout of a pool do."""
     if setting.layout is not KVLayout.BF16:
-        # Over packed pools FlashMLA's kernels are so much faster than Triton's that its steps
-        # decide nothing.
         return FlashMlaTerms._fields, _flash_mla(setting)
-    fa3, triton = schedules.fa3(setting), schedules.triton_keys_per_sm(setting)
-    split = schedules.split_triton_keys_per_sm(setting)
+    fa3, split = schedules.fa3(setting), schedules.split_triton_keys_per_sm(setting)
 
     def terms(batch: Batch, attended: float) -> tuple[float, ...]:
-        rows = batch.q_tokens
-        return (*fa3(batch, attended), *TritonTerms(triton(rows), split(rows)))
+        return (*fa3(batch, attended), split(batch.q_tokens))
 
-    return (*schedules.Fa3Terms._fields, *TritonTerms._fields), terms
+    # Of `triton_split`, which has more parts than `triton`.
+    return (*schedules.Fa3Terms._fields, "split_keys_per_sm"), terms
 
 
 def _flash_mla(setting: Setting) -> Callable[[Batch, float], FlashMlaTerms]:

@@ -54,6 +54,8 @@ class Terms(NamedTuple):
     """Pairs of its busiest SM."""
     fa2_splits: float
     """1 where it splits keys, so that partial outputs are merged, else 0."""
+    fa2_split_rows: float
+    """Rows whose partial outputs are merged: many, of few heads."""
 
 
 class FlashMlaTerms(NamedTuple):
@@ -68,7 +70,10 @@ class FlashMlaTerms(NamedTuple):
 # What a sequence and its queries cost is in their tiles. Where sequences are equal, as in most
 # swept batches, nothing tells the two apart, and half of it would be charged to ragged ones again.
 OF_FA3 = ("gemm_keys", "tile_waves", "tile_makespan_pairs")
-OF_FA2 = ("gemm_keys", "fa2_tiles", "fa2_tile_waves", "fa2_makespan_pairs", "fa2_splits")
+OF_FA2 = (
+    "gemm_keys", "fa2_tiles", "fa2_tile_waves", "fa2_makespan_pairs", "fa2_splits",
+    "fa2_split_rows",
+)  # fmt: skip
 OF_SDPA = ("gemm_keys", "query_tiles", "tile_pairs")
 OF_MLA = ("rows", "gemm_rows", "prefix_keys", "makespan_keys", "attended_pairs")
 # Sequences cost the kernel nothing, but SGLang's host (engines/sglang/costs/pass_overhead.py).
@@ -126,6 +131,7 @@ def common_terms(setting: Setting) -> Callable[[Batch], Terms]:
     """The terms of a batch that every KV layout has."""
     topk, wave = setting.profile.index_topk, schedules.wave_of(setting)
     heads, sms = setting.heads, schedules.sms_of(setting)
+    slots, share = 2 * sms, heads / (2 * sms)
 
     def terms(batch: Batch) -> Terms:
         rows, keys = batch.q_tokens, batch.kv_tokens
@@ -134,14 +140,14 @@ def common_terms(setting: Setting) -> Callable[[Batch], Terms]:
         tiles, tile_pairs = query_tiles(batch, _TILE)
         width = fa2_tile(batch)
         fa2_tiles, fa2_pairs = (tiles, tile_pairs) if width == _TILE else query_tiles(batch, width)
+        blocks, fa2_blocks = tiles * heads, fa2_tiles * heads
         # It splits the keys, and merges partial outputs, to fill the device: two blocks an SM
         # (FlashInfer scheduler.cuh, PrefillSplitQOKVIndptr).
-        splits = _FEWEST_KEYS < batch.max_kv <= topk and fa2_tiles * heads <= sms
-        busiest = fa2_pairs * heads / (2 * sms)
+        splits = _FEWEST_KEYS < batch.max_kv <= topk and fa2_blocks <= sms
+        busiest = fa2_pairs * share
         if not splits:
             longest = float(batch.max_kv * width)
-            fits = fa2_tiles * heads <= 2 * sms
-            busiest = longest if fits else max(busiest + longest / 2, longest)
+            busiest = longest if fa2_blocks <= slots else max(busiest + longest / 2, longest)
         return Terms(
             rows=float(rows),
             gemm_rows=float(max(rows, _TILE)),
@@ -153,13 +159,14 @@ def common_terms(setting: Setting) -> Callable[[Batch], Terms]:
             query_tiles=float(tiles),
             tile_pairs=tile_pairs,
             tile_makespan_pairs=schedules.makespan(
-                tiles * heads, tile_pairs * heads, float(batch.max_kv * _TILE), sms
+                blocks, tile_pairs * heads, batch.max_kv * _TILE, sms
             ),
-            tile_waves=float(-(-tiles * heads // sms)),
+            tile_waves=float(-(-blocks // sms)),
             fa2_tiles=float(fa2_tiles),
-            fa2_tile_waves=float(-(-fa2_tiles * heads // (2 * sms))),
+            fa2_tile_waves=float(-(-fa2_blocks // slots)),
             fa2_makespan_pairs=busiest,
             fa2_splits=float(splits),
+            fa2_split_rows=float(rows) if splits else 0.0,
         )
 
     return terms
