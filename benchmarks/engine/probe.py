@@ -31,7 +31,7 @@ __all__ = ["VARIABLE", "Probe", "Settings", "Switch", "register"]
 VARIABLE = "NSA_ENGINE_PROBE"
 _SWITCH = "nsa_tune.engines.sglang.switch"
 _MODE = "nsa_tune.engines.sglang.pass_mode.mode"
-_DENSE = "nsa_tune.engines.sglang.pass_mode.dense.graphs"
+_DENSE = "nsa_tune.engines.sglang.pass_mode.whole_pass.dense_graphs"
 _STARTS_RANKS = (
     "sglang.srt.entrypoints.engine", "sglang.srt.managers.data_parallel_controller",
 )  # fmt: skip

@@ -27,6 +27,7 @@ class Part(StrEnum):
     PASSES = "how passes run"
     DENSE = "dense graphs"
     DENSE_MLA = "dense MLA graphs"
+    SPARSE = "sparse graphs"
     DECODE_GRAPHS = "decode graphs for prefills"
     TOPK = "key selection"
     COPIES = "copies"
@@ -36,6 +37,7 @@ class Part(StrEnum):
 SWITCHES: Mapping[Part, str] = {
     Part.PASSES: "NSA_TUNE_PASS_MODE",
     Part.DENSE: "NSA_TUNE_DENSE_GRAPHS",
+    Part.SPARSE: "NSA_TUNE_SPARSE_GRAPHS",
     Part.TOPK: "NSA_TUNE_TOPK",
     Part.COPIES: "NSA_TUNE_COPIES",
     Part.DECODE: "NSA_TUNE_DECODE",
@@ -109,7 +111,7 @@ def why_not(part: Part, engine: Engine) -> str | None:
 def as_markdown() -> list[str]:
     """The table as docs/sglang.md shows it: a line for all reasons that leave out the same."""
     order = [Part.TABLE, Part.PASSES, Part.TOPK, Part.COPIES, Part.DECODE]
-    within = {Part.DENSE, Part.DENSE_MLA, Part.DECODE_GRAPHS}
+    within = {Part.DENSE, Part.DENSE_MLA, Part.SPARSE, Part.DECODE_GRAPHS}
     reasons: dict[tuple[str, ...], list[str]] = {}
     for reason in dict.fromkeys(row.reason for row in ROWS):
         parts = frozenset[Part]().union(*(row.parts for row in ROWS if row.reason == reason))
@@ -273,21 +275,21 @@ ROWS: tuple[Row, ...] = (
             "BreakableCudaGraphBackend"
             not in {kind.__name__ for kind in type(engine.graphs.backend).__mro__}
         ),
-        Part.DENSE,
+        Part.DENSE, Part.SPARSE,
     ),
     # Dense attention there reads lengths that a graph would keep.
     _row(
         "another GPU than Hopper", lambda engine: _capability() != _HOPPER,
-        Part.DENSE, Part.COPIES, Part.DECODE,
+        Part.DENSE, Part.SPARSE, Part.COPIES, Part.DECODE,
     ),
     _row(
         "a GPU before compute capability 8.0", lambda engine: _capability() < _AMPERE, Part.TOPK
     ),
     # A graph's code runs anew in each pass.
-    _row("`--debug-cuda-graph`", _argument("debug_cuda_graph"), Part.DENSE),
+    _row("`--debug-cuda-graph`", _argument("debug_cuda_graph"), Part.DENSE, Part.SPARSE),
     _row(
         "selected keys that are returned (`--enable-return-indexer-topk`)",
-        _argument("enable_return_indexer_topk"), Part.DENSE, Part.DECODE_GRAPHS,
+        _argument("enable_return_indexer_topk"), Part.DENSE, Part.SPARSE, Part.DECODE_GRAPHS,
     ),
     _row(f"`{LONGEST_DENSE}` below `index_topk`", _keeps_attention_sparse, Part.DENSE),
     _row("an fp8 pool", lambda engine: reads_back(engine.backend), Part.DENSE_MLA),
@@ -329,10 +331,11 @@ ROWS: tuple[Row, ...] = (
     ),
     _row(
         "another `--dsa-topk-backend` than `sgl-kernel`",
-        lambda engine: not engine.backend.dsa_topk_backend.is_sgl_kernel(), Part.TOPK,
+        lambda engine: not engine.backend.dsa_topk_backend.is_sgl_kernel(), Part.TOPK, Part.SPARSE,
     ),
     _row(
-        "`SGLANG_DSA_FUSE_TOPK=0`", lambda engine: not engine.backend.use_fused_topk, Part.TOPK
+        "`SGLANG_DSA_FUSE_TOPK=0`", lambda engine: not engine.backend.use_fused_topk,
+        Part.TOPK, Part.SPARSE,
     ),
     _row(
         "a bf16 pool and as many heads as the kernel takes: nothing is copied", _nothing_to_copy,
@@ -364,7 +367,7 @@ ROWS: tuple[Row, ...] = (
             type(engine.graphs.backend).replay,
             type(engine.graphs)._prepare_forward_metadata_for_replay,
         ]),
-        Part.DENSE,
+        Part.DENSE, Part.SPARSE,
     ),
     # Without both, sparse attention by the dummy batch's selection would be captured.
     _row(
@@ -372,7 +375,7 @@ ROWS: tuple[Row, ...] = (
             type(engine.backend).forward_extend,
             import_module(INDEXER).Indexer._forward_cuda_k_only,
         ]),
-        Part.DENSE_MLA,
+        Part.DENSE_MLA, Part.SPARSE,
     ),
 )  # fmt: skip
 """In the order in which reasons are looked for."""

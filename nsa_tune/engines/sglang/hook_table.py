@@ -11,7 +11,7 @@ from nsa_tune.engines.sglang.kernels.copies import around_read_back, around_spar
 from nsa_tune.engines.sglang.kernels.decode import around_fa3
 from nsa_tune.engines.sglang.kernels.topk import around_topk
 from nsa_tune.engines.sglang.pass_mode import hooks as pass_mode
-from nsa_tune.engines.sglang.pass_mode.dense import absorbed
+from nsa_tune.engines.sglang.pass_mode.whole_pass import attention
 from nsa_tune.engines.sglang.prefill import around_prefill
 
 HOOKS: Mapping[str, Callable[..., Any]] = {
@@ -23,8 +23,8 @@ HOOKS: Mapping[str, Callable[..., Any]] = {
     "can_run": pass_mode.around_can_run,
     "capture": pass_mode.around_capture,
     "prepare_metadata": pass_mode.around_prepare_metadata,
-    "extend": absorbed.around_extend,
-    "k_only": absorbed.around_k_only,
+    "extend": attention.around_extend,
+    "k_only": attention.around_k_only,
     "replay": pass_mode.around_replay,
     "topk": around_topk,
     "fa3": around_fa3,

@@ -20,7 +20,7 @@ from nsa_tune.engines.sglang.backend import around_init, attach
 from nsa_tune.engines.sglang.indexer import around_context_lens
 from nsa_tune.engines.sglang.kernels.copies import around_sparse
 from nsa_tune.engines.sglang.kernels.decode import around_fa3
-from nsa_tune.engines.sglang.pass_mode.dense.absorbed import around_extend
+from nsa_tune.engines.sglang.pass_mode.whole_pass.attention import around_extend
 from nsa_tune.engines.sglang.prefill import around_prefill, detach
 from nsa_tune.engines.sglang.releases import release_of
 from tests.engines.sglang.engine import Engine, model_runner

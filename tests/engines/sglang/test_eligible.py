@@ -27,6 +27,7 @@ from tests.engines.sglang.pass_mode.fakes import Speculation
 from tests.engines.site import REPOSITORY
 
 TABLE, PASSES, DENSE, DENSE_MLA = Part.TABLE, Part.PASSES, Part.DENSE, Part.DENSE_MLA
+SPARSE = Part.SPARSE
 DECODE_GRAPHS, TOPK, COPIES, DECODE = Part.DECODE_GRAPHS, Part.TOPK, Part.COPIES, Part.DECODE
 EAGLE: dict[str, Any] = {"spec_algorithm": Speculation.EAGLE}
 _ON_RUNNER = {
@@ -159,8 +160,8 @@ _INDEX = {TABLE, PASSES, TOPK}
         ({"enable_pdmux": True}, {PASSES}),
         ({"startup_weight_load_mode": "overlap"}, {PASSES}),
         ({"startup_weight_load_mode": "sync"}, set()),
-        ({"debug_cuda_graph": True}, {DENSE}),
-        ({"enable_return_indexer_topk": True}, {DENSE, DECODE_GRAPHS}),
+        ({"debug_cuda_graph": True}, {DENSE, SPARSE}),
+        ({"enable_return_indexer_topk": True}, {DENSE, SPARSE, DECODE_GRAPHS}),
         ({"spec_algorithm": Speculation.NGRAM}, {DECODE_GRAPHS}),
         ({**EAGLE, "speculative_adaptive": True}, {DECODE_GRAPHS}),
         ({**EAGLE, "enable_multi_layer_eagle": True}, {DECODE_GRAPHS}),
@@ -185,8 +186,8 @@ def test_an_engines_arguments_leave_parts_out(changes: dict[str, Any], off: set[
         ({"dsa_index_kpool": 2}, _INDEX),
         ({"supports_mha_one_shot": False}, {DENSE}),
         ({"dsa_kv_cache_store_fp8": True}, {DENSE_MLA}),
-        ({"use_fused_topk": False}, {TOPK}),
-        ({"dsa_topk_backend": SimpleNamespace(is_sgl_kernel=lambda: False)}, {TOPK}),
+        ({"use_fused_topk": False}, {TOPK, SPARSE}),
+        ({"dsa_topk_backend": SimpleNamespace(is_sgl_kernel=lambda: False)}, {TOPK, SPARSE}),
         ({"num_q_heads": 64}, {COPIES}),
         ({"dsa_decode_impl": "flashmla_kv"}, {DECODE}),
     ],
@@ -239,10 +240,10 @@ def test_its_environment_leaves_parts_out(
 @pytest.mark.parametrize(
     ("cuda", "capability", "off"),
     [
-        ("13.0", (10, 0), {DENSE, COPIES, DECODE}),
-        ("13.0", (7, 5), {DENSE, COPIES, DECODE, TOPK}),
+        ("13.0", (10, 0), {DENSE, SPARSE, COPIES, DECODE}),
+        ("13.0", (7, 5), {DENSE, SPARSE, COPIES, DECODE, TOPK}),
         # Of another maker: its numbers mean something else.
-        (None, (9, 4), {DENSE, COPIES, DECODE, TOPK}),
+        (None, (9, 4), {DENSE, SPARSE, COPIES, DECODE, TOPK}),
     ],
 )
 def test_its_gpu_leaves_parts_out(
@@ -265,20 +266,20 @@ def test_graphs_that_are_not_there_or_of_another_kind_leave_parts_out() -> None:
 @pytest.mark.parametrize(
     ("owner", "name", "off"),
     [
-        (_Topk, "topk_transform", TOPK),
-        (_Backend, "_forward_flashmla_sparse", COPIES),
-        (_Backend, "_forward_fa3", DECODE),
-        (_Backend, "forward_extend", DENSE_MLA),
-        (_Graphs, "_prepare_forward_metadata_for_replay", DENSE),
-        (BreakableCudaGraphBackend, "replay", DENSE),
+        (_Topk, "topk_transform", {TOPK}),
+        (_Backend, "_forward_flashmla_sparse", {COPIES}),
+        (_Backend, "_forward_fa3", {DECODE}),
+        (_Backend, "forward_extend", {DENSE_MLA, SPARSE}),
+        (_Graphs, "_prepare_forward_metadata_for_replay", {DENSE, SPARSE}),
+        (BreakableCudaGraphBackend, "replay", {DENSE, SPARSE}),
     ],
 )
 def test_a_hook_that_is_not_in_place_leaves_its_part_out(
-    owner: type, name: str, off: Part, monkeypatch: pytest.MonkeyPatch
+    owner: type, name: str, off: set[Part], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(owner, name, lambda self: None)
 
-    assert _off(_engine()) == {off}
+    assert _off(_engine()) == off
 
 
 def test_another_attention_has_none_of_it() -> None:

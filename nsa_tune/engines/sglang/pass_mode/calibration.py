@@ -12,19 +12,21 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from nsa_tune.engines.sglang.pass_mode import made_up
-from nsa_tune.engines.sglang.pass_mode.mode import PassMode
+from nsa_tune.engines.sglang.pass_mode.mode import ALWAYS_SELECTS, PassMode
 from nsa_tune.engines.sglang.pass_mode.steering.steering import Steering
 from nsa_tune.engines.sglang.pass_mode.times.pass_time import PassTime
 from nsa_tune.engines.sglang.pass_mode.times.priors import Place, place_of
 from nsa_tune.engines.sglang.prefill import changed
 
-MEASURED = 3
+MEASURED = 4
 """Which passes are measured; part of the key, so that others are not taken for them."""
 
 _CONTEXTS = (2048, 16384, 65536)
 """Keys before a few new tokens."""
-_FEW = 1024
-"""New tokens up to which these are measured."""
+_FEW = 2048
+"""New tokens up to which these are measured: with more the GPU has enough to do."""
+_MIDDLE = 512
+"""New tokens from which on passes without a prefix are measured at close sizes."""
 _MANY = 2048
 """New tokens from which on eager passes are measured: fewer never make up for the launches."""
 _PROMPT = 512
@@ -87,7 +89,7 @@ def measure(
     most = runner.attn_backend.dsa_index_topk
     with made_up.no_events_left(runner):
         for case in _cases(runner, steering):
-            selects = case.mode is not PassMode.DECODE_GRAPH and case.longest > most
+            selects = case.mode not in ALWAYS_SELECTS and case.longest > most
             unmeasured = PassTime(
                 case.mode, case.size, case.context, 0.0, selects, 0.0, case.padding
             )
@@ -129,6 +131,10 @@ def _wanted(runner: Any, steering: Steering) -> Iterator[_Case]:
             # A batch to measure is made as for a prefill graph.
             if rows <= sizes[-1]:
                 yield _Case(PassMode.DECODE_GRAPH, rows, prefix, (rows,))
+    if sparse := steering.graphs.get(PassMode.SPARSE_GRAPH):
+        for size in _spaced(sparse.sizes, _FAR_SPACING):
+            for prefix in (0, *_CONTEXTS):
+                yield _Case(PassMode.SPARSE_GRAPH, size, prefix, (size,))
 
 
 def _spaced(sizes: Sequence[int], spacing: int) -> list[int]:
@@ -152,11 +158,12 @@ def _padded(sizes: Sequence[int], most: int) -> Iterator[_Case]:
 
 
 def _prefills(steering: Steering, sizes: Sequence[int], most: int) -> Iterator[_Case]:
+    dense = [mode for mode in steering.graphs if mode is not PassMode.SPARSE_GRAPH]
     few, many = _spaced(sizes, _FAR_SPACING), _spaced(sizes, _SPACING)
-    for size in [size for size in many if size in few or size >= _FEW // 2]:
-        for mode in (*_usual(size), *steering.dense):
+    for size in [size for size in many if size in few or size >= _MIDDLE]:
+        for mode in (*_usual(size), *dense):
             yield _Case(mode, size, 0, _lens(size, most))
-    mla = tuple(mode for mode in steering.dense if mode is PassMode.DENSE_MLA_GRAPH)
+    mla = tuple(mode for mode in dense if mode is PassMode.DENSE_MLA_GRAPH)
     for size in few:
         # Turns behind short prefixes, and short prompts.
         for turn in (_TURN, _SHORT_TURN) if size >= _MANY else (_TURN,):

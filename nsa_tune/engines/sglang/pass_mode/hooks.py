@@ -7,11 +7,11 @@ from typing import Any
 
 from nsa_tune.engines.sglang.edge import attempt
 from nsa_tune.engines.sglang.kernels import SWAPS
-from nsa_tune.engines.sglang.pass_mode.dense import capture
-from nsa_tune.engines.sglang.pass_mode.dense.graphs import DenseGraphs
 from nsa_tune.engines.sglang.pass_mode.forward import Forward
 from nsa_tune.engines.sglang.pass_mode.start import STEERING, attach, drop_unproven_table
-from nsa_tune.engines.sglang.pass_mode.steering.steering import DENSE, EAGER, Steering
+from nsa_tune.engines.sglang.pass_mode.steering.steering import EAGER, GRAPHS, Steering
+from nsa_tune.engines.sglang.pass_mode.whole_pass import capture
+from nsa_tune.engines.sglang.pass_mode.whole_pass.capture import WholePassGraphs
 from nsa_tune.engines.sglang.switch import paused
 
 
@@ -26,9 +26,9 @@ def around_forward(
 
 
 def around_capture(original: Callable[..., Any], graphs: Any) -> Any:
-    """The hook around `PrefillCudaGraphRunner._capture_one_stream`: dense graphs follow its own."""
+    """The hook around `PrefillCudaGraphRunner._capture_one_stream`: whole-pass graphs follow."""
     result = original(graphs)
-    attempt("capturing dense prefill graphs", capture.capture_all, graphs)
+    attempt("capturing whole-pass prefill graphs", capture.capture_all, graphs)
     return result
 
 
@@ -41,20 +41,20 @@ def around_replay(
     original: Callable[..., Any], backend: Any, shape_key: Any, *rest: Any, **named: Any
 ) -> Any:
     """The hook around `BreakableCudaGraphBackend.replay`."""
-    dense: DenseGraphs | None = backend.__dict__.get(DENSE)
-    if dense is not None:
-        shape_key = dense.key(shape_key.size)
+    whole: WholePassGraphs | None = backend.__dict__.get(GRAPHS)
+    if whole is not None:
+        shape_key = whole.key(shape_key.size)
     return original(backend, shape_key, *rest, **named)
 
 
 def around_prepare_metadata(
     original: Callable[..., Any], graphs: Any, forward_batch: Any, static_batch: Any, *rest: Any
 ) -> Any:
-    """The hook around `_prepare_forward_metadata_for_replay`: a dense graph needs lengths only."""
-    dense: DenseGraphs | None = graphs.backend.__dict__.get(DENSE)
-    if dense is None:
+    """The hook around `_prepare_forward_metadata_for_replay`: whole-pass graphs have their own."""
+    whole: WholePassGraphs | None = graphs.backend.__dict__.get(GRAPHS)
+    if whole is None:
         return original(graphs, forward_batch, static_batch, *rest)
-    dense.prepare(len(static_batch.input_ids), forward_batch)
+    whole.prepare(len(static_batch.input_ids), forward_batch)
     return None
 
 

@@ -18,5 +18,11 @@ class PassMode(StrEnum):
     """One CUDA graph without breaks, in which attention is MHA over the new tokens."""
     DENSE_MLA_GRAPH = "dense_mla_graph"
     """One CUDA graph without breaks, in which attention is absorbed MLA over all keys."""
+    SPARSE_GRAPH = "sparse_graph"
+    """One CUDA graph without breaks, in which the indexer selects keys and attention is sparse."""
     DECODE_GRAPH = "decode_graph"
     """A decode (or verify) CUDA graph, of which rows are the new tokens."""
+
+
+ALWAYS_SELECTS = frozenset({PassMode.DECODE_GRAPH, PassMode.SPARSE_GRAPH})
+"""Ways that run alike whether keys are selected or not."""

@@ -79,6 +79,8 @@ def sentinels(runner: Any) -> Iterator[Sentinel]:
         # Turns behind short prefixes, and one behind a prefix from which keys are selected.
         Sentinel((700, 1301, 64), (41, 25, 9)),
         Sentinel((topk + 1003,), (51,)),
+        # Prompts of all kinds in one pass, of which some select keys.
+        Sentinel((topk + 517, 0, 1301, 2 * topk + 9), (301, 77, 130, 65)),
         # As many prompts as the largest graph holds.
         Sentinel((0,) * full, (max(tokens // full, 1),) * full),
     )

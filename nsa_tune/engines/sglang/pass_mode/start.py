@@ -16,7 +16,6 @@ from nsa_tune.engines.sglang.edge import attempt, say_once
 from nsa_tune.engines.sglang.eligible import SWITCHES, Engine, Part, switch_is_on, why_not
 from nsa_tune.engines.sglang.facts import facts_of
 from nsa_tune.engines.sglang.pass_mode.calibration import MEASURED, contexts, measure
-from nsa_tune.engines.sglang.pass_mode.dense.capture import captured, captured_mib
 from nsa_tune.engines.sglang.pass_mode.mode import PassMode
 from nsa_tune.engines.sglang.pass_mode.proof import prove, sentinels
 from nsa_tune.engines.sglang.pass_mode.ranks import Ranks
@@ -28,6 +27,7 @@ from nsa_tune.engines.sglang.pass_mode.times.pass_time import PassTime
 from nsa_tune.engines.sglang.pass_mode.times.pass_times import PassTimes
 from nsa_tune.engines.sglang.pass_mode.times.priors import Place, anchors, of_table, prior, rescaled
 from nsa_tune.engines.sglang.pass_mode.verdicts import verdicts_of
+from nsa_tune.engines.sglang.pass_mode.whole_pass.capture import captured, captured_mib
 from nsa_tune.engines.sglang.prefill import detach, source_of
 from nsa_tune.engines.sglang.releases import installed_release, installed_version
 from nsa_tune.engines.symbols import Symbol, hooks_on
@@ -116,9 +116,9 @@ def _row_graphs(runner: Any) -> RowGraphs | None:
 
 
 def _steering(runner: Any, ranks: Ranks) -> Steering:
-    dense = captured(runner.prefill_cuda_graph_runner)
+    graphs = captured(runner.prefill_cuda_graph_runner)
     index_topk, decode = runner.attn_backend.dsa_index_topk, _row_graphs(runner)
-    return Steering(runner, index_topk, ranks, dense=dense, decode=decode)
+    return Steering(runner, index_topk, ranks, graphs=graphs, decode=decode)
 
 
 def _proven(runner: Any, steering: Steering, ranks: Ranks, key: Mapping[str, object]) -> PassTimes:
@@ -159,7 +159,7 @@ def _times(runner: Any, steering: Steering, ranks: Ranks, key: Mapping[str, obje
         say_once(logging.INFO, f"{len(kept.times)} times of passes are known from an earlier start")
         return kept
     measured = _by_prior(runner, steering, ranks, key, table) or _measured(runner, steering, ranks)
-    memory_mib = {"dense graphs": captured_mib(runner.prefill_cuda_graph_runner)}
+    memory_mib = {"whole-pass graphs": captured_mib(runner.prefill_cuda_graph_runner)}
     return ranks.from_first(PassTimes(key, measured, table, memory_mib))
 
 
@@ -227,7 +227,7 @@ def _key(runner: Any, graphs: Any) -> dict[str, object]:
         "decode_sizes": [] if decode is None else decode.sizes,
         # None without speculative decoding.
         "draft_tokens": runner.attn_backend.speculative_num_draft_tokens,
-        "dense_sizes": {str(mode): one.sizes for mode, one in captured(graphs).items()},
+        "whole_pass_sizes": {str(mode): of.sizes for mode, of in captured(graphs).items()},
         "contexts": contexts(runner),
         "context_len": runner.model_config.context_len,
         "measured": MEASURED,

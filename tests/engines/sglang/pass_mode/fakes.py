@@ -9,14 +9,12 @@ from typing import Any
 
 import torch
 
-from nsa_tune.engines.sglang.pass_mode.dense.graphs import (
-    Kind,
-    most_sequences,
-    padding,
-)
+from nsa_tune.backend.types.batch import Batch
 from nsa_tune.engines.sglang.pass_mode.mode import PassMode
 from nsa_tune.engines.sglang.pass_mode.times.pass_time import PassTime
 from nsa_tune.engines.sglang.pass_mode.times.pass_times import PassTimes
+from nsa_tune.engines.sglang.pass_mode.whole_pass.dense_graphs import most_sequences, padding
+from nsa_tune.engines.sglang.pass_mode.whole_pass.unbroken import Kind
 
 TOPK = 2048
 
@@ -81,8 +79,25 @@ class Dense:
         self.sizes = sorted(sizes)
         self.kind = kind
 
-    def fits(self, size: int, sequences: int) -> bool:
-        return size in self.sizes and sequences <= room(size)
+    def wanted(self) -> list[int]:
+        return self.sizes
+
+    def fits(self, size: int, batch: Batch) -> bool:
+        short = batch.max_kv <= TOPK and batch.batch_size <= room(size)
+        return short and size in self.sizes and (self.kind is Kind.MLA or not batch.prefix_tokens)
+
+
+class Sparse:
+    """Sparse graphs that are there."""
+
+    kind = Kind.SPARSE
+
+    def __init__(self, sizes: Iterable[int], most_keys: int = 2**17) -> None:
+        self.sizes = sorted(sizes)
+        self.most_keys = most_keys
+
+    def fits(self, size: int, batch: Batch) -> bool:
+        return size in self.sizes and batch.kv_tokens <= self.most_keys
 
 
 def room(size: int) -> int:

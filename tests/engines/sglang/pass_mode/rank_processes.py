@@ -30,13 +30,13 @@ from torch._C._distributed_c10d import TCPStore
 from nsa_tune.engines.edge import EngineMustStop
 from nsa_tune.engines.sglang.eligible import Part
 from nsa_tune.engines.sglang.pass_mode import hooks, start
-from nsa_tune.engines.sglang.pass_mode.dense import capture
-from nsa_tune.engines.sglang.pass_mode.dense.graph_buffers import GraphBuffers
-from nsa_tune.engines.sglang.pass_mode.dense.graphs import Kind
 from nsa_tune.engines.sglang.pass_mode.mode import PassMode
 from nsa_tune.engines.sglang.pass_mode.steering.monitor import RegressionMonitor
-from nsa_tune.engines.sglang.pass_mode.steering.steering import DENSE, EAGER
+from nsa_tune.engines.sglang.pass_mode.steering.steering import EAGER, GRAPHS
 from nsa_tune.engines.sglang.pass_mode.times.pass_time import PassTime
+from nsa_tune.engines.sglang.pass_mode.whole_pass import capture
+from nsa_tune.engines.sglang.pass_mode.whole_pass.graph_buffers import GraphBuffers
+from nsa_tune.engines.sglang.pass_mode.whole_pass.unbroken import Kind
 from tests.engines.sglang.pass_mode.fakes import Dense, Hidden, Mode, Speculation, batch, original
 
 _SIZES, _ROWS = (64, 512, 2048), (8, 64, 256)
@@ -117,6 +117,11 @@ class _Captured(Dense):
     def __init__(self, graphs: Any, index_topk: int, kind: Kind) -> None:
         super().__init__([], kind)
         self._engine: _Engine = graphs.model_runner
+        self._wanted = list(graphs.capture_num_tokens)
+
+    def wanted(self) -> list[int]:
+        """The sizes to capture."""
+        return self._wanted
 
     def capture(self, size: int) -> None:
         """Capture one size."""
@@ -213,7 +218,7 @@ class _Engine:
             return f"decode graph {_padded(_ROWS, forward_batch.batch_size)}"
         if EAGER in graphs.__dict__:
             return f"eager {forward_batch.extend_num_tokens}"
-        dense = graphs.backend.__dict__.get(DENSE)
+        dense = graphs.backend.__dict__.get(GRAPHS)
         size = _padded(_SIZES, forward_batch.extend_num_tokens)
         return f"{dense.kind if dense else 'prefill graph'} {size}"
 
@@ -319,8 +324,9 @@ def _patch(key: dict[str, str]) -> None:
     """Whatever would look at a GPU or at SGLang itself."""
     parts: Any = start
     captures: Any = capture
-    captures.why_not = lambda part, engine: None if part is not Part.DENSE_MLA else "not here"
-    captures._why_no_room = lambda graphs: None
+    absent = (Part.DENSE_MLA, Part.SPARSE)
+    captures.why_not = lambda part, engine: "not here" if part in absent else None
+    captures._why_no_room = lambda whole: None
     torch.cuda.mem_get_info = lambda *_: (2**34, 2**35)
     captures.DenseGraphs = _Captured
     captures.GraphBuffers = SimpleNamespace(of_engine=lambda: GraphBuffers([]))

@@ -24,15 +24,17 @@ from tests.engines.sglang.pass_mode.fakes import (
     Alone,
     Dense,
     Hidden,
+    Sparse,
     Speculation,
     batch,
     runner,
 )
 
 ENGINE, TABLE, EAGER = PassMode.ENGINE, PassMode.TABLE_KERNEL, PassMode.EAGER
-DENSE, DENSE_MLA, DECODE = (
+DENSE, DENSE_MLA, SPARSE, DECODE = (
     PassMode.DENSE_GRAPH,
     PassMode.DENSE_MLA_GRAPH,
+    PassMode.SPARSE_GRAPH,
     PassMode.DECODE_GRAPH,
 )
 SIZES, ROWS = (64, 1024, 4096), (1, 8, 48, 64)
@@ -54,9 +56,9 @@ def _runner(sizes: tuple[int, ...] = SIZES, **changes: Any) -> Any:
 
 
 def _steering(made: Any, modes: tuple[PassMode, ...] = (DENSE, DENSE_MLA)) -> Steering:
-    dense = {mode: Dense(SIZES) for mode in modes}
+    graphs = {mode: Sparse(SIZES) if mode is SPARSE else Dense(SIZES) for mode in modes}
     return Steering(
-        made, TOPK, cast("Ranks", Alone()), dense=cast("Any", dense), decode=RowGraphs.of(made)
+        made, TOPK, cast("Ranks", Alone()), graphs=cast("Any", graphs), decode=RowGraphs.of(made)
     )
 
 
@@ -106,6 +108,15 @@ def test_each_way_is_measured_where_it_can_run() -> None:
     }
 
 
+def test_sparse_graphs_are_measured_behind_all_prefixes() -> None:
+    found = _cases((SPARSE,))
+    sparse = [(size, prefix, lens) for mode, size, prefix, lens in found if mode is SPARSE]
+
+    assert sparse == [
+        (size, prefix, (size,)) for size in (64, 1024, 4096) for prefix in (0, 2048, 16384)
+    ]
+
+
 def test_of_many_captured_sizes_a_few_are_measured() -> None:
     """SGLang's own list: each size would take seconds, and tell little that others do not."""
     sizes = (
@@ -115,8 +126,8 @@ def test_of_many_captured_sizes_a_few_are_measured() -> None:
     made = _runner(sizes=sizes)
     found = [one for one in module._cases(made, _steering(made)) if one.mode is ENGINE]
 
-    assert {one.size for one in found} == {64, 128, 256, 512, 1024, 2048, 4096, 8192}
-    assert {one.size for one in found if one.longest > TOPK} == {64, 256, 1024}
+    assert {one.size for one in found} == {128, 512, 1024, 2048, 4096, 8192}
+    assert {one.size for one in found if one.longest > TOPK} == {128, 512, 2048}
     # A graph that is never half empty shows too little of what padding costs.
     assert not any(one.padding for one in found)
 
@@ -220,7 +231,7 @@ def test_rows_beyond_the_largest_prefill_graph_are_left_out() -> None:
 
 def _measured(made: Any, monkeypatch: pytest.MonkeyPatch, *, changes: bool) -> list[PassMode]:
     """The modes of the times that were kept, while the passes ran as they were forced to."""
-    steering = _steering(made)
+    steering = _steering(made, (DENSE, DENSE_MLA, SPARSE))
     forced: Counter[PassMode | None] = Counter()
 
     def run(forward_batch: Any, proxy: Any) -> None:

@@ -9,6 +9,7 @@ from nsa_tune.engines.sglang.pass_mode.rows import graphs as row_graphs
 from nsa_tune.engines.sglang.pass_mode.rows import rows
 from nsa_tune.engines.sglang.pass_mode.start import _ARGUMENTS
 from nsa_tune.engines.sglang.pass_mode.steering import choice
+from nsa_tune.engines.sglang.pass_mode.whole_pass.sparse_attention import IndexerMetadata
 from tests.engines.sglang.wheels import BACKEND, MODES, Wheel
 
 _EXECUTOR = "sglang/srt/model_executor"
@@ -22,6 +23,7 @@ _SHAPE_KEY = f"{_EXECUTOR}/runner/shape_key.py"
 _METHODS = "sglang/srt/models/deepseek_common/attention_backend_handler.py"
 _MHA = "sglang/srt/models/deepseek_common/attention_forward_methods/forward_mha.py"
 _SPLIT = "sglang/srt/layers/attention/dsa/dsa_prefill_cuda_graph.py"
+_INDEXER = "sglang/srt/layers/attention/dsa/dsa_indexer.py"
 _GROUPS = "sglang/srt/distributed/parallel_state.py"
 _CONTEXT = "sglang/srt/runtime_context.py"
 _GRAPHS = "PrefillCudaGraphRunner"
@@ -220,6 +222,29 @@ def test_where_attention_is_dense_the_indexer_only_stores_its_keys(steered: Whee
     assert "return_indices=seed_buf is not None" in mha
     assert "return_indices = topk_result.numel() != 0" in split
     assert "k_only = not return_indices or" in split
+
+
+def test_the_indexer_asks_only_for_metadata_that_sparse_graphs_have(steered: Wheel) -> None:
+    split = _body(steered, _SPLIT, "pcg_dsa_indexer_prefill_split")
+    assert "metadata = get_attn_backend().get_indexer_metadata(layer_id, forward_batch)" in split
+    body = steered.definition(_INDEXER, "Indexer._get_topk_ragged")
+    asked = {
+        node.attr
+        for node in ast.walk(body)
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "metadata"
+    }
+    # The table of single tokens is for another GPU.
+    assert asked - {"get_page_table_1"} <= {*dir(IndexerMetadata), "attn_metadata"}
+    within = {
+        node.attr
+        for node in ast.walk(body)
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "metadata.attn_metadata"
+    }
+    assert within == {"topk_indices_offset"}
+    # With an offset a row, its chunks of rows gather nothing else.
+    text = ast.unparse(body)
+    assert "topk_offset_chunk = global_topk_offset[start:end]" in text
+    assert "topk_indices_offset_override=topk_offset_chunk" in text
 
 
 def test_metadata_is_what_the_last_preparation_left(steered: Wheel) -> None:

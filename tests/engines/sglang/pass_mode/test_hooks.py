@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from nsa_tune.engines.sglang.pass_mode.dense import capture
 from nsa_tune.engines.sglang.pass_mode.hooks import (
     around_can_run,
     around_capture,
     around_prepare_metadata,
     around_replay,
 )
+from nsa_tune.engines.sglang.pass_mode.whole_pass import capture
 from tests.engines.sglang.pass_mode.fakes import Dense
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def test_a_dense_pass_replays_the_dense_graph_of_its_size() -> None:
     backend = SimpleNamespace()
     assert _replayed(backend, _Key(512)) == _Key(512)
 
-    backend._nsa_tune_dense = _Dense()
+    backend._nsa_tune_graphs = _Dense()
     assert _replayed(backend, _Key(512)) == _Key(512, "dense")
 
 
@@ -64,7 +64,7 @@ def test_a_dense_pass_prepares_its_lengths_and_nothing_else() -> None:
     assert around_prepare_metadata(prepare, graphs, live, static, 512) == "SGLang's own"
     assert own == [(live, static, 512)]
 
-    dense = graphs.backend._nsa_tune_dense = _Dense()
+    dense = graphs.backend._nsa_tune_graphs = _Dense()
     assert around_prepare_metadata(prepare, graphs, live, static, 512) is None
     assert dense.prepared == [(512, live)]
     assert len(own) == 1
@@ -81,7 +81,7 @@ def test_capturing_dense_graphs_that_fails_leaves_sglangs_own(
 
     assert around_capture(lambda graphs: "captured", graphs) == "captured"
     assert vars(graphs) == {}
-    assert "capturing dense prefill graphs failed" in caplog.text
+    assert "capturing whole-pass prefill graphs failed" in caplog.text
 
 
 def test_an_eager_pass_is_no_graph_and_any_other_is_what_sglang_says() -> None:

@@ -53,7 +53,7 @@ class _Engine:
             req_to_token=torch.zeros(20, 40_100, dtype=torch.int32)
         )
         self.steering = Steering(
-            self.runner, TOPK, cast("Ranks", Alone()), dense=cast("Any", {DENSE: Dense(SIZES)}),
+            self.runner, TOPK, cast("Ranks", Alone()), graphs=cast("Any", {DENSE: Dense(SIZES)}),
             decode=RowGraphs.of(self.runner),
         )  # fmt: skip
         # All ways compute the same here: which one was asked for is all that is seen.
@@ -124,9 +124,12 @@ def test_each_way_runs_batches_with_and_without_prefixes_and_the_largest_graph()
             for way, ran in engine.ran if way is mode
         ]  # fmt: skip
 
+    mixed = (TOPK + 517, 0, 1301, 2 * TOPK + 9)
     assert [size for _, size in of(DENSE)] == [37, 485, 3807]
-    assert [prefix for prefix, _ in of(DECODE)] == [(0,), (0,) * 8, (700, 1301, 64), (TOPK + 1003,)]
-    assert [prefix for prefix, _ in of(TABLE)][-2:] == [(TOPK + 1003,), (0,) * 3]
+    assert [prefix for prefix, _ in of(DECODE)] == [
+        (0,), (0,) * 8, (700, 1301, 64), (TOPK + 1003,), mixed,
+    ]  # fmt: skip
+    assert [prefix for prefix, _ in of(TABLE)][-3:] == [(TOPK + 1003,), mixed, (0,) * 3]
 
 
 @pytest.mark.parametrize(
@@ -227,7 +230,7 @@ def test_one_wrong_row_of_many_shows() -> None:
 
 def test_batches_that_there_is_no_room_for_are_left_out() -> None:
     engine = _Engine()
-    assert len(list(sentinels(engine.runner))) == 5
+    assert len(list(sentinels(engine.runner))) == 6
     engine.runner.max_total_num_tokens = 1500
     assert [max(batch.kv_lens) for batch in sentinels(engine.runner)] == [37, 128]
     engine.runner.req_to_token_pool.req_to_token = torch.zeros(2, 40_100)

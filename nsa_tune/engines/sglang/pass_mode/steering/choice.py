@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from nsa_tune.backend.types.batch import Batch
-from nsa_tune.engines.sglang.pass_mode.dense.graphs import Kind
 from nsa_tune.engines.sglang.pass_mode.mode import PassMode
 from nsa_tune.engines.sglang.pass_mode.times.pass_times import PassTimes
 
@@ -29,16 +28,11 @@ _EAGER_MARGIN = 0.25
 kernels, and has more to do while it serves: one took 276 ms where 192 were estimated."""
 
 
-class Dense(Protocol):
-    """Captured dense graphs of one kind."""
+class Graphs(Protocol):
+    """Captured whole-pass graphs of one kind."""
 
-    @property
-    def kind(self) -> Kind:
-        """How attention is computed in them."""
-        ...
-
-    def fits(self, size: int, sequences: int) -> bool:
-        """Whether there is a graph of `size` tokens for so many sequences."""
+    def fits(self, size: int, batch: Batch) -> bool:
+        """Whether there is a graph of `size` tokens that runs a batch with these sums."""
         ...
 
 
@@ -49,7 +43,8 @@ class Choice:
     sizes: Sequence[int]
     """Tokens of SGLang's own prefill graphs, ascending."""
     index_topk: int
-    dense: Mapping[PassMode, Dense]
+    graphs: Mapping[PassMode, Graphs]
+    """Whole-pass graphs of the plug-in, by the way that they run."""
     rows: Sequence[int]
     """Rows of the decode graphs that may run a prefill, ascending."""
 
@@ -124,7 +119,8 @@ class Choice:
         ways = [PassMode.ENGINE, PassMode.TABLE_KERNEL]
         if batch.max_kv <= self.index_topk:
             ways.append(PassMode.EAGER)
-        ways += [mode for mode, graphs in self.dense.items() if self._fits(graphs, batch, size)]
+        if size <= _MOST_PADDING * batch.q_tokens:
+            ways += [mode for mode, graphs in self.graphs.items() if graphs.fits(size, batch)]
         if rows is not None and self.rows:
             ways.append(PassMode.DECODE_GRAPH)
         return ways
@@ -144,14 +140,6 @@ class Choice:
         # So few tokens take what launching them takes, with any context.
         launched_us = times.launched_us(batch.q_tokens, selects=selects)
         return graph_us if launched_us is None else max(graph_us, launched_us)
-
-    def _fits(self, graphs: Dense, batch: Batch, size: int) -> bool:
-        return (
-            size <= _MOST_PADDING * batch.q_tokens
-            and (graphs.kind is Kind.MLA or batch.kv_tokens == batch.q_tokens)
-            and batch.max_kv <= self.index_topk
-            and graphs.fits(size, batch.batch_size)
-        )
 
     def _decode_us(self, times: PassTimes, rows: int, context: float) -> float | None:
         """The time by decode graphs: as many of the largest as are full, and one of the rest."""

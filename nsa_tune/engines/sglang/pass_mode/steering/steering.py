@@ -13,7 +13,6 @@ from typing import Any
 from nsa_tune.backend.types.batch import Batch
 from nsa_tune.engines.extends import sums_of
 from nsa_tune.engines.sglang.edge import say_once
-from nsa_tune.engines.sglang.pass_mode.dense.graphs import DenseGraphs
 from nsa_tune.engines.sglang.pass_mode.forward import Forward
 from nsa_tune.engines.sglang.pass_mode.mode import PassMode
 from nsa_tune.engines.sglang.pass_mode.ranks import Ranks
@@ -21,10 +20,11 @@ from nsa_tune.engines.sglang.pass_mode.rows.graphs import RowGraphs
 from nsa_tune.engines.sglang.pass_mode.steering.choice import Choice
 from nsa_tune.engines.sglang.pass_mode.steering.monitor import RegressionMonitor
 from nsa_tune.engines.sglang.pass_mode.times.pass_times import PassTimes
+from nsa_tune.engines.sglang.pass_mode.whole_pass.capture import WholePassGraphs
 from nsa_tune.engines.sglang.passes import is_plain_extend
 from nsa_tune.engines.sglang.prefill import ENGINE_KERNEL, changed
 
-DENSE, EAGER = "_nsa_tune_dense", "_nsa_tune_eager"
+GRAPHS, EAGER = "_nsa_tune_graphs", "_nsa_tune_eager"
 """Attributes of a graph backend and of a graph runner, while a pass runs in such a way."""
 _TOGETHER = 256
 """Passes of any kind between two looks at what loses; equal on all ranks, which run all alike."""
@@ -39,7 +39,7 @@ class Steering:
         index_topk: int,
         ranks: Ranks,
         *,
-        dense: Mapping[PassMode, DenseGraphs],
+        graphs: Mapping[PassMode, WholePassGraphs],
         decode: RowGraphs | None,
     ) -> None:
         """`decode`: the decode graphs, if they may run a prefill in this engine."""
@@ -49,11 +49,12 @@ class Steering:
         self._ranks = ranks
         self._decode = decode
         self._passes = 0
-        self.dense = dense
+        self.graphs = graphs
+        """Whole-pass graphs of the plug-in, by the way that they run."""
         self.rows: Sequence[int] = () if decode is None else tuple(decode.sizes)
         """Rows of the decode graphs that may run a prefill, ascending."""
         sizes = tuple(sorted(self._graphs.capture_num_tokens))
-        self.choice = Choice(sizes, index_topk, dense, self.rows)
+        self.choice = Choice(sizes, index_topk, graphs, self.rows)
         self.off: frozenset[PassMode] = frozenset()
         """Ways that this engine's start has found wrong or slow: they are never taken."""
         self.times: PassTimes | None = None
@@ -112,7 +113,7 @@ class Steering:
         if forward_batch.input_embeds is not None or forward_batch.replace_embeds is not None:
             return None
         extend_lens = forward_batch.extend_seq_lens_cpu
-        # Dense graphs take sequences without tokens for padding, which only stands at the end.
+        # Whole-pass graphs take sequences without tokens for padding, which only stands at the end.
         if type(extend_lens) is not list or 0 in extend_lens:
             return None
         if self.times is None or self._is_loading():
@@ -149,7 +150,7 @@ class Steering:
         if mode is PassMode.EAGER:
             with attribute(self._graphs, EAGER, True):
                 return call.run()
-        with attribute(self._graphs.backend, DENSE, self.dense.get(mode)):
+        with attribute(self._graphs.backend, GRAPHS, self.graphs.get(mode)):
             return call.run()
 
     def _is_loading(self) -> bool:

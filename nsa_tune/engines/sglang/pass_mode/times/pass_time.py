@@ -19,8 +19,8 @@ class PassTime:
     pass_us: float
     """From the pass's first call on the host until the GPU has finished it."""
     selects: bool = False
-    """Whether a sequence is so long that the indexer scores and selects keys. Decode graphs always
-    do that, or never: there it is False."""
+    """Whether a sequence is so long that the indexer scores and selects keys. Ways that
+    always do that, or never, have False here."""
     host_us: float | None = None
     """Until the host had launched it; None where that was not measured."""
     padding: int = 0

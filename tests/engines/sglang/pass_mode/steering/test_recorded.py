@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from nsa_tune import Batch
-from nsa_tune.engines.sglang.pass_mode.dense.graphs import Kind
 from nsa_tune.engines.sglang.pass_mode.mode import PassMode
 from nsa_tune.engines.sglang.pass_mode.steering.choice import Choice
 from nsa_tune.engines.sglang.pass_mode.times.pass_times import PassTimes
+from nsa_tune.engines.sglang.pass_mode.whole_pass.unbroken import Kind
 from tests.engines.sglang.pass_mode.fakes import Dense
 
 _RECORDED = Path(__file__).parents[1] / "times" / "recorded"

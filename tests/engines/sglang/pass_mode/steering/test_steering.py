@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nsa_tune.engines.extends import sums_of
-from nsa_tune.engines.sglang.pass_mode.dense.graphs import DenseGraphs, Kind
 from nsa_tune.engines.sglang.pass_mode.forward import Forward
 from nsa_tune.engines.sglang.pass_mode.mode import PassMode
 from nsa_tune.engines.sglang.pass_mode.ranks import Ranks
@@ -22,6 +21,8 @@ from nsa_tune.engines.sglang.pass_mode.steering.choice import MARGIN
 from nsa_tune.engines.sglang.pass_mode.steering.steering import Steering
 from nsa_tune.engines.sglang.pass_mode.times.pass_time import PassTime
 from nsa_tune.engines.sglang.pass_mode.times.pass_times import PassTimes
+from nsa_tune.engines.sglang.pass_mode.whole_pass.dense_graphs import DenseGraphs
+from nsa_tune.engines.sglang.pass_mode.whole_pass.unbroken import Kind
 from nsa_tune.engines.sglang.prefill import ENGINE_KERNEL
 from tests.engines.sglang.pass_mode.fakes import (
     TOPK,
@@ -29,6 +30,7 @@ from tests.engines.sglang.pass_mode.fakes import (
     Dense,
     Hidden,
     Mode,
+    Sparse,
     batch,
     original,
     room,
@@ -67,7 +69,7 @@ def _steering(
         runner(SIZES, ROWS, **changes),
         TOPK,
         cast("Ranks", ranks or Alone()),
-        dense=_dense(dense or Dense(SIZES)),
+        graphs=_dense(dense or Dense(SIZES)),
         decode=decode,
     )
     made.times = measured
@@ -184,7 +186,7 @@ def test_dense_graphs_run_what_has_no_prefix_and_fits() -> None:
 
 def test_dense_graphs_run_nothing_longer_than_the_indexer_selects() -> None:
     dense = _dense(Dense((4096,)))
-    made = Steering(runner((4096,), ROWS), TOPK, cast("Ranks", Alone()), dense=dense, decode=None)
+    made = Steering(runner((4096,), ROWS), TOPK, cast("Ranks", Alone()), graphs=dense, decode=None)
     own = {(4096, 4096): 9e4}
     made.times = times(engine=own, table_kernel=own, dense_graph={(4096, 4096): 1e4})
 
@@ -251,7 +253,7 @@ def _flags(steered: Steering) -> set[str]:
         (ENGINE, {ENGINE_KERNEL}),
         (TABLE, set()),
         (EAGER, {"_nsa_tune_eager"}),
-        (DENSE, {"_nsa_tune_dense"}),
+        (DENSE, {"_nsa_tune_graphs"}),
         (DECODE, set()),
     ],
 )
@@ -398,16 +400,31 @@ def test_what_fills_up_verify_requests_counts(extend_lens: list[int], mode: Pass
     assert steered.last is mode
 
 
+def test_sparse_graphs_run_what_selects_keys_as_far_as_there_is_room() -> None:
+    sparse = Sparse(SIZES, most_keys=30_000)
+    made = Steering(
+        runner(SIZES, ROWS), TOPK, cast("Ranks", Alone()),
+        graphs=cast("Any", {PassMode.SPARSE_GRAPH: sparse}), decode=None,
+    )  # fmt: skip
+    own = {(size, context): 100_000.0 for size in SIZES for context in CONTEXTS}
+    graph = {(size, context): 60_000.0 for size in SIZES for context in CONTEXTS}
+    made.times = times(engine=own, table_kernel=own, sparse_graph=graph)
+
+    assert _fastest(made, [16384], [300]) is PassMode.SPARSE_GRAPH
+    assert _fastest(made, [16384, 0, 700], [300, 40, 9]) is PassMode.SPARSE_GRAPH
+    assert _fastest(made, [16384, 16384], [300, 300]) is ENGINE
+
+
 def test_a_dense_pass_names_its_graphs() -> None:
     steered = _steering(decode=None)
     seen = []
 
     def look(runner: Any, extend: Any, *rest: Any) -> None:
-        seen.append(steered._graphs.backend._nsa_tune_dense)
+        seen.append(steered._graphs.backend._nsa_tune_graphs)
 
     steered.forward(Forward(look, SimpleNamespace(), batch([0], [2048]), ()))
 
-    assert seen == [steered.dense[DENSE]]
+    assert seen == [steered.graphs[DENSE]]
 
 
 class _Watch:

@@ -14,14 +14,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsa_tune.engines.sglang.pass_mode.dense import absorbed as module_absorbed
-from nsa_tune.engines.sglang.pass_mode.dense import graphs as module
-from nsa_tune.engines.sglang.pass_mode.dense.graphs import (
+from nsa_tune.backend.types.batch import Batch
+from nsa_tune.engines.sglang.pass_mode.whole_pass import attention, unbroken
+from nsa_tune.engines.sglang.pass_mode.whole_pass.dense_graphs import (
     DenseGraphs,
-    Kind,
     most_sequences,
     padding,
 )
+from nsa_tune.engines.sglang.pass_mode.whole_pass.unbroken import Kind
 
 TOPK = 2048
 
@@ -76,9 +76,9 @@ class _Runner:
         assert batch.size == size
         if self.fails:
             raise RuntimeError("made up")
-        absorbed = self.attention.__dict__.get(module_absorbed._CAPTURING)
         return (
-            self.attention.forward_metadata, self.attention.use_mha, absorbed, self.current.get(),
+            self.attention.forward_metadata, self.attention.use_mha, attention._swap,
+            self.current.get(),
         )  # fmt: skip
 
     def capture_one(self, key: Any, forward: Any) -> None:
@@ -96,7 +96,7 @@ def runner(monkeypatch: pytest.MonkeyPatch) -> _Runner:
     breaks, keys = ModuleType("breaks"), ModuleType("keys")
     vars(breaks)["_current_capture_var"] = current
     vars(keys)["ShapeKey"] = _Key
-    monkeypatch.setitem(sys.modules, module._BREAKS, breaks)
+    monkeypatch.setitem(sys.modules, unbroken._BREAKS, breaks)
     monkeypatch.setitem(sys.modules, "sglang.srt.model_executor.runner.shape_key", keys)
     return _Runner(current)
 
@@ -124,9 +124,9 @@ def test_a_graph_is_captured_without_breaks_and_with_mha(runner: _Runner, size: 
     graphs = DenseGraphs(runner, TOPK, Kind.MHA)
     graphs.capture(size)
 
-    metadata, mha, absorbed, current = runner.captured[_Key(size, variant_label=Kind.MHA)]
+    metadata, mha, swap, current = runner.captured[_Key(size, variant_label=Kind.MHA)]
     assert mha
-    assert absorbed is None
+    assert swap is None
     assert current is None
     assert metadata.cu_seqlens_q is metadata.cu_seqlens_k
     assert metadata.max_seq_len_q == metadata.max_seq_len_k == min(size, TOPK)
@@ -144,25 +144,24 @@ def test_a_graph_of_absorbed_attention_reads_its_own_tensors(runner: _Runner, si
     graphs = DenseGraphs(runner, TOPK, Kind.MLA)
     graphs.capture(size)
 
-    _, mha, absorbed, current = runner.captured[_Key(size, variant_label=Kind.MLA)]
+    _, mha, swap, current = runner.captured[_Key(size, variant_label=Kind.MLA)]
     assert not mha
     assert current is None
-    inputs, most = absorbed
-    assert most == min(size, TOPK)
+    assert swap.attend.most == min(size, TOPK)
+    inputs = swap.attend.inputs
     assert inputs is graphs._inputs[size]
     assert inputs.pages.shape == (most_sequences(size, min(size, TOPK)), TOPK // 64)
-    assert module_absorbed._CAPTURING not in runner.attention.__dict__
-    assert not module_absorbed._keys_only
+    assert attention._swap is None
 
 
 def test_the_kinds_have_graphs_of_their_own(runner: _Runner) -> None:
-    for kind in Kind:
+    for kind in (Kind.MHA, Kind.MLA):
         DenseGraphs(runner, TOPK, kind).capture(64)
 
     assert len(runner.captured) == 2
 
 
-@pytest.mark.parametrize("kind", Kind)
+@pytest.mark.parametrize("kind", [Kind.MHA, Kind.MLA])
 def test_a_capture_that_fails_leaves_attention_as_it_was(runner: _Runner, kind: Kind) -> None:
     runner.fails = True
     graphs = DenseGraphs(runner, TOPK, kind)
@@ -170,10 +169,13 @@ def test_a_capture_that_fails_leaves_attention_as_it_was(runner: _Runner, kind: 
         graphs.capture(64)
 
     assert not runner.attention.use_mha
-    assert module_absorbed._CAPTURING not in runner.attention.__dict__
-    assert not module_absorbed._keys_only
+    assert attention._swap is None
     assert graphs.sizes == []
-    assert not graphs.fits(64, 1)
+    assert not graphs.fits(64, _prompts(1))
+
+
+def _prompts(count: int) -> Batch:
+    return Batch.extend(prefix_lens=[0] * count, extend_lens=[1] * count)
 
 
 def test_only_what_was_captured_fits(runner: _Runner) -> None:
@@ -181,16 +183,26 @@ def test_only_what_was_captured_fits(runner: _Runner) -> None:
     graphs.capture(1024)
 
     most = most_sequences(1024, 1024) - 1  # the last one is for padding
-    assert graphs.fits(1024, most)
-    assert not graphs.fits(1024, most + 1)
-    assert not graphs.fits(512, 1)
+    assert graphs.fits(1024, _prompts(most))
+    assert not graphs.fits(1024, _prompts(most + 1))
+    assert not graphs.fits(512, _prompts(1))
+    assert not graphs.fits(1024, Batch.extend(prefix_lens=[64], extend_lens=[8]))
+    assert not graphs.fits(1024, Batch.extend(prefix_lens=[0], extend_lens=[TOPK + 1]))
+
+
+def test_absorbed_attention_takes_prefixes_too(runner: _Runner) -> None:
+    graphs = DenseGraphs(runner, TOPK, Kind.MLA)
+    graphs.capture(1024)
+
+    assert graphs.fits(1024, Batch.extend(prefix_lens=[TOPK - 8], extend_lens=[8]))
+    assert not graphs.fits(1024, Batch.extend(prefix_lens=[TOPK - 7], extend_lens=[8]))
 
 
 @given(st.sampled_from([4, 100, 2048, 8192, 32768]), st.data())
 def test_a_batch_that_fits_has_room_for_its_padding(size: int, data: st.DataObject) -> None:
     graphs = DenseGraphs(_Runner(ContextVar("unused", default=None)), TOPK, Kind.MHA)
     inputs = graphs._inputs[size] = graphs._new_inputs(size)
-    sequences = max(one for one in range(65) if graphs.fits(size, one))
+    sequences = max(count for count in range(1, 65) if graphs.fits(size, _prompts(count)))
     longest = min(size // sequences, TOPK)
     one = st.integers(1, longest)
     lens = data.draw(st.lists(one, min_size=sequences, max_size=sequences))

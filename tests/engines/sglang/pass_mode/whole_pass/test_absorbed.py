@@ -11,14 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from nsa_tune.engines.sglang.pass_mode.dense import absorbed as module
-from nsa_tune.engines.sglang.pass_mode.dense.absorbed import (
-    PAGE,
-    Inputs,
-    absorbed,
-    around_extend,
-    around_k_only,
-)
+from nsa_tune.engines.sglang.pass_mode.whole_pass.absorbed import PAGE, AbsorbedAttention, Inputs
+from nsa_tune.engines.sglang.pass_mode.whole_pass.attention import Swap, around_extend, swapped
 
 HEADS, RANK, ROPE = 3, 512, 64
 HEAD_DIM = RANK + ROPE
@@ -123,7 +117,7 @@ def test_it_computes_what_attention_over_all_selected_keys_does(kernel: _Kernel)
     )
     backend = _backend(pages=6)
     batch = SimpleNamespace(out_cache_loc=torch.tensor(slots))
-    with absorbed(backend, inputs, 130):
+    with swapped(Swap(backend, AbsorbedAttention(backend, inputs, 130))):
         found = around_extend(
             _sgl, backend, q.flatten(1), k, None, LAYER, batch, q_rope=q_rope, k_rope=k_rope
         )
@@ -139,39 +133,3 @@ def test_it_computes_what_attention_over_all_selected_keys_does(kernel: _Kernel)
     }  # fmt: skip
     assert kernel.given["causal"] is True
     assert kernel.given["max_seqlen_q"] == 130
-
-
-def _inputs() -> Inputs:
-    return Inputs(*(torch.zeros(1) for _ in range(3)))
-
-
-@pytest.mark.usefixtures("kernel")
-def test_without_a_capture_attention_is_sglangs_own() -> None:
-    backend, batch = _backend(1), SimpleNamespace()
-    assert around_extend(_sgl, backend, 1, 2, 3, LAYER, batch, True, q_rope=4) == "SGLang's own"
-
-    with absorbed(_backend(1), _inputs(), 64):  # of another backend
-        assert around_extend(_sgl, backend, 1, 2, 3, LAYER, batch) == "SGLang's own"
-
-
-def test_the_indexer_only_stores_its_keys_while_a_graph_is_captured() -> None:
-    def own(indexer: object, x: object, return_indices: bool = True) -> bool:
-        return return_indices
-
-    assert around_k_only(own, "indexer", "x") is True
-    assert around_k_only(own, "indexer", "x", return_indices=False) is False
-    with absorbed(_backend(1), _inputs(), 64):
-        assert around_k_only(own, "indexer", "x") is False
-        assert around_k_only(own, "indexer", "x", return_indices=True) is False
-    assert around_k_only(own, "indexer", "x") is True
-
-
-def test_an_error_leaves_everything_as_it_was() -> None:
-    backend = _backend(1)
-    before = dict(vars(backend))
-    with pytest.raises(RuntimeError), absorbed(backend, _inputs(), 64):
-        assert vars(backend) != before
-        raise RuntimeError("made up")
-
-    assert vars(backend) == before
-    assert not module._keys_only

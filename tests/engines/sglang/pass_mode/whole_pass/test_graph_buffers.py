@@ -7,7 +7,7 @@ import sys
 from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from nsa_tune.engines.sglang.pass_mode.dense.graph_buffers import GROUPS, GraphBuffers
+from nsa_tune.engines.sglang.pass_mode.whole_pass.graph_buffers import GROUPS, GraphBuffers
 from tests.engines.sglang.wheels import Wheel
 
 if TYPE_CHECKING:

@@ -9,23 +9,16 @@ prefix; and absorbed MLA over the pool's pages, which takes a prefix, if the poo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
-from enum import StrEnum
-from importlib import import_module
 from typing import Any
 
-from nsa_tune.engines.sglang.pass_mode.dense.absorbed import PAGE, Inputs, absorbed
+from nsa_tune.backend.types.batch import Batch
+from nsa_tune.engines.sglang.pass_mode.whole_pass.absorbed import PAGE, AbsorbedAttention, Inputs
+from nsa_tune.engines.sglang.pass_mode.whole_pass.attention import Swap, swapped
+from nsa_tune.engines.sglang.pass_mode.whole_pass.unbroken import Kind, no_breaks, shape_key
 
-_BREAKS = "sglang.srt.model_executor.runner_backend_utils.breakable_cuda_graph.breakable_cuda_graph"
-
-
-class Kind(StrEnum):
-    """How dense attention is computed; the value is part of the graphs' keys."""
-
-    MHA = "nsa_tune_dense"
-    MLA = "nsa_tune_dense_mla"
+_BF16_BYTES = 2
 
 
 def most_sequences(size: int, most: int) -> int:
@@ -93,7 +86,7 @@ class DenseGraphs:
         )  # fmt: skip
 
         def forward() -> Any:
-            with _no_breaks():
+            with no_breaks():
                 return runner._run_forward(forward_batch, size)
 
         if self.kind is Kind.MHA:
@@ -103,14 +96,33 @@ class DenseGraphs:
             finally:
                 backend.use_mha = False
         else:
-            with absorbed(backend, inputs, most):
+            with swapped(Swap(backend, AbsorbedAttention(backend, inputs, most))):
                 runner.backend.capture_one(self.key(size), forward)
         self._inputs[size] = inputs
         self._read.append(forward_batch)
 
-    def fits(self, size: int, sequences: int) -> bool:
-        """Whether there is a graph of `size` tokens for so many sequences."""
-        return size in self._inputs and sequences <= room(size, self._index_topk)
+    def wanted(self) -> list[int]:
+        """The sizes to capture: all that SGLang has graphs of."""
+        return sorted(self._runner.capture_num_tokens)
+
+    def scratch_bytes(self) -> int:
+        """Memory that capturing takes beside what SGLang's own graph of a size has just taken.
+
+        Attention needs queries, keys and values of all heads, with a copy of each.
+        """
+        runner = self._runner.model_runner
+        backend, config = runner.attn_backend, runner.model_config
+        head_dim = 2 * (backend.qk_nope_head_dim + backend.qk_rope_head_dim) + config.v_head_dim
+        return 2 * _BF16_BYTES * self.wanted()[-1] * int(backend.num_q_heads * head_dim)
+
+    def fits(self, size: int, batch: Batch) -> bool:
+        """Whether there is a graph of `size` tokens that runs a batch with these sums."""
+        return (
+            size in self._inputs
+            and (self.kind is Kind.MLA or batch.kv_tokens == batch.q_tokens)
+            and batch.max_kv <= self._index_topk
+            and batch.batch_size <= room(size, self._index_topk)
+        )
 
     def prepare(self, size: int, forward_batch: Any) -> None:
         """Write a batch's lengths and pages to where the graph of `size` tokens reads them."""
@@ -131,8 +143,7 @@ class DenseGraphs:
 
     def key(self, size: int) -> Any:
         """Under which SGLang keeps the graph of `size` tokens."""
-        shape_key = import_module("sglang.srt.model_executor.runner.shape_key").ShapeKey
-        return shape_key(size=size, variant_label=str(self.kind))
+        return shape_key(size, self.kind)
 
     def _new_inputs(self, size: int) -> Inputs:
         import torch
@@ -162,14 +173,3 @@ class DenseGraphs:
         host = torch.tensor(starts + kv_lens, dtype=torch.int32, pin_memory=inputs.starts.is_cuda)
         inputs.starts.copy_(host[: sequences + 1], non_blocking=True)
         inputs.kv_lens.copy_(host[sequences + 1 :], non_blocking=True)
-
-
-@contextmanager
-def _no_breaks() -> Iterator[None]:
-    """What would break a graph under capture is captured instead."""
-    current = import_module(_BREAKS)._current_capture_var
-    token = current.set(None)
-    try:
-        yield
-    finally:
-        current.reset(token)

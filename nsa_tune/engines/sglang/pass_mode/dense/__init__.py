@@ -1,1 +1,0 @@
-"""Prefill CUDA graphs of the plug-in itself, without breaks, in which attention is dense."""

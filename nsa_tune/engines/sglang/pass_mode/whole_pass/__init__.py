@@ -1,0 +1,1 @@
+"""Prefill CUDA graphs of the plug-in itself, without breaks: a whole pass each."""

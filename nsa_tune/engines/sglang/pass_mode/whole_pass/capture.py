@@ -1,0 +1,163 @@
+"""Capturing whole-pass graphs when an engine has captured its own."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any
+
+from nsa_tune import __version__
+from nsa_tune.engines.edge import EngineMustStop
+from nsa_tune.engines.sglang.edge import attempt, say_once
+from nsa_tune.engines.sglang.eligible import SWITCHES, Engine, Part, why_not
+from nsa_tune.engines.sglang.pass_mode.mode import PassMode
+from nsa_tune.engines.sglang.pass_mode.ranks import Ranks
+from nsa_tune.engines.sglang.pass_mode.whole_pass.dense_graphs import DenseGraphs
+from nsa_tune.engines.sglang.pass_mode.whole_pass.graph_buffers import GraphBuffers
+from nsa_tune.engines.sglang.pass_mode.whole_pass.sparse_graphs import SparseGraphs
+from nsa_tune.engines.sglang.pass_mode.whole_pass.unbroken import Kind
+
+WholePassGraphs = DenseGraphs | SparseGraphs
+
+_CAPTURED, _MIB = "_nsa_tune_captured", "_nsa_tune_captured_mib"
+"""Attributes of the runner of prefill graphs."""
+_PARTS = {
+    PassMode.DENSE_GRAPH: Part.DENSE,
+    PassMode.DENSE_MLA_GRAPH: Part.DENSE_MLA,
+    PassMode.SPARSE_GRAPH: Part.SPARSE,
+}
+"""Which part of the plug-in each way belongs to."""
+_SPARE_BYTES = 2**29
+"""For what a captured pass takes besides: NCCL's buffers, workspaces, fragmentation."""
+
+
+def captured(graphs: Any) -> Mapping[PassMode, WholePassGraphs]:
+    """The whole-pass graphs of a PrefillCudaGraphRunner, by the way that they run."""
+    whole: Mapping[PassMode, WholePassGraphs] = graphs.__dict__.get(_CAPTURED, {})
+    return whole
+
+
+def captured_mib(graphs: Any) -> int:
+    """Memory that they took."""
+    return int(graphs.__dict__.get(_MIB, 0))
+
+
+def capture_all(graphs: Any) -> None:
+    """Capture the whole-pass graphs of a PrefillCudaGraphRunner, if all of its ranks do.
+
+    Call it within the runner's own capture session.
+
+    Raises:
+        EngineMustStop: it failed on some rank, and the ranks cannot go on alike.
+    """
+    import torch
+
+    runner = graphs.model_runner
+    if runner.is_draft_worker:
+        return
+    ranks = Ranks(runner)
+    engine = Engine(runner, runner.attn_backend, graphs)
+    reason = why_not(Part.PASSES, engine) or why_not(Part.DENSE, engine)
+    buffers = GraphBuffers.of_engine() if ranks.count > 1 else GraphBuffers([])
+    # One rank that captured another graph would wait for the others for ever.
+    made = {} if why_not(Part.PASSES, engine) else dict(_graphs_of(graphs, engine))
+    what = "; ".join(f"{mode}: {of_mode.wanted()}" for mode, of_mode in made.items())
+    if not ranks.agree("whole_pass_graphs", f"{__version__}: {what}" if made else None):
+        reason = reason or "no room for them, or the ranks do not agree"
+        say_once(logging.INFO, f"no whole-pass prefill graphs: {reason}")
+        return
+    begin, free = time.monotonic(), torch.cuda.mem_get_info()[0]
+    whole = {}
+    for mode, of_mode in made.items():
+        if attempt(f"capturing {mode}s", partial(_capture, of_mode, ranks, buffers)):
+            whole[mode] = of_mode
+        else:
+            _check_alike(ranks, buffers)
+            say_once(logging.WARNING, f"no {mode}s: they could not be captured")
+    setattr(graphs, _CAPTURED, whole)
+    # What the runs before each capture took.
+    torch.cuda.empty_cache()
+    took_mib = round((free - torch.cuda.mem_get_info()[0]) / 2**20)
+    setattr(graphs, _MIB, took_mib)
+    counts = ", ".join(f"{len(of_mode.sizes)} {mode}s" for mode, of_mode in whole.items())
+    say_once(
+        logging.INFO,
+        f"captured whole-pass prefill graphs ({counts}) in {time.monotonic() - begin:.1f} s; they "
+        f"take {took_mib} MiB, which --mem-fraction-static does not hold; "
+        f"{SWITCHES[Part.DENSE]}=0 and {SWITCHES[Part.SPARSE]}=0 leave them out",
+    )
+
+
+def _graphs_of(graphs: Any, engine: Engine) -> Iterator[tuple[PassMode, WholePassGraphs]]:
+    """Graphs to capture, by the way that they run: those that there is room for."""
+    for mode, part in _PARTS.items():
+        if why_not(part, engine) or (part is not Part.SPARSE and why_not(Part.DENSE, engine)):
+            continue
+        whole = _made(graphs, part)
+        reason = _why_no_room(whole)
+        if reason is None:
+            yield mode, whole
+        else:
+            say_once(logging.INFO, f"no {mode}s: {reason}")
+
+
+def _made(graphs: Any, part: Part) -> WholePassGraphs:
+    index_topk = graphs.model_runner.attn_backend.dsa_index_topk
+    if part is Part.SPARSE:
+        return SparseGraphs(graphs, index_topk)
+    return DenseGraphs(graphs, index_topk, Kind.MHA if part is Part.DENSE else Kind.MLA)
+
+
+def _capture(whole: WholePassGraphs, ranks: Ranks, buffers: GraphBuffers) -> bool:
+    """Capture the graphs of all sizes; False if another rank could not capture one of them."""
+    return all(
+        _captures(whole, size, ranks, buffers) for size in sorted(whole.wanted(), reverse=True)
+    )
+
+
+def _captures(whole: WholePassGraphs, size: int, ranks: Ranks, buffers: GraphBuffers) -> bool:
+    """Capture one graph; False if another rank could not. The ranks agree after each.
+
+    So none waits within the next graph for a rank that has failed in this one.
+    """
+
+    def capture() -> bool:
+        whole.capture(size)
+        return True
+
+    captured, snapshot = False, buffers.snapshot()
+    try:
+        captured = ranks.together("capturing a whole-pass prefill graph", capture) or False
+    finally:
+        if not captured:
+            buffers.rollback(snapshot)
+    return captured
+
+
+def _check_alike(ranks: Ranks, buffers: GraphBuffers) -> None:
+    """After a failure: may SGLang go on? Its custom all-reduces must have noted as many buffers."""
+    if ranks.count == 1 or ranks.agree("graph_buffers", buffers.fingerprint()):
+        return
+    raise EngineMustStop(
+        "capturing whole-pass prefill graphs failed, and has left the ranks with different "
+        "buffers in SGLang's custom all-reduce, so this engine cannot start. Start it with "
+        f"{SWITCHES[Part.DENSE]}=0 and {SWITCHES[Part.SPARSE]}=0, or with "
+        "--disable-custom-all-reduce"
+    )
+
+
+def _why_no_room(whole: WholePassGraphs) -> str | None:
+    """Why capturing might run out of memory; None where it cannot.
+
+    One rank that did would leave the others waiting.
+    """
+    import torch
+
+    need = whole.scratch_bytes() + _SPARE_BYTES
+    unused = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+    free = torch.cuda.mem_get_info()[0] + unused
+    if free >= need:
+        return None
+    return f"{free >> 20} MiB of memory are free, and capturing might take {need >> 20} MiB"
