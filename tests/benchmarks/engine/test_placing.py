@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from types import SimpleNamespace
 
 import pytest
 
 from benchmarks.engine.placing import VARIABLE, fail_captures, place_ranks
+from benchmarks.engine.probe import _DENSE
 
 
 @contextmanager
@@ -46,6 +48,10 @@ def test_a_fault_is_on_the_last_rank_alone() -> None:
         (0, "rank-0", None, None),
         (0, "rank-1", None, "capture"),
     ]
+
+
+def test_what_is_made_to_fail_is_there() -> None:
+    assert callable(import_module(_DENSE).DenseGraphs.capture)
 
 
 def test_captures_fail_after_the_first_few() -> None:
