@@ -1,6 +1,7 @@
-"""Loads `nsa-tune serve` on the loopback: what it loses and holds, and how long it takes.
+r"""Loads `nsa-tune serve` on the loopback: what it loses and holds, and how long it takes.
 
-    python -m benchmarks.service_load --tables 1000 --clients 400 --seconds 60
+    python -m benchmarks.service_load --tables 1000 --clients 2000 --slow 200 --workers 20 \
+        --kills 60 --seconds 600
 
 Tables fill the database. Then clients pull the tables of a key, some take the whole database
 slowly, and workers push tables that grow, while the service is killed and started again, another
@@ -10,7 +11,9 @@ process locks its own database, and its files may not grow. It prints one JSON o
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
+import multiprocessing
 import random
 import re
 import resource
@@ -25,7 +28,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from http.client import HTTPConnection, HTTPException
+from multiprocessing.connection import Connection
+from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -45,6 +49,8 @@ _ROWS = (
     "discarded, pass_us"
 )
 _TIMEOUT_S = 70.0
+_READ = ("healthz", "pull", "pull again")
+"""A first pull, which takes the tables; another, which is told that they are the same."""
 _FULL_BYTES = 2**18
 """Up to which files may grow while the disk counts as full: no more fits into a log then."""
 
@@ -169,61 +175,111 @@ class Seen:
             if outcome in ("200", "304"):
                 self.seconds.setdefault(kind, []).append(seconds)
 
-    def p99(self, kind: str) -> float | None:
+    def quantile(self, kind: str, share: float) -> float | None:
         """Seconds."""
         times = sorted(self.seconds.get(kind, ()))
-        return round(times[int(0.99 * (len(times) - 1))], 3) if times else None
+        return round(times[int(share * (len(times) - 1))], 3) if times else None
 
 
-def _ask(seen: Seen, kind: str, port: int, path: str, headers: dict[str, str]) -> str:
+async def _asked(port: int, path: str, headers: dict[str, str]) -> tuple[str, str]:
+    """(status, tag) of an answer that was taken to its end."""
+    lines = [f"GET {path} HTTP/1.1", "Host: x", "Connection: close"]
+    lines += [f"{name}: {value}" for name, value in headers.items()]
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    with closing(writer):
+        writer.write("\r\n".join((*lines, "", "")).encode())
+        head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+        length = re.search(r"(?i)content-length: (\d+)", head)
+        left = int(length[1]) if length and head[9:12] == "200" else 0
+        while left:
+            block = await reader.read(min(left, 2**16))
+            if not block:
+                raise EOFError
+            left -= len(block)
+    tag = re.search(r"(?i)etag: (\S+)", head)
+    return head[9:12], tag[1] if tag else ""
+
+
+async def _ask(seen: Seen, kind: str, port: int, path: str, headers: dict[str, str]) -> str:
     """The tag of what came."""
     begun = time.monotonic()
     try:
-        with closing(HTTPConnection("127.0.0.1", port, timeout=_TIMEOUT_S)) as connection:
-            connection.request("GET", path, headers=headers)
-            answer = connection.getresponse()
-            answer.read()
-            outcome, tag = str(answer.status), answer.getheader("etag", "")
-    except (OSError, HTTPException) as error:
+        outcome, tag = await asyncio.wait_for(_asked(port, path, headers), _TIMEOUT_S)
+    except (OSError, EOFError, TimeoutError) as error:
         outcome, tag = type(error).__name__, ""
-    seen.add(kind, outcome, time.monotonic() - begun)
+    seen.add(kind if outcome != "304" else f"{kind} again", outcome, time.monotonic() - begun)
     return tag
 
 
-def _puller(seen: Seen, port: int, token: str, key: Key, over: threading.Event) -> None:
+async def _puller(asking: Asking, key: Key) -> None:
+    """A host that asks for its tables, and every minute or so again."""
     fields = ("gpu", "model", "heads", "kv_layout")
     query = urlencode({name: getattr(key, name) for name in fields})
-    path, tag = f"/v1/database?{query}", ""
-    while not over.wait(random.uniform(0, 10)):
-        headers = {"Authorization": f"Bearer {token}", "Accept-Encoding": "gzip"}
-        tag = _ask(seen, "pull", port, path, headers | {"If-None-Match": tag}) or tag
+    headers = {"Authorization": f"Bearer {asking.token}", "Accept-Encoding": "gzip"}
+    tag, port = "", asking.port
+    while not asking.over.is_set():
+        await asyncio.sleep(random.uniform(0, 2 * asking.pause_s))
+        with_tag = headers | {"If-None-Match": tag}
+        tag = await _ask(asking.seen, "pull", port, f"/v1/database?{query}", with_tag) or tag
 
 
-def _slow(seen: Seen, port: int, token: str, over: threading.Event) -> None:
+async def _slow(asking: Asking) -> None:
     """Asks for the whole database and takes 4 KiB a second of it."""
-    request = f"GET /v1/database HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {token}\r\n\r\n"
-    while not over.is_set():
-        with suppress(OSError), closing(socket.create_connection(("127.0.0.1", port), 5)) as taken:
-            taken.sendall(request.encode())
-            while not over.wait(1) and taken.recv(4096):
-                seen.answers["slow block"] += 1
-        over.wait(1)
+    head = f"GET /v1/database HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {asking.token}\r\n\r\n"
+    while not asking.over.is_set():
+        with suppress(OSError):
+            reader, writer = await asyncio.open_connection("127.0.0.1", asking.port, limit=4096)
+            with closing(writer):
+                writer.write(head.encode())
+                while not asking.over.is_set() and await reader.read(4096):
+                    asking.seen.answers["slow block"] += 1
+                    await asyncio.sleep(1)
+        await asyncio.sleep(1)
 
 
-def _prober(seen: Seen, port: int, over: threading.Event) -> None:
-    while not over.wait(0.2):
-        _ask(seen, "healthz", port, "/healthz", {})
+async def _prober(asking: Asking) -> None:
+    while not asking.over.is_set():
+        await _ask(asking.seen, "healthz", asking.port, "/healthz", {})
+        await asyncio.sleep(0.2)
 
 
-def _pusher(
-    seen: Seen, number: int, port: int, token: str, template: Table, over: threading.Event
+@dataclass(frozen=True, slots=True)
+class Asking:
+    """Clients that only read, all of them in one process."""
+
+    port: int
+    token: str
+    pause_s: float
+    """Between two pulls of a client, on average."""
+    over: Event
+    seen: Seen = field(default_factory=Seen)
+
+    async def all(self, keys: list[Key], slow: int) -> None:
+        """One puller for each of `keys`, and `slow` that take the whole database."""
+        await asyncio.gather(
+            _prober(self),
+            *(_puller(self, key) for key in keys),
+            *(_slow(self) for _ in range(slow)),
+        )
+
+
+def _ask_all(
+    told: Connection, over: Event, port: int, token: str, pause_s: float, keys: list[Key], slow: int
 ) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 2**14)), hard))
+    asking = Asking(port, token, pause_s, over)
+    asyncio.run(asking.all(keys, slow))
+    told.send((asking.seen.answers, asking.seen.seconds))
+
+
+def _pusher(seen: Seen, number: int, port: int, token: str, template: Table, over: Event) -> None:
     """Pushes a table that grows by ten rows every ten seconds or so, as a worker does."""
     client = Client(f"http://127.0.0.1:{port}", token, patience_s=5)
     table = replace(template, key=replace(template.key, gpu=f"worker {number}"))
     rows = 0
-    while not over.wait(random.uniform(5, 15)) and rows < len(table.measurements):
-        rows += 10
+    while not over.wait(random.uniform(5, 15)):
+        rows = min(rows + 10, len(table.measurements))
         body = format_table(replace(table, measurements=table.measurements[:rows]))
         seen.sent[number] = rows
         try:
@@ -238,7 +294,6 @@ def _pusher(
 
 @contextmanager
 def _running(count: int, act: Callable[[int], None]) -> Iterator[None]:
-    threading.stack_size(2**18)
     threads = [threading.Thread(target=act, args=(number,), daemon=True) for number in range(count)]
     for thread in threads:
         thread.start()
@@ -260,7 +315,7 @@ def main() -> None:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     sizes = {"tables": 1000, "rows": 2500, "clients": 200, "slow": 50, "workers": 8, "kills": 3,
-             "seconds": 60, "port": 0}  # fmt: skip
+             "seconds": 60, "pause": 30, "port": 0}  # fmt: skip
     for name, value in sizes.items():
         parser.add_argument(f"--{name}", type=int, default=value)
     return parser.parse_args()
@@ -273,17 +328,23 @@ def _loaded(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     with State.open(state_path(database)) as state:
         tokens = {role: Tokens(state).add(str(role), role) for role in Role}
     serving = Serving(database, options.port or _free_port())
-    template, over, seen = largest_shipped(), threading.Event(), Seen()
+    template, seen = largest_shipped(), Seen()
     port, read, submit = serving.port, tokens[Role.READ], tokens[Role.SUBMIT]
-    keys = [key_of(template.key, number) for number in range(options.tables)]
-    with (
-        _running(1, lambda _: _prober(seen, port, over)),
-        _running(options.clients, lambda i: _puller(seen, port, read, keys[i % len(keys)], over)),
-        _running(options.slow, lambda _: _slow(seen, port, read, over)),
-        _running(options.workers, lambda i: _pusher(seen, i, port, submit, template, over)),
-    ):
+    keys = [key_of(template.key, number % options.tables) for number in range(options.clients)]
+    spawn = multiprocessing.get_context("spawn")
+    told, tells = spawn.Pipe(duplex=False)
+    over = spawn.Event()
+    asking = spawn.Process(
+        target=_ask_all, args=(tells, over, port, read, options.pause, keys, options.slow)
+    )
+    asking.start()
+    with _running(options.workers, lambda i: _pusher(seen, i, port, submit, template, over)):
         _disturbed(serving, database, options)
         over.set()
+    answers, seconds = told.recv()
+    asking.join()
+    seen.answers.update(answers)
+    seen.seconds |= seconds
     serving.kill()
     lost, doubled = _compared(database, seen)
     return {
@@ -291,7 +352,8 @@ def _loaded(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "answers": dict(sorted(seen.answers.items())),
         "rows_acknowledged": sum(seen.acknowledged.values()), "rows_lost": lost,
         "rows_doubled": doubled, "peak_memory_mb": round(serving.peak_kb / 1000),
-        "p99_s": {kind: seen.p99(kind) for kind in ("healthz", "pull")},
+        "p50_s": {kind: seen.quantile(kind, 0.5) for kind in _READ},
+        "p99_s": {kind: seen.quantile(kind, 0.99) for kind in _READ},
     }  # fmt: skip
 
 

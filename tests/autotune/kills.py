@@ -1,7 +1,13 @@
-"""Kill a run at random moments, again and again: ``python -m tests.autotune.kills 100``."""
+"""Kill runs at random moments, again and again.
+
+python -m tests.autotune.kills 100               # one run, into one database after the other
+python -m tests.autotune.kills 100 --writers 8   # `nsa-tune run` eight times into one database
+"""
 
 from __future__ import annotations
 
+import argparse
+import json
 import os
 import random
 import signal
@@ -10,6 +16,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -29,6 +37,11 @@ result = run(RunRequest(Path(sys.argv[1]), device="cpu"), Tell(),
              registry="tests.autotune.fake_point:HUNDREDS")
 assert result.outcome == "done"
 """
+_KEYS = [
+    *((f"tiny {heads} {dtype}").split() for heads in (1, 2, 4) for dtype in ("bf16", "fp8")),
+    *(f"tiny-v4 {heads} fp8".split() for heads in (2, 4)),
+]
+"""Model, local heads and format of up to eight writers."""
 Rows = set[tuple[str, str]]
 
 
@@ -98,6 +111,71 @@ class Trial:
         assert reported <= stored, f"lost: {reported - stored}"
 
 
+class Crowd:
+    """`nsa-tune run` with the reference arms, of several keys into one database at once."""
+
+    def __init__(self, directory: Path, writers: int, seed: int = 0) -> None:
+        self.database = directory / "crowd.db"
+        self._random = random.Random(seed)
+        self._events = [directory / f"{number}.jsonl" for number in range(writers)]
+        self._runs = [self._started(number) for number in range(writers)]
+        self.kills = 0
+
+    def kill(self, times: int, longest_s: float = 3.0) -> None:
+        """Kill and start again a run at random, `times` times; then kill them all."""
+        while self.kills < times:
+            time.sleep(self._random.uniform(0, longest_s))
+            number = self._random.randrange(len(self._runs))
+            self._end(number)
+            self._runs[number] = self._started(number)
+        for number in range(len(self._runs)):
+            self._end(number)
+
+    def check(self) -> int:
+        """The database is whole and has each row that a run reported, once; how many these are."""
+        cells = (
+            "SELECT digest, point, batch, arm FROM measurements "
+            "JOIN runs ON runs.id = run_id JOIN keys ON keys.id = key_id"
+        )
+        with closing(sqlite3.connect(self.database)) as db:
+            assert db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+            assert not db.execute("PRAGMA foreign_key_check").fetchall()
+            stored = Counter(db.execute(cells).fetchall())
+        reported = {cell for path in self._events for cell in _reported(path)}
+        assert reported <= set(stored), f"lost: {reported - set(stored)}"
+        assert max(stored.values()) == 1, f"twice: {stored.most_common(3)}"
+        return len(reported)
+
+    def _started(self, number: int) -> subprocess.Popen[str]:
+        model, heads, kv_dtype = _KEYS[number]
+        words = f"run --device cpu --model {model} --heads {heads} --kv-dtype {kv_dtype}"
+        return subprocess.Popen(
+            [sys.executable, "-m", "nsa_tune.cli", *words.split(), "--target-regret", "0",
+             "--db", str(self.database), "--events", str(self._events[number])],
+            cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, text=True,
+        )  # fmt: skip
+
+    def _end(self, number: int) -> None:
+        """SIGKILL; a run that has come to its end already does not count."""
+        run = self._runs[number]
+        workers = processes_of(run.pid)
+        run.kill()
+        self.kills += run.wait() == -signal.SIGKILL
+        _wait_until_gone(workers)
+
+
+def _reported(events: Path) -> Iterator[tuple[str, str, str, str]]:
+    """(digest, point, batch, arm) of the rows that runs said they have stored."""
+    digest = ""
+    for line in events.read_text().splitlines() if events.exists() else ():
+        event = json.loads(line)
+        if event["event"] == "start":
+            digest = event["key"]["digest"]
+        elif event["event"] == "batch":
+            for row in event["rows"]:
+                yield digest, event["point"], event["batch"], row["arm"]
+
+
 def _stored(database: Path) -> Rows:
     with closing(sqlite3.connect(database)) as db:
         if not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'measurements'").fetchone():
@@ -125,11 +203,23 @@ def _wait_until_gone(pids: list[int]) -> None:
         time.sleep(0.02)
 
 
-def main(times: int) -> None:
+def main() -> None:
     """Say how it went on stdout."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("times", type=int)
+    parser.add_argument("--writers", type=int, default=1)
+    given = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
-        trial = Trial(Path(directory), seed=times)
-        trial.kill(times)
+        if given.writers > 1:
+            crowd = Crowd(Path(directory), given.writers, seed=given.times)
+            crowd.kill(given.times)
+            sys.stdout.write(
+                f"{crowd.kills} kills of {given.writers} writers, {crowd.check()} rows reported: "
+                "none lost, none twice, integrity ok\n"
+            )
+            return
+        trial = Trial(Path(directory), seed=given.times)
+        trial.kill(given.times)
     sys.stdout.write(
         f"{trial.kills} kills, {trial.finished} databases complete and equal to an undisturbed "
         "one, nothing lost, integrity ok, no worker left\n"
@@ -137,4 +227,4 @@ def main(times: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main()
