@@ -26,6 +26,9 @@ _AXES = {
 """What is changed, one at a time and for all sequences alike, to find where another choice wins."""
 _STEPS = 48
 """Quarter octaves that are gone either way."""
+_MOST_ROWS = 2**18
+"""New tokens up to which they are: no engine's chunk has more, and V4's features take time by row.
+"""
 
 
 class Decider(Protocol):
@@ -135,7 +138,7 @@ def _turns(name: str, planner: Decider, batch: Batch, wanted: set[str]) -> Mappi
             last = here
             for step, size in enumerate(sizes):
                 other = moved(batch, axis, size)
-                if other is None:
+                if other is None or other.q_tokens > max(batch.q_tokens, _MOST_ROWS):
                     break
                 choice = choose(other)
                 if choice in wanted and step < nearest.get(choice, (_STEPS + 1, ""))[0]:
