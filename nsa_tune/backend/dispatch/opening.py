@@ -197,7 +197,9 @@ class Request:
                 problems.append(f"{table.head.source} is stale: {'; '.join(differences)}")
             else:
                 match = Match.STALE if differences else Match.EXACT
-                yield _Found(table, match, detect.device_of(table.head.device), differences)
+                # By the name that was asked for: that of the device's row is the table's word.
+                claimed = replace(table.head.device, name=self.wanted.gpu)
+                yield _Found(table, match, detect.device_of(claimed), differences)
         if not strict:
             yield from self._elsewhere()
 

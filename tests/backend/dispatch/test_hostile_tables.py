@@ -24,6 +24,7 @@ from nsa_tune.backend.libraries.limits import bound, probed_elsewhere
 from nsa_tune.backend.points import points_for
 from nsa_tune.backend.types.point import Setting
 from nsa_tune.backend.types.records import Device, Measurement, Table
+from nsa_tune.db.store import Store
 from nsa_tune.db.text_table import format_table
 from tests.records import DEVICE, KEY, failed, ok, table
 
@@ -153,6 +154,18 @@ def test_of_a_known_gpu_the_code_knows_the_facts(lie: Device, tmp_path: Path) ->
 
     assert setting.device == KNOWN[KEY.gpu]
     assert (metadata_rows(setting) or 0) <= 58112
+
+
+def test_a_device_of_another_name_changes_no_facts_of_a_known_gpu(tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    with Store.open(path) as store:
+        run = store.begin_run(KEY, replace(DEVICE, name="unheard of", arch="0x10"), {})
+        store.add(run, rows((100.0, 130.0)))
+
+    dispatcher = opened(path)
+
+    assert str(path) in dispatcher.source
+    assert dispatcher.setting.device == KNOWN[KEY.gpu]
 
 
 def test_next_n_stays_what_the_gpu_takes(tmp_path: Path) -> None:
