@@ -18,7 +18,11 @@ from nsa_tune.backend.libraries.deep_gemm import calls as deep_gemm
 from nsa_tune.backend.points import POINTS
 from nsa_tune.backend.points.indexer_prefill.arms import chunks
 from nsa_tune.backend.points.indexer_prefill.case import LogitsCase, logits_case
-from nsa_tune.backend.points.indexer_prefill.features import chunk_bytes, rows_per_chunk
+from nsa_tune.backend.points.indexer_prefill.features import (
+    chunk_bytes,
+    makespan_keys,
+    rows_per_chunk,
+)
 from nsa_tune.backend.types.layouts import KVLayout
 from nsa_tune.backend.types.point import Setting
 from nsa_tune.backend.types.profiles import profile_of
@@ -263,3 +267,26 @@ def test_deep_gemm_has_no_module_without_its_library(monkeypatch: pytest.MonkeyP
 
     with pytest.raises(Exception, match="deep_gemm is not installed"):
         run()
+
+
+@pytest.mark.parametrize(
+    ("sequences", "keys"),
+    [
+        # 130 blocks for 132 SMs; the one with row 64 and row 65 sees two sequences.
+        ([(9365, 65)] * 4, 9430 + 9366),
+        ([(9365, 64)] * 4, 9429),
+        # Three single rows in two blocks.
+        ([(100, 1), (200, 1), (300, 1)], 101 + 201),
+        ([(100, 2), (200, 1)], 201),
+    ],
+)
+def test_a_block_of_two_rows_scores_the_keys_of_both_their_sequences(
+    sequences: list[tuple[int, int]], keys: int
+) -> None:
+    batch = Batch.extend([prefix for prefix, _ in sequences], [new for _, new in sequences])
+
+    assert makespan_keys(batch, 2, 132) == keys
+
+
+def test_a_block_of_four_rows_may_see_four_sequences() -> None:
+    assert makespan_keys(Batch.extend([99] * 4, [1] * 4), 4, 132) == 400

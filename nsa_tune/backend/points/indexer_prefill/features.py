@@ -6,13 +6,15 @@ from math import log2
 from typing import NamedTuple
 
 from nsa_tune.backend.libraries.deep_gemm.limits import ragged_logits_bytes
-from nsa_tune.backend.points.schedules import makespan, sms_of
+from nsa_tune.backend.points.schedules import makespan, sequences, sms_of
 from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.point import FeatureFunctions, Setting
 
 _HEADS_PER_BLOCK = 128
 """Heads that one SM computes together: two queries' 64, or four queries' 32 (DeepGEMM
 csrc/apis/attention.hpp, block_q)."""
+_MOST_BORDERS = 1024
+"""Equal sequences whose borders are looked at."""
 
 
 class Terms(NamedTuple):
@@ -55,13 +57,33 @@ def features(setting: Setting) -> FeatureFunctions:
             rows=float(rows),
             keys=float(batch.kv_tokens),
             scored_pairs=float(batch.pairs),
-            makespan_keys=makespan(
-                -(-rows // block), batch.pairs / block, float(batch.max_kv), sms
-            ),
+            makespan_keys=makespan_keys(batch, block, sms),
             chunks=float(-(-rows // rows_per_chunk(batch, most))),
         )
 
     return FeatureFunctions(Terms._fields, computed, _coordinates)
+
+
+def makespan_keys(batch: Batch, block: int, sms: int) -> float:
+    """Keys of the busiest of `sms`, to which blocks of `block` rows are dealt out in turn.
+
+    A block with rows of several sequences scores the keys of all of them.
+    """
+    rows = batch.q_tokens
+    blocks, mean = -(-rows // block), batch.pairs / rows
+    most = makespan(blocks, batch.pairs / block, float(batch.max_kv), sms)
+    # The first row and key of a sequence, and the first key of the block that its first row is in.
+    row = key = begun = 0
+    for prefix, new, count in sequences(batch):
+        for _ in range(min(count, _MOST_BORDERS)):
+            if row % block:
+                number = row // block % sms
+                alike = (blocks - 1 - number) // sms
+                most = max(most, alike * mean + key - begun + prefix + 1.0)
+            if not row % block or (row + new) // block > row // block:
+                begun = key
+            row, key = row + new, key + prefix + new
+    return most
 
 
 def _coordinates(batch: Batch) -> tuple[float, ...]:
