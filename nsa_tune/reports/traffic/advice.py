@@ -132,7 +132,6 @@ def advise(
 def _outcome(
     deployment: Deployment, requests: Sequence[Arrival], name: str, launch: Launch, setups: Setups
 ) -> Outcome:
-    command = launch.command(deployment.served)
     prefill_s = seconds_of(deployment.prices, setups.prefill, extend=True)
     decode_s = seconds_of(deployment.prices, setups.decode, extend=False)
     runs: list[Served | None] = [None]
@@ -141,7 +140,9 @@ def _outcome(
         runs = [deployment.serve(requests, setups, factor) for factor in (1.0, 1 - off, 1 + off)]
     counts = [s.count for s in deployment.prices.shapes.values() if s.batch.mode != "extend"]
     pass_ms, pool = 1e3 * decode_s / max(sum(counts), 1), deployment.scheduler.pool_tokens
-    return Outcome(name, command, prefill_s, decode_s, pass_ms, pool, *runs)
+    return Outcome(
+        name, launch.command(deployment.served), prefill_s, decode_s, pass_ms, pool, *runs
+    )
 
 
 def _with_other_format(
@@ -156,8 +157,8 @@ def _with_other_format(
     requests = deployment.count(traffic)
     best, _ = deployment.best_flag(extend=True)
     launch = deployment.launch.changed(flags_of(best))
-    name = f"with a pool in {deployment.kv_dtype}"
-    return [_outcome(deployment, requests, name, launch, Setups(best, DEFAULT))]
+    setups, name = Setups(best, DEFAULT), f"with a pool in {deployment.kv_dtype}"
+    return [_outcome(deployment, requests, name, launch, setups)]
 
 
 def notes_on(deployment: Deployment, traffic: Traffic) -> Iterator[str]:

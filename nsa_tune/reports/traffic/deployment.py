@@ -205,11 +205,7 @@ class Deployment:
 
 
 def _agreed(option: str, asked: Any, flagged: Any, flag: str) -> Any:
-    """The value that an option and a flag give.
-
-    Raises:
-        UsageError: when both do, and differ.
-    """
+    """The value that an option and a flag give, which must not differ."""
     if asked is not None and flagged is not None and asked != flagged:
         raise UsageError(f"{option} {asked} contradicts {flag} in --flags, which means {flagged}")
     return asked if asked is not None else flagged

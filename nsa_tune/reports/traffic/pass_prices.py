@@ -121,7 +121,7 @@ class PassPrices:
         if us[PLUGIN] < us[DEFAULT]:  # another kernel, or its copies in less time
             ways[PassMode.TABLE_KERNEL] = us[PLUGIN]
         for way in self._other_ways(batch):
-            attention_us = self._way_us(batch, way, attention, us[DEFAULT])
+            attention_us = self._way_us(batch, way, attention, attention.us[PLUGIN])
             if attention_us is not None and attention_us < inf:
                 ways[way] = self._us(batch, way, attention_us)
         taken = self._choice.of(ways, None, batch)
@@ -129,14 +129,16 @@ class PassPrices:
         return PassPrice(us, taken, attention)
 
     def _other_ways(self, batch: Batch) -> Iterable[PassMode]:
-        assert self.model is not None
         dense = batch.max_kv <= self._topk and _padded(batch)
         possible = {
             PassMode.DENSE_GRAPH: dense and not batch.prefix_tokens,
             PassMode.DENSE_MLA_GRAPH: dense,
+            PassMode.SPARSE_GRAPH: batch.max_kv > self._topk and _padded(batch),
             PassMode.DECODE_GRAPH: batch.q_tokens <= _MOST_ROWS,
         }
-        return (way for way, runs in possible.items() if runs and way in self.model.ways)
+        return (
+            way for way, runs in possible.items() if runs and self.model and way in self.model.ways
+        )
 
 
 def _padded(batch: Batch) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from nsa_tune import Batch
 from nsa_tune.engines.sglang.pass_mode.mode import PassMode
 from nsa_tune.reports.traffic.attention import DEFAULT, PLUGIN
 from nsa_tune.reports.traffic.deployment import EngineSettings, opened
+from nsa_tune.reports.traffic.engine_passes import EnginePass
 from nsa_tune.reports.traffic.launch import Launch
 from nsa_tune.reports.traffic.pass_model import graph_size
 from nsa_tune.reports.traffic.pass_prices import PassPrices, PriceList
@@ -93,6 +95,23 @@ def test_the_plugin_never_takes_a_slower_way() -> None:
         for new in (30, 300, 3000, 8192):
             found = prices("fp8").of(Batch.extend([prefix], [new]))
             assert found.us[PLUGIN] <= found.us[DEFAULT]
+
+
+def test_a_whole_pass_graph_that_selects_is_priced_where_it_was_measured() -> None:
+    measured = prices("bf16").measured
+    assert measured is not None
+    batch = Batch.extend([8192], [1000])
+    engine_us = prices("bf16").of(batch).us[DEFAULT]
+    own = [EnginePass(batch, PLUGIN, PassMode.SPARSE_GRAPH, 0.5 * engine_us)]
+    with_own = PassPrices(
+        prices("bf16").attention, replace(measured, passes=(*measured.passes, *own))
+    )
+
+    assert prices("bf16").of(batch).way == PassMode.TABLE_KERNEL
+    assert with_own.of(batch).way == PassMode.SPARSE_GRAPH
+    assert with_own.of(batch).us[PLUGIN] < 0.7 * engine_us
+    # Where nothing is selected dense graphs run.
+    assert with_own.of(Batch.extend([0], [1000])).way == PassMode.DENSE_GRAPH
 
 
 def test_padding_of_a_graph_takes_time() -> None:
