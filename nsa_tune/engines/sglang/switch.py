@@ -10,7 +10,11 @@ _paused = False
 
 
 def pause() -> None:
-    """From the next pass on SGLang decides everything itself."""
+    """From the next pass on SGLang decides everything itself.
+
+    Of an engine with several ranks pause each of them while it is idle, and resume so too: two
+    ranks that run one pass in different ways may wait for each other.
+    """
     global _paused
     _paused = True
 

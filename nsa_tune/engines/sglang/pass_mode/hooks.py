@@ -20,8 +20,11 @@ def around_forward(
 ) -> Any:
     """The hook around `ModelRunner._forward_raw`, which runs a pass."""
     steering: Steering | None = runner.__dict__.get(STEERING)
-    if steering is None or named or paused():
+    if steering is None or named:
         return original(runner, forward_batch, *rest, **named)
+    if paused():
+        steering.passed()
+        return original(runner, forward_batch, *rest)
     return steering.forward(Forward(original, runner, forward_batch, rest))
 
 

@@ -73,7 +73,7 @@ class Steering:
         """
         if self.forced is not None:
             return self._run(self.forced, call)
-        self._disable_together()
+        self.passed()
         self.last = PassMode.ENGINE
         batch = self._sums(call.batch)
         if batch is None:
@@ -125,8 +125,9 @@ class Steering:
         same = mode is PassMode.TABLE_KERNEL and not changed(self._backend)
         return PassMode.ENGINE if same else mode
 
-    def _disable_together(self) -> None:
-        """Every so many passes all ranks leave out what rank 0 has seen to lose."""
+    def passed(self) -> None:
+        """Count a pass, also one while the plug-in is paused: every so many of them all ranks leave
+        out what rank 0 has seen to lose, and wait for it, however many each saw paused."""
         self._passes += 1
         if self.monitor is None or self._passes % _TOGETHER:
             return

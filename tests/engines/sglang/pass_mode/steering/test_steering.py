@@ -12,10 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nsa_tune.engines.extends import sums_of
+from nsa_tune.engines.sglang import switch
 from nsa_tune.engines.sglang.pass_mode.forward import Forward
+from nsa_tune.engines.sglang.pass_mode.hooks import around_forward
 from nsa_tune.engines.sglang.pass_mode.mode import PassMode
 from nsa_tune.engines.sglang.pass_mode.ranks import Ranks
 from nsa_tune.engines.sglang.pass_mode.rows.graphs import RowGraphs
+from nsa_tune.engines.sglang.pass_mode.start import STEERING
 from nsa_tune.engines.sglang.pass_mode.steering import steering as module
 from nsa_tune.engines.sglang.pass_mode.steering.choice import MARGIN
 from nsa_tune.engines.sglang.pass_mode.steering.steering import Steering
@@ -516,6 +519,27 @@ def test_ranks_give_up_what_rank_0_has_found_and_at_the_same_pass() -> None:
         _run(steered, batch([8192], [128]))[1][0].forward_mode for _ in range(module._TOGETHER)
     ]
     assert modes == [Mode.EXTEND] * (module._TOGETHER - 2) + [Mode.DECODE] * 2
+
+
+@pytest.mark.parametrize("paused", [1, 3, 90])
+def test_ranks_that_see_a_pause_at_different_passes_wait_for_each_other_at_the_same(
+    paused: int,
+) -> None:
+    waited: list[int] = []
+
+    class Waiting(_Follower):
+        def from_first(self, value: Any) -> Any:
+            waited.append(number)
+            return value
+
+    steered = _steering(ranks=Waiting())
+    _monitored(steered)
+    runner = SimpleNamespace(**{STEERING: steered})
+    for number in range(2 * module._TOGETHER):
+        (switch.pause if 10 <= number < 10 + paused else switch.resume)()
+        around_forward(original([]), runner, batch([8192], [128]))
+
+    assert waited == [module._TOGETHER - 1, 2 * module._TOGETHER - 1]
 
 
 pass_times = st.lists(
