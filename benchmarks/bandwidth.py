@@ -1,6 +1,6 @@
 """Bandwidth of the streaming kernels beside the device-to-device copy's in the same run.
 
-    python benchmarks/bandwidth.py [--tokens 65536,262144] [--json]
+    python benchmarks/bandwidth.py [--tokens 65536,262144]
 
 Bytes are what a kernel must read and write, each once: a gather that reads more loses by it. The
 copy moves as many. Both are timed by the tuner's own protocol, in turns, with the L2 flushed.
@@ -9,8 +9,6 @@ copy moves as many. Both are timed by the tuner's own protocol, in turns, with t
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -158,11 +156,10 @@ def measure(tokens: int, device: torch.device) -> Iterator[dict[str, object]]:
 
 
 def main() -> None:
-    """Measure, and print a table or one JSON document."""
+    """Measure, and print a table."""
     parser = argparse.ArgumentParser(description="Bandwidth of the streaming kernels.")
     parser.add_argument("--tokens", default="65536,262144", help="comma-separated")
     parser.add_argument("--device", default="auto", help="auto, cuda or cuda:N")
-    parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     try:
         device = devices.pick_device(arguments.device)
@@ -171,19 +168,9 @@ def main() -> None:
     if device.type != "cuda":
         parser.error("the copy's bandwidth means something on a GPU only, and there is none")
     rows = [row for tokens in arguments.tokens.split(",") for row in measure(int(tokens), device)]
-    described = devices.describe(device)
     libraries = dict(detect.library_versions())
-    if arguments.json:
-        document = {
-            "schema": "nsa-tune/bandwidth/1",
-            "gpu": described.name,
-            "libraries": libraries,
-            "rows": rows,
-        }
-        json.dump(document, sys.stdout)
-        return
     versions = ", ".join(f"{name} {libraries[name]}" for name in ("torch", "triton"))
-    print(f"{described.name}, {versions}")
+    print(f"{devices.describe(device).name}, {versions}")
     print("| kernel | tokens | us | GB/s | copy GB/s | of copy |")
     print("|---|---|---|---|---|---|")
     for row in rows:

@@ -1,6 +1,6 @@
 """What decisions cost in the engine's process: plans, the first plan, opening a table, memory.
 
-    python benchmarks/lookup.py [--table STEM] [--plans 1000000] [--json]
+    python benchmarks/lookup.py [--table STEM] [--plans 1000000]
 
 Each batch is drawn at random and new to the dispatcher, which keeps no plans. A figure is the
 median over the batches of the best of several rounds, because a shared machine makes single rounds
@@ -134,11 +134,10 @@ def _growth(dispatcher: Dispatcher, plans: int) -> float:
 
 
 def main() -> None:
-    """Print the figures, as a table or as JSON."""
+    """Print the figures as a table."""
     parser = argparse.ArgumentParser(description="What decisions cost in the engine's process.")
     parser.add_argument("--table", default=_TABLE, help="the name of a shipped table")
     parser.add_argument("--plans", type=int, default=0, help="plans of the test of memory")
-    parser.add_argument("--json", action="store_true")
     parser.add_argument("--open", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.open:
@@ -148,13 +147,7 @@ def main() -> None:
     if arguments.table not in names:
         parser.error(f"there is no shipped table {arguments.table}; there are {', '.join(names)}")
     lines = figures(names[arguments.table], arguments.plans)
-    cpu, python = detect.cpu_name(), platform.python_version()
-    if arguments.json:
-        rows = [line._asdict() for line in lines]
-        document = {"schema": "nsa-tune/lookup-cost/2", "cpu": cpu, "python": python, "rows": rows}
-        json.dump(document, sys.stdout)
-        return
-    print(f"{arguments.table}; {cpu}, Python {python}")
+    print(f"{arguments.table}; {detect.cpu_name()}, Python {platform.python_version()}")
     print("| what | takes | meant to stay under |")
     print("|---|---|---|")
     for line in lines:

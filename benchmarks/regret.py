@@ -1,27 +1,26 @@
 """What a table's answers cost on batches that it was not tuned on, beside the engine's baseline.
 
     python benchmarks/regret.py measure --heads 128 --kv-dtype fp8 --batches 100 --out held-out.tsv
-    python benchmarks/regret.py score held-out.tsv [--db TABLE] [--sums] [--without TABLE]
+    python benchmarks/regret.py score held-out.tsv [--db TABLE] [--sums]
     python benchmarks/regret.py table HELD_OUT...
 
 `measure` needs the GPU: it draws seeded random batches, half of them ragged, and times every arm.
 `score` replays that file anywhere: regret is the time of the arm that was chosen over the best
-arm's, minus one. Without --db the shipped table answers; --sums asks it without the lengths,
-and --without leaves out the batches of another table. Arms that the file has no times of are left
-out of the table that answers: what they would lose there is not known. `table` prints what the
-shipped tables lose on several files, a row a question and file.
+arm's, minus one. Without --db the shipped table answers; --sums asks it without the lengths. Arms
+that the file has no times of are left out of the table that answers: what they would lose there is
+not known. `table` prints what the shipped tables lose on several files, a row a question and file.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import signal
 import sys
 import time
 import zipfile
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from itertools import chain
@@ -70,7 +69,6 @@ def measure(arguments: argparse.Namespace) -> None:
     from nsa_tune.autotune.bench.measure import measure_batch
     from nsa_tune.autotune.bench.timing import timer_for
     from nsa_tune.backend.hardware import detect
-    from nsa_tune.backend.types.profiles import profile_of
     from nsa_tune.db.exchange import write_text
 
     device = devices.pick_device(arguments.device)
@@ -230,10 +228,6 @@ def score(arguments: argparse.Namespace) -> None:
     """Print the regret of each chooser for each question."""
     held_out = read_text(arguments.table)
     key = held_out.key
-    if arguments.without is not None:
-        seen = {(row.point, row.batch) for row in read_text(arguments.without).measurements}
-        unseen = [row for row in held_out.measurements if (row.point, row.batch) not in seen]
-        held_out = replace(held_out, measurements=tuple(unseen))
     dispatcher = opened(held_out, arguments.db)
     result = []
     for point, question in _questions():
@@ -243,29 +237,39 @@ def score(arguments: argparse.Namespace) -> None:
             if regrets is None:
                 continue
             row = {"question": question.name, "who": name, **summary(regrets)}
-            worst = max(zip(regrets, some, strict=True), key=lambda pair: pair[0])[1]
-            result.append(row | {"worst_batch": str(worst.batch)})
-    if arguments.json:
-        json.dump({"schema": "nsa-tune/regret/2", "key": key.gpu, "rows": result}, sys.stdout)
-        return
+            result.append(row)
     print(f"{key.gpu}, {key.model}, {key.heads} heads, {key.kv_layout}; table: {dispatcher.source}")
     _print_rows(("question", "who"), result)
 
 
 def table(arguments: argparse.Namespace) -> None:
-    """Print one row a question and held-out table: what the shipped table's choices lose."""
-    result = []
-    for name, held_out in chain.from_iterable(map(held_out_tables, arguments.files)):
+    """Print one row a question and held-out table, and one for all: what the shipped tables'
+    choices lose."""
+    rows: list[tuple[str, str, list[float]]] = []
+    total: defaultdict[str, list[float]] = defaultdict(list)
+    for question, name, regrets in shipped_losses(arguments.files):
+        rows.append((question, name, regrets))
+        total[question] += regrets
+    rows += [(question, "~ all", regrets) for question, regrets in total.items()]
+    names = ("question", "held-out table")
+    _print_rows(
+        names,
+        [{**dict(zip(names, row, strict=False)), **summary(row[2])} for row in sorted(rows)],
+    )
+
+
+def shipped_losses(files: Iterable[Path]) -> Iterator[tuple[str, str, list[float]]]:
+    """(question, held-out table, regrets of the shipped table's choices) of held-out files."""
+    for name, held_out in chain.from_iterable(map(held_out_tables, files)):
         dispatcher = opened(held_out, None)
         for point, question in _questions():
             batches = list(cells(held_out, point.name, question))
-            choose = choosers(dispatcher, question)["nsa-tune"]
-            regrets = losses(batches, choose) if batches else None
+            # Where a table has no times the engine's baseline answers.
+            if not batches or not dispatcher.policies[point.name].measured:
+                continue
+            regrets = losses(batches, choosers(dispatcher, question)["nsa-tune"])
             if regrets:
-                row = {"question": question.name, "held-out table": name}
-                result.append(row | summary(regrets))
-    result.sort(key=lambda row: (row["question"], row["held-out table"]))
-    _print_rows(("question", "held-out table"), result)
+                yield question.name, name, regrets
 
 
 def held_out_tables(path: Path) -> Iterator[tuple[str, Table]]:
@@ -311,9 +315,7 @@ def main() -> None:
     scoring = commands.add_parser("score", help="regret of the table's answers on a held-out file")
     scoring.add_argument("table", type=Path)
     scoring.add_argument("--db", type=Path)
-    scoring.add_argument("--without", type=Path, help="a table whose batches are left out")
     scoring.add_argument("--sums", action="store_true", help="ask without the lengths")
-    scoring.add_argument("--json", action="store_true")
     scoring.set_defaults(run=score)
     listing = commands.add_parser("table", help="the shipped tables' regret on several files")
     listing.add_argument("files", type=Path, nargs="+")

@@ -46,6 +46,7 @@ _SIZES = (
 """Captured sizes: sequences and their new tokens."""
 _DENSE, _LONGEST, _MOST_TOKENS = 2048, 2**19, 2**31 - 1
 _CLOSE = 1e-9
+_PACKAGE = Path(nsa_tune.__file__).parent
 _EXAMPLES = 5
 _KINDS = {"verdict": "verdict", "tied": "verdict", "forbidden": "limit", "estimates": "estimate"}
 """Kinds of difference by field of a decision; all others are choices."""
@@ -146,15 +147,14 @@ def record(out: Path, batches: int) -> None:
     forcing = [name for name in os.environ if name.startswith("NSA_TUNE_")]
     if forcing:
         sys.exit(f"unset {', '.join(forcing)}: that changes plans")
-    package = Path(nsa_tune.__file__).parent
-    print(f"asking {package}")
+    print(f"asking {_PACKAGE}")
     # Without a name and a time, so that equal answers are equal files.
     with (
         out.open("wb") as file,
         gzip.GzipFile("", "wb", 1, file, mtime=0) as packed,
         io.TextIOWrapper(packed, "utf-8") as text,
     ):
-        for path in sorted(package.glob("tables/*.tsv")):
+        for path in sorted(_PACKAGE.glob("tables/*.tsv")):
             start = perf_counter()
             for line in _answers(path, batches):
                 text.write(json.dumps(line, separators=(",", ":")) + "\n")
@@ -281,7 +281,7 @@ def _print_costs(changed: Mapping[str, Sequence[_Change]], counts: Mapping[str, 
         "| table | question | changed | mean | worst | mean over all |\n|---|---|---|---|---|---|"
     )
     for table, changes in sorted(changed.items()):
-        dispatcher = _opened(Path(nsa_tune.__file__).parent / "tables" / f"{table}.tsv")
+        dispatcher = _opened(_PACKAGE / "tables" / f"{table}.tsv")
         costs: defaultdict[str, list[float]] = defaultdict(list)
         for number, question, before, after in changes:
             batch = batch_of(table, number)

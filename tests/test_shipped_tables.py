@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from math import inf
 from pathlib import Path
 
 import pytest
 
-from benchmarks.regret import cells, choosers, drawn, summary, timed_arms, with_arms
+from benchmarks.regret import (
+    cells,
+    choosers,
+    drawn,
+    shipped_losses,
+    summary,
+    timed_arms,
+    with_arms,
+)
 from nsa_tune import Batch, Dispatcher
 from nsa_tune.autotune.bench.ceilings import POINT as CEILINGS
 from nsa_tune.backend.baselines import SGLANG_0_5_23
@@ -20,8 +29,9 @@ from nsa_tune.db.places import shipped
 from nsa_tune.db.text_table import read_text
 
 H100 = "NVIDIA H100 80GB HBM3"
-HELD_OUT = sorted((Path(__file__).parents[1] / "benchmarks" / "held_out").glob("*.tsv"))
-LATER = sorted((Path(__file__).parents[1] / "benchmarks" / "held_out" / "later").glob("*.tsv"))
+FOLDER = Path(__file__).parents[1] / "benchmarks" / "held_out"
+HELD_OUT = sorted(FOLDER.glob("*.tsv"))
+LATER = sorted((FOLDER / "later").glob("*.tsv"))
 QUESTIONS = {
     "deepseek-v3.2": (
         "prefill_path", "mha_kernel", "sparse_prefill", "decode", "indexer_layout",
@@ -202,7 +212,10 @@ def regrets(path: Path, question: str, who: str) -> list[float]:
     )  # fmt: skip
     dispatcher = with_arms(dispatcher, timed_arms(held_out.measurements))
     ((point, answer),) = (
-        (p.name, a) for p in POINTS.values() for a in p.questions if a.name == question
+        (point.name, answer)
+        for point in points_for(profile_of(key.model))
+        for answer in point.questions
+        if answer.name == question
     )
     choose = choosers(dispatcher, answer)[who]
     found = []
@@ -265,3 +278,18 @@ def test_a_shipped_table_holds_nothing_but_measurements(path: Path) -> None:
         "heads", "kv_layout", "protocol", "measured_at", "rows", "content", "library", "limit",
         "ages",
     }  # fmt: skip
+
+
+def test_mean_regret_over_all_held_out_files_is_small() -> None:
+    """Questions of V3.2, over both pools and over bf16 alone, and of V4."""
+    files = sorted(path for path in FOLDER.rglob("*") if path.is_file())
+    every: defaultdict[str, list[float]] = defaultdict(list)
+    for question, name, losses in shipped_losses(files):
+        every[question] += losses
+        if "bf16" in name:
+            every[f"{question}, bf16"] += losses
+    means = {question: sum(losses) / len(losses) for question, losses in every.items()}
+
+    assert len(means) > 12
+    for question, mean in means.items():
+        assert mean <= (0.006 if question.startswith("v4") else 0.0012), question
