@@ -19,7 +19,7 @@ help:
 	@echo "make lint     ruff and mypy only              make format   let ruff rewrite the sources"
 	@echo "make fuzz     10 minutes of hostile tables, databases, traces, logs and requests"
 	@echo "make nightly  a million random plans on random tables, limits and machines"
-	@echo "make kills    a run that is killed at 100 random moments, and what it loses"
+	@echo "make kills    runs that are killed at 100 random moments, and what they lose"
 	@echo "make lookup   what a plan, the first plan and opening a table cost here"
 	@echo "make regret   what the shipped tables lose on batches that they were not tuned on"
 	@echo "make engine   the plug-in measured in SGLang; make engine-page: its tables"
@@ -106,6 +106,7 @@ regret: .venv/tune
 
 kills: .venv/test
 	$(BIN)/python -m tests.autotune.kills 100
+	$(BIN)/python -m tests.autotune.kills 100 --writers 8
 
 # What can be checked offline, in the environment that is there.
 audit: $(if $(wildcard $(BIN)/python),,.venv/test)

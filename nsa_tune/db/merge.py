@@ -27,7 +27,7 @@ def merge(store: Store, path: Path) -> Merged:
     """Add to `store` what `path`, a database or a text table, holds and `store` does not.
 
     Of each cell the newest measurement counts, wherever it comes from, and of each limit the newest
-    value. Checks are taken over. Models are not fitted again.
+    value. Checks are taken over.
 
     Raises:
         StoreError: when `path` cannot be read, or the database not written.

@@ -37,13 +37,11 @@ _WHOLLY_CHECKED = 2**26
 _ENDED = (
     "UPDATE runs SET ended_at = coalesce(ended_at, ?), outcome = coalesce(outcome, ?) WHERE id = ?"
 )
-# By id: of rows with one time the last counts.
 _LAYERS = (
     "INSERT INTO models (name, layers) VALUES (?, ?) "
     "ON CONFLICT (name) DO UPDATE SET layers = excluded.layers"
 )
 _END = "UPDATE runs SET ended_at = ?, outcome = ? WHERE id = ?"
-_NUMBER = "SELECT id FROM keys WHERE digest = ?"
 _STORED = (
     "SELECT measured_at, point, batch, arm, status, latency_us, low_us, high_us, samples, error, "
     "reason, discarded, pass_us FROM measurements JOIN runs ON runs.id = run_id WHERE key_id = ? "
