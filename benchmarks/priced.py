@@ -14,6 +14,7 @@ import argparse
 import csv
 import json
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import replace
@@ -23,7 +24,7 @@ from pathlib import Path
 from random import Random
 from statistics import fmean
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks.engine import synthesise
 from benchmarks.engine.traces import Request, read_trace
@@ -61,7 +62,11 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     documents = [json.loads(path.read_text()) for path in options.results or _recorded()]
     _print("Measured passes, each left out in turn", _HEAD, map(_left_out, shipped_passes()))
-    _print("Passes of recorded engines, priced by what ships", _HEAD, _all(documents, _passes))
+    prefills = list(_all(documents, _prefills))
+    totals = list(_totals(prefills))
+    _print("Passes of recorded engines, priced by what ships", _HEAD, _passes(prefills))
+    of_engines = ("engine", "configuration", "ms, measured", "priced", "batches")
+    _print("All batches of an engine", of_engines, (row[:5] for row in totals))
     with TemporaryDirectory() as folder:
         with redirect_stdout(sys.stderr):
             synthesise.main([folder])
@@ -71,7 +76,7 @@ def main(arguments: list[str] | None = None) -> int:
         rows = list(_all(documents, partial(_traces, files)))
     _print("Traces in an engine", columns, (row[:6] for row in rows))
     _print("Their errors", _HEAD, _trace_errors(rows))
-    _print("Order of the configurations", ("trace", "pairs in order"), _orders(rows))
+    _print("Order of the configurations", ("trace", "pairs in order"), _orders([*totals, *rows]))
     if options.public:
         _print("Public runs", _HEAD, _public(options.public))
     return 0
@@ -84,7 +89,7 @@ def _recorded() -> list[Path]:
     return sorted(_RESULTS.rglob("*.json"))
 
 
-def _all(documents: Iterable[Mapping[str, Any]], rows_of: Any) -> Iterator[Row]:
+def _all(documents: Iterable[Mapping[str, Any]], rows_of: Any) -> Iterator[Any]:
     return (row for document in documents for row in rows_of(document))
 
 
@@ -151,26 +156,56 @@ def _setup(configuration: Mapping[str, Any]) -> str:
     return PLUGIN if configuration.get("plugin") else DEFAULT
 
 
-def _label(document: Mapping[str, Any], name: str) -> str:
-    options = document["options"]
-    version, layers = document["versions"].get("sglang"), options["layers"]
-    return f"{options['model']} {options['heads']} {document['kv_dtype']} {version} {layers} {name}"
+def _label(document: Mapping[str, Any]) -> str:
+    options, version = document["options"], document["versions"].get("sglang")
+    return f"{options['model']} {options['heads']} {version} {options['layers']}"
 
 
-def _passes(document: Mapping[str, Any]) -> Iterator[Row]:
-    """A row a configuration: its prefills."""
+class Priced(NamedTuple):
+    """One prefill of a recorded engine in one configuration."""
+
+    engine: str
+    """Model, heads, release and layers."""
+    configuration: str
+    """With the KV format in front."""
+    batch: str
+    ms: Pair
+
+
+def _prefills(document: Mapping[str, Any]) -> Iterator[Priced]:
     cases = [case for case in document["tests"].get("prefill", ()) if "configurations" in case]
     for configuration in document["configurations"]:
         name, engine = configuration["name"], _engine(document, configuration)
-        if engine is None:
-            continue
-        pairs = []
-        for case in (case for case in cases if name in case["configurations"]):
-            batch = Batch.extend(case["prefix"], case["new"])
-            priced = engine.passes.of(batch).us[_setup(configuration)] / 1e3
-            pairs.append((priced, case["configurations"][name]["gpu_ms"]))
-        if pairs:
-            yield errors(_label(document, name), pairs)
+        for case in cases if engine else ():
+            if name in case["configurations"] and engine:
+                batch = Batch.extend(case["prefix"], case["new"])
+                priced = engine.passes.of(batch).us[_setup(configuration)] / 1e3
+                pair = priced, case["configurations"][name]["gpu_ms"]
+                yield Priced(_label(document), f"{document['kv_dtype']} {name}", str(batch), pair)
+
+
+def _passes(prefills: Sequence[Priced]) -> Iterator[Row]:
+    """A row a configuration: the errors of its prefills."""
+    for key in dict.fromkeys(each[:2] for each in prefills):
+        yield errors(" ".join(key), [each.ms for each in prefills if each[:2] == key])
+
+
+def _totals(prefills: Sequence[Priced]) -> Iterator[Row]:
+    """By engine and configuration: milliseconds of the batches that all configurations ran."""
+    for engine in dict.fromkeys(each.engine for each in prefills):
+        rows = [each for each in prefills if each.engine == engine]
+        names = list(dict.fromkeys(each.configuration for each in rows))
+        ran = Counter(each.batch for each in rows)
+        for name in names:
+            pairs = [
+                each.ms
+                for each in rows
+                if each.configuration == name and ran[each.batch] == len(names)
+            ]
+            if pairs:
+                priced, measured = (sum(column) for column in zip(*pairs, strict=True))
+                shown = f"{measured:.0f}", f"{priced:.0f}", len(pairs), ""
+                yield f"{engine}, prefills", name, *shown, (priced, measured)
 
 
 def cached_tokens(requests: Iterable[Request]) -> Iterator[Arrival]:
@@ -222,6 +257,7 @@ def _traces(files: Mapping[str, Path], document: Mapping[str, Any]) -> Iterator[
         arrivals = list(cached_tokens(requests))
         sessions = [request.session for request in requests if not request.warm]
         pool = document["engine"].get("kv_pool_tokens") or options["max_total"]
+        names = _label(document), document["kv_dtype"], measured["trace"]
         for configuration in document["configurations"]:
             run = measured["configurations"].get(configuration["name"])
             engine = _engine(document, configuration) if run else None
@@ -229,7 +265,7 @@ def _traces(files: Mapping[str, Path], document: Mapping[str, Any]) -> Iterator[
                 continue
             setup, clients = _setup(configuration), measured["concurrency"]
             ttft_s, whole = closed_loop(engine, arrivals, setup, clients, pool, sessions)
-            mean_ms, name = run["ttft_ms"]["mean"], _label(document, measured["trace"])
+            mean_ms, name = run["ttft_ms"]["mean"], " ".join(names)
             ttft, seconds = (1e3 * ttft_s, mean_ms), (whole.wall_s, run.get("seconds"))
             shown = (f"{mean_ms:.0f}", f"{ttft[0]:.0f}", seconds[1] or "", f"{seconds[0]:.2f}")
             yield name, configuration["name"], *shown, ttft, seconds

@@ -80,8 +80,9 @@ def test_recorded_engines_and_traces_are_printed(
 
     assert priced.main([str(path)]) == 0
     printed = capsys.readouterr().out
-    assert "| deepseek-v3.2 16 bf16 0.5.23 30 default | 1 |" in printed
-    assert "| deepseek-v3.2 16 bf16 0.5.23 30 long | small | 1000 |" in printed
+    assert "| deepseek-v3.2 16 0.5.23 30 bf16 default | 1 |" in printed
+    assert "| deepseek-v3.2 16 0.5.23 30 bf16 long | small | 1000 |" in printed
+    assert "| deepseek-v3.2 16 0.5.23 30, prefills | bf16 default | 133 | " in printed
     assert "1 of 1; the first loses 0.0% to the fastest" in printed
 
 
