@@ -17,12 +17,16 @@ from nsa_tune.engines.sglang.pass_mode.mode import PassMode
 from nsa_tune.engines.sglang.pass_mode.steering.choice import Choice
 from nsa_tune.engines.sglang.pass_mode.times.pass_times import PassTimes
 from nsa_tune.engines.sglang.pass_mode.whole_pass.unbroken import Kind
-from tests.engines.sglang.pass_mode.fakes import Dense
+from tests.engines.sglang.pass_mode.fakes import Dense, Sparse
 
 _RECORDED = Path(__file__).parents[1] / "times" / "recorded"
 _RESULTS = Path(__file__).parents[5] / "benchmarks" / "engine" / "results"
 _KINDS = {PassMode.DENSE_GRAPH: Kind.MHA, PassMode.DENSE_MLA_GRAPH: Kind.MLA}
-_GRAPHS = {str(mode) for mode in (*_KINDS, PassMode.DECODE_GRAPH)}
+_GRAPHS = {str(mode) for mode in (*_KINDS, PassMode.DECODE_GRAPH, PassMode.SPARSE_GRAPH)}
+_RESULTS_OF = {
+    "bf16": "bf16", "fp8": "fp8", "bf16_sparse": "bf16_behind_prefixes"
+}  # fmt: skip
+"""What was measured with recorded times, by their name."""
 
 
 def _times(kv_dtype: str) -> PassTimes:
@@ -32,11 +36,14 @@ def _times(kv_dtype: str) -> PassTimes:
 
 def _choice(times: PassTimes) -> Choice:
     key: dict[str, Any] = dict(times.key)
-    dense = {
-        PassMode(mode): Dense(sizes, _KINDS[PassMode(mode)])
-        for mode, sizes in key["dense_sizes"].items()
-    }
-    return Choice(key["prefill_sizes"], 2048, dense, key["decode_sizes"])
+    # Times from before there were sparse graphs have the older name.
+    captured = key.get("whole_pass_sizes") or key["dense_sizes"]
+    graphs = {PassMode(mode): _graphs(PassMode(mode), sizes) for mode, sizes in captured.items()}
+    return Choice(key["prefill_sizes"], 2048, graphs, key["decode_sizes"])
+
+
+def _graphs(mode: PassMode, sizes: list[int]) -> Dense | Sparse:
+    return Sparse(sizes) if mode is PassMode.SPARSE_GRAPH else Dense(sizes, _KINDS[mode])
 
 
 def _rows(batch: Batch) -> int | None:
@@ -53,6 +60,11 @@ def _rows(batch: Batch) -> int | None:
         ("bf16", 512, 525, PassMode.DENSE_MLA_GRAPH),
         ("bf16", 512, 1366, PassMode.DENSE_MLA_GRAPH),
         ("bf16", 512, 3269, PassMode.TABLE_KERNEL),  # selects keys: no dense graph
+        ("bf16_sparse", 16384, 300, PassMode.SPARSE_GRAPH),
+        ("bf16_sparse", 45056, 700, PassMode.SPARSE_GRAPH),
+        ("bf16_sparse", 512, 525, PassMode.DENSE_MLA_GRAPH),
+        ("bf16_sparse", 8192, 128, PassMode.DECODE_GRAPH),
+        ("bf16_sparse", 512, 3269, PassMode.TABLE_KERNEL),
     ],
 )
 def test_lengths_between_the_measured_ones_run_by_the_fastest_way(
@@ -63,9 +75,9 @@ def test_lengths_between_the_measured_ones_run_by_the_fastest_way(
     assert _choice(times).fastest(times, batch, _rows(batch)) is way
 
 
-@pytest.mark.parametrize("kv_dtype", ["bf16", "fp8"])
+@pytest.mark.parametrize("kv_dtype", _RESULTS_OF)
 def test_estimates_of_graphs_are_near_what_their_passes_took(kv_dtype: str) -> None:
-    path = _RESULTS / f"h200_sglang-0.5.23_deepseek-v3.2_h16_{kv_dtype}.json"
+    path = _RESULTS / f"h200_sglang-0.5.23_deepseek-v3.2_h16_{_RESULTS_OF[kv_dtype]}.json"
     times = _times(kv_dtype)
     compared = 0
     for row in json.loads(path.read_text(encoding="utf-8"))["tests"]["prefill"]:
@@ -74,7 +86,9 @@ def test_estimates_of_graphs_are_near_what_their_passes_took(kv_dtype: str) -> N
             batch = Batch.extend(row["prefix"], row["new"])
             estimates = _choice(times).estimates_us(times, batch, _rows(batch))
             took_ms = row["configurations"]["plugin"]["gpu_ms"]
-            assert estimates[PassMode(ran[0])] / 1e3 == pytest.approx(took_ms, rel=0.1)
+            # The mean number of keys says too little of prompts of unequal lengths.
+            off = 0.2 if ran == ["sparse_graph"] else 0.1
+            assert estimates[PassMode(ran[0])] / 1e3 == pytest.approx(took_ms, rel=off)
             compared += 1
 
     assert compared >= 5
