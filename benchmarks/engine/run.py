@@ -42,6 +42,7 @@ from benchmarks.engine.arguments import (
     model_folder,
     set_environment,
 )
+from benchmarks.engine.cases import ragged_cases
 from benchmarks.engine.configurations import (
     FORCED,
     Configuration,
@@ -137,6 +138,12 @@ def _parsed(arguments: list[str] | None) -> argparse.Namespace:
     unknown = set(options.tests.split(",")) - set(TESTS)
     if unknown:
         parser.error(f"no test is called {', '.join(sorted(unknown))}")
+    if options.batches is not None:
+        try:
+            ragged_cases(options.batches.read_text(encoding="utf-8").splitlines())
+        except (OSError, ValueError, KeyError) as error:
+            # Not when the engine has started, minutes later.
+            parser.error(f"--batches {options.batches}: {error}")
     return options
 
 

@@ -174,6 +174,18 @@ def test_a_test_that_fails_is_noted_and_the_next_one_runs(
     assert "FileNotFoundError" in capsys.readouterr().err
 
 
+def test_a_batch_that_the_cache_cannot_hold_is_refused_before_an_engine_starts(
+    tmp_path: Path, engines: list[FakeEngine], capsys: pytest.CaptureFixture[str]
+) -> None:
+    batches = tmp_path / "batches.jsonl"
+    batches.write_text('{"prefix": [3000], "new": [90]}\n')
+    with pytest.raises(SystemExit):
+        run.main(["--batches", str(batches), "--out", str(tmp_path)])
+
+    assert "whole pages of 64 tokens: (3000,)" in capsys.readouterr().err
+    assert engines == []
+
+
 def test_an_engine_that_does_not_start_is_noted(tmp_path: Path, engines: list[FakeEngine]) -> None:
     def broken(**_: Any) -> None:
         raise MemoryError("too large")
