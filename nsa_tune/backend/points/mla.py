@@ -333,6 +333,24 @@ def build_triton_split(case: PrefillCase) -> Run:
     return run
 
 
+def build_triton_grouped(case: PrefillCase) -> Run:
+    """nsa-tune's kernel for 8 or 16 heads: a tile of several queries goes through all their keys.
+
+    Over the bf16 pool itself, or over what is dequantized first. Its first call compiles.
+    """
+    from nsa_tune.backend.kernels import grouped_sparse_mla as grouped
+
+    rank, scale, (latents, chosen) = case.profile.rank, case.profile.softmax_scale, _source(case)
+    tile = grouped.Tile(min(_TILE_HEADS // case.heads, grouped.MOST_TOKENS))
+
+    def run() -> torch.Tensor:
+        q = _absorb(case, case.heads)
+        out, _ = grouped.grouped_sparse_mla(q, latents(), chosen, scale, rank, tile)
+        return _project(case, out)
+
+    return run
+
+
 def build_trtllm(case: PrefillCase) -> Run:
     """TRT-LLM's sparse MLA over the pool itself, one row a query."""
     from nsa_tune.backend.libraries.flashinfer import calls as flashinfer

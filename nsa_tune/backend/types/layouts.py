@@ -152,7 +152,7 @@ _BOTH = frozenset(Role)
 _PREFILL = frozenset({Role.PREFILL})
 _GATHERED = frozenset(
     {
-        "flashmla_sparse", "flashmla_shared", "torch_sparse", "triton_sparse_mla",
+        "flashmla_sparse", "flashmla_shared", "torch_sparse", "triton_grouped", "triton_sparse_mla",
         "triton_sparse_mla_union2", "triton_sparse_mla_union4",
     }
 )  # fmt: skip
@@ -188,8 +188,8 @@ CONVERSIONS: tuple[Conversion, ...] = (
 
 NO_PLUGINS = frozenset(
     {
-        "mla/flashmla_shared", "mla/triton_sparse_mla", "mla/triton_sparse_mla_union2",
-        "mla/triton_sparse_mla_union4",
+        "mla/flashmla_shared", "mla/triton_grouped", "mla/triton_sparse_mla",
+        "mla/triton_sparse_mla_union2", "mla/triton_sparse_mla_union4",
     }
 )  # fmt: skip
 """Arms that no engine's plug-in takes."""
