@@ -23,12 +23,13 @@ WholePassGraphs = DenseGraphs | SparseGraphs
 
 _CAPTURED, _MIB = "_nsa_tune_captured", "_nsa_tune_captured_mib"
 """Attributes of the runner of prefill graphs."""
-_PARTS = {
-    PassMode.DENSE_GRAPH: Part.DENSE,
-    PassMode.DENSE_MLA_GRAPH: Part.DENSE_MLA,
-    PassMode.SPARSE_GRAPH: Part.SPARSE,
+_PARTS: Mapping[PassMode, tuple[Part, ...]] = {
+    PassMode.DENSE_GRAPH: (Part.DENSE,),
+    PassMode.DENSE_MLA_GRAPH: (Part.DENSE, Part.DENSE_MLA),
+    # Keys are selected by nsa-tune's kernel in them.
+    PassMode.SPARSE_GRAPH: (Part.SPARSE, Part.TOPK),
 }
-"""Which part of the plug-in each way belongs to."""
+"""The parts of the plug-in that each way takes."""
 _SPARE_BYTES = 2**29
 """For what a captured pass takes besides: NCCL's buffers, workspaces, fragmentation."""
 
@@ -92,10 +93,10 @@ def capture_all(graphs: Any) -> None:
 
 def _graphs_of(graphs: Any, engine: Engine) -> Iterator[tuple[PassMode, WholePassGraphs]]:
     """Graphs to capture, by the way that they run: those that there is room for."""
-    for mode, part in _PARTS.items():
-        if why_not(part, engine) or (part is not Part.SPARSE and why_not(Part.DENSE, engine)):
+    for mode, parts in _PARTS.items():
+        if any(why_not(part, engine) for part in parts):
             continue
-        whole = _made(graphs, part)
+        whole = _made(graphs, mode)
         reason = _why_no_room(whole)
         if reason is None:
             yield mode, whole
@@ -103,11 +104,12 @@ def _graphs_of(graphs: Any, engine: Engine) -> Iterator[tuple[PassMode, WholePas
             say_once(logging.INFO, f"no {mode}s: {reason}")
 
 
-def _made(graphs: Any, part: Part) -> WholePassGraphs:
+def _made(graphs: Any, mode: PassMode) -> WholePassGraphs:
     index_topk = graphs.model_runner.attn_backend.dsa_index_topk
-    if part is Part.SPARSE:
+    if mode is PassMode.SPARSE_GRAPH:
         return SparseGraphs(graphs, index_topk)
-    return DenseGraphs(graphs, index_topk, Kind.MHA if part is Part.DENSE else Kind.MLA)
+    kind = Kind.MHA if mode is PassMode.DENSE_GRAPH else Kind.MLA
+    return DenseGraphs(graphs, index_topk, kind)
 
 
 def _capture(whole: WholePassGraphs, ranks: Ranks, buffers: GraphBuffers) -> bool:

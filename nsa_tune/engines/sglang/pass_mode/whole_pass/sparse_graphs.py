@@ -11,6 +11,7 @@ from typing import Any
 
 from nsa_tune.backend.types.batch import Batch
 from nsa_tune.engines.sglang.eligible import PADDED_HEADS, reads_back
+from nsa_tune.engines.sglang.kernels.topk import check
 from nsa_tune.engines.sglang.pass_mode.whole_pass.attention import Swap, swapped
 from nsa_tune.engines.sglang.pass_mode.whole_pass.sparse_attention import (
     IndexerMetadata,
@@ -68,10 +69,16 @@ class SparseGraphs:
         return MOST_TOKENS * row + _BF16_BYTES * keys * width
 
     def capture(self, size: int) -> None:
-        """Capture the graph of `size` tokens. Call it within the runner's own capture session."""
+        """Capture the graph of `size` tokens. Call it within the runner's own capture session.
+
+        Raises:
+            RuntimeError: when nsa-tune's kernel selects wrongly here.
+        """
         import torch
 
         runner, inputs = self._runner, self._inputs
+        if not self._captured:
+            check(self._index_topk, runner.device)
         forward_batch, backend = runner.capture_prepare(size)
         backend.init_forward_metadata(forward_batch)
         # The indexer looks at this to see that not all keys are selected.

@@ -12,6 +12,7 @@ import torch
 
 from nsa_tune import Batch
 from nsa_tune.engines.sglang.pass_mode.whole_pass import attention, unbroken
+from nsa_tune.engines.sglang.pass_mode.whole_pass import sparse_graphs as module
 from nsa_tune.engines.sglang.pass_mode.whole_pass.sparse_graphs import SparseGraphs
 from nsa_tune.engines.sglang.pass_mode.whole_pass.sparse_inputs import PAGE, SEQUENCES
 
@@ -34,6 +35,7 @@ class _Runner:
     def __init__(self) -> None:
         self.backend, self.attention = self, _Attention()
         self.captured: dict[Any, Any] = {}
+        self.checked: list[int] = []
         table = torch.arange(40 * 4096, dtype=torch.int32).view(40, 4096)
         self.model_runner = SimpleNamespace(
             max_total_num_tokens=POOL, req_to_token_pool=SimpleNamespace(req_to_token=table)
@@ -57,7 +59,9 @@ def runner(monkeypatch: pytest.MonkeyPatch) -> _Runner:
     vars(keys)["ShapeKey"] = lambda size, variant_label: (size, variant_label)
     monkeypatch.setitem(sys.modules, unbroken._BREAKS, breaks)
     monkeypatch.setitem(sys.modules, "sglang.srt.model_executor.runner.shape_key", keys)
-    return _Runner()
+    made = _Runner()
+    monkeypatch.setattr(module, "check", lambda topk, device: made.checked.append(topk))
+    return made
 
 
 def test_graphs_are_captured_where_the_gpu_would_wait_for_the_host(runner: _Runner) -> None:
@@ -68,6 +72,7 @@ def test_a_graph_is_captured_with_its_own_attention_and_selection(runner: _Runne
     graphs = SparseGraphs(runner, TOPK)
     graphs.capture(512)
 
+    assert runner.checked == [TOPK]
     (swap,) = runner.captured.values()
     assert list(runner.captured) == [graphs.key(512)]
     assert swap.backend is runner.attention
