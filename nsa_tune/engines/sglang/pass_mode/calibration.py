@@ -47,8 +47,6 @@ _SMALLEST = 64
 _WARM_UPS, _REPEATS = 1, 2
 _GPU_BOUND = 1.3
 """A pass that takes so many times what launching it takes is measured once."""
-_LONG_US = 1e5
-"""From here on it needs no warm-up: compiling takes the host, uploading a graph little."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,12 +205,10 @@ def _timed_us(
             torch.cuda.synchronize()
             if mode is PassMode.TABLE_KERNEL and not changed(runner.attn_backend):
                 return None
-            pass_us, host_us = (time.perf_counter() - begin) * 1e6, host_s * 1e6
-            # The GPU repeats its times within a percent; a host may be up to half off.
-            gpu_bound = pass_us > _GPU_BOUND * host_us
-            if i >= _WARM_UPS or (gpu_bound and pass_us > _LONG_US):
-                took.append(pass_us)
-                launched.append(host_us)
-                if gpu_bound:
+            if i >= _WARM_UPS:
+                took.append((time.perf_counter() - begin) * 1e6)
+                launched.append(host_s * 1e6)
+                # The GPU repeats its times within a percent; a host may be up to half off.
+                if took[-1] > _GPU_BOUND * launched[-1]:
                     break
     return min(took), min(launched)

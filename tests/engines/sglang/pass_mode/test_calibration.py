@@ -280,10 +280,7 @@ def test_a_pass_that_fails_leaves_nothing_forced_and_no_slots(
     ("waits_s", "launched_s", "passes", "took_us"),
     [
         (0.0, [1.0, 0.5, 0.25], 3, (0.25e6, 0.25e6)),
-        # What is compiled at first takes the host; a graph's first replay is a little slower.
-        (2.0, [9.0, 0.5, 0.25], 2, (2.5e6, 0.5e6)),
-        (0.02, [0.002, 0.001, 0.001], 2, (0.021e6, 0.001e6)),
-        (2.0, [0.5, 0.25, 0.25], 1, (2.5e6, 0.5e6)),
+        (2.0, [1.0, 0.5, 0.25], 2, (2.5e6, 0.5e6)),
     ],
 )
 def test_a_pass_that_the_gpu_takes_long_for_is_measured_once(
