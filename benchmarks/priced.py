@@ -193,15 +193,14 @@ def _passes(prefills: Sequence[Priced]) -> Iterator[Row]:
 def _totals(prefills: Sequence[Priced]) -> Iterator[Row]:
     """By engine and configuration: milliseconds of the batches that all configurations ran."""
     for engine in dict.fromkeys(each.engine for each in prefills):
-        rows = [each for each in prefills if each.engine == engine]
-        names = list(dict.fromkeys(each.configuration for each in rows))
-        ran = Counter(each.batch for each in rows)
+        first: dict[tuple[str, str], Pair] = {}
+        for each in prefills:
+            if each.engine == engine:
+                first.setdefault((each.configuration, each.batch), each.ms)
+        names = list(dict.fromkeys(name for name, _ in first))
+        ran = Counter(batch for _, batch in first)
         for name in names:
-            pairs = [
-                each.ms
-                for each in rows
-                if each.configuration == name and ran[each.batch] == len(names)
-            ]
+            pairs = [first[name, batch] for batch in ran if ran[batch] == len(names)]
             if pairs:
                 priced, measured = (sum(column) for column in zip(*pairs, strict=True))
                 shown = f"{measured:.0f}", f"{priced:.0f}", len(pairs), ""
