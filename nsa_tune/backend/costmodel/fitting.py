@@ -116,10 +116,6 @@ def _gaps(rows: Iterable[Measurement]) -> dict[str, dict[str, float]]:
             logs[row.batch].append((log(row.latency_us), row.arm))
     gaps: dict[str, dict[str, float]] = defaultdict(dict)
     for batch, times in logs.items():
-        if len(times) == 2:
-            (one, first), (other, second) = times
-            gaps[first][batch] = gaps[second][batch] = abs(one - other)
-            continue
         # Sorted, the nearest is the one before or the one behind.
         times.sort()
         steps = [behind - before for (before, _), (behind, _) in pairwise(times)] or [0.0]

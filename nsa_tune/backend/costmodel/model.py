@@ -63,7 +63,7 @@ def fit(
     `gaps` has for each batch the log distance to the nearest other arm's time; near ones count
     more. Without it all count alike. Of the features only those numbered in `columns` get weights.
     """
-    if not _differ(features):
+    if len(set(features)) < FEWEST:
         return None
     counts = [_CLOSE / (_CLOSE + gap) for gap in gaps] or [1.0] * len(times_us)
     # Errors count relatively, so all is divided by the time.
@@ -78,16 +78,6 @@ def fit(
     if not all(weight < inf for weight in (*fitted, least)):
         raise ArithmeticError("the times of an arm are too far apart to fit a model to them")
     return LatencyModel((*(weights.get(i, 0.0) for i in range(len(amounts))), least))
-
-
-def _differ(features: Iterable[tuple[float, ...]]) -> bool:
-    """Whether there are enough different ones."""
-    different: set[tuple[float, ...]] = set()
-    for terms in features:
-        different.add(terms)
-        if len(different) >= FEWEST:
-            return True
-    return False
 
 
 class Box(NamedTuple):

@@ -28,15 +28,14 @@ _log = logging.getLogger(__name__)
 
 
 class Survey(NamedTuple):
-    """How the arms that this device could run stand on one batch; each is in one of the three."""
+    """How the arms that this device could run stand on one batch; each is in one of the two."""
 
     latencies: dict[str, float | None]
     """Allowed arms with what the models say they cost, to compare by; None where too little was
     measured."""
-    refused: dict[str, str]
-    """Arms that a guard forbids, and why."""
-    failed: dict[str, str]
-    """Arms that gave a wrong output or failed when they were measured, and how."""
+    forbidden: dict[str, str]
+    """Arms that a guard forbids, or that gave a wrong output or failed when they were measured, and
+    why."""
 
 
 class Candidate(NamedTuple):
@@ -132,26 +131,25 @@ class Policy:
         regime, features = self._placed(batch)
         group = None if regime is None else self.point.regime_group(regime)
         latencies: dict[str, float | None] = {}
-        refused: dict[str, str] = {}
-        failed: dict[str, str] = {}
+        forbidden: dict[str, str] = {}
         for limit in self._limits:
             if (reason := limit(batch)) is not None:
-                return Survey({}, dict.fromkeys([arm.name for arm in self.candidates], reason), {})
+                return Survey({}, dict.fromkeys([arm.name for arm in self.candidates], reason))
         # Each call in this loop is a part of every plan's time.
         for name, _, limits, models, failures, surcharge in self.candidates:
             for limit in limits:
                 reason = limit(batch)
                 if reason is not None:
-                    refused[name] = reason
+                    forbidden[name] = reason
                     break
             else:
                 if failures and group is not None and (reason := failures.reason(group, batch)):
-                    failed[name] = reason
+                    forbidden[name] = reason
                     continue
                 model = None if regime is None else models.get(regime)
                 cost = None if model is None else model.latency_us(features)
                 latencies[name] = cost if not surcharge or cost is None else cost + surcharge(batch)
-        return Survey(latencies, refused, failed)
+        return Survey(latencies, forbidden)
 
     def _placed(self, batch: Batch) -> tuple[int | None, tuple[float, ...]]:
         """The regime and the features of a batch; none, with a warning, where the point cannot

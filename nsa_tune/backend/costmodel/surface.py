@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from heapq import nsmallest
-from math import ceil, dist, exp, expm1, fsum, inf, log
+from math import ceil, dist, exp, expm1, inf, log
 from operator import mul
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
@@ -45,16 +45,6 @@ class Estimate:
     high_us: float
     extrapolated: bool
     """True outside of the range that was measured."""
-
-    @classmethod
-    def total(cls, parts: Sequence[Estimate]) -> Estimate:
-        """The estimate of several things one after the other, were all off to the same side."""
-        return cls(
-            fsum(part.latency_us for part in parts),
-            fsum(part.low_us for part in parts),
-            fsum(part.high_us for part in parts),
-            any(part.extrapolated for part in parts),
-        )
 
     def plus(self, more_us: float) -> Estimate:
         """The estimate of what takes `more_us` longer."""

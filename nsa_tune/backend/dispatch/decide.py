@@ -175,12 +175,7 @@ def _confirmed(
 
 def _candidates(question: Question, surveys: Sequence[Survey]) -> list[str]:
     """The choices that a survey knows an arm of, allowed or not."""
-    arms = {
-        arm
-        for survey in surveys
-        for standing in (survey.latencies, survey.refused, survey.failed)
-        for arm in standing
-    }
+    arms = {arm for survey in surveys for standing in survey for arm in standing}
     return [choice for choice, names in question.choices.items() if not arms.isdisjoint(names)]
 
 
@@ -215,8 +210,7 @@ def _forbidden(question: Question, policy: Policy, survey: Survey, batch: Batch)
     for choice, names in question.choices.items():
         if any(name in survey.latencies for name in names):
             continue
-        why = {**survey.refused, **survey.failed}
-        whys = [why[name] for name in names if name in why]
+        whys = [survey.forbidden[name] for name in names if name in survey.forbidden]
         if not whys:
             # None of its arms fits this device and layout, or all are references that a kernel
             # stands for; only the former is worth a word.

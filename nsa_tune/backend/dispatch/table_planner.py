@@ -185,10 +185,9 @@ class TablePlanner:
         forbidden = {}
         for policy, _, questions in self._by_mode[batch.mode]:
             survey = policy.survey(batch)
-            why = {**survey.refused, **survey.failed}
             for question, _ in questions:
                 arms = question.choices.get(getattr(plan, question.name), ())
-                reasons = [why[arm] for arm in arms if arm in why]
+                reasons = [survey.forbidden[arm] for arm in arms if arm in survey.forbidden]
                 if reasons and survey.latencies.keys().isdisjoint(arms):
                     forbidden[question.name] = reasons[0]
         kept = {name: getattr(plan, name) for name in TUNED if name not in forbidden}

@@ -117,13 +117,6 @@ class PrefillCase:
         return lambda: packed_fp8.dequantize(self.pool, slots, rank, rope)
 
     @cached_property
-    def is_cached(self) -> torch.Tensor:
-        """[kv tokens] bool: which of `slots` hold the sequences' prefixes."""
-        is_new = torch.zeros(len(self.slots), dtype=torch.bool, device=self.device)
-        is_new[self.first_key + self.positions] = True
-        return ~is_new
-
-    @cached_property
     def ragged_indices(self) -> torch.Tensor:
         """[q tokens, topk] int32 into the flattened kv tokens, -1 behind `topk_length`.
 

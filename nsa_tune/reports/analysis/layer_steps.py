@@ -147,8 +147,8 @@ def _step(
     named = default or _named(policy, defaults, by_default)
     name = _STEPS.get(point.name, point.name)
     if not survey.latencies:
-        skipped = NOTHING_TO_SELECT.check(batch, setting) in survey.refused.values()
-        why = next(iter({**survey.refused, **survey.failed}.values()), "no kernel for this device")
+        skipped = NOTHING_TO_SELECT.check(batch, setting) in survey.forbidden.values()
+        why = next(iter(survey.forbidden.values()), "no kernel for this device")
         us = 0.0 if skipped else None
         note = f"skipped: {why}" if skipped else f"every arm is forbidden: {why}"
         return Step(name, point.name, None, us, us, us, None, us, "", {}, named, us, note)

@@ -62,11 +62,10 @@ def test_a_survey_puts_each_candidate_in_one_place() -> None:
     survey = policy_of(TIMES).survey(Batch.extend([8192], [8000]))
 
     assert list(survey.latencies) == ["mla/wide"]
-    assert survey.refused == {
+    assert survey.forbidden == {
         "mha/dense": "too long for dense",
         "mla/packed": "more than 4096 rows",
     }
-    assert survey.failed == {}
 
 
 @given(
@@ -85,7 +84,7 @@ def test_no_arm_is_surveyed_past_its_guards(
 
     for name in survey.latencies:
         assert FAKE.arm(name).allowed(batch, setting) is None
-    for name, reason in survey.refused.items():
+    for name, reason in survey.forbidden.items():
         assert FAKE.arm(name).allowed(batch, setting) == reason
 
 
@@ -114,8 +113,8 @@ def test_an_arm_is_not_taken_near_where_it_failed() -> None:
 
     near, far = Batch.extend([8000], [4000]), Batch.extend([8000], [100])
     reason = "failed on extend:8192+4096: out of memory"
-    assert policy.survey(near).failed == {"mla/packed": reason}
-    assert policy.survey(far).failed == {}
+    assert policy.survey(near).forbidden["mla/packed"] == reason
+    assert "mla/packed" not in policy.survey(far).forbidden
     assert policy.survey(far).latencies["mla/packed"] is not None
 
 
@@ -126,7 +125,7 @@ def test_an_arm_that_was_wrong_once_is_not_taken_anywhere() -> None:
 
     survey = policy.survey(Batch.extend([0], [1]))
 
-    assert survey.failed == {rows[-1].arm: f"wrong output on {BATCHES[-1]}: off by 0.3"}
+    assert survey.forbidden == {rows[-1].arm: f"wrong output on {BATCHES[-1]}: off by 0.3"}
 
 
 def test_a_later_row_replaces_an_earlier_one() -> None:

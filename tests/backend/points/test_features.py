@@ -60,7 +60,7 @@ def test_a_survey_refuses_what_the_first_guard_refuses(path: Path) -> None:
     for point in points_for(setting.profile):
         policy = Policy.fit(point, setting, ())
         for batch in _drawn(point, setting):
-            refused = policy.survey(batch).refused
+            refused = policy.survey(batch).forbidden
             for arm in point.candidates(setting):
                 reasons = (guard.check(batch, setting) for guard in arm.guards)
                 first = next((reason for reason in reasons if reason is not None), None)

@@ -147,5 +147,5 @@ def test_an_arm_that_failed_on_few_keys_is_not_taken_for_more() -> None:
 
     bigger = Batch.verify([20000] * 16, 2)
     assert REGIME(bigger) != REGIME(failed)
-    assert "flatten/deep_gemm" in policy.survey(bigger).failed
-    assert "flatten/deep_gemm" not in policy.survey(Batch.verify([20000] * 16, 3)).failed
+    assert "flatten/deep_gemm" in policy.survey(bigger).forbidden
+    assert "flatten/deep_gemm" not in policy.survey(Batch.verify([20000] * 16, 3)).forbidden
