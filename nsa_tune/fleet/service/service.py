@@ -25,7 +25,7 @@ from nsa_tune.fleet.service.jobs.weights import BatchWeights
 from nsa_tune.fleet.service.metrics import Holdings, Metrics
 from nsa_tune.fleet.service.state import State, state_path
 from nsa_tune.fleet.service.tables.bodies import Bodies, Body, Make, whole
-from nsa_tune.fleet.service.tables.index import Held, Index
+from nsa_tune.fleet.service.tables.index import Entry, Held, Index
 from nsa_tune.fleet.service.tables.uploads import Merged, checked, merge
 
 Result = TypeVar("Result")
@@ -107,6 +107,10 @@ class Service:
         """What tables there are."""
         return await self.in_state(self._index.held)
 
+    async def held_of(self, name: tuple[str | None, str, int, str]) -> tuple[Entry, ...]:
+        """Of these the ones with this GPU (None: any), model, local heads and KV layout."""
+        return await self.in_state(self._index.of, name)
+
     async def in_state(self, act: Callable[..., Result], *arguments: object) -> Result:
         """What `act` returns, which uses the service's own database."""
         return await _run(self._threads.state, lambda: act(*arguments))
@@ -127,7 +131,7 @@ class Service:
 
     async def copy(self) -> Body:
         """The whole database as one file."""
-        version, pool = (await self.held()).version, self._threads.copying
+        version, pool = await self.in_state(self._index.version), self._threads.copying
         make = partial(whole, self.database)
         return await self._bodies.get("whole", str(version), make, partial(_run, pool))
 

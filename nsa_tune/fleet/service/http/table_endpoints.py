@@ -42,11 +42,12 @@ class TableEndpoints:
         if not request.url.query:
             return streamed(request, await self._service.copy(), _DATABASE)
         target = target_in(request)
-        held, name = await self._service.held(), f"tables of {target.name}"
-        entries = held.of(target.name)
+        name, held_of = f"tables of {target.name}", self._service.held_of
+        entries = await held_of(target.name)
         if not entries:
             # For a GPU that nobody has measured, those of the others may answer.
-            entries, name = held.of((None, *target.name[1:])), f"tables of {target.name[1:]}"
+            entries = await held_of((None, *target.name[1:]))
+            name = f"tables of {target.name[1:]}"
         # Names that somebody made up have one body together.
         name = name if entries else "no table"
         # The tag is the version, not the content's hash: whoever asks again after a restart is

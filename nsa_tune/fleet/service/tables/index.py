@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +19,13 @@ from nsa_tune.db.connection import connect_read_only, store_errors
 _NEW_ROWS = (
     "SELECT key_id, count(*), max(measurements.id), max(measured_at), max(status = 'ok') "
     "FROM measurements JOIN runs ON runs.id = run_id WHERE measurements.id > ? GROUP BY key_id"
+)
+# The plus: by the key's runs, not by number, however few rows SQLite takes to be new.
+_NEW_ROWS_OF_KEY = (
+    "SELECT count(*), max(measurements.id), max(measured_at), max(status = 'ok'), "
+    "(SELECT max(id) FROM runs WHERE key_id = ?1), (SELECT max(limits.id) FROM limits "
+    "JOIN runs ON runs.id = run_id WHERE key_id = ?1) "
+    "FROM runs JOIN measurements ON runs.id = run_id WHERE key_id = ?1 AND +measurements.id > ?2"
 )
 _KEYS = "SELECT id, gpu, driver, libraries, model, heads, kv_layout, protocol FROM keys ORDER BY id"
 _NEWEST_RUNS = "SELECT key_id, max(id) FROM runs GROUP BY key_id"
@@ -84,6 +91,9 @@ class Index:
         self._newest = 0
         self._held = Held((), 0, -1)
         self._lock = Lock()
+        self._of_keys: dict[int, tuple[int, Entry]] = {}
+        """By number: entries that were asked for by key, each with the version it was read at."""
+        self._lock_of_keys, self._lock_of_version = Lock(), Lock()
         # Tells whether another connection has written.
         uri = f"{path.absolute().as_uri()}?mode=ro"
         with store_errors(path):
@@ -99,18 +109,52 @@ class Index:
         Raises:
             StoreError: when it cannot be read.
         """
-        with self._lock, store_errors(self._path):
-            (version,) = self._looking.execute("PRAGMA data_version").fetchone()
+        with self._lock:
+            version = self.version()
             if version != self._held.version:
                 self._held = self._read(version)
             return self._held
+
+    def version(self) -> int:
+        """A number that differs whenever anything was written.
+
+        Raises:
+            StoreError: when it cannot be read.
+        """
+        with self._lock_of_version, store_errors(self._path):
+            (version,) = self._looking.execute("PRAGMA data_version").fetchone()
+        return int(version)
+
+    def of(self, name: tuple[str | None, str, int, str]) -> tuple[Entry, ...]:
+        """As `held().of(name)`, but reading those tables alone: after a restart no host waits until
+        millions of rows of others have been read.
+
+        Raises:
+            StoreError: when it cannot be read.
+        """
+        with self._lock_of_keys:
+            version = self.version()
+            if version == self._held.version:
+                return self._held.of(name)
+            with store_errors(self._path), closing(connect_read_only(self._path)) as connection:
+                connection.set_progress_handler(None, 0)
+                connection.execute("BEGIN")
+                of_keys = self._of_keys
+                for number, entry in _new_keys(connection, of_keys).items():
+                    of_keys[number] = (-1, entry)
+                chosen = Held(tuple(entry for _, entry in of_keys.values()), 0, version).of(name)
+                for entry in chosen:
+                    if of_keys[entry.number][0] != version:
+                        of_keys[entry.number] = version, _renewed(connection, entry)
+            entries = [of_keys[entry.number][1] for entry in chosen]
+        return tuple(entry for entry in entries if entry.succeeded)
 
     def _read(self, version: int) -> Held:
         with store_errors(self._path), closing(connect_read_only(self._path)) as connection:
             # The service's own database may take longer than a stranger's.
             connection.set_progress_handler(None, 0)
             connection.execute("BEGIN")
-            entries = self._entries | self._new_keys(connection)
+            entries = self._entries | _new_keys(connection, self._entries)
             for number, count, newest, at, succeeded in connection.execute(
                 _NEW_ROWS, [self._newest]
             ):
@@ -128,12 +172,24 @@ class Index:
         whole = tuple(entry for entry in entries.values() if entry.succeeded)
         return Held(whole, sum(entry.measurements for entry in entries.values()), version)
 
-    def _new_keys(self, connection: sqlite3.Connection) -> dict[int, Entry]:
-        return {
-            number: Entry(number, Key(gpu, driver, tuple(json.loads(libraries).items()), *rest))
-            for number, gpu, driver, libraries, *rest in connection.execute(_KEYS)
-            if number not in self._entries
-        }
+
+def _new_keys(connection: sqlite3.Connection, known: Container[int]) -> dict[int, Entry]:
+    return {
+        number: Entry(number, Key(gpu, driver, tuple(json.loads(libraries).items()), *rest))
+        for number, gpu, driver, libraries, *rest in connection.execute(_KEYS)
+        if number not in known
+    }
+
+
+def _renewed(connection: sqlite3.Connection, entry: Entry) -> Entry:
+    """`entry` with what was added since it was read."""
+    row = connection.execute(_NEW_ROWS_OF_KEY, [entry.number, entry.newest]).fetchone()
+    count, newest, at, succeeded, run, limit = row
+    return replace(
+        entry, measurements=entry.measurements + count, newest=newest or entry.newest,
+        measured_at=max(entry.measured_at, at or ""),
+        succeeded=entry.succeeded or bool(succeeded), newest_run=run or 0, newest_limit=limit or 0,
+    )  # fmt: skip
 
 
 def _with(entry: Entry, changes: Mapping[str, Any]) -> Entry:
