@@ -7,8 +7,6 @@ them selects. Each key says which of the tokens selected it; for others its weig
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
@@ -19,18 +17,8 @@ MOST_TOKENS = 8
 _MARK_BYTES = 2**28
 """Of marks at once: a byte for each slot and tile."""
 _WORDS = 1024
-
-
-@dataclass(frozen=True, slots=True)
-class Tile:
-    """How a call is cut up."""
-
-    tokens: int
-    """Neighbouring tokens of a tile: a power of two up to 8; times heads, 16 at least."""
-    keys: int = 64
-    """Keys of a step. 64, 8 warps and 2 stages were the fastest of nine on an H200."""
-    warps: int = 8
-    stages: int = 2
+_KEYS, _WARPS, _STAGES = 64, 8, 2
+"""Keys of a step: the fastest of nine on an H200."""
 
 
 @triton.jit
@@ -62,7 +50,7 @@ def _list_kernel(marks, slots, owners, counts, words, most, WORDS: tl.constexpr)
 
 @triton.jit
 def _attend_kernel(
-    q, pool, slots, owners, counts, mixed, lse, rows, most, scale_log2,
+    q, pool, slots, owners, counts, mixed, rows, most, scale_log2,
     HEADS: tl.constexpr, TOKENS: tl.constexpr, RANK: tl.constexpr, ROPE: tl.constexpr,
     KEYS: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
@@ -101,14 +89,11 @@ def _attend_kernel(
         total = total * fade + tl.sum(weight, 1)
         out = tl.dot(weight.to(DOT), latent, out * fade[:, None])
         best = highest
-    some = total > 0
-    out = out / tl.where(some, total, 1.0)[:, None]
+    out = out / tl.where(total > 0, total, 1.0)[:, None]
     at = first + line
     tl.store(
         mixed + at[:, None] * RANK + channel[None, :], out.to(mixed.dtype.element_ty), here[:, None]
     )
-    share = best + tl.log2(tl.where(some, total, 1.0))
-    tl.store(lse + at, tl.where(some, share, float("-inf")), mask=here)
 
 
 def union_of(
@@ -148,8 +133,8 @@ def union_of(
 
 
 def grouped_sparse_mla(
-    q: torch.Tensor, pool: torch.Tensor, indices: torch.Tensor, scale: float, rank: int, tile: Tile
-) -> tuple[torch.Tensor, torch.Tensor]:
+    q: torch.Tensor, pool: torch.Tensor, indices: torch.Tensor, scale: float, rank: int, tokens: int
+) -> torch.Tensor:
     """Softmax attention of each row over its own selection, mixing latents; exact.
 
     Args:
@@ -158,24 +143,22 @@ def grouped_sparse_mla(
         indices: [rows, topk] int32 slots, -1 where empty; contiguous. No row has one twice.
         scale: softmax scale.
         rank: width of the values.
-        tile: how to cut it up.
+        tokens: neighbouring rows of a tile, up to 8; times heads, a power of two from 16.
 
     Returns:
-        [rows, heads, rank] bf16, zero in a row without any key; and [rows, heads] fp32: log2 of
-        the sums of exponentials of scaled scores, -inf without any key.
+        [rows, heads, rank] bf16, zero in a row without any key.
     """
     rows, heads, width = q.shape
-    lines = tile.tokens * heads
+    lines = tokens * heads
     assert q.is_contiguous() and pool.is_contiguous() and indices.is_contiguous()
-    assert tile.tokens <= MOST_TOKENS and lines >= 16 and not lines & (lines - 1)
-    listed, owners, counts = union_of(indices, tile.tokens, len(pool))
+    assert tokens <= MOST_TOKENS and lines >= 16 and not lines & (lines - 1)
+    listed, owners, counts = union_of(indices, tokens, len(pool))
     out = torch.empty(rows, heads, rank, dtype=q.dtype, device=q.device)
-    lse = torch.empty(rows, heads, dtype=torch.float32, device=q.device)
     _attend_kernel[(len(counts),)](
-        q, pool, listed, owners, counts, out, lse, rows, listed.shape[1], scale * _LOG2_E,
-        HEADS=heads, TOKENS=tile.tokens, RANK=rank, ROPE=width - rank, KEYS=tile.keys,
+        q, pool, listed, owners, counts, out, rows, listed.shape[1], scale * _LOG2_E,
+        HEADS=heads, TOKENS=tokens, RANK=rank, ROPE=width - rank, KEYS=_KEYS,
         # Triton's interpreter multiplies bf16 as if it were uint16.
         DOT=tl.float32 if q.device.type == "cpu" else tl.bfloat16,
-        num_warps=tile.warps, num_stages=tile.stages,
+        num_warps=_WARPS, num_stages=_STAGES,
     )  # fmt: skip
-    return out, lse
+    return out

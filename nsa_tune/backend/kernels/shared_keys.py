@@ -167,38 +167,29 @@ def shared_keys(indices: torch.Tensor, tokens: int) -> list[Shared]:
     if indices.device.type == "cpu":
         return shared_keys_reference(indices, tokens)
     lists = _lists(rows, topk, tokens, indices.device)
-    last = lists[-1]
-    parts = [*lists, last][:3]
+    parts = [*lists, lists[-1]][:3]
     pointers = [part.keys.data_ptr() for part in parts] + [part.counts.data_ptr() for part in parts]
-    steps = -(-topk // _THREADS)
-    groups = len(last.keys)
-    Launch(_kernel(tokens), groups, _THREADS, (indices.data_ptr(), *pointers, rows, topk, steps))()
+    given = (indices.data_ptr(), *pointers, rows, topk, -(-topk // _THREADS))
+    Launch(_kernel(tokens), len(lists[-1].keys), _THREADS, given)()
     return lists
 
 
 def shared_keys_reference(indices: torch.Tensor, tokens: int) -> list[Shared]:
     """`shared_keys` in plain Python."""
-    rows, topk = indices.shape
-    lists = _lists(rows, topk, tokens, indices.device)
+    lists = _lists(len(indices), indices.shape[1], tokens, indices.device)
     selected = [[key for key in row if key >= 0] for row in indices.tolist()]
-    selected += [[]] * (len(lists[0].keys) - rows)
-    for part in lists:
-        larger = [other.tokens for other in lists if other.tokens > part.tokens]
+    selected += [[]] * (len(lists[0].keys) - len(selected))
+    for part in reversed(lists):
         for place in range(len(part.keys)):
-            first = place * part.tokens
-            keys = _common(selected, first, part.tokens)
-            for size in larger:
-                of_more = set(_common(selected, first // size * size, size))
-                keys = [key for key in keys if key not in of_more]
+            rows = range(place * part.tokens, (place + 1) * part.tokens)
+            shared = set.intersection(*(set(selected[row]) for row in rows))
+            keys = [key for key in selected[rows[0]] if key in shared]
             part.keys[place] = -1
             part.keys[place, : len(keys)] = torch.tensor(keys, dtype=torch.int32)
             part.counts[place] = max(len(keys), 1)
+            for row in rows:
+                selected[row] = [key for key in selected[row] if key not in shared]
     return lists
-
-
-def _common(selected: list[list[int]], first: int, size: int) -> list[int]:
-    others = [set(row) for row in selected[first + 1 : first + size]]
-    return [key for key in selected[first] if all(key in row for row in others)]
 
 
 @triton.jit

@@ -86,11 +86,9 @@ def _grouped_heads(setting: Setting) -> str | None:
 
 def _grouped_bytes(setting: Setting) -> Limit | None:
     profile = setting.profile
-    # q and the output, and of each selected key its slot and whose it is. Marks: 2**28 bytes.
+    # q and the output, and of each selected key its slot and whose it is.
     row_bytes = setting.heads * 2 * (profile.latent + profile.rank) + 5 * profile.index_topk
-    return rows_in_quarter_of_memory(
-        row_bytes, "operands and unions of keys", setting, more_rows=2**28 // row_bytes
-    )
+    return rows_in_quarter_of_memory(row_bytes, "operands and unions of keys", setting)
 
 
 def _shared_shape(setting: Setting) -> str | None:

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
 _GATHERED_AT_ONCE = 2**17
 _TILE_HEADS, _MOST_NEIGHBOURS = 64, 4
-_HEADS_OF_FOUR = 16
-"""Up to so many heads, those of four queries fit into a tile."""
 
 Run = Callable[[], "torch.Tensor"]
 
@@ -150,7 +148,7 @@ def shared_attention(
     from nsa_tune.backend.libraries.flash_mla import calls as flash_mla
 
     _, heads, width = q.shape
-    lists = shared_keys(indices, _MOST_NEIGHBOURS if heads <= _HEADS_OF_FOUR else 2)
+    lists = shared_keys(indices, _MOST_NEIGHBOURS if heads <= 16 else 2)
     outputs, lses = [], []
     for part in lists:
         # A tile is 64 heads from a list's first query on. Those of later queries, which pad it,
@@ -341,12 +339,11 @@ def build_triton_grouped(case: PrefillCase) -> Run:
     from nsa_tune.backend.kernels import grouped_sparse_mla as grouped
 
     rank, scale, (latents, chosen) = case.profile.rank, case.profile.softmax_scale, _source(case)
-    tile = grouped.Tile(min(_TILE_HEADS // case.heads, grouped.MOST_TOKENS))
+    tokens = min(_TILE_HEADS // case.heads, grouped.MOST_TOKENS)
 
     def run() -> torch.Tensor:
         q = _absorb(case, case.heads)
-        out, _ = grouped.grouped_sparse_mla(q, latents(), chosen, scale, rank, tile)
-        return _project(case, out)
+        return _project(case, grouped.grouped_sparse_mla(q, latents(), chosen, scale, rank, tokens))
 
     return run
 

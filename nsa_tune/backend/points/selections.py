@@ -34,15 +34,10 @@ class Selection:
         return cls(overlap, min(_SINKS, overlap / 2), min(_RECENT, overlap / 2))
 
     def __post_init__(self) -> None:
-        if not (self.sinks >= 0 and self.recent >= 0 and self.sinks + self.recent <= 1):
+        if min(self.sinks, self.recent) < 0 or not self.sinks + self.recent <= self.overlap <= 1:
             raise ValueError(
-                f"shares of sinks and of recent keys are from 0 to 1 together, not {self.sinks} "
-                f"and {self.recent}"
-            )
-        if not self.sinks + self.recent <= self.overlap <= 1:
-            raise ValueError(
-                f"an overlap is from {self.sinks + self.recent:g} (sinks and recent keys, which "
-                f"neighbours share) to 1, not {self.overlap}"
+                "neighbours share sinks and recent keys, so that these are shares from 0 to the "
+                f"overlap, and that is at most 1; not {self}"
             )
 
 

@@ -186,12 +186,8 @@ CONVERSIONS: tuple[Conversion, ...] = (
 
 # --- what engines can take
 
-NO_PLUGINS = frozenset(
-    {
-        "mla/flashmla_shared", "mla/triton_grouped", "mla/triton_sparse_mla",
-        "mla/triton_sparse_mla_union2", "mla/triton_sparse_mla_union4",
-    }
-)  # fmt: skip
+_UNIONS = {f"mla/triton_sparse_mla{union}" for union in ("", "_union2", "_union4")}
+NO_PLUGINS = frozenset({"mla/flashmla_shared", "mla/triton_grouped", *_UNIONS})
 """Arms that no engine's plug-in takes."""
 NOT_SGLANGS = NO_PLUGINS | {"mla/flashmla_kv_mixed", "mha/fa3_merged"}
 """Arms that SGLang's plug-in does not take: the others work as vLLM does."""

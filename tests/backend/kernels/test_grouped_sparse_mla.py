@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from nsa_tune.backend.kernels.grouped_sparse_mla import Tile, grouped_sparse_mla, union_of
+from nsa_tune.backend.kernels.grouped_sparse_mla import grouped_sparse_mla, union_of
 from nsa_tune.backend.kernels.sparse_mla import sparse_mla_reference
 
 RANK, ROPE, SLOTS, TOPK = 32, 16, 300, 48
@@ -52,11 +52,8 @@ def test_it_computes_softmax_attention_over_each_rows_selection(
     indices[1, 3:] = -1
     indices[0] = -1
 
-    out, lse = grouped_sparse_mla(q, pool, indices, 0.1, RANK, Tile(tokens, keys=16))
+    out = grouped_sparse_mla(q, pool, indices, 0.1, RANK, tokens)
 
     wanted = sparse_mla_reference(q, pool, indices, 0.1, RANK).float()
     assert (out.float() - wanted).norm() < 0.01 * wanted.norm()
     assert not out[0].any()
-    scores = torch.einsum("hc,kc->hk", q[1].float(), pool[indices[1, :3].long()].float()) * 0.1
-    assert torch.allclose(lse[1], (scores.exp().sum(-1)).log2(), atol=1e-3)
-    assert bool((lse[0] == -torch.inf).all())

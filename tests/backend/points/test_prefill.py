@@ -578,10 +578,10 @@ def test_queries_are_grouped_until_their_heads_fill_a_tile(
 ) -> None:
     def kernel(
         q: torch.Tensor, pool: torch.Tensor, indices: torch.Tensor, scale: float, rank: int,
-        tile: grouped_sparse_mla.Tile,
-    ) -> tuple[torch.Tensor, None]:  # fmt: skip
-        assert tile.tokens == tokens and q.is_contiguous() and pool.is_contiguous()
-        return sparse_mla_reference(q, pool, indices, scale, rank), None
+        together: int,
+    ) -> torch.Tensor:  # fmt: skip
+        assert together == tokens and q.is_contiguous() and pool.is_contiguous()
+        return sparse_mla_reference(q, pool, indices, scale, rank)
 
     monkeypatch.setattr(grouped_sparse_mla, "grouped_sparse_mla", kernel)
     for layout in (KVLayout.BF16, KVLayout.FP8_PACKED):

@@ -6,7 +6,6 @@ import inspect
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from nsa_tune._errors import LibraryMissing
 from nsa_tune.backend import libraries as providers
 
 if TYPE_CHECKING:
@@ -67,16 +66,8 @@ def sparse_forward_lse(
     Returns:
         [tokens, heads, 512] bf16; and [tokens, heads] fp32, log2 of the sums of exponentials,
         anything where no key counts.
-
-    Raises:
-        LibraryMissing: for a build that does not say in which base these are.
     """
-    call = _module().flash_mla_sparse_fwd
-    if "return_log2_lse" not in inspect.signature(call).parameters:
-        raise LibraryMissing(
-            "flash_mla_sparse_fwd has no return_log2_lse: pip install sgl-flash-mla"
-        )
-    out, _, lse = call(
+    out, _, lse = _module().flash_mla_sparse_fwd(
         q, kv, indices, scale, topk_length=length, return_log2_lse=True,
         **_legacy_keywords("flash_mla_sparse_fwd"),
     )  # fmt: skip
