@@ -96,6 +96,15 @@ class Policy:
         self._limits = tuple(_limits(shared, self.setting))
         self.candidates = tuple(self._candidate(arm, len(shared)) for arm in arms)
         """The arms that this device could run, in declared order."""
+        self.choices = {
+            question.name: [
+                (choice, own)
+                for choice, names in question.choices.items()
+                if (own := [arm.name for arm in arms if arm.name in names])
+            ]
+            for question in self.point.questions
+        }
+        """By question, the choices that one of these arms answers, with those arms."""
 
     def _candidate(self, arm: Arm, shared: int) -> Candidate:
         return Candidate(

@@ -7,17 +7,21 @@ know, and says by the estimates how sure it is. `decide_for_all` chooses once fo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 from math import exp, hypot, log
+from typing import TypeAlias
 
 from nsa_tune.backend.costmodel.policy import Policy, Survey
 from nsa_tune.backend.costmodel.regret import MARGIN, mean_regret
 from nsa_tune.backend.costmodel.surface import Estimate
 from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.point import Question
+
+Choices: TypeAlias = Iterable[tuple[str, Sequence[str]]]
+"""Choices with the arms that answer them."""
 
 
 class Verdict(StrEnum):
@@ -83,10 +87,17 @@ def decide(
 
 
 def pick(
-    question: Question, survey: Survey, default: str, forced: str | None = None
+    question: Question,
+    survey: Survey,
+    default: str,
+    forced: str | None = None,
+    choices: Choices | None = None,
 ) -> tuple[str | None, Verdict]:
-    """The choice, and its verdict as far as the costs say: a winner is UNSURE here."""
-    allowed, costs = _costs(question, survey.latencies)
+    """The choice, and its verdict as far as the costs say: a winner is UNSURE here.
+
+    `choices` are those of the question that this device has arms for; without, all are looked at.
+    """
+    allowed, costs = _costs(choices or question.choices.items(), survey.latencies)
     if forced in survey.latencies:
         for choice in allowed:
             if forced in question.choices[choice]:
@@ -128,12 +139,12 @@ _COMPARED = frozenset({Verdict.TIE, Verdict.UNSURE})
 
 
 def _costs(
-    question: Question, latencies: Mapping[str, float | None]
+    choices: Choices, latencies: Mapping[str, float | None]
 ) -> tuple[list[str], dict[str, float]]:
     """The allowed choices, and what those of them cost whose arms have been measured."""
     allowed: list[str] = []
     costs: dict[str, float] = {}
-    for choice, arms in question.choices.items():
+    for choice, arms in choices:
         best, is_open = None, False
         for arm in arms:
             if arm in latencies:
@@ -309,7 +320,7 @@ def _forbidden_somewhere(decisions: Sequence[Choice], allowed: Sequence[str]) ->
 def _weighed(question: Question, decision: Choice, survey: Survey) -> dict[str, float]:
     """What each choice costs on one batch of several. How much one is ahead counts there, so that
     the estimates tell, and the costs, which say who is ahead, only where one has no estimate."""
-    costs = _costs(question, survey.latencies)[1]
+    costs = _costs(question.choices.items(), survey.latencies)[1]
     if all(name in decision.estimates for name in costs):
         return {name: decision.estimates[name].latency_us for name in costs}
     return costs

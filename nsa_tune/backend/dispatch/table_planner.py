@@ -251,7 +251,9 @@ def chosen(asked: Iterable[_Asked], batch: Batch) -> dict[str, str | None]:
     for policy, forced, questions in asked:
         survey = policy.survey(batch)
         for question, default in questions:
-            choices[question.name] = pick(question, survey, default(batch), forced)[0]
+            open_choices = policy.choices[question.name]
+            picked = pick(question, survey, default(batch), forced, open_choices)
+            choices[question.name] = picked[0]
     return choices
 
 
