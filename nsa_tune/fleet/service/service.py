@@ -93,6 +93,8 @@ class Service:
             self.weights = BatchWeights(state)
             self._index = Index(path)
             opened.callback(self._index.close)
+            # Ahead of whoever needs all tables; until then hosts ask for theirs alone.
+            self._threads.state.submit(self._index.held)
             self._bodies = Bodies()
             self._receiving: Counter[str] = Counter()
             self._checking = 0

@@ -32,6 +32,8 @@ _NEWEST_RUNS = "SELECT key_id, max(id) FROM runs GROUP BY key_id"
 _NEWEST_LIMITS = (
     "SELECT key_id, max(limits.id) FROM limits JOIN runs ON runs.id = run_id GROUP BY key_id"
 )
+_NEVER = -1
+"""The version of what was not read yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +91,7 @@ class Index:
         self._path = path
         self._entries: dict[int, Entry] = {}
         self._newest = 0
-        self._held = Held((), 0, -1)
+        self._held = Held((), 0, _NEVER)
         self._lock = Lock()
         self._of_keys: dict[int, tuple[int, Entry]] = {}
         """By number: entries that were asked for by key, each with the version it was read at."""
@@ -126,22 +128,22 @@ class Index:
         return int(version)
 
     def of(self, name: tuple[str | None, str, int, str]) -> tuple[Entry, ...]:
-        """As `held().of(name)`, but reading those tables alone: after a restart no host waits until
-        millions of rows of others have been read.
+        """As `held().of(name)`, but reading those tables alone until all have been read once: after
+        a restart no host waits for millions of rows of others.
 
         Raises:
             StoreError: when it cannot be read.
         """
+        if self._held.version != _NEVER:
+            return self.held().of(name)
         with self._lock_of_keys:
             version = self.version()
-            if version == self._held.version:
-                return self._held.of(name)
             with store_errors(self._path), closing(connect_read_only(self._path)) as connection:
                 connection.set_progress_handler(None, 0)
                 connection.execute("BEGIN")
                 of_keys = self._of_keys
                 for number, entry in _new_keys(connection, of_keys).items():
-                    of_keys[number] = (-1, entry)
+                    of_keys[number] = (_NEVER, entry)
                 chosen = Held(tuple(entry for _, entry in of_keys.values()), 0, version).of(name)
                 for entry in chosen:
                     if of_keys[entry.number][0] != version:
