@@ -139,8 +139,13 @@ def runs() -> Iterator[tuple[Point, str, Batch]]:
                         yield point, arm.name, batch
 
 
+def short(value: Point | str | Batch) -> str:
+    """A name that is the same in every process: a point's repr has addresses."""
+    return value.name if isinstance(value, Point) else str(value)
+
+
 @pytest.mark.usefixtures("libraries")
-@pytest.mark.parametrize(("point", "name", "batch"), list(runs()), ids=str)
+@pytest.mark.parametrize(("point", "name", "batch"), list(runs()), ids=short)
 def test_every_arm_computes_the_reference(point: Point, name: str, batch: Batch) -> None:
     case = prefill_case(batch, TINY, CPU)
     output = point.arm(name).build(case)()
