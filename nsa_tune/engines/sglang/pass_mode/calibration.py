@@ -11,8 +11,6 @@ from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from nsa_tune.backend.types.profiles import ALL_TOKENS
-from nsa_tune.engines.sglang.facts import index_topk_of
 from nsa_tune.engines.sglang.pass_mode import made_up
 from nsa_tune.engines.sglang.pass_mode.mode import ALWAYS_SELECTS, PassMode
 from nsa_tune.engines.sglang.pass_mode.steering.steering import Steering
@@ -86,7 +84,7 @@ def measure(
     `only` has the passes to measure, where not all are.
     """
     times = []
-    most = index_topk_of(runner.attn_backend)
+    most = runner.attn_backend.dsa_index_topk
     with made_up.no_events_left(runner):
         for case in _cases(runner, steering):
             selects = case.mode not in ALWAYS_SELECTS and case.longest > most
@@ -123,11 +121,9 @@ def _cases(runner: Any, steering: Steering) -> Iterator[_Case]:
 
 
 def _wanted(runner: Any, steering: Steering) -> Iterator[_Case]:
-    topk = index_topk_of(runner.attn_backend)
+    most = runner.attn_backend.dsa_index_topk
     sizes = sorted(runner.prefill_cuda_graph_runner.capture_num_tokens)
-    yield from _prefills(steering, sizes, min(topk, made_up.SHORT))
-    if topk == ALL_TOKENS:
-        yield from _long_prompts(steering, sizes)
+    yield from _prefills(steering, sizes, most)
     for rows in sorted({*_ROWS, *steering.rows[-1:]} & set(steering.rows)):
         for prefix in (0, *_CONTEXTS):
             # A batch to measure is made as for a prefill graph.
@@ -179,15 +175,6 @@ def _prefills(steering: Steering, sizes: Sequence[int], most: int) -> Iterator[_
         for prefix in _CONTEXTS:
             for mode in _USUAL:
                 yield _Case(mode, size, prefix, (size,))
-
-
-def _long_prompts(steering: Steering, sizes: Sequence[int]) -> Iterator[_Case]:
-    """Single prompts of dense MLA, which attend to ever more keys."""
-    for size in [size for size in _spaced(sizes, _SPACING) if size > made_up.SHORT]:
-        for mode in (*_usual(size), *steering.graphs):
-            yield _Case(mode, size, 0, (size,))
-        for prefix in _CONTEXTS[1:]:
-            yield _Case(PassMode.ENGINE, size, prefix, (size,))
 
 
 def _usual(size: int) -> Sequence[PassMode]:

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from nsa_tune.backend.types.batch import Batch
-from nsa_tune.backend.types.profiles import ALL_TOKENS
 from nsa_tune.engines.sglang.pass_mode.mode import PassMode
 from nsa_tune.engines.sglang.pass_mode.times.pass_times import PassTimes
 
@@ -118,9 +117,7 @@ class Choice:
         if size is None:
             return [PassMode.ENGINE]
         ways = [PassMode.ENGINE, PassMode.TABLE_KERNEL]
-        # Dense MLA is expanded eagerly too, but behind a short prefix.
-        cached = batch.prefix_tokens > 0 and self.index_topk == ALL_TOKENS
-        if batch.max_kv <= self.index_topk and not cached:
+        if batch.max_kv <= self.index_topk:
             ways.append(PassMode.EAGER)
         if size <= _MOST_PADDING * batch.q_tokens:
             ways += [mode for mode, graphs in self.graphs.items() if graphs.fits(size, batch)]
