@@ -91,24 +91,6 @@ def _grouped_bytes(setting: Setting) -> Limit | None:
     return rows_in_quarter_of_memory(row_bytes, "operands and unions of keys", setting)
 
 
-def _shared_shape(setting: Setting) -> str | None:
-    heads, topk = setting.heads, setting.profile.index_topk
-    if heads <= 32 and heads.bit_count() == 1 and topk <= 2048 and topk % 128 == 0:
-        return None
-    return (
-        "neighbours share tiles of up to 32 heads, a power of two, and up to 2048 keys, a multiple "
-        f"of 128; here are {heads} heads and {topk} keys"
-    )
-
-
-def _shared_bytes(setting: Setting) -> Limit | None:
-    profile = setting.profile
-    # Lists of single queries, pairs and fours with their tiles of 64 heads; q and the output.
-    lists = 7 * (4 * profile.index_topk + 64 * (2 * profile.rank + 8)) // 4
-    row_bytes = lists + setting.heads * 2 * (profile.latent + profile.rank)
-    return rows_in_quarter_of_memory(row_bytes, "shared keys and their outputs", setting)
-
-
 def _selection_bytes(setting: Setting) -> Limit | None:
     profile = setting.profile
     row_bytes = profile.index_topk * 2 * profile.latent
@@ -191,13 +173,6 @@ GROUPED_HEADS = Guard(
 )  # fmt: skip
 GROUPED_BYTES = Guard(
     "grouped_bytes", "formula", "backend/kernels/grouped_sparse_mla.py: union_of", _grouped_bytes,
-)  # fmt: skip
-SHARED_SHAPE = Guard(
-    "shared_shape", "formula", "backend/kernels/shared_keys.py: PLACES; points/mla.py: a tile",
-    _shared_shape,
-)  # fmt: skip
-SHARED_BYTES = Guard(
-    "shared_bytes", "formula", "points/mla.py: shared_attention", _shared_bytes,
 )  # fmt: skip
 SELECTION_BYTES = Guard(
     "selection_bytes", "formula", "points/decode: each row's selection is gathered",

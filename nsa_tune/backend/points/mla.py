@@ -16,22 +16,21 @@ if TYPE_CHECKING:
     from nsa_tune.backend.types.batch import Batch
 
 _GATHERED_AT_ONCE = 2**17
-_TILE_HEADS, _MOST_NEIGHBOURS = 64, 4
+_TILE_HEADS = 64
 
 Run = Callable[[], "torch.Tensor"]
 
 
-def _absorb(case: PrefillCase, heads: int, spare: int = 0) -> torch.Tensor:
-    """q in latent space [q tokens + `spare`, `heads`, rank + rope] bf16, zero in the padding heads,
-    anything in the spare tokens."""
+def _absorb(case: PrefillCase, heads: int) -> torch.Tensor:
+    """q in latent space [q tokens, `heads`, rank + rope] bf16, zero in the padding heads."""
     import torch
 
     profile = case.profile
-    pad, tokens = heads > case.heads, len(case.q)
+    pad = heads > case.heads
     q = (torch.zeros if pad else torch.empty)(
-        tokens + spare, heads, profile.latent, dtype=case.q.dtype, device=case.device
+        len(case.q), heads, profile.latent, dtype=case.q.dtype, device=case.device
     )
-    own = q[:tokens, : case.heads]
+    own = q[:, : case.heads]
     nope = case.q[..., : profile.nope].transpose(0, 1)
     torch.bmm(nope, case.w_uk, out=own[..., : profile.rank].transpose(0, 1))
     own[..., profile.rank :].copy_(case.q[..., profile.nope :])
@@ -113,54 +112,6 @@ def _sparse_forward(case: PrefillCase, source: tuple[Run, torch.Tensor]) -> Run:
 def build_flashmla_sparse(case: PrefillCase) -> Run:
     """flash_mla_sparse_fwd: over the bf16 pool itself, or over what is dequantized first."""
     return _sparse_forward(case, _source(case))
-
-
-def build_flashmla_shared(case: PrefillCase) -> Run:
-    """flash_mla_sparse_fwd over keys that 4 or 2 neighbours share, over those of pairs and of
-    single queries; outputs are merged. The heads of several queries fill a tile without padding."""
-    latents, chosen = _source(case)
-    rows, heads, scale = len(case.q), case.heads, case.profile.softmax_scale
-
-    def run() -> torch.Tensor:
-        q = _absorb(case, heads, spare=_TILE_HEADS + _MOST_NEIGHBOURS)
-        return _project(case, shared_attention(q, latents(), chosen, rows, scale))
-
-    return run
-
-
-def shared_attention(
-    q: torch.Tensor, latents: torch.Tensor, indices: torch.Tensor, rows: int, scale: float
-) -> torch.Tensor:
-    """Sparse attention of few heads, exact: each key is read for all neighbours that select it.
-
-    Args:
-        q: [rows + 68 at least, heads, 576] bf16, contiguous; heads a power of two up to 32. What is
-            behind the rows is read and of no effect.
-        latents: [tokens, 576] bf16.
-        indices: [rows, topk] int32 into `latents`, none twice in a row, -1 where empty.
-        rows: queries.
-        scale: softmax scale.
-
-    Returns:
-        [rows, heads, 512] bf16.
-    """
-    from nsa_tune.backend.kernels.shared_keys import merge_shared, shared_keys
-    from nsa_tune.backend.libraries.flash_mla import calls as flash_mla
-
-    _, heads, width = q.shape
-    lists = shared_keys(indices, _MOST_NEIGHBOURS if heads <= 16 else 2)
-    outputs, lses = [], []
-    for part in lists:
-        # A tile is 64 heads from a list's first query on. Those of later queries, which pad it,
-        # are computed for nothing.
-        stride = part.tokens * heads * width
-        tiles = q.as_strided((len(part.keys), _TILE_HEADS, width), (stride, width, 1))
-        output, lse = flash_mla.sparse_forward_lse(
-            tiles, latents[:, None], part.keys[:, None], scale, part.counts
-        )
-        outputs.append(output)
-        lses.append(lse)
-    return merge_shared(lists, outputs, lses, rows, heads)
 
 
 def build_flashmla_selected(case: PrefillCase) -> Run:

@@ -152,7 +152,7 @@ _BOTH = frozenset(Role)
 _PREFILL = frozenset({Role.PREFILL})
 _GATHERED = frozenset(
     {
-        "flashmla_sparse", "flashmla_shared", "torch_sparse", "triton_grouped", "triton_sparse_mla",
+        "flashmla_sparse", "torch_sparse", "triton_grouped", "triton_sparse_mla",
         "triton_sparse_mla_union2", "triton_sparse_mla_union4",
     }
 )  # fmt: skip
@@ -187,7 +187,7 @@ CONVERSIONS: tuple[Conversion, ...] = (
 # --- what engines can take
 
 _UNIONS = {f"mla/triton_sparse_mla{union}" for union in ("", "_union2", "_union4")}
-NO_PLUGINS = frozenset({"mla/flashmla_shared", "mla/triton_grouped", *_UNIONS})
+NO_PLUGINS = frozenset({"mla/triton_grouped", *_UNIONS})
 """Arms that no engine's plug-in takes."""
 NOT_SGLANGS = NO_PLUGINS | {"mla/flashmla_kv_mixed", "mha/fa3_merged"}
 """Arms that SGLang's plug-in does not take: the others work as vLLM does."""

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import pairwise
-from math import log
 from random import Random
 from typing import Any
 
@@ -544,32 +543,6 @@ def test_a_kernel_reads_the_bf16_pool_by_the_selection(
 
     assert output.shape == (batch.q_tokens, 4, 32)
     assert case.error_of(output) < case.tolerance
-
-
-@pytest.mark.parametrize("layout", [KVLayout.BF16, KVLayout.FP8_PACKED])
-@pytest.mark.parametrize("overlap", [None, 0.8])
-def test_neighbours_attend_together_to_what_they_share(
-    layout: KVLayout, overlap: float | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def kernel(
-        q: torch.Tensor, kv: torch.Tensor, indices: torch.Tensor, scale: float, length: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        assert q.shape[1] == 64 and len(q) == len(indices) == len(length)
-        chosen = indices[:, 0]
-        chosen = torch.where(torch.arange(chosen.shape[1]) < length[:, None], chosen, -1)
-        keys = kv[chosen.clamp_min(0).long(), 0].float()
-        scores = torch.einsum("rhc,rkc->rhk", q.float(), keys) * scale
-        scores = scores.masked_fill((chosen < 0)[:, None], -torch.inf)
-        lse = scores.logsumexp(-1) / log(2)
-        out = sparse_mla_reference(q.contiguous(), kv[:, 0], chosen, scale, 128)
-        return torch.where(lse[..., None] > -torch.inf, out, torch.nan), lse.nan_to_num(neginf=9.0)
-
-    monkeypatch.setattr(flash_mla, "sparse_forward_lse", kernel)
-    for batch in BATCHES:
-        case = prefill_case(batch, replace(TINY, layout=layout, overlap=overlap), CPU)
-        output = PREFILL.arm("mla/flashmla_shared").build(case)()
-        assert output.shape == (batch.q_tokens, 4, 32)
-        assert case.error_of(output) < case.tolerance
 
 
 @pytest.mark.parametrize(("heads", "tokens"), [(8, 8), (16, 4)])

@@ -58,22 +58,6 @@ def sparse_forward(
     return out
 
 
-def sparse_forward_lse(
-    q: torch.Tensor, kv: torch.Tensor, indices: torch.Tensor, scale: float, length: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """flash_mla_sparse_fwd with what merging needs. `q` may be a view that overlaps itself.
-
-    Returns:
-        [tokens, heads, 512] bf16; and [tokens, heads] fp32, log2 of the sums of exponentials,
-        anything where no key counts.
-    """
-    out, _, lse = _module().flash_mla_sparse_fwd(
-        q, kv, indices, scale, topk_length=length, return_log2_lse=True,
-        **_legacy_keywords("flash_mla_sparse_fwd"),
-    )  # fmt: skip
-    return out, lse
-
-
 def new_schedule() -> Any:
     """The schedule of one pass, empty: the first call that gets it computes it, later ones read it.
 

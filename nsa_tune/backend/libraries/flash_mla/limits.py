@@ -275,17 +275,6 @@ WIDENED_BYTES = Guard(
 )  # fmt: skip
 
 
-def _shared_lse(setting: Setting) -> str | None:
-    version = setting.libraries.get("sgl-flash-mla")
-    if version is not None and not version.startswith("0."):
-        return None
-    return "merging needs flash_mla_sparse_fwd's return_log2_lse, which sgl-flash-mla 1.0.0 has"
-
-
-SHARED_LSE = Guard(
-    "shared_lse", "formula", "sgl-flash-mla 1.0.0 flash_mla_interface.py:285", _shared_lse
-)
-
 # --- all that limits a kernel
 
 DECODE_ROWS = (FLASHMLA_SCHEDULE, FLASHMLA_OFFSETS, FLASHMLA_SCRATCH)

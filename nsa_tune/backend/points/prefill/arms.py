@@ -62,14 +62,6 @@ MLA = (
         features=features.OF_FLASHMLA_SPARSE, reads=_BF16,
     ),
     SparseArm(
-        "mla/flashmla_shared", mla.build_flashmla_shared, _ANY, "flash_mla", _HOPPER,
-        (
-            limits.SOME_ROWS, *flash_mla.SPARSE_FWD, flash_mla.WIDENED_BYTES, flash_mla.SHARED_LSE,
-            limits.SHARED_SHAPE, limits.SHARED_BYTES,
-        ),
-        features=features.OF_FLASHMLA_SPARSE, reads=_BF16,
-    ),
-    SparseArm(
         "mla/flashmla_kv", mla.build_flashmla_kv, _PACKED, "flash_mla", flash_mla.ARCHS,
         (limits.SOME_ROWS, *flash_mla.DECODE_KERNEL),
         surcharge=flash_mla.schedule_surcharge, features=features.OF_FLASHMLA_KV,
