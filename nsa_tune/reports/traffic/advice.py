@@ -195,7 +195,8 @@ def _notes_on_passes(deployment: Deployment) -> Iterator[str]:
         else:
             yield "a start of the engine with the plug-in measures them; or give --pass-times"
         if unpriced := deployment.passes.attention.unpriced:
-            yield f"the table has no times of {', '.join(unpriced)}: not counted"
+            steps = ", ".join(unpriced)
+            yield f"the table has no times of what the engine runs in {steps}: not counted"
         return
     if measured.layers != setting.sharing:
         yield (
