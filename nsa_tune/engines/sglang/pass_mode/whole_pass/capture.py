@@ -78,8 +78,6 @@ def capture_all(graphs: Any) -> None:
             _check_alike(ranks, buffers)
             say_once(logging.WARNING, f"no {mode}s: they could not be captured")
     setattr(graphs, _CAPTURED, whole)
-    # What the runs before each capture took.
-    torch.cuda.empty_cache()
     took_mib = round((free - torch.cuda.mem_get_info()[0]) / 2**20)
     setattr(graphs, _MIB, took_mib)
     counts = ", ".join(f"{len(of_mode.sizes)} {mode}s" for mode, of_mode in whole.items())
