@@ -82,14 +82,10 @@ def requantize_raw_reference(raw: torch.Tensor, rank: int) -> torch.Tensor:
 
 @triton.jit
 def _dequantize_kernel(
-    values, scales, tails, slots, out, tokens, count,
+    values, scales, tails, slots, out, tokens,
     TILES: tl.constexpr, TILE: tl.constexpr, ROPE: tl.constexpr,
     BYTES: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
-    if count is not None:
-        tokens = tl.load(count)
-        if tl.program_id(0) * TOKENS >= tokens:
-            return
     # One row of the block is one scale tile of one token, so its scale is loaded once.
     row = tl.arange(0, TOKENS * TILES)
     token = tl.program_id(0) * TOKENS + row // TILES
@@ -115,13 +111,7 @@ def _dequantize_kernel(
     tl.store(start + column, tail, mask=here[:, None])
 
 
-def dequantize(
-    pool: torch.Tensor,
-    slots: torch.Tensor,
-    rank: int,
-    rope: int,
-    count: torch.Tensor | None = None,
-) -> torch.Tensor:
+def dequantize(pool: torch.Tensor, slots: torch.Tensor, rank: int, rope: int) -> torch.Tensor:
     """Gather tokens of a paged pool and widen them to bf16, in one pass.
 
     Args:
@@ -129,11 +119,9 @@ def dequantize(
         slots: [tokens] int32: page * page size + offset of each token.
         rank: quantized width, a multiple of 128.
         rope: bf16 width, a power of two.
-        count: int32 [1] on the same device: how many of the slots are gathered, for a graph that
-            keeps the size of `slots`; None for all.
 
     Returns:
-        [tokens, rank + rope] bf16; behind `count` whatever the memory held.
+        [tokens, rank + rope] bf16.
     """
     tokens, width = slots.numel(), KVLayout.FP8_PACKED.token_bytes(rank, rope)
     assert pool.is_contiguous() and pool.shape[1] == width
@@ -141,7 +129,7 @@ def dequantize(
     each, warps = _DEQUANTIZE
     _dequantize_kernel[(triton.cdiv(tokens, each),)](
         pool.view(torch.float8_e4m3fn), pool.view(torch.float32), pool.view(torch.bfloat16),
-        slots, out, tokens, count,
+        slots, out, tokens,
         TILES=rank // SCALE_TILE, TILE=SCALE_TILE, ROPE=rope, BYTES=width, TOKENS=each,
         num_warps=warps,
     )  # fmt: skip

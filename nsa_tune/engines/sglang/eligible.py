@@ -292,7 +292,7 @@ ROWS: tuple[Row, ...] = (
         _argument("enable_return_indexer_topk"), Part.DENSE, Part.SPARSE, Part.DECODE_GRAPHS,
     ),
     _row(f"`{LONGEST_DENSE}` below `index_topk`", _keeps_attention_sparse, Part.DENSE),
-    # Sparse graphs read such a pool back; that has not run on a GPU yet.
+    # What such a pool holds would have to be read back within the graph.
     _row(
         "an fp8 pool", lambda engine: reads_back(engine.backend), Part.DENSE_MLA, Part.SPARSE,
     ),

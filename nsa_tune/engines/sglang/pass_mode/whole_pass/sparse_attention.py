@@ -6,13 +6,11 @@ Its kernels for logits go by each row's first and last key, and so stop where a 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-from nsa_tune.engines.sglang.eligible import PADDED_HEADS, reads_back
-from nsa_tune.engines.sglang.kernels.copies import read_back
+from nsa_tune.engines.sglang.eligible import PADDED_HEADS
 from nsa_tune.engines.sglang.pass_mode.whole_pass.attention import Query
 from nsa_tune.engines.sglang.pass_mode.whole_pass.sparse_inputs import PAGE, Rows, SparseInputs
 
@@ -24,16 +22,13 @@ little, what it selects does not."""
 class IndexerMetadata:
     """What SGLang's indexer asks of a pass's metadata, for a batch that lies on the GPU."""
 
-    def __init__(self, inputs: SparseInputs, rows: Rows, *, packed: bool) -> None:
-        """`packed`: the pool is read back, so that selected places are among all keys."""
+    def __init__(self, inputs: SparseInputs, rows: Rows) -> None:
         import torch
 
         self._inputs, self._rows = inputs, rows
-        self._map = rows.first_keys if packed else rows.sequences
-        self._table = None if packed else inputs.pages
         self._bound = torch.tensor([inputs.most_keys])
         # By this SGLang's loop over chunks of rows takes a part of it for each chunk.
-        self.attn_metadata = SimpleNamespace(topk_indices_offset=self._map)
+        self.attn_metadata = SimpleNamespace(topk_indices_offset=rows.sequences)
 
     def get_logical_page_table(self) -> Any:
         """Pages of each sequence."""
@@ -76,38 +71,25 @@ class IndexerMetadata:
 
         lengths = self._rows.kv_lens if ke_offset is None else ke_offset
         chosen = topk_indices_offset_override
-        where = self._map if chosen is None else chosen
-        transform = (
-            Transform(Kind.OFFSET, where) if self._table is None
-            else Transform(Kind.TABLE_BY_ROW, where, self._table, PAGE)
-        )  # fmt: skip
+        sequences = self._rows.sequences if chosen is None else chosen
+        transform = Transform(Kind.TABLE_BY_ROW, sequences, self._inputs.pages, PAGE)
         shape = shape_of(logits.shape[0], _NOMINAL_KEYS)
         return sampled_topk(logits, lengths, topk, ks, shape, transform)
 
 
 @dataclass(frozen=True, slots=True)
 class SparseAttention:
-    """Sparse attention of one backend over the keys that were selected."""
+    """Sparse attention of one backend over the keys of a bf16 pool that were selected."""
 
     backend: Any
     rows: Rows
-    read: Callable[[Any], Any]
-    """Latents that indices point into, of a layer's part of the pool."""
-
-    @classmethod
-    def of(cls, backend: Any, inputs: SparseInputs, rows: Rows) -> SparseAttention:
-        """Attention for the batch in `inputs`."""
-        if not reads_back(backend):
-            return cls(backend, rows, lambda pool: pool)
-        slots = inputs.slots()
-        return cls(backend, rows, lambda pool: read_back(pool, slots, inputs.keys))
 
     def __call__(self, query: Query) -> Any:
         """[rows, heads, rank] bf16."""
         layer, pool = query.layer, self.backend.token_to_kv_pool
         rank = layer.v_head_dim
         pool.set_mla_kv_buffer(layer, query.forward_batch.out_cache_loc, query.k, query.k_rope)
-        latents = self.read(pool.get_key_buffer(layer.layer_id))
+        latents = pool.get_key_buffer(layer.layer_id)
         out = self.backend._forward_flashmla_sparse(
             q_all=widened(query, PADDED_HEADS), kv_cache=latents, v_head_dim=rank,
             page_table_1=query.topk_indices, sm_scale=layer.scaling,

@@ -52,11 +52,6 @@ class SparseInputs:
         self.pages = torch.zeros((SEQUENCES, most_keys // PAGE), dtype=torch.int32, device=device)
         """The pool's pages of each sequence."""
 
-    @property
-    def keys(self) -> Any:
-        """How many keys all sequences have together; int32 [1]."""
-        return self._kv_starts[-1:]
-
     def write(self, prefix_lens: Sequence[int], extend_lens: Sequence[int]) -> None:
         """Write a batch's lengths; sequences without new tokens are not part of it."""
         import torch
@@ -97,17 +92,3 @@ class SparseInputs:
         first = self._kv_starts[at]
         selected = kv_lens.clamp_max(index_topk)
         return Rows(at.int(), first, first + kv_lens, kv_lens, selected)
-
-    def slots(self) -> Any:
-        """The pool's slot of each key, one sequence behind the other; int32 [most keys].
-
-        Behind the last key anything.
-        """
-        import torch
-
-        key = torch.arange(self.most_keys, dtype=torch.int32, device=self._numbers.device)
-        ends = self._kv_starts[1:]
-        at = torch.searchsorted(ends, key, right=True).clamp_max(SEQUENCES - 1)
-        place = key - self._kv_starts[at]
-        pages = self.pages[at, (place // PAGE).long().clamp_max(self.pages.shape[1] - 1)]
-        return pages * PAGE + place % PAGE

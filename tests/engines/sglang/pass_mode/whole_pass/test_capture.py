@@ -28,6 +28,24 @@ def against(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "why_not", lambda part, engine: AGAINST.get(part))
 
 
+class _Captures(Dense):
+    """Graphs whose capture notes their sizes."""
+
+    def __init__(self, graphs: Any, index_topk: int, kind: Kind) -> None:
+        super().__init__([], kind)
+        assert index_topk == 2048
+        self._wanted = sorted(graphs.capture_num_tokens)
+
+    def wanted(self) -> list[int]:
+        return self._wanted
+
+    def scratch_bytes(self) -> int:
+        return 2**20
+
+    def capture(self, size: int) -> None:
+        self.sizes = sorted([*self.sizes, size])
+
+
 def _runner(*, is_draft_worker: bool = False) -> Any:
     """SGLang's ModelRunner."""
     return SimpleNamespace(
@@ -78,21 +96,10 @@ def test_all_sizes_are_captured_the_largest_first(
     """As SGLang does it, so that the smaller ones take the memory of the larger."""
     order: list[tuple[Kind, int]] = []
 
-    class Captures(Dense):
-        def __init__(self, graphs: Any, index_topk: int, kind: Kind) -> None:
-            super().__init__([], kind)
-            self._wanted = sorted(graphs.capture_num_tokens)
-            assert index_topk == 2048
-
-        def wanted(self) -> list[int]:
-            return self._wanted
-
-        def scratch_bytes(self) -> int:
-            return 2**20
-
+    class Captures(_Captures):
         def capture(self, size: int) -> None:
             order.append((self.kind, size))
-            self.sizes = sorted([*self.sizes, size])
+            super().capture(size)
 
     AGAINST[Part.DENSE_MLA] = against_absorbed
     monkeypatch.setattr(module, "DenseGraphs", Captures)
@@ -108,21 +115,7 @@ def test_all_sizes_are_captured_the_largest_first(
 def test_no_dense_graphs_are_captured_where_memory_may_run_out(
     free_mib: int, enough: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    class Captures(Dense):
-        def __init__(self, graphs: Any, index_topk: int, kind: Kind) -> None:
-            super().__init__([], kind)
-            self._wanted = sorted(graphs.capture_num_tokens)
-
-        def wanted(self) -> list[int]:
-            return self._wanted
-
-        def scratch_bytes(self) -> int:
-            return 2**20
-
-        def capture(self, size: int) -> None:
-            self.sizes = sorted([*self.sizes, size])
-
-    monkeypatch.setattr(module, "DenseGraphs", Captures)
+    monkeypatch.setattr(module, "DenseGraphs", _Captures)
     monkeypatch.setattr("torch.cuda.mem_get_info", lambda: (free_mib * 2**20, 2**40))
     graphs = SimpleNamespace(model_runner=_runner(), capture_num_tokens=[4, 64])
     with caplog.at_level("INFO"):
@@ -164,24 +157,14 @@ def _two_ranks(
     """Prefill graphs whose capture notes two buffers each, and what notes them."""
     notes = _AllReduce()
 
-    class Captures(Dense):
-        def __init__(self, graphs: Any, index_topk: int, kind: Kind) -> None:
-            super().__init__([], kind)
-            self._wanted = sorted(graphs.capture_num_tokens)
-
-        def wanted(self) -> list[int]:
-            return self._wanted
-
-        def scratch_bytes(self) -> int:
-            return 2**20
-
+    class Captures(_Captures):
         def capture(self, size: int) -> None:
             ranks.size = size
             notes._graph_inputs += [size]
             if size == own_fails_at:
                 raise RuntimeError("made up: out of memory")
             notes._graph_inputs += [size]
-            self.sizes = sorted([*self.sizes, size])
+            super().capture(size)
 
     monkeypatch.setattr(module, "Ranks", lambda runner: ranks)
     monkeypatch.setattr(GraphBuffers, "of_engine", lambda: GraphBuffers([notes]))

@@ -11,7 +11,6 @@ import torch
 from nsa_tune.backend.kernels import sampled_topk as kernel
 from nsa_tune.backend.kernels.sampled_topk import sampled_topk_reference
 from nsa_tune.backend.kernels.topk_transform import Transform, transform_reference
-from nsa_tune.engines.sglang.pass_mode.whole_pass import sparse_attention as module
 from nsa_tune.engines.sglang.pass_mode.whole_pass.attention import Query
 from nsa_tune.engines.sglang.pass_mode.whole_pass.sparse_attention import (
     IndexerMetadata,
@@ -27,9 +26,12 @@ LAYER = SimpleNamespace(
 )
 
 
+SLOTS = torch.cat([torch.arange(192, 256), torch.arange(64, 72), torch.arange(128, 131)]).int()
+"""Of the keys of two sequences, whose pages are 3, 1 and 2."""
+
+
 @pytest.fixture
 def inputs() -> SparseInputs:
-    """Two sequences, whose pages are 3, 1 and 2."""
     made = SparseInputs(8 * PAGE, torch.device("cpu"))
     made.write(PREFIX_LENS, EXTEND_LENS)
     made.pages[0, :2] = torch.tensor([3, 1])
@@ -53,31 +55,24 @@ def by_reference(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel, "sampled_topk", _by_reference)
 
 
-@pytest.mark.parametrize("packed", [False, True])
-def test_the_indexer_selects_slots_of_the_pool_or_places_among_all_keys(
-    inputs: SparseInputs, packed: bool
-) -> None:
+def test_the_indexer_selects_slots_of_the_pool(inputs: SparseInputs) -> None:
     rows = _rows(inputs)
-    metadata = IndexerMetadata(inputs, rows, packed=packed)
+    metadata = IndexerMetadata(inputs, rows)
     first, last = metadata.get_indexer_kvcache_range()
     logits = torch.rand(6, 80)
 
     selected = metadata.topk_transform(logits, TOPK, ks=first)
 
-    slots = inputs.slots()
     for row, (start, end) in enumerate(zip(first.tolist(), last.tolist(), strict=True)):
         best = logits[row, start:end].topk(min(TOPK, end - start)).indices + start
-        expected = best if packed else slots[best]
+        expected = SLOTS[best]
         found = selected[row][selected[row] >= 0]
         assert sorted(found.tolist()) == sorted(expected.tolist())
 
 
-@pytest.mark.parametrize("packed", [False, True])
-def test_a_chunk_of_rows_selects_what_all_rows_together_do(
-    inputs: SparseInputs, packed: bool
-) -> None:
+def test_a_chunk_of_rows_selects_what_all_rows_together_do(inputs: SparseInputs) -> None:
     """SGLang's own loop over chunks passes parts of what the metadata has for all rows."""
-    metadata = IndexerMetadata(inputs, _rows(inputs), packed=packed)
+    metadata = IndexerMetadata(inputs, _rows(inputs))
     first, _ = metadata.get_indexer_kvcache_range()
     offsets = metadata.attn_metadata.topk_indices_offset
     lengths, logits = metadata.get_seqlens_expanded(), torch.rand(6, 80)
@@ -94,7 +89,7 @@ def test_a_chunk_of_rows_selects_what_all_rows_together_do(
 
 
 def test_the_indexer_allocates_by_the_room_and_reads_by_the_batch(inputs: SparseInputs) -> None:
-    metadata = IndexerMetadata(inputs, _rows(inputs), packed=False)
+    metadata = IndexerMetadata(inputs, _rows(inputs))
 
     assert metadata.get_indexer_seq_len_cpu().tolist() == [inputs.most_keys]
     assert metadata.get_indexer_seq_len()[:3].tolist() == [72, 3, 0]
@@ -116,8 +111,8 @@ class _Pool:
 class _Backend:
     """FlashMLA's sparse kernel in plain PyTorch."""
 
-    def __init__(self, *, packed: bool) -> None:
-        self.token_to_kv_pool, self.dsa_kv_cache_store_fp8 = _Pool(), packed
+    def __init__(self) -> None:
+        self.token_to_kv_pool = _Pool()
 
     def _forward_flashmla_sparse(self, **given: Any) -> torch.Tensor:
         q, latents, indices = given["q_all"], given["kv_cache"], given["page_table_1"]
@@ -139,31 +134,21 @@ def _query(indices: torch.Tensor) -> Query:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("packed", [False, True])
-def test_it_attends_to_the_selected_keys_of_either_pool(
-    inputs: SparseInputs, packed: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def read_back(pool: Any, slots: Any, count: Any) -> torch.Tensor:
-        latents = torch.full((len(slots), 1, RANK + ROPE), torch.nan)
-        latents[: int(count)] = pool[slots[: int(count)].long()]
-        return latents
-
-    monkeypatch.setattr(module, "read_back", read_back)
-    rows, backend = _rows(inputs), _Backend(packed=packed)
-    metadata = IndexerMetadata(inputs, rows, packed=packed)
+def test_it_attends_to_the_selected_keys(inputs: SparseInputs) -> None:
+    rows, backend = _rows(inputs), _Backend()
     logits = torch.rand(6, 80)
-    indices = metadata.topk_transform(logits, TOPK, ks=rows.first_keys).sort(descending=True).values
+    selected = IndexerMetadata(inputs, rows).topk_transform(logits, TOPK, ks=rows.first_keys)
+    indices = selected.sort(descending=True).values
     query = _query(indices)
 
-    found = SparseAttention.of(backend, inputs, rows)(query)
+    found = SparseAttention(backend, rows)(query)
 
-    pool, slots = backend.token_to_kv_pool.rows, inputs.slots()
+    pool = backend.token_to_kv_pool.rows
     assert torch.equal(pool[128:131], torch.cat([query.k, query.k_rope], dim=-1)[2:5])
     assert found.shape == (6, HEADS, RANK)
+    whole = torch.cat([query.q.view(6, HEADS, RANK), query.q_rope], dim=-1)
     for row, count in enumerate(rows.selected.tolist()):
-        places = indices[row, :count].long()
-        keys = pool[slots[places].long() if packed else places, 0]
-        whole = torch.cat([query.q.view(6, HEADS, RANK), query.q_rope], dim=-1)
+        keys = pool[indices[row, :count].long(), 0]
         weights = (whole[row] @ keys.T * LAYER.scaling).softmax(-1)
         torch.testing.assert_close(found[row], weights @ keys[:, :RANK])
 
