@@ -133,7 +133,8 @@ def _facts(advice: Advice) -> Iterator[tuple[str, str]]:
             "that run between two tokens, so faster prefills shorten it, too",
         )
     if advice.error:
-        yield "Intervals", f"all passes {advice.error:.0%} off, as one in ten measured ones is"
+        error = f"{advice.error:.0%}"
+        yield "Intervals", f"if all passes took {error} less or more; one in ten is off by more"
     yield "Priced by", advice.source
 
 
