@@ -17,6 +17,8 @@ _SMALLEST = 1e-4
 """The least magnitude that a scale is made for, so that a tile of zeros has one."""
 _DEQUANTIZE = (8, 8)
 """(tokens a program, warps), as all of these: measured by benchmarks/bandwidth.py."""
+_GATHERING = 1024
+"""Programs of a gather that ends where a tensor says: as many as run at once. Not measured."""
 _QUANTIZE = (8, 8)
 _REQUANTIZE = (4, 4)
 _NARROW = (4, 4)
@@ -81,14 +83,14 @@ def requantize_raw_reference(raw: torch.Tensor, rank: int) -> torch.Tensor:
 
 
 @triton.jit
-def _dequantize_kernel(
-    values, scales, tails, slots, out, tokens,
+def _dequantize_block(
+    values, scales, tails, slots, out, first, tokens,
     TILES: tl.constexpr, TILE: tl.constexpr, ROPE: tl.constexpr,
     BYTES: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
     # One row of the block is one scale tile of one token, so its scale is loaded once.
     row = tl.arange(0, TOKENS * TILES)
-    token = tl.program_id(0) * TOKENS + row // TILES
+    token = first + row // TILES
     tile = row % TILES
     here = token < tokens
     # 64-bit: a pool of 4 million tokens passes 2**31 bytes.
@@ -101,7 +103,7 @@ def _dequantize_kernel(
     start = out + token.to(tl.int64)[:, None] * width
     tl.store(start + column, latent.to(tl.bfloat16), mask=here[:, None])
 
-    token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
+    token = first + tl.arange(0, TOKENS)
     here = token < tokens
     slot = tl.load(slots + token, mask=here, other=0).to(tl.int64)
     column = tl.arange(0, ROPE)[None, :]
@@ -111,7 +113,38 @@ def _dequantize_kernel(
     tl.store(start + column, tail, mask=here[:, None])
 
 
-def dequantize(pool: torch.Tensor, slots: torch.Tensor, rank: int, rope: int) -> torch.Tensor:
+@triton.jit
+def _dequantize_kernel(
+    values, scales, tails, slots, out, tokens,
+    TILES: tl.constexpr, TILE: tl.constexpr, ROPE: tl.constexpr,
+    BYTES: tl.constexpr, TOKENS: tl.constexpr,
+):  # fmt: skip
+    first = tl.program_id(0) * TOKENS
+    _dequantize_block(
+        values, scales, tails, slots, out, first, tokens, TILES, TILE, ROPE, BYTES, TOKENS
+    )
+
+
+@triton.jit
+def _dequantize_first_kernel(
+    values, scales, tails, slots, out, count,
+    TILES: tl.constexpr, TILE: tl.constexpr, ROPE: tl.constexpr,
+    BYTES: tl.constexpr, TOKENS: tl.constexpr,
+):  # fmt: skip
+    tokens = tl.load(count)
+    for first in range(tl.program_id(0) * TOKENS, tokens, tl.num_programs(0) * TOKENS):
+        _dequantize_block(
+            values, scales, tails, slots, out, first, tokens, TILES, TILE, ROPE, BYTES, TOKENS
+        )
+
+
+def dequantize(
+    pool: torch.Tensor,
+    slots: torch.Tensor,
+    rank: int,
+    rope: int,
+    count: torch.Tensor | None = None,
+) -> torch.Tensor:
     """Gather tokens of a paged pool and widen them to bf16, in one pass.
 
     Args:
@@ -119,17 +152,24 @@ def dequantize(pool: torch.Tensor, slots: torch.Tensor, rank: int, rope: int) ->
         slots: [tokens] int32: page * page size + offset of each token.
         rank: quantized width, a multiple of 128.
         rope: bf16 width, a power of two.
+        count: int32 [1] on the same device: only the first so many are gathered, and only they take
+            time. So a CUDA graph gathers as many as a batch has. None: all.
 
     Returns:
-        [tokens, rank + rope] bf16.
+        [tokens, rank + rope] bf16; behind `count` whatever the memory held.
     """
     tokens, width = slots.numel(), KVLayout.FP8_PACKED.token_bytes(rank, rope)
     assert pool.is_contiguous() and pool.shape[1] == width
     out = torch.empty(tokens, rank + rope, dtype=torch.bfloat16, device=pool.device)
     each, warps = _DEQUANTIZE
-    _dequantize_kernel[(triton.cdiv(tokens, each),)](
+    programs = triton.cdiv(tokens, each)
+    kernel, stop = (
+        (_dequantize_kernel[(programs,)], tokens) if count is None
+        else (_dequantize_first_kernel[(min(programs, _GATHERING),)], count)
+    )  # fmt: skip
+    kernel(
         pool.view(torch.float8_e4m3fn), pool.view(torch.float32), pool.view(torch.bfloat16),
-        slots, out, tokens,
+        slots, out, stop,
         TILES=rank // SCALE_TILE, TILE=SCALE_TILE, ROPE=rope, BYTES=width, TOKENS=each,
         num_warps=warps,
     )  # fmt: skip

@@ -292,10 +292,7 @@ ROWS: tuple[Row, ...] = (
         _argument("enable_return_indexer_topk"), Part.DENSE, Part.SPARSE, Part.DECODE_GRAPHS,
     ),
     _row(f"`{LONGEST_DENSE}` below `index_topk`", _keeps_attention_sparse, Part.DENSE),
-    # What such a pool holds would have to be read back within the graph.
-    _row(
-        "an fp8 pool", lambda engine: reads_back(engine.backend), Part.DENSE_MLA, Part.SPARSE,
-    ),
+    _row("an fp8 pool", lambda engine: reads_back(engine.backend), Part.DENSE_MLA),
     # Others verify trees, ragged rows, or have no hidden states of this kind.
     _row(
         "speculative decoding other than EAGLE and MTP",

@@ -70,6 +70,27 @@ def test_the_triton_gather_equals_the_reference_bit_for_bit(
     assert torch.equal(gathered, packed_fp8.dequantize_reference(pool, slots, rank, rope))
 
 
+@pytest.mark.parametrize("programs", [1, 3, 1024])
+@pytest.mark.parametrize("count", [0, 1, 19, 37])
+def test_a_gather_may_end_where_a_tensor_says(
+    count: int, programs: int, kernel_device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many programs share the tokens."""
+    monkeypatch.setattr(packed_fp8, "_GATHERING", programs)
+    pool = packed_fp8.quantize_reference(latents(64), RANK).to(kernel_device)
+    slots = torch.randint(64, (37,), generator=torch.Generator().manual_seed(1)).int()
+    slots[count:] = 2**30  # nothing is read there
+    slots = slots.to(kernel_device)
+
+    whole = packed_fp8.dequantize(
+        pool, slots, RANK, ROPE, torch.tensor([count], dtype=torch.int32, device=kernel_device)
+    )
+
+    expected = packed_fp8.dequantize_reference(pool, slots[:count], RANK, ROPE)
+    assert whole.shape == (37, RANK + ROPE)
+    assert torch.equal(whole[:count], expected)
+
+
 @pytest.mark.parametrize("spare", [0, 5])
 @pytest.mark.parametrize(("rank", "rope"), [(512, 64), (128, 32)])
 @pytest.mark.parametrize("tokens", [1, 8, 37])

@@ -185,7 +185,7 @@ def test_an_engines_arguments_leave_parts_out(changes: dict[str, Any], off: set[
         ({"dcp_size": 2}, _ALL - {COPIES}),
         ({"dsa_index_kpool": 2}, _INDEX),
         ({"supports_mha_one_shot": False}, {DENSE}),
-        ({"dsa_kv_cache_store_fp8": True}, {DENSE_MLA, SPARSE}),
+        ({"dsa_kv_cache_store_fp8": True}, {DENSE_MLA}),
         ({"use_fused_topk": False}, {TOPK, SPARSE}),
         ({"dsa_topk_backend": SimpleNamespace(is_sgl_kernel=lambda: False)}, {TOPK, SPARSE}),
         ({"num_q_heads": 64}, {COPIES}),

@@ -27,12 +27,13 @@ _POOL_AND_SLOTS = 2
 """How many arguments SGLang gives the function that reads a prefix back."""
 
 
-def read_back(pool: Any, slots: Any) -> Any:
+def read_back(pool: Any, slots: Any, count: Any = None) -> Any:
     """Gather tokens of SGLang's packed fp8 pool, widened to bf16: bit by bit as SGLang does it.
 
     Args:
         pool: [..., 656] float8_e4m3fn, contiguous.
         slots: [tokens] int32 or int64: places in the pool.
+        count: int32 [1] on the GPU: how many of them are read; None for all.
 
     Returns:
         [tokens, 1, 576] bf16; None for other tensors.
@@ -51,7 +52,7 @@ def read_back(pool: Any, slots: Any) -> Any:
     ):
         return None
     raw = pool.view(-1, BYTES).view(torch.uint8)
-    return packed_fp8.dequantize(raw, slots, RANK, ROPE).unsqueeze(1)
+    return packed_fp8.dequantize(raw, slots, RANK, ROPE, count).unsqueeze(1)
 
 
 def padded(q: Any, heads: int) -> Any:

@@ -11,8 +11,14 @@ from types import SimpleNamespace
 from typing import Any
 
 from nsa_tune.engines.sglang.eligible import PADDED_HEADS
+from nsa_tune.engines.sglang.kernels.copies import read_back
 from nsa_tune.engines.sglang.pass_mode.whole_pass.attention import Query
-from nsa_tune.engines.sglang.pass_mode.whole_pass.sparse_inputs import PAGE, Rows, SparseInputs
+from nsa_tune.engines.sglang.pass_mode.whole_pass.sparse_inputs import (
+    PAGE,
+    Keys,
+    Rows,
+    SparseInputs,
+)
 
 _NOMINAL_KEYS = 16384
 """Keys of a row by which the selecting kernel reads all rows: how fast it is hangs on that a
@@ -22,13 +28,15 @@ little, what it selects does not."""
 class IndexerMetadata:
     """What SGLang's indexer asks of a pass's metadata, for a batch that lies on the GPU."""
 
-    def __init__(self, inputs: SparseInputs, rows: Rows) -> None:
+    def __init__(self, inputs: SparseInputs, rows: Rows, *, packed: bool) -> None:
+        """`packed`: the pool is fp8, and all keys are read back before some are selected."""
         import torch
 
-        self._inputs, self._rows = inputs, rows
+        self._inputs, self._rows, self._packed = inputs, rows, packed
         self._bound = torch.tensor([inputs.most_keys])
         # By this SGLang's loop over chunks of rows takes a part of it for each chunk.
-        self.attn_metadata = SimpleNamespace(topk_indices_offset=rows.sequences)
+        offsets = rows.first_keys if packed else rows.sequences
+        self.attn_metadata = SimpleNamespace(topk_indices_offset=offsets)
 
     def get_logical_page_table(self) -> Any:
         """Pages of each sequence."""
@@ -65,24 +73,36 @@ class IndexerMetadata:
         topk_indices_offset_override: Any = None,
         **_: Any,
     ) -> Any:
-        """[rows, topk] int32: what the attention kernel reads, for all rows or a chunk of them."""
+        """[rows, topk] int32: what the attention kernel reads, for all rows or a chunk of them.
+
+        Slots of a bf16 pool; places among all keys that were read back from an fp8 one.
+        """
         from nsa_tune.backend.kernels.sampled_topk import sampled_topk, shape_of
         from nsa_tune.backend.kernels.topk_transform import Kind, Transform
 
         lengths = self._rows.kv_lens if ke_offset is None else ke_offset
         chosen = topk_indices_offset_override
-        sequences = self._rows.sequences if chosen is None else chosen
-        transform = Transform(Kind.TABLE_BY_ROW, sequences, self._inputs.pages, PAGE)
+        where = self.attn_metadata.topk_indices_offset if chosen is None else chosen
+        transform = (
+            Transform(Kind.OFFSET, where) if self._packed
+            else Transform(Kind.TABLE_BY_ROW, where, self._inputs.pages, PAGE)
+        )  # fmt: skip
         shape = shape_of(logits.shape[0], _NOMINAL_KEYS)
         return sampled_topk(logits, lengths, topk, ks, shape, transform)
 
 
 @dataclass(frozen=True, slots=True)
 class SparseAttention:
-    """Sparse attention of one backend over the keys of a bf16 pool that were selected."""
+    """Sparse attention of one backend over the keys that were selected.
+
+    FlashMLA's sparse kernel reads bf16. All keys of an fp8 pool are read back for it, as SGLang
+    does. Its decode kernel reads fp8, but takes a third longer from 100 new tokens on.
+    """
 
     backend: Any
     rows: Rows
+    read: Keys | None = None
+    """The keys to read back; None over a bf16 pool."""
 
     def __call__(self, query: Query) -> Any:
         """[rows, heads, rank] bf16."""
@@ -90,6 +110,9 @@ class SparseAttention:
         rank = layer.v_head_dim
         pool.set_mla_kv_buffer(layer, query.forward_batch.out_cache_loc, query.k, query.k_rope)
         latents = pool.get_key_buffer(layer.layer_id)
+        if self.read is not None:
+            latents = read_back(latents, self.read.slots, self.read.count)
+            assert latents is not None, "the packed fp8 layout"
         out = self.backend._forward_flashmla_sparse(
             q_all=widened(query, PADDED_HEADS), kv_cache=latents, v_head_dim=rank,
             page_table_1=query.topk_indices, sm_scale=layer.scaling,

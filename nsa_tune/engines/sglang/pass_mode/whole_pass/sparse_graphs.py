@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from nsa_tune.backend.types.batch import Batch
-from nsa_tune.engines.sglang.eligible import PADDED_HEADS
+from nsa_tune.engines.sglang.eligible import PADDED_HEADS, reads_back
 from nsa_tune.engines.sglang.kernels.topk import check
 from nsa_tune.engines.sglang.pass_mode.whole_pass.attention import Swap, swapped
 from nsa_tune.engines.sglang.pass_mode.whole_pass.sparse_attention import (
@@ -60,13 +60,14 @@ class SparseGraphs:
     def scratch_bytes(self) -> int:
         """Memory that capturing takes beside what SGLang's own graph of a size has just taken.
 
-        Scores of all keys for each row, and filled up queries.
+        Scores of all keys for each row, filled up queries, and the keys that are read back.
         """
         runner, keys = self._runner.model_runner, self._inputs.most_keys
         heads = max(int(runner.attn_backend.num_q_heads), PADDED_HEADS)
         width = int(runner.model_config.kv_lora_rank + runner.attn_backend.qk_rope_head_dim)
         row = _FP32_BYTES * keys + 2 * _BF16_BYTES * heads * width
-        return MOST_TOKENS * row
+        packed = reads_back(runner.attn_backend)
+        return MOST_TOKENS * row + (_BF16_BYTES * keys * width if packed else 0)
 
     def capture(self, size: int) -> None:
         """Capture the graph of `size` tokens. Call it within the runner's own capture session.
@@ -84,11 +85,13 @@ class SparseGraphs:
         # The indexer looks at this to see that not all keys are selected.
         forward_batch.seq_lens_cpu = torch.tensor([self._index_topk + 1])
         inputs.write([0], [size])
+        packed = reads_back(backend)
 
         def forward() -> Any:
             rows = inputs.rows(size, self._index_topk)
-            metadata = IndexerMetadata(inputs, rows)
-            swap = Swap(backend, SparseAttention(backend, rows), metadata)
+            keys = inputs.keys() if packed else None
+            metadata = IndexerMetadata(inputs, rows, packed=packed)
+            swap = Swap(backend, SparseAttention(backend, rows, keys), metadata)
             with no_breaks(), swapped(swap):
                 return runner._run_forward(forward_batch, size)
 

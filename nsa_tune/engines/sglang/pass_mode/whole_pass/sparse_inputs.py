@@ -36,6 +36,16 @@ class Rows:
     """How many of them are selected."""
 
 
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """All keys of a batch, one sequence behind the other, on the GPU."""
+
+    slots: Any
+    """The pool's slot of each; int32 [most keys], behind the last key anything."""
+    count: Any
+    """How many there are; int32 [1]."""
+
+
 class SparseInputs:
     """One batch in the GPU's memory, as all sparse graphs of one engine read it."""
 
@@ -92,3 +102,14 @@ class SparseInputs:
         first = self._kv_starts[at]
         selected = kv_lens.clamp_max(index_topk)
         return Rows(at.int(), first, first + kv_lens, kv_lens, selected)
+
+    def keys(self) -> Keys:
+        """All keys of the batch, computed on the GPU as `rows` are."""
+        import torch
+
+        key = torch.arange(self.most_keys, dtype=torch.int32, device=self._numbers.device)
+        ends = self._kv_starts[1:]
+        at = torch.searchsorted(ends, key, right=True).clamp_max(SEQUENCES - 1)
+        place = key - self._kv_starts[at]
+        page = (place // PAGE).clamp_max(self.pages.shape[1] - 1)
+        return Keys(self.pages[at, page] * PAGE + place % PAGE, self._kv_starts[-1:])

@@ -20,6 +20,9 @@ TOPK, POOL = 2048, 60_000
 
 
 class _Attention:
+    def __init__(self, *, packed: bool) -> None:
+        self.dsa_kv_cache_store_fp8 = packed
+
     def init_forward_metadata(self, batch: Any) -> None:
         """SGLang's own metadata, which nothing reads."""
 
@@ -31,7 +34,7 @@ class _Runner:
     capture_num_tokens = (4, 32, 64, 512, 2048, 2304, 8192)
 
     def __init__(self) -> None:
-        self.backend, self.attention = self, _Attention()
+        self.backend, self.attention = self, _Attention(packed=False)
         self.captured: dict[Any, Any] = {}
         self.checked: list[int] = []
         table = torch.arange(40 * 4096, dtype=torch.int32).view(40, 4096)
@@ -75,8 +78,19 @@ def test_a_graph_is_captured_with_its_own_attention_and_selection(runner: _Runne
     assert list(runner.captured) == [graphs.key(512)]
     assert swap.backend is runner.attention
     assert len(swap.metadata.get_seqlens_expanded()) == len(swap.attend.rows.selected) == 512
+    assert swap.attend.read is None
     assert attention._swap is None
     assert graphs.sizes == [512]
+
+
+def test_over_an_fp8_pool_a_graph_reads_the_keys_of_its_batch_back(runner: _Runner) -> None:
+    runner.attention = _Attention(packed=True)
+    graphs = SparseGraphs(runner, TOPK)
+    graphs.capture(512)
+
+    (swap,) = runner.captured.values()
+    assert int(swap.attend.read.count) == 512  # of all that there is room for
+    assert len(swap.attend.read.slots) == POOL // PAGE * PAGE
 
 
 def test_only_what_was_captured_and_has_room_fits(runner: _Runner) -> None:

@@ -43,7 +43,7 @@ def test_each_row_sees_its_sequence_up_to_itself(
 
 
 @given(st.lists(_SEQUENCE, min_size=1, max_size=SEQUENCES))
-def test_pages_of_each_sequence_are_those_of_its_keys(sequences: list[tuple[int, int]]) -> None:
+def test_keys_name_the_slot_of_each_key_in_turn(sequences: list[tuple[int, int]]) -> None:
     prefix_lens, extend_lens = zip(*sequences, strict=True)
     kv_lens = [prefix + new for prefix, new in sequences]
     inputs = _written(prefix_lens, extend_lens)
@@ -55,10 +55,12 @@ def test_pages_of_each_sequence_are_those_of_its_keys(sequences: list[tuple[int,
 
     inputs.write_pages(table, torch.arange(1, len(kv_lens) + 1), max(kv_lens))
 
-    for i, kv_len in enumerate(kv_lens):
-        key = torch.arange(kv_len)
-        slots = inputs.pages[i, key // PAGE] * PAGE + key % PAGE
-        assert torch.equal(slots.int(), table[i + 1, :kv_len])
+    keys = inputs.keys()
+    assert int(keys.count) == sum(kv_lens)
+    assert keys.count.dtype is keys.slots.dtype is torch.int32
+    assert len(keys.slots) == MOST_KEYS
+    expected = [table[i + 1, :kv_len] for i, kv_len in enumerate(kv_lens)]
+    assert torch.equal(keys.slots[: sum(kv_lens)], torch.cat(expected))
 
 
 def test_a_shorter_batch_leaves_nothing_of_the_one_before() -> None:
