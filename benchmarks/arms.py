@@ -1,12 +1,15 @@
 """Every arm of every decision point: does it run here, how wrong is it, and one time.
 
     python -m benchmarks.arms [--model deepseek-v3.2,deepseek-v4] [--heads 128]
-        [--kv-dtype bf16,fp8] [--points NAMES] [--allow-lossy NAMES] [--sparse-only] [--budget 60]
-        [--device cuda] [--json FILE] [--markdown FILE]
+        [--kv-dtype bf16,fp8] [--overlap 0.5,0.8] [--points NAMES] [--batches WORDS]
+        [--allow-lossy NAMES] [--sparse-only] [--budget 60] [--device cuda] [--json FILE]
+        [--markdown FILE]
 
-Each point has a few batches. An arm's error is the largest of those that it may run on, against the
-point's reference; its time is that of the first of them. An arm that does not run is in the table
-too, with the reason. The files are written after every batch, so that a crash keeps the rest.
+Each point has a few batches, or those of --batches. An arm's error is the largest of those that it
+may run on, against the point's reference; its time is that of the first of them, and its rates are
+of the work that the batch cannot do without, beside what the GPU reaches. An arm that does not run
+is in the table too, with the reason. The files are written after every batch, so that a crash keeps
+the rest. --overlap is what neighbouring queries of prefill select in common, as in `nsa-tune run`.
 --sparse-only leaves dense attention out, whose kernels FlashInfer compiles for minutes at first.
 --budget starts no batch after so many seconds; what is left then says so. Each point's first batch
 comes before any second one.
@@ -22,13 +25,14 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from itertools import chain
+from itertools import chain, product
 from math import inf
 from pathlib import Path
 
 from nsa_tune import Batch
 from nsa_tune._errors import NsaTuneError
 from nsa_tune.autotune.bench import devices
+from nsa_tune.autotune.bench.ceilings import measure_ceilings
 from nsa_tune.autotune.bench.measure import ContextLost, measure_batch
 from nsa_tune.autotune.bench.timing import Timer, timer_for
 from nsa_tune.backend.hardware import detect
@@ -36,8 +40,11 @@ from nsa_tune.backend.points import lossy_named, points_for
 from nsa_tune.backend.types.point import Arm, Point, Setting
 from nsa_tune.backend.types.profiles import profile_of
 from nsa_tune.backend.types.records import Measurement, Status
+from nsa_tune.reports.analysis.ceilings import Ceilings, ceilings_of, share_text
+from nsa_tune.reports.analysis.layer_steps import limit_of
+from nsa_tune.reports.analysis.work import work_of
 
-SCHEMA = "nsa-tune/arms/1"
+SCHEMA = "nsa-tune/arms/2"
 
 _BATCHES = {
     "prefill": ("extend:1024+1024", "extend:0+300,512+64,100+1", "extend:8192+512"),
@@ -52,8 +59,8 @@ _BATCHES = {
 """The last ones are what some arms alone are for, or may not run on."""
 _OF_A_GRID = 2
 _HEADINGS = (
-    "point", "arm", "model", "heads", "KV layout", "runs", "largest error", "us a layer",
-    "us a pass", "on", "",
+    "point", "arm", "model", "heads", "KV layout", "overlap", "runs", "largest error", "us a layer",
+    "us a pass", "TFLOP/s", "GB/s", "of the limit", "on", "",
 )  # fmt: skip
 _NOT_TRIED = "the budget was spent before"
 
@@ -67,6 +74,7 @@ class Row:
     model: str
     heads: int
     kv_layout: str
+    overlap: float | None = None
     status: str = "not run"
     """"ok", "wrong", "failed", or "not run"."""
     error: float | None = None
@@ -78,7 +86,21 @@ class Row:
     latency_us: float | None = None
     pass_us: float | None = None
     """What the first layer of a pass takes more."""
+    tflop_per_s: float | None = None
+    gb_per_s: float | None = None
+    of_limit: float | None = None
+    """The least time of the batch's work on this GPU over the arm's."""
     reason: str = ""
+
+    def rate(self, batch: Batch, setting: Setting, ceilings: Ceilings | None) -> None:
+        """Take over the rates at which the arm computes and moves what `batch` needs."""
+        work = work_of(self.point, self.arm, batch, setting)
+        if work is None or self.latency_us is None or self.batch != str(batch):
+            return
+        self.tflop_per_s = work.flops / self.latency_us / 1e6
+        self.gb_per_s = work.moved / self.latency_us / 1e3
+        least_us, _ = limit_of(self.point, self.arm, batch, setting, ceilings)
+        self.of_limit = None if least_us is None else least_us / self.latency_us
 
     def add(self, one: Measurement) -> None:
         """Take over what a batch told; what failed once has failed."""
@@ -91,6 +113,19 @@ class Row:
             self.status, self.reason = "ok", ""
         if self.latency_us is None and one.latency_us is not None:
             self.batch, self.latency_us, self.pass_us = one.batch, one.latency_us, one.pass_us
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """How the arms of each point and setting are tried."""
+
+    timer: Timer
+    end: float = inf
+    """By the monotonic clock: no batch is begun later."""
+    sparse_only: bool = False
+    batches: tuple[Batch, ...] = ()
+    """In place of a point's own."""
+    ceilings: Ceilings | None = None
 
 
 def batches_of(point: Point, setting: Setting) -> list[Batch]:
@@ -112,48 +147,43 @@ def why_not(arm: Arm, setting: Setting) -> str:
     return ""
 
 
-def rows_of(
-    point: Point, setting: Setting, timer: Timer, end: float, sparse_only: bool = False
-) -> Iterator[list[Row]]:
+def rows_of(point: Point, setting: Setting, trial: Trial) -> Iterator[list[Row]]:
     """The rows of a point's arms: before the first batch, and after each. They are the same
     objects each time, so that the last ones are known also where measuring ends in an error."""
     device = devices.pick_device("cpu" if setting.device.arch == "cpu" else "cuda")
-    arms = [
-        arm
-        for arm in point.candidates(setting)
-        if not (sparse_only and arm.name.startswith("mha/"))
-    ]
-    shown = [
-        a for a in point.arms if setting.layout in a.layouts and (a in arms or not a.reference)
-    ]
-    layout = str(setting.layout)
+
+    def wanted(arm: Arm) -> bool:
+        return not (trial.sparse_only and arm.name.startswith("mha/"))
+
+    arms = [arm for arm in point.candidates(setting) if wanted(arm)]
     rows = {
         arm.name: Row(
-            point.name, arm.name, setting.profile.name, setting.heads, layout,
-            tolerance=arm.tolerance, reason=why_not(arm, setting) or _NOT_TRIED,
+            point.name, arm.name, setting.profile.name, setting.heads, str(setting.layout),
+            setting.overlap, tolerance=arm.tolerance, reason=why_not(arm, setting) or _NOT_TRIED,
         )
-        for arm in shown
-        if not (sparse_only and arm.name.startswith("mha/"))
+        for arm in point.arms
+        if setting.layout in arm.layouts and (arm in arms or not arm.reference) and wanted(arm)
     }  # fmt: skip
     yield list(rows.values())
-    for batch in batches_of(point, setting):
-        if time.monotonic() > end:
+    for batch in trial.batches or batches_of(point, setting):
+        if time.monotonic() > trial.end:
             break
         allowed = [arm for arm in arms if arm.allowed(batch, setting) is None]
         for arm in arms:
             if rows[arm.name].status == "not run" and arm not in allowed:
                 rows[arm.name].reason = str(arm.allowed(batch, setting))
         try:
-            found = measure_batch(point, batch, allowed, setting, device, timer)
+            measured = measure_batch(point, batch, allowed, setting, device, trial.timer)
         except ContextLost as lost:
-            for one in lost.measured:
-                rows[one.arm].add(one)
+            for measurement in lost.measured:
+                rows[measurement.arm].add(measurement)
             raise
         except NsaTuneError as error:
             print(f"{point.name} {batch}: {error}", file=sys.stderr)
             continue
-        for one in found:
-            rows[one.arm].add(one)
+        for measurement in measured:
+            rows[measurement.arm].add(measurement)
+            rows[measurement.arm].rate(batch, setting, trial.ceilings)
         yield list(rows.values())
     yield list(rows.values())
 
@@ -165,15 +195,17 @@ def markdown(rows: Sequence[Row]) -> str:
         error = "" if row.error is None else f"{row.error:.2g}"
         allowed = "" if row.tolerance is None else f" (may be {row.tolerance:g})"
         cells = (
-            row.point, f"`{row.arm}`", row.model, str(row.heads), row.kv_layout, row.status,
-            error + allowed if error else "", _us(row.latency_us), _us(row.pass_us), row.batch,
+            row.point, f"`{row.arm}`", row.model, str(row.heads), row.kv_layout,
+            "" if row.overlap is None else f"{row.overlap:g}", row.status,
+            error + allowed if error else "", _number(row.latency_us), _number(row.pass_us),
+            _number(row.tflop_per_s), _number(row.gb_per_s), share_text(row.of_limit), row.batch,
             row.reason.replace("|", "/")[:160],
         )  # fmt: skip
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
-def _us(value: float | None) -> str:
+def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.1f}"
 
 
@@ -191,14 +223,16 @@ def _settings(arguments: argparse.Namespace) -> Iterator[Setting]:
     device = devices.pick_device(arguments.device)
     models = arguments.model or ("tiny" if device.type == "cpu" else "deepseek-v3.2,deepseek-v4")
     lossy = lossy_named(filter(None, arguments.allow_lossy.split(",")))
+    shares = [float(word) for word in arguments.overlap.split(",") if word]
+    overlaps: Sequence[float | None] = shares or (None,)
     for model in models.split(","):
         profile = profile_of(model)
         asked = arguments.heads or str(profile.heads)
-        for heads in (min(int(one), profile.heads) for one in asked.split(",")):
-            for kv_dtype in arguments.kv_dtype.split(","):
-                if profile.family == "v4" and kv_dtype == "bf16":
-                    continue
-                yield devices.setting_of(device, model, heads, kv_dtype, lossy)
+        heads = [min(int(word), profile.heads) for word in asked.split(",")]
+        for count, kv_dtype, overlap in product(heads, arguments.kv_dtype.split(","), overlaps):
+            if profile.family == "v4" and kv_dtype == "bf16":
+                continue
+            yield devices.setting_of(device, model, count, kv_dtype, lossy, overlap)
 
 
 def main() -> None:
@@ -207,7 +241,9 @@ def main() -> None:
     parser.add_argument("--model", default="", help="comma-separated")
     parser.add_argument("--heads", default="", help="comma-separated; default: all of the model's")
     parser.add_argument("--kv-dtype", default="bf16,fp8", help="comma-separated")
+    parser.add_argument("--overlap", default="", help="comma-separated; default: random selections")
     parser.add_argument("--points", default="", help="comma-separated; default: all")
+    parser.add_argument("--batches", default="", help="space-separated; default: each point's own")
     parser.add_argument("--allow-lossy", default="", help="comma-separated")
     parser.add_argument("--sparse-only", action="store_true", help="without dense attention")
     parser.add_argument("--budget", type=float, default=inf, help="seconds")
@@ -243,8 +279,8 @@ def _tried(
 ) -> tuple[list[Setting], list[Iterator[list[Row]]]]:
     """The settings that are asked for, and the rows of each of their points."""
     names = [name for name in arguments.points.split(",") if name]
-    timer = timer_for(devices.pick_device(arguments.device))
     settings, found = list(_settings(arguments)), []
+    trial = _trial(arguments, settings[0], end)
     # What is scored and selected does not depend on the latents' layout: once is enough.
     seen: set[tuple[str, str]] = set()
     for setting in settings:
@@ -254,8 +290,17 @@ def _tried(
             if not wanted or (again and point.name.startswith("indexer_")):
                 continue
             seen.add((point.name, setting.profile.name))
-            found.append(rows_of(point, setting, timer, end, arguments.sparse_only))
+            found.append(rows_of(point, setting, trial))
     return settings, found
+
+
+def _trial(arguments: argparse.Namespace, setting: Setting, end: float) -> Trial:
+    device = devices.pick_device(arguments.device)
+    timer = timer_for(device)
+    # A CPU's caches hold whole batches, so that no rate of its memory is a limit.
+    measured = measure_ceilings(setting.device.arch, device, timer) if device.type == "cuda" else ()
+    batches = tuple(map(Batch.parse, arguments.batches.split()))
+    return Trial(timer, end, arguments.sparse_only, batches, ceilings_of(measured))
 
 
 def in_turns(tried: Sequence[Iterator[list[Row]]]) -> Iterator[tuple[int, list[Row]]]:

@@ -157,7 +157,7 @@ def _step(
         return Step(name, point.name, None, None, None, None, None, None, "", ways,
                     named, ways.get(default or ""), note)  # fmt: skip
     one = timed[arm]
-    least, bound = _limit(point.name, arm, batch, setting, ceilings)
+    least, bound = limit_of(point.name, arm, batch, setting, ceilings)
     once = one.latency_us if layers > 1 else _pass_us(policy, arm, batch)
     return Step(
         name, point.name, arm, one.latency_us / layers, one.low_us / layers, one.high_us / layers,
@@ -206,7 +206,7 @@ def _pass_us(policy: Policy, arm: str, batch: Batch) -> float | None:
     return sum(cost * part for cost, part in costs) / weight if weight else None
 
 
-def _limit(
+def limit_of(
     point: str, arm: str, batch: Batch, setting: Setting, ceilings: Ceilings | None
 ) -> tuple[float | None, str]:
     """The least microseconds of the arm's work on the device, and what bounds it."""
