@@ -525,8 +525,12 @@ def sampled_topk_reference(
     column = torch.arange(columns, device=scores.device)
     first = torch.zeros_like(lengths) if row_starts is None else row_starts
     place = column[None] - first[:, None]
+    # As integers: below minus infinity, which may be taken, is room for what may not.
+    bits = (scores + 0.0).view(torch.int32)
+    keys = bits ^ ((bits >> 31) & 0x7FFFFFFF)
     outside = (place < 0) | (place >= lengths[:, None])
-    found = scores.masked_fill(outside, -torch.inf).topk(min(count, columns), dim=1).indices
+    outside |= scores.isnan() & (lengths > count)[:, None]
+    found = keys.masked_fill(outside, -(2**31)).topk(min(count, columns), dim=1).indices
     found = torch.where(outside.gather(1, found), -1, found - first[:, None])
     return torch.nn.functional.pad(found, (0, max(count - columns, 0)), value=-1).int()
 
@@ -570,7 +574,8 @@ def sampled_topk(
 
     Returns:
         [rows, count] int32 relative to `row_starts`, in no order; -1 beyond a row's length. Which
-        of equal scores are taken may differ from call to call; what is no number is never taken.
+        of equal scores are taken may differ from call to call. Of more than `count` scores none is
+        taken that is no number.
     """
     return Selection(scores, lengths, count, row_starts, shape, transform)(scores)
 

@@ -13,6 +13,7 @@ import torch
 from nsa_tune.backend.kernels import sampled_topk
 from nsa_tune.backend.kernels.sampled_topk import Shape
 from nsa_tune.backend.kernels.topk_transform import Kind, Transform, transform_reference
+from tests.backend.kernels.hard_scores import KINDS, hard_scores, wrong_rows
 
 COUNT = 256
 
@@ -253,6 +254,41 @@ def test_what_is_no_number_is_not_taken(kernel_device: torch.device, select: Sel
     assert sorted(chosen[0].tolist()) == [-1] * 106 + list(range(750, 900))
     assert 7 not in chosen[1].tolist() and int(chosen[1].min()) >= 0
     assert set(chosen[2].tolist()) == {-1}
+
+
+def test_the_reference_is_right_on_ten_thousand_hard_rows() -> None:
+    scores, lengths, kinds = hard_scores(10_000, 400, 1, torch.device("cpu"))
+
+    chosen = sampled_topk.sampled_topk_reference(scores, lengths, 128)
+
+    assert not wrong_rows(chosen, scores, lengths, 128).any()
+    assert len(kinds.unique()) == len(KINDS)
+    for row, length, places in zip(scores[::50], lengths[::50], chosen[::50], strict=True):
+        values = row[places[places >= 0].long()].tolist()
+        numbers = sorted((x for x in row[:length].tolist() if x == x), reverse=True)
+        assert len(values) == length if length <= 128 else values == numbers[:128]
+
+
+def test_hard_rows_are_selected_as_the_reference_does(
+    kernel_device: torch.device, select: Select
+) -> None:
+    rows = 10_000 if kernel_device.type == "cuda" else 48
+    scores, lengths, _ = hard_scores(rows, 700, 2, kernel_device)
+
+    assert not wrong_rows(select(scores, lengths), scores, lengths, COUNT).any()
+
+
+@pytest.mark.parametrize("what", ["twice", "worse", "missing", "beyond", "no number"])
+def test_a_wrong_row_is_seen(what: str) -> None:
+    scores, lengths = some(3, 400, torch.device("cpu")), full(3, 400, torch.device("cpu"))
+    scores[1, 7] = torch.nan
+    chosen = sampled_topk.sampled_topk_reference(scores, lengths, 128)
+    chosen[1, 5] = {
+        "twice": int(chosen[1, 6]), "worse": int(scores[1].nan_to_num().argmin()), "missing": -1,
+        "beyond": 400, "no number": 7,
+    }[what]  # fmt: skip
+
+    assert wrong_rows(chosen, scores, lengths, 128).tolist() == [False, True, False]
 
 
 def test_few_rows_are_read_by_larger_blocks() -> None:
