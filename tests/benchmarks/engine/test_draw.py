@@ -51,3 +51,18 @@ def test_a_trace_with_too_few_passes_is_told(
 
     assert main([str(trace), "--out", str(out), "--batches", "900"]) == 1
     assert f"{len(out.read_text().splitlines())} of" in capsys.readouterr().err
+
+
+def test_traces_without_times_arrive_behind_what_is_warm(tmp_path: Path) -> None:
+    trace = tmp_path / "chat.jsonl"
+    lines = [
+        {"segments": [["history", 1600]], "output_length": 1, "warm": True},
+        *({"segments": [["history", 1600], [f"turn {i}", 20 + i]], "output_length": 9}
+          for i in range(40)),
+    ]  # fmt: skip
+    trace.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    batches = ragged_cases(_drawn(trace, "--shuffle"))
+
+    assert {prefix for batch in batches for prefix in batch.prefix} == {1536}
+    assert all(new >= 84 for batch in batches for new in batch.new)
+    assert [batch.tokens for batch in batches] != sorted(batch.tokens for batch in batches)
