@@ -19,7 +19,17 @@ from benchmarks.engine.configurations import DEFAULT
 from benchmarks.engine.paired import ratio_of, verdict_of
 from benchmarks.engine.run import SCHEMA
 
-__all__ = ["KINDS", "Contest", "Engine", "Line", "Option", "contest_of", "read", "unpaired_ratio"]
+__all__ = [
+    "KINDS",
+    "Contest",
+    "Engine",
+    "Line",
+    "Option",
+    "batch_name",
+    "contest_of",
+    "read",
+    "unpaired_ratio",
+]
 
 _RESAMPLES = 2000
 
@@ -36,10 +46,20 @@ class Kind:
     name: Callable[[Mapping[str, Any]], str]
 
 
+def batch_name(row: Mapping[str, Any]) -> str:
+    """A batch as pages have it; two ragged ones have different names."""
+    prefix, new = row.get("prefix", ()), row.get("new", ())
+    if len(set(zip(prefix, new, strict=True))) < 2:
+        return str(row["case"]).removesuffix(" x1")
+    if not any(prefix[:-1]) and len(new) > 2:
+        prefix = [f"0 x{len(new) - 1}", prefix[-1]] if prefix[-1] else ["0"]
+    return f"{', '.join(map(str, prefix))} + {', '.join(map(str, new))}"
+
+
 KINDS = (
-    Kind("prefill", "Prefill: GPU time of a pass", "gpu_ms", "ms", lambda row: str(row["case"])),
-    Kind("prefill", "Prefill: wall time of the request", "wall_ms", "ms",
-         lambda row: str(row["case"])),
+    Kind("prefill", "Prefill: GPU time of a pass", "gpu_ms", "ms", batch_name),
+    Kind("prefill", "Prefill: wall time of the request", "wall_ms", "ms", batch_name),
+    Kind("loaded", "Prefill on a busy host: GPU time of a pass", "gpu_ms", "ms", batch_name),
     Kind("decode", "Decode: GPU time of a step", "gpu_ms", "ms",
          lambda row: f"{row['sequences']} sequences of {row['context']}"),
     Kind("decode", "Decode: time from step to step", "step_ms", "ms",
@@ -61,7 +81,13 @@ class Engine:
     def plugins(self) -> frozenset[str]:
         """Names of the configurations in which the plug-in decides."""
         found = self.document["configurations"]
-        return frozenset(one["name"] for one in found if one["plugin"])
+        return frozenset(one["name"] for one in found if one["plugin"]) - self.ways
+
+    @property
+    def ways(self) -> frozenset[str]:
+        """Names of the configurations that force the plug-in to one way."""
+        found = self.document["configurations"]
+        return frozenset(one["name"] for one in found if one.get("pass_mode"))
 
     @property
     def captured_by_plugin(self) -> bool:
@@ -177,7 +203,7 @@ def _has_own_graphs(engine: Engine, engines: Sequence[Engine]) -> bool:
 def _options(engine: Engine, row: Mapping[str, Any], kind: Kind) -> Iterator[Option]:
     for name, found in row["configurations"].items():
         sweeps = {int(i): float(v) for i, v in found["sweeps"][kind.metric].items()}
-        if sweeps:
+        if sweeps and name not in engine.ways:
             ran = "; ".join(found.get("ran", ()))
             plugin = name in engine.plugins
             yield Option(engine.label, name, plugin, median(sweeps.values()), sweeps, ran)
