@@ -73,7 +73,9 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
     """What is measured."""
     add = parser.add_argument_group("run").add_argument
     add(
-        "--tests", default="prefill,decode,trace,outputs", help="also: profile, ranks, soak, states"
+        "--tests",
+        default="prefill,decode,trace,outputs",
+        help="also: loaded, profile, ranks, soak, states; NAME:0.5 has half of the time left",
     )
     add("--configurations", default="", help="a JSON list, or names of the built-in ones")
     add("--no-plugin", action="store_true", help="start with NSA_TUNE_DISABLE=1")
@@ -91,7 +93,13 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
     add("--decode-context", type=int, default=4096)
     add("--decode-tokens", type=int, default=24, help="new tokens of each request")
     add("--decode-configurations", default="", help="names; default: the default and the plug-in")
-    add("--trace", type=Path, action="append", default=[], help="jsonl; may be given several times")
+    add(
+        "--trace",
+        type=Path,
+        action="append",
+        default=[],
+        help="jsonl, or FILE=configurations; several times",
+    )
     add("--trace-configurations", default="", help="names; default: all")
     add("--requests", type=int, default=64, help="the first so many of a trace")
     add("--longest", type=int, default=32768, help="leave out requests with longer prompts")
@@ -106,7 +114,19 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
     )
     add("--output-tokens", type=int, default=16)
     add("--state-cases", default=STATE_CASES, help="prefix:new:sequences,... of the test of states")
-    add("--profile-cases", default="0:2048:4,30720:8192:1,d:32:4096")
+    add(
+        "--within",
+        type=float,
+        default=0.0,
+        help="after two sweeps go on with what took at most so many times the least; 0: all",
+    )
+    add("--profile-cases", default="", help="as --grid; default: the batches of prefill")
+    add("--profile-configurations", default="", help="names; default: the default and the plug-in")
+    add("--host-cases", type=int, default=3, help="batches with a profile of Python, too")
+    add("--load", type=int, default=16, help="busy processes in the test loaded")
+    add("--loaded-cases", type=int, default=10)
+    add("--loaded-repeat", type=int, default=3)
+    add("--loaded-configurations", default="", help="names; default: all")
     add("--rank-passes", type=int, default=2000, help="of each rank, in the test of ranks")
     add("--soak-seconds", type=float, default=60)
     add("--soak-table", type=Path, help="the table that is replaced while serving")

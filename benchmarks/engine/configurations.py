@@ -29,8 +29,8 @@ class Configuration:
     environment: dict[str, str] = field(default_factory=dict)
     """Variables that SGLang reads in each pass, such as the threshold for dense attention."""
     pass_mode: str | None = None
-    """With the plug-in: how every prefill runs, whatever was measured; a `PassMode` that can run
-    any batch, such as `decode_graph`."""
+    """With the plug-in: how every prefill runs that can run so, whatever was measured; a
+    `PassMode`. Others run as `engine`."""
 
     @property
     def static(self) -> bool:
@@ -40,13 +40,16 @@ class Configuration:
 
 _PLUGIN = Configuration("plugin", plugin=True)
 _EAGER = Configuration("eager", prefill_graph=False)
+_WAYS = (
+    "engine", "table_kernel", "eager", "dense_graph", "dense_mla_graph", "sparse_graph",
+    "decode_graph",
+)  # fmt: skip
 FORCED = (
-    Configuration("rows", plugin=True, pass_mode="decode_graph"),
+    *(Configuration(f"way:{mode}", plugin=True, pass_mode=mode) for mode in _WAYS),
     Configuration("triton_sparse_mla", prefill_impl="triton_sparse_mla"),
 )
-"""Built in, but only used where they are named: what one way takes, and a kernel of SGLang 0.5.22
+"""Built in, but only used where they are named: what each way takes, and a kernel of SGLang 0.5.22
 and later for up to 32 heads."""
-_ANY_BATCH = ("engine", "table_kernel", "eager", "decode_graph")
 _STATIC = {
     "bf16": (
         _EAGER,
@@ -86,10 +89,10 @@ def _one(item: dict[str, Any]) -> Configuration:
     if unknown:
         raise ValueError(f"unknown in configuration {item['name']}: {', '.join(sorted(unknown))}")
     mode = item.get("pass_mode")
-    if mode is not None and (mode not in _ANY_BATCH or not item.get("plugin")):
+    if mode is not None and (mode not in _WAYS or not item.get("plugin")):
         raise ValueError(
             f"pass_mode of configuration {item['name']} needs the plug-in and one of "
-            f"{', '.join(_ANY_BATCH)}, not {mode!r}"
+            f"{', '.join(_WAYS)}, not {mode!r}"
         )
     return Configuration(**item)
 

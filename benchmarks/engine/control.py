@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 __all__ = ["Control", "Wanted"]
 
-_FIELDS = struct.Struct("<IIII")
+_FIELDS = struct.Struct("<IIIII")
 _SIZE = _FIELDS.size
 
 
@@ -23,6 +23,8 @@ class Wanted(NamedTuple):
     """How often memory was to be read so far."""
     keeps: bool
     """Whether prefills write their outputs to files."""
+    profiles: int
+    """Whether prefills are profiled: not at all (0), the GPU's kernels (1), or Python (2)."""
 
 
 class Control:
@@ -43,8 +45,8 @@ class Control:
 
     def read(self) -> Wanted:
         """What is wanted now."""
-        configuration, tag, readings, keeps = _FIELDS.unpack(self._bytes[:_SIZE])
-        return Wanted(configuration, tag, readings, bool(keeps))
+        configuration, tag, readings, keeps, profiles = _FIELDS.unpack(self._bytes[:_SIZE])
+        return Wanted(configuration, tag, readings, bool(keeps), profiles)
 
     def write(
         self,
@@ -53,6 +55,7 @@ class Control:
         tag: int | None = None,
         readings: int = 0,
         keeps: bool | None = None,
+        profiles: int | None = None,
     ) -> None:
         """Change what is given; `readings` more memory readings are asked for."""
         old = self.read()
@@ -61,4 +64,5 @@ class Control:
             old.tag if tag is None else tag,
             old.readings + readings,
             old.keeps if keeps is None else keeps,
+            old.profiles if profiles is None else profiles,
         )

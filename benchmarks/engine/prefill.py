@@ -1,12 +1,15 @@
-"""Prefill batches: each in every configuration by turns, forward and in reverse."""
+"""Prefill batches: each in every configuration by turns, in random order."""
 
 from __future__ import annotations
 
 import argparse
+import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from random import Random
 from statistics import median
 from typing import Any
 
@@ -15,7 +18,19 @@ from benchmarks.engine.configurations import DEFAULT, Configuration
 from benchmarks.engine.paired import ratio_of, verdict_of
 from benchmarks.engine.session import Pass, Session
 
-__all__ = ["Sample", "measure", "ran", "row_of", "sampled", "sweeps"]
+__all__ = [
+    "Sample",
+    "batches_of",
+    "cached",
+    "measure",
+    "measure_loaded",
+    "ran",
+    "row_of",
+    "sampled",
+    "sweeps",
+]
+
+_COMPILED = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,51 +51,128 @@ class Sample:
 def sweeps(
     configurations: Sequence[Configuration], repeat: int
 ) -> Iterable[tuple[int, Configuration]]:
-    """(sweep, configuration): sweep 0 warms up; every second one goes in reverse."""
+    """(sweep, configuration): sweep 0 warms up; each has an order of its own."""
     for sweep in range(repeat + 1):
-        for one in configurations if sweep % 2 else configurations[::-1]:
+        for one in Random(sweep).sample(configurations, len(configurations)):
             yield sweep, one
 
 
-def measure(session: Session, options: argparse.Namespace) -> Iterable[dict[str, Any]]:
-    """A row a batch."""
+def batches_of(options: argparse.Namespace) -> list[Case]:
+    """The batches of a run."""
     cases = cases_of(options.grid or GRID)
     if options.batches:
         cases += ragged_cases(options.batches.read_text().splitlines())
+    return cases
+
+
+def measure(session: Session, options: argparse.Namespace) -> Iterable[dict[str, Any]]:
+    """A row a batch. Those that an earlier call had time for are left out."""
+    cases = [case for case in batches_of(options) if case not in session.measured]
+    yield from _rows(session, options, cases, options.prefill_configurations, options.repeat)
+
+
+def measure_loaded(session: Session, options: argparse.Namespace) -> Iterable[dict[str, Any]]:
+    """The same for the first few batches, while other processes keep the host busy."""
+    cases = batches_of(options)[: options.loaded_cases]
+    with _busy(options.load):
+        names = options.loaded_configurations
+        yield from _rows(session, options, cases, names, options.loaded_repeat)
+
+
+@contextmanager
+def _busy(processes: int) -> Iterator[None]:
+    command = [sys.executable, "-c", "while True: pass"]
+    started = [subprocess.Popen(command) for _ in range(processes)]
+    try:
+        yield
+    finally:
+        for one in started:
+            one.kill()
+            one.wait()
+
+
+def _rows(
+    session: Session, options: argparse.Namespace, cases: Sequence[Case], names: str, repeat: int
+) -> Iterable[dict[str, Any]]:
     for case in cases:
         if session.late:
             yield {"case": case.name, "skipped": "out of time"}
         elif case.tokens + sum(case.new) * 2 > session.capacity:
             yield {"case": case.name, "skipped": f"the KV pool holds {session.capacity} tokens"}
         else:
-            row = _case(
-                session, case, session.named(options.prefill_configurations), options.repeat
-            )
+            row = _case(session, case, session.named(names), repeat, options.within)
+            session.measured.add(case)
             print(_line(row), file=sys.stderr, flush=True)
             yield row
 
 
-def _case(
-    session: Session, case: Case, configurations: Sequence[Configuration], repeat: int
-) -> dict[str, Any]:
-    session.flush()
-    heads = [session.tokens(length) for length in case.prefix]
+def cached(session: Session, case: Case) -> list[list[int]]:
+    """Prefixes of a batch, which are in the cache then.
+
+    Those of other batches begin alike, so that little of them is computed anew.
+    """
+    heads = [session.tokens(length, f"head {i}") for i, length in enumerate(case.prefix)]
     session.use(session.default)
     if any(heads):
         session.ask([head + session.tokens(1) for head in heads if head])
+    return heads
+
+
+def _case(
+    session: Session,
+    case: Case,
+    configurations: Sequence[Configuration],
+    repeat: int,
+    within: float,
+) -> dict[str, Any]:
+    heads = cached(session, case)
+    samples: list[Sample] = []
+    hits = 0
     asked: dict[int, tuple[str, int, float]] = {}
-    cached = 0
-    for sweep, configuration in sweeps(configurations, repeat):
-        session.use(configuration)
-        tag = session.tag(memory=True)
-        tails = [session.tokens(length) for length in case.new]
-        wall_ms, found = session.ask([h + t for h, t in zip(heads, tails, strict=True)])
-        cached = sum(one["meta_info"].get("cached_tokens", 0) for one in found)
-        if sweep:
+    for sweep in range(repeat + 1):
+        for configuration in Random(f"{case} {sweep}").sample(configurations, len(configurations)):
+            session.use(configuration)
+            tag = session.tag(memory=True)
+            tails = [session.tokens(length) for length in case.new]
+            wall_ms, found = session.ask([h + t for h, t in zip(heads, tails, strict=True)])
+            hits = sum(one["meta_info"].get("cached_tokens", 0) for one in found)
             asked[tag] = (configuration.name, sweep, wall_ms)
-    samples = sampled(session.collect(), asked)
-    row = {"case": case.name, "prefix": list(case.prefix), "new": list(case.new)}
-    return row | {"cached": cached, "as_asked": cached == sum(case.prefix)} | row_of(samples)
+        if sweep < 2 or sweep == repeat:
+            samples += sampled(session.collect(), asked)
+            asked.clear()
+            # The first sweep may compile kernels: only what is slow by far is left out after it.
+            configurations = _still(configurations, samples, within if sweep else 2 * within)
+    row: dict[str, Any] = {"case": case.name, "prefix": list(case.prefix), "new": list(case.new)}
+    row |= {"cached": hits, "as_asked": hits == sum(case.prefix)}
+    return row | row_of([one for one in samples if one.sweep])
+
+
+def _still(
+    configurations: Sequence[Configuration], samples: Sequence[Sample], within: float
+) -> list[Configuration]:
+    """The configurations to go on with.
+
+    Left out are ways that cannot run the batch, the way that the plug-in took, and, if `within` is
+    given, what took more than so many times the least; more than `_COMPILED` times is compiling.
+    """
+    kinds = {one.configuration: one.ran for one in samples}
+    took: dict[str, float] = {}
+    for one in samples:
+        took[one.configuration] = min(one.gpu_ms, took.get(one.configuration, one.gpu_ms))
+    least = min(took.values(), default=0.0)
+    taken = {kinds.get(one.name) for one in configurations if one.plugin and not one.pass_mode}
+
+    def slow(one: Configuration) -> bool:
+        times = took.get(one.name, least) / max(least, 1e-9)
+        return 0 < within < times < _COMPILED
+
+    def stays(one: Configuration) -> bool:
+        if one.pass_mode is None:
+            return one.plugin or one.name == DEFAULT or not slow(one)
+        runs = one.pass_mode == "engine" or one.pass_mode in kinds.get(one.name, "")
+        return runs and kinds.get(one.name) not in taken and not slow(one)
+
+    return [one for one in configurations if stays(one)]
 
 
 def sampled(passes: Iterable[Pass], asked: Mapping[int, tuple[str, int, float]]) -> list[Sample]:

@@ -25,11 +25,13 @@ from benchmarks.engine.configurations import Configuration, dumped, parsed
 from benchmarks.engine.control import Control
 from benchmarks.engine.placing import VARIABLE as FAULT
 from benchmarks.engine.placing import fail_captures, place_ranks
+from benchmarks.engine.profiling import profiled
 
 __all__ = ["VARIABLE", "Probe", "Settings", "Switch", "register"]
 
 VARIABLE = "NSA_ENGINE_PROBE"
 _SWITCH = "nsa_tune.engines.sglang.switch"
+_EXTENDS = "nsa_tune.engines.extends"
 _MODE = "nsa_tune.engines.sglang.pass_mode.mode"
 _DENSE = "nsa_tune.engines.sglang.pass_mode.whole_pass.dense_graphs"
 _STARTS_RANKS = (
@@ -297,12 +299,13 @@ class Probe:
         facts = {"ctl": wanted.configuration, "tag": wanted.tag} | _lengths(batch)
         steering = vars(runner).get("_nsa_tune_pass_mode")
         steered = steering is not None and configuration.plugin and facts["mode"] == "EXTEND"
-        forced = configuration.pass_mode if steered else None
+        forced = _way(steering, configuration.pass_mode, batch) if steered else None
+        profiles = wanted.profiles if facts["mode"] == "EXTEND" else 0
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         host = time.perf_counter()
         start.record()
         with _forced(steering, forced):
-            result = original(runner, batch, *rest, **named)
+            result = profiled(partial(original, runner, batch, *rest, **named), facts, profiles)
         end.record()
         facts["host_ms"] = round((time.perf_counter() - host) * 1e3, 3)
         facts["t"] = round(host, 6)
@@ -351,6 +354,17 @@ class Probe:
                 self._file = os.open(self._passes, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
             # One call a line: several processes append to one file.
             os.write(self._file, (json.dumps(facts) + "\n").encode())
+
+
+def _way(steering: Any, mode: str | None, batch: Any) -> str | None:
+    """The way that a pass is forced to: `mode`, or the engine's own where that cannot run it."""
+    if mode is None:
+        return None
+    sums = import_module(_EXTENDS).sums_of(batch.extend_prefix_lens_cpu, batch.extend_seq_lens_cpu)
+    if sums is None:
+        return None
+    ways = set(steering.choice.ways(sums, steering.rows_of(batch))) - steering.off
+    return mode if mode in ways else "engine"
 
 
 @contextmanager

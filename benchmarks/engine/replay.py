@@ -26,17 +26,21 @@ Asked = tuple[list[int], int]
 
 def measure(session: Session, options: argparse.Namespace) -> Iterable[dict[str, Any]]:
     """A row a trace."""
-    for path in options.trace:
+    for given in options.trace:
+        name, _, names = str(given).partition("=")
+        path = Path(name)
         if session.late:
             yield {"trace": path.stem, "skipped": "out of time"}
         else:
-            yield _Replays(session, options, path).row()
+            yield _Replays(session, options, path, names).row()
 
 
 class _Replays:
     """All replays of one trace."""
 
-    def __init__(self, session: Session, options: argparse.Namespace, path: Path) -> None:
+    def __init__(
+        self, session: Session, options: argparse.Namespace, path: Path, names: str
+    ) -> None:
         self._session = session
         self._path = path
         self._concurrency = options.concurrency
@@ -45,7 +49,7 @@ class _Replays:
             path, most=options.requests, longest=options.longest, out_tokens=options.out_tokens
         )
         self._prompts = Prompts(self._requests, session.tokens)
-        self._configurations = session.named(options.trace_configurations)
+        self._configurations = session.named(names or options.trace_configurations)
         self._warm = [one for one in self._requests if one.warm]
         self._count = 0
 

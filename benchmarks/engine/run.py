@@ -62,6 +62,7 @@ Test = Callable[[Session, argparse.Namespace], Iterable[dict[str, Any]]]
 
 TESTS: dict[str, Test] = {
     "prefill": prefill.measure,
+    "loaded": prefill.measure_loaded,
     "decode": decode.measure,
     "trace": replay.measure,
     "outputs": outputs.measure,
@@ -135,7 +136,7 @@ def _parsed(arguments: list[str] | None) -> argparse.Namespace:
     add_run_options(parser)
     options = fill_in(parser.parse_args(arguments))
     options.out = options.out.resolve()
-    unknown = set(options.tests.split(",")) - set(TESTS)
+    unknown = {one.partition(":")[0] for one in options.tests.split(",")} - set(TESTS)
     if unknown:
         parser.error(f"no test is called {', '.join(sorted(unknown))}")
     if options.batches is not None:
@@ -202,7 +203,9 @@ def _measure(
         )  # fmt: skip
         session.ask([session.tokens(100)], 4)
         session.collect()
-        for name in options.tests.split(","):
+        for given in options.tests.split(","):
+            name, _, share = given.partition(":")
+            session.limit(float(share or 1))
             result.run(name, TESTS[name], session, options)
         result.document["gpu_after"] = _gpu()
         result.save()

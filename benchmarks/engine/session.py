@@ -84,15 +84,22 @@ class Session:
         self._outputs = settings.outputs
         self._offset = 0
         self._tag = 0
-        self._deadline = deadline
+        self._deadline = self._until = deadline
         self._gpus = gpus
         self._settle_s = _SETTLE_S if gpus > 1 else 0.0
         self._random = random.Random(1)
+        self.measured: set[object] = set()
+        """Batches that a test of prefills has measured."""
 
     @property
     def late(self) -> bool:
         """Whether the time is up: no new case should start."""
-        return time.monotonic() > self._deadline
+        return time.monotonic() > self._until
+
+    def limit(self, share: float) -> None:
+        """Let the next test have this share of the time that is left."""
+        left_s = self._deadline - time.monotonic()
+        self._until = self._deadline - (1 - share) * max(left_s, 0.0)
 
     @property
     def default(self) -> Configuration:
@@ -123,14 +130,15 @@ class Session:
         chosen = self._random if seed is None else random.Random(str(seed))
         return [chosen.randrange(_LEAST_TOKEN, VOCABULARY) for _ in range(count)]
 
-    def tag(self, *, memory: bool = False, keeps: bool = False) -> int:
+    def tag(self, *, memory: bool = False, keeps: bool = False, profiles: int = 0) -> int:
         """A new number that the passes from now on bear.
 
         `memory`: the first of them also notes what memory is in use, and its peak since the last
-        reading. `keeps`: prefills write their outputs to files, which `kept` reads.
+        reading. `keeps`: prefills write their outputs to files, which `kept` reads. `profiles`: as
+        in `Wanted`.
         """
         self._tag += 1
-        self._control.write(tag=self._tag, readings=int(memory), keeps=keeps)
+        self._control.write(tag=self._tag, readings=int(memory), keeps=keeps, profiles=profiles)
         return self._tag
 
     def kept(self, tag: int) -> list[dict[str, Any]]:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Callable
 from enum import Enum
-from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -83,8 +81,6 @@ class FakeEngine:
         self._clock = clock
         self._gpu_ms = gpu_ms
         self._cached: list[list[int]] = []
-        self._profiled: list[dict[str, Any]] = []
-        self._folder = Path()
         self._runner = SimpleNamespace(attn_backend=Backend(), gpu_id=0)
         self.error: Callable[[Configuration], float] = lambda _: 0.0
         """How far prefill's outputs of a configuration differ, as a share."""
@@ -128,16 +124,6 @@ class FakeEngine:
         """Forget every prompt."""
         self._cached.clear()
 
-    def start_profile(self, output_dir: str, **_: Any) -> None:
-        """Note every pass from now on."""
-        self._folder = Path(output_dir)
-        self._profiled = []
-
-    def stop_profile(self) -> None:
-        """Write a trace, as PyTorch's profiler does."""
-        path = self._folder / "trace.json"
-        path.write_text(json.dumps({"traceEvents": self._profiled}))
-
     def shutdown(self) -> None:
         """End."""
         self.closed = True
@@ -170,8 +156,6 @@ class FakeEngine:
         )
         configuration = self._probe.switch.apply()
         took = self._gpu_ms(configuration, batch)
-        kernel = {"name": "fused_moe", "cat": "kernel", "ts": self._clock.ms * 1e3}
-        self._profiled.append(kernel | {"dur": took * 1e3})
         self._clock.ms += took
         return SimpleNamespace(
             can_run_graph=configuration.prefill_graph,

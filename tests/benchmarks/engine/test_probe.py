@@ -21,6 +21,7 @@ from benchmarks.engine.prefill import ran
 from benchmarks.engine.probe import VARIABLE, PrefillImpl, Probe, Settings, Switch
 from benchmarks.engine.session import installed_probe
 from benchmarks.engine.weights import initialise
+from nsa_tune.backend.types.batch import Batch
 from nsa_tune.engines.sglang.pass_mode.mode import PassMode
 from tests.benchmarks.engine.fake_engine import Backend, Mode, fake_events
 from tests.benchmarks.engine.modules import only_here
@@ -162,9 +163,18 @@ class _Steering:
     """The plug-in's, and what it was forced to in each pass."""
 
     last = "engine"
+    off = frozenset({PassMode.EAGER})
 
     def __init__(self) -> None:
         self.forced: Any = None
+        self.choice = self
+
+    def rows_of(self, batch: Any) -> int:
+        return sum(batch.extend_seq_lens_cpu)
+
+    def ways(self, sums: Batch, rows: int) -> list[PassMode]:
+        assert sums.q_tokens == rows
+        return [PassMode.ENGINE, PassMode.EAGER, PassMode.DECODE_GRAPH]
 
 
 def test_prefills_run_as_a_configuration_forces_them_to(
@@ -173,7 +183,10 @@ def test_prefills_run_as_a_configuration_forces_them_to(
     """And only prefills, and nothing is left forced after an error."""
     clock = fake_events(monkeypatch)
     forced = Configuration("rows", plugin=True, pass_mode="decode_graph")
-    chosen = (Configuration("default"), forced, Configuration("plugin", plugin=True))
+    chosen = (
+        Configuration("default"), forced, Configuration("plugin", plugin=True),
+        *(Configuration(way, plugin=True, pass_mode=way) for way in ("sparse_graph", "eager")),
+    )  # fmt: skip
     settings = Settings(tmp_path / "control", tmp_path / "passes", chosen)
     control = Control.create(settings.control)
     one, steering = Probe(settings), _Steering()
@@ -183,21 +196,24 @@ def test_prefills_run_as_a_configuration_forces_them_to(
     def forward(runner: Any, batch: Any) -> Any:
         seen.append(steering.forced)
         clock.ms += 1
-        if len(seen) == 5:
+        if len(seen) == 7:
             raise RuntimeError("made up")
         return SimpleNamespace(can_run_graph=True)
 
-    for configuration, mode in ((0, "EXTEND"), (1, "EXTEND"), (1, "DECODE"), (2, "EXTEND")):
+    passes = ((0, "EXTEND"), (1, "EXTEND"), (1, "DECODE"), (2, "EXTEND"))
+    # A way that cannot run a batch, or is off, runs it as the engine does.
+    for configuration, mode in (*passes, (3, "EXTEND"), (4, "EXTEND")):
         control.write(configuration=configuration)
         one.around(forward, runner, _batch(mode))
     control.write(configuration=1)
     with pytest.raises(RuntimeError):
         one.around(forward, runner, _batch("EXTEND"))
 
-    assert seen == [None, PassMode.DECODE_GRAPH, None, None, PassMode.DECODE_GRAPH]
+    rows, own = PassMode.DECODE_GRAPH, PassMode.ENGINE
+    assert seen == [None, rows, None, None, own, own, rows]
     assert steering.forced is None
     lines = [json.loads(line) for line in settings.passes.read_text().splitlines()]
-    ways = ["flashmla_kv graph", "decode_graph", "flashmla_kv graph"]
+    ways = ["flashmla_kv graph", "decode_graph", *["flashmla_kv graph"] * 3]
     assert [ran(line) for line in lines] == ways
 
 
@@ -322,7 +338,7 @@ def test_random_experts_are_alike_and_layers_add_little() -> None:
         ('[{"name": "a"}, {"name": "a"}]', "of its own"),
         ('[{"name": "a", "graphs": 1}]', "unknown in configuration a: graphs"),
         ("[]", "of its own"),
-        ('[{"name": "a", "plugin": true, "pass_mode": "dense_graph"}]', "not 'dense_graph'"),
+        ('[{"name": "a", "plugin": true, "pass_mode": "graph"}]', "not 'graph'"),
         ('[{"name": "a", "pass_mode": "decode_graph"}]', "needs the plug-in"),
     ],
 )

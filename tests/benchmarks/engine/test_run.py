@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.engine import compare, ranks, run, soak
+from benchmarks.engine import compare, profiling, ranks, run, soak
 from benchmarks.engine.configurations import parsed
 from benchmarks.engine.control import Control
 from benchmarks.engine.probe import Settings
@@ -231,17 +231,41 @@ def test_the_soak_sees_tables_come_and_go(
     assert table.read_bytes() == b"good"
 
 
-def test_profiles_are_summed_by_configuration(
+def test_profiles_come_with_the_lengths_of_their_batch(
     tmp_path: Path, engines: list[FakeEngine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("benchmarks.engine.kernel_profile.time.sleep", lambda _: None)
-    options = ("--tests", "profile", "--profile-cases", "64:128:2,d:2:64")
+    def on_gpu(call: Any, facts: dict[str, Any]) -> Any:
+        facts["kernels"] = profiling.summary_of([("fused_moe", 0, 7_000_000)])
+        return call()
+
+    monkeypatch.setattr(profiling, "_with_kernels", on_gpu)
+    options = ("--tests", "profile", "--profile-cases", "64:128:2,0:9:1", "--host-cases", "1")
     rows = _measured(tmp_path, *options)["tests"]["profile"]
 
-    assert [row["configuration"] for row in rows] == ["default", "plugin", "eager"] * 2
-    assert rows[0]["kinds_ms"] == {"MoE": 256.0}
-    assert rows[1]["kinds_ms"] == {"MoE": pytest.approx(256 * 0.8)}
-    assert not list((tmp_path / "out" / "profile").iterdir())
+    assert [row["configuration"] for row in rows] == ["default", "plugin"] * 2
+    assert rows[0]["kinds_ms"] == {"MoE": 7.0} and rows[0]["passes"] == 1
+    assert rows[0]["prefix"] == [64, 64] and rows[2]["new"] == [9]
+    assert rows[1]["python"]["functions"] and "python" not in rows[2]
+
+
+def test_a_test_has_a_share_of_the_time_and_another_go(
+    tmp_path: Path, engines: list[FakeEngine]
+) -> None:
+    options = ("--tests", "prefill:0,prefill,prefill", "--grid", "0:64:1")
+    rows = _measured(tmp_path, *options)["tests"]["prefill"]
+
+    assert rows[0] == {"case": "0+64 x1", "skipped": "out of time"}
+    assert [row["case"] for row in rows[1:]] == ["0+64 x1"]
+
+
+def test_slow_configurations_are_left_out_after_two_sweeps(
+    tmp_path: Path, engines: list[FakeEngine]
+) -> None:
+    options = ("--tests", "loaded", "--load", "1", "--grid", "0:64:1", "--within", "1.4")
+    (row,) = _measured(tmp_path, *options)["tests"]["loaded"]
+
+    samples = {name: one["samples"] for name, one in row["configurations"].items()}
+    assert samples == {"default": 3, "plugin": 3, "eager": 1}
 
 
 def test_ranks_run_mixed_batches_in_every_configuration(

@@ -1,21 +1,14 @@
-"""Traces of PyTorch's profiler are summed by kinds of kernels."""
+"""What a pass did on the GPU is summed by kinds of kernels; Python's time by function."""
 
 from __future__ import annotations
 
-import gzip
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.engine.kernel_profile import kernels_of, kind_of, main, summary_of
-
-
-def _kernel(name: str, ts: float, dur: float, cat: str = "kernel") -> dict[str, Any]:
-    return {"name": name, "ts": ts, "dur": dur, "cat": cat, "ph": "X"}
+from benchmarks.engine.profiling import kind_of, profiled, summary_of
 
 
 @pytest.mark.parametrize(
@@ -36,36 +29,41 @@ def test_kernels_are_told_by_their_names(name: str, kind: str) -> None:
     assert kind_of(name) == kind
 
 
-def test_a_trace_is_summed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    events = [
-        _kernel("fused_moe_kernel", 1000, 500),
-        _kernel("fused_moe_kernel", 2000, 500),
-        _kernel("mystery", 2400, 200),
-        _kernel("Memset", 3000, 100, cat="gpu_memset"),
-        _kernel("cudaLaunchKernel", 0, 9e6, cat="cuda_runtime"),
-        {"name": "process_name", "ph": "M"},
-    ]
-    path = tmp_path / "trace.json.gz"
-    with gzip.open(path, "wt") as file:
-        json.dump({"traceEvents": events}, file)
-
-    found = summary_of(kernels_of(path))
+def test_kernels_are_summed() -> None:
+    found = summary_of([
+        ("fused_moe_kernel", 1_000_000, 1_500_000),
+        ("fused_moe_kernel", 2_000_000, 2_500_000),
+        ("mystery", 2_400_000, 2_600_000),
+        ("Memset", 3_000_000, 3_100_000),
+    ])  # fmt: skip
     assert found["kinds_ms"] == {"MoE": 1.0, "other": 0.2, "norms, rope, copies": 0.1}
     assert (found["total_ms"], found["busy_ms"], found["span_ms"]) == (1.3, 1.2, 2.1)
     assert found["kernels"][0] == {"name": "fused_moe_kernel", "ms": 1.0, "calls": 2}
-    main([str(path)])
-    assert "1.00 ms  MoE" in capsys.readouterr().out
 
 
-_SPANS = st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 10**5)), min_size=1)
+_SPANS = st.lists(st.tuples(st.integers(0, 10**9), st.integers(0, 10**8)), min_size=1)
 
 
 @given(_SPANS)
 def test_busy_time_is_between_the_longest_kernel_and_the_span(spans: list[tuple[int, int]]) -> None:
-    found = summary_of([_kernel("x", start, length) for start, length in spans])
-    assert max(length for _, length in spans) / 1e3 <= found["busy_ms"] + 0.001
+    found = summary_of([("x", start, start + length) for start, length in spans])
+    assert max(length for _, length in spans) / 1e6 <= found["busy_ms"] + 0.001
     assert found["busy_ms"] <= min(found["span_ms"], found["total_ms"]) + 0.001
 
 
-def test_an_empty_trace_is_nothing() -> None:
+def test_nothing_on_the_gpu_is_nothing() -> None:
     assert summary_of([])["busy_ms"] == 0
+
+
+def test_python_is_told_by_function_and_the_pass_is_the_same() -> None:
+    facts: dict[str, Any] = {}
+
+    assert profiled(lambda: sorted([3, 1]), facts, 2) == [1, 3]
+    assert any("sorted" in one["name"] for one in facts["python"]["functions"])
+
+
+def test_without_a_gpu_the_pass_runs_even_so(caplog: pytest.LogCaptureFixture) -> None:
+    facts: dict[str, Any] = {}
+
+    assert profiled(lambda: 7, facts, 1) == 7
+    assert facts.get("kernels", {"launched": 0})["launched"] == 0

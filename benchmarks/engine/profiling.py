@@ -1,0 +1,125 @@
+"""What one pass spends on the GPU, kernel by kernel, or in Python, function by function."""
+
+from __future__ import annotations
+
+import cProfile
+import logging
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
+from typing import Any
+
+__all__ = ["KINDS", "Kernel", "kind_of", "profiled", "summary_of"]
+
+KINDS = (
+    ("indexer logits", r"mqa_logits"),
+    ("top-k", r"topk|top_k"),
+    ("sparse attention", r"flash_mla|sparse|splitkv|flash_fwd_mla|mla|combine"),
+    ("dense attention", r"flash::|FlashAttn|flash_fwd|fmha"),
+    ("MoE", r"fused_moe|moe"),
+    ("linear layers", r"gemm|nvjet|cutlass|sm90_xmma|cublas"),
+    ("quantization", r"quant"),
+    ("norms, rope, copies", r"norm|rope|rotary|copy|elementwise|cat|memcpy|memset|fill|index|act"
+     r"|silu"),
+)  # fmt: skip
+"""Kinds of kernels by their names; the first that matches counts."""
+_MATCHES = [(kind, re.compile(pattern, re.IGNORECASE)) for kind, pattern in KINDS]
+_LONGEST_NAME = 110
+_TOP = 10
+
+Kernel = tuple[str, int, int]
+"""A kernel's name, and when it began and ended, in nanoseconds."""
+
+
+def profiled(call: Callable[[], Any], facts: dict[str, Any], how: int) -> Any:
+    """Run `call`; `how` is as in `control.Wanted`. What is found goes into `facts`."""
+    if how == 1:
+        return _with_kernels(call, facts)
+    if how == 2:
+        profiler = cProfile.Profile()
+        result = profiler.runcall(call)
+        facts["python"] = _functions(profiler)
+        return result
+    return call()
+
+
+def _with_kernels(call: Callable[[], Any], facts: dict[str, Any]) -> Any:
+    import torch
+
+    profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
+    # A profiler that does not work here must not end the engine.
+    try:
+        profiler.start()
+    except Exception:
+        logging.getLogger(__name__).exception("PyTorch's profiler does not start")
+        return call()
+    result = call()
+    try:
+        torch.cuda.synchronize()
+        profiler.stop()
+        on_gpu = torch._C._autograd.DeviceType.CUDA
+        # Not its events(): that makes an object of thirty fields of each.
+        events: Any = profiler.profiler.kineto_results.events()  # type: ignore[union-attr]
+        facts["kernels"] = summary_of([
+            (one.name(), one.start_ns(), one.start_ns() + one.duration_ns())
+            for one in events
+            if one.device_type() == on_gpu
+        ])  # fmt: skip
+    except Exception:
+        logging.getLogger(__name__).exception("PyTorch's profiler has failed")
+    return result
+
+
+def _functions(profiler: cProfile.Profile) -> dict[str, Any]:
+    """Milliseconds in Python, and the functions that take most by themselves."""
+    profiler.create_stats()
+    stats: dict[tuple[str, int, str], Any] = vars(profiler)["stats"]
+    found = sorted(stats.items(), key=lambda one: -one[1][2])
+    return {
+        "total_ms": round(1e3 * sum(one[2] for one in stats.values()), 3),
+        "functions": [
+            {
+                "name": f"{'/'.join(file.split('/')[-3:])}:{line} {name}", "calls": calls,
+                "own_ms": round(1e3 * own_s, 3), "with_callees_ms": round(1e3 * all_s, 3),
+            }
+            for (file, line, name), (_, calls, own_s, all_s, _) in found[: 2 * _TOP]
+        ],
+    }  # fmt: skip
+
+
+@cache
+def kind_of(name: str) -> str:
+    """What a kernel does, by its name."""
+    return next((kind for kind, pattern in _MATCHES if pattern.search(name)), "other")
+
+
+def summary_of(kernels: Sequence[Kernel]) -> dict[str, Any]:
+    """Milliseconds by kind and by kernel; `busy_ms` counts what ran side by side once."""
+    kinds: Counter[str] = Counter()
+    names: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
+    for name, begin, end in kernels:
+        kinds[kind_of(name)] += end - begin
+        names[name[:_LONGEST_NAME]] += end - begin
+        counts[name[:_LONGEST_NAME]] += 1
+    first = min((begin for _, begin, _ in kernels), default=0)
+    last = max((end for _, _, end in kernels), default=0)
+    return {
+        "kinds_ms": {kind: round(ns / 1e6, 3) for kind, ns in kinds.most_common()},
+        "total_ms": round(sum(kinds.values()) / 1e6, 3),
+        "busy_ms": round(_busy_ns(kernels) / 1e6, 3), "span_ms": round((last - first) / 1e6, 3),
+        "launched": len(kernels),
+        "kernels": [
+            {"name": name, "ms": round(ns / 1e6, 3), "calls": counts[name]}
+            for name, ns in names.most_common(_TOP)
+        ],
+    }  # fmt: skip
+
+
+def _busy_ns(kernels: Iterable[Kernel]) -> int:
+    busy, reached = 0, 0
+    for begin, end in sorted((begin, end) for _, begin, end in kernels):
+        busy += max(0, end - max(begin, reached))
+        reached = max(reached, end)
+    return busy
