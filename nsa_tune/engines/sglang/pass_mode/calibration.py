@@ -192,7 +192,11 @@ def _timed_us(
     runner: Any, steering: Steering, mode: PassMode, batch: Any
 ) -> tuple[float, float] | None:
     """Least microseconds of a pass, and until the host had launched it, from its first call; None
-    if the table's kernel is SGLang's own."""
+    if the table's kernel is SGLang's own.
+
+    How often it runs follows from rank 0's clock and table: a rank that ran it once more would wait
+    in it for the others.
+    """
     import torch
 
     took, launched = [], []
@@ -203,12 +207,13 @@ def _timed_us(
             runner._forward_raw(copy.copy(batch), None)
             host_s = time.perf_counter() - begin
             torch.cuda.synchronize()
-            if mode is PassMode.TABLE_KERNEL and not changed(runner.attn_backend):
-                return None
-            if i >= _WARM_UPS:
-                took.append((time.perf_counter() - begin) * 1e6)
+            took_s = time.perf_counter() - begin
+            same = mode is PassMode.TABLE_KERNEL and not changed(runner.attn_backend)
+            if i >= _WARM_UPS and not same:
+                took.append(took_s * 1e6)
                 launched.append(host_s * 1e6)
-                # The GPU repeats its times within a percent; a host may be up to half off.
-                if took[-1] > _GPU_BOUND * launched[-1]:
-                    break
-    return min(took), min(launched)
+            # The GPU repeats its times within a percent; a host may be up to half off.
+            enough = same or (i >= _WARM_UPS and took_s > _GPU_BOUND * host_s)
+            if steering.ranks.from_first(enough):
+                break
+    return (min(took), min(launched)) if took else None

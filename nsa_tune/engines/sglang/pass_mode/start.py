@@ -151,7 +151,8 @@ def _proven(runner: Any, steering: Steering, ranks: Ranks, key: Mapping[str, obj
 
 def _times(runner: Any, steering: Steering, ranks: Ranks, key: Mapping[str, object]) -> PassTimes:
     """What passes take here: as remembered from an earlier start, or measured now."""
-    table = source_of(runner.attn_backend)
+    # Which passes run to be timed follows from it, so it is rank 0's on all.
+    table = ranks.from_first(source_of(runner.attn_backend))
     # What one rank alone does must not raise: the others would wait for it, or steer without it.
     read = partial(attempt, "reading times of passes", remembered.load, key, table)
     kept = ranks.from_first(read() if ranks.rank == 0 else None)

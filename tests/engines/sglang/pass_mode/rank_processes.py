@@ -14,10 +14,12 @@ import json
 import logging
 import os
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
@@ -60,6 +62,7 @@ class Fault(StrEnum):
     WAY_FAILS = "decode graphs raise before any rank waits"
     ALL_FAIL = "every rank fails alike"
     LOSES = "decode graphs lose by its clock"
+    OTHER_CLOCK = "passes are timed for real, by clocks that differ"
 
 
 _SILENT = (Fault.KILLED, Fault.NO_PLUGIN, Fault.CANNOT_MEASURE)
@@ -299,7 +302,7 @@ def _rank(rank: int, port: int, scenario: Scenario, folder: Path) -> None:
     if engine.suffers(Fault.KILLED):
         os._exit(9)
     key = {"gpu": "made up", "version": "2" if engine.suffers(Fault.OTHER_KEY) else "1"}
-    _patch(key)
+    _patch(key, engine)
     stopped = None
     try:
         if engine.suffers(Fault.NO_PLUGIN):
@@ -320,7 +323,12 @@ def _rank(rank: int, port: int, scenario: Scenario, folder: Path) -> None:
     os._exit(0)
 
 
-def _patch(key: dict[str, str]) -> None:
+def _synchronize(own: Random) -> None:
+    """What the GPU takes, as long on no two ranks."""
+    time.sleep(own.choice((0.0, 0.0005)))
+
+
+def _patch(key: dict[str, str], engine: _Engine) -> None:
     """Whatever would look at a GPU or at SGLang itself."""
     parts: Any = start
     captures: Any = capture
@@ -333,7 +341,10 @@ def _patch(key: dict[str, str]) -> None:
     parts._why_not = lambda runner: None
     parts.why_not = lambda part, engine: None
     parts._key = lambda runner, graphs: key
-    parts.measure = lambda runner, steering, only: _measured(runner)
+    if engine.scenario.fault is Fault.OTHER_CLOCK:
+        torch.cuda.synchronize = partial(_synchronize, Random(engine.rank))
+    else:
+        parts.measure = lambda runner, steering, only: _measured(runner)
     parts._peak_from_now = lambda: 0
     parts.RegressionMonitor = lambda clock: RegressionMonitor(_Event)
 

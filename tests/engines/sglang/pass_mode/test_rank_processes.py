@@ -83,6 +83,14 @@ def test_ranks_that_verify_drafts_run_alike(tmp_path: Path) -> None:
     assert {"decode_graph", "dense_graph"} <= ways.keys()
 
 
+def test_ranks_time_as_many_passes_whatever_their_clocks_and_tables_say(tmp_path: Path) -> None:
+    scenario = Scenario(2, 100, fault=Fault.OTHER_CLOCK)
+    reports = _ran(tmp_path, scenario)
+    _alike(reports, scenario)
+
+    assert reports[0]["steers"]
+
+
 @pytest.mark.parametrize(
     ("fault", "odd", "off", "why"),
     [

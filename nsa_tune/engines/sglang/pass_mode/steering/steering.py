@@ -46,7 +46,7 @@ class Steering:
         self._pool = runner.token_to_kv_pool
         self._graphs = runner.prefill_cuda_graph_runner
         self._backend = runner.attn_backend
-        self._ranks = ranks
+        self.ranks = ranks
         self._decode = decode
         self._passes = 0
         self.graphs = graphs
@@ -131,7 +131,7 @@ class Steering:
         self._passes += 1
         if self.monitor is None or self._passes % _TOGETHER:
             return
-        disabled = self._ranks.from_first(self.monitor.losing)
+        disabled = self.ranks.from_first(self.monitor.losing)
         for mode in sorted(disabled - self.monitor.disabled):
             say_once(
                 logging.WARNING,
