@@ -422,6 +422,7 @@ def _memory() -> dict[str, Any]:
     torch.cuda.reset_peak_memory_stats()
     return {
         "peak_mib": peak // _MIB,
+        "allocated_mib": torch.cuda.memory_allocated() // _MIB,
         "reserved_mib": torch.cuda.memory_reserved() // _MIB,
         "used_mib": (total - free) // _MIB,
         "host_mib": rss_pages * os.sysconf("SC_PAGE_SIZE") // _MIB,

@@ -53,6 +53,7 @@ def fake_events(monkeypatch: pytest.MonkeyPatch) -> _Clock:
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: None)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 5 << 20)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 4 << 20)
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 6 << 20)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (1 << 20, 9 << 20))
     return clock

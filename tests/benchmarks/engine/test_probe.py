@@ -155,7 +155,8 @@ def test_each_pass_becomes_a_line(
     assert line == {
         "ctl": 2, "tag": 7, "mode": "EXTEND", "bs": 2, "prefix": [0, 64], "new": [300, 8],
         "q": 308, "kv": 372, "graph": True, "mha": False, "impl": "flashmla_sparse",
-        "draft": True, "gpu": 1, "peak_mib": 5, "reserved_mib": 6, "used_mib": 8, "gpu_ms": 4.0,
+        "draft": True, "gpu": 1, "allocated_mib": 4, "peak_mib": 5, "reserved_mib": 6,
+        "used_mib": 8, "gpu_ms": 4.0,
     }  # fmt: skip
 
 
