@@ -74,7 +74,9 @@ class Session:
         deadline: float,
         capacity: int,
         gpus: int = 1,
+        pinned: bool = False,
     ) -> None:
+        """`pinned`: whether all prompts go to the first data-parallel rank."""
         self.engine = engine
         self.configurations = settings.configurations
         self.capacity = capacity
@@ -87,6 +89,7 @@ class Session:
         self._deadline = self._until = deadline
         self._gpus = gpus
         self._settle_s = _SETTLE_S if gpus > 1 else 0.0
+        self._to = {"routed_dp_rank": 0} if pinned else {}
         self._random = random.Random(1)
         self.measured: set[object] = set()
         """Batches that a test of prefills has measured."""
@@ -159,6 +162,7 @@ class Session:
         """Send all prompts at once and wait; wall time in milliseconds, and the answers."""
         sampling = [sampling_of(new)] * len(prompts)
         begin = time.perf_counter()
+        named = self._to | named
         found = self.engine.generate(input_ids=list(prompts), sampling_params=sampling, **named)
         return (time.perf_counter() - begin) * 1e3, found
 

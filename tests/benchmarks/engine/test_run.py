@@ -212,6 +212,17 @@ def test_an_engine_without_the_probe_is_told(tmp_path: Path, engines: list[FakeE
         session.collect()
 
 
+def test_batches_of_a_pinned_session_go_to_one_data_parallel_rank(tmp_path: Path) -> None:
+    """Otherwise each sweep of a batch would run on another rank, of which one is read."""
+    asked: list[dict[str, Any]] = []
+    settings = Settings(tmp_path / "control", tmp_path / "none", parsed(_CONFIGURATIONS))
+    control = Control.create(settings.control)
+    engine = SimpleNamespace(generate=lambda **named: asked.append(named))
+    for pinned in (True, False):
+        Session(engine, settings, control, deadline=0, capacity=9, pinned=pinned).ask([[1]])
+    assert [one.get("routed_dp_rank") for one in asked] == [0, None]
+
+
 def test_the_soak_sees_tables_come_and_go(
     tmp_path: Path, engines: list[FakeEngine], capsys: pytest.CaptureFixture[str]
 ) -> None:
