@@ -55,6 +55,8 @@ class Traffic:
     """An engine's decision log, instead of a trace."""
     requests: int | None = None
     speed: float = 1.0
+    engines: int = 1
+    """Equal engines that take a trace's requests in turn; one of them is priced."""
 
     @property
     def name(self) -> str:
@@ -141,10 +143,18 @@ class Deployment:
         names = (PREFILL_FLAG, FORCE_MQA) if extend else (DECODE_FLAG,)
         return [name for name in self.passes.setups if name.startswith(names)]
 
-    def serve(self, requests: Sequence[Arrival], setups: Setups, factor: float = 1.0) -> Served:
-        """Serve what `count` gave; tokens a second are those of all ranks."""
+    def serve(
+        self,
+        requests: Sequence[Arrival],
+        setups: Setups,
+        factor: float = 1.0,
+        *,
+        keep: bool = False,
+    ) -> Served:
+        """Serve what `count` or `requests` gave; tokens a second are those of all ranks. With
+        `keep` later runs take the prices of this one."""
         # Passes that share a price have that of the first: what was served before must not matter.
-        prices = PriceList(self.passes, dict(self.prices.shapes))
+        prices = self.prices if keep else PriceList(self.passes, dict(self.prices.shapes))
         result = served(requests, self.scheduler, prices, setups, factor=factor)
         return replace(result, output_tokens_per_s=self.dp * result.output_tokens_per_s)
 
@@ -171,26 +181,30 @@ class Deployment:
         other.scheduler = replace(self.scheduler, chunk_tokens=max(chunk // self.dp, 1))
         return other
 
-    def count(self, traffic: Traffic, engines: int = 1) -> list[Arrival]:
-        """Count the traffic's passes in the price list, where `engines` share it. Gives what one of
-        them, and of its data-parallel ranks, gets of a trace; nothing without a trace."""
-        if traffic.trace is not None:
-            served_here = _read(traffic.trace)[: traffic.requests : engines * self.dp]
-            faster = (r._replace(arrival_s=r.arrival_s / traffic.speed) for r in served_here)
-            requests = list(arrivals(faster, self.scheduler.pool_tokens))
-            usual = fastest = Setups(DEFAULT, DEFAULT)
-            for _ in range(2):
-                # Which passes run depends on their times. Those with the fastest flags are
-                # compared, so that a flag has one price, in use or not.
-                self.prices = PriceList(self.passes)
-                served(requests, self.scheduler, self.prices, fastest, count=True)
-                fastest = Setups(*(self.best_flag(extend=extend)[0] for extend in (True, False)))
-                if fastest == usual:
-                    break
-            return requests
-        for batch, weight in self._batches(traffic):
-            self.prices.of_batch(batch).count += round(weight)
-        return []
+    def count(self, traffic: Traffic) -> list[Arrival]:
+        """Count the traffic's passes in the price list; gives `requests` of a trace."""
+        if traffic.trace is None:
+            for batch, weight in self._batches(traffic):
+                self.prices.of_batch(batch).count += round(weight)
+            return []
+        requests = self.requests(traffic)
+        usual = fastest = Setups(DEFAULT, DEFAULT)
+        for _ in range(2):
+            # Which passes run depends on their times. Those with the fastest flags are compared, so
+            # that a flag has one price, in use or not.
+            self.prices = PriceList(self.passes)
+            served(requests, self.scheduler, self.prices, fastest, count=True)
+            fastest = Setups(*(self.best_flag(extend=extend)[0] for extend in (True, False)))
+            if fastest == usual:
+                break
+        return requests
+
+    def requests(self, traffic: Traffic) -> list[Arrival]:
+        """What one engine, and of its data-parallel ranks one, gets of a trace."""
+        assert traffic.trace is not None
+        served_here = _read(traffic.trace)[: traffic.requests : traffic.engines * self.dp]
+        faster = (r._replace(arrival_s=r.arrival_s / traffic.speed) for r in served_here)
+        return list(arrivals(faster, self.scheduler.pool_tokens))
 
     def _batches(self, traffic: Traffic) -> Iterable[tuple[Batch, float]]:
         dispatcher = self.passes.attention.dispatcher

@@ -10,7 +10,6 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from itertools import chain
 from math import ceil
 from typing import Any
 
@@ -24,6 +23,8 @@ from nsa_tune.reports.traffic.served import Served, Setups
 CHUNKS = (2048, 4096, 8192)
 """Chunk sizes that are tried besides the given one: those whose passes run as graphs."""
 _MOST_ENGINES = 64
+_SAMPLED, _SHORTLISTED = 0.2, 2
+"""Part of a trace that all candidates serve, and how many of them serve the rest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,20 +109,29 @@ def cheapest(deployments: Sequence[Deployment], traffic: Traffic, goal: Goal) ->
     whole = [deployment for deployment in fitting if deployment.exact]
     if not whole:
         raise NoTunedData(f"a goal needs prices of whole passes of the whole model: {notes[0]}")
-    candidates = [_found(whole, traffic, goal, plugin=plugin) for plugin in (False, True)]
+    options = [option for deployment in whole for option in _options(deployment, traffic)]
+    candidates = [_found(options, traffic, goal, plugin=plugin) for plugin in (False, True)]
     candidates.sort(key=lambda candidate: (max(candidate.excess, 1), candidate.gpus))
     source, error, best = whole[0].source, whole[0].error, candidates[0]
-    slower = replace(goal, factor=1 + error)
-    sure = _found(whole, traffic, slower, plugin=best.plugin) if best.excess <= 1 else None
+    slower, sure = replace(goal, factor=1 + error), None
+    if best.excess <= 1:
+        sure = _found(options, traffic, slower, plugin=best.plugin, fewest=best.engines)
     return GoalAnswer(goal, traffic.name, tuple(candidates), sure, source, error, notes)
 
 
+def _options(deployment: Deployment, traffic: Traffic) -> Iterator[Deployment]:
+    """A deployment with each chunk size; all share prices, and the flags that are best by them."""
+    deployment.count(traffic)
+    yield deployment
+    yield from (deployment.with_chunk(chunk) for chunk in CHUNKS if chunk != deployment.chunk)
+
+
 def _found(
-    deployments: Sequence[Deployment], traffic: Traffic, goal: Goal, *, plugin: bool
+    options: Sequence[Deployment], traffic: Traffic, goal: Goal, *, plugin: bool, fewest: int = 1
 ) -> Candidate:
     """The candidate with the fewest engines that holds the goal, else the nearest."""
-    best = partial(_best, deployments, traffic, goal, plugin)
-    low, high = 0, 1
+    best = partial(_best, options, traffic, goal, plugin)
+    low, high = fewest - 1, fewest
     nearest = candidate = best(high)
     while candidate.excess > 1 and high < _MOST_ENGINES:
         # One engine's queue tells how many serve the trace at all.
@@ -139,25 +149,29 @@ def _found(
 
 
 def _best(
-    deployments: Sequence[Deployment], traffic: Traffic, goal: Goal, plugin: bool, engines: int
+    options: Sequence[Deployment], traffic: Traffic, goal: Goal, plugin: bool, engines: int
 ) -> Candidate:
-    """Of all candidates with so many engines that farthest within the goal, or nearest."""
-    every = (_candidates(each, traffic, goal, plugin, engines) for each in deployments)
-    return min(chain.from_iterable(every), key=lambda candidate: candidate.excess)
+    """Of all candidates with so many engines that farthest within the goal, or nearest. Those that
+    are best on the first part of a trace serve all of it."""
+
+    def excess(option: Deployment, traffic: Traffic = traffic) -> float:
+        return _candidate(option, traffic, goal, plugin, engines).excess
+
+    few = replace(traffic, requests=ceil(len(options[0].requests(traffic)) * _SAMPLED))
+    shortlist = sorted(options, key=partial(excess, traffic=few))[:_SHORTLISTED]
+    every = (_candidate(option, traffic, goal, plugin, engines) for option in shortlist)
+    return min(every, key=lambda candidate: candidate.excess)
 
 
-def _candidates(
-    deployment: Deployment, traffic: Traffic, goal: Goal, plugin: bool, engines: int
-) -> Iterator[Candidate]:
-    """A deployment with each chunk size."""
-    requests = deployment.count(traffic, engines)
-    setups = Setups(PLUGIN, PLUGIN) if plugin else deployment.best_setups()
+def _candidate(
+    option: Deployment, traffic: Traffic, goal: Goal, plugin: bool, engines: int
+) -> Candidate:
+    setups = Setups(PLUGIN, PLUGIN) if plugin else option.best_setups()
     changes = {} if plugin else flags_of(setups.prefill, setups.decode)
-    for chunk in dict.fromkeys((deployment.chunk, *CHUNKS)):
-        chunked = deployment if chunk == deployment.chunk else deployment.with_chunk(chunk)
-        served = chunked.serve(requests, setups, goal.factor)
-        command = chunked.launch.changed(changes).command(chunked.served)
-        yield Candidate(command, plugin, engines, engines * chunked.tp, served, goal.excess(served))
+    requests = option.requests(replace(traffic, engines=engines))
+    served = option.serve(requests, setups, goal.factor, keep=True)
+    command = option.launch.changed(changes).command(option.served)
+    return Candidate(command, plugin, engines, engines * option.tp, served, goal.excess(served))
 
 
 def goal_lines(answer: GoalAnswer) -> Iterator[str]:

@@ -45,8 +45,10 @@ _REACH = 0.5
 _DOUBT = 0.2
 """How much the correction is drawn to none, in measured passes."""
 
-_Place = tuple[tuple[PassMode, bool], float, float, float]
-"""Where a pass is: its way, whether it decodes; octaves of new tokens, context and sequences."""
+_Kind = tuple[PassMode, bool]
+"""The way of a pass, and whether it decodes."""
+_Place = tuple[float, float, float]
+"""Where a pass is among others of its kind: octaves of new tokens, context and sequences."""
 
 
 class Observed(NamedTuple):
@@ -89,11 +91,11 @@ class NonAttentionModel:
                 gpu_bound.append(row)
         self._weights = self._fitted(gpu_bound)
         self._launch_us = {kind: median(times) for kind, times in waited.items()}
-        self._residuals = [
-            (_place(row.batch, row.way),
-             log(row.us / self._modelled(row.batch, row.way, row.attention_us)))
-            for row in observed
-        ]  # fmt: skip
+        self._residuals = defaultdict[_Kind, list[tuple[_Place, float]]](list)
+        for row in observed:
+            modelled_us = self._modelled(row.batch, row.way, row.attention_us)
+            kind, place = _place(row.batch, row.way)
+            self._residuals[kind].append((place, log(row.us / modelled_us)))
         self._sizes = GRAPH_SIZES
         self.ways = frozenset(row.way for row in observed)
         """Ways that were measured."""
@@ -101,14 +103,15 @@ class NonAttentionModel:
     def us(self, batch: Batch, way: PassMode, attention_us: float) -> float:
         """Microseconds of a pass in one way, in which all layers' attention takes so long."""
         modelled = self._modelled(batch, way, attention_us, self._scale, self._indexer_share)
-        return modelled * self._correction(_place(batch, way))
+        return modelled * self._correction(*_place(batch, way))
 
     def error(self, quantile: float = 0.9) -> float:
         """How far the model is off on measured batches, each left out in turn, as a part of their
         time. The weights are kept, as a single batch hardly moves them."""
         errors = sorted(
-            abs(self._correction(place, without=place[1:]) * exp(-residual) - 1)
-            for place, residual in self._residuals
+            abs(self._correction(kind, place, without=True) * exp(-residual) - 1)
+            for kind, residuals in self._residuals.items()
+            for place, residual in residuals
         )
         return errors[int(quantile * (len(errors) - 1))]
 
@@ -141,15 +144,16 @@ class NonAttentionModel:
         """Passes that take the host the same time: (eager, selecting)."""
         return way is PassMode.EAGER, batch.max_kv > self._topk
 
-    def _correction(self, place: _Place, without: tuple[float, ...] | None = None) -> float:
-        """By what the model misses nearby; `without` is a batch that counts as not measured."""
-        kind, *at = place
+    def _correction(self, kind: _Kind, place: _Place, *, without: bool = False) -> float:
+        """By what the model misses nearby; `without` what was measured at `place` itself."""
+        tokens, context, sequences = place
         total = weight = 0.0
-        for (other, *seen), residual in self._residuals:
-            if other != kind or tuple(seen) == without:
+        for (of_tokens, of_context, of_sequences), residual in self._residuals[kind]:
+            x, y, z = tokens - of_tokens, context - of_context, sequences - of_sequences
+            distance = x * x + y * y + z * z
+            if distance == 0 and without:
                 continue
-            distance = sum((a - b) ** 2 for a, b in zip(at, seen, strict=True)) / _REACH**2
-            closeness = exp(-distance)
+            closeness = exp(-distance / _REACH**2)
             total += closeness * residual
             weight += closeness
         return exp(total / (weight + _DOUBT))
@@ -160,11 +164,11 @@ def _is_launched(batch: Batch, way: PassMode) -> bool:
     return batch.mode is Mode.EXTEND and way in _LAUNCHED
 
 
-def _place(batch: Batch, way: PassMode) -> _Place:
+def _place(batch: Batch, way: PassMode) -> tuple[_Kind, _Place]:
     kind = PassMode.ENGINE if way is PassMode.TABLE_KERNEL else way
     context = max(batch.pairs / batch.q_tokens, 1.0)
     decode = batch.mode is not Mode.EXTEND
-    return (kind, decode), log2(batch.q_tokens), log2(context) / 2, log2(batch.batch_size)
+    return (kind, decode), (log2(batch.q_tokens), log2(context) / 2, log2(batch.batch_size))
 
 
 def graph_size(tokens: int, sizes: Sequence[int] = GRAPH_SIZES) -> int:
