@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from math import ceil
 from typing import Any
 
 from nsa_tune._errors import NoTunedData
@@ -20,6 +21,7 @@ from nsa_tune.reports.traffic.memory import Memory
 from nsa_tune.reports.traffic.pass_model import GRAPH_SIZES
 from nsa_tune.reports.traffic.served import Served, Setups, seconds_of
 
+_MOST_ENGINES = 64
 _MENTIONED = 0.005
 """Part of its passes' time for which a flag is worth a sentence."""
 
@@ -54,6 +56,10 @@ class Advice:
     """The given launch where nothing is surely faster."""
     outcomes: tuple[Outcome, ...]
     """As given, as advised if that differs, with the plug-in, and what else was priced."""
+    engines: int
+    """That keep up with a trace and take its requests in turn; outcomes are those of one."""
+    load: float
+    """How many times the load that one engine, as advised, serves the trace is; 1 or more."""
     memory: Memory | None
     whole_passes: bool
     """Whether whole passes are priced, and not attention alone."""
@@ -102,7 +108,12 @@ def advise(
         NoTunedData: when there is nothing to advise from.
     """
     requests = deployment.count(traffic)
-    launch = deployment.launch
+    launch, load = deployment.launch, 1.0
+    if requests and deployment.fits and deployment.model is not None:
+        load = deployment.serve(requests, deployment.best_setups()).engines
+        traffic = _shared(deployment, traffic, load)
+    if traffic.engines > 1:
+        requests = deployment.count(traffic)
     setups = deployment.best_setups()
     notes = [
         f"{best} may take {saved:.1%} off the {kind}: too little to be sure"
@@ -123,7 +134,7 @@ def advise(
         if other is not None:
             outcomes += _with_other_format(other, traffic, notes)
     return Advice(
-        traffic.name, deployment.served, launch, advised, tuple(outcomes),
+        traffic.name, deployment.served, launch, advised, tuple(outcomes), traffic.engines, load,
         deployment.memory, deployment.model is not None, deployment.error, deployment.source,
         (*notes, *notes_on(deployment, traffic)),
     )  # fmt: skip
@@ -143,6 +154,15 @@ def _outcome(
     return Outcome(
         name, launch.command(deployment.served), prefill_s, decode_s, pass_ms, pool, *runs
     )
+
+
+def _shared(deployment: Deployment, traffic: Traffic, load: float) -> Traffic:
+    """The traffic, shared by as many engines as keep up with it."""
+    while load > 1 and traffic.engines < _MOST_ENGINES:
+        engines = min(ceil(traffic.engines * load), _MOST_ENGINES)
+        traffic = replace(traffic, engines=engines)
+        load = deployment.serve(deployment.requests(traffic), deployment.best_setups()).engines
+    return traffic
 
 
 def _with_other_format(

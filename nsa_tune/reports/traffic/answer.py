@@ -26,7 +26,9 @@ def lines(advice: Advice) -> Iterator[str]:
         if advice.changes:
             changes = (f"    {line}" for line in advice.changes)
             yield from ("Changes against your flags:", *changes, "")
-        yield f"{advice.traffic}{'' if advice.whole_passes else ', attention alone'}:"
+        shared = f", one of {advice.engines} engines" if advice.engines > 1 else ""
+        alone = "" if advice.whole_passes else ", attention alone"
+        yield f"{advice.traffic}{shared}{alone}:"
         columns = None if advice.outcomes[0].served else 3
         rows = (_TITLES, *map(_row, advice.outcomes))
         yield from _table([row[:columns] for row in rows])
@@ -42,7 +44,7 @@ def headline(advice: Advice) -> str:
     given, advised = advice.outcome(AS_GIVEN), advice.outcome(AS_ADVISED)
     assert given is not None
     if advised is None:
-        return f"Keep what you have: no flag is surely faster{_serves(given)}."
+        return f"Keep what you have: no flag is surely faster{_load(advice, given)}."
     flags = " and ".join(line[2:] for line in advice.changes if line.startswith("+"))
     kind = "prefills" if advised.decode_s == given.decode_s else "passes"
     before, after = given.prefill_s, advised.prefill_s
@@ -50,23 +52,25 @@ def headline(advice: Advice) -> str:
         before, after = before + given.decode_s, after + advised.decode_s
     what = f"{kind} take" if advice.whole_passes else f"the attention of {kind} takes"
     text = f"Set {flags}: {what} {1 - after / before:.0%} less time"
-    if given.served is None or advised.served is None:
-        return f"{text}."
-    if given.served.engines > 1:
-        return (
-            f"{text}; the trace as it comes needs {advised.served.engines:.1f} such engines "
-            f"instead of {given.served.engines:.1f}."
-        )
-    mean, usual = advised.served.ttft_s["mean"], given.served.ttft_s["mean"]
-    return f"{text}, and the mean time to first token is {_s(mean)} instead of {_s(usual)}."
+    return f"{text}{_load(advice, advised, given)}."
 
 
-def _serves(given: Outcome) -> str:
-    if given.served is None:
+def _load(advice: Advice, outcome: Outcome, before: Outcome | None = None) -> str:
+    """What that gives for a trace: the time to first token, and how many engines it needs."""
+    if outcome.served is None:
         return ""
-    if given.served.engines > 1:
-        return f"; the trace as it comes needs {given.served.engines:.1f} such engines"
-    return f" (mean time to first token {_s(given.served.ttft_s['mean'])})"
+    mean = _s(outcome.served.ttft_s["mean"])
+    if before is not None and before.served is not None:
+        was = _s(before.served.ttft_s["mean"])
+        text = f", and the mean time to first token is {mean} instead of {was}"
+    else:
+        text = f" (mean time to first token {mean})"
+    if advice.engines == 1:
+        return text
+    return (
+        f"{text}. Start {advice.engines} such engines: one serves only {1 / advice.load:.0%} of "
+        "this load"
+    )
 
 
 def does_not_fit(memory: Memory, launch: Launch) -> str:
@@ -126,6 +130,12 @@ def _facts(advice: Advice) -> Iterator[tuple[str, str]]:
     for outcome in advice.outcomes:
         if outcome.name not in (AS_GIVEN, AS_ADVISED, WITH_PLUGIN) and advised:
             yield outcome.name.capitalize(), _compared(outcome, advised)
+    if advice.engines > 1:
+        yield (
+            "Engines",
+            f"{advice.engines} take requests in turn, and figures are of one of them; "
+            "--ttft-p90 2s finds how many hold a time to first token",
+        )
     if advised and advised.served:
         yield (
             "TPOT",

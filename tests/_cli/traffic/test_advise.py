@@ -38,6 +38,13 @@ def short(tmp_path: Path) -> str:
     return str(write_trace(tmp_path / "short.jsonl", SHORT_PROMPTS))
 
 
+@pytest.fixture
+def crowd(tmp_path: Path) -> str:
+    """More requests than one engine serves in time."""
+    requests = [(i * 0.5, 9000 + 3000 * (i % 5), 6) for i in range(60)]
+    return str(write_trace(tmp_path / "crowd.jsonl", requests))
+
+
 def command_of(answer: Result) -> list[str]:
     assert answer.code == 0, answer.err
     return shlex.split(COMMAND.findall(answer.out)[0])
@@ -191,6 +198,18 @@ def test_the_plugins_gain_is_that_of_whole_passes(advise: Any, short: str) -> No
     assert ends == sorted(ends)
 
 
+def test_an_overloaded_engine_is_told_how_many_keep_up(advise: Any, crowd: str) -> None:
+    answer = advise("--trace", crowd, "--flags", FP8)
+    found = json.loads(advise("--trace", crowd, "--flags", FP8, "--json").out)
+
+    serves = round(100 / found["load"])
+    assert found["engines"] >= found["load"] > 1
+    first = answer.out.splitlines()[0]
+    assert f"Start {found['engines']} such engines: one serves only {serves}% of" in first
+    advised = found["outcomes"][1]["served"]
+    assert advised["wall_s"] < advised["span_s"] + 30
+
+
 def test_a_decision_log_weights_its_batches(advise: Any, tmp_path: Path) -> None:
     log = tmp_path / "decisions.jsonl"
     line = {
@@ -253,13 +272,6 @@ def goal(advise: Any, *arguments: str) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(answer.out)
     assert found["schema"] == "nsa-tune/goal/1"
     return found
-
-
-@pytest.fixture
-def crowd(tmp_path: Path) -> str:
-    """More requests than one engine serves in time."""
-    requests = [(i * 0.5, 9000 + 3000 * (i % 5), 6) for i in range(60)]
-    return str(write_trace(tmp_path / "crowd.jsonl", requests))
 
 
 def test_the_fewest_engines_that_hold_a_goal_are_found(advise: Any, crowd: str) -> None:
