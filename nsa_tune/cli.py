@@ -26,6 +26,7 @@ from nsa_tune._cli.measure.probe import probe
 from nsa_tune._cli.measure.run import run
 from nsa_tune._cli.results.compare import compare
 from nsa_tune._cli.results.dashboard import dashboard
+from nsa_tune._cli.results.gpus import gpus
 from nsa_tune._cli.results.lookup import explain, lookup
 from nsa_tune._cli.results.report import report
 from nsa_tune._cli.shared.console import UntilClosed, say
@@ -41,7 +42,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for panel, commands, groups in (
-    ("Tables", (run, report, dashboard, compare, lookup, explain, check, probe), {"db": db}),
+    ("Tables", (gpus, run, report, dashboard, compare, lookup, explain, check, probe), {"db": db}),
     ("Engine", (advise, replay, doctor), {}),
     ("Fleet", (serve, worker), {"job": job, "token": token}),
 ):

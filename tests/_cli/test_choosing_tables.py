@@ -44,9 +44,21 @@ def test_a_job_takes_a_part_of_a_known_name_and_any_name_that_nobody_knows() -> 
         name_for_job("H100")
 
 
-def test_an_h20_is_not_answered_by_tables_of_the_h200() -> None:
-    assert full_name("H20") == "NVIDIA H20"
-    assert full_name("H100") == "NVIDIA H100 80GB HBM3"
+@pytest.mark.parametrize(
+    ("typed", "name"),
+    [
+        ("H100", "NVIDIA H100 80GB HBM3"),
+        ("h100 SXM", "NVIDIA H100 80GB HBM3"),
+        ("h100", "NVIDIA H100 80GB HBM3"),
+        ("H100 PCIe", "NVIDIA H100 PCIe"),
+        ("h100-pcie", "NVIDIA H100 PCIe"),
+        ("nvidia h200", "NVIDIA H200"),
+        ("H20", "NVIDIA H20"),
+        ("gh200", "NVIDIA GH200 480GB"),
+    ],
+)
+def test_a_gpu_is_what_people_call_it(typed: str, name: str) -> None:
+    assert full_name(typed) == name
 
 
 @pytest.mark.parametrize(
@@ -62,8 +74,9 @@ def test_a_gpu_without_tables_is_told_which_have_some(words: tuple[str, ...], sh
     assert answer.code == 3
     assert answer.out == ""
     assert answer.err == (
-        "nsa-tune: there is no table of a GPU 'B300'; there are tables of 'NVIDIA H100 80GB HBM3', "
-        "'NVIDIA H200'\n"
+        "nsa-tune: 'B300' is no GPU that nsa-tune knows: there are tables of 'NVIDIA H100 80GB "
+        "HBM3', 'NVIDIA H200', and `nsa-tune gpus` lists what is known; `nsa-tune run` measures "
+        "another one\n"
     )
 
 

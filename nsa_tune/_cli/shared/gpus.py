@@ -1,7 +1,8 @@
-"""A GPU by a part of its name, as `--gpu H200` gives it."""
+"""A GPU by what people call it: `--gpu H200`, `--gpu "h100 pcie"`."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -10,59 +11,73 @@ from nsa_tune._cli.shared.options import model_of
 from nsa_tune._errors import HeadsError, NoTunedData, StoreError, UsageError
 from nsa_tune.backend.hardware import detect
 from nsa_tune.backend.types.profiles import profile_of
+from nsa_tune.backend.types.records import Key
 from nsa_tune.db import places
 from nsa_tune.db.reader import keys_in
+
+_UNSAID = frozenset({"nvidia", "sxm", "sxm4", "sxm5"})
+"""Words that the driver's names may lack: an H100 SXM is an "NVIDIA H100 80GB HBM3"."""
+
+
+def keys_of(*databases: Path | None) -> Iterator[Key]:
+    """The keys of all tables in `databases`, or where None in the default places."""
+    for database in databases or (None,):
+        for path in places.sources(database):
+            with suppress(StoreError):
+                yield from keys_in(path)
 
 
 def gpus_with_tables(*databases: Path | None) -> list[str]:
     """The GPUs that `databases`, or where None the default places, have tables of."""
-    return sorted({gpu for database in databases or (None,) for gpu in _gpus_in(database)})
-
-
-def _gpus_in(database: Path | None) -> Iterator[str]:
-    for path in places.sources(database):
-        with suppress(StoreError):
-            yield from (key.gpu for key in keys_in(path))
+    return sorted({key.gpu for key in keys_of(*databases)})
 
 
 def full_name(gpu: str, *databases: Path | None) -> str:
-    """`gpu`, or the one GPU with tables whose name it is a part of.
+    """The known GPU, or the one with tables, that `gpu` names; of several that with tables.
 
     Raises:
-        UsageError: when it is a part of several names.
-        NoTunedData: when it is a part of none, and not the name of a known GPU.
+        UsageError: when it may be several.
+        NoTunedData: when it is none.
     """
     if gpu in detect.KNOWN or gpu == detect.local_device_name():
         return gpu
-    called = [name for name in detect.KNOWN if gpu.casefold() in name.casefold().split()]
-    if len(called) == 1:  # "H20" is no H200, though a piece of its name
-        return called[0]
     tuned = gpus_with_tables(*databases)
-    name = _one_of(tuned, gpu)
+    named = _named(gpu, sorted({*detect.KNOWN, *tuned}))
+    name = _one_of([name for name in named if name in tuned] or named, gpu)
     if name is None:
-        tables = _listed(tuned)
-        raise NoTunedData(f"there is no table of a GPU {gpu!r}; there are tables of {tables}")
+        raise NoTunedData(
+            f"{gpu!r} is no GPU that nsa-tune knows: there are tables of {_listed(tuned)}, and "
+            f"`nsa-tune gpus` lists what is known; `nsa-tune run` measures another one"
+        )
     return name
 
 
 def name_for_job(gpu: str) -> str:
-    """The GPU that is known or has tables whose name `gpu` is a part of; else `gpu` itself, as a
-    fleet may have GPUs that nobody here knows.
+    """The GPU that is known or has tables that `gpu` names; else `gpu` itself, as a fleet may have
+    GPUs that nobody here knows.
 
     Raises:
-        UsageError: when it is a part of several names.
+        UsageError: when it may be several.
     """
-    return _one_of(sorted({*detect.KNOWN, *gpus_with_tables()}), gpu) or gpu
+    return _one_of(_named(gpu, sorted({*detect.KNOWN, *gpus_with_tables()})), gpu) or gpu
 
 
-def _one_of(names: list[str], part: str) -> str | None:
-    """The name that `part` is, is a word of, or else is a piece of."""
-    pieces = [name for name in names if part.casefold() in name.casefold()]
-    words = [name for name in pieces if part.casefold() in name.casefold().split()]
-    matching = [part] if part in names else words or pieces
-    if len(matching) > 1:
-        raise UsageError(f"--gpu {part} may be {_listed(matching)}; write more of the name")
-    return next(iter(matching), None)
+def _named(text: str, names: list[str]) -> list[str]:
+    """The names that have all words of `text`; else those of which it is a piece."""
+    wanted = _words(text) - _UNSAID
+    with_words = [name for name in names if wanted and wanted <= _words(name)]
+    pieces = [name for name in names if text.casefold() in name.casefold()]
+    return [text] if text in names else with_words or pieces
+
+
+def _words(text: str) -> set[str]:
+    return set(re.findall(r"[a-z0-9.]+", text.casefold()))
+
+
+def _one_of(named: list[str], text: str) -> str | None:
+    if len(named) > 1:
+        raise UsageError(f"--gpu {text} may be {_listed(named)}; write more of the name")
+    return next(iter(named), None)
 
 
 def gpu_and_model(
