@@ -66,17 +66,15 @@ def capture_all(graphs: Any) -> None:
     made = {} if why_not(Part.PASSES, engine) else dict(_graphs_of(graphs, engine))
     what = "; ".join(f"{mode}: {of_mode.wanted()}" for mode, of_mode in made.items())
     if not ranks.agree("whole_pass_graphs", f"{__version__}: {what}" if made else None):
-        reason = reason or "no room for them, or the ranks do not agree"
+        reason = reason or "the ranks do not agree"
         say_once(logging.INFO, f"no whole-pass prefill graphs: {reason}")
         return
     begin, free = time.monotonic(), torch.cuda.mem_get_info()[0]
-    whole = {}
-    for mode, of_mode in made.items():
-        if attempt(f"capturing {mode}s", partial(_capture, of_mode, ranks, buffers)):
-            whole[mode] = of_mode
-        else:
-            _check_alike(ranks, buffers)
-            say_once(logging.WARNING, f"no {mode}s: they could not be captured")
+    whole = {
+        mode: of_mode
+        for mode, of_mode in made.items()
+        if _have_room(mode, of_mode, ranks) and _captured(mode, of_mode, ranks, buffers)
+    }
     setattr(graphs, _CAPTURED, whole)
     took_mib = round((free - torch.cuda.mem_get_info()[0]) / 2**20)
     setattr(graphs, _MIB, took_mib)
@@ -90,16 +88,10 @@ def capture_all(graphs: Any) -> None:
 
 
 def _graphs_of(graphs: Any, engine: Engine) -> Iterator[tuple[PassMode, WholePassGraphs]]:
-    """Graphs to capture, by the way that they run: those that there is room for."""
+    """Graphs to capture, by the way that they run."""
     for mode, parts in _PARTS.items():
-        if any(why_not(part, engine) for part in parts):
-            continue
-        whole = _made(graphs, mode)
-        reason = _why_no_room(whole)
-        if reason is None:
-            yield mode, whole
-        else:
-            say_once(logging.INFO, f"no {mode}s: {reason}")
+        if not any(why_not(part, engine) for part in parts):
+            yield mode, _made(graphs, mode)
 
 
 def _made(graphs: Any, mode: PassMode) -> WholePassGraphs:
@@ -108,6 +100,24 @@ def _made(graphs: Any, mode: PassMode) -> WholePassGraphs:
         return SparseGraphs(graphs, index_topk)
     kind = Kind.MHA if mode is PassMode.DENSE_GRAPH else Kind.MLA
     return DenseGraphs(graphs, index_topk, kind)
+
+
+def _have_room(mode: PassMode, whole: WholePassGraphs, ranks: Ranks) -> bool:
+    """Whether all ranks have memory for graphs, beside those that are captured by now."""
+    reason = _why_no_room(whole)
+    if ranks.agree(f"room_for_{mode}s", None if reason else "room"):
+        return True
+    say_once(logging.INFO, f"no {mode}s: {reason or 'another rank has no room for them'}")
+    return False
+
+
+def _captured(mode: PassMode, whole: WholePassGraphs, ranks: Ranks, buffers: GraphBuffers) -> bool:
+    """Whether all ranks have captured the graphs of all sizes."""
+    if attempt(f"capturing {mode}s", partial(_capture, whole, ranks, buffers)):
+        return True
+    _check_alike(ranks, buffers)
+    say_once(logging.WARNING, f"no {mode}s: they could not be captured")
+    return False
 
 
 def _capture(whole: WholePassGraphs, ranks: Ranks, buffers: GraphBuffers) -> bool:
@@ -151,11 +161,12 @@ def _check_alike(ranks: Ranks, buffers: GraphBuffers) -> None:
 def _why_no_room(whole: WholePassGraphs) -> str | None:
     """Why capturing might run out of memory; None where it cannot.
 
-    One rank that did would leave the others waiting.
+    One rank that did would leave the others waiting. A pass runs before it is captured, and a graph
+    takes memory of its own.
     """
     import torch
 
-    need = whole.scratch_bytes() + _SPARE_BYTES
+    need = 2 * whole.scratch_bytes() + _SPARE_BYTES
     unused = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
     free = torch.cuda.mem_get_info()[0] + unused
     if free >= need:

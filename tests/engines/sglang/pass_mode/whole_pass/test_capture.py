@@ -133,12 +133,14 @@ class _AllReduce:
 
 
 class _Ranks:
-    """This rank among two. The other one fails at a size, or has noted something else."""
+    """This rank among two. The other fails at a size, has other buffers, or lacks memory."""
 
     rank, count = 0, 2
 
-    def __init__(self, *, fails_at: int = 0, notes: str | None = None) -> None:
-        self._fails_at, self._notes = fails_at, notes
+    def __init__(
+        self, *, fails_at: int = 0, notes: str | None = None, no_room: PassMode | None = None
+    ) -> None:
+        self._fails_at, self._notes, self._no_room = fails_at, notes, no_room
         self.said: list[str | None] = []
         self.size = 0
 
@@ -147,6 +149,8 @@ class _Ranks:
         return None if self.size == self._fails_at else result
 
     def agree(self, question: str, answer: str | None) -> bool:
+        if question.startswith("room_for_"):
+            return answer is not None and question != f"room_for_{self._no_room}s"
         self.said.append(answer)
         return question == "whole_pass_graphs" or answer == self._notes
 
@@ -186,6 +190,35 @@ def test_ranks_agree_on_which_graphs_they_capture(
     (said,) = ranks.said
     assert ("dense_mla_graph" in (said or "")) == (against_mla is None)
     assert "[4, 64, 512]" in (said or "")
+
+
+def test_what_another_rank_has_no_memory_for_is_left_out_alone(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    AGAINST[Part.DENSE_MLA] = None
+    graphs, notes = _two_ranks(_Ranks(no_room=PassMode.DENSE_GRAPH), monkeypatch)
+    with caplog.at_level("INFO"):
+        capture_all(graphs)
+
+    assert list(captured(graphs)) == [PassMode.DENSE_MLA_GRAPH]
+    assert notes._graph_inputs == [512, 512, 64, 64, 4, 4]
+    assert "no dense_graphs: another rank has no room for them" in caplog.text
+
+
+def test_memory_is_looked_at_again_before_each_kind_of_graphs(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Those captured before may have taken it."""
+    AGAINST[Part.DENSE_MLA] = None
+    free = iter([2**34, 2**34, 2**28, 2**28])
+    monkeypatch.setattr(module, "DenseGraphs", _Captures)
+    monkeypatch.setattr("torch.cuda.mem_get_info", lambda: (next(free), 2**35))
+    graphs = SimpleNamespace(model_runner=_runner(), capture_num_tokens=[4, 64])
+    with caplog.at_level("INFO"):
+        capture_all(graphs)
+
+    assert list(captured(graphs)) == [PassMode.DENSE_GRAPH]
+    assert "no dense_mla_graphs: 256 MiB of memory are free" in caplog.text
 
 
 def test_two_ranks_that_capture_all_keep_all(monkeypatch: pytest.MonkeyPatch) -> None:
