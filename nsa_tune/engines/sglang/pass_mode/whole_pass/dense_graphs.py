@@ -16,7 +16,12 @@ from typing import Any
 from nsa_tune.backend.types.batch import Batch
 from nsa_tune.engines.sglang.pass_mode.whole_pass.absorbed import PAGE, AbsorbedAttention, Inputs
 from nsa_tune.engines.sglang.pass_mode.whole_pass.attention import Swap, swapped
-from nsa_tune.engines.sglang.pass_mode.whole_pass.unbroken import Kind, no_breaks, shape_key
+from nsa_tune.engines.sglang.pass_mode.whole_pass.unbroken import (
+    Kind,
+    no_breaks,
+    shape_key,
+    warmed_up_once,
+)
 
 _BF16_BYTES = 2
 
@@ -92,12 +97,12 @@ class DenseGraphs:
         if self.kind is Kind.MHA:
             backend.use_mha = True
             try:
-                runner.backend.capture_one(self.key(size), forward)
+                runner.backend.capture_one(self.key(size), warmed_up_once(forward))
             finally:
                 backend.use_mha = False
         else:
             with swapped(Swap(backend, AbsorbedAttention(backend, inputs, most))):
-                runner.backend.capture_one(self.key(size), forward)
+                runner.backend.capture_one(self.key(size), warmed_up_once(forward))
         self._inputs[size] = inputs
         self._read.append(forward_batch)
 

@@ -18,7 +18,12 @@ from nsa_tune.engines.sglang.pass_mode.whole_pass.sparse_attention import (
     SparseAttention,
 )
 from nsa_tune.engines.sglang.pass_mode.whole_pass.sparse_inputs import PAGE, SEQUENCES, SparseInputs
-from nsa_tune.engines.sglang.pass_mode.whole_pass.unbroken import Kind, no_breaks, shape_key
+from nsa_tune.engines.sglang.pass_mode.whole_pass.unbroken import (
+    Kind,
+    no_breaks,
+    shape_key,
+    warmed_up_once,
+)
 
 LEAST_TOKENS, MOST_TOKENS = 64, 2048
 """Graphs of so many tokens are captured; fewer new tokens run by decode graphs."""
@@ -95,7 +100,7 @@ class SparseGraphs:
             with no_breaks(), swapped(swap):
                 return runner._run_forward(forward_batch, size)
 
-        runner.backend.capture_one(self.key(size), forward)
+        runner.backend.capture_one(self.key(size), warmed_up_once(forward))
         self._captured[size] = forward_batch
 
     def fits(self, size: int, batch: Batch) -> bool:

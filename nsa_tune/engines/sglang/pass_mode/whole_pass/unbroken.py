@@ -1,8 +1,8 @@
-"""What captured whole-pass graphs share: kinds, keys, and no breaks."""
+"""What captured whole-pass graphs share: kinds, keys, no breaks, and how often a pass runs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from importlib import import_module
@@ -34,3 +34,22 @@ def no_breaks() -> Iterator[None]:
         yield
     finally:
         current.reset(token)
+
+
+def warmed_up_once(forward: Callable[[], Any]) -> Callable[[], Any]:
+    """`forward` for SGLang's `capture_one`, which runs it twice before it captures it.
+
+    The first run compiles and tunes what has not run with so many tokens. In the second nothing is
+    left to do: SGLang gets the first one's output, of which it looks at the shape alone.
+    """
+    output: Any = None
+
+    def run() -> Any:
+        import torch
+
+        nonlocal output
+        if output is None or torch.cuda.is_current_stream_capturing():
+            output = forward()
+        return output
+
+    return run
