@@ -56,10 +56,11 @@ def _profiled(
     for one in session.collect():
         if one["tag"] in tags and one["mode"] == "EXTEND" and not one["draft"]:
             name = tags[one["tag"]]
-            row = rows.setdefault(name, {"configuration": name, "passes": 0, "ran": ran(one)})
-            # Of several passes the figures are the last one's.
-            row |= one.get("kernels", {}) | {n: one[n] for n in ("python",) if n in one}
-            row["passes"] += "kernels" in one
+            row = rows.setdefault(name, {"configuration": name, "busy_ms": 0.0, "ran": ran(one)})
+            kernels = one.get("kernels", {"busy_ms": 0.0})
+            # Of several passes all else is the last one's.
+            row |= kernels | {"busy_ms": round(row["busy_ms"] + kernels["busy_ms"], 3)}
+            row |= {"python": one["python"]} if "python" in one else {}
     lengths = {"case": case.name, "prefix": list(case.prefix), "new": list(case.new)}
     return [lengths | row for row in rows.values()]
 

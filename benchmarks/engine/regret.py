@@ -53,7 +53,7 @@ class Batch:
     waits: bool
     """Whether a pass of the default takes hardly longer than its host."""
     busy_ms: Mapping[str, float]
-    """How long the GPU was at work, by configuration; of batches that one pass ran."""
+    """How long the GPU was at work, by configuration; 0 where that was not measured."""
 
     def ms(self, name: str) -> float:
         """The median time in a configuration."""
@@ -96,7 +96,7 @@ def batches_of(engine: Engine, only: frozenset[Case] | None, test: str) -> list[
     busy = {
         (tuple(row["prefix"]), tuple(row["new"]), row["configuration"]): float(row["busy_ms"])
         for row in engine.document["tests"].get("profile", ())
-        if row.get("passes") == 1
+        if "busy_ms" in row
     }
     found = []
     for row in engine.document["tests"].get(test, ()):

@@ -45,7 +45,7 @@ def _document(noise: float = 0.001) -> dict[str, Any]:
         "tests": {
             "prefill": [_row(300, first, noise), _row(900, second, noise), {"case": "late"}],
             "profile": [
-                {"prefix": [0], "new": [900], "configuration": "plugin", "busy_ms": 45, "passes": 1}
+                {"prefix": [0], "new": [900], "configuration": "plugin", "busy_ms": 45}
             ],
         },
     }  # fmt: skip

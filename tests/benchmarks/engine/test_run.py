@@ -254,7 +254,7 @@ def test_profiles_come_with_the_lengths_of_their_batch(
     rows = _measured(tmp_path, *options)["tests"]["profile"]
 
     assert [row["configuration"] for row in rows] == ["default", "plugin"] * 2
-    assert rows[0]["kinds_ms"] == {"MoE": 7.0} and rows[0]["passes"] == 1
+    assert rows[0]["kinds_ms"] == {"MoE": 7.0} and rows[0]["busy_ms"] == 7.0
     assert rows[0]["prefix"] == [64, 64] and rows[2]["new"] == [9]
     assert rows[1]["python"]["functions"] and "python" not in rows[2]
 
