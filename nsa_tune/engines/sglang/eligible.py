@@ -32,6 +32,7 @@ class Part(StrEnum):
     TOPK = "key selection"
     COPIES = "copies"
     DECODE = "decode kernel"
+    GROUPED = "attention of few heads"
 
 
 SWITCHES: Mapping[Part, str] = {
@@ -41,6 +42,7 @@ SWITCHES: Mapping[Part, str] = {
     Part.TOPK: "NSA_TUNE_TOPK",
     Part.COPIES: "NSA_TUNE_COPIES",
     Part.DECODE: "NSA_TUNE_DECODE",
+    Part.GROUPED: "NSA_TUNE_GROUPED",
 }
 """Environment variables, by part: 0 leaves the part to SGLang."""
 
@@ -110,7 +112,7 @@ def why_not(part: Part, engine: Engine) -> str | None:
 
 def as_markdown() -> list[str]:
     """The table as docs/sglang.md shows it: a line for all reasons that leave out the same."""
-    order = [Part.TABLE, Part.PASSES, Part.TOPK, Part.COPIES, Part.DECODE]
+    order = [Part.TABLE, Part.PASSES, Part.TOPK, Part.COPIES, Part.DECODE, Part.GROUPED]
     within = {Part.DENSE, Part.DENSE_MLA, Part.SPARSE, Part.DECODE_GRAPHS}
     reasons: dict[tuple[str, ...], list[str]] = {}
     for reason in dict.fromkeys(row.reason for row in ROWS):
@@ -189,7 +191,7 @@ def _unhooked(methods: Callable[[Engine], Sequence[object]]) -> Callable[[Engine
     return lambda engine: not all(map(hooks_on, methods(engine)))
 
 
-_OFF = (Part.TABLE, Part.PASSES, Part.TOPK, Part.COPIES, Part.DECODE)
+_OFF = (Part.TABLE, Part.PASSES, Part.TOPK, Part.COPIES, Part.DECODE, Part.GROUPED)
 
 ROWS: tuple[Row, ...] = (
     _row(
@@ -201,19 +203,19 @@ ROWS: tuple[Row, ...] = (
     _row(
         "a sharded KV pool",
         lambda engine: getattr(engine.backend, "_kv_shard_pool", None) is not None,
-        Part.TABLE, Part.PASSES, Part.TOPK, Part.COPIES,
+        Part.TABLE, Part.PASSES, Part.TOPK, Part.COPIES, Part.GROUPED,
     ),
     _row(
         "decode context parallelism", lambda engine: getattr(engine.backend, "dcp_size", 1) > 1,
-        Part.TABLE, Part.PASSES, Part.TOPK, Part.DECODE,
+        Part.TABLE, Part.PASSES, Part.TOPK, Part.DECODE, Part.GROUPED,
     ),
     _row(
         "pooled indexer keys", lambda engine: getattr(engine.backend, "dsa_index_kpool", 1) > 1,
-        Part.TABLE, Part.PASSES, Part.TOPK,
+        Part.TABLE, Part.PASSES, Part.TOPK, Part.GROUPED,
     ),
     _row(
         "context parallelism", lambda _: parallel().attn_cp_size > 1,
-        Part.TABLE, Part.PASSES, Part.TOPK,
+        Part.TABLE, Part.PASSES, Part.TOPK, Part.GROUPED,
     ),
     # A rank that decides otherwise (it has another table, say) would take rank 0's for its own.
     _row(
@@ -224,7 +226,7 @@ ROWS: tuple[Row, ...] = (
     # By them passes round otherwise than by default; other ways are kept if they do not (proof.py).
     _row(
         f"`{SAME_NUMERICS}=1`", lambda _: asked_for(SAME_NUMERICS),
-        Part.TABLE, Part.DENSE, Part.DENSE_MLA, Part.DECODE,
+        Part.TABLE, Part.DENSE, Part.DENSE_MLA, Part.DECODE, Part.GROUPED,
     ),
     # A stage of other length is priced otherwise, and its top-k goes on to the next stage.
     _row(
@@ -236,7 +238,7 @@ ROWS: tuple[Row, ...] = (
         lambda engine: bool(
             getattr(engine.runner.model_config.hf_config, "learnable_sink", False)
         ),
-        Part.TABLE, Part.PASSES,
+        Part.TABLE, Part.PASSES, Part.GROUPED,
     ),
     _row(
         "top-k shared over MTP steps, unconverted", _shares_topk_over_mtp_steps,
@@ -280,7 +282,7 @@ ROWS: tuple[Row, ...] = (
     # Dense attention there reads lengths that a graph would keep.
     _row(
         "another GPU than Hopper", lambda engine: _capability() != _HOPPER,
-        Part.DENSE, Part.SPARSE, Part.COPIES, Part.DECODE,
+        Part.DENSE, Part.SPARSE, Part.COPIES, Part.DECODE, Part.GROUPED,
     ),
     _row(
         "a GPU before compute capability 8.0", lambda engine: _capability() < _AMPERE, Part.TOPK
@@ -355,7 +357,7 @@ ROWS: tuple[Row, ...] = (
         "a hook that is not in place", _unhooked(lambda engine: [
             type(engine.backend)._forward_flashmla_sparse
         ]),
-        Part.COPIES,
+        Part.COPIES, Part.GROUPED,
     ),
     _row(
         "a hook that is not in place",

@@ -121,6 +121,9 @@ class KernelSwap:
     None: `calls` checks what nsa-tune's kernel computes by itself."""
     captured: bool = False
     """Whether it runs in captured graphs: the host's time does not count there."""
+    after_proof: bool = False
+    """Whether it is compared only when passes have been proven and timed, which then run without
+    it."""
     wins: Wins | None = None
     """None: SGLang's kernel runs."""
     owner: object = None

@@ -27,7 +27,7 @@ from tests.engines.sglang.pass_mode.fakes import Speculation
 from tests.engines.site import REPOSITORY
 
 TABLE, PASSES, DENSE, DENSE_MLA = Part.TABLE, Part.PASSES, Part.DENSE, Part.DENSE_MLA
-SPARSE = Part.SPARSE
+SPARSE, GROUPED = Part.SPARSE, Part.GROUPED
 DECODE_GRAPHS, TOPK, COPIES, DECODE = Part.DECODE_GRAPHS, Part.TOPK, Part.COPIES, Part.DECODE
 EAGLE: dict[str, Any] = {"spec_algorithm": Speculation.EAGLE}
 _ON_RUNNER = {
@@ -137,7 +137,7 @@ def _config(**changes: Any) -> Any:
     return SimpleNamespace(hf_config=SimpleNamespace(**changes))
 
 
-_ALL = {TABLE, PASSES, TOPK, COPIES, DECODE}
+_ALL = {TABLE, PASSES, TOPK, COPIES, DECODE, GROUPED}
 _INDEX = {TABLE, PASSES, TOPK}
 
 
@@ -145,7 +145,7 @@ _INDEX = {TABLE, PASSES, TOPK}
     ("changes", "off"),
     [
         ({"pp_size": 2}, {TABLE, PASSES}),
-        ({"model_config": _config(learnable_sink=True)}, {TABLE, PASSES}),
+        ({"model_config": _config(learnable_sink=True)}, {TABLE, PASSES, GROUPED}),
         (
             {"is_draft_worker": True, "model_config": _config(index_share_for_mtp_iteration=True)},
             {TABLE, PASSES},
@@ -183,7 +183,7 @@ def test_an_engines_arguments_leave_parts_out(changes: dict[str, Any], off: set[
         ({"hisparse_coordinator": object()}, _ALL),
         ({"_kv_shard_pool": object()}, _ALL - {DECODE}),
         ({"dcp_size": 2}, _ALL - {COPIES}),
-        ({"dsa_index_kpool": 2}, _INDEX),
+        ({"dsa_index_kpool": 2}, _INDEX | {GROUPED}),
         ({"supports_mha_one_shot": False}, {DENSE}),
         ({"dsa_kv_cache_store_fp8": True}, {DENSE_MLA}),
         ({"use_fused_topk": False}, {TOPK, SPARSE}),
@@ -202,7 +202,7 @@ def test_drafts_that_are_trees_are_no_rows() -> None:
 
 @pytest.mark.parametrize(
     ("ranks", "off"),
-    [({"attn_cp_size": 2}, _INDEX), ({"attn_dp_size": 2}, {PASSES}), ({}, set())],
+    [({"attn_cp_size": 2}, _INDEX | {GROUPED}), ({"attn_dp_size": 2}, {PASSES}), ({}, set())],
 )
 def test_its_ranks_leave_parts_out(
     ranks: dict[str, int], off: set[Part], monkeypatch: pytest.MonkeyPatch
@@ -219,7 +219,7 @@ def test_its_ranks_leave_parts_out(
         *((name, value, {PASSES}) for name in [SWITCHES[PASSES]] for value in ("No", " OFF ")),
         # They are off-switches: what was asked for by 1 once is on by itself.
         *((name, value, set()) for name in SWITCHES.values() for value in ("1", "", "yes")),
-        (SAME_NUMERICS, "1", {TABLE, DENSE, DENSE_MLA, DECODE}),
+        (SAME_NUMERICS, "1", {TABLE, DENSE, DENSE_MLA, DECODE, GROUPED}),
         (SAME_NUMERICS, "0", set()),
         ("SGLANG_DSA_TOPK_BROADCAST", "1", _INDEX),
         ("SGLANG_DSA_TOPK_BROADCAST", "0", set()),
@@ -240,10 +240,10 @@ def test_its_environment_leaves_parts_out(
 @pytest.mark.parametrize(
     ("cuda", "capability", "off"),
     [
-        ("13.0", (10, 0), {DENSE, SPARSE, COPIES, DECODE}),
-        ("13.0", (7, 5), {DENSE, SPARSE, COPIES, DECODE, TOPK}),
+        ("13.0", (10, 0), {DENSE, SPARSE, COPIES, DECODE, GROUPED}),
+        ("13.0", (7, 5), {DENSE, SPARSE, COPIES, DECODE, GROUPED, TOPK}),
         # Of another maker: its numbers mean something else.
-        (None, (9, 4), {DENSE, SPARSE, COPIES, DECODE, TOPK}),
+        (None, (9, 4), {DENSE, SPARSE, COPIES, DECODE, GROUPED, TOPK}),
     ],
 )
 def test_its_gpu_leaves_parts_out(
@@ -267,7 +267,7 @@ def test_graphs_that_are_not_there_or_of_another_kind_leave_parts_out() -> None:
     ("owner", "name", "off"),
     [
         (_Topk, "topk_transform", {TOPK}),
-        (_Backend, "_forward_flashmla_sparse", {COPIES}),
+        (_Backend, "_forward_flashmla_sparse", {COPIES, GROUPED}),
         (_Backend, "_forward_fa3", {DECODE}),
         (_Backend, "forward_extend", {DENSE_MLA, SPARSE}),
         (_Graphs, "_prepare_forward_metadata_for_replay", {DENSE, SPARSE}),

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from nsa_tune.engines.sglang.edge import attempt
+from nsa_tune.engines.sglang.kernel_swap import KernelSwap
 from nsa_tune.engines.sglang.kernels import SWAPS
 from nsa_tune.engines.sglang.pass_mode.forward import Forward
 from nsa_tune.engines.sglang.pass_mode.start import STEERING, attach, drop_unproven_table
@@ -66,13 +67,15 @@ def around_init_graphs(original: Callable[..., Any], runner: Any, *rest: Any, **
     # An engine that captures anew has other graphs than those that this knows.
     runner.__dict__.pop(STEERING, None)
     # Graphs keep the kernels that they are captured with; the others change what passes take.
-    for swap in SWAPS:
-        if swap.captured:
-            attempt("comparing kernels", swap.start, runner)
+    _compare(runner, (swap for swap in SWAPS if swap.captured))
     result = original(runner, *rest, **named)
-    for swap in SWAPS:
-        if not swap.captured:
-            attempt("comparing kernels", swap.start, runner)
+    _compare(runner, (swap for swap in SWAPS if not swap.captured and not swap.after_proof))
     attempt("proving how passes run", attach, runner)
+    _compare(runner, (swap for swap in SWAPS if swap.after_proof))
     attempt("leaving out what is not proven", drop_unproven_table, runner)
     return result
+
+
+def _compare(runner: Any, swaps: Iterable[KernelSwap]) -> None:
+    for swap in swaps:
+        attempt("comparing kernels", swap.start, runner)

@@ -13,6 +13,7 @@ from typing import Any
 from nsa_tune.backend.types.batch import Batch
 from nsa_tune.engines.extends import sums_of
 from nsa_tune.engines.sglang.edge import say_once
+from nsa_tune.engines.sglang.kernels.grouped import OVERLAP
 from nsa_tune.engines.sglang.pass_mode.forward import Forward
 from nsa_tune.engines.sglang.pass_mode.mode import PassMode
 from nsa_tune.engines.sglang.pass_mode.ranks import Ranks
@@ -80,8 +81,10 @@ class Steering:
             return call.run()
         mode = self.last = self.fastest(batch, self.rows_of(call.batch))
         start = self.monitor.begin() if self.monitor is not None else None
+        taken = OVERLAP.taken
         output = self._run(mode, call)
-        if start is not None and self.monitor is not None:
+        # With a kernel that no pass was timed with, this one says nothing of its way.
+        if start is not None and self.monitor is not None and OVERLAP.taken == taken:
             engine_us = self.choice.estimates_us(self.times, batch).get(PassMode.ENGINE)
             if engine_us is not None:
                 self.monitor.end(start, self._as_run(mode), engine_us)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from nsa_tune.engines.extends import sums_of
 from nsa_tune.engines.sglang import switch
+from nsa_tune.engines.sglang.kernels.grouped import OVERLAP
 from nsa_tune.engines.sglang.pass_mode.forward import Forward
 from nsa_tune.engines.sglang.pass_mode.hooks import around_forward
 from nsa_tune.engines.sglang.pass_mode.mode import PassMode
@@ -463,6 +464,26 @@ def test_a_way_that_was_disabled_is_not_taken() -> None:
     assert _fastest(steered, [0], [100]) is DENSE
     monitor.disabled = frozenset({DECODE, DENSE})
     assert _fastest(steered, [0], [100]) is ENGINE
+
+
+def test_a_pass_with_a_kernel_that_none_was_timed_with_says_nothing_of_its_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    steered = _steering()
+    monitor = _monitored(steered)
+    run, prefill = steered._run, Forward(original([]), SimpleNamespace(), batch([8192], [1024]))
+
+    def with_another_kernel(mode: PassMode, call: Forward) -> Any:
+        monkeypatch.setattr(OVERLAP, "taken", OVERLAP.taken + 1)
+        return run(mode, call)
+
+    steered._run = with_another_kernel  # type: ignore[method-assign]
+    steered.forward(prefill)
+    assert not monitor.ended
+
+    steered._run = run  # type: ignore[method-assign]
+    steered.forward(prefill)
+    assert [mode for mode, _ in monitor.ended] == [ENGINE]
 
 
 def test_passes_are_timed_against_the_engines_own() -> None:

@@ -1,0 +1,217 @@
+"""Sparse attention of a prefill with 8 or 16 heads: SGLang's FlashMLA, or nsa-tune's tiles.
+
+FlashMLA computes 64 heads however few there are. nsa-tune's kernel puts the heads of neighbouring
+queries into one tile and goes through the keys that any of them selects. That is faster only where
+they share most. What they share is the model's and the text's: it is sampled while the engine
+serves, and both kernels are timed with selections that share stated parts when it starts. Until
+there are samples SGLang's kernel runs.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+from nsa_tune.engines.sglang.eligible import Engine, Part, reads_back
+from nsa_tune.engines.sglang.kernel_swap import Call, KernelSwap
+from nsa_tune.engines.sglang.kernels import copies, decode
+
+_TILES = {8: 8, 16: 4}
+"""Queries of a tile, by heads."""
+_ROWS = (512, 2048, 8192)
+_PERCENT = (0, 50, 70, 80, 90, 95)
+_KEYS = 65536
+_PAGE = 64
+_SAMPLED_TILES = 16
+_KEPT, _FEWEST = 8, 4
+"""Samples of which the mean counts, and how many it needs."""
+_FIRST_CALLS, _LATER_CALLS = 67, 4099
+"""A call of so many is sampled, until there are all and afterwards; primes, so that layers differ.
+With 61 layers that is one of each pass, and one of 67 passes."""
+
+
+class Overlap:
+    """What neighbouring queries of a serving engine select in common.
+
+    The device counts, and the numbers are copied behind it: no call waits for them.
+    """
+
+    def __init__(self, event: Callable[[], Any] | None = None) -> None:
+        """`event` makes what can be recorded and asked, as torch.cuda.Event is, its default."""
+        self._event = event
+        self.taken = 0
+        """Calls that nsa-tune's kernel has answered."""
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin anew."""
+        self._calls = 0
+        self._counted: tuple[Any, Any] | None = None
+        self._shares: deque[float] = deque(maxlen=_KEPT)
+
+    @property
+    def percent(self) -> int | None:
+        """Keys of a query that those before it in its tile select too, in percent, rounded down;
+        None until there are enough samples."""
+        if len(self._shares) < _FEWEST:
+            return None
+        return int(100 * sum(self._shares) / len(self._shares))
+
+    def look(self, indices: Any, tokens: int) -> None:
+        """Call it with each layer's selection: [rows, topk], -1 where empty; now and then it is
+        sampled in tiles of `tokens` rows."""
+        if self._counted is not None and self._counted[0].query():
+            union, selected = self._counted[1].tolist()
+            if selected:
+                self._shares.append((1 - union / selected) * tokens / (tokens - 1))
+            self._counted = None
+        self._calls += 1
+        every = _LATER_CALLS if len(self._shares) == _KEPT else _FIRST_CALLS
+        if self._counted is None and self._calls % every == 0 and len(indices) >= tokens:
+            self._counted = self._count(indices, tokens)
+
+    def _count(self, indices: Any, tokens: int) -> tuple[Any, Any]:
+        import torch
+
+        counts = counted(indices, tokens)
+        # Not from memory that pages: the host would wait for the copy.
+        host = torch.empty(2, dtype=torch.int64, pin_memory=counts.is_cuda)
+        host.copy_(counts, non_blocking=True)
+        event = (self._event or torch.cuda.Event)()
+        event.record()
+        return event, host
+
+
+def counted(indices: Any, tokens: int) -> Any:
+    """[2] int64: the different keys of some tiles of `tokens` rows, and all that are selected."""
+    import torch
+
+    tiles = len(indices) // tokens
+    step = max(tiles // _SAMPLED_TILES, 1)
+    picked = indices[: tiles * tokens].view(tiles, -1)[::step][:_SAMPLED_TILES]
+    keys = picked.sort(1).values
+    new = torch.ones_like(keys, dtype=torch.bool)
+    new[:, 1:] = keys[:, 1:] != keys[:, :-1]
+    selects = keys >= 0
+    return torch.stack(((new & selects).sum(), selects.sum()))
+
+
+OVERLAP = Overlap()
+
+
+def takes(backend: Any, rows: int) -> bool:
+    """Whether a layer of so many new tokens is nsa-tune's, if SGLang calls FlashMLA for it."""
+    percent = OVERLAP.percent
+    return percent is not None and GROUPED.takes((rows, percent), backend)
+
+
+def around_sparse(original: Callable[..., Any], backend: Any, *rest: Any, **named: Any) -> Any:
+    """The hook around `_forward_flashmla_sparse`, which SGLang calls by keywords."""
+    if not rest and GROUPED.is_on(backend):
+        attended = GROUPED.run(_attended, backend, named)
+        if attended is not None:
+            return attended
+    return copies.around_sparse(original, backend, *rest, **named)
+
+
+def around_fa3(original: Callable[..., Any], backend: Any, *rest: Any, **named: Any) -> Any:
+    """The hook around `_forward_fa3`: where a table takes that, its selections are sampled."""
+    if not rest and GROUPED.is_on(backend):
+        GROUPED.run(_sampled, backend, named.get("page_table"))
+    return decode.around_fa3(original, backend, *rest, **named)
+
+
+def _attended(backend: Any, named: Mapping[str, Any]) -> Any:
+    indices = named["page_table_1"]
+    if not _sampled(backend, indices) or not takes(backend, len(indices)):
+        return None
+    attended = grouped(named)
+    OVERLAP.taken += attended is not None
+    return attended
+
+
+def _sampled(backend: Any, indices: Any) -> bool:
+    """Whether a call may be nsa-tune's at all; some of these are sampled."""
+    import torch
+
+    if (
+        indices is None
+        or len(indices) < _ROWS[0]
+        or not indices.is_contiguous()
+        or torch.cuda.is_current_stream_capturing()
+    ):
+        return False
+    OVERLAP.look(indices, _TILES[int(backend.num_q_heads)])
+    return True
+
+
+def grouped(named: Mapping[str, Any], slots: int | None = None) -> Any:
+    """nsa-tune's kernel on a call of `_forward_flashmla_sparse`; None for one that it cannot take.
+
+    `slots` stands for the pool's, where it has fewer.
+    """
+    import torch
+
+    from nsa_tune.backend.kernels.grouped_sparse_mla import grouped_sparse_mla
+
+    q, pool, indices = named["q_all"], named["kv_cache"], named["page_table_1"]
+    if not (
+        named.get("attn_sink") is None
+        and q.dtype is torch.bfloat16
+        and pool.dtype is torch.bfloat16
+        and indices.dtype is torch.int32
+        and len(q) == len(indices)
+        and all(tensor.is_contiguous() for tensor in (q, pool, indices))
+    ):
+        return None
+    return grouped_sparse_mla(
+        q, pool.view(-1, pool.shape[-1]), indices, named["sm_scale"], named["v_head_dim"],
+        _TILES[q.shape[1]], slots,
+    )  # fmt: skip
+
+
+def sharing(rows: int, topk: int, percent: int, keys: int, device: Any) -> Any:
+    """[rows, topk] int32 below `keys`: of the keys of a row the one before it selects `percent`."""
+    import torch
+
+    order = torch.randperm(keys, device=device)
+    new = round((1 - percent / 100) * topk)
+    first = torch.arange(rows, device=device)[:, None] * new
+    return order[(first + torch.arange(topk, device=device)) % keys].int()
+
+
+def sparse_calls(engine: Engine) -> Iterator[Call]:
+    """A layer's calls with so many new tokens, whose selections share so much."""
+    import torch
+
+    OVERLAP.forget()
+    backend, device = engine.backend, torch.device("cuda", torch.cuda.current_device())
+    # What runs otherwise, faster padding included.
+    original = partial(
+        copies.around_sparse, type(backend)._forward_flashmla_sparse.__wrapped__, backend
+    )
+    heads, topk = int(backend.num_q_heads), int(backend.dsa_index_topk)
+    width = copies.RANK + copies.ROPE
+    # Each tile marks its keys among all slots; of an fp8 pool only the batch's are read back.
+    slots = _KEYS if reads_back(backend) else int(engine.runner.max_total_num_tokens) + _PAGE
+    latents = torch.randn(_KEYS, 1, width, device=device).bfloat16()
+    for rows in _ROWS:
+        q = torch.randn(rows, heads, width, device=device).bfloat16()
+        for percent in _PERCENT:
+            named = {
+                "q_all": q, "kv_cache": latents, "v_head_dim": copies.RANK,
+                "page_table_1": sharing(rows, topk, percent, min(_KEYS, slots), device),
+                "sm_scale": width**-0.5,
+                "topk_length": torch.full((rows,), topk, dtype=torch.int32, device=device),
+            }  # fmt: skip
+            yield Call((rows, percent), partial(original, **named), partial(grouped, named, slots))
+
+
+GROUPED = KernelSwap(
+    "grouped", Part.GROUPED, "attends for few heads", ("rows", "percent shared keys"), sparse_calls,
+    # FlashAttention-3, which a table may take instead, is up to 5 % faster than FlashMLA.
+    margin=0.06, tolerance=0.02, after_proof=True, owner_of=lambda engine: engine.backend,
+    applies=lambda engine: int(engine.backend.num_q_heads) in _TILES,
+)  # fmt: skip
