@@ -164,6 +164,7 @@ def test_a_graph_is_kept_and_found_by_its_key(steered: Wheel) -> None:
     body = ast.unparse(capture)
     assert "self._graphs[shape_key] = graph" in body
     assert "size = shape_key.size" in body
+    assert "pool=self._pool" in body
     replay = _body(steered, _BREAKABLE, "BreakableCudaGraphBackend.replay")
     assert "self._graphs[shape_key].replay()" in replay
     assert "return self._outputs[shape_key]" in replay

@@ -11,17 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from nsa_tune.backend.types.batch import Batch
 from nsa_tune.engines.sglang.pass_mode.whole_pass.absorbed import PAGE, AbsorbedAttention, Inputs
 from nsa_tune.engines.sglang.pass_mode.whole_pass.attention import Swap, swapped
-from nsa_tune.engines.sglang.pass_mode.whole_pass.unbroken import (
-    Kind,
-    no_breaks,
-    shape_key,
-    warmed_up_once,
-)
+from nsa_tune.engines.sglang.pass_mode.whole_pass.unbroken import Kind, capture, shape_key
 
 _BF16_BYTES = 2
 
@@ -90,19 +86,16 @@ class DenseGraphs:
             max_seq_len_q=most, max_seq_len_k=most,
         )  # fmt: skip
 
-        def forward() -> Any:
-            with no_breaks():
-                return runner._run_forward(forward_batch, size)
-
+        forward = partial(runner._run_forward, forward_batch, size)
         if self.kind is Kind.MHA:
             backend.use_mha = True
             try:
-                runner.backend.capture_one(self.key(size), warmed_up_once(forward))
+                capture(runner, self.key(size), forward)
             finally:
                 backend.use_mha = False
         else:
             with swapped(Swap(backend, AbsorbedAttention(backend, inputs, most))):
-                runner.backend.capture_one(self.key(size), warmed_up_once(forward))
+                capture(runner, self.key(size), forward)
         self._inputs[size] = inputs
         self._read.append(forward_batch)
 

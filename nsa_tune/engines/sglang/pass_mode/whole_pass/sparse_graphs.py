@@ -18,12 +18,7 @@ from nsa_tune.engines.sglang.pass_mode.whole_pass.sparse_attention import (
     SparseAttention,
 )
 from nsa_tune.engines.sglang.pass_mode.whole_pass.sparse_inputs import PAGE, SEQUENCES, SparseInputs
-from nsa_tune.engines.sglang.pass_mode.whole_pass.unbroken import (
-    Kind,
-    no_breaks,
-    shape_key,
-    warmed_up_once,
-)
+from nsa_tune.engines.sglang.pass_mode.whole_pass.unbroken import Kind, capture, shape_key
 
 LEAST_TOKENS, MOST_TOKENS = 64, 2048
 """Graphs of so many tokens are captured; fewer new tokens run by decode graphs."""
@@ -97,10 +92,10 @@ class SparseGraphs:
             keys = inputs.keys() if packed else None
             metadata = IndexerMetadata(inputs, rows, packed=packed)
             swap = Swap(backend, SparseAttention(backend, rows, keys), metadata)
-            with no_breaks(), swapped(swap):
+            with swapped(swap):
                 return runner._run_forward(forward_batch, size)
 
-        runner.backend.capture_one(self.key(size), warmed_up_once(forward))
+        capture(runner, self.key(size), forward)
         self._captured[size] = forward_batch
 
     def fits(self, size: int, batch: Batch) -> bool:

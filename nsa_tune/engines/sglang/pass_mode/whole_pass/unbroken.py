@@ -1,4 +1,4 @@
-"""What captured whole-pass graphs share: kinds, keys, no breaks, and how often a pass runs."""
+"""What whole-pass graphs share: kinds, keys, and how they are captured."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from contextlib import contextmanager
 from enum import StrEnum
 from importlib import import_module
 from typing import Any
+
+from nsa_tune.engines.sglang.edge import attempt
+from nsa_tune.engines.sglang.pass_mode.whole_pass.failed_capture import end_capture
 
 _BREAKS = "sglang.srt.model_executor.runner_backend_utils.breakable_cuda_graph.breakable_cuda_graph"
 
@@ -34,6 +37,23 @@ def no_breaks() -> Iterator[None]:
         yield
     finally:
         current.reset(token)
+
+
+def capture(runner: Any, key: Any, forward: Callable[[], Any]) -> None:
+    """Capture `forward` without breaks, as the graph `key` of a PrefillCudaGraphRunner.
+
+    An error leaves PyTorch as it was before.
+    """
+
+    def unbroken() -> Any:
+        with no_breaks():
+            return forward()
+
+    try:
+        runner.backend.capture_one(key, warmed_up_once(unbroken))
+    except Exception:
+        attempt("ending a capture that failed", end_capture, runner.backend)
+        raise
 
 
 def warmed_up_once(forward: Callable[[], Any]) -> Callable[[], Any]:
