@@ -12,7 +12,7 @@ from nsa_tune.backend import libraries as providers
 from nsa_tune.backend.hardware import detect, nvml
 from nsa_tune.backend.types.point import Arm, Setting
 from nsa_tune.backend.types.profiles import profile_of
-from nsa_tune.backend.types.records import Device, Key
+from nsa_tune.backend.types.records import OVERLAP, Device, Key
 
 
 def default_model(device: torch.device) -> str:
@@ -107,7 +107,7 @@ def key_of(setting: Setting, protocol: str) -> Key:
     share is a part of the protocol: times with and without it do not mix.
     """
     if setting.overlap is not None:
-        protocol = f"{protocol} overlap {setting.overlap:g}"
+        protocol = f"{protocol}{OVERLAP}{setting.overlap:g}"
     on_gpu = setting.device.arch != "cpu"
     return Key(
         gpu=setting.device.name,

@@ -172,13 +172,15 @@ class Request:
     def _in_order(
         self, here: Here | None, failed: _Failed, problems: list[str]
     ) -> Iterator[StoredTable]:
-        """The tables of this GPU, best first: those of one source after the other."""
+        """The tables of this GPU, best first: those of one source after the other. At last come
+        those that failed a check, or hold only where queries share as much as they did."""
         demoted: list[StoredTable] = []
         try:
             for found in search.find_stored(self.db, self.wanted):
                 # Those of exactly this driver and these libraries before the rest.
                 for table in sorted(found, key=lambda stored: bool(differing(stored.head, here))):
-                    if failed and table.head.key.digest in failed:
+                    key = table.head.key
+                    if key.assumes_overlap or (failed and key.digest in failed):
                         demoted.append(table)
                     else:
                         yield table

@@ -10,6 +10,9 @@ from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
 from typing import Any, NamedTuple
 
+OVERLAP = " overlap "
+"""Behind it a protocol's name has the share of their keys that neighbouring queries share."""
+
 
 @dataclass(frozen=True, slots=True)
 class Device:
@@ -40,6 +43,11 @@ class Key:
     kv_layout: str
     protocol: str
     """Name and version of the timing protocol: numbers of two protocols do not compare."""
+
+    @property
+    def assumes_overlap(self) -> bool:
+        """Whether its queries shared a stated part of their keys (`nsa-tune run --overlap`)."""
+        return OVERLAP in self.protocol
 
     @property
     def digest(self) -> str:

@@ -133,6 +133,19 @@ def test_the_named_database_is_searched_first(
     assert opened().plan(_SHORT).prefill_path == "mla"
 
 
+def test_a_table_of_queries_that_share_keys_answers_only_where_there_is_no_other(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    key = replace(KEY, protocol=f"{KEY.protocol} overlap 0.8")
+    named = written(tmp_path / "n.tsv", table_of(SLOW_DENSE, key))
+    assert opened(named).plan(_SHORT).prefill_path == "mla"
+
+    monkeypatch.setenv("NSA_TUNE_DB", str(named))
+    written(tmp_path / "shipped" / "s.tsv", table_of(TIMES))
+
+    assert opened(named).plan(_SHORT).prefill_path == "mha"
+
+
 @pytest.mark.parametrize("layers", [0, -1, 2.0, True, "61"])
 def test_layers_that_no_model_has_are_refused(layers: object) -> None:
     with pytest.raises(UsageError) as caught:
