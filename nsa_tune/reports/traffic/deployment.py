@@ -41,6 +41,8 @@ _MOST_RUNNING = 512
 """Requests at once where nothing is given: SGLang's largest decode graph."""
 _POOL_TOKENS = 2**20
 """Tokens of the KV pool where memory is not known."""
+_NEWEST = ".".join(map(str, releases.RELEASES[-1].last))
+"""The newest known SGLang."""
 _read = lru_cache(maxsize=1)(read_requests)
 """A trace is served several times."""
 
@@ -111,7 +113,7 @@ class Deployment:
             launch = launch.changed({launch.name("tp"): str(self.tp)})
         if kv_dtype is not None and launch.kv_dtype is None:
             launch = launch.changed(launch.kv_flag(kv_dtype))
-        self.launch, self.version = launch, settings.version
+        self.launch, self.version = launch, settings.version or _NEWEST
         dispatcher = open_dispatcher(self.heads, self.kv_dtype)
         self.passes = opened(dispatcher, launch, settings, selecting)
         self.prices, self.setting = PriceList(self.passes), self.passes.attention.setting
@@ -250,10 +252,10 @@ def opened(
             dispatcher, "vllm", VLLM_0_33_0, indexer_share=share, steered=_VLLM_STEERED
         )
         return PassPrices(attention, None, graph_tokens=0, given=launch.answers)
-    newest = ".".join(map(str, releases.RELEASES[-1].last))
-    release = releases.release_of(settings.version or newest)
+    version = settings.version or _NEWEST
+    release = releases.release_of(version)
     if release is None:
-        raise UsageError(f"{settings.version} is no known SGLang: {releases.checked()}")
+        raise UsageError(f"{version} is no known SGLang: {releases.checked()}")
     dispatcher = dispatcher if dispatcher.table is None else without_unsupported(dispatcher)
     attention = AttentionPrices(
         dispatcher,
@@ -264,5 +266,5 @@ def opened(
         steered=release.prefill_impls.get(dispatcher.setting.layout, frozenset()),
     )
     graph_tokens = release.graph_tokens if launch.graphs else 0
-    measured = passes_for(dispatcher.setting, settings.pass_times)
+    measured = passes_for(dispatcher.setting, version, settings.pass_times)
     return PassPrices(attention, measured, graph_tokens=graph_tokens, given=launch.answers)

@@ -13,6 +13,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
+from math import ceil, floor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,8 +22,10 @@ from nsa_tune._errors import NsaTuneError, UsageError
 from nsa_tune.backend.types.batch import Batch, Mode
 from nsa_tune.backend.types.layouts import KVLayout
 from nsa_tune.backend.types.point import Setting
-from nsa_tune.engines.sglang.pass_mode.mode import PassMode
+from nsa_tune.backend.types.profiles import profile_of
+from nsa_tune.engines.sglang.pass_mode.mode import ALWAYS_SELECTS, PassMode
 from nsa_tune.engines.sglang.pass_mode.times import remembered
+from nsa_tune.engines.sglang.pass_mode.times.pass_time import PassTime
 from nsa_tune.engines.sglang.pass_mode.times.pass_times import PassTimes
 from nsa_tune.reports.traffic.attention import DEFAULT, PLUGIN, PREFILL_FLAG
 from nsa_tune.reports.traffic.pass_model import GRAPH_SIZES
@@ -100,38 +103,67 @@ def _published(document: Mapping[str, Any]) -> EnginePasses:
 
 
 def own_passes(times: PassTimes, path: str) -> EnginePasses:
-    """What the plug-in measured at an engine's start. It noted the mean context only, so that each
-    pass counts as one sequence."""
-    rows = []
-    for time in times.times:
-        new = time.q_tokens - time.padding
-        prefix = max(round(time.context - (new + 1) / 2), 0)
-        setup = DEFAULT if time.mode in (PassMode.ENGINE, PassMode.EAGER) else PLUGIN
-        rows.append(EnginePass(Batch.extend([prefix], [new]), setup, time.mode, time.pass_us))
+    """What the plug-in measured at an engine's start."""
+    most = profile_of(str(times.key["model"])).index_topk
+    rows = tuple(
+        EnginePass(
+            _batch(time, most),
+            DEFAULT if time.mode in (PassMode.ENGINE, PassMode.EAGER) else PLUGIN,
+            time.mode, time.pass_us,
+        )
+        for time in times.times
+    )  # fmt: skip
     key = {"engine": "sglang", "version": times.key.get("sglang", "unknown"), **times.key}
-    return EnginePasses(key, f"{len(rows)} passes that the plug-in measured ({path})", tuple(rows))
+    sizes: Any = times.key.get("prefill_sizes") or GRAPH_SIZES
+    source = f"{len(rows)} passes that the plug-in measured ({path})"
+    return EnginePasses(key, source, rows, tuple(map(int, sizes)))
 
 
-def passes_for(setting: Setting, given: Path | None = None) -> EnginePasses | None:
-    """The measured passes that fit a setting best: of a given file; kept by the plug-in, with the
-    decode passes that ship; those that ship. None where there are none.
+def _batch(time: PassTime, most: int) -> Batch:
+    """The batch of a pass of which the plug-in noted new tokens and their mean context: the fewest
+    equal sequences, none of more than `most` keys unless the pass selected."""
+    new = time.q_tokens - time.padding
+    selects = time.selects or time.mode in ALWAYS_SELECTS
+    for count in range(1, new + 1):
+        tokens = ceil(new / count)
+        prefix = floor(time.context - (tokens + 1) / 2)
+        if prefix >= 0 and (selects or prefix + tokens <= most):
+            return Batch.extend([prefix] * count, [tokens] * count)
+    return Batch.extend([0], [new])
+
+
+def passes_for(
+    setting: Setting, version: str | None, given: Path | None = None
+) -> EnginePasses | None:
+    """The measured passes that fit a setting best: of a given file; kept by the plug-in; of those
+    that ship, if possible of as many layers and of the engine's release. Where they have no decode
+    passes, with those that ship. None where there are none.
 
     Raises:
         UsageError: when the given file is none, or of another GPU, model, heads or KV format.
     """
-    fitting = [passes for passes in shipped_passes() if not _differences(setting, passes.key)]
-    shipped = min(fitting, key=lambda passes: abs(passes.layers - setting.sharing), default=None)
-    measured = None if given is None else EnginePasses.read(given)
-    if measured is not None and _differences(setting, measured.key):
-        raise UsageError(f"{given} is of another engine: {_differences(setting, measured.key)}")
-    if measured is None:
-        kept = remembered.newest(lambda key: not _differences(setting, key, layers=True))
-        measured = None if kept is None else own_passes(kept[1], str(kept[0]))
-    if measured is None or shipped is None:
-        return measured or shipped
-    if measured.layers != shipped.layers or any(_is_decode(row) for row in measured.passes):
+    fitting = sorted(
+        (passes for passes in shipped_passes() if not _differences(setting, passes.key)),
+        key=lambda passes: (abs(passes.layers - setting.sharing), passes.key["version"] != version),
+    )
+    measured = _measured_here(setting, given) or next(iter(fitting), None)
+    if measured is None or any(map(_is_decode, measured.passes)):
         return measured
-    return replace(measured, passes=measured.passes + tuple(filter(_is_decode, shipped.passes)))
+    alike = (passes.passes for passes in fitting if passes.layers == measured.layers)
+    decodes = next(filter(None, (tuple(filter(_is_decode, rows)) for rows in alike)), ())
+    return replace(measured, passes=measured.passes + decodes)
+
+
+def _measured_here(setting: Setting, given: Path | None) -> EnginePasses | None:
+    """The passes in a given file, else those that the plug-in has kept."""
+    if given is None:
+        kept = remembered.newest(lambda key: not _differences(setting, key, layers=True))
+        here = kept is not None and kept[0].parent != remembered.SHIPPED
+        return EnginePasses.read(kept[0]) if kept and here else None
+    measured = EnginePasses.read(given)
+    if differences := _differences(setting, measured.key):
+        raise UsageError(f"{given} is of another engine: {differences}")
+    return measured
 
 
 def _is_decode(row: EnginePass) -> bool:
@@ -140,8 +172,9 @@ def _is_decode(row: EnginePass) -> bool:
 
 @cache
 def shipped_passes() -> tuple[EnginePasses, ...]:
-    """Everything that ships."""
-    return tuple(map(EnginePasses.read, sorted(_FOLDER.glob("*.json"))))
+    """Everything that ships: first the passes of published figures, then those of starts."""
+    files = [*sorted(_FOLDER.glob("*.json")), *sorted(remembered.SHIPPED.glob("*.json"))]
+    return tuple(map(EnginePasses.read, files))
 
 
 def _differences(setting: Setting, key: Mapping[str, object], *, layers: bool = False) -> str:

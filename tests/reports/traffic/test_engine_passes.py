@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,13 @@ from nsa_tune.engines.sglang.pass_mode.mode import PassMode
 from nsa_tune.engines.sglang.pass_mode.times import remembered
 from nsa_tune.engines.sglang.pass_mode.times.pass_time import PassTime
 from nsa_tune.engines.sglang.pass_mode.times.pass_times import PassTimes
-from nsa_tune.reports.traffic.engine_passes import EnginePasses, passes_for, shipped_passes
+from nsa_tune.reports.traffic import engine_passes
+from nsa_tune.reports.traffic.engine_passes import (
+    EnginePasses,
+    own_passes,
+    passes_for,
+    shipped_passes,
+)
 from tests.reports.traffic.deployments import H200, dispatcher
 
 KEY = {
@@ -36,13 +43,13 @@ def test_each_shipped_file_says_where_it_comes_from() -> None:
     }
     for one in found:
         assert {"gpu", "engine", "version", "model", "layers", "heads", "kv_dtype"} <= set(one.key)
-        assert "docs/" in one.source
+        assert "docs/" in one.source or "that the plug-in measured" in one.source
         assert any(row.setup == "plug-in" for row in one.passes)
 
 
 def test_of_several_files_that_with_the_models_layers_is_taken() -> None:
-    found = passes_for(dispatcher(16, "fp8").setting)
-    half = passes_for(dispatcher(16, "fp8", layers=30).setting)
+    found = passes_for(dispatcher(16, "fp8").setting, "0.5.17")
+    half = passes_for(dispatcher(16, "fp8", layers=30).setting, "0.5.17")
 
     assert found is not None
     assert half is not None
@@ -52,7 +59,7 @@ def test_of_several_files_that_with_the_models_layers_is_taken() -> None:
 def test_what_the_plugin_measured_replaces_what_ships_but_for_decodes() -> None:
     assert remembered.save(OWN)
 
-    found = passes_for(dispatcher(16, "fp8").setting)
+    found = passes_for(dispatcher(16, "fp8").setting, "0.5.17")
 
     assert found is not None
     assert "that the plug-in measured" in found.source
@@ -61,12 +68,41 @@ def test_what_the_plugin_measured_replaces_what_ships_but_for_decodes() -> None:
     assert len(found.passes) > len(extends)
 
 
+def test_of_as_many_layers_those_of_the_engines_release_are_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    usual = passes_for(dispatcher(16, "fp8").setting, "0.5.17")
+    assert usual is not None
+    newer = replace(usual, key={**usual.key, "version": "0.5.23"})
+    monkeypatch.setattr(engine_passes, "shipped_passes", lambda: (usual, newer))
+
+    for version in ("0.5.17", "0.5.23"):
+        found = passes_for(dispatcher(16, "fp8").setting, version)
+        assert found is not None
+        assert found.key["version"] == version
+
+
+@pytest.mark.parametrize(
+    ("time", "word"),
+    [
+        (PassTime(PassMode.ENGINE, 8192, 1025, 1.0), "extend:0+2048x4"),
+        (PassTime(PassMode.ENGINE, 8192, 1793, 1.0), "extend:1536+512x16"),
+        (PassTime(PassMode.DENSE_MLA_GRAPH, 8192, 1985, 1.0), "extend:1920+128x64"),
+        (PassTime(PassMode.ENGINE, 2048, 17409, 1.0, selects=True), "extend:16384+2048"),
+        (PassTime(PassMode.SPARSE_GRAPH, 2048, 17409, 1.0), "extend:16384+2048"),
+        (PassTime(PassMode.ENGINE, 8192, 257, 1.0, padding=4096), "extend:0+512x8"),
+    ],
+)
+def test_a_measured_pass_is_the_batch_that_ran(time: PassTime, word: str) -> None:
+    assert str(own_passes(PassTimes(KEY, [time]), "x").passes[0].batch) == word
+
+
 def test_a_given_file_of_another_engine_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "times.json"
     path.write_text(PassTimes({**KEY, "heads": 8}, OWN.times).as_text())
 
     with pytest.raises(UsageError, match="heads is 8 and not 16"):
-        passes_for(dispatcher(16, "fp8").setting, path)
+        passes_for(dispatcher(16, "fp8").setting, "0.5.17", path)
 
 
 @pytest.mark.parametrize(
