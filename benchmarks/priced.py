@@ -3,7 +3,8 @@
     python -m benchmarks.priced [RESULT.json ...] [--trace FILE ...] [--public silicon_sample.csv]
 
 Without results it takes those of benchmarks/engine/results. A result that has the test `trace`
-needs the trace's file, unless `benchmarks.engine.synthesise` makes it. The public runs are
+needs the trace's file, unless it is in results/traces or `benchmarks.engine.synthesise` makes it.
+The public runs are
 InferenceX's of GLM-5 on eight H200s: silicon_sample.csv of the wheel aiconfigurator-core 0.12.0.
 Prints Markdown. Nothing runs on a GPU.
 """
@@ -71,12 +72,14 @@ def main(arguments: list[str] | None = None) -> int:
         with redirect_stdout(sys.stderr):
             synthesise.main([folder])
         made = {path.stem: path for path in Path(folder).glob("*.jsonl")}
-        files = {**made, "long4": made["long"]} | {path.stem: path for path in options.trace}
+        given = [*(_RESULTS / "traces").glob("*.jsonl"), *options.trace]
+        files = {**made, "long4": made["long"]} | {path.stem: path for path in given}
         columns = ("trace", "configuration", "TTFT ms, measured", "priced", "s, measured", "priced")
         rows = list(_all(documents, partial(_traces, files)))
     _print("Traces in an engine", columns, (row[:6] for row in rows))
     _print("Their errors", _HEAD, _trace_errors(rows))
-    _print("Order of the configurations", ("trace", "pairs in order"), _orders([*totals, *rows]))
+    orders = _orders([*totals, *rows])
+    _print("Order of the configurations", ("", "pairs in order", "Kendall's tau", ""), orders)
     if options.public:
         _print("Public runs", _HEAD, _public(options.public))
     return 0
@@ -112,11 +115,17 @@ def _print(title: str, columns: Sequence[str], rows: Iterable[Row]) -> None:
 
 @cache
 def _deployment(
-    model: str, heads: int, kv_dtype: str, layers: int | None, flags: str, version: str | None
+    gpu: str,
+    model: str,
+    heads: int,
+    kv_dtype: str,
+    layers: int | None,
+    flags: str,
+    version: str | None,
 ) -> Deployment:
     def opened(heads: int, kv_dtype: str) -> Dispatcher:
         return Dispatcher.open(
-            None, "NVIDIA H200", model=model, heads=heads, kv_dtype=kv_dtype, layers=layers
+            None, gpu, model=model, heads=heads, kv_dtype=kv_dtype, layers=layers
         )
 
     launch = Launch.parse("sglang", flags)
@@ -126,9 +135,8 @@ def _deployment(
 
 def _left_out(measured: Any) -> Row:
     key = measured.key
-    deployment = _deployment(
-        key["model"], key["heads"], key["kv_dtype"], measured.layers, "", key["version"]
-    )
+    names = (str(key["gpu"]), key["model"], key["heads"], key["kv_dtype"])
+    deployment = _deployment(*names, measured.layers, "", key["version"])
     model = deployment.model
     assert model is not None
     name = " ".join(str(key[name]) for name in ("model", "heads", "kv_dtype", "version", "layers"))
@@ -145,11 +153,12 @@ def _engine(document: Mapping[str, Any], configuration: Mapping[str, Any]) -> De
     words += [f"--chunked-prefill-size {chunk}"] if chunk else []
     words += [] if configuration.get("prefill_graph", True) else ["--disable-prefill-cuda-graph"]
     options, version = document["options"], document["versions"].get("sglang")
-    key = options["model"], options["heads"], document["kv_dtype"], options["layers"]
+    of = document["gpu"]["name"], options["model"], options["heads"], document["kv_dtype"]
     try:
-        return _deployment(*key, " ".join(words), version)
+        engine = _deployment(*of, options["layers"], " ".join(words), version)
     except UsageError:
         return None
+    return engine if engine.model is not None else None
 
 
 def _setup(configuration: Mapping[str, Any]) -> str:
@@ -278,23 +287,24 @@ def _trace_errors(rows: Sequence[Row]) -> Iterator[Row]:
         yield errors("whole trace", [pair for pair in whole if pair[1] is not None])
 
 
-def pairs_in_order(pairs: Sequence[Pair]) -> tuple[int, int]:
+def pairs_in_order(pairs: Sequence[Pair], apart: float = _APART) -> tuple[int, int]:
     """Of two whose measured times differ by more than 3 %, how often the prices' order is theirs,
     and how many there are."""
-    apart = [
+    agree = [
         (first[0] - other[0]) * (first[1] - other[1]) > 0
         for first, other in combinations(pairs, 2)
-        if abs(first[1] / other[1] - 1) > _APART
+        if abs(first[1] / other[1] - 1) > apart
     ]
-    return sum(apart), len(apart)
+    return sum(agree), len(agree)
 
 
 def _orders(rows: Sequence[Row]) -> Iterator[Row]:
     for name in dict.fromkeys(row[0] for row in rows):
         pairs: list[Any] = [row[6] for row in rows if row[0] == name]
-        right, total = pairs_in_order(pairs)
+        (right, total), (all_right, every) = pairs_in_order(pairs), pairs_in_order(pairs, 0.0)
         best = min(pairs)[1] / min(measured for _, measured in pairs) - 1
-        yield name, f"{right} of {total}; the first loses {best:.1%} to the fastest"
+        tau = f"{2 * all_right / every - 1:.2f}" if every else ""
+        yield name, f"{right} of {total}", tau, f"the first loses {best:.1%} to the fastest"
 
 
 def _public(path: Path) -> Iterator[Row]:
@@ -306,7 +316,7 @@ def _public(path: Path) -> Iterator[Row]:
         for row in rows
         if row["system"] == "h200_sxm" and row["backend"] == "sglang" and row["tp_size"] == "8"
     }
-    engine = _deployment("glm-5", 8, "bf16", None, "--tp 8", None)
+    engine = _deployment("NVIDIA H200", "glm-5", 8, "bf16", None, "--tp 8", None)
     for (asked, answered, clients), row in sorted(wanted.items()):
         # InferenceX draws lengths between 0.8 times the nominal one and that.
         draw = Random(clients).randint

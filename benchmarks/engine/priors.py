@@ -1,9 +1,10 @@
-"""Make priors of what engines' starts have measured, to ship in nsa_tune/tables/pass-times.
+"""Make priors, to ship, of what engines' starts and runs of the harness have measured.
 
     python -m benchmarks.engine.priors DATA/nsa-tune/pass-times --out nsa_tune/tables/pass-times
+    python -m benchmarks.engine.priors RESULT.json --out nsa_tune/tables/passes
 
-Only engines of SGLang's own graph sizes count: the sizes are part of a key, which nobody else's
-engine would have.
+Of starts, which are in a folder, only those count that had SGLang's own graph sizes: the sizes are
+part of a key, which nobody else's engine would have.
 """
 
 from __future__ import annotations
@@ -11,12 +12,14 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
+from nsa_tune import Batch
 from nsa_tune.engines.sglang.pass_mode.times.pass_times import PassTimes
 
-__all__ = ["main", "name_of"]
+__all__ = ["main", "name_of", "passes_of"]
 
 _LAYERS = {"deepseek-v3.2": 61, "glm-5": 78}
 _LARGEST = 8192
@@ -26,8 +29,8 @@ _LARGEST = 8192
 def name_of(key: Mapping[str, object]) -> str:
     """A file's name, as tables have them."""
     gpu = str(key["gpu"]).removeprefix("NVIDIA ").lower().replace(" ", "-")
-    drafts = f"_mtp{key['draft_tokens']}" if key["draft_tokens"] else ""
-    sglang, model, heads = key["sglang"], key["model"], key["heads"]
+    drafts = f"_mtp{key['draft_tokens']}" if key.get("draft_tokens") else ""
+    sglang, model, heads = key.get("sglang") or key["version"], key["model"], key["heads"]
     return f"{gpu}_sglang-{sglang}_{model}_h{heads}_{key['kv_dtype']}{drafts}.json"
 
 
@@ -41,14 +44,9 @@ def _unfit(key: Mapping[str, object]) -> str | None:
     return None
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Write the priors; 0 when there was one."""
-    parser = argparse.ArgumentParser(description="Make priors of measured pass times.")
-    parser.add_argument("folder", type=Path, help="the files that starts have kept")
-    parser.add_argument("--out", type=Path, required=True)
-    options = parser.parse_args(arguments)
-    written = 0
-    for path in sorted(options.folder.glob("*.json")):
+def _kept(folder: Path) -> Iterator[tuple[str, str]]:
+    """(name, text) of each file of a start that others may have."""
+    for path in sorted(folder.glob("*.json")):
         times = PassTimes.from_text(path.read_text(encoding="utf-8"))
         reason = _unfit(times.key)
         if reason is not None:
@@ -56,11 +54,57 @@ def main(arguments: list[str] | None = None) -> int:
             continue
         # What a start found out is that machine's own.
         text = PassTimes(times.key, times.times, times.table).as_text()
-        options.out.mkdir(parents=True, exist_ok=True)
-        compact = json.dumps(json.loads(text), separators=(",", ":"))
-        (options.out / name_of(times.key)).write_text(compact + "\n", encoding="utf-8")
-        written += 1
-    return 0 if written else 1
+        yield name_of(times.key), json.dumps(json.loads(text), separators=(",", ":")) + "\n"
+
+
+def passes_of(document: Mapping[str, Any]) -> dict[str, Any]:
+    """The passes of a run of the harness as they ship: its prefills that were one pass each."""
+    options, gpu, versions = document["options"], document["gpu"], document["versions"]
+    key = {
+        "gpu": gpu["name"], "engine": "sglang", "version": versions["sglang"],
+        "model": options["model"], "layers": options["layers"], "heads": options["heads"],
+        "kv_dtype": document["kv_dtype"],
+    }  # fmt: skip
+    source = {
+        "page": "docs/gains.md", "driver": gpu["driver_version"], "torch": versions["torch"],
+        "commit": document["nsa_tune"]["commit"],
+        "what": "median GPU times; one rank, random weights, no all-reduce",
+    }  # fmt: skip
+    chosen = {each["name"]: each for each in document["configurations"]}
+    rows = [
+        [str(Batch.extend(case["prefix"], case["new"])), setup, way, round(run["gpu_ms"], 1)]
+        for case in document["tests"]["prefill"]
+        if case.get("passes") == 1
+        for name, run in case["configurations"].items()
+        for setup, way in _setups(chosen[name], run["ran"])
+    ]
+    return {"schema": "nsa-tune/engine-passes/1", "key": key, "source": source, "passes": rows}
+
+
+def _setups(configuration: Mapping[str, Any], ran: list[str]) -> Iterator[tuple[str, str]]:
+    """(configuration, way) of a pass that always ran in the same way; else none."""
+    if len(ran) == 1 and not configuration["environment"]:
+        way = {"graph": "engine", "eager": "eager"}.get(ran[0].split()[-1], ran[0])
+        usual = configuration["prefill_impl"] or "default"
+        yield ("plug-in" if configuration["plugin"] else usual), way
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Write the priors; 0 when there was one."""
+    parser = argparse.ArgumentParser(description="Make priors of measured pass times.")
+    parser.add_argument("source", type=Path, help="the folder that starts have kept, or a result")
+    parser.add_argument("--out", type=Path, required=True)
+    options = parser.parse_args(arguments)
+    options.out.mkdir(parents=True, exist_ok=True)
+    if options.source.is_dir():
+        files = list(_kept(options.source))
+    else:
+        passes = passes_of(json.loads(options.source.read_text(encoding="utf-8")))
+        text = json.dumps(passes, separators=(",", ":")).replace('["extend', '\n["extend')
+        files = [(name_of(passes["key"]), text + "\n")]
+    for name, text in files:
+        (options.out / name).write_text(text, encoding="utf-8")
+    return 0 if files else 1
 
 
 if __name__ == "__main__":

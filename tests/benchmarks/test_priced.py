@@ -32,7 +32,7 @@ def test_what_was_computed_before_is_cached_in_whole_pages() -> None:
 
 
 def test_a_client_sends_when_its_last_request_has_ended() -> None:
-    engine = priced._deployment("deepseek-v3.2", 16, "bf16", None, "", None)
+    engine = priced._deployment("NVIDIA H200", "deepseek-v3.2", 16, "bf16", None, "", None)
     requests = [Arrival(0.0, 4096, 8, 0)] * 6
 
     one, whole = priced.closed_loop(engine, requests, DEFAULT, 1, 300_000)
@@ -69,7 +69,8 @@ def test_recorded_engines_and_traces_are_printed(
     }  # fmt: skip
     document = {
         "kv_dtype": "bf16", "configurations": configurations, "versions": {"sglang": "0.5.23"},
-        "engine": {}, "tests": {"prefill": [case], "trace": [trace]},
+        "engine": {}, "gpu": {"name": "NVIDIA H200"},
+        "tests": {"prefill": [case], "trace": [trace]},
         "options": {
             "model": "deepseek-v3.2", "heads": 16, "layers": 30, "longest": 32768,
             "out_tokens": 16, "max_total": 300_000,
@@ -83,7 +84,7 @@ def test_recorded_engines_and_traces_are_printed(
     assert "| deepseek-v3.2 16 0.5.23 30 bf16 default | 1 |" in printed
     assert "| deepseek-v3.2 16 0.5.23 30 bf16 long | small | 1000 |" in printed
     assert "| deepseek-v3.2 16 0.5.23 30, prefills | bf16 default | 133 | " in printed
-    assert "1 of 1; the first loses 0.0% to the fastest" in printed
+    assert "| 1 of 1 | 1.00 | the first loses 0.0% to the fastest |" in printed
 
 
 def test_public_runs_are_read_once_each(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

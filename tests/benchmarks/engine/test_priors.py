@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from nsa_tune.engines.sglang.pass_mode.mode import PassMode
 from nsa_tune.engines.sglang.pass_mode.times.pass_time import PassTime
 from nsa_tune.engines.sglang.pass_mode.times.pass_times import PassTimes
 from nsa_tune.engines.sglang.pass_mode.times.remembered import SHIPPED
+from nsa_tune.reports.traffic.engine_passes import EnginePasses
 
 _KEY: dict[str, Any] = {
     "gpu": "NVIDIA H200", "sglang": "0.5.23", "model": "deepseek-v3.2", "layers": 61, "heads": 16,
@@ -43,6 +45,23 @@ def test_a_model_cut_down_is_nobodys(tmp_path: Path) -> None:
 
 def test_graph_sizes_of_a_harness_are_nobodys(tmp_path: Path) -> None:
     assert not _exported(tmp_path, prefill_sizes=[64, 512, 8192])
+
+
+def test_a_run_of_the_harness_becomes_passes_of_an_engine(tmp_path: Path) -> None:
+    result = max(Path("benchmarks/engine/results").glob("*16_bf16.json"))
+    assert main([str(result), "--out", str(tmp_path)]) == 0
+    (path,) = tmp_path.glob("*")
+
+    passes = EnginePasses.read(path)
+    assert path.name == result.name
+    assert passes.layers == json.loads(result.read_text())["options"]["layers"]
+    ways = {(row.setup, row.way) for row in passes.passes}
+    assert ways >= {
+        ("default", PassMode.ENGINE),
+        ("--dsa-prefill-backend fa3", PassMode.ENGINE),
+        ("default", PassMode.EAGER),
+        ("plug-in", PassMode.DENSE_GRAPH),
+    }
 
 
 def test_what_ships_can_be_read() -> None:
