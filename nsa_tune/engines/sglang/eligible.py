@@ -14,7 +14,9 @@ from enum import StrEnum
 from importlib import import_module
 from typing import Any
 
-from nsa_tune.engines.sglang.releases import INDEXER
+from nsa_tune.engines.sglang.facts import is_dense_mla
+from nsa_tune.engines.sglang.parallel import parallel
+from nsa_tune.engines.sglang.releases import DENSE_PATHS, INDEXER
 from nsa_tune.engines.symbols import hooks_on
 from nsa_tune.engines.variables import asked_for, switched_on
 
@@ -86,11 +88,6 @@ class Row:
     reason: str
     parts: frozenset[Part]
     applies: Callable[[Engine], bool]
-
-
-def parallel() -> Any:
-    """SGLang's own record of its ranks and groups, the same in all known releases."""
-    return import_module("sglang.srt.runtime_context").get_parallel()
 
 
 def variable_set(name: str) -> bool:
@@ -165,11 +162,17 @@ def _shares_topk_over_mtp_steps(engine: Engine) -> bool:
 
 def _keeps_attention_sparse(engine: Engine) -> bool:
     backend = engine.backend
+    if not _has_indexer(engine):
+        return False
     try:
         longest = float(int(os.environ.get(LONGEST_DENSE, "")))
     except ValueError:
         longest = float("inf")
     return not getattr(backend, "supports_mha_one_shot", True) or longest < backend.dsa_index_topk
+
+
+def _has_indexer(engine: Engine) -> bool:
+    return hasattr(engine.backend, "set_dsa_prefill_impl")
 
 
 def _nothing_to_copy(engine: Engine) -> bool:
@@ -195,11 +198,18 @@ _OFF = (Part.TABLE, Part.PASSES, Part.TOPK, Part.COPIES, Part.DECODE, Part.GROUP
 
 ROWS: tuple[Row, ...] = (
     _row(
-        "another attention than DSA",
-        lambda engine: not hasattr(engine.backend, "set_dsa_prefill_impl"), *_OFF,
+        "another attention than DSA and dense MLA by FlashAttention-3",
+        lambda engine: not (_has_indexer(engine) or is_dense_mla(engine.backend)), *_OFF,
+    ),
+    _row(
+        "dense MLA", lambda engine: not _has_indexer(engine),
+        Part.TABLE, Part.DENSE_MLA, Part.SPARSE, Part.TOPK, Part.COPIES, Part.DECODE, Part.GROUPED,
     ),
     _row("deterministic inference", lambda engine: engine.backend.num_splits != 0, *_OFF),
-    _row("HiSparse", lambda engine: engine.backend.hisparse_coordinator is not None, *_OFF),
+    _row(
+        "HiSparse",
+        lambda engine: getattr(engine.backend, "hisparse_coordinator", None) is not None, *_OFF,
+    ),
     _row(
         "a sharded KV pool",
         lambda engine: getattr(engine.backend, "_kv_shard_pool", None) is not None,
@@ -370,6 +380,14 @@ ROWS: tuple[Row, ...] = (
             type(engine.graphs)._prepare_forward_metadata_for_replay,
         ]),
         Part.DENSE, Part.SPARSE,
+    ),
+    _row(
+        "a hook that is not in place",
+        lambda engine: (
+            not _has_indexer(engine)
+            and not hooks_on(import_module(DENSE_PATHS)._handle_attention_backend)
+        ),
+        Part.PASSES,
     ),
     # Without both, sparse attention by the dummy batch's selection would be captured.
     _row(

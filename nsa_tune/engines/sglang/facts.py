@@ -7,8 +7,9 @@ from typing import Any
 
 from nsa_tune.backend.libraries.flash_mla.limits import padded_heads
 from nsa_tune.backend.types.layouts import KVLayout
-from nsa_tune.backend.types.profiles import PROFILES, ModelProfile
+from nsa_tune.backend.types.profiles import ALL_TOKENS, PROFILES, ModelProfile
 from nsa_tune.engines.edge import LeftAlone
+from nsa_tune.engines.sglang.parallel import parallel
 
 _CHUNK = 8192
 """SGLang's own chunk on an 80 GB GPU, where no size was asked for."""
@@ -41,12 +42,59 @@ class Facts:
         return f"{self.profile.name}, {self.heads} local heads, {self.kv_dtype} KV"
 
 
+def is_dense_mla(backend: Any) -> bool:
+    """Whether a backend is SGLang's FlashAttention-3 for MLA without an indexer."""
+    names = {kind.__name__ for kind in type(backend).__mro__}
+    return (
+        "FlashAttentionBackend" in names
+        and bool(getattr(backend, "use_mla", False))
+        and getattr(backend, "fa_impl_ver", None) == 3
+    )
+
+
+def index_topk_of(backend: Any) -> int:
+    """Tokens that a query attends to at most: ALL_TOKENS without an indexer."""
+    return int(getattr(backend, "dsa_index_topk", ALL_TOKENS))
+
+
+def heads_of(backend: Any, model_config: Any) -> int:
+    """Local heads."""
+    heads = getattr(backend, "num_q_heads", None)
+    return int(heads or model_config.num_attention_heads // parallel().attn_tp_size)
+
+
+def _dense_facts(backend: Any, model_runner: Any) -> Facts:
+    config, layers = model_runner.model_config, _layers(model_runner)
+    names = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+    shape = tuple(getattr(config, name, None) for name in names)
+    alike = [
+        profile
+        for profile in PROFILES.values()
+        if not profile.has_indexer
+        and shape == (profile.rank, profile.nope, profile.rope, profile.v)
+    ]
+    # Kimi K2 differs from V3 in its heads only.
+    alike.sort(key=lambda profile: profile.heads != config.num_attention_heads)
+    if not alike:
+        given = ", ".join(f"{name} {value}" for name, value in zip(names, shape, strict=True))
+        raise LeftAlone(f"no model profile has {given} and no indexer")
+    dtype = str(getattr(model_runner, "kv_cache_dtype", None))
+    if dtype != "torch.bfloat16":
+        raise LeftAlone(f"nothing is measured for a KV pool of {dtype}")
+    return Facts(
+        alike[0], heads_of(backend, config), KVLayout.BF16, "fa3", scratch_bytes=0,
+        scratch_bytes_a_query=0, layers=layers,
+    )  # fmt: skip
+
+
 def facts_of(backend: Any, model_runner: Any) -> Facts:
-    """The facts of a DSA backend that the engine has just built.
+    """The facts of a DSA or dense MLA backend that the engine has just built.
 
     Raises:
         LeftAlone: for a model or a pool that nothing was measured for.
     """
+    if is_dense_mla(backend):
+        return _dense_facts(backend, model_runner)
     profile = _profile(backend, model_runner.model_config)
     chunk = model_runner.server_args.chunked_prefill_size or 0
     padded = padded_heads(backend.num_q_heads) or backend.num_q_heads

@@ -11,7 +11,7 @@ from nsa_tune.engines.sglang.kernels.copies import around_read_back
 from nsa_tune.engines.sglang.kernels.grouped import around_fa3, around_sparse
 from nsa_tune.engines.sglang.kernels.topk import around_topk
 from nsa_tune.engines.sglang.pass_mode import hooks as pass_mode
-from nsa_tune.engines.sglang.pass_mode.whole_pass import attention
+from nsa_tune.engines.sglang.pass_mode.whole_pass import attention, expanded
 from nsa_tune.engines.sglang.prefill import around_prefill
 
 HOOKS: Mapping[str, Callable[..., Any]] = {
@@ -24,6 +24,7 @@ HOOKS: Mapping[str, Callable[..., Any]] = {
     "capture": pass_mode.around_capture,
     "prepare_metadata": pass_mode.around_prepare_metadata,
     "extend": attention.around_extend,
+    "dense_path": expanded.around_path,
     "k_only": attention.around_k_only,
     "replay": pass_mode.around_replay,
     "topk": around_topk,

@@ -82,6 +82,8 @@ _SINCE_0_5_15 = Release(
 _RUNNER = "sglang.srt.model_executor.model_runner"
 _GRAPHS = "sglang.srt.model_executor.runner.prefill_cuda_graph_runner"
 _BREAKABLE = "sglang.srt.model_executor.runner_backend.breakable_cuda_graph_backend"
+DENSE_PATHS = "sglang.srt.models.deepseek_common.attention_backend_handler"
+"""Where dense MLA chooses between MHA and MLA, in each layer."""
 INDEXER = "sglang.srt.layers.attention.dsa.dsa_indexer"
 """Where the indexer is."""
 TOPK_MODULE = "sglang.srt.layers.attention.dsa.dsa_topk_backend"
@@ -108,6 +110,10 @@ _PASS_MODE_SYMBOLS = (
         "extend", _MODULE, f"{_CLASS}.forward_extend",
         ("self", "q", "k", "v", "layer", "forward_batch", "save_kv_cache", "q_rope", "k_rope"),
         False,
+    ),
+    Symbol(
+        "dense_path", DENSE_PATHS, "_handle_attention_backend",
+        ("attn", "forward_batch", "backend_name"), True,
     ),
     Symbol("k_only", INDEXER, "Indexer._forward_cuda_k_only", ("self",), False),
     Symbol(

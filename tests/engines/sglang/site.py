@@ -53,6 +53,10 @@ class Indexer:
     def _forward_cuda_k_only(self, x, positions, forward_batch, layer_id, return_indices=True):
         return None
 """
+_DENSE_PATHS = """
+def _handle_attention_backend(attn, forward_batch, backend_name):
+    return None
+"""
 _TOPK = """
 from enum import Enum
 
@@ -112,6 +116,7 @@ class Site(EngineSite):
         self.backend(_BACKEND)
         self.write("sglang/srt/layers/attention/dsa/dsa_indexer.py", _INDEXER)
         self.write("sglang/srt/layers/attention/dsa/dsa_topk_backend.py", _TOPK)
+        self.write("sglang/srt/models/deepseek_common/attention_backend_handler.py", _DENSE_PATHS)
         self.write("sglang/kernels/ops/attention/dsa/dequant_k_cache.py", _READ_BACK)
         self.write(f"{_EXECUTOR}/model_runner.py", _RUNNER)
         self.write(f"{_EXECUTOR}/runner/prefill_cuda_graph_runner.py", _PREFILL_GRAPHS)

@@ -11,6 +11,8 @@ from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from nsa_tune.backend.types.profiles import ALL_TOKENS
+from nsa_tune.engines.sglang.facts import index_topk_of
 from nsa_tune.engines.sglang.pass_mode import made_up
 from nsa_tune.engines.sglang.pass_mode.mode import ALWAYS_SELECTS, PassMode
 from nsa_tune.engines.sglang.pass_mode.steering.steering import Steering
@@ -84,7 +86,7 @@ def measure(
     `only` has the passes to measure, where not all are.
     """
     times = []
-    most = runner.attn_backend.dsa_index_topk
+    most = index_topk_of(runner.attn_backend)
     with made_up.no_events_left(runner):
         for case in _cases(runner, steering):
             selects = case.mode not in ALWAYS_SELECTS and case.longest > most
@@ -121,9 +123,11 @@ def _cases(runner: Any, steering: Steering) -> Iterator[_Case]:
 
 
 def _wanted(runner: Any, steering: Steering) -> Iterator[_Case]:
-    most = runner.attn_backend.dsa_index_topk
+    topk = index_topk_of(runner.attn_backend)
     sizes = sorted(runner.prefill_cuda_graph_runner.capture_num_tokens)
-    yield from _prefills(steering, sizes, most)
+    yield from _prefills(steering, sizes, min(topk, made_up.SHORT))
+    if topk == ALL_TOKENS:
+        yield from _long_prompts(steering, sizes)
     for rows in sorted({*_ROWS, *steering.rows[-1:]} & set(steering.rows)):
         for prefix in (0, *_CONTEXTS):
             # A batch to measure is made as for a prefill graph.
@@ -175,6 +179,18 @@ def _prefills(steering: Steering, sizes: Sequence[int], most: int) -> Iterator[_
         for prefix in _CONTEXTS:
             for mode in _USUAL:
                 yield _Case(mode, size, prefix, (size,))
+
+
+def _long_prompts(steering: Steering, sizes: Sequence[int]) -> Iterator[_Case]:
+    """Single sequences of dense MLA, which attend to ever more keys."""
+    for size in [size for size in _spaced(sizes, _SPACING) if size > made_up.SHORT]:
+        for mode in (*_usual(size), *steering.graphs):
+            yield _Case(mode, size, 0, (size,))
+    for size in [size for size in _spaced(sizes, _SPACING) if size >= _MANY]:
+        for prefix in _CONTEXTS:
+            if size > _FEW:
+                yield _Case(PassMode.ENGINE, size, prefix, (size,))
+            yield _Case(PassMode.EAGER, size, prefix, (size,))
 
 
 def _usual(size: int) -> Sequence[PassMode]:

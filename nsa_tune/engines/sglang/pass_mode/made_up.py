@@ -16,6 +16,8 @@ from nsa_tune.engines.sglang.pass_mode.rows.rows import count_rows
 
 _LONGEST = 2**17
 """Longer sequences are not made up: how many more an engine could hold makes no difference."""
+SHORT = 2048
+"""Tokens of a made-up prompt at most, but where long ones are measured: V3.2's index_topk."""
 _PAGE = 64
 _READ_DONE = ("war_fastpath_read_done_event", "shared_read_done_event")
 """A ModelRunner's field, by release: the event after which the pass that was launched last reads

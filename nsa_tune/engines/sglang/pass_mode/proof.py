@@ -19,7 +19,9 @@ from typing import Any
 from nsa_tune.engines.extends import sums_of
 from nsa_tune.engines.sglang.edge import attempt
 from nsa_tune.engines.sglang.eligible import SAME_NUMERICS
+from nsa_tune.engines.sglang.facts import index_topk_of
 from nsa_tune.engines.sglang.pass_mode import made_up
+from nsa_tune.engines.sglang.pass_mode.made_up import SHORT
 from nsa_tune.engines.sglang.pass_mode.mode import PassMode
 from nsa_tune.engines.sglang.pass_mode.ranks import Ranks
 from nsa_tune.engines.sglang.pass_mode.steering.steering import Steering
@@ -68,7 +70,7 @@ class Proof:
 
 def sentinels(runner: Any) -> Iterator[Sentinel]:
     """The batches for an engine, as far as there is room for them."""
-    topk = int(runner.attn_backend.dsa_index_topk)
+    topk = min(index_topk_of(runner.attn_backend), SHORT)
     largest = max(runner.prefill_cuda_graph_runner.capture_num_tokens)
     prompt = min(1531, topk - 3)
     tokens = max(int(0.93 * largest), 1)

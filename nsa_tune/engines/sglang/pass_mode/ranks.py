@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from nsa_tune.engines.agreement import agree, refuse, silent
 from nsa_tune.engines.edge import EngineMustStop
-from nsa_tune.engines.sglang.eligible import parallel
+from nsa_tune.engines.sglang.parallel import parallel
 
 T = TypeVar("T")
 

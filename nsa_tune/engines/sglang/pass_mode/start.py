@@ -14,7 +14,7 @@ from nsa_tune import __version__
 from nsa_tune.engines.edge import LeftAlone
 from nsa_tune.engines.sglang.edge import attempt, say_once
 from nsa_tune.engines.sglang.eligible import SWITCHES, Engine, Part, switch_is_on, why_not
-from nsa_tune.engines.sglang.facts import facts_of
+from nsa_tune.engines.sglang.facts import facts_of, index_topk_of
 from nsa_tune.engines.sglang.pass_mode.calibration import MEASURED, contexts, measure
 from nsa_tune.engines.sglang.pass_mode.mode import PassMode
 from nsa_tune.engines.sglang.pass_mode.proof import prove, sentinels
@@ -117,7 +117,7 @@ def _row_graphs(runner: Any) -> RowGraphs | None:
 
 def _steering(runner: Any, ranks: Ranks) -> Steering:
     graphs = captured(runner.prefill_cuda_graph_runner)
-    index_topk, decode = runner.attn_backend.dsa_index_topk, _row_graphs(runner)
+    index_topk, decode = index_topk_of(runner.attn_backend), _row_graphs(runner)
     return Steering(runner, index_topk, ranks, graphs=graphs, decode=decode)
 
 
@@ -215,7 +215,7 @@ def _key(runner: Any, graphs: Any) -> dict[str, object]:
         "heads": facts.heads,
         "kv_dtype": facts.kv_dtype,
         "prefill_impl": facts.impl,
-        "decode_impl": str(runner.attn_backend.dsa_decode_impl),
+        "decode_impl": str(getattr(runner.attn_backend, "dsa_decode_impl", facts.impl)),
         "hidden_size": runner.model_config.hidden_size,
         **{name: str(getattr(config, name, None)) for name in _SHARING},
         "tp_size": runner.server_args.tp_size,

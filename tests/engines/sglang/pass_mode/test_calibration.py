@@ -108,6 +108,21 @@ def test_each_way_is_measured_where_it_can_run() -> None:
     }
 
 
+def test_many_tokens_of_dense_mla_are_measured_behind_long_prefixes() -> None:
+    """By its own graph, which absorbs, and without one, expanded."""
+    many = [
+        (mode, prefix)
+        for mode, size, prefix, lens in _cases((DENSE,), attn_backend=SimpleNamespace())
+        if lens == (4096,)
+    ]
+
+    assert set(many) == {
+        *((mode, 0) for mode in (ENGINE, TABLE, EAGER, DENSE)),
+        *((mode, prefix) for mode in (ENGINE, EAGER) for prefix in (2048, 16384)),
+    }
+    assert len(many) == len(set(many))
+
+
 def test_sparse_graphs_are_measured_behind_all_prefixes() -> None:
     found = _cases((SPARSE,))
     sparse = [(size, prefix, lens) for mode, size, prefix, lens in found if mode is SPARSE]

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from nsa_tune.backend.types.batch import Batch
+from nsa_tune.backend.types.profiles import ALL_TOKENS
 from nsa_tune.engines.extends import sums_of
 from nsa_tune.engines.sglang.edge import say_once
 from nsa_tune.engines.sglang.kernels.grouped import OVERLAP
@@ -22,6 +23,7 @@ from nsa_tune.engines.sglang.pass_mode.steering.choice import Choice
 from nsa_tune.engines.sglang.pass_mode.steering.monitor import RegressionMonitor
 from nsa_tune.engines.sglang.pass_mode.times.pass_times import PassTimes
 from nsa_tune.engines.sglang.pass_mode.whole_pass.capture import WholePassGraphs
+from nsa_tune.engines.sglang.pass_mode.whole_pass.expanded import USE_MHA
 from nsa_tune.engines.sglang.passes import is_plain_extend
 from nsa_tune.engines.sglang.prefill import ENGINE_KERNEL, changed
 
@@ -152,7 +154,9 @@ class Steering:
             with attribute(self._backend, ENGINE_KERNEL, True):
                 return call.run()
         if mode is PassMode.EAGER:
-            with attribute(self._graphs, EAGER, True):
+            # Dense MLA is absorbed behind a short prefix otherwise (expanded.py).
+            expand = True if self.choice.index_topk == ALL_TOKENS else None
+            with attribute(self._graphs, EAGER, True), attribute(self._backend, USE_MHA, expand):
                 return call.run()
         with attribute(self._graphs.backend, GRAPHS, self.graphs.get(mode)):
             return call.run()

@@ -12,6 +12,7 @@ from nsa_tune import __version__
 from nsa_tune.engines.edge import EngineMustStop
 from nsa_tune.engines.sglang.edge import attempt, say_once
 from nsa_tune.engines.sglang.eligible import SWITCHES, Engine, Part, why_not
+from nsa_tune.engines.sglang.facts import index_topk_of
 from nsa_tune.engines.sglang.pass_mode.mode import PassMode
 from nsa_tune.engines.sglang.pass_mode.ranks import Ranks
 from nsa_tune.engines.sglang.pass_mode.whole_pass.dense_graphs import DenseGraphs
@@ -95,7 +96,7 @@ def _graphs_of(graphs: Any, engine: Engine) -> Iterator[tuple[PassMode, WholePas
 
 
 def _made(graphs: Any, mode: PassMode) -> WholePassGraphs:
-    index_topk = graphs.model_runner.attn_backend.dsa_index_topk
+    index_topk = index_topk_of(graphs.model_runner.attn_backend)
     if mode is PassMode.SPARSE_GRAPH:
         return SparseGraphs(graphs, index_topk)
     kind = Kind.MHA if mode is PassMode.DENSE_GRAPH else Kind.MLA

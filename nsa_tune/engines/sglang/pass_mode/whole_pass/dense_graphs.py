@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any
 
 from nsa_tune.backend.types.batch import Batch
+from nsa_tune.engines.sglang.facts import heads_of, is_dense_mla
 from nsa_tune.engines.sglang.pass_mode.whole_pass.absorbed import PAGE, AbsorbedAttention, Inputs
 from nsa_tune.engines.sglang.pass_mode.whole_pass.attention import Swap, swapped
 from nsa_tune.engines.sglang.pass_mode.whole_pass.unbroken import Kind, capture, shape_key
@@ -110,8 +111,11 @@ class DenseGraphs:
         """
         runner = self._runner.model_runner
         backend, config = runner.attn_backend, runner.model_config
-        head_dim = 2 * (backend.qk_nope_head_dim + backend.qk_rope_head_dim) + config.v_head_dim
-        return 2 * _BF16_BYTES * self.wanted()[-1] * int(backend.num_q_heads * head_dim)
+        # Only DSA's backend has them itself.
+        shape = config if is_dense_mla(backend) else backend
+        head_dim = 2 * (shape.qk_nope_head_dim + shape.qk_rope_head_dim) + config.v_head_dim
+        heads = heads_of(backend, config)
+        return 2 * _BF16_BYTES * self.wanted()[-1] * int(heads * head_dim)
 
     def fits(self, size: int, batch: Batch) -> bool:
         """Whether there is a graph of `size` tokens that runs a batch with these sums."""
@@ -149,7 +153,8 @@ class DenseGraphs:
         sequences = most_sequences(size, min(size, self._index_topk))
         device = self._runner.device
         lengths = torch.zeros(2 * sequences + 1, dtype=torch.int32, device=device)
-        pages = torch.zeros((sequences, self._index_topk // PAGE), dtype=torch.int32, device=device)
+        columns = self._index_topk // PAGE if self.kind is Kind.MLA else 0
+        pages = torch.zeros((sequences, columns), dtype=torch.int32, device=device)
         return Inputs(lengths[: sequences + 1], lengths[sequences + 1 :], pages)
 
     @staticmethod

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nsa_tune.backend.types.profiles import ALL_TOKENS
 from nsa_tune.engines.extends import sums_of
 from nsa_tune.engines.sglang import switch
 from nsa_tune.engines.sglang.kernels.grouped import OVERLAP
@@ -277,6 +278,22 @@ def test_a_pass_is_marked_while_it_runs_and_not_after_an_error(
 
     assert seen == [flags]
     assert _flags(steered) == set()
+
+
+def test_an_eager_pass_of_dense_mla_is_expanded() -> None:
+    steered = Steering(
+        runner(SIZES, ROWS), ALL_TOKENS, cast("Ranks", Alone()), graphs={}, decode=None
+    )
+    seen = []
+
+    def look(runner: Any, extend: Any, *rest: Any) -> None:
+        seen.append(vars(steered._backend).get("use_mha"))
+
+    for mode in (EAGER, ENGINE):
+        steered.forced = mode
+        steered.forward(Forward(look, SimpleNamespace(), batch([64], [2048]), ()))
+
+    assert seen == [True, None]
 
 
 def test_the_engines_kernel_is_kept_where_the_tables_was_measured_to_be_slower() -> None:

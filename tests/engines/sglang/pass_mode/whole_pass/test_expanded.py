@@ -1,0 +1,135 @@
+"""Dense MLA in pass mode: which engines have it, and what its dense graphs hold."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from enum import Enum, auto
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from nsa_tune.backend.types.batch import Batch
+from nsa_tune.backend.types.profiles import ALL_TOKENS
+from nsa_tune.engines.edge import LeftAlone
+from nsa_tune.engines.sglang import facts as module
+from nsa_tune.engines.sglang.eligible import Engine, Part, why_not
+from nsa_tune.engines.sglang.facts import facts_of, index_topk_of, is_dense_mla
+from nsa_tune.engines.sglang.pass_mode.mode import PassMode
+from nsa_tune.engines.sglang.pass_mode.steering.choice import Choice
+from nsa_tune.engines.sglang.pass_mode.whole_pass.expanded import around_path
+from nsa_tune.engines.sglang.releases import DENSE_PATHS
+from tests.engines.sglang.wheels import Wheel
+
+_FLASH = "sglang/srt/layers/attention/flashattention_backend.py"
+
+
+class _Method(Enum):
+    MLA = auto()
+    MHA_ONE_SHOT = auto()
+    MHA_CHUNKED_KV = auto()
+
+
+class FlashAttentionBackend:
+    """SGLang's, as far as the plug-in looks at it."""
+
+    def __init__(self, version: int = 3, *, use_mla: bool = True) -> None:
+        self.use_mla, self.fa_impl_ver, self.num_splits = use_mla, version, 0
+
+
+def _runner(heads: int = 128, dtype: str = "torch.bfloat16", **shape: int) -> Any:
+    widths = {
+        "kv_lora_rank": 512,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 128,
+    }
+    return SimpleNamespace(
+        model_config=SimpleNamespace(num_attention_heads=heads, **(widths | shape)),
+        kv_cache_dtype=dtype, layer_info=SimpleNamespace(num_effective_layers=61),
+    )  # fmt: skip
+
+
+@pytest.fixture
+def eight_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "parallel", lambda: SimpleNamespace(attn_tp_size=8))
+
+
+@pytest.mark.usefixtures("eight_ranks")
+@pytest.mark.parametrize(("heads", "model"), [(128, "deepseek-v3"), (64, "kimi-k2")])
+def test_an_engine_of_dense_mla_is_known_by_its_shape(heads: int, model: str) -> None:
+    facts = facts_of(FlashAttentionBackend(), _runner(heads))
+
+    assert (facts.profile.name, facts.heads, facts.kv_dtype) == (model, heads // 8, "bf16")
+    assert (facts.impl, facts.layers) == ("fa3", 61)
+    assert index_topk_of(FlashAttentionBackend()) == ALL_TOKENS
+
+
+@pytest.mark.usefixtures("eight_ranks")
+def test_other_shapes_and_pools_are_left_alone() -> None:
+    with pytest.raises(LeftAlone, match="no model profile"):
+        facts_of(FlashAttentionBackend(), _runner(kv_lora_rank=256))
+    with pytest.raises(LeftAlone, match="float8"):
+        facts_of(FlashAttentionBackend(), _runner(dtype="torch.float8_e4m3fn"))
+
+
+def test_flashattention_3_for_mla_alone_is_dense_mla() -> None:
+    assert is_dense_mla(FlashAttentionBackend())
+    assert not is_dense_mla(FlashAttentionBackend(4))
+    assert not is_dense_mla(FlashAttentionBackend(use_mla=False))
+    assert not is_dense_mla(SimpleNamespace(use_mla=True, fa_impl_ver=3))
+
+
+def test_no_table_and_no_other_kernel_has_a_say_there() -> None:
+    engine = Engine(_runner(), FlashAttentionBackend())
+
+    for part in (Part.TABLE, Part.DENSE_MLA, Part.TOPK, Part.COPIES, Part.DECODE, Part.GROUPED):
+        assert why_not(part, engine) == "dense MLA"
+
+
+def test_a_dense_graph_holds_mha_where_sglang_absorbs(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = FlashAttentionBackend()
+    handlers = SimpleNamespace(get_attn_backend=lambda: backend)
+    monkeypatch.setitem(sys.modules, DENSE_PATHS, handlers)
+
+    def path() -> Any:
+        return around_path(lambda *given: _Method.MLA, object(), object(), "fa3")
+
+    assert path() is _Method.MLA
+    backend.use_mha = True  # type: ignore[attr-defined]
+    assert path() is _Method.MHA_ONE_SHOT
+
+
+def test_where_sglang_expands_in_chunks_it_still_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = SimpleNamespace(use_mha=True)
+    handlers = SimpleNamespace(get_attn_backend=lambda: backend)
+    monkeypatch.setitem(sys.modules, DENSE_PATHS, handlers)
+
+    method = around_path(lambda *given: _Method.MHA_CHUNKED_KV, object(), object(), "fa3")
+
+    assert method is _Method.MHA_CHUNKED_KV
+
+
+def test_an_eager_pass_is_expanded_behind_any_prefix() -> None:
+    choice = Choice((64, 8192), ALL_TOKENS, {}, ())
+
+    for prefix in (0, 100, 100_000):
+        assert PassMode.EAGER in choice.ways(Batch.extend([prefix], [8000]), None)
+
+
+def test_attention_reads_what_a_dense_graph_writes(wheel: Wheel) -> None:
+    metadata = wheel.definition(_FLASH, "FlashAttentionMetadata")
+    fields = {
+        node.target.id
+        for node in metadata.body
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+    }
+    attention = ast.unparse(wheel.definition(_FLASH, "FlashAttentionBackend.forward_extend"))
+
+    for name in ("cu_seqlens_q", "cu_seqlens_k", "max_seq_len_q", "max_seq_len_k"):
+        assert name in fields
+        assert f"metadata.{name}" in attention
+    built = ast.unparse(wheel.definition(_FLASH, "FlashAttentionBackend.__init__"))
+    assert "self.use_mla = " in built
+    assert "self.fa_impl_ver = " in built
