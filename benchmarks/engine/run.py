@@ -199,7 +199,7 @@ def _measure(
         result.document["engine"]["kv_pool_tokens"] = capacity
         session = Session(
             engine, settings, control, deadline=deadline, capacity=capacity,
-            gpus=options.real_tp, pinned=options.real_dp > 1,
+            gpus=options.real_tp, data_parallel=options.real_dp,
         )  # fmt: skip
         session.ask([session.tokens(100)], 4)
         session.collect()

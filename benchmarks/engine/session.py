@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import random
@@ -74,9 +75,9 @@ class Session:
         deadline: float,
         capacity: int,
         gpus: int = 1,
-        pinned: bool = False,
+        data_parallel: int = 1,
     ) -> None:
-        """`pinned`: whether all prompts go to the first data-parallel rank."""
+        """`data_parallel`: ranks with batches of their own, to each of which all prompts go."""
         self.engine = engine
         self.configurations = settings.configurations
         self.capacity = capacity
@@ -89,7 +90,7 @@ class Session:
         self._deadline = self._until = deadline
         self._gpus = gpus
         self._settle_s = _SETTLE_S if gpus > 1 else 0.0
-        self._to = {"routed_dp_rank": 0} if pinned else {}
+        self._data_parallel = data_parallel
         self._random = random.Random(1)
         self.measured: set[object] = set()
         """Batches that a test of prefills has measured."""
@@ -160,11 +161,20 @@ class Session:
         self, prompts: Sequence[list[int]], new: int = 1, **named: Any
     ) -> tuple[float, list[dict[str, Any]]]:
         """Send all prompts at once and wait; wall time in milliseconds, and the answers."""
-        sampling = [sampling_of(new)] * len(prompts)
+        named |= {"input_ids": list(prompts), "sampling_params": [sampling_of(new)] * len(prompts)}
         begin = time.perf_counter()
-        named = self._to | named
-        found = self.engine.generate(input_ids=list(prompts), sampling_params=sampling, **named)
+        if self._data_parallel == 1:
+            found = self.engine.generate(**named)
+        else:
+            found = self.wait_for(self._everywhere(named))
         return (time.perf_counter() - begin) * 1e3, found
+
+    async def _everywhere(self, named: dict[str, Any]) -> list[dict[str, Any]]:
+        """The first rank's answers. An idle rank would have all run without graphs."""
+        ranks = range(self._data_parallel)
+        calls = (self.engine.async_generate(routed_dp_rank=rank, **named) for rank in ranks)
+        answers: list[list[dict[str, Any]]] = await asyncio.gather(*calls)
+        return answers[0]
 
     def flush(self) -> None:
         """Forget all cached prefixes.

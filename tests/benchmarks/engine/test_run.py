@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 from collections.abc import Iterator
@@ -212,15 +213,23 @@ def test_an_engine_without_the_probe_is_told(tmp_path: Path, engines: list[FakeE
         session.collect()
 
 
-def test_batches_of_a_pinned_session_go_to_one_data_parallel_rank(tmp_path: Path) -> None:
-    """Otherwise each sweep of a batch would run on another rank, of which one is read."""
-    asked: list[dict[str, Any]] = []
+def test_batches_go_to_each_data_parallel_rank(tmp_path: Path) -> None:
+    """With one rank idle SGLang would run no graph on any."""
+    loop = asyncio.new_event_loop()
+    asked: list[int] = []
+
+    async def answer(*, routed_dp_rank: int, **_: Any) -> list[dict[str, int]]:
+        asked.append(routed_dp_rank)
+        return [{"rank": routed_dp_rank}]
+
     settings = Settings(tmp_path / "control", tmp_path / "none", parsed(_CONFIGURATIONS))
     control = Control.create(settings.control)
-    engine = SimpleNamespace(generate=lambda **named: asked.append(named))
-    for pinned in (True, False):
-        Session(engine, settings, control, deadline=0, capacity=9, pinned=pinned).ask([[1]])
-    assert [one.get("routed_dp_rank") for one in asked] == [0, None]
+    engine = SimpleNamespace(async_generate=answer, loop=loop)
+    session = Session(engine, settings, control, deadline=0, capacity=9, data_parallel=2)
+
+    assert session.ask([[1]])[1] == [{"rank": 0}]
+    assert sorted(asked) == [0, 1]
+    loop.close()
 
 
 def test_the_soak_sees_tables_come_and_go(
