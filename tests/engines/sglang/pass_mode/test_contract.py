@@ -22,6 +22,7 @@ _BREAKS = f"{_EXECUTOR}/runner_backend_utils/breakable_cuda_graph/breakable_cuda
 _SHAPE_KEY = f"{_EXECUTOR}/runner/shape_key.py"
 _METHODS = "sglang/srt/models/deepseek_common/attention_backend_handler.py"
 _MHA = "sglang/srt/models/deepseek_common/attention_forward_methods/forward_mha.py"
+_MODEL = "sglang/srt/models/deepseek_v2.py"
 _SPLIT = "sglang/srt/layers/attention/dsa/dsa_prefill_cuda_graph.py"
 _INDEXER = "sglang/srt/layers/attention/dsa/dsa_indexer.py"
 _GROUPS = "sglang/srt/distributed/parallel_state.py"
@@ -186,6 +187,13 @@ def test_of_the_runs_before_a_capture_only_the_outputs_shape_is_used(steered: Wh
         "self._alloc_full_buffer", "self._output_rows",
         "self._cuda_graph_runner.cuda_graph_output_capacity_rows",
     }  # fmt: skip
+
+
+def test_a_pass_runs_as_far_as_its_model_says(steered: Wheel) -> None:
+    forward = _body(steered, _MODEL, "DeepseekV2Model.forward")
+    assert "normal_end_layer = self.end_layer" in forward
+    assert "for i in range(normal_start_layer, normal_end_layer):" in forward
+    assert "self.layer_model.forward(" in _body(steered, _PREFILL, f"{_GRAPHS}._run_forward")
 
 
 def test_a_shape_key_is_a_size_and_a_label(steered: Wheel) -> None:

@@ -13,6 +13,9 @@ from nsa_tune.engines.sglang.pass_mode.whole_pass.failed_capture import end_capt
 
 _BREAKS = "sglang.srt.model_executor.runner_backend_utils.breakable_cuda_graph.breakable_cuda_graph"
 
+_WARM_UP_LAYERS = 6
+"""DeepSeek's three dense layers, and three with experts. All further ones are like these."""
+
 
 class Kind(StrEnum):
     """How attention is computed; the value is part of the graphs' keys."""
@@ -50,17 +53,17 @@ def capture(runner: Any, key: Any, forward: Callable[[], Any]) -> None:
             return forward()
 
     try:
-        runner.backend.capture_one(key, warmed_up_once(unbroken))
+        runner.backend.capture_one(key, warmed_up_briefly(runner, unbroken))
     except Exception:
         attempt("ending a capture that failed", end_capture, runner.backend)
         raise
 
 
-def warmed_up_once(forward: Callable[[], Any]) -> Callable[[], Any]:
+def warmed_up_briefly(runner: Any, forward: Callable[[], Any]) -> Callable[[], Any]:
     """`forward` for SGLang's `capture_one`, which runs it twice before it captures it.
 
-    The first run compiles and tunes what has not run with so many tokens. In the second nothing is
-    left to do: SGLang gets the first one's output, of which it looks at the shape alone.
+    The first run compiles and tunes what has not run with so many tokens, which a few layers do as
+    well as all. In the second nothing is left to do: of the output SGLang uses the shape alone.
     """
     output: Any = None
 
@@ -68,8 +71,22 @@ def warmed_up_once(forward: Callable[[], Any]) -> Callable[[], Any]:
         import torch
 
         nonlocal output
-        if output is None or torch.cuda.is_current_stream_capturing():
+        if torch.cuda.is_current_stream_capturing():
+            return forward()
+        if output is None:
+            output = attempt("a pass of few layers", _over_few_layers, runner, forward)
+        if output is None:
             output = forward()
         return output
 
     return run
+
+
+def _over_few_layers(runner: Any, forward: Callable[[], Any]) -> Any:
+    model = runner.layer_model
+    end = model.end_layer
+    model.end_layer = min(end, model.start_layer + _WARM_UP_LAYERS)
+    try:
+        return forward()
+    finally:
+        model.end_layer = end

@@ -68,6 +68,7 @@ class _Runner:
 
     def __post_init__(self) -> None:
         self.backend = self
+        self.layer_model = SimpleNamespace(start_layer=0, end_layer=61)
 
     def capture_prepare(self, size: int) -> tuple[Any, _Attention]:
         return SimpleNamespace(size=size), self.attention
@@ -95,6 +96,7 @@ def runner(monkeypatch: pytest.MonkeyPatch) -> _Runner:
     current: ContextVar[object] = ContextVar("current", default=None)
     breaks, keys = ModuleType("breaks"), ModuleType("keys")
     vars(breaks)["_current_capture_var"] = current
+    monkeypatch.setattr("torch.cuda.is_current_stream_capturing", lambda: False)
     vars(keys)["ShapeKey"] = _Key
     monkeypatch.setitem(sys.modules, unbroken._BREAKS, breaks)
     monkeypatch.setitem(sys.modules, "sglang.srt.model_executor.runner.shape_key", keys)

@@ -35,6 +35,7 @@ class _Runner:
 
     def __init__(self) -> None:
         self.backend, self.attention = self, _Attention(packed=False)
+        self.layer_model = SimpleNamespace(start_layer=0, end_layer=61)
         self.captured: dict[Any, Any] = {}
         self.checked: list[int] = []
         table = torch.arange(40 * 4096, dtype=torch.int32).view(40, 4096)
@@ -57,6 +58,7 @@ class _Runner:
 def runner(monkeypatch: pytest.MonkeyPatch) -> _Runner:
     breaks, keys = ModuleType("breaks"), ModuleType("keys")
     vars(breaks)["_current_capture_var"] = ContextVar("current", default=None)
+    monkeypatch.setattr("torch.cuda.is_current_stream_capturing", lambda: False)
     vars(keys)["ShapeKey"] = lambda size, variant_label: (size, variant_label)
     monkeypatch.setitem(sys.modules, unbroken._BREAKS, breaks)
     monkeypatch.setitem(sys.modules, "sglang.srt.model_executor.runner.shape_key", keys)

@@ -8,27 +8,48 @@ from typing import Any
 import pytest
 
 from nsa_tune.engines.sglang.pass_mode.whole_pass import unbroken
-from nsa_tune.engines.sglang.pass_mode.whole_pass.unbroken import capture, warmed_up_once
+from nsa_tune.engines.sglang.pass_mode.whole_pass.unbroken import capture, warmed_up_briefly
 
 
-def test_a_pass_runs_once_before_it_is_captured() -> None:
-    """SGLang asks for two runs before the one that it captures."""
-    ran: list[str] = []
+class _Runs:
+    """A model of 61 layers, and how far its passes ran."""
 
-    def forward() -> int:
-        ran.append(state)
-        return len(ran)
+    def __init__(self, *, whole_only: bool = False) -> None:
+        self.layer_model = SimpleNamespace(start_layer=0, end_layer=61)
+        self.ran: list[int] = []
+        self._whole_only = whole_only
 
-    state = "warm-up"
-    run = warmed_up_once(forward)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("torch.cuda.is_current_stream_capturing", lambda: state == "capture")
-        outputs = [run(), run()]
-        state = "capture"
-        outputs.append(run())
+    def forward(self) -> str:
+        end = self.layer_model.end_layer
+        if self._whole_only and end < 61:
+            raise AttributeError("made up: a layer looks at the next one")
+        self.ran.append(end)
+        return f"hidden states of layer {end}"
 
-    assert ran == ["warm-up", "capture"]
-    assert outputs == [1, 1, 2]
+    def capture_one(self) -> str:
+        """As SGLang does it: two runs before the one that is captured."""
+        run = warmed_up_briefly(self, self.forward)
+        with pytest.MonkeyPatch.context() as patch:
+            for captures in (False, False, True):
+                patch.setattr("torch.cuda.is_current_stream_capturing", lambda c=captures: c)
+                output = run()
+        return str(output)
+
+
+def test_a_few_layers_run_once_before_a_pass_is_captured() -> None:
+    runs = _Runs()
+
+    assert runs.capture_one() == "hidden states of layer 61"
+    assert runs.ran == [6, 61]
+    assert runs.layer_model.end_layer == 61
+
+
+def test_where_few_layers_do_not_run_by_themselves_all_do() -> None:
+    runs = _Runs(whole_only=True)
+
+    assert runs.capture_one() == "hidden states of layer 61"
+    assert runs.ran == [61, 61]
+    assert runs.layer_model.end_layer == 61
 
 
 def test_pytorch_is_brought_out_of_a_capture_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
