@@ -64,11 +64,17 @@ def _with_kernels(call: Callable[[], Any], facts: dict[str, Any]) -> Any:
         facts["kernels"] = summary_of([
             (one.name(), one.start_ns(), one.start_ns() + one.duration_ns())
             for one in events
-            if one.device_type() == on_gpu
+            # Ranges that somebody marked are no work.
+            if one.device_type() == on_gpu and "annotation" not in _activity(one)
         ])  # fmt: skip
     except Exception:
         logging.getLogger(__name__).exception("PyTorch's profiler has failed")
     return result
+
+
+def _activity(event: Any) -> str:
+    """What kind of event it is; PyTorch 2.11 does not say."""
+    return str(event.activity_type()) if hasattr(event, "activity_type") else ""
 
 
 def _functions(profiler: cProfile.Profile) -> dict[str, Any]:
