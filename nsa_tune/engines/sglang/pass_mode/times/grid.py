@@ -1,44 +1,77 @@
 """Times of passes between those that were measured.
 
 All ranks interpolate the same times, perhaps on hosts with different mathematical libraries. So
-nothing here but +, -, *, / and exponents of two is used, which IEEE 754 defines to the last bit.
+nothing here but +, -, *, /, square roots and exponents of two is used, which IEEE 754 defines to
+the last bit.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from math import floor, frexp, ldexp
+from math import floor, frexp, ldexp, sqrt
 from statistics import median
 
 from nsa_tune.engines.sglang.pass_mode.times.pass_time import PassTime
 
+_BEYOND = 1.125
+"""A context up to so many times the longest that was measured takes as long as that one."""
+_FEW = 512
+"""New tokens up to which a pass grows more slowly than its tokens, as more experts are read."""
+
+_Row = Sequence[tuple[int, float]]
+"""Microseconds by context, ascending."""
+
 
 class Grid:
-    """Times of one mode over new tokens and contexts, interpolated on log scales.
+    """Times of one mode over new tokens and contexts.
 
-    Launching a pass takes the host as long for few tokens as for many. So all passes that waited
-    for it take their median: single ones were up to half as long again.
+    A pass takes as long as the GPU works, and no less than its launch takes the host: as long for
+    few tokens as for many. So all passes that waited for the host take their median, for single
+    ones were up to half as long again. What the GPU's work took in these is not known: less, and
+    as much less than in larger passes as in a way that does not wait. Where both take nearly as
+    long, some layers wait for the one and some for the other.
+
+    The GPU's work grows evenly with keys, and with new tokens as it does in a way that was measured
+    at closer sizes.
 
     A pass with fewer new tokens and keys takes no longer. Where one was measured to, the host had
     something else to do.
     """
 
-    def __init__(self, times: Sequence[PassTime]) -> None:
-        rows: dict[int, dict[int, float]] = {}
+    def __init__(
+        self, times: Sequence[PassTime], growth: _Row = (), unhindered: Grid | None = None
+    ) -> None:
+        """A grid of `times`.
+
+        Args:
+            times: of one way.
+            growth: microseconds by new tokens, ascending, of a way measured at closer sizes.
+            unhindered: a way that does the same work and does not wait for the host.
+        """
+        self._growth = growth
+        self._shared = unhindered is not None
+        """Whether the GPU's work is known where a pass waited."""
         waited = [time.pass_us for time in times if time.waits]
         self.launched_us = launched_us = median(waited) if waited else 0.0
         """What passes take that wait for the host; 0 where none did."""
         took = [(time, launched_us if time.waits else time.pass_us) for time in times]
+        rows: dict[int, dict[int, float]] = {}
         for time, _ in took:
             larger = (
                 pass_us
                 for other, pass_us in took
                 if other.q_tokens >= time.q_tokens and other.context >= time.context
             )
-            rows.setdefault(time.q_tokens, {})[time.context] = log2(min(larger))
+            rows.setdefault(time.q_tokens, {})[time.context] = min(larger)
         self._sizes = sorted(rows)
         self._rows = [sorted(rows[size].items()) for size in self._sizes]
+        if unhindered is not None:
+            waiting = {(time.q_tokens, time.context) for time in times if time.waits}
+            self._rows = [
+                self._worked(size, row, waiting, unhindered)
+                for size, row in zip(self._sizes, self._rows, strict=True)
+            ]
 
     def pass_us(self, q_tokens: int, context: float) -> float | None:
         """The time of a pass; None outside what was measured.
@@ -46,6 +79,12 @@ class Grid:
         It lies between those of the nearest sizes that were measured at such a context. Where no
         smaller one was, keys cost the nearest as much more as they cost the larger.
         """
+        worked_us = self._between(q_tokens, context)
+        if worked_us is None or not self._shared:
+            return worked_us if worked_us is None else max(worked_us, self.launched_us)
+        return together(worked_us, self.launched_us)
+
+    def _between(self, q_tokens: int, context: float) -> float | None:
         values = [_along(row, context) for row in self._rows]
         at = bisect_left(self._sizes, q_tokens)
         upper = next((i for i in range(at, len(values)) if values[i] is not None), None)
@@ -53,7 +92,7 @@ class Grid:
         if upper is None or above is None:
             return None
         if at == 0 or self._sizes[upper] == q_tokens:
-            return exp2(above)
+            return above
         lower = next((i for i in reversed(range(at)) if values[i] is not None), at - 1)
         below = values[lower]
         if below is None:
@@ -61,15 +100,64 @@ class Grid:
             shorter = _along(self._rows[upper], longest)
             assert shorter is not None, "a shorter context than one that was measured"
             below = min(value + above - shorter, above)
-        share = _share(q_tokens, self._sizes[lower], self._sizes[upper])
-        return exp2(below + share * (above - below))
+        share = self._share(q_tokens, self._sizes[lower], self._sizes[upper])
+        if self._sizes[upper] > _FEW:
+            return below + share * (above - below)
+        return exp2(log2(below) + share * (log2(above) - log2(below)))
+
+    def _share(self, q_tokens: int, low: int, high: int) -> float:
+        """How far a pass lies from one size to another."""
+        if high <= _FEW:
+            return (log2(q_tokens) - log2(low)) / (log2(high) - log2(low))
+        if self._growth and self._growth[0][0] <= low and high <= self._growth[-1][0]:
+            at, first, last = (_along(self._growth, size) for size in (q_tokens, low, high))
+            if at is not None and first is not None and last is not None and first < last:
+                return min(max((at - first) / (last - first), 0.0), 1.0)
+        return (q_tokens - low) / (high - low)
+
+    def _worked(
+        self, size: int, row: _Row, waiting: set[tuple[int, int]], unhindered: Grid
+    ) -> list[tuple[int, float]]:
+        """A row with what the GPU's work took where a pass waited, and over fewer keys."""
+        worked = []
+        for context, us in row:
+            larger = (
+                (other, [point for point in points if (other, point[0]) not in waiting])
+                for other, points in zip(self._sizes, self._rows, strict=True)
+                if other > size and (size, context) in waiting
+            )
+            for other, points in larger:
+                took_us = _along(points, context) if points else None
+                share = unhindered.share((size, context), (other, context))
+                if took_us is not None and share is not None:
+                    us = min(us, took_us * share)
+                    break
+            worked.append((context, us))
+        first, first_us = worked[0]
+        fewer = [context for context in unhindered.contexts if context < first]
+        before = [
+            (context, first_us * share)
+            for context in fewer
+            if (share := unhindered.share((size, context), (size, first))) is not None
+        ]
+        return before + worked
+
+    @property
+    def contexts(self) -> list[int]:
+        """All measured contexts, ascending."""
+        return sorted({context for row in self._rows for context, _ in row})
+
+    def share(self, one: tuple[int, float], other: tuple[int, float]) -> float | None:
+        """The time of one pass (new tokens, context) over another's; None where one is unknown.
+
+        Behind the longest context that all sizes were measured at, it is as there.
+        """
+        longest = min((row[-1][0] for row in self._rows), default=0)
+        one_us, other_us = (self._between(size, min(at, longest)) for size, at in (one, other))
+        return None if one_us is None or other_us is None else one_us / other_us
 
 
-_BEYOND = 1.125
-"""A context up to so many times the longest that was measured takes as long as that one."""
-
-
-def _along(row: list[tuple[int, float]], context: float) -> float | None:
+def _along(row: _Row, context: float) -> float | None:
     """The value of a grid's row at `context`: as at its start before it, none far behind it."""
     if context <= row[0][0]:
         return row[0][1]
@@ -77,12 +165,15 @@ def _along(row: list[tuple[int, float]], context: float) -> float | None:
         return row[-1][1] if context <= _BEYOND * row[-1][0] else None
     at = bisect_left(row, context, key=lambda point: point[0])
     (low, before), (high, after) = row[at - 1], row[at]
-    return before + _share(context, low, high) * (after - before)
+    return before + (context - low) / (high - low) * (after - before)
 
 
-def _share(value: float, low: float, high: float) -> float:
-    """How far `value` lies from `low` to `high`, on a log scale."""
-    return (log2(value) - log2(low)) / (log2(high) - log2(low))
+def together(one: float, other: float) -> float:
+    """What two that run side by side take, layer by layer: 9 % more than each if they are equal."""
+    less, more = (one, other) if one < other else (other, one)
+    share = less / more if more else 0.0
+    eighth = share * share * share * share
+    return more * sqrt(sqrt(sqrt(1 + eighth * eighth)))
 
 
 def log2(value: float) -> float:

@@ -15,6 +15,11 @@ from nsa_tune.engines.sglang.pass_mode.times.grid import Grid
 from nsa_tune.engines.sglang.pass_mode.times.pass_time import WAITS, PassTime
 
 _SCHEMA = "nsa-tune/pass-times/2"
+_LAUNCHED = frozenset({PassMode.ENGINE, PassMode.TABLE_KERNEL})
+"""Ways that wait for the host where tokens are few."""
+_UNHINDERED = (PassMode.SPARSE_GRAPH, PassMode.DENSE_MLA_GRAPH, PassMode.DENSE_GRAPH)
+"""Ways that do the same work without waiting: first what is most alike, last what is measured at
+the most sizes."""
 
 
 class PassTimes:
@@ -37,18 +42,27 @@ class PassTimes:
         self.key = dict(key)
         """What the times are valid for: GPU, engine and its version, model, heads and so on."""
         self.times = tuple(times)
-        self._grids = {
-            (mode, selects): Grid(
-                [
-                    time
-                    for time in self.times
-                    if time.mode is mode and time.selects is selects and not time.padding
-                ]
-            )
-            for mode in PassMode
-            for selects in (False, True)
-        }
+        self._grids = self._gridded()
         self._padding_costs = {mode: self._padding_cost(mode) for mode in PassMode}
+
+    def _gridded(self) -> dict[tuple[PassMode, bool], Grid]:
+        """By the way and whether keys are selected."""
+        times: dict[tuple[PassMode, bool], list[PassTime]] = {
+            (mode, selects): [] for mode in PassMode for selects in (False, True)
+        }
+        for time in self.times:
+            if not time.padding:
+                times[time.mode, time.selects].append(time)
+        graphs = [found for mode in _UNHINDERED if (found := times[mode, False])]
+        shortest: dict[int, PassTime] = {}
+        for time in sorted(graphs[-1] if graphs else (), key=lambda one: one.context):
+            shortest.setdefault(time.q_tokens, time)
+        growth = [(size, shortest[size].pass_us) for size in sorted(shortest)]
+        unhindered = Grid(graphs[0], growth) if graphs else None
+        return {
+            (mode, selects): Grid(found, growth, unhindered if mode in _LAUNCHED else None)
+            for (mode, selects), found in times.items()
+        }
 
     def with_verdicts(self, verdicts: Mapping[str, str], peak_mib: int) -> PassTimes:
         """The same times with what another start has found, and what that took of memory."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
@@ -87,8 +88,20 @@ def test_estimates_of_graphs_are_near_what_their_passes_took(kv_dtype: str) -> N
             estimates = _choice(times).estimates_us(times, batch, _rows(batch))
             took_ms = row["configurations"]["plugin"]["gpu_ms"]
             # The mean number of keys says too little of prompts of unequal lengths.
-            off = 0.2 if ran == ["sparse_graph"] else 0.1
+            off = 0.17 if ran == ["sparse_graph"] else 0.1
             assert estimates[PassMode(ran[0])] / 1e3 == pytest.approx(took_ms, rel=off)
             compared += 1
 
     assert compared >= 5
+
+
+def test_estimates_of_sglangs_own_way_are_near_where_graphs_tell_what_the_gpu_does() -> None:
+    path = _RESULTS / "h200_sglang-0.5.23_deepseek-v3.2_h16_bf16_behind_prefixes.json"
+    times, off = _times("bf16_sparse"), []
+    for row in json.loads(path.read_text(encoding="utf-8"))["tests"]["prefill"]:
+        batch = Batch.extend(row["prefix"], row["new"])
+        estimate_us = _choice(times).estimates_us(times, batch)[PassMode.ENGINE]
+        off.append(abs(estimate_us / 1e3 / row["configurations"]["default"]["gpu_ms"] - 1))
+
+    # By launches and sizes alone it was 0.12. One pass took 30 ms where all others took 45.
+    assert median(off) < 0.07 and sorted(off)[-2] < 0.2

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from nsa_tune.engines.sglang.pass_mode.mode import PassMode
 from nsa_tune.engines.sglang.pass_mode.steering import choice
 from nsa_tune.engines.sglang.pass_mode.times import grid, pass_times
-from nsa_tune.engines.sglang.pass_mode.times.grid import exp2, log2
+from nsa_tune.engines.sglang.pass_mode.times.grid import Grid, exp2, log2, together
 from nsa_tune.engines.sglang.pass_mode.times.pass_time import PassTime
 
 
@@ -25,7 +25,7 @@ def test_the_logarithm_is_near_log2_and_has_an_inverse(value: float) -> None:
 @pytest.mark.parametrize("module", [grid, pass_times, choice])
 def test_the_mathematical_library_has_no_say(module: ModuleType) -> None:
     """Hosts of one engine may have different ones, whose last bits differ."""
-    exact = {"floor", "frexp", "ldexp"}
+    exact = {"floor", "frexp", "ldexp", "sqrt"}
     named = {name for name, value in vars(module).items() if getattr(math, name, None) is value}
 
     assert named == (exact if module is grid else set())
@@ -52,3 +52,50 @@ def test_every_length_below_a_measured_one_has_a_time_within_the_measured(
     if any(size >= q_tokens and at >= context for size, at in took):
         assert pass_us is not None
         assert min(took.values()) * 0.999 <= pass_us <= max(took.values()) * 1.001
+
+
+GRAPHS = Grid([
+    PassTime(PassMode.SPARSE_GRAPH, size, context, us)
+    for size, context, us in ((512, 1000, 10.0), (512, 9000, 14.0), (2048, 1000, 40.0),
+                              (2048, 9000, 56.0))
+])  # fmt: skip
+"""A way that never waits for the host."""
+
+
+def test_what_the_gpu_did_while_it_waited_is_told_by_a_way_that_does_not_wait() -> None:
+    """SGLang's own way takes the graphs' time, or 30 us of the host."""
+    waited = PassTime(PassMode.ENGINE, 512, 9000, 30.0, host_us=29.0)
+    times = [waited, PassTime(PassMode.ENGINE, 2048, 9000, 56.0, host_us=30.0)]
+
+    plain, told = Grid(times), Grid(times, unhindered=GRAPHS)
+
+    # By the waiting pass alone 1280 tokens, half-way, take (30 + 56) / 2.
+    assert plain.pass_us(1280, 9000) == pytest.approx(43)
+    assert told.pass_us(1280, 9000) == pytest.approx(together(35, 30))
+    assert told.pass_us(600, 9000) == pytest.approx(30, rel=0.01)
+
+
+def test_fewer_keys_than_were_measured_cost_less_as_they_do_in_graphs() -> None:
+    times = [PassTime(PassMode.ENGINE, 2048, 9000, 112.0, host_us=30.0)]
+
+    assert Grid(times).pass_us(2048, 5000) == pytest.approx(112)
+    assert Grid(times, unhindered=GRAPHS).pass_us(2048, 5000) == pytest.approx(96)
+    assert Grid(times, unhindered=GRAPHS).pass_us(2048, 100) == pytest.approx(80)
+
+
+def test_between_two_sizes_a_pass_grows_as_one_that_was_measured_closer() -> None:
+    times = [PassTime(PassMode.SPARSE_GRAPH, size, 1, us) for size, us in ((512, 20.0), (2048, 60))]
+    closer = [(128, 9.0), (512, 10.0), (1024, 12.0), (2048, 20.0)]
+
+    assert Grid(times).pass_us(1280, 1) == pytest.approx(40)
+    assert Grid(times, closer).pass_us(1024, 1) == pytest.approx(28)
+    assert Grid(times, closer).pass_us(1536, 1) == pytest.approx(44)
+    assert Grid(times, closer[:2]).pass_us(1280, 1) == pytest.approx(40)
+
+
+@given(st.floats(0, 1e9), st.floats(0, 1e9))
+def test_host_and_gpu_together_take_as_long_as_the_slower_or_a_little_longer(
+    host: float, gpu: float
+) -> None:
+    assert max(host, gpu) * 0.999 <= together(host, gpu) <= max(host, gpu) * 2**0.125 * 1.001
+    assert together(host, gpu) == together(gpu, host)
