@@ -135,7 +135,8 @@ def _speculates(engine: Engine) -> bool:
     return not engine.runner.spec_algorithm.is_none()
 
 
-def _data_parallel(engine: Engine) -> bool:
+def data_parallel(engine: Engine) -> bool:
+    """Whether attention is data-parallel: each rank has batches of its own."""
     # Later releases take the argument back once it is resolved.
     return bool(engine.argument("enable_dp_attention")) or parallel().attn_dp_size > 1
 
@@ -255,7 +256,7 @@ ROWS: tuple[Row, ...] = (
         Part.TABLE, Part.PASSES,
     ),
     # Ranks have batches of their own: running them alike was tried, and gained nothing measurable.
-    _row("DP attention", _data_parallel, Part.PASSES),
+    _row("DP attention", data_parallel, Part.PASSES),
     _row(
         "a model that does not generate", lambda engine: not engine.runner.is_generation,
         Part.PASSES,

@@ -348,7 +348,13 @@ def test_bf16_pools_have_tables_of_their_own(
 
 
 @pytest.mark.parametrize(
-    ("dp", "kernels"), [(False, "fa3, flashmla_sparse"), (True, "flashmla_sparse")]
+    ("argument", "ranks", "kernels"),
+    [
+        (False, 1, "fa3, flashmla_sparse"),
+        (True, 1, "flashmla_sparse"),
+        # 0.5.23 takes the argument back, and has the width of the group.
+        (False, 2, "flashmla_sparse"),
+    ],
 )
 def test_with_dp_attention_fa3_prefills_nothing(
     engine: Engine,
@@ -356,7 +362,8 @@ def test_with_dp_attention_fa3_prefills_nothing(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
-    dp: bool,
+    argument: bool,
+    ranks: int,
     kernels: str,
 ) -> None:
     """SGLang fills up a rank's tokens, which FlashAttention refuses."""
@@ -366,7 +373,8 @@ def test_with_dp_attention_fa3_prefills_nothing(
     monkeypatch.setattr(module, "_measured", lambda _, impls: impls)
     caplog.set_level(logging.INFO)
 
-    _built(engine, model_runner(enable_dp_attention=dp), fp8=False)
+    engine.state.attn_dp_size = ranks
+    _built(engine, model_runner(enable_dp_attention=argument), fp8=False)
 
     assert f"prefill by MHA or MLA ({kernels})" in caplog.text
 
