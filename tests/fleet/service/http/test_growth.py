@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 import sqlite3
 import threading
@@ -199,6 +200,22 @@ def test_made_up_workers_leave_the_list_of_workers_small(tmp_path: Path) -> None
         assert len(service.get("/v1/workers").document["workers"]) == 200
 
 
+def test_made_up_gpus_end_nobody_elses_counts_of_batches(tmp_path: Path) -> None:
+    def log(*gpus: str) -> bytes:
+        decision = {
+            **TARGET, "schema": "nsa-tune/decision/1", "time": 1, "count": 1,
+            "batch": "extend:0+16", "own": {}, "taken": {},
+        }  # fmt: skip
+        return b"".join(json.dumps({**decision, "gpu": gpu}).encode() + b"\n" for gpu in gpus)
+
+    with served(tmp_path / "t.db") as service:
+        for number in range(66):
+            junk = log(*(f"junk {number} {place}" for place in range(16)))
+            service.post("/v1/decisions", junk)
+        counted = service.post("/v1/decisions", log(TARGET["gpu"]), role=Role.ADMIN)
+        assert counted.document == {"decisions": 1, "batches": 1}
+
+
 # --- locks, disks, clients that leave
 
 
@@ -217,24 +234,22 @@ def test_a_lock_on_the_services_own_database_holds_up_no_reader(tmp_path: Path) 
         assert service.post("/v1/jobs/claim", CLAIM).status == 200
 
 
+@pytest.mark.parametrize(("file_bytes", "taken"), [(300 * 2**10, False), (2**19, True)])
 def test_what_a_full_disk_refuses_is_not_stored_and_what_was_acknowledged_is(
-    tmp_path: Path,
+    file_bytes: int, taken: bool, tmp_path: Path
 ) -> None:
     database = tmp_path / "t.db"
     tokens = tokens_of(database)
     acknowledged, answers = 0, []
-    with Process(database, file_bytes=2**19) as process:
+    with Process(database, file_bytes=file_bytes) as process:
         service = Served(process.port, tokens)
-        for number in range(1, 12):
-            answer = service.post("/v1/tables", text_of(grown(200 * number, minute=number)))
+        for batches in (40, 400, 2000):
+            answer = service.post("/v1/tables", text_of(grown(batches)))
             answers.append(answer.status)
             if answer.status == 200:
                 acknowledged += answer.document["added"]
         assert service.get("/healthz", role=None).status == 200
-    assert answers[0] == 200
-    assert 503 in answers
-    with Process(database):
-        pass
+    assert (answers[0], answers[-1]) == (200 if taken else 503, 503)
     with closing(sqlite3.connect(database)) as connection:
         assert connection.execute("SELECT count(*) FROM measurements").fetchone() == (acknowledged,)
         assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
