@@ -30,7 +30,7 @@ __all__ = [
     "sweeps",
 ]
 
-_COMPILED = 5.0
+_COMPILING_MS = 1000.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +126,7 @@ def _case(
     within: float,
 ) -> dict[str, Any]:
     heads = cached(session, case)
+    configurations = _runnable(session, case, heads, configurations)
     samples: list[Sample] = []
     hits = 0
     asked: dict[int, tuple[str, int, float]] = {}
@@ -147,24 +148,44 @@ def _case(
     return row | row_of([one for one in samples if one.sweep])
 
 
+def _runnable(
+    session: Session,
+    case: Case,
+    heads: Sequence[list[int]],
+    configurations: Sequence[Configuration],
+) -> list[Configuration]:
+    """Those that no pass of a batch makes impossible: the first that forces a way tells."""
+    ways: set[str] = set()
+    for first in [one for one in configurations if one.pass_mode][:1]:
+        session.use(first)
+        tag = session.tag()
+        session.ask([h + session.tokens(n) for h, n in zip(heads, case.new, strict=True)])
+        ways = {
+            way for one in session.collect() if one["tag"] == tag for way in one.get("ways", ())
+        }
+    return [one for one in configurations if one.pass_mode is None or one.pass_mode in ways]
+
+
 def _still(
     configurations: Sequence[Configuration], samples: Sequence[Sample], within: float
 ) -> list[Configuration]:
     """The configurations to go on with.
 
-    Left out are ways that cannot run the batch, the way that the plug-in took, and, if `within` is
-    given, what took more than so many times the least; more than `_COMPILED` times is compiling.
+    Left out are the way that the plug-in took, ways that did not run after all, and, if `within` is
+    given, what took more than so many times the least, unless it only ran once and may have
+    compiled something.
     """
     kinds = {one.configuration: one.ran for one in samples}
     took: dict[str, float] = {}
     for one in samples:
         took[one.configuration] = min(one.gpu_ms, took.get(one.configuration, one.gpu_ms))
     least = min(took.values(), default=0.0)
+    again = any(one.sweep for one in samples)
     taken = {kinds.get(one.name) for one in configurations if one.plugin and not one.pass_mode}
 
     def slow(one: Configuration) -> bool:
-        times = took.get(one.name, least) / max(least, 1e-9)
-        return 0 < within < times < _COMPILED
+        ms = took.get(one.name, least)
+        return 0 < within * least < ms and (again or ms < _COMPILING_MS)
 
     def stays(one: Configuration) -> bool:
         if one.pass_mode is None:

@@ -299,7 +299,13 @@ class Probe:
         facts = {"ctl": wanted.configuration, "tag": wanted.tag} | _lengths(batch)
         steering = vars(runner).get("_nsa_tune_pass_mode")
         steered = steering is not None and configuration.plugin and facts["mode"] == "EXTEND"
-        forced = _way(steering, configuration.pass_mode, batch) if steered else None
+        forced = None
+        if steered and configuration.pass_mode:
+            # What cannot run the batch so runs as the engine does.
+            facts["ways"] = _ways(steering, batch)
+            forced = (
+                configuration.pass_mode if configuration.pass_mode in facts["ways"] else "engine"
+            )
         profiles = wanted.profiles if facts["mode"] == "EXTEND" else 0
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         host = time.perf_counter()
@@ -356,15 +362,11 @@ class Probe:
             os.write(self._file, (json.dumps(facts) + "\n").encode())
 
 
-def _way(steering: Any, mode: str | None, batch: Any) -> str | None:
-    """The way that a pass is forced to: `mode`, or the engine's own where that cannot run it."""
-    if mode is None:
-        return None
+def _ways(steering: Any, batch: Any) -> list[str]:
+    """The ways that can run a batch and are on."""
     sums = import_module(_EXTENDS).sums_of(batch.extend_prefix_lens_cpu, batch.extend_seq_lens_cpu)
-    if sums is None:
-        return None
-    ways = set(steering.choice.ways(sums, steering.rows_of(batch))) - steering.off
-    return mode if mode in ways else "engine"
+    ways = () if sums is None else steering.choice.ways(sums, steering.rows_of(batch))
+    return [str(way) for way in ways if way not in steering.off]
 
 
 @contextmanager

@@ -216,6 +216,7 @@ def test_prefills_run_as_a_configuration_forces_them_to(
     lines = [json.loads(line) for line in settings.passes.read_text().splitlines()]
     ways = ["flashmla_kv graph", "decode_graph", *["flashmla_kv graph"] * 3]
     assert [ran(line) for line in lines] == ways
+    assert lines[1]["ways"] == ["engine", "decode_graph"] and "ways" not in lines[3]
 
 
 def _batch(mode: str) -> Any:
