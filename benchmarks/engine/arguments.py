@@ -102,6 +102,11 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
     )
     add("--trace-configurations", default="", help="names; default: all")
     add("--requests", type=int, default=64, help="the first so many of a trace")
+    add(
+        "--repeat-tokens", type=float, default=0.0,
+        help="share of a prompt's tokens that repeat the one before, so that neighbouring queries "
+        "select alike",
+    )  # fmt: skip
     add("--longest", type=int, default=32768, help="leave out requests with longer prompts")
     add("--out-tokens", type=int, default=16, help="at most so many new tokens a request")
     add("--concurrency", type=int, default=16)

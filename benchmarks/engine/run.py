@@ -200,6 +200,7 @@ def _measure(
         session = Session(
             engine, settings, control, deadline=deadline, capacity=capacity,
             gpus=options.real_tp, data_parallel=options.real_dp,
+            repeats=options.repeat_tokens,
         )  # fmt: skip
         session.ask([session.tokens(100)], 4)
         session.collect()

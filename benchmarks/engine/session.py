@@ -76,8 +76,10 @@ class Session:
         capacity: int,
         gpus: int = 1,
         data_parallel: int = 1,
+        repeats: float = 0.0,
     ) -> None:
-        """`data_parallel`: ranks with batches of their own, to each of which all prompts go."""
+        """`data_parallel`: ranks with batches of their own, to each of which all prompts go.
+        `repeats`: the share of a prompt's tokens that are the same as the one before."""
         self.engine = engine
         self.configurations = settings.configurations
         self.capacity = capacity
@@ -92,6 +94,7 @@ class Session:
         self._settle_s = _SETTLE_S if gpus > 1 else 0.0
         self._data_parallel = data_parallel
         self._random = random.Random(1)
+        self._repeats = repeats
         self.measured: set[object] = set()
         """Batches that a test of prefills has measured."""
 
@@ -132,7 +135,11 @@ class Session:
     def tokens(self, count: int, seed: object = None) -> list[int]:
         """Random token ids; the same ones for the same `seed`."""
         chosen = self._random if seed is None else random.Random(str(seed))
-        return [chosen.randrange(_LEAST_TOKEN, VOCABULARY) for _ in range(count)]
+        ids = [chosen.randrange(_LEAST_TOKEN, VOCABULARY) for _ in range(count)]
+        for i in range(1, count) if self._repeats else ():
+            if chosen.random() < self._repeats:
+                ids[i] = ids[i - 1]
+        return ids
 
     def tag(self, *, memory: bool = False, keeps: bool = False, profiles: int = 0) -> int:
         """A new number that the passes from now on bear.

@@ -6,6 +6,7 @@ import asyncio
 import json
 import sys
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -211,6 +212,20 @@ def test_an_engine_without_the_probe_is_told(tmp_path: Path, engines: list[FakeE
     session = Session(silent, settings, control, deadline=0, capacity=9)
     with pytest.raises(RuntimeError, match="writes no passes"):
         session.collect()
+
+
+def test_prompts_repeat_tokens_as_often_as_is_asked(tmp_path: Path) -> None:
+    settings = Settings(tmp_path / "control", tmp_path / "none", parsed(_CONFIGURATIONS))
+    control = Control.create(settings.control)
+
+    def repeated(share: float) -> float:
+        session = Session(None, settings, control, deadline=0, capacity=9, repeats=share)
+        ids = session.tokens(5000, "a prompt")
+        assert ids == session.tokens(5000, "a prompt")
+        return sum(a == b for a, b in pairwise(ids)) / 5000
+
+    assert repeated(0.0) < 0.01
+    assert repeated(0.9) == pytest.approx(0.9, abs=0.02)
 
 
 def test_batches_go_to_each_data_parallel_rank(tmp_path: Path) -> None:

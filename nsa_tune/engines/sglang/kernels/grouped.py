@@ -9,11 +9,13 @@ there are samples SGLang's kernel runs.
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
+from nsa_tune.engines.sglang.edge import say_once
 from nsa_tune.engines.sglang.eligible import Engine, Part, reads_back
 from nsa_tune.engines.sglang.kernel_swap import Call, KernelSwap
 from nsa_tune.engines.sglang.kernels import copies, decode
@@ -66,6 +68,9 @@ class Overlap:
             union, selected = self._counted[1].tolist()
             if selected:
                 self._shares.append((1 - union / selected) * tokens / (tokens - 1))
+                if len(self._shares) == _FEWEST:
+                    text = f"of its selected keys a query shares {self.percent} %"
+                    say_once(logging.INFO, f"{text} with those before it in a tile of {tokens}")
             self._counted = None
         self._calls += 1
         every = _LATER_CALLS if len(self._shares) == _KEPT else _FIRST_CALLS
