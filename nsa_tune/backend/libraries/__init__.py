@@ -100,6 +100,12 @@ PROVIDERS: dict[str, Library] = {
             "pip install 'sglang>=0.5.22'",
             optional=True,
         ),
+        Library(
+            "sglang_triton_decode",
+            (("sglang", f"{_SGLANG}.decode_attention"),),
+            "pip install 'sglang>=0.5.17'",
+            optional=True,
+        ),
     )
 }
 

@@ -108,6 +108,34 @@ def build_flashinfer(case: DenseCase) -> Run:
     return run
 
 
+_TRITON_PARTS = 8
+"""SGLang's `--triton-attention-num-kv-splits` by default."""
+
+
+def build_triton(case: DenseCase) -> Run:
+    """SGLang's Triton decode with pages of one token; the parts are counted once a pass."""
+    import torch
+
+    from nsa_tune.backend.libraries.sglang import calls as sglang
+
+    rows, heads, rank = case.batch.q_tokens, case.heads, case.profile.rank
+    starts, lengths = case.starts_kv.int(), case.starts_kv.diff().int()
+    splits = sglang.triton_splits(lengths, heads, _TRITON_PARTS, case.setting.device.sms)
+    sums = torch.empty(rows, heads, _TRITON_PARTS, dtype=torch.float32, device=case.device)
+    scratch = sums.new_empty(rows, heads, _TRITON_PARTS, rank), sums
+
+    def run() -> torch.Tensor:
+        q = absorb(case, heads)
+        out = q.new_empty(rows, heads, rank)
+        sglang.triton_decode(
+            q, case.pool[:, None], out, starts, case.slots, scratch, splits,
+            case.profile.softmax_scale,
+        )  # fmt: skip
+        return project(case, out)
+
+    return run
+
+
 def build_torch(case: DenseCase) -> Run:
     """Absorbed attention in torch, one sequence after the other."""
     import torch

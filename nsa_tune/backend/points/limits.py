@@ -103,6 +103,10 @@ def _few_rows(batch: Batch) -> str | None:
     return f"{batch.q_tokens} rows pass the {_FEW} that splitting each row's selection is made for"
 
 
+def _one_query(batch: Batch) -> str | None:
+    return None if batch.next_n == 1 else "SGLang verifies by its prefill kernel in Triton"
+
+
 def _several_queries(batch: Batch) -> str | None:
     return None if batch.next_n > 1 else "with next_n 1 flashmla_kv_grouped is flashmla_kv itself"
 
@@ -150,6 +154,10 @@ SOME_ROWS = Guard(
 SEVERAL_QUERIES = Guard(
     "several_queries", "semantic", "a row of one query: flashmla_kv itself",
     in_any_setting(_several_queries),
+)  # fmt: skip
+ONE_QUERY = Guard(
+    "one_query", "semantic", "SGLang 0.5.23 triton_backend.py:1669 forward_extend",
+    in_any_setting(_one_query),
 )  # fmt: skip
 EQUAL_QUERIES = Guard(
     "equal_queries", "semantic", "FlashMLA csrc/api/dense_decode.h: q [b, s_q, h, 576]",

@@ -259,6 +259,23 @@ def test_sglangs_triton_kernel_gets_the_group_that_shares_a_union(
     assert named == {"topk_length": lengths, "union": 2}
 
 
+def test_sglangs_triton_decode_reads_values_where_the_keys_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[tuple[Any, ...]] = []
+    module = SimpleNamespace(decode_attention_fwd=lambda *given, has_mla: seen.append(given))
+    monkeypatch.setattr(sglang, "_module", {"sglang_triton_decode": module}.__getitem__)
+    pool, out = torch.ones(9, 1, 576), torch.zeros(2, 16, 512)
+    partial, lse = torch.zeros(2, 16, 8, 512), torch.zeros(2, 16, 8)
+
+    sglang.triton_decode(NOPE, pool, out, PAGES, PAGES, (partial, lse), PAGES, 0.1)
+
+    ((q, keys, values, *rest),) = seen
+    assert q is NOPE and keys is pool and values.data_ptr() == pool.data_ptr()
+    assert values.shape == (9, 1, 512)
+    assert rest[0] is out and rest[3:5] == [partial, lse] and rest[6:] == [8, 0.1, 1.0, 1.0]
+
+
 def test_sglangs_second_selection_writes_places_behind_an_offset(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

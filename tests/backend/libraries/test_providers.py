@@ -122,6 +122,7 @@ def test_an_optional_library_is_missing_until_all_that_it_needs_is_installed(sit
         "sglang_tilelang",
         "sglang_q8",
         "sglang_triton",
+        "sglang_triton_decode",
         "sglang_topk_v2",
     }
 
@@ -130,10 +131,16 @@ def test_an_optional_library_is_missing_until_all_that_it_needs_is_installed(sit
         "sglang_tilelang",
         "sglang_q8",
         "sglang_triton",
+        "sglang_triton_decode",
         "sglang_topk_v2",
     }
     install(site, "tilelang", "0.1.11", "tilelang")
-    assert providers.missing() == {"sglang_q8", "sglang_triton", "sglang_topk_v2"}
+    assert providers.missing() == {
+        "sglang_q8",
+        "sglang_triton",
+        "sglang_triton_decode",
+        "sglang_topk_v2",
+    }
     found = providers.answering("sglang_tilelang")
     assert found is not None
     assert (found.distribution, found.version) == ("sglang", "0.5.17")
@@ -143,4 +150,10 @@ def test_an_optional_library_is_missing_until_all_that_it_needs_is_installed(sit
 def test_no_library_that_others_need_is_optional() -> None:
     optional = {name for name, one in providers.PROVIDERS.items() if one.optional}
 
-    assert optional == {"sglang_tilelang", "sglang_q8", "sglang_triton", "sglang_topk_v2"}
+    assert optional == {
+        "sglang_tilelang",
+        "sglang_q8",
+        "sglang_triton",
+        "sglang_triton_decode",
+        "sglang_topk_v2",
+    }

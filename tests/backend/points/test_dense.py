@@ -14,6 +14,7 @@ from nsa_tune import Batch
 from nsa_tune.backend.hardware.detect import KNOWN
 from nsa_tune.backend.libraries.flash_mla import calls as flash_mla
 from nsa_tune.backend.libraries.flashinfer import calls as flashinfer
+from nsa_tune.backend.libraries.sglang import calls as sglang
 from nsa_tune.backend.libraries.sglang_kernel import calls as sglang_kernel
 from nsa_tune.backend.points import POINTS, points_for
 from nsa_tune.backend.points.attention_case import DenseCase, prefill_case
@@ -94,6 +95,19 @@ def dense_decode(
     return out.view(sequences, queries, *out.shape[1:])
 
 
+def triton_decode(
+    q: torch.Tensor, pool: torch.Tensor, out: torch.Tensor, starts: torch.Tensor,
+    slots: torch.Tensor, scratch: tuple[torch.Tensor, torch.Tensor], splits: torch.Tensor,
+    scale: float,
+) -> None:  # fmt: skip
+    rank, (partial, sums) = out.shape[-1], scratch
+    assert partial.shape == (*sums.shape, rank)
+    assert sums.shape[:2] == q.shape[:2]
+    for i, part in enumerate(slots.long().split(starts.diff().tolist())):
+        keys = pool[part].expand(-1, q.shape[1], -1)
+        out[i] = attend(q[i : i + 1], keys, keys[..., :rank], scale, False)[0][0]
+
+
 class MlaWrapper:
     """FlashInfer's, over pages of one token."""
 
@@ -126,6 +140,8 @@ def libraries(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flash_mla, "dense_decode", dense_decode)
     monkeypatch.setattr(flash_mla, "new_schedule", lambda: None)
     monkeypatch.setattr(flashinfer, "mla_wrapper", MlaWrapper)
+    monkeypatch.setattr(sglang, "triton_decode", triton_decode)
+    monkeypatch.setattr(sglang, "triton_splits", lambda *given: None)
 
 
 def runs() -> Iterator[tuple[Point, str, Batch]]:
@@ -201,6 +217,13 @@ def test_flashmla_takes_equally_many_queries_only() -> None:
 
     assert arm.allowed(Batch.extend([100, 7], [4, 4]), H200) is None
     assert "equally many" in (arm.allowed(Batch.extend([100, 7], [4, 5]), H200) or "")
+
+
+def test_sglangs_triton_decode_takes_one_query_of_each() -> None:
+    arm = DECODE.arm("triton")
+
+    assert arm.allowed(Batch.decode([100, 7]), H200) is None
+    assert "prefill kernel" in (arm.allowed(Batch.verify([100, 7], 2), H200) or "")
 
 
 def test_flashinfers_plan_has_room_for_so_many_tiles() -> None:

@@ -94,6 +94,53 @@ def triton_sparse(
     return out
 
 
+def triton_splits(lengths: torch.Tensor, heads: int, most: int, sms: int) -> torch.Tensor:
+    """Into how many parts SGLang's Triton decode splits each sequence, as it computes them once a
+    pass: `triton_backend.py` (`get_num_kv_splits`).
+
+    Args:
+        lengths: [sequences] int32: kv tokens of each.
+        heads: query heads of the one kv head.
+        most: parts of a sequence at most (`--triton-attention-num-kv-splits`).
+        sms: multiprocessors of the device.
+
+    Returns:
+        [sequences] int32.
+    """
+    kernel = importlib.import_module("sglang.kernels.ops.attention.metadata")
+    splits, count = lengths.new_empty(len(lengths)), len(lengths)
+    kernel.get_num_kv_splits_triton[(1,)](
+        splits, lengths, count, 1, heads, 1, most, sms,
+        MAX_NUM_SEQ=max(256, 1 << (count - 1).bit_length()),
+    )  # fmt: skip
+    return splits
+
+
+def triton_decode(
+    q: torch.Tensor, pool: torch.Tensor, out: torch.Tensor, starts: torch.Tensor,
+    slots: torch.Tensor, scratch: tuple[torch.Tensor, torch.Tensor], splits: torch.Tensor,
+    scale: float,
+) -> None:  # fmt: skip
+    """Absorbed decode in Triton, SGLang's backend "triton": `decode_attention_fwd`.
+
+    Args:
+        q: [sequences, heads, 576] bf16, contiguous.
+        pool: [slots, 1, 576] bf16.
+        out: [sequences, heads, 512] bf16; written.
+        starts: [sequences + 1] int32: first kv token of each sequence.
+        slots: [kv tokens] int32: their slots of the pool.
+        scratch: partial outputs [sequences, heads, most parts, 512] fp32 and [sequences, heads,
+            most parts] fp32 for the logarithms of their sums.
+        splits: of `triton_splits`.
+        scale: softmax scale.
+    """
+    partial, lse = scratch
+    _module("sglang_triton_decode").decode_attention_fwd(
+        q, pool, pool[..., : out.shape[-1]], out, starts, slots, partial, lse, splits,
+        partial.shape[2], scale, 1.0, 1.0, has_mla=True,
+    )  # fmt: skip
+
+
 def cast_q(out: torch.Tensor, nope: torch.Tensor, rope: torch.Tensor) -> None:
     """Round absorbed queries to e4m3 into the first heads of `out`, nope before rope.
 

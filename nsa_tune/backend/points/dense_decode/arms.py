@@ -31,6 +31,10 @@ ARMS = (
         "flashinfer", dense_mla.build_flashinfer, _BF16, "flashinfer", ANY_GPU,
         (limits.SOME_ROWS, *flashinfer.MLA_WORKS), features=features.OF_BALANCED,
     ),
+    Arm(
+        "triton", dense_mla.build_triton, _BF16, "sglang_triton_decode", ANY_GPU,
+        (limits.SOME_ROWS, limits.ONE_QUERY), features=features.OF_FA3,
+    ),
     Arm("torch", dense_mla.build_torch, _BF16, guards=(limits.SOME_ROWS,), reference=True,
         features=features.OF_TORCH),
 )  # fmt: skip
