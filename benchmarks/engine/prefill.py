@@ -31,6 +31,7 @@ __all__ = [
 ]
 
 _COMPILING_MS = 1000.0
+_LONG_MS, _STEADY = 250.0, 1.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,10 +143,24 @@ def _case(
             samples += sampled(session.collect(), asked)
             asked.clear()
             # The first sweep may compile kernels: only what is slow by far is left out after it.
-            configurations = _still(configurations, samples, within if sweep else 2 * within)
+            long = min((one.gpu_ms for one in samples), default=0.0) > _LONG_MS
+            most = within if sweep or long else 2 * within
+            configurations = _still(configurations, samples, most)
+            if within and long and sweep == 1 and _steady(samples):
+                break
+    else:
+        samples = [one for one in samples if one.sweep]
     row: dict[str, Any] = {"case": case.name, "prefix": list(case.prefix), "new": list(case.new)}
     row |= {"cached": hits, "as_asked": hits == sum(case.prefix)}
-    return row | row_of([one for one in samples if one.sweep])
+    return row | row_of(samples)
+
+
+def _steady(samples: Sequence[Sample]) -> bool:
+    """Whether all have taken as long in each sweep, so that two sweeps say enough."""
+    took: dict[str, list[float]] = {}
+    for one in samples:
+        took.setdefault(one.configuration, []).append(one.gpu_ms)
+    return all(max(found) < _STEADY * min(found) for found in took.values())
 
 
 def _runnable(

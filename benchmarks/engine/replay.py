@@ -64,11 +64,11 @@ class _Replays:
         self._session.flush()
         for one in self._warm:
             self._session.ask([self._prompts.of(one, 0)])
-        # Compiles what is still to be compiled; in the last configuration, which goes first next.
-        self._replay(self._configurations[-1], timed, 0)
+        # Compiles what is still to be compiled; in the configuration that goes first next.
+        self._replay(self._configurations[0], timed, 0)
         runs: list[dict[str, Any]] = []
         for i in range(1, self._rounds + 1):
-            for chosen in self._configurations[::-1] if i % 2 else self._configurations:
+            for chosen in self._configurations if i % 2 else self._configurations[::-1]:
                 if self._session.late:
                     return row | {"late": True} | summary_of(runs)
                 run = self._replay(chosen, timed, i) | {"round": i, "configuration": chosen.name}

@@ -303,6 +303,16 @@ def test_slow_configurations_are_left_out_after_two_sweeps(
     assert samples == {"default": 3, "plugin": 3, "eager": 1}
 
 
+def test_long_passes_that_always_take_the_same_are_measured_twice(
+    tmp_path: Path, engines: list[FakeEngine]
+) -> None:
+    options = ("--tests", "prefill", "--grid", "0:640:1", "--within", "1.6")
+    (row,) = _measured(tmp_path, *options)["tests"]["prefill"]
+
+    samples = {name: one["samples"] for name, one in row["configurations"].items()}
+    assert samples == {"default": 2, "plugin": 2, "eager": 1}
+
+
 def test_ranks_run_mixed_batches_in_every_configuration(
     tmp_path: Path, engines: list[FakeEngine]
 ) -> None:
