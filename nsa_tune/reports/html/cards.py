@@ -30,7 +30,7 @@ from nsa_tune.reports.formats.display_tables import (
     worst_table,
 )
 from nsa_tune.reports.html.chart_data import line_panel, plot
-from nsa_tune.reports.html.markup import article, code, figure, heading, html_table, note
+from nsa_tune.reports.html.markup import article, code, figure, heading, html_table, note, said
 
 VIEWS = {
     "crossovers": "Answer",
@@ -82,22 +82,16 @@ def _chart(name: str, chart: Chart | None, caption: str, drawn: Drawn | None) ->
 def _answer(section: Section) -> str:
     """What to set and what it gives, a number and a sentence for each step."""
     if section.is_demonstration:
-        body = _said("Demonstration", "", DEMONSTRATION)
+        body = said("Demonstration", "", DEMONSTRATION)
     elif not section.answers:
-        body = _said("", "", NO_ANSWER)
+        body = said("", "", NO_ANSWER)
     else:
         body = "".join(
-            _said(less_than_one(answer.gain), f"less attention time in {answer.step}",
+            said(less_than_one(answer.gain), f"less attention time in {answer.step}",
                   answer.sentence, answer.basis)
             for answer in section.answers
         ) + f'<p class="note">{code(BASIS)}</p>'  # fmt: skip
     return article("crossovers", body, kind="answer")
-
-
-def _said(number: str, label: str, sentence: str, basis: str = "") -> str:
-    small = f" <small>{escape(label)}</small>" if label else ""
-    first = f'<p class="number">{escape(number)}{small}</p>' if number else ""
-    return f'<div>{first}<p class="lead">{code(sentence)}</p>{note(basis)}</div>'
 
 
 # --- crossovers

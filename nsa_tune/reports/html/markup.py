@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import re
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from html import escape
 from importlib import resources
 
@@ -59,18 +59,37 @@ def select(name: str, label: str, values: Iterable[str]) -> str:
     return f'<label>{escape(label)} <select name="{name}">{options}</select></label>'
 
 
-def html_table(table: DisplayTable) -> str:
-    """A table that scrolls sideways where it is too wide, also by keyboard."""
+_WIDE = 6
+"""Columns from which a table's rows are stacked on a phone."""
 
-    def cells(tag: str, row: tuple[str, ...]) -> str:
-        return "".join(
-            f"<{tag}{' class=number' if i in table.numeric else ''}>{escape(cell)}</{tag}>"
-            for i, cell in enumerate(row)
-        )
 
-    body = "".join(f"<tr>{cells('td', row)}</tr>" for row in table.rows)
+def said(number: str, label: str, sentence: str, basis: str = "") -> str:
+    """An answer: a number and what it is, a sentence, and what both rest on."""
+    small = f" <small>{escape(label)}</small>" if label else ""
+    first = f'<p class="number">{escape(number)}{small}</p>' if number else ""
+    return f'<div>{first}<p class="lead">{code(sentence)}</p>{note(basis)}</div>'
+
+
+def html_table(table: DisplayTable, links: Sequence[str] = ()) -> str:
+    """A table that scrolls sideways where it is too wide, also by keyboard; on a phone the rows of
+    a wide one are stacked. `links` are where the rows' first cells lead."""
+    rows = [[escape(cell) for cell in row] for row in table.rows]
+    for row, link in zip(rows, links, strict=False):
+        row[0] = f'<a href="{escape(link)}">{row[0]}</a>'
+    wide = ' class="wide"' if len(table.columns) >= _WIDE else ""
+
+    def attributes(i: int, cell: str = "") -> str:
+        shown = wide and cell not in ("", "-")
+        label = f' data-label="{escape(table.columns[i])}"' if shown else ""
+        return f"{' class=number' if i in table.numeric else ''}{label}"
+
+    titles = (f"<th{attributes(i)}>{escape(name)}</th>" for i, name in enumerate(table.columns))
+    body = (
+        f"<tr>{''.join(f'<td{attributes(i, cell)}>{cell}</td>' for i, cell in enumerate(row))}</tr>"
+        for row in rows
+    )
     return (
         f'<div class="scroll" tabindex="0" role="group" aria-label="{escape(table.title)}">'
-        f"<table><thead><tr>{cells('th', table.columns)}</tr></thead>"
-        f"<tbody>{body}</tbody></table></div>"
+        f"<table{wide}><thead><tr>{''.join(titles)}</tr></thead>"
+        f"<tbody>{''.join(body)}</tbody></table></div>"
     )

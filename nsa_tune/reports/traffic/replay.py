@@ -5,6 +5,7 @@ Its tables are for the terminal and for an HTML page, which begins with the answ
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -14,7 +15,7 @@ from typing import Any
 
 from nsa_tune.reports.formats.display_tables import DisplayTable
 from nsa_tune.reports.html.frame import offline
-from nsa_tune.reports.html.markup import article, heading, html_table, note
+from nsa_tune.reports.html.markup import article, heading, html_table, note, said
 from nsa_tune.reports.traffic.advice import notes_on
 from nsa_tune.reports.traffic.attention import DEFAULT, PLUGIN
 from nsa_tune.reports.traffic.deployment import Deployment, Traffic
@@ -186,10 +187,11 @@ def _cell(column: str, value: Any) -> str:
 def as_html(replayed: Replay) -> str:
     """The page, which needs nothing but itself."""
     title = f"{replayed.trace} replayed"
-    header = (
-        f"<header><h1>{escape(title)}</h1><p><strong>{escape(replayed.headline)}</strong></p>"
-        '<form class="filters" hidden></form></header>'
-    )
+    header = f'<header><h1>{escape(title)}</h1><form class="filters" hidden></form></header>'
+    saved = next(row["prefill saved"] for row in replayed.setups if row["setup"] == PLUGIN)
+    number = "" if saved is None else f"{saved:.0%}"
+    sentence = re.sub(r"(--[\w-]+ \w+)", r"`\1`", replayed.headline)
+    answer = article(_VIEW, said(number, "less prefill time", sentence), kind="answer")
     shown = (table for table in tables(replayed) if table.rows)
     cards = (article(_VIEW, heading(table) + html_table(table)) for table in shown)
     facts = "".join(
@@ -198,7 +200,7 @@ def as_html(replayed: Replay) -> str:
     )
     section = (
         '<section class="table" aria-labelledby="title">\n'
-        f'<h2 id="title">What choosing by batch is worth</h2>\n{"".join(cards)}\n'
+        f'<h2 id="title">What choosing by batch is worth</h2>\n{answer}{"".join(cards)}\n'
         f'<details><summary>What this rests on</summary><dl class="card">{facts}</dl>'
         f"{''.join(map(note, replayed.notes))}</details>\n</section>"
     )

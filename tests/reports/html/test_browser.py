@@ -14,6 +14,9 @@ from nsa_tune.backend.types.records import Measurement, Status, Table
 from nsa_tune.db.places import shipped
 from nsa_tune.db.text_table import read_text
 from nsa_tune.reports.analysis.report import Report, build
+from nsa_tune.reports.formats.display_tables import DisplayTable
+from nsa_tune.reports.html.frame import offline
+from nsa_tune.reports.html.markup import html_table
 from nsa_tune.reports.html.page import as_html
 from nsa_tune.reports.html.vega_bundle import charts_javascript
 from tests.reports.browsing import Scheme, Visit, centre
@@ -237,6 +240,23 @@ def test_a_narrow_window_scrolls_in_its_charts_and_not_as_a_whole(
             visit.view(view)
             visit.drawn(panel)
             assert page.evaluate("document.documentElement.scrollWidth") <= 390
+
+
+def test_a_wide_table_is_stacked_on_a_phone(browser: Browser, tmp_path: Path) -> None:
+    columns = tuple(f"column {i}" for i in range(8))
+    table = DisplayTable("Wide", columns, (("first", *map(str, range(6)), "-"),))
+    path = tmp_path / "wide.html"
+    path.write_text(offline(None).page("Wide", "", [html_table(table)], None), encoding="utf-8")
+
+    for width, stacked in ((390, True), (1400, False)):
+        with Visit(browser, path, width=width) as visit:
+            page = visit.page
+            page.goto(visit.url)
+            cells = page.locator("td:visible")
+            assert cells.count() == (7 if stacked else 8)
+            assert page.locator("th").first.is_visible() is not stacked
+            overflow = "document.querySelector('.scroll').scrollWidth"
+            assert page.evaluate(overflow) <= width
 
 
 def test_hostile_strings_stay_text(browser: Browser, tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache, partial
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -118,22 +117,20 @@ def _overview(held: Held, running: Sequence[Job], doubtful: Mapping[str, Sequenc
     rows = tuple(_running(job) for job in running)
     measured = DisplayTable("Being measured", columns, rows, frozenset({0, 3, 7}))
     cards = [_card(measured)] if rows else []
-    table = DisplayTable("Tables", (), (), note=note)
-    links = "".join(_row(entry, doubtful.get(entry.key.digest, ())) for entry in held.entries)
     names = ("GPU", "model", "heads", "KV layout", "driver", "rows", "measured", "doubted points")
-    titles = "".join(f"<th>{name}</th>" for name in names)
-    listed = f'<div class="scroll" tabindex="0"><table><thead><tr>{titles}</tr></thead>' \
-             f"<tbody>{links}</tbody></table></div>" if links else ""  # fmt: skip
-    cards.append(f"<article>{heading(table)}{listed}</article>\n")
-    return "".join([head, *cards, _END])
+    entries = held.entries
+    listed = tuple(_row(entry, doubtful.get(entry.key.digest, ())) for entry in entries)
+    table = DisplayTable("Tables", names if listed else (), listed, note=note)
+    links = [f"report/{entry.key.digest}" for entry in entries]
+    return "".join([head, *cards, _card(table, links), _END])
 
 
-def _row(entry: Entry, doubtful: Sequence[str]) -> str:
+def _row(entry: Entry, doubtful: Sequence[str]) -> tuple[str, ...]:
     key = entry.key
-    cells = (key.model, str(key.heads), key.kv_layout, key.driver, str(entry.measurements),
-             _minute(entry.measured_at), ", ".join(doubtful))  # fmt: skip
-    rest = "".join(f"<td>{escape(cell)}</td>" for cell in cells)
-    return f'<tr><td><a href="report/{key.digest}">{escape(key.gpu)}</a></td>{rest}</tr>'
+    return (
+        key.gpu, key.model, str(key.heads), key.kv_layout, key.driver, str(entry.measurements),
+        _minute(entry.measured_at), ", ".join(doubtful),
+    )  # fmt: skip
 
 
 def _running(job: Job) -> tuple[str, ...]:
@@ -193,8 +190,9 @@ def _workers(workers: Sequence[tuple[Worker, float]]) -> DisplayTable:
     return DisplayTable("Workers", columns, rows, note=note)
 
 
-def _card(table: DisplayTable) -> str:
-    return f"<article>{heading(table)}{html_table(table)}</article>\n"
+def _card(table: DisplayTable, links: Sequence[str] = ()) -> str:
+    body = html_table(table, links) if table.rows else ""
+    return f"<article>{heading(table)}{body}</article>\n"
 
 
 def _time(seconds: float | None) -> str:
