@@ -126,6 +126,10 @@ class _Captured(Dense):
         """The sizes to capture."""
         return self._wanted
 
+    def scratch_bytes(self) -> int:
+        """Memory that capturing takes besides."""
+        return 0
+
     def capture(self, size: int) -> None:
         """Capture one size."""
         if self._engine.suffers(Fault.CANNOT_CAPTURE) and size < _SIZES[-1]:
@@ -158,7 +162,9 @@ class _Engine:
         self.token_to_kv_pool = SimpleNamespace()
         self.spec_algorithm = Speculation.EAGLE if scenario.width > 1 else Speculation.NONE
         self.max_total_num_tokens = 60_000
-        self.model_config = SimpleNamespace(context_len=50_000, vocab_size=1000)
+        self.model_config = SimpleNamespace(
+            context_len=50_000, vocab_size=1000, num_hidden_layers=4
+        )
         self.req_to_token_pool = SimpleNamespace(
             req_to_token=torch.zeros(20, 50_100, dtype=torch.int32)
         )
@@ -334,7 +340,6 @@ def _patch(key: dict[str, str], engine: _Engine) -> None:
     captures: Any = capture
     absent = (Part.DENSE_MLA, Part.SPARSE)
     captures.why_not = lambda part, engine: "not here" if part in absent else None
-    captures._why_no_room = lambda whole: None
     torch.cuda.mem_get_info = lambda *_: (2**34, 2**35)
     captures.DenseGraphs = _Captured
     captures.GraphBuffers = SimpleNamespace(of_engine=lambda: GraphBuffers([]))

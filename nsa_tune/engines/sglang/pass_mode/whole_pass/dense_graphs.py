@@ -18,7 +18,12 @@ from nsa_tune.backend.types.batch import Batch
 from nsa_tune.engines.sglang.facts import heads_of, is_dense_mla
 from nsa_tune.engines.sglang.pass_mode.whole_pass.absorbed import PAGE, AbsorbedAttention, Inputs
 from nsa_tune.engines.sglang.pass_mode.whole_pass.attention import Swap, swapped
-from nsa_tune.engines.sglang.pass_mode.whole_pass.unbroken import Kind, capture, shape_key
+from nsa_tune.engines.sglang.pass_mode.whole_pass.unbroken import (
+    LEAST_TOKENS,
+    Kind,
+    capture,
+    shape_key,
+)
 
 _BF16_BYTES = 2
 
@@ -101,8 +106,9 @@ class DenseGraphs:
         self._read.append(forward_batch)
 
     def wanted(self) -> list[int]:
-        """The sizes to capture: all that SGLang has graphs of."""
-        return sorted(self._runner.capture_num_tokens)
+        """The sizes to capture, of those that SGLang has graphs of."""
+        sizes = sorted(self._runner.capture_num_tokens)
+        return [size for size in sizes if size >= LEAST_TOKENS] or sizes[-1:]
 
     def scratch_bytes(self) -> int:
         """Memory that capturing takes beside what SGLang's own graph of a size has just taken.

@@ -18,10 +18,15 @@ from nsa_tune.engines.sglang.pass_mode.whole_pass.sparse_attention import (
     SparseAttention,
 )
 from nsa_tune.engines.sglang.pass_mode.whole_pass.sparse_inputs import PAGE, SEQUENCES, SparseInputs
-from nsa_tune.engines.sglang.pass_mode.whole_pass.unbroken import Kind, capture, shape_key
+from nsa_tune.engines.sglang.pass_mode.whole_pass.unbroken import (
+    LEAST_TOKENS,
+    Kind,
+    capture,
+    shape_key,
+)
 
-LEAST_TOKENS, MOST_TOKENS = 64, 2048
-"""Graphs of so many tokens are captured; fewer new tokens run by decode graphs."""
+MOST_TOKENS = 2048
+"""Tokens of the largest graph that is captured."""
 _MOST_KEYS = 2**17
 """Keys of a batch at most. What the indexer computes takes 4 bytes a key and row."""
 

@@ -13,6 +13,8 @@ from nsa_tune.engines.sglang.pass_mode.whole_pass.failed_capture import end_capt
 
 _BREAKS = "sglang.srt.model_executor.runner_backend_utils.breakable_cuda_graph.breakable_cuda_graph"
 
+LEAST_TOKENS = 64
+"""Smaller graphs are not captured: so few new tokens run by decode graphs, and as fast."""
 _WARM_UP_LAYERS = 6
 """DeepSeek's three dense layers, and three with experts. All further ones are like these."""
 

@@ -54,7 +54,7 @@ def _runner(*, is_draft_worker: bool = False) -> Any:
         attn_backend=SimpleNamespace(
             dsa_index_topk=2048, num_q_heads=16, qk_nope_head_dim=128, qk_rope_head_dim=64
         ),
-        model_config=SimpleNamespace(v_head_dim=128),
+        model_config=SimpleNamespace(v_head_dim=128, num_hidden_layers=61),
     )
 
 
@@ -122,6 +122,8 @@ def test_no_dense_graphs_are_captured_where_memory_may_run_out(
         capture_all(graphs)
 
     assert bool(captured(graphs)) == enough
+    # 2 graphs of 61 layers, twice the 1 MiB of scratch, and 512 MiB.
+    assert ("capturing might take 537 MiB" in caplog.text) != enough
     assert ("500 MiB of memory are free" in caplog.text) != enough
 
 

@@ -62,6 +62,7 @@ class _Runner:
     current: ContextVar[object]
     device: str = "cpu"
     model_runner: Any = None
+    capture_num_tokens: list[int] = field(default_factory=list)
     fails: bool = False
     attention: _Attention = field(default_factory=_Attention)
     captured: dict[Any, tuple[_Metadata, bool, Any, object]] = field(default_factory=dict)
@@ -190,6 +191,15 @@ def test_only_what_was_captured_fits(runner: _Runner) -> None:
     assert not graphs.fits(512, _prompts(1))
     assert not graphs.fits(1024, Batch.extend(prefix_lens=[64], extend_lens=[8]))
     assert not graphs.fits(1024, Batch.extend(prefix_lens=[0], extend_lens=[TOPK + 1]))
+
+
+@pytest.mark.parametrize(("sizes", "wanted"), [([8192, 64, 4, 48], [64, 8192]), ([4, 48], [48])])
+def test_so_few_tokens_as_decode_graphs_take_have_no_graph(
+    sizes: list[int], wanted: list[int], runner: _Runner
+) -> None:
+    runner.capture_num_tokens = sizes
+
+    assert DenseGraphs(runner, TOPK, Kind.MHA).wanted() == wanted
 
 
 def test_absorbed_attention_takes_prefixes_too(runner: _Runner) -> None:
