@@ -28,6 +28,10 @@ _EAGER_MARGIN = 0.25
 kernels, and has more to do while it serves: one took 276 ms where 192 were estimated."""
 
 
+_SCORED = 0.14
+"""What a key costs that is scored only, as a share of one that is attended to as well: 16 heads."""
+
+
 class Graphs(Protocol):
     """Captured whole-pass graphs of one kind."""
 
@@ -94,7 +98,7 @@ class Choice:
         size = bucket(self.sizes, batch.q_tokens)
         if times is None or size is None:
             return {}
-        context = batch.pairs / batch.q_tokens
+        context = self.context(batch)
         estimates = {}
         for mode in self.ways(batch, rows):
             if mode in (PassMode.ENGINE, PassMode.TABLE_KERNEL):
@@ -125,6 +129,20 @@ class Choice:
             ways.append(PassMode.DECODE_GRAPH)
         return ways
 
+    def context(self, batch: Batch) -> float:
+        """Mean keys of a new token: those of one sequence that takes as long as the batch.
+
+        Beyond `index_topk` a key is scored, but not attended to, which costs less. So tokens of few
+        and of many keys together are not as costly as their mean says.
+        """
+        most, mean = self.index_topk, batch.pairs / batch.q_tokens
+        lens = batch.lens
+        if lens is None or len(lens) == 1 or batch.max_kv <= most:
+            return mean
+        attended = sum(_attended(prefix, new, most) for prefix, new in lens) / batch.q_tokens
+        cost = attended + _SCORED * (mean - attended)
+        return cost if cost <= most else most + (cost - most) / _SCORED
+
     def padding(self, q_tokens: int) -> int:
         """Tokens of SGLang's own graph that are not new; 0 where a pass runs in none."""
         size = bucket(self.sizes, q_tokens)
@@ -132,7 +150,7 @@ class Choice:
 
     def _usual_us(self, times: PassTimes, mode: PassMode, batch: Batch, size: int) -> float | None:
         """The time of SGLang's own way, which is eager where its graph would be mostly padding."""
-        context = batch.pairs / batch.q_tokens
+        context = self.context(batch)
         selects = batch.max_kv > self.index_topk
         graph_us = times.padded_us(mode, size, batch.q_tokens, context, selects=selects)
         if graph_us is None or size <= _MOST_PADDING * batch.q_tokens:
@@ -175,6 +193,12 @@ def _fastest(
     if eager_us is not None and eager_us < (1 - _EAGER_MARGIN) * least_us:
         return PassMode.EAGER
     return best
+
+
+def _attended(prefix: int, new: int, most: int) -> int:
+    """(query, key) pairs of one sequence if no query attends to more than `most` keys."""
+    few = min(max(most - prefix, 0), new)
+    return few * prefix + few * (few + 1) // 2 + (new - few) * most
 
 
 def _usual(estimates: Mapping[PassMode, float], disabled: frozenset[PassMode]) -> PassMode:

@@ -12,7 +12,7 @@ from typing import Any
 
 from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.profiles import ALL_TOKENS
-from nsa_tune.engines.extends import sums_of
+from nsa_tune.engines.extends import batch_of, sums_of
 from nsa_tune.engines.sglang.edge import say_once
 from nsa_tune.engines.sglang.kernels.grouped import OVERLAP
 from nsa_tune.engines.sglang.pass_mode.forward import Forward
@@ -123,7 +123,11 @@ class Steering:
             return None
         if self.times is None or self._is_loading():
             return None
-        return sums_of(forward_batch.extend_prefix_lens_cpu, extend_lens)
+        sums = sums_of(forward_batch.extend_prefix_lens_cpu, extend_lens)
+        if sums is None or sums.batch_size == 1 or sums.max_kv <= self.choice.index_topk:
+            return sums
+        # Of such a batch the sums tell too little.
+        return batch_of(forward_batch.extend_prefix_lens_cpu, extend_lens)
 
     def _as_run(self, mode: PassMode) -> PassMode:
         """With the kernel that SGLang chose the table's way was SGLang's own."""

@@ -153,3 +153,23 @@ def test_a_bucket_is_the_smallest_size_that_holds_the_tokens(tokens: int) -> Non
     else:
         assert size >= tokens
         assert not any(tokens <= other < size for other in SIZES)
+
+
+@given(prefix=st.integers(0, 9000), new=st.integers(1, 900), count=st.integers(1, 4))
+def test_equal_sequences_count_with_their_mean(prefix: int, new: int, count: int) -> None:
+    """Up to where a sequence itself begins to select, which makes its queries unequal."""
+    batch = Batch.extend([prefix] * count, [new] * count)
+    below = CHOICE.context(batch) / (batch.pairs / batch.q_tokens)
+
+    assert 0.5 < below < 1.001
+    if count == 1 or prefix + new <= TOPK or prefix >= TOPK:
+        assert below == pytest.approx(1)
+
+
+def test_one_long_sequence_among_short_ones_counts_less_than_their_mean() -> None:
+    batch = Batch.extend([0, 16384], [1500, 100])
+    mean = batch.pairs / batch.q_tokens
+
+    attended = (1500 * 1501 // 2 + 100 * TOPK) / 1600
+    assert CHOICE.context(batch) == pytest.approx(attended + 0.14 * (mean - attended))
+    assert CHOICE.context(batch.sums) == mean, "sums alone do not tell"
