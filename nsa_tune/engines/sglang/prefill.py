@@ -33,6 +33,7 @@ ENGINE_KERNEL = "_nsa_tune_engine_kernel"
 
 def around_prefill(original: Callable[..., Any], backend: Any, forward_batch: Any = None) -> Any:
     """The hook around `set_dsa_prefill_impl`, which runs once a forward pass."""
+    grouped.begin(backend, forward_batch)
     prefill = backend.__dict__.get(_ATTRIBUTE)
     if prefill is None:
         return original(backend, forward_batch)

@@ -15,15 +15,18 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
-from nsa_tune.engines.sglang.edge import say_once
+from nsa_tune.engines.sglang.edge import attempt, say_once
 from nsa_tune.engines.sglang.eligible import Engine, Part, reads_back
 from nsa_tune.engines.sglang.kernel_swap import Call, KernelSwap
 from nsa_tune.engines.sglang.kernels import copies, decode
+from nsa_tune.engines.sglang.passes import is_plain_extend
 
 _TILES = {8: 8, 16: 4}
 """Queries of a tile, by heads."""
 _ROWS = (512, 2048, 8192)
 _PERCENT = (0, 50, 70, 80, 90, 95)
+_TOKENS_A_SEQUENCE = 64
+"""New tokens of a sequence, on average: with few a tile has queries of several."""
 _KEYS = 65536
 _PAGE = 64
 _SAMPLED_TILES = 16
@@ -43,6 +46,8 @@ class Overlap:
     def __init__(self, event: Callable[[], Any] | None = None) -> None:
         """`event` makes what can be recorded and asked, as torch.cuda.Event is, its default."""
         self._event = event
+        self.prefills = False
+        """Whether the pass that runs is a prefill of neighbouring queries."""
         self.taken = 0
         """Calls that nsa-tune's kernel has answered."""
         self.forget()
@@ -106,9 +111,23 @@ def counted(indices: Any, tokens: int) -> Any:
 OVERLAP = Overlap()
 
 
+def begin(backend: Any, forward_batch: Any) -> None:
+    """Call it once a pass, before its layers; `forward_batch` is None for a decode graph."""
+    if GROUPED.is_on(backend):
+        seen = attempt("looking at a prefill", _has_neighbours, forward_batch)
+        OVERLAP.prefills = seen is True
+
+
+def _has_neighbours(forward_batch: Any) -> bool:
+    if forward_batch is None or not is_plain_extend(forward_batch):
+        return False
+    lens = forward_batch.extend_seq_lens_cpu
+    return type(lens) is list and sum(lens) >= _TOKENS_A_SEQUENCE * len(lens)
+
+
 def takes(backend: Any, rows: int) -> bool:
     """Whether a layer of so many new tokens is nsa-tune's, if SGLang calls FlashMLA for it."""
-    percent = OVERLAP.percent
+    percent = OVERLAP.percent if OVERLAP.prefills else None
     return percent is not None and GROUPED.takes((rows, percent), backend)
 
 
@@ -142,7 +161,8 @@ def _sampled(backend: Any, indices: Any) -> bool:
     import torch
 
     if (
-        indices is None
+        not OVERLAP.prefills
+        or indices is None
         or len(indices) < _ROWS[0]
         or not indices.is_contiguous()
         or torch.cuda.is_current_stream_capturing()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from enum import Enum
 from types import SimpleNamespace
 from typing import Any
 
@@ -72,6 +73,7 @@ def backend(monkeypatch: pytest.MonkeyPatch) -> Iterator[Backend]:
     monkeypatch.setattr(module, "_ROWS", (8,))
     monkeypatch.setattr(module, "_FIRST_CALLS", 1)
     monkeypatch.setattr(OVERLAP, "_event", Event)
+    monkeypatch.setattr(OVERLAP, "prefills", True)
     made = Backend()
     times = {0: 30.0, 50: 12.0, 80: 8.0, 95: 5.0}
     timings = [Timing((rows, at), 10.0, us) for rows in (8, 64) for at, us in times.items()]
@@ -180,6 +182,43 @@ def test_other_calls_are_flashmlas(backend: Backend, changes: dict[str, Any]) ->
     backend._forward_flashmla_sparse(**call(rows=7))
 
     assert OVERLAP.taken == before
+
+
+class Mode(Enum):
+    EXTEND, DECODE = 1, 2
+
+
+def a_pass(mode: Mode, *lens: int) -> Any:
+    return SimpleNamespace(
+        forward_mode=mode, tbo_children=None, tbo_parent_token_range=None,
+        extend_seq_lens_cpu=list(lens),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (a_pass(Mode.EXTEND, 4000), True),
+        (a_pass(Mode.EXTEND, 1000, 3, 9), True),
+        (a_pass(Mode.EXTEND, *[8] * 100), False),
+        (a_pass(Mode.DECODE, 4000), False),
+        (None, False),
+        (SimpleNamespace(forward_mode=None), False),
+    ],
+)
+def test_only_prefills_of_many_tokens_a_sequence_have_neighbours(
+    backend: Backend, given: Any, expected: bool
+) -> None:
+    """Queries of different sequences share nothing, in a decode say."""
+    serve(backend)
+    before = OVERLAP.taken
+
+    module.begin(Backend(), None)
+    assert OVERLAP.prefills, "of another backend"
+    module.begin(backend, given)
+
+    serve(backend, 1)
+    assert (OVERLAP.taken > before) is takes(backend, ROWS) is expected
 
 
 def test_a_graph_that_is_captured_keeps_flashmla(
