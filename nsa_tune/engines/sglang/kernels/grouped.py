@@ -222,7 +222,9 @@ def sparse_calls(engine: Engine) -> Iterator[Call]:
     # Each tile marks its keys among all slots; of an fp8 pool only the batch's are read back.
     slots = _KEYS if reads_back(backend) else int(engine.runner.max_total_num_tokens) + _PAGE
     latents = torch.randn(_KEYS, 1, width, device=device).bfloat16()
-    for rows in _ROWS:
+    most = engine.argument("chunked_prefill_size") or 0
+    # An engine with smaller chunks has no memory for more rows.
+    for rows in (rows for rows in _ROWS if most <= 0 or rows <= max(most, _ROWS[0])):
         q = torch.randn(rows, heads, width, device=device).bfloat16()
         for percent in _PERCENT:
             named = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from enum import Enum
+from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
@@ -266,12 +267,14 @@ def test_a_start_compares_it_at_each_share(
     for name, value in (("RANK", RANK), ("ROPE", ROPE)):
         monkeypatch.setattr(copies, name, value)
     monkeypatch.setattr(module, "_KEYS", SLOTS)
+    monkeypatch.setattr(module, "_ROWS", (8, 16, 32))
     OVERLAP._shares.append(1.0)
-    runner = SimpleNamespace(max_total_num_tokens=5000)
+    arguments = SimpleNamespace(chunked_prefill_size=16)
+    runner = SimpleNamespace(max_total_num_tokens=5000, server_args=arguments)
 
     calls = list(sparse_calls(Engine(runner, backend)))
 
-    assert [made.size for made in calls] == [(8, percent) for percent in module._PERCENT]
+    assert [made.size for made in calls] == [*product((8, 16), module._PERCENT)]
     for made in calls:
         GROUPED._compare(made, GROUPED.tolerance or 0.0)
     assert not OVERLAP._shares, "of the engine before"
