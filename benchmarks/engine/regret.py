@@ -27,33 +27,35 @@ from nsa_tune.reports.formats.markdown import markdown_table
 
 __all__ = ["Batch", "batches_of", "main", "page"]
 
-_TOLERATED = 0.01
+_PLUGIN = "plugin"
+_TOLERATED, _MOST_IDLE = 0.01, 0.05
 _NORMAL = 1.96 * 1.2533
 """Standard errors of a median on either side."""
-_DEVIATION = 1.4826
-"""A normal deviation by the median of absolute ones."""
+_DEVIATION, _RANGE_OF_3 = 1.4826, 1.693
+"""A normal deviation by the median of absolute ones; the range of three values by it."""
 _WAITS = 0.85
-_RANGE_OF_3 = 1.693
-"""What the range of three normal values is of their deviation."""
 _COLUMNS = (
     "batch", "default", "best flag", "plug-in", "it ran", "best of all", "regret",
     "against the default", "GPU idle: default", "plug-in",
 )  # fmt: skip
 
+Scatter = Mapping[bool, float]
+"""The usual deviation of a ratio between sweeps, by whether batches wait for the host."""
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Batch:
     """One batch in all its configurations: milliseconds by sweep."""
 
     name: str
     ran: str
     sweeps: Mapping[str, Mapping[str, float]]
-    statics: frozenset[str]
-    plugin: str
+    flags: frozenset[str]
+    """SGLang's own configurations, the default among them."""
     waits: bool
     """Whether a pass of the default takes hardly longer than its host."""
     busy_ms: Mapping[str, float]
-    """How long the GPU was at work, by configuration; 0 where that was not measured."""
+    """How long the GPU was at work, by configuration, where that was measured."""
 
     def ms(self, name: str) -> float:
         """The median time in a configuration."""
@@ -61,8 +63,8 @@ class Batch:
 
     @property
     def flag(self) -> str:
-        """SGLang's best configuration, the default among them."""
-        return min(self.statics, key=self.ms)
+        """SGLang's best configuration."""
+        return min(self.flags, key=self.ms)
 
     @property
     def best(self) -> str:
@@ -71,61 +73,50 @@ class Batch:
 
     def logs(self, to: str) -> list[float]:
         """Logarithms of the plug-in's times over those of `to`, sweep by sweep."""
-        mine, others = self.sweeps[self.plugin], self.sweeps[to]
+        mine, others = self.sweeps[_PLUGIN], self.sweeps[to]
         return [log(mine[i] / others[i]) for i in mine.keys() & others.keys()]
 
-    def ratio(self, to: str, scatter: Mapping[bool, float]) -> tuple[float, float, float]:
+    def ratio(self, to: str, scatter: Scatter) -> tuple[float, float, float]:
         """The plug-in over `to`, and the ends of its interval."""
         found = self.logs(to)
-        middle = median(found)
         own = (max(found) - min(found)) / _RANGE_OF_3
-        wide = (
-            0.0 if to == self.plugin else _NORMAL * max(scatter[self.waits], own) / sqrt(len(found))
-        )
-        return exp(middle), exp(middle - wide), exp(middle + wide)
+        wide = 0 if to == _PLUGIN else _NORMAL * max(scatter[self.waits], own) / sqrt(len(found))
+        return exp(median(found)), exp(median(found) - wide), exp(median(found) + wide)
 
     def idle(self, name: str) -> float | None:
         """The share of a pass in which the GPU had nothing to do; None where that is unknown."""
-        busy_ms = self.busy_ms.get(name)
-        return None if not busy_ms else max(0.0, 1 - busy_ms / self.ms(name))
+        return max(0.0, 1 - self.busy_ms[name] / self.ms(name)) if name in self.busy_ms else None
 
 
 def batches_of(engine: Engine, only: frozenset[Case] | None, test: str) -> list[Batch]:
     """The batches of a test that the default and the plug-in have run."""
-    (plugin,) = {one for one in engine.plugins if "+" not in one} or {"plugin"}
-    busy = {
-        (tuple(row["prefix"]), tuple(row["new"]), row["configuration"]): float(row["busy_ms"])
-        for row in engine.document["tests"].get("profile", ())
-        if "busy_ms" in row
-    }
+    busy: dict[Case, dict[str, float]] = {}
+    for row in engine.document["tests"].get("profile", ()):
+        if row.get("busy_ms"):
+            case = Case(tuple(row["prefix"]), tuple(row["new"]))
+            busy.setdefault(case, {})[row["configuration"]] = row["busy_ms"]
     found = []
     for row in engine.document["tests"].get(test, ()):
-        times = {
-            name: one["sweeps"]["gpu_ms"]
-            for name, one in row.get("configurations", {}).items()
-            if one["sweeps"]["gpu_ms"]
-        }
-        if not {DEFAULT, plugin} <= times.keys():
+        measured = row.get("configurations", {})
+        if not {DEFAULT, _PLUGIN} <= measured.keys():
             continue
         case = Case(tuple(row["prefix"]), tuple(row["new"]))
         if only is None or case in only:
-            ran = "; ".join(row["configurations"][plugin]["ran"])
-            statics = frozenset(times) - engine.plugins - engine.ways
-            idle = {name: busy.get((case.prefix, case.new, name), 0.0) for name in times}
-            default = row["configurations"][DEFAULT]
+            default, ran = measured[DEFAULT], "; ".join(measured[_PLUGIN]["ran"])
+            times = {name: one["sweeps"]["gpu_ms"] for name, one in measured.items()}
+            flags = frozenset(times) - engine.plugins - engine.ways
             waits = default["host_ms"] > _WAITS * default["gpu_ms"]
-            found.append(Batch(batch_name(row), ran, times, statics, plugin, waits, idle))
+            found.append(Batch(batch_name(row), ran, times, flags, waits, busy.get(case, {})))
     return found
 
 
-def _scatter(batches: Sequence[Batch]) -> dict[bool, float]:
-    """The usual deviation of a ratio between sweeps, by `waits`, whatever the outliers are."""
-    rests: dict[bool, list[float]] = {False: [], True: []}
+def _scatter(batches: Sequence[Batch]) -> Scatter:
+    rests: dict[bool, list[float]] = {False: [0.0], True: [0.0]}
     for batch in batches:
         logs = batch.logs(DEFAULT)
         scale = sqrt(len(logs) / max(len(logs) - 1, 1))
         rests[batch.waits] += [scale * abs(one - fmean(logs)) for one in logs]
-    return {waits: _DEVIATION * median(found or [0.0]) for waits, found in rests.items()}
+    return {waits: _DEVIATION * median(found) for waits, found in rests.items()}
 
 
 def page(engine: Engine, only: frozenset[Case] | None = None) -> Iterator[str]:
@@ -134,40 +125,34 @@ def page(engine: Engine, only: frozenset[Case] | None = None) -> Iterator[str]:
         batches = batches_of(engine, only, test)
         if batches:
             scatter = _scatter(batches)
-            rows = sorted(batches, key=lambda one: one.ms(one.best) / one.ms(one.plugin))
-            shown = tuple(_row(one, scatter) for one in rows)
+            rows = sorted(batches, key=lambda one: one.ms(one.best) / one.ms(_PLUGIN))
             yield f"## {engine.label}, {len(batches)} batches ({test})"
             yield "\n".join(f"- {line}" for line in _summary(batches, scatter))
-            yield markdown_table(DisplayTable("", _COLUMNS, shown, frozenset()))
+            yield markdown_table(DisplayTable("", _COLUMNS, tuple(_row(b, scatter) for b in rows)))
 
 
-def _summary(batches: Sequence[Batch], scatter: Mapping[bool, float]) -> Iterator[str]:
-    regrets = [batch.ms(batch.plugin) / batch.ms(batch.best) - 1 for batch in batches]
-    worst = batches[regrets.index(max(regrets))]
+def _summary(batches: Sequence[Batch], scatter: Scatter) -> Iterator[str]:
+    regrets = {batch: batch.ms(_PLUGIN) / batch.ms(batch.best) - 1 for batch in batches}
+    worst = max(batches, key=lambda batch: regrets[batch])
     yield (
-        f"regret against the best of all ways and flags: mean {fmean(regrets):.1%}, worst "
-        f"{max(regrets):.1%} ({worst.name})"
+        f"regret against the best of all ways and flags: mean {fmean(regrets.values()):.1%}, worst "
+        f"{regrets[worst]:.1%} ({worst.name})"
     )
     for name, to in (("the default", lambda _: DEFAULT), ("its best flag", lambda one: one.flag)):
-        ratios = [batch.ratio(to(batch), scatter) for batch in batches]
-        mean = exp(fmean(log(middle) for middle, _, _ in ratios)) - 1
-        total = sum(one.ms(one.plugin) for one in batches) / sum(one.ms(to(one)) for one in batches)
-        slower = [
-            batch.name
-            for batch, (_, low, _) in zip(batches, ratios, strict=True)
-            if low > 1 + _TOLERATED
-        ]
+        ratios = {batch: batch.ratio(to(batch), scatter) for batch in batches}
+        mean = exp(fmean(log(middle) for middle, _, _ in ratios.values())) - 1
+        total = sum(one.ms(_PLUGIN) for one in batches) / sum(one.ms(to(one)) for one in batches)
+        slower = [batch.name for batch, (_, low, _) in ratios.items() if low > 1 + _TOLERATED]
         yield (
             f"against {name}: {mean:+.1%} a batch (geometric mean), {total - 1:+.1%} in sum; "
             f"more than 1 % slower beyond the interval: {len(slower)} {slower or ''}"
         )
-    for name in (DEFAULT, batches[0].plugin):
+    for name in (DEFAULT, _PLUGIN):
         idle = [share for batch in batches if (share := batch.idle(name)) is not None]
         if idle:
-            over = sum(share > 0.05 for share in idle)
             yield (
                 f"GPU idle, {name}: mean {fmean(idle):.1%}, worst {max(idle):.1%}, over 5 % in "
-                f"{over} of {len(idle)} batches"
+                f"{sum(share > _MOST_IDLE for share in idle)} of {len(idle)} batches"
             )
     yield (
         f"deviation of a ratio between sweeps: {scatter[False]:.2%}, where the host is waited for "
@@ -175,28 +160,22 @@ def _summary(batches: Sequence[Batch], scatter: Mapping[bool, float]) -> Iterato
     )
 
 
-def _row(batch: Batch, scatter: Mapping[bool, float]) -> tuple[str, ...]:
-    regret, to_default = (batch.ratio(to, scatter) for to in (batch.best, DEFAULT))
+def _row(batch: Batch, scatter: Scatter) -> tuple[str, ...]:
+    regret, to_default = (
+        "{:+.1f} % ({:+.1f} to {:+.1f})".format(*(100 * (x - 1) for x in batch.ratio(to, scatter)))
+        for to in (batch.best, DEFAULT)
+    )
+    idle = ("" if (x := batch.idle(name)) is None else f"{x:.0%}" for name in (DEFAULT, _PLUGIN))
+    flag, best = batch.flag, batch.best
     return (
-        batch.name, _ms(batch.ms(DEFAULT)), f"{_ms(batch.ms(batch.flag))} {batch.flag}",
-        _ms(batch.ms(batch.plugin)), batch.ran,
-        f"{_ms(batch.ms(batch.best))} {batch.best.removeprefix('way:')}",
-        _percent(regret), _percent(to_default),
-        *(_share(batch.idle(name)) for name in (DEFAULT, batch.plugin)),
+        batch.name, _ms(batch.ms(DEFAULT)), f"{_ms(batch.ms(flag))} {flag}",
+        _ms(batch.ms(_PLUGIN)), batch.ran, f"{_ms(batch.ms(best))} {best.removeprefix('way:')}",
+        regret, to_default, *idle,
     )  # fmt: skip
 
 
 def _ms(value: float) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.1f}"
-
-
-def _percent(ratio: tuple[float, float, float]) -> str:
-    middle, low, high = (f"{100 * (one - 1):+.1f}" for one in ratio)
-    return f"{middle} % ({low} to {high})"
-
-
-def _share(value: float | None) -> str:
-    return "" if value is None else f"{value:.0%}"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -208,14 +187,11 @@ def main(arguments: list[str] | None = None) -> int:
     only = None
     if options.batches:
         only = frozenset(ragged_cases(options.batches.read_text(encoding="utf-8").splitlines()))
-    lost = False
-    for path in options.results:
-        engine = read(path)
-        sys.stdout.write("\n\n".join(page(engine, only)) + "\n")
-        batches = batches_of(engine, only, "prefill")
-        scatter = _scatter(batches)
-        lost |= any(one.ratio(DEFAULT, scatter)[1] > 1 + _TOLERATED for one in batches)
-    return int(lost)
+    engines = [read(path) for path in options.results]
+    sys.stdout.write("\n\n".join(part for engine in engines for part in page(engine, only)) + "\n")
+    found = [batches_of(engine, only, "prefill") for engine in engines]
+    lows = (b.ratio(DEFAULT, _scatter(batches))[1] for batches in found for b in batches)
+    return int(any(low > 1 + _TOLERATED for low in lows))
 
 
 if __name__ == "__main__":
