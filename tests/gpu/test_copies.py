@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib import import_module
 from importlib.util import find_spec
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from nsa_tune.engines.hooking import wrapped
 from nsa_tune.engines.sglang.eligible import PADDED_HEADS, Engine
 from nsa_tune.engines.sglang.kernels import copies
 from nsa_tune.engines.sglang.kernels.copies import PADDING, READ_BACK, padded, read_back
+from nsa_tune.engines.sglang.kernels.grouped import GROUPED, around_sparse, sparse_calls
 
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
 pytestmark = [
@@ -56,12 +59,12 @@ def test_sglangs_own_read_back_gives_the_same_bits_and_is_timed(
     assert all(min(timing.engine_us, timing.swapped_us) > 0 for timing in timings)
 
 
-@pytest.mark.skipif(find_spec("sgl_kernel") is None, reason="needs sglang-kernel")
-def test_what_is_behind_the_queries_reaches_no_output() -> None:
-    """As `_forward_flashmla_sparse` of SGLang does it, and with NaN in place of zeros."""
-    flash_mla: Any = import_module("sgl_kernel.flash_mla")
+@pytest.fixture
+def attended() -> Callable[..., torch.Tensor]:
+    """As `_forward_flashmla_sparse` of SGLang does it."""
+    flash_mla: Any = pytest.importorskip("sgl_kernel.flash_mla")
 
-    def attended(
+    def forward(
         backend: Any, *, q_all: torch.Tensor, kv_cache: torch.Tensor, v_head_dim: int,
         page_table_1: torch.Tensor, sm_scale: float, topk_length: torch.Tensor,
     ) -> torch.Tensor:  # fmt: skip
@@ -77,6 +80,14 @@ def test_what_is_behind_the_queries_reaches_no_output() -> None:
         )[0]  # fmt: skip
         return out[:, :heads]
 
+    return forward
+
+
+def test_what_is_behind_the_queries_reaches_no_output(
+    attended: Callable[..., torch.Tensor],
+) -> None:
+    """With NaN in place of zeros."""
+
     class Backend:
         num_q_heads, dsa_index_topk = HEADS, TOPK
         _forward_flashmla_sparse = wrapped(attended, copies.around_sparse)
@@ -84,6 +95,21 @@ def test_what_is_behind_the_queries_reaches_no_output() -> None:
     calls = copies.paddings(Engine(None, Backend()))
 
     assert list(PADDING.timings(calls)), "it compares every bit"
+
+
+@pytest.mark.parametrize("heads", [8, 16])
+def test_few_heads_attend_alike_whatever_queries_share(
+    heads: int, attended: Callable[..., torch.Tensor]
+) -> None:
+    class Backend:
+        num_q_heads, dsa_index_topk, dsa_kv_cache_store_fp8 = heads, TOPK, False
+        _forward_flashmla_sparse = wrapped(attended, around_sparse)
+
+    arguments = SimpleNamespace(chunked_prefill_size=2048)
+    runner = SimpleNamespace(max_total_num_tokens=300_000, server_args=arguments)
+    calls = sparse_calls(Engine(runner, Backend()))
+
+    assert list(GROUPED.timings(calls)), "it compares every output"
 
 
 def test_queries_are_kept(device: torch.device) -> None:
