@@ -15,10 +15,11 @@ from nsa_tune.engines.agreement import NOTHING, decides_by
 from nsa_tune.engines.decision_log import process_log
 from nsa_tune.engines.edge import LeftAlone
 from nsa_tune.engines.opened import opened
+from nsa_tune.engines.vllm.dense import DensePrefill
 from nsa_tune.engines.vllm.edge import EDGE, attempt, say_once
 from nsa_tune.engines.vllm.facts import Facts, facts_of
 from nsa_tune.engines.vllm.prefill import Prefill
-from nsa_tune.engines.vllm.priced import priced
+from nsa_tune.engines.vllm.priced import priced, priced_dense
 from nsa_tune.engines.vllm.ranks import differing
 
 
@@ -53,7 +54,7 @@ def _agreed(decides: str) -> bool:
     return problem is None
 
 
-def _prepared(builder: Any) -> tuple[Facts, Dispatcher, Prefill] | None:
+def _prepared(builder: Any) -> tuple[Facts, Dispatcher, Prefill | DensePrefill] | None:
     """The facts of `builder`, the table that steers it, and what steers it; None, after a line that
     says why, where nothing does."""
     try:
@@ -63,10 +64,16 @@ def _prepared(builder: Any) -> tuple[Facts, Dispatcher, Prefill] | None:
         )
         if dispatcher is None:
             return None
-        _check_measured(dispatcher, facts)
+        if facts.profile.has_indexer:
+            _check_measured(dispatcher, facts)
+        else:
+            _check_dense(dispatcher)
     except (LeftAlone, NoTunedData) as reason:
         say_once(logging.WARNING, f"vLLM decides by itself: {reason}")
         return None
+    if not facts.profile.has_indexer:
+        dispatcher = priced_dense(dispatcher, facts.layers, facts.workspace_tokens)
+        return facts, dispatcher, DensePrefill(dispatcher, facts)
     dispatcher = priced(dispatcher, facts.layers, facts.workspace_tokens)
     return facts, dispatcher, Prefill(builder, dispatcher, facts, process_log())
 
@@ -83,5 +90,17 @@ def _check_measured(dispatcher: Dispatcher, facts: Facts) -> None:
         raise LeftAlone(f"nothing is measured for bf16 KV on {setting.device.arch}")
     packed = facts.layout is KVLayout.FP8_PACKED
     for arm in ("mla/flashmla_kv", "mla/flashmla_sparse") if packed else ("mla/flashmla_sparse",):
+        if policy.spread(arm) == inf:
+            raise LeftAlone(f"the table has no times of {arm}")
+
+
+def _check_dense(dispatcher: Dispatcher) -> None:
+    """The same of an engine that runs dense MLA.
+
+    Raises:
+        LeftAlone: when it has not.
+    """
+    policy = dispatcher.policies["dense_prefill"]
+    for arm in ("mla/fa3_paged", "mha/sgl_fa3", "mha/sgl_fa3_merged"):
         if policy.spread(arm) == inf:
             raise LeftAlone(f"the table has no times of {arm}")

@@ -133,10 +133,13 @@ def _profile(builder: Any) -> ModelProfile:
         "index_head_dim", "index_topk",
     )  # fmt: skip
     shape = {name: getattr(text, name, None) for name in names}
-    for profile in PROFILES.values():
+    # Kimi K2 differs from V3 in its heads only.
+    heads = getattr(text, "num_attention_heads", None)
+    for profile in sorted(PROFILES.values(), key=lambda profile: profile.heads != heads):
+        indexer = (profile.index_heads, profile.index_dim, profile.index_topk)
         if tuple(shape.values()) == (
-            profile.rank, profile.nope, profile.rope, profile.v, profile.index_heads,
-            profile.index_dim, profile.index_topk,
+            profile.rank, profile.nope, profile.rope, profile.v,
+            *(indexer if profile.has_indexer else (None, None, None)),
         ):  # fmt: skip
             return profile
     given = ", ".join(f"{name} {value}" for name, value in shape.items())

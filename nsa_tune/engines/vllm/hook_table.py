@@ -13,6 +13,8 @@ HOOKS: Mapping[str, Callable[..., Any]] = {
     "flashmla_build": around_build,
     "fa3": around_init,
     "common_build": around_build,
+    "dense": around_init,
+    "dense_build": around_build,
     "capture": around_capture,
 }
 """By the name of the symbol."""

@@ -49,7 +49,13 @@ class Step(NamedTuple):
     """Whether prefills may take MHA where the engine says so."""
 
 
-_UNCHANGED = Step(unchanged=True)
+UNCHANGED = Step(unchanged=True)
+"""As the engine does it by itself."""
+
+
+def steer(builder: Any, prefill: Any) -> None:
+    """Have `prefill` steer `builder` from now on: a `Prefill`, or a `DensePrefill`."""
+    setattr(builder, ATTRIBUTE, prefill)
 
 
 def around_build(
@@ -59,7 +65,8 @@ def around_build(
     common_attn_metadata: Any,
     fast_build: bool = False,
 ) -> Any:
-    """The hook around `build`, of the base class and of FlashMLA's, which calls it."""
+    """The hook around `build`: of sparse MLA's base class, of FlashMLA's, which calls it, and of
+    dense MLA's base class."""
     prefill = builder.__dict__.get(ATTRIBUTE)
     if (
         prefill is None
@@ -74,7 +81,7 @@ def around_build(
     )  # fmt: skip
     if metadata is None:
         delattr(builder, ATTRIBUTE)
-    elif metadata is not _UNCHANGED:
+    elif metadata is not UNCHANGED:
         return metadata
     # The base class's `build`, which FlashMLA's calls, is hooked too, and would decide again.
     prefill.busy = True
@@ -133,7 +140,7 @@ class Prefill:
 
     def steer(self, builder: Any) -> None:
         """Steer `builder`, which this was made for, from now on."""
-        setattr(builder, ATTRIBUTE, self)
+        steer(builder, self)
 
     def prepared(
         self, original: Callable[..., Any], builder: Any, common_prefix_len: int, batch: Any
@@ -165,15 +172,15 @@ class Prefill:
         """How to prepare the step of `batch`, which has a prefill."""
         lens = batch.seq_lens_cpu_upper_bound
         if lens is None or batch.causal is not True:
-            return _UNCHANGED
+            return UNCHANGED
         prefills = prefills_of(batch.query_start_loc_cpu, lens, self.decode_tokens)
         if prefills is None or prefills.step_tokens >= self._most_tokens:
-            return _UNCHANGED
+            return UNCHANGED
         sums = prefills.sums
         exact = self._dense and sums.max_kv <= self._index_topk
         mha = exact and self._path(sums) == "mha"
         # The engine's own MHA spares the indexer's work, which is not in the times of either way.
-        step = _UNCHANGED
+        step = UNCHANGED
         if mha:
             step = self._mha[builder.fp8_use_mixed_batch if self._switches else None]
         elif self._switches and not (exact and self._engine_has_prefills(builder, prefills)):
@@ -196,11 +203,11 @@ class Prefill:
         mixed = builder.fp8_use_mixed_batch
         if mixed or not self._engine_has_prefills(builder, prefills):
             kernel = self._kernel_for_decodes(prefills.sums)
-            return self._sparse if kernel == _SPARSE else _UNCHANGED
+            return self._sparse if kernel == _SPARSE else UNCHANGED
         fits = prefills.step_tokens <= self._most_paged
         if fits and self._kernel(prefills.sums) in _BY_DECODE_KERNEL:
             return Step(False, builder.reorder_batch_threshold, mixed=True)
-        return _UNCHANGED
+        return UNCHANGED
 
     def _write(
         self, count: int, builder: Any, prefills: Prefills, step: Step, *, exact: bool, mha: bool

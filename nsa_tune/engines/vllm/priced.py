@@ -70,6 +70,26 @@ def priced(
     return with_costs(dispatcher, "prefill", setting, pricing, without=NO_PLUGINS)
 
 
+@cache
+def priced_dense(dispatcher: Dispatcher, layers: int, workspace_tokens: int) -> Dispatcher:
+    """`dispatcher` with the kernels that vLLM has for dense MLA only: FlashAttention-3 over pages
+    of the pool, over all keys of a prompt, and merged over a prefix. MHA is as many launches more.
+    """
+    setting = replace(
+        dispatcher.setting,
+        layers=layers,
+        max_chunk_kv=min(dispatcher.setting.max_chunk_kv, workspace_tokens),
+    )
+
+    def pricing(row: Measurement, batch: Batch) -> Measurement | None:
+        if row.arm == "mla/fa3_paged":
+            return row
+        expanded = "mha/sgl_fa3_merged" if batch.prefix_tokens else "mha/sgl_fa3"
+        return _slower(row, LAUNCH_US) if row.arm == expanded else None
+
+    return with_costs(dispatcher, "dense_prefill", setting, pricing)
+
+
 def merge_us(batch: Batch, setting: Setting) -> float:
     """What a layer's MHA over a prefix takes more than in one call."""
     if not batch.prefix_tokens:

@@ -49,6 +49,14 @@ _SYMBOLS = (
         "SparseMLACommonMetadataBuilder.build", _BUILD, True,
     ),
     Symbol(
+        "dense", f"{_BACKENDS}.flashattn_mla", "FlashAttnMLAMetadataBuilder.__init__", _BUILDER,
+        True,
+    ),
+    Symbol(
+        "dense_build", "vllm.model_executor.layers.attention.mla_attention",
+        "MLACommonMetadataBuilder.build", _BUILD, True,
+    ),
+    Symbol(
         "capture", "vllm.v1.attention.backend",
         "AttentionMetadataBuilder.build_for_cudagraph_capture", ("self", "common_attn_metadata"),
         True,

@@ -66,6 +66,7 @@ class _Common:
     causal: Any = True
     max_logits_per_req: int | None = None
     is_prefilling: Any = None
+    dcp_local_seq_lens: Any = None
     req_idx: Any = None
     mm_req_doc_ranges: Any = None
 
