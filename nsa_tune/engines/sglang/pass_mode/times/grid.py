@@ -14,8 +14,12 @@ from statistics import median
 
 from nsa_tune.engines.sglang.pass_mode.times.pass_time import PassTime
 
-_BEYOND = 1.125
-"""A context up to so many times the longest that was measured takes as long as that one."""
+_BEYOND, _FAR_BEYOND = 1.125, 2.5
+"""A context up to so many times the longest that was measured takes as long as that one. Up to so
+many times, where the two longest are long, it takes more as the one did than the other: scoring is
+all that grows."""
+_LONG = 8192
+"""Keys of a long context."""
 _FEW = 512
 """New tokens up to which a pass grows more slowly than its tokens, as more experts are read."""
 
@@ -158,11 +162,14 @@ class Grid:
 
 
 def _along(row: _Row, context: float) -> float | None:
-    """The value of a grid's row at `context`: as at its start before it, none far behind it."""
+    """The value of a grid's row at `context`: as at its start before it, none very far behind."""
     if context <= row[0][0]:
         return row[0][1]
     if context > row[-1][0]:
-        return row[-1][1] if context <= _BEYOND * row[-1][0] else None
+        if len(row) < 2 or row[-2][0] < _LONG or context > _FAR_BEYOND * row[-1][0]:
+            return row[-1][1] if context <= _BEYOND * row[-1][0] else None
+        (low, before), (high, after) = row[-2:]
+        return after + (context - high) / (high - low) * max(after - before, 0.0)
     at = bisect_left(row, context, key=lambda point: point[0])
     (low, before), (high, after) = row[at - 1], row[at]
     return before + (context - low) / (high - low) * (after - before)

@@ -99,3 +99,12 @@ def test_host_and_gpu_together_take_as_long_as_the_slower_or_a_little_longer(
 ) -> None:
     assert max(host, gpu) * 0.999 <= together(host, gpu) <= max(host, gpu) * 2**0.125 * 1.001
     assert together(host, gpu) == together(gpu, host)
+
+
+def test_beyond_long_contexts_keys_cost_what_they_did_between_them() -> None:
+    times = [PassTime(PassMode.SPARSE_GRAPH, 512, at, us) for at, us in ((9000, 14), (50000, 24))]
+
+    assert Grid(times).pass_us(512, 91000) == pytest.approx(34)
+    assert Grid(times).pass_us(512, 130000) is None
+    assert Grid(times[:1]).pass_us(512, 10000) == pytest.approx(14)
+    assert Grid(times[:1]).pass_us(512, 11000) is None
