@@ -14,7 +14,7 @@ from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.profiles import ALL_TOKENS
 from nsa_tune.engines.extends import batch_of, sums_of
 from nsa_tune.engines.sglang.edge import say_once
-from nsa_tune.engines.sglang.kernels.grouped import OVERLAP
+from nsa_tune.engines.sglang.kernels.grouped import GROUPED, OVERLAP
 from nsa_tune.engines.sglang.pass_mode.forward import Forward
 from nsa_tune.engines.sglang.pass_mode.mode import PassMode
 from nsa_tune.engines.sglang.pass_mode.ranks import Ranks
@@ -63,6 +63,8 @@ class Steering:
         self.times: PassTimes | None = None
         """None until they are measured: until then everything runs as SGLang has it."""
         self.monitor: RegressionMonitor | None = None
+        self.shared_keys: RegressionMonitor | None = None
+        """Of passes with nsa-tune's kernel for few heads, as if they were the table kernel's."""
         self.last = PassMode.ENGINE
         """How the last pass ran."""
         self.forced: PassMode | None = None
@@ -85,12 +87,26 @@ class Steering:
         start = self.monitor.begin() if self.monitor is not None else None
         taken = OVERLAP.taken
         output = self._run(mode, call)
-        # With a kernel that no pass was timed with, this one says nothing of its way.
-        if start is not None and self.monitor is not None and OVERLAP.taken == taken:
+        if start is not None:
             engine_us = self.choice.estimates_us(self.times, batch).get(PassMode.ENGINE)
             if engine_us is not None:
-                self.monitor.end(start, self._as_run(mode), engine_us)
+                self._end(start, mode, engine_us, shared=OVERLAP.taken > taken)
         return output
+
+    def _end(self, start: Any, mode: PassMode, engine_us: float, *, shared: bool) -> None:
+        """A pass that is timed has ended. `shared`: nsa-tune's kernel for few heads ran in it, with
+        which no pass was timed: it says nothing of its way, but of that kernel."""
+        assert self.monitor is not None, "it has begun the pass"
+        ran = self._as_run(mode)
+        if not shared:
+            self.monitor.end(start, ran, engine_us)
+        watch = self.shared_keys
+        if watch is not None and (shared or ran is PassMode.ENGINE):
+            watch.end(start, PassMode.TABLE_KERNEL if shared else ran, engine_us)
+            if watch.losing and GROUPED.wins is not None:
+                GROUPED.forget()
+                text = f"passes by nsa-tune's kernel that {GROUPED.does} take longer than SGLang's"
+                say_once(logging.WARNING, f"{text}, so that it is given up ({watch.report()})")
 
     def fastest(self, batch: Batch, rows: int | None) -> PassMode:
         """The fastest way for a batch from its sums, as `Choice` has it: the same on all ranks."""
