@@ -59,7 +59,7 @@ def select(name: str, label: str, values: Iterable[str]) -> str:
     return f'<label>{escape(label)} <select name="{name}">{options}</select></label>'
 
 
-_WIDE = 6
+_WIDE = 5
 """Columns from which a table's rows are stacked on a phone."""
 
 
