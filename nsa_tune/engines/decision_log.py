@@ -34,9 +34,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from nsa_tune._errors import BatchError, StoreMissing
+from nsa_tune._errors import BatchError, StoreMissing, UsageError
 from nsa_tune._files import TooLong, lines_of, open_regular
 from nsa_tune.backend.types.batch import Batch
+from nsa_tune.backend.types.point import Setting
 
 _log = logging.getLogger(__name__)
 
@@ -201,6 +202,27 @@ def read_decisions(path: Path) -> Iterator[Decision]:
         raise StoreMissing(f"{path} is no readable decision log: {error.strerror}") from error
     if unreadable:
         _log.warning("%s: %d lines are no decisions and were left out", path, unreadable)
+
+
+def batches_of(path: Path, setting: Setting) -> list[tuple[Batch, float]]:
+    """(batch, count) of the decisions in `path` under the GPU, model, heads and KV layout of
+    `setting`.
+
+    Raises:
+        UsageError: when there are none.
+        StoreMissing: when the file cannot be opened.
+    """
+    wanted = setting.device.name, setting.profile.name, setting.heads, str(setting.layout)
+    by_key: dict[tuple[str, str, int, str], list[tuple[Batch, float]]] = {}
+    for decision in read_decisions(path):
+        key = decision.gpu, decision.model, decision.heads, decision.kv_layout
+        by_key.setdefault(key, []).append((decision.batch, decision.count))
+    if wanted not in by_key:
+        words = "; ".join(", ".join(map(str, key)) for key in sorted(by_key)) or "no decisions"
+        raise UsageError(
+            f"{path} has no decisions for {', '.join(map(str, wanted))}; it has {words}"
+        )
+    return by_key[wanted]
 
 
 def _decision(line: str) -> Decision | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -153,3 +154,17 @@ def share_of(option: str, text: str) -> float:
     if not 0 <= share < 1:
         raise UsageError(f"{option} {text!r} is not between 0% and 100%")
     return share
+
+
+def duration(option: str, text: str | None) -> float | None:
+    """Seconds of a text like 2s or 30ms.
+
+    Raises:
+        UsageError: when it is none.
+    """
+    if text is None:
+        return None
+    parts = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s)", text.strip())
+    if parts is None or not float(parts[1]):
+        raise UsageError(f"{option} {text!r} is no time; write it like 2s or 30ms")
+    return float(parts[1]) * (1e-3 if parts[2] == "ms" else 1.0)

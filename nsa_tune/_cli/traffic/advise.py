@@ -10,13 +10,13 @@ import typer
 
 from nsa_tune._cli.shared.console import print_document
 from nsa_tune._cli.shared.option_groups import grouped
-from nsa_tune._cli.shared.options import AsJson, Engine
+from nsa_tune._cli.shared.options import AsJson, Engine, duration
 from nsa_tune._cli.traffic.options import EngineOptions, PricingOptions
 from nsa_tune.reports.formats.plain import plain
 from nsa_tune.reports.traffic.advice import Advice
 from nsa_tune.reports.traffic.advice import advise as advised
 from nsa_tune.reports.traffic.answer import lines
-from nsa_tune.reports.traffic.goals import Goal, GoalAnswer, cheapest, duration, goal_lines
+from nsa_tune.reports.traffic.goals import Goal, GoalAnswer, cheapest, goal_lines
 
 
 @grouped

@@ -15,10 +15,9 @@ from nsa_tune._cli.shared.options import Engine, KvDtype
 from nsa_tune._errors import UsageError
 from nsa_tune.autotune.workload.weighted_batches import is_decision_log
 from nsa_tune.backend.dispatch.dispatcher import Dispatcher
-from nsa_tune.backend.types.profiles import REUSING
+from nsa_tune.backend.types.profiles import CHECKPOINTS, REUSING
 from nsa_tune.reports.traffic.deployment import Deployment, EngineSettings, Traffic
 from nsa_tune.reports.traffic.launch import Launch
-from nsa_tune.reports.traffic.memory import CHECKPOINTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +41,7 @@ class EngineOptions:
         typer.Option("--speed", min=1e-6, help="How much faster than in the trace requests come."),
     ] = 1.0
     acceptance: Annotated[
-        float,
-        typer.Option("--acceptance", min=0, max=1, help="Share of drafted tokens accepted."),
+        float, typer.Option("--acceptance", min=0, max=1, help="Share of drafted tokens accepted.")
     ] = 0.7
     version: Annotated[
         str | None,

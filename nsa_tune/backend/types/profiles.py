@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from nsa_tune._errors import HeadsError, UnknownName
 from nsa_tune.backend.types.layouts import SCALE_TILE, V4_SCALE_TILE, KVLayout, layout_of
@@ -139,6 +140,24 @@ PROFILES: dict[str, ModelProfile] = {
 REUSING = {"glm-5.2": ("glm-5", 21)}
 """Models of another's shapes, whose tables hold for them, and of how many layers the indexer runs:
 the others reuse a selection (config.json: index_topk_freq 4, index_skip_topk_offset 3)."""
+
+
+class Checkpoint(NamedTuple):
+    """A model as it is served."""
+
+    path: str
+    weights_gb: float
+    """10^9 bytes of the fp8 checkpoint, without drafting layers."""
+    attention_gb: float
+    """Of these, what every rank of data-parallel attention holds whole."""
+
+
+CHECKPOINTS = {
+    # Sizes of the safetensors files; attention from the shapes in config.json.
+    "deepseek-v3.2": Checkpoint("deepseek-ai/DeepSeek-V3.2", 676, 12.2),
+    "glm-5": Checkpoint("zai-org/GLM-5-FP8", 750, 13.5),
+    "glm-5.2": Checkpoint("zai-org/GLM-5.2-FP8", 750, 13.5),
+}
 
 
 def profile_of(name: str) -> ModelProfile:

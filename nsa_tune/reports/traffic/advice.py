@@ -14,11 +14,11 @@ from typing import Any
 
 from nsa_tune._errors import NoTunedData
 from nsa_tune.autotune.workload.arrivals import Arrival
+from nsa_tune.engines.sglang.pass_mode.steering.choice import GRAPH_SIZES
 from nsa_tune.reports.traffic.attention import DEFAULT, PLUGIN
 from nsa_tune.reports.traffic.deployment import SURE, Deployment, Traffic
 from nsa_tune.reports.traffic.launch import Launch, differences, flags_of
 from nsa_tune.reports.traffic.memory import Memory
-from nsa_tune.reports.traffic.pass_model import GRAPH_SIZES
 from nsa_tune.reports.traffic.served import Served, Setups, seconds_of
 
 _MOST_ENGINES = 64

@@ -5,13 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import ceil, log2
 
-from nsa_tune.reports.traffic.advice import (
-    AS_ADVISED,
-    AS_GIVEN,
-    WITH_PLUGIN,
-    Advice,
-    Outcome,
-)
+from nsa_tune.reports.traffic.advice import AS_ADVISED, AS_GIVEN, WITH_PLUGIN, Advice, Outcome
 from nsa_tune.reports.traffic.launch import Launch
 from nsa_tune.reports.traffic.memory import Memory
 
@@ -129,7 +123,9 @@ def _facts(advice: Advice) -> Iterator[tuple[str, str]]:
         yield "The plug-in", _plugin(advice, advised, plugin)
     for outcome in advice.outcomes:
         if outcome.name not in (AS_GIVEN, AS_ADVISED, WITH_PLUGIN) and advised:
-            yield outcome.name.capitalize(), _compared(outcome, advised)
+            # Never advised, as answers change with the format.
+            tokens = f"{outcome.pool_tokens:,} tokens fit instead of {advised.pool_tokens:,}"
+            yield outcome.name.capitalize(), f"{tokens}; answers change: {outcome.command}"
     if advice.engines > 1:
         yield (
             "Engines",
@@ -148,15 +144,6 @@ def _facts(advice: Advice) -> Iterator[tuple[str, str]]:
     yield "Priced by", advice.source
 
 
-def _compared(other: Outcome, advised: Outcome) -> str:
-    """What the other KV format gives, which changes answers and so is never advised."""
-    text = f"{other.pool_tokens:,} tokens fit instead of {advised.pool_tokens:,}"
-    if other.served and advised.served:
-        ttft = _s(other.served.ttft_s["mean"]), _s(advised.served.ttft_s["mean"])
-        text = f"mean time to first token {ttft[0]} instead of {ttft[1]}; {text}"
-    return f"{text}; answers change: {other.command}"
-
-
 def _plugin(advice: Advice, advised: Outcome, plugin: Outcome) -> str:
     """What the plug-in adds to the advised flags."""
     before, after = advised.prefill_s, plugin.prefill_s
@@ -165,10 +152,5 @@ def _plugin(advice: Advice, advised: Outcome, plugin: Outcome) -> str:
     if share <= 0.005:
         return f"saves nothing more here than {than}"
     what = "prefills" if advice.whole_passes else "attention of prefills"
-    text = f"takes another {share:.0%} off the {what} with {than}"
-    if advised.served is not None and plugin.served is not None:
-        text += (
-            f": mean time to first token {_s(plugin.served.ttft_s['mean'])} instead of "
-            f"{_s(advised.served.ttft_s['mean'])}"
-        )
-    return f"{text}; `nsa-tune doctor` says what of it is on in your engine"
+    what = f"takes another {share:.0%} off the {what} with {than}"
+    return f"{what}; `nsa-tune doctor` says what of it is on in your engine"

@@ -18,6 +18,7 @@ from nsa_tune.backend.baselines import DEFAULT_BASELINE, VLLM_0_33_0
 from nsa_tune.backend.dispatch.dispatcher import Dispatcher
 from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.profiles import REUSING, profile_of
+from nsa_tune.engines.decision_log import batches_of
 from nsa_tune.engines.sglang import releases
 from nsa_tune.engines.sglang.costs.pass_overhead import without_unsupported
 from nsa_tune.engines.vllm import releases as vllm
@@ -32,7 +33,7 @@ from nsa_tune.reports.traffic.engine_passes import passes_for
 from nsa_tune.reports.traffic.launch import Launch
 from nsa_tune.reports.traffic.memory import memory_of
 from nsa_tune.reports.traffic.pass_prices import PassPrices, PriceList
-from nsa_tune.reports.traffic.served import Served, Setups, logged, seconds_of, served
+from nsa_tune.reports.traffic.served import Served, Setups, seconds_of, served
 
 SURE = 0.03
 """Part of its passes' time that a flag must save to be advised."""
@@ -211,7 +212,7 @@ class Deployment:
     def _batches(self, traffic: Traffic) -> Iterable[tuple[Batch, float]]:
         dispatcher = self.passes.attention.dispatcher
         if traffic.log is not None:
-            return logged(traffic.log, dispatcher)
+            return batches_of(traffic.log, self.setting)
         if self.measured is not None:
             return [(batch, 1.0) for batch in dict.fromkeys(p.batch for p in self.measured.passes)]
         policy = dispatcher.policies.get("prefill")

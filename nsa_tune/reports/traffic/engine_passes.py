@@ -24,11 +24,11 @@ from nsa_tune.backend.types.layouts import KVLayout
 from nsa_tune.backend.types.point import Setting
 from nsa_tune.backend.types.profiles import profile_of
 from nsa_tune.engines.sglang.pass_mode.mode import ALWAYS_SELECTS, PassMode
+from nsa_tune.engines.sglang.pass_mode.steering.choice import GRAPH_SIZES
 from nsa_tune.engines.sglang.pass_mode.times import remembered
 from nsa_tune.engines.sglang.pass_mode.times.pass_time import PassTime
 from nsa_tune.engines.sglang.pass_mode.times.pass_times import PassTimes
 from nsa_tune.reports.traffic.attention import DEFAULT, PLUGIN, PREFILL_FLAG
-from nsa_tune.reports.traffic.pass_model import GRAPH_SIZES
 
 _SCHEMA = "nsa-tune/engine-passes/1"
 _FOLDER = Path(nsa_tune.__file__).parent / "tables" / "passes"

@@ -6,10 +6,10 @@ fewest GPUs the one with the most room is taken. What is not priced as a whole i
 
 from __future__ import annotations
 
-import re
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
+from functools import cache, partial
 from math import ceil
 from typing import Any
 
@@ -42,20 +42,6 @@ class Goal:
         """How many times its limit the worse of both takes; 1 or less holds the goal."""
         pairs = ((served.ttft_s["p90"], self.ttft_p90_s), (served.tpot_s["mean"], self.tpot_s))
         return max(taken / limit for taken, limit in pairs if limit is not None)
-
-
-def duration(option: str, text: str | None) -> float | None:
-    """Seconds of a text like 2s or 30ms.
-
-    Raises:
-        UsageError: when it is none.
-    """
-    if text is None:
-        return None
-    parts = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s)", text.strip())
-    if parts is None or not float(parts[1]):
-        raise UsageError(f"{option} {text!r} is no time; write it like 2s or 30ms")
-    return float(parts[1]) * (1e-3 if parts[2] == "ms" else 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,22 +116,12 @@ def _found(
     options: Sequence[Deployment], traffic: Traffic, goal: Goal, *, plugin: bool, fewest: int = 1
 ) -> Candidate:
     """The candidate with the fewest engines that holds the goal, else the nearest."""
-    best = partial(_best, options, traffic, goal, plugin)
-    low, high = fewest - 1, fewest
-    nearest = candidate = best(high)
-    while candidate.excess > 1 and high < _MOST_ENGINES:
-        # One engine's queue tells how many serve the trace at all.
-        low, high = high, min(max(2 * high, ceil(candidate.served.engines * high)), _MOST_ENGINES)
-        candidate = best(high)
-        nearest = min(nearest, candidate, key=lambda candidate: candidate.excess)
-    while nearest.excess <= 1 and high - low > 1:
-        middle = (low + high) // 2
-        candidate = best(middle)
-        if candidate.excess <= 1:
-            nearest, high = candidate, middle
-        else:
-            low = middle
-    return nearest
+    best = cache(partial(_best, options, traffic, goal, plugin))
+    counts = range(fewest, _MOST_ENGINES + 1)
+    at = bisect_left(counts, True, key=lambda engines: best(engines).excess <= 1)
+    if at < len(counts):
+        return best(counts[at])
+    return min(map(best, (1, 2, 4, 8, 16, 32, 64)), key=lambda candidate: candidate.excess)
 
 
 def _best(
@@ -191,25 +167,20 @@ def goal_lines(answer: GoalAnswer) -> Iterator[str]:
 
 def goal_headline(answer: GoalAnswer) -> str:
     """What holds the goal, in a sentence."""
-    first = answer.candidates[0]
-    if answer.sure is not None:
-        verb = "holds" if first.engines == 1 else "hold"
-        text = f"{_how(first)} {verb} it on {answer.traffic}: {_times(first)}"
-        return f"{text}. {_if_slower(answer.sure, first, answer.error)}"
-    return (
-        f"Nothing that is priced holds it on {answer.traffic}. The nearest, {_how(first).lower()}, "
-        f"takes {first.excess:.2f} times the limit: {_times(first)}."
-    )
-
-
-def _if_slower(sure: Candidate, first: Candidate, error: float) -> str:
-    """What holds the goal where every pass takes so much longer."""
-    slower = f"if all passes take {error:.0%} longer than priced, as one in ten measured ones does"
+    first, sure = answer.candidates[0], answer.sure
+    if sure is None:
+        return (
+            f"Nothing that is priced holds it on {answer.traffic}. The nearest, "
+            f"{_how(first).lower()}, takes {first.excess:.2f} times the limit: {_times(first)}."
+        )
+    verb = "holds" if first.engines == 1 else "hold"
+    text = f"{_how(first)} {verb} it on {answer.traffic}: {_times(first)}."
+    slower = f"if all passes take {answer.error:.0%} longer than priced, as one in ten measured did"
     if sure.excess > 1:
-        return f"By its estimate: {slower}, nothing holds it."
+        return f"{text} By its estimate: {slower}, nothing holds it."
     if (sure.engines, sure.command) == (first.engines, first.command):
-        return f"It holds, too, {slower}."
-    return f"By its estimate: {slower}, it needs {_how(sure)}: {sure.command}"
+        return f"{text} It holds, too, {slower}."
+    return f"{text} By its estimate: {slower}, it needs {_how(sure)}: {sure.command}"
 
 
 def _how(candidate: Candidate) -> str:

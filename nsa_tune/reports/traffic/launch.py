@@ -10,8 +10,8 @@ from difflib import get_close_matches
 from itertools import chain
 
 from nsa_tune._errors import UsageError
+from nsa_tune.backend.types.profiles import CHECKPOINTS
 from nsa_tune.reports.traffic.attention import DECODE_FLAG, FORCE_MQA, PREFILL_FLAG
-from nsa_tune.reports.traffic.memory import CHECKPOINTS
 
 _ALIASES = {
     "sglang": {

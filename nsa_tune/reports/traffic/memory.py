@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from nsa_tune.backend.types.point import Setting
+from nsa_tune.backend.types.profiles import CHECKPOINTS
 
 _GIB = 2**30
 _INDEX_KEY_BYTES = 132
@@ -13,24 +13,6 @@ _INDEX_KEY_BYTES = 132
 STATIC_FRACTION = 0.88
 """Share of a GPU that weights and KV pool may take where --mem-fraction-static is not given. The
 rest is for activations and CUDA graphs, those of the plug-in (up to 2.3 GiB) among them."""
-
-
-class Checkpoint(NamedTuple):
-    """A model as it is served."""
-
-    path: str
-    weights_gb: float
-    """10^9 bytes of the fp8 checkpoint, without drafting layers."""
-    attention_gb: float
-    """Of these, what every rank of data-parallel attention holds whole."""
-
-
-CHECKPOINTS = {
-    # Sizes of the safetensors files; attention from the shapes in config.json.
-    "deepseek-v3.2": Checkpoint("deepseek-ai/DeepSeek-V3.2", 676, 12.2),
-    "glm-5": Checkpoint("zai-org/GLM-5-FP8", 750, 13.5),
-    "glm-5.2": Checkpoint("zai-org/GLM-5.2-FP8", 750, 13.5),
-}
 
 
 @dataclass(frozen=True, slots=True)

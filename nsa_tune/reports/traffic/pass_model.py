@@ -14,7 +14,6 @@ measured pass gets what was measured.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from math import exp, log, log2, prod
@@ -24,14 +23,8 @@ from typing import NamedTuple
 from nsa_tune.backend.costmodel.least_squares import fitted_weights
 from nsa_tune.backend.types.batch import Batch, Mode
 from nsa_tune.engines.sglang.pass_mode.mode import PassMode
+from nsa_tune.engines.sglang.pass_mode.steering.choice import GRAPH_SIZES, graph_size
 
-GRAPH_SIZES = (
-    *range(4, 33, 4), *range(48, 257, 16), *range(288, 513, 32), *range(576, 1025, 64),
-    *range(1280, 4097, 256), *range(4608, 8193, 512),
-)  # fmt: skip
-"""New tokens for which SGLang captures prefill graphs where nothing is given."""
-MOST_PADDING = 2
-"""SGLang runs a prefill eagerly where a graph would have more than so many times its tokens."""
 _ROUTED, _CHOSEN = 256, 8
 """Experts of a layer in DeepSeek V3.2 and GLM-5, and how many a token is sent to."""
 _LONG = 2048
@@ -169,11 +162,3 @@ def _place(batch: Batch, way: PassMode) -> tuple[_Kind, _Place]:
     context = max(batch.pairs / batch.q_tokens, 1.0)
     decode = batch.mode is not Mode.EXTEND
     return (kind, decode), (log2(batch.q_tokens), log2(context) / 2, log2(batch.batch_size))
-
-
-def graph_size(tokens: int, sizes: Sequence[int] = GRAPH_SIZES) -> int:
-    """Tokens that a prefill graph of so many new tokens runs; all beyond the largest, or where
-    SGLang finds a graph too large."""
-    at = bisect_left(sizes, tokens)
-    size = sizes[at] if at < len(sizes) else tokens
-    return size if size <= MOST_PADDING * tokens else tokens

@@ -10,15 +10,10 @@ from types import MappingProxyType
 from nsa_tune.autotune.workload.simulation import Pass
 from nsa_tune.backend.types.batch import Batch, Mode
 from nsa_tune.engines.sglang.pass_mode.mode import PassMode
-from nsa_tune.engines.sglang.pass_mode.steering.choice import Choice
+from nsa_tune.engines.sglang.pass_mode.steering.choice import GRAPH_SIZES, Choice, graph_size
 from nsa_tune.reports.traffic.attention import DEFAULT, PLUGIN, Answers, Attention, AttentionPrices
 from nsa_tune.reports.traffic.engine_passes import EnginePass, EnginePasses
-from nsa_tune.reports.traffic.pass_model import (
-    GRAPH_SIZES,
-    NonAttentionModel,
-    Observed,
-    graph_size,
-)
+from nsa_tune.reports.traffic.pass_model import NonAttentionModel, Observed
 
 _MOST_ROWS = 512
 """Rows of the largest decode graph: SGLang's default on GPUs of 90 GB and more."""

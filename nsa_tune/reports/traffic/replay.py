@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from html import escape
 from math import inf
@@ -114,41 +114,44 @@ def _setup(deployment: Deployment, requests: Sequence[Any], name: str, simulated
 
 
 def _ways(extends: list[PricedShape]) -> list[Row]:
-    ways: dict[str, Row] = {}
-    for shape in extends:
-        way = str(shape.price.way)
-        row = ways.setdefault(way, {"way": way, "passes": 0, "plug-in s": 0.0, "by default s": 0.0})
-        row["passes"] += shape.count
-        row["plug-in s"] += shape.count * shape.price.us[PLUGIN] / 1e6
-        row["by default s"] += shape.count * shape.price.us[DEFAULT] / 1e6
-    return sorted(ways.values(), key=lambda row: -row["plug-in s"])
+    groups = _grouped(extends, lambda shape: str(shape.price.way))
+    rows = [{"way": way, **_summed(group)} for way, group in groups.items()]
+    return sorted(rows, key=lambda row: -row["plug-in s"])
 
 
 def _regret_by_shape(counted: list[PricedShape]) -> list[Row]:
     """Passes whose sizes agree to a power of two, as one; the worst first."""
-    groups: defaultdict[tuple[object, ...], list[PricedShape]] = defaultdict(list)
-    for shape in counted:
-        size, new, kv, *_ = shape.sums
-        sizes = size.bit_length(), new.bit_length(), kv.bit_length()
-        groups[(*sizes, shape.price.attention.kernels.get(DEFAULT), _instead(shape))].append(shape)
-    rows = [row for group in groups.values() if (row := _regret(group))["lost s"] > 0]
-    return sorted(rows, key=lambda row: -row["lost s"])[:_MOST_SHAPES]
+
+    def alike(shape: PricedShape) -> Any:
+        sizes = (total.bit_length() for total in shape.sums[:3])
+        return *sizes, shape.price.attention.kernels.get(DEFAULT, "no attention"), _instead(shape)
+
+    rows = []
+    for (*_, kernel, instead), group in _grouped(counted, alike).items():
+        most = max(group, key=lambda shape: shape.count)
+        row = {"passes like": str(most.batch), **_summed(group)}
+        row |= {"lost s": row["by default s"] - row.pop("plug-in s")}
+        rows.append(row | {"default": kernel, "plug-in": instead})
+    losing = (row for row in rows if row["lost s"] > 0)
+    return sorted(losing, key=lambda row: -row["lost s"])[:_MOST_SHAPES]
 
 
-def _regret(group: list[PricedShape]) -> Row:
-    most = max(group, key=lambda shape: shape.count)
-    default, plugin = (
+def _grouped(
+    shapes: list[PricedShape], key: Callable[[PricedShape], Any]
+) -> dict[Any, list[PricedShape]]:
+    groups = defaultdict[Any, list[PricedShape]](list)
+    for shape in shapes:
+        groups[key(shape)].append(shape)
+    return groups
+
+
+def _summed(group: list[PricedShape]) -> Row:
+    plugin, default = (
         sum(shape.count * shape.price.us[setup] for shape in group) / 1e6
-        for setup in (DEFAULT, PLUGIN)
+        for setup in (PLUGIN, DEFAULT)
     )
-    return {
-        "passes like": str(most.batch),
-        "passes": sum(shape.count for shape in group),
-        "by default s": default,
-        "lost s": default - plugin,
-        "default": most.price.attention.kernels.get(DEFAULT, "no attention"),
-        "plug-in": _instead(most),
-    }
+    passes = sum(shape.count for shape in group)
+    return {"passes": passes, "plug-in s": plugin, "by default s": default}
 
 
 def _instead(shape: PricedShape) -> str:

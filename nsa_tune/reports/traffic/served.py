@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from nsa_tune._errors import UsageError
 from nsa_tune.autotune.workload.arrivals import Arrival
 from nsa_tune.autotune.workload.simulation import (
     Latencies,
@@ -15,9 +13,6 @@ from nsa_tune.autotune.workload.simulation import (
     simulated,
     stated_s,
 )
-from nsa_tune.backend.dispatch.dispatcher import Dispatcher
-from nsa_tune.backend.types.batch import Batch
-from nsa_tune.engines.decision_log import read_decisions
 from nsa_tune.reports.traffic.pass_prices import PriceList
 
 _BETWEEN_PASSES_S = 0.003
@@ -94,26 +89,6 @@ def _quantiles(values: list[float]) -> dict[str, float]:
     values = sorted(values) or [0.0]
     p50, p90 = (values[round(share * (len(values) - 1))] for share in (0.5, 0.9))
     return {"mean": sum(values) / len(values), "p50": p50, "p90": p90}
-
-
-def logged(path: Path, dispatcher: Dispatcher) -> list[tuple[Batch, float]]:
-    """(batch, count) of the decisions in a log under the GPU, model, heads and KV layout in use.
-
-    Raises:
-        UsageError: when it has none.
-    """
-    setting = dispatcher.setting
-    wanted = (setting.device.name, setting.profile.name, setting.heads, str(setting.layout))
-    by_key: dict[tuple[str, str, int, str], list[tuple[Batch, float]]] = {}
-    for decision in read_decisions(path):
-        key = (decision.gpu, decision.model, decision.heads, decision.kv_layout)
-        by_key.setdefault(key, []).append((decision.batch, decision.count))
-    if wanted not in by_key:
-        words = "; ".join(", ".join(map(str, key)) for key in sorted(by_key)) or "no decisions"
-        raise UsageError(
-            f"{path} has no decisions for {', '.join(map(str, wanted))}; it has {words}"
-        )
-    return by_key[wanted]
 
 
 def seconds_of(prices: PriceList, setup: str, *, extend: bool) -> float:

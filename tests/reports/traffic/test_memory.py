@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from nsa_tune.reports.traffic.memory import CHECKPOINTS, memory_of
+from nsa_tune.backend.types.profiles import CHECKPOINTS
+from nsa_tune.reports.traffic.memory import memory_of
 from tests.reports.traffic.deployments import dispatcher
 
 SETTING, V32 = dispatcher(16, "bf16").setting, "deepseek-v3.2"

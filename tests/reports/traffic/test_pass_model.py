@@ -11,11 +11,11 @@ import pytest
 
 from nsa_tune import Batch
 from nsa_tune.engines.sglang.pass_mode.mode import PassMode
+from nsa_tune.engines.sglang.pass_mode.steering.choice import graph_size
 from nsa_tune.reports.traffic.attention import DEFAULT, PLUGIN
 from nsa_tune.reports.traffic.deployment import EngineSettings, opened
 from nsa_tune.reports.traffic.engine_passes import EnginePass
 from nsa_tune.reports.traffic.launch import Launch
-from nsa_tune.reports.traffic.pass_model import graph_size
 from nsa_tune.reports.traffic.pass_prices import PassPrices, PriceList
 from tests.reports.traffic.deployments import dispatcher
 

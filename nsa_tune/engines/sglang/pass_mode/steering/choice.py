@@ -14,6 +14,11 @@ from nsa_tune.backend.types.batch import Batch
 from nsa_tune.engines.sglang.pass_mode.mode import PassMode
 from nsa_tune.engines.sglang.pass_mode.times.pass_times import PassTimes
 
+GRAPH_SIZES = (
+    *range(4, 33, 4), *range(48, 257, 16), *range(288, 513, 32), *range(576, 1025, 64),
+    *range(1280, 4097, 256), *range(4608, 8193, 512),
+)  # fmt: skip
+"""New tokens for which SGLang captures prefill graphs where nothing is given."""
 _MOST_PADDING = 2
 """SGLang runs a prefill eagerly where a graph would have more than so many times its tokens."""
 MARGIN = 0.03
@@ -145,8 +150,7 @@ class Choice:
 
     def padding(self, q_tokens: int) -> int:
         """Tokens of SGLang's own graph that are not new; 0 where a pass runs in none."""
-        size = bucket(self.sizes, q_tokens)
-        return 0 if size is None or size > _MOST_PADDING * q_tokens else size - q_tokens
+        return graph_size(q_tokens, self.sizes) - q_tokens
 
     def _usual_us(self, times: PassTimes, mode: PassMode, batch: Batch, size: int) -> float | None:
         """The time of SGLang's own way, which is eager where its graph would be mostly padding."""
@@ -215,3 +219,10 @@ def bucket(sizes: Sequence[int], tokens: int) -> int | None:
     """The captured size that a batch is padded to; None where it fits into none."""
     at = bisect_left(sizes, tokens)
     return sizes[at] if at < len(sizes) else None
+
+
+def graph_size(tokens: int, sizes: Sequence[int] = GRAPH_SIZES) -> int:
+    """Tokens that a prefill graph of so many new tokens runs; all beyond the largest, or where
+    SGLang finds a graph too large."""
+    size = bucket(sizes, tokens) or tokens
+    return size if size <= _MOST_PADDING * tokens else tokens
