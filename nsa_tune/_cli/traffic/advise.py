@@ -12,10 +12,12 @@ from nsa_tune._cli.shared.console import print_document
 from nsa_tune._cli.shared.option_groups import grouped
 from nsa_tune._cli.shared.options import AsJson, Engine, duration
 from nsa_tune._cli.traffic.options import EngineOptions, PricingOptions
+from nsa_tune.backend.types.profiles import family_of
 from nsa_tune.reports.formats.plain import plain
 from nsa_tune.reports.traffic.advice import Advice
 from nsa_tune.reports.traffic.advice import advise as advised
 from nsa_tune.reports.traffic.answer import lines
+from nsa_tune.reports.traffic.dense import advised as dense_advised
 from nsa_tune.reports.traffic.goals import Goal, GoalAnswer, cheapest, goal_lines
 
 
@@ -41,8 +43,16 @@ def advise(
     """Say how to launch an engine for a trace, and what that gives.
 
     Prints the command, what changes against the flags in use, times to first token, tokens a
-    second, memory, and what the plug-in adds.
+    second, memory, and what the plug-in adds. Of dense MLA, whose passes are not priced, only what
+    the engines' thresholds lose in attention.
     """
+    if family_of(table.model) == "mla":
+        dense = dense_advised(table.dense(trace, ttft_p90, tpot), str(engine))
+        if json:
+            print_document(dense.document())
+        else:
+            typer.echo("\n".join(map(plain, dense.lines())))
+        return
     goal = Goal(duration("--ttft-p90", ttft_p90), duration("--tpot", tpot))
     deployment = table.deployment(engine, options)
     traffic = options.traffic(trace)

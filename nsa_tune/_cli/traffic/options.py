@@ -69,12 +69,29 @@ class PricingOptions(DispatcherOptions):
 
     model: Annotated[
         str | None,
-        typer.Option("--model", help=f"Model: {', '.join(['deepseek-v3.2', 'glm-5', *REUSING])}."),
+        typer.Option(
+            "--model",
+            help=f"Model: {', '.join(['deepseek-v3.2', 'glm-5', *REUSING])}. advise also takes "
+            "deepseek-v3 and kimi-k2.",
+        ),
     ] = None
     kv_dtype: Annotated[
         KvDtype | None,
         typer.Option("--kv-dtype", help="Format of the KV pool. Default: by --flags, else bf16."),
     ] = None  # type: ignore[assignment]
+
+    def dense(self, *unread: object) -> Dispatcher:
+        """The table of a model that runs dense MLA, whose passes are not priced.
+
+        Raises:
+            UsageError: when any of `unread` is given, which such passes would need.
+        """
+        if any(option is not None for option in unread):
+            raise UsageError(
+                f"passes of {self.model} are not priced, so no trace and no goal is read: without "
+                "them, advise says what the engines' thresholds lose in attention"
+            )
+        return replace(self, kv_dtype=self.kv_dtype or KvDtype.BF16).open()
 
     def deployment(
         self, engine: Engine, options: EngineOptions, *, kv_dtype: str | None = None

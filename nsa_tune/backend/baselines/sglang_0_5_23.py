@@ -23,12 +23,12 @@ _GRAPH_TOKENS = 8192
 """Most new tokens of a prefill graph, if chunks are as large."""
 
 
-def dense_eagerly(setting: Setting) -> str | Choose:
-    """The path of dense MLA without a graph: MHA without a prefix or with many cached tokens,
-    whatever is new."""
+def dense_eagerly(setting: Setting, threshold: int = _SHARED_PREFIXES) -> str | Choose:
+    """The path of dense MLA without a graph: MHA without a prefix or with `threshold` cached
+    tokens, whatever is new."""
     if capability(setting) >= 100:
         return "mha"
-    return lambda batch: "mla" if 0 < batch.prefix_tokens < _SHARED_PREFIXES else "mha"
+    return lambda batch: "mla" if 0 < batch.prefix_tokens < threshold else "mha"
 
 
 def _dense_in(path: str) -> Callable[[Setting], str | Choose]:

@@ -250,7 +250,7 @@ def test_a_gpu_without_engine_passes_is_told(capsys: pytest.CaptureFixture[str])
         (("--engine-version", "0.4.0"), "0.4.0"),
         (("--engine", "vllm", "--engine-version", "0.1.0"), "0.1.0"),
         (("--model", "deepseek-v4", "--kv-dtype", "fp8"), "deepseek-v4 are not priced"),
-        (("--model", "kimi-k2", "--kv-dtype", "bf16"), "kimi-k2 are not priced"),
+        (("--model", "kimi-k2", "--ttft-p90", "2s"), "kimi-k2 are not priced"),
         (("--trace", "/nowhere"), "cannot be read"),
     ],
 )
