@@ -24,7 +24,9 @@ CHUNKS = (2048, 4096, 8192)
 """Chunk sizes that are tried besides the given one: those whose passes run as graphs."""
 _MOST_ENGINES = 64
 _SAMPLED, _SHORTLISTED = 0.2, 2
-"""Part of a trace that all candidates serve, and how many of them serve the rest."""
+"""Part of a trace that all candidates serve, and how many of them serve all of it."""
+_Parts = tuple[Traffic, Traffic]
+"""The first part of a trace, and all of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,13 +97,15 @@ def cheapest(deployments: Sequence[Deployment], traffic: Traffic, goal: Goal) ->
     whole = [deployment for deployment in fitting if deployment.exact]
     if not whole:
         raise NoTunedData(f"a goal needs prices of whole passes of the whole model: {notes[0]}")
-    options = [option for deployment in whole for option in _options(deployment, traffic)]
-    candidates = [_found(options, traffic, goal, plugin=plugin) for plugin in (False, True)]
+    few = replace(traffic, requests=ceil(_SAMPLED * len(whole[0].requests(traffic))))
+    parts = few, traffic
+    options = [option for deployment in whole for option in _options(deployment, few)]
+    candidates = [_found(options, parts, goal, plugin=plugin) for plugin in (False, True)]
     candidates.sort(key=lambda candidate: (max(candidate.excess, 1), candidate.gpus))
     source, error, best = whole[0].source, whole[0].error, candidates[0]
     slower, sure = replace(goal, factor=1 + error), None
     if best.excess <= 1:
-        sure = _found(options, traffic, slower, plugin=best.plugin, fewest=best.engines)
+        sure = _found(options, parts, slower, plugin=best.plugin, fewest=best.engines)
     return GoalAnswer(goal, traffic.name, tuple(candidates), sure, source, error, notes)
 
 
@@ -113,10 +117,10 @@ def _options(deployment: Deployment, traffic: Traffic) -> Iterator[Deployment]:
 
 
 def _found(
-    options: Sequence[Deployment], traffic: Traffic, goal: Goal, *, plugin: bool, fewest: int = 1
+    options: Sequence[Deployment], parts: _Parts, goal: Goal, *, plugin: bool, fewest: int = 1
 ) -> Candidate:
     """The candidate with the fewest engines that holds the goal, else the nearest."""
-    best = cache(partial(_best, options, traffic, goal, plugin))
+    best = cache(partial(_best, options, parts, goal, plugin))
     counts = range(fewest, _MOST_ENGINES + 1)
     at = bisect_left(counts, True, key=lambda engines: best(engines).excess <= 1)
     if at < len(counts):
@@ -125,18 +129,17 @@ def _found(
 
 
 def _best(
-    options: Sequence[Deployment], traffic: Traffic, goal: Goal, plugin: bool, engines: int
+    options: Sequence[Deployment], parts: _Parts, goal: Goal, plugin: bool, engines: int
 ) -> Candidate:
-    """Of all candidates with so many engines that farthest within the goal, or nearest. Those that
-    are best on the first part of a trace serve all of it."""
+    """Of all candidates with so many engines that farthest within the goal, or nearest."""
 
-    def excess(option: Deployment, traffic: Traffic = traffic) -> float:
-        return _candidate(option, traffic, goal, plugin, engines).excess
+    def nearest(options: Sequence[Deployment], traffic: Traffic) -> list[tuple[Candidate, int]]:
+        every = (_candidate(option, traffic, goal, plugin, engines) for option in options)
+        return sorted(zip(every, range(len(options)), strict=True), key=lambda c: c[0].excess)
 
-    few = replace(traffic, requests=ceil(len(options[0].requests(traffic)) * _SAMPLED))
-    shortlist = sorted(options, key=partial(excess, traffic=few))[:_SHORTLISTED]
-    every = (_candidate(option, traffic, goal, plugin, engines) for option in shortlist)
-    return min(every, key=lambda candidate: candidate.excess)
+    few, traffic = parts
+    shortlist = [options[i] for _, i in nearest(options, few)[:_SHORTLISTED]]
+    return nearest(shortlist, traffic)[0][0]
 
 
 def _candidate(
