@@ -77,7 +77,7 @@ class AttentionPrices:
             NoTunedData: when the dispatcher has no table.
         """
         if dispatcher.table is None:
-            raise NoTunedData(f"there are no times to price with: {dispatcher.source}")
+            raise NoTunedData("there is nothing to price with; `nsa-tune gpus` lists what there is")
         self.dispatcher, self.engine = dispatcher, engine
         self.setting = dispatcher.setting
         self._baseline, self._own_copies, self._steered = baseline, own_copies, steered

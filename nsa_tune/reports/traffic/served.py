@@ -17,7 +17,7 @@ from nsa_tune.reports.traffic.pass_prices import PriceList
 
 _BETWEEN_PASSES_S = 0.003
 """From one pass to the next: 2.8 to 3.6 ms on the traces of docs/gains.md."""
-_LATE, _LATE_S = 1.05, 30.0
+_LATE, _LATE_S = 1.01, 30.0
 """An engine does not keep up that ends so many times, and seconds, after the last arrival."""
 
 
