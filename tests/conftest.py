@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,16 +31,22 @@ settings.register_profile("nsa-tune", deadline=None, max_examples=60)
 settings.load_profile("nsa-tune")
 
 
+@pytest.fixture(scope="session")
+def homes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Directories that are not there yet. `mktemp` lists all those before it, at each test."""
+    folder = tmp_path_factory.mktemp("homes")
+    return (folder / str(number) for number in count())
+
+
 @pytest.fixture(autouse=True)
-def clean_environment(
-    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
-) -> Path:
+def clean_environment(monkeypatch: pytest.MonkeyPatch, homes: Iterator[Path]) -> Path:
     """Scrub NSA_TUNE_*, XDG_* and proxies, and point HOME to an empty directory, which is
     returned."""
     for name in list(os.environ):
         if name.startswith(("NSA_TUNE_", "XDG_")) or name.lower().endswith("_proxy"):
             monkeypatch.delenv(name)
-    home = tmp_path_factory.mktemp("home")
+    home = next(homes)
+    home.mkdir()
     monkeypatch.setenv("HOME", str(home))
     return home
 

@@ -7,10 +7,9 @@ import re
 import sys
 import tomllib
 from collections.abc import Container, Iterator
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
-
-import pytest
 
 import nsa_tune
 
@@ -48,11 +47,6 @@ _RUNTIME = {
     )
 }
 _CAREFUL = {name: p for name, p in _FILES.items() if not name.startswith(MAY_CATCH_ALL)}
-_SILENT = {name: path for name, path in _FILES.items() if name != "cli.py"}
-
-
-def _each(files: dict[str, Path]) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("path", files.values(), ids=files.keys())
 
 
 def _imports(tree: ast.AST, path: Path) -> Iterator[str]:
@@ -80,13 +74,14 @@ def _within(package: str, names: set[str]) -> set[str]:
     return {name for name in names if name == package or name.startswith(f"{package}.")}
 
 
+@cache
 def _parsed(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
-@_each(_FILES)
-def test_a_module_says_what_it_is(path: Path) -> None:
-    assert ast.get_docstring(_parsed(path))
+def test_a_module_says_what_it_is() -> None:
+    for name, path in _FILES.items():
+        assert ast.get_docstring(_parsed(path)), name
 
 
 def _room(name: str) -> str | None:
@@ -96,21 +91,20 @@ def _room(name: str) -> str | None:
     return next((room for room in rooms if room in ROOMS), None)
 
 
-@_each(_FILES)
-def test_a_module_imports_only_what_its_room_may(path: Path) -> None:
-    own = _room(".".join(["nsa_tune", *path.relative_to(ROOT).with_suffix("").parts]))
-    imported = {
-        _room(name) for name in _imports(_parsed(path), path) if _within("nsa_tune", {name})
-    }
+def test_a_module_imports_only_what_its_room_may() -> None:
+    for name, path in _FILES.items():
+        own = _room(_module(path))
+        imported = {_room(one) for one in _imports(_parsed(path), path)}
 
-    assert own is not None or path.parent == ROOT or path.name == "__init__.py", "in no room"
-    assert imported - {own, None} <= ROOMS.get(own or "", ROOMS.keys())
+        in_room = own is not None or path.parent == ROOT or path.name == "__init__.py"
+        assert in_room, f"{name} is in no room"
+        assert imported - {own, None} <= ROOMS.get(own or "", ROOMS.keys()), name
 
 
 def test_the_table_of_rooms_holds_no_arrow_too_many() -> None:
     used: dict[str, set[str | None]] = {room: set() for room in ROOMS}
     for path in _FILES.values():
-        own = _room(".".join(["nsa_tune", *path.relative_to(ROOT).with_suffix("").parts]))
+        own = _room(_module(path))
         if own is not None:
             used[own] |= {_room(name) for name in _imports(_parsed(path), path)} - {own, None}
 
@@ -168,16 +162,17 @@ def _top(room: str) -> str:
     return room if room.startswith("backend/") else room.partition("/")[0]
 
 
-@_each(_FILES)
-def test_no_code_is_made_of_text(path: Path) -> None:
-    called = {
-        node.func.id
-        for node in ast.walk(_parsed(path))
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
-    }
+def test_no_code_is_made_of_text() -> None:
+    for name, path in _FILES.items():
+        assert _called(path).isdisjoint({"exec", "eval", "compile", "__import__"}), name
+        assert "linecache" not in path.read_text(encoding="utf-8"), name
 
-    assert called.isdisjoint({"exec", "eval", "compile", "__import__"})
-    assert "linecache" not in path.read_text(encoding="utf-8")
+
+@cache
+def _called(path: Path) -> frozenset[str]:
+    """Names that are called; methods do not count."""
+    calls = [node.func for node in ast.walk(_parsed(path)) if isinstance(node, ast.Call)]
+    return frozenset(call.id for call in calls if isinstance(call, ast.Name))
 
 
 def test_only_commands_import_the_fleet() -> None:
@@ -202,29 +197,26 @@ def test_parts_of_steering_import_only_what_stands_below_them() -> None:
         assert imported <= set(parts[parts.index(own) :] if own in parts else parts), path.name
 
 
-@_each(_RUNTIME)
-def test_the_runtime_path_loads_the_standard_library_only(path: Path) -> None:
-    imported = set(_imported_when_loaded(_parsed(path), path))
+def test_the_runtime_path_loads_the_standard_library_only() -> None:
+    for name, path in _RUNTIME.items():
+        imported = set(_imported_when_loaded(_parsed(path), path))
 
-    tops = {name.partition(".")[0] for name in imported}
-    assert tops - sys.stdlib_module_names <= {"nsa_tune"}
-    assert not _within("nsa_tune.backend.kernels", imported)
-
-
-@_each(_SILENT)
-def test_only_the_command_line_prints(path: Path) -> None:
-    calls = [node.func for node in ast.walk(_parsed(path)) if isinstance(node, ast.Call)]
-
-    assert "print" not in {call.id for call in calls if isinstance(call, ast.Name)}
+        tops = {module.partition(".")[0] for module in imported}
+        assert tops - sys.stdlib_module_names <= {"nsa_tune"}, name
+        assert not _within("nsa_tune.backend.kernels", imported), name
 
 
-@_each(_CAREFUL)
-def test_only_two_places_catch_everything(path: Path) -> None:
-    handlers = [node for node in ast.walk(_parsed(path)) if isinstance(node, ast.ExceptHandler)]
-    for handler in handlers:
-        assert handler.type is not None, f"line {handler.lineno}"
-        caught = {node.id for node in ast.walk(handler.type) if isinstance(node, ast.Name)}
-        assert not caught & {"Exception", "BaseException"}, f"line {handler.lineno}"
+def test_only_the_command_line_prints() -> None:
+    assert [name for name, path in _FILES.items() if "print" in _called(path)] == ["cli.py"]
+
+
+def test_only_two_places_catch_everything() -> None:
+    for name, path in _CAREFUL.items():
+        nodes = ast.walk(_parsed(path))
+        for handler in (node for node in nodes if isinstance(node, ast.ExceptHandler)):
+            assert handler.type is not None, f"{name}:{handler.lineno}"
+            caught = {node.id for node in ast.walk(handler.type) if isinstance(node, ast.Name)}
+            assert not caught & {"Exception", "BaseException"}, f"{name}:{handler.lineno}"
 
 
 def test_the_version_is_the_projects() -> None:
