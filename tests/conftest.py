@@ -61,15 +61,21 @@ def shell(
     return Shell(capsys)
 
 
-@pytest.fixture
-def database(tmp_path: Path) -> Path:
-    """A database with the made-up H100's tables of two head counts."""
-    path, text = tmp_path / "some.db", tmp_path / "some.tsv"
+@pytest.fixture(scope="session")
+def _measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("measured")
+    path, text = folder / "some.db", folder / "some.tsv"
     with Store.open(path) as store:
         for heads in (128, 16):
             write_text(real_table(heads=heads), text)
             import_text(store, text)
     return path
+
+
+@pytest.fixture
+def database(_measured: Path, tmp_path: Path) -> Path:
+    """A database with the made-up H100's tables of two head counts, this test's own."""
+    return Path(shutil.copy(_measured, tmp_path))
 
 
 @pytest.fixture(scope="session")

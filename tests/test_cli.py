@@ -5,8 +5,10 @@ from __future__ import annotations
 import csv
 import io
 import json
+import sqlite3
 import sys
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -130,11 +132,19 @@ def test_layers_spread_what_is_computed_once_a_pass(shell: Shell) -> None:
 # --- report
 
 
+@pytest.fixture
+def few(database: Path) -> Path:
+    """One point alone, of which a report is made soon."""
+    with closing(sqlite3.connect(database)) as connection, connection:
+        connection.execute("DELETE FROM measurements WHERE point <> 'indexer_layout'")
+    return database
+
+
 @pytest.mark.parametrize("form", ["terminal", "md", "csv", "json", "html"])
 def test_a_report_goes_to_stdout_or_to_a_file(
-    shell: Shell, database: Path, tmp_path: Path, form: str
+    shell: Shell, few: Path, tmp_path: Path, form: str
 ) -> None:
-    command = ("report", "--heads", "16", "--db", str(database), "--format", form)
+    command = ("report", "--heads", "16", "--db", str(few), "--format", form)
 
     shown, path = shell(*command), tmp_path / "out"
     written = shell(*command, "--out", str(path))
@@ -146,9 +156,9 @@ def test_a_report_goes_to_stdout_or_to_a_file(
     assert "NVIDIA H100 80GB HBM3" in shown.out
 
 
-def test_reports_take_what_the_options_match(shell: Shell, database: Path) -> None:
-    every = json.loads(shell("report", "--json", "--db", str(database)).out)
-    one = json.loads(shell("report", "--json", "--heads", "16", "--db", str(database)).out)
+def test_reports_take_what_the_options_match(shell: Shell, few: Path) -> None:
+    every = json.loads(shell("report", "--json", "--db", str(few)).out)
+    one = json.loads(shell("report", "--json", "--heads", "16", "--db", str(few)).out)
 
     assert [section["key"]["heads"] for section in one["sections"]] == [16]
     assert {section["key"]["heads"] for section in every["sections"]} == {16, 128}
@@ -162,12 +172,12 @@ def test_csv_has_the_table_that_was_asked_for(shell: Shell, database: Path) -> N
 
 
 def test_without_vl_convert_the_page_is_written_and_stderr_says_what_is_missing(
-    shell: Shell, database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    shell: Shell, few: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "vl_convert", None)
     path = tmp_path / "report.html"
 
-    answer = shell("report", "--format", "html", "--out", str(path), "--db", str(database))
+    answer = shell("report", "--format", "html", "--out", str(path), "--db", str(few))
 
     assert answer.code == 0
     assert "pip install '.[report]'" in answer.err
@@ -417,17 +427,17 @@ def test_a_database_that_is_none_is_an_error_of_lookup(shell: Shell, tmp_path: P
     )
 
 
-def test_an_unknown_csv_table_is_named(shell: Shell, database: Path) -> None:
-    answer = shell("report", "--format", "csv", "--table", "winners", "--db", str(database))
+def test_an_unknown_csv_table_is_named(shell: Shell, few: Path) -> None:
+    answer = shell("report", "--format", "csv", "--table", "winners", "--db", str(few))
 
     assert answer.code == 2
     assert "use one of: crossovers, cells, costs, steps, failures" in answer.err
 
 
 def test_a_file_that_cannot_be_written_is_a_sentence(
-    shell: Shell, database: Path, tmp_path: Path
+    shell: Shell, few: Path, tmp_path: Path
 ) -> None:
-    answer = shell("report", "--out", str(tmp_path / "no" / "file"), "--db", str(database))
+    answer = shell("report", "--out", str(tmp_path / "no" / "file"), "--db", str(few))
 
     assert answer.code == 1
     assert "cannot be written (No such file or directory); give another file" in answer.err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from functools import cache
 from math import inf
 from pathlib import Path
 
@@ -46,6 +47,7 @@ ASKED = [
     for question in QUESTIONS[path.stem.split("_")[1]]
 ]  # fmt: skip
 KV_DTYPES = {"bf16": "bf16", "fp8_packed": "fp8", "v4_paged": "fp8"}
+_read = cache(read_text)
 
 
 def opened(heads: int = 128, kv_dtype: str = "fp8") -> Dispatcher:
@@ -54,7 +56,7 @@ def opened(heads: int = 128, kv_dtype: str = "fp8") -> Dispatcher:
 
 @pytest.mark.parametrize("gpu", [H100, "NVIDIA H200"])
 def test_v32_ships_at_three_head_counts_and_both_kv_formats(gpu: str) -> None:
-    keys = {(t.key.gpu, t.key.heads, t.key.kv_layout) for t in map(read_text, shipped())}
+    keys = {(t.key.gpu, t.key.heads, t.key.kv_layout) for t in map(_read, shipped())}
 
     assert keys >= {
         (gpu, heads, layout) for heads in (128, 64, 16) for layout in ("fp8_packed", "bf16")
@@ -62,7 +64,7 @@ def test_v32_ships_at_three_head_counts_and_both_kv_formats(gpu: str) -> None:
 
 
 def test_an_h200_has_tables_of_glm_5_and_of_fewer_heads() -> None:
-    keys = {(t.key.model, t.key.heads, t.key.kv_layout) for t in map(read_text, shipped())
+    keys = {(t.key.model, t.key.heads, t.key.kv_layout) for t in map(_read, shipped())
             if t.key.gpu == "NVIDIA H200"}  # fmt: skip
 
     for layout in ("fp8_packed", "bf16"):
@@ -74,7 +76,7 @@ def test_an_h200_has_tables_of_glm_5_and_of_fewer_heads() -> None:
 
 @pytest.mark.parametrize("gpu", [H100, "NVIDIA H200"])
 def test_v4_and_v4_flash_ship_with_all_of_their_heads(gpu: str) -> None:
-    keys = {(t.key.gpu, t.key.model, t.key.heads) for t in map(read_text, shipped())}
+    keys = {(t.key.gpu, t.key.model, t.key.heads) for t in map(_read, shipped())}
 
     assert keys >= {(gpu, "deepseek-v4", 128), (gpu, "deepseek-v4-flash", 64)}
 
@@ -87,7 +89,7 @@ def test_both_gpus_have_held_out_batches_of_every_model(gpu: str, model: str) ->
 
 @pytest.mark.parametrize("path", shipped(), ids=lambda path: path.stem)
 def test_a_table_has_every_arm_of_hopper_or_says_which_it_lacks(path: Path) -> None:
-    table = read_text(path)
+    table = _read(path)
     profile = profile_of(table.key.model)
     setting = Setting(
         profile, table.key.heads, KVLayout(table.key.kv_layout), table.device,
@@ -115,7 +117,7 @@ def timed_us(row: Measurement) -> float:
 
 @pytest.mark.parametrize("path", shipped(), ids=lambda path: path.stem)
 def test_a_shipped_table_is_clean_and_has_ceilings(path: Path) -> None:
-    table = read_text(path)
+    table = _read(path)
 
     assert {row.status for row in table.measurements} == {Status.OK}
     arising = {point.name for point in points_for(profile_of(table.key.model))}
@@ -181,7 +183,7 @@ def test_v4_s_few_new_tokens_behind_a_long_prefix_take_the_decode_kernel_on_an_h
 
 def test_regret_tells_two_points_on_the_same_batches_apart() -> None:
     (path,) = (path for path in shipped() if path.stem == "h200_deepseek-v4_h128_fp8")
-    table = read_text(path)
+    table = _read(path)
     alike = profile_of(table.key.model).alike
     times = {
         (row.point, row.batch, row.arm): (row.latency_us or inf) + (row.pass_us or 0) / alike
@@ -205,7 +207,7 @@ def test_the_readme_s_answers() -> None:
 
 def regrets(path: Path, question: str, who: str) -> list[float]:
     """What the answers of `who` lose on the batches at `path`."""
-    held_out = read_text(path)
+    held_out = _read(path)
     key = held_out.key
     dispatcher = Dispatcher.open(
         gpu=key.gpu, model=key.model, heads=key.heads, kv_dtype=KV_DTYPES[key.kv_layout],
@@ -250,7 +252,7 @@ def test_regret_on_held_out_batches_is_small(path: Path, question: str) -> None:
 
 @pytest.mark.parametrize("path", LATER, ids=lambda path: path.stem)
 def test_batches_that_nothing_was_chosen_by_are_answered_as_well(path: Path) -> None:
-    asked = {row.point for row in read_text(path).measurements}
+    asked = {row.point for row in _read(path).measurements}
 
     for question in (a.name for name in asked for a in POINTS[name].questions):
         ours = summary(regrets(path, question, "nsa-tune"))
@@ -260,7 +262,7 @@ def test_batches_that_nothing_was_chosen_by_are_answered_as_well(path: Path) -> 
 
 def test_held_out_batches_are_all_different() -> None:
     path = next(path for path in shipped() if path.stem == "h200_deepseek-v4_h128_fp8")
-    table = read_text(path)
+    table = _read(path)
     profile = profile_of(table.key.model)
     setting = Setting(profile, 128, KVLayout.V4_PAGED, table.device, dict(table.key.libraries))
 

@@ -214,7 +214,10 @@ def test_a_trigger_is_refused(tmp_path: Path) -> None:
         Store.open(path)
 
 
-def test_what_computes_without_end_is_interrupted(tmp_path: Path) -> None:
+def test_what_computes_without_end_is_interrupted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nsa_tune.db.connection._MOST_CPU_S", 0.1)
     path = _database(tmp_path / "a.db", f"CREATE VIEW endless AS {_ENDLESS}")
 
     with (

@@ -1,4 +1,4 @@
-"""`nsa-tune run` as a process: interrupted, terminated, and on databases that take no rows."""
+"""`nsa-tune run`: interrupted, terminated, on databases that take no rows, and its options."""
 
 from __future__ import annotations
 
@@ -18,9 +18,11 @@ import pytest
 
 from nsa_tune.db.reader import read_database
 from nsa_tune.db.text_table import read_text
+from tests.shell import Result, Shell
 
 ROOT = Path(__file__).parents[3]
 COMMAND = [sys.executable, "-m", "nsa_tune.cli", "run", "--device", "cpu", "--json"]
+IN_PROCESS = ("run", "--device", "cpu", "--json", "--budget", "0", "--no-isolate")
 
 
 @contextmanager
@@ -89,28 +91,15 @@ def test_an_interrupt_before_the_first_batch_ends_with_130_and_a_message(
     assert "Traceback" not in err
 
 
-def test_points_may_be_written_with_spaces(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [*COMMAND, "--db", str(tmp_path / "t.db"), "--points", "decode, indexer_layout",
-         "--budget", "0", "--no-isolate"],
-        cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
-
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["measured"] == 2
-
-
-def test_the_overlap_of_selections_is_a_part_of_the_protocol(tmp_path: Path) -> None:
+def test_points_may_be_written_with_spaces_and_the_protocol_names_the_overlap(
+    shell: Shell, tmp_path: Path
+) -> None:
     database = tmp_path / "t.db"
-    done = subprocess.run(
-        [*COMMAND, "--db", str(database), "--points", "prefill", "--overlap", "0.8",
-         "--budget", "0", "--no-isolate"],
-        cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+    done = shell(*IN_PROCESS, "--db", str(database), "--points", "decode, indexer_layout",
+                 "--overlap", "0.8")  # fmt: skip
 
-    assert done.returncode == 0, done.stderr
+    assert done.code == 0, done.err
+    assert json.loads(done.out)["measured"] == 2
     assert [table.key.protocol for table in read_database(database)] == ["cpu-clock/1 overlap 0.8"]
 
 
@@ -132,17 +121,12 @@ def test_a_database_that_takes_no_more_rows_ends_with_a_message(tmp_path: Path) 
 
 
 def test_a_lossy_arm_is_measured_on_request_and_the_run_says_what_it_rounds(
-    tmp_path: Path,
+    shell: Shell, tmp_path: Path
 ) -> None:
-    def run(name: str, *options: str) -> tuple[subprocess.CompletedProcess[str], set[str]]:
+    def run(name: str, *options: str) -> tuple[Result, set[str]]:
         database = tmp_path / name
-        done = subprocess.run(
-            [*COMMAND, "--db", str(database), "--points", "prefill", "--budget", "0",
-             "--no-isolate", *options],
-            cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)},
-            capture_output=True, text=True, timeout=120, check=False,
-        )  # fmt: skip
-        if done.returncode:
+        done = shell(*IN_PROCESS, "--db", str(database), "--points", "prefill", *options)
+        if done.code:
             return done, set()
         return done, {row.arm for table in read_database(database) for row in table.measurements}
 
@@ -151,8 +135,8 @@ def test_a_lossy_arm_is_measured_on_request_and_the_run_says_what_it_rounds(
     wrong, _ = run("wrong.db", "--allow-lossy", "torch_kv")
 
     assert with_it - without == {"mla/torch_sparse_q8"}
-    assert "torch_sparse_q8 rounds q, keys, values" in asked.stderr
-    assert asked.stderr.startswith("no GPU is measured: this demonstrates a run on a CPU")
-    assert "rounds" not in plain.stderr
-    assert wrong.returncode == 2
-    assert "unknown lossy arm 'torch_kv'" in wrong.stderr
+    assert "torch_sparse_q8 rounds q, keys, values" in asked.err
+    assert asked.err.startswith("no GPU is measured: this demonstrates a run on a CPU")
+    assert "rounds" not in plain.err
+    assert wrong.code == 2
+    assert "unknown lossy arm 'torch_kv'" in wrong.err

@@ -34,7 +34,7 @@ def test_a_run_loses_a_worker_and_a_node_and_no_batch(
     told = json.loads(out.splitlines()[-1])
     # The tiny profile's tensors are so small that a second thread only makes them slower.
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    local = run(RunRequest(alone, device="cpu", model="tiny"))
+    local = run(RunRequest(alone, device="cpu", model="tiny", points=tuple(told["points"])))
     expected = sorted((row.point, row.batch, row.arm) for row in local.table.measurements)
     with closing(sqlite3.connect(database)) as db:
         stored = db.execute("select point, batch, arm from measurements").fetchall()

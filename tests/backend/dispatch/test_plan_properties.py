@@ -32,7 +32,7 @@ from nsa_tune.db.places import shipped
 from nsa_tune.db.text_table import format_table, read_text
 
 H100 = KNOWN["NVIDIA H100 80GB HBM3"]
-PLANS = int(os.environ.get("PLANS", "20000"))
+PLANS = int(os.environ.get("PLANS", "10000"))
 _ROOT = Path(__file__).parents[3]
 _PLANS_EACH = 200
 _EXPLAINED_EACH = 3
@@ -224,7 +224,7 @@ def test_a_plan_a_chooser_and_a_reason_choose_alike(stem: str) -> None:
         kv_dtype="bf16" if key.kv_layout == "bf16" else "fp8",
     )  # fmt: skip
     for point in POINTS.values():
-        for _ in range(15):
+        for _ in range(8):
             whole = point.sample(dispatcher.setting, random)
             for batch in (whole, whole.sums):
                 plan, names = dispatcher.plan(batch), dispatcher.questions(batch.mode)
@@ -261,7 +261,7 @@ def test_two_processes_plan_alike_whatever_their_hash_seeds() -> None:
             [sys.executable, "-c", _ANOTHER_PROCESS], check=True, capture_output=True, text=True,
             env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(_ROOT)},
         ).stdout
-        for seed in ("1", "2", "777")
+        for seed in ("1", "777")
     }  # fmt: skip
 
     assert len(digests) == 1

@@ -21,7 +21,7 @@ from nsa_tune.backend.types.profiles import profile_of
 from nsa_tune.db.places import shipped
 from nsa_tune.db.text_table import read_key
 
-BATCHES = 200
+BATCHES = 120
 MOST_TERMS = 7
 TABLES = pytest.mark.parametrize("path", shipped(), ids=lambda path: path.stem)
 

@@ -328,7 +328,7 @@ def test_sums_of_equal_sequences_cost_what_their_lengths_cost() -> None:
 
 
 @pytest.mark.parametrize("layout", [KVLayout.BF16, KVLayout.FP8_PACKED])
-@pytest.mark.parametrize("batch", BATCHES[:4], ids=str)
+@pytest.mark.parametrize("batch", [BATCHES[0], *BATCHES[2:4]], ids=str)
 def test_the_triton_arm_computes_the_reference(layout: KVLayout, batch: Batch) -> None:
     case = prefill_case(batch, replace(TINY, layout=layout), CPU)
 
