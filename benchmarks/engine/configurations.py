@@ -41,8 +41,8 @@ class Configuration:
 _PLUGIN = Configuration("plugin", plugin=True)
 _EAGER = Configuration("eager", prefill_graph=False)
 _WAYS = (
-    "engine", "table_kernel", "eager", "dense_graph", "dense_mla_graph", "sparse_graph",
-    "decode_graph",
+    "engine", "table_kernel", "eager", "dense_graph", "dense_mla_graph", "prefix_graph",
+    "sparse_graph", "decode_graph",
 )  # fmt: skip
 FORCED = (
     *(Configuration(f"way:{mode}", plugin=True, pass_mode=mode) for mode in _WAYS),

@@ -18,6 +18,7 @@ from nsa_tune.engines.sglang.pass_mode.mode import ALWAYS_SELECTS, PassMode
 from nsa_tune.engines.sglang.pass_mode.steering.steering import Steering
 from nsa_tune.engines.sglang.pass_mode.times.pass_time import PassTime
 from nsa_tune.engines.sglang.pass_mode.times.priors import Place, place_of
+from nsa_tune.engines.sglang.pass_mode.whole_pass.prefix_graphs import PREFIXES
 from nsa_tune.engines.sglang.prefill import changed
 
 MEASURED = 4
@@ -40,6 +41,8 @@ _SHORT_TURN = 128
 _ROWS = (8, 64, 256, 1024)
 """Rows of decode graphs that are measured, where they were captured, and the most that were."""
 _USUAL = (PassMode.ENGINE, PassMode.TABLE_KERNEL)
+_OVER_SHORT = (PassMode.DENSE_GRAPH, PassMode.DENSE_MLA_GRAPH)
+"""Whole-pass graphs over sequences of at most index_topk keys."""
 _SPACING, _FAR_SPACING = 2, 4
 """Graphs for many tokens are measured whose sizes differ by so many times; SGLang's own list has 58
 up to 8192. Fewer are for few tokens and behind prefixes, where most passes wait for the host, and
@@ -160,7 +163,7 @@ def _padded(sizes: Sequence[int], most: int) -> Iterator[_Case]:
 
 
 def _prefills(steering: Steering, sizes: Sequence[int], most: int) -> Iterator[_Case]:
-    dense = [mode for mode in steering.graphs if mode is not PassMode.SPARSE_GRAPH]
+    dense = [mode for mode in steering.graphs if mode in _OVER_SHORT]
     few, many = _spaced(sizes, _FAR_SPACING), _spaced(sizes, _SPACING)
     for size in [size for size in many if size in few or size >= _MIDDLE]:
         for mode in (*_usual(size), *dense):
@@ -184,8 +187,14 @@ def _prefills(steering: Steering, sizes: Sequence[int], most: int) -> Iterator[_
 def _long_prompts(steering: Steering, sizes: Sequence[int]) -> Iterator[_Case]:
     """Single sequences of dense MLA, which attend to ever more keys."""
     for size in [size for size in _spaced(sizes, _SPACING) if size > made_up.SHORT]:
-        for mode in (*_usual(size), *steering.graphs):
+        for mode in (*_usual(size), *(mode for mode in steering.graphs if mode in _OVER_SHORT)):
             yield _Case(mode, size, 0, (size,))
+    if over_prefixes := steering.graphs.get(PassMode.PREFIX_GRAPH):
+        for size in _spaced(over_prefixes.sizes, _SPACING):
+            for room in PREFIXES:
+                # As short and as long as the graph with so much room runs any.
+                for prefix in (room // 4 + _SMALLEST, room):
+                    yield _Case(PassMode.PREFIX_GRAPH, size, prefix, (size,))
     for size in [size for size in _spaced(sizes, _SPACING) if size >= _MANY]:
         for prefix in _CONTEXTS:
             if size > _FEW:

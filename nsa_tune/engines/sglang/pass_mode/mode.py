@@ -18,6 +18,8 @@ class PassMode(StrEnum):
     """One CUDA graph without breaks, in which attention is MHA over the new tokens."""
     DENSE_MLA_GRAPH = "dense_mla_graph"
     """One CUDA graph without breaks, in which attention is absorbed MLA over all keys."""
+    PREFIX_GRAPH = "prefix_graph"
+    """One CUDA graph without breaks, in which attention is MHA over a prefix too: dense MLA."""
     SPARSE_GRAPH = "sparse_graph"
     """One CUDA graph without breaks, in which the indexer selects keys and attention is sparse."""
     DECODE_GRAPH = "decode_graph"

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from nsa_tune.backend.types.profiles import ALL_TOKENS
 from nsa_tune.engines.extends import sums_of
 from nsa_tune.engines.sglang.edge import attempt
 from nsa_tune.engines.sglang.eligible import SAME_NUMERICS
@@ -25,6 +26,7 @@ from nsa_tune.engines.sglang.pass_mode.made_up import SHORT
 from nsa_tune.engines.sglang.pass_mode.mode import PassMode
 from nsa_tune.engines.sglang.pass_mode.ranks import Ranks
 from nsa_tune.engines.sglang.pass_mode.steering.steering import Steering
+from nsa_tune.engines.sglang.pass_mode.whole_pass.prefix_graphs import PREFIXES
 from nsa_tune.engines.variables import asked_for
 
 _FACTOR = 2.0
@@ -86,7 +88,7 @@ def sentinels(runner: Any) -> Iterator[Sentinel]:
         # As many prompts as the largest graph holds.
         Sentinel((0,) * full, (max(tokens // full, 1),) * full),
     )
-    for batch in batches:
+    for batch in (*batches, *_over_prefixes(runner)):
         if (
             sum(batch.extend_lens) <= largest
             and max(batch.kv_lens) <= made_up.longest(runner)
@@ -94,6 +96,12 @@ def sentinels(runner: Any) -> Iterator[Sentinel]:
             and made_up.slots_for(runner, batch.kv_lens)
         ):
             yield batch
+
+
+def _over_prefixes(runner: Any) -> Iterator[Sentinel]:
+    """Without an indexer a prefix is expanded, and for a long one in graphs with more room."""
+    if index_topk_of(runner.attn_backend) == ALL_TOKENS:
+        yield Sentinel((PREFIXES[0] + 809,), (301,))
 
 
 def prove(runner: Any, steering: Steering, ranks: Ranks) -> Proof:

@@ -12,21 +12,23 @@ from nsa_tune import __version__
 from nsa_tune.engines.edge import EngineMustStop
 from nsa_tune.engines.sglang.edge import attempt, say_once
 from nsa_tune.engines.sglang.eligible import SWITCHES, Engine, Part, why_not
-from nsa_tune.engines.sglang.facts import index_topk_of
+from nsa_tune.engines.sglang.facts import index_topk_of, is_dense_mla
 from nsa_tune.engines.sglang.pass_mode.mode import PassMode
 from nsa_tune.engines.sglang.pass_mode.ranks import Ranks
 from nsa_tune.engines.sglang.pass_mode.whole_pass.dense_graphs import DenseGraphs
 from nsa_tune.engines.sglang.pass_mode.whole_pass.graph_buffers import GraphBuffers
+from nsa_tune.engines.sglang.pass_mode.whole_pass.prefix_graphs import PrefixGraphs
 from nsa_tune.engines.sglang.pass_mode.whole_pass.sparse_graphs import SparseGraphs
 from nsa_tune.engines.sglang.pass_mode.whole_pass.unbroken import Kind
 
-WholePassGraphs = DenseGraphs | SparseGraphs
+WholePassGraphs = DenseGraphs | PrefixGraphs | SparseGraphs
 
 _CAPTURED, _MIB = "_nsa_tune_captured", "_nsa_tune_captured_mib"
 """Attributes of the runner of prefill graphs."""
 _PARTS: Mapping[PassMode, tuple[Part, ...]] = {
     PassMode.DENSE_GRAPH: (Part.DENSE,),
     PassMode.DENSE_MLA_GRAPH: (Part.DENSE, Part.DENSE_MLA),
+    PassMode.PREFIX_GRAPH: (Part.DENSE,),
     # Keys are selected by nsa-tune's kernel in them.
     PassMode.SPARSE_GRAPH: (Part.SPARSE, Part.TOPK),
 }
@@ -93,12 +95,16 @@ def capture_all(graphs: Any) -> None:
 def _graphs_of(graphs: Any, engine: Engine) -> Iterator[tuple[PassMode, WholePassGraphs]]:
     """Graphs to capture, by the way that they run."""
     for mode, parts in _PARTS.items():
-        if not any(why_not(part, engine) for part in parts):
+        # With an indexer a prefix is expanded up to index_topk keys only.
+        elsewhere = mode is PassMode.PREFIX_GRAPH and not is_dense_mla(engine.backend)
+        if not elsewhere and not any(why_not(part, engine) for part in parts):
             yield mode, _made(graphs, mode)
 
 
 def _made(graphs: Any, mode: PassMode) -> WholePassGraphs:
     index_topk = index_topk_of(graphs.model_runner.attn_backend)
+    if mode is PassMode.PREFIX_GRAPH:
+        return PrefixGraphs(graphs)
     if mode is PassMode.SPARSE_GRAPH:
         return SparseGraphs(graphs, index_topk)
     kind = Kind.MHA if mode is PassMode.DENSE_GRAPH else Kind.MLA

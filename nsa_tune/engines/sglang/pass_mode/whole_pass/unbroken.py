@@ -24,10 +24,11 @@ class Kind(StrEnum):
 
     MHA = "nsa_tune_dense"
     MLA = "nsa_tune_dense_mla"
+    PREFIX = "nsa_tune_prefix"
     SPARSE = "nsa_tune_sparse"
 
 
-def shape_key(size: int, kind: Kind) -> Any:
+def shape_key(size: int, kind: Kind | str) -> Any:
     """Under which SGLang keeps a graph of `size` tokens."""
     made = import_module("sglang.srt.model_executor.runner.shape_key").ShapeKey
     return made(size=size, variant_label=str(kind))
