@@ -125,15 +125,14 @@ class PassPrices:
 
     def _other_ways(self, batch: Batch) -> Iterable[PassMode]:
         dense = batch.max_kv <= self._topk and _padded(batch)
-        possible = {
+        runs = {
             PassMode.DENSE_GRAPH: dense and not batch.prefix_tokens,
             PassMode.DENSE_MLA_GRAPH: dense,
             PassMode.SPARSE_GRAPH: batch.max_kv > self._topk and _padded(batch),
             PassMode.DECODE_GRAPH: batch.q_tokens <= _MOST_ROWS,
         }
-        return (
-            way for way, runs in possible.items() if runs and self.model and way in self.model.ways
-        )
+        measured = () if self.model is None else self.model.ways
+        return (way for way in runs if runs[way] and way in measured)
 
 
 def _padded(batch: Batch) -> bool:
