@@ -123,6 +123,16 @@ def test_many_tokens_of_dense_mla_are_measured_behind_long_prefixes() -> None:
     assert len(many) == len(set(many))
 
 
+def test_graphs_over_prefixes_are_measured_with_each_room_little_and_fully_used() -> None:
+    found = _cases((PassMode.PREFIX_GRAPH,), attn_backend=SimpleNamespace())
+    over = [(size, prefix) for mode, size, prefix, _ in found if mode is PassMode.PREFIX_GRAPH]
+
+    # 40,000 tokens are the longest here.
+    assert over == [
+        (size, prefix) for size in (64, 1024, 4096) for prefix in (2112, 8192, 8256, 32768)
+    ]
+
+
 def test_sparse_graphs_are_measured_behind_all_prefixes() -> None:
     found = _cases((SPARSE,))
     sparse = [(size, prefix, lens) for mode, size, prefix, lens in found if mode is SPARSE]

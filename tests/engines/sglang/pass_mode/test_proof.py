@@ -239,6 +239,13 @@ def test_batches_that_there_is_no_room_for_are_left_out() -> None:
     assert list(sentinels(engine.runner)) == []
 
 
+def test_without_an_indexer_a_long_prefix_is_compared_too() -> None:
+    engine = _Engine()
+    engine.runner.attn_backend = SimpleNamespace()
+
+    assert [one.prefix_lens for one in sentinels(engine.runner)][-1] == (9001,)
+
+
 def test_with_drafts_all_hidden_states_are_asked_for() -> None:
     made = _Engine(spec_algorithm=Speculation.NONE).runner
     made.spec_algorithm = Speculation.EAGLE
