@@ -32,7 +32,8 @@ def command(*arguments: str) -> subprocess.CompletedProcess[str]:
 def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Some indexer batches that this machine measured."""
     path = tmp_path_factory.mktemp("check") / "t.db"
-    done = command("run", "--device", "cpu", "--points", "indexer_layout", "--db", str(path), "-q")
+    done = command("run", "--device", "cpu", "--points", "indexer_layout", "--db", str(path), "-q",
+                   "--budget", "2")  # fmt: skip
     assert done.returncode == 0, done.stderr
     return path
 

@@ -25,13 +25,18 @@ def table_file(
     sparse_us: float | None = None,
 ) -> Path:
     """A text table in `folder`, where an arm may cost the same for each batch."""
+    path = folder / "table.tsv"
+    path.write_text(_text(kv_dtype, mha_us, sparse_us))
+    return path
+
+
+@cache
+def _text(kv_dtype: str, mha_us: float | None, sparse_us: float | None) -> str:
     flat = {"mha/fa3": mha_us, "mla/flashmla_sparse": sparse_us}
     table = real_table(kv_layout=str(layout_of(kv_dtype)), gpu=GPU)
     rows = tuple(_changed(row, flat.get(row.arm)) for row in table.measurements)
     device = replace(table.device, name=GPU)
-    path = folder / "table.tsv"
-    path.write_text(format_table(Table(table.key, device, rows, "", table.measured_at)))
-    return path
+    return format_table(Table(table.key, device, rows, "", table.measured_at))
 
 
 def _changed(row: Measurement, latency_us: float | None) -> Measurement:

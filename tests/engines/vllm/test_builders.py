@@ -28,7 +28,7 @@ from tests.engines.vllm.engine import (
 )
 from tests.engines.wheels import Wheel
 
-STEPS = 1000
+STEPS = 400
 _GPU = "NVIDIA H100 80GB HBM3"
 
 

@@ -1,11 +1,12 @@
 """Ranks as real processes that steer made-up engines, and talk to each other by gloo.
 
-    python -m tests.engines.sglang.pass_mode.rank_processes SCENARIO.json FOLDER
+    python -m tests.engines.sglang.pass_mode.rank_processes
 
-starts one process a rank; each writes FOLDER/RANK.json. The plug-in's hooks and its agreement are
-the real ones. A pass is one gathering of what the rank runs: a
-rank that runs something else is seen by all, and a rank that runs more or fewer passes than the
-others ends the test by gloo's timeout.
+starts one process a rank for each folder of a scenario.json whose name is a line of stdin; each
+writes RANK.json there. Torch is loaded once for all scenarios. The plug-in's hooks and its
+agreement are the real ones. A pass is one gathering of what the rank runs: a rank that runs
+something else is seen by all, and a rank that runs more or fewer passes than the others ends the
+test by gloo's timeout.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -43,6 +45,8 @@ from tests.engines.sglang.pass_mode.fakes import Dense, Hidden, Mode, Speculatio
 
 _SIZES, _ROWS = (64, 512, 2048), (8, 64, 256)
 _GLOO_S = 60.0
+_LONGEST_S = 600
+"""Gloo gives up long before: a rank that waits for ever fails the test by its own error."""
 _CONTEXTS = (1024, 4096, 65536)
 
 
@@ -354,9 +358,29 @@ def _patch(key: dict[str, str], engine: _Engine) -> None:
     parts.RegressionMonitor = lambda clock: RegressionMonitor(_Event)
 
 
-def main(arguments: list[str]) -> int:
-    """Start the ranks and wait for them; 0 where none is left over."""
-    given = json.loads(Path(arguments[0]).read_text())
+def main() -> None:
+    """Run what stdin asks for, one scenario after the other, and answer with a line to each."""
+    torch.set_num_threads(1)
+    for line in sys.stdin:
+        folder = Path(line.rstrip("\n"))
+        child = os.fork()
+        if not child:
+            os.dup2(os.open(folder / "stderr", os.O_WRONLY | os.O_CREAT, 0o600), 2)
+            signal.alarm(_LONGEST_S)
+            try:
+                _started(folder)
+                os._exit(0)
+            finally:
+                sys.excepthook(*sys.exc_info())
+                os._exit(1)
+        os.waitpid(child, 0)
+        sys.stdout.write("ended\n")
+        sys.stdout.flush()
+
+
+def _started(folder: Path) -> None:
+    """Start the ranks, wait for them, and write how each ended."""
+    given = json.loads((folder / "scenario.json").read_text())
     scenario = Scenario(**(given | {"fault": Fault(given["fault"])}))
     children, pipes = [], []
     for rank in range(scenario.ranks):
@@ -364,7 +388,7 @@ def main(arguments: list[str]) -> int:
         child = os.fork()
         if not child:
             try:
-                _rank(rank, int(os.read(reads, 16)), scenario, Path(arguments[1]))
+                _rank(rank, int(os.read(reads, 16)), scenario, folder)
             finally:
                 sys.excepthook(*sys.exc_info())
                 os._exit(1)
@@ -377,10 +401,8 @@ def main(arguments: list[str]) -> int:
     for writes in pipes:
         os.write(writes, str(store.port).encode())
     codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
-    sys.stdout.write(f"{codes}\n")
-    return 0
+    (folder / "codes").write_text(json.dumps(codes))
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-    sys.exit(main(sys.argv[1:]))
+    main()

@@ -9,6 +9,7 @@ import json
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -18,25 +19,40 @@ import pytest
 from tests.engines.sglang.pass_mode.rank_processes import Fault, Scenario
 from tests.engines.site import REPOSITORY
 
-_LONGEST_S = 600
-"""Gloo gives up long before: a rank that waits for ever fails the test by its own error."""
+Run = Callable[[Scenario], list[dict[str, Any]]]
 
 
-def _ran(folder: Path, scenario: Scenario) -> list[dict[str, Any]]:
-    """What each rank that lived reports."""
-    file = folder / "scenario.json"
-    file.write_text(json.dumps(asdict(scenario)))
-    program = "tests.engines.sglang.pass_mode.rank_processes"
-    command = [sys.executable, "-m", program, str(file), str(folder)]
-    done = subprocess.run(
-        command, cwd=REPOSITORY, capture_output=True, text=True, timeout=_LONGEST_S, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    killed = scenario.fault is Fault.KILLED
-    assert sorted(map(int, done.stdout.strip("[]\n ").split(","))) == (
-        [0] * (scenario.ranks - killed) + [9] * killed
-    ), done.stderr
-    return [json.loads(path.read_text()) for path in sorted(folder.glob("?.json"))]
+@pytest.fixture(scope="module")
+def program() -> Iterator[subprocess.Popen[str]]:
+    """It runs a scenario for each line that it is sent."""
+    command = [sys.executable, "-m", "tests.engines.sglang.pass_mode.rank_processes"]
+    with subprocess.Popen(
+        command, cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as program:
+        yield program
+        assert program.stdin is not None
+        program.stdin.close()
+
+
+@pytest.fixture
+def ran(program: subprocess.Popen[str], tmp_path: Path) -> Run:
+    """Runs a scenario: what each rank that lived reports."""
+
+    def run(scenario: Scenario) -> list[dict[str, Any]]:
+        assert program.stdin is not None
+        assert program.stdout is not None
+        (tmp_path / "scenario.json").write_text(json.dumps(asdict(scenario)))
+        program.stdin.write(f"{tmp_path}\n")
+        program.stdin.flush()
+        assert program.stdout.readline() == "ended\n"
+        said = (tmp_path / "stderr").read_text()
+        assert (tmp_path / "codes").exists(), said
+        killed = scenario.fault is Fault.KILLED
+        codes = json.loads((tmp_path / "codes").read_text())
+        assert sorted(codes) == [0] * (scenario.ranks - killed) + [9] * killed, said
+        return [json.loads(path.read_text()) for path in sorted(tmp_path.glob("?.json"))]
+
+    return run
 
 
 def _alike(reports: list[dict[str, Any]], scenario: Scenario) -> Counter[str]:
@@ -63,10 +79,10 @@ def _late(reports: list[dict[str, Any]]) -> set[str]:
     ],
 )  # fmt: skip
 def test_tensor_parallel_ranks_run_alike(
-    ranks: int, passes: int, fault: Fault, odd: int, tmp_path: Path
+    ranks: int, passes: int, fault: Fault, odd: int, ran: Run
 ) -> None:
     scenario = Scenario(ranks, passes, fault=fault, odd=odd)
-    reports = _ran(tmp_path, scenario)
+    reports = ran(scenario)
     ways = _alike(reports, scenario)
 
     assert {"engine", "decode_graph", "dense_graph", "eager"} <= ways.keys()
@@ -74,18 +90,18 @@ def test_tensor_parallel_ranks_run_alike(
     assert ("decode_graph" in _late(reports)) != given_up
 
 
-def test_ranks_that_verify_drafts_run_alike(tmp_path: Path) -> None:
+def test_ranks_that_verify_drafts_run_alike(ran: Run) -> None:
     """The hidden states of all new tokens, which the draft layer reads, are compared too."""
     scenario = Scenario(2, 500, fault=Fault.OTHER_TABLE, width=2)
-    reports = _ran(tmp_path, scenario)
+    reports = ran(scenario)
     ways = _alike(reports, scenario)
 
     assert {"decode_graph", "dense_graph"} <= ways.keys()
 
 
-def test_ranks_time_as_many_passes_whatever_their_clocks_and_tables_say(tmp_path: Path) -> None:
+def test_ranks_time_as_many_passes_whatever_their_clocks_and_tables_say(ran: Run) -> None:
     scenario = Scenario(2, 100, fault=Fault.OTHER_CLOCK)
-    reports = _ran(tmp_path, scenario)
+    reports = ran(scenario)
     _alike(reports, scenario)
 
     assert reports[0]["steers"]
@@ -101,10 +117,10 @@ def test_ranks_time_as_many_passes_whatever_their_clocks_and_tables_say(tmp_path
     ],
 )
 def test_a_way_that_is_wrong_or_slow_on_one_rank_is_off_on_all(
-    fault: Fault, odd: int, off: str, why: str, tmp_path: Path
+    fault: Fault, odd: int, off: str, why: str, ran: Run
 ) -> None:
     scenario = Scenario(2, 500, fault=fault, odd=odd)
-    reports = _ran(tmp_path, scenario)
+    reports = ran(scenario)
     ways = _alike(reports, scenario)
 
     assert off not in ways
@@ -114,9 +130,9 @@ def test_a_way_that_is_wrong_or_slow_on_one_rank_is_off_on_all(
     assert all(report["verdicts"][off].startswith("off") for report in reports)
 
 
-def test_graphs_that_one_rank_cannot_capture_run_on_none(tmp_path: Path) -> None:
+def test_graphs_that_one_rank_cannot_capture_run_on_none(ran: Run) -> None:
     scenario = Scenario(2, 500, fault=Fault.CANNOT_CAPTURE)
-    reports = _ran(tmp_path, scenario)
+    reports = ran(scenario)
     ways = _alike(reports, scenario)
 
     assert "dense_graph" not in ways
@@ -124,25 +140,23 @@ def test_graphs_that_one_rank_cannot_capture_run_on_none(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("fault", [Fault.OTHER_KEY, Fault.NO_PLUGIN, Fault.ALL_FAIL])
-def test_ranks_that_differ_leave_everything_to_the_engine(fault: Fault, tmp_path: Path) -> None:
+def test_ranks_that_differ_leave_everything_to_the_engine(fault: Fault, ran: Run) -> None:
     scenario = Scenario(2, 200, fault=fault)
-    reports = _ran(tmp_path, scenario)
+    reports = ran(scenario)
     ways = _alike(reports, scenario)
 
     assert set(ways) == {"off"}
     assert not any(one["steers"] or one["stopped"] for one in reports)
 
 
-def test_a_rank_that_is_killed_keeps_nobody_waiting(tmp_path: Path) -> None:
-    reports = _ran(tmp_path, Scenario(4, 0, fault=Fault.KILLED))
+def test_a_rank_that_is_killed_keeps_nobody_waiting(ran: Run) -> None:
+    reports = ran(Scenario(4, 0, fault=Fault.KILLED))
 
     assert [one["steers"] for one in reports] == [False] * 3
 
 
-def test_a_rank_that_fails_while_others_wait_stops_the_engine_with_a_sentence(
-    tmp_path: Path,
-) -> None:
-    reports = _ran(tmp_path, Scenario(2, 0, fault=Fault.CANNOT_MEASURE))
+def test_a_rank_that_fails_while_others_wait_stops_the_engine_with_a_sentence(ran: Run) -> None:
+    reports = ran(Scenario(2, 0, fault=Fault.CANNOT_MEASURE))
 
     assert not any(one["steers"] for one in reports)
     said = reports[1]["stopped"]
