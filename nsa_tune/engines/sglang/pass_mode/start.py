@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import sys
 import time
@@ -136,6 +137,8 @@ def _proven(runner: Any, steering: Steering, ranks: Ranks, key: Mapping[str, obj
     verdicts = verdicts_of(steering.choice, times, proof)
     steering.off = frozenset(mode for mode, verdict in verdicts.items() if not verdict.on)
     peak_mib = (torch.cuda.max_memory_allocated() - before) >> 20
+    # Batches and what they were run with refer to each other.
+    gc.collect()
     torch.cuda.empty_cache()
     sentences = {str(mode): str(verdict) for mode, verdict in verdicts.items()}
     times = times.with_verdicts(sentences, peak_mib)
