@@ -1,4 +1,4 @@
-"""Choices by times that an engine measured at its start: SGLang 0.5.23 on an H200.
+"""Choices by times that engines measured at their start: SGLang 0.5.23 on an H200.
 
 What the batches took afterwards is in benchmarks/engine/results. They come from request traces, so
 that none has a length that was measured.
@@ -67,6 +67,11 @@ def _rows(batch: Batch) -> int | None:
         ("bf16_sparse", 512, 525, PassMode.DENSE_MLA_GRAPH),
         ("bf16_sparse", 8192, 128, PassMode.DECODE_GRAPH),
         ("bf16_sparse", 512, 3269, PassMode.TABLE_KERNEL),
+        ("fp8_61_layers", 0, 414, PassMode.DENSE_GRAPH),
+        ("fp8_61_layers", 512, 525, PassMode.SPARSE_GRAPH),
+        ("fp8_61_layers", 45056, 700, PassMode.SPARSE_GRAPH),
+        ("fp8_61_layers", 12288, 1500, PassMode.SPARSE_GRAPH),
+        ("fp8_61_layers", 8192, 2048, PassMode.SPARSE_GRAPH),
     ],
 )
 def test_lengths_between_the_measured_ones_run_by_the_fastest_way(
