@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.engine.cases import STATE_CASES
-from benchmarks.engine.placing import FAULTS, one_gpu_variables
+from benchmarks.engine.placing import FAULTS
 
 __all__ = [
     "KV_DTYPES",
@@ -58,10 +58,6 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     add("--real-tp", type=int, default=1, help="GPUs of the engine (real tensor parallelism)")
     add("--real-dp", type=int, default=1, help="more than 1: data-parallel attention")
-    add(
-        "--ranks-on-one-gpu", action="store_true",
-        help="with --real-tp: all on the first GPU, by NCCL over sockets; times mean nothing",
-    )  # fmt: skip
     add("--fault", default="", choices=["", *FAULTS], help="what goes wrong on the last rank")
     add("--mem", type=float, default=0.85, help="mem_fraction_static")
     add("--max-total", type=int, default=300_000, help="tokens in the KV pool")
@@ -211,11 +207,6 @@ def _graphs(options: argparse.Namespace) -> dict[str, Any]:
 
 def _ranks(options: argparse.Namespace) -> dict[str, Any]:
     named: dict[str, Any] = {"tp_size": options.real_tp}
-    if options.ranks_on_one_gpu:
-        named |= {
-            "disable_custom_all_reduce": True,
-            "enforce_disable_flashinfer_allreduce_fusion": True,
-        }
     if options.real_dp > 1:
         named |= {"dp_size": options.real_dp, "enable_dp_attention": True}
     return named
@@ -247,7 +238,5 @@ def simulated_acceptance(options: argparse.Namespace) -> dict[str, str]:
 def set_environment(options: argparse.Namespace) -> None:
     """The variables of this process, which the engine's processes inherit."""
     os.environ |= simulated_acceptance(options)
-    if options.ranks_on_one_gpu:
-        os.environ |= one_gpu_variables()
     if options.no_plugin:
         os.environ["NSA_TUNE_DISABLE"] = "1"

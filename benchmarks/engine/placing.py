@@ -1,4 +1,4 @@
-"""Where the processes of an engine's ranks run, and what is made to fail in the last of them."""
+"""What is made to fail in the last of an engine's ranks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-__all__ = ["FAULTS", "VARIABLE", "fail_captures", "one_gpu_variables", "place_ranks"]
+__all__ = ["FAULTS", "VARIABLE", "fail_captures", "start_with_fault"]
 
 FAULTS = {"no-plugin": {"NSA_TUNE_DISABLE": "1"}, "capture": {"NSA_ENGINE_FAULT": "capture"}}
 """What may go wrong on the last rank alone, and the variables by which its process is told."""
@@ -16,30 +16,16 @@ _CAPTURED = 2
 """Graphs that are captured before one fails."""
 
 
-def place_ranks(module: Any, *, ranks: int, one_gpu: bool, fault: str) -> None:
-    """Have a module of SGLang that starts ranks start them on the first GPU, or with a fault."""
+def start_with_fault(module: Any, *, ranks: int, fault: str) -> None:
+    """Have a module of SGLang that starts ranks start the last of them with a fault."""
     original = module.maybe_reindex_device_id
 
     @contextmanager
     def placed(gpu_id: int) -> Iterator[int]:
-        added = FAULTS[fault] if fault and gpu_id == ranks - 1 else {}
-        if one_gpu:
-            # NCCL refuses two ranks on one GPU of one host, so each is a host of its own.
-            added = {**added, "NCCL_HOSTID": f"rank-{gpu_id}"}
-        with _environment(added), original(0 if one_gpu else gpu_id) as device:
+        with _environment(FAULTS[fault] if gpu_id == ranks - 1 else {}), original(gpu_id) as device:
             yield device
 
     module.maybe_reindex_device_id = placed
-
-
-def one_gpu_variables() -> dict[str, str]:
-    """Variables by which ranks of one GPU reach each other: through the host's sockets."""
-    return {
-        "NCCL_NET": "Socket", "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1",
-        "NCCL_MNNVL_ENABLE": "0", "NCCL_NVLS_ENABLE": "0", "NCCL_CUMEM_ENABLE": "0",
-        # Kernels of both ranks wait for each other, and the GPU runs them in turns.
-        "NCCL_MAX_NCHANNELS": "2", "SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK": "0",
-    }  # fmt: skip
 
 
 def fail_captures(module: Any) -> None:

@@ -17,14 +17,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial, wraps
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from benchmarks.engine.configurations import Configuration, dumped, parsed
 from benchmarks.engine.control import Control
 from benchmarks.engine.placing import VARIABLE as FAULT
-from benchmarks.engine.placing import fail_captures, place_ranks
+from benchmarks.engine.placing import fail_captures, start_with_fault
 from benchmarks.engine.profiling import profiled
 
 __all__ = ["VARIABLE", "Probe", "Settings", "Switch", "register"]
@@ -54,8 +53,6 @@ class Settings:
     is otherwise steered as one of so few."""
     random_weights: bool = True
     ranks: int = 1
-    one_gpu: bool = False
-    """Whether all ranks run on the first GPU."""
     fault: str = ""
     """What is made to go wrong on the last rank, as in `placing.FAULTS`."""
 
@@ -69,7 +66,7 @@ class Settings:
         return json.dumps({
             "control": str(self.control), "passes": str(self.passes), "layers": self.layers,
             "configurations": dumped(self.configurations), "random_weights": self.random_weights,
-            "ranks": self.ranks, "one_gpu": self.one_gpu, "fault": self.fault,
+            "ranks": self.ranks, "fault": self.fault,
         })  # fmt: skip
 
     @classmethod
@@ -82,7 +79,7 @@ class Settings:
         return cls(
             Path(given["control"]), Path(given["passes"]),
             parsed(json.dumps(given["configurations"])), given["layers"], given["random_weights"],
-            given["ranks"], given["one_gpu"], given["fault"],
+            given["ranks"], given["fault"],
         )  # fmt: skip
 
 
@@ -94,14 +91,12 @@ def register() -> None:
     hooks = dict(_HOOKS)
     if settings.random_weights:
         hooks["sglang.srt.model_loader.loader"] = _hook_weights
-    if settings.one_gpu or settings.fault:
-        place = partial(
-            place_ranks, ranks=settings.ranks, one_gpu=settings.one_gpu, fault=settings.fault
-        )
-        hooks |= dict.fromkeys(_STARTS_RANKS, place)
+    if settings.fault:
+        start = partial(start_with_fault, ranks=settings.ranks, fault=settings.fault)
+        hooks |= dict.fromkeys(_STARTS_RANKS, start)
     if os.environ.get(FAULT) == "capture":
         hooks[_DENSE] = fail_captures
-    when_imported = _when_imported()
+    when_imported = import_module("nsa_tune.engines.post_import").when_imported
     for name, hook in hooks.items():
         when_imported(name, partial(_hook, name, hook))
     if settings.layers:
@@ -110,16 +105,6 @@ def register() -> None:
 
 def _hook(name: str, hook: Callable[[Any], None]) -> None:
     hook(sys.modules[name])
-
-
-def _when_imported() -> Callable[[str, Callable[[], None]], None]:
-    """nsa-tune's `when_imported`, from wherever this release has it."""
-    for name in ("nsa_tune.engines", "nsa_tune.engines.sglang"):
-        if find_spec(f"{name}.post_import") is not None:
-            found: Callable[[str, Callable[[], None]], None]
-            found = import_module(f"{name}.post_import").when_imported
-            return found
-    raise ImportError("this nsa-tune has no module post_import: the probe needs another release")
 
 
 def _tell_layers(count: int) -> None:

@@ -175,7 +175,7 @@ def _settings(options: argparse.Namespace, configurations: tuple[Configuration, 
     passes.unlink(missing_ok=True)
     return Settings(
         options.out / "control", passes, configurations, layers=options.as_layers,
-        ranks=options.real_tp, one_gpu=options.ranks_on_one_gpu, fault=options.fault,
+        ranks=options.real_tp, fault=options.fault,
     )  # fmt: skip
 
 
@@ -246,8 +246,7 @@ def _label(options: argparse.Namespace) -> str:
     parts += [KV_DTYPES[options.kv], f"{options.heads} heads", f"{options.layers} layers"]
     parts += [f"MTP {options.spec}"] if options.spec else []
     if options.real_tp > 1:
-        place = "ranks on one GPU" if options.ranks_on_one_gpu else "GPUs"
-        parts.append(f"{options.real_tp} {place}")
+        parts.append(f"{options.real_tp} GPUs")
     return ", ".join(parts)
 
 

@@ -1,4 +1,4 @@
-"""Ranks share a GPU if asked to, and a fault is on the last of them alone."""
+"""A fault is on the last rank alone."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from benchmarks.engine.placing import VARIABLE, fail_captures, place_ranks
+from benchmarks.engine.placing import VARIABLE, fail_captures, start_with_fault
 from benchmarks.engine.probe import _DENSE
 
 
@@ -19,35 +19,27 @@ def _as_sglang(gpu_id: int) -> Iterator[int]:
     yield gpu_id
 
 
-def _placed(*, one_gpu: bool = False, fault: str = "") -> list[tuple[int | str | None, ...]]:
-    """For each of two ranks its device, host and fault variables, as its process inherits them."""
+def _placed(fault: str) -> list[tuple[int | str | None, ...]]:
+    """For each of two ranks its device and fault variables, as its process inherits them."""
     module = SimpleNamespace(maybe_reindex_device_id=_as_sglang)
-    place_ranks(module, ranks=2, one_gpu=one_gpu, fault=fault)
+    start_with_fault(module, ranks=2, fault=fault)
     inherited: list[tuple[int | str | None, ...]] = []
     for gpu_id in range(2):
         with module.maybe_reindex_device_id(gpu_id) as device:
-            names = ("NCCL_HOSTID", "NSA_TUNE_DISABLE", VARIABLE)
-            inherited.append((device, *map(os.environ.get, names)))
+            inherited.append((device, *map(os.environ.get, ("NSA_TUNE_DISABLE", VARIABLE))))
     return inherited
 
 
 @pytest.fixture(autouse=True)
 def _unset(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("NCCL_HOSTID", "NSA_TUNE_DISABLE", VARIABLE):
+    for name in ("NSA_TUNE_DISABLE", VARIABLE):
         monkeypatch.delenv(name, raising=False)
 
 
-def test_ranks_of_one_gpu_are_hosts_of_their_own_to_nccl() -> None:
-    assert _placed(one_gpu=True) == [(0, "rank-0", None, None), (0, "rank-1", None, None)]
-    assert "NCCL_HOSTID" not in os.environ
-
-
 def test_a_fault_is_on_the_last_rank_alone() -> None:
-    assert _placed(fault="no-plugin") == [(0, None, None, None), (1, None, "1", None)]
-    assert _placed(one_gpu=True, fault="capture") == [
-        (0, "rank-0", None, None),
-        (0, "rank-1", None, "capture"),
-    ]
+    assert _placed("no-plugin") == [(0, None, None), (1, "1", None)]
+    assert _placed("capture") == [(0, None, None), (1, None, "capture")]
+    assert VARIABLE not in os.environ
 
 
 def test_what_is_made_to_fail_is_there() -> None:
