@@ -2,8 +2,7 @@
 
     python -m benchmarks.engine.compare RESULT.json ... [--markdown FILE]
 
-Each RESULT.json is what `benchmarks.engine.run` wrote. The first one's default is what a user has
-who sets nothing. Labels may be given as LABEL=RESULT.json.
+Each RESULT.json is what `benchmarks.engine.run` wrote. Labels may be given as LABEL=RESULT.json.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ def _engine(text: str) -> Engine:
 def _lost(engines: Sequence[Engine]) -> Iterator[bool]:
     for engine in engines:
         for kind in KINDS:
-            yield contest_of([engine], kind, engine).count("default")["loss"] > 0
+            yield contest_of(engine, kind).count("default")["loss"] > 0
 
 
 def tables_of(engines: Sequence[Engine]) -> Iterator[DisplayTable]:
@@ -68,22 +67,11 @@ def tables_of(engines: Sequence[Engine]) -> Iterator[DisplayTable]:
     yield head_table(engines)
     for engine in engines:
         for kind in KINDS:
-            contest = contest_of([engine], kind, engine)
+            contest = contest_of(engine, kind)
             if contest.lines:
                 yield contest_table(contest, engine.label)
-    if len(engines) > 1:
-        yield from _across(engines)
     for engine in engines:
         yield from _extras(engine)
-
-
-def _across(engines: Sequence[Engine]) -> Iterator[DisplayTable]:
-    for engine in engines:
-        for kind in KINDS:
-            contest = contest_of(engines, kind, engine)
-            if contest.lines:
-                title = f"{engine.label} against the default and the best of all engines"
-                yield contest_table(contest, title)
 
 
 def head_table(engines: Sequence[Engine]) -> DisplayTable:
@@ -118,10 +106,6 @@ def _note(contest: Contest) -> str:
     said = []
     for to, name in (("default", "the default"), ("static", "the best static of each row")):
         said.append(f"over {name}: {_counted(contest, to)}")
-    overall = next((line.overall for line in contest.lines if line.overall is not None), None)
-    if overall is not None:
-        which = f"{overall.configuration} of {overall.engine}"
-        said.append(f"over {which}, the best of all static ones: {_counted(contest, 'overall')}")
     return "; ".join(said) + ". Ratios of the plug-in's time, with 95 % intervals; verdicts at 1 %."
 
 
@@ -133,11 +117,9 @@ def _counted(contest: Contest, to: str) -> str:
 
 
 def _row(line: Line) -> tuple[str, ...]:
-    which = line.static.configuration
-    if line.static.engine != line.plugin.engine:
-        which += f" ({line.static.engine})"
     return (
-        line.name, _figure(line.default.value), _figure(line.static.value), which,
+        line.name, _figure(line.default.value),
+        _figure(line.static.value), line.static.configuration,
         _figure(line.plugin.value), _ratio(line.ratio("default")), line.verdict("default"),
         _ratio(line.ratio("static")), line.verdict("static"), line.plugin.ran,
     )  # fmt: skip
@@ -160,10 +142,23 @@ def _extras(engine: Engine) -> Iterator[DisplayTable]:
     for row in tests.get("trace", ()):
         if row.get("configurations"):
             yield trace_table(engine.label, row)
+    if tests.get("decode") and not engine.plugins:
+        yield _decode_table(engine.label, tests["decode"])
     yield from output_table(engine.label, tests.get("outputs", ()))
     yield from state_table(engine.label, tests.get("states", ()))
     for row in tests.get("soak", ()):
         yield _soak_table(engine.label, row)
+
+
+def _decode_table(label: str, rows: Sequence[Mapping[str, Any]]) -> DisplayTable:
+    """Steps of an engine without the plug-in, whose graphs SGLang alone captured."""
+    shown = tuple(
+        (f"{row['sequences']} sequences of {row['context']}", name, _figure(one["gpu_ms"]))
+        for row in rows
+        for name, one in row.get("configurations", {}).items()
+    )
+    columns = ("", "configuration", "GPU time of a step, ms")
+    return DisplayTable(f"Decode ({label})", columns, shown, frozenset({2}))
 
 
 def trace_table(label: str, row: Mapping[str, Any]) -> DisplayTable:

@@ -1,17 +1,15 @@
-"""What one or more engines' results say: the plug-in beside the default and the best static flags.
+"""What an engine's result says: the plug-in beside the default and the best static flags.
 
-Within one engine samples are paired by sweep. Engines that were started separately are not: there
-the interval of a ratio of medians comes from resampling both sides.
+Samples are paired by sweep.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import exp, log
 from pathlib import Path
-from random import Random
 from statistics import fmean, median
 from typing import Any
 
@@ -28,10 +26,7 @@ __all__ = [
     "batch_name",
     "contest_of",
     "read",
-    "unpaired_ratio",
 ]
-
-_RESAMPLES = 2000
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +84,6 @@ class Engine:
         found = self.document["configurations"]
         return frozenset(one["name"] for one in found if one.get("pass_mode"))
 
-    @property
-    def captured_by_plugin(self) -> bool:
-        """Whether the plug-in decided while CUDA graphs were captured; decode replays those."""
-        return self.document["started_as"] in self.plugins
-
     def rows(self, kind: Kind) -> Iterator[Mapping[str, Any]]:
         """The rows of a test that were measured."""
         for row in self.document["tests"].get(kind.test, ()):
@@ -103,20 +93,13 @@ class Engine:
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One configuration of one engine on one batch or trace."""
+    """One configuration on one batch or trace."""
 
-    engine: str
     configuration: str
     plugin: bool
     value: float
     sweeps: Mapping[int, float]
     ran: str = ""
-
-    def over(self, other: Option) -> dict[str, Any] | None:
-        """This option's time over the other's: paired in one engine, resampled across engines."""
-        if self.engine == other.engine:
-            return ratio_of(self.sweeps, other.sweeps)
-        return unpaired_ratio(list(self.sweeps.values()), list(other.sweeps.values()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,14 +112,11 @@ class Line:
     static: Option
     """The best that an operator could have by flags alone for this batch or trace; the default is
     among them."""
-    overall: Option | None
-    """The one static configuration that is best over all lines, on this line."""
-    options: tuple[Option, ...]
 
     def ratio(self, to: str) -> dict[str, Any] | None:
-        """The plug-in over `default`, `static` or `overall`."""
-        other: Option | None = getattr(self, to)
-        return None if other is None else self.plugin.over(other)
+        """The plug-in over `default` or `static`, sweep by sweep."""
+        other: Option = getattr(self, to)
+        return ratio_of(self.plugin.sweeps, other.sweeps)
 
     def verdict(self, to: str) -> str:
         """`win`, `tie`, `loss` or `unsure`, of `ratio`."""
@@ -173,31 +153,11 @@ def read(path: Path, label: str = "") -> Engine:
     return Engine(label or document["label"], document)
 
 
-def contest_of(engines: Sequence[Engine], kind: Kind, of: Engine) -> Contest:
-    """Every batch that was measured with the plug-in of one engine, against all of `engines`.
-
-    The default is that of the first of `engines` which has the batch.
-    """
-    by_name: dict[str, list[Option]] = {}
-    for engine in engines:
-        others = kind.test != "decode" or not _has_own_graphs(engine, engines)
-        for row in engine.rows(kind):
-            options = [one for one in _options(engine, row, kind) if one.plugin or others]
-            by_name.setdefault(kind.name(row), []).extend(options)
-    overall = _overall(by_name.values())
-    lines = (_line(name, options, of, overall) for name, options in by_name.items())
+def contest_of(engine: Engine, kind: Kind) -> Contest:
+    """Every row that was measured with the plug-in and by default."""
+    found = ((row, list(_options(engine, row, kind))) for row in engine.rows(kind))
+    lines = (_line(kind.name(row), options) for row, options in found)
     return Contest(kind, tuple(line for line in lines if line is not None))
-
-
-def _has_own_graphs(engine: Engine, engines: Sequence[Engine]) -> bool:
-    """Whether another engine shows what decode takes in graphs that SGLang captured by itself.
-
-    Then what this one takes with the plug-in off is no evidence: it replays the plug-in's graphs.
-    """
-    dtype = engine.document["kv_dtype"]
-    return engine.captured_by_plugin and any(
-        not one.captured_by_plugin and one.document["kv_dtype"] == dtype for one in engines
-    )
 
 
 def _options(engine: Engine, row: Mapping[str, Any], kind: Kind) -> Iterator[Option]:
@@ -206,56 +166,13 @@ def _options(engine: Engine, row: Mapping[str, Any], kind: Kind) -> Iterator[Opt
         if sweeps and name not in engine.ways:
             ran = "; ".join(found.get("ran", ()))
             plugin = name in engine.plugins
-            yield Option(engine.label, name, plugin, median(sweeps.values()), sweeps, ran)
+            yield Option(name, plugin, median(sweeps.values()), sweeps, ran)
 
 
-def _line(
-    name: str, options: Sequence[Option], of: Engine, overall: tuple[str, str] | None
-) -> Line | None:
+def _line(name: str, options: Sequence[Option]) -> Line | None:
     static = [one for one in options if not one.plugin]
     default = next((one for one in static if one.configuration == DEFAULT), None)
-    plugin = next((one for one in options if one.plugin and one.engine == of.label), None)
+    plugin = next((one for one in options if one.plugin), None)
     if default is None or plugin is None:
         return None
-    return Line(
-        name,
-        default,
-        plugin,
-        min(static, key=lambda one: one.value),
-        next((one for one in static if (one.engine, one.configuration) == overall), None),
-        tuple(options),
-    )
-
-
-def _overall(lines: Iterable[Sequence[Option]]) -> tuple[str, str] | None:
-    """The static configuration with the least geometric mean over the lines that all have."""
-    logs: dict[tuple[str, str], list[float]] = {}
-    for options in lines:
-        for one in options:
-            if not one.plugin:
-                logs.setdefault((one.engine, one.configuration), []).append(log(one.value))
-    most = max((len(found) for found in logs.values()), default=0)
-    complete = {one: fmean(found) for one, found in logs.items() if len(found) == most}
-    return min(complete, key=lambda one: complete[one], default=None)
-
-
-def unpaired_ratio(
-    values: Sequence[float], others: Sequence[float], seed: int = 1
-) -> dict[str, Any] | None:
-    """The ratio of two medians, with a 95 % interval by resampling both sides.
-
-    The interval is None where a side has fewer than six values.
-    """
-    if not values or not others:
-        return None
-    middle = round(median(values) / median(others), 5)
-    if min(len(values), len(others)) < 6:
-        return {"median": middle, "interval": None, "pairs": 0}
-    random = Random(seed)
-    found = sorted(
-        median(random.choices(values, k=len(values)))
-        / median(random.choices(others, k=len(others)))
-        for _ in range(_RESAMPLES)
-    )
-    low, high = found[round(0.025 * _RESAMPLES)], found[round(0.975 * _RESAMPLES) - 1]
-    return {"median": middle, "interval": [round(low, 5), round(high, 5)], "pairs": 0}
+    return Line(name, default, plugin, min(static, key=lambda one: one.value))
