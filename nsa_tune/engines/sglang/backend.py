@@ -16,14 +16,7 @@ from nsa_tune.engines.edge import LeftAlone
 from nsa_tune.engines.opened import opened as opened_for
 from nsa_tune.engines.sglang.costs.pass_overhead import with_pass_overhead, without_unsupported
 from nsa_tune.engines.sglang.edge import EDGE, attempt, say_once
-from nsa_tune.engines.sglang.eligible import (
-    Engine,
-    Part,
-    data_parallel,
-    switch_is_on,
-    variable_set,
-    why_not,
-)
+from nsa_tune.engines.sglang.eligible import Engine, Part, switch_is_on, variable_set, why_not
 from nsa_tune.engines.sglang.facts import Facts, facts_of
 from nsa_tune.engines.sglang.indexer import PAIR, Indexer
 from nsa_tune.engines.sglang.prefill import Answers, Prefill
@@ -45,9 +38,8 @@ def attach(backend: Any, model_runner: Any) -> None:
     assert release is not None, "no other release is hooked"
     if not release.known and getattr(model_runner, "is_draft_worker", False):
         return  # a draft model's start proves nothing
-    engine = Engine(model_runner, backend)
     try:
-        if reason := why_not(Part.TABLE, engine):
+        if reason := why_not(Part.TABLE, Engine(model_runner, backend)):
             raise LeftAlone(f"nothing is decided by a table with {reason}")
         facts = facts_of(backend, model_runner)
         dispatcher = opened(facts.profile.name, facts.heads, facts.kv_dtype)
@@ -62,10 +54,6 @@ def attach(backend: Any, model_runner: Any) -> None:
     if facts.layers is None and facts.layout is KVLayout.FP8_PACKED:
         # What flashmla_sparse costs once a pass cannot be shared out.
         impls -= {"flashmla_sparse"}
-    if data_parallel(engine):
-        # SGLang fills up a rank's new tokens then, and FlashAttention refuses the filling:
-        # "batch_size must be equal to batch_size_k" (0.5.17, two H200s).
-        impls -= {"fa3"}
     answers = None if problem else _answers(dispatcher, facts, impls, release)
     # What a start proves are prefills.
     paired = release.known and _pairs_possible(backend, model_runner, dispatcher)

@@ -347,38 +347,6 @@ def test_bf16_pools_have_tables_of_their_own(
     assert ("does not call flashmla_sparse as" in caplog.text) == (wheel.version == "0.5.15")
 
 
-@pytest.mark.parametrize(
-    ("argument", "ranks", "kernels"),
-    [
-        (False, 1, "fa3, flashmla_sparse"),
-        (True, 1, "flashmla_sparse"),
-        # 0.5.23 takes the argument back, and has the width of the group.
-        (False, 2, "flashmla_sparse"),
-    ],
-)
-def test_with_dp_attention_fa3_prefills_nothing(
-    engine: Engine,
-    wheel: Wheel,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    argument: bool,
-    ranks: int,
-    kernels: str,
-) -> None:
-    """SGLang fills up a rank's tokens, which FlashAttention refuses."""
-    if wheel.version == "0.5.15":
-        pytest.skip("it does not call flashmla_sparse as that was measured")
-    monkeypatch.setenv("NSA_TUNE_DB", str(table_file(tmp_path, "bf16")))
-    monkeypatch.setattr(module, "_measured", lambda _, impls: impls)
-    caplog.set_level(logging.INFO)
-
-    engine.state.attn_dp_size = ranks
-    _built(engine, model_runner(enable_dp_attention=argument), fp8=False)
-
-    assert f"prefill by MHA or MLA ({kernels})" in caplog.text
-
-
 @pytest.mark.usefixtures("measured")
 @pytest.mark.parametrize("draft", [False, True])
 def test_in_a_release_that_is_not_known_only_what_a_start_proves_is_steered(

@@ -151,7 +151,7 @@ _INDEX = {TABLE, PASSES, TOPK}
             {"is_draft_worker": True, "model_config": _config(index_share_for_mtp_iteration=True)},
             {TABLE, PASSES},
         ),
-        ({"enable_dp_attention": True}, {PASSES}),
+        ({"enable_dp_attention": True}, {TABLE, PASSES}),
         ({"is_generation": False}, {PASSES}),
         ({"moe_a2a_backend": "deepep"}, {PASSES}),
         ({"moe_a2a_backend": None}, set()),
@@ -203,7 +203,11 @@ def test_drafts_that_are_trees_are_no_rows() -> None:
 
 @pytest.mark.parametrize(
     ("ranks", "off"),
-    [({"attn_cp_size": 2}, _INDEX | {GROUPED}), ({"attn_dp_size": 2}, {PASSES}), ({}, set())],
+    [
+        ({"attn_cp_size": 2}, _INDEX | {GROUPED}),
+        ({"attn_dp_size": 2}, {TABLE, PASSES}),
+        ({}, set()),
+    ],
 )
 def test_its_ranks_leave_parts_out(
     ranks: dict[str, int], off: set[Part], monkeypatch: pytest.MonkeyPatch
