@@ -129,7 +129,9 @@ def advise(
         outcomes.append(outcome(AS_GIVEN, launch, Setups(DEFAULT, DEFAULT)))
         if changes:
             outcomes.append(outcome(AS_ADVISED, advised, setups))
-        if "NSA_TUNE_DISABLE" not in launch.flags:
+        # SGLang's data-parallel ranks are left to it, but for copies and key selection.
+        steered = launch.dp_attention == 1 or launch.engine != "sglang"
+        if steered and "NSA_TUNE_DISABLE" not in launch.flags:
             outcomes.append(outcome(WITH_PLUGIN, launch, Setups(PLUGIN, PLUGIN)))
         if other is not None:
             outcomes += _with_other_format(other, traffic, notes)

@@ -242,6 +242,7 @@ def test_a_gpu_without_engine_passes_is_told(capsys: pytest.CaptureFixture[str])
 
     assert answer.code == 0, answer.err
     assert "whole passes were not measured" in answer.out
+    assert "The plug-in:" not in answer.out
 
 
 @pytest.mark.parametrize(
