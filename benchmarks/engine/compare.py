@@ -209,7 +209,7 @@ def state_table(label: str, rows: Sequence[Mapping[str, Any]]) -> Iterator[Displ
     """How far hidden states and logits of prefills differ from the default's."""
     shown = tuple(
         (
-            str(row["case"]), name, ", ".join(one["ran"]),
+            str(row["case"]), name, ", ".join(one.get("ran", ())),
             *_differences(one["hidden_states"]), *_differences(one["logits"]),
             _or_dash((one.get("kl_nats") or {}).get("largest")),
             f"{one['same_best_token']} of {one['compared']}",

@@ -55,15 +55,19 @@ def test_each_batch_has_its_winner() -> None:
 
 def test_differences_of_outputs_are_shown_and_what_is_not_finite_is_said() -> None:
     difference = {"rows": 3, "not_finite": 1, "median": 0.004, "largest": 0.0213}
-    row = {"case": "64+3 x1", "configurations": {"rows": {
-        "ran": ["decode_graph"], "hidden_states": difference, "logits": None,
-        "same_best_token": 1, "compared": 1, "kl_nats": {"median": 0.001, "largest": 0.25},
-    }}}  # fmt: skip
+    one = {
+        "hidden_states": difference, "logits": None, "same_best_token": 1, "compared": 1,
+        "kl_nats": {"median": 0.001, "largest": 0.25},
+    }  # fmt: skip
+    # What other prefixes make is not said to have run in any way.
+    ways = {"another last page": one, "rows": one | {"ran": ["decode_graph"]}}
+    row = {"case": "64+3 x1", "configurations": ways}
     shown = list(state_table("bf16", [row, {"case": "late", "configurations": {}}]))
 
+    figures = ("0.004", "0.021 and 1 not finite", "-", "-", "0.25", "1 of 1")
     assert [table.rows for table in shown] == [(
-        ("64+3 x1", "rows", "decode_graph", "0.004", "0.021 and 1 not finite", "-", "-", "0.25",
-         "1 of 1"),
+        ("64+3 x1", "another last page", "", *figures),
+        ("64+3 x1", "rows", "decode_graph", *figures),
     )]  # fmt: skip
     assert not list(state_table("bf16", []))
 
