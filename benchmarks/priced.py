@@ -34,7 +34,7 @@ from nsa_tune.autotune.workload.arrivals import Arrival
 from nsa_tune.autotune.workload.simulation import Latencies
 from nsa_tune.reports.traffic.attention import DEFAULT, PLUGIN
 from nsa_tune.reports.traffic.deployment import Deployment, EngineSettings
-from nsa_tune.reports.traffic.engine_passes import shipped_passes
+from nsa_tune.reports.traffic.engine_passes import EnginePasses, shipped_passes
 from nsa_tune.reports.traffic.launch import Launch
 from nsa_tune.reports.traffic.served import Served, Setups, served
 
@@ -62,7 +62,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--public", type=Path, help="silicon_sample.csv")
     options = parser.parse_args(arguments)
     documents = [json.loads(path.read_text()) for path in options.results or _recorded()]
-    _print("Measured passes, each left out in turn", _HEAD, map(_left_out, shipped_passes()))
+    shipped = {tuple(p.key[name] for name in _KEY): p for p in shipped_passes()}
+    _print("Measured passes, each left out in turn", _HEAD, map(_left_out, shipped.values()))
     prefills = list(_all(documents, _prefills))
     totals = list(_totals(prefills))
     _print("Passes of recorded engines, priced by what ships", _HEAD, _passes(prefills))
@@ -85,6 +86,7 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
+_KEY = ("gpu", "model", "heads", "kv_dtype", "layers")
 _HEAD = ("", "priced", "median", "p90", "worst", "mean")
 
 
@@ -133,15 +135,15 @@ def _deployment(
     return Deployment(opened, launch, model, heads=heads, kv_dtype=kv_dtype, settings=settings)
 
 
-def _left_out(measured: Any) -> Row:
-    key = measured.key
-    names = (str(key["gpu"]), key["model"], key["heads"], key["kv_dtype"])
-    deployment = _deployment(*names, measured.layers, "", key["version"])
-    model = deployment.model
+def _left_out(passes: EnginePasses) -> Row:
+    """The model of one key, by the passes of all releases."""
+    *key, layers = (passes.key[name] for name in _KEY)
+    deployment = _deployment(*key, layers, "", passes.key["version"])
+    model, measured = deployment.model, deployment.measured
     assert model is not None
-    name = " ".join(str(key[name]) for name in ("model", "heads", "kv_dtype", "version", "layers"))
+    assert measured is not None
     shares = (f"{model.error(quantile):.1%}" for quantile in (0.5, 0.9, 1.0))
-    return name, len(measured.passes), *shares, ""
+    return " ".join(map(str, (*key[1:], layers))), len(measured.passes), *shares, ""
 
 
 def _engine(document: Mapping[str, Any], configuration: Mapping[str, Any]) -> Deployment | None:
@@ -171,7 +173,7 @@ def _label(document: Mapping[str, Any]) -> str:
 
 
 class Priced(NamedTuple):
-    """One prefill of a recorded engine in one configuration."""
+    """One prefill of a recorded engine in one configuration, to which nothing was fitted."""
 
     engine: str
     """Model, heads, release and layers."""
@@ -182,12 +184,15 @@ class Priced(NamedTuple):
 
 
 def _prefills(document: Mapping[str, Any]) -> Iterator[Priced]:
-    cases = [case for case in document["tests"].get("prefill", ()) if "configurations" in case]
+    whole = (case for case in document["tests"].get("prefill", ()) if case.get("passes", 1) == 1)
+    cases = [case for case in whole if "configurations" in case]
     for configuration in document["configurations"]:
         name, engine = configuration["name"], _engine(document, configuration)
+        measured = engine.measured.passes if engine and engine.measured else ()
+        fitted = {row.batch for row in measured}
         for case in cases if engine else ():
-            if name in case["configurations"] and engine:
-                batch = Batch.extend(case["prefix"], case["new"])
+            batch = Batch.extend(case["prefix"], case["new"])
+            if name in case["configurations"] and engine and batch not in fitted:
                 priced = engine.passes.of(batch).us[_setup(configuration)] / 1e3
                 pair = priced, case["configurations"][name]["gpu_ms"]
                 yield Priced(_label(document), f"{document['kv_dtype']} {name}", str(batch), pair)
@@ -302,9 +307,10 @@ def _orders(rows: Sequence[Row]) -> Iterator[Row]:
     for name in dict.fromkeys(row[0] for row in rows):
         pairs: list[Any] = [row[6] for row in rows if row[0] == name]
         (right, total), (all_right, every) = pairs_in_order(pairs), pairs_in_order(pairs, 0.0)
-        best = min(pairs)[1] / min(measured for _, measured in pairs) - 1
-        tau = f"{2 * all_right / every - 1:.2f}" if every else ""
-        yield name, f"{right} of {total}", tau, f"the first loses {best:.1%} to the fastest"
+        if total:
+            best = min(pairs)[1] / min(measured for _, measured in pairs) - 1
+            tau = f"{2 * all_right / every - 1:.2f}"
+            yield name, f"{right} of {total}", tau, f"the first loses {best:.1%} to the fastest"
 
 
 def _public(path: Path) -> Iterator[Row]:

@@ -101,7 +101,8 @@ def main(arguments: list[str] | None = None) -> int:
     else:
         passes = passes_of(json.loads(options.source.read_text(encoding="utf-8")))
         text = json.dumps(passes, separators=(",", ":")).replace('["extend', '\n["extend')
-        files = [(name_of(passes["key"]), text + "\n")]
+        name = name_of(passes["key"]).replace(".json", f"_{passes['key']['layers']}_layers.json")
+        files = [(name, text + "\n")]
     for name, text in files:
         (options.out / name).write_text(text, encoding="utf-8")
     return 0 if files else 1

@@ -64,7 +64,7 @@ class Advice:
     whole_passes: bool
     """Whether whole passes are priced, and not attention alone."""
     error: float
-    """The model's error (p90) on measured passes; 0 without a model."""
+    """What one in four measured passes is off by more than; 0 without a model."""
     source: str
     notes: tuple[str, ...]
     """What is not sure, or not counted, and what to measure to be surer."""

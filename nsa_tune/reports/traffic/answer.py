@@ -140,7 +140,10 @@ def _facts(advice: Advice) -> Iterator[tuple[str, str]]:
         )
     if advice.error:
         error = f"{advice.error:.0%}"
-        yield "Intervals", f"if all passes took {error} less or more; one in ten is off by more"
+        yield (
+            "Intervals",
+            f"if all passes took {error} less or more; one in four measured is off by more",
+        )
     yield "Priced by", advice.source
 
 

@@ -123,7 +123,7 @@ class Deployment:
         sources = [dispatcher.source, *([self.measured.source] if self.measured else [])]
         self.source = re.sub(r"T\d\d:\d\d:[^;]*", "", "; ".join(sources))
         self.error = 0.0 if self.model is None else self.model.error()
-        """The model's error (p90) on measured passes."""
+        """What one in four measured passes is off by more than."""
         layers = 0 if self.measured is None else self.measured.layers
         self.exact = self.model is not None and 2 * layers > self.setting.sharing
         """Whether whole passes are those of a whole model, and not of a few layers."""
@@ -267,5 +267,5 @@ def opened(
         steered=release.prefill_impls.get(dispatcher.setting.layout, frozenset()),
     )
     graph_tokens = release.graph_tokens if launch.graphs else 0
-    measured = passes_for(dispatcher.setting, version, settings.pass_times)
+    measured = passes_for(dispatcher.setting, settings.pass_times)
     return PassPrices(attention, measured, graph_tokens=graph_tokens, given=launch.answers)

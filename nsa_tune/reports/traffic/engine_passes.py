@@ -13,7 +13,6 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from math import ceil, floor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,10 +22,9 @@ from nsa_tune.backend.types.batch import Batch, Mode
 from nsa_tune.backend.types.layouts import KVLayout
 from nsa_tune.backend.types.point import Setting
 from nsa_tune.backend.types.profiles import profile_of
-from nsa_tune.engines.sglang.pass_mode.mode import ALWAYS_SELECTS, PassMode
+from nsa_tune.engines.sglang.pass_mode.mode import PassMode
 from nsa_tune.engines.sglang.pass_mode.steering.choice import GRAPH_SIZES
 from nsa_tune.engines.sglang.pass_mode.times import remembered
-from nsa_tune.engines.sglang.pass_mode.times.pass_time import PassTime
 from nsa_tune.engines.sglang.pass_mode.times.pass_times import PassTimes
 from nsa_tune.reports.traffic.attention import DEFAULT, PLUGIN, PREFILL_FLAG
 
@@ -107,7 +105,7 @@ def own_passes(times: PassTimes, path: str) -> EnginePasses:
     most = profile_of(str(times.key["model"])).index_topk
     rows = tuple(
         EnginePass(
-            _batch(time, most),
+            time.batch(most),
             DEFAULT if time.mode in (PassMode.ENGINE, PassMode.EAGER) else PLUGIN,
             time.mode, time.pass_us,
         )
@@ -119,51 +117,45 @@ def own_passes(times: PassTimes, path: str) -> EnginePasses:
     return EnginePasses(key, source, rows, tuple(map(int, sizes)))
 
 
-def _batch(time: PassTime, most: int) -> Batch:
-    """The batch of a pass of which the plug-in noted new tokens and their mean context: the fewest
-    equal sequences, none of more than `most` keys unless the pass selected."""
-    new = time.q_tokens - time.padding
-    selects = time.selects or time.mode in ALWAYS_SELECTS
-    for count in range(1, new + 1):
-        tokens = ceil(new / count)
-        prefix = floor(time.context - (tokens + 1) / 2)
-        if prefix >= 0 and (selects or prefix + tokens <= most):
-            return Batch.extend([prefix] * count, [tokens] * count)
-    return Batch.extend([0], [new])
-
-
-def passes_for(
-    setting: Setting, version: str | None, given: Path | None = None
-) -> EnginePasses | None:
-    """The measured passes that fit a setting best: of a given file; kept by the plug-in; of those
-    that ship, if possible of as many layers and of the engine's release. Where they have no decode
-    passes, with those that ship. None where there are none.
+def passes_for(setting: Setting, given: Path | None = None) -> EnginePasses | None:
+    """The measured passes that fit a setting best: of a given file; of this machine's starts; of
+    published figures, as many layers as possible and all releases, as hosts differ more than these;
+    of a start that ships. Where they have no decode passes, with published ones. None where there
+    are none.
 
     Raises:
         UsageError: when the given file is none, or of another GPU, model, heads or KV format.
     """
-    fitting = sorted(
-        (passes for passes in shipped_passes() if not _differences(setting, passes.key)),
-        key=lambda passes: (abs(passes.layers - setting.sharing), passes.key["version"] != version),
-    )
-    measured = _measured_here(setting, given) or next(iter(fitting), None)
-    if measured is None or any(map(_is_decode, measured.passes)):
+    published = _published_for(setting)
+    measured = _measured_for(setting, given, published)
+    if measured is None or published is None or any(map(_is_decode, measured.passes)):
         return measured
-    alike = (passes.passes for passes in fitting if passes.layers == measured.layers)
-    decodes = next(filter(None, (tuple(filter(_is_decode, rows)) for rows in alike)), ())
+    decodes = tuple(filter(_is_decode, published.passes)) * (measured.layers == published.layers)
     return replace(measured, passes=measured.passes + decodes)
 
 
-def _measured_here(setting: Setting, given: Path | None) -> EnginePasses | None:
-    """The passes in a given file, else those that the plug-in has kept."""
-    if given is None:
-        kept = remembered.newest(lambda key: not _differences(setting, key, layers=True))
-        here = kept is not None and kept[0].parent != remembered.SHIPPED
-        return EnginePasses.read(kept[0]) if kept and here else None
-    measured = EnginePasses.read(given)
-    if differences := _differences(setting, measured.key):
-        raise UsageError(f"{given} is of another engine: {differences}")
-    return measured
+def _measured_for(
+    setting: Setting, given: Path | None, published: EnginePasses | None
+) -> EnginePasses | None:
+    if given is not None:
+        measured = EnginePasses.read(given)
+        if differences := _differences(setting, measured.key):
+            raise UsageError(f"{given} is of another engine: {differences}")
+        return measured
+    kept = remembered.newest(lambda key: not _differences(setting, key, layers=True))
+    if kept is None or (published is not None and kept[0].parent == remembered.SHIPPED):
+        return published
+    return EnginePasses.read(kept[0])
+
+
+def _published_for(setting: Setting) -> EnginePasses | None:
+    fitting = [passes for passes in shipped_passes() if not _differences(setting, passes.key)]
+    if not fitting:
+        return None
+    layers = min((p.layers for p in fitting), key=lambda layers: abs(layers - setting.sharing))
+    alike = [passes for passes in fitting if passes.layers == layers]
+    rows = tuple(row for passes in alike for row in passes.passes)
+    return replace(alike[-1], source="; ".join(p.source for p in alike), passes=rows)
 
 
 def _is_decode(row: EnginePass) -> bool:
@@ -172,9 +164,8 @@ def _is_decode(row: EnginePass) -> bool:
 
 @cache
 def shipped_passes() -> tuple[EnginePasses, ...]:
-    """Everything that ships: first the passes of published figures, then those of starts."""
-    files = [*sorted(_FOLDER.glob("*.json")), *sorted(remembered.SHIPPED.glob("*.json"))]
-    return tuple(map(EnginePasses.read, files))
+    """All of published figures, the newest release of an engine last."""
+    return tuple(map(EnginePasses.read, sorted(_FOLDER.glob("*.json"))))
 
 
 def _differences(setting: Setting, key: Mapping[str, object], *, layers: bool = False) -> str:

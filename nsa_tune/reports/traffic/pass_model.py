@@ -98,7 +98,7 @@ class NonAttentionModel:
         modelled = self._modelled(batch, way, attention_us, self._scale, self._indexer_share)
         return modelled * self._correction(*_place(batch, way))
 
-    def error(self, quantile: float = 0.9) -> float:
+    def error(self, quantile: float = 0.75) -> float:
         """How far the model is off on measured batches, each left out in turn, as a part of their
         time. The weights are kept, as a single batch hardly moves them."""
         errors = sorted(

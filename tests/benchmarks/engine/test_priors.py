@@ -53,7 +53,7 @@ def test_a_run_of_the_harness_becomes_passes_of_an_engine(tmp_path: Path) -> Non
     (path,) = tmp_path.glob("*")
 
     passes = EnginePasses.read(path)
-    assert path.name == result.name
+    assert path.name == f"{result.stem}_{passes.layers}_layers.json"
     assert passes.layers == json.loads(result.read_text())["options"]["layers"]
     ways = {(row.setup, row.way) for row in passes.passes}
     assert ways >= {

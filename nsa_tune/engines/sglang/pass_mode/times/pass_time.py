@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import ceil, floor
 
-from nsa_tune.engines.sglang.pass_mode.mode import PassMode
+from nsa_tune.backend.types.batch import Batch
+from nsa_tune.engines.sglang.pass_mode.mode import ALWAYS_SELECTS, PassMode
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,18 @@ class PassTime:
     def waits(self) -> bool:
         """Whether the GPU waited for the host, so that launching was all that the pass took."""
         return self.host_us is not None and self.pass_us < WAITS * self.host_us
+
+    def batch(self, index_topk: int) -> Batch:
+        """The batch that ran: the fewest equal sequences with this context, none of more than
+        `index_topk` keys unless the pass selected."""
+        new = self.q_tokens - self.padding
+        selects = self.selects or self.mode in ALWAYS_SELECTS
+        for count in range(1, new + 1):
+            tokens = ceil(new / count)
+            prefix = floor(self.context - (tokens + 1) / 2)
+            if prefix >= 0 and (selects or prefix + tokens <= index_topk):
+                return Batch.extend([prefix] * count, [tokens] * count)
+        return Batch.extend([0], [new])
 
 
 WAITS = 1.1
