@@ -3,12 +3,14 @@
     python benchmarks/regret.py measure --heads 128 --kv-dtype fp8 --batches 100 --out held-out.tsv
     python benchmarks/regret.py score held-out.tsv [--db TABLE] [--sums]
     python benchmarks/regret.py table HELD_OUT...
+    python benchmarks/regret.py left-out TABLE...
 
 `measure` needs the GPU: it draws seeded random batches, half of them ragged, and times every arm.
 `score` replays that file anywhere: regret is the time of the arm that was chosen over the best
 arm's, minus one. Without --db the shipped table answers; --sums asks it without the lengths. Arms
 that the file has no times of are left out of the table that answers: what they would lose there is
 not known. `table` prints what the shipped tables lose on several files, a row a question and file.
+`left-out` answers for each eighth of a table's own batches by the other seven.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import time
 import zipfile
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from itertools import chain
@@ -31,7 +33,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from nsa_tune import Batch, Dispatcher
-from nsa_tune.backend.baselines import SGLANG_0_5_23
+from nsa_tune.backend.baselines import SGLANG_0_5_23, SGLANG_0_5_23_FULL, VLLM_0_33_0
 from nsa_tune.backend.costmodel.regret import regret
 from nsa_tune.backend.dispatch.table_planner import Match
 from nsa_tune.backend.points import POINTS, points_for
@@ -43,6 +45,7 @@ from nsa_tune.engines.with_costs import with_costs
 
 _TRIES = 1000
 """Random batches among which one leaves a choice, if any does."""
+_PARTS = 8
 _KV_DTYPES = {"bf16": "bf16", "fp8_packed": "fp8", "v4_paged": "fp8"}
 
 Choose = Callable[[Batch], str | None]
@@ -258,6 +261,47 @@ def table(arguments: argparse.Namespace) -> None:
     )
 
 
+def left_out(arguments: argparse.Namespace) -> None:
+    """Print what tables lose on batches of their own that were left out of the fit."""
+    for path in arguments.tables:
+        whole = read_text(path)
+        dispatcher = opened(whole, path)
+        words = sorted({row.batch for row in whole.measurements})
+        Random(1).shuffle(words)
+        found: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
+        for part in range(_PARTS):
+            away = frozenset(words[part::_PARTS])
+            rest = _without(dispatcher, away)
+            rows = tuple(row for row in whole.measurements if row.batch in away)
+            for point, question in _questions():
+                for cell in cells(replace(whole, measurements=rows), point.name, question):
+                    for name, choose in _rules(rest, question).items():
+                        loss = cell.regret(choose(cell.batch))
+                        if loss is not None:
+                            found[question.name, name].append(loss)
+        print(f"\n{path.stem}\n")
+        rows_of = ({"question": key[0], "who": key[1], **summary(found[key])} for key in found)
+        _print_rows(("question", "who"), list(rows_of))
+
+
+def _without(dispatcher: Dispatcher, away: frozenset[str]) -> Dispatcher:
+    """`dispatcher` fitted to the other batches."""
+    for point in dispatcher.policies:
+        dispatcher = with_costs(
+            dispatcher, point, dispatcher.setting,
+            lambda row, _: None if row.batch in away else row,
+        )  # fmt: skip
+    return dispatcher
+
+
+def _rules(dispatcher: Dispatcher, question: Question) -> dict[str, Choose]:
+    """As `choosers`, with vLLM's rule and with SGLang's full graphs."""
+    more = (SGLANG_0_5_23_FULL, VLLM_0_33_0)
+    return choosers(dispatcher, question) | {
+        engine.name: engine.chooser(question, dispatcher.setting) for engine in more
+    }
+
+
 def shipped_losses(files: Iterable[Path]) -> Iterator[tuple[str, str, list[float]]]:
     """(question, held-out table, regrets of the shipped table's choices) of held-out files."""
     for name, held_out in chain.from_iterable(map(held_out_tables, files)):
@@ -320,6 +364,9 @@ def main() -> None:
     listing = commands.add_parser("table", help="the shipped tables' regret on several files")
     listing.add_argument("files", type=Path, nargs="+")
     listing.set_defaults(run=table)
+    leaving = commands.add_parser("left-out", help="regret on a table's own batches, left out")
+    leaving.add_argument("tables", type=Path, nargs="+")
+    leaving.set_defaults(run=left_out)
     arguments = parser.parse_args()
     arguments.run(arguments)
 

@@ -143,7 +143,8 @@ def test_a_shipped_table_is_clean_and_has_ceilings(path: Path) -> None:
     # With up to 64 heads and few rows FlashMLA's decode kernel takes now 14, now 21 us over V4's
     # pools.
     often = 10 if table.key.kv_layout == "v4_paged" and table.key.heads <= 64 else 100
-    assert len(wide) <= len(table.measurements) // often
+    # One batch of 40 ms and more, at the power cap, has a few.
+    assert len(wide) <= max(len(table.measurements) // often, 3)
     assert max(row.error or 0 for row in table.measurements) < 0.01
 
 

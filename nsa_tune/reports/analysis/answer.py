@@ -46,6 +46,8 @@ _FLAGS = {
 _STEPS = {
     "prefill": "prefill",
     "decode": "decode",
+    "dense_prefill": "prefill",
+    "dense_decode": "decode",
     "v4_prefill_c4": "prefill layers of compression ratio 4",
     "v4_prefill_c128": "prefill layers of compression ratio 128",
 }

@@ -42,9 +42,9 @@ DEMONSTRATION = (
 )
 NO_ANSWER = "No answer: no batch of a prefill or decode kernel was measured with two choices."
 BASIS = (
-    "Attention of one layer, as measured, without the rest of a pass. SGLang's default is that of "
-    "passes without a prefill graph; within one it always takes MLA. The batches are the table's, "
-    "not your traffic's: for those, `nsa-tune advise --trace`."
+    "Attention of one layer, as measured, without the rest of a pass. SGLang's default for sparse "
+    "attention is that of passes without a prefill graph; within one it always takes MLA. The "
+    "batches are the table's, not your traffic's: for those, `nsa-tune advise --trace`."
 )
 
 

@@ -223,7 +223,7 @@ def test_a_plan_a_chooser_and_a_reason_choose_alike(stem: str) -> None:
         path, key.gpu, model=key.model, heads=key.heads,
         kv_dtype="bf16" if key.kv_layout == "bf16" else "fp8",
     )  # fmt: skip
-    for point in POINTS.values():
+    for point in points_for(dispatcher.setting.profile, (), POINTS):
         for _ in range(8):
             whole = point.sample(dispatcher.setting, random)
             for batch in (whole, whole.sums):
