@@ -18,7 +18,7 @@ from nsa_tune.engines.sglang.facts import is_dense_mla
 from nsa_tune.engines.sglang.parallel import parallel
 from nsa_tune.engines.sglang.releases import DENSE_PATHS, INDEXER
 from nsa_tune.engines.symbols import hooks_on
-from nsa_tune.engines.variables import asked_for, switched_on
+from nsa_tune.engines.variables import DENSE_MLA, asked_for, switched_on
 
 
 class Part(StrEnum):
@@ -204,6 +204,10 @@ ROWS: tuple[Row, ...] = (
     _row(
         "dense MLA", lambda engine: not _has_indexer(engine),
         Part.TABLE, Part.DENSE_MLA, Part.SPARSE, Part.TOPK, Part.COPIES, Part.DECODE, Part.GROUPED,
+    ),
+    _row(
+        f"dense MLA, unless `{DENSE_MLA}=1`",
+        lambda engine: not (_has_indexer(engine) or asked_for(DENSE_MLA)), Part.PASSES,
     ),
     _row("deterministic inference", lambda engine: engine.backend.num_splits != 0, *_OFF),
     _row(

@@ -15,6 +15,7 @@ from nsa_tune.engines.agreement import NOTHING, decides_by
 from nsa_tune.engines.decision_log import process_log
 from nsa_tune.engines.edge import LeftAlone
 from nsa_tune.engines.opened import opened
+from nsa_tune.engines.variables import DENSE_MLA, asked_for
 from nsa_tune.engines.vllm.dense import DensePrefill
 from nsa_tune.engines.vllm.edge import EDGE, attempt, say_once
 from nsa_tune.engines.vllm.facts import Facts, facts_of
@@ -68,6 +69,8 @@ def _prepared(builder: Any) -> tuple[Facts, Dispatcher, Prefill | DensePrefill] 
             _check_measured(dispatcher, facts)
         else:
             _check_dense(dispatcher)
+            if not asked_for(DENSE_MLA):
+                raise LeftAlone(f"dense MLA is steered with {DENSE_MLA}=1 only")
     except (LeftAlone, NoTunedData) as reason:
         say_once(logging.WARNING, f"vLLM decides by itself: {reason}")
         return None

@@ -29,6 +29,12 @@ _NEW = (1, 16, 32, 64, 96, 128, 192, 256, 384, 512, 1024)
 _ABSORBED = {"sglang": "mla/fa3", "vllm": "mla/fa3_paged"}
 _WHOLE, _MERGED = "mha/sgl_fa3", "mha/sgl_fa3_merged"
 
+_NOTES = {
+    "sglang": "Attention alone. A pass without a graph also waits for its launches, which counts "
+    f"for few new tokens; {THRESHOLD} is read without a graph only.",
+    "vllm": "Attention alone. The plug-in lowers the threshold for a step, where it is asked to.",
+}
+
 Path = Callable[[Batch], str]
 
 
@@ -50,6 +56,8 @@ class DenseAdvice:
     subject: str
     batches: int
     rules: Sequence[Rule]
+    note: str
+    """What is not counted."""
 
     def document(self) -> dict[str, Any]:
         """The same as JSON."""
@@ -66,8 +74,7 @@ class DenseAdvice:
                 f"on {rule.worst_batch}"
             )
         yield ""
-        yield "Attention alone. A pass without a graph also waits for its launches, which counts"
-        yield f"for few new tokens; {THRESHOLD} is read without a graph only."
+        yield self.note
 
 
 def advised(dispatcher: Dispatcher, engine: str) -> DenseAdvice:
@@ -85,7 +92,7 @@ def advised(dispatcher: Dispatcher, engine: str) -> DenseAdvice:
         raise NoTunedData(f"there is nothing to advise from: {dispatcher.source}")
     rules = [_rule(name, path, costs) for name, path in _paths(dispatcher, engine, costs)]
     subject = f"{setting.device.name}, {setting.profile.name}, {setting.heads} local heads"
-    return DenseAdvice(subject, len(costs), rules)
+    return DenseAdvice(subject, len(costs), rules, _NOTES[engine])
 
 
 def _costs(dispatcher: Dispatcher, engine: str) -> Mapping[Batch, Mapping[str, float]]:

@@ -22,10 +22,11 @@ from nsa_tune.backend.types.point import Setting
 from nsa_tune.backend.types.profiles import profile_of
 from nsa_tune.backend.types.records import Key, Measurement, Status, Table
 from nsa_tune.engines.edge import LeftAlone
+from nsa_tune.engines.vllm import backend
 from nsa_tune.engines.vllm.backend import _check_dense
 from nsa_tune.engines.vllm.dense import DensePrefill
 from nsa_tune.engines.vllm.facts import facts_of
-from nsa_tune.engines.vllm.prefill import around_build
+from nsa_tune.engines.vllm.prefill import ATTRIBUTE, around_build
 from nsa_tune.engines.vllm.priced import LAUNCH_US, priced_dense
 from tests.engines.vllm.engine import (
     UTILS,
@@ -78,7 +79,7 @@ def _kind(wheel: Wheel) -> type:
 def _builder(wheel: Wheel, *, heads: int = 128, **changes: Any) -> Any:
     given = config(text=_text(heads), cache_dtype="auto", **changes)
     builder: Any = _kind(wheel)()
-    backend = SimpleNamespace(prepare_metadata=lambda prefill: None, get_name=lambda: "FLASH_ATTN")
+    mha = SimpleNamespace(prepare_metadata=lambda prefill: None, get_name=lambda: "FLASH_ATTN")
     given.model_config.get_head_size = lambda: 576
     given.attention_config.trtllm_ragged_backend = ""
     attributes: dict[str, Any] = {
@@ -87,7 +88,7 @@ def _builder(wheel: Wheel, *, heads: int = 128, **changes: Any) -> Any:
         "reorder_batch_threshold": 512, "use_pcp": False, "dcp_world_size": 1, "page_size": 64,
         "chunked_prefill_workspace": None, "chunked_prefill_workspace_size": 65536,
         "dcp_local_block_size": 1, "dcp_virtual_block_size": 1, "dcp_manager": None,
-        "q_data_type": torch.bfloat16, "_prefill_backend": backend,
+        "q_data_type": torch.bfloat16, "_prefill_backend": mha,
         "_build_decode": lambda **decode: SimpleNamespace(**decode),
         "metadata_cls": lambda **metadata: SimpleNamespace(**metadata),
     }  # fmt: skip
@@ -197,6 +198,22 @@ def test_a_table_without_the_engines_kernels_steers_nothing() -> None:
     with pytest.raises(LeftAlone, match="no times of mla/fa3_paged"):
         _check_dense(without)
     _check_dense(table)
+
+
+def test_an_engine_is_steered_only_where_that_is_asked_for(
+    newest: Wheel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(backend, "opened", lambda *given: _table())
+    monkeypatch.setattr(backend, "_agreed", lambda decides: True)
+    builder = _builder(newest)
+
+    backend.attach(builder)
+    assert ATTRIBUTE not in vars(builder)
+    assert "NSA_TUNE_DENSE_MLA=1" in caplog.text
+
+    monkeypatch.setenv("NSA_TUNE_DENSE_MLA", "1")
+    backend.attach(builder)
+    assert isinstance(vars(builder)[ATTRIBUTE], DensePrefill)
 
 
 def test_the_builder_splits_by_its_threshold_and_no_more(wheel: Wheel) -> None:

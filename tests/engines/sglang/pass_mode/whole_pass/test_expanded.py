@@ -14,7 +14,7 @@ from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.profiles import ALL_TOKENS
 from nsa_tune.engines.edge import LeftAlone
 from nsa_tune.engines.sglang import facts as module
-from nsa_tune.engines.sglang.eligible import Engine, Part, why_not
+from nsa_tune.engines.sglang.eligible import ROWS, Engine, Part, why_not
 from nsa_tune.engines.sglang.facts import facts_of, index_topk_of, is_dense_mla
 from nsa_tune.engines.sglang.pass_mode.mode import PassMode
 from nsa_tune.engines.sglang.pass_mode.steering.choice import Choice
@@ -86,6 +86,19 @@ def test_no_table_and_no_other_kernel_has_a_say_there() -> None:
 
     for part in (Part.TABLE, Part.DENSE_MLA, Part.TOPK, Part.COPIES, Part.DECODE, Part.GROUPED):
         assert why_not(part, engine) == "dense MLA"
+
+
+def test_its_passes_are_steered_only_where_that_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = Engine(_runner(), FlashAttentionBackend())
+    off = "dense MLA, unless `NSA_TUNE_DENSE_MLA=1`"
+
+    assert why_not(Part.PASSES, engine) == off
+    monkeypatch.setenv("NSA_TUNE_DENSE_MLA", "1")
+    # The next reason asks the engine for more than stands here.
+    row = next(row for row in ROWS if row.reason == off)
+    assert not row.applies(engine)
 
 
 def test_a_dense_graph_holds_mha_where_sglang_absorbs(monkeypatch: pytest.MonkeyPatch) -> None:
