@@ -17,6 +17,9 @@ LEAST_TOKENS = 64
 """Smaller graphs are not captured: so few new tokens run by decode graphs, and as fast."""
 _WARM_UP_LAYERS = 6
 """DeepSeek's three dense layers, and three with experts. All further ones are like these."""
+_OF_CODE = (AssertionError, AttributeError, LookupError, TypeError)
+"""What a model that needs all of its layers raises on every rank. A rank that alone ran out of
+memory must not run all layers: the others would wait for it elsewhere."""
 
 
 class Kind(StrEnum):
@@ -77,9 +80,10 @@ def warmed_up_briefly(runner: Any, forward: Callable[[], Any]) -> Callable[[], A
         if torch.cuda.is_current_stream_capturing():
             return forward()
         if output is None:
-            output = attempt("a pass of few layers", _over_few_layers, runner, forward)
-        if output is None:
-            output = forward()
+            try:
+                output = _over_few_layers(runner, forward)
+            except _OF_CODE:
+                output = forward()
         return output
 
     return run

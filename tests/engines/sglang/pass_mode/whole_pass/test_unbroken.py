@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from nsa_tune.engines.sglang.pass_mode.whole_pass import unbroken
 from nsa_tune.engines.sglang.pass_mode.whole_pass.unbroken import capture, warmed_up_briefly
@@ -14,15 +15,15 @@ from nsa_tune.engines.sglang.pass_mode.whole_pass.unbroken import capture, warme
 class _Runs:
     """A model of 61 layers, and how far its passes ran."""
 
-    def __init__(self, *, whole_only: bool = False) -> None:
+    def __init__(self, *, fails: Exception | None = None) -> None:
         self.layer_model = SimpleNamespace(start_layer=0, end_layer=61)
         self.ran: list[int] = []
-        self._whole_only = whole_only
+        self._fails = fails
 
     def forward(self) -> str:
         end = self.layer_model.end_layer
-        if self._whole_only and end < 61:
-            raise AttributeError("made up: a layer looks at the next one")
+        if self._fails is not None and end < 61:
+            raise self._fails
         self.ran.append(end)
         return f"hidden states of layer {end}"
 
@@ -45,10 +46,20 @@ def test_a_few_layers_run_once_before_a_pass_is_captured() -> None:
 
 
 def test_where_few_layers_do_not_run_by_themselves_all_do() -> None:
-    runs = _Runs(whole_only=True)
+    runs = _Runs(fails=AttributeError("made up: a layer looks at the next one"))
 
     assert runs.capture_one() == "hidden states of layer 61"
     assert runs.ran == [61, 61]
+    assert runs.layer_model.end_layer == 61
+
+
+def test_a_rank_out_of_memory_does_not_run_all_layers_alone() -> None:
+    """The others wait for it after the few."""
+    runs = _Runs(fails=torch.OutOfMemoryError("made up"))
+
+    with pytest.raises(torch.OutOfMemoryError):
+        runs.capture_one()
+    assert runs.ran == []
     assert runs.layer_model.end_layer == 61
 
 
