@@ -33,7 +33,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from nsa_tune import Batch, Dispatcher
-from nsa_tune.backend.baselines import SGLANG_0_5_23, SGLANG_0_5_23_FULL, VLLM_0_33_0
+from nsa_tune.backend.baselines import SGLANG_0_5_23, VLLM_0_33_0
 from nsa_tune.backend.costmodel.regret import regret
 from nsa_tune.backend.dispatch.table_planner import Match
 from nsa_tune.backend.points import POINTS, points_for
@@ -167,16 +167,13 @@ def with_arms(dispatcher: Dispatcher, timed: Set[tuple[str, str]]) -> Dispatcher
 
 
 def choosers(dispatcher: Dispatcher, question: Question) -> dict[str, Choose]:
-    """Who decides: the table, the engine's baseline, and always the same choice."""
-
-    def by_table(batch: Batch) -> str | None:
-        chosen: str | None = getattr(dispatcher.plan(batch), question.name)
-        return chosen
-
-    def by_baseline(batch: Batch) -> str | None:
-        return SGLANG_0_5_23.choose(question, batch, dispatcher.setting)
-
-    found: dict[str, Choose] = {"nsa-tune": by_table, SGLANG_0_5_23.name: by_baseline}
+    """Who decides: the table, the engines' baselines, and always the same choice."""
+    found: dict[str, Choose] = {
+        "nsa-tune": lambda batch: getattr(dispatcher.plan(batch), question.name)
+    }
+    for engine in (SGLANG_0_5_23, VLLM_0_33_0):
+        if question.name in engine.defaults:
+            found[engine.name] = engine.chooser(question, dispatcher.setting)
     for choice in question.choices:
         found[f"always {choice}"] = partial(_always, choice)
     return found
@@ -264,42 +261,31 @@ def table(arguments: argparse.Namespace) -> None:
 def left_out(arguments: argparse.Namespace) -> None:
     """Print what tables lose on batches of their own that were left out of the fit."""
     for path in arguments.tables:
-        whole = read_text(path)
-        dispatcher = opened(whole, path)
+        whole, found = read_text(path), defaultdict[tuple[str, str], list[float]](list)
         words = sorted({row.batch for row in whole.measurements})
         Random(1).shuffle(words)
-        found: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
         for part in range(_PARTS):
-            away = frozenset(words[part::_PARTS])
-            rest = _without(dispatcher, away)
+            away, rest = frozenset(words[part::_PARTS]), opened(whole, path)
+            for name in rest.policies:
+                keep = partial(_outside, away)
+                rest = with_costs(rest, name, rest.setting, keep)
             rows = tuple(row for row in whole.measurements if row.batch in away)
             for point, question in _questions():
                 for cell in cells(replace(whole, measurements=rows), point.name, question):
-                    for name, choose in _rules(rest, question).items():
+                    for who, choose in choosers(rest, question).items():
                         loss = cell.regret(choose(cell.batch))
-                        if loss is not None:
-                            found[question.name, name].append(loss)
+                        found[question.name, who] += [] if loss is None else [loss]
         print(f"\n{path.stem}\n")
-        rows_of = ({"question": key[0], "who": key[1], **summary(found[key])} for key in found)
-        _print_rows(("question", "who"), list(rows_of))
+        names = ("question", "who")
+        known = {key: regrets for key, regrets in found.items() if regrets}
+        _print_rows(
+            names, [{**dict(zip(names, k, strict=True)), **summary(known[k])} for k in known]
+        )
 
 
-def _without(dispatcher: Dispatcher, away: frozenset[str]) -> Dispatcher:
-    """`dispatcher` fitted to the other batches."""
-    for point in dispatcher.policies:
-        dispatcher = with_costs(
-            dispatcher, point, dispatcher.setting,
-            lambda row, _: None if row.batch in away else row,
-        )  # fmt: skip
-    return dispatcher
-
-
-def _rules(dispatcher: Dispatcher, question: Question) -> dict[str, Choose]:
-    """As `choosers`, with vLLM's rule and with SGLang's full graphs."""
-    more = (SGLANG_0_5_23_FULL, VLLM_0_33_0)
-    return choosers(dispatcher, question) | {
-        engine.name: engine.chooser(question, dispatcher.setting) for engine in more
-    }
+def _outside(away: Set[str], row: Measurement, batch: Batch) -> Measurement | None:
+    del batch
+    return None if row.batch in away else row
 
 
 def shipped_losses(files: Iterable[Path]) -> Iterator[tuple[str, str, list[float]]]:
