@@ -126,7 +126,6 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
     add("--host-cases", type=int, default=3, help="batches with a profile of Python, too")
     add("--load", type=int, default=16, help="busy processes in the test loaded")
     add("--loaded-cases", type=int, default=10)
-    add("--loaded-repeat", type=int, default=3)
     add("--loaded-configurations", default="", help="names; default: all")
     add("--rank-passes", type=int, default=2000, help="of each rank, in the test of ranks")
     add("--soak-seconds", type=float, default=60)

@@ -71,7 +71,7 @@ def batches_of(options: argparse.Namespace) -> list[Case]:
 def measure(session: Session, options: argparse.Namespace) -> Iterable[dict[str, Any]]:
     """A row a batch. Those that an earlier call had time for are left out."""
     cases = [case for case in batches_of(options) if case not in session.measured]
-    yield from _rows(session, options, cases, options.prefill_configurations, options.repeat)
+    yield from _rows(session, options, cases, options.prefill_configurations)
 
 
 def measure_loaded(session: Session, options: argparse.Namespace) -> Iterable[dict[str, Any]]:
@@ -79,7 +79,7 @@ def measure_loaded(session: Session, options: argparse.Namespace) -> Iterable[di
     cases = batches_of(options)[: options.loaded_cases]
     with _busy(options.load):
         names = options.loaded_configurations
-        yield from _rows(session, options, cases, names, options.loaded_repeat)
+        yield from _rows(session, options, cases, names)
 
 
 @contextmanager
@@ -95,7 +95,7 @@ def _busy(processes: int) -> Iterator[None]:
 
 
 def _rows(
-    session: Session, options: argparse.Namespace, cases: Sequence[Case], names: str, repeat: int
+    session: Session, options: argparse.Namespace, cases: Sequence[Case], names: str
 ) -> Iterable[dict[str, Any]]:
     for case in cases:
         if session.late:
@@ -103,7 +103,7 @@ def _rows(
         elif case.tokens + sum(case.new) * 2 > session.capacity:
             yield {"case": case.name, "skipped": f"the KV pool holds {session.capacity} tokens"}
         else:
-            row = _case(session, case, session.named(names), repeat, options.within)
+            row = _case(session, case, session.named(names), options.repeat, options.within)
             session.measured.add(case)
             print(_line(row), file=sys.stderr, flush=True)
             yield row

@@ -25,8 +25,7 @@ KINDS = (
 )  # fmt: skip
 """Kinds of kernels by their names; the first that matches counts."""
 _MATCHES = [(kind, re.compile(pattern, re.IGNORECASE)) for kind, pattern in KINDS]
-_LONGEST_NAME = 110
-_TOP = 10
+_TOP = 20
 
 Kernel = tuple[str, int, int]
 """A kernel's name, and when it began and ended, in nanoseconds."""
@@ -89,7 +88,7 @@ def _functions(profiler: cProfile.Profile) -> dict[str, Any]:
                 "name": f"{'/'.join(file.split('/')[-3:])}:{line} {name}", "calls": calls,
                 "own_ms": round(1e3 * own_s, 3), "with_callees_ms": round(1e3 * all_s, 3),
             }
-            for (file, line, name), (_, calls, own_s, all_s, _) in found[: 2 * _TOP]
+            for (file, line, name), (_, calls, own_s, all_s, _) in found[:_TOP]
         ],
     }  # fmt: skip
 
@@ -101,14 +100,10 @@ def kind_of(name: str) -> str:
 
 
 def summary_of(kernels: Sequence[Kernel]) -> dict[str, Any]:
-    """Milliseconds by kind and by kernel; `busy_ms` counts what ran side by side once."""
+    """Milliseconds by kind; `busy_ms` counts what ran side by side once."""
     kinds: Counter[str] = Counter()
-    names: Counter[str] = Counter()
-    counts: Counter[str] = Counter()
     for name, begin, end in kernels:
         kinds[kind_of(name)] += end - begin
-        names[name[:_LONGEST_NAME]] += end - begin
-        counts[name[:_LONGEST_NAME]] += 1
     first = min((begin for _, begin, _ in kernels), default=0)
     last = max((end for _, _, end in kernels), default=0)
     return {
@@ -116,10 +111,6 @@ def summary_of(kernels: Sequence[Kernel]) -> dict[str, Any]:
         "total_ms": round(sum(kinds.values()) / 1e6, 3),
         "busy_ms": round(_busy_ns(kernels) / 1e6, 3), "span_ms": round((last - first) / 1e6, 3),
         "launched": len(kernels),
-        "kernels": [
-            {"name": name, "ms": round(ns / 1e6, 3), "calls": counts[name]}
-            for name, ns in names.most_common(_TOP)
-        ],
     }  # fmt: skip
 
 

@@ -1,6 +1,6 @@
 """What the plug-in's choices cost against the best of all ways and flags, batch by batch.
 
-    python -m benchmarks.engine.regret RESULT.json ... [--batches FILE] > page.md
+    python -m benchmarks.engine.regret RESULT.json ... > page.md
 
 Each RESULT.json is what `benchmarks.engine.run` wrote of batches with configurations that force a
 way (`way:...`). A time is the median of its sweeps. Few sweeps of one batch tell little of their
@@ -19,7 +19,6 @@ from math import exp, log, sqrt
 from pathlib import Path
 from statistics import fmean, median
 
-from benchmarks.engine.cases import Case, ragged_cases
 from benchmarks.engine.comparison import Engine, batch_name, read
 from benchmarks.engine.configurations import DEFAULT
 from nsa_tune.reports.formats.display_tables import DisplayTable
@@ -88,25 +87,22 @@ class Batch:
         return max(0.0, 1 - self.busy_ms[name] / self.ms(name)) if name in self.busy_ms else None
 
 
-def batches_of(engine: Engine, only: frozenset[Case] | None, test: str) -> list[Batch]:
+def batches_of(engine: Engine, test: str) -> list[Batch]:
     """The batches of a test that the default and the plug-in have run."""
-    busy: dict[Case, dict[str, float]] = {}
+    busy: dict[str, dict[str, float]] = {}
     for row in engine.document["tests"].get("profile", ()):
         if row.get("busy_ms"):
-            case = Case(tuple(row["prefix"]), tuple(row["new"]))
-            busy.setdefault(case, {})[row["configuration"]] = row["busy_ms"]
+            busy.setdefault(batch_name(row), {})[row["configuration"]] = row["busy_ms"]
     found = []
     for row in engine.document["tests"].get(test, ()):
         measured = row.get("configurations", {})
-        if not {DEFAULT, _PLUGIN} <= measured.keys():
-            continue
-        case = Case(tuple(row["prefix"]), tuple(row["new"]))
-        if only is None or case in only:
+        if {DEFAULT, _PLUGIN} <= measured.keys():
             default, ran = measured[DEFAULT], "; ".join(measured[_PLUGIN]["ran"])
             times = {name: one["sweeps"]["gpu_ms"] for name, one in measured.items()}
             flags = frozenset(times) - engine.plugins - engine.ways
             waits = default["host_ms"] > _WAITS * default["gpu_ms"]
-            found.append(Batch(batch_name(row), ran, times, flags, waits, busy.get(case, {})))
+            name = batch_name(row)
+            found.append(Batch(name, ran, times, flags, waits, busy.get(name, {})))
     return found
 
 
@@ -119,10 +115,10 @@ def _scatter(batches: Sequence[Batch]) -> Scatter:
     return {waits: _DEVIATION * median(found) for waits, found in rests.items()}
 
 
-def page(engine: Engine, only: frozenset[Case] | None = None) -> Iterator[str]:
+def page(engine: Engine) -> Iterator[str]:
     """What one engine's random batches say, in Markdown."""
     for test in ("prefill", "loaded"):
-        batches = batches_of(engine, only, test)
+        batches = batches_of(engine, test)
         if batches:
             scatter = _scatter(batches)
             rows = sorted(batches, key=lambda one: one.ms(one.best) / one.ms(_PLUGIN))
@@ -182,14 +178,9 @@ def main(arguments: list[str] | None = None) -> int:
     """Print the page; 1 where a batch is slower than the default beyond its interval."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("results", nargs="+", type=Path)
-    parser.add_argument("--batches", type=Path, help="only those of this file")
-    options = parser.parse_args(arguments)
-    only = None
-    if options.batches:
-        only = frozenset(ragged_cases(options.batches.read_text(encoding="utf-8").splitlines()))
-    engines = [read(path) for path in options.results]
-    sys.stdout.write("\n\n".join(part for engine in engines for part in page(engine, only)) + "\n")
-    found = [batches_of(engine, only, "prefill") for engine in engines]
+    engines = [read(path) for path in parser.parse_args(arguments).results]
+    sys.stdout.write("\n\n".join(part for engine in engines for part in page(engine)) + "\n")
+    found = [batches_of(engine, "prefill") for engine in engines]
     lows = (b.ratio(DEFAULT, _scatter(batches))[1] for batches in found for b in batches)
     return int(any(low > 1 + _TOLERATED for low in lows))
 

@@ -38,7 +38,7 @@ def test_kernels_are_summed() -> None:
     ])  # fmt: skip
     assert found["kinds_ms"] == {"MoE": 1.0, "other": 0.2, "norms, rope, copies": 0.1}
     assert (found["total_ms"], found["busy_ms"], found["span_ms"]) == (1.3, 1.2, 2.1)
-    assert found["kernels"][0] == {"name": "fused_moe_kernel", "ms": 1.0, "calls": 2}
+    assert found["launched"] == 4
 
 
 _SPANS = st.lists(st.tuples(st.integers(0, 10**9), st.integers(0, 10**8)), min_size=1)

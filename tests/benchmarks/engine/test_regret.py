@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from benchmarks.engine.comparison import Engine
-from benchmarks.engine.regret import batches_of, main, page
+from benchmarks.engine.regret import batches_of, main
 from benchmarks.engine.run import SCHEMA
 
 _NAMES = ("default", "plugin", "fa3", "way:sparse_graph")
@@ -45,14 +45,14 @@ def _document(noise: float = 0.001) -> dict[str, Any]:
         "tests": {
             "prefill": [_row(300, first, noise), _row(900, second, noise), {"case": "late"}],
             "profile": [
-                {"prefix": [0], "new": [900], "configuration": "plugin", "busy_ms": 45}
+                {"case": "0+900 x1", "configuration": "plugin", "busy_ms": 45}
             ],
         },
     }  # fmt: skip
 
 
 def test_each_batch_is_held_against_the_best_of_all() -> None:
-    lost, won = batches_of(Engine("made up", _document()), None, "prefill")
+    lost, won = batches_of(Engine("made up", _document()), "prefill")
 
     assert (lost.best, lost.flag, won.best, won.flag) == (
         "way:sparse_graph", "fa3", "plugin", "fa3",
@@ -74,13 +74,3 @@ def test_the_page_says_what_is_surely_slower_than_the_default(
 
     path.write_text(json.dumps(_document(noise=0.08)))
     assert main([str(path)]) == 0, "four percent are nothing if sweeps differ by eight"
-
-
-def test_batches_may_be_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path, batches = tmp_path / "result.json", tmp_path / "batches.jsonl"
-    path.write_text(json.dumps(_document()))
-    batches.write_text('{"prefix": [0], "new": [900]}\n')
-
-    assert main([str(path), "--batches", str(batches)]) == 0
-    assert "0+300" not in capsys.readouterr().out
-    assert not list(page(Engine("empty", _document() | {"tests": {}})))

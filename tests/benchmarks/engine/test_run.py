@@ -296,7 +296,18 @@ def test_a_test_has_a_share_of_the_time_and_another_go(
 def test_slow_configurations_are_left_out_after_two_sweeps(
     tmp_path: Path, engines: list[FakeEngine]
 ) -> None:
-    options = ("--tests", "loaded", "--load", "1", "--grid", "0:64:1", "--within", "1.4")
+    options = (
+        "--tests",
+        "loaded",
+        "--load",
+        "1",
+        "--grid",
+        "0:64:1",
+        "--within",
+        "1.4",
+        "--repeat",
+        "3",
+    )
     (row,) = _measured(tmp_path, *options)["tests"]["loaded"]
 
     samples = {name: one["samples"] for name, one in row["configurations"].items()}
