@@ -1,4 +1,4 @@
-"""Where a prefill's time goes: kernels by kind, what the GPU idles, and what Python does.
+"""Where a prefill's time goes: what the GPU idles, and what Python does.
 
 Each batch runs once more in each configuration, under PyTorch's profiler of the GPU's work in the
 engine's own process; the first `--host-cases` batches again under Python's profiler.
@@ -66,8 +66,7 @@ def _profiled(
 
 
 def _line(row: Mapping[str, Any]) -> str:
-    parts = [f"{kind} {ms:.1f}" for kind, ms in row.get("kinds_ms", {}).items()]
     return (
         f"profile {row['case']} {row['configuration']} ({row['ran']}): "
-        f"{row.get('busy_ms', 0):.1f} ms busy of {row.get('span_ms', 0):.1f}: {', '.join(parts)}"
+        f"{row['busy_ms']:.1f} ms busy of {row.get('span_ms', 0):.1f}"
     )

@@ -31,7 +31,6 @@ __all__ = [
 ]
 
 _COMPILING_MS = 1000.0
-_LONG_MS, _STEADY = 250.0, 1.02
 _MOST_ROWS = 2048
 """New tokens that decode graphs are tried with: more take them seconds."""
 
@@ -145,24 +144,10 @@ def _case(
             samples += sampled(session.collect(), asked)
             asked.clear()
             # The first sweep may compile kernels: only what is slow by far is left out after it.
-            long = min((one.gpu_ms for one in samples), default=0.0) > _LONG_MS
-            most = within if sweep or long else 2 * within
-            configurations = _still(configurations, samples, most)
-            if within and long and sweep == 1 and _steady(samples):
-                break
-    else:
-        samples = [one for one in samples if one.sweep]
+            configurations = _still(configurations, samples, within if sweep else 2 * within)
     row: dict[str, Any] = {"case": case.name, "prefix": list(case.prefix), "new": list(case.new)}
     row |= {"cached": hits, "as_asked": hits == sum(case.prefix)}
-    return row | row_of(samples)
-
-
-def _steady(samples: Sequence[Sample]) -> bool:
-    """Whether all have taken as long in each sweep, so that two sweeps say enough."""
-    took: dict[str, list[float]] = {}
-    for one in samples:
-        took.setdefault(one.configuration, []).append(one.gpu_ms)
-    return all(max(found) < _STEADY * min(found) for found in took.values())
+    return row | row_of([one for one in samples if one.sweep])
 
 
 def _runnable(
@@ -190,27 +175,23 @@ def _still(
 ) -> list[Configuration]:
     """The configurations to go on with.
 
-    Left out are the way that the plug-in took, ways that did not run after all, and, if `within` is
-    given, what took more than so many times the least, unless it only ran once and may have
-    compiled something.
+    Left out are the way that the plug-in took, and, if `within` is given, what took more than so
+    many times the least, unless it only ran once and may have compiled something.
     """
     kinds = {one.configuration: one.ran for one in samples}
-    took: dict[str, float] = {}
+    took = {one.configuration: one.gpu_ms for one in samples}
     for one in samples:
-        took[one.configuration] = min(one.gpu_ms, took.get(one.configuration, one.gpu_ms))
-    least = min(took.values(), default=0.0)
-    again = any(one.sweep for one in samples)
+        took[one.configuration] = min(one.gpu_ms, took[one.configuration])
+    most = within * min(took.values(), default=0.0) or float("inf")
+    compiles = all(one.sweep == 0 for one in samples)
     taken = {kinds.get(one.name) for one in configurations if one.plugin and not one.pass_mode}
 
-    def slow(one: Configuration) -> bool:
-        ms = took.get(one.name, least)
-        return 0 < within * least < ms and (again or ms < _COMPILING_MS)
-
     def stays(one: Configuration) -> bool:
-        if one.pass_mode is None:
-            return one.plugin or one.name == DEFAULT or not slow(one)
-        runs = one.pass_mode == "engine" or one.pass_mode in kinds.get(one.name, "")
-        return runs and kinds.get(one.name) not in taken and not slow(one)
+        ms = took.get(one.name, 0.0)
+        fast = ms <= most or (compiles and ms > _COMPILING_MS)
+        if one.pass_mode:
+            return fast and kinds.get(one.name) not in taken
+        return fast or one.plugin or one.name == DEFAULT
 
     return [one for one in configurations if stays(one)]
 

@@ -1,34 +1,18 @@
-"""What one pass spends on the GPU, kernel by kernel, or in Python, function by function."""
+"""How long the GPU works in one pass, and what Python does, function by function."""
 
 from __future__ import annotations
 
 import cProfile
 import logging
-import re
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache
 from typing import Any
 
-__all__ = ["KINDS", "Kernel", "kind_of", "profiled", "summary_of"]
+__all__ = ["Kernel", "profiled", "summary_of"]
 
-KINDS = (
-    ("indexer logits", r"mqa_logits"),
-    ("top-k", r"topk|top_k"),
-    ("sparse attention", r"flash_mla|sparse|splitkv|flash_fwd_mla|mla|combine"),
-    ("dense attention", r"flash::|FlashAttn|flash_fwd|fmha"),
-    ("MoE", r"fused_moe|moe"),
-    ("linear layers", r"gemm|nvjet|cutlass|sm90_xmma|cublas"),
-    ("quantization", r"quant"),
-    ("norms, rope, copies", r"norm|rope|rotary|copy|elementwise|cat|memcpy|memset|fill|index|act"
-     r"|silu"),
-)  # fmt: skip
-"""Kinds of kernels by their names; the first that matches counts."""
-_MATCHES = [(kind, re.compile(pattern, re.IGNORECASE)) for kind, pattern in KINDS]
 _TOP = 20
 
-Kernel = tuple[str, int, int]
-"""A kernel's name, and when it began and ended, in nanoseconds."""
+Kernel = tuple[int, int]
+"""When a kernel began and ended, in nanoseconds."""
 
 
 def profiled(call: Callable[[], Any], facts: dict[str, Any], how: int) -> Any:
@@ -61,7 +45,7 @@ def _with_kernels(call: Callable[[], Any], facts: dict[str, Any]) -> Any:
         # Not its events(): that makes an object of thirty fields of each.
         events: Any = profiler.profiler.kineto_results.events()  # type: ignore[union-attr]
         facts["kernels"] = summary_of([
-            (one.name(), one.start_ns(), one.start_ns() + one.duration_ns())
+            (one.start_ns(), one.start_ns() + one.duration_ns())
             for one in events
             # Ranges that somebody marked are no work.
             if one.device_type() == on_gpu and "annotation" not in _activity(one)
@@ -93,22 +77,12 @@ def _functions(profiler: cProfile.Profile) -> dict[str, Any]:
     }  # fmt: skip
 
 
-@cache
-def kind_of(name: str) -> str:
-    """What a kernel does, by its name."""
-    return next((kind for kind, pattern in _MATCHES if pattern.search(name)), "other")
-
-
 def summary_of(kernels: Sequence[Kernel]) -> dict[str, Any]:
-    """Milliseconds by kind; `busy_ms` counts what ran side by side once."""
-    kinds: Counter[str] = Counter()
-    for name, begin, end in kernels:
-        kinds[kind_of(name)] += end - begin
-    first = min((begin for _, begin, _ in kernels), default=0)
-    last = max((end for _, _, end in kernels), default=0)
+    """Milliseconds; `busy_ms` counts what ran side by side once."""
+    first = min((begin for begin, _ in kernels), default=0)
+    last = max((end for _, end in kernels), default=0)
     return {
-        "kinds_ms": {kind: round(ns / 1e6, 3) for kind, ns in kinds.most_common()},
-        "total_ms": round(sum(kinds.values()) / 1e6, 3),
+        "total_ms": round(sum(end - begin for begin, end in kernels) / 1e6, 3),
         "busy_ms": round(_busy_ns(kernels) / 1e6, 3), "span_ms": round((last - first) / 1e6, 3),
         "launched": len(kernels),
     }  # fmt: skip
@@ -116,7 +90,7 @@ def summary_of(kernels: Sequence[Kernel]) -> dict[str, Any]:
 
 def _busy_ns(kernels: Iterable[Kernel]) -> int:
     busy, reached = 0, 0
-    for begin, end in sorted((begin, end) for _, begin, end in kernels):
+    for begin, end in sorted(kernels):
         busy += max(0, end - max(begin, reached))
         reached = max(reached, end)
     return busy

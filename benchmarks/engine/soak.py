@@ -1,14 +1,8 @@
-"""Mixed load for a while, with tables reloaded and broken in between: does a pass fail or grow?
-
-    python -m benchmarks.engine.soak build/engine/soak/passes.jsonl
-
-prints what a run's passes tell of ways and memory, also of a run that was cut off.
-"""
+"""Mixed load for a while, with tables reloaded and broken in between: does a pass fail or grow?"""
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections import Counter
@@ -24,7 +18,7 @@ from typing import Any
 from benchmarks.engine.cases import PAGE
 from benchmarks.engine.session import Pass, Session, way
 
-__all__ = ["TableEvents", "growth_of", "load", "main", "measure", "steps_of"]
+__all__ = ["TableEvents", "growth_of", "load", "measure", "steps_of"]
 
 _SHORTEST, _LONGEST = 8, 8192
 _MOST_TOKENS = 24
@@ -193,26 +187,3 @@ def growth_of(values: Sequence[int]) -> dict[str, float] | None:
         return None
     early, late = median(values[quarter : 2 * quarter]), median(values[-quarter:])
     return {"early": early, "late": late, "growth": late - early, "max": max(values)}
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Print what recorded passes tell, as JSON."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("passes", type=Path, help="passes.jsonl of a run")
-    soak = _Soak("")
-    with parser.parse_args(arguments).passes.open() as lines:
-        soak.ran(found for found in map(_whole, lines) if found is not None)
-    print(json.dumps(soak.passes(), indent=2))
-
-
-def _whole(line: str) -> Pass | None:
-    """A recorded pass; None where the run was cut off within the line."""
-    try:
-        found: Pass = json.loads(line)
-    except json.JSONDecodeError:
-        return None
-    return found
-
-
-if __name__ == "__main__":
-    main()

@@ -1,42 +1,25 @@
-"""What a pass did on the GPU is summed by kinds of kernels; Python's time by function."""
+"""What a pass did on the GPU is summed; Python's time is told by function."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.engine.profiling import kind_of, profiled, summary_of
+from benchmarks.engine.profiling import profiled, summary_of
 
-
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [
-        ("void deep_gemm::sm90_fp8_mqa_logits<64u>", "indexer logits"),
-        ("void topk_transform_kernel<2048>", "top-k"),
-        ("sm90::fwd::sparse_attn_fwd_kernel", "sparse attention"),
-        ("void cutlass::device_kernel<flash::FlashAttnFwdSm90>", "dense attention"),
-        ("fused_moe_kernel", "MoE"),
-        ("nvjet_tst_128x256", "linear layers"),
-        ("per_token_group_quant_8bit_kernel", "quantization"),
-        ("Memcpy DtoD (Device -> Device)", "norms, rope, copies"),
-        ("mystery", "other"),
-    ],
-)
-def test_kernels_are_told_by_their_names(name: str, kind: str) -> None:
-    assert kind_of(name) == kind
+if TYPE_CHECKING:
+    import pytest
 
 
 def test_kernels_are_summed() -> None:
     found = summary_of([
-        ("fused_moe_kernel", 1_000_000, 1_500_000),
-        ("fused_moe_kernel", 2_000_000, 2_500_000),
-        ("mystery", 2_400_000, 2_600_000),
-        ("Memset", 3_000_000, 3_100_000),
+        (1_000_000, 1_500_000),
+        (2_000_000, 2_500_000),
+        (2_400_000, 2_600_000),
+        (3_000_000, 3_100_000),
     ])  # fmt: skip
-    assert found["kinds_ms"] == {"MoE": 1.0, "other": 0.2, "norms, rope, copies": 0.1}
     assert (found["total_ms"], found["busy_ms"], found["span_ms"]) == (1.3, 1.2, 2.1)
     assert found["launched"] == 4
 
@@ -46,7 +29,7 @@ _SPANS = st.lists(st.tuples(st.integers(0, 10**9), st.integers(0, 10**8)), min_s
 
 @given(_SPANS)
 def test_busy_time_is_between_the_longest_kernel_and_the_span(spans: list[tuple[int, int]]) -> None:
-    found = summary_of([("x", start, start + length) for start, length in spans])
+    found = summary_of([(start, start + length) for start, length in spans])
     assert max(length for _, length in spans) / 1e6 <= found["busy_ms"] + 0.001
     assert found["busy_ms"] <= min(found["span_ms"], found["total_ms"]) + 0.001
 

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from benchmarks.engine.soak import growth_of, main, steps_of
-
-if TYPE_CHECKING:
-    import pytest
+from benchmarks.engine.soak import growth_of, steps_of
 
 
 def _reading(reserved_mib: int, q: int = 0, kv: int = 0) -> dict[str, Any]:
@@ -40,18 +35,3 @@ def test_a_step_is_named_beside_the_logits_of_its_pass() -> None:
 def test_the_first_quarter_fills_caches() -> None:
     assert not list(steps_of([_reading(0), _reading(500, 8, 8), *[_reading(500)] * 8]))
     assert not list(steps_of([]))
-
-
-def test_recorded_passes_of_a_run_that_was_cut_off(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    passes = tmp_path / "passes.jsonl"
-    lines = [json.dumps(_reading(10, 8, 64) | {"pass_mode": "decode_graph"})] * 4
-    passes.write_text("\n".join([*lines, lines[0][:20]]))
-
-    main([str(passes)])
-
-    found = json.loads(capsys.readouterr().out)
-    assert found["ways"] == {"decode_graph": 4}
-    assert found["memory_mib"]["reserved_mib"]["growth"] == 0
-    assert found["reserved_steps"] == []
