@@ -41,13 +41,12 @@ OF_TORCH = ("rows", "attended_pairs")
 
 def features(setting: Setting) -> FeatureFunctions:
     """The features of an extend, and where it lies: octaves of its q tokens, half octaves of the
-    others. Without any prefix nothing is read back: that is a regime of its own."""
+    others. That nothing is read back without a prefix is a term (`prefix_keys`)."""
     common, absorbed = prefill.common_terms(setting), absorbed_terms(setting)
     return FeatureFunctions(
         (*prefill.Terms._fields, *AbsorbedTerms._fields),
         lambda batch: (*common(batch), *absorbed(batch)),
         _coordinates,
-        lambda batch: 1 if batch.prefix_tokens else 0,
     )
 
 
