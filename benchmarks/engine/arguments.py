@@ -11,16 +11,7 @@ from typing import Any
 from benchmarks.engine.cases import STATE_CASES
 from benchmarks.engine.placing import FAULTS
 
-__all__ = [
-    "KV_DTYPES",
-    "add_engine_options",
-    "add_run_options",
-    "engine_arguments",
-    "fill_in",
-    "model_folder",
-    "set_environment",
-    "simulated_acceptance",
-]
+__all__ = ["KV_DTYPES", "engine_arguments", "fill_in", "model_folder", "set_environment"]
 
 KV_DTYPES = {"auto": "bf16", "bfloat16": "bf16", "fp8_e4m3": "fp8"}
 """SGLang's name of a KV dtype (on Hopper) to nsa-tune's."""
@@ -122,7 +113,6 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
         help="after two sweeps go on with what took at most so many times the least; 0: all",
     )
     add("--profile-cases", default="", help="as --grid; default: the batches of prefill")
-    add("--profile-configurations", default="", help="names; default: the default and the plug-in")
     add("--host-cases", type=int, default=3, help="batches with a profile of Python, too")
     add("--load", type=int, default=16, help="busy processes in the test loaded")
     add("--loaded-cases", type=int, default=10)

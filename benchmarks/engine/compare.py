@@ -20,15 +20,7 @@ from nsa_tune.reports.formats.display_tables import DisplayTable
 from nsa_tune.reports.formats.markdown import markdown_table
 from nsa_tune.reports.formats.terminal import print_tables
 
-__all__ = [
-    "contest_table",
-    "head_table",
-    "main",
-    "output_table",
-    "state_table",
-    "tables_of",
-    "trace_table",
-]
+__all__ = ["head_table", "main", "output_table", "state_table", "tables_of", "trace_table"]
 
 _COLUMNS = (
     "", "default", "best static", "which", "plug-in", "over default", "", "over best static", "",

@@ -17,16 +17,7 @@ from benchmarks.engine.configurations import DEFAULT
 from benchmarks.engine.paired import ratio_of, verdict_of
 from benchmarks.engine.run import SCHEMA
 
-__all__ = [
-    "KINDS",
-    "Contest",
-    "Engine",
-    "Line",
-    "Option",
-    "batch_name",
-    "contest_of",
-    "read",
-]
+__all__ = ["KINDS", "Contest", "Engine", "Line", "Option", "batch_name", "contest_of", "read"]
 
 
 @dataclass(frozen=True, slots=True)

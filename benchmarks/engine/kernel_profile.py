@@ -26,12 +26,8 @@ _GPU, _HOST = 1, 2
 def measure(session: Session, options: argparse.Namespace) -> Iterable[dict[str, Any]]:
     """A row a batch and configuration."""
     cases = cases_of(options.profile_cases) or batches_of(options)
-    named = options.profile_configurations
-    chosen = [
-        one
-        for one in session.named(named)
-        if named or one == session.default or (one.plugin and one.pass_mode is None)
-    ]
+    plain = [one for one in session.configurations if one.plugin and one.pass_mode is None]
+    chosen = [session.default, *plain[:1]]
     for number, case in enumerate(cases):
         if session.late:
             yield {"case": case.name, "skipped": "out of time"}

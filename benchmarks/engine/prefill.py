@@ -18,17 +18,7 @@ from benchmarks.engine.configurations import DEFAULT, Configuration
 from benchmarks.engine.paired import ratio_of, verdict_of
 from benchmarks.engine.session import Pass, Session
 
-__all__ = [
-    "Sample",
-    "batches_of",
-    "cached",
-    "measure",
-    "measure_loaded",
-    "ran",
-    "row_of",
-    "sampled",
-    "sweeps",
-]
+__all__ = ["batches_of", "cached", "measure", "measure_loaded", "ran", "sampled", "sweeps"]
 
 _COMPILING_MS = 1000.0
 _MOST_ROWS = 2048

@@ -150,10 +150,7 @@ def _summary(batches: Sequence[Batch], scatter: Scatter) -> Iterator[str]:
                 f"GPU idle, {name}: mean {fmean(idle):.1%}, worst {max(idle):.1%}, over 5 % in "
                 f"{sum(share > _MOST_IDLE for share in idle)} of {len(idle)} batches"
             )
-    yield (
-        f"deviation of a ratio between sweeps: {scatter[False]:.2%}, where the host is waited for "
-        f"{scatter[True]:.2%}"
-    )
+    yield f"ratios scatter by {scatter[False]:.2%}; behind a slow host by {scatter[True]:.2%}"
 
 
 def _row(batch: Batch, scatter: Scatter) -> tuple[str, ...]:
