@@ -21,8 +21,7 @@ _KEYS, _WARPS, _STAGES = 64, 8, 2
 """Keys of a step: the fastest of nine on an H200."""
 
 
-# Else odd numbers of rows would be compiled while an engine serves.
-@triton.jit(do_not_specialize=["rows"])
+@triton.jit
 def _mark_kernel(indices, marks, rows, topk, words, TOKENS: tl.constexpr, KEYS: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * KEYS + tl.arange(0, KEYS)
@@ -49,7 +48,7 @@ def _list_kernel(marks, slots, owners, counts, words, most, WORDS: tl.constexpr)
     tl.store(counts + group, count)
 
 
-@triton.jit(do_not_specialize=["rows"])
+@triton.jit
 def _attend_kernel(
     q, pool, slots, owners, counts, mixed, rows, most, scale_log2,
     HEADS: tl.constexpr, TOKENS: tl.constexpr, RANK: tl.constexpr, ROPE: tl.constexpr,
@@ -112,9 +111,7 @@ def union_of(
         for the group's first row; and [groups] int32 how many there are. Behind them, anything.
     """
     rows, topk = indices.shape
-    device, groups = indices.device, triton.cdiv(rows, tokens)
-    # A multiple of 16: kernels are compiled anew for any other.
-    words = 16 * triton.cdiv(slots, 64)
+    device, groups, words = indices.device, triton.cdiv(rows, tokens), triton.cdiv(slots, 4)
     most = tokens * topk
     listed = torch.empty(groups, most, dtype=torch.int32, device=device)
     owners = torch.empty(groups, most, dtype=torch.uint8, device=device)
@@ -136,9 +133,8 @@ def union_of(
 
 
 def grouped_sparse_mla(
-    q: torch.Tensor, pool: torch.Tensor, indices: torch.Tensor, scale: float, rank: int,
-    tokens: int, slots: int | None = None,
-) -> torch.Tensor:  # fmt: skip
+    q: torch.Tensor, pool: torch.Tensor, indices: torch.Tensor, scale: float, rank: int, tokens: int
+) -> torch.Tensor:
     """Softmax attention of each row over its own selection, mixing latents; exact.
 
     Args:
@@ -148,7 +144,6 @@ def grouped_sparse_mla(
         scale: softmax scale.
         rank: width of the values.
         tokens: neighbouring rows of a tile, up to 8; times heads, a power of two from 16.
-        slots: above all of `indices`; None for the pool's. The time depends on it.
 
     Returns:
         [rows, heads, rank] bf16, zero in a row without any key.
@@ -157,7 +152,7 @@ def grouped_sparse_mla(
     lines = tokens * heads
     assert q.is_contiguous() and pool.is_contiguous() and indices.is_contiguous()
     assert tokens <= MOST_TOKENS and lines >= 16 and not lines & (lines - 1)
-    listed, owners, counts = union_of(indices, tokens, slots or len(pool))
+    listed, owners, counts = union_of(indices, tokens, len(pool))
     out = torch.empty(rows, heads, rank, dtype=q.dtype, device=q.device)
     _attend_kernel[(len(counts),)](
         q, pool, listed, owners, counts, out, rows, listed.shape[1], scale * _LOG2_E,

@@ -188,7 +188,7 @@ CONVERSIONS: tuple[Conversion, ...] = (
 
 _UNIONS = {f"mla/triton_sparse_mla{union}" for union in ("", "_union2", "_union4")}
 NO_PLUGINS = frozenset({"mla/triton_grouped", *_UNIONS})
-"""Arms that no engine's plug-in takes by a table; SGLang's takes `triton_grouped` by itself
+"""Arms that no engine's plug-in takes by a table; SGLang's takes a union by itself
 (engines/sglang/kernels/grouped.py)."""
 NOT_SGLANGS = NO_PLUGINS | {"mla/flashmla_kv_mixed", "mha/fa3_merged"}
 """Arms that SGLang's plug-in does not take: the others work as vLLM does."""

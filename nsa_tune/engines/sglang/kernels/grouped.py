@@ -1,10 +1,11 @@
-"""Sparse attention of a prefill with 8 heads: SGLang's FlashMLA, or nsa-tune's tiles.
+"""Sparse attention of a prefill with 8 heads: FlashMLA, or SGLang's Triton kernel over unions.
 
-FlashMLA computes 64 heads however few there are. nsa-tune's kernel puts the heads of neighbouring
-queries into one tile and goes through the keys that any of them selects. That is faster only where
+FlashMLA computes 64 heads however few there are. SGLang's kernel for few heads
+(--dsa-prefill-backend triton_sparse_mla --dsa-triton-union 4, since 0.5.22) puts four neighbouring
+queries into a tile and goes through the keys that any of them selects. That is faster only where
 they share most. What they share is the model's and the text's: it is sampled while the engine
 serves, and both kernels are timed with selections that share stated parts when it starts. Until
-there are samples SGLang's kernel runs.
+there are samples FlashMLA runs.
 """
 
 from __future__ import annotations
@@ -15,22 +16,23 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
+from nsa_tune.backend import libraries
 from nsa_tune.engines.sglang.edge import attempt, say_once
-from nsa_tune.engines.sglang.eligible import Engine, Part, reads_back
+from nsa_tune.engines.sglang.eligible import Engine, Part
 from nsa_tune.engines.sglang.kernel_swap import Call, KernelSwap
 from nsa_tune.engines.sglang.kernels import copies, decode
 from nsa_tune.engines.sglang.passes import is_plain_extend
 
 _HEADS = 8
-"""With 16 it was nowhere 6 % faster in three engines (SGLang 0.5.23, H200, pools of 300,000)."""
-_TOKENS = 8
+"""With 16 a union was slower than FlashMLA even where 95 % is shared (H200)."""
+_TOKENS = 4
 """Queries of a tile."""
-_ROWS = (512, 2048, 8192)
+_ROWS = (511, 2047, 8191)
+"""Odd, so that what is left over of tiles is compiled before the engine serves."""
 _PERCENT = (0, 50, 70, 80, 90, 95)
 _TOKENS_A_SEQUENCE = 64
 """New tokens of a sequence, on average: with few a tile has queries of several."""
 _KEYS = 65536
-_PAGE = 64
 _SAMPLED_TILES = 16
 _KEPT, _FEWEST = 8, 4
 """Samples of which the mean counts, and how many it needs."""
@@ -51,7 +53,7 @@ class Overlap:
         self.prefills = False
         """Whether the pass that runs is a prefill of neighbouring queries."""
         self.taken = 0
-        """Calls that nsa-tune's kernel has answered."""
+        """Calls that the other kernel has answered."""
         self.forget()
 
     def forget(self) -> None:
@@ -128,7 +130,7 @@ def _has_neighbours(forward_batch: Any) -> bool:
 
 
 def takes(backend: Any, rows: int) -> bool:
-    """Whether a layer of so many new tokens is nsa-tune's, if SGLang calls FlashMLA for it."""
+    """Whether a layer of so many new tokens is not FlashMLA's where SGLang calls that."""
     percent = OVERLAP.percent if OVERLAP.prefills else None
     return percent is not None and GROUPED.takes((rows, percent), backend)
 
@@ -153,13 +155,13 @@ def _attended(backend: Any, named: Mapping[str, Any]) -> Any:
     indices = named["page_table_1"]
     if not _sampled(indices) or not takes(backend, len(indices)):
         return None
-    attended = grouped(named)
+    attended = over_unions(named)
     OVERLAP.taken += attended is not None
     return attended
 
 
 def _sampled(indices: Any) -> bool:
-    """Whether a call may be nsa-tune's at all; some of these are sampled."""
+    """Whether a call may be another kernel's at all; some of these are sampled."""
     import torch
 
     if (
@@ -174,18 +176,19 @@ def _sampled(indices: Any) -> bool:
     return True
 
 
-def grouped(named: Mapping[str, Any], slots: int | None = None) -> Any:
-    """nsa-tune's kernel on a call of `_forward_flashmla_sparse`; None for one that it cannot take.
-
-    `slots` stands for the pool's, where it has fewer.
-    """
+def over_unions(named: Mapping[str, Any]) -> Any:
+    """SGLang's Triton kernel on a call of `_forward_flashmla_sparse`; None for one that it cannot
+    take."""
     import torch
 
-    from nsa_tune.backend.kernels.grouped_sparse_mla import grouped_sparse_mla
+    from nsa_tune.backend.libraries.sglang import calls
 
     q, pool, indices = named["q_all"], named["kv_cache"], named["page_table_1"]
+    lengths = named.get("topk_length")
     if not (
         named.get("attn_sink") is None
+        and lengths is not None
+        and len(lengths) == len(q)
         and q.dtype is torch.bfloat16
         and pool.dtype is torch.bfloat16
         and indices.dtype is torch.int32
@@ -194,9 +197,9 @@ def grouped(named: Mapping[str, Any], slots: int | None = None) -> Any:
         and all(tensor.is_contiguous() for tensor in (q, pool, indices))
     ):
         return None
-    return grouped_sparse_mla(
+    return calls.triton_sparse(
         q, pool.view(-1, pool.shape[-1]), indices, named["sm_scale"], named["v_head_dim"],
-        _TOKENS, slots,
+        lengths, _TOKENS,
     )  # fmt: skip
 
 
@@ -222,9 +225,9 @@ def sparse_calls(engine: Engine) -> Iterator[Call]:
     )
     heads, topk = int(backend.num_q_heads), int(backend.dsa_index_topk)
     width = copies.RANK + copies.ROPE
-    # Each tile marks its keys among all slots; of an fp8 pool only the batch's are read back.
-    slots = _KEYS if reads_back(backend) else int(engine.runner.max_total_num_tokens) + _PAGE
     latents = torch.randn(_KEYS, 1, width, device=device).bfloat16()
+    # The first sample loads its kernels: 90 ms that no pass should wait for.
+    counted(sharing(_TOKENS * _SAMPLED_TILES, topk, 0, _KEYS, device))
     most = engine.argument("chunked_prefill_size") or 0
     # An engine with smaller chunks has no memory for more rows.
     for rows in (rows for rows in _ROWS if most <= 0 or rows <= max(most, _ROWS[0])):
@@ -232,16 +235,21 @@ def sparse_calls(engine: Engine) -> Iterator[Call]:
         for percent in _PERCENT:
             named = {
                 "q_all": q, "kv_cache": latents, "v_head_dim": copies.RANK,
-                "page_table_1": sharing(rows, topk, percent, min(_KEYS, slots), device),
+                "page_table_1": sharing(rows, topk, percent, _KEYS, device),
                 "sm_scale": width**-0.5,
                 "topk_length": torch.full((rows,), topk, dtype=torch.int32, device=device),
             }  # fmt: skip
-            yield Call((rows, percent), partial(original, **named), partial(grouped, named, slots))
+            yield Call((rows, percent), partial(original, **named), partial(over_unions, named))
+
+
+def _is_there() -> bool:
+    return libraries.answering("sglang_triton") is not None
 
 
 GROUPED = KernelSwap(
     "grouped", Part.GROUPED, "attends for few heads", ("rows", "percent shared keys"), sparse_calls,
     # FlashAttention-3, which a table may take instead, is up to 5 % faster than FlashMLA.
     margin=0.06, tolerance=0.02, after_proof=True, owner_of=lambda engine: engine.backend,
-    applies=lambda engine: int(engine.backend.num_q_heads) == _HEADS,
+    applies=lambda engine: int(engine.backend.num_q_heads) == _HEADS and _is_there(),
+    kernel="SGLang's Triton kernel over unions",
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""nsa-tune's kernel for few heads: which calls it takes, by which samples, and what it computes."""
+"""The kernel over unions: which calls it takes, and by which samples."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nsa_tune.backend import libraries
 from nsa_tune.backend.kernels.sparse_mla import sparse_mla_reference
+from nsa_tune.backend.libraries.sglang import calls
 from nsa_tune.engines.hooking import wrapped
 from nsa_tune.engines.sglang import switch
 from nsa_tune.engines.sglang.eligible import Engine
@@ -34,6 +36,15 @@ from nsa_tune.engines.sglang.kernels.grouped import (
 
 CPU = torch.device("cpu")
 HEADS, RANK, ROPE, TOPK, SLOTS, ROWS = 8, 32, 16, 16, 200, 24
+
+
+def over_unions(
+    q: torch.Tensor, latents: torch.Tensor, indices: torch.Tensor, scale: float, rank: int,
+    lengths: torch.Tensor, union: int,
+) -> torch.Tensor:  # fmt: skip
+    """In place of SGLang's."""
+    assert len(lengths) == len(q) and union == module._TOKENS and rank == RANK
+    return sparse_mla_reference(q, latents, indices, scale, rank)
 
 
 class Event:
@@ -68,8 +79,9 @@ Backend._forward_fa3 = wrapped(Backend._forward_fa3, around_fa3)  # type: ignore
 
 @pytest.fixture
 def backend(monkeypatch: pytest.MonkeyPatch) -> Iterator[Backend]:
-    """A backend for which nsa-tune's kernel was faster from 80 % on, and whose calls are sampled
-    from the first on."""
+    """A backend for which the kernel over unions was faster from 80 % on, and whose calls are
+    sampled from the first on."""
+    monkeypatch.setattr(calls, "triton_sparse", over_unions)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(module, "_ROWS", (8,))
     monkeypatch.setattr(module, "_FIRST_CALLS", 1)
@@ -122,9 +134,9 @@ def test_what_is_sampled_is_what_neighbours_share(percent: int, tiles: int, empt
 
 
 def test_the_keys_of_a_tile_count_once() -> None:
-    rows = [[5, 3, -1], [3, 9, 5], [1, -1, -1], [-1, -1, -1]] * 2 + [[4, 2, 6]]
+    rows = [[5, 3, -1], [3, 9, 5], [1, -1, -1], [-1, -1, -1], [4, 2, 6]]
 
-    assert counted(torch.tensor(rows, dtype=torch.int32)).tolist() == [4, 12], "of whole tiles"
+    assert counted(torch.tensor(rows, dtype=torch.int32)).tolist() == [4, 6], "of whole tiles"
 
 
 def test_no_call_waits_for_its_sample(backend: Backend) -> None:
@@ -166,6 +178,7 @@ def test_where_neighbours_share_as_much_as_it_needs_it_takes_the_call(
     "changes",
     [
         {"attn_sink": torch.zeros(HEADS)},
+        {"topk_length": None},
         {"q_all": torch.zeros(ROWS, 2 * HEADS, RANK + ROPE, dtype=torch.bfloat16)},
         {"page_table_1": sharing(ROWS, TOPK, 100, SLOTS, CPU).long()},
         {"page_table_1": sharing(ROWS, 2 * TOPK, 100, SLOTS, CPU)[:, ::2]},
@@ -255,6 +268,16 @@ def test_calls_of_flashattention_are_sampled_too(backend: Backend) -> None:
     assert takes(backend, ROWS)
 
 
+@pytest.mark.parametrize(("heads", "there", "applies"), [(8, 1, 1), (16, 1, 0), (8, 0, 0)])
+def test_it_is_compared_for_8_heads_where_sglang_has_it(
+    monkeypatch: pytest.MonkeyPatch, heads: int, there: int, applies: int
+) -> None:
+    monkeypatch.setattr(libraries, "answering", lambda name: object() if there else None)
+    backend = SimpleNamespace(num_q_heads=heads)
+
+    assert GROUPED.applies(Engine(None, backend)) == bool(applies)
+
+
 def test_a_start_compares_it_at_each_share(
     backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -268,9 +291,9 @@ def test_a_start_compares_it_at_each_share(
     arguments = SimpleNamespace(chunked_prefill_size=16)
     runner = SimpleNamespace(max_total_num_tokens=5000, server_args=arguments)
 
-    calls = list(sparse_calls(Engine(runner, backend)))
+    made_up = list(sparse_calls(Engine(runner, backend)))
 
-    assert [made.size for made in calls] == [*product((8, 16), module._PERCENT)]
-    for made in calls:
+    assert [made.size for made in made_up] == [*product((8, 16), module._PERCENT)]
+    for made in made_up:
         GROUPED._compare(made, GROUPED.tolerance or 0.0)
     assert not OVERLAP._shares, "of the engine before"

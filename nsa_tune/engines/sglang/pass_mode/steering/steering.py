@@ -64,7 +64,7 @@ class Steering:
         """None until they are measured: until then everything runs as SGLang has it."""
         self.monitor: RegressionMonitor | None = None
         self.shared_keys: RegressionMonitor | None = None
-        """Of passes with nsa-tune's kernel for few heads, as if they were the table kernel's."""
+        """Of passes with the kernel over unions, as if they were the table kernel's."""
         self.last = PassMode.ENGINE
         """How the last pass ran."""
         self.forced: PassMode | None = None
@@ -94,8 +94,8 @@ class Steering:
         return output
 
     def _end(self, start: Any, mode: PassMode, engine_us: float, *, shared: bool) -> None:
-        """A pass that is timed has ended. `shared`: nsa-tune's kernel for few heads ran in it, with
-        which no pass was timed: it says nothing of its way, but of that kernel."""
+        """A pass that is timed has ended. `shared`: the kernel over unions ran in it, with which no
+        pass was timed: it says nothing of its way, but of that kernel."""
         assert self.monitor is not None, "it has begun the pass"
         ran = self._as_run(mode)
         if not shared:
@@ -105,7 +105,7 @@ class Steering:
             watch.end(start, PassMode.TABLE_KERNEL if shared else ran, engine_us)
             if watch.losing and GROUPED.wins is not None:
                 GROUPED.forget()
-                text = f"passes by nsa-tune's kernel that {GROUPED.does} take longer than SGLang's"
+                text = f"passes by {GROUPED.kernel} that {GROUPED.does} take longer than SGLang's"
                 say_once(logging.WARNING, f"{text}, so that it is given up ({watch.report()})")
 
     def fastest(self, batch: Batch, rows: int | None) -> PassMode:
