@@ -37,7 +37,7 @@ def test_every_arm_of_a_layout_has_a_row_with_its_error_and_time_or_the_reason(
     main(monkeypatch, *options, str(shown))
 
     document = json.loads(kept.read_text())
-    assert document["schema"] == "nsa-tune/arms/1"
+    assert document["schema"] == "nsa-tune/arms/2"
     rows = {row["arm"]: row for row in document["arms"]}
     packed = [arm for arm in POINTS["decode"].arms if KVLayout.FP8_PACKED in arm.layouts]
     assert list(rows) == [arm.name for arm in packed]
