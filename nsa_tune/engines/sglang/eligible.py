@@ -18,7 +18,7 @@ from nsa_tune.engines.sglang.facts import is_dense_mla
 from nsa_tune.engines.sglang.parallel import parallel
 from nsa_tune.engines.sglang.releases import DENSE_PATHS, INDEXER
 from nsa_tune.engines.symbols import hooks_on
-from nsa_tune.engines.variables import DENSE_MLA, asked_for, switched_on
+from nsa_tune.engines.variables import DENSE_MLA, GROUPED, asked_for, switched_on
 
 
 class Part(StrEnum):
@@ -44,7 +44,7 @@ SWITCHES: Mapping[Part, str] = {
     Part.TOPK: "NSA_TUNE_TOPK",
     Part.COPIES: "NSA_TUNE_COPIES",
     Part.DECODE: "NSA_TUNE_DECODE",
-    Part.GROUPED: "NSA_TUNE_GROUPED",
+    Part.GROUPED: GROUPED,
 }
 """Environment variables, by part: 0 leaves the part to SGLang."""
 
@@ -209,6 +209,7 @@ ROWS: tuple[Row, ...] = (
         f"dense MLA, unless `{DENSE_MLA}=1`",
         lambda engine: not (_has_indexer(engine) or asked_for(DENSE_MLA)), Part.PASSES,
     ),
+    _row(f"few heads, unless `{GROUPED}=1`", lambda _: not asked_for(GROUPED), Part.GROUPED),
     _row("deterministic inference", lambda engine: engine.backend.num_splits != 0, *_OFF),
     _row(
         "HiSparse",

@@ -7,12 +7,13 @@ from pathlib import Path
 from nsa_tune.engines import health
 from nsa_tune.engines.health import Health
 from nsa_tune.engines.sglang import last_start
-from nsa_tune.engines.sglang.eligible import SWITCHES, switch_is_on
+from nsa_tune.engines.sglang.eligible import SWITCHES, Part, switch_is_on
 from nsa_tune.engines.sglang.kernel_swap import KernelSwap
 from nsa_tune.engines.sglang.kernels import SWAPS
 from nsa_tune.engines.sglang.pass_mode.times import remembered
 from nsa_tune.engines.sglang.pass_mode.times.summary import summary
 from nsa_tune.engines.sglang.plugin import PLUGIN
+from nsa_tune.engines.variables import GROUPED, asked_for
 
 
 def of_sglang(db: Path | None = None) -> list[Health]:
@@ -34,5 +35,7 @@ def _kernel(swap: KernelSwap) -> Health:
     """Whose kernel runs where both were timed at the last start; either is right."""
     if not switch_is_on(swap.part):
         return Health(swap.name, True, f"{SWITCHES[swap.part]} is set to 0: SGLang's kernel runs")
+    if swap.part is Part.GROUPED and not asked_for(GROUPED):
+        return Health(swap.name, True, f"{GROUPED} is not set to 1: SGLang's kernel runs")
     none = "nothing is known yet: SGLang times nsa-tune's kernel when it starts"
     return Health(swap.name, True, last_start.kept(swap.name) or none)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from nsa_tune.engines import variables
 from nsa_tune.engines.hooking import wrapped
 from nsa_tune.engines.sglang import eligible as module
 from nsa_tune.engines.sglang.eligible import (
@@ -98,6 +99,7 @@ def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
         "SGLANG_DSA_TOPK_BROADCAST",
     ):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv(variables.GROUPED, "1")
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
     monkeypatch.setattr(module, "parallel", lambda: _parallel())
@@ -125,6 +127,12 @@ def _engine(backend: Any = None, graphs: Any = None, **changes: Any) -> Engine:
 def _off(engine: Engine) -> set[Part]:
     """The parts that are left to SGLang."""
     return {part for part in Part if why_not(part, engine) is not None}
+
+
+def test_another_kernel_for_few_heads_has_to_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(variables.GROUPED)
+
+    assert _off(_engine()) == {GROUPED}
 
 
 def test_nothing_of_a_plain_engine_is_left_out() -> None:
@@ -223,7 +231,8 @@ def test_its_ranks_leave_parts_out(
         *((name, "0", {part}) for part, name in SWITCHES.items()),
         *((name, value, {PASSES}) for name in [SWITCHES[PASSES]] for value in ("No", " OFF ")),
         # They are off-switches: what was asked for by 1 once is on by itself.
-        *((name, value, set()) for name in SWITCHES.values() for value in ("1", "", "yes")),
+        *((name, value, set()) for name in SWITCHES.values() for value in ("1", "yes")),
+        *((name, "", {part} & {GROUPED}) for part, name in SWITCHES.items()),
         (SAME_NUMERICS, "1", {TABLE, DENSE, DENSE_MLA, DECODE, GROUPED}),
         (SAME_NUMERICS, "0", set()),
         ("SGLANG_DSA_TOPK_BROADCAST", "1", _INDEX),
