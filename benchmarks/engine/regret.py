@@ -128,7 +128,7 @@ def page(engine: Engine) -> Iterator[str]:
 
 
 def _summary(batches: Sequence[Batch], scatter: Scatter) -> Iterator[str]:
-    regrets = {batch: batch.ms(_PLUGIN) / batch.ms(batch.best) - 1 for batch in batches}
+    regrets = {batch: batch.ratio(batch.best, scatter)[0] - 1 for batch in batches}
     worst = max(batches, key=lambda batch: regrets[batch])
     yield (
         f"regret against the best of all ways and flags: mean {fmean(regrets.values()):.1%}, worst "
