@@ -259,8 +259,8 @@ ROWS: tuple[Row, ...] = (
         "top-k shared over MTP steps, unconverted", _shares_topk_over_mtp_steps,
         Part.TABLE, Part.PASSES,
     ),
-    # Ranks have batches of their own, filled up with tokens that FlashAttention-3 refuses. On two
-    # GPUs nothing was seen to be gained.
+    # Ranks have batches of their own, filled up with tokens that FlashAttention-3 refuses. No gain
+    # was ever measured on two GPUs.
     _row("DP attention", _data_parallel, Part.TABLE, Part.PASSES),
     _row(
         "a model that does not generate", lambda engine: not engine.runner.is_generation,
