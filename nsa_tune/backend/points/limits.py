@@ -78,19 +78,6 @@ def _triton_bytes(setting: Setting) -> Limit | None:
     return rows_in_quarter_of_memory(row_bytes, "operands of the Triton kernel", setting)
 
 
-def _grouped_heads(setting: Setting) -> str | None:
-    if setting.heads in (8, 16):
-        return None
-    return f"queries are grouped into tiles of 64 rows for 8 and 16 heads, not {setting.heads}"
-
-
-def _grouped_bytes(setting: Setting) -> Limit | None:
-    profile = setting.profile
-    # q and the output, and of each selected key its slot and whose it is.
-    row_bytes = setting.heads * 2 * (profile.latent + profile.rank) + 5 * profile.index_topk
-    return rows_in_quarter_of_memory(row_bytes, "operands and unions of keys", setting)
-
-
 def _selection_bytes(setting: Setting) -> Limit | None:
     profile = setting.profile
     row_bytes = profile.index_topk * 2 * profile.latent
@@ -173,14 +160,6 @@ TRITON_SHAPE = Guard(
 )  # fmt: skip
 TRITON_BYTES = Guard(
     "triton_bytes", "formula", "backend/kernels/sparse_mla.py: q and the output", _triton_bytes,
-)  # fmt: skip
-GROUPED_HEADS = Guard(
-    "grouped_heads", "semantic",
-    "backend/kernels/grouped_sparse_mla.py: with 32 heads slower than FlashMLA at any overlap",
-    _grouped_heads,
-)  # fmt: skip
-GROUPED_BYTES = Guard(
-    "grouped_bytes", "formula", "backend/kernels/grouped_sparse_mla.py: union_of", _grouped_bytes,
 )  # fmt: skip
 SELECTION_BYTES = Guard(
     "selection_bytes", "formula", "points/decode: each row's selection is gathered",

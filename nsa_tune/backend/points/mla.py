@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from nsa_tune.backend.types.batch import Batch
 
 _GATHERED_AT_ONCE = 2**17
-_TILE_HEADS = 64
 
 Run = Callable[[], "torch.Tensor"]
 
@@ -278,23 +277,6 @@ def build_triton_split(case: PrefillCase) -> Run:
         q = _absorb(case, case.heads)
         out = split_sparse_mla.split_sparse_mla(q, case.pool, indices, scale, rank)
         return _project(case, out)
-
-    return run
-
-
-def build_triton_grouped(case: PrefillCase) -> Run:
-    """nsa-tune's kernel for 8 or 16 heads: a tile of several queries goes through all their keys.
-
-    Over the bf16 pool itself, or over what is dequantized first. Its first call compiles.
-    """
-    from nsa_tune.backend.kernels import grouped_sparse_mla as grouped
-
-    rank, scale, (latents, chosen) = case.profile.rank, case.profile.softmax_scale, _source(case)
-    tokens = min(_TILE_HEADS // case.heads, grouped.MOST_TOKENS)
-
-    def run() -> torch.Tensor:
-        q = _absorb(case, case.heads)
-        return _project(case, grouped.grouped_sparse_mla(q, latents(), chosen, scale, rank, tokens))
 
     return run
 

@@ -152,7 +152,7 @@ _BOTH = frozenset(Role)
 _PREFILL = frozenset({Role.PREFILL})
 _GATHERED = frozenset(
     {
-        "flashmla_sparse", "torch_sparse", "triton_grouped", "triton_sparse_mla",
+        "flashmla_sparse", "torch_sparse", "triton_sparse_mla",
         "triton_sparse_mla_union2", "triton_sparse_mla_union4",
     }
 )  # fmt: skip
@@ -186,8 +186,7 @@ CONVERSIONS: tuple[Conversion, ...] = (
 
 # --- what engines can take
 
-_UNIONS = {f"mla/triton_sparse_mla{union}" for union in ("", "_union2", "_union4")}
-NO_PLUGINS = frozenset({"mla/triton_grouped", *_UNIONS})
+NO_PLUGINS = frozenset({f"mla/triton_sparse_mla{union}" for union in ("", "_union2", "_union4")})
 """Arms that no engine's plug-in takes by a table; SGLang's takes a union by itself
 (engines/sglang/kernels/grouped.py)."""
 NOT_SGLANGS = NO_PLUGINS | {"mla/flashmla_kv_mixed", "mha/fa3_merged"}

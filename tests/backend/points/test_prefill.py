@@ -19,7 +19,7 @@ from nsa_tune.autotune.bench.measure import measure_batch
 from nsa_tune.autotune.bench.timing import timer_for
 from nsa_tune.backend.costmodel.features import Features
 from nsa_tune.backend.hardware.detect import KNOWN
-from nsa_tune.backend.kernels import grouped_sparse_mla, packed_fp8
+from nsa_tune.backend.kernels import packed_fp8
 from nsa_tune.backend.kernels.sparse_mla import sparse_mla_reference
 from nsa_tune.backend.libraries.flash_mla import calls as flash_mla
 from nsa_tune.backend.libraries.flashinfer import calls as flashinfer
@@ -543,24 +543,6 @@ def test_a_kernel_reads_the_bf16_pool_by_the_selection(
 
     assert output.shape == (batch.q_tokens, 4, 32)
     assert case.error_of(output) < case.tolerance
-
-
-@pytest.mark.parametrize(("heads", "tokens"), [(8, 8), (16, 4)])
-def test_queries_are_grouped_until_their_heads_fill_a_tile(
-    heads: int, tokens: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def kernel(
-        q: torch.Tensor, pool: torch.Tensor, indices: torch.Tensor, scale: float, rank: int,
-        together: int,
-    ) -> torch.Tensor:  # fmt: skip
-        assert together == tokens and q.is_contiguous() and pool.is_contiguous()
-        return sparse_mla_reference(q, pool, indices, scale, rank)
-
-    monkeypatch.setattr(grouped_sparse_mla, "grouped_sparse_mla", kernel)
-    for layout in (KVLayout.BF16, KVLayout.FP8_PACKED):
-        case = prefill_case(BATCHES[3], replace(TINY, layout=layout, heads=heads), CPU)
-        output = PREFILL.arm("mla/triton_grouped").build(case)()
-        assert case.error_of(output) < case.tolerance
 
 
 @pytest.mark.parametrize("layout", [KVLayout.BF16, KVLayout.FP8_PACKED])

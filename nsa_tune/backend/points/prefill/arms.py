@@ -81,14 +81,6 @@ MLA = (
         (limits.SOME_ROWS, *sglang.TILELANG), features=features.OF_MLA, reads=_BF16,
     ),
     SparseArm(
-        "mla/triton_grouped", mla.build_triton_grouped, _ANY, archs=_HOPPER,
-        guards=(
-            limits.SOME_ROWS, limits.GROUPED_HEADS, limits.TRITON_SHAPE, limits.GROUPED_BYTES,
-            flash_mla.WIDENED_BYTES,
-        ),
-        features=features.OF_MLA, reads=_BF16,
-    ),
-    SparseArm(
         "mla/triton_sparse_mla", mla.build_sglang_triton, _ANY, "sglang_triton", _HOPPER_ON,
         (limits.SOME_ROWS, *sglang.TRITON, flash_mla.WIDENED_BYTES), features=features.OF_MLA,
         reads=_BF16,
