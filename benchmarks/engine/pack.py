@@ -33,7 +33,7 @@ __all__ = ["Pack", "main", "write_parts"]
 
 _PLATFORMS = [
     "any", "manylinux1_x86_64", "manylinux2014_x86_64",
-    *(f"manylinux_2_{n}_x86_64" for n in (12, 17, 24, 26, 27, 28, 31, 34, 35)),
+    *(f"manylinux_2_{n}_x86_64" for n in (5, 12, *range(17, 36))),
 ]  # fmt: skip
 _TAGS = [
     "--only-binary=:all:", "--no-deps", "--python-version=3.12", "--implementation=cp",

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.engine import host, stand_ins
-from benchmarks.engine.pack import write_parts
+from benchmarks.engine.pack import Pack, write_parts
 from benchmarks.engine.recipes import SGLANG, kept_models
 from benchmarks.engine.slim import SUFFIX, restore, shrink
 from tests.benchmarks.engine.modules import only_here
@@ -81,6 +81,25 @@ def test_what_is_no_library_is_refused(tmp_path: Path) -> None:
     path.write_bytes(b"#!/bin/sh")
     with pytest.raises(ValueError, match="ELF"):
         shrink(path, tmp_path / "rest", 90)
+
+
+def test_a_wheel_may_name_any_glibc_that_the_host_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class AskedPipError(Exception):
+        """The first download ends the test."""
+
+    def run(command: list[str], **_: object) -> None:
+        commands.append(command)
+        raise AskedPipError
+
+    commands: list[list[str]] = []
+    monkeypatch.setattr("benchmarks.engine.pack.subprocess.run", run)
+    with pytest.raises(AskedPipError):
+        Pack(tmp_path, SGLANG["0.5.23"]).build(parts=None)
+
+    # pip takes each tag by itself: NCCL 2.30.7 has manylinux_2_18 and no other.
+    assert {f"--platform=manylinux_2_{n}_x86_64" for n in range(17, 36)} <= set(commands[0])
 
 
 def test_models_stay_with_all_that_they_import() -> None:
