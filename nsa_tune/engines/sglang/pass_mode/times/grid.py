@@ -10,7 +10,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from math import floor, frexp, ldexp, sqrt
-from statistics import median
 
 from nsa_tune.engines.sglang.pass_mode.times.pass_time import PassTime
 
@@ -31,10 +30,10 @@ class Grid:
     """Times of one mode over new tokens and contexts.
 
     A pass takes as long as the GPU works, and no less than its launch takes the host: as long for
-    few tokens as for many. So all passes that waited for the host take their median, for single
-    ones were up to half as long again. What the GPU's work took in these is not known: less, and
-    as much less than in larger passes as in a way that does not wait. Where both take nearly as
-    long, some layers wait for the one and some for the other.
+    few tokens as for many. So all passes that waited for the host take their lower quartile, for
+    what disturbs a host makes single ones longer, up to twice as long. What the GPU's work took in
+    these is not known: less, and as much less than in larger passes as in a way that does not wait.
+    Where both take nearly as long, some layers wait for the one and some for the other.
 
     The GPU's work grows evenly with keys, and with new tokens as it does in a way that was measured
     at closer sizes.
@@ -56,8 +55,8 @@ class Grid:
         self._growth = growth
         self._shared = unhindered is not None
         """Whether the GPU's work is known where a pass waited."""
-        waited = [time.pass_us for time in times if time.waits]
-        self.launched_us = launched_us = median(waited) if waited else 0.0
+        waited = sorted(time.pass_us for time in times if time.waits)
+        self.launched_us = launched_us = waited[(len(waited) - 1) // 4] if waited else 0.0
         """What passes take that wait for the host; 0 where none did."""
         took = [(time, launched_us if time.waits else time.pass_us) for time in times]
         rows: dict[int, dict[int, float]] = {}
