@@ -16,11 +16,12 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks.engine.comparison import KINDS, Contest, Engine, Line, contest_of, read
+from benchmarks.engine.soak import MEMORY
 from nsa_tune.reports.formats.display_tables import DisplayTable
 from nsa_tune.reports.formats.markdown import markdown_table
 from nsa_tune.reports.formats.terminal import print_tables
 
-__all__ = ["head_table", "main", "output_table", "state_table", "tables_of", "trace_table"]
+__all__ = ["main", "output_table", "soak_table", "state_table", "tables_of", "trace_table"]
 
 _COLUMNS = (
     "", "default", "best static", "which", "plug-in", "over default", "", "over best static", "",
@@ -64,6 +65,9 @@ def tables_of(engines: Sequence[Engine]) -> Iterator[DisplayTable]:
                 yield contest_table(contest, engine.label)
     for engine in engines:
         yield from _extras(engine)
+    soaks = ((one.label, one.document["tests"].get("soak")) for one in engines)
+    if soaked := {label: rows for label, rows in soaks if rows}:
+        yield soak_table(soaked)
 
 
 def head_table(engines: Sequence[Engine]) -> DisplayTable:
@@ -138,8 +142,6 @@ def _extras(engine: Engine) -> Iterator[DisplayTable]:
         yield _decode_table(engine.label, tests["decode"])
     yield from output_table(engine.label, tests.get("outputs", ()))
     yield from state_table(engine.label, tests.get("states", ()))
-    for row in tests.get("soak", ()):
-        yield _soak_table(engine.label, row)
 
 
 def _decode_table(label: str, rows: Sequence[Mapping[str, Any]]) -> DisplayTable:
@@ -235,17 +237,27 @@ def _or_dash(value: float | None) -> str:
     return "-" if value is None else f"{value:.4g}"
 
 
-def _soak_table(label: str, row: Mapping[str, Any]) -> DisplayTable:
-    events = ", ".join(f"{count} {name}" for name, count in row["table_events"].items()) or "none"
-    ways = ", ".join(f"{count} {name}" for name, count in row["ways"].items())
-    rows = [("seconds", f"{row['seconds']}"), ("requests", f"{row['requests']}"),
-            ("prefills by", ways), ("wrong answers", f"{len(row['wrong_answers'])}"),
-            ("table", events)]  # fmt: skip
-    for name, found in row["memory_mib"].items():
-        if found is not None:
-            growth = f"{found['early']:.0f} to {found['late']:.0f} MiB"
-            rows.append((f"memory, {name.removesuffix('_mib')}", growth))
-    return DisplayTable(f"Soak ({label})", ("", ""), tuple(rows))
+def soak_table(soaked: Mapping[str, Sequence[Mapping[str, Any]]]) -> DisplayTable:
+    """Soaks side by side: memory up to the same requests, as far as all have come."""
+    cells = [_soak_cells(rows[-1]) for rows in soaked.values()]
+    curves = [[one for row in rows for one in row["curve"]] for rows in soaked.values()]
+    common = min(map(len, curves))
+    ends = [max(1, i * common // 8) for i in range(9)] if common else []
+    for column, curve in zip(cells, curves, strict=True):
+        for name, *values in zip(MEMORY, *curve[:common], strict=True):
+            column[name] = " ".join(f"{max(values[:end])}" for end in ends)
+    names = dict.fromkeys(name for column in cells for name in column)
+    rows = tuple((name, *(column.get(name, "") for column in cells)) for name in names)
+    note = (
+        f"Memory: the most in the first call, in eighths and in all of the {common} that all did."
+    )
+    return DisplayTable("Soak", ("", *soaked), rows, note=note)
+
+
+def _soak_cells(row: Mapping[str, Any]) -> dict[str, str]:
+    counts = {name: row[name] for name in ("seconds", "requests", "passes")} | row["ways"]
+    counts |= {"wrong answers": len(row["wrong_answers"])} | row["table_events"]
+    return {name: f"{count}" for name, count in counts.items()}
 
 
 def _markdown(table: DisplayTable) -> str:

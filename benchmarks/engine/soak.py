@@ -12,21 +12,22 @@ from itertools import cycle
 from math import exp, log
 from pathlib import Path
 from random import Random
-from statistics import median
 from typing import Any
 
 from benchmarks.engine.cases import PAGE
 from benchmarks.engine.session import Pass, Session, way
 
-__all__ = ["TableEvents", "growth_of", "load", "measure", "steps_of"]
+__all__ = ["MEMORY", "TableEvents", "load", "measure"]
 
 _SHORTEST, _LONGEST = 8, 8192
 _MOST_TOKENS = 24
 _MOST_SEQUENCES = 16
 _HEADS = 8
 _EVENT_EVERY_S = 5.0
-_PRINT_EVERY_S = 60.0
-_STEP_MIB = 64
+_ROW_EVERY_S = 60.0
+MEMORY = ("used_mib", "reserved_mib", "allocated_mib", "peak_mib", "host_mib", "logits_mib")
+"""The indexer's logits, fp32 of new tokens times keys, are the largest tensor of a prefill: PyTorch
+keeps a block of each largest size, so what it reserves grows with them."""
 
 
 class TableEvents:
@@ -63,19 +64,18 @@ class TableEvents:
 
 
 def measure(session: Session, options: argparse.Namespace) -> Iterable[dict[str, Any]]:
-    """One row; once a minute the row so far is printed, for runs that are cut off."""
+    """A row a minute, each of all so far, for runs that are cut off."""
     events = TableEvents(options.soak_table) if options.soak_table else None
     session.flush()
     plugin = next((one for one in session.configurations if one.plugin), session.configurations[0])
     session.use(plugin)
     soak = _Soak(plugin.name)
     try:
-        _run(session, soak, options.soak_seconds, events)
+        for _ in _run(session, soak, options, events):
+            yield soak.row()
     finally:
         if events is not None:
             events.restore()
-    print("soak", soak.row(), file=sys.stderr, flush=True)
-    yield soak.row()
 
 
 @dataclass(slots=True)
@@ -83,17 +83,18 @@ class _Soak:
     """What has happened so far."""
 
     configuration: str
-    begin: float = field(default_factory=time.monotonic)
+    seconds: float = 0.0
+    """Without halts."""
     requests: int = 0
+    passes: int = 0
     wrong: list[str] = field(default_factory=list)
     events: Counter[str] = field(default_factory=Counter)
     ways: Counter[str] = field(default_factory=Counter)
     """How prefills ran."""
     readings: list[Pass] = field(default_factory=list)
-    """Passes at which memory was read."""
-
-    def seconds(self) -> float:
-        return time.monotonic() - self.begin
+    """Passes at which memory was read: one for each time that the engine was asked."""
+    told: int = 0
+    """Readings that are in a row."""
 
     def answered(self, answers: Sequence[dict[str, Any]], new: int) -> None:
         self.requests += len(answers)
@@ -101,55 +102,61 @@ class _Soak:
 
     def ran(self, passes: Iterable[Pass]) -> None:
         for one in passes:
+            self.passes += 1
             if one["mode"] == "EXTEND":
                 self.ways[way(one)] += 1
             if "used_mib" in one:
-                self.readings.append(one)
+                # Only prefills have noted their new tokens.
+                logits = 4 * one.get("q", 0) * one.get("kv", 0) >> 20
+                self.readings.append(one | {"logits_mib": logits})
 
     def row(self) -> dict[str, Any]:
-        return {
-            "configuration": self.configuration, "seconds": round(self.seconds(), 1),
-            "requests": self.requests, "wrong_answers": self.wrong[:10],
+        """What has happened, with the memory of readings that no row has told."""
+        new, self.told = self.readings[self.told :], len(self.readings)
+        row = {
+            "configuration": self.configuration, "seconds": round(self.seconds, 1),
+            "requests": self.requests, "passes": self.passes, "wrong_answers": self.wrong[:10],
             "table_events": dict(sorted(self.events.items())),
-            **self.passes(),
-        }  # fmt: skip
-
-    def passes(self) -> dict[str, Any]:
-        """What the passes alone tell."""
-        return {
             "ways": dict(sorted(self.ways.items())),
-            "memory_mib": {
-                what: growth_of([one[what] for one in self.readings])
-                for what in ("used_mib", "reserved_mib", "peak_mib", "host_mib")
-            },
-            "reserved_steps": list(steps_of(self.readings)),
-        }
+        }  # fmt: skip
+        print("soak", row, file=sys.stderr, flush=True)
+        return row | {"curve": [[one[what] for what in MEMORY] for one in new]}
 
 
-def _run(session: Session, soak: _Soak, seconds: float, events: TableEvents | None) -> None:
-    next_event, next_print = _EVENT_EVERY_S, _PRINT_EVERY_S
+def _run(
+    session: Session, soak: _Soak, options: argparse.Namespace, events: TableEvents | None
+) -> Iterator[None]:
+    """Load the engine; yields whenever a row is due."""
+    next_event, next_row = _EVENT_EVERY_S, _ROW_EVERY_S
     for prompts, new in load(session):
-        now = soak.seconds()
-        if now > seconds:
+        while options.soak_halt is not None and options.soak_halt.exists():
+            time.sleep(0.1)
+        begin = time.monotonic()
+        if soak.seconds > options.soak_seconds:
             break
-        if events is not None and now > next_event:
+        if events is not None and soak.seconds > next_event:
             soak.events[events.next()] += 1
-            next_event = now + _EVENT_EVERY_S
-        if now > next_print:
-            print("soak so far", soak.row(), file=sys.stderr, flush=True)
-            next_print = now + _PRINT_EVERY_S
+            next_event = soak.seconds + _EVENT_EVERY_S
         session.tag(memory=True)
         _, found = session.ask(prompts, new)
         soak.answered(found, new)
         if soak.requests % 50 < len(found):
             soak.ran(session.collect())
+        soak.seconds += time.monotonic() - begin
+        if soak.seconds > next_row:
+            yield
+            next_row = soak.seconds + _ROW_EVERY_S
     soak.ran(session.collect())
+    yield
 
 
 def load(session: Session) -> Iterator[tuple[list[list[int]], int]]:
-    """Prompts, half of them behind one of a few prefixes, and how many tokens to generate."""
+    """Prompts, half of them behind one of a few prefixes, and how many tokens to generate.
+
+    The same in each engine, so that the curves of two can be laid side by side.
+    """
     random = Random(11)
-    heads = [session.tokens(PAGE * random.randrange(1, 160)) for _ in range(_HEADS)]
+    heads = [session.tokens(PAGE * random.randrange(1, 160), i) for i in range(_HEADS)]
     while True:
         count = random.choice((1, 1, 1, 2, 4, 8, _MOST_SEQUENCES))
         most = _LONGEST if count < 4 else _LONGEST // 4
@@ -157,33 +164,5 @@ def load(session: Session) -> Iterator[tuple[list[list[int]], int]]:
         for _ in range(count):
             length = int(exp(random.uniform(log(_SHORTEST), log(most))))
             head = random.choice(heads) if random.random() < 0.5 else []
-            prompts.append(head + session.tokens(length))
+            prompts.append(head + session.tokens(length, random.random()))
         yield prompts, random.randrange(1, _MOST_TOKENS)
-
-
-def steps_of(readings: Sequence[Pass]) -> Iterator[dict[str, Any]]:
-    """Where PyTorch reserved more than `_STEP_MIB` at once, from the second quarter on.
-
-    The largest tensor of a prefill is the indexer's logits, fp32 of its new tokens times all its
-    keys. PyTorch keeps a block of each largest size, so that this grows with each largest batch.
-    """
-    most, before = 0, readings[0]["reserved_mib"] if readings else 0
-    for i, one in enumerate(readings):
-        # Only prefills have noted their new tokens.
-        logits = one.get("q", 0) * one.get("kv", 0)
-        grown = one["reserved_mib"] - before
-        if grown > _STEP_MIB and i >= len(readings) // 4:
-            yield {
-                "pass": i, "grown_mib": grown, "logits_mib": round(logits * 4 / 2**20),
-                "largest_so_far": logits > most,
-            }  # fmt: skip
-        most, before = max(most, logits), one["reserved_mib"]
-
-
-def growth_of(values: Sequence[int]) -> dict[str, float] | None:
-    """Medians of the second and of the last quarter: the first one fills caches."""
-    quarter = len(values) // 4
-    if not quarter:
-        return None
-    early, late = median(values[quarter : 2 * quarter]), median(values[-quarter:])
-    return {"early": early, "late": late, "growth": late - early, "max": max(values)}

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
+from time import monotonic
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -252,18 +253,39 @@ def test_the_soak_sees_tables_come_and_go(
 ) -> None:
     table = tmp_path / "table.db"
     table.write_bytes(b"good")
-    options = ("--tests", "soak", "--soak-seconds", "2", "--soak-table", str(table))
+    options = ("--tests", "soak", "--soak-seconds", "1", "--soak-table", str(table))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(soak, "_EVENT_EVERY_S", 0.01)
         patch.setattr(soak, "_LONGEST", 64)
-        patch.setattr(soak, "_PRINT_EVERY_S", 0.5)
-        (row,) = _measured(tmp_path, *options)["tests"]["soak"]
-    assert row["requests"] > 0 and row["wrong_answers"] == []
-    assert sum(row["ways"].values()) > 0
-    assert row["table_events"]["corrupt"] >= 1
-    assert "soak so far" in capsys.readouterr().err
-    assert row["memory_mib"]["used_mib"]["growth"] == 0
+        patch.setattr(soak, "_ROW_EVERY_S", 0.3)
+        *earlier, last = _measured(tmp_path, *options)["tests"]["soak"]
+    assert earlier and last["requests"] > earlier[0]["requests"] > 0
+    assert last["wrong_answers"] == [] and last["passes"] > last["requests"] // 16
+    assert sum(last["ways"].values()) > 0
+    assert last["table_events"]["corrupt"] >= 1
+    (used, reserved, allocated, peak, _, logits), *_ = earlier[0]["curve"]
+    assert (used, reserved, allocated, peak) == (8, 6, 4, 5) and logits > 0
     assert table.read_bytes() == b"good"
+    assert compare.main([f"one={tmp_path / 'out' / 'result.json'}"]) == 0
+    assert "reserved_mib" in capsys.readouterr().out
+
+
+def test_a_soak_halts_while_a_file_exists(tmp_path: Path, engines: list[FakeEngine]) -> None:
+    halt = tmp_path / "halt"
+    halt.touch()
+    slept: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        if len(slept) == 3:
+            halt.unlink()
+
+    options = ("--tests", "soak", "--soak-seconds", "0.1", "--soak-halt", str(halt))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(soak, "_LONGEST", 64)
+        patch.setattr(soak, "time", SimpleNamespace(sleep=sleep, monotonic=monotonic))
+        *_, last = _measured(tmp_path, *options)["tests"]["soak"]
+    assert len(slept) == 3 and last["requests"] > 0
 
 
 def test_profiles_come_with_the_lengths_of_their_batch(

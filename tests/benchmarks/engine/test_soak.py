@@ -1,37 +1,33 @@
-"""The soak: what recorded passes tell of memory."""
+"""The soak: memory of two engines side by side."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.engine.soak import growth_of, steps_of
+from benchmarks.engine.compare import soak_table
 
 
-def _reading(reserved_mib: int, q: int = 0, kv: int = 0) -> dict[str, Any]:
-    known = {"q": q, "kv": kv} if q else {}
-    memory = dict.fromkeys(("used_mib", "peak_mib", "host_mib"), reserved_mib)
-    return {"mode": "EXTEND", "reserved_mib": reserved_mib, **memory, **known}
+def _row(requests: int, *reserved_mib: int) -> dict[str, Any]:
+    curve = [[9, one, 3, 4, 5, 6] for one in reserved_mib]
+    return {
+        "seconds": 60.0, "requests": requests, "passes": 2 * requests, "wrong_answers": [],
+        "table_events": {}, "ways": {"engine": requests}, "curve": curve,
+    }  # fmt: skip
 
 
-def test_growth_is_from_the_second_quarter_to_the_last() -> None:
-    assert growth_of([1, 9, 5, 5, 6, 6, 7, 7]) == {"early": 5, "late": 7, "growth": 2, "max": 9}
-    assert growth_of([1, 2, 3]) is None
+def test_two_curves_are_compared_after_the_same_requests() -> None:
+    ours = [_row(4, 10, 11, 12, 11), _row(8, 13, 14, 15, 16)]
+    default = [_row(9, 20, 21, 22, 23, 24, 25, 26, 27, 99)]
+
+    table = soak_table({"plug-in": ours, "default": default})
+
+    assert table.columns == ("", "plug-in", "default")
+    assert ("requests", "8", "9") in table.rows
+    assert (
+        "reserved_mib", "10 10 11 12 12 13 14 15 16", "20 20 21 22 23 24 25 26 27"
+    ) in table.rows  # fmt: skip
 
 
-def test_a_step_is_named_beside_the_logits_of_its_pass() -> None:
-    first = [_reading(100, 8, 1024)] * 5
-    largest = _reading(612, 8192, 16384)
-    later = [_reading(612, 8, 1024)] * 5
-    other = _reading(712, 8, 2048)
-
-    found = list(steps_of([*first, largest, *later, other]))
-
-    assert found == [
-        {"pass": 5, "grown_mib": 512, "logits_mib": 512, "largest_so_far": True},
-        {"pass": 11, "grown_mib": 100, "logits_mib": 0, "largest_so_far": False},
-    ]
-
-
-def test_the_first_quarter_fills_caches() -> None:
-    assert not list(steps_of([_reading(0), _reading(500, 8, 8), *[_reading(500)] * 8]))
-    assert not list(steps_of([]))
+def test_a_soak_that_was_cut_off_at_once_is_no_error() -> None:
+    table = soak_table({"plug-in": [_row(1)], "default": [_row(2, 5)]})
+    assert ("reserved_mib", "", "") in table.rows
