@@ -258,8 +258,7 @@ def main() -> None:
     def keep() -> None:
         rows = list(chain.from_iterable(found))
         if arguments.json is not None:
-            text = document(rows, settings[0], time.monotonic() - start)
-            arguments.json.write_text(text)
+            arguments.json.write_text(document(rows, settings[0], time.monotonic() - start))
         if arguments.markdown is not None:
             arguments.markdown.write_text(markdown(rows))
 

@@ -71,15 +71,12 @@ def measure(arguments: argparse.Namespace) -> None:
     from nsa_tune.autotune.bench import devices
     from nsa_tune.autotune.bench.measure import measure_batch
     from nsa_tune.autotune.bench.timing import timer_for
-    from nsa_tune.backend.hardware import detect
     from nsa_tune.db.exchange import write_text
 
     device = devices.pick_device(arguments.device)
     timer = timer_for(device)
-    profile = profile_of(arguments.model)
-    layout = profile.layout(arguments.kv_dtype)
-    libraries = dict(detect.library_versions())
-    setting = Setting(profile, arguments.heads, layout, devices.describe(device), libraries)
+    given = (arguments.model, arguments.heads, arguments.kv_dtype)
+    setting = devices.setting_of(device, *given, overlap=arguments.overlap)
     key = devices.key_of(setting, timer.protocol)
     out: Path = arguments.out
     before = read_text(out) if out.exists() else None
@@ -88,7 +85,7 @@ def measure(arguments: argparse.Namespace) -> None:
         raise SystemExit(f"{out} is of another key ({'; '.join(off)}); give another --out")
     rows = {(r.point, r.batch, r.arm): r for r in (before.measurements if before else ())}
     names = arguments.points.split(",") if arguments.points else ()
-    points = points_for(profile, names)
+    points = points_for(setting.profile, names)
     end = time.monotonic() + arguments.budget
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
@@ -252,10 +249,8 @@ def table(arguments: argparse.Namespace) -> None:
         total[question] += regrets
     rows += [(question, "~ all", regrets) for question, regrets in total.items()]
     names = ("question", "held-out table")
-    _print_rows(
-        names,
-        [{**dict(zip(names, row, strict=False)), **summary(row[2])} for row in sorted(rows)],
-    )
+    said = [{**dict(zip(names, row, strict=False)), **summary(row[2])} for row in sorted(rows)]
+    _print_rows(names, said)
 
 
 def left_out(arguments: argparse.Namespace) -> None:
@@ -337,6 +332,7 @@ def main() -> None:
     measuring.add_argument("--heads", type=int, default=128)
     measuring.add_argument("--kv-dtype", default="fp8")
     measuring.add_argument("--batches", type=int, default=100, help="per decision point")
+    measuring.add_argument("--overlap", type=float, help="of selections, as in nsa-tune run")
     measuring.add_argument("--points", help="decision points, comma-separated; default: all")
     measuring.add_argument("--budget", type=float, default=inf, help="seconds after which to stop")
     measuring.add_argument("--seed", type=int, default=7)

@@ -31,6 +31,8 @@ class Case:
 
     prefix: tuple[int, ...]
     new: tuple[int, ...]
+    repeats: float | None = None
+    """Share of tokens that repeat the one before; None: the run's."""
 
     def __post_init__(self) -> None:
         if len(self.prefix) != len(self.new) or not self.new:
@@ -44,9 +46,10 @@ class Case:
     def name(self) -> str:
         """As docs write it: `8192+128 x4`, or a summary of different lengths."""
         count = len(self.new)
+        said = "" if self.repeats is None else f", {self.repeats:g} repeat"
         if len(set(zip(self.prefix, self.new, strict=True))) == 1:
-            return f"{self.prefix[0]}+{self.new[0]} x{count}"
-        return f"ragged {sum(self.prefix)}+{sum(self.new)} x{count}"
+            return f"{self.prefix[0]}+{self.new[0]} x{count}{said}"
+        return f"ragged {sum(self.prefix)}+{sum(self.new)} x{count}{said}"
 
     @property
     def tokens(self) -> int:
@@ -55,15 +58,16 @@ class Case:
 
 
 def cases_of(text: str) -> list[Case]:
-    """Cases from `prefix:new:sequences`, separated by commas or blanks.
+    """Cases from `prefix:new:sequences[:repeats]`, separated by commas or blanks.
 
     Raises:
         ValueError: for anything else.
     """
     found = []
     for one in text.replace(",", " ").split():
-        prefix, new, count = (int(number) for number in one.split(":"))
-        found.append(Case((prefix,) * count, (new,) * count))
+        prefix, new, count, *share = one.split(":")
+        cached, fresh = ((int(length),) * int(count) for length in (prefix, new))
+        found.append(Case(cached, fresh, *map(float, share)))
     return found
 
 

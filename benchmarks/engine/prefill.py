@@ -103,7 +103,7 @@ def cached(session: Session, case: Case) -> list[list[int]]:
 
     Those of other batches begin alike, so that little of them is computed anew.
     """
-    heads = [session.tokens(length, f"head {i}") for i, length in enumerate(case.prefix)]
+    heads = [session.tokens(n, f"head {i}", case.repeats) for i, n in enumerate(case.prefix)]
     session.use(session.default)
     if any(heads):
         session.ask([head + session.tokens(1) for head in heads if head])
@@ -126,7 +126,7 @@ def _case(
         for configuration in Random(f"{case} {sweep}").sample(configurations, len(configurations)):
             session.use(configuration)
             tag = session.tag(memory=True)
-            tails = [session.tokens(length) for length in case.new]
+            tails = [session.tokens(length, repeats=case.repeats) for length in case.new]
             wall_ms, found = session.ask([h + t for h, t in zip(heads, tails, strict=True)])
             hits = sum(one["meta_info"].get("cached_tokens", 0) for one in found)
             asked[tag] = (configuration.name, sweep, wall_ms)

@@ -132,12 +132,13 @@ class Session:
         time.sleep(self._settle_s)
         self._control.write(configuration=self.configurations.index(configuration))
 
-    def tokens(self, count: int, seed: object = None) -> list[int]:
+    def tokens(self, count: int, seed: object = None, repeats: float | None = None) -> list[int]:
         """Random token ids; the same ones for the same `seed`."""
+        share = self._repeats if repeats is None else repeats
         chosen = self._random if seed is None else random.Random(str(seed))
         ids = [chosen.randrange(_LEAST_TOKEN, VOCABULARY) for _ in range(count)]
-        for i in range(1, count) if self._repeats else ():
-            if chosen.random() < self._repeats:
+        for i in range(1, count) if share else ():
+            if chosen.random() < share:
                 ids[i] = ids[i - 1]
         return ids
 

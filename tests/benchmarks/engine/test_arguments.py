@@ -135,6 +135,12 @@ def test_a_batch_with_different_lengths_is_read_as_written(lengths: list[tuple[i
     assert case.name.startswith("ragged") is (len(set(lengths)) > 1)
 
 
+def test_a_batch_may_have_repeated_tokens_of_its_own() -> None:
+    random, repeated = cases_of("0:64:2 0:64:2:0.9")
+    assert (random.repeats, repeated.repeats) == (None, 0.9)
+    assert repeated.name == random.name + ", 0.9 repeat"
+
+
 @pytest.mark.parametrize(
     ("prefix", "new"), [((), ()), ((0,), (1, 2)), ((0,), (0,)), ((63,), (1,)), ((-64,), (1,))]
 )
