@@ -22,6 +22,8 @@ from nsa_tune.reports.traffic.memory import Memory
 from nsa_tune.reports.traffic.served import Served, Setups, seconds_of
 
 _MOST_ENGINES = 64
+_TRACED_HEADS = 16
+"""On a GPU, in the engines that ran traces."""
 _MENTIONED = 0.005
 """Part of its passes' time for which a flag is worth a sentence."""
 
@@ -44,6 +46,11 @@ class Outcome:
     """The same if all passes take as much less as the model may be off."""
     worst: Served | None = None
 
+    @property
+    def runs(self) -> list[Served]:
+        """At the price, with shorter passes, and with longer ones; none without a trace."""
+        return [run for run in (self.served, self.best, self.worst) if run]
+
 
 @dataclass(frozen=True, slots=True)
 class Advice:
@@ -51,6 +58,7 @@ class Advice:
 
     traffic: str
     model: str
+    kv_dtype: str
     given: Launch
     advised: Launch
     """The given launch where nothing is surely faster."""
@@ -74,9 +82,14 @@ class Advice:
         """Lines of a diff from the given launch."""
         return list(differences(self.given, self.advised))
 
-    def outcome(self, name: str) -> Outcome | None:
-        """The outcome of that name."""
-        return next((outcome for outcome in self.outcomes if outcome.name == name), None)
+    def outcome(self, *names: str) -> Outcome | None:
+        """The first outcome whose name begins with one of these."""
+        return next((each for each in self.outcomes if each.name.startswith(names)), None)
+
+    @property
+    def usual(self) -> Outcome | None:
+        """As advised, which may be as given; None where nothing fits."""
+        return self.outcome(AS_ADVISED) or self.outcome(AS_GIVEN)
 
     def document(self) -> dict[str, Any]:
         """The JSON document."""
@@ -94,6 +107,8 @@ class Advice:
 
 
 AS_GIVEN, AS_ADVISED, WITH_PLUGIN = "as given", "as advised", "with the plug-in"
+OTHER_FORMAT = "with a pool in"
+"""Followed by the KV format."""
 
 
 def advise(
@@ -136,9 +151,9 @@ def advise(
         if other is not None:
             outcomes += _with_other_format(other, traffic, notes)
     return Advice(
-        traffic.name, deployment.served, launch, advised, tuple(outcomes), traffic.engines, load,
-        deployment.memory, deployment.model is not None, deployment.error, deployment.source,
-        (*notes, *notes_on(deployment, traffic)),
+        traffic.name, deployment.served, deployment.kv_dtype, launch, advised, tuple(outcomes),
+        traffic.engines, load, deployment.memory, deployment.model is not None, deployment.error,
+        deployment.source, (*notes, *notes_on(deployment, traffic)),
     )  # fmt: skip
 
 
@@ -177,9 +192,8 @@ def _with_other_format(
         notes.append(f"the other KV format is not priced: {missing}")
         return []
     requests = deployment.count(traffic)
-    best, _ = deployment.best_flag(extend=True)
-    launch = deployment.launch.changed(flags_of(best))
-    setups, name = Setups(best, DEFAULT), f"with a pool in {deployment.kv_dtype}"
+    setups, name = deployment.best_setups(), f"{OTHER_FORMAT} {deployment.kv_dtype}"
+    launch = deployment.launch.changed(flags_of(setups.prefill, setups.decode))
     return [_outcome(deployment, requests, name, launch, setups)]
 
 
@@ -188,11 +202,18 @@ def notes_on(deployment: Deployment, traffic: Traffic) -> Iterator[str]:
     yield from _notes_on_passes(deployment)
     whole = deployment.model is not None
     if whole and traffic.trace is not None:
-        yield "times to first token were 32 % too low to 5 % too high on 7 traces in an engine"
+        heads = deployment.heads
+        yield (
+            "times to first token were 32 % too low to 5 % too high on 7 traces in an engine"
+            if heads == _TRACED_HEADS
+            else f"no trace was measured with {heads} heads on a GPU"
+        )
     if deployment.tp > (deployment.measured.key.get("tp_size", 1) if deployment.measured else 1):
         error = ": at TP8 a token was priced 7 to 36 % too low (15 runs)" if whole else ""
         yield f"all-reduce is not counted{error}"
-    if deployment.tp > 2:
+    if deployment.dp > 1 and deployment.launch.engine == "sglang":
+        yield "the plug-in leaves the kernels and passes of data-parallel attention to SGLang"
+    elif deployment.tp > 2:
         yield "figures are of one rank: the plug-in never ran with more than two (TP2)"
     if not deployment.launch.graphs or deployment.chunk > GRAPH_SIZES[-1]:
         yield "passes without a graph wait for their host: they take longer than is counted here"
@@ -202,7 +223,10 @@ def notes_on(deployment: Deployment, traffic: Traffic) -> Iterator[str]:
             "(--acceptance); drafting itself is not counted"
         )
     if traffic.trace is None and traffic.log is None:
-        yield "each measured batch counts the same; give --trace for your own traffic"
+        yield (
+            "each measured batch counts the same; give --trace for your own traffic, which also "
+            "says bf16 or fp8"
+        )
 
 
 def _notes_on_passes(deployment: Deployment) -> Iterator[str]:

@@ -5,16 +5,29 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import ceil, log2
 
-from nsa_tune.reports.traffic.advice import AS_ADVISED, AS_GIVEN, WITH_PLUGIN, Advice, Outcome
+from nsa_tune.reports.traffic.advice import (
+    AS_GIVEN,
+    OTHER_FORMAT,
+    WITH_PLUGIN,
+    Advice,
+    Outcome,
+)
 from nsa_tune.reports.traffic.launch import Launch
 from nsa_tune.reports.traffic.memory import Memory
 
+_ALIKE = 1.1
+"""Times of two KV formats that differ less are not told apart: on three traces in an engine their
+ratio was up to 8 % off."""
 _TITLES = ("", "prefill s", "decode s", "TTFT mean", "TTFT p90", "TPOT p90", "tokens/s")
 
 
 def lines(advice: Advice) -> Iterator[str]:
     """The answer; its first line is the advice in a sentence."""
     yield headline(advice)
+    usual, other = advice.usual, advice.outcome(OTHER_FORMAT)
+    if usual and other:
+        bf16 = advice.kv_dtype == "bf16"
+        yield f"bf16 or fp8? {bf16_or_fp8(*(usual, other) if bf16 else (other, usual))}."
     if advice.outcomes:
         yield from ("", f"    {advice.advised.command(advice.model)}", "")
         if advice.changes:
@@ -35,9 +48,9 @@ def headline(advice: Advice) -> str:
     memory = advice.memory
     if memory is not None and not memory.fits:
         return does_not_fit(memory, advice.given)
-    given, advised = advice.outcome(AS_GIVEN), advice.outcome(AS_ADVISED)
+    given, advised = advice.outcome(AS_GIVEN), advice.usual
     assert given is not None
-    if advised is None:
+    if advised is None or advised is given:
         return f"Keep what you have: no flag is surely faster{_load(advice, given)}."
     flags = " and ".join(line[2:] for line in advice.changes if line.startswith("+"))
     kind = "prefills" if advised.decode_s == given.decode_s else "passes"
@@ -67,6 +80,36 @@ def _load(advice: Advice, outcome: Outcome, before: Outcome | None = None) -> st
     )
 
 
+def bf16_or_fp8(bf16: Outcome, fp8: Outcome) -> str:
+    """Which KV format serves a trace better, and why; or what to measure."""
+    room = f"fp8 holds {fp8.pool_tokens / bf16.pool_tokens:.1f} times the tokens"
+    if bf16.served is None or fp8.served is None:
+        unknown = "Not known, as whole passes were not measured"
+        return f"{unknown}: send the trace to an engine with each; {room}"
+    first, later = (_faster(bf16, fp8, which) for which in ("ttft_s", "tpot_s"))
+    verdict = "No sure difference, so send the trace to an engine with each"
+    if first or later:
+        both = f"{first or 'unsure'} for the first token, {later or 'unsure'} for the next ones"
+        verdict = first if first == later else both
+    first_a, first_b, later_a, later_b = (
+        _s(times["mean"])
+        for times in (bf16.served.ttft_s, fp8.served.ttft_s, bf16.served.tpot_s, fp8.served.tpot_s)
+    )
+    return (
+        f"{verdict}: the first token takes {first_a} on average (fp8: {first_b}), each one after "
+        f"it {later_a} (fp8: {later_b}); {room}"
+    )
+
+
+def _faster(bf16: Outcome, fp8: Outcome, which: str) -> str:
+    """The format whose time is surely shorter: at the price, and with all passes shorter or longer
+    by the model's error; "" where neither is."""
+    pairs = zip(bf16.runs, fp8.runs, strict=True)
+    # A trace of single tokens has no time of a further one.
+    ratios = [getattr(b, which)["mean"] / (getattr(a, which)["mean"] or 1) for a, b in pairs]
+    return "bf16" if min(ratios) > _ALIKE else "fp8" if 0 < max(ratios) < 1 / _ALIKE else ""
+
+
 def does_not_fit(memory: Memory, launch: Launch) -> str:
     """Why, and what to do."""
     usable, tp = memory.static_fraction * memory.device_gib, launch.number("tp") or 1
@@ -89,8 +132,7 @@ def _row(outcome: Outcome) -> tuple[str, ...]:
 
 def _interval(outcome: Outcome, which: str) -> str:
     """A time to first token with its ends, by how far the model may be off."""
-    runs = outcome.served, outcome.best, outcome.worst
-    usual, least, most = (_s(run.ttft_s[which]) for run in runs if run)
+    usual, least, most = (_s(run.ttft_s[which]) for run in outcome.runs)
     return f"{usual} ({least} to {most})"
 
 
@@ -117,15 +159,14 @@ def _facts(advice: Advice) -> Iterator[tuple[str, str]]:
             f"({memory.pool_tokens:,} tokens) in each GPU's {memory.device_gib:.0f} GiB; "
             f"{1 - memory.static_fraction:.0%} left for activations and graphs",
         )
-    advised = advice.outcome(AS_ADVISED) or advice.outcome(AS_GIVEN)
+    advised = advice.usual
     plugin = advice.outcome(WITH_PLUGIN)
     if plugin and advised:
         yield "The plug-in", _plugin(advice, advised, plugin)
-    for outcome in advice.outcomes:
-        if outcome.name not in (AS_GIVEN, AS_ADVISED, WITH_PLUGIN) and advised:
-            # Never advised, as answers change with the format.
-            tokens = f"{outcome.pool_tokens:,} tokens fit instead of {advised.pool_tokens:,}"
-            yield outcome.name.capitalize(), f"{tokens}; answers change: {outcome.command}"
+    if advised and (other := advice.outcome(OTHER_FORMAT)):
+        # Never advised, as answers change with the format.
+        tokens = f"{other.pool_tokens:,} tokens fit instead of {advised.pool_tokens:,}"
+        yield other.name.capitalize(), f"{tokens}; answers change: {other.command}"
     if advice.engines > 1:
         yield (
             "Engines",

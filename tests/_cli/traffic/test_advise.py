@@ -10,9 +10,13 @@ from typing import Any
 
 import pytest
 
+from nsa_tune.reports.traffic.advice import Outcome
+from nsa_tune.reports.traffic.answer import bf16_or_fp8
+from nsa_tune.reports.traffic.served import Served
 from tests.reports.traffic.deployments import H200, LONG_PROMPTS, SHORT_PROMPTS, write_trace
 from tests.shell import Result, Shell
 
+BF16 = "--tp 8 --kv-cache-dtype bfloat16"
 FP8 = "--tp 8 --kv-cache-dtype fp8_e4m3"
 COMMAND = re.compile(r"^    (python -m sglang\.launch_server .*)$", re.MULTILINE)
 
@@ -110,23 +114,63 @@ def test_what_does_not_fit_names_flags_that_do_and_nothing_more(advise: Any, tra
 
 
 def test_a_flag_has_one_price_in_use_or_not(advise: Any, trace: str) -> None:
-    fp8, bf16 = (
+    bf16, fp8 = (
         json.loads(advise("--trace", trace, "--flags", flags, "--json").out)["outcomes"]
-        for flags in (FP8, "--tp 8 --kv-cache-dtype bfloat16 --dsa-prefill-backend fa3")
+        for flags in (BF16, f"{FP8} --dsa-prefill-backend flashmla_sparse")
     )
 
-    other, given = fp8[-1], bf16[0]
+    other, given = bf16[-1], fp8[0]
     assert other["command"] == given["command"]
     assert {**other, "name": given["name"]} == given
 
 
 def test_the_other_formats_row_says_its_flags(advise: Any, trace: str) -> None:
-    answer = advise("--trace", trace, "--flags", FP8)
+    answer = advise("--trace", trace, "--flags", BF16)
 
     assert re.search(
-        r"^With a pool in bf16: [0-9,]+ tokens fit instead of [0-9,]+; "
-        r"answers change: python .* --dsa-prefill-backend fa3$", answer.out, re.M,
+        r"^With a pool in fp8: [0-9,]+ tokens fit instead of [0-9,]+; "
+        r"answers change: python .* --dsa-prefill-backend flashmla_sparse$", answer.out, re.M,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("flags", [BF16, FP8])
+def test_bf16_or_fp8_is_answered_right_below_the_advice(
+    advise: Any, trace: str, flags: str
+) -> None:
+    verdict = advise("--trace", trace, "--flags", flags).out.splitlines()[1]
+
+    assert verdict.startswith("bf16 or fp8? ")
+    assert verdict.endswith("; fp8 holds 1.6 times the tokens.")
+
+
+def _outcome(ttft_s: float, tpot_s: float, pool_tokens: int = 100) -> Outcome:
+    runs = [
+        Served(1.0, 1.0, {"mean": factor * ttft_s}, {"mean": factor * tpot_s}, 1.0)
+        for factor in (1.0, 0.8, 1.2)
+    ]
+    return Outcome("", "", 1.0, 1.0, 1.0, pool_tokens, *runs)
+
+
+@pytest.mark.parametrize(
+    ("bf16", "fp8", "verdict"),
+    [
+        ((1.0, 0.1), (1.5, 0.2), "bf16: the first token takes 1 s on average (fp8: 1.5 s)"),
+        ((1.5, 0.2), (1.0, 0.1), "fp8: "),
+        ((1.0, 0.1), (1.05, 0.105), "No sure difference, so send the trace to an engine with each"),
+        ((1.0, 0.2), (1.5, 0.1), "bf16 for the first token, fp8 for the next ones: "),
+        ((1.0, 0.0), (1.5, 0.0), "bf16 for the first token, unsure for the next ones: "),
+    ],
+)
+def test_a_verdict_on_the_kv_format_needs_a_sure_difference(
+    bf16: tuple[float, float], fp8: tuple[float, float], verdict: str
+) -> None:
+    assert bf16_or_fp8(_outcome(*bf16), _outcome(*fp8, pool_tokens=160)).startswith(verdict)
+
+
+def test_without_whole_passes_no_format_is_said_to_be_better() -> None:
+    attention = Outcome("", "", 1.0, 1.0, 1.0, 100, None)
+
+    assert bf16_or_fp8(attention, attention).startswith("Not known, as whole passes were not")
 
 
 def test_a_misspelled_flag_is_told_once(advise: Any, trace: str) -> None:
