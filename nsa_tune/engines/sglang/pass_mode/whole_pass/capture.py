@@ -19,7 +19,7 @@ from nsa_tune.engines.sglang.pass_mode.whole_pass.dense_graphs import DenseGraph
 from nsa_tune.engines.sglang.pass_mode.whole_pass.graph_buffers import GraphBuffers
 from nsa_tune.engines.sglang.pass_mode.whole_pass.prefix_graphs import PrefixGraphs
 from nsa_tune.engines.sglang.pass_mode.whole_pass.sparse_graphs import SparseGraphs
-from nsa_tune.engines.sglang.pass_mode.whole_pass.unbroken import Kind
+from nsa_tune.engines.sglang.pass_mode.whole_pass.unbroken import SECONDS, Kind
 
 WholePassGraphs = DenseGraphs | PrefixGraphs | SparseGraphs
 
@@ -75,6 +75,7 @@ def capture_all(graphs: Any) -> None:
         say_once(logging.INFO, f"no whole-pass prefill graphs: {reason}")
         return
     begin, free = time.monotonic(), torch.cuda.mem_get_info()[0]
+    SECONDS.clear()
     whole = {
         mode: of_mode
         for mode, of_mode in made.items()
@@ -84,11 +85,13 @@ def capture_all(graphs: Any) -> None:
     took_mib = round((free - torch.cuda.mem_get_info()[0]) / 2**20)
     setattr(graphs, _MIB, took_mib)
     counts = ", ".join(f"{len(of_mode.sizes)} {mode}s" for mode, of_mode in whole.items())
+    stages = ", ".join(f"{what} {took_s:.1f}" for what, took_s in SECONDS.items())
     say_once(
         logging.INFO,
-        f"captured whole-pass prefill graphs ({counts}) in {time.monotonic() - begin:.1f} s; they "
-        f"take {took_mib} MiB, which --mem-fraction-static does not hold; "
-        f"{SWITCHES[Part.DENSE]}=0 and {SWITCHES[Part.SPARSE]}=0 leave them out",
+        f"captured whole-pass prefill graphs ({counts}) in {time.monotonic() - begin:.1f} s "
+        f"({stages}); they take {took_mib} MiB, which "
+        f"--mem-fraction-static does not hold; {SWITCHES[Part.DENSE]}=0 and "
+        f"{SWITCHES[Part.SPARSE]}=0 leave them out",
     )
 
 

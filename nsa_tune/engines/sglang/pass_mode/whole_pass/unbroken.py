@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from importlib import import_module
+from itertools import pairwise
 from typing import Any
 
 from nsa_tune.engines.sglang.edge import attempt
@@ -20,6 +22,9 @@ _WARM_UP_LAYERS = 6
 _OF_CODE = (AssertionError, AttributeError, LookupError, TypeError)
 """What a model that needs all of its layers raises on every rank. A rank that alone ran out of
 memory must not run all layers: the others would wait for it elsewhere."""
+_STAGES = ("warming up", "recording", "instantiating")
+SECONDS: dict[str, float] = {}
+"""What this process's captures took, by what they did."""
 
 
 class Kind(StrEnum):
@@ -58,18 +63,25 @@ def capture(runner: Any, key: Any, forward: Callable[[], Any]) -> None:
         with no_breaks():
             return forward()
 
+    times = [time.monotonic()]
     try:
-        runner.backend.capture_one(key, warmed_up_briefly(runner, unbroken))
+        runner.backend.capture_one(key, warmed_up_briefly(runner, unbroken, times))
     except Exception:
         attempt("ending a capture that failed", end_capture, runner.backend)
         raise
+    times.append(time.monotonic())
+    for stage, (begin, end) in zip(_STAGES, pairwise(times), strict=False):
+        SECONDS[stage] = SECONDS.get(stage, 0.0) + end - begin
 
 
-def warmed_up_briefly(runner: Any, forward: Callable[[], Any]) -> Callable[[], Any]:
+def warmed_up_briefly(
+    runner: Any, forward: Callable[[], Any], times: list[float]
+) -> Callable[[], Any]:
     """`forward` for SGLang's `capture_one`, which runs it twice before it captures it.
 
     The first run compiles and tunes what has not run with so many tokens, which a few layers do as
     well as all. In the second nothing is left to do: of the output SGLang uses the shape alone.
+    `times` gets when the GPU has done the first run, and when the pass is recorded.
     """
     output: Any = None
 
@@ -78,8 +90,12 @@ def warmed_up_briefly(runner: Any, forward: Callable[[], Any]) -> Callable[[], A
 
         nonlocal output
         if torch.cuda.is_current_stream_capturing():
-            return forward()
-        if output is None:
+            recorded = forward()
+            times.append(time.monotonic())
+            return recorded
+        if output is not None:
+            times.append(time.monotonic())
+        else:
             try:
                 output = _over_few_layers(runner, forward)
             except _OF_CODE:

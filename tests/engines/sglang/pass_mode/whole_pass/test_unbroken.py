@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -29,7 +30,7 @@ class _Runs:
 
     def capture_one(self) -> str:
         """As SGLang does it: two runs before the one that is captured."""
-        run = warmed_up_briefly(self, self.forward)
+        run = warmed_up_briefly(self, self.forward, [])
         with pytest.MonkeyPatch.context() as patch:
             for captures in (False, False, True):
                 patch.setattr("torch.cuda.is_current_stream_capturing", lambda c=captures: c)
@@ -43,6 +44,36 @@ def test_a_few_layers_run_once_before_a_pass_is_captured() -> None:
     assert runs.capture_one() == "hidden states of layer 61"
     assert runs.ran == [6, 61]
     assert runs.layer_model.end_layer == 61
+
+
+def test_what_a_capture_takes_is_told_by_what_it_did(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+
+    def passes(seconds: float) -> str:
+        nonlocal now
+        now += seconds
+        return "hidden states"
+
+    def capture_one(key: str, run: Any) -> None:
+        for captures, seconds in ((False, 0.25), (False, 0.0), (True, 2.0)):
+            passes(0.5)
+            monkeypatch.setattr("torch.cuda.is_current_stream_capturing", lambda c=captures: c)
+            took_s.append(seconds)
+            run()
+        passes(4.0)
+
+    took_s: list[float] = []
+    monkeypatch.setattr(unbroken, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(unbroken, "no_breaks", nullcontext)
+    monkeypatch.setattr(unbroken, "SECONDS", {})
+    runner = SimpleNamespace(
+        backend=SimpleNamespace(capture_one=capture_one),
+        layer_model=SimpleNamespace(start_layer=0, end_layer=61),
+    )
+    for _ in range(2):
+        capture(runner, "a key", lambda: passes(took_s[-1]))
+
+    assert unbroken.SECONDS == {"warming up": 2.5, "recording": 5.0, "instantiating": 8.0}
 
 
 def test_where_few_layers_do_not_run_by_themselves_all_do() -> None:
