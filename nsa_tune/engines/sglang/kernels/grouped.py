@@ -36,9 +36,9 @@ _KEYS = 65536
 _SAMPLED_TILES = 16
 _KEPT, _FEWEST = 8, 4
 """Samples of which the mean counts, and how many it needs."""
-_FIRST_CALLS, _LATER_CALLS = 67, 4099
-"""A call of so many is sampled, until there are all and afterwards; primes, so that layers differ.
-With 61 layers that is one of each pass, and one of 67 passes."""
+_CALLS = 31
+"""A call of so many is sampled; a prime, so that layers differ. With 61 layers these are two of a
+pass, so that what other prompts shared counts for four passes."""
 
 
 class Overlap:
@@ -82,8 +82,7 @@ class Overlap:
                     say_once(logging.INFO, f"{text} with those before it in a tile of {_TOKENS}")
             self._counted = None
         self._calls += 1
-        every = _LATER_CALLS if len(self._shares) == _KEPT else _FIRST_CALLS
-        if self._counted is None and self._calls % every == 0:
+        if self._counted is None and self._calls % _CALLS == 0:
             self._counted = self._count(indices)
 
     def _count(self, indices: Any) -> tuple[Any, Any]:

@@ -84,7 +84,7 @@ def backend(monkeypatch: pytest.MonkeyPatch) -> Iterator[Backend]:
     monkeypatch.setattr(calls, "triton_sparse", over_unions)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(module, "_ROWS", (8,))
-    monkeypatch.setattr(module, "_FIRST_CALLS", 1)
+    monkeypatch.setattr(module, "_CALLS", 1)
     monkeypatch.setattr(OVERLAP, "_event", Event)
     monkeypatch.setattr(OVERLAP, "prefills", True)
     made = Backend()
@@ -127,7 +127,7 @@ def test_what_is_sampled_is_what_neighbours_share(percent: int, tiles: int, empt
     # Rows without keys, as padding has them, say nothing.
     indices = torch.cat((indices, torch.full((11, 100), -1).int())) if empty else indices
 
-    for _ in range(10 * module._FIRST_CALLS):
+    for _ in range(10 * module._CALLS):
         overlap.look(indices)
 
     assert overlap.percent is not None and abs(overlap.percent - percent) <= 1
@@ -147,6 +147,14 @@ def test_no_call_waits_for_its_sample(backend: Backend) -> None:
     Event.reached = True
     serve(backend, 20)
     assert OVERLAP.percent == 100 and takes(backend, ROWS)
+
+
+def test_other_prompts_count_as_soon_as_the_old_samples_are_gone(backend: Backend) -> None:
+    serve(backend, 2 * module._KEPT)
+    assert takes(backend, ROWS)
+
+    serve(backend, module._KEPT + 1, percent=0)
+    assert OVERLAP.percent == 0 and not takes(backend, ROWS)
 
 
 def test_without_enough_samples_flashmla_runs(backend: Backend) -> None:
