@@ -1,7 +1,8 @@
 """Times of an engine that differs in little from this one.
 
 A few passes tell whether they hold here: if each way takes, up to one factor, what it took there,
-the rest need not be measured.
+the rest need not be measured. Passes that wait for the host have a factor of their own, the same in
+all ways: another host, or a busier one, says nothing of the GPU.
 """
 
 from __future__ import annotations
@@ -18,8 +19,12 @@ from nsa_tune.engines.sglang.pass_mode.times.pass_times import PassTimes
 _MAY_DIFFER = frozenset({"sglang", "torch", "cpu", "load_format", "tp_size"})
 """Fields of the key in which a prior's may differ from this engine's. The heads are of one rank, so
 what another number of ranks adds is the all-reduce, to every way."""
-_SPREAD = 1.15
-"""By so many times the factors of one way may differ from each other."""
+_SPREAD, _HOST_SPREAD = 1.15, 2.0
+"""By so many times the factors of one way, and those of the host, may differ from each other: in
+one start the same launches took 130 ms and 193."""
+
+_UNHINDERED = 2.0
+"""A pass that takes so many times its launches does not wait for a slower host either."""
 
 Place = tuple[PassMode, int, int, bool, int]
 """Which pass it is, whatever it takes."""
@@ -61,15 +66,19 @@ def of_table(times: Iterable[PassTime]) -> frozenset[Place]:
 
 
 def anchors(times: Iterable[PassTime], off: frozenset[PassMode]) -> frozenset[Place]:
-    """The passes to measure: of each way the shortest, a middle one and the longest."""
-    by_mode: dict[PassMode, list[PassTime]] = {}
+    """The passes to measure: two of each way, the shortest and a middle one of those that hardly
+    wait for any host, and three that do."""
+    groups: dict[_Group, list[PassTime]] = {}
     for time in times:
         if time.mode not in off and not time.padding:
-            by_mode.setdefault(time.mode, []).append(time)
+            groups.setdefault(_group(time), []).append(time)
     places = set()
-    for ways in by_mode.values():
-        ways.sort(key=lambda time: time.pass_us)
-        places |= {place_of(ways[at]) for at in (0, len(ways) // 2, -1)}
+    for group, passes in groups.items():
+        clear = [one for one in passes if one.pass_us >= _UNHINDERED * (one.host_us or 0.0)]
+        chosen = sorted(clear or passes, key=lambda time: time.pass_us)
+        third = len(chosen) // 3
+        at = (0, len(chosen) // 2) if group else (0, third, 2 * third)
+        places |= {place_of(chosen[i]) for i in at}
     return frozenset(places)
 
 
@@ -81,25 +90,31 @@ def rescaled(
     Ways of which no time is known have those that were measured.
     """
     here = {place_of(time): time for time in measured}
-    factors: dict[PassMode, list[float]] = {}
-    for time in known:
+    kept = [time for time in known if time.mode not in off]
+    factors: dict[_Group, list[float]] = {}
+    for time in kept:
         if place_of(time) in here:
             factor = here[place_of(time)].pass_us / time.pass_us
-            factors.setdefault(time.mode, []).append(factor)
-    ways = {time.mode for time in known} - off
-    if not ways or ways != factors.keys():
+            factors.setdefault(_group(time), []).append(factor)
+    if not kept or {_group(time) for time in kept} != factors.keys():
         return None
-    if any(max(of) > _SPREAD * min(of) for of in factors.values()):
+    if any(max(of) > (_SPREAD if at else _HOST_SPREAD) * min(of) for at, of in factors.items()):
         return None
-    scales = {mode: median(of) for mode, of in factors.items()}
-    times = [
-        here.get(place_of(time)) or _scaled(time, scales[time.mode])
-        for time in known
-        if time.mode in ways
-    ]
+    scales = {group: median(of) for group, of in factors.items()}
+    times = [here.get(place_of(time)) or _scaled(time, scales) for time in kept]
     return times + [time for time in measured if time.mode not in {one.mode for one in known}]
 
 
-def _scaled(time: PassTime, factor: float) -> PassTime:
-    host_us = None if time.host_us is None else factor * time.host_us
-    return replace(time, pass_us=factor * time.pass_us, host_us=host_us)
+_Group = PassMode | None
+"""Whose factor a pass has: its way's, or the host's (None)."""
+
+
+def _group(time: PassTime) -> _Group:
+    return None if time.waits else time.mode
+
+
+def _scaled(time: PassTime, scales: Mapping[_Group, float]) -> PassTime:
+    scale = scales[_group(time)]
+    host_us = None if time.host_us is None else scales.get(None, scale) * time.host_us
+    # On a slower host a pass may wait that did not.
+    return replace(time, pass_us=max(scale * time.pass_us, host_us or 0.0), host_us=host_us)

@@ -90,11 +90,59 @@ def test_nothing_is_known_at_first() -> None:
     assert prior(KEY, None) is None
 
 
-def test_of_each_way_three_passes_are_measured() -> None:
+def test_of_each_way_two_passes_are_measured() -> None:
     assert {place[:2] for place in anchors(KNOWN, NONE)} == {
-        (ENGINE, 64), (ENGINE, 1024), (ENGINE, 2048), (DECODE, 8), (DECODE, 64),
+        (ENGINE, 64), (ENGINE, 1024), (DECODE, 8), (DECODE, 64),
     }  # fmt: skip
     assert all(place[0] is ENGINE for place in anchors(KNOWN, frozenset({DECODE})))
+
+
+WAITING = [
+    PassTime(mode, size, 100, us, False, 0.97 * us)
+    for mode, size, us in (
+        (ENGINE, 16, 90_000.0), (ENGINE, 32, 100_000.0), (PassMode.EAGER, 64, 300_000.0),
+        (PassMode.EAGER, 128, 310_000.0), (PassMode.EAGER, 256, 320_000.0),
+    )
+]  # fmt: skip
+NEARLY = PassTime(ENGINE, 48, 100, 130_000.0, False, 100_000.0)
+
+
+def test_of_what_waits_for_the_host_three_passes_are_measured_and_the_gpus_hardly_wait() -> None:
+    known = [*KNOWN, *WAITING, NEARLY]
+
+    assert {place[:2] for place in anchors(known, NONE)} == {
+        (ENGINE, 64), (ENGINE, 1024), (DECODE, 8), (DECODE, 64),
+        (ENGINE, 16), (ENGINE, 32), (PassMode.EAGER, 64),
+    }  # fmt: skip
+
+
+def test_another_host_changes_what_waits_for_it_alone() -> None:
+    known = [*KNOWN, *WAITING, NEARLY]
+    places = anchors(known, NONE)
+    slower = iter((1.4, 1.5, 1.9))
+    measured = [
+        replace(time, pass_us=next(slower) * time.pass_us) if time in WAITING else time
+        for time in known if place_of(time) in places
+    ]  # fmt: skip
+
+    times = rescaled(known, measured, NONE)
+
+    assert times is not None
+    found = {place_of(time): time for time in times}
+    assert [found[place_of(time)].pass_us for time in KNOWN] == [time.pass_us for time in KNOWN]
+    assert found[place_of(WAITING[-1])].pass_us == pytest.approx(1.5 * 320_000.0)
+    # Its launches take longer than the GPU does, by now.
+    assert found[place_of(NEARLY)].pass_us == pytest.approx(1.5 * 100_000.0)
+
+
+def test_launches_that_take_any_time_are_measured_anew() -> None:
+    known = [*KNOWN, *WAITING]
+    places = anchors(known, NONE)
+    measured = [time for time in known if place_of(time) in places]
+    at = measured.index(WAITING[0])
+    measured[at] = replace(WAITING[0], pass_us=2.5 * WAITING[0].pass_us)
+
+    assert rescaled(known, measured, NONE) is None
 
 
 def test_times_that_hold_are_scaled_and_those_measured_here_taken() -> None:
@@ -109,7 +157,7 @@ def test_times_that_hold_are_scaled_and_those_measured_here_taken() -> None:
 
 
 def test_times_that_hold_for_some_passes_only_are_measured_anew() -> None:
-    """Of a host that is slower, say, while the GPU is the same."""
+    """Of a GPU that is slower with few tokens, say."""
     measured = _here(KNOWN, engine=1.0, decode_graph=1.0)
     measured[0] = replace(measured[0], pass_us=1.3 * measured[0].pass_us)
 
