@@ -23,6 +23,7 @@ from nsa_tune._cli.shared.options import (
     listed,
     names_of,
 )
+from nsa_tune._errors import MachineUnfit
 from nsa_tune.autotune.worker.isolated import Deadlines
 from nsa_tune.backend.hardware.detect import cpu_name, device_name
 from nsa_tune.backend.types.counted import counted
@@ -39,8 +40,13 @@ if TYPE_CHECKING:
 def run(
     *,
     device: Annotated[
-        str, typer.Option("--device", help="auto, cpu, cuda, cuda:N, or all GPUs of this host.")
-    ] = "auto",
+        str | None,
+        typer.Option(
+            "--device",
+            help="cuda, cuda:N, all GPUs of this host, cpu, or auto: a GPU, else the CPU. Default: "
+            "a GPU.",
+        ),
+    ] = None,
     model: ModelOptions,
     executors: ExecutorOptions,
     points: Annotated[
@@ -107,7 +113,7 @@ def run(
 ) -> None:
     """Measure the arms of the decision points, and store each batch as soon as it is measured.
 
-    Without --model a GPU measures deepseek-v3.2 and a CPU the tiny profile; without --heads all of
+    Without --model a GPU measures deepseek-v3.2, a CPU the tiny profile; without --heads all of
     the model's heads. Each device has a worker process, which is replaced when an arm crashes or
     hangs. At the end the crossovers are printed: the batches at which another arm becomes faster.
     """
@@ -115,11 +121,19 @@ def run(
     from nsa_tune.autotune.runner.run import RunRequest
     from nsa_tune.autotune.runner.run import run as tune
 
-    if executors.executor is ExecutorKind.LOCAL:
+    local = executors.executor is ExecutorKind.LOCAL
+    on_cpu = local and device_name(device or "auto") == cpu_name()
+    if on_cpu and device is None:
+        raise MachineUnfit(
+            "this host has no GPU to measure: run this where the engine runs, and nsa-tune doctor "
+            "there says what is missing; --device cpu shows how a run works, and its times hold "
+            "for no GPU"
+        )
+    if local:
         check_packages("measuring")
     request = RunRequest(
         database=database or places.database_to_write(),
-        device=device,
+        device=device or "auto",
         model=model.model,
         heads=model.heads,
         kv_dtype=str(model.kv_dtype),
@@ -135,7 +149,6 @@ def run(
         isolate=isolate,
         deadlines=Deadlines(first=arm_timeout),
     )
-    on_cpu = executors.executor is ExecutorKind.LOCAL and device_name(device) == cpu_name()
     if on_cpu and not quiet:
         say("no GPU is measured: this demonstrates a run on a CPU, and its times hold for no GPU")
     launcher = launcher_for(executors, request)
