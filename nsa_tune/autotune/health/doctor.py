@@ -62,9 +62,11 @@ class Diagnosis:
             (State.FAIL, f"This machine cannot {self.task}"),
             (State.WARN, f"This machine can {self.task}, but look at this first"),
         ):
-            subjects = [finding.subject for finding in self.findings if finding.state is state]
-            if subjects:
-                return f"{words}: {', '.join(dict.fromkeys(subjects))}."
+            found = [finding for finding in self.findings if finding.state is state]
+            if len(found) == 1 and state is State.FAIL:
+                return f"{words}: {found[0].text}."
+            if found:
+                return f"{words}: {', '.join(dict.fromkeys(each.subject for each in found))}."
         return f"OK: this machine is ready to {self.task} on {detect.local_device_name()}."
 
 

@@ -192,7 +192,8 @@ class _Says:
     [
         ((State.OK, State.NOTE), True, "OK: this machine is ready"),
         ((State.OK, State.WARN), True, "This machine can measure, but look at this first: one."),
-        ((State.WARN, State.FAIL), False, "This machine cannot measure: one."),
+        ((State.WARN, State.FAIL), False, "This machine cannot measure: text."),
+        ((State.FAIL, State.FAIL), False, "This machine cannot measure: one."),
     ],
 )
 def test_the_conclusion_is_the_worst_finding(
