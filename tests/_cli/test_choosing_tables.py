@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -130,7 +131,8 @@ def test_a_report_of_everything_that_ships_asks_for_a_choice(ships: Shell) -> No
 
     assert answer.code == 2
     assert len(answer.out.splitlines()) == len(places.shipped())
-    assert "--gpu H200 --heads 16" in answer.err
+    assert "nsa-tune advise --gpu H200" in answer.err
+    assert ships(*shlex.split(answer.out.splitlines()[-1])[1:]).code == 0
 
 
 # --- a reader that goes away

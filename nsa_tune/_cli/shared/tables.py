@@ -53,7 +53,8 @@ def chosen(tables: TableOptions, database: Path | None, digest: str = "") -> lis
 
 
 def ask_for_choice(tables: TableOptions) -> None:
-    """List the tables that ship where they are all there is and no option chooses any.
+    """List the tables that ship, each as the command that reports it, where they are all there is
+    and no option chooses any.
 
     Raises:
         UsageError: after the list.
@@ -62,11 +63,14 @@ def ask_for_choice(tables: TableOptions) -> None:
     if tables.filter().asked() or any(map(_has_tables, set(places.sources(None)) - {*ships})):
         return
     for key in map(read_key, ships):
-        typer.echo(plain(f"{key.digest}  {named(key)}"))
+        kv_dtype = "bf16" if key.kv_layout == "bf16" else "fp8"
+        options = f"--model {key.model} --heads {key.heads} --kv-dtype {kv_dtype}"
+        typer.echo(plain(f'nsa-tune report --gpu "{key.gpu}" {options}'))
     if ships:
         raise UsageError(
-            f"{counted(len(ships), 'table')} ship and none is measured here: choose with --gpu, "
-            "--model, --heads and --kv-dtype, as in --gpu H200 --heads 16"
+            f"nothing is measured here, and {counted(len(ships), 'table')} ship: the lines above "
+            "show each. --format html --out report.html makes a page; which flags to set, and "
+            'what they give, says `nsa-tune advise --gpu H200 --flags "--tp 8"`'
         )
 
 
