@@ -178,14 +178,12 @@ def goal_headline(answer: GoalAnswer) -> str:
         )
     verb = "holds" if first.engines == 1 else "hold"
     text = f"{_how(first)} {verb} it on {answer.traffic}: {_times(first)}."
-    slower = (
-        f"if all passes take {answer.error:.0%} longer than priced, as one in four measured did"
-    )
+    slower = f"if all passes take {answer.error:.0%} longer than priced (one in four measured did)"
     if sure.excess > 1:
-        return f"{text} By its estimate: {slower}, nothing holds it."
+        return f"{text} That is not sure: {slower}, nothing that is priced holds it."
     if (sure.engines, sure.command) == (first.engines, first.command):
-        return f"{text} It holds, too, {slower}."
-    return f"{text} By its estimate: {slower}, it needs {_how(sure)}: {sure.command}"
+        return f"{text} That holds, too, {slower}."
+    return f"{text} To be sure, start {_how(sure)}, which hold it even {slower}: {sure.command}"
 
 
 def _how(candidate: Candidate) -> str:

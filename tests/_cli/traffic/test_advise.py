@@ -341,7 +341,7 @@ def test_a_goal_holds_by_an_estimate_only_if_longer_passes_break_it(
     assert worst <= 4
     assert found["sure"]["engines"] >= found["candidates"][0]["engines"]
 
-    assert "It holds, too, if all passes take" in advise(*common, "400s").out
+    assert "That holds, too, if all passes take" in advise(*common, "400s").out
     least = found["candidates"][0]["served"]["ttft_s"]["p90"]
     assert "By its estimate: if all passes take" in advise(*common, f"{least * 1.0001:.6f}s").out
 
