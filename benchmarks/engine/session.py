@@ -89,6 +89,7 @@ class Session:
         self._outputs = settings.outputs
         self._offset = 0
         self._tag = 0
+        self._pushing: set[int] = set()
         self._deadline = self._until = deadline
         self._gpus = gpus
         self._settle_s = _SETTLE_S if gpus > 1 else 0.0
@@ -206,10 +207,11 @@ class Session:
 
         Small requests push the last events out.
         """
+        time.sleep(self._settle_s)
         last = self._tag
         found: list[Pass] = []
         for _ in range(10):
-            self.tag()
+            self._pushing.add(self.tag())
             self.ask([self.tokens(3)])
             time.sleep(0.02)
             found += self._new()
@@ -222,7 +224,9 @@ class Session:
             raise RuntimeError(
                 "the probe writes no passes: look in the engine's log for why its plug-in failed"
             )
-        return [one for one in found if one["tag"] <= last and (all_ranks or one["gpu"] == 0)]
+        # A rank may write one that pushed before the others do.
+        found = [one for one in found if one["tag"] <= last and one["tag"] not in self._pushing]
+        return [one for one in found if all_ranks or one["gpu"] == 0]
 
     def memory(self) -> Pass:
         """The memory that the engine has in use; `peak_mib` is that since the last reading."""

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import time
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.engine.configurations import Configuration
+from benchmarks.engine.control import Control
+from benchmarks.engine.probe import Settings
 from benchmarks.engine.ranks import differences, summary_of, waves
+from benchmarks.engine.session import Session
 
 
 def _pass(graph: bool, mha: bool = False, q: int = 8) -> dict[str, Any]:
@@ -54,6 +61,37 @@ def test_data_parallel_ranks_may_have_passes_of_other_kinds() -> None:
     prefill = _pass(True) | {"mode": "EXTEND", "pass_mode": "decode_graph"}
     idle = {"mode": "IDLE", "graph": True, "mha": False, "impl": "", "pass_mode": "decode_graph"}
     assert list(differences({0: [prefill], 1: [idle]}, alike=False)) == []
+
+
+class _TwoRanks:
+    """Each pass is written down when the next one begins, by the second rank another pass later."""
+
+    def __init__(self, control: Control, passes: Path) -> None:
+        self._control, self._passes = control, passes
+        self._waiting: dict[int, list[int]] = {0: [], 1: []}
+
+    def generate(self, **_: Any) -> list[Any]:
+        with self._passes.open("a") as file:
+            for gpu, waiting in self._waiting.items():
+                if len(waiting) > gpu:
+                    line = {"gpu": gpu, "tag": waiting.pop(0)}
+                    file.write(json.dumps(line) + "\n")
+                waiting.append(self._control.read().tag)
+        return []
+
+
+def test_a_rank_that_writes_later_has_as_many_passes(tmp_path: Path) -> None:
+    settings = Settings(tmp_path / "control", tmp_path / "passes", (Configuration("default"),))
+    control = Control.create(settings.control)
+    engine = _TwoRanks(control, settings.passes)
+    session = Session(engine, settings, control, deadline=time.monotonic(), capacity=0, gpus=2)
+
+    for _ in range(3):
+        tags = [session.tag() for _ in range(4) if not engine.generate()]
+        found = session.collect(all_ranks=True)
+        by_rank = [[one["tag"] for one in found if one["gpu"] == gpu] for gpu in (0, 1)]
+        assert by_rank[0] == by_rank[1]
+        assert set(by_rank[0]) <= set(range(tags[-1] + 1))
 
 
 class _Session:
