@@ -132,6 +132,9 @@ def test_the_prefill_graph_runner_can_capture_more_graphs(steered: Wheel) -> Non
     assert _arguments(steered, _PREFILL, f"{_GRAPHS}._run_forward") == run
     written = _body(steered, _PREFILL, f"{_GRAPHS}.__init__")
     assert "self.capture_num_tokens = " in written
+    # Replaced while a whole-pass graph runs, it says what a batch is padded to.
+    padded = _body(steered, _PREFILL, f"{_GRAPHS}.load_batch")
+    assert "static_num_tokens = self._pad_to_bucket(num_tokens, self.capture_num_tokens)" in padded
     assert "self.backend = resolve_prefill_backend(self)" in written
     base = "".join(steered.text(name) for name in _BASE)
     assert "self.device = " in base

@@ -40,6 +40,11 @@ _SCORED = 0.14
 class Graphs(Protocol):
     """Captured whole-pass graphs of one kind."""
 
+    @property
+    def sizes(self) -> Sequence[int]:
+        """The captured sizes, in tokens, ascending."""
+        ...
+
     def fits(self, size: int, batch: Batch) -> bool:
         """Whether there is a graph of `size` tokens that runs a batch with these sums."""
         ...
@@ -111,8 +116,8 @@ class Choice:
             elif mode is PassMode.DECODE_GRAPH and rows is not None:
                 pass_us = self._decode_us(times, rows, context)
             else:
-                tokens = batch.q_tokens if mode is PassMode.EAGER else size
-                pass_us = times.pass_us(mode, tokens, context)
+                tokens = self._whole_size(mode, batch)
+                pass_us = times.pass_us(mode, tokens or batch.q_tokens, context)
             if pass_us is not None:
                 estimates[mode] = pass_us
         return estimates
@@ -129,7 +134,7 @@ class Choice:
         if batch.max_kv <= self.index_topk:
             ways.append(PassMode.EAGER)
         if size <= _MOST_PADDING * batch.q_tokens:
-            ways += [mode for mode, graphs in self.graphs.items() if graphs.fits(size, batch)]
+            ways += [mode for mode in self.graphs if self._whole_size(mode, batch) is not None]
         if rows is not None and self.rows:
             ways.append(PassMode.DECODE_GRAPH)
         return ways
@@ -151,6 +156,15 @@ class Choice:
     def padding(self, q_tokens: int) -> int:
         """Tokens of SGLang's own graph that are not new; 0 where a pass runs in none."""
         return graph_size(q_tokens, self.sizes) - q_tokens
+
+    def _whole_size(self, mode: PassMode, batch: Batch) -> int | None:
+        """Tokens of the whole-pass graph that runs a batch, no more than SGLang's own would have;
+        None where there is none."""
+        graphs = self.graphs.get(mode)
+        size = None if graphs is None else bucket(graphs.sizes, batch.q_tokens)
+        if graphs is None or size is None or not graphs.fits(size, batch):
+            return None
+        return size if size <= graph_size(batch.q_tokens, self.sizes) else None
 
     def _usual_us(self, times: PassTimes, mode: PassMode, batch: Batch, size: int) -> float | None:
         """The time of SGLang's own way, which is eager where its graph would be mostly padding."""

@@ -178,7 +178,8 @@ class Steering:
             expand = True if self.choice.index_topk == ALL_TOKENS else None
             with attribute(self._graphs, EAGER, True), attribute(self._backend, USE_MHA, expand):
                 return call.run()
-        with attribute(self._graphs.backend, GRAPHS, self.graphs.get(mode)):
+        whole = self.graphs.get(mode)
+        with attribute(self._graphs.backend, GRAPHS, whole), _padded(self._graphs, whole):
             return call.run()
 
     def _is_loading(self) -> bool:
@@ -188,6 +189,17 @@ class Steering:
         is put into the pool after the graphs were captured (hierarchical cache).
         """
         return getattr(self._pool, "layer_transfer_counter", None) is not None
+
+
+@contextmanager
+def _padded(graphs: Any, whole: WholePassGraphs | None) -> Iterator[None]:
+    """Within it SGLang's PrefillCudaGraphRunner pads a batch to the sizes of whole-pass graphs."""
+    own = graphs.capture_num_tokens
+    graphs.capture_num_tokens = own if whole is None else whole.sizes
+    try:
+        yield
+    finally:
+        graphs.capture_num_tokens = own
 
 
 @contextmanager

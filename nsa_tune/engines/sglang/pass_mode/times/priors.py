@@ -16,9 +16,12 @@ from nsa_tune.engines.sglang.pass_mode.times import remembered
 from nsa_tune.engines.sglang.pass_mode.times.pass_time import PassTime
 from nsa_tune.engines.sglang.pass_mode.times.pass_times import PassTimes
 
-_MAY_DIFFER = frozenset({"sglang", "torch", "cpu", "load_format", "tp_size"})
+_MAY_DIFFER = frozenset({
+    "sglang", "torch", "cpu", "load_format", "tp_size", "whole_pass_sizes"
+})  # fmt: skip
 """Fields of the key in which a prior's may differ from this engine's. The heads are of one rank, so
-what another number of ranks adds is the all-reduce, to every way."""
+what another number of ranks adds is the all-reduce, to every way. Of whole-pass graphs few are
+timed, and between them times are interpolated."""
 _SPREAD, _HOST_SPREAD = 1.15, 2.0
 """By so many times the factors of one way, and those of the host, may differ from each other: in
 one start the same launches took 130 ms and 193."""

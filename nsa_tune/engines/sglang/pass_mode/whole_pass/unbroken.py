@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from importlib import import_module
@@ -17,6 +17,8 @@ _BREAKS = "sglang.srt.model_executor.runner_backend_utils.breakable_cuda_graph.b
 
 LEAST_TOKENS = 64
 """Smaller graphs are not captured: so few new tokens run by decode graphs, and as fast."""
+_MANY = 1024
+"""Tokens from which on a pass takes as much longer as there is padding."""
 _WARM_UP_LAYERS = 6
 """DeepSeek's three dense layers, and three with experts. All further ones are like these."""
 _OF_CODE = (AssertionError, AttributeError, LookupError, TypeError)
@@ -34,6 +36,14 @@ class Kind(StrEnum):
     MLA = "nsa_tune_dense_mla"
     PREFIX = "nsa_tune_prefix"
     SPARSE = "nsa_tune_sparse"
+
+
+def finer(sizes: Sequence[int]) -> list[int]:
+    """SGLang's ascending sizes, and between any of many tokens that are more than an eighth apart
+    the middle."""
+    wide = [(low, high) for low, high in pairwise(sizes) if low >= _MANY and high - low > low // 8]
+    pages = {(low + high) // 2 // LEAST_TOKENS for low, high in wide}
+    return sorted({*sizes, *(LEAST_TOKENS * count for count in pages)})
 
 
 def shape_key(size: int, kind: Kind | str) -> Any:

@@ -438,15 +438,18 @@ def test_sparse_graphs_run_what_selects_keys_as_far_as_there_is_room() -> None:
 
 
 def test_a_dense_pass_names_its_graphs() -> None:
+    """And has SGLang pad the batch to their sizes."""
     steered = _steering(decode=None)
-    seen = []
+    seen, own = [], steered._graphs.capture_num_tokens
 
     def look(runner: Any, extend: Any, *rest: Any) -> None:
-        seen.append(steered._graphs.backend._nsa_tune_graphs)
+        whole = steered._graphs.backend._nsa_tune_graphs
+        seen.append((whole, steered._graphs.capture_num_tokens))
 
     steered.forward(Forward(look, SimpleNamespace(), batch([0], [2048]), ()))
 
-    assert seen == [steered.graphs[DENSE]]
+    assert seen == [(steered.graphs[DENSE], steered.graphs[DENSE].sizes)]
+    assert steered._graphs.capture_num_tokens is own
 
 
 class _Watch:

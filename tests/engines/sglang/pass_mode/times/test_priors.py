@@ -55,7 +55,7 @@ def _here(known: Iterable[PassTime], **factors: float) -> list[PassTime]:
     ("changes", "fits"),
     [
         ({}, True), ({"sglang": "0.5.24", "torch": "2.15.0"}, True), ({"cpu": "an EPYC"}, True),
-        ({"tp_size": 8}, True),
+        ({"tp_size": 8}, True), ({"whole_pass_sizes": {"dense_graph": [64]}}, True),
         ({"heads": 32}, False), ({"new": 1}, False),
     ],
 )  # fmt: skip

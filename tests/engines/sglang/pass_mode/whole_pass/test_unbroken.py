@@ -9,8 +9,13 @@ from typing import Any
 import pytest
 import torch
 
+from nsa_tune.engines.sglang.pass_mode.steering.choice import GRAPH_SIZES
 from nsa_tune.engines.sglang.pass_mode.whole_pass import unbroken
-from nsa_tune.engines.sglang.pass_mode.whole_pass.unbroken import capture, warmed_up_briefly
+from nsa_tune.engines.sglang.pass_mode.whole_pass.unbroken import (
+    capture,
+    finer,
+    warmed_up_briefly,
+)
 
 
 class _Runs:
@@ -107,3 +112,9 @@ def test_pytorch_is_brought_out_of_a_capture_that_fails(monkeypatch: pytest.Monk
         capture(SimpleNamespace(backend=backend), "a key", lambda: None)
 
     assert ended == [backend]
+
+
+def test_many_tokens_are_an_eighth_padding_at_most() -> None:
+    assert set(finer(GRAPH_SIZES)) - set(GRAPH_SIZES) == {1152, 1408, 1664, 1920}
+    assert finer([64, 512, 1024, 2048]) == [64, 512, 1024, 1536, 2048]
+    assert finer([4, 64, 8192]) == [4, 64, 8192]
