@@ -163,7 +163,7 @@ def _options(engine: Engine, row: Mapping[str, Any], kind: Kind) -> Iterator[Opt
 def _line(name: str, options: Sequence[Option]) -> Line | None:
     static = [one for one in options if not one.plugin]
     default = next((one for one in static if one.configuration == DEFAULT), None)
-    plugin = next((one for one in options if one.plugin), None)
+    plugin = min((o for o in options if o.plugin), key=lambda o: o.configuration, default=None)
     if default is None or plugin is None:
         return None
     return Line(name, default, plugin, min(static, key=lambda one: one.value))

@@ -39,7 +39,7 @@ def result(
     tests = {"prefill": [*extend, skipped], "decode": steps, "trace": traces}
     return {
         "schema": SCHEMA, "label": label, "kv_dtype": kv_dtype, "started_as": started_as,
-        "configurations": [{"name": name, "plugin": name == "plugin"} for name in names],
+        "configurations": [{"name": name, "plugin": name.startswith("plugin")} for name in names],
         "gpu": {"name": "H200", "driver_version": "570"}, "versions": {"sglang": "0.5.17"},
         "nsa_tune": {"commit": "0123456789abcdef", "sources": ""}, "start_s": 50.0,
         "tests": tests, "errors": {},

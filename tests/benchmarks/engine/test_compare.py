@@ -53,6 +53,13 @@ def test_each_batch_has_its_winner() -> None:
     assert contest.gain("default") == pytest.approx(gain, abs=1e-4)
 
 
+def test_of_several_with_the_plug_in_the_first_by_name_counts() -> None:
+    """Rows hold their configurations in the order in which they ran."""
+    times = {"plugin_without": 2.0, "default": 3.0, "plugin": 1.0}
+    (line,) = contest_of(_engine(result("bf16", {"0+9 x1": times})), _PREFILL).lines
+    assert (line.plugin.configuration, line.static.configuration) == ("plugin", "default")
+
+
 def test_differences_of_outputs_are_shown_and_what_is_not_finite_is_said() -> None:
     difference = {"rows": 3, "not_finite": 1, "median": 0.004, "largest": 0.0213}
     one = {
