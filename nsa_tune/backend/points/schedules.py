@@ -7,6 +7,7 @@ batches tell it apart (docs/policy.md says what each term saves).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from typing import NamedTuple
 
 from nsa_tune.backend.libraries.flash_mla.limits import padded_heads, split_parts
@@ -240,13 +241,15 @@ def _most_parts_by_rows(setting: Setting) -> Callable[[int], int]:
             return 1
         tiles = -(-rows * heads // _TILE_HEADS)
         if tiles not in by_tiles:
-            by_tiles[tiles] = _most_parts(tiles, sms, most)
+            by_tiles[tiles] = filling_parts(tiles, sms, most)
         return by_tiles[tiles]
 
     return most_parts
 
 
-def _most_parts(tiles: int, sms: int, most: int) -> int:
+@cache
+def filling_parts(tiles: int, sms: int, most: int) -> int:
+    """The smallest number of parts, up to `most`, of which waves are filled nearly best."""
     filled = [tiles * parts / sms / -(-tiles * parts // sms) for parts in range(1, most + 1)]
     enough = _NEARLY * max(filled)
     return 1 + next(i for i, share in enumerate(filled) if share >= enough)

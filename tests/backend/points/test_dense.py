@@ -201,6 +201,29 @@ def test_what_absorbed_kernels_share_out_counts_whole_tiles_of_heads() -> None:
     assert many["absorbed_merged_rows"] == 0
 
 
+def test_absorbed_kernels_share_a_batch_by_schedules_of_their_own() -> None:
+    functions = PREFILL.features(H200)
+
+    def terms(batch: Batch) -> dict[str, float]:
+        return dict(zip(functions.names, functions.features(batch), strict=True))
+
+    # 297 tiles of FlashMLA on 132 SMs: the last ones, which see the most keys, begin late.
+    late = terms(Batch.extend([16] * 12, [1187] * 12))
+    assert late["flash_mla_busiest_keys"] > 1.5 * late["absorbed_even_keys"]
+    # 80 tiles leave 52 SMs idle, and each goes through all sequences.
+    idle = terms(Batch.extend([0] * 22, [320] * 22))
+    assert idle["flash_mla_busiest_keys"] >= 22 * 320
+    assert idle["flashinfer_busiest_keys"] < 22 * 320 / 2
+    long = terms(Batch.extend([32768], [1]))
+    # FlashMLA gives a part 4 of 518 blocks and 5 more, FlashInfer a piece of 256 keys.
+    assert (long["flash_mla_busiest_keys"], long["flashinfer_busiest_keys"]) == (9 * 64, 256)
+    assert (long["flashinfer_parts"], long["flashinfer_waves"]) == (129, 1)
+    # So many sequences are not split, however unequal: one of them decides.
+    ragged = Batch.extend([6000, *[100] * 119], [1] * 120)
+    assert terms(ragged)["absorbed_busiest_keys"] >= 6000
+    assert terms(ragged)["flashinfer_busiest_keys"] < 6000 / 2
+
+
 @pytest.mark.parametrize("point", [PREFILL, DECODE])
 def test_random_batches_may_run_and_differ(point: Point) -> None:
     batches = [point.sample(H200, Random(seed)) for seed in range(40)]

@@ -24,16 +24,16 @@ ARMS = (
     ),
     Arm(
         "flashmla", dense_mla.build_flashmla, _BF16, "flash_mla", _HOPPER,
-        (limits.SOME_ROWS, *flash_mla.DENSE_DECODE), features=features.OF_BALANCED,
+        (limits.SOME_ROWS, *flash_mla.DENSE_DECODE), features=features.OF_FLASH_MLA,
         first=dense_mla.first_flashmla,
     ),
     Arm(
         "flashinfer", dense_mla.build_flashinfer, _BF16, "flashinfer", ANY_GPU,
-        (limits.SOME_ROWS, *flashinfer.MLA_WORKS), features=features.OF_BALANCED,
+        (limits.SOME_ROWS, *flashinfer.MLA_WORKS), features=features.OF_FLASHINFER,
     ),
     Arm(
         "triton", dense_mla.build_triton, _BF16, "sglang_triton_decode", ANY_GPU,
-        (limits.SOME_ROWS, limits.ONE_QUERY), features=features.OF_FA3,
+        (limits.SOME_ROWS, limits.ONE_QUERY), features=features.OF_TRITON,
     ),
     Arm("torch", dense_mla.build_torch, _BF16, guards=(limits.SOME_ROWS,), reference=True,
         features=features.OF_TORCH),

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from math import log2
 
-from nsa_tune.backend.points.dense_prefill.features import AbsorbedTerms, absorbed_terms
+from nsa_tune.backend.points.dense_prefill.features import (
+    FA3,
+    FLASH_MLA,
+    FLASHINFER,
+    AbsorbedTerms,
+    absorbed_terms,
+)
 from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.point import FeatureFunctions, Setting
 
-OF_FA3 = ("rows", *AbsorbedTerms._fields)
-OF_BALANCED = ("rows", "absorbed_tiles", "absorbed_even_keys")
+OF_FA3 = ("rows", *FA3)
+OF_FLASH_MLA = ("rows", *FLASH_MLA)
+OF_FLASHINFER = ("rows", *FLASHINFER)
+OF_TRITON = ("rows", "longest_keys", "pairs")
 OF_TORCH = ("rows", "pairs")
 
 

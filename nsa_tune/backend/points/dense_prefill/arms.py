@@ -56,12 +56,12 @@ MLA = (
     Arm(
         "mla/flashmla", dense_mla.build_flashmla, _BF16, "flash_mla", _HOPPER,
         (limits.SOME_ROWS, limits.EQUAL_QUERIES, *flash_mla.DENSE_DECODE),
-        features=features.OF_BALANCED, first=dense_mla.first_flashmla,
+        features=features.OF_FLASH_MLA, first=dense_mla.first_flashmla,
     ),
     Arm(
         "mla/flashinfer", dense_mla.build_flashinfer, _BF16, "flashinfer", ANY_GPU,
         (limits.SOME_ROWS, limits.NOT_CAPTURED, *flashinfer.MLA_WORKS),
-        features=features.OF_BALANCED,
+        features=features.OF_FLASHINFER,
     ),
     Arm("mla/torch", dense_mla.build_torch, _BF16, guards=(limits.SOME_ROWS,), reference=True,
         features=features.OF_TORCH),

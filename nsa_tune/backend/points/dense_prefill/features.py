@@ -17,25 +17,42 @@ from nsa_tune.backend.types.point import FeatureFunctions, Setting
 
 _TILE = 64
 """(query, head) pairs of a tile: FlashAttention-3 for values of 512, FlashMLA, FlashInfer."""
-_FULL = 0.8
-"""Tiles an SM from which FlashAttention-3 splits none (`num_splits_heuristic`)."""
+_FULL, _NEVER_SPLIT, _MOST_PARTS = 0.8, 4, 128
+"""Tiles an SM from which FlashAttention-3 splits none, blocks of keys up to which it splits none,
+and the most parts of one (`num_splits_heuristic`)."""
+_PIECES = ((8, 32), (16, 64), (32, 128), (64, 192))
+"""Keys of FlashInfer's largest piece, by the even share up to which it is that; then whole 256."""
 
 
 class AbsorbedTerms(NamedTuple):
-    """What absorbed kernels make of a batch."""
+    """What absorbed kernels make of a batch. A merged row is a partial output of one; so many parts
+    has the longest sequence, where it is split."""
 
+    longest_keys: float
+    """Keys of the longest sequence."""
     absorbed_tiles: float
     """Tiles of 64 (query, head) pairs."""
     absorbed_even_keys: float
     """Keys that each SM goes through if all are shared alike."""
     absorbed_busiest_keys: float
-    """Keys of the busiest SM, where only few tiles are split."""
+    """Keys of FlashAttention-3's busiest SM."""
     absorbed_merged_rows: float
-    """Partial outputs that are merged, a row and a part each."""
+    flash_mla_busiest_keys: float
+    flash_mla_merged_rows: float
+    flash_mla_parts: float
+    flashinfer_busiest_keys: float
+    flashinfer_merged_rows: float
+    flashinfer_waves: float
+    """Whole waves of its pieces."""
+    flashinfer_parts: float
 
 
-OF_FA3 = ("rows", "gemm_rows", *AbsorbedTerms._fields)
-OF_BALANCED = ("rows", "gemm_rows", "absorbed_tiles", "absorbed_even_keys")
+_OWN = AbsorbedTerms._fields
+FA3, FLASH_MLA, FLASHINFER = _OWN[1:5], _OWN[5:8], _OWN[8:]
+"""The terms of each kernel."""
+OF_FA3 = ("rows", "gemm_rows", *FA3)
+OF_FLASH_MLA = ("rows", "gemm_rows", *FLASH_MLA)
+OF_FLASHINFER = ("rows", "gemm_rows", *FLASHINFER)
 OF_TORCH = ("rows", "attended_pairs")
 
 
@@ -61,28 +78,76 @@ def _coordinates(batch: Batch) -> tuple[float, ...]:
 
 def absorbed_terms(setting: Setting) -> Callable[[Batch], AbsorbedTerms]:
     """A function of a batch."""
-    sms = schedules.sms_of(setting)
-    width, each = max(_TILE // setting.heads, 1), -(-setting.heads // _TILE)
+    sms, heads = schedules.sms_of(setting), setting.heads
+    width, each = max(_TILE // heads, 1), -(-heads // _TILE)
 
     def terms(batch: Batch) -> AbsorbedTerms:
         tiles, pairs = prefill.query_tiles(batch, width)
         tiles, keys = tiles * each, pairs / width * each
-        blocks = -(-batch.max_kv // schedules.BLOCK)
-        parts = _parts(tiles, keys, batch.max_kv, sms)
-        # So many tiles like the longest would be as much work.
-        part, alike = -(-blocks // parts), keys / batch.max_kv
-        busiest = schedules.makespan(tiles * parts, alike * parts * part, float(part), sms)
-        merged = float(batch.q_tokens * parts) if parts > 1 else 0.0
-        return AbsorbedTerms(float(tiles), keys / sms, busiest * schedules.BLOCK, merged)
+        return AbsorbedTerms(
+            float(batch.max_kv), float(tiles), keys / sms, *_fa3(batch, tiles, keys, heads, sms),
+            *_flash_mla(batch, keys, heads, sms), *_flashinfer(batch, heads, sms),
+        )  # fmt: skip
 
     return terms
 
 
-def _parts(tiles: int, keys: float, longest: int, sms: int) -> int:
-    """Into how many parts FlashAttention-3 splits the longest tile: none gets much more than an
-    SM's share of all blocks (`prepare_varlen_num_blocks_kernel`)."""
-    if tiles >= _FULL * sms:
-        return 1
-    blocks = keys / schedules.BLOCK + tiles / 2
-    share = -(-blocks * 11 // (10 * sms))
-    return int(max(min(-(-longest // (share * schedules.BLOCK)), sms), 1))
+def _fa3(batch: Batch, tiles: int, keys: float, heads: int, sms: int) -> tuple[float, float]:
+    """Into how many parts it splits the longest tile: none gets much more than an SM's share of all
+    blocks (`prepare_varlen_num_blocks_kernel`), and there are no more than fill waves well, if all
+    sequences had as many tiles as the longest new one (`num_splits_heuristic`)."""
+    blocks, longest = -(-batch.max_kv // schedules.BLOCK), max(batch.new_lens or (1,))
+    longest = max(longest, -(-batch.q_tokens // batch.batch_size))
+    alike = batch.batch_size * -(-longest * heads // _TILE)
+    parts = 1
+    if alike < _FULL * sms and blocks > _NEVER_SPLIT:
+        share = -(-(keys / schedules.BLOCK + tiles / 2) * 11 // (10 * sms))
+        most = schedules.filling_parts(alike, sms, min(blocks, sms, _MOST_PARTS))
+        parts = max(min(int(-(-blocks // share)), most), 1)
+    # So many tiles like the longest would be as much work.
+    part, equal = -(-blocks // parts), keys / batch.max_kv
+    busiest = max(schedules.makespan(tiles * parts, equal * parts * part, float(part), sms), part)
+    return busiest * schedules.BLOCK, float(batch.q_tokens * parts) if parts > 1 else 0.0
+
+
+def _flash_mla(batch: Batch, keys: float, heads: int, sms: int) -> tuple[float, float, float]:
+    """Each tile of one sequence's queries takes as many SMs as there are for it, which share the
+    blocks of all sequences; with more tiles than SMs it goes through all sequences by itself."""
+    count, fixed = batch.batch_size, schedules.FIXED_BLOCKS
+    queries = -(-batch.q_tokens // count)
+    tiles = -(-queries * heads // _TILE)
+    blocks = sum(
+        same * (-(-(prefix + new) // schedules.BLOCK) + fixed)
+        for prefix, new, same in schedules.sequences(batch)
+    )
+    if tiles > sms // 2:
+        # The last queries see the most keys, and theirs come last.
+        busiest = schedules.makespan(tiles, keys, float(blocks * schedules.BLOCK), sms, 1.0)
+        return busiest, 0.0, 0.0
+    part = -(-blocks // (sms // tiles)) + fixed
+    merged = batch.q_tokens * -(-blocks // count // part) if blocks > part * count else 0
+    parts = (batch.max_kv // schedules.BLOCK + 1 + fixed) / part
+    return min(part, blocks) * schedules.BLOCK, float(merged), parts if parts > 1 else 0.0
+
+
+def _flashinfer(batch: Batch, heads: int, sms: int) -> tuple[float, float, float, float]:
+    """Tiles in pieces of at most an even share of keys, rounded up, one after the other to the SM
+    (or pair) that has the least (scheduler.cuh, MLAPlan)."""
+    pair = 2 if batch.q_tokens * heads > _TILE * batch.batch_size else 1
+    slots, width = sms // pair or 1, pair * _TILE / heads
+    shapes, total = [], 0.0
+    for prefix, new, same in schedules.sequences(batch):
+        tiles = -(-new * heads // (pair * _TILE))
+        keys = tiles * (prefix + width * (tiles - 1) / 2) + new
+        shapes.append((prefix + new, new, same, tiles, keys))
+        total += same * keys
+    even = -(-total // slots)
+    piece = next((most for least, most in _PIECES if even <= least), -(-even // 256) * 256)
+    pieces = merged = 0.0
+    for kv, new, same, tiles, keys in shapes:
+        pieces += same * (max(keys / piece + tiles / 2, tiles) if kv > piece else tiles)
+        merged += same * new * (keys / tiles / piece + 0.5) if kv > piece else 0.0
+    longest = float(min(piece, batch.max_kv))
+    busiest = schedules.makespan(pieces, total, longest, slots, schedules.LONGEST_FIRST_TAIL)
+    parts = -(-batch.max_kv // piece)
+    return max(busiest, longest), merged, -(-pieces // slots), parts if parts > 1 else 0.0
