@@ -3,10 +3,10 @@
     python -m benchmarks.engine.regret RESULT.json ... > page.md
 
 Each RESULT.json is what `benchmarks.engine.run` wrote of batches with configurations that force a
-way (`way:...`). A time is the median of its sweeps. Few sweeps of one batch tell little of their
-scatter, so intervals (95 %) of ratios take that of all batches that wait for the host, or of all
-that do not, or the batch's own where it is larger. The best of many noisy times is too good by
-chance, so regret errs upwards.
+way (`way:...`); engines of one label, one behind the other, are one table. A time is the median of
+its sweeps. Few sweeps of one batch tell little of their scatter, so intervals (95 %) of ratios take
+that of all batches that wait for the host, or of all that do not, or the batch's own where it is
+larger. The best of many noisy times is too good by chance, so regret errs upwards.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import argparse
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from math import exp, log, sqrt
 from pathlib import Path
 from statistics import fmean, median
@@ -30,8 +31,8 @@ _PLUGIN = "plugin"
 _TOLERATED, _MOST_IDLE = 0.01, 0.05
 _NORMAL = 1.96 * 1.2533
 """Standard errors of a median on either side."""
-_DEVIATION, _RANGE_OF_3 = 1.4826, 1.693
-"""A normal deviation by the median of absolute ones; the range of three values by it."""
+_DEVIATION, _RANGES = 1.4826, {2: 1.128, 3: 1.693, 4: 2.059}
+"""A normal deviation by the median of absolute ones; the range of so many values by it."""
 _WAITS = 0.85
 _COLUMNS = (
     "batch", "default", "best flag", "plug-in", "it ran", "best of all", "regret",
@@ -78,7 +79,7 @@ class Batch:
     def ratio(self, to: str, scatter: Scatter) -> tuple[float, float, float]:
         """The plug-in over `to`, and the ends of its interval."""
         found = self.logs(to)
-        own = (max(found) - min(found)) / _RANGE_OF_3
+        own = (max(found) - min(found)) / _RANGES.get(len(found), 2.3)
         wide = 0 if to == _PLUGIN else _NORMAL * max(scatter[self.waits], own) / sqrt(len(found))
         return exp(median(found)), exp(median(found) - wide), exp(median(found) + wide)
 
@@ -115,14 +116,14 @@ def _scatter(batches: Sequence[Batch]) -> Scatter:
     return {waits: _DEVIATION * median(found) for waits, found in rests.items()}
 
 
-def page(engine: Engine) -> Iterator[str]:
-    """What one engine's random batches say, in Markdown."""
+def page(engines: Sequence[Engine]) -> Iterator[str]:
+    """What the random batches of engines that are alike say, in Markdown."""
     for test in ("prefill", "loaded"):
-        batches = batches_of(engine, test)
+        batches = [batch for engine in engines for batch in batches_of(engine, test)]
         if batches:
             scatter = _scatter(batches)
             rows = sorted(batches, key=lambda one: one.ms(one.best) / one.ms(_PLUGIN))
-            yield f"## {engine.label}, {len(batches)} batches ({test})"
+            yield f"## {engines[0].label}, {len(batches)} batches ({test})"
             yield "\n".join(f"- {line}" for line in _summary(batches, scatter))
             yield markdown_table(DisplayTable("", _COLUMNS, tuple(_row(b, scatter) for b in rows)))
 
@@ -176,8 +177,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("results", nargs="+", type=Path)
     engines = [read(path) for path in parser.parse_args(arguments).results]
-    sys.stdout.write("\n\n".join(part for engine in engines for part in page(engine)) + "\n")
-    found = [batches_of(engine, "prefill") for engine in engines]
+    alike = [list(some) for _, some in groupby(engines, lambda engine: engine.label)]
+    sys.stdout.write("\n\n".join(part for some in alike for part in page(some)) + "\n")
+    found = [[one for engine in some for one in batches_of(engine, "prefill")] for some in alike]
     lows = (b.ratio(DEFAULT, _scatter(batches))[1] for batches in found for b in batches)
     return int(any(low > 1 + _TOLERATED for low in lows))
 

@@ -74,3 +74,7 @@ def test_the_page_says_what_is_surely_slower_than_the_default(
 
     path.write_text(json.dumps(_document(noise=0.08)))
     assert main([str(path)]) == 0, "four percent are nothing if sweeps differ by eight"
+
+    # A second engine of the same label adds its batches.
+    assert main([str(path), str(path)]) == 0
+    assert "## made up, 4 batches" in capsys.readouterr().out
