@@ -36,6 +36,8 @@ _KEYS = 65536
 _SAMPLED_TILES = 16
 _KEPT, _FEWEST = 8, 4
 """Samples of which the mean counts, and how many it needs."""
+_SAID_ANEW = 5
+"""Percent by which what queries share has changed, for the log to say so."""
 _CALLS = 31
 """A call of so many is sampled; a prime, so that layers differ. With 61 layers these are two of a
 pass, so that what other prompts shared counts for four passes."""
@@ -58,7 +60,7 @@ class Overlap:
 
     def forget(self) -> None:
         """Begin anew."""
-        self._calls = 0
+        self._calls, self._said = 0, -_SAID_ANEW
         self._counted: tuple[Any, Any] | None = None
         self._shares: deque[float] = deque(maxlen=_KEPT)
 
@@ -77,8 +79,10 @@ class Overlap:
             union, selected = self._counted[1].tolist()
             if selected:
                 self._shares.append((1 - union / selected) * _TOKENS / (_TOKENS - 1))
-                if len(self._shares) == _FEWEST:
-                    text = f"of its selected keys a query shares {self.percent} %"
+                percent = self.percent
+                if percent is not None and abs(percent - self._said) >= _SAID_ANEW:
+                    self._said = percent
+                    text = f"of its selected keys a query shares {percent} %"
                     say_once(logging.INFO, f"{text} with those before it in a tile of {_TOKENS}")
             self._counted = None
         self._calls += 1

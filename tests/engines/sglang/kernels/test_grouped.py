@@ -149,12 +149,17 @@ def test_no_call_waits_for_its_sample(backend: Backend) -> None:
     assert OVERLAP.percent == 100 and takes(backend, ROWS)
 
 
-def test_other_prompts_count_as_soon_as_the_old_samples_are_gone(backend: Backend) -> None:
+def test_other_prompts_count_as_soon_as_the_old_samples_are_gone(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(module, "say_once", lambda _, text: said.append(text))
     serve(backend, 2 * module._KEPT)
     assert takes(backend, ROWS)
 
     serve(backend, module._KEPT + 1, percent=0)
     assert OVERLAP.percent == 0 and not takes(backend, ROWS)
+    assert "100 %" in said[0] and "0 %" in said[-1] and len(said) == 1 + module._KEPT
 
 
 def test_without_enough_samples_flashmla_runs(backend: Backend) -> None:
