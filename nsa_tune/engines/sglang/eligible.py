@@ -274,6 +274,8 @@ ROWS: tuple[Row, ...] = (
     _row("LoRA", _argument("enable_lora"), Part.PASSES),
     # A prefix may arrive layer by layer.
     _row("a hierarchical cache (HiCache)", _argument("enable_hierarchical_cache"), Part.PASSES),
+    # Page tables then hold numbers that SGLang translates before a kernel reads them.
+    _row("`--enable-unified-memory`", _argument("enable_unified_memory"), Part.PASSES),
     _row("two-batch overlap", _argument("enable_two_batch_overlap"), Part.PASSES),
     _row("PD multiplexing", _argument("enable_pdmux"), Part.PASSES),
     # Passes over placeholders compute nothing that could be compared, and take other times.

@@ -166,6 +166,7 @@ _INDEX = {TABLE, PASSES, TOPK}
         ({"enable_lora": True}, {PASSES}),
         ({"enable_hierarchical_cache": True}, {PASSES}),
         ({"enable_two_batch_overlap": True}, {PASSES}),
+        ({"enable_unified_memory": True}, {PASSES}),
         ({"enable_pdmux": True}, {PASSES}),
         ({"startup_weight_load_mode": "overlap"}, {PASSES}),
         ({"startup_weight_load_mode": "sync"}, set()),

@@ -365,6 +365,7 @@ def test_what_leaves_a_runner_alone_is_there(steered: Wheel) -> None:
     assert {
         "enable_dp_attention", "pp_size", "moe_a2a_backend", "enable_lora", "tp_size",
         "enable_two_batch_overlap", "enable_pdmux", "enable_return_routed_experts",
+        "enable_unified_memory",
         "enable_return_indexer_topk", "debug_cuda_graph", *_ARGUMENTS,
     } <= dict(steered.fields()).keys()  # fmt: skip
     runner = steered.text(_RUNNER)
