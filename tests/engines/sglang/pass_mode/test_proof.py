@@ -152,6 +152,25 @@ def test_a_way_may_be_as_far_away_as_sglangs_own_flags_are(
     assert EAGER not in proof.wrong, "it is SGLang's own"
 
 
+@pytest.mark.parametrize("behind_a_prefix", [0.04, 0.2, math.nan])
+def test_dense_mla_that_is_expanded_behind_a_prefix_is_no_flag_of_sglangs(
+    behind_a_prefix: float,
+) -> None:
+    engine = _Engine(attn_backend=SimpleNamespace())
+    forward = engine.runner._forward_raw
+
+    def noisy(forward_batch: Any, proxy: Any) -> Any:
+        prefix = any(forward_batch.extend_prefix_lens_cpu)
+        engine.noise[EAGER] = behind_a_prefix if prefix else 0.01
+        return forward(forward_batch, proxy)
+
+    engine.runner._forward_raw = noisy
+    proof = engine.prove()
+
+    assert proof.bound == pytest.approx(0.05)
+    assert set(proof.wrong) == (set() if behind_a_prefix == 0.04 else {EAGER})
+
+
 def test_sglang_itself_may_differ_from_run_to_run() -> None:
     assert _Engine({ENGINE: 0.1, DECODE: 0.1}).prove().wrong == {}
 
