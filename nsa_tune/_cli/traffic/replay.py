@@ -37,7 +37,7 @@ def replay(
 ) -> None:
     """Simulate the passes that SGLang would run for a trace, and say what they take.
 
-    Compares the engine's own choices, each flag and the plug-in, and shows where time is lost.
+    Compares the engine's own choices, each flag and the plug-in, and shows how its prefills run.
     """
     result = replayed(table.deployment(Engine.SGLANG, options), options.traffic(trace))
     if html is not None:

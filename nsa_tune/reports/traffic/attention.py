@@ -48,8 +48,6 @@ class Attention:
 
     us: Mapping[str, float]
     """By setup: all layers' attention, infinite where a flag names a kernel that cannot run."""
-    kernels: Mapping[str, str]
-    """By setup: the arm of the pass's prefill or decode."""
     dense_us: float | None
     """All layers by MHA, where that is exact and measured."""
 
@@ -123,7 +121,6 @@ class AttentionPrices:
         captured = replace(batch, captured=True) if graph else batch
         plan = self.dispatcher.plan(captured) if extend else None
         us = dict.fromkeys(self.setups, 0.0)
-        kernels: dict[str, str] = {}
         for policy in self._policies[extend]:
             name = policy.point.name
             if name == _ONCE_A_PASS and extend:
@@ -144,9 +141,7 @@ class AttentionPrices:
                 if arm is None and setup == PLUGIN:
                     arm = usual
                 us[setup] += inf if arm is None else self._with_copies(setup, arm, step, timed[arm])
-                if name in ("prefill", "decode") and arm is not None:
-                    kernels[setup] = arm
-        return Attention(us, kernels, self._dense_us(batch) if extend else None)
+        return Attention(us, self._dense_us(batch) if extend else None)
 
     def _timed(self, policy: Policy, batch: Batch) -> dict[str, float] | None:
         """By allowed arm: microseconds of all layers; None where a pass lacks the step."""

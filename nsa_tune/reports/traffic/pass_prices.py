@@ -33,7 +33,6 @@ class PassPrice:
     """By setup; infinite where a setup cannot run it. Attention alone without a model of passes."""
     way: str
     """How the plug-in runs it."""
-    attention: Attention
 
 
 class PassPrices:
@@ -98,12 +97,12 @@ class PassPrices:
         graph = not extend or batch.q_tokens <= self.graph_tokens
         attention = self.attention.of(batch, graph=graph, given=self.given)
         if self.model is None:
-            return PassPrice(attention.us, PassMode.ENGINE, attention)
+            return PassPrice(attention.us, PassMode.ENGINE)
         in_graph = not extend or (graph and _padded(batch))
         way = PassMode.ENGINE if in_graph else PassMode.EAGER
         us = {setup: self._us(batch, way, taken) for setup, taken in attention.us.items()}
         if not extend or not graph:
-            return PassPrice(us, way, attention)
+            return PassPrice(us, way)
         return self._steered(batch, us, attention)
 
     def _us(self, batch: Batch, way: PassMode, attention_us: float) -> float:
@@ -121,7 +120,7 @@ class PassPrices:
                 ways[way] = self._us(batch, way, attention_us)
         taken = self._choice.of(ways, None, batch)
         us[PLUGIN] = ways.get(taken, us[DEFAULT])
-        return PassPrice(us, taken, attention)
+        return PassPrice(us, taken)
 
     def _other_ways(self, batch: Batch) -> Iterable[PassMode]:
         dense = batch.max_kv <= self._topk and _padded(batch)
@@ -147,7 +146,6 @@ class PricedShape:
 
     batch: Batch
     price: PassPrice
-    sums: Sums
     count: int = 0
 
 
@@ -174,7 +172,7 @@ class PriceList:
         if shape is None:
             # A decode's many lengths hardly matter beside their sums, and take long to look at.
             first = batch() if extend else batch().sums
-            shape = self.shapes[key] = PricedShape(first, self.prices.of(first), sums)
+            shape = self.shapes[key] = PricedShape(first, self.prices.of(first))
         return shape
 
 

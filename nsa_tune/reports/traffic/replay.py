@@ -1,4 +1,4 @@
-"""A replay: what one trace takes under each setup of an engine, and where its own choices lose.
+"""A replay: what one trace takes under each setup of an engine.
 
 Its tables are for the terminal and for an HTML page, which begins with the answer.
 """
@@ -6,8 +6,7 @@ Its tables are for the terminal and for an HTML page, which begins with the answ
 from __future__ import annotations
 
 import re
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from html import escape
 from math import inf
@@ -22,7 +21,6 @@ from nsa_tune.reports.traffic.deployment import Deployment, Traffic
 from nsa_tune.reports.traffic.pass_prices import PricedShape
 from nsa_tune.reports.traffic.served import Setups, seconds_of
 
-_MOST_SHAPES = 10
 _VIEW = "crossovers"
 """The view that the page's script shows first; a replay has no other."""
 Row = dict[str, Any]
@@ -43,14 +41,12 @@ class Replay:
     """The default, each flag, the plug-in, over the same passes."""
     ways: list[Row]
     """Prefills with the plug-in, by the way that they run."""
-    shapes: list[Row]
-    """Shapes of passes on which the engine by itself loses most."""
     facts: dict[str, str]
     notes: list[str]
 
     def document(self) -> dict[str, Any]:
         """The JSON document."""
-        return {"schema": "nsa-tune/replay/2", **asdict(self)}
+        return {"schema": "nsa-tune/replay/3", **asdict(self)}
 
 
 def replay(deployment: Deployment, traffic: Traffic) -> Replay:
@@ -81,7 +77,7 @@ def replay(deployment: Deployment, traffic: Traffic) -> Replay:
     whole = deployment.model is not None
     return Replay(
         _headline(setups, best, whole), traffic.name, len(requests), passes, whole, setups,
-        _ways(extends), _regret_by_shape(counted), facts, list(notes_on(deployment, traffic)),
+        _ways(extends), facts, list(notes_on(deployment, traffic)),
     )  # fmt: skip
 
 
@@ -114,53 +110,14 @@ def _setup(deployment: Deployment, requests: Sequence[Any], name: str, simulated
 
 
 def _ways(extends: list[PricedShape]) -> list[Row]:
-    groups = _grouped(extends, lambda shape: str(shape.price.way))
-    rows = [{"way": way, **_summed(group)} for way, group in groups.items()]
-    return sorted(rows, key=lambda row: -row["plug-in s"])
-
-
-def _regret_by_shape(counted: list[PricedShape]) -> list[Row]:
-    """Passes whose sizes agree to a power of two, as one; the worst first."""
-
-    def alike(shape: PricedShape) -> Any:
-        sizes = (total.bit_length() for total in shape.sums[:3])
-        return *sizes, shape.price.attention.kernels.get(DEFAULT, "no attention"), _instead(shape)
-
-    rows = []
-    for (*_, kernel, instead), group in _grouped(counted, alike).items():
-        most = max(group, key=lambda shape: shape.count)
-        row = {"passes like": str(most.batch), **_summed(group)}
-        row |= {"lost s": row["by default s"] - row.pop("plug-in s")}
-        rows.append(row | {"default": kernel, "plug-in": instead})
-    losing = (row for row in rows if row["lost s"] > 0)
-    return sorted(losing, key=lambda row: -row["lost s"])[:_MOST_SHAPES]
-
-
-def _grouped(
-    shapes: list[PricedShape], key: Callable[[PricedShape], Any]
-) -> dict[Any, list[PricedShape]]:
-    groups = defaultdict[Any, list[PricedShape]](list)
-    for shape in shapes:
-        groups[key(shape)].append(shape)
-    return groups
-
-
-def _summed(group: list[PricedShape]) -> Row:
-    plugin, default = (
-        sum(shape.count * shape.price.us[setup] for shape in group) / 1e6
-        for setup in (PLUGIN, DEFAULT)
-    )
-    passes = sum(shape.count for shape in group)
-    return {"passes": passes, "plug-in s": plugin, "by default s": default}
-
-
-def _instead(shape: PricedShape) -> str:
-    """What the plug-in does otherwise; never empty."""
-    if str(shape.price.way) not in ("engine", "table_kernel"):
-        return str(shape.price.way)
-    kernels = shape.price.attention.kernels
-    kernel = kernels.get(PLUGIN, "no attention")
-    return kernel if kernel != kernels.get(DEFAULT) else f"{kernel}, copies by the plug-in"
+    rows: dict[str, Row] = {}
+    for shape in extends:
+        empty = {"way": shape.price.way, "passes": 0, "plug-in s": 0.0, "by default s": 0.0}
+        row = rows.setdefault(shape.price.way, empty)
+        row["passes"] += shape.count
+        for column, setup in (("plug-in s", PLUGIN), ("by default s", DEFAULT)):
+            row[column] += shape.count * shape.price.us[setup] / 1e6
+    return sorted(rows.values(), key=lambda row: -row["plug-in s"])
 
 
 def tables(replayed: Replay) -> Iterator[DisplayTable]:
@@ -168,7 +125,6 @@ def tables(replayed: Replay) -> Iterator[DisplayTable]:
     what = "Passes" if replayed.whole_passes else "Attention of passes"
     yield _table(f"{what} by setup", replayed.setups)
     yield _table("Prefills with the plug-in, by the way that they run", replayed.ways)
-    yield _table("Where the default loses most", replayed.shapes)
 
 
 def _table(title: str, rows: list[Row]) -> DisplayTable:
@@ -183,8 +139,7 @@ def _cell(column: str, value: Any) -> str:
         return "-"
     if isinstance(value, float):
         return f"{value:.1%}" if column.endswith("saved") else f"{value:.3f}"
-    text = str(value)
-    return text if len(text) < 48 else f"{text[:45]}..."
+    return str(value)
 
 
 def as_html(replayed: Replay) -> str:
