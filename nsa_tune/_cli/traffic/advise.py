@@ -13,11 +13,11 @@ from nsa_tune._cli.shared.option_groups import grouped
 from nsa_tune._cli.shared.options import AsJson, Engine, duration
 from nsa_tune._cli.traffic.options import EngineOptions, PricingOptions
 from nsa_tune.backend.types.profiles import family_of
+from nsa_tune.reports.analysis.dense_rules import advised as dense_advised
 from nsa_tune.reports.formats.plain import plain
 from nsa_tune.reports.traffic.advice import Advice
 from nsa_tune.reports.traffic.advice import advise as advised
 from nsa_tune.reports.traffic.answer import lines
-from nsa_tune.reports.traffic.dense import advised as dense_advised
 from nsa_tune.reports.traffic.goals import Goal, GoalAnswer, cheapest, goal_lines
 
 

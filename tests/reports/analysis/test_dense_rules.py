@@ -13,7 +13,7 @@ from nsa_tune.backend.types.layouts import KVLayout
 from nsa_tune.backend.types.point import Setting
 from nsa_tune.backend.types.profiles import profile_of
 from nsa_tune.backend.types.records import Measurement, Status
-from nsa_tune.reports.traffic.dense import DenseAdvice, advised
+from nsa_tune.reports.analysis.dense_rules import DenseAdvice, advised
 
 BATCHES = [
     Batch.extend([prefix], [new])
