@@ -8,13 +8,15 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from random import Random
 
 from nsa_tune._errors import UsageError
 from nsa_tune._files import open_regular
 from nsa_tune.autotune.workload.requests import read_requests
-from nsa_tune.autotune.workload.simulation import Pass, SchedulerConfig, passes
+from nsa_tune.autotune.workload.simulation import SchedulerConfig, passes
 from nsa_tune.backend.types.batch import Batch, Mode
 from nsa_tune.engines.decision_log import SCHEMA, read_decisions
 
@@ -51,46 +53,30 @@ def weighted_batches(path: Path, *, seed: int = 0, drawn: int = _DRAWN) -> list[
 
 
 def is_decision_log(path: Path) -> bool:
-    """Whether `path` is an engine's decision log, by its first line.
-
-    Raises:
-        UsageError: when it cannot be read.
-    """
-    try:
-        with open_regular(path) as file:
-            return SCHEMA.encode() in file.readline(1 << 16)
-    except OSError as error:
-        raise UsageError(f"the trace {path} cannot be read: {error.strerror}") from error
+    """Whether `path` can be read and is an engine's decision log, by its first line."""
+    with suppress(OSError), open_regular(path) as file:
+        return SCHEMA.encode() in file.readline(1 << 16)
+    return False
 
 
 def _simulated(path: Path, random: Random, drawn: int) -> Iterable[Batch]:
     requests = read_requests(path)
     for i, scheduler in enumerate(SCHEDULERS):
         share = drawn // len(SCHEDULERS) + (i < drawn % len(SCHEDULERS))
-        kinds = {True: _Reservoir(share, random), False: _Reservoir(share, random)}
+        # A uniform sample of a stream of unknown length (Vitter's algorithm R), of each kind.
+        kept: dict[bool, list[Batch]] = {True: [], False: []}
+        seen = Counter[bool]()
         for number, forward in enumerate(passes(requests, scheduler)):
             if number == _MOST_PASSES:
                 _log.warning("%s: batches are drawn from the first %d passes", path, number)
                 break
-            kinds[forward.is_extend].offer(forward)
-        for kind in kinds.values():
-            yield from kind.batches
-
-
-class _Reservoir:
-    """A uniform sample of a stream of unknown length (Vitter's algorithm R)."""
-
-    def __init__(self, size: int, random: Random) -> None:
-        self.batches: list[Batch] = []
-        self._size, self._random, self._seen = size, random, 0
-
-    def offer(self, forward: Pass) -> None:
-        """Keep the next one of the stream, or do not."""
-        self._seen += 1
-        if len(self.batches) < self._size:
-            self.batches.append(forward.batch())
-        elif (slot := self._random.randrange(self._seen)) < self._size:
-            self.batches[slot] = forward.batch()
+            kind, batches = forward.is_extend, kept[forward.is_extend]
+            seen[kind] += 1
+            if len(batches) < share:
+                batches.append(forward.batch())
+            elif (slot := random.randrange(seen[kind])) < share:
+                batches[slot] = forward.batch()
+        yield from chain(*kept.values())
 
 
 def _logged(path: Path, random: Random, drawn: int) -> Iterable[Batch]:

@@ -21,9 +21,7 @@ from nsa_tune.reports.traffic.launch import Launch, differences, flags_of
 from nsa_tune.reports.traffic.memory import Memory
 from nsa_tune.reports.traffic.served import Served, Setups, seconds_of
 
-_MOST_ENGINES = 64
-_TRACED_HEADS = 16
-"""On a GPU, in the engines that ran traces."""
+MOST_ENGINES = 64
 _MENTIONED = 0.005
 """Part of its passes' time for which a flag is worth a sentence."""
 
@@ -36,8 +34,6 @@ class Outcome:
     command: str
     prefill_s: float
     decode_s: float
-    decode_pass_ms: float
-    """The mean."""
     pool_tokens: int
     """Of each GPU's KV pool."""
     served: Served | None
@@ -166,17 +162,14 @@ def _outcome(
     if requests and deployment.model is not None:
         off = deployment.error
         runs = [deployment.serve(requests, setups, factor) for factor in (1.0, 1 - off, 1 + off)]
-    counts = [s.count for s in deployment.prices.shapes.values() if s.batch.mode != "extend"]
-    pass_ms, pool = 1e3 * decode_s / max(sum(counts), 1), deployment.scheduler.pool_tokens
-    return Outcome(
-        name, launch.command(deployment.served), prefill_s, decode_s, pass_ms, pool, *runs
-    )
+    command, pool_tokens = launch.command(deployment.served), deployment.scheduler.pool_tokens
+    return Outcome(name, command, prefill_s, decode_s, pool_tokens, *runs)
 
 
 def _shared(deployment: Deployment, traffic: Traffic, load: float) -> Traffic:
     """The traffic, shared by as many engines as keep up with it."""
-    while load > 1 and traffic.engines < _MOST_ENGINES:
-        engines = min(ceil(traffic.engines * load), _MOST_ENGINES)
+    while load > 1 and traffic.engines < MOST_ENGINES:
+        engines = min(ceil(traffic.engines * load), MOST_ENGINES)
         traffic = replace(traffic, engines=engines)
         load = deployment.serve(deployment.requests(traffic), deployment.best_setups()).engines
     return traffic
@@ -202,11 +195,10 @@ def notes_on(deployment: Deployment, traffic: Traffic) -> Iterator[str]:
     yield from _notes_on_passes(deployment)
     whole = deployment.model is not None
     if whole and traffic.trace is not None:
-        heads = deployment.heads
         yield (
             "times to first token were 32 % too low to 5 % too high on 7 traces in an engine"
-            if heads == _TRACED_HEADS
-            else f"no trace was measured with {heads} heads on a GPU"
+            if deployment.heads == 16
+            else f"no trace was measured with {deployment.heads} heads on a GPU"
         )
     if deployment.tp > (deployment.measured.key.get("tp_size", 1) if deployment.measured else 1):
         error = ": at TP8 a token was priced 7 to 36 % too low (15 runs)" if whole else ""

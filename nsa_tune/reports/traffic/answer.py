@@ -75,8 +75,8 @@ def _load(advice: Advice, outcome: Outcome, before: Outcome | None = None) -> st
     if advice.engines == 1:
         return text
     return (
-        f"{text}. Start {advice.engines} such engines: one serves only {1 / advice.load:.0%} of "
-        "this load"
+        f"{text}. Start {advice.engines} such engines, which take requests in turn: one serves "
+        f"only {1 / advice.load:.0%} of this load"
     )
 
 
@@ -167,18 +167,6 @@ def _facts(advice: Advice) -> Iterator[tuple[str, str]]:
         # Never advised, as answers change with the format.
         tokens = f"{other.pool_tokens:,} tokens fit instead of {advised.pool_tokens:,}"
         yield other.name.capitalize(), f"{tokens}; answers change: {other.command}"
-    if advice.engines > 1:
-        yield (
-            "Engines",
-            f"{advice.engines} take requests in turn, and figures are of one of them; "
-            "--ttft-p90 2s finds how many hold a time to first token",
-        )
-    if advised and advised.served:
-        yield (
-            "TPOT",
-            f"a decode pass takes {advised.decode_pass_ms:.0f} ms on average; the rest is prefills "
-            "that run between two tokens, so faster prefills shorten it, too",
-        )
     if advice.error:
         error = f"{advice.error:.0%}"
         yield (

@@ -14,7 +14,7 @@ from math import ceil
 from typing import Any
 
 from nsa_tune._errors import NoTunedData, UsageError
-from nsa_tune.reports.traffic.advice import notes_on
+from nsa_tune.reports.traffic.advice import MOST_ENGINES, notes_on
 from nsa_tune.reports.traffic.attention import PLUGIN
 from nsa_tune.reports.traffic.deployment import Deployment, Traffic
 from nsa_tune.reports.traffic.launch import flags_of
@@ -22,11 +22,9 @@ from nsa_tune.reports.traffic.served import Served, Setups
 
 CHUNKS = (2048, 4096, 8192)
 """Chunk sizes that are tried besides the given one: those whose passes run as graphs."""
-_MOST_ENGINES = 64
 _SAMPLED, _SHORTLISTED = 0.2, 2
 """Part of a trace that all candidates serve, and how many of them serve all of it."""
-_Parts = tuple[Traffic, Traffic]
-"""The first part of a trace, and all of it."""
+_Parts = tuple[Traffic, Traffic]  # the first part of a trace, and all of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +119,7 @@ def _found(
 ) -> Candidate:
     """The candidate with the fewest engines that holds the goal, else the nearest."""
     best = cache(partial(_best, options, parts, goal, plugin))
-    counts = range(fewest, _MOST_ENGINES + 1)
+    counts = range(fewest, MOST_ENGINES + 1)
     at = bisect_left(counts, True, key=lambda engines: best(engines).excess <= 1)
     if at < len(counts):
         return best(counts[at])

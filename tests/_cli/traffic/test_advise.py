@@ -148,7 +148,7 @@ def _outcome(ttft_s: float, tpot_s: float, pool_tokens: int = 100) -> Outcome:
         Served(1.0, 1.0, {"mean": factor * ttft_s}, {"mean": factor * tpot_s}, 1.0)
         for factor in (1.0, 0.8, 1.2)
     ]
-    return Outcome("", "", 1.0, 1.0, 1.0, pool_tokens, *runs)
+    return Outcome("", "", 1.0, 1.0, pool_tokens, *runs)
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def test_a_verdict_on_the_kv_format_needs_a_sure_difference(
 
 
 def test_without_whole_passes_no_format_is_said_to_be_better() -> None:
-    attention = Outcome("", "", 1.0, 1.0, 1.0, 100, None)
+    attention = Outcome("", "", 1.0, 1.0, 100, None)
 
     assert bf16_or_fp8(attention, attention).startswith("Not known, as whole passes were not")
 
@@ -249,7 +249,8 @@ def test_an_overloaded_engine_is_told_how_many_keep_up(advise: Any, crowd: str) 
     serves = round(100 / found["load"])
     assert found["engines"] >= found["load"] > 1
     first = answer.out.splitlines()[0]
-    assert f"Start {found['engines']} such engines: one serves only {serves}% of" in first
+    assert f"Start {found['engines']} such engines, which take requests in turn: one" in first
+    assert f"serves only {serves}% of" in first
     advised = found["outcomes"][1]["served"]
     assert advised["wall_s"] < advised["span_s"] + 30
 
