@@ -5,10 +5,10 @@ from __future__ import annotations
 from math import log2
 
 from nsa_tune.backend.points.dense_prefill.features import (
+    ABSORBED,
     FA3,
     FLASH_MLA,
     FLASHINFER,
-    AbsorbedTerms,
     absorbed_terms,
 )
 from nsa_tune.backend.types.batch import Batch
@@ -37,4 +37,4 @@ def features(setting: Setting) -> FeatureFunctions:
             log2(batch.next_n),
         )
 
-    return FeatureFunctions(("rows", "pairs", *AbsorbedTerms._fields), computed, coordinates)
+    return FeatureFunctions(("rows", "pairs", *ABSORBED), computed, coordinates)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import log2
-from typing import NamedTuple
 
 from nsa_tune.backend.points import schedules
 from nsa_tune.backend.points.prefill import features as prefill
@@ -24,32 +23,17 @@ _PIECES = ((8, 32), (16, 64), (32, 128), (64, 192))
 """Keys of FlashInfer's largest piece, by the even share up to which it is that; then whole 256."""
 
 
-class AbsorbedTerms(NamedTuple):
-    """What absorbed kernels make of a batch. A merged row is a partial output of one; so many parts
-    has the longest sequence, where it is split."""
-
-    longest_keys: float
-    """Keys of the longest sequence."""
-    absorbed_tiles: float
-    """Tiles of 64 (query, head) pairs."""
-    absorbed_even_keys: float
-    """Keys that each SM goes through if all are shared alike."""
-    absorbed_busiest_keys: float
-    """Keys of FlashAttention-3's busiest SM."""
-    absorbed_merged_rows: float
-    flash_mla_busiest_keys: float
-    flash_mla_merged_rows: float
-    flash_mla_parts: float
-    flashinfer_busiest_keys: float
-    flashinfer_merged_rows: float
-    flashinfer_waves: float
-    """Whole waves of its pieces."""
-    flashinfer_parts: float
-
-
-_OWN = AbsorbedTerms._fields
-FA3, FLASH_MLA, FLASHINFER = _OWN[1:5], _OWN[5:8], _OWN[8:]
-"""The terms of each kernel."""
+FA3 = (
+    "absorbed_tiles", "absorbed_even_keys", "absorbed_busiest_keys", "absorbed_merged_rows"
+)  # fmt: skip
+FLASH_MLA = ("flash_mla_busiest_keys", "flash_mla_merged_rows", "flash_mla_parts")
+FLASHINFER = (
+    "flashinfer_busiest_keys", "flashinfer_merged_rows", "flashinfer_waves", "flashinfer_parts"
+)  # fmt: skip
+"""What each absorbed kernel makes of a batch: tiles of 64 (query, head) pairs, keys of an SM if all
+are shared alike and of the busiest one, partial outputs of a row that are merged, whole waves of
+pieces, and parts of the longest sequence where it is split."""
+ABSORBED = ("longest_keys", *FA3, *FLASH_MLA, *FLASHINFER)
 OF_FA3 = ("rows", "gemm_rows", *FA3)
 OF_FLASH_MLA = ("rows", "gemm_rows", *FLASH_MLA)
 OF_FLASHINFER = ("rows", "gemm_rows", *FLASHINFER)
@@ -61,7 +45,7 @@ def features(setting: Setting) -> FeatureFunctions:
     others. That nothing is read back without a prefix is a term (`prefix_keys`)."""
     common, absorbed = prefill.common_terms(setting), absorbed_terms(setting)
     return FeatureFunctions(
-        (*prefill.Terms._fields, *AbsorbedTerms._fields),
+        (*prefill.Terms._fields, *ABSORBED),
         lambda batch: (*common(batch), *absorbed(batch)),
         _coordinates,
     )
@@ -76,15 +60,15 @@ def _coordinates(batch: Batch) -> tuple[float, ...]:
     )
 
 
-def absorbed_terms(setting: Setting) -> Callable[[Batch], AbsorbedTerms]:
-    """A function of a batch."""
+def absorbed_terms(setting: Setting) -> Callable[[Batch], tuple[float, ...]]:
+    """A function of a batch: the numbers called `ABSORBED`."""
     sms, heads = schedules.sms_of(setting), setting.heads
     width, each = max(_TILE // heads, 1), -(-heads // _TILE)
 
-    def terms(batch: Batch) -> AbsorbedTerms:
+    def terms(batch: Batch) -> tuple[float, ...]:
         tiles, pairs = prefill.query_tiles(batch, width)
         tiles, keys = tiles * each, pairs / width * each
-        return AbsorbedTerms(
+        return (
             float(batch.max_kv), float(tiles), keys / sms, *_fa3(batch, tiles, keys, heads, sms),
             *_flash_mla(batch, keys, heads, sms), *_flashinfer(batch, heads, sms),
         )  # fmt: skip
