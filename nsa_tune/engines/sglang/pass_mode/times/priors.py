@@ -104,7 +104,9 @@ def rescaled(
     if any(max(of) > (_SPREAD if at else _HOST_SPREAD) * min(of) for at, of in factors.items()):
         return None
     scales = {group: median(of) for group, of in factors.items()}
-    times = [here.get(place_of(time)) or _scaled(time, scales) for time in kept]
+    # One measured launch may be half off, and would stand out among those that are scaled.
+    exact = {place: time for place, time in here.items() if not time.waits}
+    times = [exact.get(place_of(time)) or _scaled(time, scales) for time in kept]
     return times + [time for time in measured if time.mode not in {one.mode for one in known}]
 
 
