@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import replace
 from functools import cache, partial
-from itertools import combinations
+from itertools import chain, combinations
 from pathlib import Path
 from random import Random
 from statistics import fmean
@@ -64,7 +64,7 @@ def main(arguments: list[str] | None = None) -> int:
     documents = [json.loads(path.read_text()) for path in options.results or _recorded()]
     shipped = {tuple(p.key[name] for name in _KEY): p for p in shipped_passes()}
     _print("Measured passes, each left out in turn", _HEAD, map(_left_out, shipped.values()))
-    prefills = list(_all(documents, _prefills))
+    prefills = list(chain.from_iterable(map(_prefills, documents)))
     totals = list(_totals(prefills))
     _print("Passes of recorded engines, priced by what ships", _HEAD, _passes(prefills))
     of_engines = ("engine", "configuration", "ms, measured", "priced", "batches")
@@ -76,7 +76,7 @@ def main(arguments: list[str] | None = None) -> int:
         given = [*(_RESULTS / "traces").glob("*.jsonl"), *options.trace]
         files = {**made, "long4": made["long"]} | {path.stem: path for path in given}
         columns = ("trace", "configuration", "TTFT ms, measured", "priced", "s, measured", "priced")
-        rows = list(_all(documents, partial(_traces, files)))
+        rows = list(chain.from_iterable(map(partial(_traces, files), documents)))
     _print("Traces in an engine", columns, (row[:6] for row in rows))
     _print("Their errors", _HEAD, _trace_errors(rows))
     orders = _orders([*totals, *rows])
@@ -92,10 +92,6 @@ _HEAD = ("", "priced", "median", "p90", "worst", "mean")
 
 def _recorded() -> list[Path]:
     return sorted(_RESULTS.rglob("*.json"))
-
-
-def _all(documents: Iterable[Mapping[str, Any]], rows_of: Any) -> Iterator[Any]:
-    return (row for document in documents for row in rows_of(document))
 
 
 def errors(what: str, pairs: Sequence[Pair]) -> Row:
@@ -270,7 +266,6 @@ def _traces(files: Mapping[str, Path], document: Mapping[str, Any]) -> Iterator[
         arrivals = list(cached_tokens(requests))
         sessions = [request.session for request in requests if not request.warm]
         pool = document["engine"].get("kv_pool_tokens") or options["max_total"]
-        names = _label(document), document["kv_dtype"], measured["trace"]
         for configuration in document["configurations"]:
             run = measured["configurations"].get(configuration["name"])
             engine = _engine(document, configuration) if run else None
@@ -278,10 +273,10 @@ def _traces(files: Mapping[str, Path], document: Mapping[str, Any]) -> Iterator[
                 continue
             setup, clients = _setup(configuration), measured["concurrency"]
             ttft_s, whole = closed_loop(engine, arrivals, setup, clients, pool, sessions)
-            mean_ms, name = run["ttft_ms"]["mean"], " ".join(names)
+            mean_ms, name = run["ttft_ms"]["mean"], f"{_label(document)}, {measured['trace']}"
             ttft, seconds = (1e3 * ttft_s, mean_ms), (whole.wall_s, run.get("seconds"))
             shown = (f"{mean_ms:.0f}", f"{ttft[0]:.0f}", seconds[1] or "", f"{seconds[0]:.2f}")
-            yield name, configuration["name"], *shown, ttft, seconds
+            yield name, f"{document['kv_dtype']} {configuration['name']}", *shown, ttft, seconds
 
 
 def _trace_errors(rows: Sequence[Row]) -> Iterator[Row]:
@@ -305,7 +300,11 @@ def pairs_in_order(pairs: Sequence[Pair], apart: float = _APART) -> tuple[int, i
 
 def _orders(rows: Sequence[Row]) -> Iterator[Row]:
     for name in dict.fromkeys(row[0] for row in rows):
-        pairs: list[Any] = [row[6] for row in rows if row[0] == name]
+        own = [row for row in rows if row[0] == name]
+        pairs: list[Any] = [  # a trace that ran twice counts by its mean
+            tuple(map(fmean, zip(*(row[6] for row in own if row[1] == one), strict=True)))
+            for one in dict.fromkeys(row[1] for row in own)
+        ]
         (right, total), (all_right, every) = pairs_in_order(pairs), pairs_in_order(pairs, 0.0)
         if total:
             best = min(pairs)[1] / min(measured for _, measured in pairs) - 1

@@ -70,7 +70,7 @@ def test_recorded_engines_and_traces_are_printed(
     document = {
         "kv_dtype": "bf16", "configurations": configurations, "versions": {"sglang": "0.5.23"},
         "engine": {}, "gpu": {"name": "NVIDIA H200"},
-        "tests": {"prefill": [case], "trace": [trace]},
+        "tests": {"prefill": [case], "trace": [trace, trace]},
         "options": {
             "model": "deepseek-v3.2", "heads": 16, "layers": 30, "longest": 32768,
             "out_tokens": 16, "max_total": 300_000,
@@ -82,7 +82,7 @@ def test_recorded_engines_and_traces_are_printed(
     assert priced.main([str(path)]) == 0
     printed = capsys.readouterr().out
     assert "| deepseek-v3.2 16 0.5.23 30 bf16 default | 1 |" in printed
-    assert "| deepseek-v3.2 16 0.5.23 30 bf16 long | small | 1000 |" in printed
+    assert "| deepseek-v3.2 16 0.5.23 30, long | bf16 small | 1000 |" in printed
     assert "| deepseek-v3.2 16 0.5.23 30, prefills | bf16 default | 133 | " in printed
     assert "| 1 of 1 | 1.00 | the first loses 0.0% to the fastest |" in printed
 
