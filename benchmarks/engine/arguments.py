@@ -60,15 +60,12 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
     """What is measured."""
     add = parser.add_argument_group("run").add_argument
     add(
-        "--tests",
-        default="prefill,decode,trace,outputs",
+        "--tests", default="prefill,decode,trace,outputs",
         help="also: loaded, profile, ranks, soak, states; NAME:0.5 has half of the time left",
-    )
+    )  # fmt: skip
     add("--configurations", default="", help="a JSON list, or names of the built-in ones")
     add("--no-plugin", action="store_true", help="start with NSA_TUNE_DISABLE=1")
-    add(
-        "--seconds", type=float, default=480, help="no new case after this long, the start included"
-    )
+    add("--seconds", type=float, default=480, help="no new case after so long, the start included")
     add("--out", type=Path, default=Path("/tmp/sgl/out"))
     add("--label", default="", help="what to call this engine in a comparison")
     add("--commit", default="", help="nsa-tune's commit; asked of git where not given")
@@ -81,12 +78,9 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
     add("--decode-tokens", type=int, default=24, help="new tokens of each request")
     add("--decode-configurations", default="", help="names; default: the default and the plug-in")
     add(
-        "--trace",
-        type=Path,
-        action="append",
-        default=[],
+        "--trace", type=Path, action="append", default=[],
         help="jsonl, or FILE=configurations; several times",
-    )
+    )  # fmt: skip
     add("--trace-configurations", default="", help="names; default: all")
     add("--requests", type=int, default=64, help="the first so many of a trace")
     add(
@@ -100,18 +94,15 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
     add("--rounds", type=int, default=2, help="of each trace and configuration")
     add("--outputs", type=int, default=200, help="requests whose greedy tokens are compared")
     add(
-        "--output-configurations",
-        default="",
+        "--output-configurations", default="",
         help="names, also of states; default: those with the plug-in",
-    )
+    )  # fmt: skip
     add("--output-tokens", type=int, default=16)
     add("--state-cases", default=STATE_CASES, help="prefix:new:sequences,... of the test of states")
     add(
-        "--within",
-        type=float,
-        default=0.0,
+        "--within", type=float, default=0.0,
         help="after two sweeps go on with what took at most so many times the least; 0: all",
-    )
+    )  # fmt: skip
     add("--profile-cases", default="", help="as --grid; default: the batches of prefill")
     add("--host-cases", type=int, default=3, help="batches with a profile of Python, too")
     add("--load", type=int, default=16, help="busy processes in the test loaded")

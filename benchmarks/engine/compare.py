@@ -11,12 +11,15 @@ import argparse
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from rich.console import Console
 
 from benchmarks.engine.comparison import KINDS, Contest, Engine, Line, contest_of, read
+from benchmarks.engine.configurations import DEFAULT
 from benchmarks.engine.soak import MEMORY
+from nsa_tune.autotune.bench.intervals import interval_of
 from nsa_tune.reports.formats.display_tables import DisplayTable
 from nsa_tune.reports.formats.markdown import markdown_table
 from nsa_tune.reports.formats.terminal import print_tables
@@ -65,6 +68,7 @@ def tables_of(engines: Sequence[Engine]) -> Iterator[DisplayTable]:
                 yield contest_table(contest, engine.label)
     for engine in engines:
         yield from _extras(engine)
+    yield from paused_tables(engines)
     soaks = ((one.label, one.document["tests"].get("soak")) for one in engines)
     if soaked := {label: rows for label, rows in soaks if rows}:
         yield soak_table(soaked)
@@ -138,21 +142,30 @@ def _extras(engine: Engine) -> Iterator[DisplayTable]:
     for row in tests.get("trace", ()):
         if row.get("configurations"):
             yield trace_table(engine.label, row)
-    if tests.get("decode") and not engine.plugins:
-        yield _decode_table(engine.label, tests["decode"])
     yield from output_table(engine.label, tests.get("outputs", ()))
     yield from state_table(engine.label, tests.get("states", ()))
 
 
-def _decode_table(label: str, rows: Sequence[Mapping[str, Any]]) -> DisplayTable:
-    """Steps of an engine without the plug-in, whose graphs SGLang alone captured."""
-    shown = tuple(
-        (f"{row['sequences']} sequences of {row['context']}", name, _figure(one["gpu_ms"]))
-        for row in rows
-        for name, one in row.get("configurations", {}).items()
-    )
-    columns = ("", "configuration", "GPU time of a step, ms")
-    return DisplayTable(f"Decode ({label})", columns, shown, frozenset({2}))
+def paused_tables(engines: Sequence[Engine]) -> Iterator[DisplayTable]:
+    """The default of engines without the plug-in beside that of others, in which it is paused."""
+    for kind in KINDS:
+        times: dict[str, tuple[list[float], list[float]]] = {}
+        for engine in engines:
+            for row in engine.rows(kind):
+                one = row["configurations"].get(DEFAULT, {"sweeps": {kind.metric: {}}})
+                both = times.setdefault(kind.name(row), ([], []))
+                both[bool(engine.plugins)].extend(one["sweeps"][kind.metric].values())
+        rows = tuple((name, *_paused(*both)) for name, both in times.items() if both[0])
+        if rows:
+            columns = ("", "without", "paused", "over without, by 95 % intervals of the medians")
+            yield DisplayTable(f"{kind.title}, default, {kind.unit}", columns, rows)
+
+
+def _paused(without: Sequence[float], paused: Sequence[float]) -> tuple[str, ...]:
+    shown = [_figure(median(times)) if times else "" for times in (without, paused)]
+    ends = [end for times in (paused, without) for end in interval_of(times, 0.05) or ()]
+    said = f"{ends[0] / ends[3]:.3f} to {ends[1] / ends[2]:.3f}" if len(ends) == 4 else ""
+    return (*shown, said)
 
 
 def trace_table(label: str, row: Mapping[str, Any]) -> DisplayTable:

@@ -79,17 +79,24 @@ def test_differences_of_outputs_are_shown_and_what_is_not_finite_is_said() -> No
     assert not list(state_table("bf16", []))
 
 
-def test_decode_of_an_engine_without_the_plugin_is_shown(
+def test_an_engine_without_the_plugin_stands_beside_those_where_it_is_paused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    own = result("own", {}, decode={"32": {"default": 30.0}}, started_as="default")
-    own["tests"]["decode"][0]["configurations"]["default"]["gpu_ms"] = 30.0
-    path = tmp_path / "own.json"
-    path.write_text(json.dumps(own))
+    times = {"without": 30.0, "paused": 33.0}
+    engines = [
+        result(name, {}, decode={"32": {"default": ms}}, started_as="default")
+        for name, ms in times.items()
+    ]
+    engines[1]["configurations"] = [{"name": "plugin", "plugin": True}]
+    for document, ms in zip(engines, times.values(), strict=True):
+        found = document["tests"]["decode"][0]["configurations"]["default"]
+        found["sweeps"]["gpu_ms"] = {str(i): ms + 0.1 * (i % 3) for i in range(12)}
+        (tmp_path / document["label"]).write_text(json.dumps(document))
 
-    assert main([str(path)]) == 0
+    assert main([str(tmp_path / name) for name in times]) == 0
     said = capsys.readouterr().out
-    assert "32 sequences of 4096" in said and "30.00" in said
+    assert "32 sequences of 4096   30.10     33.10" in said
+    assert f"{33.0 / 30.2:.3f} to {33.2 / 30.0:.3f}" in said
 
 
 def test_the_tables_hold_the_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
