@@ -19,6 +19,8 @@ _TIME = (
     "format(datum.us, '.4~r') + ' us (' + format(datum.low, '.4~r') + '-' + "
     "format(datum.high, '.4~r') + ')'"
 )
+_WIDEST = 10
+"""Times its middle that an interval is drawn, so that one that says nothing sets no axis."""
 
 
 def curves(x_title: str, choices: Sequence[str], *, from_zero: bool = False) -> Spec:
@@ -66,8 +68,9 @@ def _time_layers(x_title: str, choices: Sequence[str]) -> list[Spec]:
         {
             "data": {"name": "estimates"},
             "transform": [
-                {"calculate": "datum.us / datum.wide", "as": "low"},
-                {"calculate": "datum.us * datum.wide", "as": "high"},
+                {"calculate": f"min(datum.wide, {_WIDEST})", "as": "drawn"},
+                {"calculate": "datum.us / datum.drawn", "as": "low"},
+                {"calculate": "datum.us * datum.drawn", "as": "high"},
             ],
             "mark": {"type": "area", "opacity": 0.18},
             "encoding": {"y": {**us, "field": "low"}, "y2": {"field": "high"}, "color": colour},
