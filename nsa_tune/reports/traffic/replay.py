@@ -137,9 +137,9 @@ def _table(title: str, rows: list[Row]) -> DisplayTable:
 def _cell(column: str, value: Any) -> str:
     if value is None:
         return "-"
-    if isinstance(value, float):
-        return f"{value:.1%}" if column.endswith("saved") else f"{value:.3f}"
-    return str(value)
+    if isinstance(value, float) and column.endswith("saved"):
+        return f"{value:.1%}"
+    return f"{value:.{'0f' if value > 99 else '3g'}}" if isinstance(value, float) else str(value)
 
 
 def as_html(replayed: Replay) -> str:
