@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 Endpoint = Callable[["Request"], Awaitable[Response]]
 
 _COOKIE = "nsa_tune_service_token"
-_HOW = "send a token that `nsa-tune token add` made, as 'Authorization: Bearer TOKEN'"
+_HOW = (
+    "send a token that `nsa-tune token add` made, as 'Authorization: Bearer TOKEN'; in a browser "
+    "open this page with ?token=TOKEN once"
+)
 
 
 class Gate:

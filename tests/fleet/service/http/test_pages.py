@@ -98,3 +98,4 @@ def test_a_visitor_without_a_token_sees_a_sentence(browser: Browser, tmp_path: P
         assert answer is not None
         assert answer.status == 401
         assert "this needs a token" in visit.page.inner_text("body")
+        assert "?token=TOKEN" in visit.page.inner_text("body")
