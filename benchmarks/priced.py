@@ -165,7 +165,8 @@ def _setup(configuration: Mapping[str, Any]) -> str:
 
 def _label(document: Mapping[str, Any]) -> str:
     options, version = document["options"], document["versions"].get("sglang")
-    return f"{options['model']} {options['heads']} {version} {options['layers']}"
+    ranks = f" TP{options['real_tp']}" if options.get("real_tp", 1) > 1 else ""
+    return f"{options['model']} {options['heads']} {version} {options['layers']}{ranks}"
 
 
 class Priced(NamedTuple):
@@ -271,8 +272,8 @@ def _traces(files: Mapping[str, Path], document: Mapping[str, Any]) -> Iterator[
             engine = _engine(document, configuration) if run else None
             if run is None or engine is None:
                 continue
-            setup, clients = _setup(configuration), measured["concurrency"]
-            ttft_s, whole = closed_loop(engine, arrivals, setup, clients, pool, sessions)
+            of = engine, arrivals, _setup(configuration), measured["concurrency"], pool, sessions
+            ttft_s, whole = closed_loop(*of)
             mean_ms, name = run["ttft_ms"]["mean"], f"{_label(document)}, {measured['trace']}"
             ttft, seconds = (1e3 * ttft_s, mean_ms), (whole.wall_s, run.get("seconds"))
             shown = (f"{mean_ms:.0f}", f"{ttft[0]:.0f}", seconds[1] or "", f"{seconds[0]:.2f}")

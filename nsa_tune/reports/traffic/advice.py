@@ -201,7 +201,7 @@ def notes_on(deployment: Deployment, traffic: Traffic) -> Iterator[str]:
             else f"no trace was measured with {deployment.heads} heads on a GPU"
         )
     if deployment.tp > (deployment.measured.key.get("tp_size", 1) if deployment.measured else 1):
-        error = ": at TP8 a token was priced 7 to 36 % too low (15 runs)" if whole else ""
+        error = ": TP2's prefills were priced 24 % too low, TP8's tokens 16 %" if whole else ""
         yield f"all-reduce is not counted{error}"
     if deployment.dp > 1 and deployment.launch.engine == "sglang":
         yield "the plug-in leaves the kernels and passes of data-parallel attention to SGLang"
