@@ -1,9 +1,8 @@
 """The answer of a report: what to set in the engine, and how much attention time that saves.
 
 Everything is computed from measured times of one layer's attention, on the table's batches. A
-choice takes its fastest measured arm. A flag is one value for all batches; the plug-in chooses
-for each batch, as the table decides: a decode for each captured size, as a graph holds one choice
-for all of its contexts.
+choice takes its fastest measured arm. A flag is one value for all batches. By batch, the table
+decides: a decode for each captured size, as a graph holds one choice for all of its contexts.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ _FLAGS = {
     "prefill": _Flag("--dsa-prefill-backend", "sparse_prefill", _BACKENDS),
     "decode": _Flag("--dsa-decode-backend", "decode", _BACKENDS),
 }
-"""By the name of the point. The plug-in decides both points; V4's have neither."""
+"""By the name of the point; V4's have neither."""
 _STEPS = {
     "prefill": "prefill",
     "decode": "decode",
@@ -114,6 +113,9 @@ class Answer:
             saved = f"{percent(self.by_batch.mean)} {less} than by {self.engine}'s defaults"
             if not self.flag:
                 return f"Choosing for each {self._unit} takes {saved}. No plug-in does that yet."
+            if self.step == "decode":
+                few = "The plug-in does so only for a few sequences over a bf16 pool"
+                return f"Choosing for each {self._unit} takes {saved}. {few}. {self._beside}"
             return (
                 f"Install the plug-in, which chooses for each {self._unit}: {saved}. {self._beside}"
             )

@@ -120,7 +120,7 @@ def test_the_sentence_says_what_to_set(
 def test_a_decode_is_chosen_for_a_captured_size() -> None:
     answer = Answer("decode", "SGLang", 9, Saving(0.2, 0.1), "--x", "a", "a", NOTHING)
 
-    assert "which chooses for each captured size: 20 %" in answer.sentence
+    assert "Choosing for each captured size takes 20 %" in answer.sentence
     assert answer.basis.endswith("of their total time 10 % by choosing for each captured size.")
 
 
