@@ -78,7 +78,7 @@ def _measured(database: Path | None) -> Iterator[_Measured]:
 
 
 def _instead(gpu: str, database: Path | None) -> str:
-    """What answers on a known GPU without tables."""
+    """What stands for the times of a known GPU without tables."""
     arch = detect.KNOWN[gpu].arch if gpu in detect.KNOWN else ""
     alike = {
         key.gpu
@@ -87,8 +87,11 @@ def _instead(gpu: str, database: Path | None) -> str:
     }
     if alike:
         names = " or ".join(sorted(alike))
-        return f"There the times of {names} answer, which is of the same architecture ({arch})."
-    return "There no times answer; `nsa-tune run` measures them."
+        return (
+            f"`advise`, `replay` and `lookup` take the times of {names}, of the same architecture "
+            f"({arch}); an engine with the plug-in does not. `nsa-tune run` there measures its own."
+        )
+    return "No times stand for its own; `nsa-tune run` there measures them."
 
 
 def _listed(heads: list[int]) -> str:
