@@ -6,8 +6,6 @@ import os
 
 DENSE_MLA = "NSA_TUNE_DENSE_MLA"
 """1 steers engines that run dense MLA too, in which no plug-in has run on a GPU yet."""
-GROUPED = "NSA_TUNE_GROUPED"
-"""1 lets another kernel attend in prefills of few heads, which no engine has run on a GPU yet."""
 _NO = ("0", "false", "no", "off")
 
 

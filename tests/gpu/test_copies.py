@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from importlib import import_module
 from importlib.util import find_spec
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +15,6 @@ from nsa_tune.engines.hooking import wrapped
 from nsa_tune.engines.sglang.eligible import PADDED_HEADS, Engine
 from nsa_tune.engines.sglang.kernels import copies
 from nsa_tune.engines.sglang.kernels.copies import PADDING, READ_BACK, padded, read_back
-from nsa_tune.engines.sglang.kernels.grouped import GROUPED, around_sparse, sparse_calls
 
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
 pytestmark = [
@@ -95,21 +93,6 @@ def test_what_is_behind_the_queries_reaches_no_output(
     calls = copies.paddings(Engine(None, Backend()))
 
     assert list(PADDING.timings(calls)), "it compares every bit"
-
-
-@pytest.mark.skipif(find_spec("sglang") is None, reason="needs sglang 0.5.22 or later")
-def test_few_heads_attend_alike_whatever_queries_share(
-    attended: Callable[..., torch.Tensor],
-) -> None:
-    class Backend:
-        num_q_heads, dsa_index_topk, dsa_kv_cache_store_fp8 = 8, TOPK, False
-        _forward_flashmla_sparse = wrapped(attended, around_sparse)
-
-    arguments = SimpleNamespace(chunked_prefill_size=2048)
-    runner = SimpleNamespace(max_total_num_tokens=300_000, server_args=arguments)
-    calls = sparse_calls(Engine(runner, Backend()))
-
-    assert list(GROUPED.timings(calls)), "it compares every output"
 
 
 def test_queries_are_kept(device: torch.device) -> None:

@@ -187,7 +187,6 @@ CONVERSIONS: tuple[Conversion, ...] = (
 # --- what engines can take
 
 NO_PLUGINS = frozenset({f"mla/triton_sparse_mla{union}" for union in ("", "_union2", "_union4")})
-"""Arms that no engine's plug-in takes by a table; SGLang's takes a union by itself
-(engines/sglang/kernels/grouped.py)."""
+"""Arms that no engine's plug-in takes."""
 NOT_SGLANGS = NO_PLUGINS | {"mla/flashmla_kv_mixed", "mha/fa3_merged"}
 """Arms that SGLang's plug-in does not take: the others work as vLLM does."""

@@ -18,7 +18,7 @@ from nsa_tune.engines.sglang.facts import is_dense_mla
 from nsa_tune.engines.sglang.parallel import parallel
 from nsa_tune.engines.sglang.releases import DENSE_PATHS, INDEXER
 from nsa_tune.engines.symbols import hooks_on
-from nsa_tune.engines.variables import DENSE_MLA, GROUPED, asked_for, switched_on
+from nsa_tune.engines.variables import DENSE_MLA, asked_for, switched_on
 
 
 class Part(StrEnum):
@@ -34,7 +34,6 @@ class Part(StrEnum):
     TOPK = "key selection"
     COPIES = "copies"
     DECODE = "decode kernel"
-    GROUPED = "attention of few heads"
 
 
 SWITCHES: Mapping[Part, str] = {
@@ -44,7 +43,6 @@ SWITCHES: Mapping[Part, str] = {
     Part.TOPK: "NSA_TUNE_TOPK",
     Part.COPIES: "NSA_TUNE_COPIES",
     Part.DECODE: "NSA_TUNE_DECODE",
-    Part.GROUPED: GROUPED,
 }
 """Environment variables, by part: 0 leaves the part to SGLang."""
 
@@ -109,7 +107,7 @@ def why_not(part: Part, engine: Engine) -> str | None:
 
 def as_markdown() -> list[str]:
     """The table as docs/sglang.md shows it: a line for all reasons that leave out the same."""
-    order = [Part.TABLE, Part.PASSES, Part.TOPK, Part.COPIES, Part.DECODE, Part.GROUPED]
+    order = [Part.TABLE, Part.PASSES, Part.TOPK, Part.COPIES, Part.DECODE]
     within = {Part.DENSE, Part.DENSE_MLA, Part.SPARSE, Part.DECODE_GRAPHS}
     reasons: dict[tuple[str, ...], list[str]] = {}
     for reason in dict.fromkeys(row.reason for row in ROWS):
@@ -194,7 +192,7 @@ def _unhooked(methods: Callable[[Engine], Sequence[object]]) -> Callable[[Engine
     return lambda engine: not all(map(hooks_on, methods(engine)))
 
 
-_OFF = (Part.TABLE, Part.PASSES, Part.TOPK, Part.COPIES, Part.DECODE, Part.GROUPED)
+_OFF = (Part.TABLE, Part.PASSES, Part.TOPK, Part.COPIES, Part.DECODE)
 
 ROWS: tuple[Row, ...] = (
     _row(
@@ -203,13 +201,12 @@ ROWS: tuple[Row, ...] = (
     ),
     _row(
         "dense MLA", lambda engine: not _has_indexer(engine),
-        Part.TABLE, Part.DENSE_MLA, Part.SPARSE, Part.TOPK, Part.COPIES, Part.DECODE, Part.GROUPED,
+        Part.TABLE, Part.DENSE_MLA, Part.SPARSE, Part.TOPK, Part.COPIES, Part.DECODE,
     ),
     _row(
         f"dense MLA, unless `{DENSE_MLA}=1`",
         lambda engine: not (_has_indexer(engine) or asked_for(DENSE_MLA)), Part.PASSES,
     ),
-    _row(f"few heads, unless `{GROUPED}=1`", lambda _: not asked_for(GROUPED), Part.GROUPED),
     _row("deterministic inference", lambda engine: engine.backend.num_splits != 0, *_OFF),
     _row(
         "HiSparse",
@@ -218,19 +215,19 @@ ROWS: tuple[Row, ...] = (
     _row(
         "a sharded KV pool",
         lambda engine: getattr(engine.backend, "_kv_shard_pool", None) is not None,
-        Part.TABLE, Part.PASSES, Part.TOPK, Part.COPIES, Part.GROUPED,
+        Part.TABLE, Part.PASSES, Part.TOPK, Part.COPIES,
     ),
     _row(
         "decode context parallelism", lambda engine: getattr(engine.backend, "dcp_size", 1) > 1,
-        Part.TABLE, Part.PASSES, Part.TOPK, Part.DECODE, Part.GROUPED,
+        Part.TABLE, Part.PASSES, Part.TOPK, Part.DECODE,
     ),
     _row(
         "pooled indexer keys", lambda engine: getattr(engine.backend, "dsa_index_kpool", 1) > 1,
-        Part.TABLE, Part.PASSES, Part.TOPK, Part.GROUPED,
+        Part.TABLE, Part.PASSES, Part.TOPK,
     ),
     _row(
         "context parallelism", lambda _: parallel().attn_cp_size > 1,
-        Part.TABLE, Part.PASSES, Part.TOPK, Part.GROUPED,
+        Part.TABLE, Part.PASSES, Part.TOPK,
     ),
     # A rank that decides otherwise (it has another table, say) would take rank 0's for its own.
     _row(
@@ -241,7 +238,7 @@ ROWS: tuple[Row, ...] = (
     # By them passes round otherwise than by default; other ways are kept if they do not (proof.py).
     _row(
         f"`{SAME_NUMERICS}=1`", lambda _: asked_for(SAME_NUMERICS),
-        Part.TABLE, Part.DENSE, Part.DENSE_MLA, Part.DECODE, Part.GROUPED,
+        Part.TABLE, Part.DENSE, Part.DENSE_MLA, Part.DECODE,
     ),
     # A stage of other length is priced otherwise, and its top-k goes on to the next stage.
     _row(
@@ -253,7 +250,7 @@ ROWS: tuple[Row, ...] = (
         lambda engine: bool(
             getattr(engine.runner.model_config.hf_config, "learnable_sink", False)
         ),
-        Part.TABLE, Part.PASSES, Part.GROUPED,
+        Part.TABLE, Part.PASSES,
     ),
     _row(
         "top-k shared over MTP steps, unconverted", _shares_topk_over_mtp_steps,
@@ -300,7 +297,7 @@ ROWS: tuple[Row, ...] = (
     # Dense attention there reads lengths that a graph would keep.
     _row(
         "another GPU than Hopper", lambda engine: _capability() != _HOPPER,
-        Part.DENSE, Part.SPARSE, Part.COPIES, Part.DECODE, Part.GROUPED,
+        Part.DENSE, Part.SPARSE, Part.COPIES, Part.DECODE,
     ),
     _row(
         "a GPU before compute capability 8.0", lambda engine: _capability() < _AMPERE, Part.TOPK
@@ -375,7 +372,7 @@ ROWS: tuple[Row, ...] = (
         "a hook that is not in place", _unhooked(lambda engine: [
             type(engine.backend)._forward_flashmla_sparse
         ]),
-        Part.COPIES, Part.GROUPED,
+        Part.COPIES,
     ),
     _row(
         "a hook that is not in place",

@@ -121,11 +121,6 @@ class KernelSwap:
     None: `calls` checks what nsa-tune's kernel computes by itself."""
     captured: bool = False
     """Whether it runs in captured graphs: the host's time does not count there."""
-    kernel: str = "nsa-tune's kernel"
-    """What takes the place of SGLang's, in words."""
-    after_proof: bool = False
-    """Whether it is compared only when passes have been proven and timed, which then run without
-    it."""
     wins: Wins | None = None
     """None: SGLang's kernel runs."""
     owner: object = None
@@ -169,7 +164,7 @@ class KernelSwap:
         # No number is no agreement either.
         if not error <= tolerance:
             raise RuntimeError(
-                f"at {self._size(call.size)} {self.kernel}, which {self.does}, is "
+                f"at {self._size(call.size)} nsa-tune's kernel, which {self.does}, is "
                 f"{error:.3g} away from SGLang's"
             )
 
@@ -191,7 +186,7 @@ class KernelSwap:
 
     def run(self, kernel: Callable[..., Any], *given: Any) -> Any:
         """nsa-tune's kernel on a call; None where SGLang's has to answer."""
-        return attempt(f"{self.kernel} that {self.does}", self._once, kernel, *given)
+        return attempt(f"nsa-tune's kernel that {self.does}", self._once, kernel, *given)
 
     def forget(self) -> None:
         """Leave all calls to SGLang's kernel."""
@@ -219,7 +214,7 @@ class KernelSwap:
             return f"SGLang's kernel {self.does}: it is as fast at all measured sizes"
         best = max(wins.faster, key=lambda timing: timing.engine_us / timing.swapped_us)
         return (
-            f"{self.kernel} {self.does}: it is faster at {len(wins.faster)} of "
+            f"nsa-tune's kernel {self.does}: it is faster at {len(wins.faster)} of "
             f"{len(wins.timings)} measured sizes, {best.engine_us:.0f} to {best.swapped_us:.0f} us "
             f"at {self._size(best.size)} ({SWITCHES[self.part]}=0 leaves this to SGLang)"
         )

@@ -21,7 +21,7 @@ from nsa_tune.engines.decision_log import DecisionLog
 from nsa_tune.engines.extends import batch_of, sums_of
 from nsa_tune.engines.sglang.edge import attempt
 from nsa_tune.engines.sglang.facts import Facts
-from nsa_tune.engines.sglang.kernels import grouped
+from nsa_tune.engines.sglang.overlap import OVERLAP
 from nsa_tune.engines.sglang.passes import is_plain_extend
 from nsa_tune.engines.sglang.switch import paused
 
@@ -33,7 +33,7 @@ ENGINE_KERNEL = "_nsa_tune_engine_kernel"
 
 def around_prefill(original: Callable[..., Any], backend: Any, forward_batch: Any = None) -> Any:
     """The hook around `set_dsa_prefill_impl`, which runs once a forward pass."""
-    grouped.begin(backend, forward_batch)
+    OVERLAP.begin(backend, forward_batch)
     prefill = backend.__dict__.get(_ATTRIBUTE)
     if prefill is None:
         return original(backend, forward_batch)
@@ -176,9 +176,6 @@ class Prefill:
         backend = self._backend
         engine_mha, engine_impl = backend.use_mha, backend.dsa_prefill_impl
         answer = None if sums is None else self._answers.of(sums, engine_mha=engine_mha)
-        if answer == "fa3" and sums is not None and grouped.takes(backend, sums.q_tokens):
-            # FlashMLA's place is what it takes.
-            answer = "flashmla_sparse"
         if answer is None or (
             (least := self._answers.least_prefix)
             and answer == "flashmla_sparse"

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-from nsa_tune.engines import variables
 from nsa_tune.engines.hooking import wrapped
 from nsa_tune.engines.sglang import eligible as module
 from nsa_tune.engines.sglang.eligible import (
@@ -28,8 +27,8 @@ from tests.engines.sglang.pass_mode.fakes import Speculation
 from tests.engines.site import REPOSITORY
 
 TABLE, PASSES, DENSE, DENSE_MLA = Part.TABLE, Part.PASSES, Part.DENSE, Part.DENSE_MLA
-SPARSE, GROUPED = Part.SPARSE, Part.GROUPED
-DECODE_GRAPHS, TOPK, COPIES, DECODE = Part.DECODE_GRAPHS, Part.TOPK, Part.COPIES, Part.DECODE
+SPARSE, DECODE_GRAPHS, TOPK = Part.SPARSE, Part.DECODE_GRAPHS, Part.TOPK
+COPIES, DECODE = Part.COPIES, Part.DECODE
 EAGLE: dict[str, Any] = {"spec_algorithm": Speculation.EAGLE}
 _ON_RUNNER = {
     "is_generation", "spec_algorithm", "decode_cuda_graph_runner", "model_config", "is_draft_worker"
@@ -99,7 +98,6 @@ def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
         "SGLANG_DSA_TOPK_BROADCAST",
     ):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv(variables.GROUPED, "1")
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
     monkeypatch.setattr(module, "parallel", lambda: _parallel())
@@ -129,12 +127,6 @@ def _off(engine: Engine) -> set[Part]:
     return {part for part in Part if why_not(part, engine) is not None}
 
 
-def test_another_kernel_for_few_heads_has_to_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(variables.GROUPED)
-
-    assert _off(_engine()) == {GROUPED}
-
-
 def test_nothing_of_a_plain_engine_is_left_out() -> None:
     # Over a bf16 pool with padded heads even the copies have something to do.
     assert _off(_engine()) == set()
@@ -146,7 +138,7 @@ def _config(**changes: Any) -> Any:
 
 
 _OTHER = "another attention than DSA and dense MLA by FlashAttention-3"
-_ALL = {TABLE, PASSES, TOPK, COPIES, DECODE, GROUPED}
+_ALL = {TABLE, PASSES, TOPK, COPIES, DECODE}
 _INDEX = {TABLE, PASSES, TOPK}
 
 
@@ -154,7 +146,7 @@ _INDEX = {TABLE, PASSES, TOPK}
     ("changes", "off"),
     [
         ({"pp_size": 2}, {TABLE, PASSES}),
-        ({"model_config": _config(learnable_sink=True)}, {TABLE, PASSES, GROUPED}),
+        ({"model_config": _config(learnable_sink=True)}, {TABLE, PASSES}),
         (
             {"is_draft_worker": True, "model_config": _config(index_share_for_mtp_iteration=True)},
             {TABLE, PASSES},
@@ -193,7 +185,7 @@ def test_an_engines_arguments_leave_parts_out(changes: dict[str, Any], off: set[
         ({"hisparse_coordinator": object()}, _ALL),
         ({"_kv_shard_pool": object()}, _ALL - {DECODE}),
         ({"dcp_size": 2}, _ALL - {COPIES}),
-        ({"dsa_index_kpool": 2}, _INDEX | {GROUPED}),
+        ({"dsa_index_kpool": 2}, _INDEX),
         ({"supports_mha_one_shot": False}, {DENSE}),
         ({"dsa_kv_cache_store_fp8": True}, {DENSE_MLA}),
         ({"use_fused_topk": False}, {TOPK, SPARSE}),
@@ -213,7 +205,7 @@ def test_drafts_that_are_trees_are_no_rows() -> None:
 @pytest.mark.parametrize(
     ("ranks", "off"),
     [
-        ({"attn_cp_size": 2}, _INDEX | {GROUPED}),
+        ({"attn_cp_size": 2}, _INDEX),
         ({"attn_dp_size": 2}, {TABLE, PASSES}),
         ({}, set()),
     ],
@@ -233,8 +225,7 @@ def test_its_ranks_leave_parts_out(
         *((name, value, {PASSES}) for name in [SWITCHES[PASSES]] for value in ("No", " OFF ")),
         # They are off-switches: what was asked for by 1 once is on by itself.
         *((name, value, set()) for name in SWITCHES.values() for value in ("1", "yes")),
-        *((name, "", {part} & {GROUPED}) for part, name in SWITCHES.items()),
-        (SAME_NUMERICS, "1", {TABLE, DENSE, DENSE_MLA, DECODE, GROUPED}),
+        (SAME_NUMERICS, "1", {TABLE, DENSE, DENSE_MLA, DECODE}),
         (SAME_NUMERICS, "0", set()),
         ("SGLANG_DSA_TOPK_BROADCAST", "1", _INDEX),
         ("SGLANG_DSA_TOPK_BROADCAST", "0", set()),
@@ -255,10 +246,10 @@ def test_its_environment_leaves_parts_out(
 @pytest.mark.parametrize(
     ("cuda", "capability", "off"),
     [
-        ("13.0", (10, 0), {DENSE, SPARSE, COPIES, DECODE, GROUPED}),
-        ("13.0", (7, 5), {DENSE, SPARSE, COPIES, DECODE, GROUPED, TOPK}),
+        ("13.0", (10, 0), {DENSE, SPARSE, COPIES, DECODE}),
+        ("13.0", (7, 5), {DENSE, SPARSE, COPIES, DECODE, TOPK}),
         # Of another maker: its numbers mean something else.
-        (None, (9, 4), {DENSE, SPARSE, COPIES, DECODE, GROUPED, TOPK}),
+        (None, (9, 4), {DENSE, SPARSE, COPIES, DECODE, TOPK}),
     ],
 )
 def test_its_gpu_leaves_parts_out(
@@ -282,7 +273,7 @@ def test_graphs_that_are_not_there_or_of_another_kind_leave_parts_out() -> None:
     ("owner", "name", "off"),
     [
         (_Topk, "topk_transform", {TOPK}),
-        (_Backend, "_forward_flashmla_sparse", {COPIES, GROUPED}),
+        (_Backend, "_forward_flashmla_sparse", {COPIES}),
         (_Backend, "_forward_fa3", {DECODE}),
         (_Backend, "forward_extend", {DENSE_MLA, SPARSE}),
         (_Graphs, "_prepare_forward_metadata_for_replay", {DENSE, SPARSE}),

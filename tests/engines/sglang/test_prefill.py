@@ -15,7 +15,6 @@ from nsa_tune.backend.types.layouts import KVLayout
 from nsa_tune.engines.decision_log import DecisionLog
 from nsa_tune.engines.extends import sums_of
 from nsa_tune.engines.sglang.facts import facts_of
-from nsa_tune.engines.sglang.kernels import grouped
 from nsa_tune.engines.sglang.prefill import (
     ENGINE_KERNEL,
     Answers,
@@ -246,22 +245,6 @@ def test_a_pass_that_keeps_sglangs_kernel_is_not_steered_and_the_next_one_is(
 
     delattr(backend, ENGINE_KERNEL)
     assert [engine.decided(backend, one)[:2] for one in (dense, sparse)] == [steered, steered]
-
-
-@pytest.mark.parametrize("shared", [True, False])
-def test_where_queries_share_their_keys_fa3_leaves_the_pass_to_nsa_tunes_kernel(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch, shared: bool
-) -> None:
-    """It takes FlashMLA's place, and was compared with that."""
-    backend, answers = _steered(
-        engine, dispatcher("bf16"), fp8=False, dsa_prefill_impl="flashmla_sparse"
-    )
-    answers.of = lambda batch, *, engine_mha: "fa3"  # type: ignore[method-assign]
-    monkeypatch.setattr(grouped, "takes", lambda owner, rows: owner is backend and shared)
-
-    impl = engine.decided(backend, engine.batch([4000], [4096]))[1]
-
-    assert impl == ("flashmla_sparse" if shared else "fa3")
 
 
 def test_nothing_is_changed_where_the_table_agrees_or_there_is_none(engine: Engine) -> None:

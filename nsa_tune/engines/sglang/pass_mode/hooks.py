@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from nsa_tune.engines.sglang import overlap
 from nsa_tune.engines.sglang.edge import attempt
 from nsa_tune.engines.sglang.kernel_swap import KernelSwap
 from nsa_tune.engines.sglang.kernels import SWAPS
@@ -69,10 +70,10 @@ def around_init_graphs(original: Callable[..., Any], runner: Any, *rest: Any, **
     # Graphs keep the kernels that they are captured with; the others change what passes take.
     _compare(runner, (swap for swap in SWAPS if swap.captured))
     result = original(runner, *rest, **named)
-    _compare(runner, (swap for swap in SWAPS if not swap.captured and not swap.after_proof))
+    _compare(runner, (swap for swap in SWAPS if not swap.captured))
     attempt("proving how passes run", attach, runner)
-    _compare(runner, (swap for swap in SWAPS if swap.after_proof))
     attempt("leaving out what is not proven", drop_unproven_table, runner)
+    attempt("beginning to sample selected keys", overlap.start, runner)
     return result
 
 

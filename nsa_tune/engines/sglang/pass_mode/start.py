@@ -80,9 +80,7 @@ def attach(runner: Any) -> None:
             return
         undo.pop_all()
     steering.times = times
-    steering.monitor, steering.shared_keys = (
-        RegressionMonitor(lambda: torch.cuda.Event(enable_timing=True)) for _ in range(2)
-    )
+    steering.monitor = RegressionMonitor(lambda: torch.cuda.Event(enable_timing=True))
 
 
 def drop_unproven_table(runner: Any) -> None:

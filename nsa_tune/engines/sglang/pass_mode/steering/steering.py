@@ -14,7 +14,6 @@ from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.profiles import ALL_TOKENS
 from nsa_tune.engines.extends import batch_of, sums_of
 from nsa_tune.engines.sglang.edge import say_once
-from nsa_tune.engines.sglang.kernels.grouped import GROUPED, OVERLAP
 from nsa_tune.engines.sglang.pass_mode.forward import Forward
 from nsa_tune.engines.sglang.pass_mode.mode import PassMode
 from nsa_tune.engines.sglang.pass_mode.ranks import Ranks
@@ -63,8 +62,6 @@ class Steering:
         self.times: PassTimes | None = None
         """None until they are measured: until then everything runs as SGLang has it."""
         self.monitor: RegressionMonitor | None = None
-        self.shared_keys: RegressionMonitor | None = None
-        """Of passes with the kernel over unions, as if they were the table kernel's."""
         self.last = PassMode.ENGINE
         """How the last pass ran."""
         self.forced: PassMode | None = None
@@ -84,29 +81,14 @@ class Steering:
         if batch is None:
             return call.run()
         mode = self.last = self.fastest(batch, self.rows_of(call.batch))
-        start = self.monitor.begin() if self.monitor is not None else None
-        taken = OVERLAP.taken
+        monitor = self.monitor
+        start = monitor.begin() if monitor is not None else None
         output = self._run(mode, call)
-        if start is not None:
+        if monitor is not None and start is not None:
             engine_us = self.choice.estimates_us(self.times, batch).get(PassMode.ENGINE)
             if engine_us is not None:
-                self._end(start, mode, engine_us, shared=OVERLAP.taken > taken)
+                monitor.end(start, self._as_run(mode), engine_us)
         return output
-
-    def _end(self, start: Any, mode: PassMode, engine_us: float, *, shared: bool) -> None:
-        """A pass that is timed has ended. `shared`: the kernel over unions ran in it, with which no
-        pass was timed: it says nothing of its way, but of that kernel."""
-        assert self.monitor is not None, "it has begun the pass"
-        ran = self._as_run(mode)
-        if not shared:
-            self.monitor.end(start, ran, engine_us)
-        watch = self.shared_keys
-        if watch is not None and (shared or ran is PassMode.ENGINE):
-            watch.end(start, PassMode.TABLE_KERNEL if shared else ran, engine_us)
-            if watch.losing and GROUPED.wins is not None:
-                GROUPED.forget()
-                text = f"passes by {GROUPED.kernel} that {GROUPED.does} take longer than SGLang's"
-                say_once(logging.WARNING, f"{text}, so that it is given up ({watch.report()})")
 
     def fastest(self, batch: Batch, rows: int | None) -> PassMode:
         """The fastest way for a batch from its sums, as `Choice` has it: the same on all ranks."""

@@ -14,8 +14,6 @@ from hypothesis import strategies as st
 from nsa_tune.backend.types.profiles import ALL_TOKENS
 from nsa_tune.engines.extends import sums_of
 from nsa_tune.engines.sglang import switch
-from nsa_tune.engines.sglang.kernel_swap import Wins
-from nsa_tune.engines.sglang.kernels.grouped import GROUPED, OVERLAP
 from nsa_tune.engines.sglang.pass_mode.forward import Forward
 from nsa_tune.engines.sglang.pass_mode.hooks import around_forward
 from nsa_tune.engines.sglang.pass_mode.mode import PassMode
@@ -485,34 +483,6 @@ def test_a_way_that_was_disabled_is_not_taken() -> None:
     assert _fastest(steered, [0], [100]) is DENSE
     monitor.disabled = frozenset({DECODE, DENSE})
     assert _fastest(steered, [0], [100]) is ENGINE
-
-
-def test_a_pass_with_a_kernel_that_none_was_timed_with_speaks_for_the_kernel_alone(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    steered = _steering()
-    monitor, watch = _monitored(steered), _Watch()
-    steered.shared_keys = watch  # type: ignore[assignment]
-    run, prefill = steered._run, Forward(original([]), SimpleNamespace(), batch([8192], [1024]))
-
-    def with_another_kernel(mode: PassMode, call: Forward) -> Any:
-        monkeypatch.setattr(OVERLAP, "taken", OVERLAP.taken + 1)
-        return run(mode, call)
-
-    steered._run = with_another_kernel  # type: ignore[method-assign]
-    steered.forward(prefill)
-    assert not monitor.ended and [mode for mode, _ in watch.ended] == [TABLE]
-
-    steered._run = run  # type: ignore[method-assign]
-    steered.forward(prefill)
-    _run(steered, batch([8192], [128]))
-    assert [mode for mode, _ in monitor.ended] == [ENGINE, DECODE]
-    assert [mode for mode, _ in watch.ended] == [TABLE, ENGINE], "how far SGLang's own drift"
-
-    monkeypatch.setattr(GROUPED, "wins", Wins([], 0.06, beyond=True))
-    watch.losing = frozenset({TABLE})
-    steered.forward(prefill)
-    assert GROUPED.wins is None
 
 
 def test_passes_are_timed_against_the_engines_own() -> None:
