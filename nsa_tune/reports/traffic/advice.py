@@ -14,6 +14,7 @@ from typing import Any
 
 from nsa_tune._errors import NoTunedData
 from nsa_tune.autotune.workload.arrivals import Arrival
+from nsa_tune.backend.dispatch.table_planner import Match
 from nsa_tune.engines.sglang.pass_mode.steering.choice import GRAPH_SIZES
 from nsa_tune.reports.traffic.attention import DEFAULT, PLUGIN
 from nsa_tune.reports.traffic.deployment import SURE, Deployment, Traffic
@@ -33,7 +34,8 @@ class Outcome:
     name: str
     command: str
     prefill_s: float
-    decode_s: float
+    decode_s: float | None
+    """None where the table has no times of the attention that decodes."""
     pool_tokens: int
     """Of each GPU's KV pool."""
     served: Served | None
@@ -142,6 +144,7 @@ def advise(
             outcomes.append(outcome(AS_ADVISED, advised, setups))
         # SGLang's data-parallel ranks are left to it, but for copies and key selection.
         steered = launch.dp_attention == 1 or launch.engine != "sglang"
+        steered = steered and not _of_another_gpu(deployment)
         if steered and "NSA_TUNE_DISABLE" not in launch.flags:
             outcomes.append(outcome(WITH_PLUGIN, launch, Setups(PLUGIN, PLUGIN)))
         if other is not None:
@@ -157,7 +160,9 @@ def _outcome(
     deployment: Deployment, requests: Sequence[Arrival], name: str, launch: Launch, setups: Setups
 ) -> Outcome:
     prefill_s = seconds_of(deployment.prices, setups.prefill, extend=True)
-    decode_s = seconds_of(deployment.prices, setups.decode, extend=False)
+    decode_s = None
+    if deployment.model is not None or "decode" not in deployment.passes.attention.unpriced:
+        decode_s = seconds_of(deployment.prices, setups.decode, extend=False)
     runs: list[Served | None] = [None]
     if requests and deployment.model is not None:
         off = deployment.error
@@ -190,19 +195,25 @@ def _with_other_format(
     return [_outcome(deployment, requests, name, launch, setups)]
 
 
+def _of_another_gpu(deployment: Deployment) -> bool:
+    """Whether all prices come from a table of another GPU, which no plug-in takes."""
+    match = deployment.passes.attention.dispatcher.match
+    return deployment.measured is None and match is Match.ARCHITECTURE
+
+
 def notes_on(deployment: Deployment, traffic: Traffic) -> Iterator[str]:
     """What the figures leave out, and what to measure."""
     yield from _notes_on_passes(deployment)
     whole = deployment.model is not None
     if whole and traffic.trace is not None:
         yield (
-            "times to first token were 32 % too low to 5 % too high on 7 traces in an engine"
+            "times to first token were 32% too low to 5% too high on 7 traces in an engine"
             if deployment.heads == 16
             else f"no trace was measured with {deployment.heads} heads on a GPU"
         )
     if deployment.tp > (deployment.measured.key.get("tp_size", 1) if deployment.measured else 1):
-        error = ": TP2's prefills were priced 24 % too low, TP8's tokens 16 %" if whole else ""
-        yield f"all-reduce is not counted{error}"
+        error = ": TP2's prefills were priced 24% too low, GLM-5's tokens at TP8 16%"
+        yield f"all-reduce is not counted{error if whole else ''}"
     if deployment.dp > 1 and deployment.launch.engine == "sglang":
         yield "the plug-in leaves the kernels and passes of data-parallel attention to SGLang"
     elif deployment.tp > 2:
@@ -232,6 +243,11 @@ def _notes_on_passes(deployment: Deployment) -> Iterator[str]:
             yield "a trace's batches are those of SGLang's scheduler"
         else:
             yield "a start of the engine with the plug-in measures them; or give --pass-times"
+        if _of_another_gpu(deployment):
+            yield (
+                "times are another GPU's, whose table the plug-in does not take, and may be "
+                "several times off: `nsa-tune run` on this one"
+            )
         if unpriced := deployment.passes.attention.unpriced:
             steps = ", ".join(unpriced)
             yield f"the table has no times of what the engine runs in {steps}: not counted"

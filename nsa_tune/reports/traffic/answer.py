@@ -27,7 +27,10 @@ def lines(advice: Advice) -> Iterator[str]:
     usual, other = advice.usual, advice.outcome(OTHER_FORMAT)
     if usual and other:
         bf16 = advice.kv_dtype == "bf16"
-        yield f"bf16 or fp8? {bf16_or_fp8(*(usual, other) if bf16 else (other, usual))}."
+        text = bf16_or_fp8(*(usual, other) if bf16 else (other, usual))
+        better = "fp8" if bf16 else "bf16"
+        keeps = f" The command keeps {advice.kv_dtype}; that for {better} is below."
+        yield f"bf16 or fp8? {text}.{keeps if text.startswith(f'{better}:') else ''}"
     if advice.outcomes:
         yield from ("", f"    {advice.advised.command(advice.model)}", "")
         if advice.changes:
@@ -53,10 +56,11 @@ def headline(advice: Advice) -> str:
     if advised is None or advised is given:
         return f"Keep what you have: no flag is surely faster{_load(advice, given)}."
     flags = " and ".join(line[2:] for line in advice.changes if line.startswith("+"))
-    kind = "prefills" if advised.decode_s == given.decode_s else "passes"
+    decodes = [outcome.decode_s or 0.0 for outcome in (given, advised)]
+    kind = "prefills" if decodes[0] == decodes[1] else "passes"
     before, after = given.prefill_s, advised.prefill_s
     if kind == "passes":
-        before, after = before + given.decode_s, after + advised.decode_s
+        before, after = before + decodes[0], after + decodes[1]
     what = f"{kind} take" if advice.whole_passes else f"the attention of {kind} takes"
     text = f"Set {flags}: {what} {1 - after / before:.0%} less time"
     return f"{text}{_load(advice, advised, given)}."
@@ -97,7 +101,7 @@ def bf16_or_fp8(bf16: Outcome, fp8: Outcome) -> str:
     )
     return (
         f"{verdict}: the first token takes {first_a} on average (fp8: {first_b}), each one after "
-        f"it {later_a} (fp8: {later_b}); {room}"
+        f"it, with the prefills in between, {later_a} (fp8: {later_b}); {room}"
     )
 
 
@@ -122,7 +126,8 @@ def does_not_fit(memory: Memory, launch: Launch) -> str:
 
 
 def _row(outcome: Outcome) -> tuple[str, ...]:
-    row = outcome.name, f"{outcome.prefill_s:.5g}", f"{outcome.decode_s:.5g}"
+    decode = "-" if outcome.decode_s is None else f"{outcome.decode_s:.5g}"
+    row = outcome.name, f"{outcome.prefill_s:.5g}", decode
     if outcome.served is None:
         return row
     tokens = f"{outcome.served.output_tokens_per_s:.0f}"

@@ -143,6 +143,14 @@ def test_bf16_or_fp8_is_answered_right_below_the_advice(
     assert verdict.endswith("; fp8 holds 1.6 times the tokens.")
 
 
+def test_a_better_format_than_the_commands_is_pointed_out(advise: Any, tmp_path: Path) -> None:
+    busy = write_trace(tmp_path / "busy.jsonl", [(i * 0.15, 600, 60) for i in range(60)])
+    hint = " The command keeps fp8; that for bf16 is below."
+
+    assert advise("--trace", str(busy), "--flags", FP8).out.splitlines()[1].endswith(hint)
+    assert "The command keeps" not in advise("--trace", str(busy), "--flags", BF16).out
+
+
 def _outcome(ttft_s: float, tpot_s: float, pool_tokens: int = 100) -> Outcome:
     runs = [
         Served(1.0, 1.0, {"mean": factor * ttft_s}, {"mean": factor * tpot_s}, 1.0)
@@ -288,6 +296,17 @@ def test_a_gpu_without_engine_passes_is_told(capsys: pytest.CaptureFixture[str])
     assert answer.code == 0, answer.err
     assert "whole passes were not measured" in answer.out
     assert "The plug-in:" not in answer.out
+
+
+def test_another_gpus_times_promise_nothing_of_the_plugin(
+    capsys: pytest.CaptureFixture[str], short: str
+) -> None:
+    """The H100's table, besides, has no times of SGLang's decode kernel over bf16."""
+    answer = Shell(capsys)("advise", "--gpu", "H20", "--flags", "--tp 8", "--trace", short)
+
+    assert "times are another GPU's" in answer.out
+    assert "    with the plug-in " not in answer.out
+    assert re.search(r"^    as given .* -$", answer.out, re.MULTILINE)
 
 
 @pytest.mark.parametrize(
