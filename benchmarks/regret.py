@@ -1,16 +1,16 @@
 """What a table's answers cost on batches that it was not tuned on, beside the engine's baseline.
 
     python benchmarks/regret.py measure --heads 128 --kv-dtype fp8 --batches 100 --out held-out.tsv
-    python benchmarks/regret.py score held-out.tsv [--db TABLE] [--sums]
+    python benchmarks/regret.py score held-out.tsv [--db TABLE] [--sums] [--taken]
     python benchmarks/regret.py table HELD_OUT...
     python benchmarks/regret.py left-out TABLE...
 
 `measure` needs the GPU: it draws seeded random batches, half of them ragged, and times every arm.
 `score` replays that file anywhere: regret is the time of the arm that was chosen over the best
-arm's, minus one. Without --db the shipped table answers; --sums asks it without the lengths. Arms
-that the file has no times of are left out of the table that answers: what they would lose there is
-not known. `table` prints what the shipped tables lose on several files, a row a question and file.
-`left-out` answers for each eighth of a table's own batches by the other seven.
+arm's, minus one. Without --db the shipped table answers; --sums asks it without the lengths;
+--taken asks for a kernel only where the table takes its path, MHA or MLA. Arms that the file has no
+times of are left out of the table: what they would lose is not known. `table` prints what the
+shipped tables lose on several files. `left-out` answers for a table's own batches, an eighth each.
 """
 
 from __future__ import annotations
@@ -84,8 +84,7 @@ def measure(arguments: argparse.Namespace) -> None:
         off = [f"{name}: {old}, here {new}" for name, old, new in before.key.differences(key)]
         raise SystemExit(f"{out} is of another key ({'; '.join(off)}); give another --out")
     rows = {(r.point, r.batch, r.arm): r for r in (before.measurements if before else ())}
-    names = arguments.points.split(",") if arguments.points else ()
-    points = points_for(setting.profile, names)
+    points = points_for(setting.profile, arguments.points.split(",") if arguments.points else ())
     end = time.monotonic() + arguments.budget
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
@@ -184,11 +183,6 @@ def summed(batch: Batch) -> Batch:
     )  # fmt: skip
 
 
-def _always(choice: str, batch: Batch) -> str:
-    del batch
-    return choice
-
-
 def summary(regrets: list[float]) -> dict[str, float]:
     """Mean, median, 99th percentile and worst of relative regrets."""
     ordered = sorted(regrets)
@@ -214,6 +208,10 @@ def opened(held_out: Table, db: Path | None) -> Dispatcher:
     return with_arms(dispatcher, timed_arms(held_out.measurements))
 
 
+def _always(choice: str, _: Batch) -> str:
+    return choice
+
+
 def losses(some: Sequence[Cell], choose: Choose, *, sums: bool = False) -> list[float] | None:
     """The regret on each batch; None where the choice was not measured on all of them."""
     regrets = [one.regret(choose(summed(one.batch) if sums else one.batch)) for one in some]
@@ -229,14 +227,20 @@ def score(arguments: argparse.Namespace) -> None:
     result = []
     for point, question in _questions():
         some = list(cells(held_out, point.name, question))
+        if arguments.taken:
+            some = [one for one in some if is_taken(dispatcher, question, one.batch)]
         for name, choose in choosers(dispatcher, question).items() if some else ():
             regrets = losses(some, choose, sums=arguments.sums)
-            if regrets is None:
-                continue
-            row = {"question": question.name, "who": name, **summary(regrets)}
-            result.append(row)
+            if regrets is not None:
+                result.append({"question": question.name, "who": name, **summary(regrets)})
     print(f"{key.gpu}, {key.model}, {key.heads} heads, {key.kv_layout}; table: {dispatcher.source}")
     _print_rows(("question", "who"), result)
+
+
+def is_taken(dispatcher: Dispatcher, question: Question, batch: Batch) -> bool:
+    """Whether the way that `dispatcher` runs `batch` asks for an arm of `question` at all."""
+    path = f"{dispatcher.plan(batch).prefill_path}/"
+    return any(arm.startswith(path) for arms in question.choices.values() for arm in arms)
 
 
 def table(arguments: argparse.Namespace) -> None:
@@ -247,10 +251,9 @@ def table(arguments: argparse.Namespace) -> None:
     for question, name, regrets in shipped_losses(arguments.files):
         rows.append((question, name, regrets))
         total[question] += regrets
-    rows += [(question, "~ all", regrets) for question, regrets in total.items()]
-    names = ("question", "held-out table")
-    said = [{**dict(zip(names, row, strict=False)), **summary(row[2])} for row in sorted(rows)]
-    _print_rows(names, said)
+    rows = sorted([*rows, *((question, "~ all", regrets) for question, regrets in total.items())])
+    said = [{"question": of, "held-out table": name, **summary(lost)} for of, name, lost in rows]
+    _print_rows(("question", "held-out table"), said)
 
 
 def left_out(arguments: argparse.Namespace) -> None:
@@ -262,8 +265,7 @@ def left_out(arguments: argparse.Namespace) -> None:
         for part in range(_PARTS):
             away, rest = frozenset(words[part::_PARTS]), opened(whole, path)
             for name in rest.policies:
-                keep = partial(_outside, away)
-                rest = with_costs(rest, name, rest.setting, keep)
+                rest = with_costs(rest, name, rest.setting, partial(_outside, away))
             rows = tuple(row for row in whole.measurements if row.batch in away)
             for point, question in _questions():
                 for cell in cells(replace(whole, measurements=rows), point.name, question):
@@ -271,15 +273,12 @@ def left_out(arguments: argparse.Namespace) -> None:
                         loss = cell.regret(choose(cell.batch))
                         found[question.name, who] += [] if loss is None else [loss]
         print(f"\n{path.stem}\n")
-        names = ("question", "who")
-        known = {key: regrets for key, regrets in found.items() if regrets}
-        _print_rows(
-            names, [{**dict(zip(names, k, strict=True)), **summary(known[k])} for k in known]
-        )
+        known = [(*key, regrets) for key, regrets in found.items() if regrets]
+        said = [{"question": of, "who": who, **summary(lost)} for of, who, lost in known]
+        _print_rows(("question", "who"), said)
 
 
-def _outside(away: Set[str], row: Measurement, batch: Batch) -> Measurement | None:
-    del batch
+def _outside(away: Set[str], row: Measurement, _: Batch) -> Measurement | None:
     return None if row.batch in away else row
 
 
@@ -342,6 +341,7 @@ def main() -> None:
     scoring.add_argument("table", type=Path)
     scoring.add_argument("--db", type=Path)
     scoring.add_argument("--sums", action="store_true", help="ask without the lengths")
+    scoring.add_argument("--taken", action="store_true", help="kernels only where they run")
     scoring.set_defaults(run=score)
     listing = commands.add_parser("table", help="the shipped tables' regret on several files")
     listing.add_argument("files", type=Path, nargs="+")
