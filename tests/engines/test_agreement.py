@@ -147,6 +147,18 @@ def test_a_rank_that_leaves_all_to_the_engine_waits_for_nobody(
         assert not _ranks(1, 2)[0].agree("mode", "yes")
 
 
+def test_a_rank_without_the_plugin_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    shared = HashStore()
+    monkeypatch.setattr("torch.distributed.distributed_c10d._get_default_store", lambda: shared)
+    monkeypatch.setattr(module, "_asked", type(module._asked)())
+    monkeypatch.setattr(module, "_unanswered", [])
+    ranks, _ = _ranks(0, 2)
+
+    for timeout_s in ("0.01", "1e9"):
+        monkeypatch.setenv("NSA_TUNE_AGREE_S", timeout_s)
+        assert not ranks.agree("table", "yes")
+
+
 def test_others_send_nothing_of_their_own() -> None:
     first, second = _ranks(0, 2), _ranks(1, 2)
 
@@ -180,7 +192,7 @@ def test_a_question_that_is_asked_again_is_a_new_one(monkeypatch: pytest.MonkeyP
     for question in ("dense", "mode", "dense"):
         assert ranks.agree(question, "yes")
 
-    assert asked == ["dense/1", "mode/1", "dense/2"]
+    assert asked == ["0/dense/1", "0/mode/1", "0/dense/2"]
 
 
 def test_the_digest_is_of_the_rows() -> None:

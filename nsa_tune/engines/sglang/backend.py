@@ -11,6 +11,7 @@ from nsa_tune._errors import NoTunedData
 from nsa_tune.backend.baselines import DEFAULT_BASELINE
 from nsa_tune.backend.dispatch.dispatcher import Dispatcher
 from nsa_tune.backend.types.layouts import KVLayout
+from nsa_tune.engines.agreement import decides_by
 from nsa_tune.engines.decision_log import process_log as decision_log
 from nsa_tune.engines.edge import LeftAlone
 from nsa_tune.engines.opened import opened as opened_for
@@ -19,6 +20,7 @@ from nsa_tune.engines.sglang.edge import EDGE, attempt, say_once
 from nsa_tune.engines.sglang.eligible import Engine, Part, switch_is_on, variable_set, why_not
 from nsa_tune.engines.sglang.facts import Facts, facts_of
 from nsa_tune.engines.sglang.indexer import PAIR, Indexer
+from nsa_tune.engines.sglang.pass_mode.ranks import Ranks
 from nsa_tune.engines.sglang.prefill import Answers, Prefill
 from nsa_tune.engines.sglang.releases import AUTO, Release, installed_release
 from nsa_tune.engines.symbols import hooks_on
@@ -38,6 +40,24 @@ def attach(backend: Any, model_runner: Any) -> None:
     assert release is not None, "no other release is hooked"
     if not release.known and getattr(model_runner, "is_draft_worker", False):
         return  # a draft model's start proves nothing
+    ranks, prepared = Ranks(model_runner), None
+    try:
+        prepared = _prepared(backend, model_runner, release)
+    finally:
+        alike = ranks.agree("table", prepared and prepared[0])
+    if prepared is not None and alike:
+        prepared[1]()
+        check_hooks(backend)
+    elif prepared is not None:
+        text = "SGLang decides by itself: the ranks' tables differ, or one has none or no plug-in"
+        say_once(logging.WARNING, text)
+
+
+def _prepared(
+    backend: Any, model_runner: Any, release: Release
+) -> tuple[str, Callable[[], None]] | None:
+    """All that decides, as one digest, and what steers `backend` by it; None, after a line that
+    says why, where nothing does."""
     try:
         if reason := why_not(Part.TABLE, Engine(model_runner, backend)):
             raise LeftAlone(f"nothing is decided by a table with {reason}")
@@ -45,12 +65,14 @@ def attach(backend: Any, model_runner: Any) -> None:
         dispatcher = opened(facts.profile.name, facts.heads, facts.kv_dtype)
     except (LeftAlone, NoTunedData) as reason:
         say_once(logging.WARNING, f"SGLang decides by itself: {reason}")
-        return
+        return None
     if dispatcher is None:
-        return
+        return None
     impls = _measured(dispatcher, release.prefill_impls[facts.layout])
     defaults = release.prefill_auto[facts.layout] if facts.impl == AUTO else {facts.impl}
     problem = _unmeasured(facts, defaults, impls, release)
+    if problem:
+        say_once(logging.WARNING, f"SGLang decides by itself how to prefill: {problem}")
     if facts.layers is None and facts.layout is KVLayout.FP8_PACKED:
         # What flashmla_sparse costs once a pass cannot be shared out.
         impls -= {"flashmla_sparse"}
@@ -58,19 +80,20 @@ def attach(backend: Any, model_runner: Any) -> None:
     # What a start proves are prefills.
     paired = release.known and _pairs_possible(backend, model_runner, dispatcher)
     log = decision_log()
-    # All that may fail has been done: a backend is steered as is said, or not at all.
-    steered = []
-    if answers is not None:
-        Prefill.attach(backend, answers, log)
-        steered.append(f"prefill by MHA or MLA ({', '.join(sorted(impls))})")
-    else:
-        say_once(logging.WARNING, f"SGLang decides by itself how to prefill: {problem}")
-    if paired:
-        Indexer.attach(backend, dispatcher)
-        steered.append("the indexer's rows")
-    if steered:
-        say_once(logging.INFO, f"{facts}: {' and '.join(steered)} by {dispatcher.source}")
-    check_hooks(backend)
+
+    def steer() -> None:
+        # All that may fail has been done: a backend is steered as is said, or not at all.
+        steered = []
+        if answers is not None:
+            Prefill.attach(backend, answers, log)
+            steered.append(f"prefill by MHA or MLA ({', '.join(sorted(impls))})")
+        if paired:
+            Indexer.attach(backend, dispatcher)
+            steered.append("the indexer's rows")
+        if steered:
+            say_once(logging.INFO, f"{facts}: {' and '.join(steered)} by {dispatcher.source}")
+
+    return decides_by(dispatcher, facts), steer
 
 
 def _unmeasured(

@@ -1,8 +1,9 @@
 """Replacing a kernel of SGLang's by one of nsa-tune's, where that is right and faster.
 
 When an engine starts, both kernels run on made-up calls of some sizes. Their outputs are compared,
-and both are timed. From then on a call gets nsa-tune's kernel if it was the faster one at all
-measured sizes around the call's. After an error SGLang's kernel runs for the engine's life.
+and both are timed. If no rank leaves the kernel to SGLang, all go by rank 0's times: a call gets
+nsa-tune's kernel if it was the faster one at all measured sizes around the call's. After an error
+SGLang's kernel runs for the engine's life.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from nsa_tune import __version__
 from nsa_tune.engines.sglang import last_start
 from nsa_tune.engines.sglang.edge import attempt, say_once
 from nsa_tune.engines.sglang.eligible import SWITCHES, Engine, Part, switch_is_on, why_not
+from nsa_tune.engines.sglang.pass_mode.ranks import Ranks
 from nsa_tune.engines.sglang.switch import paused
 from nsa_tune.engines.sglang.timing import more_launched_us, replayed_us, timed_us
 
@@ -130,17 +133,32 @@ class KernelSwap:
         if runner.is_draft_worker:
             return
         self.forget()
-        engine = Engine.of(runner)
+        engine, ranks = Engine.of(runner), Ranks(runner)
         reason = why_not(self.part, engine)
+        wanted = reason is None and self.applies(engine)
+        alike = ranks.agree(self.name, __version__ if wanted else None)
         if reason is not None:
             # A start with another kind of attention says nothing about this.
             self._say(f"SGLang's kernel {self.does}: {reason}", keep="than DSA" not in reason)
-        elif self.applies(engine):
-            begin = time.monotonic()
-            last_start.keep(self.name, f"comparing the kernel that {self.does} failed: see the log")
-            wins = Wins(self.timings(self.calls(engine)), self.margin, beyond=not self.captured)
-            self.wins, self.owner = wins, self.owner_of(engine)
-            self._say(f"{self._summary(wins)}; measured in {time.monotonic() - begin:.1f} s")
+        elif wanted and not alike:
+            self._say(f"SGLang's kernel {self.does}: another rank leaves it to SGLang")
+        elif wanted:
+            self._measure(engine, ranks)
+
+    def _measure(self, engine: Engine, ranks: Ranks) -> None:
+        """Take the kernel where it is faster by rank 0's clock, if it is right on all ranks."""
+        begin, timings = time.monotonic(), None
+        last_start.keep(self.name, f"comparing the kernel that {self.does} failed: see the log")
+        try:
+            timings = tuple(self.timings(self.calls(engine)))
+        finally:
+            alike = ranks.agree(f"{self.name}, measured", None if timings is None else "")
+        if not alike:
+            self._say(f"SGLang's kernel {self.does}: nsa-tune's failed on another rank")
+            return
+        wins = Wins(ranks.from_first(timings), self.margin, beyond=not self.captured)
+        self.wins, self.owner = wins, self.owner_of(engine)
+        self._say(f"{self._summary(wins)}; measured in {time.monotonic() - begin:.1f} s")
 
     def timings(self, calls: Iterable[Call]) -> Iterator[Timing]:
         """Compare and time both kernels on each call.

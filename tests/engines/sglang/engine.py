@@ -135,6 +135,7 @@ class Engine:
 def model_runner(**arguments: Any) -> Any:
     """A model runner as far as the plug-in reads it."""
     return SimpleNamespace(
+        tp_group=SimpleNamespace(rank_in_group=0, world_size=1),
         server_args=SimpleNamespace(
             **{"chunked_prefill_size": 8192, "dsa_paged_mqa_logits_backend": "auto", **arguments}
         ),

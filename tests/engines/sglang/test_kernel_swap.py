@@ -14,6 +14,7 @@ from nsa_tune.engines.sglang import kernel_swap as module
 from nsa_tune.engines.sglang import last_start, switch
 from nsa_tune.engines.sglang.eligible import Engine, Part
 from nsa_tune.engines.sglang.kernel_swap import Call, KernelSwap, Timing, Wins, relative_error
+from nsa_tune.engines.sglang.pass_mode.ranks import Ranks
 
 OUTPUT = torch.tensor([3.0, 4.0])
 
@@ -83,7 +84,10 @@ def _calls(swapped: torch.Tensor | None = OUTPUT) -> Callable[[Engine], Iterator
     return lambda engine: iter([Call((64,), lambda: OUTPUT, lambda: swapped)])
 
 
-RUNNER: Any = SimpleNamespace(is_draft_worker=False, attn_backend="a backend")
+RUNNER: Any = SimpleNamespace(
+    is_draft_worker=False, attn_backend="a backend",
+    tp_group=SimpleNamespace(rank_in_group=0, world_size=1),
+)  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -106,6 +110,21 @@ def test_a_start_measures_and_says_what_comes_of_it(caplog: pytest.LogCaptureFix
     said = "nsa-tune's kernel copies: it is faster at 1 of 1 measured sizes, 20 to 10 us at 64 rows"
     assert said in caplog.text and said in (last_start.kept("made_up") or "")
     assert swap.takes((64,)) and not swap.takes((63,))
+
+
+@pytest.mark.parametrize(
+    ("silent", "takes"), [("", True), ("made_up", False), ("made_up, measured", False)]
+)
+def test_a_kernel_runs_on_all_ranks_by_rank_0s_times_or_on_none(
+    silent: str, monkeypatch: pytest.MonkeyPatch, *, takes: bool
+) -> None:
+    monkeypatch.setattr(Ranks, "agree", lambda ranks, topic, value: topic != silent)
+    monkeypatch.setattr(Ranks, "from_first", lambda ranks, value: (Timing((8,), 9.0, 1.0),))
+    swap = _swap(_calls())
+
+    swap.start(RUNNER)
+
+    assert swap.takes((8,)) == takes
 
 
 def test_a_kernel_that_takes_the_host_longer_than_it_saves_is_not_taken(

@@ -5,7 +5,9 @@ A rank that replays one graph while another runs a different one would wait for 
 
 from __future__ import annotations
 
+import logging
 import os
+import time
 from collections import Counter
 from collections.abc import Callable
 from importlib import import_module
@@ -13,12 +15,15 @@ from typing import Any, TypeVar
 
 from nsa_tune.engines.agreement import agree, refuse, silent
 from nsa_tune.engines.edge import EngineMustStop
+from nsa_tune.engines.sglang.edge import say_once
 from nsa_tune.engines.sglang.parallel import parallel
 
 T = TypeVar("T")
 
 _asked: Counter[str] = Counter()
 """How often this process has come to each topic: SGLang may capture its graphs anew."""
+_unanswered: list[str] = []
+"""Topics to which a rank said nothing in time: from then on nothing is agreed on."""
 
 _TIMEOUT = "NSA_TUNE_AGREE_S"
 """Environment variable: seconds to wait for the other ranks, 60 where it is not set."""
@@ -34,16 +39,19 @@ class Ranks:
         self._group = parallel().tp_group if group is None else group
         self.rank = int(self._group.rank_in_group)
         self.count = int(self._group.world_size)
+        # Stages of a pipeline have groups of their own, and share the store.
+        self._first = int(getattr(self._group, "first_rank", 0))
 
     def agree(self, topic: str, value: str | None) -> bool:
         """Whether all ranks come to the same topic with the same value, within a minute.
 
-        Pass None to veto: a rank that leaves everything to SGLang waits for nobody.
+        Pass None to veto: a rank that leaves everything to SGLang waits for nobody. A rank that was
+        waited for in vain, such as one without the plug-in, is waited for only once.
         """
         if self.count == 1:
             return value is not None
-        topic = _numbered(topic)
-        if value is None:
+        topic = _numbered(f"{self._first}/{topic}")
+        if value is None or _unanswered:
             refuse(_store(), topic)
             return False
         return self._agree(topic, value)
@@ -62,7 +70,7 @@ class Ranks:
         """
         if self.count == 1:
             return call()
-        topic = _numbered(what)
+        topic = _numbered(f"{self._first}/{what}")
         try:
             result = call()
         except EngineMustStop:
@@ -85,8 +93,15 @@ class Ranks:
         )
 
     def _agree(self, topic: str, value: str) -> bool:
+        store, begin = _store(), time.monotonic()
         timeout_s = float(os.environ.get(_TIMEOUT, "60"))
-        return agree(_store(), topic, value, rank=self.rank, ranks=self.count, timeout_s=timeout_s)
+        alike = agree(store, topic, value, rank=self.rank, ranks=self.count, timeout_s=timeout_s)
+        if not alike and time.monotonic() - begin >= timeout_s:
+            ranks = ", ".join(map(str, silent(store, topic, ranks=self.count)))
+            text = f"rank {ranks} says nothing, as one without the plug-in: SGLang decides on all"
+            say_once(logging.WARNING, text)
+            _unanswered.append(topic)
+        return alike
 
     def from_first(self, value: T) -> T:
         """Rank 0's value; every rank must call it, in the same order."""

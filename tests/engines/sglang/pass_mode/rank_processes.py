@@ -32,6 +32,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
 from nsa_tune.engines.edge import EngineMustStop
+from nsa_tune.engines.sglang import backend
 from nsa_tune.engines.sglang.eligible import Part
 from nsa_tune.engines.sglang.pass_mode import hooks, start
 from nsa_tune.engines.sglang.pass_mode.mode import PassMode
@@ -178,8 +179,6 @@ class _Engine:
         self._kinds: list[str] = []
         self._own = Random(1000 * scenario.seed + rank)
         self._forward = original([])
-        if not self.suffers(Fault.NO_TABLE):
-            self._new_table()
 
     def suffers(self, fault: Fault) -> bool:
         """Whether this is the rank on which `fault` happens."""
@@ -229,18 +228,19 @@ class _Engine:
         graphs = self.prefill_cuda_graph_runner
         if forward_batch.forward_mode in (Mode.DECODE, Mode.TARGET_VERIFY):
             return f"decode graph {_padded(_ROWS, forward_batch.batch_size)}"
+        by = " by a table" * hasattr(self.attn_backend, "_nsa_tune_prefill")
         if EAGER in graphs.__dict__:
-            return f"eager {forward_batch.extend_num_tokens}"
+            return f"eager {forward_batch.extend_num_tokens}{by}"
         dense = graphs.backend.__dict__.get(GRAPHS)
         size = _padded(_SIZES, forward_batch.extend_num_tokens)
-        return f"{dense.kind if dense else 'prefill graph'} {size}"
+        return f"{dense.kind if dense else 'prefill graph'} {size}{by}"
 
     def run(self) -> None:
         """Run all passes, as the scheduler would."""
         self.serves = True
         for i, forward_batch in enumerate(_batches(self.scenario)):
             if self.suffers(Fault.OTHER_TABLE) and i % 50 == 0:
-                self._new_table()
+                self.new_table()
             self._kinds.clear()
             if self.suffers(Fault.NO_PLUGIN):
                 self.forward_raw(forward_batch)
@@ -249,7 +249,8 @@ class _Engine:
             way = self.steering.last if self.steering is not None else "off"
             self.log.append(" + ".join([str(way), *self._kinds]))
 
-    def _new_table(self) -> None:
+    def new_table(self) -> None:
+        """Have a table choose the prefill kernels."""
         self.attn_backend._nsa_tune_prefill = _Table(self._own)
 
 
@@ -314,6 +315,8 @@ def _rank(rank: int, port: int, scenario: Scenario, folder: Path) -> None:
     key = {"gpu": "made up", "version": "2" if engine.suffers(Fault.OTHER_KEY) else "1"}
     _patch(key, engine)
     stopped = None
+    if not engine.suffers(Fault.NO_PLUGIN):
+        backend.around_init(lambda *_: None, engine.attn_backend, engine)
     try:
         if engine.suffers(Fault.NO_PLUGIN):
             engine.init_cuda_graphs()
@@ -342,6 +345,11 @@ def _patch(key: dict[str, str], engine: _Engine) -> None:
     """Whatever would look at a GPU or at SGLang itself."""
     parts: Any = start
     captures: Any = capture
+    backends: Any = backend
+    backends.installed_release = lambda: SimpleNamespace(known=True)
+    table = None if engine.suffers(Fault.NO_TABLE) else ("its rows", engine.new_table)
+    backends._prepared = lambda *_: table
+    backends.check_hooks = lambda _: None
     absent = (Part.DENSE_MLA, Part.SPARSE)
     captures.why_not = lambda part, engine: "not here" if part in absent else None
     torch.cuda.mem_get_info = lambda *_: (2**34, 2**35)
