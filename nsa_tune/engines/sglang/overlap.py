@@ -74,18 +74,19 @@ class Overlap:
 
     def look(self, backend: Any, indices: Any) -> None:
         """Call it with each layer's selection: [rows, topk], -1 where empty."""
-        if (
-            self._prefills
-            and backend is self._backend
-            and not attempt("sampling selected keys", self._look, indices)
-        ):
+        if not self._prefills or backend is not self._backend:
+            return
+        self._calls += 1
+        # Most calls end here: every layer of every pass comes by.
+        if self._counted is None and self._calls % _CALLS:
+            return
+        if not attempt("sampling selected keys", self._look, indices):
             self.stop()
 
     def _look(self, indices: Any) -> bool:
         if self._counted is not None and self._counted[0].query():
             self._take(*self._counted[1].tolist())
             self._counted = None
-        self._calls += 1
         if self._counted is None and self._calls % _CALLS == 0 and _can_be_counted(indices):
             self._counted = self._count(indices)
         return True
