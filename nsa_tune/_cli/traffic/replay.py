@@ -11,7 +11,7 @@ from nsa_tune._cli.shared.console import print_document, say, tables_console
 from nsa_tune._cli.shared.option_groups import grouped
 from nsa_tune._cli.shared.options import AsJson, Engine
 from nsa_tune._cli.traffic.options import EngineOptions, PricingOptions
-from nsa_tune._errors import NsaTuneError
+from nsa_tune._errors import NsaTuneError, UsageError
 from nsa_tune.reports.formats.plain import plain
 from nsa_tune.reports.formats.terminal import print_tables
 from nsa_tune.reports.traffic.replay import as_html, tables
@@ -21,13 +21,17 @@ from nsa_tune.reports.traffic.replay import replay as replayed
 @grouped
 def replay(
     trace: Annotated[
-        Path,
+        Path | None,
         typer.Argument(
             help="Requests (Mooncake's JSON lines, Azure's CSV, or JSON lines of your own) or an "
             "engine's decision log (NSA_TUNE_LOG).",
             show_default=False,
         ),
-    ],
+    ] = None,
+    named: Annotated[
+        Path | None, typer.Option("--trace", help="The same, as advise takes it.")
+    ] = None,
+    *,
     options: EngineOptions,
     table: PricingOptions,
     html: Annotated[
@@ -39,7 +43,10 @@ def replay(
 
     Compares the engine's own choices, each flag and the plug-in, and shows how its prefills run.
     """
-    result = replayed(table.deployment(Engine.SGLANG, options), options.traffic(trace))
+    path = trace or named
+    if path is None or (trace and named):
+        raise UsageError("name one trace, as in nsa-tune replay TRACE --gpu H200")
+    result = replayed(table.deployment(Engine.SGLANG, options), options.traffic(path))
     if html is not None:
         try:
             html.write_text(as_html(result), encoding="utf-8")

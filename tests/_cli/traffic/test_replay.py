@@ -40,6 +40,12 @@ def test_the_first_line_says_what_the_plugin_and_the_best_flag_save(
     assert "with the best flag, --dsa-prefill-backend flashmla_sparse" in answer.out.splitlines()[0]
 
 
+def test_the_trace_may_be_named_as_for_advise(replay: Any, trace: Path) -> None:
+    assert replay("--trace", trace, "--heads", "16").out == replay(trace, "--heads", "16").out
+    assert replay().code == replay(trace, "--trace", trace).code == 2
+    assert "name one trace" in replay().err
+
+
 def test_every_setup_prices_the_same_passes(replay: Any, trace: Path) -> None:
     found = document(replay, trace, "--heads", "16")
 
