@@ -181,7 +181,8 @@ def goal_headline(answer: GoalAnswer) -> str:
         return f"{text} That is not sure: {slower}, nothing that is priced holds it."
     if (sure.engines, sure.command) == (first.engines, first.command):
         return f"{text} That holds, too, {slower}."
-    return f"{text} To be sure, start {_how(sure)}, which hold it even {slower}: {sure.command}"
+    command = "." if sure.command == first.command else f": {sure.command}"
+    return f"{text} To be sure, start {_how(sure)}, which hold it even {slower}{command}"
 
 
 def _how(candidate: Candidate) -> str:
