@@ -159,7 +159,8 @@ def as_html(replayed: Replay) -> str:
     section = (
         '<section class="table" aria-labelledby="title">\n'
         f'<h2 id="title">What choosing by batch is worth</h2>\n{answer}{"".join(cards)}\n'
-        f'<details><summary>What this rests on</summary><dl class="card">{facts}</dl>'
-        f"{''.join(map(note, replayed.notes))}</details>\n</section>"
+        f"{''.join(map(note, replayed.notes))}\n"
+        f'<details><summary>What this rests on</summary><dl class="card">{facts}</dl></details>\n'
+        "</section>"
     )
     return offline(None).page(title, header, [section], None)
