@@ -39,7 +39,7 @@ def doctor(
         print_document(_document(diagnosis))
     else:
         for finding in diagnosis.findings:
-            typer.echo(plain(f"{finding.state:<5} {finding.subject:<16} {finding.text}"))
+            typer.echo(plain(f"{finding.state:<5} {finding.subject:<20} {finding.text}"))
         typer.echo(plain(diagnosis.conclusion))
     if not diagnosis.fit:
         raise typer.Exit(MachineUnfit.exit_code)

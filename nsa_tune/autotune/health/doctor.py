@@ -112,7 +112,10 @@ class DeviceCheck:
         if names:
             yield Finding("driver", State.OK, detect.driver_version() or "unknown")
         else:
-            text = f"no NVIDIA GPU; the reference arms run on the {detect.cpu_name()}"
+            text = (
+                f"no NVIDIA GPU; the reference arms run on the {detect.cpu_name()}. `advise`, "
+                "`replay` and `report` need none, nor torch"
+            )
             yield Finding("GPU", State.NOTE, text)
 
 
