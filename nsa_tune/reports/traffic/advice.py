@@ -144,7 +144,7 @@ def advise(
             outcomes.append(outcome(AS_ADVISED, advised, setups))
         # SGLang's data-parallel ranks are left to it, but for copies and key selection.
         steered = launch.dp_attention == 1 or launch.engine != "sglang"
-        steered = steered and not _of_another_gpu(deployment)
+        steered = steered and not of_another_gpu(deployment)
         if steered and "NSA_TUNE_DISABLE" not in launch.flags:
             outcomes.append(outcome(WITH_PLUGIN, launch, Setups(PLUGIN, PLUGIN)))
         if other is not None:
@@ -161,7 +161,7 @@ def _outcome(
 ) -> Outcome:
     prefill_s = seconds_of(deployment.prices, setups.prefill, extend=True)
     decode_s = None
-    if deployment.model is not None or "decode" not in deployment.passes.attention.unpriced:
+    if prices_decode(deployment):
         decode_s = seconds_of(deployment.prices, setups.decode, extend=False)
     runs: list[Served | None] = [None]
     if requests and deployment.model is not None:
@@ -195,10 +195,16 @@ def _with_other_format(
     return [_outcome(deployment, requests, name, launch, setups)]
 
 
-def _of_another_gpu(deployment: Deployment) -> bool:
+def of_another_gpu(deployment: Deployment) -> bool:
     """Whether all prices come from a table of another GPU, which no plug-in takes."""
     match = deployment.passes.attention.dispatcher.match
     return deployment.measured is None and match is Match.ARCHITECTURE
+
+
+def prices_decode(deployment: Deployment) -> bool:
+    """Whether decodes priced so far count the attention that the engine runs in them."""
+    whole = deployment.model is not None
+    return whole or "decode" not in deployment.passes.attention.unpriced
 
 
 def notes_on(deployment: Deployment, traffic: Traffic) -> Iterator[str]:
@@ -243,7 +249,7 @@ def _notes_on_passes(deployment: Deployment) -> Iterator[str]:
             yield "a trace's batches are those of SGLang's scheduler"
         else:
             yield "a start of the engine with the plug-in measures them; or give --pass-times"
-        if _of_another_gpu(deployment):
+        if of_another_gpu(deployment):
             yield (
                 "times are another GPU's, whose table the plug-in does not take, and may be "
                 "several times off: `nsa-tune run` on this one"

@@ -15,7 +15,7 @@ from typing import Any
 from nsa_tune.reports.formats.display_tables import DisplayTable
 from nsa_tune.reports.html.frame import offline
 from nsa_tune.reports.html.markup import article, heading, html_table, note, said
-from nsa_tune.reports.traffic.advice import notes_on
+from nsa_tune.reports.traffic.advice import notes_on, of_another_gpu, prices_decode
 from nsa_tune.reports.traffic.attention import DEFAULT, PLUGIN
 from nsa_tune.reports.traffic.deployment import Deployment, Traffic
 from nsa_tune.reports.traffic.pass_prices import PricedShape
@@ -59,9 +59,9 @@ def replay(deployment: Deployment, traffic: Traffic) -> Replay:
     counted = [shape for shape in deployment.prices.shapes.values() if shape.count]
     best, _ = deployment.best_flag(extend=True)
     served_too = {DEFAULT, PLUGIN, best} if requests and deployment.model is not None else set()
-    setups = [
-        _setup(deployment, requests, name, name in served_too) for name in deployment.passes.setups
-    ]
+    foreign = of_another_gpu(deployment)
+    names = [name for name in deployment.passes.setups if not (foreign and name == PLUGIN)]
+    setups = [_setup(deployment, requests, name, name in served_too) for name in names]
     extends = [shape for shape in counted if shape.batch.mode == "extend"]
     prefills = sum(shape.count for shape in extends)
     passes = {"prefill": prefills, "decode": sum(shape.count for shape in counted) - prefills}
@@ -77,20 +77,23 @@ def replay(deployment: Deployment, traffic: Traffic) -> Replay:
     whole = deployment.model is not None
     return Replay(
         _headline(setups, best, whole), traffic.name, len(requests), passes, whole, setups,
-        _ways(extends), facts, list(notes_on(deployment, traffic)),
+        [] if foreign else _ways(extends), facts, list(notes_on(deployment, traffic)),
     )  # fmt: skip
 
 
 def _headline(setups: list[Row], best: str, whole: bool) -> str:
     """What the plug-in and the best flag are worth, in a sentence."""
     saved = {row["setup"]: row["prefill saved"] for row in setups}
-    if saved[PLUGIN] is None:
+    if saved[DEFAULT] is None:
         return "The trace has no prefills that are priced."
     parts = "prefills take" if whole else "the attention of prefills takes"
-    text = f"With the plug-in {parts} {saved[PLUGIN]:.1%} less time than by default"
+    text = "The plug-in takes no table of another GPU"
+    if PLUGIN in saved:
+        text = f"With the plug-in {parts} {saved[PLUGIN]:.1%} less time than by default"
     if best == DEFAULT:
         return f"{text}; no flag saves any."
-    return f"{text}; with the best flag, {best}, {saved[best]:.1%}."
+    less = f"{saved[best]:.1%}" if PLUGIN in saved else f"{parts} {saved[best]:.1%} less time"
+    return f"{text}; with the best flag, {best}, {less}."
 
 
 def _setup(deployment: Deployment, requests: Sequence[Any], name: str, simulated: bool) -> Row:
@@ -98,6 +101,7 @@ def _setup(deployment: Deployment, requests: Sequence[Any], name: str, simulated
     for kind, extend in (("prefill", True), ("decode", False)):
         default_s = seconds_of(deployment.prices, DEFAULT, extend=extend)
         about = name in (DEFAULT, PLUGIN, *deployment.flags(extend=extend))
+        about = about and (extend or prices_decode(deployment))
         seconds = seconds_of(deployment.prices, name, extend=extend) if about else inf
         row[f"{kind} s"] = seconds if seconds < inf else None
         row[f"{kind} saved"] = 1 - seconds / default_s if default_s > 0 and seconds < inf else None
@@ -124,7 +128,8 @@ def tables(replayed: Replay) -> Iterator[DisplayTable]:
     """The tables of a replay."""
     what = "Passes" if replayed.whole_passes else "Attention of passes"
     yield _table(f"{what} by setup", replayed.setups)
-    yield _table("Prefills with the plug-in, by the way that they run", replayed.ways)
+    if replayed.ways:
+        yield _table("Prefills with the plug-in, by the way that they run", replayed.ways)
 
 
 def _table(title: str, rows: list[Row]) -> DisplayTable:
@@ -146,12 +151,11 @@ def as_html(replayed: Replay) -> str:
     """The page, which needs nothing but itself."""
     title = f"{replayed.trace} replayed"
     header = f'<header><h1>{escape(title)}</h1><form class="filters" hidden></form></header>'
-    saved = next(row["prefill saved"] for row in replayed.setups if row["setup"] == PLUGIN)
+    saved = {row["setup"]: row["prefill saved"] for row in replayed.setups}.get(PLUGIN)
     number = "" if saved is None else f"{saved:.0%}"
     sentence = re.sub(r"(--[\w-]+ \w+)", r"`\1`", replayed.headline)
     answer = article(_VIEW, said(number, "less prefill time", sentence), kind="answer")
-    shown = (table for table in tables(replayed) if table.rows)
-    cards = (article(_VIEW, heading(table) + html_table(table)) for table in shown)
+    cards = (article(_VIEW, heading(table) + html_table(table)) for table in tables(replayed))
     facts = "".join(
         f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>"
         for name, value in replayed.facts.items()

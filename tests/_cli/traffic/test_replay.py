@@ -46,6 +46,18 @@ def test_the_trace_may_be_named_as_for_advise(replay: Any, trace: Path) -> None:
     assert "name one trace" in replay().err
 
 
+def test_another_gpus_times_promise_nothing_of_the_plugin(
+    capsys: pytest.CaptureFixture[str], trace: Path, tmp_path: Path
+) -> None:
+    """The H100's table, besides, has no times of SGLang's decode kernel over bf16."""
+    words = ("--gpu", "H20", "--heads", "16", "--html", str(tmp_path / "page.html"), "--json")
+    found = json.loads(Shell(capsys)("replay", str(trace), *words).out)
+
+    assert all(row["setup"] != "plug-in" and row["decode s"] is None for row in found["setups"])
+    assert not found["ways"]
+    assert "The plug-in takes no table of another GPU; " in (tmp_path / "page.html").read_text()
+
+
 def test_every_setup_prices_the_same_passes(replay: Any, trace: Path) -> None:
     found = document(replay, trace, "--heads", "16")
 
