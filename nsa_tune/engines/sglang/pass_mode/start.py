@@ -222,7 +222,7 @@ def _key(runner: Any, graphs: Any) -> dict[str, object]:
         "hidden_size": runner.model_config.hidden_size,
         **{name: str(getattr(config, name, None)) for name in _SHARING},
         "tp_size": runner.server_args.tp_size,
-        # Not whether it is faster: ranks may find that differently, and their keys must be equal.
+        # Not whether it is faster: later starts may find that differently.
         "topk": switch_is_on(Part.TOPK),
         "decode": switch_is_on(Part.DECODE),
         "copies": switch_is_on(Part.COPIES),
