@@ -21,6 +21,7 @@ from nsa_tune.reports.analysis import report as analysis
 from nsa_tune.reports.dashboard import application, watched_files
 from nsa_tune.reports.dashboard.access import token_for
 from nsa_tune.reports.formats import json_document
+from tests.db.loose import loosen
 from tests.reports.dashboard.served import served
 from tests.reports.dashboard.test_application import TABLE, store
 from tests.reports.synthetic import key_of
@@ -54,18 +55,10 @@ _ENDLESS = (
 )
 
 
-_FREE = (
-    "CREATE TABLE rows AS SELECT * FROM measurements", "DROP TABLE measurements",
-    "CREATE TABLE measurements AS SELECT * FROM rows",
-)  # fmt: skip
-"""Without constraints."""
-
-
 @pytest.mark.parametrize(
     "statements",
     [
         ("DROP TABLE runs", _ENDLESS),
-        (*_FREE, "UPDATE measurements SET batch = NULL WHERE id = 1"),
         ("UPDATE measurements SET batch = 'nonsense' WHERE id = 1",),
         ("UPDATE measurements SET batch = 'extend:0+1' WHERE id = 1",),
         ("UPDATE runs SET outcome = NULL, arguments = '{\"points\": 5}'",),
@@ -73,7 +66,7 @@ _FREE = (
         ("UPDATE measurements SET reason = x'ff' WHERE id = 3",),
         (f"UPDATE runs SET arguments = '{'[' * 50_000}'",),
     ],
-    ids=["endless view", "null", "no batch", "other mode", "points", "bytes", "reason", "nested"],
+    ids=["endless view", "no batch", "other mode", "points", "bytes", "reason", "nested"],
 )
 def test_one_bad_source_hides_no_other(statements: tuple[str, ...], tmp_path: Path) -> None:
     bad = _broken(tmp_path / "bad.db", *statements)
@@ -85,6 +78,21 @@ def test_one_bad_source_hides_no_other(statements: tuple[str, ...], tmp_path: Pa
 
     assert text.count('<section class="table"') >= 1
     assert [one["name"] for one in live] == ["bad.db", "good.db"]
+    assert not live[1]["problem"]
+
+
+@pytest.mark.parametrize("value", [None, 5, 0.5, b"\xff"])
+def test_a_batch_of_another_type_is_named_and_hides_no_other(value: object, tmp_path: Path) -> None:
+    bad = store(tmp_path / "bad.db", outcome=None)
+    loosen(bad)
+    with closing(sqlite3.connect(bad)) as connection, connection:
+        connection.execute("UPDATE measurements SET batch = ? WHERE id = 1", [value])
+    with served(bad, store(tmp_path / "good.db")) as running:
+        assert [running.get(path).status for path in PATHS] == [200] * len(PATHS)
+        assert running.get("/").body.decode().count('<section class="table"') == 1
+        live = running.get("/api/live").document["databases"]
+
+    assert "bad.db is damaged" in live[0]["problem"]
     assert not live[1]["problem"]
 
 

@@ -7,6 +7,7 @@ import json
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -20,11 +21,13 @@ pytest.importorskip("prometheus_client")
 from prometheus_client.parser import text_string_to_metric_families
 
 from nsa_tune.db.reader import read_database
+from nsa_tune.db.store import Store
 from nsa_tune.db.text_table import read_text
 from nsa_tune.fleet.service.auth.tokens import Role, Tokens
 from nsa_tune.fleet.service.http import table_endpoints
 from nsa_tune.fleet.service.state import State
-from tests.fleet.service.made_up_tables import H200_KEY, TARGET, grown, text_of
+from tests.db.loose import loosen
+from tests.fleet.service.made_up_tables import H200, H200_KEY, TARGET, grown, text_of
 from tests.fleet.service.served import Answer, Served, served
 
 CLAIM = {"claim": "c" * 16}
@@ -221,6 +224,24 @@ def test_a_bad_table_is_refused_in_a_sentence(
     assert words in answer.document["error"]
     assert "/tmp" not in answer.document["error"]
     assert empty.get("/v1/tables").document == {"tables": []}
+
+
+@pytest.mark.parametrize("value", [None, 5, 0.5])
+def test_a_damaged_table_costs_its_own_report_only(value: object, tmp_path: Path) -> None:
+    path = tmp_path / "t.db"
+    keys = (H200_KEY, replace(H200_KEY, heads=16))
+    with Store.open(path) as store:
+        for key in keys:
+            store.add(store.begin_run(key, H200, {}), grown(2, key).measurements)
+    loosen(path)
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("UPDATE measurements SET batch = ? WHERE id = 1", [value])
+    with served(path) as service:
+        assert [service.get(page).status for page in ("/", "/v1/tables")] == [200, 200]
+        bad, good = (service.get(f"/report/{key.digest}") for key in keys)
+
+    assert (bad.status, good.status) == (503, 200)
+    assert "t.db is damaged" in bad.document["error"]
 
 
 def test_a_body_that_was_changed_on_the_way_is_refused(empty: Served) -> None:
