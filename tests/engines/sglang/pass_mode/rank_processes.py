@@ -34,6 +34,7 @@ from torch._C._distributed_c10d import TCPStore
 from nsa_tune.engines.edge import EngineMustStop
 from nsa_tune.engines.sglang import backend
 from nsa_tune.engines.sglang.eligible import Part
+from nsa_tune.engines.sglang.kernel_swap import KernelSwap, Timing, Wins
 from nsa_tune.engines.sglang.pass_mode import hooks, start
 from nsa_tune.engines.sglang.pass_mode.mode import PassMode
 from nsa_tune.engines.sglang.pass_mode.steering.monitor import RegressionMonitor
@@ -42,6 +43,7 @@ from nsa_tune.engines.sglang.pass_mode.times.pass_time import PassTime
 from nsa_tune.engines.sglang.pass_mode.whole_pass import capture
 from nsa_tune.engines.sglang.pass_mode.whole_pass.graph_buffers import GraphBuffers
 from nsa_tune.engines.sglang.pass_mode.whole_pass.unbroken import Kind
+from nsa_tune.engines.sglang.prefill import around_prefill
 from tests.engines.sglang.pass_mode.fakes import Dense, Hidden, Mode, Speculation, batch, original
 
 _SIZES, _ROWS = (64, 512, 2048), (8, 64, 256)
@@ -49,6 +51,8 @@ _GLOO_S = 60.0
 _LONGEST_S = 600
 """Gloo gives up long before: a rank that waits for ever fails the test by its own error."""
 _CONTEXTS = (1024, 4096, 65536)
+FAILS_AT = 300
+"""The pass from which on something fails, where it did not at the start."""
 
 
 class Fault(StrEnum):
@@ -68,6 +72,8 @@ class Fault(StrEnum):
     ALL_FAIL = "every rank fails alike"
     LOSES = "decode graphs lose by its clock"
     OTHER_CLOCK = "passes are timed for real, by clocks that differ"
+    HOOKS_FAIL = "its kernel and its table's hand on prefills raise after some passes"
+    CLOCK_FAILS = "its clock raises after some passes"
 
 
 _SILENT = (Fault.KILLED, Fault.NO_PLUGIN, Fault.CANNOT_MEASURE)
@@ -107,6 +113,7 @@ class _Event:
 
     def record(self) -> None:
         """Nothing is on a device."""
+        _Event.engine.fail_later(Fault.CLOCK_FAILS)
 
     def query(self) -> bool:
         return True
@@ -145,13 +152,22 @@ class _Captured(Dense):
 class _Table:
     """The plug-in's own hand on prefill kernels, by a table that only this rank has."""
 
-    def __init__(self, random: Random) -> None:
-        self._random = random
+    def __init__(self, engine: _Engine) -> None:
+        self._engine, self._random = engine, engine.own
         self.source = f"a table of process {os.getpid()}"
 
     @property
     def has_changed(self) -> bool:
         return self._random.random() < 0.5
+
+    def give_back(self) -> None:
+        """It has changed nothing."""
+
+    abandon = give_back
+
+    def steer(self, forward_batch: Any) -> bool:
+        self._engine.fail_later(Fault.HOOKS_FAIL)
+        return True
 
 
 class _Engine:
@@ -177,12 +193,24 @@ class _Engine:
         self.log: list[str] = []
         self.mixed: list[str] = []
         self._kinds: list[str] = []
-        self._own = Random(1000 * scenario.seed + rank)
+        self.own = Random(1000 * scenario.seed + rank)
+        self.swap = KernelSwap("made_up", Part.COPIES, "copies", ("rows",), lambda _: iter(()))
+        self.swap.wins = Wins([Timing((1,), 2.0, 1.0)], 0.0, beyond=True)
+        self.swapped: list[bool] = []
         self._forward = original([])
 
     def suffers(self, fault: Fault) -> bool:
         """Whether this is the rank on which `fault` happens."""
         return self.scenario.fault is fault and self.rank == self.scenario.odd
+
+    def fail_later(self, fault: Fault) -> None:
+        """Raise if `fault` happens on this rank, when it has run for a while."""
+        if self.suffers(fault) and len(self.log) >= FAILS_AT:
+            raise RuntimeError("made up: it fails later")
+
+    def _kernel(self) -> bool:
+        self.fail_later(Fault.HOOKS_FAIL)
+        return True
 
     @property
     def steering(self) -> Any:
@@ -217,6 +245,9 @@ class _Engine:
         kinds = {bytes(row.tolist()).decode() for row in everywhere.view(self.scenario.ranks, 48)}
         if len(kinds) > 1:
             self.mixed.append(f"pass {len(self.log)}: {sorted(kinds)}")
+        if not kind.startswith("decode"):
+            around_prefill(lambda *_: None, self.attn_backend, forward_batch)
+            self.swapped.append(self.swap.takes((1,)) and self.swap.run(self._kernel) is True)
         output = self._forward(self, forward_batch, *rest)
         if self.suffers(Fault.WRONG) and kind.startswith(str(Kind.MHA)):
             logits = output.logits_output
@@ -228,7 +259,9 @@ class _Engine:
         graphs = self.prefill_cuda_graph_runner
         if forward_batch.forward_mode in (Mode.DECODE, Mode.TARGET_VERIFY):
             return f"decode graph {_padded(_ROWS, forward_batch.batch_size)}"
-        by = " by a table" * hasattr(self.attn_backend, "_nsa_tune_prefill")
+        # Attention does not communicate: a table that fails later leaves its own rank alone.
+        shown = self.scenario.fault is not Fault.HOOKS_FAIL
+        by = " by a table" * (shown and hasattr(self.attn_backend, "_nsa_tune_prefill"))
         if EAGER in graphs.__dict__:
             return f"eager {forward_batch.extend_num_tokens}{by}"
         dense = graphs.backend.__dict__.get(GRAPHS)
@@ -251,7 +284,7 @@ class _Engine:
 
     def new_table(self) -> None:
         """Have a table choose the prefill kernels."""
-        self.attn_backend._nsa_tune_prefill = _Table(self._own)
+        self.attn_backend._nsa_tune_prefill = _Table(self)
 
 
 def _batches(scenario: Scenario) -> Iterator[Any]:
@@ -328,7 +361,7 @@ def _rank(rank: int, port: int, scenario: Scenario, folder: Path) -> None:
         engine.run()
     (folder / f"{rank}.json").write_text(json.dumps({
         "steers": engine.steering is not None, "stopped": stopped, "log": engine.log,
-        "mixed": engine.mixed,
+        "mixed": engine.mixed, "swapped": engine.swapped,
         "times": [time.pass_us for time in engine.steering.times.times] if engine.steering else [],
         "verdicts": engine.steering.times.verdicts if engine.steering else {},
     }))  # fmt: skip

@@ -90,6 +90,40 @@ def test_tensor_parallel_ranks_run_alike(
     assert ("decode_graph" in _late(reports)) != given_up
 
 
+@pytest.mark.parametrize("odd", [0, 1])
+def test_hooks_that_fail_on_one_rank_later_leave_all_ways_alike(
+    odd: int, ran: Run, tmp_path: Path
+) -> None:
+    reports = ran(Scenario(2, 1000, fault=Fault.HOOKS_FAIL, odd=odd))
+    ways = _alike(reports, Scenario(2, 1000))
+
+    assert {"engine", "decode_graph", "dense_graph", "eager"} <= ways.keys()
+    assert {"decode_graph", "dense_graph"} <= _late(reports)
+    assert all(reports[1 - odd]["swapped"])
+    # From some pass on SGLang's kernel runs, and it stays.
+    swapped = reports[odd]["swapped"]
+    count = swapped.count(True)
+    assert 0 < count < len(swapped)
+    assert all(swapped[:count])
+    log = (tmp_path / f"{odd}.log").read_text()
+    for what in ("steering a prefill", "nsa-tune's kernel that copies"):
+        assert log.count(f"{what} failed, so SGLang decides by itself: RuntimeError: made up") == 1
+
+
+@pytest.mark.parametrize("odd", [0, 1])
+def test_a_clock_that_fails_on_one_rank_later_leaves_all_ways_alike(
+    odd: int, ran: Run, tmp_path: Path
+) -> None:
+    reports = ran(Scenario(2, 1000, fault=Fault.CLOCK_FAILS, odd=odd))
+    ways = _alike(reports, Scenario(2, 1000))
+
+    assert {"engine", "decode_graph", "dense_graph", "eager"} <= ways.keys()
+    # Nobody would see what loses by rank 0's clock.
+    assert (_late(reports) == {"engine"}) == (odd == 0)
+    said = "timing passes failed, so SGLang decides by itself: RuntimeError: made up"
+    assert (tmp_path / f"{odd}.log").read_text().count(said) == 1
+
+
 def test_ranks_that_verify_drafts_run_alike(ran: Run) -> None:
     """The hidden states of all new tokens, which the draft layer reads, are compared too."""
     scenario = Scenario(2, 500, fault=Fault.OTHER_TABLE, width=2)

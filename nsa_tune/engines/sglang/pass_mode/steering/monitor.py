@@ -99,6 +99,11 @@ class RegressionMonitor:
         self._waiting.append((start, end, mode, engine_us))
         self._collect()
 
+    def give_up(self) -> None:
+        """All ways lose, for good."""
+        self.losing = frozenset(PassMode) - {PassMode.ENGINE}
+        self._retry_at.clear()
+
     def _collect(self) -> None:
         while self._waiting and self._waiting[0][1].query():
             start, end, mode, engine_us = self._waiting.popleft()

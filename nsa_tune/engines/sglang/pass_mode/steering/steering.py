@@ -6,14 +6,15 @@ All ranks of the engine run the same batches, or there is only one rank.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.profiles import ALL_TOKENS
 from nsa_tune.engines.extends import batch_of, sums_of
-from nsa_tune.engines.sglang.edge import say_once
+from nsa_tune.engines.sglang.edge import attempt, say_once
 from nsa_tune.engines.sglang.pass_mode.forward import Forward
 from nsa_tune.engines.sglang.pass_mode.mode import PassMode
 from nsa_tune.engines.sglang.pass_mode.ranks import Ranks
@@ -70,8 +71,8 @@ class Steering:
     def forward(self, call: Forward) -> Any:
         """A pass: chosen, run, and now and then timed.
 
-        Nothing is caught here. What decides is arithmetic over numbers that all ranks share; an
-        error in it would be every rank's.
+        What chooses is not caught: it is arithmetic over numbers that all ranks share, and an error
+        in it would be every rank's. What times is one rank's alone, and is.
         """
         if self.forced is not None:
             return self._run(self.forced, call)
@@ -81,13 +82,14 @@ class Steering:
         if batch is None:
             return call.run()
         mode = self.last = self.fastest(batch, self.rows_of(call.batch))
-        monitor = self.monitor
-        start = monitor.begin() if monitor is not None else None
+        watch = self.monitor
+        start = None if watch is None else attempt("timing passes", _watched, watch, watch.begin)
         output = self._run(mode, call)
-        if monitor is not None and start is not None:
+        if watch is not None and start is not None:
             engine_us = self.choice.estimates_us(self.times, batch).get(PassMode.ENGINE)
             if engine_us is not None:
-                monitor.end(start, self._as_run(mode), engine_us)
+                end = partial(watch.end, start, self._as_run(mode), engine_us)
+                attempt("timing passes", _watched, watch, end)
         return output
 
     def fastest(self, batch: Batch, rows: int | None) -> PassMode:
@@ -171,6 +173,16 @@ class Steering:
         is put into the pool after the graphs were captured (hierarchical cache).
         """
         return getattr(self._pool, "layer_transfer_counter", None) is not None
+
+
+def _watched(monitor: RegressionMonitor, call: Callable[[], Any]) -> Any:
+    """`call`, which times. After an error nobody would see what loses: by rank 0's monitor SGLang
+    runs all passes from the next look on."""
+    try:
+        return call()
+    except Exception:
+        monitor.give_up()
+        raise
 
 
 @contextmanager
