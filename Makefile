@@ -102,7 +102,7 @@ lookup: .venv/tune
 
 # Held-out batches, measured on the GPU, replayed against the shipped tables.
 regret: .venv/tune
-	$(BIN)/python benchmarks/regret.py table benchmarks/held_out/*.zip benchmarks/held_out/*.tsv benchmarks/held_out/later/*.tsv
+	$(BIN)/python benchmarks/regret.py table benchmarks/held_out/*.zip benchmarks/held_out/*.tsv
 
 kills: .venv/test
 	$(BIN)/python -m tests.autotune.kills 100

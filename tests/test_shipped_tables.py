@@ -14,6 +14,7 @@ from benchmarks.regret import (
     cells,
     choosers,
     drawn,
+    held_out_tables,
     score,
     shipped_losses,
     summary,
@@ -27,14 +28,14 @@ from nsa_tune.backend.points import POINTS, points_for
 from nsa_tune.backend.types.layouts import KVLayout
 from nsa_tune.backend.types.point import Setting
 from nsa_tune.backend.types.profiles import profile_of
-from nsa_tune.backend.types.records import Measurement, Status
+from nsa_tune.backend.types.records import Measurement, Status, Table
 from nsa_tune.db.places import shipped
 from nsa_tune.db.text_table import read_text
 
 H100 = "NVIDIA H100 80GB HBM3"
 FOLDER = Path(__file__).parents[1] / "benchmarks" / "held_out"
 HELD_OUT = sorted(FOLDER.glob("*.tsv"))
-LATER = sorted((FOLDER / "later").glob("*.tsv"))
+LATER = dict(held_out_tables(FOLDER / "later.zip"))
 (OVERLAP,) = (FOLDER / "overlap").glob("*.tsv")
 """Of queries that share their keys, which no shipped table was measured with."""
 QUESTIONS = {
@@ -210,9 +211,8 @@ def test_the_readme_s_answers() -> None:
     assert opened().plan(verify).indexer_layout == "native"
 
 
-def regrets(path: Path, question: str, who: str) -> list[float]:
-    """What the answers of `who` lose on the batches at `path`."""
-    held_out = _read(path)
+def regrets(held_out: Table, question: str, who: str) -> list[float]:
+    """What the answers of `who` lose on these batches."""
     key = held_out.key
     dispatcher = Dispatcher.open(
         gpu=key.gpu, model=key.model, heads=key.heads, kv_dtype=KV_DTYPES[key.kv_layout],
@@ -238,7 +238,7 @@ def regrets(path: Path, question: str, who: str) -> list[float]:
 )
 def test_regret_on_held_out_batches_is_small(path: Path, question: str) -> None:
     ours, engine = (
-        summary(regrets(path, question, who)) for who in ("nsa-tune", SGLANG_0_5_23.name)
+        summary(regrets(_read(path), question, who)) for who in ("nsa-tune", SGLANG_0_5_23.name)
     )
 
     assert ours["batches"] >= 300
@@ -255,12 +255,12 @@ def test_regret_on_held_out_batches_is_small(path: Path, question: str) -> None:
     assert ours["mean"] < max(engine["mean"] / 5, 0.001)
 
 
-@pytest.mark.parametrize("path", LATER, ids=lambda path: path.stem)
-def test_batches_that_nothing_was_chosen_by_are_answered_as_well(path: Path) -> None:
-    asked = {row.point for row in _read(path).measurements}
+@pytest.mark.parametrize("held_out", LATER.values(), ids=LATER)
+def test_batches_that_nothing_was_chosen_by_are_answered_as_well(held_out: Table) -> None:
+    asked = {row.point for row in held_out.measurements}
 
     for question in (a.name for name in asked for a in POINTS[name].questions):
-        ours = summary(regrets(path, question, "nsa-tune"))
+        ours = summary(regrets(held_out, question, "nsa-tune"))
         assert ours["mean"] < 0.005
         assert ours["worst"] < 0.15
 

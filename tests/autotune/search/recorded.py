@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.regret import cells, timed_arms
+from benchmarks.regret import cells, held_out_tables, timed_arms
 from nsa_tune import Batch
 from nsa_tune.autotune.search.adaptive import Adaptive
 from nsa_tune.backend.baselines import SGLANG_0_5_23
@@ -71,8 +71,9 @@ def regrets(rows: Iterable[Measurement], table: Table, held_out: Table) -> dict[
 
 def held_out_of(stem: str, *, later: bool = True) -> Table:
     """The held-out batches of a table; with `later`, those of the second seed too."""
-    folders = (HELD_OUT, HELD_OUT / "later") if later else (HELD_OUT,)
-    tables = [read_text(folder / f"{stem}.tsv") for folder in folders]
+    tables = [read_text(HELD_OUT / f"{stem}.tsv")]
+    if later:
+        tables.append(dict(held_out_tables(HELD_OUT / "later.zip"))[f"later/{stem}.tsv"])
     return replace(tables[0], measurements=tuple(row for t in tables for row in t.measurements))
 
 
