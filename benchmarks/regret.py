@@ -6,10 +6,10 @@
     python benchmarks/regret.py left-out TABLE...
 
 `measure` needs the GPU: it draws seeded random batches, half of them ragged, and times every arm.
-`score` replays that file anywhere: regret is the time of the arm that was chosen over the best
-arm's, minus one. Without --db the shipped table answers; --sums asks it without the lengths;
---taken asks for a kernel only where the table takes its path, MHA or MLA. Arms that the file has no
-times of are left out of the table: what they would lose is not known. `table` prints what the
+`score` replays that file, or a zip of some, anywhere: regret is the time of the arm that was chosen
+over the best arm's, minus one. Without --db the shipped table answers; --sums asks it without the
+lengths; --taken asks for a kernel only where the table takes its path, MHA or MLA. Arms that the
+file has no times of are left out: what they would lose is not known. `table` prints what the
 shipped tables lose on several files. `left-out` answers for a table's own batches, an eighth each.
 """
 
@@ -33,7 +33,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from nsa_tune import Batch, Dispatcher
-from nsa_tune.backend.baselines import SGLANG_0_5_23, VLLM_0_33_0
+from nsa_tune.backend.baselines import SGLANG_0_5_17, SGLANG_0_5_23, VLLM_0_33_0
 from nsa_tune.backend.costmodel.regret import regret
 from nsa_tune.backend.dispatch.table_planner import Match
 from nsa_tune.backend.points import POINTS, points_for
@@ -167,7 +167,8 @@ def choosers(dispatcher: Dispatcher, question: Question) -> dict[str, Choose]:
     found: dict[str, Choose] = {
         "nsa-tune": lambda batch: getattr(dispatcher.plan(batch), question.name)
     }
-    for engine in (SGLANG_0_5_23, VLLM_0_33_0):
+    eager = () if dispatcher.setting.profile.has_indexer else (SGLANG_0_5_17,)
+    for engine in (SGLANG_0_5_23, *eager, VLLM_0_33_0):
         if question.name in engine.defaults:
             found[engine.name] = engine.chooser(question, dispatcher.setting)
     for choice in question.choices:
@@ -221,20 +222,19 @@ def losses(some: Sequence[Cell], choose: Choose, *, sums: bool = False) -> list[
 
 def score(arguments: argparse.Namespace) -> None:
     """Print the regret of each chooser for each question."""
-    held_out = read_text(arguments.table)
-    key = held_out.key
-    dispatcher = opened(held_out, arguments.db)
-    result = []
-    for point, question in _questions():
-        some = list(cells(held_out, point.name, question))
-        if arguments.taken:
-            some = [one for one in some if is_taken(dispatcher, question, one.batch)]
-        for name, choose in choosers(dispatcher, question).items() if some else ():
-            regrets = losses(some, choose, sums=arguments.sums)
-            if regrets is not None:
-                result.append({"question": question.name, "who": name, **summary(regrets)})
-    print(f"{key.gpu}, {key.model}, {key.heads} heads, {key.kv_layout}; table: {dispatcher.source}")
-    _print_rows(("question", "who"), result)
+    for _, held_out in held_out_tables(arguments.table):
+        key, dispatcher = held_out.key, opened(held_out, arguments.db)
+        result = []
+        for point, question in _questions():
+            some = list(cells(held_out, point.name, question))
+            if arguments.taken:
+                some = [one for one in some if is_taken(dispatcher, question, one.batch)]
+            for name, choose in choosers(dispatcher, question).items() if some else ():
+                regrets = losses(some, choose, sums=arguments.sums)
+                if regrets is not None:
+                    result.append({"question": question.name, "who": name, **summary(regrets)})
+        print(f"{key.gpu}, {key.model}, {key.heads} heads, {key.kv_layout}; {dispatcher.source}")
+        _print_rows(("question", "who"), result)
 
 
 def is_taken(dispatcher: Dispatcher, question: Question, batch: Batch) -> bool:

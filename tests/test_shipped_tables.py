@@ -38,6 +38,7 @@ HELD_OUT = sorted(FOLDER.glob("*.tsv"))
 LATER = dict(held_out_tables(FOLDER / "later.zip"))
 (OVERLAP,) = (FOLDER / "overlap").glob("*.tsv")
 """Of queries that share their keys, which no shipped table was measured with."""
+DENSE = FOLDER / "h200_seed4040.zip"
 QUESTIONS = {
     "deepseek-v3.2": (
         "prefill_path", "mha_kernel", "sparse_prefill", "decode", "indexer_layout",
@@ -300,8 +301,8 @@ def test_a_shipped_table_holds_nothing_but_measurements(path: Path) -> None:
 
 
 def test_mean_regret_over_all_held_out_files_is_small() -> None:
-    """Questions of V3.2, over both pools and over bf16 alone, and of V4."""
-    files = sorted(path for path in FOLDER.rglob("*") if path.is_file() and path != OVERLAP)
+    """Questions of V3.2, over both pools and over bf16 alone, and of V4; not of dense MLA."""
+    files = sorted(path for path in FOLDER.iterdir() if path.is_file() and path != DENSE)
     every: defaultdict[str, list[float]] = defaultdict(list)
     for question, name, losses in shipped_losses(files):
         every[question] += losses
