@@ -219,8 +219,16 @@ def test_absorbed_kernels_share_a_batch_by_schedules_of_their_own() -> None:
     assert (long["flash_mla_busiest_keys"], long["flashinfer_busiest_keys"]) == (9 * 64, 256)
     assert (long["flashinfer_parts"], long["flashinfer_waves"]) == (129, 1)
     # So many sequences are not split, however unequal: one of them decides.
-    ragged = Batch.extend([6000, *[100] * 119], [1] * 120)
+    ragged = Batch.extend([6000, *[100] * 119], [4] * 120)
     assert terms(ragged)["absorbed_busiest_keys"] >= 6000
+    # Of one query each they count as 30 tiles of 64 (query, head) pairs.
+    assert terms(Batch.extend([6000, *[100] * 119], [1] * 120))["absorbed_busiest_keys"] < 2000
+    # Equal ones end together, in whole waves; of others the longest come first.
+    assert terms(Batch.extend([6000] * 133, [4] * 133))["absorbed_busiest_keys"] >= 2 * 6000
+    assert terms(Batch.extend([6000, *[100] * 500], [4] * 501))["absorbed_busiest_keys"] < 6100
+    # 80 blocks and 10 more on 132 SMs: pieces of one block each, 40 of either sequence.
+    halves = terms(Batch.extend([2559] * 2, [1] * 2))
+    assert (halves["flash_mla_parts"], halves["flash_mla_merged_rows"]) == (40, 80)
     assert terms(ragged)["flashinfer_busiest_keys"] < 6000 / 2
 
 

@@ -19,6 +19,8 @@ _TILE = 64
 _FULL, _NEVER_SPLIT, _MOST_PARTS = 0.8, 4, 128
 """Tiles an SM from which FlashAttention-3 splits none, blocks of keys up to which it splits none,
 and the most parts of one (`num_splits_heuristic`)."""
+_ALIKE = 0.95
+"""Share of the longest tile's keys from which tiles end together, in whole waves."""
 _PIECES = ((8, 32), (16, 64), (32, 128), (64, 192))
 """Keys of FlashInfer's largest piece, by the even share up to which it is that; then whole 256."""
 
@@ -79,10 +81,11 @@ def absorbed_terms(setting: Setting) -> Callable[[Batch], tuple[float, ...]]:
 def _fa3(batch: Batch, tiles: int, keys: float, heads: int, sms: int) -> tuple[float, float]:
     """Into how many parts it splits the longest tile: none gets much more than an SM's share of all
     blocks (`prepare_varlen_num_blocks_kernel`), and there are no more than fill waves well, if all
-    sequences had as many tiles as the longest new one (`num_splits_heuristic`)."""
+    sequences had as many tiles as the longest new one (`num_splits_heuristic`). A tile that is not
+    full counts as a part of one there."""
     blocks, longest = -(-batch.max_kv // schedules.BLOCK), max(batch.new_lens or (1,))
     longest = max(longest, -(-batch.q_tokens // batch.batch_size))
-    alike = batch.batch_size * -(-longest * heads // _TILE)
+    alike = -(-batch.batch_size * longest * heads // _TILE)
     parts = 1
     if alike < _FULL * sms and blocks > _NEVER_SPLIT:
         share = -(-(keys / schedules.BLOCK + tiles / 2) * 11 // (10 * sms))
@@ -90,13 +93,18 @@ def _fa3(batch: Batch, tiles: int, keys: float, heads: int, sms: int) -> tuple[f
         parts = max(min(int(-(-blocks // share)), most), 1)
     # So many tiles like the longest would be as much work.
     part, equal = -(-blocks // parts), keys / batch.max_kv
-    busiest = max(schedules.makespan(tiles * parts, equal * parts * part, float(part), sms), part)
+    if equal > _ALIKE * tiles:
+        busiest = float(-(-tiles * parts // sms) * part)
+    else:
+        # The longest come first, so that the shortest fill what is left.
+        busiest = max(equal * parts * part / sms, float(part))
     return busiest * schedules.BLOCK, float(batch.q_tokens * parts) if parts > 1 else 0.0
 
 
 def _flash_mla(batch: Batch, keys: float, heads: int, sms: int) -> tuple[float, float, float]:
     """Each tile of one sequence's queries takes as many SMs as there are for it, which share the
-    blocks of all sequences; with more tiles than SMs it goes through all sequences by itself."""
+    blocks of all sequences, and `FIXED_BLOCKS` a piece of one on top; with more tiles than SMs it
+    goes through all sequences by itself."""
     count, fixed = batch.batch_size, schedules.FIXED_BLOCKS
     queries = -(-batch.q_tokens // count)
     tiles = -(-queries * heads // _TILE)
@@ -108,9 +116,10 @@ def _flash_mla(batch: Batch, keys: float, heads: int, sms: int) -> tuple[float, 
         # The last queries see the most keys, and theirs come last.
         busiest = schedules.makespan(tiles, keys, float(blocks * schedules.BLOCK), sms, 1.0)
         return busiest, 0.0, 0.0
-    part = -(-blocks // (sms // tiles)) + fixed
-    merged = batch.q_tokens * -(-blocks // count // part) if blocks > part * count else 0
-    parts = (batch.max_kv // schedules.BLOCK + 1 + fixed) / part
+    piece = -(-blocks // (sms // tiles))
+    part = piece + fixed
+    merged = batch.q_tokens * (blocks / count - fixed) / piece if blocks > part * count else 0
+    parts = -(-batch.max_kv // schedules.BLOCK) / piece
     return min(part, blocks) * schedules.BLOCK, float(merged), parts if parts > 1 else 0.0
 
 
