@@ -7,80 +7,64 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
+from typing import TypeAlias
 
 from nsa_tune.autotune.probe.child import Target, WrongAnswer
 
 LIMIT = 37
+Trial: TypeAlias = Callable[[int, Target], dict[str, float]]
 
 
-def segfaults(size: int, target: Target) -> dict[str, float]:
-    del target
-    if size > LIMIT:
-        ctypes.string_at(0)
-    return {}
+def _beyond(act: Callable[[], object]) -> Trial:
+    """A trial that does this beyond the limit."""
+
+    def trial(size: int, target: Target) -> dict[str, float]:
+        del target
+        if size > LIMIT:
+            act()
+        return {}
+
+    return trial
 
 
-def abort(size: int, target: Target) -> dict[str, float]:
-    del target
-    if size > LIMIT:
-        os.abort()
-    return {}
+def _raising(error: Exception) -> Callable[[], object]:
+    def act() -> None:
+        raise error
+
+    return act
 
 
-def exits(size: int, target: Target) -> dict[str, float]:
+def _exit() -> None:
     """As FlashMLA does: a message, then exit(1) from within the library."""
-    del target
-    if size > LIMIT:
-        sys.stderr.write("CUDA error (file.cu:1): invalid argument\n")
-        sys.stderr.flush()
-        os._exit(1)
-    return {}
+    sys.stderr.write("CUDA error (file.cu:1): invalid argument\n")
+    sys.stderr.flush()
+    os._exit(1)
 
 
-def leaves(size: int, target: Target) -> dict[str, float]:
-    """Ends with exit code 0 before it returns anything."""
-    del target
-    if size > LIMIT:
-        os._exit(0)
-    return {}
-
-
-def raises(size: int, target: Target) -> dict[str, float]:
-    del target
-    if size > LIMIT:
-        raise RuntimeError("Assertion error: smem_size <= smem_capacity")
-    return {}
-
-
-def hangs(size: int, target: Target) -> dict[str, float]:
-    del target
-    if size > LIMIT:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        time.sleep(600)
-    return {}
-
-
-def wrong(size: int, target: Target) -> dict[str, float]:
-    del target
-    if size > LIMIT:
-        raise WrongAnswer("relative error 1")
-    return {}
-
-
-def nan(size: int, target: Target) -> dict[str, float]:
-    del target
-    return {"us": float("nan") if size > LIMIT else 1.0}
+def _hang() -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    time.sleep(600)
 
 
 class OutOfMemoryError(RuntimeError):
     """As torch's."""
 
 
-def memory(size: int, target: Target) -> dict[str, float]:
+segfaults = _beyond(lambda: ctypes.string_at(0))
+abort = _beyond(os.abort)
+exits = _beyond(_exit)
+leaves = _beyond(lambda: os._exit(0))
+"""Ends with exit code 0 before it returns anything."""
+raises = _beyond(_raising(RuntimeError("Assertion error: smem_size <= smem_capacity")))
+hangs = _beyond(_hang)
+wrong = _beyond(_raising(WrongAnswer("relative error 1")))
+memory = _beyond(_raising(OutOfMemoryError("CUDA out of memory")))
+
+
+def nan(size: int, target: Target) -> dict[str, float]:
     del target
-    if size > LIMIT:
-        raise OutOfMemoryError("CUDA out of memory")
-    return {}
+    return {"us": float("nan") if size > LIMIT else 1.0}
 
 
 def refuses(size: int, target: Target) -> dict[str, float]:

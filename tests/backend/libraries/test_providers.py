@@ -118,29 +118,13 @@ def test_every_library_is_known_to_the_key() -> None:
 
 
 def test_an_optional_library_is_missing_until_all_that_it_needs_is_installed(site: Path) -> None:
-    assert providers.missing() == {
-        "sglang_tilelang",
-        "sglang_q8",
-        "sglang_triton",
-        "sglang_triton_decode",
-        "sglang_topk_v2",
-    }
+    others = {"sglang_q8", "sglang_triton", "sglang_triton_decode", "sglang_topk_v2"}
+    assert providers.missing() == {"sglang_tilelang", *others}
 
     install(site, "sglang", "0.5.17", "sglang.kernels.ops.attention.dsa.tilelang_kernel")
-    assert providers.missing() == {
-        "sglang_tilelang",
-        "sglang_q8",
-        "sglang_triton",
-        "sglang_triton_decode",
-        "sglang_topk_v2",
-    }
+    assert providers.missing() == {"sglang_tilelang", *others}
     install(site, "tilelang", "0.1.11", "tilelang")
-    assert providers.missing() == {
-        "sglang_q8",
-        "sglang_triton",
-        "sglang_triton_decode",
-        "sglang_topk_v2",
-    }
+    assert providers.missing() == others
     found = providers.answering("sglang_tilelang")
     assert found is not None
     assert (found.distribution, found.version) == ("sglang", "0.5.17")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -31,6 +32,24 @@ def _rows(connection: sqlite3.Connection, table: str) -> list[dict[str, Any]]:
     rows = connection.execute(f"SELECT * FROM {table}")
     names = [name for name, *_ in rows.description]
     return [dict(zip(names, row, strict=True)) for row in rows]
+
+
+Older = Callable[[int], Path]
+
+
+@pytest.fixture
+def older(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Older:
+    """Makes a database with one row, as the version with so many steps stored it."""
+
+    def made(steps: int) -> Path:
+        path = tmp_path / "nsa-tune.db"
+        with monkeypatch.context() as earlier, closing(sqlite3.connect(path)) as db:
+            earlier.setattr(migrations, "MIGRATIONS", MIGRATIONS[:steps])
+            migrate(db, path)
+            insert_first_schema_row(db)
+        return path
+
+    return made
 
 
 def test_there_is_one_step_for_each_schema_version() -> None:
@@ -134,15 +153,8 @@ def test_a_step_that_another_process_has_done_is_not_done_again(tmp_path: Path) 
         assert len(_rows(other, "nsa_tune_migrations")) == len(MIGRATIONS)
 
 
-def test_what_the_first_schema_stored_is_read_and_has_discarded_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "nsa-tune.db"
-    with monkeypatch.context() as older:
-        older.setattr(migrations, "MIGRATIONS", MIGRATIONS[:1])
-        with closing(sqlite3.connect(path)) as db:
-            migrate(db, path)
-            insert_first_schema_row(db)
+def test_what_the_first_schema_stored_is_read_and_has_discarded_nothing(older: Older) -> None:
+    path = older(1)
     before = tables.read_database(path)
 
     with Store.open(path) as store:
@@ -150,18 +162,11 @@ def test_what_the_first_schema_stored_is_read_and_has_discarded_nothing(
     assert [row.discarded for row in before[0].measurements] == [0]
 
 
-def test_what_was_computed_from_measurements_goes_and_they_stay(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "nsa-tune.db"
-    with monkeypatch.context() as older:
-        older.setattr(migrations, "MIGRATIONS", MIGRATIONS[:10])
-        with closing(sqlite3.connect(path)) as db:
-            migrate(db, path)
-            insert_first_schema_row(db)
-            db.execute("INSERT INTO weights VALUES (1, 1, 1, 'stamp', '{}', '2026', '2026')")
-            db.execute("INSERT INTO manifests VALUES (1, 1, 1, 0, 'content', 'head')")
-            db.commit()
+def test_what_was_computed_from_measurements_goes_and_they_stay(older: Older) -> None:
+    path = older(10)
+    with closing(sqlite3.connect(path)) as db, db:
+        db.execute("INSERT INTO weights VALUES (1, 1, 1, 'stamp', '{}', '2026', '2026')")
+        db.execute("INSERT INTO manifests VALUES (1, 1, 1, 0, 'content', 'head')")
     before = tables.read_database(path)
 
     with Store.open(path) as store:
@@ -171,15 +176,8 @@ def test_what_was_computed_from_measurements_goes_and_they_stay(
 
 
 @pytest.mark.parametrize("version", range(1, len(MIGRATIONS)))
-def test_a_database_of_every_older_schema_is_read_and_merged(
-    version: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "nsa-tune.db"
-    with monkeypatch.context() as older:
-        older.setattr(migrations, "MIGRATIONS", MIGRATIONS[:version])
-        with closing(sqlite3.connect(path)) as db:
-            migrate(db, path)
-            insert_first_schema_row(db)
+def test_a_database_of_every_older_schema_is_read_and_merged(version: int, older: Older) -> None:
+    path = older(version)
 
     (table,) = tables.read_database(path)
     (history,) = read_histories(path)
@@ -209,14 +207,9 @@ def test_the_count_of_discarded_samples_is_kept(tmp_path: Path) -> None:
 
 
 def test_a_database_of_the_first_schema_is_read_without_limits_and_then_takes_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    older: Older,
 ) -> None:
-    path = tmp_path / "nsa-tune.db"
-    with monkeypatch.context() as earlier:
-        earlier.setattr(migrations, "MIGRATIONS", MIGRATIONS[:1])
-        with closing(sqlite3.connect(path)) as db:
-            migrate(db, path)
-            insert_first_schema_row(db)
+    path = older(1)
 
     (table,) = tables.read_database(path)
     assert (len(table.measurements), table.limits) == (1, {})
@@ -255,17 +248,11 @@ def test_a_cost_of_a_pass_that_cannot_be_is_refused(tmp_path: Path, cost: float)
         tables.read_database(path)
 
 
-def test_a_database_that_knows_no_layers_learns_those_of_its_models(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "nsa-tune.db"
-    with monkeypatch.context() as earlier:
-        earlier.setattr(migrations, "MIGRATIONS", MIGRATIONS[:6])
-        with closing(sqlite3.connect(path)) as db:
-            migrate(db, path)
-            insert_first_schema_row(db)
-            old = {**asdict(KEY), "libraries": "{}", "model": "no-longer-known", "digest": "0"}
-            insert(db, "keys", {"id": 2, **old})
+def test_a_database_that_knows_no_layers_learns_those_of_its_models(older: Older) -> None:
+    path = older(6)
+    with closing(sqlite3.connect(path)) as db, db:
+        old = {**asdict(KEY), "libraries": "{}", "model": "no-longer-known", "digest": "0"}
+        insert(db, "keys", {"id": 2, **old})
 
     Store.open(path).close()
 
@@ -275,14 +262,9 @@ def test_a_database_that_knows_no_layers_learns_those_of_its_models(
 
 
 def test_a_database_without_costs_of_a_pass_is_read_without_and_then_takes_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    older: Older,
 ) -> None:
-    path = tmp_path / "nsa-tune.db"
-    with monkeypatch.context() as earlier:
-        earlier.setattr(migrations, "MIGRATIONS", MIGRATIONS[:5])
-        with closing(sqlite3.connect(path)) as db:
-            migrate(db, path)
-            insert_first_schema_row(db)
+    path = older(5)
 
     (table,) = tables.read_database(path)
     assert [row.pass_us for row in table.measurements] == [None]

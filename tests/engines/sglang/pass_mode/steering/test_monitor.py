@@ -85,21 +85,44 @@ def test_a_way_that_wins_is_kept(monitor: RegressionMonitor, device: _Device) ->
     assert monitor.report()[ROWS]["of_engine"] == pytest.approx(0.4)
 
 
-def test_a_way_that_loses_is_found_and_the_others_are_kept(
-    monitor: RegressionMonitor, device: _Device
+_FEW, _ALL = module._ENOUGH - 1, module._ENOUGH
+
+
+@pytest.mark.parametrize(
+    ("passes", "losing"),
+    [
+        pytest.param([(DENSE, 800.0, 100), (ROWS, 1100.0, 100)], {ROWS}, id="another way wins"),
+        pytest.param([(ROWS, ENGINE_US, _ALL)], set(), id="exactly as long"),
+        pytest.param([(ENGINE, 2000.0, _ALL), (ROWS, 1500.0, 200)], set(), id="all are slower"),
+        pytest.param(
+            [(ENGINE, 2000.0, _ALL), (ROWS, 1500.0, module._RETRY // module._EVERY + 1)],
+            {ROWS},
+            id="all were slower long ago",
+        ),
+        pytest.param([(ENGINE, 500.0, _ALL), (ROWS, 700.0, _ALL)], {ROWS}, id="engine is faster"),
+        pytest.param([(ENGINE, 100.0, _FEW), (ROWS, 700.0, _ALL)], set(), id="too few for a drift"),
+        pytest.param([(ROWS, 700.0, 5000), (ROWS, 1300.0, 200)], {ROWS}, id="begins to lose"),
+        # However long the host's moment was.
+        pytest.param(
+            [(ROWS, 700.0, _FEW), (ROWS, 60e6, 1), (ROWS, 700.0, 20)], set(), id="a slow moment"
+        ),
+        # It loses on the whole.
+        pytest.param(
+            [(ROWS, 700.0, 11), (ROWS, 20_000.0, 1)] * 20, {ROWS}, id="very slow now and then"
+        ),
+        pytest.param([(ENGINE, 9000.0, 500)], set(), id="never the engine's own"),
+    ],
+)
+def test_a_way_is_given_up_where_it_loses_on_the_whole(
+    passes: list[tuple[PassMode, float, int]],
+    losing: set[PassMode],
+    monitor: RegressionMonitor,
+    device: _Device,
 ) -> None:
-    _passes(monitor, device, DENSE, 800.0, 100)
-    _passes(monitor, device, ROWS, 1100.0, 100)
+    for mode, took_us, timed in passes:
+        _passes(monitor, device, mode, took_us, timed)
 
-    assert monitor.losing == {ROWS}
-
-
-def test_a_way_that_takes_exactly_as_long_is_kept(
-    monitor: RegressionMonitor, device: _Device
-) -> None:
-    _passes(monitor, device, ROWS, ENGINE_US, module._ENOUGH)
-
-    assert monitor.losing == frozenset()
+    assert monitor.losing == losing
 
 
 def test_nothing_is_judged_before_enough_was_seen(
@@ -112,89 +135,17 @@ def test_nothing_is_judged_before_enough_was_seen(
     assert monitor.losing == {ROWS}
 
 
-def test_where_everything_has_become_slower_a_way_that_still_wins_is_kept(
-    monitor: RegressionMonitor, device: _Device
+@given(st.integers(0, 2**32 - 1), st.booleans())
+def test_noise_neither_gives_up_a_way_that_wins_nor_hides_one_that_loses(
+    seed: int, loses: bool
 ) -> None:
-    _passes(monitor, device, ENGINE, 2000.0, module._ENOUGH)
-    _passes(monitor, device, ROWS, 1500.0, 200)
-
-    assert monitor.losing == frozenset()
-
-
-def test_that_everything_was_slower_long_ago_excuses_no_way(
-    monitor: RegressionMonitor, device: _Device
-) -> None:
-    _passes(monitor, device, ENGINE, 2000.0, module._ENOUGH)
-    _passes(monitor, device, ROWS, 1500.0, module._RETRY // module._EVERY + 1)
-
-    assert monitor.losing == {ROWS}
-
-
-def test_where_the_engine_has_become_faster_a_way_must_be_so_too(
-    monitor: RegressionMonitor, device: _Device
-) -> None:
-    _passes(monitor, device, ENGINE, 500.0, module._ENOUGH)
-    _passes(monitor, device, ROWS, 700.0, module._ENOUGH)
-
-    assert monitor.losing == {ROWS}
-
-
-def test_a_few_passes_of_the_engines_own_do_not_count_as_drift(
-    monitor: RegressionMonitor, device: _Device
-) -> None:
-    _passes(monitor, device, ENGINE, 100.0, module._ENOUGH - 1)
-    _passes(monitor, device, ROWS, 700.0, module._ENOUGH)
-
-    assert monitor.losing == frozenset()
-
-
-def test_a_way_that_begins_to_lose_is_found(monitor: RegressionMonitor, device: _Device) -> None:
-    _passes(monitor, device, ROWS, 700.0, 5000)
-    _passes(monitor, device, ROWS, 1300.0, 200)
-
-    assert monitor.losing == {ROWS}
-
-
-def test_a_slow_moment_of_the_host_gives_no_way_up(
-    monitor: RegressionMonitor, device: _Device
-) -> None:
-    """However long it was."""
-    _passes(monitor, device, ROWS, 700.0, module._ENOUGH - 1)
-    _passes(monitor, device, ROWS, 60e6, 1)
-    _passes(monitor, device, ROWS, 700.0, 20)
-
-    assert monitor.losing == frozenset()
-
-
-def test_a_way_that_is_very_slow_now_and_then_is_found(
-    monitor: RegressionMonitor, device: _Device
-) -> None:
-    """One of twelve timed passes takes twenty times as long: it loses on the whole."""
-    for _ in range(20):
-        _passes(monitor, device, ROWS, 700.0, 11)
-        _passes(monitor, device, ROWS, 20_000.0, 1)
-
-    assert monitor.losing == {ROWS}
-
-
-@given(st.integers(0, 2**32 - 1))
-def test_noise_alone_seldom_gives_up_a_way_that_wins(seed: int) -> None:
     random, device = Random(seed), _Device()
     monitor = RegressionMonitor(device.event)
+    took_us = 1100.0 if loses else 900.0
     for _ in range(400):
-        _passes(monitor, device, ROWS, 900.0 * random.uniform(0.8, 1.2), 1)
+        _passes(monitor, device, ROWS, took_us * random.uniform(0.8, 1.2), 1)
 
-    assert monitor.losing == frozenset()
-
-
-@given(st.integers(0, 2**32 - 1))
-def test_noise_does_not_hide_a_way_that_loses(seed: int) -> None:
-    random, device = Random(seed), _Device()
-    monitor = RegressionMonitor(device.event)
-    for _ in range(400):
-        _passes(monitor, device, ROWS, 1100.0 * random.uniform(0.8, 1.2), 1)
-
-    assert monitor.losing == {ROWS}
+    assert monitor.losing == ({ROWS} if loses else frozenset())
 
 
 def _until_tried_again(monitor: RegressionMonitor, device: _Device, mode: PassMode) -> int:
@@ -245,12 +196,6 @@ def test_a_way_that_lost_while_everything_was_slow_is_judged_by_the_engines_pass
     _until_tried_again(monitor, device, ROWS)
     _passes(monitor, device, ENGINE, 2000.0, 100)
     _passes(monitor, device, ROWS, 1300.0, 500)
-
-    assert monitor.losing == frozenset()
-
-
-def test_the_engines_own_way_is_never_disabled(monitor: RegressionMonitor, device: _Device) -> None:
-    _passes(monitor, device, ENGINE, 9000.0, 500)
 
     assert monitor.losing == frozenset()
 
