@@ -30,7 +30,7 @@ from nsa_tune.fleet.service.tables import uploads
 from nsa_tune.fleet.worker import WorkerRequest, work
 from nsa_tune.remote.client import Client, Refused
 from tests.fleet.service.made_up_tables import grown, text_of
-from tests.fleet.service.served import Served, served
+from tests.fleet.service.served import Served, served, until
 from tests.records import ok
 from tests.shell import Shell
 
@@ -165,7 +165,7 @@ def test_rows_are_pushed_while_the_job_goes_on(
 
     def run(request: RunRequest, progress: object) -> Outcome:
         store_rows(request)
-        _until(lambda: service.get("/v1/jobs").document["jobs"][0]["rows"] == 2)
+        until(lambda: service.get("/v1/jobs").document["jobs"][0]["rows"] == 2)
         seen.append(service.get("/v1/tables").document["tables"][0]["rows"])
         return Outcome()
 
@@ -173,14 +173,6 @@ def test_rows_are_pushed_while_the_job_goes_on(
     _add(service)
     assert host.work() == 1
     assert seen == [2]
-
-
-def _until(happened: Callable[[], bool]) -> None:
-    for _ in range(600):
-        if happened():
-            return
-        threading.Event().wait(0.05)
-    raise AssertionError("it did not happen within 30 s")
 
 
 def test_a_job_that_cannot_be_measured_is_failed_with_its_reason(

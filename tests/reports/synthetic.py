@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from math import log2
 from typing import Any
 
@@ -165,3 +166,13 @@ def hash_of(text: str) -> int:
     for character in text:
         value = (value * 131 + ord(character)) % 1_000_003
     return value
+
+
+def hostile_table(words: str) -> Table:
+    """A table with `words` wherever a stranger may write some."""
+    table = real_table(points=("indexer_layout",))
+    bad = Measurement(
+        "indexer_layout", "decode:n1:64", "native/deep_gemm", Status.FAILED, reason=words
+    )
+    key = replace(table.key, gpu=words, driver=words, libraries=((words, words),))
+    return replace(table, key=key, measurements=(*table.measurements, bad), source=words)

@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from http.client import HTTPConnection
 from pathlib import Path
@@ -144,3 +144,12 @@ class Process:
         if self._process.poll() is None:
             with suppress(ProcessLookupError):
                 self.kill()
+
+
+def until(happened: Callable[[], bool]) -> None:
+    """Wait for it, 30 s at most."""
+    for _ in range(600):
+        if happened():
+            return
+        threading.Event().wait(0.05)
+    raise AssertionError("it did not happen within 30 s")

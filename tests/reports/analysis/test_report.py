@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -85,26 +86,21 @@ def test_the_cost_sentence_names_the_worst_batch(section: Section) -> None:
     assert question.default_cost.worst_batch in cost_sentence(question, "a baseline")
 
 
-def test_an_unknown_layout_is_damage() -> None:
+@pytest.mark.parametrize(
+    ("change", "error", "words"),
+    [
+        ({"kv_layout": "fp3"}, StoreCorrupt, "fp3"),
+        ({"heads": 0}, StoreCorrupt, "0 local heads"),
+        ({"model": "gpt-2"}, UnknownName, "gpt-2"),
+    ],
+)
+def test_a_key_that_cannot_be_is_named(
+    change: dict[str, Any], error: type[Exception], words: str
+) -> None:
     table = real_table(points=("indexer_layout",))
-    strange = replace(table, key=replace(table.key, kv_layout="fp3"))
 
-    with pytest.raises(StoreCorrupt, match="fp3"):
-        build([strange])
-
-
-def test_a_table_of_no_head_is_damage() -> None:
-    table = real_table()
-    with pytest.raises(StoreCorrupt, match="0 local heads"):
-        build([replace(table, key=replace(table.key, heads=0))])
-
-
-def test_an_unknown_model_is_named() -> None:
-    table = real_table(points=("indexer_layout",))
-    strange = replace(table, key=replace(table.key, model="gpt-2"))
-
-    with pytest.raises(UnknownName, match="gpt-2"):
-        build([strange])
+    with pytest.raises(error, match=words):
+        build([replace(table, key=replace(table.key, **change))])
 
 
 def test_where_every_choice_is_forbidden_there_is_no_question() -> None:

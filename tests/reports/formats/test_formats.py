@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from nsa_tune._errors import UnknownName
-from nsa_tune.backend.types.records import Measurement, Status
+from nsa_tune.backend.types.records import Status
 from nsa_tune.reports.analysis.report import Report, build
 from nsa_tune.reports.analysis.words import question_title
 from nsa_tune.reports.formats.flat_tables import FLAT, as_csv, frame
@@ -20,7 +20,7 @@ from nsa_tune.reports.formats.json_document import SCHEMA, as_json
 from nsa_tune.reports.formats.markdown import as_markdown
 from nsa_tune.reports.formats.plain import plain
 from nsa_tune.reports.formats.terminal import as_terminal_text, print_crossovers, print_report
-from tests.reports.synthetic import real_table
+from tests.reports.synthetic import hostile_table, real_table
 
 HOSTILE = "<script>alert(1)</script> [red]|`*_\"'\x1b[31m\x07\u202eevil\n# heading \U0001f980"
 
@@ -32,12 +32,7 @@ def report() -> Report:
 
 @pytest.fixture(scope="module")
 def hostile() -> Report:
-    table = real_table(points=("indexer_layout",))
-    bad = Measurement(
-        "indexer_layout", "decode:n1:64", "native/deep_gemm", Status.FAILED, reason=HOSTILE
-    )
-    key = replace(table.key, gpu=HOSTILE, driver=HOSTILE, libraries=((HOSTILE, HOSTILE),))
-    return build([replace(table, key=key, measurements=(*table.measurements, bad), source=HOSTILE)])
+    return build([hostile_table(HOSTILE)])
 
 
 def test_json_has_a_versioned_schema_and_every_finding(report: Report) -> None:

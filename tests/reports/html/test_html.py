@@ -13,11 +13,10 @@ from html.parser import HTMLParser
 import pytest
 
 from nsa_tune._errors import ExtraMissing
-from nsa_tune.backend.types.records import Measurement, Status
 from nsa_tune.reports.analysis.report import Report, build
 from nsa_tune.reports.html.page import as_html
 from nsa_tune.reports.html.vega_bundle import charts_javascript
-from tests.reports.synthetic import real_table
+from tests.reports.synthetic import hostile_table, real_table
 
 HOSTILE = (
     "</script><script>window.hostile = 1</script><img src=x onerror=alert(1)>\"' \U0001f980 &amp;"
@@ -73,12 +72,7 @@ def report() -> Report:
 
 @pytest.fixture(scope="module")
 def hostile() -> Report:
-    table = real_table(points=("indexer_layout",))
-    bad = Measurement(
-        "indexer_layout", "decode:n1:64", "native/deep_gemm", Status.FAILED, reason=HOSTILE
-    )
-    key = replace(table.key, gpu=HOSTILE, driver=HOSTILE, libraries=((HOSTILE, HOSTILE),))
-    return build([replace(table, key=key, measurements=(*table.measurements, bad), source=HOSTILE)])
+    return build([hostile_table(HOSTILE)])
 
 
 @pytest.mark.parametrize("javascript", [None, "const made_up = 1;"])

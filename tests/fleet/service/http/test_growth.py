@@ -7,7 +7,7 @@ import json
 import socket
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +27,7 @@ from nsa_tune.fleet.service.auth.tokens import Role
 from nsa_tune.fleet.service.service import Busy, Service, Settings
 from nsa_tune.fleet.service.state import state_path
 from tests.fleet.service.made_up_tables import H200_KEY, TARGET, grown, text_of
-from tests.fleet.service.served import Process, Served, served, tokens_of
+from tests.fleet.service.served import Process, Served, served, tokens_of, until
 
 pytestmark = pytest.mark.slow
 
@@ -267,14 +267,6 @@ def test_clients_that_leave_in_mid_body_write_no_pages_into_the_log(tmp_path: Pa
                     f"Authorization: Bearer {tokens[Role.SUBMIT]}\r\n\r\nhalf"
                 )
                 _asking(stack, process.port, head)
-        _until(lambda: b'status="400"' in service.get("/metrics").body)
+        until(lambda: b'status="400"' in service.get("/metrics").body)
         _, said = process.stop()
     assert "Traceback" not in said
-
-
-def _until(happened: Callable[[], bool]) -> None:
-    for _ in range(600):
-        if happened():
-            return
-        threading.Event().wait(0.05)
-    raise AssertionError("it did not happen")
