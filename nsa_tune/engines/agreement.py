@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Any, Protocol
 
 from nsa_tune import __version__
@@ -100,11 +101,17 @@ def table_digest(dispatcher: Dispatcher) -> str:
 
 def decides_by(dispatcher: Dispatcher, *more: object) -> str:
     """All that the answers of `dispatcher` follow from, as one digest; `more` is the engine's."""
+    setting = dispatcher.setting
     parts = (
         __version__,
         table_digest(dispatcher),
-        repr(dispatcher.setting),
+        *(_ordered(getattr(setting, field.name)) for field in fields(setting)),
         repr(sorted(dispatcher.forced.items())),
         *map(repr, more),
     )
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
+
+
+def _ordered(value: object) -> str:
+    """`repr`, with a set in order: without it each process has its own."""
+    return repr(sorted(value)) if isinstance(value, frozenset) else repr(value)

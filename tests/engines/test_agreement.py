@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -210,6 +214,31 @@ def test_all_that_answers_follow_from_is_compared() -> None:
     assert decides_by(table) == decides_by(table)
     assert decides_by(table) != decides_by(table, "more")
     assert decides_by(table) != decides_by(dispatcher("fp8", mha_us=1.0))
+
+
+_ROOT = Path(__file__).parents[2]
+_ANOTHER_PROCESS = """
+from dataclasses import replace
+from types import SimpleNamespace
+from nsa_tune.engines.agreement import decides_by
+from tests.engines.sglang.tables import dispatcher
+found = dispatcher("fp8")
+elsewhere = frozenset(f"flash_mla_{number}" for number in range(9))
+setting = replace(found.setting, limits_elsewhere=elsewhere)
+print(decides_by(SimpleNamespace(table=found.table, setting=setting, forced={})))
+"""
+
+
+def test_ranks_decide_by_the_same_whatever_their_hash_seeds() -> None:
+    """Limits that were probed with other versions of the libraries are a set of names."""
+    digests = {
+        subprocess.run(
+            [sys.executable, "-c", _ANOTHER_PROCESS], check=True, capture_output=True, text=True,
+            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(_ROOT)},
+        ).stdout
+        for seed in ("1", "2")
+    }  # fmt: skip
+    assert len(digests) == 1
 
 
 def test_another_nsa_tune_decides_by_something_else(monkeypatch: pytest.MonkeyPatch) -> None:
