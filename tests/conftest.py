@@ -78,9 +78,12 @@ def database(_measured: Path, tmp_path: Path) -> Path:
     return Path(shutil.copy(_measured, tmp_path))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """Chromium, headless; tests that want it are skipped where there is none."""
+    """Chromium, headless; tests that want it are skipped where there is none.
+
+    Of one module: while it is open, no test of this process can run an event loop of its own.
+    """
     if BROWSER is None:
         pytest.skip("no Chromium is installed")
     from playwright.sync_api import sync_playwright
