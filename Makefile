@@ -28,7 +28,6 @@ help:
 	@echo
 	@echo "Benchmarks without a target; --help or the file's first lines say more:"
 	@echo "  python -m benchmarks.arms          every arm: does it run here, how wrong is it, one time"
-	@echo "  python -m benchmarks.bandwidth     the streaming kernels beside a copy's bandwidth"
 	@echo "  python -m benchmarks.passes        all layers of a pass under each choice, on a GPU"
 	@echo "  python -m benchmarks.plugin        what the hooks add to a pass of SGLang and of vLLM"
 	@echo "  python -m benchmarks.service_load  the service under a thousand tables, slow clients and kills"

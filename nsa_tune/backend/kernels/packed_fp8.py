@@ -16,7 +16,7 @@ _E4M3_MAX = 448.0
 _SMALLEST = 1e-4
 """The least magnitude that a scale is made for, so that a tile of zeros has one."""
 _DEQUANTIZE = (8, 8)
-"""(tokens a program, warps), as all of these: measured by benchmarks/bandwidth.py."""
+"""(tokens a program, warps), as all of these: the fastest of those that were tried."""
 _GATHERING = 1024
 """Programs of a gather that ends where a tensor says: as many as run at once. Not measured."""
 _QUANTIZE = (8, 8)

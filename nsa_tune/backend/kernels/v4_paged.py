@@ -19,7 +19,7 @@ _SMALLEST = 1e-8
 """The least magnitude that a scale is made for, so that a tile of zeros has one."""
 _BIAS = 127
 _DEQUANTIZE = (8, 2)
-"""(tokens a program, warps), as all of these: measured by benchmarks/bandwidth.py."""
+"""(tokens a program, warps), as all of these: the fastest of those that were tried."""
 _QUANTIZE = (8, 8)
 
 
