@@ -10,6 +10,7 @@ from typing import Any
 
 from benchmarks.engine.cases import STATE_CASES
 from benchmarks.engine.placing import FAULTS
+from benchmarks.engine.weights import BY_CONTENT
 
 __all__ = ["KV_DTYPES", "engine_arguments", "fill_in", "model_folder", "set_environment"]
 
@@ -50,6 +51,7 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     add("--real-tp", type=int, default=1, help="GPUs of the engine (real tensor parallelism)")
     add("--real-dp", type=int, default=1, help="more than 1: data-parallel attention")
     add("--fault", default="", choices=["", *FAULTS], help="what goes wrong on the last rank")
+    add("--index-by-content", action="store_true", help="keys are selected wherever they stand")
     add("--mem", type=float, default=0.85, help="mem_fraction_static")
     add("--max-total", type=int, default=300_000, help="tokens in the KV pool")
     add("--engine", default="{}", help="more engine arguments, as a JSON object")
@@ -221,3 +223,5 @@ def set_environment(options: argparse.Namespace) -> None:
     os.environ |= simulated_acceptance(options)
     if options.no_plugin:
         os.environ["NSA_TUNE_DISABLE"] = "1"
+    if options.index_by_content:
+        os.environ[BY_CONTENT] = "1"

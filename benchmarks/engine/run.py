@@ -224,13 +224,12 @@ def _capacity(engine: Any, asked: int) -> int:
 def _head(
     options: argparse.Namespace, configurations: tuple[Configuration, ...], start: Configuration
 ) -> dict[str, Any]:
-    named = {name: _plain(value) for name, value in sorted(vars(options).items())}
     return {
         "label": options.label or _label(options),
         "kv_dtype": KV_DTYPES[options.kv],
         "configurations": dumped(configurations),
         "started_as": start.name,
-        "options": named,
+        "options": {name: _plain(value) for name, value in sorted(vars(options).items())},
         "engine": {"name": "sglang"},
         "versions": _versions(),
         "gpu": _gpu(),
