@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -23,6 +25,12 @@ from nsa_tune.reports.traffic.goals import Goal, GoalAnswer, cheapest, goal_line
 
 @grouped
 def advise(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[TRACE | -- COMMAND]", help="As --trace; or the launch command in use."
+        ),
+    ] = None,
     engine: Annotated[Engine, typer.Option("--engine", help="Engine to advise.")] = Engine.SGLANG,
     trace: Annotated[
         Path | None,
@@ -46,6 +54,9 @@ def advise(
     second, memory, and what the plug-in adds. Of dense MLA, whose passes are not priced, only what
     the engines' thresholds lose in attention.
     """
+    if words and len(words) == 1:  # a trace, as replay takes it
+        trace, words = trace or Path(words[0]), None
+    options = replace(options, flags=f"{options.flags} {shlex.join(words or ())}")
     if family_of(table.model) == "mla":
         dense = dense_advised(table.dense(trace, ttft_p90, tpot), str(engine))
         if json:

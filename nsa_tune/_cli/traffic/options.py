@@ -103,11 +103,9 @@ class PricingOptions(DispatcherOptions):
             NoTunedData: without a table.
         """
         launch = Launch.parse(str(engine), options.flags)
-        if kv_dtype is not None:
-            launch = launch.without("kv").without("kernels")
-        else:
-            for name, meant in launch.misspelled.items():
-                say(f"{name} in --flags is not read: did you mean {meant}?")
+        for name, meant in launch.misspelled.items() if kv_dtype is None else ():
+            say(f"{name} is no flag that is known here, and is left out: did you mean {meant}?")
+        launch = launch.without(*launch.misspelled, *(["kv", "kernels"] if kv_dtype else []))
         named = (name for name, each in CHECKPOINTS.items() if each.path == launch.value("model"))
         served = self.model or next(named, None)
         shapes = REUSING.get(served or "", (served,))[0]

@@ -55,15 +55,14 @@ class Launch:
 
     @classmethod
     def parse(cls, engine: str, text: str) -> Launch:
-        """Flags as they are typed; what comes before the first is left out.
-
-        Raises:
-            UsageError: when they cannot be read.
-        """
+        """Flags as they are typed, or a whole command; UsageError when they cannot be read."""
         try:
             words = shlex.split(text)
         except ValueError as error:
             raise UsageError(f"the flags {text!r} cannot be read: {error}") from None
+        if "-m" in words:  # python -m sglang.launch_server
+            del words[(at := words.index("-m")) : at + 2]
+        words = ["--model" if word == "serve" else word for word in words]  # vllm serve MODEL
         flags: dict[str, str] = {}
         latest = ""
         for word in words:
@@ -84,11 +83,7 @@ class Launch:
         return next((self.flags[n] for n in _ALIASES[self.engine][what] if n in self.flags), None)
 
     def number(self, what: str) -> int | None:
-        """The same as a whole number above 0.
-
-        Raises:
-            UsageError: when it is none.
-        """
+        """The same as a whole number above 0; UsageError when it is none."""
         value = self.value(what)
         if value is not None and (not value.isdecimal() or int(value) < 1):
             raise UsageError(f"{self.name(what)} {value!r} is no whole number above 0")
@@ -96,11 +91,7 @@ class Launch:
 
     @property
     def fraction(self) -> float | None:
-        """Share of a GPU's memory for weights and pool.
-
-        Raises:
-            UsageError: when it is none.
-        """
+        """Share of a GPU's memory for weights and pool; UsageError when it is none."""
         value = self.value("fraction")
         if value is not None and not re.fullmatch(r"0?\.\d*[1-9]\d*", value):
             raise UsageError(f"{self.name('fraction')} {value!r} is not between 0 and 1")
@@ -108,11 +99,7 @@ class Launch:
 
     @property
     def kv_dtype(self) -> str | None:
-        """ "bf16" or "fp8"; None where the engine decides.
-
-        Raises:
-            UsageError: for another format.
-        """
+        """ "bf16" or "fp8"; None where the engine decides; UsageError for another format."""
         value = self.value("kv")
         if value in (None, "auto"):
             return None
@@ -158,9 +145,9 @@ class Launch:
         fp8 = "fp8" if self.engine == "vllm" else "fp8_e4m3"
         return {"--kv-cache-dtype": "bfloat16" if kv_dtype == "bf16" else fp8}
 
-    def without(self, what: str) -> Launch:
-        """Without the flags of that meaning."""
-        names = _ALIASES[self.engine][what]
+    def without(self, *whats: str) -> Launch:
+        """Without the flags of these meanings, or names."""
+        names = [*chain.from_iterable(_ALIASES[self.engine].get(what, (what,)) for what in whats)]
         return Launch(self.engine, {n: v for n, v in self.flags.items() if n not in names})
 
     def command(self, model: str) -> str:

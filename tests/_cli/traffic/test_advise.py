@@ -185,6 +185,27 @@ def test_a_misspelled_flag_is_told_once(advise: Any, trace: str) -> None:
     answer = advise("--trace", trace, "--flags", f"{FP8} --dsa-prefil-backend fa3")
 
     assert answer.err.count("did you mean --dsa-prefill-backend?") == 1
+    assert "--dsa-prefil-backend" not in answer.out
+
+
+@pytest.mark.parametrize(
+    ("engine", "command"),
+    [
+        ("sglang", "python -m sglang.launch_server --model-path my/model --tp 8"),
+        ("vllm", "vllm serve my/model -tp 8"),
+    ],
+)
+def test_a_whole_launch_command_is_taken(advise: Any, engine: str, command: str) -> None:
+    answer = advise("--engine", engine, "--", *command.split())
+
+    assert (answer.code, answer.out) == (0, advise("--engine", engine, "--flags", command).out)
+    assert answer.out.count("my/model") == 1
+    assert f"    {command}\n" in answer.out
+
+
+def test_a_trace_may_be_given_without_its_option(advise: Any, short: str) -> None:
+    assert "prefills" in advise(short, "--flags", FP8).out
+    assert advise(f"{short}.csv", "--flags", FP8).err.endswith("No such file or directory\n")
 
 
 def test_figures_of_one_rank_are_said_to_be(advise: Any, trace: str) -> None:
