@@ -59,6 +59,9 @@ def _let_terminals_wrap(group: typer.Typer) -> None:
         command.help = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
 
 
+app.command("tables", hidden=True)(gpus)
+
+
 for described in (app, db, job, token):
     _let_terminals_wrap(described)
 

@@ -32,7 +32,8 @@ def _commands(command: Any, name: str) -> Iterator[tuple[str, Any]]:
     children = getattr(command, "commands", {})
     if not children or name == "nsa-tune":
         yield name, command
-    for child, below in children.items():
+    shown = (pair for pair in children.items() if not pair[1].hidden)
+    for child, below in shown:
         yield from _commands(below, f"{name} {child}")
 
 

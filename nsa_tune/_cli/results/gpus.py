@@ -9,7 +9,7 @@ from typing import Annotated, NamedTuple
 
 import typer
 
-from nsa_tune._cli.shared.console import print_document, tables_console
+from nsa_tune._cli.shared.console import print_document, say, tables_console
 from nsa_tune._cli.shared.gpus import full_name, keys_of
 from nsa_tune._cli.shared.options import AsJson, Database
 from nsa_tune.backend.hardware import detect
@@ -64,6 +64,12 @@ def gpus(
         others[_instead(name, database)].append(name)
     for instead, known in others.items():
         typer.echo(plain(f"Known, but not measured: {', '.join(known)}. {instead}"))
+    if rows:
+        row = max(rows, key=lambda row: len(row.heads))
+        key = f'--gpu "{row.gpu}" --model {row.model} --heads {(row.passes or row.heads)[0]}'
+        say(plain(f"A table is shown by: nsa-tune report {key} --kv-dtype {row.kv_dtype}"))
+        say(plain(f"and answers for a batch: nsa-tune lookup {key} extend:1920+128"))
+        say("An engine with the plug-in loads its own; `nsa-tune advise` says which flags to set.")
 
 
 def _measured(database: Path | None) -> Iterator[_Measured]:

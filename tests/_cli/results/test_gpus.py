@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,14 @@ def test_the_document_says_for_which_heads_whole_passes_ship(ships: Shell) -> No
 def test_of_a_gpu_without_tables_it_is_said_whose_times_answer(ships: Shell) -> None:
     assert "the times of NVIDIA H100 80GB HBM3 or NVIDIA H200" in ships("gpus", "H100 PCIe").out
     assert "No times stand for its own; `nsa-tune run`" in ships("gpus", "b200").out
+
+
+def test_what_to_do_with_a_table_is_told(ships: Shell) -> None:
+    told = ships("tables", "H200").err.splitlines()
+
+    assert (len(told), "advise" in told[2]) == (3, True)
+    for line in told[:2]:
+        assert ships(*shlex.split(line.partition(": nsa-tune ")[2])).code == 0
 
 
 def test_tables_of_a_database_count(database: Path, shell: Shell) -> None:
