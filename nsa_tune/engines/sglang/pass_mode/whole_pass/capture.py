@@ -19,7 +19,7 @@ from nsa_tune.engines.sglang.pass_mode.whole_pass.dense_graphs import DenseGraph
 from nsa_tune.engines.sglang.pass_mode.whole_pass.graph_buffers import GraphBuffers
 from nsa_tune.engines.sglang.pass_mode.whole_pass.prefix_graphs import PrefixGraphs
 from nsa_tune.engines.sglang.pass_mode.whole_pass.sparse_graphs import SparseGraphs
-from nsa_tune.engines.sglang.pass_mode.whole_pass.unbroken import SECONDS, Kind
+from nsa_tune.engines.sglang.pass_mode.whole_pass.unbroken import SECONDS, Kind, spent
 
 WholePassGraphs = DenseGraphs | PrefixGraphs | SparseGraphs
 
@@ -76,11 +76,12 @@ def capture_all(graphs: Any) -> None:
         return
     begin, free = time.monotonic(), torch.cuda.mem_get_info()[0]
     SECONDS.clear()
-    whole = {
-        mode: of_mode
-        for mode, of_mode in made.items()
-        if _have_room(mode, of_mode, engine, ranks) and _captured(mode, of_mode, ranks, buffers)
-    }
+    with spent("the rest"):
+        whole = {
+            mode: of_mode
+            for mode, of_mode in made.items()
+            if _have_room(mode, of_mode, engine, ranks) and _captured(mode, of_mode, ranks, buffers)
+        }
     setattr(graphs, _CAPTURED, whole)
     took_mib = round((free - torch.cuda.mem_get_info()[0]) / 2**20)
     setattr(graphs, _MIB, took_mib)
@@ -147,12 +148,14 @@ def _captures(whole: WholePassGraphs, size: int, ranks: Ranks, buffers: GraphBuf
     """
 
     def capture() -> bool:
-        whole.capture(size)
+        with spent("preparing batches"):
+            whole.capture(size)
         return True
 
     captured, snapshot = False, buffers.snapshot()
     try:
-        captured = ranks.together("capturing a whole-pass prefill graph", capture) or False
+        with spent("waiting for other ranks"):
+            captured = ranks.together("capturing a whole-pass prefill graph", capture) or False
     finally:
         if not captured:
             buffers.rollback(snapshot)

@@ -24,6 +24,7 @@ from nsa_tune.engines.sglang.pass_mode.whole_pass.unbroken import (
     capture,
     finer,
     shape_key,
+    spent,
 )
 
 MOST_TOKENS = 2048
@@ -85,7 +86,8 @@ class SparseGraphs:
 
         runner, inputs = self._runner, self._inputs
         if not self._captured:
-            check(self._index_topk, runner.device)
+            with spent("checking the top-k kernel"):
+                check(self._index_topk, runner.device)
         forward_batch, backend = runner.capture_prepare(size)
         backend.init_forward_metadata(forward_batch)
         # The indexer looks at this to see that not all keys are selected.

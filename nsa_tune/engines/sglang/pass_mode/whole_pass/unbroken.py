@@ -26,7 +26,7 @@ _OF_CODE = (AssertionError, AttributeError, LookupError, TypeError)
 memory must not run all layers: the others would wait for it elsewhere."""
 _STAGES = ("warming up", "recording", "instantiating")
 SECONDS: dict[str, float] = {}
-"""What this process's captures took, by what they did."""
+"""What this process's captures took, by what they did; none counts twice."""
 
 
 class Kind(StrEnum):
@@ -44,6 +44,17 @@ def finer(sizes: Sequence[int]) -> list[int]:
     wide = [(low, high) for low, high in pairwise(sizes) if low >= _MANY and high - low > low // 8]
     pages = {(low + high) // 2 // LEAST_TOKENS for low, high in wide}
     return sorted({*sizes, *(LEAST_TOKENS * count for count in pages)})
+
+
+@contextmanager
+def spent(what: str) -> Iterator[None]:
+    """Count the seconds within as `what`'s, but for those that something within has counted."""
+    begin, counted = time.monotonic(), sum(SECONDS.values())
+    try:
+        yield
+    finally:
+        own = time.monotonic() - begin - (sum(SECONDS.values()) - counted)
+        SECONDS[what] = SECONDS.get(what, 0.0) + own
 
 
 def shape_key(size: int, kind: Kind | str) -> Any:

@@ -14,6 +14,7 @@ from nsa_tune.engines.sglang.pass_mode.whole_pass import unbroken
 from nsa_tune.engines.sglang.pass_mode.whole_pass.unbroken import (
     capture,
     finer,
+    spent,
     warmed_up_briefly,
 )
 
@@ -112,6 +113,19 @@ def test_pytorch_is_brought_out_of_a_capture_that_fails(monkeypatch: pytest.Monk
         capture(SimpleNamespace(backend=backend), "a key", lambda: None)
 
     assert ended == [backend]
+
+
+def test_what_nobody_else_counts_is_its_callers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So the parts of a capture add up to the whole, also where one fails."""
+    now = iter([0.0, 1.0, 3.0, 10.0, 10.0, 14.0])
+    monkeypatch.setattr(unbroken, "time", SimpleNamespace(monotonic=lambda: next(now)))
+    monkeypatch.setattr(unbroken, "SECONDS", {})
+    with spent("all"), spent("a part"):
+        pass
+    with pytest.raises(RuntimeError), spent("a part"):
+        raise RuntimeError("made up")
+
+    assert unbroken.SECONDS == {"a part": 6.0, "all": 8.0}
 
 
 def test_many_tokens_are_an_eighth_padding_at_most() -> None:
