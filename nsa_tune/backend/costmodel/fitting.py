@@ -7,13 +7,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 from math import log
-from operator import attrgetter
+from operator import attrgetter, truediv
 from typing import NamedTuple
 
 from nsa_tune._errors import BatchError, StoreCorrupt
 from nsa_tune.backend.costmodel.features import Features
 from nsa_tune.backend.costmodel.model import Failures, LatencyModel, boxes, fit
 from nsa_tune.backend.costmodel.model_selection import Successes, selected
+from nsa_tune.backend.costmodel.residuals import Residuals
 from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.point import Arm, Point, Setting
 from nsa_tune.backend.types.records import Measurement, Status
@@ -38,6 +39,8 @@ class Fitted:
     failures: Mapping[str, Failures]
     """By arm."""
     extent: Extent | None
+    residuals: Mapping[int, Residuals]
+    """By regime; none for a point whose models are not corrected."""
 
 
 class _Sample(NamedTuple):
@@ -88,7 +91,9 @@ def fitted(features: Features, rows: Sequence[Measurement]) -> Fitted:
         if contexts
         else None
     )
-    return Fitted(selected(point.questions, models, successes), failures, extent)
+    if point.corrected:
+        return Fitted(models, failures, extent, _residuals(models, successes))
+    return Fitted(selected(point.questions, models, successes), failures, extent, {})
 
 
 def behind_a_cliff(arm: Arm, batch: Batch, setting: Setting) -> bool:
@@ -151,6 +156,23 @@ def _models(
         for regime, (batches, features, times_us) in sorted(successes.items())
     }
     return {regime: model for regime, model in fitted.items() if model is not None}
+
+
+def _residuals(
+    models: Mapping[str, Mapping[int, LatencyModel]],
+    successes: Mapping[str, Mapping[int, Successes]],
+) -> dict[int, Residuals]:
+    places: dict[int, dict[str, tuple[float, ...]]] = defaultdict(dict)
+    missed: dict[int, dict[str, dict[str, float]]] = defaultdict(dict)
+    for arm, regimes in models.items():
+        for regime, model in regimes.items():
+            batches, every, times_us = successes[arm][regime]
+            places[regime].update(zip(batches, every, strict=True))
+            modelled = map(model.latency_us, every)
+            missed[regime][arm] = dict(
+                zip(batches, map(log, map(truediv, times_us, modelled)), strict=True)
+            )
+    return {regime: Residuals(places[regime], by_arm) for regime, by_arm in missed.items()}
 
 
 def _failures(point: Point, own: Iterable[tuple[_Sample, Measurement]]) -> Failures:

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from itertools import takewhile
-from math import inf
+from math import exp, inf
 from typing import NamedTuple, Self
 
 from nsa_tune._errors import NsaTuneError
@@ -144,6 +144,8 @@ class Policy:
         for limit in self._limits:
             if (reason := limit(batch)) is not None:
                 return Survey({}, dict.fromkeys([arm.name for arm in self.candidates], reason))
+        residuals = None if regime is None else self.fitted.residuals.get(regime)
+        missed = residuals.corrections(features) if residuals else {}
         # Each call in this loop is a part of every plan's time.
         for name, _, limits, models, failures, surcharge in self.candidates:
             for limit in limits:
@@ -157,6 +159,8 @@ class Policy:
                     continue
                 model = None if regime is None else models.get(regime)
                 cost = None if model is None else model.latency_us(features)
+                if missed and cost is not None:
+                    cost *= exp(missed[name])
                 latencies[name] = cost if not surcharge or cost is None else cost + surcharge(batch)
         return Survey(latencies, forbidden)
 

@@ -23,4 +23,5 @@ DENSE_DECODE = Point(
     case=DECODE.case,
     sample=batches.sample,
     families=frozenset({"mla"}),
+    corrected=True,
 )

@@ -34,4 +34,5 @@ DENSE_PREFILL = Point(
     case=PREFILL.case,
     sample=batches.sample,
     families=frozenset({"mla"}),
+    corrected=True,
 )
