@@ -133,8 +133,7 @@ class Choice:
         ways = [PassMode.ENGINE, PassMode.TABLE_KERNEL]
         if batch.max_kv <= self.index_topk:
             ways.append(PassMode.EAGER)
-        if size <= _MOST_PADDING * batch.q_tokens:
-            ways += [mode for mode in self.graphs if self._whole_size(mode, batch) is not None]
+        ways += [mode for mode in self.graphs if self._whole_size(mode, batch) is not None]
         if rows is not None and self.rows:
             ways.append(PassMode.DECODE_GRAPH)
         return ways
@@ -158,13 +157,13 @@ class Choice:
         return graph_size(q_tokens, self.sizes) - q_tokens
 
     def _whole_size(self, mode: PassMode, batch: Batch) -> int | None:
-        """Tokens of the whole-pass graph that runs a batch, no more than SGLang's own would have;
-        None where there is none."""
+        """Tokens of the whole-pass graph that runs a batch; None where there is none, or SGLang
+        would find it too large."""
         graphs = self.graphs.get(mode)
         size = None if graphs is None else bucket(graphs.sizes, batch.q_tokens)
         if graphs is None or size is None or not graphs.fits(size, batch):
             return None
-        return size if size <= graph_size(batch.q_tokens, self.sizes) else None
+        return size if size <= _MOST_PADDING * batch.q_tokens else None
 
     def _usual_us(self, times: PassTimes, mode: PassMode, batch: Batch, size: int) -> float | None:
         """The time of SGLang's own way, which is eager where its graph would be mostly padding."""

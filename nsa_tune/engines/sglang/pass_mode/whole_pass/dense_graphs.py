@@ -22,8 +22,8 @@ from nsa_tune.engines.sglang.pass_mode.whole_pass.unbroken import (
     LEAST_TOKENS,
     Kind,
     capture,
-    finer,
     shape_key,
+    spaced,
 )
 
 _BF16_BYTES = 2
@@ -107,8 +107,8 @@ class DenseGraphs:
         self._read.append(forward_batch)
 
     def wanted(self) -> list[int]:
-        """The sizes to capture: those that SGLang has graphs of, and some between."""
-        sizes = finer(sorted(self._runner.capture_num_tokens))
+        """The sizes to capture, by those that SGLang has graphs of."""
+        sizes = spaced(sorted(self._runner.capture_num_tokens))
         return [size for size in sizes if size >= LEAST_TOKENS] or sizes[-1:]
 
     def scratch_bytes(self) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from importlib import import_module
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from typing import Any
 
 from nsa_tune.engines.sglang.edge import attempt
@@ -17,6 +17,8 @@ _BREAKS = "sglang.srt.model_executor.runner_backend_utils.breakable_cuda_graph.b
 
 LEAST_TOKENS = 64
 """Smaller graphs are not captured: so few new tokens run by decode graphs, and as fast."""
+_FEW = 512
+"""Tokens up to which padding costs little: passes read all experts anyway."""
 _MANY = 1024
 """Tokens from which on a pass takes as much longer as there is padding."""
 _WARM_UP_LAYERS = 6
@@ -38,12 +40,20 @@ class Kind(StrEnum):
     SPARSE = "nsa_tune_sparse"
 
 
-def finer(sizes: Sequence[int]) -> list[int]:
-    """SGLang's ascending sizes, and between any of many tokens that are more than an eighth apart
-    the middle."""
+def spaced(sizes: Sequence[int]) -> list[int]:
+    """SGLang's ascending sizes, fewer for few tokens and more for many.
+
+    Up to `_FEW` a size is left out between two that are 32 tokens apart, or 64 from 256 on. Between
+    two of many tokens that are more than an eighth apart the middle comes in.
+    """
+    kept: list[int] = []
+    for size, larger in zip_longest(sizes, sizes[1:], fillvalue=_FEW + 1):
+        near = bool(kept) and larger - kept[-1] <= 32 * (1 + kept[-1] // 256)
+        if larger > _FEW or size <= LEAST_TOKENS or not near:
+            kept.append(size)
     wide = [(low, high) for low, high in pairwise(sizes) if low >= _MANY and high - low > low // 8]
     pages = {(low + high) // 2 // LEAST_TOKENS for low, high in wide}
-    return sorted({*sizes, *(LEAST_TOKENS * count for count in pages)})
+    return sorted({*kept, *(LEAST_TOKENS * count for count in pages)})
 
 
 @contextmanager

@@ -175,7 +175,7 @@ def test_one_long_sequence_among_short_ones_counts_less_than_their_mean() -> Non
     assert CHOICE.context(batch.sums) == mean, "sums alone do not tell"
 
 
-def test_a_whole_pass_graph_of_fewer_tokens_than_sglangs_own_has_its_own_time() -> None:
+def test_a_whole_pass_graph_of_other_tokens_than_sglangs_own_has_its_own_time() -> None:
     points = {(512, 5000): 10e3, (1280, 5000): 20e3, (2048, 5000): 40e3}
     known = times(dense_graph=points)
     choice = Choice(SIZES, TOPK, {PassMode.DENSE_GRAPH: Dense((512, 1280, 2048))}, ())
@@ -185,5 +185,6 @@ def test_a_whole_pass_graph_of_fewer_tokens_than_sglangs_own_has_its_own_time() 
 
     assert estimate_us(1100) == pytest.approx(20e3)
     assert estimate_us(1300) == pytest.approx(40e3)
-    # SGLang would take a graph of 128.
-    assert estimate_us(100) is None
+    # SGLang does not pad more than twofold.
+    assert estimate_us(256) == pytest.approx(10e3)
+    assert estimate_us(255) is None

@@ -13,7 +13,7 @@ from nsa_tune.engines.sglang.pass_mode.steering.choice import GRAPH_SIZES
 from nsa_tune.engines.sglang.pass_mode.whole_pass import unbroken
 from nsa_tune.engines.sglang.pass_mode.whole_pass.unbroken import (
     capture,
-    finer,
+    spaced,
     spent,
     warmed_up_briefly,
 )
@@ -129,6 +129,14 @@ def test_what_nobody_else_counts_is_its_callers(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_many_tokens_are_an_eighth_padding_at_most() -> None:
-    assert set(finer(GRAPH_SIZES)) - set(GRAPH_SIZES) == {1152, 1408, 1664, 1920}
-    assert finer([64, 512, 1024, 2048]) == [64, 512, 1024, 1536, 2048]
-    assert finer([4, 64, 8192]) == [4, 64, 8192]
+    assert set(spaced(GRAPH_SIZES)) - set(GRAPH_SIZES) == {1152, 1408, 1664, 1920}
+    assert spaced([64, 512, 1024, 2048]) == [64, 512, 1024, 1536, 2048]
+    assert spaced([4, 64, 8192]) == [4, 64, 8192]
+
+
+def test_few_tokens_have_fewer_sizes() -> None:
+    """Those that are measured (calibration.py) are among them."""
+    left_out = {80, 112, 144, 176, 208, 240, 288, 352, 416, 480}
+    assert set(GRAPH_SIZES) - set(spaced(GRAPH_SIZES)) == left_out
+    assert spaced([100, 200, 300, 400]) == [100, 200, 300, 400]
+    assert spaced([64, 72, 80, 96, 100]) == [64, 96, 100]
