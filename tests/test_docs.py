@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-import sqlite3
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,6 @@ from nsa_tune.backend.libraries.limits import PROBED
 from nsa_tune.backend.points import POINTS
 from nsa_tune.backend.types.layouts import CONVERSIONS, KVLayout
 from nsa_tune.cli import app
-from nsa_tune.db.store import Store
 from nsa_tune.reports.analysis.report import build
 from nsa_tune.reports.analysis.selection import TableFilter, select_tables
 from nsa_tune.reports.formats.flat_tables import FLAT
@@ -93,15 +90,6 @@ def test_formats_and_flat_tables_are_documented() -> None:
     for word in (*Format, *FLAT):
         assert f"`{word}`" in CLI
         assert f"| `{word}` |" in REPORTS
-
-
-def test_the_views_of_a_database_are_documented(tmp_path: Path) -> None:
-    Store.open(tmp_path / "some.db").close()
-
-    with closing(sqlite3.connect(tmp_path / "some.db")) as connection:
-        rows = connection.execute("SELECT name FROM sqlite_master WHERE type = 'view'").fetchall()
-    documented = set(re.findall(r"^\| `(newest|v_\w+)` \|", REPORTS, re.MULTILINE))
-    assert documented == {name for (name,) in rows}
 
 
 # --- README.md

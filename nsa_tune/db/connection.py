@@ -16,14 +16,13 @@ from typing import Self
 
 from nsa_tune._errors import StoreCorrupt, StoreError, StoreMissing, StoreNewer, StoreReadOnly
 
-SCHEMA_VERSION = 11
+SCHEMA_VERSION = 12
 """The newest database schema that this version reads and writes."""
 
 _BUSY_TIMEOUT_S = 10.0
 _TABLES = frozenset(
     {
-        "checks", "devices", "keys", "limits", "measurements", "models", "nsa_tune_migrations",
-        "runs",
+        "checks", "devices", "keys", "limits", "measurements", "nsa_tune_migrations", "runs",
     }
 )  # fmt: skip
 _LONGEST_VALUE = 2**26

@@ -14,7 +14,6 @@ from types import TracebackType
 from typing import Self
 
 from nsa_tune._errors import NoTunedData, StoreCorrupt, StoreMissing, StoreReadOnly
-from nsa_tune.backend.types.profiles import PROFILES
 from nsa_tune.backend.types.records import Device, Key, Measurement, Table
 from nsa_tune.db.checks import Check
 from nsa_tune.db.connection import (
@@ -36,10 +35,6 @@ _WHOLLY_CHECKED = 2**26
 """Bytes of a database whose every page is looked at when it is opened: half a second of them."""
 _ENDED = (
     "UPDATE runs SET ended_at = coalesce(ended_at, ?), outcome = coalesce(outcome, ?) WHERE id = ?"
-)
-_LAYERS = (
-    "INSERT INTO models (name, layers) VALUES (?, ?) "
-    "ON CONFLICT (name) DO UPDATE SET layers = excluded.layers"
 )
 _END = "UPDATE runs SET ended_at = ?, outcome = ? WHERE id = ?"
 _STORED = (
@@ -110,7 +105,6 @@ class Store:
     def begin_run(self, key: Key, device: Device, arguments: Mapping[str, object]) -> int:
         """The number of a new run that measures under `key` on `device`."""
         with self._writing():
-            self._note_layers(key.model)
             run = {
                 "key_id": self._id_of_key(key),
                 "device_id": id_of(self._connection, "devices", asdict(device)),
@@ -118,12 +112,6 @@ class Store:
                 "started_at": _now(),
             }
             return insert(self._connection, "runs", run)
-
-    def _note_layers(self, model: str) -> None:
-        """Keep how many layers of `model` share the cost of a pass, for whoever asks in SQL."""
-        profile = PROFILES.get(model)
-        if profile is not None:
-            self._connection.execute(_LAYERS, [model, profile.alike])
 
     def add(
         self, run: int, measurements: Sequence[Measurement], *,
@@ -174,7 +162,6 @@ class Store:
             StoreCorrupt: when the table would be larger than any that is read; nothing is added.
         """
         with self._writing():
-            self._note_layers(history.key.model)
             number = self._id_of_key(history.key)
             with damage_errors(self.path):
                 newest, limits = self._cells(number), self._limits(number)
@@ -387,12 +374,12 @@ def _check(connection: sqlite3.Connection, path: Path) -> None:
 
 
 def _tables_to_check(connection: sqlite3.Connection, path: Path) -> list[str]:
-    """What `quick_check` takes: all at once, or of a large database each table but those that make
-    it large. Their damage is refused where it is read."""
+    """What `quick_check` takes: all at once, or of a large database each table but that of
+    measurements. Its damage is refused where it is read."""
     if path.stat().st_size <= _WHOLLY_CHECKED:
         return ["1"]
     tables = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
-    return sorted({f'"{name}"' for (name,) in tables} - {'"measurements"', '"unit_times"'})
+    return sorted({f'"{name}"' for (name,) in tables} - {'"measurements"'})
 
 
 def _prepare(connection: sqlite3.Connection) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,8 +19,6 @@ class UnitOfRun:
     """That it measured for the table."""
     ratio: float | None
     """Its time over the other units' on the same batches; None for a single unit."""
-    times_us: Mapping[tuple[str, str, str], float] = field(default_factory=dict)
-    """By (point, batch, arm): what it took where other units measured the same."""
 
 
 _UNIT = """
@@ -28,20 +26,12 @@ _UNIT = """
     ON CONFLICT (run_id, unit) DO UPDATE SET
         node = excluded.node, batches = excluded.batches, ratio = excluded.ratio
 """
-_TIME = """
-    INSERT INTO unit_times (run_id, unit, point, batch, arm, latency_us) VALUES (?, ?, ?, ?, ?, ?)
-    ON CONFLICT DO UPDATE SET latency_us = excluded.latency_us
-"""
 
 
 def put_units(connection: sqlite3.Connection, run: int, units: Sequence[UnitOfRun]) -> None:
     """Store what `units` did in `run` so far, in place of what was stored of them, within the
-    caller's transaction. Times of other batches stay."""
+    caller's transaction."""
     connection.executemany(
         _UNIT,
         [(run, unit.unit, unit.node, unit.batches, unit.ratio) for unit in units],
-    )
-    connection.executemany(
-        _TIME,
-        [(run, unit.unit, *cell, time) for unit in units for cell, time in unit.times_us.items()],
     )

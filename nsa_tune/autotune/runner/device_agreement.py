@@ -72,8 +72,6 @@ class DeviceAgreement:
         """By unit, what each cell took."""
         self._compared: dict[_Cell, dict[str, float]] = {}
         """The same, of cells that several units measured."""
-        self._untold: set[_Cell] = set()
-        """Cells of `_compared` that have changed since the last `news`."""
         self._ratios: dict[str, float | None] = {}
         """What `ratio` has returned since `_compared` changed."""
         self._shared: list[Job] = []
@@ -105,18 +103,7 @@ class DeviceAgreement:
             times[unit] = row.latency_us
             if len(times) > 1:
                 self._compared[cell] = times
-                self._untold.add(cell)
                 self._ratios.clear()
-
-    def news(self) -> dict[str, dict[_Cell, float]]:
-        """By unit, in microseconds: what it took on the batches that another unit measured too, as
-        far as that is new since the last call."""
-        news: dict[str, dict[_Cell, float]] = {}
-        for cell in self._untold:
-            for unit, time in self._compared[cell].items():
-                news.setdefault(unit, {})[cell] = time
-        self._untold.clear()
-        return news
 
     def ratio(self, unit: str) -> float | None:
         """Time of `unit` over the usual time, as the median over what others measured too.

@@ -6,7 +6,6 @@ import logging
 import os
 import tempfile
 from collections.abc import Iterable
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -39,11 +38,8 @@ class RowWriter:
         self._pending.extend(rows)
 
     def note(self, unit: UnitOfRun) -> None:
-        """Take what `unit` did so far, to store with the rows at the next `flush`. Its times are
-        those that are new."""
-        noted = self._units.get(unit.unit)
-        times = {} if noted is None else noted.times_us
-        self._units[unit.unit] = replace(unit, times_us={**times, **unit.times_us})
+        """Take what `unit` did so far, to store with the rows at the next `flush`."""
+        self._units[unit.unit] = unit
 
     def flush(self) -> None:
         """Store the rows and the units' progress that were added, all of them or none.

@@ -70,7 +70,7 @@ class Sweep:
         number = store.begin_run(self.key, self.setting.device, {**arguments, "units": self._units})
         self.writer = RowWriter(store, number, self.key, self.setting.device)
         for unit in self._units:
-            self.writer.note(self._unit_of_run(unit, {}))
+            self.writer.note(self._unit_of_run(unit))
 
     def join(self, unit: str, node: str = "") -> None:
         """`unit` shares the work from now on. A unit that was gone keeps what it did before."""
@@ -79,7 +79,7 @@ class Sweep:
             self._units.append(unit)
             self._rows[unit] = []
             self._agreement.join(unit)
-            self.writer.note(self._unit_of_run(unit, {}))
+            self.writer.note(self._unit_of_run(unit))
 
     def next(self, unit: str) -> Task | None:
         """What `unit` is to measure now; None while there is nothing for it."""
@@ -128,7 +128,10 @@ class Sweep:
         if not task.repeated:
             self._batches[unit] += 1
             self._done(task.job, rows)
-        self._note_progress(unit)
+        # Stored with the rows, so that a run that is killed keeps it. Each time on a shared batch
+        # moves what is usual, and with it all ratios.
+        for other in self._units:
+            self.writer.note(self._unit_of_run(other))
         return rows
 
     def _done(self, job: Job, rows: Sequence[Measurement]) -> None:
@@ -136,17 +139,9 @@ class Sweep:
         earlier = self._earlier.pop((job.point.name, str(job.batch)), [])
         self.schedule.done(job, [*earlier, *rows])
 
-    def _note_progress(self, unit: str) -> None:
-        """Have what `unit` did stored with its rows, so that a run that is killed keeps it."""
-        news = self._agreement.news()
-        # Another time on a shared batch moves what is usual, and with it all ratios.
-        for other in self._units if news else [unit]:
-            self.writer.note(self._unit_of_run(other, news.get(other, {})))
-
-    def _unit_of_run(self, unit: str, times: Mapping[tuple[str, str, str], float]) -> UnitOfRun:
-        return UnitOfRun(
-            unit, self._nodes[unit], self._batches[unit], self._agreement.ratio(unit), times
-        )
+    def _unit_of_run(self, unit: str) -> UnitOfRun:
+        ratio = self._agreement.ratio(unit)
+        return UnitOfRun(unit, self._nodes[unit], self._batches[unit], ratio)
 
     def give_back(self, unit: str, task: Task) -> None:
         """`unit` is gone before `task` ended: another one shall measure the arms that are left."""

@@ -1,1 +1,1 @@
-"""Tables and views of a database: how older schemas become the newest, and what SQL may ask."""
+"""The tables of a database, and how older schemas become the newest."""

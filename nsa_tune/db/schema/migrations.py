@@ -1,4 +1,4 @@
-"""The schema, as the steps that made it. A released step is never edited: a change is a new one."""
+"""The schema, as the steps that make it out of each older one. A change is a new step."""
 
 from __future__ import annotations
 
@@ -7,14 +7,12 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
-from nsa_tune.backend.types.profiles import PROFILES
 from nsa_tune.db.connection import schema_version
-from nsa_tune.db.rows import insert, insert_all
-from nsa_tune.db.schema.views import REGRET, SPREAD, VIEWS
+from nsa_tune.db.rows import insert
 
 
 def first_schema(connection: sqlite3.Connection) -> None:
-    """Keys, devices, runs, measurements, and `newest`: what counts, each row with its full key."""
+    """Keys, devices, runs and measurements."""
     for statement in _FIRST_SCHEMA:
         connection.execute(statement)
 
@@ -82,22 +80,6 @@ _FIRST_SCHEMA = (
     """,
     "CREATE INDEX measurements_of_run ON measurements (run_id, point, batch, arm)",
     "CREATE INDEX runs_of_key ON runs (key_id)",
-    # measured_at, not id: importing an old table must not hide newer measurements.
-    """
-    CREATE VIEW newest AS
-    SELECT measurement_id, run_id, key_id, gpu, driver, libraries, model, heads, kv_layout,
-        protocol, point, batch, arm, status, latency_us, low_us, high_us, samples, error, reason,
-        measured_at
-    FROM (
-        SELECT measurements.id AS measurement_id, measurements.*, runs.key_id,
-            row_number() OVER (
-                PARTITION BY runs.key_id, point, batch, arm
-                ORDER BY measured_at DESC, measurements.id DESC
-            ) AS place
-        FROM measurements JOIN runs ON runs.id = measurements.run_id
-    ) JOIN keys ON keys.id = key_id
-    WHERE place = 1
-    """,
 )
 
 
@@ -118,12 +100,6 @@ _PROBED_LIMITS = """
     """
 
 
-def views(connection: sqlite3.Connection) -> None:
-    """v_regret, v_winner, v_limits and v_crossover, over what `newest` shows."""
-    for statement in VIEWS:
-        connection.execute(statement)
-
-
 def discarded_samples_and_checks(connection: sqlite3.Connection) -> None:
     """How many samples a measurement threw away, and what `nsa-tune check` found."""
     for statement in _DISCARDED_AND_CHECKS:
@@ -132,22 +108,6 @@ def discarded_samples_and_checks(connection: sqlite3.Connection) -> None:
 
 _DISCARDED_AND_CHECKS = (
     "ALTER TABLE measurements ADD COLUMN discarded INTEGER NOT NULL DEFAULT 0",
-    "DROP VIEW newest",
-    """
-    CREATE VIEW newest AS
-    SELECT measurement_id, run_id, key_id, gpu, driver, libraries, model, heads, kv_layout,
-        protocol, point, batch, arm, status, latency_us, low_us, high_us, samples, error, reason,
-        measured_at, discarded
-    FROM (
-        SELECT measurements.id AS measurement_id, measurements.*, runs.key_id,
-            row_number() OVER (
-                PARTITION BY runs.key_id, point, batch, arm
-                ORDER BY measured_at DESC, measurements.id DESC
-            ) AS place
-        FROM measurements JOIN runs ON runs.id = measurements.run_id
-    ) JOIN keys ON keys.id = key_id
-    WHERE place = 1
-    """,
     # The digest, not a key's id: a table that came with the package is in no database.
     """
     CREATE TABLE checks (
@@ -165,34 +125,45 @@ _DISCARDED_AND_CHECKS = (
 )
 
 
-def fitted_weights(connection: sqlite3.Connection) -> None:
-    """What was fitted to a key's measurements, and to which."""
-    connection.execute(_WEIGHTS)
+def costs_of_a_pass(connection: sqlite3.Connection) -> None:
+    """What an arm takes once a pass, apart from what it takes in each layer."""
+    connection.execute(_COSTS_OF_A_PASS)
 
 
-_WEIGHTS = """
-    CREATE TABLE weights (
-        key_id INTEGER PRIMARY KEY REFERENCES keys (id),
-        rows INTEGER NOT NULL,  -- measurements of the key when it was fitted
-        newest_id INTEGER NOT NULL,  -- the last of them
-        stamp TEXT NOT NULL,  -- what the fit depends on besides
-        points TEXT NOT NULL,  -- JSON: decision point to text
-        measured_at TEXT NOT NULL,  -- of the newest measurement
-        fitted_at TEXT NOT NULL  -- both ISO 8601, UTC
+_COSTS_OF_A_PASS = (
+    "ALTER TABLE measurements ADD COLUMN pass_us REAL CHECK (pass_us IS NULL OR pass_us >= 0)"
+)
+
+
+def units_of_runs(connection: sqlite3.Connection) -> None:
+    """What each of the equal devices of a run did."""
+    connection.execute(_UNITS)
+
+
+_UNITS = """
+    CREATE TABLE units (
+        run_id INTEGER NOT NULL REFERENCES runs (id),
+        unit TEXT NOT NULL,  -- a GPU's UUID, or the name of a CPU
+        node TEXT NOT NULL,  -- of the cluster; empty on the host of the run
+        batches INTEGER NOT NULL,  -- that it measured for the table
+        ratio REAL,  -- its time over the other units'; NULL for a single one
+        PRIMARY KEY (run_id, unit)
     )
     """
 
 
-def costs_of_a_pass(connection: sqlite3.Connection) -> None:
-    """What an arm takes once a pass, apart from what it takes in each layer."""
-    for statement in _COSTS_OF_A_PASS:
-        connection.execute(statement)
+def measurements_only(connection: sqlite3.Connection) -> None:
+    """One view, `newest`: what counts, each row with its full key. What earlier versions computed
+    from measurements is dropped; their table `unit_times` holds measured times, and stays."""
+    for view in ("v_spread", "v_crossover", "v_limits", "v_winner", "v_regret", "newest"):
+        connection.execute(f"DROP VIEW IF EXISTS {view}")
+    for table in ("models", "manifests", "weights"):
+        connection.execute(f"DROP TABLE IF EXISTS {table}")
+    connection.execute(_NEWEST)
 
 
-_COSTS_OF_A_PASS = (
-    "ALTER TABLE measurements ADD COLUMN pass_us REAL CHECK (pass_us IS NULL OR pass_us >= 0)",
-    "DROP VIEW newest",
-    """
+# measured_at, not id: importing an old table must not hide newer measurements.
+_NEWEST = """
     CREATE VIEW newest AS
     SELECT measurement_id, run_id, key_id, gpu, driver, libraries, model, heads, kv_layout,
         protocol, point, batch, arm, status, latency_us, low_us, high_us, samples, error, reason,
@@ -206,101 +177,26 @@ _COSTS_OF_A_PASS = (
         FROM measurements JOIN runs ON runs.id = measurements.run_id
     ) JOIN keys ON keys.id = key_id
     WHERE place = 1
-    """,
-)
-
-
-def layers_of_models(connection: sqlite3.Connection) -> None:
-    """How many layers of a model share the cost of a pass, and views that go by it."""
-    connection.execute(_MODELS)
-    known = {str(name) for (name,) in connection.execute("SELECT DISTINCT model FROM keys")}
-    rows = [
-        {"name": name, "layers": PROFILES[name].alike} for name in sorted(known & set(PROFILES))
-    ]
-    insert_all(connection, "models", rows)
-    connection.execute("DROP VIEW v_regret")
-    connection.execute(REGRET)
-
-
-_MODELS = """
-    CREATE TABLE models (
-        name TEXT PRIMARY KEY,  -- as in keys.model
-        layers INTEGER NOT NULL CHECK (layers > 0)  -- that share what is computed once a pass
-    )
     """
 
 
-def manifests(connection: sqlite3.Connection) -> None:
-    """Digests of what tables hold."""
-    connection.execute(_MANIFESTS)
-
-
-_MANIFESTS = """
-    CREATE TABLE manifests (
-        key_id INTEGER PRIMARY KEY REFERENCES keys (id),
-        newest_id INTEGER NOT NULL,  -- the last measurement that is covered
-        newest_run INTEGER NOT NULL,  -- the last run
-        newest_limit INTEGER NOT NULL,  -- the last limit
-        content TEXT NOT NULL  -- digest of all that is covered
-    )
-    """
-
-
-def manifests_of_heads(connection: sqlite3.Connection) -> None:
-    """Digests of a table's head."""
-    connection.execute("ALTER TABLE manifests ADD COLUMN head TEXT NOT NULL DEFAULT ''")
-
-
-def units_of_runs(connection: sqlite3.Connection) -> None:
-    """What each of the equal devices of a run did, and how far they are apart."""
-    for statement in (*_UNITS, SPREAD):
-        connection.execute(statement)
-
-
-_UNITS = (
-    """
-    CREATE TABLE units (
-        run_id INTEGER NOT NULL REFERENCES runs (id),
-        unit TEXT NOT NULL,  -- a GPU's UUID, or the name of a CPU
-        node TEXT NOT NULL,  -- of the cluster; empty on the host of the run
-        batches INTEGER NOT NULL,  -- that it measured for the table
-        ratio REAL,  -- its time over the other units'; NULL for a single one
-        PRIMARY KEY (run_id, unit)
-    )
-    """,
-    # The batches that several units measured; of each one row is in the table of measurements.
-    """
-    CREATE TABLE unit_times (
-        run_id INTEGER NOT NULL,
-        unit TEXT NOT NULL,
-        point TEXT NOT NULL,
-        batch TEXT NOT NULL,
-        arm TEXT NOT NULL,
-        latency_us REAL NOT NULL CHECK (latency_us > 0),
-        PRIMARY KEY (run_id, unit, point, batch, arm),
-        FOREIGN KEY (run_id, unit) REFERENCES units (run_id, unit)
-    )
-    """,
-)
-
-
-def measurements_only(connection: sqlite3.Connection) -> None:
-    """Drop what was computed from measurements: fitted weights, and digests that covered them."""
-    connection.execute("DROP TABLE weights")
-    connection.execute("DROP TABLE manifests")
+def dropped_later(connection: sqlite3.Connection) -> None:
+    """Nothing: what earlier versions made in this step, the last one drops."""
+    del connection
 
 
 MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (
     first_schema,
-    views,
+    dropped_later,
     discarded_samples_and_checks,
     probed_limits,
-    fitted_weights,
+    dropped_later,
     costs_of_a_pass,
-    layers_of_models,
-    manifests,
-    manifests_of_heads,
+    dropped_later,
+    dropped_later,
+    dropped_later,
     units_of_runs,
+    dropped_later,
     measurements_only,
 )
 """Step i makes schema i + 1."""

@@ -84,11 +84,9 @@ def test_the_schema_is_frozen_by_its_names(tmp_path: Path) -> None:
         names = db.execute("SELECT type, name FROM sqlite_master").fetchall()
     assert [name for kind, name in names if kind == "table"] == [
         "nsa_tune_migrations", "keys", "devices", "runs", "measurements", "checks", "limits",
-        "models", "units", "unit_times",
+        "units",
     ]  # fmt: skip
-    assert {name for kind, name in names if kind == "view"} == {
-        "newest", "v_regret", "v_winner", "v_limits", "v_crossover", "v_spread",
-    }  # fmt: skip
+    assert [name for kind, name in names if kind == "view"] == ["newest"]
 
 
 def test_a_row_is_shown_with_its_full_key(tmp_path: Path) -> None:
@@ -163,16 +161,26 @@ def test_what_the_first_schema_stored_is_read_and_has_discarded_nothing(older: O
 
 
 def test_what_was_computed_from_measurements_goes_and_they_stay(older: Older) -> None:
-    path = older(10)
+    path = older(11)
     with closing(sqlite3.connect(path)) as db, db:
-        db.execute("INSERT INTO weights VALUES (1, 1, 1, 'stamp', '{}', '2026', '2026')")
-        db.execute("INSERT INTO manifests VALUES (1, 1, 1, 0, 'content', 'head')")
+        # As earlier versions made them.
+        db.execute("CREATE VIEW newest AS SELECT * FROM measurements")
+        db.execute("CREATE VIEW v_regret AS SELECT * FROM newest")
+        db.execute("CREATE VIEW v_winner AS SELECT * FROM v_regret")
+        db.execute("CREATE TABLE models (name TEXT PRIMARY KEY, layers INTEGER)")
+        db.execute("CREATE TABLE weights (key_id INTEGER PRIMARY KEY REFERENCES keys (id))")
+        db.execute("INSERT INTO weights VALUES (1)")
+        db.execute("CREATE TABLE unit_times (run_id INTEGER, unit TEXT, latency_us REAL)")
+        db.execute("INSERT INTO unit_times VALUES (1, 'GPU-1', 2.0)")
     before = tables.read_database(path)
 
     with Store.open(path) as store:
         assert store.tables() == before
     assert len(before[0].measurements) == 1
-    assert not [sql for sql in _schema(path) if "weights" in sql or "manifests" in sql]
+    assert not [sql for sql in _schema(path) if "weights" in sql or "models" in sql]
+    assert len([sql for sql in _schema(path) if sql.startswith("CREATE VIEW")]) == 1
+    with closing(sqlite3.connect(path)) as db:
+        assert len(_rows(db, "newest")) == len(_rows(db, "unit_times")) == 1
 
 
 @pytest.mark.parametrize("version", range(1, len(MIGRATIONS)))
@@ -246,19 +254,6 @@ def test_a_cost_of_a_pass_that_cannot_be_is_refused(tmp_path: Path, cost: float)
 
     with pytest.raises(StoreCorrupt, match=r"a cost of .* us a pass cannot be"):
         tables.read_database(path)
-
-
-def test_a_database_that_knows_no_layers_learns_those_of_its_models(older: Older) -> None:
-    path = older(6)
-    with closing(sqlite3.connect(path)) as db, db:
-        old = {**asdict(KEY), "libraries": "{}", "model": "no-longer-known", "digest": "0"}
-        insert(db, "keys", {"id": 2, **old})
-
-    Store.open(path).close()
-
-    with closing(sqlite3.connect(path)) as db:
-        assert _rows(db, "models") == [{"name": "deepseek-v3.2", "layers": 61}]
-        assert [row["regret"] for row in _rows(db, "v_regret")] == [0.0]
 
 
 def test_a_database_without_costs_of_a_pass_is_read_without_and_then_takes_them(

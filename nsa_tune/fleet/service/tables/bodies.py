@@ -156,8 +156,6 @@ def _chosen(connection: sqlite3.Connection, name: str, numbers: str) -> str:
         return f"WHERE id IN ({numbers})"
     if name == "devices":
         return "WHERE id IN (SELECT device_id FROM main.runs)"
-    if name == "models":
-        return "WHERE name IN (SELECT model FROM main.keys)"
     columns = {row[1] for row in connection.execute(f"PRAGMA main.table_info({name})")}
     if "run_id" in columns:
         return "WHERE run_id IN (SELECT id FROM main.runs)"
