@@ -81,11 +81,8 @@ class PricingOptions(DispatcherOptions):
     ] = None  # type: ignore[assignment]
 
     def dense(self, *unread: object) -> Dispatcher:
-        """The table of a model that runs dense MLA, whose passes are not priced.
-
-        Raises:
-            UsageError: when any of `unread` is given, which such passes would need.
-        """
+        """The table of a model that runs dense MLA, whose passes are not priced: UsageError when
+        any of `unread` is given, which they would need."""
         if any(option is not None for option in unread):
             raise UsageError(
                 f"passes of {self.model} are not priced, so no trace and no goal is read: without "
@@ -97,11 +94,7 @@ class PricingOptions(DispatcherOptions):
         self, engine: Engine, options: EngineOptions, *, kv_dtype: str | None = None
     ) -> Deployment:
         """The engine with its flags; `kv_dtype` overrides what they and --kv-dtype say.
-
-        Raises:
-            UsageError: when flags and options contradict each other.
-            NoTunedData: without a table.
-        """
+        UsageError when flags and options contradict each other, NoTunedData without a table."""
         launch = Launch.parse(str(engine), options.flags)
         for name, meant in launch.misspelled.items() if kv_dtype is None else ():
             say(f"{name} is no flag that is known here, and is left out: did you mean {meant}?")

@@ -52,11 +52,8 @@ class TraceRequest(NamedTuple):
 def checked_request(
     arrival_s: float, input_tokens: int, output_tokens: int, blocks: tuple[Hashable, ...] = ()
 ) -> TraceRequest:
-    """The request, which every reader of a trace passes through here.
-
-    Raises:
-        ValueError: when a simulation of it would not end.
-    """
+    """The request, which every reader of a trace passes through here; ValueError when a simulation
+    of it would not end."""
     if not -_MOST_S <= arrival_s <= _MOST_S:
         raise ValueError(f"a request cannot arrive at {arrival_s} s")
     if max(input_tokens, BLOCK * len(blocks)) > _MOST_INPUT or output_tokens > _MOST_OUTPUT:
@@ -68,10 +65,7 @@ def checked_request(
 
 def read_requests(path: Path) -> list[TraceRequest]:
     """The requests in `path`, by time of arrival. Those without input or output are left out.
-
-    Raises:
-        UsageError: when the file cannot be read, or a line is not a request.
-    """
+    UsageError when the file cannot be read, or a line is not a request."""
     every = list(_opened(path))
     if not every:
         raise UsageError(f"the trace {path} has no request")

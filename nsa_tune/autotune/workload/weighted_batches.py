@@ -41,9 +41,7 @@ def weighted_batches(path: Path, *, seed: int = 0, drawn: int = _DRAWN) -> list[
     """Draw at most `drawn` extend and `drawn` decode passes from `path`; the weights are counts.
 
     Every pass is as likely as any other of its kind, so a frequent batch is drawn more often.
-
-    Raises:
-        UsageError: when `path` is neither a trace nor a decision log, or has no batch.
+    UsageError when `path` is neither a trace nor a decision log, or has no batch.
     """
     draw = _logged if is_decision_log(path) else _simulated
     words = Counter(map(str, draw(path, Random(seed), drawn)))

@@ -69,10 +69,7 @@ class AttentionPrices:
 
         The plug-in switches between the prefill kernels `steered`; with `own_copies` it copies
         around `flashmla_sparse`, faster than SGLang. `indexer_share` is the part of the layers that
-        select keys; the others reuse a selection.
-
-        Raises:
-            NoTunedData: when the dispatcher has no table.
+        select keys; the others reuse a selection. NoTunedData without a table.
         """
         if dispatcher.table is None:
             raise NoTunedData("there is nothing to price with; `nsa-tune gpus` lists what there is")
@@ -103,11 +100,7 @@ class AttentionPrices:
         return tuple(self._unpriced)
 
     def check(self, given: Answers) -> None:
-        """Refuse flags in use whose kernel has no times.
-
-        Raises:
-            UsageError: for the first of them.
-        """
+        """Refuse flags in use whose kernel has no times: UsageError for the first of them."""
         for question, value in given.items():
             if not _is_measured(self.dispatcher, question, value):
                 raise UsageError(

@@ -95,10 +95,7 @@ class Deployment:
     ) -> None:
         """Open what prices `model`. `open_dispatcher` opens its table by local heads and KV format;
         where these are None the flags in use say them, or it is all heads and bf16.
-
-        Raises:
-            UsageError: when options and flags contradict each other.
-            NoTunedData: without a table.
+        UsageError when options and flags contradict each other, NoTunedData without a table.
         """
         settings = settings or EngineSettings()
         self.served = model
@@ -231,13 +228,8 @@ def _agreed(option: str, asked: Any, flagged: Any, flag: str) -> Any:
 def opened(
     dispatcher: Dispatcher, launch: Launch, settings: EngineSettings, selecting: int | None = None
 ) -> PassPrices:
-    """Prices by `dispatcher`'s table; `selecting` layers select keys (None: all).
-
-    Raises:
-        NoTunedData: when it has none.
-        UsageError: for an unknown release, another model family, a flag whose kernel was not
-            measured, or pass times of another engine.
-    """
+    """Prices by `dispatcher`'s table, NoTunedData when it has none; `selecting` layers select keys
+    (None: all). UsageError for what is not priced: a release, a model, a flag's kernel."""
     profile = dispatcher.setting.profile
     if profile.family != "dsa":
         raise UsageError(

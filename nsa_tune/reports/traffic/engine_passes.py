@@ -63,11 +63,7 @@ class EnginePasses:
 
     @classmethod
     def read(cls, path: Path) -> EnginePasses:
-        """The passes in a file of either kind.
-
-        Raises:
-            UsageError: when it cannot be read, or is none.
-        """
+        """The passes in a file of either kind; UsageError when it is none."""
         try:
             with path.open("rb") as file:
                 text = file.read(_MOST_BYTES).decode()
@@ -121,10 +117,7 @@ def passes_for(setting: Setting, given: Path | None = None) -> EnginePasses | No
     """The measured passes that fit a setting best: of a given file; of this machine's starts; of
     published figures, as many layers as possible and all releases, as hosts differ more than these;
     of a start that ships. Where they have no decode passes, with published ones. None where there
-    are none.
-
-    Raises:
-        UsageError: when the given file is none, or of another GPU, model, heads or KV format.
+    are none. UsageError when the given file is none, or of another engine.
     """
     published = _published_for(setting)
     measured = _measured_for(setting, given, published)

@@ -48,10 +48,7 @@ class PassPrices:
     ) -> None:
         """Prices of passes of an engine whose flags answer `given`, and in which prefills of up to
         `graph_tokens` new tokens run as graphs; of attention alone without `measured` passes.
-
-        Raises:
-            UsageError: as `AttentionPrices.check`.
-        """
+        UsageError as `AttentionPrices.check`."""
         attention.check(given)
         self.attention, self.measured = attention, measured
         self.graph_tokens, self.given = graph_tokens, given
