@@ -18,6 +18,7 @@ from nsa_tune.reports.traffic.memory import Memory
 _ALIKE = 1.1
 """Times of two KV formats that differ less are not told apart: on three traces in an engine their
 ratio was up to 8 % off."""
+_GROWING = "growing"
 _TITLES = ("", "prefill s", "decode s", "TTFT mean", "TTFT p90", "TPOT p90", "tokens/s")
 
 
@@ -80,7 +81,7 @@ def _load(advice: Advice, outcome: Outcome, before: Outcome | None = None) -> st
         return text
     return (
         f"{text}. Start {advice.engines} such engines, which take requests in turn: one serves "
-        f"only {1 / advice.load:.0%} of this load"
+        f"only {1 / advice.load:.0%} of this load, and fewer may not keep up"
     )
 
 
@@ -131,13 +132,15 @@ def _row(outcome: Outcome) -> tuple[str, ...]:
     if outcome.served is None:
         return row
     tokens = f"{outcome.served.output_tokens_per_s:.0f}"
-    ttft = _interval(outcome, "mean"), _interval(outcome, "p90")
+    ttft = interval(outcome, "mean"), interval(outcome, "p90")
     return (*row, *ttft, _s(outcome.served.tpot_s["p90"]), tokens)
 
 
-def _interval(outcome: Outcome, which: str) -> str:
-    """A time to first token with its ends, by how far the model may be off."""
-    usual, least, most = (_s(run.ttft_s[which]) for run in outcome.runs)
+def interval(outcome: Outcome, which: str) -> str:
+    """A time to first token with its ends, by how far the model may be off. Where the queue grows
+    as long as the trace lasts, its length says how long that is, and nothing else."""
+    ends = (_s(run.ttft_s[which]) if run.engines == 1 else _GROWING for run in outcome.runs)
+    usual, least, most = ends
     return f"{usual} ({least} to {most})"
 
 
@@ -176,7 +179,9 @@ def _facts(advice: Advice) -> Iterator[tuple[str, str]]:
         error = f"{advice.error:.0%}"
         yield (
             "Intervals",
-            f"if all passes took {error} less or more; one in four measured is off by more",
+            f"if all passes took {error} less or more; one in four measured is off by more"
+            + f"; {_GROWING}: that engine would not keep up, so requests wait ever longer"
+            * any(run.engines > 1 for outcome in advice.outcomes for run in outcome.runs),
         )
     yield "Priced by", advice.source
 
@@ -190,4 +195,4 @@ def _plugin(advice: Advice, advised: Outcome, plugin: Outcome) -> str:
         return f"saves nothing more here than {than}"
     what = "prefills" if advice.whole_passes else "attention of prefills"
     what = f"takes another {share:.0%} off the {what} with {than}"
-    return f"{what}; `nsa-tune doctor` says what of it is on in your engine"
+    return "; ".join((what, *advice.plugin, "`nsa-tune doctor` says what of it is on in yours"))

@@ -14,7 +14,7 @@ from math import ceil
 from typing import Any
 
 from nsa_tune._errors import NoTunedData, UsageError
-from nsa_tune.reports.traffic.advice import MOST_ENGINES, notes_on
+from nsa_tune.reports.traffic.advice import MOST_ENGINES, notes_on, notes_on_plugin
 from nsa_tune.reports.traffic.attention import PLUGIN
 from nsa_tune.reports.traffic.deployment import Deployment, Traffic
 from nsa_tune.reports.traffic.launch import flags_of
@@ -80,15 +80,11 @@ class GoalAnswer:
 
 
 def cheapest(deployments: Sequence[Deployment], traffic: Traffic, goal: Goal) -> GoalAnswer:
-    """The cheapest of `deployments`, with each chunk size and its best flags, that holds `goal`.
-
-    Raises:
-        NoTunedData: when for none of them whole passes are known.
-        UsageError: when none fits, or without a trace.
-    """
+    """The cheapest of `deployments`, with each chunk size and its best flags, that holds `goal`;
+    NoTunedData where whole passes are not known, UsageError when none fits, or without a trace."""
     if traffic.trace is None:
         raise UsageError("a goal needs the requests of --trace")
-    notes = tuple(notes_on(deployments[0], traffic))
+    notes = (*notes_on(deployments[0], traffic), *notes_on_plugin(deployments[0]))
     fitting = [deployment for deployment in deployments if deployment.fits]
     if not fitting:
         raise UsageError("none of these deployments fits into memory; use a larger --tp in --flags")

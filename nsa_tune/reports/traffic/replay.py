@@ -15,7 +15,7 @@ from typing import Any
 from nsa_tune.reports.formats.display_tables import DisplayTable
 from nsa_tune.reports.html.frame import offline
 from nsa_tune.reports.html.markup import article, heading, html_table, note, said
-from nsa_tune.reports.traffic.advice import notes_on, of_another_gpu, prices_decode
+from nsa_tune.reports.traffic.advice import notes_on, notes_on_plugin, of_another_gpu, prices_decode
 from nsa_tune.reports.traffic.attention import DEFAULT, PLUGIN
 from nsa_tune.reports.traffic.deployment import Deployment, Traffic
 from nsa_tune.reports.traffic.pass_prices import PricedShape
@@ -50,11 +50,7 @@ class Replay:
 
 
 def replay(deployment: Deployment, traffic: Traffic) -> Replay:
-    """Replay `traffic`.
-
-    Raises:
-        UsageError: when the traffic cannot be read.
-    """
+    """Replay `traffic`; UsageError when it cannot be read."""
     requests = deployment.count(traffic)
     counted = [shape for shape in deployment.prices.shapes.values() if shape.count]
     best, _ = deployment.best_flag(extend=True)
@@ -75,9 +71,10 @@ def replay(deployment: Deployment, traffic: Traffic) -> Replay:
         "KV pool": f"{scheduler.pool_tokens} tokens",
     }
     whole = deployment.model is not None
+    notes = [*notes_on(deployment, traffic), *([] if foreign else notes_on_plugin(deployment))]
     return Replay(
         _headline(setups, best, whole), traffic.name, len(requests), passes, whole, setups,
-        [] if foreign else _ways(extends), facts, list(notes_on(deployment, traffic)),
+        [] if foreign else _ways(extends), facts, notes,
     )  # fmt: skip
 
 

@@ -6,12 +6,14 @@ import json
 import re
 import shlex
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from nsa_tune.reports.traffic.advice import Outcome
-from nsa_tune.reports.traffic.answer import bf16_or_fp8
+from nsa_tune.reports.traffic.advice import Outcome, shared
+from nsa_tune.reports.traffic.answer import bf16_or_fp8, interval
+from nsa_tune.reports.traffic.deployment import Traffic
 from nsa_tune.reports.traffic.served import Served
 from tests.reports.traffic.deployments import H200, LONG_PROMPTS, SHORT_PROMPTS, write_trace
 from tests.shell import Result, Shell
@@ -208,8 +210,31 @@ def test_a_trace_may_be_given_without_its_option(advise: Any, short: str) -> Non
     assert advise(f"{short}.csv", "--flags", FP8).err.endswith("No such file or directory\n")
 
 
-def test_figures_of_one_rank_are_said_to_be(advise: Any, trace: str) -> None:
-    assert "figures are of one rank" in advise("--trace", trace, "--flags", FP8).out
+def test_how_sure_the_plugins_gain_is_stands_beside_it(advise: Any, trace: str) -> None:
+    beside = re.findall(r"^The plug-in: .*$", advise("--trace", trace, "--flags", FP8).out, re.M)[0]
+
+    assert beside.index("takes another") < beside.index("17 points less to 8 points more")
+    assert "never ran with more than two ranks" in beside
+
+
+def test_so_many_engines_are_started_as_keep_up_where_passes_take_longer() -> None:
+    class Engine(SimpleNamespace):
+        def requests(self, traffic: Traffic) -> int:
+            return traffic.engines
+
+        def serve(self, engines: int, _: object, factor: float) -> SimpleNamespace:
+            return SimpleNamespace(engines=max(4.9 * factor / engines, 1.0))
+
+    engine: Any = Engine(error=0.2, best_setups=lambda: None)
+    assert shared(engine, Traffic(), 4.9).engines == 6
+    assert shared(engine, Traffic(), 1.0).engines == 1
+
+
+def test_a_queue_that_grows_has_no_time_to_first_token() -> None:
+    usual, late = (Served(100.0, wall_s, {"mean": 5.0}, {}, 1.0) for wall_s in (101.0, 140.0))
+
+    outcome = Outcome("", "", 1.0, 1.0, 100, usual, usual, late)
+    assert interval(outcome, "mean") == "5 s (5 s to growing)"
 
 
 def test_the_kv_pool_is_what_the_weights_leave(advise: Any, trace: str) -> None:
