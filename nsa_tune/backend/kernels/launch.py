@@ -5,7 +5,9 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections.abc import Sequence
-from functools import partial
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache, partial
+from typing import Any
 
 import torch
 
@@ -19,10 +21,36 @@ class Kernel:
         `parameters` has a letter for each parameter of the kernel, as in the module struct: P for
         a pointer, i for an int. Pointers come first.
         """
-        # Not public in PyTorch 2.11 and 2.13, where it takes and returns the same.
-        self.compiled = torch.cuda._compile_kernel(source, name)
+        from torch.cuda._utils import _cuda_load_module
+
+        binary, symbol = _binary(source, name, _capability())
+        kernels: Any = _cuda_load_module(binary, [symbol])
+        self.compiled = kernels[symbol]
         self.parameters = parameters
         self.launch = ctypes.CDLL("libcuda.so.1").cuLaunchKernel
+
+
+def compile_together(sources: Sequence[str], name: str) -> None:
+    """Compile what `Kernel`s will be made of, at once: NVRTC uses one core for each, and keeps
+    nothing for the next process."""
+    capability = _capability()
+    with ThreadPoolExecutor() as pool:
+        # In these threads PyTorch has no device, so modules are loaded later.
+        list(pool.map(lambda source: _binary(source, name, capability), sources))
+
+
+@cache
+def _binary(source: str, name: str, capability: str) -> tuple[bytes, str]:
+    """The compiled source, and the kernel's name in it."""
+    # Not public in PyTorch 2.11, 2.13 and 2.14, where it takes and returns the same.
+    from torch.cuda._utils import _nvrtc_compile
+
+    return _nvrtc_compile(source, name, capability)
+
+
+def _capability() -> str:
+    """As NVRTC has it, such as "90"."""
+    return "{}{}".format(*torch.cuda.get_device_capability())
 
 
 class Launch:

@@ -17,7 +17,7 @@ from functools import cache
 
 import torch
 
-from nsa_tune.backend.kernels.launch import Kernel, Launch
+from nsa_tune.backend.kernels.launch import Kernel, Launch, compile_together
 from nsa_tune.backend.kernels.topk_transform import Kind, Transform
 
 _FEW_ROWS = 264
@@ -552,6 +552,11 @@ def defines(shape: Shape, count: int) -> str:
 @cache
 def _kernel(shape: Shape, count: int) -> Kernel:
     return Kernel(defines(shape, count) + SOURCE, "sampled_topk", PARAMETERS)
+
+
+def compile_all(count: int) -> None:
+    """Compile all `shapes` for `count` scores, each on a core of its own."""
+    compile_together([defines(shape, count) + SOURCE for shape in shapes()], "sampled_topk")
 
 
 def sampled_topk(

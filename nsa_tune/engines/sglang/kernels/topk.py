@@ -211,8 +211,10 @@ def check(topk: int, device: Any) -> None:
     """
     import torch
 
-    from nsa_tune.backend.kernels.sampled_topk import sampled_topk, sampled_topk_reference, shapes
+    from nsa_tune.backend.kernels import sampled_topk as kernels
     from nsa_tune.backend.kernels.topk_transform import Kind, Transform, transform_reference
+
+    kernels.compile_all(topk)
 
     def whole(values: Sequence[int]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int32, device=device)
@@ -228,10 +230,10 @@ def check(topk: int, device: Any) -> None:
         Transform(Kind.TABLE_BY_ROW, whole([i % 3 for i in range(rows)]), pages, _PAGE),
         Transform(Kind.TABLE_BY_START, whole([0, 3, 3, rows]), pages, _PAGE),
     )
-    places = sampled_topk_reference(scores, lengths, topk, starts)
-    for shape in shapes():
+    places = kernels.sampled_topk_reference(scores, lengths, topk, starts)
+    for shape in kernels.shapes():
         for transform in transforms:
-            chosen = sampled_topk(scores, lengths, topk, starts, shape, transform)
+            chosen = kernels.sampled_topk(scores, lengths, topk, starts, shape, transform)
             wanted = transform_reference(places, transform)
             if not torch.equal(chosen.sort(1).values, wanted.sort(1).values):
                 raise RuntimeError(

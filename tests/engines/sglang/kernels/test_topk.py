@@ -289,7 +289,17 @@ def _exact(*given: Any) -> torch.Tensor:
     return transform_reference(sampled_topk_reference(scores, lengths, count, starts), transform)
 
 
-def test_every_variant_of_the_kernel_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """What was compiled together, by how many scores are selected."""
+    counts: list[int] = []
+    monkeypatch.setattr(kernels, "compile_all", counts.append)
+    return counts
+
+
+def test_every_variant_of_the_kernel_is_checked(
+    compiled: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen: set[kernels.Shape] = set()
 
     def noted(*given: Any) -> torch.Tensor:
@@ -301,8 +311,10 @@ def test_every_variant_of_the_kernel_is_checked(monkeypatch: pytest.MonkeyPatch)
     module.check(2048, torch.device("cpu"))
 
     assert seen == set(kernels.shapes())
+    assert compiled == [2048]
 
 
+@pytest.mark.usefixtures("compiled")
 @pytest.mark.parametrize("row", [1, 4, 7])
 def test_a_wrong_selection_is_found(row: int, monkeypatch: pytest.MonkeyPatch) -> None:
     def wrong(*given: Any) -> torch.Tensor:
