@@ -152,10 +152,6 @@ class Choice:
         cost = attended + _SCORED * (mean - attended)
         return cost if cost <= most else most + (cost - most) / _SCORED
 
-    def padding(self, q_tokens: int) -> int:
-        """Tokens of SGLang's own graph that are not new; 0 where a pass runs in none."""
-        return graph_size(q_tokens, self.sizes) - q_tokens
-
     def _whole_size(self, mode: PassMode, batch: Batch) -> int | None:
         """Tokens of the whole-pass graph that runs a batch; None where there is none, or SGLang
         would find it too large."""

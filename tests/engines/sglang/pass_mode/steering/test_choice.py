@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from nsa_tune import Batch
 from nsa_tune.engines.sglang.pass_mode.mode import PassMode
-from nsa_tune.engines.sglang.pass_mode.steering.choice import MARGIN, Choice, bucket
+from nsa_tune.engines.sglang.pass_mode.steering.choice import MARGIN, Choice, bucket, graph_size
 from nsa_tune.engines.sglang.pass_mode.times.pass_time import PassTime
 from nsa_tune.engines.sglang.pass_mode.times.pass_times import PassTimes
 from tests.engines.sglang.pass_mode.fakes import TOPK, Dense, room, times
@@ -138,10 +138,10 @@ def test_without_decode_graphs_no_rows_are_priced() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tokens", "padding"), [(63, 0), (64, 64), (128, 0), (300, 212), (2048, 0), (2049, 0)]
+    ("tokens", "size"), [(63, 63), (64, 128), (128, 128), (300, 512), (2048, 2048), (2049, 2049)]
 )
-def test_a_graph_that_sglang_runs_is_filled_up(tokens: int, padding: int) -> None:
-    assert CHOICE.padding(tokens) == padding
+def test_a_graph_that_sglang_runs_is_filled_up(tokens: int, size: int) -> None:
+    assert graph_size(tokens, SIZES) == size
 
 
 @given(tokens=st.integers(1, 4096))
