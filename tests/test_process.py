@@ -28,12 +28,12 @@ def test_the_module_runs_as_a_program(database: Path) -> None:
     assert json.loads(done.stdout)["sections"][0]["key"]["heads"] == 16
 
 
-def test_help_and_answers_load_neither_torch_nor_pandas(database: Path) -> None:
+def test_help_and_answers_do_not_load_torch(database: Path) -> None:
     script = (
         "import sys; from nsa_tune import cli\n"
         "try: cli.main(['lookup', 'extend:0+8', '--gpu', 'x'])\n"
         "except SystemExit: pass\n"
-        "assert not {'torch', 'pandas'} & sys.modules.keys()"
+        "assert 'torch' not in sys.modules"
     )
 
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Flat tables over all sections of a report, as CSV or as pandas DataFrames."""
+"""Flat tables over all sections of a report, as CSV."""
 
 from __future__ import annotations
 
@@ -6,13 +6,9 @@ import csv
 import io
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from nsa_tune._errors import ExtraMissing, UnknownName
+from nsa_tune._errors import UnknownName
 from nsa_tune.reports.analysis.report import Report, Section
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 Row = tuple[str | int | float | None, ...]
 
@@ -112,7 +108,9 @@ def as_csv(report: Report, name: str = "crossovers") -> str:
     Raises:
         UnknownName: when there is no such table.
     """
-    table = _flat_table(name)
+    if name not in FLAT:
+        raise UnknownName.of("table", name, list(FLAT))
+    table = FLAT[name]
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(table.columns)
@@ -126,28 +124,3 @@ def _harmless(row: Row) -> Row:
     return tuple(
         f"'{cell}" if isinstance(cell, str) and cell.startswith(_FORMULA) else cell for cell in row
     )
-
-
-def frame(report: Report, name: str) -> pd.DataFrame:
-    """The flat table `name` of `report` as a pandas DataFrame.
-
-    Times are microseconds; costs are ratios to the best measured choice.
-
-    Raises:
-        UnknownName: when there is no such table.
-        ExtraMissing: when pandas is not installed.
-    """
-    # Imported here because pandas loads slower than the rest of a report is made.
-    try:
-        import pandas as pd
-    except ModuleNotFoundError:
-        raise ExtraMissing.of("a DataFrame", "report") from None
-
-    table = _flat_table(name)
-    return pd.DataFrame(list(table.rows(report)), columns=list(table.columns))
-
-
-def _flat_table(name: str) -> FlatTable:
-    if name not in FLAT:
-        raise UnknownName.of("table", name, list(FLAT))
-    return FLAT[name]

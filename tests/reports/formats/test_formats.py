@@ -1,4 +1,4 @@
-"""JSON, CSV, markdown, terminal text and pandas frames of one report."""
+"""JSON, CSV, markdown and terminal text of one report."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from nsa_tune._errors import UnknownName
 from nsa_tune.backend.types.records import Status
 from nsa_tune.reports.analysis.report import Report, build
 from nsa_tune.reports.analysis.words import question_title
-from nsa_tune.reports.formats.flat_tables import FLAT, as_csv, frame
+from nsa_tune.reports.formats.flat_tables import FLAT, as_csv
 from nsa_tune.reports.formats.json_document import SCHEMA, as_json
 from nsa_tune.reports.formats.markdown import as_markdown
 from nsa_tune.reports.formats.plain import plain
@@ -61,18 +61,9 @@ def test_csv_reads_back_with_its_columns(report: Report, name: str) -> None:
     assert {len(row) for row in rows} == {len(FLAT[name].columns)}
 
 
-@pytest.mark.parametrize("name", FLAT)
-def test_a_frame_holds_the_flat_table(report: Report, name: str) -> None:
-    table = frame(report, name)
-
-    assert tuple(table.columns) == FLAT[name].columns
-    assert len(table) == len(list(FLAT[name].rows(report)))
-
-
 def test_an_unknown_table_is_named(report: Report) -> None:
-    for write in (as_csv, frame):
-        with pytest.raises(UnknownName, match="crossovers, cells, costs, steps"):
-            write(report, "winners")
+    with pytest.raises(UnknownName, match="crossovers, cells, costs, steps"):
+        as_csv(report, "winners")
 
 
 def test_markdown_has_a_table_for_each_grid(report: Report) -> None:
