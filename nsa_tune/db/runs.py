@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -134,24 +134,6 @@ def _newest(
         count_of(run), text_of(point), text_of(batch), text_of(arm), text_of(status),
         number_of(latency_us), text_of(reason), text_of(measured_at),
     )  # fmt: skip
-
-
-def places_measured(path: Path, digest: str, points: Sequence[str]) -> int:
-    """The number of different (point, batch, arm) of `points` measured under the key `digest`.
-
-    Raises:
-        StoreError: when the database cannot be read.
-        NoTunedData: when it is empty.
-    """
-    marks = ", ".join("?" * len(points))
-    with _measured(path) as (connection, _):
-        (count,) = connection.execute(
-            "SELECT count(*) FROM (SELECT DISTINCT point, batch, arm FROM measurements "
-            "JOIN runs ON runs.id = run_id JOIN keys ON keys.id = key_id "
-            f"WHERE digest = ? AND point IN ({marks}))",
-            [digest, *points],
-        ).fetchone()
-    return int(count)
 
 
 def run_table(path: Path, number: int) -> Table:

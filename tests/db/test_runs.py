@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from nsa_tune._errors import NoTunedData, StoreCorrupt, StoreMissing
-from nsa_tune.db.runs import newest_of, places_measured, run_table, runs_of, state_of
+from nsa_tune.db.runs import newest_of, run_table, runs_of, state_of
 from nsa_tune.db.store import Store
 from tests.records import DEVICE, KEY, failed, ok
 
@@ -67,11 +67,6 @@ def test_a_runs_table_keeps_the_cost_of_a_pass(database: Path) -> None:
 def test_a_run_without_measurements_is_no_table(database: Path, number: int) -> None:
     with pytest.raises(NoTunedData, match=f"no run {number} that measured something"):
         run_table(database, number)
-
-
-def test_places_count_once_however_often_they_were_measured(database: Path) -> None:
-    assert places_measured(database, KEY.digest, ["prefill"]) == 3
-    assert places_measured(database, KEY.digest, ["indexer_layout"]) == 0
 
 
 def test_the_state_changes_with_every_measurement_and_every_end(database: Path) -> None:

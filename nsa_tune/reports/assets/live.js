@@ -42,31 +42,18 @@
     return part;
   }
 
-  // By measurements or by the time that the run has, whichever ends it first.
+  // By the time that the run has. When a run without a limit has measured enough, cannot be told before.
   function progress(run) {
     const bar = element("progress");
-    const shares = [run.expected ? run.done / run.expected : 0];
-    if (run.arguments.budget_s) shares.push(seconds(run.started_at) / run.arguments.budget_s);
-    bar.value = Math.min(Math.max(...shares), 1);
-    bar.setAttribute("aria-label", "measured so far");
+    bar.value = Math.min(seconds(run.started_at) / run.arguments.budget_s, 1);
+    bar.setAttribute("aria-label", "time used");
     return bar;
   }
-
-  // An adaptive run stops once the expected regret is low; when that is, cannot be told before.
-  const adaptive = (run) => run.arguments.target_regret > 0;
 
   function runWords(run) {
     const silent = seconds(run.measured_at ?? run.started_at);
     const failed = run.failed ? `, ${run.failed} failed` : "";
-    const made = `${run.measurements} measurements${failed}`;
-    const most = adaptive(run) ? "at most " : "";
-    const parts = [run.expected ? `${Math.min(run.done, run.expected)} of ${most}${run.expected} measured` : made];
-    if (run.expected && (failed || run.done !== run.measurements)) parts.push(`${made} by this run`);
-    const taken = (Date.parse(run.measured_at) - Date.parse(run.started_at)) / 1000;
-    const left = run.expected - run.done;
-    if (run.expected && run.measurements > 9 && left > 0 && !adaptive(run)) {
-      parts.push(`about ${lasting((taken / run.measurements) * left)} left`);
-    }
+    const parts = [`${run.measurements} measurements${failed}`];
     if (run.arguments.budget_s) {
       const rest = run.arguments.budget_s - seconds(run.started_at);
       parts.push(rest > 0 ? `at most ${lasting(rest)} left` : "its time is over");
@@ -82,7 +69,7 @@
     const box = element("div", undefined, "run");
     const what = run.what ? `${run.what} on ${run.gpu}` : "nothing stored yet";
     box.append(element("h2", `Run ${run.number} in ${database.name}: ${what}`));
-    if (run.expected) box.append(progress(run));
+    if (run.arguments.budget_s) box.append(progress(run));
     box.append(element("p", runWords(run)));
     const now = element("div", undefined, "now");
     const ofRun = (rows) => rows.filter((row) => row.run === run.number);

@@ -9,14 +9,12 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from nsa_tune._errors import NsaTuneError, UsageError
+from nsa_tune._errors import NsaTuneError
 from nsa_tune.backend.baselines import DEFAULT_BASELINE
-from nsa_tune.backend.points import points_for
-from nsa_tune.backend.types.point import Point, Setting
-from nsa_tune.backend.types.profiles import profile_of
+from nsa_tune.backend.types.point import Setting
 from nsa_tune.backend.types.records import Table
 from nsa_tune.db import reader, text_table
-from nsa_tune.db.runs import Run, newest_of, places_measured, runs_of, state_of
+from nsa_tune.db.runs import Run, newest_of, runs_of, state_of
 from nsa_tune.reports.analysis.report import Report, Section, build
 
 SCHEMA = "nsa-tune/live/1"
@@ -46,7 +44,6 @@ class WatchedFiles:
         self._seen: dict[Path, _Seen] = {}
         self._sections: dict[tuple[object, ...], Section | str] = {}
         """By table, or why it has none."""
-        self._expected: dict[tuple[object, ...], int] = {}
         self._broken: dict[str, str] = {}
         """Why a table has no section, by its source."""
         self._lock = Lock()
@@ -119,43 +116,18 @@ class WatchedFiles:
         if path.suffix == ".tsv":
             return live
         try:
-            live["runs"] = [self._run(path, run, seen.tables) for run in runs_of(path, _RUNS)]
+            live["runs"] = [_of_run(run, seen.tables) for run in runs_of(path, _RUNS)]
             live["newest"] = [asdict(row) for row in newest_of(path, _NEWEST)]
             live["failures"] = [asdict(row) for row in newest_of(path, _FAILURES, failed=True)]
         except NO_REPORT as error:
             live["problem"] = _without_directories(error, path)
         return live
 
-    def _run(self, path: Path, run: Run, tables: Sequence[Table]) -> dict[str, Any]:
-        table = next((table for table in tables if table.key.digest == run.digest), None)
-        expected = done = None
-        if table is not None and run.outcome is None:
-            points = _points_of(table, run.arguments.get("points") or ())
-            expected = self._expectation(table, points)
-            done = run.measurements if run.arguments.get("fresh") else (
-                places_measured(path, run.digest, [point.name for point in points])
-            )  # fmt: skip
-        key = None if table is None else table.key
-        what = "" if key is None else f"{key.model}, {key.heads} local heads, {key.kv_layout}"
-        return {
-            **asdict(run), "gpu": "" if key is None else key.gpu, "what": what,
-            "expected": expected, "done": done,
-        }  # fmt: skip
 
-    def _expectation(self, table: Table, points: Sequence[Point]) -> int:
-        """The number of measurements of a full run over `points`."""
-        place = (table.key.digest, *(point.name for point in points))
-        if place not in self._expected:
-            setting = Setting.of(table)
-            total = 0
-            for point in points:
-                arms = list(point.candidates(setting))
-                for batch in point.grid(setting):
-                    allowed = sum(arm.allowed(batch, setting) is None for arm in arms)
-                    # A run skips batches with only one allowed arm.
-                    total += allowed if allowed > 1 else 0
-            self._expected[place] = total
-        return self._expected[place]
+def _of_run(run: Run, tables: Sequence[Table]) -> dict[str, Any]:
+    key = next((table.key for table in tables if table.key.digest == run.digest), None)
+    what = "" if key is None else f"{key.model}, {key.heads} local heads, {key.kv_layout}"
+    return {**asdict(run), "gpu": "" if key is None else key.gpu, "what": what}
 
 
 def _state(path: Path) -> object:
@@ -169,14 +141,6 @@ def _state(path: Path) -> object:
         return f"there is no {path.name}: {error.strerror}"
     except NsaTuneError as error:
         return _without_directories(error, path)
-
-
-def _points_of(table: Table, names: Sequence[str]) -> list[Point]:
-    """The points that a run over `names` measures; none if this version does not know them all."""
-    try:
-        return points_for(profile_of(table.key.model), names)
-    except UsageError:
-        return []
 
 
 def _read(path: Path, state: object) -> _Seen:
