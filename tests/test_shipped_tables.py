@@ -43,8 +43,8 @@ DENSE = {
     path.stem: path for path in shipped() if path.stem.split("_")[1] in ("deepseek-v3", "kimi-k2")
 }
 DENSE_BOUNDS = {
-    "prefill_path": (0.5, 15), "mha_kernel": (0.8, 30), "absorbed_prefill": (1.4, 30),
-    "decode": (1.2, 30),
+    "prefill_path": (0.5, 15), "mha_kernel": (0.5, 15), "absorbed_prefill": (1.0, 25),
+    "decode": (0.7, 15),
 }  # fmt: skip
 """Mean and worst regret, in percent."""
 QUESTIONS = {

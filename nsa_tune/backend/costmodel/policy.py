@@ -19,6 +19,7 @@ from nsa_tune._errors import NsaTuneError
 from nsa_tune.backend.costmodel.features import Features
 from nsa_tune.backend.costmodel.fitting import Fitted, behind_a_cliff, fitted, own_rows
 from nsa_tune.backend.costmodel.model import Failures, LatencyModel
+from nsa_tune.backend.costmodel.regret import MARGIN, NARROW
 from nsa_tune.backend.costmodel.surface import Estimate, SharedPlaces, Surface
 from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.point import Arm, Guard, Limit, Point, Setting
@@ -36,6 +37,8 @@ class Survey(NamedTuple):
     forbidden: dict[str, str]
     """Arms that a guard forbids, or that gave a wrong output or failed when they were measured, and
     why."""
+    margin: float = MARGIN
+    """Latencies this close, relatively, count as equal."""
 
 
 class Candidate(NamedTuple):
@@ -162,7 +165,7 @@ class Policy:
                 if missed and cost is not None:
                     cost *= exp(missed[name])
                 latencies[name] = cost if not surcharge or cost is None else cost + surcharge(batch)
-        return Survey(latencies, forbidden)
+        return Survey(latencies, forbidden, NARROW if missed else MARGIN)
 
     def _placed(self, batch: Batch) -> tuple[int | None, tuple[float, ...]]:
         """The regime and the features of a batch; none, with a warning, where the point cannot

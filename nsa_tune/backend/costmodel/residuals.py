@@ -1,8 +1,9 @@
 """Residuals: what latency models miss, from measured batches of which kernels make alike work.
 
 Gaussian-process regression of log(measured / model), for all arms of a regime at once. Two batches
-are as alike as the logarithms of their features are near; an exponential kernel with a long reach
-joins the measured ones about by straight lines, and its length matters little.
+are as alike as the logarithms of their features are near, each as a part of how much it varies; an
+exponential kernel with a long reach joins the measured ones about by straight lines, and its length
+matters little.
 """
 
 from __future__ import annotations
@@ -12,10 +13,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import dist, exp, log1p, sqrt
 from operator import mul
+from statistics import pstdev
 from typing import TypeAlias
 
-_REACH = 16.0
-"""Distance, in natural logarithms of features, at which two batches have a part 1/e in common."""
+_REACH = 8.0
+"""Distance, in deviations of the features' logarithms, at which two batches have 1/e in common."""
+_LEAST_SPREAD = 0.2
+"""Added to a deviation: a feature that hardly varies must not tell batches apart."""
 _NOISE = 0.02
 """Variance of a residual by itself, as a part of that of all."""
 _MOST = 400
@@ -35,14 +39,22 @@ class Residuals:
 
     def corrections(self, features: _Vector) -> dict[str, float]:
         """By arm, the logarithm of the factor that its model's time is to be taken by."""
-        where = tuple(map(log1p, features))
+        where = self._where(features)
         alike = [exp(-dist(where, place) / _REACH) for place in self._places.values()]
         return {arm: sum(map(mul, weights, alike)) for arm, weights in self._weights.items()}
+
+    def _where(self, features: _Vector) -> tuple[float, ...]:
+        return tuple(map(mul, map(log1p, features), self._scales))
+
+    @cached_property
+    def _scales(self) -> list[float]:
+        logs = zip(*(map(log1p, features) for features in self.features.values()), strict=True)
+        return [1 / (pstdev(column) + _LEAST_SPREAD) for column in logs]
 
     @cached_property
     def _places(self) -> Mapping[str, tuple[float, ...]]:
         texts = sorted(self.features)[:: len(self.features) // _MOST + 1]
-        return {text: tuple(map(log1p, self.features[text])) for text in texts}
+        return {text: self._where(self.features[text]) for text in texts}
 
     @cached_property
     def _weights(self) -> Mapping[str, list[float]]:

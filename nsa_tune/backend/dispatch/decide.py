@@ -102,7 +102,9 @@ def pick(
         for choice in allowed:
             if forced in question.choices[choice]:
                 return choice, Verdict.FORCED
-    return resolve(question, lambda: _candidates(question, [survey]), allowed, costs, default)
+    return resolve(
+        question, lambda: _candidates(question, [survey]), allowed, costs, default, survey.margin
+    )
 
 
 def resolve(
@@ -111,6 +113,7 @@ def resolve(
     allowed: Sequence[str],
     costs: Mapping[str, float],
     default: str,
+    margin: float = MARGIN,
 ) -> tuple[str | None, Verdict]:
     """The choice among `allowed` (in declared order), by `costs` where two of them have one.
 
@@ -119,7 +122,7 @@ def resolve(
     if len(allowed) == 1 and (costs or default in question.choices):
         return allowed[0], Verdict.ONLY
     if len(costs) >= 2:
-        tied = _tied(costs)
+        tied = _tied(costs, margin)
         if len(tied) == 1:
             return tied[0], Verdict.UNSURE
         return (default if default in tied else tied[0]), Verdict.TIE
@@ -186,12 +189,12 @@ def _confirmed(
 
 def _candidates(question: Question, surveys: Sequence[Survey]) -> list[str]:
     """The choices that a survey knows an arm of, allowed or not."""
-    arms = {arm for survey in surveys for standing in survey for arm in standing}
+    arms = {arm for survey in surveys for arm in (*survey.latencies, *survey.forbidden)}
     return [choice for choice, names in question.choices.items() if not arms.isdisjoint(names)]
 
 
-def _tied(costs: Mapping[str, float]) -> tuple[str, ...]:
-    limit = min(costs.values()) * (1 + MARGIN)
+def _tied(costs: Mapping[str, float], margin: float = MARGIN) -> tuple[str, ...]:
+    limit = min(costs.values()) * (1 + margin)
     return tuple([choice for choice, cost in costs.items() if cost <= limit])
 
 

@@ -230,6 +230,8 @@ def test_absorbed_kernels_share_a_batch_by_schedules_of_their_own() -> None:
     halves = terms(Batch.extend([2559] * 2, [1] * 2))
     assert (halves["flash_mla_parts"], halves["flash_mla_merged_rows"]) == (40, 80)
     assert terms(ragged)["flashinfer_busiest_keys"] < 6000 / 2
+    # 26 sequences of 1229 keys are 5 pieces of 256 each, 130 in all: one wave.
+    assert terms(Batch.extend([1225] * 26, [4] * 26))["flashinfer_waves"] == 1
 
 
 @pytest.mark.parametrize("point", [PREFILL, DECODE])

@@ -23,10 +23,13 @@ _ALIKE = 0.95
 """Share of the longest tile's keys from which tiles end together, in whole waves."""
 _PIECES = ((8, 32), (16, 64), (32, 128), (64, 192))
 """Keys of FlashInfer's largest piece, by the even share up to which it is that; then whole 256."""
+_FEW_TILES = 16
+"""Tiles of a sequence up to which the pieces of each are counted; of more, half a one is open."""
 
 
 FA3 = (
-    "absorbed_tiles", "absorbed_even_keys", "absorbed_busiest_keys", "absorbed_merged_rows"
+    "absorbed_tiles", "absorbed_even_keys", "absorbed_busiest_keys", "absorbed_merged_rows",
+    "absorbed_parts",
 )  # fmt: skip
 FLASH_MLA = ("flash_mla_busiest_keys", "flash_mla_merged_rows", "flash_mla_parts")
 FLASHINFER = (
@@ -78,7 +81,7 @@ def absorbed_terms(setting: Setting) -> Callable[[Batch], tuple[float, ...]]:
     return terms
 
 
-def _fa3(batch: Batch, tiles: int, keys: float, heads: int, sms: int) -> tuple[float, float]:
+def _fa3(batch: Batch, tiles: int, keys: float, heads: int, sms: int) -> tuple[float, float, float]:
     """Into how many parts it splits the longest tile: none gets much more than an SM's share of all
     blocks (`prepare_varlen_num_blocks_kernel`), and there are no more than fill waves well, if all
     sequences had as many tiles as the longest new one (`num_splits_heuristic`). A tile that is not
@@ -98,7 +101,8 @@ def _fa3(batch: Batch, tiles: int, keys: float, heads: int, sms: int) -> tuple[f
     else:
         # The longest come first, so that the shortest fill what is left.
         busiest = max(equal * parts * part / sms, float(part))
-    return busiest * schedules.BLOCK, float(batch.q_tokens * parts) if parts > 1 else 0.0
+    split = float(parts) if parts > 1 else 0.0
+    return busiest * schedules.BLOCK, batch.q_tokens * split, split
 
 
 def _flash_mla(batch: Batch, keys: float, heads: int, sms: int) -> tuple[float, float, float]:
@@ -138,8 +142,13 @@ def _flashinfer(batch: Batch, heads: int, sms: int) -> tuple[float, float, float
     piece = next((most for least, most in _PIECES if even <= least), -(-even // 256) * 256)
     pieces = merged = 0.0
     for kv, new, same, tiles, keys in shapes:
-        pieces += same * (max(keys / piece + tiles / 2, tiles) if kv > piece else tiles)
-        merged += same * new * (keys / tiles / piece + 0.5) if kv > piece else 0.0
+        if tiles <= _FEW_TILES:
+            ends = [min(kv - new + int(width * (tile + 1)), kv) for tile in range(tiles)]
+            each = sum([-(-end // piece) for end in ends])
+        else:
+            each = max(keys / piece + tiles / 2, tiles)
+        pieces += same * (each if kv > piece else tiles)
+        merged += same * new * each / tiles if kv > piece else 0.0
     longest = float(min(piece, batch.max_kv))
     busiest = schedules.makespan(pieces, total, longest, slots, schedules.LONGEST_FIRST_TAIL)
     parts = -(-batch.max_kv // piece)
