@@ -1,12 +1,7 @@
 """Request traces: when each request arrived, and how many tokens it and its answer had.
 
-Three formats are read. The first line of a file tells which it is:
-
-- Mooncake's JSON lines: `timestamp` (ms), `input_length`, `output_length`, and `hash_ids`, one id
-  for every 512 tokens. Requests whose first ids are the same share that prefix.
-- Azure's CSV: `TIMESTAMP`, `ContextTokens`, `GeneratedTokens`; without prefixes.
-- JSON lines of one's own: `arrival_s` (seconds), `input_tokens`, `output_tokens`; with a common
-  beginning also `shared` (any name) and `shared_tokens`, of which whole blocks of 512 count.
+Mooncake's JSON lines, Azure's CSV and JSON lines of one's own (docs/replay.md); the first line of a
+file tells which it is.
 """
 
 from __future__ import annotations
@@ -91,6 +86,8 @@ def _opened(path: Path) -> Iterator[TraceRequest]:
 
 def _requests(path: Path, first: str, others: Iterable[str]) -> Iterator[TraceRequest]:
     lines: Iterable[tuple[int, str]] = enumerate(others, 2)
+    if not first.strip():
+        return
     if first.strip() == _AZURE:
         parse: Callable[[str], TraceRequest] = _azure
     elif first.lstrip().startswith("{"):
@@ -106,7 +103,7 @@ def _requests(path: Path, first: str, others: Iterable[str]) -> Iterator[TraceRe
             try:
                 yield parse(line)
             except _NO_REQUEST as error:
-                what = f"it has no {error}" if isinstance(error, KeyError) else repr(error)
+                what = f"it has no {error}" if isinstance(error, KeyError) else error
                 raise UsageError(
                     f"line {number} of {path} is not a request: {what}; docs/replay.md lists the "
                     "formats of traces"

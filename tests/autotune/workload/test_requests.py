@@ -77,7 +77,7 @@ def test_azures_times_do_not_depend_on_where_they_are_read(
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "not a trace that nsa-tune reads"),
+        ("", "has no request"),
         ("when,what\n1,2\n", "not a trace that nsa-tune reads"),
         (AZURE.splitlines()[0] + "\n", "has no request"),
         (AZURE + "yesterday,1,2\n", "line 4 of"),
