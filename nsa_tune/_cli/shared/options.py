@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from nsa_tune._errors import UsageError
-from nsa_tune.backend.types.profiles import PROFILES, profile_of
+from nsa_tune.backend.types.profiles import PROFILES, REUSING, profile_of
 from nsa_tune.db import places
 from nsa_tune.remote.address import address_in
 
@@ -89,8 +89,22 @@ Gpu = Annotated[
     str | None,
     typer.Option("--gpu", help='GPU: its name, "NVIDIA H100 80GB HBM3", or a part of it, H100.'),
 ]
+
+
+def known_model(text: str | None) -> str | None:
+    """The known model that a name or a path spells: "deepseek-ai/DeepSeek-V3.2"; else the same."""
+    whole = r"(?<![a-z0-9]){}(?![a-z0-9.])"
+    found = [
+        name
+        for name in (*PROFILES, *REUSING)
+        if re.search(whole.format(re.escape(name)), (text or "").lower())
+    ]
+    return max(found, key=len, default=text)
+
+
 Model = Annotated[
-    str | None, typer.Option("--model", help=f"Model profile: {', '.join(PROFILES)}.")
+    str | None,
+    typer.Option("--model", callback=known_model, help=f"Model profile: {', '.join(PROFILES)}."),
 ]
 Heads = Annotated[
     int | None,

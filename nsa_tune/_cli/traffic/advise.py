@@ -21,6 +21,7 @@ from nsa_tune.reports.traffic.advice import Advice
 from nsa_tune.reports.traffic.advice import advise as advised
 from nsa_tune.reports.traffic.answer import lines
 from nsa_tune.reports.traffic.goals import Goal, GoalAnswer, cheapest, goal_lines
+from nsa_tune.reports.traffic.launch import Launch
 
 
 @grouped
@@ -57,8 +58,10 @@ def advise(
     if words and len(words) == 1:  # a trace, as replay takes it
         trace, words = trace or Path(words[0]), None
     options = replace(options, flags=f"{options.flags} {shlex.join(words or ())}")
+    launch = Launch.parse(str(engine), options.flags)
+    table = table.named(launch)
     if family_of(table.model) == "mla":
-        dense = dense_advised(table.dense(trace, ttft_p90, tpot), str(engine))
+        dense = dense_advised(table.dense(launch, trace, ttft_p90, tpot), str(engine))
         if json:
             print_document(dense.document())
         else:

@@ -11,11 +11,11 @@ import typer
 from nsa_tune._cli.shared.console import say
 from nsa_tune._cli.shared.gpus import gpu_and_model
 from nsa_tune._cli.shared.option_groups import DispatcherOptions
-from nsa_tune._cli.shared.options import Engine, KvDtype
+from nsa_tune._cli.shared.options import Engine, KvDtype, heads_of, known_model
 from nsa_tune._errors import UsageError
 from nsa_tune.autotune.workload.weighted_batches import is_decision_log
 from nsa_tune.backend.dispatch.dispatcher import Dispatcher
-from nsa_tune.backend.types.profiles import CHECKPOINTS, REUSING
+from nsa_tune.backend.types.profiles import PROFILES, REUSING
 from nsa_tune.reports.traffic.deployment import Deployment, EngineSettings, Traffic
 from nsa_tune.reports.traffic.launch import Launch
 
@@ -71,6 +71,7 @@ class PricingOptions(DispatcherOptions):
         str | None,
         typer.Option(
             "--model",
+            callback=known_model,
             help=f"Model: {', '.join(['deepseek-v3.2', 'glm-5', *REUSING])}. advise also takes "
             "deepseek-v3 and kimi-k2.",
         ),
@@ -80,7 +81,14 @@ class PricingOptions(DispatcherOptions):
         typer.Option("--kv-dtype", help="Format of the KV pool. Default: by --flags, else bf16."),
     ] = None  # type: ignore[assignment]
 
-    def dense(self, *unread: object) -> Dispatcher:
+    def named(self, launch: Launch) -> PricingOptions:
+        """With the model that a launch command names; UsageError when it is not known."""
+        model = self.model or known_model(launch.value("model"))
+        if self.model is None and model not in (None, *PROFILES, *REUSING):
+            raise UsageError(f"{model} names no known model: add one's name, --model deepseek-v3.2")
+        return replace(self, model=model)
+
+    def dense(self, launch: Launch, *unread: object) -> Dispatcher:
         """The table of a model that runs dense MLA, whose passes are not priced: UsageError when
         any of `unread` is given, which they would need."""
         if any(option is not None for option in unread):
@@ -88,7 +96,8 @@ class PricingOptions(DispatcherOptions):
                 f"passes of {self.model} are not priced, so no trace and no goal is read: without "
                 "them, advise says what the engines' thresholds lose in attention"
             )
-        return replace(self, kv_dtype=self.kv_dtype or KvDtype.BF16).open()
+        heads = self.heads or heads_of(None, self.model or "") // (launch.number("tp") or 1)
+        return replace(self, heads=heads, kv_dtype=self.kv_dtype or KvDtype.BF16).open()
 
     def deployment(
         self, engine: Engine, options: EngineOptions, *, kv_dtype: str | None = None
@@ -99,8 +108,7 @@ class PricingOptions(DispatcherOptions):
         for name, meant in launch.misspelled.items() if kv_dtype is None else ():
             say(f"{name} is no flag that is known here, and is left out: did you mean {meant}?")
         launch = launch.without(*launch.misspelled, *(["kv", "kernels"] if kv_dtype else []))
-        named = (name for name, each in CHECKPOINTS.items() if each.path == launch.value("model"))
-        served = self.model or next(named, None)
+        served = self.named(launch).model
         shapes = REUSING.get(served or "", (served,))[0]
         gpu, model = gpu_and_model(self.gpu, shapes, self.heads, self.database)
         if self.gpu is None and gpu.startswith("CPU"):

@@ -1,14 +1,7 @@
 """A simulation of an engine's scheduler: from requests to the batches of forward passes.
 
-It follows SGLang's scheduler with its defaults, with the radix cache and without overlap:
-
-1. Requests wait in the order of their arrival until fewer than `max_running` are running and the KV
-   pool has room for them. What of them is cached is known already (arrivals.py).
-2. While a request waits and may run, the pass is an extend: it takes waiting requests in their
-   order until the chunk is full. What does not fit of a request comes first in the next pass.
-3. Otherwise the pass is a decode of all running requests: it verifies `next_n` tokens for each, and
-   `1 + acceptance * (next_n - 1)` of them are kept.
-4. A pass takes what the caller says, so requests queue as they would in an engine.
+It follows SGLang's scheduler with its defaults, with the radix cache and without overlap, as
+docs/replay.md says; what of a request is cached is known already (arrivals.py).
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from nsa_tune._cli.shared.options import known_model
 from nsa_tune.reports.traffic.advice import Outcome, shared
 from nsa_tune.reports.traffic.answer import bf16_or_fp8, interval
 from nsa_tune.reports.traffic.deployment import Traffic
@@ -193,16 +194,41 @@ def test_a_misspelled_flag_is_told_once(advise: Any, trace: str) -> None:
 @pytest.mark.parametrize(
     ("engine", "command"),
     [
-        ("sglang", "python -m sglang.launch_server --model-path my/model --tp 8"),
-        ("vllm", "vllm serve my/model -tp 8"),
+        ("sglang", "python -m sglang.launch_server --model-path my/DeepSeek-V3.2 --tp 8"),
+        ("vllm", "vllm serve my/DeepSeek-V3.2 -tp 8"),
     ],
 )
 def test_a_whole_launch_command_is_taken(advise: Any, engine: str, command: str) -> None:
     answer = advise("--engine", engine, "--", *command.split())
 
     assert (answer.code, answer.out) == (0, advise("--engine", engine, "--flags", command).out)
-    assert answer.out.count("my/model") == 1
+    assert answer.out.count("my/DeepSeek-V3.2") == 1
     assert f"    {command}\n" in answer.out
+
+
+@pytest.mark.parametrize(
+    ("path", "model"),
+    [
+        ("/models/DeepSeek-V3.2-Exp", "deepseek-v3.2"),
+        ("zai-org/GLM-5.2-FP8", "glm-5.2"),
+        ("deepseek-ai/DeepSeek-V3-0324", "deepseek-v3"),
+        ("deepseek-ai/DeepSeek-V3.1", "deepseek-ai/DeepSeek-V3.1"),
+        (None, None),
+    ],
+)
+def test_a_model_is_known_by_its_path(path: str | None, model: str | None) -> None:
+    assert known_model(path) == model
+
+
+def test_a_model_that_is_not_known_is_not_priced_as_another(advise: Any) -> None:
+    unknown = advise("--flags", "--tp 8 --model-path meta-llama/Llama-3")
+
+    assert (unknown.code, unknown.out) == (2, "")
+    assert "meta-llama/Llama-3 names no known model" in unknown.err
+
+
+def test_dense_mla_is_judged_by_the_local_heads_of_the_flags(advise: Any) -> None:
+    assert "deepseek-v3, 16 local heads" in advise("--flags", "--tp 8 --model x/DeepSeek-V3").out
 
 
 def test_a_trace_may_be_given_without_its_option(advise: Any, short: str) -> None:
