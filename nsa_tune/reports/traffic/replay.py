@@ -16,6 +16,7 @@ from nsa_tune.reports.formats.display_tables import DisplayTable
 from nsa_tune.reports.html.frame import offline
 from nsa_tune.reports.html.markup import article, heading, html_table, note, said
 from nsa_tune.reports.traffic.advice import notes_on, notes_on_plugin, of_another_gpu, prices_decode
+from nsa_tune.reports.traffic.answer import does_not_fit
 from nsa_tune.reports.traffic.attention import DEFAULT, PLUGIN
 from nsa_tune.reports.traffic.deployment import Deployment, Traffic
 from nsa_tune.reports.traffic.pass_prices import PricedShape
@@ -54,7 +55,8 @@ def replay(deployment: Deployment, traffic: Traffic) -> Replay:
     requests = deployment.count(traffic)
     counted = [shape for shape in deployment.prices.shapes.values() if shape.count]
     best, _ = deployment.best_flag(extend=True)
-    served_too = {DEFAULT, PLUGIN, best} if requests and deployment.model is not None else set()
+    simulated = requests and deployment.model is not None and deployment.fits
+    served_too = {DEFAULT, PLUGIN, best} if simulated else set()
     foreign = of_another_gpu(deployment)
     names = [name for name in deployment.passes.setups if not (foreign and name == PLUGIN)]
     setups = [_setup(deployment, requests, name, name in served_too) for name in names]
@@ -72,8 +74,11 @@ def replay(deployment: Deployment, traffic: Traffic) -> Replay:
     }
     whole = deployment.model is not None
     notes = [*notes_on(deployment, traffic), *([] if foreign else notes_on_plugin(deployment))]
+    headline = _headline(setups, best, whole)
+    if deployment.memory is not None and not deployment.fits:
+        headline = f"{does_not_fit(deployment.memory, deployment.launch)} {headline}"
     return Replay(
-        _headline(setups, best, whole), traffic.name, len(requests), passes, whole, setups,
+        headline, traffic.name, len(requests), passes, whole, setups,
         [] if foreign else _ways(extends), facts, notes,
     )  # fmt: skip
 

@@ -58,6 +58,13 @@ def test_another_gpus_times_promise_nothing_of_the_plugin(
     assert "The plug-in takes no table of another GPU; " in (tmp_path / "page.html").read_text()
 
 
+def test_what_does_not_fit_serves_no_requests(replay: Any, trace: Path) -> None:
+    found = document(replay, trace)
+
+    assert found["headline"].startswith("This does not fit: ")
+    assert {row["TTFT mean s"] for row in found["setups"]} == {None}
+
+
 def test_every_setup_prices_the_same_passes(replay: Any, trace: Path) -> None:
     found = document(replay, trace, "--heads", "16")
 
