@@ -67,7 +67,8 @@ def gpus(
     if rows:
         row = max(rows, key=lambda row: len(row.heads))
         key = f'--gpu "{row.gpu}" --model {row.model} --heads {(row.passes or row.heads)[0]}'
-        say(plain(f"A table is shown by: nsa-tune report {key} --kv-dtype {row.kv_dtype}"))
+        key = f"{key} --kv-dtype {row.kv_dtype}"
+        say(plain(f"A table is shown by: nsa-tune report {key}"))
         say(plain(f"and answers for a batch: nsa-tune lookup {key} extend:1920+128"))
         say("An engine with the plug-in loads its own; `nsa-tune advise` says which flags to set.")
 
