@@ -113,7 +113,6 @@ class PricingOptions(DispatcherOptions):
         gpu, model = gpu_and_model(self.gpu, shapes, self.heads, self.database)
         if self.gpu is None and gpu.startswith("CPU"):
             raise UsageError("this machine has no GPU: name the one that serves, as in --gpu H200")
-        asked = None if self.kv_dtype is None else str(self.kv_dtype)
 
         def dispatcher(heads: int, kv_dtype: str) -> Dispatcher:
             key = replace(self, gpu=gpu, model=model, heads=heads, kv_dtype=KvDtype(kv_dtype))
@@ -122,5 +121,5 @@ class PricingOptions(DispatcherOptions):
         settings = EngineSettings(options.version, options.pass_times, options.acceptance)
         return Deployment(
             dispatcher, launch, served or model, heads=self.heads,
-            kv_dtype=kv_dtype or asked, settings=settings,
+            kv_dtype=kv_dtype or (self.kv_dtype and str(self.kv_dtype)), settings=settings,
         )  # fmt: skip

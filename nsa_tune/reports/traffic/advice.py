@@ -35,7 +35,7 @@ class Outcome:
     command: str
     prefill_s: float
     decode_s: float | None
-    """None where the table has no times of the attention that decodes."""
+    """None without decodes, or where the table has no times of their attention."""
     pool_tokens: int
     """Of each GPU's KV pool."""
     served: Served | None
@@ -160,7 +160,7 @@ def _outcome(
     prefill_s = seconds_of(deployment.prices, setups.prefill, extend=True)
     decode_s = None
     if prices_decode(deployment):
-        decode_s = seconds_of(deployment.prices, setups.decode, extend=False)
+        decode_s = seconds_of(deployment.prices, setups.decode, extend=False) or None
     runs: list[Served | None] = [None]
     if requests and deployment.model is not None:
         off = deployment.error

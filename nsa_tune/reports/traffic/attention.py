@@ -83,7 +83,8 @@ class AttentionPrices:
             extend: [policy for policy in measured if mode in policy.point.modes]
             for extend, mode in ((True, Mode.EXTEND), (False, Mode.DECODE))
         }
-        self._unpriced = {name: None for name, policy in policies.items() if not policy.measured}
+        self.unpriced = {name: None for name, policy in policies.items() if not policy.measured}
+        """Steps of passes priced so far for which what the engine runs has no times, in order."""
         self.flags = {
             f"{flag} {'true' if value == 'mla' else value}": (question, value)
             for flag, (question, values) in _FLAGS[engine].items()
@@ -93,11 +94,6 @@ class AttentionPrices:
         """Setups of one flag: which question it answers, and how."""
         self.setups = (DEFAULT, *self.flags, PLUGIN)
         self._remaining: dict[tuple[str | None, ...], set[str]] = {}
-
-    @property
-    def unpriced(self) -> tuple[str, ...]:
-        """Steps of passes priced so far for which what the engine runs has no times."""
-        return tuple(self._unpriced)
 
     def check(self, given: Answers) -> None:
         """Refuse flags in use whose kernel has no times: UsageError for the first of them."""
@@ -126,7 +122,7 @@ class AttentionPrices:
             answers = self._answers(policy.point, step, given)
             usual = self._fastest(policy.point, answers, timed)
             if usual is None:
-                self._unpriced[name] = None
+                self.unpriced[name] = None
                 continue
             for setup in self.setups:
                 changed = {**answers, **self._changes(setup, answers, plan)}

@@ -100,10 +100,18 @@ class Deployment:
         settings = settings or EngineSettings()
         self.served = model
         shapes, selecting = REUSING.get(model, (model, None))
+        if profile_of(shapes).family != "dsa":
+            raise UsageError(
+                f"passes of {model} are not priced: `nsa-tune report` says what attention takes"
+            )
         all_heads = profile_of(shapes).heads
         asked = _agreed("--kv-dtype", kv_dtype, launch.kv_dtype, "--kv-cache-dtype")
         self.kv_is_given, self.kv_dtype = asked is not None, asked or "bf16"
         self.dp, tp = launch.dp_attention, launch.number("tp")
+        if tp is not None and all_heads % tp:
+            raise UsageError(
+                f"{launch.name('tp')} {tp} does not divide {model}'s {all_heads} heads"
+            )
         local = None if tp is None else all_heads // (1 if self.dp > 1 else tp)
         self.heads = _agreed("--heads", heads, local, "--tp") or all_heads
         self.tp = tp or all_heads // self.heads
@@ -230,12 +238,6 @@ def opened(
 ) -> PassPrices:
     """Prices by `dispatcher`'s table, NoTunedData when it has none; `selecting` layers select keys
     (None: all). UsageError for what is not priced: a release, a model, a flag's kernel."""
-    profile = dispatcher.setting.profile
-    if profile.family != "dsa":
-        raise UsageError(
-            f"passes of {profile.name} are not priced: no engine was measured with it; "
-            "`nsa-tune report` says what its attention takes"
-        )
     layers = dispatcher.setting.sharing
     share = min((selecting or layers) / layers, 1.0)
     if launch.engine == "vllm":

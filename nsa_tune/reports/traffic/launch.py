@@ -169,9 +169,7 @@ def flags_of(*setups: str) -> dict[str, str]:
 
 def differences(before: Launch, after: Launch) -> Iterator[str]:
     """Lines of a diff between two launches."""
-    for name in dict.fromkeys([*before.flags, *after.flags]):
-        old, new = before.flags.get(name), after.flags.get(name)
-        between = " " if name.startswith("-") else "="
-        for sign, value in (("-", old), ("+", new)):
-            if old != new and value is not None:
-                yield f"{sign} {name}{between}{value}".rstrip()
+    for sign, one, other in (("-", before, after), ("+", after, before)):
+        for name, value in one.flags.items():
+            if other.flags.get(name) != value:
+                yield f"{sign} {name}{' ' if name.startswith('-') else '='}{value}".rstrip()

@@ -227,6 +227,25 @@ def test_a_model_that_is_not_known_is_not_priced_as_another(advise: Any) -> None
     assert "meta-llama/Llama-3 names no known model" in unknown.err
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--flags", "--tp 3"), "--tp 3 does not divide deepseek-v3.2's 128 heads"),
+        (("--flags", "--tp 8", "--model", "deepseek-v4"), "passes of deepseek-v4 are not priced"),
+    ],
+)
+def test_what_is_not_priced_is_refused_by_its_own_name(
+    advise: Any, words: tuple[str, ...], message: str
+) -> None:
+    assert message in advise(*words).err
+
+
+def test_decodes_that_were_not_counted_take_no_time(advise: Any) -> None:
+    rows = re.findall(r"^    as given .*$", advise("--flags", "--tp 16").out, re.M)
+
+    assert [row.split()[-1] for row in rows] == ["-"]
+
+
 def test_dense_mla_is_judged_by_the_local_heads_of_the_flags(advise: Any) -> None:
     assert "deepseek-v3, 16 local heads" in advise("--flags", "--tp 8 --model x/DeepSeek-V3").out
 
