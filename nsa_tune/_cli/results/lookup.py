@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from nsa_tune._cli.shared.console import print_document, tables_console
+from nsa_tune._cli.shared.console import print_document, say, tables_console
 from nsa_tune._cli.shared.option_groups import BatchOptions, DispatcherOptions, grouped
 from nsa_tune._cli.shared.options import AsJson
 from nsa_tune.reports.analysis.ceilings import ceilings_of
@@ -25,13 +25,15 @@ if TYPE_CHECKING:
 def lookup(batch: BatchOptions, table: DispatcherOptions, json: AsJson = False) -> None:
     """Print the plan for one batch: every decision that an engine would read.
 
-    Without a table for the key, the engine's baseline answers, and stderr says so.
+    stderr says by which table: without one for the key, the engine's baseline answers.
     """
     asked, dispatcher = batch.described(), table.open()
     plan = dispatcher.plan(asked)
     if json:
         print_document(_lookup_document(dispatcher, plan))
         return
+    if dispatcher.table is not None:
+        say(plain(f"by {dispatcher.source}"))
     for name, value in _decisions(plan).items():
         if value is not None:
             typer.echo(f"{name} = {value}")
