@@ -51,26 +51,26 @@ class Launch:
 
     engine: str
     flags: Mapping[str, str]
-    """Launch arguments by name, "" for one without a value, and assignments of variables."""
+    """Launch arguments by name, and assignments of variables: values as a shell reads them."""
 
     @classmethod
     def parse(cls, engine: str, text: str) -> Launch:
         """Flags as they are typed, or a whole command; UsageError when they cannot be read."""
         try:
-            words = shlex.split(text)
+            words = shlex.split(text.replace("\\\n", " "))
         except ValueError as error:
             raise UsageError(f"the flags {text!r} cannot be read: {error}") from None
         if "-m" in words:  # python -m sglang.launch_server
-            del words[(at := words.index("-m")) : at + 2]
+            at = words.index("-m")
+            words = [w for w in words[:at] if "=" in w and w[0] != "-"] + words[at + 2 :]
         words = ["--model" if word == "serve" else word for word in words]  # vllm serve MODEL
-        flags: dict[str, str] = {}
-        latest = ""
+        flags, latest = dict[str, str](), ""
         for word in words:
             name, equals, value = word.partition("=")
             if word.startswith("-") or (equals and name.isidentifier()):
-                flags[name], latest = value, "" if equals else name
+                flags[name], latest = shlex.quote(value) if value else "", "" if equals else name
             elif latest:
-                flags[latest], latest = word, ""
+                flags[latest] = f"{flags[latest]} {shlex.quote(word)}".lstrip()
         return cls(engine, flags)
 
     def name(self, what: str) -> str:
@@ -155,10 +155,10 @@ class Launch:
         path = self.value("model") or (CHECKPOINTS[model].path if model in CHECKPOINTS else "MODEL")
         start = ["vllm", "serve", path] if self.engine == "vllm" else [
             "python", "-m", "sglang.launch_server", "--model-path", path]  # fmt: skip
-        flags = self.without("model").flags
-        variables = [f"{n}={shlex.quote(v)}" for n, v in flags.items() if not n.startswith("-")]
-        pairs = ([n, v] if v else [n] for n, v in flags.items() if n.startswith("-"))
-        return " ".join([*variables, shlex.join([*start, *chain.from_iterable(pairs)])])
+        flags = self.without("model").flags.items()
+        variables = [f"{n}={v}" for n, v in flags if not n.startswith("-")]
+        words = [f"{n} {v}".rstrip() for n, v in flags if n.startswith("-")]
+        return " ".join([*variables, *start, *words])
 
 
 def flags_of(*setups: str) -> dict[str, str]:

@@ -80,3 +80,19 @@ def test_a_flag_that_looks_like_one_that_is_read_is_told() -> None:
     )
 
     assert launch.misspelled == {"--kv_cache_dtype": "--kv-cache-dtype"}
+
+
+@pytest.mark.parametrize(
+    ("text", "flags"),
+    [
+        ("--cuda-graph-bs 1 2 4 --tp 8", "--cuda-graph-bs 1 2 4 --tp 8"),
+        ("--tp 8 --json-args '{\"a\": 1}'", "--tp 8 --json-args '{\"a\": 1}'"),
+        ("docker run --gpus all -p 3:3 img python3 -m sglang.launch_server --tp 8", "--tp 8"),
+        ("python -m sglang.launch_server --tp 8 \\\n  --port 3", "--tp 8 --port 3"),
+    ],
+)
+def test_a_command_keeps_all_that_the_engine_was_given(text: str, flags: str) -> None:
+    command = Launch.parse("sglang", text).command("deepseek-v3.2")
+
+    start = "python -m sglang.launch_server --model-path deepseek-ai/DeepSeek-V3.2"
+    assert command == f"{start} {flags}"
