@@ -239,7 +239,7 @@ def notes_on(deployment: Deployment, traffic: Traffic) -> Iterator[str]:
 def notes_on_plugin(deployment: Deployment) -> Iterator[str]:
     """How sure what it adds is."""
     if deployment.model is not None and deployment.heads == 16:
-        yield "on 6 traces in an engine the plug-in gained 17 points less to 8 points more"
+        yield "on 6 traces in an engine the plug-in gained 17 points less to 8 more than priced"
     if deployment.tp > 2:
         yield "the plug-in never ran with more than two ranks (TP2), and figures are of one"
 
