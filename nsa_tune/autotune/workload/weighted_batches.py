@@ -1,7 +1,4 @@
-"""Weighted batches: what an engine runs and how often, drawn from a trace or a decision log.
-
-A trace goes through a simulated scheduler; a decision log (NSA_TUNE_LOG) has the batches already.
-"""
+"""Weighted batches: what an engine runs and how often, drawn from a trace or a decision log."""
 
 from __future__ import annotations
 

@@ -119,7 +119,10 @@ def _found(
     at = bisect_left(counts, True, key=lambda engines: best(engines).excess <= 1)
     if at < len(counts):
         return best(counts[at])
-    return min(map(best, (1, 2, 4, 8, 16, 32, 64)), key=lambda candidate: candidate.excess)
+    tried = [best(engines) for engines in (1, 2, 4, 8, 16, 32, 64)]
+    least = min(candidate.excess for candidate in tried)
+    # More engines that come hardly nearer are not worth it.
+    return next(candidate for candidate in tried if candidate.excess <= 1.05 * least)
 
 
 def _best(
@@ -157,8 +160,7 @@ def goal_lines(answer: GoalAnswer) -> Iterator[str]:
     yield "Not sure, or not counted:"
     yield "- engines take requests in turn: a router that follows prefixes does better"
     yield "- tried: chunks of 2048, 4096 and 8192; both KV formats where none is given"
-    yield "- not tried, as whole passes were not measured: another --tp, DP attention, roles"
-    yield "- not tried, as their acceptance is not known: drafts (give their flags)"
+    yield "- not tried, as not measured as a whole: another --tp, DP attention, roles, drafts"
     yield from (f"- {note}" for note in answer.notes)
 
 
@@ -167,11 +169,12 @@ def goal_headline(answer: GoalAnswer) -> str:
     first, sure = answer.candidates[0], answer.sure
     if sure is None:
         return (
-            f"Nothing that is priced holds it on {answer.traffic}. The nearest, "
-            f"{_how(first).lower()}, takes {first.excess:.2f} times the limit: {_times(first)}."
+            f"Nothing that is priced holds it on {answer.traffic}. The nearest takes "
+            f"{first.excess:.2f} times the limit: {_how(first)}, {_times(first)}."
         )
-    verb = "holds" if first.engines == 1 else "hold"
-    text = f"{_how(first)} {verb} it on {answer.traffic}: {_times(first)}."
+    text = (
+        f"{_how(first)} hold{'s' * (first.engines == 1)} it on {answer.traffic}: {_times(first)}."
+    )
     slower = f"if all passes take {answer.error:.0%} longer than priced (one in four measured did)"
     if sure.excess > 1:
         return f"{text} That is not sure: {slower}, nothing that is priced holds it."

@@ -127,8 +127,7 @@ class PassPrices:
             PassMode.SPARSE_GRAPH: batch.max_kv > self._topk and _padded(batch),
             PassMode.DECODE_GRAPH: batch.q_tokens <= _MOST_ROWS,
         }
-        measured = () if self.model is None else self.model.ways
-        return (way for way in runs if runs[way] and way in measured)
+        return (way for way in runs if runs[way] and self.model and way in self.model.ways)
 
 
 def _padded(batch: Batch) -> bool:

@@ -462,6 +462,7 @@ def test_where_nothing_holds_a_goal_the_nearest_is_named(advise: Any, trace: str
     answer = advise("--trace", trace, "--flags", FP8, "--tpot", "1ms")
 
     assert answer.out.startswith("Nothing that is priced holds it on trace.jsonl. The nearest")
+    assert re.search(r" times the limit: One engine( with the plug-in)? \(8 GPUs\), ", answer.out)
     assert COMMAND.findall(answer.out)
 
 
