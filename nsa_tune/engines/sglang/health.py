@@ -10,7 +10,6 @@ from nsa_tune.engines.sglang import last_start
 from nsa_tune.engines.sglang.eligible import SWITCHES, switch_is_on
 from nsa_tune.engines.sglang.kernel_swap import KernelSwap
 from nsa_tune.engines.sglang.kernels import SWAPS
-from nsa_tune.engines.sglang.overlap import KEPT_AS
 from nsa_tune.engines.sglang.pass_mode.times import remembered
 from nsa_tune.engines.sglang.pass_mode.times.summary import summary
 from nsa_tune.engines.sglang.plugin import PLUGIN
@@ -20,7 +19,7 @@ def of_sglang(db: Path | None = None) -> list[Health]:
     """Everything that must be right for the plug-in to steer SGLang, and what it chose before."""
     findings = health.health(PLUGIN, db=db)
     if any(symbol.name == "forward" for symbol in PLUGIN.symbols() or ()):
-        findings += [*_pass_times(), *map(_kernel, SWAPS), _shared_keys()]
+        findings += [*_pass_times(), *map(_kernel, SWAPS)]
     return findings
 
 
@@ -37,9 +36,3 @@ def _kernel(swap: KernelSwap) -> Health:
         return Health(swap.name, True, f"{SWITCHES[swap.part]} is set to 0: SGLang's kernel runs")
     none = "nothing is known yet: SGLang times nsa-tune's kernel when it starts"
     return Health(swap.name, True, last_start.kept(swap.name) or none)
-
-
-def _shared_keys() -> Health:
-    """How alike the selections of neighbouring queries are."""
-    none = "nothing is known yet: it is sampled in prefills of 512 tokens and more"
-    return Health("shared keys", True, last_start.kept(KEPT_AS) or none)

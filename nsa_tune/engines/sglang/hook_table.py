@@ -7,9 +7,9 @@ from typing import Any
 
 from nsa_tune.engines.sglang.backend import around_init
 from nsa_tune.engines.sglang.indexer import around_context_lens
-from nsa_tune.engines.sglang.kernels.copies import around_read_back
+from nsa_tune.engines.sglang.kernels.copies import around_read_back, around_sparse
+from nsa_tune.engines.sglang.kernels.decode import around_fa3
 from nsa_tune.engines.sglang.kernels.topk import around_topk
-from nsa_tune.engines.sglang.overlap import around_fa3, around_sparse
 from nsa_tune.engines.sglang.pass_mode import hooks as pass_mode
 from nsa_tune.engines.sglang.pass_mode.whole_pass import attention, expanded
 from nsa_tune.engines.sglang.prefill import around_prefill

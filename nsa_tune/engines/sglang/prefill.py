@@ -21,7 +21,6 @@ from nsa_tune.engines.decision_log import DecisionLog
 from nsa_tune.engines.extends import batch_of, sums_of
 from nsa_tune.engines.sglang.edge import attempt
 from nsa_tune.engines.sglang.facts import Facts
-from nsa_tune.engines.sglang.overlap import OVERLAP
 from nsa_tune.engines.sglang.passes import is_plain_extend
 from nsa_tune.engines.sglang.switch import paused
 
@@ -33,7 +32,6 @@ ENGINE_KERNEL = "_nsa_tune_engine_kernel"
 
 def around_prefill(original: Callable[..., Any], backend: Any, forward_batch: Any = None) -> Any:
     """The hook around `set_dsa_prefill_impl`, which runs once a forward pass."""
-    OVERLAP.begin(backend, forward_batch)
     prefill = backend.__dict__.get(_ATTRIBUTE)
     if prefill is None:
         return original(backend, forward_batch)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from nsa_tune.engines.sglang import overlap
 from nsa_tune.engines.sglang.edge import attempt
 from nsa_tune.engines.sglang.kernel_swap import KernelSwap
 from nsa_tune.engines.sglang.kernels import SWAPS
@@ -73,7 +72,6 @@ def around_init_graphs(original: Callable[..., Any], runner: Any, *rest: Any, **
     _compare(runner, (swap for swap in SWAPS if not swap.captured))
     attempt("proving how passes run", attach, runner)
     attempt("leaving out what is not proven", drop_unproven_table, runner)
-    attempt("beginning to sample selected keys", overlap.start, runner)
     return result
 
 
