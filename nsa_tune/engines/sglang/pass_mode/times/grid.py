@@ -39,7 +39,8 @@ class Grid:
     at closer sizes.
 
     A pass with fewer new tokens and keys takes no longer. Where one was measured to, the host had
-    something else to do.
+    something else to do. So a pass that waited keeps the GPU at work for as long as a smaller one
+    that did not, and for no longer than it took.
     """
 
     def __init__(
@@ -58,19 +59,27 @@ class Grid:
         waited = sorted(time.pass_us for time in times if time.waits)
         self.launched_us = launched_us = waited[(len(waited) - 1) // 4] if waited else 0.0
         """What passes take that wait for the host; 0 where none did."""
-        took = [(time, launched_us if time.waits else time.pass_us) for time in times]
-        rows: dict[int, dict[int, float]] = {}
-        for time, _ in took:
-            larger = (
-                pass_us
-                for other, pass_us in took
+        waiting = {(time.q_tokens, time.context) for time in times if time.waits}
+        took = {
+            (time.q_tokens, time.context): min(
+                other.pass_us
+                for other in times
                 if other.q_tokens >= time.q_tokens and other.context >= time.context
             )
-            rows.setdefault(time.q_tokens, {})[time.context] = min(larger)
+            for time in times
+        }
+        rows: dict[int, dict[int, float]] = {}
+        for (size, context), us in took.items():
+            least = [min(us, launched_us)]
+            least += (
+                fewer_us
+                for (fewer, shorter), fewer_us in took.items()
+                if fewer <= size and shorter <= context and (fewer, shorter) not in waiting
+            )
+            rows.setdefault(size, {})[context] = max(least)
         self._sizes = sorted(rows)
         self._rows = [sorted(rows[size].items()) for size in self._sizes]
         if unhindered is not None:
-            waiting = {(time.q_tokens, time.context) for time in times if time.waits}
             self._rows = [
                 self._worked(size, row, waiting, unhindered)
                 for size, row in zip(self._sizes, self._rows, strict=True)

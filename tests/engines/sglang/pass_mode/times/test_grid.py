@@ -75,6 +75,19 @@ def test_what_the_gpu_did_while_it_waited_is_told_by_a_way_that_does_not_wait() 
     assert told.pass_us(600, 9000) == pytest.approx(30, rel=0.01)
 
 
+def test_a_pass_that_waited_works_no_less_than_a_smaller_one_and_no_longer_than_it_took() -> None:
+    """Other passes wait for the host for 60 us; that tells nothing of the GPU's work."""
+    times = [
+        *(PassTime(PassMode.ENGINE, size, 9000, 60.0, host_us=59.0) for size in (128, 256, 512)),
+        PassTime(PassMode.ENGINE, 2048, 250, 88.0, host_us=66.0),
+        PassTime(PassMode.ENGINE, 2048, 1000, 100.0, host_us=93.0),
+    ]
+
+    assert Grid(times).pass_us(2048, 250) == Grid(times).pass_us(2048, 600) == 88
+    assert Grid(times, unhindered=GRAPHS).pass_us(2048, 250) == pytest.approx(together(88, 60))
+    assert Grid(times).pass_us(512, 9000) == 60
+
+
 def test_fewer_keys_than_were_measured_cost_less_as_they_do_in_graphs() -> None:
     times = [PassTime(PassMode.ENGINE, 2048, 9000, 112.0, host_us=30.0)]
 
