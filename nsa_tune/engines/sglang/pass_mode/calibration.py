@@ -18,7 +18,7 @@ from nsa_tune.engines.sglang.pass_mode.mode import ALWAYS_SELECTS, PassMode
 from nsa_tune.engines.sglang.pass_mode.steering.steering import Steering
 from nsa_tune.engines.sglang.pass_mode.times.pass_time import PassTime
 from nsa_tune.engines.sglang.pass_mode.times.priors import Place, place_of
-from nsa_tune.engines.sglang.pass_mode.whole_pass.prefix_graphs import PREFIXES
+from nsa_tune.engines.sglang.pass_mode.whole_pass.prefix_graphs import PREFIXES, timed_prefixes
 from nsa_tune.engines.sglang.prefill import changed
 
 MEASURED = 4
@@ -191,10 +191,8 @@ def _long_prompts(steering: Steering, sizes: Sequence[int]) -> Iterator[_Case]:
             yield _Case(mode, size, 0, (size,))
     if over_prefixes := steering.graphs.get(PassMode.PREFIX_GRAPH):
         for size in _spaced(over_prefixes.sizes, _SPACING):
-            for room in PREFIXES:
-                # As short and as long as the graph with so much room runs any.
-                for prefix in (room // 4 + _SMALLEST, room):
-                    yield _Case(PassMode.PREFIX_GRAPH, size, prefix, (size,))
+            for prefix in (prefix for room in PREFIXES for prefix in timed_prefixes(room)):
+                yield _Case(PassMode.PREFIX_GRAPH, size, prefix, (size,))
     for size in [size for size in _spaced(sizes, _SPACING) if size >= _MANY]:
         for prefix in _CONTEXTS:
             if size > _FEW:

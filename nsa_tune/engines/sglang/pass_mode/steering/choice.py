@@ -13,6 +13,7 @@ from typing import Protocol
 from nsa_tune.backend.types.batch import Batch
 from nsa_tune.engines.sglang.pass_mode.mode import PassMode
 from nsa_tune.engines.sglang.pass_mode.times.pass_times import PassTimes
+from nsa_tune.engines.sglang.pass_mode.whole_pass.prefix_graphs import least_keys
 
 GRAPH_SIZES = (
     *range(4, 33, 4), *range(48, 257, 16), *range(288, 513, 32), *range(576, 1025, 64),
@@ -88,6 +89,10 @@ class Choice:
     ) -> PassMode:
         """The fastest way by a batch's `estimates_us`. The other arguments are as in `fastest`."""
         kernel_us, selects = estimates.get(PassMode.TABLE_KERNEL), batch.max_kv > self.index_topk
+        size = bucket(self.sizes, batch.q_tokens)
+        if times is not None and size is not None and not times.reaches(size, selects=selects):
+            # What SGLang's own way takes is only known to be less than its shortest passes took.
+            return _usual(estimates, disabled)
         waits = (
             times is not None
             and kernel_us is not None
@@ -116,8 +121,11 @@ class Choice:
             elif mode is PassMode.DECODE_GRAPH and rows is not None:
                 pass_us = self._decode_us(times, rows, context)
             else:
-                tokens = self._whole_size(mode, batch)
-                pass_us = times.pass_us(mode, tokens or batch.q_tokens, context)
+                tokens = self._whole_size(mode, batch) or batch.q_tokens
+                keys = context
+                if mode is PassMode.PREFIX_GRAPH:
+                    keys = max(context, least_keys(batch.prefix_tokens, tokens))
+                pass_us = times.pass_us(mode, tokens, keys)
             if pass_us is not None:
                 estimates[mode] = pass_us
         return estimates

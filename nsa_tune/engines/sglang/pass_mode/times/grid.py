@@ -155,6 +155,11 @@ class Grid:
         return before + worked
 
     @property
+    def least_tokens(self) -> int:
+        """The fewest new tokens that were measured; 0 where nothing was."""
+        return self._sizes[0] if self._sizes else 0
+
+    @property
     def contexts(self) -> list[int]:
         """All measured contexts, ascending."""
         return sorted({context for row in self._rows for context, _ in row})

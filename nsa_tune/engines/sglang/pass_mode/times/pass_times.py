@@ -89,6 +89,12 @@ class PassTimes:
         """
         return pass_us <= WAITS * self._grids[mode, selects].launched_us
 
+    def reaches(self, q_tokens: int, *, selects: bool) -> bool:
+        """Whether SGLang's own passes of so few new tokens are known: by their size, or since
+        shorter ones than those that wait for the host take as long as these."""
+        grid = self._grids[PassMode.ENGINE, selects]
+        return not grid.least_tokens or q_tokens >= grid.least_tokens or grid.launched_us > 0
+
     def padded_us(
         self, mode: PassMode, size: int, q_tokens: int, context: float, *, selects: bool = False
     ) -> float | None:

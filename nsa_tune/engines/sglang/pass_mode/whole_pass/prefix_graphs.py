@@ -22,11 +22,28 @@ from nsa_tune.engines.sglang.pass_mode.whole_pass.unbroken import Kind, capture,
 
 PREFIXES = (8192, 32768)
 """Cached tokens that a graph has room for, all sequences' together."""
+_SMALLEST = 64
+"""Cached tokens more than a smaller graph has room for, in the shortest batch that is timed."""
 SEQUENCES = 16
 """Sequences of a batch at most; padding is one more."""
 LEAST_TOKENS = 256
 """Smaller graphs are not captured: expanding a prefix does not pay for so few new tokens."""
 _BF16_BYTES = 2
+
+
+def timed_prefixes(room: int) -> tuple[int, int]:
+    """Cached tokens behind which a graph with so much room is timed: about as few and as many as it
+    ever runs."""
+    return room // 4 + _SMALLEST, room
+
+
+def least_keys(prefix_tokens: int, new_tokens: int) -> float:
+    """Keys of a new token from which on the graph that runs a batch was timed.
+
+    Several short prefixes take the room of a long one, and cost its expansion.
+    """
+    room = next(room for room in PREFIXES if room >= prefix_tokens)
+    return timed_prefixes(room)[0] + (new_tokens + 1) / 2
 
 
 class PrefixGraphs:

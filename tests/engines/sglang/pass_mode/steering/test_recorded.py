@@ -14,9 +14,11 @@ from typing import Any
 import pytest
 
 from nsa_tune import Batch
+from nsa_tune.backend.types.profiles import ALL_TOKENS
 from nsa_tune.engines.sglang.pass_mode.mode import PassMode
 from nsa_tune.engines.sglang.pass_mode.steering.choice import Choice
 from nsa_tune.engines.sglang.pass_mode.times.pass_times import PassTimes
+from nsa_tune.engines.sglang.pass_mode.whole_pass.prefix_graphs import PREFIXES
 from nsa_tune.engines.sglang.pass_mode.whole_pass.unbroken import Kind
 from tests.engines.sglang.pass_mode.fakes import Dense, Sparse
 
@@ -131,6 +133,36 @@ def test_no_random_batch_loses_to_another_way(kv_dtype: str, most: float) -> Non
             batch, took_ms = Batch.extend(row["prefix"], row["new"]), _took_ms(row)
             way = _choice(times).fastest(times, batch, _rows(batch))
             assert took_ms[way] < most * min(took_ms.values()), row["case"]
+
+
+def test_no_batch_of_dense_mla_is_slower_than_by_default() -> None:
+    """Chosen by the times of a start that had decode graphs too: the engine took them for 64 and 23
+    new tokens, and the graph with room for a long prefix for two short ones, and lost 6 to 11 %."""
+    path = _RESULTS / "h200_sglang-0.5.23_deepseek-v3_h16_bf16_dense_mla.json"
+    times = _times("dense_61_layers")
+    key: dict[str, Any] = dict(times.key)
+    graphs = {PassMode(mode): _DenseMla(mode, of) for mode, of in key["whole_pass_sizes"].items()}
+    choice = Choice(key["prefill_sizes"], ALL_TOKENS, graphs, key["decode_sizes"])
+    faster = 0
+    for row in json.loads(path.read_text(encoding="utf-8"))["tests"]["prefill"]:
+        batch, took_ms = Batch.extend(row["prefix"], row["new"]), _took_ms(row)
+        way = choice.fastest(times, batch, batch.q_tokens)
+        usual = way in (PassMode.ENGINE, PassMode.TABLE_KERNEL)
+        assert usual or took_ms[way] < 1.01 * took_ms[PassMode.ENGINE], row["case"]
+        faster += not usual
+
+    assert faster == 15
+
+
+class _DenseMla:
+    """The graphs of an engine without an indexer."""
+
+    def __init__(self, mode: str, sizes: list[int]) -> None:
+        self._prefix = mode == PassMode.PREFIX_GRAPH
+        self.sizes = sizes
+
+    def fits(self, size: int, batch: Batch) -> bool:
+        return size in self.sizes and self._prefix == (0 < batch.prefix_tokens <= PREFIXES[-1])
 
 
 def _took_ms(row: dict[str, Any]) -> dict[PassMode, float]:

@@ -84,7 +84,8 @@ def test_flashattention_3_for_mla_alone_is_dense_mla() -> None:
 def test_no_table_and_no_other_kernel_has_a_say_there() -> None:
     engine = Engine(_runner(), FlashAttentionBackend())
 
-    for part in (Part.TABLE, Part.DENSE_MLA, Part.TOPK, Part.COPIES, Part.DECODE):
+    left = (Part.DENSE_MLA, Part.DECODE_GRAPHS, Part.TOPK, Part.COPIES, Part.DECODE)
+    for part in (Part.TABLE, *left):
         assert why_not(part, engine) == "dense MLA"
 
 
