@@ -71,10 +71,13 @@ def main(arguments: list[str] | None = None) -> int:
     _print("All batches of an engine", of_engines, (row[:5] for row in totals))
     with TemporaryDirectory() as folder:
         with redirect_stdout(sys.stderr):
-            synthesise.main([folder])
-        made = {path.stem: path for path in Path(folder).glob("*.jsonl")}
+            for seed in ("1", "7"):
+                synthesise.main([f"{folder}/{seed}", "--seed", seed])
+        made = {f"{path.stem}{path.parent.name}": path for path in Path(folder).rglob("*.jsonl")}
+        names = {"chat1": "chat", "short1": "short", "long1": "long4", "long7": "long4_seed7"}
         given = [*(_RESULTS / "traces").glob("*.jsonl"), *options.trace]
-        files = {**made, "long4": made["long"]} | {path.stem: path for path in given}
+        files = made | {names.get(name, name): path for name, path in made.items()}
+        files |= {path.stem: path for path in given} | {"long": made["long1"]}
         columns = ("trace", "configuration", "TTFT ms, measured", "priced", "s, measured", "priced")
         rows = list(chain.from_iterable(map(partial(_traces, files), documents)))
     _print("Traces in an engine", columns, (row[:6] for row in rows))
@@ -281,11 +284,11 @@ def _traces(files: Mapping[str, Path], document: Mapping[str, Any]) -> Iterator[
 
 
 def _trace_errors(rows: Sequence[Row]) -> Iterator[Row]:
-    if rows:
-        pairs: list[Any] = [row[6] for row in rows]
-        yield errors("mean time to first token", pairs)
-        whole: list[Any] = [row[7] for row in rows]
-        yield errors("whole trace", [pair for pair in whole if pair[1] is not None])
+    names = [str(row[0]) for row in rows]
+    for name in dict.fromkeys(part for one in names for part in (one.split(",")[0], one)):
+        own: list[Any] = [row[6:] for row in rows if f"{row[0]},".startswith(f"{name},")]
+        yield errors(f"{name}, mean time to first token", [ttft for ttft, _ in own])
+        yield errors(f"{name}, whole trace", [run for _, run in own if run[1] is not None])
 
 
 def pairs_in_order(pairs: Sequence[Pair], apart: float = _APART) -> tuple[int, int]:
