@@ -40,6 +40,14 @@ def _of_sequence(kv_tokens: int, new: int) -> Batch | None:
     return extend_of_sums(1, new, kv_tokens, kv_tokens, pairs)
 
 
+def selecting(sums: Batch, prefix_lens: list[int], extend_lens: list[int], topk: int) -> Batch:
+    """What to ask for of queries that select `topk` keys: `sums`, or the lengths where some of
+    them select all of their keys and others do not, as sums then count more keys than are read."""
+    if sums.max_kv <= topk or min(prefix_lens) >= topk:
+        return sums
+    return batch_of(prefix_lens, extend_lens) or sums
+
+
 def batch_of(prefix_lens: Any, extend_lens: Any) -> Batch | None:
     """An extend batch by its lengths; None as of `sums_of`."""
     if type(prefix_lens) is not list or type(extend_lens) is not list:

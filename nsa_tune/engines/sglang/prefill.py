@@ -6,7 +6,8 @@ The engine's own method runs first. What it decided is then changed within these
   there is nothing to add, and MHA that it has refused (in a CUDA graph, say) stays refused.
 - The kernel is one that reads the same pool, was measured, and takes no more scratch memory than
   the engine has to spare.
-- Only plain extend batches are steered, and only from lists of lengths that the host has.
+- Only plain extend batches are steered, and only from lists of lengths that the host has. Their
+  sums are enough, but where some queries of a batch select all of their keys and others do not.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from nsa_tune.backend.dispatch.dispatcher import Dispatcher
 from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.layouts import KVLayout
 from nsa_tune.engines.decision_log import DecisionLog
-from nsa_tune.engines.extends import batch_of, sums_of
+from nsa_tune.engines.extends import batch_of, selecting, sums_of
 from nsa_tune.engines.sglang.edge import attempt
 from nsa_tune.engines.sglang.facts import Facts
 from nsa_tune.engines.sglang.passes import is_plain_extend
@@ -103,9 +104,14 @@ class Answers:
             None if starts_with_kv else facts.scratch_bytes // facts.scratch_bytes_a_query
         )
 
+    def asked(self, prefix_lens: list[int], extend_lens: list[int]) -> Batch | None:
+        """The batch to ask for: from sums, in half the time, where they tell as much."""
+        sums = sums_of(prefix_lens, extend_lens)
+        return sums and selecting(sums, prefix_lens, extend_lens, self._index_topk)
+
     def of(self, batch: Batch, *, engine_mha: bool) -> str | None:
-        """The kernel for MLA, or "mha" where the engine's own MHA stays, for a batch from sums;
-        None leaves it to the engine."""
+        """The kernel for MLA, or "mha" where the engine's own MHA stays; None leaves it to the
+        engine."""
         # Beyond index_topk the engine takes MHA only where it was told to put up with the
         # difference: no table has a say in that.
         if engine_mha:
@@ -170,10 +176,10 @@ class Prefill:
             return True
         prefix_lens = forward_batch.extend_prefix_lens_cpu
         extend_lens = forward_batch.extend_seq_lens_cpu
-        sums = sums_of(prefix_lens, extend_lens)
+        asked = self._answers.asked(prefix_lens, extend_lens)
         backend = self._backend
         engine_mha, engine_impl = backend.use_mha, backend.dsa_prefill_impl
-        answer = None if sums is None else self._answers.of(sums, engine_mha=engine_mha)
+        answer = None if asked is None else self._answers.of(asked, engine_mha=engine_mha)
         if answer is None or (
             (least := self._answers.least_prefix)
             and answer == "flashmla_sparse"

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 from nsa_tune.backend.dispatch.dispatcher import Dispatcher
 from nsa_tune.backend.types.layouts import KVLayout
 from nsa_tune.engines.decision_log import DecisionLog
-from nsa_tune.engines.extends import batch_of
+from nsa_tune.engines.extends import batch_of, selecting
 from nsa_tune.engines.vllm.edge import attempt
 from nsa_tune.engines.vllm.facts import Facts
 from nsa_tune.engines.vllm.lengths import Prefills, prefills_of
@@ -201,11 +201,13 @@ class Prefill:
     def _by_kernel(self, builder: Any, prefills: Prefills) -> Step:
         """The step in which prefills take the table's kernel."""
         mixed = builder.fp8_use_mixed_batch
+        sums, prefix_lens, new_lens, *_ = prefills
+        asked = selecting(sums, prefix_lens, new_lens, self._index_topk)
         if mixed or not self._engine_has_prefills(builder, prefills):
-            kernel = self._kernel_for_decodes(prefills.sums)
+            kernel = self._kernel_for_decodes(asked)
             return self._sparse if kernel == _SPARSE else UNCHANGED
         fits = prefills.step_tokens <= self._most_paged
-        if fits and self._kernel(prefills.sums) in _BY_DECODE_KERNEL:
+        if fits and self._kernel(asked) in _BY_DECODE_KERNEL:
             return Step(False, builder.reorder_batch_threshold, mixed=True)
         return UNCHANGED
 

@@ -129,7 +129,7 @@ def test_with_the_plug_in_the_plan_is_followed_and_no_bound_is_left(
         if not one.plain:
             assert (mha, impl) == (own_mha, own_impl)
             continue
-        plan = table.plan(_sums(one.batch))
+        plan = table.plan(_asked(one.batch))
         assert mha == (own_mha and plan.prefill_path == "mha")
         if not mha:
             # Where every kernel is forbidden the engine keeps its own.
@@ -145,10 +145,26 @@ def test_with_the_plug_in_the_plan_is_followed_and_no_bound_is_left(
     assert changed > 20 or not fp8
 
 
-def _sums(batch: Any) -> Batch:
-    sums = sums_of(batch.extend_prefix_lens_cpu, batch.extend_seq_lens_cpu)
-    assert sums is not None
-    return sums
+def _asked(batch: Any) -> Batch:
+    """By its lengths where sums do not tell how many keys its queries select."""
+    lengths = Batch.extend(batch.extend_prefix_lens_cpu, batch.extend_seq_lens_cpu)
+    exact = lengths.max_kv <= TOPK or min(batch.extend_prefix_lens_cpu) >= TOPK
+    return lengths.sums if exact else lengths
+
+
+def test_queries_that_select_all_of_their_keys_are_counted_as_what_they_read(
+    engine: Engine,
+) -> None:
+    """By its sums each of 8192 tokens reads 2048 keys, which one kernel is as good at."""
+    table = Dispatcher.open(gpu="NVIDIA H200", model="deepseek-v3.2", heads=16, kv_dtype="bf16")
+    backend = engine.backend(fp8=False)
+    impls = frozenset({"fa3", "flashmla_sparse"})
+    answers = Answers(table, facts_of(backend, model_runner()), impls)
+    batch, by_sums = answers.asked([0], [8192]), sums_of([0], [8192])
+
+    assert batch is not None and by_sums is not None
+    assert answers.of(by_sums, engine_mha=False) == "flashmla_sparse"
+    assert answers.of(batch, engine_mha=False) == "fa3"
 
 
 def test_mha_is_never_turned_on(engine: Engine) -> None:
