@@ -31,9 +31,11 @@ def verdicts_of(choice: Choice, times: PassTimes, proof: Proof) -> Mapping[PassM
             gain = max(_gains(choice, times, mode), default=None)
             if mode not in proof.errors:
                 verdict = Verdict(False, "no batch to compare it by has room")
+            elif gain is None and mode is PassMode.TABLE_KERNEL and times.table is None:
+                verdict = Verdict(False, "no table chooses kernels here")
             elif gain is None:
-                # Where nothing was timed, it is not chosen either.
-                verdict = Verdict(True, f"not timed; {proof.why(mode)}")
+                # Where nothing was timed, nothing is chosen either, but for the table's kernels.
+                verdict = Verdict(True, f"no pass of it was timed; {proof.why(mode)}")
             elif gain > 1 / (1 - MARGIN) or mode is PassMode.TABLE_KERNEL:
                 verdict = Verdict(True, f"up to {gain:.1f} times as fast; {proof.why(mode)}")
             else:

@@ -184,6 +184,27 @@ def test_a_way_that_is_nowhere_faster_is_off(
     assert "decode_graph off (nowhere more than 3% faster)" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("table", "verdict"),
+    [
+        (None, "off (no table chooses kernels here)"),
+        ("a table", "on (no pass of it was timed; its logits differ by 0.010, 0.050 are allowed)"),
+    ],
+)
+def test_a_tables_kernels_that_no_pass_was_timed_with_are_its_own_choice(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    table: str | None,
+    verdict: str,
+) -> None:
+    """Dense MLA has no table, and so nothing that could be on."""
+    monkeypatch.setattr(module, "source_of", lambda backend: table)
+    caplog.set_level("INFO")
+
+    _started()
+    assert f"table_kernel {verdict}" in caplog.text
+
+
 def test_a_way_that_nothing_was_compared_by_is_off(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -472,6 +493,7 @@ def test_of_a_release_that_is_not_known_the_table_must_be_proven(
 
     release = SimpleNamespace(known=known)
     monkeypatch.setattr(module, "installed_release", lambda: release)
+    monkeypatch.setattr(module, "source_of", lambda backend: "a table")
     monkeypatch.setattr(module, "prove", prove)
     detached: list[Any] = []
     monkeypatch.setattr(module, "detach", detached.append)
