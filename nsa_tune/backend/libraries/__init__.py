@@ -73,11 +73,7 @@ PROVIDERS: dict[str, Library] = {
         ),
         Library(
             "sglang_tilelang",
-            (
-                ("sglang", f"{_SGLANG}.dsa.tilelang_kernel"),
-                # Up to 0.5.15.
-                ("sglang", "sglang.srt.layers.attention.dsa.tilelang_kernel"),
-            ),
+            (("sglang", f"{_SGLANG}.dsa.tilelang_kernel"),),
             "pip install sglang",
             also=("tilelang",),
             optional=True,

@@ -70,13 +70,15 @@ def _prepared(
         return None
     impls = _measured(dispatcher, release.prefill_impls[facts.layout])
     defaults = release.prefill_auto[facts.layout] if facts.impl == AUTO else {facts.impl}
-    problem = _unmeasured(facts, defaults, impls, release)
-    if problem:
+    # What the engine would run must be among what was compared.
+    compared = defaults <= impls
+    if not compared:
+        problem = f"{facts.impl} is not among what was measured"
         say_once(logging.WARNING, f"SGLang decides by itself how to prefill: {problem}")
     if facts.layers is None and facts.layout is KVLayout.FP8_PACKED:
         # What flashmla_sparse costs once a pass cannot be shared out.
         impls -= {"flashmla_sparse"}
-    answers = None if problem else _answers(dispatcher, facts, impls, release)
+    answers = _answers(dispatcher, facts, impls) if compared else None
     # What a start proves are prefills.
     paired = release.known and _pairs_possible(backend, model_runner, dispatcher)
     log = decision_log()
@@ -96,34 +98,15 @@ def _prepared(
     return decides_by(dispatcher, facts), steer
 
 
-def _unmeasured(
-    facts: Facts, defaults: frozenset[str] | set[str], impls: frozenset[str], release: Release
-) -> str:
-    """Why the table has no say in prefill; "" when it has one."""
-    # What the engine would run must be among what was compared.
-    if not defaults <= impls:
-        return f"{facts.impl} is not among what was measured"
-    if impls == {"flashmla_sparse"} and not release.passes_topk_length:
-        return "it does not call flashmla_sparse as that was measured"
-    return ""
-
-
-def _answers(
-    dispatcher: Dispatcher, facts: Facts, impls: frozenset[str], release: Release
-) -> Answers:
+def _answers(dispatcher: Dispatcher, facts: Facts, impls: frozenset[str]) -> Answers:
     """The answers for a backend, in which flashmla_sparse bears what it costs once a pass."""
     if facts.layout is KVLayout.FP8_PACKED and facts.layers is not None:
-        swapped = _reads_back(dispatcher, release)
+        # nsa-tune's kernel reads prefixes back, unless SGLang's is found to be as fast.
+        swapped = switch_is_on(Part.COPIES) and dispatcher.setting.device.arch == "sm90"
         dispatcher = with_pass_overhead(dispatcher, facts.layers, swapped_read_back=swapped)
     else:
         dispatcher = without_unsupported(dispatcher)
-    return Answers(dispatcher, facts, impls, passes_topk_length=release.passes_topk_length)
-
-
-def _reads_back(dispatcher: Dispatcher, release: Release) -> bool:
-    """Whether nsa-tune's kernel reads prefixes back, unless SGLang's is found to be as fast."""
-    hooked = any(symbol.name == "read_back" for symbol in release.symbols)
-    return hooked and switch_is_on(Part.COPIES) and dispatcher.setting.device.arch == "sm90"
+    return Answers(dispatcher, facts, impls)
 
 
 def check_hooks(backend: Any) -> None:

@@ -111,9 +111,7 @@ def facts_of(backend: Any, model_runner: Any) -> Facts:
 
 
 def _layers(model_runner: Any) -> int | None:
-    # 0.5.15 has the count itself, later releases a record of it.
-    holder = getattr(model_runner, "layer_info", model_runner)
-    count = getattr(holder, "num_effective_layers", None)
+    count = getattr(getattr(model_runner, "layer_info", None), "num_effective_layers", None)
     return count if type(count) is int and count > 0 else None
 
 

@@ -18,7 +18,7 @@ from nsa_tune.engines.sglang.plugin import PLUGIN
 def of_sglang(db: Path | None = None) -> list[Health]:
     """Everything that must be right for the plug-in to steer SGLang, and what it chose before."""
     findings = health.health(PLUGIN, db=db)
-    if any(symbol.name == "forward" for symbol in PLUGIN.symbols() or ()):
+    if PLUGIN.symbols():
         findings += [*_pass_times(), *map(_kernel, SWAPS)]
     return findings
 

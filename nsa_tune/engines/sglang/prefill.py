@@ -70,14 +70,7 @@ def changed(backend: Any) -> bool:
 class Answers:
     """The choices of a dispatcher as SGLang's settings."""
 
-    def __init__(
-        self,
-        dispatcher: Dispatcher,
-        facts: Facts,
-        impls: frozenset[str],
-        *,
-        passes_topk_length: bool = True,
-    ) -> None:
+    def __init__(self, dispatcher: Dispatcher, facts: Facts, impls: frozenset[str]) -> None:
         # Asking for these alone takes less time than a plan, which answers more.
         self._both = dispatcher.choosers(("prefill_path", "sparse_prefill"))
         self._kernel = dispatcher.chooser("sparse_prefill")
@@ -93,8 +86,6 @@ class Answers:
         """Which table answers, for the decision log."""
         self._impls = impls
         self._index_topk = facts.profile.index_topk
-        self.least_prefix = 0 if passes_topk_length else self._index_topk - 1
-        """Of the shortest prefix: from here on flashmla_sparse runs as it was measured."""
         # What a prefix takes while flashmla_sparse reads it; a bf16 pool is read where it lies.
         packed = facts.layout is KVLayout.FP8_PACKED
         self._most_kv = facts.scratch_bytes // (2 * facts.profile.latent) if packed else None
@@ -180,11 +171,7 @@ class Prefill:
         backend = self._backend
         engine_mha, engine_impl = backend.use_mha, backend.dsa_prefill_impl
         answer = None if asked is None else self._answers.of(asked, engine_mha=engine_mha)
-        if answer is None or (
-            (least := self._answers.least_prefix)
-            and answer == "flashmla_sparse"
-            and min(prefix_lens) < least
-        ):
+        if answer is None:
             return True
         mha = answer == _MHA
         impl = engine_impl if mha else answer

@@ -1,7 +1,7 @@
 """What of SGLang the plug-in touches, by release. All else here is the same for every release.
 
-Each symbol, signature and name was read from the wheels of 0.5.15 to 0.5.23, and the tests read
-the first, two between and the last of them again.
+Each symbol, signature and name was read from the wheels of 0.5.17 to 0.5.23, and the tests read
+the first two and the last of them again.
 """
 
 from __future__ import annotations
@@ -30,55 +30,14 @@ class Release:
     """Values of `dsa_prefill_impl` that read one pool layout: a batch may have any of these."""
     prefill_auto: Mapping[KVLayout, frozenset[str]]
     """What the engine may make of AUTO."""
-    passes_topk_length: bool
-    """Whether flashmla_sparse is told where a row's indices end, as it is when it is measured.
-    Otherwise it goes through all index_topk of them, however few keys a token has."""
     graph_tokens: int
-    """New tokens up to which a prefill runs as a CUDA graph by default, for MLA models; 0: none."""
-    arguments: frozenset[str]
-    """Launch arguments that advice may name, as fields of ServerArgs."""
-    environment: frozenset[str]
-    """Environment variables that advice may name."""
+    """New tokens up to which a prefill runs as a CUDA graph by default, for MLA models."""
     known: bool = True
     """Whether its sources were read. Of another one only what an engine's start proves is taken."""
 
 
 _MODULE = "sglang.srt.layers.attention.dsa_backend"
 _CLASS = "DeepseekSparseAttnBackend"
-
-_SINCE_0_5_15 = Release(
-    first=(0, 5, 15),
-    last=(0, 5, 16),
-    symbols=(
-        Symbol("backend", _MODULE, f"{_CLASS}.__init__", ("self", "model_runner"), False),
-        Symbol(
-            "prefill", _MODULE, f"{_CLASS}.set_dsa_prefill_impl", ("self", "forward_batch"), True
-        ),
-        Symbol(
-            "indexer", _MODULE, f"{_CLASS}._build_paged_mqa_schedule_2d_ctx_lens",
-            ("self", "forward_mode", "cache_seqlens_int32", "seqlens_expanded", "batch_size"),
-            True,
-        ),
-    ),
-    prefill_impls={
-        KVLayout.FP8_PACKED: frozenset({"flashmla_kv", "flashmla_sparse"}),
-        # tilelang reads it too, but compiles for many seconds at its first call.
-        KVLayout.BF16: frozenset({"flashmla_sparse", "fa3"}),
-    },
-    prefill_auto={
-        KVLayout.FP8_PACKED: frozenset({"flashmla_kv", "flashmla_sparse"}),
-        KVLayout.BF16: frozenset({"flashmla_sparse"}),
-    },
-    passes_topk_length=False,
-    graph_tokens=0,
-    arguments=frozenset(
-        {"chunked_prefill_size", "dsa_prefill_backend", "dsa_decode_backend", "kv_cache_dtype"}
-    ),
-    environment=frozenset(
-        {"SGLANG_DSA_PREFILL_DENSE_ATTN_KV_LEN_THRESHOLD", "SGLANG_MAX_KV_CHUNK_CAPACITY"}
-    ),
-)  # fmt: skip
-
 _RUNNER = "sglang.srt.model_executor.model_runner"
 _GRAPHS = "sglang.srt.model_executor.runner.prefill_cuda_graph_runner"
 _BREAKABLE = "sglang.srt.model_executor.runner_backend.breakable_cuda_graph_backend"
@@ -88,7 +47,19 @@ INDEXER = "sglang.srt.layers.attention.dsa.dsa_indexer"
 """Where the indexer is."""
 TOPK_MODULE = "sglang.srt.layers.attention.dsa.dsa_topk_backend"
 """Where it selects keys."""
-_PASS_MODE_SYMBOLS = (
+_DEQUANTIZE = "sglang.kernels.ops.attention.dsa.dequant_k_cache"
+_DEQUANTIZE_ARGUMENTS = ("quant_k_cache", "page_table_1_flattened", "group_size")
+
+_SYMBOLS = (
+    Symbol("backend", _MODULE, f"{_CLASS}.__init__", ("self", "model_runner"), False),
+    Symbol(
+        "prefill", _MODULE, f"{_CLASS}.set_dsa_prefill_impl", ("self", "forward_batch"), True
+    ),
+    Symbol(
+        "indexer", _MODULE, f"{_CLASS}._build_paged_mqa_schedule_2d_ctx_lens",
+        ("self", "forward_mode", "cache_seqlens_int32", "seqlens_expanded", "batch_size"),
+        True,
+    ),
     Symbol(
         "init_graphs", _RUNNER, "ModelRunner.init_cuda_graphs",
         ("self", "capture_decode_cuda_graph"), False,
@@ -120,13 +91,6 @@ _PASS_MODE_SYMBOLS = (
         "replay", _BREAKABLE, "BreakableCudaGraphBackend.replay",
         ("self", "shape_key", "static_forward_batch"), False,
     ),
-)  # fmt: skip
-"""From 0.5.17 on, which first runs prefills as graphs by default. Measured in 0.5.17; of the others
-the sources were read. From 0.5.23 on `prepare_metadata` says where the pass stops reading what is
-shared with the scheduler. The hook does not say so: SGLang then waits for the whole pass, as it
-does wherever it does not know."""
-
-_TOPK_SYMBOLS = (
     Symbol(
         "topk", TOPK_MODULE, "DSATopKBackend.topk_transform",
         ("self", "logits", "lengths", "topk", "topk_transform_method", "attn_metadata",
@@ -134,21 +98,12 @@ _TOPK_SYMBOLS = (
          "force_unfused_topk"),
         True,
     ),
-)  # fmt: skip
-"""From 0.5.17 on: what it is started from, `init_graphs`, is not hooked before."""
-
-_DECODE_SYMBOLS = (
     Symbol(
         "fa3", _MODULE, f"{_CLASS}._forward_fa3",
         ("self", "q_rope", "kv_cache", "v_head_dim", "q_nope", "page_table", "cache_seqlens",
          "cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "sm_scale", "logit_cap", "page_size"),
         True,
     ),
-)  # fmt: skip
-"""The same holds for it."""
-_DEQUANTIZE = "sglang.kernels.ops.attention.dsa.dequant_k_cache"
-_DEQUANTIZE_ARGUMENTS = ("quant_k_cache", "page_table_1_flattened", "group_size")
-_COPY_SYMBOLS = (
     Symbol(
         "sparse", _MODULE, f"{_CLASS}._forward_flashmla_sparse",
         ("self", "q_all", "kv_cache", "v_head_dim", "page_table_1", "sm_scale", "topk_length"),
@@ -156,19 +111,29 @@ _COPY_SYMBOLS = (
     ),
     Symbol("read_back", _DEQUANTIZE, "dequantize_k_cache_paged", _DEQUANTIZE_ARGUMENTS, True),
 )  # fmt: skip
-"""And for it: what is copied around a kernel."""
+"""Measured in 0.5.17 and 0.5.23; of the others the sources were read. From 0.5.23 on
+`prepare_metadata` says where the pass stops reading what is shared with the scheduler. The hook
+does not say so: SGLang then waits for the whole pass, as it does wherever it does not know."""
 
-_SINCE_0_5_17 = replace(
-    _SINCE_0_5_15, first=(0, 5, 17), last=(0, 5, 22),
-    symbols=(
-        _SINCE_0_5_15.symbols + _PASS_MODE_SYMBOLS + _TOPK_SYMBOLS + _DECODE_SYMBOLS + _COPY_SYMBOLS
-    ),
-    passes_topk_length=True, graph_tokens=2048,
+_SINCE_0_5_17 = Release(
+    first=(0, 5, 17),
+    last=(0, 5, 22),
+    symbols=_SYMBOLS,
+    prefill_impls={
+        KVLayout.FP8_PACKED: frozenset({"flashmla_kv", "flashmla_sparse"}),
+        # tilelang reads it too, but compiles for many seconds at its first call.
+        KVLayout.BF16: frozenset({"flashmla_sparse", "fa3"}),
+    },
+    prefill_auto={
+        KVLayout.FP8_PACKED: frozenset({"flashmla_kv", "flashmla_sparse"}),
+        KVLayout.BF16: frozenset({"flashmla_sparse"}),
+    },
+    graph_tokens=2048,
 )  # fmt: skip
 _SINCE_0_5_23 = replace(
     _SINCE_0_5_17, first=(0, 5, 23), last=(0, 5, 23),
     symbols=changed(
-        _SINCE_0_5_17.symbols,
+        _SYMBOLS,
         Symbol(
             "read_back", _DEQUANTIZE, "dequantize_k_cache_paged_dsa", _DEQUANTIZE_ARGUMENTS, True
         ),
@@ -177,7 +142,6 @@ _SINCE_0_5_23 = replace(
 )  # fmt: skip
 
 RELEASES = (
-    _SINCE_0_5_15,
     _SINCE_0_5_17,
     _SINCE_0_5_23,
 )

@@ -18,8 +18,6 @@ class Release:
 
     first: Version
     symbols: tuple[Symbol, ...]
-    flags: frozenset[str]
-    """Launch arguments and fields of `--attention-config` that advice may name."""
 
     @property
     def last(self) -> Version:
@@ -62,14 +60,8 @@ _SYMBOLS = (
         True,
     ),
 )  # fmt: skip
-_FLAGS = frozenset(
-    {
-        "kv_cache_dtype", "tensor_parallel_size", "data_parallel_size", "attention_backend",
-        "backend", "sparse_mla_force_mqa", "mla_prefill_backend",
-    }
-)  # fmt: skip
 
-RELEASES = tuple(Release((0, minor), _SYMBOLS, _FLAGS) for minor in (31, 32, 33))
+RELEASES = tuple(Release((0, minor), _SYMBOLS) for minor in (31, 32, 33))
 
 KNOWN = KnownReleases("vllm", RELEASES)
 release_of = KNOWN.release_of

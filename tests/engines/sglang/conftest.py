@@ -15,12 +15,6 @@ def wheel(request: pytest.FixtureRequest) -> Wheel:
     return _fetched(request.param)
 
 
-@pytest.fixture(scope="session", params=VERSIONS[1:])
-def steered(request: pytest.FixtureRequest) -> Wheel:
-    """The wheel of each release whose passes are steered."""
-    return _fetched(request.param)
-
-
 @pytest.fixture(scope="session")
 def oldest() -> Wheel:
     """The wheel of the first release."""

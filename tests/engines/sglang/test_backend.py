@@ -234,27 +234,9 @@ def test_a_kernel_must_gain_in_all_layers_what_it_costs_once(
     engine: Engine, layers: int | None, steered: bool
 ) -> None:
     runner = model_runner()
-    for later in (True, False):
-        if later:
-            runner.layer_info.num_effective_layers = layers
-        else:
-            del runner.layer_info
-            runner.num_effective_layers = layers
-        assert _steers(engine, _built(engine, runner)) == steered
+    runner.layer_info.num_effective_layers = layers
 
-
-@pytest.mark.usefixtures("measured")
-def test_rows_that_this_release_reads_to_their_end_are_left_to_it(
-    engine: Engine, wheel: Wheel
-) -> None:
-    """0.5.15 does not tell flashmla_sparse how many of a row's indices count."""
-    old = wheel.version == "0.5.15"
-    backend = _built(engine)
-    for prefixes, measured in (([2047], True), ([2046], not old), ([4000, 0], not old)):
-        batch = engine.batch(prefixes, [64] * len(prefixes))
-        impl = engine.decided(backend, batch)[1]
-        assert impl == ("flashmla_sparse" if measured else "flashmla_kv")
-    assert engine.decided(backend, engine.batch([0], [64]))[0] == old
+    assert _steers(engine, _built(engine, runner)) == steered
 
 
 @pytest.mark.usefixtures("measured")
@@ -331,11 +313,7 @@ def test_the_constructors_own_exceptions_pass(engine: Engine) -> None:
 
 @pytest.mark.usefixtures("measured")
 def test_bf16_pools_have_tables_of_their_own(
-    engine: Engine,
-    wheel: Wheel,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert not hasattr(_built(engine, fp8=False), "_nsa_tune_prefill")  # the table is for fp8
     monkeypatch.setenv("NSA_TUNE_DB", str(table_file(tmp_path, "bf16")))
@@ -343,8 +321,7 @@ def test_bf16_pools_have_tables_of_their_own(
     backend = _built(engine, fp8=False)
 
     assert backend.token_to_kv_pool.dtype is torch.bfloat16
-    assert hasattr(backend, "_nsa_tune_prefill") == (wheel.version != "0.5.15")
-    assert ("does not call flashmla_sparse as" in caplog.text) == (wheel.version == "0.5.15")
+    assert hasattr(backend, "_nsa_tune_prefill")
 
 
 @pytest.mark.usefixtures("measured")

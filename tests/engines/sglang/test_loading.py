@@ -120,11 +120,11 @@ def test_the_off_switch_leaves_everything_alone(site: Site, value: str, hooks: i
 
 
 def test_an_unknown_release_is_left_alone_with_one_line(oldest: Wheel, tmp_path: Path) -> None:
-    site = Site(tmp_path / "site", oldest, version="0.5.14")
+    site = Site(tmp_path / "site", oldest, version="0.5.16")
     found, log = _loaded(site)
 
     assert found["hooks"] == [0, 0, 0]
-    assert log.count("SGLang 0.5.14 is left alone: the plug-in was checked with 0.5.15") == 1
+    assert log.count("SGLang 0.5.16 is left alone: the plug-in was checked with 0.5.17") == 1
 
 
 def test_a_release_that_is_newer_than_known_is_hooked_if_it_has_all_that_is(

@@ -14,9 +14,8 @@ from nsa_tune.engines.sglang.releases import Release, release_of
 from tests.engines.wheels import CACHE, Unreachable, complaint
 from tests.engines.wheels import Wheel as AnyWheel
 
-VERSIONS = ("0.5.15", "0.5.17", "0.5.18", "0.5.23")
-"""The first, two between and the last release that the plug-in is for; 0.5.17 is the first that
-runs prefills as graphs by default."""
+VERSIONS = ("0.5.17", "0.5.18", "0.5.23")
+"""The first two and the last release that the plug-in is for."""
 
 _CACHE = CACHE / "sglang"
 

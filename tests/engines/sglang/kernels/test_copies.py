@@ -138,14 +138,14 @@ def attended(
 
 
 @pytest.fixture
-def engine(steered: Wheel, monkeypatch: pytest.MonkeyPatch) -> Any:
+def engine(wheel: Wheel, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A backend with SGLang's own method, hooked, and attention in torch."""
     for name in ("sgl_kernel.flash_mla", "sglang.kernels.ops.attention.flash_mla_interface"):
         module = ModuleType(name)
         vars(module)["flash_mla_sparse_fwd"] = attended
         monkeypatch.setitem(sys.modules, name.partition(".")[0], ModuleType(name.partition(".")[0]))
         monkeypatch.setitem(sys.modules, name, module)
-    method = steered.compiled(BACKEND, METHOD, {"torch": torch})
+    method = wheel.compiled(BACKEND, METHOD, {"torch": torch})
 
     class Backend:
         device_sm_major, num_q_heads, dsa_index_topk = 9, HEADS, TOPK
@@ -309,10 +309,10 @@ def test_padding_that_reaches_other_heads_is_seen(
 # --- what this takes for granted of SGLang
 
 
-def test_sglang_attends_sparsely_by_keywords(steered: Wheel) -> None:
+def test_sglang_attends_sparsely_by_keywords(wheel: Wheel) -> None:
     calls = [
         node
-        for node in ast.walk(steered.tree(BACKEND))
+        for node in ast.walk(wheel.tree(BACKEND))
         if isinstance(node, ast.Call)
         and getattr(node.func, "attr", "") == "_forward_flashmla_sparse"
     ]
@@ -322,15 +322,15 @@ def test_sglang_attends_sparsely_by_keywords(steered: Wheel) -> None:
     assert all("q_all" in {word.arg for word in call.keywords} for call in calls)
 
 
-def test_sglang_reads_a_prefix_back_by_one_function_with_two_arguments(steered: Wheel) -> None:
-    name = "dequantize_k_cache_paged" + ("_dsa" if steered.number >= (0, 5, 23) else "")
+def test_sglang_reads_a_prefix_back_by_one_function_with_two_arguments(wheel: Wheel) -> None:
+    name = "dequantize_k_cache_paged" + ("_dsa" if wheel.number >= (0, 5, 23) else "")
     users = {
         file: [
             node
-            for node in ast.walk(steered.tree(file))
+            for node in ast.walk(wheel.tree(file))
             if isinstance(node, ast.Call) and getattr(node.func, "id", "") == name
         ]
-        for file in steered.names("sglang/srt/")
+        for file in wheel.names("sglang/srt/")
         if file.endswith((BACKEND, "/forward_mha.py"))
     }
 
@@ -338,11 +338,11 @@ def test_sglang_reads_a_prefix_back_by_one_function_with_two_arguments(steered: 
     assert all(users.values())
     for calls in users.values():
         assert all(len(call.args) == 2 and not call.keywords for call in calls)
-    assert steered.has("sglang/kernels/ops/attention/dsa/dequant_k_cache.py", name)
+    assert wheel.has("sglang/kernels/ops/attention/dsa/dequant_k_cache.py", name)
 
 
-def test_heads_are_padded_to_64_on_hopper_unless_they_are_enough(steered: Wheel) -> None:
-    body = ast.unparse(steered.definition(BACKEND, METHOD))
+def test_heads_are_padded_to_64_on_hopper_unless_they_are_enough(wheel: Wheel) -> None:
+    body = ast.unparse(wheel.definition(BACKEND, METHOD))
 
     assert "required_padding = 128 if self.device_sm_major >= 10 else 64" in body
     assert "need_padding = num_heads % required_padding != 0" in body

@@ -104,9 +104,9 @@ def test_no_event_of_a_made_up_pass_stands_for_a_served_one(name: str) -> None:
     assert getattr(made, name) is None
 
 
-def test_events_of_passes_are_where_they_are_looked_for(steered: Wheel) -> None:
+def test_events_of_passes_are_where_they_are_looked_for(wheel: Wheel) -> None:
     reads = ast.unparse(
-        steered.definition("sglang/srt/managers/scheduler.py", "Scheduler._apply_war_barrier")
+        wheel.definition("sglang/srt/managers/scheduler.py", "Scheduler._apply_war_barrier")
     )
     (name,) = [name for name in module._READ_DONE if f"ev = runner.{name}\n" in reads]
     assert f"runner.{name} = None" in reads

@@ -114,19 +114,19 @@ class _Backend:
     [([0], [1]), ([0], [3]), ([64], [1]), ([100, 0, 7], [5, 2, 12]), ([3000], [33])],
 )
 def test_each_row_reads_the_keys_up_to_its_own_position(
-    steered: Wheel,
+    wheel: Wheel,
     prefix_lens: list[int],
     extend_lens: list[int],
     width: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    modes = steered.compiled(MODES, "ForwardMode", {"IntEnum": enum.IntEnum, "auto": enum.auto})
+    modes = wheel.compiled(MODES, "ForwardMode", {"IntEnum": enum.IntEnum, "auto": enum.auto})
     extend = batch(prefix_lens, extend_lens, forward_mode=modes.EXTEND)
     rows = as_verify(extend, width)
     verify, requests = rows.forward_batch, rows.requests
     assert verify.forward_mode is modes.TARGET_VERIFY
     padded = requests + 3
-    registry = _registry(steered, monkeypatch, padded, width)
+    registry = _registry(wheel, monkeypatch, padded, width)
     registry.fill_from(
         verify, raw_bs=requests, padded_bs=padded, raw_num_tokens=requests * width,
         padded_num_tokens=padded * width,
@@ -136,7 +136,7 @@ def test_each_row_reads_the_keys_up_to_its_own_position(
         found: torch.Tensor = registry.get_slot(name).slice_for(padded, padded * width)
         return found
 
-    lens = _metadata(steered, modes, slot("seq_lens"), width).dsa_seqlens_expanded
+    lens = _metadata(wheel, modes, slot("seq_lens"), width).dsa_seqlens_expanded
     new = [
         (i + 1, prefix + token, sum(extend_lens[:i]) + token)
         for i, (prefix, count) in enumerate(zip(prefix_lens, extend_lens, strict=True))

@@ -77,10 +77,10 @@ def test_an_engine_without_groups_has_nothing_noted(monkeypatch: pytest.MonkeyPa
     assert _engine(monkeypatch).fingerprint() == "[]"
 
 
-def test_the_groups_are_those_that_sglang_captures(steered: Wheel) -> None:
+def test_the_groups_are_those_that_sglang_captures(wheel: Wheel) -> None:
     """All but the first two are in a tuple of variables."""
     file = "sglang/srt/distributed/parallel_state.py"
-    definition = steered.definition(file, "graph_capture")
+    definition = wheel.definition(file, "graph_capture")
     capture = ast.unparse(definition)
     (loop,) = [node for node in ast.walk(definition) if isinstance(node, ast.For)]
     assert isinstance(loop.iter, ast.Tuple)
@@ -90,17 +90,17 @@ def test_the_groups_are_those_that_sglang_captures(steered: Wheel) -> None:
     assert "get_pp_group().graph_capture(" in capture
     assert {"_TP", "_PP", *within} <= set(GROUPS)
     assert "maybe_ca_context = nullcontext() if ca_comm is None else ca_comm.capture()" in (
-        ast.unparse(steered.definition(file, "GroupCoordinator.graph_capture"))
+        ast.unparse(wheel.definition(file, "GroupCoordinator.graph_capture"))
     )
 
 
-def test_notes_are_where_they_are_looked_for(steered: Wheel) -> None:
+def test_notes_are_where_they_are_looked_for(wheel: Wheel) -> None:
     newer = f"{_COMMUNICATORS}/custom_all_reduce_v2.py"
-    row = ast.unparse(steered.definition(newer, "CustomAllReduceV2._allocate_graph_row"))
+    row = ast.unparse(wheel.definition(newer, "CustomAllReduceV2._allocate_graph_row"))
     assert "index = self._graph_counter + len(self._graph_inputs)" in row
     assert "self._graph_inputs.append((input.data_ptr(), nbytes))" in row
 
     older = f"{_COMMUNICATORS}/custom_all_reduce.py"
-    register = ast.unparse(steered.definition(older, "CustomAllreduce.register_graph_buffers"))
+    register = ast.unparse(wheel.definition(older, "CustomAllreduce.register_graph_buffers"))
     assert "ops.get_graph_buffer_ipc_meta(self._ptr)" in register
-    assert "custom_all_reduce_ops as ops" in steered.text(older)
+    assert "custom_all_reduce_ops as ops" in wheel.text(older)
