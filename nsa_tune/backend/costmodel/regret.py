@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from math import erf, exp, hypot, log, sqrt
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
-if TYPE_CHECKING:
-    from nsa_tune.backend.costmodel.surface import Estimate
+from nsa_tune.backend.costmodel.surface import Estimate
 
 MARGIN = 0.01
 """Choices whose times are this close, relatively, count as equal."""

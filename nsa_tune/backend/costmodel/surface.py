@@ -13,14 +13,12 @@ from functools import cached_property
 from heapq import nsmallest
 from math import ceil, dist, exp, expm1, inf, log
 from operator import mul
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
+from nsa_tune.backend.costmodel.features import Features, Position
 from nsa_tune.backend.costmodel.least_squares import nonnegative_weights
-
-if TYPE_CHECKING:
-    from nsa_tune.backend.costmodel.features import Features, Position
-    from nsa_tune.backend.types.batch import Batch
-    from nsa_tune.backend.types.records import Measurement
+from nsa_tune.backend.types.batch import Batch
+from nsa_tune.backend.types.records import Measurement
 
 _FEWEST = 3
 """Measured points that a regime needs; with fewer the arm counts as unknown there."""

@@ -11,19 +11,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import geometric_mean
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from nsa_tune.backend.costmodel.regret import MARGIN
 from nsa_tune.backend.dispatch.decide import decide_for_all
-from nsa_tune.backend.types.batch import Mode
+from nsa_tune.backend.types.batch import Batch, Mode
 from nsa_tune.backend.types.layouts import NOT_SGLANGS
 from nsa_tune.backend.types.point import Question
 from nsa_tune.backend.types.records import Measurement
-
-if TYPE_CHECKING:
-    from nsa_tune.backend.types.batch import Batch
-    from nsa_tune.reports.analysis.cached_policy import CachedPolicy
-
+from nsa_tune.reports.analysis.cached_policy import CachedPolicy
 
 _BACKENDS = ("flashmla_sparse", "flashmla_kv", "fa3", "tilelang", "trtllm")
 """Values of both flags in SGLang 0.5.23 (arg_groups/fields/exec_.py:299, 341)."""

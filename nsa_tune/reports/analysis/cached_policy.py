@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
+from nsa_tune.backend.baselines import Baseline
 from nsa_tune.backend.costmodel.policy import Policy, Survey
+from nsa_tune.backend.costmodel.surface import Estimate, SharedPlaces
 from nsa_tune.backend.dispatch.decide import Choice, decide
-
-if TYPE_CHECKING:
-    from nsa_tune.backend.baselines import Baseline
-    from nsa_tune.backend.costmodel.surface import Estimate, SharedPlaces
-    from nsa_tune.backend.types.batch import Batch
-    from nsa_tune.backend.types.point import Point, Question, Setting
-    from nsa_tune.backend.types.records import Measurement
+from nsa_tune.backend.types.batch import Batch
+from nsa_tune.backend.types.point import Point, Question, Setting
+from nsa_tune.backend.types.records import Measurement
 
 
 class CachedPolicy(Policy):

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from nsa_tune.backend.costmodel.regret import slowdown
 from nsa_tune.backend.dispatch.decide import Verdict
+from nsa_tune.backend.types.batch import Batch
+from nsa_tune.backend.types.point import Question
 from nsa_tune.backend.types.records import Measurement
-
-if TYPE_CHECKING:
-    from nsa_tune.backend.types.batch import Batch
-    from nsa_tune.backend.types.point import Question
-    from nsa_tune.reports.analysis.cached_policy import CachedPolicy
+from nsa_tune.reports.analysis.cached_policy import CachedPolicy
 
 
 @dataclass(frozen=True, slots=True)

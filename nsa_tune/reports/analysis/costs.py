@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import geometric_mean
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from nsa_tune.reports.analysis.cells import Cell
+from nsa_tune.reports.analysis.cells import Cell
 
 
 @dataclass(frozen=True, slots=True)

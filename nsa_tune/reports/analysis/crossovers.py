@@ -11,16 +11,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 from math import inf, isqrt
-from typing import TYPE_CHECKING
 
+from nsa_tune.backend.costmodel.surface import Estimate
 from nsa_tune.backend.dispatch.decide import Choice, Verdict
+from nsa_tune.backend.types.point import Question
+from nsa_tune.reports.analysis.cached_policy import CachedPolicy
+from nsa_tune.reports.analysis.slices import Slice
 from nsa_tune.reports.analysis.words import question_title
-
-if TYPE_CHECKING:
-    from nsa_tune.backend.costmodel.surface import Estimate
-    from nsa_tune.backend.types.point import Question
-    from nsa_tune.reports.analysis.cached_policy import CachedPolicy
-    from nsa_tune.reports.analysis.slices import Slice
 
 _At = Callable[[int], Choice]
 _SURE = frozenset({Verdict.WIN, Verdict.ONLY})

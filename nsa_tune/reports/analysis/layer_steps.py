@@ -9,18 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
+from nsa_tune.backend.baselines import Baseline
+from nsa_tune.backend.costmodel.policy import Policy
+from nsa_tune.backend.costmodel.surface import Estimate
 from nsa_tune.backend.points.limits import NOTHING_TO_SELECT
 from nsa_tune.backend.types.batch import Batch
+from nsa_tune.backend.types.point import Question, Setting
+from nsa_tune.reports.analysis.ceilings import Ceilings
 from nsa_tune.reports.analysis.work import work_of
-
-if TYPE_CHECKING:
-    from nsa_tune.backend.baselines import Baseline
-    from nsa_tune.backend.costmodel.policy import Policy
-    from nsa_tune.backend.costmodel.surface import Estimate
-    from nsa_tune.backend.types.point import Question, Setting
-    from nsa_tune.reports.analysis.ceilings import Ceilings
 
 Choose = Callable[["Policy", "Question"], str | None]
 """The choice that is taken for a question."""

@@ -10,16 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 from nsa_tune.backend.points import POINTS
 from nsa_tune.backend.points.schedules import attended_pairs
 from nsa_tune.backend.points.v4_prefill import features as v4
+from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.layouts import KVLayout
-
-if TYPE_CHECKING:
-    from nsa_tune.backend.types.batch import Batch
-    from nsa_tune.backend.types.point import Setting
+from nsa_tune.backend.types.point import Setting
 
 _BF16 = 2
 _FP32 = 4

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.counted import counted
+from nsa_tune.reports.analysis.cells import Cell
 from nsa_tune.reports.analysis.costs import worst_first
+from nsa_tune.reports.analysis.crossovers import Edge, Line
+from nsa_tune.reports.analysis.report import QuestionReport
 from nsa_tune.reports.charts.theme import Rows
-
-if TYPE_CHECKING:
-    from nsa_tune.backend.types.batch import Batch
-    from nsa_tune.reports.analysis.cells import Cell
-    from nsa_tune.reports.analysis.crossovers import Edge, Line
-    from nsa_tune.reports.analysis.report import QuestionReport
 
 _CLOSE = 1.3
 """Two labels on a logarithmic axis overlap when their values differ by less than this factor."""

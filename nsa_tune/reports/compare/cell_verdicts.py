@@ -14,15 +14,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 from math import dist, exp, hypot, log
 from statistics import fmean, median
-from typing import TYPE_CHECKING
 
 from nsa_tune._errors import BatchError
 from nsa_tune.backend.costmodel.features import Features
 from nsa_tune.backend.types.batch import Batch
+from nsa_tune.backend.types.point import Arm, Point, Setting
 from nsa_tune.backend.types.records import Measurement, Status
-
-if TYPE_CHECKING:
-    from nsa_tune.backend.types.point import Arm, Point, Setting
 
 SAME_WITHIN = 0.03
 """Relative difference up to which two times count as the same."""

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from nsa_tune.reports.analysis.cells import Cell
+from nsa_tune.reports.analysis.costs import Cost
+from nsa_tune.reports.analysis.crossovers import Line
+from nsa_tune.reports.analysis.report import QuestionReport, Report, Section
 from nsa_tune.reports.formats.plain import source_name
-
-if TYPE_CHECKING:
-    from nsa_tune.reports.analysis.cells import Cell
-    from nsa_tune.reports.analysis.costs import Cost
-    from nsa_tune.reports.analysis.crossovers import Line
-    from nsa_tune.reports.analysis.report import QuestionReport, Report, Section
 
 SCHEMA = "nsa-tune/report/3"
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
+from nsa_tune.reports.analysis.report import Report
 from nsa_tune.reports.formats.display_tables import (
     DisplayTable,
     answer_texts,
@@ -12,9 +12,6 @@ from nsa_tune.reports.formats.display_tables import (
     fingerprint,
 )
 from nsa_tune.reports.formats.plain import plain
-
-if TYPE_CHECKING:
-    from nsa_tune.reports.analysis.report import Report
 
 
 def as_markdown(report: Report) -> str:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from rich import box
 from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from nsa_tune.reports.analysis.report import Report, Section
 from nsa_tune.reports.formats.display_tables import (
     DisplayTable,
     answer_texts,
@@ -19,9 +19,6 @@ from nsa_tune.reports.formats.display_tables import (
     fingerprint,
 )
 from nsa_tune.reports.formats.plain import plain
-
-if TYPE_CHECKING:
-    from nsa_tune.reports.analysis.report import Report, Section
 
 
 def as_terminal_text(report: Report) -> str:
