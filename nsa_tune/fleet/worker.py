@@ -24,14 +24,12 @@ from uuid import uuid4
 
 from nsa_tune._errors import MachineUnfit, NsaTuneError, StoreMissing
 from nsa_tune.autotune.bench.device_names import ALL, check_device
-from nsa_tune.autotune.runner.progress import Incident, Progress
+from nsa_tune.autotune.runner.progress import Progress, Stored, Together
 from nsa_tune.autotune.runner.run import RunRequest, run
 from nsa_tune.backend.hardware import detect, nvml
 from nsa_tune.backend.hardware.visible import visible_gpus
-from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.counted import counted
-from nsa_tune.backend.types.point import Point, Setting
-from nsa_tune.backend.types.records import Key, Measurement, Table
+from nsa_tune.backend.types.records import Key, Table
 from nsa_tune.db.exchange import import_text
 from nsa_tune.db.reader import read_database
 from nsa_tune.db.store import Store
@@ -230,7 +228,7 @@ class _Job:
         name = f"job {self._facts['id']}"
         try:
             with self._beating():
-                message = self._measured(_Watched(progress, self._at))
+                message = self._measured(Together(progress, _Watch(self._at)))
             self._push(self._client)
             self._end("done", message)
         except Refused as error:
@@ -383,32 +381,15 @@ def _one_line(message: str) -> str:
     return "".join(letter if letter.isprintable() else " " for letter in message)[:_LONGEST_MESSAGE]
 
 
-class _Watched:
-    """A `Progress` that also looks after each batch whether to go on."""
+class _Watch(Progress):
+    """Looks after each batch whether to go on."""
 
-    def __init__(self, shown: Progress, at: Callable[[int, int], None]) -> None:
-        self._shown = shown
+    def __init__(self, at: Callable[[int, int], None]) -> None:
         self._at = at
 
-    def start(self, setting: Setting, key: Key, batches: int, skipped: int) -> None:
-        """A sweep starts."""
-        self._shown.start(setting, key, batches, skipped)
-
-    def batch(
-        self, done: int, total: int, point: Point, batch: Batch, rows: Sequence[Measurement],
-        seconds: float,
-    ) -> None:  # fmt: skip
+    def batch(self, stored: Stored) -> None:
         """A batch is stored."""
-        self._shown.batch(done, total, point, batch, rows, seconds)
-        self._at(done, total)
-
-    def node(self, name: str, devices: int, batches: int) -> None:
-        """A node of a cluster has other figures."""
-        self._shown.node(name, devices, batches)
-
-    def incident(self, incident: Incident) -> None:
-        """Something unusual happened."""
-        self._shown.incident(incident)
+        self._at(stored.done, stored.total)
 
 
 def _push_leftovers(client: Client, request: WorkerRequest, told: Callable[[str], None]) -> None:

@@ -26,11 +26,11 @@ _LONGEST_S = 6.0
 _RUN = """
 import sys
 from pathlib import Path
-from nsa_tune.autotune.runner.run import NoProgress, RunRequest, run
+from nsa_tune.autotune.runner.run import Progress, RunRequest, run
 
-class Tell(NoProgress):
-    def batch(self, done, total, point, batch, rows, seconds):
-        for row in rows:
+class Tell(Progress):
+    def batch(self, stored):
+        for row in stored.rows:
             print(row.batch, row.arm, flush=True)
 
 result = run(RunRequest(Path(sys.argv[1]), device="cpu"), Tell(),

@@ -17,7 +17,7 @@ pytest.importorskip("uvicorn")
 pytest.importorskip("prometheus_client")
 
 from nsa_tune._errors import MachineUnfit
-from nsa_tune.autotune.runner.progress import NoProgress
+from nsa_tune.autotune.runner.progress import Progress, Stored
 from nsa_tune.autotune.runner.run import RunRequest
 from nsa_tune.backend.hardware import detect, nvml
 from nsa_tune.backend.types.batch import Batch
@@ -32,6 +32,7 @@ from nsa_tune.remote.client import Client, Refused
 from tests.fleet.service.made_up_tables import grown, text_of
 from tests.fleet.service.served import Served, served, until
 from tests.records import ok
+from tests.reports.synthetic import toy_point
 from tests.shell import Shell
 
 JOB = {"gpu": detect.cpu_name(), "model": "tiny", "kv_dtype": "fp8"}
@@ -85,7 +86,7 @@ class Host:
     def work(self, **changes: Any) -> int:
         """How many jobs it did."""
         request = replace(self.request, **changes)
-        return work(self.client, request, self.said.append, NoProgress())
+        return work(self.client, request, self.said.append, Progress())
 
 
 @pytest.fixture
@@ -210,7 +211,7 @@ def test_a_cancelled_job_is_left_after_its_batch(
         assert service.post("/v1/jobs/1/cancel", {}, role=Role.ADMIN).status == 200
         try:
             for _ in range(600):
-                progress.batch(1, 2, None, Batch.extend([0], [1]), [], 0.0)
+                progress.batch(Stored(1, 2, toy_point(), Batch.extend([0], [1]), [], 0.0))
                 threading.Event().wait(0.05)
         except KeyboardInterrupt:
             outcome = Outcome()

@@ -5,22 +5,21 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
 from nsa_tune._errors import UsageError
-from nsa_tune.autotune.runner.progress import Incident, Progress
-from nsa_tune.backend.types.batch import Batch
-from nsa_tune.backend.types.point import Point, Setting
+from nsa_tune.autotune.runner.progress import Incident, Progress, Stored
+from nsa_tune.backend.types.point import Setting
 from nsa_tune.backend.types.records import Key, Measurement
 
 _SCHEMA = "nsa-tune/event/1"
 _log = logging.getLogger(__name__)
 
 
-class EventProgress:
+class EventProgress(Progress):
     """Writes each event at once. When writing fails, it stops, and the run goes on."""
 
     def __init__(self, file: TextIO) -> None:
@@ -31,14 +30,11 @@ class EventProgress:
         facts = {**key.as_document(), "digest": key.digest}
         self._write("start", key=facts, batches=batches, skipped=skipped)
 
-    def batch(
-        self, done: int, total: int, point: Point, batch: Batch, rows: Sequence[Measurement],
-        seconds: float,
-    ) -> None:  # fmt: skip
+    def batch(self, stored: Stored) -> None:
         """Event "batch", with all of its rows, which are stored by now."""
         self._write(
-            "batch", done=done, total=total, seconds=round(seconds, 3), point=point.name,
-            batch=str(batch), rows=[_row(row) for row in rows],
+            "batch", done=stored.done, total=stored.total, seconds=round(stored.seconds, 3),
+            point=stored.point.name, batch=str(stored.batch), rows=list(map(_row, stored.rows)),
         )  # fmt: skip
 
     def node(self, name: str, devices: int, batches: int) -> None:
@@ -69,36 +65,6 @@ def _row(row: Measurement) -> dict[str, Any]:
     words = {"arm": row.arm, "status": str(row.status)}
     numbers = {"latency_us": row.latency_us, "low_us": row.low_us, "high_us": row.high_us}
     return {**words, **(numbers if row.latency_us is not None else {"reason": row.reason})}
-
-
-class Together:
-    """Passes every call on to several `Progress` objects."""
-
-    def __init__(self, *parts: Progress) -> None:
-        self._parts = parts
-
-    def start(self, setting: Setting, key: Key, batches: int, skipped: int) -> None:
-        """Passed on."""
-        for part in self._parts:
-            part.start(setting, key, batches, skipped)
-
-    def batch(
-        self, done: int, total: int, point: Point, batch: Batch, rows: Sequence[Measurement],
-        seconds: float,
-    ) -> None:  # fmt: skip
-        """Passed on."""
-        for part in self._parts:
-            part.batch(done, total, point, batch, rows, seconds)
-
-    def node(self, name: str, devices: int, batches: int) -> None:
-        """Passed on."""
-        for part in self._parts:
-            part.node(name, devices, batches)
-
-    def incident(self, incident: Incident) -> None:
-        """Passed on."""
-        for part in self._parts:
-            part.incident(incident)
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
@@ -12,11 +11,11 @@ from rich.progress import Progress as RichProgress
 from rich.table import Column
 from rich.text import Text
 
-from nsa_tune.autotune.runner.progress import Incident, RemainingTime
+from nsa_tune.autotune.runner.progress import Incident, Progress, RemainingTime, Stored
 from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.counted import counted
 from nsa_tune.backend.types.point import Point, Setting
-from nsa_tune.backend.types.records import Key, Measurement, Status
+from nsa_tune.backend.types.records import Key, Status
 from nsa_tune.reports.formats.plain import plain
 
 if TYPE_CHECKING:
@@ -29,7 +28,7 @@ _LONGEST_NAME = 40
 """Of a batch, in characters."""
 
 
-class RunProgress:
+class RunProgress(Progress):
     """Counts batches, wins and failures, and prints what is unusual."""
 
     def __init__(self, console: Console) -> None:
@@ -51,19 +50,16 @@ class RunProgress:
             f"about {counted(batches, 'batch', 'batches')} to measure{known}"
         )
 
-    def batch(
-        self, done: int, total: int, point: Point, batch: Batch, rows: Sequence[Measurement],
-        seconds: float,
-    ) -> None:  # fmt: skip
+    def batch(self, stored: Stored) -> None:
         """Count a batch and its fastest arm, and print failures."""
-        timed = [(row.latency_us, row.arm) for row in rows if row.latency_us is not None]
+        timed = [(row.latency_us, row.arm) for row in stored.rows if row.latency_us is not None]
         if timed:
-            self.wins.setdefault(point.name, Counter())[min(timed)[1]] += 1
+            self.wins.setdefault(stored.point.name, Counter())[min(timed)[1]] += 1
         self.measured += 1
-        for row in rows:
+        for row in stored.rows:
             if row.status is not Status.OK:
                 self.failed += 1
-                self._say(f"{row.arm} {row.status} on {_short(batch)}: {row.reason}")
+                self._say(f"{row.arm} {row.status} on {_short(stored.batch)}: {row.reason}")
 
     def node(self, name: str, devices: int, batches: int) -> None:
         """Take it for the next line."""
@@ -113,12 +109,10 @@ class LineProgress(RunProgress):
         self._next_line_at = _LINE_EVERY_S
         self._remaining = RemainingTime()
 
-    def batch(
-        self, done: int, total: int, point: Point, batch: Batch, rows: Sequence[Measurement],
-        seconds: float,
-    ) -> None:  # fmt: skip
+    def batch(self, stored: Stored) -> None:
         """Also prints a line, every ten seconds and at the end."""
-        super().batch(done, total, point, batch, rows, seconds)
+        super().batch(stored)
+        done, total, seconds = stored.done, stored.total, stored.seconds
         self._remaining.add(seconds)
         if seconds >= self._next_line_at or done == total:
             self._next_line_at = seconds + _LINE_EVERY_S
@@ -126,7 +120,7 @@ class LineProgress(RunProgress):
             left = "" if left_s is None else f", about {left_s:.0f} s more"
             self._say(
                 f"{_count(done, total)}, {seconds:.0f} s{left}{self.failures()}"
-                f"; {point.name}{self.by_node()}"
+                f"; {stored.point.name}{self.by_node()}"
             )
 
 
@@ -155,16 +149,14 @@ class BarProgress(RunProgress):
         super().start(setting, key, batches, skipped)
         self.bar.update(self._task, total=self.batches, count=_count(0, self.batches))
 
-    def batch(
-        self, done: int, total: int, point: Point, batch: Batch, rows: Sequence[Measurement],
-        seconds: float,
-    ) -> None:  # fmt: skip
+    def batch(self, stored: Stored) -> None:
         """Also moves the bar."""
-        super().batch(done, total, point, batch, rows, seconds)
+        super().batch(stored)
         self.bar.update(
-            self._task, completed=done, total=total, count=_count(done, total),
-            pace=self.pace(seconds), batch=_short(batch),
-            standing=self.standing(point) + self.by_node(),
+            self._task, completed=stored.done, total=stored.total,
+            count=_count(stored.done, stored.total),
+            pace=self.pace(stored.seconds), batch=_short(stored.batch),
+            standing=self.standing(stored.point) + self.by_node(),
         )  # fmt: skip
 
 

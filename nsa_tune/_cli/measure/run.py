@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from nsa_tune._cli.measure.device import INTERRUPTED, check_packages, interruptible
-from nsa_tune._cli.measure.events import Together, events_into
+from nsa_tune._cli.measure.events import events_into
 from nsa_tune._cli.measure.executors import ExecutorKind, ExecutorOptions, launcher_for
 from nsa_tune._cli.shared.console import print_document, say, tables_console
 from nsa_tune._cli.shared.option_groups import ModelOptions, grouped
@@ -24,6 +24,7 @@ from nsa_tune._cli.shared.options import (
     names_of,
 )
 from nsa_tune._errors import MachineUnfit
+from nsa_tune.autotune.runner.progress import Together
 from nsa_tune.autotune.worker.isolated import Deadlines
 from nsa_tune.backend.hardware.detect import cpu_name, device_name
 from nsa_tune.backend.types.counted import counted

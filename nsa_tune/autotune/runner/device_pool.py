@@ -14,7 +14,7 @@ from nsa_tune.autotune.bench.ceilings import POINT as CEILINGS
 from nsa_tune.autotune.runner.arrivals import Arrivals
 from nsa_tune.autotune.runner.first_calls import FirstCalls
 from nsa_tune.autotune.runner.pooled_device import PooledDevice
-from nsa_tune.autotune.runner.progress import Incident, Progress
+from nsa_tune.autotune.runner.progress import Incident, Progress, Stored
 from nsa_tune.autotune.runner.quarantine import Quarantined
 from nsa_tune.autotune.runner.row_writer import flush_all
 from nsa_tune.autotune.runner.sweep import Sweep, Task
@@ -204,9 +204,8 @@ class DevicePool:
         total = self._done + len(finished) + in_progress + left
         for task, rows in finished:
             self._done += 1
-            self._progress.batch(
-                self._done, total, task.job.point, task.job.batch, rows, self.seconds
-            )
+            point, batch = task.job.point, task.job.batch
+            self._progress.batch(Stored(self._done, total, point, batch, rows, self.seconds))
 
     def _attempt(self, act: Callable[[PooledDevice], None], device: PooledDevice) -> None:
         """Call `act` on `device`. If the device is lost or fails for good, its work goes to the

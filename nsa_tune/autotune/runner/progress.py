@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import fmean, median
-from typing import Protocol
+from typing import NamedTuple
 
 from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.point import Point, Setting
@@ -59,43 +59,58 @@ class Incident:
     """The same for programs; values can be written as JSON."""
 
 
-class Progress(Protocol):
-    """What a run calls, from its main thread."""
+class Stored(NamedTuple):
+    """A batch whose measurements are stored."""
+
+    done: int
+    """Which one of the run."""
+    total: int
+    """Batches of the run, as far as is known."""
+    point: Point
+    batch: Batch
+    rows: Sequence[Measurement]
+    seconds: float
+    """After the start of the run."""
+
+
+class Progress:
+    """What a run calls, from its main thread. This one does nothing."""
 
     def start(self, setting: Setting, key: Key, batches: int, skipped: int) -> None:
         """A sweep starts: `batches` to measure, `skipped` rows stored before. Once for each key."""
-        ...
 
-    def batch(
-        self, done: int, total: int, point: Point, batch: Batch, rows: Sequence[Measurement],
-        seconds: float,
-    ) -> None:  # fmt: skip
-        """Batch number `done` of `total` is stored, `seconds` after the start of the run."""
-        ...
+    def batch(self, stored: Stored) -> None:
+        """A batch is stored."""
 
     def node(self, name: str, devices: int, batches: int) -> None:
         """A node of a cluster now measures with `devices`, and has measured `batches`."""
-        ...
 
     def incident(self, incident: Incident) -> None:
         """Something unusual happened."""
-        ...
 
 
-class NoProgress:
-    """A `Progress` that does nothing."""
+class Together(Progress):
+    """Passes every call on to several others."""
+
+    def __init__(self, *parts: Progress) -> None:
+        self._parts = parts
 
     def start(self, setting: Setting, key: Key, batches: int, skipped: int) -> None:
-        """Nothing."""
+        """Passed on."""
+        for part in self._parts:
+            part.start(setting, key, batches, skipped)
 
-    def batch(
-        self, done: int, total: int, point: Point, batch: Batch, rows: Sequence[Measurement],
-        seconds: float,
-    ) -> None:  # fmt: skip
-        """Nothing."""
+    def batch(self, stored: Stored) -> None:
+        """Passed on."""
+        for part in self._parts:
+            part.batch(stored)
 
     def node(self, name: str, devices: int, batches: int) -> None:
-        """Nothing."""
+        """Passed on."""
+        for part in self._parts:
+            part.node(name, devices, batches)
 
     def incident(self, incident: Incident) -> None:
-        """Nothing."""
+        """Passed on."""
+        for part in self._parts:
+            part.incident(incident)

@@ -12,7 +12,7 @@ from nsa_tune.autotune.bench.registry import REGISTRY, check_points, points_in
 from nsa_tune.autotune.runner.arrivals import Arrivals
 from nsa_tune.autotune.runner.device_agreement import DeviceReport, Spread
 from nsa_tune.autotune.runner.device_pool import DevicePool
-from nsa_tune.autotune.runner.progress import Incident, NoProgress, Progress
+from nsa_tune.autotune.runner.progress import Incident, Progress
 from nsa_tune.autotune.runner.quarantine import Quarantined
 from nsa_tune.autotune.runner.row_writer import flush_all
 from nsa_tune.autotune.runner.sweeps import Sweeps
@@ -128,7 +128,7 @@ def run(
         MachineUnfit: when this machine cannot measure them.
         StoreError: when the database cannot be used; it names the file that has the rows instead.
     """
-    progress = progress or NoProgress()
+    progress = progress or Progress()
     _check(request, registry)
     make_schedule = make_schedule or schedule_for(request.target_regret, request.trace)
     setup = Setup(

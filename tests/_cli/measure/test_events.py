@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from nsa_tune import UsageError
-from nsa_tune._cli.measure.events import EventProgress, Together, events_into
-from nsa_tune.autotune.runner.progress import Incident, NoProgress
+from nsa_tune._cli.measure.events import EventProgress, events_into
+from nsa_tune.autotune.runner.progress import Incident, Progress, Stored, Together
 from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.layouts import KVLayout
 from nsa_tune.backend.types.point import Setting
@@ -29,7 +29,9 @@ def test_each_event_is_a_line_with_its_schema() -> None:
     failed = Measurement("toy", str(BATCH), "flat/a", Status.FAILED, reason="no\nkernel ü")
 
     events.start(SETTING, key_of(), 12, 34)
-    events.batch(1, 12, POINT, BATCH, [measured("toy", BATCH, "steep/a", 5.0, 0.1), failed], 1.25)
+    events.batch(
+        Stored(1, 12, POINT, BATCH, [measured("toy", BATCH, "steep/a", 5.0, 0.1), failed], 1.25)
+    )
     events.incident(Incident("quarantined", "flat/a is out", {"arm": "flat/a"}))
     events.end("done", measured=2)
 
@@ -100,9 +102,9 @@ def test_without_a_target_there_are_no_events() -> None:
 def test_calls_are_passed_on_to_every_progress() -> None:
     file = io.StringIO()
 
-    together = Together(EventProgress(file), NoProgress(), EventProgress(file))
+    together = Together(EventProgress(file), Progress(), EventProgress(file))
     together.start(SETTING, key_of(), 1, 0)
-    together.batch(1, 1, POINT, BATCH, [], 1.0)
+    together.batch(Stored(1, 1, POINT, BATCH, [], 1.0))
     together.incident(Incident("quarantined", "out"))
 
     names = [json.loads(line)["event"] for line in file.getvalue().splitlines()]

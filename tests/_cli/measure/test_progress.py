@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from nsa_tune._cli.measure.progress import BarProgress, LineProgress, RunProgress, progress_for
-from nsa_tune.autotune.runner.progress import Incident
+from nsa_tune.autotune.runner.progress import Incident, Stored
 from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.layouts import KVLayout
 from nsa_tune.backend.types.point import Setting
@@ -63,7 +63,7 @@ def test_a_line_names_the_nodes_of_a_cluster() -> None:
         progress.node(f"node-{number:02}", 8, number)
     progress.node("node-03", 0, 3)
 
-    progress.batch(1, 1, POINT, BATCH, _rows(10.0), 1.0)
+    progress.batch(Stored(1, 1, POINT, BATCH, _rows(10.0), 1.0))
 
     assert _text(progress).endswith(
         "; by node: node-00 0, node-01 1, node-02 2, and 9 more nodes\n"
@@ -74,7 +74,7 @@ def test_plain_lines_are_printed_every_ten_seconds_and_at_the_end() -> None:
     progress, _ = progress_for(_console(terminal=False), quiet=False)
 
     for done, seconds in ((1, 1.0), (2, 12.0), (3, 13.0), (4, 14.0)):
-        progress.batch(done, 4, POINT, BATCH, _rows(10.0 * done), seconds)
+        progress.batch(Stored(done, 4, POINT, BATCH, _rows(10.0 * done), seconds))
 
     assert isinstance(progress, LineProgress)
     assert _text(progress).splitlines() == [
@@ -87,7 +87,7 @@ def test_the_time_left_goes_by_the_latest_batches() -> None:
     progress, _ = progress_for(_console(terminal=False), quiet=False)
 
     for done in range(1, 21):
-        progress.batch(done, 40, POINT, BATCH, _rows(10.0), 30.0 + done)
+        progress.batch(Stored(done, 40, POINT, BATCH, _rows(10.0), 30.0 + done))
 
     assert "1 batch measured, about 39 left, 31 s; toy" in _text(progress)
     assert "11 batches measured, about 29 left, 41 s, about 29 s more; toy" in _text(progress)
@@ -98,7 +98,7 @@ def test_a_line_is_short_whatever_the_batch_is() -> None:
     long = Batch.extend(list(range(500)), [1 + i for i in range(500)])
     failed = Measurement("toy", str(long), "flat/a", Status.FAILED, reason="no kernel")
 
-    progress.batch(1234, 5678, POINT, long, [failed] * 1000, 1e5)
+    progress.batch(Stored(1234, 5678, POINT, long, [failed] * 1000, 1e5))
 
     lines = _text(progress).splitlines()
     assert len(lines) == 1001
@@ -109,7 +109,7 @@ def test_wins_are_counted_in_batches() -> None:
     progress, _ = progress_for(_console(terminal=False), quiet=True)
 
     for steep_us in (10.0, 90.0, 20.0):
-        progress.batch(1, 9, POINT, BATCH, _rows(steep_us), 1.0)
+        progress.batch(Stored(1, 9, POINT, BATCH, _rows(steep_us), 1.0))
 
     assert progress.standing(POINT) == "steep/a 2, flat/a 1"
 
@@ -119,7 +119,7 @@ def test_a_terminal_gets_a_bar_with_the_batch_and_the_winner() -> None:
 
     with shown:
         progress.start(SETTING, key_of(), 2, 0)
-        progress.batch(1, 2, POINT, BATCH, _rows(10.0), 1.0)
+        progress.batch(Stored(1, 2, POINT, BATCH, _rows(10.0), 1.0))
         assert isinstance(progress, BarProgress)
         progress.bar.refresh()
 
@@ -133,7 +133,7 @@ def test_quiet_says_nothing(terminal: bool) -> None:
 
     with shown:
         progress.start(SETTING, key_of(), 1, 0)
-        progress.batch(1, 1, POINT, BATCH, _rows(10.0), 99.0)
+        progress.batch(Stored(1, 1, POINT, BATCH, _rows(10.0), 99.0))
 
     assert _text(progress) == ""
 
@@ -144,7 +144,7 @@ def test_a_failure_is_printed_at_once_without_control_characters(terminal: bool)
     failed = Measurement("toy", str(BATCH), "flat/a", Status.FAILED, reason="[red]out of\x07memory")
 
     with shown:
-        progress.batch(1, 5, POINT, BATCH, [failed], 1.0)
+        progress.batch(Stored(1, 5, POINT, BATCH, [failed], 1.0))
 
     assert "flat/a failed on extend:0+64: [red]out of?memory" in _text(progress)
 
@@ -153,7 +153,7 @@ def test_failures_and_quarantined_arms_are_counted_with_the_pace() -> None:
     progress, _ = progress_for(_console(terminal=False), quiet=False)
     failed = Measurement("toy", str(BATCH), "flat/a", Status.WRONG, reason="relative error 1")
 
-    progress.batch(1, 4, POINT, BATCH, [*_rows(10.0)[:1], failed], 4.0)
+    progress.batch(Stored(1, 4, POINT, BATCH, [*_rows(10.0)[:1], failed], 4.0))
     progress.incident(Incident("quarantined", "flat/a of toy is quarantined"))
 
     assert progress.pace(4.0) == "0.2 batches/s, 1 arm failed, 1 quarantined"

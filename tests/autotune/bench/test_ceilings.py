@@ -13,7 +13,7 @@ from nsa_tune.autotune.bench import ceilings, devices
 from nsa_tune.autotune.bench.ceilings import measure_ceilings
 from nsa_tune.autotune.bench.timing import CpuTimer, SlowedDown
 from nsa_tune.autotune.runner import sweep
-from nsa_tune.autotune.runner.progress import Incident, NoProgress
+from nsa_tune.autotune.runner.progress import Incident, Progress
 from nsa_tune.autotune.runner.run import RunRequest, RunResult, run
 from nsa_tune.backend.points import POINTS
 from nsa_tune.backend.types.records import Device, Measurement, Status
@@ -131,7 +131,7 @@ def test_a_worker_that_dies_of_the_ceilings_is_replaced(
     monkeypatch.setattr(sweep, "lacks_ceilings", lambda device, known: True)
     incidents: list[Incident] = []
 
-    class Remember(NoProgress):
+    class Remember(Progress):
         def incident(self, incident: Incident) -> None:
             incidents.append(incident)
 

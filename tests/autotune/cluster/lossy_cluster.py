@@ -19,11 +19,8 @@ from typing import Any
 from ray.cluster_utils import Cluster
 
 from nsa_tune.autotune.cluster.launcher import NICENESS, RayLauncher
-from nsa_tune.autotune.runner.progress import Incident, NoProgress
+from nsa_tune.autotune.runner.progress import Incident, Progress, Stored
 from nsa_tune.autotune.runner.run import RunRequest, run
-from nsa_tune.backend.types.batch import Batch
-from nsa_tune.backend.types.point import Point
-from nsa_tune.backend.types.records import Measurement
 from tests.autotune.kills import processes_of
 
 POINTS = ("decode", "indexer_layout")
@@ -33,7 +30,7 @@ _WORKER_AFTER, _NODE_AFTER = 8, 40
 stored."""
 
 
-class Kills(NoProgress):
+class Kills(Progress):
     """Kills a worker of one node, and later the other node, while both measure."""
 
     def __init__(self, cluster: Cluster, nodes: Sequence[Any]) -> None:
@@ -48,11 +45,8 @@ class Kills(NoProgress):
     def node(self, name: str, devices: int, batches: int) -> None:
         self.batches[name] = batches
 
-    def batch(
-        self, done: int, total: int, point: Point, batch: Batch, rows: Sequence[Measurement],
-        seconds: float,
-    ) -> None:  # fmt: skip
-        self.done = done
+    def batch(self, stored: Stored) -> None:
+        self.done = done = stored.done
         if self._worker_at is None:
             if len(self.batches) == 2 and min(self.batches.values()) >= _WORKER_AFTER:
                 os.kill(_worker_on(self.nodes[0]), signal.SIGKILL)

@@ -20,15 +20,14 @@ from nsa_tune.autotune.runner.arrivals import Arrivals
 from nsa_tune.autotune.runner.device_agreement import Spread
 from nsa_tune.autotune.runner.device_pool import DevicePool
 from nsa_tune.autotune.runner.pooled_device import PooledDevice
-from nsa_tune.autotune.runner.progress import Incident, NoProgress
+from nsa_tune.autotune.runner.progress import Incident, Progress, Stored
 from nsa_tune.autotune.runner.run import RunRequest, run
 from nsa_tune.autotune.runner.sweep import Sweep
 from nsa_tune.autotune.search.exhaustive import Exhaustive
 from nsa_tune.autotune.worker.executor import DeviceLost, Executor, FirstCall, JobUpdate
 from nsa_tune.autotune.worker.messages import Ready
-from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.layouts import KVLayout
-from nsa_tune.backend.types.point import Point, Setting
+from nsa_tune.backend.types.point import Setting
 from nsa_tune.backend.types.profiles import profile_of
 from nsa_tune.backend.types.records import Key, Measurement, Status
 from nsa_tune.db.store import Store
@@ -95,18 +94,15 @@ class Scripted:
         self.closed = True
 
 
-class Listener(NoProgress):
+class Listener(Progress):
     """Records the calls."""
 
     def __init__(self) -> None:
         self.incidents: list[Incident] = []
         self.counts: list[tuple[int, int]] = []
 
-    def batch(
-        self, done: int, total: int, point: Point, batch: Batch, rows: Sequence[Measurement],
-        seconds: float,
-    ) -> None:  # fmt: skip
-        self.counts.append((done, total))
+    def batch(self, stored: Stored) -> None:
+        self.counts.append((stored.done, stored.total))
 
     def incident(self, incident: Incident) -> None:
         self.incidents.append(incident)
@@ -209,7 +205,7 @@ def test_no_device_waits_for_the_disk(store: Store) -> None:
     executor = Watching("A")
     sweep = Sweep([executor.ready()], [POINT], store, {"fresh": False}, Exhaustive)
 
-    assert DevicePool([PooledDevice(executor, sweep, "A")], NoProgress()).measure(None) == "done"
+    assert DevicePool([PooledDevice(executor, sweep, "A")], Progress()).measure(None) == "done"
 
     assert on_disk == [2 * max(batch - 1, 0) for batch in range(BATCHES)]
     assert sweep.measured == 2 * BATCHES
@@ -354,15 +350,15 @@ def test_what_each_device_did_is_stored_with_its_rows(pool: Make, store: Store) 
     runner, _, listener = pool(Scripted("A"), Scripted("B", 1.1))
     seen: list[tuple[int, int]] = []
 
-    def look(done: int, *_: object) -> None:
+    def look(stored: Stored) -> None:
         # As whoever opens the database after a kill at this moment.
         with closing(sqlite3.connect(store.path)) as db:
             (batches,) = db.execute("SELECT sum(batches) FROM units").fetchone()
             (rows,) = db.execute("SELECT count(*) FROM measurements").fetchone()
         seen.append((batches, rows))
-        assert batches >= done
+        assert batches >= stored.done
 
-    listener.batch = look  # type: ignore[method-assign, assignment]
+    listener.batch = look  # type: ignore[method-assign]
     runner.measure(None)
 
     assert len(seen) == BATCHES
@@ -388,7 +384,7 @@ def test_the_units_of_a_sample_share_more_batches(store: Store) -> None:
     sweep = Sweep(devices, [POINT], store, {"fresh": False, "sample": 2}, Exhaustive)
     pooled = [PooledDevice(executor, sweep, executor.unit) for executor in executors]
 
-    DevicePool(pooled, NoProgress()).measure(None)
+    DevicePool(pooled, Progress()).measure(None)
 
     found = sweep.spread()
     assert found is not None
@@ -567,7 +563,7 @@ def test_a_schedule_that_ends_early_is_done_and_not_out_of_budget(store: Store) 
 
     executor = Scripted("A")
     sweep = Sweep([executor.ready()], [POINT], store, {"fresh": False}, Guessing)
-    runner = DevicePool([PooledDevice(executor, sweep, "A")], NoProgress())
+    runner = DevicePool([PooledDevice(executor, sweep, "A")], Progress())
 
     assert runner.measure(None) == "done"
     assert sweep.measured == 2 * BATCHES
@@ -583,7 +579,7 @@ def test_devices_of_different_models_have_separate_sweeps(store: Store) -> None:
         sweep = Sweep([executor.ready()], [POINT], store, {"fresh": False}, Exhaustive)
         pooled.append(PooledDevice(executor, sweep, executor.unit))
 
-    assert DevicePool(pooled, NoProgress()).measure(None) == "done"
+    assert DevicePool(pooled, Progress()).measure(None) == "done"
 
     assert len(stored(store)) == 2 * BATCHES
     assert stored(store) == stored(store, replace(KEY, gpu="NVIDIA H200"))

@@ -7,7 +7,6 @@ import signal
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -25,12 +24,12 @@ from nsa_tune import (
     UsageError,
 )
 from nsa_tune.autotune.bench import devices
-from nsa_tune.autotune.runner.progress import NoProgress
+from nsa_tune.autotune.runner.progress import Progress, Stored
 from nsa_tune.autotune.runner.run import RunRequest, RunResult
 from nsa_tune.autotune.runner.run import run as isolated_run
 from nsa_tune.backend.points import POINTS
-from nsa_tune.backend.types.point import Arm, Point, Setting
-from nsa_tune.backend.types.records import Measurement, Status
+from nsa_tune.backend.types.point import Arm, Setting
+from nsa_tune.backend.types.records import Status
 from tests.autotune.fake_point import TWO_ARMS
 
 
@@ -47,14 +46,11 @@ def cells(result: RunResult) -> set[tuple[str, str]]:
     return {(row.batch, row.arm) for row in result.table.measurements}
 
 
-class Interrupts(NoProgress):
+class Interrupts(Progress):
     """Ctrl-C after the second batch."""
 
-    def batch(
-        self, done: int, total: int, point: Point, batch: Batch, rows: Sequence[Measurement],
-        seconds: float,
-    ) -> None:  # fmt: skip
-        if done == 2:
+    def batch(self, stored: Stored) -> None:
+        if stored.done == 2:
             raise KeyboardInterrupt
 
 
@@ -175,11 +171,11 @@ CHILD = dedent(
     """
     import sys
     from pathlib import Path
-    from nsa_tune.autotune.runner.run import NoProgress, RunRequest, run
+    from nsa_tune.autotune.runner.run import Progress, RunRequest, run
 
-    class Tell(NoProgress):
-        def batch(self, done, total, point, batch, rows, seconds):
-            for row in rows:
+    class Tell(Progress):
+        def batch(self, stored):
+            for row in stored.rows:
                 print(row.batch, row.arm, flush=True)
 
     request = RunRequest(Path(sys.argv[1]), device="cpu", isolate=False)
@@ -240,7 +236,7 @@ def test_a_killed_run_loses_nothing_and_the_next_one_continues(
 def test_a_cpu_measures_the_tiny_profile_by_default(request_: RunRequest) -> None:
     settings: list[Setting] = []
 
-    class Remember(NoProgress):
+    class Remember(Progress):
         def start(self, setting: Setting, key: object, batches: int, skipped: int) -> None:
             settings.append(setting)
 

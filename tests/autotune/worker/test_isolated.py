@@ -15,7 +15,7 @@ import pytest
 
 from nsa_tune import MachineUnfit
 from nsa_tune.autotune.runner import first_calls
-from nsa_tune.autotune.runner.progress import Incident, NoProgress
+from nsa_tune.autotune.runner.progress import Incident, Progress
 from nsa_tune.autotune.runner.run import RunRequest, RunResult, run
 from nsa_tune.autotune.worker.executor import wait_until_ready
 from nsa_tune.autotune.worker.isolated import Deadlines, IsolatedExecutor
@@ -27,7 +27,7 @@ T = TypeVar("T")
 ROOT = Path(__file__).parents[3]
 
 
-class Remember(NoProgress):
+class Remember(Progress):
     """Records the calls."""
 
     def __init__(self) -> None:
