@@ -18,17 +18,14 @@ class Release(Protocol):
     @property
     def first(self) -> Version:
         """The first of its versions, with as many numbers as matter."""
-        ...
 
     @property
     def last(self) -> Version:
         """The last of them."""
-        ...
 
     @property
     def symbols(self) -> tuple[Symbol, ...]:
         """What is hooked."""
-        ...
 
 
 R = TypeVar("R", bound=Release)

@@ -75,23 +75,18 @@ class Timer(Protocol):
     def first(self, run: Run) -> torch.Tensor:
         """Run an arm for the first time, on the stream that samples it: it may compile or allocate
         here. Returns its output."""
-        ...
 
     def sampler(self, run: Run) -> Sampler:
         """Prepare to time an arm that `first` has run."""
-        ...
 
     def warm_up(self, samplers: Sequence[Sampler]) -> None:
         """Bring the device up to its clock under load."""
-        ...
 
     def release(self) -> None:
         """Free memory between batches, when no sampler is alive."""
-        ...
 
     def steady(self) -> bool:
         """False while the device is slowed down: the samples just taken are to be discarded."""
-        ...
 
 
 class CudaTimer:

@@ -75,7 +75,6 @@ class MachineCheck(Protocol):
 
     def look(self) -> Iterator[Finding]:
         """What it found."""
-        ...
 
 
 def examine(

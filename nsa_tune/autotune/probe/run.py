@@ -123,7 +123,6 @@ class ProbeProgress(Protocol):
 
     def tried(self, name: str, result: Try) -> None:
         """A try for the limit `name` has ended."""
-        ...
 
 
 def probe(request: ProbeRequest, progress: ProbeProgress | None = None) -> list[Probed]:

@@ -22,22 +22,18 @@ class Schedule(Protocol):
 
         A sweep ends when this is None and no job is in progress.
         """
-        ...
 
     def done(self, job: Job, measurements: Sequence[Measurement]) -> None:
         """`job` has ended with `measurements`.
 
         An arm that failed has a row that says so. A quarantined arm has none.
         """
-        ...
 
     def remaining(self) -> int:
         """How many jobs are still to be handed out, as far as that is known."""
-        ...
 
     def expected_regret(self) -> dict[str, float]:
         """By question, the regret that is expected with what is measured; empty if unknown."""
-        ...
 
 
 MakeSchedule: TypeAlias = Callable[[Sequence[Point], Setting, Sequence[Measurement]], Schedule]

@@ -49,7 +49,6 @@ class Executor(Protocol):
     @property
     def name(self) -> str:
         """What to call the device before it is ready."""
-        ...
 
     def arrival(self) -> Ready | None:
         """What the device measures, once it is ready; None while it is not.
@@ -57,26 +56,21 @@ class Executor(Protocol):
         Raises:
             NsaTuneError: what is wrong with the request or the machine.
         """
-        ...
 
     @property
     def job(self) -> Job | None:
         """The job in progress."""
-        ...
 
     @property
     def connection(self) -> Connection | None:
         """Becomes readable when `advance`, or before that `arrival`, has something to do; None
         when it always has."""
-        ...
 
     def begin(self, job: Job) -> None:
         """Start to measure `job`."""
-        ...
 
     def begin_ceilings(self) -> None:
         """Start to measure the roofline ceilings instead of a job."""
-        ...
 
     def advance(self) -> JobUpdate | None:
         """Continue what was begun, as far as possible without waiting; None without news.
@@ -84,16 +78,13 @@ class Executor(Protocol):
         Raises:
             DeviceLost: when the device is gone, and its job with it.
         """
-        ...
 
     def first_call(self) -> FirstCall | None:
         """The first call of an arm that is going on; None when none is, or it cannot be seen from
         here."""
-        ...
 
     def close(self) -> None:
         """Free the device and end the worker process."""
-        ...
 
 
 def wait_until_ready(executor: Executor) -> Ready:
@@ -114,7 +105,6 @@ class Launcher(Protocol):
     @property
     def waits_for_all(self) -> bool:
         """Whether a run begins when all executors are ready; otherwise the first one begins."""
-        ...
 
     def launch(self, setup: Setup) -> Sequence[Executor]:
         """Start an executor for each device, without waiting until they are ready.
@@ -125,8 +115,6 @@ class Launcher(Protocol):
         Raises:
             MachineUnfit: when there is no device.
         """
-        ...
 
     def close(self) -> None:
         """Free what belongs to the launcher itself; its executors are closed before."""
-        ...

@@ -37,15 +37,12 @@ class Decider(Protocol):
     @property
     def key(self) -> Key | None:
         """What its measurements are valid for."""
-        ...
 
     def question(self, mode: Mode, name: str) -> tuple[Policy, Question]:
         """A question, and the policy that answers it."""
-        ...
 
     def chooser(self, name: str, mode: Mode) -> Callable[[Batch], str | None]:
         """The function that answers a question."""
-        ...
 
 
 def certified(reason: Reason, choice: Choice, planner: Decider, batch: Batch) -> Reason:

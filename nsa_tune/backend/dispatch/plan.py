@@ -71,11 +71,9 @@ class Origin(Protocol):
 
     def names(self, plan: Plan) -> tuple[str, ...]:
         """The fields of `plan` that have a reason."""
-        ...
 
     def reason(self, plan: Plan, name: str) -> Reason:
         """Why the field `name` of `plan` has its value."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

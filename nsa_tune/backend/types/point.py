@@ -129,12 +129,10 @@ class Case(Protocol):
 
     def error_of(self, output: torch.Tensor) -> float:
         """Largest relative error of a row of `output` against the reference; NaN counts as inf."""
-        ...
 
     @property
     def tolerance(self) -> float:
         """Errors above this make an arm wrong."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

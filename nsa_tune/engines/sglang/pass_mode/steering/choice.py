@@ -44,11 +44,9 @@ class Graphs(Protocol):
     @property
     def sizes(self) -> Sequence[int]:
         """The captured sizes, in tokens, ascending."""
-        ...
 
     def fits(self, size: int, batch: Batch) -> bool:
         """Whether there is a graph of `size` tokens that runs a batch with these sums."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
