@@ -4,28 +4,24 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from importlib import metadata
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from nsa_tune.engines.symbols import Symbol
 
 Version = tuple[int, ...]
 
 
-class Release(Protocol):
-    """An engine from one version to another."""
+@dataclass(frozen=True, slots=True)
+class Release:
+    """An engine from one version to another, both included."""
 
-    @property
-    def first(self) -> Version:
-        """The first of its versions, with as many numbers as matter."""
-
-    @property
-    def last(self) -> Version:
-        """The last of them."""
-
-    @property
-    def symbols(self) -> tuple[Symbol, ...]:
-        """What is hooked."""
+    first: Version
+    """With as many numbers as matter."""
+    last: Version
+    symbols: tuple[Symbol, ...]
+    """What is hooked."""
 
 
 R = TypeVar("R", bound=Release)

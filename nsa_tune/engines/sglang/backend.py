@@ -22,7 +22,7 @@ from nsa_tune.engines.sglang.facts import Facts, facts_of
 from nsa_tune.engines.sglang.indexer import PAIR, Indexer
 from nsa_tune.engines.sglang.pass_mode.ranks import Ranks
 from nsa_tune.engines.sglang.prefill import Answers, Prefill
-from nsa_tune.engines.sglang.releases import AUTO, Release, installed_release
+from nsa_tune.engines.sglang.releases import AUTO, SGLangRelease, installed_release
 from nsa_tune.engines.symbols import hooks_on
 
 
@@ -54,7 +54,7 @@ def attach(backend: Any, model_runner: Any) -> None:
 
 
 def _prepared(
-    backend: Any, model_runner: Any, release: Release
+    backend: Any, model_runner: Any, release: SGLangRelease
 ) -> tuple[str, Callable[[], None]] | None:
     """All that decides, as one digest, and what steers `backend` by it; None, after a line that
     says why, where nothing does."""

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from nsa_tune.backend.types.layouts import KVLayout
-from nsa_tune.engines.releases import KnownReleases, Version
+from nsa_tune.engines.releases import KnownReleases, Release, Version
 from nsa_tune.engines.symbols import Symbol, changed
 
 AUTO = "flashmla_auto"
@@ -18,14 +18,10 @@ AUTO = "flashmla_auto"
 
 
 @dataclass(frozen=True, slots=True)
-class Release:
-    """SGLang from one version to another, both included."""
+class SGLangRelease(Release):
+    """One of SGLang. Of its symbols "backend" comes first: the others of its class do nothing for a
+    backend that it has not seen."""
 
-    first: Version
-    last: Version
-    symbols: tuple[Symbol, ...]
-    """"backend" comes first: the others of its class do nothing for a backend that it has not
-    seen."""
     prefill_impls: Mapping[KVLayout, frozenset[str]]
     """Values of `dsa_prefill_impl` that read one pool layout: a batch may have any of these."""
     prefill_auto: Mapping[KVLayout, frozenset[str]]
@@ -115,7 +111,7 @@ _SYMBOLS = (
 `prepare_metadata` says where the pass stops reading what is shared with the scheduler. The hook
 does not say so: SGLang then waits for the whole pass, as it does wherever it does not know."""
 
-_SINCE_0_5_17 = Release(
+_SINCE_0_5_17 = SGLangRelease(
     first=(0, 5, 17),
     last=(0, 5, 22),
     symbols=_SYMBOLS,
@@ -147,7 +143,7 @@ RELEASES = (
 )
 
 
-def _newer(last: Release, version: Version) -> Release:
+def _newer(last: SGLangRelease, version: Version) -> SGLangRelease:
     return replace(last, first=version, last=version, known=False)
 
 

@@ -6,24 +6,8 @@ read them again. vLLM moves such code often: a release that is not in the table 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from nsa_tune.engines.releases import KnownReleases, Version
+from nsa_tune.engines.releases import KnownReleases, Release
 from nsa_tune.engines.symbols import Symbol
-
-
-@dataclass(frozen=True, slots=True)
-class Release:
-    """The releases of one minor version."""
-
-    first: Version
-    symbols: tuple[Symbol, ...]
-
-    @property
-    def last(self) -> Version:
-        """The same minor version."""
-        return self.first
-
 
 _BACKENDS = "vllm.v1.attention.backends.mla"
 _BUILDER = ("self", "kv_cache_spec", "layer_names", "vllm_config", "device")
@@ -61,7 +45,7 @@ _SYMBOLS = (
     ),
 )  # fmt: skip
 
-RELEASES = tuple(Release((0, minor), _SYMBOLS) for minor in (31, 32, 33))
+RELEASES = (Release((0, 31), (0, 33), _SYMBOLS),)
 
 KNOWN = KnownReleases("vllm", RELEASES)
 release_of = KNOWN.release_of

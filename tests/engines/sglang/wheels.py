@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from nsa_tune.engines.sglang.releases import Release, release_of
+from nsa_tune.engines.sglang.releases import SGLangRelease, release_of
 from tests.engines.wheels import CACHE, Unreachable, complaint
 from tests.engines.wheels import Wheel as AnyWheel
 
@@ -27,7 +27,7 @@ class Wheel(AnyWheel):
     """One of SGLang's wheels."""
 
     @property
-    def release(self) -> Release:
+    def release(self) -> SGLangRelease:
         """What the plug-in knows of it."""
         release = release_of(self.version)
         assert release is not None, f"{self.version} is in none of releases.py's RELEASES"
