@@ -276,13 +276,13 @@ def test_doctor_says_what_the_server_said(
     server: Server, kept: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NSA_TUNE_DB", server.url)
-    found = {one.subject: one for one in doctor.DatabaseCheck().look()}
+    found = {one.subject: one for one in doctor.databases()}
     assert found["server"].state is State.OK
     assert "was fetched: 2 tables, " in found["server"].text
 
     kept.status = 503
     monkeypatch.setattr(fetching, "_known", {})
-    found = {one.subject: one for one in doctor.DatabaseCheck().look()}
+    found = {one.subject: one for one in doctor.databases()}
     assert found["server"].state is State.WARN
     assert "answers 503" in found["server"].text
     assert "; the copy of 20" in found["server"].text
@@ -292,7 +292,7 @@ def test_doctor_says_what_the_server_said(
 def test_doctor_names_an_address_that_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NSA_TUNE_DB", "https://me:secret@tables.example")
 
-    found = {one.subject: one for one in doctor.DatabaseCheck().look()}
+    found = {one.subject: one for one in doctor.databases()}
 
     assert found["database"].state is State.FAIL
     assert "put the token into NSA_TUNE_TOKEN" in found["database"].text

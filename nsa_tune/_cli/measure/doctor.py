@@ -34,7 +34,7 @@ def doctor(
     """
     from nsa_tune.autotune.health.doctor import examine, examine_engine
 
-    diagnosis = examine(database=database) if engine is None else examine_engine(engine, database)
+    diagnosis = examine(database) if engine is None else examine_engine(engine, database)
     if json:
         print_document(_document(diagnosis))
     else:

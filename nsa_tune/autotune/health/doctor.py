@@ -1,4 +1,5 @@
-"""`nsa-tune doctor`: can this machine measure, and what would disturb it? Each check is a class."""
+"""`nsa-tune doctor`: can this machine measure, and what would disturb it? Each check is a
+function that yields what it found."""
 
 from __future__ import annotations
 
@@ -7,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from importlib import metadata, util
+from itertools import chain
 from pathlib import Path
-from typing import Protocol
 
 from nsa_tune._errors import StoreError, StoreMissing, UsageError
 from nsa_tune.backend import libraries as providers
@@ -70,19 +71,13 @@ class Diagnosis:
         return f"OK: this machine is ready to {self.task} on {detect.local_device_name()}."
 
 
-class MachineCheck(Protocol):
-    """Checks one thing of this machine."""
-
-    def look(self) -> Iterator[Finding]:
-        """What it found."""
-
-
-def examine(
-    checks: Sequence[MachineCheck] | None = None, *, database: Path | None = None
-) -> Diagnosis:
-    """Run `checks`, by default all of them. `database` is where measurements would be stored."""
-    every = [*CHECKS, DatabaseCheck(database)] if checks is None else checks
-    return Diagnosis(tuple(finding for check in every for finding in check.look()))
+def examine(database: Path | None = None) -> Diagnosis:
+    """All checks of this machine. `database` is where measurements would be stored."""
+    checks = (
+        gpus(), torch_build(), kernel_libraries(), clocks(), other_processes(), charts(),
+        databases(database),
+    )  # fmt: skip
+    return Diagnosis(tuple(chain.from_iterable(checks)))
 
 
 def examine_engine(engine: str, database: Path | None = None) -> Diagnosis:
@@ -99,136 +94,111 @@ def examine_engine(engine: str, database: Path | None = None) -> Diagnosis:
     return Diagnosis(findings, f"steer {'vLLM' if engine == 'vllm' else 'SGLang'}")
 
 
-class DeviceCheck:
+def gpus() -> Iterator[Finding]:
     """The GPUs, or the CPU."""
-
-    def look(self) -> Iterator[Finding]:
-        """One finding for each GPU."""
-        names = nvml.gpu_names()
-        for i, name in enumerate(names):
-            unknown = "" if name in detect.KNOWN else ", a model that nsa-tune does not know"
-            yield Finding(f"GPU {i}", State.OK if not unknown else State.NOTE, f"{name}{unknown}")
-        if names:
-            yield Finding("driver", State.OK, detect.driver_version() or "unknown")
-        else:
-            text = (
-                f"no NVIDIA GPU; the reference arms run on the {detect.cpu_name()}. `advise`, "
-                "`replay` and `report` need none, nor torch"
-            )
-            yield Finding("GPU", State.NOTE, text)
+    names = nvml.gpu_names()
+    for i, name in enumerate(names):
+        unknown = "" if name in detect.KNOWN else ", a model that nsa-tune does not know"
+        yield Finding(f"GPU {i}", State.OK if not unknown else State.NOTE, f"{name}{unknown}")
+    if names:
+        yield Finding("driver", State.OK, detect.driver_version() or "unknown")
+    else:
+        text = (
+            f"no NVIDIA GPU; the reference arms run on the {detect.cpu_name()}. `advise`, "
+            "`replay` and `report` need none, nor torch"
+        )
+        yield Finding("GPU", State.NOTE, text)
 
 
-class TorchCheck:
+def torch_build() -> Iterator[Finding]:
     """PyTorch, and whether it sees the GPUs that the driver reports."""
+    if util.find_spec("torch") is None:
+        text = "not installed: pip install '.[tune]' in nsa-tune's checkout"
+        yield Finding("torch", State.FAIL, text)
+        return
+    import torch
 
-    def look(self) -> Iterator[Finding]:
-        """One finding."""
-        if util.find_spec("torch") is None:
-            text = "not installed: pip install '.[tune]' in nsa-tune's checkout"
-            yield Finding("torch", State.FAIL, text)
-            return
-        import torch
-
-        gpus = nvml.gpu_names()
-        if gpus and not torch.cuda.is_available():
-            text = f"{torch.__version__} cannot use this GPU; install a CUDA build of torch"
-            yield Finding("torch", State.FAIL, text)
-        else:
-            cuda = f", CUDA {torch.version.cuda}" if gpus else ""
-            yield Finding("torch", State.OK, f"{torch.__version__}{cuda}")
+    names = nvml.gpu_names()
+    if names and not torch.cuda.is_available():
+        text = f"{torch.__version__} cannot use this GPU; install a CUDA build of torch"
+        yield Finding("torch", State.FAIL, text)
+    else:
+        cuda = f", CUDA {torch.version.cuda}" if names else ""
+        yield Finding("torch", State.OK, f"{torch.__version__}{cuda}")
 
 
-class LibraryCheck:
+def kernel_libraries() -> Iterator[Finding]:
     """Which distribution provides each kernel library."""
-
-    def look(self) -> Iterator[Finding]:
-        """One finding for each library."""
-        # Without a GPU nothing needs them.
-        absent = State.WARN if nvml.gpu_names() else State.NOTE
-        for name, library in providers.PROVIDERS.items():
-            provider = providers.answering(name)
-            if provider is None:
-                state = State.NOTE if library.optional else absent
-                kind = "optional, " if library.optional else ""
-                yield Finding(name, state, f"{kind}not installed: {_install(library)}")
-            else:
-                text = f"{provider.distribution} {provider.version}, as {provider.module}"
-                yield Finding(name, State.OK, text)
+    # Without a GPU nothing needs them.
+    absent = State.WARN if nvml.gpu_names() else State.NOTE
+    for name, library in providers.PROVIDERS.items():
+        provider = providers.answering(name)
+        if provider is None:
+            state = State.NOTE if library.optional else absent
+            kind = "optional, " if library.optional else ""
+            yield Finding(name, state, f"{kind}not installed: {_install(library)}")
+        else:
+            text = f"{provider.distribution} {provider.version}, as {provider.module}"
+            yield Finding(name, State.OK, text)
 
 
 def _install(library: providers.Library) -> str:
     return " ".join((library.install, *library.also))
 
 
-class ClockCheck:
+def clocks() -> Iterator[Finding]:
     """Clocks and temperature of the GPUs, and what slows them down now."""
-
-    def look(self) -> Iterator[Finding]:
-        """One finding for each GPU."""
-        for i in range(len(nvml.gpu_names())):
-            state = nvml.gpu_state(i)
-            if state is None:
-                yield Finding(f"clocks {i}", State.NOTE, "the driver does not report them")
-                continue
-            slowed = ", ".join(state.throttle_reasons) or "nothing slows it down"
-            text = (
-                f"SM {state.sm_clock_mhz} of {state.sm_clock_max_mhz} MHz, memory "
-                f"{state.memory_clock_mhz} MHz, {state.temperature_c} C; {slowed}"
-            )
-            yield Finding(f"clocks {i}", State.WARN if state.unsteady else State.OK, text)
+    for i in range(len(nvml.gpu_names())):
+        state = nvml.gpu_state(i)
+        if state is None:
+            yield Finding(f"clocks {i}", State.NOTE, "the driver does not report them")
+            continue
+        slowed = ", ".join(state.throttle_reasons) or "nothing slows it down"
+        text = (
+            f"SM {state.sm_clock_mhz} of {state.sm_clock_max_mhz} MHz, memory "
+            f"{state.memory_clock_mhz} MHz, {state.temperature_c} C; {slowed}"
+        )
+        yield Finding(f"clocks {i}", State.WARN if state.unsteady else State.OK, text)
 
 
-class ProcessCheck:
+def other_processes() -> Iterator[Finding]:
     """Other processes that compute on the GPUs."""
-
-    def look(self) -> Iterator[Finding]:
-        """One finding for each GPU."""
-        for i in range(len(nvml.gpu_names())):
-            state = nvml.gpu_state(i)
-            others = [pid for pid in state.processes if pid != os.getpid()] if state else []
-            if others:
-                text = f"other processes compute here: process {', '.join(map(str, others))}"
-                yield Finding(f"processes {i}", State.WARN, text)
-            else:
-                yield Finding(f"processes {i}", State.OK, "no other process computes here")
-
-
-class ReportCheck:
-    """The optional package that draws charts."""
-
-    def look(self) -> Iterator[Finding]:
-        """One finding."""
-        try:
-            version = metadata.version("vl-convert-python")
-        except metadata.PackageNotFoundError:
-            text = (
-                "reports have tables only; pip install '.[report]' in nsa-tune's checkout "
-                "adds charts"
-            )
-            yield Finding("charts", State.NOTE, text)
+    for i in range(len(nvml.gpu_names())):
+        state = nvml.gpu_state(i)
+        others = [pid for pid in state.processes if pid != os.getpid()] if state else []
+        if others:
+            text = f"other processes compute here: process {', '.join(map(str, others))}"
+            yield Finding(f"processes {i}", State.WARN, text)
         else:
-            yield Finding("charts", State.OK, f"vl-convert-python {version}")
+            yield Finding(f"processes {i}", State.OK, "no other process computes here")
 
 
-class DatabaseCheck:
+def charts() -> Iterator[Finding]:
+    """The optional package that draws charts."""
+    try:
+        version = metadata.version("vl-convert-python")
+    except metadata.PackageNotFoundError:
+        text = (
+            "reports have tables only; pip install '.[report]' in nsa-tune's checkout adds charts"
+        )
+        yield Finding("charts", State.NOTE, text)
+    else:
+        yield Finding("charts", State.OK, f"vl-convert-python {version}")
+
+
+def databases(place: Path | None = None) -> Iterator[Finding]:
     """The server of the database where it has one, the database, and the shipped tables."""
-
-    def __init__(self, place: Path | None = None) -> None:
-        self._place = place
-
-    def look(self) -> Iterator[Finding]:
-        """One finding for each of them."""
-        named = self._place or os.environ.get("NSA_TUNE_DB", "")
-        try:
-            served = places.fetched_from(named) if named else None
-            if served is not None:
-                yield _of_server(served)
-            local = places.user_database() if served is not None else self._place
-            yield _of_database(local or places.database_to_write())
-        except UsageError as error:
-            yield Finding("database", State.FAIL, str(error))
-        shipped = places.shipped()
-        yield Finding("shipped tables", State.OK if shipped else State.NOTE, str(len(shipped)))
+    named = place or os.environ.get("NSA_TUNE_DB", "")
+    try:
+        served = places.fetched_from(named) if named else None
+        if served is not None:
+            yield _of_server(served)
+        local = places.user_database() if served is not None else place
+        yield _of_database(local or places.database_to_write())
+    except UsageError as error:
+        yield Finding("database", State.FAIL, str(error))
+    shipped = places.shipped()
+    yield Finding("shipped tables", State.OK if shipped else State.NOTE, str(len(shipped)))
 
 
 def _of_server(served: Fetched) -> Finding:
@@ -263,14 +233,3 @@ def _of_database(path: Path) -> Finding:
     return Finding(
         "database", State.WARN, f"{text}; it is not writable, give another one with --db"
     )
-
-
-CHECKS: tuple[MachineCheck, ...] = (
-    DeviceCheck(),
-    TorchCheck(),
-    LibraryCheck(),
-    ClockCheck(),
-    ProcessCheck(),
-    ReportCheck(),
-)
-"""All but `DatabaseCheck`, which needs a path."""

@@ -36,13 +36,13 @@ def _state(monkeypatch: pytest.MonkeyPatch, state: GpuState | None) -> None:
     monkeypatch.setattr(nvml, "gpu_state", lambda ordinal: state)
 
 
-def _found(check: doctor.MachineCheck) -> dict[str, Finding]:
-    return {finding.subject: finding for finding in check.look()}
+def _found(findings: Iterator[Finding]) -> dict[str, Finding]:
+    return {finding.subject: finding for finding in findings}
 
 
 @pytest.mark.usefixtures("one_gpu")
 def test_a_gpu_is_named_with_its_driver() -> None:
-    found = _found(doctor.DeviceCheck())
+    found = _found(doctor.gpus())
 
     assert found["GPU 0"].text == "NVIDIA H100 80GB HBM3"
     assert found["driver"].text == "580.65.06"
@@ -51,12 +51,12 @@ def test_a_gpu_is_named_with_its_driver() -> None:
 def test_an_unknown_gpu_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nvml, "gpu_names", lambda: ["NVIDIA X1"])
 
-    assert _found(doctor.DeviceCheck())["GPU 0"].state is State.NOTE
+    assert _found(doctor.gpus())["GPU 0"].state is State.NOTE
 
 
 @pytest.mark.usefixtures("no_gpu")
 def test_without_a_gpu_the_cpu_is_named() -> None:
-    found = _found(doctor.DeviceCheck())
+    found = _found(doctor.gpus())
 
     assert found["GPU"].state is State.NOTE
     assert "CPU" in found["GPU"].text
@@ -69,7 +69,7 @@ def test_an_absent_library_matters_on_a_gpu_only(
     monkeypatch.setattr(nvml, "gpu_names", lambda: gpus)
     monkeypatch.setattr(providers, "answering", lambda name: None)
 
-    finding = _found(doctor.LibraryCheck())["flash_mla"]
+    finding = _found(doctor.kernel_libraries())["flash_mla"]
 
     assert finding.state is state
     assert "pip install sgl-flash-mla" in finding.text
@@ -79,7 +79,7 @@ def test_an_absent_library_matters_on_a_gpu_only(
 def test_an_optional_library_is_a_note_even_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(providers, "answering", lambda name: None)
 
-    finding = _found(doctor.LibraryCheck())["sglang_tilelang"]
+    finding = _found(doctor.kernel_libraries())["sglang_tilelang"]
 
     assert finding.state is State.NOTE
     assert finding.text == "optional, not installed: pip install sglang tilelang"
@@ -89,7 +89,7 @@ def test_the_distribution_of_a_library_is_named(monkeypatch: pytest.MonkeyPatch)
     answer = Answering("flash_mla", "sglang-kernel", "0.4.1", "sgl_kernel.flash_mla")
     monkeypatch.setattr(providers, "answering", lambda name: answer)
 
-    found = _found(doctor.LibraryCheck())
+    found = _found(doctor.kernel_libraries())
 
     assert found["flash_mla"] == Finding(
         "flash_mla", State.OK, "sglang-kernel 0.4.1, as sgl_kernel.flash_mla"
@@ -99,7 +99,7 @@ def test_the_distribution_of_a_library_is_named(monkeypatch: pytest.MonkeyPatch)
 def test_missing_torch_fails_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
 
-    finding = _found(doctor.TorchCheck())["torch"]
+    finding = _found(doctor.torch_build())["torch"]
 
     assert finding.state is State.FAIL
     assert "pip install '.[tune]'" in finding.text
@@ -111,12 +111,12 @@ def test_a_torch_that_cannot_use_the_gpu_fails(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
 
-    assert _found(doctor.TorchCheck())["torch"].state is State.FAIL
+    assert _found(doctor.torch_build())["torch"].state is State.FAIL
 
 
 @pytest.mark.usefixtures("one_gpu")
 def test_clocks_are_reported() -> None:
-    finding = _found(doctor.ClockCheck())["clocks 0"]
+    finding = _found(doctor.clocks())["clocks 0"]
 
     assert finding.state is State.OK
     assert "1980 of 1980 MHz" in finding.text
@@ -127,7 +127,7 @@ def test_clocks_are_reported() -> None:
 def test_a_slowdown_is_a_warning_that_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     _state(monkeypatch, GpuState(900, 1980, 2619, 90, ("hardware thermal slowdown",), True, ()))
 
-    finding = _found(doctor.ClockCheck())["clocks 0"]
+    finding = _found(doctor.clocks())["clocks 0"]
 
     assert finding.state is State.WARN
     assert "hardware thermal slowdown" in finding.text
@@ -137,21 +137,21 @@ def test_a_slowdown_is_a_warning_that_names_it(monkeypatch: pytest.MonkeyPatch) 
 def test_a_driver_that_does_not_answer_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     _state(monkeypatch, None)
 
-    assert _found(doctor.ClockCheck())["clocks 0"].state is State.NOTE
+    assert _found(doctor.clocks())["clocks 0"].state is State.NOTE
 
 
 @pytest.mark.usefixtures("one_gpu")
 def test_other_processes_are_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     _state(monkeypatch, GpuState(1980, 1980, 2619, 41, (), False, (4242,)))
 
-    finding = _found(doctor.ProcessCheck())["processes 0"]
+    finding = _found(doctor.other_processes())["processes 0"]
 
     assert finding.state is State.WARN
     assert "4242" in finding.text
 
 
 def test_a_database_that_is_not_there_yet_is_noted(tmp_path: Path) -> None:
-    finding = _found(doctor.DatabaseCheck(tmp_path / "none.db"))["database"]
+    finding = _found(doctor.databases(tmp_path / "none.db"))["database"]
 
     assert finding.state is State.NOTE
 
@@ -160,7 +160,7 @@ def test_a_damaged_database_fails(tmp_path: Path) -> None:
     path = tmp_path / "bad.db"
     path.write_text("no database at all")
 
-    finding = _found(doctor.DatabaseCheck(path))["database"]
+    finding = _found(doctor.databases(path))["database"]
 
     assert finding.state is State.FAIL
     assert str(path) in finding.text
@@ -173,18 +173,10 @@ def test_a_database_is_counted(tmp_path: Path) -> None:
     with Store.open(path) as store:
         import_text(store, text)
 
-    finding = _found(doctor.DatabaseCheck(path))["database"]
+    finding = _found(doctor.databases(path))["database"]
 
     assert finding.state is State.OK
     assert f"1 table, {len(table.measurements)} measurements" in finding.text
-
-
-class _Says:
-    def __init__(self, *findings: Finding) -> None:
-        self._findings = findings
-
-    def look(self) -> Iterator[Finding]:
-        yield from self._findings
 
 
 @pytest.mark.parametrize(
@@ -199,7 +191,7 @@ class _Says:
 def test_the_conclusion_is_the_worst_finding(
     states: tuple[State, ...], fit: bool, start: str
 ) -> None:
-    diagnosis = examine([_Says(*(Finding("one", state, "text") for state in states))])
+    diagnosis = Diagnosis(tuple(Finding("one", state, "text") for state in states))
 
     assert diagnosis.fit is fit
     assert diagnosis.conclusion.startswith(start)
@@ -207,7 +199,7 @@ def test_the_conclusion_is_the_worst_finding(
 
 @pytest.mark.usefixtures("no_gpu")
 def test_a_whole_examination_ends_with_one_line(tmp_path: Path) -> None:
-    diagnosis = examine(database=tmp_path / "none.db")
+    diagnosis = examine(tmp_path / "none.db")
 
     assert isinstance(diagnosis, Diagnosis)
     subjects = [finding.subject for finding in diagnosis.findings]
