@@ -18,12 +18,8 @@ if TYPE_CHECKING:
     from nsa_tune.autotune.probe.tries import Try
 
 
-class _PrintedTries:
-    """A `ProbeProgress` that prints each try to stderr."""
-
-    def tried(self, name: str, one: Try) -> None:
-        """One line for each try."""
-        say(plain(f"{name} {one.size}: {one.outcome}{', ' + one.words if one.words else ''}"))
+def _say_tried(name: str, one: Try) -> None:
+    say(plain(f"{name} {one.size}: {one.outcome}{', ' + one.words if one.words else ''}"))
 
 
 @grouped
@@ -66,7 +62,7 @@ def probe(
         deadline_s=deadline,
     )
     try:
-        found = find_limits(request, None if quiet else _PrintedTries())
+        found = find_limits(request, None if quiet else _say_tried)
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
     if json:

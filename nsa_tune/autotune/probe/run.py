@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TypeAlias
 
 from nsa_tune._errors import MachineUnfit, UnknownName, UsageError
 from nsa_tune.autotune.bench import devices
@@ -118,14 +118,11 @@ class Probed:
     """Why the kernel could not be tried, so that nothing is stored; "" where it could."""
 
 
-class ProbeProgress(Protocol):
-    """What a probe calls to report what it does."""
-
-    def tried(self, name: str, result: Try) -> None:
-        """A try for the limit `name` has ended."""
+Told: TypeAlias = Callable[[str, Try], None]
+"""Is called with the name of a limit when a try for it has ended."""
 
 
-def probe(request: ProbeRequest, progress: ProbeProgress | None = None) -> list[Probed]:
+def probe(request: ProbeRequest, told: Told | None = None) -> list[Probed]:
     """Find the limits that `request` names, and store each as soon as it is found.
 
     Raises:
@@ -149,7 +146,7 @@ def probe(request: ProbeRequest, progress: ProbeProgress | None = None) -> list[
         outcome = "interrupted"
         try:
             for limit in limits:
-                probed = _probed(limit, setting, target, request, progress)
+                probed = _probed(limit, setting, target, request, told)
                 store.add_limits(number, _rows(limit, probed))
                 results.append(probed)
             outcome = "done"
@@ -184,12 +181,12 @@ def _fits(limit: Limit, setting: Setting) -> bool:
 
 def _probed(
     limit: Limit, setting: Setting, target: Target, request: ProbeRequest,
-    progress: ProbeProgress | None,
+    told: Told | None,
 ) -> Probed:  # fmt: skip
     def run(size: int) -> Try:
         result = attempt(limit.trial, size, target, request.deadline_s)
-        if progress is not None:
-            progress.tried(limit.name, result)
+        if told is not None:
+            told(limit.name, result)
         return result
 
     formula, most = limit.expected(setting), limit.most(setting)

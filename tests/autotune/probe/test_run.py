@@ -48,12 +48,11 @@ def test_a_limit_is_stored_and_the_try_past_it_is_reported(
     monkeypatch.setattr(probing, "LIMITS", limit_of("segfaults"))
     seen: list[Try] = []
 
-    class Progress:
-        def tried(self, name: str, one: Try) -> None:
-            assert name == "rows"
-            seen.append(one)
+    def told(name: str, one: Try) -> None:
+        assert name == "rows"
+        seen.append(one)
 
-    (one,) = probe(request(tmp_path, blind=blind), Progress())
+    (one,) = probe(request(tmp_path, blind=blind), told)
 
     assert (one.found.limit, one.formula) == (LIMIT, 36)
     assert one.found.past is not None
