@@ -17,7 +17,7 @@ from nsa_tune.backend.kernels.mqa_schedule import mqa_schedule_reference
 from nsa_tune.backend.libraries.deep_gemm import calls as deep_gemm
 from nsa_tune.backend.libraries.flash_mla import calls as flash_mla
 from nsa_tune.backend.libraries.flash_mla.limits import padded_heads
-from nsa_tune.backend.points.indexer_layout.case import indexer_case
+from nsa_tune.backend.points.indexer_layout.case import IndexerCase
 from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.profiles import profile_of
 
@@ -68,7 +68,7 @@ def next_n(size: int, target: Target) -> dict[str, float]:
     device = torch.device(target.device)
     setting = devices.setting_of(device, target.model, target.heads, target.kv_dtype)
     batch = Batch.verify([5000, 700, 64], size) if size > 1 else Batch.decode([5000, 700, 64])
-    case = indexer_case(batch, setting, device)
+    case = IndexerCase(batch, setting, device)
     plan = deep_gemm.schedule(case.context_lens, case.profile.page_size)
     out = deep_gemm.paged_mqa_logits(
         case.q, case.pool, case.weights, case.context_lens, case.block_table, plan,

@@ -8,10 +8,9 @@ from functools import cached_property, lru_cache
 
 import torch
 
-from nsa_tune._errors import BatchError
 from nsa_tune.backend.kernels import packed_fp8
 from nsa_tune.backend.points.checked_rows import checked_rows, worst_error
-from nsa_tune.backend.points.paging import Paging, scatter, spread_keys
+from nsa_tune.backend.points.paging import Paging, scatter, slots_for, spread_keys
 from nsa_tune.backend.points.selections import Selection, selected_keys
 from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.layouts import KVLayout
@@ -75,7 +74,6 @@ class PrefillCase:
     def __init__(
         self, batch: Batch, setting: Setting, layer: _Layer, paging: Paging, device: torch.device
     ) -> None:
-        assert batch.lens is not None
         self.batch, self.setting, self.device = batch, setting, device
         self.profile, self.heads, self.layout = setting.profile, setting.heads, setting.layout
         self.pool, self.w_kv, self.w_uk, self.w_uv = (
@@ -84,8 +82,8 @@ class PrefillCase:
         self._layer = layer
         self.slots, self.block_table = paging.slots, paging.block_table
         self.has_prefix = batch.prefix_tokens > 0
-        prefix = torch.tensor([p for p, _ in batch.lens], device=device)
-        new = torch.tensor([e for _, e in batch.lens], device=device)
+        prefix = torch.tensor([p for p, _ in batch.given_lens], device=device)
+        new = torch.tensor([e for _, e in batch.given_lens], device=device)
         self.starts_q = torch.cat((new.new_zeros(1), new.cumsum(0)))
         """[sequences + 1] int64: first query of each sequence."""
         self.starts_kv = paging.starts
@@ -207,14 +205,9 @@ def prefill_case(batch: Batch, setting: Setting, device: torch.device) -> Prefil
     Raises:
         BatchError: when only the batch's sums are known.
     """
-    if batch.lens is None:
-        raise BatchError("a batch of sums only cannot be measured; give the lengths")
     page = setting.profile.page_size
-    lens = [prefix + new for prefix, new in batch.lens]
-    needed = sum(-(-length // page) * page for length in lens)
-    # At least a few times what the L2 holds, so that scattered pages are really scattered.
-    smallest = 2**12 if device.type == "cpu" else 2**18
-    slots = max(smallest, 1 << (needed - 1).bit_length())
+    lens = [prefix + new for prefix, new in batch.given_lens]
+    slots = slots_for(lens, page, device)
     layer = _layer(setting.profile, setting.heads, setting.layout, slots, device)
     paging = scatter(lens, page, slots, device)
     case = PrefillCase if setting.profile.has_indexer else DenseCase

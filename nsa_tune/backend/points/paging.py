@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +18,13 @@ class Paging:
     """[kv tokens] int32: slot of each token, sequence after sequence."""
     block_table: torch.Tensor
     """[sequences, pages of the longest] int32; unused entries repeat page 0."""
+
+
+def slots_for(lens: Iterable[int], page_size: int, device: torch.device) -> int:
+    """Slots of a pool for sequences of so many kv tokens: few sizes, so that batches share pools,
+    and at least a few times what the L2 holds, so that scattered pages are really scattered."""
+    needed = sum(-(-length // page_size) * page_size for length in lens)
+    return max(2**12 if device.type == "cpu" else 2**18, 1 << (needed - 1).bit_length())
 
 
 def scatter(lens: list[int], page_size: int, pool_slots: int, device: torch.device) -> Paging:

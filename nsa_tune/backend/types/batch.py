@@ -67,6 +67,17 @@ class Batch:
         return tuple(zip(map(sub, self.kv_lens, self.new_lens), self.new_lens, strict=True))
 
     @property
+    def given_lens(self) -> tuple[tuple[int, int], ...]:
+        """`lens` of a batch that is measured.
+
+        Raises:
+            BatchError: when only the sums are known.
+        """
+        if (lens := self.lens) is None:
+            raise BatchError("a batch of sums only cannot be measured; give the lengths")
+        return lens
+
+    @property
     def sums(self) -> Batch:
         """The same batch without its lengths."""
         if self.kv_lens is None:

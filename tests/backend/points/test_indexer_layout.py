@@ -13,7 +13,7 @@ from nsa_tune.backend.costmodel.features import Features
 from nsa_tune.backend.costmodel.policy import Policy
 from nsa_tune.backend.hardware.detect import KNOWN
 from nsa_tune.backend.points import POINTS
-from nsa_tune.backend.points.indexer_layout.case import indexer_case
+from nsa_tune.backend.points.indexer_layout.case import IndexerCase
 from nsa_tune.backend.types.layouts import KVLayout
 from nsa_tune.backend.types.point import Setting
 from nsa_tune.backend.types.profiles import profile_of
@@ -50,7 +50,7 @@ def allowed(batch: Batch, setting: Setting) -> list[str]:
 
 @pytest.mark.parametrize(("batch", "name"), list(runs()), ids=str)
 def test_every_layout_computes_the_reference(batch: Batch, name: str) -> None:
-    case = indexer_case(batch, TINY, CPU)
+    case = IndexerCase(batch, TINY, CPU)
     output = INDEXER.arm(name).build(case)()
 
     assert output.shape == (batch.q_tokens, batch.max_kv)
@@ -58,7 +58,7 @@ def test_every_layout_computes_the_reference(batch: Batch, name: str) -> None:
 
 
 def test_a_wrong_logit_is_noticed_and_one_beyond_the_context_is_not() -> None:
-    case = indexer_case(BATCHES[2], TINY, CPU)
+    case = IndexerCase(BATCHES[2], TINY, CPU)
     output = INDEXER.arm("native/torch").build(case)()
 
     output[3, 3:] = float("nan")

@@ -11,7 +11,7 @@ import torch
 from nsa_tune import Batch
 from nsa_tune.backend.hardware.detect import KNOWN
 from nsa_tune.backend.points import POINTS
-from nsa_tune.backend.points.indexer_metadata.case import metadata_case
+from nsa_tune.backend.points.indexer_metadata.case import MetadataCase
 from nsa_tune.backend.types.layouts import KVLayout
 from nsa_tune.backend.types.point import Setting
 from nsa_tune.backend.types.profiles import profile_of
@@ -30,7 +30,7 @@ BATCHES = [Batch.decode([5]), Batch.verify([400, 3000], 2), Batch.extend([700, 0
 @pytest.mark.parametrize("name", ["triton", "torch"])
 @pytest.mark.parametrize("batch", BATCHES, ids=str)
 def test_both_schedules_are_exact(batch: Batch, name: str) -> None:
-    case = metadata_case(batch, TINY, CPU)
+    case = MetadataCase(batch, TINY, CPU)
     output = METADATA.arm(name).build(case)()
 
     assert output.shape == (case.sms + 1, 2)
@@ -38,13 +38,13 @@ def test_both_schedules_are_exact(batch: Batch, name: str) -> None:
 
 
 def test_each_row_sees_the_keys_up_to_its_own() -> None:
-    case = metadata_case(Batch.extend([700, 0], [2, 3]), TINY, CPU)
+    case = MetadataCase(Batch.extend([700, 0], [2, 3]), TINY, CPU)
 
     assert case.context_lens.flatten().tolist() == [701, 702, 1, 2, 3]
 
 
 def test_a_schedule_that_is_off_by_one_is_wrong() -> None:
-    case = metadata_case(BATCHES[1], TINY, CPU)
+    case = MetadataCase(BATCHES[1], TINY, CPU)
     output = METADATA.arm("torch").build(case)()
     output[3, 1] += 1
 

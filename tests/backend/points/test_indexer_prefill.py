@@ -17,7 +17,7 @@ from nsa_tune.backend.kernels import gather_keys
 from nsa_tune.backend.libraries.deep_gemm import calls as deep_gemm
 from nsa_tune.backend.points import POINTS
 from nsa_tune.backend.points.indexer_prefill.arms import chunks
-from nsa_tune.backend.points.indexer_prefill.case import LogitsCase, logits_case
+from nsa_tune.backend.points.indexer_prefill.case import LogitsCase
 from nsa_tune.backend.points.indexer_prefill.features import (
     chunk_bytes,
     makespan_keys,
@@ -98,7 +98,7 @@ def fakes(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", ["ragged", "paged", "chunked", "torch"])
 @pytest.mark.parametrize("batch", BATCHES, ids=str)
 def test_every_way_computes_the_reference(batch: Batch, name: str) -> None:
-    case = logits_case(batch, TINY, CPU)
+    case = LogitsCase(batch, TINY, CPU)
     case.rows_a_chunk = 37
     output = PREFILL.arm(name).build(case)()
 
@@ -110,7 +110,7 @@ def test_every_way_computes_the_reference(batch: Batch, name: str) -> None:
 
 @pytest.mark.usefixtures("fakes")
 def test_chunks_are_the_rows_one_after_the_other() -> None:
-    case = logits_case(BATCHES[2], TINY, CPU)
+    case = LogitsCase(BATCHES[2], TINY, CPU)
     whole = PREFILL.arm("ragged").build(case)()
     case.rows_a_chunk = 37
 
@@ -121,14 +121,14 @@ def test_chunks_are_the_rows_one_after_the_other() -> None:
 
 
 def test_a_chunk_stays_within_the_budget() -> None:
-    case = logits_case(Batch.extend([1000], [500]), TINY, CPU)
+    case = LogitsCase(Batch.extend([1000], [500]), TINY, CPU)
 
     # 1500 keys and 256 more are 7 * 256 values.
     assert case.rows_a_chunk == 2**16 // (7 * 1024)
 
 
 def test_each_query_sees_the_keys_of_its_sequence_up_to_its_own() -> None:
-    case = logits_case(Batch.extend([7, 0], [2, 3]), TINY, CPU)
+    case = LogitsCase(Batch.extend([7, 0], [2, 3]), TINY, CPU)
 
     assert case.lengths.tolist() == [8, 9, 1, 2, 3]
     assert case.first.tolist() == [0, 0, 9, 9, 9]
@@ -142,7 +142,7 @@ def _outputs(case: LogitsCase) -> torch.Tensor:
 
 
 def test_a_wrong_logit_is_noticed_and_one_that_nobody_sees_is_not() -> None:
-    case = logits_case(BATCHES[2], TINY, CPU)
+    case = LogitsCase(BATCHES[2], TINY, CPU)
     output = _outputs(case)
 
     output[0, 1:] = float("nan")
@@ -155,7 +155,7 @@ def test_a_wrong_logit_is_noticed_and_one_that_nobody_sees_is_not() -> None:
 
 
 def test_gathered_keys_are_those_of_the_pool() -> None:
-    case = logits_case(BATCHES[2], TINY, CPU)
+    case = LogitsCase(BATCHES[2], TINY, CPU)
     keys, scales = gather_keys.gather_keys_reference(case.pool, case.slots)
 
     assert torch.equal(keys.float(), case._keys.keys[case.slots.long()].float())
@@ -164,7 +164,7 @@ def test_gathered_keys_are_those_of_the_pool() -> None:
 
 def test_sums_alone_cannot_be_measured() -> None:
     with pytest.raises(BatchError, match="lengths"):
-        logits_case(BATCHES[0].sums, TINY, CPU)
+        LogitsCase(BATCHES[0].sums, TINY, CPU)
 
 
 def test_chunks_are_for_logits_that_pass_the_budget() -> None:
@@ -225,7 +225,7 @@ def test_an_sm_computes_as_many_queries_at_once_as_fill_128_heads(
 
 @pytest.mark.parametrize("batch", [*BATCHES, Batch.extend([1000], [500])], ids=str)
 def test_a_chunk_has_the_rows_that_its_features_say(batch: Batch) -> None:
-    case = logits_case(batch, TINY, CPU)
+    case = LogitsCase(batch, TINY, CPU)
     rows = rows_per_chunk(batch, chunk_bytes(TINY))
 
     assert min(rows, batch.q_tokens) == min(case.rows_a_chunk, batch.q_tokens)
@@ -263,7 +263,7 @@ def test_deep_gemm_has_no_module_without_its_library(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(providers, "answering", lambda name: None)
     monkeypatch.setattr(gather_keys, "gather_keys", gather_keys.gather_keys_reference)
     deep_gemm._module.cache_clear()
-    run = PREFILL.arm("ragged").build(logits_case(BATCHES[0], TINY, CPU))
+    run = PREFILL.arm("ragged").build(LogitsCase(BATCHES[0], TINY, CPU))
 
     with pytest.raises(Exception, match="deep_gemm is not installed"):
         run()

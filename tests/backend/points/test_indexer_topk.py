@@ -15,7 +15,7 @@ from nsa_tune.backend.costmodel.features import Features
 from nsa_tune.backend.hardware.detect import KNOWN
 from nsa_tune.backend.kernels.sampled_topk import sampled_topk_reference
 from nsa_tune.backend.points import POINTS
-from nsa_tune.backend.points.indexer_topk.case import TopkCase, topk_case
+from nsa_tune.backend.points.indexer_topk.case import TopkCase
 from nsa_tune.backend.points.indexer_topk.features import terms
 from nsa_tune.backend.types.layouts import KVLayout
 from nsa_tune.backend.types.point import Setting
@@ -41,7 +41,7 @@ def allowed(batch: Batch, setting: Setting) -> list[str]:
 
 @pytest.mark.parametrize("batch", BATCHES, ids=str)
 def test_the_reference_selects_what_a_sort_selects(batch: Batch) -> None:
-    case = topk_case(batch, TINY, CPU)
+    case = TopkCase(batch, TINY, CPU)
     output = TOPK.arm("torch").build(case)()
 
     assert case.error_of(output) == 0
@@ -52,14 +52,14 @@ def test_the_reference_selects_what_a_sort_selects(batch: Batch) -> None:
 
 
 def test_each_query_chooses_among_the_keys_up_to_its_own() -> None:
-    assert topk_case(BATCHES[1], TINY, CPU).lengths.tolist() == [
+    assert TopkCase(BATCHES[1], TINY, CPU).lengths.tolist() == [
         198, 199, 200, 1, 2, 3, 88, 89, 90,
     ]  # fmt: skip
-    assert topk_case(BATCHES[3], TINY, CPU).lengths.tolist() == [*range(1, 130), *range(401, 408)]
+    assert TopkCase(BATCHES[3], TINY, CPU).lengths.tolist() == [*range(1, 130), *range(401, 408)]
 
 
 def test_rows_lie_as_far_apart_as_deep_gemms() -> None:
-    case = topk_case(BATCHES[0], TINY, CPU)
+    case = TopkCase(BATCHES[0], TINY, CPU)
 
     assert case.scores.shape == (1, 500)
     assert case.padded.shape == (1, 512) and case.padded.is_contiguous()
@@ -70,7 +70,7 @@ def drawn(case: TopkCase, layers: int) -> list[torch.Tensor]:
 
 
 def test_layers_have_scores_of_their_own_and_rows_means_of_their_own() -> None:
-    case = topk_case(Batch.decode([2500] * 4), H200, CPU)
+    case = TopkCase(Batch.decode([2500] * 4), H200, CPU)
     layers = drawn(case, 65)
     means = torch.stack(layers[:64]).mean(dim=2)
 
@@ -81,7 +81,7 @@ def test_layers_have_scores_of_their_own_and_rows_means_of_their_own() -> None:
 
 
 def test_an_arm_goes_from_layer_to_layer() -> None:
-    case = topk_case(BATCHES[0], TINY, CPU)
+    case = TopkCase(BATCHES[0], TINY, CPU)
     run = TOPK.arm("torch").build(case)
     found = [run() for _ in range(65)]
 
@@ -95,14 +95,14 @@ def test_fewer_layers_where_a_layer_has_many_scores(
     most: int, layers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("nsa_tune.backend.points.indexer_topk.case._ON_A_CPU", most)
-    case = topk_case(BATCHES[0], TINY, CPU)
+    case = TopkCase(BATCHES[0], TINY, CPU)
 
     assert case.padded.shape == (1, 512)
     assert len({layer.data_ptr() for layer in drawn(case, 128)}) == layers
 
 
 def test_any_order_and_any_of_equal_scores_is_right() -> None:
-    case = topk_case(Batch.verify([300, 40], 2), TINY, CPU)
+    case = TopkCase(Batch.verify([300, 40], 2), TINY, CPU)
     case.padded[0] = 1.0
     case.padded[1] = 0.0
     case.padded[1, :200] = 2.0
@@ -115,7 +115,7 @@ def test_any_order_and_any_of_equal_scores_is_right() -> None:
 
 @pytest.mark.parametrize("what", ["twice", "worse", "missing", "beyond", "short", "kind", "sign"])
 def test_one_wrong_place_is_wrong(what: str) -> None:
-    case = topk_case(Batch.verify([300, 40], 2), TINY, CPU)
+    case = TopkCase(Batch.verify([300, 40], 2), TINY, CPU)
     output = sampled_topk_reference(case.scores, case.lengths, 128)
     if what == "twice":
         output[1, 5] = output[1, 6]
@@ -155,7 +155,7 @@ def fast_topk_v2(scores: torch.Tensor, topk: int, kept: int) -> torch.Tensor:
 def test_a_kernel_that_keeps_4096_candidates_is_judged_by_the_scores_at_hand(
     keys: int, spread: float, right: bool
 ) -> None:
-    case = topk_case(Batch.decode([keys]), replace(H200, device=TINY.device), CPU)
+    case = TopkCase(Batch.decode([keys]), replace(H200, device=TINY.device), CPU)
     case.padded.sub_(case.padded.mean())
     if spread < 1:
         case.padded.mul_(spread).add_(1.1)
@@ -166,7 +166,7 @@ def test_a_kernel_that_keeps_4096_candidates_is_judged_by_the_scores_at_hand(
 
 def test_sums_alone_cannot_be_measured() -> None:
     with pytest.raises(BatchError, match="lengths"):
-        topk_case(BATCHES[0].sums, TINY, CPU)
+        TopkCase(BATCHES[0].sums, TINY, CPU)
 
 
 def test_nothing_is_selected_where_everything_is() -> None:

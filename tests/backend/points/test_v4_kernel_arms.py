@@ -11,7 +11,7 @@ import torch
 from nsa_tune import Batch
 from nsa_tune.backend.libraries.flash_mla import calls as flash_mla
 from nsa_tune.backend.points import POINTS
-from nsa_tune.backend.points.v4_prefill.case import v4_prefill_case
+from nsa_tune.backend.points.v4_prefill.case import V4PrefillCase
 from nsa_tune.backend.types.layouts import KVLayout
 from nsa_tune.backend.types.point import Setting
 from nsa_tune.backend.types.profiles import profile_of
@@ -91,7 +91,7 @@ def test_a_kernel_arm_passes_what_its_kernel_reads(
     monkeypatch.setattr(flash_mla, "sparse_forward", sparse_forward)
     monkeypatch.setattr(flash_mla, "sparse_decode_two_pools", sparse_decode_two_pools)
     monkeypatch.setattr(flash_mla, "new_schedule", object)
-    case = v4_prefill_case(batch, replace(TINY, heads=heads), ratio, torch.device("cpu"))
+    case = V4PrefillCase(batch, replace(TINY, heads=heads), ratio, torch.device("cpu"))
     output = POINTS[f"v4_prefill_c{ratio}"].arm(arm).build(case)()
 
     assert output.shape == (batch.q_tokens, heads, RANK + ROPE)
@@ -109,7 +109,7 @@ def test_the_layers_of_a_pass_share_a_schedule_and_the_first_makes_it(
 
     monkeypatch.setattr(flash_mla, "sparse_decode_two_pools", kernel)
     monkeypatch.setattr(flash_mla, "new_schedule", object)
-    case = v4_prefill_case(BATCHES[1], TINY, 4, torch.device("cpu"))
+    case = V4PrefillCase(BATCHES[1], TINY, 4, torch.device("cpu"))
     arm = POINTS["v4_prefill_c4"].arm("with_kvcache")
     assert arm.first is not None
     later, first = arm.build(case), arm.first(case)

@@ -16,7 +16,7 @@ from nsa_tune import Batch, BatchError, UsageError
 from nsa_tune.backend.costmodel.features import Features
 from nsa_tune.backend.hardware.detect import KNOWN
 from nsa_tune.backend.points import POINTS, points_for
-from nsa_tune.backend.points.v4_prefill.case import V4PrefillCase, v4_prefill_case
+from nsa_tune.backend.points.v4_prefill.case import V4PrefillCase
 from nsa_tune.backend.points.v4_prefill.features import (
     attended_pairs,
     gathered_tokens,
@@ -57,7 +57,7 @@ def output(ratio: int, batch: Batch, name: str, case: V4PrefillCase) -> torch.Te
 
 @pytest.mark.parametrize(("ratio", "batch", "name"), list(runs()), ids=str)
 def test_every_torch_arm_computes_the_reference(ratio: int, batch: Batch, name: str) -> None:
-    case = v4_prefill_case(batch, TINY, ratio, CPU)
+    case = V4PrefillCase(batch, TINY, ratio, CPU)
     found = output(ratio, batch, name, case)
 
     assert found.shape == (batch.q_tokens, 4, 96)
@@ -65,7 +65,7 @@ def test_every_torch_arm_computes_the_reference(ratio: int, batch: Batch, name: 
 
 
 def test_a_query_sees_its_window_and_whole_groups_before_it() -> None:
-    case = v4_prefill_case(Batch.extend([500], [2]), TINY, 128, CPU)
+    case = V4PrefillCase(Batch.extend([500], [2]), TINY, 128, CPU)
 
     assert case.window_lengths.tolist() == [64, 64]
     assert case.extra_lengths.tolist() == [501 // 128, 502 // 128]
@@ -76,7 +76,7 @@ def test_a_query_sees_its_window_and_whole_groups_before_it() -> None:
 
 
 def test_ratio_4_selects_index_topk_compressed_tokens_of_the_whole_context() -> None:
-    case = v4_prefill_case(Batch.extend([4000], [1]), TINY, 4, CPU)
+    case = V4PrefillCase(Batch.extend([4000], [1]), TINY, 4, CPU)
     chosen = case.extra_indices[0]
 
     assert chosen.unique().numel() > 240
@@ -85,7 +85,7 @@ def test_ratio_4_selects_index_topk_compressed_tokens_of_the_whole_context() -> 
 
 
 def test_compressed_tokens_of_other_sequences_are_never_selected() -> None:
-    case = v4_prefill_case(Batch.extend([800, 40], [8, 8]), TINY, 4, CPU)
+    case = V4PrefillCase(Batch.extend([800, 40], [8, 8]), TINY, 4, CPU)
     first, second = case.extra_indices[:8], case.extra_indices[8:]
 
     assert first.max() < 808 // 4
@@ -93,7 +93,7 @@ def test_compressed_tokens_of_other_sequences_are_never_selected() -> None:
 
 
 def test_the_sink_and_the_compressed_tokens_count() -> None:
-    case = v4_prefill_case(BATCHES[2], TINY, 4, CPU)
+    case = V4PrefillCase(BATCHES[2], TINY, 4, CPU)
     assert case.error_of(output(4, BATCHES[2], "torch_kv", case)) < case.tolerance
     sink, case.sink = case.sink, case.sink + 3
     assert case.error_of(output(4, BATCHES[2], "torch_kv", case)) > case.tolerance
@@ -103,7 +103,7 @@ def test_the_sink_and_the_compressed_tokens_count() -> None:
 
 @pytest.mark.parametrize("row", [0, 39, 40, 48, 178])
 def test_a_wrong_row_at_the_edge_of_a_sequence_is_noticed(row: int) -> None:
-    case = v4_prefill_case(BATCHES[2], TINY, 4, CPU)
+    case = V4PrefillCase(BATCHES[2], TINY, 4, CPU)
     found = output(4, BATCHES[2], "torch_sparse", case)
     found[row] *= 1.05
 
@@ -115,7 +115,7 @@ def test_a_wrong_row_at_the_edge_of_a_sequence_is_noticed(row: int) -> None:
 def test_a_batch_of_sums_only_cannot_be_measured() -> None:
     sums = Batch.from_totals(mode="extend", q_tokens=4, kv_tokens=8, max_kv=8)
     with pytest.raises(BatchError, match="cannot be measured"):
-        v4_prefill_case(sums, TINY, 4, CPU)
+        V4PrefillCase(sums, TINY, 4, CPU)
 
 
 # --- which models, arms and batches

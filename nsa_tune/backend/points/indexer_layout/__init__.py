@@ -22,9 +22,9 @@ __all__ = ["INDEXER_LAYOUT"]
 
 
 def _case(batch: Batch, setting: Setting, device: torch.device) -> Case:
-    from nsa_tune.backend.points.indexer_layout.case import indexer_case
+    from nsa_tune.backend.points.indexer_layout.case import IndexerCase
 
-    return indexer_case(batch, setting, device)
+    return IndexerCase(batch, setting, device)
 
 
 INDEXER_LAYOUT = Point(

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 import torch
 
-from nsa_tune._errors import BatchError
 from nsa_tune.backend.points.checked_rows import row_error
-from nsa_tune.backend.points.paging import scatter
+from nsa_tune.backend.points.paging import scatter, slots_for
 from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.point import Setting
 from nsa_tune.backend.types.profiles import ModelProfile
@@ -56,12 +54,12 @@ class IndexerCase:
     tolerance = 2e-3
     """fp8 products summed in fp32: only the order of the sum differs."""
 
-    def __init__(self, batch: Batch, setting: Setting, pool: KeyPool, device: torch.device) -> None:
-        assert batch.lens is not None
+    def __init__(self, batch: Batch, setting: Setting, device: torch.device) -> None:
         profile = setting.profile
+        contexts = [prefix + new for prefix, new in batch.given_lens]
+        pool = key_pool(profile, slots_for(contexts, profile.page_size, device), device)
         self.batch, self.profile, self.device = batch, profile, device
         self.pool, self._keys = pool.packed, pool
-        contexts = [prefix + new for prefix, new in batch.lens]
         self._contexts = contexts
         self.max_context = batch.max_kv
         paging = scatter(contexts, profile.page_size, pool.keys.shape[0], device)
@@ -103,22 +101,3 @@ class IndexerCase:
         errors = [row_error(output[row, : len(logits)], logits) for row, logits in self._reference]
         # One transfer for all rows. The norm of anything that is not finite is not finite.
         return float(torch.stack(errors).nan_to_num(nan=float("inf")).max())
-
-
-def indexer_case(batch: Batch, setting: Setting, device: torch.device) -> IndexerCase:
-    """The inputs of `batch`.
-
-    Raises:
-        BatchError: when only the batch's sums are known.
-    """
-    if batch.lens is None:
-        raise BatchError("a batch of sums only cannot be measured; give the lengths")
-    slots = slots_for(batch.lens, setting.profile.page_size, device)
-    return IndexerCase(batch, setting, key_pool(setting.profile, slots, device), device)
-
-
-def slots_for(lens: Iterable[tuple[int, int]], page_size: int, device: torch.device) -> int:
-    """Slots of the pool for a batch of (prefix, new): few sizes, so that batches share pools."""
-    needed = sum(-(-(prefix + new) // page_size) * page_size for prefix, new in lens)
-    smallest = 2**12 if device.type == "cpu" else 2**18
-    return max(smallest, 1 << (needed - 1).bit_length())

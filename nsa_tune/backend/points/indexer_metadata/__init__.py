@@ -22,9 +22,9 @@ __all__ = ["INDEXER_METADATA"]
 
 
 def _case(batch: Batch, setting: Setting, device: torch.device) -> Case:
-    from nsa_tune.backend.points.indexer_metadata.case import metadata_case
+    from nsa_tune.backend.points.indexer_metadata.case import MetadataCase
 
-    return metadata_case(batch, setting, device)
+    return MetadataCase(batch, setting, device)
 
 
 INDEXER_METADATA = Point(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from nsa_tune._errors import BatchError
 from nsa_tune.backend import libraries as providers
 from nsa_tune.backend.kernels.mqa_schedule import Split, mqa_schedule_reference
 from nsa_tune.backend.libraries.deep_gemm import calls as deep_gemm
+from nsa_tune.backend.points.paging import query_rows
 from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.point import Setting
 
@@ -21,14 +21,9 @@ class MetadataCase:
     """A schedule is whole numbers that a kernel indexes by: any other is wrong."""
 
     def __init__(self, batch: Batch, setting: Setting, device: torch.device) -> None:
-        assert batch.lens is not None
         self.batch, self.profile, self.device = batch, setting.profile, device
-        prefix = torch.tensor([p for p, _ in batch.lens])
-        new = torch.tensor([e for _, e in batch.lens])
-        sequence = torch.repeat_interleave(torch.arange(len(new)), new)
-        first = (new.cumsum(0) - new)[sequence]
-        seen = prefix[sequence] + torch.arange(batch.q_tokens) - first + 1
-        self.context_lens = seen.int()[:, None].contiguous().to(device)
+        _, seen = query_rows(batch.given_lens, device)
+        self.context_lens = seen[:, None].contiguous()
         """[q tokens, 1] int32: keys that each query sees."""
         self.sms, self.split = setting.device.sms or _SMS_OF_A_CPU, Split.LAST_MORE
         """How the schedule is dealt: as the build of DeepGEMM that is here wants it."""
@@ -40,14 +35,3 @@ class MetadataCase:
         """0 for exactly the schedule, inf for any other."""
         reference = mqa_schedule_reference(self.context_lens, self.sms, self.split)
         return 0.0 if torch.equal(output, reference) else float("inf")
-
-
-def metadata_case(batch: Batch, setting: Setting, device: torch.device) -> MetadataCase:
-    """The inputs of `batch`.
-
-    Raises:
-        BatchError: when only the batch's sums are known.
-    """
-    if batch.lens is None:
-        raise BatchError("a batch of sums only cannot be measured; give the lengths")
-    return MetadataCase(batch, setting, device)

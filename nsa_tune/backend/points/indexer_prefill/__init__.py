@@ -21,9 +21,9 @@ __all__ = ["INDEXER_PREFILL"]
 
 
 def _case(batch: Batch, setting: Setting, device: torch.device) -> Case:
-    from nsa_tune.backend.points.indexer_prefill.case import logits_case
+    from nsa_tune.backend.points.indexer_prefill.case import LogitsCase
 
-    return logits_case(batch, setting, device)
+    return LogitsCase(batch, setting, device)
 
 
 INDEXER_PREFILL = Point(

@@ -7,11 +7,10 @@ from itertools import accumulate
 
 import torch
 
-from nsa_tune._errors import BatchError
 from nsa_tune.backend.points.checked_rows import row_error
-from nsa_tune.backend.points.indexer_layout.case import KeyPool, key_pool, slots_for
+from nsa_tune.backend.points.indexer_layout.case import key_pool
 from nsa_tune.backend.points.indexer_prefill.features import chunk_bytes
-from nsa_tune.backend.points.paging import query_rows, scatter
+from nsa_tune.backend.points.paging import query_rows, scatter, slots_for
 from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.point import Setting
 
@@ -24,23 +23,23 @@ class LogitsCase:
     tolerance = 2e-3
     """fp8 products summed in fp32: only the order of the sum differs."""
 
-    def __init__(self, batch: Batch, setting: Setting, keys: KeyPool, device: torch.device) -> None:
-        assert batch.lens is not None
-        profile = setting.profile
+    def __init__(self, batch: Batch, setting: Setting, device: torch.device) -> None:
+        profile, lens = setting.profile, batch.given_lens
+        contexts = [prefix + new for prefix, new in lens]
+        keys = key_pool(profile, slots_for(contexts, profile.page_size, device), device)
         self.batch, self.setting, self.device = batch, setting, device
         self.pool, self._keys = keys.packed, keys
         """[pages, page size, 1, dim + 4] uint8: a page's e4m3 keys, then its fp32 scales."""
-        contexts = [prefix + new for prefix, new in batch.lens]
         paging = scatter(contexts, profile.page_size, keys.keys.shape[0], device)
         self.slots = paging.slots
         """[kv tokens] int32: slot of each key, sequence after sequence."""
         ends = list(accumulate(contexts))
         self.sequences = [
             (end - context, end, new)
-            for end, context, (_, new) in zip(ends, contexts, batch.lens, strict=True)
+            for end, context, (_, new) in zip(ends, contexts, lens, strict=True)
         ]
         """(first key, end of keys, new tokens) of each sequence."""
-        sequence, self.lengths = query_rows(batch.lens, device)
+        sequence, self.lengths = query_rows(lens, device)
         """[rows] int32: keys that each query sees."""
         self.first = paging.starts[sequence].int()
         """[rows] int32: the first of them among the keys of all sequences."""
@@ -94,15 +93,3 @@ class LogitsCase:
                 errors.append(row_error(seen, logits))
         # The norm of anything that is not finite is not finite.
         return float(torch.stack(errors).nan_to_num(nan=float("inf")).max())
-
-
-def logits_case(batch: Batch, setting: Setting, device: torch.device) -> LogitsCase:
-    """The inputs of `batch`.
-
-    Raises:
-        BatchError: when only the batch's sums are known.
-    """
-    if batch.lens is None:
-        raise BatchError("a batch of sums only cannot be measured; give the lengths")
-    slots = slots_for(batch.lens, setting.profile.page_size, device)
-    return LogitsCase(batch, setting, key_pool(setting.profile, slots, device), device)

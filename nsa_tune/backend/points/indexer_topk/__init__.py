@@ -20,9 +20,9 @@ __all__ = ["INDEXER_TOPK"]
 
 
 def _case(batch: Batch, setting: Setting, device: torch.device) -> Case:
-    from nsa_tune.backend.points.indexer_topk.case import topk_case
+    from nsa_tune.backend.points.indexer_topk.case import TopkCase
 
-    return topk_case(batch, setting, device)
+    return TopkCase(batch, setting, device)
 
 
 INDEXER_TOPK = Point(

@@ -7,7 +7,6 @@ from itertools import cycle
 
 import torch
 
-from nsa_tune._errors import BatchError
 from nsa_tune.backend.points.paging import query_rows
 from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.point import Setting
@@ -35,10 +34,9 @@ class TopkCase:
     """A selection is right or wrong."""
 
     def __init__(self, batch: Batch, setting: Setting, device: torch.device) -> None:
-        assert batch.lens is not None
         self.batch, self.device = batch, device
         self.topk = setting.profile.index_topk
-        _, self.lengths = query_rows(batch.lens, device)
+        _, self.lengths = query_rows(batch.given_lens, device)
         """[rows] int32: scores of a row that count."""
         shape = (batch.q_tokens, -(-batch.max_kv // _PADDED) * _PADDED)
         most = _ON_A_CPU if device.type == "cpu" else _SCORES_OF_LAYERS
@@ -91,14 +89,3 @@ def _scores(shape: tuple[int, int], generator: torch.Generator) -> torch.Tensor:
     """Normally distributed, around a mean between -1 and 0 that each row has of its own."""
     scores = torch.randn(shape, generator=generator, device=generator.device)
     return scores.sub_(torch.rand((shape[0], 1), generator=generator, device=generator.device))
-
-
-def topk_case(batch: Batch, setting: Setting, device: torch.device) -> TopkCase:
-    """The inputs of `batch`.
-
-    Raises:
-        BatchError: when only the batch's sums are known.
-    """
-    if batch.lens is None:
-        raise BatchError("a batch of sums only cannot be measured; give the lengths")
-    return TopkCase(batch, setting, device)

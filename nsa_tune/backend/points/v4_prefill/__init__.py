@@ -27,9 +27,9 @@ _RATIOS = (4, 128)
 
 
 def _case(ratio: int, batch: Batch, setting: Setting, device: torch.device) -> Case:
-    from nsa_tune.backend.points.v4_prefill.case import v4_prefill_case
+    from nsa_tune.backend.points.v4_prefill.case import V4PrefillCase
 
-    return v4_prefill_case(batch, setting, ratio, device)
+    return V4PrefillCase(batch, setting, ratio, device)
 
 
 def _point(ratio: int) -> Point:

@@ -7,7 +7,6 @@ from functools import cached_property, lru_cache
 
 import torch
 
-from nsa_tune._errors import BatchError
 from nsa_tune.backend.kernels import v4_paged
 from nsa_tune.backend.points.checked_rows import checked_rows, worst_error
 from nsa_tune.backend.points.paging import Paging, scatter, spread_keys
@@ -68,13 +67,13 @@ class V4PrefillCase:
     """bf16 operands and probabilities; a wrong key leaves far more."""
 
     def __init__(self, batch: Batch, setting: Setting, ratio: int, device: torch.device) -> None:
-        assert batch.lens is not None
+        lens = batch.given_lens
         self.batch, self.setting, self.ratio, self.device = batch, setting, ratio, device
         self.profile, self.heads = setting.profile, setting.heads
         profile = self.profile
-        totals = [prefix + new for prefix, new in batch.lens]
+        totals = [prefix + new for prefix, new in lens]
         windows = [
-            min(t, new + profile.window - 1) for t, (_, new) in zip(totals, batch.lens, strict=True)
+            min(t, new + profile.window - 1) for t, (_, new) in zip(totals, lens, strict=True)
         ]
         # A compressed token stands for `ratio` tokens, all of which came before its reader.
         extras = [total // ratio for total in totals]
@@ -100,9 +99,8 @@ class V4PrefillCase:
         return pool, scatter(lens, page_size, slots, self.device)
 
     def _locate_queries(self, windows: list[int], totals: list[int]) -> None:
-        assert self.batch.lens is not None
         device = self.device
-        new = torch.tensor([new for _, new in self.batch.lens], device=device)
+        new = torch.tensor([new for _, new in self.batch.given_lens], device=device)
         total, window = torch.tensor(totals, device=device), torch.tensor(windows, device=device)
         self._starts_q = torch.cat((new.new_zeros(1), new.cumsum(0)))
         sequence = torch.repeat_interleave(torch.arange(len(new), device=device), new)
@@ -184,16 +182,3 @@ class V4PrefillCase:
     def error_of(self, output: torch.Tensor) -> float:
         """Largest relative error of a checked row; inf when any output is not finite."""
         return worst_error(output, self._checked, self._reference)
-
-
-def v4_prefill_case(
-    batch: Batch, setting: Setting, ratio: int, device: torch.device
-) -> V4PrefillCase:
-    """The inputs of `batch` in a layer of compression ratio `ratio`.
-
-    Raises:
-        BatchError: when only the batch's sums are known.
-    """
-    if batch.lens is None:
-        raise BatchError("a batch of sums only cannot be measured; give the lengths")
-    return V4PrefillCase(batch, setting, ratio, device)
