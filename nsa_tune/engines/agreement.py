@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable
 from dataclasses import fields
 from typing import Any, Protocol
 
@@ -47,7 +46,6 @@ def agree(
     rank: int,
     ranks: int,
     timeout_s: float = 60.0,
-    clock: Callable[[], float] = time.monotonic,
 ) -> bool:
     """Whether all ranks gave the same answer in time. The result is the same on each rank.
 
@@ -61,13 +59,12 @@ def agree(
         rank: this rank's number, from 0.
         ranks: how many there are.
         timeout_s: how long to wait for the others, in seconds.
-        clock: for tests.
     """
     name = f"nsa_tune/{question}"
     store.set(f"{name}/{rank}", answer)
     keys = [f"{name}/{number}" for number in range(ranks)]
-    until, pause_s = clock() + timeout_s, _FIRST_POLL_S
-    while not store.check(keys) and clock() < until:
+    until, pause_s = time.monotonic() + timeout_s, _FIRST_POLL_S
+    while not store.check(keys) and time.monotonic() < until:
         if store.check([f"{name}/verdict"]):
             break
         time.sleep(pause_s)

@@ -34,15 +34,15 @@ CHEAP_US = 4000.0
 """An arm with a verdict leaves in any case when its samples have taken this long together."""
 
 
-def verdict_of(interval: tuple[float, float] | None, margin: float = MARGIN) -> Verdict:
+def verdict_of(interval: tuple[float, float] | None) -> Verdict:
     """The verdict on an arm from the interval of log(its time / the fastest's time).
 
-    WIN means that the fastest wins, or that this arm does; TIE that they are within `margin`.
+    WIN means that the fastest wins, or that this arm does; TIE that they are within `MARGIN`.
     """
     if interval is None:
         return Verdict.UNSURE
     low, high = interval
-    reach = log1p(margin)
+    reach = log1p(MARGIN)
     if low > reach or high < -reach:
         return Verdict.WIN
     return Verdict.TIE if -reach <= low and high <= reach else Verdict.UNSURE

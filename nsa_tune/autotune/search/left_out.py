@@ -54,7 +54,7 @@ class LeftOut:
 
 
 def left_out(
-    points: Iterable[Point], setting: Setting, rows: Iterable[Measurement], seed: int = 0
+    points: Iterable[Point], setting: Setting, rows: Iterable[Measurement]
 ) -> dict[str, LeftOut]:
     """By question, for which at least two batches have a choice."""
     by_point: dict[str, list[Measurement]] = {}
@@ -63,19 +63,17 @@ def left_out(
     estimates: dict[str, LeftOut] = {}
     for point in points:
         if point.name in by_point:
-            estimates |= _of_point(point, setting, by_point[point.name], seed)
+            estimates |= _of_point(point, setting, by_point[point.name])
     return estimates
 
 
-def _of_point(
-    point: Point, setting: Setting, rows: Sequence[Measurement], seed: int
-) -> dict[str, LeftOut]:
+def _of_point(point: Point, setting: Setting, rows: Sequence[Measurement]) -> dict[str, LeftOut]:
     times: dict[str, dict[str, float]] = {}
     for row in (measured.amortised(setting.sharing) for measured in rows):
         if row.status is Status.OK and row.latency_us is not None:
             times.setdefault(row.batch, {})[row.arm] = row.latency_us
     words = sorted(word for word, by_arm in times.items() if len(by_arm) > 1)
-    Random(seed).shuffle(words)
+    Random(0).shuffle(words)
     losses: dict[str, dict[str, float]] = {}
     for part in range(min(_PARTS, len(words))):
         away = set(words[part::_PARTS])
@@ -86,7 +84,7 @@ def _of_point(
                 cost = _cost(point, name, times[word], arm)
                 if cost is not None:
                     losses.setdefault(name, {})[word] = cost
-    nearest = _Nearest(point, setting, words, seed)
+    nearest = _Nearest(point, setting, words)
     return {
         name: _summed(losses[name], nearest.weights(losses[name]))
         for name in (question.name for question in point.questions)
@@ -122,8 +120,8 @@ def _cost(point: Point, name: str, times: Mapping[str, float], arm: str) -> floa
 class _Nearest:
     """Random batches of a point, and which measured ones lie nearest to them."""
 
-    def __init__(self, point: Point, setting: Setting, words: Iterable[str], seed: int) -> None:
-        features, random = Features(point, setting), Random(f"{point.name} {seed}")
+    def __init__(self, point: Point, setting: Setting, words: Iterable[str]) -> None:
+        features, random = Features(point, setting), Random(f"{point.name} 0")
         self._at = {word: features.position(Batch.parse(word)) for word in words}
         self._drawn = []
         for _ in range(_DRAWN):

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -29,10 +29,9 @@ _MOST_FINDINGS, _MOST_FINDINGS_BY_TOKEN = 10_000, 1000
 class Demand:
     """Turns what hosts say into proposals."""
 
-    def __init__(self, state: State, jobs: Jobs, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, state: State, jobs: Jobs) -> None:
         self._state = state
         self._jobs = jobs
-        self._clock = clock
 
     def wanted(self, target: Target, keys: Sequence[Key], by: str) -> tuple[str, Job | None]:
         """The digest of the table that `target` asks for, or "" and the job that will make it.
@@ -103,7 +102,7 @@ class Demand:
                 connection.execute(
                     "INSERT INTO findings (digest, point, document, found_by, found) "
                     "VALUES (?, ?, ?, ?, ?)",
-                    [key.digest, point, text, by, self._clock()],
+                    [key.digest, point, text, by, time.time()],
                 )
         return self._jobs.propose(
             target, f"{by} found that {point} no longer holds", by=by,

@@ -12,7 +12,6 @@ import sqlite3
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -47,9 +46,8 @@ class Counted(NamedTuple):
 class BatchWeights:
     """The weights in a state."""
 
-    def __init__(self, state: State, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, state: State) -> None:
         self._state = state
-        self._clock = clock
 
     def add(self, path: Path, by: str) -> Counted:
         """Count the decisions of the log `path`, which the token `by` sent; of one that was sent
@@ -101,7 +99,7 @@ class BatchWeights:
             connection.execute(
                 "INSERT INTO weighted VALUES (?, ?, ?, ?, ?, ?) "
                 "ON CONFLICT DO UPDATE SET added = excluded.added",
-                [*table, by, self._clock()],
+                [*table, by, time.time()],
             )
             connection.execute(
                 "DELETE FROM weights WHERE gpu = ?1 AND model = ?2 AND heads = ?3 "
