@@ -234,7 +234,7 @@ def test_a_lock_on_the_services_own_database_holds_up_no_reader(tmp_path: Path) 
         assert service.post("/v1/jobs/claim", CLAIM).status == 200
 
 
-@pytest.mark.parametrize(("file_bytes", "taken"), [(300 * 2**10, False), (2**19, True)])
+@pytest.mark.parametrize(("file_bytes", "taken"), [(160 * 2**10, False), (2**19, True)])
 def test_what_a_full_disk_refuses_is_not_stored_and_what_was_acknowledged_is(
     file_bytes: int, taken: bool, tmp_path: Path
 ) -> None:
