@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 DENSE_MLA = "NSA_TUNE_DENSE_MLA"
-"""1 steers engines that run dense MLA too, in which no plug-in has run on a GPU yet."""
+"""1 steers vLLM where it runs dense MLA too: there no plug-in has run on a GPU yet."""
 _NO = ("0", "false", "no", "off")
 
 

@@ -14,11 +14,12 @@ from enum import StrEnum
 from importlib import import_module
 from typing import Any
 
-from nsa_tune.engines.sglang.facts import is_dense_mla
+from nsa_tune.engines.edge import LeftAlone
+from nsa_tune.engines.sglang.facts import facts_of, is_dense_mla
 from nsa_tune.engines.sglang.parallel import parallel
 from nsa_tune.engines.sglang.releases import DENSE_PATHS, INDEXER
 from nsa_tune.engines.symbols import hooks_on
-from nsa_tune.engines.variables import DENSE_MLA, asked_for, switched_on
+from nsa_tune.engines.variables import asked_for, switched_on
 
 
 class Part(StrEnum):
@@ -173,6 +174,14 @@ def _has_indexer(engine: Engine) -> bool:
     return hasattr(engine.backend, "set_dsa_prefill_impl")
 
 
+def _unknown(engine: Engine) -> bool:
+    """Whether it runs dense MLA that was never tried: nothing is captured for it then."""
+    try:
+        return not (_has_indexer(engine) or facts_of(engine.backend, engine.runner))
+    except LeftAlone:
+        return True
+
+
 def _nothing_to_copy(engine: Engine) -> bool:
     return not (reads_back(engine.backend) or pads(engine.backend))
 
@@ -205,10 +214,7 @@ ROWS: tuple[Row, ...] = (
         Part.TABLE, Part.DENSE_MLA, Part.SPARSE, Part.DECODE_GRAPHS, Part.TOPK, Part.COPIES,
         Part.DECODE,
     ),
-    _row(
-        f"dense MLA, unless `{DENSE_MLA}=1`",
-        lambda engine: not (_has_indexer(engine) or asked_for(DENSE_MLA)), Part.PASSES,
-    ),
+    _row("dense MLA of other models than V3, R1 and Kimi K2, or over fp8", _unknown, Part.PASSES),
     _row("deterministic inference", lambda engine: engine.backend.num_splits != 0, *_OFF),
     _row(
         "HiSparse",

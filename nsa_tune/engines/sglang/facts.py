@@ -11,6 +11,8 @@ from nsa_tune.backend.types.profiles import ALL_TOKENS, PROFILES, ModelProfile
 from nsa_tune.engines.edge import LeftAlone
 from nsa_tune.engines.sglang.parallel import parallel
 
+_HIDDEN = 7168
+"""Width of V3, R1 and Kimi K2. V2 and others share the shape of their attention, and never ran."""
 _CHUNK = 8192
 """SGLang's own chunk on an 80 GB GPU, where no size was asked for."""
 
@@ -71,12 +73,14 @@ def _dense_facts(backend: Any, model_runner: Any) -> Facts:
         profile
         for profile in PROFILES.values()
         if not profile.has_indexer
+        and config.hidden_size == _HIDDEN
         and shape == (profile.rank, profile.nope, profile.rope, profile.v)
     ]
     # Kimi K2 differs from V3 in its heads only.
     alike.sort(key=lambda profile: profile.heads != config.num_attention_heads)
     if not alike:
         given = ", ".join(f"{name} {value}" for name, value in zip(names, shape, strict=True))
+        given = f"hidden_size {config.hidden_size}, {given}"
         raise LeftAlone(f"no model profile has {given} and no indexer")
     dtype = str(getattr(model_runner, "kv_cache_dtype", None))
     if dtype != "torch.bfloat16":

@@ -44,6 +44,7 @@ def _runner(heads: int = 128, dtype: str = "torch.bfloat16", **shape: int) -> An
         "qk_nope_head_dim": 128,
         "qk_rope_head_dim": 64,
         "v_head_dim": 128,
+        "hidden_size": 7168,
     }
     return SimpleNamespace(
         model_config=SimpleNamespace(num_attention_heads=heads, **(widths | shape)),
@@ -70,6 +71,8 @@ def test_an_engine_of_dense_mla_is_known_by_its_shape(heads: int, model: str) ->
 def test_other_shapes_and_pools_are_left_alone() -> None:
     with pytest.raises(LeftAlone, match="no model profile"):
         facts_of(FlashAttentionBackend(), _runner(kv_lora_rank=256))
+    with pytest.raises(LeftAlone, match="hidden_size 5120"):
+        facts_of(FlashAttentionBackend(), _runner(hidden_size=5120))
     with pytest.raises(LeftAlone, match="float8"):
         facts_of(FlashAttentionBackend(), _runner(dtype="torch.float8_e4m3fn"))
 
@@ -89,17 +92,15 @@ def test_no_table_and_no_other_kernel_has_a_say_there() -> None:
         assert why_not(part, engine) == "dense MLA"
 
 
-def test_its_passes_are_steered_only_where_that_is_asked_for(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    engine = Engine(_runner(), FlashAttentionBackend())
-    off = "dense MLA, unless `NSA_TUNE_DENSE_MLA=1`"
+@pytest.mark.usefixtures("eight_ranks")
+def test_its_passes_are_steered_without_being_asked_for_where_the_model_is_known() -> None:
+    row = next(row for row in ROWS if row.reason.startswith("dense MLA of other models"))
+    assert row.parts == {Part.PASSES}
 
-    assert why_not(Part.PASSES, engine) == off
-    monkeypatch.setenv("NSA_TUNE_DENSE_MLA", "1")
-    # The next reason asks the engine for more than stands here.
-    row = next(row for row in ROWS if row.reason == off)
-    assert not row.applies(engine)
+    assert not row.applies(Engine(_runner(), FlashAttentionBackend()))
+    # Nothing is captured for what would be left alone afterwards.
+    for changed in (_runner(hidden_size=5120), _runner(dtype="torch.float8_e4m3fn")):
+        assert why_not(Part.PASSES, Engine(changed, FlashAttentionBackend())) == row.reason
 
 
 def test_a_dense_graph_holds_mha_where_sglang_absorbs(monkeypatch: pytest.MonkeyPatch) -> None:
