@@ -6,7 +6,7 @@ import gc
 import logging
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
@@ -26,7 +26,7 @@ from nsa_tune.engines.sglang.pass_mode.steering.steering import Steering
 from nsa_tune.engines.sglang.pass_mode.times import remembered
 from nsa_tune.engines.sglang.pass_mode.times.pass_time import PassTime
 from nsa_tune.engines.sglang.pass_mode.times.pass_times import PassTimes
-from nsa_tune.engines.sglang.pass_mode.times.priors import Place, anchors, of_table, prior, rescaled
+from nsa_tune.engines.sglang.pass_mode.times.priors import Place, prior, rescaled, wanted
 from nsa_tune.engines.sglang.pass_mode.verdicts import verdicts_of
 from nsa_tune.engines.sglang.pass_mode.whole_pass.capture import captured, captured_mib
 from nsa_tune.engines.sglang.prefill import detach, source_of
@@ -168,7 +168,7 @@ def _times(runner: Any, steering: Steering, ranks: Ranks, key: Mapping[str, obje
 
 
 def _measured(
-    runner: Any, steering: Steering, ranks: Ranks, only: frozenset[Place] | None = None
+    runner: Any, steering: Steering, ranks: Ranks, only: Callable[[Place], bool] | None = None
 ) -> list[PassTime]:
     measured = ranks.together("timing passes", lambda: measure(runner, steering, only))
     if measured is None:
@@ -184,8 +184,8 @@ def _by_prior(
     known = ranks.from_first(look() if ranks.rank == 0 else None)
     if known is None:
         return None
-    wanted = anchors(known.times, steering.off) | (of_table(known.times) if table else frozenset())
-    checked = _measured(runner, steering, ranks, wanted)
+    only = wanted(known.times, steering.off, table=table is not None)
+    checked = _measured(runner, steering, ranks, only)
     times = ranks.from_first(rescaled(known.times, checked, steering.off))
     if times is not None:
         text = f"{len(checked)} passes take what an engine of SGLang {known.key.get('sglang')} took"

@@ -7,7 +7,7 @@ all ways: another host, or a busier one, says nothing of the GPU.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 
@@ -22,6 +22,9 @@ _MAY_DIFFER = frozenset({
 """Fields of the key in which a prior's may differ from this engine's. The heads are of one rank, so
 what another number of ranks adds is the all-reduce, to every way. Of whole-pass graphs few are
 timed, and between them times are interpolated."""
+_OF_ROWS = frozenset({"decode_sizes", "draft_tokens"})
+"""Fields that say something of decode graphs only. With speculative decoding passes return hidden
+states besides."""
 _SPREAD, _HOST_SPREAD = 1.15, 2.0
 """By so many times the factors of one way, and those of the host, may differ from each other: in
 one start the same launches took 130 ms and 193."""
@@ -41,31 +44,38 @@ def place_of(time: PassTime) -> Place:
 def prior(key: Mapping[str, object], table: str | None) -> PassTimes | None:
     """Times that may hold for an engine of this key and table: of all that fit the newest.
 
-    Where another table chose the kernels, those of `PassMode.TABLE_KERNEL` are left out.
+    Ways of which they cannot tell are left out: decode graphs where these have other rows, the
+    table's kernels where another table chose them.
     """
 
-    def fits(other: Mapping[str, object]) -> bool:
-        differing = {name for name in key.keys() | other.keys() if key.get(name) != other.get(name)}
-        return differing <= _MAY_DIFFER
+    def differing(other: Mapping[str, object]) -> frozenset[str]:
+        names = key.keys() | other.keys()
+        return frozenset(name for name in names if key.get(name) != other.get(name))
 
-    kept = remembered.newest(fits)
-    if kept is None or not kept[1].times:
+    kept = remembered.newest(lambda other: differing(other) <= _MAY_DIFFER) or remembered.newest(
+        lambda other: differing(other) <= _MAY_DIFFER | _OF_ROWS
+    )
+    if kept is None:
         return None
     known = kept[1]
-    if known.table == table:
-        return known
-    times = [time for time in known.times if time.mode is not PassMode.TABLE_KERNEL]
+    left_out = {PassMode.DECODE_GRAPH} if differing(known.key) & _OF_ROWS else set()
+    if known.table != table:
+        left_out.add(PassMode.TABLE_KERNEL)
+    times = [time for time in known.times if time.mode not in left_out]
     return PassTimes(known.key, times, table) if times else None
 
 
-def of_table(times: Iterable[PassTime]) -> frozenset[Place]:
-    """The passes by which a table's kernels are compared with SGLang's own, where none is known."""
-    places = [place_of(time) for time in times]
-    if any(place[0] is PassMode.TABLE_KERNEL for place in places):
-        return frozenset()
-    return frozenset(
-        (PassMode.TABLE_KERNEL, *place[1:]) for place in places if place[0] is PassMode.ENGINE
-    )
+def wanted(
+    known: Sequence[PassTime], off: frozenset[PassMode], *, table: bool
+) -> Callable[[Place], bool]:
+    """Which passes to measure: the anchors, and all of ways of which no time is known.
+
+    `table`: whether one chooses kernels here.
+    """
+    places, ways = anchors(known, off), {time.mode for time in known}
+    if not table:
+        ways.add(PassMode.TABLE_KERNEL)
+    return lambda place: place in places or place[0] not in ways
 
 
 def anchors(times: Iterable[PassTime], off: frozenset[PassMode]) -> frozenset[Place]:

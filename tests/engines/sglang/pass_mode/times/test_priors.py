@@ -14,10 +14,10 @@ from nsa_tune.engines.sglang.pass_mode.times.pass_time import PassTime
 from nsa_tune.engines.sglang.pass_mode.times.pass_times import PassTimes
 from nsa_tune.engines.sglang.pass_mode.times.priors import (
     anchors,
-    of_table,
     place_of,
     prior,
     rescaled,
+    wanted,
 )
 
 ENGINE, DECODE = PassMode.ENGINE, PassMode.DECODE_GRAPH
@@ -56,6 +56,7 @@ def _here(known: Iterable[PassTime], **factors: float) -> list[PassTime]:
     [
         ({}, True), ({"sglang": "0.5.24", "torch": "2.15.0"}, True), ({"cpu": "an EPYC"}, True),
         ({"tp_size": 8}, True), ({"whole_pass_sizes": {"dense_graph": [64]}}, True),
+        ({"decode_sizes": [4, 32], "draft_tokens": 4}, True),
         ({"heads": 32}, False), ({"new": 1}, False),
     ],
 )  # fmt: skip
@@ -73,11 +74,36 @@ def test_under_another_table_only_its_kernels_are_measured() -> None:
     assert remembered.save(PassTimes(KEY, [*KNOWN, *kernels], "a table"))
 
     same, other = prior(KEY, "a table"), prior(KEY, "another table")
-    assert same is not None and not of_table(same.times)
-    assert other is not None and [*other.times] == KNOWN
-    assert of_table(other.times) == {place_of(time) for time in kernels}
+    assert same is not None and other is not None and [*other.times] == KNOWN
+    assert all(wanted(other.times, NONE, table=True)(place_of(time)) for time in kernels)
+    for times, table in ((same, True), (other, False)):
+        assert not wanted(times.times, NONE, table=table)(place_of(kernels[1]))
     measured = [*_here(KNOWN, engine=1.0, decode_graph=1.0), *kernels]
     assert rescaled(KNOWN, measured, NONE) == [*KNOWN, *kernels]
+
+
+def test_with_other_decode_graphs_only_these_are_measured() -> None:
+    """As with speculative decoding, whose graphs verify four tokens a request."""
+    assert remembered.save(PassTimes(KEY, KNOWN, None))
+    verified = [PassTime(DECODE, size, 100, 110.0 * size) for size in (32, 256, 512)]
+
+    found = prior(KEY | {"draft_tokens": 4, "decode_sizes": [32, 256, 512]}, None)
+    assert found is not None and {time.mode for time in found.times} == {ENGINE}
+    only = wanted(found.times, NONE, table=False)
+    assert all(only(place_of(time)) for time in verified)
+    assert not only(place_of(KNOWN[1])) and only(place_of(KNOWN[0]))
+    measured = [*_here(found.times, engine=1.1), *verified]
+    times = rescaled(found.times, measured, NONE)
+    assert times is not None and times[-3:] == verified
+    assert times[1].pass_us == pytest.approx(1.1 * KNOWN[1].pass_us)
+
+
+def test_an_engine_with_the_same_decode_graphs_comes_first() -> None:
+    for key in (KEY, KEY | {"sglang": "0.5.24", "draft_tokens": 4}):
+        assert remembered.save(PassTimes(key, KNOWN, None))
+
+    found = prior(KEY | {"sglang": "0.5.25"}, None)
+    assert found is not None and found.key == KEY and [*found.times] == KNOWN
 
 
 def test_nothing_but_kernels_is_no_prior() -> None:
