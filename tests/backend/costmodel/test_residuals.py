@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from math import log
 
+import numpy
 import pytest
 
 from nsa_tune.backend.costmodel.residuals import Residuals
@@ -50,6 +52,20 @@ def test_of_many_batches_only_some_are_compared_with() -> None:
     assert len(residuals._places) <= 400
     assert list(residuals._places)[:2] == ["0000", "0003"]
     assert residuals.corrections((500.5,))["a"] == pytest.approx(log(1.1), rel=0.05)
+
+
+def test_numpy_where_it_is_loaded_already_computes_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    places = {text: (*features, float(i)) for i, (text, features) in enumerate(PLACES.items())}
+    residuals = Residuals(places, {"a": STEPS, "b": dict(list(STEPS.items())[2:6])})
+    at = (24.0, 70.0, 3.5)
+    monkeypatch.setitem(sys.modules, "numpy", numpy)
+    found = residuals.corrections(at)
+
+    monkeypatch.delitem(sys.modules, "numpy")
+    assert found == pytest.approx(residuals.corrections(at), rel=1e-12)
+    assert all(type(value) is float for value in found.values())
 
 
 def test_dense_mla_alone_is_corrected() -> None:
