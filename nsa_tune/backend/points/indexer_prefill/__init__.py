@@ -17,8 +17,6 @@ from nsa_tune.backend.types.point import Case, Point, Question, Setting
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["INDEXER_PREFILL"]
-
 
 def _case(batch: Batch, setting: Setting, device: torch.device) -> Case:
     from nsa_tune.backend.points.indexer_prefill.case import LogitsCase

@@ -18,8 +18,6 @@ from nsa_tune.backend.types.point import Arm, Case, Point, Question, Setting
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["PREFILL", "kernels"]
-
 
 def _case(batch: Batch, setting: Setting, device: torch.device) -> Case:
     from nsa_tune.backend.points.attention_case import prefill_case

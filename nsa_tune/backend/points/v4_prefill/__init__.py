@@ -21,8 +21,6 @@ from nsa_tune.backend.types.point import Case, Point, Question, Setting
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["V4_PREFILL"]
-
 _RATIOS = (4, 128)
 
 
