@@ -13,6 +13,7 @@ from typing import TypeAlias
 
 from nsa_tune.autotune.bench.job import Job
 from nsa_tune.backend.types.records import Measurement
+from nsa_tune.db.units import UnitOfRun
 
 OUT_OF_LINE = 0.03
 """Healthy GPUs of one model are within 1 % of each other. Beyond this, one has a problem."""
@@ -24,19 +25,11 @@ _Cell: TypeAlias = tuple[str, str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceReport:
-    """What one unit did in a run."""
+class DeviceReport(UnitOfRun):
+    """What one unit did in a run, as it is reported."""
 
-    unit: str
-    """A GPU's UUID, or "cpu"."""
     device: str
     """Name of its model."""
-    batches: int
-    """That it measured for the table."""
-    ratio: float | None
-    """Its time over the other units' on the same batches; None for a single unit."""
-    node: str = ""
-    """Name of its node in a cluster; empty on this host."""
 
     @property
     def out_of_line(self) -> bool:

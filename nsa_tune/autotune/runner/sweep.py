@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 from nsa_tune.autotune.bench.ceilings import POINT as CEILINGS
 from nsa_tune.autotune.bench.ceilings import lacks_ceilings
@@ -42,13 +42,13 @@ class Sweep:
     """Hands out a schedule's jobs to units and collects their rows."""
 
     def __init__(
-        self, devices: Sequence[Ready], points: Sequence[Point], store: Store,
+        self, first: Ready, points: Sequence[Point], store: Store,
         arguments: Mapping[str, object], make_schedule: MakeSchedule,
     ) -> None:  # fmt: skip
-        self.key = devices[0].key
+        self.key = first.key
         self.points = tuple(points)
         # Guards use the limits that `nsa-tune probe` found on such a device.
-        self.setting = replace(devices[0].setting, limits=store.limits(self.key))
+        self.setting = replace(first.setting, limits=store.limits(self.key))
         stored = [] if arguments["fresh"] else store.current(self.key)
         wanted = bool(arguments.get("ceilings"))
         self._lacks_ceilings = wanted and lacks_ceilings(self.setting.device, stored)
@@ -58,21 +58,22 @@ class Sweep:
         stored = [row for row in stored if not out_of_memory(row)]
         self.skipped = len(stored)
         self.schedule = make_schedule(points, self.setting, stored)
-        self._units = [device.unit for device in devices]
-        self._nodes = {device.unit: device.node for device in devices}
+        self._units: list[str] = []
+        self._nodes: dict[str, str] = {}
         shared = {} if arguments.get("sample") is None else {"shared_jobs": SHARED_BY_A_SAMPLE}
-        self._agreement = DeviceAgreement(self._units, **shared)
+        self._agreement = DeviceAgreement([], **shared)
         self._returned: deque[Job] = deque()
         self._earlier: dict[tuple[str, str], list[Measurement]] = {}
         """By point and batch of a returned job, the rows of the units that are gone."""
-        self._rows: dict[str, list[Measurement]] = {unit: [] for unit in self._units}
+        self._rows: dict[str, list[Measurement]] = {}
         self._batches: Counter[str] = Counter()
-        number = store.begin_run(self.key, self.setting.device, {**arguments, "units": self._units})
+        number = store.begin_run(
+            self.key, self.setting.device, {**arguments, "units": [first.unit]}
+        )
         self.writer = RowWriter(store, number, self.key, self.setting.device)
-        for unit in self._units:
-            self.writer.note(self._unit_of_run(unit))
+        self.join(first.unit, first.node)
 
-    def join(self, unit: str, node: str = "") -> None:
+    def join(self, unit: str, node: str) -> None:
         """`unit` shares the work from now on. A unit that was gone keeps what it did before."""
         self._nodes[unit] = node
         if unit not in self._rows:
@@ -174,10 +175,7 @@ class Sweep:
         """What each unit did."""
         name = self.setting.device.name
         return [
-            DeviceReport(
-                unit, name, self._batches[unit], self._agreement.ratio(unit), self._nodes[unit]
-            )
-            for unit in self._units
+            DeviceReport(**asdict(self._unit_of_run(unit)), device=name) for unit in self._units
         ]
 
     def spread(self) -> Spread | None:

@@ -67,7 +67,7 @@ class Sweeps:
         sweep = self._by_key.get(ready.key)
         if sweep is None:
             points = points_in(self._setup.registry, self._setup.points, ready.setting.profile)
-            sweep = Sweep([ready], points, self.store, self._arguments, self._make_schedule)
+            sweep = Sweep(ready, points, self.store, self._arguments, self._make_schedule)
             self._by_key[ready.key] = sweep
             self._progress.start(sweep.setting, ready.key, sweep.left(), sweep.skipped)
         else:

@@ -117,12 +117,18 @@ def store(tmp_path: Path) -> Iterator[Store]:
 Make = Callable[..., tuple[DevicePool, Sweep, Listener]]
 
 
+def sweep_of(executors: Sequence[Scripted], store: Store, **arguments: object) -> Sweep:
+    first, *others = executors
+    sweep = Sweep(first.ready(), [POINT], store, {"fresh": False, **arguments}, Exhaustive)
+    for executor in others:
+        sweep.join(executor.unit, "")
+    return sweep
+
+
 @pytest.fixture
 def pool(store: Store) -> Make:
     def make(*executors: Scripted, ceilings: bool = False) -> tuple[DevicePool, Sweep, Listener]:
-        devices = [executor.ready() for executor in executors]
-        arguments = {"fresh": False, "ceilings": ceilings}
-        sweep = Sweep(devices, [POINT], store, arguments, Exhaustive)
+        sweep = sweep_of(executors, store, ceilings=ceilings)
         pooled = [PooledDevice(executor, sweep, executor.unit) for executor in executors]
         listener = Listener()
         return DevicePool(pooled, listener), sweep, listener
@@ -203,7 +209,7 @@ def test_no_device_waits_for_the_disk(store: Store) -> None:
 
     on_disk: list[int] = []
     executor = Watching("A")
-    sweep = Sweep([executor.ready()], [POINT], store, {"fresh": False}, Exhaustive)
+    sweep = Sweep(executor.ready(), [POINT], store, {"fresh": False}, Exhaustive)
 
     assert DevicePool([PooledDevice(executor, sweep, "A")], Progress()).measure(None) == "done"
 
@@ -380,8 +386,7 @@ def test_a_single_device_has_no_spread(pool: Make) -> None:
 
 def test_the_units_of_a_sample_share_more_batches(store: Store) -> None:
     executors = [Scripted("A"), Scripted("B")]
-    devices = [executor.ready() for executor in executors]
-    sweep = Sweep(devices, [POINT], store, {"fresh": False, "sample": 2}, Exhaustive)
+    sweep = sweep_of(executors, store, sample=2)
     pooled = [PooledDevice(executor, sweep, executor.unit) for executor in executors]
 
     DevicePool(pooled, Progress()).measure(None)
@@ -429,9 +434,9 @@ def gathered(store: Store, *executors: Comes) -> tuple[DevicePool, Sweep, Listen
 
     def admit(executor: Executor, ready: Ready) -> PooledDevice:
         if sweeps:
-            sweeps[0].join(ready.unit)
+            sweeps[0].join(ready.unit, ready.node)
         else:
-            sweeps.append(Sweep([ready], [POINT], store, {"fresh": False}, Exhaustive))
+            sweeps.append(Sweep(ready, [POINT], store, {"fresh": False}, Exhaustive))
         return PooledDevice(executor, sweeps[0], ready.unit)
 
     arrivals = Arrivals(executors, admit, listener)
@@ -482,7 +487,7 @@ def test_a_schedule_learns_what_a_lost_device_had_measured(store: Store, arms: i
             for arm in job.arms
         ]
 
-    sweep = Sweep([Scripted("A").ready()], [POINT], store, {"fresh": False}, Learning)
+    sweep = Sweep(Scripted("A").ready(), [POINT], store, {"fresh": False}, Learning)
     gone = sweep.next("A")
     assert gone is not None
     sweep.take("A", gone, rows_of(gone.to_measure)[:arms])
@@ -562,7 +567,7 @@ def test_a_schedule_that_ends_early_is_done_and_not_out_of_budget(store: Store) 
             return 18
 
     executor = Scripted("A")
-    sweep = Sweep([executor.ready()], [POINT], store, {"fresh": False}, Guessing)
+    sweep = Sweep(executor.ready(), [POINT], store, {"fresh": False}, Guessing)
     runner = DevicePool([PooledDevice(executor, sweep, "A")], Progress())
 
     assert runner.measure(None) == "done"
@@ -576,7 +581,7 @@ def test_devices_of_different_models_have_separate_sweeps(store: Store) -> None:
 
     pooled = []
     for executor in (Scripted("A"), Other("B")):
-        sweep = Sweep([executor.ready()], [POINT], store, {"fresh": False}, Exhaustive)
+        sweep = Sweep(executor.ready(), [POINT], store, {"fresh": False}, Exhaustive)
         pooled.append(PooledDevice(executor, sweep, executor.unit))
 
     assert DevicePool(pooled, Progress()).measure(None) == "done"
