@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from time import monotonic, sleep
-from types import TracebackType
 from typing import Self
 
 from nsa_tune._errors import NoTunedData, StoreCorrupt, StoreMissing, StoreReadOnly
@@ -56,7 +55,7 @@ _TIMES = (
 )
 
 
-class Store:
+class Store(AbstractContextManager["Store"]):
     """An open database. Nothing measured is ever deleted: newer rows count, older ones stay."""
 
     def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
@@ -89,13 +88,7 @@ class Store:
             opened.pop_all()
         return cls(connection, path)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:  # fmt: skip
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def close(self) -> None:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from nsa_tune.autotune.bench.registry import points_in
 from nsa_tune.autotune.runner.pooled_device import PooledDevice
@@ -20,7 +18,7 @@ from nsa_tune.backend.types.records import Key
 from nsa_tune.db.store import Store
 
 
-class Sweeps:
+class Sweeps(AbstractContextManager["Sweeps"]):
     """Opens the database and makes a sweep when the first device of a key is ready."""
 
     def __init__(
@@ -37,13 +35,7 @@ class Sweeps:
         self._opened = ExitStack()
         self._store: Store | None = None
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:  # fmt: skip
+    def __exit__(self, *error: object) -> None:
         self._opened.close()
 
     def __iter__(self) -> Iterator[Sweep]:

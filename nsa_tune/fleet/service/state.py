@@ -10,10 +10,9 @@ import os
 import sqlite3
 import stat
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 from threading import Lock
-from types import TracebackType
 from typing import Self
 
 from nsa_tune._errors import StoreCorrupt, StoreError, StoreMissing, StoreNewer, StoreReadOnly
@@ -147,7 +146,7 @@ class _Connection:
             self._lock.release()
 
 
-class State:
+class State(AbstractContextManager["State"]):
     """The open database. Every thread may use it. Who reads waits for nobody who writes."""
 
     def __init__(self, path: Path) -> None:
@@ -177,13 +176,7 @@ class State:
         _make_private(path)
         return cls(path)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:  # fmt: skip
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def close(self) -> None:
