@@ -43,6 +43,24 @@ def test_a_client_sends_when_its_last_request_has_ended() -> None:
     assert 1.5 * one < three < 3 * one
 
 
+def test_less_time_passes_between_passes_since_0_5_23() -> None:
+    of = "NVIDIA H200", "deepseek-v3.2", 16, "bf16", None, ""
+    engines = [priced._deployment(*of, version) for version in ("0.5.17", "0.5.23", None)]
+
+    assert [engine.passes.between_s for engine in engines] == [0.003, 0.0002, 0.0002]
+
+
+def test_late_clients_let_the_first_request_run_alone() -> None:
+    engine = priced._deployment("NVIDIA H200", "deepseek-v3.2", 16, "bf16", None, "", None)
+    requests, sessions = [Arrival(0.0, 300, 4, 0)] * 8, ["a", "b", "c", "d"] * 2
+
+    _, together = priced.closed_loop(engine, requests, DEFAULT, 4, 300_000, sessions)
+    _, late = priced.closed_loop(engine, requests, DEFAULT, 4, 300_000, sessions, 0.012)
+
+    # Of four answers that end together the next requests come one by one: two prefills, not one.
+    assert late.wall_s > 1.3 * together.wall_s
+
+
 def test_only_configurations_that_differ_are_ranked() -> None:
     pairs = [(1.0, 10.0), (2.0, 10.1), (3.0, 20.0), (2.5, 30.0)]
 

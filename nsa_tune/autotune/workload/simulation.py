@@ -205,7 +205,7 @@ def passes(requests: Iterable[TraceRequest], engine: SchedulerConfig) -> Iterato
 
 
 def simulated(
-    requests: Iterable[Arrival],
+    requests: Iterable[Arrival | None],
     engine: SchedulerConfig,
     seconds: Callable[[Pass], float],
     *,
@@ -215,15 +215,15 @@ def simulated(
     """The passes of an engine in which a pass takes what `seconds` says of it.
 
     Up to `most_steps` decode passes of the same requests come as one. `latencies` is filled.
+    `requests` may give None while nobody knows when the next one comes.
     """
-    coming = iter(requests)
-    upcoming = next(coming, None)
+    coming, upcoming = iter(requests), None
     waiting, running = _Waiting(engine), _Running(engine)
     latencies = latencies or Latencies()
     queue, heap = waiting.queue, running.heap
     first_s: dict[int, float] = {}
     now, step, begun = 0.0, 0, 0
-    while upcoming is not None or queue or heap:
+    while (upcoming := upcoming or next(coming, None)) or queue or heap:
         while upcoming is not None and upcoming.arrival_s <= now:
             queue.append(upcoming)
             upcoming = next(coming, None)

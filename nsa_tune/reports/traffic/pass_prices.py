@@ -45,13 +45,14 @@ class PassPrices:
         *,
         graph_tokens: int = GRAPH_SIZES[-1],
         given: Answers = MappingProxyType({}),
+        between_s: float = 0.0,
     ) -> None:
         """Prices of passes of an engine whose flags answer `given`, and in which prefills of up to
-        `graph_tokens` new tokens run as graphs; of attention alone without `measured` passes.
-        UsageError as `AttentionPrices.check`."""
+        `graph_tokens` new tokens run as graphs, `between_s` apart; of attention alone without
+        `measured` passes. UsageError as `AttentionPrices.check`."""
         attention.check(given)
         self.attention, self.measured = attention, measured
-        self.graph_tokens, self.given = graph_tokens, given
+        self.graph_tokens, self.given, self.between_s = graph_tokens, given, between_s
         setting = attention.setting
         self._topk = setting.profile.index_topk
         self._choice = Choice(GRAPH_SIZES, self._topk, {}, ())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from nsa_tune.autotune.workload.arrivals import Arrival
@@ -15,8 +15,6 @@ from nsa_tune.autotune.workload.simulation import (
 )
 from nsa_tune.reports.traffic.pass_prices import PriceList
 
-_BETWEEN_PASSES_S = 0.003
-"""From one pass to the next: 2.8 to 3.6 ms on the traces of docs/gains.md."""
 _LATE, _LATE_S = 1.01, 30.0
 """An engine does not keep up that ends so many times, and seconds, after the last arrival."""
 
@@ -59,21 +57,22 @@ def served(
     factor: float = 1.0,
     count: bool = False,
     latencies: Latencies | None = None,
+    sent: Iterable[Arrival | None] = (),
 ) -> Served:
     """Serve `requests`, which are in order of arrival, by the clock of `setups`.
 
     All passes take `factor` times their price. With `count` they are counted in the price list.
-    `latencies` are filled. Without a model of whole passes the clock has constant rates.
+    `latencies` are filled; clients that wait give `sent`. Without a model rates are constant.
     """
     latencies, end_s = latencies or Latencies(), 0.0
 
     def seconds(forward: Pass) -> float:
         us = prices.of(forward).price.us
         pass_us = us[setups.prefill if forward.is_extend else setups.decode]
-        return factor * pass_us / 1e6 + _BETWEEN_PASSES_S
+        return factor * pass_us / 1e6 + prices.prices.between_s
 
     clock = stated_s if prices.prices.model is None else seconds
-    for forward in simulated(requests, scheduler, clock, latencies=latencies):
+    for forward in simulated(sent or requests, scheduler, clock, latencies=latencies):
         end_s = forward.start_s + forward.steps * forward.seconds
         if count:
             prices.of(forward).count += forward.steps

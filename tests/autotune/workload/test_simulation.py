@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nsa_tune import Batch
-from nsa_tune.autotune.workload.arrivals import arrivals
+from nsa_tune.autotune.workload.arrivals import Arrival, arrivals
 from nsa_tune.autotune.workload.requests import TraceRequest
 from nsa_tune.autotune.workload.simulation import (
     Latencies,
@@ -176,6 +177,21 @@ def latencies(found: list[TraceRequest], engine: SchedulerConfig) -> Latencies:
     for _ in simulated(own, engine, lambda one: 0.01, latencies=told):
         pass
     return told
+
+
+def test_a_request_may_be_sent_when_another_has_ended() -> None:
+    told = Latencies()
+
+    def sent() -> Iterator[Arrival | None]:
+        yield Arrival(0.0, 10, 2, 0)
+        while not told.ended_s:
+            yield None
+        yield Arrival(told.ended_s[0] + 1, 20, 1, 0)
+
+    engine = replace(ENGINE, next_n=1)
+    starts = [one.start_s for one in simulated(sent(), engine, lambda one: 0.5, latencies=told)]
+
+    assert starts == [0.0, 0.5, 2.5, 3.0]
 
 
 def test_prefills_of_others_delay_the_tokens_of_a_running_request() -> None:
