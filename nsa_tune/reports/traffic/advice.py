@@ -203,8 +203,7 @@ def of_another_gpu(deployment: Deployment) -> bool:
 
 def prices_decode(deployment: Deployment) -> bool:
     """Whether decodes priced so far count the attention that the engine runs in them."""
-    whole = deployment.model is not None
-    return whole or "decode" not in deployment.passes.attention.unpriced
+    return deployment.model is not None or "decode" not in deployment.passes.attention.unpriced
 
 
 def notes_on(deployment: Deployment, traffic: Traffic) -> Iterator[str]:
@@ -213,12 +212,12 @@ def notes_on(deployment: Deployment, traffic: Traffic) -> Iterator[str]:
     whole = deployment.model is not None
     if whole and traffic.trace is not None:
         yield (
-            "times to first token were 32% too low to 5% too high on 7 traces in an engine"
+            "times to first token were 52% too low to 5% too high on 12 traces in an engine"
             if deployment.heads == 16
             else f"no trace was measured with {deployment.heads} heads on a GPU"
         )
     if deployment.tp > (deployment.measured.key.get("tp_size", 1) if deployment.measured else 1):
-        error = ": TP2's prefills were priced 24% too low, GLM-5's tokens at TP8 16%"
+        error = ": TP2's prefills were priced 20% too low, GLM-5's tokens at TP8 16%"
         yield f"all-reduce is not counted{error if whole else ''}"
     if deployment.dp > 1 and deployment.launch.engine == "sglang":
         yield "the plug-in leaves the kernels and passes of data-parallel attention to SGLang"
@@ -239,7 +238,7 @@ def notes_on(deployment: Deployment, traffic: Traffic) -> Iterator[str]:
 def notes_on_plugin(deployment: Deployment) -> Iterator[str]:
     """How sure what it adds is."""
     if deployment.model is not None and deployment.heads == 16:
-        yield "on 6 traces in an engine the plug-in gained 17 points less to 8 more than priced"
+        yield "on 12 traces in an engine the plug-in gained 17 points less to 38 more than priced"
     if deployment.tp > 2:
         yield "the plug-in never ran with more than two ranks (TP2), and figures are of one"
 

@@ -258,7 +258,7 @@ def test_a_trace_may_be_given_without_its_option(advise: Any, short: str) -> Non
 def test_how_sure_the_plugins_gain_is_stands_beside_it(advise: Any, trace: str) -> None:
     beside = re.findall(r"^The plug-in: .*$", advise("--trace", trace, "--flags", FP8).out, re.M)[0]
 
-    assert beside.index("takes another") < beside.index("17 points less to 8 more than priced")
+    assert beside.index("takes another") < beside.index("17 points less to 38 more than priced")
     assert "never ran with more than two ranks" in beside
 
 
