@@ -6,7 +6,6 @@ import torch
 import triton
 import triton.language as tl
 
-from nsa_tune.backend.kernels.split_sparse_mla import merge_kernel
 from nsa_tune.backend.types.layouts import SCALE_TILE, KVLayout
 
 _KEYS_PER_STEP = 32
@@ -91,6 +90,20 @@ def _attend_kernel(
         tl.store(lse + at, tl.where(some, share, float("-inf")), mask=head < heads)
 
 
+@triton.jit
+def _combine_kernel(partial, lse, out, SPLITS: tl.constexpr, RANK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    split = tl.arange(0, SPLITS)
+    channel = tl.arange(0, RANK)
+    share = tl.load(lse + row * SPLITS + split)
+    highest = tl.max(share, 0)
+    share = tl.exp2(share - tl.where(highest == float("-inf"), 0.0, highest))
+    total = tl.sum(share, 0)
+    parts = tl.load(partial + (row * SPLITS + split)[:, None] * RANK + channel[None, :])
+    mixed = tl.sum(parts * share[:, None], 0) / tl.where(total > 0, total, 1.0)
+    tl.store(out + row * RANK + channel, mixed.to(out.dtype.element_ty))
+
+
 def sparse_mla(
     q: torch.Tensor, pool: torch.Tensor, indices: torch.Tensor, scale: float, rank: int
 ) -> torch.Tensor:
@@ -133,9 +146,7 @@ def sparse_mla(
         num_warps=warps, num_stages=stages,
     )  # fmt: skip
     if splits > 1:
-        merge_kernel[(rows * heads, 1)](
-            mixed, lse, out, SPLITS=splits, RANK=rank, CHANNELS=rank, EARLY=False, num_warps=4
-        )
+        _combine_kernel[(rows * heads,)](mixed, lse, out, SPLITS=splits, RANK=rank, num_warps=4)
     return out
 
 
