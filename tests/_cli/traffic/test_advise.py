@@ -256,8 +256,10 @@ def test_a_trace_may_be_given_without_its_option(advise: Any, short: str) -> Non
 
 
 def test_how_sure_the_plugins_gain_is_stands_beside_it(advise: Any, trace: str) -> None:
-    beside = re.findall(r"^The plug-in: .*$", advise("--trace", trace, "--flags", FP8).out, re.M)[0]
+    out = advise("--trace", trace, "--flags", FP8).out
+    beside = re.findall(r"^The plug-in: .*$", out, re.M)[0]
 
+    assert "52% too low to 5% too high on 12 traces in an engine" in out
     assert beside.index("takes another") < beside.index("17 points less to 38 more than priced")
     assert "never ran with more than two ranks" in beside
 
