@@ -223,3 +223,15 @@ def test_the_version_is_the_projects() -> None:
     project = tomllib.loads((ROOT.parent / "pyproject.toml").read_text(encoding="utf-8"))
 
     assert project["project"]["version"] == nsa_tune.__version__
+
+
+def test_what_tests_import_is_installed_for_them() -> None:
+    """By its own name: what another package brings along goes when that one does."""
+    project = tomllib.loads((ROOT.parent / "pyproject.toml").read_text(encoding="utf-8"))
+    main, groups = project["project"], project["dependency-groups"]
+    needed = [*main["dependencies"], *main["optional-dependencies"]["tune"], *groups["test"]]
+    given = {re.split(r"[<>=;]", text)[0].replace("-", "_") for text in needed}
+    own = {"nsa_tune", "tests", "benchmarks"}
+    for path in Path(__file__).parent.rglob("*.py"):
+        tops = {name.partition(".")[0] for name in _imports(_parsed(path), ROOT / path.name)}
+        assert tops - sys.stdlib_module_names - own <= given, path
