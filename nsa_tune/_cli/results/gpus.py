@@ -98,7 +98,7 @@ def _instead(gpu: str, database: Path | None) -> str:
             f"`advise`, `replay` and `lookup` take the times of {names}, of the same architecture "
             f"({arch}); an engine with the plug-in does not. `nsa-tune run` there measures its own."
         )
-    return "No times stand for its own; `nsa-tune run` there measures them."
+    return "No other GPU's times stand for it; `nsa-tune run` there measures its own."
 
 
 def _listed(heads: list[int]) -> str:

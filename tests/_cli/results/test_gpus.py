@@ -41,7 +41,7 @@ def test_the_document_says_for_which_heads_whole_passes_ship(ships: Shell) -> No
 
 def test_of_a_gpu_without_tables_it_is_said_whose_times_answer(ships: Shell) -> None:
     assert "the times of NVIDIA H100 80GB HBM3 or NVIDIA H200" in ships("gpus", "H100 PCIe").out
-    assert "No times stand for its own; `nsa-tune run`" in ships("gpus", "b200").out
+    assert "No other GPU's times stand for it; `nsa-tune run`" in ships("gpus", "b200").out
 
 
 def test_what_to_do_with_a_table_is_told(ships: Shell) -> None:
