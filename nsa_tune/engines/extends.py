@@ -6,6 +6,7 @@ the device.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from operator import add
 from typing import Any
 
@@ -41,11 +42,16 @@ def _of_sequence(kv_tokens: int, new: int) -> Batch | None:
 
 
 def selecting(sums: Batch, prefix_lens: list[int], extend_lens: list[int], topk: int) -> Batch:
-    """What to ask for of queries that select `topk` keys: `sums`, or the lengths where some of
-    them select all of their keys and others do not, as sums then count more keys than are read."""
+    """What to ask for of queries that select `topk` keys: `sums`, where some of them select all of
+    their keys and others do not with the pairs that are read, which sums would overcount."""
     if sums.max_kv <= topk or min(prefix_lens) >= topk:
         return sums
-    return batch_of(prefix_lens, extend_lens) or sums
+    unread = 0
+    for prefix, new in zip(prefix_lens, extend_lens, strict=True):
+        if (most := prefix + new - topk) > 0:
+            least = max(prefix - topk, 0)
+            unread += most * (most + 1) - least * (least + 1)
+    return replace(sums, pairs=sums.pairs - unread // 2)
 
 
 def batch_of(prefix_lens: Any, extend_lens: Any) -> Batch | None:

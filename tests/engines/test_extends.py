@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from nsa_tune import Batch
 from nsa_tune._errors import BatchError
-from nsa_tune.engines.extends import batch_of, sums_of
+from nsa_tune.backend.points.schedules import attended_pairs
+from nsa_tune.engines.extends import batch_of, selecting, sums_of
 
 MOST = 2**31 - 1
 LENS = st.lists(st.tuples(st.integers(0, 200_000), st.integers(1, 9000)), min_size=1, max_size=70)
@@ -21,6 +22,19 @@ def test_sums_are_those_of_the_lengths(lens: list[tuple[int, int]]) -> None:
 
     assert batch_of(prefixes, news) == batch
     assert sums_of(prefixes, news) == batch.sums
+
+
+@given(LENS, st.integers(0, 3))
+def test_keys_that_are_selected_are_counted_without_keeping_lengths(
+    lens: list[tuple[int, int]], padding: int
+) -> None:
+    """What is asked for takes no longer however many sequences a pass has."""
+    prefixes, news = [list(column) for column in zip(*lens, strict=True)]
+    batch, padded = Batch.extend(prefixes, news), [0] * padding
+    asked = selecting(batch.sums, prefixes + padded, news + padded, 2048)
+
+    assert asked.kv_lens is None
+    assert attended_pairs(asked, 2048) == attended_pairs(batch, 2048)
 
 
 def test_lists_of_other_lengths_are_no_batch() -> None:

@@ -7,7 +7,7 @@ The engine's own method runs first. What it decided is then changed within these
 - The kernel is one that reads the same pool, was measured, and takes no more scratch memory than
   the engine has to spare.
 - Only plain extend batches are steered, and only from lists of lengths that the host has. Their
-  sums are enough, but where some queries of a batch select all of their keys and others do not.
+  sums are enough, with the pairs that are read where only some queries select all of their keys.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Answers:
         )
 
     def asked(self, prefix_lens: list[int], extend_lens: list[int]) -> Batch | None:
-        """The batch to ask for: from sums, in half the time, where they tell as much."""
+        """The batch to ask for."""
         sums = sums_of(prefix_lens, extend_lens)
         return sums and selecting(sums, prefix_lens, extend_lens, self._index_topk)
 
