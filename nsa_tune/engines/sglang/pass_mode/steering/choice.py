@@ -87,10 +87,6 @@ class Choice:
     ) -> PassMode:
         """The fastest way by a batch's `estimates_us`. The other arguments are as in `fastest`."""
         kernel_us, selects = estimates.get(PassMode.TABLE_KERNEL), batch.max_kv > self.index_topk
-        size = bucket(self.sizes, batch.q_tokens)
-        if times is not None and size is not None and not times.reaches(size, selects=selects):
-            # What SGLang's own way takes is only known to be less than its shortest passes took.
-            return _usual(estimates, disabled)
         waits = (
             times is not None
             and kernel_us is not None
@@ -111,10 +107,13 @@ class Choice:
         size = bucket(self.sizes, batch.q_tokens)
         if times is None or size is None:
             return {}
-        context = self.context(batch)
+        context, selects = self.context(batch), batch.max_kv > self.index_topk
         estimates = {}
         for mode in self.ways(batch, rows):
-            if mode in (PassMode.ENGINE, PassMode.TABLE_KERNEL):
+            if mode is PassMode.ENGINE and not times.reaches(size, selects=selects):
+                # It is only known to be less than its shortest passes took.
+                pass_us = None
+            elif mode in (PassMode.ENGINE, PassMode.TABLE_KERNEL):
                 pass_us = self._usual_us(times, mode, batch, size)
             elif mode is PassMode.DECODE_GRAPH and rows is not None:
                 pass_us = self._decode_us(times, rows, context)

@@ -130,6 +130,20 @@ def test_an_eager_pass_takes_no_less_than_the_graph_that_it_stands_for() -> None
     assert found[PassMode.ENGINE] == pytest.approx(60e3)
 
 
+def test_sglangs_own_way_has_no_time_below_the_shortest_that_was_measured() -> None:
+    """By a time that is too long the monitor would find SGLang's own passes faster than measured,
+    and give up ways that gain less than that."""
+    known = times(engine={(512, 5000): 60e3}, decode_graph={(256, 5000): 10.0})
+
+    for new, ways in (
+        (100, {PassMode.DECODE_GRAPH}),
+        (300, {PassMode.ENGINE, PassMode.DECODE_GRAPH}),
+    ):
+        batch = Batch.extend([3000], [new])
+        assert CHOICE.estimates_us(known, batch, new).keys() == ways
+    assert CHOICE.fastest(known, Batch.extend([3000], [100]), 100) is PassMode.TABLE_KERNEL
+
+
 def test_without_decode_graphs_no_rows_are_priced() -> None:
     known = times(engine={(128, 5000): 60e3}, decode_graph={(8, 5000): 10.0})
     choice = Choice(SIZES, TOPK, {}, ())
