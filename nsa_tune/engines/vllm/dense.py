@@ -24,6 +24,8 @@ class DensePrefill:
 
     def __init__(self, dispatcher: Dispatcher, facts: Facts) -> None:
         self._path = dispatcher.chooser("prefill_path")
+        # The first answer takes 0.2 s, which no step should wait for.
+        self._path(Batch.extend([1], [1]).sums)
         self.decode_tokens = facts.decode_tokens
         self.busy = False
         """As in `Prefill`."""

@@ -156,6 +156,16 @@ def test_short_extends_are_expanded_where_the_table_says_so(wheel: Wheel) -> Non
     assert _built(builder, [(700, 1), (0, 2000)]) == (1, [2000])
 
 
+def test_the_first_step_finds_the_table_ready() -> None:
+    """What corrects its times is computed once, for longer than a step may wait."""
+    table = priced_dense(_table(), 61, 2**20)
+    (residuals,) = table.policies["dense_prefill"].fitted.residuals.values()
+    assert "_weights" not in vars(residuals)
+
+    DensePrefill(table, SimpleNamespace(decode_tokens=1))  # type: ignore[arg-type]
+    assert "_weights" in vars(residuals)
+
+
 def test_on_random_steps_only_short_extends_change_sides(wheel: Wheel) -> None:
     plain, steered, changed = _builder(wheel), _steered(wheel), 0
     random = Random(40)
