@@ -49,7 +49,6 @@ class Deployment:
     gpus: int = 1
     engine: Mapping[str, Any] = field(default_factory=dict)
     """More arguments of `sglang.Engine`."""
-    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +95,6 @@ def started(
     own = {"PYTHONPATH": path, "XDG_DATA_HOME": str(out / "data")}
     # Git is asked from the copy for the commit that results name.
     own |= {"CUDA_VISIBLE_DEVICES": ",".join(gpus), "GIT_DIR": str(_ROOT / ".git")}
-    own |= deployment.environment
     seconds = min(deployment.seconds, left_s)
     words = [*command, *arguments(deployment, out, port, seconds - _ENDING_S)]
     with (out / "log").open("wb") as log:
