@@ -21,9 +21,10 @@ def around_path(
 ) -> Any:
     """The hook around `_handle_attention_backend`, which each layer asks for its path.
 
-    Only where it says MLA: beyond 131072 tokens SGLang expands the prefix in chunks.
+    Only where it says MLA: beyond 131072 tokens SGLang expands the prefix in chunks. A later
+    release, in which the backend is not found there, keeps its own path.
     """
     method = original(attn, forward_batch, backend_name)
-    backend = sys.modules[DENSE_PATHS].get_attn_backend()
-    expands = getattr(backend, USE_MHA, False) and method is type(method).MLA
+    find = getattr(sys.modules[DENSE_PATHS], "get_attn_backend", None)
+    expands = find is not None and getattr(find(), USE_MHA, False) and method is type(method).MLA
     return type(method).MHA_ONE_SHOT if expands else method

@@ -126,6 +126,15 @@ def test_where_sglang_expands_in_chunks_it_still_does(monkeypatch: pytest.Monkey
     assert method is _Method.MHA_CHUNKED_KV
 
 
+def test_a_release_whose_backend_is_elsewhere_keeps_its_own_path(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Every layer of an engine with FlashAttention comes here, steered or not."""
+    monkeypatch.setitem(sys.modules, DENSE_PATHS, SimpleNamespace())
+
+    assert around_path(lambda *given: _Method.MLA, object(), object(), "fa3") is _Method.MLA
+
+
 def test_an_eager_pass_is_expanded_behind_any_prefix() -> None:
     choice = Choice((64, 8192), ALL_TOKENS, {}, ())
 
