@@ -146,3 +146,15 @@ def test_the_page_tells_what_each_conversion_moves() -> None:
     for one in CONVERSIONS:
         rank = 448 if KVLayout.V4_PAGED in (one.source, one.target) else 512
         assert told[f"`{one.kernel}`"].endswith(f"= {one.moved_bytes(1, rank, 64)}")
+
+
+def test_the_public_traces_of_the_examples_can_be_found() -> None:
+    replay = (DOCS / "replay.md").read_text(encoding="utf-8")
+    section = replay.split("\n## Traces\n")[1].split("\n## ")[0]
+
+    for repository, file in (
+        ("kvcache-ai/Mooncake", "FAST25-release/traces/conversation_trace.jsonl"),
+        ("Azure/AzurePublicDataset", "data/AzureLLMInferenceTrace_conv.csv"),
+    ):
+        assert f"(https://github.com/{repository})" in section
+        assert f"`{file}`" in section
