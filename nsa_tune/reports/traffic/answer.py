@@ -5,13 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import ceil, log2
 
-from nsa_tune.reports.traffic.advice import (
-    AS_GIVEN,
-    OTHER_FORMAT,
-    WITH_PLUGIN,
-    Advice,
-    Outcome,
-)
+from nsa_tune.reports.traffic.advice import AS_GIVEN, OTHER_FORMAT, WITH_PLUGIN, Advice, Outcome
 from nsa_tune.reports.traffic.launch import Launch
 from nsa_tune.reports.traffic.memory import Memory
 

@@ -260,7 +260,8 @@ def test_how_sure_the_plugins_gain_is_stands_beside_it(advise: Any, trace: str) 
     beside = re.findall(r"^The plug-in: .*$", out, re.M)[0]
 
     assert "52% too low to 5% too high on 12 traces in an engine" in out
-    assert beside.index("takes another") < beside.index("17 points less to 38 more than priced")
+    between = "between 17 percentage points below and 38 above its estimate"
+    assert beside.index("takes another") < beside.index(between)
     assert "never ran with more than two ranks" in beside
 
 
