@@ -31,6 +31,7 @@ from nsa_tune._cli.results.lookup import explain, lookup
 from nsa_tune._cli.results.report import report
 from nsa_tune._cli.shared.console import UntilClosed, say
 from nsa_tune._cli.traffic.advise import advise
+from nsa_tune._cli.traffic.options import PricingCommand
 from nsa_tune._cli.traffic.replay import replay
 from nsa_tune._errors import NsaTuneError
 
@@ -47,7 +48,8 @@ for panel, commands, groups in (
     ("Fleet", (serve, worker), {"job": job, "token": token}),
 ):
     for command in commands:
-        app.command(rich_help_panel=panel)(command)
+        cls = PricingCommand if command in (advise, replay) else None
+        app.command(rich_help_panel=panel, cls=cls)(command)
     for name, group in groups.items():
         app.add_typer(group, name=name, rich_help_panel=panel)
 

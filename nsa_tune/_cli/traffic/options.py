@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from nsa_tune._cli.shared.console import say
 from nsa_tune._cli.shared.gpus import gpu_and_model
@@ -17,7 +20,32 @@ from nsa_tune.autotune.workload.weighted_batches import is_decision_log
 from nsa_tune.backend.dispatch.dispatcher import Dispatcher
 from nsa_tune.backend.types.profiles import PROFILES, REUSING
 from nsa_tune.reports.traffic.deployment import Deployment, EngineSettings, Traffic
-from nsa_tune.reports.traffic.launch import Launch
+from nsa_tune.reports.traffic.launch import VALUED, Launch
+
+_NoSuchOption: Any = sys.modules[typer.BadParameter.__module__].NoSuchOption
+"""Of Click's, or of the copy of it that newer Typers bring."""
+
+
+class PricingCommand(TyperCommand):
+    """A command that takes an engine's flags as a text."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """The arguments; UsageError for an unknown option, which may be a flag of the engine."""
+        typed = [*args]
+        try:
+            return super().parse_args(ctx, args)
+        except _NoSuchOption as error:
+            # Of -tp the error names the first letter.
+            at = [error.option_name in (w.split("=")[0], w[:2]) for w in typed].index(True)
+            flag = typed[at].split("=")[0]
+            words = shlex.join(typed[at : at + 1 + (typed[at] in VALUED)])
+            alike = ", ".join(() if flag in VALUED else error.possibilities or ())
+            raise UsageError(
+                f"{flag} is no option of {ctx.info_name}{alike and f' (it has {alike})'}; a flag "
+                f'of the engine goes into --flags "{words}"'
+                + ", or write -- before the whole launch command"
+                * (ctx.info_name == "advise")
+            ) from None
 
 
 @dataclass(frozen=True, slots=True)

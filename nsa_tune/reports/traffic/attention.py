@@ -56,15 +56,9 @@ class AttentionPrices:
     """Prices attention by one table."""
 
     def __init__(
-        self,
-        dispatcher: Dispatcher,
-        engine: str,
-        baseline: Baseline,
-        *,
-        own_copies: bool = False,
-        indexer_share: float = 1.0,
-        steered: frozenset[str] = frozenset(),
-    ) -> None:
+        self, dispatcher: Dispatcher, engine: str, baseline: Baseline, *, own_copies: bool = False,
+        indexer_share: float = 1.0, steered: frozenset[str] = frozenset(),
+    ) -> None:  # fmt: skip
         """Prices of passes in `engine` ("sglang" or "vllm"), which decides by `baseline`.
 
         The plug-in switches between the prefill kernels `steered`; with `own_copies` it copies

@@ -86,15 +86,10 @@ class Deployment:
     """An engine with given flags: its parallelism, memory, scheduler and prices."""
 
     def __init__(
-        self,
-        open_dispatcher: Callable[[int, str], Dispatcher],
-        launch: Launch,
-        model: str,
-        *,
-        heads: int | None = None,
-        kv_dtype: str | None = None,
+        self, open_dispatcher: Callable[[int, str], Dispatcher], launch: Launch, model: str, *,
+        heads: int | None = None, kv_dtype: str | None = None,
         settings: EngineSettings | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Open what prices `model`. `open_dispatcher` opens its table by local heads and KV format;
         where these are None the flags in use say them, or it is all heads and bf16.
         UsageError when options and flags contradict each other, NoTunedData without a table.
@@ -154,13 +149,9 @@ class Deployment:
         return [name for name in self.passes.setups if name.startswith(names)]
 
     def serve(
-        self,
-        requests: Sequence[Arrival],
-        setups: Setups,
-        factor: float = 1.0,
-        *,
+        self, requests: Sequence[Arrival], setups: Setups, factor: float = 1.0, *,
         keep: bool = False,
-    ) -> Served:
+    ) -> Served:  # fmt: skip
         """Serve what `count` or `requests` gave; tokens a second are those of all ranks. With
         `keep` later runs take the prices of this one."""
         # Passes that share a price have that of the first: what was served before must not matter.

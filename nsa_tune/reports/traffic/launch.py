@@ -37,6 +37,8 @@ _ALIASES = {
         "model": ("--model",),
     },
 }
+VALUED = frozenset(chain(*(names for each in _ALIASES.values() for names in each.values())))
+"""Flags that are read, and take a value."""
 _FORMATS = {
     "sglang": {"bfloat16": "bf16", "bf16": "bf16", "fp8_e4m3": "fp8"},
     "vllm": {"bfloat16": "bf16", "fp8": "fp8", "fp8_e4m3": "fp8", "fp8_ds_mla": "fp8"},

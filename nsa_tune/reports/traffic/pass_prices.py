@@ -39,14 +39,10 @@ class PassPrices:
     """Prices whole passes by one table and the passes measured in an engine."""
 
     def __init__(
-        self,
-        attention: AttentionPrices,
-        measured: EnginePasses | None,
-        *,
-        graph_tokens: int = GRAPH_SIZES[-1],
-        given: Answers = MappingProxyType({}),
+        self, attention: AttentionPrices, measured: EnginePasses | None, *,
+        graph_tokens: int = GRAPH_SIZES[-1], given: Answers = MappingProxyType({}),
         between_s: float = 0.0,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Prices of passes of an engine whose flags answer `given`, and in which prefills of up to
         `graph_tokens` new tokens run as graphs, `between_s` apart; of attention alone without
         `measured` passes. UsageError as `AttentionPrices.check`."""

@@ -49,16 +49,10 @@ class Served:
 
 
 def served(
-    requests: Sequence[Arrival],
-    scheduler: SchedulerConfig,
-    prices: PriceList,
-    setups: Setups,
-    *,
-    factor: float = 1.0,
-    count: bool = False,
-    latencies: Latencies | None = None,
+    requests: Sequence[Arrival], scheduler: SchedulerConfig, prices: PriceList, setups: Setups, *,
+    factor: float = 1.0, count: bool = False, latencies: Latencies | None = None,
     sent: Iterable[Arrival | None] = (),
-) -> Served:
+) -> Served:  # fmt: skip
     """Serve `requests`, which are in order of arrival, by the clock of `setups`.
 
     All passes take `factor` times their price. With `count` they are counted in the price list.

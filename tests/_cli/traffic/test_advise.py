@@ -192,6 +192,30 @@ def test_a_misspelled_flag_is_told_once(advise: Any, trace: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("words", "flags"),
+    [
+        (("advise", "--tp", "8", "--gpu", H200), '"--tp 8", or write -- before'),
+        (("advise", "--engine", "vllm", "-tp", "8"), '"-tp 8", or'),
+        (("advise", "--enable-dp-attention", "t.csv"), '"--enable-dp-attention", or'),
+        (("replay", "t.csv", "--kv-cache-dtype=fp8_e4m3"), '"--kv-cache-dtype=fp8_e4m3"\n'),
+    ],
+)
+def test_a_flag_of_the_engine_that_is_typed_as_an_option_is_told_its_place(
+    capsys: pytest.CaptureFixture[str], words: tuple[str, ...], flags: str
+) -> None:
+    answer = Shell(capsys)(*words)
+
+    assert (answer.code, answer.out) == (2, "")
+    assert (
+        f"is no option of {words[0]}; a flag of the engine goes into --flags {flags}" in answer.err
+    )
+
+
+def test_a_misspelled_option_is_told_what_is_like_it(advise: Any) -> None:
+    assert "--trce is no option of advise (it has --trace" in advise("--trce", "t.csv").err
+
+
+@pytest.mark.parametrize(
     ("engine", "command"),
     [
         ("sglang", "python -m sglang.launch_server --model-path my/DeepSeek-V3.2 --tp 8"),
