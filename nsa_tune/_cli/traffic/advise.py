@@ -15,7 +15,7 @@ from nsa_tune._cli.shared.option_groups import grouped
 from nsa_tune._cli.shared.options import AsJson, Engine, duration
 from nsa_tune._cli.traffic.options import EngineOptions, PricingOptions
 from nsa_tune.backend.types.profiles import family_of
-from nsa_tune.reports.analysis.dense_rules import advised as dense_advised
+from nsa_tune.reports.analysis import dense_rules
 from nsa_tune.reports.formats.plain import plain
 from nsa_tune.reports.traffic.advice import Advice
 from nsa_tune.reports.traffic.advice import advise as advised
@@ -60,28 +60,24 @@ def advise(
     options = replace(options, flags=f"{options.flags} {shlex.join(words or ())}")
     launch = Launch.parse(str(engine), options.flags)
     table = table.named(launch)
+    answer: dense_rules.DenseAdvice | Advice | GoalAnswer
     if family_of(table.model) == "mla":
-        dense = dense_advised(table.dense(launch, trace, ttft_p90, tpot), str(engine))
-        if json:
-            print_document(dense.document())
-        else:
-            typer.echo("\n".join(map(plain, dense.lines())))
-        return
-    goal = Goal(duration("--ttft-p90", ttft_p90), duration("--tpot", tpot))
-    deployment = table.deployment(engine, options)
-    traffic = options.traffic(trace)
-    other_kv = "fp8" if deployment.kv_dtype == "bf16" else "bf16"
-    other = partial(table.deployment, engine, options, kv_dtype=other_kv)
-    answer: Advice | GoalAnswer
-    if goal != Goal(None, None):
-        others = [] if deployment.kv_is_given else [other()]
-        answer = cheapest([deployment, *others], traffic, goal)
-        text = goal_lines(answer)
+        answer = dense_rules.advised(table.dense(launch, trace, ttft_p90, tpot), str(engine))
+        text = iter(answer.lines())
     else:
-        answer = advised(deployment, traffic, other if traffic.trace is not None else None)
-        text = lines(answer)
+        goal = Goal(duration("--ttft-p90", ttft_p90), duration("--tpot", tpot))
+        deployment = table.deployment(engine, options)
+        traffic = options.traffic(trace)
+        other_kv = "fp8" if deployment.kv_dtype == "bf16" else "bf16"
+        other = partial(table.deployment, engine, options, kv_dtype=other_kv)
+        if goal != Goal(None, None):
+            others = [] if deployment.kv_is_given else [other()]
+            answer = cheapest([deployment, *others], traffic, goal)
+            text = goal_lines(answer)
+        else:
+            answer = advised(deployment, traffic, other if traffic.trace is not None else None)
+            text = lines(answer)
     if json:
-        print_document(answer.document())
-        return
-    for line in text:
-        typer.echo(plain(line))
+        print_document({**answer.document(), "left_out": [*launch.misspelled.values()]})
+    else:
+        typer.echo("\n".join(map(plain, (next(text), *launch.misspelled.values(), *text))))

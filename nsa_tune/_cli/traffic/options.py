@@ -15,7 +15,7 @@ from nsa_tune._cli.shared.console import say
 from nsa_tune._cli.shared.gpus import gpu_and_model
 from nsa_tune._cli.shared.option_groups import DispatcherOptions
 from nsa_tune._cli.shared.options import Engine, KvDtype, heads_of, known_model
-from nsa_tune._errors import UsageError
+from nsa_tune._errors import NsaTuneError, UsageError
 from nsa_tune.autotune.workload.weighted_batches import is_decision_log
 from nsa_tune.backend.dispatch.dispatcher import Dispatcher
 from nsa_tune.backend.types.profiles import PROFILES, REUSING
@@ -46,6 +46,17 @@ class PricingCommand(TyperCommand):
                 + ", or write -- before the whole launch command"
                 * (ctx.info_name == "advise")
             ) from None
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command; where it has no answer, tell what was left out before the error."""
+        try:
+            return super().invoke(ctx)
+        except NsaTuneError:
+            engine, words = ctx.params.get("engine", "sglang"), ctx.params.get("words") or ()
+            launch = Launch.parse(str(engine), f"{ctx.params['flags']} {shlex.join(words)}")
+            for text in launch.misspelled.values():
+                say(text)
+            raise
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +144,6 @@ class PricingOptions(DispatcherOptions):
         """The engine with its flags; `kv_dtype` overrides what they and --kv-dtype say.
         UsageError when flags and options contradict each other, NoTunedData without a table."""
         launch = Launch.parse(str(engine), options.flags)
-        for name, meant in launch.misspelled.items() if kv_dtype is None else ():
-            say(f"{name} is no flag that is known here, and is left out: did you mean {meant}?")
         launch = launch.without(*launch.misspelled, *(["kv", "kernels"] if kv_dtype else []))
         served = self.named(launch).model
         shapes = REUSING.get(served or "", (served,))[0]

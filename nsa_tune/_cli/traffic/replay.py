@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +15,7 @@ from nsa_tune._cli.traffic.options import EngineOptions, PricingOptions
 from nsa_tune._errors import NsaTuneError, UsageError
 from nsa_tune.reports.formats.plain import plain
 from nsa_tune.reports.formats.terminal import print_tables
+from nsa_tune.reports.traffic.launch import Launch
 from nsa_tune.reports.traffic.replay import as_html, tables
 from nsa_tune.reports.traffic.replay import replay as replayed
 
@@ -47,17 +49,19 @@ def replay(
     if path is None or (trace and named):
         raise UsageError("name one trace, as in nsa-tune replay TRACE --gpu H200")
     result = replayed(table.deployment(Engine.SGLANG, options), options.traffic(path))
+    left_out = [*Launch.parse("sglang", options.flags).misspelled.values()]
     if html is not None:
         try:
-            html.write_text(as_html(result), encoding="utf-8")
+            page = as_html(replace(result, notes=[*left_out, *result.notes]))
+            html.write_text(page, encoding="utf-8")
         except OSError as error:
             raise NsaTuneError(f"{html} cannot be written ({error.strerror})") from error
         say(f"wrote {html}")
     if json:
-        print_document(result.document())
+        print_document({**result.document(), "left_out": left_out})
         return
     console = tables_console()
-    typer.echo(plain(result.headline))
+    typer.echo("\n".join(map(plain, (result.headline, *left_out))))
     print_tables("", tables(result), console)
     for name, value in result.facts.items():
         console.print(f"  {plain(name):<22}{plain(value)}", markup=False, highlight=False)

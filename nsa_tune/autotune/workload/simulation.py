@@ -205,13 +205,9 @@ def passes(requests: Iterable[TraceRequest], engine: SchedulerConfig) -> Iterato
 
 
 def simulated(
-    requests: Iterable[Arrival | None],
-    engine: SchedulerConfig,
-    seconds: Callable[[Pass], float],
-    *,
-    latencies: Latencies | None = None,
-    most_steps: int = _MOST_STEPS,
-) -> Iterator[Pass]:
+    requests: Iterable[Arrival | None], engine: SchedulerConfig, seconds: Callable[[Pass], float],
+    *, latencies: Latencies | None = None, most_steps: int = _MOST_STEPS,
+) -> Iterator[Pass]:  # fmt: skip
     """The passes of an engine in which a pass takes what `seconds` says of it.
 
     Up to `most_steps` decode passes of the same requests come as one. `latencies` is filled.

@@ -82,13 +82,11 @@ def _published(document: Mapping[str, Any]) -> EnginePasses:
     key, source = dict(document["key"]), document["source"]
     rows = tuple(
         EnginePass(
-            Batch.parse(word),
-            _SETUPS.get(setup, f"{PREFILL_FLAG} {setup}"),
-            PassMode(way),
+            Batch.parse(word), _SETUPS.get(setup, f"{PREFILL_FLAG} {setup}"), PassMode(way),
             float(ms) * 1e3,
         )
         for word, setup, way, ms in document["passes"]
-    )
+    )  # fmt: skip
     if not all(0 < row.us < 1e9 for row in rows) or int(key["layers"]) < 1:
         raise ValueError("a time or a number of layers is out of bounds")
     where = f"{key['engine']} {key['version']}, {key['layers']} layers, {source['page']}"
@@ -101,8 +99,7 @@ def own_passes(times: PassTimes, path: str) -> EnginePasses:
     most = profile_of(str(times.key["model"])).index_topk
     rows = tuple(
         EnginePass(
-            time.batch(most),
-            DEFAULT if time.mode in (PassMode.ENGINE, PassMode.EAGER) else PLUGIN,
+            time.batch(most), DEFAULT if time.mode in (PassMode.ENGINE, PassMode.EAGER) else PLUGIN,
             time.mode, time.pass_us,
         )
         for time in times.times

@@ -124,11 +124,12 @@ class Launch:
 
     @property
     def misspelled(self) -> dict[str, str]:
-        """Flags that are not read, but look like one that is, and that one."""
+        """Flags that are not read, but look like one that is, and what an answer says of them."""
         read = [*chain(*_ALIASES[self.engine].values()), *_NO_GRAPHS, _DP_ATTENTION, FORCE_MQA]
         unread = [name for name in self.flags if name.startswith("--") and name not in read]
         close = {name: get_close_matches(name.replace("_", "-"), read, 1, 0.9) for name in unread}
-        return {name: names[0] for name, names in close.items() if names}
+        text = "{} is left out, as no such flag is known here: did you mean {}?"
+        return {name: text.format(name, names[0]) for name, names in close.items() if names}
 
     @property
     def answers(self) -> dict[str, str]:

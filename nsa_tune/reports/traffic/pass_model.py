@@ -57,13 +57,9 @@ class NonAttentionModel:
     """Prices whole passes of one engine."""
 
     def __init__(
-        self,
-        observed: Sequence[Observed],
-        index_topk: int,
-        scale: float = 1.0,
-        indexer_share: float = 1.0,
-        sizes: Sequence[int] = GRAPH_SIZES,
-    ) -> None:
+        self, observed: Sequence[Observed], index_topk: int, scale: float = 1.0,
+        indexer_share: float = 1.0, sizes: Sequence[int] = GRAPH_SIZES,
+    ) -> None:  # fmt: skip
         """Fit to `observed`, which ran in graphs of `sizes`. The indexer selects above `index_topk`
         keys. The priced model has `scale` times the layers of the engine that ran, of which
         `indexer_share` select keys, and SGLang's own sizes of graphs."""

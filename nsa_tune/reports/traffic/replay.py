@@ -66,12 +66,11 @@ def replay(deployment: Deployment, traffic: Traffic) -> Replay:
     scheduler, setting = deployment.scheduler, deployment.setting
     key = setting.device.name, setting.profile.name, f"{setting.heads} heads", deployment.kv_dtype
     facts = {
-        "engine": ", ".join(key),
-        "priced by": deployment.source,
+        "engine": ", ".join(key), "priced by": deployment.source,
         "chunk": f"{scheduler.chunk_tokens} tokens",
         "requests at once": f"up to {scheduler.max_running}",
         "KV pool": f"{scheduler.pool_tokens} tokens",
-    }
+    }  # fmt: skip
     whole = deployment.model is not None
     notes = [*notes_on(deployment, traffic), *([] if foreign else notes_on_plugin(deployment))]
     headline = _headline(setups, best, whole)

@@ -184,11 +184,30 @@ def test_without_whole_passes_no_format_is_said_to_be_better() -> None:
     assert bf16_or_fp8(attention, attention).startswith("Not known, as whole passes were not")
 
 
-def test_a_misspelled_flag_is_told_once(advise: Any, trace: str) -> None:
-    answer = advise("--trace", trace, "--flags", f"{FP8} --dsa-prefil-backend fa3")
+@pytest.mark.parametrize(
+    ("flags", "meant"),
+    [
+        (f"{FP8} --dsa-prefil-backend fa3", "--dsa-prefill-backend"),
+        ("--tp-siz 8", "--tp-size"),
+        ("--model-path x/DeepSeek-V3 --tp 8 --tp-siz 4", "--tp-size"),
+    ],
+)
+def test_a_misspelled_flag_is_told_below_the_advice_and_used_nowhere(
+    advise: Any, flags: str, meant: str
+) -> None:
+    answer = advise("--flags", flags)
+    told, name = answer.out.splitlines()[1], flags.split()[-2]
 
-    assert answer.err.count("did you mean --dsa-prefill-backend?") == 1
-    assert "--dsa-prefil-backend" not in answer.out
+    assert told == f"{name} is left out, as no such flag is known here: did you mean {meant}?"
+    assert answer.out.replace(meant, "").count(name) == 1
+    assert json.loads(advise("--flags", flags, "--json").out)["left_out"] == [told]
+
+
+def test_a_misspelled_flag_is_told_where_there_is_no_answer(advise: Any, trace: str) -> None:
+    answer = advise("--trace", trace, "--ttft-p90", "2s", "--", "--tp-siz", "8")
+
+    assert (answer.code, answer.out) == (2, "")
+    assert answer.err.startswith("--tp-siz is left out")
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,18 @@ def test_the_first_line_says_what_the_plugin_and_the_best_flag_save(
     assert "with the best flag, --dsa-prefill-backend flashmla_sparse" in answer.out.splitlines()[0]
 
 
+def test_a_misspelled_flag_is_told_in_every_answer(
+    replay: Any, trace: Path, tmp_path: Path
+) -> None:
+    words = (trace, "--heads", "16", "--flags", "--dsa-prefil-backend fa3")
+    page = tmp_path / "page.html"
+    told = "--dsa-prefil-backend is left out, as no such flag is known here"
+
+    assert replay(*words, "--html", page).out.splitlines()[1].startswith(told)
+    assert told in page.read_text()
+    assert document(replay, *words)["left_out"][0].startswith(told)
+
+
 def test_the_trace_may_be_named_as_for_advise(replay: Any, trace: Path) -> None:
     assert replay("--trace", trace, "--heads", "16").out == replay(trace, "--heads", "16").out
     assert replay().code == replay(trace, "--trace", trace).code == 2
