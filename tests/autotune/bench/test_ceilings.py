@@ -65,6 +65,8 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         return replace(describe(device), arch="sm90")
 
     monkeypatch.setattr(devices, "describe", described)
+    # PyTorch multiplies fp8 on a CPU so slowly that these tests would take minutes.
+    monkeypatch.setattr(ceilings, "_HAS_FP8", frozenset())
 
 
 def tuned(tmp_path: Path, **wishes: object) -> RunResult:
