@@ -113,7 +113,6 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
     add("--rank-passes", type=int, default=2000, help="of each rank, in the test of ranks")
     add("--soak-seconds", type=float, default=60)
     add("--soak-table", type=Path, help="the table that is replaced while serving")
-    add("--soak-halt", type=Path, help="a file: while it exists, the soak asks nothing")
 
 
 def fill_in(options: argparse.Namespace) -> argparse.Namespace:

@@ -84,7 +84,6 @@ class _Soak:
 
     configuration: str
     seconds: float = 0.0
-    """Without halts."""
     requests: int = 0
     passes: int = 0
     wrong: list[str] = field(default_factory=list)
@@ -129,8 +128,6 @@ def _run(
     """Load the engine; yields whenever a row is due."""
     next_event, next_row = _EVENT_EVERY_S, _ROW_EVERY_S
     for prompts, new in load(session):
-        while options.soak_halt is not None and options.soak_halt.exists():
-            time.sleep(0.1)
         begin = time.monotonic()
         if soak.seconds > options.soak_seconds:
             break

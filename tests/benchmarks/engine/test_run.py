@@ -8,7 +8,6 @@ import sys
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
-from time import monotonic
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -268,24 +267,6 @@ def test_the_soak_sees_tables_come_and_go(
     assert table.read_bytes() == b"good"
     assert compare.main([f"one={tmp_path / 'out' / 'result.json'}"]) == 0
     assert "reserved_mib" in capsys.readouterr().out
-
-
-def test_a_soak_halts_while_a_file_exists(tmp_path: Path, engines: list[FakeEngine]) -> None:
-    halt = tmp_path / "halt"
-    halt.touch()
-    slept: list[float] = []
-
-    def sleep(seconds: float) -> None:
-        slept.append(seconds)
-        if len(slept) == 3:
-            halt.unlink()
-
-    options = ("--tests", "soak", "--soak-seconds", "0.1", "--soak-halt", str(halt))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(soak, "_LONGEST", 64)
-        patch.setattr(soak, "time", SimpleNamespace(sleep=sleep, monotonic=monotonic))
-        *_, last = _measured(tmp_path, *options)["tests"]["soak"]
-    assert len(slept) == 3 and last["requests"] > 0
 
 
 def test_profiles_come_with_the_lengths_of_their_batch(
