@@ -92,18 +92,17 @@ def test_formats_and_flat_tables_are_documented() -> None:
         assert f"| `{word}` |" in REPORTS
 
 
-# --- README.md
+# --- docs/reports.md
 
 
-def test_the_readme_shows_what_the_shipped_table_reports() -> None:
+def test_the_page_on_reports_shows_what_the_shipped_table_reports() -> None:
     """Its sentence, and the picture's title: both change when the table or the fits do."""
     wanted = TableFilter("NVIDIA H100 80GB HBM3", "deepseek-v3.2", 128, "fp8_packed")
     (section,) = build(select_tables(None, wanted)).sections
     lines = [line for p in section.points for q in p.questions for line in q.lines]
-    readme = (DOCS.parent / "README.md").read_text(encoding="utf-8")
     picture = (DOCS / "crossovers.svg").read_text(encoding="utf-8")
 
-    (shown,) = re.findall(r"^    (Prefill: MHA or MLA, .*)$", readme, re.MULTILINE)
+    (shown,) = re.findall(r"^    (Prefill: MHA or MLA, .*)$", REPORTS, re.MULTILINE)
     assert shown in [line.sentence for line in lines]
     assert shown in picture, "draw docs/crossovers.svg as docs/reports.md says"
 
