@@ -1,4 +1,4 @@
-"""The command `report`: what was measured, as text, as an HTML page or as pictures."""
+"""The command `report`: what was measured, as text, as an HTML page or as charts."""
 
 from __future__ import annotations
 
@@ -22,15 +22,13 @@ from nsa_tune.backend.types.records import Table
 from nsa_tune.reports.analysis.report import Report, build
 from nsa_tune.reports.analysis.selection import select_tables
 from nsa_tune.reports.charts.figures import Figure, figures_of
-from nsa_tune.reports.charts.pictures import drawn, write_pictures
+from nsa_tune.reports.charts.pictures import as_svg, write_pictures
 from nsa_tune.reports.formats.flat_tables import FLAT, as_csv
 from nsa_tune.reports.formats.json_document import as_json
 from nsa_tune.reports.formats.markdown import as_markdown
 from nsa_tune.reports.formats.terminal import as_terminal_text, print_report
 from nsa_tune.reports.html.page import as_html
 from nsa_tune.reports.html.vega_bundle import bundling
-
-_PICTURES = (Format.SVG, Format.PNG)
 
 
 @grouped
@@ -42,19 +40,19 @@ def report(
     ] = Format.TERMINAL,
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", help="File to write instead of stdout. For pictures: a "
-                     "directory, or a file for one picture."),
+        typer.Option("--out", "-o", help="File to write instead of stdout. For svg: a "
+                     "directory, or a file for one chart."),
     ] = None,
     table: Annotated[
         str,
         typer.Option("--table", help=f"For csv: {', '.join(FLAT)}."),
     ] = "crossovers",
     chart: Annotated[
-        str, typer.Option("--chart", help="For svg and png: name of charts; * matches anything.")
+        str, typer.Option("--chart", help="For svg: name of charts; * matches anything.")
     ] = "*",
     theme: Annotated[
-        Theme, typer.Option("--theme", help="For svg and png: light, dark, or auto: an svg without "
-                            "a background, in the colours of the reader's theme.")
+        Theme, typer.Option("--theme", help="For svg: light, dark, or auto: without a "
+                            "background, in the colours of the reader's theme.")
     ] = Theme.LIGHT,
     json: AsJson = False,
 ) -> None:  # fmt: skip
@@ -89,8 +87,8 @@ def _report(
     if form is Format.TERMINAL and out is None:
         print_report(build(tables), tables_console())
         return
-    if form in _PICTURES:
-        _draw(build(tables), form, out, chart, theme)
+    if form is Format.SVG:
+        _draw(build(tables), out, chart, theme)
         return
     text = _page(tables) if form is Format.HTML else _written(build(tables), form, table)
     if out is not None:
@@ -125,12 +123,12 @@ def _page(tables: Sequence[Table]) -> str:
             return as_html(report)
 
 
-def _draw(shown: Report, form: Format, out: Path | None, chart: str, theme: str) -> None:
+def _draw(shown: Report, out: Path | None, chart: str, theme: str) -> None:
     if out is None:
-        raise UsageError(f"give a directory for the {form} files with --out")
+        raise UsageError("give a directory for the svg files with --out")
     figures = _chosen(list(figures_of(shown)), chart)
-    if out.suffix != f".{form}":
-        count = sum(1 for _ in write_pictures(figures, out, form, theme))
+    if out.suffix != ".svg":
+        count = sum(1 for _ in write_pictures(figures, out, theme))
         say(f"wrote {counted(count, 'picture')} to {out}")
         return
     if len(figures) > 1:
@@ -138,7 +136,7 @@ def _draw(shown: Report, form: Format, out: Path | None, chart: str, theme: str)
             f"{len(figures)} charts cannot go into the one file {out}: choose one with --chart, or "
             "give a directory"
         )
-    _write_file(out, drawn(figures[0].spec, form, theme))
+    _write_file(out, as_svg(figures[0].spec, theme))
     say(f"wrote {out}")
 
 
@@ -149,14 +147,14 @@ def _chosen(figures: list[Figure], pattern: str) -> list[Figure]:
     return chosen
 
 
-def _write_file(path: Path, data: str | bytes) -> None:
-    """Write `data` to `path`, text as UTF-8.
+def _write_file(path: Path, text: str) -> None:
+    """Write `text` to `path`.
 
     Raises:
         NsaTuneError: when it cannot be written.
     """
     try:
-        path.write_bytes(data if isinstance(data, bytes) else data.encode())
+        path.write_bytes(text.encode())
     except OSError as error:
         raise NsaTuneError(
             f"{path} cannot be written ({error.strerror}); give another file with --out"

@@ -38,16 +38,15 @@ class Format(StrEnum):
     JSON = "json"
     HTML = "html"
     SVG = "svg"
-    PNG = "png"
 
 
 class Theme(StrEnum):
-    """Page colours that a picture can be drawn for."""
+    """Page colours that an svg can be drawn for."""
 
     LIGHT = "light"
     DARK = "dark"
     AUTO = "auto"
-    """That of whoever looks at it, where the format can tell."""
+    """That of whoever looks at it."""
 
 
 AsJson = Annotated[

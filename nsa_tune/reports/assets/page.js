@@ -36,9 +36,6 @@
     );
   }
 
-  const unpackAll = (sets) =>
-    Object.fromEntries(Object.entries(sets).map(([name, columns]) => [name, unpack(columns)]));
-
   // A panel's rows, unpacked when it is first drawn.
   function rowsOf(content) {
     if (!content.unpacked) {
@@ -168,15 +165,8 @@
     const state = `${page.lines.get(panel.id) ?? ""} ${panel.clientWidth} ${dark.matches}`;
     if (page.drawn.get(panel.id) === state) return;
     page.drawn.set(panel.id, state);
-    if (page.data.panels[panel.id]) await drawLine(panel, page.data.panels[panel.id]);
-    else await drawPlot(panel, page.data.plots[panel.id]);
+    await drawLine(panel, page.data.panels[panel.id]);
     panel.dataset.drawn = state;
-  }
-
-  function drawPlot(panel, content) {
-    const figure = panel.querySelector("figure");
-    const words = figure.querySelector("figcaption").textContent;
-    return embed(figure.querySelector(".chart"), content.spec, unpackAll(content.rows), words);
   }
 
   function caption(figure, words) {

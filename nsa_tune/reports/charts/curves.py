@@ -10,7 +10,6 @@ from nsa_tune.reports.charts.theme import (
     Spec,
     choice_colour,
     choice_shape,
-    log_axis,
     repeated,
     tips,
 )
@@ -56,7 +55,15 @@ def curves(x_title: str, choices: Sequence[str], *, from_zero: bool = False) -> 
 
 def _time_layers(x_title: str, choices: Sequence[str]) -> list[Spec]:
     """Interval bands, lines, and the measured points on top."""
-    us = log_axis("us", "microseconds", ticks=6)
+    us = {
+        "field": "us",
+        "type": "quantitative",
+        "scale": {"type": "log", "base": 10, "nice": False},
+        "axis": {
+            "title": "microseconds", "format": "~g", "labelOverlap": "greedy",
+            "labelSeparation": 6, "tickCount": 6,
+        },
+    }  # fmt: skip
     colour = choice_colour(choices)
     shape = choice_shape(choices)
     # Dashes use a field of their own: on "choice" the legend would draw its symbols dashed.

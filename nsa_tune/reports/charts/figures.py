@@ -11,18 +11,16 @@ from nsa_tune.reports.analysis.crossovers import Line
 from nsa_tune.reports.analysis.report import QuestionReport, Report, Section
 from nsa_tune.reports.analysis.slices import UNITS
 from nsa_tune.reports.charts.curves import curves
-from nsa_tune.reports.charts.default_costs import default_costs
 from nsa_tune.reports.charts.overview import overview
 from nsa_tune.reports.charts.rows import (
-    cost_rows,
     curve_rows,
     facet_of,
     map_cells,
     map_rows,
     map_size,
 )
-from nsa_tune.reports.charts.spikes import calm_costs, calm_curves
-from nsa_tune.reports.charts.theme import Chart, Spec, with_rows
+from nsa_tune.reports.charts.spikes import calm_curves
+from nsa_tune.reports.charts.theme import Chart, Spec
 from nsa_tune.reports.charts.winner_map import winner_map
 
 
@@ -37,7 +35,7 @@ class Figure:
 
 
 def figures_of(report: Report) -> Iterator[Figure]:
-    """All charts of `report`, with curves for the lines that have a crossover.
+    """An overview of each question of `report` and the axis that its lines run along.
 
     With several tables the names begin with the table's.
     """
@@ -87,62 +85,37 @@ def most_telling(lines: Sequence[Line]) -> int:
     return min(range(len(lines)), key=lambda i: (rank(lines[i]), i))
 
 
-# --- single charts, for files and for the HTML page
-
-
-def cost_chart(question: QuestionReport) -> Chart | None:
-    """What the engine's baseline costs; None where its choices were not measured."""
-    rows = cost_rows(question)
-    if not rows["costs"] or not rows["mean"]:
-        return None
-    shown = calm_costs(rows)
-    worst = max(row["cost"] for row in shown.rows["costs"])
-    spec = default_costs("new tokens in the batch", question.measured, worst)
-    return Chart(spec, shown.rows, shown.note)
-
-
 def line_curves(question: QuestionReport, lines: Sequence[Line]) -> Spec:
     """The spec of the curves of each of `lines`, which run along one axis."""
     from_zero = any(line.slice.values[0] == 0 for line in lines)
     return curves(axis_titles(lines)[0], question.measured, from_zero=from_zero)
 
 
-# --- all charts of a report
+# --- the overviews
 
 
 def _of_section(section: Section) -> Iterator[tuple[str, Spec]]:
     for question in section.questions:
         for lines in question.line_groups:
-            yield from _of_lines(section, question, lines)
-        chart = cost_chart(question)
-        if chart is not None:
-            yield _plain(f"{question.name} cost"), chart.complete
+            yield _plain(f"{question.name} overview"), _overview(section, question, lines)
 
 
-def _of_lines(
-    section: Section, question: QuestionReport, lines: Sequence[Line]
-) -> Iterator[tuple[str, Spec]]:
-    by_batch = {cell.batch: cell for cell in question.cells}
-    rows = map_rows(map_cells(by_batch, lines))
-    maps: dict[str, Chart] = {}
-    for facet in dict.fromkeys(facet_of(line) for line in lines):
-        own = [row for row in rows if row["facet"] == facet]
-        spec = winner_map(*axis_titles(lines), question.measured, *map_size(own))
-        maps[facet] = Chart(spec, {"cells": own})
-        yield _plain(f"{question.name} map {facet}"), maps[facet].complete
-    spec = line_curves(question, lines)
-    for line in lines:
-        if line.edges:
-            drawn = with_rows(spec, calm_curves(curve_rows(question, line)).rows)
-            yield _plain(f"{question.name} curves {line.slice.label}"), drawn
+def _overview(section: Section, question: QuestionReport, lines: Sequence[Line]) -> Spec:
+    """The map with the line to show first, beside the curves of that line."""
     chosen = lines[most_telling(lines)]
+    facet = facet_of(chosen)
+    by_batch = {cell.batch: cell for cell in question.cells}
+    cells = [row for row in map_rows(map_cells(by_batch, lines)) if row["facet"] == facet]
+    spec = winner_map(*axis_titles(lines), question.measured, *map_size(cells))
     shown = calm_curves(curve_rows(question, chosen))
-    caption = f"Fastest{_where(facet_of(chosen))}. Hatched: no other is allowed. Number: 2nd / 1st"
+    caption = f"Fastest{_where(facet)}. Hatched: no other is allowed. Number: 2nd / 1st"
     panels = {
-        caption: maps[facet_of(chosen)],
-        f"Time{_where(chosen.slice.label)}. {shown.note}".rstrip(" ."): Chart(spec, shown.rows),
+        caption: Chart(spec, {"cells": cells}),
+        f"Time{_where(chosen.slice.label)}. {shown.note}".rstrip(" ."): Chart(
+            line_curves(question, lines), shown.rows
+        ),
     }
-    yield _plain(f"{question.name} overview"), overview(chosen.sentence, section.title, panels)
+    return overview(chosen.sentence, section.title, panels)
 
 
 def _where(words: str) -> str:

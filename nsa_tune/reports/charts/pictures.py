@@ -1,4 +1,4 @@
-"""Pictures: charts as SVG and PNG files, drawn by vl-convert without a browser."""
+"""Pictures: charts as SVG files, drawn by vl-convert without a browser."""
 
 from __future__ import annotations
 
@@ -13,41 +13,28 @@ from nsa_tune.reports.charts.theme import PAGES, Spec, picture_theme
 
 _WIDTH = 460
 """Pixels, for charts that fill their container on a page."""
-_SCALE = 2.0
-"""Pixels of a PNG for each pixel of the chart."""
 
 
 def write_pictures(
-    figures: Iterable[Figure], directory: Path, form: str, theme: str = "light"
+    figures: Iterable[Figure], directory: Path, theme: str = "light"
 ) -> Iterator[Path]:
-    """Write `figures` into `directory`, in `form` "svg" or "png", and yield their paths.
+    """Write `figures` into `directory`, and yield their paths.
 
     Raises:
         ExtraMissing: when vl-convert is not installed.
         NsaTuneError: when a file cannot be written.
     """
     for figure in figures:
-        data = drawn(figure.spec, form, theme)
-        path = directory / f"{figure.name}.{form}"
+        text = as_svg(figure.spec, theme)
+        path = directory / f"{figure.name}.svg"
         try:
             directory.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(data)
+            path.write_text(text, "utf-8")
         except OSError as error:
             raise NsaTuneError(
                 f"{path} cannot be written ({error.strerror}); give another directory with --out"
             ) from error
         yield path
-
-
-def drawn(spec: Spec, form: str, theme: str = "light") -> bytes:
-    """`spec`, with its data, as the bytes of a file in `form` "svg" or "png".
-
-    Raises:
-        ExtraMissing: when vl-convert is not installed.
-    """
-    if form == "png":
-        return as_png(spec, "light" if theme == "auto" else theme)
-    return as_svg(spec, theme).encode()
 
 
 def as_svg(spec: Spec, theme: str = "light") -> str:
@@ -86,18 +73,6 @@ def _with_dark_colours(light: str, dark: str) -> str:
     style = f"<style>@media (prefers-color-scheme:dark){{{''.join(rules)}}}</style>"
     head, _, rest = light.partition(">")
     return f"{head}>{style}{rest}"
-
-
-def as_png(spec: Spec, theme: str = "light") -> bytes:
-    """`spec`, with its data, as a PNG of twice its size.
-
-    Raises:
-        ExtraMissing: when vl-convert is not installed.
-    """
-    png: bytes = _converter().vegalite_to_png(
-        _standing(spec, theme), config=picture_theme(theme), scale=_SCALE
-    )
-    return png
 
 
 def _converter() -> Any:

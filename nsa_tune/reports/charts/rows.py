@@ -8,7 +8,6 @@ from typing import Any
 from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.counted import counted
 from nsa_tune.reports.analysis.cells import Cell
-from nsa_tune.reports.analysis.costs import worst_first
 from nsa_tune.reports.analysis.crossovers import Edge, Line
 from nsa_tune.reports.analysis.report import QuestionReport
 from nsa_tune.reports.charts.theme import Rows
@@ -132,36 +131,6 @@ def _edge_row(line: Line, edge: Edge) -> dict[str, Any]:
         "limit": edge.limit,
         "text": f"{edge.left} until {until} {edge.interval}, then {edge.right}",
     }
-
-
-# --- what the default costs
-
-
-def cost_rows(question: QuestionReport) -> dict[str, Rows]:
-    """The data sets of `default_costs`: every batch with two or more allowed choices."""
-    mean = question.default_cost
-    costly = worst_first([cell for cell in question.cells if len(cell.times) > 1], free_too=True)
-    return {
-        "costs": [
-            {
-                "x": cell.batch.q_tokens,
-                "cost": _rounded(cost),
-                "choice": cell.best,
-                "batch": cell.word,
-                "default": cell.default,
-                "taken": _us(cell.times[cell.default].latency_us),
-                "best": _us(cell.times[cell.best or cell.default].latency_us),
-            }
-            for cell, cost in costly
-        ],
-        "mean": [] if mean is None else [
-            {"cost": _rounded(mean.geomean), "text": f"mean {mean.geomean:.2f}x"}
-        ],
-    }  # fmt: skip
-
-
-def _us(value: float) -> str:
-    return f"{value:.4g} us"
 
 
 def _rounded(value: float) -> float:

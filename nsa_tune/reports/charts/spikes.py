@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 from nsa_tune.reports.charts.theme import Rows
 
 _FACTOR = 8.0
-"""A time so many times those beside it is a spike; so is a cost so many times nearly all others."""
-_NEARLY_ALL = 0.95
+"""A time so many times those beside it is a spike."""
 
 
 class Shown(NamedTuple):
@@ -41,18 +40,6 @@ def calm_curves(data: Mapping[str, Rows]) -> Shown:
         f"{row['choice']} {row['us']:.0f} us at {row['x']}" for row in spikes if row["us"] > most
     )
     return Shown(kept, most, f"Not drawn, as noise: {words}." if words else "")
-
-
-def calm_costs(rows: Mapping[str, Rows]) -> Shown:
-    """The data sets of `default_costs` without spikes."""
-    costs = sorted(row["cost"] for row in rows["costs"])
-    most = _FACTOR * costs[int(_NEARLY_ALL * (len(costs) - 1))]
-    above = [row for row in rows["costs"] if row["cost"] > most]
-    if not above:
-        return Shown(dict(rows), None, "")
-    kept = [row for row in rows["costs"] if row["cost"] <= most]
-    words = ", ".join(f"{row['cost']:.4g}x on {row['batch']}" for row in above)
-    return Shown({**rows, "costs": kept}, most, f"Not drawn: {words}.")
 
 
 def _by_choice(measured: Rows) -> Iterator[Rows]:

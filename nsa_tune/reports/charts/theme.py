@@ -19,20 +19,17 @@ SHAPES = ["circle", "square", "triangle-up", "diamond", "cross", "triangle-down"
 # The palette of Okabe and Ito, safe for colour-blind readers; lighter on dark pages.
 _LIGHT = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00"]
 _DARK = ["#56a8e0", "#e6a817", "#2fbf94", "#dda0c4", "#f0e442", "#f0784a"]
-# One hue from strong to faint, for lengths, so that their order shows without the legend.
-_LIGHT_RAMP = ["#0b3c61", "#1f6ea8", "#4f9fd1", "#8cc3e6"]
-_DARK_RAMP = ["#d3eafa", "#8cc8f2", "#4c9fdb", "#2f72a8"]
 
 PAGES: Mapping[str, str] = {"light": "#ffffff", "dark": "#161a21"}
 """Background colour by theme."""
 
 
-def _theme(ink: str, faint: str, grid: str, category: list[str], ramp: list[str]) -> Spec:
+def _theme(ink: str, faint: str, grid: str, category: list[str]) -> Spec:
     return {
         "background": "transparent",
         "font": "system-ui, sans-serif",
         "view": {"stroke": None},
-        "range": {"category": category, "ordinal": ramp, "symbol": SHAPES},
+        "range": {"category": category, "symbol": SHAPES},
         "axis": {
             "labelColor": ink, "titleColor": ink, "gridColor": grid, "domainColor": faint,
             "tickColor": faint, "labelFontSize": 11, "titleFontSize": 12, "titleFontWeight": 500,
@@ -53,8 +50,8 @@ def _theme(ink: str, faint: str, grid: str, category: list[str], ramp: list[str]
 
 
 THEMES: Mapping[str, Spec] = {
-    "light": _theme("#1f2430", "#8a92a0", "#e6e8ec", _LIGHT, _LIGHT_RAMP),
-    "dark": _theme("#e6e9ef", "#7d8697", "#30363f", _DARK, _DARK_RAMP),
+    "light": _theme("#1f2430", "#8a92a0", "#e6e8ec", _LIGHT),
+    "dark": _theme("#e6e9ef", "#7d8697", "#30363f", _DARK),
 }
 """Vega-Lite configs."""
 
@@ -78,8 +75,6 @@ class Chart(NamedTuple):
 
     spec: Spec
     rows: Mapping[str, Rows]
-    note: str = ""
-    """What is not drawn, for the caption."""
 
     @property
     def complete(self) -> Spec:
@@ -87,31 +82,15 @@ class Chart(NamedTuple):
         return with_rows(self.spec, self.rows)
 
 
-def choice_shape(choices: Sequence[str], **legend: Any) -> Spec:
+def choice_shape(choices: Sequence[str]) -> Spec:
     """The mark of each choice, by its position; in the same legend as its colour."""
     scale = {"domain": list(choices), "range": repeated(SHAPES, choices)}
-    return {**choice_colour(choices, **legend), "scale": scale}
+    return {**choice_colour(choices), "scale": scale}
 
 
 def choice_colour(choices: Sequence[str], **legend: Any) -> Spec:
     """The colour of each choice, by its position."""
     return {"field": "choice", "type": "nominal", "scale": {"domain": list(choices)}, **legend}
-
-
-def log_axis(field: str, title: str, *, base: int = 10, ticks: int = 8, form: str = "~g") -> Spec:
-    """A quantitative channel on a logarithmic axis that fits the data."""
-    return {
-        "field": field,
-        "type": "quantitative",
-        "scale": {"type": "log", "base": base, "nice": False},
-        "axis": {
-            "title": title,
-            "format": form,
-            "labelOverlap": "greedy",
-            "labelSeparation": 6,
-            "tickCount": ticks,
-        },
-    }
 
 
 def tips(fields: Mapping[str, str]) -> list[Spec]:

@@ -11,11 +11,7 @@ from nsa_tune.reports.analysis.answer import less_than_one
 from nsa_tune.reports.analysis.crossovers import Line
 from nsa_tune.reports.analysis.report import QuestionReport, Report, Section
 from nsa_tune.reports.analysis.words import question_title
-from nsa_tune.reports.charts.figures import (
-    cost_chart,
-)
 from nsa_tune.reports.charts.rows import facet_of, map_cells, map_rows, map_size
-from nsa_tune.reports.charts.theme import Chart
 from nsa_tune.reports.formats.display_tables import (
     BASIS,
     DEMONSTRATION,
@@ -29,7 +25,7 @@ from nsa_tune.reports.formats.display_tables import (
     layer_table,
     worst_table,
 )
-from nsa_tune.reports.html.chart_data import line_panel, plot
+from nsa_tune.reports.html.chart_data import line_panel
 from nsa_tune.reports.html.markup import article, code, figure, heading, html_table, note, said
 
 VIEWS = {
@@ -49,8 +45,6 @@ class Drawn:
 
     panels: dict[str, Any] = field(default_factory=dict)
     """Cards with a winner map, and the curves of a line to choose."""
-    plots: dict[str, Any] = field(default_factory=dict)
-    """Cards with one chart."""
 
 
 def cards_of(report: Report, number: int, drawn: Drawn | None) -> str:
@@ -60,20 +54,11 @@ def cards_of(report: Report, number: int, drawn: Drawn | None) -> str:
     cards = [
         _answer(section),
         *_crossovers(section, start, report.baseline, drawn),
-        *_costs(section, start, report.baseline, drawn),
+        *_costs(section, report.baseline),
         *_layers(section, report.baseline),
         _failures(section),
     ]
     return "".join(cards)
-
-
-def _chart(name: str, chart: Chart | None, caption: str, drawn: Drawn | None) -> tuple[str, str]:
-    """(name of the card, element of its chart); both empty where no chart is drawn."""
-    if drawn is None or chart is None:
-        return "", ""
-    drawn.plots[name] = plot(chart)
-    words = f"{caption} {chart.note}".rstrip()
-    return name, f'<div class="charts" hidden>{figure("plot", words)}</div>'
 
 
 # --- the answer
@@ -145,29 +130,22 @@ def _options(lines: tuple[Line, ...]) -> str:
 # --- what the default costs
 
 
-def _costs(section: Section, start: str, baseline: str, drawn: Drawn | None) -> Iterator[str]:
+def _costs(section: Section, baseline: str) -> Iterator[str]:
     table = cost_table(section, baseline)
     if not table.rows:
         yield article("cost", "<p>Nothing to compare: no batch was measured with two choices, or "
                       f"what {escape(baseline)} takes was not measured.</p>")  # fmt: skip
         return
     yield article("cost", heading(table) + html_table(table))
-    caption = (
-        f"{baseline}'s time over that of the best choice, one point for each measured batch. "
-        "Colour and shape show the best choice. At 1 the default is the best."
-    )
     for question in section.questions:
         worst = _without_question(worst_table([question], baseline, _WORST))
-        name, chart = _chart(f"{start}-cost-{question.name}", cost_chart(question), caption, drawn)
-        if not worst.rows and not chart:
-            continue
-        listed = f"<div>{note('The worst batches first:')}{html_table(worst)}</div>"
-        body = (
-            f"<h3>{escape(question_title(question.name))}</h3>"
-            f"<p>{escape(cost_sentence(question, baseline))}</p>"
-            f'<div class="beside">{chart}{listed if worst.rows else ""}</div>'
-        )
-        yield article("cost", body, name=name)
+        if worst.rows:
+            yield article(
+                "cost",
+                f"<h3>{escape(question_title(question.name))}</h3>"
+                f"<p>{escape(cost_sentence(question, baseline))}</p>"
+                f"{note('The worst batches first:')}{html_table(worst)}",
+            )
 
 
 def _without_question(table: DisplayTable) -> DisplayTable:

@@ -17,7 +17,7 @@ from nsa_tune.reports.charts.rows import (
     time_rows,
 )
 from nsa_tune.reports.charts.spikes import calm_curves
-from nsa_tune.reports.charts.theme import Chart, Rows
+from nsa_tune.reports.charts.theme import Rows
 from nsa_tune.reports.charts.winner_map import winner_map
 
 
@@ -55,12 +55,6 @@ def _line(question: QuestionReport, line: Line) -> dict[str, Any]:
         "estimates": _columns(estimates),
         "edges": _columns(shown.rows["edges"]),
     }
-
-
-def plot(chart: Chart) -> dict[str, Any]:
-    """One chart with its rows."""
-    rows = {name: _columns(some) for name, some in chart.rows.items()}
-    return {"spec": chart.spec, "rows": rows}
 
 
 def _columns(rows: Rows) -> dict[str, Any]:

@@ -41,7 +41,7 @@ class Frame:
         """The whole page; `drawn` are its charts, if it has any."""
         data = ""
         if drawn is not None:
-            every = {"themes": THEMES, "panels": drawn.panels, "plots": drawn.plots}
+            every = {"themes": THEMES, "panels": drawn.panels}
             data = json.dumps(every, separators=(",", ":"))
         return "\n".join(
             [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nsa_tune.reports.charts.spikes import calm_costs, calm_curves
+from nsa_tune.reports.charts.spikes import calm_curves
 from nsa_tune.reports.charts.theme import Rows
 
 
@@ -39,13 +39,3 @@ def test_estimates_that_follow_a_spike_are_not_drawn_either() -> None:
     shown = calm_curves({"measured": _measured(10, 9000, 30), "estimates": estimates})
 
     assert [row["x"] for row in shown.rows["estimates"]] == [1]
-
-
-def test_a_cost_far_above_nearly_all_others_is_named_and_not_drawn() -> None:
-    costs = [{"cost": 1 + i / 100, "batch": f"b{i}"} for i in range(40)]
-    far = {"cost": 1000.0, "batch": "extend:0+8"}
-
-    assert calm_costs({"costs": costs}).note == ""
-    shown = calm_costs({"costs": [*costs, far]})
-    assert shown.rows["costs"] == costs
-    assert shown.note == "Not drawn: 1000x on extend:0+8."
