@@ -206,14 +206,14 @@ def test_the_tables_that_ship_stay_valid_and_say_what_they_lack(copy: Path) -> N
     assert v4["unmeasured"] == {n: list(arms) for n, arms in before[1]["unmeasured"].items()}
 
 
-def test_an_arm_must_say_what_its_kernel_reads(copy: Path) -> None:
+def test_an_arm_must_say_what_is_copied_for_its_kernel(copy: Path) -> None:
     """Left out, nothing can be imported."""
     arms = copy / "nsa_tune/backend/points/prefill/arms.py"
     whole = arms.read_text(encoding="utf-8")
-    assert ", reads=_ANY,\n    ),\n)" in whole
+    assert ", copied={},\n    ),\n)" in whole
     try:
-        arms.write_text(whole.replace(", reads=_ANY,\n    ),\n)", ",\n    ),\n)"))
-        with pytest.raises(AssertionError, match="required keyword-only argument: 'reads'"):
+        arms.write_text(whole.replace(", copied={},\n    ),\n)", ",\n    ),\n)"))
+        with pytest.raises(AssertionError, match="required keyword-only argument: 'copied'"):
             python(copy, "-c", "import nsa_tune.backend.points")
     finally:
         arms.write_text(whole)

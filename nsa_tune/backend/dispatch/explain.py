@@ -135,8 +135,7 @@ _DERIVED_TEXTS: dict[str, dict[object, str]] = {
     },
     "layout_conversion": {
         "packed_fp8.dequantize": "the pool is packed fp8, and the kernel reads bf16",
-        "packed_fp8.narrow": "the pool is packed fp8, and the kernel reads raw fp8",
-        "packed_fp8.requantize_raw": "the pool is raw fp8, and the kernel reads packed fp8",
+        "packed_fp8.narrow": "the pool is packed fp8, and the kernel reads e4m3 without scales",
         None: "the kernel reads the pool as it is, or nothing of it",
     },
 }

@@ -8,9 +8,10 @@ from functools import lru_cache
 from typing import NamedTuple, Protocol
 
 from nsa_tune.backend.dispatch.decide import Verdict
-from nsa_tune.backend.points.pools import READS, reach
+from nsa_tune.backend.points import POINTS
 from nsa_tune.backend.types.batch import Batch, Mode
-from nsa_tune.backend.types.layouts import Conversion, KVLayout, Role
+from nsa_tune.backend.types.layouts import KVLayout
+from nsa_tune.backend.types.point import SparseArm
 from nsa_tune.backend.types.records import Key
 
 
@@ -192,27 +193,31 @@ def coupled(
         # V4's layers differ, and `sparse_fwd` and `with_kvcache` each say both by themselves.
         return Derived(None, None, False)
     if mode is not Mode.EXTEND:
-        way = _conversion(decode, layout, Role.DECODE)
-        return Derived("paged", None, False, None if way is None else way.kernel)
-    way = _conversion(sparse_prefill, layout, Role.PREFILL)
-    reads_copy = way is not None and way.gathers
-    transform = None if sparse_prefill is None else "ragged" if reads_copy else "paged"
+        return Derived("paged", None, False, _copy(decode, layout))
+    copy = _copy(sparse_prefill, layout)
+    transform = None if sparse_prefill is None else "paged" if copy is None else "ragged"
     # Dense kernels all read bf16. New tokens are at hand in bf16, and need no copy.
     dense = prefill_path == "mha" and layout is KVLayout.FP8_PACKED
-    dequantize = None if prefill_path is None else has_prefix and (dense or reads_copy)
-    if prefill_path == "mha":
-        conversion = "packed_fp8.dequantize" if dequantize else None
-    elif prefill_path is None or way is None or (reads_copy and not has_prefix):
-        conversion = None
-    else:
-        conversion = way.kernel
+    dequantize = None if prefill_path is None else has_prefix and (dense or copy is not None)
+    conversion = (
+        ("packed_fp8.dequantize" if prefill_path == "mha" else copy) if dequantize else None
+    )
     return Derived(transform, dequantize, within_topk, conversion)
 
 
-def _conversion(reader: str | None, layout: KVLayout, role: Role) -> Conversion | None:
-    """What makes `layout` readable; None where `reader` reads it as it is, or not at all."""
-    ways = () if reader is None or reader not in READS else reach(reader, layout, role)
-    return ways[0] if ways else None
+COPIES: Mapping[str, Mapping[KVLayout, str]] = {
+    arm.choice: arm.copied
+    for point in POINTS.values()
+    for arm in point.arms
+    if isinstance(arm, SparseArm)
+}
+"""By an arm's name without the path, `SparseArm.copied`."""
+
+
+def _copy(reader: str | None, layout: KVLayout) -> str | None:
+    """What copies tokens of `layout` for `reader`; None where it reads them as they are, or not at
+    all."""
+    return COPIES.get(reader or "", {}).get(layout)
 
 
 # --- making plans

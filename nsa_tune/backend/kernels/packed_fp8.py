@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from nsa_tune.backend.kernels.e4m3 import on_e4m3_grid, scale_exponent
+from nsa_tune.backend.kernels.e4m3 import on_e4m3_grid
 from nsa_tune.backend.types.layouts import SCALE_TILE, KVLayout
 
 _E4M3_MAX = 448.0
@@ -19,8 +19,6 @@ _DEQUANTIZE = (8, 8)
 """(tokens a program, warps), as all of these: the fastest of those that were tried."""
 _GATHERING = 1024
 """Programs of a gather that ends where a tensor says: as many as run at once. Not measured."""
-_QUANTIZE = (8, 8)
-_REQUANTIZE = (4, 4)
 _NARROW = (4, 4)
 """Not measured: as many bytes a thread as SGLang's kernel for the same."""
 
@@ -72,14 +70,6 @@ def narrow_reference(
     out = torch.zeros(len(rows) + spare, rank + rope, device=pool.device)
     out[: len(rows)] = both
     return out.to(torch.float8_e4m3fn)
-
-
-def requantize_raw_reference(raw: torch.Tensor, rank: int) -> torch.Tensor:
-    """Raw tokens [tokens, rank + rope] e4m3 as packed ones: scales of 1, rope widened to bf16."""
-    scales = torch.ones(raw.shape[0], rank // SCALE_TILE, device=raw.device)
-    rope = raw[:, rank:].to(torch.bfloat16)
-    parts = [raw[:, :rank].view(torch.uint8), scales.view(torch.uint8), rope.view(torch.uint8)]
-    return torch.cat(parts, dim=-1)
 
 
 @triton.jit
@@ -235,111 +225,3 @@ def narrow(
         MOST=_E4M3_MAX, num_warps=warps,
     )  # fmt: skip
     return out
-
-
-@triton.jit
-def _quantize_kernel(
-    latents, slots, values, scales, tails, tokens, stride,
-    TILES: tl.constexpr, TILE: tl.constexpr, ROPE: tl.constexpr,
-    BYTES: tl.constexpr, TOKENS: tl.constexpr, SMALLEST: tl.constexpr,
-):  # fmt: skip
-    row = tl.arange(0, TOKENS * TILES)
-    token = tl.program_id(0) * TOKENS + row // TILES
-    tile = row % TILES
-    here = token < tokens
-    slot = tl.load(slots + token, mask=here, other=0).to(tl.int64)
-    column = tile[:, None] * TILE + tl.arange(0, TILE)[None, :]
-    start = latents + token.to(tl.int64)[:, None] * stride
-    latent = tl.load(start + column, mask=here[:, None], other=0.0).to(tl.float32)
-    largest = tl.maximum(tl.max(tl.abs(latent), axis=1), SMALLEST)
-    exponent = scale_exponent(largest)
-    inverse = ((127 - exponent) << 23).to(tl.float32, bitcast=True)
-    value = on_e4m3_grid(latent * inverse[:, None]).to(values.dtype.element_ty)
-    tl.store(values + slot[:, None] * BYTES + column, value, mask=here[:, None])
-    place = scales + slot * (BYTES // 4) + TILES * TILE // 4 + tile
-    tl.store(place, ((127 + exponent) << 23).to(tl.float32, bitcast=True), mask=here)
-
-    token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
-    here = token < tokens
-    slot = tl.load(slots + token, mask=here, other=0).to(tl.int64)
-    column = tl.arange(0, ROPE)[None, :]
-    start = latents + token.to(tl.int64)[:, None] * stride + TILES * TILE
-    tail = tl.load(start + column, mask=here[:, None], other=0.0)
-    target = tails + slot[:, None] * (BYTES // 2) + (BYTES // 2 - ROPE)
-    tl.store(target + column, tail, mask=here[:, None])
-
-
-def quantize(
-    latents: torch.Tensor, slots: torch.Tensor, pool: torch.Tensor, rank: int, rope: int
-) -> None:
-    """Write tokens into their slots of a paged pool, packed as `quantize_reference` packs them.
-
-    Args:
-        latents: [tokens, rank + rope] bf16, rows contiguous.
-        slots: [tokens] int32, all different.
-        pool: [slots of the pool, bytes a token] uint8, contiguous; written.
-        rank: quantized width, a multiple of 128.
-        rope: bf16 width, a power of two.
-    """
-    tokens, width = slots.numel(), KVLayout.FP8_PACKED.token_bytes(rank, rope)
-    assert pool.is_contiguous() and pool.shape[1] == width and latents.stride(1) == 1
-    each, warps = _QUANTIZE
-    _quantize_kernel[(triton.cdiv(tokens, each),)](
-        latents, slots,
-        pool.view(torch.float8_e4m3fn), pool.view(torch.float32), pool.view(torch.bfloat16),
-        tokens, latents.stride(0),
-        TILES=rank // SCALE_TILE, TILE=SCALE_TILE, ROPE=rope, BYTES=width, TOKENS=each,
-        SMALLEST=_SMALLEST, num_warps=warps,
-    )  # fmt: skip
-
-
-@triton.jit
-def _requantize_raw_kernel(
-    raw, values, slots, words, tails, tokens,
-    RANK_WORDS: tl.constexpr, SCALES: tl.constexpr, ROPE: tl.constexpr, TAIL: tl.constexpr,
-    BYTES: tl.constexpr, TOKENS: tl.constexpr,
-):  # fmt: skip
-    token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
-    here = (token < tokens)[:, None]
-    slot = tl.load(slots + token, mask=token < tokens, other=0).to(tl.int64)[:, None]
-    # All is loaded before anything is stored, or the second load waits for the first store.
-    # The latent's bytes stay as they are, so they move as words.
-    word = tl.arange(0, RANK_WORDS)[None, :]
-    latent = tl.load(raw + slot * (RANK_WORDS + ROPE // 4) + word, mask=here)
-    # Behind it come the scales and the rope part, in halves of words: written as one piece.
-    half = tl.arange(0, TAIL)[None, :]
-    source = values + slot * (4 * RANK_WORDS + ROPE) + (4 * RANK_WORDS - 2 * SCALES) + half
-    ours = half < 2 * SCALES + ROPE
-    rope = tl.load(source, mask=here & ours & (half >= 2 * SCALES), other=0.0)
-    widened = rope.to(tl.float32).to(tl.bfloat16).to(tl.int16, bitcast=True)
-    one = tl.where(half % 2 == 1, 0x3F80, 0).to(tl.int16)  # 1.0 as fp32 has it in its upper half
-    tail = tl.where(half < 2 * SCALES, one, widened).to(tl.bfloat16, bitcast=True)
-    tl.store(words + slot * (BYTES // 4) + word, latent, mask=here)
-    target = tails + slot * (BYTES // 2) + (BYTES // 2 - ROPE - 2 * SCALES)
-    tl.store(target + half, tail, mask=here & ours)
-
-
-def requantize_raw(
-    raw: torch.Tensor, slots: torch.Tensor, pool: torch.Tensor, rank: int, rope: int
-) -> None:
-    """Pack tokens of a raw fp8 pool into the same slots of a packed one.
-
-    A raw value stands for itself, so the scales are 1 and the rope part is only widened.
-
-    Args:
-        raw: [slots, rank + rope] e4m3, contiguous.
-        slots: [tokens] int32: the slots to convert.
-        pool: [slots, bytes a token] uint8, contiguous; written at `slots`.
-        rank: quantized width, a power of two of at least 128.
-        rope: bf16 width, a power of two.
-    """
-    tokens, width = slots.numel(), KVLayout.FP8_PACKED.token_bytes(rank, rope)
-    assert raw.is_contiguous() and raw.shape == (pool.shape[0], rank + rope)
-    assert pool.is_contiguous() and pool.shape[1] == width
-    scales, (each, warps) = rank // SCALE_TILE, _REQUANTIZE
-    _requantize_raw_kernel[(triton.cdiv(tokens, each),)](
-        raw.view(torch.int32), raw, slots, pool.view(torch.int32), pool.view(torch.bfloat16),
-        tokens,
-        RANK_WORDS=rank // 4, SCALES=scales, ROPE=rope,
-        TAIL=triton.next_power_of_2(2 * scales + rope), BYTES=width, TOKENS=each, num_warps=warps,
-    )  # fmt: skip

@@ -214,11 +214,10 @@ class Arm:
 class SparseArm(Arm):
     """An arm that attends to selected tokens."""
 
-    reads: frozenset[KVLayout]
-    """The layouts that its kernel itself reads. One that dequantizes or gathers before is declared
-    with the layout that its kernel reads, and among the readers of its conversion in
-    `types.layouts.CONVERSIONS`. Plans derive their conversions from both; `layouts` says which
-    pools the whole arm takes."""
+    copied: Mapping[KVLayout, str]
+    """By the layouts of `layouts` that its kernel does not read itself: what copies the batch's
+    tokens into one that it does, module and function below `nsa_tune.backend.kernels`. Plans derive
+    their conversions from it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,7 @@ from nsa_tune.backend.costmodel.policy import Policy
 from nsa_tune.backend.costmodel.surface import Estimate
 from nsa_tune.backend.dispatch.decide import Choice, Verdict
 from nsa_tune.backend.dispatch.explain import derived_reason, reason_of
-from nsa_tune.backend.dispatch.plan import DERIVED, Plan, coupled
-from nsa_tune.backend.points.pools import READS
+from nsa_tune.backend.dispatch.plan import COPIES, DERIVED, Plan, coupled
 from nsa_tune.backend.types.batch import Mode
 from nsa_tune.backend.types.layouts import KVLayout
 from nsa_tune.backend.types.records import Measurement
@@ -231,7 +230,7 @@ def test_an_interval_that_says_nothing_is_told_in_words() -> None:
 
 
 def test_every_conversion_that_a_plan_may_have_is_explained() -> None:
-    for pool, path, reader in product(KVLayout, ("mha", "mla"), READS):
+    for pool, path, reader in product(KVLayout, ("mha", "mla"), COPIES):
         for mode in (Mode.EXTEND, Mode.DECODE):
             derived = coupled(mode, pool, path, reader, True, False, reader)
             plan = SimpleNamespace(**derived._asdict())

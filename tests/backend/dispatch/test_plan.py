@@ -78,13 +78,11 @@ def test_an_fp8_prefix_is_dequantized_for_kernels_that_read_bf16(
         (_WARM, _FP8, "mla", "flashmla_sparse", None, "packed_fp8.dequantize"),
         (_WARM, _FP8, "mla", "flashmla_kv", None, None),
         (_COLD, _FP8, "mla", "flashmla_sparse", None, None),
-        (_COLD, KVLayout.FP8_RAW, "mla", "flashmla_kv", None, "packed_fp8.requantize_raw"),
         (_WARM, _BF16, "mha", "flashmla_sparse", None, None),
         (_WARM, _FP8, None, None, None, None),
         (_WARM, _FP8, "mla", "nobody's", None, None),
         (Batch.decode([9]), _FP8, None, None, "flashmla_sparse", "packed_fp8.dequantize"),
         (Batch.decode([9]), _FP8, None, None, "flashmla_kv", None),
-        (Batch.decode([9]), KVLayout.FP8_RAW, None, None, "flashmla_kv", None),
         (Batch.decode([9]), _FP8, None, None, None, None),
     ],
 )

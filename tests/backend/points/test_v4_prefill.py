@@ -200,9 +200,9 @@ def test_rows_that_overflow_the_index_offsets_are_refused() -> None:
 
 
 def test_other_layouts_are_refused() -> None:
-    raw = replace(H100, layout=KVLayout.FP8_RAW)
+    raw = replace(H100, layout=KVLayout.FP8_PACKED)
 
-    assert refusal(4, "with_kvcache", SMALL, raw) == "with_kvcache does not read fp8_raw pools"
+    assert refusal(4, "with_kvcache", SMALL, raw) == "with_kvcache does not read fp8_packed pools"
 
 
 # --- work

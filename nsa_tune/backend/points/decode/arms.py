@@ -14,7 +14,7 @@ from nsa_tune.backend.types.point import ANY_GPU, SparseArm
 _BF16 = frozenset({KVLayout.BF16})
 _PACKED = frozenset({KVLayout.FP8_PACKED})
 _BOTH = _BF16 | _PACKED
-_RAW = frozenset({KVLayout.FP8_RAW})
+_WIDENED = {KVLayout.FP8_PACKED: "packed_fp8.dequantize"}
 _HOPPER = frozenset({"sm90"})
 _BLACKWELL = frozenset({"sm100", "sm103"})
 
@@ -22,47 +22,47 @@ ARMS = (
     SparseArm(
         "flashmla_kv", mla.build_flashmla_kv, _PACKED, "flash_mla", flash_mla.ARCHS,
         (limits.SOME_ROWS, *flash_mla.DECODE_KERNEL), surcharge=flash_mla.schedule_surcharge,
-        features=features.OF_FLASHMLA_KV, first=mla.first_flashmla_kv, reads=_PACKED,
+        features=features.OF_FLASHMLA_KV, first=mla.first_flashmla_kv, copied={},
     ),
     SparseArm(
         "flashmla_kv_grouped", mla.build_flashmla_kv_grouped, _PACKED, "flash_mla",
         flash_mla.ARCHS, (limits.SOME_ROWS, limits.SEVERAL_QUERIES, *flash_mla.DECODE_KERNEL),
-        features=features.OF_FLASHMLA_GROUPED, first=mla.first_flashmla_kv_grouped, reads=_PACKED,
+        features=features.OF_FLASHMLA_GROUPED, first=mla.first_flashmla_kv_grouped, copied={},
     ),
     SparseArm(
         "fa3", mla.build_fa3, _BF16, "sglang_kernel", _HOPPER,
-        (limits.SOME_ROWS, *sglang_kernel.FA3_SPARSE), features=features.OF_FA3, reads=_BF16,
+        (limits.SOME_ROWS, *sglang_kernel.FA3_SPARSE), features=features.OF_FA3, copied={},
     ),
     SparseArm(
         "tilelang", mla.build_tilelang, _BF16, "sglang_tilelang", _HOPPER,
-        (limits.SOME_ROWS, *sglang.TILELANG), features=features.OF_PAIRS, reads=_BF16,
+        (limits.SOME_ROWS, *sglang.TILELANG), features=features.OF_PAIRS, copied={},
     ),
     SparseArm(
         "trtllm", mla.build_trtllm, _BF16, "flashinfer", _BLACKWELL,
         (limits.SOME_ROWS, flashinfer.TRTLLM_SPARSE_SHAPE), features=features.OF_PAIRS,
-        reads=_BF16 | _RAW,
+        copied={},
     ),
     SparseArm(
         "flashmla_sparse", mla.build_flashmla_selected, _BOTH, "flash_mla", flash_mla.ARCHS,
         (limits.SOME_ROWS, *flash_mla.SPARSE_FWD, limits.SELECTION_BYTES),
-        features=features.OF_FLASHMLA_SPARSE, reads=_BF16,
+        features=features.OF_FLASHMLA_SPARSE, copied=_WIDENED,
     ),
     SparseArm(
         "triton", mla.build_triton, _BOTH, archs=ANY_GPU,
         guards=(limits.SOME_ROWS, limits.TRITON_SHAPE, limits.TRITON_BYTES),
-        features=features.OF_TRITON, reads=_BOTH,
+        features=features.OF_TRITON, copied={},
     ),
     SparseArm(
         "triton_split", mla.build_triton_split, _BF16, archs=_HOPPER,
         guards=(limits.SOME_ROWS, limits.TRITON_SHAPE, limits.FEW_ROWS),
-        features=features.OF_TRITON_SPLIT, reads=_BF16,
+        features=features.OF_TRITON_SPLIT, copied={},
     ),
     SparseArm(
         "torch_kv", mla.build_torch_kv, _PACKED, reference=True, features=features.OF_PAIRS,
-        reads=_PACKED,
+        copied={},
     ),
     SparseArm(
         "torch_sparse", mla.build_torch_selected, _BOTH, reference=True,
-        features=features.OF_PAIRS, reads=_BF16,
+        features=features.OF_PAIRS, copied=_WIDENED,
     ),
 )  # fmt: skip

@@ -16,7 +16,8 @@ from nsa_tune.backend.types.point import ANY_GPU, Arm, SparseArm
 _ANY = frozenset({KVLayout.BF16, KVLayout.FP8_PACKED})
 _BF16 = frozenset({KVLayout.BF16})
 _PACKED = frozenset({KVLayout.FP8_PACKED})
-_RAW = frozenset({KVLayout.FP8_RAW})
+_WIDENED = {KVLayout.FP8_PACKED: "packed_fp8.dequantize"}
+_NARROWED = {KVLayout.FP8_PACKED: "packed_fp8.narrow"}
 _HOPPER = frozenset({"sm90"})
 _BLACKWELL = frozenset({"sm100", "sm103"})
 _HOPPER_ON = _HOPPER | _BLACKWELL | frozenset({"sm120", "sm121"})
@@ -59,62 +60,62 @@ MLA = (
     SparseArm(
         "mla/flashmla_sparse", mla.build_flashmla_sparse, _ANY, "flash_mla", flash_mla.ARCHS,
         (limits.SOME_ROWS, *flash_mla.SPARSE_FWD, flash_mla.WIDENED_BYTES),
-        features=features.OF_FLASHMLA_SPARSE, reads=_BF16,
+        features=features.OF_FLASHMLA_SPARSE, copied=_WIDENED,
     ),
     SparseArm(
         "mla/flashmla_kv", mla.build_flashmla_kv, _PACKED, "flash_mla", flash_mla.ARCHS,
         (limits.SOME_ROWS, *flash_mla.DECODE_KERNEL),
         surcharge=flash_mla.schedule_surcharge, features=features.OF_FLASHMLA_KV,
-        first=mla.first_flashmla_kv, reads=_PACKED,
+        first=mla.first_flashmla_kv, copied={},
     ),
     SparseArm(
         "mla/flashmla_kv_mixed", mla.build_flashmla_kv_mixed, _PACKED, "flash_mla",
         flash_mla.ARCHS, (limits.SOME_ROWS, *flash_mla.MIXED_KERNEL),
-        features=features.OF_FLASHMLA_MIXED, first=mla.first_flashmla_kv_mixed, reads=_PACKED,
+        features=features.OF_FLASHMLA_MIXED, first=mla.first_flashmla_kv_mixed, copied={},
     ),
     SparseArm(
         "mla/fa3", mla.build_fa3, _BF16, "sglang_kernel", _HOPPER,
-        (limits.SOME_ROWS, *sglang_kernel.FA3_SPARSE), features=features.OF_SPARSE_FA3, reads=_BF16,
+        (limits.SOME_ROWS, *sglang_kernel.FA3_SPARSE), features=features.OF_SPARSE_FA3, copied={},
     ),
     SparseArm(
         "mla/tilelang", mla.build_tilelang, _BF16, "sglang_tilelang", _HOPPER,
-        (limits.SOME_ROWS, *sglang.TILELANG), features=features.OF_MLA, reads=_BF16,
+        (limits.SOME_ROWS, *sglang.TILELANG), features=features.OF_MLA, copied={},
     ),
     SparseArm(
         "mla/triton_sparse_mla", mla.build_sglang_triton, _ANY, "sglang_triton", _HOPPER_ON,
         (limits.SOME_ROWS, *sglang.TRITON, flash_mla.WIDENED_BYTES), features=features.OF_MLA,
-        reads=_BF16,
+        copied=_WIDENED,
     ),
     *(
         SparseArm(
             f"mla/triton_sparse_mla_union{union}", partial(mla.build_sglang_triton, union=union),
             _ANY, "sglang_triton", _HOPPER_ON,
             (limits.SOME_ROWS, *sglang.TRITON, guard, flash_mla.WIDENED_BYTES),
-            features=features.OF_MLA, reads=_BF16,
+            features=features.OF_MLA, copied=_WIDENED,
         )
         for union, guard in sglang.UNION_ROWS.items()
     ),
     SparseArm(
         "mla/flashmla_sparse_q8", mla.build_flashmla_sparse_q8, _PACKED, "sglang_q8", _HOPPER,
         (limits.SOME_ROWS, *sglang.Q8), features=features.OF_MLA, loss=_FP8_LOSS,
-        tolerance=_FP8_TOLERANCE, reads=_RAW,
+        tolerance=_FP8_TOLERANCE, copied=_NARROWED,
     ),
     SparseArm(
         # Not where FlashMLA runs: so many times slower there that a sweep would be mostly its time.
         "mla/triton", mla.build_triton, _ANY, archs=ANY_GPU - flash_mla.ARCHS,
         guards=(limits.SOME_ROWS, limits.TRITON_SHAPE, limits.TRITON_BYTES),
-        features=features.OF_MLA, reads=_ANY,
+        features=features.OF_MLA, copied={},
     ),
     SparseArm(
         "mla/torch_sparse", mla.build_torch_sparse, _ANY, reference=True,
-        features=features.OF_MLA, reads=_BF16,
+        features=features.OF_MLA, copied=_WIDENED,
     ),
     SparseArm(
         "mla/torch_kv", mla.build_torch_kv, _PACKED, reference=True, features=features.OF_MLA,
-        reads=_PACKED,
+        copied={},
     ),
     SparseArm(
         "mla/torch_sparse_q8", mla.build_torch_sparse_q8, _PACKED, reference=True,
-        features=features.OF_MLA, loss=_FP8_LOSS, tolerance=_FP8_TOLERANCE, reads=_RAW,
+        features=features.OF_MLA, loss=_FP8_LOSS, tolerance=_FP8_TOLERANCE, copied=_NARROWED,
     ),
 )  # fmt: skip

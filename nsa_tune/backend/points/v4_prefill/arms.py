@@ -189,28 +189,14 @@ def arms_of(ratio: int) -> tuple[Arm, ...]:
     gathers = (SOME_ROWS, *both, workspace_guard(ratio))
     return (
         SparseArm(
-            "sparse_fwd",
-            _build_sparse_fwd,
-            _V4,
-            "flash_mla",
-            ARCHS,
-            gathers,
-            features=OF_SPARSE_FWD,
-            # A copy of 512 values a token, which no pool holds.
-            reads=frozenset(),
+            "sparse_fwd", _build_sparse_fwd, _V4, "flash_mla", ARCHS, gathers,
+            features=OF_SPARSE_FWD, copied={KVLayout.V4_PAGED: "v4_paged.dequantize"},
         ),
         SparseArm(
-            "with_kvcache",
-            _build_with_kvcache,
-            _V4,
-            "flash_mla",
-            ARCHS,
-            paged,
-            features=OF_WITH_KVCACHE,
-            surcharge=schedule_surcharge,
-            first=_first_with_kvcache,
-            reads=_V4,
+            "with_kvcache", _build_with_kvcache, _V4, "flash_mla", ARCHS, paged,
+            features=OF_WITH_KVCACHE, surcharge=schedule_surcharge, first=_first_with_kvcache,
+            copied={},
         ),
         Arm("torch_sparse", _build_torch_sparse, _V4, guards=both[:1], reference=True),
         Arm("torch_kv", _build_torch_kv, _V4, guards=both[:1], reference=True),
-    )
+    )  # fmt: skip
