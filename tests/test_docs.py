@@ -17,7 +17,6 @@ from nsa_tune.backend.points import POINTS
 from nsa_tune.cli import app
 from nsa_tune.reports.analysis.report import build
 from nsa_tune.reports.analysis.selection import TableFilter, select_tables
-from nsa_tune.reports.formats.flat_tables import FLAT
 
 DOCS = Path(__file__).parent.parent / "docs"
 CLI = (DOCS / "cli.md").read_text(encoding="utf-8")
@@ -86,8 +85,8 @@ def test_schemas_are_documented(schema: str) -> None:
     assert re.search(rf"`nsa-tune/{schema}/\d+`", CLI)
 
 
-def test_formats_and_flat_tables_are_documented() -> None:
-    for word in (*Format, *FLAT):
+def test_formats_are_documented() -> None:
+    for word in Format:
         assert f"`{word}`" in CLI
         assert f"| `{word}` |" in REPORTS
 

@@ -23,7 +23,7 @@ from nsa_tune.reports.analysis.report import Report, build
 from nsa_tune.reports.analysis.selection import select_tables
 from nsa_tune.reports.charts.figures import Figure, figures_of
 from nsa_tune.reports.charts.pictures import as_svg, write_pictures
-from nsa_tune.reports.formats.flat_tables import FLAT, as_csv
+from nsa_tune.reports.formats.flat_table import as_csv
 from nsa_tune.reports.formats.json_document import as_json
 from nsa_tune.reports.formats.markdown import as_markdown
 from nsa_tune.reports.formats.terminal import as_terminal_text, print_report
@@ -43,10 +43,6 @@ def report(
         typer.Option("--out", "-o", help="File to write instead of stdout. For svg: a "
                      "directory, or a file for one chart."),
     ] = None,
-    table: Annotated[
-        str,
-        typer.Option("--table", help=f"For csv: {', '.join(FLAT)}."),
-    ] = "crossovers",
     chart: Annotated[
         str, typer.Option("--chart", help="For svg: name of charts; * matches anything.")
     ] = "*",
@@ -66,7 +62,7 @@ def report(
         if database is None:
             ask_for_choice(tables)
         chosen = select_tables(database, tables.filter(database))
-        _report(chosen, form, out, table, chart, str(theme))
+        _report(chosen, form, out, chart, str(theme))
 
 
 @contextmanager
@@ -82,7 +78,7 @@ def _without_garbage_collection() -> Iterator[None]:
 
 
 def _report(
-    tables: Sequence[Table], form: Format, out: Path | None, table: str, chart: str, theme: str
+    tables: Sequence[Table], form: Format, out: Path | None, chart: str, theme: str
 ) -> None:
     if form is Format.TERMINAL and out is None:
         print_report(build(tables), tables_console())
@@ -90,7 +86,7 @@ def _report(
     if form is Format.SVG:
         _draw(build(tables), out, chart, theme)
         return
-    text = _page(tables) if form is Format.HTML else _written(build(tables), form, table)
+    text = _page(tables) if form is Format.HTML else _written(build(tables), form)
     if out is not None:
         _write_file(out, text)
         say(f"wrote {out}")
@@ -100,12 +96,12 @@ def _report(
         typer.echo(text, nl=False)
 
 
-def _written(shown: Report, form: Format, table: str) -> str:
+def _written(shown: Report, form: Format) -> str:
     match form:
         case Format.MD:
             return as_markdown(shown)
         case Format.CSV:
-            return as_csv(shown, table)
+            return as_csv(shown)
         case Format.JSON:
             return as_json(shown)
         case _:

@@ -27,7 +27,6 @@ from nsa_tune._cli.shared.options import (
     heads_of,
     listed,
 )
-from nsa_tune._errors import BatchError
 from nsa_tune.backend.dispatch.dispatcher import Dispatcher
 from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.layouts import layout_of
@@ -153,26 +152,18 @@ class DispatcherOptions:
 
 @dataclass(frozen=True, slots=True)
 class BatchOptions:
-    """A batch, as one word or as lists of lengths."""
+    """A batch, as one word."""
 
     batch: Annotated[
-        str | None,
+        str,
         typer.Argument(
-            metavar="[BATCH]",
+            metavar="BATCH",
             help="extend:PREFIX+NEW,..., decode:n1:CONTEXT,... or "
             "target_verify:nNEXT_N:CONTEXT,... (draft_extend likewise); NEXT_N: new tokens of each "
             "sequence; xCOUNT behind a sequence repeats it.",
             show_default=False,
         ),
-    ] = None
-    prefix: Annotated[
-        str | None,
-        typer.Option("--prefix", help="Prefix lengths of an extend, comma-separated: 0,512."),
-    ] = None
-    extend: Annotated[
-        str | None,
-        typer.Option("--extend", help="New tokens of each sequence, comma-separated: 300,64."),
-    ] = None
+    ] = ""
     captured: Annotated[
         bool, typer.Option("--captured", help="The pass is captured in a CUDA graph.")
     ] = False
@@ -181,23 +172,6 @@ class BatchOptions:
         """The batch.
 
         Raises:
-            BatchError: when the options describe none, or two.
+            BatchError: when the word is none.
         """
-        if (self.batch is None) == (self.extend is None):
-            raise BatchError(
-                "give one batch: as a word like extend:1920+128, or with --extend (and --prefix)"
-            )
-        if self.batch is not None:
-            if self.prefix is not None:
-                raise BatchError("--prefix goes with --extend, not with a batch given as a word")
-            return replace(Batch.parse(self.batch), captured=self.captured)
-        news = _lengths(self.extend or "")
-        prefixes = [0] * len(news) if self.prefix is None else _lengths(self.prefix)
-        return Batch.extend(prefixes, news, captured=self.captured)
-
-
-def _lengths(text: str) -> list[int]:
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        raise BatchError(f"{text!r} is not a list of lengths like 0,512") from None
+        return replace(Batch.parse(self.batch), captured=self.captured)
