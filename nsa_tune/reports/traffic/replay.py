@@ -163,7 +163,7 @@ def as_html(replayed: Replay) -> str:
     )
     section = (
         '<section class="table" aria-labelledby="title">\n'
-        f'<h2 id="title">What choosing by batch is worth</h2>\n{answer}{"".join(cards)}\n'
+        f'<h2 id="title">{escape(replayed.facts["engine"])}</h2>\n{answer}{"".join(cards)}\n'
         f"{''.join(map(note, replayed.notes))}\n"
         f'<details><summary>What this rests on</summary><dl class="card">{facts}</dl></details>\n'
         "</section>"
