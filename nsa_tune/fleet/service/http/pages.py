@@ -110,7 +110,7 @@ def _overview(held: Held, running: Sequence[Job], doubtful: Mapping[str, Sequenc
     counts = f"{counted(len(held.entries), 'table')}, {counted(held.measurements, 'measurement')}"
     head = _HEAD.format(title=counts, link="queue", words="Jobs and workers")
     note = "" if held.entries else (
-        "Nothing is measured yet. Run `nsa-tune worker` on a host, and `nsa-tune job add`."
+        "Nothing is measured yet. What `nsa-tune job add` queues, `nsa-tune worker` measures."
     )  # fmt: skip
     columns = ("job", "GPU", "model", "heads", "KV layout", "worker", "progress", "rows", "since",
                "last heard")  # fmt: skip
