@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from math import log2
+from operator import add, mul
 from typing import NamedTuple
 
 from nsa_tune.backend.libraries.deep_gemm.limits import ragged_logits_bytes
-from nsa_tune.backend.points.schedules import makespan, sequences, sms_of
+from nsa_tune.backend.points.schedules import sequences, sms_of
 from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.point import FeatureFunctions, Setting
 
 _HEADS_PER_BLOCK = 128
 """Heads that one SM computes together: two queries' 64, or four queries' 32 (DeepGEMM
 csrc/apis/attention.hpp, block_q)."""
-_MOST_BORDERS = 1024
-"""Equal sequences whose borders are looked at."""
 
 
 class Terms(NamedTuple):
@@ -69,21 +69,36 @@ def makespan_keys(batch: Batch, block: int, sms: int) -> float:
 
     A block with rows of several sequences scores the keys of all of them.
     """
-    rows = batch.q_tokens
-    blocks, mean = -(-rows // block), batch.pairs / rows
-    most = makespan(blocks, batch.pairs / block, float(batch.max_kv), sms)
+    # Differences of straight lines over the SMs, twice around: values at 0, and slopes.
+    bases, slopes = [0] * (2 * sms + 1), [0] * (2 * sms + 1)
+
+    def deal(first: int, blocks: int, keys: int, more: int) -> None:
+        """Blocks from number `first` on, which has `keys`; each next one has `more`."""
+        at, (rounds, rest) = first % sms, divmod(blocks, sms)
+        for start, end, each in ((at, at + rest, rounds + 1), (at + rest, at + sms, rounds)):
+            base = each * (keys - more * at) + more * sms * each * (each - 1) // 2
+            for edge, sign in ((start, 1), (end, -1)):
+                bases[edge] += sign * base
+                slopes[edge] += sign * more * each
+
     # The first row and key of a sequence, and the first key of the block that its first row is in.
     row = key = begun = 0
     for prefix, new, count in sequences(batch):
-        for _ in range(min(count, _MOST_BORDERS)):
-            if row % block:
-                number = row // block % sms
-                alike = (blocks - 1 - number) // sms
-                most = max(most, alike * mean + key - begun + prefix + 1.0)
-            if not row % block or (row + new) // block > row // block:
+        for _ in range(count):
+            end = row + new
+            # Its blocks, but one that began before.
+            first, last = -(-row // block), end // block
+            if row % block and last >= first:
+                deal(first - 1, 1, key + prefix + first * block - row - begun, 0)
+            if last > first:
+                deal(first, last - first, prefix + (first + 1) * block - row, block)
+            if last >= first:
                 begun = key
-            row, key = row + new, key + prefix + new
-    return most
+            row, key = end, key + prefix + new
+    if row % block:
+        deal(row // block, 1, key - begun, 0)
+    keys = list(map(add, accumulate(bases), map(mul, accumulate(slopes), range(2 * sms))))
+    return float(max(map(add, keys, keys[sms:])))
 
 
 def _coordinates(batch: Batch) -> tuple[float, ...]:
