@@ -44,7 +44,7 @@ CASES = [
     *(("prefill", "mla/flashmla_sparse_q8", "fp8", batch) for batch in PREFILLS),
     *(
         ("prefill", f"mla/triton_sparse_mla{union}", kv_dtype, batch)
-        for union in ("", "_union2", "_union4")
+        for union in ("", "_union4")
         for kv_dtype in ("bf16", "fp8")
         for batch in PREFILLS
     ),

@@ -76,7 +76,7 @@ def layout_of(kv_dtype: str, family: str = "dsa") -> KVLayout:
 
 # --- what engines can take
 
-NO_PLUGINS = frozenset({f"mla/triton_sparse_mla{union}" for union in ("", "_union2", "_union4")})
+NO_PLUGINS = frozenset({"mla/triton_sparse_mla", "mla/triton_sparse_mla_union4"})
 """Arms that no engine's plug-in takes."""
 NOT_SGLANGS = NO_PLUGINS | {"mla/flashmla_kv_mixed", "mha/fa3_merged"}
 """Arms that SGLang's plug-in does not take: the others work as vLLM does."""

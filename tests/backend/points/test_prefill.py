@@ -546,7 +546,7 @@ def test_a_kernel_reads_the_bf16_pool_by_the_selection(
 
 
 @pytest.mark.parametrize("layout", [KVLayout.BF16, KVLayout.FP8_PACKED])
-@pytest.mark.parametrize("union", ["", "_union2", "_union4"])
+@pytest.mark.parametrize("union", ["", "_union4"])
 def test_sglangs_triton_kernel_reads_bf16_whatever_the_pool(
     layout: KVLayout, union: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from nsa_tune.backend.libraries.flash_mla.limits import padded_heads
 from nsa_tune.backend.libraries.limits import (
     at_most_rows,
@@ -78,17 +76,14 @@ def _triton_shape(setting: Setting) -> str | None:
     )
 
 
-def _union_rows(union: int) -> Callable[[Setting], str | None]:
-    def limit(setting: Setting) -> str | None:
-        rows = setting.heads * union
-        if rows in (16, 32) and setting.profile.index_topk.bit_count() == 1:
-            return None
-        return (
-            f"a union of {union} takes {16 // union} or {32 // union} heads and a power of two of "
-            f"keys; here are {setting.heads} heads and {setting.profile.index_topk} keys"
-        )
-
-    return limit
+def _union_rows(setting: Setting) -> str | None:
+    heads, topk = setting.heads, setting.profile.index_topk
+    if heads in (4, 8) and topk.bit_count() == 1:
+        return None
+    return (
+        "a union of 4 takes 4 or 8 heads and a power of two of keys; "
+        f"here are {heads} heads and {topk} keys"
+    )
 
 
 def _triton_bytes(setting: Setting) -> Limit | None:
@@ -135,12 +130,9 @@ TRITON = (
     ),
 )  # fmt: skip
 """Of `triton_sparse`."""
-UNION_ROWS = {
-    union: Guard(
-        "sglang_union_rows", "formula", "SGLang 0.5.23 dsa_backend.py:393-402", _union_rows(union)
-    )
-    for union in (2, 4)
-}
-"""Of `triton_sparse` with a union, by its size."""
+UNION_ROWS = Guard(
+    "sglang_union_rows", "formula", "SGLang 0.5.23 dsa_backend.py:393-402", _union_rows
+)
+"""Of `triton_sparse` with a union of 4."""
 Q8 = (Q8_SHAPE, Q8_OFFSETS, Q8_BYTES)
 """Of `q8_prefill`."""
