@@ -388,7 +388,7 @@ class _Alarms(logging.Handler):
 
 @contextmanager
 def _dashboards() -> Iterator[Case]:
-    """The target over two dashboards, of which one asks for a token."""
+    """The target over a dashboard."""
     alarms = _Alarms()
     for name in ("uvicorn.error", "asyncio"):
         logging.getLogger(name).addHandler(alarms)
@@ -396,17 +396,17 @@ def _dashboards() -> Iterator[Case]:
         text, database = Path(folder, "a.tsv"), Path(folder, "a.db")
         text.write_text(_good_text(0))
         database.write_bytes(_good_database())
-        with served(text, database) as open_to_all, served(text, token="abc") as closed:
+        with served(text, database) as running:
             logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
-            yield partial(_http, (open_to_all.port, closed.port), alarms)
+            yield partial(_http, running.port, alarms)
 
 
-def _http(ports: tuple[int, int], alarms: _Alarms, random: Random, folder: Path) -> bool:
+def _http(port: int, alarms: _Alarms, random: Random, folder: Path) -> bool:
     del folder
     data = random.choice(_REQUESTS)
     if random.random() < 0.9:
         data = _changed(data, random)
-    with socket.create_connection(("127.0.0.1", random.choice(ports)), timeout=30) as connection:
+    with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
         with suppress(ConnectionError):
             connection.sendall(data)
             connection.shutdown(socket.SHUT_WR)

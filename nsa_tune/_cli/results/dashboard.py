@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated
 
@@ -12,8 +11,6 @@ from nsa_tune._cli.shared.console import say
 from nsa_tune._errors import ExtraMissing
 from nsa_tune.db import places
 from nsa_tune.db.connection import check_regular_file
-
-_TOKEN = "NSA_TUNE_DASHBOARD_TOKEN"
 
 
 def dashboard(
@@ -25,16 +22,14 @@ def dashboard(
             show_default=False,
         ),
     ] = None,
-    host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[
         int, typer.Option("--port", min=0, max=65535, help="Port; 0 takes a free one.")
     ] = 8400,
-    remote: Annotated[
-        bool,
-        typer.Option("--remote", help="Allow an address that others can reach; they need a token."),
-    ] = False,
 ) -> None:
-    """Serve the report as a web page, live while a run goes on. Databases are only read."""
+    """Serve the report as a web page to this machine, live while a run goes on.
+
+    Databases are only read.
+    """
     for file in files or ():
         check_regular_file(file)
     try:
@@ -45,10 +40,7 @@ def dashboard(
         raise ExtraMissing.of("the dashboard", "dashboard") from None
     serve(
         files or [_default()],
-        host=host,
         port=port,
-        remote=remote,
-        token=os.environ.get(_TOKEN) or None,
         ready=lambda address: say(f"the dashboard is at {address}; Ctrl-C ends it"),
     )
 

@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
+from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.responses import Response
 from starlette.routing import Route
 
 from nsa_tune._errors import ExtraMissing
-from nsa_tune.reports.dashboard.access import Gate
+from nsa_tune.reports.dashboard.access import LOCAL_NAMES, sealed
 from nsa_tune.reports.dashboard.shipped_tables import BACK, listing, shipped_report
 from nsa_tune.reports.dashboard.watched_files import WatchedFiles
 from nsa_tune.reports.formats.json_document import as_json
@@ -35,11 +37,8 @@ if TYPE_CHECKING:
 _TYPES = {".css": "text/css", ".js": "text/javascript"}
 
 
-def application(paths: list[Path], *, token: str | None = None) -> ASGIApp:
-    """The dashboard over `paths`, databases and text tables, which it never writes.
-
-    With a `token` every request needs it. Without one, only requests to localhost are served.
-    """
+def application(paths: list[Path]) -> ASGIApp:
+    """The dashboard over `paths`, databases and text tables, which it never writes."""
     pages = _Pages(WatchedFiles(paths))
     routes = [
         Route("/", pages.page),
@@ -47,7 +46,8 @@ def application(paths: list[Path], *, token: str | None = None) -> ASGIApp:
         Route("/api/live", pages.live),
         Route("/api/report", pages.report),
     ]
-    return Gate(Starlette(routes=routes), token)
+    local = Middleware(TrustedHostMiddleware, allowed_hosts=LOCAL_NAMES, www_redirect=False)
+    return sealed(Starlette(routes=routes, middleware=[local]))
 
 
 class _Body(NamedTuple):

@@ -85,17 +85,6 @@ def test_a_share_is_written_either_way() -> None:
     assert share_of("--fail-on", "5%") == share_of("--fail-on", " 0.05 ") == 0.05
 
 
-def test_the_dashboard_refuses_an_address_that_others_reach(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    pytest.importorskip("uvicorn")
-
-    code, _, err = run(capsys, "dashboard", "--host", "0.0.0.0", "--port", "0")
-
-    assert code == 2
-    assert "allow that with --remote" in err
-
-
 def test_the_dashboard_refuses_a_file_that_is_not_there(
     sides: tuple[str, str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

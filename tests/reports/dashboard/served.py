@@ -36,12 +36,12 @@ class Served:
         self.port = port
         self.url = f"http://127.0.0.1:{port}/"
 
-    def get(self, path: str = "/", **headers: str) -> Question:
-        """What a GET answers; underscores in header names stand for hyphens."""
+    def get(self, path: str = "/", *, method: str = "GET", **headers: str) -> Question:
+        """What a request answers; underscores in header names stand for hyphens."""
         connection = HTTPConnection("127.0.0.1", self.port, timeout=60)
         try:
             named = {name.replace("_", "-"): value for name, value in headers.items()}
-            connection.request("GET", path, headers=named)
+            connection.request(method, path, headers=named)
             response = connection.getresponse()
             found = {name.lower(): value for name, value in response.getheaders()}
             return Question(response.status, found, response.read())
@@ -50,9 +50,9 @@ class Served:
 
 
 @contextmanager
-def served(*paths: Path, token: str | None = None) -> Iterator[Served]:
+def served(*paths: Path) -> Iterator[Served]:
     """A dashboard over `paths` in a thread of its own."""
-    server = uvicorn.Server(config_of(list(paths), token))
+    server = uvicorn.Server(config_of(list(paths)))
     listener = socket.create_server(("127.0.0.1", 0))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()

@@ -18,6 +18,7 @@ from nsa_tune.backend.types.records import Measurement, Status, Table
 from nsa_tune.db.places import shipped
 from nsa_tune.db.store import Store
 from nsa_tune.db.text_table import format_table
+from nsa_tune.reports.dashboard.access import HEADERS
 from nsa_tune.reports.formats.json_document import SCHEMA
 from tests.reports.dashboard.served import Served, served
 from tests.reports.html.test_html import HOSTILE
@@ -115,15 +116,22 @@ def test_without_a_database_the_tables_that_ship_are_listed_and_open(tmp_path: P
     assert unknown.status == 404
 
 
-def test_a_request_by_another_name_is_refused(dashboard: Served) -> None:
-    assert dashboard.get("/", Host="evil.example").status == 421
+@pytest.mark.parametrize("host", ["127.0.0.1:1", "localhost", "localhost:8400"])
+def test_this_machines_names_are_answered(dashboard: Served, host: str) -> None:
+    assert dashboard.get("/api/live", Host=host).status == 200
 
 
-def test_a_token_is_asked_for_everywhere(tmp_path: Path) -> None:
-    with served(store(tmp_path / "some.db"), token="s3cret") as running:
-        for path in ("/", "/assets/page.js", "/api/live", "/api/report"):
-            assert running.get(path).status == 401
-        assert running.get("/api/live", Authorization="Bearer s3cret").status == 200
+@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "", "10.0.0.7:8400"])
+def test_a_request_by_another_name_is_refused(dashboard: Served, host: str) -> None:
+    answer = dashboard.get("/", Host=host)
+
+    assert answer.status == 400
+    assert HEADERS.items() <= answer.headers.items()
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS"])
+def test_nothing_but_reading_is_allowed(dashboard: Served, method: str) -> None:
+    assert dashboard.get("/", method=method).status == 405
 
 
 def test_a_run_that_goes_on_is_followed(tmp_path: Path) -> None:

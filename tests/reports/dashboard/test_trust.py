@@ -15,11 +15,9 @@ pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 
 
-from nsa_tune._errors import UsageError
 from nsa_tune.db.store import Store
 from nsa_tune.reports.analysis import report as analysis
 from nsa_tune.reports.dashboard import application, watched_files
-from nsa_tune.reports.dashboard.access import token_for
 from nsa_tune.reports.formats import json_document
 from tests.db.loose import loosen
 from tests.reports.dashboard.served import served
@@ -155,18 +153,3 @@ def test_no_answer_says_where_a_file_lies(path: str, tmp_path: Path) -> None:
     bad.write_bytes(b"no database" * 100)
     with served(store(tmp_path / "a.db"), bad, tmp_path / "none.db") as running:
         assert str(tmp_path) not in running.get(path).body.decode()
-
-
-# --- tokens and the log
-
-
-@pytest.mark.parametrize(
-    "token", ["пароль", "\ud800", "a b", "a;b", 'a"b', "a\r\nb", "", "x" * 300]
-)
-def test_a_token_that_no_cookie_holds_is_refused_at_the_start(token: str) -> None:
-    with pytest.raises(UsageError, match="a token has the letters"):
-        token_for("127.0.0.1", remote=False, given=token)
-
-
-def test_a_token_of_letters_passes() -> None:
-    assert token_for("127.0.0.1", remote=False, given="s3cret_~.-") == "s3cret_~.-"

@@ -10,11 +10,9 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from nsa_tune.fleet.service.auth.tokens import Role, Token, Tokens
-from nsa_tune.reports.dashboard.access import HEADERS
 
 if TYPE_CHECKING:
     from starlette.requests import Request
-    from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 Endpoint = Callable[["Request"], Awaitable[Response]]
 
@@ -88,18 +86,3 @@ def _moved(request: Request, secret: str) -> Response:
         _COOKIE, secret, httponly=True, samesite="strict", secure=request.url.scheme == "https"
     )
     return response
-
-
-def sealed(app: ASGIApp) -> ASGIApp:
-    """`app` with the headers on every answer that keep a browser careful."""
-    careful = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
-
-    async def answered(scope: Scope, receive: Receive, send: Send) -> None:
-        async def with_headers(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                message = {**message, "headers": [*message.get("headers", []), *careful]}
-            await send(message)
-
-        await app(scope, receive, with_headers)
-
-    return answered

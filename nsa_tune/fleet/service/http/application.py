@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from nsa_tune._errors import NoTunedData, NsaTuneError, StoreError, UsageError
-from nsa_tune.fleet.service.auth.gate import Endpoint, Gate, sealed
+from nsa_tune.fleet.service.auth.gate import Endpoint, Gate
 from nsa_tune.fleet.service.auth.tokens import Role
 from nsa_tune.fleet.service.http.health_endpoints import HealthEndpoints
 from nsa_tune.fleet.service.http.host_endpoints import HostEndpoints
@@ -23,6 +23,7 @@ from nsa_tune.fleet.service.http.pages import Pages
 from nsa_tune.fleet.service.http.table_endpoints import TableEndpoints
 from nsa_tune.fleet.service.jobs.queue import JobLost, TooManyJobs
 from nsa_tune.fleet.service.service import Busy, Service
+from nsa_tune.reports.dashboard.access import sealed
 
 if TYPE_CHECKING:
     from starlette.requests import Request
