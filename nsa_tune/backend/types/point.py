@@ -214,7 +214,7 @@ class Arm:
 class SparseArm(Arm):
     """An arm that attends to selected tokens."""
 
-    copied: Mapping[KVLayout, str]
+    copied: Mapping[KVLayout, str] = field(hash=False)
     """By the layouts of `layouts` that its kernel does not read itself: what copies the batch's
     tokens into one that it does, module and function below `nsa_tune.backend.kernels`. Plans derive
     their conversions from it."""
