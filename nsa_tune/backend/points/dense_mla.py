@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from nsa_tune.backend.points.mla import _absorb as absorb
-from nsa_tune.backend.points.mla import _project as project
+from nsa_tune.backend.libraries.flash_mla import calls as flash_mla
+from nsa_tune.backend.libraries.flashinfer import calls as flashinfer
+from nsa_tune.backend.libraries.sglang import calls as sglang
+from nsa_tune.backend.libraries.sglang_kernel import calls as sglang_kernel
+from nsa_tune.backend.points.mla import around, per_pass
 
 if TYPE_CHECKING:
     import torch
@@ -17,20 +20,16 @@ Run = Callable[[], "torch.Tensor"]
 
 
 def _fa3(case: DenseCase, pool: torch.Tensor, page_table: torch.Tensor) -> Run:
-    from nsa_tune.backend.libraries.sglang_kernel import calls as sglang_kernel
-
     rank, scale, starts_q = case.profile.rank, case.profile.softmax_scale, case.starts_q.int()
     lengths, longest_q = case.starts_kv.diff().int(), int(case.starts_q.diff().max())
 
-    def run() -> torch.Tensor:
-        q = absorb(case, case.heads)
+    def attend(q: torch.Tensor) -> torch.Tensor:
         nope, rope = q[..., :rank], q[..., rank:]
-        out = sglang_kernel.fa3_absorbed(
+        return sglang_kernel.fa3_absorbed(
             nope, rope, pool, page_table, lengths, starts_q, longest_q, scale
         )
-        return project(case, out)
 
-    return run
+    return around(case, attend)
 
 
 def build_fa3(case: DenseCase) -> Run:
@@ -44,41 +43,26 @@ def build_fa3_paged(case: DenseCase) -> Run:
 
 
 def _flashmla(case: DenseCase, schedule: Callable[[], Any]) -> Run:
-    from nsa_tune.backend.libraries.flash_mla import calls as flash_mla
-
+    """flash_mla_with_kvcache, with equally many queries a sequence."""
     pool = case.pool.view(-1, case.profile.page_size, 1, case.profile.latent)
     lengths, sequences = case.starts_kv.diff().int(), case.batch.batch_size
+    scale = case.profile.softmax_scale
 
-    def run() -> torch.Tensor:
-        q = absorb(case, case.heads).unflatten(0, (sequences, -1))
-        scale = case.profile.softmax_scale
+    def attend(q: torch.Tensor) -> torch.Tensor:
+        q = q.unflatten(0, (sequences, -1))
         out = flash_mla.dense_decode(q, pool, case.block_table, lengths, scale, schedule())
-        return project(case, out.flatten(0, 1))
+        return out.flatten(0, 1)
 
-    return run
-
-
-def build_flashmla(case: DenseCase) -> Run:
-    """flash_mla_with_kvcache, with equally many queries a sequence."""
-    from nsa_tune.backend.libraries.flash_mla import calls as flash_mla
-
-    schedule = flash_mla.new_schedule()
-    return _flashmla(case, lambda: schedule)
+    return around(case, attend)
 
 
-def first_flashmla(case: DenseCase) -> Run:
-    """The same in the first layer of a pass, which computes the schedule for all."""
-    from nsa_tune.backend.libraries.flash_mla import calls as flash_mla
-
-    return _flashmla(case, flash_mla.new_schedule)
+build_flashmla, first_flashmla = per_pass(_flashmla)
 
 
 def build_flashinfer(case: DenseCase) -> Run:
     """FlashInfer's MLA wrapper with pages of one token, as SGLang calls it: its FlashAttention-3
     kernel on Hopper, FlashAttention-2 elsewhere. Planned on the host once a pass."""
     import torch
-
-    from nsa_tune.backend.libraries.flashinfer import calls as flashinfer
 
     profile = case.profile
     hopper = case.setting.device.arch == "sm90"
@@ -99,13 +83,13 @@ def build_flashinfer(case: DenseCase) -> Run:
     )
     latents, ropes = case.pool[:, None, : profile.rank], case.pool[:, None, profile.rank :]
 
-    def run() -> torch.Tensor:
-        q = absorb(case, case.heads)
-        return project(
-            case, wrapper.run(q[..., : profile.rank], q[..., profile.rank :], latents, ropes)
+    def attend(q: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = wrapper.run(
+            q[..., : profile.rank], q[..., profile.rank :], latents, ropes
         )
+        return out
 
-    return run
+    return around(case, attend)
 
 
 _TRITON_PARTS = 8
@@ -116,24 +100,21 @@ def build_triton(case: DenseCase) -> Run:
     """SGLang's Triton decode with pages of one token; the parts are counted once a pass."""
     import torch
 
-    from nsa_tune.backend.libraries.sglang import calls as sglang
-
     rows, heads, rank = case.batch.q_tokens, case.heads, case.profile.rank
     starts, lengths = case.starts_kv.int(), case.starts_kv.diff().int()
     splits = sglang.triton_splits(lengths, heads, _TRITON_PARTS, case.setting.device.sms)
     sums = torch.empty(rows, heads, _TRITON_PARTS, dtype=torch.float32, device=case.device)
     scratch = sums.new_empty(rows, heads, _TRITON_PARTS, rank), sums
 
-    def run() -> torch.Tensor:
-        q = absorb(case, heads)
+    def attend(q: torch.Tensor) -> torch.Tensor:
         out = q.new_empty(rows, heads, rank)
         sglang.triton_decode(
             q, case.pool[:, None], out, starts, case.slots, scratch, splits,
             case.profile.softmax_scale,
         )  # fmt: skip
-        return project(case, out)
+        return out
 
-    return run
+    return around(case, attend)
 
 
 def build_torch(case: DenseCase) -> Run:
@@ -146,8 +127,7 @@ def build_torch(case: DenseCase) -> Run:
         (slice(*ends_q[i : i + 2]), slice(*ends_kv[i : i + 2])) for i in range(len(ends_q) - 1)
     ]
 
-    def run() -> torch.Tensor:
-        q = absorb(case, case.heads)
+    def attend(q: torch.Tensor) -> torch.Tensor:
         mixed = torch.empty_like(q[..., : profile.rank])
         for rows, tokens in spans:
             keys = case.pool[case.slots[tokens].long()]
@@ -155,6 +135,6 @@ def build_torch(case: DenseCase) -> Run:
             unseen = torch.arange(len(keys), device=case.device) > case.positions[rows, None]
             weights = scores.masked_fill(unseen, -torch.inf).softmax(-1).to(q.dtype)
             mixed[rows] = torch.einsum("hrk,kc->rhc", weights, keys[:, : profile.rank])
-        return project(case, mixed)
+        return mixed
 
-    return run
+    return around(case, attend)

@@ -6,7 +6,11 @@ from collections.abc import Callable
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
+from nsa_tune.backend.libraries.flash_mla import calls as flash_mla
 from nsa_tune.backend.libraries.flash_mla.limits import padded_heads
+from nsa_tune.backend.libraries.flashinfer import calls as flashinfer
+from nsa_tune.backend.libraries.sglang import calls as sglang
+from nsa_tune.backend.libraries.sglang_kernel import calls as sglang_kernel
 from nsa_tune.backend.types.layouts import KVLayout
 
 if TYPE_CHECKING:
@@ -45,6 +49,27 @@ def _project(case: PrefillCase, mixed: torch.Tensor) -> torch.Tensor:
     )
     torch.bmm(mixed[:, : case.heads].transpose(0, 1), case.w_uv, out=out.transpose(0, 1))
     return out
+
+
+def around(
+    case: PrefillCase, attend: Callable[[torch.Tensor], torch.Tensor], heads: int | None = None
+) -> Run:
+    """`attend`, from absorbed queries of `heads` (the case's) to mixed latents, with what comes
+    before and after it."""
+    return lambda: _project(case, attend(_absorb(case, heads or case.heads)))
+
+
+def per_pass(
+    of: Callable[[Any, Callable[[], Any]], Run],
+) -> tuple[Callable[[Any], Run], Callable[[Any], Run]]:
+    """`of` a case and FlashMLA's schedule: in later layers of a pass, and in the first one, which
+    computes the schedule for all."""
+
+    def build(case: Any) -> Run:
+        schedule = flash_mla.new_schedule()
+        return of(case, lambda: schedule)
+
+    return build, lambda case: of(case, flash_mla.new_schedule)
 
 
 def _padded(case: PrefillCase) -> int:
@@ -95,17 +120,13 @@ def _selected(case: PrefillCase) -> tuple[Run, torch.Tensor]:
 
 
 def _sparse_forward(case: PrefillCase, source: tuple[Run, torch.Tensor]) -> Run:
-    from nsa_tune.backend.libraries.flash_mla import calls as flash_mla
+    latents, chosen = source
+    indices, scale = chosen[:, None], case.profile.softmax_scale
 
-    padded, (latents, chosen) = _padded(case), source
-    indices = chosen[:, None]
+    def attend(q: torch.Tensor) -> torch.Tensor:
+        return flash_mla.sparse_forward(q, latents()[:, None], indices, scale, case.topk_length)
 
-    def run() -> torch.Tensor:
-        q, kv = _absorb(case, padded), latents()[:, None]
-        scale = case.profile.softmax_scale
-        return _project(case, flash_mla.sparse_forward(q, kv, indices, scale, case.topk_length))
-
-    return run
+    return around(case, attend, _padded(case))
 
 
 def build_flashmla_sparse(case: PrefillCase) -> Run:
@@ -121,101 +142,64 @@ def build_flashmla_selected(case: PrefillCase) -> Run:
     return _sparse_forward(case, _selected(case))
 
 
-def _one_a_query(batch: Batch) -> int:
-    del batch
-    return 1
-
-
-def _flashmla_kv_by(
+def _flashmla_kv(
     queries_a_row: Callable[[Batch], int],
-) -> tuple[Callable[[PrefillCase], Run], Callable[[PrefillCase], Run]]:
-    """flash_mla_with_kvcache, the decode kernel over the packed pool: in later layers of a pass,
-    and in the first one, which computes the schedule for all."""
+) -> Callable[[PrefillCase, Callable[[], Any]], Run]:
+    """flash_mla_with_kvcache, the decode kernel over the packed pool."""
 
-    def build(case: PrefillCase) -> Run:
-        from nsa_tune.backend.libraries.flash_mla import calls as flash_mla
+    def of(case: PrefillCase, schedule: Callable[[], Any]) -> Run:
+        import torch
 
-        schedule = flash_mla.new_schedule()
-        return _flashmla_kv(case, lambda: schedule, queries_a_row(case.batch))
+        each, scale = queries_a_row(case.batch), case.profile.softmax_scale
+        pool = case.pool.view(torch.float8_e4m3fn).view(
+            -1, case.profile.page_size, 1, case.pool.shape[1]
+        )
+        indices = case.paged_indices.unflatten(0, (-1, each))
 
-    def first(case: PrefillCase) -> Run:
-        from nsa_tune.backend.libraries.flash_mla import calls as flash_mla
+        def attend(q: torch.Tensor) -> torch.Tensor:
+            q = q.unflatten(0, (-1, each))
+            return flash_mla.sparse_decode(q, pool, indices, scale, schedule()).flatten(0, 1)
 
-        return _flashmla_kv(case, flash_mla.new_schedule, queries_a_row(case.batch))
+        return around(case, attend, _padded(case))
 
-    return build, first
+    return of
 
 
-build_flashmla_kv, first_flashmla_kv = _flashmla_kv_by(_one_a_query)
+build_flashmla_kv, first_flashmla_kv = per_pass(_flashmla_kv(lambda batch: 1))
 # As vLLM calls it for a mixed batch, and for a decode.
-build_flashmla_kv_mixed, first_flashmla_kv_mixed = _flashmla_kv_by(attrgetter("q_tokens"))
-build_flashmla_kv_grouped, first_flashmla_kv_grouped = _flashmla_kv_by(attrgetter("next_n"))
-
-
-def _flashmla_kv(case: PrefillCase, schedule: Callable[[], Any], queries_a_row: int) -> Run:
-    import torch
-
-    from nsa_tune.backend.libraries.flash_mla import calls as flash_mla
-
-    padded = _padded(case)
-    pool = case.pool.view(torch.float8_e4m3fn).view(
-        -1, case.profile.page_size, 1, case.pool.shape[1]
-    )
-    indices = case.paged_indices.unflatten(0, (-1, queries_a_row))
-
-    def run() -> torch.Tensor:
-        q = _absorb(case, padded).unflatten(0, (-1, queries_a_row))
-        scale = case.profile.softmax_scale
-        out = flash_mla.sparse_decode(q, pool, indices, scale, schedule())
-        return _project(case, out.flatten(0, 1))
-
-    return run
+build_flashmla_kv_mixed, first_flashmla_kv_mixed = per_pass(_flashmla_kv(attrgetter("q_tokens")))
+build_flashmla_kv_grouped, first_flashmla_kv_grouped = per_pass(_flashmla_kv(attrgetter("next_n")))
 
 
 def build_fa3(case: PrefillCase) -> Run:
     """FlashAttention-3 over the bf16 pool: pages of one token, the selection as the page table."""
     import torch
 
-    from nsa_tune.backend.libraries.sglang_kernel import calls as sglang_kernel
-
     rank, scale, indices = case.profile.rank, case.profile.softmax_scale, case.paged_indices
     lengths = case.topk_length
     starts = torch.arange(len(lengths) + 1, dtype=torch.int32, device=case.device)
 
-    def run() -> torch.Tensor:
-        q = _absorb(case, case.heads)
+    def attend(q: torch.Tensor) -> torch.Tensor:
         nope, rope = q[..., :rank], q[..., rank:]
-        out = sglang_kernel.fa3_sparse(nope, rope, case.pool, indices, lengths, starts, scale)
-        return _project(case, out)
+        return sglang_kernel.fa3_sparse(nope, rope, case.pool, indices, lengths, starts, scale)
 
-    return run
+    return around(case, attend)
 
 
 def build_tilelang(case: PrefillCase) -> Run:
     """SGLang's TileLang kernel over the bf16 pool. Its first call compiles."""
-    from nsa_tune.backend.libraries.sglang import calls as sglang
-
     rank, scale, indices = case.profile.rank, case.profile.softmax_scale, case.paged_indices
-
-    def run() -> torch.Tensor:
-        q = _absorb(case, case.heads)
-        return _project(case, sglang.tilelang_sparse(q, case.pool, indices, scale, rank))
-
-    return run
+    return around(case, lambda q: sglang.tilelang_sparse(q, case.pool, indices, scale, rank))
 
 
 def build_sglang_triton(case: PrefillCase, union: int = 0) -> Run:
     """SGLang's Triton kernel for few heads: over the bf16 pool, or what is dequantized first."""
-    from nsa_tune.backend.libraries.sglang import calls as sglang
-
     rank, scale, (latents, chosen) = case.profile.rank, case.profile.softmax_scale, _source(case)
 
-    def run() -> torch.Tensor:
-        q = _absorb(case, case.heads)
-        out = sglang.triton_sparse(q, latents(), chosen, scale, rank, case.topk_length, union)
-        return _project(case, out)
+    def attend(q: torch.Tensor) -> torch.Tensor:
+        return sglang.triton_sparse(q, latents(), chosen, scale, rank, case.topk_length, union)
 
-    return run
+    return around(case, attend)
 
 
 def build_flashmla_sparse_q8(case: PrefillCase) -> Run:
@@ -224,8 +208,6 @@ def build_flashmla_sparse_q8(case: PrefillCase) -> Run:
     Its first call compiles. The padding heads of q are zeros of an earlier pass, as in SGLang.
     """
     import torch
-
-    from nsa_tune.backend.libraries.sglang import calls as sglang
 
     profile, latents, indices = case.profile, _narrowed(case), case.ragged_indices
     unit = torch.ones(1, dtype=torch.float32, device=case.device)
@@ -269,48 +251,33 @@ def _narrowed(case: PrefillCase) -> Run:
 
 def build_triton_split(case: PrefillCase) -> Run:
     """nsa-tune's kernel for few rows over a bf16 pool: each row's selection is split."""
-    from nsa_tune.backend.kernels import split_sparse_mla
+    from nsa_tune.backend.kernels.split_sparse_mla import split_sparse_mla
 
     rank, scale, indices = case.profile.rank, case.profile.softmax_scale, case.paged_indices
-
-    def run() -> torch.Tensor:
-        q = _absorb(case, case.heads)
-        out = split_sparse_mla.split_sparse_mla(q, case.pool, indices, scale, rank)
-        return _project(case, out)
-
-    return run
+    return around(case, lambda q: split_sparse_mla(q, case.pool, indices, scale, rank))
 
 
 def build_trtllm(case: PrefillCase) -> Run:
     """TRT-LLM's sparse MLA over the pool itself, one row a query."""
-    from nsa_tune.backend.libraries.flashinfer import calls as flashinfer
-
     profile = case.profile
     pool = case.pool.view(-1, 1, profile.page_size, case.pool.shape[1])
-    indices = case.paged_indices[:, None]
+    indices, longest = case.paged_indices[:, None], case.batch.max_kv
     seen = (case.positions + 1).int()
-    longest = case.batch.max_kv
 
-    def run() -> torch.Tensor:
-        q = _absorb(case, case.heads)[:, None]
-        scale = profile.softmax_scale
-        out = flashinfer.trtllm_sparse_decode(q, pool, indices, seen, longest, profile.nope, scale)
-        return _project(case, out[:, 0])
+    def attend(q: torch.Tensor) -> torch.Tensor:
+        return flashinfer.trtllm_sparse_decode(
+            q[:, None], pool, indices, seen, longest, profile.nope, profile.softmax_scale
+        )[:, 0]
 
-    return run
+    return around(case, attend)
 
 
 def build_triton(case: PrefillCase) -> Run:
     """nsa-tune's own kernel over the pool itself, whichever of the two layouts it has."""
-    from nsa_tune.backend.kernels import sparse_mla
+    from nsa_tune.backend.kernels.sparse_mla import sparse_mla
 
     rank, scale, indices = case.profile.rank, case.profile.softmax_scale, case.paged_indices
-
-    def run() -> torch.Tensor:
-        q = _absorb(case, case.heads)
-        return _project(case, sparse_mla.sparse_mla(q, case.pool, indices, scale, rank))
-
-    return run
+    return around(case, lambda q: sparse_mla(q, case.pool, indices, scale, rank))
 
 
 # --- the same in torch

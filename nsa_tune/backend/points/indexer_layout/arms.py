@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from nsa_tune.backend.libraries.deep_gemm import calls as deep_gemm
 from nsa_tune.backend.libraries.deep_gemm.limits import (
     ARCHS,
     MQA_LOGITS_BYTES,
@@ -29,8 +30,6 @@ def _deep_gemm(step: int | None) -> Callable[[IndexerCase], Callable[[], torch.T
     """DeepGEMM's paged MQA logits with `step` queries a row."""
 
     def build(case: IndexerCase) -> Callable[[], torch.Tensor]:
-        from nsa_tune.backend.libraries.deep_gemm import calls as deep_gemm
-
         each = step or case.batch.next_n
         repeats = case.batch.next_n // each
         q = case.q.view(-1, each, *case.q.shape[2:])

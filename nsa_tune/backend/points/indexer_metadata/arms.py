@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from nsa_tune.backend.libraries.deep_gemm import calls as deep_gemm
 from nsa_tune.backend.libraries.deep_gemm.limits import ARCHS, METADATA_ROWS, MQA_SHAPE
 from nsa_tune.backend.points.limits import SOME_ROWS
 from nsa_tune.backend.types.layouts import KVLayout
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
 
 def _build_deep_gemm(case: MetadataCase) -> Callable[[], torch.Tensor]:
     """get_paged_mqa_logits_metadata."""
-    from nsa_tune.backend.libraries.deep_gemm import calls as deep_gemm
-
     return lambda: deep_gemm.schedule(case.context_lens, case.profile.page_size)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+from nsa_tune.backend.libraries.deep_gemm import calls
 from nsa_tune.backend.libraries.deep_gemm import limits as deep_gemm
 from nsa_tune.backend.points import limits
 from nsa_tune.backend.points.indexer_prefill import features
@@ -21,11 +22,10 @@ if TYPE_CHECKING:
 def _build_ragged(case: LogitsCase) -> Callable[[], torch.Tensor]:
     """fp8_mqa_logits over the gathered keys of all sequences."""
     from nsa_tune.backend.kernels.gather_keys import gather_keys
-    from nsa_tune.backend.libraries.deep_gemm import calls as deep_gemm
 
     def run() -> torch.Tensor:
         keys, scales = gather_keys(case.pool, case.slots)
-        return deep_gemm.ragged_mqa_logits(
+        return calls.ragged_mqa_logits(
             case.q, keys, scales, case.weights, case.first, case.end
         )  # fmt: skip
 
@@ -35,14 +35,13 @@ def _build_ragged(case: LogitsCase) -> Callable[[], torch.Tensor]:
 def chunks(case: LogitsCase) -> Iterator[tuple[int, torch.Tensor]]:
     """(first row, logits) of one part of the rows after the other; gathers the keys first."""
     from nsa_tune.backend.kernels.gather_keys import gather_keys
-    from nsa_tune.backend.libraries.deep_gemm import calls as deep_gemm
 
     keys, scales = gather_keys(case.pool, case.slots)
     for start in range(0, case.batch.q_tokens, case.rows_a_chunk):
         part = slice(start, start + case.rows_a_chunk)
         yield (
             start,
-            deep_gemm.ragged_mqa_logits(
+            calls.ragged_mqa_logits(
                 case.q[part], keys, scales, case.weights[part], case.first[part], case.end[part]
             ),
         )
@@ -64,13 +63,12 @@ def _build_chunked(case: LogitsCase) -> Callable[[], torch.Tensor]:
 def _build_paged(case: LogitsCase) -> Callable[[], torch.Tensor]:
     """fp8_paged_mqa_logits with a row for each query."""
     from nsa_tune.backend.kernels.mqa_schedule import mqa_schedule
-    from nsa_tune.backend.libraries.deep_gemm import calls as deep_gemm
 
     lens, table, arch = case.lengths[:, None], case.block_table, case.setting.device.arch
     # Ours takes any number of rows, and gives the same bits as DeepGEMM's.
-    schedule = mqa_schedule(lens, deep_gemm.sms(), deep_gemm.schedule_split(arch))
+    schedule = mqa_schedule(lens, calls.sms(), calls.schedule_split(arch))
     q, longest = case.q[:, None], case.batch.max_kv
-    return lambda: deep_gemm.paged_mqa_logits(
+    return lambda: calls.paged_mqa_logits(
         q, case.pool, case.weights, lens, table, schedule, longest
     )[:, :longest]
 

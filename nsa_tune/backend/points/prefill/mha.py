@@ -6,6 +6,9 @@ from collections.abc import Callable, Iterator
 from math import e, log2
 from typing import TYPE_CHECKING, Any
 
+from nsa_tune.backend.libraries.flashinfer import calls as flashinfer
+from nsa_tune.backend.libraries.sglang_kernel import calls as sglang_kernel
+
 if TYPE_CHECKING:
     import torch
 
@@ -91,8 +94,6 @@ def build_torch(case: PrefillCase) -> Callable[[], torch.Tensor]:
 def _planned(case: PrefillCase, backend: str, starts_kv: torch.Tensor, *, causal: bool) -> Any:
     """FlashInfer's wrapper for the batch's queries, over keys that begin at `starts_kv`."""
     import torch
-
-    from nsa_tune.backend.libraries.flashinfer import calls as flashinfer
 
     profile = case.profile
     wrapper = flashinfer.ragged_wrapper(case.device, backend)
@@ -196,8 +197,6 @@ def build_fa3_merged(case: PrefillCase) -> Callable[[], torch.Tensor]:
 
 def _sgl_fa3(case: PrefillCase, starts: torch.Tensor, causal: bool) -> Attend:
     """sglang-kernel's FlashAttention-3 over keys that begin at `starts`."""
-    from nsa_tune.backend.libraries.sglang_kernel import calls as sglang_kernel
-
     starts_q, starts_kv, scale = case.starts_q.int(), starts.int(), case.profile.softmax_scale
     longest = int(starts_q.diff().max()), int(starts_kv.diff().max())
 
@@ -234,8 +233,6 @@ def build_sgl_fa3_merged(case: PrefillCase) -> Callable[[], torch.Tensor]:
 
 def build_trtllm_ragged(case: PrefillCase) -> Callable[[], torch.Tensor]:
     """Dense attention by TRT-LLM's ragged kernels, through FlashInfer."""
-    from nsa_tune.backend.libraries.flashinfer import calls as flashinfer
-
     assert case.batch.lens is not None
     starts_q, starts_kv = case.starts_q.int(), case.starts_kv.int()
     longest = max(new for _, new in case.batch.lens), case.batch.max_kv

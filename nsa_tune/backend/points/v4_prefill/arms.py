@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from nsa_tune.backend.libraries.flash_mla import calls as flash_mla
 from nsa_tune.backend.libraries.flash_mla.limits import (
     ARCHS,
     DECODE_ROWS,
@@ -12,6 +13,7 @@ from nsa_tune.backend.libraries.flash_mla.limits import (
     schedule_surcharge,
 )
 from nsa_tune.backend.points.limits import SOME_ROWS
+from nsa_tune.backend.points.mla import per_pass
 from nsa_tune.backend.points.v4_prefill.features import OF_SPARSE_FWD, OF_WITH_KVCACHE
 from nsa_tune.backend.points.v4_prefill.limits import (
     COLUMNS,
@@ -73,7 +75,6 @@ def _workspace(case: V4PrefillCase) -> Callable[[], torch.Tensor]:
 def _build_sparse_fwd(case: V4PrefillCase) -> Callable[[], torch.Tensor]:
     """flash_mla_sparse_fwd over a dequantized copy."""
     from nsa_tune.backend.kernels.combine_indices import combine_indices
-    from nsa_tune.backend.libraries.flash_mla import calls as flash_mla
 
     gather, pad, sink = _workspace(case), _padded(case), _padded_sink(case)
     window, extra = case.window_indices, case.extra_indices
@@ -90,24 +91,8 @@ def _build_sparse_fwd(case: V4PrefillCase) -> Callable[[], torch.Tensor]:
     return run
 
 
-def _build_with_kvcache(case: V4PrefillCase) -> Callable[[], torch.Tensor]:
-    """flash_mla_with_kvcache over both pools."""
-    from nsa_tune.backend.libraries.flash_mla import calls as flash_mla
-
-    schedule = flash_mla.new_schedule()
-    return _with_kvcache(case, lambda: schedule)
-
-
-def _first_with_kvcache(case: V4PrefillCase) -> Callable[[], torch.Tensor]:
-    """The same in the first layer of a pass, which computes the schedule for all of its ratio."""
-    from nsa_tune.backend.libraries.flash_mla import calls as flash_mla
-
-    return _with_kvcache(case, flash_mla.new_schedule)
-
-
 def _with_kvcache(case: V4PrefillCase, schedule: Callable[[], Any]) -> Callable[[], torch.Tensor]:
-    from nsa_tune.backend.libraries.flash_mla import calls as flash_mla
-
+    """flash_mla_with_kvcache over both pools."""
     pad, sink = _padded(case), _padded_sink(case)
     indices = case.paged(case.window_indices, case.window_slots)[:, None]
     extra = case.paged(case.extra_indices, case.extra_slots)[:, None]
@@ -122,6 +107,9 @@ def _with_kvcache(case: V4PrefillCase, schedule: Callable[[], Any]) -> Callable[
         return out[:, 0, : case.heads]
 
     return run
+
+
+_build_with_kvcache, _first_with_kvcache = per_pass(_with_kvcache)
 
 
 def _attend(
