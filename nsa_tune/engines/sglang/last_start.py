@@ -16,14 +16,17 @@ def keep(what: str, text: str) -> bool:
 
     `what` is a word that may stand in a file's name.
     """
-    path = _path(what)
+    return written(_path(what), f"at the last start of SGLang {installed_version()}: {text}")
+
+
+def written(path: Path | None, text: str) -> bool:
+    """Make `text` all that is in the file, at once; False where there is none, or none may be."""
     if path is None:
         return False
     part = path.with_suffix(f".{os.getpid()}.part")
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        line = f"at the last start of SGLang {installed_version()}: {text}"
-        part.write_text(line, encoding="utf-8")
+        part.write_text(text, encoding="utf-8")
         part.replace(path)
     except OSError:
         return False

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from nsa_tune.db.places import user_folder
+from nsa_tune.engines.sglang.last_start import written
 from nsa_tune.engines.sglang.pass_mode.times.pass_times import PassTimes
 
 _MOST_BYTES = 2**20
@@ -33,17 +33,7 @@ def load(key: Mapping[str, object], table: str | None = None) -> PassTimes | Non
 
 def save(times: PassTimes) -> bool:
     """Keep `times`; False where the folder cannot be written."""
-    path = _path(times.key)
-    if path is None:
-        return False
-    part = path.with_suffix(f".{os.getpid()}.part")
-    try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        part.write_text(times.as_text(), encoding="utf-8")
-        part.replace(path)
-    except OSError:
-        return False
-    return True
+    return written(_path(times.key), times.as_text())
 
 
 def remembered() -> Iterator[PassTimes]:
