@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from nsa_tune.engines.sglang.edge import attempt
+from nsa_tune.engines.sglang.edge import attempt, say_once
 from nsa_tune.engines.sglang.kernel_swap import KernelSwap
 from nsa_tune.engines.sglang.kernels import SWAPS
 from nsa_tune.engines.sglang.pass_mode.forward import Forward
+from nsa_tune.engines.sglang.pass_mode.seconds import ENGINE, SECONDS, spent, split
 from nsa_tune.engines.sglang.pass_mode.start import STEERING, attach, drop_unproven_table
 from nsa_tune.engines.sglang.pass_mode.steering.steering import EAGER, GRAPHS, Steering
 from nsa_tune.engines.sglang.pass_mode.whole_pass import capture
@@ -31,7 +33,8 @@ def around_forward(
 
 def around_capture(original: Callable[..., Any], graphs: Any) -> Any:
     """The hook around `PrefillCudaGraphRunner._capture_one_stream`: whole-pass graphs follow."""
-    result = original(graphs)
+    with spent(ENGINE):
+        result = original(graphs)
     attempt("capturing whole-pass prefill graphs", capture.capture_all, graphs)
     return result
 
@@ -66,15 +69,19 @@ def around_init_graphs(original: Callable[..., Any], runner: Any, *rest: Any, **
     """The hook around `ModelRunner.init_cuda_graphs`: afterwards passes can be measured."""
     # An engine that captures anew has other graphs than those that this knows.
     runner.__dict__.pop(STEERING, None)
+    SECONDS.clear()
     # Graphs keep the kernels that they are captured with; the others change what passes take.
     _compare(runner, (swap for swap in SWAPS if swap.captured))
     result = original(runner, *rest, **named)
     _compare(runner, (swap for swap in SWAPS if not swap.captured))
     attempt("proving how passes run", attach, runner)
     attempt("leaving out what is not proven", drop_unproven_table, runner)
+    if STEERING in runner.__dict__:
+        say_once(logging.INFO, split())
     return result
 
 
 def _compare(runner: Any, swaps: Iterable[KernelSwap]) -> None:
-    for swap in swaps:
-        attempt("comparing kernels", swap.start, runner)
+    with spent("comparing kernels"):
+        for swap in swaps:
+            attempt("comparing kernels", swap.start, runner)

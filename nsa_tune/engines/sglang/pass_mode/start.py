@@ -5,13 +5,13 @@ from __future__ import annotations
 import gc
 import logging
 import sys
-import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
 from nsa_tune import __version__
+from nsa_tune.backend.hardware.detect import cpu_name
 from nsa_tune.engines.edge import LeftAlone
 from nsa_tune.engines.sglang.edge import attempt, say_once
 from nsa_tune.engines.sglang.eligible import SWITCHES, Engine, Part, switch_is_on, why_not
@@ -21,6 +21,7 @@ from nsa_tune.engines.sglang.pass_mode.mode import PassMode
 from nsa_tune.engines.sglang.pass_mode.proof import prove, sentinels
 from nsa_tune.engines.sglang.pass_mode.ranks import Ranks
 from nsa_tune.engines.sglang.pass_mode.rows.graphs import RowGraphs
+from nsa_tune.engines.sglang.pass_mode.seconds import spent
 from nsa_tune.engines.sglang.pass_mode.steering.monitor import RegressionMonitor
 from nsa_tune.engines.sglang.pass_mode.steering.steering import Steering
 from nsa_tune.engines.sglang.pass_mode.times import remembered
@@ -126,11 +127,12 @@ def _proven(runner: Any, steering: Steering, ranks: Ranks, key: Mapping[str, obj
     """What passes take in the ways that are right here; all others are off from now on."""
     import torch
 
-    begin, before = time.monotonic(), _peak_from_now()
-    proof = prove(runner, steering, ranks)
+    before = _peak_from_now()
+    with spent("comparing passes"):
+        proof = prove(runner, steering, ranks)
     steering.off = frozenset(proof.wrong)
-    took_s = time.monotonic() - begin
-    times = _times(runner, steering, ranks, key)
+    with spent("timing passes"):
+        times = _times(runner, steering, ranks, key)
     # All ranks go by rank 0's times, and so find the same ways slow.
     verdicts = verdicts_of(steering.choice, times, proof)
     steering.off = frozenset(mode for mode, verdict in verdicts.items() if not verdict.on)
@@ -145,9 +147,8 @@ def _proven(runner: Any, steering: Steering, ranks: Ranks, key: Mapping[str, obj
     ways = "; ".join(f"{mode} {sentence}" for mode, sentence in sentences.items())
     say_once(
         logging.INFO,
-        f"how prefills run, compared in {took_s:.1f} s and timed in "
-        f"{time.monotonic() - begin - took_s:.1f} s: {ways}; it took up to {peak_mib} MiB, which "
-        f"are released ({SWITCHES[Part.PASSES]}=0 leaves this to SGLang)",
+        f"how prefills run: {ways}; comparing and timing took up to {peak_mib} MiB, which are "
+        f"released ({SWITCHES[Part.PASSES]}=0 leaves this to SGLang)",
     )
     return times
 
@@ -210,7 +211,8 @@ def _key(runner: Any, graphs: Any) -> dict[str, object]:
     decode = _row_graphs(runner)
     return {
         "gpu": torch.cuda.get_device_name(),
-        "cpu": _cpu(),
+        # What a pass takes on the host is its.
+        "cpu": cpu_name().removeprefix("CPU "),
         "torch": torch.__version__,
         "sglang": installed_version(),
         "model": facts.profile.name,
@@ -253,13 +255,3 @@ def _hooks() -> list[str]:
 def _method(symbol: Symbol) -> object:
     owner, _, name = symbol.path.rpartition(".")
     return getattr(getattr(sys.modules[symbol.module], owner, None), name, None)
-
-
-def _cpu() -> str:
-    """The host's processor: what a pass takes on the host is its."""
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:  # noqa: PTH123
-            lines = [line for line in file if line.startswith("model name")]
-    except OSError:
-        return "unknown"
-    return lines[0].partition(":")[2].strip() if lines else "unknown"

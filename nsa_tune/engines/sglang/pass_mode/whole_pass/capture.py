@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
@@ -15,11 +14,12 @@ from nsa_tune.engines.sglang.eligible import SWITCHES, Engine, Part, why_not
 from nsa_tune.engines.sglang.facts import index_topk_of, is_dense_mla
 from nsa_tune.engines.sglang.pass_mode.mode import PassMode
 from nsa_tune.engines.sglang.pass_mode.ranks import Ranks
+from nsa_tune.engines.sglang.pass_mode.seconds import spent
 from nsa_tune.engines.sglang.pass_mode.whole_pass.dense_graphs import DenseGraphs
 from nsa_tune.engines.sglang.pass_mode.whole_pass.graph_buffers import GraphBuffers
 from nsa_tune.engines.sglang.pass_mode.whole_pass.prefix_graphs import PrefixGraphs
 from nsa_tune.engines.sglang.pass_mode.whole_pass.sparse_graphs import SparseGraphs
-from nsa_tune.engines.sglang.pass_mode.whole_pass.unbroken import SECONDS, Kind, spent
+from nsa_tune.engines.sglang.pass_mode.whole_pass.unbroken import Kind
 
 WholePassGraphs = DenseGraphs | PrefixGraphs | SparseGraphs
 
@@ -74,9 +74,8 @@ def capture_all(graphs: Any) -> None:
         reason = reason or "the ranks do not agree"
         say_once(logging.INFO, f"no whole-pass prefill graphs: {reason}")
         return
-    begin, free = time.monotonic(), torch.cuda.mem_get_info()[0]
-    SECONDS.clear()
-    with spent("the rest"):
+    free = torch.cuda.mem_get_info()[0]
+    with spent("the rest of capturing"):
         whole = {
             mode: of_mode
             for mode, of_mode in made.items()
@@ -86,11 +85,9 @@ def capture_all(graphs: Any) -> None:
     took_mib = round((free - torch.cuda.mem_get_info()[0]) / 2**20)
     setattr(graphs, _MIB, took_mib)
     counts = ", ".join(f"{len(of_mode.sizes)} {mode}s" for mode, of_mode in whole.items())
-    stages = ", ".join(f"{what} {took_s:.1f}" for what, took_s in SECONDS.items())
     say_once(
         logging.INFO,
-        f"captured whole-pass prefill graphs ({counts}) in {time.monotonic() - begin:.1f} s "
-        f"({stages}); they take {took_mib} MiB, which "
+        f"captured whole-pass prefill graphs ({counts}): they take {took_mib} MiB, which "
         f"--mem-fraction-static does not hold; {SWITCHES[Part.DENSE]}=0 and "
         f"{SWITCHES[Part.SPARSE]}=0 leave them out",
     )

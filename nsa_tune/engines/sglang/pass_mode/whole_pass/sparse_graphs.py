@@ -12,6 +12,7 @@ from typing import Any
 from nsa_tune.backend.types.batch import Batch
 from nsa_tune.engines.sglang.eligible import PADDED_HEADS, reads_back
 from nsa_tune.engines.sglang.kernels.topk import check
+from nsa_tune.engines.sglang.pass_mode.seconds import spent
 from nsa_tune.engines.sglang.pass_mode.whole_pass.attention import Swap, swapped
 from nsa_tune.engines.sglang.pass_mode.whole_pass.sparse_attention import (
     IndexerMetadata,
@@ -24,7 +25,6 @@ from nsa_tune.engines.sglang.pass_mode.whole_pass.unbroken import (
     capture,
     shape_key,
     spaced,
-    spent,
 )
 
 MOST_TOKENS = 2048

@@ -11,7 +11,9 @@ from itertools import pairwise, zip_longest
 from typing import Any
 
 from nsa_tune.engines.sglang.edge import attempt
+from nsa_tune.engines.sglang.pass_mode.seconds import SECONDS
 from nsa_tune.engines.sglang.pass_mode.whole_pass.failed_capture import end_capture
+from nsa_tune.engines.sglang.pass_mode.whole_pass.warm_up import warmed_up_briefly
 
 _BREAKS = "sglang.srt.model_executor.runner_backend_utils.breakable_cuda_graph.breakable_cuda_graph"
 
@@ -21,14 +23,7 @@ _FEW = 512
 """Tokens up to which padding costs little: passes read all experts anyway."""
 _MANY = 1024
 """Tokens from which on a pass takes as much longer as there is padding."""
-_WARM_UP_LAYERS = 6
-"""DeepSeek's three dense layers, and three with experts. All further ones are like these."""
-_OF_CODE = (AssertionError, AttributeError, LookupError, TypeError)
-"""What a model that needs all of its layers raises on every rank. A rank that alone ran out of
-memory must not run all layers: the others would wait for it elsewhere."""
 _STAGES = ("warming up", "recording", "instantiating")
-SECONDS: dict[str, float] = {}
-"""What this process's captures took, by what they did; none counts twice."""
 
 
 class Kind(StrEnum):
@@ -54,17 +49,6 @@ def spaced(sizes: Sequence[int]) -> list[int]:
     wide = [(low, high) for low, high in pairwise(sizes) if low >= _MANY and high - low > low // 8]
     pages = {(low + high) // 2 // LEAST_TOKENS for low, high in wide}
     return sorted({*kept, *(LEAST_TOKENS * count for count in pages)})
-
-
-@contextmanager
-def spent(what: str) -> Iterator[None]:
-    """Count the seconds within as `what`'s, but for those that something within has counted."""
-    begin, counted = time.monotonic(), sum(SECONDS.values())
-    try:
-        yield
-    finally:
-        own = time.monotonic() - begin - (sum(SECONDS.values()) - counted)
-        SECONDS[what] = SECONDS.get(what, 0.0) + own
 
 
 def shape_key(size: int, kind: Kind | str) -> Any:
@@ -96,51 +80,10 @@ def capture(runner: Any, key: Any, forward: Callable[[], Any]) -> None:
 
     times = [time.monotonic()]
     try:
-        runner.backend.capture_one(key, warmed_up_briefly(runner, unbroken, times))
+        runner.backend.capture_one(key, warmed_up_briefly(runner.layer_model, unbroken, times))
     except Exception:
         attempt("ending a capture that failed", end_capture, runner.backend)
         raise
     times.append(time.monotonic())
     for stage, (begin, end) in zip(_STAGES, pairwise(times), strict=False):
         SECONDS[stage] = SECONDS.get(stage, 0.0) + end - begin
-
-
-def warmed_up_briefly(
-    runner: Any, forward: Callable[[], Any], times: list[float]
-) -> Callable[[], Any]:
-    """`forward` for SGLang's `capture_one`, which runs it twice before it captures it.
-
-    The first run compiles and tunes what has not run with so many tokens, which a few layers do as
-    well as all. In the second nothing is left to do: of the output SGLang uses the shape alone.
-    `times` gets when the GPU has done the first run, and when the pass is recorded.
-    """
-    output: Any = None
-
-    def run() -> Any:
-        import torch
-
-        nonlocal output
-        if torch.cuda.is_current_stream_capturing():
-            recorded = forward()
-            times.append(time.monotonic())
-            return recorded
-        if output is not None:
-            times.append(time.monotonic())
-        else:
-            try:
-                output = _over_few_layers(runner, forward)
-            except _OF_CODE:
-                output = forward()
-        return output
-
-    return run
-
-
-def _over_few_layers(runner: Any, forward: Callable[[], Any]) -> Any:
-    model = runner.layer_model
-    end = model.end_layer
-    model.end_layer = min(end, model.start_layer + _WARM_UP_LAYERS)
-    try:
-        return forward()
-    finally:
-        model.end_layer = end
