@@ -22,6 +22,7 @@ HOOKS: Mapping[str, Callable[..., Any]] = {
     "forward": pass_mode.around_forward,
     "can_run": pass_mode.around_can_run,
     "capture": pass_mode.around_capture,
+    "capture_decode": pass_mode.around_capture_decode,
     "prepare_metadata": pass_mode.around_prepare_metadata,
     "extend": attention.around_extend,
     "dense_path": expanded.around_path,

@@ -36,6 +36,7 @@ _MODULE = "sglang.srt.layers.attention.dsa_backend"
 _CLASS = "DeepseekSparseAttnBackend"
 _RUNNER = "sglang.srt.model_executor.model_runner"
 _GRAPHS = "sglang.srt.model_executor.runner.prefill_cuda_graph_runner"
+_DECODE_GRAPHS = "sglang.srt.model_executor.runner.decode_cuda_graph_runner"
 _BREAKABLE = "sglang.srt.model_executor.runner_backend.breakable_cuda_graph_backend"
 DENSE_PATHS = "sglang.srt.models.deepseek_common.attention_backend_handler"
 """Where dense MLA chooses between MHA and MLA, in each layer."""
@@ -68,6 +69,10 @@ _SYMBOLS = (
         "can_run", _GRAPHS, "PrefillCudaGraphRunner.can_run_graph", ("self", "forward_batch"), True
     ),
     Symbol("capture", _GRAPHS, "PrefillCudaGraphRunner._capture_one_stream", ("self",), True),
+    Symbol(
+        "capture_decode", _DECODE_GRAPHS, "DecodeCudaGraphRunner._capture_one_stream",
+        ("self", "stream_idx"), True,
+    ),
     Symbol(
         "prepare_metadata", _GRAPHS,
         "PrefillCudaGraphRunner._prepare_forward_metadata_for_replay",

@@ -93,6 +93,11 @@ class PrefillCudaGraphRunner:
     ):
         pass
 """
+_DECODE_GRAPHS = """
+class DecodeCudaGraphRunner:
+    def _capture_one_stream(self, stream_idx=None):
+        pass
+"""
 _BREAKABLE = """
 class BreakableCudaGraphBackend:
     def replay(self, shape_key, static_forward_batch, **kwargs):
@@ -120,6 +125,7 @@ class Site(EngineSite):
         self.write("sglang/kernels/ops/attention/dsa/dequant_k_cache.py", _READ_BACK)
         self.write(f"{_EXECUTOR}/model_runner.py", _RUNNER)
         self.write(f"{_EXECUTOR}/runner/prefill_cuda_graph_runner.py", _PREFILL_GRAPHS)
+        self.write(f"{_EXECUTOR}/runner/decode_cuda_graph_runner.py", _DECODE_GRAPHS)
         self.write(f"{_EXECUTOR}/runner_backend/breakable_cuda_graph_backend.py", _BREAKABLE)
         self.packages("sglang")
 

@@ -12,8 +12,8 @@ from nsa_tune.engines.sglang.kernels import SWAPS
 from nsa_tune.engines.sglang.pass_mode.forward import Forward
 from nsa_tune.engines.sglang.pass_mode.seconds import ENGINE, SECONDS, spent, split
 from nsa_tune.engines.sglang.pass_mode.start import STEERING, attach, drop_unproven_table
-from nsa_tune.engines.sglang.pass_mode.steering.steering import EAGER, GRAPHS, Steering
-from nsa_tune.engines.sglang.pass_mode.whole_pass import capture
+from nsa_tune.engines.sglang.pass_mode.steering.steering import EAGER, GRAPHS, Steering, attribute
+from nsa_tune.engines.sglang.pass_mode.whole_pass import capture, warm_up
 from nsa_tune.engines.sglang.pass_mode.whole_pass.capture import WholePassGraphs
 from nsa_tune.engines.sglang.switch import paused
 
@@ -33,10 +33,18 @@ def around_forward(
 
 def around_capture(original: Callable[..., Any], graphs: Any) -> Any:
     """The hook around `PrefillCudaGraphRunner._capture_one_stream`: whole-pass graphs follow."""
-    with spent(ENGINE):
-        result = original(graphs)
+    attempt("warming graphs up briefly", warm_up.agree, graphs)
+    result = around_capture_decode(original, graphs)
     attempt("capturing whole-pass prefill graphs", capture.capture_all, graphs)
     return result
+
+
+def around_capture_decode(original: Callable[..., Any], graphs: Any, *rest: Any) -> Any:
+    """The hook around `DecodeCudaGraphRunner._capture_one_stream`: few layers warm graphs up."""
+    capture_one = attempt("warming graphs up briefly", warm_up.brief_capture, graphs)
+    backend = getattr(graphs, "backend", None)
+    with spent(ENGINE), attribute(backend, "capture_one", capture_one):
+        return original(graphs, *rest)
 
 
 def around_can_run(original: Callable[..., Any], graphs: Any, forward_batch: Any) -> Any:

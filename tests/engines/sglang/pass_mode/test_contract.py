@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 from nsa_tune.engines.sglang.pass_mode.rows import graphs as row_graphs
@@ -18,6 +19,7 @@ _PREFILL = f"{_EXECUTOR}/runner/prefill_cuda_graph_runner.py"
 _DECODE = f"{_EXECUTOR}/runner/decode_cuda_graph_runner.py"
 _BASE = (f"{_EXECUTOR}/runner/base_runner.py", f"{_EXECUTOR}/runner/base_cuda_graph_runner.py")
 _BREAKABLE = f"{_EXECUTOR}/runner_backend/breakable_cuda_graph_backend.py"
+_FULL = f"{_EXECUTOR}/runner_backend/full_cuda_graph_backend.py"
 _BREAKS = f"{_EXECUTOR}/runner_backend_utils/breakable_cuda_graph/breakable_cuda_graph.py"
 _SHAPE_KEY = f"{_EXECUTOR}/runner/shape_key.py"
 _METHODS = "sglang/srt/models/deepseek_common/attention_backend_handler.py"
@@ -29,8 +31,8 @@ _GROUPS = "sglang/srt/distributed/parallel_state.py"
 _CONTEXT = "sglang/srt/runtime_context.py"
 _GRAPHS = "PrefillCudaGraphRunner"
 _HOOKS = {
-    "init_graphs", "forward", "can_run", "capture", "prepare_metadata", "extend", "k_only",
-    "replay",
+    "init_graphs", "forward", "can_run", "capture", "capture_decode", "prepare_metadata", "extend",
+    "k_only", "replay",
 }  # fmt: skip
 
 
@@ -153,6 +155,10 @@ def test_all_graphs_are_captured_in_one_session(wheel: Wheel) -> None:
 
 
 def test_a_graph_is_kept_and_found_by_its_key(wheel: Wheel) -> None:
+    full = _body(wheel, _FULL, "FullCudaGraphBackend.capture_one")
+    assert re.search(r"for \w+ in range\(2\):", full)
+    assert full.count("forward_fn()") == 2
+    assert "self._graphs[shape_key] = graph" in full
     capture = wheel.definition(_BREAKABLE, "BreakableCudaGraphBackend.capture_one")
     assert isinstance(capture, ast.FunctionDef)
     names = [one.arg for one in capture.args.args]
@@ -169,6 +175,10 @@ def test_a_graph_is_kept_and_found_by_its_key(wheel: Wheel) -> None:
 
 def test_of_the_runs_before_a_capture_only_the_outputs_shape_is_used(wheel: Wheel) -> None:
     """So the second of them may be left out."""
+    full = _body(wheel, _FULL, "FullCudaGraphBackend.capture_one")
+    assert re.search(r"for \w+ in range\(2\):", full)
+    assert full.count("forward_fn()") == 2
+    assert "self._graphs[shape_key] = graph" in full
     capture = wheel.definition(_BREAKABLE, "BreakableCudaGraphBackend.capture_one")
     body = ast.unparse(capture)
     assert "for _ in range(2):" in body

@@ -1,20 +1,87 @@
 """Warming up what a graph captures: with a few layers once, where SGLang runs all layers twice.
 
 The runs before a capture compile and tune what has not run with so many tokens. All layers of a
-kind are alike, so a few do that as well as all, in whole-pass graphs.
+kind are alike, so a few do that as well as all, in whole-pass graphs and in SGLang's own.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from typing import Any
 
+from nsa_tune import __version__
+from nsa_tune.engines.sglang.edge import say_once
+from nsa_tune.engines.sglang.eligible import Engine, Part, why_not
+from nsa_tune.engines.sglang.pass_mode.ranks import Ranks
+from nsa_tune.engines.sglang.pass_mode.seconds import spent
+from nsa_tune.engines.sglang.releases import installed_release
+
+_MODEL = "_nsa_tune_warm_up_model"
+"""Attribute of a ModelRunner all of whose ranks warm SGLang's own graphs up briefly."""
 _LAYERS = 6
 """DeepSeek's three dense layers, and three with experts. All further ones are like these."""
 _OF_CODE = (AssertionError, AttributeError, LookupError, TypeError)
 """What a model that needs all of its layers raises on every rank. A rank that alone ran out of
 memory must not run all layers: the others would wait for it elsewhere."""
+
+CaptureOne = Callable[..., None]
+"""How a graph backend of SGLang's captures one graph."""
+
+
+def agree(graphs: Any) -> None:
+    """Have SGLang's own graphs warmed up briefly, if all ranks can: the others of one that ran more
+    layers would wait for it.
+
+    Call it before SGLang captures any. `graphs` is its PrefillCudaGraphRunner.
+    """
+    runner, model = graphs.model_runner, graphs.layer_model
+    if runner.is_draft_worker:
+        return
+    runner.__dict__.pop(_MODEL, None)
+    with spent("waiting for other ranks"):
+        agreed = Ranks(runner).agree("warm_up", __version__ if _may(graphs) else None)
+    if agreed:
+        setattr(runner, _MODEL, model)
+        say_once(logging.INFO, f"{_LAYERS} layers warm up all graphs but the first of each kind")
+
+
+def _may(graphs: Any) -> bool:
+    runner, release = graphs.model_runner, installed_release()
+    engine = Engine(runner, runner.attn_backend, graphs)
+    return (
+        # Whether another one also runs a pass twice was not read.
+        release is not None
+        and release.known
+        and why_not(Part.PASSES, engine) is None
+        and why_not(Part.DENSE, engine) is None
+        # A compiled pass would be compiled anew for fewer layers.
+        and not engine.argument("enable_torch_compile")
+        # A draft layer (EAGLE-3) reads what certain layers leave.
+        and not getattr(graphs.layer_model, "layers_to_capture", ())
+    )
+
+
+def brief_capture(graphs: Any) -> CaptureOne | None:
+    """How the backend of a graph runner captures one graph after a brief warm-up; None where it is
+    not agreed on.
+
+    The first graph is warmed up by SGLang: in its first pass a layer may make something that it
+    cannot make within a capture.
+    """
+    model = graphs.model_runner.__dict__.get(_MODEL)
+    if model is None:
+        return None
+    backend = graphs.backend
+    original: CaptureOne = backend.capture_one
+
+    def capture_one(key: Any, forward: Callable[[], Any], *rest: Any, **named: Any) -> None:
+        if backend._graphs:
+            forward = warmed_up_briefly(model, forward, [])
+        original(key, forward, *rest, **named)
+
+    return capture_one
 
 
 def warmed_up_briefly(
