@@ -37,13 +37,9 @@ class EventProgress(Progress):
             point=stored.point.name, batch=str(stored.batch), rows=list(map(_row, stored.rows)),
         )  # fmt: skip
 
-    def node(self, name: str, devices: int, batches: int) -> None:
-        """Event "node"."""
-        self._write("node", node=name, devices=devices, batches=batches)
-
     def incident(self, incident: Incident) -> None:
         """An event of the incident's kind."""
-        self._write(incident.kind, text=incident.text, **incident.facts)
+        self._write(incident.kind, text=incident.text)
 
     def end(self, outcome: str, **facts: object) -> None:
         """Event "end". A run that fails writes none."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
@@ -14,7 +13,7 @@ from rich.text import Text
 from nsa_tune.autotune.runner.progress import Incident, Progress, RemainingTime, Stored
 from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.counted import counted
-from nsa_tune.backend.types.point import Point, Setting
+from nsa_tune.backend.types.point import Setting
 from nsa_tune.backend.types.records import Key, Status
 from nsa_tune.reports.formats.plain import plain
 
@@ -22,24 +21,19 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _LINE_EVERY_S = 10.0
-_MOST_NODES = 3
-"""That a line names."""
 _LONGEST_NAME = 40
 """Of a batch, in characters."""
 
 
 class RunProgress(Progress):
-    """Counts batches, wins and failures, and prints what is unusual."""
+    """Counts batches and failures, and prints what is unusual."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
-        self.wins: dict[str, Counter[str]] = {}
         self.measured = 0
         self.failed = 0
         self.quarantined = 0
         self.batches = 0
-        self.nodes: dict[str, tuple[int, int]] = {}
-        """By node of a cluster: devices that measure there, and batches measured."""
 
     def start(self, setting: Setting, key: Key, batches: int, skipped: int) -> None:
         """Print what is going to be measured."""
@@ -51,19 +45,12 @@ class RunProgress(Progress):
         )
 
     def batch(self, stored: Stored) -> None:
-        """Count a batch and its fastest arm, and print failures."""
-        timed = [(row.latency_us, row.arm) for row in stored.rows if row.latency_us is not None]
-        if timed:
-            self.wins.setdefault(stored.point.name, Counter())[min(timed)[1]] += 1
+        """Count a batch, and print failures."""
         self.measured += 1
         for row in stored.rows:
             if row.status is not Status.OK:
                 self.failed += 1
                 self._say(f"{row.arm} {row.status} on {_short(stored.batch)}: {row.reason}")
-
-    def node(self, name: str, devices: int, batches: int) -> None:
-        """Take it for the next line."""
-        self.nodes[name] = (devices, batches)
 
     def incident(self, incident: Incident) -> None:
         """Print what happened."""
@@ -79,23 +66,6 @@ class RunProgress(Progress):
         """How many arms failed or are quarantined, to be added to a line; "" where none."""
         failed = f", {counted(self.failed, 'arm')} failed" if self.failed else ""
         return failed + (f", {self.quarantined} quarantined" if self.quarantined else "")
-
-    def standing(self, point: Point) -> str:
-        """The arms of `point` that were fastest most often, with the number of batches."""
-        wins = self.wins.get(point.name, Counter())
-        return ", ".join(f"{arm} {count}" for arm, count in wins.most_common(3))
-
-    def by_node(self) -> str:
-        """The batches that each node of a cluster has measured; empty on a single host."""
-        if not self.nodes:
-            return ""
-        words = [
-            f"{name} {batches}" if devices else f"{name} {batches} (no device left)"
-            for name, (devices, batches) in sorted(self.nodes.items())
-        ]
-        more = len(words) - _MOST_NODES
-        rest = [f"and {counted(more, 'more node')}"] if more > 0 else []
-        return f"; by node: {', '.join(words[:_MOST_NODES] + rest)}"
 
     def _say(self, text: str) -> None:
         self.console.print(Text(plain(text)), soft_wrap=True)
@@ -120,12 +90,12 @@ class LineProgress(RunProgress):
             left = "" if left_s is None else f", about {left_s:.0f} s more"
             self._say(
                 f"{_count(done, total)}, {seconds:.0f} s{left}{self.failures()}"
-                f"; {stored.point.name}{self.by_node()}"
+                f"; {stored.point.name}"
             )
 
 
 class BarProgress(RunProgress):
-    """A bar with the time left, the latest batch and the arms that were fastest most often."""
+    """A bar with the time left and the latest batch."""
 
     def __init__(self, console: Console) -> None:
         super().__init__(console)
@@ -135,14 +105,13 @@ class BarProgress(RunProgress):
             BarColumn(bar_width=16),
             TextColumn("{task.fields[count]}", table_column=Column(no_wrap=True, min_width=24)),
             TimeRemainingColumn(table_column=Column(no_wrap=True, min_width=8)),
-            TextColumn("{task.fields[pace]}  {task.fields[batch]}  {task.fields[standing]}",
-                       markup=False, table_column=rest),
+            TextColumn("{task.fields[pace]}  {task.fields[batch]}", markup=False,
+                       table_column=rest),
             console=console,
             transient=True,
             expand=True,
         )  # fmt: skip
-        self._task = self.bar.add_task("", total=None, count="", pace="starting", batch="",
-                                       standing="")  # fmt: skip
+        self._task = self.bar.add_task("", total=None, count="", pace="starting", batch="")
 
     def start(self, setting: Setting, key: Key, batches: int, skipped: int) -> None:
         """Also sets the length of the bar."""
@@ -156,7 +125,6 @@ class BarProgress(RunProgress):
             self._task, completed=stored.done, total=stored.total,
             count=_count(stored.done, stored.total),
             pace=self.pace(stored.seconds), batch=_short(stored.batch),
-            standing=self.standing(stored.point) + self.by_node(),
         )  # fmt: skip
 
 

@@ -72,7 +72,7 @@ class Arrivals:
         names = [executor.name for executor in self._executors]
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
         text = f"no device is ready yet: waiting for {names[0]}{more}"
-        self._progress.incident(Incident("waiting", text, {"units": names}))
+        self._progress.incident(Incident("waiting", text))
 
     def poll(self) -> list[PooledDevice]:
         """The devices that have become ready.
@@ -93,9 +93,8 @@ class Arrivals:
             self._executors.remove(executor)
             self.refused = error
             if self._executors or self._admitted:
-                facts = {"unit": executor.name, "reason": str(error)}
                 text = f"{executor.name} is left out: {error}"
-                self._progress.incident(Incident("unit_dropped", text, facts))
+                self._progress.incident(Incident("unit_dropped", text))
             return []
         if ready is None:
             return []
@@ -110,5 +109,4 @@ class Arrivals:
             text = (
                 f"other processes compute on {ready.unit} and may slow it down: process {processes}"
             )
-            facts = {"unit": ready.unit, "processes": ready.others}
-            self._progress.incident(Incident("others_compute", text, facts))
+            self._progress.incident(Incident("others_compute", text))

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict
 from multiprocessing.connection import wait
 from time import perf_counter
 
 from nsa_tune._errors import MachineUnfit
-from nsa_tune.autotune.bench.ceilings import POINT as CEILINGS
 from nsa_tune.autotune.runner.arrivals import Arrivals
 from nsa_tune.autotune.runner.first_calls import FirstCalls
 from nsa_tune.autotune.runner.pooled_device import PooledDevice
@@ -49,8 +46,6 @@ class DevicePool:
         """Tasks that are finished, but not stored."""
         self.replaced = 0
         """Workers that were replaced."""
-        self._batches: Counter[str] = Counter()
-        """By node of a cluster."""
         self.lost = 0
         """Times that a device was lost during a job."""
         for device in devices:
@@ -107,13 +102,6 @@ class DevicePool:
     def _join(self, device: PooledDevice) -> None:
         self._devices.append(device)
         self._sweeps[id(device.sweep)] = device.sweep
-        self._report_node(device)
-
-    def _report_node(self, device: PooledDevice) -> None:
-        """Say what the node of `device` does, if it is in a cluster."""
-        if device.node:
-            devices = sum(other.node == device.node for other in self._devices)
-            self._progress.node(device.node, devices, self._batches[device.node])
 
     def _take_arrivals(self) -> None:
         """Take in the devices that have become ready."""
@@ -152,14 +140,12 @@ class DevicePool:
             self._take_ceilings(device, update)
             return
         quarantined = device.sweep.take(device.unit, task, update.rows, update.killed_by)
-        self._report(device, task, update, quarantined)
+        self._report(task, update, quarantined)
         if update.finished:
             rows = device.sweep.finished(device.unit, task)
             device.task = None
             if not task.repeated:
                 self._finished.append((task, rows))
-                self._batches[device.node] += 1
-                self._report_node(device)
 
     def _report_first_calls(self) -> None:
         for device in self._devices:
@@ -170,30 +156,21 @@ class DevicePool:
     def _take_ceilings(self, device: PooledDevice, update: JobUpdate) -> None:
         device.at_ceilings = False
         if update.replaced:
-            facts = {"point": CEILINGS}
-            self._report_replaced(device, "measuring the ceilings", update.replaced, facts)
+            self._report_replaced("measuring the ceilings", update.replaced)
         device.sweep.writer.add(update.rows)
 
-    def _report(
-        self, device: PooledDevice, task: Task, update: JobUpdate,
-        quarantined: Sequence[Quarantined],
-    ) -> None:  # fmt: skip
-        batch = str(task.job.batch)
+    def _report(self, task: Task, update: JobUpdate, quarantined: Sequence[Quarantined]) -> None:
         if update.replaced:
             arms = ", ".join(row.arm for row in update.rows)
-            facts = {"point": task.job.point.name, "batch": batch, "arms": arms}
-            self._report_replaced(device, f"{arms} on {batch}", update.replaced, facts)
+            self._report_replaced(f"{arms} on {task.job.batch}", update.replaced)
         for arm in quarantined:
             text = f"{arm.arm} of {arm.point} is quarantined: not tried again without --fresh"
-            self._progress.incident(Incident("quarantined", text, asdict(arm)))
+            self._progress.incident(Incident("quarantined", text))
 
-    def _report_replaced(
-        self, device: PooledDevice, after: str, reason: str, facts: Mapping[str, object]
-    ) -> None:
+    def _report_replaced(self, after: str, reason: str) -> None:
         self.replaced += 1
         text = f"the worker is replaced after {after}: {reason}"
-        facts = {"unit": device.unit, **facts, "reason": reason}
-        self._progress.incident(Incident("worker_replaced", text, facts))
+        self._progress.incident(Incident("worker_replaced", text))
 
     def _store(self) -> None:
         """Store the rows of all devices, then report the batches that are finished."""
@@ -220,7 +197,6 @@ class DevicePool:
             self._lose(device, str(loss))
         except MachineUnfit as error:
             self._devices.remove(device)
-            self._report_node(device)
             device.give_back()
             # A worker that hangs in the driver cannot be ended.
             with suppress(MachineUnfit):
@@ -228,17 +204,15 @@ class DevicePool:
             if not self._devices and not self._arrivals:
                 raise
             self._failure = error
-            text, facts = f"{device.unit} is left out: {error}", {"unit": device.unit}
-            self._progress.incident(Incident("unit_dropped", text, facts))
+            text = f"{device.unit} is left out: {error}"
+            self._progress.incident(Incident("unit_dropped", text))
 
     def _lose(self, device: PooledDevice, reason: str) -> None:
         """The device may come back; meanwhile others do its work."""
         assert self._arrivals is not None, "only a launcher's devices are ever lost"
         self.lost += 1
         self._devices.remove(device)
-        self._report_node(device)
         device.give_back()
         self._arrivals.add(device.executor)
         text = f"{device.unit} is lost, and what it was measuring is measured again: {reason}"
-        facts = {"unit": device.unit, "reason": reason}
-        self._progress.incident(Incident("unit_lost", text, facts))
+        self._progress.incident(Incident("unit_lost", text))

@@ -52,6 +52,4 @@ def _incident(
         f"{call.arm} of {point}{where}: its first call on {batch}, which may compile its kernel, "
         f"has taken {seconds:.0f} s so far; after {call.limit_s:.0f} s it counts as hung"
     )
-    facts = {"unit": unit, "point": point, "batch": batch, "arm": call.arm,
-             "seconds": round(seconds, 1), "limit_s": call.limit_s}  # fmt: skip
-    return Incident("first_call", text, facts)
+    return Incident("first_call", text)

@@ -15,8 +15,6 @@ class PooledDevice:
     executor: Executor
     sweep: Sweep
     unit: str
-    node: str = ""
-    """Name of its node in a cluster; empty on this host."""
     task: Task | None = None
     at_ceilings: bool = False
     """Whether it measures the roofline ceilings."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean, median
 from typing import NamedTuple
@@ -54,9 +54,7 @@ class Incident:
     """"worker_replaced", "quarantined", "unit_dropped", "unit_lost", "unit_out_of_line",
     "waiting", "others_compute", "lossy_arm" or "first_call"."""
     text: str
-    """One sentence for people."""
-    facts: Mapping[str, object] = field(default_factory=dict)
-    """The same for programs; values can be written as JSON."""
+    """One sentence."""
 
 
 class Stored(NamedTuple):
@@ -82,9 +80,6 @@ class Progress:
     def batch(self, stored: Stored) -> None:
         """A batch is stored."""
 
-    def node(self, name: str, devices: int, batches: int) -> None:
-        """A node of a cluster now measures with `devices`, and has measured `batches`."""
-
     def incident(self, incident: Incident) -> None:
         """Something unusual happened."""
 
@@ -104,11 +99,6 @@ class Together(Progress):
         """Passed on."""
         for part in self._parts:
             part.batch(stored)
-
-    def node(self, name: str, devices: int, batches: int) -> None:
-        """Passed on."""
-        for part in self._parts:
-            part.node(name, devices, batches)
 
     def incident(self, incident: Incident) -> None:
         """Passed on."""

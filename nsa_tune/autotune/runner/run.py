@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from nsa_tune.autotune.bench.device_names import ALL, check_device, every_gpu
@@ -152,7 +152,7 @@ def run(
         first = arrivals.gather(everyone=launcher.waits_for_all)
         for name in request.lossy:
             text = f"{name} {LOSSY[name]}"
-            progress.incident(Incident("lossy_arm", text, {"arm": name, "loss": LOSSY[name]}))
+            progress.incident(Incident("lossy_arm", text))
         pool = DevicePool(first, progress, arrivals)
         outcome = _measure(pool, sweeps, request.budget_s)
         return _result(pool, sweeps, outcome, progress)
@@ -196,7 +196,7 @@ def _result(pool: DevicePool, sweeps: Sweeps, outcome: str, progress: Progress) 
             where = f" on {unit.node}" if unit.node else ""
             slower = f"{unit.ratio:.3f} times as long as the other {unit.device}"
             text = f"{unit.unit}{where} takes {slower}"
-            progress.incident(Incident("unit_out_of_line", text, asdict(unit)))
+            progress.incident(Incident("unit_out_of_line", text))
     tables = tuple(store.table(sweep.key) for sweep in sweeps)
     return RunResult(
         tables=tables,

@@ -64,7 +64,7 @@ class Sweeps(AbstractContextManager["Sweeps"]):
             self._progress.start(sweep.setting, ready.key, sweep.left(), sweep.skipped)
         else:
             sweep.join(ready.unit, ready.node)
-        return PooledDevice(executor, sweep, ready.unit, ready.node)
+        return PooledDevice(executor, sweep, ready.unit)
 
     def _name(self, executor: Executor, unit: str) -> str:
         """`unit`, with a number when another executor has the same one."""

@@ -32,7 +32,7 @@ def test_each_event_is_a_line_with_its_schema() -> None:
     events.batch(
         Stored(1, 12, POINT, BATCH, [measured("toy", BATCH, "steep/a", 5.0, 0.1), failed], 1.25)
     )
-    events.incident(Incident("quarantined", "flat/a is out", {"arm": "flat/a"}))
+    events.incident(Incident("quarantined", "flat/a is out"))
     events.end("done", measured=2)
 
     start, batch, quarantined, end = map(json.loads, file.getvalue().splitlines())
@@ -45,7 +45,7 @@ def test_each_event_is_a_line_with_its_schema() -> None:
     assert (batch["point"], batch["batch"]) == ("toy", "extend:0+64")
     assert batch["rows"][0]["latency_us"] == 5.0
     assert batch["rows"][1] == {"arm": "flat/a", "status": "failed", "reason": "no\nkernel ü"}
-    assert (quarantined["event"], quarantined["arm"]) == ("quarantined", "flat/a")
+    assert (quarantined["event"], quarantined["text"]) == ("quarantined", "flat/a is out")
     assert end == {
         "schema": "nsa-tune/event/1", "event": "end", "outcome": "done", "measured": 2,
     }  # fmt: skip

@@ -57,19 +57,6 @@ def test_a_count_of_one_is_singular() -> None:
     assert _text(progress).endswith("about 1 batch to measure; 1 measurement stored before\n")
 
 
-def test_a_line_names_the_nodes_of_a_cluster() -> None:
-    progress, _ = progress_for(_console(terminal=False), quiet=False)
-    for number in range(12):
-        progress.node(f"node-{number:02}", 8, number)
-    progress.node("node-03", 0, 3)
-
-    progress.batch(Stored(1, 1, POINT, BATCH, _rows(10.0), 1.0))
-
-    assert _text(progress).endswith(
-        "; by node: node-00 0, node-01 1, node-02 2, and 9 more nodes\n"
-    )
-
-
 def test_plain_lines_are_printed_every_ten_seconds_and_at_the_end() -> None:
     progress, _ = progress_for(_console(terminal=False), quiet=False)
 
@@ -105,16 +92,7 @@ def test_a_line_is_short_whatever_the_batch_is() -> None:
     assert all(len(line) <= 100 for line in lines)
 
 
-def test_wins_are_counted_in_batches() -> None:
-    progress, _ = progress_for(_console(terminal=False), quiet=True)
-
-    for steep_us in (10.0, 90.0, 20.0):
-        progress.batch(Stored(1, 9, POINT, BATCH, _rows(steep_us), 1.0))
-
-    assert progress.standing(POINT) == "steep/a 2, flat/a 1"
-
-
-def test_a_terminal_gets_a_bar_with_the_batch_and_the_winner() -> None:
+def test_a_terminal_gets_a_bar_with_the_batch() -> None:
     progress, shown = progress_for(_console(terminal=True), quiet=False)
 
     with shown:
@@ -124,7 +102,7 @@ def test_a_terminal_gets_a_bar_with_the_batch_and_the_winner() -> None:
         progress.bar.refresh()
 
     assert "1 batch measured, about 1 left" in _text(progress)
-    assert "1.0 batches/s  extend:0+64  steep/a 1" in _text(progress)
+    assert "1.0 batches/s  extend:0+64" in _text(progress)
 
 
 @pytest.mark.parametrize("terminal", [True, False])

@@ -10,8 +10,10 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sqlite3
 import sys
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -33,22 +35,19 @@ stored."""
 class Kills(Progress):
     """Kills a worker of one node, and later the other node, while both measure."""
 
-    def __init__(self, cluster: Cluster, nodes: Sequence[Any]) -> None:
-        self.cluster, self.nodes = cluster, nodes
+    def __init__(self, cluster: Cluster, nodes: Sequence[Any], database: Path) -> None:
+        self.cluster, self.nodes, self._database = cluster, nodes, database
         self.incidents: list[Incident] = []
         self.done = 0
-        self.batches: dict[str, int] = {}
-        """By node."""
         self._worker_at: int | None = None
         self._node_at: int | None = None
-
-    def node(self, name: str, devices: int, batches: int) -> None:
-        self.batches[name] = batches
 
     def batch(self, stored: Stored) -> None:
         self.done = done = stored.done
         if self._worker_at is None:
-            if len(self.batches) == 2 and min(self.batches.values()) >= _WORKER_AFTER:
+            with closing(sqlite3.connect(self._database)) as db:
+                by_node = [batches for (batches,) in db.execute("SELECT batches FROM units")]
+            if len(by_node) == 2 and min(by_node) >= _WORKER_AFTER:
                 os.kill(_worker_on(self.nodes[0]), signal.SIGKILL)
                 self._worker_at = done
         elif self._node_at is None and done >= self._worker_at + _NODE_AFTER:
@@ -92,7 +91,7 @@ def main(database: str) -> None:
     cores = sorted(os.sched_getaffinity(0))
     nodes = [_add_node(cluster, cores[number % len(cores)]) for number in range(2)]
     cluster.wait_for_nodes()
-    kills = Kills(cluster, nodes)
+    kills = Kills(cluster, nodes, Path(database))
     result = run(
         RunRequest(Path(database), model="tiny", points=POINTS), kills,
         launcher=RayLauncher(cluster.address),

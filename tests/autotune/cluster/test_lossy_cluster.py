@@ -45,7 +45,11 @@ def test_a_run_loses_a_worker_and_a_node_and_no_batch(
 
     assert None not in told["killed_after"]
     assert max(told["killed_after"]) < told["batches"]
-    lost = [one["facts"]["unit"] for one in told["incidents"] if one["kind"] == "unit_lost"]
+    lost = [
+        one["text"].partition(" is lost")[0]
+        for one in told["incidents"]
+        if one["kind"] == "unit_lost"
+    ]
     batches = {unit["unit"]: unit["batches"] for unit in told["units"]}
     assert sorted(lost) == sorted(batches)
     assert sum(batches.values()) == told["batches"] == len({row[:2] for row in expected})

@@ -38,34 +38,23 @@ def keyed(unit: str, key: Key, node: str = "", loses: tuple[int, ...] = ()) -> K
     return device
 
 
-class Nodes(Listener):
-    """Also records what the nodes do."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.nodes: dict[str, list[tuple[int, int]]] = {}
-
-    def node(self, name: str, devices: int, batches: int) -> None:
-        self.nodes.setdefault(name, []).append((devices, batches))
+@pytest.fixture
+def told() -> Listener:
+    return Listener()
 
 
 @pytest.fixture
-def told() -> Nodes:
-    return Nodes()
-
-
-@pytest.fixture
-def sweeps(tmp_path: Path, told: Nodes) -> Iterator[Sweeps]:
+def sweeps(tmp_path: Path, told: Listener) -> Iterator[Sweeps]:
     with Sweeps(tmp_path / "t.db", SETUP, {"fresh": False}, Exhaustive, told) as sweeps:
         yield sweeps
 
 
-def pool(sweeps: Sweeps, told: Nodes, *devices: Keyed) -> DevicePool:
+def pool(sweeps: Sweeps, told: Listener, *devices: Keyed) -> DevicePool:
     arrivals = Arrivals(devices, sweeps.admit, told)
     return DevicePool(arrivals.gather(everyone=False), told, arrivals)
 
 
-def test_each_key_has_a_sweep_of_its_own(sweeps: Sweeps, told: Nodes) -> None:
+def test_each_key_has_a_sweep_of_its_own(sweeps: Sweeps, told: Listener) -> None:
     devices = (keyed("A", KEY), keyed("B", H200), keyed("C", KEY))
 
     assert pool(sweeps, told, *devices).measure(None) == "done"
@@ -77,7 +66,7 @@ def test_each_key_has_a_sweep_of_its_own(sweeps: Sweeps, told: Nodes) -> None:
 
 
 def test_equal_names_are_told_apart_and_who_comes_back_keeps_its_own(
-    sweeps: Sweeps, told: Nodes
+    sweeps: Sweeps, told: Listener
 ) -> None:
     one, two = keyed("cpu", KEY, loses=(3,)), keyed("cpu", KEY)
 
@@ -98,7 +87,7 @@ def test_the_database_is_made_when_there_is_something_to_store(
 
 
 def test_other_keys_are_measured_before_a_run_ends_for_one_that_has_no_device(
-    sweeps: Sweeps, told: Nodes
+    sweeps: Sweeps, told: Listener
 ) -> None:
     class Gone(Keyed):
         def arrival(self) -> Ready | None:
@@ -113,13 +102,10 @@ def test_other_keys_are_measured_before_a_run_ends_for_one_that_has_no_device(
     assert len(stored(sweeps.store, KEY)) == 6
 
 
-def test_progress_is_told_by_node(sweeps: Sweeps, told: Nodes) -> None:
+def test_a_unit_knows_its_node(sweeps: Sweeps, told: Listener) -> None:
     devices = (keyed("A", KEY, "a"), keyed("B", KEY, "a"), keyed("C", KEY, "b", loses=(2,)))
 
     pool(sweeps, told, *devices).measure(None)
 
-    assert told.nodes["a"][:2] == [(1, 0), (2, 0)]
-    assert {devices for devices, _ in told.nodes["b"]} == {0, 1}
-    assert told.nodes["a"][-1][1] + told.nodes["b"][-1][1] == BATCHES
     (sweep,) = sweeps
     assert [unit.node for unit in sweep.device_reports()] == ["a", "a", "b"]

@@ -115,9 +115,9 @@ def test_an_arm_that_hangs_is_killed_at_its_deadline(
     assert [row.status for row in rows_of(result, "fast")] == [Status.OK]
     assert rows_of(result, "hangs")[0].reason == "no end after 5 s"
     first, replaced, *_ = told.incidents
-    assert (first.kind, first.facts["arm"], first.facts["batch"]) == (
-        "first_call", "hangs", "decode:n1:10",
-    )  # fmt: skip
+    assert first.kind == "first_call"
+    assert first.text.startswith("hangs of ")
+    assert " on decode:n1:10, " in first.text
     assert first.text.endswith(" s so far; after 5 s it counts as hung")
     assert replaced.text == ("the worker is replaced after hangs on decode:n1:10: no end after 5 s")
     assert workers() == []
