@@ -35,6 +35,7 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     add("--dense", type=int, default=3, help="layers with a dense MLP (first_k_dense_replace)")
     add("--heads", type=int, help="local heads; default: the model's over --tp")
     add("--tp", type=int, default=8, help="one rank's shapes: experts and MLPs cut, no all-reduce")
+    add("--ep", type=int, default=1, help="one rank's experts: of so many that share them whole")
     add("--as-layers", type=int, help="what nsa-tune is told; 0: the truth; default: the model's")
     add("--chunk", type=int, help="chunked_prefill_size; SGLang's own where not given")
     add("--prefill-graph", default="8192", help="default, off, or the most tokens")
@@ -141,6 +142,7 @@ def model_folder(options: argparse.Namespace, parent: Path) -> Path:
     config |= {"num_hidden_layers": options.layers, "first_k_dense_replace": options.dense}
     heads = options.heads * options.real_tp // options.real_dp
     config |= {"num_attention_heads": heads, "num_key_value_heads": heads}
+    config["n_routed_experts"] //= options.ep
     for name in ("intermediate_size", "moe_intermediate_size"):
         config[name] = config[name] * options.real_tp // options.tp
     folder = parent / f"{options.model}-{options.layers}-{options.dense}-{heads}-{options.tp}"

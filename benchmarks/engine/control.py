@@ -49,14 +49,9 @@ class Control:
         return Wanted(configuration, tag, readings, bool(keeps), profiles)
 
     def write(
-        self,
-        *,
-        configuration: int | None = None,
-        tag: int | None = None,
-        readings: int = 0,
-        keeps: bool | None = None,
-        profiles: int | None = None,
-    ) -> None:
+        self, *, configuration: int | None = None, tag: int | None = None, readings: int = 0,
+        keeps: bool | None = None, profiles: int | None = None,
+    ) -> None:  # fmt: skip
         """Change what is given; `readings` more memory readings are asked for."""
         old = self.read()
         self._bytes[:_SIZE] = _FIELDS.pack(

@@ -63,7 +63,7 @@ def passes_of(document: Mapping[str, Any]) -> dict[str, Any]:
     key = {
         "gpu": gpu["name"], "engine": "sglang", "version": versions["sglang"],
         "model": options["model"], "layers": options["layers"], "heads": options["heads"],
-        "kv_dtype": document["kv_dtype"],
+        "kv_dtype": document["kv_dtype"], "ep": options.get("ep", 1),
     }  # fmt: skip
     source = {
         "page": "docs/gains.md", "driver": gpu["driver_version"], "torch": versions["torch"],

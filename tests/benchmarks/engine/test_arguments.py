@@ -52,6 +52,14 @@ def test_one_rank_has_its_share_of_heads_and_experts(tmp_path: Path) -> None:
     assert model["n_routed_experts"] == 256
 
 
+def test_one_rank_of_attention_dp_has_all_heads_and_some_whole_experts(tmp_path: Path) -> None:
+    model = _model(tmp_path, "--tp", "1", "--ep", "8")
+    assert (model["num_attention_heads"], model["n_routed_experts"]) == (128, 32)
+    assert (model["intermediate_size"], model["moe_intermediate_size"]) == (18432, 2048)
+    # A token is sent to as many experts as in all ranks together, where each has as many tokens.
+    assert model["num_experts_per_tok"] == 8
+
+
 def test_a_model_says_what_was_not_asked_for(tmp_path: Path) -> None:
     v32, glm = _options(), _options("--model", "glm-5")
     assert (v32.layers, v32.as_layers, v32.heads) == (61, 61, 16)
