@@ -97,9 +97,8 @@ class EngineOptions:
 
     def traffic(self, path: Path | None) -> Traffic:
         """What is served: a trace's requests, or a decision log's batches."""
-        logged = path is not None and is_decision_log(path)
-        trace, log = (None, path) if logged else (path, None)
-        return Traffic(trace, log, self.requests, self.speed)
+        log = path if path is not None and is_decision_log(path) else None
+        return Traffic(None if log else path, log, self.requests, self.speed)
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,8 +52,7 @@ def replay(
     left_out = [*Launch.parse("sglang", options.flags).misspelled.values()]
     if html is not None:
         try:
-            page = as_html(replace(result, notes=[*left_out, *result.notes]))
-            html.write_text(page, encoding="utf-8")
+            html.write_text(as_html(replace(result, notes=[*left_out, *result.notes])), "utf-8")
         except OSError as error:
             raise NsaTuneError(f"{html} cannot be written ({error.strerror})") from error
         say(f"wrote {html}")

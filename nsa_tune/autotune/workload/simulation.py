@@ -200,8 +200,7 @@ class _Waiting:
 
 def passes(requests: Iterable[TraceRequest], engine: SchedulerConfig) -> Iterator[Pass]:
     """The forward passes of an engine for `requests`, in order of arrival, by constant rates."""
-    arriving = arrivals(requests, engine.pool_tokens)
-    return simulated(arriving, engine, stated_s, most_steps=1)
+    return simulated(arrivals(requests, engine.pool_tokens), engine, stated_s, most_steps=1)
 
 
 def simulated(

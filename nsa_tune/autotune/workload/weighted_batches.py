@@ -22,11 +22,8 @@ _log = logging.getLogger(__name__)
 WeightedBatch = tuple[Batch, float]
 """A batch, and how often it occurs."""
 
-SCHEDULERS = (
-    SchedulerConfig(chunk_tokens=4096, next_n=2),
-    SchedulerConfig(chunk_tokens=8192, next_n=3),
-    SchedulerConfig(chunk_tokens=16384, next_n=4),
-)
+_SETTINGS = (4096, 2), (8192, 3), (16384, 4)
+SCHEDULERS = tuple(SchedulerConfig(chunk_tokens=chunk, next_n=n) for chunk, n in _SETTINGS)
 """All of these are simulated, because a trace does not say how its engine is configured."""
 _DRAWN = 150
 """Extend passes to draw, and decode passes too."""

@@ -158,9 +158,8 @@ def _outcome(
     deployment: Deployment, requests: Sequence[Arrival], name: str, launch: Launch, setups: Setups
 ) -> Outcome:
     prefill_s = seconds_of(deployment.prices, setups.prefill, extend=True)
-    decode_s = None
-    if prices_decode(deployment):
-        decode_s = seconds_of(deployment.prices, setups.decode, extend=False) or None
+    decodes_s = seconds_of(deployment.prices, setups.decode, extend=False)
+    decode_s = decodes_s or None if prices_decode(deployment) else None
     runs: list[Served | None] = [None]
     if requests and deployment.model is not None:
         off = deployment.error

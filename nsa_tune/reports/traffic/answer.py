@@ -53,9 +53,8 @@ def headline(advice: Advice) -> str:
     flags = " and ".join(line[2:] for line in advice.changes if line.startswith("+"))
     decodes = [outcome.decode_s or 0.0 for outcome in (given, advised)]
     kind = "prefills" if decodes[0] == decodes[1] else "passes"
-    before, after = given.prefill_s, advised.prefill_s
-    if kind == "passes":
-        before, after = before + decodes[0], after + decodes[1]
+    more = decodes if kind == "passes" else [0.0, 0.0]
+    before, after = given.prefill_s + more[0], advised.prefill_s + more[1]
     what = f"{kind} take" if advice.whole_passes else f"the attention of {kind} takes"
     text = f"Set {flags}: {what} {1 - after / before:.0%} less time"
     return f"{text}{_load(advice, advised, given)}."
@@ -161,8 +160,7 @@ def _facts(advice: Advice) -> Iterator[tuple[str, str]]:
             f"({memory.pool_tokens:,} tokens) in each GPU's {memory.device_gib:.0f} GiB; "
             f"{1 - memory.static_fraction:.0%} left for activations and graphs",
         )
-    advised = advice.usual
-    plugin = advice.outcome(WITH_PLUGIN)
+    advised, plugin = advice.usual, advice.outcome(WITH_PLUGIN)
     if plugin and advised:
         yield "The plug-in", _plugin(advice, advised, plugin)
     if advised and (other := advice.outcome(OTHER_FORMAT)):
@@ -182,8 +180,7 @@ def _facts(advice: Advice) -> Iterator[tuple[str, str]]:
 
 def _plugin(advice: Advice, advised: Outcome, plugin: Outcome) -> str:
     """What the plug-in adds to the advised flags."""
-    before, after = advised.prefill_s, plugin.prefill_s
-    share = 1 - after / before if before else 0.0
+    share = 1 - plugin.prefill_s / advised.prefill_s if advised.prefill_s else 0.0
     than = "the advised flags" if advice.changes else "your flags"
     if share <= 0.005:
         return f"saves nothing more here than {than}"

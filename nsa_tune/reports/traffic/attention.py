@@ -179,8 +179,7 @@ class AttentionPrices:
         sglang = self.engine == "sglang" and self.setting.device.arch == "sm90"
         if arm != _COPIED or not sglang or (setup == PLUGIN and self._own_copies):
             return us
-        layout, heads = self.setting.layout, self.setting.heads
-        return us + self.setting.sharing * longer_us(batch, layout, heads)
+        return us + self.setting.sharing * longer_us(batch, self.setting.layout, self.setting.heads)
 
     def _dense_us(self, batch: Batch) -> float | None:
         policy = self.dispatcher.policies.get("prefill")

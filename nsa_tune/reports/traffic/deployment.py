@@ -254,5 +254,5 @@ def opened(
     measured = passes_for(dispatcher.setting, settings.pass_times)
     return PassPrices(
         attention, measured, graph_tokens=graph_tokens, given=launch.answers,
-        between_s=_BETWEEN_S[release.last >= _OVERLAPPED],
+        between_s=_BETWEEN_S[release.last >= _OVERLAPPED], ranks=launch.dp_attention,
     )  # fmt: skip

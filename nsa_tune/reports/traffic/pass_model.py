@@ -6,16 +6,16 @@ pass takes
     a + b * experts(tokens) + c * tokens + d * selecting tokens + e * selecting pairs
 
 where `experts` is the share of a layer's experts that so many tokens are sent to, whose weights
-must be read, and `tokens` counts a graph's padding. `d` and `e` are for new tokens, and their keys,
-of passes in which the indexer selects. Prefills that SGLang launches piece by piece take no less
-than their host needs. What the model misses is interpolated between the measured passes, so that a
-measured pass gets what was measured.
+must be read (each rank that shares them reads its own, for the tokens of all), and `tokens` counts
+a graph's padding. `d` and `e` are for new tokens, and their keys, of passes in which the indexer
+selects. Prefills that SGLang launches piece by piece take no less than their host needs. What the
+model misses is interpolated between the measured passes, so that these get what was measured.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import exp, log, log2, prod
 from statistics import median
 from typing import NamedTuple
@@ -59,33 +59,35 @@ class NonAttentionModel:
     def __init__(
         self, observed: Sequence[Observed], index_topk: int, scale: float = 1.0,
         indexer_share: float = 1.0, sizes: Sequence[int] = GRAPH_SIZES,
+        ranks: tuple[int, int] = (1, 1), host_us: Mapping[tuple[bool, bool], float] | None = None,
     ) -> None:  # fmt: skip
         """Fit to `observed`, which ran in graphs of `sizes`. The indexer selects above `index_topk`
         keys. The priced model has `scale` times the layers of the engine that ran, of which
-        `indexer_share` select keys, and SGLang's own sizes of graphs."""
-        self._sizes = sizes
+        `indexer_share` select keys, and SGLang's own sizes of graphs. `ranks` share the experts
+        that ran, and those of the priced model. The host needs `host_us` at most, where given."""
+        self._sizes, self._ranks = sizes, ranks[0]
         self._topk, self._scale, self._indexer_share = index_topk, scale, indexer_share
-        self._launch_us: dict[tuple[bool, bool], float] = {}
+        self._launch_us: Mapping[tuple[bool, bool], float] = {}
         self._weights = self._fitted(
             row
             for row in observed
-            if not _is_launched(row.batch, row.way) or row.batch.q_tokens >= _LONG
+            if not is_launched(row.batch, row.way) or row.batch.q_tokens >= _LONG
         )
         gpu_bound, waited = [], defaultdict[tuple[bool, bool], list[float]](list)
         for row in observed:
             gpu_us = self._modelled(row.batch, row.way, row.attention_us)
-            if _is_launched(row.batch, row.way) and row.us > _HOST_BOUND * gpu_us:
+            if not host_us and is_launched(row.batch, row.way) and row.us > _HOST_BOUND * gpu_us:
                 waited[self._kind(row.batch, row.way)].append(row.us)
             else:
                 gpu_bound.append(row)
         self._weights = self._fitted(gpu_bound)
-        self._launch_us = {kind: median(times) for kind, times in waited.items()}
+        self._launch_us = host_us or {kind: median(times) for kind, times in waited.items()}
         self._residuals = defaultdict[_Kind, list[tuple[_Place, float]]](list)
         for row in observed:
             modelled_us = self._modelled(row.batch, row.way, row.attention_us)
             kind, place = _place(row.batch, row.way)
             self._residuals[kind].append((place, log(row.us / modelled_us)))
-        self._sizes = GRAPH_SIZES
+        self._sizes, self._ranks = GRAPH_SIZES, ranks[1]
         self.ways = frozenset(row.way for row in observed)
         """Ways that were measured."""
 
@@ -116,7 +118,7 @@ class NonAttentionModel:
         if extend and way is not PassMode.EAGER:
             tokens = graph_size(tokens, self._sizes)
         selects = extend and batch.max_kv > self._topk
-        experts = 1 - (1 - _CHOSEN / _ROUTED) ** tokens
+        experts = (1 - (1 - _CHOSEN / _ROUTED) ** (tokens * self._ranks)) / self._ranks
         return (1.0, experts, tokens, selects * batch.q_tokens, selects * batch.pairs)
 
     def _modelled(
@@ -125,7 +127,7 @@ class NonAttentionModel:
         features = self._features(batch, way)
         shares = (1.0, 1.0, 1.0, share, share)
         rest_us = sum(map(prod, zip(self._weights, features, shares, strict=True)))
-        launched = _is_launched(batch, way)
+        launched = is_launched(batch, way)
         launch_us = self._launch_us.get(self._kind(batch, way), 0.0) if launched else 0.0
         return max(attention_us + scale * rest_us, scale * launch_us)
 
@@ -148,7 +150,7 @@ class NonAttentionModel:
         return exp(total / (weight + _DOUBT))
 
 
-def _is_launched(batch: Batch, way: PassMode) -> bool:
+def is_launched(batch: Batch, way: PassMode) -> bool:
     """Whether the host launches parts of each layer."""
     return batch.mode is Mode.EXTEND and way in _LAUNCHED
 

@@ -12,8 +12,8 @@ from nsa_tune.backend.types.batch import Batch, Mode
 from nsa_tune.engines.sglang.pass_mode.mode import PassMode
 from nsa_tune.engines.sglang.pass_mode.steering.choice import GRAPH_SIZES, Choice, graph_size
 from nsa_tune.reports.traffic.attention import DEFAULT, PLUGIN, Answers, Attention, AttentionPrices
-from nsa_tune.reports.traffic.engine_passes import EnginePass, EnginePasses
-from nsa_tune.reports.traffic.pass_model import NonAttentionModel, Observed
+from nsa_tune.reports.traffic.engine_passes import EnginePass, EnginePasses, shipped_passes
+from nsa_tune.reports.traffic.pass_model import NonAttentionModel, Observed, is_launched
 
 _MOST_ROWS = 512
 """Rows of the largest decode graph: SGLang's default on GPUs of 90 GB and more."""
@@ -41,11 +41,11 @@ class PassPrices:
     def __init__(
         self, attention: AttentionPrices, measured: EnginePasses | None, *,
         graph_tokens: int = GRAPH_SIZES[-1], given: Answers = MappingProxyType({}),
-        between_s: float = 0.0,
+        between_s: float = 0.0, ranks: int = 1,
     ) -> None:  # fmt: skip
         """Prices of passes of an engine whose flags answer `given`, and in which prefills of up to
-        `graph_tokens` new tokens run as graphs, `between_s` apart; of attention alone without
-        `measured` passes. UsageError as `AttentionPrices.check`."""
+        `graph_tokens` new tokens run as graphs, `between_s` apart, on one of `ranks` that share
+        experts; of attention alone without `measured`. UsageError as `AttentionPrices.check`."""
         attention.check(given)
         self.attention, self.measured = attention, measured
         self.graph_tokens, self.given, self.between_s = graph_tokens, given, between_s
@@ -64,8 +64,9 @@ class PassPrices:
             ]
             if len(observed) >= _FEWEST:
                 self.model = NonAttentionModel(
-                    observed, self._topk, 1 / share, attention.indexer_share, measured.graph_sizes
-                )
+                    observed, self._topk, 1 / share, attention.indexer_share, measured.graph_sizes,
+                    (measured.key.get("ep", 1), ranks), _host_us(measured, self._topk, share),
+                )  # fmt: skip
 
     def _attention_us(self, row: EnginePass) -> float | None:
         """All layers' attention of a measured pass in the way that it ran."""
@@ -94,24 +95,21 @@ class PassPrices:
             return PassPrice(attention.us, PassMode.ENGINE)
         in_graph = not extend or (graph and _padded(batch))
         way = PassMode.ENGINE if in_graph else PassMode.EAGER
-        us = {setup: self._us(batch, way, taken) for setup, taken in attention.us.items()}
+        us = {setup: self.model.us(batch, way, taken) for setup, taken in attention.us.items()}
         if not extend or not graph:
             return PassPrice(us, way)
         return self._steered(batch, us, attention)
 
-    def _us(self, batch: Batch, way: PassMode, attention_us: float) -> float:
-        assert self.model is not None
-        return inf if attention_us == inf else self.model.us(batch, way, attention_us)
-
     def _steered(self, batch: Batch, us: dict[str, float], attention: Attention) -> PassPrice:
         """With the plug-in's choice of a way."""
+        assert self.model is not None
         ways = {PassMode.ENGINE: us[DEFAULT]}
         if us[PLUGIN] < us[DEFAULT]:  # another kernel, or its copies in less time
             ways[PassMode.TABLE_KERNEL] = us[PLUGIN]
         for way in self._other_ways(batch):
             attention_us = self._way_us(batch, way, attention, attention.us[PLUGIN])
             if attention_us is not None and attention_us < inf:
-                ways[way] = self._us(batch, way, attention_us)
+                ways[way] = self.model.us(batch, way, attention_us)
         taken = self._choice.of(ways, None, batch)
         us[PLUGIN] = ways.get(taken, us[DEFAULT])
         return PassPrice(us, taken)
@@ -127,10 +125,22 @@ class PassPrices:
         return (way for way in runs if runs[way] and self.model and way in self.model.ways)
 
 
+def _host_us(measured: EnginePasses, topk: int, share: float) -> dict[tuple[bool, bool], float]:
+    """What the host needs at most, (eager, selecting): the least that so many layers took with any
+    heads. Nothing where most layers ran: those of few take long for other reasons than waiting."""
+    least: dict[tuple[bool, bool], float] = {}
+    for passes in shipped_passes() if 2 * share <= 1 else ():
+        alike = all(passes.key[name] == measured.key[name] for name in ("gpu", "model"))
+        for row in passes.passes if alike else ():
+            if is_launched(row.batch, row.way):
+                kind, us = (row.way is PassMode.EAGER, row.batch.max_kv > topk), row.us
+                least[kind] = min(us * measured.layers / passes.layers, least.get(kind, inf))
+    return least
+
+
 def _padded(batch: Batch) -> bool:
     """Whether a captured graph is small enough for a prefill."""
-    tokens = batch.q_tokens
-    return graph_size(tokens) > tokens or tokens in GRAPH_SIZES
+    return graph_size(batch.q_tokens) > batch.q_tokens or batch.q_tokens in GRAPH_SIZES
 
 
 @dataclass(slots=True)

@@ -86,6 +86,5 @@ def _quantiles(values: list[float]) -> dict[str, float]:
 
 def seconds_of(prices: PriceList, setup: str, *, extend: bool) -> float:
     """Seconds of all counted passes of a kind under one setup."""
-    shapes = (shape for shape in prices.shapes.values() if shape.count)
-    kind = (shape for shape in shapes if (shape.batch.mode == "extend") == extend)
-    return sum(shape.count * shape.price.us[setup] for shape in kind) / 1e6
+    kind = (one for one in prices.shapes.values() if (one.batch.mode == "extend") == extend)
+    return sum(one.count * one.price.us[setup] for one in kind if one.count) / 1e6

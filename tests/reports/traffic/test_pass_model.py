@@ -139,6 +139,33 @@ def test_layers_without_an_indexer_take_less() -> None:
     assert few.of(short).us[DEFAULT] == pytest.approx(all_layers.of(short).us[DEFAULT], rel=1e-3)
 
 
+@pytest.mark.parametrize("kv_dtype", ["bf16", "fp8"])
+def test_ranks_of_attention_dp_read_their_share_of_the_experts(kv_dtype: str) -> None:
+    """What 128 heads were measured with had all experts, 2.9 ms a layer, on one GPU."""
+    flags = "--tp 8 --dp 8 --enable-dp-attention"
+    whole, rank = (
+        opened(dispatcher(128, kv_dtype), Launch.parse("sglang", words), EngineSettings())
+        for words in ("", flags)
+    )
+    few, many = Batch.extend([0], [256]), Batch.extend([0], [8192])
+
+    few_ms, many_ms = ((whole.of(b).us[PLUGIN] - rank.of(b).us[PLUGIN]) / 1e3 for b in (few, many))
+
+    # Seven eighths of all experts of 58 layers, less what a few tokens leave unread.
+    assert few_ms == pytest.approx(many_ms, rel=0.15)
+    assert 100 < many_ms < 150
+
+
+@pytest.mark.parametrize("kv_dtype", ["bf16", "fp8"])
+def test_a_host_needs_no_more_for_more_heads(kv_dtype: str) -> None:
+    """Passes of six layers that read all experts looked as if they had waited for their host."""
+    flags = Launch.parse("sglang", "--tp 8 --dp 8 --enable-dp-attention")
+    rank = opened(dispatcher(128, kv_dtype), flags, EngineSettings())
+
+    for batch in (Batch.extend([8192], [64]), Batch.extend([512], [64])):
+        assert rank.of(batch).us[DEFAULT] < 1.2 * prices(kv_dtype).of(batch).us[DEFAULT]
+
+
 def test_without_measured_passes_attention_alone_is_priced() -> None:
     own = PassPrices(prices("bf16").attention, None)
     batch = Batch.extend([0], [2048])
