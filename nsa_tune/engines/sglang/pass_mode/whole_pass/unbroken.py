@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -10,7 +11,7 @@ from importlib import import_module
 from itertools import pairwise, zip_longest
 from typing import Any
 
-from nsa_tune.engines.sglang.edge import attempt
+from nsa_tune.engines.sglang.edge import attempt, say_once
 from nsa_tune.engines.sglang.pass_mode.seconds import SECONDS
 from nsa_tune.engines.sglang.pass_mode.whole_pass.failed_capture import end_capture
 from nsa_tune.engines.sglang.pass_mode.whole_pass.warm_up import warmed_up_briefly
@@ -23,6 +24,8 @@ _FEW = 512
 """Tokens up to which padding costs little: passes read all experts anyway."""
 _MANY = 1024
 """Tokens from which on a pass takes as much longer as there is padding."""
+_COMPILING_S = 0.5
+"""A few layers that take longer have compiled something."""
 _STAGES = ("warming up", "recording", "instantiating")
 
 
@@ -87,3 +90,5 @@ def capture(runner: Any, key: Any, forward: Callable[[], Any]) -> None:
     times.append(time.monotonic())
     for stage, (begin, end) in zip(_STAGES, pairwise(times), strict=False):
         SECONDS[stage] = SECONDS.get(stage, 0.0) + end - begin
+    if times[1] - times[0] > _COMPILING_S:
+        say_once(logging.INFO, f"warming up {key} took {times[1] - times[0]:.1f} s")

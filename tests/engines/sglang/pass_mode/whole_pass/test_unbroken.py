@@ -13,7 +13,9 @@ from nsa_tune.engines.sglang.pass_mode.whole_pass import unbroken, warm_up
 from nsa_tune.engines.sglang.pass_mode.whole_pass.unbroken import capture, spaced
 
 
-def test_what_a_capture_takes_is_told_by_what_it_did(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_capture_takes_is_told_by_what_it_did(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     now = 0.0
 
     def passes(seconds: float) -> str:
@@ -33,6 +35,7 @@ def test_what_a_capture_takes_is_told_by_what_it_did(monkeypatch: pytest.MonkeyP
     for module in (unbroken, warm_up):
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now))
     monkeypatch.setattr(unbroken, "no_breaks", nullcontext)
+    caplog.set_level("INFO", "nsa_tune.sglang")
     found: dict[str, float] = {}
     monkeypatch.setattr(unbroken, "SECONDS", found)
     runner = SimpleNamespace(
@@ -43,6 +46,7 @@ def test_what_a_capture_takes_is_told_by_what_it_did(monkeypatch: pytest.MonkeyP
         capture(runner, "a key", lambda: passes(took_s[-1]))
 
     assert found == {"warming up": 2.5, "recording": 5.0, "instantiating": 8.0}
+    assert "warming up a key took 1.2 s" in caplog.text
 
 
 def test_pytorch_is_brought_out_of_a_capture_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
