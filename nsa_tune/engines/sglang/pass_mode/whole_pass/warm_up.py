@@ -9,13 +9,15 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from nsa_tune import __version__
-from nsa_tune.engines.sglang.edge import say_once
+from nsa_tune.engines.sglang.edge import attempt, say_once
 from nsa_tune.engines.sglang.eligible import Engine, Part, why_not
 from nsa_tune.engines.sglang.pass_mode.ranks import Ranks
 from nsa_tune.engines.sglang.pass_mode.seconds import spent
+from nsa_tune.engines.sglang.pass_mode.whole_pass.failed_capture import end_capture
 from nsa_tune.engines.sglang.releases import installed_release
 
 _MODEL = "_nsa_tune_warm_up_model"
@@ -68,18 +70,30 @@ def brief_capture(graphs: Any) -> CaptureOne | None:
     not agreed on.
 
     The first graph is warmed up by SGLang: in its first pass a layer may make something that it
-    cannot make within a capture.
+    cannot make within a capture. Where another fails even so, SGLang warms up that one and all that
+    follow, if no other rank waits in it.
     """
-    model = graphs.model_runner.__dict__.get(_MODEL)
-    if model is None:
+    runner = graphs.model_runner
+    if _MODEL not in runner.__dict__:
         return None
     backend = graphs.backend
     original: CaptureOne = backend.capture_one
+    alone = Ranks(runner).count == 1
 
     def capture_one(key: Any, forward: Callable[[], Any], *rest: Any, **named: Any) -> None:
-        if backend._graphs:
-            forward = warmed_up_briefly(model, forward, [])
-        original(key, forward, *rest, **named)
+        model = runner.__dict__.get(_MODEL)
+        if model is None or not backend._graphs:
+            original(key, forward, *rest, **named)
+            return
+        brief = partial(original, key, warmed_up_briefly(model, forward, []), *rest, **named)
+        if not alone:
+            brief()
+            return
+        attempt("warming graphs up by few layers", brief)
+        if key not in backend._graphs:
+            del runner.__dict__[_MODEL]
+            end_capture(backend)
+            original(key, forward, *rest, **named)
 
     return capture_one
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -13,6 +16,7 @@ from nsa_tune.engines.sglang.pass_mode.hooks import around_capture_decode
 from nsa_tune.engines.sglang.pass_mode.ranks import Ranks
 from nsa_tune.engines.sglang.pass_mode.whole_pass import warm_up as module
 from nsa_tune.engines.sglang.pass_mode.whole_pass.warm_up import agree, warmed_up_briefly
+from tests.engines.sglang.wheels import Wheel
 
 
 class _Runs:
@@ -66,19 +70,56 @@ def test_a_rank_out_of_memory_does_not_run_all_layers_alone() -> None:
     assert runs.layer_model.end_layer == 61
 
 
+class _Size(int):
+    """A shape key."""
+
+    @property
+    def size(self) -> int:
+        return int(self)
+
+
 class _Backend:
-    """A graph backend of SGLang's, and which passes it has warmed up and recorded."""
+    """A graph backend as SGLang's capture one graph: what they call is made up."""
 
     def __init__(self, runs: _Runs, patch: pytest.MonkeyPatch) -> None:
-        self._graphs: dict[int, list[int]] = {}
-        self._runs, self._patch = runs, patch
+        self._graphs: dict[int, Any] = {}
+        self._runs, self._patch, self.fails = runs, patch, False
 
     def capture_one(self, key: int, forward: Any, post_warmup_hook: Any = None) -> None:
-        before = len(self._runs.ran)
         for captures in (False, False, True):
             self._patch.setattr("torch.cuda.is_current_stream_capturing", lambda c=captures: c)
             forward()
-        self._graphs[key] = self._runs.ran[before:]
+        if self.fails and self._runs.ran[-2] == 6:
+            raise RuntimeError("made up: operation not permitted when stream is capturing")
+        self._graphs[key] = "a graph"
+
+
+def _backend_of(wheel: Wheel, kind: str, patch: pytest.MonkeyPatch) -> Any:
+    """One that runs SGLang's own code to capture a graph."""
+
+    @contextmanager
+    def capture(**named: Any) -> Iterator[None]:
+        patch.setattr("torch.cuda.is_current_stream_capturing", lambda: True)
+        yield
+        patch.setattr("torch.cuda.is_current_stream_capturing", lambda: False)
+
+    names: dict[str, Any] = {
+        **dict.fromkeys(("torch", "BreakableCUDAGraph", "eager_on_graph"), MagicMock()),
+        "BreakableCUDAGraphCapture": capture,
+        "graph_pool_capture_scope": nullcontext,
+    }
+    file = f"sglang/srt/model_executor/runner_backend/{kind.lower()}_cuda_graph_backend.py"
+    own = wheel.compiled(file, f"{kind}CudaGraphBackend.capture_one", names)
+    patch.setattr("torch.cuda.is_current_stream_capturing", lambda: False)
+    made = type("Backend", (), {
+        "capture_one": own, "__getattr__": lambda backend, name: MagicMock(),
+    })()  # fmt: skip
+    vars(made).update(
+        _graphs={}, _outputs={}, _capture_inputs={}, _debug_eager=False,
+        _memory_saver_adapter=None, _reuse_output_buffer=False, _device_module=MagicMock(),
+    )  # fmt: skip
+    made._device_module.graph = capture
+    return made
 
 
 def _engine(patch: pytest.MonkeyPatch, **changes: Any) -> tuple[Any, Any]:
@@ -106,24 +147,28 @@ def _engine(patch: pytest.MonkeyPatch, **changes: Any) -> tuple[Any, Any]:
 def _captured(graphs: Any) -> dict[int, list[int]]:
     """The layers of each run, by size, when SGLang has captured its own graphs of a kind."""
 
+    runs, found = graphs.model_runner.runs, {}
+
     def capture_one_stream(graphs: Any, stream: int) -> None:
         for size in (64, 32, 16):
-            graphs.backend.capture_one(
-                size, graphs.model_runner.runs.forward, post_warmup_hook=None
-            )
+            before = len(runs.ran)
+            graphs.backend.capture_one(_Size(size), runs.forward, post_warmup_hook=None)
+            found[size] = runs.ran[before:]
 
     around_capture_decode(capture_one_stream, graphs, 0)
     assert "capture_one" not in vars(graphs.backend)
-    found: dict[int, list[int]] = graphs.backend._graphs
+    assert set(graphs.backend._graphs) == {64, 32, 16}
     return found
 
 
 def test_few_layers_warm_sglangs_own_graphs_up_but_for_the_first_of_a_kind(
-    monkeypatch: pytest.MonkeyPatch,
+    wheel: Wheel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In its first pass a layer may make what it cannot make within a capture."""
-    for graphs in (engine := _engine(monkeypatch)):
-        agree(engine[0])
+    engine = _engine(monkeypatch)
+    agree(engine[0])
+    for graphs, kind in zip(engine, ("Breakable", "Full"), strict=True):
+        graphs.backend = _backend_of(wheel, kind, monkeypatch)
         assert _captured(graphs) == {64: [61, 61, 61], 32: [6, 61], 16: [6, 61]}
 
 
@@ -148,6 +193,28 @@ def test_a_rank_alone_does_not_run_fewer_layers(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(Ranks, "agree", lambda ranks, topic, value: False)
     agree(prefill)
     assert _captured(decode)[16] == [61, 61, 61]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_graph_that_few_layers_do_not_do_for_is_sglangs_own_again(
+    ranks: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With several ranks it is not: the others would wait for it in the next graph."""
+    ended: list[Any] = []
+    monkeypatch.setattr(module, "end_capture", ended.append)
+    prefill, _ = _engine(monkeypatch)
+    agree(prefill)
+    prefill.model_runner.tp_group.world_size = ranks
+    prefill.backend.fails = True
+    if ranks == 1:
+        assert _captured(prefill) == {
+            64: [61, 61, 61], 32: [6, 61, 61, 61, 61], 16: [61, 61, 61],
+        }  # fmt: skip
+        assert ended == [prefill.backend]
+    else:
+        with pytest.raises(RuntimeError, match="made up"):
+            _captured(prefill)
+    assert ("warming graphs up by few layers failed" in caplog.text) is (ranks == 1)
 
 
 def test_without_a_backend_sglang_captures_as_it_would(caplog: pytest.LogCaptureFixture) -> None:
