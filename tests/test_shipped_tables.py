@@ -44,13 +44,13 @@ DENSE = {
 }
 DENSE_FILE = FOLDER / "h200_seed5151.zip"
 DENSE_BOUNDS = {
-    "prefill_path": (0.5, 15), "mha_kernel": (0.5, 15), "absorbed_prefill": (1.0, 25),
-    "decode": (0.7, 15),
+    "prefill_path": (0.2, 15), "mha_kernel": (0.5, 40), "absorbed_prefill": (0.6, 30),
+    "decode": (0.5, 10),
 }  # fmt: skip
 """Mean and worst regret of batches left out, in percent."""
 DENSE_HELD_OUT_BOUNDS = {
-    "prefill_path": (0.5, 25), "mha_kernel": (0.7, 15), "absorbed_prefill": (2.0, 65),
-    "decode": (0.8, 10),
+    "prefill_path": (0.1, 1), "mha_kernel": (0.7, 15), "absorbed_prefill": (0.7, 15),
+    "decode": (0.5, 10),
 }  # fmt: skip
 """The same of batches held out."""
 QUESTIONS = {

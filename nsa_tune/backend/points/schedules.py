@@ -6,8 +6,9 @@ batches tell it apart (docs/policy.md says what each term saves).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
+from heapq import heappop, heappush
 from typing import NamedTuple
 
 from nsa_tune.backend.libraries.flash_mla.limits import padded_heads, split_parts
@@ -32,6 +33,8 @@ _ROOMY = 160 * 1024
 LIST_TAIL, LONGEST_FIRST_TAIL = 0.5, 0.25
 """Part of the longest row that is left when the even share of all is done: of rows in their order,
 and of rows that are sorted, the longest first."""
+_WAVES = 3
+"""Pieces a slot up to which each is dealt by itself."""
 
 
 def sms_of(setting: Setting) -> int:
@@ -57,6 +60,27 @@ def makespan(
     if rows <= slots:
         return longest
     return min(-(-rows // slots) * longest, work / slots + tail * longest)
+
+
+def dealt(pieces: Sequence[tuple[float, int]], slots: int) -> float:
+    """When the last slot is done, if pieces (length, how many) are dealt in this order, each to the
+    slot that has the least; of very many, some at once to slots that have about the least."""
+    together = sum([count for _, count in pieces]) // (_WAVES * slots)
+    levels = [(0.0, slots)]
+    for length, count in pieces:
+        left = count
+        while left:
+            level, free = heappop(levels)
+            while levels and free < min(together, left) and levels[0][0] < level + length:
+                other, more = heappop(levels)
+                level = (level * free + other * more) / (free + more)
+                free += more
+            taken = min(free, left)
+            heappush(levels, (level + length, taken))
+            if taken < free:
+                heappush(levels, (level, free - taken))
+            left -= taken
+    return max(levels)[0]
 
 
 # --- pairs of queries and keys

@@ -56,6 +56,20 @@ def test_it_grows_with_rows_and_shrinks_with_slots(rows: int, longest: int, slot
     assert equal(rows, slots) >= equal(rows, slots + 1)
 
 
+@given(st.lists(st.tuples(st.integers(1, 3000), st.integers(1, 9)), min_size=1), st.integers(1, 40))
+def test_pieces_go_to_the_slot_that_has_the_least(
+    pieces: list[tuple[float, int]], slots: int
+) -> None:
+    free, each = [0.0] * slots, [length for length, count in pieces for _ in range(count)]
+    for length in each:
+        free[free.index(min(free))] += length
+    found = schedules.dealt(pieces, slots)
+
+    few = len(each) < 6 * slots
+    assert found == pytest.approx(max(free)) if few else max(each) <= found
+    assert sum(each) / slots - 1e-6 <= found <= sum(each) / slots + max(each) + 1e-6
+
+
 def test_rows_that_fit_at_once_end_with_the_longest() -> None:
     assert schedules.makespan(3, 10 + 20 + 500, 500, 66) == 500
 

@@ -14,9 +14,9 @@ from nsa_tune.backend.points.dense_prefill.features import (
 from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.point import FeatureFunctions, Setting
 
-OF_FA3 = ("rows", *FA3)
-OF_FLASH_MLA = ("rows", *FLASH_MLA)
-OF_FLASHINFER = ("rows", *FLASHINFER)
+OF_FA3 = ("rows", "read_keys", *FA3)
+OF_FLASH_MLA = ("rows", "read_keys", *FLASH_MLA)
+OF_FLASHINFER = ("rows", "read_keys", *FLASHINFER)
 OF_TRITON = ("rows", "longest_keys", "pairs")
 OF_TORCH = ("rows", "pairs")
 

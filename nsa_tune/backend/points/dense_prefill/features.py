@@ -6,7 +6,7 @@ keys that its last query sees.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from math import log2
 
 from nsa_tune.backend.points import schedules
@@ -19,29 +19,25 @@ _TILE = 64
 _FULL, _NEVER_SPLIT, _MOST_PARTS = 0.8, 4, 128
 """Tiles an SM from which FlashAttention-3 splits none, blocks of keys up to which it splits none,
 and the most parts of one (`num_splits_heuristic`)."""
-_ALIKE = 0.95
-"""Share of the longest tile's keys from which tiles end together, in whole waves."""
 _PIECES = ((8, 32), (16, 64), (32, 128), (64, 192))
 """Keys of FlashInfer's largest piece, by the even share up to which it is that; then whole 256."""
-_FEW_TILES = 16
-"""Tiles of a sequence up to which the pieces of each are counted; of more, half a one is open."""
+_GROUPS = 8
+"""Of a sequence's tiles so many different ones are looked at, at most."""
+_BEGUN = 96
+"""Keys' worth of time for beginning a piece."""
 
 
-FA3 = (
-    "absorbed_tiles", "absorbed_even_keys", "absorbed_busiest_keys", "absorbed_merged_rows",
-    "absorbed_parts",
-)  # fmt: skip
+FA3 = ("absorbed_busiest_keys", "absorbed_merged_rows", "absorbed_parts")
 FLASH_MLA = ("flash_mla_busiest_keys", "flash_mla_merged_rows", "flash_mla_parts")
 FLASHINFER = (
-    "flashinfer_busiest_keys", "flashinfer_merged_rows", "flashinfer_waves", "flashinfer_parts"
+    "flashinfer_busiest_keys", "flashinfer_merged_rows", "flashinfer_parts", "flashinfer_merges"
 )  # fmt: skip
-"""What each absorbed kernel makes of a batch: tiles of 64 (query, head) pairs, keys of an SM if all
-are shared alike and of the busiest one, partial outputs of a row that are merged, whole waves of
-pieces, and parts of the longest sequence where it is split."""
-ABSORBED = ("longest_keys", *FA3, *FLASH_MLA, *FLASHINFER)
-OF_FA3 = ("rows", "gemm_rows", *FA3)
-OF_FLASH_MLA = ("rows", "gemm_rows", *FLASH_MLA)
-OF_FLASHINFER = ("rows", "gemm_rows", *FLASHINFER)
+"""What each absorbed kernel makes of a batch: keys of the busiest SM, partial outputs of a row that
+are merged, and parts of the longest sequence where it is split."""
+ABSORBED = ("longest_keys", "read_keys", *FA3, *FLASH_MLA, *FLASHINFER)
+OF_FA3 = ("rows", "gemm_rows", "read_keys", *FA3)
+OF_FLASH_MLA = ("rows", "gemm_rows", "read_keys", *FLASH_MLA)
+OF_FLASHINFER = ("rows", "gemm_rows", "read_keys", *FLASHINFER)
 OF_TORCH = ("rows", "attended_pairs")
 
 
@@ -68,44 +64,60 @@ def _coordinates(batch: Batch) -> tuple[float, ...]:
 def absorbed_terms(setting: Setting) -> Callable[[Batch], tuple[float, ...]]:
     """A function of a batch: the numbers called `ABSORBED`."""
     sms, heads = schedules.sms_of(setting), setting.heads
-    width, each = max(_TILE // heads, 1), -(-heads // _TILE)
 
     def terms(batch: Batch) -> tuple[float, ...]:
-        tiles, pairs = prefill.query_tiles(batch, width)
-        tiles, keys = tiles * each, pairs / width * each
         return (
-            float(batch.max_kv), float(tiles), keys / sms, *_fa3(batch, tiles, keys, heads, sms),
-            *_flash_mla(batch, keys, heads, sms), *_flashinfer(batch, heads, sms),
+            float(batch.max_kv), float(batch.kv_tokens), *_fa3(batch, heads, sms),
+            *_flash_mla(batch, heads, sms), *_flashinfer(batch, heads, sms),
         )  # fmt: skip
 
     return terms
 
 
-def _fa3(batch: Batch, tiles: int, keys: float, heads: int, sms: int) -> tuple[float, float, float]:
-    """Into how many parts it splits the longest tile: none gets much more than an SM's share of all
-    blocks (`prepare_varlen_num_blocks_kernel`), and there are no more than fill waves well, if all
-    sequences had as many tiles as the longest new one (`num_splits_heuristic`). A tile that is not
-    full counts as a part of one there."""
-    blocks, longest = -(-batch.max_kv // schedules.BLOCK), max(batch.new_lens or (1,))
-    longest = max(longest, -(-batch.q_tokens // batch.batch_size))
-    alike = -(-batch.batch_size * longest * heads // _TILE)
-    parts = 1
-    if alike < _FULL * sms and blocks > _NEVER_SPLIT:
-        share = -(-(keys / schedules.BLOCK + tiles / 2) * 11 // (10 * sms))
-        most = schedules.filling_parts(alike, sms, min(blocks, sms, _MOST_PARTS))
-        parts = max(min(int(-(-blocks // share)), most), 1)
-    # So many tiles like the longest would be as much work.
-    part, equal = -(-blocks // parts), keys / batch.max_kv
-    if equal > _ALIKE * tiles:
-        busiest = float(-(-tiles * parts // sms) * part)
-    else:
-        # The longest come first, so that the shortest fill what is left.
-        busiest = max(equal * parts * part / sms, float(part))
-    split = float(parts) if parts > 1 else 0.0
-    return busiest * schedules.BLOCK, batch.q_tokens * split, split
+def _fa3(batch: Batch, heads: int, sms: int) -> tuple[float, float, float]:
+    """Parts of a sequence's tiles have not much more than an SM's share of all blocks
+    (`prepare_varlen_num_blocks_kernel`), and there are no more than fill waves well, if all rows
+    were one sequence's (`num_splits_heuristic`). Sequences of the longest parts come first."""
+    longest, rows = -(-batch.max_kv // schedules.BLOCK), -(-batch.q_tokens * heads // _TILE)
+    most = 1
+    if rows < _FULL * sms and longest > _NEVER_SPLIT:
+        most = schedules.filling_parts(rows, sms, min(longest, sms, _MOST_PARTS))
+    shapes = [
+        (-(-(prefix + new) // schedules.BLOCK), -(-new * heads // _TILE), prefix + new, new, same)
+        for prefix, new, same in schedules.sequences(batch)
+    ]
+    total = sum([blocks * tiles * same for blocks, tiles, _, _, same in shapes])
+    share = -(-total * 11 // (10 * sms))
+    runs, merged, split = [], 0, 0
+    for blocks, tiles, kv, new, same in shapes:
+        parts = max(min(-(-blocks // share), most), 1)
+        runs.append((-(-blocks // parts) - tiles, tiles, kv, same, parts))
+        if parts > 1:
+            merged, split = merged + new * same * parts, max(split, parts)
+    pieces = [
+        (_length(end / parts), count * parts)
+        for _, tiles, kv, same, parts in sorted(runs, reverse=True)
+        for end, count in _tiles(tiles, kv, _TILE / heads, same)
+    ]
+    return schedules.dealt(pieces, sms), float(merged), float(split)
 
 
-def _flash_mla(batch: Batch, keys: float, heads: int, sms: int) -> tuple[float, float, float]:
+def _length(keys: float) -> float:
+    """Keys' worth of time that a piece of so many takes."""
+    return -(-keys // schedules.BLOCK) * schedules.BLOCK + _BEGUN
+
+
+def _tiles(tiles: int, kv: int, width: float, same: int) -> Iterator[tuple[float, int]]:
+    """(keys, how many) of the tiles of `same` sequences, the last ones first; of many the means of
+    some together."""
+    groups, begun = min(tiles, _GROUPS), 0
+    for i in range(1, groups + 1):
+        end = tiles * i // groups
+        yield kv - width * (begun + end - 1) / 2, (end - begun) * same
+        begun = end
+
+
+def _flash_mla(batch: Batch, heads: int, sms: int) -> tuple[float, float, float]:
     """Each tile of one sequence's queries takes as many SMs as there are for it, which share the
     blocks of all sequences, and `FIXED_BLOCKS` a piece of one on top; with more tiles than SMs it
     goes through all sequences by itself."""
@@ -118,38 +130,39 @@ def _flash_mla(batch: Batch, keys: float, heads: int, sms: int) -> tuple[float, 
     )
     if tiles > sms // 2:
         # The last queries see the most keys, and theirs come last.
-        busiest = schedules.makespan(tiles, keys, float(blocks * schedules.BLOCK), sms, 1.0)
-        return busiest, 0.0, 0.0
+        last = list(_tiles(tiles, batch.kv_tokens, _TILE * count / heads, 1))
+        pieces = [(_length(end / count) * count, each) for end, each in reversed(last)]
+        return schedules.dealt(pieces, sms), 0.0, 0.0
     piece = -(-blocks // (sms // tiles))
     part = piece + fixed
     merged = batch.q_tokens * (blocks / count - fixed) / piece if blocks > part * count else 0
     parts = -(-batch.max_kv // schedules.BLOCK) / piece
-    return min(part, blocks) * schedules.BLOCK, float(merged), parts if parts > 1 else 0.0
+    real = _length(batch.kv_tokens / count) * count
+    return real * min(part / blocks, 1.0), float(merged), parts if parts > 1 else 0.0
 
 
 def _flashinfer(batch: Batch, heads: int, sms: int) -> tuple[float, float, float, float]:
-    """Tiles in pieces of at most an even share of keys, rounded up, one after the other to the SM
-    (or pair) that has the least (scheduler.cuh, MLAPlan)."""
+    """Tiles in pieces of at most an even share of keys, rounded up, dealt in the batch's order to
+    the SM (or pair) that has the least (scheduler.cuh, MLAPlan)."""
     pair = 2 if batch.q_tokens * heads > _TILE * batch.batch_size else 1
     slots, width = sms // pair or 1, pair * _TILE / heads
-    shapes, total = [], 0.0
-    for prefix, new, same in schedules.sequences(batch):
-        tiles = -(-new * heads // (pair * _TILE))
-        keys = tiles * (prefix + width * (tiles - 1) / 2) + new
-        shapes.append((prefix + new, new, same, tiles, keys))
-        total += same * keys
-    even = -(-total // slots)
+    runs = [
+        (end, count, min(width, new))
+        for prefix, new, same in schedules.sequences(batch)
+        for end, count in _tiles(-(-new * heads // (pair * _TILE)), prefix + new, width, same)
+    ]
+    even = -(-sum(end * count for end, count, _ in runs) // slots)
     piece = next((most for least, most in _PIECES if even <= least), -(-even // 256) * 256)
-    pieces = merged = 0.0
-    for kv, new, same, tiles, keys in shapes:
-        if tiles <= _FEW_TILES:
-            ends = [min(kv - new + int(width * (tile + 1)), kv) for tile in range(tiles)]
-            each = sum([-(-end // piece) for end in ends])
-        else:
-            each = max(keys / piece + tiles / 2, tiles)
-        pieces += same * (each if kv > piece else tiles)
-        merged += same * new * each / tiles if kv > piece else 0.0
-    longest = float(min(piece, batch.max_kv))
-    busiest = schedules.makespan(pieces, total, longest, slots, schedules.LONGEST_FIRST_TAIL)
+    pieces, merged = [], 0.0
+    for end, count, rows in runs:
+        if end <= piece:
+            pieces.append((_length(end), count))
+            continue
+        # No more tiles than there are slots are split. The rest of one comes before the next one.
+        whole, rest = divmod(end, piece)
+        pieces += [(_length(piece), int(whole)), (_length(rest), 1 if rest else 0)] * count
+        merged += count * rows * -(-end // piece)
     parts = -(-batch.max_kv // piece)
-    return max(busiest, longest), merged, -(-pieces // slots), parts if parts > 1 else 0.0
+    if parts == 1:
+        return schedules.dealt(pieces, slots), 0.0, 0.0, 0.0
+    return schedules.dealt(pieces, slots), merged, float(parts), 1.0
