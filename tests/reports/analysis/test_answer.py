@@ -104,7 +104,7 @@ def test_a_way_that_the_plug_in_does_not_take_gives_nothing() -> None:
          "total time."),
         ("", Saving(0.056, 0.03), NOTHING,
          "Choosing for each batch takes 5.6 % less attention time in prefill than by SGLang's "
-         "defaults. No plug-in does that yet."),
+         "defaults. No plug-in asks this table by default."),
     ],
     ids=["plug-in", "no flag", "flag", "nothing", "short batches only", "no option"],
 )  # fmt: skip
