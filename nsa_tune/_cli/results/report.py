@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated
@@ -18,7 +15,6 @@ from nsa_tune._cli.shared.options import AsJson, Database, Format, Theme
 from nsa_tune._cli.shared.tables import ask_for_choice
 from nsa_tune._errors import ExtraMissing, NsaTuneError, UnknownName, UsageError
 from nsa_tune.backend.types.counted import counted
-from nsa_tune.backend.types.records import Table
 from nsa_tune.reports.analysis.report import Report, build
 from nsa_tune.reports.analysis.selection import select_tables
 from nsa_tune.reports.charts.figures import Figure, figures_of
@@ -28,7 +24,7 @@ from nsa_tune.reports.formats.json_document import as_json
 from nsa_tune.reports.formats.markdown import as_markdown
 from nsa_tune.reports.formats.terminal import as_terminal_text, print_report
 from nsa_tune.reports.html.page import as_html
-from nsa_tune.reports.html.vega_bundle import bundling
+from nsa_tune.reports.html.vega_bundle import charts_javascript
 
 
 @grouped
@@ -58,42 +54,24 @@ def report(
     and the site's, then the tables that ship. Where only these are there, it asks for a choice.
     """
     form = Format.JSON if json else form
-    with _without_garbage_collection():
-        if database is None:
-            ask_for_choice(tables)
-        chosen = select_tables(database, tables.filter(database))
-        _report(chosen, form, out, chart, str(theme))
+    if database is None:
+        ask_for_choice(tables)
+    shown = build(select_tables(database, tables.filter(database)))
+    _report(shown, form, out, chart, str(theme))
 
 
-@contextmanager
-def _without_garbage_collection() -> Iterator[None]:
-    """Without garbage collection, which takes a quarter of a report's time and frees nothing."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
-
-
-def _report(
-    tables: Sequence[Table], form: Format, out: Path | None, chart: str, theme: str
-) -> None:
+def _report(shown: Report, form: Format, out: Path | None, chart: str, theme: str) -> None:
     if form is Format.TERMINAL and out is None:
-        print_report(build(tables), tables_console())
-        return
-    if form is Format.SVG:
-        _draw(build(tables), out, chart, theme)
-        return
-    text = _page(tables) if form is Format.HTML else _written(build(tables), form)
-    if out is not None:
-        _write_file(out, text)
-        say(f"wrote {out}")
-    elif form is Format.HTML and sys.stdout.isatty():
+        print_report(shown, tables_console())
+    elif form is Format.SVG:
+        _draw(shown, out, chart, theme)
+    elif form is Format.HTML and out is None and sys.stdout.isatty():
         raise UsageError("an HTML page is not for a terminal; give a file with --out report.html")
+    elif out is None:
+        typer.echo(_written(shown, form), nl=False)
     else:
-        typer.echo(text, nl=False)
+        _write_file(out, _written(shown, form))
+        say(f"wrote {out}")
 
 
 def _written(shown: Report, form: Format) -> str:
@@ -104,19 +82,18 @@ def _written(shown: Report, form: Format) -> str:
             return as_csv(shown)
         case Format.JSON:
             return as_json(shown)
+        case Format.HTML:
+            return _page(shown)
         case _:
             return as_terminal_text(shown)
 
 
-def _page(tables: Sequence[Table]) -> str:
-    # The charts' script is made in another process meanwhile.
-    with bundling() as javascript:
-        report = build(tables)
-        try:
-            return as_html(report, javascript())
-        except ExtraMissing as missing:
-            say(str(missing))
-            return as_html(report)
+def _page(shown: Report) -> str:
+    try:
+        return as_html(shown, charts_javascript())
+    except ExtraMissing as missing:
+        say(str(missing))
+        return as_html(shown)
 
 
 def _draw(shown: Report, out: Path | None, chart: str, theme: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import log
 
@@ -11,7 +11,6 @@ from nsa_tune.reports.analysis.crossovers import Line
 from nsa_tune.reports.analysis.report import QuestionReport, Report, Section
 from nsa_tune.reports.analysis.slices import UNITS
 from nsa_tune.reports.charts.curves import curves
-from nsa_tune.reports.charts.overview import overview
 from nsa_tune.reports.charts.rows import (
     curve_rows,
     facet_of,
@@ -20,7 +19,7 @@ from nsa_tune.reports.charts.rows import (
     map_size,
 )
 from nsa_tune.reports.charts.spikes import calm_curves
-from nsa_tune.reports.charts.theme import Chart, Spec
+from nsa_tune.reports.charts.theme import SCHEMA, Chart, Rows, Spec
 from nsa_tune.reports.charts.winner_map import winner_map
 
 
@@ -115,8 +114,35 @@ def _overview(section: Section, question: QuestionReport, lines: Sequence[Line])
             line_curves(question, lines), shown.rows
         ),
     }
-    return overview(chosen.sentence, section.title, panels)
+    return _side_by_side(chosen.sentence, section.title, panels)
 
 
 def _where(words: str) -> str:
     return f", {words}" if words else ""
+
+
+def _side_by_side(title: str, subtitle: str, panels: Mapping[str, Chart]) -> Spec:
+    """`panels`, by their captions, side by side under `title`."""
+    parts: list[Spec] = []
+    datasets: dict[str, Rows] = {}
+    params: list[Spec] = []
+    for caption, chart in panels.items():
+        drawn = chart.complete
+        datasets.update(drawn.pop("datasets"))
+        params += drawn.pop("params", ())
+        drawn.pop("$schema")
+        if drawn.get("width") == "container":
+            drawn["width"] = 420
+        drawn["title"] = {"text": caption, "fontSize": 12, "fontWeight": 500, "offset": 10}
+        parts.append(drawn)
+    return {
+        "$schema": SCHEMA,
+        "params": params,
+        "title": {"text": title, "subtitle": subtitle, "fontSize": 17, "subtitleFontSize": 13,
+                  "offset": 14},
+        "hconcat": parts,
+        "spacing": 40,
+        "datasets": datasets,
+        # Each panel has its own scales; the first one's legend names the colours of both.
+        "resolve": {"scale": {"color": "independent", "shape": "independent"}},
+    }  # fmt: skip

@@ -6,9 +6,7 @@ import asyncio
 import hashlib
 import json
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
-from functools import cache
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -20,21 +18,16 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.responses import Response
 from starlette.routing import Route
 
-from nsa_tune._errors import ExtraMissing
 from nsa_tune.reports.dashboard.access import LOCAL_NAMES, sealed
 from nsa_tune.reports.dashboard.shipped_tables import BACK, listing, shipped_report
 from nsa_tune.reports.dashboard.watched_files import WatchedFiles
 from nsa_tune.reports.formats.json_document import as_json
-from nsa_tune.reports.html.frame import Frame
-from nsa_tune.reports.html.markup import asset
+from nsa_tune.reports.html.frame import Frame, linked, served_asset
 from nsa_tune.reports.html.page import written
-from nsa_tune.reports.html.vega_bundle import charts_javascript
 
 if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.types import ASGIApp
-
-_TYPES = {".css": "text/css", ".js": "text/javascript"}
 
 
 def application(paths: list[Path]) -> ASGIApp:
@@ -103,11 +96,11 @@ class _Pages:
 
     async def asset(self, request: Request) -> Response:
         """A style or a script."""
-        name = request.path_params["name"]
-        text = (await run_in_threadpool(_assets)).get(name)
-        if text is None:
+        found = served_asset(request.path_params["name"])
+        if found is None:
             return Response("there is no such file\n", 404, media_type="text/plain")
-        return _response(request, _Body.of(text), _TYPES[Path(name).suffix])
+        make, kind = found
+        return _response(request, _Body.of(await run_in_threadpool(make)), kind)
 
     async def live(self, request: Request) -> Response:
         """Runs, newest measurements and failures."""
@@ -120,26 +113,9 @@ class _Pages:
         return _response(request, body, "application/json")
 
 
-@cache
-def _assets() -> dict[str, str]:
-    """Name to text of the files that the page loads; charts.js only if vl-convert is installed."""
-    texts = {name: asset(name) for name in ("page.css", "page.js", "live.css", "live.js")}
-    with suppress(ExtraMissing):
-        texts["charts.js"] = charts_javascript()
-    return texts
-
-
 def _frame(state: str) -> Frame:
-    has_charts = "charts.js" in _assets()
-    scripts = [*(["charts.js"] if has_charts else []), "page.js", "live.js"]
     live = f'<section id="live" data-state="{escape(state)}" aria-label="Runs"></section>'
-    return Frame(
-        head='<link rel="stylesheet" href="assets/page.css">\n'
-        '<link rel="stylesheet" href="assets/live.css">',
-        end="\n".join(f'<script src="assets/{name}"></script>' for name in scripts),
-        has_charts=has_charts,
-        extra=live,
-    )
+    return replace(linked("assets/", "live.css", "live.js"), extra=live)
 
 
 def _json(document: dict[str, Any]) -> _Body:

@@ -9,18 +9,26 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from html import escape
 
 from nsa_tune.reports.charts.theme import THEMES
 from nsa_tune.reports.html.cards import Drawn
 from nsa_tune.reports.html.markup import asset, packed_text
+from nsa_tune.reports.html.vega_bundle import charts_javascript, has_charts
 
 _CREDITS = (
     '<footer class="note">Charts by Vega, Vega-Lite and Vega-Embed, copyright University of '
     "Washington Interactive Data Lab and contributors, BSD-3-Clause licence.</footer>"
 )
+
+
+_ASSETS = {
+    "page.css": "text/css", "page.js": "text/javascript", "live.css": "text/css",
+    "live.js": "text/javascript",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +79,15 @@ class Frame:
         )
 
 
+def linked(to_assets: str, *more: str) -> Frame:
+    """The frame of a page on a server, whose assets are below `to_assets`; `more` are the names of
+    assets that it loads besides the usual ones."""
+    names = ("page.css", *("charts.js",) * has_charts(), "page.js", *more)
+    links = [f'<link rel="stylesheet" href="{to_assets}{n}">' for n in names if n.endswith("css")]
+    scripts = [f'<script src="{to_assets}{name}"></script>' for name in names if name[-2:] == "js"]
+    return Frame(head="\n".join(links), end="\n".join(scripts), has_charts=has_charts())
+
+
 def offline(javascript: str | None) -> Frame:
     """The frame of a file, with style and scripts in it; nothing else may be loaded.
 
@@ -89,6 +106,16 @@ def offline(javascript: str | None) -> Frame:
         end=f"{charts_script}<script>{script}</script>",
         has_charts=javascript is not None,
     )
+
+
+def served_asset(name: str) -> tuple[Callable[[], str], str] | None:
+    """What gives the text of a file that linked pages load, and its type; None for another name,
+    and for charts.js where vl-convert is not installed."""
+    if name == "charts.js":
+        return (charts_javascript, "text/javascript") if has_charts() else None
+    if name not in _ASSETS:
+        return None
+    return partial(asset, name), _ASSETS[name]
 
 
 def _hash(text: str) -> str:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from functools import cache, partial
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from starlette.exceptions import HTTPException
 
-from nsa_tune._errors import ExtraMissing, StoreError
+from nsa_tune._errors import StoreError
 from nsa_tune.backend.types.counted import counted
 from nsa_tune.backend.types.records import Key
 from nsa_tune.db.reader import Wanted, read_database
@@ -20,10 +21,9 @@ from nsa_tune.fleet.service.tables.index import Entry, Held
 from nsa_tune.reports.analysis.report import build
 from nsa_tune.reports.dashboard.watched_files import NO_REPORT
 from nsa_tune.reports.formats.display_tables import DisplayTable
-from nsa_tune.reports.html.frame import Frame
-from nsa_tune.reports.html.markup import asset, heading, html_table
+from nsa_tune.reports.html.frame import linked, served_asset
+from nsa_tune.reports.html.markup import heading, html_table
 from nsa_tune.reports.html.page import written
-from nsa_tune.reports.html.vega_bundle import charts_javascript
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -45,7 +45,6 @@ _HEAD = """<!doctype html>
 <main id="main">
 """
 _END = "</main>\n</body>\n</html>\n"
-_TYPES = {".css": "text/css", ".js": "text/javascript"}
 
 
 class Pages:
@@ -83,24 +82,14 @@ class Pages:
     async def asset(self, request: Request) -> Response:
         """A style or a script."""
         name = request.path_params["name"]
-        texts = {"page.css": lambda: asset("page.css"), "page.js": lambda: asset("page.js")}
-        if _has_charts():
-            texts["charts.js"] = charts_javascript
-        if name not in texts:
+        found = served_asset(name)
+        if found is None:
             raise HTTPException(404, "there is no such file")
+        make, kind = found
         body = await self._service.body(
-            f"asset {name}", "", lambda into: into.write_text(texts[name](), "utf-8")
+            f"asset {name}", "", lambda into: into.write_text(make(), "utf-8")
         )
-        return streamed(request, body, _TYPES[Path(name).suffix])
-
-
-@cache
-def _has_charts() -> bool:
-    try:
-        charts_javascript()
-    except ExtraMissing:
-        return False
-    return True
+        return streamed(request, body, kind)
 
 
 # --- the overview
@@ -210,18 +199,8 @@ def _write_report(path: Path, key: Key, into: Path) -> None:
     """Write the page of the table of `key` in the database `path`."""
     wanted = Wanted(key.gpu, key.model, key.heads, key.kv_layout)
     tables = [table for table in read_database(path, wanted) if table.key == key]
+    frame = replace(linked("../assets/"), extra='<p><a href="..">All tables</a></p>')
     try:
-        into.write_text(written(build(tables), _frame()), "utf-8", "backslashreplace")
+        into.write_text(written(build(tables), frame), "utf-8", "backslashreplace")
     except NO_REPORT as error:
         raise StoreError(f"there is no report of {key.digest}: {error}") from error
-
-
-def _frame() -> Frame:
-    has_charts = _has_charts()
-    scripts: Iterable[str] = ("charts.js", "page.js") if has_charts else ("page.js",)
-    return Frame(
-        head='<link rel="stylesheet" href="../assets/page.css">',
-        end="\n".join(f'<script src="../assets/{name}"></script>' for name in scripts),
-        has_charts=has_charts,
-        extra='<p><a href="..">All tables</a></p>',
-    )
