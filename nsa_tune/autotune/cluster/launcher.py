@@ -15,19 +15,11 @@ from threading import current_thread, main_thread
 from typing import Any
 
 import ray
-from ray.exceptions import RayError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from nsa_tune import __version__
 from nsa_tune._errors import MachineUnfit, UsageError
-from nsa_tune.autotune.cluster.executor import RayExecutor, last_line
-from nsa_tune.autotune.cluster.placement import (
-    Node,
-    WorkerGroup,
-    check_device,
-    groups_of,
-)
-from nsa_tune.autotune.cluster.survey import NodeFacts, facts_of_this_node
+from nsa_tune.autotune.cluster.executor import RayExecutor
+from nsa_tune.autotune.cluster.placement import WorkerGroup, check_device, groups_of
 from nsa_tune.autotune.cluster.worker import RayWorker
 from nsa_tune.autotune.worker.executor import Executor
 from nsa_tune.autotune.worker.isolated import Deadlines
@@ -38,8 +30,6 @@ NICENESS = "RAY_worker_niceness"
 
 _KNOCK_S = 10.0
 """Time for a cluster to take a connection."""
-_SURVEY_S = 120.0
-"""Time for a node to say what it has: it may have to start a Python process first."""
 _OBJECT_STORE_BYTES = 100 * 2**20
 """Of a Ray of our own. Only messages of some kilobytes go through it."""
 _log = logging.getLogger(__name__)
@@ -55,7 +45,7 @@ class RayLauncher:
     device: str = "auto"
     """"auto", "cpu", "cuda" or "all"."""
     sample: int | None = None
-    """Workers of each device type at most; None takes all."""
+    """Workers of each GPU model at most; None takes all."""
     deadlines: Deadlines = field(default_factory=Deadlines)
     """When a measuring process counts as hung."""
     patience_s: float = 600.0
@@ -79,28 +69,21 @@ class RayLauncher:
         self._opened.callback(ray.shutdown)
         _connect(self.address)
         nodes = _nodes()
-        names = {node.id: node.name for node in nodes}
-        groups = groups_of(nodes, self.device, self.sample)
+        names = {node["NodeID"]: name for name, node in nodes.items()}
         return [
             self._executor(group, number, setup, names)
-            for group in groups
+            for group in groups_of(nodes, self.device, self.sample)
             for number in range(group.workers)
         ]
 
     def _executor(
         self, group: WorkerGroup, number: int, setup: Setup, names: Mapping[str, str]
     ) -> RayExecutor:
-        actor = ray.remote(RayWorker).options(
-            num_cpus=group.cpus,
-            num_gpus=group.gpus,
-            # A worker that died is made anew; its job is not repeated, others have it by then.
-            max_restarts=-1,
-            max_task_retries=0,
-            **_placement(group),
-        )
-        worker = actor.remote(replace(setup, device=group.device), self.deadlines)
-        where = names[group.nodes[0]] if len(group.nodes) == 1 else group.type
-        return RayExecutor(f"worker {number + 1} of {where}", worker, names, self.patience_s)
+        # A worker that died is made anew; its job is not repeated, others have it by then.
+        actor = ray.remote(RayWorker).options(max_restarts=-1, max_task_retries=0, **group.options)
+        worker = actor.remote(replace(setup, device=group.device), self.deadlines, __version__)
+        name = f"worker {number + 1} of {group.name}"
+        return RayExecutor(name, worker, names, self.patience_s)
 
     def close(self) -> None:
         """As `Launcher.close`: leaves the cluster, and ends it if this run started it."""
@@ -114,17 +97,6 @@ class _IntoLog(TextIOBase):
         if text.strip():
             _log.info("Ray: %s", text.rstrip())
         return len(text)
-
-
-def _placement(group: WorkerGroup) -> dict[str, Any]:
-    if group.device == "cpu":
-        (node,) = group.nodes
-        return {"scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False)}
-    # Spread over the nodes: a sample of one node's GPUs would not show what differs between hosts.
-    options: dict[str, Any] = {"scheduling_strategy": "SPREAD"}
-    if group.nodes:
-        options["label_selector"] = {"ray.io/node-id": f"in({','.join(group.nodes)})"}
-    return options
 
 
 def _connect(address: str | None) -> None:
@@ -187,52 +159,16 @@ def _init(address: str) -> None:
             signal.signal(signal.SIGTERM, handler)
 
 
-def _nodes() -> list[Node]:
-    """The nodes that are alive and have the same nsa-tune; a warning names the others."""
+def _nodes() -> dict[str, Mapping[str, Any]]:
+    """What Ray says of the nodes that are alive, by their names, which are unlike."""
     alive = [node for node in ray.nodes() if node["Alive"]]
     shared = Counter(node["NodeName"] for node in alive)
-    survey = ray.remote(facts_of_this_node)
-    asked = {
-        node["NodeID"]: survey.options(
-            num_cpus=0,
-            max_retries=0,
-            scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False),
-        ).remote()
+    return {
+        node["NodeName"]
+        if shared[node["NodeName"]] == 1
+        else f"{node['NodeName']}-{node['NodeID'][:6]}": node
         for node in alive
     }
-    ray.wait(list(asked.values()), num_returns=len(asked), timeout=_SURVEY_S)
-    nodes = []
-    for node in alive:
-        number, name = node["NodeID"], node["NodeName"]
-        if shared[name] > 1:
-            name = f"{name}-{number[:6]}"
-        facts = _facts(name, asked[number])
-        if facts is not None:
-            resources = node["Resources"]
-            gpus, cpus = int(resources.get("GPU", 0)), int(resources.get("CPU", 0))
-            nodes.append(Node(number, name, gpus, cpus, facts))
-    if not nodes:
-        raise MachineUnfit(
-            f"no node of the Ray cluster has nsa-tune {__version__}; install the same version in "
-            "the environment of each node"
-        )
-    return nodes
-
-
-def _facts(name: str, call: Any) -> NodeFacts | None:
-    """What the node called `name` answered; None, with a warning, when it cannot take part."""
-    try:
-        facts: NodeFacts = ray.get(call, timeout=0.1)
-    except RayError as error:
-        _log.warning("node %s is left out: %s", name, last_line(error))
-        return None
-    if facts.version != __version__:
-        _log.warning(
-            "node %s is left out: nsa-tune %s is installed there, and %s here; install the same "
-            "version on both", name, facts.version, __version__,
-        )  # fmt: skip
-        return None
-    return facts
 
 
 def _first_line(error: Exception) -> str:

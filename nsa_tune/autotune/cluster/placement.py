@@ -2,50 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from nsa_tune._errors import DeviceMissing, UsageError
 from nsa_tune.autotune.bench.device_names import ALL
-from nsa_tune.autotune.cluster.survey import NodeFacts
 
-
-@dataclass(frozen=True, slots=True)
-class Node:
-    """A node of the cluster."""
-
-    id: str
-    """As Ray has it."""
-    name: str
-    """For people; no two nodes have the same one."""
-    gpus: int
-    """That Ray may hand out."""
-    cpus: int
-    """That Ray may hand out."""
-    facts: NodeFacts
-
-    @property
-    def gpu_type(self) -> str:
-        """Model of its GPUs, with the driver: workers of one type measure for one table."""
-        models = " and ".join(dict.fromkeys(self.facts.gpus)) or "unknown GPU"
-        return f"{models}, driver {self.facts.driver}" if self.facts.driver else models
+_TYPE = "accelerator_type:"
+"""What Ray calls a node's GPU model begins with this among the node's resources."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerGroup:
-    """Workers that Ray may place on any of some nodes."""
+    """Workers that Ray is asked for in the same way."""
 
-    type: str
+    name: str
     """Of their device, for people."""
     device: str
     """What a worker measures on, as `Setup.device` has it: "cpu", or the GPU that Ray gives it."""
     workers: int
-    gpus: int
-    """That each worker reserves."""
-    cpus: int
-    """That each worker reserves."""
-    nodes: tuple[str, ...] = ()
-    """Ids of the nodes that are good for it; none means any."""
+    options: Mapping[str, Any]
+    """Of the actor: what it reserves, and where."""
 
 
 def check_device(device: str) -> None:
@@ -60,17 +40,20 @@ def check_device(device: str) -> None:
         )
 
 
-def groups_of(nodes: Sequence[Node], device: str, sample: int | None = None) -> list[WorkerGroup]:
+def groups_of(
+    nodes: Mapping[str, Mapping[str, Any]], device: str, sample: int | None = None
+) -> list[WorkerGroup]:
     """The workers to ask Ray for: one for each GPU; in a cluster without GPUs, one for each node.
 
     Args:
+        nodes: what `ray.nodes()` says of each, by a name that no other has.
         device: as `check_device` accepts it.
-        sample: workers of each device type at most; None takes all.
+        sample: workers of each GPU model, or nodes, at most; None takes all.
 
     Raises:
         DeviceMissing: when the cluster has no such device.
     """
-    with_gpus = [node for node in nodes if node.gpus]
+    with_gpus = [node["Resources"] for node in nodes.values() if node["Resources"].get("GPU")]
     if device == "cpu" or (device == "auto" and not with_gpus):
         return _cpu_groups(nodes, sample)
     if not with_gpus:
@@ -78,29 +61,39 @@ def groups_of(nodes: Sequence[Node], device: str, sample: int | None = None) -> 
     return _gpu_groups(with_gpus, sample)
 
 
-def _gpu_groups(nodes: Sequence[Node], sample: int | None) -> list[WorkerGroup]:
-    types = list(dict.fromkeys(node.gpu_type for node in nodes))
-    groups = []
-    for kind in types:
-        ours = [node for node in nodes if node.gpu_type == kind]
-        count = sum(node.gpus for node in ours)
-        # With a single type any node will do, one that replaces a lost node as well.
-        good = tuple(node.id for node in ours) if len(types) > 1 else ()
-        workers = count if sample is None else min(sample, count)
-        groups.append(WorkerGroup(kind, "cuda:0", workers, gpus=1, cpus=1, nodes=good))
-    return groups
+def _gpu_groups(resources: Sequence[Mapping[str, float]], sample: int | None) -> list[WorkerGroup]:
+    """A group for each model. They spread over the nodes: a sample of one node's GPUs would not
+    show what differs between hosts."""
+    counts: dict[str, int] = {}
+    for own in resources:
+        kind = next((name.removeprefix(_TYPE) for name in own if name.startswith(_TYPE)), "")
+        counts[kind] = counts.get(kind, 0) + int(own["GPU"])
+    options = {"num_gpus": 1, "num_cpus": 1, "scheduling_strategy": "SPREAD"}
+    # With a single model any node will do, one that replaces a lost node as well.
+    return [
+        WorkerGroup(
+            kind or "unknown GPU", "cuda:0", count if sample is None else min(sample, count),
+            {**options, "accelerator_type": kind} if kind and len(counts) > 1 else options,
+        )
+        for kind, count in counts.items()
+    ]  # fmt: skip
 
 
-def _cpu_groups(nodes: Sequence[Node], sample: int | None) -> list[WorkerGroup]:
+def _cpu_groups(nodes: Mapping[str, Mapping[str, Any]], sample: int | None) -> list[WorkerGroup]:
     """One worker a node: a CPU is one device, and a second worker would disturb the first."""
-    fit = [node for node in nodes if node.cpus]
+    cpus = {name: int(node["Resources"].get("CPU", 0)) for name, node in nodes.items()}
+    fit = [name for name, count in cpus.items() if count]
     if not fit:
         raise DeviceMissing("no node of the Ray cluster offers a CPU; see `ray status`")
-    groups = []
-    for kind in dict.fromkeys(node.facts.cpu for node in fit):
-        ours = [node for node in fit if node.facts.cpu == kind]
-        groups += [
-            WorkerGroup(kind, "cpu", 1, gpus=0, cpus=node.cpus, nodes=(node.id,))
-            for node in ours[:sample]
-        ]
-    return groups
+    return [
+        WorkerGroup(
+            name, "cpu", 1,
+            {
+                "num_gpus": 0, "num_cpus": cpus[name],
+                "scheduling_strategy": NodeAffinitySchedulingStrategy(
+                    nodes[name]["NodeID"], soft=False
+                ),
+            },
+        )
+        for name in fit[:sample]
+    ]  # fmt: skip

@@ -6,11 +6,13 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from multiprocessing.connection import wait
+from socket import gethostname
 from typing import TypeVar
 
 import ray
 
-from nsa_tune._errors import NsaTuneError
+from nsa_tune import __version__
+from nsa_tune._errors import MachineUnfit, NsaTuneError
 from nsa_tune.autotune.bench.job import Job
 from nsa_tune.autotune.bench.registry import points_in
 from nsa_tune.autotune.worker.executor import JobUpdate, wait_until_ready
@@ -34,7 +36,9 @@ class RayWorker:
     one, here or on another node. Each method returns an error that the driver is to raise.
     """
 
-    def __init__(self, setup: Setup, deadlines: Deadlines) -> None:
+    def __init__(self, setup: Setup, deadlines: Deadlines, version: str) -> None:
+        """`version` is that of the nsa-tune which asks."""
+        self._version = version
         self._setup = setup
         self._deadlines = deadlines
         self._executor: IsolatedExecutor | None = None
@@ -58,6 +62,11 @@ class RayWorker:
         return _or_error(self._news)
 
     def _start(self) -> Ready:
+        if self._version != __version__:
+            raise MachineUnfit(
+                f"nsa-tune {__version__} is installed on {gethostname()}, and {self._version} "
+                "where the run began; install the same version on both"
+            )
         _undo_ray_threads()
         if self._executor is None:
             self._executor = IsolatedExecutor(self._setup, self._deadlines)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 import ray
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
 
-from nsa_tune import MachineUnfit, UsageError
+from nsa_tune import MachineUnfit, UsageError, __version__
 from nsa_tune.autotune.bench.job import Job
 from nsa_tune.autotune.cluster import executor as module
 from nsa_tune.autotune.cluster.executor import RayExecutor
@@ -168,7 +169,7 @@ def test_a_worker_that_was_made_anew_between_two_jobs_is_asked_what_it_is(
     worker.answers(READY)
     wait_until_ready(executor)
     executor.begin(JOB)
-    worker.answers(RayWorker(SETUP, Deadlines()).measure(worker.asked[1]))
+    worker.answers(RayWorker(SETUP, Deadlines(), __version__).measure(worker.asked[1]))
 
     with pytest.raises(DeviceLost, match="made anew"):
         executor.advance()
@@ -214,3 +215,13 @@ def test_an_answer_after_the_end_disturbs_nobody(worker: Worker, executor: RayEx
     executor.close()
 
     worker.answers(READY)
+
+
+def test_a_node_with_another_version_is_left_out_by_name() -> None:
+    answer = RayWorker(SETUP, Deadlines(), "0.0.1").ready()
+
+    assert isinstance(answer, CannotContinue)
+    assert re.fullmatch(
+        rf"nsa-tune {__version__} is installed on \S+, and 0.0.1 where the run began; .*",
+        str(answer.error),
+    )

@@ -2,57 +2,60 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from nsa_tune import DeviceMissing, UsageError
-from nsa_tune.autotune.cluster.placement import Node, WorkerGroup, check_device, groups_of
-from nsa_tune.autotune.cluster.survey import NodeFacts, facts_of_this_node
-
-H100, H200 = "NVIDIA H100 80GB HBM3", "NVIDIA H200"
+from nsa_tune.autotune.cluster.placement import check_device, groups_of
 
 
-def gpus(name: str, model: str, count: int = 8, driver: str = "580.1") -> Node:
-    return Node(name, name, count, 64, NodeFacts("0.1.0", (model,) * count, driver, "CPU Xeon"))
+def node(**resources: float) -> dict[str, Any]:
+    return {"NodeID": "ab" * 28, "Resources": {**resources}}
 
 
-def cpus(name: str, count: int = 8, model: str = "CPU Xeon") -> Node:
-    return Node(name, name, 0, count, NodeFacts("0.1.0", (), "", model))
+def gpus(model: str, count: float = 8.0) -> dict[str, Any]:
+    return node(CPU=64.0, GPU=count, **{f"accelerator_type:{model}": 1.0})
 
 
 def test_each_gpu_gets_a_worker_wherever_ray_has_room() -> None:
-    assert groups_of([gpus("a", H100), cpus("b"), gpus("c", H100, 4)], "auto") == [
-        WorkerGroup(f"{H100}, driver 580.1", "cuda:0", 12, gpus=1, cpus=1)
-    ]
+    (group,) = groups_of({"a": gpus("H100"), "b": node(CPU=8.0), "c": gpus("H100", 4)}, "auto")
+
+    assert (group.name, group.device, group.workers) == ("H100", "cuda:0", 12)
+    assert group.options == {"num_gpus": 1, "num_cpus": 1, "scheduling_strategy": "SPREAD"}
 
 
-def test_gpus_of_different_types_stay_on_their_nodes() -> None:
-    nodes = [gpus("a", H100), gpus("b", H200), gpus("c", H100, driver="570.2"), gpus("d", H100)]
+def test_gpus_of_several_models_are_asked_for_by_model() -> None:
+    found = groups_of({"a": gpus("H100"), "b": gpus("H200"), "d": gpus("H100")}, "cuda")
 
-    found = groups_of(nodes, "cuda")
-
-    assert [(group.type, group.workers, group.nodes) for group in found] == [
-        (f"{H100}, driver 580.1", 16, ("a", "d")),
-        (f"{H200}, driver 580.1", 8, ("b",)),
-        (f"{H100}, driver 570.2", 8, ("c",)),
-    ]
+    assert [(group.workers, group.options["accelerator_type"]) for group in found] == [
+        (16, "H100"), (8, "H200")
+    ]  # fmt: skip
 
 
-def test_a_sample_takes_so_many_of_each_type() -> None:
-    nodes = [gpus("a", H100), gpus("b", H200, 2), gpus("c", H100)]
+def test_gpus_that_ray_does_not_know_are_taken() -> None:
+    (group,) = groups_of({"a": node(GPU=2.0)}, "all")
+
+    assert (group.name, group.workers) == ("unknown GPU", 2)
+
+
+def test_a_sample_takes_so_many_of_each_model() -> None:
+    nodes = {"a": gpus("H100"), "b": gpus("H200", 2), "c": gpus("H100")}
 
     assert [group.workers for group in groups_of(nodes, "all", sample=3)] == [3, 2]
 
 
 @pytest.mark.parametrize("device", ["auto", "cpu"])
 def test_without_gpus_each_node_is_one_device(device: str) -> None:
-    nodes = [cpus("a", 4), cpus("b"), cpus("idle", 0), cpus("c", model="CPU EPYC")]
+    nodes = {"a": node(CPU=4.0), "idle": node(), "c": node(CPU=8.0)}
 
     found = groups_of(nodes, device)
 
-    assert [(group.device, group.cpus, group.nodes) for group in found] == [
-        ("cpu", 4, ("a",)), ("cpu", 8, ("b",)), ("cpu", 8, ("c",))
+    assert [(group.name, group.device, group.options["num_cpus"]) for group in found] == [
+        ("a", "cpu", 4), ("c", "cpu", 8)
     ]  # fmt: skip
-    assert [group.nodes for group in groups_of(nodes, device, sample=1)] == [("a",), ("c",)]
+    assert found[0].options["scheduling_strategy"].node_id == "ab" * 28
+    assert [group.name for group in groups_of(nodes, device, sample=1)] == ["a"]
 
 
 @pytest.mark.parametrize(
@@ -65,7 +68,7 @@ def test_without_gpus_each_node_is_one_device(device: str) -> None:
 )
 def test_a_cluster_without_such_a_device_is_one_sentence(device: str, text: str) -> None:
     with pytest.raises(DeviceMissing, match=text):
-        groups_of([cpus("a", 0)], device)
+        groups_of({"a": node()}, device)
 
 
 def test_a_device_that_names_one_gpu_is_refused() -> None:
@@ -73,10 +76,3 @@ def test_a_device_that_names_one_gpu_is_refused() -> None:
         check_device(device)
     with pytest.raises(UsageError, match="--device cuda:1 names one GPU, but Ray chooses them"):
         check_device("cuda:1")
-
-
-def test_a_node_says_what_it_has() -> None:
-    facts = facts_of_this_node()
-
-    assert facts.version
-    assert facts.cpu.startswith("CPU")
