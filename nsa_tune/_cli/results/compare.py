@@ -33,9 +33,6 @@ def compare(
     across_gpus: Annotated[
         bool, typer.Option("--across-gpus", help="Also compare tables of different GPUs.")
     ] = False,
-    same_within: Annotated[
-        str, typer.Option("--same-within", help="Difference that counts as the same.")
-    ] = "3%",
     fail_on: Annotated[
         str | None,
         typer.Option(
@@ -52,11 +49,10 @@ def compare(
     Compares tables that have the same model, head count and KV layout on both sides. `nsa-tune db
     list --runs` shows the digests and the numbers of runs.
     """
-    tolerance = share_of("--same-within", same_within)
     limit = None if fail_on is None else share_of("--fail-on", fail_on)
     wanted = tables.filter(file_of(before), file_of(after))
     pairs = pairs_of(side_of(before, wanted), side_of(after, wanted), across_gpus=across_gpus)
-    comparisons = [compare_tables(*pair, same_within=tolerance) for pair in pairs]
+    comparisons = [compare_tables(*pair) for pair in pairs]
     if json:
         print_document(comparison_document(comparisons, limit))
     else:

@@ -11,7 +11,7 @@ import typer
 
 from nsa_tune._cli.shared.console import say, tables_console
 from nsa_tune._cli.shared.option_groups import TableOptions, grouped
-from nsa_tune._cli.shared.options import AsJson, Database, Format, Theme
+from nsa_tune._cli.shared.options import AsJson, Database, Format
 from nsa_tune._cli.shared.tables import ask_for_choice
 from nsa_tune._errors import ExtraMissing, NsaTuneError, UnknownName, UsageError
 from nsa_tune.backend.types.counted import counted
@@ -42,10 +42,6 @@ def report(
     chart: Annotated[
         str, typer.Option("--chart", help="For svg: name of charts; * matches anything.")
     ] = "*",
-    theme: Annotated[
-        Theme, typer.Option("--theme", help="For svg: light, dark, or auto: without a "
-                            "background, in the colours of the reader's theme.")
-    ] = Theme.LIGHT,
     json: AsJson = False,
 ) -> None:  # fmt: skip
     """Show the crossovers, what the engine's default costs, and which arms failed.
@@ -57,14 +53,14 @@ def report(
     if database is None:
         ask_for_choice(tables)
     shown = build(select_tables(database, tables.filter(database)))
-    _report(shown, form, out, chart, str(theme))
+    _report(shown, form, out, chart)
 
 
-def _report(shown: Report, form: Format, out: Path | None, chart: str, theme: str) -> None:
+def _report(shown: Report, form: Format, out: Path | None, chart: str) -> None:
     if form is Format.TERMINAL and out is None:
         print_report(shown, tables_console())
     elif form is Format.SVG:
-        _draw(shown, out, chart, theme)
+        _draw(shown, out, chart)
     elif form is Format.HTML and out is None and sys.stdout.isatty():
         raise UsageError("an HTML page is not for a terminal; give a file with --out report.html")
     elif out is None:
@@ -96,12 +92,12 @@ def _page(shown: Report) -> str:
         return as_html(shown)
 
 
-def _draw(shown: Report, out: Path | None, chart: str, theme: str) -> None:
+def _draw(shown: Report, out: Path | None, chart: str) -> None:
     if out is None:
         raise UsageError("give a directory for the svg files with --out")
     figures = _chosen(list(figures_of(shown)), chart)
     if out.suffix != ".svg":
-        count = sum(1 for _ in write_pictures(figures, out, theme))
+        count = sum(1 for _ in write_pictures(figures, out))
         say(f"wrote {counted(count, 'picture')} to {out}")
         return
     if len(figures) > 1:
@@ -109,7 +105,7 @@ def _draw(shown: Report, out: Path | None, chart: str, theme: str) -> None:
             f"{len(figures)} charts cannot go into the one file {out}: choose one with --chart, or "
             "give a directory"
         )
-    _write_file(out, as_svg(figures[0].spec, theme))
+    _write_file(out, as_svg(figures[0].spec))
     say(f"wrote {out}")
 
 

@@ -40,15 +40,6 @@ class Format(StrEnum):
     SVG = "svg"
 
 
-class Theme(StrEnum):
-    """Page colours that an svg can be drawn for."""
-
-    LIGHT = "light"
-    DARK = "dark"
-    AUTO = "auto"
-    """That of whoever looks at it."""
-
-
 AsJson = Annotated[
     bool, typer.Option("--json", help="Print one JSON document with a versioned schema.")
 ]

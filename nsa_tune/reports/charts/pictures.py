@@ -9,15 +9,13 @@ from typing import Any
 
 from nsa_tune._errors import ExtraMissing, NsaTuneError
 from nsa_tune.reports.charts.figures import Figure
-from nsa_tune.reports.charts.theme import PAGES, Spec, picture_theme
+from nsa_tune.reports.charts.theme import THEMES, Spec, picture_theme
 
 _WIDTH = 460
 """Pixels, for charts that fill their container on a page."""
 
 
-def write_pictures(
-    figures: Iterable[Figure], directory: Path, theme: str = "light"
-) -> Iterator[Path]:
+def write_pictures(figures: Iterable[Figure], directory: Path) -> Iterator[Path]:
     """Write `figures` into `directory`, and yield their paths.
 
     Raises:
@@ -25,7 +23,7 @@ def write_pictures(
         NsaTuneError: when a file cannot be written.
     """
     for figure in figures:
-        text = as_svg(figure.spec, theme)
+        text = as_svg(figure.spec)
         path = directory / f"{figure.name}.svg"
         try:
             directory.mkdir(parents=True, exist_ok=True)
@@ -37,25 +35,17 @@ def write_pictures(
         yield path
 
 
-def as_svg(spec: Spec, theme: str = "light") -> str:
-    """`spec`, with its data, as SVG text on the background of the theme "light" or "dark".
-
-    The theme "auto" has no background, and the colours of the reader's theme.
+def as_svg(spec: Spec) -> str:
+    """`spec`, with its data, as SVG text without a background, in the colours of a reader's theme.
 
     Raises:
         ExtraMissing: when vl-convert is not installed.
     """
-    if theme != "auto":
-        return _svg(spec, theme, picture_theme(theme))
     light, dark = (
-        _svg(spec, name, {**picture_theme(name), "background": "transparent"}) for name in PAGES
+        _converter().vegalite_to_svg(_standing(spec, theme), config=picture_theme(theme))
+        for theme in THEMES
     )
     return _with_dark_colours(light, dark)
-
-
-def _svg(spec: Spec, theme: str, config: Spec) -> str:
-    svg: str = _converter().vegalite_to_svg(_standing(spec, theme), config=config)
-    return svg
 
 
 _COLOUR = re.compile(r'(fill|stroke)="(#[0-9a-f]{6})"')
@@ -85,6 +75,6 @@ def _converter() -> Any:
 
 def _standing(spec: Spec, theme: str) -> Spec:
     """`spec` for a file: with a fixed width, and a flag for the page's colour."""
-    params = [*spec.get("params", ()), {"name": "dark", "value": PAGES[theme] == PAGES["dark"]}]
+    params = [*spec.get("params", ()), {"name": "dark", "value": theme == "dark"}]
     width = {"width": _WIDTH} if spec.get("width") == "container" else {}
     return {**spec, **width, "params": params}

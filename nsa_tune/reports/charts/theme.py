@@ -20,9 +20,6 @@ SHAPES = ["circle", "square", "triangle-up", "diamond", "cross", "triangle-down"
 _LIGHT = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00"]
 _DARK = ["#56a8e0", "#e6a817", "#2fbf94", "#dda0c4", "#f0e442", "#f0784a"]
 
-PAGES: Mapping[str, str] = {"light": "#ffffff", "dark": "#161a21"}
-"""Background colour by theme."""
-
 
 def _theme(ink: str, faint: str, grid: str, category: list[str]) -> Spec:
     return {
@@ -57,9 +54,9 @@ THEMES: Mapping[str, Spec] = {
 
 
 def picture_theme(name: str) -> Spec:
-    """The theme for a picture file: with a background, and fonts of equal width everywhere."""
+    """The theme for a picture file: with fonts of equal width everywhere."""
     font = "Arial, Helvetica, Liberation Sans, sans-serif"
-    return {**THEMES[name], "background": PAGES[name], "font": font, "padding": 16, "aria": False}
+    return {**THEMES[name], "font": font, "padding": 16, "aria": False}
 
 
 def with_rows(spec: Spec, rows: Mapping[str, Rows]) -> Spec:

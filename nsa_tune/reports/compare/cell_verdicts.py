@@ -68,7 +68,7 @@ class JudgedCell:
 
 def judge(
     ours: Rows, theirs: Rows, points: Mapping[str, Point], setting: Setting,
-    same_within: float = SAME_WITHIN, *, one_gpu: bool = True,
+    *, one_gpu: bool = True,
 ) -> list[JudgedCell]:  # fmt: skip
     """Every cell that both sides have, in the order of the first side.
 
@@ -76,16 +76,12 @@ def judge(
     different GPUs such differences are real.
     """
     both = [place for place in ours if place in theirs]
-    lone = _lone_batches(ours, theirs, both, points, setting, same_within) if one_gpu else {}
-    return [
-        _judged(place, ours[place], theirs[place], lone.get(place[:2]), same_within)
-        for place in both
-    ]
+    lone = _lone_batches(ours, theirs, both, points, setting) if one_gpu else {}
+    return [_judged(place, ours[place], theirs[place], lone.get(place[:2])) for place in both]
 
 
 def _judged(
-    place: tuple[str, str, str], one: Measurement, other: Measurement, lone: float | None,
-    same_within: float,
+    place: tuple[str, str, str], one: Measurement, other: Measurement, lone: float | None
 ) -> JudgedCell:  # fmt: skip
     before, after = one.latency_us, other.latency_us
     ok = (one.status is Status.OK, other.status is Status.OK)
@@ -98,7 +94,7 @@ def _judged(
     half = hypot(_half(one), _half(other), _BETWEEN_RUNS)
     moved = log(after / before)
     low, high = exp(moved - half), exp(moved + half)
-    verdict, reason = _verdict(moved, half, lone, same_within)
+    verdict, reason = _verdict(moved, half, lone)
     return JudgedCell(*place, verdict, reason, exp(moved), low, high, before, after)
 
 
@@ -109,14 +105,12 @@ def _half(row: Measurement) -> float:
     return max(log(high / row.latency_us), log(row.latency_us / low), 0.0)
 
 
-def _verdict(
-    moved: float, half: float, lone: float | None, same_within: float
-) -> tuple[CellVerdict, str]:
-    edge = log(1 + same_within)
+def _verdict(moved: float, half: float, lone: float | None) -> tuple[CellVerdict, str]:
+    edge = log(1 + SAME_WITHIN)
     between = f"{exp(moved):.3f}x, between {exp(moved - half):.3f}x and {exp(moved + half):.3f}x"
     if abs(moved) <= edge:
         if half <= 2 * edge:
-            return CellVerdict.SAME, f"{between}: within {percent(same_within)}"
+            return CellVerdict.SAME, f"{between}: within {percent(SAME_WITHIN)}"
         return CellVerdict.UNCLEAR, f"{between}: too noisy to call it the same"
     if abs(moved) <= half:
         return CellVerdict.UNCLEAR, f"{between}: not beyond the noise"
@@ -126,7 +120,7 @@ def _verdict(
             "similar batches did not: the GPU was in another state"
         )
     verdict = CellVerdict.FASTER if moved < 0 else CellVerdict.SLOWER
-    return verdict, f"{between}: beyond the noise and beyond {percent(same_within)}"
+    return verdict, f"{between}: beyond the noise and beyond {percent(SAME_WITHIN)}"
 
 
 def percent(share: float) -> str:
@@ -139,7 +133,7 @@ def percent(share: float) -> str:
 
 def _lone_batches(
     ours: Rows, theirs: Rows, both: Sequence[tuple[str, str, str]], points: Mapping[str, Point],
-    setting: Setting, same_within: float,
+    setting: Setting,
 ) -> dict[tuple[str, str], float]:  # fmt: skip
     """(point, batch) to its relative shift, if all its arms share it and similar batches do not."""
     moves: dict[tuple[str, str], list[float]] = {}
@@ -156,10 +150,10 @@ def _lone_batches(
         places = _places(point, setting, shifts)
         for batch, shift in shifts.items():
             own = moves[name, batch]
-            alike = len(own) > 1 and max(own) - min(own) <= same_within
-            if alike and abs(shift) > same_within and batch in places:
+            alike = len(own) > 1 and max(own) - min(own) <= SAME_WITHIN
+            if alike and abs(shift) > SAME_WITHIN and batch in places:
                 around = median(_around(batch, places, shifts))
-                if abs(shift - around) > same_within:
+                if abs(shift - around) > SAME_WITHIN:
                     lone[name, batch] = exp(shift) - 1
     return lone
 

@@ -14,7 +14,6 @@ from nsa_tune.backend.types.records import Table
 from nsa_tune.reports.analysis.cells import Cell
 from nsa_tune.reports.analysis.report import measured_cells
 from nsa_tune.reports.compare.cell_verdicts import (
-    SAME_WITHIN,
     CellVerdict,
     JudgedCell,
     judge,
@@ -92,7 +91,6 @@ def compare(
     before: Table,
     after: Table,
     *,
-    same_within: float = SAME_WITHIN,
     points: Mapping[str, Point] = POINTS,
     baseline: Baseline = DEFAULT_BASELINE,
 ) -> Comparison:
@@ -110,9 +108,7 @@ def compare(
         }
         for table, setting in zip((before, after), settings, strict=True)
     )
-    cells = judge(
-        ours, theirs, points, settings[0], same_within, one_gpu=before.key.gpu == after.key.gpu
-    )
+    cells = judge(ours, theirs, points, settings[0], one_gpu=before.key.gpu == after.key.gpu)
     cells += one_sided(ours, theirs, points, *settings)
     sides = (measured_cells(table, points=points, baseline=baseline) for table in (before, after))
     return Comparison(

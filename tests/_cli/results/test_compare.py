@@ -12,7 +12,6 @@ from nsa_tune import cli
 from nsa_tune._cli.shared.options import share_of
 from nsa_tune._errors import UsageError
 from nsa_tune.db.exchange import write_text
-from nsa_tune.reports import charts
 from tests.reports.synthetic import real_table
 
 
@@ -120,7 +119,7 @@ def test_pictures_are_written_into_a_directory_and_one_into_a_file(
     pytest.importorskip("vl_convert")
     database = str(tmp_path / "some.db")
     assert run(capsys, "db", "import", sides[0], "--db", database)[0] == 0
-    asked = ("report", "--db", database, "--format", "svg", "--theme", "dark")
+    asked = ("report", "--db", database, "--format", "svg")
 
     many, _, said = run(capsys, *asked, "--out", str(tmp_path / "charts"))
     one, _, _ = run(capsys, *asked, "--chart", "*overview", "--out", str(tmp_path / "one.svg"))
@@ -129,5 +128,5 @@ def test_pictures_are_written_into_a_directory_and_one_into_a_file(
     assert (many, one, unknown) == (0, 0, 2)
     assert "wrote 1 picture" in said
     assert len(list((tmp_path / "charts").glob("*.svg"))) == 1
-    assert charts.theme.PAGES["dark"] in (tmp_path / "one.svg").read_text()
+    assert "prefers-color-scheme:dark" in (tmp_path / "one.svg").read_text()
     assert "unknown chart 'pie'" in err

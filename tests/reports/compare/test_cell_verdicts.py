@@ -32,11 +32,11 @@ def _rows(*rows: Measurement) -> dict[tuple[str, str, str], Measurement]:
     return {(row.point, row.batch, row.arm): row for row in rows}
 
 
-def _one(ratio: float, spread: float = 0.001, same_within: float = 0.03) -> JudgedCell:
+def _one(ratio: float, spread: float = 0.001) -> JudgedCell:
     """A cell whose time after is `ratio` of that before."""
     before = measured("toy", GRID[5], "flat/a", 100.0, spread)
     after = measured("toy", GRID[5], "flat/a", 100.0 * ratio, spread)
-    (judged,) = judge(_rows(before), _rows(after), {"toy": POINT}, SETTING, same_within)
+    (judged,) = judge(_rows(before), _rows(after), {"toy": POINT}, SETTING)
     return judged
 
 
@@ -61,11 +61,6 @@ def test_a_verdict_follows_from_ratio_and_interval(
     assert judged.verdict is verdict
     assert judged.ratio == pytest.approx(ratio)
     assert f"{ratio:.3f}x, between " in judged.reason
-
-
-def test_the_tolerance_can_be_set() -> None:
-    assert _one(1.04, same_within=0.05).verdict is CellVerdict.SAME
-    assert "within 5 %" in _one(1.04, same_within=0.05).reason
 
 
 def test_two_runs_differ_by_more_than_their_intervals_say() -> None:
