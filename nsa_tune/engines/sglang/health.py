@@ -19,7 +19,7 @@ def of_sglang(db: Path | None = None) -> list[Health]:
     """Everything that must be right for the plug-in to steer SGLang, and what it chose before."""
     findings = health.health(PLUGIN, db=db)
     if PLUGIN.symbols():
-        findings += [*_pass_times(), *map(_kernel, SWAPS)]
+        findings += [*_pass_times(), _start(), *map(_kernel, SWAPS)]
     return findings
 
 
@@ -28,6 +28,12 @@ def _pass_times() -> list[Health]:
     kept = [Health("pass times", True, summary(times)) for times in remembered.remembered()]
     none = "none are remembered yet: SGLang measures them when it starts"
     return kept or [Health("pass times", True, none)]
+
+
+def _start() -> Health:
+    """What the seconds of the last start went to."""
+    none = "nothing is known yet: SGLang has not started with the plug-in"
+    return Health("start", True, last_start.kept("start") or none)
 
 
 def _kernel(swap: KernelSwap) -> Health:

@@ -64,7 +64,9 @@ def test_remembered_pass_times_are_shown(
 ) -> None:
     """They are kept in the user's folder, which is the site's own here."""
     site = Site(tmp_path / "site", newest)
-    assert "none are remembered yet" in site.health()["pass times"][1]
+    nothing = site.health()
+    assert "none are remembered yet" in nothing["pass times"][1]
+    assert "has not started" in nothing["start"][1]
     monkeypatch.setenv("XDG_DATA_HOME", str(site.folder / "data"))
     key = {
         "gpu": GPU, "sglang": "0.5.23", "model": "deepseek-v3.2", "layers": 61, "heads": 16,
@@ -75,7 +77,9 @@ def test_remembered_pass_times_are_shown(
         PassTime(PassMode.DECODE_GRAPH, 256, 16513, 40_000.0),
     ]
     assert remembered.save(PassTimes(key, took))
+    assert last_start.keep("start", "the plug-in took 3.5 s")
 
+    assert site.health()["start"][1].endswith(": the plug-in took 3.5 s")
     assert site.health()["pass times"] == (
         True,
         f"{GPU}, SGLang 0.5.23, deepseek-v3.2, 61 layers, 16 local heads, bf16 KV: 2 times; 256 "

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from nsa_tune.engines.sglang import last_start
 from nsa_tune.engines.sglang.edge import attempt, say_once
 from nsa_tune.engines.sglang.kernel_swap import KernelSwap
 from nsa_tune.engines.sglang.kernels import SWAPS
@@ -86,6 +87,7 @@ def around_init_graphs(original: Callable[..., Any], runner: Any, *rest: Any, **
     attempt("leaving out what is not proven", drop_unproven_table, runner)
     if STEERING in runner.__dict__:
         say_once(logging.INFO, split())
+        attempt("keeping what a start took", last_start.keep, "start", split())
     return result
 
 

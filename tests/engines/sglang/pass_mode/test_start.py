@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from nsa_tune.engines.hooking import wrapped
-from nsa_tune.engines.sglang import switch
+from nsa_tune.engines.sglang import last_start, switch
 from nsa_tune.engines.sglang.pass_mode import start as module
 from nsa_tune.engines.sglang.pass_mode.hooks import (
     around_forward,
@@ -110,6 +110,14 @@ def _modes(runner: Runner, **named: Any) -> list[Mode]:
 
 def test_a_started_engine_is_steered() -> None:
     assert _modes(_started()) == [Mode.DECODE]
+
+
+def test_what_the_seconds_went_to_is_logged_and_kept(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "nsa_tune.sglang")
+    _started()
+    (line,) = [one for one in caplog.messages if one.startswith("the plug-in took")]
+    assert "(comparing kernels 0.0, comparing passes 0.0, timing passes 0.0)" in line
+    assert str(last_start.kept("start")).endswith(line)
 
 
 def test_an_engine_that_has_not_captured_is_not() -> None:
