@@ -131,19 +131,7 @@ def split_sparse_mla(
     rank: int,
     shape: Shape | None = None,
 ) -> torch.Tensor:
-    """Softmax attention of each row over its own selection, mixing latents.
-
-    Args:
-        q: [rows, heads, rank + rope] bf16, contiguous: absorbed queries.
-        pool: [slots, rank + rope] bf16, contiguous. `rank` and rope are powers of two from 16.
-        indices: [rows, topk] int32 slots, -1 where empty; contiguous.
-        scale: softmax scale.
-        rank: width of the values.
-        shape: how to cut it up; by default what was measured best on an H200.
-
-    Returns:
-        [rows, heads, rank] bf16; zero in a row without any key.
-    """
+    """`split_sparse_mla_parts` with both parts of the queries in one tensor."""
     return split_sparse_mla_parts(q[..., :rank], q[..., rank:], pool, indices, scale, shape)
 
 
@@ -155,7 +143,8 @@ def split_sparse_mla_parts(
     scale: float,
     shape: Shape | None = None,
 ) -> torch.Tensor:
-    """`split_sparse_mla` with queries in two parts, as engines have them.
+    """Softmax attention of each row over its own selection, mixing latents; absorbed queries come
+    in two parts, as engines have them.
 
     Args:
         q: [rows, heads, rank] bf16; each head's values lie one behind the other.

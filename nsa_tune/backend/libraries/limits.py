@@ -61,6 +61,11 @@ def at_most_rows(most: int, why: str) -> Limit:
     return limit
 
 
+def index_offsets(setting: Setting, why: str) -> Limit:
+    """Forbids rows whose selections pass 32-bit offsets."""
+    return at_most_rows((2**31 - 1) // setting.profile.index_topk, why)
+
+
 def first_of(*limits: Limit) -> Limit:
     """Forbids what any of `limits` forbids; the first gives the reason."""
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import attrgetter
 
-from nsa_tune.backend.libraries.limits import rows_in_quarter_of_memory
+from nsa_tune.backend.libraries.limits import at_most_rows, rows_in_quarter_of_memory
 from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.point import Guard, Limit, Setting, some_rows
 
 _FEW = 64
+_SAMPLED_TOPK = 2048
+"""Half of the scores that it can list."""
 
 
 def _dense_exact(setting: Setting) -> Limit:
@@ -33,12 +36,6 @@ def _chunk_capacity(setting: Setting) -> Limit:
     return limit
 
 
-def _not_captured(batch: Batch) -> str | None:
-    if not batch.captured:
-        return None
-    return "dense MHA plans on the host, which a CUDA graph cannot hold"
-
-
 def _nothing_to_select(setting: Setting) -> Limit:
     topk = setting.profile.index_topk
 
@@ -51,51 +48,11 @@ def _nothing_to_select(setting: Setting) -> Limit:
     return limit
 
 
-def _sampled_topk(setting: Setting) -> str | None:
-    topk = setting.profile.index_topk
-    if topk <= _SAMPLED_TOPK:
-        return None
-    return f"sampled_topk selects up to {_SAMPLED_TOPK} scores, not {topk}"
-
-
-def _some_prefix(batch: Batch) -> str | None:
-    if batch.prefix_tokens:
-        return None
-    return "without a prefix there is one part: nothing is merged"
-
-
 def _triton_shape(setting: Setting) -> str | None:
     widths = (setting.profile.rank, setting.profile.rope)
     if all(width >= 16 and not width & (width - 1) for width in widths):
         return None
     return f"the Triton kernel takes widths that are powers of two from 16, not {widths}"
-
-
-def _triton_bytes(setting: Setting) -> Limit | None:
-    profile = setting.profile
-    # Absorbed queries and mixed latents, in bf16. Rows are split only where there are few of them.
-    row_bytes = setting.heads * 2 * (profile.latent + profile.rank)
-    return rows_in_quarter_of_memory(row_bytes, "operands of the Triton kernel", setting)
-
-
-def _selection_bytes(setting: Setting) -> Limit | None:
-    profile = setting.profile
-    row_bytes = profile.index_topk * 2 * profile.latent
-    return rows_in_quarter_of_memory(row_bytes, "gathered latents", setting)
-
-
-def _few_rows(batch: Batch) -> str | None:
-    if batch.q_tokens <= _FEW:
-        return None
-    return f"{batch.q_tokens} rows pass the {_FEW} that splitting each row's selection is made for"
-
-
-def _one_query(batch: Batch) -> str | None:
-    return None if batch.next_n == 1 else "SGLang verifies by its prefill kernel in Triton"
-
-
-def _several_queries(batch: Batch) -> str | None:
-    return None if batch.next_n > 1 else "with next_n 1 flashmla_kv_grouped is flashmla_kv itself"
 
 
 def _equal_queries(batch: Batch) -> str | None:
@@ -109,8 +66,10 @@ def in_any_setting(limit: Limit) -> Callable[[Setting], Limit]:
     return lambda setting: limit
 
 
-_SAMPLED_TOPK = 2048
-"""Half of the scores that it can list."""
+def whenever(forbids: Callable[[Batch], bool], why: str) -> Callable[[Setting], Limit]:
+    """Forbids the batches of which `forbids` is true, in any setting."""
+    return in_any_setting(lambda batch: why if forbids(batch) else None)
+
 
 DENSE_EXACT = Guard(
     "dense_exact", "semantic", "with at most index_topk tokens, the indexer selects all",
@@ -121,30 +80,42 @@ CHUNK_CAPACITY = Guard(
     _chunk_capacity,
 )  # fmt: skip
 NOT_CAPTURED = Guard(
-    "not_captured", "semantic", "SGLang 0.5.23 dsa_backend.py:4050", in_any_setting(_not_captured)
-)
+    "not_captured", "semantic", "SGLang 0.5.23 dsa_backend.py:4050",
+    whenever(
+        attrgetter("captured"), "dense MHA plans on the host, which a CUDA graph cannot hold"
+    ),
+)  # fmt: skip
 NOTHING_TO_SELECT = Guard(
     "nothing_to_select", "semantic", "with at most index_topk tokens, the indexer selects all",
     _nothing_to_select,
 )  # fmt: skip
 SAMPLED_TOPK = Guard(
     "sampled_topk", "formula", "backend/kernels/sampled_topk.py: twice as many are listed",
-    _sampled_topk,
+    lambda setting: (
+        f"sampled_topk selects up to {_SAMPLED_TOPK} scores, not {setting.profile.index_topk}"
+        if setting.profile.index_topk > _SAMPLED_TOPK
+        else None
+    ),
 )  # fmt: skip
 SOME_PREFIX = Guard(
     "some_prefix", "semantic", "two parts are merged: cached tokens and new ones",
-    in_any_setting(_some_prefix),
+    whenever(
+        lambda batch: not batch.prefix_tokens,
+        "without a prefix there is one part: nothing is merged",
+    ),
 )  # fmt: skip
 SOME_ROWS = Guard(
     "some_rows", "semantic", "CUDA refuses a grid of 0 blocks", in_any_setting(some_rows)
 )
 SEVERAL_QUERIES = Guard(
     "several_queries", "semantic", "a row of one query: flashmla_kv itself",
-    in_any_setting(_several_queries),
+    whenever(
+        lambda batch: batch.next_n <= 1, "with next_n 1 flashmla_kv_grouped is flashmla_kv itself"
+    ),
 )  # fmt: skip
 ONE_QUERY = Guard(
     "one_query", "semantic", "SGLang 0.5.23 triton_backend.py:1669 forward_extend",
-    in_any_setting(_one_query),
+    whenever(lambda batch: batch.next_n != 1, "SGLang verifies by its prefill kernel in Triton"),
 )  # fmt: skip
 EQUAL_QUERIES = Guard(
     "equal_queries", "semantic", "FlashMLA csrc/api/dense_decode.h: q [b, s_q, h, 576]",
@@ -152,16 +123,25 @@ EQUAL_QUERIES = Guard(
 )  # fmt: skip
 FEW_ROWS = Guard(
     "few_rows", "semantic", "kernels/split_sparse_mla.py: slower than any other arm beyond",
-    in_any_setting(_few_rows),
+    in_any_setting(
+        at_most_rows(_FEW, f"pass the {_FEW} that splitting each row's selection is made for")
+    ),
 )  # fmt: skip
 TRITON_SHAPE = Guard(
     "triton_shape", "formula", "backend/kernels/sparse_mla.py: one block spans a latent",
     _triton_shape,
 )  # fmt: skip
 TRITON_BYTES = Guard(
-    "triton_bytes", "formula", "backend/kernels/sparse_mla.py: q and the output", _triton_bytes,
+    "triton_bytes", "formula", "backend/kernels/sparse_mla.py: q and the output",
+    # In bf16. Rows are split only where there are few of them.
+    lambda setting: rows_in_quarter_of_memory(
+        2 * setting.heads * (setting.profile.latent + setting.profile.rank),
+        "operands of the Triton kernel", setting,
+    ),
 )  # fmt: skip
 SELECTION_BYTES = Guard(
     "selection_bytes", "formula", "points/decode: each row's selection is gathered",
-    _selection_bytes,
+    lambda setting: rows_in_quarter_of_memory(
+        setting.profile.index_topk * 2 * setting.profile.latent, "gathered latents", setting
+    ),
 )  # fmt: skip

@@ -95,14 +95,6 @@ def ragged_logits_bytes(batch: Batch) -> int:
     return batch.q_tokens * ((batch.kv_tokens + 511) // 256) * _TILE_BYTES
 
 
-def _mqa_logits_bytes(setting: Setting) -> Limit | None:
-    return quarter_of_memory(paged_logits_bytes, "logits", setting)
-
-
-def _ragged_logits_bytes(setting: Setting) -> Limit | None:
-    return quarter_of_memory(ragged_logits_bytes, "logits", setting)
-
-
 def _mqa_shape(setting: Setting) -> str | None:
     profile = setting.profile
     heads = {32, 64} if setting.device.arch == "sm90" else {8, 16, 32, 64}
@@ -126,11 +118,13 @@ METADATA_ROWS = Guard(
 )  # fmt: skip
 NEXT_N_SM90 = Guard("next_n_sm90", "formula", "DeepGEMM sm90_fp8_mqa_logits.hpp:363", _next_n)
 MQA_LOGITS_BYTES = Guard(
-    "mqa_logits_bytes", "formula", "DeepGEMM csrc/apis/attention.hpp:245", _mqa_logits_bytes
-)
+    "mqa_logits_bytes", "formula", "DeepGEMM csrc/apis/attention.hpp:245",
+    lambda setting: quarter_of_memory(paged_logits_bytes, "logits", setting),
+)  # fmt: skip
 RAGGED_LOGITS_BYTES = Guard(
-    "ragged_logits_bytes", "formula", "DeepGEMM csrc/apis/attention.hpp:80", _ragged_logits_bytes
-)
+    "ragged_logits_bytes", "formula", "DeepGEMM csrc/apis/attention.hpp:80",
+    lambda setting: quarter_of_memory(ragged_logits_bytes, "logits", setting),
+)  # fmt: skip
 MQA_SHAPE = Guard(
     "mqa_shape", "formula", "DeepGEMM csrc/apis/attention.hpp:198-403 host asserts", _mqa_shape
 )

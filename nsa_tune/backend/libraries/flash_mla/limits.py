@@ -10,6 +10,7 @@ from nsa_tune.backend.libraries.limits import (
     beyond_memory,
     bound,
     first_of,
+    index_offsets,
     rows_in_quarter_of_memory,
 )
 from nsa_tune.backend.types.batch import Batch
@@ -19,6 +20,7 @@ from nsa_tune.backend.types.point import Guard, Limit, Setting
 ARCHS = frozenset({"sm90", "sm100"})
 """Architectures that both sparse kernels exist for."""
 INT32 = 2**31
+_OVERFLOW = "overflow {} int32 index offsets"
 _SLOW_NS_PER_ROW = 318
 """`nsa-tune probe` on an H100 with sgl-flash-mla 1.0.0: 6.2 ms more at 19371 rows."""
 
@@ -137,7 +139,8 @@ def _decode_offsets(setting: Setting) -> Limit | str:
         return too_many_heads(setting)
     formula = (INT32 - 1) // (heads * 512) - split_parts(setting)
     rows = bound(setting, "flashmla_decode_rows", formula, formula)
-    limits = [_index_offsets(setting, "FlashMLA's")] if setting.profile.has_indexer else []
+    indices = index_offsets(setting, _OVERFLOW.format("FlashMLA's"))
+    limits = [indices] if setting.profile.has_indexer else []
     if rows is None:
         return first_of(*limits)
     why = f"of {heads} heads pass {rows}, behind which FlashMLA's int32 split offsets overflow"
@@ -159,24 +162,7 @@ def _mixed_offsets(setting: Setting) -> Limit | str:
             "behind which FlashMLA's int32 split offsets overflow"
         )
 
-    return first_of(limit, _index_offsets(setting, "FlashMLA's"))
-
-
-def _mixed_scratch(setting: Setting) -> Limit | None:
-    heads = padded_heads(setting.heads) or 128
-    what, more = "scratch memory of FlashMLA's decode kernel", split_parts(setting)
-    return rows_in_quarter_of_memory(2 * heads * (512 + 1) * 4, what, setting, more)
-
-
-def _sparse_fwd_offsets(setting: Setting) -> Limit | str:
-    if padded_heads(setting.heads) is None:
-        return too_many_heads(setting)
-    return _index_offsets(setting, "flash_mla_sparse_fwd's")
-
-
-def _index_offsets(setting: Setting, whose: str) -> Limit:
-    most = (INT32 - 1) // setting.profile.index_topk
-    return at_most_rows(most, f"overflow {whose} int32 index offsets")
+    return first_of(limit, index_offsets(setting, _OVERFLOW.format("FlashMLA's")))
 
 
 def too_many_heads(setting: Setting) -> str:
@@ -184,10 +170,10 @@ def too_many_heads(setting: Setting) -> str:
     return f"FlashMLA computes at most 128 heads, {setting.heads} given"
 
 
-def _decode_scratch(setting: Setting) -> Limit | None:
+def _scratch(setting: Setting, times: int = 1) -> Limit | None:
     heads = padded_heads(setting.heads) or 128
     what, more = "scratch memory of FlashMLA's decode kernel", split_parts(setting)
-    return rows_in_quarter_of_memory(heads * (512 + 1) * 4, what, setting, more)
+    return rows_in_quarter_of_memory(times * heads * (512 + 1) * 4, what, setting, more)
 
 
 def _sparse_fwd_bytes(setting: Setting) -> Limit | None:
@@ -246,7 +232,7 @@ FLASHMLA_OFFSETS = Guard(
 )  # fmt: skip
 FLASHMLA_SCRATCH = Guard(
     "flashmla_scratch", "formula", "FlashMLA csrc/api/sparse_decode.h o_accum, lse_accum",
-    _decode_scratch,
+    _scratch,
 )  # fmt: skip
 MIXED_OFFSETS = Guard(
     "mixed_offsets", "formula",
@@ -255,7 +241,7 @@ MIXED_OFFSETS = Guard(
 )  # fmt: skip
 MIXED_SCRATCH = Guard(
     "mixed_scratch", "formula", "FlashMLA csrc/api/sparse_decode.h o_accum, lse_accum with b = 1",
-    _mixed_scratch,
+    lambda setting: _scratch(setting, 2),
 )  # fmt: skip
 FLASHMLA_SHAPE = Guard(
     "flashmla_shape", "formula", "FlashMLA csrc/api/sparse_decode.h, sparse_fwd.h: d_qk 576",
@@ -263,7 +249,11 @@ FLASHMLA_SHAPE = Guard(
 )  # fmt: skip
 SPARSE_FWD_OFFSETS = Guard(
     "sparse_fwd_offsets", "formula", "FlashMLA csrc/sm90/prefill/sparse/phase1.cuh:470",
-    _sparse_fwd_offsets,
+    lambda setting: (
+        too_many_heads(setting)
+        if padded_heads(setting.heads) is None
+        else index_offsets(setting, _OVERFLOW.format("flash_mla_sparse_fwd's"))
+    ),
 )  # fmt: skip
 SPARSE_FWD_BYTES = Guard(
     "sparse_fwd_bytes", "formula", "FlashMLA csrc/api/sparse_fwd.h out, max_logits, lse",

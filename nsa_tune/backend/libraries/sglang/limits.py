@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from nsa_tune.backend.libraries.flash_mla.limits import padded_heads
 from nsa_tune.backend.libraries.limits import (
-    at_most_rows,
     first_of,
+    index_offsets,
     quarter_of_memory,
     rows_in_quarter_of_memory,
 )
 from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.point import Guard, Limit, Setting
 
-_INT32 = 2**31
 _TOPK = 2048
 _TRITON_HEADS = 32
+
+
+def _absorbed_bytes(setting: Setting) -> int:
+    """Of a row's absorbed queries and mixed latents, in bf16."""
+    return setting.heads * 2 * (setting.profile.latent + setting.profile.rank)
 
 
 def _tilelang_shape(setting: Setting) -> str | None:
@@ -29,13 +33,6 @@ def _tilelang_shape(setting: Setting) -> str | None:
     )
 
 
-def _tilelang_bytes(setting: Setting) -> Limit | None:
-    profile = setting.profile
-    # Absorbed queries and mixed latents, in bf16. All offsets are 64-bit (tilelang 0.1.11).
-    row_bytes = setting.heads * 2 * (profile.latent + profile.rank)
-    return rows_in_quarter_of_memory(row_bytes, "operands of the TileLang kernel", setting)
-
-
 def _q8_shape(setting: Setting) -> str | None:
     profile, heads = setting.profile, setting.heads
     powers = heads <= 128 and heads & (heads - 1) == 0
@@ -46,11 +43,6 @@ def _q8_shape(setting: Setting) -> str | None:
         f"128 keys, and up to 128 heads, a power of two; {profile.name} has {profile.rank} + "
         f"{profile.rope}, {profile.index_topk} and {heads} heads"
     )
-
-
-def _q8_offsets(setting: Setting) -> Limit:
-    most = (_INT32 - 1) // setting.profile.index_topk
-    return at_most_rows(most, f"pass {most}, behind which 32-bit offsets of indices overflow")
 
 
 def _q8_bytes(setting: Setting) -> Limit | None:
@@ -86,13 +78,6 @@ def _union_rows(setting: Setting) -> str | None:
     )
 
 
-def _triton_bytes(setting: Setting) -> Limit | None:
-    profile = setting.profile
-    # Queries and output in bf16; sorted indices with their int64 places, the union and its bits.
-    row_bytes = setting.heads * 2 * (profile.latent + profile.rank) + 20 * profile.index_topk
-    return rows_in_quarter_of_memory(row_bytes, "operands of triton_sparse_mla", setting)
-
-
 TILELANG_SHAPE = Guard(
     "tilelang_shape", "formula",
     "SGLang 0.5.17 dsa/tilelang_kernel.py:1329 topk == 2048, :486 heads, :725 widths",
@@ -100,7 +85,10 @@ TILELANG_SHAPE = Guard(
 )  # fmt: skip
 TILELANG_BYTES = Guard(
     "tilelang_bytes", "formula", "SGLang 0.5.17 dsa/tilelang_kernel.py:1317: q and the output",
-    _tilelang_bytes,
+    # All offsets are 64-bit (tilelang 0.1.11).
+    lambda setting: rows_in_quarter_of_memory(
+        _absorbed_bytes(setting), "operands of the TileLang kernel", setting
+    ),
 )  # fmt: skip
 TILELANG = (TILELANG_SHAPE, TILELANG_BYTES)
 """Of `tilelang_sparse`."""
@@ -112,7 +100,11 @@ Q8_SHAPE = Guard(
 Q8_OFFSETS = Guard(
     "q8_offsets", "formula",
     "SGLang 0.5.17 sparse_mla_q8kv8_prefill_sm90/kernel.cuh:778 s_q_idx * stride_indices_s_q",
-    _q8_offsets,
+    lambda setting: index_offsets(
+        setting,
+        f"pass {(2**31 - 1) // setting.profile.index_topk}, behind which 32-bit offsets of indices "
+        "overflow",
+    ),
 )  # fmt: skip
 Q8_BYTES = Guard(
     "q8_bytes", "formula",
@@ -126,7 +118,12 @@ TRITON = (
     ),
     Guard(
         "sglang_triton_bytes", "formula",
-        "SGLang 0.5.23 dsa/triton_sparse_mla_prefill.py:194 _union_dedup", _triton_bytes,
+        "SGLang 0.5.23 dsa/triton_sparse_mla_prefill.py:194 _union_dedup",
+        # Sorted indices with their int64 places, the union and its bits.
+        lambda setting: rows_in_quarter_of_memory(
+            _absorbed_bytes(setting) + 20 * setting.profile.index_topk,
+            "operands of triton_sparse_mla", setting,
+        ),
     ),
 )  # fmt: skip
 """Of `triton_sparse`."""

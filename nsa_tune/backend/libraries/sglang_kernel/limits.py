@@ -76,12 +76,11 @@ TOPK = 2048
 """The only count that the top-k kernels take."""
 
 
-def _topk_count(setting: Setting) -> str | None:
-    topk = setting.profile.index_topk
-    return None if topk == TOPK else f"fast_topk_v2 selects {TOPK} scores, not {topk}"
-
-
 TOPK_COUNT = Guard(
     "topk_2048", "formula", "sglang-kernel sgl_kernel/top_k.py: an assertion in each call",
-    _topk_count,
+    lambda setting: (
+        None
+        if setting.profile.index_topk == TOPK
+        else f"fast_topk_v2 selects {TOPK} scores, not {setting.profile.index_topk}"
+    ),
 )  # fmt: skip

@@ -8,22 +8,11 @@ of them. The input tensors are those of a prefill.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from nsa_tune.backend.points.decode import batches, features
 from nsa_tune.backend.points.decode.arms import ARMS
-from nsa_tune.backend.types.batch import Batch, Mode
-from nsa_tune.backend.types.point import Case, Point, Question, Setting
-
-if TYPE_CHECKING:
-    import torch
-
-
-def _case(batch: Batch, setting: Setting, device: torch.device) -> Case:
-    from nsa_tune.backend.points.attention_case import prefill_case
-
-    return prefill_case(batch, setting, device)
-
+from nsa_tune.backend.points.prefill import PREFILL
+from nsa_tune.backend.types.batch import Mode
+from nsa_tune.backend.types.point import Point, Question
 
 DECODE = Point(
     name="decode",
@@ -32,6 +21,6 @@ DECODE = Point(
     questions=(Question("decode", {arm.name: (arm.name,) for arm in ARMS}),),
     features=features.features,
     grid=batches.grid,
-    case=_case,
+    case=PREFILL.case,
     sample=batches.sample,
 )

@@ -12,8 +12,7 @@ from nsa_tune.backend.libraries.deep_gemm.limits import (
     MQA_SHAPE,
     NEXT_N_SM90,
 )
-from nsa_tune.backend.points.limits import SOME_ROWS, in_any_setting
-from nsa_tune.backend.types.batch import Batch
+from nsa_tune.backend.points.limits import SOME_ROWS, in_any_setting, whenever
 from nsa_tune.backend.types.layouts import KVLayout
 from nsa_tune.backend.types.point import Arm, Guard
 
@@ -74,23 +73,19 @@ def _torch(step: int | None) -> Callable[[IndexerCase], Callable[[], torch.Tenso
     return build
 
 
-def _even_next_n(batch: Batch) -> str | None:
-    if batch.next_n >= 4 and batch.next_n % 2 == 0:
-        return None
-    return f"pairs split an even next_n of 4 or more, {batch.next_n} given"
-
-
-def _more_than_one(batch: Batch) -> str | None:
-    return None if batch.next_n > 1 else "with next_n 1 flatten is native itself"
-
-
 _PAIRS = Guard(
     "pairs_even", "semantic", "2 queries a row; with next_n 2 it is native itself",
-    in_any_setting(_even_next_n),
+    in_any_setting(
+        lambda batch: (
+            None
+            if batch.next_n >= 4 and batch.next_n % 2 == 0
+            else f"pairs split an even next_n of 4 or more, {batch.next_n} given"
+        )
+    ),
 )  # fmt: skip
 _FLATTEN = Guard(
     "flatten_splits", "semantic", "1 query a row; with next_n 1 it is native itself",
-    in_any_setting(_more_than_one),
+    whenever(lambda batch: batch.next_n <= 1, "with next_n 1 flatten is native itself"),
 )  # fmt: skip
 _SPLITS: dict[str, tuple[Guard, ...]] = {"native": (), "pairs": (_PAIRS,), "flatten": (_FLATTEN,)}
 _ANY = frozenset({KVLayout.BF16, KVLayout.FP8_PACKED})
