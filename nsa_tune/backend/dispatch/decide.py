@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
-from math import exp, hypot, log
+from math import exp, hypot, inf, log
 from typing import TypeAlias
 
 from nsa_tune.backend.costmodel.policy import Policy, Survey
@@ -77,7 +77,7 @@ def decide(
     survey = policy.survey(batch)
     choice, verdict = pick(question, survey, default, forced)
     every = policy.estimates(batch)
-    arms = _best_arms(question, survey)
+    arms, _ = _best_arms(question.choices.items(), survey.latencies)
     estimates = {name: every[arm] for name, arm in arms.items() if arm in every}
     tied: tuple[str, ...] = ()
     if verdict in _COMPARED and choice is not None:
@@ -97,13 +97,18 @@ def pick(
 
     `choices` are those of the question that this device has arms for; without, all are looked at.
     """
-    allowed, costs = _costs(choices or question.choices.items(), survey.latencies)
+    allowed, costs = _best_arms(choices or question.choices.items(), survey.latencies)
     if forced in survey.latencies:
         for choice in allowed:
             if forced in question.choices[choice]:
                 return choice, Verdict.FORCED
     return resolve(
-        question, lambda: _candidates(question, [survey]), allowed, costs, default, survey.margin
+        question,
+        lambda: _candidates(question, [survey]),
+        list(allowed),
+        costs,
+        default,
+        survey.margin,
     )
 
 
@@ -141,25 +146,22 @@ def resolve(
 _COMPARED = frozenset({Verdict.TIE, Verdict.UNSURE})
 
 
-def _costs(
+def _best_arms(
     choices: Choices, latencies: Mapping[str, float | None]
-) -> tuple[list[str], dict[str, float]]:
-    """The allowed choices, and what those of them cost whose arms have been measured."""
-    allowed: list[str] = []
+) -> tuple[dict[str, str], dict[str, float]]:
+    """The fastest allowed arm of each allowed choice, the first declared of equal ones and where
+    none has a time; and what those choices cost whose arms have been measured."""
+    fastest: dict[str, str] = {}
     costs: dict[str, float] = {}
     for choice, arms in choices:
-        best, is_open = None, False
         for arm in arms:
             if arm in latencies:
-                is_open = True
                 latency_us = latencies[arm]
-                if latency_us is not None and (best is None or latency_us < best):
-                    best = latency_us
-        if is_open:
-            allowed.append(choice)
-        if best is not None:
-            costs[choice] = best
-    return allowed, costs
+                if latency_us is not None and latency_us < costs.get(choice, inf):
+                    fastest[choice], costs[choice] = arm, latency_us
+                else:
+                    fastest.setdefault(choice, arm)
+    return fastest, costs
 
 
 def _confirmed(
@@ -196,20 +198,6 @@ def _candidates(question: Question, surveys: Sequence[Survey]) -> list[str]:
 def _tied(costs: Mapping[str, float], margin: float = MARGIN) -> tuple[str, ...]:
     limit = min(costs.values()) * (1 + margin)
     return tuple([choice for choice, cost in costs.items() if cost <= limit])
-
-
-def _best_arms(question: Question, survey: Survey) -> dict[str, str]:
-    """Each allowed choice's fastest allowed arm; the first declared where none has a time."""
-    best: dict[str, str] = {}
-    for choice, arms in question.choices.items():
-        open_arms = [arm for arm in arms if arm in survey.latencies]
-        timed = [(t, arm) for arm in open_arms if (t := survey.latencies[arm]) is not None]
-        if timed:
-            # On equal times the first declared, as `min` keeps the first.
-            best[choice] = min(timed, key=lambda pair: pair[0])[1]
-        elif open_arms:
-            best[choice] = open_arms[0]
-    return best
 
 
 def _least_ratio(best: Estimate, other: Estimate) -> float:
@@ -323,7 +311,7 @@ def _forbidden_somewhere(decisions: Sequence[Choice], allowed: Sequence[str]) ->
 def _weighed(question: Question, decision: Choice, survey: Survey) -> dict[str, float]:
     """What each choice costs on one batch of several. How much one is ahead counts there, so that
     the estimates tell, and the costs, which say who is ahead, only where one has no estimate."""
-    costs = _costs(question.choices.items(), survey.latencies)[1]
+    _, costs = _best_arms(question.choices.items(), survey.latencies)
     if all(name in decision.estimates for name in costs):
         return {name: decision.estimates[name].latency_us for name in costs}
     return costs

@@ -14,17 +14,21 @@ from math import inf
 from operator import index
 from pathlib import Path
 
-from nsa_tune._errors import BatchError, NsaTuneError
+from nsa_tune._errors import BatchError, NsaTuneError, UsageError
 from nsa_tune.backend.baselines import DEFAULT_BASELINE, Baseline
 from nsa_tune.backend.costmodel.policy import Policy
 from nsa_tune.backend.dispatch.decide import Choice
 from nsa_tune.backend.dispatch.explain import explained
-from nsa_tune.backend.dispatch.opening import Opened, Request
+from nsa_tune.backend.dispatch.opening import Request
 from nsa_tune.backend.dispatch.plan import Plan
 from nsa_tune.backend.dispatch.table_planner import Match, TablePlanner
+from nsa_tune.backend.hardware import detect
+from nsa_tune.backend.points import lossy_named
 from nsa_tune.backend.types.batch import Batch, Mode
 from nsa_tune.backend.types.point import Setting
-from nsa_tune.backend.types.records import Table
+from nsa_tune.backend.types.profiles import profile_of
+from nsa_tune.backend.types.records import Device, Table
+from nsa_tune.db.reader import Wanted
 
 _log = logging.getLogger(__name__)
 
@@ -54,25 +58,14 @@ class Dispatcher:
         `forced` has for a point the arm that is taken where it is allowed.
         """
         match = Match.BASELINE if table is None else Match.EXACT
-        key = None if table is None else table.key
-        self._take(
-            Opened(
-                TablePlanner(
-                    setting,
-                    policies,
-                    source=source,
-                    match=match,
-                    baseline=baseline,
-                    key=key,
-                    forced=forced,
-                ),
-                table,
-            ),
-            None,
-        )
+        planner = TablePlanner(
+            setting, policies, source=source, match=match, baseline=baseline, table=table,
+            forced=forced,
+        )  # fmt: skip
+        self._take(planner, None)
 
-    def _take(self, opened: Opened, request: Request | None) -> None:
-        self._planner, self._opened = opened.planner, opened
+    def _take(self, planner: TablePlanner, request: Request | None) -> None:
+        self._planner = planner
         self._request = request
         self._captured: dict[tuple[Mode, int, int], _Captured] = {}
 
@@ -108,13 +101,23 @@ class Dispatcher:
             NoTunedData: when `strict`, or NSA_TUNE_ASSERT_HIT, and there is no exact table; it
                 names what differs.
         """
-        request = Request.of(
-            db, gpu, model, heads, kv_dtype, strict, baseline, demote_failed, layers, allow_lossy
-        )
+        profile = profile_of(model)
+        layout = profile.layout(kv_dtype)
+        profile.check_heads(heads)
+        if layers is not None and (type(layers) is not int or layers < 1):
+            raise UsageError(f"layers must be a positive whole number, got {layers!r}")
+        gpu = detect.local_device_name() if gpu is None else gpu
+        setting = Setting(
+            profile, heads, layout, Device(gpu, ""), layers=layers or 0,
+            lossy=lossy_named(allow_lossy),
+        )  # fmt: skip
+        wanted = Wanted(gpu, model, heads, str(layout))
+        place = None if db is None else Path(db)
+        request = Request(place, wanted, setting, strict, baseline, demote_failed)
         self = cls.__new__(cls)
         with _opening:
-            opened = request.opened()
-        self._take(opened, request)
+            planner = request.opened()
+        self._take(planner, request)
         return self
 
     def reload(self) -> str | None:
@@ -129,13 +132,12 @@ class Dispatcher:
                 return "this dispatcher was not opened from a table"
             old = self._planner
             try:
-                opened = self._request.opened()
+                new = self._request.opened()
             except NsaTuneError as error:
                 problem = str(error)
             else:
-                new = opened.planner
                 if new.match is not Match.BASELINE or old.match is Match.BASELINE:
-                    self._opened, self._planner = opened, new
+                    self._planner = new
                     return None
                 problem = new.source
             _log.warning("not reloaded, %s goes on: %s", old.source, problem)
@@ -183,7 +185,7 @@ class Dispatcher:
     @property
     def table(self) -> Table | None:
         """The measurements; None when the engine's baseline answers."""
-        return self._opened.table
+        return self._planner.table
 
     # --- plans
 
@@ -206,7 +208,8 @@ class Dispatcher:
             UnknownName: when the mode has no such question.
             BatchError: when there is no such mode.
         """
-        return self._planner.chooser(name, _mode(mode))
+        choose = self.choosers((name,), mode)
+        return lambda batch: choose(batch)[0]
 
     def choosers(
         self, names: Sequence[str], mode: str = "extend"

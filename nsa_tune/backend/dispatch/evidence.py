@@ -41,8 +41,10 @@ class Decider(Protocol):
     def question(self, mode: Mode, name: str) -> tuple[Policy, Question]:
         """A question, and the policy that answers it."""
 
-    def chooser(self, name: str, mode: Mode) -> Callable[[Batch], str | None]:
-        """The function that answers a question."""
+    def choosers(
+        self, names: tuple[str, ...], mode: Mode
+    ) -> Callable[[Batch], tuple[str | None, ...]]:
+        """The function that answers questions."""
 
 
 def certified(reason: Reason, choice: Choice, planner: Decider, batch: Batch) -> Reason:
@@ -127,7 +129,7 @@ def _turns(name: str, planner: Decider, batch: Batch, wanted: set[str]) -> Mappi
     """
     if not wanted or (batch.captured and batch.mode is not Mode.EXTEND):
         return {}
-    choose = planner.chooser(name, batch.mode)
+    choose = planner.choosers((name,), batch.mode)
     nearest: dict[str, tuple[int, str]] = {}
     for axis in _AXES[batch.mode]:
         here = _size(batch, axis)
@@ -137,7 +139,7 @@ def _turns(name: str, planner: Decider, batch: Batch, wanted: set[str]) -> Mappi
                 other = moved(batch, axis, size)
                 if other is None or other.q_tokens > max(batch.q_tokens, _MOST_ROWS):
                     break
-                choice = choose(other)
+                (choice,) = choose(other)
                 if choice in wanted and step < nearest.get(choice, (_STEPS + 1, ""))[0]:
                     first = _first(batch, axis, choose, choice, last, size)
                     nearest[choice] = (step, f"{_amount(first, axis, batch)} instead of {here}")
@@ -201,13 +203,14 @@ def _equal_pairs(count: int, q_tokens: int, kv_tokens: int) -> float:
 
 
 def _first(
-    batch: Batch, axis: str, choose: Callable[[Batch], str | None], choice: str, near: int, far: int
-) -> int:
+    batch: Batch, axis: str, choose: Callable[[Batch], tuple[str | None, ...]], choice: str,
+    near: int, far: int,
+) -> int:  # fmt: skip
     """The size nearest to `near` on the way to `far` from which on `choice` wins."""
     while abs(far - near) > 1:
         middle = (near + far) // 2
         other = moved(batch, axis, middle)
-        if other is not None and choose(other) == choice:
+        if other is not None and choose(other) == (choice,):
             far = middle
         else:
             near = middle

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from nsa_tune._errors import NoTunedData, NsaTuneError, StoreError, UsageError
+from nsa_tune._errors import NoTunedData, NsaTuneError, StoreError
 from nsa_tune.backend.costmodel.policy import Policy
 from nsa_tune.backend.dispatch.environment import Environment
 from nsa_tune.backend.dispatch.fit_check import UNFIT
@@ -22,9 +22,8 @@ from nsa_tune.backend.dispatch.matching import (
 from nsa_tune.backend.dispatch.table_planner import Match, TablePlanner
 from nsa_tune.backend.hardware import detect
 from nsa_tune.backend.libraries.limits import probed_elsewhere
-from nsa_tune.backend.points import POINTS, lossy_named, points_for
-from nsa_tune.backend.types.point import Point, Setting
-from nsa_tune.backend.types.profiles import profile_of
+from nsa_tune.backend.points import POINTS, points_for
+from nsa_tune.backend.types.point import Setting
 from nsa_tune.backend.types.records import Device, StoredTable, Table
 from nsa_tune.db import places, search
 from nsa_tune.db import reader as tables
@@ -35,14 +34,6 @@ if TYPE_CHECKING:
     from nsa_tune.remote.fetching import Fetched
 
 _log = logging.getLogger(__name__)
-
-
-class Opened(NamedTuple):
-    """What answers, and the measurements behind it."""
-
-    planner: TablePlanner
-    table: Table | None
-    """None when the engine's baseline answers."""
 
 
 class _Found(NamedTuple):
@@ -69,43 +60,9 @@ class Request:
     """Without the device's facts and libraries, which a table has."""
     strict: bool
     baseline: Baseline
-    demote_failed: bool = False
+    demote_failed: bool
 
-    @classmethod
-    def of(
-        cls, db: str | Path | None, gpu: str | None, model: str, heads: int, kv_dtype: str,
-        strict: bool, baseline: Baseline, demote_failed: bool = False, layers: int | None = None,
-        allow_lossy: Collection[str] = (),
-    ) -> Request:  # fmt: skip
-        """The request of `Dispatcher.open`.
-
-        Raises:
-            UsageError: for an unknown model, KV dtype or lossy arm, or heads that do not divide
-                the model's.
-        """
-        profile = profile_of(model)
-        layout = profile.layout(kv_dtype)
-        profile.check_heads(heads)
-        if layers is not None and (type(layers) is not int or layers < 1):
-            raise UsageError(f"layers must be a positive whole number, got {layers!r}")
-        gpu = detect.local_device_name() if gpu is None else gpu
-        return cls(
-            None if db is None else Path(db),
-            tables.Wanted(gpu, model, heads, str(layout)),
-            Setting(
-                profile,
-                heads,
-                layout,
-                Device(gpu, ""),
-                layers=layers or 0,
-                lossy=lossy_named(allow_lossy),
-            ),
-            strict,
-            baseline,
-            demote_failed,
-        )
-
-    def opened(self) -> Opened:
+    def opened(self) -> TablePlanner:
         """What answers now, prepared, so that no request waits for it.
 
         Raises:
@@ -130,7 +87,7 @@ class Request:
         fits = False
         try:
             opened = replace(self, db=db)._opened(here, environment, problems)
-            fits = opened.planner.match is Match.EXACT
+            fits = opened.match is Match.EXACT
         finally:
             if environment.ask_for_tables and not fits:
                 self._ask_for_table(asked, here)
@@ -145,7 +102,9 @@ class Request:
         versions = {"driver": here.driver, "libraries": dict(here.libraries)}
         ask_for(served.address, {**self.wanted._asdict(), **versions})
 
-    def _opened(self, here: Here | None, environment: Environment, problems: list[str]) -> Opened:
+    def _opened(
+        self, here: Here | None, environment: Environment, problems: list[str]
+    ) -> TablePlanner:
         strict = self.strict or environment.assert_hit
         if not environment.disabled:
             failed = self._failed(here, environment)
@@ -212,14 +171,15 @@ class Request:
                 difference = f"measured on {table.head.key.gpu}, another GPU of {device.arch}"
                 yield _Found(table, Match.ARCHITECTURE, device, (difference,))
 
-    def _tuned(self, found: _Found, here: Here | None, environment: Environment) -> Opened:
+    def _tuned(self, found: _Found, here: Here | None, environment: Environment) -> TablePlanner:
         table = found.table.read()
         if not search.succeeded(table):
             raise NoTunedData("no measurement of it succeeded")
         setting = self._setting_of(table, found.device, here)
-        rows = table.measurements
-        policies = [Policy.fit(point, setting, rows) for point in self._points()]
-        return Opened(self._planner(found, setting, policies, environment), table)
+        planner = self._planner(setting, environment, _source(found), found.match, table)
+        if found.match is not Match.EXACT:
+            _log.warning("%s", planner.source)
+        return planner
 
     def _setting_of(self, table: Table, device: Device, here: Here | None) -> Setting:
         measured = dict(table.key.libraries)
@@ -230,40 +190,30 @@ class Request:
             limits_elsewhere=probed_elsewhere(limits, measured, libraries),
         )  # fmt: skip
 
-    def _points(self) -> list[Point]:
-        return points_for(self.setting.profile, (), POINTS)
-
     def _planner(
-        self, found: _Found, setting: Setting, policies: list[Policy], environment: Environment
-    ) -> TablePlanner:
-        planner = TablePlanner(
+        self, setting: Setting, environment: Environment, source: str, match: Match,
+        table: Table | None,
+    ) -> TablePlanner:  # fmt: skip
+        rows = () if table is None else table.measurements
+        points = points_for(setting.profile, (), POINTS)
+        return TablePlanner(
             setting,
-            policies,
-            source=_source(found),
-            match=found.match,
+            [Policy.fit(point, setting, rows) for point in points],
+            source=source,
+            match=match,
             baseline=self.baseline,
-            key=found.table.head.key,
+            table=table,
             forced=environment.forced,
         )
-        if found.match is not Match.EXACT:
-            _log.warning("%s", planner.source)
-        return planner
 
-    def _untuned(self, problem: str, here: Here | None, environment: Environment) -> Opened:
+    def _untuned(self, problem: str, here: Here | None, environment: Environment) -> TablePlanner:
         gpu = self.wanted.gpu
         _log.warning("%s answers, without measurements: %s", self.baseline.name, problem)
         device = detect.KNOWN.get(gpu) or Device(gpu, "cpu" if gpu == detect.cpu_name() else "")
         libraries = {} if here is None else dict(here.libraries)
         setting = replace(self.setting, device=device, libraries=libraries)
-        planner = TablePlanner(
-            setting,
-            [Policy.fit(point, setting, ()) for point in self._points()],
-            source=f"the baseline of {self.baseline.name}: {problem}",
-            match=Match.BASELINE,
-            baseline=self.baseline,
-            forced=environment.forced,
-        )
-        return Opened(planner, None)
+        source = f"the baseline of {self.baseline.name}: {problem}"
+        return self._planner(setting, environment, source, Match.BASELINE, None)
 
 
 def _different(table: Table, here: Here | None, failed: _Failed) -> Iterator[str]:

@@ -28,7 +28,7 @@ from nsa_tune.backend.dispatch.plan import (
 from nsa_tune.backend.types.batch import Batch, Mode
 from nsa_tune.backend.types.lengths import MAX_TOKENS
 from nsa_tune.backend.types.point import Question, Setting
-from nsa_tune.backend.types.records import Key
+from nsa_tune.backend.types.records import Table
 
 _CONTEXTS = 17
 """Context lengths at which a captured size is weighed when nobody says which will come."""
@@ -72,15 +72,17 @@ class TablePlanner:
         source: str,
         match: Match,
         baseline: Baseline,
-        key: Key | None = None,
+        table: Table | None = None,
         forced: Mapping[str, str] | None = None,
     ) -> None:
-        """`forced` has for a point the arm that is taken where it is allowed."""
+        """`forced` has for a point the arm that is taken where it is allowed; `table` are the
+        measurements behind the policies, None where the engine's baseline answers."""
         self.setting = setting
         self.source = source
         self.match = match
         self.baseline = baseline
-        self.key = key
+        self.table = table
+        self.key = None if table is None else table.key
         self.forced = dict(forced or {})
         self.policies = {policy.point.name: policy for policy in policies}
         asked = [self._asked(policy, policy.point.questions) for policy in self.policies.values()]
@@ -117,19 +119,10 @@ class TablePlanner:
         fields.update(derived._asdict())
         return Plan(batch=batch, _origin=origin, **fields)
 
-    def chooser(self, name: str, mode: Mode) -> Callable[[Batch], str | None]:
-        """The function for one field of the plans of this mode; batches of another take longer.
-
-        Raises:
-            UnknownName: when the mode has no such question.
-        """
-        choose = self.choosers((name,), mode)
-        return lambda batch: choose(batch)[0]
-
     def choosers(
         self, names: tuple[str, ...], mode: Mode
     ) -> Callable[[Batch], tuple[str | None, ...]]:
-        """The same for several fields at once.
+        """The function for these fields of the plans of this mode; batches of another take longer.
 
         Raises:
             UnknownName: when the mode has no such question.
