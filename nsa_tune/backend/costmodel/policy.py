@@ -16,7 +16,7 @@ from math import exp, inf
 from typing import NamedTuple, Self
 
 from nsa_tune._errors import NsaTuneError
-from nsa_tune.backend.costmodel.features import Features
+from nsa_tune.backend.costmodel.features import Features, Position
 from nsa_tune.backend.costmodel.fitting import Fitted, behind_a_cliff, fitted, own_rows
 from nsa_tune.backend.costmodel.model import Failures, LatencyModel
 from nsa_tune.backend.costmodel.regret import MARGIN, NARROW
@@ -181,14 +181,11 @@ class Policy:
 
         An arm with too few measurements is left out.
         """
-        try:
-            at = self.features.position(batch)
-        except (ArithmeticError, ValueError):
-            return {}
+        at = self._position(batch)
         estimates: dict[str, Estimate] = {}
         for arm in self.point.arms:
             surface = self.surfaces.get(arm.name)
-            estimate = None if surface is None else surface.estimate(at)
+            estimate = None if surface is None or at is None else surface.estimate(at)
             if estimate is not None:
                 estimates[arm.name] = estimate.plus(arm.surcharge_us(batch, self.setting))
         return estimates
@@ -203,13 +200,14 @@ class Policy:
 
     def rows_used(self, arm: str, batch: Batch) -> list[tuple[Measurement, float]]:
         """The measurements that the arm's estimate on `batch` is made of, with their weights."""
-        surface = self.surfaces.get(arm)
-        if surface is None:
-            return []
+        surface, at = self.surfaces.get(arm), self._position(batch)
+        return [] if surface is None or at is None else surface.rows_used(at)
+
+    def _position(self, batch: Batch) -> Position | None:
         try:
-            return surface.rows_used(self.features.position(batch))
+            return self.features.position(batch)
         except (ArithmeticError, ValueError):
-            return []
+            return None
 
     @cached_property
     def rows(self) -> tuple[Measurement, ...]:

@@ -154,19 +154,6 @@ class _Regime:
         weights = self._weights
         return max(sum(map(mul, weights, features), weights[-1]), self._least)
 
-    def latency_us(self, at: Position) -> float:
-        """The estimated time."""
-        return self._corrected(at, self._places.around(at.coordinates).weights)
-
-    def _corrected(self, at: Position, around: Sequence[tuple[int, float]]) -> float:
-        residuals = self._residuals
-        residual = 0.0
-        for i, weight in around:
-            residual += weight * residuals[i]
-        if len(around) > 1:
-            residual *= self._trust
-        return self._model(at.features) * exp(residual)
-
     def estimate(self, at: Position) -> Estimate:
         """The estimated time with its interval."""
         outside, around = self._places.around(at.coordinates)
@@ -175,7 +162,12 @@ class _Regime:
         half = noise if len(around) == 1 else max(noise, 2 * self.spread)
         if outside > 0:
             half = max(half, 2 * self.spread) * (_WIDER_OUTSIDE + outside)
-        latency_us, wide = self._corrected(at, around), exp(min(half, 20.0))
+        residual = 0.0
+        for i, weight in around:
+            residual += weight * self._residuals[i]
+        if len(around) > 1:
+            residual *= self._trust
+        latency_us, wide = self._model(at.features) * exp(residual), exp(min(half, 20.0))
         return Estimate(latency_us, latency_us / wide, latency_us * wide, outside > 0)
 
     def rows_used(self, at: Position) -> list[tuple[Measurement, float]]:
@@ -256,13 +248,8 @@ class Surface:
                 regimes[regime] = _Regime(places, [by_place[where] for where in locations])
         return cls(regimes)
 
-    def latency_us(self, at: Position) -> float | None:
-        """The estimated time, or None in a regime where too little was measured."""
-        regime = self._regimes.get(at.regime)
-        return None if regime is None else regime.latency_us(at)
-
     def estimate(self, at: Position) -> Estimate | None:
-        """As `latency_us`, with the interval."""
+        """The estimated time, or None in a regime where too little was measured."""
         regime = self._regimes.get(at.regime)
         return None if regime is None else regime.estimate(at)
 
