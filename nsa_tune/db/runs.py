@@ -15,7 +15,7 @@ from nsa_tune.backend.types.records import Status, Table
 from nsa_tune.db.connection import reading
 from nsa_tune.db.reader import columns_since, table_of, wanted_keys
 from nsa_tune.db.text_table import checked_measurement
-from nsa_tune.db.values import count_of, number_of, optional_text_of, text_of
+from nsa_tune.db.values import checked, count_of, number_of, optional_text_of, text_of
 
 _RUNS = (
     "SELECT runs.id, digest, arguments, started_at, ended_at, outcome, "
@@ -99,19 +99,21 @@ def runs_of(path: Path, most: int = 20) -> list[Run]:
         NoTunedData: when it is empty.
     """
     with _measured(path) as (connection, _):
-        return [_run(*row) for row in connection.execute(_RUNS, [most])]
+        return [Run(*checked(_RUN, row)) for row in connection.execute(_RUNS, [most])]
 
 
-def _run(
-    number: object, digest: object, arguments: object, started_at: object, ended_at: object,
-    outcome: object, measurements: object, failed: object, measured_at: object,
-) -> Run:  # fmt: skip
+def _words(arguments: object) -> dict[str, Any]:
     words = json.loads(text_of(arguments))
-    return Run(
-        count_of(number), text_of(digest), words if isinstance(words, dict) else {},
-        text_of(started_at), optional_text_of(ended_at), optional_text_of(outcome),
-        count_of(measurements), count_of(failed), optional_text_of(measured_at),
-    )  # fmt: skip
+    return words if isinstance(words, dict) else {}
+
+
+_RUN = (
+    count_of, text_of, _words, text_of, optional_text_of, optional_text_of, count_of, count_of,
+    optional_text_of,
+)  # fmt: skip
+
+
+_MEASURED = (count_of, text_of, text_of, text_of, text_of, number_of, text_of, text_of)
 
 
 def newest_of(path: Path, most: int = 20, *, failed: bool = False) -> list[Newest]:
@@ -123,17 +125,8 @@ def newest_of(path: Path, most: int = 20, *, failed: bool = False) -> list[Newes
     """
     ok = str(Status.OK) if failed else ""
     with _measured(path) as (connection, _):
-        return [_newest(*row) for row in connection.execute(_NEWEST, [ok, ok, most])]
-
-
-def _newest(
-    run: object, point: object, batch: object, arm: object, status: object, latency_us: object,
-    reason: object, measured_at: object,
-) -> Newest:  # fmt: skip
-    return Newest(
-        count_of(run), text_of(point), text_of(batch), text_of(arm), text_of(status),
-        number_of(latency_us), text_of(reason), text_of(measured_at),
-    )  # fmt: skip
+        rows = connection.execute(_NEWEST, [ok, ok, most])
+        return [Newest(*checked(_MEASURED, row)) for row in rows]
 
 
 def run_table(path: Path, number: int) -> Table:

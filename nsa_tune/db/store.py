@@ -6,7 +6,7 @@ import json
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import asdict, fields
+from dataclasses import asdict, astuple, dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from time import monotonic, sleep
@@ -26,7 +26,6 @@ from nsa_tune.db.reader import limits_of, table_of, wanted_keys
 from nsa_tune.db.rows import id_of, insert, insert_all
 from nsa_tune.db.schema.migrations import migrate
 from nsa_tune.db.text_table import checked_measurement
-from nsa_tune.db.units import UnitOfRun, put_units
 
 _BUSY_TIMEOUT_S = 30.0
 """How long to wait for another writer; a transaction here takes milliseconds."""
@@ -49,10 +48,25 @@ _LIMITS = (
     "SELECT name, value, past, found_at FROM limits JOIN runs ON runs.id = run_id "
     "WHERE key_id = ? ORDER BY limits.id"
 )
-_TIMES = (
-    "SELECT point, batch, arm, measured_at FROM newest WHERE key_id = ? "
-    "ORDER BY measured_at, measurement_id"
-)
+_UNIT = """
+    INSERT INTO units (run_id, unit, node, batches, ratio) VALUES (?, ?, ?, ?, ?)
+    ON CONFLICT (run_id, unit) DO UPDATE SET
+        node = excluded.node, batches = excluded.batches, ratio = excluded.ratio
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class UnitOfRun:
+    """What one of the equal devices that shared a run's batches did."""
+
+    unit: str
+    """A GPU's UUID, or the name of a CPU."""
+    node: str
+    """Name of its node in a cluster; empty on the host of the run."""
+    batches: int
+    """That it measured for the table."""
+    ratio: float | None
+    """Its time over the other units' on the same batches; None for a single unit."""
 
 
 class Store(AbstractContextManager["Store"]):
@@ -121,7 +135,7 @@ class Store(AbstractContextManager["Store"]):
         rows = [_row(run, at, row) for at, row in zip(measured_at, measurements, strict=True)]
         with self._writing():
             insert_all(self._connection, "measurements", rows)
-            put_units(self._connection, run, units)
+            self._connection.executemany(_UNIT, [(run, *astuple(unit)) for unit in units])
 
     def add_limits(self, run: int, limits: Mapping[str, tuple[int, str]]) -> None:
         """Store the limits that `run` found: name to (value, what happened behind it)."""
@@ -241,14 +255,11 @@ class Store(AbstractContextManager["Store"]):
             if number is None:
                 return []
             since = self._fresh_since(number)
-            newest = self._connection.execute(_TIMES, [number]).fetchall()
-            times = {(point, batch, arm): time for point, batch, arm, time in newest}
             table = table_of(self._connection, self.path, number, key)
-            rows = {(row.point, row.batch, row.arm): row for row in table.measurements}
             return [
-                rows[cell]
-                for cell, time in times.items()
-                if time >= max(since.get(cell[0], ""), since[""])
+                row
+                for row in sorted(table.measurements, key=table.time_of)
+                if table.time_of(row) >= max(since.get(row.point, ""), since[""])
             ]
 
     def _fresh_since(self, number: int) -> dict[str, str]:

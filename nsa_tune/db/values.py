@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from math import inf
+from typing import Any
 
 
 def text_of(value: object) -> str:
@@ -50,3 +52,12 @@ def count_of(value: object) -> int:
     if type(value) is not int or value < 0:
         raise ValueError(f"{value!r} is not a count")
     return value
+
+
+def checked(checks: Sequence[Callable[[object], Any]], row: Sequence[object]) -> list[Any]:
+    """The values of `row`, each by its own check.
+
+    Raises:
+        ValueError: when one is not what it should be.
+    """
+    return [check(value) for check, value in zip(checks, row, strict=True)]

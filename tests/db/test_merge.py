@@ -17,9 +17,8 @@ from hypothesis import strategies as st
 from nsa_tune._errors import StoreCorrupt, StoreError
 from nsa_tune.backend.types.records import Measurement
 from nsa_tune.db.checks import Check, read_checks
-from nsa_tune.db.exchange import import_text, write_text
+from nsa_tune.db.exchange import import_text, merge, write_text
 from nsa_tune.db.history import Limit, PastRun, order_of, read_histories
-from nsa_tune.db.merge import merge
 from nsa_tune.db.reader import read_database
 from nsa_tune.db.store import Store
 from nsa_tune.db.text_table import content_of, format_table

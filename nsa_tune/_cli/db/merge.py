@@ -18,7 +18,7 @@ from nsa_tune.remote.address import address_in
 from nsa_tune.reports.formats.plain import plain
 
 if TYPE_CHECKING:
-    from nsa_tune.db.merge import Merged
+    from nsa_tune.db.exchange import Merged
     from nsa_tune.db.store import Store
 
 
@@ -59,7 +59,7 @@ def merge(
 def merge_file(store: Store, path: Path) -> Merged:
     """Merge what is in `path`, unless it would spoil what is there."""
     from nsa_tune.backend.dispatch.fit_check import check_fit
-    from nsa_tune.db.merge import merge as merge_checked
+    from nsa_tune.db.exchange import merge as merge_checked
 
     text = path.suffix == ".tsv"
     for table in [read_text(path)] if text else reader.read_database(path):

@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 from nsa_tune.autotune.bench.job import Job
 from nsa_tune.backend.types.records import Measurement
-from nsa_tune.db.units import UnitOfRun
+from nsa_tune.db.store import UnitOfRun
 
 OUT_OF_LINE = 0.03
 """Healthy GPUs of one model are within 1 % of each other. Beyond this, one has a problem."""

@@ -13,8 +13,7 @@ from nsa_tune._errors import StoreError, StoreReadOnly
 from nsa_tune.backend.types.counted import counted
 from nsa_tune.backend.types.records import Device, Key, Measurement, Table
 from nsa_tune.db.exchange import write_text
-from nsa_tune.db.store import Store
-from nsa_tune.db.units import UnitOfRun
+from nsa_tune.db.store import Store, UnitOfRun
 
 _log = logging.getLogger(__name__)
 

@@ -22,8 +22,7 @@ from nsa_tune.autotune.search.schedule import MakeSchedule
 from nsa_tune.autotune.worker.messages import Ready
 from nsa_tune.backend.types.point import Point
 from nsa_tune.backend.types.records import Measurement, Status
-from nsa_tune.db.store import Store
-from nsa_tune.db.units import UnitOfRun
+from nsa_tune.db.store import Store, UnitOfRun
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,9 +17,8 @@ from nsa_tune.autotune.runner.row_writer import RowWriter, flush_all
 from nsa_tune.db import store as store_module
 from nsa_tune.db.exchange import import_text
 from nsa_tune.db.reader import read_database
-from nsa_tune.db.store import Store
+from nsa_tune.db.store import Store, UnitOfRun
 from nsa_tune.db.text_table import read_text
-from nsa_tune.db.units import UnitOfRun
 from tests.records import DEVICE, KEY, failed, ok
 
 ROWS = [ok("extend:0+128"), failed("extend:0+128", "mla", "no kernel")]
