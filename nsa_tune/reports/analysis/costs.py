@@ -31,10 +31,10 @@ def cost_of_choice(cells: Sequence[Cell]) -> Cost | None:
     return _cost([(cell, cell.cost(cell.choice)) for cell in cells])
 
 
-def worst_first(cells: Sequence[Cell], *, free_too: bool = False) -> list[tuple[Cell, float]]:
-    """(cell, cost of the baseline), worst first; with `free_too` also those that cost nothing."""
+def worst_first(cells: Sequence[Cell]) -> list[tuple[Cell, float]]:
+    """(cell, cost of the baseline), worst first, where it costs something."""
     costs = [(cell, cost) for cell in cells if (cost := cell.cost(cell.default)) is not None]
-    costly = [(cell, cost) for cell, cost in costs if free_too or cost > 1]
+    costly = [(cell, cost) for cell, cost in costs if cost > 1]
     return sorted(costly, key=lambda pair: (-pair[1], pair[0].word))
 
 

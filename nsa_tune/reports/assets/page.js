@@ -27,9 +27,7 @@
   }
 
   function unpack(columns) {
-    const fields = Object.entries(columns).map(([name, column]) => [
-      name, Array.isArray(column) ? column : column.at.map((i) => column.words[i]),
-    ]);
+    const fields = Object.entries(columns);
     const count = fields.length ? fields[0][1].length : 0;
     return Array.from({ length: count }, (_, i) =>
       Object.fromEntries(fields.map(([name, column]) => [name, column[i]])),

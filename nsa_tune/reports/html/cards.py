@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from html import escape
 from typing import Any
 
 from nsa_tune.reports.analysis.answer import less_than_one
 from nsa_tune.reports.analysis.crossovers import Line
 from nsa_tune.reports.analysis.report import QuestionReport, Report, Section
-from nsa_tune.reports.analysis.words import question_title
 from nsa_tune.reports.charts.rows import facet_of, map_cells, map_rows, map_size
 from nsa_tune.reports.formats.display_tables import (
     BASIS,
     DEMONSTRATION,
     NO_ANSWER,
-    DisplayTable,
     choices_table,
     cost_sentence,
     cost_table,
@@ -136,26 +134,9 @@ def _costs(section: Section, baseline: str) -> Iterator[str]:
         yield article("cost", "<p>Nothing to compare: no batch was measured with two choices, or "
                       f"what {escape(baseline)} takes was not measured.</p>")  # fmt: skip
         return
-    yield article("cost", heading(table) + html_table(table))
-    for question in section.questions:
-        worst = _without_question(worst_table([question], baseline, _WORST))
-        if worst.rows:
-            yield article(
-                "cost",
-                f"<h3>{escape(question_title(question.name))}</h3>"
-                f"<p>{escape(cost_sentence(question, baseline))}</p>"
-                f"{note('The worst batches first:')}{html_table(worst)}",
-            )
-
-
-def _without_question(table: DisplayTable) -> DisplayTable:
-    """`table` without the column of the question, which the card's title names."""
-    return replace(
-        table,
-        columns=table.columns[1:],
-        rows=tuple(row[1:] for row in table.rows),
-        numeric=frozenset(column - 1 for column in table.numeric),
-    )
+    for shown in (table, worst_table(section.questions, baseline, _WORST)):
+        if shown.rows:
+            yield article("cost", heading(shown) + html_table(shown))
 
 
 # --- where the time goes

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from nsa_tune.reports.analysis.crossovers import Line
@@ -59,14 +58,4 @@ def _line(question: QuestionReport, line: Line) -> dict[str, Any]:
 
 def _columns(rows: Rows) -> dict[str, Any]:
     """`rows` as columns: field names occur once, and similar neighbours compress well."""
-    return {field: _column([row[field] for row in rows]) for field in (rows[0] if rows else ())}
-
-
-def _column(values: Sequence[Any]) -> Any:
-    """The values; repeated texts as indices into a list of the different ones."""
-    if not all(isinstance(value, str) for value in values):
-        return values
-    words = {word: i for i, word in enumerate(dict.fromkeys(values))}
-    if len(words) == len(values):
-        return values
-    return {"words": list(words), "at": [words[value] for value in values]}
+    return {field: [row[field] for row in rows] for field in (rows[0] if rows else ())}
