@@ -10,7 +10,7 @@ from rich.progress import Progress as RichProgress
 from rich.table import Column
 from rich.text import Text
 
-from nsa_tune.autotune.runner.progress import Incident, Progress, RemainingTime, Stored
+from nsa_tune.autotune.runner.progress import Incident, Progress, Stored
 from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.counted import counted
 from nsa_tune.backend.types.point import Setting
@@ -21,6 +21,11 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _LINE_EVERY_S = 10.0
+_PACE_S = 10.0
+"""The latest seconds, whose batches tell the pace of the rest: a kernel that compiles says nothing
+of it."""
+_FEWEST = 8
+"""Batches up to which a pace means nothing."""
 _LONGEST_NAME = 40
 """Of a batch, in characters."""
 
@@ -77,17 +82,23 @@ class LineProgress(RunProgress):
     def __init__(self, console: Console) -> None:
         super().__init__(console)
         self._next_line_at = _LINE_EVERY_S
-        self._remaining = RemainingTime()
+        self._seconds = 0.0
+        self._pace = RichProgress(
+            disable=True, speed_estimate_period=_PACE_S, get_time=lambda: self._seconds
+        )
+        # Without a total: when that changes, rich forgets the pace.
+        self._task = self._pace.add_task("", total=None)
 
     def batch(self, stored: Stored) -> None:
         """Also prints a line, every ten seconds and at the end."""
         super().batch(stored)
         done, total, seconds = stored.done, stored.total, stored.seconds
-        self._remaining.add(seconds)
+        self._seconds = seconds
+        self._pace.update(self._task, completed=done)
         if seconds >= self._next_line_at or done == total:
             self._next_line_at = seconds + _LINE_EVERY_S
-            left_s = self._remaining.estimate_s(total - done) if done < total else None
-            left = "" if left_s is None else f", about {left_s:.0f} s more"
+            speed = self._pace.tasks[0].speed if _FEWEST < done < total else None
+            left = f", about {(total - done) / speed:.0f} s more" if speed else ""
             self._say(
                 f"{_count(done, total)}, {seconds:.0f} s{left}{self.failures()}"
                 f"; {stored.point.name}"
@@ -140,17 +151,13 @@ def _short(batch: Batch) -> str:
     return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 3]}..."
 
 
-class _Silent(RunProgress):
-    def _say(self, text: str) -> None:
-        del text
-
-
 def progress_for(
     console: Console, *, quiet: bool
 ) -> tuple[RunProgress, AbstractContextManager[object]]:
     """The progress for `console`, and the context manager that displays it."""
     if quiet:
-        return _Silent(console), nullcontext()
+        console.quiet = True
+        return RunProgress(console), nullcontext()
     if console.is_terminal:
         bar = BarProgress(console)
         return bar, bar.bar

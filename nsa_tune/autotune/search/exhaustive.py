@@ -12,12 +12,6 @@ from nsa_tune.autotune.workload.weighted_batches import WeightedBatch
 from nsa_tune.backend.types.point import Point, Setting
 from nsa_tune.backend.types.records import Measurement
 
-_LAST = 32
-"""The last jobs go largest first, so that several devices finish at about the same time: a large
-batch takes a second, a small one a tenth of it."""
-_MANY = 4 * _LAST
-"""With fewer jobs all keep the grid's order, coarse batches first: a run may end early."""
-
 
 class Exhaustive(FixedSchedule):
     """Measures every batch on which at least two arms may run. Points take turns."""
@@ -29,14 +23,7 @@ class Exhaustive(FixedSchedule):
         measured = {(row.point, row.batch, row.arm) for row in stored}
         queues = [list(_missing(point, setting, trace, measured)) for point in points]
         jobs = [job for turn in zip_longest(*queues) for job in turn if job is not None]
-        if len(jobs) >= _MANY:
-            jobs[-_LAST:] = sorted(jobs[-_LAST:], key=_size, reverse=True)
         super().__init__(jobs)
-
-
-def _size(job: Job) -> tuple[int, int]:
-    """Sorts jobs roughly by the time that they take."""
-    return job.batch.q_tokens, job.batch.kv_tokens
 
 
 def _missing(

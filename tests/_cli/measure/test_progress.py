@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 
 import pytest
 from rich.console import Console
@@ -78,6 +79,19 @@ def test_the_time_left_goes_by_the_latest_batches() -> None:
 
     assert "1 batch measured, about 39 left, 31 s; toy" in _text(progress)
     assert "11 batches measured, about 29 left, 41 s, about 29 s more; toy" in _text(progress)
+
+
+def test_slow_first_batches_and_pauses_say_nothing_of_the_time_left() -> None:
+    progress, _ = progress_for(_console(terminal=False), quiet=False)
+    ends_s = [20.0, 35.0, 41.0, *(41.0 + i / 10 for i in range(1, 200))]
+    ends_s += [end_s + 30.0 for end_s in (61.0 + i / 10 for i in range(1, 200))]
+
+    for done, seconds in enumerate(ends_s, start=1):
+        progress.batch(Stored(done, done + 60, POINT, BATCH, _rows(10.0), seconds))
+
+    left = re.findall(r"about (\d+) s more", _text(progress))
+    assert len(left) == 3
+    assert set(left[1:]) == {"6"}
 
 
 def test_a_line_is_short_whatever_the_batch_is() -> None:

@@ -7,7 +7,6 @@ from dataclasses import replace
 from nsa_tune.autotune.bench.job import Job
 from nsa_tune.autotune.search.exhaustive import Exhaustive
 from nsa_tune.autotune.search.schedule import Schedule
-from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.layouts import KVLayout
 from nsa_tune.backend.types.point import Setting
 from nsa_tune.backend.types.profiles import profile_of
@@ -58,15 +57,3 @@ def test_measured_arms_are_left_out_and_so_are_batches_without_others() -> None:
     assert str(found[0].batch) == second
     assert [arm.name for arm in found[0].arms] == ["fast"]
     assert len(found) == 3
-
-
-def test_the_last_jobs_of_a_large_grid_go_largest_first() -> None:
-    grid = [Batch.decode([8 + i] * (1 + i % 3)) for i in range(200)]
-    point = replace(runnable("fast", "slow"), grid=lambda setting: grid)
-
-    found = [job.batch for job in jobs(Exhaustive([point], SETTING, []))]
-
-    assert found[:-32] == grid[:-32]
-    sizes = [(batch.q_tokens, batch.kv_tokens) for batch in found[-32:]]
-    assert sizes == sorted(sizes, reverse=True)
-    assert set(found) == set(grid)
