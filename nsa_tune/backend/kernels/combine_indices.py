@@ -19,21 +19,20 @@ def combined_width(window: int, extra: int) -> int:
 def combine_indices_reference(
     window: torch.Tensor,
     window_lengths: torch.Tensor,
-    extra: torch.Tensor | None,
-    extra_lengths: torch.Tensor | None,
+    extra: torch.Tensor,
+    extra_lengths: torch.Tensor,
     shift: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`combine_indices` in plain torch, on any device."""
-    width = combined_width(window.shape[1], 0 if extra is None else extra.shape[1])
+    width = combined_width(window.shape[1], extra.shape[1])
     out = torch.full((window.shape[0], width), -1, dtype=torch.int32, device=window.device)
     lengths = window_lengths.clone()
     for row, count in enumerate(window_lengths.tolist()):
         out[row, :count] = window[row, :count]
-        if extra is not None and extra_lengths is not None:
-            more = int(extra_lengths[row])
-            chosen = extra[row, :more]
-            out[row, count : count + more] = torch.where(chosen >= 0, chosen + shift, -1)
-            lengths[row] += more
+        more = int(extra_lengths[row])
+        chosen = extra[row, :more]
+        out[row, count : count + more] = torch.where(chosen >= 0, chosen + shift, -1)
+        lengths[row] += more
     return out, lengths
 
 
@@ -67,8 +66,8 @@ def _combine_kernel(
 def combine_indices(
     window: torch.Tensor,
     window_lengths: torch.Tensor,
-    extra: torch.Tensor | None,
-    extra_lengths: torch.Tensor | None,
+    extra: torch.Tensor,
+    extra_lengths: torch.Tensor,
     shift: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Each token's window indices, then its extra ones moved behind all `shift` window tokens.
@@ -77,7 +76,6 @@ def combine_indices(
         window: [tokens, columns] int32, indices of window tokens, rows contiguous.
         window_lengths: [tokens] int32: leading ones that count.
         extra: [tokens, columns] int32, indices of extra tokens, rows contiguous; -1 stays -1.
-            None for a layer that attends to its window only.
         extra_lengths: [tokens] int32: leading ones that count.
         shift: window tokens that lie before the extra ones.
 
@@ -85,15 +83,13 @@ def combine_indices(
         [tokens, a multiple of 128] int32, -1 behind the end, and [tokens] int32: how many count.
     """
     rows = window.shape[0]
-    width = combined_width(window.shape[1], 0 if extra is None else extra.shape[1])
+    width = combined_width(window.shape[1], extra.shape[1])
     out = torch.empty(rows, width, dtype=torch.int32, device=window.device)
     lengths = torch.empty_like(window_lengths)
     each, warps = _SHAPE
-    with_extra = extra is not None and extra_lengths is not None
     _combine_kernel[(triton.cdiv(rows, each), width // _COLUMNS)](
-        window, window_lengths, extra if with_extra else window,
-        extra_lengths if with_extra else window_lengths, out, lengths,
-        rows, width, window.stride(0), extra.stride(0) if extra is not None else 0, shift,
-        EXTRA=with_extra, ROWS=each, COLUMNS=_COLUMNS, num_warps=warps,
+        window, window_lengths, extra, extra_lengths, out, lengths,
+        rows, width, window.stride(0), extra.stride(0), shift,
+        EXTRA=True, ROWS=each, COLUMNS=_COLUMNS, num_warps=warps,
     )  # fmt: skip
     return out, lengths

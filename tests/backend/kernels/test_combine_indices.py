@@ -52,18 +52,6 @@ def test_the_kernel_equals_the_reference_on_uneven_lengths(
     assert torch.equal(lengths.cpu(), expected[1])
 
 
-def test_the_kernel_combines_a_window_alone(kernel_device: torch.device) -> None:
-    window, lengths = part(7, 128, 1000, 3)
-
-    indices, counted = combine_indices(
-        window.to(kernel_device), lengths.to(kernel_device), None, None, shift=1000
-    )
-
-    expected = combine_indices_reference(window, lengths, None, None, 1000)
-    assert torch.equal(indices.cpu(), expected[0])
-    assert torch.equal(counted.cpu(), lengths)
-
-
 def test_an_empty_extra_index_stays_empty(kernel_device: torch.device) -> None:
     window, one = torch.zeros(1, 128).int(), torch.ones(1).int()
     extra = torch.full((1, 64), -1).int()

@@ -63,36 +63,24 @@ Q = torch.zeros(3, 64, 576, dtype=torch.bfloat16)
 INDICES = torch.zeros(3, 1, 128, dtype=torch.int32)
 
 
-def two_pools(sink: torch.Tensor) -> torch.Tensor:
-    lengths = torch.ones(3, dtype=torch.int32)
-    return flash_mla.sparse_decode_two_pools(
-        Q[:, None], Q, INDICES, lengths, Q, INDICES, lengths, 0.1, sink, flash_mla.new_schedule()
-    )
-
-
 def test_v32_and_v4_formats_take_the_legacy_kernels_where_there_is_a_switch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     calls = use(monkeypatch)
     flash_mla.sparse_forward(Q, Q, INDICES, 0.1, None)
     flash_mla.sparse_decode(Q[:, None], Q, INDICES, 0.1, flash_mla.new_schedule())
-    two_pools(torch.zeros(64))
 
-    assert [call["use_legacy"] for call in calls] == [True, True, True]
+    assert [call["use_legacy"] for call in calls] == [True, True]
 
 
 def test_the_window_and_the_compressed_tokens_are_two_pools_of_one_call(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    calls = use(monkeypatch)
-    sink = torch.zeros(64)
-    two_pools(sink)
+    calls, schedule = use(monkeypatch), flash_mla.new_schedule()
+    flash_mla.sparse_decode(Q[:, None], Q, INDICES, 0.1, schedule, extra_k_cache=Q)
 
     (call,) = calls
-    assert call["attn_sink"] is sink
     assert call["extra_k_cache"] is Q
-    assert call["extra_indices_in_kvcache"] is INDICES
-    assert call["topk_length"].tolist() == call["extra_topk_length"].tolist() == [1, 1, 1]
     assert (call["block_table"], call["cache_seqlens"]) == (None, None)
 
 
@@ -200,20 +188,6 @@ def test_fa3_reads_pages_of_one_token_with_the_selection_as_their_table(
     assert given["k_cache"].data_ptr() == POOL.data_ptr() + 512 * POOL.element_size()
     assert (given["cache_seqlens"], given["cu_seqlens_q"]) == (lengths, starts)
     assert (given["max_seqlen_q"], given["causal"], given["softmax_scale"]) == (1, True, 0.1)
-
-
-def test_fa3_without_lengths_takes_every_row_as_a_whole_selection(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    seen = use_sgl_kernel(monkeypatch)
-    out = sglang_kernel.fa3_sparse(NOPE, ROPE, POOL, PAGES, None, None, 0.1, splits=4)
-
-    ((_, given),) = seen
-    assert out.shape == NOPE.shape
-    assert given["q"].shape == (3, 1, 16, 64)
-    assert given["qv"].shape == (3, 1, 16, 512)
-    assert given["num_splits"] == 4
-    assert not {"cache_seqlens", "cu_seqlens_q", "max_seqlen_q"} & given.keys()
 
 
 def test_tilelang_gets_one_kv_head_and_gives_back_its_batch_dimension(
@@ -362,8 +336,8 @@ def test_sglangs_top_k_takes_2048_and_its_operands_in_order(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     seen = use_sgl_kernel(monkeypatch)
-    scores, lengths, starts = (torch.zeros(1) for _ in range(3))
-    sglang_kernel.topk(scores, lengths, starts)
+    scores, lengths = torch.zeros(1), torch.zeros(1)
+    sglang_kernel.topk(scores, lengths)
 
     ((given, _),) = seen
-    assert given == ("sgl_kernel.top_k.fast_topk_v2", scores, lengths, 2048, starts)
+    assert given == ("sgl_kernel.top_k.fast_topk_v2", scores, lengths, 2048, None)

@@ -62,22 +62,23 @@ def values(pool: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
     return torch.cat((latent * torch.exp2(scale - 127)[..., None], rope), dim=-1)
 
 
-def sparse_decode_two_pools(
-    q: torch.Tensor, pool: torch.Tensor, indices: torch.Tensor, lengths: torch.Tensor,
-    extra_pool: torch.Tensor, extra_indices: torch.Tensor, extra_lengths: torch.Tensor,
-    scale: float, sink: torch.Tensor, schedule: object,
+def sparse_decode(
+    q: torch.Tensor, pool: torch.Tensor, indices: torch.Tensor, scale: float, schedule: object,
+    *, topk_length: torch.Tensor, attn_sink: torch.Tensor, extra_k_cache: torch.Tensor,
+    extra_indices_in_kvcache: torch.Tensor, extra_topk_length: torch.Tensor,
 ) -> torch.Tensor:  # fmt: skip
     assert schedule is not None
     assert q.shape[1] == 1 and q.shape[2] in (64, 128)
     parts, counts = [], []
     for tokens, chosen, length in (
-        (pool, indices[:, 0], lengths), (extra_pool, extra_indices[:, 0], extra_lengths),
+        (pool, indices[:, 0], topk_length),
+        (extra_k_cache, extra_indices_in_kvcache[:, 0], extra_topk_length),
     ):  # fmt: skip
         assert tokens.shape[2:] == (1, RANK + 2 * ROPE + 8)
         assert chosen.shape[1] % 64 == 0 and int(length.min()) >= 1
         parts.append(values(tokens, chosen))
         counts.append(leading(chosen, length))
-    out = attention(q[:, 0], torch.cat(parts, 1), torch.cat(counts, 1), scale, sink)
+    out = attention(q[:, 0], torch.cat(parts, 1), torch.cat(counts, 1), scale, attn_sink)
     return out[:, None]
 
 
@@ -89,7 +90,7 @@ def test_a_kernel_arm_passes_what_its_kernel_reads(
     ratio: int, arm: str, batch: Batch, heads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(flash_mla, "sparse_forward", sparse_forward)
-    monkeypatch.setattr(flash_mla, "sparse_decode_two_pools", sparse_decode_two_pools)
+    monkeypatch.setattr(flash_mla, "sparse_decode", sparse_decode)
     monkeypatch.setattr(flash_mla, "new_schedule", object)
     case = V4PrefillCase(batch, replace(TINY, heads=heads), ratio, torch.device("cpu"))
     output = POINTS[f"v4_prefill_c{ratio}"].arm(arm).build(case)()
@@ -103,11 +104,12 @@ def test_the_layers_of_a_pass_share_a_schedule_and_the_first_makes_it(
 ) -> None:
     given = []
 
-    def kernel(q: torch.Tensor, *operands: object) -> torch.Tensor:
+    def kernel(q: torch.Tensor, *operands: object, **more: object) -> torch.Tensor:
+        del more
         given.append(operands[-1])
         return q
 
-    monkeypatch.setattr(flash_mla, "sparse_decode_two_pools", kernel)
+    monkeypatch.setattr(flash_mla, "sparse_decode", kernel)
     monkeypatch.setattr(flash_mla, "new_schedule", object)
     case = V4PrefillCase(BATCHES[1], TINY, 4, torch.device("cpu"))
     arm = POINTS["v4_prefill_c4"].arm("with_kvcache")

@@ -67,68 +67,36 @@ def new_schedule() -> Any:
 
 
 def sparse_decode(
-    q: torch.Tensor, pool: torch.Tensor, indices: torch.Tensor, scale: float, schedule: Any
-) -> torch.Tensor:
-    """flash_mla_with_kvcache over a packed fp8 pool.
+    q: torch.Tensor, pool: torch.Tensor, indices: torch.Tensor, scale: float, schedule: Any,
+    **more: torch.Tensor,
+) -> torch.Tensor:  # fmt: skip
+    """flash_mla_with_kvcache over a packed fp8 pool, or over V4's window and compressed tokens.
 
     SGLang gives each query a row of its own (`dsa_backend.py`, `_forward_flashmla_kv`). vLLM
     gives all queries of a mixed batch one row, and those of a decoding sequence one each
     (0.33.0 `v1/attention/backends/mla/flashmla_sparse.py:1259, 1087`).
 
     Args:
-        q: [rows, queries a row, 64 or 128, 576] bf16.
-        pool: [pages, page size, 1, 656] e4m3.
+        q: [rows, queries a row, 64 or 128, 576 or 512] bf16.
+        pool: [pages, page size, 1, 656] e4m3, or V4's [pages, page size, 1, 584] uint8 with pages
+            padded to a multiple of 576 bytes.
         indices: [rows, queries a row, topk] int32 slots of the pool, -1 where empty.
         scale: softmax scale.
         schedule: of `new_schedule`.
+        more: of V4, with rows of one query: `topk_length` [rows] int32, how many leading indices
+            count; `extra_k_cache`, as `pool` and of any page size, `extra_indices_in_kvcache` and
+            `extra_topk_length`; `attn_sink` [heads] fp32, a logit without a value.
 
     Returns:
         [rows, queries a row, heads, 512] bf16.
     """
-    return _with_kvcache(q, pool, indices, scale, schedule)
-
-
-def sparse_decode_two_pools(
-    q: torch.Tensor,
-    pool: torch.Tensor,
-    indices: torch.Tensor,
-    lengths: torch.Tensor,
-    extra_pool: torch.Tensor | None,
-    extra_indices: torch.Tensor | None,
-    extra_lengths: torch.Tensor | None,
-    scale: float,
-    sink: torch.Tensor,
-    schedule: Any,
-) -> torch.Tensor:
-    """flash_mla_with_kvcache over V4's window and compressed tokens.
-
-    Args:
-        q: [rows, 1, 64 or 128, 512] bf16.
-        pool: [pages, page size, 1, 584] uint8, pages padded to a multiple of 576 bytes.
-        indices: [rows, 1, a multiple of 64] int32 slots of the pool, -1 where empty.
-        lengths: [rows] int32, how many leading indices count.
-        extra_pool: as `pool`, of any page size; None where a layer has no compressed tokens.
-        extra_indices: [rows, 1, a multiple of 64] int32 slots of the extra pool.
-        extra_lengths: [rows] int32.
-        scale: softmax scale.
-        sink: [heads] fp32, a logit that takes part in the softmax and has no value.
-        schedule: of `new_schedule`.
-
-    Returns:
-        [rows, 1, heads, 512] bf16.
-    """
-    return _with_kvcache(
-        q,
-        pool,
-        indices,
-        scale,
-        schedule,
-        attn_sink=sink,
-        extra_k_cache=extra_pool,
-        extra_indices_in_kvcache=extra_indices,
-        topk_length=lengths,
-        extra_topk_length=extra_lengths,
-    )
+    out: torch.Tensor = _module().flash_mla_with_kvcache(
+        q=q, k_cache=pool, block_table=None, cache_seqlens=None, head_dim_v=512,
+        tile_scheduler_metadata=schedule, num_splits=None, softmax_scale=scale,
+        is_fp8_kvcache=True, indices=indices, **more,
+        **_legacy_keywords("flash_mla_with_kvcache"),
+    )[0]  # fmt: skip
+    return out
 
 
 def dense_decode(
@@ -156,25 +124,4 @@ def dense_decode(
         q, pool, block_table, lengths, 512, schedule, None, scale, True,
         **_legacy_keywords("flash_mla_with_kvcache"),
     )[0]  # fmt: skip
-    return out
-
-
-def _with_kvcache(
-    q: torch.Tensor, pool: torch.Tensor, indices: torch.Tensor, scale: float, schedule: Any,
-    **more: torch.Tensor | None,
-) -> torch.Tensor:  # fmt: skip
-    out: torch.Tensor = _module().flash_mla_with_kvcache(
-        q=q,
-        k_cache=pool,
-        block_table=None,
-        cache_seqlens=None,
-        head_dim_v=512,
-        tile_scheduler_metadata=schedule,
-        num_splits=None,
-        softmax_scale=scale,
-        is_fp8_kvcache=True,
-        indices=indices,
-        **more,
-        **_legacy_keywords("flash_mla_with_kvcache"),
-    )[0]
     return out

@@ -100,9 +100,10 @@ def _with_kvcache(case: V4PrefillCase, schedule: Callable[[], Any]) -> Callable[
     lengths, extra_lengths = case.window_lengths, case.extra_lengths.clamp_min(1)
 
     def run() -> torch.Tensor:
-        out = flash_mla.sparse_decode_two_pools(
-            pad()[:, None], case.window_pool.rows, indices, lengths, case.extra_pool.rows, extra,
-            extra_lengths, case.profile.softmax_scale, sink, schedule(),
+        out = flash_mla.sparse_decode(
+            pad()[:, None], case.window_pool.rows, indices, case.profile.softmax_scale, schedule(),
+            topk_length=lengths, attn_sink=sink, extra_k_cache=case.extra_pool.rows,
+            extra_indices_in_kvcache=extra, extra_topk_length=extra_lengths,
         )  # fmt: skip
         return out[:, 0, : case.heads]
 
