@@ -83,21 +83,21 @@ def _fa3(batch: Batch, heads: int, sms: int) -> tuple[float, float, float]:
     if rows < _FULL * sms and longest > _NEVER_SPLIT:
         most = schedules.filling_parts(rows, sms, min(longest, sms, _MOST_PARTS))
     shapes = [
-        (-(-(prefix + new) // schedules.BLOCK), -(-new * heads // _TILE), prefix + new, new, same)
+        (-(-(prefix + new) // schedules.BLOCK), -(-new * heads // _TILE), prefix, new, same)
         for prefix, new, same in schedules.sequences(batch)
     ]
     total = sum([blocks * tiles * same for blocks, tiles, _, _, same in shapes])
     share = -(-total * 11 // (10 * sms))
     runs, merged, split = [], 0, 0
-    for blocks, tiles, kv, new, same in shapes:
+    for blocks, tiles, prefix, new, same in shapes:
         parts = max(min(-(-blocks // share), most), 1)
-        runs.append((-(-blocks // parts) - tiles, tiles, kv, same, parts))
+        runs.append((-(-blocks // parts) - tiles, tiles, prefix, new, same, parts))
         if parts > 1:
             merged, split = merged + new * same * parts, max(split, parts)
     pieces = [
         (_length(end / parts), count * parts)
-        for _, tiles, kv, same, parts in sorted(runs, reverse=True)
-        for end, count in _tiles(tiles, kv, _TILE / heads, same)
+        for _, tiles, prefix, new, same, parts in sorted(runs, reverse=True)
+        for end, count in _tiles(tiles, prefix, new, _TILE / heads, same)
     ]
     return schedules.dealt(pieces, sms), float(merged), float(split)
 
@@ -107,13 +107,16 @@ def _length(keys: float) -> float:
     return -(-keys // schedules.BLOCK) * schedules.BLOCK + _BEGUN
 
 
-def _tiles(tiles: int, kv: int, width: float, same: int) -> Iterator[tuple[float, int]]:
+def _tiles(
+    tiles: int, prefix: int, new: int, width: float, same: int
+) -> Iterator[tuple[float, int]]:
     """(keys, how many) of the tiles of `same` sequences, the last ones first; of many the means of
     some together."""
     groups, begun = min(tiles, _GROUPS), 0
     for i in range(1, groups + 1):
         end = tiles * i // groups
-        yield kv - width * (begun + end - 1) / 2, (end - begun) * same
+        seen = width * (tiles - (begun + end - 1) / 2)
+        yield prefix + min(seen, new), (end - begun) * same
         begun = end
 
 
@@ -130,7 +133,7 @@ def _flash_mla(batch: Batch, heads: int, sms: int) -> tuple[float, float, float]
     )
     if tiles > sms // 2:
         # The last queries see the most keys, and theirs come last.
-        last = list(_tiles(tiles, batch.kv_tokens, _TILE * count / heads, 1))
+        last = list(_tiles(tiles, batch.prefix_tokens, batch.q_tokens, _TILE * count / heads, 1))
         pieces = [(_length(end / count) * count, each) for end, each in reversed(last)]
         return schedules.dealt(pieces, sms), 0.0, 0.0
     piece = -(-blocks // (sms // tiles))
@@ -149,7 +152,7 @@ def _flashinfer(batch: Batch, heads: int, sms: int) -> tuple[float, float, float
     runs = [
         (end, count, min(width, new))
         for prefix, new, same in schedules.sequences(batch)
-        for end, count in _tiles(-(-new * heads // (pair * _TILE)), prefix + new, width, same)
+        for end, count in _tiles(-(-new * heads // (pair * _TILE)), prefix, new, width, same)
     ]
     even = -(-sum(end * count for end, count, _ in runs) // slots)
     piece = next((most for least, most in _PIECES if even <= least), -(-even // 256) * 256)
