@@ -44,12 +44,12 @@ DENSE = {
 }
 DENSE_FILE = FOLDER / "h200_seed5151.zip"
 DENSE_BOUNDS = {
-    "prefill_path": (0.2, 15), "mha_kernel": (0.5, 40), "absorbed_prefill": (0.6, 30),
+    "prefill_path": (0.2, 15), "mha_kernel": (0.4, 20), "absorbed_prefill": (0.6, 30),
     "decode": (0.5, 10),
 }  # fmt: skip
 """Mean and worst regret of batches left out, in percent."""
 DENSE_HELD_OUT_BOUNDS = {
-    "prefill_path": (0.1, 1), "mha_kernel": (0.7, 15), "absorbed_prefill": (0.7, 15),
+    "prefill_path": (0.1, 1), "mha_kernel": (0.5, 12), "absorbed_prefill": (0.4, 10),
     "decode": (0.5, 10),
 }  # fmt: skip
 """The same of batches held out."""

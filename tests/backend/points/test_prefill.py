@@ -214,8 +214,11 @@ def test_narrow_tiles_follow_the_mean_of_new_tokens(new: int, tile: int) -> None
 @pytest.mark.parametrize(
     ("batch", "wide", "narrow"),
     [
-        # One tile: its block, of each head, takes all keys by itself; split keys fill the device.
-        (Batch.extend([1920], [64]), 128 * 1984, 64 * 1984 * 16 / 264),
+        # One tile: its block, of each head, takes all keys by itself; split keys fill the device,
+        # by pieces of 128 keys at least.
+        (Batch.extend([1920], [64]), 128 * 1984, 64 * 128),
+        # Of 16 pieces the long sequence gets all but those of the other tile.
+        (Batch.extend([1960, 180], [64, 20]), 128 * 2024, 64 * 145),
         # One key block: nothing to split.
         (Batch.extend([64], [64]), 128 * 128, 64 * 128),
         # More tiles than SMs: a long one may begin late.

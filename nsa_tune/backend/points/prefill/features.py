@@ -141,13 +141,12 @@ def common_terms(setting: Setting) -> Callable[[Batch], Terms]:
         width = fa2_tile(batch)
         fa2_tiles, fa2_pairs = (tiles, tile_pairs) if width == _TILE else query_tiles(batch, width)
         blocks, fa2_blocks = tiles * heads, fa2_tiles * heads
-        # It splits the keys, and merges partial outputs, to fill the device: two blocks an SM
-        # (FlashInfer scheduler.cuh, PrefillSplitQOKVIndptr).
-        splits = _FEWEST_KEYS < batch.max_kv <= topk and fa2_blocks <= sms
-        busiest = fa2_pairs * share
-        if not splits:
-            longest = float(batch.max_kv * width)
-            busiest = longest if fa2_blocks <= slots else max(busiest + longest / 2, longest)
+        longest = batch.max_kv
+        if longest <= topk and fa2_blocks <= slots:
+            longest = fa2_keys(batch, width, slots // heads)
+        splits, busiest = longest < batch.max_kv, float(longest * width)
+        if fa2_blocks > slots:
+            busiest = max(fa2_pairs * share + busiest / 2, busiest)
         return Terms(
             rows=float(rows),
             gemm_rows=float(max(rows, _TILE)),
@@ -177,6 +176,21 @@ def fa2_tile(batch: Batch) -> int:
     from 17 on 64, from 65 on 128 (FlashInfer, utils.cuh, FA2DetermineCtaTileQ)."""
     rows, count = batch.q_tokens, batch.batch_size
     return 128 if rows >= 65 * count else 64 if rows >= 17 * count else 16
+
+
+def fa2_keys(batch: Batch, width: int, most: int) -> int:
+    """Keys of a piece: it splits the keys, and merges partial outputs, to fill the device with
+    `most` pieces, two blocks an SM (FlashInfer scheduler.cuh, PrefillBinarySearchKVChunkSize)."""
+    some = schedules.sequences(batch)
+    runs = [(prefix + new, -(-new // width) * count) for prefix, new, count in some]
+    low, high = min(_FEWEST_KEYS, batch.max_kv), batch.max_kv
+    while low < high:
+        middle = (low + high) // 2
+        if sum([-(-keys // middle) * tiles for keys, tiles in runs]) > most:
+            low = middle + 1
+        else:
+            high = middle
+    return low
 
 
 def query_tiles(batch: Batch, width: int) -> tuple[int, float]:
