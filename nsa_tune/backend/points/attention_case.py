@@ -10,14 +10,12 @@ import torch
 
 from nsa_tune.backend.kernels import packed_fp8
 from nsa_tune.backend.points.checked_rows import checked_rows, worst_error
-from nsa_tune.backend.points.paging import Paging, scatter, slots_for, spread_keys
+from nsa_tune.backend.points.paging import Paging, placed, scatter, slots_for, spread_selection
 from nsa_tune.backend.points.selections import Selection, selected_keys
 from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.layouts import KVLayout
 from nsa_tune.backend.types.point import Setting
 from nsa_tune.backend.types.profiles import ModelProfile
-
-_ROWS_AT_ONCE = 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,26 +126,13 @@ class PrefillCase:
                 Selection.sharing(overlap), self.positions + 1, first, topk, seed=3
             )
             return torch.where(keys >= 0, keys + self.first_key[:, None], -1).int()
-        generator = torch.Generator(device=self.device).manual_seed(3)
-        order = torch.randperm(topk, generator=generator, device=self.device)
-        column = torch.arange(topk, device=self.device)
         out = torch.empty(self.batch.q_tokens, topk, dtype=torch.int32, device=self.device)
-        for start in range(0, self.batch.q_tokens, _ROWS_AT_ONCE):
-            rows = slice(start, start + _ROWS_AT_ONCE)
-            seen = (self.positions[rows] + 1)[:, None]
-            jitter = torch.rand(seen.shape[0], topk, generator=generator, device=self.device)
-            chosen = torch.where(seen > topk, spread_keys(seen, order, jitter), column)
-            out[rows] = torch.where(column < seen, chosen + self.first_key[rows, None], -1).int()
-        return out
+        return spread_selection(self.positions + 1, self.first_key, out, topk, seed=3)
 
     @cached_property
     def paged_indices(self) -> torch.Tensor:
         """`ragged_indices` as slots of the pool: [q tokens, topk] int32."""
-        out = self.ragged_indices.clone()
-        for start in range(0, self.batch.q_tokens, _ROWS_AT_ONCE):
-            part = out[start : start + _ROWS_AT_ONCE]
-            part.copy_(torch.where(part >= 0, self.slots[part.clamp_min(0).long()], -1))
-        return out
+        return placed(self.ragged_indices, self.slots)
 
     @cached_property
     def _checked(self) -> torch.Tensor:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
+_ROWS_AT_ONCE = 2048
+
 
 @dataclass(frozen=True, slots=True)
 class Paging:
@@ -82,3 +84,36 @@ def spread_keys(seen: torch.Tensor, order: torch.Tensor, jitter: torch.Tensor) -
     count = order.numel()
     first, behind = order * seen // count, (order + 1) * seen // count
     return first + (jitter * (behind - first)).long().clamp_max(behind - first - 1)
+
+
+def placed(indices: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+    """Indices into a batch's tokens as the `slots` of these, -1 as it is."""
+    out = indices.clone()
+    for start in range(0, len(out) if slots.numel() else 0, _ROWS_AT_ONCE):
+        part = out[start : start + _ROWS_AT_ONCE]
+        part.copy_(torch.where(part >= 0, slots[part.clamp_min(0).long()], -1))
+    return out
+
+
+def spread_selection(
+    seen: torch.Tensor, first: torch.Tensor, out: torch.Tensor, most: int, seed: int
+) -> torch.Tensor:
+    """`out` filled with up to `most` different keys a row: all that it sees, or as many spread over
+    them in a scrambled order, as a top-k returns them; -1 behind.
+
+    Args:
+        seen: [rows] keys that each row sees.
+        first: [rows] what is added to its places.
+        out: [rows, at least `most`] int32, -1 from `most` on.
+    """
+    device = out.device
+    generator = torch.Generator(device=device).manual_seed(seed)
+    order = torch.randperm(most, generator=generator, device=device)
+    column = torch.arange(most, device=device)
+    for start in range(0, len(out), _ROWS_AT_ONCE):
+        rows = slice(start, start + _ROWS_AT_ONCE)
+        sees = seen[rows, None]
+        jitter = torch.rand(len(sees), most, generator=generator, device=device)
+        chosen = torch.where(sees > most, spread_keys(sees, order, jitter), column)
+        out[rows, :most] = torch.where(column < sees, chosen + first[rows, None], -1).int()
+    return out

@@ -93,9 +93,11 @@ def _build_sparse_fwd(case: V4PrefillCase) -> Callable[[], torch.Tensor]:
 
 def _with_kvcache(case: V4PrefillCase, schedule: Callable[[], Any]) -> Callable[[], torch.Tensor]:
     """flash_mla_with_kvcache over both pools."""
+    from nsa_tune.backend.points.paging import placed
+
     pad, sink = _padded(case), _padded_sink(case)
-    indices = case.paged(case.window_indices, case.window_slots)[:, None]
-    extra = case.paged(case.extra_indices, case.extra_slots)[:, None]
+    indices = placed(case.window_indices, case.window_slots)[:, None]
+    extra = placed(case.extra_indices, case.extra_slots)[:, None]
     # As SGLang passes them: no query has an extra length of 0, the index -1 stands for none.
     lengths, extra_lengths = case.window_lengths, case.extra_lengths.clamp_min(1)
 
@@ -157,8 +159,10 @@ def _build_torch_kv(case: V4PrefillCase) -> Callable[[], torch.Tensor]:
     """The order of with_kvcache in torch: select from the pools, then widen the selection."""
     import torch
 
-    window = case.paged(case.window_indices, case.window_slots)
-    extra = case.paged(case.extra_indices, case.extra_slots)
+    from nsa_tune.backend.points.paging import placed
+
+    window = placed(case.window_indices, case.window_slots)
+    extra = placed(case.extra_indices, case.extra_slots)
 
     def select(rows: slice) -> tuple[torch.Tensor, torch.Tensor]:
         parts, counts = [], []

@@ -9,12 +9,11 @@ import torch
 
 from nsa_tune.backend.kernels import v4_paged
 from nsa_tune.backend.points.checked_rows import checked_rows, worst_error
-from nsa_tune.backend.points.paging import Paging, scatter, spread_keys
+from nsa_tune.backend.points.paging import Paging, scatter, spread_selection
 from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.point import Setting
 from nsa_tune.backend.types.profiles import ModelProfile
 
-_ROWS_AT_ONCE = 2048
 _INDEX_COLUMNS = 64
 """flash_mla_with_kvcache takes rows of a multiple of this many indices."""
 
@@ -135,27 +134,10 @@ class V4PrefillCase:
         length. Where not all are selected, they are spread over the context and scrambled."""
         most = self._most_extra
         width = -(-most // _INDEX_COLUMNS) * _INDEX_COLUMNS
-        rows = self.batch.q_tokens
-        out = torch.full((rows, width), -1, dtype=torch.int32, device=self.device)
-        generator = torch.Generator(device=self.device).manual_seed(4)
-        order = torch.randperm(most, generator=generator, device=self.device)
-        column = torch.arange(most, device=self.device)
-        for start in range(0, rows, _ROWS_AT_ONCE):
-            part = slice(start, start + _ROWS_AT_ONCE)
-            seen = ((self._positions[part] + 1) // self.ratio)[:, None]
-            jitter = torch.rand(seen.shape[0], most, generator=generator, device=self.device)
-            chosen = torch.where(seen > most, spread_keys(seen, order, jitter), column)
-            inside = column < self.extra_lengths[part, None]
-            out[part, :most] = torch.where(inside, chosen + self._first_extra[part, None], -1).int()
-        return out
-
-    def paged(self, indices: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-        """Indices into gathered tokens as slots of their pool, -1 as it is."""
-        out = indices.clone()
-        for start in range(0, len(out) if slots.numel() else 0, _ROWS_AT_ONCE):
-            part = out[start : start + _ROWS_AT_ONCE]
-            part.copy_(torch.where(part >= 0, slots[part.clamp_min(0).long()], -1))
-        return out
+        shape = self.batch.q_tokens, width
+        out = torch.full(shape, -1, dtype=torch.int32, device=self.device)
+        seen = (self._positions + 1) // self.ratio
+        return spread_selection(seen, self._first_extra, out, most, seed=4)
 
     @cached_property
     def _checked(self) -> torch.Tensor:
