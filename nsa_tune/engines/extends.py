@@ -10,7 +10,7 @@ from dataclasses import replace
 from operator import add
 from typing import Any
 
-from nsa_tune.backend.types.batch import Batch, extend_of_sums
+from nsa_tune.backend.types.batch import Batch, Mode
 from nsa_tune.backend.types.lengths import pairs_of
 
 
@@ -31,14 +31,19 @@ def sums_of(prefix_lens: Any, extend_lens: Any) -> Batch | None:
         sequences -= extend_lens.count(0)
     kv_lens = list(map(add, prefix_lens, extend_lens))
     pairs = pairs_of(prefix_lens, kv_lens, q_tokens)
-    return extend_of_sums(sequences, q_tokens, sum(kv_lens), max(kv_lens), pairs)
+    return Batch.from_totals(
+        mode=Mode.EXTEND, batch_size=sequences, q_tokens=q_tokens, kv_tokens=sum(kv_lens),
+        max_kv=max(kv_lens), pairs=pairs,
+    )  # fmt: skip
 
 
 def _of_sequence(kv_tokens: int, new: int) -> Batch | None:
     if new < 1:
         return None
     pairs = new * kv_tokens - new * (new - 1) // 2
-    return extend_of_sums(1, new, kv_tokens, kv_tokens, pairs)
+    return Batch.from_totals(
+        mode=Mode.EXTEND, q_tokens=new, kv_tokens=kv_tokens, max_kv=kv_tokens, pairs=pairs
+    )
 
 
 def selecting(sums: Batch, prefix_lens: list[int], extend_lens: list[int], topk: int) -> Batch:

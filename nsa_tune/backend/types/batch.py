@@ -237,27 +237,6 @@ class Batch:
 # --- making batches
 
 
-def extend_of_sums(
-    batch_size: int, q_tokens: int, kv_tokens: int, max_kv: int, pairs: int
-) -> Batch:
-    """`Batch.from_totals` of an extend, in half its time: the plug-ins ask in every pass.
-
-    Raises:
-        BatchError: as `from_totals`.
-    """
-    if not (
-        type(q_tokens) is type(kv_tokens) is int
-        and 0 < batch_size <= q_tokens <= kv_tokens <= MAX_TOKENS
-        and max_kv + batch_size - 1 <= kv_tokens <= max_kv * batch_size
-        and q_tokens <= pairs <= q_tokens * max_kv
-    ):
-        return Batch.from_totals(
-            mode=_EXTEND, batch_size=batch_size, q_tokens=q_tokens, kv_tokens=kv_tokens,
-            max_kv=max_kv, pairs=pairs,
-        )  # fmt: skip
-    return Batch(_EXTEND, batch_size, q_tokens, kv_tokens, max_kv, pairs)
-
-
 def _checked(
     prefix_lens: Iterable[int], new_lens: Iterable[int]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:

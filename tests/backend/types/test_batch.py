@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nsa_tune import BatchError
-from nsa_tune.backend.types.batch import Batch, Mode, extend_of_sums
+from nsa_tune.backend.types.batch import Batch, Mode
 from nsa_tune.backend.types.lengths import MAX_TOKENS
 
 _SEQUENCES = st.lists(st.tuples(st.integers(0, 5000), st.integers(1, 5000)), min_size=1, max_size=9)
@@ -127,28 +126,6 @@ def test_contradicting_totals_are_refused(change: dict[str, Any], clause: str) -
     Batch.from_totals(**totals)  # type: ignore[arg-type]
     with pytest.raises(BatchError, match=clause):
         Batch.from_totals(**{**totals, **change})
-
-
-def _batch_or_complaint(make: Callable[[], Batch]) -> object:
-    try:
-        return make()
-    except BatchError as error:
-        return str(error)
-
-
-@given(*[st.integers(-1, 12)] * 5, st.sampled_from([int, float, np.int32]))
-@settings(max_examples=500)
-def test_sums_of_an_extend_are_checked_as_totals_are(
-    batch_size: int, q_tokens: int, kv_tokens: int, max_kv: int, pairs: int, kind: type
-) -> None:
-    kv_tokens = kind(kv_tokens)
-    sums = batch_size, q_tokens, kv_tokens, max_kv, pairs
-    fields = "batch_size", "q_tokens", "kv_tokens", "max_kv", "pairs"
-    named: dict[str, Any] = dict(zip(fields, sums, strict=True))
-    found = _batch_or_complaint(lambda: extend_of_sums(*sums))
-
-    assert found == _batch_or_complaint(lambda: Batch.from_totals(mode="extend", **named))
-    assert not isinstance(found, Batch) or type(found.kv_tokens) is int
 
 
 def test_equal_neighbours_are_folded_in_the_word() -> None:
