@@ -16,7 +16,6 @@ from starlette.routing import Route
 from nsa_tune._errors import NoTunedData, NsaTuneError, StoreError, UsageError
 from nsa_tune.fleet.service.auth.gate import Endpoint, Gate
 from nsa_tune.fleet.service.auth.tokens import Role
-from nsa_tune.fleet.service.http.health_endpoints import HealthEndpoints
 from nsa_tune.fleet.service.http.host_endpoints import HostEndpoints
 from nsa_tune.fleet.service.http.job_endpoints import JobEndpoints
 from nsa_tune.fleet.service.http.pages import Pages
@@ -48,7 +47,7 @@ def application(service: Service) -> ASGIApp:
     """The whole service. Every address but /healthz needs a token."""
     gate = Gate(service.tokens)
     tables, hosts = TableEndpoints(service), HostEndpoints(service)
-    jobs, itself, pages = JobEndpoints(service), HealthEndpoints(service), Pages(service)
+    jobs, pages = JobEndpoints(service), Pages(service)
     answers = _Answers(service)
 
     def route(path: str, method: str, endpoint: Endpoint, role: Role) -> Route:
@@ -76,8 +75,8 @@ def application(service: Service) -> ASGIApp:
         route(f"{job}/done", "POST", jobs.done, Role.SUBMIT),
         route(f"{job}/failed", "POST", jobs.failed, Role.SUBMIT),
         route(f"{job}/release", "POST", jobs.release, Role.SUBMIT),
-        route("/metrics", "GET", itself.metrics, Role.READ),
-        answers.route("/healthz", "GET", itself.health),
+        route("/metrics", "GET", pages.metrics, Role.READ),
+        answers.route("/healthz", "GET", pages.health),
         answers.route("/", "GET", gate.guarded_page(pages.overview)),
         answers.route("/queue", "GET", gate.guarded_page(pages.queue)),
         answers.route("/report/{digest}", "GET", gate.guarded_page(pages.report)),

@@ -93,17 +93,17 @@ class JobEndpoints:
 
     async def done(self, request: Request) -> Response:
         """A worker has finished."""
-        number, claim, document = await self._own(request)
-        rows, message = number_in(document, "rows", 0), text_in(document, "message", "")
-        done = self._service.jobs.done
-        return _of_job(await self._service.in_state(done, number, claim, rows, message))
+        return await self._ended(request, "done")
 
     async def failed(self, request: Request) -> Response:
         """A worker cannot do it."""
+        return await self._ended(request, "failed")
+
+    async def _ended(self, request: Request, state: str) -> Response:
         number, claim, document = await self._own(request)
-        rows, message = number_in(document, "rows", 0), text_in(document, "message")
-        failed = self._service.jobs.failed
-        return _of_job(await self._service.in_state(failed, number, claim, rows, message))
+        rows, message = number_in(document, "rows", 0), text_in(document, "message", "")
+        end = self._service.jobs.end
+        return _of_job(await self._service.in_state(end, number, claim, state, rows, message))
 
     async def release(self, request: Request) -> Response:
         """A worker has to stop: somebody else shall do it."""

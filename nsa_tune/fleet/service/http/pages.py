@@ -8,13 +8,15 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
+from starlette.responses import Response
 
 from nsa_tune._errors import StoreError
 from nsa_tune.backend.types.counted import counted
 from nsa_tune.backend.types.records import Key
 from nsa_tune.db.reader import Wanted, read_database
-from nsa_tune.fleet.service.http.messages import streamed
+from nsa_tune.fleet.service.http.messages import answer, streamed
 from nsa_tune.fleet.service.jobs.job import Job, Worker, at
 from nsa_tune.fleet.service.service import Service
 from nsa_tune.fleet.service.tables.index import Entry, Held
@@ -27,7 +29,6 @@ from nsa_tune.reports.html.page import written
 
 if TYPE_CHECKING:
     from starlette.requests import Request
-    from starlette.responses import Response
 
 _HEAD = """<!doctype html>
 <html lang="en">
@@ -48,7 +49,7 @@ _END = "</main>\n</body>\n</html>\n"
 
 
 class Pages:
-    """The pages and what they load."""
+    """The pages, what they load, and what monitors read."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -91,6 +92,17 @@ class Pages:
         )
         return streamed(request, body, kind)
 
+    async def metrics(self, request: Request) -> Response:
+        """For Prometheus."""
+        del request
+        text = await self._service.in_state(self._service.metrics.text)
+        return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})
+
+    async def health(self, request: Request) -> Response:
+        """That it answers; nothing else, as it needs no token."""
+        del request
+        return answer({"ok": True})
+
 
 # --- the overview
 
@@ -101,11 +113,7 @@ def _overview(held: Held, running: Sequence[Job], doubtful: Mapping[str, Sequenc
     note = "" if held.entries else (
         "Nothing is measured yet. What `nsa-tune job add` queues, `nsa-tune worker` measures."
     )  # fmt: skip
-    columns = ("job", "GPU", "model", "heads", "KV layout", "worker", "progress", "rows", "since",
-               "last heard")  # fmt: skip
-    rows = tuple(_running(job) for job in running)
-    measured = DisplayTable("Being measured", columns, rows, frozenset({0, 3, 7}))
-    cards = [_card(measured)] if rows else []
+    cards = [_card(_jobs(running, "Being measured"))] if running else []
     names = ("GPU", "model", "heads", "KV layout", "driver", "rows", "measured", "doubted points")
     entries = held.entries
     listed = tuple(_row(entry, doubtful.get(entry.key.digest, ())) for entry in entries)
@@ -119,14 +127,6 @@ def _row(entry: Entry, doubtful: Sequence[str]) -> tuple[str, ...]:
     return (
         key.gpu, key.model, str(key.heads), key.kv_layout, key.driver, str(entry.measurements),
         _minute(entry.measured_at), ", ".join(doubtful),
-    )  # fmt: skip
-
-
-def _running(job: Job) -> tuple[str, ...]:
-    target = job.target
-    return (
-        str(job.number), target.gpu, target.model, str(target.heads), target.kv_layout,
-        job.worker or "", _progress(job), str(job.rows), _time(job.started), _time(job.heard),
     )  # fmt: skip
 
 
@@ -145,19 +145,19 @@ def _queue(jobs: Sequence[Job], workers: Sequence[tuple[Worker, float]]) -> str:
     return "".join([head, _card(_jobs(jobs)), _card(_workers(workers)), _END])
 
 
-def _jobs(jobs: Sequence[Job]) -> DisplayTable:
+def _jobs(jobs: Sequence[Job], title: str = "Jobs") -> DisplayTable:
     rows = tuple(
         (
             str(job.number), job.state, _what(job), job.reason, job.created_by,
             job.worker or "", _progress(job) if job.state == "running" else "", str(job.rows),
-            job.message,
+            _time(job.heard), job.message,
         )
         for job in jobs
     )  # fmt: skip
     columns = ("job", "state", "table", "why", "asked by", "worker", "progress", "rows",
-               "what its worker said")  # fmt: skip
+               "last heard", "what its worker said")  # fmt: skip
     note = "" if rows else "There are none yet. A job is proposed when a table is missing."
-    return DisplayTable("Jobs", columns, rows, frozenset({0, 7}), note)
+    return DisplayTable(title, columns, rows, frozenset({0, 7}), note)
 
 
 def _what(job: Job) -> str:

@@ -187,21 +187,29 @@ class Jobs:
             )
             return self._job(connection, number)
 
-    def done(self, number: int, claim: str, rows: int, message: str = "") -> Job:
-        """End the job, whose rows have been pushed; said twice, it counts once.
+    def end(self, number: int, claim: str, state: str, rows: int, message: str = "") -> Job:
+        """End the job: `state` is "done", after its rows have been pushed, or "failed" where its
+        worker could not do it. Said twice, it counts once.
 
         Raises:
             JobLost: when it is no longer its job.
         """
-        return self._ended(number, claim, "done", rows, message)
-
-    def failed(self, number: int, claim: str, rows: int, message: str) -> Job:
-        """End the job, which its worker could not do.
-
-        Raises:
-            JobLost: when it is no longer its job.
-        """
-        return self._ended(number, claim, "failed", rows, message)
+        with self._state.writing() as connection:
+            row = connection.execute(
+                "SELECT state FROM jobs WHERE id = ? AND claim = ?", [number, claim]
+            ).fetchone()
+            if row is not None and row["state"] == state:
+                return self._job(connection, number)
+            self._check_claim(connection, number, claim)
+            now = self._clock()
+            connection.execute(
+                "UPDATE jobs SET state = ?, ended = ?, rows = ?, message = ? WHERE id = ?",
+                [state, now, rows, message[:_LONGEST_MESSAGE], number],
+            )
+            job = self._job(connection, number)
+            if state == "done":
+                _settle(connection, job, now)
+            return job
 
     def give_back(self, number: int, claim: str) -> Job:
         """Queue the job again: its worker has to stop. It does not count as an attempt.
@@ -371,24 +379,6 @@ class Jobs:
                 f"job {number} is no longer yours: it was cancelled, has ended, or went to another "
                 "worker because nothing was heard of you"
             )
-
-    def _ended(self, number: int, claim: str, state: str, rows: int, message: str) -> Job:
-        with self._state.writing() as connection:
-            row = connection.execute(
-                "SELECT state FROM jobs WHERE id = ? AND claim = ?", [number, claim]
-            ).fetchone()
-            if row is not None and row["state"] == state:
-                return self._job(connection, number)
-            self._check_claim(connection, number, claim)
-            now = self._clock()
-            connection.execute(
-                "UPDATE jobs SET state = ?, ended = ?, rows = ?, message = ? WHERE id = ?",
-                [state, now, rows, message[:_LONGEST_MESSAGE], number],
-            )
-            job = self._job(connection, number)
-            if state == "done":
-                _settle(connection, job, now)
-            return job
 
 
 def _remember(connection: sqlite3.Connection, worker: Worker, now: float) -> None:

@@ -96,7 +96,7 @@ def test_a_finding_doubts_a_table_until_it_was_measured_again(demand: Demand, jo
     jobs.approve(1)
     jobs.claim(Worker("w", H200_KEY.gpu, H200_KEY.driver, H200_KEY.libraries), "a" * 16)
     assert demand.doubtful()
-    jobs.done(1, "a" * 16, 5)
+    jobs.end(1, "a" * 16, "done", 5)
     assert demand.doubtful() == {}
 
 
@@ -114,7 +114,7 @@ def test_a_job_that_failed_leaves_the_doubt(demand: Demand, jobs: Jobs) -> None:
     demand.found({"key": key, "point": "prefill"}, KEYS, "host")
     jobs.approve(1)
     jobs.claim(Worker("w", H200_KEY.gpu, H200_KEY.driver, H200_KEY.libraries), "a" * 16)
-    jobs.failed(1, "a" * 16, 0, "no kernels")
+    jobs.end(1, "a" * 16, "failed", 0, "no kernels")
     assert demand.doubtful() == {H200_KEY.digest: ["prefill"]}
 
 

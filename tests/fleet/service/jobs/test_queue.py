@@ -62,7 +62,7 @@ def test_a_proposal_waits_for_an_approval_and_then_for_a_worker(jobs: Jobs) -> N
     assert (mine.number, mine.state, mine.worker, mine.attempts) == (1, "running", "one", 1)
     assert jobs.claim(TWO, "b") is None
     assert jobs.beat(1, "a", 7).rows == 7
-    assert jobs.done(1, "a", 9, "fine").state == "done"
+    assert jobs.end(1, "a", "done", 9, "fine").state == "done"
     assert [(one.state, one.rows, one.message) for one in jobs.all()] == [("done", 9, "fine")]
     assert jobs.claim(TWO, "b") is None
 
@@ -78,9 +78,9 @@ def test_a_lost_answer_is_given_again(jobs: Jobs) -> None:
     first = claimed(jobs, ONE, "a")
     assert claimed(jobs, ONE, "a") == first
     assert claimed(jobs, ONE, "b").number == 2
-    assert jobs.done(1, "a", 1) == jobs.done(1, "a", 1)
+    assert jobs.end(1, "a", "done", 1) == jobs.end(1, "a", "done", 1)
     with pytest.raises(JobLost):
-        jobs.failed(1, "a", 1, "after all not")
+        jobs.end(1, "a", "failed", 1, "after all not")
 
 
 @pytest.mark.parametrize(
@@ -104,10 +104,11 @@ def test_a_silent_worker_loses_its_job_to_the_next(jobs: Jobs, clock: Clock) -> 
     assert jobs.claim(TWO, "b") is None
     clock.now += 2
     assert claimed(jobs, TWO, "b").attempts == 2
-    for speak in (jobs.beat, jobs.done):
-        with pytest.raises(JobLost, match="job 1 is no longer yours"):
-            speak(1, "a", 1)
-    assert jobs.done(1, "b", 5).worker == "two"
+    with pytest.raises(JobLost, match="job 1 is no longer yours"):
+        jobs.beat(1, "a", 1)
+    with pytest.raises(JobLost, match="job 1 is no longer yours"):
+        jobs.end(1, "a", "done", 1)
+    assert jobs.end(1, "b", "done", 5).worker == "two"
 
 
 def test_a_worker_that_comes_back_in_time_keeps_its_job(jobs: Jobs, clock: Clock) -> None:
@@ -116,7 +117,7 @@ def test_a_worker_that_comes_back_in_time_keeps_its_job(jobs: Jobs, clock: Clock
     clock.now += LEASE_S + 1
     assert jobs.beat(1, "a", 3).state == "running"
     assert jobs.claim(TWO, "b") is None
-    assert jobs.done(1, "a", 4).state == "done"
+    assert jobs.end(1, "a", "done", 4).state == "done"
 
 
 def test_a_job_that_silences_workers_is_given_up(jobs: Jobs, clock: Clock) -> None:
@@ -167,7 +168,7 @@ def test_asking_again_makes_no_second_job(jobs: Jobs, clock: Clock) -> None:
     assert jobs.all()[0].asked == 2
     jobs.approve(1)
     claimed(jobs, ONE, "a")
-    jobs.failed(1, "a", 0, "no kernels")
+    jobs.end(1, "a", "failed", 0, "no kernels")
     assert jobs.propose(TARGET, "no table", by="y").number == first.number
     clock.now += 86_401
     assert jobs.propose(TARGET, "no table", by="y").number == 2
@@ -310,8 +311,10 @@ class Queue(RuleBasedStateMachine):
         try:
             if how == "give_back":
                 self.jobs.give_back(number, claim)
+            elif how == "done":
+                self.jobs.end(number, claim, "done", 1)
             else:
-                getattr(self.jobs, how)(number, claim, 1)
+                self.jobs.beat(number, claim, 1)
         except JobLost:
             return
         if how == "done":
