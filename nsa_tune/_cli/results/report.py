@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import fnmatch
 import sys
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated
 
@@ -17,8 +17,8 @@ from nsa_tune._errors import ExtraMissing, NsaTuneError, UnknownName, UsageError
 from nsa_tune.backend.types.counted import counted
 from nsa_tune.reports.analysis.report import Report, build
 from nsa_tune.reports.analysis.selection import select_tables
-from nsa_tune.reports.charts.figures import Figure, figures_of
-from nsa_tune.reports.charts.pictures import as_svg, write_pictures
+from nsa_tune.reports.charts.figures import figures_of
+from nsa_tune.reports.charts.pictures import as_svg
 from nsa_tune.reports.formats.flat_table import as_csv
 from nsa_tune.reports.formats.json_document import as_json
 from nsa_tune.reports.formats.markdown import as_markdown
@@ -95,25 +95,22 @@ def _page(shown: Report) -> str:
 def _draw(shown: Report, out: Path | None, chart: str) -> None:
     if out is None:
         raise UsageError("give a directory for the svg files with --out")
-    figures = _chosen(list(figures_of(shown)), chart)
+    figures = figures_of(shown)
+    chosen = fnmatch.filter(figures, chart)
+    if not chosen:
+        raise UnknownName.of("chart", chart, list(figures))
     if out.suffix != ".svg":
-        count = sum(1 for _ in write_pictures(figures, out))
-        say(f"wrote {counted(count, 'picture')} to {out}")
+        for name in chosen:
+            _write_file(out / f"{name}.svg", as_svg(figures[name]))
+        say(f"wrote {counted(len(chosen), 'picture')} to {out}")
         return
-    if len(figures) > 1:
+    if len(chosen) > 1:
         raise UsageError(
-            f"{len(figures)} charts cannot go into the one file {out}: choose one with --chart, or "
+            f"{len(chosen)} charts cannot go into the one file {out}: choose one with --chart, or "
             "give a directory"
         )
-    _write_file(out, as_svg(figures[0].spec))
+    _write_file(out, as_svg(figures[chosen[0]]))
     say(f"wrote {out}")
-
-
-def _chosen(figures: list[Figure], pattern: str) -> list[Figure]:
-    chosen = [figure for figure in figures if fnmatchcase(figure.name, pattern)]
-    if not chosen:
-        raise UnknownName.of("chart", pattern, [figure.name for figure in figures])
-    return chosen
 
 
 def _write_file(path: Path, text: str) -> None:
@@ -123,6 +120,8 @@ def _write_file(path: Path, text: str) -> None:
         NsaTuneError: when it cannot be written.
     """
     try:
+        if path.suffix == ".svg":
+            path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(text.encode())
     except OSError as error:
         raise NsaTuneError(

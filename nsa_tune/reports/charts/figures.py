@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Sequence
 from math import log
 
 from nsa_tune.reports.analysis.crossovers import Line
@@ -19,35 +19,24 @@ from nsa_tune.reports.charts.rows import (
     map_size,
 )
 from nsa_tune.reports.charts.spikes import calm_curves
-from nsa_tune.reports.charts.theme import SCHEMA, Chart, Rows, Spec
+from nsa_tune.reports.charts.theme import SCHEMA, Spec, with_rows
 from nsa_tune.reports.charts.winner_map import winner_map
 
 
-@dataclass(frozen=True, slots=True)
-class Figure:
-    """One chart to draw into a file."""
-
-    name: str
-    """The file's name without its suffix."""
-    spec: Spec
-    """With its data sets."""
-
-
-def figures_of(report: Report) -> Iterator[Figure]:
-    """An overview of each question of `report` and the axis that its lines run along.
-
-    With several tables the names begin with the table's.
-    """
-    taken: set[str] = set()
+def figures_of(report: Report) -> dict[str, Spec]:
+    """An overview of each question of `report` and the axis that its lines run along, by the name
+    of its file without the suffix. With several tables the names begin with the table's."""
+    figures: dict[str, Spec] = {}
+    counts = Counter[str]()
     for section in report.sections:
         start = f"{_slug(section)}-" if len(report.sections) > 1 else ""
-        for name, spec in _of_section(section):
-            unique, i = f"{start}{name}", 1
-            while unique in taken:
-                i += 1
-                unique = f"{start}{name}-{i}"
-            taken.add(unique)
-            yield Figure(unique, spec)
+        for question in section.questions:
+            for lines in question.line_groups:
+                name = f"{start}{_plain(f'{question.name} overview')}"
+                counts[name] += 1
+                unique = name if counts[name] == 1 else f"{name}-{counts[name]}"
+                figures[unique] = _overview(section, question, lines)
+    return figures
 
 
 def _slug(section: Section) -> str:
@@ -93,56 +82,42 @@ def line_curves(question: QuestionReport, lines: Sequence[Line]) -> Spec:
 # --- the overviews
 
 
-def _of_section(section: Section) -> Iterator[tuple[str, Spec]]:
-    for question in section.questions:
-        for lines in question.line_groups:
-            yield _plain(f"{question.name} overview"), _overview(section, question, lines)
-
-
 def _overview(section: Section, question: QuestionReport, lines: Sequence[Line]) -> Spec:
     """The map with the line to show first, beside the curves of that line."""
     chosen = lines[most_telling(lines)]
     facet = facet_of(chosen)
     by_batch = {cell.batch: cell for cell in question.cells}
     cells = [row for row in map_rows(map_cells(by_batch, lines)) if row["facet"] == facet]
-    spec = winner_map(*axis_titles(lines), question.measured, *map_size(cells))
     shown = calm_curves(curve_rows(question, chosen))
-    caption = f"Fastest{_where(facet)}. Hatched: no other is allowed. Number: 2nd / 1st"
-    panels = {
-        caption: Chart(spec, {"cells": cells}),
-        f"Time{_where(chosen.slice.label)}. {shown.note}".rstrip(" ."): Chart(
-            line_curves(question, lines), shown.rows
-        ),
-    }
-    return _side_by_side(chosen.sentence, section.title, panels)
+    left = with_rows(
+        winner_map(*axis_titles(lines), question.measured, *map_size(cells)), {"cells": cells}
+    )
+    right = with_rows(line_curves(question, lines), shown.rows)
+    return {
+        "$schema": SCHEMA,
+        "params": left.pop("params"),
+        "title": {
+            "text": chosen.sentence, "subtitle": section.title, "fontSize": 17,
+            "subtitleFontSize": 13, "offset": 14,
+        },
+        "datasets": {**left.pop("datasets"), **right.pop("datasets")},
+        "hconcat": [
+            {**left, "title": _caption(
+                f"Fastest{_where(facet)}. Hatched: no other is allowed. Number: 2nd / 1st"
+            )},
+            {**right, "width": 420, "title": _caption(
+                f"Time{_where(chosen.slice.label)}. {shown.note}".rstrip(" .")
+            )},
+        ],
+        "spacing": 40,
+        # Each panel has its own scales; the first one's legend names the colours of both.
+        "resolve": {"scale": {"color": "independent", "shape": "independent"}},
+    }  # fmt: skip
+
+
+def _caption(text: str) -> Spec:
+    return {"text": text, "fontSize": 12, "fontWeight": 500, "offset": 10}
 
 
 def _where(words: str) -> str:
     return f", {words}" if words else ""
-
-
-def _side_by_side(title: str, subtitle: str, panels: Mapping[str, Chart]) -> Spec:
-    """`panels`, by their captions, side by side under `title`."""
-    parts: list[Spec] = []
-    datasets: dict[str, Rows] = {}
-    params: list[Spec] = []
-    for caption, chart in panels.items():
-        drawn = chart.complete
-        datasets.update(drawn.pop("datasets"))
-        params += drawn.pop("params", ())
-        drawn.pop("$schema")
-        if drawn.get("width") == "container":
-            drawn["width"] = 420
-        drawn["title"] = {"text": caption, "fontSize": 12, "fontWeight": 500, "offset": 10}
-        parts.append(drawn)
-    return {
-        "$schema": SCHEMA,
-        "params": params,
-        "title": {"text": title, "subtitle": subtitle, "fontSize": 17, "subtitleFontSize": 13,
-                  "offset": 14},
-        "hconcat": parts,
-        "spacing": 40,
-        "datasets": datasets,
-        # Each panel has its own scales; the first one's legend names the colours of both.
-        "resolve": {"scale": {"color": "independent", "shape": "independent"}},
-    }  # fmt: skip

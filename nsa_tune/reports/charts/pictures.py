@@ -3,36 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
-from nsa_tune._errors import ExtraMissing, NsaTuneError
-from nsa_tune.reports.charts.figures import Figure
+from nsa_tune._errors import ExtraMissing
 from nsa_tune.reports.charts.theme import THEMES, Spec, picture_theme
-
-_WIDTH = 460
-"""Pixels, for charts that fill their container on a page."""
-
-
-def write_pictures(figures: Iterable[Figure], directory: Path) -> Iterator[Path]:
-    """Write `figures` into `directory`, and yield their paths.
-
-    Raises:
-        ExtraMissing: when vl-convert is not installed.
-        NsaTuneError: when a file cannot be written.
-    """
-    for figure in figures:
-        text = as_svg(figure.spec)
-        path = directory / f"{figure.name}.svg"
-        try:
-            directory.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, "utf-8")
-        except OSError as error:
-            raise NsaTuneError(
-                f"{path} cannot be written ({error.strerror}); give another directory with --out"
-            ) from error
-        yield path
 
 
 def as_svg(spec: Spec) -> str:
@@ -42,7 +16,10 @@ def as_svg(spec: Spec) -> str:
         ExtraMissing: when vl-convert is not installed.
     """
     light, dark = (
-        _converter().vegalite_to_svg(_standing(spec, theme), config=picture_theme(theme))
+        _converter().vegalite_to_svg(
+            {**spec, "params": [*spec["params"], {"name": "dark", "value": theme == "dark"}]},
+            config=picture_theme(theme),
+        )
         for theme in THEMES
     )
     return _with_dark_colours(light, dark)
@@ -71,10 +48,3 @@ def _converter() -> Any:
     except ModuleNotFoundError:
         raise ExtraMissing.of("drawing charts", "report") from None
     return vl_convert
-
-
-def _standing(spec: Spec, theme: str) -> Spec:
-    """`spec` for a file: with a fixed width, and a flag for the page's colour."""
-    params = [*spec.get("params", ()), {"name": "dark", "value": theme == "dark"}]
-    width = {"width": _WIDTH} if spec.get("width") == "container" else {}
-    return {**spec, **width, "params": params}

@@ -7,7 +7,7 @@ dash and shape, by its position among the choices, so no chart depends on colour
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 Spec = dict[str, Any]
 Rows = list[dict[str, Any]]
@@ -65,18 +65,6 @@ def with_rows(spec: Spec, rows: Mapping[str, Rows]) -> Spec:
         layer for layer in spec["layer"] if "data" not in layer or rows[layer["data"]["name"]]
     ]
     return {**spec, "layer": layers, "datasets": dict(rows)}
-
-
-class Chart(NamedTuple):
-    """A spec and the rows of the data sets that it names."""
-
-    spec: Spec
-    rows: Mapping[str, Rows]
-
-    @property
-    def complete(self) -> Spec:
-        """The spec with its rows in it."""
-        return with_rows(self.spec, self.rows)
 
 
 def choice_shape(choices: Sequence[str]) -> Spec:
