@@ -12,7 +12,7 @@ from pathlib import Path
 
 from nsa_tune._errors import StoreError
 from nsa_tune.db.connection import reading
-from nsa_tune.db.values import count_of, number_of, text_of
+from nsa_tune.db.values import checked, count_of, number_of, text_of
 
 _SINCE = 3
 """The schema that has checks."""
@@ -68,20 +68,13 @@ def read_checks(path: Path) -> list[Check]:
         StoreError: when it cannot be read.
     """
     with reading(path) as (connection, version):
-        return [_check(*row) for row in connection.execute(_CHECKS)] if version >= _SINCE else []
+        rows = connection.execute(_CHECKS) if version >= _SINCE else ()
+        return [Check(*checked(_CHECK, row)) for row in rows]
 
 
-def _check(
-    digest: object, driver: object, libraries: object, checked_at: object, holds: object,
-    drift: object, anchors: object,
-) -> Check:  # fmt: skip
+def _versions(libraries: object) -> tuple[tuple[str, str], ...]:
     versions = json.loads(text_of(libraries))
-    return Check(
-        text_of(digest), text_of(driver),
-        tuple(sorted((name, text_of(version)) for name, version in versions.items())),
-        text_of(checked_at), bool(count_of(holds)), _drift(drift),
-        tuple(_anchor(**anchor) for anchor in json.loads(text_of(anchors))),
-    )  # fmt: skip
+    return tuple(sorted((name, text_of(version)) for name, version in versions.items()))
 
 
 def _drift(value: object) -> float:
@@ -89,6 +82,15 @@ def _drift(value: object) -> float:
     if number is None:
         raise ValueError("a check without a drift")
     return number
+
+
+def _anchors(anchors: object) -> tuple[Anchor, ...]:
+    return tuple(_anchor(**anchor) for anchor in json.loads(text_of(anchors)))
+
+
+_CHECK = (
+    text_of, text_of, _versions, text_of, lambda value: bool(count_of(value)), _drift, _anchors,
+)  # fmt: skip
 
 
 def _anchor(

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 from nsa_tune.backend.types.records import Device, Key, Measurement
 from nsa_tune.db.connection import reading
-from nsa_tune.db.reader import MOST_STORED, columns_since, wanted_keys
+from nsa_tune.db.reader import MOST_STORED, columns_since, device, wanted_keys
 from nsa_tune.db.text_table import checked_measurement, format_row, read_text
-from nsa_tune.db.values import count_of, text_of
+from nsa_tune.db.values import checked, count_of, optional_text_of, text_of
 
 _LIMITS_SINCE = 4
 """The schema that has limits."""
@@ -38,6 +38,7 @@ _LIMITS = (
     "SELECT run_id, name, value, past, found_at FROM limits JOIN runs ON runs.id = run_id "
     "WHERE key_id = ? ORDER BY run_id, limits.id"
 )
+_LIMIT = (text_of, count_of, text_of, text_of)
 
 
 class Limit(NamedTuple):
@@ -119,11 +120,11 @@ def _runs(connection: sqlite3.Connection, version: int, number: int) -> list[Pas
         raise ValueError(f"more than {_MOST_RUNS} runs of one key")
     return [
         PastRun(
-            _device(*facts), _arguments(arguments), text_of(started_at),
-            None if ended_at is None else text_of(ended_at),
+            device(facts), _arguments(arguments), text_of(started_at),
+            optional_text_of(ended_at),
             outcome if outcome in _OUTCOMES else None,
             tuple((text_of(at), checked_measurement(*row)) for at, *row in rows.get(run, ())),
-            tuple(_limit(*limit) for limit in limits.get(run, ())),
+            tuple(Limit(*checked(_LIMIT, limit)) for limit in limits.get(run, ())),
         )
         for run, arguments, started_at, ended_at, outcome, *facts in rows_of_runs
     ]  # fmt: skip
@@ -139,14 +140,6 @@ def _by_run(
         run: [rest for _, *rest in rows]
         for run, rows in groupby(stored, key=lambda row: row[0])
     }  # fmt: skip
-
-
-def _device(name: object, arch: object, *numbers: object) -> Device:
-    return Device(text_of(name), text_of(arch), *map(count_of, numbers))
-
-
-def _limit(name: object, value: object, past: object, found_at: object) -> Limit:
-    return Limit(text_of(name), count_of(value), text_of(past), text_of(found_at))
 
 
 def _arguments(text: object) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -26,7 +26,7 @@ from nsa_tune.db.text_table import (
     read_key,
     read_text,
 )
-from nsa_tune.db.values import count_of, text_of
+from nsa_tune.db.values import checked, count_of, text_of
 
 _KEYS = "SELECT id, gpu, driver, libraries, model, heads, kv_layout, protocol FROM keys ORDER BY id"
 _DISCARDED_SINCE = 3
@@ -170,7 +170,7 @@ def wanted_keys(
     rows = connection.execute(_KEYS).fetchmany(MOST_KEYS + 1)
     if len(rows) > MOST_KEYS:
         raise ValueError(f"more than {MOST_KEYS} keys")
-    for number, key in [(number, _key(*row)) for number, *row in rows]:
+    for number, key in [(number, Key(*checked(_KEY, row))) for number, *row in rows]:
         if wanted is None or wanted.matches(key):
             renew_budget(connection)
             yield number, key
@@ -238,10 +238,8 @@ def _head_of(
     facts = connection.execute(_DEVICE, [number]).fetchone()
     if facts is None:
         raise ValueError("a key without a device")
-    name, arch, *numbers = facts
-    device = Device(text_of(name), text_of(arch), *map(count_of, numbers))
     limits = limits_of(connection, number, version)
-    return Table(key, device, (), str(path), measured_at, limits)
+    return Table(key, device(facts), (), str(path), measured_at, limits)
 
 
 def limits_of(
@@ -256,17 +254,19 @@ def limits_of(
     return {text_of(name): count_of(value) for name, value in rows}
 
 
-def _key(
-    gpu: object, driver: object, libraries: object, model: object, heads: object,
-    kv_layout: object, protocol: object,
-) -> Key:  # fmt: skip
+def device(facts: Sequence[object]) -> Device:
+    """The device of a row of its facts, each checked."""
+    return Device(*checked((text_of, text_of, count_of, count_of, count_of, count_of), facts))
+
+
+def _libraries(libraries: object) -> tuple[tuple[str, str], ...]:
     versions = json.loads(text_of(libraries))
     if not isinstance(versions, dict):
         raise ValueError("libraries that are no JSON object")
     pairs = tuple((name, str(version)) for name, version in versions.items())
     # JSON may hold half a character, which nothing can print.
     "".join(chain.from_iterable(pairs)).encode()
-    return Key(
-        text_of(gpu), text_of(driver), pairs, text_of(model), count_of(heads), text_of(kv_layout),
-        text_of(protocol),
-    )  # fmt: skip
+    return pairs
+
+
+_KEY = (text_of, text_of, _libraries, text_of, count_of, text_of, text_of)
