@@ -25,7 +25,6 @@ from nsa_tune.autotune.search.contenders import realised_regret
 from nsa_tune.autotune.search.farthest_point import farthest_point_order
 from nsa_tune.autotune.search.schedule import FixedSchedule, Schedule
 from nsa_tune.autotune.worker.isolated import Deadlines
-from nsa_tune.backend.costmodel.features import Features
 from nsa_tune.backend.costmodel.regret import MARGIN
 from nsa_tune.backend.dispatch.environment import warn_of_missing_files
 from nsa_tune.backend.dispatch.matching import Here, differing, in_order, nothing_for
@@ -192,7 +191,7 @@ def anchor_jobs(
     for point in points:
         arms = {arm.name: arm for arm in point.candidates(setting)}
         close: list[tuple[float, str, Batch]] = []
-        features = Features(point, setting)
+        features = point.features(setting)
         for (name, word), rows in successes.items():
             if name == point.name:
                 batch = Batch.parse(word)

@@ -34,12 +34,11 @@ from nsa_tune.autotune.search.contenders import (
 from nsa_tune.autotune.search.farthest_point import farthest_point_order
 from nsa_tune.autotune.search.traced import most_frequent
 from nsa_tune.autotune.workload.weighted_batches import WeightedBatch
-from nsa_tune.backend.costmodel.features import Features
 from nsa_tune.backend.costmodel.model import FEWEST
 from nsa_tune.backend.costmodel.policy import Policy
 from nsa_tune.backend.costmodel.regret import tail_mean
 from nsa_tune.backend.types.batch import Batch
-from nsa_tune.backend.types.point import Arm, Point, Setting
+from nsa_tune.backend.types.point import Arm, FeatureFunctions, Point, Setting
 from nsa_tune.backend.types.records import Measurement, Status
 
 TAIL = 0.1
@@ -149,7 +148,7 @@ class _PlacedBatch:
     """Of a batch of the sample: its expected regret, summed over the questions."""
 
     @classmethod
-    def of(cls, features: Features, batch: Batch, weight: float = 0.0) -> _PlacedBatch:
+    def of(cls, features: FeatureFunctions, batch: Batch, weight: float = 0.0) -> _PlacedBatch:
         at = features.position(batch)
         present = frozenset(i for i, value in enumerate(at.features) if value)
         return cls(batch, at.regime, at.coordinates, present, weight)
@@ -173,7 +172,7 @@ class _PointSearch:
         trace: Sequence[WeightedBatch], seed: int,
     ) -> None:  # fmt: skip
         self.point, self._setting, self._target = point, setting, target
-        self._features = Features(point, setting)
+        self._features = point.features(setting)
         self._arms = tuple(point.candidates(setting))
         self._rows = {(r.batch, r.arm): r for r in stored if r.point == point.name}
         grid = point.grid(setting)

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from math import dist, sqrt
 from random import Random
 
-from nsa_tune.backend.costmodel.features import Features
 from nsa_tune.backend.costmodel.policy import Policy
 from nsa_tune.backend.costmodel.regret import regret
 from nsa_tune.backend.types.batch import Batch
@@ -121,7 +120,7 @@ class _Nearest:
     """Random batches of a point, and which measured ones lie nearest to them."""
 
     def __init__(self, point: Point, setting: Setting, words: Iterable[str]) -> None:
-        features, random = Features(point, setting), Random(f"{point.name} 0")
+        features, random = point.features(setting), Random(f"{point.name} 0")
         self._at = {word: features.position(Batch.parse(word)) for word in words}
         self._drawn = []
         for _ in range(_DRAWN):

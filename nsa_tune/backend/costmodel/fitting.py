@@ -11,12 +11,11 @@ from operator import attrgetter, truediv
 from typing import NamedTuple
 
 from nsa_tune._errors import BatchError, StoreCorrupt
-from nsa_tune.backend.costmodel.features import Features
 from nsa_tune.backend.costmodel.model import Failures, LatencyModel, boxes, fit
 from nsa_tune.backend.costmodel.model_selection import Successes, selected
 from nsa_tune.backend.costmodel.residuals import Residuals
 from nsa_tune.backend.types.batch import Batch
-from nsa_tune.backend.types.point import Arm, Point, Setting
+from nsa_tune.backend.types.point import Arm, FeatureFunctions, Point, Setting
 from nsa_tune.backend.types.records import Measurement, Status
 
 
@@ -51,12 +50,11 @@ class _Sample(NamedTuple):
     features: tuple[float, ...]
 
 
-def own_rows(features: Features, measurements: Iterable[Measurement]) -> list[Measurement]:
+def own_rows(point: Point, layers: int, measurements: Iterable[Measurement]) -> list[Measurement]:
     """The point's rows of arms that it knows, the last of each, sorted by arm and batch.
 
-    Each has a layer's share of the cost of a pass in its times.
+    Each has a layer's share of the cost of a pass, of `layers` that share it, in its times.
     """
-    point, layers = features.point, features.setting.sharing
     by_arm: dict[str, dict[str, Measurement]] = {arm.name: {} for arm in point.arms}
     name = point.name
     for row in measurements:
@@ -65,14 +63,15 @@ def own_rows(features: Features, measurements: Iterable[Measurement]) -> list[Me
     return [by_arm[arm][batch] for arm in sorted(by_arm) for batch in sorted(by_arm[arm])]
 
 
-def fitted(features: Features, rows: Sequence[Measurement]) -> Fitted:
+def fitted(
+    point: Point, setting: Setting, features: FeatureFunctions, rows: Sequence[Measurement]
+) -> Fitted:
     """What decisions of a point need of `rows`, its own ones.
 
     Raises:
         StoreCorrupt: when a row's batch cannot be read.
     """
-    point, setting = features.point, features.setting
-    samples = {text: _sample(features, text) for text in sorted({row.batch for row in rows})}
+    samples = {text: _sample(point, features, text) for text in sorted({row.batch for row in rows})}
     gaps = _gaps(rows)
     successes: dict[str, dict[int, Successes]] = {}
     models: dict[str, dict[int, LatencyModel]] = {}
@@ -80,7 +79,7 @@ def fitted(features: Features, rows: Sequence[Measurement]) -> Fitted:
     for arm, some in groupby(rows, attrgetter("arm")):
         measured = list(some)
         successes[arm] = _successes(measured, samples, point.arm(arm), setting)
-        models[arm] = _models(successes[arm], gaps[arm], features.columns(arm))
+        models[arm] = _models(successes[arm], gaps[arm], features.columns(point.arm(arm)))
         if any(row.status is not Status.OK for row in measured):
             failures[arm] = _failures(point, ((samples[row.batch], row) for row in measured))
     succeeded = {row.batch for row in rows if row.status is Status.OK}
@@ -101,12 +100,11 @@ def behind_a_cliff(arm: Arm, batch: Batch, setting: Setting) -> bool:
     return arm.surcharge is not None and arm.surcharge_us(batch, setting) > 0
 
 
-def _sample(features: Features, text: str) -> _Sample:
+def _sample(point: Point, features: FeatureFunctions, text: str) -> _Sample:
     try:
         batch = Batch.parse(text)
     except BatchError as error:
         raise StoreCorrupt(f"the table has a row for an impossible batch: {error}") from error
-    point = features.point
     if batch.mode not in point.modes:
         raise StoreCorrupt(f"the table has a row of {point.name} for {text}, another kind of pass")
     # Only the sums are kept: a word of a few characters may stand for thousands of lengths.

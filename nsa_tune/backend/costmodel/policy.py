@@ -16,13 +16,20 @@ from math import exp, inf
 from typing import NamedTuple, Self
 
 from nsa_tune._errors import NsaTuneError
-from nsa_tune.backend.costmodel.features import Features, Position
 from nsa_tune.backend.costmodel.fitting import Fitted, behind_a_cliff, fitted, own_rows
 from nsa_tune.backend.costmodel.model import Failures, LatencyModel
 from nsa_tune.backend.costmodel.regret import MARGIN, NARROW
 from nsa_tune.backend.costmodel.surface import Estimate, SharedPlaces, Surface
 from nsa_tune.backend.types.batch import Batch
-from nsa_tune.backend.types.point import Arm, Guard, Limit, Point, Setting
+from nsa_tune.backend.types.point import (
+    Arm,
+    FeatureFunctions,
+    Guard,
+    Limit,
+    Point,
+    Position,
+    Setting,
+)
 from nsa_tune.backend.types.records import Measurement, Status
 
 _log = logging.getLogger(__name__)
@@ -82,13 +89,15 @@ class Policy:
 
     def __init__(
         self,
-        features: Features,
+        point: Point,
+        setting: Setting,
+        features: FeatureFunctions,
         fitted: Fitted,
         rows: Callable[[], Iterable[Measurement]],
     ) -> None:
         """`rows` gives the measurements as they were taken, when first an estimate is asked for."""
-        self.point = features.point
-        self.setting = features.setting
+        self.point = point
+        self.setting = setting
         self.features = features
         self.fitted = fitted
         self._rows = rows
@@ -128,9 +137,9 @@ class Policy:
         Raises:
             StoreCorrupt: when a row's batch cannot be read.
         """
-        features = Features(point, setting)
-        kept = tuple(measurements)
-        return cls(features, fitted(features, own_rows(features, kept)), lambda: kept)
+        features, kept = point.features(setting), tuple(measurements)
+        rows = own_rows(point, setting.sharing, kept)
+        return cls(point, setting, features, fitted(point, setting, features, rows), lambda: kept)
 
     @property
     def unmeasured(self) -> tuple[str, ...]:
@@ -212,7 +221,7 @@ class Policy:
     @cached_property
     def rows(self) -> tuple[Measurement, ...]:
         """The point's measurements, sorted; each has a layer's share of the cost of a pass."""
-        return tuple(own_rows(self.features, self._rows()))
+        return tuple(own_rows(self.point, self.setting.sharing, self._rows()))
 
     @cached_property
     def measured(self) -> tuple[Batch, ...]:
@@ -237,4 +246,7 @@ class Policy:
                 continue
             if not behind_a_cliff(self.point.arm(row.arm), batch, self.setting):
                 samples[row.arm].append((batch, row))
-        return {arm: Surface.fit(self.features, rows, self.places) for arm, rows in samples.items()}
+        return {
+            arm: Surface.fit(self.features, self.point.arm(arm), rows, self.places)
+            for arm, rows in samples.items()
+        }

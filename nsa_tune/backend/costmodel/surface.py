@@ -15,9 +15,9 @@ from math import ceil, dist, exp, expm1, inf, log
 from operator import mul
 from typing import NamedTuple, TypeAlias
 
-from nsa_tune.backend.costmodel.features import Features, Position
 from nsa_tune.backend.costmodel.least_squares import nonnegative_weights
 from nsa_tune.backend.types.batch import Batch
+from nsa_tune.backend.types.point import Arm, FeatureFunctions, Position
 from nsa_tune.backend.types.records import Measurement
 
 _FEWEST = 3
@@ -222,16 +222,17 @@ class Surface:
     @classmethod
     def fit(
         cls,
-        features: Features,
+        features: FeatureFunctions,
+        arm: Arm,
         samples: Sequence[tuple[Batch, Measurement]],
         shared: SharedPlaces | None = None,
     ) -> Surface:
-        """The surface through `samples`, successful measurements of one arm in any order.
+        """The surface through `samples`, successful measurements of `arm` in any order.
 
         `shared` lets the arms of one point have their places in common.
         """
         shared = {} if shared is None else shared
-        columns = features.columns(samples[0][1].arm) if samples else ()
+        columns = features.columns(arm)
         by_regime: dict[
             int, dict[tuple[float, ...], list[tuple[tuple[float, ...], Measurement]]]
         ] = {}

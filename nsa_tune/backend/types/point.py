@@ -111,6 +111,15 @@ def some_rows(batch: Batch) -> str | None:
     return None if batch.q_tokens > 0 else "a kernel cannot be launched without a query"
 
 
+class Position(NamedTuple):
+    """All that a surface knows of a batch."""
+
+    regime: int
+    coordinates: tuple[float, ...]
+    """In octaves."""
+    features: tuple[float, ...]
+
+
 class FeatureFunctions(NamedTuple):
     """What the times of a point's arms are computed from, in one setting: functions of a batch."""
 
@@ -122,6 +131,23 @@ class FeatureFunctions(NamedTuple):
     """Where a batch lies, in octaves, for interpolation."""
     regime: Callable[[Batch], int] = lambda batch: 0
     """Batches of different regimes have latency models of their own."""
+
+    def position(self, batch: Batch) -> Position:
+        """Regime, coordinates and features together.
+
+        Raises:
+            ArithmeticError: for a batch without tokens.
+        """
+        return Position(self.regime(batch), self.coordinates(batch), self.features(batch))
+
+    def by_name(self, batch: Batch) -> dict[str, float]:
+        """The features of a batch, by their names."""
+        return dict(zip(self.names, self.features(batch), strict=True))
+
+    def columns(self, arm: Arm) -> tuple[int, ...]:
+        """Which features, by number, the time of `arm` may depend on."""
+        offered = self.names if arm.features is None else arm.features
+        return tuple(i for i, name in enumerate(self.names) if name in offered)
 
 
 class Case(Protocol):

@@ -16,7 +16,6 @@ from math import dist, exp, hypot, log
 from statistics import fmean, median
 
 from nsa_tune._errors import BatchError
-from nsa_tune.backend.costmodel.features import Features
 from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.point import Arm, Point, Setting
 from nsa_tune.backend.types.records import Measurement, Status
@@ -163,7 +162,7 @@ _Place = tuple[int, tuple[float, ...]]
 
 def _places(point: Point, setting: Setting, batches: Mapping[str, float]) -> dict[str, _Place]:
     """Regime and coordinates of each batch; batches without are left out."""
-    features, found = Features(point, setting), dict[str, _Place]()
+    features, found = point.features(setting), dict[str, _Place]()
     for word in batches:
         try:
             at = features.position(Batch.parse(word))

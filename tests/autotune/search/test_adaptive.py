@@ -15,7 +15,6 @@ from nsa_tune import Batch
 from nsa_tune.autotune.bench.job import Job
 from nsa_tune.autotune.search import adaptive
 from nsa_tune.autotune.search.adaptive import Adaptive
-from nsa_tune.backend.costmodel.features import Features
 from nsa_tune.backend.hardware.detect import KNOWN
 from nsa_tune.backend.points import POINTS
 from nsa_tune.backend.types.layouts import KVLayout
@@ -107,7 +106,7 @@ def test_coarse_batches_have_each_feature_as_often_as_a_model_needs() -> None:
     """FlashAttention-2 splits the keys of few batches, and what that costs is in these only."""
     prefill = POINTS["prefill"]
     setting = Setting(profile_of("deepseek-v3.2"), 16, KVLayout.FP8_PACKED, KNOWN["NVIDIA H200"])
-    features = Features(prefill, setting)
+    features = prefill.features(setting)
     schedule = Adaptive([prefill], setting, ())
     coarse = [job.batch for job in iter(schedule.next, None)]
 

@@ -7,19 +7,16 @@ from math import log2
 
 import pytest
 
-from nsa_tune.backend.costmodel.features import Features
 from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.point import FeatureFunctions
-from tests.backend.fake_point import FAKE, SETTING
+from tests.backend.fake_point import FAKE
 
-FUNCTIONS = FeatureFunctions(
+FEATURES = FeatureFunctions(
     names=("batch_size", "twice"),
     features=lambda batch: (batch.batch_size, 2 * batch.q_tokens),
     coordinates=lambda batch: (log2(2 * batch.q_tokens), log2(batch.max_kv) / 2),
     regime=lambda batch: 1 if batch.prefix_tokens else 0,
 )
-ARMS = (replace(FAKE.arms[0], features=("twice",)), *FAKE.arms[1:])
-FEATURES = Features(replace(FAKE, arms=ARMS, features=lambda setting: FUNCTIONS), SETTING)
 BATCH = Batch.extend([224], [32]).sums
 
 
@@ -32,8 +29,8 @@ def test_each_part_is_computed_by_itself_and_all_together() -> None:
 
 
 def test_an_arm_is_offered_its_own_features_or_all() -> None:
-    assert FEATURES.columns("mha/dense") == (1,)
-    assert FEATURES.columns("mla/wide") == (0, 1)
+    assert FEATURES.columns(replace(FAKE.arms[0], features=("twice",))) == (1,)
+    assert FEATURES.columns(FAKE.arms[1]) == (0, 1)
 
 
 def test_a_batch_that_cannot_be_placed_is_an_error() -> None:

@@ -10,14 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nsa_tune.backend.costmodel.features import Features
 from nsa_tune.backend.costmodel.surface import Estimate, Places, Surface
 from nsa_tune.backend.types.batch import Batch
 from nsa_tune.backend.types.records import Measurement
 from tests.backend.fake_point import BATCHES, FAKE, SETTING, linear, measured
 
 _ARM = "mla/wide"
-FEATURES = Features(FAKE, SETTING)
+FEATURES = FAKE.features(SETTING)
 
 
 def _bumpy(batch: Batch) -> float:
@@ -31,7 +30,7 @@ def _samples(rows: list[Measurement]) -> list[tuple[Batch, Measurement]]:
 
 
 def _surface(rows: list[Measurement]) -> Surface:
-    return Surface.fit(FEATURES, _samples(rows))
+    return Surface.fit(FEATURES, FAKE.arm(_ARM), _samples(rows))
 
 
 def _estimate(surface: Surface, batch: Batch) -> Estimate | None:

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from nsa_tune import Batch
-from nsa_tune.backend.costmodel.features import Features
 from nsa_tune.backend.hardware.detect import KNOWN
 from nsa_tune.backend.kernels import split_sparse_mla
 from nsa_tune.backend.kernels.packed_fp8 import dequantize_reference
@@ -34,7 +33,7 @@ H100 = Setting(
     profile_of("deepseek-v3.2"), 128, KVLayout.FP8_PACKED, KNOWN["NVIDIA H100 80GB HBM3"],
     {"sgl-flash-mla": "1.0.0", "sgl-deep-gemm": "0.1.5.post1"},
 )  # fmt: skip
-FEATURES = Features(DECODE, H100)
+FEATURES = DECODE.features(H100)
 BATCHES = [
     Batch.decode([5]),
     Batch.decode([300, 129, 64]),

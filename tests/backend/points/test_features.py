@@ -10,7 +10,6 @@ from random import Random
 
 import pytest
 
-from nsa_tune.backend.costmodel.features import Features
 from nsa_tune.backend.costmodel.policy import Policy
 from nsa_tune.backend.hardware.detect import KNOWN
 from nsa_tune.backend.points import POINTS, points_for
@@ -73,7 +72,7 @@ def test_a_survey_refuses_what_the_first_guard_refuses(path: Path) -> None:
 def test_every_feature_is_a_finite_number_that_is_not_negative(path: Path) -> None:
     setting = _setting(path)
     for point in points_for(setting.profile):
-        features = Features(point, setting)
+        features = point.features(setting)
         for batch in _drawn(point, setting):
             at = features.position(batch)
             assert len(at.features) == len(features.names)
@@ -89,7 +88,7 @@ def test_equal_sequences_have_the_regime_of_their_sums_and_features_that_these_b
     """From sums alone rows of mixed lengths count as full, so that a sum tells too much."""
     setting = _setting(path)
     for point in points_for(setting.profile):
-        features = Features(point, setting)
+        features = point.features(setting)
         for batch in map(_equal, _drawn(point, setting)):
             by_lengths, by_sums = features.by_name(batch), features.by_name(batch.sums)
             for name, value in by_lengths.items():
@@ -113,7 +112,7 @@ def test_more_sequences_are_not_less_work(path: Path) -> None:
     """The terms that a split or a wave may lower are those of schedules."""
     setting = _setting(path)
     for point in points_for(setting.profile):
-        features = Features(point, setting)
+        features = point.features(setting)
         for batch in map(_equal, _drawn(point, setting)):
             fewer, more = features.by_name(batch), features.by_name(_times(batch.sums, 2))
             for name in ("rows", "keys", "attended_pairs", "query_tiles", "tile_pairs", "scores"):
@@ -128,9 +127,7 @@ def test_an_arm_has_few_terms_which_its_point_computes(point: Point) -> None:
     names = {
         name
         for layout in layouts
-        for name in Features(
-            point, Setting(profile, 64, layout, KNOWN["NVIDIA H200"])
-        ).names
+        for name in point.features(Setting(profile, 64, layout, KNOWN["NVIDIA H200"])).names
     }  # fmt: skip
     for arm in point.arms:
         own = names if arm.features is None else set(arm.features)

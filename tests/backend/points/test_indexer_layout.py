@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from nsa_tune import Batch
-from nsa_tune.backend.costmodel.features import Features
 from nsa_tune.backend.costmodel.policy import Policy
 from nsa_tune.backend.hardware.detect import KNOWN
 from nsa_tune.backend.points import POINTS
@@ -25,7 +24,7 @@ TINY = Setting(profile_of("tiny"), 4, KVLayout.FP8_PACKED, Device("CPU", "cpu"))
 H100 = Setting(
     profile_of("deepseek-v3.2"), 128, KVLayout.FP8_PACKED, KNOWN["NVIDIA H100 80GB HBM3"]
 )
-REGIME = Features(INDEXER, H100).regime
+REGIME = INDEXER.features(H100).regime
 BATCHES = [
     Batch.decode([5]),
     # Of one key every head's score may be 0.

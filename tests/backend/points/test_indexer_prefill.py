@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from nsa_tune import Batch, BatchError
 from nsa_tune.backend import libraries as providers
-from nsa_tune.backend.costmodel.features import Features
 from nsa_tune.backend.hardware.detect import KNOWN
 from nsa_tune.backend.kernels import gather_keys
 from nsa_tune.backend.libraries.deep_gemm import calls as deep_gemm
@@ -198,7 +197,7 @@ def test_deep_gemms_shapes_count() -> None:
 
 
 def test_features_count_pairs_keys_and_chunks() -> None:
-    features = Features(PREFILL, H200).by_name(Batch.extend([32768, 0], [8192, 300]))
+    features = PREFILL.features(H200).by_name(Batch.extend([32768, 0], [8192, 300]))
 
     assert features["rows"] == 8492
     assert features["scored_pairs"] == 8192 * 32768 + 8192 * 8193 / 2 + 300 * 301 / 2
@@ -215,7 +214,7 @@ def test_an_sm_computes_as_many_queries_at_once_as_fill_128_heads(
     setting: Setting, rows: int
 ) -> None:
     """Each of 132 SMs a block of rows that all see about 4096 keys; then one of them another."""
-    features = Features(PREFILL, setting)
+    features = PREFILL.features(setting)
     full, more = (
         features.by_name(Batch.extend([4096], [132 * rows + extra]))["makespan_keys"]
         for extra in (0, 1)
@@ -231,13 +230,13 @@ def test_a_chunk_has_the_rows_that_its_features_say(batch: Batch) -> None:
     rows = rows_per_chunk(batch, chunk_bytes(TINY))
 
     assert min(rows, batch.q_tokens) == min(case.rows_a_chunk, batch.q_tokens)
-    assert Features(PREFILL, TINY).by_name(batch)["chunks"] == -(-batch.q_tokens // rows)
+    assert PREFILL.features(TINY).by_name(batch)["chunks"] == -(-batch.q_tokens // rows)
 
 
 @pytest.mark.parametrize("batch", [Batch.extend([4096], [77]), Batch.extend([5000] * 3, [40] * 3)],
                          ids=str)  # fmt: skip
 def test_sums_of_equal_sequences_cost_what_their_lengths_cost(batch: Batch) -> None:
-    assert Features(PREFILL, H200).by_name(batch.sums) == Features(PREFILL, H200).by_name(batch)
+    assert PREFILL.features(H200).by_name(batch.sums) == PREFILL.features(H200).by_name(batch)
 
 
 @pytest.mark.parametrize("setting", [H200, TINY], ids=["H200", "tiny"])

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsa_tune import Batch, BatchError
-from nsa_tune.backend.costmodel.features import Features
 from nsa_tune.backend.hardware.detect import KNOWN
 from nsa_tune.backend.kernels.sampled_topk import sampled_topk_reference
 from nsa_tune.backend.points import POINTS
@@ -214,7 +213,7 @@ def test_every_kernel_is_a_candidate_on_a_gpu(gpu: str) -> None:
 
 
 def test_rows_that_take_all_they_see_read_no_scores() -> None:
-    features = Features(TOPK, H200).by_name(Batch.extend([0, 8192], [3, 2]))
+    features = TOPK.features(H200).by_name(Batch.extend([0, 8192], [3, 2]))
 
     assert features == {
         "scores": 8193 + 8194, "waves": 1, "makespan_scores": 8194, "short_rows": 1,
@@ -222,7 +221,7 @@ def test_rows_that_take_all_they_see_read_no_scores() -> None:
 
 
 def test_a_row_that_is_read_once_has_a_regime_of_its_own() -> None:
-    regime = Features(TOPK, H200).regime
+    regime = TOPK.features(H200).regime
 
     assert regime(Batch.decode([5000, 8192])) == 0
     assert regime(Batch.decode([5000, 8193])) == 1
@@ -257,7 +256,7 @@ def test_work_is_of_the_rows_that_select(
 @pytest.mark.parametrize("batch", [Batch.decode([4096] * 6), Batch.extend([5000] * 3, [40] * 3)],
                          ids=str)  # fmt: skip
 def test_sums_of_equal_sequences_cost_what_their_lengths_cost(batch: Batch) -> None:
-    assert Features(TOPK, H200).by_name(batch.sums) == Features(TOPK, H200).by_name(batch)
+    assert TOPK.features(H200).by_name(batch.sums) == TOPK.features(H200).by_name(batch)
 
 
 @pytest.mark.parametrize("setting", [H200, TINY], ids=["H200", "tiny"])

@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from nsa_tune import Batch, BatchError, UnknownName
 from nsa_tune.autotune.bench.measure import measure_batch
 from nsa_tune.autotune.bench.timing import timer_for
-from nsa_tune.backend.costmodel.features import Features
 from nsa_tune.backend.hardware.detect import KNOWN
 from nsa_tune.backend.kernels import packed_fp8
 from nsa_tune.backend.kernels.sparse_mla import sparse_mla_reference
@@ -40,7 +39,7 @@ H100 = Setting(
     profile_of("deepseek-v3.2"), 128, KVLayout.FP8_PACKED, KNOWN["NVIDIA H100 80GB HBM3"],
     {"sgl-flash-mla": "1.0.0"},
 )  # fmt: skip
-FEATURES = Features(PREFILL, H100)
+FEATURES = PREFILL.features(H100)
 BATCHES = [
     Batch.extend([0], [1]),
     Batch.extend([0], [128]),
@@ -179,7 +178,7 @@ def test_samples_are_seeded_and_half_of_them_ragged() -> None:
 
 
 def features_of(batch: Batch, heads: int = 128) -> dict[str, float]:
-    return Features(PREFILL, replace(H100, heads=heads)).by_name(batch)
+    return PREFILL.features(replace(H100, heads=heads)).by_name(batch)
 
 
 def test_features_round_to_tiles_of_queries_and_waves_of_the_device() -> None:
@@ -271,7 +270,7 @@ def test_up_to_a_tile_the_projection_of_kv_tokens_costs_a_whole_one(tokens: int)
 
 def test_a_device_without_sms_has_features_too() -> None:
     """A processor."""
-    assert all(one >= 0 for one in Features(PREFILL, TINY).by_name(Batch.extend([5], [7])).values())
+    assert all(one >= 0 for one in PREFILL.features(TINY).by_name(Batch.extend([5], [7])).values())
 
 
 def test_an_arm_depends_on_the_work_of_its_own_kernels() -> None:

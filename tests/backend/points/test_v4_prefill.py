@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsa_tune import Batch, BatchError, UsageError
-from nsa_tune.backend.costmodel.features import Features
 from nsa_tune.backend.hardware.detect import KNOWN
 from nsa_tune.backend.points import POINTS, points_for
 from nsa_tune.backend.points.v4_prefill.case import V4PrefillCase
@@ -235,7 +234,7 @@ def test_pairs_and_gathered_tokens_are_counted_exactly(
 def test_one_row_more_than_the_decode_kernel_has_parts_is_split() -> None:
     point, parts = POINTS["v4_prefill_c128"], 66  # 132 SMs, two of them for 128 heads
     few, more = (
-        Features(point, H100).by_name(Batch.extend([4095] * rows, [1] * rows))
+        point.features(H100).by_name(Batch.extend([4095] * rows, [1] * rows))
         for rows in (parts, parts + 1)
     )
     row = 128 // 64 + 1 + 1  # the window, a block of 32 compressed tokens, and beginning a row
@@ -247,7 +246,7 @@ def test_one_row_more_than_the_decode_kernel_has_parts_is_split() -> None:
 
 def test_one_row_more_than_the_device_computes_at_once_begins_late() -> None:
     few, more = (
-        Features(POINTS["v4_prefill_c128"], H100).by_name(Batch.extend([4095] * rows, [1] * rows))
+        POINTS["v4_prefill_c128"].features(H100).by_name(Batch.extend([4095] * rows, [1] * rows))
         for rows in (66, 67)
     )
     row = 2 + 1  # 128 + 32 keys in steps of 128, and beginning a row
@@ -258,7 +257,7 @@ def test_one_row_more_than_the_device_computes_at_once_begins_late() -> None:
 
 @pytest.mark.parametrize("ratio", RATIOS)
 def test_compressed_tokens_are_gathered_as_soon_as_a_sequence_has_one(ratio: int) -> None:
-    features = Features(POINTS[f"v4_prefill_c{ratio}"], H100)
+    features = POINTS[f"v4_prefill_c{ratio}"].features(H100)
     before, since = (Batch.extend([0, 0], [1, new]) for new in (ratio - 1, ratio))
 
     assert features.by_name(before)["compresses"] == 0
@@ -267,10 +266,12 @@ def test_compressed_tokens_are_gathered_as_soon_as_a_sequence_has_one(ratio: int
 
 @pytest.mark.parametrize("ratio", RATIOS)
 def test_blocks_are_the_decode_kernels_and_steps_are_those_of_the_copy(ratio: int) -> None:
-    features = Features(POINTS[f"v4_prefill_c{ratio}"], H100)
+    point = POINTS[f"v4_prefill_c{ratio}"]
+    features = point.features(H100)
     names = features.names
     copy, pools = (
-        {names[i] for i in features.columns(arm)} for arm in ("sparse_fwd", "with_kvcache")
+        {names[i] for i in features.columns(point.arm(arm))}
+        for arm in ("sparse_fwd", "with_kvcache")
     )
 
     assert copy | pools == set(names)
@@ -288,8 +289,8 @@ def test_sums_of_equal_sequences_cost_nearly_what_their_lengths_cost(ratio: int)
 
     point = POINTS[f"v4_prefill_c{ratio}"]
 
-    assert Features(point, H100).by_name(sums) == pytest.approx(
-        Features(point, H100).by_name(lengths)
+    assert point.features(H100).by_name(sums) == pytest.approx(
+        point.features(H100).by_name(lengths)
     )
 
 
