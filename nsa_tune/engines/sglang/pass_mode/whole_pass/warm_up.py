@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -60,9 +60,37 @@ def _may(graphs: Any) -> bool:
         and why_not(Part.DENSE, engine) is None
         # A compiled pass would be compiled anew for fewer layers.
         and not engine.argument("enable_torch_compile")
+        # Passes register memory that ranks share: whether few layers take all of it was not read.
+        and not engine.argument("enable_symm_mem")
         # A draft layer (EAGLE-3) reads what certain layers leave.
         and not getattr(graphs.layer_model, "layers_to_capture", ())
+        and _few_have_all_parts(graphs.layer_model)
     )
+
+
+def _few_have_all_parts(model: Any) -> bool:
+    """Whether no further layer has a part that the few do not have.
+
+    A checkpoint may leave some layers unquantized, and a model have experts of another size
+    further on. What these compile or make in their first pass a capture forbids, or records.
+    """
+    layers = list(model.layers)[model.start_layer : model.end_layer]
+    few, further = (
+        {part for layer in some for part in _parts(layer)}
+        for some in (layers[:_LAYERS], layers[_LAYERS:])
+    )
+    return further <= few
+
+
+def _parts(layer: Any) -> Iterator[tuple[object, ...]]:
+    for name, module in layer.named_modules():
+        # Their types say how weights of one shape are multiplied.
+        how = (type(getattr(module, one, None)) for one in ("quant_method", "scheme"))
+        weights = (
+            (of, weight.shape, weight.dtype)
+            for of, weight in module.named_parameters(recurse=False)
+        )
+        yield name, type(module), *how, *weights
 
 
 def brief_capture(graphs: Any) -> CaptureOne | None:

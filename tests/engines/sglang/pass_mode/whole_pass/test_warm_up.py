@@ -19,11 +19,24 @@ from nsa_tune.engines.sglang.pass_mode.whole_pass.warm_up import agree, warmed_u
 from tests.engines.sglang.wheels import Wheel
 
 
+class _Other:
+    """Another way to multiply weights."""
+
+
+def _layer(*, width: int = 4, dtype: str = "bfloat16", **changes: Any) -> Any:
+    """One with weights, by default as all others."""
+    layer = torch.nn.Module()
+    layer.proj = torch.nn.Linear(4, width, dtype=getattr(torch, dtype), device="meta")
+    vars(layer.proj).update(changes)
+    return layer
+
+
 class _Runs:
     """A model of 61 layers, and how far its passes ran."""
 
     def __init__(self, *, fails: Exception | None = None) -> None:
-        self.layer_model = SimpleNamespace(start_layer=0, end_layer=61)
+        layers = [_layer() for _ in range(61)]
+        self.layer_model = SimpleNamespace(start_layer=0, end_layer=61, layers=layers)
         self.ran: list[int] = []
         self._fails = fails
 
@@ -174,7 +187,7 @@ def test_few_layers_warm_sglangs_own_graphs_up_but_for_the_first_of_a_kind(
 
 @pytest.mark.parametrize("changes", [
     {"known": False}, {"left_out": Part.PASSES}, {"left_out": Part.DENSE},
-    {"enable_torch_compile": True}, {"is_draft_worker": True},
+    {"enable_torch_compile": True}, {"enable_symm_mem": True}, {"is_draft_worker": True},
     {"model": {"layers_to_capture": [2, 30, 58]}},
 ])  # fmt: skip
 def test_sglang_warms_its_graphs_up_where_few_layers_may_not_do(
@@ -184,6 +197,20 @@ def test_sglang_warms_its_graphs_up_where_few_layers_may_not_do(
     agree(prefill)
     for graphs in (prefill, decode):
         assert set(map(tuple, _captured(graphs).values())) == {(61, 61, 61)}
+
+
+@pytest.mark.parametrize("changes", [
+    {"width": 8}, {"dtype": "float8_e4m3fn"}, {"quant_method": _Other()}, {"scheme": _Other()},
+])  # fmt: skip
+def test_few_layers_do_only_for_layers_that_are_like_them(
+    monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
+) -> None:
+    """A checkpoint's last layers may be unquantized: their kernels would compile in a capture."""
+    for place, warm_up in ((60, [61, 61, 61]), (3, [6, 61])):
+        prefill, decode = _engine(monkeypatch)
+        prefill.layer_model.layers[place] = _layer(**changes)
+        agree(prefill)
+        assert _captured(decode)[16] == warm_up
 
 
 def test_a_rank_alone_does_not_run_fewer_layers(monkeypatch: pytest.MonkeyPatch) -> None:
