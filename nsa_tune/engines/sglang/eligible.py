@@ -283,6 +283,11 @@ ROWS: tuple[Row, ...] = (
     _row("`--enable-unified-memory`", _argument("enable_unified_memory"), Part.PASSES),
     _row("two-batch overlap", _argument("enable_two_batch_overlap"), Part.PASSES),
     _row("PD multiplexing", _argument("enable_pdmux"), Part.PASSES),
+    # Each layer fetches the weights of a later one: passes over few layers leave the wrong ones.
+    _row(
+        "weights fetched while layers run (`--offload-group-size`)",
+        lambda engine: (engine.argument("offload_group_size") or 0) > 0, Part.PASSES,
+    ),
     # Passes over placeholders compute nothing that could be compared, and take other times.
     _row(
         "weights that come after the graphs (`--startup-weight-load-mode overlap`)",

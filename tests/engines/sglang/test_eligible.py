@@ -160,6 +160,8 @@ _INDEX = {TABLE, PASSES, TOPK}
         ({"enable_two_batch_overlap": True}, {PASSES}),
         ({"enable_unified_memory": True}, {PASSES}),
         ({"enable_pdmux": True}, {PASSES}),
+        ({"offload_group_size": 4}, {PASSES}),
+        ({"offload_group_size": -1}, set()),
         ({"startup_weight_load_mode": "overlap"}, {PASSES}),
         ({"startup_weight_load_mode": "sync"}, set()),
         ({"debug_cuda_graph": True}, {DENSE, SPARSE}),
