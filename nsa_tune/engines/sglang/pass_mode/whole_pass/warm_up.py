@@ -14,7 +14,7 @@ from typing import Any
 
 from nsa_tune import __version__
 from nsa_tune.engines.sglang.edge import attempt, say_once
-from nsa_tune.engines.sglang.eligible import Engine, Part, why_not
+from nsa_tune.engines.sglang.eligible import SWITCHES, Engine, Part, why_not
 from nsa_tune.engines.sglang.pass_mode.ranks import Ranks
 from nsa_tune.engines.sglang.pass_mode.seconds import spent
 from nsa_tune.engines.sglang.pass_mode.whole_pass.failed_capture import end_capture
@@ -27,6 +27,10 @@ _LAYERS = 6
 _OF_CODE = (AssertionError, AttributeError, LookupError, TypeError)
 """What a model that needs all of its layers raises on every rank. A rank that alone ran out of
 memory must not run all layers: the others would wait for it elsewhere."""
+_FAILED = (
+    f"a graph could not be captured after {_LAYERS} layers had warmed it up; unless memory ran "
+    f"out, start with {SWITCHES[Part.DENSE]}=0: then SGLang warms its graphs up, by all layers"
+)
 
 CaptureOne = Callable[..., None]
 """How a graph backend of SGLang's captures one graph."""
@@ -115,12 +119,16 @@ def brief_capture(graphs: Any) -> CaptureOne | None:
             return
         brief = partial(original, key, warmed_up_briefly(model, forward, []), *rest, **named)
         if not alone:
-            brief()
+            try:
+                brief()
+            except Exception:
+                say_once(logging.ERROR, _FAILED)
+                raise
             return
         attempt("warming graphs up by few layers", brief)
         if key not in backend._graphs:
             del runner.__dict__[_MODEL]
-            end_capture(backend)
+            attempt("ending a capture that failed", end_capture, backend)
             original(key, forward, *rest, **named)
 
     return capture_one

@@ -226,7 +226,8 @@ def test_a_rank_alone_does_not_run_fewer_layers(monkeypatch: pytest.MonkeyPatch)
 def test_a_graph_that_few_layers_do_not_do_for_is_sglangs_own_again(
     ranks: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """With several ranks it is not: the others would wait for it in the next graph."""
+    """With several ranks it is not: the others would wait for it in the next graph. The log says
+    then how the engine starts."""
     ended: list[Any] = []
     monkeypatch.setattr(module, "end_capture", ended.append)
     prefill, _ = _engine(monkeypatch)
@@ -242,6 +243,7 @@ def test_a_graph_that_few_layers_do_not_do_for_is_sglangs_own_again(
         with pytest.raises(RuntimeError, match="made up"):
             _captured(prefill)
     assert ("warming graphs up by few layers failed" in caplog.text) is (ranks == 1)
+    assert ("start with NSA_TUNE_DENSE_GRAPHS=0" in caplog.text) is (ranks == 2)
 
 
 def test_without_a_backend_sglang_captures_as_it_would(caplog: pytest.LogCaptureFixture) -> None:
