@@ -11,7 +11,7 @@ from pathlib import Path
 
 def _process(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "nsa_tune.cli", *arguments],
+        [sys.executable, "-m", "nsa_tune", *arguments],
         capture_output=True,
         text=True,
         check=False,

@@ -63,8 +63,10 @@ def gpus(
     for name in names if not (gpu and rows) else ():
         others[_instead(name, database)].append(name)
     for instead, known in others.items():
-        typer.echo(plain(f"Known, but not measured: {', '.join(known)}. {instead}"))
+        typer.echo(plain(f"Not measured: {', '.join(known)}. {instead}"))
     if rows:
+        if any(row.model.startswith("deepseek-v4") for row in rows):
+            say("DeepSeek V4's tables are for reports: the plug-ins and `advise` leave it alone.")
         row = max(rows, key=lambda row: len(row.heads))
         key = f'--gpu "{row.gpu}" --model {row.model} --heads {(row.passes or row.heads)[0]}'
         key = f"{key} --kv-dtype {row.kv_dtype}"
@@ -87,18 +89,16 @@ def _measured(database: Path | None) -> Iterator[_Measured]:
 def _instead(gpu: str, database: Path | None) -> str:
     """What stands for the times of a known GPU without tables."""
     arch = detect.KNOWN[gpu].arch if gpu in detect.KNOWN else ""
-    alike = {
-        key.gpu
-        for key in keys_of(database)
-        if key.gpu in detect.KNOWN and detect.KNOWN[key.gpu].arch == arch
-    }
+    keys = [key for key in keys_of(database) if key.gpu in detect.KNOWN]
+    alike = list(dict.fromkeys(key.gpu for key in keys if detect.KNOWN[key.gpu].arch == arch))
+    run = "Measure first: `nsa-tune run` on it."
     if alike:
-        names = " or ".join(sorted(alike))
         return (
-            f"`advise`, `replay` and `lookup` take the times of {names}, of the same architecture "
-            f"({arch}); an engine with the plug-in does not. `nsa-tune run` there measures its own."
+            f"{run} Until then `advise`, `replay` and `lookup` show times of {alike[0]}"
+            f"{''.join(f', or where that has no table {name}' for name in alike[1:])}, of the same "
+            f"architecture ({arch}), which may be several times off; the plug-ins take none."
         )
-    return "No other GPU's times stand for it; `nsa-tune run` there measures its own."
+    return f"{run} Until then `advise` has no answer, as no other GPU's times stand for it."
 
 
 def _listed(heads: list[int]) -> str:

@@ -63,11 +63,12 @@ def name_for_job(gpu: str) -> str:
 
 
 def _named(text: str, names: list[str]) -> list[str]:
-    """The names that have all words of `text`; else those of which it is a piece."""
+    """The name of the words of `text`; else names that have them all, or of which it is a piece."""
     wanted = _words(text) - _UNSAID
+    same = [name for name in names if wanted == _words(name) - _UNSAID]
     with_words = [name for name in names if wanted and wanted <= _words(name)]
     pieces = [name for name in names if text.casefold() in name.casefold()]
-    return [text] if text in names else with_words or pieces
+    return [text] if text in names else same or with_words or pieces
 
 
 def _words(text: str) -> set[str]:

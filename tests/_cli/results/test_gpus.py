@@ -40,16 +40,25 @@ def test_the_document_says_for_which_heads_whole_passes_ship(ships: Shell) -> No
 
 
 def test_of_a_gpu_without_tables_it_is_said_whose_times_answer(ships: Shell) -> None:
-    assert "the times of NVIDIA H100 80GB HBM3 or NVIDIA H200" in ships("gpus", "H100 PCIe").out
-    assert "No other GPU's times stand for it; `nsa-tune run`" in ships("gpus", "b200").out
+    pcie, b200 = (ships("gpus", gpu).out for gpu in ("H100 PCIe", "b200"))
+    assert pcie.startswith("Not measured: NVIDIA H100 PCIe. Measure first: `nsa-tune run`")
+    assert "of NVIDIA H100 80GB HBM3, or where that has no table NVIDIA H200" in pcie
+    assert "`nsa-tune run` on it. Until then `advise` has no answer" in b200
 
 
 def test_what_to_do_with_a_table_is_told(ships: Shell) -> None:
-    told = ships("tables", "H200").err.splitlines()
+    v4, *told = ships("tables", "H200").err.splitlines()
 
+    assert "DeepSeek V4's tables are for reports" in v4
     assert (len(told), "advise" in told[2]) == (3, True)
     for line in told[:2]:
         assert ships(*shlex.split(line.partition(": nsa-tune ")[2])).code == 0
+
+
+@pytest.mark.parametrize("name", ["NVIDIA H200 NVL", "h200 nvl"])
+def test_the_nvl_is_known_and_no_h200(ships: Shell, name: str) -> None:
+    assert "NVIDIA H200 NVL" in ships("gpus", name).out
+    assert "NVL" not in ships("gpus", "H200").out
 
 
 def test_tables_of_a_database_count(database: Path, shell: Shell) -> None:
